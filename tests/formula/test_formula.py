@@ -93,8 +93,8 @@ TOLERANCE = {torch.float32: 3e-5, torch.float64: 5e-13}
 
 @settings(max_examples=120)
 @given(
-    st.sampled_from(UNITS), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2**31), st.booleans(),
-    st.sampled_from([torch.float32, torch.float64]),
+    st.sampled_from(UNITS), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2**31),
+    st.booleans(), st.sampled_from([torch.float32, torch.float64]),
 )  # fmt: skip
 def test_a_layer_is_its_formula(unit, width, out, seed, eps, dtype):
     generator = torch.Generator().manual_seed(seed)
@@ -381,8 +381,8 @@ def test_torch_function_stands_alone(tmp_path):
     torch.save(x, tmp_path / "x.pt")
     (tmp_path / "alone.py").write_text(
         f"import sys\nimport torch\n{function}\nx = torch.load('x.pt')\n"
-        "torch.save(torch.stack(formula(*x.unbind(-1)), -1), 'y.pt')\nassert 'sympy' not in sys.modules\n"
-    )
+        "torch.save(torch.stack(formula(*x.unbind(-1)), -1), 'y.pt')\nassert 'sympy' not in sys.modules\n",
+    )  # fmt: skip
     subprocess.run([sys.executable, "alone.py"], cwd=tmp_path, check=True, timeout=120)
     assert torch.equal(torch.load(tmp_path / "y.pt"), function(x))
 

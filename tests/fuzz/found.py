@@ -11,26 +11,21 @@ CALLS: list[Call] = [
     Call("nmu", batch=(2, 3), models=2, layouts=_NEGATED),
     Call("inalu", batch=(2, 3), models=2, layouts=_NEGATED),
     # The upstream gradient and the last seven factors overflow; all twelve do not.
-    Call(
-        "nmu", (6,), 12, 2, dtype="float32", layouts=("permuted", "contiguous", "contiguous"), isa="baseline", seed=1,
-        special=(("x", "huge"), ("upstream", "whole")),
-    ),
+    Call("nmu", (6,), 12, 2, dtype="float32", layouts=("permuted", "contiguous", "contiguous"),
+         isa="baseline", seed=1, special=(("x", "huge"), ("upstream", "whole"))),
     # x / x in a product: the gradient of x, 0, is a difference of rounded products.
-    Call(
-        "nmru", (1, 39), 2, models=3, dtype="float32", layouts=("permuted", "contiguous", "contiguous"),
-        special=(("x", "tiny"),), isa="baseline",
-    ),
-    Call(
-        "nmru", (31, 2), 31, 49, models=4, options={"sign": "separate"}, dtype="float32", isa="baseline", seed=28,
-        layouts=("permuted", "expanded", "stepped"), special=(("upstream", "whole"),),
-    ),
+    Call("nmru", (1, 39), 2, models=3, dtype="float32",
+         layouts=("permuted", "contiguous", "contiguous"), special=(("x", "tiny"),),
+         isa="baseline"),
+    Call("nmru", (31, 2), 31, 49, models=4, options={"sign": "separate"}, dtype="float32",
+         isa="baseline", seed=28, layouts=("permuted", "expanded", "stepped"),
+         special=(("upstream", "whole"),)),
     # 494 terms of a phase.
-    Call(
-        "nmru", (1, 1), 247, models=2, options={"sign": "separate"}, dtype="float32", isa="baseline",
-        layouts=("contiguous", "expanded", "overlapping"),
-    ),
+    Call("nmru", (1, 1), 247, models=2, options={"sign": "separate"}, dtype="float32",
+         isa="baseline", layouts=("contiguous", "expanded", "overlapping")),
     # A phase of 1e153, whose half change looked linear by luck: the oracle's fault.
-    Call("npu", (4,), 47, 47, models=3, shared=True, special=(("weight_im", "any"),), isa="baseline"),
+    Call("npu", (4,), 47, 47, models=3, shared=True, special=(("weight_im", "any"),),
+         isa="baseline"),
 ]  # fmt: skip
 TURNS: list[list[Call]] = []
 LOSSES: list[Loss] = [

@@ -277,8 +277,8 @@ def calls(
         values = special_in(("x", "upstream", *RECORDS[layer].shapes), special)
         layouts = tuple(pick(layout, *[LAYOUTS] * 3))
         return Call(
-            layer, batch, in_features, out_features, k, shared, without, options, dtype, layouts, values, 63 - needs,
-            route, isa, number, seed,
+            layer, batch, in_features, out_features, k, shared, without, options, dtype, layouts,
+            values, 63 - needs, route, isa, number, seed,
         )  # fmt: skip
 
     size = st.integers(0, len(table) - 1)

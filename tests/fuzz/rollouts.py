@@ -134,8 +134,9 @@ def rollouts(
         route, isa, threads = pick(run, *runs)
         names = ("u0", "upstream", "weight_re", "weight_im", "gate", "weight")
         return Rollout(
-            d, h, k, b, of_each, without, steps, dt, method, memory, derivatives, straight, clip, dtype,
-            tuple(pick(layout, *[LAYOUTS] * 3)), special_in(names, special), 31 - needs, route, isa, threads, seed,
+            d, h, k, b, of_each, without, steps, dt, method, memory, derivatives, straight, clip,
+            dtype, tuple(pick(layout, *[LAYOUTS] * 3)), special_in(names, special), 31 - needs,
+            route, isa, threads, seed,
         )  # fmt: skip
 
     return st.builds(

@@ -22,8 +22,9 @@ def trained(path: Path | None, end_at: int | None = None, **change: Any) -> Any:
     """A run of 60 steps, with some of its settings changed."""
     model = change.pop("model", None) or chain()
     settings: dict[str, Any] = {
-        "steps": 60, "lr": 0.01, "batch_size": 8, "stretch": 10, "generator": torch.Generator().manual_seed(3),
-        "penalties": {"l1": SteppedSchedule(1e-3, 1.0, step=15), "madsen": 0.1}, "progress": False,
+        "steps": 60, "lr": 0.01, "batch_size": 8, "stretch": 10, "progress": False,
+        "generator": torch.Generator().manual_seed(3),
+        "penalties": {"l1": SteppedSchedule(1e-3, 1.0, step=15), "madsen": 0.1},
     }  # fmt: skip
     settings |= change
     x, y = settings.pop("x", X), settings.pop("y", Y)

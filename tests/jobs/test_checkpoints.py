@@ -18,8 +18,8 @@ from npu_kernels._jobs.checkpoints import described, digest
 from npu_kernels.layers import Unit
 
 DTYPES = (
-    torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
-    torch.complex64, torch.float8_e4m3fn,
+    torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32,
+    torch.float64, torch.complex64, torch.float8_e4m3fn,
 )  # fmt: skip
 
 
@@ -94,9 +94,10 @@ def test_description_of_a_model() -> None:
             self.register_buffer("kept", torch.zeros(size), persistent=False)
 
     models = [
-        NMRU(2, 3), NMRU(2, 3, eps=1e-3), NMRU(2, 3, clip=False), NMRU(2, 3, num_models=2), NMRU(2, 3).eval(),
-        NPU(2, 3), NPU(2, 3, gate_gradient="straight_through"), NPU(2, 3, eps=1e-3), nn.Linear(2, 3),
-        nn.Sequential(nn.Linear(2, 3)), Buffered(1), Buffered(2), nn.Dropout(0.5), nn.Dropout(0.5).eval(),
+        NMRU(2, 3), NMRU(2, 3, eps=1e-3), NMRU(2, 3, clip=False), NMRU(2, 3, num_models=2),
+        NMRU(2, 3).eval(), NPU(2, 3), NPU(2, 3, gate_gradient="straight_through"),
+        NPU(2, 3, eps=1e-3), nn.Linear(2, 3), nn.Sequential(nn.Linear(2, 3)), Buffered(1),
+        Buffered(2), nn.Dropout(0.5), nn.Dropout(0.5).eval(),
     ]  # fmt: skip
     assert len({described(model, Unit) for model in models}) == len(models)
     assert described(NMRU(2, 3), Unit) == described(NMRU(2, 3), Unit)

@@ -314,17 +314,23 @@ def test_divergence_does_not_spoil_the_others() -> None:
 
 ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: ode.rollout(nn.Linear(3, 3), starts(D), steps=3, dt=1.0), TypeError,
-     r"rollout: model must be an nn.Sequential of NPU, RealNPU or NaiveNPU and NAU, got Linear; ode.rollout_any"),
-    (lambda: ode.rollout(nn.Sequential(NPU(3, 4), NMU(4, 3)), starts(D), steps=3, dt=1.0), TypeError,
-     r"rollout: model must be .* got Sequential\(NPU, NMU\); ode.rollout_any runs any model, through torchdiffeq$"),
-    (lambda: ode.rollout(nn.Sequential(NPU(3, 4), NAU(4, 2)), starts(D), steps=3, dt=1.0), ValueError,
-     r"rollout: model must map D to h to D features for the same models, got NPU\(in_features=3, out_"),
+     r"rollout: model must be an nn.Sequential of NPU, RealNPU or NaiveNPU and NAU, got Linear; "
+     r"ode.rollout_any"),
+    (lambda: ode.rollout(nn.Sequential(NPU(3, 4), NMU(4, 3)), starts(D), steps=3, dt=1.0),
+     TypeError,
+     r"rollout: model must be .* got Sequential\(NPU, NMU\); ode.rollout_any runs any model, "
+     r"through torchdiffeq$"),
+    (lambda: ode.rollout(nn.Sequential(NPU(3, 4), NAU(4, 2)), starts(D), steps=3, dt=1.0),
+     ValueError,
+     r"rollout: model must map D to h to D features for the same models, got NPU\(in_features=3, "
+     r"out_"),
     (lambda: ode.rollout(make(), starts(D), steps=0, dt=1.0), ValueError,
      r"rollout: steps must be an integer of at least 1, got 0$"),
     (lambda: ode.rollout(make(), starts(D), steps=3, dt=float("nan")), ValueError,
      r"rollout: dt must be finite and other than 0, got nan$"),
     (lambda: ode.rollout(make(), starts(D), steps=3, dt=1.0, method="rk5"), ValueError,
-     r"rollout: method must be one of 'euler', 'midpoint', 'rk4', 'rk4_38', 'dopri5', 'tsit5', got 'rk5'$"),
+     r"rollout: method must be one of 'euler', 'midpoint', 'rk4', 'rk4_38', 'dopri5', 'tsit5', got "
+     r"'rk5'$"),
     (lambda: ode.rollout(make(), starts(D), steps=3, dt=1.0, memory="none"), ValueError,
      r"rollout: memory must be one of 'full', 'checkpointed', got 'none'$"),
     (lambda: ode.rollout(make(), starts(D), steps=3, dt=1.0, nonfinite="drop"), ValueError,
@@ -332,21 +338,23 @@ ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: ode.rollout(make(), starts(4), steps=3, dt=1.0), ValueError,
      r"rollout: u0 must have shape \(3,\) or \(starts, 3\), got shape \(4,\)$"),
     (lambda: ode.rollout(make(models=2), starts(3, D), steps=3, dt=1.0), ValueError,
-     r"rollout: u0 must have shape \(3,\), \(2, 3\) \(num_models, D\), \(2, starts, 3\) or \(1, starts, 3\) \(shared "
-     r"by all models\), got shape \(3, 3\)$"),
+     r"rollout: u0 must have shape \(3,\), \(2, 3\) \(num_models, D\), \(2, starts, 3\) or \(1, "
+     r"starts, 3\) \(shared by all models\), got shape \(3, 3\)$"),
     (lambda: ode.rollout(make(), [1.0, 2.0, 3.0], steps=3, dt=1.0), TypeError,  # type: ignore[arg-type]
      r"rollout: u0 must be a torch.Tensor, got list$"),
     (lambda: ode.rollout(make(), starts(D, dtype=torch.float32), steps=3, dt=1.0), TypeError,
      r"rollout: all tensors must have one dtype, got u0 torch.float32, weight_re torch.float64"),
-    (lambda: ode.rollout(make(dtype=torch.float16), starts(D, dtype=torch.float16), steps=3, dt=1.0), TypeError,
+    (lambda: ode.rollout(make(dtype=torch.float16), starts(D, dtype=torch.float16), steps=3,
+                         dt=1.0), TypeError,
      r"rollout: u0 must be float32 or float64, got torch.float16$"),
     (lambda: ode.rollout(make(), starts(D).to("meta"), steps=3, dt=1.0), ValueError,
      r"rollout: all tensors must have one device, got u0 meta, weight_re cpu"),
-    (lambda: ode.integrate(starts(D), *(torch.rand(4, 3), None, None, torch.rand(4, 3)), steps=3, dt=1.0), TypeError,
-     r"integrate: all tensors must have one dtype"),
-    (lambda: ode.integrate(torch.rand(3), *(torch.rand(4, 3), None, None, torch.rand(4, 3)), steps=3, dt=1.0),
-     ValueError,
-     r"integrate: weight must have shape \(3, 4\) beside weight_re of shape \(4, 3\), got shape \(4, 3\)$"),
+    (lambda: ode.integrate(starts(D), *(torch.rand(4, 3), None, None, torch.rand(4, 3)), steps=3,
+                           dt=1.0), TypeError, r"integrate: all tensors must have one dtype"),
+    (lambda: ode.integrate(torch.rand(3), *(torch.rand(4, 3), None, None, torch.rand(4, 3)),
+                           steps=3, dt=1.0), ValueError,
+     r"integrate: weight must have shape \(3, 4\) beside weight_re of shape \(4, 3\), got shape "
+     r"\(4, 3\)$"),
     (lambda: ode.interpolate(torch.rand(4, 3), [3.5], dt=1.0), ValueError,
      r"interpolate: times must lie between 0 and 3 \(steps dt\), got 3.5$"),
     (lambda: ode.interpolate(torch.rand(4, 3), [1.0], dt=1.0, method="hermite"), ValueError,

@@ -364,13 +364,17 @@ def test_a_pole_and_an_overflow(backend: str) -> None:
 
 
 ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"t": None}, ValueError, r"t must be given for method 'dopri5': the times of the result, u0's first$"),
+    ({"t": None}, ValueError,
+     r"t must be given for method 'dopri5': the times of the result, u0's first$"),
     ({"t": None, "steps": 3, "dt": 0.1}, ValueError,
-     r"steps is for methods of fixed steps; method 'dopri5' chooses its own and takes t, .*; got steps=3$"),
-    ({"derivatives": True}, ValueError, r"derivatives is for methods of fixed steps; .*; got derivatives=True$"),
+     r"steps is for methods of fixed steps; method 'dopri5' chooses its own and takes t, .*; got "
+     r"steps=3$"),
+    ({"derivatives": True}, ValueError,
+     r"derivatives is for methods of fixed steps; .*; got derivatives=True$"),
     ({"error": True}, ValueError, r"error is for methods of fixed steps; .*; got error=True$"),
     ({"method": "euler"}, ValueError,
-     r"t is for the methods that choose their own steps, 'dopri5' and 'tsit5'; method 'euler' takes steps and dt$"),
+     r"t is for the methods that choose their own steps, 'dopri5' and 'tsit5'; method 'euler' "
+     r"takes steps and dt$"),
     ({"method": "rk45"}, ValueError,
      r"method must be one of 'euler', 'midpoint', 'rk4', 'rk4_38', 'dopri5', 'tsit5', got 'rk45'$"),
     ({"method": ["dopri5"]}, ValueError, r"method must be one of .*, got \['dopri5'\]$"),
@@ -381,12 +385,16 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"memory": "none"}, ValueError, r"memory must be one of 'full', 'checkpointed', got 'none'$"),
     ({"nonfinite": "drop"}, ValueError, r"nonfinite must be one of 'raise', 'keep', got 'drop'$"),
     ({"statistics": 1}, TypeError, r"statistics must be True or False, got 1$"),
-    ({"t": [0, 1, 1]}, ValueError, r"t must be finite and rise, or fall, from each time to the next, got 1, 1$"),
-    ({"t": [0, 1, 0.5]}, ValueError, r"t must be finite and rise, or fall, from each time to the next, got 1, 0.5$"),
+    ({"t": [0, 1, 1]}, ValueError,
+     r"t must be finite and rise, or fall, from each time to the next, got 1, 1$"),
+    ({"t": [0, 1, 0.5]}, ValueError,
+     r"t must be finite and rise, or fall, from each time to the next, got 1, 0.5$"),
     ({"t": [0, 1, float("nan")]}, ValueError, r"t must be finite and rise, .*, got 1, nan$"),
     ({"t": [0, float("inf")]}, ValueError, r"t must be finite and rise, .*, got 0, inf$"),
-    ({"t": [0.0]}, ValueError, r"t must have one dimension and at least two times, got shape \(1,\)$"),
-    ({"t": torch.rand(2, 2)}, ValueError, r"t must have one dimension and at least two times, got shape \(2, 2\)$"),
+    ({"t": [0.0]}, ValueError,
+     r"t must have one dimension and at least two times, got shape \(1,\)$"),
+    ({"t": torch.rand(2, 2)}, ValueError,
+     r"t must have one dimension and at least two times, got shape \(2, 2\)$"),
     ({"t": "now"}, TypeError, r"t must be a tensor or numbers, got 'now'"),
     ({"t": torch.tensor([0, 1j])}, TypeError, r"t must be real, got torch.complex64$"),
 ]  # fmt: skip

@@ -32,9 +32,9 @@ OF_OTHERS = {"setuptools", "torch", "scikit"}
 # Commands with arguments; those that a person who releases runs too, which make calls.
 WITH_HELP = [
     "benchmarks.demo", "benchmarks.equations", "benchmarks.paper", "benchmarks.throughput",
-    "benchmarks.throughput.report", "benchmarks.time_series", "benchmarks.overview", "npu_kernels.certify",
-    "release.wheels", "release.try_install", "release.emulated", "release.support", "tests.mutants", "tools.aot",
-    "tools.aot.report",
+    "benchmarks.throughput.report", "benchmarks.time_series", "benchmarks.overview",
+    "npu_kernels.certify", "release.wheels", "release.try_install", "release.emulated",
+    "release.support", "tests.mutants", "tools.aot", "tools.aot.report",
 ]  # fmt: skip
 
 

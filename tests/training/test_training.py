@@ -222,15 +222,13 @@ def test_projection_of_parametrized_layers() -> None:
     both = regularizer([weight.weight, plain.weight])
     torch.testing.assert_close(regularizer(nn.Sequential(weight, plain)), both)
     for part, message in (
-        (
-            Shifted(),
-            r"^project_: gate of ParametrizedRealNPU '0' is parametrized by Shifted without right_inverse, so",
-        ),
-        (
-            WrongBack(),
-            r"^project_: the right_inverse of gate of ParametrizedRealNPU '0' must give its value back",
-        ),
-    ):
+        (Shifted(),
+         r"^project_: gate of ParametrizedRealNPU '0' is parametrized by Shifted without "
+         r"right_inverse, so"),
+        (WrongBack(),
+         r"^project_: the right_inverse of gate of ParametrizedRealNPU '0' must give its value "
+         r"back"),
+    ):  # fmt: skip
         model = nn.Sequential(RealNPU(2, 2))
         parametrize.register_parametrization(model[0], "gate", part, unsafe=True)
         with torch.no_grad():

@@ -57,8 +57,8 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
 @pytest.mark.parametrize(("arguments", "error", "message"), ERRORS)
 def test_errors(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     settings = {
-        "model": MODELS["npu nau"](None, torch.float32), "x": torch.rand(5, 2), "y": torch.rand(5, 3), "steps": 1,
-        "lr": 0.1,
+        "model": MODELS["npu nau"](None, torch.float32), "x": torch.rand(5, 2),
+        "y": torch.rand(5, 3), "steps": 1, "lr": 0.1,
     }  # fmt: skip
     settings |= arguments
     with pytest.raises(error, match=message):
@@ -91,8 +91,8 @@ def test_a_storage_that_was_freed(name: str, fused: bool) -> None:
         tensors[name].untyped_storage().resize_(size)
         with pytest.raises(ValueError, match=message.format(size)):
             run(
-                model, tensors["x"], tensors["y"], steps=3, lr=0.1, sample_weight=tensors["sample_weight"],
-                rows=tensors["rows"],
+                model, tensors["x"], tensors["y"], steps=3, lr=0.1,
+                sample_weight=tensors["sample_weight"], rows=tensors["rows"],
             )  # fmt: skip
 
 
