@@ -20,11 +20,11 @@ PACKAGES = "npu_kernels", "benchmarks", "tools", "tests", "examples"
 # Measures of words and lengths, and the most that each of `PACKAGES` may have. The goals are
 # 0.3 %, 1 %, 0, 0.5 % and 0: a number may only fall.
 LIMITS = {
-    "vague names, %": (0.3, 0.3, 0.3, 4.82, 3.89),
-    "docstrings without a noun, %": (1, 1, 1, 5.32, 0),
-    "constants with several values": (0, 7, 0, 2, 0),
-    "lines over 100, %": (0.5, 0.5, 0.5, 1.77, 3.85),
-    "functions over 60 lines": (0, 0, 0, 4, 0),
+    "vague names, %": (0.3, 0.3, 0.3, 0.3, 0.3),
+    "docstrings without a noun, %": (1, 1, 1, 1, 0),
+    "constants with several values": (0, 0, 0, 0, 0),
+    "lines over 100, %": (0.5, 0.5, 0.5, 1.33, 0.5),
+    "functions over 60 lines": (0, 0, 0, 0, 0),
 }
 # Names that say nothing of what they hold.
 VAGUE_WORDS = (
