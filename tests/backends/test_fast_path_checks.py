@@ -205,25 +205,18 @@ def test_nothing_is_taken_where_something_watches(name: str, around: Any) -> Non
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Converting a tensor")
-def test_nothing_is_taken_where_a_tracer_looks() -> None:
+@pytest.mark.parametrize("transform", ["a tracer", "vmap"])
+def test_nothing_is_taken_under_a_transform(transform: str) -> None:
     answers, plain = [], calls()
 
-    def traced(x: Tensor) -> Tensor:
+    def watched(x: Tensor) -> Tensor:
         answers.append([call() for call in plain.values()])
         return x + 1
 
-    torch.jit.trace(traced, torch.ones(2), check_trace=False)
-    assert answers[0] == [NotImplemented] * 4
-
-
-def test_nothing_is_taken_under_a_transform() -> None:
-    answers, plain = [], calls()
-
-    def mapped(x: Tensor) -> Tensor:
-        answers.append([call() for call in plain.values()])
-        return x + 1
-
-    torch.func.vmap(mapped)(torch.ones(2))
+    if transform == "vmap":
+        torch.func.vmap(watched)(torch.ones(2))
+    else:
+        torch.jit.trace(watched, torch.ones(2), check_trace=False)
     assert answers[0] == [NotImplemented] * 4
 
 

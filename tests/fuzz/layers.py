@@ -250,7 +250,7 @@ def calls(
     greatest: int = 300,
     max_work: int = 200_000,
 ) -> st.SearchStrategy[Call]:
-    """Calls whose sizes are at most `greatest` and have a product of at most about `work`."""
+    """Calls whose sizes are at most `greatest` and have a product of at most about `max_work`."""
     table = size_table(greatest)
     models = [(None, False), *((k, shared) for k in (1, 2, 3, 4, 0) for shared in (False, True))]
     forms = [(-1,), (-1, 1), (1, -1), (2, -1), (-1, 2), (0, -1), ()]

@@ -113,7 +113,7 @@ def rollouts(
     isas: tuple[str | None, ...] = ISAS,
     max_steps: int = 9,
 ) -> st.SearchStrategy[Rollout]:
-    """most: steps."""
+    """Rollouts of at most `max_steps` steps, forward and backward in time."""
     models, starts = (None, 1, 2, 5, 19, 0), (None, 1, 2, 9, 40, 0)
     absent = ((), ("weight_im",), ("gate",), ("weight_im", "gate"))
     switches = (

@@ -8,13 +8,13 @@ from torch import Tensor
 from npu_kernels import reference
 from npu_kernels._operators import ops
 from npu_kernels._testing.samples import Sample, fill_uninitialized_with_nan, rms_error
+from tests.support.compare import assert_near
 
 NPU, NMU, INALU = "npu", "nmu", "inalu"
 OMEGA = 20.0
 ALL = 63  # gradients
-EPS = torch.finfo(
-    torch.float32
-).eps  # in float64 too: there the formula in float64 is the exact result
+# In float64 too: there the formula in float64 is the exact result.
+EPS = torch.finfo(torch.float32).eps
 
 
 def layer(sample: Sample) -> str:
@@ -63,6 +63,13 @@ def outputs(sample: Sample, kernels: Any, grad_y: Tensor) -> list[Tensor]:
     straight = sample.options.get("gate_gradient") == "straight_through"
     with fill_uninitialized_with_nan():
         return [*forward(sample, kernels), *backward(sample, kernels, grad_y, ALL, straight)]
+
+
+def assert_parity(sample: Sample, kernels: Any = ops, bound: float = 5e-14) -> None:
+    """Assert that outputs, and gradients for a drawn upstream gradient, are the formula's."""
+    grad_y = torch.randn_like(forward(sample, reference)[0])
+    actuals, expected = (outputs(sample, of, grad_y) for of in (kernels, reference))
+    assert_near(actuals, expected, bound, sample.name)
 
 
 def errors(sample: Sample, kernels: Any = ops) -> list[tuple[float, float]]:

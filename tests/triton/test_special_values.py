@@ -154,15 +154,15 @@ def test_nmru_zero_factors_and_signs(separate: bool, device: str, kernels: Modul
         torch.tensor(values, dtype=torch.float64, device=device) for values in (rows, columns)
     )
     grad_y = torch.rand(6, 3, dtype=torch.float64, device=device) + 0.5
-    actuals, expected_all = (
+    actuals, expected = (
         (
             of.nmru_forward(x, weight, eps, True, separate),
             *of.nmru_backward(grad_y, x, weight, eps, True, separate, 3),
         )
         for of in (kernels, reference)
     )
-    assert_near(actuals, expected_all, 5e-14)
-    assert (expected_all[0] == 0).any()
+    assert_near(actuals, expected, 5e-14)
+    assert (expected[0] == 0).any()
 
 
 def test_nmu_infinite_factor(device: str, kernels: ModuleType) -> None:
