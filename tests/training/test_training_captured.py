@@ -2,10 +2,8 @@
 stand-in for a graph.
 
 The stand-in does what a graph does: it notes the operations of the captured step, with their
-tensors and numbers, and
-undoes them; a replay computes them again from the same tensors into the same tensors. Real graphs
-are in
-`tests/triton/test_training.py`.
+tensors and numbers, and undoes them; a replay computes them again from the same tensors into the
+same tensors. Real graphs are in `tests/triton/test_training.py`.
 """
 
 import contextlib

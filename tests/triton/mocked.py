@@ -2,11 +2,9 @@
 compiles.
 
 `mock` makes calls with CPU tensors take the way of CUDA tensors; a launch notes its arguments and
-does nothing. For a
-process of its own without TRITON_INTERPRET. ``python -m tests.triton.mocked`` prints the processor
-time of a step;
-``python -m tests.triton.mocked --checks`` runs the functions named ``check_*``, which `test_tape`
-reads.
+does nothing. For a process of its own without TRITON_INTERPRET. ``python -m tests.triton.mocked``
+prints the processor time of a step; ``python -m tests.triton.mocked --checks`` runs the functions
+named ``check_*``, which `test_tape` reads.
 """
 
 import json
