@@ -21,6 +21,9 @@ _INTERPRET = "TRITON_INTERPRET"
 # Checks that `--quick` leaves out: they start compilers or processes, and no kernel of ours takes
 # part in more of them.
 SLOW = ("torch.compile, inductor", "AOTInductor", "ONNX", "two processes")
+# Checks of the eager formulas on every backend, and of threads that the interpreter does not use:
+# `--quick` leaves them out where Triton interprets.
+SLOW_INTERPRETED = ("gradgradcheck", "forward-mode AD", "the same bits at 1, 2 and 4 threads")
 
 
 class Unavailable(Exception):
@@ -47,6 +50,11 @@ class Column:
         if self.interpreted:
             return "triton interpreted"
         return f"{self.backend} {self.isa}" if self.isa else f"{self.backend} on {self.device}"
+
+    def of(self, titles: list[str]) -> list[str]:
+        """Return those checks that run in this column."""
+        quick = self.quick and self.interpreted
+        return [title for title in titles if not (quick and title.startswith(SLOW_INTERPRETED))]
 
     @contextlib.contextmanager
     def use(self) -> Iterator[None]:
@@ -179,11 +187,11 @@ def measure(
         waiting = [
             (pool.submit(run, title, column), title, column)
             for column in apart
-            for title in titles
+            for title in column.of(titles)
             if pool
         ]
         for column in where:
-            for title in titles if column not in apart else ():
+            for title in column.of(titles) if column not in apart else ():
                 results[column].append(run(title, column))
                 progress(results[column][-1])
         for future, title, column in waiting:

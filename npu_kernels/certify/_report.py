@@ -76,8 +76,11 @@ def markdown(results: list[Result], facts: dict[str, str], missing: dict[str, st
         "| --- |" + " --- |" * len(names),
     ]
     for title in dict.fromkeys(result.check for result in results):
-        row = (cells[title, name] for name in names)
-        texts = (shown[cell.status].format(cell.detail.replace("|", "\\|")) for cell in row)
+        row = (cells.get((title, name)) for name in names)
+        texts = (
+            shown[cell.status].format(cell.detail.replace("|", "\\|")) if cell else "not run"
+            for cell in row
+        )
         lines.append(f"| {title} | {' | '.join(texts)} |")
     lines += [
         "",
