@@ -173,6 +173,27 @@ def beyond(tensor: Tensor) -> Tensor:
     return tensor + 10**6
 
 
+def points(change: Any) -> Change:
+    """Change the points of a search, which are the first part of its step."""
+    return of("kept", "0.0", to=item(0, change))
+
+
+def sums(change: Any) -> Change:
+    return of("kept", "0.1", to=item(0, change))
+
+
+def descent(part: int, change: Any) -> Change:
+    return of("kept", 0, to=item(part, change))
+
+
+def points_of_one_input(old: list[Tensor]) -> list[Tensor]:
+    return [*(t[..., :1] for t in old[:2]), *old[2:]]
+
+
+def points_of_twice_the_terms(old: list[Tensor]) -> list[Tensor]:
+    return [*(t.repeat(1, 2, 1) for t in old[:2]), old[2].repeat(1, 2), old[3]]
+
+
 COUNTS = {
     "huge": 10**12, "negative": -1, "a bool": True, "a float": 3.0, "text": "3", "nothing": None,
 }  # fmt: skip
@@ -293,30 +314,21 @@ CRAFTED: dict[type[Work], dict[str, Change]] = {
         "kept is a list": of("kept", to=[]),
         "kept by numbers": of("kept", to=lambda old: {3: old["0.0"]}),
         "a step is a number": of("kept", "0.0", to=3),
-        "points of a part less": of("kept", "0.0", to=item(0, lambda old: old[:-1])),
-        "points of another dtype": of("kept", "0.0", to=item(0, item(0, torch.Tensor.float))),
-        "points of other coefficients": of("kept", "0.0", to=item(0, item(2, longer))),
-        "points of other inputs": of("kept", "0.0",
-                                     to=item(0,
-                                             lambda old: [*(t[..., :1] for t in old[:2]),
-                                                          *old[2:]])),
-        "points of other terms": of("kept", "0.0",
-                                    to=item(0,
-                                            lambda old: [*(t.repeat(1, 2, 1) for t in old[:2]),
-                                                         old[2].repeat(1, 2), old[3]])),
+        "points of a part less": points(lambda old: old[:-1]),
+        "points of another dtype": points(item(0, torch.Tensor.float)),
+        "points of other coefficients": points(item(2, longer)),
+        "points of other inputs": points(points_of_one_input),
+        "points of other terms": points(points_of_twice_the_terms),
         "no state of a generator": of("kept", "0.0", to=item(1, "{}")),
         "a generator's state that is no JSON": of("kept", "0.0", to=item(1, "{")),
         "sums instead of points": lambda state: state["kept"].update({"0.0": state["kept"]["0.1"]}),
         "points instead of sums": lambda state: state["kept"].update({"0.1": state["kept"]["0.0"]}),
-        "a sum of a part less": of("kept", "0.1", to=item(0, lambda old: old[:-1])),
-        "a sum of other inputs": of("kept", "0.1",
-                                    to=item(0,
-                                            lambda old: [*(t[:, :1] for t in old[:3]), *old[3:]])),
-        "a sum of other coefficients": of("kept", "0.1", to=item(0, item(3, longer))),
-        "a sum's exponents are nan": of("kept", "0.1",
-                                        to=item(0, item(0, lambda old: old * math.nan))),
-        "a sum's flags are numbers": of("kept", "0.1", to=item(0, item(2, torch.Tensor.double))),
-        "a sum's cost is text": of("kept", "0.1", to=item(0, item(-1, "0"))),
+        "a sum of a part less": sums(lambda old: old[:-1]),
+        "a sum of other inputs": sums(lambda old: [*(t[:, :1] for t in old[:3]), *old[3:]]),
+        "a sum of other coefficients": sums(item(3, longer)),
+        "a sum's exponents are nan": sums(item(0, lambda old: old * math.nan)),
+        "a sum's flags are numbers": sums(item(2, torch.Tensor.double)),
+        "a sum's cost is text": sums(item(-1, "0")),
         "two sums where one is expected": of("kept", -1, to=lambda old: old * 2),
     },
     Series: {
@@ -328,18 +340,13 @@ CRAFTED: dict[type[Work], dict[str, Change]] = {
         "kept by numbers": of("kept", to={3: ()}),
         "a descent is a number": of("kept", 0, to=3),
         "a descent of a part less": of("kept", 0, to=lambda old: old[:-1]),
-        "a descent of more numbers": of(
-            "kept", 0, to=item(0, lambda old: torch.cat([old, old], 1))
-        ),
+        "a descent of more numbers": descent(0, lambda old: torch.cat([old, old], 1)),
         "a descent of more laws": of("kept", 0, to=lambda old: (*map(longer, old[:3]), *old[3:])),
-        "a descent of another dtype": of("kept", 0, to=item(0, torch.Tensor.float)),
-        "another error": of("kept", 0, to=item(2, longer)),
-        "another damping": of("kept", 0, to=item(1, lambda old: old[0])),
-        **{f"steps are {name}": of("kept", 0, to=item(4, value)) for name, value in COUNTS.items()},
-        **{
-            f"steps without a gain are {name}": of("kept", 0, to=item(3, value))
-            for name, value in COUNTS.items()
-        },
+        "a descent of another dtype": descent(0, torch.Tensor.float),
+        "another error": descent(2, longer),
+        "another damping": descent(1, lambda old: old[0]),
+        **{f"steps are {name}": descent(4, value) for name, value in COUNTS.items()},
+        **{f"steps without a gain are {name}": descent(3, n) for name, n in COUNTS.items()},
     },
 }  # fmt: skip
 
