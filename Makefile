@@ -58,7 +58,8 @@ test: test-setup
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --ignore tests/triton $(ARGS)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) tests/triton $(ARGS)
 	AOT_QUICK=1 TRITON_INTERPRET=1 PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m pytest -n $(WORKERS) \
-	  tests/triton/test_version.py tests/triton/test_kernels.py tests/triton/test_large.py tests/triton/test_aot.py -m "not gpu" -k "$(OLD_TESTS)" $(ARGS)
+	  tests/triton/test_version.py tests/triton/test_kernels.py tests/triton/test_special_values.py tests/triton/test_large.py \
+	  tests/triton/test_aot.py -m "not gpu" -k "$(OLD_TESTS)" $(ARGS)
 
 # All that the tests need. With -j2 the compiler works while packages are installed.
 test-setup: install $(OLD_TRITON)/.installed

@@ -1,7 +1,5 @@
 """The search for the fractional SIR equation: least squares, pruning, the judge, the command."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 """How long work shows how far it is: a bar on a terminal, a few lines elsewhere, and the time left
 on both."""
 
-from __future__ import annotations
-
 import io
 import re
 import threading

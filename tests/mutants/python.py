@@ -136,7 +136,7 @@ TRAINING = [
         "run-last-callback": ("(task.done % between and task.done < steps)", "(task.done % between)"),
         "run-strides-of-y": ("y=y.contiguous()", "y=y"),
     }),
-    *mutants(PACKAGE + "training/_runs.py", "tests/jobs/test_checkpoints.py -k 'refused or moves or beginning or once or Training'", {
+    *mutants(PACKAGE + "training/_runs.py", ("tests/jobs/test_continued_runs.py -k 'refused or moves or beginning or once'", "tests/jobs/test_crafted_files.py -k Training"), {
         "run-checkpoint-model": ("            model=described(loop.model, Unit),\n", ""),
         "run-checkpoint-requires-grad": ("            requires_grad=str(trained),\n", ""),
         "run-checkpoint-optimiser": ("            **continued.settings(loop.optimizer, loop.model, self.lr),\n", ""),
@@ -150,7 +150,7 @@ TRAINING = [
         "run-checkpoint-lacks-a-state": ("needed = done > 0 and isinstance(loop, Fused)", "needed = False"),
         "run-checkpoint-later-settings": ("    @functools.cached_property\n", "    @property\n"),
     }),
-    *mutants(PACKAGE + "training/_continued.py", "tests/jobs/test_checkpoints.py -k 'refused or moves or callbacks or own or Training'", {
+    *mutants(PACKAGE + "training/_continued.py", ("tests/jobs/test_continued_runs.py -k 'refused or moves or callbacks or own'", "tests/jobs/test_crafted_files.py -k Training"), {
         "run-checkpoint-group": ("        if group[\"params\"] != old[\"params\"]:", "        if False:"),
         "run-checkpoint-negative-step": ("low = 0.0 if name.endswith(\" step,\") else -math.inf", "low = -math.inf"),
         "run-checkpoint-schedule-untried": ("copy.deepcopy(schedules[name]).load", "schedules[name].load"),
@@ -164,14 +164,14 @@ TRAINING = [
         "checkpoint-options-of-a-unit": ("part.training, _options(part, units)", "part.training"),
         "checkpoint-entries-that-are-gone": ("for name in {**current, **saved}:", "for name in current:"),
     }),
-    *mutants(PACKAGE + "_jobs/checkpoint.py", "tests/jobs/test_checkpoints.py -k 'how or before'", {
+    *mutants(PACKAGE + "_jobs/checkpoint.py", ("tests/jobs/test_checkpoints.py -k how", "tests/jobs/test_continued_runs.py -k before"), {
         "checkpoint-before-any-step": ("        job.fingerprint  #", "        pass  #"),
         "checkpoint-clock": ("        self._saved = time.monotonic()\n", "        pass\n"),
     }),
     *mutants(PACKAGE + "_jobs/driver.py", "tests/jobs/test_checkpoints.py -k 'how or slices or ctrl'", {
         "checkpoint-at-the-end": ("        if file is not None:\n            file.save()\n", ""),
     }),
-    *mutants(PACKAGE + "_jobs/saved.py", "tests/jobs/test_checkpoints.py -k 'numbers or memory or Training'", {
+    *mutants(PACKAGE + "_jobs/saved.py", ("tests/jobs/test_checkpoints.py -k 'numbers or memory'", "tests/jobs/test_crafted_files.py -k Training"), {
         "saved-bools": ("type(value) is not int or", "not isinstance(value, int) or"),
         "saved-infinite": ("math.isfinite(value) and ", ""),
         "saved-strides": (".clone(memory_format=torch.contiguous_format)", ""),
@@ -369,7 +369,7 @@ CALLS = [
         "autograd-second-derivatives": ("        elif torch.is_grad_enabled():\n            return self", "        elif False:\n            return self"),
         "autograd-bits-of-the-needs": ("sum(flag << bit for bit, flag", "sum(flag << (count - 1 - bit) for bit, flag"),
     }),
-    *mutants(PACKAGE + "_operators/transforms.py", "tests/operators/test_transforms.py", {
+    *mutants(PACKAGE + "_operators/transforms.py", ("tests/operators/test_transforms.py", "tests/operators/test_torch_features.py"), {
         "transforms-gradient-of-a-shared-x": ("return tensor.sum(1) if self.shared else tensor", "return tensor[:, 0] if self.shared else tensor"),
         "transforms-own-gradient-of-x": ("            and not own_gradient\n", ""),
         "transforms-tangents": ("torch.compiler.is_compiling() or forward_ad._current_level >= 0", "torch.compiler.is_compiling()"),
@@ -377,13 +377,13 @@ CALLS = [
         "transforms-models-beside-a-vmap": ("weight.shape[0 if weight_dim != 0 else 1]", "weight.shape[0]"),
         "transforms-place-of-the-vmap": ("(self.size, rows)), len(self.models)", "(self.size, rows)), 0"),
     }),
-    *mutants(PACKAGE + "functional.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled"), {
+    *mutants(PACKAGE + "functional.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled", "tests/operators/test_torch_features.py -k compiled"), {
         "functional-inalu-omega": ("omega=omega, fused=True)", "omega=20.0, fused=True)"),
     }),
     *mutants(PACKAGE + "_operators/dispatch.py", ("tests/operators/test_functional.py",), {
         "functional-forced-backend": ("is_compiling() or forced() not in FAST_PATH", "is_compiling()"),
     }),
-    *mutants(PACKAGE + "_operators/compute.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled"), {
+    *mutants(PACKAGE + "_operators/compute.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled", "tests/operators/test_torch_features.py -k compiled"), {
         "functional-eps-of-the-dtype": ("eps = EPS[x.dtype]", "eps = EPS[torch.float32]"),
         "functional-nmu-clip": ("return nmu(x, weight.clamp(0, 1))", "return nmu(x, weight)"),
         "functional-gradients-of-the-weights": ("for tensor in inputs[:operands]:", "for tensor in inputs[:1]:"),

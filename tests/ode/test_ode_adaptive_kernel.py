@@ -1,7 +1,5 @@
 """Adaptive steps: the fused ones and their adjoint, against the eager ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -11,11 +9,12 @@ from torch import Tensor, nn
 from npu_kernels import NAU, ode, use_backend
 from npu_kernels._backends import cpu
 from npu_kernels._operators import ops
-from npu_kernels._testing.samples import fill_uninitialized_with_nan, normwise_error
+from npu_kernels._testing.samples import fill_uninitialized_with_nan
 from npu_kernels._time_loop.methods import PAIRS
 from tests.conftest import needs_library
 from tests.ode.test_ode import LAYERS, away_from_zero
 from tests.ode.test_ode_adaptive import PREDATOR, gradients, power_law
+from tests.support.compare import assert_equal, assert_near
 
 pytestmark = needs_library
 TIMES = torch.tensor([1.0, 1.02, 1.05, 1.3, 1.31, 1.4], dtype=torch.float64)
@@ -37,26 +36,18 @@ def smooth(
 
 
 def both(model: nn.Sequential, u0: Tensor, **options: Any) -> tuple[list[Tensor], list[Tensor]]:
-    found = []
+    results = []
     for backend in ("cpu", "reference"):
         with use_backend(backend):
-            found.append(gradients(model, u0, TIMES, **options))
-    return found[0], found[1]
+            results.append(gradients(model, u0, TIMES, **options))
+    return results[0], results[1]
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize(
-    ("models", "batch", "d", "h"),
-    [
-        (None, None, 3, 5),
-        (None, 9, 1, 1),
-        (3, None, 2, 9),
-        (3, 2, 4, 3),
-        (2, 19, 2, 3),
-        (19, 1, 9, 2),
-        (1, 140, 1, 2),
-    ],
-)
+@pytest.mark.parametrize(("models", "batch", "d", "h"), [
+    (None, None, 3, 5), (None, 9, 1, 1), (3, None, 2, 9), (3, 2, 4, 3), (2, 19, 2, 3),
+    (19, 1, 9, 2), (1, 140, 1, 2),
+])  # fmt: skip
 def test_fused_is_eager(layer: str, models: int | None, batch: int | None, d: int, h: int) -> None:
     """Another direction and another pair for every other size."""
     model = smooth(layer, models, h, d)
@@ -66,19 +57,20 @@ def test_fused_is_eager(layer: str, models: int | None, batch: int | None, d: in
     )
     options = {"method": tuple(PAIRS)[d % 2], "rtol": 1e-8, "atol": 1e-10}
     fused, eager = both(model, u0, **options)
-    for own, want in zip(fused, eager, strict=True):
-        torch.testing.assert_close(own, want, rtol=1e-9, atol=1e-11 * (1 + float(want.abs().max())))
+    for actual, want in zip(fused, eager, strict=True):
+        torch.testing.assert_close(
+            actual, want, rtol=1e-9, atol=1e-11 * (1 + float(want.abs().max()))
+        )
 
 
 @pytest.mark.parametrize("method", PAIRS)
 def test_in_float32(method: str) -> None:
     model, u0 = smooth("NPU", 3, 5, 3), away_from_zero(3, 4, 3)
     exact = gradients(model, u0, TIMES, method=method, rtol=1e-9)
-    found = gradients(model.float(), u0.float(), TIMES, method=method, rtol=1e-6)
-    assert found[0].dtype == found[1].dtype == torch.float32
-    assert found[2].dtype == torch.float64
-    for own, want in zip(found, exact, strict=True):
-        assert normwise_error(own, want) < 2e-5
+    results = gradients(model.float(), u0.float(), TIMES, method=method, rtol=1e-6)
+    assert results[0].dtype == results[1].dtype == torch.float32
+    assert results[2].dtype == torch.float64
+    assert_near(results, exact, 2e-5)
 
 
 def test_straight_through_gates_and_free_weights() -> None:
@@ -90,8 +82,8 @@ def test_straight_through_gates_and_free_weights() -> None:
         for clip in (True, False):
             model[0].gate_gradient, model[1].clip = straight, clip
             fused, eager = both(model, u0, method="dopri5", rtol=1e-8)
-            for own, want in zip(fused, eager, strict=True):
-                torch.testing.assert_close(own, want, rtol=1e-8, atol=1e-10)
+            for actual, want in zip(fused, eager, strict=True):
+                torch.testing.assert_close(actual, want, rtol=1e-8, atol=1e-10)
             grad_gate, grad_weight = fused[-2:]
             assert (grad_gate[0, 0] == 0) == (straight == "clip")
             assert (grad_weight[0, 0, 0] == 0) == clip
@@ -99,8 +91,7 @@ def test_straight_through_gates_and_free_weights() -> None:
 
 @pytest.mark.parametrize(("models", "batch"), [(None, None), (20, 1), (2, 300)])
 def test_bits(models: int | None, batch: int | None) -> None:
-    """The same from several threads, from checkpoints, in memory full of nan, and of one start
-    among others."""
+    """The same bits from threads, checkpoints, memory full of nan, and one start alone."""
     model = smooth("NPU", models, 9, 3)
     u0 = away_from_zero(
         *(() if models is None else (models,)), *(() if batch is None else (batch,)), 3
@@ -110,18 +101,17 @@ def test_bits(models: int | None, batch: int | None) -> None:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        found = [gradients(model, u0, TIMES, **options)]
+        runs = [gradients(model, u0, TIMES, **options)]
     finally:
         torch.set_num_threads(threads)
-    found.append(gradients(model, u0, TIMES, memory="checkpointed", **options))
+    runs.append(gradients(model, u0, TIMES, memory="checkpointed", **options))
     with fill_uninitialized_with_nan():
-        found.append(gradients(model, u0, TIMES, **options))
-    for other in found:
-        for own, want in zip(other, expected, strict=True):
-            assert torch.equal(own, want)
+        runs.append(gradients(model, u0, TIMES, **options))
+    for other in runs:
+        assert_equal(other, expected)
     if batch == 300:
-        alone = ode.rollout(model, u0[:, 123:124], t=TIMES, **options)
-        assert torch.equal(alone, expected[0][:, 123:124])
+        single = ode.rollout(model, u0[:, 123:124], t=TIMES, **options)
+        assert torch.equal(single, expected[0][:, 123:124])
 
 
 def test_every_number_of_steps_between_checkpoints() -> None:
@@ -139,8 +129,7 @@ def test_every_number_of_steps_between_checkpoints() -> None:
         full, less = (
             gradients(model, u0, t, memory=memory, **options) for memory in ("full", "checkpointed")
         )
-        for own, other in zip(full, less, strict=True):
-            assert torch.equal(own, other)
+        assert_equal(full, less)
         exact = u0[:, None] * torch.exp(-t)[:, None]
         torch.testing.assert_close(full[0], exact, rtol=1e-7, atol=1e-9)
     assert any(count % 32 == 0 for count in counts), sorted(counts)
@@ -152,17 +141,16 @@ def test_other_instruction_sets() -> None:
     try:
         for isa in cpu.supported_isas():
             cpu.set_isa(isa)
-            for own, want in zip(
+            for actual, want in zip(
                 gradients(model, u0, TIMES, method="dopri5", rtol=1e-8), expected, strict=True
             ):
-                torch.testing.assert_close(own, want, rtol=1e-9, atol=1e-11)
+                torch.testing.assert_close(actual, want, rtol=1e-9, atol=1e-11)
     finally:
         cpu.set_isa(before)
 
 
 def test_some_gradients_alone() -> None:
-    """Only what requires a gradient gets one, and the same one; strides of the caller's do not
-    matter."""
+    """A tensor that requires a gradient gets the same one alone, with any strides."""
     model, u0 = smooth("NPU", 2, 5, 3), away_from_zero(2, 3)
     _, of_u0, of_times, *expected = gradients(model, u0, TIMES, method="dopri5")
     generator = torch.Generator().manual_seed(1)
@@ -173,23 +161,23 @@ def test_some_gradients_alone() -> None:
         (strided, times, *model.parameters()), (of_u0, of_times, *expected), strict=True
     ):
         leaf.requires_grad_()
-        found = ode.rollout(model, strided, t=times, method="dopri5")
-        (grad,) = torch.autograd.grad(found, [leaf], upstream.mT.contiguous().mT)
+        trajectory = ode.rollout(model, strided, t=times, method="dopri5")
+        (grad,) = torch.autograd.grad(trajectory, [leaf], upstream.mT.contiguous().mT)
         assert torch.equal(grad, want)
         leaf.requires_grad_(False)
 
 
 def test_what_is_kept_is_bounded() -> None:
-    """Of every accepted step its time, and its state or one of 32; nothing without a gradient."""
+    """Each accepted step keeps its time, and its state or one of 32; none without a gradient."""
     model, u0 = power_law(*PREDATOR), torch.tensor([10.0, 5.0]).double().requires_grad_()
-    for memory, every in (("full", 1), ("checkpointed", 32)):
+    for memory, stride in (("full", 1), ("checkpointed", 32)):
         path, statistics = ode.rollout(
             model, u0, t=[0, 20], method="dopri5", memory=memory, statistics=True
         )
         *_, times, states = path.grad_fn.saved_tensors
         steps = int(statistics.accepted)
         assert len(times) == steps
-        assert states.shape == (steps // every + 1, 2)
+        assert states.shape == (steps // stride + 1, 2)
 
 
 def test_wrong_operands_of_the_operator() -> None:
@@ -219,14 +207,14 @@ def test_wrong_operands_of_the_operator() -> None:
             call(**options)  # type: ignore[arg-type]
     operands = u0, weights[0], None, weights[1], weights[2], t
     end: list[Any] = [rest[0], 1e-16, False, 1, False, 63]
-    for kept, message in (
+    for stored, message in (
         ((counts, times[1:], states), "times must be"),
         ((counts, times, states[1:]), "states must be"),
         ((counts[..., :3], times, states), "counts must be"),
         ((-counts, times, states), "counts must not be negative"),
     ):
         with pytest.raises(RuntimeError, match="ode_adaptive: .*" + message):
-            ops.ode_adaptive_backward(path, *operands, *kept, *end)
+            ops.ode_adaptive_backward(path, *operands, *stored, *end)
     with pytest.raises(RuntimeError, match="ode_adaptive: every must be positive"):
         ops.ode_adaptive_backward(
             path, *operands, counts, times, states, rest[0], 1e-16, False, 0, False, 63

@@ -1,8 +1,6 @@
 """The loops of `training.run` make the same numbers: what is frozen, held in part, or called in
 another way."""
 
-from __future__ import annotations
-
 import copy
 import sys
 import warnings
@@ -115,7 +113,7 @@ def test_parameters_that_are_not_trained(
 
 @needs_library
 def test_a_frozen_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one layer, whose losses and gradients one kernel has."""
+    """Losses and gradients of one layer come from one kernel."""
     model = RealNPU(2, 3, num_models=3, dtype=NUMBERS)
     with torch.no_grad():
         model.gate.copy_(torch.tensor([1.5, -0.5], dtype=NUMBERS).expand(3, 2))
@@ -128,7 +126,7 @@ def test_a_frozen_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gradients_do_not_add_up() -> None:
-    """Also not of parameters that the optimiser does not hold."""
+    """Gradients of parameters that the optimiser does not hold do not add up either."""
     model = nn.Sequential(NPU(2, 3, dtype=NUMBERS), nn.Identity())
     x, y = data(None, NUMBERS)
     with warnings.catch_warnings():
@@ -469,7 +467,7 @@ def test_hooks_of_optimizers(register: str) -> None:
 @needs_library
 @pytest.mark.parametrize("maximize", [False, True])
 def test_rmsprop_maximizes(maximize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With weight decay, whose sign does not change."""
+    """Weight decay keeps its sign."""
 
     def prepare(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.RMSprop(
