@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from npu_kernels import NAU, NPU, use_backend
 from npu_kernels._backends import fast_path
@@ -125,10 +128,11 @@ def test_general_steps(counting: Counting) -> None:
     train(optimizer, own, 2)
     assert counting.taken == 1
     seen: list[str] = []
-    handle = optimizer.register_step_post_hook(lambda *_: seen.append("hook"))
-    train(optimizer, own, 1)
-    handle.remove()
-    assert seen == ["hook"]
+    for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
+        handle = register(lambda *_: seen.append("hook"))
+        train(optimizer, own, 1)
+        handle.remove()
+    assert seen == ["hook", "hook"]
     assert optimizer.step(lambda: 5.0) == 5.0
     with torch.profiler.profile() as profile:
         train(optimizer, own, 1)
@@ -144,17 +148,29 @@ def test_general_steps(counting: Counting) -> None:
 
 
 @needs_library
+def test_a_compiler_sees_torchs_step(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = parameters()
+    optimizer = Adam(own, lr=1e-2)
+    train(optimizer, own, 2)
+    monkeypatch.setattr("npu_kernels.optim.is_compiling", lambda: True)
+    train(optimizer, own, 1)
+    assert counting.taken == 1
+    assert all(state["step"] == 3 for state in optimizer.state.values())
+
+
+@needs_library
 def test_global_hooks_and_gradient_scalers(counting: Counting) -> None:
     own = parameters()
     optimizer = Adam(own, lr=1e-2)
     train(optimizer, own, 2)
     seen: list[str] = []
-    handle = register_optimizer_step_pre_hook(lambda *_: seen.append("hook"))
-    try:
-        train(optimizer, own, 1)
-    finally:
-        handle.remove()
-    assert seen == ["hook"]
+    for register in (register_optimizer_step_pre_hook, register_optimizer_step_post_hook):
+        handle = register(lambda *_: seen.append("hook"))
+        try:
+            train(optimizer, own, 1)
+        finally:
+            handle.remove()
+    assert seen == ["hook", "hook"]
     for name in (
         "grad_scale",
         "found_inf",
@@ -250,8 +266,23 @@ def test_in_the_place_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(own, expected, rtol=0, atol=1e-6)
 
 
-def test_torchs_hooks_and_closures_are_called() -> None:
-    """On the general way."""
+def test_without_the_fast_path_it_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, own = parameters(), parameters()
+    train(torch.optim.Adam(expected, lr=1e-2), expected, 3)
+    monkeypatch.setattr(fast_path, "adam", None)
+    train(Adam(own, lr=1e-2), own, 3)
+    torch.testing.assert_close(own, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("hooked", [True, False])
+def test_torchs_hooks_and_closures_are_called(
+    hooked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once on the general way, whether torch has made its first Adam or not."""
+    torch.optim.Adam(parameters())  # after which its step calls the hooks
+    assert torch.optim.Adam.step.hooked  # type: ignore[attr-defined]
+    if not hooked:
+        monkeypatch.setattr(torch.optim.Adam, "step", torch.optim.Adam.step.__wrapped__)  # type: ignore[attr-defined]
     own, seen = parameters(), []
     optimizer = Adam(own, lr=1e-2)
     optimizer.register_step_pre_hook(lambda *_: seen.append("before"))

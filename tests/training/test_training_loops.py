@@ -322,11 +322,18 @@ def test_obstacles_of_the_model(name: str) -> None:
 
 
 @needs_library
-def test_obstacles_of_the_surroundings() -> None:
+def test_obstacles_of_the_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     model = _model()
     assert _why(model, x=torch.rand(5, 2).half()) == "torch.float16 is neither float32 nor float64"
     assert "C++ kernels are not used" in str(_why(model, x=torch.rand(5, 2, device="meta")))
     with use_backend("reference"):
+        assert "C++ kernels are not used" in str(_why(model))
+    for name, x in (("cpu", torch.rand(5, 2, device="meta")), ("triton", torch.rand(5, 2))):
+        with use_backend(name):  # it cannot run there: the model's call says so, if it has units
+            assert "C++ kernels are not used" in str(_why(model, x=x))
+    with monkeypatch.context() as patch:  # no library
+        patch.setattr("npu_kernels._operators.dispatch._cpu_runs", False)
+        patch.setattr("npu_kernels._operators.dispatch._chosen", {"cpu": "reference"})
         assert "C++ kernels are not used" in str(_why(model))
     with torch.autocast("cpu"):
         assert "autocast" in str(_why(model))
