@@ -64,8 +64,7 @@ struct Operands {
   Operands(const Tensor& u0, const Tensor& weight_re, const Optional& weight_im, const Optional& gate,
            const Tensor& weight, const Tensor& t, const std::vector<double>& pair, double eps, bool clip)
       : pair{pair.data()}, t(read<double>("t", t, ScalarType::Double, t.numel())), count(t.numel()) {
-    check(weight_re.dim() == 3 && u0.dim() == 3 && u0.size(0) == weight_re.size(0) &&
-              u0.size(2) == weight_re.size(2),
+    check(weight_re.dim() == 3 && u0.dim() == 3 && u0.size(0) == weight_re.size(0) && u0.size(2) == weight_re.size(2),
           "ode_adaptive: u0 and weight_re must have shapes (K, B, D) and (K, h, D), got ", shape_of(u0), " and ",
           shape_of(weight_re));
     check(count > 1, "ode_adaptive: t must have two times or more, got shape ", shape_of(t));

@@ -185,6 +185,9 @@ def test_a_gradient_that_is_not_finite_is_a_wall_too() -> None:
 
     result = lbfgs(closure, torch.full((1, 1), -30.0, dtype=torch.float64))
     assert float(result.x) == pytest.approx(1.9, abs=1e-7)
+    closure, points = table((0.0, -1.0), (-0.5, math.nan), (-0.3, -0.1))
+    lbfgs(closure, ZERO, max_iterations=1)
+    assert 0 < points[2] < points[1] == 1
 
 
 def test_rules() -> None:

@@ -457,6 +457,19 @@ def test_rmsprop_maximizes(maximize: bool, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @needs_library
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop])
+def test_infinite_weights_stay(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where gradients that are not finite count as 0: no decay makes nan of them."""
+    model = NAU(2, 3, clip=False, dtype=NUMBERS)
+    with torch.no_grad():
+        model.weight.fill_(torch.inf)
+    for found in in_each_loop(
+        model, monkeypatch, lambda m: kind(m.parameters()), project=False, nonfinite="zero"
+    ):
+        assert torch.equal(found.model.weight, model.weight)  # type: ignore[arg-type]
+
+
+@needs_library
 def test_groups_and_states_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each parameter has its own group's settings; a state has names, not an order."""
 
