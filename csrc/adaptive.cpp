@@ -53,7 +53,7 @@ V* write(const Tensor& t) {
 template <typename T>
 constexpr ScalarType kType = std::is_same<T, float>::value ? ScalarType::Float : ScalarType::Double;
 
-// The operands of both operators: states of shape [K, B, ..], weights with models.
+// The operands of both operators: u0 of shape [K, B, D], weights with models.
 template <typename T>
 struct Operands {
   npu::OdeInputs<T> inputs{};
@@ -61,20 +61,19 @@ struct Operands {
   const double* t;
   int64_t count, rows;
 
-  Operands(const Tensor& states, const Tensor& weight_re, const Optional& weight_im, const Optional& gate,
+  Operands(const Tensor& u0, const Tensor& weight_re, const Optional& weight_im, const Optional& gate,
            const Tensor& weight, const Tensor& t, const std::vector<double>& pair, double eps, bool clip)
       : pair{pair.data()}, t(read<double>("t", t, ScalarType::Double, t.numel())), count(t.numel()) {
-    check(weight_re.dim() == 3 && states.dim() > 2 && states.size(0) == weight_re.size(0) &&
-              states.size(states.dim() - 1) == weight_re.size(2),
-          "ode_adaptive: the states and weight_re must have shapes (K, B, .., D) and (K, h, D), got ", shape_of(states),
-          " and ", shape_of(weight_re));
+    check(weight_re.dim() == 3 && u0.dim() == 3 && u0.size(0) == weight_re.size(0) && u0.size(2) == weight_re.size(2),
+          "ode_adaptive: u0 and weight_re must have shapes (K, B, D) and (K, h, D), got ", shape_of(u0), " and ",
+          shape_of(weight_re));
     check(count > 1, "ode_adaptive: t must have two times or more, got shape ", shape_of(t));
     check(pair.size() == size_t(npu::OdePair::kNumbers), "ode_adaptive: pair must have ", npu::OdePair::kNumbers,
           " numbers, got ", pair.size());
     check(eps >= std::numeric_limits<T>::min() && eps <= std::numeric_limits<T>::max(),
           "ode_adaptive: eps must be finite and at least the least normal number, got ", eps);
     inputs.models = weight_re.size(0);
-    inputs.starts = states.size(1);
+    inputs.starts = u0.size(1);
     inputs.features = weight_re.size(2);
     inputs.hidden = weight_re.size(1);
     rows = inputs.models * inputs.starts;

@@ -6,11 +6,9 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/jit/frontend/tracer.h>
 
 #include <limits>
 #include <map>
@@ -35,16 +33,16 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Whether nothing needs to see the call: no mode, transform, autocast, tracer or anomaly mode.
+// Whether nothing needs to see the call: no mode, transform, autocast, tracer or anomaly mode. Dispatch modes,
+// transforms and the tracer include a dispatch key.
 inline bool nothing_watches() {
   // torch.inference_mode() removes the dispatch key that tracks views and changes in place. Only Adam's step makes such
   // changes here.
   constexpr c10::DispatchKeySet kInference = c10::default_included_set.remove(c10::DispatchKey::ADInplaceOrView);
   const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
-  return !c10::impl::TorchDispatchModeTLS::any_modes_set() && at::impl::PythonTorchFunctionTLS::stack_len() == 0 &&
+  return at::impl::PythonTorchFunctionTLS::stack_len() == 0 &&
          (included == c10::default_included_set || (included == kInference && c10::InferenceMode::is_enabled())) &&
-         !at::autocast::is_autocast_enabled(at::kCPU) && !torch::autograd::AnomalyMode::is_enabled() &&
-         !torch::jit::tracer::isTracing();
+         !at::autocast::is_autocast_enabled(at::kCPU) && !torch::autograd::AnomalyMode::is_enabled();
 }
 
 inline c10::DispatchKeySet keys_of_cpu_tensors(bool inference) {

@@ -419,3 +419,38 @@ def test_it_serves_a_release_whatever_its_local_version(version: str, versions: 
     assert fast_path.file_names(version, "cpython-312") == [
         f"fast_path-torch{name}-cpython-312.so" for name in versions
     ]
+
+
+def test_a_python_without_a_global_lock_has_a_library_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tag = sys.implementation.cache_tag
+    for flags in ("t", ""):
+        monkeypatch.setattr(sys, "abiflags", flags, raising=False)
+        assert fast_path._library().name.endswith(f"-{tag}{flags}.so")
+    monkeypatch.delattr(sys, "abiflags")  # Windows has none
+    assert fast_path._library().name.endswith(f"-{tag}.so")
+
+
+def test_the_best_library_that_exists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
+    monkeypatch.setattr(cpu, "LIBRARY", tmp_path / cpu.LIBRARY.name)
+    best = fast_path._library()
+    assert best.name.startswith("fast_path-torch2.13.0+cu130-")
+    release = best.with_name(best.name.replace("+cu130", ""))
+    release.touch()
+    assert fast_path._library() == release
+    best.touch()
+    assert fast_path._library() == best
+
+
+def test_it_says_why_it_is_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = fast_path.npu
+    monkeypatch.setattr(fast_path, "reason", "")  # which is restored
+    monkeypatch.setattr(fast_path, "LIBRARY", tmp_path / "fast_path-torch0.so")
+    fast_path.load()
+    assert fast_path.reason == "there is no fast_path-torch0.so (there is none)"
+    monkeypatch.setattr(cpu, "available", lambda: (False, "there are no kernels"))
+    fast_path.load()
+    assert fast_path.reason == "there are no kernels"
+    assert fast_path.npu is before

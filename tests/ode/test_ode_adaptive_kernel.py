@@ -1,5 +1,6 @@
 """Adaptive steps: the fused ones and their adjoint, against the eager ones."""
 
+import math
 from typing import Any
 
 import pytest
@@ -156,7 +157,7 @@ def test_some_gradients_alone() -> None:
     generator = torch.Generator().manual_seed(1)
     upstream = torch.randn(2, len(TIMES), 3, generator=generator, dtype=torch.float64)
     model.requires_grad_(False)
-    strided, times = u0.mT.contiguous().mT, TIMES.clone()
+    strided, times = u0.mT.contiguous().mT, torch.stack([TIMES, TIMES], 1)[:, 0]
     for leaf, want in zip(
         (strided, times, *model.parameters()), (of_u0, of_times, *expected), strict=True
     ):
@@ -188,23 +189,45 @@ def test_wrong_operands_of_the_operator() -> None:
     u0, t = torch.ones(1, 2, 2).double(), torch.tensor([0.0, 1.0]).double()
 
     def call(
-        u0: Tensor = u0, t: Tensor = t, gate: Tensor = weights[1], rest: list[Any] = rest
+        u0: Tensor = u0,
+        weight_re: Tensor = weights[0],
+        weight_im: Tensor | None = None,
+        gate: Tensor = weights[1],
+        weight: Tensor = weights[2],
+        t: Tensor = t,
+        rest: list[Any] = rest,
     ) -> Any:
-        return ops.ode_adaptive_forward(u0, weights[0], None, gate, weights[2], t, *rest)
+        return ops.ode_adaptive_forward(u0, weight_re, weight_im, gate, weight, t, *rest)
 
     path, last, counts, _, times, states = call()
     assert torch.equal(path[:, :, -1], last)
+    shapes = r"must have shapes \(K, B, D\) and \(K, h, D\)"
+    least = torch.finfo(torch.float64).tiny
     for options, message in (
         ({"u0": u0.float()}, "weight_re must be contiguous, on the CPU, of the operator's dtype"),
         ({"u0": u0.mT.contiguous().mT}, "u0 must be contiguous"),
-        ({"u0": u0[..., :1]}, r"must have shapes \(K, B, .., D\) and \(K, h, D\)"),
+        ({"u0": u0[..., :1]}, shapes),
+        ({"u0": u0[0]}, shapes),
+        ({"u0": u0.repeat(2, 1, 1)}, shapes),
+        ({"weight_re": weights[0][0]}, shapes),
         ({"t": t[:1]}, r"t must have two times or more, got shape \(1,\)"),
         ({"t": t.float()}, "t must be contiguous"),
         ({"gate": weights[1][..., :1].contiguous()}, "gate must be .* 2 elements"),
+        ({"weight_im": weights[0][:, :1].contiguous()}, "weight_im must be .* 6 elements"),
+        ({"weight": weights[2][..., :1].contiguous()}, "weight must be .* 6 elements"),
         ({"rest": [[1.0], *rest[1:]]}, "pair must have 57 numbers, got 1"),
+        ({"rest": [[*rest[0], 1.0], *rest[1:]]}, "pair must have 57 numbers, got 58"),
+        ({"rest": [*rest[:4], least / 2, *rest[5:]]}, "eps must be finite and at least"),
+        ({"rest": [*rest[:4], math.inf, *rest[5:]]}, "eps must be finite and at least"),
     ):
         with pytest.raises(RuntimeError, match="ode_adaptive: .*" + message):
             call(**options)  # type: ignore[arg-type]
+    meta = u0.to("meta")
+    with pytest.raises(RuntimeError, match="u0 must be contiguous, on the CPU"):
+        torch.ops.npu_kernels.ode_adaptive_forward.default.redispatch(
+            torch._C.DispatchKeySet(torch._C.DispatchKey.CPU),
+            *(meta, weights[0], None, weights[1], weights[2], t, *rest),
+        )
     operands = u0, weights[0], None, weights[1], weights[2], t
     end: list[Any] = [rest[0], 1e-16, False, 1, False, 63]
     for stored, message in (
@@ -215,10 +238,17 @@ def test_wrong_operands_of_the_operator() -> None:
     ):
         with pytest.raises(RuntimeError, match="ode_adaptive: .*" + message):
             ops.ode_adaptive_backward(path, *operands, *stored, *end)
-    with pytest.raises(RuntimeError, match="ode_adaptive: every must be positive"):
-        ops.ode_adaptive_backward(
-            path, *operands, counts, times, states, rest[0], 1e-16, False, 0, False, 63
-        )
+    for every in (0, -1):
+        with pytest.raises(RuntimeError, match="ode_adaptive: every must be positive"):
+            ops.ode_adaptive_backward(
+                path, *operands, counts, times, states, rest[0], 1e-16, False, every, False, 63
+            )
+    for wrong, message in (
+        ((path[:, :, :1].contiguous(), u0), "grad_path must be"),
+        ((path, u0[:, :, None].repeat(1, 1, 2, 1)), shapes),
+    ):
+        with pytest.raises(RuntimeError, match="ode_adaptive: .*" + message):
+            ops.ode_adaptive_backward(*wrong, *operands[1:], counts, times, states, *end)
 
 
 def test_counts_whose_sum_overflows() -> None:

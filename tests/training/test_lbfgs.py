@@ -178,6 +178,9 @@ def test_a_gradient_that_is_not_finite_is_a_wall_too() -> None:
 
     result = lbfgs(closure, torch.full((1, 1), -30.0, dtype=torch.float64))
     assert float(result.x) == pytest.approx(1.9, abs=1e-7)
+    closure, points = table((0.0, -1.0), (-0.5, math.nan), (-0.3, -0.1))
+    lbfgs(closure, ZERO, max_iterations=1)
+    assert 0 < points[2] < points[1] == 1
 
 
 def test_rules() -> None:
@@ -213,6 +216,115 @@ def test_the_ends_of_the_rules() -> None:
     # Downhill for ever: x0, the first trial point, and as many more as a line search may have.
     line = differentiated(lambda x: -x.sum(1))
     assert lbfgs(line, x0, max_iterations=1, max_line_search=3).evaluations.tolist() == [5]
+
+
+def table(*rows: tuple[float, float]) -> tuple[Closure, list[float]]:
+    """A closure that gives f and its slope from a table, of one variable, one row for each call; and
+    the points that it was asked for."""
+    points: list[float] = []
+
+    def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        f, slope = rows[len(points)]
+        points.append(x.item())
+        return torch.full((1,), f, dtype=x.dtype), torch.full((1, 1), slope, dtype=x.dtype)
+
+    return closure, points
+
+
+ZERO = torch.zeros(1, 1, dtype=torch.float64)
+
+
+def test_rules_hold_at_their_bounds() -> None:
+    """A step of 1, f lower by 0.75, a gradient of 1/2; the later rule counts."""
+    for options, status in (
+        ({"f_tolerance": 0.75}, Status.SMALL_CHANGE),
+        ({"x_tolerance": 1.0}, Status.SMALL_STEP),
+        ({"gradient_tolerance": 0.5}, Status.CONVERGED),
+        ({"x_tolerance": 1.0, "f_tolerance": 0.75}, Status.SMALL_STEP),
+        ({"x_tolerance": 1.0, "gradient_tolerance": 0.5}, Status.CONVERGED),
+        ({"gradient_tolerance": 0.5, "max_iterations": 1}, Status.CONVERGED),
+        ({"gradient_tolerance": 0.5, "max_evaluations": 2}, Status.CONVERGED),
+        ({"max_iterations": 1, "max_evaluations": 2}, Status.ITERATIONS),
+        ({"max_evaluations": 2}, Status.EVALUATIONS),
+    ):
+        closure, _ = table((0.0, -1.0), (-0.75, -0.5))
+        result = lbfgs(closure, ZERO, **options)  # type: ignore[arg-type]
+        assert (result.status.item(), result.x.item()) == (status, 1.0)
+    at_its_minimum = lbfgs(table((0.0, 0.0))[0], ZERO, gradient_tolerance=0.0)
+    assert at_its_minimum.status.item() == Status.CONVERGED
+    # The square of the gradient is 0: no descent that can be measured.
+    flat = lbfgs(table((0.0, 1e-200))[0], ZERO, gradient_tolerance=0.0)
+    assert flat.status.item() == Status.NO_DECREASE
+
+
+@pytest.mark.parametrize("f", [5.0, 0.0, -0.5])
+def test_a_line_search_that_is_exhausted(f: float) -> None:
+    """It ends at its last point, where that is lower than the start, and otherwise at the start."""
+    closure, points = table((0.0, -1.0), (-1.0, -2.0), (f, -2.0))
+    result = lbfgs(closure, ZERO, max_line_search=1, max_iterations=1)
+    assert points[1] == 1 < points[2]
+    if f < 0:
+        assert (result.status.item(), result.x.item()) == (Status.ITERATIONS, points[2])
+    else:
+        assert (result.status.item(), result.x.item()) == (Status.NO_DECREASE, 0.0)
+
+
+def test_a_second_point_that_is_good_is_taken() -> None:
+    """Though the first one was lower."""
+    closure, points = table((0.0, -1.0), (-1.0, -2.0), (-0.9, 0.1))
+    result = lbfgs(closure, ZERO, max_iterations=1)
+    assert (result.x.item(), result.f.item()) == (points[2], -0.9)
+
+
+def test_f_that_is_not_finite_is_a_wall_whatever_its_gradient() -> None:
+    for wall in (math.nan, -math.inf):
+
+        def closure(x: Tensor, active: Tensor, wall: float = wall) -> tuple[Tensor, Tensor]:
+            return torch.where(x > 2, wall, (x - 1.9).square()).sum(1), 2 * (x - 1.9)
+
+        result = lbfgs(closure, torch.full((1, 1), -30.0, dtype=torch.float64))
+        assert float(result.x) == pytest.approx(1.9, abs=1e-7)
+
+
+def test_closures_run_without_a_graph() -> None:
+    """x0 and what the closure gives may have one: nothing keeps it."""
+    x0 = starts(3, 2).requires_grad_()
+
+    def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        assert not torch.is_grad_enabled()
+        assert not x.requires_grad
+        f, gradient = differentiated(rosenbrock)(x, active)
+        return f.requires_grad_(), gradient.requires_grad_()
+
+    result = lbfgs(closure, x0, max_iterations=5)
+    assert not any(part.requires_grad for part in result)
+    expected = lbfgs(differentiated(rosenbrock), x0.detach(), max_iterations=5)
+    assert all(map(torch.equal, result, expected))
+
+
+def test_pairs_of_hardly_any_curvature_are_left_out() -> None:
+    """As torch's: they would be of rounding errors."""
+
+    def flat(x: Tensor) -> Tensor:
+        return 1e-6 * rosenbrock(x)
+
+    x0 = starts(6, 3)
+    for iterations in (2, 4):
+        result = lbfgs(differentiated(flat), x0, max_iterations=iterations)
+        torch.testing.assert_close(result.x, with_torch(flat, x0, iterations), rtol=0, atol=1e-12)
+
+
+def test_a_bracket_shorter_than_the_tolerance_ends_a_line_search() -> None:
+    counts = []
+    for tolerance in (0.0, 1e-6, 0.1):
+        closure, points = table((0.0, -1.0), *[(1.0, 1.0)] * 40)
+        result = lbfgs(closure, ZERO, x_tolerance=tolerance)
+        assert result.status.item() == Status.NO_DECREASE
+        counts.append(len(points))
+        # It is not ended before: the bracket is from 0 to the last point that was evaluated.
+        assert tolerance == 0 or points[-1] < tolerance <= points[-2]
+    assert counts[0] == 2 + 25
+    assert counts[2] < counts[1] < counts[0]
 
 
 def test_a_step_that_hardly_descends_is_too_long() -> None:
@@ -258,30 +370,72 @@ def test_resumed_as_uninterrupted() -> None:
         LBFGS(differentiated(rosenbrock), x0[:3]).load_state_dict(uninterrupted.state_dict())
 
 
-@pytest.mark.parametrize(("x0", "options", "kind", "message"), [
-    (torch.zeros(3), {}, ValueError, r"x0 must have shape \(K, N\), got \(3,\)"),
-    (torch.zeros(3, 2).half(), {}, TypeError, "x0 must be float32 or float64, got torch.float16"),
-    (torch.zeros(3, 2), {"history": 0}, ValueError,
-     "history must be an integer of at least 1, got 0"),
-    (torch.zeros(3, 2), {"max_iterations": -1}, ValueError,
-     "max_iterations must be an integer of at least 1, got -1"),
-    (torch.zeros(3, 2), {"max_evaluations": 0}, ValueError,
-     "max_evaluations must be an integer of at least 1, got 0"),
-    (torch.zeros(3, 2), {"x_tolerance": -1.0}, ValueError,
-     "x_tolerance must be finite and at least 0, got -1.0"),
-    (torch.zeros(3, 2), {"f_tolerance": math.nan}, ValueError,
-     "f_tolerance must be finite and at least 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("x0", "options", "kind", "message"),
+    [
+        (torch.zeros(3), {}, ValueError, r"x0 must have shape \(K, N\), N at least 1, got \(3,\)"),
+        (torch.zeros(3, 0), {}, ValueError, r"x0 must have shape .* got \(3, 0\)"),
+        (
+            torch.zeros(3, 2).half(),
+            {},
+            TypeError,
+            "x0 must be float32 or float64, got torch.float16",
+        ),
+        (
+            torch.zeros(3, 2),
+            {"history": 0},
+            ValueError,
+            "history must be an integer of at least 1, got 0",
+        ),
+        (
+            torch.zeros(3, 2),
+            {"max_iterations": -1},
+            ValueError,
+            "max_iterations must be an integer of at least 1, got -1",
+        ),
+        (
+            torch.zeros(3, 2),
+            {"max_evaluations": 0},
+            ValueError,
+            "max_evaluations must be an integer of at least 1, got 0",
+        ),
+        (
+            torch.zeros(3, 2),
+            {"max_line_search": 0},
+            ValueError,
+            "max_line_search must be an integer of at least 1, got 0",
+        ),
+        (
+            torch.zeros(3, 2),
+            {"gradient_tolerance": -1.0},
+            ValueError,
+            "gradient_tolerance must be finite and at least 0, got -1.0",
+        ),
+        (
+            torch.zeros(3, 2),
+            {"x_tolerance": -1.0},
+            ValueError,
+            "x_tolerance must be finite and at least 0, got -1.0",
+        ),
+        (
+            torch.zeros(3, 2),
+            {"f_tolerance": math.nan},
+            ValueError,
+            "f_tolerance must be finite and at least 0",
+        ),
+    ],
+)
 def test_errors(x0: Tensor, options: dict[str, float], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         lbfgs(differentiated(rosenbrock), x0, **options)
 
 
 def test_wrong_closures_are_named() -> None:
-    with pytest.raises(
-        ValueError, match=r"must give f of shape \(3,\) and a gradient of shape \(3, 2\), got \(\)"
-    ):
+    rule = r"must give f of shape \(3,\) and a gradient of shape \(3, 2\)"
+    with pytest.raises(ValueError, match=rule + r", got \(\)"):
         lbfgs(lambda x, active: (x.sum(), x), torch.zeros(3, 2))
+    with pytest.raises(ValueError, match=rule + r", got \(3,\) and \(2, 3\)"):
+        lbfgs(lambda x, active: (x.sum(1), x.mT), torch.zeros(3, 2))
 
 
 def test_empty_batch_and_unchanged_start() -> None:
@@ -295,6 +449,27 @@ def test_empty_batch_and_unchanged_start() -> None:
 def kinked(x: Tensor) -> Tensor:
     """An absolute value across a curved valley, in whose kink line searches end."""
     return (x[:, 1:] - x[:, :-1] ** 2).abs().sum(1) + 0.1 * (1 - x[:, :-1]).square().sum(1)
+
+
+def test_a_restart_begins_as_a_start_does() -> None:
+    """Along the negative gradient, by at most 1 of it, without the pairs and their scale."""
+    wall = [(9.0, 1.0)] * 4
+    rows = [(0.0, -1.0), (-0.75, -0.5), *wall, (-0.8, -0.4), (-0.9, -0.1)]
+    closure, points = table(*rows)
+    problems = LBFGS(closure, ZERO, restart=True, max_line_search=3)
+    for _ in range(len(rows) - 2):
+        assert problems.round()
+    assert points[1] == 1.0
+    assert problems.pairs.tolist() == [0]
+    assert problems.x.item() == 1.0
+    problems.round()
+    assert points[-1] == 1.0 + 0.5
+    closure, points = table((0.0, -4.0), (-0.75, -2.0), *wall, (-0.8, -0.4))
+    problems = LBFGS(closure, ZERO, restart=True, max_line_search=3)
+    while len(points) < 7:
+        problems.round()
+    assert points[1] == 1.0
+    assert points[6] == 2.0
 
 
 def test_restarts_go_on_from_kinks() -> None:

@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from npu_kernels import NAU, NPU, use_backend
 from npu_kernels._backends import fast_path
@@ -123,10 +126,11 @@ def test_general_steps(counting: Counting) -> None:
     train(optimizer, leaves, 2)
     assert counting.taken == 1
     seen: list[str] = []
-    handle = optimizer.register_step_post_hook(lambda *_: seen.append("hook"))
-    train(optimizer, leaves, 1)
-    handle.remove()
-    assert seen == ["hook"]
+    for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
+        handle = register(lambda *_: seen.append("hook"))
+        train(optimizer, leaves, 1)
+        handle.remove()
+    assert seen == ["hook", "hook"]
     assert optimizer.step(lambda: 5.0) == 5.0
     with torch.profiler.profile() as profile:
         train(optimizer, leaves, 1)
@@ -158,19 +162,33 @@ def test_hooks_where_torch_has_made_no_adam(name: str, monkeypatch: pytest.Monke
 
 
 @needs_library
+def test_a_compiler_sees_torchs_step(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaves = parameters()
+    optimizer = Adam(leaves, lr=1e-2)
+    train(optimizer, leaves, 2)
+    monkeypatch.setattr("npu_kernels.optim.is_compiling", lambda: True)
+    train(optimizer, leaves, 1)
+    assert counting.taken == 1
+    assert all(state["step"] == 3 for state in optimizer.state.values())
+
+
+@needs_library
 def test_global_hooks_and_gradient_scalers(counting: Counting) -> None:
     leaves = parameters()
     optimizer = Adam(leaves, lr=1e-2)
     train(optimizer, leaves, 2)
     seen: list[str] = []
-    handle = register_optimizer_step_pre_hook(lambda *_: seen.append("hook"))
-    try:
-        train(optimizer, leaves, 1)
-    finally:
-        handle.remove()
-    assert seen == ["hook"]
-    # what torch.amp.GradScaler leaves for an optimiser that reads it itself
-    for name in ("grad_scale", "found_inf"):
+    for register in (register_optimizer_step_pre_hook, register_optimizer_step_post_hook):
+        handle = register(lambda *_: seen.append("hook"))
+        try:
+            train(optimizer, leaves, 1)
+        finally:
+            handle.remove()
+    assert seen == ["hook", "hook"]
+    for name in (
+        "grad_scale",
+        "found_inf",
+    ):  # what torch.amp.GradScaler leaves for an optimiser that reads it itself
         setattr(optimizer, name, torch.ones(()))
         with pytest.raises(AssertionError):  # torch's step, which takes them on a GPU alone
             train(optimizer, leaves, 1)
@@ -260,6 +278,14 @@ def test_in_the_place_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     leaves = parameters()
     train(torch.optim.Adam(leaves, lr=1e-2), leaves, 3)
     torch.testing.assert_close(leaves, expected, rtol=0, atol=1e-6)
+
+
+def test_without_the_fast_path_it_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, leaves = parameters(), parameters()
+    train(torch.optim.Adam(expected, lr=1e-2), expected, 3)
+    monkeypatch.setattr(fast_path, "adam", None)
+    train(Adam(leaves, lr=1e-2), leaves, 3)
+    torch.testing.assert_close(leaves, expected, rtol=0, atol=0)
 
 
 def test_torchs_hooks_and_closures_are_called() -> None:

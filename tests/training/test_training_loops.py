@@ -351,11 +351,18 @@ def test_obstacles_of_the_model(name: str) -> None:
 
 
 @needs_library
-def test_obstacles_of_the_surroundings() -> None:
+def test_obstacles_of_the_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     model = _model()
     assert _why(model, x=torch.rand(5, 2).half()) == "torch.float16 is neither float32 nor float64"
     assert "C++ kernels are not used" in str(_why(model, x=torch.rand(5, 2, device="meta")))
     with use_backend("reference"):
+        assert "C++ kernels are not used" in str(_why(model))
+    for name, x in (("cpu", torch.rand(5, 2, device="meta")), ("triton", torch.rand(5, 2))):
+        with use_backend(name):  # it cannot run there: the model's call says so, if it has units
+            assert "C++ kernels are not used" in str(_why(model, x=x))
+    with monkeypatch.context() as patch:  # no library
+        patch.setattr("npu_kernels._operators.dispatch._cpu_runs", False)
+        patch.setattr("npu_kernels._operators.dispatch._chosen", {"cpu": "reference"})
         assert "C++ kernels are not used" in str(_why(model))
     with torch.autocast("cpu"):
         assert "autocast" in str(_why(model))
@@ -476,6 +483,19 @@ def test_rmsprop_maximizes(maximize: bool, monkeypatch: pytest.MonkeyPatch) -> N
 
     fused, ordinary = in_each_loop(outside(2), monkeypatch, prepare, lr=1e-3, project=False)
     assert_same(fused, ordinary, 1e-10)
+
+
+@needs_library
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop])
+def test_infinite_weights_stay(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where gradients that are not finite count as 0: no decay makes nan of them."""
+    model = NAU(2, 3, clip=False, dtype=NUMBERS)
+    with torch.no_grad():
+        model.weight.fill_(torch.inf)
+    for found in in_each_loop(
+        model, monkeypatch, lambda m: kind(m.parameters()), project=False, nonfinite="zero"
+    ):
+        assert torch.equal(found.model.weight, model.weight)  # type: ignore[arg-type]
 
 
 @needs_library

@@ -3,10 +3,12 @@ names on both sides."""
 
 import importlib.util
 import math
+import mmap
 import random
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,42 @@ def test_the_right_plans() -> None:
         assert changed == [True, True, False, True]
         assert (plan["losses"][1:] > 0).all()
         assert not plan["losses"][0].any()  # of steps before
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.5, math.inf), (-math.inf, 0.5)])
+def test_intervals_of_one_end(low: float, high: float) -> None:
+    """Of a parameter that is trained, and of one that is not."""
+    plan = right()
+    before = [p.clone() for p in plan["parameters"]]
+    for n in (2, 3):
+        field(f"parameter {n}", low=low, high=high)(plan)
+    call(plan)
+    assert torch.equal(plan["parameters"][2], before[2].clamp(low, high))
+    assert not torch.equal(plan["parameters"][2], before[2])
+    trained = plan["parameters"][3]
+    assert torch.equal(trained, trained.clamp(low, high))
+
+
+def call_with_memory_that_is_only_read() -> None:
+    plan = right()
+    count = plan["parameters"][0].numel()
+    memory = mmap.mmap(-1, 4 * count, prot=mmap.PROT_READ)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that nothing may be written there
+        plan["parameters"][0] = torch.frombuffer(memory, dtype=torch.float32, count=count).view(
+            K, -1
+        )
+    plan["records"]["parameter 0"] = records.Parameter(False, -math.inf, math.inf)
+    for name in ("update 0", "settings 0"):
+        del plan["records"][name]
+    del plan["state"][:2]
+    call(plan)
+    print((plan["losses"][1:] > 0).all().item())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its mmap has other arguments")
+def test_a_frozen_parameter_without_bounds_is_not_written() -> None:
+    assert in_a_process("call_with_memory_that_is_only_read") == "True\n"
 
 
 # ---- wrong ones ----------------------------------------------------------------------------------

@@ -272,6 +272,30 @@ def test_small_power_units_alone(name: str, batch: int, per_model: bool, isa: st
 
 
 @needs_library
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", [NPU, RealNPU])
+def test_rows_behind_the_last_count_nowhere(kind: Any, isa: str) -> None:
+    """Registers are filled up with rows of 0, of which these powers are infinite."""
+    model = kind(2, 1, dtype=torch.float64)
+    with torch.no_grad():
+        model.gate.fill_(1)
+        model.weight_re.fill_(-30)
+    x = 0.9 + 0.2 * torch.rand(37, 2, dtype=torch.float64)
+    twin = copy.deepcopy(model)
+    twin.register_forward_hook(lambda *_: None)
+    before = cpu.isa()
+    cpu.set_isa(isa)
+    try:
+        fused = run(model, x, x[:, :1], steps=3, lr=1e-3)
+    finally:
+        cpu.set_isa(before)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f".*{NOTICE}")
+        assert_same(fused, run(twin, x, x[:, :1], steps=3, lr=1e-3), 1e-10)
+    assert fused.fused
+
+
+@needs_library
 @pytest.mark.parametrize("k", [None, 3, 40])
 @pytest.mark.parametrize("per_model", [False, True])
 @pytest.mark.parametrize("name", ["npu nau", "real npu alone"])
