@@ -20,8 +20,11 @@ __all__ = ["NPU", "NaiveNPU", "RealNPU"]
 class PowerUnit(Unit):
     """Options and initialisation of the three units; a parameter that a unit lacks is None."""
 
-    intervals: ClassVar[dict[str, tuple[float, float] | None]]
-    intervals = {"weight_re": None, "weight_im": None, "gate": (0.0, 1.0)}
+    intervals: ClassVar[dict[str, tuple[float, float] | None]] = {
+        "weight_re": None,
+        "weight_im": None,
+        "gate": (0.0, 1.0),
+    }
     weight_re: Tensor
     weight_im: Tensor | None
     gate: Tensor | None
