@@ -283,6 +283,23 @@ def test_a_second_point_that_is_good_is_taken() -> None:
     assert (result.x.item(), result.f.item()) == (points[2], -0.9)
 
 
+def test_a_third_point_as_high_as_the_second_is_too_far() -> None:
+    rows = (0.0, -1.0), (-1.0, -2.0), (-2.0, -3.0), (-2.0, -0.5), (-2.5, -0.1)
+    closure, points = table(*rows)
+    lbfgs(closure, ZERO, max_iterations=1)
+    assert points[2] < points[4] < points[3]
+
+
+def test_a_point_within_a_bracket_that_hardly_descends_is_too_far() -> None:
+    """Though it is the lowest so far, and its slope is small."""
+    rows = (0.0, -1.0), (1.0, 1.0), (-1e-6, -0.5), (-0.05, -0.1)
+    closure, points = table(*rows)
+    lbfgs(closure, ZERO, max_iterations=1)
+    assert 0 < points[3] < points[2] < points[1]
+    closure, points = table(*rows[:3])  # where the search is exhausted there, it is the result
+    assert lbfgs(closure, ZERO, max_iterations=1, max_line_search=1).x.item() == points[2]
+
+
 def test_f_that_is_not_finite_is_a_wall_whatever_its_gradient() -> None:
     for wall in (math.nan, -math.inf):
 
@@ -291,6 +308,22 @@ def test_f_that_is_not_finite_is_a_wall_whatever_its_gradient() -> None:
 
         result = lbfgs(closure, torch.full((1, 1), -30.0, dtype=torch.float64))
         assert float(result.x) == pytest.approx(1.9, abs=1e-7)
+
+
+def test_a_direction_that_is_not_finite_ends_a_problem() -> None:
+    """As one that does not descend: no point is tried along it."""
+
+    def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        assert x.isfinite().all()
+        return differentiated(rosenbrock)(x, active)
+
+    problems = LBFGS(closure, starts(1, 3))
+    while not problems.pairs:
+        problems.round()
+    problems.scale.fill_(math.nan)
+    while problems.round():
+        problems.scale.fill_(math.nan)
+    assert problems.status.item() == Status.NO_DECREASE
 
 
 def test_closures_run_without_a_graph() -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -344,6 +345,8 @@ def test_obstacles(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _why(hooked) == "a parameter has hooks"
     torch.nn.utils.parametrize.register_parametrization(unit := NAU(2, 2), "weight", nn.Identity())
     assert "may do something else" in str(_why(unit))
+    prune.l1_unstructured(unit := NAU(2, 2), "weight", 1)
+    assert _why(unit) == "a module has hooks"
     model = model_of(None)
     assert "SGD" in str(_why(model, torch.optim.SGD(model.parameters())))
     assert "tensor" in str(_why(model, torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01))))
