@@ -100,7 +100,8 @@ def _cubic_minimum(t: Tensor, f: Tensor, slope: Tensor, low: Tensor, high: Tenso
     share = (upper_slope + root - first) / (upper_slope - lower_slope + 2 * root)
     minimum = upper - (upper - lower) * share
     # Not finite: also where the root is of a negative number, or an f is infinite.
-    return torch.where(minimum.isfinite(), torch.minimum(torch.maximum(minimum, low), high), (low + high) / 2)
+    within = torch.minimum(torch.maximum(minimum, low), high)
+    return torch.where(minimum.isfinite(), within, (low + high) / 2)
 
 
 class LBFGS:

@@ -14,6 +14,11 @@ TRAINING = [
         "captured-gradients": ("        self.clear()  # the gradients", "        pass  # the gradients"),
         "captured-recorded-steps": ("if (done + step) % self.every == 0:", "if step % self.every == 0:"),
         "captured-hooks": ("if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:", "if parameter._backward_hooks:"),
+        "captured-hooks-of-gradients": (
+            "if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:",
+            "if parameter._post_accumulate_grad_hooks:",
+        ),
+        "captured-compilers": ("if is_compiling() or autocast or", "if autocast or"),
         "captured-rows": ("            self.rows.copy_(self.all_rows[step])", "            pass"),
     }),
     *mutants(PACKAGE + "_loops/functions.py", "tests/training/test_training.py", {
@@ -62,6 +67,7 @@ TRAINING = [
     *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_loops.py -k surroundings", {
         "run-device-of-x": ("if not (x.is_cpu and fast and", "if not (fast and"),
         "run-forced-backends": ("if not (x.is_cpu and fast and", "if not (x.is_cpu and"),
+        "run-compilers": ("if is_compiling() or torch.is_autocast", "if torch.is_autocast"),
         "run-missing-library": ("if not (x.is_cpu and fast and dispatch.backend_for(x) == \"cpu\"):", "if not (x.is_cpu and fast):"),
     }),
     *mutants(PACKAGE + "_loops/records.py", "tests/training/test_training_plan.py -k fields", {

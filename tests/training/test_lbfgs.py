@@ -4,11 +4,13 @@ resuming."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor
+from torch.optim.lbfgs import _strong_wolfe
 
 from npu_kernels.optim.lbfgs import LBFGS, Closure, Status, lbfgs
 
@@ -262,6 +264,41 @@ def test_rules_hold_at_their_bounds() -> None:
     # The square of the gradient is 0: no descent that can be measured.
     flat = lbfgs(table((0.0, 1e-200))[0], ZERO, gradient_tolerance=0.0)
     assert flat.status.item() == Status.NO_DECREASE
+
+
+def torchs_line_search(rows: Sequence[tuple[float, float]], most: int) -> tuple[list[float], float]:
+    """The points of torch's line search with that table, and its end."""
+    points: list[float] = []
+
+    def function(x: Tensor, t: float, d: Tensor) -> tuple[float, Tensor]:
+        points.append(float(t))
+        f, slope = rows[len(points)]
+        return f, torch.tensor([slope], dtype=torch.float64)
+
+    start, direction = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    f, slope = rows[0][0], torch.full((1,), rows[0][1], dtype=torch.float64)
+    options = {"tolerance_change": 0.0, "max_ls": most}
+    _, _, end, _ = _strong_wolfe(function, start, 1.0, direction, f, slope, slope[0], **options)
+    return points, float(end)
+
+
+def test_line_searches_over_drawn_numbers_are_torchs() -> None:
+    """f and slopes of no function: the search extrapolates, zooms and hesitates in every order."""
+    draw, searched = random.Random(5), set()
+    for _ in range(150):
+        drift, steepness = draw.choice((0.0, -1.0, -3.0)), draw.choice((1.0, 3.0))
+        rows = [(0.0, -1.0)]
+        for n in range(1, 11):
+            rows.append((draw.gauss(n * drift, 1.0), draw.gauss(0.0, steepness)))
+        closure, points = table(*rows)
+        result = lbfgs(closure, ZERO, max_iterations=1, max_line_search=8)
+        theirs, end = torchs_line_search(rows, 8)
+        if any(map(math.isnan, theirs)):  # where torch's cubic is none, ours is the middle
+            continue
+        assert points[1:] == pytest.approx(theirs, rel=1e-9)
+        assert result.x.item() == pytest.approx(end, rel=1e-9)
+        searched.add(len(theirs))
+    assert searched == set(range(1, 10))
 
 
 @pytest.mark.parametrize("f", [5.0, 0.0, -0.5])

@@ -220,7 +220,9 @@ def test_what_is_not_free_is_not_removed() -> None:
     jacobian = linear(a, b)[1]
     costs, moved = least_squares.without(x, free, jacobian)
     rest = [0, 2, 3]
-    expected = least_squares.without(x[:, rest], free[:, rest], lambda _: (jacobian(x)[0], a[:, :, rest]))
+    expected = least_squares.without(
+        x[:, rest], free[:, rest], lambda _: (jacobian(x)[0], a[:, :, rest])
+    )
     torch.testing.assert_close(costs[:, rest], expected[0])
     torch.testing.assert_close(moved[:, rest][:, :, rest], expected[1])
     assert (moved[:, rest, 1] == x[:, 1:2]).all()

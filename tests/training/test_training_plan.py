@@ -122,7 +122,9 @@ def call_with_memory_that_is_only_read() -> None:
     memory = mmap.mmap(-1, 4 * count, prot=mmap.PROT_READ)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that nothing may be written there
-        plan["parameters"][0] = torch.frombuffer(memory, dtype=torch.float32, count=count).view(K, -1)
+        plan["parameters"][0] = torch.frombuffer(memory, dtype=torch.float32, count=count).view(
+            K, -1
+        )
     plan["records"]["parameter 0"] = records.Parameter(False, -math.inf, math.inf)
     for name in ("update 0", "settings 0"):
         del plan["records"][name]
