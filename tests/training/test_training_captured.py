@@ -147,26 +147,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "drawn rows": {"batch_size": 7},
     "given rows": {"rows": torch.arange(40 * 5).view(40, 5) % 20},
     "a rate that falls": {"lr": lambda step: 0.01 / step},
-    "penalties": {
-        "penalties": {
-            "l1": SteppedSchedule(1e-4, 1e-2, step=20),
-            "madsen": lambda n: 1e-4 * n,
-            "paper": 0.1,
-        }
-    },
-    "frobenius": {
-        "penalties": {"frobenius": lambda step: 1e-3 / step, "whole": 1e-3},
-        "project": 2.0,
-    },
-    "weights, few losses": {
-        "sample_weight": torch.linspace(0, 1, 60, dtype=torch.float64).view(20, 3),
-        "every": 7,
-    },
+    "penalties": {"penalties": {"l1": SteppedSchedule(1e-4, 1e-2, step=20),
+                                "madsen": lambda n: 1e-4 * n, "paper": 0.1}},
+    "frobenius": {"penalties": {"frobenius": lambda step: 1e-3 / step, "whole": 1e-3},
+                  "project": 2.0},
+    "weights, few losses": {"sample_weight": torch.linspace(0, 1, 60,
+                                                            dtype=torch.float64).view(20, 3),
+                            "every": 7},
     "zero, no projection": {"nonfinite": "zero", "project": False},
     "rmsprop": {"optimizer": "rmsprop", "lr": 1e-3, "batch_size": 6},
     "callbacks": {"callbacks": lambda record: None, "stretch": 20},
     "one by one between callbacks": {"callbacks": lambda record: None, "stretch": FEWEST_STEPS - 1},
-}
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("gpu_is_played")
