@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from npu_kernels import NAU, NMU, NPU, iNALU, use_backend
-from npu_kernels._jobs import checkpoints
+from npu_kernels._jobs import driver
 from npu_kernels._loops import captured, loop_for
 from npu_kernels._loops.captured import FEWEST_STEPS, FIRST_STEPS, Captured
 from npu_kernels._loops.steps import Ordinary
@@ -89,7 +89,7 @@ def _on(stream: Stream) -> Iterator[None]:
 def gpu_is_played(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """CPU tensors take the way of CUDA tensors; formulas compute, whose every operation is seen."""
     # On a slow machine a slice of so many seconds may have too few steps for a capture.
-    monkeypatch.setattr(checkpoints, "SLICE_SECONDS", 1e9)
+    monkeypatch.setattr(driver, "SLICE_SECONDS", 1e9)
     for name, value in {
         "device": lambda device: contextlib.nullcontext(),
         "Stream": Stream,
