@@ -371,7 +371,7 @@ CALLS = [
     }),
     *mutants(PACKAGE + "_operators/transforms.py", ("tests/operators/test_transforms.py", "tests/operators/test_torch_features.py"), {
         "transforms-gradient-of-a-shared-x": ("return tensor.sum(1) if self.shared else tensor", "return tensor[:, 0] if self.shared else tensor"),
-        "transforms-own-gradient-of-x": ("            and not own_gradient\n", ""),
+        "transforms-own-gradient-of-x": (" and not own_gradient\n", "\n"),
         "transforms-tangents": ("torch.compiler.is_compiling() or forward_ad._current_level >= 0", "torch.compiler.is_compiling()"),
         "transforms-compilers": ("torch.compiler.is_compiling() or forward_ad._current_level >= 0", "forward_ad._current_level >= 0"),
         "transforms-models-beside-a-vmap": ("weight.shape[0 if weight_dim != 0 else 1]", "weight.shape[0]"),
@@ -397,9 +397,9 @@ CALLS = [
     }),
     *mutants(PACKAGE + "sharding.py", "tests/layers/test_distributed.py", {
         "sharding-partial-sums": ("dt.Replicate(), dt.Partial() if over else dt.Replicate()", "dt.Replicate(), dt.Replicate()"),
-        "sharding-over-inputs": ('for over in ("", "B", "O", "K")[', 'for over in ("", "B", "I", "K")['),
+        "sharding-over-inputs": ('dimensions = ("", "B", "O", "K")[', 'dimensions = ("", "B", "I", "K")['),
         "sharding-models-of-two-numbers": ("if len(model_counts) != 1 or None", "if None"),
-        "sharding-frozen-parameters": ("requires_grad=parameter.requires_grad)", "requires_grad=True)"),
+        "sharding-frozen-parameters": ("nn.Parameter(tensor, parameter.requires_grad)", "nn.Parameter(tensor, True)"),
     }),
 ]  # fmt: skip
 
