@@ -235,7 +235,7 @@ def test_wrong_operands_of_the_operator() -> None:
 def test_wrong_operands_of_the_backward_operator() -> None:
     """No access outside of a tensor, whatever the forward is said to have kept."""
     named, rest = operands_and_numbers()
-    u0, *others = operands = list(named.values())
+    u0, *rest_of_operands = operands = list(named.values())
     path, _, counts, _, times, states = ops.ode_adaptive_forward(*operands, *rest)
     end: list[Any] = [rest[0], 1e-16, False, 1, False, 63]
     for stored, message in (
@@ -256,7 +256,7 @@ def test_wrong_operands_of_the_backward_operator() -> None:
         ((path, u0[:, :, None].repeat(1, 1, 2, 1)), SHAPES),
     ):
         with pytest.raises(RuntimeError, match="ode_adaptive: .*" + message):
-            ops.ode_adaptive_backward(*wrong, *others, counts, times, states, *end)
+            ops.ode_adaptive_backward(*wrong, *rest_of_operands, counts, times, states, *end)
 
 
 def test_counts_whose_sum_overflows() -> None:
