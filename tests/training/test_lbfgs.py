@@ -2,11 +2,13 @@
 resuming."""
 
 import math
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor
+from torch.optim.lbfgs import _strong_wolfe
 
 from npu_kernels.optim.lbfgs import LBFGS, Closure, Status, lbfgs
 from tests.support.compare import assert_equal
@@ -257,6 +259,41 @@ def test_rules_hold_at_their_bounds() -> None:
     assert flat.status.item() == Status.NO_DECREASE
 
 
+def torchs_line_search(rows: Sequence[tuple[float, float]], most: int) -> tuple[list[float], float]:
+    """The points of torch's line search with that table, and its end."""
+    points: list[float] = []
+
+    def function(x: Tensor, t: float, d: Tensor) -> tuple[float, Tensor]:
+        points.append(float(t))
+        f, slope = rows[len(points)]
+        return f, torch.tensor([slope], dtype=torch.float64)
+
+    start, direction = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    f, slope = rows[0][0], torch.full((1,), rows[0][1], dtype=torch.float64)
+    options = {"tolerance_change": 0.0, "max_ls": most}
+    _, _, end, _ = _strong_wolfe(function, start, 1.0, direction, f, slope, slope[0], **options)
+    return points, float(end)
+
+
+def test_line_searches_over_drawn_numbers_are_torchs() -> None:
+    """f and slopes of no function: the search extrapolates, zooms and hesitates in every order."""
+    draw, searched = random.Random(5), set()
+    for _ in range(150):
+        drift, steepness = draw.choice((0.0, -1.0, -3.0)), draw.choice((1.0, 3.0))
+        rows = [(0.0, -1.0)]
+        for n in range(1, 11):
+            rows.append((draw.gauss(n * drift, 1.0), draw.gauss(0.0, steepness)))
+        closure, points = table(*rows)
+        result = lbfgs(closure, ZERO, max_iterations=1, max_line_search=8)
+        theirs, end = torchs_line_search(rows, 8)
+        if any(map(math.isnan, theirs)):  # where torch's cubic is none, ours is the middle
+            continue
+        assert points[1:] == pytest.approx(theirs, rel=1e-9)
+        assert result.x.item() == pytest.approx(end, rel=1e-9)
+        searched.add(len(theirs))
+    assert searched == set(range(1, 10))
+
+
 @pytest.mark.parametrize("f", [5.0, 0.0, -0.5])
 def test_a_line_search_that_is_exhausted(f: float) -> None:
     """It ends at its last point, where that is lower than the start, and otherwise at the start."""
@@ -276,6 +313,23 @@ def test_a_second_point_that_is_good_is_taken() -> None:
     assert (result.x.item(), result.f.item()) == (points[2], -0.9)
 
 
+def test_a_third_point_as_high_as_the_second_is_too_far() -> None:
+    rows = (0.0, -1.0), (-1.0, -2.0), (-2.0, -3.0), (-2.0, -0.5), (-2.5, -0.1)
+    closure, points = table(*rows)
+    lbfgs(closure, ZERO, max_iterations=1)
+    assert points[2] < points[4] < points[3]
+
+
+def test_a_point_within_a_bracket_that_hardly_descends_is_too_far() -> None:
+    """Though it is the lowest so far, and its slope is small."""
+    rows = (0.0, -1.0), (1.0, 1.0), (-1e-6, -0.5), (-0.05, -0.1)
+    closure, points = table(*rows)
+    lbfgs(closure, ZERO, max_iterations=1)
+    assert 0 < points[3] < points[2] < points[1]
+    closure, points = table(*rows[:3])  # where the search is exhausted there, it is the result
+    assert lbfgs(closure, ZERO, max_iterations=1, max_line_search=1).x.item() == points[2]
+
+
 def test_f_that_is_not_finite_is_a_wall_whatever_its_gradient() -> None:
     for wall in (math.nan, -math.inf):
 
@@ -284,6 +338,22 @@ def test_f_that_is_not_finite_is_a_wall_whatever_its_gradient() -> None:
 
         result = lbfgs(closure, torch.full((1, 1), -30.0, dtype=torch.float64))
         assert float(result.x) == pytest.approx(1.9, abs=1e-7)
+
+
+def test_a_direction_that_is_not_finite_ends_a_problem() -> None:
+    """As one that does not descend: no point is tried along it."""
+
+    def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        assert x.isfinite().all()
+        return differentiated(rosenbrock)(x, active)
+
+    problems = LBFGS(closure, starts(1, 3))
+    while not problems.pairs:
+        problems.round()
+    problems.scale.fill_(math.nan)
+    while problems.round():
+        problems.scale.fill_(math.nan)
+    assert problems.status.item() == Status.NO_DECREASE
 
 
 def test_closures_run_without_a_graph() -> None:

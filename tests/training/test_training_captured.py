@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -326,11 +327,14 @@ def test_obstacles(monkeypatch: pytest.MonkeyPatch) -> None:
     hooked = model_of(None)
     hooked.register_forward_hook(lambda *_: None)
     assert _why(hooked) == "a module has hooks"
-    hooked = model_of(None)
-    next(hooked.parameters()).register_post_accumulate_grad_hook(lambda _: None)
-    assert _why(hooked) == "a parameter has hooks"
+    for register in (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook):
+        hooked = model_of(None)
+        register(next(hooked.parameters()), lambda _: None)
+        assert _why(hooked) == "a parameter has hooks"
     torch.nn.utils.parametrize.register_parametrization(unit := NAU(2, 2), "weight", nn.Identity())
     assert "may do something else" in str(_why(unit))
+    prune.l1_unstructured(unit := NAU(2, 2), "weight", 1)
+    assert _why(unit) == "a module has hooks"
     model = model_of(None)
     assert "SGD" in str(_why(model, torch.optim.SGD(model.parameters())))
     assert "tensor" in str(_why(model, torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01))))
@@ -342,6 +346,9 @@ def test_obstacles(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "autocast" in str(_why(model))
     with torch.inference_mode():
         assert "inference mode" in str(_why(model))
+    with monkeypatch.context() as patch:
+        patch.setattr(captured, "is_compiling", lambda: True)
+        assert "torch.compile" in str(_why(model))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert _why(model) == "a CUDA graph is being captured already"
 

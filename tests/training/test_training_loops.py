@@ -354,6 +354,9 @@ def test_obstacles_of_the_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr("npu_kernels._operators.dispatch._cpu_runs", False)
         patch.setattr("npu_kernels._operators.dispatch._chosen", {"cpu": "reference"})
         assert "C++ kernels are not used" in str(_why(model))
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "is_compiling", lambda: True)
+        assert "torch.compile" in str(_why(model))
     with torch.autocast("cpu"):
         assert "autocast" in str(_why(model))
     with torch.inference_mode():
