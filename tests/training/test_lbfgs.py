@@ -259,7 +259,9 @@ def test_rules_hold_at_their_bounds() -> None:
     assert flat.status.item() == Status.NO_DECREASE
 
 
-def torchs_line_search(rows: Sequence[tuple[float, float]], most: int) -> tuple[list[float], float]:
+def torchs_line_search(
+    rows: Sequence[tuple[float, float]], max_trials: int
+) -> tuple[list[float], float]:
     """The points of torch's line search with that table, and its end."""
     points: list[float] = []
 
@@ -270,7 +272,7 @@ def torchs_line_search(rows: Sequence[tuple[float, float]], most: int) -> tuple[
 
     start, direction = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     f, slope = rows[0][0], torch.full((1,), rows[0][1], dtype=torch.float64)
-    options = {"tolerance_change": 0.0, "max_ls": most}
+    options = {"tolerance_change": 0.0, "max_ls": max_trials}
     _, _, end, _ = _strong_wolfe(function, start, 1.0, direction, f, slope, slope[0], **options)
     return points, float(end)
 
@@ -341,7 +343,7 @@ def test_f_that_is_not_finite_is_a_wall_whatever_its_gradient() -> None:
 
 
 def test_a_direction_that_is_not_finite_ends_a_problem() -> None:
-    """As one that does not descend: no point is tried along it."""
+    """No point is tried along it, as along one that does not descend."""
 
     def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         assert x.isfinite().all()
