@@ -224,7 +224,7 @@ class _Scaled(nn.Module):
         return factor * self.model(x)
 
 
-def _inputs_of_models(spread: nn.Module, whole: nn.Module, ranks: int) -> None:
+def _inputs_of_models(spread: nn.Module, unsharded: nn.Module, ranks: int) -> None:
     """A DTensor stays one, and what is no tensor stays what it is."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, distribute_tensor
@@ -233,10 +233,10 @@ def _inputs_of_models(spread: nn.Module, whole: nn.Module, ranks: int) -> None:
 
     mesh = init_device_mesh("cpu", (ranks,))
     x = torch.randn(9, 3, dtype=torch.float64)
-    own = spread(distribute_tensor(x, mesh, [Replicate()])).full_tensor()
-    assert normwise_error(own, whole(x)) < 1e-10
-    scaled = shard_models(_Scaled(copy.deepcopy(whole)), mesh)
-    assert normwise_error(scaled(x, 2.0).full_tensor(), 2.0 * whole(x)) < 1e-10
+    gathered = spread(distribute_tensor(x, mesh, [Replicate()])).full_tensor()
+    assert normwise_error(gathered, unsharded(x)) < 1e-10
+    scaled = shard_models(_Scaled(copy.deepcopy(unsharded)), mesh)
+    assert normwise_error(scaled(x, 2.0).full_tensor(), 2.0 * unsharded(x)) < 1e-10
 
 
 def _models(rank: int, ranks: int) -> None:

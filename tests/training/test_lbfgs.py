@@ -259,7 +259,9 @@ def test_rules_hold_at_their_bounds() -> None:
     assert flat.status.item() == Status.NO_DECREASE
 
 
-def torchs_line_search(rows: Sequence[tuple[float, float]], most: int) -> tuple[list[float], float]:
+def torchs_line_search(
+    rows: Sequence[tuple[float, float]], max_trials: int
+) -> tuple[list[float], float]:
     """The points of torch's line search with that table, and its end."""
     points: list[float] = []
 
@@ -270,7 +272,7 @@ def torchs_line_search(rows: Sequence[tuple[float, float]], most: int) -> tuple[
 
     start, direction = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     f, slope = rows[0][0], torch.full((1,), rows[0][1], dtype=torch.float64)
-    options = {"tolerance_change": 0.0, "max_ls": most}
+    options = {"tolerance_change": 0.0, "max_ls": max_trials}
     _, _, end, _ = _strong_wolfe(function, start, 1.0, direction, f, slope, slope[0], **options)
     return points, float(end)
 
@@ -341,7 +343,7 @@ def test_f_that_is_not_finite_is_a_wall_whatever_its_gradient() -> None:
 
 
 def test_a_direction_that_is_not_finite_ends_a_problem() -> None:
-    """As one that does not descend: no point is tried along it."""
+    """No point is tried along it, as along one that does not descend."""
 
     def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         assert x.isfinite().all()
@@ -369,11 +371,11 @@ def test_closures_run_without_a_graph() -> None:
     result = lbfgs(closure, x0, max_iterations=5)
     assert not any(part.requires_grad for part in result)
     expected = lbfgs(differentiated(rosenbrock), x0.detach(), max_iterations=5)
-    assert all(map(torch.equal, result, expected))
+    assert_equal(result, expected)
 
 
 def test_pairs_of_hardly_any_curvature_are_left_out() -> None:
-    """As torch's: they would be of rounding errors."""
+    """Pairs of rounding errors are left out, as torch does."""
 
     def flat(x: Tensor) -> Tensor:
         return 1e-6 * rosenbrock(x)
@@ -440,61 +442,25 @@ def test_resumed_as_uninterrupted() -> None:
         LBFGS(differentiated(rosenbrock), x0[:3]).load_state_dict(uninterrupted.state_dict())
 
 
-@pytest.mark.parametrize(
-    ("x0", "options", "kind", "message"),
-    [
-        (torch.zeros(3), {}, ValueError, r"x0 must have shape \(K, N\), N at least 1, got \(3,\)"),
-        (torch.zeros(3, 0), {}, ValueError, r"x0 must have shape .* got \(3, 0\)"),
-        (
-            torch.zeros(3, 2).half(),
-            {},
-            TypeError,
-            "x0 must be float32 or float64, got torch.float16",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"history": 0},
-            ValueError,
-            "history must be an integer of at least 1, got 0",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"max_iterations": -1},
-            ValueError,
-            "max_iterations must be an integer of at least 1, got -1",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"max_evaluations": 0},
-            ValueError,
-            "max_evaluations must be an integer of at least 1, got 0",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"max_line_search": 0},
-            ValueError,
-            "max_line_search must be an integer of at least 1, got 0",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"gradient_tolerance": -1.0},
-            ValueError,
-            "gradient_tolerance must be finite and at least 0, got -1.0",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"x_tolerance": -1.0},
-            ValueError,
-            "x_tolerance must be finite and at least 0, got -1.0",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"f_tolerance": math.nan},
-            ValueError,
-            "f_tolerance must be finite and at least 0",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("x0", "options", "kind", "message"), [
+    (torch.zeros(3), {}, ValueError, r"x0 must have shape \(K, N\), N at least 1, got \(3,\)"),
+    (torch.zeros(3, 0), {}, ValueError, r"x0 must have shape .* got \(3, 0\)"),
+    (torch.zeros(3, 2).half(), {}, TypeError, "x0 must be float32 or float64, got torch.float16"),
+    (torch.zeros(3, 2), {"history": 0}, ValueError,
+     "history must be an integer of at least 1, got 0"),
+    (torch.zeros(3, 2), {"max_iterations": -1}, ValueError,
+     "max_iterations must be an integer of at least 1, got -1"),
+    (torch.zeros(3, 2), {"max_evaluations": 0}, ValueError,
+     "max_evaluations must be an integer of at least 1, got 0"),
+    (torch.zeros(3, 2), {"max_line_search": 0}, ValueError,
+     "max_line_search must be an integer of at least 1, got 0"),
+    (torch.zeros(3, 2), {"gradient_tolerance": -1.0}, ValueError,
+     "gradient_tolerance must be finite and at least 0, got -1.0"),
+    (torch.zeros(3, 2), {"x_tolerance": -1.0}, ValueError,
+     "x_tolerance must be finite and at least 0, got -1.0"),
+    (torch.zeros(3, 2), {"f_tolerance": math.nan}, ValueError,
+     "f_tolerance must be finite and at least 0"),
+])  # fmt: skip
 def test_errors(x0: Tensor, options: dict[str, float], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         lbfgs(differentiated(rosenbrock), x0, **options)

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from npu_kernels import NAU, NMU, NPU, iNALU, use_backend
-from npu_kernels._jobs import checkpoints
+from npu_kernels._jobs import driver
 from npu_kernels._loops import captured, loop_for
 from npu_kernels._loops.captured import FEWEST_STEPS, FIRST_STEPS, Captured
 from npu_kernels._loops.steps import Ordinary
@@ -90,7 +90,7 @@ def _on(stream: Stream) -> Iterator[None]:
 def gpu_is_played(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """CPU tensors take the way of CUDA tensors; formulas compute, whose every operation is seen."""
     # On a slow machine a slice of so many seconds may have too few steps for a capture.
-    monkeypatch.setattr(checkpoints, "SLICE_SECONDS", 1e9)
+    monkeypatch.setattr(driver, "SLICE_SECONDS", 1e9)
     for name, value in {
         "device": lambda device: contextlib.nullcontext(),
         "Stream": Stream,
@@ -148,26 +148,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "drawn rows": {"batch_size": 7},
     "given rows": {"rows": torch.arange(40 * 5).view(40, 5) % 20},
     "a rate that falls": {"lr": lambda step: 0.01 / step},
-    "penalties": {
-        "penalties": {
-            "l1": SteppedSchedule(1e-4, 1e-2, step=20),
-            "madsen": lambda n: 1e-4 * n,
-            "paper": 0.1,
-        }
-    },
-    "frobenius": {
-        "penalties": {"frobenius": lambda step: 1e-3 / step, "whole": 1e-3},
-        "project": 2.0,
-    },
-    "weights, few losses": {
-        "sample_weight": torch.linspace(0, 1, 60, dtype=torch.float64).view(20, 3),
-        "every": 7,
-    },
+    "penalties": {"penalties": {"l1": SteppedSchedule(1e-4, 1e-2, step=20),
+                                "madsen": lambda n: 1e-4 * n, "paper": 0.1}},
+    "frobenius": {"penalties": {"frobenius": lambda step: 1e-3 / step, "whole": 1e-3},
+                  "project": 2.0},
+    "weights, few losses": {"sample_weight": torch.linspace(0, 1, 60,
+                                                            dtype=torch.float64).view(20, 3),
+                            "every": 7},
     "zero, no projection": {"nonfinite": "zero", "project": False},
     "rmsprop": {"optimizer": "rmsprop", "lr": 1e-3, "batch_size": 6},
     "callbacks": {"callbacks": lambda record: None, "stretch": 20},
     "one by one between callbacks": {"callbacks": lambda record: None, "stretch": FEWEST_STEPS - 1},
-}
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("gpu_is_played")
