@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels import ode, use_backend
+from npu_kernels.ode import _accuracy as accuracy
 from npu_kernels.ode import _adaptive as adaptive
 from npu_kernels.ode._adaptive_function import AdaptiveFunction
 from npu_kernels.ode._adaptive_reference import DONE, STUCK, TOO_MANY
@@ -124,8 +125,8 @@ def report(
     call: Any = types.SimpleNamespace(has_starts=has_starts, max_steps=1000)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        patch.setattr(adaptive.accuracy, "right_side", lambda *_: None)
-        patch.setattr(adaptive.accuracy, "at_the_bound", lambda *_: advice)
+        patch.setattr(accuracy, "right_side", lambda *_: None)
+        patch.setattr(accuracy, "at_the_bound", lambda *_: advice)
         adaptive._report(options, call, result, (torch.zeros(1, 1), None, None, torch.zeros(1, 1)))
     return [str(warning.message) for warning in caught]
 
