@@ -132,7 +132,7 @@ def report(
 
 
 def test_when_a_trajectory_is_called_stiff() -> None:
-    """At least a hundred steps at the bound, and at least half of all; it reached its end; there is
+    """A hundred steps or more at the bound, half of all or more; it reached its end; there is
     something to advise."""
     assert report((200, 3, 100, DONE)) == [
         "rollout: 100 of 200 steps of start 0 are as long as its stability allows, whatever the "

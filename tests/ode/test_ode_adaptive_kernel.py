@@ -193,12 +193,24 @@ def test_what_is_kept_is_bounded() -> None:
         assert states.shape == (steps // every + 1, 2)
 
 
+SHAPES = r"must have shapes \(K, B, D\) and \(K, h, D\)"
+
+
+def right_operands() -> tuple[list[Any], list[Any]]:
+    """Operands that the operator takes, and its options."""
+    model = power_law(*PREDATOR)
+    weight_re, gate, weight = (
+        p.detach()[None] for p in (model[0].weight_re, model[0].gate, model[1].weight)
+    )
+    u0, t = torch.ones(1, 2, 2).double(), torch.tensor([0.0, 1.0]).double()
+    options: list[Any] = [PAIRS["dopri5"].numbers, 1e-6, 1e-9, 100, 1e-16, False, 1]
+    return [u0, weight_re, None, gate, weight, t], options
+
+
 def test_wrong_operands_of_the_operator() -> None:
     """No access outside of a tensor."""
-    model = power_law(*PREDATOR)
-    weights = [p.detach()[None] for p in (model[0].weight_re, model[0].gate, model[1].weight)]
-    rest: list[Any] = [PAIRS["dopri5"].numbers, 1e-6, 1e-9, 100, 1e-16, False, 1]
-    u0, t = torch.ones(1, 2, 2).double(), torch.tensor([0.0, 1.0]).double()
+    (u0, *weights, t), rest = right_operands()
+    del weights[1]  # the absent weight_im
 
     def call(
         u0: Tensor = u0,
@@ -211,18 +223,17 @@ def test_wrong_operands_of_the_operator() -> None:
     ) -> Any:
         return ops.ode_adaptive_forward(u0, weight_re, weight_im, gate, weight, t, *rest)
 
-    path, last, counts, _, times, states = call()
+    path, last, *_ = call()
     assert torch.equal(path[:, :, -1], last)
-    shapes = r"must have shapes \(K, B, D\) and \(K, h, D\)"
     least = torch.finfo(torch.float64).tiny
     for options, message in (
         ({"u0": u0.float()}, "weight_re must be contiguous, on the CPU, of the operator's dtype"),
         ({"u0": u0.mT.contiguous().mT}, "u0 must be contiguous"),
-        ({"u0": u0[..., :1]}, shapes),
-        ({"u0": u0[0]}, shapes),
-        ({"u0": u0.repeat(2, 1, 1)}, shapes),
-        ({"weight_re": weights[0][0]}, shapes),
-        ({"weight_re": weights[0][..., None]}, shapes),
+        ({"u0": u0[..., :1]}, SHAPES),
+        ({"u0": u0[0]}, SHAPES),
+        ({"u0": u0.repeat(2, 1, 1)}, SHAPES),
+        ({"weight_re": weights[0][0]}, SHAPES),
+        ({"weight_re": weights[0][..., None]}, SHAPES),
         ({"t": t[:1]}, r"t must have two times or more, got shape \(1,\)"),
         ({"t": t.float()}, "t must be contiguous"),
         ({"gate": weights[1][..., :1].contiguous()}, "gate must be .* 2 elements"),
@@ -241,7 +252,13 @@ def test_wrong_operands_of_the_operator() -> None:
             torch._C.DispatchKeySet(torch._C.DispatchKey.CPU),
             *(meta, weights[0], None, weights[1], weights[2], t, *rest),
         )
-    operands = u0, weights[0], None, weights[1], weights[2], t
+
+
+def test_wrong_operands_of_the_adjoint() -> None:
+    """No access outside of a tensor; no gradients but those that are needed."""
+    operands, rest = right_operands()
+    u0, *_, t = operands
+    path, _, counts, _, times, states = ops.ode_adaptive_forward(*operands, *rest)
     end: list[Any] = [rest[0], 1e-16, False, 1, False, 63]
     for kept, message in (
         ((counts, times[1:], states), "times must be"),
@@ -265,7 +282,7 @@ def test_wrong_operands_of_the_operator() -> None:
             )
     for wrong, message in (
         ((path[:, :, :1].contiguous(), u0), "grad_path must be"),
-        ((path, u0[:, :, None].repeat(1, 1, 2, 1)), shapes),
+        ((path, u0[:, :, None].repeat(1, 1, 2, 1)), SHAPES),
     ):
         with pytest.raises(RuntimeError, match="ode_adaptive: .*" + message):
             ops.ode_adaptive_backward(*wrong, *operands[1:], counts, times, states, *end)

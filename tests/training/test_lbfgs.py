@@ -350,7 +350,7 @@ def test_f_that_is_not_finite_is_a_wall_whatever_its_gradient() -> None:
 
 
 def test_a_direction_that_is_not_finite_ends_a_problem() -> None:
-    """As one that does not descend: no point is tried along it."""
+    """No point is tried along it, as along one that does not descend."""
 
     def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         assert x.isfinite().all()
