@@ -210,6 +210,7 @@ def test_wrong_operands_of_the_operator() -> None:
         ({"u0": u0[0]}, SHAPES),
         ({"u0": u0.repeat(2, 1, 1)}, SHAPES),
         ({"weight_re": weight_re[0]}, SHAPES),
+        ({"weight_re": weight_re[..., None]}, SHAPES),
         ({"t": t[:1]}, r"t must have two times or more, got shape \(1,\)"),
         ({"t": t.float()}, "t must be contiguous"),
         ({"gate": gate[..., :1].contiguous()}, "gate must be .* 2 elements"),
@@ -241,11 +242,18 @@ def test_wrong_operands_of_the_backward_operator() -> None:
     for stored, message in (
         ((counts, times[1:], states), "times must be"),
         ((counts, times, states[1:]), "states must be"),
-        ((counts[..., :3], times, states), "counts must be"),
+        ((counts[..., :3].contiguous(), times, states), "counts must be"),
         ((-counts, times, states), "counts must not be negative"),
     ):
         with pytest.raises(RuntimeError, match="ode_adaptive: .*" + message):
             ops.ode_adaptive_backward(path, *operands, *stored, *end)
+    for bit in range(6):
+        stored = path, *operands, counts, times, states, *end[:-1]
+        grads = ops.ode_adaptive_backward(*stored, 1 << bit)
+        sizes = [grad.numel() for grad in grads]
+        assert sizes == [
+            size if n == bit else 0 for n, size in enumerate([4, 6, 0, 2, 6, 2 * len(named["t"])])
+        ]
     for stride in (0, -1):
         with pytest.raises(RuntimeError, match="ode_adaptive: every must be positive"):
             ops.ode_adaptive_backward(

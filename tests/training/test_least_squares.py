@@ -121,7 +121,7 @@ def test_damping_falls_and_rises_within_bounds() -> None:
     for before, after in ((1.0, [0.2, 4.0]), (1e-12, [1e-12, 4e-12]), (5e11, [1e11, 1e12])):
         damping = torch.full((2,), before).double()
         x, damping, error = least_squares.step(x0, damping, free, residual, jacobian)
-        assert damping.tolist() == pytest.approx(after)
+        assert damping.tolist() == pytest.approx(after, rel=1e-6, abs=0)
         assert torch.equal(x[1], x0[1])
         torch.testing.assert_close(error, residual(x).square().mean(1), rtol=1e-12, atol=0)
 
@@ -190,7 +190,7 @@ def test_a_variable_at_its_bound_is_held_or_rises() -> None:
 
 def test_of_two_equal_variables_one_takes_the_place_of_the_other() -> None:
     """Their curvature has no inverse."""
-    a = numbers(1, 9, 2)
+    a = numbers(1, 9, 2).mul(4).round()
     a = torch.cat([a, a[:, :, :1]], 2)
     x = torch.tensor([[1.0, 2.0, 3.0]]).double()
     b = (a @ x.unsqueeze(2)).squeeze(2)
@@ -201,7 +201,7 @@ def test_of_two_equal_variables_one_takes_the_place_of_the_other() -> None:
 
 
 def test_a_variable_without_any_effect_costs_nothing() -> None:
-    """The whole Jacobian may be 0, or not finite."""
+    """The whole Jacobian is 0, or not finite."""
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double()
     a = torch.zeros(2, 5, 2).double()
     a[1, 0, 0] = math.nan

@@ -252,10 +252,28 @@ def test_the_sequence() -> None:
     assert all(parameter.grad is None for parameter in loop.model.parameters())
     assert not any(group["capturable"] for group in loop.optimizer.param_groups)
     events.clear()
-    loop.advance(40, rows, torch.linspace(0.01, 0.02, 40, dtype=torch.float64)[None])
+    rates = torch.linspace(0.01, 0.02, 40, dtype=torch.float64)[None]
+    before = rows.clone(), rates.clone()
+    loop.advance(40, rows, rates)
+    assert all(map(torch.equal, before, (rows, rates)))
     assert events.count("replay") == 40 - FIRST_STEPS  # there is a state
     # the optimiser's own, not the graph's
     assert [group["lr"] for group in loop.optimizer.param_groups] == [0.01]
+
+
+@pytest.mark.usefixtures("gpu_is_played")
+def test_when_the_state_has_begun() -> None:
+    """That of each parameter which is trained: of some of them is not enough."""
+    rates = torch.full((1, 20), 0.01, dtype=torch.float64)
+    loop = _loop(Captured, None)
+    loop.model[0].gate.requires_grad_(False)
+    for parameter in loop.model[1].parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    loop.optimizer.step()
+    for count in (20 - 1 - FIRST_STEPS, 20 - FIRST_STEPS):
+        events.clear()
+        loop.advance(0, None, rates)
+        assert events.count("replay") == count
 
 
 def _loop(kind: Any, rows: Tensor | None) -> Any:
@@ -282,8 +300,9 @@ def test_a_capture_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         model = nn.Sequential(*model_of(None), _Reads())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            settings = {"lr": lambda step: 0.01 / step, "rows": torch.arange(200).view(40, 5) % 20}
             runs.append(
-                make(model, *data(), steps=40, lr=0.01, callbacks=lambda _: None, stretch=20)
+                make(model, *data(), steps=40, callbacks=lambda _: None, stretch=20, **settings)
             )  # type: ignore[operator]
         texts = [str(warning.message) for warning in caught]
         assert texts == [] if runs[1:] else len(texts) == 1
