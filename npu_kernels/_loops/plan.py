@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from npu_kernels import optim
-from npu_kernels._common.chains import chain
+from npu_kernels._common.chains import chain, replaced_method
 from npu_kernels._loops import records
 from npu_kernels._loops.steps import Loop
 from npu_kernels._operators import dispatch, ops
@@ -35,7 +35,6 @@ _KIND_NUMBERS = {kind: records.KINDS.index(record) for kind, record in KINDS.ite
 _PENALTY_NUMBERS = {name: records.PENALTIES.index(form) for name, form in PENALTIES.items()}
 _LETTERS = {kind: ops.WEIGHTS[record.__name__.lower()] for kind, record in KINDS.items()}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_METHODS = {"forward", "_call_impl"}  # which a call takes from the instance if it has them
 _NUMBERS = ("lr", "eps", "betas", "alpha", "weight_decay", "momentum")  # settings of an optimiser
 _UNBOUNDED = (-math.inf, math.inf)
 _NO_ROWS = torch.empty(0, dtype=torch.int64, device="cpu")  # all rows at each step
@@ -53,29 +52,29 @@ def clamped(
                 yield parameter, low, high
 
 
-def check_memory(model: nn.Module, **tensors: Any) -> None:
+def check_memory(modules: Iterable[nn.Module], **tensors: Any) -> None:
     """Raise ValueError for a parameter or tensor whose storage was freed or made smaller."""
     for name, tensor in tensors.items():
-        if isinstance(tensor, Tensor):
-            _check_storage(name, tensor)
-    for parameter in model.parameters():
-        _check_storage("a parameter of model", parameter)
+        _check_storage(name, tensor)
+    for part in modules:
+        for parameter in part._parameters.values():
+            _check_storage("a parameter of model", parameter)
 
 
-def _check_storage(name: str, tensor: Tensor) -> None:
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.numel() == 0:
+def _check_storage(name: str, tensor: Any) -> None:
+    if type(tensor) not in (Tensor, nn.Parameter):
         return
     last = tensor.numel()
+    if last == 0:
+        return
     if not tensor.is_contiguous():
         pairs = zip(tensor.shape, tensor.stride(), strict=True)
         last = 1 + sum((size - 1) * stride for size, stride in pairs)
     needed = (tensor.storage_offset() + last) * tensor.itemsize
     storage = tensor.untyped_storage().nbytes()
     if storage < needed:
-        raise ValueError(
-            f"run: {name} must have memory for its shape {tuple(tensor.shape)}, {needed} bytes, "
-            f"got a storage of {storage} bytes"
-        )
+        rule = f"memory for its shape {tuple(tensor.shape)}, {needed} bytes"
+        raise ValueError(f"run: {name} must have {rule}, got a storage of {storage} bytes")
 
 
 # ---- what is possible ----------------------------------------------------------------------------
@@ -90,31 +89,31 @@ def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> s
         return f"{x.dtype} is neither float32 nor float64"
     if is_compiling() or torch.is_autocast_enabled("cpu") or torch.is_inference_mode_enabled():
         return "of torch.compile, autocast or inference mode"
-    return (
-        call_obstacle(model)
-        or _layers_obstacle(model, [layer for _, layer in chain(model)], x)
-        or optimizer_obstacle(optimizer)
-        or _state_obstacle(optimizer)
-    )
+    modules, layers = list(model.modules()), [layer for _, layer in chain(model)]
+    problem = call_obstacle(modules) or _layers_obstacle(modules, layers, x)
+    return problem or optimizer_obstacle(optimizer) or _state_obstacle(optimizer)
 
 
-def call_obstacle(model: nn.Module) -> str | None:
+def call_obstacle(modules: Iterable[nn.Module]) -> str | None:
     """Return the reason why a call may do something else than the layers' classes say, or None."""
     if torch_module._has_any_global_hook():
         return "a module has hooks"
-    for part in model.modules():
+    for part in modules:
         attributes = part.__dict__
         for name in _HOOKS:
             if attributes[name]:
                 return "a module has hooks"
-        if not _METHODS.isdisjoint(attributes):
-            return f"{min(_METHODS & attributes.keys())} of {type(part).__name__} is replaced"
+        method = replaced_method(part)
+        if method is not None:
+            return f"{method} of {type(part).__name__} is replaced"
         if part._compiled_call_impl is not None:
             return f"{type(part).__name__} is compiled"
     return None
 
 
-def _layers_obstacle(model: nn.Module, layers: Sequence[nn.Module], x: Tensor) -> str | None:
+def _layers_obstacle(
+    modules: Sequence[nn.Module], layers: Sequence[nn.Module], x: Tensor
+) -> str | None:
     if not layers:
         return "the model is empty"
     seen: set[int] = set()
@@ -138,7 +137,7 @@ def _layers_obstacle(model: nn.Module, layers: Sequence[nn.Module], x: Tensor) -
                 if problem is not None:
                     return f"a parameter of {title} {problem}"
     nested = any(layer._modules for layer in layers)
-    if nested or any(part._parameters for part in model.modules() if not isinstance(part, Unit)):
+    if nested or any(part._parameters for part in modules if not isinstance(part, Unit)):
         return "a parameter belongs to no layer of the chain"
     return None
 
@@ -176,12 +175,8 @@ def optimizer_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
     """
     if type(optimizer) not in (*ADAMS, torch.optim.RMSprop):
         return f"{type(optimizer).__name__} is neither torch's Adam, AdamW nor RMSprop"
-    if (
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or _global_optimizer_pre_hooks
-        or _global_optimizer_post_hooks
-    ):
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    if hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
         return "the optimiser has hooks"
     for group in optimizer.param_groups:
         if group.get("amsgrad") or group.get("capturable") or group.get("differentiable"):
@@ -243,14 +238,12 @@ class Fused(Loop):
         plan.add(self._call(done, steps, len(layers)))
         index = {id(p): n for n, p in enumerate(parameters)}
         for layer in layers:
-            plan.add(
-                records.Layer(_KIND_NUMBERS[type(layer)], layer.in_features, layer.out_features)
-            )
+            kind = _KIND_NUMBERS[type(layer)]
+            plan.add(records.Layer(kind, layer.in_features, layer.out_features))
             plan.add(_formula(layer, index, self.x.dtype))
         intervals = self._intervals(layers)
-        whole = {
-            id(p) for layer in layers if layer.whole_weights for p in layer._parameters.values()
-        }
+        summed = [layer for layer in layers if layer.whole_weights]
+        whole = {id(p) for layer in summed for p in layer._parameters.values()}
         groups = {id(p): n for n, g in enumerate(optimizer.param_groups) for p in g["params"]}
         updates: dict[tuple[int, bool], _Update] = {}
         states: list[dict[str, Tensor]] = []
@@ -274,17 +267,11 @@ class Fused(Loop):
                 plan.add(records.Update(group, update.penalties, float(state["step"])))
                 plan.extend(update.settings)
                 moments += [state[name] for name in update.names]
+        weight = self._no_weight if self.weight is None else self.weight
+        data = self.losses, self.x, self.y, weight, _NO_ROWS if rows is None else rows
+        detached = [p.detach() for p in parameters]
         torch.ops.npu_kernels.train(
-            [p.detach() for p in parameters],
-            moments,
-            self.losses,
-            self.x,
-            self.y,
-            self._no_weight if self.weight is None else self.weight,
-            _NO_ROWS if rows is None else rows,
-            schedules,
-            plan.integers,
-            plan.numbers,
+            detached, moments, *data, schedules, plan.integers, plan.numbers
         )
         for state in states:
             state["step"] += steps
@@ -338,14 +325,9 @@ def _settings(
     if isinstance(optimizer, torch.optim.RMSprop):
         return records.RMSprop(**{name: group[name] for name in records.RMSprop._fields})
     beta1, beta2 = group["betas"]
-    return records.Adam(
-        maximize=group["maximize"],
-        decoupled=group.get("decoupled_weight_decay", False),
-        beta1=beta1,
-        beta2=beta2,
-        eps=group["eps"],
-        weight_decay=group["weight_decay"],
-    )
+    decoupled = group.get("decoupled_weight_decay", False)
+    settings = {name: group[name] for name in ("maximize", "eps", "weight_decay")}
+    return records.Adam(decoupled=decoupled, beta1=beta1, beta2=beta2, **settings)
 
 
 def _formula(layer: Unit, index: Mapping[int, int], dtype: torch.dtype) -> tuple[Any, ...]:

@@ -20,7 +20,8 @@ TERMS: dict[str, Term] = {
     "madsen": lambda model, beta: beta * regularizer(model),
     "paper": lambda model, beta: beta * regularizer(model, form="paper"),
     "whole": lambda model, beta: (
-        beta * regularizer(list(model.parameters()), num_models=num_models_of("run", model))
+        beta
+        * regularizer(list(model.parameters()), num_models=num_models_of("run", model.modules()))
     ),
 }
 

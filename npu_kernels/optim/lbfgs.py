@@ -185,10 +185,7 @@ class LBFGS:
         self.end_g = zeros(2, x0.shape[1], dtype=x0.dtype)
         self.low = counts()  # the bracket's better end
         self.steps, self.changes = zeros(*pairs, dtype=x0.dtype), zeros(*pairs, dtype=x0.dtype)
-        self.rho, self.pairs = (
-            zeros(self.history),
-            counts(),
-        )  # 1 / y s of the pairs; how many there were
+        self.rho, self.pairs = zeros(self.history), counts()  # 1 / y s of the pairs; their number
         self.scale = zeros()  # y s / y y of the last pair
 
     # ---- from outside --------------------------------------------------------------------------

@@ -13,17 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import optim
+from npu_kernels._common import checks
 from npu_kernels._common.chains import chain, num_models_of
-from npu_kernels._common.checks import (
-    check_module,
-    check_number,
-    check_tensor,
-    check_whole,
-    is_number,
-)
+from npu_kernels._common.checks import check_module, check_number, check_tensor, check_whole
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs import saved
-from npu_kernels._jobs.checkpoints import check_same, described, digest, drive, fingerprint
+from npu_kernels._jobs.driver import drive
+from npu_kernels._jobs.fingerprint import check_same, described, digest, fingerprint
 from npu_kernels._loops import Captured, Fused, Loop, loop_for, plan
 from npu_kernels._loops.functions import SteppedSchedule, regularizer
 from npu_kernels.layers import Unit
@@ -148,10 +144,12 @@ def run(
     steps = check_whole("run", "steps", steps)
     if loss != "mse":
         raise ValueError(f"run: loss must be 'mse', got {loss!r}")
-    models = num_models_of("run", model)
-    _check_data(model, x, y, models)
+    modules = list(model.modules())
+    models = num_models_of("run", modules)
+    parameters = (p for part in modules for p in part._parameters.values() if p is not None)
+    _check_data(model, next(parameters, None), x, y, models)
     _check_weight(sample_weight, y)
-    plan.check_memory(model, x=x, y=y, sample_weight=sample_weight, rows=rows)
+    plan.check_memory(modules, x=x, y=y, sample_weight=sample_weight, rows=rows)
     if nonfinite not in ("keep", "zero"):
         raise ValueError(f"run: nonfinite must be 'keep' or 'zero', got {nonfinite!r}")
     drawn = _Rows(x.shape[-2], steps, batch_size, rows, generator)
@@ -202,8 +200,9 @@ def run(
 # ---- arguments -----------------------------------------------------------------------------------
 
 
-def _check_data(model: nn.Module, x: Any, y: Any, models: int | None) -> None:
-    parameter = next(model.parameters(), None)
+def _check_data(
+    model: nn.Module, parameter: Tensor | None, x: Any, y: Any, models: int | None
+) -> None:
     if parameter is None:
         raise ValueError(f"run: model must have parameters, got {type(model).__name__} without any")
     for name, tensor in (("x", x), ("y", y)):
@@ -227,10 +226,8 @@ def _check_data(model: nn.Module, x: Any, y: Any, models: int | None) -> None:
     sides = (("x", x, layers[0], "in_features"), ("y", y, layers[-1], "out_features"))
     for name, tensor, layer, size in sides:
         if isinstance(layer, Unit) and tensor.shape[-1] != getattr(layer, size):
-            raise ValueError(
-                f"run: {name} must have last dimension {getattr(layer, size)} ({size} of model), "
-                f"got shape {tuple(tensor.shape)}"
-            )
+            rule = f"last dimension {getattr(layer, size)} ({size} of model)"
+            raise ValueError(f"run: {name} must have {rule}, got shape {tuple(tensor.shape)}")
 
 
 def _check_weight(weight: Any, y: Tensor) -> None:
@@ -239,10 +236,8 @@ def _check_weight(weight: Any, y: Tensor) -> None:
     check_tensor("run", "sample_weight", weight)
     got, rule = ((tuple(t.shape), t.dtype, t.device) for t in (weight, y))
     if got != rule or weight.requires_grad:
-        raise ValueError(
-            f"run: sample_weight must have shape, dtype and device of y, {_listed(rule)}, and "
-            f"no gradient, got {_listed(got)}"
-        )
+        facts = f"shape, dtype and device of y, {_listed(rule)}, and no gradient"
+        raise ValueError(f"run: sample_weight must have {facts}, got {_listed(got)}")
 
 
 def _listed(values: Iterable[Any]) -> str:
@@ -259,11 +254,12 @@ def _penalties(model: nn.Module, penalties: Any) -> dict[str, Schedule]:
         if name not in plan.PENALTIES:
             names = _listed(map(repr, plan.PENALTIES))
             raise ValueError(f"run: penalties must be of {names}, got {name!r}")
-        if not (is_number(weight) or isinstance(weight, SteppedSchedule) or callable(weight)):
-            raise TypeError(
-                f"run: the weight of penalty {name!r} must be a number, a SteppedSchedule or a "
-                f"function of the step, got {type(weight).__name__}"
-            )
+        if not (
+            checks.is_number(weight) or isinstance(weight, SteppedSchedule) or callable(weight)
+        ):
+            rule = "must be a number, a SteppedSchedule or a function of the step"
+            got = type(weight).__name__
+            raise TypeError(f"run: the weight of penalty {name!r} {rule}, got {got}")
         if name in plan.ONLY_WHOLE:
             regularizer(model)  # raises if there are none of its units
     return dict(penalties)
@@ -304,12 +300,8 @@ class _Rows:
             if batch is not None:
                 raise ValueError("run: batch_size must be None where rows are given")
             shape = tuple(rows.shape)
-            if (
-                rows.dtype is not torch.int64
-                or len(shape) != 2
-                or shape[0] != steps
-                or not shape[1]
-            ):
+            fits = len(shape) == 2 and shape[0] == steps and shape[1] > 0
+            if rows.dtype is not torch.int64 or not fits:
                 rule = f"int64 of shape (steps, batch), steps {steps}"
                 raise ValueError(f"run: rows must be {rule}, got {rows.dtype} of shape {shape}")
             if rows.min() < 0 or rows.max() >= count:
@@ -411,7 +403,8 @@ class _Task:
 
     def state(self) -> dict[str, Any]:
         """All that `restore` needs, in tensors and numbers."""
-        loop, generator, weights = self.loop, self.rows.generator, self.penalties
+        loop, generator = self.loop, self.rows.generator
+        stateful = {n: w for n, w in self.penalties.items() if hasattr(w, "state_dict")}
         return {
             "fingerprint": self.fingerprint,
             "done": self.done,
@@ -420,9 +413,7 @@ class _Task:
             "optimizer": loop.optimizer.state_dict(),
             "losses": loop.losses,
             "generator": None if generator is None else generator.get_state(),
-            "schedules": {
-                n: w.state_dict() for n, w in weights.items() if hasattr(w, "state_dict")
-            },
+            "schedules": {name: weight.state_dict() for name, weight in stateful.items()},
         }
 
     @torch.no_grad()

@@ -1,7 +1,5 @@
 """The C++ core and the extension under the address and undefined-behaviour sanitizers."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The search for the fractional SIR equation: shooting, pruning, the judge, the command."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One rule for numbers at each public door: NumPy's count as Python's do, a bool is none."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
@@ -294,33 +292,26 @@ def test_losses_of_models(count: Any) -> None:
 def test_integers_within_bounds() -> None:
     assert checks.check_whole("f", "n", np.int64(3), 3) == 3
     assert type(checks.check_whole("f", "n", np.int64(3))) is int
-    for value, least in ((2, 3), (0, 1), (-1, 0)):
+    for value, minimum in ((2, 3), (0, 1), (-1, 0)):
         with pytest.raises(
-            ValueError, match=rf"^f: n must be an integer of at least {least}, got {value}$"
+            ValueError, match=rf"^f: n must be an integer of at least {minimum}, got {value}$"
         ):
-            checks.check_whole("f", "n", value, least)
+            checks.check_whole("f", "n", value, minimum)
     with pytest.raises(
         ValueError, match=r"^f: n must be None, or an integer of at least 1, got 0$"
     ):
         checks.check_whole("f", "n", 0, other="None")
 
 
-@pytest.mark.parametrize(
-    ("limits", "valid", "wrong", "rule"),
-    [
-        ({}, [-1e300, 0, 5], [math.inf, -math.inf, 10**400, np.longdouble(10) ** 4000], "finite"),
-        ({"minimum": 0}, [0, -0.0, 1e300], [-1e-300, math.inf], "finite and at least 0"),
-        ({"above": 0}, [1e-300, 1e300], [0, -0.0, -1, math.inf], "finite and greater than 0"),
-        ({"above": 0, "finite": False}, [1e-300, math.inf], [0, -math.inf], "greater than 0"),
-        (
-            {"minimum": 0, "finite": False, "other": "None"},
-            [0, math.inf],
-            [-1, -math.inf],
-            "None, or at least 0",
-        ),
-        ({"other": "a tensor"}, [0], [math.inf], "a tensor, or finite"),
-    ],
-)
+@pytest.mark.parametrize(("limits", "valid", "wrong", "rule"), [
+    ({}, [-1e300, 0, 5], [math.inf, -math.inf, 10**400, np.longdouble(10) ** 4000], "finite"),
+    ({"minimum": 0}, [0, -0.0, 1e300], [-1e-300, math.inf], "finite and at least 0"),
+    ({"above": 0}, [1e-300, 1e300], [0, -0.0, -1, math.inf], "finite and greater than 0"),
+    ({"above": 0, "finite": False}, [1e-300, math.inf], [0, -math.inf], "greater than 0"),
+    ({"minimum": 0, "finite": False, "other": "None"}, [0, math.inf], [-1, -math.inf],
+     "None, or at least 0"),
+    ({"other": "a tensor"}, [0], [math.inf], "a tensor, or finite"),
+])  # fmt: skip
 def test_real_numbers_within_bounds(
     limits: Any, valid: list[Any], wrong: list[Any], rule: str
 ) -> None:

@@ -66,7 +66,7 @@ FORMULA = [
         "simplify-restores": ("            self.set(entry, before)\n            ranked.append", "            ranked.append"),
         "simplify-fixed-entries": ("                        self.fix(entry)\n                    else:", "                        pass\n                    else:"),
     }),
-    *mutants(PACKAGE + "formula/_weights.py", "tests/formula/test_formula_simplify.py", {
+    *mutants(PACKAGE + "formula/_models.py", "tests/formula/test_formula_simplify.py", {
         "simplify-behind-closed-gates": ("                dead[:, layer.gate == 0] = True\n", "                pass\n"),
         "simplify-unread-rows": ("                dead[~used] = True\n", "                pass\n"),
         "simplify-gates-of-a-reader": ("        read = read & (layer.gate != 0)\n", "        pass\n"),
@@ -93,17 +93,15 @@ FITTING = [
         "fit-held-out-rows": ("stream(\"split\", seed))", "stream(\"split\", 0))"),
         "fit-too-many-rows": ("torch.cat(xs)[:rows],", "torch.cat(xs),"),
     }),
-    *mutants(PACKAGE + "fitting/_refine.py", FITS, {
+    *mutants(PACKAGE + "fitting/_training.py", FITS, {
         "fit-held-entries": ("return loss, flat.masked_fill(self.held[active], 0.0)", "return loss, flat"),
         "fit-weights-of-other-problems": ("self.models.problem[active]", "self.models.problem[active] * 0"),
-    }),
-    *mutants(PACKAGE + "fitting/_search.py", FITS, {
         "fit-rate-of-a-rung": ("self.recipe.rate * 0.5**rung * falling", "self.recipe.rate * falling"),
         "fit-steps-that-are-not-finite": ("finite=True,", "finite=False,"),
         "fit-rows-of-the-problems": ("x, y, weight = (t[:, drawn.flatten()][self.problem] for t in tensors)", "x, y, weight = (t[:, drawn.flatten()][0 * self.problem] for t in tensors)"),
         "fit-kept-moments": ("for tensors in (self.tensors, self.moments, self.squares):", "for tensors in (self.tensors, self.moments):"),
     }),
-    *mutants(PACKAGE + "fitting/_pool.py", FITS, {
+    *mutants(PACKAGE + "fitting/_choice.py", FITS, {
         "fit-standard-errors": ("limit[part] = torch.maximum(limit[part], close)", "pass"),
         "fit-slack": ("torch.clamp(best_score * (1 + slack), min=tolerance)", "torch.clamp(best_score, min=tolerance)"),
         "fit-simplest-of-the-good": ("order = order[level[order].argsort(stable=True)]", "order = order[level.argsort(stable=True)]"),
@@ -165,21 +163,21 @@ CALLS = [
         "autograd-second-derivatives": ("        elif torch.is_grad_enabled():\n            return self", "        elif False:\n            return self"),
         "autograd-bits-of-the-needs": ("sum(flag << bit for bit, flag", "sum(flag << (count - 1 - bit) for bit, flag"),
     }),
-    *mutants(PACKAGE + "_operators/transforms.py", "tests/operators/test_transforms.py", {
+    *mutants(PACKAGE + "_operators/transforms.py", ("tests/operators/test_transforms.py", "tests/operators/test_torch_features.py"), {
         "transforms-gradient-of-a-shared-x": ("return tensor.sum(1) if self.shared else tensor", "return tensor[:, 0] if self.shared else tensor"),
-        "transforms-own-gradient-of-x": ("            and not own_gradient\n", ""),
+        "transforms-own-gradient-of-x": (" and not own_gradient\n", "\n"),
         "transforms-tangents": ("torch.compiler.is_compiling() or forward_ad._current_level >= 0", "torch.compiler.is_compiling()"),
         "transforms-compilers": ("torch.compiler.is_compiling() or forward_ad._current_level >= 0", "forward_ad._current_level >= 0"),
         "transforms-models-beside-a-vmap": ("weight.shape[0 if weight_dim != 0 else 1]", "weight.shape[0]"),
         "transforms-place-of-the-vmap": ("(self.size, rows)), len(self.models)", "(self.size, rows)), 0"),
     }),
-    *mutants(PACKAGE + "functional.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled"), {
+    *mutants(PACKAGE + "functional.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled", "tests/operators/test_torch_features.py -k compiled"), {
         "functional-inalu-omega": ("omega=omega, fused=True)", "omega=20.0, fused=True)"),
     }),
     *mutants(PACKAGE + "_operators/dispatch.py", ("tests/operators/test_functional.py",), {
         "functional-forced-backend": ("is_compiling() or forced() not in FAST_PATH", "is_compiling()"),
     }),
-    *mutants(PACKAGE + "_operators/compute.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled"), {
+    *mutants(PACKAGE + "_operators/compute.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled", "tests/operators/test_torch_features.py -k compiled"), {
         "functional-eps-of-the-dtype": ("eps = EPS[x.dtype]", "eps = EPS[torch.float32]"),
         "functional-nmu-clip": ("return nmu(x, weight.clamp(0, 1))", "return nmu(x, weight)"),
         "functional-gradients-of-the-weights": ("for tensor in inputs[:operands]:", "for tensor in inputs[:1]:"),
@@ -200,14 +198,14 @@ CALLS = [
     }),
     *mutants(PACKAGE + "sharding.py", "tests/layers/test_distributed.py", {
         "sharding-partial-sums": ("dt.Replicate(), dt.Partial() if over else dt.Replicate()", "dt.Replicate(), dt.Replicate()"),
-        "sharding-over-inputs": ('for over in ("", "B", "O", "K")[', 'for over in ("", "B", "I", "K")['),
+        "sharding-over-inputs": ('dimensions = ("", "B", "O", "K")[', 'dimensions = ("", "B", "I", "K")['),
         "sharding-models-of-two-numbers": ("if len(model_counts) != 1 or None", "if None"),
         "sharding-absent-parameters": ("            if parameter is not None:\n", "            if True:\n"),
         "sharding-parameters-of-no-unit": (" or strangers:", ":"),
         "sharding-parameters-within-a-unit": ("unit.parameters(recurse=False)", "unit.parameters()"),
         "sharding-inputs-that-are-sharded": ("if isinstance(x, Tensor) and not isinstance(x, dt.DTensor)\n", "if isinstance(x, Tensor)\n"),
         "sharding-inputs-of-other-kinds": ("if isinstance(x, Tensor) and not isinstance(x, dt.DTensor)\n", "if not isinstance(x, dt.DTensor)\n"),
-        "sharding-frozen-parameters": ("requires_grad=parameter.requires_grad)", "requires_grad=True)"),
+        "sharding-frozen-parameters": ("nn.Parameter(tensor, parameter.requires_grad)", "nn.Parameter(tensor, True)"),
     }),
 ]  # fmt: skip
 

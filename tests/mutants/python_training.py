@@ -50,7 +50,7 @@ TRAINING = [
     *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_loops.py", {
         "run-frozen-weights-are-trained": ("if parameter.requires_grad else None", ""),
         "run-hooks-of-all-modules": ("if torch_module._has_any_global_hook():", "if False:"),
-        "run-calls-that-are-replaced": ("        if not _METHODS.isdisjoint(attributes):", "        if False:"),
+        "run-calls-that-are-replaced": ("        if method is not None:", "        if False:"),
         "run-compiled-modules": ("if part._compiled_call_impl is not None:", "if False:"),
         "run-shape-of-a-parameter": ("if parameter.shape != shape:", "if False:"),
         "run-memory-of-two-parameters": ("if parameter.data_ptr() in seen:", "if False:"),
@@ -125,17 +125,26 @@ TRAINING = [
         "run-checkpoint-growth": (", setting.growth)", ",)"),
         "run-checkpoint-trained-parameters": ("\"optimizer.params\": str(trained)", "\"optimizer.params\": \"\""),
     }),
-    *mutants(PACKAGE + "_jobs/checkpoints.py", ("tests/jobs/test_checkpoints.py -k 'digest or description or how or slices or ctrl or said or before'",), {
+    *mutants(PACKAGE + "_common/chains.py", "tests/common/test_chains.py tests/training/test_training_loops.py", {
+        "chains-methods-of-a-class": ("    if methods == defined:", "    if True:"),
+        "chains-of-another-call": ("not (any_call or replaced_method(model) is None)", "False"),
+        "chains-units-of-another-call": ("isinstance(layer, Unit) and replaced_method(layer) is None", "isinstance(layer, Unit)"),
+    }),
+    *mutants(PACKAGE + "_jobs/fingerprint.py", "tests/jobs/test_checkpoints.py -k 'digest or description or said'", {
         "checkpoint-negative-bit": (".resolve_neg()", ""),
         "checkpoint-strides": (".contiguous().view", ".view"),
         "checkpoint-parts-of-a-digest": ("f\"{len(text)} \".encode() + text", "text"),
         "checkpoint-options-of-a-unit": ("part.training, _options(part, units)", "part.training"),
-        "checkpoint-before-any-step": ("        job.fingerprint  #", "        pass  #"),
-        "checkpoint-clock": ("        self._saved = time.monotonic()\n", "        pass\n"),
-        "checkpoint-at-the-end": ("        if file is not None:\n            file.save()\n", ""),
         "checkpoint-entries-that-are-gone": ("for name in {**current, **saved}:", "for name in current:"),
     }),
-    *mutants(PACKAGE + "_jobs/saved.py", "tests/jobs/test_checkpoints.py -k 'numbers or memory or Training'", {
+    *mutants(PACKAGE + "_jobs/checkpoint.py", ("tests/jobs/test_checkpoints.py -k how", "tests/jobs/test_continued_runs.py -k before"), {
+        "checkpoint-before-any-step": ("        job.fingerprint  #", "        pass  #"),
+        "checkpoint-clock": ("        self._saved = time.monotonic()\n", "        pass\n"),
+    }),
+    *mutants(PACKAGE + "_jobs/driver.py", "tests/jobs/test_checkpoints.py -k 'how or slices or ctrl'", {
+        "checkpoint-at-the-end": ("        if file is not None:\n            file.save()\n", ""),
+    }),
+    *mutants(PACKAGE + "_jobs/saved.py", ("tests/jobs/test_checkpoints.py -k 'numbers or memory'", "tests/jobs/test_crafted_files.py -k Training"), {
         "saved-bools": ("type(value) is not int or", "not isinstance(value, int) or"),
         "saved-infinite": ("math.isfinite(value) and ", ""),
         "saved-strides": (".clone(memory_format=torch.contiguous_format)", ""),
@@ -151,10 +160,7 @@ TRAINING = [
         "optim-global-hooks-behind-a-step": ("            and not _global_optimizer_post_hooks\n", ""),
         "optim-compilers": ("not is_compiling()\n            and dispatch", "dispatch"),
         "optim-without-the-fast-path": ("            and fast_path.adam is not None\n", ""),
-        "optim-hooks-of-a-first-step": (
-            "return Optimizer.profile_hook_step(unhooked)(\n            self, closure\n        )",
-            "return unhooked(\n            self, closure\n        )",
-        ),
+        "optim-hooks-of-the-first-step": ("            _TorchAdam([torch.empty(0)])  #", "            pass  #"),
         "optim-forced-backend": ("dispatch.forced() in dispatch.FAST_PATH\n", "True\n"),
     }),
     *mutants(PACKAGE + "optim/lbfgs.py", "tests/training/test_lbfgs.py", {

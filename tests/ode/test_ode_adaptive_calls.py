@@ -1,7 +1,5 @@
 """Adaptive steps: what a call keeps and refuses, and what it says of the steps that it took."""
 
-from __future__ import annotations
-
 import math
 import types
 import warnings
@@ -81,11 +79,13 @@ def test_second_derivatives_of_no_trajectories(backend: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_least_tolerance_is_accepted(dtype: torch.dtype) -> None:
-    least = 4 * torch.finfo(dtype).eps
+    least_rtol = 4 * torch.finfo(dtype).eps
     options: dict[str, Any] = {"t": [0, 1e-3], "method": "dopri5", "atol": 1.0}
-    ode.rollout(linear(1.0).to(dtype), torch.ones(1, dtype=dtype), rtol=least, **options)
+    ode.rollout(linear(1.0).to(dtype), torch.ones(1, dtype=dtype), rtol=least_rtol, **options)
     with pytest.raises(ValueError, match="rtol must be at least"):
-        ode.rollout(linear(1.0).to(dtype), torch.ones(1, dtype=dtype), rtol=0.99 * least, **options)
+        ode.rollout(
+            linear(1.0).to(dtype), torch.ones(1, dtype=dtype), rtol=0.99 * least_rtol, **options
+        )
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
@@ -132,8 +132,7 @@ def report(
 
 
 def test_when_a_trajectory_is_called_stiff() -> None:
-    """A hundred steps or more at the bound, half of all or more; it reached its end; there is
-    something to advise."""
+    """A hundred steps and half of all are at the bound; it ended; there is an advice."""
     assert report((200, 3, 100, DONE)) == [
         "rollout: 100 of 200 steps of start 0 are as long as its stability allows, whatever the "
         "tolerance, the first at t = 0.0625; an advice"

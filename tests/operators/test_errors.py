@@ -1,7 +1,5 @@
 """Bad input and the exact messages that it gets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -35,39 +33,19 @@ def test_a_house_message() -> None:
 @pytest.mark.parametrize(
     "unit", [NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU], ids=lambda u: u.__name__
 )
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "message"),
-    [
-        ((0, 2), {}, ValueError, r"in_features must be an integer of at least 1, got 0"),
-        ((2.0, 2), {}, ValueError, r"in_features must be an integer of at least 1, got 2.0"),
-        ((2, -1), {}, ValueError, r"out_features must be an integer of at least 1, got -1"),
-        ((2, True), {}, ValueError, r"out_features must be an integer of at least 1, got True"),
-        (
-            (2, 2),
-            {"num_models": 0},
-            ValueError,
-            r"num_models must be an integer of at least 1, got 0",
-        ),
-        (
-            (2, 2),
-            {"num_models": "3"},
-            ValueError,
-            r"num_models must be an integer of at least 1, got '3'",
-        ),
-        (
-            (2, 2),
-            {"dtype": torch.int32},
-            TypeError,
-            r"dtype must be a floating-point torch.dtype, got torch.int32",
-        ),
-        (
-            (2, 2),
-            {"dtype": "float32"},
-            TypeError,
-            r"dtype must be a floating-point torch.dtype, got 'float32'",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "options", "error", "message"), [
+    ((0, 2), {}, ValueError, r"in_features must be an integer of at least 1, got 0"),
+    ((2.0, 2), {}, ValueError, r"in_features must be an integer of at least 1, got 2.0"),
+    ((2, -1), {}, ValueError, r"out_features must be an integer of at least 1, got -1"),
+    ((2, True), {}, ValueError, r"out_features must be an integer of at least 1, got True"),
+    ((2, 2), {"num_models": 0}, ValueError, r"num_models must be an integer of at least 1, got 0"),
+    ((2, 2), {"num_models": "3"}, ValueError,
+     r"num_models must be an integer of at least 1, got '3'"),
+    ((2, 2), {"dtype": torch.int32}, TypeError,
+     r"dtype must be a floating-point torch.dtype, got torch.int32"),
+    ((2, 2), {"dtype": "float32"}, TypeError,
+     r"dtype must be a floating-point torch.dtype, got 'float32'"),
+])  # fmt: skip
 def test_sizes(
     unit: type[Unit], arguments: Any, options: Any, error: type[Exception], message: str
 ) -> None:
@@ -75,37 +53,22 @@ def test_sizes(
         unit(*arguments, **options)
 
 
-@pytest.mark.parametrize(
-    ("unit", "options", "message"),
-    [
-        (NPU, {"eps": 0}, "eps must be finite and greater than 0, got 0"),
-        (RealNPU, {"eps": float("nan")}, "eps must be finite and greater than 0, got nan"),
-        (NaiveNPU, {"eps": float("inf")}, "eps must be finite and greater than 0, got inf"),
-        (NALU, {"eps": -1.0}, "eps must be finite and greater than 0, got -1.0"),
-        (iNALU, {"eps": "tiny"}, "eps must be finite and greater than 0, got 'tiny'"),
-        (iNALU, {"omega": 0.0}, "omega must be finite and greater than 0, got 0.0"),
-        (
-            NPU,
-            {"gate_gradient": "none"},
-            "gate_gradient must be 'clip' or 'straight_through', got 'none'",
-        ),
-        (
-            NPU,
-            {"init_im": "glorot"},
-            "init_im must be 'zeros', 'uniform', or finite and at least 0, got 'glorot'",
-        ),
-        (
-            NaiveNPU,
-            {"init_im": -0.1},
-            "init_im must be 'zeros', 'uniform', or finite and at least 0, got -0.1",
-        ),
-        (
-            NPU,
-            {"init_im": None},
-            "init_im must be 'zeros', 'uniform', or finite and at least 0, got None",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("unit", "options", "message"), [
+    (NPU, {"eps": 0}, "eps must be finite and greater than 0, got 0"),
+    (RealNPU, {"eps": float("nan")}, "eps must be finite and greater than 0, got nan"),
+    (NaiveNPU, {"eps": float("inf")}, "eps must be finite and greater than 0, got inf"),
+    (NALU, {"eps": -1.0}, "eps must be finite and greater than 0, got -1.0"),
+    (iNALU, {"eps": "tiny"}, "eps must be finite and greater than 0, got 'tiny'"),
+    (iNALU, {"omega": 0.0}, "omega must be finite and greater than 0, got 0.0"),
+    (NPU, {"gate_gradient": "none"},
+     "gate_gradient must be 'clip' or 'straight_through', got 'none'"),
+    (NPU, {"init_im": "glorot"},
+     "init_im must be 'zeros', 'uniform', or finite and at least 0, got 'glorot'"),
+    (NaiveNPU, {"init_im": -0.1},
+     "init_im must be 'zeros', 'uniform', or finite and at least 0, got -0.1"),
+    (NPU, {"init_im": None},
+     "init_im must be 'zeros', 'uniform', or finite and at least 0, got None"),
+])  # fmt: skip
 def test_options(unit: type[Unit], options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{unit.__name__}: {message}$"):
         unit(2, 2, **options)
@@ -117,40 +80,24 @@ def test_raw_operators() -> None:
     x, w = torch.rand(3, 4), torch.rand(2, 4)
     y = torch.rand(3, 2)
     for call, message in (
-        (
-            lambda: ops.npu_forward(x, w[:, :3], None, None, 1e-7, True),
-            r"x must have last dimension 3 \(in_features\)",
-        ),
-        (
-            lambda: ops.npu_forward(x, w, w[:, :3], None, 1e-7, True),
-            "weight_im must have 8 elements",
-        ),
-        (
-            lambda: ops.npu_forward(x, w, None, torch.rand(3), 1e-7, True),
-            "gate must have 4 elements",
-        ),
-        (
-            lambda: ops.npu_forward(x, w.double(), None, None, 1e-7, True),
-            "weight_re must have the dtype of x",
-        ),
-        (
-            lambda: ops.npu_forward(x.half(), w.half(), None, None, 1e-7, True),
-            "float32 and float64 only",
-        ),
-        (
-            lambda: ops.npu_forward(x, w, None, None, 0.0, True),
-            "eps must be finite and at least the least normal",
-        ),
-        (
-            lambda: ops.npu_forward(x[0], w, None, None, 1e-7, True),
-            "as many dimensions as the weights",
-        ),
-        (
-            lambda: ops.npu_backward(y[:2], x, w, None, None, y, y, 1e-7, False, 3),
-            "grad_y must have 6 elements",
-        ),
+        (lambda: ops.npu_forward(x, w[:, :3], None, None, 1e-7, True),
+         r"x must have last dimension 3 \(in_features\)"),
+        (lambda: ops.npu_forward(x, w, w[:, :3], None, 1e-7, True),
+         "weight_im must have 8 elements"),
+        (lambda: ops.npu_forward(x, w, None, torch.rand(3), 1e-7, True),
+         "gate must have 4 elements"),
+        (lambda: ops.npu_forward(x, w.double(), None, None, 1e-7, True),
+         "weight_re must have the dtype of x"),
+        (lambda: ops.npu_forward(x.half(), w.half(), None, None, 1e-7, True),
+         "float32 and float64 only"),
+        (lambda: ops.npu_forward(x, w, None, None, 0.0, True),
+         "eps must be finite and at least the least normal"),
+        (lambda: ops.npu_forward(x[0], w, None, None, 1e-7, True),
+         "as many dimensions as the weights"),
+        (lambda: ops.npu_backward(y[:2], x, w, None, None, y, y, 1e-7, False, 3),
+         "grad_y must have 6 elements"),
         (lambda: ops.nmu_forward(x, w[0]), "weight must have 2 dimensions"),
         (lambda: ops.nmu_backward(y.double(), x, w, 3), "grad_y must have the dtype of x"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(RuntimeError, match=message):
             call()

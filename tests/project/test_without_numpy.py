@@ -1,8 +1,6 @@
 """An environment without NumPy: layers, training and formulas work, and what needs NumPy says
 so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -51,7 +49,7 @@ def test_quick_start(tmp_path: Path) -> None:
     assert "[1000, 20]" in run_without_numpy("\n".join(example.code for example in page), tmp_path)
 
 
-def test_star_import_leaves_out_the_estimator_which_names_numpy(tmp_path: Path) -> None:
+def test_star_import_leaves_out_the_estimator(tmp_path: Path) -> None:
     assert run_without_numpy(STAR + REGRESSOR, tmp_path).split() == ["3", "False", "numpy"]
     with_numpy = run_python(
         "-c", "import torch\n" + STAR, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path

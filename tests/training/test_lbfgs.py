@@ -1,8 +1,6 @@
 """Batched L-BFGS: torch's iterates one model at a time, independence of the batch, rules, walls,
 resuming."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -13,6 +11,7 @@ from torch import Tensor
 from torch.optim.lbfgs import _strong_wolfe
 
 from npu_kernels.optim.lbfgs import LBFGS, Closure, Status, lbfgs
+from tests.support.compare import assert_equal
 
 
 def rosenbrock(x: Tensor) -> Tensor:
@@ -39,18 +38,13 @@ def starts(models: int = 12, size: int = 6) -> Tensor:
 def with_torch(
     function: Callable[[Tensor], Tensor], x0: Tensor, iterations: int, evaluations: int = 10_000
 ) -> Tensor:
-    found = []
+    results = []
     for row in x0:
         parameter = torch.nn.Parameter(row.clone().unsqueeze(0))
         optimizer = torch.optim.LBFGS(
-            [parameter],
-            max_iter=iterations,
-            max_eval=evaluations,
-            tolerance_grad=1e-8,
-            tolerance_change=0,
-            history_size=10,
-            line_search_fn="strong_wolfe",
-        )
+            [parameter], max_iter=iterations, max_eval=evaluations, tolerance_grad=1e-8,
+            tolerance_change=0, history_size=10, line_search_fn="strong_wolfe",
+        )  # fmt: skip
 
         def closure(parameter: Tensor = parameter) -> Tensor:
             parameter.grad = None
@@ -59,8 +53,8 @@ def with_torch(
             return value.detach()
 
         optimizer.step(closure)
-        found.append(parameter.detach()[0])
-    return torch.stack(found)
+        results.append(parameter.detach()[0])
+    return torch.stack(results)
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 5, 12, 20])
@@ -75,8 +69,7 @@ def test_iterates_are_torchs(iterations: int) -> None:
 
 
 def test_the_first_step_is_at_most_the_gradient() -> None:
-    """As torch's: where the gradient's absolute values add up to less than 1, the first trial is
-    not longer."""
+    """The first trial is as short as torch's where the gradient's absolute values add up to < 1."""
 
     def flat(x: Tensor) -> Tensor:
         return 1e-3 * rosenbrock(x)
@@ -121,8 +114,8 @@ def test_no_model_depends_on_the_others(size: int, compact: bool) -> None:
     together = lbfgs(differentiated(function), x0, max_iterations=60, compact=compact)
     assert len(set(together.evaluations.tolist())) > 1
     for k in range(9):
-        alone = lbfgs(differentiated(function), x0[k : k + 1], max_iterations=60)
-        for ours, theirs in zip(together, alone, strict=True):
+        single = lbfgs(differentiated(function), x0[k : k + 1], max_iterations=60)
+        for ours, theirs in zip(together, single, strict=True):
             assert torch.equal(ours[k], theirs[0])
 
 
@@ -145,7 +138,7 @@ def test_only_running_models_are_evaluated() -> None:
 
 
 def test_finished_models_stay_where_they_are() -> None:
-    """Without `compact` the closure sees all models; those that have finished, at their result."""
+    """The closure without `compact` sees finished models too, at their result."""
     seen = []
 
     def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
@@ -268,7 +261,9 @@ def test_rules_hold_at_their_bounds() -> None:
     assert flat.status.item() == Status.NO_DECREASE
 
 
-def torchs_line_search(rows: Sequence[tuple[float, float]], most: int) -> tuple[list[float], float]:
+def torchs_line_search(
+    rows: Sequence[tuple[float, float]], max_trials: int
+) -> tuple[list[float], float]:
     """The points of torch's line search with that table, and its end."""
     points: list[float] = []
 
@@ -279,7 +274,7 @@ def torchs_line_search(rows: Sequence[tuple[float, float]], most: int) -> tuple[
 
     start, direction = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     f, slope = rows[0][0], torch.full((1,), rows[0][1], dtype=torch.float64)
-    options = {"tolerance_change": 0.0, "max_ls": most}
+    options = {"tolerance_change": 0.0, "max_ls": max_trials}
     _, _, end, _ = _strong_wolfe(function, start, 1.0, direction, f, slope, slope[0], **options)
     return points, float(end)
 
@@ -378,7 +373,7 @@ def test_closures_run_without_a_graph() -> None:
     result = lbfgs(closure, x0, max_iterations=5)
     assert not any(part.requires_grad for part in result)
     expected = lbfgs(differentiated(rosenbrock), x0.detach(), max_iterations=5)
-    assert all(map(torch.equal, result, expected))
+    assert_equal(result, expected)
 
 
 def test_pairs_of_hardly_any_curvature_are_left_out() -> None:
@@ -406,8 +401,7 @@ def test_a_bracket_shorter_than_the_tolerance_ends_a_line_search() -> None:
 
 
 def test_a_step_that_hardly_descends_is_too_long() -> None:
-    """Where f falls by less than a ten-thousandth of what its slope promised, the next trial point
-    lies before it."""
+    """A trial with under 1e-4 of the promised descent is followed by a shorter one."""
     tried = []
 
     def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
@@ -431,8 +425,8 @@ def test_f_never_increases() -> None:
 
 def test_resumed_as_uninterrupted() -> None:
     x0 = starts()
-    whole = LBFGS(differentiated(rosenbrock), x0)
-    while whole.round():
+    uninterrupted = LBFGS(differentiated(rosenbrock), x0)
+    while uninterrupted.round():
         pass
     first = LBFGS(differentiated(rosenbrock), x0)
     for _ in range(37):
@@ -442,69 +436,32 @@ def test_resumed_as_uninterrupted() -> None:
     first.round()  # the state is a copy
     while second.round():
         pass
-    for ours, theirs in zip(second.result(), whole.result(), strict=True):
-        assert torch.equal(ours, theirs)
+    assert_equal(second.result(), uninterrupted.result())
     with pytest.raises(
         ValueError, match=r"lbfgs: its x must be .*shape \(3, 6\), got .*shape \(12, 6\)"
     ):
-        LBFGS(differentiated(rosenbrock), x0[:3]).load_state_dict(whole.state_dict())
+        LBFGS(differentiated(rosenbrock), x0[:3]).load_state_dict(uninterrupted.state_dict())
 
 
-@pytest.mark.parametrize(
-    ("x0", "options", "kind", "message"),
-    [
-        (torch.zeros(3), {}, ValueError, r"x0 must have shape \(K, N\), N at least 1, got \(3,\)"),
-        (torch.zeros(3, 0), {}, ValueError, r"x0 must have shape .* got \(3, 0\)"),
-        (
-            torch.zeros(3, 2).half(),
-            {},
-            TypeError,
-            "x0 must be float32 or float64, got torch.float16",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"history": 0},
-            ValueError,
-            "history must be an integer of at least 1, got 0",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"max_iterations": -1},
-            ValueError,
-            "max_iterations must be an integer of at least 1, got -1",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"max_evaluations": 0},
-            ValueError,
-            "max_evaluations must be an integer of at least 1, got 0",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"max_line_search": 0},
-            ValueError,
-            "max_line_search must be an integer of at least 1, got 0",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"gradient_tolerance": -1.0},
-            ValueError,
-            "gradient_tolerance must be finite and at least 0, got -1.0",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"x_tolerance": -1.0},
-            ValueError,
-            "x_tolerance must be finite and at least 0, got -1.0",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"f_tolerance": math.nan},
-            ValueError,
-            "f_tolerance must be finite and at least 0",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("x0", "options", "kind", "message"), [
+    (torch.zeros(3), {}, ValueError, r"x0 must have shape \(K, N\), N at least 1, got \(3,\)"),
+    (torch.zeros(3, 0), {}, ValueError, r"x0 must have shape .* got \(3, 0\)"),
+    (torch.zeros(3, 2).half(), {}, TypeError, "x0 must be float32 or float64, got torch.float16"),
+    (torch.zeros(3, 2), {"history": 0}, ValueError,
+     "history must be an integer of at least 1, got 0"),
+    (torch.zeros(3, 2), {"max_iterations": -1}, ValueError,
+     "max_iterations must be an integer of at least 1, got -1"),
+    (torch.zeros(3, 2), {"max_evaluations": 0}, ValueError,
+     "max_evaluations must be an integer of at least 1, got 0"),
+    (torch.zeros(3, 2), {"max_line_search": 0}, ValueError,
+     "max_line_search must be an integer of at least 1, got 0"),
+    (torch.zeros(3, 2), {"gradient_tolerance": -1.0}, ValueError,
+     "gradient_tolerance must be finite and at least 0, got -1.0"),
+    (torch.zeros(3, 2), {"x_tolerance": -1.0}, ValueError,
+     "x_tolerance must be finite and at least 0, got -1.0"),
+    (torch.zeros(3, 2), {"f_tolerance": math.nan}, ValueError,
+     "f_tolerance must be finite and at least 0"),
+])  # fmt: skip
 def test_errors(x0: Tensor, options: dict[str, float], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         lbfgs(differentiated(rosenbrock), x0, **options)
@@ -521,14 +478,13 @@ def test_wrong_closures_are_named() -> None:
 def test_empty_batch_and_unchanged_start() -> None:
     assert lbfgs(differentiated(rosenbrock), torch.zeros(0, 4)).x.shape == (0, 4)
     x0 = starts()
-    kept = x0.clone()
+    before = x0.clone()
     lbfgs(differentiated(rosenbrock), x0, max_iterations=3)
-    assert torch.equal(x0, kept)
+    assert torch.equal(x0, before)
 
 
 def kinked(x: Tensor) -> Tensor:
-    """An absolute value across a curved valley: line searches end in the kink, where old pairs
-    mislead."""
+    """An absolute value across a curved valley, in whose kink line searches end."""
     return (x[:, 1:] - x[:, :-1] ** 2).abs().sum(1) + 0.1 * (1 - x[:, :-1]).square().sum(1)
 
 
@@ -562,5 +518,5 @@ def test_restarts_go_on_from_kinks() -> None:
     assert (restarted.f <= stopped.f).all()
     assert (restarted.f < stopped.f).sum() >= 10
     assert not (restarted.status == Status.RUNNING).any()
-    alone = lbfgs(differentiated(kinked), x0[3:4], restart=True, **options)
-    assert torch.equal(alone.x[0], restarted.x[3])
+    single = lbfgs(differentiated(kinked), x0[3:4], restart=True, **options)
+    assert torch.equal(single.x[0], restarted.x[3])

@@ -1,8 +1,6 @@
 """The loops of `training.run` make the same numbers: what is frozen, held in part, or called in
 another way."""
 
-from __future__ import annotations
-
 import copy
 import sys
 import warnings
@@ -115,7 +113,7 @@ def test_parameters_that_are_not_trained(
 
 @needs_library
 def test_a_frozen_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one layer, whose losses and gradients one kernel has."""
+    """Losses and gradients of one layer come from one kernel."""
     model = RealNPU(2, 3, num_models=3, dtype=NUMBERS)
     with torch.no_grad():
         model.gate.copy_(torch.tensor([1.5, -0.5], dtype=NUMBERS).expand(3, 2))
@@ -128,7 +126,7 @@ def test_a_frozen_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gradients_do_not_add_up() -> None:
-    """Also not of parameters that the optimiser does not hold."""
+    """Gradients of parameters that the optimiser does not hold do not add up either."""
     model = nn.Sequential(NPU(2, 3, dtype=NUMBERS), nn.Identity())
     x, y = data(None, NUMBERS)
     with warnings.catch_warnings():
@@ -163,6 +161,16 @@ def _compiled(part: nn.Module) -> None:
     part._compiled_call_impl = _doubled(part)
 
 
+def _forward_of_its_class(part: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = type(part).forward
+    monkeypatch.setattr(type(part), "forward", lambda self, x: 2 * forward(self, x))
+
+
+def _call_of_its_class(part: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = type(part).__call__
+    monkeypatch.setattr(type(part), "__call__", lambda self, x: 2 * call(self, x))
+
+
 REPLACED = {
     "forward": (_forward, "forward of {} is replaced"),
     "call": (_call, "_call_impl of {} is replaced"),
@@ -194,6 +202,27 @@ def test_calls_that_are_replaced(name: str, path: str, monkeypatch: pytest.Monke
     torch.testing.assert_close(result.losses[0], expected)
 
 
+@pytest.mark.parametrize("change", [_forward_of_its_class, _call_of_its_class])
+@pytest.mark.parametrize("path", ["", "0", "1.0"])
+def test_calls_that_are_replaced_on_the_class(
+    path: str, change: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model's own losses, as where its instance has another forward."""
+    model = nn.Sequential(NPU(2, 4, dtype=NUMBERS), nn.Sequential(NAU(4, 3, dtype=NUMBERS)))
+    x, y = data(None, NUMBERS)
+    part = model.get_submodule(path)
+    change(part, monkeypatch)
+    expected = nn.functional.mse_loss(model(x), y)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    reason = captured.obstacle(model, torch.optim.Adam(model.parameters()), CUDA)
+    assert f"of {type(part).__name__} is replaced" in str(reason)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f".*{NOTICE}")
+        result = run(model, x, y, steps=1, lr=0.01)
+    assert not result.fused
+    torch.testing.assert_close(result.losses[0], expected)
+
+
 class _Cuda:
     is_cuda, device = True, torch.device("cuda")
 
@@ -214,7 +243,7 @@ def test_subclasses_call_their_own() -> None:
     x, y = data(None, torch.float32)
     for model in (Chain(NAU(2, 3)), nn.Sequential(Layer(2, 3))):
         expected = nn.functional.mse_loss(model(x), y)
-        with pytest.warns(UserWarning, match="(Chain|Layer) has no place in a chain"):
+        with pytest.warns(UserWarning, match="(forward of Chain|__call__ of Layer) is replaced"):
             result = run(model, x, y, steps=1, lr=0.01)
         assert not result.fused
         torch.testing.assert_close(result.losses[0], expected)
@@ -252,14 +281,10 @@ def _with_grad_hook(layer: Any) -> None:
 
 MODEL_OBSTACLES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
     "empty": (lambda m: [m.pop(0) for _ in range(2)], "the model is empty"),
-    "wide": (
-        lambda m: m.append(NAU(3, plan.WIDEST_NAU + 1)),
-        "torch's own product is faster for a NAU",
-    ),
-    "deep": (
-        lambda m: m.append(NAU(plan.WIDEST_NAU + 1, 3)),
-        "torch's own product is faster for a NAU",
-    ),
+    "wide": (lambda m: m.append(NAU(3, plan.WIDEST_NAU + 1)),
+             "torch's own product is faster for a NAU"),
+    "deep": (lambda m: m.append(NAU(plan.WIDEST_NAU + 1, 3)),
+             "torch's own product is faster for a NAU"),
     "pruned": (lambda m: m[1]._parameters.pop("weight"), "weight of NAU is pruned or parametrized"),
     "shared layer": (lambda m: m.append(m[1]), "a parameter of NAU belongs to two layers"),
     "shared memory": (
@@ -268,23 +293,17 @@ MODEL_OBSTACLES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
         ),
         "a parameter of NAU belongs to two layers",
     ),
-    "other shape": (
-        lambda m: _other_shape(m[1]),
-        r"a parameter of NAU has shape \(6, 3\), which is not the layer's",
-    ),
+    "other shape": (lambda m: _other_shape(m[1]),
+                    r"a parameter of NAU has shape \(6, 3\), which is not the layer's"),
     "not contiguous": (lambda m: _transposed(m[1]), "a parameter of NAU is not contiguous"),
-    "dtype": (
-        lambda m: _doubles(m[1]),
-        "a parameter of NAU is no plain parameter of torch.float32",
-    ),
+    "dtype": (lambda m: _doubles(m[1]),
+              "a parameter of NAU is no plain parameter of torch.float32"),
     "subclass": (lambda m: _subclass(m[1]), "a parameter of NAU is no plain parameter"),
     "gradient hook": (lambda m: _with_grad_hook(m[1]), "a parameter of NAU has hooks"),
     "more parameters": (lambda m: _rename(m[1]), r"a parameter of NAU has shape \(1,\)"),
     "parameter of the chain": (_rename, "a parameter belongs to no layer"),
-    "parameter of a part": (
-        lambda m: m[1].add_module("part", nn.Linear(1, 1)),
-        "a parameter belongs to no layer",
-    ),
+    "parameter of a part": (lambda m: m[1].add_module("part", nn.Linear(1, 1)),
+                            "a parameter belongs to no layer"),
     **{
         name: (
             lambda m, register=register: getattr(m[1], register)(lambda *_: None),
@@ -297,7 +316,7 @@ MODEL_OBSTACLES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
             ("backward pre-hook", "register_full_backward_pre_hook"),
         )
     },
-}
+}  # fmt: skip
 
 
 def _why(model: nn.Module, optimizer: Any = None, x: Tensor | None = None) -> str | None:
@@ -448,7 +467,7 @@ def test_hooks_of_optimizers(register: str) -> None:
 @needs_library
 @pytest.mark.parametrize("maximize", [False, True])
 def test_rmsprop_maximizes(maximize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With weight decay, whose sign does not change."""
+    """Weight decay keeps its sign."""
 
     def prepare(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.RMSprop(
@@ -466,10 +485,10 @@ def test_infinite_weights_stay(kind: Any, monkeypatch: pytest.MonkeyPatch) -> No
     model = NAU(2, 3, clip=False, dtype=NUMBERS)
     with torch.no_grad():
         model.weight.fill_(torch.inf)
-    for found in in_each_loop(
+    for result in in_each_loop(
         model, monkeypatch, lambda m: kind(m.parameters()), project=False, nonfinite="zero"
     ):
-        assert torch.equal(found.model.weight, model.weight)  # type: ignore[arg-type]
+        assert torch.equal(result.model.weight, model.weight)  # type: ignore[arg-type]
 
 
 @needs_library
@@ -477,21 +496,11 @@ def test_groups_and_states_in_another_order(monkeypatch: pytest.MonkeyPatch) -> 
     """Each parameter has its own group's settings; a state has names, not an order."""
 
     def prepare(model: Any) -> torch.optim.Optimizer:
-        optimizer = torch.optim.Adam(
-            [
-                {
-                    "params": [model[2].weight, model[0].gate],
-                    "betas": (0.5, 0.6),
-                    "weight_decay": 0.1,
-                },
-                {"params": [model[1].weight, model[0].weight_re], "maximize": True, "eps": 1e-2},
-                {
-                    "params": [model[0].weight_im],
-                    "decoupled_weight_decay": True,
-                    "weight_decay": 0.5,
-                },
-            ]
-        )
+        optimizer = torch.optim.Adam([
+            {"params": [model[2].weight, model[0].gate], "betas": (0.5, 0.6), "weight_decay": 0.1},
+            {"params": [model[1].weight, model[0].weight_re], "maximize": True, "eps": 1e-2},
+            {"params": [model[0].weight_im], "decoupled_weight_decay": True, "weight_decay": 0.5},
+        ])  # fmt: skip
         for parameter in model.parameters():
             ones = torch.ones_like(parameter)
             optimizer.state[parameter] = {

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from npu_kernels._common.checks import check_whole
 from npu_kernels._common.seeds import stream
-from npu_kernels._jobs.checkpoints import Checkpoint, digest, interruptible
+from npu_kernels._jobs.checkpoint import Checkpoint
+from npu_kernels._jobs.driver import interruptible
+from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._jobs.progress import Progress
 from npu_kernels._laws.series import data as series
 from npu_kernels._laws.series.data import NAME, Series

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from npu_kernels._common.checks import as_number, check_whole
-from npu_kernels._jobs.checkpoints import digest
+from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._laws.products.units import Exponents, constrain
 from npu_kernels._laws.table.refine import Rules
 from npu_kernels._laws.table.search import Settings

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from npu_kernels._jobs.checkpoints import digest
+from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._jobs.progress import Progress
 from npu_kernels._laws.table.estimator import NPURegressor
 from npu_kernels._laws.table.ranks import Exchange
