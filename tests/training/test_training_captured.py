@@ -253,7 +253,7 @@ def test_the_sequence() -> None:
     assert not any(group["capturable"] for group in loop.optimizer.param_groups)
     events.clear()
     rates = torch.linspace(0.01, 0.02, 40, dtype=torch.float64)[None]
-    before = rows.clone(), rates.clone()
+    before = torch.arange(40).view(40, 1) % 20, rates.clone()
     loop.advance(40, rows, rates)
     assert all(map(torch.equal, before, (rows, rates)))
     assert events.count("replay") == 40 - FIRST_STEPS  # there is a state
