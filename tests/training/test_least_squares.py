@@ -201,7 +201,7 @@ def test_of_two_equal_variables_one_takes_the_place_of_the_other() -> None:
 
 
 def test_a_variable_without_any_effect_costs_nothing() -> None:
-    """The whole Jacobian is 0, or not finite."""
+    """The whole Jacobian may be 0, or not finite."""
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double()
     a = torch.zeros(2, 5, 2).double()
     a[1, 0, 0] = math.nan

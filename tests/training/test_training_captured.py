@@ -253,7 +253,7 @@ def test_the_sequence() -> None:
     assert not any(group["capturable"] for group in loop.optimizer.param_groups)
     events.clear()
     rates = torch.linspace(0.01, 0.02, 40, dtype=torch.float64)[None]
-    before = rows.clone(), rates.clone()
+    before = torch.arange(40).view(40, 1) % 20, rates.clone()
     loop.advance(40, rows, rates)
     assert all(map(torch.equal, before, (rows, rates)))
     assert events.count("replay") == 40 - FIRST_STEPS  # there is a state
@@ -263,7 +263,7 @@ def test_the_sequence() -> None:
 
 @pytest.mark.usefixtures("gpu_is_played")
 def test_when_the_state_has_begun() -> None:
-    """That of each parameter which is trained: of some of them is not enough."""
+    """The state of each trained parameter has to have begun, not of some of them."""
     rates = torch.full((1, 20), 0.01, dtype=torch.float64)
     loop = _loop(Captured, None)
     loop.model[0].gate.requires_grad_(False)
