@@ -218,8 +218,8 @@ def _is_lazy(tensor: Tensor) -> bool:
 def _memory_obstacle(
     layers: Iterable[nn.Module], optimizer: torch.optim.Optimizer, data: Iterable[Tensor]
 ) -> str | None:
-    if any(map(_is_lazy, data)):
-        return "the data are lazily negated, or zeros without memory"
+    if any(tensor._is_zerotensor() for tensor in data):
+        return "the data are zeros without memory"
     parameters = [p for layer in layers for p in layer._parameters.values() if p is not None]
     moments = [t for p in parameters for t in optimizer.state.get(p, {}).values()]
     written = [*parameters, *(t for t in moments if isinstance(t, Tensor))]

@@ -112,7 +112,7 @@ TRAINING = [
         "plan-order-of-the-kinds": ("= (Npu, Nmu, Nmru, Nau)", "= (Npu, Nmru, Nmu, Nau)"),
     }),
     *mutants(PACKAGE + "_loops/steps.py", "tests/training/test_training_loops.py", {
-        "run-gradients-that-add-up": ("        self.model.zero_grad()", "        pass"),
+        "run-gradients-that-add-up": ("                parameter.grad = None", "                pass"),
         "run-nothing-trained": ("            if error.requires_grad:", "            if True:"),
     }),
     *mutants(PACKAGE + "_loops/steps.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
@@ -123,7 +123,7 @@ TRAINING = [
         "run-generator-of-a-checkpoint": ("generator.set_state(drawn)", "pass"),
         "run-schedule-of-a-checkpoint": (".load_state_dict(schedule)", ".state_dict()"),
         "run-rate-left-behind": ('group["lr"] = rate[-1].item()', "pass"),
-        "run-step-of-a-schedule": ("float(schedule(done + n + 1))", "float(schedule(done + n))"),
+        "run-step-of-a-schedule": ("range(done + 1, done + steps + 1)", "range(done, done + steps)"),
     }),
     *mutants(PACKAGE + "training/_runs.py", "tests/training/test_training_run_settings.py", {
         "run-rows-of-every-seed": ("manual_seed(int(torch.randint(2**62, ())))", "manual_seed(0)"),

@@ -109,24 +109,24 @@ def test_raw_operators() -> None:
 def test_memory_smaller_than_a_tensor(size: int) -> None:
     """Freed or smaller memory is an error of operators and layers, of any strides."""
 
-    def shrunk(*shape: int) -> torch.Tensor:
-        tensor = torch.rand(shape)
+    def shrunk(tensor: torch.Tensor) -> torch.Tensor:
         tensor.untyped_storage().resize_(size)
         return tensor
 
     x, w, y = torch.rand(2, 4), torch.rand(2, 4), torch.rand(2, 2)
+    small, gate, strided = (
+        shrunk(t) for t in (torch.rand(2, 4), torch.rand(8)[4:], torch.rand(4, 2).t())
+    )
     layer = NPU(4, 2)
-    layer.weight_im.data = shrunk(2, 4)
+    layer.weight_im.data = small
     calls = {
-        "npu_forward: x": lambda: ops.npu_forward(shrunk(2, 4), w, None, None, 1e-7, True),
-        "npu_forward: gate": lambda: ops.npu_forward(
-            x, w, None, shrunk(8)[4:], 1e-7, True
-        ),
-        "nmu_backward: weight": lambda: ops.nmu_backward(y, x, shrunk(2, 4), 3),
-        "npu_forward: weight_re": lambda: functional.npu(x, shrunk(4, 2).t()),
+        "npu_forward: x": lambda: ops.npu_forward(small, w, None, None, 1e-7, True),
+        "npu_forward: gate": lambda: ops.npu_forward(x, w, None, gate, 1e-7, True),
+        "nmu_backward: weight": lambda: ops.nmu_backward(y, x, small, 3),
+        "npu_forward: weight_re": lambda: functional.npu(x, strided),
         "npu_forward: weight_im": lambda: layer(x),
-        "nmu_forward: x": lambda: NMU(4, 2)(shrunk(2, 4)),
-    }  # fmt: skip
+        "nmu_forward: x": lambda: NMU(4, 2)(small),
+    }
     for name, call in calls.items():
         with torch.no_grad(), pytest.raises(RuntimeError, match=f"^{name} must have memory"):
             call()
