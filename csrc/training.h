@@ -165,7 +165,7 @@ T sign(T v) {
 template <typename T>
 T slope(T w, bool madsen) {
   const T size = std::abs(w), s = madsen ? size : w, other = std::abs(1 - s);
-  const T near = sign(w), far = (madsen ? near : T(1)) * sign(s - 1);
+  const T near = sign(w), far = near * sign(s - 1);
   return size < other ? near : (size > other ? far : (size == other ? (near + far) / 2 : size + other));  // nan stays
 }
 

@@ -85,8 +85,8 @@ def _backward_rule(layer: ops.Layer) -> Callable[..., list[tuple[list[Any], list
         for placements in _shardings(layer, *tensors[:2]):
             y = placements["y"][0]
             grads = [
-                placements[name][1] if needs >> bit & 1 and t is not None else dt.Replicate()
-                for bit, (name, t) in enumerate(zip(("x", *layer.weights), tensors, strict=True))
+                placements[name][1] if needs >> bit & 1 else dt.Replicate()
+                for bit, name in enumerate(("x", *layer.weights))
             ]
             operands = [y, *_operands(layer, placements, tensors), *[y] * len(layer.saved)]
             strategies.append((grads, [*operands, *(None for _ in options)]))

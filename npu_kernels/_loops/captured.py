@@ -25,7 +25,6 @@ from npu_kernels._common.chains import STEADY, chain
 from npu_kernels._common.notices import warn
 from npu_kernels._loops import plan
 from npu_kernels._loops.steps import Ordinary
-from npu_kernels.layers import Unit
 
 FIRST_STEPS = 3  # made one by one before a capture
 FEWEST_STEPS = 16  # of a call for which a graph is captured
@@ -44,11 +43,9 @@ def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> s
     if problem is not None:
         return problem
     for _, layer in chain(model):
-        title = type(layer).__name__
         if type(layer) not in STEADY:
+            title = type(layer).__name__
             return f"{title} may do something else at each step, which a CUDA graph would not"
-        if isinstance(layer, Unit) and not layer.intervals.keys() <= layer._parameters.keys():
-            return f"a parameter of {title} is pruned or parametrized"
     for parameter in model.parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             return "a parameter has hooks"

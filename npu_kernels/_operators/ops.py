@@ -256,7 +256,7 @@ def _forward_shapes(layer: Layer) -> Callable[..., Any]:
         if not kept_dtypes:
             return y
         kept_shape = shape if arguments[-1] else [0]
-        return y, *(x.new_empty(kept_shape, dtype=kept or dtype) for kept in kept_dtypes)
+        return y, *(x.new_empty(kept_shape, dtype=stored or dtype) for stored in kept_dtypes)
 
     return shapes
 

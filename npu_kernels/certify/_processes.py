@@ -130,9 +130,9 @@ def _distributed(rank: int, column: Column) -> None:
     leaves = RECORDS["npu"].sample(4, 4, 4, device=column.device).requires_grad().leaves()
     y = functional.npu(*leaves)
     expected = [y, *torch.autograd.grad(y.square().sum(), leaves)]
-    same, split = Replicate(), Shard(0)
-    for of_x, of_weight in ((same, same), (split, same), (same, split)):
-        placed: list[Any] = [of_x, of_weight, of_weight, same]
+    copies, rows_apart = Replicate(), Shard(0)
+    for of_x, of_weight in ((copies, copies), (rows_apart, copies), (copies, rows_apart)):
+        placed: list[Any] = [of_x, of_weight, of_weight, copies]
         spread = [
             distribute_tensor(leaf.detach(), mesh, [placement]).requires_grad_()
             for leaf, placement in zip(leaves, placed, strict=True)

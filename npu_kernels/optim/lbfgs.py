@@ -100,9 +100,8 @@ def _cubic_minimum(t: Tensor, f: Tensor, slope: Tensor, low: Tensor, high: Tenso
     share = (upper_slope + root - first) / (upper_slope - lower_slope + 2 * root)
     minimum = upper - (upper - lower) * share
     # Not finite: also where the root is of a negative number, or an f is infinite.
-    return torch.where(
-        minimum.isfinite(), torch.minimum(torch.maximum(minimum, low), high), (low + high) / 2
-    )
+    within = torch.minimum(torch.maximum(minimum, low), high)
+    return torch.where(minimum.isfinite(), within, (low + high) / 2)
 
 
 class LBFGS:
@@ -175,7 +174,7 @@ class LBFGS:
             return zeros(dtype=torch.long)
 
         pairs = self.history, x0.shape[1]
-        self.x = x0.detach().clone(memory_format=torch.contiguous_format)  # the last accepted point
+        self.x = x0.detach().clone()  # the last accepted point
         self.f, self.g = zeros(), torch.zeros_like(self.x)  # value and gradient at x
         self.direction, self.slope = torch.zeros_like(self.x), zeros()  # slope: along it at x
         self.t, self.purpose = zeros(), counts()  # the trial point is x + t direction
@@ -362,9 +361,9 @@ class LBFGS:
         worse = (f > limit) | (f >= self.end_f[index, low])
         good = ~worse & (slope.abs() <= -WOLFE * self.slope[index])
         width = self.end_t[index, high] - self.end_t[index, low]
-        turn = ~worse & (slope * width >= 0)
+        turn = slope * width >= 0
 
-        if turn.any():  # the better end so far becomes the other one
+        if turn.any():  # the better end so far becomes the other one, or the trial point does
             old, end = index[turn], low[turn]
             tensors = self.end_t, self.end_f, self.end_slope, self.end_g
             self._set_end(old, high[turn], *(tensor[old, end] for tensor in tensors))

@@ -1,7 +1,5 @@
 """The walk through a chain of layers, and calls that are not those of the layers' classes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

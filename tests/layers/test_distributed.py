@@ -1,5 +1,6 @@
 """Several processes give the numbers of one."""
 
+import copy
 import itertools
 import os
 import socket
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from npu_kernels import NAU, NMU, NPU, functional, use_backend
+from npu_kernels import NAU, NMU, NPU, RealNPU, functional, use_backend
 from npu_kernels._operators import dispatch
 from npu_kernels._testing.samples import RECORDS, CountCalls, Sample, normwise_error
 from tests.conftest import needs_library
@@ -204,6 +205,40 @@ def _on_a_mesh(rank: int, ranks: int) -> None:
     _operators(rank, ranks, (2, ranks // 2))
 
 
+class _Larger(NAU):
+    """A unit with a parameter that is not one of a unit."""
+
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        self.more = nn.Linear(2, 2)
+
+
+class _Scaled(nn.Module):
+    """A model whose call takes more than tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, factor: float) -> Tensor:
+        return factor * self.model(x)
+
+
+def _inputs_of_models(spread: nn.Module, unsharded: nn.Module, ranks: int) -> None:
+    """A DTensor stays one, and what is no tensor stays what it is."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    from npu_kernels.sharding import shard_models
+
+    mesh = init_device_mesh("cpu", (ranks,))
+    x = torch.randn(9, 3, dtype=torch.float64)
+    gathered = spread(distribute_tensor(x, mesh, [Replicate()])).full_tensor()
+    assert normwise_error(gathered, unsharded(x)) < 1e-10
+    scaled = shard_models(_Scaled(copy.deepcopy(unsharded)), mesh)
+    assert normwise_error(scaled(x, 2.0).full_tensor(), 2.0 * unsharded(x)) < 1e-10
+
+
 def _models(rank: int, ranks: int) -> None:
     """An ensemble over the ranks: each keeps its share, and trains it as one process does."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -211,10 +246,9 @@ def _models(rank: int, ranks: int) -> None:
     from npu_kernels.sharding import shard_models
 
     options: Any = {"num_models": 4, "dtype": torch.float64}
-    unsharded = nn.Sequential(
-        NPU(3, 5, init_im=0.3, **options), NAU(5, 4, **options), NMU(4, 2, **options)
-    )
-    spread = nn.Sequential(NPU(3, 5, **options), NAU(5, 4, **options), NMU(4, 2, **options))
+    layers = NAU(5, 4, **options), RealNPU(4, 4, **options), NMU(4, 2, **options)
+    unsharded = nn.Sequential(NPU(3, 5, init_im=0.3, **options), *layers)
+    spread = nn.Sequential(NPU(3, 5, **options), *copy.deepcopy(layers))
     spread.load_state_dict(unsharded.state_dict())
     for model in (unsharded, spread):
         model[0].gate.requires_grad_(False)
@@ -232,8 +266,14 @@ def _models(rank: int, ranks: int) -> None:
             optimizer.step()
     for parameter, want in zip(spread.parameters(), unsharded.parameters(), strict=True):
         assert normwise_error(parameter.full_tensor(), want) < 1e-10  # type: ignore[attr-defined]
+    _inputs_of_models(spread, unsharded, ranks)
     with pytest.raises(ValueError, match=r"units with one num_models, got \['None'\]"):
         shard_models(_model(), init_device_mesh("cpu", (ranks,)))
+    for stranger in (nn.Linear(5, 5), _Larger(5, 5, num_models=4)):
+        with pytest.raises(ValueError, match=r"units with one num_models, got \['4'\]"):
+            shard_models(
+                nn.Sequential(NPU(3, 5, num_models=4), stranger), init_device_mesh("cpu", (ranks,))
+            )
     with pytest.raises(ValueError, match=r"units with one num_models, got \['2', '4'\]"):
         shard_models(
             nn.Sequential(NPU(3, 5, num_models=2), NAU(5, 4, num_models=4)),

@@ -54,9 +54,15 @@ EXTENSION = [
         "train-upper-end": ("(values[n] > high ? high : values[n])", "values[n]"),
     }),
     *mutants("csrc/training.h", "tests/training/test_training_loops.py", {
-        "train-clamp-of-frozen-parameters": ("step == 0 ? clamp(p.low, p.high, count, values) : void();", "void();"),
+        "train-clamp-of-frozen-parameters": ("if (!p.trained) return clamp(p.low, p.high, count, values);", "if (!p.trained) return;"),
         "train-rmsprop-maximizes": ("o.maximize ? -grad[n] : grad[n]", "o.maximize ? grad[n] : grad[n]"),
         "train-rmsprop-decay": ("(decay != 0 ? decay * p[n] : T(0))", "T(0)"),
+        "train-decay-of-infinite-weights": ("(decay != 0 ? decay * p[n] : T(0))", "decay * p[n]"),
+    }),
+    *mutants("csrc/training.h", "tests/training/test_training_plan.py -k 'one_end or only or frozen'", {
+        "train-interval-without-an-upper-end": ("return low > -HUGE_VAL || high < HUGE_VAL;", "return high < HUGE_VAL;"),
+        "train-interval-without-a-lower-end": ("return low > -HUGE_VAL || high < HUGE_VAL;", "return low > -HUGE_VAL;"),
+        "train-memory-that-is-only-read": ("if (!bounded(lowest, highest)) return;", ""),
     }),
     *mutants("csrc/core/ode/adaptive_backward.h", ("ode_adaptive", "tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or checkpoints'"), {
         "adaptive-slope-at-the-end-of-a-step": ("return S::fma(before, of_last, sum);", "return sum;"),
@@ -187,6 +193,24 @@ EXTENSION = [
     }),
     *mutants("csrc/adaptive.cpp", "tests/ode/test_ode_adaptive_kernel.py -k overflows", {
         "adaptive-sum-of-counts": (" && found[4 * row] <= times.numel(),", ","),
+    }),
+    *mutants("csrc/adaptive.cpp", "tests/ode/test_ode_adaptive_kernel.py -k operands", {
+        "adaptive-dtype-of-an-operand": ("check(t.scalar_type() == dtype && t.is_cpu()", "check(t.is_cpu()"),
+        "adaptive-device-of-an-operand": ("dtype && t.is_cpu() && t.is", "dtype && t.is"),
+        "adaptive-strides-of-an-operand": ("t.is_contiguous() && t.numel() == count,", "t.numel() == count,"),
+        "adaptive-size-of-an-operand": ("t.is_contiguous() && t.numel() == count,", "t.is_contiguous(),"),
+        "adaptive-dimensions-of-u0": (" && u0.dim() == 3 && ", " && u0.dim() > 1 && "),
+        "adaptive-models-of-u0": ("u0.size(0) == weight_re.size(0) &&", "u0.size(0) > 0 &&"),
+        "adaptive-one-time": ("check(count > 1,", "check(count > 0,"),
+        "adaptive-pair-of-more-numbers": ("check(pair.size() == size_t", "check(pair.size() >= size_t"),
+        "adaptive-eps-too-small": ("eps >= std::numeric_limits<T>::min() &&", "eps > 0 &&"),
+        "adaptive-infinite-eps": (" && eps <= std::numeric_limits<T>::max(),", ","),
+        "adaptive-dimensions-of-a-weight": ("check(weight_re.dim() == 3 && ", "check("),
+        "adaptive-number-of-counts": ("ScalarType::Long, 4 * n.rows);", "ScalarType::Long, counts.numel());"),
+        "adaptive-gradients-that-nobody-needs": ("const bool wanted = like[i] && needs >> i & 1;", "const bool wanted = bool(like[i]);"),
+        "adaptive-gradient-of-times-that-nobody-needs": ("const bool of_t = needs >> 5 & 1;", "const bool of_t = true;"),
+        "adaptive-negative-counts": ("check(found[4 * row] >= 0 && found", "check(found"),
+        "adaptive-negative-distance-of-states": ("check(every > 0, ", "check(every != 0, "),
     }),
     *mutants("csrc/core/ode/adaptive.h", "tests/ode/test_ode_adaptive_steps.py", {
         "adaptive-guess-without-a-state": ("d0 < 1e-5 || d1 < 1e-5 ?", "d1 < 1e-5 ?"),

@@ -1,4 +1,4 @@
-"""Mutants of the Python code."""
+"""Mutants of the Python code that has no file of its own here."""
 
 from __future__ import annotations
 
@@ -46,212 +46,6 @@ REFERENCE = [
         "reference-nau-clip-at-the-ends": ("(weight >= -1) & (weight <= 1)", "(weight > -1) & (weight < 1)"),
         "reference-nau-clip-below": ("weight.clamp(-1, 1) if clip else weight)\n\n\ndef", "weight.clamp(0, 1) if clip else weight)\n\n\ndef"),
         "reference-nau-shared-x": ("            grad_x = grad_x.sum(0)\n        grad_x = grad_x.reshape", "            grad_x = grad_x[0]\n        grad_x = grad_x.reshape"),
-    }),
-]  # fmt: skip
-
-TRAINING = [
-    *mutants(PACKAGE + "_loops/captured.py", "tests/training/test_training_captured.py", {
-        "captured-numbers-that-vary": ("varies = (schedules != schedules[:, :1]).any(1)", "varies = (schedules != schedules[:, :1]).all(1)"),
-        "captured-rate-afterwards": ('group["capturable"], group["lr"] = before, rate', 'group["capturable"] = before'),
-        "captured-number-of-steps": ("= count.copy_(state[\"step\"])", "= count"),
-        "captured-gradients": ("        self.clear()  # the gradients", "        pass  # the gradients"),
-        "captured-recorded-steps": ("if (done + step) % self.every == 0:", "if step % self.every == 0:"),
-        "captured-hooks": ("if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:", "if parameter._backward_hooks:"),
-        "captured-rows": ("            self.rows.copy_(self.all_rows[step])", "            pass"),
-    }),
-    *mutants(PACKAGE + "_loops/functions.py", "tests/training/test_training.py", {
-        "training-regularizer-form": ('(t.abs() if form == "madsen" else t)', "t"),
-        "training-mse-axis": ("reshape(num_models, count).mean(1)", "reshape(num_models, count).sum(1)"),
-        "training-mse-sign": ("* scale * (y - target),)", "* scale * (target - y),)"),
-        "training-mse-count": ("count = y.numel() // (y.shape[0] if models else 1)", "count = y.numel()"),
-        "training-schedule-first-step": ("self.iteration % self.interval == 0", "self.iteration % self.interval == 1"),
-        "training-schedule-end": ("min(self.beta * self.growth, self.end)", "self.beta * self.growth"),
-        "training-gates-flag-ignored": ("if gates and interval is not None:", "if interval is not None:"),
-        "training-own-intervals": ("*(interval or (-weights, weights))", "-weights, weights"),
-        "training-shared-parameters": ("used[id(parameter)] = parameter if", "used[id(parameter) + id(module)] = parameter if"),
-        "training-penalty-axis": ("t.reshape(num_models, -1).sum(1) for t in terms", "t.reshape(num_models, -1).mean(1) for t in terms"),
-        "training-penalty-of-all-units": ("num_models, only_whole=True)", "num_models)"),
-        "training-state-of-the-schedule": ('= beta, state["iteration"]', '= state["beta"], 0'),
-    }),
-    *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
-        "run-penalties-of-all-units": ("            if whole or name not in ONLY_WHOLE:", "            if True:"),
-        "run-hooks": ("            if attributes[name]:", "            if False:"),
-        "run-number-of-steps": ('["step"] += steps', '["step"] += 1'),
-        "run-version": ("torch.autograd.graph.increment_version([*written, *moments, self.losses])", "pass"),
-        "run-bound": ("low, high = interval or (-(bound or 0.0), bound or 0.0)", "low, high = interval or (-1.0, 1.0)"),
-    }),
-    *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_loops.py", {
-        "run-frozen-weights-are-trained": ("if parameter.requires_grad else None", ""),
-        "run-hooks-of-all-modules": ("if torch_module._has_any_global_hook():", "if False:"),
-        "run-calls-that-are-replaced": ("        if method is not None:", "        if False:"),
-        "run-compiled-modules": ("if part._compiled_call_impl is not None:", "if False:"),
-        "run-shape-of-a-parameter": ("if parameter.shape != shape:", "if False:"),
-        "run-memory-of-two-parameters": ("if parameter.data_ptr() in seen:", "if False:"),
-        "run-parameters-of-no-layer": ("    nested = any(layer._modules for layer in layers)\n", "    nested = False\n"),
-        "run-state-of-other-settings": ('if state.keys() != {"step", *names}:', "if False:"),
-        "run-order-of-a-state": (
-            "moments += [state[name] for name in update.names]",
-            'moments += [v for n, v in state.items() if n != "step"]',
-        ),
-        "run-version-of-clamped-parameters": (
-            "if group is not None or key in intervals:",
-            "if group is not None:",
-        ),
-    }),
-    *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_run_errors.py -k storage", {
-        "run-freed-storages": ("    if storage < needed:", "    if False:"),
-        "run-offset-in-a-storage": ("(tensor.storage_offset() + last)", "(2 * tensor.storage_offset() + last)"),
-    }),
-    *mutants(PACKAGE + "_common/chains.py", "tests/common/test_chains.py tests/training/test_training_loops.py", {
-        "chains-methods-of-a-class": ("    if methods == defined:", "    if True:"),
-        "chains-of-another-call": ("not (any_call or replaced_method(model) is None)", "False"),
-        "chains-units-of-another-call": ("isinstance(layer, Unit) and replaced_method(layer) is None", "isinstance(layer, Unit)"),
-    }),
-    *mutants(PACKAGE + "_loops/records.py", "tests/training/test_training_plan.py -k fields", {
-        "plan-fields-not-compared": ("    if theirs != fields():", "    if not theirs:"),
-        "plan-order-of-the-kinds": ("= (Npu, Nmu, Nmru, Nau)", "= (Npu, Nmru, Nmu, Nau)"),
-    }),
-    *mutants(PACKAGE + "_loops/steps.py", "tests/training/test_training_loops.py", {
-        "run-gradients-that-add-up": ("                parameter.grad = None", "                pass"),
-        "run-nothing-trained": ("            if error.requires_grad:", "            if True:"),
-    }),
-    *mutants(PACKAGE + "_loops/steps.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
-        "run-weights-of-errors": ("squares.mean() if self.models is None else squares.mean((1, 2))", "squares.mean()"),
-        "run-not-finite": ("parameter.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)", "pass"),
-    }),
-    *mutants(PACKAGE + "training/_runs.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
-        "run-generator-of-a-checkpoint": ("generator.set_state(drawn)", "pass"),
-        "run-schedule-of-a-checkpoint": (".load_state_dict(schedule)", ".state_dict()"),
-        "run-rate-left-behind": ('group["lr"] = rate[-1].item()', "pass"),
-        "run-step-of-a-schedule": ("range(done + 1, done + steps + 1)", "range(done, done + steps)"),
-    }),
-    *mutants(PACKAGE + "training/_runs.py", "tests/training/test_training_run_settings.py", {
-        "run-rows-of-every-seed": ("manual_seed(int(torch.randint(2**62, ())))", "manual_seed(0)"),
-        "run-rate-beside-an-optimiser": ("                group[\"lr\"] = lr\n", "                pass\n"),
-        "run-rate-of-another-group": ("float(group[\"lr\"])", "float(self.groups[0][\"lr\"])"),
-        "run-rows-at-once": ("max(1, MOST_DRAWN // drawn.batch)", "steps"),
-        "run-negative-rows": ("rows.min() < 0 or ", ""),
-        "run-row-behind-the-last": ("rows.max() >= count", "rows.max() > count"),
-        "run-answers-of-callbacks": ("any(answer is True for answer in answers)", "any(answers)"),
-        "run-last-callback": ("(task.done % between and task.done < steps)", "(task.done % between)"),
-        "run-strides-of-y": ("y=y.contiguous()", "y=y"),
-    }),
-    *mutants(PACKAGE + "training/_runs.py", ("tests/jobs/test_continued_runs.py -k 'refused or moves or beginning or once'", "tests/jobs/test_crafted_files.py -k Training"), {
-        "run-checkpoint-model": ("            model=described(loop.model, Unit),\n", ""),
-        "run-checkpoint-requires-grad": ("            requires_grad=str(trained),\n", ""),
-        "run-checkpoint-optimiser": ("            **continued.settings(loop.optimizer, loop.model, self.lr),\n", ""),
-        "run-checkpoint-every": ("            every=str(loop.every),\n", ""),
-        "run-checkpoint-penalties": ("            penalties=str(weights),\n", ""),
-        "run-checkpoint-project": ("            project=str((loop.gates, loop.bound)),\n", ""),
-        "run-checkpoint-nonfinite": ("            nonfinite=str(loop.finite),\n", ""),
-        "run-checkpoint-data": ("digest(loop.x, loop.y, rows.indices, loop.weight)", "digest(loop.x, rows.indices, loop.weight)"),
-        "run-checkpoint-seed": ("None if rows.seeded else rows.generator", "rows.generator"),
-        "run-checkpoint-done": ("\"done\", 0, self.total)", "\"done\", 0)"),
-        "run-checkpoint-lacks-a-state": ("needed = done > 0 and isinstance(loop, Fused)", "needed = False"),
-        "run-checkpoint-later-settings": ("    @functools.cached_property\n", "    @property\n"),
-    }),
-    *mutants(PACKAGE + "training/_continued.py", ("tests/jobs/test_continued_runs.py -k 'refused or moves or callbacks or own'", "tests/jobs/test_crafted_files.py -k Training"), {
-        "run-checkpoint-group": ("        if group[\"params\"] != old[\"params\"]:", "        if False:"),
-        "run-checkpoint-negative-step": ("low = 0.0 if name.endswith(\" step,\") else -math.inf", "low = -math.inf"),
-        "run-checkpoint-schedule-untried": ("copy.deepcopy(schedules[name]).load", "schedules[name].load"),
-        "run-checkpoint-growth": (", setting.growth)", ",)"),
-        "run-checkpoint-trained-parameters": ("\"optimizer.params\": str(trained)", "\"optimizer.params\": \"\""),
-    }),
-    *mutants(PACKAGE + "_jobs/fingerprint.py", "tests/jobs/test_checkpoints.py -k 'digest or description or said'", {
-        "checkpoint-negative-bit": (".resolve_neg()", ""),
-        "checkpoint-strides": (".contiguous().view", ".view"),
-        "checkpoint-parts-of-a-digest": ("f\"{len(text)} \".encode() + text", "text"),
-        "checkpoint-options-of-a-unit": ("part.training, _options(part, units)", "part.training"),
-        "checkpoint-entries-that-are-gone": ("for name in {**current, **saved}:", "for name in current:"),
-    }),
-    *mutants(PACKAGE + "_jobs/checkpoint.py", ("tests/jobs/test_checkpoints.py -k how", "tests/jobs/test_continued_runs.py -k before"), {
-        "checkpoint-before-any-step": ("        job.fingerprint  #", "        pass  #"),
-        "checkpoint-clock": ("        self._saved = time.monotonic()\n", "        pass\n"),
-    }),
-    *mutants(PACKAGE + "_jobs/driver.py", "tests/jobs/test_checkpoints.py -k 'how or slices or ctrl'", {
-        "checkpoint-at-the-end": ("        if file is not None:\n            file.save()\n", ""),
-    }),
-    *mutants(PACKAGE + "_jobs/saved.py", ("tests/jobs/test_checkpoints.py -k 'numbers or memory'", "tests/jobs/test_crafted_files.py -k Training"), {
-        "saved-bools": ("type(value) is not int or", "not isinstance(value, int) or"),
-        "saved-infinite": ("math.isfinite(value) and ", ""),
-        "saved-strides": (".clone(memory_format=torch.contiguous_format)", ""),
-        "saved-dtype": ("value.dtype is not dtype or not sizes", "not sizes"),
-        "saved-sizes": ("value.dtype is not dtype or not sizes", "value.dtype is not dtype"),
-    }),
-    *mutants(PACKAGE + "optim/__init__.py", "tests/training/test_optim.py", {
-        "optim-hooks-behind-a-step": ("            and not self._optimizer_step_post_hooks\n", ""),
-        "optim-hooks-of-the-first-step": ("            _TorchAdam([torch.empty(0)])  #", "            pass  #"),
-        "optim-global-hooks": ("            and not _global_optimizer_pre_hooks\n", ""),
-        "optim-found-inf": ('            and getattr(self, "found_inf", None) is None\n', ""),
-        "optim-zero-grad": ("if not set_to_none:\n            super().zero_grad(set_to_none=False)", "if not set_to_none:\n            super().zero_grad(set_to_none=True)"),
-        "optim-forced-backend": ("dispatch.forced() in dispatch.FAST_PATH\n", "True\n"),
-    }),
-    *mutants(PACKAGE + "optim/lbfgs.py", "tests/training/test_lbfgs.py", {
-        "lbfgs-curvature": ("keep = curvature > LEAST_CURVATURE", "keep = curvature > -1"),
-        "lbfgs-armijo": ("(f > start + ARMIJO * t * start_slope)", "(f > start)"),
-        "lbfgs-wolfe-while-zooming": ("good = ~worse & (slope.abs() <= -WOLFE * self.slope[index])", "good = ~worse"),
-        "lbfgs-length-of-a-search": ("exhausted = searched >= self.max_line_search", "exhausted = searched > self.max_line_search"),
-        "lbfgs-hesitation": ("moved = close & (self.hesitant[index] | (t >= upper) | (t <= lower))", "moved = close"),
-        "lbfgs-youngest-pair": ("torch.arange(1, depth + 1, device=pairs.device)", "torch.arange(0, depth, device=pairs.device)"),
-        "lbfgs-scale": ("curvature[keep] / _dot(change[keep], change[keep])", "curvature[keep] / _dot(step[keep], step[keep])"),
-        "lbfgs-stale-pairs": ("            self.rho[restarted] = 0.0\n", ""),
-        "lbfgs-margin": ("margin = 0.1 * (upper - lower)", "margin = 0.2 * (upper - lower)"),
-        "lbfgs-evaluations": ("self.evaluations[index] >= self.max_evaluations", "self.evaluations[index] > self.max_evaluations"),
-        "lbfgs-small-step": ("step.abs().amax(1) <= self.x_tolerance", "step.abs().amin(1) <= self.x_tolerance"),
-        "lbfgs-wall": ("f = torch.where(bad, math.inf, f)", "f = torch.where(bad, 0.0, f)"),
-        "lbfgs-first-step": ("short = (1 / g.abs().sum(1).double()).clamp(max=1.0)", "short = 1 / g.abs().sum(1).double()"),
-        "lbfgs-finished-rows": ("self.status[rows] == Status.RUNNING, self.t[rows], 0.0", "self.status[rows] >= 0, self.t[rows], 0.0"),
-    }),
-]  # fmt: skip
-
-TIME_LOOP = [
-    *mutants(PACKAGE + "_time_loop/reference.py", ("tests/ode/test_ode_kernel.py -k 'eager_adjoint or transforms or second or alone or fused'", "tests/ode/test_ode.py -k 'torchdiffeq or order or gradcheck'"), {
-        "ode-coefficients-of-the-adjoint": ("(dt * triangle[j - 1][i]) * dv[j]", "(dt * triangle[j][i]) * dv[j]"),
-        "ode-derivatives-of-every-stage": ("if i == 0 and grad_derivatives is not None:", "if grad_derivatives is not None:"),
-        "ode-gradient-of-the-states": ("            g = g + grad_trajectory[..., n, :]\n", "            g = g + 0 * grad_trajectory[..., n, :]\n"),
-        "ode-adjoint-clip-of-the-weight": ("grads[3].where((weight >= -1) & (weight <= 1), 0)", "grads[3].where(weight <= 1, 0)"),
-    }),
-    *mutants(PACKAGE + "_time_loop/methods.py", "tests/ode/test_ode.py -k 'torchdiffeq or order or gradcheck'", {
-        "ode-tableau": ("_RK4_38 = (1 / 3, -1 / 3, 1.0,", "_RK4_38 = (1 / 3, 1 / 3, 1.0,"),
-    }),
-    *mutants(PACKAGE + "ode/_solver.py", ("tests/ode/test_ode.py -k 'checkpointed or shapes or nonfinite or euler'", "tests/ode/test_ode_kernel.py -k 'alone or options or checkpointed or fused'"), {
-        "ode-finite-ignored": ("if raises and not finite:", "if raises and finite is None:"),
-        "ode-clip-of-the-layer": ("power.gate_gradient, nau.clip,", "power.gate_gradient, True,"),
-    }),
-    *mutants(PACKAGE + "_time_loop/loop.py", ("tests/ode/test_ode_kernel.py -k 'differentiated or alone or second or fused or options or checkpointed'", "tests/ode/test_ode.py -k 'checkpointed or shapes or nonfinite or euler or errors'"), {
-        "ode-derivatives-of-every-segment": ("last = with_last and first + count == steps", "last = with_last"),
-        "ode-last-segment": ("count = min(length, steps - first)", "count = length"),
-        "ode-memory": ('_forward(loop, loop.memory == "full", u0, weights)', '_forward(loop, loop.memory != "full", u0, weights)'),
-        "ode-straight-through": ("return self.gate_gradient == STRAIGHT_THROUGH", 'return self.gate_gradient == ""'),
-        "ode-shared-start": ("grad_u0.squeeze(-2)).sum_to_size(u0.shape)", "grad_u0.squeeze(-2)).mean(0).expand(u0.shape)"),
-        "ode-starts-of-models": ("u0.expand(k, d).unsqueeze(1)", "u0.expand(k, d)[:1].expand(k, d).unsqueeze(1)"),
-        "ode-formula-clip": ("layers.nau(y, weight, clip=clip)", "layers.nau(y, weight, clip=True)"),
-        "ode-formula-eps": ("layers.npu(u, weight_re, weight_im, gate, eps=eps,", "layers.npu(u, weight_re, weight_im, gate, eps=1e-3,"),
-        "ode-formula-straight-through": ("gate_gradient=gate_gradient)", "gate_gradient=CLIP)"),
-        "ode-clip-bound-of-a-model": ("power.in_features, power.num_models\n", "power.in_features, nau.num_models\n"),
-    }),
-    *mutants(PACKAGE + "ode/_adaptive_reference.py", ("tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager'", "tests/ode/test_ode_adaptive.py -k 'stiff or pole or scipy or checkpointed'"), {
-        "ode-adaptive-size-after-a-step": ("(factor / before**BETA).clamp(min=0.1)", "(factor * before**BETA).clamp(min=0.1)"),
-        "ode-adaptive-error": ("h_column * combine(k, pair.error) / scale", "combine(k, pair.error) / scale"),
-        "ode-adaptive-gradient-of-the-first-time": ("- (exact[0] - values[0])  #", "+ 0 * (exact[0] - values[0])  #"),
-        "ode-adaptive-direction": ("time + sign * size)", "time + size)"),
-        "ode-adaptive-interpolant": ("pair.dense[p::4]", "pair.dense[4 * p : 4 * p + 7]"),
-    }),
-    *mutants(PACKAGE + "ode/_adaptive_function.py", "tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or bounded or alone'", {
-        "ode-adaptive-first-time": ("of_times[0] = -of_times.sum()", "of_times[0] = of_times.sum()"),
-        "ode-adaptive-checkpoints": ('"checkpointed": 32}', '"checkpointed": 1}'),
-        "ode-adaptive-needs": ("(*needed[1:], needed[0])", "(*needed[1:], needed[1])"),
-    }),
-    *mutants(PACKAGE + "ode/_interpolation.py", "tests/ode/test_ode.py -k 'hermite or interpol or errors'", {
-        "ode-hermite-slope": ("((t - 1) * dt) * k", "((t - 1) * abs(dt)) * k"),
-        "ode-step-behind-a-time": ("    second = torch.where(t.squeeze(-1) == 0, first, second)\n", ""),
-        "ode-last-step": ("n = position.floor().clamp(0, steps - 1)", "n = position.floor().clamp(0, steps)"),
-        "ode-times-outside": ("outside = ~((position >= -slack) & (position <= steps + slack))", "outside = position > steps + slack"),
-    }),
-    *mutants(PACKAGE + "ode/_checks.py", "tests/ode/test_ode.py -k 'nonfinite or errors or divergence'", {
-        "ode-first-step-that-is-not-finite": ("flags.int().argmax(-1), -1)", "flags.int().argmax(-1) - 1, -1)"),
-        "ode-finite-derivatives": ("            last = last + derivatives.select(-2, -1).sum()\n", "            last = last + 0\n"),
-        "ode-starts-of-other-models": ("3: (1, k)}", "3: range(1, 99)}"),
     }),
 ]  # fmt: skip
 
@@ -371,7 +165,7 @@ CALLS = [
     }),
     *mutants(PACKAGE + "_operators/transforms.py", ("tests/operators/test_transforms.py", "tests/operators/test_torch_features.py"), {
         "transforms-gradient-of-a-shared-x": ("return tensor.sum(1) if self.shared else tensor", "return tensor[:, 0] if self.shared else tensor"),
-        "transforms-own-gradient-of-x": ("            and not own_gradient\n", ""),
+        "transforms-own-gradient-of-x": (" and not own_gradient\n", "\n"),
         "transforms-tangents": ("torch.compiler.is_compiling() or forward_ad._current_level >= 0", "torch.compiler.is_compiling()"),
         "transforms-compilers": ("torch.compiler.is_compiling() or forward_ad._current_level >= 0", "forward_ad._current_level >= 0"),
         "transforms-models-beside-a-vmap": ("weight.shape[0 if weight_dim != 0 else 1]", "weight.shape[0]"),
@@ -395,11 +189,23 @@ CALLS = [
         "operands-least-positive-number": ("info.smallest_normal <= number <= info.max", "0 < number <= info.max"),
         "operands-models-of-x": ("(len(rows) == 2 or rows[0] == shape[0])", "len(rows) >= 2"),
     }),
+    *mutants(PACKAGE + "_backends/fast_path.py", "tests/backends/test_fast_path.py", {
+        "fast-path-flags-of-python": ("{getattr(sys, 'abiflags', '')}", ""),
+        "fast-path-python-without-flags": ("getattr(sys, 'abiflags', '')", "sys.abiflags"),
+        "fast-path-library-that-exists": ("(path for path in candidates if path.exists())", "(path for path in candidates)"),
+        "fast-path-without-kernels": ("    if not runs:\n        return\n", ""),
+        "fast-path-no-library": ("if served else \"there is none\"", "if not served else \"there is none\""),
+    }),
     *mutants(PACKAGE + "sharding.py", "tests/layers/test_distributed.py", {
         "sharding-partial-sums": ("dt.Replicate(), dt.Partial() if over else dt.Replicate()", "dt.Replicate(), dt.Replicate()"),
-        "sharding-over-inputs": ('for over in ("", "B", "O", "K")[', 'for over in ("", "B", "I", "K")['),
+        "sharding-over-inputs": ('dimensions = ("", "B", "O", "K")[', 'dimensions = ("", "B", "I", "K")['),
         "sharding-models-of-two-numbers": ("if len(model_counts) != 1 or None", "if None"),
-        "sharding-frozen-parameters": ("requires_grad=parameter.requires_grad)", "requires_grad=True)"),
+        "sharding-absent-parameters": ("            if parameter is not None:\n", "            if True:\n"),
+        "sharding-parameters-of-no-unit": (" or strangers:", ":"),
+        "sharding-parameters-within-a-unit": ("unit.parameters(recurse=False)", "unit.parameters()"),
+        "sharding-inputs-that-are-sharded": ("if isinstance(x, Tensor) and not isinstance(x, dt.DTensor)\n", "if isinstance(x, Tensor)\n"),
+        "sharding-inputs-of-other-kinds": ("if isinstance(x, Tensor) and not isinstance(x, dt.DTensor)\n", "if not isinstance(x, dt.DTensor)\n"),
+        "sharding-frozen-parameters": ("nn.Parameter(tensor, parameter.requires_grad)", "nn.Parameter(tensor, True)"),
     }),
 ]  # fmt: skip
 
@@ -523,8 +329,6 @@ FILES = [
 
 PYTHON = [
     *REFERENCE,
-    *TRAINING,
-    *TIME_LOOP,
     *FORMULA,
     *FITTING,
     *LAYERS,

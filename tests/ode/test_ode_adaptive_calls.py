@@ -1,7 +1,5 @@
 """Adaptive steps: what a call keeps and refuses, and what it says of the steps that it took."""
 
-from __future__ import annotations
-
 import math
 import types
 import warnings
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels import ode, use_backend
+from npu_kernels.ode import _accuracy as accuracy
 from npu_kernels.ode import _adaptive as adaptive
 from npu_kernels.ode._adaptive_function import AdaptiveFunction
 from npu_kernels.ode._adaptive_reference import DONE, STUCK, TOO_MANY
@@ -80,11 +79,13 @@ def test_second_derivatives_of_no_trajectories(backend: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_least_tolerance_is_accepted(dtype: torch.dtype) -> None:
-    least = 4 * torch.finfo(dtype).eps
+    least_rtol = 4 * torch.finfo(dtype).eps
     options: dict[str, Any] = {"t": [0, 1e-3], "method": "dopri5", "atol": 1.0}
-    ode.rollout(linear(1.0).to(dtype), torch.ones(1, dtype=dtype), rtol=least, **options)
+    ode.rollout(linear(1.0).to(dtype), torch.ones(1, dtype=dtype), rtol=least_rtol, **options)
     with pytest.raises(ValueError, match="rtol must be at least"):
-        ode.rollout(linear(1.0).to(dtype), torch.ones(1, dtype=dtype), rtol=0.99 * least, **options)
+        ode.rollout(
+            linear(1.0).to(dtype), torch.ones(1, dtype=dtype), rtol=0.99 * least_rtol, **options
+        )
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
@@ -124,15 +125,14 @@ def report(
     call: Any = types.SimpleNamespace(has_starts=has_starts, max_steps=1000)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        patch.setattr(adaptive.accuracy, "right_side", lambda *_: None)
-        patch.setattr(adaptive.accuracy, "at_the_bound", lambda *_: advice)
+        patch.setattr(accuracy, "right_side", lambda *_: None)
+        patch.setattr(accuracy, "at_the_bound", lambda *_: advice)
         adaptive._report(options, call, result, (torch.zeros(1, 1), None, None, torch.zeros(1, 1)))
     return [str(warning.message) for warning in caught]
 
 
 def test_when_a_trajectory_is_called_stiff() -> None:
-    """At least a hundred steps at the bound, and at least half of all; it reached its end; there is
-    something to advise."""
+    """A hundred steps and half of all are at the bound; it ended; there is an advice."""
     assert report((200, 3, 100, DONE)) == [
         "rollout: 100 of 200 steps of start 0 are as long as its stability allows, whatever the "
         "tolerance, the first at t = 0.0625; an advice"

@@ -182,74 +182,90 @@ def test_what_is_kept_is_bounded() -> None:
         assert states.shape == (steps // stride + 1, 2)
 
 
+OPERANDS = "u0", "weight_re", "weight_im", "gate", "weight", "t"
+SHAPES = r"must have shapes \(K, B, D\) and \(K, h, D\)"
+
+
+def operands_and_numbers() -> tuple[dict[str, Any], list[Any]]:
+    """Operands of the forward operator by name, and the numbers behind them."""
+    model = power_law(*PREDATOR)
+    weight_re, gate, weight = (
+        p.detach()[None] for p in (model[0].weight_re, model[0].gate, model[1].weight)
+    )
+    u0, t = torch.ones(1, 2, 2).double(), torch.tensor([0.0, 1.0]).double()
+    numbers = [PAIRS["dopri5"].numbers, 1e-6, 1e-9, 100, 1e-16, False, 1]
+    return dict(zip(OPERANDS, (u0, weight_re, None, gate, weight, t), strict=True)), numbers
+
+
 def test_wrong_operands_of_the_operator() -> None:
     """No access outside of a tensor."""
-    model = power_law(*PREDATOR)
-    weights = [p.detach()[None] for p in (model[0].weight_re, model[0].gate, model[1].weight)]
-    rest: list[Any] = [PAIRS["dopri5"].numbers, 1e-6, 1e-9, 100, 1e-16, False, 1]
-    u0, t = torch.ones(1, 2, 2).double(), torch.tensor([0.0, 1.0]).double()
-
-    def call(
-        u0: Tensor = u0,
-        weight_re: Tensor = weights[0],
-        weight_im: Tensor | None = None,
-        gate: Tensor = weights[1],
-        weight: Tensor = weights[2],
-        t: Tensor = t,
-        rest: list[Any] = rest,
-    ) -> Any:
-        return ops.ode_adaptive_forward(u0, weight_re, weight_im, gate, weight, t, *rest)
-
-    path, last, counts, _, times, states = call()
+    operands, rest = operands_and_numbers()
+    u0, weight_re, _, gate, weight, t = operands.values()
+    path, last, *_ = ops.ode_adaptive_forward(*operands.values(), *rest)
     assert torch.equal(path[:, :, -1], last)
-    shapes = r"must have shapes \(K, B, D\) and \(K, h, D\)"
-    least = torch.finfo(torch.float64).tiny
-    for options, message in (
+    tiny = torch.finfo(torch.float64).tiny
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"u0": u0.float()}, "weight_re must be contiguous, on the CPU, of the operator's dtype"),
         ({"u0": u0.mT.contiguous().mT}, "u0 must be contiguous"),
-        ({"u0": u0[..., :1]}, shapes),
-        ({"u0": u0[0]}, shapes),
-        ({"u0": u0.repeat(2, 1, 1)}, shapes),
-        ({"weight_re": weights[0][0]}, shapes),
+        ({"u0": u0[..., :1]}, SHAPES),
+        ({"u0": u0[0]}, SHAPES),
+        ({"u0": u0.repeat(2, 1, 1)}, SHAPES),
+        ({"weight_re": weight_re[0]}, SHAPES),
+        ({"weight_re": weight_re[..., None]}, SHAPES),
         ({"t": t[:1]}, r"t must have two times or more, got shape \(1,\)"),
         ({"t": t.float()}, "t must be contiguous"),
-        ({"gate": weights[1][..., :1].contiguous()}, "gate must be .* 2 elements"),
-        ({"weight_im": weights[0][:, :1].contiguous()}, "weight_im must be .* 6 elements"),
-        ({"weight": weights[2][..., :1].contiguous()}, "weight must be .* 6 elements"),
+        ({"gate": gate[..., :1].contiguous()}, "gate must be .* 2 elements"),
+        ({"weight_im": weight_re[:, :1].contiguous()}, "weight_im must be .* 6 elements"),
+        ({"weight": weight[..., :1].contiguous()}, "weight must be .* 6 elements"),
         ({"rest": [[1.0], *rest[1:]]}, "pair must have 57 numbers, got 1"),
         ({"rest": [[*rest[0], 1.0], *rest[1:]]}, "pair must have 57 numbers, got 58"),
-        ({"rest": [*rest[:4], least / 2, *rest[5:]]}, "eps must be finite and at least"),
+        ({"rest": [*rest[:4], tiny / 2, *rest[5:]]}, "eps must be finite and at least"),
         ({"rest": [*rest[:4], math.inf, *rest[5:]]}, "eps must be finite and at least"),
-    ):
+    ]
+    for change, message in changes:
+        numbers = change.pop("rest", rest)
         with pytest.raises(RuntimeError, match="ode_adaptive: .*" + message):
-            call(**options)  # type: ignore[arg-type]
-    meta = u0.to("meta")
+            ops.ode_adaptive_forward(*{**operands, **change}.values(), *numbers)
     with pytest.raises(RuntimeError, match="u0 must be contiguous, on the CPU"):
         torch.ops.npu_kernels.ode_adaptive_forward.default.redispatch(
             torch._C.DispatchKeySet(torch._C.DispatchKey.CPU),
-            *(meta, weights[0], None, weights[1], weights[2], t, *rest),
+            *{**operands, "u0": u0.to("meta")}.values(),
+            *rest,
         )
-    operands = u0, weights[0], None, weights[1], weights[2], t
+
+
+def test_wrong_operands_of_the_backward_operator() -> None:
+    """No access outside of a tensor, whatever the forward is said to have kept."""
+    named, rest = operands_and_numbers()
+    u0, *rest_of_operands = operands = list(named.values())
+    path, _, counts, _, times, states = ops.ode_adaptive_forward(*operands, *rest)
     end: list[Any] = [rest[0], 1e-16, False, 1, False, 63]
     for stored, message in (
         ((counts, times[1:], states), "times must be"),
         ((counts, times, states[1:]), "states must be"),
-        ((counts[..., :3], times, states), "counts must be"),
+        ((counts[..., :3].contiguous(), times, states), "counts must be"),
         ((-counts, times, states), "counts must not be negative"),
     ):
         with pytest.raises(RuntimeError, match="ode_adaptive: .*" + message):
             ops.ode_adaptive_backward(path, *operands, *stored, *end)
-    for every in (0, -1):
+    for bit in range(6):
+        stored = path, *operands, counts, times, states, *end[:-1]
+        grads = ops.ode_adaptive_backward(*stored, 1 << bit)
+        sizes = [grad.numel() for grad in grads]
+        assert sizes == [
+            size if n == bit else 0 for n, size in enumerate([4, 6, 0, 2, 6, 2 * len(named["t"])])
+        ]
+    for stride in (0, -1):
         with pytest.raises(RuntimeError, match="ode_adaptive: every must be positive"):
             ops.ode_adaptive_backward(
-                path, *operands, counts, times, states, rest[0], 1e-16, False, every, False, 63
+                path, *operands, counts, times, states, *end[:3], stride, *end[4:]
             )
     for wrong, message in (
         ((path[:, :, :1].contiguous(), u0), "grad_path must be"),
-        ((path, u0[:, :, None].repeat(1, 1, 2, 1)), shapes),
+        ((path, u0[:, :, None].repeat(1, 1, 2, 1)), SHAPES),
     ):
         with pytest.raises(RuntimeError, match="ode_adaptive: .*" + message):
-            ops.ode_adaptive_backward(*wrong, *operands[1:], counts, times, states, *end)
+            ops.ode_adaptive_backward(*wrong, *rest_of_operands, counts, times, states, *end)
 
 
 def test_counts_whose_sum_overflows() -> None:

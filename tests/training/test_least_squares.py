@@ -1,8 +1,6 @@
 """Least squares of many problems at once: linear ones against their solutions, bounds, damping, the
 optimal brain surgeon."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable
@@ -109,8 +107,8 @@ def test_problems_that_are_not_finite_stay_and_leave_the_others_alone() -> None:
     x, damping, _ = least_squares.step(x0, damping, free, residual, jacobian)
     assert torch.equal(x[:3], x0[:3])
     assert damping.tolist() == pytest.approx([0.04, 0.04, 0.04, 0.002])
-    alone, _ = least_squares.fit(x0[3:], free[3:], *linear(a[3:], b[3:]), 1)
-    torch.testing.assert_close(x[3:], alone)
+    single, _ = least_squares.fit(x0[3:], free[3:], *linear(a[3:], b[3:]), 1)
+    torch.testing.assert_close(x[3:], single)
 
 
 def test_damping_falls_and_rises_within_bounds() -> None:
@@ -123,7 +121,7 @@ def test_damping_falls_and_rises_within_bounds() -> None:
     for before, after in ((1.0, [0.2, 4.0]), (1e-12, [1e-12, 4e-12]), (5e11, [1e11, 1e12])):
         damping = torch.full((2,), before).double()
         x, damping, error = least_squares.step(x0, damping, free, residual, jacobian)
-        assert damping.tolist() == pytest.approx(after)
+        assert damping.tolist() == pytest.approx(after, rel=1e-6, abs=0)
         assert torch.equal(x[1], x0[1])
         torch.testing.assert_close(error, residual(x).square().mean(1), rtol=1e-12, atol=0)
 
@@ -192,7 +190,7 @@ def test_a_variable_at_its_bound_is_held_or_rises() -> None:
 
 def test_of_two_equal_variables_one_takes_the_place_of_the_other() -> None:
     """Their curvature has no inverse."""
-    a = numbers(1, 9, 2)
+    a = numbers(1, 9, 2).mul(4).round()
     a = torch.cat([a, a[:, :, :1]], 2)
     x = torch.tensor([[1.0, 2.0, 3.0]]).double()
     b = (a @ x.unsqueeze(2)).squeeze(2)
@@ -203,7 +201,7 @@ def test_of_two_equal_variables_one_takes_the_place_of_the_other() -> None:
 
 
 def test_a_variable_without_any_effect_costs_nothing() -> None:
-    """Also where the whole Jacobian is 0, and where it is not finite."""
+    """The whole Jacobian is 0, or not finite."""
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double()
     a = torch.zeros(2, 5, 2).double()
     a[1, 0, 0] = math.nan

@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from npu_kernels import NAU, NMU, NPU, iNALU, use_backend
-from npu_kernels._jobs import checkpoints
+from npu_kernels._jobs import driver
 from npu_kernels._loops import captured, loop_for
 from npu_kernels._loops.captured import FEWEST_STEPS, FIRST_STEPS, Captured
 from npu_kernels._loops.steps import Ordinary
@@ -89,7 +90,7 @@ def _on(stream: Stream) -> Iterator[None]:
 def gpu_is_played(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """CPU tensors take the way of CUDA tensors; formulas compute, whose every operation is seen."""
     # On a slow machine a slice of so many seconds may have too few steps for a capture.
-    monkeypatch.setattr(checkpoints, "SLICE_SECONDS", 1e9)
+    monkeypatch.setattr(driver, "SLICE_SECONDS", 1e9)
     for name, value in {
         "device": lambda device: contextlib.nullcontext(),
         "Stream": Stream,
@@ -147,26 +148,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "drawn rows": {"batch_size": 7},
     "given rows": {"rows": torch.arange(40 * 5).view(40, 5) % 20},
     "a rate that falls": {"lr": lambda step: 0.01 / step},
-    "penalties": {
-        "penalties": {
-            "l1": SteppedSchedule(1e-4, 1e-2, step=20),
-            "madsen": lambda n: 1e-4 * n,
-            "paper": 0.1,
-        }
-    },
-    "frobenius": {
-        "penalties": {"frobenius": lambda step: 1e-3 / step, "whole": 1e-3},
-        "project": 2.0,
-    },
-    "weights, few losses": {
-        "sample_weight": torch.linspace(0, 1, 60, dtype=torch.float64).view(20, 3),
-        "every": 7,
-    },
+    "penalties": {"penalties": {"l1": SteppedSchedule(1e-4, 1e-2, step=20),
+                                "madsen": lambda n: 1e-4 * n, "paper": 0.1}},
+    "frobenius": {"penalties": {"frobenius": lambda step: 1e-3 / step, "whole": 1e-3},
+                  "project": 2.0},
+    "weights, few losses": {"sample_weight": torch.linspace(0, 1, 60,
+                                                            dtype=torch.float64).view(20, 3),
+                            "every": 7},
     "zero, no projection": {"nonfinite": "zero", "project": False},
     "rmsprop": {"optimizer": "rmsprop", "lr": 1e-3, "batch_size": 6},
     "callbacks": {"callbacks": lambda record: None, "stretch": 20},
     "one by one between callbacks": {"callbacks": lambda record: None, "stretch": FEWEST_STEPS - 1},
-}
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("gpu_is_played")
@@ -259,10 +252,28 @@ def test_the_sequence() -> None:
     assert all(parameter.grad is None for parameter in loop.model.parameters())
     assert not any(group["capturable"] for group in loop.optimizer.param_groups)
     events.clear()
-    loop.advance(40, rows, torch.linspace(0.01, 0.02, 40, dtype=torch.float64)[None])
+    rates = torch.linspace(0.01, 0.02, 40, dtype=torch.float64)[None]
+    before = rows.clone(), rates.clone()
+    loop.advance(40, rows, rates)
+    assert all(map(torch.equal, before, (rows, rates)))
     assert events.count("replay") == 40 - FIRST_STEPS  # there is a state
     # the optimiser's own, not the graph's
     assert [group["lr"] for group in loop.optimizer.param_groups] == [0.01]
+
+
+@pytest.mark.usefixtures("gpu_is_played")
+def test_when_the_state_has_begun() -> None:
+    """That of each parameter which is trained: of some of them is not enough."""
+    rates = torch.full((1, 20), 0.01, dtype=torch.float64)
+    loop = _loop(Captured, None)
+    loop.model[0].gate.requires_grad_(False)
+    for parameter in loop.model[1].parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    loop.optimizer.step()
+    for count in (20 - 1 - FIRST_STEPS, 20 - FIRST_STEPS):
+        events.clear()
+        loop.advance(0, None, rates)
+        assert events.count("replay") == count
 
 
 def _loop(kind: Any, rows: Tensor | None) -> Any:
@@ -289,8 +300,9 @@ def test_a_capture_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         model = nn.Sequential(*model_of(None), _Reads())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            settings = {"lr": lambda step: 0.01 / step, "rows": torch.arange(200).view(40, 5) % 20}
             runs.append(
-                make(model, *data(), steps=40, lr=0.01, callbacks=lambda _: None, stretch=20)
+                make(model, *data(), steps=40, callbacks=lambda _: None, stretch=20, **settings)
             )  # type: ignore[operator]
         texts = [str(warning.message) for warning in caught]
         assert texts == [] if runs[1:] else len(texts) == 1
@@ -334,11 +346,14 @@ def test_obstacles(monkeypatch: pytest.MonkeyPatch) -> None:
     hooked = model_of(None)
     hooked.register_forward_hook(lambda *_: None)
     assert _why(hooked) == "a module has hooks"
-    hooked = model_of(None)
-    next(hooked.parameters()).register_post_accumulate_grad_hook(lambda _: None)
-    assert _why(hooked) == "a parameter has hooks"
+    for register in (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook):
+        hooked = model_of(None)
+        register(next(hooked.parameters()), lambda _: None)
+        assert _why(hooked) == "a parameter has hooks"
     torch.nn.utils.parametrize.register_parametrization(unit := NAU(2, 2), "weight", nn.Identity())
     assert "may do something else" in str(_why(unit))
+    prune.l1_unstructured(unit := NAU(2, 2), "weight", 1)
+    assert _why(unit) == "a module has hooks"
     model = model_of(None)
     assert "SGD" in str(_why(model, torch.optim.SGD(model.parameters())))
     assert "tensor" in str(_why(model, torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01))))
@@ -350,6 +365,9 @@ def test_obstacles(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "autocast" in str(_why(model))
     with torch.inference_mode():
         assert "inference mode" in str(_why(model))
+    with monkeypatch.context() as patch:
+        patch.setattr(captured, "is_compiling", lambda: True)
+        assert "torch.compile" in str(_why(model))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert _why(model) == "a CUDA graph is being captured already"
 

@@ -312,14 +312,10 @@ MODEL_OBSTACLES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
         "clip of NAU is neither True nor False",
     ),
     "empty": (lambda m: [m.pop(0) for _ in range(2)], "the model is empty"),
-    "wide": (
-        lambda m: m.append(NAU(3, plan.WIDEST_NAU + 1)),
-        "torch's own product is faster for a NAU",
-    ),
-    "deep": (
-        lambda m: m.append(NAU(plan.WIDEST_NAU + 1, 3)),
-        "torch's own product is faster for a NAU",
-    ),
+    "wide": (lambda m: m.append(NAU(3, plan.WIDEST_NAU + 1)),
+             "torch's own product is faster for a NAU"),
+    "deep": (lambda m: m.append(NAU(plan.WIDEST_NAU + 1, 3)),
+             "torch's own product is faster for a NAU"),
     "pruned": (lambda m: m[1]._parameters.pop("weight"), "weight of NAU is pruned or parametrized"),
     "shared layer": (lambda m: m.append(m[1]), "a parameter of NAU belongs to two layers"),
     "shared memory": (
@@ -328,23 +324,17 @@ MODEL_OBSTACLES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
         ),
         "a parameter of NAU belongs to two layers",
     ),
-    "other shape": (
-        lambda m: _other_shape(m[1]),
-        r"a parameter of NAU has shape \(6, 3\), which is not the layer's",
-    ),
+    "other shape": (lambda m: _other_shape(m[1]),
+                    r"a parameter of NAU has shape \(6, 3\), which is not the layer's"),
     "not contiguous": (lambda m: _transposed(m[1]), "a parameter of NAU is not contiguous"),
-    "dtype": (
-        lambda m: _doubles(m[1]),
-        "a parameter of NAU is no plain parameter of torch.float32",
-    ),
+    "dtype": (lambda m: _doubles(m[1]),
+              "a parameter of NAU is no plain parameter of torch.float32"),
     "subclass": (lambda m: _subclass(m[1]), "a parameter of NAU is no plain parameter"),
     "gradient hook": (lambda m: _with_grad_hook(m[1]), "a parameter of NAU has hooks"),
     "more parameters": (lambda m: _rename(m[1]), r"a parameter of NAU has shape \(1,\)"),
     "parameter of the chain": (_rename, "a parameter belongs to no layer"),
-    "parameter of a part": (
-        lambda m: m[1].add_module("part", nn.Linear(1, 1)),
-        "a parameter belongs to no layer",
-    ),
+    "parameter of a part": (lambda m: m[1].add_module("part", nn.Linear(1, 1)),
+                            "a parameter belongs to no layer"),
     **{
         name: (
             lambda m, register=register: getattr(m[1], register)(lambda *_: None),
@@ -357,7 +347,7 @@ MODEL_OBSTACLES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
             ("backward pre-hook", "register_full_backward_pre_hook"),
         )
     },
-}
+}  # fmt: skip
 
 
 def _why(model: nn.Module, optimizer: Any = None, x: Tensor | None = None) -> str | None:
@@ -395,6 +385,9 @@ def test_obstacles_of_the_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr("npu_kernels._operators.dispatch._cpu_runs", False)
         patch.setattr("npu_kernels._operators.dispatch._chosen", {"cpu": "reference"})
         assert "C++ kernels are not used" in str(_why(model))
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "is_compiling", lambda: True)
+        assert "torch.compile" in str(_why(model))
     with torch.autocast("cpu"):
         assert "autocast" in str(_why(model))
     with torch.inference_mode():
@@ -531,10 +524,10 @@ def test_infinite_weights_stay(kind: Any, monkeypatch: pytest.MonkeyPatch) -> No
     model = NAU(2, 3, clip=False, dtype=NUMBERS)
     with torch.no_grad():
         model.weight.fill_(torch.inf)
-    for found in in_each_loop(
+    for result in in_each_loop(
         model, monkeypatch, lambda m: kind(m.parameters()), project=False, nonfinite="zero"
     ):
-        assert torch.equal(found.model.weight, model.weight)  # type: ignore[arg-type]
+        assert torch.equal(result.model.weight, model.weight)  # type: ignore[arg-type]
 
 
 @needs_library
@@ -542,21 +535,11 @@ def test_groups_and_states_in_another_order(monkeypatch: pytest.MonkeyPatch) -> 
     """Each parameter has its own group's settings; a state has names, not an order."""
 
     def prepare(model: Any) -> torch.optim.Optimizer:
-        optimizer = torch.optim.Adam(
-            [
-                {
-                    "params": [model[2].weight, model[0].gate],
-                    "betas": (0.5, 0.6),
-                    "weight_decay": 0.1,
-                },
-                {"params": [model[1].weight, model[0].weight_re], "maximize": True, "eps": 1e-2},
-                {
-                    "params": [model[0].weight_im],
-                    "decoupled_weight_decay": True,
-                    "weight_decay": 0.5,
-                },
-            ]
-        )
+        optimizer = torch.optim.Adam([
+            {"params": [model[2].weight, model[0].gate], "betas": (0.5, 0.6), "weight_decay": 0.1},
+            {"params": [model[1].weight, model[0].weight_re], "maximize": True, "eps": 1e-2},
+            {"params": [model[0].weight_im], "decoupled_weight_decay": True, "weight_decay": 0.5},
+        ])  # fmt: skip
         for parameter in model.parameters():
             ones = torch.ones_like(parameter)
             optimizer.state[parameter] = {

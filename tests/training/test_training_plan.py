@@ -92,7 +92,7 @@ def test_the_right_plans() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0.5, math.inf), (-math.inf, 0.5)])
 def test_intervals_of_one_end(low: float, high: float) -> None:
-    """Of a parameter that is trained, and of one that is not."""
+    """A parameter is held by them, whether it is trained or not."""
     plan = right()
     before = [p.clone() for p in plan["parameters"]]
     for n in (2, 3):
