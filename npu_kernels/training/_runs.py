@@ -492,8 +492,11 @@ def _rate(value: Any, step: int) -> float:
 
 def _weight(name: str, value: Any, step: int) -> float:
     """Return the weight of a penalty that a function gave at a step."""
-    title = f"the weight of penalty {name!r} at step {step}"
-    return check_number("run", title, _item(value), finite=False, other="a number")
+    number = _item(value)
+    if not checks.is_number(number):
+        title = f"the weight of penalty {name!r} at step {step}"
+        raise ValueError(f"run: {title} must be a number, got {value!r}")
+    return float(number)
 
 
 def _item(value: Any) -> Any:

@@ -384,7 +384,7 @@ class Counted:
 
 NUMPY: dict[str, Callable[[], dict[str, Any]]] = {
     "lr": lambda: {"lr": None, "make": lambda p: ADAM(p, numpy.logspace(-3, -1, 5)[1])},
-    "betas": lambda: {"make": lambda p: ADAM(p, betas=(numpy.float64(0.8), numpy.float32(0.5)))},
+    "betas": lambda: {"make": lambda p: ADAM(p, betas=(numpy.float64(0.8), numpy.float64(0.5)))},
     "momentum": lambda: {"make": lambda p: RMS(p, momentum=numpy.float32(0.5))},
     "lr of a callback": lambda: {"lr": None, "make": ADAM, "callbacks": [numpy_rate]},
     "a schedule's state": lambda: {"penalties": {"l1": Counted()}},

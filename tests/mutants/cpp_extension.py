@@ -47,7 +47,7 @@ EXTENSION = [
         "train-losses-of-a-step": ("records = number % run_.every == 0;", "records = step % run_.every == 0;"),
         "train-slope-halfway": ("(near + far) / 2", "near"),
         "train-norm-of-zero": ("squares == 0 ? T(0)", "squares < 0 ? T(0)"),
-        "train-centered": ("scale -= mean[n] * mean[n];", ""),
+        "train-centered": ("scale = std::fma(-mean[n], mean[n], scale);", ""),
         "train-weights-of-a-model": ("if (!in.shared_target) weight += in.count;", ""),
         "train-weighted-loss": ("sum += double(weight[first + n]) * error * error;", "sum += error * error;"),
         "train-not-finite": ("if (!std::isfinite(grad[n])) grad[n] = 0;", ";"),
@@ -93,13 +93,21 @@ EXTENSION = [
         "train-size-of-a-parameter": ("check(t.numel() == count, \"train: \"", "check(t.numel() >= 0, \"train: \""),
         "train-rows-out-of-bounds": ("*ends.second < run.count, ", "*ends.second <= run.count, "),
     }),
-    *mutants("csrc/training.cpp", "tests/training/test_training_plan.py", {
-        "train-absent-weight": ("if (index == -1 && weight.optional) return;", "if (index == -1) return;"),
+    *mutants("csrc/checks.h", "tests/training/test_training_plan.py", {
         "train-sizes-that-overflow": (
-            "(!__builtin_mul_overflow(value, int64_t(sizes), &value) && ...);",
+            "(!__builtin_mul_overflow(value, std::max<int64_t>(sizes, 1), &value) && ...);",
             "((value = int64_t(uint64_t(value) * uint64_t(sizes)), true) && ...);",
         ),
-        "train-freed-storage": ("t.storage_offset() + count <= bytes / int64_t(size)", "bytes >= 0"),
+        "train-freed-storage": ("t.storage_offset() + count <= bytes / int64_t(element)", "bytes >= 0"),
+    }),
+    *mutants("csrc/checks.h", "tests/operators/test_errors.py -k memory", {
+        "ops-strides-in-a-storage": ("count += (t.size(d) - 1) * t.stride(d);", "count += 0;"),
+    }),
+    *mutants("csrc/adaptive.cpp", "tests/ode/test_ode_adaptive_kernel.py -k checkpoints", {
+        "adaptive-memory-of-every": ("every = std::min(every, longest + 1);", ""),
+    }),
+    *mutants("csrc/training.cpp", "tests/training/test_training_plan.py", {
+        "train-absent-weight": ("if (index == -1 && weight.optional) return;", "if (index == -1) return;"),
         "train-memory-of-two-tensors": ("other == nullptr || other->end <= piece.begin,", "true || other->end <= piece.begin,"),
         "train-nan-in-a-plan": ("check(!std::isnan(value), ", "check(value == value || true, "),
         "train-columns-of-schedules": ("t.dim() == 2 && t.size(1) == run.steps", "t.dim() == 2"),

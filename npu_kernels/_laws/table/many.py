@@ -213,7 +213,7 @@ def _one(name: Any, data: tuple[Any, ...], model: NPURegressor, folder: Path | N
         path = None
         if folder is not None:
             parts = [
-                np.ascontiguousarray(part, dtype=np.float64) for part in data if part is not None
+                np.array(part, dtype=np.float64, order="C") for part in data if part is not None
             ]
             names = column_names(data[0]), column_names(data[1])
             path = folder / f"{digest(*map(torch.from_numpy, parts), *names)}.pt"
