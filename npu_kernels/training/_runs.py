@@ -94,7 +94,9 @@ def run(
     package's units, `nn.Linear` and activations has one step captured in a CUDA graph, which is
     replayed: at least 16 steps between two calls of callbacks. The numbers are those of the
     ordinary loop, to rounding. Any other model, optimiser, device or setting makes the ordinary
-    loop, and one notice says why. No CUDA graph of it has run on a GPU yet.
+    loop, and one notice says why; so does what a user has replaced or hooked, also a callback
+    during the run. Only prehooks of a parameter's AccumulateGrad node are not seen: the steps in
+    C++ ignore them. No CUDA graph of it has run on a GPU yet.
 
     Args:
         model: a module; its units have one num_models K, or none.
@@ -127,7 +129,8 @@ def run(
             moves: parameters, buffers, the optimiser's state, schedules, the generator. All
             settings must be those of the first call, also steps, `every`, the optimiser's, the
             generator's seed and which parameters require gradients; but the values of functions
-            for lr or a penalty cannot be compared. A model that draws random numbers itself, such
+            for lr or a penalty cannot be compared. Settings and states of schedules must be numbers,
+            text, tensors, or lists and dicts of these. A model that draws random numbers itself, such
             as by dropout, draws others.
         progress: show how far it is, on stderr; None: if that is a terminal.
 

@@ -128,7 +128,7 @@ EXTENSION = [
             "if (inputs[i].defined() && ctx->needs_input_grad(edge++)) needs",
             "if (inputs[i].defined() && edge++ < 9) needs",
         ),
-        "fast-path-tangents-lost": ("!t._fw_grad(0).defined();", "true;"),
+        "fast-path-tangents-lost": ("!t._fw_grad(0).defined() && ", ""),
         "fast-path-autocast-not-seen": ("!at::autocast::is_autocast_enabled(at::kCPU) && ", ""),
     }),
     *mutants(FAST_PATH + "sizes.h", ("tests/operators/test_errors.py", "tests/backends/test_fast_path.py"), {
