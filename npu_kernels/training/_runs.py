@@ -129,9 +129,9 @@ def run(
             moves: parameters, buffers, the optimiser's state, schedules, the generator. All
             settings must be those of the first call, also steps, `every`, the optimiser's, the
             generator's seed and which parameters require gradients; but the values of functions
-            for lr or a penalty cannot be compared. Settings and states of schedules must be numbers,
-            text, tensors, or lists and dicts of these. A model that draws random numbers itself, such
-            as by dropout, draws others.
+            for lr or a penalty cannot be compared. The optimiser's settings and the states of
+            schedules must be numbers, text, tensors, or lists and dicts of these. A model that
+            draws random numbers itself, such as by dropout, draws others.
         progress: show how far it is, on stderr; None: if that is a terminal.
 
     Ctrl-C ends the run after the current call, saves it if there is a checkpoint, and returns the
