@@ -36,20 +36,19 @@ def plain(value: Any, name: str) -> Any:
     if type(value) in _PLAIN or isinstance(value, Tensor):
         return value
     if isinstance(value, dict) and type(value) in (dict, OrderedDict):
-        return {key: plain(entry, f"{name}[{key!r}]") for key, entry in value.items()}
+        return {plain(k, f"a key of {name}"): plain(v, f"{name}[{k!r}]") for k, v in value.items()}
     if type(value) in (list, tuple):
         entries = [plain(entry, f"{name}[{number}]") for number, entry in enumerate(value)]
         return type(value)(entries)
-    for kind, convert in ((Integral, int), (Real, float), (str, str)):
-        if isinstance(value, kind):
-            return convert(value)
+    if isinstance(value, Real):
+        return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, str):
+        return str(value)
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         return plain(value.item(), name)  # NumPy's bool
     try:
         files.loaded(files.dumped(value))
-    except (
-        Exception
-    ) as error:  # of any kind: whatever pickling it, or refusing to load it, may raise
+    except Exception as error:  # of any kind, by the class of the value
         kind = type(value).__name__
         raise TypeError(f"{name} is a {kind}, which a checkpoint cannot hold") from error
     return value

@@ -59,7 +59,7 @@ def _defined(method: Any) -> Any:
 
 # The methods of each optimiser's class as they are at import: somebody may replace them later.
 _STEPS = ("step", "zero_grad")
-_DEFINED_STEPS = {
+_DEFINED_STEPS: dict[type[torch.optim.Optimizer], list[Any]] = {
     kind: [_defined(getattr(kind, name)) for name in _STEPS]
     for kind in (*ADAMS, torch.optim.RMSprop)
 }
@@ -127,6 +127,7 @@ def obstacle(
     problem = problem or _memory_obstacle(layers, optimizer, (x, *others))
     if problem is None:
         for layer in layers:
+            assert isinstance(layer, Unit)
             layer(x.new_empty(0, layer.in_features))  # checks its options
     return problem
 

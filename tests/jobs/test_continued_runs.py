@@ -375,7 +375,7 @@ class Counted:
         return 1e-3 * float(self.calls)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"calls": self.calls, "on": numpy.bool_(True), "name": numpy.str_("l1")}
+        return {"calls": self.calls, "on": numpy.bool_(True), numpy.str_("name"): numpy.str_("l1")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         assert [type(value) for value in state.values()] == [int, bool, str]
