@@ -208,7 +208,7 @@ void rmsprop(const RmsPropOptions& o, double lr, int64_t count, T* p, const T* g
     T scale = square[n];
     if (o.centered) {
       mean[n] += rest * (g - mean[n]);
-      scale -= mean[n] * mean[n];
+      scale = std::fma(-mean[n], mean[n], scale);  // as torch: the square of a finite mean may be too large
     }
     scale = std::sqrt(scale) + eps;
     if (momentum > 0) p[n] -= rate * (velocity[n] = momentum * velocity[n] + g / scale);

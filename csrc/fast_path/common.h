@@ -50,13 +50,24 @@ inline c10::DispatchKeySet keys_of_cpu_tensors(bool inference) {
   return at::empty({0}, at::device(at::kCPU)).key_set();
 }
 
+// Whether a tensor's storage, which somebody may have freed or made smaller, has memory for it.
+inline bool has_memory(const Tensor& t) {
+  int64_t count = t.numel();
+  if (count == 0) return true;
+  if (C10_UNLIKELY(!t.is_contiguous())) {
+    count = 1;
+    for (int64_t d = 0; d < t.dim(); ++d) count += (t.size(d) - 1) * t.stride(d);
+  }
+  return size_t(t.storage_offset() + count) * t.itemsize() <= t.storage().nbytes();
+}
+
 // A dense CPU tensor of that dtype, with nothing wrapped around it and no tangent. An inference tensor is one too:
 // where it would have to be saved for a backward, autograd refuses it as it does everywhere. Asked where nothing
 // watches.
 inline bool plain(const Tensor& t, at::ScalarType dtype) {
   static const c10::DispatchKeySet normal = keys_of_cpu_tensors(false), inference = keys_of_cpu_tensors(true);
   return t.defined() && (t.key_set() == normal || t.key_set() == inference) && t.scalar_type() == dtype &&
-         !t._fw_grad(0).defined();
+         !t._fw_grad(0).defined() && has_memory(t);
 }
 
 // Which of the first inputs need a gradient, one bit each; an absent tensor has no edge.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from npu_kernels._common.notices import warn
-from npu_kernels._jobs import files
+from npu_kernels._jobs import files, saved
 
 CHECKPOINT_SECONDS = 30.0  # between two savings
 
@@ -36,8 +36,8 @@ class Checkpoint:
 
     If the file exists, the work continues from it.
 
-    Raises TypeError if it is no path, OSError if it cannot be written, ValueError if it is damaged
-    or of other work.
+    Raises TypeError if it is no path, or for a state that it cannot hold, OSError if it cannot be
+    written, ValueError if it is damaged or of other work.
     """
 
     def __init__(self, job: Resumable, path: str | os.PathLike[str]) -> None:
@@ -53,6 +53,10 @@ class Checkpoint:
             reason = getattr(error, "strerror", None) or error
             rule = "checkpoint must be a file that can be written"
             raise _kind(error)(f"{function}: {rule}, got {str(path)!r}: {reason}") from None
+        try:
+            saved.plain(job.state(), "state")
+        except TypeError as error:
+            raise TypeError(f"{function}: {error}") from None
         if self.path.exists():
             try:
                 job.restore(files.load(self.path, ["fingerprint"]))
@@ -71,14 +75,15 @@ class Checkpoint:
             self.save()
 
     def save(self) -> None:
-        """Save the work. If the disk is full or gone, it continues without a checkpoint."""
+        """Save the work. It continues without where that fails, and the former file stays."""
         self._saved = time.monotonic()
         try:
-            files.save(self.path, self.work.state())
-        except OSError as error:
+            files.save(self.path, saved.plain(self.work.state(), "state"))
+        except (OSError, TypeError) as error:  # the disk is full or gone; a new kind of value
             warn(
                 f"{self.work.function}: checkpoint {str(self.path)!r} could not be written "
-                f"({error.strerror or error}); the {self.work.function} goes on without",
+                f"({getattr(error, 'strerror', None) or error}); "
+                f"the {self.work.function} goes on without",
                 RuntimeWarning,
             )
 

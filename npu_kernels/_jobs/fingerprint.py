@@ -26,6 +26,8 @@ def check_same(saved: Any, current: dict[str, str], title: str = "fit") -> None:
     """Raise ValueError, which says what differs, for the fingerprint of another `title`."""
     if not isinstance(saved, dict):
         raise ValueError("it is of an earlier version of npu_kernels")
+    if not all(isinstance(text, str) for pair in saved.items() for text in pair):
+        raise ValueError("its fingerprint must be a dict of text by names")
     said = []
     for name in {**current, **saved}:
         if saved.get(name) != current.get(name):

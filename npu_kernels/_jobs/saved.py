@@ -7,11 +7,18 @@ before them.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from npu_kernels._common.checks import MOST_WHOLE, as_number
+from npu_kernels._jobs import files
+
+_PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def _wrong(name: str, rule: str, value: Any) -> ValueError:
@@ -19,6 +26,32 @@ def _wrong(name: str, rule: str, value: Any) -> ValueError:
     text = repr(value) if shown else type(value).__name__
     text = text if len(text) < 100 else text[:100] + "..."
     return ValueError(f"its {name} must be {rule}, got {text}")
+
+
+def plain(value: Any, name: str) -> Any:
+    """Return a state with numbers of other libraries, such as NumPy's, as Python's.
+
+    Raises TypeError, which names the entry, for what would not be loaded again.
+    """
+    if type(value) in _PLAIN or isinstance(value, Tensor):
+        return value
+    if isinstance(value, dict) and type(value) in (dict, OrderedDict):
+        return {plain(k, f"a key of {name}"): plain(v, f"{name}[{k!r}]") for k, v in value.items()}
+    if type(value) in (list, tuple):
+        entries = [plain(entry, f"{name}[{number}]") for number, entry in enumerate(value)]
+        return type(value)(entries)
+    if isinstance(value, Real):
+        return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, str):
+        return str(value)
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return plain(value.item(), name)  # NumPy's bool
+    try:
+        files.loaded(files.dumped(value))
+    except Exception as error:  # of any kind, by the class of the value
+        kind = type(value).__name__
+        raise TypeError(f"{name} is a {kind}, which a checkpoint cannot hold") from error
+    return value
 
 
 def record(value: Any, name: str, names: Collection[Any]) -> dict[Any, Any]:
@@ -49,17 +82,18 @@ def sequence(value: Any, name: str, length: int | None = None) -> Sequence[Any]:
     return value
 
 
-def integer(value: Any, name: str, low: int = 0, high: float = math.inf) -> int:
+def integer(value: Any, name: str, low: int = 0, high: int = MOST_WHOLE) -> int:
     """An integer within these bounds."""
     if type(value) is not int or not low <= value <= high:
-        limit = "" if high == math.inf else f", at most {high}"
+        limit = "" if high == MOST_WHOLE else f", at most {high}"
         raise _wrong(name, f"an integer of at least {low}{limit}", value)
     return value
 
 
 def number(value: Any, name: str, low: float = -math.inf, finite: bool = True) -> Any:
-    """A number of at least `low`; not finite: any."""
-    if type(value) not in (int, float) or (finite and not (math.isfinite(value) and value >= low)):
+    """A number of at least `low`, no integer beyond the floats; not finite: or inf or nan."""
+    plain = type(value) is float or (type(value) is int and not math.isnan(as_number(value)))
+    if not plain or value < low or (finite and not math.isfinite(value)):
         finer = " that is finite" if low == -math.inf else f" of at least {low}"
         raise _wrong(name, f"a number{finer if finite else ''}", value)
     return value

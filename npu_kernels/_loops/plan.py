@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.modules import module as torch_module
+from torch.optim import lr_scheduler
+from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from npu_kernels import optim
+from npu_kernels import functional, optim
 from npu_kernels._common.chains import chain, replaced_method
 from npu_kernels._loops import records
 from npu_kernels._loops.steps import Loop
@@ -36,8 +38,31 @@ _PENALTY_NUMBERS = {name: records.PENALTIES.index(form) for name, form in PENALT
 _LETTERS = {kind: ops.WEIGHTS[record.__name__.lower()] for kind, record in KINDS.items()}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _NUMBERS = ("lr", "eps", "betas", "alpha", "weight_decay", "momentum")  # settings of an optimiser
+_FUNCTIONS = {kind: record.__name__.lower() for kind, record in KINDS.items()}  # of the layers
+_FUNCTIONS_AT_IMPORT = {name: getattr(functional, name) for name in _FUNCTIONS.values()}
 _UNBOUNDED = (-math.inf, math.inf)
 _NO_ROWS = torch.empty(0, dtype=torch.int64, device="cpu")  # all rows at each step
+
+
+def _defined(method: Any) -> Any:
+    """Return the function of a method, without what torch's optimisers and schedulers wrap it in.
+
+    What anybody else has wrapped it in stays, also by `functools.wraps`.
+    """
+    function = getattr(method, "__func__", method)
+    variables = getattr(function, "__globals__", None)
+    if variables is vars(torch_optimizer) or variables is vars(lr_scheduler):
+        inner = getattr(function, "__wrapped__", None)
+        return function if inner is None else _defined(inner)
+    return function
+
+
+# The methods of each optimiser's class as they are at import: somebody may replace them later.
+_STEPS = ("step", "zero_grad")
+_DEFINED_STEPS: dict[type[torch.optim.Optimizer], list[Any]] = {
+    kind: [_defined(getattr(kind, name)) for name in _STEPS]
+    for kind in (*ADAMS, torch.optim.RMSprop)
+}
 
 
 def clamped(
@@ -80,8 +105,15 @@ def _check_storage(name: str, tensor: Any) -> None:
 # ---- what is possible ----------------------------------------------------------------------------
 
 
-def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> str | None:
-    """Return the reason why one call cannot make the steps; None if it can."""
+def obstacle(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, *others: Tensor
+) -> str | None:
+    """Return the reason why one call cannot make the steps; None if it can.
+
+    Prehooks of a parameter's AccumulateGrad node cannot be seen from Python: the call ignores them.
+
+    x, others: the data. Raises what a call of the layers raises for options that they refuse.
+    """
     fast = dispatch.forced() in dispatch.FAST_PATH
     if not (x.is_cpu and fast and dispatch.backend_for(x) == "cpu"):
         return "the C++ kernels are not used for these tensors"
@@ -91,7 +123,13 @@ def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> s
         return "of torch.compile, autocast or inference mode"
     modules, layers = list(model.modules()), [layer for _, layer in chain(model)]
     problem = call_obstacle(modules) or _layers_obstacle(modules, layers, x)
-    return problem or optimizer_obstacle(optimizer) or _state_obstacle(optimizer)
+    problem = problem or optimizer_obstacle(optimizer) or _state_obstacle(optimizer)
+    problem = problem or _memory_obstacle(layers, optimizer, (x, *others))
+    if problem is None:
+        for layer in layers:
+            assert isinstance(layer, Unit)
+            layer(x.new_empty(0, layer.in_features))  # checks its options
+    return problem
 
 
 def call_obstacle(modules: Iterable[nn.Module]) -> str | None:
@@ -121,6 +159,11 @@ def _layers_obstacle(
         title = type(layer).__name__
         if not isinstance(layer, Unit) or type(layer) not in KINDS:
             return f"{title} has no place in a chain of NPU, RealNPU, NaiveNPU, NAU, NMU and NMRU"
+        name = _FUNCTIONS[type(layer)]
+        if getattr(functional, name) is not _FUNCTIONS_AT_IMPORT[name]:
+            return f"functional.{name} is replaced"
+        if type(getattr(layer, "clip", True)) is not bool:
+            return f"clip of {title} is neither True nor False"
         if isinstance(layer, NAU):
             if max(layer.in_features, layer.out_features) > WIDEST_NAU:
                 rule = f"a NAU with more than {WIDEST_NAU} features"
@@ -162,10 +205,34 @@ def _parameter_obstacle(
     seen.add(parameter.data_ptr())
     if parameter.shape != shape:
         return f"has shape {tuple(parameter.shape)}, which is not the layer's"
-    if not parameter.is_contiguous() or parameter.is_inference():
-        return "is not contiguous, or made in inference mode"
+    if not parameter.is_contiguous() or parameter.is_inference() or _is_lazy(parameter):
+        return "is not contiguous, lazily negated, or made in inference mode"
     hooked = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
     return "has hooks" if hooked else None
+
+
+def _is_lazy(tensor: Tensor) -> bool:
+    """Whether its memory has other numbers: those to negate, or none where all are 0."""
+    return tensor.is_neg() or tensor._is_zerotensor()
+
+
+def _memory_obstacle(
+    layers: Iterable[nn.Module], optimizer: torch.optim.Optimizer, data: Iterable[Tensor]
+) -> str | None:
+    if any(tensor._is_zerotensor() for tensor in data):
+        return "the data are zeros without memory"
+    parameters = [p for layer in layers for p in layer._parameters.values() if p is not None]
+    moments = [t for p in parameters for t in optimizer.state.get(p, {}).values()]
+    written = [*parameters, *(t for t in moments if isinstance(t, Tensor))]
+    pieces = [(t.data_ptr(), t.data_ptr() + t.nbytes, True) for t in written]
+    pieces += [(t.data_ptr(), t.data_ptr() + t.nbytes, False) for t in data]
+    any_end = written_end = 0  # of those before
+    for begin, end, changes in sorted(pieces):
+        if begin < (any_end if changes else written_end):
+            return "a parameter shares its memory with another tensor"
+        any_end = max(any_end, end)
+        written_end = max(written_end, end) if changes else written_end
+    return None
 
 
 def optimizer_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
@@ -175,12 +242,17 @@ def optimizer_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
     """
     if type(optimizer) not in (*ADAMS, torch.optim.RMSprop):
         return f"{type(optimizer).__name__} is neither torch's Adam, AdamW nor RMSprop"
+    for name, defined in zip(_STEPS, _DEFINED_STEPS[type(optimizer)], strict=True):
+        if _defined(getattr(optimizer, name)) is not defined:
+            return f"{name} of the optimiser is replaced"
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     if hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
         return "the optimiser has hooks"
     for group in optimizer.param_groups:
         if group.get("amsgrad") or group.get("capturable") or group.get("differentiable"):
             return "the optimiser is amsgrad, capturable or differentiable"
+        if len(set(map(id, group["params"]))) < len(group["params"]):
+            return "the optimiser has a parameter twice"
         for name in _NUMBERS:
             setting = group.get(name, 0.0)
             for number in setting if isinstance(setting, (tuple, list)) else (setting,):
@@ -204,7 +276,7 @@ def _state_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def _like(value: Tensor, parameter: Tensor) -> bool:
-    plain = value.is_cpu and value.is_contiguous()
+    plain = value.is_cpu and value.is_contiguous() and not _is_lazy(value)
     return plain and value.shape == parameter.shape and value.dtype is parameter.dtype
 
 

@@ -91,7 +91,8 @@ def fit(
         >>> result.model.weight_re.tolist()
         [[1.0, -1.0]]
     """
-    rows, seed = check_whole("fit", "rows", rows, 2), check_whole("fit", "seed", seed, 0)
+    rows = check_whole("fit", "rows", rows, 2)
+    seed = check_whole("fit", "seed", seed, 0, bounded=False)
     x, y = _tensors(x, y, rows, seed)
     check("fit", x, y, 2)
     trained = with_coefficient(model)

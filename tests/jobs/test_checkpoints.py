@@ -152,6 +152,13 @@ def test_numbers_of_a_file() -> None:
     for wrong in (True, "2", None):
         with pytest.raises(ValueError, match=r"^its n must be a number, got"):
             saved.number(wrong, "n", finite=False)
+    for finite in (True, False):
+        with pytest.raises(ValueError, match=r"^its n must be a number"):
+            saved.number(10**400, "n", finite=finite)
+    with pytest.raises(ValueError, match=r"^its n must be a number"):
+        saved.number(-1.0, "n", 0.0, finite=False)
+    with pytest.raises(ValueError, match=r"^its n must be an integer of at least 0, got 9223"):
+        saved.integer(2**63, "n")
     with pytest.raises(ValueError, match=r"got 'a{99}[.]{3}$"):
         saved.number("a" * 1000, "n")
 

@@ -4,9 +4,11 @@ import copy
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -356,3 +358,95 @@ def test_without_numpy(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == digest(torch.ones(3, dtype=torch.bfloat16))
+
+
+def numpy_rate(part: Any) -> None:
+    part.optimizer.param_groups[0]["lr"] = numpy.float64(0.01)
+
+
+class Counted:
+    """A schedule whose state has numbers of NumPy's."""
+
+    def __init__(self) -> None:
+        self.calls = numpy.int64(0)
+
+    def __call__(self, step: int) -> float:
+        self.calls += 1
+        return 1e-3 * float(self.calls)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls, "on": numpy.bool_(True), numpy.str_("name"): numpy.str_("l1")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert [type(value) for value in state.values()] == [int, bool, str]
+        self.calls = numpy.int64(state["calls"])
+
+
+NUMPY: dict[str, Callable[[], dict[str, Any]]] = {
+    "lr": lambda: {"lr": None, "make": lambda p: ADAM(p, numpy.logspace(-3, -1, 5)[1])},
+    "betas": lambda: {"make": lambda p: ADAM(p, betas=(numpy.float64(0.8), numpy.float64(0.5)))},
+    "momentum": lambda: {"make": lambda p: RMS(p, momentum=numpy.float32(0.5))},
+    "lr of a callback": lambda: {"lr": None, "make": ADAM, "callbacks": [numpy_rate]},
+    "a schedule's state": lambda: {"penalties": {"l1": Counted()}},
+}
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_numbers_of_numpy_are_saved(name: str, tmp_path: Path) -> None:
+    undisturbed = trained(None, **NUMPY[name]())
+    part = trained(tmp_path / "run", 20, **NUMPY[name]())
+    rest = trained(tmp_path / "run", **NUMPY[name]())
+    assert part.steps == 20
+    assert torch.equal(undisturbed.losses, rest.losses)
+    assert_equal(undisturbed.model.parameters(), rest.model.parameters())
+
+
+@pytest.mark.parametrize("value", [numpy.ones(2), Path("."), lambda: 0, {"a": [1, {2j}, print]}],
+                         ids=["array", "path", "function", "nested"])  # fmt: skip
+def test_what_a_file_cannot_hold(
+    value: Any, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """An error before the first step; later, a warning, and the former file stays."""
+    made: list[Any] = []
+
+    def make(parameters: Any) -> Any:
+        made.append(ADAM(parameters))
+        return made[-1]
+
+    def note(part: Any) -> None:
+        if part.steps == 20:
+            trained(tmp_path / "run", 10, make=ADAM)
+            made[-1].param_groups[0]["note"] = value
+
+    model = chain()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(
+        TypeError, match=r"^run: state\['optimizer'\]\['param_groups'\]\[0\]\['note'\]"
+    ):
+        trained(tmp_path / "new", model=model, make=lambda p: _noted(p, value))
+    assert_equal(before, model.parameters())
+    assert not (tmp_path / "new").exists()
+    rest = trained(tmp_path / "run", make=make, callbacks=[note])
+    assert rest.steps == 60
+    (warning,) = [w for w in recwarn if "could not be written" in str(w.message)]
+    assert "['note']" in str(warning.message)
+    assert files.load(tmp_path / "run", [])["done"] == 10
+
+
+def _noted(parameters: Any, value: Any) -> Any:
+    optimizer = ADAM(parameters)
+    optimizer.param_groups[0]["note"] = value
+    return optimizer
+
+
+@needs_library
+def test_parameters_outside_of_the_model(tmp_path: Path) -> None:
+    """They make no steps, so they need no state."""
+
+    def make(parameters: Any) -> Any:
+        return ADAM([*parameters, *nn.Linear(2, 2).parameters()], lr=0.01)
+
+    undisturbed = trained(None, make=make)
+    assert undisturbed.fused
+    trained(tmp_path / "run", 20, make=make)
+    assert torch.equal(trained(tmp_path / "run", make=make).losses, undisturbed.losses)

@@ -291,3 +291,19 @@ def test_a_backend_without_generators(monkeypatch):
     assert sizes == [4, 1, 2, 2]
     assert [outcome.name for outcome in outcomes] == ["quotient", "text"]
     assert not outcomes.complete
+
+
+def test_equal_numbers_of_other_columns(tmp_path):
+    """They are problems of their own, with files of their own."""
+    pandas = pytest.importorskip("pandas")
+    y = X[:, 0] * X[:, 1]
+    named = [
+        (pandas.DataFrame(X, columns=["a", "b"]), y),
+        (pandas.DataFrame(X, columns=["c", "d"]), y),
+        (X, pandas.Series(y, name="z")),
+        (X, y),
+    ]
+    lines = "0: y = a*b\n1: y = c*d\n2: z = x0*x1\n3: y = x0*x1"
+    for _ in range(2):
+        assert str(fit_many(named, MODEL, checkpoint=tmp_path)) == lines
+    assert len(list(tmp_path.iterdir())) == len(named)

@@ -8,7 +8,7 @@ FAST_PATH = "csrc/fast_path/"
 
 EXTENSION = [
     *mutants("csrc/ops.cpp", ("tests/operators/test_operators.py -k 'needs or absent or parity'", "tests/layers/test_layouts.py"), {
-        "ops-strides-ignored": ("tensor_(t.is_contiguous() ? t : whole(t))", "tensor_(t)"),
+        "ops-strides-ignored": ("if (!t.is_contiguous()) tensor_ = whole(t);", ""),
         "ops-needs-of-the-next-weight": (
             "const bool wanted = given[i] && needs >> i & 1;",
             "const bool wanted = given[i] && needs >> (i ? 1 : 0) & 1;",
@@ -47,7 +47,7 @@ EXTENSION = [
         "train-losses-of-a-step": ("records = number % run_.every == 0;", "records = step % run_.every == 0;"),
         "train-slope-halfway": ("(near + far) / 2", "near"),
         "train-norm-of-zero": ("squares == 0 ? T(0)", "squares < 0 ? T(0)"),
-        "train-centered": ("scale -= mean[n] * mean[n];", ""),
+        "train-centered": ("scale = std::fma(-mean[n], mean[n], scale);", ""),
         "train-weights-of-a-model": ("if (!in.shared_target) weight += in.count;", ""),
         "train-weighted-loss": ("sum += double(weight[first + n]) * error * error;", "sum += error * error;"),
         "train-not-finite": ("if (!std::isfinite(grad[n])) grad[n] = 0;", ";"),
@@ -93,13 +93,21 @@ EXTENSION = [
         "train-size-of-a-parameter": ("check(t.numel() == count, \"train: \"", "check(t.numel() >= 0, \"train: \""),
         "train-rows-out-of-bounds": ("*ends.second < run.count, ", "*ends.second <= run.count, "),
     }),
-    *mutants("csrc/training.cpp", "tests/training/test_training_plan.py", {
-        "train-absent-weight": ("if (index == -1 && weight.optional) return;", "if (index == -1) return;"),
+    *mutants("csrc/checks.h", "tests/training/test_training_plan.py", {
         "train-sizes-that-overflow": (
-            "(!__builtin_mul_overflow(value, int64_t(sizes), &value) && ...);",
+            "(!__builtin_mul_overflow(value, std::max<int64_t>(sizes, 1), &value) && ...);",
             "((value = int64_t(uint64_t(value) * uint64_t(sizes)), true) && ...);",
         ),
-        "train-freed-storage": ("t.storage_offset() + count <= bytes / int64_t(size)", "bytes >= 0"),
+        "train-freed-storage": ("t.storage_offset() + count <= bytes / int64_t(element)", "bytes >= 0"),
+    }),
+    *mutants("csrc/checks.h", "tests/operators/test_errors.py -k memory", {
+        "ops-strides-in-a-storage": ("count += (t.size(d) - 1) * t.stride(d);", "count += 0;"),
+    }),
+    *mutants("csrc/adaptive.cpp", "tests/ode/test_ode_adaptive_kernel.py -k checkpoints", {
+        "adaptive-memory-of-every": ("every = std::min(every, longest + 1);", ""),
+    }),
+    *mutants("csrc/training.cpp", "tests/training/test_training_plan.py", {
+        "train-absent-weight": ("if (index == -1 && weight.optional) return;", "if (index == -1) return;"),
         "train-memory-of-two-tensors": ("other == nullptr || other->end <= piece.begin,", "true || other->end <= piece.begin,"),
         "train-nan-in-a-plan": ("check(!std::isnan(value), ", "check(value == value || true, "),
         "train-columns-of-schedules": ("t.dim() == 2 && t.size(1) == run.steps", "t.dim() == 2"),
@@ -120,7 +128,7 @@ EXTENSION = [
             "if (inputs[i].defined() && ctx->needs_input_grad(edge++)) needs",
             "if (inputs[i].defined() && edge++ < 9) needs",
         ),
-        "fast-path-tangents-lost": ("!t._fw_grad(0).defined();", "true;"),
+        "fast-path-tangents-lost": ("!t._fw_grad(0).defined() && ", ""),
         "fast-path-autocast-not-seen": ("!at::autocast::is_autocast_enabled(at::kCPU) && ", ""),
     }),
     *mutants(FAST_PATH + "sizes.h", ("tests/operators/test_errors.py", "tests/backends/test_fast_path.py"), {

@@ -80,7 +80,7 @@ TRAINING = [
         "plan-order-of-the-kinds": ("= (Npu, Nmu, Nmru, Nau)", "= (Npu, Nmru, Nmu, Nau)"),
     }),
     *mutants(PACKAGE + "_loops/steps.py", "tests/training/test_training_loops.py", {
-        "run-gradients-that-add-up": ("        self.model.zero_grad()", "        pass"),
+        "run-gradients-that-add-up": ("                parameter.grad = None", "                pass"),
         "run-nothing-trained": ("            if error.requires_grad:", "            if True:"),
     }),
     *mutants(PACKAGE + "_loops/steps.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
@@ -91,7 +91,7 @@ TRAINING = [
         "run-generator-of-a-checkpoint": ("generator.set_state(drawn)", "pass"),
         "run-schedule-of-a-checkpoint": (".load_state_dict(schedule)", ".state_dict()"),
         "run-rate-left-behind": ('group["lr"] = rate[-1].item()', "pass"),
-        "run-step-of-a-schedule": ("float(schedule(done + n + 1))", "float(schedule(done + n))"),
+        "run-step-of-a-schedule": ("range(done + 1, done + steps + 1)", "range(done, done + steps)"),
     }),
     *mutants(PACKAGE + "training/_runs.py", "tests/training/test_training_run_settings.py", {
         "run-rows-of-every-seed": ("manual_seed(int(torch.randint(2**62, ())))", "manual_seed(0)"),
@@ -102,7 +102,7 @@ TRAINING = [
         "run-row-behind-the-last": ("rows.max() >= count", "rows.max() > count"),
         "run-answers-of-callbacks": ("any(answer is True for answer in answers)", "any(answers)"),
         "run-last-callback": ("(task.done % between and task.done < steps)", "(task.done % between)"),
-        "run-strides-of-y": ("y=y.contiguous()", "y=y"),
+        "run-strides-of-y": ("data = [x.contiguous(), y.contiguous()]", "data = [x.contiguous(), y]"),
     }),
     *mutants(PACKAGE + "training/_runs.py", "tests/jobs/test_checkpoints.py -k 'refused or moves or beginning or once or Training'", {
         "run-checkpoint-model": ("            model=described(loop.model, Unit),\n", ""),
@@ -115,11 +115,11 @@ TRAINING = [
         "run-checkpoint-data": ("digest(loop.x, loop.y, rows.indices, loop.weight)", "digest(loop.x, rows.indices, loop.weight)"),
         "run-checkpoint-seed": ("None if rows.seeded else rows.generator", "rows.generator"),
         "run-checkpoint-done": ("\"done\", 0, self.total)", "\"done\", 0)"),
-        "run-checkpoint-lacks-a-state": ("needed = done > 0 and isinstance(loop, Fused)", "needed = False"),
+        "run-checkpoint-lacks-a-state": ("if done > 0 and isinstance(loop, Fused) else ()", "if False else ()"),
         "run-checkpoint-later-settings": ("    @functools.cached_property\n", "    @property\n"),
     }),
     *mutants(PACKAGE + "training/_continued.py", "tests/jobs/test_checkpoints.py -k 'refused or moves or callbacks or own or Training'", {
-        "run-checkpoint-group": ("        if group[\"params\"] != old[\"params\"]:", "        if False:"),
+        "run-checkpoint-group": ("        if numbers != old[\"params\"]:", "        if False:"),
         "run-checkpoint-negative-step": ("low = 0.0 if name.endswith(\" step,\") else -math.inf", "low = -math.inf"),
         "run-checkpoint-schedule-untried": ("copy.deepcopy(schedules[name]).load", "schedules[name].load"),
         "run-checkpoint-growth": (", setting.growth)", ",)"),
@@ -146,7 +146,7 @@ TRAINING = [
     }),
     *mutants(PACKAGE + "_jobs/saved.py", ("tests/jobs/test_checkpoints.py -k 'numbers or memory'", "tests/jobs/test_crafted_files.py -k Training"), {
         "saved-bools": ("type(value) is not int or", "not isinstance(value, int) or"),
-        "saved-infinite": ("math.isfinite(value) and ", ""),
+        "saved-infinite": (" or (finite and not math.isfinite(value))", ""),
         "saved-strides": (".clone(memory_format=torch.contiguous_format)", ""),
         "saved-dtype": ("value.dtype is not dtype or not sizes", "not sizes"),
         "saved-sizes": ("value.dtype is not dtype or not sizes", "value.dtype is not dtype"),

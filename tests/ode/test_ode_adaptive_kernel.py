@@ -1,5 +1,6 @@
 """Adaptive steps: the fused ones and their adjoint, against the eager ones."""
 
+import functools
 import math
 from typing import Any
 
@@ -290,3 +291,70 @@ def test_counts_whose_sum_overflows() -> None:
         match="counts must not be negative, nor above 0, the number of times, got 46116860",
     ):
         ops.ode_adaptive_backward(torch.ones(1, 4, 2, 2).double(), *operands, *end)
+
+
+def _kept(every: int) -> tuple[list[Tensor | None], list[Tensor], list[Any]]:
+    """The operands of the operators, what a forward keeps for `every`, and the pair."""
+    pair = PAIRS["dopri5"]
+    generator = torch.Generator().manual_seed(0)
+    u0, weight_re, weight = (
+        torch.rand(shape, generator=generator, dtype=torch.float64)
+        for shape in ((1, 8, 3), (1, 4, 3), (1, 3, 4))
+    )
+    operands = [u0 + 0.5, weight_re, None, None, 0.1 * weight, TIMES]
+    out = torch.ops.npu_kernels.ode_adaptive_forward(
+        *operands, pair.numbers, 1e-3, 1e-6, 50, 1e-7, True, every
+    )
+    return operands, list(out), pair.numbers
+
+
+def test_more_steps_between_checkpoints_than_there_are() -> None:
+    """The memory for states is that of the longest trajectory, however large `every` is."""
+    results = []
+    for every in (50, 2**62, 2**63 - 1):
+        operands, (path, _, counts, _, times, states), pair = _kept(every)
+        grads = torch.ops.npu_kernels.ode_adaptive_backward(
+            torch.ones_like(path),
+            *operands,
+            counts,
+            times,
+            states,
+            pair,
+            1e-7,
+            True,
+            every,
+            False,
+            63,
+        )
+        results.append(grads)
+    assert results[0][0].abs().min() > 0
+    for other in results[1:]:
+        assert_equal(other, results[0])
+
+
+def test_sizes_without_memory_of_their_own() -> None:
+    """Where a dimension is 0 the others may be any; their products stay integers all the same."""
+    _, _, pair = _kept(0)
+    empty = functools.partial(torch.empty, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match=r"ode_adaptive: the sizes are too large"):
+        torch.ops.npu_kernels.ode_adaptive_forward(
+            empty(1, 0, 2**60), empty(1, 0, 2**60), None, None, empty(1, 2**60, 0),
+            TIMES, pair, 1e-3, 1e-6, 50, 1e-7, True, 0,
+        )  # fmt: skip
+    for steps, starts in ((2**62, 0), (2**63 - 1, 0), (2**58, 1)):
+        with pytest.raises(RuntimeError, match=r"ode_forward: the sizes are too large"):
+            torch.ops.npu_kernels.ode_forward(
+                empty(starts, 2), empty(3, 2), None, None, empty(2, 3),
+                [1.0], steps, 0.1, 1e-7, True, False, False,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("operand", [0, 1, 4, 5])
+def test_memory_smaller_than_an_operand(operand: int) -> None:
+    operands, _, pair = _kept(0)
+    tensor = operands[operand]
+    assert tensor is not None
+    operands[operand] = tensor = tensor.clone()
+    tensor.untyped_storage().resize_(tensor.nbytes - 1)
+    with pytest.raises(RuntimeError, match=r"ode_adaptive: .* must have memory for its shape"):
+        torch.ops.npu_kernels.ode_adaptive_forward(*operands, pair, 1e-3, 1e-6, 50, 1e-7, True, 0)

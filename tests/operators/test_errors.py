@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from npu_kernels import functional
 from npu_kernels._operators import ops
 from npu_kernels._testing.samples import RECORDS, ErrorSample, OperatorRecord
 from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
@@ -101,3 +102,52 @@ def test_raw_operators() -> None:
     ):  # fmt: skip
         with pytest.raises(RuntimeError, match=message):
             call()
+
+
+@needs_library
+@pytest.mark.parametrize("size", [0, 4, 31])
+def test_memory_smaller_than_a_tensor(size: int) -> None:
+    """Freed or smaller memory is an error of operators and layers, of any strides."""
+
+    def shrunk(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.untyped_storage().resize_(size)
+        return tensor
+
+    x, w, y = torch.rand(2, 4), torch.rand(2, 4), torch.rand(2, 2)
+    small, gate, strided = (
+        shrunk(t) for t in (torch.rand(2, 4), torch.rand(8)[4:], torch.rand(4, 2).t())
+    )
+    layer = NPU(4, 2)
+    layer.weight_im.data = small
+    calls = {
+        "npu_forward: x": lambda: ops.npu_forward(small, w, None, None, 1e-7, True),
+        "npu_forward: gate": lambda: ops.npu_forward(x, w, None, gate, 1e-7, True),
+        "nmu_backward: weight": lambda: ops.nmu_backward(y, x, small, 3),
+        "npu_forward: weight_re": lambda: functional.npu(x, strided),
+        "npu_forward: weight_im": lambda: layer(x),
+        "nmu_forward: x": lambda: NMU(4, 2)(small),
+    }
+    for name, call in calls.items():
+        with torch.no_grad(), pytest.raises(RuntimeError, match=f"^{name} must have memory"):
+            call()
+
+
+@needs_library
+def test_memory_freed_before_a_backward() -> None:
+    """Of what the forward saved and of the upstream gradient, also of the iNALU's flags."""
+    x, y = torch.rand(3, 4), torch.rand(3, 2)
+    sizes = {"O": 2, "I": 4}
+    weights = [torch.rand([sizes[s] for s in letters]) for letters in ops.WEIGHTS["inalu"].values()]
+    out = ops.inalu_forward(x, *weights, 1e-7, 20.0, True)
+    for number in range(1, len(out)):
+        kept = [t.clone() for t in out[1:]]
+        kept[number - 1].untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match=r"^inalu_backward: \w+ must have memory"):
+            ops.inalu_backward(y, x, *weights, *kept, 1e-7, 20.0, 63)
+    x.requires_grad_()
+    for wrong in (0, 1):
+        x.grad, layer = None, NPU(4, 2)
+        result, upstream = layer(x), torch.rand(3, 2)
+        (layer.weight_re.data, upstream)[wrong].untyped_storage().resize_(4)
+        with pytest.raises(RuntimeError, match=r"^npu_backward: \w+ must have memory"):
+            result.backward(upstream)

@@ -60,3 +60,10 @@ def test_star_import_leaves_out_the_estimator(tmp_path: Path) -> None:
 @pytest.mark.parametrize("checkpoint", ["None", "'run.pt'"], ids=["no checkpoint", "checkpoint"])
 def test_training_run(checkpoint: str, tmp_path: Path) -> None:
     assert run_without_numpy(RUN_TWICE.format(checkpoint=checkpoint), tmp_path) == "5"
+
+
+def test_a_stand_in_for_numpy(tmp_path: Path) -> None:
+    """A module without a __spec__, as documentation tools and tests make them."""
+    code = "import sys, types\nimport torch\nsys.modules['numpy'] = types.ModuleType('numpy')\n"
+    run = run_python("-c", code + STAR, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
+    assert run.stdout.split() == ["3", "False"], run.stderr

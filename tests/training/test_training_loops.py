@@ -2,6 +2,7 @@
 another way."""
 
 import copy
+import functools
 import sys
 import warnings
 from collections.abc import Callable
@@ -9,9 +10,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import Tensor, nn
 
-from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, backend_for, use_backend
+from npu_kernels import (
+    NAU,
+    NMRU,
+    NMU,
+    NPU,
+    NaiveNPU,
+    RealNPU,
+    backend_for,
+    functional,
+    use_backend,
+)
 from npu_kernels._loops import captured, plan
 from npu_kernels._loops.steps import Ordinary
 from npu_kernels.training import Run, run
@@ -279,7 +291,26 @@ def _with_grad_hook(layer: Any) -> None:
     layer.weight.register_post_accumulate_grad_hook(lambda _: None)
 
 
+def _overlap(first: Tensor, second: Tensor) -> None:
+    """Give parameters memory of which one number is shared."""
+    memory = torch.rand(first.numel() + second.numel() - 1)
+    first.data = memory[: first.numel()].view_as(first)
+    second.data = memory[first.numel() - 1 :].view_as(second)
+
+
 MODEL_OBSTACLES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
+    "negated": (
+        lambda m: setattr(m[1], "weight", nn.Parameter(torch._neg_view(m[1].weight.detach()))),
+        "a parameter of NAU is not contiguous, lazily negated",
+    ),
+    "overlap": (
+        lambda m: _overlap(m[0].weight_re, m[1].weight),
+        "a parameter shares its memory with another tensor",
+    ),
+    "a clip that is no bool": (
+        lambda m: setattr(m[1], "clip", "no"),
+        "clip of NAU is neither True nor False",
+    ),
     "empty": (lambda m: [m.pop(0) for _ in range(2)], "the model is empty"),
     "wide": (lambda m: m.append(NAU(3, plan.WIDEST_NAU + 1)),
              "torch's own product is faster for a NAU"),
@@ -397,6 +428,14 @@ STATES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "more": (
         lambda s: s.update(max_exp_avg_sq=s["exp_avg_sq"].clone()),
         "state is of other settings",
+    ),
+    "negated": (
+        lambda s: s.update(exp_avg=torch._neg_view(s["exp_avg"])),
+        "state is not plain",
+    ),
+    "shared memory": (
+        lambda s: s.update(exp_avg=s["exp_avg_sq"]),
+        "a parameter shares its memory with another tensor",
     ),
     "no count": (lambda s: s.pop("step"), "state is of other settings"),
     "other names": (lambda s: s.update(square_avg=s.pop("exp_avg")), "state is of other settings"),
@@ -536,3 +575,227 @@ def test_options_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
                 parameter.mul_(3)
         fused, ordinary = in_each_loop(layer, monkeypatch, lambda _: None, project=False, lr=1e-3)
         assert_same(fused, ordinary, 1e-9)
+
+
+# ---- what a user replaces ------------------------------------------------------------------------
+
+
+def _replace(patch: pytest.MonkeyPatch, target: Any, name: str, factor: Any) -> None:
+    """Replace a method by one that also does what `factor` says to the parameters."""
+    inner = getattr(target, name)
+
+    @functools.wraps(inner)  # which copies the marks that torch sets on its own wrappers
+    def method(*arguments: Any, **options: Any) -> Any:
+        result = inner(*arguments, **options)
+        groups = (arguments[0] if isinstance(target, type) else target).param_groups
+        with torch.no_grad():
+            for parameter in groups[0]["params"]:
+                parameter.mul_(factor)
+        return result
+
+    patch.setattr(target, name, method)
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["step", "zero_grad"])
+@pytest.mark.parametrize("of_class", [False, True])
+@pytest.mark.parametrize("kind", [*plan.ADAMS, torch.optim.RMSprop])
+def test_methods_of_an_optimiser_that_are_replaced(
+    kind: Any, of_class: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "_noticed", set())
+    model, x, y = _model(), *data(None, torch.float32)
+    optimizer = kind(model.parameters(), lr=0.0)
+    assert _why(model, optimizer) is None
+    target = kind if of_class else optimizer
+    with monkeypatch.context() as patch:
+        _replace(patch, target, name, 0.5)
+        assert _why(model, optimizer) == f"{name} of the optimiser is replaced"
+        before = [p.detach().clone() for p in model.parameters()]
+        with pytest.warns(UserWarning, match=f"{name} of the optimiser is replaced"):
+            result = run(model, x, y, steps=2, optimizer=optimizer, project=False)
+    assert not result.fused
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        torch.testing.assert_close(parameter.detach(), 0.25 * old)
+
+
+@needs_library
+def test_a_scheduler_does_not_replace_a_step() -> None:
+    """Torch's wrappers, which count the calls, are no other step."""
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.optim.lr_scheduler.StepLR(optimizer, 5)
+    assert "step" in vars(optimizer)
+    assert _why(model, optimizer) is None
+
+
+def test_gradients_that_a_replaced_zero_grad_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They add up in the ordinary loop, but for parameters of which the optimiser knows nothing."""
+    model, x, y = _model(), *data(None, torch.float32)
+    optimizer = torch.optim.SGD([model[1].weight], lr=0.0)
+    monkeypatch.setattr(optimizer, "zero_grad", lambda *_: None)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f".*{NOTICE}")
+        run(model, x, y, steps=1, optimizer=optimizer)
+        first = [p.grad.clone() for p in (model[1].weight, model[0].gate)]
+        run(model, x, y, steps=2, optimizer=optimizer)
+    torch.testing.assert_close(model[1].weight.grad, 3 * first[0])
+    torch.testing.assert_close(model[0].gate.grad, first[1])
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["npu", "nau"])
+def test_a_function_that_is_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, y = _model(), *data(None, torch.float32)
+    inner = getattr(functional, name)
+    monkeypatch.setattr(functional, name, lambda *a, **options: 2 * inner(*a, **options))
+    assert _why(model) == f"functional.{name} is replaced"
+    expected = nn.functional.mse_loss(model(x), y)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f".*{NOTICE}")
+        result = run(model, x, y, steps=1, lr=0.01)
+    torch.testing.assert_close(result.losses[0], expected)
+
+
+@needs_library
+@pytest.mark.filterwarnings("ignore:.*parameters")  # torch's, of a parameter twice
+def test_a_parameter_twice_in_a_group() -> None:
+    model = _model()
+    optimizer = torch.optim.Adam([model[1].weight, model[1].weight])
+    assert _why(model, optimizer) == "the optimiser has a parameter twice"
+
+
+@needs_library
+def test_obstacles_of_the_data() -> None:
+    model, x = _model(), torch.rand(5, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    assert plan.obstacle(model, optimizer, x, x, x[1:]) is None
+    assert plan.obstacle(model, optimizer, torch._neg_view(x)) is None  # torch resolves it
+    zeros = torch._efficientzerotensor((5, 3))
+    assert "zeros without memory" in str(plan.obstacle(model, optimizer, x, zeros))
+    weights = model[1].weight.detach()
+    for shared in (weights, weights.view(-1)[-1:]):
+        reason = plan.obstacle(model, optimizer, x, shared)
+        assert reason == "a parameter shares its memory with another tensor"
+
+
+LAZY: dict[str, Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "a negated parameter": lambda m, x, y: (
+        setattr(m[1], "weight", nn.Parameter(torch._neg_view(-m[1].weight.detach()))) or (x, y)
+    ),
+    "overlapping parameters": lambda m, x, y: (_overlap(m[0].weight_re, m[1].weight) or (x, y)),
+    "targets without memory": lambda m, x, y: (x, torch._efficientzerotensor(y.shape)),
+    "x in a parameter": lambda m, x, y: (
+        m[0].weight_re.data.copy_(x[:6]).detach(), y[:6],
+    ),
+}  # fmt: skip
+
+
+@needs_library
+@pytest.mark.parametrize("name", LAZY)
+@pytest.mark.filterwarnings(f"ignore:.*{NOTICE}")
+def test_memory_that_the_ordinary_loop_trains(name: str) -> None:
+    """The losses of a loop written by hand."""
+    results = []
+    for by_hand in (True, False):
+        torch.manual_seed(0)
+        model = _model()
+        x, y = LAZY[name](model, *data(None, torch.float32))
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        if not by_hand:
+            result = run(model, x, y, steps=3, optimizer=optimizer, project=False)
+            assert not result.fused
+            results.append(result.losses)
+            continue
+        losses = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        results.append(torch.stack(losses))
+    torch.testing.assert_close(*results)
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "a forward hook": lambda m: m[0].register_forward_hook(lambda module, x, y: 2 * y),
+    "a gradient hook": lambda m: m[0].weight_re.register_hook(torch.neg),
+    "another forward": lambda m: setattr(m[0], "forward", lambda x: type(m[0]).forward(m[0], 2 * x)),
+    "one more layer": lambda m: m.append(nn.Tanh()),
+    "pruned": lambda m: nn.utils.prune.l1_unstructured(m[0], "weight_re", 0.5),
+    "parametrized": lambda m: nn.utils.parametrizations.weight_norm(m[1], "weight"),
+    "other strides": lambda m: setattr(
+        m[0].weight_re, "data", m[0].weight_re.data.t().contiguous().t()
+    ),
+}  # fmt: skip
+
+
+@needs_library
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.filterwarnings(f"ignore:.*{NOTICE}")
+def test_what_a_callback_changes(name: str) -> None:
+    """From then on the ordinary loop makes the steps: the losses of a loop written by hand."""
+    x, y = data(None, torch.float32)
+    models = [_model() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    by_hand, in_run = (torch.optim.Adam(model.parameters(), 0.01) for model in models)
+    losses = []
+    for step in range(8):
+        if step == 4:
+            CHANGES[name](models[0])
+        by_hand.zero_grad()
+        loss = nn.functional.mse_loss(models[0](x), y)
+        loss.backward()
+        by_hand.step()
+        losses.append(loss.detach())
+
+    def change(part: Run) -> None:
+        assert part.fused == (part.steps <= 4)
+        if part.steps == 4:
+            CHANGES[name](models[1])
+
+    result = run(
+        models[1], x, y, steps=8, optimizer=in_run, project=False, stretch=2, callbacks=change
+    )
+    assert not result.fused
+    torch.testing.assert_close(result.losses, torch.stack(losses))
+
+
+@needs_library
+@pytest.mark.parametrize(("layer", "attribute", "value", "message"), [
+    (NPU, "eps", 1e-45, "npu: eps must be finite and greater than 0 in float32, got 1e-45"),
+    (NPU, "eps", 1e39, "npu: eps must be finite and greater than 0 in float32, got 1e"),
+    (NPU, "gate_gradient", "both", "npu: gate_gradient must be"),
+    (NMRU, "eps", -1.0, "nmru: eps must be 0, or finite and greater than 0"),
+    (NMRU, "sign", "none", "nmru: sign must be"),
+])  # fmt: skip
+def test_options_that_a_layer_refuses(layer: Any, attribute: str, value: Any, message: str) -> None:
+    model, (x, y) = layer(2, 3), data(None, torch.float32)
+    setattr(model, attribute, value)
+    before = [p.detach().clone() for p in model.parameters()]
+    for call in (lambda: model(x), lambda: run(model, x, y, steps=1, lr=0.01)):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+
+@needs_library
+def test_centered_rmsprop_of_a_large_gradient() -> None:
+    """A finite mean whose square is infinite makes torch's step 0, and no nan."""
+    results = []
+    for by_hand in (True, False):
+        model = NAU(1, 1, clip=False)
+        nn.init.constant_(model.weight, 0.5)
+        optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01, centered=True)
+        x, y = torch.tensor([[1e12], [1.0]]), torch.zeros(2, 1)
+        if by_hand:
+            for _ in range(2):
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+        else:
+            assert run(model, x, y, steps=2, optimizer=optimizer).fused
+        assert optimizer.state[model.weight]["square_avg"].isinf()
+        results.append(model.weight.detach().clone())
+    assert torch.equal(*results)

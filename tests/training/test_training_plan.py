@@ -206,7 +206,7 @@ def strided(t: Tensor) -> Tensor:
 
 HUGE = 2**62
 NOT_A_PARAMETER = "parameter {n}, {name} of .*, is not there, or belongs to two"
-SIZE = "must have .* elements|sizes of the plan are too large|features from one that has others"
+SIZE = "must have .* elements|sizes are too large|features from one that has others"
 WRONG: Cases = {
     # sizes
     **fields("call", "models", (0, -1, -HUGE), "models must be positive"),

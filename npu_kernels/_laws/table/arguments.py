@@ -74,6 +74,14 @@ def work_of(model: Any, seed: int, names: tuple[str, ...], *data: Array) -> Work
     )
 
 
+def column_names(table: Any) -> list[str] | None:
+    """Names of the columns of a Series or a DataFrame."""
+    if hasattr(table, "columns"):
+        return [str(name) for name in table.columns]
+    name = getattr(table, "name", None)
+    return [str(name)] if isinstance(name, str) and hasattr(table, "to_numpy") else None
+
+
 def units_of(units: Any, names: tuple[str, ...]) -> list[str] | None:
     """One unit for each column, or None."""
     if units is None:

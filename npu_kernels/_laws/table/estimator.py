@@ -13,6 +13,7 @@ from npu_kernels._common.notices import warn
 from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._laws.table.arguments import (
     check_parameters,
+    column_names,
     exponents_of,
     settings_of,
     units_of,
@@ -161,7 +162,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         from sklearn.utils.validation import _check_sample_weight, validate_data
 
         check_parameters(self)
-        outputs = _names_of_outputs(y)
+        outputs = column_names(y)
         X, y = validate_data(self, X, y, **_SEVERAL_OUTPUTS, ensure_min_samples=2)
         weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
         if (weight < 0).any() or not weight.any():
@@ -209,6 +210,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
                 resumed = replace(settings, seed=record.seed, steps=record.steps(o))
                 results.append(limited(rows, resumed, self._powers()))
             return results
+        except Exception:
+            record.checkpoint = None  # a file whose content leads to an error stays as it is
+            raise
         finally:
             if record.checkpoint is not None:
                 record.checkpoint.save()
@@ -392,11 +396,3 @@ def _threads() -> Any:
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
-
-
-def _names_of_outputs(y: Any) -> list[str] | None:
-    """Names of a Series or a DataFrame."""
-    if hasattr(y, "columns"):
-        return [str(name) for name in y.columns]
-    name = getattr(y, "name", None)
-    return [str(name)] if isinstance(name, str) and hasattr(y, "to_numpy") else None

@@ -155,13 +155,14 @@ def _read(step: Any, name: str) -> Any:
 
 def _read_sum(parts: Any, name: str) -> list[Any]:
     """A sum that was saved."""
-    u, parity, free, c, *errors = saved.sequence(parts, name, len(fields(Sum)))
+    u, parity, free, c, rss, press, cost = saved.sequence(parts, name, len(fields(Sum)))
     largest = torch.finfo(torch.float64).max
     u = saved.tensor(u, name, (None, None), torch.float64, low=-largest, high=largest)
     parity = saved.tensor(parity, name, u.shape, torch.float64)
     free = saved.tensor(free, name, u.shape, torch.bool)
     c = saved.tensor(c, name, u.shape[:1], torch.float64)
-    return [u, parity, free, c, *(saved.number(error, name, finite=False) for error in errors)]
+    rss, press = (saved.number(error, name, 0.0, finite=False) for error in (rss, press))
+    return [u, parity, free, c, rss, press, saved.number(cost, name, finite=False)]
 
 
 def _packed(law: Sum) -> list[Any]:
