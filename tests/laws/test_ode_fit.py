@@ -406,7 +406,7 @@ U = torch.rand(25, 2, dtype=torch.float64) + 0.5
     ({"t": T * math.nan}, ValueError, "t must be finite, got nan"),
     ({"t": torch.zeros(25)}, ValueError, "t must have at least two different times, got [0.0]"),
     ({"t": [T, T]}, ValueError, "t must have one entry for each series of u, 1, got 2"),
-    ({"t": ["now"] * 25}, TypeError, "t must be numbers, got list"),
+    ({"t": ["now"] * 25}, TypeError, "t must be numbers, got 'now'"),
     ({"u": U[:, :1]}, ValueError,
      "u must have 2 columns (the model's features), got shape (25, 1) in series 0"),
     ({"u": U / 0}, ValueError, "u must be finite or nan (missing), got inf in series 0"),

@@ -395,7 +395,7 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
      r"t must have one dimension and at least two times, got shape \(1,\)$"),
     ({"t": torch.rand(2, 2)}, ValueError,
      r"t must have one dimension and at least two times, got shape \(2, 2\)$"),
-    ({"t": "now"}, TypeError, r"t must be a tensor or numbers, got 'now'"),
+    ({"t": "now"}, TypeError, r"t must be numbers, got 'now'"),
     ({"t": torch.tensor([0, 1j])}, TypeError, r"t must be real, got torch.complex64$"),
 ]  # fmt: skip
 
