@@ -42,7 +42,7 @@ def test_influenza_in_a_boarding_school() -> None:
         law[0].gate.fill_(1.0)
         law[1].weight.copy_(torch.tensor([[-0.002, 0.0], [0.002, -0.5]]))
     law[0].requires_grad_(False)
-    found = ode.fit(
+    result = ode.fit(
         law,
         range(14),
         torch.tensor(IN_BED, dtype=torch.float64).unsqueeze(1),
@@ -54,7 +54,7 @@ def test_influenza_in_a_boarding_school() -> None:
         start="model",
         simplify=False,
     )
-    infection, recovery, first = found.estimates
+    infection, recovery, first = result.estimates
     assert infection.name == "coefficient of S*I in S -> I"
     assert recovery.name == "coefficient of I in I ->"
 
@@ -72,20 +72,20 @@ def test_influenza_in_a_boarding_school() -> None:
     assert values == pytest.approx(best.x.tolist(), rel=2e-3)
     assert 763 * infection.value == pytest.approx(1.79, rel=0.03)
     assert recovery.value == pytest.approx(0.456, rel=0.02)
-    (_, coefficients) = found.weights()
+    (_, coefficients) = result.weights()
     assert float(coefficients[0, 0, 0]) == -float(coefficients[0, 1, 0])
-    assert found.degrees == 11
-    low, high = ((one.low, one.high) for one in found.intervals()[:2])
+    assert result.degrees == 11
+    low, high = ((estimate.low, estimate.high) for estimate in result.intervals()[:2])
     assert low[0] < infection.value < low[1]
     assert high[0] < recovery.value < high[1]
 
 
 def test_rates_of_reactions_are_found() -> None:
     t, u = epidemic()
-    found = ode.fit(
+    result = ode.fit(
         model(3, 2, 8), t, u, stoichiometry=SIR, signs="positive", names=["S", "I", "R"]
     )
-    powers, coefficients = (part[0] for part in found.weights())
+    powers, coefficients = (part[0] for part in result.weights())
     order = [0, 1] if powers[0, 0] == 1 else [1, 0]
     assert powers[order].tolist() == [[1, 1, 0], [0, 1, 0]]
     rates = coefficients[:, order]
@@ -93,14 +93,14 @@ def test_rates_of_reactions_are_found() -> None:
     torch.testing.assert_close(rates[1, 1], -rates[2, 1], rtol=1e-12, atol=0)
     assert float(rates[1, 0]) == pytest.approx(1.5, rel=0.03)
     assert float(rates[2, 1]) == pytest.approx(0.5, rel=0.03)
-    assert "coefficient of I in I -> R" in found.standard_errors
+    assert "coefficient of I in I -> R" in result.standard_errors
 
 
 def test_conserved_sums_stay() -> None:
     t, u = epidemic()
-    found = ode.fit(model(3, 2, 6), t, u, conserved=[[1, 1, 1]], names=["S", "I", "R"])
-    assert found.weights()[1].sum(1).abs().max() < 1e-12
-    sums = found.predict(torch.linspace(0, 20, 5, dtype=torch.float64)).sum(1)
+    result = ode.fit(model(3, 2, 6), t, u, conserved=[[1, 1, 1]], names=["S", "I", "R"])
+    assert result.weights()[1].sum(1).abs().max() < 1e-12
+    sums = result.predict(torch.linspace(0, 20, 5, dtype=torch.float64)).sum(1)
     torch.testing.assert_close(sums, sums[:1].expand(5), rtol=1e-9, atol=0)
 
 
@@ -121,12 +121,12 @@ def test_jacobians_of_tied_coefficients() -> None:
     generator = torch.Generator().manual_seed(0)
     x = 0.5 * torch.rand(2, shape.size, generator=generator, dtype=torch.float64) + 0.2
     for problem in (Trajectories(data, shape, 4), Stretches(data, shape, 4, data.values + 1)):
-        _, found = problem.jacobian(x)
+        _, result = problem.jacobian(x)
         columns = [
             (problem.residual(x + 1e-6 * e) - problem.residual(x - 1e-6 * e)) / 2e-6
             for e in torch.eye(shape.size)
         ]
-        torch.testing.assert_close(found, torch.stack(columns, -1), rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(result, torch.stack(columns, -1), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.filterwarnings("ignore::npu_kernels.ode.PoorFitWarning")  # within narrow bounds
@@ -134,28 +134,27 @@ def test_exponents_stay_within_their_bounds() -> None:
     """An exponent of 8: without bounds of the user's it is 6 at most."""
     c = noise(solution([[8.0]], [[-0.5]], [1.0], T), 0.003)
     for bounds, greatest in ((None, 6.0), ((0.0, 2.0), 2.0), ((-1.0, 9.0), 9.0)):
-        found = ode.fit(model(1, 1, 4), T, c, exponents=bounds, names=["c"])
-        exponent = float(found.weights()[0])
+        result = ode.fit(model(1, 1, 4), T, c, exponents=bounds, names=["c"])
+        exponent = float(result.weights()[0])
         assert exponent == pytest.approx(min(greatest, 8.0), rel=0.05)
         assert exponent <= greatest
 
 
 def test_whole_exponents_only() -> None:
     c = noise(solution([[1.5]], [[-0.5]], [1.0], T), 0.01)
-    found = ode.fit(model(1, 2, 8), T, c, whole=True, names=["c"])
-    assert set(found.weights()[0].flatten().tolist()) <= {-1.0, 0.0, 1.0, 2.0, 3.0}
-    assert not any("exponent" in one.name for one in found.estimates)
-    one = read_known(None, ["y"], None, None, None, "any", ["x", "y"], 2, True)
-    assert one.whole.tolist() == [False, True]
+    result = ode.fit(model(1, 2, 8), T, c, integer_exponents=True, names=["c"])
+    assert set(result.weights()[0].flatten().tolist()) <= {-1.0, 0.0, 1.0, 2.0, 3.0}
+    assert not any("exponent" in estimate.name for estimate in result.estimates)
+    rules = read_known(None, ["y"], None, None, None, "any", ["x", "y"], 2, True)
+    assert rules.integer.tolist() == [False, True]
 
 
 def test_terms_that_are_given() -> None:
     u = noise(predators(T), 0.02)
-    found = ode.fit(model(2, 3, 6), T, u, terms=[[1, 1]], names=["x", "y"])
-    assert [1.0, 1.0] in found.weights()[0][0].tolist()
-    assert not any(
-        one.name == "exponent of x in term 1" and one.taken is None for one in found.estimates
-    )
+    result = ode.fit(model(2, 3, 6), T, u, terms=[[1, 1]], names=["x", "y"])
+    assert [1.0, 1.0] in result.weights()[0][0].tolist()
+    powers = [estimate for estimate in result.estimates if "exponent" in estimate.name]
+    assert not any(estimate.taken is None for estimate in powers)
 
 
 def test_coefficients_keep_the_models_signs() -> None:
@@ -168,12 +167,12 @@ def test_coefficients_keep_the_models_signs() -> None:
         law[1].weight.copy_(numbers(0.5, -0.1))
     law[0].requires_grad_(False)
     options: dict[str, Any] = {"start": "model", "simplify": False, "sigma": 1.0}
-    free, kept = (
+    unsigned, signed = (
         ode.fit(law, T / 2, c, signs=rule, **options).weights()[1].flatten().tolist()
         for rule in ("any", "model")
     )
-    assert free == pytest.approx([0.3, 0.05], rel=0.3)
-    assert kept == [pytest.approx(0.4, abs=0.1)]  # the other one ends at 0
+    assert unsigned == pytest.approx([0.3, 0.05], rel=0.3)
+    assert signed == [pytest.approx(0.4, abs=0.1)]  # the other one ends at 0
 
 
 def test_bounds_of_all_numbers() -> None:
@@ -200,8 +199,11 @@ def other(weights: Tensor) -> nn.Sequential:
         ({"exponents": 3}, "exponents must be two bounds, each a number or one for each of 2"),
         ({"exponents": (2, -2)}, "exponents must be two bounds"),
         ({"exponents": ([1, 2, 3], 4)}, "exponents must be two bounds"),
-        ({"whole": ["z"]}, "whole must be True, False, or names of states, x0, x1, got ['z']"),
-        ({"whole": "x0"}, "whole must be True, False, or names of states"),
+        (
+            {"integer_exponents": ["z"]},
+            "integer_exponents must be True, False, or names of states, x0, x1, got ['z']",
+        ),
+        ({"integer_exponents": "x0"}, "integer_exponents must be True, False, or names of states"),
         ({"signs": "negative"}, "signs must be 'any', 'positive', or with start='model' also"),
         ({"signs": "model"}, "signs must be 'any', 'positive', or with start='model' also 'model'"),
         ({"stoichiometry": [[1, 2, 3]]}, "stoichiometry must be finite numbers of shape (D, reac"),

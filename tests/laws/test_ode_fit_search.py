@@ -31,16 +31,16 @@ def hunters(seed: int) -> tuple[Tensor, Tensor]:
 
 def test_no_alternative_is_better_than_the_law() -> None:
     t, u = hunters(0)
-    found = ode.fit(model(2, 3, 12), t, u, names=["x", "y"])
-    assert all(other.bic > found.bic - 0.1 for other in found.alternatives())
+    result = ode.fit(model(2, 3, 12), t, u, names=["x", "y"])
+    assert all(other.bic > result.bic - 0.1 for other in result.alternatives())
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_more_starts_end_no_higher(seed: int) -> None:
     t = torch.linspace(0, 6, 12, dtype=torch.float64)
     c = noise(solution([[1.5]], [[-0.5]], [1.0], t), 0.05, seed)
-    few, many = (ode.fit(model(1, 2, starts), t, c).bic for starts in (12, 24))
-    assert many <= few
+    fewer, twice = (ode.fit(model(1, 2, starts), t, c).bic for starts in (12, 24))
+    assert twice <= fewer
 
 
 @pytest.mark.parametrize("starts", [1, 5, 12, 23, 24, 25, 48, 100])
@@ -56,14 +56,14 @@ def test_the_first_starts_do_not_depend_on_their_number() -> None:
     data = read(t, u, "fit", None, None, None, 2).scaled()
     none = torch.zeros(0, 2, dtype=torch.float64)
     states = smoothed(data)
-    few, many = (
+    fewer, twice = (
         matched(data, *states, Shape(3, 2, 1), none, ~data.positive, count, 0) for count in (12, 24)
     )
-    assert all(torch.equal(one, other[:12]) for one, other in zip(few, many, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(fewer, [x[:12] for x in twice], strict=True))
 
 
 def test_sets_of_whole_exponents_are_among_the_starts() -> None:
-    """At errors of 5 % fractions explain the states better: none of the best sets is whole."""
+    """Fractions explain the states better where errors are 5 %: none of the best sets is whole."""
     t, u = hunters(0)
     data = read(t, u, "fit", None, None, None, 2).scaled()
     none = torch.zeros(0, 2, dtype=torch.float64)
@@ -79,13 +79,13 @@ def test_derivatives_along_the_nodes_follow_the_chain_rule() -> None:
     for stretches in (1, 2, 7, 16):
         for_law = torch.randn(2, 3, stretches, 2, 4, generator=generator, dtype=torch.float64)
         for_u = torch.randn(2, 3, stretches, 2, 2, generator=generator, dtype=torch.float64)
-        found = chained(for_law, for_u)
+        result = chained(for_law, for_u)
         chain = torch.cat([torch.zeros(2, 3, 2, 4), torch.eye(2).expand(2, 3, 2, 2)], 3).double()
         for m in range(stretches):
-            torch.testing.assert_close(found[:, :, m], chain)
+            torch.testing.assert_close(result[:, :, m], chain)
             chain = for_u[:, :, m] @ chain
             chain[..., :4] += for_law[:, :, m]
-        torch.testing.assert_close(found[:, :, stretches], chain)
+        torch.testing.assert_close(result[:, :, stretches], chain)
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 1e200])

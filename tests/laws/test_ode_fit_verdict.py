@@ -25,12 +25,12 @@ def waves(t: Tensor) -> Tensor:
 
 def test_a_law_that_fits_gets_no_warning() -> None:
     u = noise(predators(T), 0.05)
-    found = ode.fit(known(), T, u, start="model", simplify=False)
-    verdict = found.verdict
+    result = ode.fit(known(), T, u, start="model", simplify=False)
+    verdict = result.verdict
     assert verdict.good
     assert not verdict.remarks
     assert str(verdict) == "The law explains the series as well as a smooth curve does."
-    assert "Verdict: The law explains the series" in found.report()
+    assert "Verdict: The law explains the series" in result.report()
     errors = 0.05 * predators(T).square().mean(0).sqrt()
     torch.testing.assert_close(verdict.errors, errors, rtol=0.5, atol=0)
     assert bool((verdict.ratio < 1.6).all())
@@ -40,17 +40,17 @@ def test_a_law_that_fits_gets_no_warning() -> None:
 def test_a_law_that_does_not_fit_says_so() -> None:
     u = noise(waves(T).unsqueeze(1), 0.01)
     with pytest.warns(ode.PoorFitWarning) as caught:
-        found = ode.fit(model(1, 1, 4), T, u, names=["c"])
-    (said,) = [str(one.message) for one in caught]
+        result = ode.fit(model(1, 1, 4), T, u, names=["c"])
+    (said,) = [str(warning.message) for warning in caught]
     assert said.startswith("ode.fit: the law does not explain the series. The residuals of c are ")
     assert "times those of a smooth curve" in said
     assert "more terms than 1" in said
     assert "more starts than 4 (num_models)" in said
-    assert not found.verdict.good
-    assert float(found.verdict.ratio) > 5
-    assert float(found.verdict.missed) > 0.5
-    report = found.report()
-    assert f"Verdict: {found.verdict}" in report
+    assert not result.verdict.good
+    assert float(result.verdict.ratio) > 5
+    assert float(result.verdict.missed) > 0.5
+    report = result.report()
+    assert f"Verdict: {result.verdict}" in report
     assert "Errors of the measurements" not in report
 
 
@@ -60,16 +60,16 @@ def test_known_errors_are_those_that_count() -> None:
         ode.fit(model(1, 1, 4), T, u, sigma=0.02)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = ode.fit(model(1, 1, 4), T, u, sigma=1.0)
-    assert found.verdict.errors.tolist() == [1.0]
+        result = ode.fit(model(1, 1, 4), T, u, sigma=1.0)
+    assert result.verdict.errors.tolist() == [1.0]
 
 
 def test_a_constant_law_is_named() -> None:
     u = noise(torch.ones(25, 1, dtype=torch.float64), 0.1)
-    found = ode.fit(model(1, 1, 4), T, u, names=["c"])
-    assert str(found.equation) == "c' = 0"
-    assert found.verdict.good
-    assert "The law says that c does not change." in str(found.verdict)
+    result = ode.fit(model(1, 1, 4), T, u, names=["c"])
+    assert str(result.equation) == "c' = 0"
+    assert result.verdict.good
+    assert "The law says that c does not change." in str(result.verdict)
 
 
 def test_residuals_that_follow_one_another() -> None:
@@ -88,8 +88,8 @@ def test_residuals_that_follow_one_another() -> None:
         law[1].weight.fill_(-0.4)
     law[0].requires_grad_(False)
     with pytest.warns(ode.PoorFitWarning):
-        found = ode.fit(law, t, u, start="model", simplify=False)
-    assert float(found.verdict.autocorrelation) > 0.5
+        result = ode.fit(law, t, u, start="model", simplify=False)
+    assert float(result.verdict.autocorrelation) > 0.5
 
 
 def test_no_degrees_of_freedom() -> None:
@@ -99,10 +99,10 @@ def test_no_degrees_of_freedom() -> None:
         law[0].gate.fill_(1.0)
         law[1].weight.fill_(-0.4)
     with pytest.warns(ode.PoorFitWarning, match="as many parameters as measurements"):
-        found = ode.fit(law, [0.0, 1.0, 2.0], [1.0, 0.7, 0.4], start="model", simplify=False)
-    assert found.degrees == 0
-    few = ode.fit(law, [0.0, 1, 2, 3], [1.0, 0.7, 0.4, 0.3], start="model", simplify=False)
-    assert "Only 1 degrees of freedom" in str(few.verdict) or "Only 1 degree" in str(few.verdict)
+        result = ode.fit(law, [0.0, 1.0, 2.0], [1.0, 0.7, 0.4], start="model", simplify=False)
+    assert result.degrees == 0
+    fewer = ode.fit(law, [0.0, 1, 2, 3], [1.0, 0.7, 0.4, 0.3], start="model", simplify=False)
+    assert "Degrees of freedom: 1." in str(fewer.verdict)
 
 
 def test_exact_is_relative_to_the_variation() -> None:
@@ -110,24 +110,24 @@ def test_exact_is_relative_to_the_variation() -> None:
     t = torch.linspace(0, 1, 20, dtype=torch.float64)
     data = read(t, 0.53 + 0.02 * (-2 * t).exp(), "fit", None, None, ["c"], 1)
     assert float(data.scaled().exact) == pytest.approx(1e-5 * 0.0053 / 0.539, rel=0.1)
-    found = ode.fit(model(1, 2, 8), t, 0.53 + 0.02 * (-2 * t).exp(), names=["c"])
+    result = ode.fit(model(1, 2, 8), t, 0.53 + 0.02 * (-2 * t).exp(), names=["c"])
     torch.testing.assert_close(
-        found.predict([1.0]).item(), 0.53 + 0.02 * 0.1353353, rtol=0, atol=3e-7
+        result.predict([1.0]).item(), 0.53 + 0.02 * 0.1353353, rtol=0, atol=3e-7
     )
-    assert found.score < 3e-5
+    assert result.score < 3e-5
 
 
 def test_a_column_of_zeros_has_no_part_in_the_law() -> None:
     t = T[:15]
     c = noise(solution([[1.0]], [[-0.5]], [2.0], t), 0.01)
-    found = ode.fit(
+    result = ode.fit(
         model(2, 2, 6), [t, t], [torch.cat([c, 0 * c], 1), torch.cat([c * 0.7, 0 * c], 1)],
         names=["c", "zero"],
     )  # fmt: skip
-    powers, coefficients = (part[0] for part in found.weights())
+    powers, coefficients = (part[0] for part in result.weights())
     assert not powers[:, 1].any()
     assert not coefficients[1].any()
-    assert "The series have one value of zero" in str(found.verdict)
+    assert "The series have one value of zero" in str(result.verdict)
 
 
 DATES = numpy.datetime64("2020-01-01") + numpy.arange(25).astype("timedelta64[D]")
@@ -155,10 +155,10 @@ def test_dates_are_refused_with_the_line_to_write(t: object, said: str) -> None:
     assert said in str(caught.value)
     line = str(caught.value).partition("they are ")[2]
     days = eval(line, {"t": t, "numpy": numpy, "datetime": datetime})
-    found = ode.fit(known(), days, predators(T), start="model", simplify=False)
-    assert found.data.times.shape == (1, 25)
+    result = ode.fit(known(), days, predators(T), start="model", simplify=False)
+    assert result.data.times.shape == (1, 25)
     with pytest.raises(TypeError, match="predict: t must be numbers, got d"):
-        found.predict(t)
+        result.predict(t)
 
 
 def test_dates_of_a_table() -> None:

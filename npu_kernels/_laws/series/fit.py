@@ -35,7 +35,7 @@ from npu_kernels._laws.series.result import SeriesFit, finished, units
 from npu_kernels._laws.series.sensitivity import Stretches, Trajectories, windows
 from npu_kernels._laws.series.simplify import pruned, rounded
 from npu_kernels._laws.series.starts import DRAWN_SETS, drawn, matched, smoothed
-from npu_kernels._laws.series.verdict import PoorFitWarning, advice, message
+from npu_kernels._laws.series.verdict import advice, poor_fit
 from npu_kernels._time_loop.loop import layers_of
 from npu_kernels.layers import NAU, RealNPU
 
@@ -78,7 +78,7 @@ def fit(
     simplify: bool = True,
     max_denominator: int = 4,
     exponents: tuple[Any, Any] | None = None,
-    whole: bool | Sequence[str] = False,
+    integer_exponents: bool | Sequence[str] = False,
     terms: Any = None,
     stoichiometry: Any = None,
     conserved: Any = None,
@@ -112,7 +112,7 @@ def fit(
             fractions, by the Bayesian information criterion. False: estimate all numbers.
         max_denominator: of these fractions.
         exponents: their bounds ``(low, high)``, each a number or one for each state; None: -6 to 6.
-        whole: True for exponents that are whole numbers, or the names of states whose are.
+        integer_exponents: True for whole exponents only, or the names of states that have those.
         terms: exponents ``[n, D]`` of products that the law has; the search finds the others.
         stoichiometry: a matrix N ``[D, R]`` with ``u' = N v``: its columns are reactions, which
             change several states at one rate. Each rate is a sum of the products.
@@ -163,13 +163,13 @@ def fit(
     if start == "model" and _is_new(power):
         notices.warn(NEW_WEIGHTS)
     data = series.read(t, u, u0, sigma, observed, names, power.in_features)
-    known = read_known(
-        exponents, whole, terms, stoichiometry, conserved, signs,
+    rules = read_known(
+        exponents, integer_exponents, terms, stoichiometry, conserved, signs,
         data.names, power.out_features, searching,
     )  # fmt: skip
     determined = {"model": _identity(power, nau, start), "data": digest(data)}
     determined |= {"start": repr(start), "simplify": repr(simplify)}
-    determined |= {"what is known": digest(known)}
+    determined |= {"what is known": digest(rules)}
     determined |= {"max_denominator": repr(max_denominator), "seed": repr(seed)}
     job = Job(NAME, ALL_STEPS, determined)
     job.checkpoint = None if checkpoint is None else Checkpoint(job, checkpoint)
@@ -177,7 +177,7 @@ def fit(
     with interruptible() as job.pressed, Progress(NAME, ALL_STEPS, sys.stderr, shown) as job.bar:
         try:
             starts = power.num_models or 1
-            search = Search(data.scaled(), known, power.out_features, starts, seed, job)
+            search = Search(data.scaled(), rules, power.out_features, starts, seed, job)
             begin_with = search.drawn() if searching else search.begin(power, nau)
             law, free, met = search.best(
                 *begin_with,
@@ -192,7 +192,7 @@ def fit(
     result = finished(law, free, data, job.seconds, not job.pressed, *rest)
     if not result.verdict.good:
         hint = advice(law, searching, power.num_models or 1, power.out_features)
-        notices.warn(message(result.verdict, hint), PoorFitWarning)
+        notices.warn(poor_fit(result.verdict, hint))
     return result
 
 
@@ -234,11 +234,11 @@ class Search:
     """The search for a law of a scaled series, from all starts at once."""
 
     def __init__(
-        self, data: Series, known: Known, terms: int, starts: int, seed: int, job: Job
+        self, data: Series, rules: Known, terms: int, starts: int, seed: int, job: Job
     ) -> None:
         self.data, self.starts, self.seed, self.job = data, starts, seed, job
-        self.known = known
-        self.shape = known.shape(terms, data)
+        self.rules = rules
+        self.shape = rules.shape(terms, data)
         self.smooth, self.slopes = smoothed(data)
         self.is_complete = bool(self.smooth.isfinite().all())  # every state at every node
 
@@ -246,13 +246,13 @@ class Search:
         """Return the model's own laws ``[K, N]``, and which numbers are free."""
         data, shape = self.data, self.shape
         exponents = power.weight_re.detach().cpu().double().view(-1, shape.terms, shape.states)
-        check_within(exponents, self.known)
+        check_within(exponents, self.rules)
         if power.gate is not None:
             gate = power.gate.detach().cpu().double().view(-1, 1, shape.states)
             exponents = exponents * (gate != 0)
         raw = nau.weight.detach().cpu().double().view(-1, shape.states, shape.terms)
-        raw = self.known.rates(raw)
-        if self.known.signs == "model":
+        raw = self.rules.rates(raw)
+        if self.rules.signs == "model":
             self.shape = shape = replace(shape, signs=raw[0].sign())
         first = self.first(len(raw))
         x = shape.join(exponents, raw * units(data, shape, exponents), first)
@@ -269,7 +269,7 @@ class Search:
             # The data tell nothing of powers of a state that has one value: here it is 1.
             smoothed_states = self.smooth.masked_fill(self.data.constant, 1.0), self.slopes
             exponents, coefficients, free, used = matched(
-                self.data, *smoothed_states, shape, self.known.terms, signed, self.starts, self.seed
+                self.data, *smoothed_states, shape, self.rules.terms, signed, self.starts, self.seed
             )
         else:
             generator = stream("time series", self.seed)
@@ -278,7 +278,7 @@ class Search:
             size = (count, shape.states, shape.terms)
             coefficients = torch.randn(size, generator=generator, dtype=torch.float64)
             exponents, coefficients = exponents[: self.starts], coefficients[: self.starts]
-            exponents[:, : shape.given] = self.known.terms
+            exponents[:, : shape.fixed] = self.rules.terms
             free = torch.ones_like(exponents, dtype=torch.bool)
             used = torch.ones(self.starts, shape.terms, dtype=torch.bool)
         constant, still = self.data.constant, self.data.still.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""What is known about a law before the fit: bounds, signs, given terms, and tied coefficients.
+"""What is known about a law before the fit: bounds, signs, term_rows terms, and tied coefficients.
 
 Coefficients are tied by a matrix: ``u' = N v``, where the rates v are the sums of products that the
 fit looks for. Its columns are reactions, or flows from one state to another. Where sums of states
@@ -20,7 +20,7 @@ from npu_kernels._laws.series.sensitivity import Shape
 
 MAX_EXPONENT = 6.0  # size of an exponent, unless the user says otherwise
 TIED = 1e-6  # of the greatest coefficient: the error of a model's coefficients as rates
-ZERO = 1e-9  # of a flow's greatest part
+ZERO_FLOW = 1e-9  # of a flow's greatest part
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Known:
 
     low: Tensor  # [D], the bounds of exponents
     high: Tensor  # [D]
-    whole: Tensor  # [D], the states whose exponents are whole numbers
+    integer: Tensor  # [D], the states whose exponents are whole numbers
     terms: Tensor  # [n, D], exponents of products that the law has
     columns: Tensor | None  # [D, R], the changes of the states in each reaction
     signs: str  # of coefficients or rates: "any", "positive", or as the "model" has them
@@ -38,7 +38,7 @@ class Known:
         """Return the layout of a law of some terms for scaled series."""
         states = len(self.low)
         shape = Shape(terms, states, len(data.times), low=self.low, high=self.high)
-        shape = replace(shape, whole=self.whole, given=len(self.terms))
+        shape = replace(shape, integer=self.integer, fixed=len(self.terms))
         if self.columns is not None:
             scaled = self.columns / data.size.unsqueeze(1)
             sizes = 1 / scaled.abs().amax(0)
@@ -52,7 +52,7 @@ class Known:
         if self.columns is None:
             return coefficients
         rates = torch.linalg.pinv(self.columns) @ coefficients
-        rates = torch.where(rates.abs() < ZERO * rates.abs().amax(), 0.0, rates)
+        rates = torch.where(rates.abs() < ZERO_FLOW * rates.abs().amax(), 0.0, rates)
         off = (self.columns @ rates - coefficients).abs().max()
         if bool(off > TIED * coefficients.abs().max()):
             raise ValueError(
@@ -70,17 +70,17 @@ def check_within(exponents: Tensor, known: Known) -> None:
             f"{NAME}: exponents must be bounds that the model's own exponents keep with "
             f"start='model', got {float(exponents[outside][0]):g} outside of them"
         )
-    broken = (exponents != exponents.round()) & known.whole
+    broken = (exponents != exponents.round()) & known.integer
     if broken.any():
         raise ValueError(
-            f"{NAME}: whole must be for states whose exponents are whole in the model with "
-            f"start='model', got {float(exponents[broken][0]):g}"
+            f"{NAME}: integer_exponents must be for states with whole exponents in the "
+            f"model with start='model', got {float(exponents[broken][0]):g}"
         )
 
 
 def read_known(
-    exponents: Any, whole: Any, terms: Any, stoichiometry: Any, conserved: Any, signs: Any,
-    names: Sequence[str], products: int, searching: bool,
+    exponents: Any, integer_exponents: Any, terms: Any, stoichiometry: Any, conserved: Any,
+    signs: Any, names: Sequence[str], products: int, searching: bool,
 ) -> Known:  # fmt: skip
     """Return the checked arguments of `fit`.
 
@@ -106,18 +106,18 @@ def read_known(
         columns = flows(_matrix("conserved", conserved, "(sums, D)", states, 1))
         if signs == "positive":
             columns = torch.cat([columns, -columns], 1)
-    given = torch.zeros(0, states, dtype=torch.float64)
+    term_rows = torch.zeros(0, states, dtype=torch.float64)
     if terms is not None:
-        given = _matrix("terms", terms, "(terms, D)", states, 1)
-    if not searching and len(given):
+        term_rows = _matrix("terms", terms, "(terms, D)", states, 1)
+    if not searching and len(term_rows):
         raise ValueError(f"{NAME}: terms must be None with start='model', whose terms are known")
-    if len(given) > products:
+    if len(term_rows) > products:
         raise ValueError(
-            f"{NAME}: terms must be at most the {products} terms of the model, got {len(given)}"
+            f"{NAME}: terms must be at most the {products} terms of the model, got {len(term_rows)}"
         )
-    if bool(((given < low) | (given > high)).any()):
+    if bool(((term_rows < low) | (term_rows > high)).any()):
         raise ValueError(f"{NAME}: terms must be within the bounds of exponents, got {terms!r}")
-    return Known(low, high, _whole(whole, names), given, columns, signs)
+    return Known(low, high, _integer(integer_exponents, names), term_rows, columns, signs)
 
 
 def _bounds(exponents: Any, states: int) -> tuple[Tensor, Tensor]:
@@ -135,15 +135,19 @@ def _bounds(exponents: Any, states: int) -> tuple[Tensor, Tensor]:
     return low, high
 
 
-def _whole(whole: Any, names: Sequence[str]) -> Tensor:
-    if isinstance(whole, bool):
-        return torch.full((len(names),), whole)
-    if isinstance(whole, str) or not isinstance(whole, Sequence) or not set(whole) <= set(names):
+def _integer(integer_exponents: Any, names: Sequence[str]) -> Tensor:
+    if isinstance(integer_exponents, bool):
+        return torch.full((len(names),), integer_exponents)
+    if (
+        isinstance(integer_exponents, str)
+        or not isinstance(integer_exponents, Sequence)
+        or not set(integer_exponents) <= set(names)
+    ):
         raise ValueError(
-            f"{NAME}: whole must be True, False, or names of states, {', '.join(names)}, "
-            f"got {whole!r}"
+            f"{NAME}: integer_exponents must be True, False, or names of states, "
+            f"{', '.join(names)}, got {integer_exponents!r}"
         )
-    return torch.tensor([name in whole for name in names])
+    return torch.tensor([name in integer_exponents for name in names])
 
 
 def _matrix(name: str, value: Any, shape: str, states: int, dimension: int) -> Tensor:
@@ -167,7 +171,7 @@ def flows(conserved: Tensor) -> Tensor:
                 continue
             part = conserved[:, list(chosen)]
             vector = torch.linalg.svd(part)[2][-1]
-            if bool((part @ vector).abs().max() > ZERO * part.abs().max().clamp(min=1)):
+            if bool((part @ vector).abs().max() > ZERO_FLOW * part.abs().max().clamp(min=1)):
                 continue
             column = conserved.new_zeros(states)
             column[list(chosen)] = vector / vector.abs().min() * -vector[0].sign()

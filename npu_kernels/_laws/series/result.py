@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_RELATIVE_ERROR = 1.0  # standard error; above, the data hardly tell a coefficient
 NAMED_SHARE = 0.3  # of a direction's greatest part: parameters that are named with it
-ROUNDING = 1e-9  # of a whole number in a matrix that was scaled and is scaled back
+ROUNDED_ENTRY = 1e-9  # of a whole number in a matrix that was scaled and is scaled back
 MAX_PREDICTION_STEPS = 1_000_000
 
 
@@ -386,7 +386,7 @@ def _columns(law: Law) -> Tensor | None:
     if shape.columns is None or shape.rate_size is None:
         return None
     columns = shape.columns * law.problem.data.size.unsqueeze(1) / shape.rate_size
-    return torch.where((columns - columns.round()).abs() < ROUNDING, columns.round(), columns)
+    return torch.where((columns - columns.round()).abs() < ROUNDED_ENTRY, columns.round(), columns)
 
 
 def units(data: Series, shape: Shape, exponents: Tensor) -> Tensor:

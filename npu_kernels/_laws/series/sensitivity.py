@@ -37,8 +37,8 @@ class Shape:
     rate_size: Tensor | None = None  # [R], units of these rates
     low: Tensor | None = None  # [D], the bounds of exponents
     high: Tensor | None = None  # [D]
-    whole: Tensor | None = None  # [D], the states whose exponents are whole numbers
-    given: int = 0  # the first terms, whose exponents stay
+    integer: Tensor | None = None  # [D], the states whose exponents are whole numbers
+    fixed: int = 0  # the first terms, whose exponents stay
     signs: Tensor | None = None  # [R, h] of rates: 1 for not below 0, -1 for not above 0, 0
 
     @property
@@ -67,8 +67,8 @@ class Shape:
 
     def free_exponents(self, positive: Tensor) -> Tensor:
         """Return which exponents ``[h, D]`` may be fractions; positive ``[D]``: the amounts."""
-        free = positive if self.whole is None else positive & ~self.whole
-        return free & (torch.arange(self.terms) >= self.given).unsqueeze(1)
+        free = positive if self.integer is None else positive & ~self.integer
+        return free & (torch.arange(self.terms) >= self.fixed).unsqueeze(1)
 
     def limits(self) -> tuple[Tensor, Tensor]:
         """Return the bounds of every number ``[N]``."""

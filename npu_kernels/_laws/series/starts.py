@@ -138,26 +138,26 @@ def matched(
     states: Tensor,
     slopes: Tensor,
     shape: Shape,
-    given: Tensor,
+    fixed: Tensor,
     signed: Tensor,
     count: int,
     seed: int,
 ) -> tuple[Tensor, ...]:
     """Return exponents ``[count, h, D]``, coefficients ``[count, D, h]``, and what is free of them.
 
-    given ``[n, D]``: exponents of the first terms. signed: the states with whole exponents. What is
+    fixed ``[n, D]``: exponents of the first terms. signed: the states with whole exponents. What is
     free are exponents ``[count, h, D]`` and terms ``[count, h]``. The first starts do not depend on
     their count.
     """
-    simple = _simple(data.lengths, states, shape, given, seed)
-    whole = _whole(data.lengths, states, shape, given)
+    simple = _simple(data.lengths, states, shape, fixed, seed)
+    integer = _integer(data.lengths, states, shape, fixed)
     random = drawn(max(DRAWN_SETS, count), shape, signed, stream("time series", seed))
-    random[:, : len(given)] = given
+    random[:, : len(fixed)] = fixed
     remainders = torch.cat([_solved(part, states, slopes)[1] for part in random.split(512)])
     random = random[remainders.nan_to_num(math.inf).argsort(stable=True)]
     kinds = {
         "simple": iter([(u, (u != 0) & ~signed, used) for u, used in simple]),
-        "whole": iter([(u, torch.zeros_like(u, dtype=torch.bool), used) for u, used in whole]),
+        "whole": iter([(u, torch.zeros_like(u, dtype=torch.bool), used) for u, used in integer]),
         "drawn": ((u, (~signed).expand_as(u), u.new_ones(len(u)).bool()) for u in random),
     }
     starts: list[tuple[Tensor, ...]] = []
@@ -171,11 +171,11 @@ def matched(
 
 
 def _simple(
-    lengths: Tensor, states: Tensor, shape: Shape, given: Tensor, seed: int
+    lengths: Tensor, states: Tensor, shape: Shape, fixed: Tensor, seed: int
 ) -> list[tuple[Tensor, Tensor]]:
     """Return sets of simple products, the best first: exponents ``[h, D]``, and used terms ``[h]``.
 
-    lengths ``[S, M - 1]``: from node to node. given ``[n, D]``: exponents that each set has.
+    lengths ``[S, M - 1]``: from node to node. fixed ``[n, D]``: exponents that each set has.
     """
     import numpy as np
 
@@ -190,18 +190,18 @@ def _simple(
     assert rows is not None
     library = Library(rows.take(slice(None)), np.random.default_rng(seed))
     values = torch.from_numpy(library.A).view(*states.shape[:2], -1)
-    return _sets(values, torch.from_numpy(library.u), lengths, states, shape, given)
+    return _sets(values, torch.from_numpy(library.u), lengths, states, shape, fixed)
 
 
-def _whole(
-    lengths: Tensor, states: Tensor, shape: Shape, given: Tensor
+def _integer(
+    lengths: Tensor, states: Tensor, shape: Shape, fixed: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
     """Return sets of products of whole powers up to `MAX_DEGREE`, as `_simple` does."""
     d = states.shape[2]
     rows = itertools.product(range(MAX_DEGREE + 1), repeat=d)
     degrees = sorted((row for row in rows if sum(row) <= MAX_DEGREE), key=sum)
     exponents = torch.tensor(degrees, dtype=torch.float64)
-    return _sets(_products(states, exponents), exponents, lengths, states, shape, given)
+    return _sets(_products(states, exponents), exponents, lengths, states, shape, fixed)
 
 
 def _products(states: Tensor, exponents: Tensor) -> Tensor:
@@ -214,30 +214,30 @@ def _allowed(exponents: Tensor, shape: Shape) -> Tensor:
     allowed = torch.ones(len(exponents), dtype=torch.bool)
     if shape.low is not None and shape.high is not None:
         allowed &= ((exponents >= shape.low) & (exponents <= shape.high)).all(1)
-    if shape.whole is not None:
-        allowed &= ((exponents == exponents.round()) | ~shape.whole).all(1)
+    if shape.integer is not None:
+        allowed &= ((exponents == exponents.round()) | ~shape.integer).all(1)
     return allowed
 
 
 def _sets(
-    values: Tensor, exponents: Tensor, lengths: Tensor, states: Tensor, shape: Shape, given: Tensor
+    values: Tensor, exponents: Tensor, lengths: Tensor, states: Tensor, shape: Shape, fixed: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
     """Return sets of products ``values [S, M, n]`` whose integrals explain the states best.
 
     Between the sets of all terms are some of fewer. exponents ``[n, D]``: of the products. Every
     set begins with the products that are given.
     """
-    terms, known = shape.terms - len(given), tuple(range(len(given)))
+    terms, first = shape.terms - len(fixed), tuple(range(len(fixed)))
     allowed = _allowed(exponents, shape)
-    exponents = torch.cat([given, exponents[allowed]])
-    values = torch.cat([_products(states, given), values[:, :, allowed]], 2)
+    exponents = torch.cat([fixed, exponents[allowed]])
+    values = torch.cat([_products(states, fixed), values[:, :, allowed]], 2)
     A = ((values[:, 1:] + values[:, :-1]) / 2 * lengths.unsqueeze(2)).cumsum(1).flatten(0, 1)
     A = A / A.norm(dim=0).clamp(min=1e-300)
     Y = (states[:, 1:] - states[:, :1]).flatten(0, 1)
     Y = Y / Y.norm(dim=0).clamp(min=1e-300)
     ranking = (A.mT @ Y).square().sum(1).argsort(descending=True, stable=True)
-    first = [(*known, k) for k in ranking.tolist() if k not in known]
-    beams: list[list[tuple[int, ...]]] = [[known], first]
+    singles = [(*first, k) for k in ranking.tolist() if k not in first]
+    beams: list[list[tuple[int, ...]]] = [[first], singles]
     while len(beams) <= terms:
         beams.append(_extended(A, Y, beams[-2][:BEAM_WIDTH]) if beams[-2] else [])
     fewer = [

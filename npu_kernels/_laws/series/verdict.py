@@ -27,12 +27,19 @@ FEW_DEGREES = 5  # of freedom
 
 
 class PoorFitWarning(UserWarning):
-    """The law that `ode.fit` returns does not explain the series: its message says what to try."""
+    """The law that `ode.fit` returns does not explain the series.
+
+    message: says why, and what to try. verdict: that of the law.
+    """
+
+    def __init__(self, message: str, verdict: Verdict) -> None:
+        super().__init__(message)
+        self.verdict = verdict
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How well a law explains its series.
+    """Residuals of a law beside the errors of its series.
 
     Attributes:
         errors: standard deviations of the measurements' errors by column ``[D]`` without any law:
@@ -102,7 +109,7 @@ def judged(law: Law, degrees: int, unidentified: int, names: tuple[str, ...]) ->
     if degrees <= 0:
         faults.append("There are as many parameters as measurements: any law would fit.")
     elif degrees < FEW_DEGREES:
-        remarks.append(f"Only {degrees} degrees of freedom are left: nearly any law would fit.")
+        remarks.append(f"Degrees of freedom: {degrees}. Nearly any law would fit.")
     rows = law.problem.shape.coefficients(law.problem.shape.split(law.x)[1])
     still = [name for name, row in zip(names, rows, strict=True) if not row.any()]
     if still:
@@ -193,6 +200,7 @@ def advice(law: Law, searched: bool, starts: int, terms: int) -> str:
     )
 
 
-def message(verdict: Verdict, hint: str) -> str:
-    """Return the text of a `PoorFitWarning`."""
-    return f"{NAME}: the law does not explain the series. {' '.join(verdict.faults)} {hint}"
+def poor_fit(verdict: Verdict, hint: str) -> PoorFitWarning:
+    """Return the warning of a poor fit; hint: what to try."""
+    text = f"{NAME}: the law does not explain the series. {' '.join(verdict.faults)} {hint}"
+    return PoorFitWarning(text, verdict)
