@@ -30,8 +30,9 @@ def hunters(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def test_no_alternative_is_better_than_the_law() -> None:
-    t, u = hunters(0)
-    result = ode.fit(model(2, 3, 12), t, u, names=["x", "y"])
+    t = torch.linspace(0, 6, 12, dtype=torch.float64)
+    c = noise(solution([[1.5]], [[-0.5]], [1.0], t), 0.05, 11)
+    result = ode.fit(model(1, 2, 12), t, c, names=["c"])
     assert all(other.bic > result.bic - 0.1 for other in result.alternatives())
 
 
@@ -104,3 +105,11 @@ def test_derivatives_that_are_not_finite_tell_nothing(value: float) -> None:
     assert law.information().isfinite().all()
     (simpler,) = pruned([law], Job("test", 1, {}))
     assert simpler.x.isfinite().all()
+
+
+def test_the_true_form_where_its_criterion_is_better() -> None:
+    t, u = hunters(0)
+    result = ode.fit(model(2, 3, 12), t, u, names=["x", "y"])
+    powers, rates = (part[0] for part in result.weights())
+    assert sorted(powers.tolist()) == [[0, 1], [1, 0], [1, 1]]
+    assert int((rates != 0).sum()) == 4

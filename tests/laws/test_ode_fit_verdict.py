@@ -118,12 +118,8 @@ def test_exact_is_relative_to_the_variation() -> None:
 
 
 def test_a_column_of_zeros_has_no_part_in_the_law() -> None:
-    t = T[:15]
-    c = noise(solution([[1.0]], [[-0.5]], [2.0], t), 0.01)
-    result = ode.fit(
-        model(2, 2, 6), [t, t], [torch.cat([c, 0 * c], 1), torch.cat([c * 0.7, 0 * c], 1)],
-        names=["c", "zero"],
-    )  # fmt: skip
+    c = noise(solution([[1.5]], [[-0.5]], [2.0], T[:15]), 0.02, 1)
+    result = ode.fit(model(2, 3, 2), T[:15], torch.cat([c, 0 * c], 1), names=["c", "zero"])
     powers, coefficients = (part[0] for part in result.weights())
     assert not powers[:, 1].any()
     assert not coefficients[1].any()

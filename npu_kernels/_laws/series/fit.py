@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -262,12 +263,15 @@ class Search:
 
     def drawn(self) -> tuple[Tensor, Tensor]:
         """Return laws of any form ``[K, N]``, and which numbers are free."""
-        shape = self.shape
+        shape, constant = self.shape, self.data.constant
+        values = torch.where(self.data.seen, self.data.values, -math.inf).amax(1)
+        start = self.data.start.where(~(self.data.start.isnan() & constant), values)
+        self.data = replace(self.data, start=start)
         fixed = ~shape.free_exponents(self.data.positive)  # [h, D]
         signed = fixed.all(0)
         if self.is_complete:
             # The data tell nothing of powers of a state that has one value: here it is 1.
-            smoothed_states = self.smooth.masked_fill(self.data.constant, 1.0), self.slopes
+            smoothed_states = self.smooth.masked_fill(constant, 1.0), self.slopes
             exponents, coefficients, free, used = matched(
                 self.data, *smoothed_states, shape, self.rules.terms, signed, self.starts, self.seed
             )
@@ -281,7 +285,7 @@ class Search:
             exponents[:, : shape.fixed] = self.rules.terms
             free = torch.ones_like(exponents, dtype=torch.bool)
             used = torch.ones(self.starts, shape.terms, dtype=torch.bool)
-        constant, still = self.data.constant, self.data.still.unsqueeze(1)
+        still = self.data.still.unsqueeze(1)
         exponents, free = exponents.where(~constant, 0.0), free & ~constant & ~fixed
         rates = coefficients.where(~still, 0.0)
         free_rates = used.unsqueeze(1).expand(-1, shape.rates, -1)
