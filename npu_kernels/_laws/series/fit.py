@@ -376,6 +376,9 @@ class Search:
     def leading(self, problem: Trajectories, x: Tensor, free: Tensor) -> list[Law]:
         """Return the laws of the best criteria, each of another form."""
         values = criteria(problem, x, free)
+        while not has_enough_steps(Law(problem, x[values.argmin()], free[values.argmin()])):
+            problem = problem.finer()
+            values = criteria(problem, x, free)
         kinds = [form(Law(problem, *pair)) for pair in zip(x, free, strict=True)]
         chosen: list[int] = []
         for n in values.argsort(stable=True).tolist():
@@ -403,13 +406,18 @@ def batches(starts: int) -> list[slice]:
 
 def accurate(law: Law, job: Job) -> Law:
     """Halve the steps until their error is `STEP_ERROR` of the measurements' errors."""
-    while law.problem.steps < MAX_STEPS_BETWEEN:
-        finer = replace(law, problem=replace(law.problem, steps=2 * law.problem.steps))
-        off = (finer.residuals() - law.residuals()) / law.deviations()
-        if bool((off.abs() < STEP_ERROR).all()):
-            return law
-        law = finer.refitted(job)
+    while not has_enough_steps(law):
+        law = replace(law, problem=law.problem.finer()).refitted(job)
     return law
+
+
+def has_enough_steps(law: Law) -> bool:
+    """Return whether the steps are as accurate as `STEP_ERROR` says, or as many as there may be."""
+    if law.problem.steps >= MAX_STEPS_BETWEEN:
+        return True
+    finer = replace(law, problem=law.problem.finer())
+    off = (finer.residuals() - law.residuals()) / law.deviations()
+    return bool((off.abs() < STEP_ERROR).all())
 
 
 def simplest(

@@ -120,6 +120,10 @@ class Trajectories:
     def first(self, nodes: int) -> Trajectories:
         return replace(self, data=self.data.first(nodes))
 
+    def finer(self) -> Trajectories:
+        """Return the problem with twice as many steps."""
+        return replace(self, steps=2 * self.steps)
+
     def lanes(self, index: Tensor) -> Trajectories:
         """Return the problem of some of the K laws: for all laws it is the same."""
         return self
