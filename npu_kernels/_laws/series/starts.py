@@ -36,7 +36,7 @@ MAX_DEGREE = 3  # of products of whole powers
 SMALLER_SETS = 4  # of each number of terms below the greatest
 BEAM_WIDTH = 128  # sets of simple products that are continued by two terms
 CONTINUATIONS = 32  # of a set, the best ones
-MIN_NEW = 1e-4  # of a product's square: the part that the products before it must not explain
+MIN_NEW = 1e-8  # of a product's square: the part that the products before it must not explain
 
 
 def smoothed(data: Series) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from npu_kernels._laws.series.starts import spline_errors
 
 MAX_RATIO = 2.0  # of the law's residuals to the errors, above which it misses something
 MAX_MISSED = 0.05  # of the series' variation: a law that misses more does not fit
-MAX_CHANCE = 1e-3  # of a ratio of variances as great as that
+MAX_CHANCE = 1e-5  # of so great a ratio where the law is right: few samples vary much
 MAX_AUTOCORRELATION, MAX_DEVIATIONS = 0.5, 4.0  # of neighbours; in its own standard errors
 ORDER = 4  # of the differences of neighbouring samples
 FEW_DEGREES = 5  # of freedom
