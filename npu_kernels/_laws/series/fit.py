@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from npu_kernels._common import notices
 from npu_kernels._common.checks import check_whole
 from npu_kernels._common.seeds import stream
-from npu_kernels._jobs.checkpoints import Checkpoint, digest, interruptible
+from npu_kernels._jobs.checkpoint import Checkpoint
+from npu_kernels._jobs.driver import interruptible
+from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._jobs.progress import Progress
 from npu_kernels._laws.series import data as series
 from npu_kernels._laws.series.alternatives import alternatives
@@ -157,7 +159,7 @@ def fit(
         raise ImportError(INSTALL) from error
     _check(start, simplify)
     max_denominator = check_whole(NAME, "max_denominator", max_denominator)
-    seed = check_whole(NAME, "seed", seed, 0)
+    seed = check_whole(NAME, "seed", seed, 0, bounded=False)
     power, nau = _layers(model)
     series.check_observed(observed, power.in_features)
     searching = start == "search"
@@ -186,6 +188,9 @@ def fit(
                 loosen=searching or power.weight_re.requires_grad,
                 both=not searching,
             )
+        except Exception:
+            job.checkpoint = None  # a file whose content leads to an error stays as it is
+            raise
         finally:
             if job.checkpoint is not None:
                 job.checkpoint.save()
