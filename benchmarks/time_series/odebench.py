@@ -25,7 +25,7 @@ from benchmarks.equations.__main__ import processor
 from benchmarks.time_series.systems import SYSTEMS, System
 from npu_kernels import NAU, RealNPU, ode
 
-STARTS = 24
+MODEL_STARTS = 24
 TERMS = {1: 3, 2: 4, 3: 6, 4: 6}  # of the model, by the number of states
 END, POINTS = 10.0, 150
 MIN_R2 = 0.9
@@ -131,7 +131,9 @@ def measure(number: int, start: int, noise: float, dropped: float) -> Row:
     rows = np.sort(generator.permutation(POINTS)[: round(POINTS * (1 - dropped))])
     d = true.shape[1]
     h = TERMS[d]
-    model = nn.Sequential(RealNPU(d, h, num_models=STARTS), NAU(h, d, num_models=STARTS))
+    model = nn.Sequential(
+        RealNPU(d, h, num_models=MODEL_STARTS), NAU(h, d, num_models=MODEL_STARTS)
+    )
     row: Row = {"system": number, "start": start, "noise": noise, "dropped": dropped}
     known = terms(system)
     row |= {"terms": None if known is None else len(known[0]), "processor": processor()}
