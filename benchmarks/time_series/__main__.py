@@ -2,6 +2,7 @@
 
     python -m benchmarks.time_series --noise 0,0.01,0.05 --seeds 50 # the rows that the file lacks
     python -m benchmarks.time_series --report docs/time-series.md   # the table of the file's rows
+    python -m benchmarks.time_series --odebench --noise 0,0.01,0.05 --dropped 0,0.5
 
 fsir       the fractional SIR model of the paper, 40 points from 0 to 200, first states known
 bromine    2 HBr from H2 and Br2 at a rate k [H2] [Br2]^(1/2), 25 points, first states known
@@ -12,7 +13,9 @@ that is not 0 is fitted. The form is right if exactly the true coefficients and 
 Where it is wrong no exponent counts as within its interval. "exact": every exponent is its true
 fraction. A second table counts the alternatives too, the laws that the data hardly tell from the
 best one: whether one of them has the right form, and whether its intervals contain the truth. A
-third one has the draws in which the form is wrong. A run can be interrupted and started again.
+third one has the draws in which the form is wrong. --odebench runs the 63 systems of ODEBench from
+both of their starts, and prints their table (odebench.py). A run can be interrupted and started
+again.
 """
 
 from __future__ import annotations
@@ -33,11 +36,14 @@ from torch import Tensor, nn
 from benchmarks.blocks import insert
 from benchmarks.blocks import table as markdown_table
 from benchmarks.equations.__main__ import processor, read
+from benchmarks.time_series import odebench
+from benchmarks.time_series.systems import SYSTEMS
 from npu_kernels import NAU, RealNPU, ode
 from npu_kernels._jobs import files
 from npu_kernels._laws.series.alternatives import WINDOW
 
 OUT = Path(__file__).parents[1] / "results" / "time-series.jsonl"
+ODEBENCH_OUT = OUT.with_name("odebench.jsonl")
 MARK, LAWS, WRONG = "time-series", "time-series-laws", "time-series-wrong"
 METHODS = ("search", "form")
 TITLES = {"fsir": "fractional SIR", "bromine": "rate law of order 3/2"}
@@ -228,6 +234,22 @@ def page(text: str, rows: list[Row]) -> str:
     return text
 
 
+def run_odebench(numbers: list[int], noises: list[float], dropped: list[float], out: Path) -> None:
+    """Run the systems of ODEBench that the file lacks, and print the table."""
+    torch.set_num_threads(1)
+    rows = read(out)
+    done = {tuple(row[key] for key in ("system", "start", "noise", "dropped")) for row in rows}
+    for noise, share, number, start in itertools.product(noises, dropped, numbers, (0, 1)):
+        if (number, start, noise, share) in done:
+            continue
+        row = odebench.measure(number, start, noise, share)
+        rows.append(row)
+        files.write(out, "".join(json.dumps(r) + "\n" for r in rows))
+        scores = row["reconstruction"], row["generalisation"]
+        print(number, start, *scores, row["form"], row["law"], flush=True)
+    print(odebench.table(rows))
+
+
 def main() -> None:
     """Run what the file lacks, or write the table."""
     raw = argparse.RawDescriptionHelpFormatter
@@ -237,16 +259,26 @@ def main() -> None:
     add("--methods", default=",".join(METHODS), help=f"of {', '.join(METHODS)}")
     add("--noise", default="0,0.01,0.05")
     add("--seeds", type=int, default=1)
-    add("--out", type=files.output, default=OUT)
+    add("--odebench", action="store_true", help="run ODEBench instead")
+    add("--systems", default="", help="of ODEBench, by number; all without it")
+    add("--dropped", default="0", help="shares of ODEBench's points that are left out")
+    add("--out", type=files.output)
     add("--report", type=Path, metavar="PAGE", help=page_help)
     arguments = parser.parse_args()
+    noises = [float(noise) for noise in arguments.noise.split(",")]
+    if arguments.odebench:
+        numbers = [int(n) for n in arguments.systems.split(",") if n]
+        numbers = numbers or [system.number for system in SYSTEMS]
+        dropped = [float(share) for share in arguments.dropped.split(",")]
+        run_odebench(numbers, noises, dropped, arguments.out or ODEBENCH_OUT)
+        return
+    arguments.out = arguments.out or OUT
     rows = read(arguments.out)
     if arguments.report:
         files.write(arguments.report, page(arguments.report.read_text(), rows))
         return
     torch.set_num_threads(1)
     done = {tuple(row[key] for key in ("case", "noise", "seed", "method")) for row in rows}
-    noises = map(float, arguments.noise.split(","))
     cases, methods = arguments.cases.split(","), arguments.methods.split(",")
     for noise, seed, case, method in itertools.product(
         noises, range(arguments.seeds), cases, methods

@@ -11,6 +11,7 @@ rollout_any      any other model, through torchdiffeq
 from npu_kernels._common.errors import NonFiniteError
 from npu_kernels._laws.series.fit import fit
 from npu_kernels._laws.series.result import Estimate, SeriesFit
+from npu_kernels._laws.series.verdict import PoorFitWarning, Verdict
 from npu_kernels._time_loop.methods import METHODS
 from npu_kernels.ode._accuracy import InaccurateError, StepSizeError, StiffWarning
 from npu_kernels.ode._adaptive import Statistics
@@ -24,10 +25,12 @@ __all__ = [
     "Estimate",
     "InaccurateError",
     "NonFiniteError",
+    "PoorFitWarning",
     "SeriesFit",
     "Statistics",
     "StepSizeError",
     "StiffWarning",
+    "Verdict",
     "first_nonfinite",
     "fit",
     "integrate",

@@ -11,11 +11,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["FIRST_DAMPING", "Jacobian", "Residual", "error", "fit", "step", "without"]
+__all__ = [
+    "FIRST_DAMPING",
+    "MEAN_SQUARE",
+    "Jacobian",
+    "Objective",
+    "Residual",
+    "error",
+    "fit",
+    "step",
+    "without",
+]
 
 Residual = Callable[[Tensor], Tensor]  # x [K, N] to [K, R]
 Jacobian = Callable[[Tensor], tuple[Tensor, Tensor]]  # x [K, N] to [K, R] and [K, R, N]
@@ -27,6 +38,16 @@ FIRST_DAMPING = 1e-2  # lambda of the first step
 def error(residual: Tensor) -> Tensor:
     """Return the mean square ``[K]``; inf where it is not finite."""
     return residual.square().mean(1).nan_to_num(math.inf, math.inf)
+
+
+class Objective(NamedTuple):
+    """A function of the residuals that a step lowers; its gradient is that of weighted squares."""
+
+    error: Callable[[Tensor], Tensor]  # residuals [K, R] to the function [K], inf where not finite
+    weights: Callable[[Tensor], Tensor] | None  # of the residuals [K, R], where these are
+
+
+MEAN_SQUARE = Objective(error, None)
 
 
 def _normal(residual: Tensor, jacobian: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,26 +64,33 @@ def step(
     free: Tensor,
     residual: Residual,
     jacobian: Jacobian,
-    low: Tensor | None = None,
+    bounds: tuple[Tensor, Tensor] | None = None,
+    objective: Objective = MEAN_SQUARE,
 ) -> tuple[Tensor, ...]:
     """Take one step; return x, the damping lambda ``[K]`` and the error ``[K]`` after it.
 
-    low ``[N]``: the lower bounds of the variables. A variable at its bound that would fall stays.
+    bounds: the lowest and the highest variables, ``[N]`` or ``[K, N]``. A variable at its bound
+    that would leave stays.
     """
     r, j = jacobian(x)
-    before = error(r)
+    before = objective.error(r)
+    if objective.weights is not None:
+        weights = objective.weights(r)
+        r, j = r * weights, j * weights.unsqueeze(2)
     hessian, gradient = _normal(r, j, free)
-    if low is not None:
-        free = free & ~((x <= low) & (gradient > 0))
-        hessian, gradient = _normal(r, j, free)
+    if bounds is not None:
+        low, high = bounds
+        free = free & ~torch.where(gradient > 0, x <= low, (x >= high) & (gradient < 0))
+        hessian = torch.where(free.unsqueeze(1) & free.unsqueeze(2), hessian, 0.0)
+        gradient = torch.where(free, gradient, 0.0)
     curvature = hessian.diagonal(dim1=1, dim2=2)
     floor = CURVATURE_FLOOR * curvature.amax(1, keepdim=True) + 1e-12
     diagonal = damping.unsqueeze(1) * (curvature + floor) + (~free).to(x.dtype)
     move = -torch.linalg.solve_ex(hessian + torch.diag_embed(diagonal), gradient)[0]
     trial = x + torch.where(free, move, 0.0).nan_to_num(0.0, 0.0, 0.0)
-    if low is not None:
-        trial = torch.where(free, torch.maximum(trial, low), trial)
-    after = error(residual(trial))
+    if bounds is not None:
+        trial = torch.where(free, trial.clamp(*bounds), trial)
+    after = objective.error(residual(trial))
     better = after < before
     damping = torch.where(better, damping / 5, damping * 4).clamp(1e-12, 1e12)
     return torch.where(better.unsqueeze(1), trial, x), damping, torch.where(better, after, before)

@@ -1,12 +1,15 @@
 """The benchmark of time series: its judge, its file and its table."""
 
 import json
+import math
 import sys
 
+import numpy
 import pytest
 import torch
 
 from benchmarks.time_series import __main__ as benchmark
+from benchmarks.time_series import odebench
 from npu_kernels import ode
 from tests.support.examples import ROOT
 
@@ -91,3 +94,41 @@ def test_the_draws_whose_form_is_wrong():
         "| rate law of order 3/2 | 1 | a<br>b | 3.1 | 2 |",
         "| rate law of order 3/2 | 3 | a<br>b | more than 6.0, or not met | 2 |",
     ]
+
+
+def test_systems_of_odebench_are_sums_of_products_or_not():
+    by_number = {system.number: system for system in odebench.SYSTEMS}
+    assert sorted(by_number) == list(range(1, 64))
+    assert sum(odebench.terms(system) is not None for system in odebench.SYSTEMS) == 37
+    exponents, coefficients = odebench.terms(by_number[27])  # Lotka and Volterra
+    order = [exponents.tolist().index(row) for row in ([1, 0], [1, 1], [0, 1])]
+    assert coefficients[:, order].tolist() == [[1.84, -1.45, 0], [0, 1.62, -3.0]]
+    assert odebench.terms(by_number[4]) is None
+
+
+def test_odebench_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "rows.jsonl"
+    words = ["x", "--odebench", "--systems", "11", "--noise", "0", "--out", str(file)]
+    monkeypatch.setattr(sys, "argv", words)
+    benchmark.main()
+    rows = benchmark.read(file)
+    assert [(row["system"], row["start"], row["form"]) for row in rows] == [
+        (11, 0, True),
+        (11, 1, True),
+    ]
+    assert all(row["reconstruction"] > 0.999 < row["generalisation"] for row in rows)
+    assert all(row["law"] == "x0' = -1.0*x0**3" for row in rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("| 0 % | 0 % | 2 | 2 (100 %) | 2 (100 %) | 2 of 2 | 0 |")
+    before = file.read_bytes()
+    benchmark.main()
+    assert file.read_bytes() == before
+
+
+def test_a_law_that_ends_at_a_pole_has_no_score():
+    times = numpy.linspace(0, 10, 5)
+    assert odebench.solved(lambda _, x: x**2, [1.0], times) is None
+    true = odebench.truth(odebench.SYSTEMS[10], 0, times)
+    assert odebench.r2(true, None) == -math.inf
+    assert odebench.r2(true, true) == 1
+    assert odebench.r2(true, true * 0 + true.mean(0)) == pytest.approx(0)

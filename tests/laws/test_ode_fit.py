@@ -268,8 +268,9 @@ def test_the_true_products_are_among_the_starts() -> None:
     exponents, _, u0 = case.parts()
     true_exponents = sorted(exponents.tolist())
     data = read(*case.series(0.01, 25), u0, None, None, case.names, 3).scaled()
+    none = torch.zeros(0, 3, dtype=torch.float64)
     starts, coefficients, free, used = matched(
-        data, *smoothed(data), Shape(3, 3, 1), ~data.positive, 24, 0
+        data, *smoothed(data), Shape(3, 3, 1), none, ~data.positive, 24, 0
     )
     (n,) = [n for n, start in enumerate(starts) if sorted(start.tolist()) == true_exponents]
     assert n < 12

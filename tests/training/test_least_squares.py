@@ -158,9 +158,9 @@ def test_lower_bounds_hold() -> None:
     x[:, 3] = -0.5
     damping = torch.full((6,), least_squares.FIRST_DAMPING).double()
     residual, jacobian = linear(a, b)
-    low = torch.zeros(4).double()
+    bounds = torch.zeros(4).double(), torch.full((4,), math.inf).double()
     for _ in range(60):
-        x, damping, error = least_squares.step(x, damping, free, residual, jacobian, low)
+        x, damping, error = least_squares.step(x, damping, free, residual, jacobian, bounds)
         assert (x[:, :3] >= 0).all()
         assert (x[:, 3] == -0.5).all()
     best = torch.full((6,), math.inf).double()
@@ -179,11 +179,12 @@ def test_a_variable_at_its_bound_is_held_or_rises() -> None:
     rise does."""
     a, b = torch.eye(2).double().unsqueeze(0), torch.tensor([[-3.0, 2.0]]).double()
     a[0, 0, 1] = a[0, 1, 0] = 0.5
-    x0, low = torch.zeros(1, 2).double(), torch.zeros(2).double()
+    x0 = torch.zeros(1, 2).double()
+    bounds = torch.zeros(2).double(), torch.full((2,), math.inf).double()
     free, damping = torch.ones(1, 2, dtype=torch.bool), torch.full((1,), 1e-6).double()
     held = torch.tensor([[False, True]])
     expected, *_ = least_squares.step(x0, damping, held, *linear(a, b))
-    x, *_ = least_squares.step(x0, damping, free, *linear(a, b), low)
+    x, *_ = least_squares.step(x0, damping, free, *linear(a, b), bounds)
     assert torch.equal(x, expected)
     assert float(x[0, 1]) > 0
 
@@ -226,3 +227,28 @@ def test_what_is_not_free_is_not_removed() -> None:
     assert (moved[:, rest, 1] == x[:, 1:2]).all()
     assert costs[:, 1].isinf().all()
     assert torch.equal(moved[:, 1, rest], x[:, rest])
+
+
+def test_upper_bounds_mirror_lower_ones() -> None:
+    generator = torch.Generator().manual_seed(2)
+    a, b = (torch.randn(1, *size, generator=generator).double() for size in ((9, 3), (9,)))
+    free, damping = torch.ones(1, 3, dtype=torch.bool), torch.ones(1).double()
+    x0, infinite = torch.zeros(1, 3).double(), torch.full((3,), math.inf).double()
+    zero = torch.zeros(3).double()
+    below, *_ = least_squares.step(x0, damping, free, *linear(a, b), (zero, infinite))
+    above, *_ = least_squares.step(x0, damping, free, *linear(a, -b), (-infinite, zero))
+    torch.testing.assert_close(above, -below, rtol=0, atol=0)
+    assert bool((below > 0).any())
+
+
+def test_weights_and_errors_of_another_objective() -> None:
+    a, b = torch.tensor([[[1.0], [2.0], [0.5], [1.0]]]).double(), torch.ones(1, 4).double()
+    residual, jacobian = linear(a, b)
+    doubled = least_squares.Objective(
+        lambda r: 4 * least_squares.error(r), lambda r: torch.full_like(r, 2.0)
+    )
+    x0, damping, free = torch.zeros(1, 1).double(), torch.ones(1).double(), torch.ones(1, 1).bool()
+    x, _, error = least_squares.step(x0, damping, free, residual, jacobian)
+    y, _, larger = least_squares.step(x0, damping, free, residual, jacobian, None, doubled)
+    torch.testing.assert_close(y, x)
+    torch.testing.assert_close(larger, 4 * error)

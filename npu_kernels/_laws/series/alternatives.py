@@ -10,48 +10,82 @@ fractions that suit the best law need not suit another one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
-from npu_kernels._laws.series import laws as series_laws
 from npu_kernels._laws.series.job import Job
-from npu_kernels._laws.series.laws import Form, Law, cleaned, criteria, form, minimise, rounded
+from npu_kernels._laws.series.laws import (
+    REFIT_STEPS,
+    Form,
+    Law,
+    Met,
+    cleaned,
+    criteria,
+    form,
+    minimise,
+    refitted,
+    stacked,
+)
+from npu_kernels._laws.series.simplify import foreseen, rounded
 
 WINDOW = 2 * math.log(20)  # of the criterion
+UNFORESEEN = 4.0  # of the criterion: the error of the quadratic approximation that is allowed
+MOST_MET = 40  # laws that the search met: those that are tried
 
 
 def alternatives(
-    best: Law, free: Law, met: Sequence[Law], max_denominator: int, job: Job
+    best: Law,
+    free: Law,
+    met: Met,
+    max_denominator: int,
+    job: Job,
+    window: float = WINDOW,
 ) -> list[tuple[Law, Law]]:
     """Return the laws within the window beside the best one, the best first.
 
     Each is paired with the same law whose numbers are all free. free: the best law with all numbers
-    free. met: laws of other forms. max_denominator: of exponents.
+    free. met: laws of other forms. max_denominator: of exponents. window: the greatest difference
+    of the criterion; if it is below 0 the best law's own form is tried again, too.
     """
-    begin: dict[Form, Law] = {}
-    for law in (*_smaller(free), *met):
-        begin.setdefault(form(law), law)
-    begin.pop(form(best), None)
+    limit, kind = best.criterion() + window, form(best)
+    begin = _candidates(free, met, limit)
+    if window > 0:
+        begin.pop(kind, None)
+    else:
+        begin[kind] = free
     if not begin:
         return []
-    limit = best.criterion() + WINDOW
     starts = [_loosened(replace(law, problem=best.problem), free) for law in begin.values()]
-    x, masks = torch.stack([law.x for law in starts]), torch.stack([law.free for law in starts])
-    x, _ = minimise(best.weighted(), x, masks, series_laws.REFIT_STEPS, 1e-4, job)
-    values = criteria(best.problem, x, masks)
-    powers = masks[:, : best.problem.shape.terms * best.problem.shape.states].sum(1)
-    gain = math.log(int(best.problem.data.seen.sum())) * powers  # at most, by fractions
-    rivals: dict[Form, tuple[float, Law, Law]] = {}
-    for n in (values - gain < limit).nonzero().squeeze(1).tolist():
-        loose = replace(starts[n], x=x[n]).refitted(job)
-        law = rounded(loose, max_denominator, job)
-        value, kind = law.criterion(), form(law)
-        bound = min(limit, rivals[kind][0] if kind in rivals else math.inf)
-        if kind != form(best) and _distinct(law) and value < bound:
-            rivals[kind] = value, law, loose
-    return [pair[1:] for pair in sorted(rivals.values(), key=lambda rival: rival[0])]
+    x, masks = stacked(starts)
+    x, _ = minimise(best.problem, x, masks, REFIT_STEPS, 1e-4, job, is_short=True, likely=True)
+    starts = [replace(law, x=numbers) for law, numbers in zip(starts, x, strict=True)]
+    values = criteria(best.problem, x, masks) - foreseen(starts, max_denominator)
+    near = (values < limit + UNFORESEEN).nonzero().squeeze(1).tolist()
+    if not near or not job.go_on():
+        return []
+    loose = refitted([starts[n] for n in near], job)
+    laws: dict[Form, tuple[float, Law, Law]] = {}
+    for law, model in zip(rounded(loose, max_denominator, job), loose, strict=True):
+        value, other = law.criterion(), form(law)
+        bound = min(limit, laws[other][0] if other in laws else math.inf)
+        if (other != kind or window < 0) and _distinct(law) and value < bound:
+            laws[other] = value, law, model
+    return [pair[1:] for pair in sorted(laws.values(), key=lambda rival: rival[0])]
+
+
+def _candidates(free: Law, met: Met, limit: float) -> dict[Form, Law]:
+    """Return the laws whose criterion may come below the limit, by their forms."""
+    laws = {form(law): law for law in _smaller(free)}
+    hopes = [(value - _gain(law), kind) for kind, (value, law) in met.items()]
+    for hope, kind in sorted(hopes, key=lambda pair: pair[0])[:MOST_MET]:
+        if hope < limit:
+            laws.setdefault(kind, met[kind][1])
+    return laws
+
+
+def _gain(law: Law) -> float:
+    """Return how much the criterion may fall, at most, if free exponents become fractions."""
+    powers = law.free[: law.problem.shape.terms * law.problem.shape.states]
+    return math.log(int(law.problem.data.seen.sum())) * int(powers.sum())
 
 
 def _smaller(law: Law) -> list[Law]:
@@ -78,5 +112,6 @@ def _loosened(law: Law, model: Law) -> Law:
     """
     exponents, coefficients, _ = law.problem.shape.split(law.x)
     free_exponents, _, starts = model.problem.shape.split(model.free)
-    powers = (exponents != 0) & law.problem.data.positive & free_exponents.any()
+    allowed = law.problem.shape.free_exponents(law.problem.data.positive)
+    powers = (exponents != 0) & allowed & free_exponents.any()
     return replace(law, free=law.problem.shape.join(powers, coefficients != 0, starts))

@@ -19,6 +19,8 @@ from npu_kernels._common.checks import check_numbers, is_whole
 NAME = "ode.fit"
 FAR = 2.0  # times the median distance; samples farther apart get nodes in between
 MOST_NODES = 4  # for each sample
+EXACT_RESIDUAL = 1e-5  # of a column's standard deviation: smaller residuals count as exact
+ROUNDED_RESIDUAL = 1e-9  # of a column's size: residuals below are those of rounding
 SIGNED = 0.1  # of the greatest value: a column with values below minus this has both signs
 
 
@@ -36,6 +38,7 @@ class Series:
     relative: bool  # residuals are those of logarithms
     time: float  # unit of the times; 1: the user's
     size: Tensor  # [D], units of the states; 1: the user's
+    exact: Tensor  # [D], unweighted residuals that count as exact
 
     @property
     def lengths(self) -> Tensor:
@@ -51,6 +54,19 @@ class Series:
     def observed(self) -> Tensor:
         """Which states were measured at all ``[D]``."""
         return self.seen.any(0).any(0)
+
+    @property
+    def still(self) -> Tensor:
+        """Which states never change within a series ``[D]``, once the series are `scaled`."""
+        is_repeated = (self.seen.sum(1) > 1).any(0)
+        return is_repeated & (self.deviation() <= ROUNDED_RESIDUAL)
+
+    @property
+    def constant(self) -> Tensor:
+        """Which of these have one value in all series ``[D]``."""
+        low = torch.where(self.seen, self.values, math.inf).amin((0, 1))
+        high = torch.where(self.seen, self.values, -math.inf).amax((0, 1))
+        return self.still & (high - low <= ROUNDED_RESIDUAL)
 
     def first(self, nodes: int) -> Series:
         """Return the first nodes of every series."""
@@ -79,9 +95,33 @@ class Series:
             self.values / size,
             self.start / size,
         )
-        return replace(
+        scaled = replace(
             self, times=times, values=values, weight=weight, start=start, time=time, size=size
         )
+        exact = (EXACT_RESIDUAL * scaled.deviation()).clamp(min=ROUNDED_RESIDUAL)
+        return replace(scaled, exact=exact)
+
+    def deviation(self) -> Tensor:
+        """Standard deviations of the measurements ``[D]``, of logarithms where errors are relative.
+
+        They are those about each series' mean, and 0 for a column of one sample or none.
+        """
+        values = self.values.where(self.seen, 1.0)
+        values = torch.where(self.seen, values.log() if self.relative else values, 0.0)
+        count = self.seen.sum(1, keepdim=True)
+        means = values.sum(1, keepdim=True) / count.clamp(min=1)
+        squares = torch.where(self.seen, values - means, 0.0).square().sum((0, 1))
+        return (squares / count.sum((0, 1)).clamp(min=1)).sqrt()
+
+    def spread(self) -> Tensor:
+        """Standard deviations of the weighted measurements ``[D]`` about the mean of all series."""
+        spreads = []
+        for d in range(self.values.shape[2]):
+            seen = self.seen[..., d]
+            values = self.values[..., d][seen]
+            values = (values.log() if self.relative else values) * self.weight[..., d][seen]
+            spreads.append(float(values.std()) if len(values) > 1 else 0.0)
+        return torch.tensor(spreads, dtype=torch.float64)
 
 
 # ---- the arguments -----------------------------------------------------------------------------
@@ -126,8 +166,9 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
         node_index = _node_indices(nodes[s], time[order])
         values[s, node_index] = table[order].nan_to_num(0.0)
         weight[s, node_index] = torch.where(table[order].isnan(), 0.0, 1 / error[order])
-    size = torch.ones(features, dtype=torch.float64)
-    return Series(grid, values, weight, start, positive, names, has_sigma, relative, 1.0, size)
+    size, exact = torch.ones(features, dtype=torch.float64), torch.zeros(features)
+    columns = grid, values, weight, start, positive
+    return Series(*columns, names, has_sigma, relative, 1.0, size, exact.double())
 
 
 def _parts(name: str, value: Any, dimensions: int) -> list[Tensor]:
@@ -168,6 +209,7 @@ def tensor(function: str, name: str, value: Any) -> Tensor:
 
     if isinstance(value, Tensor):
         return value.detach().cpu().double()
+    _refuse_dates(function, name, value)
     check_numbers(function, name, value)
     try:
         return torch.as_tensor(numpy.array(value, dtype=numpy.float64))
@@ -175,6 +217,34 @@ def tensor(function: str, name: str, value: Any) -> Tensor:
         raise TypeError(
             f"{function}: {name} must be numbers, got {type(value).__name__}: {error}"
         ) from None
+
+
+def _refuse_dates(function: str, name: str, value: Any) -> None:
+    """Raise TypeError for dates and distances in time: their numbers would be those of a unit."""
+    import datetime
+
+    import numpy
+
+    try:
+        array = numpy.asarray(value)
+    except ValueError:  # rows of different lengths, which are refused elsewhere
+        return
+    first = array.flat[0] if array.dtype == object and array.size else None
+    is_date = array.dtype.kind == "M" or isinstance(first, datetime.date)
+    if not is_date and array.dtype.kind != "m" and not isinstance(first, datetime.timedelta):
+        return
+    if array.dtype == object:
+        day, first_name = "datetime.timedelta(days=1)", f"{name}[0]"
+        numbers = f"[(x - {first_name}) / {day} for x in {name}]" if is_date else ""
+        numbers = numbers or f"[x / {day} for x in {name}]"
+    else:
+        day = 'numpy.timedelta64(1, "D")'
+        first_name = f"{name}.iloc[0]" if hasattr(value, "iloc") else f"{name}[0]"
+        numbers = f"({name} - {first_name}) / {day}" if is_date else f"{name} / {day}"
+    raise TypeError(
+        f"{function}: {name} must be numbers, got {'dates' if is_date else 'distances in time'}; "
+        f"in days they are {numbers}"
+    )
 
 
 def _columns(table: Tensor, index: int, features: int, observed: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from npu_kernels._common import notices
 from npu_kernels._common.checks import check_whole
 from npu_kernels._common.seeds import stream
 from npu_kernels._jobs.checkpoint import Checkpoint
@@ -18,24 +20,49 @@ from npu_kernels._jobs.driver import interruptible
 from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._jobs.progress import Progress
 from npu_kernels._laws.series import data as series
+from npu_kernels._laws.series.alternatives import alternatives
 from npu_kernels._laws.series.data import NAME, Series
 from npu_kernels._laws.series.job import Job
-from npu_kernels._laws.series.laws import Law, Met, criteria, form, minimise, pruned, rounded
+from npu_kernels._laws.series.known import Known, check_within, read_known
+from npu_kernels._laws.series.laws import (
+    Form,
+    Law,
+    Met,
+    criteria,
+    form,
+    meet,
+    minimise,
+    refitted,
+)
 from npu_kernels._laws.series.result import SeriesFit, finished, units
-from npu_kernels._laws.series.sensitivity import Shape, Stretches, Trajectories, windows
-from npu_kernels._laws.series.starts import drawn, matched, smoothed
+from npu_kernels._laws.series.sensitivity import Stretches, Trajectories, windows
+from npu_kernels._laws.series.simplify import pruned, rounded
+from npu_kernels._laws.series.starts import DRAWN_SETS, drawn, matched, smoothed
+from npu_kernels._laws.series.verdict import advice, poor_fit
 from npu_kernels._time_loop.loop import layers_of
 from npu_kernels.layers import NAU, RealNPU
 
+NO_LAW = (
+    f"{NAME}: no start has a finite trajectory through the series; take more starts (num_models), "
+    "fewer terms, or start='model' with a law that is nearly right"
+)
+NEW_WEIGHTS = (
+    f"{NAME}: start='model' begins with the model's own weights, which are those of a new layer: "
+    "its gates are 0.5; set them to a law's, or take start='search'"
+)
 INSTALL = f"{NAME} needs numpy and scipy: pip install 'npu_kernels[sklearn]'"
 # Runge-Kutta steps from node to node: of stretches, of trajectories, and the greatest number.
 STRETCH_STEPS, FIRST_STEPS, MAX_STEPS_BETWEEN = 4, 8, 64
+SERIES_STEPS, FEWEST_STEPS = 400, 2  # of a series, with which the search begins; from node to node
 STEP_ERROR = 0.1  # of the errors' standard deviation: the error that the steps may have
 STRETCHES, HORIZON, TRAJECTORY, LAST = 40, 10, 30, 60  # steps of least squares
 PIECES = (0.1, 0.25, 0.5)  # of the nodes: pieces that begin at smoothed states
 HORIZONS = (0.25, 0.5)  # of the nodes: beginnings that are fitted first, where states are unknown
-LEADING = 4  # laws that are made simpler
-SAME_CRITERION = 0.1  # difference of the criterion below which two laws count as one
+SMALL_RATE = 1e-3  # scaled: of starts that would have the wrong sign
+SMALLEST_BATCH = 12  # starts that are searched at once
+LEADING = 4  # laws of a batch that are made simpler
+TWINS = 2  # laws of one form that are fitted to the end: the better one is made simpler
+SAME_CRITERION = 0.05  # difference of the criterion below which a law is no better than another
 RIVAL_CRITERION = 24.0  # above the best law's: of the other laws that the result keeps
 LEADING_CRITERION = 30.0  # above the best law's: of the laws that are made simpler
 ALL_STEPS = STRETCHES + len(PIECES) * HORIZON + TRAJECTORY + LAST + 40  # for the progress
@@ -53,6 +80,12 @@ def fit(
     start: str = "search",
     simplify: bool = True,
     max_denominator: int = 4,
+    exponents: tuple[Any, Any] | None = None,
+    integer_exponents: bool | Sequence[str] = False,
+    terms: Any = None,
+    stoichiometry: Any = None,
+    conserved: Any = None,
+    signs: str = "any",
     seed: int = 0,
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -81,13 +114,23 @@ def fit(
         simplify: remove terms and exponents that the data do not need, and make exponents
             fractions, by the Bayesian information criterion. False: estimate all numbers.
         max_denominator: of these fractions.
+        exponents: their bounds ``(low, high)``, each a number or one for each state; None: -6 to 6.
+        integer_exponents: True for whole exponents only, or the names of states that have those.
+        terms: exponents ``[n, D]`` of products that the law has; the search finds the others.
+        stoichiometry: a matrix N ``[D, R]`` with ``u' = N v``: its columns are reactions, which
+            change several states at one rate. Each rate is a sum of the products.
+        conserved: sums ``[m, D]`` of the states that do not change: ``[[1, 1, 1]]`` for ``S + I +
+            R``. The law is then one of flows between states.
+        signs: "positive" for coefficients (with stoichiometry or conserved: rates) that are not
+            below 0; "model", with ``start="model"``: those that the model's have.
         seed: of the starts, at least 0.
         progress: show the progress on stderr; None: if that is a terminal.
         checkpoint: a file. If it exists, the fit continues from it, with the same bits as without
             an interruption. It is written every half a minute, and at the end.
 
-    Returns a `SeriesFit`. Ctrl-C ends the search, saves it if there is a checkpoint, and gives the
-    best law until then (`complete` is False).
+    Returns a `SeriesFit`, and warns with a `PoorFitWarning` if its `verdict` is not good: its
+    message says what to try. Ctrl-C ends the search, saves it if there is a checkpoint, and gives
+    the best law until then (`complete` is False).
 
     The method, in float64: the series are smoothed, and sets of products of powers that explain the
     states or their slopes best become the starts. Levenberg-Marquardt fits each stretch from node
@@ -97,9 +140,9 @@ def fit(
 
     States whose values are (nearly) all positive are amounts: their first states are not below 0.
     States of both signs get integer exponents. Raises ValueError and TypeError for arguments that
-    do not fit, ValueError for a file that is a damaged checkpoint or one of another fit (other
-    data, model, options or versions of torch or npu_kernels), OSError if it cannot be written,
-    ImportError without scipy, RuntimeError if no start has a finite trajectory.
+    do not fit, such as dates, ValueError for a file that is a damaged checkpoint or one of another
+    fit (other data, model, options or versions of torch or npu_kernels), OSError if it cannot be
+    written, ImportError without scipy, RuntimeError if no start has a finite trajectory.
 
         >>> import torch
         >>> from npu_kernels import NAU, RealNPU, ode
@@ -119,22 +162,32 @@ def fit(
     seed = check_whole(NAME, "seed", seed, 0, bounded=False)
     power, nau = _layers(model)
     series.check_observed(observed, power.in_features)
+    searching = start == "search"
+    if start == "model" and _is_new(power):
+        notices.warn(NEW_WEIGHTS)
     data = series.read(t, u, u0, sigma, observed, names, power.in_features)
+    rules = read_known(
+        exponents, integer_exponents, terms, stoichiometry, conserved, signs,
+        data.names, power.out_features, searching,
+    )  # fmt: skip
     determined = {"model": _identity(power, nau, start), "data": digest(data)}
     determined |= {"start": repr(start), "simplify": repr(simplify)}
+    determined |= {"what is known": digest(rules)}
     determined |= {"max_denominator": repr(max_denominator), "seed": repr(seed)}
     job = Job(NAME, ALL_STEPS, determined)
     job.checkpoint = None if checkpoint is None else Checkpoint(job, checkpoint)
     shown = sys.stderr.isatty() if progress is None else progress
     with interruptible() as job.pressed, Progress(NAME, ALL_STEPS, sys.stderr, shown) as job.bar:
         try:
-            search = Search(data.scaled(), power.out_features, power.num_models or 1, seed, job)
-            begin_with = search.drawn() if start == "search" else search.begin(power, nau)
-            laws = search.run(*begin_with, both=start == "model")
-            loosen = start == "search" or power.weight_re.requires_grad
-            law, free, met = laws[0], laws[0], tuple(laws[1:])
-            if simplify:
-                law, free, met = simpler(laws, max_denominator, loosen, job)
+            starts = power.num_models or 1
+            search = Search(data.scaled(), rules, power.out_features, starts, seed, job)
+            begin_with = search.drawn() if searching else search.begin(power, nau)
+            law, free, met = search.best(
+                *begin_with,
+                max_denominator if simplify else 0,
+                loosen=searching or power.weight_re.requires_grad,
+                both=not searching,
+            )
         except Exception:
             job.checkpoint = None  # a file whose content leads to an error stays as it is
             raise
@@ -142,7 +195,11 @@ def fit(
             if job.checkpoint is not None:
                 job.checkpoint.save()
     rest = met, max_denominator if simplify else 0
-    return finished(law, free, data, job.seconds, not job.pressed, *rest)
+    result = finished(law, free, data, job.seconds, not job.pressed, *rest)
+    if not result.verdict.good:
+        hint = advice(law, searching, power.num_models or 1, power.out_features)
+        notices.warn(poor_fit(result.verdict, hint))
+    return result
 
 
 def _identity(power: RealNPU, nau: NAU, start: str) -> str:
@@ -166,6 +223,12 @@ def _layers(model: Any) -> tuple[RealNPU, NAU]:
     return power, nau
 
 
+def _is_new(power: RealNPU) -> bool:
+    """Return whether all gates have the value of `reset_parameters`, and exponents are not 0."""
+    gate = power.gate
+    return gate is not None and bool((gate == 0.5).all()) and bool(power.weight_re.any())
+
+
 def _check(start: Any, simplify: Any) -> None:
     if start not in ("search", "model"):
         raise ValueError(f"{NAME}: start must be 'search' or 'model', got {start!r}")
@@ -176,9 +239,12 @@ def _check(start: Any, simplify: Any) -> None:
 class Search:
     """The search for a law of a scaled series, from all starts at once."""
 
-    def __init__(self, data: Series, terms: int, starts: int, seed: int, job: Job) -> None:
+    def __init__(
+        self, data: Series, rules: Known, terms: int, starts: int, seed: int, job: Job
+    ) -> None:
         self.data, self.starts, self.seed, self.job = data, starts, seed, job
-        self.shape = Shape(terms, data.values.shape[2], len(data.times))
+        self.rules = rules
+        self.shape = rules.shape(terms, data)
         self.smooth, self.slopes = smoothed(data)
         self.is_complete = bool(self.smooth.isfinite().all())  # every state at every node
 
@@ -186,50 +252,107 @@ class Search:
         """Return the model's own laws ``[K, N]``, and which numbers are free."""
         data, shape = self.data, self.shape
         exponents = power.weight_re.detach().cpu().double().view(-1, shape.terms, shape.states)
+        check_within(exponents, self.rules)
         if power.gate is not None:
             gate = power.gate.detach().cpu().double().view(-1, 1, shape.states)
             exponents = exponents * (gate != 0)
         raw = nau.weight.detach().cpu().double().view(-1, shape.states, shape.terms)
+        raw = self.rules.rates(raw)
+        if self.rules.signs == "model":
+            self.shape = shape = replace(shape, signs=raw[0].sign())
         first = self.first(len(raw))
-        x = shape.join(exponents, raw * units(data, exponents), first)
+        x = shape.join(exponents, raw * units(data, shape, exponents), first)
         free_exponents = (exponents != 0) & power.weight_re.requires_grad
         free_coefficients = (raw != 0) & nau.weight.requires_grad
         return x, shape.join(free_exponents, free_coefficients, data.start.isnan().expand_as(first))
 
     def drawn(self) -> tuple[Tensor, Tensor]:
         """Return laws of any form ``[K, N]``, and which numbers are free."""
-        shape, signed = self.shape, ~self.data.positive
+        shape, constant = self.shape, self.data.constant
+        values = torch.where(self.data.seen, self.data.values, -math.inf).amax(1)
+        start = self.data.start.where(~(self.data.start.isnan() & constant), values)
+        self.data = replace(self.data, start=start)
+        fixed = ~shape.free_exponents(self.data.positive)  # [h, D]
+        signed = fixed.all(0)
         if self.is_complete:
-            smoothed_states = self.smooth, self.slopes
-            exponents, coefficients, free, free_coefficients = matched(
-                self.data, *smoothed_states, shape, signed, self.starts, self.seed
+            # The data tell nothing of powers of a state that has one value: here it is 1.
+            smoothed_states = self.smooth.masked_fill(constant, 1.0), self.slopes
+            exponents, coefficients, free, used = matched(
+                self.data, *smoothed_states, shape, self.rules.terms, signed, self.starts, self.seed
             )
         else:
             generator = stream("time series", self.seed)
-            exponents = drawn(self.starts, shape, signed, generator)
-            size = (self.starts, shape.states, shape.terms)
+            count = max(DRAWN_SETS, self.starts)  # the first ones do not depend on the number
+            exponents = drawn(count, shape, signed, generator)
+            size = (count, shape.states, shape.terms)
             coefficients = torch.randn(size, generator=generator, dtype=torch.float64)
-            free = (~signed).expand_as(exponents)
-            free_coefficients = torch.ones_like(coefficients, dtype=torch.bool)
-        x = shape.join(exponents, coefficients, self.first(self.starts))
+            exponents, coefficients = exponents[: self.starts], coefficients[: self.starts]
+            exponents[:, : shape.fixed] = self.rules.terms
+            free = torch.ones_like(exponents, dtype=torch.bool)
+            used = torch.ones(self.starts, shape.terms, dtype=torch.bool)
+        still = self.data.still.unsqueeze(1)
+        exponents, free = exponents.where(~constant, 0.0), free & ~constant & ~fixed
+        rates = coefficients.where(~still, 0.0)
+        free_rates = used.unsqueeze(1).expand(-1, shape.rates, -1)
+        if shape.columns is not None:
+            rates = torch.linalg.pinv(shape.columns) @ rates
+        else:
+            free_rates = free_rates & ~still
+        if shape.signs is not None:
+            rates = rates.clamp(min=SMALL_RATE) * used.unsqueeze(1)
+        x = shape.join(exponents, rates, self.first(self.starts))
         unknown = self.data.start.isnan().expand(self.starts, -1, -1)
-        return x, shape.join(free, free_coefficients, unknown)
+        return x, shape.join(free, free_rates, unknown)
 
     def first(self, models: int) -> Tensor:
         """Return first states ``[K, S, D]``: the user's, measured, or drawn."""
-        generator = stream("first states", self.seed)
-        shape = (models, self.shape.series, self.shape.states)
-        guess = torch.randn(shape, generator=generator, dtype=torch.float64).exp()
+        size = self.shape.series, self.shape.states
+        guesses = [
+            torch.randn(size, generator=stream("first states", self.seed, n), dtype=torch.float64)
+            for n in range(models)
+        ]
         start = torch.where(self.data.start.isnan(), self.smooth[:, 0], self.data.start)
-        return torch.where(start.isfinite(), start, guess)
+        return torch.where(start.isfinite(), start, torch.stack(guesses).exp())
+
+    def best(
+        self, x: Tensor, free: Tensor, max_denominator: int, loosen: bool, both: bool
+    ) -> tuple[Law, Law, Met]:
+        """Return the best law, the same law with all of its numbers free, and laws of other forms.
+
+        x, free: the starts. max_denominator: of exponents, 0 to simplify nothing. In the free law
+        exponents are free if `loosen`. both: see `run`.
+
+        Each batch of starts is a search by itself, and the best of their laws is the result. The
+        batches of 2K starts are those of K and one more: so more starts give no worse criterion.
+        """
+        outcomes: list[tuple[Law, Law]] = []
+        met: Met = {}
+        for part in batches(len(x)):
+            laws = self.run(x[part], free[part], both)
+            tried: Met = {}
+            if laws and max_denominator:
+                outcomes.append(simplest(laws, max_denominator, loosen, tried, self.job))
+            elif laws:
+                outcomes.append((laws[0], laws[0]))
+                for law in laws[1:]:
+                    meet(tried, law.criterion(), law)
+            for value, law in tried.values():
+                meet(met, value, law)
+            if self.job.pressed:
+                break
+        if not outcomes:
+            raise RuntimeError(NO_LAW)
+        law, loose = min(outcomes, key=lambda pair: pair[0].criterion())
+        return law, loose, rivals(law, met)
 
     def run(self, x: Tensor, free: Tensor, both: bool) -> list[Law]:
-        """Return the best laws, each fitted to all of the series, the best first.
+        """Return the best laws, each fitted to all of the series, the best first; none may be.
 
         both: whether the trajectories also start from x itself, which may be nearly right.
         """
         nodes = self.data.times.shape[1]
-        problem = Trajectories(self.data, self.shape, FIRST_STEPS)
+        steps = min(FIRST_STEPS, max(FEWEST_STEPS, SERIES_STEPS // nodes))
+        problem = Trajectories(self.data, self.shape, steps)
         if self.is_complete:
             fitted = self.pieces(problem, x, free)
             x, free = (torch.cat([x, fitted]), torch.cat([free, free])) if both else (fitted, free)
@@ -238,12 +361,7 @@ class Search:
             if part.data.seen.any():
                 x, _ = minimise(part, x, free, HORIZON, 1e-3, self.job)
         x, error = minimise(problem, x, free, TRAJECTORY, 1e-3, self.job)
-        if not error.isfinite().any():
-            raise RuntimeError(
-                f"{NAME}: no start has a finite trajectory through the series; take more starts "
-                "(num_models), fewer terms, or start='model' with a law that is nearly right"
-            )
-        return self.best(problem, x, free)
+        return self.leading(problem, x, free) if error.isfinite().any() else []
 
     def pieces(self, problem: Trajectories, x: Tensor, free: Tensor) -> Tensor:
         """Fit exponents and coefficients to stretches from node to node, then to longer pieces."""
@@ -260,52 +378,84 @@ class Search:
             x = torch.cat([lanes[:, : self.shape.weights], x[:, self.shape.weights :]], 1)
         return x
 
-    def best(self, problem: Trajectories, x: Tensor, free: Tensor) -> list[Law]:
-        """Return the laws of the best criteria."""
+    def leading(self, problem: Trajectories, x: Tensor, free: Tensor) -> list[Law]:
+        """Return the laws of the best criteria, each of another form."""
         values = criteria(problem, x, free)
-        leading = values.argsort()[: 2 * LEADING]
-        leading = leading[values[leading].isfinite()]
-        x, _ = minimise(problem, x[leading], free[leading], LAST, 1e-5, self.job)
-        laws = [Law(problem, *pair) for pair in zip(x, free[leading], strict=True)]
-        distinct: list[tuple[float, Law]] = []
-        rated = [(law.criterion(), law) for law in laws]
-        for value, law in sorted(rated, key=lambda pair: pair[0]):
-            is_new = not distinct or value - distinct[-1][0] > SAME_CRITERION
-            if is_new and (not distinct or value < distinct[0][0] + LEADING_CRITERION):
-                distinct.append((value, law))
-        first = accurate(distinct[0][1].refitted(self.job), self.job)
-        rest = [replace(law, problem=first.problem) for _, law in distinct[1:LEADING]]
-        return [first, *(law.refitted(self.job) for law in rest)]
+        while not has_enough_steps(Law(problem, x[values.argmin()], free[values.argmin()])):
+            problem = problem.finer()
+            values = criteria(problem, x, free)
+        kinds = [form(Law(problem, *pair)) for pair in zip(x, free, strict=True)]
+        chosen: list[int] = []
+        for n in values.argsort(stable=True).tolist():
+            alike = sum(kinds[n] == kinds[other] for other in chosen)
+            if values[n].isfinite() and alike < TWINS and len(chosen) < 2 * LEADING:
+                chosen.append(n)
+        x, _ = minimise(problem, x[chosen], free[chosen], LAST, 1e-5, self.job)
+        values = criteria(problem, x, free[chosen])
+        laws: dict[Form, Law] = {}
+        for n in values.argsort(stable=True).tolist():
+            if values[n] < values.min() + LEADING_CRITERION:
+                laws.setdefault(kinds[chosen[n]], Law(problem, x[n], free[chosen[n]]))
+        first, *rest = list(laws.values())[:LEADING]
+        first = accurate(first.refitted(self.job), self.job)
+        rest = [replace(law, problem=first.problem) for law in rest]
+        return [first, *(refitted(rest, self.job) if rest else [])]
+
+
+def batches(starts: int) -> list[slice]:
+    """Return the parts of the starts: those of 2K starts are those of K, and one more."""
+    if starts % 2 or starts < 2 * SMALLEST_BATCH:
+        return [slice(0, starts)]
+    return [*batches(starts // 2), slice(starts // 2, starts)]
 
 
 def accurate(law: Law, job: Job) -> Law:
     """Halve the steps until their error is `STEP_ERROR` of the measurements' errors."""
-    while law.problem.steps < MAX_STEPS_BETWEEN:
-        finer = replace(law, problem=replace(law.problem, steps=2 * law.problem.steps))
-        off = (finer.residuals() - law.residuals()) / law.deviations()
-        if bool((off.abs() < STEP_ERROR).all()):
-            return law
-        law = finer.refitted(job)
+    while not has_enough_steps(law):
+        law = replace(law, problem=law.problem.finer()).refitted(job)
     return law
 
 
-def simpler(
-    laws: list[Law], max_denominator: int, loosen: bool, job: Job
-) -> tuple[Law, Law, tuple[Law, ...]]:
-    """Return the best of some laws, pruned and rounded; the same law free; laws of other forms.
+def has_enough_steps(law: Law) -> bool:
+    """Return whether the steps are as accurate as `STEP_ERROR` says, or as many as there may be."""
+    if law.problem.steps >= MAX_STEPS_BETWEEN:
+        return True
+    finer = replace(law, problem=law.problem.finer())
+    off = (finer.residuals() - law.residuals()) / law.deviations()
+    return bool((off.abs() < STEP_ERROR).all())
 
-    In the free law all numbers are fitted again, exponents if `loosen`.
+
+def simplest(
+    laws: list[Law], max_denominator: int, loosen: bool, met: Met, job: Job
+) -> tuple[Law, Law]:
+    """Return the best of some laws, pruned and rounded, and of its alternatives, and of theirs.
+
+    The second law is the same one with all numbers free. loosen: whether exponents may be free.
+    met: gets the laws that were tried.
     """
-    met: Met = {}
-    candidates = [rounded(pruned(law, job, met), max_denominator, job) for law in laws]
+    candidates = rounded(pruned(laws, job, met), max_denominator, job)
     best = min(candidates, key=Law.criterion)
-    pruned_best = pruned(best, job, met)
-    best = min(best, pruned_best, key=Law.criterion)
+    best = min(best, *pruned([best], job, met), key=Law.criterion)
     best = accurate(best.refitted(job), job)
-    exponents, coefficients, _ = best.problem.shape.split(best.x)
-    _, _, starts = best.problem.shape.split(best.free)
-    powers = (exponents != 0) & best.problem.data.positive & loosen
-    loose = best.problem.shape.join(powers, coefficients != 0, starts)
+    while True:
+        free = loosened(best, loosen).refitted(job)
+        others = alternatives(best, free, met, max_denominator, job, -SAME_CRITERION)
+        if not others or job.pressed:
+            return best, free
+        meet(met, best.criterion(), best)
+        best = accurate(others[0][0], job)
+
+
+def loosened(law: Law, loosen: bool) -> Law:
+    """Free all numbers that are not 0: exponents only of amounts, and if `loosen`."""
+    exponents, coefficients, _ = law.problem.shape.split(law.x)
+    _, _, starts = law.problem.shape.split(law.free)
+    allowed = law.problem.shape.free_exponents(law.problem.data.positive)
+    powers = (exponents != 0) & allowed & loosen
+    return replace(law, free=law.problem.shape.join(powers, coefficients != 0, starts))
+
+
+def rivals(best: Law, met: Met) -> Met:
+    """Return the laws of other forms that are not much worse than the best one."""
     limit, best_form = best.criterion() + RIVAL_CRITERION, form(best)
-    rivals = tuple(law for key, (value, law) in met.items() if value < limit and key != best_form)
-    return best, replace(best, free=loose).refitted(job), rivals
+    return {kind: pair for kind, pair in met.items() if pair[0] < limit and kind != best_form}

@@ -19,7 +19,7 @@ from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._jobs.fingerprint import check_same, digest, fingerprint
 from npu_kernels._jobs.progress import Progress
 
-VERSION = 1  # of a saved state
+VERSION = 2  # of a saved state
 
 
 class Descent(NamedTuple):
@@ -28,7 +28,7 @@ class Descent(NamedTuple):
     x: Tensor  # [K, N], the laws
     damping: Tensor  # [K]
     error: Tensor  # [K], half of the sum of squares
-    calm: int  # last steps without a gain
+    calm: Tensor  # [K], last steps without a gain
     steps: int
 
 
@@ -69,14 +69,14 @@ class Job:
         """Return the digest of a minimisation's arguments; empty without a checkpoint."""
         return "" if self.checkpoint is None else digest(*determined)
 
-    def saved(self, key: str, x: Tensor, steps: int, calm: int) -> Descent | None:
+    def saved(self, key: str, x: Tensor, steps: int) -> Descent | None:
         """Return a minimisation's progress from the checkpoint, None without any.
 
-        It must have laws like x, at most `steps` steps, and at most `calm` of them without a gain.
+        It must have laws like x, and at most `steps` steps.
         """
         descent = self._descents.get(key)
         if descent is not None:
-            if descent.x.shape != x.shape or descent.steps > steps or descent.calm > calm:
+            if descent.x.shape != x.shape or descent.steps > steps:
                 assert self.checkpoint is not None
                 file, self.checkpoint = self.checkpoint, None  # the file stays as it is
                 raise file.refused(ValueError(f"its minimisation {key} is another one"))
@@ -113,9 +113,8 @@ def _descent(parts: Any, name: str) -> Descent:
     """Return a minimisation that was saved."""
     x, damping, error, calm, steps = saved.sequence(parts, name, 5)
     x = saved.tensor(x, f"{name}, x,", (None, None), torch.float64)
-    damping, error = (
+    damping, error, calm = (
         saved.tensor(part, f"{name}, {word},", (len(x),), torch.float64)
-        for part, word in ((damping, "damping"), (error, "error"))
+        for part, word in ((damping, "damping"), (error, "error"), (calm, "calm"))
     )
-    counts = saved.integer(calm, f"{name}, calm,"), saved.integer(steps, f"{name}, steps,")
-    return Descent(x, damping, error, *counts)
+    return Descent(x, damping, error, calm, saved.integer(steps, f"{name}, steps,"))

@@ -1,41 +1,34 @@
-"""One law for time series: its criterion, its uncertainty, and its simplification.
+"""One law for time series: its criterion, its most likely numbers, and their uncertainty.
 
 The criterion is the Bayesian information criterion of the trajectory: minus twice the logarithm of
 the likelihood plus log n for each free number, and for an exponent that is a fraction the length of
 its description. Where the errors are unknown, each column has a variance of its own, the mean
-square of its residuals, but never below that of `EXACT_RESIDUAL`.
-
-The quadratic approximation of the sum of squares ("optimal brain surgeon") proposes changes: a
-coefficient or an exponent that becomes 0, a term that goes, an exponent that becomes a fraction. A
-list of proposals in order of their price is tried in many lengths at once, one batch of
-least-squares problems; the criterion of the fitted laws decides.
+square of its residuals, but never below that of residuals that count as exact.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from npu_kernels._laws.products.description import exponent_nats
+from npu_kernels._laws.series.data import Series
 from npu_kernels._laws.series.job import Descent, Job
 from npu_kernels._laws.series.sensitivity import Stretches, Trajectories
 from npu_kernels.optim import least_squares
 
-EXACT_RESIDUAL = 1e-5  # of a column's size: smaller residuals count as exact
-EXACT_SHARE = 1e-2  # of the square of EXACT_RESIDUAL: a mean square that need not fall any more
-MAX_CALM_STEPS = 3  # without a gain: then a minimisation ends
-TRIALS = 12  # laws of one batch
-HOPE = 10.0  # price up to which a change belongs to the list that is tried at once
-TRIAL_STEPS, REFIT_STEPS = 12, 25  # of least squares
-MAX_PRICE = 30.0  # of a change that is tried by itself
-WEIGHINGS = 4  # times that the weights follow from the residuals
-MAX_ROUNDED = 4.0  # greatest exponent that is rounded
+EXACT_SHARE = 1e-2  # of the square of an exact residual: a mean square that need not fall more
+MAX_CALM_STEPS = 3  # without a gain: then the minimisation of a law ends
+# The description of a negative exponent is longer: about one in six of those of laws is negative.
+NEGATIVE_NATS = math.log(5)
+REFIT_STEPS = 30  # of least squares
 # Of squared singular values, over the greatest: below, the data do not tell a direction.
 SINGULAR = 1e-10
+MAX_DERIVATIVE = 1e100  # of a residual; the square of a greater one may overflow
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,7 @@ class Law:
         count = seen.sum((0, 1)).clamp(min=1)
         squares = self.residuals().square().sum((0, 1))
         share = 1 - int(self.free.sum()) / int(seen.sum())
-        return (squares / (count * max(share, 0.1))).sqrt().clamp(min=EXACT_RESIDUAL)
+        return (squares / (count * max(share, 0.1))).sqrt().maximum(self.problem.data.exact)
 
     def residuals(self) -> Tensor:
         """The weighted residuals ``[S, M, D]``."""
@@ -70,25 +63,14 @@ class Law:
         return replace(self.problem, data=self.problem.data.weighted(1 / self.deviations()))
 
     def refitted(self, job: Job | None = None) -> Law:
-        """The most likely numbers: least squares, with weights that follow from the residuals."""
-        law, before = self, self.deviations()
-        for _ in range(WEIGHINGS):
-            start = law.x.unsqueeze(0), law.free.unsqueeze(0)
-            x, _ = minimise(law.weighted(), *start, REFIT_STEPS, 1e-6, job, is_short=True)
-            law = replace(law, x=x[0])
-            after = law.deviations()
-            if torch.allclose(after, before, rtol=1e-3, atol=0):
-                break
-            before = after
-        return law
+        """The most likely numbers."""
+        return refitted([self], job)[0]
 
     # ---- uncertainty ---------------------------------------------------------------------------
 
     def information(self) -> Tensor:
         """``J'J`` of the free numbers, in units of the errors."""
-        _, j = self.weighted().jacobian(self.x.unsqueeze(0))
-        j = j[0][:, self.free]
-        return j.mT @ j
+        return information([self])[0]
 
     def uncertainty(self) -> tuple[Tensor, list[Tensor]]:
         """Return the covariance of the free numbers, and the directions that the data do not tell.
@@ -110,6 +92,35 @@ class Law:
         return inverse, list(vectors[:, blind].mT)
 
 
+def refitted(laws: Sequence[Law], job: Job | None = None) -> list[Law]:
+    """Return the most likely numbers of some laws of one problem."""
+    problem = laws[0].problem
+    x, free = stacked(laws)
+    x, _ = minimise(problem, x, free, REFIT_STEPS, 1e-6, job, is_short=True, likely=True)
+    return [replace(law, x=numbers) for law, numbers in zip(laws, x, strict=True)]
+
+
+def stacked(laws: Sequence[Law]) -> tuple[Tensor, Tensor]:
+    """Return the vectors ``[K, N]`` of some laws, and which of their numbers are free."""
+    return torch.stack([law.x for law in laws]), torch.stack([law.free for law in laws])
+
+
+def information(laws: Sequence[Law]) -> list[Tensor]:
+    """Return ``J'J`` of the free numbers of some laws of one problem, in units of the errors.
+
+    A measurement whose derivatives are not finite, as those of a root of 0, tells nothing.
+    """
+    _, jacobians = laws[0].problem.jacobian(stacked(laws)[0])
+    matrices = []
+    for law, jacobian in zip(laws, jacobians, strict=True):
+        j = jacobian[:, law.free]
+        deviations = law.deviations().repeat(len(j) // law.problem.shape.states)
+        usable = (j.abs() < MAX_DERIVATIVE).all(1, keepdim=True)
+        j = torch.where(usable, j / deviations.unsqueeze(1), 0.0)
+        matrices.append(j.mT @ j)
+    return matrices
+
+
 def minimise(
     problem: Trajectories | Stretches,
     x: Tensor,
@@ -118,26 +129,42 @@ def minimise(
     tolerance: float = 1e-6,
     job: Job | None = None,
     is_short: bool = False,
+    likely: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Minimise by Levenberg-Marquardt; return K laws ``[K, N]`` and their errors ``[K]``.
 
-    It ends where no law's mean square falls by more than the share `tolerance` in some steps, or
-    all are exact. job: the fit; Ctrl-C ends the minimisation after a step, unless it `is_short`:
-    then its steps are not counted.
+    A law ends where its error has not fallen by more than the share `tolerance` in some steps, or
+    is exact: it does not depend on the other laws. The error is the mean square of the residuals,
+    or, if `likely` and sigma is unknown, what `likelihood` says. job: the fit; Ctrl-C ends the
+    minimisation after a step, unless it `is_short`: then its steps are not counted.
     """
-    bounds = lowest(problem)
-    exact = EXACT_SHARE * (EXACT_RESIDUAL * float(problem.data.weight.amax())) ** 2
-    key = "" if job is None else job.key(problem, x, free, steps, tolerance)
-    state = job.saved(key, x, steps, MAX_CALM_STEPS) if job is not None and key else None
+    bounds, objective = limits(problem), least_squares.MEAN_SQUARE
+    exact = EXACT_SHARE * _exact(problem.data) ** 2
+    if likely and not problem.data.has_sigma:
+        objective, exact = likelihood(problem.data), 0.0
+    key = "" if job is None else job.key(problem, x, free, steps, tolerance, likely)
+    state = job.saved(key, x, steps) if job is not None and key else None
     if state is None:
         error = torch.full_like(x[:, 0], math.inf)
-        state = Descent(x, torch.full_like(error, least_squares.FIRST_DAMPING), error, 0, 0)
-    while state.steps < steps and state.calm < MAX_CALM_STEPS:
+        damping = torch.full_like(error, least_squares.FIRST_DAMPING)
+        state = Descent(x, damping, error, torch.zeros_like(error), 0)
+    while state.steps < steps and bool((state.calm < MAX_CALM_STEPS).any()):
+        lanes = (state.calm < MAX_CALM_STEPS).nonzero().squeeze(1)
+        part, before = problem.lanes(lanes), state.error[lanes]
         x, damping, error = least_squares.step(
-            state.x, state.damping, free, problem.residual, problem.jacobian, bounds
+            state.x[lanes],
+            state.damping[lanes],
+            free[lanes],
+            part.residual,
+            part.jacobian,
+            bounds,
+            objective,
         )
-        fell = (state.error > error * (1 + tolerance)) & error.isfinite() & (error > exact)
-        calm = 0 if fell.any() else state.calm + 1
+        fell = (before > error * (1 + tolerance)) & error.isfinite()
+        calm = torch.where(fell, 0.0, state.calm[lanes] + 1)
+        calm = torch.where(error <= exact, float(MAX_CALM_STEPS), calm)
+        pairs = zip(state[:4], (x, damping, error, calm), strict=True)
+        x, damping, error, calm = (old.index_copy(0, lanes, new) for old, new in pairs)
         state = Descent(x, damping, error, calm, state.steps + 1)
         if job is not None:
             job.keep(key, state)
@@ -146,12 +173,43 @@ def minimise(
     return state.x, state.error
 
 
-def lowest(problem: Trajectories | Stretches) -> Tensor:
-    """Return the lower bound of every number: amounts do not start below 0."""
-    shape, low = problem.shape, torch.full((problem.shape.size,), -math.inf, dtype=torch.float64)
-    starts = torch.where(problem.data.positive, 0.0, -math.inf)
-    low[shape.weights :] = starts.repeat(shape.series)
-    return low
+def likelihood(data: Series) -> least_squares.Objective:
+    """Return the most likely law's objective, where each column has an unknown variance.
+
+    It is the geometric mean of the columns' mean squares, which are weighted by their numbers.
+    """
+    count = data.seen.sum((0, 1)).clamp(min=1)
+    shares = count * data.observed / int(data.seen.sum())
+    floor = EXACT_SHARE * data.exact.square()
+
+    def squares(residual: Tensor) -> Tensor:
+        columns = residual.unflatten(1, (-1, len(floor))).square().sum(1)
+        squares: Tensor = (columns / count).maximum(floor)
+        return squares
+
+    def error(residual: Tensor) -> Tensor:
+        mean: Tensor = (squares(residual).log() * shares).sum(1).exp()
+        return mean.nan_to_num(math.inf, math.inf)
+
+    def weights(residual: Tensor) -> Tensor:
+        return squares(residual).rsqrt().repeat(1, residual.shape[1] // len(floor))
+
+    return least_squares.Objective(error, weights)
+
+
+def _exact(data: Series) -> float:
+    """Return the weighted residual that counts as exact in every column."""
+    residuals = data.exact * data.weight.amax((0, 1))
+    return float(residuals[data.observed].min()) if data.observed.any() else 0.0
+
+
+def limits(problem: Trajectories | Stretches) -> tuple[Tensor, Tensor]:
+    """Return the bounds of every number: amounts do not start below 0."""
+    low, high = problem.shape.limits()
+    low[problem.shape.weights :] = torch.where(problem.data.positive, 0.0, -math.inf).repeat(
+        problem.shape.series
+    )
+    return low, high
 
 
 def criteria(problem: Trajectories, x: Tensor, free: Tensor) -> Tensor:
@@ -162,35 +220,22 @@ def criteria(problem: Trajectories, x: Tensor, free: Tensor) -> Tensor:
         likelihood = squares.sum(1)
     else:
         count = data.seen.sum((0, 1))
-        mean = (squares / count.clamp(min=1)).clamp(min=EXACT_RESIDUAL**2)
+        mean = (squares / count.clamp(min=1)).maximum(data.exact.square().clamp(min=1e-300))
         likelihood = (count * mean.log()).sum(1)
     shape = problem.shape
     exponents, fixed = shape.split(x)[0].flatten(1), ~shape.split(free)[0].flatten(1)
     pairs = zip(exponents, fixed, strict=True)
     described = torch.tensor([sum(map(exponent_nats, row[keep].tolist())) for row, keep in pairs])
+    described = described + NEGATIVE_NATS * (exponents < 0).sum(1)
     values = likelihood + math.log(n) * free.sum(1) + 2 * described
     return values.nan_to_num(math.inf, math.inf)
 
 
-# ---- simpler laws ------------------------------------------------------------------------------
+# ---- forms ----
 
-Change = tuple[tuple[int, ...], float]  # numbers, and what they become
 # For each term, which exponents and which coefficients are not 0.
 Form = tuple[tuple[bool, ...], ...]
 Met = dict[Form, tuple[float, Law]]  # the best law of each form, with its criterion
-
-
-def pruned(law: Law, job: Job, met: Met | None = None) -> Law:
-    """Remove the coefficients, exponents and terms that the criterion does not want.
-
-    met: gets the laws that were tried.
-    """
-    return _simpler(law, _removals, job, met)
-
-
-def rounded(law: Law, max_denominator: int, job: Job) -> Law:
-    """Make exponents fractions of small denominators where the criterion falls."""
-    return _simpler(law, lambda candidate: _fractions(candidate, max_denominator), job, None)
 
 
 def form(law: Law) -> Form:
@@ -200,107 +245,11 @@ def form(law: Law) -> Form:
     return tuple(sorted(tuple(row) for row in rows.tolist()))
 
 
-def _meet(met: Met, value: float, law: Law) -> None:
+def meet(met: Met, value: float, law: Law) -> None:
+    """Add a law if it is the best one of its form."""
     kind = form(law)
     if kind and value < met.get(kind, (math.inf,))[0]:
         met[kind] = value, law
-
-
-def _removals(law: Law) -> Iterator[Change]:
-    shape = law.problem.shape
-    h, d = shape.terms, shape.states
-    for i in law.free[: shape.weights].nonzero().squeeze(1).tolist():
-        yield (i,), 0.0
-    for k in range(h):  # all coefficients of a term
-        column = tuple(h * d + j * h + k for j in range(d) if law.free[h * d + j * h + k])
-        if len(column) > 1:
-            yield column, 0.0
-
-
-def _fractions(law: Law, max_denominator: int) -> Iterator[Change]:
-    states = law.problem.shape.states
-    exponents = law.free[: law.problem.shape.terms * states]
-    for i in exponents.nonzero().squeeze(1).tolist():
-        w = float(law.x[i])
-        limit = max_denominator if bool(law.problem.data.positive[i % states]) else 1
-        for fraction in dict.fromkeys(round(w * q) / q for q in range(1, 1 + limit)):
-            if 0 < abs(fraction) <= MAX_ROUNDED:
-                yield (i,), fraction
-
-
-def _simpler(
-    law: Law, proposals: Callable[[Law], Iterator[Change]], job: Job, met: Met | None
-) -> Law:
-    best, value = law, law.criterion()
-    if met is not None:
-        _meet(met, value, law)
-    vain: set[tuple[tuple[int, ...], float]] = set()
-    while True:
-        priced = [pair for pair in _plan(best, list(proposals(best))) if pair[0] not in vain]
-        plan = [change for change, price in priced if price < MAX_PRICE]
-        if not plan or not job.go_on():
-            return best
-        cheap = sum(price < HOPE for _, price in priced)
-        half = TRIALS // 2
-        lengths = sorted({max(1, math.ceil(cheap * n / half)) for n in range(1, half + 1)})
-        trials = [plan[:end] for end in lengths] + [[change] for change in plan[1 : 1 + half]]
-        laws = [_changed(best, changes) for changes in trials]
-        x, free = torch.stack([law.x for law in laws]), torch.stack([law.free for law in laws])
-        x, _ = minimise(best.weighted(), x, free, TRIAL_STEPS, 1e-3, job, is_short=True)
-        values = criteria(best.problem, x, free)
-        if met is not None:
-            for trial_value, trial, numbers in zip(values.tolist(), laws, x, strict=True):
-                _meet(met, trial_value, replace(trial, x=numbers))
-        winner = int(values.argmin())
-        if float(values[winner]) < value:
-            best = replace(best, x=x[winner], free=free[winner]).refitted(job)
-            value = best.criterion()
-        else:
-            vain.update(changes[0] for changes in trials if len(changes) == 1)
-
-
-def _plan(law: Law, proposals: list[Change]) -> list[tuple[Change, float]]:
-    """Return changes in order of their price by the quadratic approximation.
-
-    Each price is that after the changes before it.
-
-    Changing the numbers b by d raises the squared error by ``d' C_bb^-1 d`` and moves the others
-    along their covariance with b.
-    """
-    index = law.free.nonzero().squeeze(1)
-    information = law.information()
-    length = information.diagonal().sqrt().clamp(min=1e-12)
-    lengths = torch.outer(length, length)
-    normed = information / lengths + 1e-9 * torch.eye(len(index), dtype=law.x.dtype)
-    C = torch.linalg.inv(normed) / lengths
-    x, position = law.x[index].clone(), {int(i): n for n, i in enumerate(index)}
-    log_n = math.log(int(law.problem.data.seen.sum()))
-    open_changes, gone = proposals, set[int]()
-    plan: list[tuple[Change, float]] = []
-    while open_changes:
-        prices = []
-        for numbers, value in open_changes:
-            b = [position[i] for i in numbers]
-            off = x[b] - value
-            cost = float(off @ torch.linalg.lstsq(C[b][:, b], off.unsqueeze(1)).solution.squeeze(1))
-            prices.append(cost - log_n * len(b) + 2 * exponent_nats(value))
-        cheapest = min(range(len(open_changes)), key=lambda n: prices[n])
-        numbers, value = open_changes[cheapest]
-        plan.append((open_changes[cheapest], prices[cheapest]))
-        b = [position[i] for i in numbers]
-        gain = torch.linalg.lstsq(C[b][:, b], C[b]).solution  # [b, n]
-        x = x - (x[b] - value) @ gain
-        C = C - C[:, b] @ gain
-        gone.update(numbers)
-        open_changes = [change for change in open_changes if not gone & set(change[0])]
-    return plan
-
-
-def _changed(law: Law, changes: list[Change]) -> Law:
-    x, free = law.x.clone(), law.free.clone()
-    for numbers, value in changes:
-        x[list(numbers)], free[list(numbers)] = value, False
-    return cleaned(replace(law, x=x, free=free))
 
 
 def cleaned(law: Law) -> Law:

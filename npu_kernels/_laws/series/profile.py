@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from npu_kernels._laws.series.laws import Law, lowest, minimise
+from npu_kernels._laws.series.laws import Law, limits, minimise
 from npu_kernels._laws.series.sensitivity import Trajectories
 from npu_kernels.optim.least_squares import error
 
@@ -61,12 +61,10 @@ class Pinned(Trajectories):
         j = j + column * self.slope.unsqueeze(1)
         return r, j.scatter(2, columns, column)
 
-    def lanes(self, keep: Tensor, distance: Tensor) -> Pinned:
-        """Return some of the K laws, at other distances."""
-        parts = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("number", "slope", "logarithmic"):
-            parts[name] = parts[name][keep]
-        return Pinned(**{**parts, "distance": distance})
+    def lanes(self, index: Tensor) -> Pinned:
+        """Return the problem of some of the K laws."""
+        names = "number", "distance", "slope", "logarithmic"
+        return replace(self, **{name: getattr(self, name)[index] for name in names})
 
 
 def distances(
@@ -120,7 +118,9 @@ def _walked(pinned: Pinned, free: Tensor, x: Tensor, side: Tensor, rise: float) 
     """Return the distances at which the root of the rise is `rise`."""
     spread, move = _along(pinned, free)
     minimum = pinned.residual(x.expand(len(side), -1)).square().sum(1)
-    bound = torch.where(pinned.logarithmic, -math.inf, (lowest(pinned) - x)[pinned.number])
+    low = limits(pinned)[0]
+    low[: pinned.shape.weights] = -math.inf  # the data alone set the ends of the others
+    bound = (low - x)[pinned.number]
     inner, inner_root = torch.zeros_like(side), torch.zeros_like(side)
     inner_x = x.expand(len(side), -1).clone()
     outer, outer_root = side * math.inf, torch.full_like(side, math.inf)
@@ -130,8 +130,8 @@ def _walked(pinned: Pinned, free: Tensor, x: Tensor, side: Tensor, rise: float) 
     for _ in range(ROUNDS):
         a = active
         begin = inner_x[a] + move[a] * (trial[a] - inner[a]).unsqueeze(1)
-        begin = torch.where(free[a], begin, x).maximum(lowest(pinned))
-        lanes = pinned.lanes(a, trial[a])
+        begin = torch.where(free[a], begin, x).clamp(*limits(pinned))
+        lanes = replace(pinned, distance=trial).lanes(a)
         near = torch.where(free[a], inner_x[a], x)
         better = error(lanes.residual(begin)) < error(lanes.residual(near))
         begin = torch.where(better.unsqueeze(1), begin, near)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 
 from npu_kernels._common.checks import check_level
 from npu_kernels._laws.series.data import Series, tensor
-from npu_kernels._laws.series.laws import Law
+from npu_kernels._laws.series.known import label
+from npu_kernels._laws.series.laws import Law, Met
 from npu_kernels._laws.series.profile import distances
-from npu_kernels._laws.series.sensitivity import flow
+from npu_kernels._laws.series.sensitivity import Shape, flow
+from npu_kernels._laws.series.verdict import Verdict, judged
 from npu_kernels.layers import NAU, RealNPU
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_RELATIVE_ERROR = 1.0  # standard error; above, the data hardly tell a coefficient
 NAMED_SHARE = 0.3  # of a direction's greatest part: parameters that are named with it
+ROUNDED_ENTRY = 1e-9  # of a whole number in a matrix that was scaled and is scaled back
 MAX_PREDICTION_STEPS = 1_000_000
 
 
@@ -95,7 +99,7 @@ class SeriesFit:
     data: Series = field(repr=False)
     law: Law = field(repr=False)
     free: Law = field(repr=False)
-    met: tuple[Law, ...] = field(repr=False)
+    met: Met = field(repr=False)
     max_denominator: int = field(repr=False)
 
     def weights(self) -> tuple[Tensor, Tensor]:
@@ -167,8 +171,8 @@ class SeriesFit:
 
         Their posterior odds to this law are above 1:20: their criterion `bic` is at most 6.0 more.
         The candidates are the forms that the search met, and this law without one of its numbers.
-        Every call makes these fits. The true law need not be among them. An alternative whose `bic`
-        is lower is a better law, which the search has missed.
+        Every call makes these fits. The true law need not be among them. The search has gone on to
+        those that are better: an alternative's `bic` is not lower, unless nothing was simplified.
         """
         from npu_kernels._laws.series.alternatives import alternatives
         from npu_kernels._laws.series.job import Job
@@ -176,7 +180,12 @@ class SeriesFit:
         job = Job("alternatives", 1, {})
         laws = alternatives(self.law, self.free, self.met, self.max_denominator, job)
         seconds, limit = job.seconds, self.max_denominator
-        return [finished(*pair, self.data, seconds, True, (), limit) for pair in laws]
+        return [finished(*pair, self.data, seconds, True, {}, limit) for pair in laws]
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Whether the law explains the series: its residuals beside those of a smooth curve."""
+        return judged(self.law, self.degrees, len(self.unidentified), self.names)
 
     # ---- predictions ---------------------------------------------------------------------------
 
@@ -260,7 +269,8 @@ class SeriesFit:
         lines.append(
             f"Residuals {kind}are {self.score:.2g} of the measurements' standard deviation."
         )
-        if self.sigma is not None:
+        lines.append(f"Verdict: {self.verdict}")
+        if self.sigma is not None and self.verdict.good:
             unit = " of the value" if self.data.relative else ""
             pairs = [
                 pair for pair in zip(self.names, self.sigma, strict=True) if pair[1].isfinite()
@@ -305,7 +315,7 @@ def finished(
     data: Series,
     seconds: float,
     complete: bool,
-    met: tuple[Law, ...],
+    met: Met,
     max_denominator: int,
 ) -> SeriesFit:
     """Return the result, in the user's units.
@@ -313,7 +323,8 @@ def finished(
     free: the same law with all of its numbers free. met, max_denominator: for `alternatives`.
     """
     scaled = law.problem.data
-    exponents, raw, u0 = _raw(law)
+    exponents, rates, u0 = _raw(law)
+    raw = _coefficients(law, rates)
     used = (raw != 0).any(0)
     used[0] |= not used.any()
     model = nn.Sequential(
@@ -327,7 +338,7 @@ def finished(
     number = (used.cumsum(0) - 1).tolist()
     estimates, blind = _estimates(law, free, number)
     residuals, seen = law.residuals(), scaled.seen
-    spread = _spread(scaled)
+    spread = scaled.spread()
     score = [
         float(residuals[..., d][seen[..., d]].square().mean().sqrt() / spread[d])
         for d in range(len(data.names))
@@ -356,44 +367,49 @@ def finished(
     )
 
 
-def _spread(data: Series) -> list[float]:
-    """Return standard deviations of the weighted measurements by column."""
-    deviations = []
-    for d in range(data.values.shape[2]):
-        seen = data.seen[..., d]
-        values = data.values[..., d][seen]
-        values = (values.log() if data.relative else values) * data.weight[..., d][seen]
-        deviations.append(float(values.std()) if len(values) > 1 else 0.0)
-    return deviations
-
-
 def _raw(law: Law) -> tuple[Tensor, Tensor, Tensor]:
-    """Return exponents ``[h, D]``, coefficients ``[D, h]``, first states in the user's units."""
-    exponents, coefficients, starts = law.problem.shape.split(law.x)
+    """Return exponents ``[h, D]``, rates ``[R, h]``, first states in the user's units."""
+    exponents, rates, starts = law.problem.shape.split(law.x)
     data = law.problem.data
-    return exponents, coefficients / units(data, exponents), starts * data.size
+    return exponents, rates / units(data, law.problem.shape, exponents), starts * data.size
 
 
-def units(data: Series, exponents: Tensor) -> Tensor:
-    """Return factors ``[..., D, h]`` from coefficients in the user's units to scaled ones."""
+def _coefficients(law: Law, rates: Tensor) -> Tensor:
+    """Return the coefficients ``[D, h]`` of rates ``[R, h]``, both in the user's units."""
+    columns = _columns(law)
+    return rates if columns is None else columns @ rates
+
+
+def _columns(law: Law) -> Tensor | None:
+    """Return the changes of the states by the rates ``[D, R]`` in the user's units."""
+    shape = law.problem.shape
+    if shape.columns is None or shape.rate_size is None:
+        return None
+    columns = shape.columns * law.problem.data.size.unsqueeze(1) / shape.rate_size
+    return torch.where((columns - columns.round()).abs() < ROUNDED_ENTRY, columns.round(), columns)
+
+
+def units(data: Series, shape: Shape, exponents: Tensor) -> Tensor:
+    """Return factors ``[..., R, h]`` from rates in the user's units to scaled ones."""
     products = torch.exp(exponents @ data.size.log())  # [..., h]
-    return data.time * products.unsqueeze(-2) / data.size.unsqueeze(-1)
+    sizes = data.size if shape.rate_size is None else shape.rate_size
+    return data.time * products.unsqueeze(-2) / sizes.unsqueeze(-1)
 
 
 def _errors(law: Law) -> tuple[Tensor, list[str]]:
     """Return standard errors ``[N]`` in the user's units, and names of unidentified directions."""
     shape, data = law.problem.shape, law.problem.data
     covariance, blind = law.uncertainty()
-    exponents, coefficients, _ = shape.split(law.x)
+    exponents, rates, _ = shape.split(law.x)
     h, d = shape.terms, shape.states
-    factor = 1 / units(data, exponents)
+    factor = 1 / units(data, shape, exponents)
     change = torch.zeros(shape.size, shape.size, dtype=torch.float64)
     ones = torch.ones(h * d, dtype=torch.float64)
     change.diagonal()[:] = torch.cat([ones, factor.flatten(), data.size.repeat(shape.series)])
-    for j in range(d):
+    for j in range(shape.rates):
         for k in range(h):
             row = h * d + j * h + k
-            change[row, k * d : (k + 1) * d] = -coefficients[j, k] * factor[j, k] * data.size.log()
+            change[row, k * d : (k + 1) * d] = -rates[j, k] * factor[j, k] * data.size.log()
     index = law.free.nonzero().squeeze(1)
     change = change[index][:, index]
     unknown = covariance.diagonal().isinf()
@@ -425,11 +441,15 @@ def _names(law: Law, number: list[int]) -> list[str]:
     exponents = shape.split(law.x)[0]
     terms, states = range(shape.terms), range(shape.states)
     texts = [f"exponent of {data.names[i]} in term {number[k] + 1}" for k in terms for i in states]
-    for name in data.names:
+    columns = _columns(law)
+    rates = [f"{name}'" for name in data.names]
+    if columns is not None:
+        rates = [label(column.tolist(), data.names) for column in columns.T]
+    for rate in rates:
         for k in terms:
             product = term_text(1.0, [round(w, 3) for w in exponents[k].tolist()], data.names, 1)
             kind = "constant" if product == "1" else f"coefficient of {product}"
-            texts.append(f"{kind} in {name}'")
+            texts.append(f"{kind} in {rate}")
     for s in range(shape.series):
         more = f" of series {s}" if shape.series > 1 else ""
         texts += [f"first {name}{more}" for name in data.names]
@@ -446,7 +466,8 @@ def _estimates(law: Law, free: Law, number: list[int]) -> tuple[list[Estimate], 
     shape, data = law.problem.shape, law.problem.data
     exponents, raw, u0 = _raw(law)
     values = shape.join(exponents, raw, u0)
-    parts = torch.ones_like(exponents), 1 / units(data, exponents), data.size.expand_as(u0)
+    factor = 1 / units(data, shape, exponents)
+    parts = torch.ones_like(exponents), factor, data.size.expand_as(u0)
     unit = shape.join(*parts).tolist()
     free_values = shape.join(*_raw(free))
     names, estimates = _names(law, number), []

@@ -9,6 +9,7 @@ beginning. The chain rule along the nodes joins them to the derivatives of the t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,27 +26,61 @@ SAME_DISTANCE = 1e-9  # relative difference of distances in time that count as e
 
 @dataclass(frozen=True)
 class Shape:
-    """The layout of a law's vector: h terms, D states, S series."""
+    """The layout of a law's vector: h terms, D states, S series, R rates; and its bounds."""
 
     terms: int
     states: int
     series: int
+    columns: Tensor | None = (
+        None  # [D, R]: coefficients are these times rates; None: they are rates
+    )
+    rate_size: Tensor | None = None  # [R], units of these rates
+    low: Tensor | None = None  # [D], the bounds of exponents
+    high: Tensor | None = None  # [D]
+    integer: Tensor | None = None  # [D], the states whose exponents are whole numbers
+    fixed: int = 0  # the first terms, whose exponents stay
+    signs: Tensor | None = None  # [R, h] of rates: 1 for not below 0, -1 for not above 0, 0
+
+    @property
+    def rates(self) -> int:
+        return self.states if self.columns is None else self.columns.shape[1]
 
     @property
     def weights(self) -> int:
-        return 2 * self.terms * self.states
+        return self.terms * (self.states + self.rates)
 
     @property
     def size(self) -> int:
         return self.weights + self.series * self.states
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return exponents ``[.., h, D]``, coefficients ``[.., D, h]``, starts ``[.., S, D]``."""
+        """Return exponents ``[.., h, D]``, rates ``[.., R, h]``, starts ``[.., S, D]``."""
         h, d, s = self.terms, self.states, self.series
-        exponents, coefficients, starts = x.split([h * d, h * d, s * d], -1)
+        exponents, rates, starts = x.split([h * d, h * self.rates, s * d], -1)
         lead = x.shape[:-1]
-        exponents, coefficients = exponents.reshape(*lead, h, d), coefficients.reshape(*lead, d, h)
-        return exponents, coefficients, starts.reshape(*lead, s, d)
+        exponents, rates = exponents.reshape(*lead, h, d), rates.reshape(*lead, self.rates, h)
+        return exponents, rates, starts.reshape(*lead, s, d)
+
+    def coefficients(self, rates: Tensor) -> Tensor:
+        """Return the coefficients ``[.., D, h]`` of rates ``[.., R, h]``."""
+        return rates if self.columns is None else self.columns @ rates
+
+    def free_exponents(self, positive: Tensor) -> Tensor:
+        """Return which exponents ``[h, D]`` may be fractions; positive ``[D]``: the amounts."""
+        free = positive if self.integer is None else positive & ~self.integer
+        return free & (torch.arange(self.terms) >= self.fixed).unsqueeze(1)
+
+    def limits(self) -> tuple[Tensor, Tensor]:
+        """Return the bounds of every number ``[N]``."""
+        low = torch.full((self.size,), -math.inf, dtype=torch.float64)
+        high, powers = -low, self.terms * self.states
+        if self.low is not None and self.high is not None:
+            low[:powers], high[:powers] = self.low.repeat(self.terms), self.high.repeat(self.terms)
+        if self.signs is not None:
+            signs = self.signs.flatten()
+            low[powers : self.weights] = torch.where(signs > 0, 0.0, -math.inf)
+            high[powers : self.weights] = torch.where(signs < 0, 0.0, math.inf)
+        return low, high
 
     def join(self, exponents: Tensor, coefficients: Tensor, starts: Tensor) -> Tensor:
         return torch.cat([exponents.flatten(-2), coefficients.flatten(-2), starts.flatten(-2)], -1)
@@ -85,9 +120,18 @@ class Trajectories:
     def first(self, nodes: int) -> Trajectories:
         return replace(self, data=self.data.first(nodes))
 
+    def finer(self) -> Trajectories:
+        """Return the problem with twice as many steps."""
+        return replace(self, steps=2 * self.steps)
+
+    def lanes(self, index: Tensor) -> Trajectories:
+        """Return the problem of some of the K laws: for all laws it is the same."""
+        return self
+
     def states(self, x: Tensor) -> Tensor:
         """Return the states ``[K, S, M, D]`` of laws ``[K, N]``."""
-        exponents, coefficients, u = self.shape.split(x)
+        exponents, rates, u = self.shape.split(x)
+        coefficients = self.shape.coefficients(rates)
         models, series, d = u.shape
         lengths, u = self.data.lengths, u.reshape(-1, d)
         exponents, coefficients = _repeated(exponents, series), _repeated(coefficients, series)
@@ -118,15 +162,7 @@ class Trajectories:
         models, series, nodes, d = states.shape
         begin = states[:, :, :-1].reshape(-1, d)
         _, for_law, for_u = derivatives(shape, x, begin, data.lengths, self.steps)
-        # Derivatives of the state at a node: for the weights, and for the series' first state.
-        eye = torch.eye(d, dtype=x.dtype).expand(models, series, d, d)
-        chain = torch.cat([x.new_zeros(models, series, d, shape.weights), eye], -1)
-        chains = [chain]
-        for m in range(nodes - 1):
-            chain = for_u[:, :, m] @ chain
-            chain[..., : shape.weights] += for_law[:, :, m]
-            chains.append(chain)
-        local = torch.stack(chains, 2)  # [K, S, M, D, weights + D]
+        local = chained(for_law, for_u)  # [K, S, M, D, weights + D]
         if data.relative:
             local = local / states.unsqueeze(-1)
         local = torch.where(data.seen.unsqueeze(-1), local * data.weight.unsqueeze(-1), 0.0)
@@ -136,6 +172,39 @@ class Trajectories:
             first = shape.weights + s * d
             jacobian[:, s, :, :, first : first + d] = local[:, s, :, :, shape.weights :]
         return self.compare(states), jacobian.view(models, -1, shape.size)
+
+
+def chained(for_law: Tensor, for_u: Tensor) -> Tensor:
+    """Return the derivatives ``[K, S, M, D, N + D]`` of the states at all nodes.
+
+    They are those for the law's weights and for the first state. for_law ``[K, S, M - 1, D, N]``,
+    for_u ``[K, S, M - 1, D, D]``: of the ends of the stretches, for the weights and the beginnings.
+
+    Some neighbouring stretches are a block. The chain rule is applied within all blocks at once,
+    and then to the blocks: that takes about 2 sqrt(M) calls.
+    """
+    models, series, stretches, d, weights = for_law.shape
+    size = math.isqrt(stretches - 1) + 1
+    count = -(-stretches // size)
+    rest = count * size - stretches
+    eye = torch.eye(d, dtype=for_u.dtype)
+    for_u = torch.cat([for_u, eye.expand(models, series, rest, d, d)], 2)
+    for_u = for_u.reshape(-1, size, d, d)
+    for_law = torch.nn.functional.pad(for_law, (0, d, 0, 0, 0, rest))  # 0 for the first state
+    for_law = for_law.reshape(-1, size, d, weights + d)
+    inner = [torch.cat([for_law[:, 0, :, :weights], for_u[:, 0]], 2)]
+    for m in range(1, size):
+        inner.append(torch.baddbmm(for_law[:, m], for_u[:, m], inner[-1]))
+    blocks = torch.stack(inner, 1).view(-1, count, size, d, weights + d)
+    by_u = blocks[..., weights:]
+    by_law = torch.nn.functional.pad(blocks[..., :weights], (0, d))
+    start = torch.cat([eye.new_zeros(d, weights), eye], 1).expand(len(blocks), -1, -1)
+    starts = [start]
+    for n in range(count - 1):
+        starts.append(torch.baddbmm(by_law[:, n, -1], by_u[:, n, -1], starts[-1]))
+    nodes = by_law + by_u @ torch.stack(starts, 1).unsqueeze(2)
+    nodes = nodes.flatten(1, 2)[:, :stretches]
+    return torch.cat([start.unsqueeze(1), nodes], 1).view(models, series, -1, d, weights + d)
 
 
 def windows(
@@ -161,9 +230,9 @@ def windows(
         start=first.flatten(0, 1),
     )
     window_shape = replace(shape, series=len(pieces.start))
-    exponents, coefficients, _ = shape.split(x)
+    exponents, rates, _ = shape.split(x)
     starts = pieces.start.expand(len(x), -1, -1)
-    laws = window_shape.join(exponents, coefficients, starts)
+    laws = window_shape.join(exponents, rates, starts)
     return replace(problem, data=pieces, shape=window_shape), laws
 
 
@@ -176,12 +245,17 @@ class Stretches:
     steps: int  # from node to node
     smooth: Tensor  # [S, M, D]
 
+    def lanes(self, index: Tensor) -> Stretches:
+        """Return the problem of some of the K laws: for all laws it is the same."""
+        return self
+
     def _residuals(self, states: Tensor) -> Tensor:
         present = (self.data.lengths > 0)[..., None]
         return torch.where(present, states - self.smooth[:, 1:], 0.0).flatten(1)
 
     def residual(self, x: Tensor) -> Tensor:
-        exponents, coefficients, _ = self.shape.split(x)
+        exponents, rates, _ = self.shape.split(x)
+        coefficients = self.shape.coefficients(rates)
         lengths, models = self.data.lengths, len(x)
         begin = self.smooth[:, :-1].reshape(-1, self.shape.states).repeat(models, 1)
         count = lengths.numel()
@@ -211,12 +285,13 @@ def derivatives(
 
     x ``[K, N]``: the laws, for whose weights and for `begin` the derivatives are.
     """
-    exponents, coefficients, _ = shape.split(x)
+    exponents, rates, _ = shape.split(x)
     models, count, d = len(x), lengths.numel(), shape.states
-    parts = [_repeated(exponents, count), _repeated(coefficients, count), begin]
+    parts = [_repeated(exponents, count), _repeated(rates, count), begin]
     leaves = [part.detach().requires_grad_() for part in parts]
     with torch.enable_grad():
-        end = flow(leaves[0], leaves[1], leaves[2], lengths.flatten().repeat(models), steps)[:, -1]
+        coefficients, distances = shape.coefficients(leaves[1]), lengths.flatten().repeat(models)
+        end = flow(leaves[0], coefficients, leaves[2], distances, steps)[:, -1]
         sums = [end[:, i].sum() for i in range(d)]
         rows = [torch.autograd.grad(sums[i], leaves, retain_graph=i < d - 1) for i in range(d)]
     lead = (models, *lengths.shape)

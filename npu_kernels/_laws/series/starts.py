@@ -5,16 +5,18 @@ generalised cross-validation (Craven and Wahba 1979): states of one system chang
 few points of one column may not tell it. The sets of terms that explain states and slopes best
 become the starts; coefficients are least squares of the slopes.
 
-Half of the sets are of simple products, from the library of `npu_kernels.equations`, chosen for all
-states together: all pairs are tried, beside each of the best smaller sets. Their integrals are to
-explain the distance of the states from the first ones, which is less noisy than slopes (Dattner and
-Klaassen 2015). The other sets are drawn.
+Half of the sets are of simple products, from the library of `npu_kernels.equations`, and a third of
+products of whole powers, whose exponents stay. They are chosen for all states together: all pairs
+are tried, beside each of the best smaller sets. Their integrals are to explain the distance of the
+states from the first ones, which is less noisy than slopes (Dattner and Klaassen 2015). The other
+sets are drawn.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,10 +31,12 @@ MIN_AMOUNT = 1e-5  # of a column's size, where slopes are matched
 DRAWN = (-1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, 1.5, 2.0)
 DRAWN_SETS = 4096  # of exponents
 SLOPES_RIDGE = 1e-6  # of the normal equations, whose columns have length 1
-SMALLER_SETS = 4  # starts of each number of terms below the greatest
+KINDS = "simple", "whole", "simple", "drawn", "simple", "whole"  # of the starts, in turn
+MAX_DEGREE = 3  # of products of whole powers
+SMALLER_SETS = 4  # of each number of terms below the greatest
 BEAM_WIDTH = 128  # sets of simple products that are continued by two terms
 CONTINUATIONS = 32  # of a set, the best ones
-MIN_NEW = 1e-4  # of a product's square: the part that the products before it must not explain
+MIN_NEW = 1e-8  # of a product's square: the part that the products before it must not explain
 
 
 def smoothed(data: Series) -> tuple[Tensor, Tensor]:
@@ -43,32 +47,61 @@ def smoothed(data: Series) -> tuple[Tensor, Tensor]:
     slopes = torch.full_like(data.values, math.nan)
     noise = torch.zeros(data.values.shape[2], dtype=torch.float64)
     for s in range(len(data.times)):
-        columns = []
-        for d in range(data.values.shape[2]):
-            seen = data.seen[s, :, d]
-            t, y = data.times[s, seen].numpy(), data.values[s, seen, d].numpy()
-            distinct, time_index = np.unique(t, return_inverse=True)
-            sums = np.bincount(time_index, np.log(y) if data.relative else y)
-            mean = sums / np.maximum(np.bincount(time_index), 1)
-            if len(distinct) >= MIN_SAMPLES:
-                columns.append((d, distinct, mean))
-        for d, distinct, residuals, line in _curves(columns):
+        for curve in _splines(data, s):
+            d, distinct, line = curve.column, curve.times, curve.line
             nodes = data.times[s].clamp(float(distinct[0]), float(distinct[-1])).numpy()
             value, rate = torch.from_numpy(line(nodes)), torch.from_numpy(line.derivative()(nodes))
             states[s, :, d] = value.exp() if data.relative else value
             slopes[s, :, d] = value.exp() * rate if data.relative else rate
-            noise[d] = max(float(noise[d]), math.sqrt(float((residuals**2).mean())))
+            noise[d] = max(float(noise[d]), math.sqrt(float(np.mean(curve.residuals**2))))
     states[:, 0] = torch.where(data.start.isnan() | ~data.observed, states[:, 0], data.start)
     # Below a tenth of the noise nothing is known of an amount's logarithm.
     floor = torch.where(data.positive, (noise / 10).clamp(min=MIN_AMOUNT), -math.inf)
     return torch.maximum(states, floor) if not data.relative else states, slopes
 
 
-def _curves(columns: list[tuple[int, Any, Any]]) -> list[tuple[int, Any, Any, Any]]:
-    """Return number, times, residuals and natural smoothing spline of columns.
+def spline_errors(data: Series) -> tuple[Tensor, Tensor]:
+    """Return the standard deviations ``[D]`` of the errors, and their degrees of freedom ``[D]``.
 
-    columns: number, times and values of each.
+    They are those of the smoothing splines, without any law; nan in columns of too few samples.
     """
+    squares, freedom = torch.zeros(2, data.values.shape[2], dtype=torch.float64).unbind(0)
+    for s in range(len(data.times)):
+        for curve in _splines(data, s):
+            squares[curve.column] += float((curve.residuals**2).sum())
+            freedom[curve.column] += curve.freedom
+    errors = torch.where(freedom > 0, squares / freedom.clamp(min=1e-3), math.nan).sqrt()
+    return errors, freedom
+
+
+class _Curve(NamedTuple):
+    """A smoothing spline of one column of a series."""
+
+    column: int
+    times: Any  # [n], distinct ones
+    residuals: Any  # of the means at these times
+    freedom: float  # degrees that the residuals have
+    line: Any  # the spline, a function of time
+
+
+def _splines(data: Series, s: int) -> list[_Curve]:
+    """Return the smoothing splines of the columns of series s that have enough samples."""
+    import numpy as np
+
+    columns = []
+    for d in range(data.values.shape[2]):
+        seen = data.seen[s, :, d]
+        t, y = data.times[s, seen].numpy(), data.values[s, seen, d].numpy()
+        distinct, time_index = np.unique(t, return_inverse=True)
+        sums = np.bincount(time_index, np.log(y) if data.relative else y)
+        mean = sums / np.maximum(np.bincount(time_index), 1)
+        if len(distinct) >= MIN_SAMPLES:
+            columns.append((d, distinct, mean))
+    return _curves(columns)
+
+
+def _curves(columns: list[tuple[int, Any, Any]]) -> list[_Curve]:
+    """Return the natural smoothing splines of columns: number, times and values of each."""
     import numpy as np
     from scipy.interpolate import CubicSpline
 
@@ -95,7 +128,8 @@ def _curves(columns: list[tuple[int, Any, Any]]) -> list[tuple[int, Any, Any, An
     curves = []
     for (d, t, y), (keep, vectors, z) in zip(columns, parts, strict=True):
         fitted = vectors @ (keep[best] * z)
-        curves.append((d, t, y - fitted, CubicSpline(t, fitted, bc_type="natural")))
+        line = CubicSpline(t, fitted, bc_type="natural")
+        curves.append(_Curve(d, t, y - fitted, len(t) - float(keep[best].sum()), line))
     return curves
 
 
@@ -104,30 +138,44 @@ def matched(
     states: Tensor,
     slopes: Tensor,
     shape: Shape,
+    fixed: Tensor,
     signed: Tensor,
     count: int,
     seed: int,
 ) -> tuple[Tensor, ...]:
-    """Return exponents ``[count, h, D]``, coefficients ``[count, D, h]``, and which are free."""
-    simple, used = _simple(data.lengths, states, shape.terms, count, seed)
-    exponents = drawn(max(DRAWN_SETS, count), shape, signed, stream("time series", seed))
-    solved = [_solved(part, states, slopes) for part in exponents.split(512)]
-    remainders = torch.cat([part for _, part in solved])
-    exponents = exponents[remainders.nan_to_num(math.inf).argsort()[: count - len(simple)]]
-    free = torch.cat([simple != 0, torch.ones_like(exponents, dtype=torch.bool)]) & ~signed
-    used = torch.cat([used, used.new_ones(len(exponents), shape.terms)])
-    used = used.unsqueeze(1)  # [count, 1, h]
-    exponents = torch.cat([simple, exponents])
-    coefficients = _solved(exponents, states, slopes, used.double())[0]
-    return exponents, coefficients, free, used.expand_as(coefficients)
+    """Return exponents ``[count, h, D]``, coefficients ``[count, D, h]``, and what is free of them.
+
+    fixed ``[n, D]``: exponents of the first terms. signed: the states with whole exponents. What is
+    free are exponents ``[count, h, D]`` and terms ``[count, h]``. The first starts do not depend on
+    their count.
+    """
+    simple = _simple(data.lengths, states, shape, fixed, seed)
+    integer = _integer(data.lengths, states, shape, fixed)
+    random = drawn(max(DRAWN_SETS, count), shape, signed, stream("time series", seed))
+    random[:, : len(fixed)] = fixed
+    remainders = torch.cat([_solved(part, states, slopes)[1] for part in random.split(512)])
+    random = random[remainders.nan_to_num(math.inf).argsort(stable=True)]
+    kinds = {
+        "simple": iter([(u, (u != 0) & ~signed, used) for u, used in simple]),
+        "whole": iter([(u, torch.zeros_like(u, dtype=torch.bool), used) for u, used in integer]),
+        "drawn": ((u, (~signed).expand_as(u), u.new_ones(len(u)).bool()) for u in random),
+    }
+    starts: list[tuple[Tensor, ...]] = []
+    for kind in itertools.cycle(KINDS):
+        if len(starts) == count:
+            break
+        starts.append(next(kinds[kind], ()) or next(kinds["drawn"]))
+    exponents, free, used = map(torch.stack, zip(*starts, strict=True))
+    coefficients = _solved(exponents, states, slopes, used.unsqueeze(1).double())[0]
+    return exponents, coefficients, free, used
 
 
 def _simple(
-    lengths: Tensor, states: Tensor, terms: int, count: int, seed: int
-) -> tuple[Tensor, Tensor]:
-    """Return sets of simple products ``[sets, h, D]``, and which terms they have ``[sets, h]``.
+    lengths: Tensor, states: Tensor, shape: Shape, fixed: Tensor, seed: int
+) -> list[tuple[Tensor, Tensor]]:
+    """Return sets of simple products, the best first: exponents ``[h, D]``, and used terms ``[h]``.
 
-    lengths ``[S, M - 1]``: from node to node. Half of `count` have all h terms, some have fewer.
+    lengths ``[S, M - 1]``: from node to node. fixed ``[n, D]``: exponents that each set has.
     """
     import numpy as np
 
@@ -141,25 +189,72 @@ def _simple(
     rows = all_rows(Columns.of(X), np.ones(n), np.ones(n), 1.0, coordinates, None)
     assert rows is not None
     library = Library(rows.take(slice(None)), np.random.default_rng(seed))
-    P = torch.from_numpy(library.A).view(*states.shape[:2], -1)
-    A = ((P[:, 1:] + P[:, :-1]) / 2 * lengths.unsqueeze(2)).cumsum(1).flatten(0, 1)
+    values = torch.from_numpy(library.A).view(*states.shape[:2], -1)
+    return _sets(values, torch.from_numpy(library.u), lengths, states, shape, fixed)
+
+
+def _integer(
+    lengths: Tensor, states: Tensor, shape: Shape, fixed: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """Return sets of products of whole powers up to `MAX_DEGREE`, as `_simple` does."""
+    d = states.shape[2]
+    rows = itertools.product(range(MAX_DEGREE + 1), repeat=d)
+    degrees = sorted((row for row in rows if sum(row) <= MAX_DEGREE), key=sum)
+    exponents = torch.tensor(degrees, dtype=torch.float64)
+    return _sets(_products(states, exponents), exponents, lengths, states, shape, fixed)
+
+
+def _products(states: Tensor, exponents: Tensor) -> Tensor:
+    """Return the products ``[S, M, n]`` of powers of states ``[S, M, D]``; exponents ``[n, D]``."""
+    return (states.unsqueeze(2) ** exponents).prod(3)
+
+
+def _allowed(exponents: Tensor, shape: Shape) -> Tensor:
+    """Return which products ``[n]`` have exponents within what is known."""
+    allowed = torch.ones(len(exponents), dtype=torch.bool)
+    if shape.low is not None and shape.high is not None:
+        allowed &= ((exponents >= shape.low) & (exponents <= shape.high)).all(1)
+    if shape.integer is not None:
+        allowed &= ((exponents == exponents.round()) | ~shape.integer).all(1)
+    return allowed
+
+
+def _sets(
+    values: Tensor, exponents: Tensor, lengths: Tensor, states: Tensor, shape: Shape, fixed: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """Return sets of products ``values [S, M, n]`` whose integrals explain the states best.
+
+    Between the sets of all terms are some of fewer. exponents ``[n, D]``: of the products. Every
+    set begins with the products that are given.
+    """
+    terms, first = shape.terms - len(fixed), tuple(range(len(fixed)))
+    allowed = _allowed(exponents, shape)
+    exponents = torch.cat([fixed, exponents[allowed]])
+    values = torch.cat([_products(states, fixed), values[:, :, allowed]], 2)
+    A = ((values[:, 1:] + values[:, :-1]) / 2 * lengths.unsqueeze(2)).cumsum(1).flatten(0, 1)
     A = A / A.norm(dim=0).clamp(min=1e-300)
     Y = (states[:, 1:] - states[:, :1]).flatten(0, 1)
     Y = Y / Y.norm(dim=0).clamp(min=1e-300)
     ranking = (A.mT @ Y).square().sum(1).argsort(descending=True, stable=True)
-    beams: list[list[tuple[int, ...]]] = [[()], [(k,) for k in ranking.tolist()]]
+    singles = [(*first, k) for k in ranking.tolist() if k not in first]
+    beams: list[list[tuple[int, ...]]] = [[first], singles]
     while len(beams) <= terms:
-        beams.append(_extended(A, Y, beams[-2][:BEAM_WIDTH]))
-    sets: list[tuple[int, ...]] = []
-    for size in range(1, terms + 1):
-        room = (count + 1) // 2 if size == terms else min(SMALLER_SETS, count // (2 * terms))
-        sets += beams[size][:room]
-    exponents = torch.zeros(len(sets), terms, d, dtype=torch.float64)
-    used = torch.zeros(len(sets), terms, dtype=torch.bool)
-    for n, chosen in enumerate(sets):
-        exponents[n, : len(chosen)] = torch.from_numpy(library.u[list(chosen)])
-        used[n, : len(chosen)] = True
-    return exponents, used
+        beams.append(_extended(A, Y, beams[-2][:BEAM_WIDTH]) if beams[-2] else [])
+    fewer = [
+        beams[size][n]
+        for n in range(SMALLER_SETS)
+        for size in range(terms - 1, 0, -1)
+        if n < len(beams[size])
+    ]
+    chosen = beams[terms][:1]
+    for n, largest in enumerate(beams[terms][1:]):
+        chosen += [largest, *fewer[n : n + 1]]
+    sets = []
+    for products in chosen + fewer[max(len(beams[terms]) - 1, 0) :]:
+        powers = exponents.new_zeros(shape.terms, exponents.shape[1])
+        powers[: len(products)] = exponents[list(products)]
+        sets.append((powers, torch.arange(shape.terms) < len(products)))
+    return sets
 
 
 def _extended(A: Tensor, Y: Tensor, sets: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -193,7 +288,10 @@ def drawn(count: int, shape: Shape, signed: Tensor, generator: torch.Generator) 
     pick = torch.randint(len(DRAWN), (count, shape.terms, shape.states), generator=generator)
     exponents = lattice[pick]
     noise = 0.05 * torch.randn(exponents.shape, generator=generator, dtype=torch.float64)
-    return torch.where(signed, exponents.round(), exponents + noise)
+    exponents = torch.where(signed, exponents.round(), exponents + noise)
+    if shape.low is not None and shape.high is not None:
+        exponents = exponents.clamp(shape.low, shape.high)
+    return exponents
 
 
 def _solved(

@@ -1,0 +1,194 @@
+"""What is known about a law before the fit: bounds, signs, term_rows terms, and tied coefficients.
+
+Coefficients are tied by a matrix: ``u' = N v``, where the rates v are the sums of products that the
+fit looks for. Its columns are reactions, or flows from one state to another. Where sums of states
+are conserved, the columns are all flows of as few states as possible that leave them as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from npu_kernels._laws.series.data import NAME, Series, tensor
+from npu_kernels._laws.series.sensitivity import Shape
+
+MAX_EXPONENT = 6.0  # size of an exponent, unless the user says otherwise
+TIED = 1e-6  # of the greatest coefficient: the error of a model's coefficients as rates
+ZERO_FLOW = 1e-9  # of a flow's greatest part
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the user knows of a law, in the user's units."""
+
+    low: Tensor  # [D], the bounds of exponents
+    high: Tensor  # [D]
+    integer: Tensor  # [D], the states whose exponents are whole numbers
+    terms: Tensor  # [n, D], exponents of products that the law has
+    columns: Tensor | None  # [D, R], the changes of the states in each reaction
+    signs: str  # of coefficients or rates: "any", "positive", or as the "model" has them
+
+    def shape(self, terms: int, data: Series) -> Shape:
+        """Return the layout of a law of some terms for scaled series."""
+        states = len(self.low)
+        shape = Shape(terms, states, len(data.times), low=self.low, high=self.high)
+        shape = replace(shape, integer=self.integer, fixed=len(self.terms))
+        if self.columns is not None:
+            scaled = self.columns / data.size.unsqueeze(1)
+            sizes = 1 / scaled.abs().amax(0)
+            shape = replace(shape, columns=scaled * sizes, rate_size=sizes)
+        if self.signs == "positive":
+            shape = replace(shape, signs=torch.ones(shape.rates, terms, dtype=torch.float64))
+        return shape
+
+    def rates(self, coefficients: Tensor) -> Tensor:
+        """Return the rates ``[K, R, h]`` of a model's coefficients ``[K, D, h]``."""
+        if self.columns is None:
+            return coefficients
+        rates = torch.linalg.pinv(self.columns) @ coefficients
+        rates = torch.where(rates.abs() < ZERO_FLOW * rates.abs().amax(), 0.0, rates)
+        off = (self.columns @ rates - coefficients).abs().max()
+        if bool(off > TIED * coefficients.abs().max()):
+            raise ValueError(
+                f"{NAME}: model must have the coefficients of some rates with start='model' and "
+                "stoichiometry or conserved: those of one term are a sum of these columns"
+            )
+        return rates
+
+
+def check_within(exponents: Tensor, known: Known) -> None:
+    """Raise ValueError for a model's exponents that contradict what is known."""
+    outside = (exponents < known.low) | (exponents > known.high)
+    if outside.any():
+        raise ValueError(
+            f"{NAME}: exponents must be bounds that the model's own exponents keep with "
+            f"start='model', got {float(exponents[outside][0]):g} outside of them"
+        )
+    broken = (exponents != exponents.round()) & known.integer
+    if broken.any():
+        raise ValueError(
+            f"{NAME}: integer_exponents must be for states with whole exponents in the "
+            f"model with start='model', got {float(exponents[broken][0]):g}"
+        )
+
+
+def read_known(
+    exponents: Any, integer_exponents: Any, terms: Any, stoichiometry: Any, conserved: Any,
+    signs: Any, names: Sequence[str], products: int, searching: bool,
+) -> Known:  # fmt: skip
+    """Return the checked arguments of `fit`.
+
+    names: of the D states. products: the model's number of terms.
+    """
+    states = len(names)
+    low, high = _bounds(exponents, states)
+    if signs not in ("any", "positive", "model") or (signs == "model" and searching):
+        rule = "'any', 'positive', or with start='model' also 'model'"
+        raise ValueError(f"{NAME}: signs must be {rule}, got {signs!r}")
+    if stoichiometry is not None and conserved is not None:
+        raise ValueError(
+            f"{NAME}: conserved must be None beside stoichiometry, which says what is conserved"
+        )
+    columns = None
+    if stoichiometry is not None:
+        columns = _matrix("stoichiometry", stoichiometry, "(D, reactions)", states, 0)
+        if bool((columns == 0).all(0).any()):
+            raise ValueError(
+                f"{NAME}: stoichiometry must have a number other than 0 in each column"
+            )
+    if conserved is not None:
+        columns = flows(_matrix("conserved", conserved, "(sums, D)", states, 1))
+        if signs == "positive":
+            columns = torch.cat([columns, -columns], 1)
+    term_rows = torch.zeros(0, states, dtype=torch.float64)
+    if terms is not None:
+        term_rows = _matrix("terms", terms, "(terms, D)", states, 1)
+    if not searching and len(term_rows):
+        raise ValueError(f"{NAME}: terms must be None with start='model', whose terms are known")
+    if len(term_rows) > products:
+        raise ValueError(
+            f"{NAME}: terms must be at most the {products} terms of the model, got {len(term_rows)}"
+        )
+    if bool(((term_rows < low) | (term_rows > high)).any()):
+        raise ValueError(f"{NAME}: terms must be within the bounds of exponents, got {terms!r}")
+    return Known(low, high, _integer(integer_exponents, names), term_rows, columns, signs)
+
+
+def _bounds(exponents: Any, states: int) -> tuple[Tensor, Tensor]:
+    if exponents is None:
+        exponents = -MAX_EXPONENT, MAX_EXPONENT
+    rule = f"{NAME}: exponents must be two bounds, each a number or one for each of {states} states"
+    if not isinstance(exponents, (tuple, list)) or len(exponents) != 2:
+        raise ValueError(f"{rule}, got {exponents!r}")
+    bounds = [tensor(NAME, "exponents", bound) for bound in exponents]
+    if any(bound.dim() > 1 or bound.numel() not in (1, states) for bound in bounds):
+        raise ValueError(f"{rule}, got {exponents!r}")
+    low, high = (bound.flatten().expand(states).clone() for bound in bounds)
+    if not bool((low <= high).all()):
+        raise ValueError(f"{rule}, the lower one first, got {exponents!r}")
+    return low, high
+
+
+def _integer(integer_exponents: Any, names: Sequence[str]) -> Tensor:
+    if isinstance(integer_exponents, bool):
+        return torch.full((len(names),), integer_exponents)
+    if (
+        isinstance(integer_exponents, str)
+        or not isinstance(integer_exponents, Sequence)
+        or not set(integer_exponents) <= set(names)
+    ):
+        raise ValueError(
+            f"{NAME}: integer_exponents must be True, False, or names of states, "
+            f"{', '.join(names)}, got {integer_exponents!r}"
+        )
+    return torch.tensor([name in integer_exponents for name in names])
+
+
+def _matrix(name: str, value: Any, shape: str, states: int, dimension: int) -> Tensor:
+    matrix = tensor(NAME, name, value)
+    if matrix.dim() != 2 or matrix.shape[dimension] != states or not matrix.isfinite().all():
+        raise ValueError(
+            f"{NAME}: {name} must be finite numbers of shape {shape} with D = {states}, "
+            f"got shape {tuple(matrix.shape)}"
+        )
+    return matrix
+
+
+def flows(conserved: Tensor) -> Tensor:
+    """Return the flows ``[D, R]`` of as few states as possible that keep sums ``[m, D]``."""
+    states, rank = conserved.shape[1], int(torch.linalg.matrix_rank(conserved))
+    columns: list[Tensor] = []
+    supports: list[set[int]] = []
+    for size in range(1, rank + 2):
+        for chosen in itertools.combinations(range(states), size):
+            if any(support <= set(chosen) for support in supports):
+                continue
+            part = conserved[:, list(chosen)]
+            vector = torch.linalg.svd(part)[2][-1]
+            if bool((part @ vector).abs().max() > ZERO_FLOW * part.abs().max().clamp(min=1)):
+                continue
+            column = conserved.new_zeros(states)
+            column[list(chosen)] = vector / vector.abs().min() * -vector[0].sign()
+            supports.append(set(chosen))
+            columns.append(column)
+    if not columns:
+        raise ValueError(f"{NAME}: conserved must leave a state that may change, got {conserved}")
+    return torch.stack(columns, 1)
+
+
+def label(column: Sequence[float], names: Sequence[str]) -> str:
+    """Return the name of a reaction, such as ``S -> I``."""
+
+    def side(sign: float) -> str:
+        parts = [(sign * part, name) for part, name in zip(column, names, strict=True)]
+        return " + ".join(
+            name if part == 1 else f"{part:.4g} {name}" for part, name in parts if part > 0
+        )
+
+    return f"{side(-1.0)} -> {side(1.0)}".strip()

@@ -1,0 +1,238 @@
+"""`ode.fit` with what is known about a law: bounds, signs, given terms, tied coefficients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import ode
+from npu_kernels._laws.series.data import read
+from npu_kernels._laws.series.known import flows, read_known
+from npu_kernels._laws.series.laws import limits
+from npu_kernels._laws.series.sensitivity import Stretches, Trajectories
+from tests.support.time_series import T, known, model, noise, numbers, predators, solution
+
+scipy = pytest.importorskip("scipy", reason="scipy is not installed")
+pytest.importorskip("scipy.integrate")
+pytest.importorskip("scipy.optimize")
+pytest.importorskip("scipy.stats")
+
+# Boys in bed in a boarding school of 763 from 22 January 1978 on, day by day: "Influenza in a
+# boarding school", British Medical Journal 1 (1978), page 587, as the R package `outbreaks` has it.
+IN_BED = (3, 8, 26, 76, 225, 298, 258, 233, 189, 128, 68, 29, 14, 4)
+SIR = [[-1, 0], [1, -1], [0, 1]]  # infection and recovery, of S, I and R
+
+
+def epidemic(seed: int = 0) -> tuple[Tensor, Tensor]:
+    """S' = -1.5 S I, I' = 1.5 S I - 0.5 I, R' = 0.5 I, with errors of 1 %."""
+    t = torch.linspace(0, 20, 30, dtype=torch.float64)
+    rates = [[-1.5, 0], [1.5, -0.5], [0, 0.5]]
+    return t, noise(solution([[1, 1, 0], [0, 1, 0]], rates, [0.99, 0.01, 0], t), 0.01, seed)
+
+
+def test_influenza_in_a_boarding_school() -> None:
+    """S' = -b S I, I' = b S I - g I: one b. SciPy's least squares of this law give the same."""
+    law = model(2, 2).double()
+    with torch.no_grad():
+        law[0].weight_re.copy_(torch.tensor([[1.0, 1.0], [0.0, 1.0]]))
+        law[0].gate.fill_(1.0)
+        law[1].weight.copy_(torch.tensor([[-0.002, 0.0], [0.002, -0.5]]))
+    law[0].requires_grad_(False)
+    result = ode.fit(
+        law,
+        range(14),
+        torch.tensor(IN_BED, dtype=torch.float64).unsqueeze(1),
+        observed=[1],
+        u0=[762.0, math.nan],
+        stoichiometry=[[-1, 0], [1, -1]],
+        signs="positive",
+        names=["S", "I"],
+        start="model",
+        simplify=False,
+    )
+    infection, recovery, first = result.estimates
+    assert infection.name == "coefficient of S*I in S -> I"
+    assert recovery.name == "coefficient of I in I ->"
+
+    def residuals(x: Any) -> Any:
+        def slope(_: float, u: Any) -> list[float]:
+            return [-x[0] * u[0] * u[1], x[0] * u[0] * u[1] - x[1] * u[1]]
+
+        solved = scipy.integrate.solve_ivp(
+            slope, (0, 13), [762.0, x[2]], t_eval=range(14), rtol=1e-9, atol=1e-9
+        )
+        return solved.y[1] - IN_BED
+
+    best = scipy.optimize.least_squares(residuals, [0.002, 0.5, 2.0], x_scale=[1e-3, 0.1, 1])
+    values = [infection.value, recovery.value, first.value]
+    assert values == pytest.approx(best.x.tolist(), rel=2e-3)
+    assert 763 * infection.value == pytest.approx(1.79, rel=0.03)
+    assert recovery.value == pytest.approx(0.456, rel=0.02)
+    (_, coefficients) = result.weights()
+    assert float(coefficients[0, 0, 0]) == -float(coefficients[0, 1, 0])
+    assert result.degrees == 11
+    low, high = ((estimate.low, estimate.high) for estimate in result.intervals()[:2])
+    assert low[0] < infection.value < low[1]
+    assert high[0] < recovery.value < high[1]
+
+
+def test_rates_of_reactions_are_found() -> None:
+    t, u = epidemic()
+    result = ode.fit(
+        model(3, 2, 8), t, u, stoichiometry=SIR, signs="positive", names=["S", "I", "R"]
+    )
+    powers, coefficients = (part[0] for part in result.weights())
+    order = [0, 1] if powers[0, 0] == 1 else [1, 0]
+    assert powers[order].tolist() == [[1, 1, 0], [0, 1, 0]]
+    rates = coefficients[:, order]
+    torch.testing.assert_close(rates[0, 0], -rates[1, 0], rtol=1e-12, atol=0)
+    torch.testing.assert_close(rates[1, 1], -rates[2, 1], rtol=1e-12, atol=0)
+    assert float(rates[1, 0]) == pytest.approx(1.5, rel=0.03)
+    assert float(rates[2, 1]) == pytest.approx(0.5, rel=0.03)
+    assert "coefficient of I in I -> R" in result.standard_errors
+
+
+def test_conserved_sums_stay() -> None:
+    t, u = epidemic()
+    result = ode.fit(model(3, 2, 6), t, u, conserved=[[1, 1, 1]], names=["S", "I", "R"])
+    assert result.weights()[1].sum(1).abs().max() < 1e-12
+    sums = result.predict(torch.linspace(0, 20, 5, dtype=torch.float64)).sum(1)
+    torch.testing.assert_close(sums, sums[:1].expand(5), rtol=1e-9, atol=0)
+
+
+def test_flows_of_as_few_states_as_possible() -> None:
+    pairs = flows(torch.ones(1, 3, dtype=torch.float64))
+    assert sorted(pairs.T.tolist()) == [[-1, 0, 1], [-1, 1, 0], [0, -1, 1]]
+    weighted = flows(torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5]], dtype=torch.float64))
+    torch.testing.assert_close(weighted, numbers(-1, -1, 2).unsqueeze(1))
+    free = flows(torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64))
+    assert sorted(free.T.tolist()) == [[-1, 0, 0], [0, -1, 0]]
+
+
+def test_jacobians_of_tied_coefficients() -> None:
+    t, u = epidemic()
+    data = read(t, u, "fit", None, None, None, 3).scaled()
+    shape = read_known(None, False, None, SIR, None, "any", "SIR", 2, True).shape(2, data)
+    assert (shape.rates, shape.weights, shape.size) == (2, 10, 13)
+    generator = torch.Generator().manual_seed(0)
+    x = 0.5 * torch.rand(2, shape.size, generator=generator, dtype=torch.float64) + 0.2
+    for problem in (Trajectories(data, shape, 4), Stretches(data, shape, 4, data.values + 1)):
+        _, result = problem.jacobian(x)
+        columns = [
+            (problem.residual(x + 1e-6 * e) - problem.residual(x - 1e-6 * e)) / 2e-6
+            for e in torch.eye(shape.size)
+        ]
+        torch.testing.assert_close(result, torch.stack(columns, -1), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore::npu_kernels.ode.PoorFitWarning")  # within narrow bounds
+def test_exponents_stay_within_their_bounds() -> None:
+    """An exponent of 8: without bounds of the user's it is 6 at most."""
+    c = noise(solution([[8.0]], [[-0.5]], [1.0], T), 0.003)
+    for bounds, greatest in ((None, 6.0), ((0.0, 2.0), 2.0), ((-1.0, 9.0), 9.0)):
+        result = ode.fit(model(1, 1, 4), T, c, exponents=bounds, names=["c"])
+        exponent = float(result.weights()[0])
+        assert exponent == pytest.approx(min(greatest, 8.0), rel=0.05)
+        assert exponent <= greatest
+
+
+def test_whole_exponents_only() -> None:
+    c = noise(solution([[1.5]], [[-0.5]], [1.0], T), 0.01)
+    result = ode.fit(model(1, 2, 8), T, c, integer_exponents=True, names=["c"])
+    assert set(result.weights()[0].flatten().tolist()) <= {-1.0, 0.0, 1.0, 2.0, 3.0}
+    assert not any("exponent" in estimate.name for estimate in result.estimates)
+    rules = read_known(None, ["y"], None, None, None, "any", ["x", "y"], 2, True)
+    assert rules.integer.tolist() == [False, True]
+
+
+def test_terms_that_are_given() -> None:
+    u = noise(predators(T), 0.02)
+    result = ode.fit(model(2, 3, 6), T, u, terms=[[1, 1]], names=["x", "y"])
+    assert [1.0, 1.0] in result.weights()[0][0].tolist()
+    powers = [estimate for estimate in result.estimates if "exponent" in estimate.name]
+    assert not any(estimate.taken is None for estimate in powers)
+
+
+def test_coefficients_keep_the_models_signs() -> None:
+    """Growth that becomes faster, c' = 0.3 c + 0.05 c**2, and a model whose growth becomes slower."""
+    c = noise(solution([[1.0], [2.0]], [[0.3, 0.05]], [1.0], T / 2), 0.01)
+    law = model(1, 2).double()
+    with torch.no_grad():
+        law[0].weight_re.copy_(numbers(1, 2).unsqueeze(1))
+        law[0].gate.fill_(1.0)
+        law[1].weight.copy_(numbers(0.5, -0.1))
+    law[0].requires_grad_(False)
+    options: dict[str, Any] = {"start": "model", "simplify": False, "sigma": 1.0}
+    unsigned, signed = (
+        ode.fit(law, T / 2, c, signs=rule, **options).weights()[1].flatten().tolist()
+        for rule in ("any", "model")
+    )
+    assert unsigned == pytest.approx([0.3, 0.05], rel=0.3)
+    assert signed == [pytest.approx(0.4, abs=0.1)]  # the other one ends at 0
+
+
+def test_bounds_of_all_numbers() -> None:
+    data = read(*epidemic(), "fit", None, None, None, 3).scaled()
+    rules = read_known((-1, [1, 2, 3]), False, None, SIR, None, "positive", "SIR", 2, True)
+    low, high = limits(Trajectories(data, rules.shape(2, data), 4))
+    assert low.tolist() == [-1] * 6 + [0] * 7
+    assert high.tolist() == [1, 2, 3, 1, 2, 3] + [math.inf] * 7
+
+
+U = torch.rand(25, 2, dtype=torch.float64) + 0.5
+
+
+def other(weights: Tensor) -> nn.Sequential:
+    law = known()
+    with torch.no_grad():
+        law[1].weight.copy_(weights)
+    return law
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"exponents": 3}, "exponents must be two bounds, each a number or one for each of 2"),
+        ({"exponents": (2, -2)}, "exponents must be two bounds"),
+        ({"exponents": ([1, 2, 3], 4)}, "exponents must be two bounds"),
+        (
+            {"integer_exponents": ["z"]},
+            "integer_exponents must be True, False, or names of states, x0, x1, got ['z']",
+        ),
+        ({"integer_exponents": "x0"}, "integer_exponents must be True, False, or names of states"),
+        ({"signs": "negative"}, "signs must be 'any', 'positive', or with start='model' also"),
+        ({"signs": "model"}, "signs must be 'any', 'positive', or with start='model' also 'model'"),
+        ({"stoichiometry": [[1, 2, 3]]}, "stoichiometry must be finite numbers of shape (D, reac"),
+        ({"stoichiometry": [[1, 0], [1, 0]]}, "stoichiometry must have a number other than 0"),
+        ({"conserved": [[1.0]]}, "conserved must be finite numbers of shape (sums, D) with D = 2"),
+        ({"conserved": [[1, 0], [0, 1]]}, "conserved must leave a state that may change"),
+        (
+            {"conserved": [[1, 1]], "stoichiometry": [[1], [-1]]},
+            "conserved must be None beside stoichiometry",
+        ),
+        ({"terms": [[1.0]]}, "terms must be finite numbers of shape (terms, D) with D = 2"),
+        ({"terms": [[7.0, 0.0]]}, "terms must be within the bounds of exponents"),
+        ({"terms": [[1, 0], [0, 1], [1, 1]]}, "terms must be at most the 2 terms of the model"),
+        (
+            {"terms": [[1, 0]], "model": known(), "start": "model"},
+            "terms must be None with start='model'",
+        ),
+        (
+            {"stoichiometry": [[-1], [1]], "model": known(), "start": "model"},
+            "model must have the coefficients of some rates",
+        ),
+        (
+            {"exponents": (0, 0.5), "model": known(), "start": "model"},
+            "exponents must be bounds that the model's own exponents keep",
+        ),
+    ],
+)
+def test_bad_input(change: dict[str, Any], said: str) -> None:
+    arguments = {"model": model(2, 2, 2), "t": T, "u": U, **change}
+    with pytest.raises(ValueError, match=r"^ode\.fit: ") as caught:
+        ode.fit(**arguments)
+    assert said in str(caught.value)

@@ -1,0 +1,115 @@
+"""`ode.fit`: the search for the law with the best criterion."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from npu_kernels import ode
+from npu_kernels._laws.series.data import read
+from npu_kernels._laws.series.fit import SMALLEST_BATCH, batches
+from npu_kernels._laws.series.job import Job
+from npu_kernels._laws.series.laws import Law
+from npu_kernels._laws.series.sensitivity import Shape, Trajectories, chained
+from npu_kernels._laws.series.simplify import pruned
+from npu_kernels._laws.series.starts import matched, smoothed
+from tests.support.time_series import T, model, noise, numbers, solution
+
+pytest.importorskip("scipy.optimize", reason="scipy is not installed")
+pytest.importorskip("scipy.stats")
+
+
+def hunters(seed: int) -> tuple[Tensor, Tensor]:
+    """Lotka and Volterra's law at 40 times with errors of 5 %."""
+    t = torch.linspace(0, 12, 40, dtype=torch.float64)
+    u = solution([[1, 0], [1, 1], [0, 1]], [[1.3, -0.7, 0], [0, 0.35, -0.9]], [2, 1], t)
+    return t, noise(u, 0.05, seed)
+
+
+def test_no_alternative_is_better_than_the_law() -> None:
+    t = torch.linspace(0, 6, 12, dtype=torch.float64)
+    c = noise(solution([[1.5]], [[-0.5]], [1.0], t), 0.05, 11)
+    result = ode.fit(model(1, 2, 12), t, c, names=["c"])
+    assert all(other.bic > result.bic - 0.1 for other in result.alternatives())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_more_starts_end_no_higher(seed: int) -> None:
+    t = torch.linspace(0, 6, 12, dtype=torch.float64)
+    c = noise(solution([[1.5]], [[-0.5]], [1.0], t), 0.05, seed)
+    fewer, twice = (ode.fit(model(1, 2, starts), t, c).bic for starts in (12, 24))
+    assert twice <= fewer
+
+
+@pytest.mark.parametrize("starts", [1, 5, 12, 23, 24, 25, 48, 100])
+def test_the_batches_of_twice_as_many_starts_are_the_same_and_one_more(starts: int) -> None:
+    parts = batches(starts)
+    assert [n for part in parts for n in range(starts)[part]] == list(range(starts))
+    if starts >= SMALLEST_BATCH:
+        assert batches(2 * starts)[: len(parts)] == parts
+
+
+def test_the_first_starts_do_not_depend_on_their_number() -> None:
+    t, u = hunters(0)
+    data = read(t, u, "fit", None, None, None, 2).scaled()
+    none = torch.zeros(0, 2, dtype=torch.float64)
+    states = smoothed(data)
+    fewer, twice = (
+        matched(data, *states, Shape(3, 2, 1), none, ~data.positive, count, 0) for count in (12, 24)
+    )
+    assert all(torch.equal(*pair) for pair in zip(fewer, [x[:12] for x in twice], strict=True))
+
+
+def test_sets_of_whole_exponents_are_among_the_starts() -> None:
+    """Fractions explain the states better where errors are 5 %: none of the best sets is whole."""
+    t, u = hunters(0)
+    data = read(t, u, "fit", None, None, None, 2).scaled()
+    none = torch.zeros(0, 2, dtype=torch.float64)
+    exponents, _, free, _ = matched(
+        data, *smoothed(data), Shape(3, 2, 1), none, ~data.positive, 24, 0
+    )
+    whole = (exponents == exponents.round()).all((1, 2)) & (exponents >= 0).all((1, 2))
+    assert int((whole & ~free.any((1, 2))).sum()) == 8
+
+
+def test_derivatives_along_the_nodes_follow_the_chain_rule() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for stretches in (1, 2, 7, 16):
+        for_law = torch.randn(2, 3, stretches, 2, 4, generator=generator, dtype=torch.float64)
+        for_u = torch.randn(2, 3, stretches, 2, 2, generator=generator, dtype=torch.float64)
+        result = chained(for_law, for_u)
+        chain = torch.cat([torch.zeros(2, 3, 2, 4), torch.eye(2).expand(2, 3, 2, 2)], 3).double()
+        for m in range(stretches):
+            torch.testing.assert_close(result[:, :, m], chain)
+            chain = for_u[:, :, m] @ chain
+            chain[..., :4] += for_law[:, :, m]
+        torch.testing.assert_close(result[:, :, stretches], chain)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e200])
+def test_derivatives_that_are_not_finite_tell_nothing(value: float) -> None:
+    """LAPACK ends with an assertion where the information is not finite."""
+
+    class Steep(Trajectories):
+        def jacobian(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            r, j = super().jacobian(x)
+            j[:, 3:5] = value
+            return r, j
+
+    data = read(T, solution([[1.0]], [[-0.5]], [2.0], T), "fit", None, None, None, 1).scaled()
+    x = torch.cat([numbers(1, 1), numbers(-1.5, -1.5), data.values[0, 0]])
+    law = Law(Steep(data, Shape(2, 1, 1), 4), x, torch.ones(5, dtype=torch.bool))
+    assert law.information().isfinite().all()
+    (simpler,) = pruned([law], Job("test", 1, {}))
+    assert simpler.x.isfinite().all()
+
+
+def test_the_true_form_where_its_criterion_is_better() -> None:
+    t, u = hunters(0)
+    result = ode.fit(model(2, 3, 12), t, u, names=["x", "y"])
+    powers, rates = (part[0] for part in result.weights())
+    assert sorted(powers.tolist()) == [[0, 1], [1, 0], [1, 1]]
+    assert int((rates != 0).sum()) == 4

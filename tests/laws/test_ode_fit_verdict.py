@@ -1,0 +1,171 @@
+"""`ode.fit`: the verdict on the law, and series that nothing can be said of."""
+
+from __future__ import annotations
+
+import datetime
+import warnings
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from npu_kernels import ode
+from npu_kernels._laws.series.data import read
+from tests.support.time_series import T, known, model, noise, numbers, predators, solution
+
+pytest.importorskip("scipy.optimize", reason="scipy is not installed")
+pytest.importorskip("scipy.stats")
+
+
+def waves(t: Tensor) -> Tensor:
+    """A state that no law of itself alone has: it goes up and down."""
+    return 2 + torch.sin(1.5 * t)
+
+
+def test_a_law_that_fits_gets_no_warning() -> None:
+    u = noise(predators(T), 0.05)
+    result = ode.fit(known(), T, u, start="model", simplify=False)
+    verdict = result.verdict
+    assert verdict.good
+    assert not verdict.remarks
+    assert str(verdict) == "The law explains the series as well as a smooth curve does."
+    assert "Verdict: The law explains the series" in result.report()
+    errors = 0.05 * predators(T).square().mean(0).sqrt()
+    torch.testing.assert_close(verdict.errors, errors, rtol=0.5, atol=0)
+    assert bool((verdict.ratio < 1.6).all())
+    assert bool((verdict.autocorrelation.abs() < 0.5).all())
+
+
+def test_a_law_that_does_not_fit_says_so() -> None:
+    u = noise(waves(T).unsqueeze(1), 0.01)
+    with pytest.warns(ode.PoorFitWarning) as caught:
+        result = ode.fit(model(1, 1, 4), T, u, names=["c"])
+    (said,) = [str(warning.message) for warning in caught]
+    assert said.startswith("ode.fit: the law does not explain the series. The residuals of c are ")
+    assert "times those of a smooth curve" in said
+    assert "more terms than 1" in said
+    assert "more starts than 4 (num_models)" in said
+    assert not result.verdict.good
+    assert float(result.verdict.ratio) > 5
+    assert float(result.verdict.missed) > 0.5
+    report = result.report()
+    assert f"Verdict: {result.verdict}" in report
+    assert "Errors of the measurements" not in report
+
+
+def test_known_errors_are_those_that_count() -> None:
+    u = noise(waves(T).unsqueeze(1), 0.01)
+    with pytest.warns(ode.PoorFitWarning, match="times the errors that sigma says"):
+        ode.fit(model(1, 1, 4), T, u, sigma=0.02)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = ode.fit(model(1, 1, 4), T, u, sigma=1.0)
+    assert result.verdict.errors.tolist() == [1.0]
+
+
+def test_a_constant_law_is_named() -> None:
+    u = noise(torch.ones(25, 1, dtype=torch.float64), 0.1)
+    result = ode.fit(model(1, 1, 4), T, u, names=["c"])
+    assert str(result.equation) == "c' = 0"
+    assert result.verdict.good
+    assert "The law says that c does not change." in str(result.verdict)
+
+
+def test_residuals_that_follow_one_another() -> None:
+    """A drift of the instrument, too slow for the law and too rough for a smooth curve."""
+    generator = torch.Generator().manual_seed(1)
+    t = torch.linspace(0, 6, 120, dtype=torch.float64)
+    steps = torch.randn(120, generator=generator, dtype=torch.float64)
+    drift = torch.zeros(120, dtype=torch.float64)
+    for n in range(1, 120):
+        drift[n] = 0.9 * drift[n - 1] + steps[n]
+    u = solution([[1.0]], [[-0.5]], [2.0], t) + 0.06 * drift.unsqueeze(1)
+    law = model(1, 1).double()
+    with torch.no_grad():
+        law[0].weight_re.fill_(1.0)
+        law[0].gate.fill_(1.0)
+        law[1].weight.fill_(-0.4)
+    law[0].requires_grad_(False)
+    with pytest.warns(ode.PoorFitWarning):
+        result = ode.fit(law, t, u, start="model", simplify=False)
+    assert float(result.verdict.autocorrelation) > 0.5
+
+
+def test_no_degrees_of_freedom() -> None:
+    law = model(1, 1).double()
+    with torch.no_grad():
+        law[0].weight_re.fill_(1.0)
+        law[0].gate.fill_(1.0)
+        law[1].weight.fill_(-0.4)
+    with pytest.warns(ode.PoorFitWarning, match="as many parameters as measurements"):
+        result = ode.fit(law, [0.0, 1.0, 2.0], [1.0, 0.7, 0.4], start="model", simplify=False)
+    assert result.degrees == 0
+    fewer = ode.fit(law, [0.0, 1, 2, 3], [1.0, 0.7, 0.4, 0.3], start="model", simplify=False)
+    assert "Degrees of freedom: 1." in str(fewer.verdict)
+
+
+def test_exact_is_relative_to_the_variation() -> None:
+    """0.55 to 0.53: a constant slope misses 1e-5 of the size, but not of the variation."""
+    t = torch.linspace(0, 1, 20, dtype=torch.float64)
+    data = read(t, 0.53 + 0.02 * (-2 * t).exp(), "fit", None, None, ["c"], 1)
+    assert float(data.scaled().exact) == pytest.approx(1e-5 * 0.0053 / 0.539, rel=0.1)
+    result = ode.fit(model(1, 2, 8), t, 0.53 + 0.02 * (-2 * t).exp(), names=["c"])
+    torch.testing.assert_close(
+        result.predict([1.0]).item(), 0.53 + 0.02 * 0.1353353, rtol=0, atol=3e-7
+    )
+    assert result.score < 3e-5
+
+
+def test_a_column_of_zeros_has_no_part_in_the_law() -> None:
+    c = noise(solution([[1.5]], [[-0.5]], [2.0], T[:15]), 0.02, 1)
+    result = ode.fit(model(2, 3, 2), T[:15], torch.cat([c, 0 * c], 1), names=["c", "zero"])
+    powers, coefficients = (part[0] for part in result.weights())
+    assert not powers[:, 1].any()
+    assert not coefficients[1].any()
+    assert "The series have one value of zero" in str(result.verdict)
+
+
+DATES = numpy.datetime64("2020-01-01") + numpy.arange(25).astype("timedelta64[D]")
+DAY = datetime.datetime(2020, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("t", "said"),
+    [
+        (DATES, 'got dates; in days they are (t - t[0]) / numpy.timedelta64(1, "D")'),
+        (DATES - DATES[0], 'got distances in time; in days they are t / numpy.timedelta64(1, "D")'),
+        (
+            [DAY + datetime.timedelta(hours=n) for n in range(25)],
+            "in days they are [(x - t[0]) / datetime.timedelta(days=1) for x in t]",
+        ),
+        (
+            [datetime.timedelta(hours=n) for n in range(25)],
+            "got distances in time; in days they are [x / datetime.timedelta(days=1) for x in t]",
+        ),
+    ],
+)
+def test_dates_are_refused_with_the_line_to_write(t: object, said: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        ode.fit(known(), t, predators(T), start="model")
+    assert said in str(caught.value)
+    line = str(caught.value).partition("they are ")[2]
+    days = eval(line, {"t": t, "numpy": numpy, "datetime": datetime})
+    result = ode.fit(known(), days, predators(T), start="model", simplify=False)
+    assert result.data.times.shape == (1, 25)
+    with pytest.raises(TypeError, match="predict: t must be numbers, got d"):
+        result.predict(t)
+
+
+def test_dates_of_a_table() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    t = pandas.Series(pandas.date_range("2020-01-01", periods=25), index=range(3, 28))
+    with pytest.raises(TypeError) as caught:
+        ode.fit(known(), t, predators(T), start="model")
+    line = str(caught.value).partition("they are ")[2]
+    assert eval(line, {"t": t, "numpy": numpy}).tolist() == list(range(25))
+
+
+def test_weights_of_a_new_layer_are_no_law() -> None:
+    with pytest.warns(UserWarning, match="which are those of a new layer: its gates are 0.5"):
+        ode.fit(model(1, 1), T, numbers(*[1.0] * 25) + 0.01 * T, start="model", simplify=False)
