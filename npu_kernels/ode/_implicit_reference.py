@@ -1,0 +1,168 @@
+"""The steps of an implicit pair in eager torch: the specification and the oracle of the fused ones.
+
+A stage's slope solves k = f(w + h g k), where w holds the stages before. One matrix serves all
+stages of a step, M = 1 - h g J(u), and Newton's iteration changes slopes, not states:
+
+    M d = f(w + h g k) - k    k += d
+
+until rate / (1 - rate) q is at most `bound`, where q is the root mean square of h g d / (atol +
+rtol |u|) and rate the ratio of the last two q (Hairer and Wanner, "Solving Ordinary Differential
+Equations II", IV.8). The derivative of a slope is that of the implicit function theorem,
+
+    dk = (1 - h g J(v))^-1 df,    v = w + h g k
+
+for any f: a module, or a function of rows ``[..., D]`` that do not depend on one another.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from npu_kernels._time_loop.methods import STAGES, Method
+from npu_kernels._time_loop.reference import combine, rows
+
+ITERATIONS = 10  # of Newton, for a stage
+MOST_ERROR = 0.03  # what they leave, in units of the tolerance, is at most this
+LEAST_RATE = 0.1  # the least rate that is believed before it is seen
+DERIVATIVES = 2  # how often a slope can be differentiated: one correction for each order
+Function = Callable[[Tensor], Tensor]
+
+
+class Attempt(NamedTuple):
+    """A step that was tried, of every trajectory.
+
+    new, before: the states of the last two stages ``[..., D]``. slopes: of all stages. solved,
+    broken, evaluations: ``[...]`` on the CPU: whether all stages have a solution, whether one is
+    not finite, how many slopes it took.
+    """
+
+    new: Tensor
+    before: Tensor
+    slopes: list[Tensor]
+    solved: Tensor
+    broken: Tensor
+    evaluations: Tensor
+
+
+def detached(f: Function) -> Function:
+    """f without derivatives, of forward mode and of `torch.func` too."""
+    return lambda u: f(u).detach()
+
+
+def jacobian(f: Function, u: Tensor) -> Tensor:
+    """``df_i / du_j [..., D, D]`` at ``u [..., D]``, a constant for autograd."""
+    constant, d = u.detach(), u.shape[-1]
+    _, pull = torch.func.vjp(f, constant)  # type: ignore[no-untyped-call]
+    basis = torch.eye(d, dtype=u.dtype, device=u.device)
+    basis = basis.view(d, *(1,) * (u.dim() - 1), d).expand(d, *u.shape)
+    derivatives: Tensor = torch.func.vmap(lambda row: pull(row)[0])(basis)
+    return derivatives.detach().movedim(0, -2)
+
+
+def inverse(matrix: Tensor) -> Tensor:
+    """The inverse of every matrix; nan where there is none."""
+    result, info = torch.linalg.inv_ex(matrix)
+    return torch.where((info == 0)[..., None, None], result, torch.nan)
+
+
+def newton_inverse(f: Function, u: Tensor, scaled: Tensor) -> Tensor:
+    """The inverse of 1 - h g J(u); scaled ``[..., 1]``: h g."""
+    eye = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
+    return inverse(eye - scaled.detach().unsqueeze(-1) * jacobian(f, u))
+
+
+@functools.lru_cache
+def guesses(pair: Method) -> tuple[tuple[float, ...], ...]:
+    """The first guess of a stage's slope: the polynomial through the slopes before, at its time."""
+    nodes = [0.0] + [math.fsum(row) + pair.diagonal for row in rows(pair.tableau)]
+
+    def weight(i: int, j: int) -> float:
+        return math.prod(
+            (nodes[i] - nodes[m]) / (nodes[j] - nodes[m]) for m in range(i) if m != j
+        )
+
+    return tuple(tuple(weight(i, j) for j in range(i)) for i in range(1, STAGES))
+
+
+class Newton:
+    """Newton's iterations of a step by `h` ``[..., 1]`` from `u`, where `runs` ``[...]``."""
+
+    def __init__(
+        self, f: Function, u: Tensor, h: Tensor, runs: Tensor, pair: Method, rtol: float, atol: float
+    ) -> None:
+        eps = torch.finfo(u.dtype).eps
+        self.bound = max(10 * eps / rtol, min(MOST_ERROR, math.sqrt(rtol)))
+        self.f, self.scaled, self.unit = detached(f), h * pair.diagonal, atol + rtol * u.abs()
+        self.inverse = newton_inverse(f, u, self.scaled)
+        self.solved, self.broken = runs.clone(), torch.zeros_like(runs)
+        self.rate = torch.ones(runs.shape, dtype=torch.float64)
+        self.evaluations = torch.zeros(runs.shape, dtype=torch.int64)
+
+    def solve(self, w: Tensor, k: Tensor) -> Tensor:
+        """Return the slope of a stage, from a guess `k` on."""
+        is_open, before = self.solved.clone(), self.rate
+        for iteration in range(ITERATIONS):
+            if not is_open.any():
+                break
+            r = self.f(w + self.scaled * k) - k
+            change = (self.inverse @ r.unsqueeze(-1)).squeeze(-1)
+            k = torch.where(is_open.unsqueeze(-1).to(k.device), k + change, k)
+            size = (self.scaled * change / self.unit).square().mean(-1).sqrt().cpu().double()
+            rate = size / before if iteration else self.rate.clamp(min=LEAST_RATE)
+            grows = rate >= 1 if iteration else torch.zeros_like(is_open)
+            self.rate, before = torch.where(is_open, rate, self.rate), size
+            self.evaluations += is_open
+            done = (size == 0) | (rate * size <= self.bound * (1 - rate))
+            done |= grows & (size <= self.bound)  # rounding
+            is_last = iteration + 1 == ITERATIONS
+            broken = is_open & ~size.isfinite()
+            failed = is_open & ~done & (broken | grows | is_last)
+            self.broken |= broken
+            self.solved &= ~failed
+            is_open = is_open & ~done & ~failed
+        return k
+
+
+def attempt(
+    f: Function, u: Tensor, k1: Tensor, h: Tensor, runs: Tensor, pair: Method, control: tuple[float, float]
+) -> Attempt:
+    """Try a step of size h ``[..., 1]`` where `runs` ``[...]``; control: rtol and atol."""
+    newton = Newton(f, u, h, runs, pair, *control)
+    k, v = [k1], u
+    for row, guess in zip(rows(pair.tableau), guesses(pair), strict=True):
+        before, w = v, u + h * combine(k, row)
+        k.append(newton.solve(w, combine(k, guess)))
+        v = w + newton.scaled * k[-1]
+    return Attempt(v, before, k, newton.solved, newton.broken, newton.evaluations)
+
+
+def step(
+    f: Function, u: Tensor, k1: Tensor, h: Tensor, pair: Method, control: tuple[float, float]
+) -> tuple[Tensor, list[Tensor]]:
+    """Step by h ``[..., 1]``, a constant: the new state and all slopes, differentiable.
+
+    A correction with the stage's own Jacobian makes of a slope whose derivatives of order n are
+    right one with the derivatives of order n + 1, and squares its error.
+    """
+    constant = u.detach()
+    with torch.no_grad():
+        runs = torch.ones(u.shape[:-1], dtype=torch.bool)
+        newton = Newton(f, constant, h, runs, pair, *control)
+    k, v = [k1], u
+    for row, guess in zip(rows(pair.tableau), guesses(pair), strict=True):
+        w = u + h * combine(k, row)
+        with torch.no_grad():
+            slope = newton.solve(w.detach(), combine([slope.detach() for slope in k], guess))
+            matrix = newton_inverse(f, w.detach() + newton.scaled * slope, newton.scaled)
+        for _ in range(DERIVATIVES):
+            r = f(w + newton.scaled * slope) - slope
+            slope = slope + (matrix @ r.unsqueeze(-1)).squeeze(-1)
+        k.append(slope)
+        v = w + newton.scaled * slope
+    return v, k
