@@ -228,17 +228,20 @@ def replay(
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         inside = reached & (index >= first) & (index < first + count)
         columns = inside.reshape(-1, inside.shape[-1]).any(0).nonzero().squeeze(-1)
-        states, slopes = [], []
+        states, slopes, ends = [], [], []
         for n in range(first, first + count):
             new, k = _repeat(f, u, k1, sizes[..., n, None].to(u), pair, control)
             states.append(u)
             slopes.append(torch.stack(k, -2))
+            ends.append(new)
             u, k1 = new, k[-1]
         step_index = (index - first).clamp(0, count - 1)[..., columns].to(u.device)
-        parts = x[..., columns].to(u), size[..., columns].to(u)
-        path = torch.stack(states, -2), torch.stack(slopes, -3)
-        outputs = _dense(*path, step_index, *parts, pair)
-        outputs = torch.where(inside[..., columns, None].to(u.device), outputs, 0)
+        here = inside[..., columns]  # elsewhere a step of size 0, whose state is finite
+        parts = torch.where(here, x[..., columns], 1.0), torch.where(here, size[..., columns], 0.0)
+        path = torch.stack(states, -2), torch.stack(ends, -2), torch.stack(slopes, -3)
+        x_and_size = (part.to(u) for part in parts)
+        outputs = _dense(f, *path, step_index, *x_and_size, pair, control)
+        outputs = torch.where(here.unsqueeze(-1).to(u.device), outputs, 0)
         return u, k1, outputs, columns.to(u.device)
 
     u, k1, result = u0, f(u0), u0.new_zeros(*lead, len(values) - 1, u0.shape[-1])
@@ -267,15 +270,32 @@ def _repeat(
 
 
 def _dense(
-    states: Tensor, slopes: Tensor, index: Tensor, x: Tensor, size: Tensor, pair: Method
+    f: Function,
+    states: Tensor,
+    ends: Tensor,
+    slopes: Tensor,
+    index: Tensor,
+    x: Tensor,
+    size: Tensor,
+    pair: Method,
+    control: Control,
 ) -> Tensor:
     """The interpolant of step index ``[..., C]`` at x.
 
-    states ``[..., N, D]``, slopes ``[..., N, 7, D]``.
+    states, ends ``[..., N, D]``: of the steps. slopes ``[..., N, 7, D]``.
     """
     d = states.shape[-1]
-    u = states.gather(-2, index.unsqueeze(-1).expand(*index.shape, d))
+    columns = index.unsqueeze(-1).expand(*index.shape, d)
+    u = states.gather(-2, columns)
     k = slopes.gather(-3, index[..., None, None].expand(*index.shape, STAGES, d))
+    if pair.diagonal:
+        rows = [part.flatten(-3, -2) for part in (u, *k.unbind(-2))]  # as f takes them
+        h, share = (part.flatten(-2).unsqueeze(-1) for part in (size, x))
+        within = implicit.output(f, rows[0], rows[1:], h, share, pair, control.tolerances)
+        # At the end the state itself; its derivatives for t are the solution's, as the next step's.
+        shift, end = h * (share - 1), ends.gather(-2, columns).flatten(-3, -2)
+        end = end + shift * f(end + shift / 2 * rows[-1])
+        return torch.where(share == 1, end, within).view_as(u)
     total = torch.zeros_like(u)
     for p in reversed(range(4)):
         q = combine(k.unbind(-2), pair.dense[p::4])

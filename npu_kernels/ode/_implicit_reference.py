@@ -19,11 +19,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from npu_kernels._operators.autograd import eager_only
 from npu_kernels._time_loop.methods import STAGES, Method
 from npu_kernels._time_loop.reference import combine, rows
 
@@ -58,17 +59,35 @@ def detached(f: Function) -> Function:
 def jacobian(f: Function, u: Tensor) -> Tensor:
     """``df_i / du_j [..., D, D]`` at ``u [..., D]``, a constant for autograd."""
     constant, d = u.detach(), u.shape[-1]
-    _, pull = torch.func.vjp(f, constant)  # type: ignore[no-untyped-call]
-    basis = torch.eye(d, dtype=u.dtype, device=u.device)
-    basis = basis.view(d, *(1,) * (u.dim() - 1), d).expand(d, *u.shape)
-    derivatives: Tensor = torch.func.vmap(lambda row: pull(row)[0])(basis)
-    return derivatives.detach().movedim(0, -2)
+    if eager_only():
+        _, pull = torch.func.vjp(f, constant)  # type: ignore[no-untyped-call]
+        basis = torch.eye(d, dtype=u.dtype, device=u.device)
+        rows = [pull(row.expand_as(u))[0] for row in basis]
+        return torch.stack(rows, -2).detach()
+    # A checkpoint must not see what this keeps.
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
+        constant.requires_grad_()
+        sums = f(constant).flatten(0, -2).sum(0)
+        if not sums.requires_grad:
+            return u.new_zeros(*u.shape, d)
+        options: dict[str, Any] = {"retain_graph": True, "materialize_grads": True}
+        rows = [torch.autograd.grad(total, constant, **options)[0] for total in sums]
+    return torch.stack(rows, -2)
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def inverse(matrix: Tensor) -> Tensor:
     """The inverse of every matrix; nan where there is none."""
     result, info = torch.linalg.inv_ex(matrix)
     return torch.where((info == 0)[..., None, None], result, torch.nan)
+
+
+def _times(matrix: Tensor, x: Tensor) -> Tensor:
+    """The product with each row's vector; a row's bits do not depend on the others."""
+    return (matrix * x.unsqueeze(-2)).sum(-1)
 
 
 def newton_inverse(f: Function, u: Tensor, scaled: Tensor) -> Tensor:
@@ -78,9 +97,15 @@ def newton_inverse(f: Function, u: Tensor, scaled: Tensor) -> Tensor:
 
 
 @functools.lru_cache
+def _nodes(pair: Method) -> list[float]:
+    """The times of a step's stages."""
+    return [0.0] + [math.fsum(row) + pair.diagonal for row in rows(pair.tableau)]
+
+
+@functools.lru_cache
 def guesses(pair: Method) -> tuple[tuple[float, ...], ...]:
     """The first guess of a stage's slope: the polynomial through the slopes before, at its time."""
-    nodes = [0.0] + [math.fsum(row) + pair.diagonal for row in rows(pair.tableau)]
+    nodes = _nodes(pair)
 
     def weight(i: int, j: int) -> float:
         return math.prod(
@@ -111,7 +136,7 @@ class Newton:
             if not is_open.any():
                 break
             r = self.f(w + self.scaled * k) - k
-            change = (self.inverse @ r.unsqueeze(-1)).squeeze(-1)
+            change = _times(self.inverse, r)
             k = torch.where(is_open.unsqueeze(-1).to(k.device), k + change, k)
             size = (self.scaled * change / self.unit).square().mean(-1).sqrt().cpu().double()
             rate = size / before if iteration else self.rate.clamp(min=LEAST_RATE)
@@ -145,24 +170,60 @@ def attempt(
 def step(
     f: Function, u: Tensor, k1: Tensor, h: Tensor, pair: Method, control: tuple[float, float]
 ) -> tuple[Tensor, list[Tensor]]:
-    """Step by h ``[..., 1]``, a constant: the new state and all slopes, differentiable.
+    """Step by h ``[..., 1]``, a constant: the new state and all slopes, differentiable."""
+    newton = _everywhere(f, u, h, pair, control)
+    k, v = [k1], u
+    for row, guess in zip(rows(pair.tableau), guesses(pair), strict=True):
+        w = u + h * combine(k, row)
+        k.append(_slope(f, newton, w, combine(k, guess)))
+        v = w + newton.scaled * k[-1]
+    return v, k
+
+
+def output(
+    f: Function,
+    u: Tensor,
+    k: list[Tensor],
+    h: Tensor,
+    x: Tensor,
+    pair: Method,
+    control: tuple[float, float],
+) -> Tensor:
+    """The states at the shares x ``[..., 1]`` of steps of size h: each a stage of its own.
+
+    u ``[..., D]`` and k: the steps' first states and slopes.
+    """
+    newton = _everywhere(f, u, h, pair, control)
+    total = torch.zeros_like(u)
+    for p in reversed(range(4)):
+        total = (total + combine(k, pair.dense[p::4])) * x
+    w = u + h * (total - pair.diagonal * k[0])
+    constant, c = x.detach(), _nodes(pair)[4]
+    off, rest = constant - c, constant - 1
+    weights = off * rest / c, constant * rest / (c * (c - 1)), constant * off / (1 - c)
+    guess = sum(weight * k[i] for weight, i in zip(weights, (0, 4, STAGES - 1), strict=True))
+    return w + newton.scaled * _slope(f, newton, w, guess)
+
+
+def _everywhere(
+    f: Function, u: Tensor, h: Tensor, pair: Method, control: tuple[float, float]
+) -> Newton:
+    """Newton's iterations of all rows, without derivatives."""
+    with torch.no_grad():
+        runs = torch.ones(u.shape[:-1], dtype=torch.bool)
+        return Newton(f, u.detach(), h, runs, pair, *control)
+
+
+def _slope(f: Function, newton: Newton, w: Tensor, guess: Tensor) -> Tensor:
+    """The slope of a stage, differentiable.
 
     A correction with the stage's own Jacobian makes of a slope whose derivatives of order n are
     right one with the derivatives of order n + 1, and squares its error.
     """
-    constant = u.detach()
     with torch.no_grad():
-        runs = torch.ones(u.shape[:-1], dtype=torch.bool)
-        newton = Newton(f, constant, h, runs, pair, *control)
-    k, v = [k1], u
-    for row, guess in zip(rows(pair.tableau), guesses(pair), strict=True):
-        w = u + h * combine(k, row)
-        with torch.no_grad():
-            slope = newton.solve(w.detach(), combine([slope.detach() for slope in k], guess))
-            matrix = newton_inverse(f, w.detach() + newton.scaled * slope, newton.scaled)
-        for _ in range(DERIVATIVES):
-            r = f(w + newton.scaled * slope) - slope
-            slope = slope + (matrix @ r.unsqueeze(-1)).squeeze(-1)
-        k.append(slope)
-        v = w + newton.scaled * slope
-    return v, k
+        slope = newton.solve(w.detach(), guess.detach())
+        matrix = newton_inverse(f, w.detach() + newton.scaled * slope, newton.scaled)
+    for _ in range(DERIVATIVES):
+        r = f(w + newton.scaled * slope) - slope
+        slope = slope + _times(matrix, r)
+    return slope

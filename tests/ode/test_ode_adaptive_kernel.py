@@ -58,13 +58,13 @@ def both(model: nn.Sequential, u0: Tensor, **options: Any) -> tuple[list[Tensor]
     ],
 )
 def test_fused_is_eager(layer: str, models: int | None, batch: int | None, d: int, h: int) -> None:
-    """Another direction and another pair for every other size."""
+    """Another pair for every third size."""
     model = smooth(layer, models, h, d)
     torch.manual_seed(1)
     u0 = away_from_zero(
         *(() if models is None else (models,)), *(() if batch is None else (batch,)), d
     )
-    options = {"method": tuple(PAIRS)[d % 2], "rtol": 1e-8, "atol": 1e-10}
+    options = {"method": tuple(PAIRS)[d % 3], "rtol": 1e-8, "atol": 1e-10}
     fused, eager = both(model, u0, **options)
     for own, want in zip(fused, eager, strict=True):
         torch.testing.assert_close(own, want, rtol=1e-9, atol=1e-11 * (1 + float(want.abs().max())))
@@ -97,15 +97,16 @@ def test_straight_through_gates_and_free_weights() -> None:
             assert (grad_weight[0, 0, 0] == 0) == clip
 
 
+@pytest.mark.parametrize("method", ["tsit5", "kvaerno5"])
 @pytest.mark.parametrize(("models", "batch"), [(None, None), (20, 1), (2, 300)])
-def test_bits(models: int | None, batch: int | None) -> None:
+def test_bits(models: int | None, batch: int | None, method: str) -> None:
     """The same from several threads, from checkpoints, in memory full of nan, and of one start
     among others."""
     model = smooth("NPU", models, 9, 3)
     u0 = away_from_zero(
         *(() if models is None else (models,)), *(() if batch is None else (batch,)), 3
     )
-    options: dict[str, Any] = {"method": "tsit5", "rtol": 1e-9, "atol": 1e-12}
+    options: dict[str, Any] = {"method": method, "rtol": 1e-9, "atol": 1e-12}
     expected = gradients(model, u0, TIMES, **options)
     threads = torch.get_num_threads()
     try:
@@ -124,15 +125,24 @@ def test_bits(models: int | None, batch: int | None) -> None:
         assert torch.equal(alone, expected[0][:, 123:124])
 
 
-def test_every_number_of_steps_between_checkpoints() -> None:
+@pytest.mark.parametrize(
+    ("method", "atol", "ends"),
+    [
+        ("dopri5", 1e-9, (0.05, 1.7, 1.75, 1.8, 1.85, 1.9, 1.95, 2.0)),
+        ("kvaerno5", 1e-11, (0.05, *(0.6 + 0.02 * n for n in range(16)))),
+    ],
+)
+def test_every_number_of_steps_between_checkpoints(
+    method: str, atol: float, ends: tuple[float, ...]
+) -> None:
     """Around 32: the last state may begin a segment."""
     model = power_law([[1.0]], [[-1.0]])
     counts = set()
-    for end in (0.05, 1.7, 1.75, 1.8, 1.85, 1.9, 1.95, 2.0):
+    for end in ends:
         t = torch.tensor([0, end / 3, end], dtype=torch.float64)
         u0, options = (
             torch.tensor([[1.0], [3.0]]).double(),
-            {"method": "dopri5", "rtol": 1e-13, "atol": 1e-9},
+            {"method": method, "rtol": 1e-13, "atol": atol},
         )
         _, statistics = ode.rollout(model, u0, t=t, statistics=True, **options)  # type: ignore[arg-type]
         counts |= set(statistics.accepted.tolist())
@@ -146,14 +156,15 @@ def test_every_number_of_steps_between_checkpoints() -> None:
     assert any(count % 32 == 0 for count in counts), sorted(counts)
 
 
-def test_other_instruction_sets() -> None:
+@pytest.mark.parametrize("method", ["dopri5", "kvaerno5"])
+def test_other_instruction_sets(method: str) -> None:
     model, u0 = smooth("NPU", 3, 5, 3), away_from_zero(3, 2, 3)
-    expected, before = gradients(model, u0, TIMES, method="dopri5", rtol=1e-8), cpu.isa()
+    expected, before = gradients(model, u0, TIMES, method=method, rtol=1e-8), cpu.isa()
     try:
         for isa in cpu.supported_isas():
             cpu.set_isa(isa)
             for own, want in zip(
-                gradients(model, u0, TIMES, method="dopri5", rtol=1e-8), expected, strict=True
+                gradients(model, u0, TIMES, method=method, rtol=1e-8), expected, strict=True
             ):
                 torch.testing.assert_close(own, want, rtol=1e-9, atol=1e-11)
     finally:
@@ -186,17 +197,18 @@ def test_what_is_kept_is_bounded() -> None:
         path, statistics = ode.rollout(
             model, u0, t=[0, 20], method="dopri5", memory=memory, statistics=True
         )
-        *_, times, states = path.grad_fn.saved_tensors
+        *_, times, states, _ = path.grad_fn.saved_tensors
         steps = int(statistics.accepted)
         assert len(times) == steps
         assert states.shape == (steps // every + 1, 2)
 
 
-def test_wrong_operands_of_the_operator() -> None:
+@pytest.mark.parametrize("method", ["dopri5", "kvaerno5"])
+def test_wrong_operands_of_the_operator(method: str) -> None:
     """No access outside of a tensor."""
     model = power_law(*PREDATOR)
     weights = [p.detach()[None] for p in (model[0].weight_re, model[0].gate, model[1].weight)]
-    rest: list[Any] = [PAIRS["dopri5"].numbers, 1e-6, 1e-9, 100, 1e-16, False, 1]
+    rest: list[Any] = [PAIRS[method].numbers, 1e-6, 1e-9, 100, 100, 1e-16, False, 1]
     u0, t = torch.ones(1, 2, 2).double(), torch.tensor([0.0, 1.0]).double()
 
     def call(
@@ -213,12 +225,13 @@ def test_wrong_operands_of_the_operator() -> None:
         ({"t": t[:1]}, r"t must have two times or more, got shape \(1,\)"),
         ({"t": t.float()}, "t must be contiguous"),
         ({"gate": weights[1][..., :1].contiguous()}, "gate must be .* 2 elements"),
-        ({"rest": [[1.0], *rest[1:]]}, "pair must have 57 numbers, got 1"),
+        ({"rest": [[1.0], *rest[1:]]}, "pair must have 58 numbers, got 1"),
     ):
         with pytest.raises(RuntimeError, match="ode_adaptive: .*" + message):
             call(**options)  # type: ignore[arg-type]
     operands = u0, weights[0], None, weights[1], weights[2], t
-    end: list[Any] = [rest[0], 1e-16, False, 1, False, 63]
+    end: list[Any] = [rest[0], 1e-6, 1e-9, 1e-16, False, 1, False, 63]
+    ops.ode_adaptive_backward(path, path, *operands, counts, times, states, *end)
     for kept, message in (
         ((counts, times[1:], states), "times must be"),
         ((counts, times, states[1:]), "states must be"),
@@ -226,11 +239,15 @@ def test_wrong_operands_of_the_operator() -> None:
         ((-counts, times, states), "counts must not be negative"),
     ):
         with pytest.raises(RuntimeError, match="ode_adaptive: .*" + message):
-            ops.ode_adaptive_backward(path, *operands, *kept, *end)
+            ops.ode_adaptive_backward(path, path, *operands, *kept, *end)
+    if PAIRS[method].diagonal:
+        with pytest.raises(RuntimeError, match="ode_adaptive: path must be contiguous"):
+            ops.ode_adaptive_backward(
+                path[..., 1:], path, *operands, counts, times, states, *end
+            )
     with pytest.raises(RuntimeError, match="ode_adaptive: every must be positive"):
-        ops.ode_adaptive_backward(
-            path, *operands, counts, times, states, rest[0], 1e-16, False, 0, False, 63
-        )
+        end[5] = 0
+        ops.ode_adaptive_backward(path, path, *operands, counts, times, states, *end)
 
 
 def test_counts_whose_sum_overflows() -> None:
@@ -239,14 +256,15 @@ def test_counts_whose_sum_overflows() -> None:
     weights = [p.detach()[None] for p in (model[0].weight_re, model[0].gate, model[1].weight)]
     u0, t = torch.ones(1, 4, 2).double(), torch.tensor([0.0, 1.0]).double()
     counts, times, states = (
-        torch.full((1, 4, 4), 2**62),
+        torch.full((1, 4, 5), 2**62),
         torch.zeros(0).double(),
         torch.ones(4, 2).double(),
     )
     operands: list[Any] = [u0, weights[0], None, weights[1], weights[2], t, counts, times, states]
-    end: list[Any] = [PAIRS["dopri5"].numbers, 1e-16, False, 1, False, 63]
+    end: list[Any] = [PAIRS["dopri5"].numbers, 1e-6, 1e-9, 1e-16, False, 1, False, 63]
     with pytest.raises(
         RuntimeError,
         match="counts must not be negative, nor above 0, the number of times, got 46116860",
     ):
-        ops.ode_adaptive_backward(torch.ones(1, 4, 2, 2).double(), *operands, *end)
+        path = torch.ones(1, 4, 2, 2).double()
+        ops.ode_adaptive_backward(path, path, *operands, *end)
