@@ -188,10 +188,11 @@ TIME_LOOP_SCHEMAS = (
 ADAPTIVE_SCHEMAS = (
     "ode_adaptive_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate,"
     " Tensor weight, Tensor t, float[] pair, float rtol, float atol, int max_steps,"
-    " int max_at_bound, float eps, bool clip, int every) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    "ode_adaptive_backward(Tensor path, Tensor grad_path, Tensor u0, Tensor weight_re, Tensor? weight_im,"
-    " Tensor? gate, Tensor weight, Tensor t, Tensor counts, Tensor times, Tensor states,"
-    " float[] pair, float rtol, float atol, float eps, bool clip, int every,"
+    " int max_at_bound, float eps, bool clip, int every)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "ode_adaptive_backward(Tensor path, Tensor grad_path, Tensor u0, Tensor weight_re,"
+    " Tensor? weight_im, Tensor? gate, Tensor weight, Tensor t, Tensor counts, Tensor times,"
+    " Tensor states, float[] pair, float rtol, float atol, float eps, bool clip, int every,"
     " bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 # Many training steps, for `_loops.plan`; on the CPU alone.

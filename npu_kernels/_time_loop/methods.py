@@ -106,8 +106,8 @@ _TSIT5 = Method(
 # cheapest and cleanest: stages are solved one by one, and the derivative of each is one more system
 # with the transposed matrix, by the implicit function theorem; a Rosenbrock method (Rodas) would
 # need derivatives of the Jacobian, a Radau method systems of three times the size. Both members are
-# stiffly accurate, so that the error estimate is bounded for any stiffness. The stage at x has order
-# 4 with the smallest coefficients that give the step's ends.
+# stiffly accurate, so that the error estimate is bounded for any stiffness. The stage at x has
+# order 4 with the smallest coefficients that give the step's ends.
 _KVAERNO5 = Method(
     tableau=(
         *(0.26,),

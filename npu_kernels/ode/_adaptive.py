@@ -105,17 +105,19 @@ def _auto(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
     has_models = len(index) == 2
     laws = tuple(w[places[0]] if has_models and w is not None else w for w in weights)
     second = _solve(
-        implicit._replace(has_starts=not has_models), times, rows[places], laws  # type: ignore[arg-type]
+        implicit._replace(has_starts=not has_models),
+        times,
+        rows[places],
+        laws,  # type: ignore[arg-type]
     )
     counts = _with_evaluations(second.counts.reshape(len(index[0]), -1), first.counts[index])
     paths = first.path if call.has_starts else first.path.unsqueeze(-3)
     paths = paths.index_put(places, second.path)
-    state = [
-        own.index_put(index, other.reshape(len(index[0]), -1))
-        for own, other in ((first.counts, counts), (first.clock, second.clock))
-    ]
+    all_counts = first.counts.index_put(index, counts)
+    clock = first.clock.index_put(index, second.clock.reshape(len(index[0]), -1))
     last = first.last.index_put(places, second.last.reshape(len(index[0]), -1))
-    return _Result(paths if call.has_starts else paths.squeeze(-3), *state, last)
+    path = paths if call.has_starts else paths.squeeze(-3)
+    return _Result(path, all_counts, clock, last)
 
 
 def _with_evaluations(counts: Tensor, before: Tensor) -> Tensor:
@@ -140,9 +142,7 @@ def _eager(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
         steps = reference.find_steps(slope, rows, plain_times, call.pair, call.control)
         saves = call.memory == "checkpointed" and torch.is_grad_enabled() and not eager_only()
         length = math.isqrt(max(steps.times.shape[-1], 1) - 1) + 1 if saves else None
-        path = reference.replay(
-            slope, rows, times, steps.times, call.pair, call.control, length
-        )
+        path = reference.replay(slope, rows, times, steps.times, call.pair, call.control, length)
     path = path if call.has_starts else path.squeeze(-3)
     return _Result(path, steps.counts, steps.clock, steps.last)
 
@@ -162,9 +162,7 @@ def _report(options: checks.Options, call: Call, result: _Result, weights: Weigh
 
     def hint(index: tuple[int, ...]) -> str:
         slope = accuracy.right_side(weights, index[0] if has_models else None, call)
-        return accuracy.at_the_bound(
-            slope, result.last[index], float(clock[index][1]), call.method
-        )
+        return accuracy.at_the_bound(slope, result.last[index], float(clock[index][1]), call.method)
 
     failed = status != reference.DONE
     if options.nonfinite == "raise" and failed.any():

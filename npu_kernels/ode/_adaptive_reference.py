@@ -17,7 +17,7 @@ The last is for the steps of an implicit pair, which are in `_implicit_reference
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -111,9 +111,7 @@ def _first_size(f: Function, u: Tensor, k: Tensor, span: float, rtol: float, ato
     return torch.minimum(100 * h0, h1)
 
 
-def find_steps(
-    f: Function, u0: Tensor, t: Tensor, pair: Method, control: Control
-) -> Steps:
+def find_steps(f: Function, u0: Tensor, t: Tensor, pair: Method, control: Control) -> Steps:
     """The steps of every trajectory from t[0] to t[-1]; `t` in float64 on the CPU."""
     with torch.no_grad():
         return _find_steps(f, u0.detach(), t.detach(), pair, control)
@@ -239,8 +237,8 @@ def replay(
         here = inside[..., columns]  # elsewhere a step of size 0, whose state is finite
         parts = torch.where(here, x[..., columns], 1.0), torch.where(here, size[..., columns], 0.0)
         path = torch.stack(states, -2), torch.stack(ends, -2), torch.stack(slopes, -3)
-        x_and_size = (part.to(u) for part in parts)
-        outputs = _dense(f, *path, step_index, *x_and_size, pair, control)
+        share, h = (part.to(u) for part in parts)
+        outputs = _dense(f, *path, step_index, share, h, pair, control)
         outputs = torch.where(here.unsqueeze(-1).to(u.device), outputs, 0)
         return u, k1, outputs, columns.to(u.device)
 

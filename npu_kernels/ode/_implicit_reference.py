@@ -60,7 +60,7 @@ def jacobian(f: Function, u: Tensor) -> Tensor:
     """``df_i / du_j [..., D, D]`` at ``u [..., D]``, a constant for autograd."""
     constant, d = u.detach(), u.shape[-1]
     if eager_only():
-        _, pull = torch.func.vjp(f, constant)  # type: ignore[no-untyped-call]
+        pull: Any = torch.func.vjp(f, constant)[1]
         basis = torch.eye(d, dtype=u.dtype, device=u.device)
         rows = [pull(row.expand_as(u))[0] for row in basis]
         return torch.stack(rows, -2).detach()
@@ -108,9 +108,7 @@ def guesses(pair: Method) -> tuple[tuple[float, ...], ...]:
     nodes = _nodes(pair)
 
     def weight(i: int, j: int) -> float:
-        return math.prod(
-            (nodes[i] - nodes[m]) / (nodes[j] - nodes[m]) for m in range(i) if m != j
-        )
+        return math.prod((nodes[i] - nodes[m]) / (nodes[j] - nodes[m]) for m in range(i) if m != j)
 
     return tuple(tuple(weight(i, j) for j in range(i)) for i in range(1, STAGES))
 
@@ -119,7 +117,14 @@ class Newton:
     """Newton's iterations of a step by `h` ``[..., 1]`` from `u`, where `runs` ``[...]``."""
 
     def __init__(
-        self, f: Function, u: Tensor, h: Tensor, runs: Tensor, pair: Method, rtol: float, atol: float
+        self,
+        f: Function,
+        u: Tensor,
+        h: Tensor,
+        runs: Tensor,
+        pair: Method,
+        rtol: float,
+        atol: float,
     ) -> None:
         eps = torch.finfo(u.dtype).eps
         self.bound = max(10 * eps / rtol, min(MOST_ERROR, math.sqrt(rtol)))
@@ -155,7 +160,13 @@ class Newton:
 
 
 def attempt(
-    f: Function, u: Tensor, k1: Tensor, h: Tensor, runs: Tensor, pair: Method, control: tuple[float, float]
+    f: Function,
+    u: Tensor,
+    k1: Tensor,
+    h: Tensor,
+    runs: Tensor,
+    pair: Method,
+    control: tuple[float, float],
 ) -> Attempt:
     """Try a step of size h ``[..., 1]`` where `runs` ``[...]``; control: rtol and atol."""
     newton = Newton(f, u, h, runs, pair, *control)
@@ -200,8 +211,9 @@ def output(
     w = u + h * (total - pair.diagonal * k[0])
     constant, c = x.detach(), _nodes(pair)[4]
     off, rest = constant - c, constant - 1
-    weights = off * rest / c, constant * rest / (c * (c - 1)), constant * off / (1 - c)
-    guess = sum(weight * k[i] for weight, i in zip(weights, (0, 4, STAGES - 1), strict=True))
+    first, last = off * rest / c, constant * off / (1 - c)
+    between = constant * rest / (c * (c - 1))
+    guess = first * k[0] + between * k[4] + last * k[-1]
     return w + newton.scaled * _slope(f, newton, w, guess)
 
 

@@ -171,8 +171,11 @@ def test_every_model_has_its_own_steps(dtype: torch.dtype, backend: str, method:
     # What is smaller than the layer's eps, where the law jumps, is not to be resolved.
     atol = 1e-6 if dtype is torch.float32 else 1e-9
     options: dict[str, Any] = {
-        **{"t": t, "method": method, "statistics": True},
-        **{"rtol": 1e-5, "atol": atol},
+        "t": t,
+        "method": method,
+        "statistics": True,
+        "rtol": 1e-5,
+        "atol": atol,
     }
     with use_backend(backend):
         found, statistics = ode.rollout(model, u0, **options)

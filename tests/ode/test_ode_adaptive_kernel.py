@@ -242,11 +242,9 @@ def test_wrong_operands_of_the_operator(method: str) -> None:
             ops.ode_adaptive_backward(path, path, *operands, *kept, *end)
     if PAIRS[method].diagonal:
         with pytest.raises(RuntimeError, match="ode_adaptive: path must be contiguous"):
-            ops.ode_adaptive_backward(
-                path[..., 1:], path, *operands, counts, times, states, *end
-            )
+            ops.ode_adaptive_backward(path[..., 1:], path, *operands, counts, times, states, *end)
+    end[5] = 0
     with pytest.raises(RuntimeError, match="ode_adaptive: every must be positive"):
-        end[5] = 0
         ops.ode_adaptive_backward(path, path, *operands, counts, times, states, *end)
 
 
@@ -262,9 +260,9 @@ def test_counts_whose_sum_overflows() -> None:
     )
     operands: list[Any] = [u0, weights[0], None, weights[1], weights[2], t, counts, times, states]
     end: list[Any] = [PAIRS["dopri5"].numbers, 1e-6, 1e-9, 1e-16, False, 1, False, 63]
+    path = torch.ones(1, 4, 2, 2).double()
     with pytest.raises(
         RuntimeError,
         match="counts must not be negative, nor above 0, the number of times, got 46116860",
     ):
-        path = torch.ones(1, 4, 2, 2).double()
         ops.ode_adaptive_backward(path, path, *operands, *end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import Any
 
@@ -125,7 +126,7 @@ def test_convergence() -> None:
                 u, k = implicit.step(f, u, k1, h, PAIR, (1e-12, 1e-12))
                 k1 = k[-1]
             errors.append(float((u - exact[:, 1]).abs().max()))  # type: ignore[index]
-    ratios = [first / second for first, second in zip(errors, errors[1:], strict=False)]
+    ratios = [first / second for first, second in itertools.pairwise(errors)]
     assert all(26 < ratio < 40 for ratio in ratios), errors
 
 
@@ -150,7 +151,10 @@ def test_published_states(name: str, method: str) -> None:
     found, statistics = ode.rollout(
         power_law(*law),
         torch.tensor(u0).double(),
-        **{"t": [0, end], "method": method, "rtol": 1e-8, "atol": 1e-8 * small},
+        t=[0, end],
+        method=method,
+        rtol=1e-8,
+        atol=1e-8 * small,
         statistics=True,
     )
     want = torch.tensor(expected, dtype=torch.float64)
@@ -200,7 +204,10 @@ def test_float32() -> None:
     exact = ode.rollout(
         power_law(*ROBERTSON),
         torch.tensor([1.0, 0, 0]).double(),
-        **{"t": [0, 1, 100], "method": "kvaerno5", "rtol": 1e-9, "atol": 1e-13},
+        t=[0, 1, 100],
+        method="kvaerno5",
+        rtol=1e-9,
+        atol=1e-13,
     )
     model = power_law(*ROBERTSON, torch.float32)
     model[0].eps = 1e-12
@@ -252,7 +259,7 @@ def test_gradients_are_those_of_the_formulas() -> None:
 @needs_library
 def test_gradients_are_differences_of_the_same_steps() -> None:
     """Of the discrete path: the steps as they are, weights and start moved by a little."""
-    model, t = power_law(*ROBERTSON), torch.tensor([0, 0.01, 0.05]).double()
+    model, t = power_law(*ROBERTSON), torch.tensor([0, 1e-3, 5e-3]).double()
     u0 = torch.tensor([[1.0, 1e-3, 1e-2]]).double().requires_grad_()
     path = ode.rollout(model, u0, t=t, method="kvaerno5", rtol=1e-6, atol=1e-10)
     assert isinstance(path, Tensor)
@@ -302,19 +309,23 @@ def test_a_matrix_without_an_inverse_is_a_rejected_step() -> None:
                 **{"t": [0, 1.26], "statistics": True, **options},
             )
         assert int(statistics.rejected) > 0
-        assert float(found[-1]) == pytest.approx(np.exp(1.26 * rate), rel=0.2)
+        assert float(found[-1].detach()) == pytest.approx(np.exp(1.26 * rate), rel=0.2)
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_ends_before_the_end(backend: str) -> None:
     """A pole, a state that is not finite, too few steps: named, or kept, as for explicit steps."""
     with use_backend(backend):
-        message = r"^rollout: the trajectory stops at t = (0\.99|1\.0)\d*: its steps became too small"
+        message = (
+            r"^rollout: the trajectory stops at t = (0\.99|1\.0)\d*: its steps became too small"
+        )
         with pytest.raises(ode.StepSizeError, match=message):
             ode.rollout(
                 power_law([[2.0]], [[1.0]]),
                 torch.ones(1).double(),
-                **{"t": [0, 1.5], "method": "kvaerno5", "rtol": 1e-3},
+                t=[0, 1.5],
+                method="kvaerno5",
+                rtol=1e-3,
             )
         start = torch.tensor([[1.0], [torch.inf], [torch.nan]]).double()
         message = r"start 1 is not finite from t = 0 on, the first of 2 of 3 traj"
@@ -407,6 +418,4 @@ def test_auto_in_eager_torch() -> None:
 def test_auto_reports_what_the_implicit_method_could_not() -> None:
     message = r"^rollout: the trajectory stops at t = (0\.99|1\.0)\d*: its steps became too small"
     with pytest.raises(ode.StepSizeError, match=message):
-        ode.rollout(
-            power_law([[2.0]], [[1.0]]), torch.ones(1).double(), t=[0, 1.5], method="auto"
-        )
+        ode.rollout(power_law([[2.0]], [[1.0]]), torch.ones(1).double(), t=[0, 1.5], method="auto")
