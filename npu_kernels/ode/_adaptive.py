@@ -101,21 +101,21 @@ def _auto(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
         second = _solve(implicit, times, u0, weights)
         return second._replace(counts=_with_evaluations(second.counts, first.counts))
     rows = as_rows(u0, weights[0], call.has_starts)
-    places = tuple(part.to(u0.device) for part in index)
+    device_index = tuple(part.to(u0.device) for part in index)
     has_models = len(index) == 2
-    laws = tuple(w[places[0]] if has_models and w is not None else w for w in weights)
+    laws = tuple(w[device_index[0]] if has_models and w is not None else w for w in weights)
     second = _solve(
         implicit._replace(has_starts=not has_models),
         times,
-        rows[places],
+        rows[device_index],
         laws,  # type: ignore[arg-type]
     )
     counts = _with_evaluations(second.counts.reshape(len(index[0]), -1), first.counts[index])
     paths = first.path if call.has_starts else first.path.unsqueeze(-3)
-    paths = paths.index_put(places, second.path)
+    paths = paths.index_put(device_index, second.path)
     all_counts = first.counts.index_put(index, counts)
     clock = first.clock.index_put(index, second.clock.reshape(len(index[0]), -1))
-    last = first.last.index_put(places, second.last.reshape(len(index[0]), -1))
+    last = first.last.index_put(device_index, second.last.reshape(len(index[0]), -1))
     path = paths if call.has_starts else paths.squeeze(-3)
     return _Result(path, all_counts, clock, last)
 

@@ -226,20 +226,23 @@ def replay(
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         inside = reached & (index >= first) & (index < first + count)
         columns = inside.reshape(-1, inside.shape[-1]).any(0).nonzero().squeeze(-1)
-        states, slopes, ends = [], [], []
+        states, slopes, end_states = [], [], []
         for n in range(first, first + count):
             new, k = _repeat(f, u, k1, sizes[..., n, None].to(u), pair, control)
             states.append(u)
             slopes.append(torch.stack(k, -2))
-            ends.append(new)
+            end_states.append(new)
             u, k1 = new, k[-1]
         step_index = (index - first).clamp(0, count - 1)[..., columns].to(u.device)
-        here = inside[..., columns]  # elsewhere a step of size 0, whose state is finite
-        parts = torch.where(here, x[..., columns], 1.0), torch.where(here, size[..., columns], 0.0)
-        path = torch.stack(states, -2), torch.stack(ends, -2), torch.stack(slopes, -3)
+        is_inside = inside[..., columns]  # elsewhere a step of size 0, whose state is finite
+        parts = (
+            torch.where(is_inside, x[..., columns], 1.0),
+            torch.where(is_inside, size[..., columns], 0.0),
+        )
+        path = torch.stack(states, -2), torch.stack(end_states, -2), torch.stack(slopes, -3)
         share, h = (part.to(u) for part in parts)
         outputs = _dense(f, *path, step_index, share, h, pair, control)
-        outputs = torch.where(here.unsqueeze(-1).to(u.device), outputs, 0)
+        outputs = torch.where(is_inside.unsqueeze(-1).to(u.device), outputs, 0)
         return u, k1, outputs, columns.to(u.device)
 
     u, k1, result = u0, f(u0), u0.new_zeros(*lead, len(values) - 1, u0.shape[-1])
@@ -270,7 +273,7 @@ def _repeat(
 def _dense(
     f: Function,
     states: Tensor,
-    ends: Tensor,
+    end_states: Tensor,
     slopes: Tensor,
     index: Tensor,
     x: Tensor,
@@ -280,7 +283,7 @@ def _dense(
 ) -> Tensor:
     """The interpolant of step index ``[..., C]`` at x.
 
-    states, ends ``[..., N, D]``: of the steps. slopes ``[..., N, 7, D]``.
+    states, end_states ``[..., N, D]``: of the steps. slopes ``[..., N, 7, D]``.
     """
     d = states.shape[-1]
     columns = index.unsqueeze(-1).expand(*index.shape, d)
@@ -291,7 +294,7 @@ def _dense(
         h, share = (part.flatten(-2).unsqueeze(-1) for part in (size, x))
         within = implicit.output(f, rows[0], rows[1:], h, share, pair, control.tolerances)
         # At the end the state itself; its derivatives for t are the solution's, as the next step's.
-        shift, end = h * (share - 1), ends.gather(-2, columns).flatten(-3, -2)
+        shift, end = h * (share - 1), end_states.gather(-2, columns).flatten(-3, -2)
         end = end + shift * f(end + shift / 2 * rows[-1])
         return torch.where(share == 1, end, within).view_as(u)
     total = torch.zeros_like(u)

@@ -28,7 +28,7 @@ from npu_kernels._operators.autograd import eager_only
 from npu_kernels._time_loop.methods import STAGES, Method
 from npu_kernels._time_loop.reference import combine, rows
 
-ITERATIONS = 10  # of Newton, for a stage
+NEWTON_ITERATIONS = 10  # of Newton, for a stage
 MOST_ERROR = 0.03  # what they leave, in units of the tolerance, is at most this
 LEAST_RATE = 0.1  # the least rate that is believed before it is seen
 DERIVATIVES = 2  # how often a slope can be differentiated: one correction for each order
@@ -137,7 +137,7 @@ class Newton:
     def solve(self, w: Tensor, k: Tensor) -> Tensor:
         """Return the slope of a stage, from a guess `k` on."""
         is_open, before = self.solved.clone(), self.rate
-        for iteration in range(ITERATIONS):
+        for iteration in range(NEWTON_ITERATIONS):
             if not is_open.any():
                 break
             r = self.f(w + self.scaled * k) - k
@@ -150,7 +150,7 @@ class Newton:
             self.evaluations += is_open
             done = (size == 0) | (rate * size <= self.bound * (1 - rate))
             done |= grows & (size <= self.bound)  # rounding
-            is_last = iteration + 1 == ITERATIONS
+            is_last = iteration + 1 == NEWTON_ITERATIONS
             broken = is_open & ~size.isfinite()
             failed = is_open & ~done & (broken | grows | is_last)
             self.broken |= broken

@@ -73,14 +73,14 @@ def test_coefficients() -> None:
         for q in range(order):
             assert weights @ c**q == pytest.approx(1 / (q + 1), abs=1e-15)
         assert weights @ a @ c**2 == pytest.approx(1 / 12, abs=1e-15)
-    for found, expected in (
+    for result, expected in (
         ((b * c) @ a @ c**2, 1 / 15),
         (b @ a @ c**3, 1 / 20),
         (b @ a @ a @ c**2, 1 / 60),
         (b @ a @ a @ a @ c, 1 / 120),
         ((b * (a @ c)) @ (a @ c), 1 / 20),
     ):
-        assert found == pytest.approx(expected, abs=1e-15)
+        assert result == pytest.approx(expected, abs=1e-15)
     assert abs(a[5] @ c**4 - 1 / 5) > 1e-4
 
     def growth(z: complex, weights: Any) -> float:
@@ -148,7 +148,7 @@ def test_jacobian_of_any_function() -> None:
 def test_published_states(name: str, method: str) -> None:
     law, u0, end, expected = STIFF[name]
     small = {"robertson": 1e-8, "oregonator": 1e-6, "van der Pol": 1e-6}[name]
-    found, statistics = ode.rollout(
+    result, statistics = ode.rollout(
         power_law(*law),
         torch.tensor(u0).double(),
         t=[0, end],
@@ -157,15 +157,15 @@ def test_published_states(name: str, method: str) -> None:
         atol=1e-8 * small,
         statistics=True,
     )
-    want = torch.tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(found[-1], want, rtol=1e-6, atol=1e-13)
+    reference_value = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(result[-1], reference_value, rtol=1e-6, atol=1e-13)
     assert int(statistics.accepted) < 2000
 
 
 @needs_library
 @pytest.mark.parametrize("name", STIFF)
 def test_states_between_the_steps(name: str) -> None:
-    """As exact as those at the steps' ends, also what is bound to others."""
+    """States within steps are as exact as at the ends, also what is bound to others."""
     law, u0, end, _ = STIFF[name]
     model, start = power_law(*law), torch.tensor(u0).double()
     t = np.linspace(0, min(end, 400.0), 30)
@@ -186,15 +186,15 @@ def test_models_of_different_stiffness_and_starts() -> None:
     powers, law = [[1.0, 0], [0, 1]], [[[-r, r], [0.0, -1]] for r in rates]
     u0, t = torch.tensor([[1.0, 2.0], [3.0, 0.5]]).double(), [0, 1e-3, 0.5, 2.0]
     options: dict[str, Any] = {"t": t, "method": "kvaerno5", "rtol": 1e-8, "statistics": True}
-    found, statistics = ode.rollout(power_law([powers] * 4, law), u0[None], **options)
+    result, statistics = ode.rollout(power_law([powers] * 4, law), u0[None], **options)
     for k, rate in enumerate(rates):
-        alone, own = ode.rollout(power_law(powers, law[k]), u0, **options)
-        assert torch.equal(found[k], alone)
-        assert all(torch.equal(a[k], b) for a, b in zip(statistics, own, strict=True))
+        single, ours = ode.rollout(power_law(powers, law[k]), u0, **options)
+        assert torch.equal(result[k], single)
+        assert all(torch.equal(a[k], b) for a, b in zip(statistics, ours, strict=True))
         times = torch.tensor(t, dtype=torch.float64)[:, None]
         y, share = u0[:, None, 1:] * torch.exp(-times), rate / (rate - 1)
         x = (u0[:, None, :1] - share * u0[:, None, 1:]) * torch.exp(-rate * times) + share * y
-        torch.testing.assert_close(found[k], torch.cat([x, y], -1), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(result[k], torch.cat([x, y], -1), rtol=1e-6, atol=1e-7)
     assert int(statistics.accepted.max()) < 300
     assert len(set(statistics.accepted[:, 0].tolist())) == 4
 
@@ -211,12 +211,12 @@ def test_float32() -> None:
     )
     model = power_law(*ROBERTSON, torch.float32)
     model[0].eps = 1e-12
-    found = ode.rollout(
+    result = ode.rollout(
         model, torch.tensor([1.0, 0, 0]), t=[0, 1, 100], method="kvaerno5", rtol=1e-4, atol=1e-8
     )
-    assert isinstance(found, Tensor)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), exact, rtol=2e-3, atol=1e-6)
+    assert isinstance(result, Tensor)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.double(), exact, rtol=2e-3, atol=1e-6)
 
 
 @needs_library
@@ -228,11 +228,11 @@ def test_many_states_and_pivots(d: int) -> None:
     matrix = torch.randn(d, d, dtype=torch.float64) * 3 - torch.diag(torch.logspace(0, 5, d))
     matrix[0, 0], matrix[0, d - 1], matrix[d - 1, 0] = 0, 400, -400
     u0, t = torch.rand(3, d).double() + 1, torch.tensor([0, 0.01, 0.03]).double()
-    found = ode.rollout(
+    result = ode.rollout(
         power_law(powers, matrix.tolist()), u0, t=t, method="kvaerno5", rtol=1e-9, atol=1e-11
     )
     exact = torch.stack([u0 @ torch.matrix_exp(matrix.double() * float(s)).mT for s in t], 1)
-    torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(result, exact, rtol=1e-6, atol=1e-7)
 
 
 # ---- gradients -----------------------------------------------------------------------------------
@@ -248,17 +248,19 @@ def robertson_gradients(**options: Any) -> list[Tensor]:
 @needs_library
 def test_gradients_are_those_of_the_formulas() -> None:
     fused = robertson_gradients()
-    for own, other in zip(fused, robertson_gradients(memory="checkpointed"), strict=True):
-        assert torch.equal(own, other)
+    for ours, other in zip(fused, robertson_gradients(memory="checkpointed"), strict=True):
+        assert torch.equal(ours, other)
     with use_backend("reference"):
         eager = robertson_gradients()
-    for own, want in zip(fused, eager, strict=True):
-        torch.testing.assert_close(own, want, rtol=1e-8, atol=1e-8 * float(want.abs().max()))
+    for ours, reference_value in zip(fused, eager, strict=True):
+        torch.testing.assert_close(
+            ours, reference_value, rtol=1e-8, atol=1e-8 * float(reference_value.abs().max())
+        )
 
 
 @needs_library
 def test_gradients_are_differences_of_the_same_steps() -> None:
-    """Of the discrete path: the steps as they are, weights and start moved by a little."""
+    """Gradients of the discrete path: its steps, weights and start moved by a little."""
     model, t = power_law(*ROBERTSON), torch.tensor([0, 1e-3, 5e-3]).double()
     u0 = torch.tensor([[1.0, 1e-3, 1e-2]]).double().requires_grad_()
     path = ode.rollout(model, u0, t=t, method="kvaerno5", rtol=1e-6, atol=1e-10)
@@ -266,10 +268,10 @@ def test_gradients_are_differences_of_the_same_steps() -> None:
     *_, times, _, _ = path.grad_fn.saved_tensors  # type: ignore[union-attr]
     weighting = torch.tensor([1.0, 1e4, 1.0]).double()
     parameters = [u0, model[0].weight_re, model[1].weight]
-    found = torch.autograd.grad((path[:, 1:] * weighting).sum(), parameters)
+    result = torch.autograd.grad((path[:, 1:] * weighting).sum(), parameters)
     control = Control(1e-12, 1e-16, 1, 1)
     generator = torch.Generator().manual_seed(3)
-    for parameter, grad in zip(parameters, found, strict=True):
+    for parameter, grad in zip(parameters, result, strict=True):
         direction = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
         direction = direction * parameter.detach().abs()
         values = {}
@@ -279,8 +281,8 @@ def test_gradients_are_differences_of_the_same_steps() -> None:
                 again = replay(slope_of(model), u0, t, times[None], PAIR, control)
                 parameter -= step * 1e-3 * direction
             values[step] = float((again[:, 1:] * weighting).sum())
-        want = (8 * (values[1] - values[-1]) - (values[2] - values[-2])) / 12e-3
-        assert float((grad * direction).sum()) == pytest.approx(want, rel=1e-6)
+        reference_value = (8 * (values[1] - values[-1]) - (values[2] - values[-2])) / 12e-3
+        assert float((grad * direction).sum()) == pytest.approx(reference_value, rel=1e-6)
 
 
 # ---- what does not reach its end -----------------------------------------------------------------
@@ -303,13 +305,13 @@ def test_a_matrix_without_an_inverse_is_a_rejected_step() -> None:
     options: dict[str, Any] = {"method": "kvaerno5", "rtol": 1e-6, "atol": 1e3}
     for backend in ("reference", "cpu"):
         with use_backend(backend):
-            found, statistics = ode.rollout(
+            result, statistics = ode.rollout(
                 power_law([[1.0]], [[rate]]),
                 torch.ones(1).double(),
                 **{"t": [0, 1.26], "statistics": True, **options},
             )
         assert int(statistics.rejected) > 0
-        assert float(found[-1].detach()) == pytest.approx(np.exp(1.26 * rate), rel=0.2)
+        assert float(result[-1].detach()) == pytest.approx(np.exp(1.26 * rate), rel=0.2)
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
@@ -380,18 +382,18 @@ def test_auto_takes_the_right_method_for_each_trajectory(
     elif not has_starts:
         u0 = u0[1]
     t = [0, 0.1, 1.0]
-    found, statistics = of("auto", law, u0, t)
+    result, statistics = of("auto", law, u0, t)
     explicit, of_explicit = of("tsit5", law, u0, t)
     stiff, of_stiff = of("kvaerno5", law, u0, t)
     wrong = u0[..., 1] * size > 1000
     assert wrong.any()
     assert wrong.all() == (wrong.dim() == 0)
-    want = torch.where(wrong[..., None, None], stiff[0], explicit[0])
-    assert torch.equal(found[0], want)
-    own = torch.where(wrong, of_stiff.accepted, of_explicit.accepted)
-    assert torch.equal(statistics.accepted, own)
+    reference_value = torch.where(wrong[..., None, None], stiff[0], explicit[0])
+    assert torch.equal(result[0], reference_value)
+    ours = torch.where(wrong, of_stiff.accepted, of_explicit.accepted)
+    assert torch.equal(statistics.accepted, ours)
     assert (statistics.evaluations >= of_stiff.evaluations)[wrong].all()
-    for gradient, one in zip(found[1:], stiff[1:], strict=True):
+    for gradient, one in zip(result[1:], stiff[1:], strict=True):
         torch.testing.assert_close(gradient, one, rtol=1e-4, atol=1e-4 * float(one.abs().max()))
     assert not recwarn.list
 
@@ -400,19 +402,19 @@ def test_auto_takes_the_right_method_for_each_trajectory(
 def test_auto_stops_the_explicit_method_early() -> None:
     model, u0 = power_law(*ROBERTSON), torch.tensor([1.0, 0, 0]).double()
     options: dict[str, Any] = {"t": [0, 1e5], "atol": 1e-10, "statistics": True}
-    found, statistics = ode.rollout(model, u0, method="auto", **options)
-    alone, own = ode.rollout(model, u0, method="kvaerno5", **options)
-    assert torch.equal(found, alone)
-    assert 0 < int(statistics.evaluations - own.evaluations) < 3000
+    result, statistics = ode.rollout(model, u0, method="auto", **options)
+    single, ours = ode.rollout(model, u0, method="kvaerno5", **options)
+    assert torch.equal(result, single)
+    assert 0 < int(statistics.evaluations - ours.evaluations) < 3000
 
 
 def test_auto_in_eager_torch() -> None:
     model = power_law([[[1.0]]] * 2, [[[-1.0]], [[-3000.0]]])
     u0, t = torch.tensor([[1.0], [2.0]]).double(), torch.tensor([0, 0.1, 0.4]).double()
     with use_backend("reference"):
-        found, _ = of("auto", model, u0, t)
-    torch.testing.assert_close(found[0][0, :, 0], torch.exp(-t), rtol=1e-5, atol=0)
-    torch.testing.assert_close(found[0][1, 1:], torch.zeros(2, 1).double(), rtol=0, atol=1e-8)
+        result, _ = of("auto", model, u0, t)
+    torch.testing.assert_close(result[0][0, :, 0], torch.exp(-t), rtol=1e-5, atol=0)
+    torch.testing.assert_close(result[0][1, 1:], torch.zeros(2, 1).double(), rtol=0, atol=1e-8)
 
 
 def test_auto_reports_what_the_implicit_method_could_not() -> None:
