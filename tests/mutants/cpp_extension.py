@@ -64,6 +64,19 @@ EXTENSION = [
         "adaptive-gradients-within-a-step": ("g_[d] = sum + inside_[kPowers * count + d] + at_node_[d];", "g_[d] = sum + at_node_[d];"),
         "adaptive-segments": ("own.steps / b_.every + 1 : 0", "(own.steps + b_.every - 1) / b_.every : 0"),
     }),
+    *mutants("csrc/core/ode/adaptive_backward.h", ("ode_adaptive", "tests/ode/test_ode_implicit.py -k gradients"), {
+        "implicit-first-slope": ("if constexpr (Step::kImplicit) pull_first_slope();", ""),
+        "implicit-last-slope": ("last_slope_[d] = S::select(is_step > S::zero(), dk_[d], last_slope_[d]);", ""),
+        "implicit-first-slope-of-times-within": ("if (stage == 0) sum = S::fma(-S::set1(T(b_.pair.diagonal())), inside_[kPowers * count + d], sum);", ""),
+    }),
+    *mutants("csrc/core/ode/implicit.h", ("ode_adaptive", "tests/ode/test_ode_implicit.py -k 'gradients or pivots'"), {
+        "implicit-transposed": ("scaled * jacobian_[c * count() + r]", "scaled * jacobian_[r * count() + c]"),
+        "implicit-jacobian": ("scaled * jacobian_[r * count() + c]", "scaled * jacobian_[c * count() + r]"),
+        "implicit-lower-triangle": ("for (int64_t c = 0; c < r; ++c) x[r]", "for (int64_t c = 1; c < r; ++c) x[r]"),
+    }),
+    *mutants("csrc/core/ode/lanes.h", "tests/ode/test_ode_adaptive_kernel.py -k fused_is_eager", {
+        "implicit-jacobian-of-complex-exponents": ("S::fma(-s, w[d_count + d], y * w[d])", "y * w[d]"),
+    }),
     *mutants("csrc/core/ode/adaptive_forward.h", ("ode_adaptive", "tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits'", "tests/ode/test_ode_adaptive.py -k 'every_model or pole'"), {
         "adaptive-accepted-lanes": (
             "u_[d] = S::select(good, step_.v(6)[d], u_[d]);",
@@ -186,7 +199,7 @@ EXTENSION = [
         "fast-path-ode-steps-beyond-integers": ("if (overflow || r.steps < 1", "if (r.steps < 1"),
     }),
     *mutants("csrc/adaptive.cpp", "tests/ode/test_ode_adaptive_kernel.py -k overflows", {
-        "adaptive-sum-of-counts": (" && found[4 * row] <= times.numel(),", ","),
+        "adaptive-sum-of-counts": ("steps >= 0 && steps <= times.numel(),", "steps >= 0,"),
     }),
     *mutants("csrc/core/ode/adaptive.h", "tests/ode/test_ode_adaptive_steps.py", {
         "adaptive-guess-without-a-state": ("d0 < 1e-5 || d1 < 1e-5 ?", "d1 < 1e-5 ?"),

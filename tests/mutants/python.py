@@ -227,6 +227,14 @@ TIME_LOOP = [
         "ode-adaptive-direction": ("time + sign * size)", "time + size)"),
         "ode-adaptive-interpolant": ("pair.dense[p::4]", "pair.dense[4 * p : 4 * p + 7]"),
     }),
+    *mutants(PACKAGE + "ode/_implicit_reference.py", ("tests/ode/test_ode_implicit.py -k 'gradients or convergence'", "tests/ode/test_ode_adaptive.py -k second"), {
+        "implicit-corrections": ("for _ in range(DERIVATIVES):", "for _ in range(1):"),
+        "implicit-stage-within": ("(total - pair.diagonal * k[0])", "total"),
+    }),
+    *mutants(PACKAGE + "ode/_adaptive.py", "tests/ode/test_ode_implicit.py -k auto", {
+        "auto-evaluations": ("counts[..., 4:] + before[..., 4:]", "counts[..., 4:]"),
+        "auto-limit-of-stiff-steps": ("max_at_bound=accuracy.MIN_STIFF_STEPS)", "max_at_bound=call.max_steps)"),
+    }),
     *mutants(PACKAGE + "ode/_adaptive_function.py", "tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or bounded or alone'", {
         "ode-adaptive-first-time": ("of_times[0] = -of_times.sum()", "of_times[0] = of_times.sum()"),
         "ode-adaptive-checkpoints": ('"checkpointed": 32}', '"checkpointed": 1}'),
