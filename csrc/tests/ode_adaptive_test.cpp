@@ -105,7 +105,7 @@ struct Problem : OdeModel {
     }
     return steps;
   }
-  // The steps that Hairer's control takes (npu_kernels/ode/_adaptive_reference.py).
+  // The steps that Hairer's control takes (npu_kernels/_time_loop/adaptive_reference.py).
   Control control(Long u, const std::vector<double>& t, long double tolerance, int64_t max_steps) const {
     const auto rms = [&](const auto& of) {
       long double sum = 0;

@@ -214,7 +214,7 @@ def _names(schemas: Sequence[str]) -> tuple[str, ...]:
 SCHEMAS = tuple(schema for layer in LAYERS.values() for schema in layer.schemas())
 NAMES = _names(SCHEMAS)  # of the layers' operators
 TIME_LOOPS = _names(TIME_LOOP_SCHEMAS)  # formulas in _time_loop.reference
-ADAPTIVE = _names(ADAPTIVE_SCHEMAS)  # formulas in ode._adaptive_reference
+ADAPTIVE = _names(ADAPTIVE_SCHEMAS)  # formulas in _time_loop.adaptive_reference
 
 for _schema in SCHEMAS + TIME_LOOP_SCHEMAS:
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))

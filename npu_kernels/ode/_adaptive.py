@@ -16,12 +16,12 @@ from npu_kernels._common.notices import warn
 from npu_kernels._operators import dispatch
 from npu_kernels._operators.autograd import eager_only
 from npu_kernels._operators.transforms import is_vmapped
+from npu_kernels._time_loop import adaptive_reference as reference
 from npu_kernels._time_loop import methods
+from npu_kernels._time_loop.adaptive import AdaptiveFunction, Call, forward
 from npu_kernels._time_loop.loop import Weights, as_rows, slope_function
 from npu_kernels.ode import _accuracy as accuracy
-from npu_kernels.ode import _adaptive_reference as reference
 from npu_kernels.ode import _checks as checks
-from npu_kernels.ode._adaptive_function import AdaptiveFunction, Call, forward
 
 
 class Statistics(NamedTuple):

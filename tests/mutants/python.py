@@ -220,14 +220,14 @@ TIME_LOOP = [
         "ode-formula-straight-through": ("gate_gradient=gate_gradient)", "gate_gradient=CLIP)"),
         "ode-clip-bound-of-a-model": ("power.in_features, power.num_models\n", "power.in_features, nau.num_models\n"),
     }),
-    *mutants(PACKAGE + "ode/_adaptive_reference.py", ("tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager'", "tests/ode/test_ode_adaptive.py -k 'stiff or pole or scipy or checkpointed'"), {
+    *mutants(PACKAGE + "_time_loop/adaptive_reference.py", ("tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager'", "tests/ode/test_ode_adaptive.py -k 'stiff or pole or scipy or checkpointed'"), {
         "ode-adaptive-size-after-a-step": ("(factor / before**BETA).clamp(min=0.1)", "(factor * before**BETA).clamp(min=0.1)"),
         "ode-adaptive-error": ("h_column * combine(k, pair.error) / scale", "combine(k, pair.error) / scale"),
         "ode-adaptive-gradient-of-the-first-time": ("- (exact[0] - values[0])  #", "+ 0 * (exact[0] - values[0])  #"),
         "ode-adaptive-direction": ("time + sign * size)", "time + size)"),
         "ode-adaptive-interpolant": ("pair.dense[p::4]", "pair.dense[4 * p : 4 * p + 7]"),
     }),
-    *mutants(PACKAGE + "ode/_implicit_reference.py", ("tests/ode/test_ode_implicit.py -k 'gradients or convergence'", "tests/ode/test_ode_adaptive.py -k second"), {
+    *mutants(PACKAGE + "_time_loop/implicit_reference.py", ("tests/ode/test_ode_implicit.py -k 'gradients or convergence'", "tests/ode/test_ode_adaptive.py -k second"), {
         "implicit-corrections": ("for _ in range(DERIVATIVES):", "for _ in range(1):"),
         "implicit-stage-within": ("(total - pair.diagonal * k[0])", "total"),
     }),
@@ -235,7 +235,7 @@ TIME_LOOP = [
         "auto-evaluations": ("counts[..., 4:] + before[..., 4:]", "counts[..., 4:]"),
         "auto-limit-of-stiff-steps": ("max_at_bound=accuracy.MIN_STIFF_STEPS)", "max_at_bound=call.max_steps)"),
     }),
-    *mutants(PACKAGE + "ode/_adaptive_function.py", "tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or bounded or alone'", {
+    *mutants(PACKAGE + "_time_loop/adaptive.py", "tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or bounded or alone'", {
         "ode-adaptive-first-time": ("of_times[0] = -of_times.sum()", "of_times[0] = of_times.sum()"),
         "ode-adaptive-checkpoints": ('"checkpointed": 32}', '"checkpointed": 1}'),
         "ode-adaptive-needs": ("(*needed[1:], needed[0])", "(*needed[1:], needed[1])"),

@@ -12,9 +12,7 @@ import torch
 
 from npu_kernels import reference
 from npu_kernels._operators import ops
-from npu_kernels._time_loop.methods import PAIRS, STAGES, Method
-from npu_kernels._time_loop.reference import rows
-from npu_kernels.ode._adaptive_reference import (
+from npu_kernels._time_loop.adaptive_reference import (
     DONE,
     NOT_FINITE,
     STUCK,
@@ -22,6 +20,8 @@ from npu_kernels.ode._adaptive_reference import (
     Control,
     find_steps,
 )
+from npu_kernels._time_loop.methods import PAIRS, STAGES, Method
+from npu_kernels._time_loop.reference import rows
 from tests.conftest import needs_library
 from tests.ode.test_ode_adaptive import EXPLICIT
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import ode, use_backend
+from npu_kernels._time_loop import implicit_reference as implicit
+from npu_kernels._time_loop.adaptive import Call
+from npu_kernels._time_loop.adaptive_reference import Control, replay
 from npu_kernels._time_loop.loop import slope_function
 from npu_kernels._time_loop.methods import PAIRS
 from npu_kernels._time_loop.reference import rows
-from npu_kernels.ode import _implicit_reference as implicit
-from npu_kernels.ode._adaptive_function import Call
-from npu_kernels.ode._adaptive_reference import Control, replay
 from tests.conftest import needs_library
 from tests.ode.test_ode_accuracy import linear
 from tests.ode.test_ode_adaptive import PREDATOR, gradients, power_law

@@ -1,6 +1,6 @@
 // Adaptive steps: the control of one trajectory's steps, and the steps of a register of trajectories.
 //
-// The control is Hairer, Norsett and Wanner's (npu_kernels/ode/_adaptive_reference.py has its formulas); times and
+// The control is Hairer, Norsett and Wanner's (npu_kernels/_time_loop/adaptive_reference.py has its formulas); times and
 // sizes are in double. The steps of an implicit method are in ode/implicit.h.
 #pragma once
 
@@ -14,7 +14,7 @@
 namespace npu {
 namespace NPU_ISA {
 
-// How a trajectory ended; kRunning: it has not. As in _adaptive_reference.py.
+// How a trajectory ended; kRunning: it has not. As in adaptive_reference.py.
 enum OdeEnd : int64_t { kRunning = -1, kDone, kTooMany, kStuck, kNotFinite, kStiff };
 
 // The control of one trajectory's steps.

@@ -16,9 +16,9 @@ from torch.autograd import Function
 
 from npu_kernels._operators import ops
 from npu_kernels._operators.autograd import differentiate, eager_only
+from npu_kernels._time_loop.adaptive_reference import Control, replay
 from npu_kernels._time_loop.loop import as_rows, slope_function
 from npu_kernels._time_loop.methods import PAIRS, Method
-from npu_kernels.ode._adaptive_reference import Control, replay
 from npu_kernels.reference import STRAIGHT_THROUGH
 
 SAVED_EVERY = {"full": 1, "checkpointed": 32}  # steps from one saved state to the next

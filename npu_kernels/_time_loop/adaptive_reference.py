@@ -12,7 +12,7 @@ where q <= 1. The next step's size is
     h / min(5, q^0.17 / 0.9)                      after a rejected one
     h / 2                                         after one whose stages have no solution
 
-The last is for the steps of an implicit pair, which are in `_implicit_reference`.
+The last is for the steps of an implicit pair, which are in `implicit_reference`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from npu_kernels._time_loop import implicit_reference as implicit
+from npu_kernels._time_loop.implicit_reference import Attempt, detached
 from npu_kernels._time_loop.methods import STAGES, Method
 from npu_kernels._time_loop.reference import combine, rows
-from npu_kernels.ode import _implicit_reference as implicit
-from npu_kernels.ode._implicit_reference import Attempt, detached
 
 # How a trajectory ended. STUCK: its steps became too small for its time to move. NOT_FINITE: the
 # same because its next state is not finite, or its first slope. STIFF: so many of its steps were at
