@@ -1,7 +1,7 @@
 // Adaptive steps: the control of one trajectory's steps, and the steps of a register of trajectories.
 //
-// The control is Hairer, Norsett and Wanner's (npu_kernels/_time_loop/adaptive_reference.py has its formulas); times and
-// sizes are in double. The steps of an implicit method are in ode/implicit.h.
+// The control is Hairer, Norsett and Wanner's (npu_kernels/_time_loop/adaptive_reference.py has its formulas); times
+// and sizes are in double. The steps of an implicit method are in ode/implicit.h.
 #pragma once
 
 #include <cmath>

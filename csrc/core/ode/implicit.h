@@ -170,7 +170,8 @@ class ImplicitStep : public PairStep<T, Units> {
   // The state at the share x of a step of size h, in the lanes of `open`: a stage of its own, so that what a stiff
   // model binds together it binds there, too. Its slopes before are the interpolant's, and - g k_1.
   void output(const Reg* u, Reg h, Reg x, T* open, Reg* to) {
-    // The guess is a parabola through three slopes; a slope that Newton's iteration does not find stays where it got to.
+    // The guess is a parabola through three slopes; a slope that Newton's iteration does not find stays where it got
+    // to.
     const Reg off = x - S::set1(T(middle_)), rest = x - S::set1(T(1));
     const Reg first = off * rest / S::set1(T(middle_)), last = x * off / S::set1(T(1 - middle_));
     const Reg between = x * rest / S::set1(T(middle_ * (middle_ - 1)));
