@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -34,6 +35,7 @@ const V* read(const char* name, const Tensor& t, ScalarType dtype, int64_t count
   check(t.scalar_type() == dtype && t.is_cpu() && t.is_contiguous() && t.numel() == count, "ode_adaptive: ", name,
         " must be contiguous, on the CPU, of the operator's dtype and of ", count, " elements, got shape ",
         shape_of(t));
+  npu::check_storage("ode_adaptive", name, t, sizeof(V));
   return static_cast<const V*>(t.const_data_ptr());
 }
 
@@ -53,7 +55,7 @@ V* write(const Tensor& t) {
 template <typename T>
 constexpr ScalarType kType = std::is_same<T, float>::value ? ScalarType::Float : ScalarType::Double;
 
-// The operands of both operators: states of shape [K, B, ..], weights with models.
+// The operands of both operators: u0 of shape [K, B, D], weights with models.
 template <typename T>
 struct Operands {
   npu::OdeInputs<T> inputs{};
@@ -61,22 +63,25 @@ struct Operands {
   const double* t;
   int64_t count, rows;
 
-  Operands(const Tensor& states, const Tensor& weight_re, const Optional& weight_im, const Optional& gate,
+  Operands(const Tensor& u0, const Tensor& weight_re, const Optional& weight_im, const Optional& gate,
            const Tensor& weight, const Tensor& t, const std::vector<double>& pair, double eps, bool clip)
       : pair{pair.data()}, t(read<double>("t", t, ScalarType::Double, t.numel())), count(t.numel()) {
-    check(weight_re.dim() == 3 && states.dim() > 2 && states.size(0) == weight_re.size(0) &&
-              states.size(states.dim() - 1) == weight_re.size(2),
-          "ode_adaptive: the states and weight_re must have shapes (K, B, .., D) and (K, h, D), got ", shape_of(states),
-          " and ", shape_of(weight_re));
+    check(weight_re.dim() == 3 && u0.dim() == 3 && u0.size(0) == weight_re.size(0) && u0.size(2) == weight_re.size(2),
+          "ode_adaptive: u0 and weight_re must have shapes (K, B, D) and (K, h, D), got ", shape_of(u0), " and ",
+          shape_of(weight_re));
     check(count > 1, "ode_adaptive: t must have two times or more, got shape ", shape_of(t));
     check(pair.size() == size_t(npu::OdePair::kNumbers), "ode_adaptive: pair must have ", npu::OdePair::kNumbers,
           " numbers, got ", pair.size());
     check(eps >= std::numeric_limits<T>::min() && eps <= std::numeric_limits<T>::max(),
           "ode_adaptive: eps must be finite and at least the least normal number, got ", eps);
     inputs.models = weight_re.size(0);
-    inputs.starts = states.size(1);
+    inputs.starts = u0.size(1);
     inputs.features = weight_re.size(2);
     inputs.hidden = weight_re.size(1);
+    // More than the bytes of all that is allocated. A dimension of size 0 leaves the others without memory, so without
+    // a bound.
+    npu::product("ode_adaptive", inputs.models, inputs.starts, count, inputs.features, 1 << 14);
+    npu::product("ode_adaptive", inputs.models, inputs.starts, inputs.features, inputs.hidden, 1 << 10);
     rows = inputs.models * inputs.starts;
     const int64_t matrix = weight_re.numel();
     inputs.weight_re = read<T>("weight_re", weight_re, kType<T>, matrix);
@@ -165,6 +170,7 @@ std::vector<Tensor> backward(const Tensor& path, const Tensor& grad_path, const 
   const int64_t features = n.inputs.features, size = n.rows * n.count * features;
   const int64_t* found = read<int64_t>("counts", counts, ScalarType::Long, kCounts * n.rows);
   std::vector<int64_t> steps_at{0}, states_at{0};
+  int64_t longest = 0;
   for (int64_t row = 0; row < n.rows; ++row) {
     // No more than there are, so that the sum of many does not overflow.
     const int64_t steps = found[kCounts * row];
@@ -172,7 +178,11 @@ std::vector<Tensor> backward(const Tensor& path, const Tensor& grad_path, const 
           ", the number of times, got ", steps);
     steps_at.push_back(steps_at.back() + steps);
     states_at.push_back(states_at.back() + steps / every + 1);
+    longest = std::max(longest, steps);
   }
+  // The core reserves memory for so many states: no more than a trajectory has.
+  every = std::min(every, longest + 1);
+  npu::product("ode_adaptive", every, features, 1 << 13);
   std::vector<Tensor> grads;
   for (size_t i = 0; i < like.size(); ++i) {
     const bool wanted = like[i] && needs >> i & 1;

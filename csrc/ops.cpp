@@ -88,11 +88,12 @@ Tensor sum_models(const Tensor& t) {  // [K, ...] -> [...]
 template <typename T>
 class Operand {
  public:
-  Operand(const char* op, const char* name, const Tensor& t, ScalarType dtype, int64_t count)
-      : tensor_(t.is_contiguous() ? t : whole(t)) {
+  Operand(const char* op, const char* name, const Tensor& t, ScalarType dtype, int64_t count) : tensor_(t) {
     check(t.scalar_type() == dtype, op, ": ", name, " must have the dtype of x");
     check(t.is_cpu(), op, ": ", name, " must be on the CPU, like x");
     check(t.numel() == count, op, ": ", name, " must have ", count, " elements, got shape ", shape_of(t));
+    npu::check_storage(op, name, t, sizeof(T));
+    if (!t.is_contiguous()) tensor_ = whole(t);
     data_ = static_cast<const T*>(tensor_.const_data_ptr());
   }
   operator const T*() const { return data_; }
@@ -302,6 +303,7 @@ struct Registered {
         }
         check(saved[i]->scalar_type() == ScalarType::Int && saved[i]->is_cpu() && saved[i]->numel() == outputs, op,
               ": ", label, " must be int32 on the CPU with ", outputs, " elements, got shape ", shape_of(*saved[i]));
+        npu::check_storage(op, label, *saved[i], sizeof(int32_t));
         flags[i] = saved[i]->is_contiguous() ? *saved[i] : whole(*saved[i]);
         kept[i] = flags[i]->const_data_ptr();
       }
@@ -341,6 +343,10 @@ struct OdeSizes {
     check(stages * (stages + 1) / 2 == tableau, op, ": tableau must be a lower triangle by rows, got ", tableau,
           " numbers");
     check(steps > 0, op, ": steps must be positive, got ", steps);
+    // More than the bytes of all that is allocated. A dimension of size 0 leaves the others without memory, so without
+    // a bound.
+    for (const int64_t width : {features, hidden}) npu::product(op, models, starts, steps, stages, width, 1 << 14);
+    npu::product(op, models, starts, features, hidden, 1 << 10);
   }
 
   std::vector<int64_t> start_shape() const { return shape({starts, features}); }

@@ -128,10 +128,7 @@ class Lists {
 
 template <typename... Sizes>
 int64_t product(Sizes... sizes) {
-  int64_t value = 1;
-  const bool fits = (!__builtin_mul_overflow(value, int64_t(sizes), &value) && ...);
-  check(fits, "train: the sizes of the plan are too large");
-  return value;
+  return npu::product("train", sizes...);
 }
 
 // The memory of all tensors of a call. What is written must lie apart from everything else.
@@ -170,10 +167,7 @@ class Memory {
     check(t.scalar_type() == dtype, "train: ", name, " has another dtype than the plan");
     check(t.is_cpu() && t.is_contiguous(), "train: ", name, " must be contiguous, on the CPU");
     check(t.numel() == count, "train: ", name, " must have ", count, " elements, got shape ", npu::shape_of(t));
-    int64_t bytes = 0;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(t.get(), &bytes));
-    check(count == 0 || t.storage_offset() + count <= bytes / int64_t(size), "train: ", name,
-          " must have memory for its shape ", npu::shape_of(t), ", got a storage of ", bytes, " bytes");
+    npu::check_storage("train", name, t, size);
   }
   template <typename V>
   V* add(const char* name, V* pointer, int64_t count, bool written) {

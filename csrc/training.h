@@ -165,14 +165,13 @@ T sign(T v) {
 template <typename T>
 T slope(T w, bool madsen) {
   const T size = std::abs(w), s = madsen ? size : w, other = std::abs(1 - s);
-  const T near = sign(w), far = (madsen ? near : T(1)) * sign(s - 1);
+  const T near = sign(w), far = near * sign(s - 1);
   return size < other ? near : (size > other ? far : (size == other ? (near + far) / 2 : size + other));  // nan stays
 }
 
 template <typename T>
 void penalise(const Penalty& penalty, int64_t step, const T* values, int64_t models, int64_t size, T* grad) {
   const T beta = T(penalty.beta[step]);
-  if (beta == 0) return;
   for (int64_t k = 0; k < models; ++k, values += size, grad += size) {
     if (penalty.kind == kL1) {
       for (int64_t n = 0; n < size; ++n) grad[n] += beta * sign(values[n]);
@@ -209,7 +208,7 @@ void rmsprop(const RmsPropOptions& o, double lr, int64_t count, T* p, const T* g
     T scale = square[n];
     if (o.centered) {
       mean[n] += rest * (g - mean[n]);
-      scale -= mean[n] * mean[n];
+      scale = std::fma(-mean[n], mean[n], scale);  // as torch: the square of a finite mean may be too large
     }
     scale = std::sqrt(scale) + eps;
     if (momentum > 0) p[n] -= rate * (velocity[n] = momentum * velocity[n] + g / scale);
@@ -272,7 +271,7 @@ class Block {
     for (const Layer<T>& layer : run.layers) {
       y_.push_back(reserve(rows * layer.out));
       kept_.push_back(layer.kind.keeps ? reserve(rows * layer.out) : 0);
-      widest = std::max({widest, layer.in, layer.out});
+      widest = std::max(widest, layer.out);  // the first layer's x has no gradient
     }
     for (int64_t& grad : grad_rows_) grad = reserve(rows * widest);
     for (const Parameter<T>& parameter : run.parameters) grads_.push_back(reserve(models * parameter.size));
@@ -331,7 +330,6 @@ class Block {
       if (weight == nullptr) kernels<T>().mse_forward({error, losses}, serial);
       else weighted_losses(error, weight, losses);
     }
-    if (first_ == run_.layers.size()) return;
     kernels<T>().mse_backward({error, at(ones_), at(grad_rows_[0])}, serial);
     if (weight != nullptr) weigh(error, weight, at(grad_rows_[0]));
     for (size_t l = run_.layers.size(); l-- > first_;) {
@@ -401,7 +399,7 @@ class Block {
   void update(const Parameter<T>& p, T* grad, int64_t step) const {
     T* values = p.values + model_ * p.size;
     const int64_t count = models_ * p.size;
-    if (!p.trained) return step == 0 ? clamp(p.low, p.high, count, values) : void();  // it stays there
+    if (!p.trained) return clamp(p.low, p.high, count, values);
     std::array<T*, 3> state = p.state;
     for (T*& s : state) s = s == nullptr ? nullptr : s + model_ * p.size;
     for (const Penalty& penalty : p.penalties) penalise(penalty, step, values, models_, p.size, grad);
@@ -443,7 +441,7 @@ template <typename T>
 int64_t models_of_block(const Run<T>& run, int64_t threads) {
   int64_t features = 0;
   for (const Layer<T>& layer : run.layers) features += layer.in + 3 * layer.out;
-  const int64_t bytes = std::max<int64_t>(1, run.batch * features * int64_t(sizeof(T)));
+  const int64_t bytes = run.batch * features * int64_t(sizeof(T));
   const int64_t most = std::max<int64_t>(1, std::min(int64_t(16), (int64_t(1) << 17) / bytes));
   const int64_t rounds = (run.models + most * threads - 1) / (most * threads);
   return (run.models + rounds * threads - 1) / (rounds * threads);

@@ -31,9 +31,11 @@ def read(path: Path) -> tuple[pandas.DataFrame, dict[str, str]]:
         line for line in path.read_text().splitlines(keepends=True) if not line.startswith("#")
     ]
     table = pandas.read_csv(io.StringIO("".join(lines))).select_dtypes("number").dropna(axis=1)
-    found = {title: re.fullmatch(r"(.*?)\s*\[(.*)\]", title) for title in table}
-    units = {match[1]: match[2] for match in found.values() if match}
-    return table.rename(columns={title: match[1] for title, match in found.items() if match}), units
+    titles = {title: re.fullmatch(r"(.*?)\s*\[(.*)\]", title) for title in table}
+    units = {match[1]: match[2] for match in titles.values() if match}
+    return table.rename(
+        columns={title: match[1] for title, match in titles.items() if match}
+    ), units
 
 
 def main() -> None:
@@ -53,16 +55,16 @@ def main() -> None:
     table, units = read(arguments.file)
     target = arguments.target or table.columns[-1]
     inputs = arguments.inputs or [name for name in table if name != target]
-    known = all(name in units for name in [*inputs, target])
+    with_units = all(name in units for name in [*inputs, target])
     model = NPURegressor(
         arguments.terms,
-        units=[units[name] for name in inputs] if known else None,
-        y_units=units[target] if known else None,
+        units=[units[name] for name in inputs] if with_units else None,
+        y_units=units[target] if with_units else None,
         starts=arguments.starts,
         random_state=0,
     )
     model.fit(table[inputs], table[target])
-    print(f"{len(table)} rows of {', '.join(inputs)}" + (", with units" if known else ""))
+    print(f"{len(table)} rows of {', '.join(inputs)}" + (", with units" if with_units else ""))
     print(model.report())
 
 

@@ -60,21 +60,21 @@ def main() -> None:
 
     table = pandas.read_csv(arguments.file, comment="#")
     t, u = table.iloc[:, 0], table.iloc[:, 1:]
-    known = arguments.file == PELTS
+    is_shipped = arguments.file == PELTS
     sizes = u.shape[1], arguments.terms
     models = nn.Sequential(
         RealNPU(*sizes, num_models=arguments.starts), NAU(*sizes[::-1], num_models=arguments.starts)
     )
-    found = ode.fit(
-        lotka_volterra() if known else models,
+    law = ode.fit(
+        lotka_volterra() if is_shipped else models,
         t,
         u,
-        sigma="relative" if known or arguments.relative else None,
-        start="model" if known else "search",
+        sigma="relative" if is_shipped or arguments.relative else None,
+        start="model" if is_shipped else "search",
     )
-    print(found.report())
+    print(law.report())
     if arguments.plot:
-        found.plot().savefig(arguments.plot)
+        law.plot().savefig(arguments.plot)
 
 
 if __name__ == "__main__":

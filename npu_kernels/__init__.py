@@ -46,6 +46,14 @@ except PackageNotFoundError:  # imported from a source tree that is not installe
 for _module in (trace, lbfgs, reference_layers):
     sys.modules[f"npu_kernels.{_module.__name__.rpartition('.')[2]}"] = _module
 
+
+def _has_numpy() -> bool:
+    try:
+        return find_spec("numpy") is not None
+    except ValueError:  # a stand-in for it, without a __spec__, has been imported
+        return False
+
+
 if not TYPE_CHECKING:  # type checkers know the names by the imports, and report missing ones
     __all__ = [
         "__version__",
@@ -65,7 +73,7 @@ if not TYPE_CHECKING:  # type checkers know the names by the imports, and report
         "use_backend",
         *layers.__all__,
     ]
-    if find_spec("numpy"):
+    if _has_numpy():
         __all__ += ["NPURegressor"]  # by __getattr__
 
     def __getattr__(name: str) -> Any:

@@ -43,42 +43,30 @@ def _origin() -> str:
         installed = importlib.metadata.distribution("npu_kernels")
     except importlib.metadata.PackageNotFoundError:
         return "a source tree that is not installed"
-    tags = [
-        line.partition(":")[2].strip()
-        for line in (installed.read_text("WHEEL") or "").splitlines()
-        if "Tag" in line
-    ]
+    lines = (installed.read_text("WHEEL") or "").splitlines()
+    tags = [line.partition(":")[2].strip() for line in lines if "Tag" in line]
     direct_url = json.loads(installed.read_text("direct_url.json") or "{}")
     source = f", from {direct_url['url']}" if "url" in direct_url else ""
     if direct_url.get("dir_info", {}).get("editable"):
         return f"built on this machine{source}, editable"
     # Only a release's wheel runs on other machines. Its tag says on which.
-    origin = (
-        "a wheel"
-        if any("manylinux" in tag or "macosx" in tag for tag in tags)
-        else "built on this machine"
-    )
+    released = any("manylinux" in tag or "macosx" in tag for tag in tags)
+    origin = "a wheel" if released else "built on this machine"
     return f"{origin} ({', '.join(tags)}){source}"
 
 
 def _matmul_precision() -> str:
     """Return the precision that both devices are allowed, or each of them where that differs."""
     precisions = {device: float32_matmul_precision(device) for device in ("cpu", "cuda")}
-    agree = len(set(precisions.values())) == 1
-    return (
-        precisions["cpu"]
-        if agree
-        else ", ".join(f"{device} {allowed}" for device, allowed in precisions.items())
-    )
+    if len(set(precisions.values())) == 1:
+        return precisions["cpu"]
+    return ", ".join(f"{device} {allowed}" for device, allowed in precisions.items())
 
 
 def _large_layers() -> str:
     """Say which Triton kernels large layers take on the device, or else on each architecture."""
-    if (
-        not torch.cuda.is_available()
-        or torch.version.hip is not None
-        or not dispatch.reasons("cuda")["triton"][0]
-    ):
+    cuda = torch.cuda.is_available() and torch.version.hip is None
+    if not cuda or not dispatch.reasons("cuda")["triton"][0]:
         return "; ".join(map(costs.describe, costs.CHIPS))
     from npu_kernels._backends.triton import tuning
 
@@ -88,6 +76,7 @@ def _large_layers() -> str:
 def environment() -> dict[str, str]:
     """Return versions, processor, instruction sets, and whether each backend runs, or why not."""
     runs, reason = cpu.available()
+    isa = f"{cpu.isa()} (of {', '.join(cpu.supported_isas())})" if runs else "-"
     facts = {
         "npu_kernels": __version__,
         "python": platform.python_version(),
@@ -104,9 +93,7 @@ def environment() -> dict[str, str]:
         "installed as": _origin(),
         "cpu library": str(cpu.LIBRARY) if runs else reason,
         "fast path": fast_path.LIBRARY.name if fast_path.npu else f"no: {fast_path.reason}",
-        "cpu instruction set": f"{cpu.isa()} (of {', '.join(cpu.supported_isas())})"
-        if runs
-        else "-",
+        "cpu instruction set": isa,
         cpu.ISA_VARIABLE: os.environ.get(cpu.ISA_VARIABLE, "not set"),
     }
     for device_type in ("cpu", "cuda"):

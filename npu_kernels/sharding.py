@@ -50,19 +50,15 @@ def _placements(layer: ops.Layer, x: Any, weight: Any, over: str) -> dict[str, t
 
 def _shardings(layer: ops.Layer, x: Any, weight: Any) -> list[dict[str, tuple[Any, Any]]]:
     """Return the placements of each legal sharding."""
-    return [
-        _placements(layer, x, weight, over)
-        for over in ("", "B", "O", "K")[: 2 + len(weight.shape) - 1]
-    ]
+    dimensions = ("", "B", "O", "K")[: 1 + len(weight.shape)]
+    return [_placements(layer, x, weight, over) for over in dimensions]
 
 
 def _operands(
     layer: ops.Layer, placements: dict[str, tuple[Any, Any]], tensors: Sequence[Any]
 ) -> list[Any]:
-    return [
-        None if t is None else placements[name][0]
-        for name, t in zip(("x", *layer.weights), tensors, strict=True)
-    ]
+    pairs = zip(("x", *layer.weights), tensors, strict=True)
+    return [None if t is None else placements[name][0] for name, t in pairs]
 
 
 def _forward_rule(layer: ops.Layer) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
@@ -74,9 +70,8 @@ def _forward_rule(layer: ops.Layer) -> Callable[..., list[tuple[list[Any], list[
             y = placements["y"][0]
             # Gradients that are not asked for are empty, on every rank.
             outputs = [y, *[y if kept_count and options[-1] else dt.Replicate()] * kept_count]
-            strategies.append(
-                (outputs, [*_operands(layer, placements, tensors), *(None for _ in options)])
-            )
+            operands = _operands(layer, placements, tensors)
+            strategies.append((outputs, [*operands, *(None for _ in options)]))
         return strategies
 
     return rule
@@ -84,24 +79,17 @@ def _forward_rule(layer: ops.Layer) -> Callable[..., list[tuple[list[Any], list[
 
 def _backward_rule(layer: ops.Layer) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
     def rule(grad_y: Any, *arguments: Any) -> list[tuple[list[Any], list[Any]]]:
-        tensors, options = (
-            arguments[: layer.operands],
-            arguments[layer.operands + len(layer.saved) :],
-        )
+        tensors, options = arguments[: layer.operands], arguments[layer.operands :]
+        options = options[len(layer.saved) :]
         needs, strategies = options[-1], []
         for placements in _shardings(layer, *tensors[:2]):
             y = placements["y"][0]
             grads = [
-                placements[name][1] if needs >> bit & 1 and t is not None else dt.Replicate()
-                for bit, (name, t) in enumerate(zip(("x", *layer.weights), tensors, strict=True))
+                placements[name][1] if needs >> bit & 1 else dt.Replicate()
+                for bit, name in enumerate(("x", *layer.weights))
             ]
-            saved = [y] * len(layer.saved)
-            strategies.append(
-                (
-                    grads,
-                    [y, *_operands(layer, placements, tensors), *saved, *(None for _ in options)],
-                )
-            )
+            operands = [y, *_operands(layer, placements, tensors), *[y] * len(layer.saved)]
+            strategies.append((grads, [*operands, *(None for _ in options)]))
         return strategies
 
     return rule
@@ -133,9 +121,7 @@ def shard_models(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         for key, parameter in list(module._parameters.items()):
             if parameter is not None:
                 tensor = dt.distribute_tensor(parameter.detach(), mesh, [dt.Shard(0)])
-                module.register_parameter(
-                    key, nn.Parameter(tensor, requires_grad=parameter.requires_grad)
-                )
+                module.register_parameter(key, nn.Parameter(tensor, parameter.requires_grad))
 
     def enter(module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
         return tuple(

@@ -1,10 +1,10 @@
 """Builds what a release uploads: the sdist, and for each processor one wheel with the fast path for
 many torches and Pythons.
 
-    python -m release.wheels                                    every pair in release/pairs.txt
-    whose Python is here python -m release.wheels --pairs 2.13.0:3.11 2.15.0:3.13    these
-    python -m release.wheels --targets x86_64 aarch64           for Linux on Arm too, by a cross
-    compiler
+    python -m release.wheels                               every pair in release/pairs.txt whose
+                                                           Python is here
+    python -m release.wheels --pairs 2.13.0:3.11 2.15.0:3.13    these pairs
+    python -m release.wheels --targets x86_64 aarch64      for Linux on Arm too, by a cross compiler
 
 The core is compiled once; each pair adds one small library, compiled against that torch's headers
 and that Python's. The headers come from the wheel of torch for Macs, by far the smallest: a

@@ -1,7 +1,5 @@
 """Fixtures that all tests share."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterator
@@ -30,8 +28,7 @@ needs_library = pytest.mark.skipif(
 
 @pytest.fixture(scope="session", autouse=True)
 def _notice() -> None:
-    """Raise the notice of a missing C++ library once, here, and not as an error in the first
-    test."""
+    """Raise the notice of a missing C++ library once, here, and not in the first test."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         backend_for(torch.empty(0))
@@ -39,8 +36,7 @@ def _notice() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """Torch's threads spin: on a machine with other work a tiny tensor waits for them.
-    `test_threads` sets its own."""
+    """Threads of torch spin, and wait on a busy machine. `test_threads` sets its own number."""
     torch.set_num_threads(1)
 
 
@@ -69,8 +65,7 @@ def _seed() -> None:
     ]
 )
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Every backend that computes on the CPU, forced; the C++ kernels called directly and by their
-    operators."""
+    """Every backend of the CPU, forced; C++ kernels called directly and by their operators."""
     name = request.param
     if name == "operators":
         for name in ("npu", "nmu", "nau", "inalu", "mse", "adam", "ode"):
@@ -78,6 +73,16 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         name = "cpu"
     with use_backend(name):
         yield name
+
+
+compiles = pytest.mark.usefixtures("fresh_compiler")
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture(params=ISAS)

@@ -38,7 +38,7 @@ def demonstrate(options: argparse.Namespace) -> None:
     # Layers this small do not fill two cores, and a second thread only takes time from the first.
     torch.set_num_threads(1)
     try:
-        kepler.run(steps=500 if options.quick else kepler.STEPS)
+        kepler.run(steps=500 if options.quick else kepler.ADAM_STEPS)
         print()
         arithmetic.run(options.out, steps=500 if options.quick else arithmetic.STEPS)
     finally:

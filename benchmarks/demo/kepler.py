@@ -27,8 +27,8 @@ from npu_kernels.training import project_
 DATA = Path(__file__).with_name("kepler.csv")
 YEAR = 365.25636  # days of a sidereal year
 STARTS = 20
-STEPS = 3000
-LEARNING_RATE = 0.02
+ADAM_STEPS = 3000
+ADAM_RATE = 0.02
 TOLERANCE = 2e-3
 
 
@@ -72,7 +72,9 @@ def read_bodies(path: Path = DATA) -> list[Body]:
     return bodies
 
 
-def learn(bodies: list[Body], *, steps: int = STEPS, starts: int = STARTS, seed: int = 0) -> Law:
+def learn(
+    bodies: list[Body], *, steps: int = ADAM_STEPS, starts: int = STARTS, seed: int = 0
+) -> Law:
     """Train on these bodies: full batch, Adam, squared relative error."""
     torch.manual_seed(seed)
     axis, period = _columns(bodies)  # shared by the starts
@@ -80,7 +82,7 @@ def learn(bodies: list[Body], *, steps: int = STEPS, starts: int = STARTS, seed:
     # Without the paper's clipping to [-1, 1]: the constant is near 1.
     scale = NAU(1, 1, num_models=starts, dtype=torch.float64, clip=False)
     model = nn.Sequential(power, scale)
-    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=ADAM_RATE, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
     def losses() -> Tensor:  # [K]
@@ -138,7 +140,7 @@ def _print_rounded(law: Law, bodies: list[Body]) -> None:
     )
 
 
-def run(*, steps: int = STEPS, starts: int = STARTS) -> Law:
+def run(*, steps: int = ADAM_STEPS, starts: int = STARTS) -> Law:
     """Train and print."""
     bodies = read_bodies()
     measured = [b for b in bodies if b.measured]

@@ -16,7 +16,7 @@ from npu_kernels import backend_for
 from npu_kernels._jobs.progress import Progress
 
 DEMO_SIZES = (*TINY, *LARGE, ENSEMBLES[0])
-SECONDS = 2.0  # per size, for all rivals together
+SIZE_SECONDS = 2.0  # per size, for all rivals together
 
 COLUMNS = ("B, I, O, models", "fused", "eager", "compile", "fused/linear", "error, fused (eager)")
 WIDTHS = (20, 12, 10, 10, 14, 24)
@@ -53,7 +53,7 @@ def run(
 ) -> list[suite.Row]:  # fmt: skip
     """Measure and print; returns the rows."""
     sizes = (QUICK_SIZES if quick else DEMO_SIZES) if sizes is None else sizes
-    seconds = (0.3 if quick else SECONDS) if seconds is None else seconds
+    seconds = (0.3 if quick else SIZE_SECONDS) if seconds is None else seconds
     names = [rivals.EAGER, rivals.LINEAR]
     why = "on request" if skip_compile else "quick" if quick else rivals.compiler_missing()
     if not why:

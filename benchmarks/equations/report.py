@@ -24,7 +24,7 @@ TITLES = {
     "srsd": "SRSD", "srsdd": "SRSD, dummy columns",
 }  # fmt: skip
 ROUNDING = 0.01  # of criteria
-SEEDS = 10  # of the whole benchmark
+PLANNED_SEEDS = 10  # of the whole benchmark
 EACH = Counter(
     [law.kind for law in (*LAWS, *map(with_dummies, LAWS), *SRSD, *map(mixed, SRSD))]
     + ["sum"] * SUMS
@@ -61,8 +61,8 @@ def table(rows: Sequence[Row]) -> str:
     seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
     methods = [m for m in METHODS if any(row["method"] == m for row in rows)]
     lines = [
-        f"{sizes} rows; seeds: {seeds}; one thread. Planned: the number of equations times {SEEDS} "
-        "seeds; a star marks",
+        f"{sizes} rows; seeds: {seeds}; one thread. Planned: the number of equations times "
+        f"{PLANNED_SEEDS} seeds; a star marks",
         "a cell that lacks equations of a seed. In brackets: median processor time in seconds; "
         "median size in terms,",
         "for gplearn and pyoperon in nodes of a tree. Not told apart: those not found whose "
@@ -74,7 +74,7 @@ def table(rows: Sequence[Row]) -> str:
     ]
     for kind, noise in sorted({(row["class"], row["noise"]) for row in rows}):
         cells = [_cell(cell_rows(rows, kind, noise, method)) for method in methods]
-        planned = SEEDS * EACH[kind]
+        planned = PLANNED_SEEDS * EACH[kind]
         lines.append(f"| {TITLES[kind]} | {noise:g} | {planned} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

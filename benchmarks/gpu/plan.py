@@ -32,8 +32,9 @@ LAUNCHES = (
 )  # fmt: skip
 # Files of tests and into how many items they are cut.
 TESTS = (
-    ("test_gpu.py", 4), ("test_kernels.py", 6), ("test_precision.py", 2), ("test_ode.py", 2),
-    ("test_training.py", 1), ("test_backend.py", 1), ("test_drop_in.py", 1), ("test_tuning.py", 1),
+    ("test_gpu.py", 4), ("test_kernels.py", 6), ("test_special_values.py", 1),
+    ("test_precision.py", 2), ("test_ode.py", 2), ("test_training.py", 1), ("test_backend.py", 1),
+    ("test_drop_in.py", 1), ("test_tuning.py", 1),
 )  # fmt: skip
 # Sizes, and a precision that is not "highest".
 CASES = (

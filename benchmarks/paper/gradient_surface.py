@@ -38,8 +38,8 @@ from npu_kernels import functional
 COLUMNS = ("inputs", "panel", "seed", "median", "flat_share", "w2_spread")
 PANELS = ("NaiveNPU", "NPU, gates 0.5", "NPU, gates 1 and 0")
 INPUTS = {"code": -0.05, "text": 0.0}  # the lower end of x2; the upper one is 0.05
-SEEDS = 20
-ROWS = 32
+SURFACE_SEEDS = 20
+SURFACE_ROWS = 32
 PLATEAU, FLAT = 0.75, 0.1  # w2 above which the figure shows a plateau; what counts as one
 
 W1 = torch.arange(71, dtype=torch.float64) * 0.05 - 1.0
@@ -55,12 +55,12 @@ def batches(seeds: int, variant: str, device: str) -> list[Batch]:
 
 def plan(options: Namespace) -> list[Batch]:
     """The batches of a command."""
-    return batches(options.seeds or SEEDS, options.variant, options.device)
+    return batches(options.seeds or SURFACE_SEEDS, options.variant, options.device)
 
 
 def draw(inputs: str, seed: int) -> Tensor:
     """The rows ``[32, 2]``."""
-    u = torch.rand(ROWS, 2, generator=stream("gradient surface", seed), dtype=torch.float64)
+    u = torch.rand(SURFACE_ROWS, 2, generator=stream("gradient surface", seed), dtype=torch.float64)
     low = INPUTS[inputs]
     return torch.stack([2 * u[:, 0], low + (0.05 - low) * u[:, 1]], 1)
 

@@ -25,7 +25,7 @@ from benchmarks.throughput.orders import Order, Task, order
 Config = dict[str, int]
 Target = tuple[str, Any, int]  # backend, architecture, threads of a warp
 
-SECONDS = 60.0  # for a batch: an assembler that takes longer spills, or never ends
+BATCH_SECONDS = 60.0  # for a batch: an assembler that takes longer spills, or never ends
 NOT_IN_TIME = "not compiled in time"
 
 
@@ -88,13 +88,15 @@ class Pool:
     def __init__(self, jobs: int, target: Target) -> None:
         self._jobs, self._target = jobs, target
         self._start()
-        wait([self._executor.submit(_import) for _ in range(jobs)], timeout=SECONDS)
+        wait([self._executor.submit(_import) for _ in range(jobs)], timeout=BATCH_SECONDS)
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._executor = ProcessPoolExecutor(self._jobs, context, compile_only, (self._target,))
 
-    def compile(self, task: Task, configs: Sequence[Config], seconds: float = SECONDS) -> list[str]:
+    def compile(
+        self, task: Task, configs: Sequence[Config], seconds: float = BATCH_SECONDS
+    ) -> list[str]:
         """The reason why each configuration cannot be used; empty if its kernel is cached."""
         try:
             futures = [self._executor.submit(_compile, task, config) for config in configs]

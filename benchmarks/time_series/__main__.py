@@ -41,7 +41,7 @@ OUT = Path(__file__).parents[1] / "results" / "time-series.jsonl"
 MARK, LAWS, WRONG = "time-series", "time-series-laws", "time-series-wrong"
 METHODS = ("search", "form")
 TITLES = {"fsir": "fractional SIR", "bromine": "rate law of order 3/2"}
-STARTS = 24
+SEARCH_STARTS = 24
 FINE = 400  # steps between two points of the true trajectory
 # Draws that were looked at when the rule for alternatives was chosen: they say nothing of it.
 DESIGN = {("fsir", 0.01, seed) for seed in range(50)}
@@ -81,7 +81,7 @@ class Case:
         """The model that `fit` gets."""
         exponents, rates, _ = self.parts()
         h, d = exponents.shape
-        k = STARTS if method == "search" else None
+        k = SEARCH_STARTS if method == "search" else None
         model = nn.Sequential(RealNPU(d, h, num_models=k), NAU(h, d, num_models=k)).double()
         if method == "form":
             state = {"0.weight_re": exponents, "0.gate": torch.ones(d), "1.weight": rates}

@@ -6,11 +6,9 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/jit/frontend/tracer.h>
 
 #include <limits>
 #include <map>
@@ -35,21 +33,32 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Whether nothing needs to see the call: no mode, transform, autocast, tracer or anomaly mode.
+// Whether nothing needs to see the call: no mode, transform, autocast, tracer or anomaly mode. Dispatch modes,
+// transforms and the tracer include a dispatch key.
 inline bool nothing_watches() {
   // torch.inference_mode() removes the dispatch key that tracks views and changes in place. Only Adam's step makes such
   // changes here.
   constexpr c10::DispatchKeySet kInference = c10::default_included_set.remove(c10::DispatchKey::ADInplaceOrView);
   const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
-  return !c10::impl::TorchDispatchModeTLS::any_modes_set() && at::impl::PythonTorchFunctionTLS::stack_len() == 0 &&
+  return at::impl::PythonTorchFunctionTLS::stack_len() == 0 &&
          (included == c10::default_included_set || (included == kInference && c10::InferenceMode::is_enabled())) &&
-         !at::autocast::is_autocast_enabled(at::kCPU) && !torch::autograd::AnomalyMode::is_enabled() &&
-         !torch::jit::tracer::isTracing();
+         !at::autocast::is_autocast_enabled(at::kCPU) && !torch::autograd::AnomalyMode::is_enabled();
 }
 
 inline c10::DispatchKeySet keys_of_cpu_tensors(bool inference) {
   const c10::InferenceMode mode(inference);
   return at::empty({0}, at::device(at::kCPU)).key_set();
+}
+
+// Whether a tensor's storage, which somebody may have freed or made smaller, has memory for it.
+inline bool has_memory(const Tensor& t) {
+  int64_t count = t.numel();
+  if (count == 0) return true;
+  if (C10_UNLIKELY(!t.is_contiguous())) {
+    count = 1;
+    for (int64_t d = 0; d < t.dim(); ++d) count += (t.size(d) - 1) * t.stride(d);
+  }
+  return size_t(t.storage_offset() + count) * t.itemsize() <= t.storage().nbytes();
 }
 
 // A dense CPU tensor of that dtype, with nothing wrapped around it and no tangent. An inference tensor is one too:
@@ -58,7 +67,7 @@ inline c10::DispatchKeySet keys_of_cpu_tensors(bool inference) {
 inline bool plain(const Tensor& t, at::ScalarType dtype) {
   static const c10::DispatchKeySet normal = keys_of_cpu_tensors(false), inference = keys_of_cpu_tensors(true);
   return t.defined() && (t.key_set() == normal || t.key_set() == inference) && t.scalar_type() == dtype &&
-         !t._fw_grad(0).defined();
+         !t._fw_grad(0).defined() && has_memory(t);
 }
 
 // Which of the first inputs need a gradient, one bit each; an absent tensor has no edge.

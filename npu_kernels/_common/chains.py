@@ -2,42 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from operator import attrgetter
+from typing import Any
+
 from torch import nn
 
-from npu_kernels.layers import Unit
+from npu_kernels import layers
+from npu_kernels.layers import PowerUnit, Unit
 
-# The methods by which a Sequential calls its parts; a class with others of its own is one layer.
-_CALLS = ("forward", "__call__", "_call_impl", "__iter__")
+# Layers whose forward does the same at every call: without random numbers, counters, branches.
+STEADY: tuple[type[nn.Module], ...] = (
+    *(getattr(layers, name) for name in vars(layers)["__all__"]),
+    *(nn.Linear, nn.Identity, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Softplus),
+)
+# The methods by which a call reaches forward, of each class as they are at import: somebody may
+# replace them later. A Sequential calls its parts in the order of __iter__.
+_CALLS = ("forward", "_call_impl", "__call__")
+_methods_of, _methods_of_sequential = attrgetter(*_CALLS), attrgetter(*_CALLS, "__iter__")
+_DEFINED: dict[type, tuple[Any, ...]] = {kind: _methods_of(kind) for kind in (*STEADY, PowerUnit)}
+_DEFINED[nn.Sequential] = _methods_of_sequential(nn.Sequential)
 
 
-def chain(model: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:
+def note_methods(kind: type[nn.Module]) -> None:
+    """Take the methods that a class of layers has now as its own: it computes what its bases do."""
+    _DEFINED[kind] = _methods_of(kind)
+
+
+def replaced_method(part: nn.Module) -> str | None:
+    """Return a method by which a call of a layer does something else than the layer's class says.
+
+    It was replaced on the module, on its class, or by a class that is derived from it. None if
+    there is none. Noted are the methods of Sequential, of `STEADY`, and by `note_methods`.
+    """
+    attributes, kind = part.__dict__, type(part)
+    if "forward" in attributes or "_call_impl" in attributes:
+        return "forward" if "forward" in attributes else "_call_impl"
+    defined = _DEFINED.get(kind)
+    if defined is None:
+        defined = next((_DEFINED[base] for base in kind.__mro__ if base in _DEFINED), None)
+        if defined is None:
+            return None
+    methods = (_methods_of if len(defined) == 3 else _methods_of_sequential)(kind)
+    if methods == defined:
+        return None
+    names = zip((*_CALLS, "__iter__"), methods, defined, strict=False)
+    return next(name for name, method, original in names if method is not original)
+
+
+def chain(
+    model: nn.Module, path: str = "", *, any_call: bool = False
+) -> list[tuple[str, nn.Module]]:
     """Return the paths and layers of a model in the order in which they are called.
 
-    The model itself, whose path is "", where it is no Sequential.
+    The model itself, whose path is "", where it is no Sequential, or is called in another way.
+
+    any_call: take also Sequentials apart that are called in another way.
     """
-    kind = type(model)
-    if not issubclass(kind, nn.Sequential) or (
-        kind is not nn.Sequential
-        and any(getattr(kind, name) is not getattr(nn.Sequential, name) for name in _CALLS)
-    ):
+    if not isinstance(model, nn.Sequential) or not (any_call or replaced_method(model) is None):
         return [(path, model)]
-    layers: list[tuple[str, nn.Module]] = []
+    parts: list[tuple[str, nn.Module]] = []
     for name, part in model._modules.items():
-        if part is not None:
-            layers += chain(part, f"{path}.{name}" if path else name)
-    return layers
+        inner = f"{path}.{name}" if path else name
+        if isinstance(part, nn.Sequential):
+            parts += chain(part, inner, any_call=any_call)
+        elif part is not None:
+            parts.append((inner, part))
+    return parts
 
 
 def units_of(model: nn.Module) -> list[tuple[str, Unit]]:
     """Return the paths and units of a chain of different units and Identities; [] for others."""
-    layers = [(path, layer) for path, layer in chain(model) if not isinstance(layer, nn.Identity)]
-    units = [(path, layer) for path, layer in layers if isinstance(layer, Unit)]
-    return units if len(layers) == len({id(unit) for _, unit in units}) else []
+    parts = [(path, layer) for path, layer in chain(model) if not isinstance(layer, nn.Identity)]
+    units = [
+        (path, layer)
+        for path, layer in parts
+        if isinstance(layer, Unit) and replaced_method(layer) is None
+    ]
+    return units if len(parts) == len({id(unit) for _, unit in units}) else []
 
 
-def num_models_of(function: str, model: nn.Module) -> int | None:
-    """Return the num_models of a model's units, None for none; ValueError for several."""
-    counts = {unit.num_models for unit in model.modules() if isinstance(unit, Unit)}
+def num_models_of(function: str, modules: Iterable[nn.Module]) -> int | None:
+    """Return the num_models of a model's units, None for none; ValueError for several.
+
+    modules: all of the model, as `nn.Module.modules` gives them.
+    """
+    counts = {unit.num_models for unit in modules if isinstance(unit, Unit)}
     if len(counts) > 1:
         rule, got = "the units of one model must have one num_models", sorted(counts, key=str)
         raise ValueError(f"{function}: {rule}, got {got}")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
+
+MOST_WHOLE = 2**63 - 1  # torch and C++ have no integers beyond
 
 
 def check_tensor(function: str, name: str, value: Any) -> None:
@@ -41,14 +44,17 @@ def is_number(value: Any) -> TypeGuard[float]:
     return not math.isnan(as_number(value))
 
 
-def check_whole(function: str, name: str, value: Any, minimum: int = 1, *, other: str = "") -> int:
+def check_whole(
+    function: str, name: str, value: Any, minimum: int = 1, *, other: str = "", bounded: bool = True
+) -> int:
     """Return the integer as an int; ValueError unless it is at least `minimum`.
 
-    other: what the argument may also be.
+    other: what the argument may also be. bounded: it must also be below 2**63.
     """
-    if not is_whole(value) or value < minimum:
+    too_large = bounded and is_whole(value) and value > MOST_WHOLE
+    if not is_whole(value) or value < minimum or too_large:
         rule = f"{other}, or " if other else ""
-        rule += f"an integer of at least {minimum}"
+        rule += f"an integer of at least {minimum}" + (" and below 2**63" if too_large else "")
         raise ValueError(f"{function}: {name} must be {rule}, got {value!r}")
     return int(value)
 
@@ -76,6 +82,21 @@ def check_number(
         rule = (f"{other}, or " if other else "") + " and ".join(rules)
         raise ValueError(f"{function}: {name} must be {rule}, got {value!r}")
     return number
+
+
+def check_numbers(function: str, name: str, value: Any) -> None:
+    """Raise TypeError for a bool, text, bytes or a Decimal in lists of numbers or arrays.
+
+    What else is no number, their conversion says.
+    """
+    if isinstance(value, (list, tuple)):
+        for entry in value:
+            check_numbers(function, name, entry)
+        return
+    dtype: Any = getattr(value, "dtype", None)
+    wrong = dtype is torch.bool or getattr(dtype, "kind", "") in tuple("bSU")
+    if wrong or isinstance(value, (bool, str, bytes, Decimal)):
+        raise TypeError(f"{function}: {name} must be numbers, got {value!r}")
 
 
 def check_level(function: str, value: Any) -> float:

@@ -140,10 +140,20 @@ def write(path: Path, content: bytes | str) -> None:
 
 def save(path: Path, state: Any) -> None:
     """A state of tensors and numbers into a file, as `write`, with a checksum for `load`."""
+    content = dumped(state)
+    write(path, _HEAD + _checksum(content) + content)
+
+
+def dumped(state: Any) -> bytes:
+    """Return what `torch.save` writes for a state."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    content = buffer.getvalue()
-    write(path, _HEAD + _checksum(content) + content)
+    return buffer.getvalue()
+
+
+def loaded(content: bytes) -> Any:
+    """Return the state of `dumped`, on the CPU: tensors, numbers and text, no code."""
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
 def load(path: Path, keys: Collection[str]) -> dict[str, Any]:
@@ -162,7 +172,7 @@ def load(path: Path, keys: Collection[str]) -> dict[str, Any]:
     elif not content.startswith(b"PK"):
         raise ValueError("it is no file that npu_kernels saved")
     try:
-        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        state = loaded(content)
     except Exception:  # what other content makes torch.load raise depends on where it is wrong
         raise ValueError("it is damaged or no file that npu_kernels saved") from None
     missing = sorted(set(keys) - state.keys()) if isinstance(state, dict) else None
@@ -171,8 +181,8 @@ def load(path: Path, keys: Collection[str]) -> dict[str, Any]:
             type(state).__name__ if missing is None else f"a dict without {', '.join(missing[:3])}"
         )
         raise ValueError(f"it holds something else: {kind}")
-    loaded: dict[str, Any] = state
-    return loaded
+    entries: dict[str, Any] = state
+    return entries
 
 
 def _checksum(content: bytes) -> bytes:

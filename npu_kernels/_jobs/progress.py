@@ -63,6 +63,9 @@ class Progress:
     def __init__(
         self, label: str, total: float, stream: TextIO | None = None, shown: bool = True
     ) -> None:
+        self._bar: Any = None
+        if not shown:  # for tqdm a bar that is not shown costs as much as a small training
+            return
         stream = sys.stdout if stream is None else stream
         self.terminal = stream.isatty()
         seconds = 0.1 if self.terminal else LINE_SECONDS
@@ -78,7 +81,6 @@ class Progress:
             smoothing=0,  # the mean speed: steps differ
             leave=False,
             dynamic_ncols=self.terminal,
-            disable=not shown,
         )
 
     def __enter__(self) -> Progress:
@@ -89,25 +91,27 @@ class Progress:
 
         It is cheap enough for every step.
         """
-        self._bar.initial = before
-        self._bar.set_postfix_str(note, refresh=False)
-        self._bar.update(done - self._bar.n)
+        if self._bar is not None:
+            self._bar.initial = before
+            self._bar.set_postfix_str(note, refresh=False)
+            self._bar.update(done - self._bar.n)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """A block in which other lines are printed: the bar is cleared first."""
-        if self.terminal:
+        terminal = self._bar is not None and self.terminal
+        if terminal:
             self._bar.clear()
         yield
-        if self.terminal:
+        if terminal:
             self._bar.refresh()
 
     def close(self) -> None:
         """The end."""
-        bar = self._bar
-        if not self.terminal and not bar.disable:
-            bar.refresh()
-        bar.close()
+        if self._bar is not None:
+            if not self.terminal:
+                self._bar.refresh()
+            self._bar.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()

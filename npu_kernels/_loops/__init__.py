@@ -21,9 +21,14 @@ __all__ = ["Captured", "Fused", "Loop", "Ordinary", "loop_for"]
 
 
 def loop_for(
-    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, *others: Tensor
 ) -> tuple[type[Loop], str | None]:
-    """Return the class of the fastest loop, and the reason if it is the ordinary one."""
-    fast, obstacle = (Captured, captured.obstacle) if x.is_cuda else (Fused, plan.obstacle)
-    reason = obstacle(model, optimizer, x)
-    return (fast, None) if reason is None else (Ordinary, reason)
+    """Return the class of the fastest loop, and the reason if it is the ordinary one.
+
+    x, others: the data.
+    """
+    if x.is_cuda:
+        reason = captured.obstacle(model, optimizer, x)
+        return (Captured, None) if reason is None else (Ordinary, reason)
+    reason = plan.obstacle(model, optimizer, x, *others)
+    return (Fused, None) if reason is None else (Ordinary, reason)

@@ -21,18 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from npu_kernels import layers
-from npu_kernels._common.chains import chain
+from npu_kernels._common.chains import STEADY, chain
 from npu_kernels._common.notices import warn
 from npu_kernels._loops import plan
 from npu_kernels._loops.steps import Ordinary
-from npu_kernels.layers import Unit
 
 FIRST_STEPS = 3  # made one by one before a capture
 FEWEST_STEPS = 16  # of a call for which a graph is captured
-# Layers whose forward does the same at every call: without random numbers, counters, branches.
-UNITS = tuple(getattr(layers, name) for name in vars(layers)["__all__"])
-OTHERS = (nn.Linear, nn.Identity, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Softplus)
 
 
 def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> str | None:
@@ -44,15 +39,13 @@ def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> s
         return "of torch.compile, autocast or inference mode"
     if torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured already"
-    problem = plan.call_obstacle(model)
+    problem = plan.call_obstacle(model.modules())
     if problem is not None:
         return problem
     for _, layer in chain(model):
-        title = type(layer).__name__
-        if type(layer) not in (*UNITS, *OTHERS):
+        if type(layer) not in STEADY:
+            title = type(layer).__name__
             return f"{title} may do something else at each step, which a CUDA graph would not"
-        if isinstance(layer, Unit) and not layer.intervals.keys() <= layer._parameters.keys():
-            return f"a parameter of {title} is pruned or parametrized"
     for parameter in model.parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             return "a parameter has hooks"

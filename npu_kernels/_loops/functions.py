@@ -35,7 +35,8 @@ def _collect(
     if num_models is not None:
         num_models = check_whole(name, "num_models", num_models)
     if isinstance(parameters, nn.Module):
-        num_models = num_models_of(name, parameters) if num_models is None else num_models
+        modules = parameters.modules()
+        num_models = num_models_of(name, modules) if num_models is None else num_models
         used: dict[int, Tensor] = {}  # by the parameter's identity: a shared one counts once
         for module in parameters.modules():
             if not only_whole or (isinstance(module, Unit) and module.whole_weights):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.modules import module as torch_module
+from torch.optim import lr_scheduler
+from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from npu_kernels import optim
-from npu_kernels._common.chains import chain
+from npu_kernels import functional, optim
+from npu_kernels._common.chains import chain, replaced_method
 from npu_kernels._loops import records
 from npu_kernels._loops.steps import Loop
 from npu_kernels._operators import dispatch, ops
@@ -35,10 +37,32 @@ _KIND_NUMBERS = {kind: records.KINDS.index(record) for kind, record in KINDS.ite
 _PENALTY_NUMBERS = {name: records.PENALTIES.index(form) for name, form in PENALTIES.items()}
 _LETTERS = {kind: ops.WEIGHTS[record.__name__.lower()] for kind, record in KINDS.items()}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_METHODS = {"forward", "_call_impl"}  # which a call takes from the instance if it has them
 _NUMBERS = ("lr", "eps", "betas", "alpha", "weight_decay", "momentum")  # settings of an optimiser
+_FUNCTIONS = {kind: record.__name__.lower() for kind, record in KINDS.items()}  # of the layers
+_FUNCTIONS_AT_IMPORT = {name: getattr(functional, name) for name in _FUNCTIONS.values()}
 _UNBOUNDED = (-math.inf, math.inf)
 _NO_ROWS = torch.empty(0, dtype=torch.int64, device="cpu")  # all rows at each step
+
+
+def _defined(method: Any) -> Any:
+    """Return the function of a method, without what torch's optimisers and schedulers wrap it in.
+
+    What anybody else has wrapped it in stays, also by `functools.wraps`.
+    """
+    function = getattr(method, "__func__", method)
+    variables = getattr(function, "__globals__", None)
+    if variables is vars(torch_optimizer) or variables is vars(lr_scheduler):
+        inner = getattr(function, "__wrapped__", None)
+        return function if inner is None else _defined(inner)
+    return function
+
+
+# The methods of each optimiser's class as they are at import: somebody may replace them later.
+_STEPS = ("step", "zero_grad")
+_DEFINED_STEPS: dict[type[torch.optim.Optimizer], list[Any]] = {
+    kind: [_defined(getattr(kind, name)) for name in _STEPS]
+    for kind in (*ADAMS, torch.optim.RMSprop)
+}
 
 
 def clamped(
@@ -53,36 +77,43 @@ def clamped(
                 yield parameter, low, high
 
 
-def check_memory(model: nn.Module, **tensors: Any) -> None:
+def check_memory(modules: Iterable[nn.Module], **tensors: Any) -> None:
     """Raise ValueError for a parameter or tensor whose storage was freed or made smaller."""
     for name, tensor in tensors.items():
-        if isinstance(tensor, Tensor):
-            _check_storage(name, tensor)
-    for parameter in model.parameters():
-        _check_storage("a parameter of model", parameter)
+        _check_storage(name, tensor)
+    for part in modules:
+        for parameter in part._parameters.values():
+            _check_storage("a parameter of model", parameter)
 
 
-def _check_storage(name: str, tensor: Tensor) -> None:
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.numel() == 0:
+def _check_storage(name: str, tensor: Any) -> None:
+    if type(tensor) not in (Tensor, nn.Parameter):
         return
     last = tensor.numel()
+    if last == 0:
+        return
     if not tensor.is_contiguous():
         pairs = zip(tensor.shape, tensor.stride(), strict=True)
         last = 1 + sum((size - 1) * stride for size, stride in pairs)
     needed = (tensor.storage_offset() + last) * tensor.itemsize
     storage = tensor.untyped_storage().nbytes()
     if storage < needed:
-        raise ValueError(
-            f"run: {name} must have memory for its shape {tuple(tensor.shape)}, {needed} bytes, "
-            f"got a storage of {storage} bytes"
-        )
+        rule = f"memory for its shape {tuple(tensor.shape)}, {needed} bytes"
+        raise ValueError(f"run: {name} must have {rule}, got a storage of {storage} bytes")
 
 
 # ---- what is possible ----------------------------------------------------------------------------
 
 
-def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> str | None:
-    """Return the reason why one call cannot make the steps; None if it can."""
+def obstacle(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, *others: Tensor
+) -> str | None:
+    """Return the reason why one call cannot make the steps; None if it can.
+
+    Prehooks of a parameter's AccumulateGrad node cannot be seen from Python: the call ignores them.
+
+    x, others: the data. Raises what a call of the layers raises for options that they refuse.
+    """
     fast = dispatch.forced() in dispatch.FAST_PATH
     if not (x.is_cpu and fast and dispatch.backend_for(x) == "cpu"):
         return "the C++ kernels are not used for these tensors"
@@ -90,31 +121,37 @@ def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> s
         return f"{x.dtype} is neither float32 nor float64"
     if is_compiling() or torch.is_autocast_enabled("cpu") or torch.is_inference_mode_enabled():
         return "of torch.compile, autocast or inference mode"
-    return (
-        call_obstacle(model)
-        or _layers_obstacle(model, [layer for _, layer in chain(model)], x)
-        or optimizer_obstacle(optimizer)
-        or _state_obstacle(optimizer)
-    )
+    modules, layers = list(model.modules()), [layer for _, layer in chain(model)]
+    problem = call_obstacle(modules) or _layers_obstacle(modules, layers, x)
+    problem = problem or optimizer_obstacle(optimizer) or _state_obstacle(optimizer)
+    problem = problem or _memory_obstacle(layers, optimizer, (x, *others))
+    if problem is None:
+        for layer in layers:
+            assert isinstance(layer, Unit)
+            layer(x.new_empty(0, layer.in_features))  # checks its options
+    return problem
 
 
-def call_obstacle(model: nn.Module) -> str | None:
+def call_obstacle(modules: Iterable[nn.Module]) -> str | None:
     """Return the reason why a call may do something else than the layers' classes say, or None."""
     if torch_module._has_any_global_hook():
         return "a module has hooks"
-    for part in model.modules():
+    for part in modules:
         attributes = part.__dict__
         for name in _HOOKS:
             if attributes[name]:
                 return "a module has hooks"
-        if not _METHODS.isdisjoint(attributes):
-            return f"{min(_METHODS & attributes.keys())} of {type(part).__name__} is replaced"
+        method = replaced_method(part)
+        if method is not None:
+            return f"{method} of {type(part).__name__} is replaced"
         if part._compiled_call_impl is not None:
             return f"{type(part).__name__} is compiled"
     return None
 
 
-def _layers_obstacle(model: nn.Module, layers: Sequence[nn.Module], x: Tensor) -> str | None:
+def _layers_obstacle(
+    modules: Sequence[nn.Module], layers: Sequence[nn.Module], x: Tensor
+) -> str | None:
     if not layers:
         return "the model is empty"
     seen: set[int] = set()
@@ -122,6 +159,11 @@ def _layers_obstacle(model: nn.Module, layers: Sequence[nn.Module], x: Tensor) -
         title = type(layer).__name__
         if not isinstance(layer, Unit) or type(layer) not in KINDS:
             return f"{title} has no place in a chain of NPU, RealNPU, NaiveNPU, NAU, NMU and NMRU"
+        name = _FUNCTIONS[type(layer)]
+        if getattr(functional, name) is not _FUNCTIONS_AT_IMPORT[name]:
+            return f"functional.{name} is replaced"
+        if type(getattr(layer, "clip", True)) is not bool:
+            return f"clip of {title} is neither True nor False"
         if isinstance(layer, NAU):
             if max(layer.in_features, layer.out_features) > WIDEST_NAU:
                 rule = f"a NAU with more than {WIDEST_NAU} features"
@@ -138,7 +180,7 @@ def _layers_obstacle(model: nn.Module, layers: Sequence[nn.Module], x: Tensor) -
                 if problem is not None:
                     return f"a parameter of {title} {problem}"
     nested = any(layer._modules for layer in layers)
-    if nested or any(part._parameters for part in model.modules() if not isinstance(part, Unit)):
+    if nested or any(part._parameters for part in modules if not isinstance(part, Unit)):
         return "a parameter belongs to no layer of the chain"
     return None
 
@@ -163,10 +205,34 @@ def _parameter_obstacle(
     seen.add(parameter.data_ptr())
     if parameter.shape != shape:
         return f"has shape {tuple(parameter.shape)}, which is not the layer's"
-    if not parameter.is_contiguous() or parameter.is_inference():
-        return "is not contiguous, or made in inference mode"
+    if not parameter.is_contiguous() or parameter.is_inference() or _is_lazy(parameter):
+        return "is not contiguous, lazily negated, or made in inference mode"
     hooked = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
     return "has hooks" if hooked else None
+
+
+def _is_lazy(tensor: Tensor) -> bool:
+    """Whether its memory has other numbers: those to negate, or none where all are 0."""
+    return tensor.is_neg() or tensor._is_zerotensor()
+
+
+def _memory_obstacle(
+    layers: Iterable[nn.Module], optimizer: torch.optim.Optimizer, data: Iterable[Tensor]
+) -> str | None:
+    if any(tensor._is_zerotensor() for tensor in data):
+        return "the data are zeros without memory"
+    parameters = [p for layer in layers for p in layer._parameters.values() if p is not None]
+    moments = [t for p in parameters for t in optimizer.state.get(p, {}).values()]
+    written = [*parameters, *(t for t in moments if isinstance(t, Tensor))]
+    pieces = [(t.data_ptr(), t.data_ptr() + t.nbytes, True) for t in written]
+    pieces += [(t.data_ptr(), t.data_ptr() + t.nbytes, False) for t in data]
+    any_end = written_end = 0  # of those before
+    for begin, end, changes in sorted(pieces):
+        if begin < (any_end if changes else written_end):
+            return "a parameter shares its memory with another tensor"
+        any_end = max(any_end, end)
+        written_end = max(written_end, end) if changes else written_end
+    return None
 
 
 def optimizer_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
@@ -176,16 +242,17 @@ def optimizer_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
     """
     if type(optimizer) not in (*ADAMS, torch.optim.RMSprop):
         return f"{type(optimizer).__name__} is neither torch's Adam, AdamW nor RMSprop"
-    if (
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or _global_optimizer_pre_hooks
-        or _global_optimizer_post_hooks
-    ):
+    for name, defined in zip(_STEPS, _DEFINED_STEPS[type(optimizer)], strict=True):
+        if _defined(getattr(optimizer, name)) is not defined:
+            return f"{name} of the optimiser is replaced"
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    if hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
         return "the optimiser has hooks"
     for group in optimizer.param_groups:
         if group.get("amsgrad") or group.get("capturable") or group.get("differentiable"):
             return "the optimiser is amsgrad, capturable or differentiable"
+        if len(set(map(id, group["params"]))) < len(group["params"]):
+            return "the optimiser has a parameter twice"
         for name in _NUMBERS:
             setting = group.get(name, 0.0)
             for number in setting if isinstance(setting, (tuple, list)) else (setting,):
@@ -209,7 +276,7 @@ def _state_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def _like(value: Tensor, parameter: Tensor) -> bool:
-    plain = value.is_cpu and value.is_contiguous()
+    plain = value.is_cpu and value.is_contiguous() and not _is_lazy(value)
     return plain and value.shape == parameter.shape and value.dtype is parameter.dtype
 
 
@@ -243,14 +310,12 @@ class Fused(Loop):
         plan.add(self._call(done, steps, len(layers)))
         index = {id(p): n for n, p in enumerate(parameters)}
         for layer in layers:
-            plan.add(
-                records.Layer(_KIND_NUMBERS[type(layer)], layer.in_features, layer.out_features)
-            )
+            kind = _KIND_NUMBERS[type(layer)]
+            plan.add(records.Layer(kind, layer.in_features, layer.out_features))
             plan.add(_formula(layer, index, self.x.dtype))
         intervals = self._intervals(layers)
-        whole = {
-            id(p) for layer in layers if layer.whole_weights for p in layer._parameters.values()
-        }
+        summed = [layer for layer in layers if layer.whole_weights]
+        whole = {id(p) for layer in summed for p in layer._parameters.values()}
         groups = {id(p): n for n, g in enumerate(optimizer.param_groups) for p in g["params"]}
         updates: dict[tuple[int, bool], _Update] = {}
         states: list[dict[str, Tensor]] = []
@@ -274,17 +339,11 @@ class Fused(Loop):
                 plan.add(records.Update(group, update.penalties, float(state["step"])))
                 plan.extend(update.settings)
                 moments += [state[name] for name in update.names]
+        weight = self._no_weight if self.weight is None else self.weight
+        data = self.losses, self.x, self.y, weight, _NO_ROWS if rows is None else rows
+        detached = [p.detach() for p in parameters]
         torch.ops.npu_kernels.train(
-            [p.detach() for p in parameters],
-            moments,
-            self.losses,
-            self.x,
-            self.y,
-            self._no_weight if self.weight is None else self.weight,
-            _NO_ROWS if rows is None else rows,
-            schedules,
-            plan.integers,
-            plan.numbers,
+            detached, moments, *data, schedules, plan.integers, plan.numbers
         )
         for state in states:
             state["step"] += steps
@@ -338,14 +397,9 @@ def _settings(
     if isinstance(optimizer, torch.optim.RMSprop):
         return records.RMSprop(**{name: group[name] for name in records.RMSprop._fields})
     beta1, beta2 = group["betas"]
-    return records.Adam(
-        maximize=group["maximize"],
-        decoupled=group.get("decoupled_weight_decay", False),
-        beta1=beta1,
-        beta2=beta2,
-        eps=group["eps"],
-        weight_decay=group["weight_decay"],
-    )
+    decoupled = group.get("decoupled_weight_decay", False)
+    settings = {name: group[name] for name in ("maximize", "eps", "weight_decay")}
+    return records.Adam(decoupled=decoupled, beta1=beta1, beta2=beta2, **settings)
 
 
 def _formula(layer: Unit, index: Mapping[int, int], dtype: torch.dtype) -> tuple[Any, ...]:

@@ -20,7 +20,8 @@ TERMS: dict[str, Term] = {
     "madsen": lambda model, beta: beta * regularizer(model),
     "paper": lambda model, beta: beta * regularizer(model, form="paper"),
     "whole": lambda model, beta: (
-        beta * regularizer(list(model.parameters()), num_models=num_models_of("run", model))
+        beta
+        * regularizer(list(model.parameters()), num_models=num_models_of("run", model.modules()))
     ),
 }
 
@@ -109,7 +110,11 @@ class Ordinary(Loop):
     def clear(self) -> None:
         """Remove the gradients, also those that the optimiser does not know of."""
         self.optimizer.zero_grad()
-        self.model.zero_grad()
+        groups = self.optimizer.param_groups
+        known = {id(parameter) for group in groups for parameter in group["params"]}
+        for parameter in self.model.parameters():
+            if id(parameter) not in known:
+                parameter.grad = None
 
     def _error(self, rows: Tensor | None) -> Tensor:
         y, target = self.model(chosen(self.x, rows)), chosen(self.y, rows)

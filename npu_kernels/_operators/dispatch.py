@@ -130,9 +130,7 @@ def reasons(device_type: str) -> dict[str, tuple[bool, str]]:
 
 def _explain(device_type: str) -> str:
     answers = reasons(device_type).items()
-    return "; ".join(
-        f"{name}: {'available' if runs else reason}" for name, (runs, reason) in answers
-    )
+    return "; ".join(f"{name}: {'available' if ok else why}" for name, (ok, why) in answers)
 
 
 @constant_in_graphs

@@ -91,18 +91,13 @@ def check(layer: str, x: Any, weights: Sequence[Any], mixed: bool = False) -> No
     """
     shapes, expected = ops.WEIGHTS[layer], _EXPECTED[layer]
     named = zip(shapes, weights, expected, strict=True)
-    tensors = {
-        name: weight
-        for name, weight, (_, may_be_none) in named
-        if weight is not None or not may_be_none
-    }
+    tensors = {name: w for name, w, (_, optional) in named if w is not None or not optional}
     present = {"x": x, **tensors}
     for name, tensor in present.items():
         check_tensor(layer, name, tensor)
         if tensor.dtype not in _INFO and tensor.dtype not in HALVES:
-            raise TypeError(
-                f"{layer}: {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}"
-            )
+            rule = f"{name} must be float16, bfloat16, float32 or float64"
+            raise TypeError(f"{layer}: {rule}, got {tensor.dtype}")
     for attribute, error in (("dtype", TypeError), ("device", ValueError))[mixed:]:
         if any(getattr(tensor, attribute) != getattr(x, attribute) for tensor in present.values()):
             values = ", ".join(f"{n} {getattr(t, attribute)}" for n, t in present.items())
@@ -118,30 +113,25 @@ def check(layer: str, x: Any, weights: Sequence[Any], mixed: bool = False) -> No
         )
     twice = shapes[first] == "OJ"
     if twice and shape[-1] % 2:
-        raise ValueError(
-            f"{layer}: {first} must have an even last dimension ({columns}), got shape {shape}"
-        )
+        rule = f"{first} must have an even last dimension ({columns})"
+        raise ValueError(f"{layer}: {rule}, got shape {shape}")
     inputs = shape[-1] // 2 if twice else shape[-1]
     models = "num_models, " if len(shape) == 3 else ""
     for name, other in tensors.items():
         letters, sizes = shapes[name], tuple(other.shape)
         if len(letters) == 2:
             if sizes != shape:
-                raise ValueError(
-                    f"{layer}: {name} must have the shape of {first}, {shape}, got shape {sizes}"
-                )
+                rule = f"{name} must have the shape of {first}, {shape}"
+                raise ValueError(f"{layer}: {rule}, got shape {sizes}")
             continue
         want = _vector(shape, letters)
         if sizes != want:
-            meaning = models + _MEANING[letters]
-            raise ValueError(
-                f"{layer}: {name} must have shape {want} ({meaning}), got shape {sizes}"
-            )
+            rule = f"{name} must have shape {want} ({models}{_MEANING[letters]})"
+            raise ValueError(f"{layer}: {rule}, got shape {sizes}")
 
     if not rows or rows[-1] != inputs:
-        raise ValueError(
-            f"{layer}: x must have last dimension {inputs} (in_features), got shape {rows}"
-        )
+        rule = f"x must have last dimension {inputs} (in_features)"
+        raise ValueError(f"{layer}: {rule}, got shape {rows}")
     if models and len(rows) != 2 and (len(rows) == 1 or rows[0] != shape[0]):
         raise ValueError(
             f"{layer}: x must have shape ({shape[0]}, ..., {inputs}) "
@@ -214,9 +204,7 @@ def _reads_halves(layer: str, x: Tensor, weights: Sequence[Any], autocast: bool)
         dtypes = [getattr(tensor, "dtype", None) for tensor in (x, *weights) if tensor is not None]
         if any(dtype not in HALVES and dtype is not torch.float32 for dtype in dtypes):
             return False
-        if all(dtype is torch.float32 for dtype in dtypes) or (
-            dtypes[0] in HALVES and dtypes[1] in HALVES
-        ):
+        if set(dtypes) == {torch.float32} or (dtypes[0] in HALVES and dtypes[1] in HALVES):
             return False
         unrecorded(check, layer, x, weights, True)
     return True
@@ -244,9 +232,7 @@ def call(
         half = x.dtype in HALVES
     if (autocast or half) and not (fused and _reads_halves(layer, x, weights, autocast)):
         with torch.autocast(x.device.type, enabled=False):
-            y = call(
-                layer, formula, _to_float(x), [_to_float(weight) for weight in weights], **options
-            )
+            y = call(layer, formula, _to_float(x), list(map(_to_float, weights)), **options)
         return y.to(x.dtype) if half else y
 
     extra = x.dim() - weights[0].dim()  # type: ignore[union-attr]  # the first is never None

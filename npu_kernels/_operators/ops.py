@@ -36,9 +36,8 @@ class Layer:
     """
 
     name: str
-    weights: Mapping[
-        str, str
-    ]  # name -> shape behind K: O, I, and J for 2 I; the first "OI" or "OJ"
+    # Name -> shape behind K: O, I, and J for 2 I; the first "OI" or "OJ".
+    weights: Mapping[str, str]
     optional: tuple[str, ...] = ()  # the weights that may be None
     options: Mapping[str, str] = field(default_factory=dict)  # of both operators: name -> type
     backward_options: Mapping[str, str] = field(default_factory=dict)  # of the backward alone
@@ -52,9 +51,7 @@ class Layer:
     eager_products: bool = False  # the eager formula builds a factor for each row, output and input
     drawn_within: tuple[float, float] = (-1.0, 1.0)  # the range of the weights of samples
     least_input: float = 0.0  # the smallest magnitude of the inputs of samples
-    calls: tuple[Mapping[str, Any], ...] = field(
-        default=({},)
-    )  # options of the function in samples
+    calls: tuple[Mapping[str, Any], ...] = field(default=({},))  # options in samples
     without: Mapping[str, str] = field(default_factory=dict)  # rules that it does not have -> why
 
     @property
@@ -110,6 +107,7 @@ _NALU_WITHOUT = {
     "cpu": "torch's matrix products are as fast",
     "fast path": "it has no CPU kernel to lead to",
 }
+_SEPARATE = {"sign": "separate"}
 _INALU_WEIGHTS = ("weight_add", "mask_add", "weight_mul", "mask_mul", "gate_weight")
 
 LAYERS = {
@@ -141,10 +139,7 @@ LAYERS = {
             eager_products=True,
             drawn_within=(-0.25, 1.25),
             least_input=0.1,
-            calls=(
-                *({}, {"clip": False, "eps": 1e-3}),
-                *({"sign": "separate"}, {"sign": "separate", "clip": False}),
-            ),
+            calls=({}, {"clip": False, "eps": 1e-3}, _SEPARATE, {**_SEPARATE, "clip": False}),
         ),
         Layer(
             "nalu",
@@ -262,9 +257,7 @@ def _forward_shapes(layer: Layer) -> Callable[..., Any]:
         if not kept_dtypes:
             return y
         kept_shape = shape if arguments[-1] else [0]
-        return y, *(
-            x.new_empty(kept_shape, dtype=kept_dtype or dtype) for kept_dtype in kept_dtypes
-        )
+        return y, *(x.new_empty(kept_shape, dtype=stored or dtype) for stored in kept_dtypes)
 
     return shapes
 
@@ -279,10 +272,8 @@ def _backward_shapes(layer: Layer) -> Callable[..., Any]:
 
 
 for _layer in LAYERS.values():
-    for _name, _shapes in zip(
-        _names(_layer.schemas()), (_forward_shapes(_layer), _backward_shapes(_layer)), strict=True
-    ):
-        torch.library.register_fake(f"npu_kernels::{_name}", _shapes, lib=library)
+    for _name, _shapes in zip(_names(_layer.schemas()), (_forward_shapes, _backward_shapes)):  # noqa: B905
+        torch.library.register_fake(f"npu_kernels::{_name}", _shapes(_layer), lib=library)
 
 
 def ode_stages(
@@ -314,11 +305,9 @@ def _ode_forward(
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     trajectory = [*u0.shape[:-1], steps + 1, u0.shape[-1]]
-    return (
-        u0.new_empty(trajectory),
-        u0.new_empty(trajectory if derivatives else [0]),
-        u0.new_empty(ode_stages(u0, weight_re, tableau, steps, derivatives) if save else [0]),
-    )
+    stages = ode_stages(u0, weight_re, tableau, steps, derivatives) if save else [0]
+    shapes = trajectory, trajectory if derivatives else [0], stages
+    return tuple(map(u0.new_empty, shapes))  # type: ignore[return-value]
 
 
 @torch.library.register_fake("npu_kernels::ode_backward", lib=library)  # type: ignore[untyped-decorator]
@@ -326,22 +315,7 @@ def _ode_backward(
     grad_trajectory: Tensor | None,
     grad_derivatives: Tensor | None,
     trajectory: Tensor,
-    weight_re: Tensor,
-    weight_im: Tensor | None,
-    gate: Tensor | None,
-    weight: Tensor,
-    stages: Tensor,
-    tableau: list[float],
-    dt: float,
-    eps: float,
-    clip: bool,
-    straight_through: bool,
-    needs: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return (
-        _like(trajectory[..., 0, :], needs & 1, trajectory),
-        _like(weight_re, needs & 2, trajectory),
-        _like(weight_im, needs & 4, trajectory),
-        _like(gate, needs & 8, trajectory),
-        _like(weight, needs & 16, trajectory),
-    )
+    *arguments: Any,  # the weights, and behind them the last argument, `needs`
+) -> tuple[Tensor, ...]:
+    operands = enumerate((trajectory[..., 0, :], *arguments[:4]))
+    return tuple(_like(tensor, arguments[-1] >> bit & 1, trajectory) for bit, tensor in operands)

@@ -48,13 +48,11 @@ def fused(*weights: Tensor | None) -> bool:
     """Whether the Functions below should be used, where a transform or a tangent is active."""
     if not visible():
         return False
-    return all(level.key() == _VMAP for level in _functorch.get_interpreter_stack() or ()) or any(
-        is_vmapped(weight) for weight in weights
-    )
+    levels = _functorch.get_interpreter_stack() or ()
+    return all(level.key() == _VMAP for level in levels) or any(map(is_vmapped, weights))
 
 
-# ---- one call for a vmap
-# ----
+# ---- one call for a vmap ----
 
 
 class _Fold:
@@ -69,11 +67,8 @@ class _Fold:
         self, size: int, weight: Tensor, weight_dim: int | None, x_dims: int, into_models: bool
     ) -> None:
         self.size, self.into_models = size, into_models
-        self.models = (
-            (weight.shape[0 if weight_dim != 0 else 1],)
-            if weight.dim() - (weight_dim is not None) > 2
-            else ()
-        )
+        has_models = weight.dim() - (weight_dim is not None) > 2
+        self.models = (weight.shape[0 if weight_dim != 0 else 1],) if has_models else ()
         self.shared = bool(self.models) and x_dims == 2
 
     def _front(self, tensor: Tensor, dim: int | None) -> Tensor:
@@ -101,12 +96,8 @@ class _Fold:
 
     def x(self, tensor: Tensor, dim: int | None, own_gradient: bool) -> Tensor:
         """x; it stays shared by all models where it may."""
-        if (
-            self.into_models
-            and dim is None
-            and not own_gradient
-            and (self.shared or not self.models)
-        ):
+        one_for_all = self.into_models and dim is None and not own_gradient
+        if one_for_all and (self.shared or not self.models):
             return tensor
         return self.rows(tensor, dim, self.shared)
 
@@ -152,8 +143,7 @@ def _pull(
     return pulled
 
 
-# ---- the Functions
-# ----
+# ---- the Functions ----
 
 
 def _backward_of(layer: ops.Layer) -> type[Function]:
@@ -194,25 +184,20 @@ def _backward_of(layer: ops.Layer) -> type[Function]:
         def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
             grad_y, x, *weights = inputs[: 1 + operands]
             of_x, of_weights, needs = in_dims[1], in_dims[2 : 1 + operands], inputs[-1]
-            fold = _Fold(
-                info.batch_size, weights[0], of_weights[0], x.dim() - (of_x is not None), True
-            )
+            x_dims, saved = x.dim() - (of_x is not None), slice(1 + operands, saved_end)
+            fold = _Fold(info.batch_size, weights[0], of_weights[0], x_dims, True)
             grads = Backward.apply(  # type: ignore[no-untyped-call]
                 fold.rows(grad_y, in_dims[0]),
                 fold.x(x, of_x, bool(needs & 1)),
                 *map(fold.weight, weights, of_weights),
-                *map(
-                    fold.rows, inputs[1 + operands : saved_end], in_dims[1 + operands : saved_end]
-                ),
+                *map(fold.rows, inputs[saved], in_dims[saved]),
                 *inputs[saved_end:],
             )
             needed = [bool(needs >> bit & 1) for bit in range(operands)]
             unfold = (fold.unfold_x, *(fold.unfold_weight,) * len(weights))
-            outputs = tuple(
-                back(g) if is_there else g
-                for back, g, is_there in zip(unfold, grads, needed, strict=True)
-            )
-            return outputs, tuple(0 if is_there else None for is_there in needed)
+            triples = zip(unfold, grads, needed, strict=True)
+            outputs = tuple(back(g) if present else g for back, g, present in triples)
+            return outputs, tuple(0 if present else None for present in needed)
 
     Backward.__name__ = f"{layer.name.upper()}BackwardTransformed"  # what graphs and profiles show
     return Backward
@@ -246,9 +231,8 @@ def _of_layer(layer: ops.Layer) -> type[Function]:
             if visible():
                 grads = backward_function.apply(grad_y, *ctx.saved_tensors, *ctx.options, needs)
             else:
-                grads = formula(
-                    grad_y, *ctx.saved_tensors[:operands], *recomputed, *ctx.options, needs
-                )
+                tensors = *ctx.saved_tensors[:operands], *recomputed
+                grads = formula(grad_y, *tensors, *ctx.options, needs)
             outputs = (grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
             return *outputs, *(None for _ in ctx.options)
 
@@ -257,13 +241,8 @@ def _of_layer(layer: ops.Layer) -> type[Function]:
             x, *weights = inputs[:operands]
             of_x, *of_weights = in_dims[:operands]
             into_models = any(dim is not None for dim in of_weights)
-            fold = _Fold(
-                info.batch_size,
-                weights[0],
-                of_weights[0],
-                x.dim() - (of_x is not None),
-                into_models,
-            )
+            x_dims = x.dim() - (of_x is not None)
+            fold = _Fold(info.batch_size, weights[0], of_weights[0], x_dims, into_models)
             folded = fold.x(x, of_x, False), *map(fold.weight, weights, of_weights)
             outputs = Forward.apply(*folded, *inputs[operands:])  # type: ignore[no-untyped-call]
             rows, dims = zip(*map(fold.unfold_rows, outputs), strict=True)

@@ -113,12 +113,10 @@ class OperatorRecord:
         generator = torch.Generator().manual_seed(seed)
 
         def draw(low: float, high: float, *shape: int, smallest: float = 0.0) -> Tensor:
-            values = (
-                torch.rand(shape, generator=generator, dtype=torch.float64) * (high - low) + low
-            )
-            values = torch.where(
-                values < 0, values.clamp(max=-smallest), values.clamp(min=smallest)
-            )
+            values = torch.rand(shape, generator=generator, dtype=torch.float64)
+            values = values * (high - low) + low
+            bounded = values.clamp(max=-smallest), values.clamp(min=smallest)
+            values = torch.where(values < 0, *bounded)
             return with_layout(values.to(device=device, dtype=dtype), layout)
 
         models = () if num_models is None else (num_models,)
@@ -252,10 +250,7 @@ def _record(name: str, *samples: Any) -> OperatorRecord:
 
 
 RECORDS: dict[str, OperatorRecord] = {
-    **{
-        name: _record(name, layer.drawn_within, layer.calls, layer.least_input)
-        for name, layer in ops.LAYERS.items()
-    },
+    **{n: _record(n, e.drawn_within, e.calls, e.least_input) for n, e in ops.LAYERS.items()},
     "nau": _record("nau", (-1.5, 1.5), ({}, {"clip": False})),
     "nac": _record("nac"),
 }
@@ -284,13 +279,11 @@ def normwise_error(actual: Tensor, expected: Tensor) -> float:
     """
     actual, expected = actual.detach().double(), expected.detach().double()
     if actual.shape != expected.shape:
-        raise ValueError(
-            f"normwise_error: shapes differ, {tuple(actual.shape)} and {tuple(expected.shape)}"
-        )
+        shapes = f"{tuple(actual.shape)} and {tuple(expected.shape)}"
+        raise ValueError(f"normwise_error: shapes differ, {shapes}")
     finite = expected.isfinite()
-    if not torch.equal(finite, actual.isfinite()) or not torch.equal(
-        actual[~finite].nan_to_num(nan=0.5), expected[~finite].nan_to_num(nan=0.5)
-    ):
+    rest = (tensor[~finite].nan_to_num(nan=0.5) for tensor in (actual, expected))
+    if not torch.equal(finite, actual.isfinite()) or not torch.equal(*rest):
         return float("inf")
     if not finite.any():
         return 0.0
@@ -332,10 +325,8 @@ def fill_uninitialized_with_nan() -> Iterator[None]:
     options: Any = torch.utils.deterministic
     # On CUDA torch's products otherwise refuse to run; read at every call.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    deterministic, fill = (
-        torch.are_deterministic_algorithms_enabled(),
-        options.fill_uninitialized_memory,
-    )
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    fill = options.fill_uninitialized_memory
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
     options.fill_uninitialized_memory = True

@@ -134,11 +134,9 @@ def _fused(
         *(counts, times, states, call.pair.numbers, call.rtol, call.atol, call.eps, call.clip),
         *(SAVED_EVERY[call.memory], is_straight_through, needs),
     )
-    results: list[Tensor | None] = [None] * 6
-    if needed[0]:
-        of_times = grad_t.sum(0)
-        of_times[0] = -of_times.sum()
-        results[0] = of_times.to(t)
+    of_times = grad_t.sum(0)
+    of_times[0] = -of_times.sum()
+    results: list[Tensor | None] = [of_times.to(t), *[None] * 5]
     if needed[1]:
         results[1] = _from_models(call, has_models, grads[0], -2).sum_to_size(u0.shape)
     for index, grad in enumerate(grads[1:], 2):

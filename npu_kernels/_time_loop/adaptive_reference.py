@@ -144,7 +144,7 @@ def _find_steps(f: Function, u: Tensor, t: Tensor, pair: Method, control: Contro
         active = status < 0
         last = 1.01 * size >= (end - time).abs()
         new_time = torch.where(last, end, time + sign * size)
-        h = torch.where(active, new_time - time, 0.0)
+        h = new_time - time
         h_column = h.unsqueeze(-1).to(u)
         tried = _attempt(f, u, k1, h_column, active, pair, control)
         new, k = tried.new, tried.slopes
@@ -166,7 +166,7 @@ def _find_steps(f: Function, u: Tensor, t: Tensor, pair: Method, control: Contro
         rejected += active & ~good
         stiff += at_bound
         evaluations += good if pair.diagonal else 0  # where the next step is linearised
-        shrunk = active & ~good
+        shrunk = ~good
         time = torch.where(good, new_time, time)
         status.masked_fill_(good & last, DONE)
         moved = good.unsqueeze(-1).to(u.device)
@@ -203,20 +203,20 @@ def replay(
     length: steps of a segment, of which only the first state is kept for a derivative; None keeps
     everything.
     """
+    lead, steps = u0.shape[:-1], times.shape[-1]
+    if steps == 0:
+        outputs = u0.new_full((*lead, len(t) - 1, u0.shape[-1]), torch.nan)
+        return torch.cat([u0.unsqueeze(-2), outputs], -2)
     exact = t.to("cpu", torch.float64)
     values = exact.detach()
     shift = (exact[1:] - values[1:]) - (exact[0] - values[0])  # zeros with t's derivative
     sign = 1.0 if values[-1] > values[0] else -1.0
-    lead, steps = u0.shape[:-1], times.shape[-1]
     step_ends = torch.cat([values[0].expand(*lead, 1), times], -1)
     sizes = step_ends.diff(dim=-1)
     sorted_ends, targets = sign * step_ends[..., 1:], (sign * values[1:]).expand(*lead, -1)
     index = torch.searchsorted(sorted_ends.contiguous(), targets.contiguous())
     reached = index < steps
-    index = index.clamp(max=max(steps - 1, 0))
-    if steps == 0:
-        outputs = u0.new_full((*lead, len(values) - 1, u0.shape[-1]), torch.nan)
-        return torch.cat([u0.unsqueeze(-2), outputs], -2)
+    index = index.clamp(max=steps - 1)
     size = sizes.gather(-1, index)
     size = torch.where(reached, size, 1.0)
     x = ((values[1:] - step_ends.gather(-1, index) + shift) / size).to(u0.device)

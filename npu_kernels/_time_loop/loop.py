@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from npu_kernels import functional
 from npu_kernels import reference as formulas
 from npu_kernels._backends import fast_path
+from npu_kernels._common.chains import replaced_method
 from npu_kernels._operators import dispatch, ops
 from npu_kernels._operators.autograd import differentiate, eager_only
 from npu_kernels._time_loop import reference
@@ -65,7 +66,9 @@ def layers_of(
         raise TypeError(f"{rule}, got {type(model).__name__}{names}{advice}")
     power, nau = model
     for layer, base in ((power, PowerUnit), (nau, NAU)):
-        if not isinstance(layer, base) or type(layer).forward is not base.forward:
+        fits = isinstance(layer, base) and type(layer).forward is base.forward
+        # A compiler cannot trace the comparison with methods that were noted before.
+        if not fits or not (is_compiling() or replaced_method(layer) is None):
             raise TypeError(f"{rule} with their own forward, got Sequential{names}{advice}")
     hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
     for part in (model, power, nau):

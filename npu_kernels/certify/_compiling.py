@@ -30,16 +30,14 @@ def _fresh_compiler() -> Iterator[None]:
 
 def _compiled(column: Column, backend: str) -> None:
     options: Any = {"dtype": torch.float64, "device": column.device}
-    model = nn.Sequential(
-        NPU(3, 4, init_im=0.3, **options), NAU(4, 4, **options), NMU(4, 2, **options)
-    )
+    layers = NPU(3, 4, init_im=0.3, **options), NAU(4, 4, **options), NMU(4, 2, **options)
+    model = nn.Sequential(*layers)
     with _fresh_compiler():
         compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
         for rows in (9, 21, 5):
             x = inputs(column, rows, 3, dtype=torch.float64)
-            for actual, expected in zip(
-                step(compiled, model, x), step(model, model, x), strict=True
-            ):
+            pairs = zip(step(compiled, model, x), step(model, model, x), strict=True)
+            for actual, expected in pairs:
                 equal(actual, expected, ROUNDING, f"{rows} rows")
 
 
@@ -49,9 +47,7 @@ def _aot_eager(column: Column) -> None:
 
 
 def _compiler(column: Column) -> None:
-    if column.device == "cpu" and not (
-        shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
-    ):
+    if column.device == "cpu" and not any(map(shutil.which, ("g++", "c++", "clang++"))):
         raise Unavailable("no C++ compiler")
     if column.device == "cuda" and not has_triton():
         raise Unavailable("inductor needs triton")
@@ -90,25 +86,21 @@ def _compiled_double(column: Column) -> None:
             raise AssertionError("no error: a second derivative may be silently wrong")
 
 
-def _exported(column: Column) -> tuple[nn.Module, torch.export.ExportedProgram]:
-    model = model_of(column)[:3].eval()
-    shapes = ({0: torch.export.Dim("batch")},)
-    return model, torch.export.export(
-        model, (inputs(column, 5, 3),), dynamic_shapes=shapes, strict=False
-    )
+def _exported(column: Column, model: nn.Module) -> torch.export.ExportedProgram:
+    x, shapes = inputs(column, 5, 3), ({0: torch.export.Dim("batch")},)
+    return torch.export.export(model, (x,), dynamic_shapes=shapes, strict=False)
 
 
 @check("torch.export: dynamic batch, save, load, run, decompose")
 def _export(column: Column) -> None:
-    model, program = _exported(column)
-    file = io.BytesIO()
+    model = model_of(column)[:3].eval()
+    program, file = _exported(column, model), io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)
     loaded = torch.export.load(file).module()
     plain = program.run_decompositions(interop.decompositions())
-    require(
-        not [n for n in plain.graph.nodes if "npu_kernels" in str(n.target)], "operators remain"
-    )
+    targets = [str(node.target) for node in plain.graph.nodes]
+    require(not any("npu_kernels" in target for target in targets), "operators remain")
     x = inputs(column, 11, 3)
     equal(loaded(x), model(x), 1e-6, "loaded")
     equal(plain.module()(x), model(x), 1e-5, "decomposed")
@@ -121,15 +113,14 @@ def _onnx(column: Column) -> str:
         import onnxscript  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
     except ImportError as error:
         raise Unavailable(f"{error.name} is not installed") from None
-    model, program = _exported(column)
-    plain = program.run_decompositions(interop.decompositions())
+    model = model_of(column)[:3].eval()
+    plain = _exported(column, model).run_decompositions(interop.decompositions())
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         converted = torch.onnx.export(plain, dynamo=True, verbose=False)
         assert converted is not None
-        converted.save(f"{folder}/model.onnx")
-        session = onnxruntime.InferenceSession(
-            f"{folder}/model.onnx", providers=["CPUExecutionProvider"]
-        )
+        path = f"{folder}/model.onnx"
+        converted.save(path)
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         x = inputs(column, 11, 3)
         (y,) = session.run(None, {session.get_inputs()[0].name: x.cpu().numpy()})
     return f"{equal(torch.from_numpy(y), model(x), 1e-5, 'onnxruntime'):.0e}"
@@ -155,10 +146,7 @@ def _jit_trace(column: Column) -> None:
 def _package(column: Column) -> None:
     _compiler(column)
     model = NPU(3, 6, init_im=0.3, device=column.device).eval()
-    shapes = ({0: torch.export.Dim("batch")},)
-    program = torch.export.export(
-        model, (inputs(column, 5, 3),), dynamic_shapes=shapes, strict=False
-    )
+    program = _exported(column, model)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = torch._inductor.aoti_compile_and_package(program, package_path=f"{folder}/model.pt2")
         loaded = torch._inductor.aoti_load_package(path)

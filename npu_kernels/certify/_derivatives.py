@@ -21,53 +21,34 @@ def _tight(column: Column) -> dict[str, Any]:
 @check("gradcheck, batched and undefined upstream gradients")
 def _gradcheck(column: Column) -> None:
     for name in FUSED:
-        require(
-            torch.autograd.gradcheck(
-                RECORDS[name].function,
-                leaves_of(name, column),
-                check_batched_grad=True,
-                **_tight(column),
-            ),
-            name,
-        )
+        f, leaves, options = RECORDS[name].function, leaves_of(name, column), _tight(column)
+        require(torch.autograd.gradcheck(f, leaves, check_batched_grad=True, **options), name)
 
 
 @check("gradgradcheck")
 def _gradgradcheck(column: Column) -> None:
     for name in FUSED:
-        require(
-            torch.autograd.gradgradcheck(
-                RECORDS[name].function, leaves_of(name, column), **_tight(column)
-            ),
-            name,
-        )
+        f, leaves = RECORDS[name].function, leaves_of(name, column)
+        require(torch.autograd.gradgradcheck(f, leaves, **_tight(column)), name)
 
 
 @check("forward-mode AD, and over reverse")
 def _forward_mode(column: Column) -> None:
     for name in FUSED:
         f, leaves = RECORDS[name].function, leaves_of(name, column, rows=2)
-        require(
-            torch.autograd.gradcheck(
-                f, leaves, check_forward_ad=True, check_backward_ad=False, **_tight(column)
-            ),
-            name,
-        )
-        over: dict[str, Any] = {
-            "check_fwd_over_rev": True,
-            "check_rev_over_rev": False,
-            "check_undefined_grad": False,
-        }
-        require(torch.autograd.gradgradcheck(f, leaves, **over, **_tight(column)), name)
+        only: dict[str, Any] = {"check_forward_ad": True, "check_backward_ad": False}
+        require(torch.autograd.gradcheck(f, leaves, **only, **_tight(column)), name)
+        over: dict[str, Any] = {"check_fwd_over_rev": True, "check_rev_over_rev": False}
+        over |= {"check_undefined_grad": False, **_tight(column)}
+        require(torch.autograd.gradgradcheck(f, leaves, **over), name)
 
 
 @check("float32 gradients")
 def _gradients32(column: Column) -> str:
     worst = 0.0
     for name in FUSED:
-        leaves = [
-            leaf.detach().float().requires_grad_() for leaf in leaves_of(name, column, rows=9)
-        ]
+        samples = leaves_of(name, column, rows=9)
+        leaves = [leaf.detach().float().requires_grad_() for leaf in samples]
         doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
         grads = torch.autograd.grad(RECORDS[name].function(*leaves).sum(), leaves)
         exact = torch.autograd.grad(RECORDS[name].reference(*doubles).sum(), doubles)

@@ -21,6 +21,9 @@ _INTERPRET = "TRITON_INTERPRET"
 # Checks that `--quick` leaves out: they start compilers or processes, and no kernel of ours takes
 # part in more of them.
 SLOW = ("torch.compile, inductor", "AOTInductor", "ONNX", "two processes")
+# Checks of the eager formulas on every backend, and of threads that the interpreter does not use:
+# `--quick` leaves them out where Triton interprets.
+SLOW_INTERPRETED = ("gradgradcheck", "forward-mode AD", "the same bits at 1, 2 and 4 threads")
 
 
 class Unavailable(Exception):
@@ -47,6 +50,11 @@ class Column:
         if self.interpreted:
             return "triton interpreted"
         return f"{self.backend} {self.isa}" if self.isa else f"{self.backend} on {self.device}"
+
+    def of(self, titles: list[str]) -> list[str]:
+        """Return those checks that run in this column."""
+        quick = self.quick and self.interpreted
+        return [title for title in titles if not (quick and title.startswith(SLOW_INTERPRETED))]
 
     @contextlib.contextmanager
     def use(self) -> Iterator[None]:
@@ -96,9 +104,8 @@ def columns(quick: bool = False) -> list[Column]:
     """What can run here; quick: every backend, the CPU's with the instruction set in use."""
     available = [Column("reference")]
     if cpu.available()[0]:
-        available += [
-            Column("cpu", isa=isa) for isa in ([cpu.isa()] if quick else cpu.supported_isas())
-        ]
+        isas = [cpu.isa()] if quick else cpu.supported_isas()
+        available += [Column("cpu", isa=isa) for isa in isas]
     if not _interpreter_problem():
         available.append(Column("triton"))
     if torch.cuda.is_available():
@@ -169,21 +176,14 @@ def measure(
     titles: list[str], where: list[Column], progress: Callable[[Result], None] = lambda result: None
 ) -> list[Result]:
     """Return the matrix, column by column; Triton interprets at the same time in a process."""
-    apart = [
-        column
-        for column in where
-        if column.interpreted and not dispatch.reasons("cpu")["triton"][0]
-    ]
+    interprets = dispatch.reasons("cpu")["triton"][0]
+    apart = [column for column in where if column.interpreted and not interprets]
     results: dict[Column, list[Result]] = {column: [] for column in where}
     with _interpreting_process() if apart else contextlib.nullcontext() as pool:
-        waiting = [
-            (pool.submit(run, title, column), title, column)
-            for column in apart
-            for title in titles
-            if pool
-        ]
+        pairs = [(title, column) for column in apart for title in column.of(titles)]
+        waiting = [(pool.submit(run, *pair), *pair) for pair in pairs if pool]
         for column in where:
-            for title in titles if column not in apart else ():
+            for title in column.of(titles) if column not in apart else ():
                 results[column].append(run(title, column))
                 progress(results[column][-1])
         for future, title, column in waiting:

@@ -40,9 +40,7 @@ def _threads(column: Column) -> str | None:
 
     def same(actual: list[Tensor], expected: list[Tensor]) -> None:
         for a, e in zip(actual, expected, strict=True):
-            if (
-                column.backend == "reference"
-            ):  # a matrix library may split its sums by the number of threads
+            if column.backend == "reference":  # a matrix library may split its sums by threads
                 equal(a, e, 1e-4, "threads")
             else:
                 require(torch.equal(a, e), "other bits")
@@ -65,9 +63,7 @@ def _threads(column: Column) -> str | None:
 
 
 def _in_child(sample: Sample, connection: multiprocessing.connection.Connection) -> None:
-    torch.set_num_threads(
-        1
-    )  # torch asks for this in a child that forks from a process with threads
+    torch.set_num_threads(1)  # as torch asks in a child that forks from a process with threads
     connection.send(sample.call(functional.npu).numpy())
     connection.close()
 
@@ -105,9 +101,8 @@ def _fork(column: Column) -> None:
     require(child.exitcode == 0, f"the child ended with {child.exitcode}")
 
     layer, x = NPU(3, 2, dtype=torch.float64), inputs(column, 12, 3, dtype=torch.float64)
-    loader = DataLoader(
-        _Rows(layer, x), batch_size=4, num_workers=2, multiprocessing_context="fork"
-    )
+    options: Any = {"num_workers": 2, "multiprocessing_context": "fork"}
+    loader = DataLoader(_Rows(layer, x), batch_size=4, **options)
     equal(torch.cat(list(loader)), layer(x), ROUNDING, "in workers")
 
 
@@ -128,23 +123,16 @@ def _distributed(rank: int, column: Column) -> None:
         for parameter, reference in zip(model.parameters(), single.parameters(), strict=True):
             grad: Any = parameter.grad
             assert reference.grad is not None
-            equal(
-                grad.full_tensor() if model is sharded else grad,
-                reference.grad,
-                1e-12,
-                type(model).__name__,
-            )
+            grad = grad.full_tensor() if model is sharded else grad
+            equal(grad, reference.grad, 1e-12, type(model).__name__)
     if column.backend == "reference":
         return  # plain torch, which has other rules
     leaves = RECORDS["npu"].sample(4, 4, 4, device=column.device).requires_grad().leaves()
     y = functional.npu(*leaves)
     expected = [y, *torch.autograd.grad(y.square().sum(), leaves)]
-    for of_x, of_weight in (
-        (Replicate(), Replicate()),
-        (Shard(0), Replicate()),
-        (Replicate(), Shard(0)),
-    ):
-        placed: list[Any] = [of_x, of_weight, of_weight, Replicate()]
+    copies, rows_apart = Replicate(), Shard(0)
+    for of_x, of_weight in ((copies, copies), (rows_apart, copies), (copies, rows_apart)):
+        placed: list[Any] = [of_x, of_weight, of_weight, copies]
         spread = [
             distribute_tensor(leaf.detach(), mesh, [placement]).requires_grad_()
             for leaf, placement in zip(leaves, placed, strict=True)
@@ -155,10 +143,8 @@ def _distributed(rank: int, column: Column) -> None:
             equal(actual.full_tensor(), expected_value, 1e-12, f"DTensor {of_x} {of_weight}")
     options: Any = {"num_models": 4, "dtype": torch.float64, "device": column.device}
     ensemble = nn.Sequential(NPU(3, 5, init_im=0.3, **options), NMU(5, 2, **options))
-    all_models = [
-        ensemble(x),
-        *torch.autograd.grad(ensemble(x).square().sum(), list(ensemble.parameters())),
-    ]
+    grads = torch.autograd.grad(ensemble(x).square().sum(), list(ensemble.parameters()))
+    all_models = [ensemble(x), *grads]
     shard_models(ensemble, mesh)
     outputs: Any = ensemble(x)
     parts: Any = torch.autograd.grad(outputs.square().sum(), list(ensemble.parameters()))
@@ -175,10 +161,8 @@ def _rank(rank: int, port: int, where: tuple[Column, ...], folder: str) -> None:
     limit = datetime.timedelta(seconds=60)
     if where[0].device == "cuda":
         torch.cuda.set_device(rank)
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group(
-        BACKENDS[where[0].device], init_method=address, rank=rank, world_size=2, timeout=limit
-    )
+    group: Any = {"init_method": f"tcp://127.0.0.1:{port}", "world_size": 2, "timeout": limit}
+    dist.init_process_group(BACKENDS[where[0].device], rank=rank, **group)
     failures = {}
     for column in where:
         try:
@@ -216,8 +200,7 @@ def _processes(column: Column) -> None:
     backend = BACKENDS[column.device]
     if not (dist.is_available() and dist.is_backend_available(backend)):
         raise Unavailable(f"this torch has no {backend}")
-    same_kind = [
-        c for c in columns() if c.device == column.device and c.interpreted == column.interpreted
-    ]
-    failures = _failures_of_two_processes(tuple(same_kind))
+    kind = column.device, column.interpreted
+    same_kind = tuple(c for c in columns() if (c.device, c.interpreted) == kind)
+    failures = _failures_of_two_processes(same_kind)
     require(column.name not in failures, failures.get(column.name, ""))

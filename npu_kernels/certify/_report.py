@@ -9,23 +9,9 @@ from npu_kernels.certify._matrix import Result
 def versions() -> dict[str, str]:
     """Return the versions that the matrix was measured with."""
     facts = env.environment()
-    names = (
-        "npu_kernels",
-        "python",
-        "torch",
-        "triton",
-        "numpy",
-        "processor",
-        "cores",
-        "cuda",
-        "cpu instruction set",
-    )
-    chosen = {name: facts[name] for name in names}
-    return {
-        **chosen,
-        "mpmath": env.version_of("mpmath"),
-        "onnxruntime": env.version_of("onnxruntime"),
-    }
+    names = "npu_kernels", "python", "torch", "triton", "numpy", "processor", "cores", "cuda"
+    chosen = {name: facts[name] for name in (*names, "cpu instruction set")}
+    return chosen | {name: env.version_of(name) for name in ("mpmath", "onnxruntime")}
 
 
 NOTES = """
@@ -76,18 +62,15 @@ def markdown(results: list[Result], facts: dict[str, str], missing: dict[str, st
         "| --- |" + " --- |" * len(names),
     ]
     for title in dict.fromkeys(result.check for result in results):
-        row = (cells[title, name] for name in names)
-        texts = (shown[cell.status].format(cell.detail.replace("|", "\\|")) for cell in row)
+        row = (cells.get((title, name)) for name in names)
+        texts = (
+            shown[cell.status].format(cell.detail.replace("|", "\\|")) if cell else "not run"
+            for cell in row
+        )
         lines.append(f"| {title} | {' | '.join(texts)} |")
-    lines += [
-        "",
-        *(
-            f"Not run, and so not in the table: {name}: {reason}."
-            for name, reason in missing.items()
-        ),
-    ]
-    lines += [
-        "",
-        "Measured with " + ", ".join(f"{name} {value}" for name, value in facts.items()) + ".",
-    ]
+    lines.append("")
+    for name, reason in missing.items():
+        lines.append(f"Not run, and so not in the table: {name}: {reason}.")
+    measured = ", ".join(f"{name} {value}" for name, value in facts.items())
+    lines += ["", f"Measured with {measured}."]
     return "\n".join(lines) + "\n" + NOTES

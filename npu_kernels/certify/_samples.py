@@ -14,18 +14,15 @@ from npu_kernels._testing.samples import RECORDS, normwise_error
 from npu_kernels.certify._matrix import Column
 
 ROUNDING = 1e-11  # of float64
-FUSED = tuple(
-    name for name, layer in ops.LAYERS.items() if {"cpu", "triton"} <= set(layer.backends)
-)
+FUSED = tuple(name for name, layer in ops.LAYERS.items() if {"cpu", "triton"} <= {*layer.backends})
 
 
 def equal(actual: Tensor, expected: Tensor, tolerance: float, title: str) -> float:
     """Raise AssertionError unless the relative error is at most the tolerance; returns it."""
     error = normwise_error(actual.cpu(), expected.cpu())
     if not error <= tolerance:
-        raise AssertionError(
-            f"{title}: relative error {error:.2g}, at most {tolerance:.2g} allowed"
-        )
+        limit = f"at most {tolerance:.2g} allowed"
+        raise AssertionError(f"{title}: relative error {error:.2g}, {limit}")
     return error
 
 
@@ -51,12 +48,8 @@ def model_of(column: Column, dtype: torch.dtype = torch.float32) -> nn.Sequentia
     """A small model of four layers, the same at every call."""
     torch.manual_seed(0)
     options: Any = {"dtype": dtype, "device": column.device}
-    return nn.Sequential(
-        NPU(3, 6, init_im=0.3, **options),
-        NAU(6, 4, **options),
-        NMU(4, 3, **options),
-        iNALU(3, 2, **options),
-    )
+    first, second = NPU(3, 6, init_im=0.3, **options), NAU(6, 4, **options)
+    return nn.Sequential(first, second, NMU(4, 3, **options), iNALU(3, 2, **options))
 
 
 def inputs(column: Column, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -30,36 +30,27 @@ def _half(column: Column) -> None:
         y = model(x)
         y.float().square().mean().backward()
         require(y.dtype == dtype, f"{dtype}: {y.dtype}")
-        require(
-            all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters()),
-            str(dtype),
-        )
-        equal(
-            y.float(),
-            copy.deepcopy(model).float()(x.float()),
-            30 * torch.finfo(dtype).eps,
-            str(dtype),
-        )
+        grads = [p.grad for p in model.parameters()]
+        finite = all(grad is not None and bool(grad.isfinite().all()) for grad in grads)
+        require(finite, str(dtype))
+        expected = copy.deepcopy(model).float()(x.float())
+        equal(y.float(), expected, 30 * torch.finfo(dtype).eps, str(dtype))
 
 
 @check("GradScaler")
 def _scaler(column: Column) -> None:
     model, x = model_of(column), inputs(column, 9, 3)
-    optimizer, scaler = (
-        torch.optim.SGD(model.parameters(), 1e-3),
-        torch.amp.GradScaler(column.device, init_scale=1024.0),
-    )
-    before = [p.detach().clone() for p in model.parameters()]
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters, 1e-3)
+    scaler = torch.amp.GradScaler(column.device, init_scale=1024.0)
+    before = [p.detach().clone() for p in parameters]
     with torch.autocast(column.device, torch.float16):
         loss = model(x).square().mean()
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-    require(all(bool(p.isfinite().all()) for p in model.parameters()), "not finite")
-    require(
-        any(not torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True)),
-        "no step",
-    )
+    require(all(bool(p.isfinite().all()) for p in parameters), "not finite")
+    require(not all(map(torch.equal, parameters, before)), "no step")
 
 
 @check("torch.utils.checkpoint, reentrant and not")

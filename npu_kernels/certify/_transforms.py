@@ -31,23 +31,15 @@ def _func(column: Column) -> None:
                 return f(*a).square().sum()
 
             pulled: Any = torch.func.vjp(f, *leaves)
-            values = [
-                *torch.func.grad(loss, indices)(*leaves),
-                *pulled[1](torch.ones_like(pulled[0])),
-            ]
-            values += [
-                *torch.func.jvp(f, tuple(leaves), tangents),
-                *torch.func.jacrev(f, indices)(*leaves),
-            ]
-            values += [
-                *torch.func.jacfwd(f, indices)(*leaves),
-                torch.func.hessian(loss, 1)(*leaves),
-            ]
-            return values
+            values = [*torch.func.grad(loss, indices)(*leaves)]
+            values += pulled[1](torch.ones_like(pulled[0]))
+            values += torch.func.jvp(f, tuple(leaves), tangents)
+            values += torch.func.jacrev(f, indices)(*leaves)
+            values += torch.func.jacfwd(f, indices)(*leaves)
+            return [*values, torch.func.hessian(loss, 1)(*leaves)]
 
-        for actual, expected in zip(
-            results(record.function), results(record.reference), strict=True
-        ):
+        pairs = zip(results(record.function), results(record.reference), strict=True)
+        for actual, expected in pairs:
             equal(actual, expected, ROUNDING, name)
 
 
@@ -68,9 +60,9 @@ def _per_sample(column: Column) -> None:
 @check("torch.func: vmap over stacked modules is one call")
 def _stacked(column: Column) -> str | None:
     options: Any = {"dtype": torch.float64, "device": column.device}
-    modules: Any = [
-        nn.Sequential(NPU(3, 4, init_im=0.3, **options), NMU(4, 2, **options)) for _ in range(4)
-    ]
+    modules: Any = []
+    for _ in range(4):
+        modules.append(nn.Sequential(NPU(3, 4, init_im=0.3, **options), NMU(4, 2, **options)))
     state, _ = torch.func.stack_module_state(modules)
     x = inputs(column, 5, 3, dtype=torch.float64)
 
@@ -86,17 +78,14 @@ def _stacked(column: Column) -> str | None:
         torch.func.vmap(loss)(state).sum().backward()
     for name, value in state.items():
         parameters = [dict(m.named_parameters())[name] for m in modules]
-        losses = [m(x).square().sum() for m in modules]
-        expected = torch.stack(
-            [torch.autograd.grad(v, p)[0] for v, p in zip(losses, parameters, strict=True)]
-        )
+        losses = (m(x).square().sum() for m in modules)
+        grads = [torch.autograd.grad(v, p)[0] for v, p in zip(losses, parameters, strict=True)]
+        expected = torch.stack(grads)
         for actual in (first[name], second[name], value.grad):
             equal(actual, expected, ROUNDING, name)
     if column.backend == "reference":
         return "batched formula"
-    one_each = {
-        f"{name}_{direction}": 1 for name in ("npu", "nmu") for direction in ("forward", "backward")
-    }
+    one_each = dict.fromkeys(("npu_forward", "npu_backward", "nmu_forward", "nmu_backward"), 1)
     for calls in (inside.calls, outside.calls, plain.calls):
         require(calls == one_each, f"operator calls {dict(calls)}")
     return None

@@ -42,10 +42,8 @@ def _ulp(column: Column, dtype: torch.dtype) -> str:
         raise Unavailable("mpmath is not installed") from None
     sample = RECORDS["npu"].sample(12, 9, 5, dtype=dtype, device=column.device)
     eps = torch.finfo(dtype).eps
-    actual, eager = (
-        sample.call(f).double().cpu().tolist() for f in (functional.npu, reference.npu)
-    )
-    tensors = [t.double().cpu().tolist() for t in sample.leaves()]
+    outputs = [sample.call(f) for f in (functional.npu, reference.npu)]
+    actual, eager, *tensors = (t.double().cpu().tolist() for t in (*outputs, *sample.leaves()))
     ours = theirs = 0.0
     with mp.workdps(50):
         for b, row in enumerate(tensors[0]):
@@ -53,10 +51,8 @@ def _ulp(column: Column, dtype: torch.dtype) -> str:
                 y, size = _exact_npu(row, tensors[1][o], tensors[2][o], tensors[3], eps)
                 ours = max(ours, float(abs(actual[b][o] - y) / size) / eps)
                 theirs = max(theirs, float(abs(eager[b][o] - y) / size) / eps)
-    require(
-        ours <= error_bound(theirs * eps, dtype) / eps,
-        f"{ours:.1f} ulp of exp(P), eager {theirs:.1f}",
-    )
+    bound = error_bound(theirs * eps, dtype) / eps
+    require(ours <= bound, f"{ours:.1f} ulp of exp(P), eager {theirs:.1f}")
     return f"{ours:.1f} ulp (eager {theirs:.1f})"
 
 
@@ -75,28 +71,23 @@ def _parity(column: Column) -> str | None:
     stride = 4 if column.interpreted else 1  # the interpreter is slow
     for name in FUSED:
         record = RECORDS[name]
-        samples = (
-            [
-                record.sample(17, 5, 3, num_models=models, device=column.device)
-                for models in (None, 2)
-            ]
-            if column.quick
-            else list(record.samples(torch.float64, column.device))[::stride]
-        )
+        if column.quick:
+            options: dict[str, Any] = {"device": column.device}
+            samples = [record.sample(17, 5, 3, num_models=k, **options) for k in (None, 2)]
+        else:
+            samples = list(record.samples(torch.float64, column.device))[::stride]
         for sample in samples:
             leaves = sample.map(lambda t: t.detach().requires_grad_())
             before = [leaf.detach().clone() for leaf in leaves.leaves()]
-            expected = leaves.call(RECORDS[name].reference)
+            expected = leaves.call(record.reference)
             upstream = with_layout(torch.ones_like(expected), "expanded")
             expected_grads = torch.autograd.grad(expected, leaves.leaves(), upstream)
-            if column.backend == "reference" and name in (
-                "npu",
-                "nmu",
-            ):  # the written-out derivative against autograd's
+            # The written-out derivative against autograd's:
+            if column.backend == "reference" and name in ("npu", "nmu"):
                 y, grads = _written_out(name, sample, upstream)
             else:
                 with fill_uninitialized_with_nan():
-                    y = leaves.call(RECORDS[name].function)
+                    y = leaves.call(record.function)
                     grads = torch.autograd.grad(y, leaves.leaves(), upstream)
             for actual, want in zip((y, *grads), (expected, *expected_grads), strict=True):
                 equal(actual, want, 5e-13, sample.name)
@@ -115,10 +106,8 @@ def _written_out(name: str, sample: Sample, upstream: Tensor) -> tuple[Tensor, t
         clip = sample.options.get("clip", True)
         used = weight.clamp(0, 1) if clip else weight
         grad_x, grad_weight = reference.nmu_backward(upstream, sample.x, used)
-        inside = (
-            (weight >= 0) & (weight <= 1) if clip else torch.ones_like(weight, dtype=torch.bool)
-        )
-        return reference.nmu_forward(sample.x, used), (grad_x, grad_weight.where(inside, 0))
+        grad_weight = grad_weight.where(used == weight, 0)
+        return reference.nmu_forward(sample.x, used), (grad_x, grad_weight)
     eps = sample.options.get("eps", torch.finfo(sample.x.dtype).eps)
     straight = sample.options["gate_gradient"] == "straight_through"
     re, im, gate = tensors
@@ -131,45 +120,26 @@ def _written_out(name: str, sample: Sample, upstream: Tensor) -> tuple[Tensor, t
 
 @check("special values: 0, -0, subnormal, huge, inf, nan")
 def _special(column: Column) -> None:
-    values = [
-        0.0,
-        -0.0,
-        1e-45,
-        -1e-40,
-        1e-38,
-        1e38,
-        -1e38,
-        1.0,
-        -1.0,
-        math.inf,
-        -math.inf,
-        math.nan,
-    ]
+    values = [0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 1.0, -1.0]
+    values += [math.inf, -math.inf, math.nan]
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.float64, 1e-11)):
-        special = torch.tensor(values, dtype=dtype, device=column.device)
+        factory: Any = {"dtype": dtype, "device": column.device}
+        special = torch.tensor(values, **factory)
         x = torch.stack([special, torch.full_like(special, 0.7), torch.full_like(special, -1.3)], 1)
-        re = torch.tensor([[0.5, 0.25, -0.5], [-0.3, 0.5, 0.75]], dtype=dtype, device=column.device)
-        im = torch.tensor(
-            [[0.125, -0.3, 0.2], [0.2, 0.1, -0.25]], dtype=dtype, device=column.device
-        )
+        re = torch.tensor([[0.5, 0.25, -0.5], [-0.3, 0.5, 0.75]], **factory)
+        im = torch.tensor([[0.125, -0.3, 0.2], [0.2, 0.1, -0.25]], **factory)
         for gate in (None, torch.full_like(re[0], 0.5), torch.zeros_like(re[0])):
-            for row in range(len(values)):  # one by one, so that each is measured by its own size
-                actual, expected = (
-                    f(x[row : row + 1], re, im, gate) for f in (functional.npu, reference.npu)
-                )
-                equal(actual, expected, tolerance, f"{dtype} x = {values[row]}")
-        for row in range(len(values)):
-            actual, expected = (
-                f(x[row : row + 1], re.clamp(0, 1)) for f in (functional.nmu, reference.nmu)
-            )
-            equal(actual, expected, tolerance, f"nmu {dtype} x = {values[row]}")
+            for value, row in zip(values, x.split(1), strict=True):  # each measured by its own size
+                actual, expected = (f(row, re, im, gate) for f in (functional.npu, reference.npu))
+                equal(actual, expected, tolerance, f"{dtype} x = {value}")
+        for value, row in zip(values, x.split(1), strict=True):
+            actual, expected = (f(row, re.clamp(0, 1)) for f in (functional.nmu, reference.nmu))
+            equal(actual, expected, tolerance, f"nmu {dtype} x = {value}")
 
 
 @check("an empty batch")
 def _empty(column: Column) -> None:
     model = model_of(column)
     model(torch.empty(0, 3, device=column.device)).sum().backward()
-    require(
-        all(p.grad is not None and not p.grad.any() for p in model.parameters()),
-        "gradients are not zero",
-    )
+    zero = all(p.grad is not None and not p.grad.any() for p in model.parameters())
+    require(zero, "gradients are not zero")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from npu_kernels.fitting._data import Rows
-from npu_kernels.fitting._recipe import Recipe
+from npu_kernels.fitting._records import Recipe
 from npu_kernels.formula import nearest_fraction
 from npu_kernels.layers import NALU, NAU, NPU, NaiveNPU, RealNPU, Unit
 

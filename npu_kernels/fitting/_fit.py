@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Sequence
@@ -13,19 +14,20 @@ from torch import Tensor, nn
 
 from npu_kernels._common.checks import check_whole
 from npu_kernels._common.notices import warn
-from npu_kernels._jobs.checkpoints import drive
+from npu_kernels._common.seeds import stream
+from npu_kernels._jobs.driver import drive
 from npu_kernels.fitting._data import Batches, check, collect, table
-from npu_kernels.fitting._recipe import Recipe
-from npu_kernels.fitting._result import Fit, Fits
+from npu_kernels.fitting._records import Fit, Fits, Recipe
 from npu_kernels.fitting._run import Run
 from npu_kernels.fitting._scale import with_coefficient, without_coefficient
-from npu_kernels.fitting._validation import cross_validated
 from npu_kernels.formula import select
+from npu_kernels.layers import Unit
 
 BATCHED_ROWS = 2048  # taken from batches
 FEW_HELD_OUT = 5  # rows; the error of fewer says little
 FEWEST_ROWS = 4  # of which a cross-validation can be made
 ENOUGH_HELD_OUT = 10  # rows from which on their error is the score
+FOLDS = 5  # parts of a cross-validation
 LARGE_ERROR = 1e-3  # in float32; a warning where the error is small in float64
 
 
@@ -89,7 +91,8 @@ def fit(
         >>> result.model.weight_re.tolist()
         [[1.0, -1.0]]
     """
-    rows, seed = check_whole("fit", "rows", rows, 2), check_whole("fit", "seed", seed, 0)
+    rows = check_whole("fit", "rows", rows, 2)
+    seed = check_whole("fit", "seed", seed, 0, bounded=False)
     x, y = _tensors(x, y, rows, seed)
     check("fit", x, y, 2)
     trained = with_coefficient(model)
@@ -163,6 +166,35 @@ def fit_many(
     return replace(fits, models=without_coefficient(fits.models, model))
 
 
+# ---- few rows ---------------------------------------------------------------------------------
+
+
+def cross_validated(
+    model: nn.Module, x: Tensor, y: Tensor, seed: int, recipe: Recipe
+) -> tuple[float, int]:
+    """Return the weighted mean squared error of x ``[N, I]``, y ``[N, O]``, and the parts' number.
+
+    N is at least 4. The rows are dealt to parts. For each part a model is fitted to the rows of the
+    others, some of them held out, all in one batch of models. Its errors have the weights of the
+    rows that it was fitted to.
+    """
+    count = len(x)
+    folds = min(FOLDS, count // 2)
+    size = count // folds
+    order = torch.randperm(count, generator=stream("folds", seed)).to(x.device)
+    parts = [order[size * k : size * (k + 1)] for k in range(folds)]
+    known = [order[~torch.isin(order, part)] for part in parts]
+    batch = copy.deepcopy(model)
+    for unit in batch.modules():
+        if isinstance(unit, Unit) and unit.num_models is not None:
+            unit.num_models *= folds
+    fitted_x, fitted_y = (torch.stack([t[rows] for rows in known]) for t in (x, y))
+    run = Run(batch, fitted_x, fitted_y, [seed] * folds, recipe, "fit")
+    run.advance(run.total)
+    x, y = (torch.stack([t[rows] for rows in parts]) for t in (x, y))
+    return float(run.error_of(x, y).mean()), folds
+
+
 # ---- the loop ------------------------------------------------------------------------------------
 
 
@@ -176,10 +208,8 @@ def _warn_of_score(run: Run, score: float, folds: int) -> None:
     held = run.data.held_out.y.shape[1]
     if held < FEW_HELD_OUT and not folds:
         rows = f"{held} held-out row{'' if held == 1 else 's'}"
-        warn(
-            f"{run.function}: the score is that of {rows}, which the model was chosen by: it may "
-            f"be far too small; from {FEW_HELD_OUT} on it says more",
-        )
+        problem = f"{rows}, which the model was chosen by: it may be far too small"
+        warn(f"{run.function}: the score is that of {problem}; from {FEW_HELD_OUT} on it says more")
     elif held < FEW_HELD_OUT:
         warn(
             f"{run.function}: {run.data.training.y.shape[1] + held} rows are few: the model was "

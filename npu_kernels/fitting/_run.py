@@ -12,19 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from npu_kernels._common.chains import chain
 from npu_kernels._common.checks import check_whole, is_whole
 from npu_kernels._common.seeds import stream
 from npu_kernels._jobs import saved
-from npu_kernels._jobs.checkpoints import check_same, described, digest, fingerprint
+from npu_kernels._jobs.fingerprint import check_same, described, digest, fingerprint
 from npu_kernels.fitting._batch import Template
+from npu_kernels.fitting._choice import Judge, Pool
 from npu_kernels.fitting._data import Data, check
-from npu_kernels.fitting._judge import Judge
-from npu_kernels.fitting._pool import Pool
-from npu_kernels.fitting._recipe import Recipe
-from npu_kernels.fitting._refine import Refinement
-from npu_kernels.fitting._result import Fits
+from npu_kernels.fitting._records import Fits, Recipe
 from npu_kernels.fitting._scale import Scale
-from npu_kernels.fitting._search import Search
 from npu_kernels.fitting._stages import (
     Refining,
     Searching,
@@ -33,6 +30,7 @@ from npu_kernels.fitting._stages import (
     refining_rows,
     rounds_of,
 )
+from npu_kernels.fitting._training import Refinement, Search
 from npu_kernels.layers import Unit
 
 STATE_FORMAT = 2  # of a saved state; its number changes with the entries or their meaning
@@ -108,8 +106,7 @@ class Run:
 
     def _check_output(self, search: Search) -> None:
         function, rows = self.function, search.rows
-        parts = self.template.model.modules()
-        first = next((part for part in parts if not isinstance(part, nn.Sequential)), None)
+        first = chain(self.template.model)[0][1]
         columns, models = rows.x.shape[2], len(search.problem)
         if isinstance(first, Unit) and columns != first.in_features:
             rule = f"last dimension {first.in_features} (in_features of model)"
@@ -276,17 +273,17 @@ class Run:
         seconds = saved.number(state["seconds"], "seconds", 0.0)
         entries = saved.sequence(state["history"], "history", number)
         history = [_history_entry(entry) for entry in entries]
+        targets = self._tensors()
         tensors = {
-            name: saved.tensor(state[name], name, like.shape, like.dtype, device)
-            for name, like in self._tensors().items()
+            n: saved.tensor(state[n], n, t.shape, t.dtype, device) for n, t in targets.items()
         }
         limits = judge.problems, judge.starts
         pool = Pool.restored(self.template, state["pool"], *limits, judge.denominators)
         stage = self._restored_stage(state, number, done)
         self.stage, self._stage_done, self.done, self.seconds = stage, stage_done, done, seconds
         self.history, judge.pool = history, pool
-        for name, tensor in self._tensors().items():
-            tensor.copy_(tensors[name])
+        for name, target in targets.items():
+            target.copy_(tensors[name])
 
     def _restored_stage(self, state: dict[str, Any], number: int, done: int) -> Stage | None:
         judge, template, rungs = self.judge, self.template, len(self.recipe.rungs)
@@ -296,12 +293,10 @@ class Run:
             if absent and state[name] is not None:
                 got = type(state[name]).__name__
                 raise ValueError(f"its {name} must be None in stage {number}, got {got}")
+        highest = {"origin": judge.starts - 1, "rounding": max(judge.denominators, default=0)}
         start, rounding = (
-            saved.tensor(state[name], name, (None,), torch.long, template.device, 0, highest)
-            for name, highest in (
-                ("origin", judge.starts - 1),
-                ("rounding", max(judge.denominators, default=0)),
-            )
+            saved.tensor(state[name], name, (None,), torch.long, template.device, 0, limit)
+            for name, limit in highest.items()
         )
         if len(start) != len(rounding):
             raise ValueError(f"its rounding must have {len(start)} numbers, got {len(rounding)}")
@@ -309,9 +304,8 @@ class Run:
             return None
         if searching:
             restored = (template, self.recipe, self.data.training, state["search"])
-            return Searching(
-                judge, number, Search.restored(*restored, judge.problems, judge.starts, done)
-            )
+            search = Search.restored(*restored, judge.problems, judge.starts, done)
+            return Searching(judge, number, search)
         rows = refining_rows(judge, number, moved)
         parts = (state["refinement"], judge.problems, start, rounding)
         kind = Settling if number > rungs else Refining

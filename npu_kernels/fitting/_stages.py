@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from npu_kernels.fitting._batch import GATE, POWER, Population
+from npu_kernels.fitting._choice import Judge
 from npu_kernels.fitting._data import Rows
-from npu_kernels.fitting._judge import Judge
-from npu_kernels.fitting._refine import Refinement
-from npu_kernels.fitting._search import Search
+from npu_kernels.fitting._training import Refinement, Search
 
 NEAR_FRACTION = 0.15  # of two fractions' distance: a power so near to one is set to it first
 LOOK_ROUNDS = 100  # of refining, after which it is seen which problems are solved

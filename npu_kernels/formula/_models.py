@@ -1,13 +1,16 @@
-"""A Sequential as a list of layers, and one model out of a batch of models."""
+"""A Sequential as a list of layers, one model of a batch, and the parameters in a formula."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from npu_kernels._common.chains import chain, replaced_method
 from npu_kernels._common.checks import check_module, is_whole
 from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
 
@@ -16,27 +19,26 @@ Layer = Unit | nn.Linear
 KINDS = (*POWER_UNITS, NAU, NMU, NMRU, NAC, NALU, iNALU, nn.Linear)
 
 
-def layers_of(function: str, module: nn.Module) -> dict[str, Layer]:
+def layers_of(function: str, module: nn.Module, *, any_call: bool = False) -> dict[str, Layer]:
     """Return the layers in the order in which they are applied, by their names in the module.
 
     The name of the module itself is "". Raises TypeError for what is neither one of our layers, a
-    Linear, an Identity, nor a Sequential of such modules.
+    Linear, an Identity, nor a Sequential of such modules; and, unless `any_call`, for one that is
+    called in another way than its class says.
     """
+    check_module(function, "module", module)
     layers: dict[str, Layer] = {}
-
-    def visit(name: str, part: nn.Module) -> None:
-        if isinstance(part, nn.Sequential):
-            for child, inner in part.named_children():
-                visit(f"{name}.{child}" if name else child, inner)
-        elif isinstance(part, KINDS):
-            layers[name] = part
+    for path, part in chain(module, any_call=any_call):
+        method = None if any_call else replaced_method(part)
+        title, got = f"module {path!r}" if path else "module", type(part).__name__
+        if method is not None:
+            rule = f"must have the {method} of its class"
+            raise TypeError(f"{function}: {title} {rule}, got {got} with another")
+        if isinstance(part, KINDS):
+            layers[path] = part
         elif not isinstance(part, nn.Identity):
-            title, got = f"module {name!r}" if name else "module", type(part).__name__
             names = ", ".join(kind.__name__ for kind in KINDS)
             raise TypeError(f"{function}: {title} must be a Sequential of {names}, got {got}")
-
-    check_module(function, "module", module)
-    visit("", module)
     if not layers:
         raise ValueError(f"{function}: module must have at least one layer, got {module}")
     for (name, layer), (next_name, next_layer) in pairwise(layers.items()):
@@ -109,7 +111,7 @@ def select(module: nn.Module, model: int | None = None) -> nn.Module:
         >>> select(models, 7)(torch.rand(100, 2)).shape
         torch.Size([100, 1])
     """
-    layers = layers_of("select", module)
+    layers = layers_of("select", module, any_call=True)
     index = check_model("select", layers, model)
     for name, layer in layers.items():
         if hasattr(layer, "parametrizations"):
@@ -118,10 +120,89 @@ def select(module: nn.Module, model: int | None = None) -> nn.Module:
             way = "torch.nn.utils.prune.remove makes it permanent"
             raise ValueError(f"select: layer {name!r} must not be pruned; {way}")
     result = copy.deepcopy(module)
-    for layer in layers_of("select", result).values():
+    for layer in layers_of("select", result, any_call=True).values():
         if isinstance(layer, Unit) and layer.num_models is not None and index is not None:
             layer.num_models = None
             for name, parameter in list(layer.named_parameters(recurse=False)):
                 tensor = parameter.detach()[index].clone()
                 setattr(layer, name, nn.Parameter(tensor, parameter.requires_grad))
     return result
+
+
+# ---- the parameters of layers that a formula contains ----
+
+GATES: dict[Any, tuple[str, ...]] = dict.fromkeys(POWER_UNITS, ("gate",))
+# The parameters of which a 0 removes something from the formula.
+PRUNED: dict[Any, tuple[str, ...]] = {
+    **dict.fromkeys(POWER_UNITS, ("weight_re", "weight_im")),
+    NAU: ("weight",),
+    NMU: ("weight",),
+    NMRU: ("weight",),
+    NAC: ("weight",),
+    NALU: ("weight", "gate_weight", "gate_bias"),
+    iNALU: ("weight_add", "weight_mul", "gate_weight"),
+    nn.Linear: ("weight", "bias"),
+}
+# The parameters that are in the formula unchanged. (A NAC's has tanh(weight) sigmoid(mask).)
+ROUNDED = {kind: names for kind, names in PRUNED.items() if kind not in (NAC, NALU, iNALU)}
+
+
+def names_of(layer: Any, table: Mapping[Any, tuple[str, ...]]) -> list[str]:
+    """Return the parameters that a table names for a layer and that the layer has."""
+    names = next((names for kind, names in table.items() if isinstance(layer, kind)), ())
+    return [name for name in names if getattr(layer, name) is not None]
+
+
+@torch.no_grad()
+def clip_(module: nn.Module) -> None:
+    """Clip gates, and weights that the layer clips, in place; the function stays the same."""
+    for layer in layers_of("simplify", module).values():
+        if isinstance(layer, POWER_UNITS) and layer.gate is not None:
+            layer.gate.clamp_(0, 1)
+        unclipped = getattr(layer, "sign", "product") != "product"  # an NMRU's cosine has no clip
+        if isinstance(layer, (NAU, NMU, NMRU)) and layer.clip and not unclipped:
+            layer.weight.clamp_(*(layer.intervals["weight"] or (None, None)))
+
+
+def _nonzero_columns(layer: Any) -> Tensor:
+    """Return ``[I]``, true for the inputs with a weight that is not 0."""
+    names = [name for name in names_of(layer, PRUNED) if "bias" not in name]
+    # A reciprocal unit has two columns for each input: [O, 2 I].
+    weights = [getattr(layer, name).bool().view(-1, layer.in_features) for name in names]
+    return torch.cat(weights).any(0)
+
+
+def _inputs_read(layer: Any) -> Tensor:
+    """Return ``[I]``, true for the inputs that the layer's outputs depend on."""
+    read = _nonzero_columns(layer)
+    if getattr(layer, "gate", None) is not None:
+        read = read & (layer.gate != 0)
+    return read
+
+
+@torch.no_grad()
+def without_effect(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the entries (parameter, index) that no output depends on.
+
+    They are rows of units that no later layer reads, and columns behind closed gates.
+    """
+    entries: list[tuple[str, tuple[int, ...]]] = []
+    used: Tensor | None = None  # true for the outputs of the layer that the next layer reads
+    for path, layer in reversed(layers_of("simplify", module).items()):
+        prefix = f"{path}." if path else ""
+        for name, parameter in layer.named_parameters(recurse=False):
+            dead = torch.zeros_like(parameter, dtype=torch.bool)
+            if used is not None and name != "gate":
+                dead[~used] = True
+            if name in ("weight_re", "weight_im") and getattr(layer, "gate", None) is not None:
+                dead[:, layer.gate == 0] = True
+            if name == "gate":
+                dead = ~_nonzero_columns(layer)
+            entries += [(prefix + name, tuple(index)) for index in dead.nonzero().tolist()]
+        remainder = select(layer)
+        if used is not None:
+            for name, parameter in remainder.named_parameters():
+                if name != "gate":
+                    parameter[~used] = 0
+        used = _inputs_read(remainder)
+    return entries

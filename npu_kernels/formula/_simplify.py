@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,10 +23,17 @@ from torch import Tensor, nn
 
 from npu_kernels._common.checks import check_module, check_number, check_whole
 from npu_kernels.formula._fractions import nearest_fraction
-from npu_kernels.formula._models import layers_of, select
-from npu_kernels.formula._record import Change, Simplified, Step
+from npu_kernels.formula._models import (
+    GATES,
+    PRUNED,
+    ROUNDED,
+    clip_,
+    layers_of,
+    names_of,
+    select,
+    without_effect,
+)
 from npu_kernels.formula._scoring import Refit, Score, lbfgs, scorer
-from npu_kernels.formula._weights import GATES, PRUNED, ROUNDED, clip_, names_of, without_effect
 from npu_kernels.layers import NAU
 
 Table = Mapping[Any, tuple[str, ...]]  # a layer's class -> names of parameters
@@ -33,6 +41,98 @@ Entry = tuple[str, tuple[int, ...]]  # a parameter's name, and an index into the
 Values = tuple[float, ...]  # to try for an entry, the simplest first
 Options = Callable[[Tensor], Values]
 STEPS = ("gates", "prune", "round")
+
+
+@dataclass(frozen=True)
+class Change:
+    """The change of one entry of a parameter.
+
+    Attributes:
+        parameter: the parameter's name in the module.
+        index: of the entry in the tensor.
+        before: the entry's value.
+        after: the value that was tried.
+        alone: error with this change only, of the step's first model or its last refit.
+        error: error with this change and all accepted changes before it.
+        accepted: whether the entry has the value `after` in the result.
+    """
+
+    parameter: str
+    index: tuple[int, ...]
+    before: float
+    after: float
+    alone: float
+    error: float
+    accepted: bool
+
+    def __str__(self) -> str:
+        entry = f"{self.parameter}[{', '.join(map(str, self.index))}]"
+        return (
+            f"{entry:<24} {self.before:>12.6g} -> {self.after:<10.6g} alone {self.alone:.3e}  "
+            f"error {self.error:.3e}{'' if self.accepted else '  rejected'}"
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of `simplify`.
+
+    Attributes:
+        name: "gates", "prune", "unused" or "round".
+        before: the model's error before the step.
+        after: the model's error after the step.
+        parameters: the number of parameters that are not 0 after the step.
+        changes: all that were tried.
+    """
+
+    name: str
+    before: float
+    after: float
+    parameters: int
+    changes: tuple[Change, ...]
+
+    @property
+    def accepted(self) -> tuple[Change, ...]:
+        return tuple(change for change in self.changes if change.accepted)
+
+
+@dataclass(frozen=True)
+class Simplified:
+    """A simplified copy of a model, and its record.
+
+    ``str()`` is a table of the steps; `details` lists every change.
+
+    Attributes:
+        module: one model, without `num_models`.
+        error: of the original model.
+        parameters: the number of parameters that were not 0 in the original model.
+        steps: in the order in which they were done.
+    """
+
+    module: nn.Module
+    error: float
+    parameters: int
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        head = ("step", "parameters", "changed", "rejected", "error", "cost", "most for one")
+        rows = [head, ("given", str(self.parameters), "", "", f"{self.error:.3e}", "", "")]
+        for step in self.steps:
+            errors = [step.before, *(change.error for change in step.accepted)]
+            highest = max((after - before for before, after in pairwise(errors)), default=0.0)
+            accepted = len(step.accepted)
+            counts = str(step.parameters), str(accepted), str(len(step.changes) - accepted)
+            costs = f"{step.after:.3e}", f"{step.after - step.before:+.1e}", f"{highest:+.1e}"
+            rows.append((step.name, *counts, *costs))
+        return "\n".join("{:<8}{:>12}{:>12}{:>12}{:>12}{:>12}{:>14}".format(*row) for row in rows)
+
+    def details(self) -> str:
+        """All changes of all steps, one per line."""
+        lines = []
+        for step in self.steps:
+            lines.append(f"{step.name}: error {step.before:.3e} -> {step.after:.3e}")
+            lines += [f"  {change}" for change in step.changes]
+        return "\n".join(lines)
 
 
 @dataclass

@@ -102,46 +102,35 @@ def from_parameters(
     Returns a `NPU`, `RealNPU` or `NaiveNPU`. Raises ValueError for names or shapes of no layout.
     """
     if not isinstance(parameters, Mapping):
-        raise TypeError(
-            f"from_parameters: parameters must be a dictionary, got {type(parameters).__name__}"
-        )
+        got = type(parameters).__name__
+        raise TypeError(f"from_parameters: parameters must be a dictionary, got {got}")
     if layout not in (None, *LAYOUTS):
-        raise ValueError(
-            f"from_parameters: layout must be None or one of {', '.join(LAYOUTS)}, got {layout!r}"
-        )
+        rule = f"None or one of {', '.join(LAYOUTS)}"
+        raise ValueError(f"from_parameters: layout must be {rule}, got {layout!r}")
     layout = layout or _layout_of(set(parameters))
     if layout is None:
-        raise ValueError(
-            f"from_parameters: no layout has the parameters {sorted(map(str, parameters))}"
-        )
+        parameter_names = sorted(map(str, parameters))
+        raise ValueError(f"from_parameters: no layout has the parameters {parameter_names}")
     names, transposed = LAYOUTS[layout]
-    layer_parameters: list[nn.Parameter | None] = []
-    for name in names:
-        value = parameters.get(name)
-        if value is None:
-            layer_parameters.append(None)
-            continue
-        layer_parameters.append(_as_parameter(name, value, transposed))
+    values = [parameters.get(name) for name in names]
+    layer_parameters = [
+        None if value is None else _as_parameter(name, value, transposed)
+        for name, value in zip(names, values, strict=True)
+    ]
     weight_re, weight_im, gate = layer_parameters
     if weight_re is None:
-        raise ValueError(
-            f"from_parameters: layout {layout!r} needs {names[0]}, got {sorted(parameters)}"
-        )
+        rule = f"layout {layout!r} needs {names[0]}"
+        raise ValueError(f"from_parameters: {rule}, got {sorted(parameters)}")
     shape = tuple(weight_re.shape)
-    if (
-        len(shape) != 2
-        or (weight_im is not None and weight_im.shape != shape)
-        or (gate is not None and tuple(gate.shape) != (shape[1],))
-    ):
+    fits = len(shape) == 2 and (weight_im is None or weight_im.shape == shape)
+    if not fits or (gate is not None and tuple(gate.shape) != (shape[1],)):
         shapes = {name: tuple(torch.as_tensor(value).shape) for name, value in parameters.items()}
         raise ValueError(f"from_parameters: shapes do not fit layout {layout!r}: {shapes}")
-    if len({tensor.dtype for tensor in layer_parameters if tensor is not None}) > 1:
-        dtypes = ", ".join(
-            f"{name} {tensor.dtype}"
-            for name, tensor in zip(names, layer_parameters, strict=True)
-            if tensor is not None
-        )
-        raise TypeError(f"from_parameters: all tensors must have one dtype, got {dtypes}")
+    pairs = zip(names, layer_parameters, strict=True)
+    dtypes = {name: tensor.dtype for name, tensor in pairs if tensor is not None}
+    if len(set(dtypes.values())) > 1:
+        got = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
+        raise TypeError(f"from_parameters: all tensors must have one dtype, got {got}")
     options: dict[str, Any] = {"eps": eps, "device": "meta", "dtype": weight_re.dtype}
     layer: Unit
     if weight_im is not None and gate is not None:
@@ -169,30 +158,19 @@ def _recognised(module: nn.Module) -> bool:
     # Other code may use the same names for other shapes and another formula; it stays as it is.
     stated = (getattr(module, "in_features", inputs), getattr(module, "out_features", outputs))
     other, gate = getattr(module, layout_names[1], None), getattr(module, layout_names[2], None)
-    return (
-        stated == (inputs, outputs)
-        and (other is None or other.shape == weight.shape)
-        and (gate is None or gate.shape == (inputs,))
-    )
+    fits = stated == (inputs, outputs) and (other is None or other.shape == weight.shape)
+    return fits and (gate is None or gate.shape == (inputs,))
 
 
 # Attributes that a layer may have: the new module has them too, or they only describe the layer.
-_CARRIED = {
-    "in_features",
-    "out_features",
-    "eps",
-    "gate_gradient",
-    "layout",
-    "num_models",
-    "init_im",
-    "_scale_im",
-}
+_CARRIED = {"in_features", "out_features", "eps", "gate_gradient", "layout", "num_models"}
+_CARRIED |= {"init_im", "_scale_im"}
 _OWN_METHODS = {"__init__", "__repr__", "forward", "extra_repr", "reset_parameters"}
-_OFF = (None, False, "none")  # of an option: it does nothing
 
 
 def _is_off(value: Any) -> bool:
-    return any(value is off for off in _OFF[:2]) or (isinstance(value, str) and value == _OFF[2])
+    """Whether an option does nothing."""
+    return value is None or value is False or (isinstance(value, str) and value == "none")
 
 
 def _beyond_formula(module: nn.Module) -> dict[str, str]:
@@ -203,9 +181,8 @@ def _beyond_formula(module: nn.Module) -> dict[str, str]:
         if name not in plain and name not in _CARRIED and not _is_off(value):
             text = repr(value)
             extras[name] = f"{name}={text}" if len(text) < 40 else name
-    extras.update(
-        (name, f"buffer {name}") for name, buffer in module._buffers.items() if buffer is not None
-    )
+    buffers = [name for name, buffer in module._buffers.items() if buffer is not None]
+    extras |= {name: f"buffer {name}" for name in buffers}
     kinds = [kind for kind in type(module).__mro__ if kind not in nn.Module.__mro__]
     kinds = [kind for kind in kinds if kind.__module__.split(".")[0] != "npu_kernels"]
     names = {name: value for kind in reversed(kinds) for name, value in vars(kind).items()}
@@ -251,26 +228,18 @@ def _check_lost(
         if outcome is None:
             continue
         who = type(module).__name__ + (f" {path!r}" if path else "")
-        hooks = [
-            name
-            for name, value in module.__dict__.items()
-            if name.endswith(("_hooks", "_pre_hooks")) and value
-        ]
+        filled = (name for name, value in module.__dict__.items() if value)
+        hooks = [name for name in filled if name.endswith("_hooks")]
         hooks = [name for name in hooks if outcome != "same" or "state_dict" not in name]
         if hooks:
-            raise ValueError(
-                f"{who} has hooks ({', '.join(hooks)}); remove them first and add them after"
-            )
+            advice = "remove them first and add them after"
+            raise ValueError(f"{who} has hooks ({', '.join(hooks)}); {advice}")
         lost = {} if outcome == "same" else _beyond_formula(module)
         if outcome == "transposed":
             lost |= _replaced_parameters(module, owners)
         lost = {name: text for name, text in lost.items() if name not in allow}
         if lost:
-            names = (
-                "".join(f"{name!r}, " for name in lost).strip()
-                if len(lost) == 1
-                else ", ".join(map(repr, lost))
-            )
+            names = ", ".join(map(repr, lost)) + ("," if len(lost) == 1 else "")
             raise ValueError(
                 f"{function}: {who} has more than its formula, which the new layer would not have: "
                 f"{', '.join(lost.values())}; say allow=({names}) to do without"
@@ -358,9 +327,8 @@ def to_reference(
     `allow` does not name, and for `num_models` in a published layout.
     """
     if layout not in ("reference", *LAYOUTS):
-        raise ValueError(
-            f"to_reference: layout must be 'reference', 'julia' or 'pytorch', got {layout!r}"
-        )
+        rule = "'reference', 'julia' or 'pytorch'"
+        raise ValueError(f"to_reference: layout must be {rule}, got {layout!r}")
 
     def kind(module: nn.Module) -> str | None:
         if type(module) not in EAGER:
@@ -369,9 +337,8 @@ def to_reference(
             return "same"
         count = getattr(module, "num_models", None)
         if count is not None:
-            raise ValueError(
-                f"to_reference: layout {layout!r} has no num_models, this layer has {count}"
-            )
+            rule = f"layout {layout!r} has no num_models"
+            raise ValueError(f"to_reference: {rule}, this layer has {count}")
         return "transposed" if LAYOUTS[layout][1] else "new"
 
     def change(module: nn.Module) -> nn.Module | None:
@@ -381,19 +348,10 @@ def to_reference(
         if outcome == "same":
             return _copied(module, EAGER[type(module)])
         unit: Any = module
-        eps = (
-            torch.finfo(unit.weight_re.dtype).eps
-            if unit.eps is None and layout == "pytorch"
-            else unit.eps
-        )
-        return PublishedNPU(
-            layout,
-            unit.weight_re,
-            unit.weight_im,
-            unit.gate,
-            eps=eps,
-            gate_gradient=unit.gate_gradient,
-        )
+        eps, weights = unit.eps, (unit.weight_re, unit.weight_im, unit.gate)
+        if eps is None and layout == "pytorch":
+            eps = torch.finfo(unit.weight_re.dtype).eps
+        return PublishedNPU(layout, *weights, eps=eps, gate_gradient=unit.gate_gradient)
 
     _check_lost("to_reference", model, allow, kind)
     return _replace(model, change)

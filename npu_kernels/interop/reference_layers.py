@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import layers, reference
+from npu_kernels._common.chains import note_methods
 from npu_kernels._operators import ops
 from npu_kernels._operators.operands import call
 
@@ -81,16 +82,12 @@ class iNALU(layers.iNALU):
 # The package's modules of these three are plain torch.
 NAU, NAC, NALU = layers.NAU, layers.NAC, layers.NALU
 
-EAGER: dict[type[nn.Module], type[nn.Module]] = {
-    layers.NPU: NPU,
-    layers.RealNPU: RealNPU,
-    layers.NaiveNPU: NaiveNPU,
-    layers.NMU: NMU,
-    layers.NMRU: NMRU,
-    layers.iNALU: iNALU,
-}
+_KINDS: tuple[type[nn.Module], ...] = (NPU, RealNPU, NaiveNPU, NMU, NMRU, iNALU)
+EAGER: dict[Any, type[nn.Module]] = {getattr(layers, kind.__name__): kind for kind in _KINDS}
 
-for _fused, _eager in EAGER.items():  # so that help() of an eager layer is complete by itself
+for _fused, _eager in EAGER.items():
+    note_methods(_eager)
+    # So that help() of an eager layer is complete by itself.
     _eager.__doc__ = f"{_eager.__doc__}\n\n{inspect.cleandoc(_fused.__doc__ or '')}"
 
 

@@ -137,10 +137,10 @@ def _eager(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
     """Call the layers' functions in every stage: any device, any mode of differentiation."""
     slope = slope_function(weights, call, functional)
     rows = as_rows(u0, weights[0], call.has_starts)
-    plain_times = times.detach().to("cpu", torch.float64)
+    plain_times = times.to("cpu", torch.float64)
     with torch.autocast(u0.device.type, enabled=False):
         steps = reference.find_steps(slope, rows, plain_times, call.pair, call.control)
-        saves = call.memory == "checkpointed" and torch.is_grad_enabled() and not eager_only()
+        saves = call.memory == "checkpointed" and not eager_only()
         length = math.isqrt(max(steps.times.shape[-1], 1) - 1) + 1 if saves else None
         path = reference.replay(slope, rows, times, steps.times, call.pair, call.control, length)
     path = path if call.has_starts else path.squeeze(-3)
@@ -181,7 +181,7 @@ def _report(options: checks.Options, call: Call, result: _Result, weights: Weigh
             else f"stops at t = {reached}: its steps became too small for the time to change, as "
             "they do before a pole or at a jump"
         )
-        times = clock[..., 0].clone() if call.has_starts else clock[..., 0].squeeze(-1)
+        times = clock[..., 0] if call.has_starts else clock[..., 0].squeeze(-1)
         raise accuracy.StepSizeError(f"{options.function}: {name} {reason}{rest}; {keep}", times)
     is_bound = (stiff >= accuracy.MIN_STIFF_STEPS) & (2 * stiff >= accepted)
     bound = (status == reference.DONE) & is_bound

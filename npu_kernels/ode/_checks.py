@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 from torch.jit import is_tracing
 
-from npu_kernels._common.checks import as_number, check_number, check_tensor, check_whole
+from npu_kernels._common.checks import (
+    as_number,
+    check_number,
+    check_numbers,
+    check_tensor,
+    check_whole,
+)
 from npu_kernels._common.errors import NonFiniteError
 from npu_kernels._operators import operands
 from npu_kernels._time_loop import methods
@@ -233,9 +239,10 @@ def check_times(function: str, t: Any) -> Tensor:
         check_tensor(function, "t", t)
         times = t if t.is_floating_point() or t.is_complex() else t.double()
     else:
+        check_numbers(function, "t", t)
         try:
             times = torch.tensor(t, dtype=torch.float64)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise TypeError(
                 f"{function}: t must be a tensor or numbers, got {t!r}: {error}"
             ) from None

@@ -11,19 +11,17 @@ from typing import Any
 
 import torch
 from torch.compiler import is_compiling
-from torch.optim.optimizer import (
-    Optimizer,
-    _global_optimizer_post_hooks,
-    _global_optimizer_pre_hooks,
-)
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from npu_kernels._backends import fast_path
 from npu_kernels._operators import dispatch
 
 __all__ = ["Adam"]
 
+_TorchAdam = torch.optim.Adam  # torch's name may be made to mean the class below
 
-class Adam(torch.optim.Adam):
+
+class Adam(_TorchAdam):
     """`torch.optim.Adam`, with its arguments, state and results, whose step is one call on the CPU.
 
     Arguments and ``state_dict`` are torch's, and either loads the other's. A parameter's first step
@@ -61,20 +59,12 @@ class Adam(torch.optim.Adam):
             and fast_path.adam(self.param_groups, self.state) is not NotImplemented
         ):
             return None
-        general: Any = (
-            super().step
-        )  # not by torch's name, which may have been made to mean this class
-        if getattr(general, "hooked", False):
-            return general(closure)
+        if not getattr(super().step, "hooked", False):
+            _TorchAdam([torch.empty(0)])  # a class's first instance gives its step torch's hooks
+        return super().step(closure)
 
-        def unhooked(self: Adam, closure: Callable[[], Any] | None = None) -> Any:
-            return general(closure)
-
-        return Optimizer.profile_hook_step(unhooked)(
-            self, closure
-        )  # torch does so at a class's first instance
-
-    step.hooked = True  # type: ignore[attr-defined]  # none are needed where the fast path is taken
+    # Hooks would take most of a small step; the fast path needs none, and torch's step has its own.
+    step.hooked = True  # type: ignore[attr-defined]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients."""

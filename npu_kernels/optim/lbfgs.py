@@ -99,8 +99,9 @@ def _cubic_minimum(t: Tensor, f: Tensor, slope: Tensor, low: Tensor, high: Tenso
     lower_slope, upper_slope = torch.where(ordered, s0, s1), torch.where(ordered, s1, s0)
     share = (upper_slope + root - first) / (upper_slope - lower_slope + 2 * root)
     minimum = upper - (upper - lower) * share
-    usable = (square >= 0) & f.isfinite().all(1) & minimum.isfinite()
-    return torch.where(usable, torch.minimum(torch.maximum(minimum, low), high), (low + high) / 2)
+    # Not finite: also where the root is of a negative number, or an f is infinite.
+    within = torch.minimum(torch.maximum(minimum, low), high)
+    return torch.where(minimum.isfinite(), within, (low + high) / 2)
 
 
 class LBFGS:
@@ -147,8 +148,9 @@ class LBFGS:
         restart: bool = False,
         compact: bool = True,
     ) -> None:
-        if x0.dim() != 2:
-            raise ValueError(f"lbfgs: x0 must have shape (K, N), got {tuple(x0.shape)}")
+        if x0.dim() != 2 or x0.shape[1] == 0:
+            rule = "x0 must have shape (K, N), N at least 1"
+            raise ValueError(f"lbfgs: {rule}, got {tuple(x0.shape)}")
         if x0.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"lbfgs: x0 must be float32 or float64, got {x0.dtype}")
         self.history = check_whole("lbfgs", "history", history)
@@ -172,7 +174,7 @@ class LBFGS:
             return zeros(dtype=torch.long)
 
         pairs = self.history, x0.shape[1]
-        self.x = x0.detach().clone(memory_format=torch.contiguous_format)  # the last accepted point
+        self.x = x0.detach().clone()  # the last accepted point
         self.f, self.g = zeros(), torch.zeros_like(self.x)  # value and gradient at x
         self.direction, self.slope = torch.zeros_like(self.x), zeros()  # slope: along it at x
         self.t, self.purpose = zeros(), counts()  # the trial point is x + t direction
@@ -183,10 +185,7 @@ class LBFGS:
         self.end_g = zeros(2, x0.shape[1], dtype=x0.dtype)
         self.low = counts()  # the bracket's better end
         self.steps, self.changes = zeros(*pairs, dtype=x0.dtype), zeros(*pairs, dtype=x0.dtype)
-        self.rho, self.pairs = (
-            zeros(self.history),
-            counts(),
-        )  # 1 / y s of the pairs; how many there were
+        self.rho, self.pairs = zeros(self.history), counts()  # 1 / y s of the pairs; their number
         self.scale = zeros()  # y s / y y of the last pair
 
     # ---- from outside --------------------------------------------------------------------------
@@ -198,7 +197,7 @@ class LBFGS:
 
     def result(self) -> Result:
         """The state of all problems, running or not."""
-        gradient = self.g.abs().amax(1) if self.g.shape[1] else self.g.new_zeros(len(self.g))
+        gradient = self.g.abs().amax(1)
         return Result(self.x, self.f, gradient, self.iterations, self.evaluations, self.status)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -232,9 +231,7 @@ class LBFGS:
         f, g = self._evaluate(active)
         slope = _dot(g, self.direction[active])
         bad = ~(f.isfinite() & g.isfinite().all(1))
-        f = torch.where(bad, math.inf, f)
-        slope = torch.where(bad, 0.0, slope)
-        g = g.masked_fill(bad.unsqueeze(1), 0.0)
+        f = torch.where(bad, math.inf, f)  # higher than any point: its g and slope count nowhere
         self.evaluations[active] += 1
         purpose = self.purpose[active]
 
@@ -256,7 +253,7 @@ class LBFGS:
             rule = f"f of shape {tuple(rows.shape)} and a gradient of shape {tuple(points.shape)}"
             got = f"{tuple(f.shape)} and {tuple(g.shape)}"
             raise ValueError(f"lbfgs: the closure must give {rule}, got {got}")
-        f, g = f.detach().double(), g.detach()
+        f = f.double()
         return (f, g) if self.compact else (f[active], g[active])
 
     def _begin(self, active: Tensor, f: Tensor, g: Tensor, bad: Tensor, mask: Tensor) -> None:
@@ -291,8 +288,6 @@ class LBFGS:
         direction = self.g[index].neg()
         pairs = self.pairs[index]
         depth = int(pairs.clamp(max=self.history).max())
-        if depth == 0:
-            return direction
         # Youngest first; slots without a pair have rho 0 and contribute nothing.
         ages = torch.arange(1, depth + 1, device=pairs.device)
         slots = (pairs.unsqueeze(1) - ages) % self.history
@@ -333,9 +328,8 @@ class LBFGS:
         risen = (f > start + ARMIJO * t * start_slope) | (
             (searched > 1) & (f >= self.end_f[index, 0])
         )
-        high = risen & ~exhausted
-        good = (slope.abs() <= -WOLFE * start_slope) & ~high & ~exhausted
-        bracketed = (high | (slope >= 0)) & ~good & ~exhausted
+        good = (slope.abs() <= -WOLFE * start_slope) & ~risen
+        bracketed = (risen | (slope >= 0)) & ~good & ~exhausted
         further = ~(bracketed | good | exhausted)
 
         if exhausted.any():  # the start, or the last point where it is lower
@@ -367,15 +361,14 @@ class LBFGS:
         worse = (f > limit) | (f >= self.end_f[index, low])
         good = ~worse & (slope.abs() <= -WOLFE * self.slope[index])
         width = self.end_t[index, high] - self.end_t[index, low]
-        turn = ~worse & ~good & (slope * width >= 0)
+        turn = slope * width >= 0
 
-        if turn.any():  # the better end so far becomes the other one
+        if turn.any():  # the better end so far becomes the other one, or the trial point does
             old, end = index[turn], low[turn]
             tensors = self.end_t, self.end_f, self.end_slope, self.end_g
             self._set_end(old, high[turn], *(tensor[old, end] for tensor in tensors))
         self._set_end(index, torch.where(worse, high, low), t, f, slope, g)
-        better = (self.end_f[index, 0] > self.end_f[index, 1]).long()
-        self.low[index] = torch.where(worse, better, low)
+        self.low[index] = (self.end_f[index, 0] > self.end_f[index, 1]).long()
         done = good | (self.searched[index] >= self.max_line_search)
         ended[mask] = done
         ended[mask.nonzero().squeeze(1)[~done]] = self._interpolate(index[~done])
@@ -406,13 +399,10 @@ class LBFGS:
             return
         low = self.low[index]
         t, f, g = self.end_t[index, low], self.end_f[index, low], self.end_g[index, low]
-        before = self.f[index]
-        decreased = (t > 0) & (f <= before)
+        decreased = t > 0
         self._restart(index[~decreased])
-        index, before = index[decreased], before[decreased]
-        t, f, g = t[decreased], f[decreased], g[decreased]
-        if not len(index):
-            return
+        index = index[decreased]
+        t, f, g, before = t[decreased], f[decreased], g[decreased], self.f[index]
         length = t.to(self.x.dtype).unsqueeze(1)
         step = self.direction[index] * length
         change = g - self.g[index]

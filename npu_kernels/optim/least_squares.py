@@ -95,6 +95,5 @@ def without(x: Tensor, free: Tensor, jacobian: Jacobian) -> tuple[Tensor, Tensor
     ratio = torch.where(free & (variance > 0), x / variance, 0.0)
     costs = torch.where(free, ratio * x / r.shape[1], math.inf)
     moved = x.unsqueeze(1) - ratio.unsqueeze(2) * inverse.mT
-    moved = torch.where(free.unsqueeze(1), moved, x.unsqueeze(1))
     moved = torch.where(torch.eye(x.shape[1], dtype=torch.bool), 0.0, moved)
     return costs, moved

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -49,7 +49,9 @@ def settings(optimizer: torch.optim.Optimizer, model: nn.Module, lr: Any) -> dic
     return facts
 
 
-def optimizer_state(value: Any, optimizer: torch.optim.Optimizer, needed: bool) -> dict[str, Any]:
+def optimizer_state(
+    value: Any, optimizer: torch.optim.Optimizer, needed: Iterable[Tensor]
+) -> dict[str, Any]:
     """Return the `state_dict` in a file, checked, for this optimiser.
 
     Only the numbers among the groups' settings are taken from it: callbacks may have changed them.
@@ -57,7 +59,7 @@ def optimizer_state(value: Any, optimizer: torch.optim.Optimizer, needed: bool) 
     Args:
         value: the file's.
         optimizer: with the settings that were asked for. It is not changed.
-        needed: every parameter that requires a gradient has made steps, so it has a state.
+        needed: parameters that have made steps, if they require gradients: they have a state.
     """
     current = optimizer.state_dict()
     state = saved.record(value, "optimizer", current.keys())
@@ -66,19 +68,22 @@ def optimizer_state(value: Any, optimizer: torch.optim.Optimizer, needed: bool) 
     checked_groups = []
     for number, (group, old) in enumerate(zip(groups, olds, strict=True)):
         group = saved.record(group, f"optimizer's group {number}", old.keys())
-        if group["params"] != old["params"]:
+        title = f"optimizer's group {number}, params,"
+        numbers = [saved.integer(n, title) for n in saved.sequence(group["params"], title)]
+        if numbers != old["params"]:
             raise ValueError(f"its optimizer's group {number} has other params")
         checked_groups.append(
             {name: _setting(group[name], f"optimizer's {name}", old[name]) for name in old}
         )
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     expected = _after_a_step(optimizer)
-    trained = {n for n, p in enumerate(parameters) if p.requires_grad and expected.get(n)}
+    moving = {id(parameter) for parameter in needed if parameter.requires_grad}
+    trained = {n for n, p in enumerate(parameters) if id(p) in moving and expected.get(n)}
     states = state["state"]
     if not isinstance(states, dict) or not states.keys() <= set(range(len(parameters))):
         rule = f"a dict of parameters' numbers below {len(parameters)}"
         raise ValueError(f"its optimizer's state must be {rule}")
-    if needed and not trained <= states.keys():
+    if not trained <= states.keys():
         raise ValueError("its optimizer's state lacks parameters that were trained")
     checked = {}
     for number, entries in states.items():

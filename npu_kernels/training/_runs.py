@@ -5,26 +5,22 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from npu_kernels import optim
+from npu_kernels._common import checks
 from npu_kernels._common.chains import chain, num_models_of
-from npu_kernels._common.checks import (
-    check_module,
-    check_number,
-    check_tensor,
-    check_whole,
-    is_number,
-)
+from npu_kernels._common.checks import check_module, check_number, check_tensor, check_whole
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs import saved
-from npu_kernels._jobs.checkpoints import check_same, described, digest, drive, fingerprint
-from npu_kernels._loops import Captured, Fused, Loop, loop_for, plan
+from npu_kernels._jobs.driver import drive
+from npu_kernels._jobs.fingerprint import check_same, described, digest, fingerprint
+from npu_kernels._loops import Captured, Fused, Loop, Ordinary, loop_for, plan
 from npu_kernels._loops.functions import SteppedSchedule, regularizer
 from npu_kernels.layers import Unit
 from npu_kernels.training import _continued as continued
@@ -98,7 +94,9 @@ def run(
     package's units, `nn.Linear` and activations has one step captured in a CUDA graph, which is
     replayed: at least 16 steps between two calls of callbacks. The numbers are those of the
     ordinary loop, to rounding. Any other model, optimiser, device or setting makes the ordinary
-    loop, and one notice says why. No CUDA graph of it has run on a GPU yet.
+    loop, and one notice says why; so does what a user has replaced or hooked, also a callback
+    during the run. Only prehooks of a parameter's AccumulateGrad node are not seen: the steps in
+    C++ ignore them. No CUDA graph of it has run on a GPU yet.
 
     Args:
         model: a module; its units have one num_models K, or none.
@@ -131,8 +129,9 @@ def run(
             moves: parameters, buffers, the optimiser's state, schedules, the generator. All
             settings must be those of the first call, also steps, `every`, the optimiser's, the
             generator's seed and which parameters require gradients; but the values of functions
-            for lr or a penalty cannot be compared. A model that draws random numbers itself, such
-            as by dropout, draws others.
+            for lr or a penalty cannot be compared. The optimiser's settings and the states of
+            schedules must be numbers, text, tensors, or lists and dicts of these. A model that
+            draws random numbers itself, such as by dropout, draws others.
         progress: show how far it is, on stderr; None: if that is a terminal.
 
     Ctrl-C ends the run after the current call, saves it if there is a checkpoint, and returns the
@@ -148,10 +147,12 @@ def run(
     steps = check_whole("run", "steps", steps)
     if loss != "mse":
         raise ValueError(f"run: loss must be 'mse', got {loss!r}")
-    models = num_models_of("run", model)
-    _check_data(model, x, y, models)
+    modules = list(model.modules())
+    models = num_models_of("run", modules)
+    parameters = (p for part in modules for p in part._parameters.values() if p is not None)
+    _check_data(model, next(parameters, None), x, y, models)
     _check_weight(sample_weight, y)
-    plan.check_memory(model, x=x, y=y, sample_weight=sample_weight, rows=rows)
+    plan.check_memory(modules, x=x, y=y, sample_weight=sample_weight, rows=rows)
     if nonfinite not in ("keep", "zero"):
         raise ValueError(f"run: nonfinite must be 'keep' or 'zero', got {nonfinite!r}")
     drawn = _Rows(x.shape[-2], steps, batch_size, rows, generator)
@@ -163,18 +164,17 @@ def run(
     if stretch is not None:
         stretch = check_whole("run", "stretch", stretch)
     functions = [callbacks] if callable(callbacks) else list(callbacks or ())
-    kind, reason = loop_for(model, torch_optimizer, x)
-    if reason is not None and reason not in _noticed:
-        _noticed.add(reason)
-        warn(f"npu_kernels: training.run makes its steps one by one, because {reason}")
+    data = [x.contiguous(), y.contiguous()]
+    data += [] if sample_weight is None else [sample_weight.contiguous()]
+    kind = _fastest(model, torch_optimizer, data)
     shape = (-(-steps // every), *(() if models is None else (models,)))
     loop = kind(
         model=model,
         models=models,
         optimizer=torch_optimizer,
-        x=x.contiguous(),
-        y=y.contiguous(),
-        weight=None if sample_weight is None else sample_weight.contiguous(),
+        x=data[0],
+        y=data[1],
+        weight=None if sample_weight is None else data[2],
         penalties=list(weights),
         gates=gates,
         bound=bound,
@@ -193,17 +193,33 @@ def run(
         if not functions or (task.done % between and task.done < steps):
             return False
         answers = [function(task.result(task.done == steps)) for function in functions]
-        return any(answer is True for answer in answers)
+        if any(answer is True for answer in answers):
+            return True
+        if task.done < steps and _fastest(model, torch_optimizer, data) is not type(task.loop):
+            task.go_on_in_ordinary_loop()  # a callback has changed what the fast one does not see
+        return False
 
     drive(task, progress, checkpoint, first=FIRST_SLICE, limit=limit, ended=ended)
     return task.result(task.done == steps)
 
 
+def _fastest(
+    model: nn.Module, optimizer: torch.optim.Optimizer, data: Sequence[Tensor]
+) -> type[Loop]:
+    """Return the class of the fastest loop; a notice says why it is the ordinary one."""
+    kind, reason = loop_for(model, optimizer, *data)
+    if reason is not None and reason not in _noticed:
+        _noticed.add(reason)
+        warn(f"npu_kernels: training.run makes its steps one by one, because {reason}")
+    return kind
+
+
 # ---- arguments -----------------------------------------------------------------------------------
 
 
-def _check_data(model: nn.Module, x: Any, y: Any, models: int | None) -> None:
-    parameter = next(model.parameters(), None)
+def _check_data(
+    model: nn.Module, parameter: Tensor | None, x: Any, y: Any, models: int | None
+) -> None:
     if parameter is None:
         raise ValueError(f"run: model must have parameters, got {type(model).__name__} without any")
     for name, tensor in (("x", x), ("y", y)):
@@ -227,10 +243,8 @@ def _check_data(model: nn.Module, x: Any, y: Any, models: int | None) -> None:
     sides = (("x", x, layers[0], "in_features"), ("y", y, layers[-1], "out_features"))
     for name, tensor, layer, size in sides:
         if isinstance(layer, Unit) and tensor.shape[-1] != getattr(layer, size):
-            raise ValueError(
-                f"run: {name} must have last dimension {getattr(layer, size)} ({size} of model), "
-                f"got shape {tuple(tensor.shape)}"
-            )
+            rule = f"last dimension {getattr(layer, size)} ({size} of model)"
+            raise ValueError(f"run: {name} must have {rule}, got shape {tuple(tensor.shape)}")
 
 
 def _check_weight(weight: Any, y: Tensor) -> None:
@@ -239,10 +253,8 @@ def _check_weight(weight: Any, y: Tensor) -> None:
     check_tensor("run", "sample_weight", weight)
     got, rule = ((tuple(t.shape), t.dtype, t.device) for t in (weight, y))
     if got != rule or weight.requires_grad:
-        raise ValueError(
-            f"run: sample_weight must have shape, dtype and device of y, {_listed(rule)}, and "
-            f"no gradient, got {_listed(got)}"
-        )
+        facts = f"shape, dtype and device of y, {_listed(rule)}, and no gradient"
+        raise ValueError(f"run: sample_weight must have {facts}, got {_listed(got)}")
 
 
 def _listed(values: Iterable[Any]) -> str:
@@ -259,11 +271,12 @@ def _penalties(model: nn.Module, penalties: Any) -> dict[str, Schedule]:
         if name not in plan.PENALTIES:
             names = _listed(map(repr, plan.PENALTIES))
             raise ValueError(f"run: penalties must be of {names}, got {name!r}")
-        if not (is_number(weight) or isinstance(weight, SteppedSchedule) or callable(weight)):
-            raise TypeError(
-                f"run: the weight of penalty {name!r} must be a number, a SteppedSchedule or a "
-                f"function of the step, got {type(weight).__name__}"
-            )
+        if not (
+            checks.is_number(weight) or isinstance(weight, SteppedSchedule) or callable(weight)
+        ):
+            rule = "must be a number, a SteppedSchedule or a function of the step"
+            got = type(weight).__name__
+            raise TypeError(f"run: the weight of penalty {name!r} {rule}, got {got}")
         if name in plan.ONLY_WHOLE:
             regularizer(model)  # raises if there are none of its units
     return dict(penalties)
@@ -289,7 +302,7 @@ def _optimizer(model: nn.Module, optimizer: Any, lr: Any) -> torch.optim.Optimiz
         raise ValueError(f"run: {rule}, got {optimizer!r}")
     if lr is None:
         raise ValueError(f"run: lr must be given with optimizer {optimizer!r}")
-    first = float(lr(1)) if callable(lr) else lr
+    first = _rate(lr(1), 1) if callable(lr) else lr
     torch_optimizer: torch.optim.Optimizer = makers[optimizer](model.parameters(), lr=first)
     return torch_optimizer
 
@@ -304,12 +317,8 @@ class _Rows:
             if batch is not None:
                 raise ValueError("run: batch_size must be None where rows are given")
             shape = tuple(rows.shape)
-            if (
-                rows.dtype is not torch.int64
-                or len(shape) != 2
-                or shape[0] != steps
-                or not shape[1]
-            ):
+            fits = len(shape) == 2 and shape[0] == steps and shape[1] > 0
+            if rows.dtype is not torch.int64 or not fits:
                 rule = f"int64 of shape (steps, batch), steps {steps}"
                 raise ValueError(f"run: rows must be {rule}, got {rows.dtype} of shape {shape}")
             if rows.min() < 0 or rows.max() >= count:
@@ -359,13 +368,21 @@ class _Task:
         """Make more steps."""
         rows = self.rows.draw(self.done, steps, self.loop.x.device)
         fixed = [self.lr if callable(self.lr) else float(group["lr"]) for group in self.groups]
-        values = [_values(s, self.done, steps) for s in (*fixed, *self.penalties.values())]
-        rates = values[: len(fixed)]
+        rates = [_values(rate, _rate, self.done, steps) for rate in fixed]
+        values = list(rates)
+        for name, weight in self.penalties.items():
+            check = functools.partial(_weight, name)
+            values.append(_values(weight, check, self.done, steps))
         self.loop.advance(self.done, rows, torch.stack(values))
         if callable(self.lr):
             for group, rate in zip(self.groups, rates, strict=True):
                 group["lr"] = rate[-1].item()
         self.done += steps
+
+    def go_on_in_ordinary_loop(self) -> None:
+        """Make all further steps one by one."""
+        state = {field.name: getattr(self.loop, field.name) for field in fields(Loop)}
+        self.loop = Ordinary(**state)
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -411,7 +428,8 @@ class _Task:
 
     def state(self) -> dict[str, Any]:
         """All that `restore` needs, in tensors and numbers."""
-        loop, generator, weights = self.loop, self.rows.generator, self.penalties
+        loop, generator = self.loop, self.rows.generator
+        stateful = {n: w for n, w in self.penalties.items() if hasattr(w, "state_dict")}
         return {
             "fingerprint": self.fingerprint,
             "done": self.done,
@@ -420,9 +438,7 @@ class _Task:
             "optimizer": loop.optimizer.state_dict(),
             "losses": loop.losses,
             "generator": None if generator is None else generator.get_state(),
-            "schedules": {
-                n: w.state_dict() for n, w in weights.items() if hasattr(w, "state_dict")
-            },
+            "schedules": {name: weight.state_dict() for name, weight in stateful.items()},
         }
 
     @torch.no_grad()
@@ -442,7 +458,7 @@ class _Task:
             (target, saved.tensor(value, name, target.shape, target.dtype, target.device))
             for name, target, value in pairs
         ]
-        needed = done > 0 and isinstance(loop, Fused)
+        needed = loop.model.parameters() if done > 0 and isinstance(loop, Fused) else ()
         optimizer = continued.optimizer_state(state["optimizer"], loop.optimizer, needed)
         drawn = continued.generator_state(state["generator"], generator)
         schedules = continued.schedule_states(state["schedules"], self.penalties)
@@ -456,12 +472,36 @@ class _Task:
         self.done = done
 
 
-def _values(schedule: Schedule, done: int, steps: int) -> Tensor:
-    """Return the schedule's values at the steps after `done`, ``[steps]``."""
+def _values(
+    schedule: Schedule, check: Callable[[Any, int], float], done: int, steps: int
+) -> Tensor:
+    """Return the schedule's values at the steps after `done`, ``[steps]``.
+
+    check: returns what a function gave at a step as a number.
+    """
     if isinstance(schedule, SteppedSchedule):
         values = [schedule.step() for _ in range(steps)]
     elif callable(schedule):
-        values = [float(schedule(done + n + 1)) for n in range(steps)]
+        values = [check(schedule(step), step) for step in range(done + 1, done + steps + 1)]
     else:
         return torch.full((steps,), float(schedule), dtype=torch.float64)
     return torch.tensor(values, dtype=torch.float64)
+
+
+def _rate(value: Any, step: int) -> float:
+    """Return the learning rate that a function gave at a step."""
+    return check_number("run", f"lr at step {step}", _item(value), minimum=0)
+
+
+def _weight(name: str, value: Any, step: int) -> float:
+    """Return the weight of a penalty that a function gave at a step."""
+    number = _item(value)
+    if not checks.is_number(number):
+        title = f"the weight of penalty {name!r} at step {step}"
+        raise ValueError(f"run: {title} must be a number, got {value!r}")
+    return float(number)
+
+
+def _item(value: Any) -> Any:
+    """Return the number of a tensor of one element; anything else as it is."""
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value

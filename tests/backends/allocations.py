@@ -7,8 +7,6 @@ Torch's code outside it (its operators, its autograd engine) may say "std::bad_a
 everyone.
 """
 
-from __future__ import annotations
-
 import copy
 import ctypes
 import json
@@ -42,12 +40,8 @@ DTYPES = (torch.float32, torch.float64)
 # Rows, inputs, outs, models: narrow, wide, whole tiles, some models with one x, and work enough for
 # torch's threads.
 SIZES = (
-    (7, 3, 2, None),
-    (40, 33, 18, None),
-    (64, 32, 32, None),
-    (9, 5, 3, 2),
-    (1024, 16, 16, None),
-)
+    (7, 3, 2, None), (40, 33, 18, None), (64, 32, 32, None), (9, 5, 3, 2), (1024, 16, 16, None),
+)  # fmt: skip
 
 # A case's prepare() makes call(), which may be called until it succeeds.
 Case = tuple[str, Callable[[], Callable[[], Any]]]
@@ -61,14 +55,9 @@ def layers() -> Iterator[Case]:
                 SIZES if dtype == torch.float32 else (SIZES[0], SIZES[-1])
             ):
                 sample = RECORDS[name].sample(
-                    batch,
-                    ins,
-                    outs,
-                    num_models=models,
-                    shared=models is not None,
-                    layout="transposed",
-                    dtype=dtype,
-                )
+                    batch, ins, outs, num_models=models, shared=models is not None,
+                    layout="transposed", dtype=dtype,
+                )  # fmt: skip
 
                 def prepare(name: str = name, sample: Any = sample) -> Callable[[], Any]:
                     leaves = sample.requires_grad()
@@ -153,9 +142,9 @@ def trainings() -> Iterator[Case]:
 
             def call() -> Any:
                 model = copy.deepcopy(start)
-                found = run_steps(model, x, y, steps=steps, every=steps, lr=0.1, progress=False)
-                assert found.fused
-                return found.losses, [p.detach() for p in model.parameters()]
+                result = run_steps(model, x, y, steps=steps, every=steps, lr=0.1, progress=False)
+                assert result.fused
+                return result.losses, [p.detach() for p in model.parameters()]
 
             return call
 
@@ -180,20 +169,19 @@ class Malloc:
             [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_bool],
             ctypes.c_bool,
         )
-        found = set()
+        names = set()
         for line in Path("/proc/self/maps").read_text().splitlines():
             addresses, rights, *_, path = line.split()
             name = Path(path).name
             if "x" in rights and (OURS.match(name) or TORCHS.match(name)):
                 begin, end = (int(address, 16) for address in addresses.split("-"))
                 assert watch(begin, end, bool(OURS.match(name)))
-                found.add(name)
-        assert len(found) == 3, found
+                names.add(name)
+        assert len(names) == 3, names
 
 
 def run(case: Case, malloc: Malloc) -> dict[str, Any]:
-    """Its allocations fail in turn until there are no more; each call after it has to give the same
-    bits."""
+    """Allocations fail in turn until none is left; each call after one gives the same bits."""
     title, prepare = case
     want = [t.clone() for t in tensors(prepare()())]
     failures, in_threads, in_ours, wrong = 0, 0, 0, []

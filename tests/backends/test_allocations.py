@@ -1,7 +1,5 @@
 """Without memory a call says so, nothing crashes, and the next call is right to the bit."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -29,15 +27,9 @@ def failing_malloc(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("c++") or shutil.which("g++")
     assert compiler
     flags = [
-        "-std=c++17",
-        "-O2",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-fPIC",
-        "-shared",
+        "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared",
         "-ftls-model=initial-exec",
-    ]
+    ]  # fmt: skip
     subprocess.run(
         [compiler, *flags, str(ROOT / "csrc/tests/failing_malloc.cpp"), "-o", str(library)],
         check=True,

@@ -19,24 +19,24 @@ from tools.tables import FORMATS, TABLES
 
 @needs_compiler
 def test_core(tmp_path: Path) -> None:
-    kept = os.environ.get("NPU_KERNELS_BUILD")
-    build = Path(kept) if kept else tmp_path
+    build_folder = os.environ.get("NPU_KERNELS_BUILD")
+    build = Path(build_folder) if build_folder else tmp_path
     with one_process_at_a_time(build):
         cmake_configure(build, "-DNPU_KERNELS_TESTS=ON")
-        if kept:
+        if build_folder:
             todo = subprocess.run(
                 ["ninja", "-C", str(build), "-n"], capture_output=True, text=True, check=True
             )
             assert "csrc/core" not in todo.stdout  # `make install` compiled the same core there
         subprocess.run(["ninja", "-C", str(build)], check=True)
-    found = run_core_tests(build)
+    report = run_core_tests(build)
     supported = cpu.supported_isas() if cpu.available()[0] else []
     for isa in {"baseline", "avx2", "avx512", "neon"} & set(supported):
-        assert found.count(f"\n{isa}: tested\n") == 3, isa
+        assert report.count(f"\n{isa}: tested\n") == 3, isa
     if "avx512_bf16" in supported:
         # The emulator needs no more than this to run AMX's kernels.
-        assert re.search(r"kernels_tiles_avx512_bf16 \.+ +Passed", found)
-        assert not re.search(r"kernels_tiles\w+ \.+\*+Skipped", found)
+        assert re.search(r"kernels_tiles_avx512_bf16 \.+ +Passed", report)
+        assert not re.search(r"kernels_tiles\w+ \.+\*+Skipped", report)
 
 
 def test_tables() -> None:
@@ -45,10 +45,10 @@ def test_tables() -> None:
     for table, numbers in TABLES.items():
         for form in FORMATS:
             members = code.split(f"struct {table}<{form.name}> {{")[1].split("\n};")[0]
-            found = re.findall(r"static constexpr \w+ (k\w+)\[\] = \{([^}]*)\}", members)
+            tables = re.findall(r"static constexpr \w+ (k\w+)\[\] = \{([^}]*)\}", members)
             written = {
                 name: [float.fromhex(number.strip().rstrip("f")) for number in text.split(",")]
-                for name, text in found
+                for name, text in tables
             }
             assert written == numbers(form)
 
@@ -63,5 +63,5 @@ def test_threads_do_not_race(tmp_path: Path) -> None:
         "-DNPU_KERNELS_ISAS=baseline",
     )
     subprocess.run(["ninja", "-C", str(tmp_path)], check=True)
-    found = run_core_tests(tmp_path)
-    assert re.search(r"sees_thread \.+ +Passed", found)
+    report = run_core_tests(tmp_path)
+    assert re.search(r"sees_thread \.+ +Passed", report)

@@ -1,8 +1,6 @@
 """NALUs with a model dimension on the CPU: the gradient by hand, and numbers that do not depend on
 the other models."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +9,7 @@ from npu_kernels import NALU, functional, reference, use_backend
 from npu_kernels._operators import cpu_nalu
 from npu_kernels._testing.samples import RECORDS, normwise_error
 from tests.conftest import needs_library
+from tests.support.compare import assert_equal, assert_near
 
 pytestmark = needs_library
 RECORD = RECORDS["nalu"]
@@ -31,13 +30,12 @@ def test_is_the_formula(
     assert y.grad_fn.name() == "NaluBackward"
     assert normwise_error(y, expected) < bound
     upstream = torch.randn_like(y)
-    wanted = torch.autograd.grad(expected, sample.leaves(), upstream)
-    for leaf, want in zip(sample.leaves(), wanted, strict=True):
-        (alone,) = torch.autograd.grad(y, leaf, upstream, retain_graph=True)
-        assert alone.dtype == dtype
-        assert normwise_error(alone, want) < bound
-    for found, want in zip(torch.autograd.grad(y, sample.leaves(), upstream), wanted, strict=True):
-        assert normwise_error(found, want) < bound
+    exact_grads = torch.autograd.grad(expected, sample.leaves(), upstream)
+    for leaf, want in zip(sample.leaves(), exact_grads, strict=True):
+        (single_grad,) = torch.autograd.grad(y, leaf, upstream, retain_graph=True)
+        assert single_grad.dtype == dtype
+        assert normwise_error(single_grad, want) < bound
+    assert_near(torch.autograd.grad(y, sample.leaves(), upstream), exact_grads, bound)
 
 
 def test_huge_products_beside_an_open_gate() -> None:
@@ -53,8 +51,8 @@ def test_huge_products_beside_an_open_gate() -> None:
 def test_other_models_change_no_bit(dtype: torch.dtype, sizes: tuple[int, int, int]) -> None:
     batch, inputs, outs = sizes
     together = NALU(inputs, outs, num_models=5, bias=True, dtype=dtype)
-    alone = NALU(inputs, outs, num_models=1, bias=True, dtype=dtype)
-    alone.load_state_dict({name: value[3:4] for name, value in together.state_dict().items()})
+    single = NALU(inputs, outs, num_models=1, bias=True, dtype=dtype)
+    single.load_state_dict({name: value[3:4] for name, value in together.state_dict().items()})
     x = torch.randn(5, batch, inputs, dtype=dtype)
 
     def step(layer: NALU, x: Tensor) -> list[Tensor]:
@@ -63,17 +61,15 @@ def test_other_models_change_no_bit(dtype: torch.dtype, sizes: tuple[int, int, i
         return [y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])]
 
     same_products = batched_products_round_alike(batch, inputs, outs, dtype)
-    for many, one in zip(step(together, x), step(alone, x[3:4]), strict=True):
+    for of_all, of_single in zip(step(together, x), step(single, x[3:4]), strict=True):
         if same_products:
-            assert torch.equal(many[3:4], one)
+            assert torch.equal(of_all[3:4], of_single)
         else:
-            assert normwise_error(many[3:4], one) < 20 * torch.finfo(dtype).eps
+            assert normwise_error(of_all[3:4], of_single) < 20 * torch.finfo(dtype).eps
 
 
 def batched_products_round_alike(batch: int, inputs: int, outs: int, dtype: torch.dtype) -> bool:
-    """Whether torch's products of five models and of one have the same bits. On some processors
-    they do not, for some sizes.
-    """
+    """Whether torch's products of five models and of one have the same bits here."""
     x, weight = (
         torch.randn(5, batch, inputs, dtype=dtype),
         torch.randn(5, outs, inputs, dtype=dtype),
@@ -107,5 +103,5 @@ def test_a_backward_under_autocast_is_in_float32() -> None:
     y, parameters = layer(torch.rand(40, 20)), list(layer.parameters())
     expected = torch.autograd.grad(y.sum(), parameters, retain_graph=True)
     with torch.autocast("cpu", torch.bfloat16):
-        found = torch.autograd.grad(y.sum(), parameters)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        grads = torch.autograd.grad(y.sum(), parameters)
+    assert_equal(grads, expected)

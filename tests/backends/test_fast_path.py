@@ -4,8 +4,6 @@ What it computes is tested wherever the `backend` fixture is used; here, when it
 and how it behaves in the autograd engine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import re
@@ -28,6 +26,7 @@ from npu_kernels._backends import cpu, fast_path
 from npu_kernels._testing.samples import RECORDS, Sample
 from tests.conftest import needs_library
 from tests.support.building import run_python
+from tests.support.compare import assert_equal
 
 pytestmark = needs_library
 
@@ -61,14 +60,14 @@ def test_it_is_built() -> None:
 
 @pytest.mark.parametrize("sample", samples(), ids=lambda sample: f"{sample.name}-{sample.x.dtype}")
 def test_same_bits_as_the_operators(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = outcome(sample)
+    actuals = outcome(sample)
     with torch.no_grad():
         inference = sample.call(functional.npu)
     monkeypatch.setattr(fast_path, "npu", None)
     expected = outcome(sample)
     assert torch.equal(inference, expected[0])
     assert all(
-        torch.equal(a, b) and a.shape == b.shape for a, b in zip(found, expected, strict=True)
+        torch.equal(a, b) and a.shape == b.shape for a, b in zip(actuals, expected, strict=True)
     )
 
 
@@ -79,7 +78,7 @@ def test_gradients_that_nobody_needs_are_not_made(name: str) -> None:
     leaves = sample.leaves()
     for needed in (leaves, *([leaf] for leaf in leaves)):
         for leaf in leaves:
-            leaf.requires_grad_(any(leaf is one for one in needed))
+            leaf.requires_grad_(any(leaf is tensor for tensor in needed))
         y = sample.call(RECORDS[name].function)
         upstream = torch.ones_like(y)
         with torch.autograd.profiler.profile() as profile:
@@ -262,8 +261,7 @@ def one_weight(name: str) -> tuple[type[nn.Module], Callable[..., Tensor]]:
 @pytest.mark.parametrize("models", [None, 3])
 @pytest.mark.parametrize("leading", [(), (1,), (70,), (3, 50), (3, 2, 5)])
 def test_one_weight(name: str, clip: bool, models: int | None, leading: tuple[int, ...]) -> None:
-    """The fast path's value and gradients are the formula's; weights lie inside, on and outside the
-    clip's bounds."""
+    """Value and gradients are the formula's, for weights within and outside the bounds."""
     if models is not None and len(leading) != 1 and leading[:1] != (models,):
         pytest.skip("no shape of this layer")
     layer = one_weight(name)[0](6, 4, num_models=models, clip=clip, dtype=torch.float64)
@@ -274,12 +272,12 @@ def test_one_weight(name: str, clip: bool, models: int | None, leading: tuple[in
     y = layer(x)
     assert "FastPath<npu::N" in y.grad_fn.name()
     grad_y = torch.randn_like(y)
-    found = torch.autograd.grad(y, (x, layer.weight), grad_y)
+    grads = torch.autograd.grad(y, (x, layer.weight), grad_y)
     with npu_kernels.use_backend("reference"):
         want = layer(x)
         expected = torch.autograd.grad(want, (x, layer.weight), grad_y)
     torch.testing.assert_close(y, want)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(grads, expected)
     with torch.no_grad():
         assert torch.equal(layer(x), y)
 
@@ -337,15 +335,14 @@ def test_inalu_has_the_bits_of_the_operators(
         y = leaves.call(functional.inalu)
         return [inference, y, *torch.autograd.grad(y, leaves.leaves(), torch.ones_like(y))]
 
-    found = results()
+    actuals = results()
     monkeypatch.setattr(fast_path, "inalu", None)
-    assert all(torch.equal(a, b) for a, b in zip(found, results(), strict=True))
+    assert_equal(actuals, results())
 
 
 @pytest.mark.parametrize("models", [None, 2])
 def test_inalu_takes_it(models: int | None) -> None:
-    """Flat rows do, whatever needs a gradient; further dimensions and bad options go the general
-    way."""
+    """The fast path takes flat rows; further dimensions and bad options go the general way."""
     layer = iNALU(3, 4, num_models=models)
     x = torch.randn(5, 3)
     assert "FastPath<npu::InaluLayer>" in layer(x).grad_fn.name()
@@ -364,8 +361,7 @@ def test_inalu_takes_it(models: int | None) -> None:
 
 
 def as_torch(version: str, code: str) -> str:
-    """What code prints in a process whose torch says that it is of that version, warnings
-    included."""
+    """The output, with warnings, of code in a process whose torch says that it is that version."""
     run = run_python("-c", f"import torch; torch.__version__ = {version!r}; {code}")
     assert run.returncode == 0, run.stderr
     return run.stdout + run.stderr
@@ -400,8 +396,7 @@ def test_another_torch_that_cannot_load_its_library_says_so(tmp_path: Path) -> N
 
 
 def test_a_library_of_another_build_does_not_load(tmp_path: Path) -> None:
-    """Kernels and fast path that were built from different sources would take each other's
-    arguments wrongly."""
+    """Kernels and fast path of different sources would take each other's arguments wrongly."""
     stamp = b"npu_kernels_interface_"
     kernels = cpu.LIBRARY.read_bytes()
     assert stamp in kernels
@@ -415,16 +410,47 @@ def test_a_library_of_another_build_does_not_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "wanted"),
-    [
-        ("2.13.0", ["2.13.0"]),
-        ("2.13.0+cpu", ["2.13.0+cpu", "2.13.0"]),
-        ("2.13.0+cu130", ["2.13.0+cu130", "2.13.0"]),
-        ("2.13.0a0+git1234567", ["2.13.0a0+git1234567"]),
-        ("2.14.0.dev20260901+cpu", ["2.14.0.dev20260901+cpu"]),
-    ],
-)
-def test_it_serves_a_release_whatever_its_local_version(version: str, wanted: list[str]) -> None:
+    ("version", "versions"),
+    [("2.13.0", ["2.13.0"]), ("2.13.0+cpu", ["2.13.0+cpu", "2.13.0"]),
+     ("2.13.0+cu130", ["2.13.0+cu130", "2.13.0"]), ("2.13.0a0+git1234567", ["2.13.0a0+git1234567"]),
+     ("2.14.0.dev20260901+cpu", ["2.14.0.dev20260901+cpu"])],
+)  # fmt: skip
+def test_it_serves_a_release_whatever_its_local_version(version: str, versions: list[str]) -> None:
     assert fast_path.file_names(version, "cpython-312") == [
-        f"fast_path-torch{name}-cpython-312.so" for name in wanted
+        f"fast_path-torch{name}-cpython-312.so" for name in versions
     ]
+
+
+def test_a_python_without_a_global_lock_has_a_library_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tag = sys.implementation.cache_tag
+    for flags in ("t", ""):
+        monkeypatch.setattr(sys, "abiflags", flags, raising=False)
+        assert fast_path._library().name.endswith(f"-{tag}{flags}.so")
+    monkeypatch.delattr(sys, "abiflags")  # Windows has none
+    assert fast_path._library().name.endswith(f"-{tag}.so")
+
+
+def test_the_best_library_that_exists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
+    monkeypatch.setattr(cpu, "LIBRARY", tmp_path / cpu.LIBRARY.name)
+    best = fast_path._library()
+    assert best.name.startswith("fast_path-torch2.13.0+cu130-")
+    release = best.with_name(best.name.replace("+cu130", ""))
+    release.touch()
+    assert fast_path._library() == release
+    best.touch()
+    assert fast_path._library() == best
+
+
+def test_it_says_why_it_is_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = fast_path.npu
+    monkeypatch.setattr(fast_path, "reason", "")  # which is restored
+    monkeypatch.setattr(fast_path, "LIBRARY", tmp_path / "fast_path-torch0.so")
+    fast_path.load()
+    assert fast_path.reason == "there is no fast_path-torch0.so (there is none)"
+    monkeypatch.setattr(cpu, "available", lambda: (False, "there are no kernels"))
+    fast_path.load()
+    assert fast_path.reason == "there are no kernels"
+    assert fast_path.npu is before

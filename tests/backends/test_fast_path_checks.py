@@ -4,8 +4,6 @@ goes the general way.
 Every case differs from a plain call, which is taken, in one respect.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from npu_kernels._backends import fast_path
 from tests.conftest import needs_library
+from tests.support.compare import assert_equal
 from tests.support.plain import (
     B,
     D,
@@ -52,87 +51,38 @@ def of_layer(name: str, arguments: list[Any]) -> Any:
     return getattr(fast_path, name)(*arguments)
 
 
-LAYER_CASES: dict[str, list[tuple[int, Any]]] = {
-    "npu": [
-        (0, None),
-        (0, "x"),
-        (0, [[1.0] * I]),
-        (0, torch.ones(B, I).half()),
-        (0, torch.ones(B, I).double()),
-        (0, torch.ones(B, I).as_subclass(Wrapped)),
-        (0, torch.ones(B, I).to_sparse()),
-        (0, torch.ones(0, I)),
-        (0, torch.ones(())),
-        (0, torch.ones(B, I - 1)),
-        (0, negated(B, I)),
-        (1, None),
-        (1, torch.ones(I)),
-        (1, torch.ones(1, 1, O, I)),
-        (1, torch.ones(0, I)),
-        (1, torch.ones(O, I).double()),
-        (2, torch.ones(O, I + 1)),
-        (2, torch.ones(O + 1, I)),
-        (2, torch.ones(I, O)),
-        (2, torch.ones(O * I)),
-        (2, torch.ones(O, I).double()),
-        (2, negated(O, I)),
-        (2, 1.0),
-        (3, torch.ones(I + 1)),
-        (3, torch.ones(I - 1)),
-        (3, torch.ones(1, I)),
-        (3, torch.ones(())),
-        (3, torch.ones(I).double()),
-        (4, 0.0),
-        (4, -1.0),
-        (4, 1e-320),
-        (4, 1e-39),  # no normal number in float32
-        (4, 1e39),
-        (4, float("inf")),
-        (4, float("nan")),
-        (4, 1),
-        (4, "1e-7"),
-        (5, "none"),
-        (5, True),
-        (5, None),
-        (5, b"clip"),
-    ],
-    "nau": [
-        (1, torch.ones(65, I)),  # more outputs than it is for
-        (1, torch.ones(O, I - 1)),
-        (2, None),
-        (2, 1),
-        (2, "True"),
-    ],
-    "nmu": [(1, None), (2, None), (2, 1), (2, 0.0)],
-    "inalu": [
-        (2, None),
-        (2, torch.ones(O, I - 1)),
-        (3, torch.ones(O + 1, I)),
-        (5, torch.ones(1, O, I)),
-        (6, None),
-        (6, 0.0),
-        (7, None),
-        (7, float("inf")),
-        (7, 20),
-    ],
-    "nmru": [
-        (1, torch.ones(O, I)),
-        (1, torch.ones(O, 2 * I + 1)),
-        (1, torch.ones(O, 2 * I - 1)),
-        (2, None),
-        (2, 0),
-        (2, -1e-7),
-        (2, "0.0"),
-        (2, False),
-        (3, 1),
-        (4, "products"),
-    ],
-}
+# Layer, index of the argument, values that the fast path leaves to the operators.
+LAYER_CASES: dict[str, dict[int, list[Any]]] = {
+    "npu": {
+        0: [None, "x", [[1.0] * I], torch.ones(B, I).half(), torch.ones(B, I).double(),
+            torch.ones(B, I).as_subclass(Wrapped), torch.ones(B, I).to_sparse(), torch.ones(0, I),
+            torch.ones(()), torch.ones(B, I - 1), negated(B, I)],
+        1: [None, torch.ones(I), torch.ones(1, 1, O, I), torch.ones(0, I), torch.ones(O, I).double()],
+        2: [torch.ones(O, I + 1), torch.ones(O + 1, I), torch.ones(I, O), torch.ones(O * I),
+            torch.ones(O, I).double(), negated(O, I), 1.0],
+        3: [torch.ones(I + 1), torch.ones(I - 1), torch.ones(1, I), torch.ones(()),
+            torch.ones(I).double()],
+        # 1e-320 and 1e-39 are no normal numbers in float32.
+        4: [0.0, -1.0, 1e-320, 1e-39, 1e39, float("inf"), float("nan"), 1, "1e-7"],
+        5: ["none", True, None, b"clip"],
+    },
+    "nau": {1: [torch.ones(65, I), torch.ones(O, I - 1)], 2: [None, 1, "True"]},  # 65: too many
+    "nmu": {1: [None], 2: [None, 1, 0.0]},
+    "inalu": {2: [None, torch.ones(O, I - 1)], 3: [torch.ones(O + 1, I)], 5: [torch.ones(1, O, I)],
+              6: [None, 0.0], 7: [None, float("inf"), 20]},
+    "nmru": {1: [torch.ones(O, I), torch.ones(O, 2 * I + 1), torch.ones(O, 2 * I - 1)],
+             2: [None, 0, -1e-7, "0.0", False], 3: [1], 4: ["products"]},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("name", "index", "value"),
-    [(name, *case) for name, cases in LAYER_CASES.items() for case in cases],
+    [
+        (name, index, value)
+        for name, cases in LAYER_CASES.items()
+        for index, values in cases.items()
+        for value in values
+    ],
     ids=lambda value: f"{tuple(value.shape)}-{value.dtype}" if isinstance(value, Tensor) else None,
 )
 def test_a_layer_refuses(name: str, index: int, value: Any) -> None:
@@ -148,20 +98,11 @@ def test_a_layer_refuses_another_number_of_arguments(name: str) -> None:
         assert of_layer(name, wrong) is NotImplemented
 
 
-@pytest.mark.parametrize(
-    ("index", "value"),
-    [
-        (0, torch.ones(K - 1, B, I)),
-        (0, torch.ones(I)),
-        (0, torch.ones(1, B, I)),
-        (2, torch.ones(O, I)),
-        (2, torch.ones(K - 1, O, I)),
-        (3, torch.ones(I)),
-        (3, torch.ones(K - 1, I)),
-        (3, torch.ones(K, I - 1)),
-        (3, torch.ones(K, 1, I)),
-    ],
-)
+@pytest.mark.parametrize(("index", "value"), [
+    (0, torch.ones(K - 1, B, I)), (0, torch.ones(I)), (0, torch.ones(1, B, I)),
+    (2, torch.ones(O, I)), (2, torch.ones(K - 1, O, I)), (3, torch.ones(I)),
+    (3, torch.ones(K - 1, I)), (3, torch.ones(K, I - 1)), (3, torch.ones(K, 1, I)),
+])  # fmt: skip
 def test_an_ensemble_refuses(index: int, value: Tensor) -> None:
     arguments = plain_layer("npu", K)
     assert of_layer("npu", arguments).shape == (K, B, O)
@@ -264,25 +205,18 @@ def test_nothing_is_taken_where_something_watches(name: str, around: Any) -> Non
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Converting a tensor")
-def test_nothing_is_taken_where_a_tracer_looks() -> None:
+@pytest.mark.parametrize("transform", ["a tracer", "vmap"])
+def test_nothing_is_taken_under_a_transform(transform: str) -> None:
     answers, plain = [], calls()
 
-    def traced(x: Tensor) -> Tensor:
+    def watched(x: Tensor) -> Tensor:
         answers.append([call() for call in plain.values()])
         return x + 1
 
-    torch.jit.trace(traced, torch.ones(2), check_trace=False)
-    assert answers[0] == [NotImplemented] * 4
-
-
-def test_nothing_is_taken_under_a_transform() -> None:
-    answers, plain = [], calls()
-
-    def mapped(x: Tensor) -> Tensor:
-        answers.append([call() for call in plain.values()])
-        return x + 1
-
-    torch.func.vmap(mapped)(torch.ones(2))
+    if transform == "vmap":
+        torch.func.vmap(watched)(torch.ones(2))
+    else:
+        torch.jit.trace(watched, torch.ones(2), check_trace=False)
     assert answers[0] == [NotImplemented] * 4
 
 
@@ -314,16 +248,12 @@ def slope(call: Any, inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", ["npu", "nau", "nmu", "nmru", "inalu"])
 def test_a_gradient_of_another_layout_is_read_by_its_values(name: str) -> None:
-    """An upstream gradient whose sign is turned when it is read, one with strides, one that is
-    expanded."""
+    """Upstream gradients with a lazy sign, with strides, and expanded."""
     arguments = plain_layer(name)
     leaves = [a.requires_grad_() for a in arguments if isinstance(a, Tensor)]
     ones = slope(lambda: of_layer(name, arguments), leaves, torch.ones(B, O))
     for upstream in (torch.ones(()).expand(B, O), torch.ones(O, B).T):
-        for grad, expected in zip(
-            slope(lambda: of_layer(name, arguments), leaves, upstream), ones, strict=True
-        ):
-            assert torch.equal(grad, expected)
+        assert_equal(slope(lambda: of_layer(name, arguments), leaves, upstream), ones)
     for grad, expected in zip(
         slope(lambda: of_layer(name, arguments), leaves, negated(B, O)), ones, strict=True
     ):

@@ -1,7 +1,5 @@
 """Every instruction set that this processor has."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess
@@ -17,9 +15,10 @@ from torch.utils._pytree import tree_leaves
 from npu_kernels import functional, reference
 from npu_kernels._backends import cpu
 from npu_kernels._operators import ops
-from npu_kernels._testing.samples import RECORDS, error_bound, normwise_error
+from npu_kernels._testing.samples import RECORDS, error_bound
 from tests.conftest import ISAS, needs_library
-from tests.support.kernels import errors, forward, outputs, with_zero_factors
+from tests.support.compare import assert_near
+from tests.support.kernels import assert_parity, errors, forward, outputs, with_zero_factors
 
 pytestmark = needs_library
 CPUINFO = Path("/proc/cpuinfo")
@@ -30,10 +29,9 @@ def test_float64_parity(isa: str, name: str) -> None:
     assert cpu.isa() == isa
     for sample in RECORDS[name].samples(torch.float64):
         grad_y = torch.ones_like(forward(sample, reference)[0])
-        for actual, expected in zip(
-            outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True
-        ):
-            assert normwise_error(actual, expected) < 5e-14, sample.name
+        assert_near(
+            outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), 5e-14, sample.name
+        )
 
 
 @pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
@@ -47,35 +45,25 @@ def test_float32_error(isa: str, name: str, size: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, True)])
 def test_zero_inputs_and_factors(isa: str, num_models: int | None, shared: bool) -> None:
-    """x = 0, and one or more factors of iNALU's sign product that are 0: gradients are products of
-    the others."""
+    """Gradients where x, or factors of iNALU's sign product, are 0 are products of the others."""
     sample = with_zero_factors(
         RECORDS["inalu"].sample(83, 5, 18, num_models=num_models, shared=shared)
     )
-    grad_y = torch.randn_like(forward(sample, reference)[0])
-    for actual, expected in zip(
-        outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True
-    ):
-        assert normwise_error(actual, expected) < 5e-14
+    assert_parity(sample)
 
 
-@pytest.mark.parametrize("at", [0, 300, -1])
-def test_a_single_zero_input_of_inalu(isa: str, at: int) -> None:
+@pytest.mark.parametrize("index", [0, 300, -1])
+def test_a_single_zero_input_of_inalu(isa: str, index: int) -> None:
     """Wherever it is, also among the last values, which fill no register."""
     sample = RECORDS["inalu"].sample(61, 5, 3)
     assert (sample.x != 0).all()
-    sample.x.view(-1)[at] = 0
-    grad_y = torch.randn_like(forward(sample, reference)[0])
-    for actual, expected in zip(
-        outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True
-    ):
-        assert normwise_error(actual, expected) < 5e-14
+    sample.x.view(-1)[index] = 0
+    assert_parity(sample)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_special_input_of_inalu(isa: str, dtype: torch.dtype) -> None:
-    """Rows with one special input: output, what is saved and the input's gradient are the
-    formula's."""
+    """Output, saved tensors and grad_x of rows with one special input are the formula's."""
     inf = float("inf")
     special = torch.tensor(
         [0.0, -0.0, 1e-40, -1e-40, 1e38, -1e38, inf, -inf, float("nan")], dtype=dtype
@@ -83,8 +71,8 @@ def test_special_input_of_inalu(isa: str, dtype: torch.dtype) -> None:
     sample = RECORDS["inalu"].sample(len(special), 5, 3, dtype=dtype)
     sample.x[:, 1] = special
     grad_y = torch.ones_like(forward(sample, reference)[0])
-    found, want = outputs(sample, ops, grad_y)[:6], outputs(sample, reference, grad_y)[:6]
-    for actual, expected in zip(found, want, strict=True):
+    actuals, want = outputs(sample, ops, grad_y)[:6], outputs(sample, reference, grad_y)[:6]
+    for actual, expected in zip(actuals, want, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 

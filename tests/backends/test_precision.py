@@ -5,8 +5,6 @@ where that is faster; elsewhere everything is float32 whatever it says. The fast
 it for all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,9 +42,9 @@ def _restore() -> Iterator[None]:
 
 
 def sample(size: tuple[int, int, int] = SIZE, **options: object) -> Sample:
-    found = RECORDS["npu"].sample(*size, **{"dtype": torch.float32, **options})
-    found.x.add_(0.25 * found.x.sign())  # near 0 the gradient of one x outweighs all others
-    return found.requires_grad()
+    drawn = RECORDS["npu"].sample(*size, **{"dtype": torch.float32, **options})
+    drawn.x.add_(0.25 * drawn.x.sign())  # near 0 the gradient of one x outweighs all others
+    return drawn.requires_grad()
 
 
 def outcome(sample: Sample, forward: str = "highest", backward: str | None = None) -> list[Tensor]:
@@ -58,8 +56,8 @@ def outcome(sample: Sample, forward: str = "highest", backward: str | None = Non
     return [y.detach(), *torch.autograd.grad(y, sample.leaves(), torch.ones_like(y))]
 
 
-def same(found: list[Tensor], expected: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+def same(actuals: list[Tensor], expected: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(actuals, expected, strict=True))
 
 
 @needs_bfloat16
@@ -77,10 +75,12 @@ def test_errors(isa: str, size: tuple[int, int, int], options: dict[str, object]
     expected = [y.detach(), *torch.autograd.grad(y, exact.leaves(), torch.ones_like(y))]
     cpu.set_isa(isa)
     full, high, medium = outcome(case), outcome(case, "high"), outcome(case, "medium")
-    for whole, two, one, want in zip(full, high, medium, expected, strict=True):
-        assert normwise_error(whole, want) < 3e-6
-        assert normwise_error(two, want) < 6e-5
-        assert 3e-4 < normwise_error(one, want) < 3e-2
+    for in_float32, in_two_products, in_one_product, want in zip(
+        full, high, medium, expected, strict=True
+    ):
+        assert normwise_error(in_float32, want) < 3e-6
+        assert normwise_error(in_two_products, want) < 6e-5
+        assert 3e-4 < normwise_error(in_one_product, want) < 3e-2
 
 
 @needs_bfloat16
@@ -148,10 +148,10 @@ def distributed(*operands: Tensor) -> Tensor:
 
     mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
     placements = [Shard(0), *(Replicate() for _ in operands[1:])]
-    whole = [
+    replicated = [
         DTensor.from_local(t, mesh, [where]) for t, where in zip(operands, placements, strict=True)
     ]
-    return functional.npu(*whole).to_local()  # type: ignore[attr-defined]
+    return functional.npu(*replicated).to_local()  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -165,19 +165,21 @@ def _one_process() -> Iterator[None]:
 @pytest.mark.usefixtures("_one_process")
 @pytest.mark.parametrize("isa", BFLOAT16)
 @pytest.mark.parametrize(
-    "way", [watched, autocast, vmapped, distributed], ids=lambda way: way.__name__
+    "call_kernels",
+    [watched, autocast, vmapped, distributed],
+    ids=lambda call_kernels: call_kernels.__name__,
 )
-def test_every_way_to_the_kernels_obeys(way: Callable[..., Tensor], isa: str) -> None:
+def test_every_way_to_the_kernels_obeys(call_kernels: Callable[..., Tensor], isa: str) -> None:
     """The result and the gradients have the bits of the plain call, which obeys."""
     case = sample()
     operands = case.leaves()
 
     def outcomes() -> list[list[Tensor]]:
-        found = []
-        for call in (functional.npu, way):
+        results = []
+        for call in (functional.npu, call_kernels):
             y = call(*operands)
-            found.append([y.detach(), *torch.autograd.grad(y, operands, torch.ones_like(y))])
-        return found
+            results.append([y.detach(), *torch.autograd.grad(y, operands, torch.ones_like(y))])
+        return results
 
     cpu.set_isa(isa)
     full, _ = outcomes()
@@ -204,8 +206,8 @@ def test_a_compiled_graph_obeys_what_holds_when_it_runs() -> None:
         for precision in (first, second):
             torch.set_float32_matmul_precision(precision)
             y = compiled(*operands)
-            found = [y.detach(), *torch.autograd.grad(y, operands, torch.ones_like(y))]
-            assert same(found, plain[precision])
+            results = [y.detach(), *torch.autograd.grad(y, operands, torch.ones_like(y))]
+            assert same(results, plain[precision])
     torch._dynamo.reset()
 
 
@@ -234,8 +236,7 @@ print(fast_path.npu, torch.equal(*found))
 def test_nau_has_one_precision(
     models: int | None, size: tuple[int, int, int], precision: str
 ) -> None:
-    """It is torch's product, which obeys above some size; the fast path must not be the more
-    accurate one there."""
+    """The fast path must not be more accurate than torch's product, which obeys above some size."""
     rows, features, outputs = size
     layer, x = NAU(features, outputs, num_models=models), torch.randn(rows, features)
     torch.set_float32_matmul_precision(precision)
@@ -259,8 +260,7 @@ def test_other_instruction_sets_are_float32(isa: str, precision: str) -> None:
 @needs_bfloat16
 @pytest.mark.parametrize("setting", ["backends", "backends.mkldnn", "backends.mkldnn.matmul"])
 def test_settings_of_devices(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU's own setting counts, also where torch does not answer because it is not what the one
-    for all says."""
+    """The CPU's own setting counts, also where it differs from the one for all devices."""
     case = sample()
     cpu.set_isa("avx512_bf16")
     full, medium = outcome(case), outcome(case, "medium")

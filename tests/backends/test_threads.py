@@ -1,7 +1,5 @@
 """One thread and many."""
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import multiprocessing.connection
@@ -23,6 +21,7 @@ from npu_kernels._backends import cpu
 from npu_kernels._testing.samples import RECORDS, Sample
 from tests.conftest import needs_library
 from tests.support.building import run_python
+from tests.support.compare import assert_equal
 
 pytestmark = needs_library
 
@@ -44,15 +43,9 @@ def _everything(name: str, sample: Sample) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("batch", "in_features", "out_features", "num_models", "shared"),
-    [
-        (1000, 33, 35, None, False),
-        (3000, 6, 70, None, False),
-        (70, 130, 300, None, False),
-        (50, 20, 17, 40, False),
-        (50, 20, 17, 40, True),
-        (20000, 9, 5, 1, False),
-    ],
-)
+    [(1000, 33, 35, None, False), (3000, 6, 70, None, False), (70, 130, 300, None, False),
+     (50, 20, 17, 40, False), (50, 20, 17, 40, True), (20000, 9, 5, 1, False)],
+)  # fmt: skip
 def test_same_bits_at_any_number(
     name: str,
     dtype: torch.dtype,
@@ -69,17 +62,14 @@ def test_same_bits_at_any_number(
     expected = _everything(name, sample)
     for threads in (2, 3, 8):
         torch.set_num_threads(threads)
-        for actual, want in zip(_everything(name, sample), expected, strict=True):
-            assert torch.equal(actual, want)
+        assert_equal(_everything(name, sample), expected)
 
 
 def test_same_bits_every_time() -> None:
     sample = RECORDS["npu"].sample(2000, 33, 35, dtype=torch.float32)
     expected = _everything("npu", sample)
     for _ in range(10):
-        assert all(
-            torch.equal(a, e) for a, e in zip(_everything("npu", sample), expected, strict=True)
-        )
+        assert_equal(_everything("npu", sample), expected)
 
 
 def test_python_threads_share_a_module() -> None:
@@ -96,7 +86,7 @@ def test_python_threads_share_a_module() -> None:
     with ThreadPoolExecutor(8) as pool:
         for _ in range(5):
             for actual, want in zip(pool.map(step, inputs), expected, strict=True):
-                assert all(torch.equal(a, w) for a, w in zip(actual, want, strict=True))
+                assert_equal(actual, want)
 
 
 def test_set_num_threads_while_others_compute() -> None:
@@ -114,17 +104,16 @@ def test_set_num_threads_while_others_compute() -> None:
     changer.start()
     try:
         with ThreadPoolExecutor(4) as pool:
-            for found in pool.map(lambda _: _everything("npu", sample), range(12)):
-                assert all(torch.equal(a, e) for a, e in zip(found, expected, strict=True))
+            for outcome in pool.map(lambda _: _everything("npu", sample), range(12)):
+                assert_equal(outcome, expected)
     finally:
         stop.set()
         changer.join()
 
 
 def _in_child(sample: Sample, connection: multiprocessing.connection.Connection) -> None:
-    torch.set_num_threads(
-        1
-    )  # torch asks for this in a child that forks from a process with threads
+    # torch asks for this in a child that forks from a process with threads
+    torch.set_num_threads(1)
     connection.send([t.numpy() for t in _everything("npu", sample)])
     connection.close()
 
@@ -145,11 +134,11 @@ def test_fork_after_use() -> None:
         child.start()
         sender.close()
         assert receiver.poll(60), "the child hangs"
-        found = receiver.recv()
+        outcome = receiver.recv()
         child.join(60)
         assert child.exitcode == 0
         assert all(
-            torch.equal(torch.from_numpy(a), e) for a, e in zip(found, expected, strict=True)
+            torch.equal(torch.from_numpy(a), e) for a, e in zip(outcome, expected, strict=True)
         )
 
 
@@ -179,17 +168,16 @@ def test_data_loader_workers(method: str) -> None:
     loader = DataLoader(
         _Rows(layer, x), batch_size=8, num_workers=2, multiprocessing_context=method
     )
-    found = []
+    batches = []
     for batch in loader:
-        found.append(batch)
+        batches.append(batch)
         layer(x).sum().backward()
-    torch.testing.assert_close(torch.cat(found), expected, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(torch.cat(batches), expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
 def test_busy_cores_do_not_make_it_collapse() -> None:
-    """Torch's threads spin for each other: beside other processes that once took 24 ms a call
-    instead of 0.3."""
+    """Threads of torch spin for each other: beside other work a call once took 80 times longer."""
     layer, x = NPU(100, 100), torch.randn(100, 100)
     busy = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"])
@@ -200,18 +188,18 @@ def test_busy_cores_do_not_make_it_collapse() -> None:
         time.sleep(0.5)  # until they compute
         with torch.no_grad():
             for _ in range(80):
-                for threads, found in seconds.items():
+                for threads, times in seconds.items():
                     torch.set_num_threads(threads)
                     for _ in range(10):
                         begin = time.perf_counter()
                         layer(x)
-                        found.append(time.perf_counter() - begin)
+                        times.append(time.perf_counter() - begin)
     finally:
         for process in busy:
             process.kill()
             process.wait()
-    alone, together = (sum(found) for found in seconds.values())
-    assert together < 3 * alone + 0.1
+    idle, together = (sum(times) for times in seconds.values())
+    assert together < 3 * idle + 0.1
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
@@ -229,9 +217,8 @@ def test_retreat_lasts_while_others_run() -> None:
     try:
         with torch.no_grad():
             end = time.monotonic() + 60
-            while (
-                debt() == 0 and time.monotonic() < end
-            ):  # the threads' number changes, torch's own operators run
+            # the threads' number changes, torch's own operators run
+            while debt() == 0 and time.monotonic() < end:
                 for threads in (1, 2):
                     torch.set_num_threads(threads)
                     other @ other

@@ -1,7 +1,5 @@
 """The demonstration: its data, its formulas, and what each part prints."""
 
-from __future__ import annotations
-
 import math
 import sys
 
@@ -139,14 +137,9 @@ def test_speed_prints_its_rows(capsys):
 
 def test_unsteady_ratios_are_marked():
     row = {
-        "rows": 8,
-        "inputs": 3,
-        "outputs": 2,
-        "models": 1,
-        "rival": "ours",
-        "median_us": 10.0,
+        "rows": 8, "inputs": 3, "outputs": 2, "models": 1, "rival": "ours", "median_us": 10.0,
         "error": 1e-7,
-    }
+    }  # fmt: skip
     row |= {"ratio": 1.0, "ratio_p20": 1.0, "ratio_p80": 1.0}
     eager = {**row, "rival": "eager", "ratio": 5.0, "ratio_p20": 2.0, "ratio_p80": 9.0}
     text = speed.line([row, eager, {**row, "rival": "linear", "ratio": 0.5}])

@@ -1,7 +1,5 @@
 """The benchmark of known equations: its laws, its judge, its file and its table."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter
@@ -84,18 +82,9 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     file, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
     words = [
-        "x",
-        "--classes",
-        "b,c1",
-        "--noise",
-        "0",
-        "--rows",
-        "100",
-        "--seeds",
-        "1",
-        "--out",
+        "x", "--classes", "b,c1", "--noise", "0", "--rows", "100", "--seeds", "1", "--out",
         str(file),
-    ]
+    ]  # fmt: skip
     monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr(
         benchmark, "LAWS", [law for law in LAWS if law.name in ("I.13.12", "I.10.7")]
@@ -193,21 +182,16 @@ def test_a_program_that_is_installed_predicts(name):
     assert formula
 
 
-def test_the_tables_in_the_guide_are_those_of_the_rows():
+def test_tables_of_the_guide():
     page = (ROOT / "docs" / "equations.md").read_text()
     assert page == report.page(page, benchmark.read(benchmark.OUT))
 
 
 def test_a_cell_without_all_equations_is_marked():
     row = {
-        "class": "b",
-        "noise": 0.0,
-        "method": "NPURegressor",
-        "found": True,
-        "terms": 2,
-        "seconds": 1.0,
-        "rows": 9,
-    }
+        "class": "b", "noise": 0.0, "method": "NPURegressor", "found": True, "terms": 2,
+        "seconds": 1.0, "rows": 9,
+    }  # fmt: skip
     complete = [{**row, "seed": seed} for seed in (0, 1) for _ in range(7)]
     assert "| sum | 0 | 70 | 14 of 14 (1 s; 2) |" in report.table(complete)
     assert "| sum | 0 | 70 | 13 of 13\\* (1 s; 2) |" in report.table(complete[:-1])

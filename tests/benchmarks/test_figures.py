@@ -4,8 +4,6 @@ The blocks are what `make tables` would write. tests/benchmarks/test_equations_b
 tests/benchmarks/test_time_series_benchmark.py have the pages that are not here.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -96,9 +94,8 @@ def test_throughput_tables_are_those_of_the_results() -> None:
 def test_every_row_of_the_suite_is_on_a_page() -> None:
     rows = report.read(sorted(RESULTS.glob("throughput-*.jsonl")))
     groups = [group for machine in report.grouped(rows).values() for group in machine.values()]
-    assert sum(map(len, groups)) == len(
-        rows
-    )  # a later row of the same case would hide the earlier one
+    # a later row of the same case would hide the earlier one
+    assert sum(map(len, groups)) == len(rows)
     assert all("ours" in group for group in groups)  # a line of a table is one of ours
     assert {row["rival"] for row in rows} <= {
         "ours"
@@ -181,23 +178,12 @@ def test_every_generated_block_has_a_test() -> None:
     assert names == BLOCKS
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "It takes 1/502 of eager's time.",
-        "A step is 5.1 times as fast, with 16 MiB.",
-        "8 to 12 % less time",
-        "3.1 ms for one model",
-        "some 35 µs more",
-        "100 to 211 us",
-        "about 2.2x",
-        "A step takes a seventh of eager's time.",
-        "a fifth of that of JAX",
-        "Both are twice as fast.",
-        "three times as long",
-        "which takes half a millisecond",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "It takes 1/502 of eager's time.", "A step is 5.1 times as fast, with 16 MiB.",
+    "8 to 12 % less time", "3.1 ms for one model", "some 35 µs more", "100 to 211 us", "about 2.2x",
+    "A step takes a seventh of eager's time.", "a fifth of that of JAX", "Both are twice as fast.",
+    "three times as long", "which takes half a millisecond",
+])  # fmt: skip
 def test_measured_figures_are_noticed(text: str) -> None:
     assert figures(f"Words.\n{text}\n", []) == [f"2: {text}"]
     block = f"<!-- throughput:begin -->\n{text}\n<!-- throughput:end -->\n"

@@ -1,7 +1,5 @@
 """What `make gpu` starts: all of it without a GPU, and its workers' limits and failures."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`python -m benchmarks.paper all`, killed and started again, ends with the same tables."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

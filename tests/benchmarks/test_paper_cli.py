@@ -1,7 +1,5 @@
 """The paper's experiments from the command line: what is wrong is named before any work."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path
@@ -17,30 +15,17 @@ from benchmarks.paper.large import task as large
 from benchmarks.paper.simple import task as simple
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["medium"], "invalid choice: 'medium'"),
-        (
-            ["simple", "--seeds", "0"],
-            "argument --seeds: must be a whole number of at least 1, got '0'",
-        ),
-        (
-            ["simple", "--seeds", "many"],
-            "argument --seeds: must be a whole number of at least 1, got 'many'",
-        ),
-        (
-            ["simple", "--jobs", "-1"],
-            "argument --jobs: must be a whole number of at least 1, got '-1'",
-        ),
-        (["simple", "--device", "nowhere"], "argument --device: 'nowhere' does not work here"),
-        (["simple", "--variant", "draft"], "invalid choice: 'draft'"),
-        (
-            ["simple", "--insert", "README.md"],
-            "argument --insert: must be existing files, and the experiment report",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["medium"], "invalid choice: 'medium'"),
+    (["simple", "--seeds", "0"], "argument --seeds: must be a whole number of at least 1, got '0'"),
+    (["simple", "--seeds", "many"],
+     "argument --seeds: must be a whole number of at least 1, got 'many'"),
+    (["simple", "--jobs", "-1"], "argument --jobs: must be a whole number of at least 1, got '-1'"),
+    (["simple", "--device", "nowhere"], "argument --device: 'nowhere' does not work here"),
+    (["simple", "--variant", "draft"], "invalid choice: 'draft'"),
+    (["simple", "--insert", "README.md"],
+     "argument --insert: must be existing files, and the experiment report"),
+])  # fmt: skip
 def test_bad_arguments_are_named(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,9 +88,8 @@ def test_gradient_surface_from_end_to_end(
     assert main(words) == 0
     assert "1 of 1 batches were done before" in capsys.readouterr().out
     text = (tmp_path / "report.md").read_text()
-    assert (
-        "1 of 3 hold, 0 do not, of 2 these runs cannot tell" in text
-    )  # two draws have no interval
+    # two draws have no interval
+    assert "1 of 3 hold, 0 do not, of 2 these runs cannot tell" in text
     comments, rows = tables.read(tmp_path / "gradient_surface.csv")
     assert len(rows) == 12
     assert comments[0] == "gradient-surface, variant code"
@@ -178,9 +162,7 @@ def test_large_quick_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_verdicts_on_the_published_numbers() -> None:
-    """Runs as the paper shows them miss no check, much worse ones do; without the errors of the
-    last steps nothing can be told.
-    """
+    """The paper's runs miss no check, much worse ones do; without last steps none can be told."""
     rows = [
         {
             "task": p["task"],
@@ -204,14 +186,12 @@ def test_verdicts_on_the_published_numbers() -> None:
     ]
     assert len(judged) == 27
     assert [check.subject for check in judged if check.holds is False] == []
-    assert (
-        checks["+ NMU, median of the best 10"].holds is None
-    )  # 0.0060 twice or half: wanted is 0.0063
+    # 0.0060 twice or half: wanted is 0.0063
+    assert checks["+ NMU, median of the best 10"].holds is None
     assert checks["÷ NMU, median of all"].holds is None
     assert checks["+, medians of the best 10: NMU, RealNPU, NPU, NALU, NaiveNPU"].holds is True
-    assert (
-        checks["√, medians of the best 10: RealNPU, NPU, NMU"].holds is None
-    )  # 0.054 twice: wanted is below 0.1
+    # 0.054 twice: wanted is below 0.1
+    assert checks["√, medians of the best 10: RealNPU, NPU, NMU"].holds is None
     assert {line["verdict"] for line in large_report.lines(rows, last)} == {"no difference"}
     for row in rows:
         row["test_mse"] *= 100 if row["model"] == "NPU" else 1
@@ -250,11 +230,8 @@ def steady(factor: float) -> list[dict[str, Any]]:
     ]
 
 
-ITEMS = [
-    *(f"Figure {n}" for n in range(1, 8)),
-    "Table 1",
-    *(f"Table A{n}" for n in range(1, 7)),
-]  # of the paper
+# of the paper
+ITEMS = [*(f"Figure {n}" for n in range(1, 8)), "Table 1", *(f"Table A{n}" for n in range(1, 7))]
 
 
 def test_overview_has_every_figure_and_table(tmp_path: Path) -> None:

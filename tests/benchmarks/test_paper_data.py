@@ -1,7 +1,5 @@
 """The paper's experiments: exact checks, streams, test sets, optimisers, published numbers."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -26,6 +24,7 @@ from benchmarks.paper.summary import (
 )
 from benchmarks.paper.training import Buffer, frobenius, l1
 from npu_kernels import training
+from tests.support.compare import assert_equal
 
 # ---- the exact checks ----------------------------------------------------------------------------
 
@@ -40,9 +39,8 @@ def test_zero_predictor_scores_as_on_the_published_test_set(row: dict[str, float
 
 def test_training_inputs_start_as_in_the_authors_stream() -> None:
     x = large.training_points(Sobol(100), 0, 3, -1.0, 1.0)
-    assert torch.equal(
-        x[0], torch.zeros(100)
-    )  # the middle of every range: the zero point is left out
+    # the middle of every range: the zero point is left out
+    assert torch.equal(x[0], torch.zeros(100))
     assert x[1, :5].tolist() == [0.5, -0.5, -0.5, -0.5, 0.5]
     assert x.dtype == torch.float32
 
@@ -151,8 +149,7 @@ def test_buffer_gives_each_model_its_parameters() -> None:
     layer = npu_kernels.NPU(3, 2, num_models=4)
     before = [parameter.detach().clone() for parameter in layer.parameters()]
     buffer = Buffer(layer)
-    for parameter, saved in zip(layer.parameters(), before, strict=True):
-        assert torch.equal(parameter, saved)
+    assert_equal(layer.parameters(), before)
     per_model = buffer.per_model()
     assert per_model.shape == (4, 15)
     values = torch.arange(4.0)
@@ -160,8 +157,7 @@ def test_buffer_gives_each_model_its_parameters() -> None:
     buffer.flat.copy_(spread)
     assert torch.equal(buffer.per_model(), values.unsqueeze(1).expand(4, 15))
     buffer.load_per_model(per_model)
-    for parameter, saved in zip(layer.parameters(), before, strict=True):
-        assert torch.equal(parameter, saved)
+    assert_equal(layer.parameters(), before)
 
 
 # ---- the paper's numbers -------------------------------------------------------------------------
@@ -188,9 +184,10 @@ def test_probability_of_a_published_mean() -> None:
         assert probability(runs, mean(runs) + far * error, error) == pytest.approx(chance, abs=0.03)
     assert probability(runs, mean(runs) + 9 * error, error) == 0
     spread = standard_error(runs)
+    # both count
     assert probability(runs, mean(runs) + 1.96 * 2**0.5 * spread, spread) == pytest.approx(
         0.05, abs=0.02
-    )  # both count
+    )
     assert math.isnan(probability([], 1.0, 0.1))
 
 
@@ -227,10 +224,8 @@ def test_summaries() -> None:
     assert median([3, 1, 2, infinite]) == 2.5
     assert mad([1.0, infinite, infinite]) == infinite
     assert standard_error([1.0, 3.0]) == 1.0
-    assert interval(median, [float(i) for i in range(1, 21)]) == (
-        6,
-        15,
-    )  # covers 95.9 %, the next pair 88.5 %
+    # covers 95.9 %, the next pair 88.5 %
+    assert interval(median, [float(i) for i in range(1, 21)]) == (6, 15)
     assert interval(median, [float(i) for i in range(1, 7)]) == (1, 6)
     low, high = interval(mean, [float(i) for i in range(100)])  # type: ignore[misc]
     error = standard_error([float(i) for i in range(100)])

@@ -1,7 +1,5 @@
 """The paper's arithmetic tasks with `npu_kernels.fit`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -59,9 +57,8 @@ def test_a_run_continues(task_set: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_is_wanted() -> None:
-    assert fitted_report.limit("simple", "mul", "NPU") == pytest.approx(
-        0.0005
-    )  # a tenth of the NMU's 0.005
+    # a tenth of the NMU's 0.005
+    assert fitted_report.limit("simple", "mul", "NPU") == pytest.approx(0.0005)
     assert fitted_report.limit("simple", "sqrt", "RealNPU") == pytest.approx(0.0004)
     assert fitted_report.limit("large", "div", "NPU") == pytest.approx(1e-7)
     assert fitted_report.limit("large", "mul", "RealNPU") == pytest.approx(3.09)
@@ -76,10 +73,8 @@ def test_verdict() -> None:
     good, bad = _row(0.01, 9e4), _row(0.2, 2e5)
     assert [check.holds for check in fitted_report.checks([good] * 6)] == [True, True]
     assert [check.holds for check in fitted_report.checks([bad] * 6)] == [False, False]
-    assert [check.holds for check in fitted_report.checks([good] * 5)] == [
-        None,
-        None,
-    ]  # too few for an interval
+    # too few for an interval
+    assert [check.holds for check in fitted_report.checks([good] * 5)] == [None, None]
     assert [check.holds for check in fitted_report.checks([good] * 5 + [bad])] == [None, None]
     table = fitted_report.section([good, good, bad])
     assert "| large | + | NPU | 16 | ≤ 0.0920 | 0.0100 | 0.200 | 3 of 3 | 90000 | 200000 |" in table

@@ -1,7 +1,5 @@
 """The fractional SIR experiment: exact checks, phases, its dense rival, fronts, the command."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -270,9 +268,8 @@ def test_verdicts_on_the_published_numbers() -> None:
         is checks["Dense, share below 1"]
         is True
     )
-    assert (
-        checks["RealNPU with at most 20 parameters, least error"] is None
-    )  # 3 of 100 runs have so few
+    # 3 of 100 runs have so few
+    assert checks["RealNPU with at most 20 parameters, least error"] is None
     worse = [{**row, "mse": 10 * row["mse"]} for row in rows]
     failed = {check.subject for check in fsir_report.checks(worse) if check.holds is False}
     assert {
@@ -290,9 +287,8 @@ def test_runs_by_the_authors_gradient_stand_beside() -> None:
     assert "authors" not in fsir_report.full_table(ours)
     timed = [{**row, "first_mse": 3.0, "iterations": 7} for row in ours]
     assert "| Dense | 3.00 (3.00 to 3.00) |" in fsir_report.full_table(timed)
-    part = [
-        row for row in rows if row["model"] == "Dense" or row["run"] == 1
-    ]  # all of one model, some of the others
+    # all of one model, some of the others
+    part = [row for row in rows if row["model"] == "Dense" or row["run"] == 1]
     assert (
         fsir_report.full_table(ours, part).count("| Dense | here, authors' gradient | 100 |") == 1
     )

@@ -1,9 +1,6 @@
-"""The search for the fractional SIR equation: least squares, pruning, the judge, the command."""
-
-from __future__ import annotations
+"""The search for the fractional SIR equation: shooting, pruning, the judge, the command."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,67 +18,6 @@ from npu_kernels.optim import least_squares
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-# ---- least squares -------------------------------------------------------------------------------
-
-
-def linear(
-    a: Tensor, b: Tensor
-) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], tuple[Tensor, Tensor]]]:
-    def residual(x: Tensor) -> Tensor:
-        return (a @ x.unsqueeze(2)).squeeze(2) - b
-
-    return residual, lambda x: (residual(x), a)
-
-
-def test_linear_problems_are_solved() -> None:
-    a, b = numbers(4, 9, 3), numbers(4, 9, seed=1)
-    free = torch.ones(4, 3, dtype=torch.bool)
-    x, error = least_squares.fit(numbers(4, 3, seed=2), free, *linear(a, b), 30)
-    expected = torch.linalg.lstsq(a, b.unsqueeze(2)).solution.squeeze(2)
-    torch.testing.assert_close(x, expected)
-    torch.testing.assert_close(error, ((a @ expected.unsqueeze(2)).squeeze(2) - b).square().mean(1))
-
-
-def test_variables_that_are_not_free_stay() -> None:
-    a, b, x0 = numbers(4, 9, 3), numbers(4, 9, seed=1), numbers(4, 3, seed=2)
-    free = torch.tensor([True, False, True]).expand(4, 3)
-    x, _ = least_squares.fit(x0, free, *linear(a, b), 30)
-    assert torch.equal(x[:, 1], x0[:, 1])
-    rest = b - a[:, :, 1] * x0[:, 1:2]
-    expected = torch.linalg.lstsq(a[:, :, [0, 2]], rest.unsqueeze(2)).solution.squeeze(2)
-    torch.testing.assert_close(x[:, [0, 2]], expected)
-
-
-def test_steps_into_the_infinite_are_not_taken() -> None:
-    def residual(x: Tensor) -> Tensor:
-        return torch.where(x < 0, math.nan, x.log())
-
-    def jacobian(x: Tensor) -> tuple[Tensor, Tensor]:
-        return residual(x), (1 / x).unsqueeze(2)
-
-    x, error = least_squares.fit(
-        torch.full((1, 1), 20.0).double(), torch.ones(1, 1).bool(), residual, jacobian, 40
-    )
-    assert float(x) == pytest.approx(1)
-    assert float(error) == pytest.approx(0)
-
-
-def test_cost_of_leaving_a_variable_out_is_exact_where_the_problem_is_linear() -> None:
-    a, b = numbers(4, 9, 3), numbers(4, 9, seed=1)
-    residual, jacobian = linear(a, b)
-    x = torch.linalg.lstsq(a, b.unsqueeze(2)).solution.squeeze(2)
-    costs, moved = least_squares.without(x, torch.ones(4, 3, dtype=torch.bool), jacobian)
-    for index in range(3):
-        remaining = [i for i in range(3) if i != index]
-        best = torch.linalg.lstsq(a[:, :, remaining], b.unsqueeze(2)).solution.squeeze(2)
-        assert not moved[:, index, index].any()
-        torch.testing.assert_close(moved[:, index, remaining], best, rtol=1e-6, atol=1e-8)
-        risen = least_squares.error(residual(moved[:, index])) - least_squares.error(residual(x))
-        torch.testing.assert_close(costs[:, index], risen, rtol=1e-6, atol=1e-10)
-    free = torch.tensor([True, True, False]).expand(4, 3)
-    assert torch.isinf(least_squares.without(x, free, jacobian)[0][:, 2]).all()
 
 
 # ---- shooting ------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Batches are spread over processes, stopped, killed and resumed, with the same numbers."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -19,7 +17,7 @@ from benchmarks.paper import runner, workers
 from benchmarks.paper.runner import Batch, Folder, chunks, complete, order
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 40
+TRACE_STEPS = 40
 
 
 class Sums:
@@ -55,7 +53,7 @@ def make(batch: Batch) -> Sums:
     return Sums(batch)
 
 
-def plan(trace: Path, count: int, pause: float = 0.0, steps: int = STEPS) -> list[Batch]:
+def plan(trace: Path, count: int, pause: float = 0.0, steps: int = TRACE_STEPS) -> list[Batch]:
     settings = {"steps": steps, "pause": pause, "trace": str(trace)}
     return [
         Batch("test", f"{i}", settings, ({"seed": i}, {"seed": 10 + i}), 1.0 + i, make)
@@ -111,17 +109,17 @@ def test_stopped_batch_goes_on_where_it_was(folder: Folder, tmp_path: Path) -> N
     assert not complete(batch, folder, quietly, stop_after(2))
     assert not folder.is_done(batch)
     done = runner.load_file(folder.checkpoint_path(batch))["state"]["done"]
-    assert 0 < done < STEPS
+    assert 0 < done < TRACE_STEPS
     shares: list[tuple[float, bool]] = []
     assert complete(
         batch, folder, lambda share, earlier: shares.append((share, earlier)), lambda: False
     )
-    assert shares[0] == (done / STEPS, True)
+    assert shares[0] == (done / TRACE_STEPS, True)
     assert sum(share for share, _ in shares) == pytest.approx(1)
     assert not folder.checkpoint_path(batch).exists()
     assert [row["value"] for row in folder.result(batch)["rows"]] == [
-        expected(STEPS, 0),
-        expected(STEPS, 10),
+        expected(TRACE_STEPS, 0),
+        expected(TRACE_STEPS, 10),
     ]
 
 
@@ -131,7 +129,7 @@ def test_finished_batches_are_announced_and_not_repeated(folder: Folder, tmp_pat
     before = trace.read_text()
     assert workers.run("test", plan(trace, 2), folder, 1, second)
     assert trace.read_text() == before
-    assert first.values == second.values == {s: expected(STEPS, s) for s in (0, 1, 10, 11)}
+    assert first.values == second.values == {s: expected(TRACE_STEPS, s) for s in (0, 1, 10, 11)}
 
 
 def test_the_process_keeps_its_settings(folder: Folder, tmp_path: Path) -> None:
@@ -149,7 +147,7 @@ def test_the_process_keeps_its_settings(folder: Folder, tmp_path: Path) -> None:
 
 def test_the_name_holds_what_decides_the_numbers(tmp_path: Path) -> None:
     (batch,) = plan(tmp_path, 1)
-    (longer,) = plan(tmp_path, 1, steps=STEPS + 1)
+    (longer,) = plan(tmp_path, 1, steps=TRACE_STEPS + 1)
     (other,) = plan(tmp_path, 2)[1:]
     assert len({batch.name, longer.name, other.name}) == 3
     assert plan(tmp_path, 1)[0].name == batch.name
@@ -176,7 +174,7 @@ def test_small_things(tmp_path: Path) -> None:
 def test_workers_give_the_same(folder: Folder, tmp_path: Path) -> None:
     announced = Announced()
     assert workers.run("test", plan(tmp_path / "trace", 3), folder, 2, announced)
-    assert announced.values == {s: expected(STEPS, s) for s in (0, 1, 2, 10, 11, 12)}
+    assert announced.values == {s: expected(TRACE_STEPS, s) for s in (0, 1, 2, 10, 11, 12)}
 
 
 def test_dead_worker_is_named_and_the_rest_is_kept(folder: Folder, tmp_path: Path) -> None:
@@ -235,16 +233,15 @@ def test_a_signal_loses_nothing(tmp_path: Path, folder: Folder, name: str, jobs:
     output, _ = process.communicate(timeout=60)
     assert process.returncode == (-9 if number == signal.SIGKILL else 130), output
     assert "Traceback" not in output
-    time.sleep(
-        1.5 if jobs > 1 and number == signal.SIGKILL else 0
-    )  # orphans see that their parent is gone
+    # orphans see that their parent is gone
+    time.sleep(1.5 if jobs > 1 and number == signal.SIGKILL else 0)
     batches = plan(trace, 2, 0.05)
     assert not all(map(folder.is_done, batches))
     assert any(folder.checkpoint_path(batch).exists() for batch in batches)
     announced = Announced()
     before = len(trace.read_text().split())
     assert workers.run("test", batches, folder, 1, announced)
-    assert announced.values == {s: expected(STEPS, s) for s in (0, 1, 10, 11)}
+    assert announced.values == {s: expected(TRACE_STEPS, s) for s in (0, 1, 10, 11)}
     assert len(trace.read_text().split()) > before
 
 
@@ -259,4 +256,4 @@ def test_torchrun_gives_the_same(tmp_path: Path, folder: Folder) -> None:
         for batch in plan(tmp_path / "trace", 3)
         for row in folder.result(batch)["rows"]
     ]
-    assert values == [expected(STEPS, s) for s in (0, 10, 1, 11, 2, 12)]
+    assert values == [expected(TRACE_STEPS, s) for s in (0, 10, 1, 11, 2, 12)]

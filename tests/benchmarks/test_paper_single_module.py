@@ -1,7 +1,5 @@
 """The field's single-module benchmark: data, thresholds, schedules, resuming, the report."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -48,11 +46,10 @@ def test_rows_lie_in_their_range_and_answer_the_operation(op: str) -> None:
 
 def test_rows_depend_on_seed_and_step_alone() -> None:
     together, single = Data([0, 7], "mul", CPU), Data([7], "mul", CPU)
-    steps = 1, 2, single_module.BLOCK, single_module.BLOCK + 1
+    steps = 1, 2, single_module.DRAW_BLOCK, single_module.DRAW_BLOCK + 1
     expected = [together(step)[0][len(RANGES) :].clone() for step in steps]
-    for step, x in reversed(
-        list(zip(steps, expected, strict=True))
-    ):  # a resumed run starts anywhere
+    # a resumed run starts anywhere
+    for step, x in reversed(list(zip(steps, expected, strict=True))):
         assert torch.equal(single(step)[0], x)
     assert len({float(x.sum()) for x in expected}) == len(steps)
 
@@ -124,13 +121,9 @@ def test_slope_is_the_derivative() -> None:
 
 @pytest.mark.parametrize(
     ("recipe", "unit", "op"),
-    [
-        ("plain", "NPU", "div"),
-        ("fixed", "RealNPU", "mul"),
-        ("plain", "NMU", "mul"),
-        ("plain", "NMRU", "div"),
-    ],
-)
+    [("plain", "NPU", "div"), ("fixed", "RealNPU", "mul"), ("plain", "NMU", "mul"),
+     ("plain", "NMRU", "div")],
+)  # fmt: skip
 def test_steps_are_those_of_torch(recipe: str, unit: str, op: str) -> None:
     """Against autograd of the loss with its penalties and torch's Adam."""
     training = SingleModule(batch(recipe, unit, op, steps=40))
@@ -229,9 +222,8 @@ def test_the_solution_meets_every_threshold(op: str) -> None:
 def test_results_are_taken_where_the_validation_error_is_least() -> None:
     training = SingleModule(batch("plain", "RealNPU", "div", steps=50))
     training.noted.fill_(1.0)
-    training.noted[3] = torch.tensor(
-        [[1e-3], [1e-7], [0.25]]
-    )  # solves, but another step validates better
+    # solves, but another step validates better
+    training.noted[3] = torch.tensor([[1e-3], [1e-7], [0.25]])
     training.noted[5] = torch.tensor([[1e-4], [0.5], [0.125]])
     training.noted[7] = torch.nan
     row = training.results()[0][0]
@@ -282,9 +274,8 @@ def test_best_resumes_with_the_same_numbers(fitted: tuple[Batch, Work], tmp_path
 
 
 def test_wilson_interval() -> None:
-    assert wilson(5, 25) == pytest.approx(
-        (0.0886, 0.3913), abs=1e-4
-    )  # as R's binom.confint(5, 25, methods = "wilson")
+    # as R's binom.confint(5, 25, methods = "wilson")
+    assert wilson(5, 25) == pytest.approx((0.0886, 0.3913), abs=1e-4)
     assert wilson(0, 25) == pytest.approx((0, 0.1332), abs=1e-4)
     assert wilson(25, 25) == pytest.approx((0.8668, 1), abs=1e-4)
     assert wilson(0, 0) == (0, 1)
@@ -342,10 +333,8 @@ def test_best_is_asked_for_all_thresholds() -> None:
         single_module_report.checks(twice[2] + twice[3]),
     )
     assert [check.holds for check in loose] == [False, True]
-    assert [check.holds for check in exact] == [
-        True,
-        True,
-    ]  # 450 of 450 seeds, and few enough steps
+    # 450 of 450 seeds, and few enough steps
+    assert [check.holds for check in exact] == [True, True]
     assert single_module_report.checks(twice[2])[0].holds is None  # 225 of 225: 98.3 to 100 %
 
 
@@ -357,9 +346,8 @@ def test_report_from_a_table(tmp_path: Path) -> None:
     tables.write(tmp_path / "single_module.csv", ["single-module"], single_module.COLUMNS, failures)
     text = report.write(tmp_path).read_text()
     assert "| NPU | plain | 1.00 (0.87-1.00) | 1.00 (0.87-1.00) | - | - | - | - | 50000 |" in text
-    assert (
-        "| NPU | fixed | 0.20 (0.09-0.39) | 0.00 (0.00-0.13) | - |" in text
-    )  # 1e-6 is above what 1e-5 off gives
+    # 1e-6 is above what 1e-5 off gives
+    assert "| NPU | fixed | 0.20 (0.09-0.39) | 0.00 (0.00-0.13) | - |" in text
     assert (
         "| × | NPU | plain | - | - | - | - | - | - | 1.00 (0.87-1.00) | - | - | 1.00 (0.87-1.00) |"
         in text
@@ -370,36 +358,22 @@ def test_report_from_a_table(tmp_path: Path) -> None:
 # ---- command line --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["simple", "--recipe", "plain"], "argument --recipe: only for single-module, got simple"),
-        (
-            ["simple", "--units", "NaiveNPU"],
-            "argument --units: simple has no NaiveNPU, only NPU, RealNPU, NMU",
-        ),
-        (
-            ["simple", "--operations", "sub"],
-            "argument --operations: simple has no sub, only add, mul, div, sqrt",
-        ),
-        (["all", "--units", "NPU"], "argument --units: only for simple, single-module, got all"),
-        (["large", "--integrator", "rk4"], "argument --integrator: only for fsir, got large"),
-        (
-            ["large", "--units", "NPU"],
-            "argument --units: only for simple, single-module, got large",
-        ),
-        (["single-module", "--recipe", "wild"], "invalid choice: 'wild'"),
-        (["single-module", "--units", "NAC"], "invalid choice: 'NAC'"),
-        (
-            ["single-module", "--recipe", "fixed", "--units", "NAU"],
-            "argument --units: recipe fixed has no NAU",
-        ),
-        (
-            ["single-module", "--variant", "paper"],
-            "argument --variant: single-module has one variant only",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["simple", "--recipe", "plain"], "argument --recipe: only for single-module, got simple"),
+    (["simple", "--units", "NaiveNPU"],
+     "argument --units: simple has no NaiveNPU, only NPU, RealNPU, NMU"),
+    (["simple", "--operations", "sub"],
+     "argument --operations: simple has no sub, only add, mul, div, sqrt"),
+    (["all", "--units", "NPU"], "argument --units: only for simple, single-module, got all"),
+    (["large", "--integrator", "rk4"], "argument --integrator: only for fsir, got large"),
+    (["large", "--units", "NPU"], "argument --units: only for simple, single-module, got large"),
+    (["single-module", "--recipe", "wild"], "invalid choice: 'wild'"),
+    (["single-module", "--units", "NAC"], "invalid choice: 'NAC'"),
+    (["single-module", "--recipe", "fixed", "--units", "NAU"],
+     "argument --units: recipe fixed has no NAU"),
+    (["single-module", "--variant", "paper"],
+     "argument --variant: single-module has one variant only"),
+])  # fmt: skip
 def test_bad_arguments_are_named(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -418,16 +392,8 @@ def test_plan_is_the_fields(tmp_path: Path) -> None:
 def test_recipes_share_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single_module, "QUICK_STEPS", 20)
     common = [
-        "--quick",
-        "--seeds",
-        "1",
-        "--units",
-        "RealNPU",
-        "--jobs",
-        "1",
-        "--out",
-        str(tmp_path),
-    ]
+        "--quick", "--seeds", "1", "--units", "RealNPU", "--jobs", "1", "--out", str(tmp_path),
+    ]  # fmt: skip
     assert main(["single-module", *common, "--operations", "mul"]) == 0
     assert main(["single-module", "--recipe", "fixed", *common]) == 0
     comments, rows = tables.read(tmp_path / "single_module.csv")

@@ -1,7 +1,5 @@
 """The large task at its last steps: points, snapshots, the order of the work, the verdicts."""
 
-from __future__ import annotations
-
 import copy
 import math
 from pathlib import Path
@@ -26,13 +24,9 @@ def batch(model: str, runs: list[tuple[str, int]], steps: int, **settings: Any) 
         for t, s in runs
     ]
     common = {
-        "model": model,
-        "variant": "code",
-        "device": "cpu",
-        "points": "own",
-        "gate": None,
+        "model": model, "variant": "code", "device": "cpu", "points": "own", "gate": None,
         "snapshots": 3,
-    }
+    }  # fmt: skip
     return large.batch_of("large-snapshots", "test", {**common, **settings}, keys)
 
 
@@ -48,7 +42,7 @@ def planned(tmp_path: Path, *words: str) -> list[Batch]:
 
 def test_shared_points_are_the_sequence_in_each_tasks_range() -> None:
     data = large.Data(["div", "add"], torch.float32, torch.device("cpu"))
-    for step in (1, large.BLOCK + 2):
+    for step in (1, large.SOBOL_BLOCK + 2):
         x, y = data(step)
         for k, task in enumerate(("div", "add")):
             expected = large.training_points(
@@ -65,9 +59,8 @@ def test_own_points_are_the_shared_ones_shifted_by_each_seeds_vector() -> None:
     for k in range(2):
         expected = 2 * ((shared + large.shift(seeds[k]).double()) % 1)
         off = (x[k] - expected).abs()
-        assert (
-            torch.minimum(off, 2 - off).max() < 1e-6
-        )  # of the circle: a point may round across its end
+        # of the circle: a point may round across its end
+        assert torch.minimum(off, 2 - off).max() < 1e-6
         torch.testing.assert_close(y[k, :, 0] ** 2, large.sums(x[k])[0])
     torch.testing.assert_close(x[2], x[0] - 1)  # the same seed's points, in the other range
     columns = [x[k].flatten() - x[k].mean() for k in range(2)]
@@ -145,9 +138,8 @@ def test_bootstrap_counts_runs_and_not_snapshots() -> None:
     assert drawn is not None
     low, high = quantiles(drawn.tolist())
     assert low < median([value for run in runs for value in run]) < high
-    assert (
-        0.3 < high - low < 1.3
-    )  # 2 * 1.96 * 1.25 / sqrt(40) = 0.77; by snapshots as if independent it would be 0.12
+    # 2 * 1.96 * 1.25 / sqrt(40) = 0.77; by snapshots as if independent it would be 0.12
+    assert 0.3 < high - low < 1.3
     assert (low, high) == pytest.approx(bootstrap(last_steps.pooled, runs), abs=0.05)
     assert last_steps.pooled_draws(runs[:5]) is None
     assert set(last_steps.pooled_draws([[1.0, math.inf]] * 6).tolist()) == {1.0}  # type: ignore[union-attr]
@@ -160,13 +152,9 @@ def row(task: str, points: str, seed: int, errors: list[float]) -> dict[str, Any
 
 @pytest.mark.parametrize(
     ("factor", "count", "verdict"),
-    [
-        (1.0, 10, "no difference"),
-        (100.0, 10, "**ours greater**"),
-        (0.01, 10, "**ours less**"),
-        (100.0, 5, "too few"),
-    ],
-)
+    [(1.0, 10, "no difference"), (100.0, 10, "**ours greater**"), (0.01, 10, "**ours less**"),
+     (100.0, 5, "too few")],
+)  # fmt: skip
 def test_table_names_a_difference_only_where_intervals_lie_apart(
     factor: float, count: int, verdict: str
 ) -> None:

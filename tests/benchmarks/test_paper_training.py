@@ -1,7 +1,5 @@
 """A model's result depends on its seed alone, and a training goes on where it was saved."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -100,7 +98,7 @@ def test_starts_are_the_authors() -> None:
 
 
 def test_plan_of_the_large_task() -> None:
-    batches = large.batches(list(large.MODELS), None, large.STEPS, "code", "cpu")
+    batches = large.batches(list(large.MODELS), None, large.TRAINING_STEPS, "code", "cpu")
     assert len({batch.name for batch in batches}) == len(batches)
     runs = [
         (batch.settings["model"], run["task"], run["seed"])

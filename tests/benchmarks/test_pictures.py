@@ -1,7 +1,5 @@
 """The pictures are made from committed files alone, in every format, or say why not."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

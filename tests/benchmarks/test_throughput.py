@@ -1,7 +1,5 @@
 """The throughput suite on tiny sizes, and the guard: small layers are faster than eager."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -294,9 +292,8 @@ def test_environment():
     sys.platform != "linux", reason="the high-water mark is read from Linux's /proc"
 )
 def test_peak_memory():
-    case = Case(
-        "nmu", STEP, Size(128, 100, 100)
-    )  # eager builds [B, O, I] several times: 4.9 MiB each
+    # eager builds [B, O, I] several times: 4.9 MiB each
+    case = Case("nmu", STEP, Size(128, 100, 100))
     peak, why = memory.peak(rivals.EAGER, case.to_dict(), 1)
     if peak is None:
         pytest.skip(why)
@@ -311,15 +308,11 @@ def test_peak_memory():
 @pytest.mark.skipif(not cpu.available()[0], reason=f"no C++ kernels: {cpu.available()[1]}")
 @pytest.mark.parametrize(
     "case",
-    [
-        Case("npu", FORWARD, Size(100, 6, 2)),
-        Case("npu", STEP, Size(100, 6, 2)),
-        Case("npu", STEP, Size(100, 100, 1)),
-        Case("realnpu", STEP, Size(100, 6, 2)),
-        Case("npu", STEP, Size(100, 6, 2, 20)),
-    ],
+    [Case("npu", FORWARD, Size(100, 6, 2)), Case("npu", STEP, Size(100, 6, 2)),
+     Case("npu", STEP, Size(100, 100, 1)), Case("realnpu", STEP, Size(100, 6, 2)),
+     Case("npu", STEP, Size(100, 6, 2, 20))],
     ids=str,
-)
+)  # fmt: skip
 def test_small_layers_are_faster_than_eager(case, benchmark):
     """The verdict by processor time, in one thread: there is one on a busy machine too."""
     operands = draw(case)

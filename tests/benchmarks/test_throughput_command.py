@@ -1,7 +1,5 @@
 """The throughput suite's command on tiny sizes: its arguments, and rows of an earlier run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -121,9 +119,8 @@ def test_a_run_goes_on_where_it_was_interrupted(torn, tmp_path, monkeypatch, idl
     path = tmp_path / "rows.jsonl"
     assert run_tiny(path, monkeypatch) == 0
     lines, first = path.read_text().splitlines(keepends=True), list(calls)
-    path.write_text(
-        "".join(lines[:10]) + (lines[10][:50] if torn else "")
-    )  # three cases and a row of the fourth
+    # three cases and a row of the fourth
+    path.write_text("".join(lines[:10]) + (lines[10][:50] if torn else ""))
     calls.clear()
     assert run_tiny(path, monkeypatch) == 0
     assert calls == first[3:]
@@ -137,14 +134,9 @@ def test_a_run_goes_on_where_it_was_interrupted(torn, tmp_path, monkeypatch, idl
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("processor", "Slide rule"),
-        ("commit", "c0ffee"),
-        ("changes", "other changes"),
-        ("torch", "1.0"),
-        ("instruction_set", "beads"),
-    ],
-)
+    [("processor", "Slide rule"), ("commit", "c0ffee"), ("changes", "other changes"),
+     ("torch", "1.0"), ("instruction_set", "beads")],
+)  # fmt: skip
 def test_rows_of_another_machine_or_version_are_measured_anew(
     field, value, tmp_path, monkeypatch, idle, calls
 ):
@@ -167,15 +159,8 @@ def test_other_settings_and_doubtful_rows_are_measured_anew(tmp_path, monkeypatc
         assert len(calls) == expected
     calls.clear()
     arguments = [
-        "--sizes",
-        "5x3x2",
-        "--threads",
-        "1",
-        "--rivals",
-        "eager,linear",
-        "--seconds",
-        "0.02",
-    ]
+        "--sizes", "5x3x2", "--threads", "1", "--rivals", "eager,linear", "--seconds", "0.02",
+    ]  # fmt: skip
     assert suite_main.main([*arguments, "--json", str(path)]) == 0
     assert len(calls) == 6
 

@@ -1,7 +1,5 @@
 """The processor's peak: multiply-adds in registers, and the share that rows quote."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -37,9 +35,8 @@ def test_the_share_of_the_peak(peaks):
     assert ours["peak_gflops"] == linear["peak_gflops"] > 0.1
     assert ("tile_gflops" in ours) == (cpu.isa() == "amx")
     expected = 1e-3 * cost(case)[0] / ours["median_us"] / ours["peak_gflops"]
-    assert ours["share_of_peak"] == pytest.approx(
-        expected, rel=0.9
-    )  # medians of ratios and of times differ
+    # medians of ratios and of times differ
+    assert ours["share_of_peak"] == pytest.approx(expected, rel=0.9)
     assert "share_of_peak" not in linear
     assert "% of the peak" in suite.show(ours)
 

@@ -1,7 +1,5 @@
 """Doubtful rows and the report of the throughput suite, of made-up rows."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -26,9 +24,8 @@ def test_who_is_doubtful():
     assert not timing.doubtful({"ratio": 5.0})
     assert not timing.doubtful({**row, "waited": None})
     assert timing.doubtful({**row, "ratio_p80": 8.1})
-    assert timing.doubtful(
-        {**row, "waited": 0.11}
-    )  # steady, beside other work: torch waits in every operation
+    # steady, beside other work: torch waits in every operation
+    assert timing.doubtful({**row, "waited": 0.11})
 
 
 def test_a_crowd_is_seen(monkeypatch, tmp_path):
@@ -190,10 +187,8 @@ def test_the_short_table_has_its_rows_and_every_one_that_we_lose():
         made_up("ours", 1.0, shown.size, threads=2),
         made_up("eager", 3.0, shown.size, threads=2),
     ]
-    rows += [
-        made_up("ours", 1.0, other),
-        made_up("eager", 3.0, other),
-    ]  # won, and no row of the short table
+    # won, and no row of the short table
+    rows += [made_up("ours", 1.0, other), made_up("eager", 3.0, other)]
     rows += [made_up("ours", 1.0, TINY), made_up("eager", 0.9, TINY), made_up("linear", 0.5, other)]
     lines = [line for line in report.short(rows).splitlines() if line.startswith("| NPU")]
     assert len(lines) == 2
@@ -222,9 +217,8 @@ def test_a_processor_is_chosen_by_name_and_shown_at_its_best():
     for name in (None, "Abacus 4"):
         with pytest.raises(report.ReportError, match="must name one of: Abacus 3, Slide rule"):
             report.short(rows, name)
-    assert (
-        all_tables(rows).count("\n## ") == 6
-    )  # the pages have them all, and the processors side by side
+    # the pages have them all, and the processors side by side
+    assert all_tables(rows).count("\n## ") == 6
 
 
 def test_generations_of_one_name_are_told_apart():
@@ -281,13 +275,9 @@ def test_a_readme_without_markers_is_left_alone(text, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        ("", "there are no rows"),
-        ("{", "line 1 is no JSON"),
-        ("[]", "no row of the suite"),
-        ('{"layer": 1}', "without kind"),
-    ],
-)
+    [("", "there are no rows"), ("{", "line 1 is no JSON"), ("[]", "no row of the suite"),
+     ('{"layer": 1}', "without kind")],
+)  # fmt: skip
 def test_bad_files_are_named(content, message, tmp_path, capsys):
     file = tmp_path / "rows.jsonl"
     file.write_text(content)
@@ -308,11 +298,8 @@ def test_report_picture(tmp_path, capsys):
     assert report.main([str(file), "--picture", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     picture = tmp_path / "picture.svg"
-    rows = [
-        *made_up_rows(),
-        made_up("jax", 3.0),
-        made_up("compile-autotune", 2.5, waited=0.5),
-    ]  # the last is doubtful
+    # the last is doubtful
+    rows = [*made_up_rows(), made_up("jax", 3.0), made_up("compile-autotune", 2.5, waited=0.5)]
     assert report.main([str(write(file, rows)), "--picture", str(picture)]) == 0
     text = picture.read_text()
     for shown in ("npu_kernels = 1", "JAX", "3 → 2", "1 doubtful number left out"):

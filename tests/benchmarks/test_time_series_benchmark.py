@@ -1,7 +1,5 @@
 """The benchmark of time series: its judge, its file and its table."""
 
-from __future__ import annotations
-
 import json
 import sys
 
@@ -19,13 +17,9 @@ pytest.importorskip("sympy", reason="sympy is not installed")
 def test_the_judge_knows_the_law_and_its_wrong_forms():
     case = benchmark.CASES["bromine"]
     fit = ode.fit(
-        case.model("form"),
-        *case.series(0.01, 0),
-        u0=case.u0,
-        names=case.names,
-        start="model",
+        case.model("form"), *case.series(0.01, 0), u0=case.u0, names=case.names, start="model",
         simplify=False,
-    )
+    )  # fmt: skip
     assert benchmark.judge(case, fit) == {
         "form": True,
         "exact": False,
@@ -87,14 +81,9 @@ def test_the_table_is_that_of_the_rows():
 
 def test_the_draws_whose_form_is_wrong():
     row = {
-        "case": "bromine",
-        "noise": 0.01,
-        "seed": 3,
-        "form": False,
-        "law": "a; b",
-        "laws": 2,
+        "case": "bromine", "noise": 0.01, "seed": 3, "form": False, "law": "a; b", "laws": 2,
         "behind": 3.14,
-    }
+    }  # fmt: skip
     lines = benchmark.table_of_wrong(
         [{**row, "behind": None}, {**row, "seed": 1}, {**row, "form": True}]
     )

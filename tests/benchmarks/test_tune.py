@@ -1,7 +1,5 @@
 """The search for fast configurations; `--tune` and `--device cuda` without a GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -93,13 +91,8 @@ def test_a_written_table_has_the_new_entries_and_the_shipped_ones(tmp_path: Path
     tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
     key = tuning.exact_key("npu_forward", torch.float32, "highest", (256, 256, 1))
     entry = {
-        "BLOCK_B": 32,
-        "BLOCK_O": 32,
-        "BLOCK_I": 16,
-        "PASSES": 0,
-        "num_warps": 4,
-        "num_stages": 1,
-    }
+        "BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4, "num_stages": 1,
+    }  # fmt: skip
     shipped = tuning.TABLES.read_bytes()
     path = tune.write({key: entry}, "sm_90", tmp_path / "table.json")
     tables = json.loads(path.read_text())
@@ -176,9 +169,8 @@ def test_search_prepares_each_step_and_looks_elsewhere_once() -> None:
 
     def seconds(config: tune.Config) -> float:
         events.append(("time", 1))
-        far = (
-            config["BLOCK_B"] == 128 and config["num_warps"] == 8
-        )  # two numbers away, and one alone makes it slower
+        # two numbers away, and one alone makes it slower
+        far = config["BLOCK_B"] == 128 and config["num_warps"] == 8
         return 0.5 if far else 1.0 if config == start else 2.0
 
     start = {"BLOCK_B": 16, "num_warps": 1, "num_stages": 1}
@@ -289,20 +281,15 @@ def test_tuning_goes_on_where_it_ended(
         if len(asked) == 3:
             raise KeyboardInterrupt
         times = {
-            "config": {"num_warps": 4},
-            "us": 1.0,
-            "shipped_us": 2.0,
-            "tried": 3,
-            "failed": {},
+            "config": {"num_warps": 4}, "us": 1.0, "shipped_us": 2.0, "tried": 3, "failed": {},
             "seconds": 4.0,
-        }
+        }  # fmt: skip
         return {**task.to_dict(), "key": task.key, **times, **self.where}
 
     where = {"gpu": "H", "torch": "2", "triton": "3"}
     monkeypatch.setattr(tune, "place", lambda: (where, "sm_90", ("cuda", 90, 32)))
-    monkeypatch.setattr(
-        tune, "Pool", lambda jobs, target: contextlib.nullcontext()
-    )  # nothing is compiled
+    # nothing is compiled
+    monkeypatch.setattr(tune, "Pool", lambda jobs, target: contextlib.nullcontext())
     monkeypatch.setattr(tune.Tuner, "run", run)
     table, file = tmp_path / "t.json", tmp_path / "rows.jsonl"
     tasks = [str(task) for task in orders.tasks([Size(5, 3, 2)], "highest")]
@@ -326,13 +313,8 @@ def test_launches_read_another_table(tmp_path: Path) -> None:
     tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
     key = tuning.exact_key("npu_forward", torch.float32, "highest", (256, 256, 1))
     entry = {
-        "BLOCK_B": 32,
-        "BLOCK_O": 32,
-        "BLOCK_I": 16,
-        "PASSES": 0,
-        "num_warps": 4,
-        "num_stages": 1,
-    }
+        "BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4, "num_stages": 1,
+    }  # fmt: skip
     path = tune.write({key: entry}, "sm_90", tmp_path / "table.json")
     try:
         tuning.use_tables(path)

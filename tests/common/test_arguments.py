@@ -1,7 +1,5 @@
 """What a user hands over by mistake, and the message that names the mistake."""
 
-from __future__ import annotations
-
 import functools
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Every warning points to the user's line, from however deep."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import warnings
@@ -14,7 +12,7 @@ import pytest
 
 from npu_kernels._backends import cpu, fast_path
 from npu_kernels._common import notices
-from npu_kernels._jobs import checkpoints, files
+from npu_kernels._jobs import checkpoint, files
 from npu_kernels._operators import dispatch
 from tests.project.test_structure import modules
 
@@ -192,7 +190,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 
 
 def _points(
-    user: ModuleType, name: str, message: str, *arguments: Any, place: str | None = None
+    user: ModuleType, name: str, message: str, *arguments: Any, definition: str | None = None
 ) -> None:
     """Call a function of the user's, all of whose warnings with this message must point to its
     line, or to another's.
@@ -202,7 +200,7 @@ def _points(
     assert user.__file__ is not None
     lines = Path(user.__file__).read_text().splitlines()
     first = next(
-        i for i, line in enumerate(lines) if re.match(rf"(def|class) {place or name}\b", line)
+        i for i, line in enumerate(lines) if re.match(rf"(def|class) {definition or name}\b", line)
     )
     line = next(i for i in range(first, len(lines)) if lines[i].endswith("# here")) + 1
     with warnings.catch_warnings(record=True) as seen:
@@ -225,19 +223,10 @@ def _without_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_without_library")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "layer",
-        "function",
-        "sequential",
-        "without_gradients",
-        "decorated_layer",
-        "compiled",
-        "graph",
-        "by_joblib",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "layer", "function", "sequential", "without_gradients", "decorated_layer", "compiled", "graph",
+    "by_joblib",
+])  # fmt: skip
 def test_of_the_backend(name: str, user: ModuleType) -> None:
     if name == "by_joblib":
         pytest.importorskip("joblib")
@@ -274,7 +263,7 @@ def test_of_checkpoints(
     def refuse(path: Path, state: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", -1.0)
     monkeypatch.setattr(files, "save", refuse)
     _points(user, name, LOST, tmp_path / "state")
 
@@ -282,12 +271,11 @@ def test_of_checkpoints(
 @pytest.mark.usefixtures("_without_library")
 def test_a_users_module_that_torch_calls(user: ModuleType) -> None:
     """The user's innermost line counts."""
-    _points(user, "in_a_users_module", SLOW, place="Mine")
+    _points(user, "in_a_users_module", SLOW, definition="Mine")
 
 
 def test_each_line_is_warned_of_by_the_users_filters(user: ModuleType) -> None:
-    """A filter by module sees the user's; with "default" a line is warned of once, and with "error"
-    it raises."""
+    """Filters by module see the user's: "default" warns of a line once, "error" raises."""
     call: Callable[[], None] = _load(Path(str(user.__file__)).parent, "caller", CALLER).call
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("ignore")
@@ -310,7 +298,7 @@ def call():
 
 
 def test_without_a_user_the_outermost_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a thread of torch, which no Python code has begun."""
+    """A thread of torch is one that no Python code has begun."""
     monkeypatch.setattr(notices, "_is_between", lambda frame: True)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

@@ -1,10 +1,9 @@
 """One rule for numbers at each public door: NumPy's count as Python's do, a bool is none."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -288,39 +287,91 @@ def test_losses_of_models(count: Any) -> None:
             mse_loss(y, target, num_models=wrong)  # type: ignore[arg-type]
 
 
+UNBOUNDED = ("fit: seed", "ode.fit: seed")  # of which a digest is made
+
+
+@pytest.mark.parametrize(
+    "door", [door for door in WHOLE if door not in UNBOUNDED and "Recipe" not in door]
+)
+def test_integers_that_torch_has_none_of(door: str) -> None:
+    _, call = WHOLE[door]
+    for wrong in (2**63, 10**30, 10**400):
+        message = rf"{door} must be (a function, or )?an integer of at least \d+ and below 2\*\*63"
+        with pytest.raises(ValueError, match=f"^{message}, got {wrong}$"):
+            call(wrong)
+
+
+def test_a_seed_may_be_any_integer() -> None:
+    for door in UNBOUNDED:
+        WHOLE[door][1](2**63)
+
+
+@pytest.mark.parametrize("wrong", ["3", True, Decimal("0.5"), math.nan, None, 1j, [3]])
+def test_what_functions_of_a_step_return(wrong: Any) -> None:
+    def from_second(step: int) -> Any:
+        return wrong if step == 2 else 0.25
+
+    got = re.escape(repr(wrong))
+    with pytest.raises(ValueError, match=f"^run: lr at step 2 must be finite.* got {got}$"):
+        _run(lr=from_second)
+    with pytest.raises(ValueError, match=f"^run: lr at step 1 must be finite.* got {got}$"):
+        _run(lr=lambda step: wrong)
+    title = "the weight of penalty 'l1' at step 2"
+    with pytest.raises(ValueError, match=f"^run: {title} must be a number, got {got}$"):
+        _run(penalties={"l1": from_second})
+
+
+def test_functions_of_a_step_may_return_numbers_of_any_library() -> None:
+    for number in (1, np.float32(0.25), np.int64(1), Fraction(1, 4), torch.tensor([0.25])):
+        _run(lr=lambda step, number=number: number, penalties={"l1": lambda step, n=number: n})
+
+
+@pytest.mark.parametrize("wrong", [True, np.True_, "3", b"3", Decimal("0.5"), np.array(["3"])])
+def test_numbers_in_lists(wrong: Any) -> None:
+    got = re.escape(repr(wrong))
+    for door, call in (
+        ("rollout: t", lambda: _rollout(t=[0.0, wrong], method="dopri5")),
+        ("ode.fit: sigma", lambda: _series(sigma=wrong)),
+        ("ode.fit: sigma", lambda: _series(sigma=[wrong])),
+        ("ode.fit: t", lambda: ode.fit(_model(1), [[0.0, wrong]], X)),
+    ):
+        with pytest.raises(
+            (TypeError, ValueError), match=f"^{door} must be .*numbers, got .?{got}"
+        ):
+            call()
+
+
+def test_times_beyond_the_floats() -> None:
+    with pytest.raises(TypeError, match=r"^rollout: t must be a tensor or numbers, got"):
+        _rollout(t=[0.0, 10**400], method="dopri5")
+
+
 # ---- the checks themselves -----------------------------------------------------------------------
 
 
 def test_integers_within_bounds() -> None:
     assert checks.check_whole("f", "n", np.int64(3), 3) == 3
     assert type(checks.check_whole("f", "n", np.int64(3))) is int
-    for value, least in ((2, 3), (0, 1), (-1, 0)):
+    for value, minimum in ((2, 3), (0, 1), (-1, 0)):
         with pytest.raises(
-            ValueError, match=rf"^f: n must be an integer of at least {least}, got {value}$"
+            ValueError, match=rf"^f: n must be an integer of at least {minimum}, got {value}$"
         ):
-            checks.check_whole("f", "n", value, least)
+            checks.check_whole("f", "n", value, minimum)
     with pytest.raises(
         ValueError, match=r"^f: n must be None, or an integer of at least 1, got 0$"
     ):
         checks.check_whole("f", "n", 0, other="None")
 
 
-@pytest.mark.parametrize(
-    ("limits", "valid", "wrong", "rule"),
-    [
-        ({}, [-1e300, 0, 5], [math.inf, -math.inf, 10**400, np.longdouble(10) ** 4000], "finite"),
-        ({"minimum": 0}, [0, -0.0, 1e300], [-1e-300, math.inf], "finite and at least 0"),
-        ({"above": 0}, [1e-300, 1e300], [0, -0.0, -1, math.inf], "finite and greater than 0"),
-        ({"above": 0, "finite": False}, [1e-300, math.inf], [0, -math.inf], "greater than 0"),
-        (
-            {"minimum": 0, "finite": False, "other": "None"},
-            [0, math.inf],
-            [-1, -math.inf],
-            "None, or at least 0",
-        ),
-        ({"other": "a tensor"}, [0], [math.inf], "a tensor, or finite"),
-    ],
-)
+@pytest.mark.parametrize(("limits", "valid", "wrong", "rule"), [
+    ({}, [-1e300, 0, 5], [math.inf, -math.inf, 10**400, np.longdouble(10) ** 4000], "finite"),
+    ({"minimum": 0}, [0, -0.0, 1e300], [-1e-300, math.inf], "finite and at least 0"),
+    ({"above": 0}, [1e-300, 1e300], [0, -0.0, -1, math.inf], "finite and greater than 0"),
+    ({"above": 0, "finite": False}, [1e-300, math.inf], [0, -math.inf], "greater than 0"),
+    ({"minimum": 0, "finite": False, "other": "None"}, [0, math.inf], [-1, -math.inf],
+     "None, or at least 0"),
+    ({"other": "a tensor"}, [0], [math.inf], "a tensor, or finite"),
+])  # fmt: skip
 def test_real_numbers_within_bounds(
     limits: Any, valid: list[Any], wrong: list[Any], rule: str
 ) -> None:

@@ -1,7 +1,5 @@
 """Paths of public modules that documents named once go on working."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

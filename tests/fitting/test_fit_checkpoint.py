@@ -1,7 +1,5 @@
 """`fit` interrupted: checkpoints, Ctrl-C, progress."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -22,34 +20,34 @@ from tests.support.fits import SHORT, hard, same
 # ---- interrupted ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", [7, 20, 25, 30, 37, 45, 50])
-def test_continued_to_the_bit(at: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [7, 20, 25, 30, 37, 45, 50])
+def test_continued_to_the_bit(steps: int, tmp_path: Path) -> None:
     x, y = hard()
 
     def start() -> Run:
         model = nn.Sequential(NPU(2, 3, num_models=8), NAU(3, 1, num_models=8))
         return Run(model, x.expand(2, -1, -1), y.expand(2, -1, -1), [0, 1], SHORT)
 
-    whole, first, second = start(), start(), start()
-    whole.advance(whole.total)
-    first.advance(at)
+    undisturbed, first, second = start(), start(), start()
+    undisturbed.advance(undisturbed.total)
+    first.advance(steps)
     torch.save(first.state(), tmp_path / "state")
     assert first.result().complete == (first.done == first.total)
     second.restore(torch.load(tmp_path / "state", weights_only=True))
     second.advance(second.total)
-    expected, found = whole.result(), second.result()
-    assert same(expected.models, found.models)
-    assert expected.candidates == found.candidates
-    assert expected.chosen == found.chosen
+    expected, actual = undisturbed.result(), second.result()
+    assert same(expected.models, actual.models)
+    assert expected.candidates == actual.candidates
+    assert expected.chosen == actual.chosen
     for name in ("score", "scores", "retired", "rows"):
-        assert torch.equal(getattr(expected, name), getattr(found, name))
-    assert expected.history == found.history
+        assert torch.equal(getattr(expected, name), getattr(actual, name))
+    assert expected.history == actual.history
 
 
 def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = hard()
     arguments: dict[str, Any] = {"recipe": SHORT, "checkpoint": tmp_path / "fit"}
-    whole = fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT)
+    undisturbed = fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT)
     advance, before = Run.advance, signal.getsignal(signal.SIGINT)
 
     def interrupted(run: Run, rounds: int) -> None:
@@ -65,30 +63,24 @@ def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.isfinite(torch.tensor(part.score))
     continued = fit(RealNPU(2, 1, num_models=6), x, y, **arguments)
     assert continued.complete
-    assert same(continued.model, whole.model)
-    assert continued.rows == whole.rows
+    assert same(continued.model, undisturbed.model)
+    assert continued.rows == undisturbed.rows
     finished = fit(RealNPU(2, 1, num_models=6), x, y, **arguments)  # nothing is left to do
     assert finished.seconds == continued.seconds
 
 
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        ({"seed": 1}, r"other seeds \(\[0\], here \[1\]\)"),
-        ({"recipe": replace(SHORT, rate=0.1)}, r"other recipe.rate \(0.05, here 0.1\)$"),
-        (
-            {"y": "double"},
-            r"other dtypes \(x torch.float32, y torch.float32, .* here x torch.float32, y torch.float64",
-        ),
-        ({"model": NPU(2, 1, num_models=6)}, r"other model$"),
-        ({"model": RealNPU(2, 1, num_models=6).double()}, r"other dtypes \("),
-        ({"torch": "1.0"}, r"other torch \(.*, here 1.0\)$"),
-        ({"npu_kernels": "9"}, r"other npu_kernels \(.*, here 9\)$"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("change", "difference"), [
+    ({"seed": 1}, r"other seeds \(\[0\], here \[1\]\)"),
+    ({"recipe": replace(SHORT, rate=0.1)}, r"other recipe.rate \(0.05, here 0.1\)$"),
+    ({"y": "double"},
+     r"other dtypes \(x torch.float32, y torch.float32, .* here x torch.float32, y torch.float64"),
+    ({"model": NPU(2, 1, num_models=6)}, r"other model$"),
+    ({"model": RealNPU(2, 1, num_models=6).double()}, r"other dtypes \("),
+    ({"torch": "1.0"}, r"other torch \(.*, here 1.0\)$"),
+    ({"npu_kernels": "9"}, r"other npu_kernels \(.*, here 9\)$"),
+], ids=str)  # fmt: skip
 def test_a_checkpoint_of_another_fit(
-    change: dict[str, Any], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any], difference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is refused, and the message says in what it differs; the file stays as it is."""
     x, y = hard()
@@ -107,7 +99,7 @@ def test_a_checkpoint_of_another_fit(
             monkeypatch.setattr(module, "__version__", options.pop(module.__name__))
     with pytest.raises(
         ValueError,
-        match=rf"^fit: checkpoint must be a new file or one of this same fit, got '.*fit.pt': .*{what}",
+        match=rf"^fit: checkpoint must be a new file or one of this same fit, got '.*fit.pt': .*{difference}",
     ):
         fit(**options, checkpoint=path)
     assert path.read_bytes() == before
@@ -136,7 +128,7 @@ def test_a_checkpoint_that_cannot_be_written_is_named_before_any_work(
 ) -> None:
     x, y = hard()
     monkeypatch.setattr(Run, "advance", lambda run, rounds: pytest.fail("work was done"))
-    many = {"x": x[None], "y": y[None], "recipe": SHORT, "checkpoint": tmp_path}
+    arguments = {"x": x[None], "y": y[None], "recipe": SHORT, "checkpoint": tmp_path}
     for path, error in ((tmp_path / "missing" / "fit.pt", FileNotFoundError), ("a\0b", ValueError)):
         with pytest.raises(
             error, match=r"^fit: checkpoint must be a file that can be written, got '"
@@ -145,7 +137,7 @@ def test_a_checkpoint_that_cannot_be_written_is_named_before_any_work(
     with pytest.raises(
         IsADirectoryError, match=r"^fit_many: checkpoint must be a file .*: it is a folder$"
     ):
-        fit_many(RealNPU(2, 1, num_models=6), **many)
+        fit_many(RealNPU(2, 1, num_models=6), **arguments)
     with pytest.raises(TypeError, match=r"^fit: checkpoint must be a path, got int$"):
         fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=3)  # type: ignore[arg-type]
 
@@ -156,7 +148,7 @@ def test_a_folder_that_vanishes_costs_the_checkpoint_alone(
     x, y = hard()
     folder = tmp_path / "folder"
     folder.mkdir()
-    whole = fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT)
+    undisturbed = fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT)
     advance = Run.advance
 
     def vanishing(run: Run, rounds: int) -> None:
@@ -164,16 +156,15 @@ def test_a_folder_that_vanishes_costs_the_checkpoint_alone(
         shutil.rmtree(folder, ignore_errors=True)
 
     monkeypatch.setattr(Run, "advance", vanishing)
-    monkeypatch.setattr(
-        "npu_kernels._jobs.checkpoints.CHECKPOINT_SECONDS", 0.0
-    )  # saved after every slice, in vain
+    # saved after every slice, in vain
+    monkeypatch.setattr("npu_kernels._jobs.checkpoint.CHECKPOINT_SECONDS", 0.0)
     with pytest.warns(
         RuntimeWarning, match=r"^fit: checkpoint '.*' could not be written \(No such file"
     ) as warned:
-        found = fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=folder / "fit.pt")
+        result = fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=folder / "fit.pt")
     assert {Path(w.filename).name for w in warned} == {"test_fit_checkpoint.py"}
-    assert found.complete
-    assert same(found.model, whole.model)
+    assert result.complete
+    assert same(result.model, undisturbed.model)
 
 
 def test_progress(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,5 @@
 """The stages of `fit`: what each of them does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,12 +9,12 @@ from torch import Tensor, nn
 
 from npu_kernels import NALU, NAU, NPU, RealNPU, fit
 from npu_kernels.fitting import Run
-from npu_kernels.fitting import _search as search
+from npu_kernels.fitting import _training as search
 from npu_kernels.fitting._batch import FREE, LINEAR, POWER, Population
+from npu_kernels.fitting._choice import Pool, ranks
 from npu_kernels.fitting._data import Data
-from npu_kernels.fitting._pool import Pool, ranks
-from npu_kernels.fitting._refine import Refinement
 from npu_kernels.fitting._stages import Refining, Searching
+from npu_kernels.fitting._training import Refinement
 from npu_kernels.optim.lbfgs import Status
 from tests.support.fits import SHORT, hard, parameters, rows
 
@@ -33,26 +31,26 @@ def test_starts_are_left_behind() -> None:
     assert alive[0] == 20
     assert alive[20] == 10
     assert alive[30] == 3
-    found = run.result()
+    result = run.result()
     assert run.alive == 0
-    assert torch.bincount(found.retired[0]).tolist() == [0, 10, 7, 1, 0, 2]
-    assert found.scores.isfinite().all()
+    assert torch.bincount(result.retired[0]).tolist() == [0, 10, 7, 1, 0, 2]
+    assert result.scores.isfinite().all()
     # 72 training rows, batches of 64; then 32 rows in refine, of models that may end before.
     searched = 64 * (20 * 20 + 10 * 10)
     settled = 2 * 3 * 2 * 6 * 64
-    assert searched < found.rows[0] <= searched + 3 * 12 * 32 + settled
-    assert [entry["stage"] for entry in found.history] == [1, 2, 3, 4, 5]
+    assert searched < result.rows[0] <= searched + 3 * 12 * 32 + settled
+    assert [entry["stage"] for entry in result.history] == [1, 2, 3, 4, 5]
 
 
 def test_starts_that_overflow_are_retired() -> None:
     x, y = hard()
     recipe = replace(SHORT, wide=(2.0, 2000.0), bound=2000.0)
-    found = fit(RealNPU(2, 1, num_models=12), 20 * x, 400 * y, recipe=recipe)
-    finite = found.scores.isfinite()
+    result = fit(RealNPU(2, 1, num_models=12), 20 * x, 400 * y, recipe=recipe)
+    finite = result.scores.isfinite()
     assert finite[::2].all()
     assert not finite[1::2].all()
-    assert (found.retired[~finite] == 1).all()
-    assert found.score < 1
+    assert (result.retired[~finite] == 1).all()
+    assert result.score < 1
     x = 10 ** rows(-3, 3, 90)
     lost = fit(RealNPU(2, 1, num_models=2), x, y, recipe=replace(recipe, wide=(1e6,), bound=1e6))
     assert lost.score == float("inf")
@@ -212,9 +210,9 @@ def test_what_is_rounded() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda.is_available() is false")
 def test_on_a_gpu() -> None:
     x = rows(-2, -1).cuda()
-    found = fit(RealNPU(2, 1, num_models=64, device="cuda"), x, x[:, :1] * x[:, 1:])
-    assert parameters(found.model)[0].tolist() == [[1, 1]]
-    assert found.model(x).is_cuda
+    result = fit(RealNPU(2, 1, num_models=64, device="cuda"), x, x[:, :1] * x[:, 1:])
+    assert parameters(result.model)[0].tolist() == [[1, 1]]
+    assert result.model(x).is_cuda
 
 
 def test_held_parameters_stay() -> None:
@@ -232,8 +230,8 @@ def test_held_parameters_stay() -> None:
 
 def test_powers_stay_within_their_bound_when_they_are_refined() -> None:
     x = rows(0.5, 1.5)[:, :1].double()
-    found = fit(RealNPU(1, 1, num_models=4).double(), x, x**9, recipe=replace(SHORT, refine=60))
-    assert parameters(found.model)[0].tolist() == [[SHORT.bound]]
+    result = fit(RealNPU(1, 1, num_models=4).double(), x, x**9, recipe=replace(SHORT, refine=60))
+    assert parameters(result.model)[0].tolist() == [[SHORT.bound]]
 
 
 def test_a_dropped_problem_ends() -> None:

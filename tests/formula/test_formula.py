@@ -1,8 +1,6 @@
 """Formulas read from models: equal to the model at inputs of both signs and 0, as torch code and as
 expressions."""
 
-from __future__ import annotations
-
 import copy
 import doctest
 import pickle
@@ -95,8 +93,8 @@ TOLERANCE = {torch.float32: 3e-5, torch.float64: 5e-13}
 
 @settings(max_examples=120)
 @given(
-    st.sampled_from(UNITS), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2**31), st.booleans(),
-    st.sampled_from([torch.float32, torch.float64]),
+    st.sampled_from(UNITS), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2**31),
+    st.booleans(), st.sampled_from([torch.float32, torch.float64]),
 )  # fmt: skip
 def test_a_layer_is_its_formula(unit, width, out, seed, eps, dtype):
     generator = torch.Generator().manual_seed(seed)
@@ -104,32 +102,30 @@ def test_a_layer_is_its_formula(unit, width, out, seed, eps, dtype):
     fill(layer, generator)
     layer.train(eps)  # an NMRU has its eps in training mode only
     x = inputs(30, width, generator, eps, dtype)
-    found = read(layer, eps=eps)
-    y = found(x)
+    formula_of_layer = read(layer, eps=eps)
+    y = formula_of_layer(x)
     assert y.dtype == dtype
     scale = in_float64(layer, x).abs() + amplitude(layer, x)
-    left_out = (
-        1e-7 if isinstance(layer, NALU) and not eps else 0
-    )  # its eps is 1e-8 in float64 too, and |x| >= 0.2
+    # its eps is 1e-8 in float64 too, and |x| >= 0.2
+    left_out = 1e-7 if isinstance(layer, NALU) and not eps else 0
     assert ((y.double() - in_float64(layer, x)).abs() / scale).max() < TOLERANCE[dtype] + left_out
 
 
 def amplitude(layer: nn.Module, x: Tensor) -> Tensor:
-    """The factor before a power unit's cosine, the sums' absolute terms otherwise: what rounding is
-    relative to."""
-    one = copy.deepcopy(layer).double()
+    """The scale of rounding: the factor before a cosine, or a sum's absolute terms."""
+    double = copy.deepcopy(layer).double()
     if isinstance(layer, (NPU, RealNPU, NaiveNPU)):
         from npu_kernels.reference import npu_forward
 
         eps = layer.eps or torch.finfo(x.dtype).eps
-        y, s = npu_forward(x.double(), one.weight_re, one.weight_im, one.gate, eps, True)
+        y, s = npu_forward(x.double(), double.weight_re, double.weight_im, double.gate, eps, True)
         return torch.hypot(y, s).detach()
     if isinstance(layer, NMRU):
         from npu_kernels.reference import nmu
 
         x = x.double()
         return (
-            nmu(torch.cat([x, 1 / (x + layer.eps * layer.training)], -1).abs(), one.weight)
+            nmu(torch.cat([x, 1 / (x + layer.eps * layer.training)], -1).abs(), double.weight)
             .clamp(min=1e-30)
             .detach()
         )
@@ -162,11 +158,11 @@ def test_sequentials_are_their_formulas(units, seed, nested, models):
     x = x[(smallest(single, x) > 1e-9) & (largest(single, x) < 1e9)]
     if len(x) == 0:
         return
-    found = read(module, ["a", "b"], model=index, eps=True)
+    expression = read(module, ["a", "b"], model=index, eps=True)
     expected = in_float64(single, x)
     with torch.no_grad():
         torch.testing.assert_close(single(x), expected, rtol=1e-9, atol=1e-9)  # select
-    error = (found(x) - expected).abs() / (1 + largest(single, x)[:, None])
+    error = (expression(x) - expected).abs() / (1 + largest(single, x)[:, None])
     assert error.max() < 1e-9
 
 
@@ -185,11 +181,11 @@ def _refuse(*_):
 
 def steps(module: nn.Module, x: Tensor) -> list[Tensor]:
     """The values after each layer."""
-    found = []
+    states = []
     for layer in formula._models.layers_of("test", module).values():
         x = in_float64(layer, x)
-        found.append(x)
-    return found
+        states.append(x)
+    return states
 
 
 def smallest(module: nn.Module, x: Tensor) -> Tensor:
@@ -205,14 +201,13 @@ def largest(module: nn.Module, x: Tensor) -> Tensor:
 @settings(max_examples=40)
 @given(st.sampled_from([NPU, RealNPU, NaiveNPU]), st.integers(0, 2**31))
 def test_the_expression_itself_is_the_layer_in_50_digits(unit, seed):
-    """Neither our torch code nor our kernels: sympy's expression in mpmath against scalar
-    arithmetic in mpmath."""
+    """Sympy's expression in mpmath equals scalar arithmetic in mpmath, without any of our code."""
     generator = torch.Generator().manual_seed(seed)
     layer = unit(3, 1, dtype=torch.float64)
     fill(layer, generator)
-    found = read(layer, eps=True)
+    expression = read(layer, eps=True)
     modules = [{"Heaviside": lambda x, at_zero: at_zero if x == 0 else x > 0}, "mpmath"]
-    function = sympy.lambdify(found.symbols, found.expressions[0], modules)
+    function = sympy.lambdify(expression.symbols, expression.expressions[0], modules)
     parameters = {name: p.detach().squeeze(0).tolist() for name, p in layer.named_parameters()}
     for row in inputs(10, 3, generator, True, torch.float64).tolist():
         eps = torch.finfo(torch.float64).eps
@@ -254,10 +249,10 @@ def power(weights: list[float], gate: float = 1.0, **options: object) -> RealNPU
 )
 def test_powers_are_read_as_powers(weights, gate, text):
     layer = power(weights, gate)
-    found = read(layer, ["x", "z"])
-    assert str(found) == text
+    expression = read(layer, ["x", "z"])
+    assert str(expression) == text
     x = inputs(40, 2, torch.Generator().manual_seed(1), False, torch.float64)
-    torch.testing.assert_close(found(x), in_float64(layer, x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(expression(x), in_float64(layer, x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -275,17 +270,17 @@ def test_powers_are_read_as_powers(weights, gate, text):
 def test_reciprocals_are_read_as_quotients(sign, weights, text):
     layer = NMRU(2, 1, sign=sign, dtype=torch.float64).eval()
     layer.weight.data = torch.tensor([weights], dtype=torch.float64)
-    found = read(layer, ["x", "z"])
-    assert str(found) == text
+    expression = read(layer, ["x", "z"])
+    assert str(expression) == text
     x = inputs(40, 2, torch.Generator().manual_seed(1), False, torch.float64)
-    torch.testing.assert_close(found(x), in_float64(layer, x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(expression(x), in_float64(layer, x), rtol=1e-12, atol=1e-12)
 
 
 def test_eps_is_kept_on_request_and_its_effect_is_said():
     layer = power([2.0, -1.0], eps=1e-3)
-    kept = read(layer, ["x", "z"], eps=True)
-    assert str(kept) == "y = (1 - 2*[z < 0])*(|x| + 0.001)**2/(|z| + 0.001)"
-    assert kept.note == ""
+    with_eps = read(layer, ["x", "z"], eps=True)
+    assert str(with_eps) == "y = (1 - 2*[z < 0])*(|x| + 0.001)**2/(|z| + 0.001)"
+    assert with_eps.note == ""
     left_out = read(layer, ["x", "z"])
     assert "RealNPU computes with |x| + 0.001" in left_out.note
     x = torch.tensor([[1e-2, 1.0], [1.0, 1e-2]], dtype=torch.float64)
@@ -303,10 +298,10 @@ def test_inputs_that_are_never_negative():
     layer = power([0.5, 1.5])
     assert str(read(layer, ["x", "z"], positive=True)) == "y = sqrt(x)*z**(3/2)"
     assert str(read(layer, ["x", "z"], positive=["x"])) == "y = sqrt(x)*|z|**(3/2)*[z >= 0]"
-    own = sympy.Symbol("k", positive=True), sympy.Symbol("m", real=True)
-    found = read(layer, own)
-    assert found.symbols == own
-    assert found.expressions[0].subs({own[0]: 4, own[1]: 4}) == 16
+    symbols = sympy.Symbol("k", positive=True), sympy.Symbol("m", real=True)
+    expression = read(layer, symbols)
+    assert expression.symbols == symbols
+    assert expression.expressions[0].subs({symbols[0]: 4, symbols[1]: 4}) == 16
 
 
 def test_a_fraction_only_where_it_is_one():
@@ -320,9 +315,9 @@ def test_a_fraction_only_where_it_is_one():
 def test_kepler():
     model = nn.Sequential(power([1.5]), NAU(1, 1, dtype=torch.float64))
     model[1].weight.data.fill_(1.0)
-    found = read(model, ["R"], outputs=["T"], positive=True)
-    assert str(found) == "T = R**(3/2)"
-    assert found.latex() == [r"T = R^{\frac{3}{2}}"]
+    law = read(model, ["R"], outputs=["T"], positive=True)
+    assert str(law) == "T = R**(3/2)"
+    assert law.latex() == [r"T = R^{\frac{3}{2}}"]
 
 
 def sir() -> nn.Sequential:
@@ -336,17 +331,15 @@ def sir() -> nn.Sequential:
 
 
 def test_fractional_sir():
-    found = read(
-        sir(), ["S", "I", "R"], outputs=["dS", "dI", "dR"], positive=True, max_denominator=4
-    )
-    assert str(found).splitlines() == [
+    law = read(sir(), ["S", "I", "R"], outputs=["dS", "dI", "dR"], positive=True, max_denominator=4)
+    assert str(law).splitlines() == [
         "dS = -0.1*sqrt(I)*sqrt(S) + 0.05*R",
         "dI = 0.1*sqrt(I)*sqrt(S) - 0.01*I",
         "dR = 0.01*I - 0.05*R",
     ]
-    assert found.latex()[0] == r"dS = - 0.1 \sqrt{I} \sqrt{S} + 0.05 R"
+    assert law.latex()[0] == r"dS = - 0.1 \sqrt{I} \sqrt{S} + 0.05 R"
     x = torch.rand(20, 3, dtype=torch.float64) * 100
-    torch.testing.assert_close(found(x), in_float64(sir(), x), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(law(x), in_float64(sir(), x), rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -363,17 +356,17 @@ def test_latex_is_understood(unit):
 
 
 def test_a_call_writes_no_text(monkeypatch):
-    found = read(RealNPU(2, 1))
+    expression = read(RealNPU(2, 1))
     monkeypatch.setattr(
         "npu_kernels.formula._printing.text", lambda *_: pytest.fail("sympy takes long to write it")
     )
-    assert found(torch.rand(5, 2)).shape == (5, 1)
+    assert expression(torch.rand(5, 2)).shape == (5, 1)
     monkeypatch.undo()
-    first, second = str(found.torch_function).splitlines()[:2]
+    first, second = str(expression.torch_function).splitlines()[:2]
     assert first.startswith("def formula(")
-    assert second == f"    # {found}"
+    assert second == f"    # {expression}"
     x = torch.rand(5, 2)
-    assert torch.equal(found.torch_function(x), found(x))
+    assert torch.equal(expression.torch_function(x), expression(x))
 
 
 def test_torch_function_stands_alone(tmp_path):
@@ -382,14 +375,14 @@ def test_torch_function_stands_alone(tmp_path):
     x = inputs(50, 3, torch.Generator().manual_seed(6), False, torch.float64)
     # Names that Python does not take, one like our own variables, one that has a backslash.
     function = read(model, ["lambda", "t0", r"\beta"]).torch_function
-    again = pickle.loads(pickle.dumps(function))
-    assert torch.equal(again(x), function(x))
-    assert torch.equal(again(x.reshape(5, 10, 3)), function(x).reshape(5, 10, 2))
+    unpickled = pickle.loads(pickle.dumps(function))
+    assert torch.equal(unpickled(x), function(x))
+    assert torch.equal(unpickled(x.reshape(5, 10, 3)), function(x).reshape(5, 10, 2))
     torch.save(x, tmp_path / "x.pt")
     (tmp_path / "alone.py").write_text(
         f"import sys\nimport torch\n{function}\nx = torch.load('x.pt')\n"
-        "torch.save(torch.stack(formula(*x.unbind(-1)), -1), 'y.pt')\nassert 'sympy' not in sys.modules\n"
-    )
+        "torch.save(torch.stack(formula(*x.unbind(-1)), -1), 'y.pt')\nassert 'sympy' not in sys.modules\n",
+    )  # fmt: skip
     subprocess.run([sys.executable, "alone.py"], cwd=tmp_path, check=True, timeout=120)
     assert torch.equal(torch.load(tmp_path / "y.pt"), function(x))
 
@@ -407,10 +400,10 @@ def test_torch_function_stands_alone(tmp_path):
 def test_names_that_are_one_or_none_to_python(names):
     model = NAU(2, 1, dtype=torch.float64)
     model.weight.data = torch.tensor([[1.0, -0.5]], dtype=torch.float64)
-    found = read(model, names)
-    assert [str(symbol) for symbol in found.symbols] == names
+    expression = read(model, names)
+    assert [str(symbol) for symbol in expression.symbols] == names
     x = torch.randn(5, 2, dtype=torch.float64)
-    torch.testing.assert_close(found(x), model(x).detach())
+    torch.testing.assert_close(expression(x), model(x).detach())
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -421,10 +414,10 @@ def test_derivatives_are_the_models(unit):
     x = inputs(30, 2, generator, False, torch.float64).requires_grad_()
     grad_y = torch.randn(30, 2, dtype=torch.float64)
     function = read(module, eps=True).torch_function
-    (found,) = torch.autograd.grad(function(x), x, grad_y)
+    (grad,) = torch.autograd.grad(function(x), x, grad_y)
     with use_backend("reference"):
         (expected,) = torch.autograd.grad(module(x), x, grad_y)
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(grad, expected, rtol=1e-8, atol=1e-8)
 
 
 def test_a_gates_saturation_has_a_gradient():
@@ -452,80 +445,67 @@ def test_one_of_a_batch_of_models():
     assert (models[0].weight_re != 9.0).all()
 
 
-def test_errors():
-    def expect(error: type[Exception], message: str, *arguments: object, **options: object) -> None:
-        with pytest.raises(error, match=message):
-            read(*arguments, **options)
+ONE_OUTPUT = NAU(2, 1)
+THREE_MODELS = NAU(2, 1, num_models=3)
+UNEQUAL_MODELS = nn.Sequential(NAU(2, 2, num_models=2), NAU(2, 1, num_models=3))
 
-    expect(
-        TypeError,
-        r"read: module '1' must be a Sequential of NPU, .*, Linear, got ReLU",
-        nn.Sequential(NAU(2, 2), nn.ReLU()),
-    )
-    expect(TypeError, r"read: module must be a torch.nn.Module, got function", lambda x: x)
-    expect(ValueError, r"read: module must have at least one layer", nn.Sequential())
-    expect(
-        ValueError,
-        r"read: '1' must have in_features 3 .*, got 2",
-        nn.Sequential(NAU(2, 3), NAU(2, 1)),
-    )
-    expect(
-        ValueError,
-        r"read: inputs must be 2 different names \(in_features\), got \['x'\]",
-        NAU(2, 1),
-        ["x"],
-    )
-    expect(ValueError, r"read: inputs must be 2 different names", NAU(2, 1), ["x", "x"])
-    expect(ValueError, r"read: inputs must be 2 different names .* got 'xy'", NAU(2, 1), "xy")
-    expect(TypeError, r"read: inputs must be names or sympy symbols, got 1", NAU(2, 1), [1, 2])
-    expect(
-        ValueError, r"read: outputs must be 1 names \(out_features\)", NAU(2, 1), outputs=["a", "b"]
-    )
-    expect(
-        ValueError,
-        r"read: positive must name inputs, got \['z'\]",
-        NAU(2, 1),
-        ["x", "y"],
-        positive=["z"],
-    )
-    expect(
-        ValueError, r"model must be an index into the 3 models, got None", NAU(2, 1, num_models=3)
-    )
-    expect(
-        ValueError,
-        r"model must be an index into the 3 models, got 3",
-        NAU(2, 1, num_models=3),
-        model=3,
-    )
-    expect(
-        ValueError, r"model must be None where no layer has num_models, got 0", NAU(2, 1), model=0
-    )
-    expect(
-        ValueError,
-        r"read: max_denominator must be an integer of at least 1, got 0",
-        NAU(2, 1),
-        max_denominator=0,
-    )
+
+def power_of_zero() -> nn.Sequential:
+    """The constant 0 to the power of -1/2."""
+    zero = NAU(1, 1)
+    zero.weight.data.fill_(0.0)
+    return nn.Sequential(zero, power([-0.5]).float())
+
+
+def not_finite() -> NAU:
     layer = NAU(1, 1)
     layer.weight.data.fill_(torch.nan)
-    expect(ValueError, r"read: the parameters must be finite", layer)
-    layer.weight.data.fill_(0.0)
-    unit = power([-0.5]).float()
-    expect(
-        ValueError,
-        r"output y is infinite or undefined at all inputs; read with eps=True",
-        nn.Sequential(layer, unit),
-    )
-    assert read(nn.Sequential(layer, unit), eps=True)(torch.ones(1, 1)).item() == pytest.approx(
-        2.0**11.5
-    )
-    two = nn.Sequential(NAU(2, 2, num_models=2), NAU(2, 1, num_models=3))
-    expect(ValueError, r"read: the layers must have one num_models, got \[2, 3\]", two, model=0)
+    return layer
+
+
+@pytest.mark.parametrize(("arguments", "options", "error", "message"), [
+    ((nn.Sequential(NAU(2, 2), nn.ReLU()),), {}, TypeError,
+     r"read: module '1' must be a Sequential of NPU, .*, Linear, got ReLU"),
+    ((lambda x: x,), {}, TypeError, r"read: module must be a torch.nn.Module, got function"),
+    ((nn.Sequential(),), {}, ValueError, r"read: module must have at least one layer"),
+    ((nn.Sequential(NAU(2, 3), NAU(2, 1)),), {}, ValueError,
+     r"read: '1' must have in_features 3 .*, got 2"),
+    ((ONE_OUTPUT, ["x"]), {}, ValueError,
+     r"read: inputs must be 2 different names \(in_features\), got \['x'\]"),
+    ((ONE_OUTPUT, ["x", "x"]), {}, ValueError, r"read: inputs must be 2 different names"),
+    ((ONE_OUTPUT, "xy"), {}, ValueError, r"read: inputs must be 2 different names .* got 'xy'"),
+    ((ONE_OUTPUT, [1, 2]), {}, TypeError, r"read: inputs must be names or sympy symbols, got 1"),
+    ((ONE_OUTPUT,), {"outputs": ["a", "b"]}, ValueError,
+     r"read: outputs must be 1 names \(out_features\)"),
+    ((ONE_OUTPUT, ["x", "y"]), {"positive": ["z"]}, ValueError,
+     r"read: positive must name inputs, got \['z'\]"),
+    ((THREE_MODELS,), {}, ValueError, r"model must be an index into the 3 models, got None"),
+    ((THREE_MODELS,), {"model": 3}, ValueError, r"model must be an index into the 3 models, got 3"),
+    ((ONE_OUTPUT,), {"model": 0}, ValueError,
+     r"model must be None where no layer has num_models, got 0"),
+    ((ONE_OUTPUT,), {"max_denominator": 0}, ValueError,
+     r"read: max_denominator must be an integer of at least 1, got 0"),
+    ((not_finite(),), {}, ValueError, r"read: the parameters must be finite"),
+    ((power_of_zero(),), {}, ValueError,
+     r"output y is infinite or undefined at all inputs; read with eps=True"),
+    ((UNEQUAL_MODELS,), {"model": 0}, ValueError,
+     r"read: the layers must have one num_models, got \[2, 3\]"),
+])  # fmt: skip
+def test_errors(arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        read(*arguments, **options)
+
+
+def test_a_power_of_zero_has_a_formula_with_eps():
+    assert read(power_of_zero(), eps=True)(torch.ones(1, 1)).item() == pytest.approx(2.0**11.5)
+
+
+def test_errors_of_a_formula_and_of_select():
     with pytest.raises(
         ValueError,
         match=r"formula: x must be a floating-point tensor with last dimension 2 \(x0, x1\)",
     ):
-        read(NAU(2, 1))(torch.ones(3, 3))
+        read(ONE_OUTPUT)(torch.ones(3, 3))
     unit = power([0.5])
     nn.utils.parametrizations.weight_norm(unit, "weight_re")
     with pytest.raises(ValueError, match=r"select: layer '' must not be parametrized"):

@@ -1,7 +1,5 @@
 """Weights as simple fractions, against Python's own `fractions`."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest
@@ -23,10 +21,10 @@ def test_no_fraction_is_nearer(values, limit, dtype):
     weights = torch.tensor(values, dtype=dtype)
     numerator, denominator = as_fraction(weights, limit)
     for value, p, q in zip(weights.tolist(), numerator.tolist(), denominator.tolist(), strict=True):
-        found, best = Fraction(int(p), int(q)), Fraction(value).limit_denominator(limit)
-        assert found.denominator == q <= limit  # lowest terms
+        fraction, best = Fraction(int(p), int(q)), Fraction(value).limit_denominator(limit)
+        assert fraction.denominator == q <= limit  # lowest terms
         # equal, or equally near as far as float64 tells
-        assert abs(found - Fraction(value)) <= abs(best - Fraction(value)) + Fraction(
+        assert abs(fraction - Fraction(value)) <= abs(best - Fraction(value)) + Fraction(
             abs(value)
         ) * Fraction(2**-51)
 
@@ -34,8 +32,11 @@ def test_no_fraction_is_nearer(values, limit, dtype):
 @given(st.integers(-60, 60), st.integers(1, 12), st.sampled_from(DTYPES))
 def test_a_fraction_is_found_again(p, q, dtype):
     weights = torch.tensor([p / q], dtype=dtype)
-    found = Fraction(p, q)
-    assert [int(part) for part in as_fraction(weights, 12)] == [found.numerator, found.denominator]
+    fraction = Fraction(p, q)
+    assert [int(part) for part in as_fraction(weights, 12)] == [
+        fraction.numerator,
+        fraction.denominator,
+    ]
     assert torch.equal(nearest_fraction(weights, 12), weights)
 
 

@@ -1,8 +1,6 @@
 """Simplifying: what is claimed about every step's cost is measured again here; the model given is
 never touched."""
 
-from __future__ import annotations
-
 import copy
 import doctest
 import math
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 
 from npu_kernels import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, formula, iNALU
 from npu_kernels.formula import simplify
-from npu_kernels.formula._weights import without_effect
+from npu_kernels.formula._models import without_effect
 
 UNITS = (NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU, nn.Linear)
 
@@ -28,8 +26,7 @@ def data(rows: int = 60, width: int = 3, seed: int = 0) -> Tensor:
 
 
 def noisy(seed: int = 0, noise: float = 2e-3) -> tuple[nn.Sequential, Tensor, Tensor]:
-    """A model near ``y = (x z / 2 - 1/x, sqrt|z| ...)`` with a unit that does nothing, its inputs
-    and true outputs."""
+    """A model of ``y = (x z / 2 - 1/x, sqrt|z| ...)`` with an idle unit, its inputs and outputs."""
     torch.manual_seed(seed)
     model = nn.Sequential(RealNPU(3, 3, dtype=torch.float64), NAU(3, 2, dtype=torch.float64))
     with torch.no_grad():
@@ -66,8 +63,8 @@ def test_the_true_weights_are_found():
     assert result.steps[-1].parameters == 10  # 4 powers, 2 gates, 4 coefficients
 
 
-@pytest.mark.parametrize(("noise", "kept"), [(0.0, True), (0.02, False)])
-def test_the_default_tolerance_follows_from_the_data(noise, kept):
+@pytest.mark.parametrize(("noise", "stays"), [(0.0, True), (0.02, False)])
+def test_the_default_tolerance_follows_from_the_data(noise, stays):
     """A term of a thousandth of y stays in an exact fit, and goes where the noise hides it."""
     x = data().abs()
     model = nn.Sequential(
@@ -80,10 +77,10 @@ def test_the_default_tolerance_follows_from_the_data(noise, kept):
         1 + noise * torch.randn(len(x), 1, generator=torch.Generator().manual_seed(0))
     )
     result = simplify(model, x, y, threshold=math.inf)
-    assert bool(result.module[1].weight[0, 1] != 0) is kept
+    assert bool(result.module[1].weight[0, 1] != 0) is stays
     assert result.module[1].weight[0, 0] == 70
     assert result.module[0].weight_re[0].tolist() == [1, -1, 0]
-    if kept:
+    if stays:
         assert error(result.module, x, y) < 1e-12
 
 
@@ -97,18 +94,18 @@ def test_every_cost_is_what_was_measured(tolerance, refit):
     assert result.steps[-1].after == pytest.approx(error(result.module, x, y), rel=1e-9)
     last = result.error
     replay = formula.select(given_model)
-    formula._weights.clip_(replay)
+    formula._models.clip_(replay)
     for step in result.steps:
         assert step.before == last
         for change in step.changes:
             if refit:
                 continue  # the others moved, too
-            place = replay.get_parameter(change.parameter)
-            assert place[change.index].item() == change.before
+            weights = replay.get_parameter(change.parameter)
+            assert weights[change.index].item() == change.before
             if not change.accepted:
                 continue
             with torch.no_grad():
-                place[change.index] = change.after
+                weights[change.index] = change.after
             assert change.error == pytest.approx(error(replay, x, y), rel=1e-9)
         last = step.accepted[-1].error if step.accepted else step.before
         assert step.after == last
@@ -131,13 +128,13 @@ def test_cost_of_one_change_alone():
     step = simplify(model, x, y, steps=("round",), tolerance=None).steps[0]
     assert len(step.changes) > 5
     for change in step.changes:
-        one = copy.deepcopy(model)
-        formula._weights.clip_(one)
+        changed = copy.deepcopy(model)
+        formula._models.clip_(changed)
         with torch.no_grad():
-            one.get_parameter(change.parameter)[change.index] = change.after
-        assert change.alone == pytest.approx(error(one, x, y), rel=1e-9)
-    alone = [change.alone for change in step.changes]
-    assert alone == sorted(alone)  # the cheapest first
+            changed.get_parameter(change.parameter)[change.index] = change.after
+        assert change.alone == pytest.approx(error(changed, x, y), rel=1e-9)
+    single_costs = [change.alone for change in step.changes]
+    assert single_costs == sorted(single_costs)  # the cheapest first
 
 
 def test_a_refit_makes_room_for_more():
@@ -169,11 +166,11 @@ def test_simplest_fraction_that_the_tolerance_allows():
         layer.weight_re.fill_(0.61)
         layer.gate.fill_(1.0)
     x = data(width=1).abs()
-    found = [
+    fractions = [
         simplify(layer, x, steps=("round",), max_denominator=5, tolerance=t).module.weight_re.item()
         for t in (0.0, 0.01, 0.1, 10.0)
     ]
-    assert found == [0.61, 0.6, 0.5, 1.0]
+    assert fractions == [0.61, 0.6, 0.5, 1.0]
 
 
 def sum_of(*weights: float) -> tuple[NAU, formula._scoring.Score]:
@@ -217,9 +214,9 @@ def test_a_score_of_ones_own_and_a_refit_of_ones_own():
 
     def score(module: nn.Module) -> float:
         assert not torch.is_grad_enabled()
-        found = error(module, x, y)
-        seen.append(found)
-        return found
+        value = error(module, x, y)
+        seen.append(value)
+        return value
 
     calls = []
     result = simplify(
@@ -276,8 +273,8 @@ def test_rows_behind_a_closed_gate_have_no_effect():
         model[0].weight.fill_(0.5)
         model[1].weight_re.fill_(1.0)
         model[1].gate.copy_(torch.tensor([1.0, 0.0, 1.0]))
-    found = {("0.weight", (1, 0)), ("0.weight", (1, 1)), ("1.weight_re", (0, 1))}
-    assert set(without_effect(model)) == found
+    without_effect_on_y = {("0.weight", (1, 0)), ("0.weight", (1, 1)), ("1.weight_re", (0, 1))}
+    assert set(without_effect(model)) == without_effect_on_y
 
 
 def test_unused_parts_are_taken_out_and_counted():
@@ -361,8 +358,8 @@ def test_a_measured_constant_becomes_no_fraction():
         law[0].weight_re.copy_(torch.tensor([[2.0, -1, 0], [0, 0, 1], [1, 0, 0]]))
         law[1].weight.copy_(torch.tensor([constants], dtype=torch.float64))
         y = law(x)
-    kept = simplify(law, x, y, threshold=math.inf).module
-    assert kept[1].weight.tolist() == [constants]
+    module = simplify(law, x, y, threshold=math.inf).module
+    assert module[1].weight.tolist() == [constants]
     noise = (
         0.05
         * y.square().mean().sqrt()
@@ -370,10 +367,10 @@ def test_a_measured_constant_becomes_no_fraction():
     )
     with torch.no_grad():
         law[0].weight_re.add_(1e-3)
-    found = simplify(law, x, y + noise, threshold=math.inf, refit=5).module
-    assert found[1].weight[0, 2] == 0
-    assert found[0].weight_re[:2].tolist() == [[2, -1, 0], [0, 0, 1]]
-    constant = found[1].weight[0, 0].item()
+    refitted = simplify(law, x, y + noise, threshold=math.inf, refit=5).module
+    assert refitted[1].weight[0, 2] == 0
+    assert refitted[0].weight_re[:2].tolist() == [[2, -1, 0], [0, 0, 1]]
+    constant = refitted[1].weight[0, 0].item()
     assert constant == pytest.approx(3.707, rel=0.02)
     assert constant not in (3.5, 3.75, 11 / 3, 4.0)  # no fraction of a measured constant
 

@@ -6,8 +6,6 @@ prints the least case that fails, to be added to `tests.fuzz.found`, whose cases
 always. The case at work is in ``build/fuzz``, should it end the process.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -26,7 +24,7 @@ def fuzz(
     check: Callable[[_Case], None],
     drawn: SearchStrategy[_Case],
     seconds: float,
-    found: Iterable[_Case],
+    regressions: Iterable[_Case],
     at_once: int = 20,
 ) -> int:
     """Check the cases found before, then drawn ones for about so many seconds; returns how many
@@ -34,7 +32,7 @@ def fuzz(
 
     at_once: how many are drawn before the time is looked at.
     """
-    for case in found:
+    for case in regressions:
         check(case)
     long = os.environ.get(LONG)
     first = time.time_ns() // 10**6 if long else 0

@@ -1,7 +1,5 @@
 """Cases that failed once. They are run before any drawn one."""
 
-from __future__ import annotations
-
 from tests.fuzz.layers import Call
 from tests.fuzz.rollouts import Rollout
 from tests.fuzz.training import History, Loss
@@ -13,30 +11,25 @@ CALLS: list[Call] = [
     Call("nmu", batch=(2, 3), models=2, layouts=_NEGATED),
     Call("inalu", batch=(2, 3), models=2, layouts=_NEGATED),
     # The upstream gradient and the last seven factors overflow; all twelve do not.
-    Call(
-        "nmu", (6,), 12, 2, dtype="float32", layouts=("permuted", "contiguous", "contiguous"), isa="baseline", seed=1,
-        special=(("x", "huge"), ("upstream", "whole")),
-    ),
+    Call("nmu", (6,), 12, 2, dtype="float32", layouts=("permuted", "contiguous", "contiguous"),
+         isa="baseline", seed=1, special=(("x", "huge"), ("upstream", "whole"))),
     # x / x in a product: the gradient of x, 0, is a difference of rounded products.
-    Call(
-        "nmru", (1, 39), 2, models=3, dtype="float32", layouts=("permuted", "contiguous", "contiguous"),
-        special=(("x", "tiny"),), isa="baseline",
-    ),
-    Call(
-        "nmru", (31, 2), 31, 49, models=4, options={"sign": "separate"}, dtype="float32", isa="baseline", seed=28,
-        layouts=("permuted", "expanded", "stepped"), special=(("upstream", "whole"),),
-    ),
+    Call("nmru", (1, 39), 2, models=3, dtype="float32",
+         layouts=("permuted", "contiguous", "contiguous"), special=(("x", "tiny"),),
+         isa="baseline"),
+    Call("nmru", (31, 2), 31, 49, models=4, options={"sign": "separate"}, dtype="float32",
+         isa="baseline", seed=28, layouts=("permuted", "expanded", "stepped"),
+         special=(("upstream", "whole"),)),
     # 494 terms of a phase.
-    Call(
-        "nmru", (1, 1), 247, models=2, options={"sign": "separate"}, dtype="float32", isa="baseline",
-        layouts=("contiguous", "expanded", "overlapping"),
-    ),
+    Call("nmru", (1, 1), 247, models=2, options={"sign": "separate"}, dtype="float32",
+         isa="baseline", layouts=("contiguous", "expanded", "overlapping")),
     # A phase of 1e153, whose half change looked linear by luck: the oracle's fault.
-    Call("npu", (4,), 47, 47, models=3, shared=True, special=(("weight_im", "any"),), isa="baseline"),
+    Call("npu", (4,), 47, 47, models=3, shared=True, special=(("weight_im", "any"),),
+         isa="baseline"),
 ]  # fmt: skip
 TURNS: list[list[Call]] = []
 LOSSES: list[Loss] = [
-    Loss(shape=(0,), models=True, way="operators"),  # no models at all
+    Loss(shape=(0,), models=True, route="operators"),  # no models at all
     Loss(shape=(0, 3), models=True, shared=True),
 ]
 _PLAIN, _INFINITE = (0, "plain", "none"), (0, "infinite", "none")
@@ -54,30 +47,14 @@ HISTORIES: list[History] = [
 ROLLOUTS: list[Rollout] = []
 INTERPRETED: list[Call] = [
     # A gradient from results that were rounded to float16.
-    Call("npu", out_features=2, dtype="float16", way="triton"),
+    Call("npu", out_features=2, dtype="float16", route="triton"),
     # A weight whose bfloat16 is subnormal, and below 0: Triton's interpreter read -0.
-    Call("nmru", (3,), 3, 4, dtype="bfloat16", special=(("weight", "tiny"),), way="triton"),
+    Call("nmru", (3,), 3, 4, dtype="bfloat16", special=(("weight", "tiny"),), route="triton"),
     # A gate of -0 in bfloat16: Triton's interpreter found it less than 0.
-    Call(
-        "npu",
-        (13,),
-        dtype="bfloat16",
-        layouts=("offset", "contiguous", "contiguous"),
-        special=(("gate", "whole"),),
-        way="triton",
-    ),
+    Call("npu", (13,), dtype="bfloat16", layouts=("offset", "contiguous", "contiguous"),
+         special=(("gate", "whole"),), route="triton"),
     # Terms of 2.3 in all whose changes cancelled in both draws: the oracle's fault.
-    Call(
-        "npu",
-        (13,),
-        3,
-        9,
-        models=1,
-        shared=True,
-        dtype="bfloat16",
-        layouts=("overlapping", "contiguous", "stepped"),
-        special=(("gate", "whole"),),
-        way="triton",
-        seed=1557,
-    ),
-]
+    Call("npu", (13,), 3, 9, models=1, shared=True, dtype="bfloat16",
+         layouts=("overlapping", "contiguous", "stepped"), special=(("gate", "whole"),),
+         route="triton", seed=1557),
+]  # fmt: skip

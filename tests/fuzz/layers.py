@@ -3,8 +3,6 @@
 Hypothesis draws and shrinks these values; `problem` makes the tensors. Nothing else is random.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -16,57 +14,26 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from npu_kernels import reference
-from npu_kernels._testing.samples import RECORDS
+from npu_kernels._testing.samples import RECORDS, OperatorRecord
 from tests.fuzz.memory import DTYPES, KINDS, LAYOUTS, Memory
 from tests.fuzz.problem import ISAS, Change, Problem, Tensors
 
 # Around the widths of vectors, panels and tiles.
 EDGES = (
-    7,
-    8,
-    9,
-    15,
-    16,
-    17,
-    31,
-    32,
-    33,
-    47,
-    48,
-    49,
-    63,
-    64,
-    65,
-    100,
-    127,
-    128,
-    129,
-    255,
-    256,
-    257,
-    299,
+    7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 299,
     300,
-)
+)  # fmt: skip
 OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
-    "npu": (
-        {},
-        {"gate_gradient": "straight_through"},
-        {"eps": 1e-3},
-        {"eps": 1e-12, "gate_gradient": "straight_through"},
-        {"eps": 0.5},
-    ),
+    "npu": ({}, {"gate_gradient": "straight_through"}, {"eps": 1e-3},
+            {"eps": 1e-12, "gate_gradient": "straight_through"}, {"eps": 0.5}),
     "nmu": ({}, {"clip": False}),
-    "nmru": (
-        {},
-        {"clip": False, "eps": 1e-3},
-        {"sign": "separate"},
-        {"sign": "separate", "clip": False},
-    ),
+    "nmru": ({}, {"clip": False, "eps": 1e-3}, {"sign": "separate"},
+             {"sign": "separate", "clip": False}),
     "nau": ({}, {"clip": False}),
     "nac": ({},),
     "nalu": ({}, {"eps": 1e-3}),
     "inalu": ({}, {"eps": 1e-3, "omega": 1.5}, {"omega": 80.0}),
-}
+}  # fmt: skip
 FUSED = ("npu", "nmu", "nmru", "inalu")  # by the C++ library, at all sizes
 PRODUCTS = ("nmu", "nmru")
 
@@ -111,8 +78,7 @@ def _by_products(
 
 
 def _overflow(x: Tensor, weight: Tensor, upstream: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the product of some of a row's factors and its upstream gradient does, in some
-    order."""
+    """Whether a product of some of a row's factors and its upstream gradient may overflow."""
     x, weight = x.double(), weight.double()
     weight = weight.unsqueeze(-3) if weight.dim() > 2 else weight
     f = weight * x.unsqueeze(-2) + (1 - weight)  # [K, B, O, I]
@@ -156,32 +122,35 @@ class Call(Printed):
     ) * 3  # of x, the layer's tensors, the upstream gradient
     special: tuple[tuple[str, str], ...] = ()
     needs: int = 63
-    way: str = "fast"
+    route: str = "fast"
     isa: str | None = None
     threads: int = 1
     seed: int = 0
+
+    def _tensors(self, record: OperatorRecord, memory: Memory) -> dict[str, Tensor | None]:
+        """The input and the layer's tensors; None for one that this call leaves out."""
+        models = () if self.models is None else (self.models,)
+        size = {"O": self.out_features, "I": self.in_features, "J": 2 * self.in_features}
+        layout_x, layout_weights, _ = self.layouts
+        shape = (*(() if self.shared else models), *self.batch, self.in_features)
+        tensors: dict[str, Tensor | None] = {"x": memory.tensor("x", shape, layout_x, -2, 2)}
+        # Exponents shrink with the number of inputs, as Glorot's do: results stay finite.
+        shrunk = min(1.0, 3 / max(1, self.in_features) ** 0.5)
+        for name, letters in record.shapes.items():
+            low, high = (-0.25, 1.25) if name == "gate" else record.weight_range
+            scale = shrunk if low < 0 and name != "gate" else 1.0
+            shape = (*models, *(size[letter] for letter in letters))
+            drawn = memory.tensor(name, shape, layout_weights, low * scale, high * scale)
+            tensors[name] = None if name in self.without else drawn
+        return tensors
 
     def problem(self) -> Problem:
         record, memory = RECORDS[self.layer], Memory(self.dtype, self.seed, self.special)
         dtype = torch.float64 if self.dtype == "float64" else torch.float32  # of the arithmetic
         models = () if self.models is None else (self.models,)
-        size = {"O": self.out_features, "I": self.in_features, "J": 2 * self.in_features}
-        layout_x, layout_weights, layout_upstream = self.layouts
-        shape = (*(() if self.shared else models), *self.batch, self.in_features)
-        tensors: dict[str, Tensor | None] = {"x": memory.tensor("x", shape, layout_x, -2, 2)}
-        for name, letters in record.shapes.items():
-            low, high = (-0.25, 1.25) if name == "gate" else record.weight_range
-            # Exponents shrink with the number of inputs, as Glorot's do, so that results stay
-            # finite.
-            scale = (
-                min(1.0, 3 / max(1, self.in_features) ** 0.5) if low < 0 and name != "gate" else 1.0
-            )
-            shape = (*models, *(size[letter] for letter in letters))
-            found = memory.tensor(name, shape, layout_weights, low * scale, high * scale)
-            tensors[name] = None if name in self.without else found
-        upstream = memory.tensor(
-            "upstream", (*models, *self.batch, self.out_features), layout_upstream, -1, 1
-        )
+        tensors = self._tensors(record, memory)
+        shape = (*models, *self.batch, self.out_features)
+        upstream = memory.tensor("upstream", shape, self.layouts[2], -1, 1)
 
         def function(leaves: Tensors) -> tuple[Tensor, ...]:
             return (record.function(*(leaves.get(name) for name in tensors), **self.options),)
@@ -203,11 +172,8 @@ class Call(Printed):
                 return (_by_products(*factors, self.options, change).reshape(upstream.shape),)
             more: dict[str, Any] = {"eps": torch.finfo(dtype).eps} if self.layer == "npu" else {}
             more |= {"product": product} if self.layer == "inalu" else {}
-            return (
-                record.reference(flat(x), *rest, **{**more, **self.options}).reshape(
-                    upstream.shape
-                ),
-            )
+            y = record.reference(flat(x), *rest, **{**more, **self.options})
+            return (y.reshape(upstream.shape),)
 
         def exact(leaves: Tensors, change: Change | None = None) -> tuple[Tensor, ...]:
             return formula(leaves, _Product.apply, change)
@@ -217,20 +183,12 @@ class Call(Printed):
         overflows = self.layer in PRODUCTS and _overflow(
             *self._factors(flat(present["x"]), present["weight"]), upstream, dtype
         )
-        run = (self.layer in FUSED, self.way, self.isa, self.threads, overflows)
+        run = (self.layer in FUSED, self.route, self.isa, self.threads, overflows)
         inexact = exact if self.layer in PRODUCTS else None
         return Problem(
-            function,
-            exact,
-            formula,
-            present,
-            [upstream],
-            memory.storages,
-            needs,
-            dtype,
-            *run,
+            function, exact, formula, present, [upstream], memory.storages, needs, dtype, *run,
             inexact,
-        )
+        )  # fmt: skip
 
     def _factors(self, x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """What the products of NMU and NMRU are of: `_Product`'s operands."""
@@ -262,11 +220,11 @@ def size_table(greatest: int) -> list[int]:
 
 def pick(number: int, *choices: Sequence[Any]) -> list[Any]:
     """One of each from one number below the product of their lengths; the first ones for 0."""
-    found = []
+    chosen = []
     for choice in choices:
-        number, at = divmod(number, len(choice))
-        found.append(choice[at])
-    return found
+        number, index = divmod(number, len(choice))
+        chosen.append(choice[index])
+    return chosen
 
 
 def below(*choices: Sequence[Any]) -> st.SearchStrategy[int]:
@@ -286,20 +244,20 @@ SEEDS = st.integers(0, 2**16)
 def calls(
     layers: tuple[str, ...] = tuple(OPTIONS),
     *,
-    ways: tuple[str, ...] = ("fast", "operators"),
+    routes: tuple[str, ...] = ("fast", "operators"),
     isas: tuple[str | None, ...] = ISAS,
     threads: tuple[int, ...] = (1, 2, 3, 4),
     greatest: int = 300,
-    work: int = 200_000,
+    max_work: int = 200_000,
 ) -> st.SearchStrategy[Call]:
-    """Calls whose sizes are at most `greatest` and have a product of at most about `work`."""
+    """Calls whose sizes are at most `greatest` and have a product of at most about `max_work`."""
     table = size_table(greatest)
     models = [(None, False), *((k, shared) for k in (1, 2, 3, 4, 0) for shared in (False, True))]
     forms = [(-1,), (-1, 1), (1, -1), (2, -1), (-1, 2), (0, -1), ()]
     kinds = [
         (name, w, o) for name in layers for w in RECORDS[name].variants() for o in OPTIONS[name]
     ]
-    runs = (ways, threads, isas)
+    runs = (routes, threads, isas)
 
     def make(
         kind: int, dtype: str, form: int, sizes: list[int], layout: int, special: tuple[int, ...], needs: int, run: int,
@@ -308,31 +266,24 @@ def calls(
         layer, without, options = kinds[kind]
         (k, shared), batch = pick(form, models, forms)
         rows, in_features, out_features = (table[size] for size in sizes)
-        room = max(1, work // max(1, k or 1))
+        room = max(1, max_work // max(1, k or 1))
         out_features = min(out_features, room)
         in_features = min(in_features, max(1, room // max(1, out_features)))
         rows = min(rows, max(1, room // max(1, out_features * in_features)))
         if shared or (k is not None and not batch):
             batch = (-1,)
         batch = tuple(rows if size < 0 else size for size in batch)
-        way, number, isa = pick(run, *runs)
+        route, number, isa = pick(run, *runs)
         values = special_in(("x", "upstream", *RECORDS[layer].shapes), special)
         layouts = tuple(pick(layout, *[LAYOUTS] * 3))
         return Call(
-            layer, batch, in_features, out_features, k, shared, without, options, dtype, layouts, values, 63 - needs,
-            way, isa, number, seed,
+            layer, batch, in_features, out_features, k, shared, without, options, dtype, layouts,
+            values, 63 - needs, route, isa, number, seed,
         )  # fmt: skip
 
     size = st.integers(0, len(table) - 1)
     return st.builds(
-        make,
-        below(kinds),
-        st.sampled_from(DTYPES),
-        below(models, forms),
-        st.tuples(size, size, size),
-        below(*[LAYOUTS] * 3),
-        SPECIAL,
-        st.just(0) | st.integers(0, 63),
-        below(*runs),
-        SEEDS,
-    )
+        make, below(kinds), st.sampled_from(DTYPES), below(models, forms),
+        st.tuples(size, size, size), below(*[LAYOUTS] * 3), SPECIAL,
+        st.just(0) | st.integers(0, 63), below(*runs), SEEDS,
+    )  # fmt: skip

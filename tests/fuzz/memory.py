@@ -1,7 +1,5 @@
 """Tensors of any strides over memory that is filled whole, with special values in it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 
@@ -15,24 +13,19 @@ KINDS = ("whole", "tiny", "huge", "infinite", "nan", "any")
 
 
 def special_values(name: str, kind: str, dtype: torch.dtype) -> list[float]:
-    """Special values for a tensor of that name: with the greatest numbers in more than x, the order
-    of a sum would decide over inf."""
+    """Special values of a tensor; the greatest only in x: sums of them depend on the order."""
     info = torch.finfo(dtype)
     root = math.sqrt(info.max)
     tiny, subnormal = info.smallest_normal, info.smallest_normal * info.eps
     values = {
         "whole": [0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -3.0],
         "tiny": [0.0, -0.0, subnormal, -subnormal, 100 * subnormal, tiny, -tiny],
-        "huge": [
-            root,
-            -root,
-            root / 8,
-            *([info.max, info.min, info.max / 8] if name == "x" else []),
-        ],
+        "huge": [root, -root, root / 8,
+                 *([info.max, info.min, info.max / 8] if name == "x" else [])],
         "infinite": [math.inf, -math.inf],
         "nan": [math.nan],
-    }
-    return [v for found in values.values() for v in found] if kind == "any" else values[kind]
+    }  # fmt: skip
+    return [v for numbers in values.values() for v in numbers] if kind == "any" else values[kind]
 
 
 class Memory:
@@ -60,8 +53,10 @@ class Memory:
         )
         for kind in (kind for where, kind in self.special if where == name):
             special = torch.tensor(special_values(name, kind, self.dtype), dtype=torch.float64)
-            at = torch.randint(size, (max(1, size // 10),), generator=self.generator)
-            values[at] = special[torch.randint(len(special), at.shape, generator=self.generator)]
+            positions = torch.randint(size, (max(1, size // 10),), generator=self.generator)
+            values[positions] = special[
+                torch.randint(len(special), positions.shape, generator=self.generator)
+            ]
         storage = values.to(self.dtype)
         self.storages.append(storage)
         view = storage.as_strided(shape, strides, offset)
@@ -95,5 +90,5 @@ def changed(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 def bits(tensor: Tensor) -> Tensor:
     """Whole numbers that tell 0 from -0, and no nan from another."""
-    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return tensor.masked_fill(tensor.isnan(), torch.nan).resolve_neg().contiguous().view(whole)
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.masked_fill(tensor.isnan(), torch.nan).resolve_neg().contiguous().view(integer)

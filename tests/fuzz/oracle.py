@@ -13,8 +13,6 @@ is right where the formula in float64 gives that number (an intermediate value o
 overflows, a kernel's does not).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -26,10 +24,8 @@ from tests.fuzz.memory import changed
 from tests.fuzz.problem import Outcome, Problem, Tensors, gradients
 
 TIMES = 4.0
-ULPS = {
-    torch.float32: 128.0,
-    torch.float64: 4096.0,
-}  # what float64 is measured against has errors too
+# what float64 is measured against has errors too
+ULPS = {torch.float32: 128.0, torch.float64: 4096.0}
 CHANGE = 2.0**-24
 HUGE = 1e6  # a phase of this size still changes by much less than 1
 
@@ -81,26 +77,20 @@ def expect(problem: Problem) -> dict[str, Expected]:
 
     # The changes of a sum's terms may cancel. This counts where results are rounded to half
     # precision: more draws.
-    draws = 6 if problem.way == "triton" else 2
-    once, *others = (near(CHANGE, seed) for seed in range(1, draws + 1))
+    draws = 6 if problem.route == "triton" else 2
+    once, *other_draws = (near(CHANGE, seed) for seed in range(1, draws + 1))
     # One smaller change may happen to look linear where the phase is huge, for all elements of an
     # output at once.
     huge = any((t.abs().nan_to_num(0, 0, 0) > HUGE).any() for t in problem.tensors.values())
     parts = (1 / 2, 2.0**-12) if huge else (1 / 2,)
     smaller = [(part, near(part * CHANGE, 1)) for part in parts]
-    magnified = max(
-        [
-            1e9,
-            *(
-                t.double().abs().nan_to_num(0, 0).max().item()
-                for t in problem.upstream
-                if t.numel()
-            ),
-        ]
-    )
-    found = {}
+    magnified = max([
+        1e9,
+        *(t.double().abs().nan_to_num(0, 0).max().item() for t in problem.upstream if t.numel()),
+    ])  # fmt: skip
+    expected = {}
     for name, want in exact.items():
-        moved = torch.stack([(one[name] - want).abs() for one in (once, *others)]).amax(0)
+        moved = torch.stack([(draw[name] - want).abs() for draw in (once, *other_draws)]).amax(0)
         usual = (
             want[want.isfinite()].abs().median() if want.isfinite().any() else want.new_zeros(())
         )
@@ -108,16 +98,16 @@ def expect(problem: Problem) -> dict[str, Expected]:
         for part, less in smaller:  # so small a change is linear
             bend = (less[name] - want - part * (once[name] - want)).abs()
             small &= bend <= (0.2 * part + 1e-5) * moved + 1e-9 * want.abs()
-        same = torch.stack([_pattern(one[name]) == _pattern(want) for one in (once, *others)]).all(
-            0
-        )
-        settled = torch.where(want.isfinite(), small & same, same)
+        same_pattern = torch.stack(
+            [_pattern(draw[name]) == _pattern(want) for draw in (once, *other_draws)]
+        ).all(0)
+        settled = torch.where(want.isfinite(), small & same_pattern, same_pattern)
         # A gradient magnifies what rounding left of a result at the edge of underflow.
         floor = torch.finfo(dtype).smallest_normal * (magnified if name in problem.tensors else 1)
-        found[name] = Expected(
+        expected[name] = Expected(
             want, eager[name], (want.abs() + moved / CHANGE).clamp(min=floor), settled
         )
-    return found
+    return expected
 
 
 def _pattern(tensor: Tensor) -> Tensor:
@@ -130,27 +120,26 @@ def check(problem: Problem, outcome: Outcome) -> None:
     expected = expect(problem)
     excused = _excused(problem, expected)
     for name, want in expected.items():
-        kept = problem.way == "triton" and name in problem.tensors
-        if kept and _underflows(problem, expected, outcome[name].dtype):
+        in_storage = problem.route == "triton" and name in problem.tensors
+        if in_storage and _underflows(problem, expected, outcome[name].dtype):
             continue
-        wrong = _wrong(outcome[name], want, problem.dtype, excused, kept)
+        wrong = _wrong(outcome[name], want, problem.dtype, excused, in_storage)
         if problem.overflows:
             wrong &= outcome[name].isfinite()
         if wrong.any():
-            at = tuple(wrong.nonzero()[0].tolist())
+            index = tuple(wrong.nonzero()[0].tolist())
             raise AssertionError(
-                f"{name if name[0] == 'y' else f'gradient of {name}'} is wrong at {at}, one of {int(wrong.sum())}: "
-                f"{outcome[name][at].item()!r}, eager {want.eager[at].item()!r}, exact {want.exact[at].item()!r}, "
-                f"magnitude {want.magnitude[at].item():.3g}"
+                f"{name if name[0] == 'y' else f'gradient of {name}'} is wrong at {index}, one of {int(wrong.sum())}: "
+                f"{outcome[name][index].item()!r}, eager {want.eager[index].item()!r}, exact {want.exact[index].item()!r}, "
+                f"magnitude {want.magnitude[index].item():.3g}"
             )
 
 
 def _underflows(problem: Problem, expected: dict[str, Expected], dtype: torch.dtype) -> bool:
-    """Whether a result that a backward begins with has lost its digits in the dtype of the
-    tensors."""
+    """Whether a result that a backward begins with has lost digits in the tensors' dtype."""
     results = [want.exact.abs() for name, want in expected.items() if name not in problem.tensors]
-    least = torch.finfo(dtype).smallest_normal
-    return dtype != problem.dtype and any(((y > 0) & (y < least)).any() for y in results)
+    smallest_normal = torch.finfo(dtype).smallest_normal
+    return dtype != problem.dtype and any(((y > 0) & (y < smallest_normal)).any() for y in results)
 
 
 def _huge(tensors: Iterable[Tensor]) -> bool:
@@ -178,38 +167,37 @@ def _excused(problem: Problem, expected: dict[str, Expected]) -> tuple[bool, boo
 
 
 def _wrong(
-    found: Tensor, want: Expected, dtype: torch.dtype, excused: tuple[bool, bool], kept: bool
+    result: Tensor, want: Expected, dtype: torch.dtype, excused: tuple[bool, bool], in_storage: bool
 ) -> Tensor:
-    """`kept`: a gradient that was computed from results in the tensors' dtype, rounded or
-    overflowed."""
-    info, eps = torch.finfo(found.dtype), torch.finfo(dtype).eps
-    actual, exact = found.double(), want.exact
-    eager = want.eager.to(found.dtype).double()
+    """Where the result is wrong; in_storage: computed from results in the tensors' dtype."""
+    info, eps = torch.finfo(result.dtype), torch.finfo(dtype).eps
+    actual, exact = result.double(), want.exact
+    eager = want.eager.to(result.dtype).double()
     counted = want.settled & want.eager.isfinite() & exact.isfinite() & want.magnitude.isfinite()
     errors = ((want.eager.double() - exact).abs() / want.magnitude)[counted]
     worst = errors.max().item() if errors.numel() else 0.0
     allowed = (TIMES * worst + ULPS.get(dtype, ULPS[torch.float32]) * eps) * want.magnitude
-    if found.dtype != dtype:  # rounded once more
+    if result.dtype != dtype:  # rounded once more
         allowed = (
             allowed
-            + info.eps * (4 * want.magnitude if kept else exact.abs())
+            + info.eps * (4 * want.magnitude if in_storage else exact.abs())
             + info.smallest_normal * info.eps
         )
     good = (actual - exact).abs() <= allowed
-    for same in (eager, exact):
-        good |= (actual == same) | actual.isnan() & same.isnan()
+    for reference in (eager, exact):
+        good |= (actual == reference) | actual.isnan() & reference.isnan()
     good |= ~want.settled & (actual.isfinite() | ~eager.isfinite() | ~exact.isfinite())
     good |= actual.isinf() & (exact.abs() + allowed > 0.999 * info.max)
     good |= (torch.minimum(actual.abs(), exact.abs()) > info.max / 64) & (
         actual.sign() == exact.sign()
     )
-    if kept and found.dtype != dtype:
+    if in_storage and result.dtype != dtype:
         good |= ~actual.isfinite()
     # Sums of terms near the greatest number: their order decides what overflows.
     spills = ~(want.magnitude.nan_to_num(nan=0.0) < info.max / 64)
     good |= spills & (eager.isfinite() | exact.isfinite())
-    others, numbers = excused
-    if others:
+    excuses_others, numbers = excused
+    if excuses_others:
         good |= eager.isnan() | ~eager.isfinite() & ~actual.isfinite()
     if numbers:
         good |= ~eager.isfinite() & actual.isfinite()

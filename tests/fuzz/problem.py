@@ -1,6 +1,4 @@
-"""A call with its tensors, and what every way of computing it must keep."""
-
-from __future__ import annotations
+"""A call with its tensors, and what every route of computing it must keep."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,9 +16,8 @@ FAST = ("npu", "nmu", "nmru", "nau", "inalu", "mse", "adam", "ode")
 ISAS: tuple[str | None, ...] = tuple(cpu.supported_isas()) if cpu.available()[0] else (None,)
 Tensors = dict[str, Tensor]
 Change = Callable[[Tensor], Tensor]
-Outcome = dict[
-    str, Tensor
-]  # the results, "y0", "y1", and the gradients, by the names of their tensors
+# the results, "y0", "y1", and the gradients, by the names of their tensors
+Outcome = dict[str, Tensor]
 
 
 @dataclass
@@ -47,7 +44,7 @@ class Problem:
     needs: tuple[str, ...]
     dtype: torch.dtype
     same_bits: bool = True
-    way: str = "fast"
+    route: str = "fast"
     isa: str | None = None
     threads: int = 1
     overflows: bool = False
@@ -55,19 +52,19 @@ class Problem:
 
 
 @contextlib.contextmanager
-def computed_by(way: str, isa: str | None = None, threads: int = 1) -> Iterator[None]:
-    """way: "fast" (from Python straight to C++), "operators" (the same kernels, registered), or a
+def computed_by(route: str, isa: str | None = None, threads: int = 1) -> Iterator[None]:
+    """route: "fast" (from Python straight to C++), "operators" (the same kernels, registered), or a
     backend's name."""
     functions = {name: getattr(fast_path, name) for name in FAST}
     before_isa, before_threads = cpu.isa() if isa else None, torch.get_num_threads()
     try:
-        if way != "fast":
+        if route != "fast":
             for name in FAST:
                 setattr(fast_path, name, None)
         if isa:
             cpu.set_isa(isa)
         torch.set_num_threads(threads)
-        with use_backend("cpu" if way in ("fast", "operators") else way):
+        with use_backend("cpu" if route in ("fast", "operators") else route):
             yield
     finally:
         for name, function in functions.items():
@@ -89,26 +86,26 @@ def forward(problem: Problem) -> tuple[Tensors, tuple[Tensor, ...]]:
 def gradients(
     problem: Problem, leaves: Tensors, results: tuple[Tensor, ...], upstream: list[Tensor]
 ) -> Outcome:
-    found = {f"y{n}": y.detach() for n, y in enumerate(results)}
-    wanted = {name: leaves[name] for name in problem.needs}
-    if wanted:
-        found |= zip(
-            wanted, torch.autograd.grad(results, list(wanted.values()), upstream), strict=True
+    outcome = {f"y{n}": y.detach() for n, y in enumerate(results)}
+    inputs = {name: leaves[name] for name in problem.needs}
+    if inputs:
+        outcome |= zip(
+            inputs, torch.autograd.grad(results, list(inputs.values()), upstream), strict=True
         )
-    return found
+    return outcome
 
 
 def backward(problem: Problem, leaves: Tensors, results: tuple[Tensor, ...]) -> Outcome:
     assert all(y.requires_grad == bool(problem.needs) for y in results)
-    found = gradients(problem, leaves, results, problem.upstream)
+    grads = gradients(problem, leaves, results, problem.upstream)
     for name, leaf in leaves.items():
-        if name in found:
-            assert (found[name].shape, found[name].dtype) == (leaf.shape, leaf.dtype)
-    return found
+        if name in grads:
+            assert (grads[name].shape, grads[name].dtype) == (leaf.shape, leaf.dtype)
+    return grads
 
 
-def same_bits(found: Outcome, expected: Outcome) -> bool:
-    return all(torch.equal(bits(t), bits(expected[name])) for name, t in found.items())
+def same_bits(actual: Outcome, expected: Outcome) -> bool:
+    return all(torch.equal(bits(t), bits(expected[name])) for name, t in actual.items())
 
 
 def run(problem: Problem) -> Outcome:
@@ -118,20 +115,20 @@ def run(problem: Problem) -> Outcome:
     gradients: the same bits. Inputs, upstream gradients, and what lies beside them in memory:
     unchanged.
     """
-    way, isa, threads = problem.way, problem.isa, problem.threads
+    route, isa, threads = problem.route, problem.isa, problem.threads
     before = [bits(storage).clone() for storage in problem.storages]
-    with computed_by(way, isa, threads), fill_uninitialized_with_nan():
+    with computed_by(route, isa, threads), fill_uninitialized_with_nan():
         half = forward(problem)
-    with computed_by(way, isa, 1 if threads == 1 else 5 - threads), fill_uninitialized_with_nan():
-        found = backward(problem, *half)
-    if way != "triton":  # where the interpreter takes long
-        with computed_by(way, isa):
+    with computed_by(route, isa, 1 if threads == 1 else 5 - threads), fill_uninitialized_with_nan():
+        actual = backward(problem, *half)
+    if route != "triton":  # where the interpreter takes long
+        with computed_by(route, isa):
             expected = backward(problem, *forward(problem))
             with torch.no_grad():
-                alone = {f"y{n}": y for n, y in enumerate(problem.function(problem.tensors))}
+                without_grad = {f"y{n}": y for n, y in enumerate(problem.function(problem.tensors))}
         if problem.same_bits:
-            assert same_bits(found, expected), "other bits with other threads or in other memory"
-            assert same_bits(alone, expected), "other bits without gradients"
-    for storage, kept in zip(problem.storages, before, strict=True):
-        assert torch.equal(bits(storage), kept), "a tensor of the caller's has changed"
-    return found
+            assert same_bits(actual, expected), "other bits with other threads or in other memory"
+            assert same_bits(without_grad, expected), "other bits without gradients"
+    for storage, stored in zip(problem.storages, before, strict=True):
+        assert torch.equal(bits(storage), stored), "a tensor of the caller's has changed"
+    return actual

@@ -1,7 +1,5 @@
 """The time loop: one rollout as a small value that prints as what makes it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -39,22 +37,20 @@ class Rollout(Printed):
     layouts: tuple[str, ...] = ("contiguous",) * 3
     special: tuple[tuple[str, str], ...] = ()
     needs: int = 31
-    way: str = "fast"
+    route: str = "fast"
     isa: str | None = None
     threads: int = 1
     seed: int = 0
 
-    def problem(self) -> Problem:
-        memory = Memory(self.dtype, self.seed, self.special)
+    def _tensors(self, memory: Memory) -> dict[str, Tensor | None]:
+        """The starts and the model's tensors; None for one that this call leaves out."""
         models = () if self.models is None else (self.models,)
         starts = () if self.starts is None else (self.starts,)
-        layout_u0, layout_weights, layout_upstream = self.layouts
         lead = (self.models if self.of_each else 1,) if self.models is not None and starts else ()
         if self.models is not None and not starts and self.of_each:
             lead = models
-        tensors: dict[str, Tensor | None] = {
-            "u0": memory.tensor("u0", (*lead, *starts, self.d), layout_u0, 0.5, 2)
-        }
+        start = memory.tensor("u0", (*lead, *starts, self.d), self.layouts[0], 0.5, 2)
+        tensors: dict[str, Tensor | None] = {"u0": start}
         bound = 0.6 / max(1.0, self.d / 3)
         for name, shape, low, high in (
             ("weight_re", (self.h, self.d), -bound, bound),
@@ -62,29 +58,28 @@ class Rollout(Printed):
             ("gate", (self.d,), -0.2, 1.2),
             ("weight", (self.d, self.h), -1.3 / self.h**0.5, 1.3 / self.h**0.5),
         ):
-            found = memory.tensor(name, (*models, *shape), layout_weights, low, high)
-            tensors[name] = None if name in self.without else found
+            drawn = memory.tensor(name, (*models, *shape), self.layouts[1], low, high)
+            tensors[name] = None if name in self.without else drawn
+        return tensors
+
+    def problem(self) -> Problem:
+        memory = Memory(self.dtype, self.seed, self.special)
+        models = () if self.models is None else (self.models,)
+        starts = () if self.starts is None else (self.starts,)
+        tensors = self._tensors(memory)
         shape = (*models, *starts, self.steps + 1, self.d)
-        upstream = [
-            memory.tensor("upstream", shape, layout_upstream, -1, 1)
-            for _ in range(1 + self.derivatives)
-        ]
+        count = 1 + self.derivatives
+        upstream = [memory.tensor("upstream", shape, self.layouts[2], -1, 1) for _ in range(count)]
         gate_gradient = reference.STRAIGHT_THROUGH if self.straight else reference.CLIP
         dtype = getattr(torch, self.dtype)
         eps = torch.finfo(dtype).eps
 
         def function(leaves: Tensors) -> tuple[Tensor, ...]:
             out = ode.integrate(
-                *(leaves.get(name) for name in tensors),
-                steps=self.steps,
-                dt=self.dt,
-                method=self.method,
-                memory=self.memory,
-                nonfinite="keep",
-                derivatives=self.derivatives,
-                gate_gradient=gate_gradient,
-                clip=self.clip,
-            )
+                *(leaves.get(name) for name in tensors), steps=self.steps, dt=self.dt,
+                method=self.method, memory=self.memory, nonfinite="keep",
+                derivatives=self.derivatives, gate_gradient=gate_gradient, clip=self.clip,
+            )  # fmt: skip
             return out if isinstance(out, tuple) else (out,)
 
         def formula(leaves: Tensors) -> tuple[Tensor, ...]:
@@ -102,38 +97,31 @@ class Rollout(Printed):
             states, slopes = reference_ode.solve(
                 f, rows, tableau, self.steps, self.dt, self.derivatives
             )
-            out = [
-                torch.stack(found, -2).reshape(shape)
-                for found in ([states, slopes] if self.derivatives else [states])
-            ]
-            return tuple(out)
+            parts = [states, slopes] if self.derivatives else [states]
+            return tuple(torch.stack(part, -2).reshape(shape) for part in parts)
 
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         needs = tuple(name for bit, name in enumerate(present) if self.needs >> bit & 1)
-        run = (True, self.way, self.isa, self.threads)
+        run = (True, self.route, self.isa, self.threads)
         return Problem(
             function, formula, formula, present, upstream, memory.storages, needs, dtype, *run
         )
 
 
 def rollouts(
-    ways: tuple[str, ...] = ("fast", "operators"),
+    routes: tuple[str, ...] = ("fast", "operators"),
     isas: tuple[str | None, ...] = ISAS,
-    most: int = 9,
+    max_steps: int = 9,
 ) -> st.SearchStrategy[Rollout]:
-    """most: steps."""
+    """Rollouts of at most `max_steps` steps, forward and backward in time."""
     models, starts = (None, 1, 2, 5, 19, 0), (None, 1, 2, 9, 40, 0)
     absent = ((), ("weight_im",), ("gate",), ("weight_im", "gate"))
     switches = (
-        tuple(ode.METHODS),
-        ("full", "checkpointed"),
-        (False, True),
-        (False, True),
-        (True, False),
+        tuple(ode.METHODS), ("full", "checkpointed"), (False, True), (False, True), (True, False),
         absent,
-    )
-    grids = (range(1, most + 1), (0.01, -0.01, 0.1))
-    runs = (ways, isas, (1, 2, 3, 4))
+    )  # fmt: skip
+    grids = (range(1, max_steps + 1), (0.01, -0.01, 0.1))
+    runs = (routes, isas, (1, 2, 3, 4))
     yes_no = (False, True)
 
     def make(
@@ -143,22 +131,16 @@ def rollouts(
         d, h, k, b, of_each = pick(size, D, H, models, starts, yes_no)
         steps, dt = pick(grid, *grids)
         method, memory, derivatives, straight, clip, without = pick(switch, *switches)
-        way, isa, threads = pick(run, *runs)
+        route, isa, threads = pick(run, *runs)
         names = ("u0", "upstream", "weight_re", "weight_im", "gate", "weight")
         return Rollout(
-            d, h, k, b, of_each, without, steps, dt, method, memory, derivatives, straight, clip, dtype,
-            tuple(pick(layout, *[LAYOUTS] * 3)), special_in(names, special), 31 - needs, way, isa, threads, seed,
+            d, h, k, b, of_each, without, steps, dt, method, memory, derivatives, straight, clip,
+            dtype, tuple(pick(layout, *[LAYOUTS] * 3)), special_in(names, special), 31 - needs,
+            route, isa, threads, seed,
         )  # fmt: skip
 
     return st.builds(
-        make,
-        below(D, H, models, starts, yes_no),
-        below(*grids),
-        below(*switches),
-        st.sampled_from(("float64", "float32")),
-        below(*[LAYOUTS] * 3),
-        SPECIAL,
-        st.just(0) | st.integers(0, 31),
-        below(*runs),
-        SEEDS,
-    )
+        make, below(D, H, models, starts, yes_no), below(*grids), below(*switches),
+        st.sampled_from(("float64", "float32")), below(*[LAYOUTS] * 3), SPECIAL,
+        st.just(0) | st.integers(0, 31), below(*runs), SEEDS,
+    )  # fmt: skip

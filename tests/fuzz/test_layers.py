@@ -1,7 +1,5 @@
 """Any call of any layer, by Hypothesis: sizes, strides, dtypes, options, special values."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -23,22 +21,21 @@ def check_call(call: Call) -> None:
 
 
 def check_calls_in_turns(calls: list[Call]) -> None:
-    """Calls leave nothing behind: all forward, then all backward in another order, by one thread or
-    more."""
+    """Calls leave nothing behind: all forward, then all backward in another order."""
     problems = [call.problem() for call in calls]
-    alone = []
+    singles = []
     for problem in problems:
-        with computed_by(problem.way, problem.isa):
-            alone.append(backward(problem, *forward(problem)))
+        with computed_by(problem.route, problem.isa):
+            singles.append(backward(problem, *forward(problem)))
     halves = []
     for problem in problems:
-        with computed_by(problem.way, problem.isa, problem.threads):
+        with computed_by(problem.route, problem.isa, problem.threads):
             halves.append(forward(problem))
     order = list(range(len(problems)))
     random.Random(calls[0].seed).shuffle(order)
     for n in order:
-        with computed_by(problems[n].way, problems[n].isa, problems[-1].threads):
-            assert same_bits(backward(problems[n], *halves[n]), alone[n]), calls[n]
+        with computed_by(problems[n].route, problems[n].isa, problems[-1].threads):
+            assert same_bits(backward(problems[n], *halves[n]), singles[n]), calls[n]
 
 
 @pytest.mark.parametrize(
@@ -50,5 +47,5 @@ def test_calls(layers: tuple[str, ...], seconds: float) -> None:
 
 
 def test_calls_in_turns() -> None:
-    fused = calls(("npu", "nmu", "nmru", "inalu"), greatest=130, work=30_000)
+    fused = calls(("npu", "nmu", "nmru", "inalu"), greatest=130, max_work=30_000)
     fuzz(check_calls_in_turns, st.lists(fused, min_size=2, max_size=5), 3, found.TURNS)

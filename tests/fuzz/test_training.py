@@ -1,7 +1,5 @@
 """Any loss, and any history of Adam beside torch's, by Hypothesis."""
 
-from __future__ import annotations
-
 from tests.conftest import needs_library
 from tests.fuzz import found
 from tests.fuzz.budget import fuzz

@@ -1,7 +1,5 @@
 """Losses, and histories of an optimiser, as small values that print as what makes them."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import dataclass, field
@@ -29,7 +27,7 @@ class Loss(Printed):
     layouts: tuple[str, ...] = ("contiguous",) * 2
     special: tuple[tuple[str, str], ...] = ()
     needs: tuple[str, ...] = ("y",)
-    way: str = "fast"
+    route: str = "fast"
     threads: int = 1
     seed: int = 0
 
@@ -54,18 +52,11 @@ class Loss(Printed):
             return (difference.square().reshape(self.shape[0], math.prod(self.shape[1:])).mean(1),)
 
         tensors = {"y": y, "target": target}
-        run = (False, self.way, None, self.threads)
+        run = (False, self.route, None, self.threads)
         return Problem(
-            function,
-            formula,
-            formula,
-            tensors,
-            [upstream],
-            memory.storages,
-            self.needs,
-            y.dtype,
+            function, formula, formula, tensors, [upstream], memory.storages, self.needs, y.dtype,
             *run,
-        )
+        )  # fmt: skip
 
 
 def losses() -> st.SearchStrategy[Loss]:
@@ -89,20 +80,12 @@ def losses() -> st.SearchStrategy[Loss]:
         shape: tuple[int, ...] = ()
         for size in sizes:
             shape += (min(table[size], max(1, 100_000 // max(1, math.prod(shape)))),)
-        way, threads = pick(run, *runs)
+        route, threads = pick(run, *runs)
         values = special_in(("y", "target", "upstream"), special)
         return Loss(
-            shape,
-            models,
-            shared,
-            dtype,
-            tuple(pick(layout, LAYOUTS, LAYOUTS)),
-            values,
-            need,
-            way,
-            threads,
-            seed,
-        )
+            shape, models, shared, dtype, tuple(pick(layout, LAYOUTS, LAYOUTS)), values, need,
+            route, threads, seed,
+        )  # fmt: skip
 
     return st.builds(
         make,
@@ -119,44 +102,20 @@ def losses() -> st.SearchStrategy[Loss]:
 # ---- Adam -----------------------------------------------------------------------------------
 
 OPTIONS: tuple[dict[str, Any], ...] = (
-    {},
-    {"betas": (0.5, 0.9), "eps": 1e-6},
-    {"weight_decay": 0.1},
-    {"weight_decay": 0.1, "decoupled_weight_decay": True},
-    {"maximize": True},
-    {"maximize": 1},
-    {"amsgrad": True},
-    {"amsgrad": 1},
-    {"lr": 1},
-    {"lr": 0.0},
-    {"betas": (0.0, 0.0)},
+    {}, {"betas": (0.5, 0.9), "eps": 1e-6}, {"weight_decay": 0.1},
+    {"weight_decay": 0.1, "decoupled_weight_decay": True}, {"maximize": True}, {"maximize": 1},
+    {"amsgrad": True}, {"amsgrad": 1}, {"lr": 1}, {"lr": 0.0}, {"betas": (0.0, 0.0)},
     {"foreach": False},
-)
+)  # fmt: skip
 # What happens at a step: gradients of some kind, or something else.
 GRADIENTS = (
-    "plain",
-    "missing",
-    "permuted",
-    "expanded",
-    "negated",
-    "zero",
-    "tiny",
-    "huge",
-    "infinite",
+    "plain", "missing", "permuted", "expanded", "negated", "zero", "tiny", "huge", "infinite",
     "nan",
-)
+)  # fmt: skip
 EVENTS = (
-    "exchange",
-    "copy",
-    "rate",
-    "hook",
-    "closure",
-    "operators",
-    "reference",
-    "zero_grad",
-    "threads",
+    "exchange", "copy", "rate", "hook", "closure", "operators", "reference", "zero_grad", "threads",
     "freeze",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -186,12 +145,12 @@ class History(Printed):
         groups = [{"params": parameters[n :: self.groups]} for n in range(self.groups)]
         optimizer = kind([g for g in groups if g["params"]], **options)  # type: ignore[call-arg]
         length = 0.0
-        for special, what, event in self.steps:
+        for special, gradient_kind, event in self.steps:
             optimizer, parameters = self._event(event, kind, optimizer, parameters, options)
             optimizer.zero_grad(set_to_none=event != "zero_grad")
             for n, p in enumerate(parameters):
                 p.grad = self._gradient(
-                    memory, p, what if n == special % len(parameters) else "plain", event
+                    memory, p, gradient_kind if n == special % len(parameters) else "plain", event
                 )
             length += float(optimizer.param_groups[0]["lr"])
             self._step(optimizer, event)
@@ -227,18 +186,18 @@ class History(Printed):
             parameters[0].requires_grad_(not parameters[0].requires_grad)
         return optimizer, parameters
 
-    def _gradient(self, memory: Memory, p: Tensor, what: str, event: str) -> Tensor | None:
-        if what == "missing":
+    def _gradient(self, memory: Memory, p: Tensor, kind: str, event: str) -> Tensor | None:
+        if kind == "missing":
             return p.grad if event == "zero_grad" else None
-        layout = what if what in LAYOUTS else "contiguous"
-        memory.special = [("g", what)] if what in ("tiny", "huge", "infinite", "nan") else []
+        layout = kind if kind in LAYOUTS else "contiguous"
+        memory.special = [("g", kind)] if kind in ("tiny", "huge", "infinite", "nan") else []
         grad = memory.tensor("g", tuple(p.shape), layout, -1, 1)
-        return 0 * grad if what == "zero" else grad
+        return 0 * grad if kind == "zero" else grad
 
     def _step(self, optimizer: Any, event: str) -> None:
         handle = optimizer.register_step_pre_hook(lambda *_: None) if event == "hook" else None
-        way = event if event in ("operators", "reference") else "fast"
-        with computed_by(way, None, 3 if event == "threads" else 1):
+        route = event if event in ("operators", "reference") else "fast"
+        with computed_by(route, None, 3 if event == "threads" else 1):
             if event == "closure":
                 optimizer.step(lambda: 1.0)
             else:
@@ -254,10 +213,10 @@ def check_history(history: History) -> None:
     theirs, their_moments, _ = history.run(torch.optim.Adam)
     near = {"rtol": 64 * info.eps, "equal_nan": True}
     torch.testing.assert_close(ours, theirs, atol=64 * info.eps * (length + 1), **near)
-    for found, want in zip(our_moments, their_moments, strict=True):
+    for our_moment, want in zip(our_moments, their_moments, strict=True):
         size = want[want.isfinite()].abs().max().item() if want.isfinite().any() else 0.0
         torch.testing.assert_close(
-            found, want, atol=64 * (info.eps * size + info.smallest_normal), **near
+            our_moment, want, atol=64 * (info.eps * size + info.smallest_normal), **near
         )
 
 

@@ -1,7 +1,5 @@
 """Files that a kill, a full disk or a wrong name must not cost."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -74,20 +72,20 @@ def _no_process(*arguments: object) -> None:
 def test_a_state_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "state"
     files.save(path, STATE)
-    found = files.load(path, STATE)
-    assert torch.equal(found["a"], STATE["a"])  # type: ignore[arg-type]
-    assert found["b"] == STATE["b"]
+    loaded = files.load(path, STATE)
+    assert torch.equal(loaded["a"], STATE["a"])  # type: ignore[arg-type]
+    assert loaded["b"] == STATE["b"]
     assert os.listdir(tmp_path) == ["state"]
 
 
 def test_every_changed_or_missing_byte_is_found(tmp_path: Path) -> None:
     path = tmp_path / "state"
     files.save(path, STATE)
-    whole = path.read_bytes()
-    for at in range(0, len(whole), 17):
-        changed = bytearray(whole)
-        changed[at] ^= 1 << at % 8
-        for content in (changed, whole[:at]):
+    complete = path.read_bytes()
+    for position in range(0, len(complete), 17):
+        changed = bytearray(complete)
+        changed[position] ^= 1 << position % 8
+        for content in (changed, complete[:position]):
             path.write_bytes(content)
             with pytest.raises(
                 ValueError, match=r"^it is (empty|damaged|no file that npu_kernels saved)"
@@ -95,21 +93,15 @@ def test_every_changed_or_missing_byte_is_found(tmp_path: Path) -> None:
                 files.load(path, STATE)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"hello", r"^it is no file that npu_kernels saved$"),
-        (b"PK\x03\x04 a zip file", r"^it is damaged or no file that npu_kernels saved$"),
-        (
-            torch.nn.Linear(1, 1),
-            r"^it is damaged or no file that npu_kernels saved$",
-        ),  # no advice to unpickle it
-        ([1, 2], r"^it holds something else: list$"),
-        (torch.ones(2), r"^it holds something else: Tensor$"),
-        ({"a": 1, "x": 2}, r"^it holds something else: a dict without b, c$"),
-    ],
-    ids=["text", "zip", "module", "list", "tensor", "dict"],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (b"hello", r"^it is no file that npu_kernels saved$"),
+    (b"PK\x03\x04 a zip file", r"^it is damaged or no file that npu_kernels saved$"),
+    # no advice to unpickle it
+    (torch.nn.Linear(1, 1), r"^it is damaged or no file that npu_kernels saved$"),
+    ([1, 2], r"^it holds something else: list$"),
+    (torch.ones(2), r"^it holds something else: Tensor$"),
+    ({"a": 1, "x": 2}, r"^it holds something else: a dict without b, c$"),
+], ids=["text", "zip", "module", "list", "tensor", "dict"])  # fmt: skip
 def test_other_files_are_named(content: object, message: str, tmp_path: Path) -> None:
     path = tmp_path / "state"
     if isinstance(content, bytes):
@@ -135,23 +127,24 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
 def test_leftovers_of_killed_processes_go_and_others_stay(tmp_path: Path) -> None:
     for name in ("state", "other"):
         _killed(tmp_path / name)
-    left = sorted(os.listdir(tmp_path))
-    assert len(left) == 2, "the files of the killed processes"
+    leftovers = sorted(os.listdir(tmp_path))
+    assert len(leftovers) == 2, "the files of the killed processes"
     assert all(
-        re.fullmatch(rf"(state|other)\.{files._host()}\.[0-9a-f]{{16}}\.tmp", name) for name in left
+        re.fullmatch(rf"(state|other)\.{files._host()}\.[0-9a-f]{{16}}\.tmp", name)
+        for name in leftovers
     )
-    others = [name.replace(files._host(), "elsewhere") for name in left]
-    others += [
+    foreign = [name.replace(files._host(), "elsewhere") for name in leftovers]
+    foreign += [
         "notes.tmp",
         f"state.{files._host()}.{'0' * 16}.tmp.old",
         f"state.{files._host()}.{'0' * 15}.tmp",
     ]
-    for name in others:
+    for name in foreign:
         (tmp_path / name).touch()
     files.check_writable(tmp_path / "state")
-    assert sorted(os.listdir(tmp_path)) == sorted([left[0], *others])
+    assert sorted(os.listdir(tmp_path)) == sorted([leftovers[0], *foreign])
     files.remove_leftovers(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == sorted(others)
+    assert sorted(os.listdir(tmp_path)) == sorted(foreign)
 
 
 @pytest.mark.parametrize("path", ["state", "a.b", "a[b]*", "x" * 200])
@@ -166,7 +159,7 @@ def test_leftovers_are_removed_whatever_the_name(path: str, tmp_path: Path) -> N
 def test_a_file_that_another_process_writes_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in two containers of one host name, where neither sees the other's processes."""
+    """Two containers of one host name do not see each other's processes."""
     monkeypatch.setattr(os, "kill", _no_process)
     path, script = (
         tmp_path / "state",
@@ -390,9 +383,9 @@ def test_the_paper_goes_on_without_its_checkpoints(
 def test_the_papers_table_waits_for_a_full_disk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = object.__new__(session.Session)
-    made.folder = Folder(tmp_path)
-    made._try(_refuse)
+    opened = object.__new__(session.Session)
+    opened.folder = Folder(tmp_path)
+    opened._try(_refuse)
     assert f"{tmp_path} could not be written: No space left on device" in capsys.readouterr().err
 
 

@@ -1,8 +1,6 @@
 """How long work shows how far it is: a bar on a terminal, a few lines elsewhere, and the time left
 on both."""
 
-from __future__ import annotations
-
 import io
 import re
 import threading
@@ -70,3 +68,10 @@ def test_nothing_is_shown_where_nobody_wants_it() -> None:
         with bar.aside():
             pass
     assert stream.getvalue() == ""
+
+
+def test_what_is_not_shown_makes_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bar of tqdm takes as long as some steps of a small training."""
+    monkeypatch.setattr("npu_kernels._jobs.progress._bar", lambda: pytest.fail("a bar was made"))
+    with Progress("fit", 10, Terminal(), shown=False) as bar:
+        bar.update(10)

@@ -1,8 +1,6 @@
 """`NPURegressor` finds the laws of everyday tables by one call without hints, whatever their
 units."""
 
-from __future__ import annotations
-
 import csv
 import math
 
@@ -144,13 +142,13 @@ def test_integers_with_zeros():
 def test_four_terms():
     X = uniform(5)
     y = 3 * X[:, 0] * X[:, 1] + 2 * X[:, 2] ** 2 - X[:, 3] / X[:, 0] + 1.5 * X[:, 4]
-    wanted = {
+    expected_terms = {
         (1, 1, 0, 0, 0): 3.0,
         (0, 0, 2, 0, 0): 2.0,
         (-1, 0, 0, 1, 0): -1.0,
         (0, 0, 0, 0, 1): 1.5,
     }
-    check(NPURegressor(random_state=0).fit(X, y), wanted, rel=1e-7)
+    check(NPURegressor(random_state=0).fit(X, y), expected_terms, rel=1e-7)
 
 
 @pytest.mark.parametrize("powers", [(3, 1, 0), (3, -2, 0), (2, 2, 2)])
@@ -162,16 +160,11 @@ def test_high_powers_of_inputs_of_both_signs(powers):
 
 
 def test_real_exponents_are_whole_for_inputs_of_both_signs():
-    """Of a negative number there is no other power, also where noise would move the exponent and
-    none is simplified."""
+    """Noise would move the exponent, but a negative number has no power that is not whole."""
     X = np.c_[uniform(1, 200, low=-2, high=2), uniform(1, 200, seed=2)]
     options = {
-        "random_state": 0,
-        "exponents": "real",
-        "max_terms": 1,
-        "starts": 8,
-        "output_powers": (1,),
-    }
+        "random_state": 0, "exponents": "real", "max_terms": 1, "starts": 8, "output_powers": (1,),
+    }  # fmt: skip
     for power in (1, 2):
         y = X[:, 0] ** power * X[:, 1] ** 1.47 + 0.1 * noise(200)
         model = NPURegressor(**options).fit(X, y)
@@ -253,10 +246,10 @@ def test_output_powers_need_a_y_whose_other_sign_errors_explain():
         assert all_rows(columns, y, np.ones(50), power, free, None) is None
         assert all_rows(columns, y, np.ones(50), power, free, None, error=0.01) is None
         crossed = all_rows(columns, y, np.ones(50), power, free, None, error=0.05)
-        known = all_rows(columns, y, np.ones(50), power, free, 0.05)
+        with_sigma = all_rows(columns, y, np.ones(50), power, free, 0.05)
         assert crossed is not None
-        assert known is not None
-        for rows in (crossed, known):
+        assert with_sigma is not None
+        for rows in (crossed, with_sigma):
             z, weight = rows.take(slice(None)).linear()
             assert np.isfinite(z * weight).all()
             assert ((weight > 0) == (y > (0 if power < 0 else -1))).all()

@@ -1,7 +1,5 @@
 """`NPURegressor.fit` interrupted: it continues from its checkpoint to the same bits."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 
@@ -62,13 +60,13 @@ def numbers(model):
     return [np.asarray(part).tobytes() for parts in values for part in parts]
 
 
-@pytest.mark.parametrize("at", [1, 8, -1])
-def test_an_interrupted_fit_continues_to_the_same_bits(at, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("step", [1, 8, -1])
+def test_an_interrupted_fit_continues_to_the_same_bits(step, tmp_path, monkeypatch, capsys):
     """Interrupted before anything was found, in a search, and in the fit to all rows."""
     counted, path = Counted(monkeypatch), tmp_path / "law.pt"
     expected, steps = counted.fit()
-    counted.at = steps if at == -1 else at
-    if at in (1, -1):
+    counted.at = steps if step == -1 else step
+    if step in (1, -1):
         with pytest.raises(KeyboardInterrupt):
             counted.fit(checkpoint=path)
     else:
@@ -77,21 +75,21 @@ def test_an_interrupted_fit_continues_to_the_same_bits(at, tmp_path, monkeypatch
     counted.at = 0
     continued, more = counted.fit(checkpoint=path)
     assert continued.equations_.complete
-    assert more < steps or at == 1
+    assert more < steps or step == 1
     assert numbers(continued) == numbers(expected)
-    again, none = counted.fit(checkpoint=path)
+    resumed, none = counted.fit(checkpoint=path)
     assert none == 0
-    assert numbers(again) == numbers(expected)
+    assert numbers(resumed) == numbers(expected)
 
 
-@pytest.mark.parametrize("at", [3, 7])
-def test_the_draws_of_starts_continue_too(at, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("step", [3, 7])
+def test_the_draws_of_starts_continue_too(step, tmp_path, monkeypatch, capsys):
     """Interrupted before the starts with two terms, in the first two searches. The last bits of
     free exponents tell from which starts they were found."""
     monkeypatch.setitem(OPTIONS, "exponents", "real")
     counted, path = Counted(monkeypatch), tmp_path / "law.pt"
     expected, _ = counted.fit()
-    counted.at = at
+    counted.at = step
     interrupted, _ = counted.fit(checkpoint=path)
     assert not interrupted.equations_.complete
     counted.at = 0
@@ -110,18 +108,18 @@ def test_the_generator_of_a_step_that_was_kept_is_as_after_it():
     def refuse():
         pytest.fail("made again")
 
-    first, again = Work(0, False, {}), Work(0, False, {})
-    one, two = np.random.default_rng(1), np.random.default_rng(1)
-    made = first.steps(0).points(one, 3, 2, lambda: points(one))
-    again.restore(first.state())
-    kept = again.steps(0).points(two, 3, 2, refuse)
-    assert torch.equal(kept.u, made.u)
-    assert one.random() == two.random()
+    first, second = Work(0, False, {}), Work(0, False, {})
+    generator, other_generator = np.random.default_rng(1), np.random.default_rng(1)
+    computed = first.steps(0).points(generator, 3, 2, lambda: points(generator))
+    second.restore(first.state())
+    restored = second.steps(0).points(other_generator, 3, 2, refuse)
+    assert torch.equal(restored.u, computed.u)
+    assert generator.random() == other_generator.random()
 
 
 def test_a_killed_fit_continues_and_several_outputs_do(tmp_path, monkeypatch):
-    """Without Ctrl-C: the file is written while the fit runs."""
-    monkeypatch.setattr("npu_kernels._jobs.checkpoints.CHECKPOINT_SECONDS", 0.0)
+    """The file is written while the fit runs, also without Ctrl-C."""
+    monkeypatch.setattr("npu_kernels._jobs.checkpoint.CHECKPOINT_SECONDS", 0.0)
     counted, path, earlier = Counted(monkeypatch), tmp_path / "law.pt", tmp_path / "earlier.pt"
     y = np.column_stack([Y, 3 * X[:, 0]])
     expected, steps = counted.fit(y)
@@ -135,10 +133,10 @@ def test_a_killed_fit_continues_and_several_outputs_do(tmp_path, monkeypatch):
 
 def test_without_a_random_state_the_seed_is_kept(tmp_path, monkeypatch, capsys):
     counted, path = Counted(monkeypatch), tmp_path / "law.pt"
-    one, _ = counted.fit(random_state=None, checkpoint=path)
-    two, more = counted.fit(random_state=None, checkpoint=path)
+    begun, _ = counted.fit(random_state=None, checkpoint=path)
+    continued, more = counted.fit(random_state=None, checkpoint=path)
     assert more == 0
-    assert numbers(one) == numbers(two)
+    assert numbers(begun) == numbers(continued)
 
 
 def test_a_checkpoint_of_another_fit_is_refused(tmp_path):

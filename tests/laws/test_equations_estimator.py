@@ -1,7 +1,5 @@
 """`NPURegressor` as a scikit-learn estimator, and its answers to bad data and parameters."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal
@@ -33,9 +31,11 @@ def noisy():
 def test_check_estimator():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = check_estimator(NPURegressor(1, (1,), starts=4, noise="constant"), on_skip=None)
-    assert len(found) > 40
-    assert {r["check_name"] for r in found if r["status"] != "passed"} <= {"check_array_api_input"}
+        results = check_estimator(NPURegressor(1, (1,), starts=4, noise="constant"), on_skip=None)
+    assert len(results) > 40
+    assert {r["check_name"] for r in results if r["status"] != "passed"} <= {
+        "check_array_api_input"
+    }
 
 
 @pytest.mark.skipif(
@@ -44,8 +44,10 @@ def test_check_estimator():
 def test_check_estimator_with_default_parameters():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = check_estimator(NPURegressor(), on_skip=None)
-    assert {r["check_name"] for r in found if r["status"] != "passed"} <= {"check_array_api_input"}
+        results = check_estimator(NPURegressor(), on_skip=None)
+    assert {r["check_name"] for r in results if r["status"] != "passed"} <= {
+        "check_array_api_input"
+    }
 
 
 @few_rows
@@ -80,15 +82,15 @@ def test_two_outputs_at_once():
     np.testing.assert_allclose(model.predict(X), y, rtol=1e-9)
     assert len(model.coef_) == len(model.latex()) == len(model.intervals()) == 2
     with joblib.parallel_config("threading"):
-        again = NPURegressor(random_state=0, n_jobs=2).fit(X, y)
-    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+        parallel = NPURegressor(random_state=0, n_jobs=2).fit(X, y)
+    np.testing.assert_array_equal(parallel.predict(X), model.predict(X))
 
 
 def test_same_seed_same_numbers_whatever_the_order_of_rows(noisy):
     X, y, model = noisy
     order = RNG(3).permutation(len(y))
-    again = NPURegressor(random_state=0, output_powers=(1,)).fit(X[order], y[order])
-    np.testing.assert_array_equal(again.coef_, model.coef_)
+    reordered = NPURegressor(random_state=0, output_powers=(1,)).fit(X[order], y[order])
+    np.testing.assert_array_equal(reordered.coef_, model.coef_)
 
 
 def test_weights_are_repetitions():
@@ -96,9 +98,9 @@ def test_weights_are_repetitions():
     y = X[:, 0] / X[:, 1] + 0.1 * noise(50)
     weight = RNG(0).integers(0, 4, 50)
     quick = {"random_state": 0, "starts": 8, "max_terms": 2, "output_powers": (1,)}
-    one = NPURegressor(**quick).fit(X, y, weight)
-    two = NPURegressor(**quick).fit(X.repeat(weight, 0), y.repeat(weight))
-    np.testing.assert_array_equal(one.coef_, two.coef_)
+    weighted = NPURegressor(**quick).fit(X, y, weight)
+    repeated = NPURegressor(**quick).fit(X.repeat(weight, 0), y.repeat(weight))
+    np.testing.assert_array_equal(weighted.coef_, repeated.coef_)
 
 
 # ---- bad data, bad parameters --------------------------------------------------------------------
@@ -115,21 +117,14 @@ def test_data_that_cannot_be_used():
         NPURegressor(output_powers=(2,)).fit(X, y - 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "rule"),
-    [
-        ("max_terms", 0, "max_terms must be an integer of at least 1, got 0"),
-        ("starts", 2.5, "starts must be an integer"),
-        ("exponents", "reals", "exponents must be one of fractions, integers, real, got 'reals'"),
-        ("loss", "l1", "loss must be one of squared"),
-        (
-            "noise",
-            -1,
-            "noise must be None, 'constant', 'relative' or a number greater than 0, got -1",
-        ),
-        ("output_powers", (0,), "output_powers must be 'auto' or numbers other than 0"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "rule"), [
+    ("max_terms", 0, "max_terms must be an integer of at least 1, got 0"),
+    ("starts", 2.5, "starts must be an integer"),
+    ("exponents", "reals", "exponents must be one of fractions, integers, real, got 'reals'"),
+    ("loss", "l1", "loss must be one of squared"),
+    ("noise", -1, "noise must be None, 'constant', 'relative' or a number greater than 0, got -1"),
+    ("output_powers", (0,), "output_powers must be 'auto' or numbers other than 0"),
+])  # fmt: skip
 def test_bad_parameters_are_named(name, value, rule):
     with pytest.raises(ValueError, match=rule):
         NPURegressor(**{name: value}).fit(uniform(2, 60), uniform(2, 60)[:, 0])
@@ -171,12 +166,11 @@ def test_constant_and_zero_targets():
 
 @pytest.mark.parametrize("call", [3, 4])
 def test_interrupt_gives_what_was_found(call, monkeypatch, capsys, request):
-    """In the first search, and when the search for errors in proportion to y has begun."""
+    """Ctrl-C in the first search, and in the second one, for errors in proportion to y."""
     from npu_kernels._laws.table import search
 
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a process in the background ignores it
+    # a process in the background ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     X = uniform(3, 100)
     y = X[:, 0] * X[:, 1] + X[:, 2] + 0.1 * noise(100)

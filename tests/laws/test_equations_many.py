@@ -1,7 +1,5 @@
 """Many problems at once: each has its own law or error; processes, checkpoints, Ctrl-C, ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -42,19 +40,19 @@ LINES = [
 ]
 
 
-def same(found):
-    lines = str(found).splitlines()
+def same(outcomes):
+    lines = str(outcomes).splitlines()
     return len(lines) == len(LINES) and all(map(str.startswith, lines, LINES))
 
 
 def test_errors_stay_with_their_problems(tmp_path):
-    found = fit_many(PROBLEMS, MODEL)
-    assert same(found)
-    assert found.complete
+    outcomes = fit_many(PROBLEMS, MODEL)
+    assert same(outcomes)
+    assert outcomes.complete
     assert not hasattr(MODEL, "best_")
-    assert [one.error is None for one in found] == [True, False, True, False]
-    assert found[0].model.predict(X) == pytest.approx(PROBLEMS["quotient"][1])
-    assert [one.name for one in fit_many(list(PROBLEMS.values())[:2], MODEL)] == [0, 1]
+    assert [outcome.error is None for outcome in outcomes] == [True, False, True, False]
+    assert outcomes[0].model.predict(X) == pytest.approx(PROBLEMS["quotient"][1])
+    assert [outcome.name for outcome in fit_many(list(PROBLEMS.values())[:2], MODEL)] == [0, 1]
     assert fit_many([], MODEL) == []
 
 
@@ -64,16 +62,16 @@ def test_processes_give_the_same():
 
 
 def test_a_folder_of_checkpoints(tmp_path, monkeypatch):
-    """Only what is new is searched, in whatever order."""
+    """New problems alone are searched, in whatever order."""
     folder = tmp_path / "laws"
     assert same(fit_many(PROBLEMS, MODEL, checkpoint=folder))
     assert len(list(folder.iterdir())) == 2
     calls, plain = [], search._fitted
     monkeypatch.setattr(search, "_fitted", lambda *arguments: calls.append(1) or plain(*arguments))
     turned = dict(reversed([*PROBLEMS.items(), ("new", (X, X[:, 1] ** 3))]))
-    found = fit_many(turned, MODEL, checkpoint=folder)
-    assert str(found).splitlines()[0] == "new: y = x1**3"
-    assert same(many.Outcomes(found[:0:-1]))
+    outcomes = fit_many(turned, MODEL, checkpoint=folder)
+    assert str(outcomes).splitlines()[0] == "new: y = x1**3"
+    assert same(many.Outcomes(outcomes[:0:-1]))
     assert len(calls) == 1
     with pytest.raises(FileNotFoundError):
         fit_many(PROBLEMS, MODEL, checkpoint=tmp_path / "absent" / "laws")
@@ -81,19 +79,18 @@ def test_a_folder_of_checkpoints(tmp_path, monkeypatch):
 
 def test_a_checkpoint_is_found_by_the_data_of_its_problem(tmp_path, monkeypatch):
     """Not by its name, which for a sequence is the place, and need not be that of a file."""
-    one, two = (X, X[:, 0] ** 2), (X, X[:, 1] ** 3)
-    fit_many([one, two], MODEL, checkpoint=tmp_path)
+    square, cube = (X, X[:, 0] ** 2), (X, X[:, 1] ** 3)
+    fit_many([square, cube], MODEL, checkpoint=tmp_path)
     monkeypatch.setattr(search, "_fitted", lambda *arguments: pytest.fail("searched again"))
-    assert str(fit_many([two, one], MODEL, checkpoint=tmp_path)) == "0: y = x1**3\n1: y = x0**2"
-    assert str(fit_many({"a/b": two}, MODEL, checkpoint=tmp_path)) == "a/b: y = x1**3"
+    assert str(fit_many([cube, square], MODEL, checkpoint=tmp_path)) == "0: y = x1**3\n1: y = x0**2"
+    assert str(fit_many({"a/b": cube}, MODEL, checkpoint=tmp_path)) == "a/b: y = x1**3"
 
 
-@pytest.mark.parametrize("at", [1, 2])
-def test_interrupt_gives_what_was_found(at, monkeypatch, capsys, request):
-    """Before anything of a problem was found, and within its search."""
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a process in the background ignores it
+@pytest.mark.parametrize("call_index", [1, 2])
+def test_interrupt_gives_what_was_found(call_index, monkeypatch, capsys, request):
+    """Ctrl-C before a problem has any equation, and within its search."""
+    # a process in the background ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     model = NPURegressor(
         random_state=0, max_terms=2, starts=4, output_powers=(1,), noise="constant"
@@ -103,14 +100,14 @@ def test_interrupt_gives_what_was_found(at, monkeypatch, capsys, request):
 
     def stopping(*arguments):
         calls.append(1)
-        if len(calls) == at + 2:  # two for the first problem
+        if len(calls) == call_index + 2:  # two for the first problem
             signal.raise_signal(signal.SIGINT)
         return plain(*arguments)
 
     monkeypatch.setattr(search, "_fitted", stopping)
-    found = fit_many([(X, y), (X, 2 * y), (X, 3 * y)], model)
-    assert not found.complete
-    assert [one.complete for one in found] == [True] + [False] * (at - 1)
+    outcomes = fit_many([(X, y), (X, 2 * y), (X, 3 * y)], model)
+    assert not outcomes.complete
+    assert [outcome.complete for outcome in outcomes] == [True] + [False] * (call_index - 1)
 
 
 INTERRUPTED = """
@@ -130,7 +127,7 @@ print(len(found), found.complete, all(one.error is None for one in found))
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no process groups")
 def test_interrupted_processes_give_what_was_found(tmp_path):
-    """As Ctrl-C in a terminal: to all processes at once."""
+    """Ctrl-C in a terminal reaches all processes at once."""
     folder = tmp_path / "laws"
     with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, str(folder)],
@@ -185,9 +182,9 @@ def test_arguments_that_cannot_be_used():
 def on_a_rank(rank, ranks):
     calls, plain = [], many._one
     many._one = lambda *arguments: calls.append(1) or plain(*arguments)
-    found = fit_many(PROBLEMS, MODEL)
-    assert same(found)
-    assert found.complete
+    outcomes = fit_many(PROBLEMS, MODEL)
+    assert same(outcomes)
+    assert outcomes.complete
     assert len(calls) == len(PROBLEMS) // ranks
 
 
@@ -213,14 +210,13 @@ def _process(rank, store_port):
 
 
 def _a_slow_rank(rank):
-    """It is waited for, with more silence than the group's timeout, and its results come in
-    pieces."""
+    """A rank silent for longer than the group's timeout is waited for."""
     plain, pieces = many._one, ranks.PIECE
     many._one = lambda *arguments: (time.sleep(7 * rank), plain(*arguments))[1]
     ranks.PIECE = 100
-    found = fit_many(dict(list(PROBLEMS.items())[:2]), MODEL)
-    assert found.complete
-    assert [str(outcome)[:7] for outcome in found] == ["quotien", "text: V"]
+    outcomes = fit_many(dict(list(PROBLEMS.items())[:2]), MODEL)
+    assert outcomes.complete
+    assert [str(outcome)[:7] for outcome in outcomes] == ["quotien", "text: V"]
     many._one, ranks.PIECE = plain, pieces
 
 
@@ -237,9 +233,9 @@ def _a_rank_that_fails(rank):
     with pytest.warns(
         UserWarning, match=r"^fit_many: the results of 1 of 2 ranks are missing, .*: 1$"
     ):
-        found = fit_many(PROBLEMS, MODEL)
-    assert [outcome.name for outcome in found] == ["quotient", "square"]
-    assert not found.complete
+        outcomes = fit_many(PROBLEMS, MODEL)
+    assert [outcome.name for outcome in outcomes] == ["quotient", "square"]
+    assert not outcomes.complete
     assert time.monotonic() - start < ranks.SILENCE / 2
 
 
@@ -248,8 +244,8 @@ def _a_rank_that_dies(rank):
         many._fitted = lambda *arguments: os._exit(0)
     ranks.SILENCE = 3
     with pytest.warns(UserWarning, match=r"gave no sign of life for 3 seconds: 1$"):
-        found = fit_many(PROBLEMS, MODEL)
-    assert [outcome.name for outcome in found] == ["quotient", "square"]
+        outcomes = fit_many(PROBLEMS, MODEL)
+    assert [outcome.name for outcome in outcomes] == ["quotient", "square"]
 
 
 @pytest.mark.skipif(
@@ -263,7 +259,7 @@ def test_results_survive_slow_and_lost_ranks():
 
 
 class _Lists(joblib.parallel.ThreadingBackend):
-    """As ray's backend: no generators."""
+    """A backend without generators, such as ray's."""
 
     supports_return_generator = False
 
@@ -291,7 +287,23 @@ def test_a_backend_without_generators(monkeypatch):
     assert same(fit_many(PROBLEMS, MODEL, n_jobs=2))
     monkeypatch.setattr(many, "BATCH", 1)
     assert len(fit_many(dict(list(PROBLEMS.items())[:1]), MODEL, n_jobs=2)) == 1
-    found = fit_many(PROBLEMS, MODEL, n_jobs=2)
+    outcomes = fit_many(PROBLEMS, MODEL, n_jobs=2)
     assert sizes == [4, 1, 2, 2]
-    assert [outcome.name for outcome in found] == ["quotient", "text"]
-    assert not found.complete
+    assert [outcome.name for outcome in outcomes] == ["quotient", "text"]
+    assert not outcomes.complete
+
+
+def test_equal_numbers_of_other_columns(tmp_path):
+    """They are problems of their own, with files of their own."""
+    pandas = pytest.importorskip("pandas")
+    y = X[:, 0] * X[:, 1]
+    named = [
+        (pandas.DataFrame(X, columns=["a", "b"]), y),
+        (pandas.DataFrame(X, columns=["c", "d"]), y),
+        (X, pandas.Series(y, name="z")),
+        (X, y),
+    ]
+    lines = "0: y = a*b\n1: y = c*d\n2: z = x0*x1\n3: y = x0*x1"
+    for _ in range(2):
+        assert str(fit_many(named, MODEL, checkpoint=tmp_path)) == lines
+    assert len(list(tmp_path.iterdir())) == len(named)

@@ -1,8 +1,6 @@
 """What `NPURegressor` gives for a law: its forms, errors, intervals and pictures; and the rules of
 units."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -76,7 +74,7 @@ def test_held_out_rows_of_pure_noise_are_predicted_worse_than_by_zero():
 
 
 def test_no_equation_has_a_negative_power_of_a_zero():
-    """Also where y is largest at the zeros, so that a negative power seems to fit."""
+    """Where y is largest at the zeros, a negative power seems to fit."""
     X = uniform(2, 60, seed=1)
     X[::6, 0] = 0
     y = X[:, 1] ** 2 / (X[:, 0] + 0.02)
@@ -98,8 +96,8 @@ def test_standard_errors_are_those_of_linear_regression(noisy):
     A = np.c_[X[:, 0] ** 2 / X[:, 1], X[:, 2]]
     c, rss, *_ = np.linalg.lstsq(A, y, rcond=None)
     error = np.sqrt(np.diag(np.linalg.inv(A.T @ A)) * rss[0] / (len(y) - 2))
-    found = terms(model.best_)
-    assert [found[2, -1, 0], found[0, 0, 1]] == pytest.approx(c.tolist(), rel=1e-9)
+    coefficients = terms(model.best_)
+    assert [coefficients[2, -1, 0], coefficients[0, 0, 1]] == pytest.approx(c.tolist(), rel=1e-9)
     order = [tuple(w) for w in model.exponents_.tolist()].index((2, -1, 0))
     assert model.coef_std_[[order, 1 - order]] == pytest.approx(error, rel=1e-6)
     assert not model.exponents_std_.any()
@@ -123,13 +121,9 @@ def test_coverage_of_the_intervals():
     for seed in range(200):
         y = 2.2 * X[:, 0] ** 1.47 + 0.1 * noise(39, 100 + seed)
         model = NPURegressor(
-            random_state=0,
-            max_terms=1,
-            output_powers=(1,),
-            starts=4,
-            noise="constant",
+            random_state=0, max_terms=1, output_powers=(1,), starts=4, noise="constant",
             exponents="real",
-        )
+        )  # fmt: skip
         intervals = model.fit(X, y).intervals()
         hits += [i.low <= true <= i.high for i, true in zip(intervals, (2.2, 1.47), strict=True)]
     assert (hits >= 180).all()
@@ -138,8 +132,8 @@ def test_coverage_of_the_intervals():
 
 def test_known_noise_sets_the_errors(noisy):
     X, y, model = noisy
-    known = NPURegressor(random_state=0, output_powers=(1,), noise=0.4).fit(X, y)
-    assert known.coef_std_ == pytest.approx(2 * model.coef_std_, rel=0.15)
+    with_noise = NPURegressor(random_state=0, output_powers=(1,), noise=0.4).fit(X, y)
+    assert with_noise.coef_std_ == pytest.approx(2 * model.coef_std_, rel=0.15)
 
 
 def test_plot(noisy, tmp_path):

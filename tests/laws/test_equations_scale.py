@@ -1,7 +1,5 @@
 """`NPURegressor` with many rows: memory, blocks of rows, and exponents that only all rows tell."""
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import replace
 
@@ -34,10 +32,9 @@ def peak(rows):
 
 
 def test_memory_grows_with_a_few_numbers_for_each_row():
-    """The rows once more, in another order, and some vectors; not the products of powers and their
-    derivatives."""
-    few, many = 60_000, 160_000
-    assert peak(many) - peak(few) < 6 * 4 * 8 * (many - few)
+    """Memory for the rows once more and some vectors, not for products and their derivatives."""
+    few, more = 60_000, 160_000
+    assert peak(more) - peak(few) < 6 * 4 * 8 * (more - few)
 
 
 @pytest.mark.parametrize(("power", "loss"), [(1.0, "squared"), (1.0, "huber"), (-1.0, "squared")])
@@ -54,13 +51,15 @@ def test_blocks_give_what_all_rows_at_once_do(power, loss, monkeypatch):
     assert len(list(rows.blocks())) == 10
     u = np.array([[1.4, 0, 0], [0, 1.1, 2]])
     start = refine.Sum(u, np.zeros((2, 3)), (u != 0) & ~rows.signed, np.ones(2))
-    one, two = refine.refit(at_once, start, loss), refine.refit(rows, start, loss)
-    assert one.rss < refine.refit(at_once, start, loss, 0).rss
+    undivided, in_blocks = refine.refit(at_once, start, loss), refine.refit(rows, start, loss)
+    assert undivided.rss < refine.refit(at_once, start, loss, 0).rss
     for name in ("u", "c", "rss", "press", "cost"):
-        assert getattr(two, name) == pytest.approx(getattr(one, name), rel=1e-7)
-    assert refine.covariance(rows, one) == pytest.approx(refine.covariance(at_once, one), rel=1e-7)
+        assert getattr(in_blocks, name) == pytest.approx(getattr(undivided, name), rel=1e-7)
+    assert refine.covariance(rows, undivided) == pytest.approx(
+        refine.covariance(at_once, undivided), rel=1e-7
+    )
     everything = rows.choose(np.arange(1000))
-    assert refine.refit(everything, start, loss).rss == two.rss
+    assert refine.refit(everything, start, loss).rss == in_blocks.rss
 
 
 def test_zeros_and_signs_of_columns_over_blocks(monkeypatch):
@@ -95,13 +94,13 @@ def test_only_exponents_that_are_no_fractions_become_free_again(power):
     simple = refine.refit(
         rows, refine.Sum(np.array([[1.5, 2.0]]), np.zeros((1, 2)), fixed, np.ones(1))
     )
-    found = refine.reconsidered(rows, simple, refine.Rules())
+    refined = refine.reconsidered(rows, simple, refine.Rules())
     if power == 1.5:
-        assert found is simple
+        assert refined is simple
         return
-    assert found.free.tolist() == [[True, False]]
-    assert found.u[0].tolist() == [pytest.approx(1.47, abs=0.003), 2]
-    assert found.cost < simple.cost
+    assert refined.free.tolist() == [[True, False]]
+    assert refined.u[0].tolist() == [pytest.approx(1.47, abs=0.003), 2]
+    assert refined.cost < simple.cost
 
 
 def test_equal_rows_become_one_with_their_weights():

@@ -1,7 +1,5 @@
 """Steps of the search by themselves."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -18,8 +16,7 @@ from tests.support.laws import RNG, uniform
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])
 def test_exchange_of_the_one_wrong_term(wrong: int) -> None:
-    """Whichever it is: among the sums with one term exchanged is the law itself, without any
-    iteration."""
+    """The law itself is among the sums with one term exchanged, without any iteration."""
     X = uniform(2, 80, seed=2)
     law = np.array([[2.0, -1.0], [0.5, 0.0], [0.0, -2.0]])
     c = np.array([3.0, -5.0, 2.0])

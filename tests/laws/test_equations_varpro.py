@@ -1,8 +1,6 @@
 """Variable projection by itself: from starts near a law it finds the law, within the bounds,
 without help by others."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -29,11 +27,11 @@ def test_two_terms_from_near_them(iterations: int) -> None:
     y = 3.0 * (X ** exponents[0]).prod(1) - 0.7 * (X ** exponents[1]).prod(1)
     solver = solver_of(y, X)
     starts = exponents + 0.2 * np.random.default_rng(0).standard_normal((16, 2, 2))
-    found = solver.run(starts, np.zeros_like(starts), iterations)
-    best = int(found.rss.argmin())
-    assert float(found.rss[best]) < 1e-16 * solver.size
-    np.testing.assert_allclose(found.u[best].numpy(), exponents, atol=1e-6)
-    assert int((found.rss < 1e-12 * solver.size).sum()) >= 12  # nearly all of the starts
+    solution = solver.run(starts, np.zeros_like(starts), iterations)
+    best = int(solution.rss.argmin())
+    assert float(solution.rss[best]) < 1e-16 * solver.size
+    np.testing.assert_allclose(solution.u[best].numpy(), exponents, atol=1e-6)
+    assert int((solution.rss < 1e-12 * solver.size).sum()) >= 12  # nearly all of the starts
 
 
 def test_bounds() -> None:
@@ -42,5 +40,5 @@ def test_bounds() -> None:
     X[::6] = 0
     solver = solver_of(1 / (X[:, 0] + 0.02), X)
     assert float(solver.low[0]) == 0.0
-    found = solver.run(np.array([[[-1.0]], [[0.5]], [[0.0]]]), np.zeros((3, 1, 1)), 20)
-    assert (found.u >= 0).all()
+    solution = solver.run(np.array([[[-1.0]], [[0.5]], [[0.0]]]), np.zeros((3, 1, 1)), 20)
+    assert (solution.u >= 0).all()

@@ -1,7 +1,5 @@
 """`ode.fit`: from time series to their law."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -46,13 +44,13 @@ def test_jacobians_are_those_of_the_residuals(times: list[float], relative: bool
     shape = Shape(3, 2, 2)
     x = 0.5 * torch.rand(2, shape.size, generator=generator, dtype=torch.float64) + 0.2
     for problem in (Trajectories(data, shape, 8), Stretches(data, shape, 8, data.values + 1)):
-        r, found = problem.jacobian(x)
+        r, jacobian = problem.jacobian(x)
         torch.testing.assert_close(r, problem.residual(x))
         columns = [
             (problem.residual(x + 1e-6 * e) - problem.residual(x - 1e-6 * e)) / 2e-6
             for e in torch.eye(len(x[0]))
         ]
-        torch.testing.assert_close(found, torch.stack(columns, -1), rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(jacobian, torch.stack(columns, -1), rtol=1e-5, atol=1e-7)
 
 
 def test_the_path_is_that_of_rollout() -> None:
@@ -71,32 +69,33 @@ def test_the_path_is_that_of_rollout() -> None:
 
 
 def test_a_law_is_found_among_several_starts() -> None:
-    found = ode.fit(model(2, 3, 8), T, predators(T), names=["x", "y"])
-    assert str(found.equation) == "x' = -0.6*x*y + 1.2*x\ny' = 0.5*x*y - 0.8*y"
-    torch.testing.assert_close(found.u0, numbers(2, 1).unsqueeze(0), rtol=1e-5, atol=0)
-    assert found.complete
-    assert found.score < 1e-5
-    assert found.unidentified == ()
-    assert len(found.latex()) == len(found.sympy()) == 2
+    result = ode.fit(model(2, 3, 8), T, predators(T), names=["x", "y"])
+    assert str(result.equation) == "x' = -0.6*x*y + 1.2*x\ny' = 0.5*x*y - 0.8*y"
+    torch.testing.assert_close(result.u0, numbers(2, 1).unsqueeze(0), rtol=1e-5, atol=0)
+    assert result.complete
+    assert result.score < 1e-5
+    assert result.unidentified == ()
+    assert len(result.latex()) == len(result.sympy()) == 2
     later = torch.linspace(0, 12, 7, dtype=torch.float64)
-    torch.testing.assert_close(found.predict(later), predators(later), rtol=1e-4, atol=1e-4)
-    ours = ode.rollout(found.model, numbers(2, 1), steps=1200, dt=0.01, method="rk4")
+    torch.testing.assert_close(result.predict(later), predators(later), rtol=1e-4, atol=1e-4)
+    ours = ode.rollout(result.model, numbers(2, 1), steps=1200, dt=0.01, method="rk4")
     torch.testing.assert_close(ours[::200], predators(later), rtol=1e-4, atol=1e-4)
 
 
 def test_a_rate_law_of_fractional_order() -> None:
-    """c' = -80 c**1.5 in minutes: coefficients are not bounded, and an exponent is rounded but
-    keeps its interval."""
+    """c' = -80 c**1.5: coefficients have no bound, a rounded exponent keeps its interval."""
     t = torch.linspace(0, 2, 30, dtype=torch.float64) ** 2
     c = solution([[1.5]], [[-80.0]], [0.01], t)
-    found = ode.fit(model(1, 1, 8), t, noise(c, 0.01), names=["c"])
-    exponent = next(one for one in found.estimates if one.name == "exponent of c in term 1")
+    result = ode.fit(model(1, 1, 8), t, noise(c, 0.01), names=["c"])
+    exponent = next(
+        estimate for estimate in result.estimates if estimate.name == "exponent of c in term 1"
+    )
     assert exponent.taken == 1.5
     assert exponent.error > 0
-    interval = next(one for one in found.intervals() if one.name == exponent.name)
+    interval = next(estimate for estimate in result.intervals() if estimate.name == exponent.name)
     assert interval.low < 1.5 < interval.high
-    assert found.model[1].weight.item() == pytest.approx(-80, rel=0.05)
-    assert "taken as 3/2" in found.report()
+    assert result.model[1].weight.item() == pytest.approx(-80, rel=0.05)
+    assert "taken as 3/2" in result.report()
 
 
 def test_irregular_and_missing_samples_of_several_series() -> None:
@@ -110,42 +109,33 @@ def test_irregular_and_missing_samples_of_several_series() -> None:
     tables = [predators(times[0]), predators(times[1], (1.0, 2.5))]
     tables[0][3, 0] = tables[0][7, 1] = tables[1][5] = math.nan
     order = torch.randperm(22, generator=generator)
-    found = ode.fit(known((1.0, -0.5, 0.4, -1.0)), [times[0][order], times[1]], [tables[0][order], tables[1]],
+    result = ode.fit(known((1.0, -0.5, 0.4, -1.0)), [times[0][order], times[1]], [tables[0][order], tables[1]],
                     start="model", names=["x", "y"])  # fmt: skip
-    assert str(found.equation) == "x' = -0.6*x*y + 1.2*x\ny' = 0.5*x*y - 0.8*y"
+    assert str(result.equation) == "x' = -0.6*x*y + 1.2*x\ny' = 0.5*x*y - 0.8*y"
     torch.testing.assert_close(
-        found.u0, torch.tensor([[2, 1], [1, 2.5]]).double(), rtol=1e-4, atol=0
+        result.u0, torch.tensor([[2, 1], [1, 2.5]]).double(), rtol=1e-4, atol=0
     )
-    assert "first y of series 1" in found.standard_errors
-    there = predators(times[1], (1.0, 2.5))
-    torch.testing.assert_close(found.predict(times[1], series=1), there, rtol=1e-4, atol=1e-4)
+    assert "first y of series 1" in result.standard_errors
+    second_series = predators(times[1], (1.0, 2.5))
+    torch.testing.assert_close(
+        result.predict(times[1], series=1), second_series, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_an_unobserved_state_and_what_the_data_cannot_tell() -> None:
-    """Prey alone: the predators' number has no unit, so their first state and x' y's coefficient go
-    together."""
+    """Prey alone: the predators have no unit, so their start and x' y's coefficient go together."""
     u = predators(T)[:, :1]
-    found = ode.fit(
-        known((1.0, -0.5, 0.4, -1.0)),
-        T,
-        u,
-        observed=[0],
-        names=["x", "y"],
-        u0=[math.nan, 1.0],
+    result = ode.fit(
+        known((1.0, -0.5, 0.4, -1.0)), T, u, observed=[0], names=["x", "y"], u0=[math.nan, 1.0],
         start="model",
-    )
-    assert str(found.equation) == "x' = -0.6*x*y + 1.2*x\ny' = 0.5*x*y - 0.8*y"
-    assert found.unidentified == ()
-    assert "Not measured: y." in found.report()
+    )  # fmt: skip
+    assert str(result.equation) == "x' = -0.6*x*y + 1.2*x\ny' = 0.5*x*y - 0.8*y"
+    assert result.unidentified == ()
+    assert "Not measured: y." in result.report()
     free = ode.fit(
-        known((1.0, -0.5, 0.4, -1.0)),
-        T,
-        u,
-        observed=[0],
-        names=["x", "y"],
-        start="model",
+        known((1.0, -0.5, 0.4, -1.0)), T, u, observed=[0], names=["x", "y"], start="model",
         simplify=False,
-    )
+    )  # fmt: skip
     (said,) = free.unidentified
     assert "first y" in said
     assert "coefficient of x*y in x'" in said
@@ -158,11 +148,11 @@ def test_an_unobserved_state_and_what_the_data_cannot_tell() -> None:
 def test_standard_errors_are_the_spread_of_the_estimates() -> None:
     u, estimates, errors = predators(T), [], []
     for seed in range(10):
-        found = ode.fit(
+        result = ode.fit(
             known(), T, noise(u, 0.03, seed), start="model", simplify=False, names=["x", "y"]
         )
-        estimates.append([one.value for one in found.estimates])
-        errors.append([one.error for one in found.estimates])
+        estimates.append([estimate.value for estimate in result.estimates])
+        errors.append([estimate.error for estimate in result.estimates])
     spread, error = torch.tensor(estimates).std(0), torch.tensor(errors).square().mean(0).sqrt()
     assert 0.75 < float((spread / error).log().mean().exp()) < 1.33
 
@@ -175,11 +165,11 @@ def test_intervals_of_a_linear_law_are_those_of_its_standard_errors() -> None:
     with torch.no_grad():
         line[0].weight_re.fill_(0.0)
         line[1].weight.fill_(0.4)
-    found = ode.fit(line, T, u, start="model", simplify=False)
-    (c, first), (low, high) = found.estimates, (scipy.stats.t.ppf(p, 23) for p in (0.05, 0.95))
-    for one, interval in zip((c, first), found.intervals(0.9), strict=True):
-        assert interval.low == pytest.approx(one.value + low * one.error, rel=2e-3)
-        assert interval.high == pytest.approx(one.value + high * one.error, rel=2e-3)
+    result = ode.fit(line, T, u, start="model", simplify=False)
+    (c, first), (low, high) = result.estimates, (scipy.stats.t.ppf(p, 23) for p in (0.05, 0.95))
+    for estimate, interval in zip((c, first), result.intervals(0.9), strict=True):
+        assert interval.low == pytest.approx(estimate.value + low * estimate.error, rel=2e-3)
+        assert interval.high == pytest.approx(estimate.value + high * estimate.error, rel=2e-3)
 
 
 def test_intervals_where_the_trajectory_is_curved() -> None:
@@ -209,8 +199,10 @@ def test_intervals_where_the_trajectory_is_curved() -> None:
         law[1].weight.fill_(-0.4)
     weights = torch.full((25, 1), sigma, dtype=torch.float64)
     weights[0] = 1e9  # known
-    found = ode.fit(law, t, u, u0=[10.0], sigma=weights, start="model", simplify=False, names=["u"])
-    k, w = found.intervals()
+    result = ode.fit(
+        law, t, u, u0=[10.0], sigma=weights, start="model", simplify=False, names=["u"]
+    )
+    k, w = result.intervals()
     best = rise(-k.value, w.value)
     for end in (-k.low, -k.high):
         assert profile(end, None) - best == pytest.approx(3.8415, rel=0.05)
@@ -221,17 +213,16 @@ def test_intervals_where_the_trajectory_is_curved() -> None:
 
 def test_ends_that_are_not_reached() -> None:
     """Noise alone: the coefficient may be 0, and the exponent anything."""
-    generator = torch.Generator().manual_seed(
-        9
-    )  # with some others an end is a fit that rounding decides
+    # with some others an end is a fit that rounding decides
+    generator = torch.Generator().manual_seed(9)
     u = 1 + 0.2 * torch.randn(25, generator=generator, dtype=torch.float64)
     law = model(1, 1).double()
     with torch.no_grad():
         law[0].weight_re.fill_(0.5)
         law[0].gate.fill_(1.0)
         law[1].weight.fill_(0.1)
-    found = ode.fit(law, T, u, start="model", simplify=False, names=["u"])
-    coefficient, exponent, _ = found.intervals()
+    result = ode.fit(law, T, u, start="model", simplify=False, names=["u"])
+    coefficient, exponent, _ = result.intervals()
     assert (exponent.low, exponent.high) == (-math.inf, math.inf)
     assert coefficient.low == 0 < coefficient.value < coefficient.high < math.inf
 
@@ -241,35 +232,29 @@ def test_amounts_do_not_begin_below_0() -> None:
     with torch.no_grad():
         line[0].weight_re.fill_(0.0)
         line[1].weight.fill_(0.4)
-    found = ode.fit(line, T, 0.1 + 0.5 * T, sigma=1.0, start="model", simplify=False)
-    _, first = found.intervals()
+    result = ode.fit(line, T, 0.1 + 0.5 * T, sigma=1.0, start="model", simplify=False)
+    _, first = result.intervals()
     assert first.low == 0
     assert first.high == pytest.approx(first.value + 1.95996 * first.error, rel=2e-3)
 
 
 def test_hares_and_lynxes() -> None:
-    """Pelts in thousands, 1900 to 1920; Carpenter's Bayesian estimates of 2018 are 0.55, 0.028,
-    0.024 and 0.80."""
+    """Pelts in thousands, 1900 to 1920; Carpenter (2018) estimates 0.55, 0.028, 0.024 and 0.80."""
     start = known((0.5, -0.02, 0.02, -0.8))
-    found = ode.fit(
-        start,
-        torch.arange(1900, 1921),
-        PELTS,
-        sigma="relative",
-        start="model",
+    result = ode.fit(
+        start, torch.arange(1900, 1921), PELTS, sigma="relative", start="model",
         names=["hare", "lynx"],
-    )
-    values = [one.value for one in found.estimates[:4]]
+    )  # fmt: skip
+    values = [estimate.value for estimate in result.estimates[:4]]
     assert values == pytest.approx([0.55, -0.028, 0.024, -0.80], rel=0.05)
-    assert [one.error for one in found.estimates[:4]] == pytest.approx(
+    assert [estimate.error for estimate in result.estimates[:4]] == pytest.approx(
         [0.065, 0.004, 0.004, 0.09], rel=0.2
     )
-    torch.testing.assert_close(found.sigma, numbers(0.25, 0.25), rtol=0.1, atol=0)
+    torch.testing.assert_close(result.sigma, numbers(0.25, 0.25), rtol=0.1, atol=0)
 
 
 def test_smoothing_of_a_noisy_column_beside_a_clear_one() -> None:
-    """Hares alone are smoothed to almost nothing: their cross-validation has its minimum at a
-    straight line."""
+    """Hares alone would be smoothed to a straight line, by cross-validation."""
     data = read(torch.arange(1900, 1921), PELTS, "fit", "relative", None, None, 2).scaled()
     states, slopes = smoothed(data)
     off = (states.log() - data.values.log()).square().mean((0, 1)).sqrt()
@@ -278,16 +263,15 @@ def test_smoothing_of_a_noisy_column_beside_a_clear_one() -> None:
 
 
 def test_the_true_products_are_among_the_starts() -> None:
-    """At 1 % noise their slopes leave no less than those of other products, but their integrals
-    do."""
+    """Slopes at 1 % noise do not tell the true products from others; integrals do."""
     case = CASES["fsir"]
     exponents, _, u0 = case.parts()
-    wanted = sorted(exponents.tolist())
+    true_exponents = sorted(exponents.tolist())
     data = read(*case.series(0.01, 25), u0, None, None, case.names, 3).scaled()
     starts, coefficients, free, used = matched(
         data, *smoothed(data), Shape(3, 3, 1), ~data.positive, 24, 0
     )
-    (n,) = [n for n, one in enumerate(starts) if sorted(one.tolist()) == wanted]
+    (n,) = [n for n, start in enumerate(starts) if sorted(start.tolist()) == true_exponents]
     assert n < 12
     assert torch.equal(free[n], starts[n] != 0)
     assert bool(used[n].all())
@@ -300,15 +284,17 @@ def test_exponents_beside_fractions_keep_the_intervals_of_free_numbers() -> None
     case = CASES["fsir"]
     t, u = case.series(0.01, 5)
     settings = {"u0": case.u0, "names": case.names, "start": "model"}
-    found = ode.fit(case.model("form"), t, u, **settings)
+    result = ode.fit(case.model("form"), t, u, **settings)
     free = ode.fit(case.model("form"), t, u, simplify=False, **settings)
-    powers = found.weights()[0][0]
+    powers = result.weights()[0][0]
     assert float(powers[0, 0]) == 0.5
     assert float(powers[1, 1]) == pytest.approx(1.014, abs=2e-3)  # is no fraction
-    taken = {one.name: one.taken for one in found.estimates}
-    assert taken["exponent of I in term 2"] == float(powers[1, 1])
-    assert "taken as 1.01" in found.report()
-    ours, theirs = ({one.name: one for one in law.intervals()} for law in (found, free))
+    fractions = {estimate.name: estimate.taken for estimate in result.estimates}
+    assert fractions["exponent of I in term 2"] == float(powers[1, 1])
+    assert "taken as 1.01" in result.report()
+    ours, theirs = (
+        {estimate.name: estimate for estimate in law.intervals()} for law in (result, free)
+    )
     for name in (name for name in ours if name.startswith("exponent")):
         assert ours[name].low == pytest.approx(theirs[name].low, rel=0.02)
         assert ours[name].high == pytest.approx(theirs[name].high, rel=0.02)
@@ -319,34 +305,35 @@ def test_alternatives_are_the_laws_that_the_data_hardly_tell() -> None:
     """c' = -0.5 c**1.5: few rough data allow other forms, many clear ones none."""
     t = torch.linspace(0, 6, 12, dtype=torch.float64)
     c = solution([[1.5]], [[-0.5]], [1.0], t)
-    found = ode.fit(model(1, 2, 8), t, noise(c, 0.05, 2), names=["c"])
-    others = found.alternatives()
-    assert others
-    assert [one.bic for one in others] == sorted(one.bic for one in others)
-    forms = [form(one.law) for one in (found, *others)]
+    result = ode.fit(model(1, 2, 8), t, noise(c, 0.05, 2), names=["c"])
+    alternatives = result.alternatives()
+    assert alternatives
+    assert [other.bic for other in alternatives] == sorted(other.bic for other in alternatives)
+    forms = [form(other.law) for other in (result, *alternatives)]
     assert len(set(forms)) == len(forms)
-    assert others[-1].bic < found.bic + 2 * math.log(20)
-    for one in others[:2]:
-        again = ode.fit(one.model, t, noise(c, 0.05, 2), names=["c"], start="model", simplify=False)
-        assert (
-            again.bic < one.bic + math.log(12) * 4
-        )  # as likely, but for the price of its free numbers
-        assert again.score == pytest.approx(one.score, rel=0.05)
-        assert one.intervals()[0].low < one.intervals()[0].high
+    assert alternatives[-1].bic < result.bic + 2 * math.log(20)
+    for other in alternatives[:2]:
+        refitted = ode.fit(
+            other.model, t, noise(c, 0.05, 2), names=["c"], start="model", simplify=False
+        )
+        # as likely, but for the price of its free numbers
+        assert refitted.bic < other.bic + math.log(12) * 4
+        assert refitted.score == pytest.approx(other.score, rel=0.05)
+        assert other.intervals()[0].low < other.intervals()[0].high
     assert not ode.fit(
         model(1, 2, 8), T, solution([[1.5]], [[-0.5]], [1.0], T), names=["c"]
     ).alternatives()
 
 
 def test_alternatives_of_a_known_form_keep_its_exponents() -> None:
-    """Only coefficients may go."""
-    found = ode.fit(
+    """Coefficients alone may go."""
+    result = ode.fit(
         known(), T[:8], noise(predators(T), 0.2, 3)[:8], start="model", names=["x", "y"]
     )
-    others = found.alternatives()
-    assert others
-    for one in others:
-        assert all(set(row) <= {0.0, 1.0} for row in one.weights()[0][0].tolist())
+    alternatives = result.alternatives()
+    assert alternatives
+    for other in alternatives:
+        assert all(set(row) <= {0.0, 1.0} for row in other.weights()[0][0].tolist())
 
 
 def test_errors_that_are_given_or_relative() -> None:
@@ -356,11 +343,13 @@ def test_errors_that_are_given_or_relative() -> None:
     settings = {"start": "model", "simplify": False, "names": ["x", "y"]}
     relative = ode.fit(known(), T, u * factors.exp(), sigma="relative", **settings)
     torch.testing.assert_close(relative.sigma, numbers(0.05, 0.05), rtol=0.4, atol=0)
-    given = ode.fit(known(), T, noise(u, 0.03), sigma=[0.1, 0.2], **settings)
+    with_sigma = ode.fit(known(), T, noise(u, 0.03), sigma=[0.1, 0.2], **settings)
     twice = ode.fit(known(), T, noise(u, 0.03), sigma=numbers(0.2, 0.4).expand(25, 2), **settings)
-    assert given.sigma is None
+    assert with_sigma.sigma is None
     name = "coefficient of x in x'"
-    assert twice.standard_errors[name] == pytest.approx(2 * given.standard_errors[name], rel=1e-3)
+    assert twice.standard_errors[name] == pytest.approx(
+        2 * with_sigma.standard_errors[name], rel=1e-3
+    )
 
 
 def test_tables_and_the_picture() -> None:
@@ -369,17 +358,17 @@ def test_tables_and_the_picture() -> None:
     table = pandas.DataFrame(
         {"year": T.numpy(), "prey": predators(T)[:, 0], "hunters": predators(T)[:, 1]}
     )
-    found = ode.fit(
+    result = ode.fit(
         known(), table["year"], table[["prey", "hunters"]], start="model", simplify=False
     )
-    assert found.names == ("prey", "hunters")
-    later = found.predict([1.0, 0.0], u0=[2.0, 1.0])
+    assert result.names == ("prey", "hunters")
+    later = result.predict([1.0, 0.0], u0=[2.0, 1.0])
     assert later.shape == (2, 2)
     assert later[1].tolist() == [2.0, 1.0]
     assert later[0] == pytest.approx(predators(numbers(1.0, 1.5))[0].numpy(), rel=1e-4)
-    torch.testing.assert_close(found.predict(numbers(-0.5), u0=None)[0], ode.rollout(
-        found.model, found.u0[0], steps=100, dt=-0.005, method="rk4")[-1], rtol=1e-5, atol=1e-6)  # fmt: skip
-    assert [axis.get_title() for axis in found.plot().axes] == ["prey", "hunters"]
+    torch.testing.assert_close(result.predict(numbers(-0.5), u0=None)[0], ode.rollout(
+        result.model, result.u0[0], steps=100, dt=-0.005, method="rk4")[-1], rtol=1e-5, atol=1e-6)  # fmt: skip
+    assert [axis.get_title() for axis in result.plot().axes] == ["prey", "hunters"]
 
 
 def test_the_price_of_a_description() -> None:
@@ -405,80 +394,40 @@ def test_blind_directions_have_infinite_errors() -> None:
 U = torch.rand(25, 2, dtype=torch.float64) + 0.5
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "said"),
-    [
-        (
-            {"model": nn.Linear(2, 2)},
-            TypeError,
-            "ode.fit: model must be an nn.Sequential of RealNPU and NAU, got Linear",
-        ),
-        (
-            {"model": nn.Sequential(NPU(2, 2), NAU(2, 2))},
-            TypeError,
-            "model must be an nn.Sequential of RealNPU and NAU, since the exponents of a law are real, got "
-            "Sequential(NPU, NAU)",
-        ),
-        (
-            {"model": nn.Sequential(NaiveNPU(2, 2), NAU(2, 2)), "start": "model"},
-            TypeError,
-            "got Sequential(NaiveNPU, NAU)",
-        ),
-        ({"t": T[:-1]}, ValueError, "t must have a time for each row of u, 25 in series 0, got 24"),
-        ({"t": T * math.nan}, ValueError, "t must be finite, got nan"),
-        ({"t": torch.zeros(25)}, ValueError, "t must have at least two different times, got [0.0]"),
-        ({"t": [T, T]}, ValueError, "t must have one entry for each series of u, 1, got 2"),
-        ({"t": ["now"] * 25}, TypeError, "t must be numbers, got list"),
-        (
-            {"u": U[:, :1]},
-            ValueError,
-            "u must have 2 columns (the model's features), got shape (25, 1) in series 0",
-        ),
-        ({"u": U / 0}, ValueError, "u must be finite or nan (missing), got inf in series 0"),
-        ({"u": U * math.nan}, ValueError, "u must have at least one value that is not nan"),
-        (
-            {"u0": "guess"},
-            ValueError,
-            "u0 must be 'fit' or numbers (nan where unknown), got 'guess'",
-        ),
-        ({"u0": [1.0]}, ValueError, "u0 must have shape (2,) or (1, 2) (series, D), finite or nan"),
-        ({"sigma": -1.0}, ValueError, "sigma must be greater than 0 and finite, got -1.0"),
-        (
-            {"sigma": "absolute"},
-            ValueError,
-            "sigma must be None, 'relative' or numbers, got 'absolute'",
-        ),
-        (
-            {"sigma": [1.0, 2.0, 3.0]},
-            ValueError,
-            "sigma must be a number, one for each column, or have the shape of u",
-        ),
-        (
-            {"sigma": "relative", "u": U - 1},
-            ValueError,
-            "fits logarithms, for which u must be greater than 0",
-        ),
-        (
-            {"observed": [0, 2]},
-            ValueError,
-            "observed must be numbers of states, 0 to 1, got [0, 2]",
-        ),
-        ({"observed": [1, 1]}, ValueError, "observed must name every state once, got [1, 1]"),
-        (
-            {"names": ["a"]},
-            ValueError,
-            "names must be 2 different names (of the states), got ['a']",
-        ),
-        ({"start": "middle"}, ValueError, "start must be 'search' or 'model', got 'middle'"),
-        ({"simplify": 1}, TypeError, "simplify must be True or False, got 1"),
-        ({"seed": -1}, ValueError, "seed must be an integer of at least 0, got -1"),
-        (
-            {"max_denominator": 0},
-            ValueError,
-            "max_denominator must be an integer of at least 1, got 0",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "error", "said"), [
+    ({"model": nn.Linear(2, 2)}, TypeError,
+     "ode.fit: model must be an nn.Sequential of RealNPU and NAU, got Linear"),
+    ({"model": nn.Sequential(NPU(2, 2), NAU(2, 2))}, TypeError,
+     "model must be an nn.Sequential of RealNPU and NAU, since the exponents of a law are real, "
+     "got Sequential(NPU, NAU)"),
+    ({"model": nn.Sequential(NaiveNPU(2, 2), NAU(2, 2)), "start": "model"}, TypeError,
+     "got Sequential(NaiveNPU, NAU)"),
+    ({"t": T[:-1]}, ValueError, "t must have a time for each row of u, 25 in series 0, got 24"),
+    ({"t": T * math.nan}, ValueError, "t must be finite, got nan"),
+    ({"t": torch.zeros(25)}, ValueError, "t must have at least two different times, got [0.0]"),
+    ({"t": [T, T]}, ValueError, "t must have one entry for each series of u, 1, got 2"),
+    ({"t": ["now"] * 25}, TypeError, "t must be numbers, got list"),
+    ({"u": U[:, :1]}, ValueError,
+     "u must have 2 columns (the model's features), got shape (25, 1) in series 0"),
+    ({"u": U / 0}, ValueError, "u must be finite or nan (missing), got inf in series 0"),
+    ({"u": U * math.nan}, ValueError, "u must have at least one value that is not nan"),
+    ({"u0": "guess"}, ValueError, "u0 must be 'fit' or numbers (nan where unknown), got 'guess'"),
+    ({"u0": [1.0]}, ValueError, "u0 must have shape (2,) or (1, 2) (series, D), finite or nan"),
+    ({"sigma": -1.0}, ValueError, "sigma must be greater than 0 and finite, got -1.0"),
+    ({"sigma": "absolute"}, ValueError,
+     "sigma must be None, 'relative' or numbers, got 'absolute'"),
+    ({"sigma": [1.0, 2.0, 3.0]}, ValueError,
+     "sigma must be a number, one for each column, or have the shape of u"),
+    ({"sigma": "relative", "u": U - 1}, ValueError,
+     "fits logarithms, for which u must be greater than 0"),
+    ({"observed": [0, 2]}, ValueError, "observed must be numbers of states, 0 to 1, got [0, 2]"),
+    ({"observed": [1, 1]}, ValueError, "observed must name every state once, got [1, 1]"),
+    ({"names": ["a"]}, ValueError, "names must be 2 different names (of the states), got ['a']"),
+    ({"start": "middle"}, ValueError, "start must be 'search' or 'model', got 'middle'"),
+    ({"simplify": 1}, TypeError, "simplify must be True or False, got 1"),
+    ({"seed": -1}, ValueError, "seed must be an integer of at least 0, got -1"),
+    ({"max_denominator": 0}, ValueError, "max_denominator must be an integer of at least 1, got 0"),
+])  # fmt: skip
 def test_bad_input(change: dict[str, Any], error: type[Exception], said: str) -> None:
     arguments = {"model": model(2, 2, 2), "t": T, "u": U, **change}
     with pytest.raises(error) as caught:
@@ -488,22 +437,22 @@ def test_bad_input(change: dict[str, Any], error: type[Exception], said: str) ->
 
 
 def test_bad_predictions() -> None:
-    found = ode.fit(known(), T, predators(T), start="model", simplify=False)
+    result = ode.fit(known(), T, predators(T), start="model", simplify=False)
     for arguments, said in (
         (([[1.0]],), "t must be finite times of shape (M,)"),
         (([1.0], [1.0]), "u0 must be finite of shape (2,)"),
         (([1.0], None, 3), "series must be one of the 1 series, got 3"),
     ):
         with pytest.raises(ValueError, match="predict") as caught:
-            found.predict(*arguments)
+            result.predict(*arguments)
         assert said in str(caught.value)
     with pytest.raises(ValueError, match="level must be between 0 and 1"):
-        found.intervals(2)
+        result.intervals(2)
 
 
 def test_the_model_is_not_changed() -> None:
-    given = model(1, 1, 4)
-    before = [parameter.clone() for parameter in given.parameters()]
-    found = ode.fit(given, T, solution([[1.0]], [[-0.5]], [2.0], T))
-    assert str(found.equation) == "x0' = -0.5*x0"
-    assert all(torch.equal(*pair) for pair in zip(before, given.parameters(), strict=True))
+    start = model(1, 1, 4)
+    before = [parameter.clone() for parameter in start.parameters()]
+    result = ode.fit(start, T, solution([[1.0]], [[-0.5]], [2.0], T))
+    assert str(result.equation) == "x0' = -0.5*x0"
+    assert all(torch.equal(*pair) for pair in zip(before, start.parameters(), strict=True))

@@ -1,7 +1,5 @@
 """`ode.fit` that is interrupted, killed, and continued."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -33,7 +31,7 @@ def test_ctrl_c_gives_the_best_law_until_then() -> None:
             if self.steps == 5:
                 os.kill(os.getpid(), signal.SIGINT)
 
-        def __enter__(self) -> Keyboard:
+        def __enter__(self) -> Any:
             return self
 
         def __exit__(self, *error: object) -> None:
@@ -42,11 +40,11 @@ def test_ctrl_c_gives_the_best_law_until_then() -> None:
     keyboard = Keyboard()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("npu_kernels._laws.series.fit.Progress", lambda *_: keyboard)
-        found = ode.fit(known(), T, noise(predators(T), 0.01), start="model")
-    assert not found.complete
+        result = ode.fit(known(), T, noise(predators(T), 0.01), start="model")
+    assert not result.complete
     assert keyboard.steps < 20
-    assert "interrupted" in found.report()
-    assert found.model[0].weight_re.isfinite().all()
+    assert "interrupted" in result.report()
+    assert result.model[0].weight_re.isfinite().all()
 
 
 class Counted:
@@ -69,45 +67,45 @@ class Counted:
         return ode.fit(law, T, u, start="model", **options), self.made
 
 
-@pytest.mark.parametrize("at", [2, 12, 25])
+@pytest.mark.parametrize("interrupted_step", [2, 12, 25])
 def test_a_checkpoint_loses_nothing(
-    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    interrupted_step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted in a step, and continued: the same bits as without, and no step is made twice."""
     counted = Counted(monkeypatch)
     path = tmp_path / "law.pt"
     expected, steps = counted.of()
-    assert at < steps
-    counted.at, counted.call = at, lambda: os.kill(os.getpid(), signal.SIGINT)
+    assert interrupted_step < steps
+    counted.at, counted.call = interrupted_step, lambda: os.kill(os.getpid(), signal.SIGINT)
     interrupted, _ = counted.of(checkpoint=path)
     assert not interrupted.complete
-    assert sum(descent[4] for descent in load(path, ["kept"])["kept"].values()) == at
+    assert sum(descent[4] for descent in load(path, ["kept"])["kept"].values()) == interrupted_step
     counted.at = 0
     continued, more = counted.of(checkpoint=path)
     assert continued.complete
-    assert at + more == steps
+    assert interrupted_step + more == steps
     assert torch.equal(continued.law.x, expected.law.x)
     assert torch.equal(continued.free.x, expected.free.x)
     assert continued.bic == expected.bic
     assert continued.seconds > interrupted.seconds
-    again, more = counted.of(checkpoint=path)
+    resumed, more = counted.of(checkpoint=path)
     assert more == 0
-    assert torch.equal(again.law.x, expected.law.x)
+    assert torch.equal(resumed.law.x, expected.law.x)
 
 
 def test_a_killed_fit_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without Ctrl-C: the file is written while the fit runs."""
-    monkeypatch.setattr("npu_kernels._jobs.checkpoints.CHECKPOINT_SECONDS", 0.0)
+    """The file is written while the fit runs, also without Ctrl-C."""
+    monkeypatch.setattr("npu_kernels._jobs.checkpoint.CHECKPOINT_SECONDS", 0.0)
     path, earlier = tmp_path / "law.pt", tmp_path / "earlier.pt"
     counted = Counted(monkeypatch)
     counted.at, counted.call = 15, lambda: shutil.copyfile(path, earlier)
-    found, steps = counted.of(checkpoint=path)
+    undisturbed, steps = counted.of(checkpoint=path)
     counted.at = 0
     continued, more = counted.of(checkpoint=earlier)
     assert 14 + more == steps
-    assert torch.equal(continued.law.x, found.law.x)
+    assert torch.equal(continued.law.x, undisturbed.law.x)
 
 
 def test_the_search_is_continued_to_the_bit(

@@ -1,7 +1,6 @@
 """Several processes give the numbers of one."""
 
-from __future__ import annotations
-
+import copy
 import itertools
 import os
 import socket
@@ -16,10 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from npu_kernels import NAU, NMU, NPU, functional, use_backend
+from npu_kernels import NAU, NMU, NPU, RealNPU, functional, use_backend
 from npu_kernels._operators import dispatch
-from npu_kernels._testing.samples import RECORDS, CountCalls, normwise_error
+from npu_kernels._testing.samples import RECORDS, CountCalls, Sample, normwise_error
 from tests.conftest import needs_library
+from tests.support.compare import assert_near
 
 pytestmark = [
     needs_library,
@@ -30,7 +30,7 @@ pytestmark = [
         sys.platform == "win32", reason="DTensor over gloo is tested on Linux and macOS"
     ),
 ]
-ROUNDING = 1e-12
+SHARDED_ROUNDING = 1e-12
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_distributed.py"
 
 
@@ -81,13 +81,13 @@ def _data_parallel(rank: int, ranks: int) -> None:
 
     x = torch.randn(8 * ranks, 3, dtype=torch.float64)
     expected = _single(x)
-    own = x.chunk(ranks)[rank]
+    local_rows = x.chunk(ranks)[rank]
 
     torch.manual_seed(1)
     replicated = nn.parallel.DistributedDataParallel(_model())
-    replicated(own).square().mean().backward()
+    replicated(local_rows).square().mean().backward()
     for parameter, want in zip(replicated.parameters(), expected, strict=True):
-        assert normwise_error(parameter.grad, want) < ROUNDING
+        assert normwise_error(parameter.grad, want) < SHARDED_ROUNDING
 
     torch.manual_seed(1)
     sharded = _model()
@@ -95,88 +95,95 @@ def _data_parallel(rank: int, ranks: int) -> None:
     for layer in sharded.children():
         fully_shard(layer, mesh=mesh)
     fully_shard(sharded, mesh=mesh)
-    sharded(own).square().mean().backward()
+    sharded(local_rows).square().mean().backward()
     for parameter, want in zip(sharded.parameters(), expected, strict=True):
         assert isinstance(parameter.grad, DTensor)
-        assert normwise_error(parameter.grad.full_tensor(), want) < ROUNDING
+        assert normwise_error(parameter.grad.full_tensor(), want) < SHARDED_ROUNDING
 
 
 _TWO = ((None, False), (4, True))
+# models, whether x is shared
 _SETTINGS = {
     "npu": ((None, False), (4, False), (4, True)),
     "nmu": _TWO,
     "nmru": _TWO,
     "inalu": _TWO,
-}  # models, whether x is shared
+}
+
+
+def _shardings(k: int, num_models: int | None, shared: bool) -> dict[str, tuple[Any, Any]]:
+    """Placements of x and of a weight matrix, by name; k is the dimension of the rows."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    shardings: dict[str, tuple[Any, Any]] = {
+        "replicated": (Replicate(), Replicate()),
+        "rows": (Shard(0 if shared else k), Replicate()),
+        "outputs": (Replicate(), Shard(k)),
+        "inputs": (Shard(0 if shared else k), Shard(k + 1)),  # not legal: gathered
+    }
+    if num_models is not None:
+        shardings["models"] = (Replicate() if shared else Shard(0), Shard(0))
+    return shardings
+
+
+def _sharded(sample: Sample, mesh: Any, of_x: list[Any], of_weight: list[Any], k: int) -> list[Any]:
+    """The sample's tensors as distributed leaves; a vector is split between models alone."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    leaves = [distribute_tensor(sample.x.detach(), mesh, of_x).requires_grad_()]
+    for tensor in sample.tensors.values():
+        assert tensor is not None
+        matrix = tensor.dim() == k + 2
+        placements = [p if matrix or (p == Shard(0) and k) else Replicate() for p in of_weight]
+        leaves.append(distribute_tensor(tensor.detach(), mesh, placements).requires_grad_())
+    return leaves
 
 
 def _operators(
     rank: int, ranks: int, mesh_shape: tuple[int, ...], sizes: dict[str, Any] = _SETTINGS
 ) -> None:
-    """The operators and their backwards under every placement of every operand; gathered where it
-    is not legal."""
+    """Check operators and backwards under every placement of operands, gathered where illegal."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
     import npu_kernels.sharding  # noqa: F401
 
     mesh = init_device_mesh("cpu", mesh_shape)
-    for name, settings in sizes.items():
-        for num_models, shared in settings:
-            sample = (
-                RECORDS[name].sample(8, 4, 4, num_models=num_models, shared=shared).requires_grad()
-            )
-            y = sample.call(RECORDS[name].function)
-            grad_y = torch.randn_like(y)
-            expected = [y, *torch.autograd.grad(y, sample.leaves(), grad_y)]
-            k = 0 if num_models is None else 1
-            rows, outputs = (Shard(0 if shared else k), Replicate()), (Replicate(), Shard(k))
-            ways: dict[str, tuple[Any, Any]] = {
-                "replicated": (Replicate(), Replicate()),
-                "rows": rows,
-                "outputs": outputs,
-                "inputs": (Shard(0 if shared else k), Shard(k + 1)),  # not legal: gathered
-            }
-            if num_models is not None:
-                ways["models"] = (Replicate() if shared else Shard(0), Shard(0))
-            choices = list(itertools.product(ways, repeat=len(mesh_shape)))
-            if len(mesh_shape) == 2:  # a few of the many
-                choices = [("rows", "outputs"), ("outputs", "rows"), ("replicated", "outputs")]
-                choices += [("models", "rows"), ("outputs", "models")] if num_models else []
-            for choice in choices:
-                of_x, of_weight = ([ways[way][i] for way in choice] for i in (0, 1))
-                leaves = [distribute_tensor(sample.x.detach(), mesh, of_x).requires_grad_()]
-                for tensor in list(sample.tensors.values()):
-                    assert tensor is not None
-                    matrix = tensor.dim() == k + 2
-                    here = [
-                        p if matrix or (p == Shard(0) and k) else Replicate() for p in of_weight
-                    ]
-                    leaves.append(distribute_tensor(tensor.detach(), mesh, here).requires_grad_())
-                function: Any = getattr(functional, name)
-                found = function(*leaves, **sample.options)
-                assert isinstance(found, DTensor)
-                if choice == ("rows",):
-                    assert found.placements == (Shard(k),)
-                elif choice == ("outputs",):
-                    assert found.placements == (Shard(k + 1),)
-                elif choice == ("models",):
-                    assert found.placements == (Shard(0),)
-                elif choice == ("rows", "outputs"):
-                    assert found.placements == (Shard(k), Shard(k + 1))
-                upstream = distribute_tensor(grad_y, mesh, [Replicate()] * len(mesh_shape))
-                slopes = torch.autograd.grad(found, leaves, upstream)
-                for actual, want in zip((found, *slopes), expected, strict=True):
-                    whole = actual.full_tensor()  # type: ignore[attr-defined]
-                    assert normwise_error(whole, want) < ROUNDING, (
-                        f"{name} {num_models} {shared} {choice}"
-                    )
-                if choice in (("inputs",), ("outputs",)):  # all but the last operand frozen
-                    *frozen, last = (leaf.detach() for leaf in leaves)
-                    found = function(*frozen, last.requires_grad_(), **sample.options)
-                    (slope,) = torch.autograd.grad(found, [last], upstream)
-                    gathered = slope.full_tensor()  # type: ignore[attr-defined]
-                    assert normwise_error(gathered, expected[-1]) < ROUNDING, f"{name} {choice}"
+    cases = [(name, *setting) for name, settings in sizes.items() for setting in settings]
+    for name, num_models, shared in cases:
+        sample = RECORDS[name].sample(8, 4, 4, num_models=num_models, shared=shared).requires_grad()
+        y = sample.call(RECORDS[name].function)
+        grad_y = torch.randn_like(y)
+        expected = [y, *torch.autograd.grad(y, sample.leaves(), grad_y)]
+        k = 0 if num_models is None else 1
+        shardings = _shardings(k, num_models, shared)
+        choices = list(itertools.product(shardings, repeat=len(mesh_shape)))
+        if len(mesh_shape) == 2:  # a few of the many
+            choices = [("rows", "outputs"), ("outputs", "rows"), ("replicated", "outputs")]
+            choices += [("models", "rows"), ("outputs", "models")] if num_models else []
+        results = {
+            ("rows",): (Shard(k),),
+            ("outputs",): (Shard(k + 1),),
+            ("models",): (Shard(0),),
+            ("rows", "outputs"): (Shard(k), Shard(k + 1)),
+        }
+        for choice in choices:
+            of_x, of_weight = ([shardings[word][i] for word in choice] for i in (0, 1))
+            leaves = _sharded(sample, mesh, of_x, of_weight, k)
+            function: Any = getattr(functional, name)
+            output = function(*leaves, **sample.options)
+            assert isinstance(output, DTensor)
+            assert output.placements == results.get(choice, output.placements)
+            upstream = distribute_tensor(grad_y, mesh, [Replicate()] * len(mesh_shape))
+            slopes = torch.autograd.grad(output, leaves, upstream)
+            gathered = [actual.full_tensor() for actual in (output, *slopes)]  # type: ignore[attr-defined]
+            case = f"{name} {num_models} {shared} {choice}"
+            assert_near(gathered, expected, SHARDED_ROUNDING, case)
+            if choice in (("inputs",), ("outputs",)):  # all but the last operand frozen
+                *frozen, last = (leaf.detach() for leaf in leaves)
+                output = function(*frozen, last.requires_grad_(), **sample.options)
+                (slope,) = torch.autograd.grad(output, [last], upstream)
+                assert_near([slope.full_tensor()], expected[-1:], SHARDED_ROUNDING, case)  # type: ignore[attr-defined]
 
 
 def _on_a_line(rank: int, ranks: int) -> None:
@@ -189,14 +196,47 @@ def _triton_on_a_line(rank: int, ranks: int) -> None:
 
     with use_backend("triton"), CountCalls() as counted:
         assert triton.available("cpu") == (True, "")
-        _operators(
-            rank, ranks, (ranks,), {"nalu": _TWO[1:]}
-        )  # the interpreter takes seconds for each placement
+        # the interpreter takes seconds for each placement
+        _operators(rank, ranks, (ranks,), {"nalu": _TWO[1:]})
     assert counted.calls["nalu_backward"] > 0
 
 
 def _on_a_mesh(rank: int, ranks: int) -> None:
     _operators(rank, ranks, (2, ranks // 2))
+
+
+class _Larger(NAU):
+    """A unit with a parameter that is not one of a unit."""
+
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        self.more = nn.Linear(2, 2)
+
+
+class _Scaled(nn.Module):
+    """A model whose call takes more than tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, factor: float) -> Tensor:
+        return factor * self.model(x)
+
+
+def _inputs_of_models(spread: nn.Module, unsharded: nn.Module, ranks: int) -> None:
+    """A DTensor stays one, and what is no tensor stays what it is."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    from npu_kernels.sharding import shard_models
+
+    mesh = init_device_mesh("cpu", (ranks,))
+    x = torch.randn(9, 3, dtype=torch.float64)
+    gathered = spread(distribute_tensor(x, mesh, [Replicate()])).full_tensor()
+    assert normwise_error(gathered, unsharded(x)) < 1e-10
+    scaled = shard_models(_Scaled(copy.deepcopy(unsharded)), mesh)
+    assert normwise_error(scaled(x, 2.0).full_tensor(), 2.0 * unsharded(x)) < 1e-10
 
 
 def _models(rank: int, ranks: int) -> None:
@@ -206,29 +246,34 @@ def _models(rank: int, ranks: int) -> None:
     from npu_kernels.sharding import shard_models
 
     options: Any = {"num_models": 4, "dtype": torch.float64}
-    whole = nn.Sequential(
-        NPU(3, 5, init_im=0.3, **options), NAU(5, 4, **options), NMU(4, 2, **options)
-    )
-    spread = nn.Sequential(NPU(3, 5, **options), NAU(5, 4, **options), NMU(4, 2, **options))
-    spread.load_state_dict(whole.state_dict())
-    for model in (whole, spread):
+    layers = NAU(5, 4, **options), RealNPU(4, 4, **options), NMU(4, 2, **options)
+    unsharded = nn.Sequential(NPU(3, 5, init_im=0.3, **options), *layers)
+    spread = nn.Sequential(NPU(3, 5, **options), *copy.deepcopy(layers))
+    spread.load_state_dict(unsharded.state_dict())
+    for model in (unsharded, spread):
         model[0].gate.requires_grad_(False)
     spread = shard_models(spread, init_device_mesh("cpu", (ranks,)))
     assert all(p.to_local().shape[0] == 4 // ranks for p in spread.parameters())  # type: ignore[attr-defined]
     assert [name for name, p in spread.named_parameters() if not p.requires_grad] == ["0.gate"]
-    optimizers = [torch.optim.Adam(model.parameters(), 1e-2) for model in (whole, spread)]
+    optimizers = [torch.optim.Adam(model.parameters(), 1e-2) for model in (unsharded, spread)]
     for shape in ((9, 3), (4, 9, 3), (9, 3)):
         x = torch.randn(shape, dtype=torch.float64)
-        for model, optimizer in zip((whole, spread), optimizers, strict=True):
+        for model, optimizer in zip((unsharded, spread), optimizers, strict=True):
             optimizer.zero_grad()
             y = model(x)
-            y = y if model is whole else y.to_local()
+            y = y if model is unsharded else y.to_local()
             y.square().mean((1, 2)).sum().backward()
             optimizer.step()
-    for parameter, want in zip(spread.parameters(), whole.parameters(), strict=True):
+    for parameter, want in zip(spread.parameters(), unsharded.parameters(), strict=True):
         assert normwise_error(parameter.full_tensor(), want) < 1e-10  # type: ignore[attr-defined]
+    _inputs_of_models(spread, unsharded, ranks)
     with pytest.raises(ValueError, match=r"units with one num_models, got \['None'\]"):
         shard_models(_model(), init_device_mesh("cpu", (ranks,)))
+    for stranger in (nn.Linear(5, 5), _Larger(5, 5, num_models=4)):
+        with pytest.raises(ValueError, match=r"units with one num_models, got \['4'\]"):
+            shard_models(
+                nn.Sequential(NPU(3, 5, num_models=4), stranger), init_device_mesh("cpu", (ranks,))
+            )
     with pytest.raises(ValueError, match=r"units with one num_models, got \['2', '4'\]"):
         shard_models(
             nn.Sequential(NPU(3, 5, num_models=2), NAU(5, 4, num_models=4)),
@@ -256,15 +301,10 @@ def test_a_mesh_of_four_processes() -> None:
 
 @pytest.mark.parametrize(("models", "machines"), [(1, 1), (6, 2)])
 def test_example(models: int, machines: int) -> None:
-    """The script under torchrun, as its first lines say; the second machine is another torchrun on
-    this one."""
+    """The script runs under torchrun as its first lines say; both machines are this one."""
     command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        str(2 // machines),
-    ]
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(2 // machines),
+    ]  # fmt: skip
     if machines == 1:
         command += ["--master-port", str(_free_port())]
     else:

@@ -1,7 +1,5 @@
 """Zeros, subnormals, huge values, inf, nan, and the smallest shapes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -13,27 +11,13 @@ from npu_kernels._testing.samples import RECORDS, normwise_error
 from tests.conftest import needs_library
 
 SPECIAL = [
-    0.0,
-    -0.0,
-    1e-45,
-    -1e-45,
-    1e-40,
-    -1e-40,
-    1e-38,
-    -1e-38,
-    1e38,
-    -1e38,
-    1.0,
-    -1.0,
-    math.inf,
-    -math.inf,
-    math.nan,
-]
+    0.0, -0.0, 1e-45, -1e-45, 1e-40, -1e-40, 1e-38, -1e-38, 1e38, -1e38, 1.0, -1.0, math.inf,
+    -math.inf, math.nan,
+]  # fmt: skip
 
 
 def _same(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Element by element: nan with nan, inf with its inf, and finite values relative to
-    themselves."""
+    """Element by element: nan with nan, inf with its inf, finite values relative to themselves."""
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=0, equal_nan=True)
 
 
@@ -76,8 +60,8 @@ def test_special_inputs_in_every_lane(dtype: torch.dtype) -> None:
             spoiled = x.clone()
             spoiled[row, row % in_features] = SPECIAL[row % len(SPECIAL)]
             y = functional.npu(spoiled, weight, weight.flip(0))
-            others = torch.arange(23) != row
-            assert torch.equal(y[others], clean[others])
+            other_rows = torch.arange(23) != row
+            assert torch.equal(y[other_rows], clean[other_rows])
             _same(
                 y,
                 reference.npu(spoiled, weight, weight.flip(0)),

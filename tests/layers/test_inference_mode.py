@@ -3,8 +3,6 @@
 Results are inference tensors, for which torch's own rules hold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -38,8 +36,7 @@ LAYERS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
 
 
 class Counting:
-    """A function of the fast path; how often it computed, and how often it left the call to the
-    general way."""
+    """A function of the fast path that counts its own results and those left to the general way."""
 
     def __init__(self, name: str) -> None:
         self.function: Callable[..., Any] = getattr(fast_path, name)
@@ -55,9 +52,9 @@ class Counting:
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Counting]:
     def count(name: str) -> Counting:
-        found = Counting(name)
-        monkeypatch.setattr(fast_path, name, found)
-        return found
+        counter = Counting(name)
+        monkeypatch.setattr(fast_path, name, counter)
+        return counter
 
     return count
 
@@ -80,8 +77,7 @@ def calls(name: str) -> tuple[str, Callable[[Tensor], Tensor], Tensor]:
 
 @pytest.mark.parametrize("name", [*LAYERS, "mse_loss", "rollout"])
 def test_it_takes_the_fast_path(name: str, counting: Callable[[str], Counting]) -> None:
-    """Normal and inference tensors, to the bits of `torch.no_grad`; what comes out is
-    torch's to say."""
+    """Normal and inference tensors give the bits of `torch.no_grad`; torch decides their kind."""
     function, call, x = calls(name)
     count = counting(function)
     with torch.no_grad():
@@ -168,7 +164,7 @@ print(layer(x).grad_fn.name())
 
 def test_adam(counting: Callable[[str], Counting]) -> None:
     """Parameters change to the same bits, and their version with them."""
-    found = []
+    updated = []
     for mode in (torch.no_grad, torch.inference_mode):
         parameter = torch.linspace(-1, 1, 5).requires_grad_()
         optimizer = Adam([parameter], lr=0.1)
@@ -179,8 +175,8 @@ def test_adam(counting: Callable[[str], Counting]) -> None:
             optimizer.step()
         assert (count.taken, count.left) == (1, 0)
         assert parameter._version == version + 1
-        found.append(parameter.detach())
-    assert torch.equal(*found)
+        updated.append(parameter.detach())
+    assert torch.equal(*updated)
 
 
 def test_adam_refuses_what_torch_refuses() -> None:

@@ -1,7 +1,5 @@
 """Other code's layers into ours and back."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any
@@ -17,8 +15,7 @@ from npu_kernels.interop import reference_layers
 
 
 class PyTorchPublished(nn.Module):
-    """The published PyTorch layout: [I, O] weights, torch.clamp, float32's epsilon in any dtype;
-    written from its formula."""
+    """The published PyTorch layout: [I, O] weights, torch.clamp, float32's epsilon in any dtype."""
 
     def __init__(
         self, in_features: int, out_features: int, imaginary: bool = True, gate: bool = True
@@ -43,8 +40,7 @@ class PyTorchPublished(nn.Module):
 
 
 class JuliaPublished(nn.Module):
-    """The Julia package's layout, [O, I] and the machine epsilon of the dtype, as complex
-    powers."""
+    """The Julia package's layout: [O, I], the machine epsilon of the dtype, complex powers."""
 
     def __init__(
         self, in_features: int, out_features: int, imaginary: bool = True, gate: bool = True
@@ -73,8 +69,7 @@ class JuliaPublished(nn.Module):
 def test_published_layouts(
     published: Any, imaginary: bool, gate: bool, unit: type, dtype: torch.dtype
 ) -> None:
-    """Values and gradients are theirs, zeros among the inputs, so a different eps would show; and
-    back."""
+    """Values and gradients are theirs, zeros among the inputs, where another eps would show."""
     model = nn.ModuleDict({"a": published(3, 2, imaginary, gate), "b": nn.Linear(2, 1)}).to(dtype)
     x = torch.randn(9, 3, dtype=dtype)
     x[0, 0] = 0.0
@@ -96,9 +91,9 @@ def test_published_layouts(
     }
     assert all(torch.equal(p, old[name]) for name, p in back.named_parameters())
     assert normwise_error(back(x), theirs) < tolerance
-    again = interop.swap(copy.deepcopy(back))
-    assert type(again) is unit
-    assert normwise_error(again(x), theirs) < tolerance
+    swapped = interop.swap(copy.deepcopy(back))
+    assert type(swapped) is unit
+    assert normwise_error(swapped(x), theirs) < tolerance
 
 
 def test_from_arrays() -> None:
@@ -164,8 +159,7 @@ def test_the_model_itself_and_shared_layers() -> None:
 
 
 def test_what_is_not_swapped() -> None:
-    """The same names with other shapes and another formula, other layers, and what would lose
-    something."""
+    """Other shapes under the same names, other layers, and what would lose something."""
     other = PyTorchPublished(3, 3)
     other.g = nn.Parameter(torch.rand(3, 3))  # a gate per weight
     wide = PyTorchPublished(3, 2)
@@ -190,8 +184,7 @@ def test_what_is_not_swapped() -> None:
 
 
 class WithPenalties(PyTorchPublished):
-    """A published layer that clips after each step and has a penalty, called by the network around
-    it."""
+    """A published layer that clips after each step and has a penalty."""
 
     def __init__(self, npu_clip: str | None = "wg") -> None:
         super().__init__(3, 3)
@@ -213,7 +206,7 @@ class Quiet(WithPenalties):
 
     optimize = None
 
-    def train(self, mode: bool = True) -> Quiet:
+    def train(self, mode: bool = True) -> Any:
         return self
 
 
@@ -261,11 +254,11 @@ def test_subclasses_buffers_and_changed_methods_count() -> None:
     assert type(interop.swap(layer, allow=["penalty", "mask"])) is NPU
 
     class Own(NPU):
-        """Of ours: stays as it is, as documented."""
+        """A subclass of our layer stays as it is, as documented."""
 
-    own = Own(2, 2)
-    assert interop.swap(own) is own
-    assert interop.to_reference(own) is own
+    subclass = Own(2, 2)
+    assert interop.swap(subclass) is subclass
+    assert interop.to_reference(subclass) is subclass
 
 
 def test_transposed_weights_do_not_lose_hooks_or_sharing() -> None:

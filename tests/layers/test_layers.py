@@ -1,7 +1,5 @@
 """The modules: sizes, parameters, starts, representation."""
 
-from __future__ import annotations
-
 import copy
 import doctest
 import io
@@ -17,6 +15,7 @@ from torch.nn.utils import parametrize, prune
 import npu_kernels
 from npu_kernels import functional, layers
 from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
+from tests.support.compare import assert_equal
 
 UNITS: list[type[Unit]] = [NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU]
 PARAMETERS = {
@@ -115,9 +114,7 @@ def test_seed(unit: type[Unit]) -> None:
     for _ in range(2):
         torch.manual_seed(7)
         layers.append(unit(4, 3))
-    assert all(
-        torch.equal(a, b) for a, b in zip(*(layer.parameters() for layer in layers), strict=True)
-    )
+    assert_equal(*(layer.parameters() for layer in layers))
 
 
 @every_unit
@@ -139,8 +136,7 @@ def test_device_and_dtype(unit: type[Unit]) -> None:
 @every_unit
 @pytest.mark.parametrize("num_models", [None, 3])
 def test_copies(unit: type[Unit], num_models: int | None) -> None:
-    """state_dict, torch.save with weights only, deepcopy and pickle: the same outputs and
-    independent parameters."""
+    """Copies by state_dict, torch.save, deepcopy and pickle: same outputs, other parameters."""
     layer = unit(4, 3, num_models=num_models)  # type: ignore[call-arg]
     x = torch.randn(5, 4)
     y = layer(x)

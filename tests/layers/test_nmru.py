@@ -1,7 +1,5 @@
 """NMRU: what the tests of all layers do not ask."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any
@@ -22,8 +20,7 @@ SPECIAL = [0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 1.0, -1.0, math.inf, -m
 
 
 def _published(x: Tensor, weight: Tensor, training: bool, sign: str) -> Tensor:
-    """github.com/bmistry4/nalm-division, the classes of both signs, step by step: one model,
-    weights clipped."""
+    """The classes of github.com/bmistry4/nalm-division for both signs, step by step."""
     reciprocal = (x + EPS).reciprocal() if training else x.reciprocal()
     both = torch.cat((x, reciprocal), 1)
     clipped = weight.clamp(0, 1)
@@ -36,8 +33,7 @@ def _published(x: Tensor, weight: Tensor, training: bool, sign: str) -> Tensor:
 @pytest.mark.parametrize("sign", SIGNS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_is_the_published_layer(sign: str, dtype: torch.dtype, backend: str) -> None:
-    """Training uses float32's machine epsilon, whatever the dtype; in evaluation without. No
-    input is small."""
+    """Training uses float32's machine epsilon in any dtype; evaluation uses none."""
     x = torch.randn(50, 3, dtype=torch.float64)
     x[:, 0] = torch.linspace(-1, 1, 50, dtype=torch.float64) * 2**-10  # where eps shows
     layer = NMRU(3, 4, sign=sign, dtype=dtype)
@@ -125,8 +121,7 @@ def test_derivatives(sign: str, clip: bool, eps: float, backend: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("eps", [0.0, EPS])
 def test_special_inputs(sign: str, dtype: torch.dtype, eps: float, backend: str) -> None:
-    """Row by row the value and the gradients are the formula's: zeros of both signs have infinite
-    reciprocals."""
+    """Value and gradients of each row are the formula's; zeros have infinite reciprocals."""
     special = torch.tensor(SPECIAL, dtype=dtype)
     rows = torch.stack([special, torch.full_like(special, 0.7)], 1)
     weight = torch.tensor([[0.5, 0.25, 0.75, 1.0], [0.0, 0.5, 1.0, -0.25]], dtype=dtype)
@@ -168,18 +163,17 @@ def test_sizes_of_zero(sign: str, rows: int, inputs: int, outputs: int, backend:
 @needs_library
 @pytest.mark.parametrize("weight", [0.3, -0.7, 1.0])
 def test_phase_of_many_terms(isa: str, weight: float) -> None:
-    """The error of a sum of many equal weights does not grow with it: whole periods of the cosine
-    are left out."""
+    """The error of a sum of equal weights does not grow: whole periods are left out."""
     x = torch.full((5, 250), -1.0, requires_grad=True)
     w = torch.full((3, 500), weight, requires_grad=True)
     y = functional.nmru(x, w, sign="separate", clip=True)
-    found = [y.detach(), *torch.autograd.grad(y.sum(), (x, w))]
+    actuals = [y.detach(), *torch.autograd.grad(y.sum(), (x, w))]
     x64, w64 = (t.detach().double() for t in (x, w))
     want = reference.nmru(x64, w64, sign="separate")
     exact = reference.nmru_backward(torch.ones_like(want), x64, w64, 0.0, True, True)
     # The cosine is 1 or -1, where a wrong phase shows least; the weights' gradients are sums of 5
     # pi times the sine.
-    for actual, expected, error in zip(found, (want, *exact), (1e-6, 1e-6, 2e-3), strict=True):
+    for actual, expected, error in zip(actuals, (want, *exact), (1e-6, 1e-6, 2e-3), strict=True):
         assert (actual - expected).abs().max() <= error
 
 

@@ -1,7 +1,5 @@
 """Sums over rows: of none, and of other sizes 0, of a great many, and overflowing ones."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -48,14 +46,14 @@ def _outcome(sample: Sample, function: Callable[..., Tensor]) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y.sum(), leaves.leaves())]
 
 
-def _same(found: list[Tensor], expected: list[Tensor]) -> None:
-    for actual, want in zip(found, expected, strict=True):
+def _same(actuals: list[Tensor], expected: list[Tensor]) -> None:
+    for actual, want in zip(actuals, expected, strict=True):
         torch.testing.assert_close(actual, want, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 def _zero_sizes(name: str, dtype: torch.dtype, sizes: tuple[int, ...]) -> list[Sample]:
     """Every combination with a size 0: of rows, inputs, outputs and models."""
-    record, found = RECORDS[name], []
+    record, cases = RECORDS[name], []
     for batch, in_features, out_features, models in itertools.product(
         sizes, sizes, sizes, (None, 0, 2)
     ):
@@ -63,28 +61,20 @@ def _zero_sizes(name: str, dtype: torch.dtype, sizes: tuple[int, ...]) -> list[S
             continue
         for shared in (False, True) if models is not None else (False,):
             for without in record.variants():
-                found.append(
-                    record.sample(
-                        batch,
-                        in_features,
-                        out_features,
-                        num_models=models,
-                        shared=shared,
-                        without=without,
-                        dtype=dtype,
-                    )
-                )
-    return found
+                cases.append(record.sample(
+                    batch, in_features, out_features, num_models=models, shared=shared,
+                    without=without, dtype=dtype,
+                ))  # fmt: skip
+    return cases
 
 
 @pytest.mark.parametrize("name", list(RECORDS))
 def test_sizes_of_zero(name: str, backend: str) -> None:
-    """The formula's results (an empty product is 1), and gradients of zero, not of uninitialised
-    memory."""
+    """Results are the formula's (an empty product is 1); gradients are 0, not old memory."""
     for sample in _zero_sizes(name, torch.float64, (0, 3)):
         with fill_uninitialized_with_nan():
-            found = _outcome(sample, RECORDS[name].function)
-        _same(found, _outcome(sample, RECORDS[name].reference))
+            outcome = _outcome(sample, RECORDS[name].function)
+        _same(outcome, _outcome(sample, RECORDS[name].reference))
 
 
 @needs_library
@@ -108,7 +98,7 @@ def test_time_loop_of_sizes_of_zero(
         (hidden, features),
         (hidden, features),
     )
-    given = [torch.rand(*k, *shape) for shape in (*shapes, (features,), (features, hidden))]
+    operands = [torch.rand(*k, *shape) for shape in (*shapes, (features,), (features, hidden))]
 
     def fused(u0: Tensor, re: Tensor, im: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
         path = ode.integrate(u0, re, im, gate, weight, steps=2, dt=0.1, method="midpoint")
@@ -125,7 +115,7 @@ def test_time_loop_of_sizes_of_zero(
         return path.squeeze(-3) if starts is None else path
 
     def run(function: Callable[..., Tensor]) -> list[Tensor]:
-        leaves = [t.clone().requires_grad_() for t in given]
+        leaves = [t.clone().requires_grad_() for t in operands]
         path = function(*leaves)
         return [path.detach(), *torch.autograd.grad(path.sum(), leaves, materialize_grads=True)]
 
@@ -186,11 +176,12 @@ def test_overflowing_phase_sum(isa: str, in_features: int, imaginary: bool) -> N
         # y is 0 but for rounding: dP is none of what overflows.
         return list(torch.autograd.grad(y, leaves.leaves(), torch.full_like(y, 5e37)))
 
-    found, expected = gradients(functional.npu), gradients(reference.npu)
-    for actual, want in zip(found[1:], expected[1:], strict=True):
-        here, there = actual[..., :-1], want[..., :-1]  # of the inputs that the gate leaves out
-        assert torch.equal(there, torch.zeros_like(there))
-        assert torch.equal(here, there)
+    actuals, expected = gradients(functional.npu), gradients(reference.npu)
+    for actual, want in zip(actuals[1:], expected[1:], strict=True):
+        # of the inputs that the gate leaves out
+        actual_closed, want_closed = actual[..., :-1], want[..., :-1]
+        assert torch.equal(want_closed, torch.zeros_like(want_closed))
+        assert torch.equal(actual_closed, want_closed)
 
 
 def _row_sums(sample: Sample, function: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -204,16 +195,15 @@ def _row_sums(sample: Sample, function: Callable[..., Tensor], dtype: torch.dtyp
     )
 
 
-def _error(found: Tensor, want: Tensor) -> float:
-    return ((found.double() - want).norm() / want.norm()).nan_to_num().item()
+def _error(actual: Tensor, want: Tensor) -> float:
+    return ((actual.double() - want).norm() / want.norm()).nan_to_num().item()
 
 
 @functools.cache
 def _many_rows(
     layer: str, rows: int, size: tuple[int, int], equal: bool
 ) -> tuple[Sample, list[Tensor], list[float]]:
-    """A sample, its gradients in float64, and the errors of the eager layer's. Kept for every
-    instruction set."""
+    """A sample, its gradients in float64, the eager layer's errors; kept for all tests."""
     name, without = LAYERS[layer]
     record = RECORDS[name]
     torch.manual_seed(0)
@@ -229,8 +219,8 @@ def _many_rows(
             *(_row_sums(part, record.reference, torch.float64) for part in parts), strict=True
         )
         exact = [torch.stack(grads).sum(0) for grads in sums]
-    found = _row_sums(sample, record.reference, torch.float32)
-    return sample, exact, [_error(*pair) for pair in zip(found, exact, strict=True)]
+    actual_sums = _row_sums(sample, record.reference, torch.float32)
+    return sample, exact, [_error(*pair) for pair in zip(actual_sums, exact, strict=True)]
 
 
 @needs_library
@@ -247,6 +237,6 @@ def test_error_of_many_rows(
     none.
     """
     sample, exact, eager = _many_rows(layer, rows, size, equal)
-    found = _row_sums(sample, RECORDS[LAYERS[layer][0]].function, torch.float32)
-    for actual, want, other in zip(found, exact, eager, strict=True):
+    sums = _row_sums(sample, RECORDS[LAYERS[layer][0]].function, torch.float32)
+    for actual, want, other in zip(sums, exact, eager, strict=True):
         assert _error(actual, want) <= max(2 * other, LEAST_ERROR * EPS)

@@ -1,7 +1,5 @@
 """Copies, files, hooks and the other services of torch.nn, on a model of several layers."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle
@@ -16,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from npu_kernels import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU, interop
 from npu_kernels._testing.samples import normwise_error
 from npu_kernels.interop import reference_layers
+from tests.support.compare import assert_equal, assert_near
 
 UNITS = [NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU]
 every_unit = pytest.mark.parametrize("name", [unit.__name__ for unit in UNITS])
@@ -51,17 +50,15 @@ def test_state_dict_both_ways_with_the_eager_layers(name: str, num_models: int |
         file.seek(0)
         target.load_state_dict(torch.load(file, weights_only=True))
         assert normwise_error(target(x), source(x)) < 1e-6
-        for actual, expected in zip(
+        assert_near(
             _gradients(target, list(target.parameters()), x),
             _gradients(source, list(source.parameters()), x),
-            strict=True,
-        ):
-            assert normwise_error(actual, expected) < 1e-5
+            1e-5,
+        )
 
 
 def test_assign_and_meta() -> None:
-    """A model made on `meta` takes its weights by assignment, or memory by to_empty and a start by
-    reset_parameters."""
+    """A model on `meta` takes weights by assignment, or memory by to_empty and a new start."""
     model = _model()
     with torch.device("meta"):
         empty = _model()
@@ -78,9 +75,7 @@ def test_assign_and_meta() -> None:
     for layer in empty:
         layer.reset_parameters()
     torch.manual_seed(3)
-    assert all(
-        torch.equal(a, b) for a, b in zip(empty.parameters(), _model().parameters(), strict=True)
-    )
+    assert_equal(empty.parameters(), _model().parameters())
 
 
 @every_unit
@@ -93,8 +88,7 @@ def test_skip_init(name: str) -> None:
 
 
 def test_whole_modules() -> None:
-    """deepcopy, pickle and torch.save of the module itself, with a graph in flight and hooks on
-    it."""
+    """The module itself by deepcopy, pickle and torch.save, with a graph in flight and hooks."""
     model, x = _model(), torch.randn(5, 3)
     y = model(x)
     file = io.BytesIO()
@@ -192,7 +186,7 @@ def test_checkpointed_layers_nest(use_reentrant: bool) -> None:
         for run in (model, each):
             (slope,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
             curves.append(torch.autograd.grad(slope.square().sum(), parameters))
-        assert all(torch.equal(a, b) for a, b in zip(*curves, strict=True))
+        assert_equal(*curves)
 
 
 def test_interop_keeps_the_state_dict() -> None:

@@ -1,7 +1,5 @@
 """The tracer of values that are not finite, and torch's anomaly mode."""
 
-from __future__ import annotations
-
 import math
 import re
 import warnings
@@ -13,6 +11,7 @@ from torch import nn
 from npu_kernels import NAU, NMU, NPU, RealNPU, interop
 from npu_kernels.training import trace
 from tests.conftest import needs_library
+from tests.support.compare import assert_equal
 
 
 def _model() -> nn.Sequential:
@@ -29,11 +28,11 @@ def test_names_everything(backend: str) -> None:
     """Module, unit, row, r, log r and exponent of the first value that overflows."""
     model, x = _model(), torch.ones(5, 3)
     x[3, 1] = 1e-9
-    with pytest.raises(trace.NonFiniteError) as caught, trace.non_finite(model) as found:
+    with pytest.raises(trace.NonFiniteError) as caught, trace.non_finite(model) as records:
         model(x)
-    one = caught.value.found
-    assert found == [one]
-    assert (one.module, one.kind, one.what, one.unit, one.row, one.model) == (
+    record = caught.value.found
+    assert records == [record]
+    assert (record.module, record.kind, record.what, record.unit, record.row, record.model) == (
         "1",
         "RealNPU",
         "output",
@@ -42,10 +41,10 @@ def test_names_everything(backend: str) -> None:
         None,
     )
     eps = torch.finfo(torch.float32).eps
-    assert one.value == math.inf
-    assert one.r[1] == pytest.approx(eps + 1e-9, rel=1e-3)
-    assert one.log_r[1] == pytest.approx(math.log(eps + 1e-9), rel=1e-3)
-    assert one.exponent == pytest.approx(-9 * math.log(eps + 1e-9), rel=1e-3)
+    assert record.value == math.inf
+    assert record.r[1] == pytest.approx(eps + 1e-9, rel=1e-3)
+    assert record.log_r[1] == pytest.approx(math.log(eps + 1e-9), rel=1e-3)
+    assert record.exponent == pytest.approx(-9 * math.log(eps + 1e-9), rel=1e-3)
     message = (
         r"^npu: 1 \(RealNPU\): the output of unit 1 is inf for input row 3: exponent P = 143.4 \(exp overflows float32 "
         r"above 88.72\), phase Q = 0; the greatest part is input 1: x = 1e-09, r = 1.202e-07, log r = -15.93, "
@@ -59,28 +58,33 @@ def test_models_and_leading_dimensions(backend: str) -> None:
     layer = NPU(3, 2, num_models=4, init_im=0.3)
     x = torch.ones(4, 2, 5, 3)
     x[2, 1, 4, 0] = math.nan
-    with trace.non_finite(layer, "record") as found:
+    with trace.non_finite(layer, "record") as records:
         layer(x)
-    (one,) = found
-    assert (one.module, one.model, one.row, one.unit, one.bad_inputs) == ("", 2, (1, 4), 0, (0,))
-    assert "of model 2 is nan for input row (1, 4)" in one.message
-    assert one.message.endswith("of the row's inputs 0 already not finite")
-    with trace.non_finite(layer, "record") as found:
+    (record,) = records
+    assert (record.module, record.model, record.row, record.unit, record.bad_inputs) == (
+        "",
+        2,
+        (1, 4),
+        0,
+        (0,),
+    )
+    assert "of model 2 is nan for input row (1, 4)" in record.message
+    assert record.message.endswith("of the row's inputs 0 already not finite")
+    with trace.non_finite(layer, "record") as records:
         layer(torch.full((5, 3), math.nan))  # shared rows
-    assert (found[0].model, found[0].row) == (0, (0,))
+    assert (records[0].model, records[0].row) == (0, (0,))
 
 
 def test_gradients_and_other_layers(backend: str) -> None:
-    """What arrives in the backward, at layers without exponents too, and weights that are not
-    finite."""
+    """Gradients at layers without exponents too, and weights that are not finite."""
     model = nn.Sequential(NMU(3, 2), NAU(2, 2))
-    with trace.non_finite(model, "record") as found:
+    with trace.non_finite(model, "record") as records:
         (model(torch.rand(4, 3)) * torch.tensor([1.0, math.inf])).sum().backward()
-    assert [(one.module, one.what, one.unit) for one in found] == [
+    assert [(record.module, record.what, record.unit) for record in records] == [
         ("1", "gradient", 1),
         ("0", "gradient", 0),
     ]
-    assert found[0].exponent is None
+    assert records[0].exponent is None
     with torch.no_grad():
         model[0].weight[0, 0] = math.nan
     with pytest.warns(RuntimeWarning, match=r"^npu: 0 \(NMU\): .*; not finite itself: weight$"):  # noqa: SIM117
@@ -89,19 +93,18 @@ def test_gradients_and_other_layers(backend: str) -> None:
 
 
 def test_silent_where_nothing_is_wrong(backend: str) -> None:
-    """The same gradients, no hook left, eager modules and transforms too, half dtypes, a graph that
-    outlives it."""
+    """The same gradients and no hook left, for eager modules, transforms and half dtypes too."""
     model, x = _model(), torch.rand(5, 3) + 0.5
     expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
-    with trace.non_finite(model) as found:
+    with trace.non_finite(model) as records:
         loss = model(x).sum()
         actual = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
         torch.func.vmap(model)(x)
         interop.to_reference(_model())(x)
-    assert not found
+    assert not records
     (loss * math.inf).backward()
-    assert not found
-    assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+    assert not records
+    assert_equal(actual, expected)
     half = NPU(3, 2, dtype=torch.bfloat16)
     with pytest.raises(trace.NonFiniteError, match="input 2"), trace.non_finite(half):
         half(torch.tensor([[1.0, 1.0, math.inf]], dtype=torch.bfloat16))
@@ -119,8 +122,7 @@ def test_silent_where_nothing_is_wrong(backend: str) -> None:
     ("layer", "name"), [(NPU, "NPUFunctionBackward"), (NMU, "NMUFunctionBackward")]
 )
 def test_anomaly_mode_names_the_layer(layer: type, name: str) -> None:
-    """The error names the layer's Function, the warning beside it the line of the layer that made
-    it."""
+    """The error names the layer's Function, the warning the line of the layer that made it."""
     x = torch.tensor([[math.nan, 1.0]], requires_grad=True)
     with warnings.catch_warnings(record=True) as caught, torch.autograd.set_detect_anomaly(True):
         warnings.simplefilter("always")

@@ -11,11 +11,13 @@ from tests.mutants.cpp_extension import EXTENSION
 from tests.mutants.cpp_npu import NPU
 from tests.mutants.cpp_others import OTHERS
 from tests.mutants.python import PYTHON
+from tests.mutants.python_time_loops import TIME_LOOP
+from tests.mutants.python_training import TRAINING
 from tests.mutants.session import Session
 from tests.mutants.triton import TRITON
 from tests.support.building import ROOT
 
-MUTANTS = [*NPU, *OTHERS, *EXTENSION, *PYTHON, *TRITON]
+MUTANTS = [*NPU, *OTHERS, *EXTENSION, *PYTHON, *TRAINING, *TIME_LOOP, *TRITON]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -8,7 +8,7 @@ FAST_PATH = "csrc/fast_path/"
 
 EXTENSION = [
     *mutants("csrc/ops.cpp", ("tests/operators/test_operators.py -k 'needs or absent or parity'", "tests/layers/test_layouts.py"), {
-        "ops-strides-ignored": ("tensor_(t.is_contiguous() ? t : whole(t))", "tensor_(t)"),
+        "ops-strides-ignored": ("if (!t.is_contiguous()) tensor_ = whole(t);", ""),
         "ops-needs-of-the-next-weight": (
             "const bool wanted = given[i] && needs >> i & 1;",
             "const bool wanted = given[i] && needs >> (i ? 1 : 0) & 1;",
@@ -47,16 +47,22 @@ EXTENSION = [
         "train-losses-of-a-step": ("records = number % run_.every == 0;", "records = step % run_.every == 0;"),
         "train-slope-halfway": ("(near + far) / 2", "near"),
         "train-norm-of-zero": ("squares == 0 ? T(0)", "squares < 0 ? T(0)"),
-        "train-centered": ("scale -= mean[n] * mean[n];", ""),
+        "train-centered": ("scale = std::fma(-mean[n], mean[n], scale);", ""),
         "train-weights-of-a-model": ("if (!in.shared_target) weight += in.count;", ""),
         "train-weighted-loss": ("sum += double(weight[first + n]) * error * error;", "sum += error * error;"),
         "train-not-finite": ("if (!std::isfinite(grad[n])) grad[n] = 0;", ";"),
         "train-upper-end": ("(values[n] > high ? high : values[n])", "values[n]"),
     }),
     *mutants("csrc/training.h", "tests/training/test_training_loops.py", {
-        "train-clamp-of-frozen-parameters": ("step == 0 ? clamp(p.low, p.high, count, values) : void();", "void();"),
+        "train-clamp-of-frozen-parameters": ("if (!p.trained) return clamp(p.low, p.high, count, values);", "if (!p.trained) return;"),
         "train-rmsprop-maximizes": ("o.maximize ? -grad[n] : grad[n]", "o.maximize ? grad[n] : grad[n]"),
         "train-rmsprop-decay": ("(decay != 0 ? decay * p[n] : T(0))", "T(0)"),
+        "train-decay-of-infinite-weights": ("(decay != 0 ? decay * p[n] : T(0))", "decay * p[n]"),
+    }),
+    *mutants("csrc/training.h", "tests/training/test_training_plan.py -k 'one_end or only or frozen'", {
+        "train-interval-without-an-upper-end": ("return low > -HUGE_VAL || high < HUGE_VAL;", "return high < HUGE_VAL;"),
+        "train-interval-without-a-lower-end": ("return low > -HUGE_VAL || high < HUGE_VAL;", "return low > -HUGE_VAL;"),
+        "train-memory-that-is-only-read": ("if (!bounded(lowest, highest)) return;", ""),
     }),
     *mutants("csrc/core/ode/adaptive_backward.h", ("ode_adaptive", "tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or checkpoints'"), {
         "adaptive-slope-at-the-end-of-a-step": ("return S::fma(before, of_last, sum);", "return sum;"),
@@ -100,13 +106,21 @@ EXTENSION = [
         "train-size-of-a-parameter": ("check(t.numel() == count, \"train: \"", "check(t.numel() >= 0, \"train: \""),
         "train-rows-out-of-bounds": ("*ends.second < run.count, ", "*ends.second <= run.count, "),
     }),
-    *mutants("csrc/training.cpp", "tests/training/test_training_plan.py", {
-        "train-absent-weight": ("if (index == -1 && weight.optional) return;", "if (index == -1) return;"),
+    *mutants("csrc/checks.h", "tests/training/test_training_plan.py", {
         "train-sizes-that-overflow": (
-            "(!__builtin_mul_overflow(value, int64_t(sizes), &value) && ...);",
+            "(!__builtin_mul_overflow(value, std::max<int64_t>(sizes, 1), &value) && ...);",
             "((value = int64_t(uint64_t(value) * uint64_t(sizes)), true) && ...);",
         ),
-        "train-freed-storage": ("t.storage_offset() + count <= bytes / int64_t(size)", "bytes >= 0"),
+        "train-freed-storage": ("t.storage_offset() + count <= bytes / int64_t(element)", "bytes >= 0"),
+    }),
+    *mutants("csrc/checks.h", "tests/operators/test_errors.py -k memory", {
+        "ops-strides-in-a-storage": ("count += (t.size(d) - 1) * t.stride(d);", "count += 0;"),
+    }),
+    *mutants("csrc/adaptive.cpp", "tests/ode/test_ode_adaptive_kernel.py -k checkpoints", {
+        "adaptive-memory-of-every": ("every = std::min(every, longest + 1);", ""),
+    }),
+    *mutants("csrc/training.cpp", "tests/training/test_training_plan.py", {
+        "train-absent-weight": ("if (index == -1 && weight.optional) return;", "if (index == -1) return;"),
         "train-memory-of-two-tensors": ("other == nullptr || other->end <= piece.begin,", "true || other->end <= piece.begin,"),
         "train-nan-in-a-plan": ("check(!std::isnan(value), ", "check(value == value || true, "),
         "train-columns-of-schedules": ("t.dim() == 2 && t.size(1) == run.steps", "t.dim() == 2"),
@@ -127,7 +141,7 @@ EXTENSION = [
             "if (inputs[i].defined() && ctx->needs_input_grad(edge++)) needs",
             "if (inputs[i].defined() && edge++ < 9) needs",
         ),
-        "fast-path-tangents-lost": ("!t._fw_grad(0).defined();", "true;"),
+        "fast-path-tangents-lost": ("!t._fw_grad(0).defined() && ", ""),
         "fast-path-autocast-not-seen": ("!at::autocast::is_autocast_enabled(at::kCPU) && ", ""),
     }),
     *mutants(FAST_PATH + "sizes.h", ("tests/operators/test_errors.py", "tests/backends/test_fast_path.py"), {
@@ -200,6 +214,24 @@ EXTENSION = [
     }),
     *mutants("csrc/adaptive.cpp", "tests/ode/test_ode_adaptive_kernel.py -k overflows", {
         "adaptive-sum-of-counts": ("steps >= 0 && steps <= times.numel(),", "steps >= 0,"),
+    }),
+    *mutants("csrc/adaptive.cpp", "tests/ode/test_ode_adaptive_kernel.py -k operands", {
+        "adaptive-dtype-of-an-operand": ("check(t.scalar_type() == dtype && t.is_cpu()", "check(t.is_cpu()"),
+        "adaptive-device-of-an-operand": ("dtype && t.is_cpu() && t.is", "dtype && t.is"),
+        "adaptive-strides-of-an-operand": ("t.is_contiguous() && t.numel() == count,", "t.numel() == count,"),
+        "adaptive-size-of-an-operand": ("t.is_contiguous() && t.numel() == count,", "t.is_contiguous(),"),
+        "adaptive-dimensions-of-u0": (" && u0.dim() == 3 && ", " && u0.dim() > 1 && "),
+        "adaptive-models-of-u0": ("u0.size(0) == weight_re.size(0) &&", "u0.size(0) > 0 &&"),
+        "adaptive-one-time": ("check(count > 1,", "check(count > 0,"),
+        "adaptive-pair-of-more-numbers": ("check(pair.size() == size_t", "check(pair.size() >= size_t"),
+        "adaptive-eps-too-small": ("eps >= std::numeric_limits<T>::min() &&", "eps > 0 &&"),
+        "adaptive-infinite-eps": (" && eps <= std::numeric_limits<T>::max(),", ","),
+        "adaptive-dimensions-of-a-weight": ("check(weight_re.dim() == 3 && ", "check("),
+        "adaptive-number-of-counts": ("ScalarType::Long, 4 * n.rows);", "ScalarType::Long, counts.numel());"),
+        "adaptive-gradients-that-nobody-needs": ("const bool wanted = like[i] && needs >> i & 1;", "const bool wanted = bool(like[i]);"),
+        "adaptive-gradient-of-times-that-nobody-needs": ("const bool of_t = needs >> 5 & 1;", "const bool of_t = true;"),
+        "adaptive-negative-counts": ("check(found[4 * row] >= 0 && found", "check(found"),
+        "adaptive-negative-distance-of-states": ("check(every > 0, ", "check(every != 0, "),
     }),
     *mutants("csrc/core/ode/adaptive.h", "tests/ode/test_ode_adaptive_steps.py", {
         "adaptive-guess-without-a-state": ("d0 < 1e-5 || d1 < 1e-5 ?", "d1 < 1e-5 ?"),

@@ -219,7 +219,13 @@ BACKWARD = [
         "step-imaginary-weight-of-the-gate": (
             "if constexpr (complex) dl[r] = S::fma(grad_q[r * out + o], im, dl[r]);", "(void)im;",
         ),
+        "step-lanes-of-the-loss": ("for (int n = 0; n <= loss_at_; n += W) {", "for (int n = 0; n < loss_at_; n += W) {"),
+        "step-of-many-rows": ("Rows::suits(in) && in.rows <= kMostRows;", "Rows::suits(in);"),
+        "step-beyond-the-targets": ("load_few_columns<T>(target + r * W * out, valid, out, t);", "load_few_columns<T>(target + r * W * out, W, out, t);"),
         "step-loss-of-a-sum": ("f_.loss[model] = T(totals_[loss_at_] / double(in_.rows * in_.out));", "f_.loss[model] = T(totals_[loss_at_] / double(in_.rows));"),
+    }),
+    *mutants(CORE + "npu/step.h", "tests/training/test_training_run.py -k behind_the_last", {
+        "step-sines-behind-the-last": ("first(panel_.s[n], valid);", "panel_.s[n];"),
     }),
     *mutants(CORE + "npu/backward_panels.h", KERNELS, {
         "wide-second-chunk-of-x": (

@@ -1,4 +1,4 @@
-"""Mutants of the Python code."""
+"""Mutants of the Python code that has no file of its own here."""
 
 from __future__ import annotations
 
@@ -49,210 +49,6 @@ REFERENCE = [
     }),
 ]  # fmt: skip
 
-TRAINING = [
-    *mutants(PACKAGE + "_loops/captured.py", "tests/training/test_training_captured.py", {
-        "captured-numbers-that-vary": ("varies = (schedules != schedules[:, :1]).any(1)", "varies = (schedules != schedules[:, :1]).all(1)"),
-        "captured-rate-afterwards": ('group["capturable"], group["lr"] = before, rate', 'group["capturable"] = before'),
-        "captured-number-of-steps": ("= count.copy_(state[\"step\"])", "= count"),
-        "captured-gradients": ("        self.clear()  # the gradients", "        pass  # the gradients"),
-        "captured-recorded-steps": ("if (done + step) % self.every == 0:", "if step % self.every == 0:"),
-        "captured-hooks": ("if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:", "if parameter._backward_hooks:"),
-        "captured-rows": ("            self.rows.copy_(self.all_rows[step])", "            pass"),
-    }),
-    *mutants(PACKAGE + "_loops/functions.py", "tests/training/test_training.py", {
-        "training-regularizer-form": ('(t.abs() if form == "madsen" else t)', "t"),
-        "training-mse-axis": ("reshape(num_models, count).mean(1)", "reshape(num_models, count).sum(1)"),
-        "training-mse-sign": ("* scale * (y - target),)", "* scale * (target - y),)"),
-        "training-mse-count": ("count = y.numel() // (y.shape[0] if models else 1)", "count = y.numel()"),
-        "training-schedule-first-step": ("self.iteration % self.interval == 0", "self.iteration % self.interval == 1"),
-        "training-schedule-end": ("min(self.beta * self.growth, self.end)", "self.beta * self.growth"),
-        "training-gates-flag-ignored": ("if gates and interval is not None:", "if interval is not None:"),
-        "training-own-intervals": ("*(interval or (-weights, weights))", "-weights, weights"),
-        "training-shared-parameters": ("used[id(parameter)] = parameter if", "used[id(parameter) + id(module)] = parameter if"),
-        "training-penalty-axis": ("t.reshape(num_models, -1).sum(1) for t in terms", "t.reshape(num_models, -1).mean(1) for t in terms"),
-        "training-penalty-of-all-units": ("num_models, only_whole=True)", "num_models)"),
-        "training-state-of-the-schedule": ('= beta, state["iteration"]', '= state["beta"], 0'),
-    }),
-    *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
-        "run-penalties-of-all-units": ("            if whole or name not in ONLY_WHOLE:", "            if True:"),
-        "run-hooks": ("            if attributes[name]:", "            if False:"),
-        "run-number-of-steps": ('["step"] += steps', '["step"] += 1'),
-        "run-version": ("torch.autograd.graph.increment_version([*written, *moments, self.losses])", "pass"),
-        "run-bound": ("low, high = interval or (-(bound or 0.0), bound or 0.0)", "low, high = interval or (-1.0, 1.0)"),
-    }),
-    *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_loops.py", {
-        "run-frozen-weights-are-trained": ("if parameter.requires_grad else None", ""),
-        "run-hooks-of-all-modules": ("if torch_module._has_any_global_hook():", "if False:"),
-        "run-calls-that-are-replaced": ("        if not _METHODS.isdisjoint(attributes):", "        if False:"),
-        "run-compiled-modules": ("if part._compiled_call_impl is not None:", "if False:"),
-        "run-shape-of-a-parameter": ("if parameter.shape != shape:", "if False:"),
-        "run-memory-of-two-parameters": ("if parameter.data_ptr() in seen:", "if False:"),
-        "run-parameters-of-no-layer": ("    nested = any(layer._modules for layer in layers)\n", "    nested = False\n"),
-        "run-state-of-other-settings": ('if state.keys() != {"step", *names}:', "if False:"),
-        "run-order-of-a-state": (
-            "moments += [state[name] for name in update.names]",
-            'moments += [v for n, v in state.items() if n != "step"]',
-        ),
-        "run-version-of-clamped-parameters": (
-            "if group is not None or key in intervals:",
-            "if group is not None:",
-        ),
-    }),
-    *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_run_errors.py -k storage", {
-        "run-freed-storages": ("    if storage < needed:", "    if False:"),
-        "run-offset-in-a-storage": ("(tensor.storage_offset() + last)", "(2 * tensor.storage_offset() + last)"),
-    }),
-    *mutants(PACKAGE + "_loops/records.py", "tests/training/test_training_plan.py -k fields", {
-        "plan-fields-not-compared": ("    if theirs != fields():", "    if not theirs:"),
-        "plan-order-of-the-kinds": ("= (Npu, Nmu, Nmru, Nau)", "= (Npu, Nmru, Nmu, Nau)"),
-    }),
-    *mutants(PACKAGE + "_loops/steps.py", "tests/training/test_training_loops.py", {
-        "run-gradients-that-add-up": ("        self.model.zero_grad()", "        pass"),
-        "run-nothing-trained": ("            if error.requires_grad:", "            if True:"),
-    }),
-    *mutants(PACKAGE + "_loops/steps.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
-        "run-weights-of-errors": ("squares.mean() if self.models is None else squares.mean((1, 2))", "squares.mean()"),
-        "run-not-finite": ("parameter.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)", "pass"),
-    }),
-    *mutants(PACKAGE + "training/_runs.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
-        "run-generator-of-a-checkpoint": ("generator.set_state(drawn)", "pass"),
-        "run-schedule-of-a-checkpoint": (".load_state_dict(schedule)", ".state_dict()"),
-        "run-rate-left-behind": ('group["lr"] = rate[-1].item()', "pass"),
-        "run-step-of-a-schedule": ("float(schedule(done + n + 1))", "float(schedule(done + n))"),
-    }),
-    *mutants(PACKAGE + "training/_runs.py", "tests/training/test_training_run_settings.py", {
-        "run-rows-of-every-seed": ("manual_seed(int(torch.randint(2**62, ())))", "manual_seed(0)"),
-        "run-rate-beside-an-optimiser": ("                group[\"lr\"] = lr\n", "                pass\n"),
-        "run-rate-of-another-group": ("float(group[\"lr\"])", "float(self.groups[0][\"lr\"])"),
-        "run-rows-at-once": ("max(1, MOST_DRAWN // drawn.batch)", "steps"),
-        "run-negative-rows": ("rows.min() < 0 or ", ""),
-        "run-row-behind-the-last": ("rows.max() >= count", "rows.max() > count"),
-        "run-answers-of-callbacks": ("any(answer is True for answer in answers)", "any(answers)"),
-        "run-last-callback": ("(task.done % between and task.done < steps)", "(task.done % between)"),
-        "run-strides-of-y": ("y=y.contiguous()", "y=y"),
-    }),
-    *mutants(PACKAGE + "training/_runs.py", "tests/jobs/test_checkpoints.py -k 'refused or moves or beginning or once or Training'", {
-        "run-checkpoint-model": ("            model=described(loop.model, Unit),\n", ""),
-        "run-checkpoint-requires-grad": ("            requires_grad=str(trained),\n", ""),
-        "run-checkpoint-optimiser": ("            **continued.settings(loop.optimizer, loop.model, self.lr),\n", ""),
-        "run-checkpoint-every": ("            every=str(loop.every),\n", ""),
-        "run-checkpoint-penalties": ("            penalties=str(weights),\n", ""),
-        "run-checkpoint-project": ("            project=str((loop.gates, loop.bound)),\n", ""),
-        "run-checkpoint-nonfinite": ("            nonfinite=str(loop.finite),\n", ""),
-        "run-checkpoint-data": ("digest(loop.x, loop.y, rows.indices, loop.weight)", "digest(loop.x, rows.indices, loop.weight)"),
-        "run-checkpoint-seed": ("None if rows.seeded else rows.generator", "rows.generator"),
-        "run-checkpoint-done": ("\"done\", 0, self.total)", "\"done\", 0)"),
-        "run-checkpoint-lacks-a-state": ("needed = done > 0 and isinstance(loop, Fused)", "needed = False"),
-        "run-checkpoint-later-settings": ("    @functools.cached_property\n", "    @property\n"),
-    }),
-    *mutants(PACKAGE + "training/_continued.py", "tests/jobs/test_checkpoints.py -k 'refused or moves or callbacks or own or Training'", {
-        "run-checkpoint-group": ("        if group[\"params\"] != old[\"params\"]:", "        if False:"),
-        "run-checkpoint-negative-step": ("low = 0.0 if name.endswith(\" step,\") else -math.inf", "low = -math.inf"),
-        "run-checkpoint-schedule-untried": ("copy.deepcopy(schedules[name]).load", "schedules[name].load"),
-        "run-checkpoint-growth": (", setting.growth)", ",)"),
-        "run-checkpoint-trained-parameters": ("\"optimizer.params\": str(trained)", "\"optimizer.params\": \"\""),
-    }),
-    *mutants(PACKAGE + "_jobs/checkpoints.py", ("tests/jobs/test_checkpoints.py -k 'digest or description or how or slices or ctrl or said or before'",), {
-        "checkpoint-negative-bit": (".resolve_neg()", ""),
-        "checkpoint-strides": (".contiguous().view", ".view"),
-        "checkpoint-parts-of-a-digest": ("f\"{len(text)} \".encode() + text", "text"),
-        "checkpoint-options-of-a-unit": ("part.training, _options(part, units)", "part.training"),
-        "checkpoint-before-any-step": ("        job.fingerprint  #", "        pass  #"),
-        "checkpoint-clock": ("        self._saved = time.monotonic()\n", "        pass\n"),
-        "checkpoint-at-the-end": ("        if file is not None:\n            file.save()\n", ""),
-        "checkpoint-entries-that-are-gone": ("for name in {**current, **saved}:", "for name in current:"),
-    }),
-    *mutants(PACKAGE + "_jobs/saved.py", "tests/jobs/test_checkpoints.py -k 'numbers or memory or Training'", {
-        "saved-bools": ("type(value) is not int or", "not isinstance(value, int) or"),
-        "saved-infinite": ("math.isfinite(value) and ", ""),
-        "saved-strides": (".clone(memory_format=torch.contiguous_format)", ""),
-        "saved-dtype": ("value.dtype is not dtype or not sizes", "not sizes"),
-        "saved-sizes": ("value.dtype is not dtype or not sizes", "value.dtype is not dtype"),
-    }),
-    *mutants(PACKAGE + "optim/__init__.py", "tests/training/test_optim.py", {
-        "optim-hooks-behind-a-step": ("            and not self._optimizer_step_post_hooks\n", ""),
-        "optim-global-hooks": ("            and not _global_optimizer_pre_hooks\n", ""),
-        "optim-found-inf": ('            and getattr(self, "found_inf", None) is None\n', ""),
-        "optim-zero-grad": ("if not set_to_none:\n            super().zero_grad(set_to_none=False)", "if not set_to_none:\n            super().zero_grad(set_to_none=True)"),
-        "optim-forced-backend": ("dispatch.forced() in dispatch.FAST_PATH\n", "True\n"),
-    }),
-    *mutants(PACKAGE + "optim/lbfgs.py", "tests/training/test_lbfgs.py", {
-        "lbfgs-curvature": ("keep = curvature > LEAST_CURVATURE", "keep = curvature > -1"),
-        "lbfgs-armijo": ("(f > start + ARMIJO * t * start_slope)", "(f > start)"),
-        "lbfgs-wolfe-while-zooming": ("good = ~worse & (slope.abs() <= -WOLFE * self.slope[index])", "good = ~worse"),
-        "lbfgs-length-of-a-search": ("exhausted = searched >= self.max_line_search", "exhausted = searched > self.max_line_search"),
-        "lbfgs-hesitation": ("moved = close & (self.hesitant[index] | (t >= upper) | (t <= lower))", "moved = close"),
-        "lbfgs-youngest-pair": ("torch.arange(1, depth + 1, device=pairs.device)", "torch.arange(0, depth, device=pairs.device)"),
-        "lbfgs-scale": ("curvature[keep] / _dot(change[keep], change[keep])", "curvature[keep] / _dot(step[keep], step[keep])"),
-        "lbfgs-stale-pairs": ("            self.rho[restarted] = 0.0\n", ""),
-        "lbfgs-margin": ("margin = 0.1 * (upper - lower)", "margin = 0.2 * (upper - lower)"),
-        "lbfgs-evaluations": ("self.evaluations[index] >= self.max_evaluations", "self.evaluations[index] > self.max_evaluations"),
-        "lbfgs-small-step": ("step.abs().amax(1) <= self.x_tolerance", "step.abs().amin(1) <= self.x_tolerance"),
-        "lbfgs-wall": ("f = torch.where(bad, math.inf, f)", "f = torch.where(bad, 0.0, f)"),
-        "lbfgs-first-step": ("short = (1 / g.abs().sum(1).double()).clamp(max=1.0)", "short = 1 / g.abs().sum(1).double()"),
-        "lbfgs-finished-rows": ("self.status[rows] == Status.RUNNING, self.t[rows], 0.0", "self.status[rows] >= 0, self.t[rows], 0.0"),
-    }),
-]  # fmt: skip
-
-TIME_LOOP = [
-    *mutants(PACKAGE + "_time_loop/reference.py", ("tests/ode/test_ode_kernel.py -k 'eager_adjoint or transforms or second or alone or fused'", "tests/ode/test_ode.py -k 'torchdiffeq or order or gradcheck'"), {
-        "ode-coefficients-of-the-adjoint": ("(dt * triangle[j - 1][i]) * dv[j]", "(dt * triangle[j][i]) * dv[j]"),
-        "ode-derivatives-of-every-stage": ("if i == 0 and grad_derivatives is not None:", "if grad_derivatives is not None:"),
-        "ode-gradient-of-the-states": ("            g = g + grad_trajectory[..., n, :]\n", "            g = g + 0 * grad_trajectory[..., n, :]\n"),
-        "ode-adjoint-clip-of-the-weight": ("grads[3].where((weight >= -1) & (weight <= 1), 0)", "grads[3].where(weight <= 1, 0)"),
-    }),
-    *mutants(PACKAGE + "_time_loop/methods.py", "tests/ode/test_ode.py -k 'torchdiffeq or order or gradcheck'", {
-        "ode-tableau": ("_RK4_38 = (1 / 3, -1 / 3, 1.0,", "_RK4_38 = (1 / 3, 1 / 3, 1.0,"),
-    }),
-    *mutants(PACKAGE + "ode/_solver.py", ("tests/ode/test_ode.py -k 'checkpointed or shapes or nonfinite or euler'", "tests/ode/test_ode_kernel.py -k 'alone or options or checkpointed or fused'"), {
-        "ode-finite-ignored": ("if raises and not finite:", "if raises and finite is None:"),
-        "ode-clip-of-the-layer": ("power.gate_gradient, nau.clip,", "power.gate_gradient, True,"),
-    }),
-    *mutants(PACKAGE + "_time_loop/loop.py", ("tests/ode/test_ode_kernel.py -k 'differentiated or alone or second or fused or options or checkpointed'", "tests/ode/test_ode.py -k 'checkpointed or shapes or nonfinite or euler or errors'"), {
-        "ode-derivatives-of-every-segment": ("last = with_last and first + count == steps", "last = with_last"),
-        "ode-last-segment": ("count = min(length, steps - first)", "count = length"),
-        "ode-memory": ('_forward(loop, loop.memory == "full", u0, weights)', '_forward(loop, loop.memory != "full", u0, weights)'),
-        "ode-straight-through": ("return self.gate_gradient == STRAIGHT_THROUGH", 'return self.gate_gradient == ""'),
-        "ode-shared-start": ("grad_u0.squeeze(-2)).sum_to_size(u0.shape)", "grad_u0.squeeze(-2)).mean(0).expand(u0.shape)"),
-        "ode-starts-of-models": ("u0.expand(k, d).unsqueeze(1)", "u0.expand(k, d)[:1].expand(k, d).unsqueeze(1)"),
-        "ode-formula-clip": ("layers.nau(y, weight, clip=clip)", "layers.nau(y, weight, clip=True)"),
-        "ode-formula-eps": ("layers.npu(u, weight_re, weight_im, gate, eps=eps,", "layers.npu(u, weight_re, weight_im, gate, eps=1e-3,"),
-        "ode-formula-straight-through": ("gate_gradient=gate_gradient)", "gate_gradient=CLIP)"),
-        "ode-clip-bound-of-a-model": ("power.in_features, power.num_models\n", "power.in_features, nau.num_models\n"),
-    }),
-    *mutants(PACKAGE + "_time_loop/adaptive_reference.py", ("tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager'", "tests/ode/test_ode_adaptive.py -k 'stiff or pole or scipy or checkpointed'"), {
-        "ode-adaptive-size-after-a-step": ("(factor / before**BETA).clamp(min=0.1)", "(factor * before**BETA).clamp(min=0.1)"),
-        "ode-adaptive-error": ("h_column * combine(k, pair.error) / scale", "combine(k, pair.error) / scale"),
-        "ode-adaptive-gradient-of-the-first-time": ("- (exact[0] - values[0])  #", "+ 0 * (exact[0] - values[0])  #"),
-        "ode-adaptive-direction": ("time + sign * size)", "time + size)"),
-        "ode-adaptive-interpolant": ("pair.dense[p::4]", "pair.dense[4 * p : 4 * p + 7]"),
-    }),
-    *mutants(PACKAGE + "_time_loop/implicit_reference.py", ("tests/ode/test_ode_implicit.py -k 'gradients or convergence'", "tests/ode/test_ode_adaptive.py -k second"), {
-        "implicit-corrections": ("for _ in range(DERIVATIVES):", "for _ in range(1):"),
-        "implicit-stage-within": ("(total - pair.diagonal * k[0])", "total"),
-    }),
-    *mutants(PACKAGE + "ode/_adaptive.py", "tests/ode/test_ode_implicit.py -k auto", {
-        "auto-evaluations": ("counts[..., 4:] + before[..., 4:]", "counts[..., 4:]"),
-        "auto-limit-of-stiff-steps": ("max_at_bound=accuracy.MIN_STIFF_STEPS)", "max_at_bound=call.max_steps)"),
-    }),
-    *mutants(PACKAGE + "_time_loop/adaptive.py", "tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or bounded or alone'", {
-        "ode-adaptive-first-time": ("of_times[0] = -of_times.sum()", "of_times[0] = of_times.sum()"),
-        "ode-adaptive-checkpoints": ('"checkpointed": 32}', '"checkpointed": 1}'),
-        "ode-adaptive-needs": ("(*needed[1:], needed[0])", "(*needed[1:], needed[1])"),
-    }),
-    *mutants(PACKAGE + "ode/_interpolation.py", "tests/ode/test_ode.py -k 'hermite or interpol or errors'", {
-        "ode-hermite-slope": ("((t - 1) * dt) * k", "((t - 1) * abs(dt)) * k"),
-        "ode-step-behind-a-time": ("    second = torch.where(t.squeeze(-1) == 0, first, second)\n", ""),
-        "ode-last-step": ("n = position.floor().clamp(0, steps - 1)", "n = position.floor().clamp(0, steps)"),
-        "ode-times-outside": ("outside = ~((position >= -slack) & (position <= steps + slack))", "outside = position > steps + slack"),
-    }),
-    *mutants(PACKAGE + "ode/_checks.py", "tests/ode/test_ode.py -k 'nonfinite or errors or divergence'", {
-        "ode-first-step-that-is-not-finite": ("flags.int().argmax(-1), -1)", "flags.int().argmax(-1) - 1, -1)"),
-        "ode-finite-derivatives": ("            last = last + derivatives.select(-2, -1).sum()\n", "            last = last + 0\n"),
-        "ode-starts-of-other-models": ("3: (1, k)}", "3: range(1, 99)}"),
-    }),
-]  # fmt: skip
-
 FORMULA = [
     *mutants(PACKAGE + "formula/_fractions.py", "tests/formula/test_formula_fractions.py", {
         "fractions-lowest-terms": ("better = (distance < error)", "better = (distance <= error)"),
@@ -270,7 +66,7 @@ FORMULA = [
         "simplify-restores": ("            self.set(entry, before)\n            ranked.append", "            ranked.append"),
         "simplify-fixed-entries": ("                        self.fix(entry)\n                    else:", "                        pass\n                    else:"),
     }),
-    *mutants(PACKAGE + "formula/_weights.py", "tests/formula/test_formula_simplify.py", {
+    *mutants(PACKAGE + "formula/_models.py", "tests/formula/test_formula_simplify.py", {
         "simplify-behind-closed-gates": ("                dead[:, layer.gate == 0] = True\n", "                pass\n"),
         "simplify-unread-rows": ("                dead[~used] = True\n", "                pass\n"),
         "simplify-gates-of-a-reader": ("        read = read & (layer.gate != 0)\n", "        pass\n"),
@@ -297,17 +93,15 @@ FITTING = [
         "fit-held-out-rows": ("stream(\"split\", seed))", "stream(\"split\", 0))"),
         "fit-too-many-rows": ("torch.cat(xs)[:rows],", "torch.cat(xs),"),
     }),
-    *mutants(PACKAGE + "fitting/_refine.py", FITS, {
+    *mutants(PACKAGE + "fitting/_training.py", FITS, {
         "fit-held-entries": ("return loss, flat.masked_fill(self.held[active], 0.0)", "return loss, flat"),
         "fit-weights-of-other-problems": ("self.models.problem[active]", "self.models.problem[active] * 0"),
-    }),
-    *mutants(PACKAGE + "fitting/_search.py", FITS, {
         "fit-rate-of-a-rung": ("self.recipe.rate * 0.5**rung * falling", "self.recipe.rate * falling"),
         "fit-steps-that-are-not-finite": ("finite=True,", "finite=False,"),
         "fit-rows-of-the-problems": ("x, y, weight = (t[:, drawn.flatten()][self.problem] for t in tensors)", "x, y, weight = (t[:, drawn.flatten()][0 * self.problem] for t in tensors)"),
         "fit-kept-moments": ("for tensors in (self.tensors, self.moments, self.squares):", "for tensors in (self.tensors, self.moments):"),
     }),
-    *mutants(PACKAGE + "fitting/_pool.py", FITS, {
+    *mutants(PACKAGE + "fitting/_choice.py", FITS, {
         "fit-standard-errors": ("limit[part] = torch.maximum(limit[part], close)", "pass"),
         "fit-slack": ("torch.clamp(best_score * (1 + slack), min=tolerance)", "torch.clamp(best_score, min=tolerance)"),
         "fit-simplest-of-the-good": ("order = order[level[order].argsort(stable=True)]", "order = order[level.argsort(stable=True)]"),
@@ -369,21 +163,21 @@ CALLS = [
         "autograd-second-derivatives": ("        elif torch.is_grad_enabled():\n            return self", "        elif False:\n            return self"),
         "autograd-bits-of-the-needs": ("sum(flag << bit for bit, flag", "sum(flag << (count - 1 - bit) for bit, flag"),
     }),
-    *mutants(PACKAGE + "_operators/transforms.py", "tests/operators/test_transforms.py", {
+    *mutants(PACKAGE + "_operators/transforms.py", ("tests/operators/test_transforms.py", "tests/operators/test_torch_features.py"), {
         "transforms-gradient-of-a-shared-x": ("return tensor.sum(1) if self.shared else tensor", "return tensor[:, 0] if self.shared else tensor"),
-        "transforms-own-gradient-of-x": ("            and not own_gradient\n", ""),
+        "transforms-own-gradient-of-x": (" and not own_gradient\n", "\n"),
         "transforms-tangents": ("torch.compiler.is_compiling() or forward_ad._current_level >= 0", "torch.compiler.is_compiling()"),
         "transforms-compilers": ("torch.compiler.is_compiling() or forward_ad._current_level >= 0", "forward_ad._current_level >= 0"),
         "transforms-models-beside-a-vmap": ("weight.shape[0 if weight_dim != 0 else 1]", "weight.shape[0]"),
         "transforms-place-of-the-vmap": ("(self.size, rows)), len(self.models)", "(self.size, rows)), 0"),
     }),
-    *mutants(PACKAGE + "functional.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled"), {
+    *mutants(PACKAGE + "functional.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled", "tests/operators/test_torch_features.py -k compiled"), {
         "functional-inalu-omega": ("omega=omega, fused=True)", "omega=20.0, fused=True)"),
     }),
     *mutants(PACKAGE + "_operators/dispatch.py", ("tests/operators/test_functional.py",), {
         "functional-forced-backend": ("is_compiling() or forced() not in FAST_PATH", "is_compiling()"),
     }),
-    *mutants(PACKAGE + "_operators/compute.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled"), {
+    *mutants(PACKAGE + "_operators/compute.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled", "tests/operators/test_torch_features.py -k compiled"), {
         "functional-eps-of-the-dtype": ("eps = EPS[x.dtype]", "eps = EPS[torch.float32]"),
         "functional-nmu-clip": ("return nmu(x, weight.clamp(0, 1))", "return nmu(x, weight)"),
         "functional-gradients-of-the-weights": ("for tensor in inputs[:operands]:", "for tensor in inputs[:1]:"),
@@ -395,11 +189,23 @@ CALLS = [
         "operands-least-positive-number": ("info.smallest_normal <= number <= info.max", "0 < number <= info.max"),
         "operands-models-of-x": ("(len(rows) == 2 or rows[0] == shape[0])", "len(rows) >= 2"),
     }),
+    *mutants(PACKAGE + "_backends/fast_path.py", "tests/backends/test_fast_path.py", {
+        "fast-path-flags-of-python": ("{getattr(sys, 'abiflags', '')}", ""),
+        "fast-path-python-without-flags": ("getattr(sys, 'abiflags', '')", "sys.abiflags"),
+        "fast-path-library-that-exists": ("(path for path in candidates if path.exists())", "(path for path in candidates)"),
+        "fast-path-without-kernels": ("    if not runs:\n        return\n", ""),
+        "fast-path-no-library": ("if served else \"there is none\"", "if not served else \"there is none\""),
+    }),
     *mutants(PACKAGE + "sharding.py", "tests/layers/test_distributed.py", {
         "sharding-partial-sums": ("dt.Replicate(), dt.Partial() if over else dt.Replicate()", "dt.Replicate(), dt.Replicate()"),
-        "sharding-over-inputs": ('for over in ("", "B", "O", "K")[', 'for over in ("", "B", "I", "K")['),
+        "sharding-over-inputs": ('dimensions = ("", "B", "O", "K")[', 'dimensions = ("", "B", "I", "K")['),
         "sharding-models-of-two-numbers": ("if len(model_counts) != 1 or None", "if None"),
-        "sharding-frozen-parameters": ("requires_grad=parameter.requires_grad)", "requires_grad=True)"),
+        "sharding-absent-parameters": ("            if parameter is not None:\n", "            if True:\n"),
+        "sharding-parameters-of-no-unit": (" or strangers:", ":"),
+        "sharding-parameters-within-a-unit": ("unit.parameters(recurse=False)", "unit.parameters()"),
+        "sharding-inputs-that-are-sharded": ("if isinstance(x, Tensor) and not isinstance(x, dt.DTensor)\n", "if isinstance(x, Tensor)\n"),
+        "sharding-inputs-of-other-kinds": ("if isinstance(x, Tensor) and not isinstance(x, dt.DTensor)\n", "if not isinstance(x, dt.DTensor)\n"),
+        "sharding-frozen-parameters": ("nn.Parameter(tensor, parameter.requires_grad)", "nn.Parameter(tensor, True)"),
     }),
 ]  # fmt: skip
 
@@ -456,7 +262,7 @@ EQUATIONS = [
         "equations-share-of-a-rank": ("range(exchange.rank, len(named), exchange.size)", "range(len(named))"),
         "equations-order-of-problems": ("for index in sorted(outcomes)]", "for index in sorted(outcomes, reverse=True)]"),
         "equations-after-an-interrupt": ("            if not outcome.complete:\n                return", "            if False:\n                return"),
-        "equations-file-of-a-problem": ("{digest(*map(torch.from_numpy, parts))}.pt", "{name}.pt"),
+        "equations-file-of-a-problem": ("{digest(*map(torch.from_numpy, parts), *names)}.pt", "{name}.pt"),
         "equations-missing-share": ("complete = all(share is not None and share[1]", "complete = all(share is None or share[1]"),
         "equations-batches": ("range(0, len(jobs), size)", "range(0, len(jobs), size + 1)"),
     }),
@@ -502,7 +308,7 @@ FILES = [
         "checks-bool-is-a-number": ("if isinstance(value, bool) or not isinstance(value, Real):", "if not isinstance(value, Real):"),
         "checks-only-pythons-numbers": ("not isinstance(value, Real):", "not isinstance(value, (int, float)):"),
         "checks-too-large": ("    except OverflowError:  # an integer\n        return math.nan", "    except OverflowError:  # an integer\n        return 0.0"),
-        "checks-least": ("or value < minimum:", "or value <= minimum:"),
+        "checks-least": ("or value < minimum or", "or value <= minimum or"),
         "checks-integer-as-it-is": ("    return int(value)\n", "    return value\n"),
         "checks-minimum": ("number >= minimum and", "number > minimum and"),
         "checks-above": ("number > above and", "number >= above and"),
@@ -523,8 +329,6 @@ FILES = [
 
 PYTHON = [
     *REFERENCE,
-    *TRAINING,
-    *TIME_LOOP,
     *FORMULA,
     *FITTING,
     *LAYERS,

@@ -6,6 +6,7 @@ from tests.mutants.mutant import mutants
 
 TRITON_FOLDER = "npu_kernels/_backends/triton/"
 KERNELS = "tests/triton/test_kernels.py -k "
+SPECIAL = "tests/triton/test_special_values.py -k "
 TILES = (KERNELS + "'on_tiles or straight'", KERNELS + "'float64_parity and npu'")
 SMALL = (
     KERNELS + "'float64_parity and npu and not tiles'",
@@ -97,7 +98,7 @@ NPU = [
 ]  # fmt: skip
 
 SIBLINGS = [
-    *mutants(TRITON_FOLDER + "nmu.py", (KERNELS + "'nmu and (special or float64_parity)'", KERNELS + "nmu"), {
+    *mutants(TRITON_FOLDER + "nmu.py", (KERNELS + "'nmu and float64_parity'", SPECIAL + "nmu", KERNELS + "nmu"), {
         "triton-nmu-zero-factors": ("tl.where(zeros == (f == 0).to(tl.int32), cofactor, 0.0)\n        d_f = tl.where(mask, grad_y", "tl.where(zeros == 0, cofactor, 0.0)\n        d_f = tl.where(mask, grad_y"),
         "triton-nmu-exponent-lost": (
             "        mantissa, e = _decompose(mantissa)\n        exponent += e\n",
@@ -105,7 +106,7 @@ SIBLINGS = [
         ),
         "triton-nmu-x-less-one": ("tl.sum(d_f * (x - 1.0), axis=0)", "tl.sum(d_f * x, axis=0)"),
     }),
-    *mutants(TRITON_FOLDER + "nmu.py", (KERNELS + "'nmru and float64_parity'", KERNELS + "nmru"), {
+    *mutants(TRITON_FOLDER + "nmu.py", (KERNELS + "'nmru and float64_parity'", SPECIAL + "nmru", KERNELS + "nmru"), {
         "triton-nmru-slope-of-the-reciprocal": ("d_x - d_r * (r * r)", "d_x - d_r * r"),
         "triton-nmru-zero-factors": ("zeros == (g == 0).to(tl.int32)", "zeros == 0"),
         "triton-nmru-clip-mask": ("(weight >= 0) & (weight <= 1)", "(weight >= 0)"),

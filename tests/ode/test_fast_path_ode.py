@@ -1,7 +1,5 @@
 """The time loop: the fast path to the fused loop, beside the operators."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -12,34 +10,30 @@ from npu_kernels import ode, use_backend
 from npu_kernels._backends import fast_path
 from tests.conftest import needs_library
 from tests.ode.test_ode import LAYERS, D, make, starts
+from tests.support.compare import assert_equal
 
 pytestmark = needs_library
 H = 4
 SHAPES = [
-    (None, (D,)),
-    (None, (4, D)),
-    (3, (D,)),
-    (3, (3, D)),
-    (3, (3, 4, D)),
-    (3, (1, 4, D)),
+    (None, (D,)), (None, (4, D)), (3, (D,)), (3, (3, D)), (3, (3, 4, D)), (3, (1, 4, D)),
     (2, (2, 9, D)),
-]
+]  # fmt: skip
 
 
 def outcome(model: nn.Module, u0: Tensor, **options: Any) -> list[Tensor]:
     """What a rollout returns, and the gradients of all of it."""
     leaves = [u0.detach().clone().requires_grad_(), *model.parameters()]
-    found = ode.rollout(model, leaves[0], steps=6, dt=0.05, **options)
-    results = found if isinstance(found, tuple) else (found,)
+    output = ode.rollout(model, leaves[0], steps=6, dt=0.05, **options)
+    results = output if isinstance(output, tuple) else (output,)
     weights = [torch.linspace(-1, 1, y.numel(), dtype=y.dtype).reshape(y.shape) for y in results]
     return [*(y.detach() for y in results), *torch.autograd.grad(results, leaves, weights)]
 
 
 def taken(model: nn.Module, u0: Tensor, **options: Any) -> bool:
     """Whether a call that records its derivative took the fast path."""
-    found = ode.rollout(model, u0, steps=2, dt=0.05, **options)
-    assert isinstance(found, Tensor)
-    return found.grad_fn is not None and "RolloutFastPath" in found.grad_fn.name()
+    trajectory = ode.rollout(model, u0, steps=2, dt=0.05, **options)
+    assert isinstance(trajectory, Tensor)
+    return trajectory.grad_fn is not None and "RolloutFastPath" in trajectory.grad_fn.name()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -56,19 +50,19 @@ def test_same_bits_as_the_operators(
 ) -> None:
     model, u0 = make(layer, models, dtype), starts(*shape, dtype=dtype)
     assert taken(model, u0, method=method)
-    every = [
+    option_sets = [
         {"memory": memory, "derivatives": d}
         for memory in ("full", "checkpointed")
         for d in (False, True)
     ]
-    found = [outcome(model, u0, method=method, **options) for options in every]
+    actuals = [outcome(model, u0, method=method, **options) for options in option_sets]
     with torch.no_grad():
         inference = ode.rollout(model, u0, steps=6, dt=0.05, method=method)
     monkeypatch.setattr(fast_path, "ode", None)
-    expected = [outcome(model, u0, method=method, **options) for options in every]
-    for one, other in zip(found, expected, strict=True):
+    expected = [outcome(model, u0, method=method, **options) for options in option_sets]
+    for actual, want in zip(actuals, expected, strict=True):
         assert all(
-            torch.equal(a, b) and a.shape == b.shape for a, b in zip(one, other, strict=True)
+            torch.equal(a, b) and a.shape == b.shape for a, b in zip(actual, want, strict=True)
         )
     assert torch.equal(inference, expected[0][0])
 
@@ -79,21 +73,21 @@ def test_strided_operands(monkeypatch: pytest.MonkeyPatch) -> None:
         parameter.data = (
             parameter.data.mT.contiguous().mT if parameter.dim() > 2 else parameter.data
         )
-    found = outcome(model, u0)
+    actuals = outcome(model, u0)
     assert taken(model, u0)
     monkeypatch.setattr(fast_path, "ode", None)
-    assert all(torch.equal(a, b) for a, b in zip(found, outcome(model, u0), strict=True))
+    assert_equal(actuals, outcome(model, u0))
 
 
 def test_gradients_of_a_part_of_the_results() -> None:
-    """Of the derivatives alone, of nothing, and for some of the parameters only."""
+    """Gradients of the derivatives alone, of nothing, and for some of the parameters only."""
     model, u0 = make(models=2), starts(2, D)
     _, slopes = ode.rollout(model, u0, steps=3, dt=0.1, derivatives=True)
-    (found,) = torch.autograd.grad(slopes.sum(), [model[0].weight_re], retain_graph=True)
+    (grad,) = torch.autograd.grad(slopes.sum(), [model[0].weight_re], retain_graph=True)
     with use_backend("reference"):
         _, expected = ode.rollout(model, u0, steps=3, dt=0.1, derivatives=True)
-        (wanted,) = torch.autograd.grad(expected.sum(), [model[0].weight_re])
-    torch.testing.assert_close(found, wanted)
+        (want,) = torch.autograd.grad(expected.sum(), [model[0].weight_re])
+    torch.testing.assert_close(grad, want)
     for subset in range(1, 16):
         for bit, parameter in enumerate(model.parameters()):
             parameter.requires_grad_(bool(subset >> bit & 1))
@@ -125,8 +119,8 @@ def test_divergence_is_reported() -> None:
     assert taken(model, u0, nonfinite="keep")
     with pytest.raises(ode.NonFiniteError, match="rollout: model 1 is not finite from step"):
         ode.rollout(model, u0, steps=5, dt=0.1)
-    kept = ode.rollout(model, u0, steps=5, dt=0.1, nonfinite="keep")
-    assert [bool(k.isfinite().all()) for k in kept] == [True, False, True]
+    trajectory = ode.rollout(model, u0, steps=5, dt=0.1, nonfinite="keep")
+    assert [bool(k.isfinite().all()) for k in trajectory] == [True, False, True]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Trajectories of neural ODEs, their gradients, options and errors."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, NMU, NPU, NaiveNPU, RealNPU, ode, trace, use_backend
+from tests.support.compare import assert_equal
 from tests.support.vmapped import check_batched_gradients
 
 D, H = 3, 5
@@ -26,8 +25,7 @@ def make(
     d: int = D,
     **nau: Any,
 ) -> nn.Sequential:
-    """A model whose trajectories stay moderate and cross zero, with gates and weights on both sides
-    of their clips."""
+    """A model whose trajectories stay moderate, with gates and weights on both sides of clips."""
     model = nn.Sequential(
         LAYERS[layer](d, h, num_models=models, dtype=dtype),
         NAU(h, d, num_models=models, dtype=dtype, **nau),
@@ -49,7 +47,7 @@ def starts(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def away_from_zero(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Of both signs, where the right side is smooth: rounding errors then stay what they are."""
+    """Starts of both signs where the right side is smooth, so that rounding errors do not grow."""
     signs = torch.randint(0, 2, shape) * 2 - 1
     return ((torch.rand(*shape, dtype=torch.float64) + 1) * signs).to(dtype)
 
@@ -59,28 +57,22 @@ def away_from_zero(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 @pytest.mark.parametrize(
     ("models", "shape", "expected"),
-    [
-        (None, (D,), (7, D)),
-        (None, (4, D), (4, 7, D)),
-        (2, (D,), (2, 7, D)),
-        (2, (2, D), (2, 7, D)),
-        (2, (2, 4, D), (2, 4, 7, D)),
-        (2, (1, 4, D), (2, 4, 7, D)),
-    ],
-)
+    [(None, (D,), (7, D)), (None, (4, D), (4, 7, D)), (2, (D,), (2, 7, D)), (2, (2, D), (2, 7, D)),
+     (2, (2, 4, D), (2, 4, 7, D)), (2, (1, 4, D), (2, 4, 7, D))],
+)  # fmt: skip
 def test_shapes(models: int | None, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     u0 = starts(*shape)
-    found = ode.rollout(make(models=models), u0, steps=6, dt=0.1)
-    assert found.shape == expected
+    trajectory = ode.rollout(make(models=models), u0, steps=6, dt=0.1)
+    assert trajectory.shape == expected
     first = u0.expand((*expected[:-2], D)) if len(shape) != 3 else u0.expand(2, 4, D)
-    assert torch.equal(found[..., 0, :], first)
+    assert torch.equal(trajectory[..., 0, :], first)
 
 
 def test_euler_is_the_layers_in_a_loop() -> None:
     model, u = make(models=2), starts(2, 1, D)
-    found = ode.rollout(model, u.squeeze(1), steps=5, dt=0.1)
+    trajectory = ode.rollout(model, u.squeeze(1), steps=5, dt=0.1)
     for n in range(6):
-        torch.testing.assert_close(found[:, n], u.squeeze(1), rtol=1e-13, atol=1e-14)
+        torch.testing.assert_close(trajectory[:, n], u.squeeze(1), rtol=1e-13, atol=1e-14)
         u = u + 0.1 * model(u)
 
 
@@ -114,12 +106,12 @@ def test_equals_torchdiffeq(layer: str, method: str) -> None:
     ours = ode.rollout(model, u0, steps=30, dt=1 / 64, method=method)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
     grad = torch.randn_like(ours)
-    for own, their in zip(
+    for our, their in zip(
         torch.autograd.grad(ours, parameters, grad),
         torch.autograd.grad(theirs, parameters, grad),
         strict=True,
     ):
-        torch.testing.assert_close(own, their, rtol=1e-9, atol=1e-9 * float(their.abs().max()))
+        torch.testing.assert_close(our, their, rtol=1e-9, atol=1e-9 * float(their.abs().max()))
     assert torch.equal(ode.rollout_any(model, u0, steps=30, dt=1 / 64, method=method), theirs)
 
 
@@ -127,10 +119,10 @@ def test_rollout_any_takes_any_model() -> None:
     pytest.importorskip("torchdiffeq")
     model = nn.Sequential(nn.Linear(D, 4), nn.Tanh(), nn.Linear(4, D)).double()
     u0 = starts(2, D)
-    found = ode.rollout_any(model, u0, steps=4, dt=0.5, method="rk4_38")
-    assert found.shape == (2, 5, D)
+    trajectory = ode.rollout_any(model, u0, steps=4, dt=0.5, method="rk4_38")
+    assert trajectory.shape == (2, 5, D)
     exact = ode.rollout_any(model, u0, steps=4, dt=0.5, method="dopri5", rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(found, exact, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(trajectory, exact, rtol=1e-2, atol=1e-2)
     with pytest.raises(
         ValueError, match=r"^rollout_any: method 'rk4' is the classic .* say 'rk4_38'"
     ):
@@ -150,18 +142,11 @@ def test_gradcheck(layer: str, method: str, models: int | None) -> None:
     u0 = (u0 if models is None else torch.stack([u0, -u0])).requires_grad_()
 
     def function(u0: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        own = dict(zip([name for name, _ in model.named_parameters()], parameters, strict=True))
+        named = dict(zip([name for name, _ in model.named_parameters()], parameters, strict=True))
         return ode.integrate(
-            u0,
-            own["0.weight_re"],
-            own.get("0.weight_im"),
-            own.get("0.gate"),
-            own["1.weight"],
-            steps=3,
-            dt=0.05,
-            method=method,
-            derivatives=True,
-        )
+            u0, named["0.weight_re"], named.get("0.weight_im"), named.get("0.gate"),
+            named["1.weight"], steps=3, dt=0.05, method=method, derivatives=True,
+        )  # fmt: skip
 
     parameters = [p.detach().clone().requires_grad_() for p in model.parameters()]
     torch.autograd.gradcheck(function, (u0, *parameters))
@@ -199,14 +184,14 @@ def test_hermite_is_exact_for_cubics_and_linear_for_lines() -> None:
     t = torch.arange(6, dtype=torch.float64) * 0.5
     cubic = torch.stack([t**3 - t, 2 - t**2], -1)
     slopes = torch.stack([3 * t**2 - 1, -2 * t], -1)
-    at = torch.tensor([0.0, 0.1, 2.5, 1.0, 1.7], dtype=torch.float64)
-    found = ode.interpolate(cubic, at, dt=0.5, method="hermite", derivatives=slopes)
+    times = torch.tensor([0.0, 0.1, 2.5, 1.0, 1.7], dtype=torch.float64)
+    values = ode.interpolate(cubic, times, dt=0.5, method="hermite", derivatives=slopes)
     torch.testing.assert_close(
-        found, torch.stack([at**3 - at, 2 - at**2], -1), rtol=1e-14, atol=1e-14
+        values, torch.stack([times**3 - times, 2 - times**2], -1), rtol=1e-14, atol=1e-14
     )
     line = torch.stack([3 * t + 1, -t], -1)
     torch.testing.assert_close(
-        ode.interpolate(line, at, dt=0.5), torch.stack([3 * at + 1, -at], -1)
+        ode.interpolate(line, times, dt=0.5), torch.stack([3 * times + 1, -times], -1)
     )
     assert torch.equal(ode.interpolate(cubic, t, dt=0.5), cubic)
     assert torch.equal(
@@ -216,11 +201,11 @@ def test_hermite_is_exact_for_cubics_and_linear_for_lines() -> None:
 
 def test_hermite_backwards_in_time() -> None:
     t = torch.arange(6, dtype=torch.float64) * -0.5
-    at = torch.tensor([-0.1, -1.7, -2.5, 0.0], dtype=torch.float64)
-    found = ode.interpolate(
-        (t**3 - t)[:, None], at, dt=-0.5, method="hermite", derivatives=(3 * t**2 - 1)[:, None]
+    times = torch.tensor([-0.1, -1.7, -2.5, 0.0], dtype=torch.float64)
+    values = ode.interpolate(
+        (t**3 - t)[:, None], times, dt=-0.5, method="hermite", derivatives=(3 * t**2 - 1)[:, None]
     )
-    torch.testing.assert_close(found, (at**3 - at)[:, None], rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(values, (times**3 - times)[:, None], rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("time", [-0.01, 0.31, float("nan"), float("inf")])
@@ -239,19 +224,19 @@ def test_interpolation_is_differentiable() -> None:
         torch.randn(2, 5, 3, dtype=torch.float64),
         torch.randn(2, 5, 3, dtype=torch.float64),
     )
-    at = [0.0, 0.3, 0.3, 1.99, 2.0]
+    times = [0.0, 0.3, 0.3, 1.99, 2.0]
     torch.autograd.gradcheck(
-        lambda u, k: ode.interpolate(u, at, dt=0.5, method="hermite", derivatives=k),
+        lambda u, k: ode.interpolate(u, times, dt=0.5, method="hermite", derivatives=k),
         (trajectory.requires_grad_(), slopes.requires_grad_()),
     )
-    torch.autograd.gradcheck(lambda u: ode.interpolate(u, at, dt=0.5), (trajectory,))
+    torch.autograd.gradcheck(lambda u: ode.interpolate(u, times, dt=0.5), (trajectory,))
 
 
 def test_interpolation_before_the_divergence() -> None:
     trajectory = torch.tensor([[1.0], [2.0], [float("inf")]])
-    found = ode.interpolate(trajectory, [0.5, 1.0, 1.5], dt=1.0)
-    assert found[:2, 0].tolist() == [1.5, 2.0]
-    assert not found[2].isfinite()
+    values = ode.interpolate(trajectory, [0.5, 1.0, 1.5], dt=1.0)
+    assert values[:2, 0].tolist() == [1.5, 2.0]
+    assert not values[2].isfinite()
 
 
 # ---- what is not finite --------------------------------------------------------------------------
@@ -297,14 +282,14 @@ def test_nonfinite_is_reported() -> None:
     with pytest.raises(ode.NonFiniteError, match=r"^rollout: model 2 is not finite from step (\d+) on, the first of 1 "
                        r"of 3 trajectories; nonfinite='keep' returns it as it is$") as raised:  # fmt: skip
         ode.rollout(model, u0, steps=20, dt=1.0)
-    kept = ode.rollout(model, u0, steps=20, dt=1.0, nonfinite="keep")
-    first = ode.first_nonfinite(kept)
+    path = ode.rollout(model, u0, steps=20, dt=1.0, nonfinite="keep")
+    first = ode.first_nonfinite(path)
     assert first[:2].tolist() == [-1, -1]
     assert torch.equal(raised.value.first, first)
     step = int(first[2])
     assert f"from step {step} on" in str(raised.value)
-    assert kept[2, :step].isfinite().all()
-    assert not kept[2, step].isfinite().all()
+    assert path[2, :step].isfinite().all()
+    assert not path[2, step].isfinite().all()
     with pytest.raises(ode.NonFiniteError, match=r"^rollout: model 2 start 1 is not finite"):
         ode.rollout(
             model, torch.stack([torch.zeros_like(u0), u0]).unsqueeze(0) + 1e-3, steps=20, dt=1.0
@@ -314,32 +299,38 @@ def test_nonfinite_is_reported() -> None:
 def test_divergence_does_not_spoil_the_others() -> None:
     model = diverging(3)
     u0 = torch.full((D,), 3.0, dtype=torch.float64)
-    kept = ode.rollout(model, u0, steps=20, dt=1.0, nonfinite="keep")
-    grads = torch.autograd.grad(kept[:2].square().sum(), list(model.parameters()))
+    path = ode.rollout(model, u0, steps=20, dt=1.0, nonfinite="keep")
+    grads = torch.autograd.grad(path[:2].square().sum(), list(model.parameters()))
     with torch.no_grad():
         model[0].weight_re[-1] = 0.1
     tame = ode.rollout(model, u0, steps=20, dt=1.0)
-    assert torch.equal(tame[:2], kept[:2])
+    assert torch.equal(tame[:2], path[:2])
     expected = torch.autograd.grad(tame[:2].square().sum(), list(model.parameters()))
-    for own, want in zip(grads, expected, strict=True):
-        assert torch.equal(own[:2], want[:2])
+    for grad, want in zip(grads, expected, strict=True):
+        assert torch.equal(grad[:2], want[:2])
 
 
 # ---- errors --------------------------------------------------------------------------------------
 
 ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: ode.rollout(nn.Linear(3, 3), starts(D), steps=3, dt=1.0), TypeError,
-     r"rollout: model must be an nn.Sequential of NPU, RealNPU or NaiveNPU and NAU, got Linear; ode.rollout_any"),
-    (lambda: ode.rollout(nn.Sequential(NPU(3, 4), NMU(4, 3)), starts(D), steps=3, dt=1.0), TypeError,
-     r"rollout: model must be .* got Sequential\(NPU, NMU\); ode.rollout_any runs any model, through torchdiffeq$"),
-    (lambda: ode.rollout(nn.Sequential(NPU(3, 4), NAU(4, 2)), starts(D), steps=3, dt=1.0), ValueError,
-     r"rollout: model must map D to h to D features for the same models, got NPU\(in_features=3, out_"),
+     r"rollout: model must be an nn.Sequential of NPU, RealNPU or NaiveNPU and NAU, got Linear; "
+     r"ode.rollout_any"),
+    (lambda: ode.rollout(nn.Sequential(NPU(3, 4), NMU(4, 3)), starts(D), steps=3, dt=1.0),
+     TypeError,
+     r"rollout: model must be .* got Sequential\(NPU, NMU\); ode.rollout_any runs any model, "
+     r"through torchdiffeq$"),
+    (lambda: ode.rollout(nn.Sequential(NPU(3, 4), NAU(4, 2)), starts(D), steps=3, dt=1.0),
+     ValueError,
+     r"rollout: model must map D to h to D features for the same models, got NPU\(in_features=3, "
+     r"out_"),
     (lambda: ode.rollout(make(), starts(D), steps=0, dt=1.0), ValueError,
      r"rollout: steps must be an integer of at least 1, got 0$"),
     (lambda: ode.rollout(make(), starts(D), steps=3, dt=float("nan")), ValueError,
      r"rollout: dt must be finite and other than 0, got nan$"),
     (lambda: ode.rollout(make(), starts(D), steps=3, dt=1.0, method="rk5"), ValueError,
-     r"rollout: method must be one of 'euler', 'midpoint', 'rk4', 'rk4_38', 'dopri5', 'tsit5', 'kvaerno5', 'auto', got 'rk5'$"),
+     r"rollout: method must be one of 'euler', 'midpoint', 'rk4', 'rk4_38', 'dopri5', 'tsit5', "
+     r"'kvaerno5', 'auto', got 'rk5'$"),
     (lambda: ode.rollout(make(), starts(D), steps=3, dt=1.0, memory="none"), ValueError,
      r"rollout: memory must be one of 'full', 'checkpointed', got 'none'$"),
     (lambda: ode.rollout(make(), starts(D), steps=3, dt=1.0, nonfinite="drop"), ValueError,
@@ -347,21 +338,23 @@ ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: ode.rollout(make(), starts(4), steps=3, dt=1.0), ValueError,
      r"rollout: u0 must have shape \(3,\) or \(starts, 3\), got shape \(4,\)$"),
     (lambda: ode.rollout(make(models=2), starts(3, D), steps=3, dt=1.0), ValueError,
-     r"rollout: u0 must have shape \(3,\), \(2, 3\) \(num_models, D\), \(2, starts, 3\) or \(1, starts, 3\) \(shared "
-     r"by all models\), got shape \(3, 3\)$"),
+     r"rollout: u0 must have shape \(3,\), \(2, 3\) \(num_models, D\), \(2, starts, 3\) or \(1, "
+     r"starts, 3\) \(shared by all models\), got shape \(3, 3\)$"),
     (lambda: ode.rollout(make(), [1.0, 2.0, 3.0], steps=3, dt=1.0), TypeError,  # type: ignore[arg-type]
      r"rollout: u0 must be a torch.Tensor, got list$"),
     (lambda: ode.rollout(make(), starts(D, dtype=torch.float32), steps=3, dt=1.0), TypeError,
      r"rollout: all tensors must have one dtype, got u0 torch.float32, weight_re torch.float64"),
-    (lambda: ode.rollout(make(dtype=torch.float16), starts(D, dtype=torch.float16), steps=3, dt=1.0), TypeError,
+    (lambda: ode.rollout(make(dtype=torch.float16), starts(D, dtype=torch.float16), steps=3,
+                         dt=1.0), TypeError,
      r"rollout: u0 must be float32 or float64, got torch.float16$"),
     (lambda: ode.rollout(make(), starts(D).to("meta"), steps=3, dt=1.0), ValueError,
      r"rollout: all tensors must have one device, got u0 meta, weight_re cpu"),
-    (lambda: ode.integrate(starts(D), *(torch.rand(4, 3), None, None, torch.rand(4, 3)), steps=3, dt=1.0), TypeError,
-     r"integrate: all tensors must have one dtype"),
-    (lambda: ode.integrate(torch.rand(3), *(torch.rand(4, 3), None, None, torch.rand(4, 3)), steps=3, dt=1.0),
-     ValueError,
-     r"integrate: weight must have shape \(3, 4\) beside weight_re of shape \(4, 3\), got shape \(4, 3\)$"),
+    (lambda: ode.integrate(starts(D), *(torch.rand(4, 3), None, None, torch.rand(4, 3)), steps=3,
+                           dt=1.0), TypeError, r"integrate: all tensors must have one dtype"),
+    (lambda: ode.integrate(torch.rand(3), *(torch.rand(4, 3), None, None, torch.rand(4, 3)),
+                           steps=3, dt=1.0), ValueError,
+     r"integrate: weight must have shape \(3, 4\) beside weight_re of shape \(4, 3\), got shape "
+     r"\(4, 3\)$"),
     (lambda: ode.interpolate(torch.rand(4, 3), [3.5], dt=1.0), ValueError,
      r"interpolate: times must lie between 0 and 3 \(steps dt\), got 3.5$"),
     (lambda: ode.interpolate(torch.rand(4, 3), [1.0], dt=1.0, method="hermite"), ValueError,
@@ -408,16 +401,15 @@ def test_hooks_and_forwards_of_their_own_are_refused() -> None:
 @pytest.mark.parametrize("method", ["euler", "rk4"])
 def test_eager_checkpointed_is_the_same_to_the_bit(method: str) -> None:
     model, u0 = make(models=2), starts(2, D)
-    found = []
+    runs = []
     with use_backend("reference"):
         for memory in ("full", "checkpointed"):
             out = ode.rollout(
                 model, u0, steps=11, dt=0.1, method=method, memory=memory, derivatives=True
             )
             loss = sum(o.square().sum() for o in out)
-            found.append([*out, *torch.autograd.grad(loss, list(model.parameters()))])
-    for full, checkpointed in zip(*found, strict=True):
-        assert torch.equal(full, checkpointed)
+            runs.append([*out, *torch.autograd.grad(loss, list(model.parameters()))])
+    assert_equal(*runs)
 
 
 def test_one_error_for_values_that_are_not_finite() -> None:
@@ -427,9 +419,9 @@ def test_one_error_for_values_that_are_not_finite() -> None:
     u0 = torch.full((1, D), float("inf"), dtype=torch.float64)
     with pytest.raises(ode.NonFiniteError) as caught:
         ode.rollout(model, u0, steps=1, dt=0.1)
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert str(again) == str(caught.value)
-    assert again.first == caught.value.first == 0
+    unpickled = pickle.loads(pickle.dumps(caught.value))
+    assert str(unpickled) == str(caught.value)
+    assert unpickled.first == caught.value.first == 0
     with pytest.raises(trace.NonFiniteError) as caught, trace.non_finite(model):
         model(u0)
     assert caught.value.first is None

@@ -1,8 +1,6 @@
 """Trajectories with an estimate of their error, and what is said of those that grow as no solution
 does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -11,6 +9,7 @@ from torch import Tensor, nn
 
 from npu_kernels import NAU, RealNPU, ode, use_backend
 from tests.ode.test_ode import away_from_zero, make
+from tests.support.compare import assert_equal
 
 TIMES = torch.arange(11, dtype=torch.float64) * 0.1
 
@@ -46,22 +45,18 @@ def test_the_estimate_is_near_the_true_error(method: str, backend: str) -> None:
     ("models", "starts"), [(None, (3,)), (None, (2, 3)), (2, (2, 3)), (2, (2, 4, 3))]
 )
 def test_it_changes_nothing_else(models: int | None, starts: tuple[int, ...]) -> None:
-    """The trajectory and its gradients have the same bits; `derivatives` comes before the
-    estimate."""
+    """Trajectory and gradients have the same bits; `derivatives` come before the estimate."""
     model, u0 = make(models=models), away_from_zero(*starts)
     options: dict[str, Any] = {"steps": 5, "dt": 0.02, "method": "rk4", "derivatives": True}
     plain = ode.rollout(model, u0, **options)
-    found = ode.rollout(model, u0, error=True, **options)
-    assert len(found) == 3
-    assert found[2].shape == found[0].shape
+    results = ode.rollout(model, u0, error=True, **options)
+    assert len(results) == 3
+    assert results[2].shape == results[0].shape
 
     def gradients(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return torch.autograd.grad([t.sum() for t in outputs[:2]], list(model.parameters()))
 
-    for one, other in zip(
-        (*found[:2], *gradients(found)), (*plain, *gradients(plain)), strict=True
-    ):
-        assert torch.equal(one, other)
+    assert_equal((*results[:2], *gradients(results)), (*plain, *gradients(plain)))
 
 
 @pytest.mark.parametrize(

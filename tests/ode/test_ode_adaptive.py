@@ -1,7 +1,5 @@
 """Adaptive steps: their results, gradients, numbers of evaluations, and errors."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -79,16 +77,15 @@ def test_coefficients(pair: Any) -> None:
     assert np.abs([error @ nodes**q for q in range(4)]).max() < 1e-13
     assert abs(error @ nodes**4) > 1e-5
     for x in (0.25, 0.6, 1.0):
-        at = dense @ x ** np.arange(1, 5)
+        weights_at_x = dense @ x ** np.arange(1, 5)
         for q in range(4):
-            assert at @ nodes**q == pytest.approx(x ** (q + 1) / (q + 1), abs=1e-13)
-        assert at @ triangle @ nodes == pytest.approx(x**3 / 6, abs=1e-13)
-        assert at @ triangle @ nodes**2 == pytest.approx(x**4 / 12, abs=1e-13)
-        assert at @ triangle @ triangle @ nodes == pytest.approx(x**4 / 24, abs=1e-13)
+            assert weights_at_x @ nodes**q == pytest.approx(x ** (q + 1) / (q + 1), abs=1e-13)
+        assert weights_at_x @ triangle @ nodes == pytest.approx(x**3 / 6, abs=1e-13)
+        assert weights_at_x @ triangle @ nodes**2 == pytest.approx(x**4 / 12, abs=1e-13)
+        assert weights_at_x @ triangle @ triangle @ nodes == pytest.approx(x**4 / 24, abs=1e-13)
     assert dense.sum(1) == pytest.approx(weights, abs=1e-13)
-    assert dense @ np.arange(1, 5) == pytest.approx(
-        np.eye(7)[6], abs=1e-13
-    )  # the slope at the end: smooth
+    # the slope at the end: smooth
+    assert dense @ np.arange(1, 5) == pytest.approx(np.eye(7)[6], abs=1e-13)
 
     def growth(z: float) -> float:
         k = np.linalg.solve(np.eye(7) - z * triangle, np.ones(7))
@@ -100,21 +97,16 @@ def test_coefficients(pair: Any) -> None:
 @pytest.mark.parametrize("problem", range(3))
 @pytest.mark.parametrize("tolerance", [1e-3, 1e-6, 1e-8])
 def test_equals_scipy(problem: int, tolerance: float) -> None:
-    """To the tolerance, with at most 1.3 times its evaluations."""
+    """The error is within the tolerance, with at most 1.3 times scipy's evaluations."""
     model, u0, end = PROBLEMS[problem]
     t = np.linspace(0, end, 23)
     theirs, best = scipy_path(model, u0, t, tolerance), scipy_path(model, u0, t, 1e-12).y.T
     for method in METHODS:
-        found, statistics = ode.rollout(
-            model,
-            torch.tensor(u0).double(),
-            t=t,
-            method=method,
-            rtol=tolerance,
-            atol=tolerance * 1e-3,
-            statistics=True,
-        )
-        ours = np.abs(found.detach().numpy() - best).max()
+        trajectory, statistics = ode.rollout(
+            model, torch.tensor(u0).double(), t=t, method=method, rtol=tolerance,
+            atol=tolerance * 1e-3, statistics=True,
+        )  # fmt: skip
+        ours = np.abs(trajectory.detach().numpy() - best).max()
         assert ours < 3 * np.abs(theirs.y.T - best).max() + 100 * tolerance
         assert int(statistics.evaluations) <= 1.3 * theirs.nfev
 
@@ -130,30 +122,22 @@ def test_equals_torchdiffeq(direction: int) -> None:
         0, -2
     )
     for method in ADAPTIVE:
-        found = ode.rollout(model, u0, t=t, method=method, **options)
-        torch.testing.assert_close(found, theirs, rtol=1e-7, atol=1e-7)
-        assert torch.equal(found[:, 0], u0)
+        trajectory = ode.rollout(model, u0, t=t, method=method, **options)
+        torch.testing.assert_close(trajectory, theirs, rtol=1e-7, atol=1e-7)
+        assert torch.equal(trajectory[:, 0], u0)
 
 
-@pytest.mark.parametrize(
-    ("models", "shape", "expected"),
-    [
-        (None, (3,), (6, 3)),
-        (None, (4, 3), (4, 6, 3)),
-        (2, (3,), (2, 6, 3)),
-        (2, (2, 3), (2, 6, 3)),
-        (2, (2, 4, 3), (2, 4, 6, 3)),
-        (2, (1, 4, 3), (2, 4, 6, 3)),
-        (None, (0, 3), (0, 6, 3)),
-    ],
-)
+@pytest.mark.parametrize(("models", "shape", "expected"), [
+    (None, (3,), (6, 3)), (None, (4, 3), (4, 6, 3)), (2, (3,), (2, 6, 3)), (2, (2, 3), (2, 6, 3)),
+    (2, (2, 4, 3), (2, 4, 6, 3)), (2, (1, 4, 3), (2, 4, 6, 3)), (None, (0, 3), (0, 6, 3)),
+])  # fmt: skip
 def test_shapes(models: int | None, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     laws = [CYCLE] * (models or 1)
     model = power_law(*(([list(part) for part in zip(*laws, strict=True)]) if models else CYCLE))
-    found, statistics = ode.rollout(
+    trajectory, statistics = ode.rollout(
         model, torch.ones(shape).double(), t=TIMES, method="tsit5", statistics=True
     )
-    assert found.shape == expected
+    assert trajectory.shape == expected
     assert all(part.shape == expected[:-2] and part.dtype == torch.int64 for part in statistics)
 
 
@@ -178,31 +162,35 @@ def test_every_model_has_its_own_steps(dtype: torch.dtype, backend: str, method:
         "atol": atol,
     }
     with use_backend(backend):
-        found, statistics = ode.rollout(model, u0, **options)
+        trajectory, statistics = ode.rollout(model, u0, **options)
         for k, rate in enumerate(rates):
-            alone, own = ode.rollout(power_law([[1.0]], [[-rate]], dtype), u0[k], **options)
+            single, single_statistics = ode.rollout(
+                power_law([[1.0]], [[-rate]], dtype), u0[k], **options
+            )
             # Eager torch may compute a row among others with other rounding.
             bound = 1e-13 if (backend, method) == ("reference", "kvaerno5") else 0
-            torch.testing.assert_close(found[k], alone, rtol=bound, atol=0)
-            assert all(torch.equal(a[k], b) for a, b in zip(statistics, own, strict=True))
+            torch.testing.assert_close(trajectory[k], single, rtol=bound, atol=0)
+            assert all(
+                torch.equal(a[k], b) for a, b in zip(statistics, single_statistics, strict=True)
+            )
     assert len(set(statistics.accepted[:, 0].tolist())) == 4
     exact = u0[:, :, None] * torch.exp(-torch.tensor(rates)[:, None, None, None] * t[:, None]).to(
         dtype
     )
-    torch.testing.assert_close(found, exact, rtol=0, atol=2e-4)
+    torch.testing.assert_close(trajectory, exact, rtol=0, atol=2e-4)
 
 
 def test_times_are_read_off_the_same_steps() -> None:
     """Times between the ends change nothing else, and lie on one smooth curve."""
     model, u0, end = PROBLEMS[0]
     start = torch.tensor(u0).double()
-    few, own = ode.rollout(model, start, t=[0, end], method="dopri5", statistics=True)
-    many, own_of_many = ode.rollout(
+    few, counts = ode.rollout(model, start, t=[0, end], method="dopri5", statistics=True)
+    all_times, counts_of_all = ode.rollout(
         model, start, t=torch.linspace(0, end, 5001), method="dopri5", statistics=True
     )
-    assert own == own_of_many
-    assert torch.equal(few[-1], many[-1])
-    bend = many.diff(dim=0).diff(dim=0) / (end / 5000) ** 2
+    assert counts == counts_of_all
+    assert torch.equal(few[-1], all_times[-1])
+    bend = all_times.diff(dim=0).diff(dim=0) / (end / 5000) ** 2
     assert bend.abs().max() < 100
 
 
@@ -212,13 +200,15 @@ def test_times_are_read_off_the_same_steps() -> None:
 def gradients(model: nn.Sequential, u0: Tensor, t: Tensor, **options: Any) -> list[Tensor]:
     """The trajectory, and the gradients of everything from random gradients."""
     start, times = u0.clone().requires_grad_(), t.clone().requires_grad_()
-    found = ode.rollout(model, start, t=times, **options)
-    assert isinstance(found, Tensor)
+    trajectory = ode.rollout(model, start, t=times, **options)
+    assert isinstance(trajectory, Tensor)
     generator = torch.Generator().manual_seed(1)
-    upstream = torch.randn(found.shape, generator=generator, dtype=torch.float64).to(found)
+    upstream = torch.randn(trajectory.shape, generator=generator, dtype=torch.float64).to(
+        trajectory
+    )
     return [
-        found.detach(),
-        *torch.autograd.grad(found, [start, times, *model.parameters()], upstream),
+        trajectory.detach(),
+        *torch.autograd.grad(trajectory, [start, times, *model.parameters()], upstream),
     ]
 
 
@@ -226,7 +216,7 @@ def gradients(model: nn.Sequential, u0: Tensor, t: Tensor, **options: Any) -> li
     ("layer", "method"), [("NPU", "dopri5"), ("NaiveNPU", "tsit5"), ("RealNPU", "kvaerno5")]
 )
 def test_gradcheck(layer: str, method: str) -> None:
-    """With a tolerance so small that steps of other sizes give the same."""
+    """The tolerance is so small that steps of other sizes give the same."""
     torch.manual_seed(4)
     model = make(layer, h=2, d=2)
     with torch.no_grad():
@@ -237,8 +227,13 @@ def test_gradcheck(layer: str, method: str) -> None:
     names = [name for name, _ in model.named_parameters()]
 
     def function(u0: Tensor, t: Tensor, *parameters: Tensor) -> Any:
-        own = dict(zip(names, parameters, strict=True))
-        weights = own["0.weight_re"], own.get("0.weight_im"), own.get("0.gate"), own["1.weight"]
+        named = dict(zip(names, parameters, strict=True))
+        weights = (
+            named["0.weight_re"],
+            named.get("0.weight_im"),
+            named.get("0.gate"),
+            named["1.weight"],
+        )
         return ode.integrate(u0, *weights, t=t, method=method, rtol=1e-9, atol=1e-9)
 
     inputs = [tensor.detach().clone().requires_grad_() for tensor in (u0, t, *model.parameters())]
@@ -251,14 +246,14 @@ def test_gradients_equal_torchdiffeq() -> None:
     t = torch.tensor([0, 0.5, 1.3], dtype=torch.float64)
     ours = gradients(model, torch.tensor(u0).double(), t, method="dopri5", rtol=1e-10, atol=1e-10)
     start = torch.tensor(u0).double().requires_grad_()
-    found = torchdiffeq.odeint(
+    trajectory = torchdiffeq.odeint(
         lambda _, u: model(u[None])[0], start, t, method="dopri5", rtol=1e-10, atol=1e-10
     )
     generator = torch.Generator().manual_seed(1)
-    upstream = torch.randn(found.shape, generator=generator, dtype=torch.float64)
-    theirs = torch.autograd.grad(found, [start, *model.parameters()], upstream)
-    for own, their in zip([ours[1], *ours[3:]], theirs, strict=True):
-        torch.testing.assert_close(own, their, rtol=1e-6, atol=1e-7)
+    upstream = torch.randn(trajectory.shape, generator=generator, dtype=torch.float64)
+    theirs = torch.autograd.grad(trajectory, [start, *model.parameters()], upstream)
+    for our, their in zip([ours[1], *ours[3:]], theirs, strict=True):
+        torch.testing.assert_close(our, their, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -273,8 +268,8 @@ def test_checkpointed_is_the_same(backend: str, method: str) -> None:
             gradients(model, start, t, method=method, memory=memory)
             for memory in ("full", "checkpointed")
         )
-    for own, other in zip(full, less, strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+    for actual, want in zip(full, less, strict=True):
+        torch.testing.assert_close(actual, want, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -291,15 +286,15 @@ def test_second_derivatives_and_transforms(method: str) -> None:
     torch.autograd.gradgradcheck(run, inputs, atol=1e-3, rtol=1e-2)
     expected = torch.autograd.functional.jacobian(run, (start, t))
     for transform in (torch.func.jacrev, torch.func.jacfwd):
-        for own, want in zip(transform(run, argnums=(0, 1))(start, t), expected, strict=True):
-            torch.testing.assert_close(own, want, rtol=1e-8, atol=1e-9)
+        for actual, want in zip(transform(run, argnums=(0, 1))(start, t), expected, strict=True):
+            torch.testing.assert_close(actual, want, rtol=1e-8, atol=1e-9)
 
 
 # ---- what does not reach its end -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("backend", "most"), [("reference", 40), ("cpu", 250)])
-def test_a_stiff_model_is_named(backend: str, most: int) -> None:
+@pytest.mark.parametrize(("backend", "max_steps"), [("reference", 40), ("cpu", 250)])
+def test_a_stiff_model_is_named(backend: str, max_steps: int) -> None:
     model = linear(-1.0, -1.0, models=3)
     with torch.no_grad():
         model[1].weight[1, 0, 0] = -1000
@@ -308,10 +303,10 @@ def test_a_stiff_model_is_named(backend: str, most: int) -> None:
     why = rf"the model is stiff \(an eigenvalue of its Jacobian there is -1e\+03\), and dopri5 needs steps .* {way_out}"
     options: dict[str, Any] = {"t": t, "method": "dopri5", "atol": 1e-6}
     with use_backend(backend):
-        message = rf"^rollout: model 1 needs more than max_steps={most} steps: it has reached t = 0\.\d+, with \d+ .*{why}"
+        message = rf"^rollout: model 1 needs more than max_steps={max_steps} steps: it has reached t = 0\.\d+, with \d+ .*{why}"
         with pytest.raises(ode.StepSizeError, match=message) as caught:
-            ode.rollout(model, u0, max_steps=most, **options)
-        assert caught.value.reached.tolist() == pytest.approx([1, 0.003 * most, 1], abs=0.2)
+            ode.rollout(model, u0, max_steps=max_steps, **options)
+        assert caught.value.reached.tolist() == pytest.approx([1, 0.003 * max_steps, 1], abs=0.2)
         if backend == "reference":  # the rest takes it long
             return
         with pytest.warns(
@@ -321,14 +316,16 @@ def test_a_stiff_model_is_named(backend: str, most: int) -> None:
         assert seen[0].filename == __file__
         assert seen[0].message.steps[[0, 2]].tolist() == [0, 0]  # type: ignore[union-attr]
         assert seen[0].message.steps[1] > 250  # type: ignore[union-attr]
-        kept = ode.rollout(model, u0, max_steps=most, nonfinite="keep", **options)
-    assert isinstance(kept, Tensor)
-    assert kept[1, :2].isfinite().all()
-    assert kept[1, 2].isnan().all()
+        trajectory = ode.rollout(model, u0, max_steps=max_steps, nonfinite="keep", **options)
+    assert isinstance(trajectory, Tensor)
+    assert trajectory[1, :2].isfinite().all()
+    assert trajectory[1, 2].isnan().all()
     torch.testing.assert_close(
-        kept[::2, 2], torch.full((2, 2), -1.0).double().exp(), rtol=0, atol=1e-5
+        trajectory[::2, 2], torch.full((2, 2), -1.0).double().exp(), rtol=0, atol=1e-5
     )
-    grads = torch.autograd.grad(kept[:, :2].sum() + kept[0, 2].sum(), list(model.parameters()))
+    grads = torch.autograd.grad(
+        trajectory[:, :2].sum() + trajectory[0, 2].sum(), list(model.parameters())
+    )
     assert all(grad.isfinite().all() for grad in grads)
 
 
@@ -360,11 +357,15 @@ def test_a_pole_and_an_overflow(backend: str) -> None:
             ode.rollout(linear(1.0), start, t=[0, 0.1], method="tsit5")
         if backend == "reference":  # the rest takes it long
             return
-        kept = ode.rollout(square, torch.ones(1).double(), t=t, method="dopri5", nonfinite="keep")
-        assert isinstance(kept, Tensor)
-        torch.testing.assert_close(kept[0, :3, 0], 1 / (1 - t[:3].double()), rtol=1e-5, atol=0)
-        assert kept[0, 3].isnan()
-        torch.testing.assert_close(kept[1, :, 0], 1 + t.double())
+        trajectory = ode.rollout(
+            square, torch.ones(1).double(), t=t, method="dopri5", nonfinite="keep"
+        )
+        assert isinstance(trajectory, Tensor)
+        torch.testing.assert_close(
+            trajectory[0, :3, 0], 1 / (1 - t[:3].double()), rtol=1e-5, atol=0
+        )
+        assert trajectory[0, 3].isnan()
+        torch.testing.assert_close(trajectory[1, :, 0], 1 + t.double())
         message = r"^rollout: start 1 is not finite from t = 0\.8\d+ on; nonfinite='keep' returns it as it is"
         with pytest.raises(ode.NonFiniteError, match=message) as caught:
             ode.rollout(
@@ -380,13 +381,17 @@ def test_a_pole_and_an_overflow(backend: str) -> None:
 
 
 ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"t": None}, ValueError, r"t must be given for method 'dopri5': the times of the result, u0's first$"),
+    ({"t": None}, ValueError,
+     r"t must be given for method 'dopri5': the times of the result, u0's first$"),
     ({"t": None, "steps": 3, "dt": 0.1}, ValueError,
-     r"steps is for methods of fixed steps; method 'dopri5' chooses its own and takes t, .*; got steps=3$"),
-    ({"derivatives": True}, ValueError, r"derivatives is for methods of fixed steps; .*; got derivatives=True$"),
+     r"steps is for methods of fixed steps; method 'dopri5' chooses its own and takes t, .*; got "
+     r"steps=3$"),
+    ({"derivatives": True}, ValueError,
+     r"derivatives is for methods of fixed steps; .*; got derivatives=True$"),
     ({"error": True}, ValueError, r"error is for methods of fixed steps; .*; got error=True$"),
     ({"method": "euler"}, ValueError,
-     r"t is for the methods that choose their own steps, 'dopri5', 'tsit5', 'kvaerno5' and 'auto'; method 'euler' takes steps and dt$"),
+     r"t is for the methods that choose their own steps, 'dopri5', 'tsit5', 'kvaerno5' and "
+     r"'auto'; method 'euler' takes steps and dt$"),
     ({"method": "rk45"}, ValueError,
      r"method must be one of 'euler', 'midpoint', 'rk4', 'rk4_38', 'dopri5', 'tsit5', 'kvaerno5', 'auto', got 'rk45'$"),
     ({"method": ["dopri5"]}, ValueError, r"method must be one of .*, got \['dopri5'\]$"),
@@ -397,12 +402,16 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"memory": "none"}, ValueError, r"memory must be one of 'full', 'checkpointed', got 'none'$"),
     ({"nonfinite": "drop"}, ValueError, r"nonfinite must be one of 'raise', 'keep', got 'drop'$"),
     ({"statistics": 1}, TypeError, r"statistics must be True or False, got 1$"),
-    ({"t": [0, 1, 1]}, ValueError, r"t must be finite and rise, or fall, from each time to the next, got 1, 1$"),
-    ({"t": [0, 1, 0.5]}, ValueError, r"t must be finite and rise, or fall, from each time to the next, got 1, 0.5$"),
+    ({"t": [0, 1, 1]}, ValueError,
+     r"t must be finite and rise, or fall, from each time to the next, got 1, 1$"),
+    ({"t": [0, 1, 0.5]}, ValueError,
+     r"t must be finite and rise, or fall, from each time to the next, got 1, 0.5$"),
     ({"t": [0, 1, float("nan")]}, ValueError, r"t must be finite and rise, .*, got 1, nan$"),
     ({"t": [0, float("inf")]}, ValueError, r"t must be finite and rise, .*, got 0, inf$"),
-    ({"t": [0.0]}, ValueError, r"t must have one dimension and at least two times, got shape \(1,\)$"),
-    ({"t": torch.rand(2, 2)}, ValueError, r"t must have one dimension and at least two times, got shape \(2, 2\)$"),
+    ({"t": [0.0]}, ValueError,
+     r"t must have one dimension and at least two times, got shape \(1,\)$"),
+    ({"t": torch.rand(2, 2)}, ValueError,
+     r"t must have one dimension and at least two times, got shape \(2, 2\)$"),
     ({"t": "now"}, TypeError, r"t must be a tensor or numbers, got 'now'"),
     ({"t": torch.tensor([0, 1j])}, TypeError, r"t must be real, got torch.complex64$"),
 ]  # fmt: skip

@@ -1,8 +1,6 @@
 """Adaptive steps: their control, step by step, against one of plain numbers; the first step,
 rejections, the ends."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -30,8 +28,7 @@ State = list[float]
 
 
 class Case(NamedTuple):
-    """A law u_d' = sum_h rates[d][h] prod_j u_j^powers[h][j], a start, two times or more, and the
-    control's options."""
+    """A law u_d' = sum_h rates[d][h] prod_j u_j^powers[h][j], a start, times and options."""
 
     powers: list[State]
     rates: list[State]
@@ -44,10 +41,9 @@ class Case(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What the control did: ends of the accepted steps, numbers of steps, how it ended, where, the
-    size it left."""
+    """Result of the control: times and numbers of steps, status, last time, next step's size."""
 
-    ends: State
+    times: State
     rejected: int
     at_bound: int
     status: int
@@ -101,27 +97,21 @@ def step(case: Case, pair: Method, u: State, h: float) -> tuple[State, State, li
 
 
 def control(case: Case, pair: Method) -> Run:
-    """The control of Hairer, Norsett and Wanner, one trajectory, one branch for each of its
-    rules."""
+    """The control of Hairer, Norsett and Wanner, one branch for each of its rules."""
     u, time, end = case.start, case.times[0], case.times[-1]
     span, sign, before = abs(end - time), 1 if end > time else -1, 1e-4
     size = first_size(case, u, slope(case, u), sign, span)
-    ends: State = []
+    times: State = []
     rejected = at_bound = 0
     first_at_bound, shrunk, broken = math.nan, False, False
     while True:
-        if len(ends) + rejected >= case.max_steps:
-            return Run(ends, rejected, at_bound, TOO_MANY, time, sign * size, first_at_bound)
+        if len(times) + rejected >= case.max_steps:
+            return Run(times, rejected, at_bound, TOO_MANY, time, sign * size, first_at_bound)
         if size <= 10 * EPS * max(abs(time), EPS * span):
             return Run(
-                ends,
-                rejected,
-                at_bound,
-                NOT_FINITE if broken else STUCK,
-                time,
-                sign * size,
+                times, rejected, at_bound, NOT_FINITE if broken else STUCK, time, sign * size,
                 first_at_bound,
-            )
+            )  # fmt: skip
         last = 1.01 * size >= abs(end - time)
         new_time = end if last else time + sign * size
         h = new_time - time
@@ -146,9 +136,9 @@ def control(case: Case, pair: Method) -> Run:
         size = abs(h) / max(0.1, error**0.17 / before**0.04 / 0.9)
         size = min(size, abs(h)) if shrunk else size
         shrunk, before, u, time = False, max(error, 1e-4), new, new_time
-        ends.append(time)
+        times.append(time)
         if last:
-            return Run(ends, rejected, at_bound, DONE, time, sign * size, first_at_bound)
+            return Run(times, rejected, at_bound, DONE, time, sign * size, first_at_bound)
 
 
 def tensors(case: Case) -> tuple[Any, ...]:
@@ -181,15 +171,15 @@ def eager(case: Case, pair: Method) -> Run:
         return reference.nau(reference.npu(u, powers, None, gate, eps=case.eps), rates, clip=False)
 
     bounds = Control(case.rtol, case.atol, case.max_steps, case.max_steps)
-    found = find_steps(f, u0, t, pair, bounds)
+    steps = find_steps(f, u0, t, pair, bounds)
     return run_of(
-        found.times[0, 0].tolist(), found.counts[0, 0].tolist(), found.clock[0, 0].tolist()
+        steps.times[0, 0].tolist(), steps.counts[0, 0].tolist(), steps.clock[0, 0].tolist()
     )
 
 
-def run_of(ends: State, counts: list[int], clock: State) -> Run:
-    assert len(ends) == counts[0]
-    return Run(ends, *counts[1:4], *clock)
+def run_of(times: State, counts: list[int], clock: State) -> Run:
+    assert len(times) == counts[0]
+    return Run(times, *counts[1:4], *clock)
 
 
 CYCLE = [[1.0, 1, 0], [0, 1, 1], [1, 0, 1]], [[-1.0, 0, 1], [1, -1, 0], [0, 1, -1]], [1.0, 2.0, 0.5]
@@ -228,30 +218,32 @@ CASES = {
 
 @pytest.mark.parametrize("pair", EXPLICIT.values(), ids=EXPLICIT)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("found", [pytest.param(fused, marks=needs_library), eager])
+@pytest.mark.parametrize("steps_of", [pytest.param(fused, marks=needs_library), eager])
 def test_steps_are_those_of_the_control(
-    found: Callable[[Case, Method], Run], case: Case, pair: Method
+    steps_of: Callable[[Case, Method], Run], case: Case, pair: Method
 ) -> None:
-    ours, wanted = found(case, pair), control(case, pair)
-    assert ours[1:4] == wanted[1:4]
-    assert ours.ends == pytest.approx(wanted.ends, rel=1e-6, abs=0)
-    assert ours[4:] == pytest.approx(wanted[4:], rel=1e-5, abs=0, nan_ok=True)
+    ours, want = steps_of(case, pair), control(case, pair)
+    assert ours[1:4] == want[1:4]
+    assert ours.times == pytest.approx(want.times, rel=1e-6, abs=0)
+    assert ours[4:] == pytest.approx(want[4:], rel=1e-5, abs=0, nan_ok=True)
 
 
 @needs_library
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_implicit_steps_are_those_of_the_formulas(case: Case) -> None:
     pair = PAIRS["kvaerno5"]
-    ours, wanted = fused(case, pair), eager(case, pair)
-    assert ours[1:4] == wanted[1:4]
-    assert ours.ends == pytest.approx(wanted.ends, rel=1e-6, abs=0)
-    assert ours[4:] == pytest.approx(wanted[4:], rel=1e-5, abs=0, nan_ok=True)
+    ours, reference = fused(case, pair), eager(case, pair)
+    assert ours[1:4] == reference[1:4]
+    assert ours.times == pytest.approx(reference.times, rel=1e-6, abs=0)
+    assert ours[4:] == pytest.approx(reference[4:], rel=1e-5, abs=0, nan_ok=True)
 
 
-@pytest.mark.parametrize("found", [pytest.param(fused, marks=needs_library), eager])
-def test_a_start_without_a_finite_slope_takes_no_step(found: Callable[[Case, Method], Run]) -> None:
-    run = found(Case([[2.0]], [[1.0]], [1e200], [0, 1]), PAIRS["dopri5"])
-    assert (run.ends, run.rejected, run.status, run.time) == ([], 0, NOT_FINITE, 0)
+@pytest.mark.parametrize("steps_of", [pytest.param(fused, marks=needs_library), eager])
+def test_a_start_without_a_finite_slope_takes_no_step(
+    steps_of: Callable[[Case, Method], Run],
+) -> None:
+    run = steps_of(Case([[2.0]], [[1.0]], [1e200], [0, 1]), PAIRS["dopri5"])
+    assert (run.times, run.rejected, run.status, run.time) == ([], 0, NOT_FINITE, 0)
 
 
 def test_the_cases_are_of_every_kind() -> None:
@@ -261,4 +253,4 @@ def test_the_cases_are_of_every_kind() -> None:
     assert runs["predator, coarse"].rejected > 0
     assert runs["stiff"].at_bound > runs["stiff from somewhere on"].at_bound > 0
     assert runs["stiff from somewhere on"].first_at_bound > 2
-    assert len(runs["a little longer"].ends) < len(runs["not so much longer"].ends)
+    assert len(runs["a little longer"].times) < len(runs["not so much longer"].times)

@@ -1,7 +1,5 @@
 """The time loop: the fused loop and its adjoint, against the eager ones."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable
@@ -25,6 +23,7 @@ from npu_kernels._testing.samples import (
 from npu_kernels._time_loop import reference
 from tests.conftest import needs_library
 from tests.ode.test_ode import LAYERS, D, away_from_zero, make, starts
+from tests.support.compare import assert_equal, assert_near
 
 
 def outputs_and_gradients(
@@ -48,11 +47,11 @@ def outputs_and_gradients(
 
 
 def both(model: nn.Sequential, u0: Tensor, **options: Any) -> tuple[list[Tensor], list[Tensor]]:
-    found = []
+    results = []
     for backend in ("cpu", "reference"):
         with use_backend(backend):
-            found.append(outputs_and_gradients(model, u0, **options))
-    return found[0], found[1]
+            results.append(outputs_and_gradients(model, u0, **options))
+    return results[0], results[1]
 
 
 SIZES = [(3, 5), (1, 1), (2, 9), (4, 20), (5, 17), (9, 2), (17, 3)]  # D, h
@@ -71,8 +70,7 @@ def test_fused_is_eager(layer: str, method: str, models: int | None, batch: int 
             *(() if models is None else (models,)), *(() if batch is None else (batch,)), d
         )
         fused, eager = both(model, u0, steps=5, dt=0.005, method=method)
-        for own, want in zip(fused, eager, strict=True):
-            assert normwise_error(own, want) < 5e-12, (d, h)
+        assert_near(fused, eager, 5e-12, (d, h))
 
 
 @needs_library
@@ -92,9 +90,9 @@ def test_float32_error(layer: str, models: int | None, method: str) -> None:
         exact = outputs_and_gradients(
             double, u0.float().double(), steps=40, dt=0.002, method=method
         )
-    for own, their, true in zip(fused, eager, exact, strict=True):
-        assert own.dtype == torch.float32
-        assert rms_error(own, true) <= error_bound(rms_error(their, true), torch.float32)
+    for ours, theirs, true in zip(fused, eager, exact, strict=True):
+        assert ours.dtype == torch.float32
+        assert rms_error(ours, true) <= error_bound(rms_error(theirs, true), torch.float32)
 
 
 @needs_library
@@ -109,8 +107,7 @@ def test_options_of_the_layers() -> None:
                 model[1].weight[0, 0, :3] = torch.tensor([-1.0, 1.0, 1.0 + 1e-15])
                 model[0].gate[0] = torch.tensor([0.0, 1.0, 1.0 + 1e-15])
             fused, eager = both(model, u0, steps=5, dt=0.01)
-            for own, want in zip(fused, eager, strict=True):
-                assert normwise_error(own, want) < 1e-13, (clip, gate_gradient)
+            assert_near(fused, eager, 1e-13, (clip, gate_gradient))
     assert (fused[-1] != 0).all()  # not clipped: every weight has a gradient
     model[1].clip = True
     assert (both(model, u0, steps=5, dt=0.01)[0][-1] == 0).any()
@@ -138,14 +135,14 @@ def test_a_gradient_that_can_be_differentiated_is_the_same(
     leaves = [away_from_zero(2, D).requires_grad_(), *model.parameters()]
     loss = ode.rollout(model, leaves[0], steps=4, dt=0.05, method="rk4_38").sin().sum()
     once = torch.autograd.grad(loss, leaves, retain_graph=True)
-    for own, want in zip(torch.autograd.grad(loss, leaves, create_graph=True), once, strict=True):
-        assert own.requires_grad
-        assert normwise_error(own.detach(), want) < 1e-12
+    for grad, want in zip(torch.autograd.grad(loss, leaves, create_graph=True), once, strict=True):
+        assert grad.requires_grad
+        assert normwise_error(grad.detach(), want) < 1e-12
 
 
 @pytest.mark.parametrize("clip", [True, False])
-@pytest.mark.parametrize("ends", ["trajectory", "derivatives", "both"])
-def test_the_eager_adjoint_is_the_derivative_of_the_eager_loop(clip: bool, ends: str) -> None:
+@pytest.mark.parametrize("upstream", ["trajectory", "derivatives", "both"])
+def test_the_eager_adjoint_is_the_derivative_of_the_eager_loop(clip: bool, upstream: str) -> None:
     run: Callable[..., Any] = reference.ode_forward
     differentiate: Callable[..., Any] = reference.ode_backward
     model, tableau = at_the_bounds(), ode.METHODS["rk4_38"]
@@ -153,17 +150,16 @@ def test_the_eager_adjoint_is_the_derivative_of_the_eager_loop(clip: bool, ends:
     leaves = [t.detach().clone().requires_grad_() for t in (away_from_zero(2, 2, D), *parameters)]
     options = 0.05, 1e-16, clip
     path, slopes, stages = run(*leaves, tableau, 4, *options, True, False)
-    grad_path = torch.randn_like(path) if ends != "derivatives" else None
-    grad_slopes = torch.randn_like(path) if ends != "trajectory" else None
+    grad_path = torch.randn_like(path) if upstream != "derivatives" else None
+    grad_slopes = torch.randn_like(path) if upstream != "trajectory" else None
     loss = sum(
         (y * g).sum() for y, g in ((path, grad_path), (slopes, grad_slopes)) if g is not None
     )
-    _, *others = (leaf.detach() for leaf in leaves)
-    found = differentiate(
-        grad_path, grad_slopes, path.detach(), *others, stages, tableau, *options, False
+    _, *operands = (leaf.detach() for leaf in leaves)
+    grads = differentiate(
+        grad_path, grad_slopes, path.detach(), *operands, stages, tableau, *options, False
     )
-    for own, want in zip(found, torch.autograd.grad(loss, leaves), strict=True):  # type: ignore[arg-type]
-        assert normwise_error(own, want) < 1e-12
+    assert_near(grads, torch.autograd.grad(loss, leaves), 1e-12)
 
 
 @needs_library
@@ -177,24 +173,23 @@ def test_checkpointed_is_the_same_to_the_bit(
         *(() if models is None else (models,)), *(() if batch is None else (batch,)), D, dtype=dtype
     )
     for method in ("euler", "rk4"):
-        found = [
+        runs = [
             outputs_and_gradients(model, u0, steps=9, dt=0.01, method=method, memory=memory)
             for memory in ("full", "checkpointed")
         ]
-        for full, again in zip(*found, strict=True):
-            assert torch.equal(full, again)
+        assert_equal(*runs)
 
 
 def test_checkpointed_keeps_no_stages(backend: str) -> None:
     model, u0 = make("NPU", 3), starts(3, 2, D)
     sizes = {}
     for memory in ("full", "checkpointed"):
-        kept: list[int] = []
+        saved_sizes: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(
-            lambda t, kept=kept: kept.append(t.numel()) or t, lambda t: t
+            lambda t, saved_sizes=saved_sizes: saved_sizes.append(t.numel()) or t, lambda t: t
         ):
             ode.rollout(model, u0, steps=40, dt=0.01, memory=memory)
-        sizes[memory] = sum(kept)
+        sizes[memory] = sum(saved_sizes)
     assert sizes["checkpointed"] < sizes["full"] / 3
 
 
@@ -202,16 +197,16 @@ def test_checkpointed_keeps_no_stages(backend: str) -> None:
 @pytest.mark.parametrize(("models", "batch"), [(300, None), (40, 5), (3, 700)])
 def test_same_bits_at_any_number_of_threads(models: int, batch: int | None) -> None:
     model, u0 = make("NPU", models), starts(models, *(() if batch is None else (batch,)), D)
-    found = []
+    runs = []
     try:
         for threads in (1, 2, 3, 8):
             torch.set_num_threads(threads)
-            found.append(outputs_and_gradients(model, u0, steps=12, dt=0.01, nonfinite="keep"))
+            runs.append(outputs_and_gradients(model, u0, steps=12, dt=0.01, nonfinite="keep"))
     finally:
         torch.set_num_threads(1)
-    for other in found[1:]:
-        for own, want in zip(other, found[0], strict=True):
-            torch.testing.assert_close(own, want, rtol=0, atol=0, equal_nan=True)
+    for other in runs[1:]:
+        for actual, want in zip(other, runs[0], strict=True):
+            torch.testing.assert_close(actual, want, rtol=0, atol=0, equal_nan=True)
 
 
 @needs_library
@@ -231,8 +226,7 @@ def test_every_instruction_set(isa: str, dtype: torch.dtype) -> None:
             fused, eager = both(
                 model, away_from_zero(*shape, dtype=dtype), steps=6, dt=0.005, method="rk4"
             )
-            for own, want in zip(fused, eager, strict=True):
-                assert normwise_error(own, want) < 500 * torch.finfo(dtype).eps
+            assert_near(fused, eager, 500 * torch.finfo(dtype).eps)
     finally:
         cpu.set_isa(before)
 
@@ -249,16 +243,14 @@ def test_strided_operands(layout: str) -> None:
     ]
     for parameter, strided in zip(model.parameters(), parameters, strict=True):
         parameter.data = strided
-    kept = [p.clone() for p in parameters]
+    originals = [p.clone() for p in parameters]
 
     def as_laid_out(grad: Tensor) -> Tensor:
         return grad if layout == "expanded" else with_layout(grad, layout)
 
-    found = outputs_and_gradients(model, with_layout(u0, layout), as_laid_out, **options)
-    for own, want in zip(found, expected, strict=True):
-        assert torch.equal(own, want)
-    for parameter, before in zip(parameters, kept, strict=True):
-        assert torch.equal(parameter, before)
+    actuals = outputs_and_gradients(model, with_layout(u0, layout), as_laid_out, **options)
+    assert_equal(actuals, expected)
+    assert_equal(parameters, originals)
 
 
 @needs_library
@@ -269,9 +261,8 @@ def test_every_output_is_written() -> None:
         u0 = away_from_zero(*shape)
         expected = outputs_and_gradients(model, u0, steps=3, dt=0.01)
         with fill_uninitialized_with_nan():
-            found = outputs_and_gradients(model, u0, steps=3, dt=0.01)
-        for own, want in zip(found, expected, strict=True):
-            assert torch.equal(own, want)
+            actuals = outputs_and_gradients(model, u0, steps=3, dt=0.01)
+        assert_equal(actuals, expected)
 
 
 @needs_library
@@ -286,7 +277,7 @@ def test_no_starts_at_all() -> None:
 
 
 def test_some_gradients_alone(backend: str) -> None:
-    """Only what requires a gradient gets one, and the same one."""
+    """A tensor that requires a gradient gets the same one alone."""
     model, u0 = make("NPU", 2), away_from_zero(2, D)
     expected = outputs_and_gradients(model, u0, steps=4, dt=0.01)[3:]
     for index, parameter in enumerate(model.parameters()):
@@ -298,8 +289,8 @@ def test_some_gradients_alone(backend: str) -> None:
             torch.randn(o.shape, generator=generator, dtype=torch.float64)
             for o in (trajectory, slopes)
         ]
-        (found,) = torch.autograd.grad([trajectory, slopes], [parameter], upstream)
-        assert torch.equal(found, expected[index])
+        (grad,) = torch.autograd.grad([trajectory, slopes], [parameter], upstream)
+        assert torch.equal(grad, expected[index])
 
 
 def test_second_derivatives(backend: str) -> None:
@@ -310,16 +301,9 @@ def test_second_derivatives(backend: str) -> None:
         u0: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor
     ) -> Any:
         return ode.integrate(
-            u0,
-            weight_re,
-            weight_im,
-            gate,
-            weight,
-            steps=2,
-            dt=0.05,
-            method="midpoint",
+            u0, weight_re, weight_im, gate, weight, steps=2, dt=0.05, method="midpoint",
             derivatives=True,
-        )
+        )  # fmt: skip
 
     torch.autograd.gradgradcheck(
         function, (u0, *(p.detach().clone().requires_grad_() for p in model.parameters()))
@@ -376,10 +360,7 @@ def test_operators() -> None:
 def test_compiled() -> None:
     model, u0 = make("NPU", 2), away_from_zero(2, D)
     run = functools.partial(ode.rollout, model, steps=4, dt=0.01, nonfinite="keep")
-    found = torch.compile(run, fullgraph=True, backend="aot_eager")(u0)
-    assert torch.equal(found, run(u0))
-    grads = torch.autograd.grad(found.square().sum(), list(model.parameters()))
-    for own, want in zip(
-        grads, torch.autograd.grad(run(u0).square().sum(), list(model.parameters())), strict=True
-    ):
-        assert torch.equal(own, want)
+    trajectory = torch.compile(run, fullgraph=True, backend="aot_eager")(u0)
+    assert torch.equal(trajectory, run(u0))
+    grads = torch.autograd.grad(trajectory.square().sum(), list(model.parameters()))
+    assert_equal(grads, torch.autograd.grad(run(u0).square().sum(), list(model.parameters())))

@@ -1,12 +1,11 @@
 """Bad input and the exact messages that it gets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
 
+from npu_kernels import functional
 from npu_kernels._operators import ops
 from npu_kernels._testing.samples import RECORDS, ErrorSample, OperatorRecord
 from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
@@ -35,39 +34,19 @@ def test_a_house_message() -> None:
 @pytest.mark.parametrize(
     "unit", [NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU], ids=lambda u: u.__name__
 )
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "message"),
-    [
-        ((0, 2), {}, ValueError, r"in_features must be an integer of at least 1, got 0"),
-        ((2.0, 2), {}, ValueError, r"in_features must be an integer of at least 1, got 2.0"),
-        ((2, -1), {}, ValueError, r"out_features must be an integer of at least 1, got -1"),
-        ((2, True), {}, ValueError, r"out_features must be an integer of at least 1, got True"),
-        (
-            (2, 2),
-            {"num_models": 0},
-            ValueError,
-            r"num_models must be an integer of at least 1, got 0",
-        ),
-        (
-            (2, 2),
-            {"num_models": "3"},
-            ValueError,
-            r"num_models must be an integer of at least 1, got '3'",
-        ),
-        (
-            (2, 2),
-            {"dtype": torch.int32},
-            TypeError,
-            r"dtype must be a floating-point torch.dtype, got torch.int32",
-        ),
-        (
-            (2, 2),
-            {"dtype": "float32"},
-            TypeError,
-            r"dtype must be a floating-point torch.dtype, got 'float32'",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "options", "error", "message"), [
+    ((0, 2), {}, ValueError, r"in_features must be an integer of at least 1, got 0"),
+    ((2.0, 2), {}, ValueError, r"in_features must be an integer of at least 1, got 2.0"),
+    ((2, -1), {}, ValueError, r"out_features must be an integer of at least 1, got -1"),
+    ((2, True), {}, ValueError, r"out_features must be an integer of at least 1, got True"),
+    ((2, 2), {"num_models": 0}, ValueError, r"num_models must be an integer of at least 1, got 0"),
+    ((2, 2), {"num_models": "3"}, ValueError,
+     r"num_models must be an integer of at least 1, got '3'"),
+    ((2, 2), {"dtype": torch.int32}, TypeError,
+     r"dtype must be a floating-point torch.dtype, got torch.int32"),
+    ((2, 2), {"dtype": "float32"}, TypeError,
+     r"dtype must be a floating-point torch.dtype, got 'float32'"),
+])  # fmt: skip
 def test_sizes(
     unit: type[Unit], arguments: Any, options: Any, error: type[Exception], message: str
 ) -> None:
@@ -75,37 +54,22 @@ def test_sizes(
         unit(*arguments, **options)
 
 
-@pytest.mark.parametrize(
-    ("unit", "options", "message"),
-    [
-        (NPU, {"eps": 0}, "eps must be finite and greater than 0, got 0"),
-        (RealNPU, {"eps": float("nan")}, "eps must be finite and greater than 0, got nan"),
-        (NaiveNPU, {"eps": float("inf")}, "eps must be finite and greater than 0, got inf"),
-        (NALU, {"eps": -1.0}, "eps must be finite and greater than 0, got -1.0"),
-        (iNALU, {"eps": "tiny"}, "eps must be finite and greater than 0, got 'tiny'"),
-        (iNALU, {"omega": 0.0}, "omega must be finite and greater than 0, got 0.0"),
-        (
-            NPU,
-            {"gate_gradient": "none"},
-            "gate_gradient must be 'clip' or 'straight_through', got 'none'",
-        ),
-        (
-            NPU,
-            {"init_im": "glorot"},
-            "init_im must be 'zeros', 'uniform', or finite and at least 0, got 'glorot'",
-        ),
-        (
-            NaiveNPU,
-            {"init_im": -0.1},
-            "init_im must be 'zeros', 'uniform', or finite and at least 0, got -0.1",
-        ),
-        (
-            NPU,
-            {"init_im": None},
-            "init_im must be 'zeros', 'uniform', or finite and at least 0, got None",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("unit", "options", "message"), [
+    (NPU, {"eps": 0}, "eps must be finite and greater than 0, got 0"),
+    (RealNPU, {"eps": float("nan")}, "eps must be finite and greater than 0, got nan"),
+    (NaiveNPU, {"eps": float("inf")}, "eps must be finite and greater than 0, got inf"),
+    (NALU, {"eps": -1.0}, "eps must be finite and greater than 0, got -1.0"),
+    (iNALU, {"eps": "tiny"}, "eps must be finite and greater than 0, got 'tiny'"),
+    (iNALU, {"omega": 0.0}, "omega must be finite and greater than 0, got 0.0"),
+    (NPU, {"gate_gradient": "none"},
+     "gate_gradient must be 'clip' or 'straight_through', got 'none'"),
+    (NPU, {"init_im": "glorot"},
+     "init_im must be 'zeros', 'uniform', or finite and at least 0, got 'glorot'"),
+    (NaiveNPU, {"init_im": -0.1},
+     "init_im must be 'zeros', 'uniform', or finite and at least 0, got -0.1"),
+    (NPU, {"init_im": None},
+     "init_im must be 'zeros', 'uniform', or finite and at least 0, got None"),
+])  # fmt: skip
 def test_options(unit: type[Unit], options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{unit.__name__}: {message}$"):
         unit(2, 2, **options)
@@ -117,40 +81,73 @@ def test_raw_operators() -> None:
     x, w = torch.rand(3, 4), torch.rand(2, 4)
     y = torch.rand(3, 2)
     for call, message in (
-        (
-            lambda: ops.npu_forward(x, w[:, :3], None, None, 1e-7, True),
-            r"x must have last dimension 3 \(in_features\)",
-        ),
-        (
-            lambda: ops.npu_forward(x, w, w[:, :3], None, 1e-7, True),
-            "weight_im must have 8 elements",
-        ),
-        (
-            lambda: ops.npu_forward(x, w, None, torch.rand(3), 1e-7, True),
-            "gate must have 4 elements",
-        ),
-        (
-            lambda: ops.npu_forward(x, w.double(), None, None, 1e-7, True),
-            "weight_re must have the dtype of x",
-        ),
-        (
-            lambda: ops.npu_forward(x.half(), w.half(), None, None, 1e-7, True),
-            "float32 and float64 only",
-        ),
-        (
-            lambda: ops.npu_forward(x, w, None, None, 0.0, True),
-            "eps must be finite and at least the least normal",
-        ),
-        (
-            lambda: ops.npu_forward(x[0], w, None, None, 1e-7, True),
-            "as many dimensions as the weights",
-        ),
-        (
-            lambda: ops.npu_backward(y[:2], x, w, None, None, y, y, 1e-7, False, 3),
-            "grad_y must have 6 elements",
-        ),
+        (lambda: ops.npu_forward(x, w[:, :3], None, None, 1e-7, True),
+         r"x must have last dimension 3 \(in_features\)"),
+        (lambda: ops.npu_forward(x, w, w[:, :3], None, 1e-7, True),
+         "weight_im must have 8 elements"),
+        (lambda: ops.npu_forward(x, w, None, torch.rand(3), 1e-7, True),
+         "gate must have 4 elements"),
+        (lambda: ops.npu_forward(x, w.double(), None, None, 1e-7, True),
+         "weight_re must have the dtype of x"),
+        (lambda: ops.npu_forward(x.half(), w.half(), None, None, 1e-7, True),
+         "float32 and float64 only"),
+        (lambda: ops.npu_forward(x, w, None, None, 0.0, True),
+         "eps must be finite and at least the least normal"),
+        (lambda: ops.npu_forward(x[0], w, None, None, 1e-7, True),
+         "as many dimensions as the weights"),
+        (lambda: ops.npu_backward(y[:2], x, w, None, None, y, y, 1e-7, False, 3),
+         "grad_y must have 6 elements"),
         (lambda: ops.nmu_forward(x, w[0]), "weight must have 2 dimensions"),
         (lambda: ops.nmu_backward(y.double(), x, w, 3), "grad_y must have the dtype of x"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(RuntimeError, match=message):
             call()
+
+
+@needs_library
+@pytest.mark.parametrize("size", [0, 4, 31])
+def test_memory_smaller_than_a_tensor(size: int) -> None:
+    """Freed or smaller memory is an error of operators and layers, of any strides."""
+
+    def shrunk(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.untyped_storage().resize_(size)
+        return tensor
+
+    x, w, y = torch.rand(2, 4), torch.rand(2, 4), torch.rand(2, 2)
+    small, gate, strided = (
+        shrunk(t) for t in (torch.rand(2, 4), torch.rand(8)[4:], torch.rand(4, 2).t())
+    )
+    layer = NPU(4, 2)
+    layer.weight_im.data = small
+    calls = {
+        "npu_forward: x": lambda: ops.npu_forward(small, w, None, None, 1e-7, True),
+        "npu_forward: gate": lambda: ops.npu_forward(x, w, None, gate, 1e-7, True),
+        "nmu_backward: weight": lambda: ops.nmu_backward(y, x, small, 3),
+        "npu_forward: weight_re": lambda: functional.npu(x, strided),
+        "npu_forward: weight_im": lambda: layer(x),
+        "nmu_forward: x": lambda: NMU(4, 2)(small),
+    }
+    for name, call in calls.items():
+        with torch.no_grad(), pytest.raises(RuntimeError, match=f"^{name} must have memory"):
+            call()
+
+
+@needs_library
+def test_memory_freed_before_a_backward() -> None:
+    """Of what the forward saved and of the upstream gradient, also of the iNALU's flags."""
+    x, y = torch.rand(3, 4), torch.rand(3, 2)
+    sizes = {"O": 2, "I": 4}
+    weights = [torch.rand([sizes[s] for s in letters]) for letters in ops.WEIGHTS["inalu"].values()]
+    out = ops.inalu_forward(x, *weights, 1e-7, 20.0, True)
+    for number in range(1, len(out)):
+        kept = [t.clone() for t in out[1:]]
+        kept[number - 1].untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match=r"^inalu_backward: \w+ must have memory"):
+            ops.inalu_backward(y, x, *weights, *kept, 1e-7, 20.0, 63)
+    x.requires_grad_()
+    for wrong in (0, 1):
+        x.grad, layer = None, NPU(4, 2)
+        result, upstream = layer(x), torch.rand(3, 2)
+        (layer.weight_re.data, upstream)[wrong].untyped_storage().resize_(4)
+        with pytest.raises(RuntimeError, match=r"^npu_backward: \w+ must have memory"):
+            result.backward(upstream)

@@ -1,9 +1,6 @@
 """Exported programs in files, in onnxruntime and as compiled packages."""
 
-from __future__ import annotations
-
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +10,16 @@ from torch import nn
 
 from npu_kernels import NAU, NMU, NPU, iNALU, interop
 from npu_kernels._testing.samples import normwise_error
-from tests.conftest import needs_library
+from tests.conftest import compiles, needs_library
 from tests.support.building import needs_compiler
 
 # torch's own warnings about itself
 pytestmark = [
     needs_library,
+    compiles,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def _model() -> nn.Module:

@@ -1,7 +1,5 @@
 """Shapes, dtypes, autocast and the choice of a backend."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading
@@ -20,6 +18,7 @@ from npu_kernels._operators import dispatch, ops
 from npu_kernels._operators.operands import fits
 from npu_kernels._testing.samples import RECORDS, Sample, normwise_error
 from tests.conftest import needs_library
+from tests.support.compare import assert_near
 
 every_operator = pytest.mark.parametrize("name", list(RECORDS))
 
@@ -54,21 +53,19 @@ def test_batch_shapes_of_models(name: str, batch: tuple[int, ...], backend: str)
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("npu", {"eps": 0.25}),
-        ("nmru", {"eps": 0.25, "clip": False, "sign": "separate"}),
-        ("nalu", {"eps": 0.25}),
-        ("inalu", {"eps": 0.25, "omega": 0.05}),
-    ],
-)
+    [("npu", {"eps": 0.25}), ("nmru", {"eps": 0.25, "clip": False, "sign": "separate"}),
+     ("nalu", {"eps": 0.25}), ("inalu", {"eps": 0.25, "omega": 0.05})],
+)  # fmt: skip
 def test_options_reach_every_backend(name: str, options: dict[str, Any], backend: str) -> None:
     sample = RECORDS[name].sample(5, 4, 3)
     inputs = sample.x, *sample.tensors.values()
     expected = getattr(reference, name)(*inputs, **options)
     assert normwise_error(getattr(functional, name)(*inputs, **options), expected) < 1e-13
     for option in options:  # each of them matters here
-        others = {other: value for other, value in options.items() if other != option}
-        assert normwise_error(getattr(reference, name)(*inputs, **others), expected) > 1e-3, option
+        other_options = {other: value for other, value in options.items() if other != option}
+        assert (
+            normwise_error(getattr(reference, name)(*inputs, **other_options), expected) > 1e-3
+        ), option
 
 
 def test_two_dimensional_rows_are_shared_even_when_their_number_is_k(backend: str) -> None:
@@ -109,8 +106,7 @@ def test_half_precision(name: str, dtype: torch.dtype, backend: str) -> None:
 @every_operator
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast(name: str, dtype: torch.dtype, backend: str) -> None:
-    """Float32 inside and out; mixed dtypes are welcome; float64 stays; the backward needs no
-    autocast of its own."""
+    """Float32 inside and out; mixed dtypes are welcome, float64 stays, the backward needs none."""
     record = RECORDS[name]
     sample = record.sample(9, 5, 3, dtype=torch.float32)
     with torch.autocast("cpu", dtype=dtype):
@@ -123,9 +119,8 @@ def test_autocast(name: str, dtype: torch.dtype, backend: str) -> None:
     assert y.dtype == mixed.dtype == torch.float32
     assert double.dtype == torch.float64
     plain = sample.call(record.function)
-    if (
-        name == "nau" and backend == "cpu"
-    ):  # under autocast torch's product, otherwise its own kernel
+    # under autocast torch's product, otherwise its own kernel
+    if name == "nau" and backend == "cpu":
         assert normwise_error(y, plain) < 1e-6
     else:
         assert torch.equal(y, plain)
@@ -138,8 +133,7 @@ def test_autocast(name: str, dtype: torch.dtype, backend: str) -> None:
 
 @needs_library
 def test_autocast_of_the_second_derivative() -> None:
-    """A double backward inside autocast is in float32 all the way (the eager formula has its
-    products cast)."""
+    """A double backward inside autocast is in float32; the eager formula's products are cast."""
     sample = RECORDS["npu"].sample(9, 5, 3, dtype=torch.float32).requires_grad()
 
     def second() -> tuple[Tensor, ...]:
@@ -151,8 +145,7 @@ def test_autocast_of_the_second_derivative() -> None:
     expected = second()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         actual = second()
-    for a, b in zip(actual, expected, strict=True):
-        assert normwise_error(a, b) < 1e-5
+    assert_near(actual, expected, 1e-5)
 
 
 def test_autocast_of_another_device_changes_nothing() -> None:
@@ -227,18 +220,17 @@ def in_a_thread(function: Callable[[], Any]) -> Any:
 
 @needs_library
 def test_use_backend_forces_for_its_thread_only() -> None:
-    """Another thread makes its own choice, and blocks that overlap in time do not touch each
-    other."""
+    """Another thread makes its own choice; blocks that overlap do not touch each other."""
     x, shared = torch.ones(1), use_backend("reference")
-    entered, left = threading.Event(), threading.Event()
+    entered, finished = threading.Event(), threading.Event()
 
     def other() -> list[str]:
-        found = [backend_for(x)]
+        backends = [backend_for(x)]
         with shared:  # the same object as in the main thread
             entered.set()
-            left.wait(10)
-            found.append(backend_for(x))
-        return [*found, backend_for(x)]
+            finished.wait(10)
+            backends.append(backend_for(x))
+        return [*backends, backend_for(x)]
 
     with ThreadPoolExecutor(1) as pool:
         with use_backend("cpu"), shared:
@@ -246,7 +238,7 @@ def test_use_backend_forces_for_its_thread_only() -> None:
             entered.wait(10)
             assert backend_for(x) == "reference"
         assert backend_for(x) == "cpu"
-        left.set()
+        finished.set()
         assert answer.result() == ["cpu", "reference", "cpu"]
 
 
@@ -256,13 +248,13 @@ def test_use_backend_forces_for_its_task_and_those_that_it_starts() -> None:
 
     async def ask(name: str | None) -> list[str]:
         with use_backend(name) if name else contextlib.nullcontext():
-            found = []
+            backends = []
             for _ in range(3):
-                found.append(backend_for(x))
+                backends.append(backend_for(x))
                 await asyncio.sleep(0)
             if name:
-                found += await asyncio.create_task(ask(None))
-        return [*found, backend_for(x)]
+                backends += await asyncio.create_task(ask(None))
+        return [*backends, backend_for(x)]
 
     async def everybody() -> list[list[str]]:
         return await asyncio.gather(ask("reference"), ask(None), ask("cpu"))
@@ -276,8 +268,7 @@ def test_use_backend_forces_for_its_task_and_those_that_it_starts() -> None:
 @needs_library
 @pytest.mark.parametrize("name", ["cpu", None])
 def test_a_backward_has_the_choice_of_its_forward(name: str | None) -> None:
-    """The choice holds in whatever thread it is computed, as autograd's own threads do for tensors
-    on a GPU; no choice stays none."""
+    """The choice holds in any thread, as in autograd's own for a GPU; no choice stays none."""
     sample = RECORDS["npu"].sample(4, 3, 2).requires_grad()
     u0 = torch.rand(4, 3, dtype=torch.float64, requires_grad=True)
     model = torch.nn.Sequential(NPU(3, 2, dtype=torch.float64), NAU(2, 3, dtype=torch.float64))
@@ -354,14 +345,14 @@ def test_one_tensor_in_two_places_is_checked_in_both() -> None:
 
 
 def test_the_short_check_knows_devices() -> None:
-    """Plain operands of one GPU need no more than those of the CPU; everything else goes to the
-    whole check."""
+    """Plain operands of one GPU pass as those of the CPU do; others go to the full check."""
 
-    def operands(device: str, *others: str) -> tuple[Tensor, list[Tensor]]:
-        places = [device, *others, *([device] * (3 - len(others)))]
+    def operands(device: str, *other_devices: str) -> tuple[Tensor, list[Tensor]]:
+        devices = [device, *other_devices, *([device] * (3 - len(other_devices)))]
         shapes = [(5, 3), (2, 3), (2, 3), (3,)]
         x, *weights = [
-            torch.empty(shape, device=place) for shape, place in zip(shapes, places, strict=True)
+            torch.empty(shape, device=each_device)
+            for shape, each_device in zip(shapes, devices, strict=True)
         ]
         return x, weights
 

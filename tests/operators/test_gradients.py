@@ -1,7 +1,5 @@
 """First, second and third derivatives through autograd."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 
@@ -13,15 +11,15 @@ from torch.autograd import gradcheck, gradgradcheck
 from npu_kernels import functional, reference
 from npu_kernels._testing.samples import LAYOUTS, RECORDS, Sample, normwise_error, with_layout
 from tests.conftest import needs_library
+from tests.support.compare import assert_equal, assert_near
 from tests.support.vmapped import check_batched_gradients
 
 SETTINGS = [(None, False), (2, False), (2, True)]  # models, whether they share x
-ROUNDING = 5e-13
+GRADIENT_ROUNDING = 5e-13
 
 
 def _away_from_kinks(sample: Sample) -> Sample:
-    """Leaves whose x is not near 0, where r has no derivative, and whose gate and weights are not
-    near their clips."""
+    """Leaves without x near 0, and without gate and weights near their clips."""
     sample = sample.requires_grad()
     with torch.no_grad():
         sample.x.add_(0.25 * sample.x.sign())
@@ -57,8 +55,7 @@ def _fused_samples() -> list[Sample]:
 
 @pytest.mark.parametrize("sample", _fused_samples(), ids=lambda sample: sample.name)
 def test_gradcheck(sample: Sample, backend: str) -> None:
-    """First and second derivatives against finite differences, with batched and with undefined
-    upstream gradients."""
+    """Two derivatives against differences, with batched and with undefined upstream gradients."""
     sample = _away_from_kinks(sample)
     function = _function(sample, RECORDS[sample.name.partition("-")[0]].function)
     assert gradcheck(function, sample.leaves(), check_batched_grad=True)
@@ -88,17 +85,18 @@ def test_straight_through_second_derivative(backend: str) -> None:
         return list(torch.autograd.grad(sum(g.square().sum() for g in grads), sample.leaves()))
 
     for clip, straight in zip(second("clip"), second("straight_through"), strict=True):
-        assert normwise_error(straight, clip) < ROUNDING
+        assert normwise_error(straight, clip) < GRADIENT_ROUNDING
 
 
 @needs_library
 @pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, ROUNDING), (torch.float32, 2e-4)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, GRADIENT_ROUNDING), (torch.float32, 2e-4)]
+)
 def test_parity_with_autograd_of_the_reference(
     name: str, dtype: torch.dtype, tolerance: float
 ) -> None:
-    """Every sample and upstream layout. Float32 accuracy is test_operators'; here a wrong formula
-    would show."""
+    """Every sample and upstream layout in float64, where a wrong formula shows."""
     for sample, layout in zip(RECORDS[name].samples(dtype), itertools.cycle(LAYOUTS)):
         leaves = sample.map(lambda t: t.detach().requires_grad_())
         y, expected_y = leaves.call(RECORDS[name].function), leaves.call(RECORDS[name].reference)
@@ -199,8 +197,7 @@ def test_second_derivative_of_any_rows(
         return [*grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), sample.leaves())]
 
     expected = second(record.reference, sample.x)
-    for found, want in zip(second(record.function, sample.x.reshape(shape)), expected, strict=True):
-        assert normwise_error(found, want) < ROUNDING
+    assert_near(second(record.function, sample.x.reshape(shape)), expected, GRADIENT_ROUNDING)
 
 
 @pytest.mark.parametrize("name", ["npu", "nmu"])
@@ -216,8 +213,7 @@ def test_third_derivative(name: str) -> None:
             value = sum((g.square().sum() for g in grads), torch.zeros(()))
         return list(torch.autograd.grad(value, sample.leaves()))
 
-    for actual, expected in zip(third(record.function), third(record.reference), strict=True):
-        assert normwise_error(actual, expected) < 1e-11
+    assert_near(third(record.function), third(record.reference), 1e-11)
 
 
 def test_second_derivative_with_dependent_inputs(backend: str) -> None:
@@ -229,8 +225,8 @@ def test_second_derivative_with_dependent_inputs(backend: str) -> None:
         (grad,) = torch.autograd.grad(function(x, weight).square().sum(), weight, create_graph=True)
         return torch.autograd.grad(grad.square().sum(), weight)[0]
 
-    assert normwise_error(penalty(functional.npu), penalty(reference.npu)) < ROUNDING
-    assert normwise_error(penalty(functional.nmu), penalty(reference.nmu)) < ROUNDING
+    assert normwise_error(penalty(functional.npu), penalty(reference.npu)) < GRADIENT_ROUNDING
+    assert normwise_error(penalty(functional.nmu), penalty(reference.nmu)) < GRADIENT_ROUNDING
 
 
 def test_second_derivative_in_training(backend: str) -> None:
@@ -242,8 +238,7 @@ def test_second_derivative_in_training(backend: str) -> None:
         (slope,) = torch.autograd.grad(leaves.call(function).sum(), leaves.x, create_graph=True)
         (slope.square().sum() + leaves.call(function).square().sum()).backward()
         grads[function] = [leaf.grad for leaf in leaves.leaves()]
-    for actual, expected in zip(grads[functional.npu], grads[reference.npu], strict=True):
-        assert normwise_error(actual, expected) < ROUNDING
+    assert_near(grads[functional.npu], grads[reference.npu], GRADIENT_ROUNDING)
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -278,4 +273,4 @@ def test_retained_graph(backend: str) -> None:
         loss = sample.call(RECORDS[name].function).square().sum()
         first = torch.autograd.grad(loss, sample.leaves(), retain_graph=True)
         second = torch.autograd.grad(loss, sample.leaves())
-        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+        assert_equal(first, second)

@@ -1,7 +1,5 @@
 """`torch.jit.trace` records the eager formulas, in silence, with their derivatives."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator
 
@@ -24,22 +22,17 @@ from npu_kernels import (
     ode,
     use_backend,
 )
-from npu_kernels._testing.samples import normwise_error
 from npu_kernels.training import mse_loss
+from tests.support.compare import assert_near
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 UNITS: dict[str, Callable[[], nn.Module]] = {
-    "NPU": lambda: NPU(3, 2, init_im=0.3),
-    "RealNPU": lambda: RealNPU(3, 2, num_models=4),
-    "NaiveNPU": lambda: NaiveNPU(3, 2),
-    "NAU": lambda: NAU(3, 2),
-    "NMU": lambda: NMU(3, 2),
-    "NMRU": lambda: NMRU(3, 2, sign="separate"),
-    "NAC": lambda: NAC(3, 2),
-    "NALU": lambda: NALU(3, 2),
-    "iNALU": lambda: iNALU(3, 2, num_models=4),
-}
+    "NPU": lambda: NPU(3, 2, init_im=0.3), "RealNPU": lambda: RealNPU(3, 2, num_models=4),
+    "NaiveNPU": lambda: NaiveNPU(3, 2), "NAU": lambda: NAU(3, 2), "NMU": lambda: NMU(3, 2),
+    "NMRU": lambda: NMRU(3, 2, sign="separate"), "NAC": lambda: NAC(3, 2),
+    "NALU": lambda: NALU(3, 2), "iNALU": lambda: iNALU(3, 2, num_models=4),
+}  # fmt: skip
 
 
 def results(
@@ -54,8 +47,7 @@ def results(
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("name", UNITS)
 def test_a_trace_is_the_layer(name: str, grad: bool, backend: str) -> None:
-    """Traced with or without gradients; saved and loaded; with other numbers of rows; gradients of
-    everything."""
+    """Traces with or without gradients, saved and loaded, of other numbers of rows."""
     layer = UNITS[name]().double()
     with torch.set_grad_enabled(grad):
         traced = torch.jit.trace(layer, (torch.randn(5, 3, dtype=torch.float64),))
@@ -63,15 +55,13 @@ def test_a_trace_is_the_layer(name: str, grad: bool, backend: str) -> None:
     torch.jit.save(traced, file)
     file.seek(0)
     loaded = torch.jit.load(file)
-    assert "npu_kernels::" not in str(
-        loaded.inlined_graph
-    )  # of torch's own operators: it runs without this package
+    # of torch's own operators: it runs without this package
+    assert "npu_kernels::" not in str(loaded.inlined_graph)
     for rows in (5, 7):
         x = torch.randn(rows, 3, dtype=torch.float64)
         expected = results(layer, layer.parameters(), x)
         for other in (traced, loaded):
-            for found, want in zip(results(other, other.parameters(), x), expected, strict=True):
-                assert normwise_error(found, want) < 1e-12
+            assert_near(results(other, other.parameters(), x), expected, 1e-12)
 
 
 def test_the_backend_says_so() -> None:

@@ -1,7 +1,5 @@
 """Every operator has a record, and every record has all rules, or says why not."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -79,7 +77,7 @@ def test_every_operator_has_a_record() -> None:
         NAMESPACE + name for name in (*ops.NAMES, *ops.TIME_LOOPS, *ops.ADAPTIVE, ops.TRAIN)
     }
     assert set(ops.NAMES) == {
-        f"{layer}_{way}" for layer in ops.LAYERS for way in ("forward", "backward")
+        f"{layer}_{direction}" for layer in ops.LAYERS for direction in ("forward", "backward")
     }
     assert set(RECORDS) == set(ops.WEIGHTS)
 
@@ -143,8 +141,10 @@ def test_schemas_of_a_record() -> None:
         "sum_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor? bias, float eps, int needs)"
         " -> (Tensor, Tensor, Tensor)"
     )
-    kept = dataclasses.replace(
+    record = dataclasses.replace(
         layer, kept={"h": None}, takes_y=True, backward_options={"hard": "bool"}
     )
-    assert kept.schemas()[0].endswith("float eps, bool save) -> (Tensor, Tensor)")
-    assert "Tensor? bias, Tensor y, Tensor h, float eps, bool hard, int needs)" in kept.schemas()[1]
+    assert record.schemas()[0].endswith("float eps, bool save) -> (Tensor, Tensor)")
+    assert (
+        "Tensor? bias, Tensor y, Tensor h, float eps, bool hard, int needs)" in record.schemas()[1]
+    )

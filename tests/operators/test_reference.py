@@ -1,7 +1,5 @@
 """The formulas against literal arithmetic, the explicit gradients against autograd."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from mpmath import mp
@@ -10,9 +8,10 @@ from torch import Tensor
 from npu_kernels import functional, reference
 from npu_kernels._testing.samples import RECORDS, Sample, normwise_error
 from tests.support import exact, kernels
+from tests.support.compare import assert_near
 from tests.support.kernels import with_zero_factors
 
-ROUNDING = 1e-14
+FORMULA_ROUNDING = 1e-14
 VARIANTS = RECORDS["npu"].variants()
 
 
@@ -33,9 +32,8 @@ def _literal(name: str, sample: Sample) -> Tensor:
         weights = {n: None if t is None else t.tolist() for n, t in sample.tensors.items()}
         row = []
         for o in range(next(iter(sample.tensors.values())).shape[0]):
-            arguments = [
-                w if n == "gate" or w is None else w[o] for n, w in weights.items()
-            ]  # a gate belongs to the inputs, all else to an output
+            # a gate belongs to the inputs, all else to an output
+            arguments = [w if n == "gate" or w is None else w[o] for n, w in weights.items()]
             if name == "npu":
                 arguments.append(torch.finfo(torch.float64).eps)
             row.append(float(getattr(exact, name)(x, *arguments)))
@@ -49,13 +47,16 @@ def test_50_digits(name: str, num_models: int | None, backend: str) -> None:
     record = RECORDS[name]
     for without in record.variants():
         sample = record.sample(6, 5, 3, num_models=num_models, without=without)
-        assert normwise_error(sample.call(record.function), _literal(name, sample)) < ROUNDING
-        assert normwise_error(sample.call(record.reference), _literal(name, sample)) < ROUNDING
+        assert (
+            normwise_error(sample.call(record.function), _literal(name, sample)) < FORMULA_ROUNDING
+        )
+        assert (
+            normwise_error(sample.call(record.reference), _literal(name, sample)) < FORMULA_ROUNDING
+        )
 
 
 def test_gradients_at_50_digits(backend: str) -> None:
-    """Every entry of every gradient of one output, by differentiating the literal formula at 50
-    digits."""
+    """Every entry of every gradient, by differentiating the literal formula at 50 digits."""
     sample = RECORDS["npu"].sample(1, 3, 1, seed=3).requires_grad()
     sample.tensors["gate"] = torch.tensor([0.3, 0.9, 0.6], dtype=torch.float64, requires_grad=True)
     leaves = sample.leaves()
@@ -81,7 +82,7 @@ def test_complex_arithmetic(backend: str) -> None:
     weight_re, weight_im = torch.randn(2, 5, 7, dtype=torch.float64) / 2
     z = torch.where(x < 0, x - eps, x + eps).to(torch.complex128)
     expected = (z.log() @ torch.complex(weight_re, weight_im).T).exp().real
-    assert normwise_error(functional.npu(x, weight_re, weight_im), expected) < ROUNDING
+    assert normwise_error(functional.npu(x, weight_re, weight_im), expected) < FORMULA_ROUNDING
 
 
 def test_whole_powers(backend: str) -> None:
@@ -108,8 +109,7 @@ def test_gate_zero_ignores_the_input(backend: str) -> None:
 
 @pytest.mark.parametrize("gate_gradient", ["clip", "straight_through"])
 def test_gate_gradient_convention(gate_gradient: str, backend: str) -> None:
-    """torch.clamp's: it passes at both ends of [0, 1]; nothing passes outside unless it is
-    straight-through."""
+    """The slope is torch.clamp's: none outside [0, 1] unless it is straight-through."""
     gate = torch.tensor([-0.1, 0.0, 0.5, 1.0, 1.1], dtype=torch.float64, requires_grad=True)
     x = torch.full((1, 5), 2.0, dtype=torch.float64)
     functional.npu(
@@ -142,8 +142,7 @@ def test_explicit_npu_gradient(
     actual = reference.npu_backward(
         grad_y, sample.x, *sample.tensors.values(), None, None, 1e-3, straight_through
     )  # type: ignore[call-arg]
-    for grad, want in zip([g for g in actual if g.numel()], expected, strict=True):
-        assert normwise_error(grad, want) < ROUNDING
+    assert_near([g for g in actual if g.numel()], expected, FORMULA_ROUNDING)
 
 
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (3, False), (3, True)])
@@ -159,15 +158,13 @@ def test_explicit_nmu_gradient(num_models: int | None, shared: bool) -> None:
     y = reference.nmu(sample.x, weight, clip=False)
     grad_y = torch.randn_like(y)
     expected = torch.autograd.grad(y, (sample.x, weight), grad_y)
-    for grad, want in zip(reference.nmu_backward(grad_y, sample.x, weight), expected, strict=True):
-        assert normwise_error(grad, want) < ROUNDING
+    assert_near(reference.nmu_backward(grad_y, sample.x, weight), expected, FORMULA_ROUNDING)
 
 
 @pytest.mark.parametrize("name", ["nalu", "inalu"])
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (3, False), (3, True)])
 def test_explicit_nalu_gradients(name: str, num_models: int | None, shared: bool) -> None:
-    """The operators' formulas are the layer and its gradients, also at x = 0 and with any number of
-    zero factors."""
+    """The operators' formulas are the layer and its gradients, also with factors of 0."""
     record = RECORDS[name]
     for without in record.variants():
         sample = with_zero_factors(
@@ -178,17 +175,16 @@ def test_explicit_nalu_gradients(name: str, num_models: int | None, shared: bool
         y = record.reference(sample.x, *sample.tensors.values(), **options)
         grad_y = torch.randn_like(y)
         expected = torch.autograd.grad(y, sample.leaves(), grad_y)
-        found, *saved = getattr(reference, f"{name}_forward")(
+        output, *saved = getattr(reference, f"{name}_forward")(
             sample.x, *sample.tensors.values(), *options.values(), True
         )
-        assert normwise_error(found, y) < ROUNDING
+        assert normwise_error(output, y) < FORMULA_ROUNDING
         if name == "inalu":
             assert set(saved[3].flatten().tolist()) == {0, 1, 2, 3, 4, 5}
         actual = getattr(reference, f"{name}_backward")(
             grad_y, sample.x, *sample.tensors.values(), *saved, *options.values()
         )
-        for grad, want in zip([g for g in actual if g.numel()], expected, strict=True):
-            assert normwise_error(grad, want) < ROUNDING
+        assert_near([g for g in actual if g.numel()], expected, FORMULA_ROUNDING)
 
 
 @pytest.mark.parametrize("name", list(RECORDS))
@@ -204,10 +200,10 @@ def test_models_are_independent(name: str) -> None:
                 together = sample.call(formula)
                 for k in range(3):
                     tensors = {n: None if t is None else t[k] for n, t in sample.tensors.items()}
-                    alone = Sample(
+                    single = Sample(
                         "", sample.x if shared else sample.x[k], tensors, sample.options
                     ).call(formula)
-                    assert normwise_error(together[k], alone) < ROUNDING
+                    assert normwise_error(together[k], single) < FORMULA_ROUNDING
 
 
 def test_nau_is_a_clipped_product(backend: str) -> None:
@@ -221,9 +217,11 @@ def test_nau_gradient_at_the_bounds() -> None:
     weight = torch.tensor([[-1.5, -1.0, 0.5, 1.0, 1.5]], requires_grad=True)
     y = reference.nau(torch.ones(1, 5), weight)
     (expected,) = torch.autograd.grad(y, weight)
-    _, found = reference.nau_backward(torch.ones(1, 1), torch.ones(1, 5), weight.detach(), True, 2)
-    assert found is not None
-    assert found.tolist() == expected.tolist() == [[0, 1, 1, 1, 0]]
+    _, grad_weight = reference.nau_backward(
+        torch.ones(1, 1), torch.ones(1, 5), weight.detach(), True, 2
+    )
+    assert grad_weight is not None
+    assert grad_weight.tolist() == expected.tolist() == [[0, 1, 1, 1, 0]]
 
 
 @pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "nalu", "inalu"])

@@ -1,19 +1,12 @@
-"""torch.func, forward mode, torch.compile, torch.export, checkpointing."""
+"""torch.func and forward mode, also compiled."""
 
-from __future__ import annotations
-
-import io
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import forward_ad
 from torch.func import (
     functional_call,
@@ -26,12 +19,12 @@ from torch.func import (
     vjp,
     vmap,
 )
-from torch.utils.checkpoint import checkpoint
 
-from npu_kernels import NAU, NMU, NPU, backend_for, functional, iNALU, reference, use_backend
+from npu_kernels import NMU, NPU, use_backend
 from npu_kernels._operators import autograd
 from npu_kernels._testing.samples import RECORDS, CountCalls, normwise_error
-from tests.conftest import needs_library
+from tests.conftest import compiles, needs_library
+from tests.support.compare import assert_near
 from tests.support.vmapped import ROUNDING, check_one_call
 
 fused = pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
@@ -43,16 +36,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),
 ]
-
-
-@pytest.fixture
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-compiles = pytest.mark.usefixtures("_fresh_compiler")
 
 
 def _loss(function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
@@ -100,8 +83,8 @@ def test_grad_and_vjp(name: str, backend: str) -> None:
     arguments = _arguments(name)
     leaves = [a.clone().requires_grad_() for a in arguments]
     expected = torch.autograd.grad(_loss(RECORDS[name].reference, *leaves), leaves)
-    every = tuple(range(len(arguments)))
-    actual = grad(lambda *a: _loss(RECORDS[name].function, *a), argnums=every)(*arguments)
+    positions = tuple(range(len(arguments)))
+    actual = grad(lambda *a: _loss(RECORDS[name].function, *a), argnums=positions)(*arguments)
     _, pull = vjp(lambda *a: _loss(RECORDS[name].function, *a), *arguments)
     for a, b, e in zip(actual, pull(torch.ones((), dtype=torch.float64)), expected, strict=True):
         assert normwise_error(a, e) < ROUNDING
@@ -114,16 +97,15 @@ def test_jvp_and_jacobians(name: str, backend: str) -> None:
     tangents = tuple(torch.randn_like(a) for a in arguments)
     function = RECORDS[name].function
     _, tangent = jvp(function, arguments, tangents)
-    every = tuple(range(len(arguments)))
+    positions = tuple(range(len(arguments)))
     reverse, forward = (
-        jacrev(function, argnums=every)(*arguments),
-        jacfwd(function, argnums=every)(*arguments),
+        jacrev(function, argnums=positions)(*arguments),
+        jacfwd(function, argnums=positions)(*arguments),
     )
     expected = sum(torch.tensordot(j, t, t.dim()) for j, t in zip(reverse, tangents, strict=True))
     assert normwise_error(tangent, expected) < ROUNDING
     assert tangent.any()
-    for f, r in zip(forward, reverse, strict=True):
-        assert normwise_error(f, r) < ROUNDING
+    assert_near(forward, reverse, ROUNDING)
 
 
 @fused
@@ -167,8 +149,7 @@ ONE_STEP = {**ONE_CALL, "npu_backward": 1, "nmu_backward": 1}
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_vmap_over_stacked_modules(shared: bool, backend: str) -> None:
-    """Five modules, one call of each operator: forward, and with the gradient inside, outside and
-    by plain autograd."""
+    """Five modules take one call of each operator, wherever the gradient is taken."""
     modules, module, state = _stacked(5, dtype=torch.float64)
     x = torch.randn(*(() if shared else (5,)), 7, 3, dtype=torch.float64)
     dims = (0, None if shared else 0)
@@ -179,38 +160,37 @@ def test_vmap_over_stacked_modules(shared: bool, backend: str) -> None:
         torch.autograd.grad(loss, list(m.parameters()))
         for loss, m in zip(losses, modules, strict=True)
     ]
-    wanted = [torch.stack(slope) for slope in zip(*slopes, strict=True)]
+    expected_grads = [torch.stack(slope) for slope in zip(*slopes, strict=True)]
 
     def together(state: dict[str, Tensor]) -> Tensor:
         return vmap(lambda s, r: functional_call(module, s, r), dims)(state, x)
 
     frozen = {name: value.detach() for name, value in state.items()}
-    found: dict[str, tuple[Counter[str], Any]] = {}
+    outcomes: dict[str, tuple[Counter[str], Any]] = {}
     with CountCalls() as count:
         y = together(frozen)
     assert normwise_error(y, expected) < ROUNDING
-    found["forward"] = (count.calls, None)
+    outcomes["forward"] = (count.calls, None)
     with CountCalls() as count:
         inside = vmap(grad(lambda s, r: _square(module, s, r)), dims)(frozen, x)
-    found["inside"] = (count.calls, inside)
+    outcomes["inside"] = (count.calls, inside)
     with CountCalls() as count:
         outside = grad(lambda s: together(s).square().sum())(frozen)
-    found["outside"] = (count.calls, outside)
+    outcomes["outside"] = (count.calls, outside)
     with CountCalls() as count:
         together(state).square().sum().backward()
-    found["autograd"] = (count.calls, {name: value.grad for name, value in state.items()})
-    for where, (calls, grads) in found.items():
+    outcomes["autograd"] = (count.calls, {name: value.grad for name, value in state.items()})
+    for where, (calls, grads) in outcomes.items():
         if backend == "cpu":
             assert calls == (ONE_CALL if where == "forward" else ONE_STEP), where
-        for actual, want in zip((grads or {}).values(), wanted, strict=grads is not None):
+        for actual, want in zip((grads or {}).values(), expected_grads, strict=grads is not None):
             assert normwise_error(actual, want) < ROUNDING, where
 
 
 @needs_library
 @pytest.mark.parametrize("name", ["npu", "inalu"])
 def test_vmap_over_anything_is_one_call(name: str) -> None:
-    """Rows alone, some weights, other dimensions than the first, modules that have models, two
-    levels."""
+    """Rows alone, some weights, other dimensions, modules that have models, two levels."""
     check_one_call(name)
 
 
@@ -241,8 +221,7 @@ def test_second_derivative_over_stacked_modules(backend: str) -> None:
 
 @pytest.mark.parametrize("name", ["npu", "inalu"])
 def test_vmap_gradcheck(name: str, backend: str) -> None:
-    """Derivatives of a vmapped call against finite differences, in every mode that torch can
-    check."""
+    """Derivatives of a vmapped call against differences, in every mode that torch can check."""
     arguments = tuple(a.requires_grad_() for a in _arguments(name, rows=2))
     stacked = (
         arguments[0],
@@ -275,8 +254,7 @@ def test_jacobian_of_autograd_functional(name: str, backend: str) -> None:
 
 @fused
 def test_forward_mode(name: str, backend: str) -> None:
-    """A tangent is never lost, not in any argument, not in the upstream gradient of a graph from
-    outside the level."""
+    """A tangent is never lost, also not in an upstream gradient from outside the level."""
     arguments = _arguments(name)
     function = RECORDS[name].function
     for which, primal in enumerate(arguments):
@@ -316,103 +294,10 @@ def test_forward_mode_gradcheck(name: str) -> None:
     )
 
 
-# ---- torch.compile --------------------------------------------------------------------------
-
-
-def _model(dtype: torch.dtype = torch.float32) -> nn.Module:
-    options: Any = {"dtype": dtype}
-    return nn.Sequential(
-        NPU(3, 6, **options), NAU(6, 4, **options), NMU(4, 3, **options), iNALU(3, 2, **options)
-    )
-
-
-def _step(model: Callable[[Tensor], Tensor], parameters: list[Tensor], x: Tensor) -> list[Tensor]:
-    x = x.clone().requires_grad_()
-    loss = model(x).square().mean()
-    return [loss.detach(), *torch.autograd.grad(loss, [x, *parameters])]
-
-
-@compiles
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiled_train_step(dynamic: bool, backend: str) -> None:
-    """One graph, the eager numbers, and with a dynamic batch no new compilation for another batch
-    size."""
-    model = _model(torch.float64)
-    parameters = list(model.parameters())
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    sizes = (9, 17, 33) if dynamic else (9,)
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for rows in sizes:
-            x = torch.randn(rows, 3, dtype=torch.float64)
-            for actual, expected in zip(
-                _step(compiled, parameters, x), _step(model, parameters, x), strict=True
-            ):
-                # Not the same bits: a small NAU has its own kernel, but in a compiled graph torch's
-                # product.
-                assert normwise_error(actual, expected) < 1e-12
-
-
-@compiles
-@needs_library
-def test_compiled_graph_has_the_operators() -> None:
-    """The fused operators stay whole in forward and backward; nothing falls back to the formula in
-    silence."""
-    graphs: list[str] = []
-
-    def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        graphs.append(graph.code)
-        return make_boxed_func(graph.forward)
-
-    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
-    model = nn.Sequential(NPU(3, 6), NMU(6, 2))
-    torch.compile(model, fullgraph=True, backend=backend)(torch.randn(4, 3)).sum().backward()
-    forward, backward = graphs
-    assert forward.count("ops.npu_kernels.npu_forward.") == 1
-    assert forward.count("ops.npu_kernels.nmu_forward.") == 1
-    assert backward.count("ops.npu_kernels.npu_backward.") == 1
-    assert backward.count("ops.npu_kernels.nmu_backward.") == 1
-
-
-@compiles
-def test_compiled_models(backend: str) -> None:
-    """K models and shared rows."""
-    model = nn.Sequential(NPU(3, 6, num_models=4), NAU(6, 2, num_models=4))
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
-    for x in (torch.randn(9, 3), torch.randn(4, 7, 3)):
-        for actual, expected in zip(
-            _step(compiled, list(model.parameters()), x),
-            _step(model, list(model.parameters()), x),
-            strict=True,
-        ):
-            assert normwise_error(actual, expected) < 1e-6
-
-
-@compiles
-def test_switching_the_backend_recompiles() -> None:
-    """A compiled function sees use_backend; it does not keep the choice of its first call."""
-    model, x = NPU(3, 2, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    first = compiled(x)
-    with use_backend("reference"):
-        second = compiled(x)
-        assert torch.equal(second, reference.npu(x, *model.parameters()))
-    assert torch.equal(compiled(x), first)
-
-    def elsewhere() -> torch.Tensor:
-        with use_backend("reference"):
-            return compiled(x)
-
-    with ThreadPoolExecutor(1) as pool, use_backend("cpu"):  # each thread has its own choice
-        assert torch.equal(pool.submit(elsewhere).result(), second)
-        assert torch.equal(compiled(x), first)
-        assert torch.equal(pool.submit(compiled, x).result(), first)
-
-
 @compiles
 @fused
 def test_compiled_transforms(name: str, backend: str) -> None:
-    """compile(grad), compile(vmap(grad)), compile(hessian): where a Function's own backward would
-    be dropped."""
+    """Compiled grad, vmap(grad) and hessian, where a Function's own backward would be dropped."""
     x, weight, *rest = _arguments(name, rows=3)
 
     def loss(w: Tensor, row: Tensor) -> Tensor:
@@ -428,113 +313,3 @@ def test_compiled_transforms(name: str, backend: str) -> None:
         actual = torch.compile(transform, fullgraph=True, backend="aot_eager")(*where)
         assert actual.any()
         assert normwise_error(actual, transform(*where)) < ROUNDING
-
-
-@compiles
-def test_compiled_autocast(backend: str) -> None:
-    model, x = _model(), torch.randn(9, 3)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    with torch.autocast("cpu", torch.bfloat16):
-        actual, expected = compiled(x), model(x)
-    assert actual.dtype == expected.dtype == torch.float32
-    assert normwise_error(actual, expected) < 1e-6
-
-
-@compiles
-def test_double_backward_of_a_compiled_function_is_torchs_error() -> None:
-    model, x = NPU(3, 2), torch.randn(5, 3, requires_grad=True)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    (slope,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="does not currently support double backward"):
-        slope.sum().backward()
-
-
-@compiles
-@needs_library
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own dependencies
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_inductor(dynamic: bool) -> None:
-    """The default compiler, one train step, with a dynamic batch two sizes without a second
-    compilation."""
-    model = _model()
-    parameters = list(model.parameters())
-    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic)
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for rows in (9, 21) if dynamic else (9,):
-            x = torch.randn(rows, 3)
-            for actual, expected in zip(
-                _step(compiled, parameters, x), _step(model, parameters, x), strict=True
-            ):
-                assert normwise_error(actual, expected) < 5e-5
-
-
-# ---- torch.export ---------------------------------------------------------------------------
-
-
-@compiles
-@needs_library
-@pytest.mark.parametrize("num_models", [None, 2])
-def test_export(num_models: int | None) -> None:
-    """Dynamic batch: export, save, load, run; the operators decompose into plain aten."""
-    model = nn.Sequential(NPU(3, 6, num_models=num_models), NMU(6, 2, num_models=num_models))
-    models = () if num_models is None else (num_models,)
-    batch = torch.export.Dim("batch")
-    program = torch.export.export(
-        model, (torch.randn(*models, 5, 3),), dynamic_shapes=({len(models): batch},), strict=False
-    )
-    targets = [str(node.target) for node in program.graph.nodes]
-    assert "npu_kernels.npu_forward.default" in targets
-    assert "npu_kernels.nmu_forward.default" in targets
-
-    file = io.BytesIO()
-    torch.export.save(program, file)
-    file.seek(0)
-    x = torch.randn(*models, 11, 3)
-    assert torch.equal(torch.export.load(file).module()(x), model(x))
-
-    table = torch.export.default_decompositions()
-    table[torch.ops.npu_kernels.npu_forward.default] = reference.npu_forward
-    table[torch.ops.npu_kernels.nmu_forward.default] = reference.nmu_forward
-    plain = program.run_decompositions(table)
-    assert not [node for node in plain.graph.nodes if "npu_kernels" in str(node.target)]
-    assert normwise_error(plain.module()(x), model(x)) < 1e-5
-
-
-# ---- the rest of a training loop ------------------------------------------------------------
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpointing(use_reentrant: bool, backend: str) -> None:
-    model = _model(torch.float64)
-    parameters = list(model.parameters())
-    x = torch.randn(9, 3, dtype=torch.float64)
-    expected = _step(model, parameters, x)
-
-    x = x.clone().requires_grad_()
-    loss = checkpoint(model, x, use_reentrant=use_reentrant).square().mean()
-    loss.backward()
-    for parameter, want in zip([x, *parameters], expected[1:], strict=True):
-        assert torch.equal(parameter.grad, want)
-
-
-def test_anomaly_mode_names_the_function() -> None:
-    x = torch.tensor([[float("nan")]], requires_grad=True)
-    with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(True):
-        warnings.simplefilter("ignore")
-        name = "NPUFunctionBackward" if backend_for(x) == "cpu" else "Backward"
-        with pytest.raises(RuntimeError, match=name):
-            functional.npu(x, torch.ones(1, 1)).sum().backward()
-
-
-def test_gradient_scaler(backend: str) -> None:
-    model, x = _model(), torch.randn(9, 3)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    before = [p.clone() for p in model.parameters()]
-    with torch.autocast("cpu", torch.float16):
-        loss = model(x).square().mean()
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    assert all(p.isfinite().all() for p in model.parameters())
-    assert any(not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))

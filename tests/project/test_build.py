@@ -40,15 +40,9 @@ def copy_of_the_tree(tmp_path: Path) -> Path:
 def build_wheel(tmp_path: Path, **env: str) -> Path:
     tree = copy_of_the_tree(tmp_path)
     command = [
-        "-m",
-        "pip",
-        "wheel",
-        "--no-build-isolation",
-        "--no-deps",
-        "-w",
-        str(tmp_path / "wheels"),
+        "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", str(tmp_path / "wheels"),
         str(tree),
-    ]
+    ]  # fmt: skip
     run = run_python(*command, env=env)
     assert run.returncode == 0, run.stderr
     (wheel,) = (tmp_path / "wheels").iterdir()
@@ -61,19 +55,12 @@ def unpack(wheel: Path, to: Path) -> Path:
     return to
 
 
-def pack_wheel(kept: Path, to: Path) -> None:
-    """The wheel of this tree with what `make install` has compiled in `kept`: nothing is compiled
-    again."""
+def pack_wheel(build_folder: Path, to: Path) -> None:
+    """Pack this tree's wheel with what is compiled in `build_folder`: nothing is compiled anew."""
     command = [
-        "setup.py",
-        "-q",
-        "egg_info",
-        "--egg-base",
-        str(to),
-        "build",
-        "--build-base",
+        "setup.py", "-q", "egg_info", "--egg-base", str(to), "build", "--build-base",
         str(to / "build"),
-    ]
+    ]  # fmt: skip
     command += [
         "bdist_wheel",
         "--bdist-dir",
@@ -81,8 +68,8 @@ def pack_wheel(kept: Path, to: Path) -> None:
         "--dist-dir",
         str(to / "wheels"),
     ]
-    with one_process_at_a_time(kept):
-        run = run_python(*command, env={"NPU_KERNELS_BUILD": str(kept)})
+    with one_process_at_a_time(build_folder):
+        run = run_python(*command, env={"NPU_KERNELS_BUILD": str(build_folder)})
     assert run.returncode == 0, run.stderr
     assert "csrc/" not in run.stdout  # paths of objects
 
@@ -95,8 +82,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ) / "wheel"  # built once for all processes
     with one_process_at_a_time(folder):
         if not list(folder.glob("wheels/*.whl")):
-            if kept := os.environ.get("NPU_KERNELS_BUILD"):
-                pack_wheel(Path(kept), folder)
+            if build_folder := os.environ.get("NPU_KERNELS_BUILD"):
+                pack_wheel(Path(build_folder), folder)
             else:
                 # What is packed is tested here, not how fast it is: this compiles in a fifth of the
                 # time.
@@ -213,9 +200,8 @@ def test_without_torch_the_build_names_the_commands(tmp_path: Path) -> None:
 
 
 def test_an_isolated_build_finds_the_environments_torch(tmp_path: Path) -> None:
-    hidden = (
-        tmp_path / "hidden" / "torch"
-    )  # what can be imported is no torch, as in pip's isolated builds
+    # what can be imported is no torch, as in pip's isolated builds
+    hidden = tmp_path / "hidden" / "torch"
     hidden.mkdir(parents=True)
     (hidden / "__init__.py").touch()
     message = failing_build(tmp_path, PYTHONPATH=str(hidden.parent), PATH=tools(tmp_path / "bin"))
@@ -232,7 +218,7 @@ for done in range(1, 21):
 """
 
 
-def test_a_build_whose_words_pip_hides_tells_the_terminal_how_far_it_is(tmp_path: Path) -> None:
+def test_a_build_within_pip_tells_the_terminal_how_far_it_is(tmp_path: Path) -> None:
     fcntl, pty, termios = (pytest.importorskip(name) for name in ("fcntl", "pty", "termios"))
     path = tools(tmp_path / "bin", cmake="", ninja=NINJA)
     ours, terminal = pty.openpty()

@@ -1,7 +1,5 @@
 """``python -m npu_kernels.certify`` and the table in the documentation made from it."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings
@@ -21,15 +19,9 @@ from tests.support.building import ROOT, run_python
 TABLE = ROOT / "docs" / "compatibility.md"
 # These take seconds, and tests of their own measure the same.
 SLOW = (
-    "torch.compile",
-    "torch.export",
-    "ONNX",
-    "AOTInductor",
-    "two processes",
-    "fork",
-    "double backward",
-    "all sizes",
-)
+    "torch.compile", "torch.export", "ONNX", "AOTInductor", "two processes", "fork",
+    "double backward", "all sizes",
+)  # fmt: skip
 
 
 @needs_library
@@ -77,21 +69,16 @@ def test_all_of_the_table_is_measured() -> None:
 
 
 def test_a_failure_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A backward that is wrong by one part in a thousand: exit status 1, and the report says
-    where."""
+    """A backward that is wrong by a thousandth: exit status 1, and the report says where."""
 
     def wrong(*arguments: object) -> tuple[torch.Tensor, ...]:
         first, second, *rest = reference.npu_backward(*arguments)
         return first, 1.001 * second, *rest
 
     arguments = [
-        "--json",
-        str(tmp_path / "c.json"),
-        "--markdown",
-        str(tmp_path / "c.md"),
-        "--only",
+        "--json", str(tmp_path / "c.json"), "--markdown", str(tmp_path / "c.md"), "--only",
         "gradcheck, batched",
-    ]
+    ]  # fmt: skip
     arguments += ["--column", "cpu " if cpu.available()[0] else "reference"]
     assert certify.main(arguments) == 0
     report = json.loads((tmp_path / "c.json").read_text())
@@ -136,31 +123,21 @@ def test_interpreted_kernels_in_a_process_of_their_own() -> None:
     pytest.importorskip("triton")
     column = certify.Column("triton")
     assert column in certify.columns()
-    found = certify.measure(["an empty batch", "no such check"], [column])
-    assert [(result.column, result.status) for result in found] == [
+    results = certify.measure(["an empty batch", "no such check"], [column])
+    assert [(result.column, result.status) for result in results] == [
         ("triton interpreted", "ok"),
         ("triton interpreted", "fail"),
     ]
-    assert found[1].detail.startswith("KeyError")
+    assert results[1].detail.startswith("KeyError")
     assert "TRITON_INTERPRET" not in os.environ
 
 
 def test_command(tmp_path: Path) -> None:
     """The command as a user calls it; no warnings, no path of this machine in the report."""
     child = run_python(
-        "-m",
-        "npu_kernels.certify",
-        "--only",
-        "empty",
-        "--column",
-        "reference",
-        "--json",
-        "part.json",
-        "--markdown",
-        "part.md",
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT)},
-    )
+        "-m", "npu_kernels.certify", "--only", "empty", "--column", "reference", "--json",
+        "part.json", "--markdown", "part.md", cwd=tmp_path, env={"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
     assert child.returncode == 0, child.stderr
     assert "1 cells, 0 failed" in child.stdout
     assert not child.stderr

@@ -1,8 +1,6 @@
 """The versions of what the tests need: every one is fixed, and within the ranges that users may
 have."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 import re

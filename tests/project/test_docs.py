@@ -1,7 +1,5 @@
 """Every example of the documents and docstrings runs as copied, and prints what it says."""
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import enum
@@ -24,8 +22,7 @@ EXAMPLES = [
 
 @pytest.fixture(autouse=True)
 def reader(tmp_path, monkeypatch):
-    """A folder of one's own, and a start for random numbers; the process is as before
-    afterwards."""
+    """A folder and a start for random numbers; the process is as before afterwards."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
@@ -43,11 +40,11 @@ def run_block(example: Example) -> None:
     # The same words; errors in scientific notation to 20 %, as another processor's training may end
     # in other digits.
     assert NUMBER.sub("#", printed.getvalue()).split() == NUMBER.sub("#", example.said).split()
-    found, expected = (
+    actual, expected = (
         torch.tensor([float(n) for n in NUMBER.findall(t)])
         for t in (printed.getvalue(), example.said)
     )
-    torch.testing.assert_close(found, expected, rtol=0.2, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=0.2, atol=1e-5)
 
 
 def run_session(example: Example) -> None:
@@ -150,7 +147,7 @@ def test_links_between_pages():
     broken = []
     for page in examples.pages():
         text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
-        for target, place in LINK.findall(text):
+        for target, fragment in LINK.findall(text):
             if "://" in target:
                 continue
             file = page if not target else (page.parent / target).resolve()
@@ -159,8 +156,8 @@ def test_links_between_pages():
                 if file.suffix == ".md" and file.exists()
                 else []
             )
-            if not file.exists() or (place and place[1:] not in map(anchor, headings)):
-                broken.append(f"{page.name}: {target}{place}")
+            if not file.exists() or (fragment and fragment[1:] not in map(anchor, headings)):
+                broken.append(f"{page.name}: {target}{fragment}")
     assert broken == []
 
 

@@ -1,7 +1,5 @@
 """The report of ``python -m npu_kernels.env``."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The example scripts do what they say. `train_distributed.py` is tested in test_distributed.py."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import sys

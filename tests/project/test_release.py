@@ -1,7 +1,5 @@
 """What a release's wheel needs of the system, and the table of what has been tried."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
@@ -76,20 +74,19 @@ extern "C" long references(long number) {
 
 
 def library(folder: Path) -> Path:
-    source, made = folder / "use.cpp", folder / "use.so"
+    source, built = folder / "use.cpp", folder / "use.so"
     source.write_text(USES_NEW_SYMBOLS)
     (wrapped,) = re.findall(r"-Wl,--wrap=[^)\s]+", (ROOT / "CMakeLists.txt").read_text())
-    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", wrapped, "-o", made, source]
+    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", wrapped, "-o", built, source]
     subprocess.run([str(word) for word in (*command, ROOT / "csrc" / "old_glibc.cpp")], check=True)
-    return made
+    return built
 
 
 LIMITS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}  # manylinux_2_28's
 
 
 def newer(library: Path) -> list[str]:
-    """The symbols that it takes from a newer glibc or libstdc++ than manylinux_2_28's, with their
-    versions."""
+    """The symbols, with versions, from a newer glibc or libstdc++ than manylinux_2_28's."""
     command = ["readelf", "-W", "--dyn-syms", str(library)]
     symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     versions = re.findall(r" UND ((\S+)@(GLIBC|GLIBCXX|CXXABI)_([\d.]+))", symbols)
@@ -109,31 +106,31 @@ needs_readelf = pytest.mark.skipif(not shutil.which("readelf"), reason="needs re
 @needs_readelf
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 def test_replaced_functions_do_what_those_of_glibc_and_libstdcxx_do(tmp_path: Path) -> None:
-    made = library(tmp_path)
-    assert newer(made) == []
-    use = ctypes.CDLL(str(made))
+    built = library(tmp_path)
+    assert newer(built) == []
+    use = ctypes.CDLL(str(built))
     use.power.restype, use.power.argtypes = ctypes.c_double, [ctypes.c_double, ctypes.c_double]
     assert use.power(2.0, 0.5) == 2**0.5
     assert use.add(2, 3) == 5
     assert use.pass_on(1) == 1
     assert use.pass_on(-1) == 101
     assert use.references(1) == 3
-    ends = ctypes.c_int(0)
-    thread = threading.Thread(target=use.count_the_end_of_a_thread, args=(ctypes.byref(ends),))
+    ended_threads = ctypes.c_int(0)
+    thread = threading.Thread(
+        target=use.count_the_end_of_a_thread, args=(ctypes.byref(ended_threads),)
+    )
     thread.start()
     thread.join()
     deadline = time.monotonic() + 10
-    while (
-        ends.value == 0 and time.monotonic() < deadline
-    ):  # the thread ends after Python has left it
+    # the thread ends after Python has left it
+    while ended_threads.value == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert ends.value == 1
+    assert ended_threads.value == 1
 
 
 @pytest.fixture(scope="module")
 def build() -> Path:
-    """The build that `make install` has made, with its objects linked once more as a wheel has
-    them."""
+    """The build of `make install`, with its objects linked once more as a wheel has them."""
     folder = os.environ.get("NPU_KERNELS_BUILD")
     if not folder:
         pytest.skip("needs NPU_KERNELS_BUILD, the build that `make` keeps")
@@ -147,7 +144,7 @@ def build() -> Path:
 @on_glibc
 @needs_readelf
 @needs_compiler
-def test_the_libraries_of_a_wheel_need_no_newer_symbols_than_its_tag_says(build: Path) -> None:
+def test_libraries_of_a_wheel_need_no_newer_symbols(build: Path) -> None:
     libraries = sorted((build / "old_glibc").glob("*.so"))
     assert len(libraries) == 1 + len(list(build.glob("fast_path-*.so")))
     assert {library.name: newer(library) for library in libraries} == {
@@ -178,10 +175,8 @@ def test_table_says_what_was_run_and_what_was_only_built(tmp_path: Path) -> None
         "fast path": True,
         "wheel": "py3-none-manylinux_2_28_x86_64",
     }
-    source = run | {
-        "python": "3.12",
-        "wheel": "py3-none-linux_x86_64",
-    }  # built where it ran: says nothing of the wheel
+    # built where it ran: says nothing of the wheel
+    source = run | {"python": "3.12", "wheel": "py3-none-linux_x86_64"}
     slow = run | {"python": "3.14", "fast path": False}
     pairs = {"2.13.0": ["3.11", "3.12", "3.13", "3.14"]}
     *_, row = support.table("x86_64", [run, source, slow], pairs, built)
@@ -236,9 +231,9 @@ def test_a_python_that_cannot_be_run_is_not_here(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert pairs.interpreter("3.99") is None
     command.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    found = pairs.interpreter("3.99")
-    assert found is not None
-    assert (found[1] / "Python.h").exists()
+    python = pairs.interpreter("3.99")
+    assert python is not None
+    assert (python[1] / "Python.h").exists()
 
 
 def test_the_table_of_the_page_is_made_from_the_runs() -> None:

@@ -1,7 +1,5 @@
 """Every test that docs/reliability.md names is there."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ That a wheel can be built from it alone is tested by `make test-sdist` (release/
 which compiles everything and takes minutes.
 """
 
-from __future__ import annotations
-
 import subprocess
 import tarfile
 from pathlib import Path
@@ -38,20 +36,13 @@ def test_it_holds_what_git_holds(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(hidden.parent), "PATH": "/nowhere"}  # no compiler either
     tracked, new = git_files(), git_files("--others", "--exclude-standard")
     command = [
-        "setup.py",
-        "-q",
-        "egg_info",
-        "--egg-base",
-        str(tmp_path),
-        "sdist",
-        "-d",
-        str(tmp_path),
-    ]
+        "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path), "sdist", "-d", str(tmp_path),
+    ]  # fmt: skip
     run = run_python(*command, env=environment)
     assert run.returncode == 0, run.stderr
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as files:
         held = {member.name.partition("/")[2] for member in files.getmembers() if member.isfile()}
     assert {name for name in tracked if not name.startswith(LEFT_OUT)} - held == set()
-    made = {name for name in held if name in MADE_BY_SETUPTOOLS or ".egg-info/" in name}
-    assert held - made - tracked - new == set()
+    generated = {name for name in held if name in MADE_BY_SETUPTOOLS or ".egg-info/" in name}
+    assert held - generated - tracked - new == set()

@@ -1,7 +1,5 @@
 """The structure of the tree: rooms, imports, what is public, words and lengths."""
 
-from __future__ import annotations
-
 import ast
 import collections
 import functools
@@ -22,11 +20,11 @@ PACKAGES = "npu_kernels", "benchmarks", "tools", "tests", "examples"
 # Measures of words and lengths, and the most that each of `PACKAGES` may have. The goals are
 # 0.3 %, 1 %, 0, 0.5 % and 0: a number may only fall.
 LIMITS = {
-    "vague names, %": (0.3, 0.3, 0.3, 4.82, 3.89),
-    "docstrings without a noun, %": (1, 1, 1, 5.32, 0),
-    "constants with several values": (0, 7, 0, 2, 0),
-    "lines over 100, %": (0.5, 0.5, 0.5, 1.77, 3.85),
-    "functions over 60 lines": (0, 0, 0, 4, 0),
+    "vague names, %": (0.3, 0.3, 0.3, 0.3, 0.3),
+    "docstrings without a noun, %": (1, 1, 1, 1, 0),
+    "constants with several values": (0, 0, 0, 0, 0),
+    "lines over 100, %": (0.5, 0.5, 0.5, 0.5, 0.5),
+    "functions over 60 lines": (0, 0, 0, 0, 0),
 }
 # Names that say nothing of what they hold.
 VAGUE_WORDS = (
@@ -215,25 +213,25 @@ def private_imports(importer: str, tree: ast.Module) -> list[str]:
 
 
 def test_private_modules_stay_in_their_room() -> None:
-    taken = {
+    pairs = {
         f"{importer} <- {name}"
         for importer, (_, tree) in modules().items()
         if importer.split(".")[0] == "npu_kernels"
         and not importer.startswith("npu_kernels.certify")
         for name in private_imports(importer, tree)
     }
-    assert taken == IMPORTED_ELSEWHERE.keys()
+    assert pairs == IMPORTED_ELSEWHERE.keys()
 
 
 def test_benchmarks_and_tools_import_few_private_modules() -> None:
-    taken = {
+    names = {
         name
         for importer, (_, tree) in modules().items()
         if importer.split(".")[0] in ("benchmarks", "tools", "examples")
         for name in private_imports(importer, tree)
     }
     rooms = {
-        name: [room for room in MEASURED if f"{name}.".startswith(f"{room}.")] for name in taken
+        name: [room for room in MEASURED if f"{name}.".startswith(f"{room}.")] for name in names
     }
     assert [name for name, listed in rooms.items() if not listed] == []
     assert {room for listed in rooms.values() for room in listed} == MEASURED.keys()
@@ -316,6 +314,9 @@ def test_only_public_names_are_on_a_reference_page() -> None:
 # ---- words and lengths ------------------------------------------------------------------------
 
 
+QUOTES = re.compile(r"tests\.mutants\.(cpp|python|triton)")  # quotations of source, a mutant a line
+
+
 def names_bound(tree: ast.Module) -> list[str]:
     """The names of variables and arguments, once for each place that binds one."""
     names = []
@@ -376,7 +377,11 @@ def measures(sources: list[str]) -> dict[str, float]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_words_and_lengths(package: str) -> None:
-    paths = [path for name, (path, _) in modules().items() if name.split(".")[0] == package]
+    paths = [
+        path
+        for name, (path, _) in modules().items()
+        if name.split(".")[0] == package and not QUOTES.match(name)
+    ]
     numbers = measures([path.read_text("utf-8") for path in paths])
     column = PACKAGES.index(package)
     limits = {measure: row[column] for measure, row in LIMITS.items()}

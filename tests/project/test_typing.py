@@ -1,8 +1,6 @@
 """What type checkers and editors see of the installed package, from a folder outside of the
 tree."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import sysconfig
@@ -52,13 +50,8 @@ def test_a_users_file_outside_of_the_tree(installed: None, tmp_path: Path) -> No
     (tmp_path / "user.py").write_text(USERS_FILE)
     (tmp_path / "mypy.ini").write_text(SETTINGS)
     command = [
-        "-m",
-        "mypy",
-        "--cache-dir",
-        str(tmp_path / "cache"),
-        "--hide-error-context",
-        "user.py",
-    ]
+        "-m", "mypy", "--cache-dir", str(tmp_path / "cache"), "--hide-error-context", "user.py",
+    ]  # fmt: skip
     run = run_python(*command, env={"PYTHONPATH": "", "MYPYPATH": ""}, cwd=tmp_path)
     lines = [line for line in run.stdout.splitlines() if "note: " not in line or "Revealed" in line]
     assert lines[:-1] == [

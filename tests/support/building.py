@@ -24,8 +24,7 @@ needs_compiler = pytest.mark.skipif(
 
 @contextlib.contextmanager
 def one_process_at_a_time(folder: Path) -> Iterator[None]:
-    """Lock what the processes that run the tests share. `xdist_group` does not do it: pytest 9.2
-    ignores its groups."""
+    """Lock what processes of tests share: pytest 9.2 ignores the groups of `xdist_group`."""
     import fcntl
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,5 @@
 """The formulas in scalar arithmetic with 50 digits, nothing shared with the package."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from mpmath import mp, mpf

@@ -1,7 +1,5 @@
 """The examples of the documentation: Python blocks of pages, `>>>` examples of docstrings."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import re

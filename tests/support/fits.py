@@ -1,7 +1,5 @@
 """Rows, settings and comparisons of the tests of `fit`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
@@ -10,9 +8,8 @@ from npu_kernels.fitting import Recipe
 SHORT = Recipe(
     rungs=((20, 1.0), (10, 0.5)), refine=12, settle=6, rows=(32, 64), denominators=(1, 2)
 )
-QUICK = Recipe(
-    rungs=((100, 1.0), (100, 0.5)), refine=100, settle=20
-)  # enough for laws with a linear last layer
+# enough for laws with a linear last layer
+QUICK = Recipe(rungs=((100, 1.0), (100, 0.5)), refine=100, settle=20)
 
 
 def rows(low: float, high: float, count: int = 400, seed: int = 1) -> Tensor:

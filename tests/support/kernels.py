@@ -1,7 +1,5 @@
 """Calls of anything with the operators' names and signatures, and their float32 error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -10,13 +8,13 @@ from torch import Tensor
 from npu_kernels import reference
 from npu_kernels._operators import ops
 from npu_kernels._testing.samples import Sample, fill_uninitialized_with_nan, rms_error
+from tests.support.compare import assert_near
 
 NPU, NMU, INALU = "npu", "nmu", "inalu"
 OMEGA = 20.0
 ALL = 63  # gradients
-EPS = torch.finfo(
-    torch.float32
-).eps  # in float64 too: there the formula in float64 is the exact result
+# In float64 too: there the formula in float64 is the exact result.
+EPS = torch.finfo(torch.float32).eps
 
 
 def layer(sample: Sample) -> str:
@@ -26,9 +24,9 @@ def layer(sample: Sample) -> str:
 
 def options(sample: Sample) -> tuple[Any, ...]:
     """The names of both operators."""
-    name, given = layer(sample), sample.options
+    name, values = layer(sample), sample.options
     if name == "nmru":
-        return given.get("eps", 0.0), given.get("clip", True), given.get("sign") == "separate"
+        return values.get("eps", 0.0), values.get("clip", True), values.get("sign") == "separate"
     return {NMU: (), INALU: (EPS, OMEGA)}.get(name, (EPS,))
 
 
@@ -38,13 +36,12 @@ def count(sample: Sample) -> int:
 
 
 def forward(sample: Sample, kernels: Any) -> tuple[Tensor, ...]:
-    """y and what is saved for the backward: s of the NPU; h, a and t of the NALU, and flags of the
-    iNALU."""
+    """The output and what is saved: s of the NPU; h, a, t of the NALU, and flags of the iNALU."""
     name = layer(sample)
-    found = getattr(kernels, f"{name}_forward")(
+    outputs = getattr(kernels, f"{name}_forward")(
         sample.x, *sample.tensors.values(), *options(sample), *ops.LAYERS[name].keep
     )
-    return (found,) if isinstance(found, Tensor) else found
+    return (outputs,) if isinstance(outputs, Tensor) else outputs
 
 
 def backward(
@@ -68,9 +65,15 @@ def outputs(sample: Sample, kernels: Any, grad_y: Tensor) -> list[Tensor]:
         return [*forward(sample, kernels), *backward(sample, kernels, grad_y, ALL, straight)]
 
 
+def assert_parity(sample: Sample, kernels: Any = ops, bound: float = 5e-14) -> None:
+    """Assert that outputs, and gradients for a drawn upstream gradient, are the formula's."""
+    grad_y = torch.randn_like(forward(sample, reference)[0])
+    actuals, expected = (outputs(sample, of, grad_y) for of in (kernels, reference))
+    assert_near(actuals, expected, bound, sample.name)
+
+
 def errors(sample: Sample, kernels: Any = ops) -> list[tuple[float, float]]:
-    """(kernel's error, eager error) of every output of a float32 sample against the formula in
-    float64."""
+    """Pairs (kernel's error, eager error) of each float32 output, against float64."""
     # Away from 0, where 1 / r makes the gradient of one x outweigh all others.
     sample = Sample(sample.name, sample.x + 0.25 * sample.x.sign(), sample.tensors, sample.options)
     exact = sample.map(Tensor.double)
@@ -81,20 +84,19 @@ def errors(sample: Sample, kernels: Any = ops) -> list[tuple[float, float]]:
     scale = torch.hypot(*exact_forward) if is_npu else exact_forward[0].abs().clamp(min=1e-3)
     grad_y = (torch.randn_like(scale) / scale).expand_as(exact_forward[0]).float()
     kernel, eager = outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y)
-    found = []
+    pairs = []
     for i, (a, e, x) in enumerate(
         zip(kernel, eager, outputs(exact, reference, grad_y.double()), strict=True)
     ):
         assert a.dtype == (torch.int32 if e.dtype == torch.int32 else torch.float32)
         assert a.is_contiguous()
-        at = scale if is_npu and i < 2 else None
-        found.append((rms_error(a, x, at), rms_error(e, x, at)))
-    return found
+        scale_of_part = scale if is_npu and i < 2 else None
+        pairs.append((rms_error(a, x, scale_of_part), rms_error(e, x, scale_of_part)))
+    return pairs
 
 
 def with_zero_factors(sample: Sample) -> Sample:
-    """Set, in place, some x to 0, and two weights of an iNALU so large that their factors can be: 1
-    - 2/2 and 1 - 1."""
+    """Set some x, and two factors of an iNALU (1 - 2/2 and 1 - 1), to 0 in place."""
     sample.x[..., 0, 1] = 0
     sample.x[..., 1, :3] = sample.x.new_tensor([0.0, -1.0, 1.0])
     sample.x[..., 2, :2] = -1

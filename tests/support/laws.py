@@ -1,8 +1,6 @@
 """Data and comparisons of the tests of `NPURegressor`; skips where scikit-learn is not
 installed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -35,8 +33,8 @@ def terms(equation) -> dict[tuple[float, ...], float]:
 
 
 def check(model, expected, rel=1e-9, power=1.0):
-    found = terms(model.best_)
-    assert found == pytest.approx(expected, rel=rel)
+    actual = terms(model.best_)
+    assert actual == pytest.approx(expected, rel=rel)
     assert model.best_.power == power
 
 

@@ -1,7 +1,5 @@
 """Arguments that the fast path takes, and tensors that are not plain."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -18,9 +16,9 @@ class Wrapped(Tensor):
 
 def negated(*shape: int) -> Tensor:
     """A tensor whose sign bit is turned when it is read."""
-    found = torch.full(shape, 1j, dtype=torch.complex64).conj().imag
-    assert found.is_neg()
-    return found
+    tensor = torch.full(shape, 1j, dtype=torch.complex64).conj().imag
+    assert tensor.is_neg()
+    return tensor
 
 
 def changed(arguments: list[Any], index: int, value: Any) -> list[Any]:
@@ -56,8 +54,7 @@ def plain_ode(models: int | None = None) -> list[Any]:
 def plain_adam(
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, dict[str, Any], dict[Tensor, Any]]:
-    """A parameter with a gradient, its group and its state, as torch's Adam leaves them after a
-    step."""
+    """A parameter with gradient, its group and its state, as torch's Adam leaves them."""
     parameter = torch.linspace(-1, 1, 6, dtype=dtype).reshape(2, 3).requires_grad_()
     optimizer = torch.optim.Adam([parameter], lr=1e-2)
     parameter.grad = torch.ones(2, 3, dtype=dtype)

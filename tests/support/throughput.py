@@ -1,7 +1,5 @@
 """Sizes and made-up rows of the tests of the throughput suite."""
 
-from __future__ import annotations
-
 from benchmarks.throughput import report
 from benchmarks.throughput.cases import STEP, Case, Size
 

@@ -1,7 +1,5 @@
 """Series with known laws, for the tests of `ode.fit`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
@@ -27,17 +25,9 @@ def solution(
     weights = torch.tensor(exponents, dtype=torch.float64), torch.tensor(rates, dtype=torch.float64)
     dt = float(t.max()) / 2000
     path, slopes = ode.integrate(
-        numbers(*u0),
-        weights[0],
-        None,
-        None,
-        weights[1],
-        steps=2001,
-        dt=dt,
-        method="rk4",
-        derivatives=True,
-        clip=False,
-    )
+        numbers(*u0), weights[0], None, None, weights[1], steps=2001, dt=dt, method="rk4",
+        derivatives=True, clip=False,
+    )  # fmt: skip
     return ode.interpolate(path, t, dt=dt, method="hermite", derivatives=slopes)
 
 

@@ -1,8 +1,6 @@
 """Every kind of vmap over a layer's function, and how often it reaches the operators; many
 gradients at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +9,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from npu_kernels._testing.samples import RECORDS, CountCalls, normwise_error
+from tests.support.compare import assert_near
 
 ROUNDING = 1e-11
 
@@ -18,15 +17,14 @@ Dims = tuple[int | None, ...]
 
 
 def _cases(name: str) -> Iterator[tuple[Dims, Dims | None, tuple[Tensor, ...]]]:
-    """The dimensions of a vmap, those of a vmap inside it, and the operands: 3 inputs, 2
-    outputs."""
+    """The dimensions of a vmap, those of a vmap inside it, and operands: 3 inputs, 2 outputs."""
     generator = torch.Generator().manual_seed(0)
     shapes = [
         tuple({"O": 2, "I": 3, "J": 6}[letter] for letter in letters)
         for letters in RECORDS[name].shapes.values()
     ]
     n = len(shapes)
-    none, every = (None,) * n, (0,) * n
+    none, all_first = (None,) * n, (0,) * n
 
     def draw(*shape: int) -> Tensor:
         return torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
@@ -35,10 +33,10 @@ def _cases(name: str) -> Iterator[tuple[Dims, Dims | None, tuple[Tensor, ...]]]:
         """All weights with these leading dimensions, and with the vmap's where it has one."""
         tensors = []
         for shape, dim in zip(shapes, dims, strict=True):
-            whole = [*lead, *shape]
+            full_shape = [*lead, *shape]
             if dim is not None:
-                whole.insert(dim, calls)
-            tensors.append(draw(*whole))
+                full_shape.insert(dim, calls)
+            tensors.append(draw(*full_shape))
         return tuple(tensors)
 
     # rows alone, first and not first, and single rows
@@ -51,15 +49,15 @@ def _cases(name: str) -> Iterator[tuple[Dims, Dims | None, tuple[Tensor, ...]]]:
     # modules that have 4 models, with their own rows or one x for all
     yield (0, *none), None, (draw(5, 4, 6, 3), *weights(4))
     yield (0, *none), None, (draw(5, 6, 3), *weights(4))
-    yield (None, *every), None, (draw(6, 3), *weights(4, dims=every))
-    yield (0, *every), None, (draw(5, 6, 3), *weights(4, dims=every))
-    yield (None, *every), None, (draw(4, 6, 3), *weights(4, dims=every))
+    yield (None, *all_first), None, (draw(6, 3), *weights(4, dims=all_first))
+    yield (0, *all_first), None, (draw(5, 6, 3), *weights(4, dims=all_first))
+    yield (None, *all_first), None, (draw(4, 6, 3), *weights(4, dims=all_first))
     # two levels
-    yield (0, *none), (None, *every), (draw(7, 6, 3), *weights(dims=every))
+    yield (0, *none), (None, *all_first), (draw(7, 6, 3), *weights(dims=all_first))
     dims = (0, *none[2:], 0)
     first, *_, last = weights(dims=dims)
-    between = weights(calls=7, dims=every)[1 : n - 1]
-    outer, inner = (None, 0, *none[2:], 0), (0, None, *every[2:], None)
+    between = weights(calls=7, dims=all_first)[1 : n - 1]
+    outer, inner = (None, 0, *none[2:], 0), (0, None, *all_first[2:], None)
     yield outer, inner, (draw(7, 6, 3), first, *between, last)
 
 
@@ -92,15 +90,12 @@ def check_one_call(name: str) -> None:
             over_weights = any(dim is not None for dim in (*outer[1:], *(inner or ())[1:]))
             assert count.calls[f"{name}_forward"] == (over_weights or not gradient)
             assert count.calls[f"{name}_backward"] == (over_weights and gradient)
-            for a, e in zip(
-                *(v if isinstance(v, tuple) else (v,) for v in (actual, expected)), strict=True
-            ):
-                assert normwise_error(a, e) < ROUNDING, (outer, inner)
+            pair = (v if isinstance(v, tuple) else (v,) for v in (actual, expected))
+            assert_near(*pair, bound=ROUNDING, case=(outer, inner))
 
 
 def check_batched_gradients(call: Callable[..., Tensor], leaves: Sequence[Tensor]) -> None:
-    """Many upstream gradients at once (`is_grads_batched`) give what each gives alone,
-    differentiable or not."""
+    """Check that batched upstream gradients (`is_grads_batched`) give what each gives alone."""
     y = call(*leaves)
     upstream = torch.randn(
         3, *y.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64

@@ -1,14 +1,15 @@
 """Adam in one call, beside torch's."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from npu_kernels import NAU, NPU, use_backend
 from npu_kernels._backends import fast_path
@@ -42,9 +43,9 @@ class Counting:
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
-    found = Counting()
-    monkeypatch.setattr(fast_path, "adam", found)
-    return found
+    counter = Counting()
+    monkeypatch.setattr(fast_path, "adam", counter)
+    return counter
 
 
 def parameters(dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -54,10 +55,10 @@ def parameters(dtype: torch.dtype = torch.float32) -> list[Tensor]:
     ]
 
 
-def train(optimizer: torch.optim.Optimizer, own: list[Tensor], steps: int) -> None:
+def train(optimizer: torch.optim.Optimizer, leaves: list[Tensor], steps: int) -> None:
     for _ in range(steps):
         optimizer.zero_grad()
-        sum(p.cos().sum() for p in own).backward()  # type: ignore[union-attr]
+        sum(p.cos().sum() for p in leaves).backward()  # type: ignore[union-attr]
         optimizer.step()
 
 
@@ -74,8 +75,8 @@ def test_as_torchs(options: dict[str, Any], dtype: torch.dtype, counting: Counti
     train(torchs, theirs, 60)
     assert counting.taken == (0 if "amsgrad" in options else 59)  # the first step makes the state
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6 if dtype is torch.float32 else 1e-12)
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine.state[one], torchs.state[other])
+    for ours_leaf, theirs_leaf in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.state[ours_leaf], torchs.state[theirs_leaf])
 
 
 @needs_library
@@ -84,13 +85,13 @@ def test_states_are_exchanged(counting: Counting) -> None:
     expected = parameters()
     train(torch.optim.Adam(expected, lr=1e-2), expected, 20)
     for first, second in ((Adam, torch.optim.Adam), (torch.optim.Adam, Adam)):
-        own = parameters()
-        one = first(own, lr=1e-2)
-        train(one, own, 10)
-        other = second(own, lr=1.0)
-        other.load_state_dict(copy.deepcopy(one.state_dict()))
-        train(other, own, 10)
-        torch.testing.assert_close(own, expected, rtol=0, atol=1e-6)
+        leaves = parameters()
+        before = first(leaves, lr=1e-2)
+        train(before, leaves, 10)
+        after = second(leaves, lr=1.0)
+        after.load_state_dict(copy.deepcopy(before.state_dict()))
+        train(after, leaves, 10)
+        torch.testing.assert_close(leaves, expected, rtol=0, atol=1e-6)
     assert counting.taken == 9 + 10
 
 
@@ -99,82 +100,111 @@ def test_groups_schedules_and_missing_gradients(counting: Counting) -> None:
     """Groups with rates of their own, a schedule, a parameter without a gradient now and then."""
     results = []
     for kind in (Adam, torch.optim.Adam):
-        own = parameters()
+        leaves = parameters()
         optimizer = kind(
-            [{"params": own[:2], "lr": 1e-3}, {"params": own[2:], "weight_decay": 0.1}], lr=1e-2
+            [{"params": leaves[:2], "lr": 1e-3}, {"params": leaves[2:], "weight_decay": 0.1}],
+            lr=1e-2,
         )
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         for step in range(12):
             optimizer.zero_grad()
-            sum(p.cos().sum() for n, p in enumerate(own) if n != step % 3).backward()  # type: ignore[union-attr]
+            sum(p.cos().sum() for n, p in enumerate(leaves) if n != step % 3).backward()  # type: ignore[union-attr]
             optimizer.step()
             schedule.step()
-        results.append(own)
+        results.append(leaves)
     torch.testing.assert_close(*results, rtol=0, atol=1e-6)
-    assert (
-        counting.taken == 10
-    )  # not the first two: the second has a parameter whose state has not begun
+    # not the first two: the second has a parameter whose state has not begun
+    assert counting.taken == 10
 
 
 @needs_library
 def test_general_steps(counting: Counting) -> None:
     """Hooks, closures, profilers, tensors as learning rates and other backends take torch's step,
     hooks included."""
-    own = parameters()
-    optimizer = Adam(own, lr=1e-2)
-    train(optimizer, own, 2)
+    leaves = parameters()
+    optimizer = Adam(leaves, lr=1e-2)
+    train(optimizer, leaves, 2)
     assert counting.taken == 1
     seen: list[str] = []
-    handle = optimizer.register_step_post_hook(lambda *_: seen.append("hook"))
-    train(optimizer, own, 1)
-    handle.remove()
-    assert seen == ["hook"]
+    for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
+        handle = register(lambda *_: seen.append("hook"))
+        train(optimizer, leaves, 1)
+        handle.remove()
+    assert seen == ["hook", "hook"]
     assert optimizer.step(lambda: 5.0) == 5.0
     with torch.profiler.profile() as profile:
-        train(optimizer, own, 1)
+        train(optimizer, leaves, 1)
     assert any("Optimizer.step#Adam" in event.key for event in profile.key_averages())
     with use_backend("reference"):
-        train(optimizer, own, 1)
+        train(optimizer, leaves, 1)
     optimizer.param_groups[0]["lr"] = torch.tensor(1e-2)
-    train(optimizer, own, 1)
+    train(optimizer, leaves, 1)
     assert counting.taken == 1
     optimizer.param_groups[0]["lr"] = 1e-2
-    train(optimizer, own, 1)
+    train(optimizer, leaves, 1)
     assert counting.taken == 2
+
+
+@pytest.mark.parametrize("name", ["Adam", "SGD"])
+def test_hooks_where_torch_has_made_no_adam(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each hook runs once, also where torch's name means another class."""
+    theirs: Any = torch.optim.Adam
+    monkeypatch.setattr(theirs, "step", getattr(theirs.step, "__wrapped__", theirs.step))
+    assert not hasattr(theirs.step, "hooked")
+    monkeypatch.setattr(torch.optim, "Adam", {"Adam": Adam, "SGD": torch.optim.SGD}[name])
+    weights = parameters()
+    optimizer, calls = Adam(weights, lr=1e-2), list[str]()
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    for _ in range(2):
+        train(optimizer, weights, 1)
+    assert calls == ["before", "after"] * 2
+
+
+@needs_library
+def test_a_compiler_sees_torchs_step(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaves = parameters()
+    optimizer = Adam(leaves, lr=1e-2)
+    train(optimizer, leaves, 2)
+    monkeypatch.setattr("npu_kernels.optim.is_compiling", lambda: True)
+    train(optimizer, leaves, 1)
+    assert counting.taken == 1
+    assert all(state["step"] == 3 for state in optimizer.state.values())
 
 
 @needs_library
 def test_global_hooks_and_gradient_scalers(counting: Counting) -> None:
-    own = parameters()
-    optimizer = Adam(own, lr=1e-2)
-    train(optimizer, own, 2)
+    leaves = parameters()
+    optimizer = Adam(leaves, lr=1e-2)
+    train(optimizer, leaves, 2)
     seen: list[str] = []
-    handle = register_optimizer_step_pre_hook(lambda *_: seen.append("hook"))
-    try:
-        train(optimizer, own, 1)
-    finally:
-        handle.remove()
-    assert seen == ["hook"]
+    for register in (register_optimizer_step_pre_hook, register_optimizer_step_post_hook):
+        handle = register(lambda *_: seen.append("hook"))
+        try:
+            train(optimizer, leaves, 1)
+        finally:
+            handle.remove()
+    assert seen == ["hook", "hook"]
     for name in (
         "grad_scale",
         "found_inf",
     ):  # what torch.amp.GradScaler leaves for an optimiser that reads it itself
         setattr(optimizer, name, torch.ones(()))
         with pytest.raises(AssertionError):  # torch's step, which takes them on a GPU alone
-            train(optimizer, own, 1)
+            train(optimizer, leaves, 1)
         delattr(optimizer, name)
     assert counting.taken == 1
 
 
 def test_zero_grad_keeps_the_tensors_on_request() -> None:
-    own = parameters()
-    optimizer = Adam(own)
-    train(optimizer, own, 1)
-    kept = [p.grad for p in own]
+    leaves = parameters()
+    optimizer = Adam(leaves)
+    train(optimizer, leaves, 1)
+    grads = [p.grad for p in leaves]
     optimizer.zero_grad(set_to_none=False)
-    assert all(p.grad is grad and not grad.any() for p, grad in zip(own, kept, strict=True))  # type: ignore[union-attr]
+    assert all(p.grad is grad and not grad.any() for p, grad in zip(leaves, grads, strict=True))  # type: ignore[union-attr]
     optimizer.zero_grad()
-    assert all(p.grad is None for p in own)
+    assert all(p.grad is None for p in leaves)
 
 
 @needs_library
@@ -185,10 +215,10 @@ def test_gradients_of_any_layout(counting: Counting) -> None:
     for kind in (Adam, torch.optim.Adam):
         weight = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
         turned = torch.linspace(-1, 1, 12).reshape(3, 4).t().requires_grad_()
-        for own in (weight, turned):
-            optimizer = kind([own], lr=1e-2)
+        for leaves in (weight, turned):
+            optimizer = kind([leaves], lr=1e-2)
             for _ in range(5):
-                own.grad = own.detach().cos().t().contiguous().t()
+                leaves.grad = leaves.detach().cos().t().contiguous().t()
                 optimizer.step()
         results.append([weight, turned])
     torch.testing.assert_close(*results, rtol=0, atol=1e-6)
@@ -229,15 +259,15 @@ def test_a_changed_parameter_is_noticed() -> None:
 
 @needs_library
 def test_it_is_pickled_and_copied(counting: Counting) -> None:
-    own = parameters()
-    optimizer = Adam(own, lr=1e-2)
-    train(optimizer, own, 2)
+    leaves = parameters()
+    optimizer = Adam(leaves, lr=1e-2)
+    train(optimizer, leaves, 2)
     twin = copy.deepcopy(optimizer)
     copies = twin.param_groups[0]["params"]
-    train(optimizer, own, 3)
+    train(optimizer, leaves, 3)
     train(twin, copies, 3)
     assert counting.taken == 1 + 3 + 3
-    torch.testing.assert_close(own, copies, rtol=0, atol=0)
+    torch.testing.assert_close(leaves, copies, rtol=0, atol=0)
 
 
 def test_in_the_place_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,21 +275,29 @@ def test_in_the_place_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = parameters()
     train(torch.optim.Adam(expected, lr=1e-2), expected, 3)
     monkeypatch.setattr(torch.optim, "Adam", Adam)
-    own = parameters()
-    train(torch.optim.Adam(own, lr=1e-2), own, 3)
-    torch.testing.assert_close(own, expected, rtol=0, atol=1e-6)
+    leaves = parameters()
+    train(torch.optim.Adam(leaves, lr=1e-2), leaves, 3)
+    torch.testing.assert_close(leaves, expected, rtol=0, atol=1e-6)
+
+
+def test_without_the_fast_path_it_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, leaves = parameters(), parameters()
+    train(torch.optim.Adam(expected, lr=1e-2), expected, 3)
+    monkeypatch.setattr(fast_path, "adam", None)
+    train(Adam(leaves, lr=1e-2), leaves, 3)
+    torch.testing.assert_close(leaves, expected, rtol=0, atol=0)
 
 
 def test_torchs_hooks_and_closures_are_called() -> None:
-    """On the general way."""
-    own, seen = parameters(), []
-    optimizer = Adam(own, lr=1e-2)
+    """Hooks and closures take the general route."""
+    leaves, seen = parameters(), []
+    optimizer = Adam(leaves, lr=1e-2)
     optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
     optimizer.register_step_post_hook(lambda *_: seen.append("after"))
 
     def closure() -> Tensor:
         seen.append("closure")
-        loss = sum(p.cos().sum() for p in own)
+        loss = sum(p.cos().sum() for p in leaves)
         loss.backward()  # type: ignore[union-attr]
         return loss  # type: ignore[return-value]
 

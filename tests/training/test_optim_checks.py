@@ -1,7 +1,5 @@
 """Adam in one call: what it refuses. It answers NotImplemented and changes nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -24,29 +22,13 @@ def refused(groups: Any, states: Any, parameter: Tensor) -> bool:
 
 
 GROUP_CASES: list[tuple[str, Any]] = [
-    ("lr", torch.tensor(1e-2)),
-    ("lr", "1e-2"),
-    ("lr", True),
-    ("lr", None),
-    ("eps", torch.tensor(1e-8)),
-    ("weight_decay", None),
-    ("maximize", 1),
-    ("maximize", None),
-    ("decoupled_weight_decay", 1),
-    ("amsgrad", True),
-    ("amsgrad", 1),
-    ("capturable", True),
-    ("differentiable", True),
-    ("differentiable", 0),
-    ("betas", [0.9, 0.999]),
-    ("betas", (0.9,)),
-    ("betas", (0.9, 0.999, 0.5)),
-    ("betas", (torch.tensor(0.9), 0.999)),
-    ("betas", (0.9, 0)),
-    ("params", ()),
-    ("params", [None]),
-    ("params", [1.0]),
-]
+    ("lr", torch.tensor(1e-2)), ("lr", "1e-2"), ("lr", True), ("lr", None),
+    ("eps", torch.tensor(1e-8)), ("weight_decay", None), ("maximize", 1), ("maximize", None),
+    ("decoupled_weight_decay", 1), ("amsgrad", True), ("amsgrad", 1), ("capturable", True),
+    ("differentiable", True), ("differentiable", 0), ("betas", [0.9, 0.999]), ("betas", (0.9,)),
+    ("betas", (0.9, 0.999, 0.5)), ("betas", (torch.tensor(0.9), 0.999)), ("betas", (0.9, 0)),
+    ("params", ()), ("params", [None]), ("params", [1.0]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "value"), GROUP_CASES)

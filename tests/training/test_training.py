@@ -1,7 +1,5 @@
 """Penalties, the schedule and the projection."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 
@@ -31,8 +29,7 @@ def test_l1() -> None:
 
 
 def test_l1_as_the_authors_ran_it() -> None:
-    """The sum of Frobenius norms: beta w / |w| as its gradient, and 0 for the imaginary weights
-    that start at 0."""
+    """The sum of Frobenius norms: its gradient is beta w / |w|, and 0 for weights of 0."""
     model = nn.Sequential(NPU(3, 5), NAU(5, 2))
     penalty = l1(model, 0.5, norm="frobenius")
     torch.testing.assert_close(penalty, 0.5 * sum(p.detach().norm() for p in model.parameters()))
@@ -86,42 +83,30 @@ def test_regularizer_takes_nau_and_nmu_only() -> None:
     torch.testing.assert_close(regularizer(model), expected)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: l1(_model(), norm="l2"), r"^l1: norm must be 'l1' or 'frobenius', got 'l2'$"),
-        (lambda: l1([]), r"^l1: no parameters to sum over$"),
-        (lambda: regularizer(NPU(2, 2)), r"^regularizer: no parameters to sum over$"),
-        (
-            lambda: regularizer(NAU(2, 2), form="x"),
-            r"^regularizer: form must be 'madsen' or 'paper', got 'x'$",
-        ),
-        (
-            lambda: l1(nn.Sequential(NAU(2, 2, num_models=3), nn.Linear(2, 2))),
-            r"^l1: every parameter must have leading dimension 3 \(num_models\), got shape \(2, 2\)$",
-        ),
-        (
-            lambda: l1(nn.Sequential(NAU(2, 2, num_models=3), NAU(2, 2))),
-            r"the units of one model must have one num_models, got \[3, None\]",
-        ),
-        (
-            lambda: project_(_model(), weights=0.0),
-            r"^project_: weights must be None, or greater than 0, got 0.0$",
-        ),
-        (lambda: SteppedSchedule(2, 1, 5), r"0 <= start <= end must hold, got start=2, end=1"),
-        (lambda: SteppedSchedule(-1, 1, 5), r"0 <= start <= end must hold, got start=-1, end=1"),
-        (lambda: SteppedSchedule(0, 1, 0), r"step must be an integer of at least 1, got 0"),
-        (lambda: SteppedSchedule(0, 1, 5, 1), r"growth must be finite and greater than 1, got 1"),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: l1(_model(), norm="l2"), r"^l1: norm must be 'l1' or 'frobenius', got 'l2'$"),
+    (lambda: l1([]), r"^l1: no parameters to sum over$"),
+    (lambda: regularizer(NPU(2, 2)), r"^regularizer: no parameters to sum over$"),
+    (lambda: regularizer(NAU(2, 2), form="x"),
+     r"^regularizer: form must be 'madsen' or 'paper', got 'x'$"),
+    (lambda: l1(nn.Sequential(NAU(2, 2, num_models=3), nn.Linear(2, 2))),
+     r"^l1: every parameter must have leading dimension 3 \(num_models\), got shape \(2, 2\)$"),
+    (lambda: l1(nn.Sequential(NAU(2, 2, num_models=3), NAU(2, 2))),
+     r"the units of one model must have one num_models, got \[3, None\]"),
+    (lambda: project_(_model(), weights=0.0),
+     r"^project_: weights must be None, or greater than 0, got 0.0$"),
+    (lambda: SteppedSchedule(2, 1, 5), r"0 <= start <= end must hold, got start=2, end=1"),
+    (lambda: SteppedSchedule(-1, 1, 5), r"0 <= start <= end must hold, got start=-1, end=1"),
+    (lambda: SteppedSchedule(0, 1, 0), r"step must be an integer of at least 1, got 0"),
+    (lambda: SteppedSchedule(0, 1, 5, 1), r"growth must be finite and greater than 1, got 1"),
+])  # fmt: skip
 def test_errors(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
 
 def test_schedule() -> None:
-    """Published: evaluated at the start of iteration n = 1, 2, ..., and every n that step divides
-    changes it."""
+    """The published schedule changes at each n that step divides, for n = 1, 2, ..."""
     schedule = SteppedSchedule(1e-5, 5e-4, step=10)
     betas = [schedule.step() for _ in range(45)]
     assert betas[:9] == [1e-5] * 9
@@ -237,15 +222,13 @@ def test_projection_of_parametrized_layers() -> None:
     both = regularizer([weight.weight, plain.weight])
     torch.testing.assert_close(regularizer(nn.Sequential(weight, plain)), both)
     for part, message in (
-        (
-            Shifted(),
-            r"^project_: gate of ParametrizedRealNPU '0' is parametrized by Shifted without right_inverse, so",
-        ),
-        (
-            WrongBack(),
-            r"^project_: the right_inverse of gate of ParametrizedRealNPU '0' must give its value back",
-        ),
-    ):
+        (Shifted(),
+         r"^project_: gate of ParametrizedRealNPU '0' is parametrized by Shifted without "
+         r"right_inverse, so"),
+        (WrongBack(),
+         r"^project_: the right_inverse of gate of ParametrizedRealNPU '0' must give its value "
+         r"back"),
+    ):  # fmt: skip
         model = nn.Sequential(RealNPU(2, 2))
         parametrize.register_parametrization(model[0], "gate", part, unsafe=True)
         with torch.no_grad():
@@ -286,8 +269,8 @@ def test_mse_loss(shape: tuple[int, ...], dtype: torch.dtype, backend: str | Non
             assert backend is None or "FastPath" not in loss.grad_fn.name()
             torch.testing.assert_close(loss, expected)
             weights = torch.linspace(-1, 2, loss.numel(), dtype=dtype).reshape(loss.shape)
-            found, want = (torch.autograd.grad(value, y, weights)[0] for value in (loss, expected))
-            torch.testing.assert_close(found, want)
+            grad, want = (torch.autograd.grad(value, y, weights)[0] for value in (loss, expected))
+            torch.testing.assert_close(grad, want)
 
 
 @needs_library
@@ -318,18 +301,12 @@ def test_mse_loss_errors() -> None:
     y = torch.zeros(3, 4)
     for arguments, error, message in (
         ((y, [0.0]), TypeError, "target must be a torch.Tensor, got list"),
-        (
-            (y, torch.zeros(3, 4, dtype=torch.long)),
-            TypeError,
-            "floating-point dtype, got torch.int64",
-        ),
-        (
-            (y, y.double()),
-            TypeError,
-            "must have one dtype, got y torch.float32, target torch.float64",
-        ),
+        ((y, torch.zeros(3, 4, dtype=torch.long)), TypeError,
+         "floating-point dtype, got torch.int64"),
+        ((y, y.double()), TypeError,
+         "must have one dtype, got y torch.float32, target torch.float64"),
         ((y, torch.zeros(4)), ValueError, r"shape of y, \(3, 4\), got shape \(4,\)"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(error, match=message):
             mse_loss(*arguments)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"leading dimension 2 \(num_models\), got shape \(3, 4\)"):

@@ -2,13 +2,9 @@
 stand-in for a graph.
 
 The stand-in does what a graph does: it notes the operations of the captured step, with their
-tensors and numbers, and
-undoes them; a replay computes them again from the same tensors into the same tensors. Real graphs
-are in
-`tests/triton/test_training.py`.
+tensors and numbers, and undoes them; a replay computes them again from the same tensors into the
+same tensors. Real graphs are in `tests/triton/test_training.py`.
 """
-
-from __future__ import annotations
 
 import contextlib
 import copy
@@ -21,10 +17,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from npu_kernels import NAU, NMU, NPU, iNALU, use_backend
+from npu_kernels._jobs import driver
 from npu_kernels._loops import captured, loop_for
 from npu_kernels._loops.captured import FEWEST_STEPS, FIRST_STEPS, Captured
 from npu_kernels._loops.steps import Ordinary
@@ -51,17 +49,17 @@ class Graph(TorchDispatchMode):
             for tensor in tree_leaves((args, kwargs)):
                 if isinstance(tensor, Tensor) and id(tensor) not in self.before:
                     self.before[id(tensor)] = tensor, tensor.clone()
-        found = func(*args, **kwargs)
+        outputs = func(*args, **kwargs)
         if not func.is_view:
-            self.calls.append((func, args, kwargs, found))
-        return found
+            self.calls.append((func, args, kwargs, outputs))
+        return outputs
 
     def replay(self) -> None:
         events.append("replay")
         with torch.no_grad():
-            for func, args, kwargs, found in self.calls:
-                again = func(*args, **kwargs)
-                for old, new in zip(tree_leaves(found), tree_leaves(again), strict=True):
+            for func, args, kwargs, recorded in self.calls:
+                repeated = func(*args, **kwargs)
+                for old, new in zip(tree_leaves(recorded), tree_leaves(repeated), strict=True):
                     if isinstance(old, Tensor) and old is not new:
                         old.copy_(new)
 
@@ -91,6 +89,8 @@ def _on(stream: Stream) -> Iterator[None]:
 @pytest.fixture
 def gpu_is_played(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """CPU tensors take the way of CUDA tensors; formulas compute, whose every operation is seen."""
+    # On a slow machine a slice of so many seconds may have too few steps for a capture.
+    monkeypatch.setattr(driver, "SLICE_SECONDS", 1e9)
     for name, value in {
         "device": lambda device: contextlib.nullcontext(),
         "Stream": Stream,
@@ -127,16 +127,16 @@ def ordinary(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **settings: Any) 
         return run(*arguments, **settings)
 
 
-def assert_same(one: Run, other: Run, within: float = 1e-10) -> None:
-    torch.testing.assert_close(one.losses, other.losses, rtol=within, atol=within)
-    for p, q in zip(one.model.parameters(), other.model.parameters(), strict=True):
+def assert_same(result: Run, other: Run, within: float = 1e-10) -> None:
+    torch.testing.assert_close(result.losses, other.losses, rtol=within, atol=within)
+    for p, q in zip(result.model.parameters(), other.model.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=within, atol=within)
         for name, value in other.optimizer.state[q].items():
-            found = one.optimizer.state[p][name]
-            assert found.dtype == value.dtype
-            torch.testing.assert_close(found, value, rtol=within, atol=within)
+            moment = result.optimizer.state[p][name]
+            assert moment.dtype == value.dtype
+            torch.testing.assert_close(moment, value, rtol=within, atol=within)
     for group, expected in zip(
-        one.optimizer.param_groups, other.optimizer.param_groups, strict=True
+        result.optimizer.param_groups, other.optimizer.param_groups, strict=True
     ):
         assert {k: v for k, v in group.items() if k != "params"} == {
             k: v for k, v in expected.items() if k != "params"
@@ -148,26 +148,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "drawn rows": {"batch_size": 7},
     "given rows": {"rows": torch.arange(40 * 5).view(40, 5) % 20},
     "a rate that falls": {"lr": lambda step: 0.01 / step},
-    "penalties": {
-        "penalties": {
-            "l1": SteppedSchedule(1e-4, 1e-2, step=20),
-            "madsen": lambda n: 1e-4 * n,
-            "paper": 0.1,
-        }
-    },
-    "frobenius": {
-        "penalties": {"frobenius": lambda step: 1e-3 / step, "whole": 1e-3},
-        "project": 2.0,
-    },
-    "weights, few losses": {
-        "sample_weight": torch.linspace(0, 1, 60, dtype=torch.float64).view(20, 3),
-        "every": 7,
-    },
+    "penalties": {"penalties": {"l1": SteppedSchedule(1e-4, 1e-2, step=20),
+                                "madsen": lambda n: 1e-4 * n, "paper": 0.1}},
+    "frobenius": {"penalties": {"frobenius": lambda step: 1e-3 / step, "whole": 1e-3},
+                  "project": 2.0},
+    "weights, few losses": {"sample_weight": torch.linspace(0, 1, 60,
+                                                            dtype=torch.float64).view(20, 3),
+                            "every": 7},
     "zero, no projection": {"nonfinite": "zero", "project": False},
     "rmsprop": {"optimizer": "rmsprop", "lr": 1e-3, "batch_size": 6},
-    "callbacks": {"callbacks": lambda found: None, "stretch": 20},
-    "one by one between callbacks": {"callbacks": lambda found: None, "stretch": FEWEST_STEPS - 1},
-}
+    "callbacks": {"callbacks": lambda record: None, "stretch": 20},
+    "one by one between callbacks": {"callbacks": lambda record: None, "stretch": FEWEST_STEPS - 1},
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("gpu_is_played")
@@ -182,12 +174,12 @@ def test_as_the_ordinary_loop(
         settings["y"] = data()[1].expand(3, 20, 3).contiguous()
     x, y = data()
     y = settings.pop("y", y)
-    found = []
+    runs = []
     for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
         torch.manual_seed(3)
-        found.append(make(copy.deepcopy(model), x, y, steps=40, **copy.deepcopy(settings)))  # type: ignore[operator]
-    assert_same(found[0], found[1])
-    assert (found[0].captured, found[1].captured) == (True, False)
+        runs.append(make(copy.deepcopy(model), x, y, steps=40, **copy.deepcopy(settings)))  # type: ignore[operator]
+    assert_same(runs[0], runs[1])
+    assert (runs[0].captured, runs[1].captured) == (True, False)
     assert ("replay" in events) == (name != "one by one between callbacks")
 
 
@@ -198,7 +190,7 @@ def test_given_optimizers(foreach: bool, monkeypatch: pytest.MonkeyPatch) -> Non
     float32 too."""
     for dtype, within in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         for kind, more in ((Adam, {}), (torch.optim.AdamW, {"weight_decay": 0.1, "amsgrad": True})):
-            found = []
+            results = []
             for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
                 model = model_of(2, dtype)
                 model[0].gate.requires_grad_(False)  # type: ignore[index]
@@ -211,24 +203,24 @@ def test_given_optimizers(foreach: bool, monkeypatch: pytest.MonkeyPatch) -> Non
                     if more and make is run:
                         monkeypatch.setattr(runs, "loop_for", lambda *_: (Captured, None))
                     result = make(model, *data(dtype), steps=30, optimizer=optimizer)  # type: ignore[operator]
-                found.append(result)
-            assert found[0].captured
-            assert_same(found[0], found[1], within)
+                results.append(result)
+            assert results[0].captured
+            assert_same(results[0], results[1], within)
 
 
 @pytest.mark.usefixtures("gpu_is_played")
 def test_rmsprop_with_a_rate_that_falls(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch has it for many tensors at a time, its choice on a GPU, and otherwise needs the rate on
     the processor."""
-    found = []
+    runs = []
     for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
         model = model_of(None)
         optimizer = torch.optim.RMSprop(model.parameters(), foreach=True, momentum=0.5)
-        found.append(
+        runs.append(
             make(model, *data(), steps=40, optimizer=optimizer, lr=lambda step: 1e-3 / step)
         )  # type: ignore[operator]
-    assert found[0].captured
-    assert_same(found[0], found[1])
+    assert runs[0].captured
+    assert_same(runs[0], runs[1])
 
 
 @pytest.mark.usefixtures("gpu_is_played")
@@ -245,8 +237,8 @@ def test_the_sequence() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(captured._Inputs, "take", note)
         rows = torch.arange(40).view(40, 1) % 20
-        found = _loop(Captured, rows)
-        found.advance(0, rows, torch.full((1, 40), 0.01, dtype=torch.float64))
+        loop = _loop(Captured, rows)
+        loop.advance(0, rows, torch.full((1, 40), 0.01, dtype=torch.float64))
     assert events == [
         "wait",
         "side stream",
@@ -256,15 +248,32 @@ def test_the_sequence() -> None:
         *["replay"] * (40 - 1 - FIRST_STEPS),
     ]
     assert copied == list(range(1, 40))
-    assert all(state["step"].item() == 40 for state in found.optimizer.state.values())
-    assert all(parameter.grad is None for parameter in found.model.parameters())
-    assert not any(group["capturable"] for group in found.optimizer.param_groups)
+    assert all(state["step"].item() == 40 for state in loop.optimizer.state.values())
+    assert all(parameter.grad is None for parameter in loop.model.parameters())
+    assert not any(group["capturable"] for group in loop.optimizer.param_groups)
     events.clear()
-    found.advance(40, rows, torch.linspace(0.01, 0.02, 40, dtype=torch.float64)[None])
+    rates = torch.linspace(0.01, 0.02, 40, dtype=torch.float64)[None]
+    before = torch.arange(40).view(40, 1) % 20, rates.clone()
+    loop.advance(40, rows, rates)
+    assert all(map(torch.equal, before, (rows, rates)))
     assert events.count("replay") == 40 - FIRST_STEPS  # there is a state
-    assert [group["lr"] for group in found.optimizer.param_groups] == [
-        0.01
-    ]  # the optimiser's own, not the graph's
+    # the optimiser's own, not the graph's
+    assert [group["lr"] for group in loop.optimizer.param_groups] == [0.01]
+
+
+@pytest.mark.usefixtures("gpu_is_played")
+def test_when_the_state_has_begun() -> None:
+    """The state of each trained parameter has to have begun, not of some of them."""
+    rates = torch.full((1, 20), 0.01, dtype=torch.float64)
+    loop = _loop(Captured, None)
+    loop.model[0].gate.requires_grad_(False)
+    for parameter in loop.model[1].parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    loop.optimizer.step()
+    for count in (20 - 1 - FIRST_STEPS, 20 - FIRST_STEPS):
+        events.clear()
+        loop.advance(0, None, rates)
+        assert events.count("replay") == count
 
 
 def _loop(kind: Any, rows: Tensor | None) -> Any:
@@ -286,18 +295,19 @@ class _Reads(nn.Module):
 @pytest.mark.usefixtures("gpu_is_played")
 def test_a_capture_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """One notice, and the ordinary loop from there on: the same numbers."""
-    found = []
+    runs = []
     for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
         model = nn.Sequential(*model_of(None), _Reads())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found.append(
-                make(model, *data(), steps=40, lr=0.01, callbacks=lambda _: None, stretch=20)
+            settings = {"lr": lambda step: 0.01 / step, "rows": torch.arange(200).view(40, 5) % 20}
+            runs.append(
+                make(model, *data(), steps=40, callbacks=lambda _: None, stretch=20, **settings)
             )  # type: ignore[operator]
         texts = [str(warning.message) for warning in caught]
-        assert texts == [] if found[1:] else len(texts) == 1
-    assert_same(found[0], found[1])
-    assert not found[0].captured
+        assert texts == [] if runs[1:] else len(texts) == 1
+    assert_same(runs[0], runs[1])
+    assert not runs[0].captured
     assert events.count("capture") == 1
     assert "replay" not in events
 
@@ -336,11 +346,14 @@ def test_obstacles(monkeypatch: pytest.MonkeyPatch) -> None:
     hooked = model_of(None)
     hooked.register_forward_hook(lambda *_: None)
     assert _why(hooked) == "a module has hooks"
-    hooked = model_of(None)
-    next(hooked.parameters()).register_post_accumulate_grad_hook(lambda _: None)
-    assert _why(hooked) == "a parameter has hooks"
+    for register in (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook):
+        hooked = model_of(None)
+        register(next(hooked.parameters()), lambda _: None)
+        assert _why(hooked) == "a parameter has hooks"
     torch.nn.utils.parametrize.register_parametrization(unit := NAU(2, 2), "weight", nn.Identity())
     assert "may do something else" in str(_why(unit))
+    prune.l1_unstructured(unit := NAU(2, 2), "weight", 1)
+    assert _why(unit) == "a module has hooks"
     model = model_of(None)
     assert "SGD" in str(_why(model, torch.optim.SGD(model.parameters())))
     assert "tensor" in str(_why(model, torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01))))
@@ -352,6 +365,9 @@ def test_obstacles(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "autocast" in str(_why(model))
     with torch.inference_mode():
         assert "inference mode" in str(_why(model))
+    with monkeypatch.context() as patch:
+        patch.setattr(captured, "is_compiling", lambda: True)
+        assert "torch.compile" in str(_why(model))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert _why(model) == "a CUDA graph is being captured already"
 

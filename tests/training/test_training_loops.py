@@ -1,9 +1,8 @@
 """The loops of `training.run` make the same numbers: what is frozen, held in part, or called in
 another way."""
 
-from __future__ import annotations
-
 import copy
+import functools
 import sys
 import warnings
 from collections.abc import Callable
@@ -11,9 +10,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import Tensor, nn
 
-from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, backend_for, use_backend
+from npu_kernels import (
+    NAU,
+    NMRU,
+    NMU,
+    NPU,
+    NaiveNPU,
+    RealNPU,
+    backend_for,
+    functional,
+    use_backend,
+)
 from npu_kernels._loops import captured, plan
 from npu_kernels._loops.steps import Ordinary
 from npu_kernels.training import Run, run
@@ -115,7 +125,7 @@ def test_parameters_that_are_not_trained(
 
 @needs_library
 def test_a_frozen_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one layer, whose losses and gradients one kernel has."""
+    """Losses and gradients of one layer come from one kernel."""
     model = RealNPU(2, 3, num_models=3, dtype=NUMBERS)
     with torch.no_grad():
         model.gate.copy_(torch.tensor([1.5, -0.5], dtype=NUMBERS).expand(3, 2))
@@ -128,7 +138,7 @@ def test_a_frozen_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gradients_do_not_add_up() -> None:
-    """Also not of parameters that the optimiser does not hold."""
+    """Gradients of parameters that the optimiser does not hold do not add up either."""
     model = nn.Sequential(NPU(2, 3, dtype=NUMBERS), nn.Identity())
     x, y = data(None, NUMBERS)
     with warnings.catch_warnings():
@@ -163,6 +173,16 @@ def _compiled(part: nn.Module) -> None:
     part._compiled_call_impl = _doubled(part)
 
 
+def _forward_of_its_class(part: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = type(part).forward
+    monkeypatch.setattr(type(part), "forward", lambda self, x: 2 * forward(self, x))
+
+
+def _call_of_its_class(part: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = type(part).__call__
+    monkeypatch.setattr(type(part), "__call__", lambda self, x: 2 * call(self, x))
+
+
 REPLACED = {
     "forward": (_forward, "forward of {} is replaced"),
     "call": (_call, "_call_impl of {} is replaced"),
@@ -194,6 +214,27 @@ def test_calls_that_are_replaced(name: str, path: str, monkeypatch: pytest.Monke
     torch.testing.assert_close(result.losses[0], expected)
 
 
+@pytest.mark.parametrize("change", [_forward_of_its_class, _call_of_its_class])
+@pytest.mark.parametrize("path", ["", "0", "1.0"])
+def test_calls_that_are_replaced_on_the_class(
+    path: str, change: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model's own losses, as where its instance has another forward."""
+    model = nn.Sequential(NPU(2, 4, dtype=NUMBERS), nn.Sequential(NAU(4, 3, dtype=NUMBERS)))
+    x, y = data(None, NUMBERS)
+    part = model.get_submodule(path)
+    change(part, monkeypatch)
+    expected = nn.functional.mse_loss(model(x), y)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    reason = captured.obstacle(model, torch.optim.Adam(model.parameters()), CUDA)
+    assert f"of {type(part).__name__} is replaced" in str(reason)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f".*{NOTICE}")
+        result = run(model, x, y, steps=1, lr=0.01)
+    assert not result.fused
+    torch.testing.assert_close(result.losses[0], expected)
+
+
 class _Cuda:
     is_cuda, device = True, torch.device("cuda")
 
@@ -214,7 +255,7 @@ def test_subclasses_call_their_own() -> None:
     x, y = data(None, torch.float32)
     for model in (Chain(NAU(2, 3)), nn.Sequential(Layer(2, 3))):
         expected = nn.functional.mse_loss(model(x), y)
-        with pytest.warns(UserWarning, match="(Chain|Layer) has no place in a chain"):
+        with pytest.warns(UserWarning, match="(forward of Chain|__call__ of Layer) is replaced"):
             result = run(model, x, y, steps=1, lr=0.01)
         assert not result.fused
         torch.testing.assert_close(result.losses[0], expected)
@@ -250,16 +291,31 @@ def _with_grad_hook(layer: Any) -> None:
     layer.weight.register_post_accumulate_grad_hook(lambda _: None)
 
 
+def _overlap(first: Tensor, second: Tensor) -> None:
+    """Give parameters memory of which one number is shared."""
+    memory = torch.rand(first.numel() + second.numel() - 1)
+    first.data = memory[: first.numel()].view_as(first)
+    second.data = memory[first.numel() - 1 :].view_as(second)
+
+
 MODEL_OBSTACLES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
+    "negated": (
+        lambda m: setattr(m[1], "weight", nn.Parameter(torch._neg_view(m[1].weight.detach()))),
+        "a parameter of NAU is not contiguous, lazily negated",
+    ),
+    "overlap": (
+        lambda m: _overlap(m[0].weight_re, m[1].weight),
+        "a parameter shares its memory with another tensor",
+    ),
+    "a clip that is no bool": (
+        lambda m: setattr(m[1], "clip", "no"),
+        "clip of NAU is neither True nor False",
+    ),
     "empty": (lambda m: [m.pop(0) for _ in range(2)], "the model is empty"),
-    "wide": (
-        lambda m: m.append(NAU(3, plan.WIDEST_NAU + 1)),
-        "torch's own product is faster for a NAU",
-    ),
-    "deep": (
-        lambda m: m.append(NAU(plan.WIDEST_NAU + 1, 3)),
-        "torch's own product is faster for a NAU",
-    ),
+    "wide": (lambda m: m.append(NAU(3, plan.WIDEST_NAU + 1)),
+             "torch's own product is faster for a NAU"),
+    "deep": (lambda m: m.append(NAU(plan.WIDEST_NAU + 1, 3)),
+             "torch's own product is faster for a NAU"),
     "pruned": (lambda m: m[1]._parameters.pop("weight"), "weight of NAU is pruned or parametrized"),
     "shared layer": (lambda m: m.append(m[1]), "a parameter of NAU belongs to two layers"),
     "shared memory": (
@@ -268,23 +324,17 @@ MODEL_OBSTACLES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
         ),
         "a parameter of NAU belongs to two layers",
     ),
-    "other shape": (
-        lambda m: _other_shape(m[1]),
-        r"a parameter of NAU has shape \(6, 3\), which is not the layer's",
-    ),
+    "other shape": (lambda m: _other_shape(m[1]),
+                    r"a parameter of NAU has shape \(6, 3\), which is not the layer's"),
     "not contiguous": (lambda m: _transposed(m[1]), "a parameter of NAU is not contiguous"),
-    "dtype": (
-        lambda m: _doubles(m[1]),
-        "a parameter of NAU is no plain parameter of torch.float32",
-    ),
+    "dtype": (lambda m: _doubles(m[1]),
+              "a parameter of NAU is no plain parameter of torch.float32"),
     "subclass": (lambda m: _subclass(m[1]), "a parameter of NAU is no plain parameter"),
     "gradient hook": (lambda m: _with_grad_hook(m[1]), "a parameter of NAU has hooks"),
     "more parameters": (lambda m: _rename(m[1]), r"a parameter of NAU has shape \(1,\)"),
     "parameter of the chain": (_rename, "a parameter belongs to no layer"),
-    "parameter of a part": (
-        lambda m: m[1].add_module("part", nn.Linear(1, 1)),
-        "a parameter belongs to no layer",
-    ),
+    "parameter of a part": (lambda m: m[1].add_module("part", nn.Linear(1, 1)),
+                            "a parameter belongs to no layer"),
     **{
         name: (
             lambda m, register=register: getattr(m[1], register)(lambda *_: None),
@@ -297,7 +347,7 @@ MODEL_OBSTACLES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
             ("backward pre-hook", "register_full_backward_pre_hook"),
         )
     },
-}
+}  # fmt: skip
 
 
 def _why(model: nn.Module, optimizer: Any = None, x: Tensor | None = None) -> str | None:
@@ -322,12 +372,22 @@ def test_obstacles_of_the_model(name: str) -> None:
 
 
 @needs_library
-def test_obstacles_of_the_surroundings() -> None:
+def test_obstacles_of_the_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     model = _model()
     assert _why(model, x=torch.rand(5, 2).half()) == "torch.float16 is neither float32 nor float64"
     assert "C++ kernels are not used" in str(_why(model, x=torch.rand(5, 2, device="meta")))
     with use_backend("reference"):
         assert "C++ kernels are not used" in str(_why(model))
+    for name, x in (("cpu", torch.rand(5, 2, device="meta")), ("triton", torch.rand(5, 2))):
+        with use_backend(name):  # it cannot run there: the model's call says so, if it has units
+            assert "C++ kernels are not used" in str(_why(model, x=x))
+    with monkeypatch.context() as patch:  # no library
+        patch.setattr("npu_kernels._operators.dispatch._cpu_runs", False)
+        patch.setattr("npu_kernels._operators.dispatch._chosen", {"cpu": "reference"})
+        assert "C++ kernels are not used" in str(_why(model))
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "is_compiling", lambda: True)
+        assert "torch.compile" in str(_why(model))
     with torch.autocast("cpu"):
         assert "autocast" in str(_why(model))
     with torch.inference_mode():
@@ -368,6 +428,14 @@ STATES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "more": (
         lambda s: s.update(max_exp_avg_sq=s["exp_avg_sq"].clone()),
         "state is of other settings",
+    ),
+    "negated": (
+        lambda s: s.update(exp_avg=torch._neg_view(s["exp_avg"])),
+        "state is not plain",
+    ),
+    "shared memory": (
+        lambda s: s.update(exp_avg=s["exp_avg_sq"]),
+        "a parameter shares its memory with another tensor",
     ),
     "no count": (lambda s: s.pop("step"), "state is of other settings"),
     "other names": (lambda s: s.update(square_avg=s.pop("exp_avg")), "state is of other settings"),
@@ -438,7 +506,7 @@ def test_hooks_of_optimizers(register: str) -> None:
 @needs_library
 @pytest.mark.parametrize("maximize", [False, True])
 def test_rmsprop_maximizes(maximize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With weight decay, whose sign does not change."""
+    """Weight decay keeps its sign."""
 
     def prepare(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.RMSprop(
@@ -450,25 +518,28 @@ def test_rmsprop_maximizes(maximize: bool, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @needs_library
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop])
+def test_infinite_weights_stay(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where gradients that are not finite count as 0: no decay makes nan of them."""
+    model = NAU(2, 3, clip=False, dtype=NUMBERS)
+    with torch.no_grad():
+        model.weight.fill_(torch.inf)
+    for result in in_each_loop(
+        model, monkeypatch, lambda m: kind(m.parameters()), project=False, nonfinite="zero"
+    ):
+        assert torch.equal(result.model.weight, model.weight)  # type: ignore[arg-type]
+
+
+@needs_library
 def test_groups_and_states_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each parameter has its own group's settings; a state has names, not an order."""
 
     def prepare(model: Any) -> torch.optim.Optimizer:
-        optimizer = torch.optim.Adam(
-            [
-                {
-                    "params": [model[2].weight, model[0].gate],
-                    "betas": (0.5, 0.6),
-                    "weight_decay": 0.1,
-                },
-                {"params": [model[1].weight, model[0].weight_re], "maximize": True, "eps": 1e-2},
-                {
-                    "params": [model[0].weight_im],
-                    "decoupled_weight_decay": True,
-                    "weight_decay": 0.5,
-                },
-            ]
-        )
+        optimizer = torch.optim.Adam([
+            {"params": [model[2].weight, model[0].gate], "betas": (0.5, 0.6), "weight_decay": 0.1},
+            {"params": [model[1].weight, model[0].weight_re], "maximize": True, "eps": 1e-2},
+            {"params": [model[0].weight_im], "decoupled_weight_decay": True, "weight_decay": 0.5},
+        ])  # fmt: skip
         for parameter in model.parameters():
             ones = torch.ones_like(parameter)
             optimizer.state[parameter] = {
@@ -504,3 +575,227 @@ def test_options_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
                 parameter.mul_(3)
         fused, ordinary = in_each_loop(layer, monkeypatch, lambda _: None, project=False, lr=1e-3)
         assert_same(fused, ordinary, 1e-9)
+
+
+# ---- what a user replaces ------------------------------------------------------------------------
+
+
+def _replace(patch: pytest.MonkeyPatch, target: Any, name: str, factor: Any) -> None:
+    """Replace a method by one that also does what `factor` says to the parameters."""
+    inner = getattr(target, name)
+
+    @functools.wraps(inner)  # which copies the marks that torch sets on its own wrappers
+    def method(*arguments: Any, **options: Any) -> Any:
+        result = inner(*arguments, **options)
+        groups = (arguments[0] if isinstance(target, type) else target).param_groups
+        with torch.no_grad():
+            for parameter in groups[0]["params"]:
+                parameter.mul_(factor)
+        return result
+
+    patch.setattr(target, name, method)
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["step", "zero_grad"])
+@pytest.mark.parametrize("of_class", [False, True])
+@pytest.mark.parametrize("kind", [*plan.ADAMS, torch.optim.RMSprop])
+def test_methods_of_an_optimiser_that_are_replaced(
+    kind: Any, of_class: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "_noticed", set())
+    model, x, y = _model(), *data(None, torch.float32)
+    optimizer = kind(model.parameters(), lr=0.0)
+    assert _why(model, optimizer) is None
+    target = kind if of_class else optimizer
+    with monkeypatch.context() as patch:
+        _replace(patch, target, name, 0.5)
+        assert _why(model, optimizer) == f"{name} of the optimiser is replaced"
+        before = [p.detach().clone() for p in model.parameters()]
+        with pytest.warns(UserWarning, match=f"{name} of the optimiser is replaced"):
+            result = run(model, x, y, steps=2, optimizer=optimizer, project=False)
+    assert not result.fused
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        torch.testing.assert_close(parameter.detach(), 0.25 * old)
+
+
+@needs_library
+def test_a_scheduler_does_not_replace_a_step() -> None:
+    """Torch's wrappers, which count the calls, are no other step."""
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.optim.lr_scheduler.StepLR(optimizer, 5)
+    assert "step" in vars(optimizer)
+    assert _why(model, optimizer) is None
+
+
+def test_gradients_that_a_replaced_zero_grad_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They add up in the ordinary loop, but for parameters of which the optimiser knows nothing."""
+    model, x, y = _model(), *data(None, torch.float32)
+    optimizer = torch.optim.SGD([model[1].weight], lr=0.0)
+    monkeypatch.setattr(optimizer, "zero_grad", lambda *_: None)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f".*{NOTICE}")
+        run(model, x, y, steps=1, optimizer=optimizer)
+        first = [p.grad.clone() for p in (model[1].weight, model[0].gate)]
+        run(model, x, y, steps=2, optimizer=optimizer)
+    torch.testing.assert_close(model[1].weight.grad, 3 * first[0])
+    torch.testing.assert_close(model[0].gate.grad, first[1])
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["npu", "nau"])
+def test_a_function_that_is_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, y = _model(), *data(None, torch.float32)
+    inner = getattr(functional, name)
+    monkeypatch.setattr(functional, name, lambda *a, **options: 2 * inner(*a, **options))
+    assert _why(model) == f"functional.{name} is replaced"
+    expected = nn.functional.mse_loss(model(x), y)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f".*{NOTICE}")
+        result = run(model, x, y, steps=1, lr=0.01)
+    torch.testing.assert_close(result.losses[0], expected)
+
+
+@needs_library
+@pytest.mark.filterwarnings("ignore:.*parameters")  # torch's, of a parameter twice
+def test_a_parameter_twice_in_a_group() -> None:
+    model = _model()
+    optimizer = torch.optim.Adam([model[1].weight, model[1].weight])
+    assert _why(model, optimizer) == "the optimiser has a parameter twice"
+
+
+@needs_library
+def test_obstacles_of_the_data() -> None:
+    model, x = _model(), torch.rand(5, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    assert plan.obstacle(model, optimizer, x, x, x[1:]) is None
+    assert plan.obstacle(model, optimizer, torch._neg_view(x)) is None  # torch resolves it
+    zeros = torch._efficientzerotensor((5, 3))
+    assert "zeros without memory" in str(plan.obstacle(model, optimizer, x, zeros))
+    weights = model[1].weight.detach()
+    for shared in (weights, weights.view(-1)[-1:]):
+        reason = plan.obstacle(model, optimizer, x, shared)
+        assert reason == "a parameter shares its memory with another tensor"
+
+
+LAZY: dict[str, Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "a negated parameter": lambda m, x, y: (
+        setattr(m[1], "weight", nn.Parameter(torch._neg_view(-m[1].weight.detach()))) or (x, y)
+    ),
+    "overlapping parameters": lambda m, x, y: (_overlap(m[0].weight_re, m[1].weight) or (x, y)),
+    "targets without memory": lambda m, x, y: (x, torch._efficientzerotensor(y.shape)),
+    "x in a parameter": lambda m, x, y: (
+        m[0].weight_re.data.copy_(x[:6]).detach(), y[:6],
+    ),
+}  # fmt: skip
+
+
+@needs_library
+@pytest.mark.parametrize("name", LAZY)
+@pytest.mark.filterwarnings(f"ignore:.*{NOTICE}")
+def test_memory_that_the_ordinary_loop_trains(name: str) -> None:
+    """The losses of a loop written by hand."""
+    results = []
+    for by_hand in (True, False):
+        torch.manual_seed(0)
+        model = _model()
+        x, y = LAZY[name](model, *data(None, torch.float32))
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        if not by_hand:
+            result = run(model, x, y, steps=3, optimizer=optimizer, project=False)
+            assert not result.fused
+            results.append(result.losses)
+            continue
+        losses = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        results.append(torch.stack(losses))
+    torch.testing.assert_close(*results)
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "a forward hook": lambda m: m[0].register_forward_hook(lambda module, x, y: 2 * y),
+    "a gradient hook": lambda m: m[0].weight_re.register_hook(torch.neg),
+    "another forward": lambda m: setattr(m[0], "forward", lambda x: type(m[0]).forward(m[0], 2 * x)),
+    "one more layer": lambda m: m.append(nn.Tanh()),
+    "pruned": lambda m: nn.utils.prune.l1_unstructured(m[0], "weight_re", 0.5),
+    "parametrized": lambda m: nn.utils.parametrizations.weight_norm(m[1], "weight"),
+    "other strides": lambda m: setattr(
+        m[0].weight_re, "data", m[0].weight_re.data.t().contiguous().t()
+    ),
+}  # fmt: skip
+
+
+@needs_library
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.filterwarnings(f"ignore:.*{NOTICE}")
+def test_what_a_callback_changes(name: str) -> None:
+    """From then on the ordinary loop makes the steps: the losses of a loop written by hand."""
+    x, y = data(None, torch.float32)
+    models = [_model() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    by_hand, in_run = (torch.optim.Adam(model.parameters(), 0.01) for model in models)
+    losses = []
+    for step in range(8):
+        if step == 4:
+            CHANGES[name](models[0])
+        by_hand.zero_grad()
+        loss = nn.functional.mse_loss(models[0](x), y)
+        loss.backward()
+        by_hand.step()
+        losses.append(loss.detach())
+
+    def change(part: Run) -> None:
+        assert part.fused == (part.steps <= 4)
+        if part.steps == 4:
+            CHANGES[name](models[1])
+
+    result = run(
+        models[1], x, y, steps=8, optimizer=in_run, project=False, stretch=2, callbacks=change
+    )
+    assert not result.fused
+    torch.testing.assert_close(result.losses, torch.stack(losses))
+
+
+@needs_library
+@pytest.mark.parametrize(("layer", "attribute", "value", "message"), [
+    (NPU, "eps", 1e-45, "npu: eps must be finite and greater than 0 in float32, got 1e-45"),
+    (NPU, "eps", 1e39, "npu: eps must be finite and greater than 0 in float32, got 1e"),
+    (NPU, "gate_gradient", "both", "npu: gate_gradient must be"),
+    (NMRU, "eps", -1.0, "nmru: eps must be 0, or finite and greater than 0"),
+    (NMRU, "sign", "none", "nmru: sign must be"),
+])  # fmt: skip
+def test_options_that_a_layer_refuses(layer: Any, attribute: str, value: Any, message: str) -> None:
+    model, (x, y) = layer(2, 3), data(None, torch.float32)
+    setattr(model, attribute, value)
+    before = [p.detach().clone() for p in model.parameters()]
+    for call in (lambda: model(x), lambda: run(model, x, y, steps=1, lr=0.01)):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+
+@needs_library
+def test_centered_rmsprop_of_a_large_gradient() -> None:
+    """A finite mean whose square is infinite makes torch's step 0, and no nan."""
+    results = []
+    for by_hand in (True, False):
+        model = NAU(1, 1, clip=False)
+        nn.init.constant_(model.weight, 0.5)
+        optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01, centered=True)
+        x, y = torch.tensor([[1e12], [1.0]]), torch.zeros(2, 1)
+        if by_hand:
+            for _ in range(2):
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+        else:
+            assert run(model, x, y, steps=2, optimizer=optimizer).fused
+        assert optimizer.state[model.weight]["square_avg"].isinf()
+        results.append(model.weight.detach().clone())
+    assert torch.equal(*results)

@@ -1,15 +1,15 @@
 """The operator `train`: a wrong plan is an error and no wrong access; its fields have the same
 names on both sides."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
+import mmap
 import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,12 @@ ROOT = Path(__file__).resolve().parents[2]
 K, STEPS, COUNT, BATCH, IN, HIDDEN, OUT = 3, 4, 6, 2, 2, 3, 2
 SIZES = (HIDDEN * IN, HIDDEN * IN, IN, OUT * HIDDEN)  # of the parameters of an NPU and an NAU
 NAMES = (
-    "parameters",
-    "state",
-    "losses",
-    "x",
-    "y",
-    "weight",
-    "rows",
-    "schedules",
-    "integers",
-    "numbers",
-)
+    "parameters", "state", "losses", "x", "y", "weight", "rows", "schedules", "integers", "numbers",
+)  # fmt: skip
 
 
 def right(rmsprop: bool = False) -> dict[str, Any]:
-    """A plan of three models, the last weight with a penalty, the gate frozen and clamped; its
-    fields by names."""
+    """A plan of three models by names of its fields: a penalty, a frozen and clamped gate."""
     settings: Any = records.Adam(False, False, 0.9, 0.999, 1e-8, 0.0)
     if rmsprop:
         settings = records.RMSprop(False, True, 0.99, 1e-8, 0.0, 0.5)
@@ -65,11 +55,11 @@ def right(rmsprop: bool = False) -> dict[str, Any]:
     def draw(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator)
 
-    kept = 3 if rmsprop else 2
+    moments = 3 if rmsprop else 2
     return {
         "records": dict(listed),
         "parameters": [draw(K, size) for size in SIZES],
-        "state": [torch.full((K, SIZES[n]), 0.1) for n in (0, 1, 3) for _ in range(kept)],
+        "state": [torch.full((K, SIZES[n]), 0.1) for n in (0, 1, 3) for _ in range(moments)],
         "losses": torch.zeros(3, K),
         "x": draw(COUNT, IN) + 0.5,
         "y": draw(K, COUNT, OUT),
@@ -98,6 +88,42 @@ def test_the_right_plans() -> None:
         assert changed == [True, True, False, True]
         assert (plan["losses"][1:] > 0).all()
         assert not plan["losses"][0].any()  # of steps before
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.5, math.inf), (-math.inf, 0.5)])
+def test_intervals_of_one_end(low: float, high: float) -> None:
+    """A parameter may be trained, or not."""
+    plan = right()
+    before = [p.clone() for p in plan["parameters"]]
+    for n in (2, 3):
+        field(f"parameter {n}", low=low, high=high)(plan)
+    call(plan)
+    assert torch.equal(plan["parameters"][2], before[2].clamp(low, high))
+    assert not torch.equal(plan["parameters"][2], before[2])
+    trained = plan["parameters"][3]
+    assert torch.equal(trained, trained.clamp(low, high))
+
+
+def call_with_memory_that_is_only_read() -> None:
+    plan = right()
+    count = plan["parameters"][0].numel()
+    memory = mmap.mmap(-1, 4 * count, prot=mmap.PROT_READ)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that nothing may be written there
+        plan["parameters"][0] = torch.frombuffer(memory, dtype=torch.float32, count=count).view(
+            K, -1
+        )
+    plan["records"]["parameter 0"] = records.Parameter(False, -math.inf, math.inf)
+    for name in ("update 0", "settings 0"):
+        del plan["records"][name]
+    del plan["state"][:2]
+    call(plan)
+    print((plan["losses"][1:] > 0).all().item())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its mmap has other arguments")
+def test_a_frozen_parameter_without_bounds_is_not_written() -> None:
+    assert in_a_process("call_with_memory_that_is_only_read") == "True\n"
 
 
 # ---- wrong ones ----------------------------------------------------------------------------------
@@ -159,42 +185,44 @@ def without(*names: str) -> Callable[[dict[str, Any]], None]:
     return lambda plan: [plan["records"].pop(name) for name in names] and None
 
 
+Cases = dict[str, tuple[Callable[[dict[str, Any]], None], str]]
+
+
+def fields(record: str, name: str, values: Iterable[int], message: str) -> Cases:
+    """Cases "name value": one field of a record; the message may quote both."""
+    return {
+        f"{name} {n}": (field(record, **{name: n}), message.format(n=n, name=name)) for n in values
+    }
+
+
+def members(name: str, title: str, change: Callable[[Tensor], Tensor], indices: range) -> Cases:
+    """Cases in which one tensor of a list has another size."""
+    return {title.format(n): (tensor(name, change, n), SIZE) for n in indices}
+
+
+def strided(t: Tensor) -> Tensor:
+    return t.mT.contiguous().mT
+
+
 HUGE = 2**62
-SIZE = "must have .* elements|sizes of the plan are too large|features from one that has others"
-WRONG: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+NOT_A_PARAMETER = "parameter {n}, {name} of .*, is not there, or belongs to two"
+SIZE = "must have .* elements|sizes are too large|features from one that has others"
+WRONG: Cases = {
     # sizes
-    **{f"models {n}": (field("call", models=n), "models must be positive") for n in (0, -1, -HUGE)},
-    **{
-        f"models {n}": (field("call", models=n), SIZE)
-        for n in (2, 4, 2**32, 2**61, HUGE, 2**63 - 1)
-    },
-    **{f"steps {n}": (field("call", steps=n), "steps must be positive") for n in (0, -1)},
-    **{
-        f"steps {n}": (field("call", steps=n), "schedules must have")
-        for n in (3, 5, HUGE, 2**63 - 1)
-    },
-    **{f"every {n}": (field("call", every=n), "every must be positive") for n in (0, -2)},
-    "every 1": (field("call", every=1), "losses must have 5 rows"),
-    **{
-        f"before {n}": (field("call", before=n), "before must be at least 0")
-        for n in (-1, -HUGE, 2**63 - 1)
-    },
-    **{
-        f"before {n}": (field("call", before=n), "losses must have|too large")
-        for n in (3, 2**61, HUGE)
-    },
-    **{f"layers {n}": (field("call", layers=n), "layers must be positive") for n in (0, -1)},
-    **{f"layers {n}": (field("call", layers=n), "train: ") for n in (1, 3, HUGE)},
-    "in_features 0": (field("layer 0", in_features=0), "in_features must be positive"),
-    "out_features -1": (field("layer 0", out_features=-1), "out_features must be positive"),
-    **{
-        f"in_features {n}": (field("layer 0", in_features=n), SIZE)
-        for n in (1, 3, 2**40, HUGE, 2**63 - 1)
-    },
-    **{
-        f"out_features {n}": (field("layer 1", out_features=n), SIZE)
-        for n in (1, 3, 2**40, HUGE, 2**63 - 1)
-    },
+    **fields("call", "models", (0, -1, -HUGE), "models must be positive"),
+    **fields("call", "models", (2, 4, 2**32, 2**61, HUGE, 2**63 - 1), SIZE),
+    **fields("call", "steps", (0, -1), "steps must be positive"),
+    **fields("call", "steps", (3, 5, HUGE, 2**63 - 1), "schedules must have"),
+    **fields("call", "every", (0, -2), "every must be positive"),
+    **fields("call", "every", (1,), "losses must have 5 rows"),
+    **fields("call", "before", (-1, -HUGE, 2**63 - 1), "before must be at least 0"),
+    **fields("call", "before", (3, 2**61, HUGE), "losses must have|too large"),
+    **fields("call", "layers", (0, -1), "layers must be positive"),
+    **fields("call", "layers", (1, 3, HUGE), "train: "),
+    **fields("layer 0", "in_features", (0,), "in_features must be positive"),
+    **fields("layer 0", "out_features", (-1,), "out_features must be positive"),
+    **fields("layer 0", "in_features", (1, 3, 2**40, HUGE, 2**63 - 1), SIZE),
+    **fields("layer 1", "out_features", (1, 3, 2**40, HUGE, 2**63 - 1), SIZE),
     "features between": (field("layer 0", out_features=2), "features from one that has others"),
     # flags
     **{
@@ -209,26 +237,16 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "shared_y": (field("call", shared_y=True), "y must have"),
     "rmsprop": (field("call", rmsprop=True), "train: "),
     # indices
-    **{f"kind {n}": (field("layer 0", kind=n), "there is no kind of layer") for n in (-1, 4, HUGE)},
+    **fields("layer 0", "kind", (-1, 4, HUGE), "there is no kind of layer"),
     "another kind": (field("layer 0", kind=1), "train: "),
-    **{
-        f"{name} {n}": (
-            field(record, **{name: n}),
-            f"parameter {n}, {name} of .*, is not there, or belongs to two",
-        )
-        for record, name, indices in (
-            ("npu", "weight_re", (-1, -2, 1, 4, HUGE)),
-            ("npu", "weight_im", (-2, 0, 4)),
-            ("npu", "gate", (-2, 0, 9)),
-            ("nau", "weight", (-1, 0, 4, -HUGE)),
-        )
-        for n in indices
-        if not (name == "weight_re" and n == 1)
-    },
+    **fields("npu", "weight_re", (-1, -2, 4, HUGE), NOT_A_PARAMETER),
+    **fields("npu", "weight_im", (-2, 0, 4), NOT_A_PARAMETER),
+    **fields("npu", "gate", (-2, 0, 9), NOT_A_PARAMETER),
+    **fields("nau", "weight", (-1, 0, 4, -HUGE), NOT_A_PARAMETER),
     "no gate": (field("npu", gate=-1), "parameter 2 belongs to no layer"),
     "swapped": (field("npu", weight_im=2, gate=1), "must have .* elements"),
-    **{f"rate {n}": (field("update 0", rate=n), "there is no schedule") for n in (-1, 2, HUGE)},
-    **{f"schedule {n}": (field("penalty", schedule=n), "there is no schedule") for n in (-1, 2)},
+    **fields("update 0", "rate", (-1, 2, HUGE), "there is no schedule"),
+    **fields("penalty", "schedule", (-1, 2), "there is no schedule"),
     **{f"penalty {n}": (field("penalty", kind=n), "there is no kind of penalty") for n in (-1, 4)},
     "penalties -1": (field("update 0", penalties=-1), "penalties must be at least 0"),
     "penalties HUGE": (field("update 0", penalties=HUGE), "train: "),
@@ -249,28 +267,21 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     # lists
     "no records": (lambda plan: plan["records"].clear(), "ends too early"),
     "too few records": (without("settings 3"), "ends too early"),
-    "too many records": (
-        lambda plan: plan["records"].update(more=records.Layer(1, 1, 1)),
-        "more than its layers",
-    ),
+    "too many records": (lambda plan: plan["records"].update(more=records.Layer(1, 1, 1)),
+                         "more than its layers"),
     "too many numbers": (lambda plan: plan.update(numbers=[0.0] * 99), "train: "),
     "no numbers": (lambda plan: plan.update(numbers=[]), "ends too early"),
     "no integers": (lambda plan: plan.update(integers=[]), "ends too early"),
     "no parameters": (lambda plan: plan["parameters"].clear(), "is not there"),
     "too few parameters": (lambda plan: plan["parameters"].pop(), "is not there"),
-    "too many parameters": (
-        lambda plan: plan["parameters"].append(torch.rand(K)),
-        "belongs to no layer",
-    ),
+    "too many parameters": (lambda plan: plan["parameters"].append(torch.rand(K)),
+                            "belongs to no layer"),
     "no state": (lambda plan: plan["state"].clear(), "ends too early"),
     "too few states": (lambda plan: plan["state"].pop(), "ends too early"),
     "too many states": (lambda plan: plan["state"].append(torch.rand(K)), "more than its layers"),
     # tensors
     **{
-        f"{name} {change.__name__}": (
-            tensor(name, change),
-            f"{name} must have memory for its shape",
-        )
+        f"{name} {change.__name__}": (tensor(name, change), f"{name} must have memory for its shape")
         for name in ("losses", "x", "y", "weight", "rows", "schedules")
         for change in (freed, smaller)
     },
@@ -280,22 +291,13 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         for n in indices
         for change in (freed, smaller)
     },
-    **{
-        f"parameter {n} larger": (tensor("parameters", lambda t: t.repeat(1, 2), n), SIZE)
-        for n in range(4)
-    },
-    **{
-        f"parameter {n} smaller": (tensor("parameters", lambda t: t[:, 1:].clone(), n), SIZE)
-        for n in range(4)
-    },
-    **{f"state {n} larger": (tensor("state", lambda t: t.repeat(1, 2), n), SIZE) for n in range(6)},
-    **{
-        f"state {n} smaller": (tensor("state", lambda t: t[:-1].clone(), n), SIZE) for n in range(6)
-    },
-    **{
-        f"{name} double": (tensor(name, Tensor.double), "has another dtype")
-        for name in ("losses", "y", "weight")
-    },
+    **members("parameters", "parameter {} larger", lambda t: t.repeat(1, 2), range(4)),
+    **members("parameters", "parameter {} smaller", lambda t: t[:, 1:].clone(), range(4)),
+    **members("state", "state {} larger", lambda t: t.repeat(1, 2), range(6)),
+    **members("state", "state {} smaller", lambda t: t[:-1].clone(), range(6)),
+    "losses double": (tensor("losses", Tensor.double), "has another dtype"),
+    "y double": (tensor("y", Tensor.double), "has another dtype"),
+    "weight double": (tensor("weight", Tensor.double), "has another dtype"),
     "x half": (tensor("x", Tensor.half), "x must be float32 or float64"),
     "x double": (tensor("x", Tensor.double), "has another dtype"),
     "x integers": (tensor("x", Tensor.long), "x must be float32 or float64"),
@@ -303,70 +305,46 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "state double": (tensor("state", Tensor.double, 5), "a state has another dtype"),
     "rows int32": (tensor("rows", Tensor.int), "rows has another dtype"),
     "schedules float": (tensor("schedules", Tensor.float), "schedules has another dtype"),
-    **{
-        f"{name} strided": (
-            tensor(name, lambda t: t.mT.contiguous().mT),
-            "must be contiguous, on the CPU",
-        )
-        for name in ("y", "weight", "rows", "schedules")
-    },
-    "parameter strided": (
-        tensor("parameters", lambda t: t.mT.contiguous().mT, 0),
-        "must be contiguous",
-    ),
-    "state strided": (tensor("state", lambda t: t.mT.contiguous().mT, 0), "must be contiguous"),
+    "y strided": (tensor("y", strided), "must be contiguous, on the CPU"),
+    "weight strided": (tensor("weight", strided), "must be contiguous, on the CPU"),
+    "rows strided": (tensor("rows", strided), "must be contiguous, on the CPU"),
+    "schedules strided": (tensor("schedules", strided), "must be contiguous, on the CPU"),
+    "parameter strided": (tensor("parameters", strided, 0), "must be contiguous"),
+    "state strided": (tensor("state", strided, 0), "must be contiguous"),
     "parameter on meta": (tensor("parameters", lambda t: t.to("meta"), 0), ""),
     "x on meta": (tensor("x", lambda t: t.to("meta")), ""),
     "no rows in x": (tensor("x", lambda t: t[:0]), "there are no rows"),
     "rows of x": (tensor("x", lambda t: t[:5].clone()), "y must have"),
     "elements of x": (tensor("x", lambda t: t.flatten()[:-1].clone()), "x must have 10 elements"),
     "rows of y": (tensor("y", lambda t: t[:, 1:].clone()), "y must have 36 elements"),
-    "weight of another size": (
-        tensor("weight", lambda t: t[:1].clone()),
-        "weight must have 36 elements",
-    ),
-    "row -1": (
-        tensor("rows", lambda t: t.index_fill(1, torch.tensor([1]), -1)),
-        "rows must lie within",
-    ),
-    "row too large": (
-        tensor("rows", lambda t: t.index_fill(1, torch.tensor([0]), COUNT)),
-        "rows must lie within",
-    ),
-    "row huge": (
-        tensor("rows", lambda t: t.index_fill(1, torch.tensor([0]), HUGE)),
-        "rows must lie within",
-    ),
-    "rows of other steps": (
-        tensor("rows", lambda t: t.flatten()[:-1].clone()),
-        "rows must have 4 elements",
-    ),
-    "rows of fewer steps": (
-        tensor("rows", lambda t: t[:1, :1].clone()),
-        "rows must have one for each step",
-    ),
+    "weight of another size": (tensor("weight", lambda t: t[:1].clone()),
+                               "weight must have 36 elements"),
+    "row -1": (tensor("rows", lambda t: t.index_fill(1, torch.tensor([1]), -1)),
+               "rows must lie within"),
+    "row too large": (tensor("rows", lambda t: t.index_fill(1, torch.tensor([0]), COUNT)),
+                      "rows must lie within"),
+    "row huge": (tensor("rows", lambda t: t.index_fill(1, torch.tensor([0]), HUGE)),
+                 "rows must lie within"),
+    "rows of other steps": (tensor("rows", lambda t: t.flatten()[:-1].clone()),
+                            "rows must have 4 elements"),
+    "rows of fewer steps": (tensor("rows", lambda t: t[:1, :1].clone()),
+                            "rows must have one for each step"),
     "schedules flat": (tensor("schedules", Tensor.flatten), "schedules must have 4 columns"),
-    "schedules of other steps": (
-        tensor("schedules", lambda t: t[:, 1:].clone()),
-        "schedules must have 4 columns",
-    ),
+    "schedules of other steps": (tensor("schedules", lambda t: t[:, 1:].clone()),
+                                 "schedules must have 4 columns"),
     "one schedule": (tensor("schedules", lambda t: t[:1]), "there is no schedule 1"),
     "no schedules": (tensor("schedules", lambda t: t[:0]), "there is no schedule 0"),
     "no losses": (tensor("losses", lambda t: t[:0]), "losses must have 3 rows"),
-    "too few losses": (
-        tensor("losses", lambda t: t.flatten()[1:].clone()),
-        "losses must have 3 rows",
-    ),
+    "too few losses": (tensor("losses", lambda t: t.flatten()[1:].clone()),
+                       "losses must have 3 rows"),
     # memory that is written twice, or read and written
-    "parameter twice": (
-        same("parameters", 0, "parameters", 1),
-        "a parameter lies in the memory of a parameter",
-    ),
+    "parameter twice": (same("parameters", 0, "parameters", 1),
+                        "a parameter lies in the memory of a parameter"),
     "state twice": (same("state", 0, "state", 1), "a state lies in the memory of a state"),
     "state as parameter": (same("state", 0, "parameters", 0), "lies in the memory of"),
     "part of a state": (overlap, "a state lies in the memory of a state"),
     "losses as schedules": (losses_in_schedules, "lies in the memory of"),
-}
+}  # fmt: skip
 SCRIPT = """
 from tests.training import test_training_plan as plans
 plans.{function}({argument})
@@ -396,8 +374,7 @@ def call_wrong_plans() -> None:
 
 
 def call_drawn_plans(count: int) -> None:
-    """Right plans, of which some numbers, sizes or tensors are changed at random: an error or a
-    result, no crash."""
+    """Call plans with fields changed at random: an error or a result, no crash."""
     draw, raised = random.Random(7), 0
     values = [-(2**63), -HUGE, -2, -1, 0, 1, 2, 3, 4, 5, 7, 2**31, 2**32, 2**61, HUGE, 2**63 - 1]
     for number in range(count):
@@ -492,9 +469,9 @@ def test_wrong_plans_are_errors() -> None:
 
 
 def test_drawn_plans_do_not_crash() -> None:
-    found = re.search(r"(\d+) of 400 raised", in_a_process("call_drawn_plans", "400"))
-    assert found
-    assert 200 < int(found[1]) < 400
+    raised = re.search(r"(\d+) of 400 raised", in_a_process("call_drawn_plans", "400"))
+    assert raised
+    assert 200 < int(raised[1]) < 400
 
 
 # ---- names ---------------------------------------------------------------------------------------
@@ -507,8 +484,7 @@ def test_fields_have_the_same_names() -> None:
 
 
 def test_fields_that_differ_are_an_error() -> None:
-    """Each pair of neighbours the other way round, each name left out, each line left out or
-    moved."""
+    """Neighbours exchanged, each name left out, each line left out or moved."""
     lines = cpu.plan_fields().splitlines()
     wrong = [
         "",

@@ -1,8 +1,6 @@
 """`training.run`: many steps in one call of C++ make the numbers of the ordinary loop; rows,
 losses, checkpoints."""
 
-from __future__ import annotations
-
 import copy
 import math
 import signal
@@ -22,6 +20,7 @@ from npu_kernels._loops import plan
 from npu_kernels.optim import Adam
 from npu_kernels.training import Run, SteppedSchedule, run
 from tests.conftest import ISAS, needs_library
+from tests.support.compare import assert_equal
 
 STEPS, ROWS = 50, 21
 NOTICE = "training.run makes its steps one by one"
@@ -48,11 +47,10 @@ MODELS: dict[str, Make] = {
 }
 
 
-def data(k: int | None, dtype: torch.dtype, own: bool = False) -> tuple[Tensor, Tensor]:
-    """Rows with signs, and products and quotients of them; of each model's own, or shared by
-    all."""
+def data(k: int | None, dtype: torch.dtype, per_model: bool = False) -> tuple[Tensor, Tensor]:
+    """Rows with signs, their products and quotients, for each model or shared by all."""
     generator = torch.Generator().manual_seed(1)
-    shape = (k, ROWS) if own and k is not None else (ROWS,)
+    shape = (k, ROWS) if per_model and k is not None else (ROWS,)
     x = torch.rand(*shape, 2, generator=generator, dtype=torch.float64) + 0.5
     x *= torch.where(torch.rand(x.shape, generator=generator) < 0.3, -1, 1)
     y = torch.stack([x[..., 0] * x[..., 1], x[..., 0] / x[..., 1], x[..., 0]], -1)
@@ -60,32 +58,32 @@ def data(k: int | None, dtype: torch.dtype, own: bool = False) -> tuple[Tensor, 
 
 
 def both(
-    make: Make, k: int | None, dtype: torch.dtype, own: bool = False, **settings: Any
+    make: Make, k: int | None, dtype: torch.dtype, per_model: bool = False, **settings: Any
 ) -> list[Run]:
     """The run in one call, and by the ordinary loop: a hook keeps it from being fused."""
     model = make(k, dtype)
     twin = copy.deepcopy(model)
     twin.register_forward_hook(lambda *_: None)
-    x, y = data(k, dtype, own)
-    found = []
-    for each in (model, twin):
+    x, y = data(k, dtype, per_model)
+    results = []
+    for trained in (model, twin):
         # What has a state begins anew for each; a function as optimiser makes one.
-        given = {name: copy.deepcopy(value) for name, value in settings.items()}
-        if callable(given.get("optimizer")):
-            given["optimizer"] = given["optimizer"](each.parameters())
+        arguments = {name: copy.deepcopy(value) for name, value in settings.items()}
+        if callable(arguments.get("optimizer")):
+            arguments["optimizer"] = arguments["optimizer"](trained.parameters())
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", f".*{NOTICE}")
-            found.append(run(each, x, y, steps=STEPS, **{"lr": 0.01, **given}))
-    assert [each.fused for each in found] == [True, False]
-    return found
+            results.append(run(trained, x, y, steps=STEPS, **{"lr": 0.01, **arguments}))
+    assert [trained.fused for trained in results] == [True, False]
+    return results
 
 
 def assert_same(fused: Run, ordinary: Run, within: float) -> None:
     """Losses, parameters and the optimiser's state."""
     torch.testing.assert_close(fused.losses, ordinary.losses, rtol=within, atol=within)
-    for own, other in zip(fused.model.parameters(), ordinary.model.parameters(), strict=True):
-        torch.testing.assert_close(own, other, rtol=within, atol=within)
-        state, expected = fused.optimizer.state[own], ordinary.optimizer.state[other]
+    for ours, theirs in zip(fused.model.parameters(), ordinary.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=within, atol=within)
+        state, expected = fused.optimizer.state[ours], ordinary.optimizer.state[theirs]
         assert state.keys() == expected.keys()
         for name, value in expected.items():
             torch.testing.assert_close(state[name], value, rtol=within, atol=within)
@@ -95,7 +93,7 @@ def assert_same(fused: Run, ordinary: Run, within: float) -> None:
 @pytest.mark.parametrize("k", [None, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_as_the_ordinary_loop(name: str, k: int | None) -> None:
-    fused, ordinary = both(MODELS[name], k, torch.float64, own=True)
+    fused, ordinary = both(MODELS[name], k, torch.float64, per_model=True)
     assert_same(fused, ordinary, 1e-11)
     assert fused.losses.shape == (STEPS, *([] if k is None else [k]))
     assert fused.complete
@@ -152,7 +150,7 @@ def test_penalties_and_projection(penalty: str, project: bool | float) -> None:
 @needs_library
 @pytest.mark.parametrize("size", [1.0, 0.0])
 def test_penalties_at_their_kinks(size: float) -> None:
-    """At 0, 1/2 and 1 the derivatives are torch's, and where all is 0, which has no direction."""
+    """The derivatives are torch's at 0, 1/2 and 1, and where all is 0, which has no direction."""
     weight = size * torch.tensor(
         [[-1.5, -1, -0.5], [-0.2, 0, 0.2], [0.5, 1, 1.5]], dtype=torch.float64
     )
@@ -167,14 +165,9 @@ def test_penalties_at_their_kinks(size: float) -> None:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", f".*{NOTICE}")
                 run(
-                    model,
-                    x,
-                    x,
-                    steps=1,
-                    optimizer=sgd_like,
-                    penalties={penalty: 1.0},
+                    model, x, x, steps=1, optimizer=sgd_like, penalties={penalty: 1.0},
                     project=False,
-                )
+                )  # fmt: skip
         torch.testing.assert_close(models[0].weight, models[1].weight, rtol=1e-14, atol=1e-15)
         assert torch.equal(models[0].weight, weight) is (size == 0)
 
@@ -195,8 +188,8 @@ def test_instruction_sets(isa: str) -> None:
 @needs_library
 def test_rows() -> None:
     rows = torch.randint(ROWS, (STEPS, 8), generator=torch.Generator().manual_seed(2))
-    for own in (False, True):
-        fused, ordinary = both(MODELS["npu nau"], 3, torch.float64, own=own, rows=rows)
+    for per_model in (False, True):
+        fused, ordinary = both(MODELS["npu nau"], 3, torch.float64, per_model=per_model, rows=rows)
         assert_same(fused, ordinary, 1e-11)
     drawn = [
         both(
@@ -208,29 +201,26 @@ def test_rows() -> None:
         )[0].losses
         for s in (2, 2, 3)
     ]
-    assert [torch.equal(drawn[0], other) for other in drawn[1:]] == [
-        False,
-        False,
-    ]  # the models start anew
+    # the models start anew
+    assert [torch.equal(drawn[0], other) for other in drawn[1:]] == [False, False]
     torch.manual_seed(0)
     first = both(MODELS["npu nau"], 2, torch.float32, batch_size=8)
     torch.manual_seed(0)
-    again = both(MODELS["npu nau"], 2, torch.float32, batch_size=8)
-    assert torch.equal(first[0].losses, again[0].losses)
+    repeated = both(MODELS["npu nau"], 2, torch.float32, batch_size=8)
+    assert torch.equal(first[0].losses, repeated[0].losses)
 
 
 @needs_library
 @pytest.mark.parametrize("k", [None, 3, 40])
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("per_model", [False, True])
 @pytest.mark.parametrize("name", ["npu nau", "real npu alone"])
-def test_rows_that_follow_one_another(k: int | None, own: bool, name: str) -> None:
-    """As fresh rows do; those of every third step do not, and of those some follow one another up
-    to the last."""
+def test_rows_that_follow_one_another(k: int | None, per_model: bool, name: str) -> None:
+    """Fresh rows follow one another; every third step's do not, some of them up to the last."""
     rows = torch.stack([(5 * step) % (ROWS - 8) + torch.arange(8) for step in range(STEPS)])
     rows[::3] = torch.randint(ROWS, rows[::3].shape, generator=torch.Generator().manual_seed(2))
     rows[3::6] = torch.arange(8)
     rows[3::6, -1] = ROWS - 1
-    fused, ordinary = both(MODELS[name], k, torch.float64, own=own, rows=rows)
+    fused, ordinary = both(MODELS[name], k, torch.float64, per_model=per_model, rows=rows)
     assert_same(fused, ordinary, 1e-11)
 
 
@@ -246,12 +236,11 @@ SMALL: dict[str, Make] = {
 
 @needs_library
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("per_model", [False, True])
 @pytest.mark.parametrize("batch", [40, 128, 300, 1100])
 @pytest.mark.parametrize("name", SMALL)
-def test_small_power_units_alone(name: str, batch: int, own: bool, isa: str) -> None:
-    """One kernel has their losses and gradients: of rows that follow one another and others, gates
-    outside [0, 1]."""
+def test_small_power_units_alone(name: str, batch: int, per_model: bool, isa: str) -> None:
+    """One kernel has losses and gradients, of rows that follow one another and of others."""
     model = SMALL[name](7, torch.float64)
     generator = torch.Generator().manual_seed(3)
     if model.gate is not None:
@@ -260,7 +249,7 @@ def test_small_power_units_alone(name: str, batch: int, own: bool, isa: str) -> 
                 torch.rand(model.gate.shape, generator=generator, dtype=torch.float64) * 1.6 - 0.3
             )
     count = 2 * batch + 11
-    shape = (7, count) if own else (count,)
+    shape = (7, count) if per_model else (count,)
     x = torch.rand(*shape, model.in_features, generator=generator, dtype=torch.float64) + 0.5
     x *= torch.where(torch.rand(x.shape, generator=generator) < 0.3, -1, 1)
     y = torch.rand(*shape, model.out_features, generator=generator, dtype=torch.float64)
@@ -283,22 +272,46 @@ def test_small_power_units_alone(name: str, batch: int, own: bool, isa: str) -> 
 
 
 @needs_library
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", [NPU, RealNPU])
+def test_rows_behind_the_last_count_nowhere(kind: Any, isa: str) -> None:
+    """Registers are filled up with rows of 0, of which these powers are infinite."""
+    model = kind(2, 1, dtype=torch.float64)
+    with torch.no_grad():
+        model.gate.fill_(1)
+        model.weight_re.fill_(-30)
+    x = 0.9 + 0.2 * torch.rand(37, 2, dtype=torch.float64)
+    twin = copy.deepcopy(model)
+    twin.register_forward_hook(lambda *_: None)
+    before = cpu.isa()
+    cpu.set_isa(isa)
+    try:
+        fused = run(model, x, x[:, :1], steps=3, lr=1e-3)
+    finally:
+        cpu.set_isa(before)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f".*{NOTICE}")
+        assert_same(fused, run(twin, x, x[:, :1], steps=3, lr=1e-3), 1e-10)
+    assert fused.fused
+
+
+@needs_library
 @pytest.mark.parametrize("k", [None, 3, 40])
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("per_model", [False, True])
 @pytest.mark.parametrize("name", ["npu nau", "real npu alone"])
-def test_weights_of_errors(name: str, k: int | None, own: bool) -> None:
-    """Those of the rows that a step takes; losses are weighted too."""
-    _, y = data(k, torch.float64, own)
+def test_weights_of_errors(name: str, k: int | None, per_model: bool) -> None:
+    """Weights are those of the rows that a step takes; losses are weighted too."""
+    _, y = data(k, torch.float64, per_model)
     rows = torch.randint(ROWS, (STEPS, 8), generator=torch.Generator().manual_seed(2))
     for settings in ({}, {"rows": rows}):
         weighted = {"sample_weight": y.abs() + 0.1, **settings}
-        fused, ordinary = both(MODELS[name], k, torch.float64, own=own, **weighted)
+        fused, ordinary = both(MODELS[name], k, torch.float64, per_model=per_model, **weighted)
         assert_same(fused, ordinary, 1e-10)
 
 
 @needs_library
 def test_gradients_that_are_not_finite() -> None:
-    """Such a model stays where it is, or not; the others are trained."""
+    """The model with a bad gradient stays where it is, or not; the others are trained."""
     generator = torch.Generator().manual_seed(1)
     x, y = (torch.rand(2, ROWS, size, generator=generator, dtype=torch.float64) for size in (2, 3))
     y[0] = math.inf
@@ -308,20 +321,20 @@ def test_gradients_that_are_not_finite() -> None:
         twin.register_forward_hook(lambda *_: None)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", f".*{NOTICE}")
-            found = [run(m, x, y, steps=5, lr=0.01, nonfinite=nonfinite) for m in (model, twin)]
-        assert [each.fused for each in found] == [True, False]
-        for own, other, old in zip(model.parameters(), twin.parameters(), before, strict=True):
-            torch.testing.assert_close(own, other, rtol=1e-11, atol=1e-11, equal_nan=True)
-            assert torch.equal(own[0], old[0]) is (nonfinite == "zero")
-            assert own[1].isfinite().all()
-            assert not torch.equal(own[1], old[1])
+            results = [run(m, x, y, steps=5, lr=0.01, nonfinite=nonfinite) for m in (model, twin)]
+        assert [result.fused for result in results] == [True, False]
+        for ours, theirs, old in zip(model.parameters(), twin.parameters(), before, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11, equal_nan=True)
+            assert torch.equal(ours[0], old[0]) is (nonfinite == "zero")
+            assert ours[1].isfinite().all()
+            assert not torch.equal(ours[1], old[1])
 
 
 @needs_library
 def test_same_bits_with_threads_and_in_stretches(one_thread: None) -> None:
     x, y = data(20, torch.float32)
     start = MODELS["npu nau"](20, torch.float32)
-    found = []
+    runs = []
     for threads, stretch in ((1, None), (2, None), (1, 7)):
         torch.set_num_threads(threads)
         model = copy.deepcopy(start)
@@ -333,9 +346,9 @@ def test_same_bits_with_threads_and_in_stretches(one_thread: None) -> None:
         assert result.losses.shape == (134, 20)
         assert result.fused
         assert calls == ([] if stretch is None else [*range(7, 400, 7), 400])
-        found.append([result.losses, *(p.detach() for p in model.parameters())])
-    for other in found[1:]:
-        assert all(map(torch.equal, found[0], other))
+        runs.append([result.losses, *(p.detach() for p in model.parameters())])
+    for other in runs[1:]:
+        assert_equal(runs[0], other)
 
 
 @needs_library
@@ -356,8 +369,8 @@ def test_torch_continues_with_the_state() -> None:
                 nn.functional.mse_loss(model(x), y).backward()
                 optimizer.step()
         assert optimizer.state[next(model.parameters())]["step"] == 12
-    for own, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 @needs_library
@@ -385,8 +398,8 @@ def test_what_is_not_trained_stays() -> None:
             steps=3,
             optimizer=torch.optim.Adam([twin[1].weight_re, twin[3].weight], 0.01),
         )
-    for own, other in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("fused", [pytest.param(True, marks=needs_library), False])
@@ -407,14 +420,15 @@ def test_checkpoint(fused: bool, tmp_path: Path) -> None:
             callbacks=lambda part: part.steps == end_at,
         )  # fmt: skip
 
-    whole, part = train(None), train(path, 20)
+    uninterrupted, part = train(None), train(path, 20)
     assert part.fused is fused
     assert (part.steps, part.complete, len(part.losses)) == (20, False, 20)
     rest = train(path)
     assert (rest.steps, rest.complete) == (60, True)
-    assert torch.equal(whole.losses, rest.losses)
-    assert all(map(torch.equal, whole.model.parameters(), rest.model.parameters()))
-    assert torch.equal(train(path).losses, whole.losses)  # a finished one has nothing left to do
+    assert torch.equal(uninterrupted.losses, rest.losses)
+    assert_equal(uninterrupted.model.parameters(), rest.model.parameters())
+    # a finished one has nothing left to do
+    assert torch.equal(train(path).losses, uninterrupted.losses)
     with pytest.raises(
         ValueError,
         match=r"run: checkpoint must be .* of this same run, .*other steps \(60, here 61\)",
@@ -439,35 +453,22 @@ def test_ctrl_c() -> None:
         if part.steps == 20:
             signal.raise_signal(signal.SIGINT)
 
-    found = run(
-        MODELS["npu nau"](None, torch.float32),
-        x,
-        y,
-        steps=100,
-        lr=0.01,
-        callbacks=[press],
+    result = run(
+        MODELS["npu nau"](None, torch.float32), x, y, steps=100, lr=0.01, callbacks=[press],
         stretch=10,
-    )
-    assert (found.steps, found.complete, found.losses.shape) == (20, False, (20,))
+    )  # fmt: skip
+    assert (result.steps, result.complete, result.losses.shape) == (20, False, (20,))
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda model: model.append(nn.Tanh()), "Tanh has no place in a chain"),
-        (lambda model: model.append(iNALU(3, 3)), "iNALU has no place in a chain"),
-        (lambda model: model[0].register_forward_hook(lambda *_: None), "a module has hooks"),
-        (
-            lambda model: model[0].gate.register_hook(lambda grad: grad),
-            "a parameter of NPU has hooks",
-        ),
-        (
-            lambda model: parametrize.register_parametrization(model[1], "weight", nn.Identity()),
-            "ParametrizedNAU has no place",
-        ),
-        (lambda model: prune.l1_unstructured(model[1], "weight", 1), "hooks"),
-    ],
-)
+@pytest.mark.parametrize(("change", "reason"), [
+    (lambda model: model.append(nn.Tanh()), "Tanh has no place in a chain"),
+    (lambda model: model.append(iNALU(3, 3)), "iNALU has no place in a chain"),
+    (lambda model: model[0].register_forward_hook(lambda *_: None), "a module has hooks"),
+    (lambda model: model[0].gate.register_hook(lambda grad: grad), "a parameter of NPU has hooks"),
+    (lambda model: parametrize.register_parametrization(model[1], "weight", nn.Identity()),
+     "ParametrizedNAU has no place"),
+    (lambda model: prune.l1_unstructured(model[1], "weight", 1), "hooks"),
+])  # fmt: skip
 @needs_library
 def test_ordinary_loop(
     change: Callable[[nn.Sequential], Any], reason: str, monkeypatch: pytest.MonkeyPatch
@@ -479,8 +480,8 @@ def test_ordinary_loop(
     x, y = data(None, torch.float32)
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.warns(UserWarning, match=f"{NOTICE}, because .*{reason}"):
-        found = run(model, x, y, steps=2, lr=0.01)
-    assert not found.fused
+        result = run(model, x, y, steps=2, lr=0.01)
+    assert not result.fused
     assert not all(map(torch.equal, before, model.parameters()))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -497,10 +498,10 @@ def test_optimizers_that_are_not_fused() -> None:
         lambda p: torch.optim.Adam(p, torch.tensor(0.01)),
     ):
         model = MODELS["npu nau"](None, torch.float32)
-        found = run(model, x, y, steps=3, optimizer=make(model.parameters()))
-        assert not found.fused
-        assert found.losses[2] < found.losses[0]
-        assert isinstance(found.optimizer.param_groups[0]["lr"], (float, Tensor))
+        result = run(model, x, y, steps=3, optimizer=make(model.parameters()))
+        assert not result.fused
+        assert result.losses[2] < result.losses[0]
+        assert isinstance(result.optimizer.param_groups[0]["lr"], (float, Tensor))
 
 
 @needs_library

@@ -1,7 +1,5 @@
 """`training.run`: what it does not take, and what it says."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -12,96 +10,54 @@ from npu_kernels.training import run
 from tests.conftest import needs_library
 from tests.training.test_training_run import MODELS
 
-ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"model": 1}, TypeError, "run: model must be a torch.nn.Module, got int"),
-    (
-        {"x": torch.rand(5, 3)},
-        ValueError,
-        r"run: x must have last dimension 2 \(in_features of model\), got shape",
-    ),
-    (
-        {"y": torch.rand(5, 2)},
-        ValueError,
-        r"run: y must have last dimension 3 \(out_features of model\), got shape",
-    ),
-    (
-        {"x": torch.rand(4, 2)},
-        ValueError,
-        "run: x and y must have the same number of rows, at least 1",
-    ),
-    (
-        {"x": torch.rand(2, 5, 2)},
-        ValueError,
-        r"run: x must have two dimensions, got shape \(2, 5, 2\)",
-    ),
-    (
-        {"x": torch.rand(5, 2, dtype=torch.float64)},
-        TypeError,
-        "run: x must have the dtype of model, torch.float32",
-    ),
-    ({"x": torch.rand(5, 2, requires_grad=True)}, ValueError, "run: x must not require a gradient"),
-    ({"steps": 0}, ValueError, "run: steps must be an integer of at least 1, got 0"),
-    ({"batch_size": 0}, ValueError, "run: batch_size must be an integer of at least 1, got 0"),
-    ({"every": 0}, ValueError, "run: every must be an integer of at least 1, got 0"),
-    ({"stretch": 1.5}, ValueError, "run: stretch must be an integer of at least 1, got 1.5"),
-    ({"loss": "mae"}, ValueError, "run: loss must be 'mse', got 'mae'"),
-    (
-        {"optimizer": "sgd"},
-        ValueError,
-        "run: optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer, got 'sgd'",
-    ),
-    ({"lr": None}, ValueError, "run: lr must be given with optimizer 'adam'"),
-    (
-        {"lr": -1.0},
-        ValueError,
-        "run: lr must be a function of the step, or finite and at least 0, got -1.0",
-    ),
-    (
-        {"penalties": {"l2": 1.0}},
-        ValueError,
-        "run: penalties must be of 'l1', 'frobenius', 'madsen', 'paper', 'whole', got 'l2'",
-    ),
-    (
-        {"penalties": ["l1"]},
-        TypeError,
-        "run: penalties must be a dict of names and weights, got list",
-    ),
-    (
-        {"penalties": {"l1": "1"}},
-        TypeError,
-        "run: the weight of penalty 'l1' must be a number, .*, got str",
-    ),
-    ({"project": 0.0}, ValueError, "run: project must be True, False, or greater than 0, got 0.0"),
-    ({"nonfinite": "skip"}, ValueError, "run: nonfinite must be 'keep' or 'zero', got 'skip'"),
-    ({"sample_weight": 1.0}, TypeError, "run: sample_weight must be a torch.Tensor, got float"),
-    (
-        {"sample_weight": torch.rand(5, 1)},
-        ValueError,
-        r"run: sample_weight must have shape, dtype and device of y, \(5, 3\), torch.float32, cpu, and no",
-    ),
-    (
-        {"rows": torch.zeros(1, 2)},
-        ValueError,
-        r"run: rows must be int64 of shape \(steps, batch\), steps 1, got",
-    ),
-    ({"rows": torch.tensor([[5]])}, ValueError, r"run: rows must lie within \[0, 5\), got 5 to 5"),
-    (
-        {"rows": torch.tensor([[0]]), "batch_size": 2},
-        ValueError,
-        "run: batch_size must be None where rows are given",
-    ),
-    ({"checkpoint": 3}, TypeError, "run: checkpoint must be a path, got int"),
+VALUE_ERRORS: list[tuple[dict[str, Any], str]] = [
+    ({"x": torch.rand(5, 3)}, r"x must have last dimension 2 \(in_features of model\), got shape"),
+    ({"y": torch.rand(5, 2)}, r"y must have last dimension 3 \(out_features of model\), got shape"),
+    ({"x": torch.rand(4, 2)}, "x and y must have the same number of rows, at least 1"),
+    ({"x": torch.rand(2, 5, 2)}, r"x must have two dimensions, got shape \(2, 5, 2\)"),
+    ({"x": torch.rand(5, 2, requires_grad=True)}, "x must not require a gradient"),
+    ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
+    ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+    ({"every": 0}, "every must be an integer of at least 1, got 0"),
+    ({"stretch": 1.5}, "stretch must be an integer of at least 1, got 1.5"),
+    ({"loss": "mae"}, "loss must be 'mse', got 'mae'"),
+    ({"optimizer": "sgd"},
+     "optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer, got 'sgd'"),
+    ({"lr": None}, "lr must be given with optimizer 'adam'"),
+    ({"lr": -1.0}, "lr must be a function of the step, or finite and at least 0, got -1.0"),
+    ({"penalties": {"l2": 1.0}},
+     "penalties must be of 'l1', 'frobenius', 'madsen', 'paper', 'whole', got 'l2'"),
+    ({"project": 0.0}, "project must be True, False, or greater than 0, got 0.0"),
+    ({"nonfinite": "skip"}, "nonfinite must be 'keep' or 'zero', got 'skip'"),
+    ({"sample_weight": torch.rand(5, 1)},
+     r"sample_weight must have shape, dtype and device of y, \(5, 3\), torch.float32, cpu, and no"),
+    ({"rows": torch.zeros(1, 2)}, r"rows must be int64 of shape \(steps, batch\), steps 1, got"),
+    ({"rows": torch.tensor([[5]])}, r"rows must lie within \[0, 5\), got 5 to 5"),
+    ({"rows": torch.tensor([[0]]), "batch_size": 2},
+     "batch_size must be None where rows are given"),
+]  # fmt: skip
+TYPE_ERRORS: list[tuple[dict[str, Any], str]] = [
+    ({"model": 1}, "model must be a torch.nn.Module, got int"),
+    ({"x": torch.rand(5, 2, dtype=torch.float64)}, "x must have the dtype of model, torch.float32"),
+    ({"penalties": ["l1"]}, "penalties must be a dict of names and weights, got list"),
+    ({"penalties": {"l1": "1"}}, "the weight of penalty 'l1' must be a number, .*, got str"),
+    ({"sample_weight": 1.0}, "sample_weight must be a torch.Tensor, got float"),
+    ({"checkpoint": 3}, "checkpoint must be a path, got int"),
+]  # fmt: skip
+ERRORS = [
+    *((*case, ValueError) for case in VALUE_ERRORS),
+    *((*case, TypeError) for case in TYPE_ERRORS),
 ]
 
 
-@pytest.mark.parametrize(("given", "error", "message"), ERRORS)
-def test_errors(given: dict[str, Any], error: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(("arguments", "message", "error"), ERRORS)
+def test_errors(arguments: dict[str, Any], message: str, error: type[Exception]) -> None:
     settings = {
-        "model": MODELS["npu nau"](None, torch.float32), "x": torch.rand(5, 2), "y": torch.rand(5, 3), "steps": 1,
-        "lr": 0.1,
+        "model": MODELS["npu nau"](None, torch.float32), "x": torch.rand(5, 2),
+        "y": torch.rand(5, 3), "steps": 1, "lr": 0.1,
     }  # fmt: skip
-    settings |= given
-    with pytest.raises(error, match=message):
+    settings |= arguments
+    with pytest.raises(error, match=f"run: {message}"):
         run(settings.pop("model"), settings.pop("x"), settings.pop("y"), **settings)
 
 
@@ -131,8 +87,8 @@ def test_a_storage_that_was_freed(name: str, fused: bool) -> None:
         tensors[name].untyped_storage().resize_(size)
         with pytest.raises(ValueError, match=message.format(size)):
             run(
-                model, tensors["x"], tensors["y"], steps=3, lr=0.1, sample_weight=tensors["sample_weight"],
-                rows=tensors["rows"],
+                model, tensors["x"], tensors["y"], steps=3, lr=0.1,
+                sample_weight=tensors["sample_weight"], rows=tensors["rows"],
             )  # fmt: skip
 
 

@@ -1,7 +1,5 @@
 """`training.run`: every setting is used, and every wrong one is an error."""
 
-from __future__ import annotations
-
 import math
 import threading
 from typing import Any
@@ -41,13 +39,12 @@ both = pytest.mark.parametrize("fused", [pytest.param(True, marks=needs_library)
 
 @both
 def test_rows_are_drawn_by_the_generator(fused: bool) -> None:
-    """Uniformly with replacement, all from the one that was given, or from one that torch's
-    seeds."""
-    generator, same = (torch.Generator().manual_seed(7) for _ in range(2))
+    """Uniformly with replacement, from the generator that is passed, or one that torch seeds."""
+    generator, twin = (torch.Generator().manual_seed(7) for _ in range(2))
     drawn = losses(model=model(fused), batch_size=4, generator=generator)
-    expected = losses(model=model(fused), rows=torch.randint(21, (30, 4), generator=same))
+    expected = losses(model=model(fused), rows=torch.randint(21, (30, 4), generator=twin))
     assert torch.equal(drawn, expected)
-    assert torch.equal(generator.get_state(), same.get_state())
+    assert torch.equal(generator.get_state(), twin.get_state())
     seeded = []
     for seed in (1, 1, 2):
         started = model(fused)
@@ -78,11 +75,11 @@ def test_data_of_any_strides(fused: bool) -> None:
         torch.rand(2, 21, generator=torch.Generator().manual_seed(n)).T + 0.5 for n in range(3)
     )
     settings: dict[str, Any] = {"steps": 30, "lr": 0.01, "progress": False}
-    found = run(model(fused), x, y, sample_weight=weight, **settings)
+    result = run(model(fused), x, y, sample_weight=weight, **settings)
     plain = run(
         model(fused), x.contiguous(), y.contiguous(), sample_weight=weight.contiguous(), **settings
     )
-    assert torch.equal(found.losses, plain.losses)
+    assert torch.equal(result.losses, plain.losses)
 
 
 def test_few_rows_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,8 +92,8 @@ def test_few_rows_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return draw(high, size, **options)
 
     monkeypatch.setattr(torch, "randint", spied)
-    found = losses(batch_size=4, generator=torch.Generator().manual_seed(1), steps=60)
-    assert torch.equal(found, expected)
+    actual = losses(batch_size=4, generator=torch.Generator().manual_seed(1), steps=60)
+    assert torch.equal(actual, expected)
     assert max(size[0] for size in sizes) == 8
     sizes.clear()
     losses(batch_size=40, generator=torch.Generator().manual_seed(1), steps=3)
@@ -110,12 +107,12 @@ def test_few_rows_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lr_beside_an_optimiser(fused: bool) -> None:
     """A number is its rate from now on, a function gives it at each step, None leaves it."""
     expected = losses(model=model(fused), lr=0.01)
-    for lr, own in ((0.01, 0.5), (lambda step: 0.01, 0.5), (None, 0.01)):
+    for lr, optimiser_lr in ((0.01, 0.5), (lambda step: 0.01, 0.5), (None, 0.01)):
         trained = model(fused)
-        optimizer = torch.optim.Adam(trained.parameters(), own)
-        found = run(trained, X, Y, steps=30, optimizer=optimizer, lr=lr, progress=False)
-        torch.testing.assert_close(found.losses, expected)
-        assert found.fused is fused
+        optimizer = torch.optim.Adam(trained.parameters(), optimiser_lr)
+        result = run(trained, X, Y, steps=30, optimizer=optimizer, lr=lr, progress=False)
+        torch.testing.assert_close(result.losses, expected)
+        assert result.fused is fused
         assert optimizer.param_groups[0]["lr"] == 0.01
 
 
@@ -123,8 +120,10 @@ def test_lr_beside_an_optimiser(fused: bool) -> None:
 def test_groups_have_their_own_rates(fused: bool) -> None:
     trained = model(fused)
     before = [p.detach().clone() for p in trained.parameters()]
-    first, *others = trained.parameters()
-    optimizer = torch.optim.Adam([{"params": [first], "lr": 0.0}, {"params": others}], 0.01)
+    first, *trained_parameters = trained.parameters()
+    optimizer = torch.optim.Adam(
+        [{"params": [first], "lr": 0.0}, {"params": trained_parameters}], 0.01
+    )
     losses(model=trained, optimizer=optimizer, lr=None)
     assert [torch.equal(p, old) for p, old in zip(trained.parameters(), before, strict=True)] == [
         True,
@@ -148,10 +147,10 @@ def test_functions_get_every_step_from_1(fused: bool) -> None:
         return step / 1000
 
     trained = model(fused)
-    found = run(trained, X, Y, steps=30, lr=rate, penalties={"l1": weight}, progress=False)
+    result = run(trained, X, Y, steps=30, lr=rate, penalties={"l1": weight}, progress=False)
     assert rates == [1, *range(1, 31)]  # the first one makes the optimiser
     assert weights == list(range(1, 31))
-    assert found.optimizer.param_groups[0]["lr"] == 0.1 / 30
+    assert result.optimizer.param_groups[0]["lr"] == 0.1 / 30
 
 
 def test_schedules_step_once_a_step() -> None:
@@ -167,29 +166,28 @@ def test_schedules_step_once_a_step() -> None:
 )
 def test_named_optimisers_are_torchs(name: str, kind: Any) -> None:
     trained, twin = model(), model()
-    found = losses(model=trained, optimizer=name)
+    actual = losses(model=trained, optimizer=name)
     expected = losses(model=twin, optimizer=kind(twin.parameters(), lr=0.01))
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
 
 
 # ---- records and callbacks -----------------------------------------------------------------------
 
 
 def test_records_of_a_long_run() -> None:
-    """At most a thousand unless `every` says otherwise: of every n-th step from the first on."""
-    every_step, found = (
+    """A run keeps at most a thousand losses, of every n-th step, unless `every` is set."""
+    every_step, result = (
         losses(steps=1001, every=1),
         run(model(), X, Y, steps=1001, lr=0.01, progress=False),
     )
-    assert found.every == 2
-    assert torch.equal(found.losses, every_step[::2])
+    assert result.every == 2
+    assert torch.equal(result.losses, every_step[::2])
     assert len(losses(steps=1000)) == 1000
     assert losses(steps=7, every=3, model=model(k=2)).shape == (3, 2)
 
 
 def test_callbacks() -> None:
-    """All are called after each stretch and at the end; True of one of them ends the run, and
-    nothing else does."""
+    """All are called after each stretch and at the end; True of one of them alone ends the run."""
     calls: list[tuple[str, int, bool]] = []
 
     def first(part: Any) -> Any:
@@ -201,16 +199,16 @@ def test_callbacks() -> None:
         assert len(part.losses) == part.steps
         return 1
 
-    found = run(
+    result = run(
         model(), X, Y, steps=30, lr=0.01, callbacks=(first, second), progress=False, stretch=3
     )
-    assert (found.steps, found.complete) == (9, False)
+    assert (result.steps, result.complete) == (9, False)
     assert calls == [(name, step, False) for step in (3, 6, 9) for name in ("first", "second")]
     calls.clear()
-    found = run(model(), X, Y, steps=250, lr=0.01, callbacks=second, progress=False)
+    result = run(model(), X, Y, steps=250, lr=0.01, callbacks=second, progress=False)
     assert [step for _, step, _ in calls] == [*range(3, 250, 3), 250]
     assert [done for *_, done in calls] == [False] * 83 + [True]
-    assert found.complete
+    assert result.complete
 
 
 def test_a_run_without_callbacks_is_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,199 +220,121 @@ def test_a_run_without_callbacks_is_few_calls(monkeypatch: pytest.MonkeyPatch) -
         advance(self, done, rows, schedules)
 
     monkeypatch.setattr(Ordinary, "advance", spied)
-    monkeypatch.setattr("npu_kernels._jobs.checkpoints.SLICE_SECONDS", 1e6)
+    monkeypatch.setattr("npu_kernels._jobs.driver.SLICE_SECONDS", 1e6)
     losses(model=model(fused=False), steps=200)
     assert sizes == [16, 128, 56]
     sizes.clear()
-    monkeypatch.setattr("npu_kernels._jobs.checkpoints.SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("npu_kernels._jobs.driver.SLICE_SECONDS", 0.0)
     losses(model=model(fused=False), steps=20)
     assert sizes == [16, 1, 1, 1, 1]
 
 
 def test_in_another_thread() -> None:
     """Where no signal can be handled."""
-    found: list[torch.Tensor] = []
-    thread = threading.Thread(target=lambda: found.append(losses()))
+    results: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: results.append(losses()))
     thread.start()
     thread.join()
-    assert torch.equal(found[0], losses())
+    assert torch.equal(results[0], losses())
 
 
 def test_how_steps_are_made_is_told() -> None:
     assert not run(model(fused=False), X, Y, steps=1, lr=0.1, progress=False).fused
-    found = run(model(), X, Y, steps=1, lr=0.1, progress=False)
-    assert found.fused is (plan.obstacle(model(), found.optimizer, X) is None)
-    assert not found.captured
+    result = run(model(), X, Y, steps=1, lr=0.1, progress=False)
+    assert result.fused is (plan.obstacle(model(), result.optimizer, X) is None)
+    assert not result.captured
 
 
 # ---- errors --------------------------------------------------------------------------------------
 
 K2 = {"model": model(k=2)}
-ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    (
-        {"model": nn.Sequential(NPU(2, 3, num_models=2), NAU(3, 2))},
-        ValueError,
-        r"run: the units of one model must have one num_models, got \[2, None\]",
-    ),
-    (
-        {"model": nn.Identity()},
-        ValueError,
-        "run: model must have parameters, got Identity without any",
-    ),
-    (
-        {"model": nn.Sequential()},
-        ValueError,
-        "run: model must have parameters, got Sequential without any",
-    ),
-    ({"x": 3}, TypeError, "run: x must be a torch.Tensor, got int"),
-    ({"y": Y.to_sparse()}, TypeError, "run: y must be a dense tensor"),
-    (
-        {"y": Y.double()},
-        TypeError,
-        "run: y must have the dtype of model, torch.float32, got torch.float64",
-    ),
-    ({"x": X.to("meta")}, ValueError, "run: x must be on the device of model, cpu, got meta"),
-    ({"y": Y.to("meta")}, ValueError, "run: y must be on the device of model, cpu, got meta"),
-    ({"y": Y.clone().requires_grad_()}, ValueError, "run: y must not require a gradient"),
-    ({"x": X[:, 0]}, ValueError, r"run: x must have two dimensions, got shape \(21,\)"),
-    ({"y": Y[None, None]}, ValueError, "run: y must have two dimensions, got shape"),
-    (
-        {**K2, "x": X.expand(3, -1, -1)},
-        ValueError,
-        r"run: x must have two dimensions, or three and 2 models first, got shape \(3, 21, 2\)",
-    ),
-    (
-        {"x": X[:0], "y": Y[:0]},
-        ValueError,
-        "run: x and y must have the same number of rows, at least 1",
-    ),
-    (
-        {**K2, "x": X.expand(2, -1, -1), "y": Y[:20].expand(2, -1, -1)},
-        ValueError,
-        "run: x and y must have the same number of rows",
-    ),
-    (
-        {"sample_weight": Y.double()},
-        ValueError,
-        "run: sample_weight must have shape, dtype and device of y",
-    ),
-    (
-        {"sample_weight": Y.to("meta")},
-        ValueError,
-        "run: sample_weight must have shape, dtype and device of y",
-    ),
-    (
-        {"sample_weight": Y.clone().requires_grad_()},
-        ValueError,
-        "run: sample_weight must have .* no gradient",
-    ),
-    (
-        {"lr": True},
-        ValueError,
-        "run: lr must be a function of the step, or finite and at least 0, got True",
-    ),
-    ({"lr": "0.1"}, ValueError, "run: lr must be a function of the step, or finite and at least 0"),
-    (
-        {"lr": math.inf},
-        ValueError,
-        "run: lr must be a function of the step, or finite and at least 0",
-    ),
-    (
-        {"lr": math.nan},
-        ValueError,
-        "run: lr must be a function of the step, or finite and at least 0",
-    ),
-    (
-        {"optimizer": 3},
-        ValueError,
-        "run: optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer, got 3",
-    ),
-    (
-        {"optimizer": "rmsprop", "lr": None},
-        ValueError,
-        "run: lr must be given with optimizer 'rmsprop'",
-    ),
-    (
-        {"penalties": {"l1": True}},
-        TypeError,
-        "run: the weight of penalty 'l1' must be a number, .* got bool",
-    ),
-    (
-        {"model": RealNPU(2, 2), "penalties": {"paper": 1.0}},
-        ValueError,
-        "regularizer: no parameters",
-    ),
-    (
-        {"project": "1"},
-        ValueError,
-        "run: project must be True, False, or greater than 0, got '1'",
-    ),
-    (
-        {"project": math.nan},
-        ValueError,
-        "run: project must be True, False, or greater than 0, got nan",
-    ),
-    (
-        {"project": -1},
-        ValueError,
-        "run: project must be True, False, or greater than 0, got -1",
-    ),
-    ({"rows": [[0]]}, TypeError, "run: rows must be a torch.Tensor, got list"),
-    (
-        {"rows": torch.zeros(1, 2, dtype=torch.int32)},
-        ValueError,
-        "run: rows must be int64 of shape .*, got torch.int32",
-    ),
-    (
-        {"rows": torch.zeros(1, dtype=torch.int64)},
-        ValueError,
-        r"run: rows must be int64 of shape .* got torch.int64 of shape \(1,\)",
-    ),
-    (
-        {"rows": torch.zeros(2, 2, dtype=torch.int64)},
-        ValueError,
-        r"run: rows must be int64 .* steps 1, .* shape \(2, 2\)",
-    ),
-    (
-        {"rows": torch.zeros(1, 0, dtype=torch.int64)},
-        ValueError,
-        r"run: rows must be int64 .* shape \(1, 0\)",
-    ),
-    (
-        {"rows": torch.tensor([[-1, 3]])},
-        ValueError,
-        r"run: rows must lie within \[0, 21\), got -1 to 3",
-    ),
-    (
-        {"rows": torch.tensor([[0, 21]])},
-        ValueError,
-        r"run: rows must lie within \[0, 21\), got 0 to 21",
-    ),
-    (
-        {"batch_size": True},
-        ValueError,
-        "run: batch_size must be an integer of at least 1, got True",
-    ),
-    ({"steps": 1.0}, ValueError, "run: steps must be an integer of at least 1, got 1.0"),
+VALUE_ERRORS: list[tuple[dict[str, Any], str]] = [
+    ({"model": nn.Sequential(NPU(2, 3, num_models=2), NAU(3, 2))},
+     r"the units of one model must have one num_models, got \[2, None\]"),
+    ({"model": nn.Identity()}, "model must have parameters, got Identity without any"),
+    ({"model": nn.Sequential()}, "model must have parameters, got Sequential without any"),
+    ({"x": X.to("meta")}, "x must be on the device of model, cpu, got meta"),
+    ({"y": Y.to("meta")}, "y must be on the device of model, cpu, got meta"),
+    ({"y": Y.clone().requires_grad_()}, "y must not require a gradient"),
+    ({"x": X[:, 0]}, r"x must have two dimensions, got shape \(21,\)"),
+    ({"y": Y[None, None]}, "y must have two dimensions, got shape"),
+    ({**K2, "x": X.expand(3, -1, -1)},
+     r"x must have two dimensions, or three and 2 models first, got shape \(3, 21, 2\)"),
+    ({"x": X[:0], "y": Y[:0]}, "x and y must have the same number of rows, at least 1"),
+    ({**K2, "x": X.expand(2, -1, -1), "y": Y[:20].expand(2, -1, -1)},
+     "x and y must have the same number of rows"),
+    ({"sample_weight": Y.double()}, "sample_weight must have shape, dtype and device of y"),
+    ({"sample_weight": Y.to("meta")}, "sample_weight must have shape, dtype and device of y"),
+    ({"sample_weight": Y.clone().requires_grad_()}, "sample_weight must have .* no gradient"),
+    ({"lr": True}, "lr must be a function of the step, or finite and at least 0, got True"),
+    ({"lr": "0.1"}, "lr must be a function of the step, or finite and at least 0"),
+    ({"lr": math.inf}, "lr must be a function of the step, or finite and at least 0"),
+    ({"lr": math.nan}, "lr must be a function of the step, or finite and at least 0"),
+    ({"optimizer": 3}, "optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer, got 3"),
+    ({"optimizer": "rmsprop", "lr": None}, "lr must be given with optimizer 'rmsprop'"),
+    ({"project": "1"}, "project must be True, False, or greater than 0, got '1'"),
+    ({"project": math.nan}, "project must be True, False, or greater than 0, got nan"),
+    ({"project": -1}, "project must be True, False, or greater than 0, got -1"),
+    ({"rows": torch.zeros(1, 2, dtype=torch.int32)},
+     "rows must be int64 of shape .*, got torch.int32"),
+    ({"rows": torch.zeros(1, dtype=torch.int64)},
+     r"rows must be int64 of shape .* got torch.int64 of shape \(1,\)"),
+    ({"rows": torch.zeros(2, 2, dtype=torch.int64)},
+     r"rows must be int64 .* steps 1, .* shape \(2, 2\)"),
+    ({"rows": torch.zeros(1, 0, dtype=torch.int64)}, r"rows must be int64 .* shape \(1, 0\)"),
+    ({"rows": torch.tensor([[-1, 3]])}, r"rows must lie within \[0, 21\), got -1 to 3"),
+    ({"rows": torch.tensor([[0, 21]])}, r"rows must lie within \[0, 21\), got 0 to 21"),
+    ({"batch_size": True}, "batch_size must be an integer of at least 1, got True"),
+    ({"steps": 1.0}, "steps must be an integer of at least 1, got 1.0"),
+]  # fmt: skip
+TYPE_ERRORS: list[tuple[dict[str, Any], str]] = [
+    ({"x": 3}, "x must be a torch.Tensor, got int"),
+    ({"y": Y.to_sparse()}, "y must be a dense tensor"),
+    ({"y": Y.double()}, "y must have the dtype of model, torch.float32, got torch.float64"),
+    ({"penalties": {"l1": True}}, "the weight of penalty 'l1' must be a number, .* got bool"),
+    ({"rows": [[0]]}, "rows must be a torch.Tensor, got list"),
+]  # fmt: skip
+ERRORS = [
+    *((*case, ValueError) for case in VALUE_ERRORS),
+    *((*case, TypeError) for case in TYPE_ERRORS),
 ]
 
 
-@pytest.mark.parametrize(("change", "error", "message"), ERRORS)
-def test_errors(change: dict[str, Any], error: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(("change", "message", "error"), ERRORS)
+def test_errors(change: dict[str, Any], message: str, error: type[Exception]) -> None:
     settings = {"model": model(), "x": X, "y": Y, "steps": 1, "lr": 0.1, **change}
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=f"run: {message}"):
         run(settings.pop("model"), settings.pop("x"), settings.pop("y"), **settings)
+
+
+def test_a_penalty_without_parameters_is_an_error() -> None:
+    with pytest.raises(ValueError, match="regularizer: no parameters"):
+        run(RealNPU(2, 2), X, Y, steps=1, lr=0.1, penalties={"paper": 1.0})
 
 
 def test_what_lies_on_the_border_is_taken() -> None:
     rows = torch.tensor([[0, 20]])
     for change in (
-        {"lr": 0},
-        {"project": 1},
-        {"project": math.inf},
-        {"rows": rows},
-        {"batch_size": 1},
+        {"lr": 0}, {"project": 1}, {"project": math.inf}, {"rows": rows}, {"batch_size": 1},
         {"every": 5},
-    ):
+    ):  # fmt: skip
         assert len(losses(steps=1, **change)) == 1
     assert losses(steps=1, model=model(k=2), batch_size=3).shape == (1, 2)
+
+
+@needs_library
+def test_a_call_walks_through_the_modules_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for the checks, once for the obstacles: a walk takes as long as a step's kernels."""
+    model, x = nn.Sequential(NPU(2, 3), NAU(3, 1)), torch.rand(20, 2)
+    optimizer, calls = torch.optim.Adam(model.parameters()), list[nn.Module]()
+    walk = nn.Module.named_modules
+
+    def counted(module: nn.Module, *arguments: Any, **options: Any) -> Any:
+        if module is model:
+            calls.append(module)
+        return walk(module, *arguments, **options)
+
+    monkeypatch.setattr(nn.Module, "named_modules", counted)
+    result = run(model, x, x[:, :1], steps=1, optimizer=optimizer, penalties={"l1": 1e-5})
+    assert result.fused
+    assert len(calls) == 2

@@ -1,7 +1,5 @@
 """Where the Triton kernels of these tests run."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -30,8 +28,7 @@ def _skip_unless_available(device: str) -> None:
     params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], ids=["interpreted", "gpu"]
 )
 def device(request: pytest.FixtureRequest) -> str:
-    """Where tensors live: the CPU if Triton interprets, the GPU if there is one; skipped with the
-    reason otherwise."""
+    """The CPU if Triton interprets, the GPU if there is one; skipped with the reason otherwise."""
     _skip_unless_available(request.param)
     return request.param
 
@@ -62,8 +59,7 @@ def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 @pytest.fixture(autouse=True)
 def _settings() -> Iterator[None]:
-    """Tests set the float32 matmul precision freely; the interpreter's NumPy warns about what a GPU
-    does quietly."""
+    """Let tests set the matmul precision; silence NumPy's warnings of the interpreter."""
     before = float32_matmul_precision("cpu")
     with numpy.errstate(all="ignore"):
         yield

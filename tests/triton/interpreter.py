@@ -5,8 +5,6 @@ remembers what depends on a function's arguments alone. Where a release of Trito
 the change is left out.
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 
@@ -22,20 +20,15 @@ def quicken() -> None:
         return
     interpreter.quickened = True
     for change in (
-        _prepare_the_language_once,
-        _remember_numpy_types,
-        _remember_block_types,
-        _remember_shapes,
-        _broadcast_equal_shapes_at_once,
-        _read_subnormal_bfloat16,
-    ):
+        _prepare_the_language_once, _remember_numpy_types, _remember_block_types, _remember_shapes,
+        _broadcast_equal_shapes_at_once, _read_subnormal_bfloat16,
+    ):  # fmt: skip
         with contextlib.suppress(AttributeError):
             change()
 
 
 def _prepare_the_language_once() -> None:
-    """A launch replaces the functions of `triton.language`; a function called within it need not do
-    so again."""
+    """Replace `triton.language`'s functions once for a launch, not for each inner function."""
     original = interpreter._patch_lang
     prepared: set[Any] = set()  # the modules of the launch at work
 
@@ -61,13 +54,13 @@ def _prepare_the_language_once() -> None:
 
 
 def _remember_numpy_types() -> None:
-    original, known = interpreter._get_np_dtype, {}
+    original, types = interpreter._get_np_dtype, {}
 
     def numpy_type(dtype: Any) -> numpy.dtype:
         name = dtype.scalar.name
-        if name not in known:
-            known[name] = original(dtype)
-        return known[name]
+        if name not in types:
+            types[name] = original(dtype)
+        return types[name]
 
     interpreter._get_np_dtype = numpy_type
 
@@ -93,17 +86,17 @@ def _remember_block_types() -> None:
 
 def _remember_shapes() -> None:
     """A tensor's shape as constants."""
-    original, known = tl.tensor.__init__, {}
+    original, shapes = tl.tensor.__init__, {}
 
     def initialize(self: Any, handle: Any, type: Any) -> None:
         sizes = (*type.shape.values,) if type.is_block() else ()
-        found = known.get(sizes)
-        if found is None:
+        remembered = shapes.get(sizes)
+        if remembered is None:
             original(self, handle, type)
-            known[sizes] = self.shape, self.numel
+            shapes[sizes] = self.shape, self.numel
         else:
             self.handle, self.type, self.dtype = handle, type, type.scalar
-            self.shape, self.numel = found
+            self.shape, self.numel = remembered
 
     tl.tensor.__init__ = initialize
 
@@ -112,8 +105,8 @@ def _broadcast_equal_shapes_at_once() -> None:
     original = TritonSemantic.broadcast_impl_value
 
     def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
-        left, right = lhs.type, rhs.type
-        if left.is_block() and right.is_block() and left.shape is right.shape:
+        lhs_type, rhs_type = lhs.type, rhs.type
+        if lhs_type.is_block() and rhs_type.is_block() and lhs_type.shape is rhs_type.shape:
             return lhs, rhs
         return original(self, lhs, rhs)
 

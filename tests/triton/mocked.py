@@ -2,14 +2,10 @@
 compiles.
 
 `mock` makes calls with CPU tensors take the way of CUDA tensors; a launch notes its arguments and
-does nothing. For a
-process of its own without TRITON_INTERPRET. ``python -m tests.triton.mocked`` prints the processor
-time of a step;
-``python -m tests.triton.mocked --checks`` runs the functions named ``check_*``, which `test_tape`
-reads.
+does nothing. For a process of its own without TRITON_INTERPRET. ``python -m tests.triton.mocked``
+prints the processor time of a step; ``python -m tests.triton.mocked --checks`` runs the functions
+named ``check_*``, which `test_tape` reads.
 """
-
-from __future__ import annotations
 
 import json
 import statistics
@@ -97,7 +93,7 @@ driver = _Driver()
 
 
 def mock() -> None:
-    """From now on layers of this process launch Triton's kernels, and none runs."""
+    """Make the layers of this process launch Triton's kernels from now on, of which none runs."""
     triton.runtime.driver.set_active(driver)
     # JITFunction takes it from here for every device.
     triton.compiler.compile = lambda src, **_: _Kernel(src)
@@ -111,10 +107,10 @@ def mock() -> None:
         warnings.filterwarnings("ignore", "Warning only once for all operators")
         for name, launcher in backend.repeated().items():
             library.impl(name, launcher, allow_override=True)
-    _kept.append(library)
+    _alive.append(library)
 
 
-_kept: list[Any] = []
+_alive: list[Any] = []
 
 
 # ---- processor time ------------------------------------------------------------------------------
@@ -149,12 +145,12 @@ def _without_tapes(step: Callable[[], object]) -> Callable[[], object]:
     """The same with Triton's own `run` and torch's dispatcher."""
 
     def run() -> object:
-        kept, dispatch.launcher = dispatch.launcher, lambda name, tensors: None
+        launcher, dispatch.launcher = dispatch.launcher, lambda name, tensors: None
         undisturbed, tape._undisturbed = tape._undisturbed, lambda: False
         try:
             return step()
         finally:
-            dispatch.launcher, tape._undisturbed = kept, undisturbed
+            dispatch.launcher, tape._undisturbed = launcher, undisturbed
 
     return run
 
@@ -167,15 +163,15 @@ def processor_times(rounds: int = 30, calls: int = 40) -> dict[str, float]:
     small, tiled = _step(6, 2), _step(100, 100)
     steps = {"least": _least(), "small": small, "tiled": tiled}
     steps |= {"small before": _without_tapes(small), "tiled before": _without_tapes(tiled)}
-    found: dict[str, list[float]] = {name: [] for name in steps}
+    times_of: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
             step()
             begin = time.process_time_ns()
             for _ in range(calls):
                 step()
-            found[name].append((time.process_time_ns() - begin) / calls / 1e3)
-    return {name: round(statistics.median(times), 1) for name, times in found.items()}
+            times_of[name].append((time.process_time_ns() - begin) / calls / 1e3)
+    return {name: round(statistics.median(times), 1) for name, times in times_of.items()}
 
 
 # ---- checks --------------------------------------------------------------------------------------
@@ -184,13 +180,8 @@ def processor_times(rounds: int = 30, calls: int = 40) -> dict[str, float]:
 def _count_ordinary() -> None:
     """Note launches that go through Triton's own `run`, without replacing it."""
     for module in (
-        "npu",
-        "npu_small",
-        "nmu",
-        "nalu_forward_kernels",
-        "nalu_backward_kernels",
-        "reduction",
-    ):
+        "npu", "npu_small", "nmu", "nalu_forward_kernels", "nalu_backward_kernels", "reduction",
+    ):  # fmt: skip
         for value in vars(sys.modules[f"{backend.__name__}.{module}"]).values():
             if type(value) is JITFunction and "run" not in vars(value):
 
@@ -201,15 +192,14 @@ def _count_ordinary() -> None:
                 value.run = types.MethodType(run, value)
 
 
-def _places(call: tuple[Any, ...], known: list[Tensor | None]) -> tuple[Any, ...]:
-    """A launch with addresses replaced by what lies there: the place of a known tensor, or
-    "new"."""
-    places = {
-        t.data_ptr(): f"tensor {n}" for n, t in enumerate(known) if t is not None and t.numel()
+def _places(call: tuple[Any, ...], tensors: list[Tensor | None]) -> tuple[Any, ...]:
+    """The launch with each address replaced by the tensor there, or "new"."""
+    names = {
+        t.data_ptr(): f"tensor {n}" for n, t in enumerate(tensors) if t is not None and t.numel()
     }
-    least = 2**20  # sizes and strides are below; the heap may begin soon above
+    smallest_pointer = 2**20  # sizes and strides are below; the heap may begin soon above
     return tuple(
-        places.get(a, "new" if isinstance(a, int) and a >= least else a) if n > 2 else a
+        names.get(a, "new" if isinstance(a, int) and a >= smallest_pointer else a) if n > 2 else a
         for n, a in enumerate(call)
     )
 
@@ -222,21 +212,20 @@ def _calls(
     sample = RECORDS[name].sample(*sizes, num_models=models, dtype=torch.float64)
     operands = [None if t is None else t.to(dtype) for t in (sample.x, *sample.tensors.values())]
     x, weight = operands[0], operands[1]
-    own = options(sample)
+    own_options = options(sample)
     shape = (*weight.shape[:-2], sizes[0], weight.shape[-2])
-    kept = [torch.empty(shape, dtype=own_type or dtype) for own_type in layer.kept.values()]
+    kept_tensors = [torch.empty(shape, dtype=own_type or dtype) for own_type in layer.kept.values()]
     grad_y, y = torch.ones(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
-    saved = [*([y] if layer.takes_y else []), *kept]
+    saved = [*([y] if layer.takes_y else []), *kept_tensors]
     more = (False,) * len(layer.backward_options)
-    forward = [*operands], (*own, *layer.keep)
-    backward = [grad_y, *operands, *saved], (*own, *more, (1 << layer.operands) - 1)
+    forward = [*operands], (*own_options, *layer.keep)
+    backward = [grad_y, *operands, *saved], (*own_options, *more, (1 << layer.operands) - 1)
     assert x is not None
     return {f"{name}_forward": forward, f"{name}_backward": backward}
 
 
 def check_the_same_launches() -> None:
-    """A repeated call launches what the launcher launches, with tensors in the same places, and
-    gives such tensors."""
+    """A repeated call launches what the launcher launches, with tensors in the same places."""
     sizes = [((100, 6, 2), None), ((2000, 6, 2), 2), ((100, 100, 100), None), ((33, 40, 30), 3)]
     for name in LAYERS:
         for (shape, models), dtype in (
@@ -248,30 +237,27 @@ def check_the_same_launches() -> None:
                 for call in (backend.launchers()[operator], repeated, repeated, repeated):
                     launched.clear()
                     ordinary.clear()
-                    found = call(*tensors, *rest)
-                    outputs = [found] if isinstance(found, Tensor) else list(found)
-                    known = [*tensors, *outputs]
+                    result = call(*tensors, *rest)
+                    outputs = [result] if isinstance(result, Tensor) else list(result)
+                    all_tensors = [*tensors, *outputs]
                     facts = [(t.shape, t.dtype, t.is_contiguous()) for t in outputs]
-                    seen.append(([_places(call, known) for call in launched], facts, type(found)))
-                assert not ordinary, (
-                    operator,
-                    shape,
-                    dtype,
-                    ordinary,
-                )  # the last call was a replay
+                    seen.append(
+                        ([_places(call, all_tensors) for call in launched], facts, type(result))
+                    )
+                # the last call was a replay
+                assert not ordinary, (operator, shape, dtype, ordinary)
                 assert seen[0][0], (operator, shape, dtype)
-                assert all(one == seen[0] for one in seen), (operator, shape, dtype, seen)
+                assert all(entry == seen[0] for entry in seen), (operator, shape, dtype, seen)
 
 
 def check_what_must_not_be_repeated() -> None:
-    """Hooks, debug mode, another stream, another device, an address that is no multiple of 16
-    bytes."""
+    """Hooks, debug mode, another stream or device, an address that 16 does not divide."""
     tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
     repeated: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
 
-    def is_ordinary(*given: Any) -> bool:
+    def is_ordinary(*operands: Any) -> bool:
         ordinary.clear()
-        repeated(*(given or tensors), *rest)
+        repeated(*(operands or tensors), *rest)
         return bool(ordinary)
 
     assert [is_ordinary() for _ in range(4)] == [True, True, False, False]
@@ -324,11 +310,11 @@ def check_what_makes_another_call() -> None:
     large, large_rest = _calls("npu", (64, 256, 256), torch.float32)["npu_forward"]
     repeated: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
 
-    def launch(given: Any = tensors, options: Any = rest) -> tuple[Any, ...]:
+    def launch(operands: Any = tensors, options: Any = rest) -> tuple[Any, ...]:
         for _ in range(3):
             launched.clear()
             ordinary.clear()
-            repeated(*given, *options)
+            repeated(*operands, *options)
         assert not ordinary
         return launched[-1]
 
@@ -371,8 +357,7 @@ def check_wrong_operands_are_still_errors() -> None:
 
 
 def check_steps_of_layers() -> None:
-    """Through autograd: no operator is called, gradients are there for what needs one, and hooks
-    and modes see all."""
+    """Through autograd no operator is called; gradients are right, hooks and modes see all."""
     for name in ("NPU", "RealNPU", "NaiveNPU", "NMU", "NMRU", "NALU", "iNALU"):
         layer = getattr(npu_kernels, name)(6, 2)
         frozen, x = next(layer.parameters()), torch.rand(100, 6)
@@ -393,8 +378,7 @@ def check_steps_of_layers() -> None:
 
 
 def check_who_wants_to_see_operators() -> None:
-    """A profiler, a dispatch mode and a subclass see the operators; a negative view is resolved
-    first."""
+    """A profiler, a mode and a subclass see the operators; a negative view is resolved."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     layer, x = npu_kernels.NPU(6, 2), torch.rand(100, 6)
@@ -428,8 +412,7 @@ def check_who_wants_to_see_operators() -> None:
 
 
 def check_the_gradient_arrives_in_any_form() -> None:
-    """Expanded, transposed, absent needs; a second backward; a double backward goes by the
-    formula."""
+    """Expanded, transposed, absent needs; second backward; double backward by the formula."""
     layer, x = npu_kernels.NPU(6, 3), torch.rand(100, 6, requires_grad=True)
     for _ in range(4):
         y = layer(x)
@@ -438,9 +421,8 @@ def check_the_gradient_arrives_in_any_form() -> None:
     y = layer(x)
     (grad,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     grad.sum().backward()
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda t: t.t().clone(), lambda t: t.t()
-    ):  # other strides
+    # other strides
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.t().clone(), lambda t: t.t()):
         for _ in range(4):
             y = layer(x)
             launched.clear()
@@ -449,8 +431,7 @@ def check_the_gradient_arrives_in_any_form() -> None:
 
 
 def check_a_launch_in_another_way() -> None:
-    """A launcher that launches a kernel without `start` is not recorded, and one that computes with
-    torch neither."""
+    """Launchers that launch without `start`, or compute with torch, are not recorded."""
     tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
     launcher = backend.launchers()["npu_forward"]
     kernel = sys.modules[f"{backend.__name__}.reduction"].sum_partials_kernel
@@ -472,7 +453,7 @@ def check_a_launch_in_another_way() -> None:
 
 
 def check_another_triton() -> None:
-    """Without an attribute that is used here, every launch is Triton's own."""
+    """Every launch is Triton's own where an attribute that our launcher uses is missing."""
     tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
     repeated: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
     original = tape._Recorder.launch

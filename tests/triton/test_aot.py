@@ -1,7 +1,5 @@
 """Every kernel and shipped configuration compiles, in budget, for absent GPUs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -19,15 +17,9 @@ pytest.importorskip("triton")
 from npu_kernels._backends.triton import tuning
 
 ROW: dict[str, Any] = {
-    "target": "sm_90",
-    "spill_bytes": 0,
-    "registers": 200,
-    "shared_bytes": 1000,
-    "instructions": 1000,
-    "stores": 8,
-    "passes": 6,
-    "tensor_core": {"HGMMA": 12},
-}
+    "target": "sm_90", "spill_bytes": 0, "registers": 200, "shared_bytes": 1000,
+    "instructions": 1000, "stores": 8, "passes": 6, "tensor_core": {"HGMMA": 12},
+}  # fmt: skip
 
 
 def _run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -79,9 +71,9 @@ def test_budgets(target: str, tmp_path: Path) -> None:
         "npu_upstream_planes",
     }
     kernels |= {"npu_large_forward", "npu_large_backward_x", "npu_large_backward_w"}
-    found = {row["kernel"] for row in rows}
+    compiled = {row["kernel"] for row in rows}
     few = {"npu_forward", "npu_small_backward", "nalu_backward_w"}
-    assert found == kernels if target == "sm_90" else few <= found
+    assert compiled == kernels if target == "sm_90" else few <= compiled
 
 
 def test_a_configuration_that_no_call_reaches_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,36 +86,26 @@ def test_a_configuration_that_no_call_reaches_is_found(monkeypatch: pytest.Monke
         assert row["faults"] == ["no call reached this configuration"]
 
 
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        ({}, None),
-        ({"spill_bytes": 8}, "spills 8 bytes"),
-        ({"registers": 256}, "256 registers, limit 255"),
-        ({"shared_bytes": 232449}, "232449 bytes of shared memory, limit 232448"),
-        ({"instructions": 16, "stores": 0}, "empty: 16 instructions, 0 stores"),
-        ({"tensor_core": {}}, "no tensor-core instruction"),
-        ({"tensor_core": {}, "passes": 0}, None),
-        (
-            {"target": "sm_80", "shared_bytes": 101377},
-            "101377 bytes of shared memory, limit 101376",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "fault"), [
+    ({}, None),
+    ({"spill_bytes": 8}, "spills 8 bytes"),
+    ({"registers": 256}, "256 registers, limit 255"),
+    ({"shared_bytes": 232449}, "232449 bytes of shared memory, limit 232448"),
+    ({"instructions": 16, "stores": 0}, "empty: 16 instructions, 0 stores"),
+    ({"tensor_core": {}}, "no tensor-core instruction"),
+    ({"tensor_core": {}, "passes": 0}, None),
+    ({"target": "sm_80", "shared_bytes": 101377}, "101377 bytes of shared memory, limit 101376"),
+])  # fmt: skip
 def test_faults_are_found(change: dict[str, Any], fault: str | None) -> None:
-    found = aot.faults(ROW | {"tensor_core": {"HMMA": 1, "HGMMA": 1}} | change)
-    assert found == ([] if fault is None else [fault])
+    faults = aot.faults(ROW | {"tensor_core": {"HMMA": 1, "HGMMA": 1}} | change)
+    assert faults == ([] if fault is None else [fault])
 
 
 def test_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every row and its faults are in the document; the committed one is of the tables in use."""
     complete = ROW | {
-        "kernel": "npu_forward",
-        "case": "large",
-        "tile": "64x64x16",
-        "warps": 8,
-        "stages": 2,
-    }
+        "kernel": "npu_forward", "case": "large", "tile": "64x64x16", "warps": 8, "stages": 2,
+    }  # fmt: skip
     rows = [
         complete | {"faults": []},
         {"target": "sm_80", "case": "c", "faults": ["does not compile"]},
@@ -175,19 +157,14 @@ def test_loops_are_found() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        ({}, None),
-        ({"loops": [{"instructions": 240, "matrix": 12, "waits": 4}]}, "4 waits for 3 products"),
-        (
-            {"loops": [{"instructions": 300, "matrix": 12, "waits": 3}]},
-            "4.8 times the one-pass kernel's",
-        ),
-        ({"loops": []}, "loops not understood"),
-        ({"shared_bytes": 131071}, "131071 bytes of shared memory, two stages take 131072"),
-    ],
-)
+@pytest.mark.parametrize(("change", "fault"), [
+    ({}, None),
+    ({"loops": [{"instructions": 240, "matrix": 12, "waits": 4}]}, "4 waits for 3 products"),
+    ({"loops": [{"instructions": 300, "matrix": 12, "waits": 3}]},
+     "4.8 times the one-pass kernel's"),
+    ({"loops": []}, "loops not understood"),
+    ({"shared_bytes": 131071}, "131071 bytes of shared memory, two stages take 131072"),
+])  # fmt: skip
 def test_faults_of_large_kernels_are_found(change: dict[str, Any], fault: str | None) -> None:
     one_pass = ROW | {
         "kernel": "npu_backward_x",

@@ -1,7 +1,5 @@
 """Whether the Triton backend runs, its reasons when it does not, and its registration."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -99,8 +97,7 @@ def test_reasons_reach_the_user() -> None:
 
 
 def test_registration() -> None:
-    """The launchers become the operators' CUDA kernels. In a process of its own: it cannot be
-    undone."""
+    """The launchers become the operators' CUDA kernels, in a process of its own."""
     pytest.importorskip("triton")
     code = """
 import torch, npu_kernels

@@ -1,10 +1,8 @@
 """The interpreted kernels as the registered operators, in `use_backend` and only there."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,6 +13,8 @@ from npu_kernels import NALU, NMU, NPU, functional, iNALU, use_backend
 from npu_kernels._backends import triton as backend
 from npu_kernels._operators import ops
 from npu_kernels._testing.samples import normwise_error
+from tests.conftest import compiles
+from tests.support.compare import assert_equal, assert_near
 from tests.support.vmapped import check_one_call
 
 
@@ -41,13 +41,6 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
-@pytest.fixture
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 ONE_STEP = {"npu_forward": 1, "npu_backward": 1, "nmu_forward": 1, "nmu_backward": 1}
 
 
@@ -62,8 +55,7 @@ def _step(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def test_only_inside_use_backend(launches: Counter[str]) -> None:
-    """The operators called directly, too; outside they are the C++ kernels or the formulas, as
-    before."""
+    """Operators called directly too; outside they are the C++ kernels or the formulas."""
     model, x = _model(), torch.randn(5, 3, dtype=torch.float64)
     with use_backend("triton"):
         inside = _step(model, x)
@@ -74,10 +66,10 @@ def test_only_inside_use_backend(launches: Counter[str]) -> None:
     outside = _step(model, x)
     assert normwise_error(ops.nmu_forward(x, x[:2].abs()), direct) < 1e-12
     assert not launches
-    assert all(normwise_error(a, b) < 1e-11 for a, b in zip(inside, outside, strict=True))
+    assert_near(inside, outside, 1e-11)
 
 
-@pytest.mark.usefixtures("_fresh_compiler")
+@compiles
 @pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning"
 )  # torch's, about itself
@@ -86,27 +78,22 @@ def test_compiled_graphs_and_exported_programs(launches: Counter[str]) -> None:
     expected = _step(model, x)
     with use_backend("triton"):
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-        found = _step(compiled, x)
+        results = _step(compiled, x)
         assert launches == ONE_STEP
         program = torch.export.export(model, (x,), strict=False).module()
         launches.clear()
         y = program(x)
         assert launches == {"npu_forward": 1, "nmu_forward": 1}
-    assert all(normwise_error(a, b) < 1e-11 for a, b in zip(found, expected, strict=True))
+    assert_near(results, expected, 1e-11)
     assert normwise_error(y, model(x)) < 1e-11
 
 
 @pytest.mark.parametrize(
     ("layer", "name"),
-    [
-        (NPU, "npu"),
-        (NMU, "nmu"),
-        (NALU, "nalu"),
-        (functools.partial(NALU, bias=True), "nalu"),
-        (iNALU, "inalu"),
-    ],
+    [(NPU, "npu"), (NMU, "nmu"), (NALU, "nalu"), (functools.partial(NALU, bias=True), "nalu"),
+     (iNALU, "inalu")],
     ids=["NPU", "NMU", "NALU", "NALU with bias", "iNALU"],
-)
+)  # fmt: skip
 def test_vmap_over_stacked_modules_is_one_launch(
     layer: Callable[..., nn.Module], name: str, launches: Counter[str]
 ) -> None:
@@ -123,9 +110,10 @@ def test_vmap_over_stacked_modules_is_one_launch(
         torch.func.vmap(loss)(state).sum().backward()
         return {key: value.grad for key, value in state.items() if value.grad is not None}
 
-    each = [torch.autograd.grad(m(x).square().sum(), list(m.parameters())) for m in modules]
+    single_grads = [torch.autograd.grad(m(x).square().sum(), list(m.parameters())) for m in modules]
     expected = {
-        key: torch.stack(grads) for key, grads in zip(state, zip(*each, strict=True), strict=True)
+        key: torch.stack(grads)
+        for key, grads in zip(state, zip(*single_grads, strict=True), strict=True)
     }
     calls: tuple[Callable[[], dict[str, Tensor]], ...] = (
         plain,
@@ -135,15 +123,14 @@ def test_vmap_over_stacked_modules_is_one_launch(
     for call in calls:
         launches.clear()
         with use_backend("triton"):
-            found = call()
+            actual = call()
         assert launches == {f"{name}_forward": 1, f"{name}_backward": 1}
-        assert found.keys() == expected.keys()
-        assert all(normwise_error(found[key], expected[key]) < 1e-11 for key in expected)
+        assert actual.keys() == expected.keys()
+        assert all(normwise_error(actual[key], expected[key]) < 1e-11 for key in expected)
 
 
 def test_vmap_over_anything_is_one_call() -> None:
-    """The layer that has no C++ kernel; the others' are in
-    `tests/operators/test_transforms.py`."""
+    """The layer without a C++ kernel; `tests/operators/test_transforms.py` has the others."""
     with use_backend("triton"):
         check_one_call("nalu")
 
@@ -160,5 +147,4 @@ def test_python_threads() -> None:
     expected = [call(x) for x in inputs]
     with ThreadPoolExecutor(8) as pool:
         for _ in range(3):
-            for actual, want in zip(pool.map(call, inputs), expected, strict=True):
-                assert torch.equal(actual, want)
+            assert_equal(pool.map(call, inputs), expected)

@@ -1,7 +1,5 @@
 """Any small call of the Triton kernels, interpreted, by Hypothesis; see `tests.fuzz`."""
 
-from __future__ import annotations
-
 from tests.fuzz import found
 from tests.fuzz.budget import fuzz
 from tests.fuzz.layers import OPTIONS, Call, calls
@@ -18,5 +16,7 @@ def check_interpreted(call: Call) -> None:
 def test_calls() -> None:
     _skip_unless_available("cpu")
     layers = tuple(name for name in OPTIONS if name not in ("nau", "nac"))  # which are plain torch
-    small = calls(layers, ways=("triton",), isas=(None,), threads=(1,), greatest=20, work=1500)
+    small = calls(
+        layers, routes=("triton",), isas=(None,), threads=(1,), greatest=20, max_work=1500
+    )
     fuzz(check_interpreted, small, 5, found.INTERPRETED, at_once=5)

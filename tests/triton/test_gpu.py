@@ -1,7 +1,5 @@
 """What only a GPU can show: graphs, streams, devices, huge tensors, real launches."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import pytest
@@ -11,6 +9,7 @@ from torch import Tensor
 import npu_kernels
 from npu_kernels import reference
 from npu_kernels._testing.samples import RECORDS, Sample, normwise_error
+from tests.support.compare import assert_equal, assert_near
 from tests.support.kernels import ALL, backward, forward, outputs
 
 pytestmark = pytest.mark.gpu
@@ -30,13 +29,11 @@ def _needs_memory(gigabytes: float) -> None:
 def test_training_step_in_a_graph(
     layer: str, gpu: str, sizes: tuple[int, int, int], num_models: int | None
 ) -> None:
-    """A captured step (forward, backward, optimiser) does what the uncaptured one does, bit by
-    bit."""
+    """A captured step (forward, backward, optimiser) has the bits of the uncaptured one."""
     rows, in_features, out_features = sizes
     lead = [] if num_models is None else [num_models]
-    x = (
-        torch.rand(*lead, rows, in_features, device=gpu) + 0.5
-    )  # an NMU's product of many smaller ones vanishes
+    # an NMU's product of many smaller ones vanishes
+    x = torch.rand(*lead, rows, in_features, device=gpu) + 0.5
     x[..., 0] -= 1
     target = torch.rand(*lead, rows, out_features, device=gpu)
 
@@ -60,9 +57,8 @@ def test_training_step_in_a_graph(
     begin = [parameter.detach().clone() for parameter in plain[0].parameters()]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(
-        side
-    ):  # compiles the kernels and allocates gradients and the optimiser's state
+    # compiles the kernels and allocates gradients and the optimiser's state
+    with torch.cuda.stream(side):
         for _ in range(3):
             step(*captured)
     torch.cuda.current_stream().wait_stream(side)
@@ -76,16 +72,17 @@ def test_training_step_in_a_graph(
     torch.cuda.synchronize()
     assert torch.isfinite(loss)
     assert torch.equal(loss, captured_loss)
-    for one, two, first in zip(plain[0].parameters(), captured[0].parameters(), begin, strict=True):
-        assert torch.equal(one, two)
-        assert not torch.equal(one, first)
+    for ordinary, replayed, first in zip(
+        plain[0].parameters(), captured[0].parameters(), begin, strict=True
+    ):
+        assert torch.equal(ordinary, replayed)
+        assert not torch.equal(ordinary, first)
 
 
 @pytest.mark.parametrize("sizes", [(100, 6, 2), (100, 100, 100)])
 @pytest.mark.parametrize("layer", UNITS)
 def test_repeated_calls(layer: str, sizes: tuple[int, int, int], gpu: str) -> None:
-    """Launches are repeated from the third call on: the same bits, on another stream, from any
-    address."""
+    """Launches repeat from the third call on: same bits, on another stream, from any address."""
     rows, in_features, out_features = sizes
     module = getattr(npu_kernels, layer)(in_features, out_features, device=gpu)
     memory = torch.rand(rows * in_features + 1, device=gpu) + 0.5
@@ -109,12 +106,10 @@ def test_repeated_calls(layer: str, sizes: tuple[int, int, int], gpu: str) -> No
         calls.append(step(late))
     stream.synchronize()
     for call in calls[1:]:
-        for one, two in zip(call, calls[0], strict=True):
-            assert torch.equal(one, two)
-    for one, two in zip(
-        step(shifted), calls[0], strict=True
-    ):  # other instructions, which may add in another order
-        assert normwise_error(one, two) < 1e-5
+        assert_equal(call, calls[0])
+    # other instructions, which may add in another order
+    for actual, first in zip(step(shifted), calls[0], strict=True):
+        assert normwise_error(actual, first) < 1e-5
 
 
 @pytest.mark.parametrize("layer", UNITS)
@@ -125,14 +120,14 @@ def test_vmap_over_stacked_modules(layer: str, gpu: str) -> None:
     x = torch.rand(20, 6, device=gpu) - 0.5
     y = torch.func.vmap(lambda s: torch.func.functional_call(modules[0], s, x))(state)
     grads = torch.autograd.grad(y.sum(), list(state.values()))
-    each = [module(x) for module in modules]
+    singles = [module(x) for module in modules]
     expected = [
-        torch.autograd.grad(one.sum(), list(module.parameters()))
-        for one, module in zip(each, modules, strict=True)
+        torch.autograd.grad(output.sum(), list(module.parameters()))
+        for output, module in zip(singles, modules, strict=True)
     ]
-    assert normwise_error(y, torch.stack(each)) < 1e-6
-    for grad, wanted in zip(grads, zip(*expected, strict=True), strict=True):
-        assert normwise_error(grad, torch.stack(wanted)) < 1e-5
+    assert normwise_error(y, torch.stack(singles)) < 1e-6
+    for grad, single_grads in zip(grads, zip(*expected, strict=True), strict=True):
+        assert normwise_error(grad, torch.stack(single_grads)) < 1e-5
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -150,8 +145,7 @@ def test_other_stream(name: str, gpu: str, kernels: ModuleType) -> None:
             copy.copy_(source)
         actual = [*forward(copies, kernels), *backward(copies, kernels, grad_y, ALL)]
     stream.synchronize()
-    for one, two in zip(actual, expected, strict=True):
-        assert torch.equal(one, two)
+    assert_equal(actual, expected)
 
 
 def test_other_device(gpu: str, kernels: ModuleType) -> None:
@@ -163,16 +157,15 @@ def test_other_device(gpu: str, kernels: ModuleType) -> None:
         grad_y = torch.randn_like(forward(sample, reference)[0])
         actual = outputs(other, kernels, grad_y.to("cuda:1"))
         assert {t.device.index for t in actual} == {1}
-        for one, two in zip(actual, outputs(sample, kernels, grad_y), strict=True):
-            assert torch.equal(one.to("cuda:0"), two)
+        for result, moved in zip(actual, outputs(sample, kernels, grad_y), strict=True):
+            assert torch.equal(result.to("cuda:0"), moved)
 
 
 @pytest.mark.parametrize(("in_features", "out_features"), [(2, 9), (17, 3), (3, 17)])
 def test_more_than_2_31_elements(
     in_features: int, out_features: int, gpu: str, kernels: ModuleType
 ) -> None:
-    """Offsets beyond 32 bits: the last rows of outputs and input gradients are right, and so are
-    the sums."""
+    """Offsets beyond 32 bits: the last rows of outputs and grad_x are right, and the sums."""
     _needs_memory(80)
     rows = 2**31 // max(in_features, out_features) + 1000
     x = torch.rand(rows, in_features, device=gpu).sub_(0.5)
@@ -184,13 +177,12 @@ def test_more_than_2_31_elements(
     assert max(normwise_error(y[tail], want[0]), normwise_error(s[tail], want[1])) < 1e-5
     grad_y = torch.zeros_like(y)
     grad_y[tail] = 1  # only these rows count, so the sums are those of the tail
-    found = kernels.npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, 1e-7, False, 15)
-    wanted = reference.npu_backward(
+    actuals = kernels.npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, 1e-7, False, 15)
+    tail_expected = reference.npu_backward(
         grad_y[tail], x[tail], weight_re, weight_im, gate, *want, 1e-7, False, 15
     )
-    assert normwise_error(found[0][tail], wanted[0]) < 1e-4
-    for grad, expected in zip(found[1:], wanted[1:], strict=True):
-        assert normwise_error(grad, expected) < 1e-3
+    assert normwise_error(actuals[0][tail], tail_expected[0]) < 1e-4
+    assert_near(actuals[1:], tail_expected[1:], 1e-3)
 
 
 @pytest.mark.parametrize("name", ["nmu", "nalu", "inalu"])
@@ -205,10 +197,10 @@ def test_more_than_2_31_elements_of_siblings(name: str, gpu: str, kernels: Modul
     x[-tail:] = sample.x
     large_grad = grad_y.new_zeros(rows, 9)  # only the last rows count, so the sums are theirs
     large_grad[-tail:] = grad_y
-    found = outputs(Sample(name, x, sample.tensors, sample.options), kernels, large_grad)
-    for one, two in zip(found, want, strict=True):
-        one = one[-tail:] if len(one) == rows else one
-        assert normwise_error(one, two) < 1e-5
+    actuals = outputs(Sample(name, x, sample.tensors, sample.options), kernels, large_grad)
+    for actual, expected in zip(actuals, want, strict=True):
+        actual = actual[-tail:] if len(actual) == rows else actual
+        assert normwise_error(actual, expected) < 1e-5
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -224,8 +216,7 @@ def test_many_models(name: str, gpu: str, kernels: ModuleType) -> None:
 
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_a_ragged_last_batch(precision: str, gpu: str, kernels: ModuleType) -> None:
-    """Rows of a smaller batch have the bits that they have in a larger one, and nothing is compiled
-    for it."""
+    """Rows of a smaller batch have the bits of a larger one, and nothing is compiled for it."""
     from npu_kernels._backends.triton import npu, reduction
 
     torch.set_float32_matmul_precision(precision)
@@ -234,17 +225,16 @@ def test_a_ragged_last_batch(precision: str, gpu: str, kernels: ModuleType) -> N
     grad_y = torch.randn(1024, 256, device=gpu)
     compiled = (npu.npu_forward_kernel, npu.npu_backward_x_kernel, npu.npu_backward_w_kernel)
     compiled = (*compiled, reduction.sum_partials_kernel)
-    whole = outputs(sample, kernels, grad_y)
+    full = outputs(sample, kernels, grad_y)
     before = [len(kernel.device_caches[0][0]) for kernel in compiled]
-    found = outputs(part, kernels, grad_y[:1023])
+    ragged = outputs(part, kernels, grad_y[:1023])
     assert [len(kernel.device_caches[0][0]) for kernel in compiled] == before
-    for one, two in zip(found[:3], whole[:3], strict=True):  # y, s, grad_x
-        assert torch.equal(one, two[:1023])
+    for actual, expected in zip(ragged[:3], full[:3], strict=True):  # y, s, grad_x
+        assert torch.equal(actual, expected[:1023])
 
 
 def test_launches_of_a_small_step(gpu: str) -> None:
-    """The profiler's count: at most four kernels of ours, and no copies, for forward and backward
-    of a small layer."""
+    """The profiler counts at most four kernels of ours and no copies, forward and backward."""
     layer = npu_kernels.NPU(6, 2, device=gpu)
     x = (torch.rand(100, 6, device=gpu) - 0.5).requires_grad_()
     grad_y = torch.ones(100, 2, device=gpu)
@@ -268,17 +258,18 @@ def test_launches_of_a_small_step(gpu: str) -> None:
 def test_large_layer(
     sizes: tuple[int, int, int], precision: str, gpu: str, kernels: ModuleType
 ) -> None:
-    """The shipped configurations at full size, against float64: twice the eager error at
-    `highest`."""
+    """The shipped configurations at full size: twice the eager error against float64."""
     sample = RECORDS["npu"].sample(*sizes, dtype=torch.float32, device=gpu)
     exact = sample.map(Tensor.double)
     grad_y = torch.randn_like(forward(sample, reference)[0]) / sizes[0]
-    wanted = outputs(exact, reference, grad_y.double())
+    exact_outputs = outputs(exact, reference, grad_y.double())
     eager = outputs(sample, reference, grad_y)
     torch.set_float32_matmul_precision(precision)
-    found, again = outputs(sample, kernels, grad_y), outputs(sample, kernels, grad_y)
+    first_run, second_run = outputs(sample, kernels, grad_y), outputs(sample, kernels, grad_y)
     torch.set_float32_matmul_precision("highest")
-    for one, two, plain, want in zip(found, again, eager, wanted, strict=True):
-        assert torch.equal(one, two)
-        error, eager_error = ((t.double() - want).norm() / want.norm() for t in (one, plain))
+    for actual, repeated, plain, want in zip(
+        first_run, second_run, eager, exact_outputs, strict=True
+    ):
+        assert torch.equal(actual, repeated)
+        error, eager_error = ((t.double() - want).norm() / want.norm() for t in (actual, plain))
         assert error <= {"highest": 2 * eager_error + 1e-7, "high": 1e-3, "medium": 1e-1}[precision]

@@ -1,8 +1,6 @@
 """float16 and bfloat16: read and written by the kernels, which compute in float32; nothing is cast
 before or after."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from npu_kernels import use_backend
 from npu_kernels._testing.samples import RECORDS, Sample, normwise_error
 from npu_kernels.interop import reference_layers
+from tests.support.compare import assert_near
 
 pytest.importorskip("triton")
 LAYERS = ("npu", "nmu", "nmru", "nalu", "inalu")
@@ -53,15 +52,14 @@ def casts(calls: Counter[str]) -> int:
 @pytest.mark.parametrize("name", LAYERS)
 def test_no_casts(name: str, dtype: torch.dtype, device: str) -> None:
     sample = RECORDS[name].sample(5, 3, 2, dtype=dtype, device=device)
-    found, calls = step(sample)
+    results, calls = step(sample)
     assert casts(calls) == 0, calls
     assert calls[f"npu_kernels::{name}_forward"] == calls[f"npu_kernels::{name}_backward"] == 1
-    assert {tensor.dtype for tensor in found} == {dtype}
+    assert {tensor.dtype for tensor in results} == {dtype}
     exact = sample.map(Tensor.double).requires_grad()
     y = exact.call(RECORDS[name].reference)
-    wanted = [y.detach(), *torch.autograd.grad(y, exact.leaves(), torch.ones_like(y))]
-    for own, want in zip(found, wanted, strict=True):
-        assert normwise_error(own, want) < 4 * torch.finfo(dtype).eps
+    exact_results = [y.detach(), *torch.autograd.grad(y, exact.leaves(), torch.ones_like(y))]
+    assert_near(results, exact_results, 4 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -70,12 +68,12 @@ def test_gate_of_minus_zero(sizes: tuple[int, int, int], dtype: torch.dtype, dev
     """It lies within the clip, whose ends let the gradient through."""
     sample = RECORDS["npu"].sample(*sizes, dtype=dtype, device=device)
     sample.tensors["gate"] = torch.full_like(sample.tensors["gate"], -0.0)
-    own = step(sample)[0][-1]
+    actual = step(sample)[0][-1]
     exact = sample.map(Tensor.double).requires_grad()
     y = exact.call(RECORDS["npu"].reference)
     (want,) = torch.autograd.grad(y, [exact.leaves()[-1]], torch.ones_like(y))
     assert (want != 0).any()
-    assert normwise_error(own, want) < 4 * torch.finfo(dtype).eps
+    assert normwise_error(actual, want) < 4 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("half", ["x", "weights"])
@@ -84,8 +82,7 @@ def test_gate_of_minus_zero(sizes: tuple[int, int, int], dtype: torch.dtype, dev
 def test_autocast_mixes_dtypes_without_casts(
     name: str, sizes: tuple[int, int, int], half: str, device: str
 ) -> None:
-    """What an autocast layer gives the next one is bfloat16, parameters are float32: the result is
-    float32."""
+    """An autocast layer's output is bfloat16, parameters are float32: the result is float32."""
     plain = RECORDS[name].sample(*sizes, dtype=torch.float32, device=device)
     rounded = plain.map(lambda t: t.bfloat16())
     sample = (
@@ -93,23 +90,23 @@ def test_autocast_mixes_dtypes_without_casts(
         if half == "x"
         else Sample(plain.name, plain.x, rounded.tensors, plain.options)
     )
-    found, calls = step(sample, autocast=True)
+    results, calls = step(sample, autocast=True)
     assert casts(calls) == 0, calls
-    assert found[0].dtype is torch.float32
-    assert [grad.dtype for grad in found[1:]] == [leaf.dtype for leaf in sample.leaves()]
-    wanted, _ = step(sample.map(Tensor.float))
-    assert torch.equal(found[0], wanted[0])
-    for own, want in zip(found[1:], wanted[1:], strict=True):
-        assert normwise_error(own, want) < (
-            2 * torch.finfo(own.dtype).eps if own.dtype is torch.bfloat16 else 1e-6
+    assert results[0].dtype is torch.float32
+    assert [grad.dtype for grad in results[1:]] == [leaf.dtype for leaf in sample.leaves()]
+    float_results, _ = step(sample.map(Tensor.float))
+    assert torch.equal(results[0], float_results[0])
+    for actual, want in zip(results[1:], float_results[1:], strict=True):
+        assert normwise_error(actual, want) < (
+            2 * torch.finfo(actual.dtype).eps if actual.dtype is torch.bfloat16 else 1e-6
         )
 
 
 def test_autocast_of_a_whole_half_model_is_float32(device: str) -> None:
     sample = RECORDS["npu"].sample(5, 3, 2, dtype=torch.bfloat16, device=device)
-    found, _ = step(sample, autocast=True)
-    assert found[0].dtype is torch.float32
-    assert torch.equal(found[0], step(sample.map(Tensor.float))[0][0])
+    results, _ = step(sample, autocast=True)
+    assert results[0].dtype is torch.float32
+    assert torch.equal(results[0], step(sample.map(Tensor.float))[0][0])
 
 
 @pytest.mark.parametrize("name", ["npu", "nmu"])
@@ -123,9 +120,9 @@ def test_second_derivatives_are_computed_in_float32(name: str, device: str) -> N
         grads = torch.autograd.grad(y.float().sum(), leaves.leaves(), create_graph=True)
         return torch.autograd.grad(sum(g.float().square().sum() for g in grads), leaves.leaves())
 
-    for own, want in zip(second(sample), second(sample.map(Tensor.float)), strict=True):
-        assert own.dtype is torch.bfloat16
-        assert normwise_error(own, want) < 8 * torch.finfo(torch.bfloat16).eps
+    for actual, want in zip(second(sample), second(sample.map(Tensor.float)), strict=True):
+        assert actual.dtype is torch.bfloat16
+        assert normwise_error(actual, want) < 8 * torch.finfo(torch.bfloat16).eps
 
 
 def test_wrong_dtypes_beside_one_another(device: str) -> None:

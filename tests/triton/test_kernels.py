@@ -1,19 +1,15 @@
 """The Triton kernels against the formulas, interpreted on the CPU or on a GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
-import math
 from collections.abc import Iterator
-from fractions import Fraction
 from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 
-from npu_kernels import functional, reference, use_backend
+from npu_kernels import reference, use_backend
 from npu_kernels._testing.samples import (
     LAYOUTS,
     RECORDS,
@@ -23,31 +19,34 @@ from npu_kernels._testing.samples import (
     normwise_error,
     with_layout,
 )
-from tests.support.kernels import ALL, EPS, backward, errors, forward, outputs, with_zero_factors
+from tests.support.compare import assert_equal, assert_near
+from tests.support.kernels import (
+    ALL,
+    EPS,
+    assert_parity,
+    backward,
+    errors,
+    forward,
+    outputs,
+    with_zero_factors,
+)
 from tests.support.vmapped import check_batched_gradients
 
 FUSED = ("npu", "nmu", "nmru", "nalu", "inalu")
 # All but the NPU have one set of kernels for all sizes.
 both_routes = pytest.mark.parametrize(
     ("name", "route"),
-    [
-        ("npu", "small"),
-        ("npu", "tiles"),
-        ("nmu", "small"),
-        ("nmru", "small"),
-        ("nalu", "small"),
-        ("inalu", "small"),
-    ],
+    [("npu", "small"), ("npu", "tiles"), ("nmu", "small"), ("nmru", "small"), ("nalu", "small"),
+     ("inalu", "small")],
     indirect=["route"],
-)
+)  # fmt: skip
 
 # Rows, inputs, outputs: around the tiles of the table's "narrow" and "medium" configurations.
 TILE_SIZES = ((1, 16, 1), (63, 17, 16), (65, 15, 33), (3, 33, 17))
 
 
 def _cheap_samples(name: str, dtype: torch.dtype, device: str) -> Iterator[Sample]:
-    """The record's samples without those whose loops are long in the interpreter, every second one
-    of some layers."""
+    """The samples without long loops in the interpreter; every second one of some layers."""
     for sample in itertools.islice(
         RECORDS[name].samples(dtype, device), 0, None, 2 if "alu" in name or name == "nmru" else 1
     ):
@@ -58,8 +57,7 @@ def _cheap_samples(name: str, dtype: torch.dtype, device: str) -> Iterator[Sampl
 
 @pytest.mark.parametrize("name", FUSED)
 def test_float64_parity(name: str, device: str, kernels: ModuleType) -> None:
-    """Every size, layout, number of models and optional tensor of the record. What is not written
-    would be nan."""
+    """Every size, layout, number of models and optional tensor; nan where nothing is written."""
     for sample in _cheap_samples(name, torch.float64, device):
         grad_y = torch.randn_like(forward(sample, reference)[0])
         for actual, expected in zip(
@@ -74,28 +72,22 @@ def test_float64_parity(name: str, device: str, kernels: ModuleType) -> None:
 def test_zero_inputs_and_factors(
     name: str, num_models: int | None, shared: bool, device: str, kernels: ModuleType
 ) -> None:
-    """x = 0, and one or more factors of the sign product that are 0: their gradients are products
-    of the others."""
+    """Gradients where x, or factors of the sign product, are 0 are products of the others."""
     sample = RECORDS[name].sample(19, 5, 18, num_models=num_models, shared=shared, device=device)
     sample = with_zero_factors(sample)
-    grad_y = torch.randn_like(forward(sample, reference)[0])
-    for actual, expected in zip(
-        outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True
-    ):
-        assert normwise_error(actual, expected) < 5e-14, sample.name
+    assert_parity(sample, kernels)
 
 
 def test_omega_bounds_the_exponent_and_its_gradient(device: str, kernels: ModuleType) -> None:
     sample, omega = RECORDS["inalu"].sample(19, 5, 18, device=device), 0.1
-    tensors, found = list(sample.tensors.values()), []
+    tensors, runs = list(sample.tensors.values()), []
     for of in (kernels, reference):
         y, *saved = of.inalu_forward(sample.x, *tensors, EPS, omega, True)
         grads = of.inalu_backward(torch.ones_like(y), sample.x, *tensors, *saved, EPS, omega, ALL)
-        found.append([y, *saved, *grads])
-    bounded = found[1][4] & 1
+        runs.append([y, *saved, *grads])
+    bounded = runs[1][4] & 1
     assert 0.1 < bounded.double().mean() < 0.9
-    for actual, expected in zip(*found, strict=True):
-        assert normwise_error(actual, expected) < 5e-14
+    assert_near(*runs, bound=5e-14)
 
 
 @pytest.mark.parametrize("sizes", TILE_SIZES)
@@ -111,11 +103,7 @@ def test_float64_parity_on_tiles(
         sample = RECORDS["npu"].sample(
             *sizes, num_models=num_models, shared=shared, without=without, device=device
         )
-        grad_y = torch.randn_like(forward(sample, reference)[0])
-        for actual, expected in zip(
-            outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True
-        ):
-            assert normwise_error(actual, expected) < 5e-14, sample.name
+        assert_parity(sample, kernels)
 
 
 @both_routes
@@ -137,28 +125,20 @@ def test_float32_error(name: str, route: str, device: str, kernels: ModuleType) 
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_upstream_layouts(name: str, layout: str, device: str, kernels: ModuleType) -> None:
-    """An upstream gradient of any strides, stride 0 among them, gives the bits of a contiguous
-    one."""
+    """An upstream gradient of any strides, 0 among them, gives the bits of a contiguous one."""
     for sizes in ((9, 4, 3), (9, 17, 16)) if name == "npu" else ((9, 4, 3),):
         sample = RECORDS[name].sample(*sizes, num_models=2, device=device)
         grad_y = with_layout(torch.randn_like(forward(sample, reference)[0]), layout)
         expected = backward(sample, kernels, grad_y.contiguous(), ALL)
-        for grad, want in zip(backward(sample, kernels, grad_y, ALL), expected, strict=True):
-            assert torch.equal(grad, want)
+        assert_equal(backward(sample, kernels, grad_y, ALL), expected)
 
 
 @pytest.mark.parametrize(
     ("name", "route", "shared"),
-    [
-        ("npu", "small", False),
-        ("npu", "tiles", True),
-        ("nmu", "small", True),
-        ("nmru", "small", True),
-        ("nalu", "small", False),
-        ("inalu", "small", True),
-    ],
+    [("npu", "small", False), ("npu", "tiles", True), ("nmu", "small", True),
+     ("nmru", "small", True), ("nalu", "small", False), ("inalu", "small", True)],
     indirect=["route"],
-)
+)  # fmt: skip
 def test_needs(name: str, shared: bool, route: str, device: str, kernels: ModuleType) -> None:
     """Every subset gives the bits of the full set, and empty tensors for the rest."""
     sample = RECORDS[name].sample(17, 5, 3, num_models=2, shared=shared, device=device)
@@ -181,12 +161,8 @@ def test_runs_are_bitwise_equal(name: str, route: str, device: str, kernels: Mod
     # Two programs for each model, the first with three tiles of rows, one after the other.
     splits = {"npu_small_backward": {"BLOCK_B": 16, "num_warps": 4, "programs": 4}}
     splits["npu_backward_w"] = {
-        "BLOCK_B": 16,
-        "BLOCK_O": 16,
-        "BLOCK_I": 16,
-        "PASSES": 0,
-        "num_warps": 4,
-    }
+        "BLOCK_B": 16, "BLOCK_O": 16, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4,
+    }  # fmt: skip
     splits["npu_backward_w"] |= {"num_stages": 1, "programs": 10}
     splits["nmu_backward"] = {"BLOCK_B": 16, "BLOCK_O": 4, "num_warps": 4}
     splits["nalu_backward_w"] = splits["npu_backward_w"]
@@ -197,11 +173,11 @@ def test_runs_are_bitwise_equal(name: str, route: str, device: str, kernels: Mod
         for kernel, config in splits.items():
             stack.enter_context(tuning.use_config(kernel, config))
         first, second = (outputs(sample, kernels, grad_y) for _ in range(2))
-    for one, two, want in zip(
+    for one_run, other_run, want in zip(
         first, second, outputs(exact, reference, grad_y.double()), strict=True
     ):
-        assert torch.equal(one, two)
-        assert normwise_error(one, want) < 1e-5
+        assert torch.equal(one_run, other_run)
+        assert normwise_error(one_run, want) < 1e-5
 
 
 @both_routes
@@ -212,28 +188,21 @@ def test_inputs_are_unchanged(name: str, route: str, device: str, kernels: Modul
         grad_y = torch.randn_like(forward(sample, reference)[0])
         grad_copy = grad_y.clone()
         backward(sample, kernels, grad_y, ALL)
-        assert all(torch.equal(t, copy) for t, copy in zip(sample.leaves(), copies, strict=True))
+        assert_equal(sample.leaves(), copies)
         assert torch.equal(grad_y, grad_copy)
 
 
 @pytest.mark.parametrize(
     ("name", "route"),
-    [
-        ("npu", "small"),
-        ("npu", "tiles"),
-        ("nmu", "small"),
-        ("nmru", "small"),
-        ("nalu", "small"),
-        ("inalu", "small"),
-    ],
+    [("npu", "small"), ("npu", "tiles"), ("nmu", "small"), ("nmru", "small"), ("nalu", "small"),
+     ("inalu", "small")],
     indirect=["route"],
-)
+)  # fmt: skip
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, True)])
 def test_gradcheck(
     name: str, num_models: int | None, shared: bool, route: str, device: str
 ) -> None:
-    """Through the public functions: first derivatives by the kernels, second by the formula on top
-    of them."""
+    """Public functions: first derivatives by the kernels, second by the formula on top."""
     record = RECORDS[name]
     for without in record.variants():
         sample = record.sample(
@@ -276,12 +245,12 @@ def test_straight_through_gate(route: str, device: str, kernels: ModuleType) -> 
     sample = Sample(sample.name, sample.x, {**sample.tensors, "gate": gate})
     grad_y = torch.randn_like(forward(sample, reference)[0])
     for straight_through in (False, True):
-        found = backward(sample, kernels, grad_y, 8, straight_through)[3]
+        grad_gate = backward(sample, kernels, grad_y, 8, straight_through)[3]
         assert (
-            normwise_error(found, backward(sample, reference, grad_y, 8, straight_through)[3])
+            normwise_error(grad_gate, backward(sample, reference, grad_y, 8, straight_through)[3])
             < 1e-13
         )
-        assert (found == 0).tolist() == (
+        assert (grad_gate == 0).tolist() == (
             [False] * 5 if straight_through else [True, False, False, False, True]
         )
 
@@ -291,16 +260,15 @@ def test_straight_through_gate(route: str, device: str, kernels: ModuleType) -> 
 def test_half_precision_storage(
     name: str, dtype: torch.dtype, route: str, device: str, kernels: ModuleType
 ) -> None:
-    """The launchers take half-precision tensors, compute in float32 and round once (the interpreter
-    truncates)."""
+    """Half-precision tensors are computed in float32 and rounded once (here truncated)."""
     sample = RECORDS[name].sample(33, 5, 3, num_models=2, dtype=dtype, device=device)
     exact = sample.map(Tensor.double)
     grad_y = torch.randn_like(forward(sample, reference)[0])
     actual = outputs(sample, kernels, grad_y)
     assert {t.dtype for t in actual} - {torch.int32} == {dtype}
-    for found, want in zip(actual, outputs(exact, reference, grad_y.double()), strict=True):
+    for part, want in zip(actual, outputs(exact, reference, grad_y.double()), strict=True):
         # y and s are rounded before the backward uses them
-        assert normwise_error(found, want) < 4 * torch.finfo(dtype).eps
+        assert normwise_error(part, want) < 4 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("sizes", [(0, 3, 2), (4, 0, 2), (4, 3, 0), (0, 20, 17), (4, 20, 0)])
@@ -314,10 +282,7 @@ def test_empty_tensors(
         columns = {1, 2} if name == "nmru" else {1}  # the NMRU's weights have two for each input
         sample = sample.map(lambda t: t[..., :0] if t.shape[-1] in columns else t)
     grad_y = torch.ones_like(forward(sample, reference)[0])
-    for actual, expected in zip(
-        outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True
-    ):
-        assert torch.equal(actual, expected)
+    assert_equal(outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y))
 
 
 def test_negative_inputs_in_a_few_tiles(device: str, kernels: ModuleType) -> None:
@@ -326,195 +291,7 @@ def test_negative_inputs_in_a_few_tiles(device: str, kernels: ModuleType) -> Non
     sample.x.abs_()
     sample.x[66, 3] *= -1
     sample.x[5, 39] = -0.0
-    grad_y = torch.randn_like(forward(sample, reference)[0])
-    for actual, expected in zip(
-        outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True
-    ):
-        assert normwise_error(actual, expected) < 5e-14
-
-
-# ---- special values -------------------------------------------------------------------------
-
-SPECIAL = (0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 1.0, -1.0, math.inf, -math.inf, math.nan)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("gate", [None, 0.0, 0.5])
-@pytest.mark.parametrize("imaginary", [False, True])
-def test_special_input(
-    dtype: torch.dtype, gate: float | None, imaginary: bool, route: str, device: str
-) -> None:
-    """Value and gradients of a row with one special input are the formula's."""
-
-    def tensor(values: list[list[float]]) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    x = tensor([[value, 0.7, -1.3] for value in SPECIAL])
-    weight_re = tensor([[0.5, 0.25, -0.5], [-0.3, 0.5, 0.75]])
-    weight_im = tensor([[0.125, -0.3, 0.2], [0.2, 0.1, -0.25]]) if imaginary else None
-    gates = None if gate is None else torch.full((3,), gate, dtype=dtype, device=device)
-    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
-    # Every row a model of its own, so that one bad row does not spoil the others' gradients.
-    n = len(SPECIAL)
-    tensors = [
-        t if t is None else t.expand(n, *t.shape).clone().requires_grad_()
-        for t in (weight_re, weight_im, gates)
-    ]
-    leaves = [x.unsqueeze(1).requires_grad_(), *(t for t in tensors if t is not None)]
-    with use_backend("triton"):
-        actual = functional.npu(leaves[0], *tensors)
-        grads = torch.autograd.grad(actual.sum(), leaves)
-    expected = reference.npu(leaves[0], *tensors)
-    wanted = torch.autograd.grad(expected.sum(), leaves)
-    for row, value in enumerate(SPECIAL):
-        assert normwise_error(actual[row], expected[row]) < tolerance, value
-        for grad, want in zip(grads, wanted, strict=True):
-            found = grad[row]
-            if (
-                expected[row].isinf().any()
-            ):  # the formula's nan of 0 * inf may be inf, see functional.npu
-                found = torch.where(want[row].isnan() & found.isinf(), want[row], found)
-            assert normwise_error(found, want[row]) < tolerance, value
-
-
-@pytest.mark.parametrize("passes", [6, 3, 1])
-def test_infinite_input_in_split_products(passes: int, device: str, kernels: ModuleType) -> None:
-    """Sums of planes of an infinity would be nan everywhere; the forward gives what the formula
-    gives."""
-    from npu_kernels._backends.triton import tuning
-
-    x = torch.rand(len(SPECIAL), 20, device=device) + 0.5
-    x[:, 3] = torch.tensor(SPECIAL)
-    weight_re, weight_im = torch.rand(2, 17, 20, device=device) / 8 + 0.03125
-    weight_re[1] *= -1
-    config = {
-        "BLOCK_B": 16,
-        "BLOCK_O": 16,
-        "BLOCK_I": 16,
-        "PASSES": passes,
-        "num_warps": 4,
-        "num_stages": 2,
-    }
-    with tuning.use_config("npu_forward", config):
-        for w_im in (None, weight_im):
-            y, s = kernels.npu_forward(x, weight_re, w_im, None, 1e-7, True)
-            want_y, want_s = reference.npu_forward(x, weight_re, w_im, None, 1e-7, True)
-            tolerance = {6: 1e-5, 3: 1e-2, 1: math.inf}[passes]
-            for row in range(len(SPECIAL)):
-                for found, want in ((y, want_y), (s, want_s)):
-                    error = normwise_error(found[row], want[row])
-                    assert error < tolerance or (passes == 1 and error < 10), (SPECIAL[row], error)
-
-
-@pytest.mark.parametrize("name", ["nalu", "inalu"])
-@pytest.mark.parametrize("passes", [0, 6])
-def test_special_input_of_the_nalus(
-    name: str, passes: int, device: str, kernels: ModuleType
-) -> None:
-    """Rows with one special input give what the formula gives, also in split products."""
-    from npu_kernels._backends.triton import tuning
-
-    sample = RECORDS[name].sample(len(SPECIAL), 5, 3, dtype=torch.float32, device=device)
-    sample.x[:, 1] = torch.tensor(SPECIAL)
-    config = {
-        "BLOCK_B": 16,
-        "BLOCK_O": 16,
-        "BLOCK_I": 16,
-        "PASSES": passes,
-        "num_warps": 4,
-        "num_stages": 1,
-    }
-    with tuning.use_config("nalu_forward", config):
-        found = forward(sample, kernels)[0]
-    want = forward(sample, reference)[0]
-    for row, value in enumerate(SPECIAL):
-        assert normwise_error(found[row], want[row]) < 1e-5, value
-
-
-def test_extreme_products(device: str, kernels: ModuleType) -> None:
-    """exp saturates to inf and 0, and subnormal results are rounded, not flushed."""
-    x = torch.full((1, 1), 2.0, device=device)
-    exponents = torch.tensor(
-        [127.5, 128.0, 200.0, 1e4, -126.0, -140.0, -149.0, -151.0, -1e4], device=device
-    )[:, None]
-    y, _ = kernels.npu_forward(x, exponents, None, None, 1e-30, False)
-    want = torch.pow(2.0, exponents.double()).float().T
-    finite = want.isfinite()
-    assert torch.equal(y.isfinite(), finite)
-    torch.testing.assert_close(y[finite], want[finite], rtol=2e-5, atol=3e-45)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_nmu_special_factors(dtype: torch.dtype, device: str, kernels: ModuleType) -> None:
-    """No, one and several zero factors; products of all that underflow or overflow while those of
-    the others do not."""
-    tiny, huge = (1e-30, 1e30) if dtype == torch.float32 else (1e-200, 1e200)
-    rows = [
-        [0.0, 2.0, 3.0, 0.5],
-        [0.0, 0.0, 3.0, 0.5],
-        [tiny, tiny, 2.0, huge],
-        [huge, huge, 2.0, tiny],
-        [-0.0, tiny, tiny, tiny],
-        [1e-45, huge, 2.0, 3.0],
-        [1.0, 1.0, 1.0, 1.0],
-    ]
-    x = torch.tensor(rows, dtype=dtype, device=device)
-    weight = torch.ones(1, 4, dtype=dtype, device=device)
-    grad_y = torch.ones(len(rows), 1, dtype=dtype, device=device)
-    assert torch.equal(kernels.nmu_forward(x, weight), reference.nmu_forward(x, weight))
-    found = kernels.nmu_backward(grad_y, x, weight, 1)[0]
-    eps, smallest = torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal
-    for row, factors in enumerate(x.tolist()):
-        for i, value in enumerate(found[row].tolist()):
-            others = math.prod(Fraction(f) for j, f in enumerate(factors) if j != i)
-            if others > Fraction(torch.finfo(dtype).max):
-                assert value == math.inf
-            else:
-                assert math.isclose(
-                    value, float(others), rel_tol=8 * eps, abs_tol=eps * smallest
-                ), (row, i)
-
-
-@pytest.mark.parametrize("separate", [False, True])
-def test_nmru_zero_factors_and_signs(separate: bool, device: str, kernels: ModuleType) -> None:
-    """Factors that are 0, of inputs and of reciprocals; and a reciprocal of the other sign, between
-    -eps and 0."""
-    eps = 0.25
-    rows = [
-        [-1.0, 2, 3],
-        [-1.25, 2, 3],
-        [-1.0, -1.25, 3],
-        [-0.1, 2, 3],
-        [-0.1, -1, -2],
-        [0.0, 2, 3],
-    ]
-    # 1/2 of -1, or of the reciprocal of -1.25, and 1/2 of 1 are 0; so is all of 0.
-    columns = [[0.5] * 6, [0.25, 0.5, 1.0, 0.5, 0.75, 0.1], [1.0, 0.0, 0.5, 0.0, 1.0, 0.25]]
-    x, weight = (
-        torch.tensor(values, dtype=torch.float64, device=device) for values in (rows, columns)
-    )
-    grad_y = torch.rand(6, 3, dtype=torch.float64, device=device) + 0.5
-    found, wanted = (
-        (
-            of.nmru_forward(x, weight, eps, True, separate),
-            *of.nmru_backward(grad_y, x, weight, eps, True, separate, 3),
-        )
-        for of in (kernels, reference)
-    )
-    for actual, expected in zip(found, wanted, strict=True):
-        assert normwise_error(actual, expected) < 5e-14
-    assert (wanted[0] == 0).any()
-
-
-def test_nmu_infinite_factor(device: str, kernels: ModuleType) -> None:
-    """Gradients that a factor enters that is not finite are not finite; the other rows are
-    right."""
-    x = torch.tensor([[math.inf, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, math.nan, 3.0]], device=device)
-    grad_x, _ = kernels.nmu_backward(
-        torch.ones(3, 1, device=device), x, torch.ones(1, 3, device=device), 1
-    )
-    assert grad_x.isfinite().tolist() == [[False] * 3, [True] * 3, [False] * 3]
-    assert grad_x[1].tolist() == [6.0, 3.0, 2.0]
+    assert_parity(sample, kernels)
 
 
 # ---- errors ---------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """Large layers of the NPU family: planes made once, products of planes, and which layers take
 them."""
 
-from __future__ import annotations
-
 import math
 from types import ModuleType
 from typing import Any, cast
@@ -20,6 +18,7 @@ pytest.importorskip("triton")
 from npu_kernels._backends.triton import npu, npu_large, tuning
 from npu_kernels._backends.triton.launch import Sizes
 from npu_kernels._backends.triton.npu_large import PLANS, use_plan
+from tests.support.compare import assert_near
 
 # Few programs, so that each takes several tiles. The interpreter reads by descriptors as a GPU of
 # the newer kind does.
@@ -30,10 +29,10 @@ POINTERS = PLANS["sm_80"]._replace(programs=3)
 def _on(device: str, plan: Any = PLAN) -> Any:
     """The plan for tests; on a GPU the one of its kind."""
     if device == "cuda":
-        own = PLANS.get(tuning.architecture_of(torch.device("cuda", 0)))
-        if own is None:
+        plan_of_gpu = PLANS.get(tuning.architecture_of(torch.device("cuda", 0)))
+        if plan_of_gpu is None:
             pytest.skip("no plan for this GPU")
-        return own._replace(products=plan.products, programs=3)
+        return plan_of_gpu._replace(products=plan.products, programs=3)
     return plan
 
 
@@ -42,24 +41,17 @@ CASES: dict[str, tuple[tuple[int, int, int], dict[str, Any], Any]] = {
     "NPU": ((130, 70, 65), {}, PLAN),
     "NPU by pointers": ((130, 33, 65), {}, POINTERS),
     "RealNPU": ((33, 150, 130), {"without": ("weight_im",)}, PLAN),
-    "NaiveNPU of models, shared x": (
-        (33, 130, 17),
-        {"without": ("gate",), "num_models": 2, "shared": True},
-        PLAN,
-    ),
+    "NaiveNPU of models, shared x": ((33, 130, 17),
+                                     {"without": ("gate",), "num_models": 2, "shared": True}, PLAN),
     "NPU of models, shared x": ((17, 33, 17), {"num_models": 2, "shared": True}, PLAN),
-    "RealNPU of models by pointers": (
-        (129, 20, 17),
-        {"without": ("weight_im",), "num_models": 2},
-        POINTERS,
-    ),
-}
+    "RealNPU of models by pointers": ((129, 20, 17), {"without": ("weight_im",), "num_models": 2},
+                                      POINTERS),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_parity(case: str, device: str, kernels: ModuleType) -> None:
-    """Results are as accurate as float32: at most twice the eager error against float64, y, s and
-    all gradients."""
+    """Errors of y, s and all gradients are at most twice the eager ones."""
     sizes, options, plan = CASES[case]
     torch.manual_seed(0)
     sample = RECORDS["npu"].sample(*sizes, dtype=torch.float32, device=device, **options)
@@ -92,20 +84,18 @@ def test_one_product(device: str, kernels: ModuleType) -> None:
 
 
 def test_negative_inputs_in_a_few_steps(device: str, kernels: ModuleType) -> None:
-    """Steps and tiles without a negative input have no product with the mask; those with one
-    must."""
+    """Tiles without a negative input skip the product with the mask; those with one must not."""
     sample = RECORDS["npu"].sample(140, 200, 17, device=device, dtype=torch.float32)
     sample.x.abs_().add_(0.1)
     grad_y = torch.randn_like(forward(sample, reference)[0])
-    for at in ((), ((129, 3),), ((5, 70), (139, 199))):
-        for place in at:
-            sample.x[place] *= -1
+    for indices in ((), ((129, 3),), ((5, 70), (139, 199))):
+        for index in indices:
+            sample.x[index] *= -1
         sample.x[7, 100] = -0.0
         exact = sample.map(Tensor.double)
         with use_plan(_on(device)):
-            found = outputs(sample, kernels, grad_y)
-        for actual, expected in zip(found, outputs(exact, reference, grad_y.double()), strict=True):
-            assert normwise_error(actual, expected) < 3e-5
+            actuals = outputs(sample, kernels, grad_y)
+        assert_near(actuals, outputs(exact, reference, grad_y.double()), 3e-5)
 
 
 @pytest.mark.parametrize("imaginary", [True, False])
@@ -123,10 +113,9 @@ def test_gates_at_their_ends_and_zero_inputs(
     grad_y = torch.randn_like(forward(sample, reference)[0])
     exact = sample.map(Tensor.double)
     with use_plan(_on(device)):
-        found = outputs(sample, kernels, grad_y)
-    for actual, expected in zip(found, outputs(exact, reference, grad_y.double()), strict=True):
-        assert normwise_error(actual, expected) < 3e-5
-    assert (found[-1] == 0).tolist() == [True, False, False, False, True, False, False, False]
+        actuals = outputs(sample, kernels, grad_y)
+    assert_near(actuals, outputs(exact, reference, grad_y.double()), 3e-5)
+    assert (actuals[-1] == 0).tolist() == [True, False, False, False, True, False, False, False]
     formula = cast(Any, reference)
     with use_plan(_on(device)):  # the gradient of the gate as if it were not clipped
         straight = kernels.npu_backward(grad_y, *_saved(sample, kernels), EPS, True, 15)[-1]
@@ -137,8 +126,7 @@ def test_gates_at_their_ends_and_zero_inputs(
 
 @pytest.mark.parametrize("size", [1e-12, 1e-6, 1e3])
 def test_sizes_of_weights_and_gradients(size: float, device: str, kernels: ModuleType) -> None:
-    """Each row of grad_x and of grad_weight is as accurate as float32, however different the sizes
-    of rows are."""
+    """Rows of grad_x and grad_weight are as accurate as float32, whatever the sizes of rows."""
     sample = RECORDS["npu"].sample(40, 20, 70, device=device, dtype=torch.float32)
     sample.x.copy_(
         1 + 1e-3 * (sample.x if size > 1 else 1e3 * sample.x).abs().clamp(max=100 / size)
@@ -150,7 +138,7 @@ def test_sizes_of_weights_and_gradients(size: float, device: str, kernels: Modul
     )
     exact, formula = sample.map(Tensor.double), cast(Any, reference)
     with use_plan(_on(device)):
-        found = kernels.npu_backward(grad_y, *_saved(sample, formula), EPS, True, 15)
+        grads = kernels.npu_backward(grad_y, *_saved(sample, formula), EPS, True, 15)
         y = kernels.npu_forward(sample.x, *sample.tensors.values(), EPS, True)[0]
     eager = formula.npu_backward(grad_y, *_saved(sample, formula), EPS, True, 15)
     want = formula.npu_backward(grad_y.double(), *_saved(exact, formula), EPS, True, 15)
@@ -158,7 +146,7 @@ def test_sizes_of_weights_and_gradients(size: float, device: str, kernels: Modul
         normwise_error(y, formula.npu_forward(exact.x, *exact.tensors.values(), EPS, True)[0])
         < 1e-3
     )
-    for actual, plain, expected in zip(found[:3], eager[:3], want[:3], strict=True):
+    for actual, plain, expected in zip(grads[:3], eager[:3], want[:3], strict=True):
         norm = expected.norm(dim=1)
         error, usual = (((t - expected).norm(dim=1) / norm).max().item() for t in (actual, plain))
         assert error <= 2 * usual + 1e-6
@@ -178,8 +166,7 @@ SPECIAL = (0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 1.0, -1.0, math.inf, -m
 
 @pytest.mark.parametrize("imaginary", [True, False])
 def test_special_inputs_and_weights(imaginary: bool, device: str, kernels: ModuleType) -> None:
-    """Every row of y and s is the formula's, also of infinite and NaN inputs and weights, which do
-    not touch others."""
+    """Every row of y and s is the formula's, also of infinite and NaN inputs and weights."""
     torch.manual_seed(0)
     x = torch.rand(len(SPECIAL), 20, device=device) + 1.5
     x[:, 3] = torch.tensor(SPECIAL, device=device)
@@ -192,8 +179,8 @@ def test_special_inputs_and_weights(imaginary: bool, device: str, kernels: Modul
     want = reference.npu_forward(x, weight_re, w_im, None, EPS, True)
     finite = [output for output in range(9) if output not in (4, 5, 6)]
     for row, value in enumerate(SPECIAL):
-        for found, expected in zip((y, s), want, strict=True):
-            assert normwise_error(found[row, finite], expected[row, finite]) < 1e-4, value
+        for computed, expected in zip((y, s), want, strict=True):
+            assert normwise_error(computed[row, finite], expected[row, finite]) < 1e-4, value
     # An infinite weight meets a mask that is 0; the formula's product with it is NaN.
     positive = 7
     assert y[positive, 4].item() == math.inf or not imaginary or y[positive, 4].isnan()
@@ -223,9 +210,9 @@ def test_half_precision_storage(dtype: torch.dtype, device: str, kernels: Module
     grad_y = torch.randn_like(forward(sample, reference)[0])
     with use_plan(_on(device)):
         actual = outputs(sample, kernels, grad_y)
-    for found, want in zip(actual, outputs(exact, reference, grad_y.double()), strict=True):
-        assert found.dtype is dtype
-        assert normwise_error(found, want) < 6 * torch.finfo(dtype).eps
+    for stored, want in zip(actual, outputs(exact, reference, grad_y.double()), strict=True):
+        assert stored.dtype is dtype
+        assert normwise_error(stored, want) < 6 * torch.finfo(dtype).eps
 
 
 # ---- which layers take them -----------------------------------------------------------------
@@ -267,8 +254,7 @@ def test_a_call_takes_the_chosen_kernels(
 
 
 def test_costs() -> None:
-    """More inputs, outputs or models never lead back to the one-pass kernels; unknown chips stay
-    with them."""
+    """Larger layers never lead back to the one-pass kernels; unknown chips stay with them."""
     assert not costs.large_is_faster("gfx942", 4096, 4096, 1)
     for architecture in costs.CHIPS:
         chosen = [costs.large_is_faster(architecture, n, n, 1) for n in range(64, 2048, 64)]

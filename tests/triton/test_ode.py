@@ -1,7 +1,5 @@
 """The time loop: the Triton kernels against the eager loop and its adjoint."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -20,6 +18,7 @@ from npu_kernels._testing.samples import (
 from npu_kernels._time_loop import reference as reference_ode
 from tests.ode.test_ode import LAYERS, D, away_from_zero, make
 from tests.ode.test_ode_kernel import outputs_and_gradients
+from tests.support.compare import assert_equal, assert_near
 from tests.support.vmapped import check_batched_gradients
 
 pytest.importorskip("triton")
@@ -57,18 +56,16 @@ def test_parity(
     layer: str, method: str, models: int | None, batch: int | None, device: str
 ) -> None:
     model, u0 = case(device, layer, models, batch)
-    for own, want in zip(
-        *(on(name, model, u0, method=method) for name in ("triton", "reference")), strict=True
-    ):
-        assert normwise_error(own, want) < 5e-13
+    assert_near(
+        *(on(name, model, u0, method=method) for name in ("triton", "reference")), bound=5e-13
+    )
 
 
 @pytest.mark.parametrize(("d", "h"), [(1, 1), (2, 9), (4, 20), (5, 17), (9, 2), (16, 32)])
 @pytest.mark.parametrize("batch", [None, 9])
 def test_sizes(d: int, h: int, batch: int | None, device: str) -> None:
     model, u0 = case(device, batch=batch, d=d, h=h)
-    for own, want in zip(*(on(name, model, u0) for name in ("triton", "reference")), strict=True):
-        assert normwise_error(own, want) < 5e-13
+    assert_near(*(on(name, model, u0) for name in ("triton", "reference")), bound=5e-13)
 
 
 @pytest.mark.parametrize("method", ["euler", "rk4"])
@@ -84,15 +81,15 @@ def test_float32_error(method: str, device: str) -> None:
         model, u0 = case(device, batch=3, dtype=torch.float32)
         double = copy.deepcopy(model).double()
         double[0].eps = torch.finfo(torch.float32).eps
-        own, their = (
+        ours, theirs = (
             on(name, model, u0, method=method, steps=8) for name in ("triton", "reference")
         )
         exact = on("reference", double, u0.double(), method=method, steps=8)
-        assert all(found.dtype == torch.float32 for found in own)
+        assert all(results.dtype == torch.float32 for results in ours)
         errors.append(
             [
-                [float(rms_error(*pair)) for pair in zip(found, exact, strict=True)]
-                for found in (own, their)
+                [float(rms_error(*pair)) for pair in zip(results, exact, strict=True)]
+                for results in (ours, theirs)
             ]
         )
     for of_own, of_their in zip(
@@ -117,18 +114,21 @@ def test_batched_upstream_gradients(options: dict[str, Any], device: str) -> Non
 
 @pytest.mark.parametrize("method", ["euler", "rk4_38"])
 def test_checkpointed(method: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is kept, and the results are the same: bitwise where the arithmetic is the
-    interpreter's."""
-    kept = []
+    """Results are the same without stages: bitwise where the interpreter computes."""
+    outputs = []
     forward = ops.ode_forward
-    monkeypatch.setattr(ops, "ode_forward", lambda *args: kept.append(forward(*args)) or kept[-1])
+    monkeypatch.setattr(
+        ops, "ode_forward", lambda *args: outputs.append(forward(*args)) or outputs[-1]
+    )
     model, u0 = case(device, batch=3)
-    full, again = (
+    full, checkpointed = (
         on("triton", model, u0, method=method, memory=memory) for memory in ("full", "checkpointed")
     )
-    assert [stages.numel() > 0 for _, _, stages in kept] == [True, False]
-    for own, want in zip(again, full, strict=True):
-        assert torch.equal(own, want) if device == "cpu" else normwise_error(own, want) < 1e-13
+    assert [stages.numel() > 0 for _, _, stages in outputs] == [True, False]
+    for actual, want in zip(checkpointed, full, strict=True):
+        assert (
+            torch.equal(actual, want) if device == "cpu" else normwise_error(actual, want) < 1e-13
+        )
 
 
 def test_options_of_the_layers(device: str) -> None:
@@ -139,10 +139,10 @@ def test_options_of_the_layers(device: str) -> None:
         with torch.no_grad():
             model[1].weight[0, 0, :3] = torch.tensor([-1.0, 1.0, 1.0 + 1e-15])
             model[0].gate[0] = torch.tensor([0.0, 1.0, 1.0 + 1e-15])
-        own, want = (on(name, model, u0) for name in ("triton", "reference"))
-        for found, expected in zip(own, want, strict=True):
-            assert normwise_error(found, expected) < 1e-13
-            assert torch.equal(found == 0, expected == 0)
+        actuals, want = (on(name, model, u0) for name in ("triton", "reference"))
+        for actual, expected in zip(actuals, want, strict=True):
+            assert normwise_error(actual, expected) < 1e-13
+            assert torch.equal(actual == 0, expected == 0)
 
 
 def test_some_programs_for_many_starts(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +154,7 @@ def test_some_programs_for_many_starts(device: str, monkeypatch: pytest.MonkeyPa
     for programs in (1, 4, 4096):
         monkeypatch.setattr(launcher, "PROGRAMS", programs)
         for memory in ("full", "checkpointed"):
-            for found, expected in zip(on("triton", model, u0, memory=memory), want, strict=True):
-                assert normwise_error(found, expected) < 5e-13
+            assert_near(on("triton", model, u0, memory=memory), want, 5e-13)
 
 
 def test_a_large_model_is_stepped_through(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,10 +164,9 @@ def test_a_large_model_is_stepped_through(device: str, monkeypatch: pytest.Monke
     for h, expected in ((128, 1), (129, 0)):
         calls.clear()
         model, u0 = case(device, models=None, h=h)
-        own, want = (on(name, model, u0, steps=1) for name in ("triton", "reference"))
+        actuals, want = (on(name, model, u0, steps=1) for name in ("triton", "reference"))
         assert len(calls) == expected
-        for found, true in zip(own, want, strict=True):
-            assert normwise_error(found, true) < 1e-12
+        assert_near(actuals, want, 1e-12)
     parameters = (model[0].weight_re, model[0].weight_im, model[0].gate, model[1].weight)
     arguments = (u0[None], *(p.detach() for p in parameters))
     options = ([1.0], 2, 0.1, 1e-16, True, False, False)
@@ -178,25 +176,23 @@ def test_a_large_model_is_stepped_through(device: str, monkeypatch: pytest.Monke
 
 
 def test_divergence_stays_where_it_is(device: str) -> None:
-    """Neither another model nor another start of a program, nor a padded feature, sees what has
-    become infinite."""
-    model, u0 = case(
-        device, models=2, batch=4, d=2, h=3
-    )  # the four starts of a model share a program
+    """Another model, another start and padded features do not see what became infinite."""
+    # the four starts of a model share a program
+    model, u0 = case(device, models=2, batch=4, d=2, h=3)
     want = on("triton", model, u0)
     spoiled = u0.clone()
     spoiled[1, 2] = torch.tensor([1e300, -1e300])
     with torch.no_grad():
         model[0].weight_re[1] = 1.5
-    alone = on("triton", model, u0, nonfinite="keep")
-    found = on("triton", model, spoiled, nonfinite="keep")
-    assert not found[0][1, 2].isfinite().all()
-    others = [0, 1, 3]
+    undisturbed = on("triton", model, u0, nonfinite="keep")
+    actuals = on("triton", model, spoiled, nonfinite="keep")
+    assert not actuals[0][1, 2].isfinite().all()
+    other_rows = [0, 1, 3]
     for index in (0, 1, 2):  # trajectory, derivatives, gradient of u0
-        assert torch.equal(found[index][0], want[index][0])
-        assert torch.equal(found[index][1, others], alone[index][1, others])
-    for own, before in zip(found[3:], want[3:], strict=True):
-        assert torch.equal(own[0], before[0])
+        assert torch.equal(actuals[index][0], want[index][0])
+        assert torch.equal(actuals[index][1, other_rows], undisturbed[index][1, other_rows])
+    for actual, before in zip(actuals[3:], want[3:], strict=True):
+        assert torch.equal(actual[0], before[0])
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -206,21 +202,20 @@ def test_special_values(layer: str, device: str) -> None:
     u0 = torch.tensor(values, dtype=torch.float64, device=device)[:, None].repeat(1, D)
     u0[:, 1:] = 0.5
     model = make(layer, None).to(device)
-    found = []
+    runs = []
     for backend in ("triton", "reference"):
         with use_backend(backend), torch.no_grad():
-            found.append(ode.rollout(model, u0, derivatives=True, nonfinite="keep", **LOOP))
-    for own, expected in zip(*found, strict=True):
-        torch.testing.assert_close(own, expected, rtol=1e-12, atol=1e-14, equal_nan=True)
+            runs.append(ode.rollout(model, u0, derivatives=True, nonfinite="keep", **LOOP))
+    for actual, expected in zip(*runs, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-14, equal_nan=True)
 
 
 def test_every_output_is_written(device: str) -> None:
     model, u0 = case(device, batch=3)
     expected = on("triton", model, u0)
     with fill_uninitialized_with_nan():
-        found = on("triton", model, u0)
-    for own, want in zip(found, expected, strict=True):
-        assert torch.equal(own, want)
+        actuals = on("triton", model, u0)
+    assert_equal(actuals, expected)
 
 
 def test_some_gradients_alone(device: str) -> None:
@@ -236,8 +231,8 @@ def test_some_gradients_alone(device: str) -> None:
             upstream = [
                 torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o) for o in out
             ]
-            (found,) = torch.autograd.grad(out, [parameter], upstream)
-            assert torch.equal(found, expected[index])
+            (grad,) = torch.autograd.grad(out, [parameter], upstream)
+            assert torch.equal(grad, expected[index])
 
 
 def test_no_starts_at_all(device: str) -> None:
@@ -255,16 +250,9 @@ def test_gradcheck(device: str) -> None:
         u0: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor
     ) -> Any:
         return ode.integrate(
-            u0,
-            weight_re,
-            weight_im,
-            gate,
-            weight,
-            steps=2,
-            dt=0.05,
-            method="midpoint",
+            u0, weight_re, weight_im, gate, weight, steps=2, dt=0.05, method="midpoint",
             derivatives=True,
-        )
+        )  # fmt: skip
 
     operands = (
         u0.requires_grad_(),

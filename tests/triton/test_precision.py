@@ -1,7 +1,5 @@
 """The arithmetic inside the Triton kernels: schemes of products, exp, sine and cosine."""
 
-from __future__ import annotations
-
 from types import ModuleType
 from typing import Any
 
@@ -48,13 +46,13 @@ def _evaluate(values: Tensor) -> list[Tensor]:
     return [result[: len(values)].double() for result in results]
 
 
-def _ulps(found: Tensor, exact: Tensor) -> float:
+def _ulps(actual: Tensor, exact: Tensor) -> float:
     """The greatest error in units in the last place of float32."""
     rounded = exact.float().abs()
     ulp = (
         torch.nextafter(rounded, torch.full_like(rounded, float("inf"))).double() - rounded.double()
     )
-    return ((found - exact).abs() / ulp).max().item()
+    return ((actual - exact).abs() / ulp).max().item()
 
 
 def test_exp(device: str) -> None:
@@ -69,8 +67,7 @@ def test_exp(device: str) -> None:
 
 @pytest.mark.parametrize("limit", [1.0, 100.0, 8192.0, 65536.0, 1e6, 2.0**28])
 def test_sine_and_cosine(limit: float, device: str) -> None:
-    """Absolute error below 1.2e-7 up to 2**28; relative error a few ulp also where they are nearly
-    0."""
+    """Absolute error below 1.2e-7 up to 2**28; a few ulp also where values are nearly 0."""
     generator = torch.Generator().manual_seed(0)
     values = ((torch.rand(20000, generator=generator) * 2 - 1) * limit).to(device)
     _, sin, cos = _evaluate(values)
@@ -83,8 +80,7 @@ def test_sine_and_cosine(limit: float, device: str) -> None:
 
 
 def test_sine_and_cosine_of_anything(device: str) -> None:
-    """Values are in [-1, 1] for every finite argument, nan for inf and nan, in a tile with others
-    that stay right."""
+    """Values are in [-1, 1] for finite arguments, nan for inf and nan, others in the tile right."""
     values = torch.tensor(
         [1e10, -1e20, 3.4e38, torch.inf, -torch.inf, torch.nan, 0.5, -0.0], device=device
     )
@@ -121,8 +117,7 @@ TILES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("passes", "bound"), [(0, None), (6, None), (3, 1e-4), (1, 6e-2)])
 def test_schemes(passes: int, bound: float | None, device: str, kernels: ModuleType) -> None:
-    """PASSES 0 and 6 are as accurate as float32: at most twice the eager error. 3 and 1 have their
-    class of error."""
+    """PASSES 0 and 6: at most twice the eager error; 3 and 1: errors of their class."""
     launch = {"PASSES": passes, "num_warps": 4, "num_stages": 2}
     with (
         tuning.use_config("npu_forward", TILES["npu_forward"] | launch),
@@ -146,40 +141,36 @@ def test_schemes_of_the_nalus(
     name: str, passes: int, bound: float | None, device: str, kernels: ModuleType
 ) -> None:
     config = {
-        "BLOCK_B": 32,
-        "BLOCK_O": 32,
-        "BLOCK_I": 32,
-        "PASSES": passes,
-        "num_warps": 4,
+        "BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 32, "PASSES": passes, "num_warps": 4,
         "num_stages": 1,
-    }
+    }  # fmt: skip
     with (
         tuning.use_config("nalu_forward", config),
         tuning.use_config("nalu_backward_x", config),
         tuning.use_config("nalu_backward_w", config | {"programs": 1}),
     ):
-        found = errors(
+        pairs = errors(
             RECORDS[name].sample(40, 50, 20, dtype=torch.float32, device=device), kernels
         )
-    for error, eager in found:
+    for error, eager in pairs:
         assert error <= (error_bound(eager, torch.float32) if bound is None else bound), (
             f"{error:.1e}, {eager:.1e}"
         )
     if bound is not None:
-        assert found[0][0] > 2 * found[0][1]  # or the scheme is not what it says
+        assert pairs[0][0] > 2 * pairs[0][1]  # or the scheme is not what it says
 
 
 def test_precision_setting_is_obeyed(device: str, kernels: ModuleType) -> None:
     """`torch.set_float32_matmul_precision` decides which products a large layer uses."""
     x = torch.rand(1, device=device)
     for kernel in tuning.PRODUCTS:
-        found = []
+        passes = []
         for precision in ("highest", "high", "medium"):
             torch.set_float32_matmul_precision(precision)
-            found.append(tuning.lookup(kernel, x, 256, 256, 1).options["PASSES"])
+            passes.append(tuning.lookup(kernel, x, 256, 256, 1).options["PASSES"])
             assert tuning.lookup(kernel, x.double(), 256, 256, 1).options["PASSES"] == 0
-        assert found[0] in (0, 6)
-        assert found[1:] == [3, 1]
+        assert passes[0] in (0, 6)
+        assert passes[1:] == [3, 1]
 
 
 @pytest.mark.parametrize(
@@ -203,9 +194,8 @@ def test_launches_obey_settings_of_devices(
     asked: list[str] = []
     find = tuning._find
     for kernel in [function for name, function in vars(npu).items() if name.endswith("_kernel")]:
-        monkeypatch.setattr(
-            kernel, "run", lambda *a, **k: None
-        )  # what they compute is another test's
+        # what they compute is another test's
+        monkeypatch.setattr(kernel, "run", lambda *a, **k: None)
     monkeypatch.setattr(tuning, "_find", lambda *a: asked.append(a[3]) or find(*a))
     sample = RECORDS["npu"].sample(4, 17, 3, dtype=torch.float32, device=device)
 
@@ -230,8 +220,7 @@ def test_launches_obey_settings_of_devices(
 
 
 def test_default_is_as_accurate_as_eager_on_a_large_layer(device: str, kernels: ModuleType) -> None:
-    """The shipped configuration for large layers, run with few rows: long sums, several tiles, at
-    `highest`."""
+    """The shipped configuration at `highest` with few rows: long sums, several tiles."""
     x = torch.rand(1, device=device)
     configs = {name: tuning.lookup(name, x, 256, 256, 1) for name in tuning.PRODUCTS}
     entries = {
@@ -252,8 +241,7 @@ def test_default_is_as_accurate_as_eager_on_a_large_layer(device: str, kernels: 
 
 
 def test_float64_constants(device: str, kernels: ModuleType) -> None:
-    """pi and eps - 1 enter float64 arithmetic as float64: one input, where a float32 constant would
-    show."""
+    """pi and eps - 1 enter float64 arithmetic as float64: a float32 constant would show."""
     x = torch.full((1, 1), -1.0, dtype=torch.float64, device=device)
     for weight in (x * -0.3, (x * -0.3).expand(20, 1)):
         y, s = kernels.npu_forward(x, weight, None, None, 1e-3, True)

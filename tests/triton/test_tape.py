@@ -4,8 +4,6 @@ be seen of it.
 The checks are in `mocked`, whose process has launches that do nothing and no interpreter.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -18,16 +16,11 @@ import pytest
 pytest.importorskip("triton")
 
 CHECKS = (
-    "check_the_same_launches",
-    "check_what_must_not_be_repeated",
-    "check_what_makes_another_call",
-    "check_wrong_operands_are_still_errors",
-    "check_steps_of_layers",
-    "check_who_wants_to_see_operators",
-    "check_the_gradient_arrives_in_any_form",
-    "check_a_launch_in_another_way",
-    "check_another_triton",
-)
+    "check_the_same_launches", "check_what_must_not_be_repeated", "check_what_makes_another_call",
+    "check_wrong_operands_are_still_errors", "check_steps_of_layers",
+    "check_who_wants_to_see_operators", "check_the_gradient_arrives_in_any_form",
+    "check_a_launch_in_another_way", "check_another_triton",
+)  # fmt: skip
 
 
 def _run(*arguments: str) -> list[str]:
@@ -55,8 +48,7 @@ def test_no_check_is_forgotten(checked: dict[str, str]) -> None:
 
 
 def test_processor_time_of_a_step(record_property: Callable[[str, object], None]) -> None:
-    """Ratios, which other processes on the machine change little; docs/gpus.md has the times of a
-    quiet one."""
+    """Ratios, which a busy machine changes little; docs/gpus.md has the times of a quiet one."""
     times = json.loads(_run()[-1])
     record_property("times", times)
     print(times)

@@ -1,7 +1,5 @@
 """`training.run` by CUDA graphs on a GPU, against the ordinary loop there."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -18,13 +16,13 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("name", [name for name in SETTINGS if "weights" not in name])
 def test_settings(name: str, models: int | None, gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = (t.to(gpu) for t in data())
-    found = []
+    runs = []
     for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
         torch.manual_seed(3)
         settings = {"lr": 0.01, **copy.deepcopy(SETTINGS[name])}
-        found.append(make(model_of(models).to(gpu), x, y, steps=40, **settings))
-    assert (found[0].captured, found[1].captured) == (True, False)
-    assert_same(found[0], found[1], 1e-8)
+        runs.append(make(model_of(models).to(gpu), x, y, steps=40, **settings))
+    assert (runs[0].captured, runs[1].captured) == (True, False)
+    assert_same(runs[0], runs[1], 1e-8)
 
 
 @pytest.mark.parametrize(
@@ -32,10 +30,10 @@ def test_settings(name: str, models: int | None, gpu: str, monkeypatch: pytest.M
 )
 def test_units(unit: str, gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = (t.float().to(gpu) for t in data())
-    found = []
+    runs = []
     for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
         torch.manual_seed(3)
         model = getattr(npu_kernels, unit)(2, 3, device=gpu)
-        found.append(make(model, x, y, steps=40, lr=0.01))
-    assert found[0].captured
-    assert_same(found[0], found[1], 1e-3)
+        runs.append(make(model, x, y, steps=40, lr=0.01))
+    assert runs[0].captured
+    assert_same(runs[0], runs[1], 1e-3)

@@ -1,7 +1,5 @@
 """The tables of configurations, and how many launches a step takes."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable
@@ -37,17 +35,11 @@ def test_tables_are_well_formed(architecture: str) -> None:
         assert match, key
         assert match[1] in tuning.KERNELS
         for name, value in entry.items():
-            known = (
-                "BLOCK_B",
-                "BLOCK_O",
-                "BLOCK_I",
-                "PASSES",
-                "num_warps",
-                "num_stages",
-                "maxnreg",
+            keys = (
+                "BLOCK_B", "BLOCK_O", "BLOCK_I", "PASSES", "num_warps", "num_stages", "maxnreg",
                 "programs",
-            )
-            assert name in known, key
+            )  # fmt: skip
+            assert name in keys, key
             if name.startswith("BLOCK") or name == "num_warps":
                 assert value & (value - 1) == 0, key
         if match[1] in tuning.PRODUCTS:
@@ -77,8 +69,10 @@ def test_every_shape_has_a_configuration(
         shapes = itertools.product((1, 15, 16, 17, 127, 128, 4096), (1, 16, 100, 512), (1, 100))
         for (i, o, k), dtype in itertools.product(shapes, dtypes):
             tiled = ("npu_forward", "npu_backward_x", "npu_backward_w")
-            others = tiled if tuning.is_small(i, o) else ("npu_small_forward", "npu_small_backward")
-            kernels = [kernel for kernel in tuning.KERNELS if kernel not in others]
+            elsewhere = (
+                tiled if tuning.is_small(i, o) else ("npu_small_forward", "npu_small_backward")
+            )
+            kernels = [kernel for kernel in tuning.KERNELS if kernel not in elsewhere]
             for kernel, precision in itertools.product(kernels, ("highest", "high", "medium")):
                 config = tuning._find(kernel, torch.device("cpu"), dtype, precision, i, o, k)
                 assert config.options["BLOCK_B"]
@@ -88,16 +82,11 @@ def test_every_shape_has_a_configuration(
 
 
 def test_architectures() -> None:
-    known = {
-        80: "sm_80",
-        86: "sm_80",
-        89: "sm_80",
-        90: "sm_90",
-        100: "sm_100",
-        103: "sm_100",
+    names = {
+        80: "sm_80", 86: "sm_80", 89: "sm_80", 90: "sm_90", 100: "sm_100", 103: "sm_100",
         120: "sm_80",
-    }
-    for capability, name in known.items():
+    }  # fmt: skip
+    for capability, name in names.items():
         assert tuning.architecture(GPUTarget("cuda", capability, 32)) == name
     assert tuning.architecture(GPUTarget("hip", "gfx950", 64)) == "gfx942"
     with pytest.raises(
@@ -124,13 +113,8 @@ def test_measured_entries_win(monkeypatch: pytest.MonkeyPatch) -> None:
         "k4",
     ]
     entry = {
-        "BLOCK_B": 16,
-        "BLOCK_O": 16,
-        "BLOCK_I": 16,
-        "PASSES": 0,
-        "num_warps": 1,
-        "num_stages": 1,
-    }
+        "BLOCK_B": 16, "BLOCK_O": 16, "BLOCK_I": 16, "PASSES": 0, "num_warps": 1, "num_stages": 1,
+    }  # fmt: skip
     table: dict[str, Any] = dict(tuning.load_table()["sm_90"])
     monkeypatch.setattr(tuning, "tables_in_use", lambda: {"sm_90": table | {key: entry}})
     monkeypatch.setattr(tuning, "architecture_of", lambda device: "sm_90")
@@ -151,11 +135,11 @@ def test_measured_entries_win(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_candidates_keep_the_promised_accuracy() -> None:
     for kernel in tuning.KERNELS:
         for dtype in (torch.float32, torch.float64):
-            found = list(tuning.candidates(kernel, dtype, "highest", "large"))
-            assert len(found) > 3
+            entries = list(tuning.candidates(kernel, dtype, "highest", "large"))
+            assert len(entries) > 3
             allowed = {0} if dtype is torch.float64 else {0, 6}
-            assert {entry["PASSES"] for entry in found if "PASSES" in entry} <= allowed
-            assert all(("programs" in entry) == (kernel in SPLIT) for entry in found)
+            assert {entry["PASSES"] for entry in entries if "PASSES" in entry} <= allowed
+            assert all(("programs" in entry) == (kernel in SPLIT) for entry in entries)
 
 
 def test_tuning_with_a_made_up_clock(device: str, tmp_path: Path) -> None:
@@ -199,10 +183,10 @@ def test_tuning_keeps_the_bound_on_registers(device: str) -> None:
     clock = itertools.count()
     with tuning.use_config("nmu_forward", shipped):
         timer = lambda run, best: 1 + tuning._overrides["nmu_forward"]["BLOCK_B"] / 128  # noqa: E731
-        found = tune.tune(order, timer, 4.0, lambda: next(clock), device)
-    assert found.config["BLOCK_B"] < shipped["BLOCK_B"]
-    assert found.config.keys() == shipped.keys()
-    assert found.seconds < found.shipped_seconds
+        tuned = tune.tune(order, timer, 4.0, lambda: next(clock), device)
+    assert tuned.config["BLOCK_B"] < shipped["BLOCK_B"]
+    assert tuned.config.keys() == shipped.keys()
+    assert tuned.seconds < tuned.shipped_seconds
 
 
 def _compiled_for(
@@ -210,15 +194,15 @@ def _compiled_for(
 ) -> tuple[Any, ...]:
     """What a launch is compiled for: other values of these are another kernel."""
     free = function.kwargs.get("do_not_specialize", ())
-    found: list[Any] = [function.__name__, *sorted(options.items())]
+    parts: list[Any] = [function.__name__, *sorted(options.items())]
     for name, value in zip(function.arg_names, arguments, strict=False):
         if isinstance(value, torch.Tensor):
-            found.append((name, value.dtype))
+            parts.append((name, value.dtype))
         elif type(value) is int and function.fn.__annotations__.get(name) is None:
-            found.append(name if name in free else (name, value % 16 == 0, value == 1))
+            parts.append(name if name in free else (name, value % 16 == 0, value == 1))
         else:
-            found.append((name, value))
-    return tuple(found)
+            parts.append((name, value))
+    return tuple(parts)
 
 
 @pytest.mark.parametrize("precision", ["highest", "high"])
@@ -226,8 +210,7 @@ def _compiled_for(
 def test_a_ragged_last_batch_launches_the_same_kernels(
     name: str, precision: str, device: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A layer of 256 x 256: nothing is compiled again for fewer rows, and the products are split as
-    before."""
+    """Nothing is compiled anew for fewer rows of a 256 x 256 layer, and splits stay."""
     if device != "cpu":
         pytest.skip("of the interpreter's functions; test_gpu has what a GPU shows")
     torch.set_float32_matmul_precision(precision)
@@ -249,10 +232,10 @@ def test_a_ragged_last_batch_launches_the_same_kernels(
         backward(sample, kernels, torch.empty(rows, 256, device=device), ALL)
         return list(launched)
 
-    whole = launches(1024)
-    assert len(whole) > 1
+    full = launches(1024)
+    assert len(full) > 1
     for rows in (1023, 600, 100):
-        assert launches(rows) == whole
+        assert launches(rows) == full
 
 
 def test_unknown_kernel() -> None:
@@ -262,34 +245,25 @@ def test_unknown_kernel() -> None:
         tuning.use_config("fast", {})
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes", "num_models", "shared", "most"),
-    [
-        ("npu", (100, 6, 2), None, False, 2),
-        ("npu", (100, 6, 2), 5, False, 2),
-        ("npu", (100, 6, 2), 5, True, 3),
-        ("npu", (50, 17, 16), None, False, 4),
-        ("npu", (20, 17, 16), 2, True, 4),
-        ("nmu", (20, 6, 2), None, False, 2),
-        ("nmu", (50, 6, 2), 2, True, 3),
-        ("nalu", (16, 6, 2), None, False, 3),
-        ("nalu", (20, 6, 2), 2, True, 4),
-        ("inalu", (100, 6, 2), None, False, 4),
-        ("inalu", (20, 17, 16), 2, True, 4),
-    ],
-)
+@pytest.mark.parametrize(("name", "sizes", "num_models", "shared", "limit"), [
+    ("npu", (100, 6, 2), None, False, 2), ("npu", (100, 6, 2), 5, False, 2),
+    ("npu", (100, 6, 2), 5, True, 3), ("npu", (50, 17, 16), None, False, 4),
+    ("npu", (20, 17, 16), 2, True, 4), ("nmu", (20, 6, 2), None, False, 2),
+    ("nmu", (50, 6, 2), 2, True, 3), ("nalu", (16, 6, 2), None, False, 3),
+    ("nalu", (20, 6, 2), 2, True, 4), ("inalu", (100, 6, 2), None, False, 4),
+    ("inalu", (20, 17, 16), 2, True, 4),
+])  # fmt: skip
 def test_launches_of_a_step(
     name: str,
     sizes: tuple[int, int, int],
     num_models: int | None,
     shared: bool,
-    most: int,
+    limit: int,
     device: str,
     kernels: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Forward and backward together: at most four, two or (NALU) three where the rows fit one
-    program."""
+    """Forward and backward: at most four, two or (NALU) three where rows fit one program."""
     launched = []
     for module in (npu, npu_small, nmu, nalu, reduction):
         for label, function in vars(module).items():
@@ -305,4 +279,4 @@ def test_launches_of_a_step(
     grad_y = torch.ones_like(forward(sample, kernels)[0])
     launched.clear()
     backward(sample, kernels, grad_y, ALL)  # runs the forward first
-    assert len(launched) <= most, launched
+    assert len(launched) <= limit, launched

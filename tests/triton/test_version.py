@@ -1,7 +1,5 @@
 """That a run of these tests with another Triton is one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -13,8 +11,7 @@ triton = pytest.importorskip("triton")
 
 
 def test_version() -> None:
-    """The Triton that ``PYTHONPATH`` names, if it names one, in this process and in those that
-    compile kernels."""
+    """The Triton that ``PYTHONPATH`` names, in this process and in those that compile."""
     folders = [
         Path(folder)
         for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -24,9 +21,9 @@ def test_version() -> None:
         pytest.skip(
             f"no other Triton in PYTHONPATH: these tests run with the installed one, {triton.__version__}"
         )
-    wanted = folders[0].name.removeprefix("triton-")
+    expected = folders[0].name.removeprefix("triton-")
     code = "import triton; print(triton.__version__)"
     child = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.strip()
-    assert (triton.__version__, child) == (wanted, wanted)
+    assert (triton.__version__, child) == (expected, expected)

@@ -235,14 +235,14 @@ def stored_cases(target: str) -> Iterator[Case]:
 
 
 def large_cases(target: str, quick: bool) -> Iterator[Case]:
-    """Calls for the large kernels. `quick`: NPU, RealNPU at `highest`, for targets with budgets."""
+    """Calls for the large kernels. `quick`: the NPU at `highest`, for targets with budgets."""
     size = (4096, 512, 512)
     if target.startswith("gfx") or (quick and target not in loops.TARGETS):
         return
     yield "planes", HIGHEST, lambda: _npu(*size)
-    yield "planes RealNPU", HIGHEST, lambda: _npu(*size, im=False)
     if quick:
         return
+    yield "planes RealNPU", HIGHEST, lambda: _npu(*size, im=False)
     yield "planes high", "high", lambda: _npu(*size)
     for label, options in (
         ("NaiveNPU", {"gated": False}),

@@ -35,7 +35,7 @@ MODELS: dict[str, type[NPU | RealNPU]] = {"NPU": NPU, "RealNPU": RealNPU}
 STARTS, MORE_STARTS, QUICK_STARTS = 16, {("NPU", "mul"): 128}, 4
 SEEDS, QUICK_SEEDS = {"simple": 20, "large": 10}, 2
 COUNTS = {"simple": 1000, "large": 4096}  # rows
-BUDGET = {"simple": simple.STEPS, "large": large.STEPS}
+BUDGET = {"simple": simple.STEPS, "large": large.TRAINING_STEPS}
 QUICK = Recipe(rungs=((20, 1.0),), refine=10, settle=5)
 ZERO = 1e-2  # parameters above this count, as in the large task of the code
 

@@ -51,7 +51,7 @@ def ways(points: Sequence[str]) -> Iterator[tuple[str, str, float | None, int]]:
 
 def plan(options: Namespace, points: Sequence[str] | None = None) -> list[Batch]:
     """The batches of a command: each task and model has its first seed before any its second."""
-    steps = large.QUICK_STEPS if options.quick else large.STEPS
+    steps = large.QUICK_STEPS if options.quick else large.TRAINING_STEPS
     seeds = options.seeds or (large.QUICK_SEEDS if options.quick else None)
     planned: list[Batch] = []
     chosen = [p for p in POINTS if p in (points or options.points or POINTS)]

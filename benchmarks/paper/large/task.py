@@ -42,11 +42,11 @@ from benchmarks.paper.training import Buffer, Rows, Training, frobenius, l1
 from npu_kernels import RealNPU
 
 INPUTS, ROWS = 100, 128
-STEPS = 100_000
+TRAINING_STEPS = 100_000
 QUICK_STEPS, QUICK_SEEDS = 200, 2
 BETA_STEP, BETA_GROWTH = 10_000, 10.0
 TEST_POINTS = 10_000
-BLOCK = 25  # steps whose points are drawn at once
+SOBOL_BLOCK = 25  # steps whose points are drawn at once
 SNAPSHOT_STEPS = 50  # between two snapshots of the test error
 # Models: fewer share the overhead, more leave the cache.
 LARGEST_BATCH = {torch.float32: 20, torch.float64: 5}
@@ -170,7 +170,7 @@ def batch_of(
 
 def plan(options: Namespace) -> list[Batch]:
     """The batches of a command."""
-    steps = QUICK_STEPS if options.quick else STEPS
+    steps = QUICK_STEPS if options.quick else TRAINING_STEPS
     seeds = options.seeds or (QUICK_SEEDS if options.quick else None)
     return batches(list(MODELS), seeds, steps, options.variant, options.device)
 
@@ -207,15 +207,15 @@ class Data:
         self._x = self._y = torch.empty(0)
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        block, index = divmod(step - 1, BLOCK)
+        block, index = divmod(step - 1, SOBOL_BLOCK)
         if block != self._block:
             self._draw(block)
         # Of three dimensions: then each model's product is separate and rounds alike in any batch.
         return self._x[index][self._index], self._y[index][self._index]
 
     def _draw(self, block: int) -> None:
-        """The rows ``[BLOCK, tasks and seeds, ROWS, 100]`` and targets of a block of steps."""
-        base = self._points.points(block * BLOCK * ROWS + 1, BLOCK * ROWS)
+        """Rows ``[SOBOL_BLOCK, tasks and seeds, ROWS, 100]`` and targets of a block of steps."""
+        base = self._points.points(block * SOBOL_BLOCK * ROWS + 1, SOBOL_BLOCK * ROWS)
         single = base.float()
         shifted = {seed: (single + vector).frac_() for seed, vector in self._shifts.items()}
         ranges = dict.fromkeys((TASKS[task].train, seed) for task, seed in self._distinct)
@@ -223,8 +223,10 @@ class Data:
         inputs, targets = [], []
         for task, seed in self._distinct:
             x = rows[TASKS[task].train, seed]
-            inputs.append(x.to(self.dtype).view(BLOCK, ROWS, INPUTS))
-            targets.append(TASKS[task].operation(*sums(x)).to(self.dtype).view(BLOCK, ROWS, 1))
+            inputs.append(x.to(self.dtype).view(SOBOL_BLOCK, ROWS, INPUTS))
+            targets.append(
+                TASKS[task].operation(*sums(x)).to(self.dtype).view(SOBOL_BLOCK, ROWS, 1)
+            )
         self._x, self._y = (torch.stack(part, 1).to(self.device) for part in (inputs, targets))
         self._block = block
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.single_module import task as single_module
-from benchmarks.paper.single_module.task import ROWS, Data
+from benchmarks.paper.single_module.task import BATCH_ROWS, Data
 from benchmarks.paper.training import Rows
 from npu_kernels.fitting import Run
 
@@ -63,7 +63,7 @@ class Best:
                 "solved_at": math.nan,  # the test error is looked at once, at the end
                 "sparsity": float(sparsity[k]),
                 "last_mse": float(errors[k]),
-                "steps": float(fit.rows[k]) / ROWS,
+                "steps": float(fit.rows[k]) / BATCH_ROWS,
             }
             table.append(single_module.table_row(self.settings, run, values))
         parameters = torch.cat([p.flatten(1) for p in models.parameters()], 1).cpu()
@@ -73,6 +73,8 @@ class Best:
 def rows(seeds: list[int], op: str, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The seeds' first rows on each range, ``[problems, count, 2]``, and their targets."""
     data = Data(seeds, op, device)
-    drawn = [tuple(part.clone() for part in data(step)) for step in range(1, 1 + count // ROWS)]
+    drawn = [
+        tuple(part.clone() for part in data(step)) for step in range(1, 1 + count // BATCH_ROWS)
+    ]
     x, y = (torch.cat(parts, 1) for parts in zip(*drawn, strict=True))
     return x, y

@@ -55,13 +55,13 @@ from npu_kernels.env import environment
 from npu_kernels.layers import Unit as Layer
 from npu_kernels.training import project_
 
-ROWS = 128
+BATCH_ROWS = 128
 STEPS, QUICK_STEPS = 50_000, 500
 SEEDS, QUICK_SEEDS = 25, 2
 LOOKS = 50  # how often the errors are noted in a training
 POINTS = 10_000  # of a validation or test set
 PIECE = 1_000  # of them at once
-BLOCK = 50  # steps whose rows are drawn at once
+DRAW_BLOCK = 50  # steps whose rows are drawn at once
 STARTS, FIT_ROWS = 128, 2048  # of a fit
 COLUMNS = (
     "unit", "op", "range", "recipe", "seed", "test_mse", "solved", "solved_at", "sparsity",
@@ -240,18 +240,21 @@ class Data:
         self.width = width.float().view(-1, 1).to(device)
         self.low = (bounds[:, 0] + width * 2.0**-25).float().view(-1, 1).to(device)
         self._block = -1
-        self._u = torch.empty(0)  # [seeds, BLOCK, ROWS, 2]
+        self._u = torch.empty(0)  # [seeds, DRAW_BLOCK, BATCH_ROWS, 2]
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        """Inputs ``[K, ROWS, 2]`` and targets ``[K, ROWS, 1]``."""
+        """Inputs ``[K, BATCH_ROWS, 2]`` and targets ``[K, BATCH_ROWS, 1]``."""
         return self.many(step, 1)[:2]
 
     def many(self, step: int, most_steps: int) -> tuple[Tensor, Tensor, int]:
-        """The rows of the steps to the end of the block, ``[K, steps * ROWS, ...]``."""
-        block, index = divmod(step - 1, BLOCK)
+        """The rows of the steps to the end of the block, ``[K, steps * BATCH_ROWS, ...]``."""
+        block, index = divmod(step - 1, DRAW_BLOCK)
         if block != self._block:
             generators = (stream("single module data", seed, block) for seed in self.seeds)
-            draws = [torch.rand(BLOCK, ROWS, 2, generator=generator) for generator in generators]
+            draws = [
+                torch.rand(DRAW_BLOCK, BATCH_ROWS, 2, generator=generator)
+                for generator in generators
+            ]
             self._u = torch.stack(draws).to(self.low.device)
             self._block = block
         u = self._u[:, index : index + most_steps]
@@ -328,7 +331,7 @@ class SingleModule(Training):
     def _step(self, step: int) -> None:
         x, target = self.data(step)
         y = self.module(x)
-        error = (y.detach() - target).mul_(2 / ROWS)
+        error = (y.detach() - target).mul_(2 / BATCH_ROWS)
         gradients = torch.autograd.grad(y, self.buffer.parameters, error)
         with torch.no_grad():
             for gradient, total in zip(gradients, self.buffer.grads, strict=True):

@@ -19,7 +19,7 @@ class TinyStep {
   using Rows = TinyRows<T, complex>;
   static constexpr int W = S::width;
   static constexpr int R = Rows::kRows / W;
-  static constexpr int64_t kMostRows = 1024;  // of a model: its sums are added in T
+  static constexpr int64_t kMostRows = 1024;  // of a model: threads share the rows of more
   static constexpr int kRun = 4;              // panels that a register adds up: errors grow with a run's length
   static constexpr int kSums = round_up(kParts<complex> * Rows::kMostProducts + W + 1, W);
 
@@ -73,9 +73,9 @@ class TinyStep {
     Reg squares = S::zero(), t[W];
     for (int r = 0; r < R; ++r) {
       const int valid = Rows::valid(rows, r);
-      if (valid > 0) load_few_columns<T>(target + r * W * out, valid, out, t);
+      load_few_columns<T>(target + r * W * out, valid, out, t);
       for (int o = 0, n = r * out; o < out; ++o, ++n) {
-        const Reg y = first(panel_.y[n], valid), d = valid > 0 ? y - t[o] : S::zero();
+        const Reg y = first(panel_.y[n], valid), d = y - t[o];
         squares = S::fma(d, d, squares);
         grad_p[n] = scale * d * y;
         grad_q[n] = -(scale * d) * first(panel_.s[n], valid);

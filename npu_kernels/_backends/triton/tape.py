@@ -45,11 +45,8 @@ from npu_kernels._operators.precision import float32_matmul_precision
 _UNALIGNED = 16 - 1  # bits of an address
 # Recordings of a launcher: numbers of rows that vary without end must not fill the memory.
 _MAX_RECORDINGS = 1024
-_ALLOCATIONS = (
-    torch.ops.aten.new_empty.default,
-    torch.ops.aten.empty.memory_format,
-    torch.ops.aten.empty_like.default,
-)
+_aten = torch.ops.aten
+_ALLOCATIONS = (_aten.new_empty.default, _aten.empty.memory_format, _aten.empty_like.default)
 # Kernels without float32 matrix products; all others may depend on the float32 matmul precision.
 _ANY_PRECISION = {"npu_small_forward", "npu_small_backward", "sum_partials"}
 _ANY_PRECISION |= {"nmu_forward", "nmu_backward", "nmru_forward", "nmru_backward"}
@@ -100,10 +97,8 @@ class Tape:
                 return None
         tensors: list[Any] = [tensor for tensor in operands if tensor is not None]
         for like, shape, dtype in self.allocations:
-            source = tensors[like]
-            tensors.append(
-                torch.empty_like(source) if shape is None else source.new_empty(shape, dtype=dtype)
-            )
+            new, source = tensors[like].new_empty, tensors[like]
+            tensors.append(torch.empty_like(source) if shape is None else new(shape, dtype=dtype))
         addresses: list[Any] = [tensor.data_ptr() for tensor in tensors]
         if functools.reduce(or_, addresses) & _UNALIGNED:
             return None
@@ -182,10 +177,7 @@ class _Recorder(TorchDispatchMode):
             handle = (compiled.run, compiled.function, compiled.packed_metadata)
             self.valid = self.valid and type(kernel) is JITFunction and callable(compiled.run)
             self.launches.append(_Launch(*handle, programs, select, numbers, kernel, compiled))
-        except (
-            AttributeError,
-            KeyError,
-        ):  # an interpreted kernel, another Triton, a foreign tensor
+        except (AttributeError, KeyError):  # interpreted, another Triton, or a foreign tensor
             self.valid = False
 
     def tape(self, results: Any) -> Tape | None:
@@ -222,14 +214,11 @@ def _undisturbed() -> bool:
     try:
         runtime = knobs.runtime
         enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-        return not (
-            (enter is not None and enter.calls)
-            or (leave is not None and leave.calls)
-            or runtime.debug
-            or runtime.add_stages_inspection_hook is not None
-            or knobs.compilation.instrumentation_mode
-            or JITFunction.run is not _run
-        )
+        if (enter is not None and enter.calls) or (leave is not None and leave.calls):
+            return False
+        changed = runtime.debug or runtime.add_stages_inspection_hook is not None
+        changed = changed or knobs.compilation.instrumentation_mode
+        return not changed and JITFunction.run is _run
     except AttributeError:  # another Triton, or a hook that is a plain function
         return False
 

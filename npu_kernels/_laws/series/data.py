@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from npu_kernels._common.checks import is_whole
+from npu_kernels._common.checks import check_numbers, is_whole
 
 NAME = "ode.fit"
 FAR = 2.0  # times the median distance; samples farther apart get nodes in between
@@ -168,9 +168,10 @@ def tensor(function: str, name: str, value: Any) -> Tensor:
 
     if isinstance(value, Tensor):
         return value.detach().cpu().double()
+    check_numbers(function, name, value)
     try:
         return torch.as_tensor(numpy.array(value, dtype=numpy.float64))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(
             f"{function}: {name} must be numbers, got {type(value).__name__}: {error}"
         ) from None

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from npu_kernels._common.checks import check_whole
 from npu_kernels._common.seeds import stream
-from npu_kernels._jobs.checkpoints import Checkpoint, digest, interruptible
+from npu_kernels._jobs.checkpoint import Checkpoint
+from npu_kernels._jobs.driver import interruptible
+from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._jobs.progress import Progress
 from npu_kernels._laws.series import data as series
 from npu_kernels._laws.series.data import NAME, Series
@@ -114,7 +116,7 @@ def fit(
         raise ImportError(INSTALL) from error
     _check(start, simplify)
     max_denominator = check_whole(NAME, "max_denominator", max_denominator)
-    seed = check_whole(NAME, "seed", seed, 0)
+    seed = check_whole(NAME, "seed", seed, 0, bounded=False)
     power, nau = _layers(model)
     series.check_observed(observed, power.in_features)
     data = series.read(t, u, u0, sigma, observed, names, power.in_features)
@@ -133,6 +135,9 @@ def fit(
             law, free, met = laws[0], laws[0], tuple(laws[1:])
             if simplify:
                 law, free, met = simpler(laws, max_denominator, loosen, job)
+        except Exception:
+            job.checkpoint = None  # a file whose content leads to an error stays as it is
+            raise
         finally:
             if job.checkpoint is not None:
                 job.checkpoint.save()

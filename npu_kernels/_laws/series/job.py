@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from npu_kernels._jobs import saved
-from npu_kernels._jobs.checkpoints import Checkpoint, check_same, digest, fingerprint
+from npu_kernels._jobs.checkpoint import Checkpoint
+from npu_kernels._jobs.fingerprint import check_same, digest, fingerprint
 from npu_kernels._jobs.progress import Progress
 
 VERSION = 1  # of a saved state

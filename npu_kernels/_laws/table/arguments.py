@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from npu_kernels._common.checks import as_number, check_whole
-from npu_kernels._jobs.checkpoints import digest
+from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._laws.products.units import Exponents, constrain
 from npu_kernels._laws.table.refine import Rules
 from npu_kernels._laws.table.search import Settings
@@ -72,6 +72,14 @@ def work_of(model: Any, seed: int, names: tuple[str, ...], *data: Array) -> Work
     return Work(
         seed, model.random_state is None, {"data": data_digest, "names": repr(names), **options}
     )
+
+
+def column_names(table: Any) -> list[str] | None:
+    """Names of the columns of a Series or a DataFrame."""
+    if hasattr(table, "columns"):
+        return [str(name) for name in table.columns]
+    name = getattr(table, "name", None)
+    return [str(name)] if isinstance(name, str) and hasattr(table, "to_numpy") else None
 
 
 def units_of(units: Any, names: tuple[str, ...]) -> list[str] | None:

@@ -55,24 +55,11 @@ def intervals(equation: Equation, draws: Array, level: float) -> list[Interval]:
     low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2], axis=0)
     error = draws.std(0, ddof=1)
     exponents = np.cumsum(equation.free.ravel()).reshape(equation.free.shape) - 1 + equation.terms
-    results = []
-    for interval, column in zip(
-        equation.intervals(level), _places(equation, exponents), strict=True
-    ):
-        results.append(
-            replace(
-                interval,
-                error=float(error[column]),
-                low=float(low[column]),
-                high=float(high[column]),
-            )
-        )
-    return results
-
-
-def _places(equation: Equation, exponents: Array) -> list[int]:
-    """Which column of the estimates each of the equation's intervals belongs to."""
-    results = []
+    columns = []  # of the estimates, to which the equation's intervals belong
     for k in range(equation.terms):
-        results += [k, *(int(exponents[k, i]) for i in np.flatnonzero(equation.free[k]))]
+        columns += [k, *(int(exponents[k, i]) for i in np.flatnonzero(equation.free[k]))]
+    numbers = np.stack([error, low, high], 1)[columns].tolist()
+    results = []
+    for interval, (deviation, first, last) in zip(equation.intervals(level), numbers, strict=True):
+        results.append(replace(interval, error=deviation, low=first, high=last))
     return results

@@ -10,9 +10,10 @@ import numpy as np
 
 from npu_kernels._common.checks import check_level, check_whole, is_whole
 from npu_kernels._common.notices import warn
-from npu_kernels._jobs.checkpoints import Checkpoint
+from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._laws.table.arguments import (
     check_parameters,
+    column_names,
     exponents_of,
     settings_of,
     units_of,
@@ -28,6 +29,8 @@ from npu_kernels._laws.table.table import EquationTable, report
 from npu_kernels._laws.table.work import Work
 
 Array = Any
+
+_SEVERAL_OUTPUTS = {"multi_output": True, "y_numeric": True, "dtype": np.float64}  # of the data
 INSTALL = (
     "NPURegressor needs scikit-learn: pip install 'npu_kernels[sklearn]' "
     "(or: pip install scikit-learn)"
@@ -159,75 +162,57 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         from sklearn.utils.validation import _check_sample_weight, validate_data
 
         check_parameters(self)
-        outputs = _names_of_outputs(y)
-        X, y = validate_data(
-            self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, ensure_min_samples=2
-        )  # fmt: skip
+        outputs = column_names(y)
+        X, y = validate_data(self, X, y, **_SEVERAL_OUTPUTS, ensure_min_samples=2)
         weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
         if (weight < 0).any() or not weight.any():
             raise ValueError("NPURegressor: sample_weight must be at least 0 and not all 0")
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
-        names = tuple(
-            str(n) for n in getattr(self, "feature_names_in_", [f"x{i}" for i in range(X.shape[1])])
-        )
-        outputs = outputs or (
-            ["y"] if targets.shape[1] == 1 else [f"y{o}" for o in range(targets.shape[1])]
-        )
+        default_names = [f"x{i}" for i in range(X.shape[1])]
+        names = tuple(map(str, getattr(self, "feature_names_in_", default_names)))
+        count = targets.shape[1]
+        outputs = outputs or (["y"] if count == 1 else [f"y{o}" for o in range(count)])
         input_units = units_of(self.units, names)
         self._warn(X, names, constants_matter=input_units is not None)
         settings = settings_of(self, int(check_random_state(self.random_state).randint(2**31 - 1)))
         X, targets, weight = merged(X, targets, weight)
-        y_units = (
-            self.y_units
-            if isinstance(self.y_units, (list, tuple))
-            else [self.y_units] * len(outputs)
-        )
-        if len(y_units) != len(outputs):
-            raise ValueError(
-                f"NPURegressor: y_units must have {len(outputs)} entries, got {self.y_units!r}"
-            )
-        tasks = [
-            Rows(
-                X,
-                targets[:, o],
-                weight,
-                names,
-                name,
-                exponents_of(X, names, input_units, name, y_units[o]),
-                self.noise,
-            )
-            for o, name in enumerate(outputs)
-        ]
+        several = isinstance(self.y_units, (list, tuple))
+        y_units = self.y_units if several else [self.y_units] * count
+        if len(y_units) != count:
+            rule = f"y_units must have {count} entries"
+            raise ValueError(f"NPURegressor: {rule}, got {self.y_units!r}")
+        tasks = []
+        for y_of_task, name, unit in zip(targets.T, outputs, y_units, strict=True):
+            exponents = exponents_of(X, names, input_units, name, unit)
+            tasks.append(Rows(X, y_of_task, weight, names, name, exponents, self.noise))
         if checkpoint is None:
             results = self._all(tasks, settings)
         else:
-            results = self._resumed(
-                tasks, settings, work_of(self, settings.seed, names, X, targets, weight), checkpoint
-            )
+            record = work_of(self, settings.seed, names, X, targets, weight)
+            results = self._resumed(tasks, settings, record, checkpoint)
         tables = [EquationTable(law) for law in results]
         self._single = y.ndim == 1
         self._set(tables)
         return self
 
     def _powers(self) -> tuple[float, ...] | None:
-        return (
-            None
-            if isinstance(self.output_powers, str)
-            else tuple(float(p) for p in self.output_powers)
-        )
+        powers = self.output_powers
+        return None if isinstance(powers, str) else tuple(map(float, powers))
 
     def _resumed(
         self, outputs: list[Rows], settings: Settings, record: Work, path: Any
     ) -> list[Laws]:
         """`_all`, continued from a checkpoint and kept there."""
         record.checkpoint = Checkpoint(record, path)
+        results = []
         try:
-            return [
-                limited(
-                    rows, replace(settings, seed=record.seed, steps=record.steps(o)), self._powers()
-                )
-                for o, rows in enumerate(outputs)
-            ]
+            for o, rows in enumerate(outputs):
+                resumed = replace(settings, seed=record.seed, steps=record.steps(o))
+                results.append(limited(rows, resumed, self._powers()))
+            return results
+        except Exception:
+            record.checkpoint = None  # a file whose content leads to an error stays as it is
+            raise
         finally:
             if record.checkpoint is not None:
                 record.checkpoint.save()
@@ -238,9 +223,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
             return [limited(rows, settings, powers) for rows in tasks]
         from joblib import Parallel, delayed
 
-        results: list[Laws] = Parallel(n_jobs=self.n_jobs)(
-            delayed(limited)(rows, settings, powers) for rows in tasks
-        )
+        calls = (delayed(limited)(rows, settings, powers) for rows in tasks)
+        results: list[Laws] = Parallel(n_jobs=self.n_jobs)(calls)
         return results
 
     def _set(self, tables: list[EquationTable]) -> None:
@@ -253,15 +237,10 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
             setattr(self, f"{name}_", values[0] if single else values)
 
     def _warn(self, X: Array, names: tuple[str, ...], constants_matter: bool) -> None:
-        constant = [
-            name for name, unchanged in zip(names, (X[0] == X).all(0), strict=True) if unchanged
-        ]
+        constant = [names[i] for i in np.flatnonzero((X[0] == X).all(0))]
         if constant and not constants_matter and len(X) > 1:
-            warn(
-                "NPURegressor: constant columns tell nothing and are left out: "
-                f"{', '.join(constant)}",
-                EquationWarning,
-            )
+            text = "NPURegressor: constant columns tell nothing and are left out"
+            warn(f"{text}: {', '.join(constant)}", EquationWarning)
         if len(X) <= X.shape[1] + 1:
             warn(
                 f"NPURegressor: {len(X)} rows are not more than the {X.shape[1] + 1} parameters "
@@ -289,9 +268,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         for table in self._tables():
             position = table.best if index is None else index
             if not is_whole(position) or not -len(table) <= position < len(table):
-                raise ValueError(
-                    f"NPURegressor: index must be one of the {len(table)} candidates, got {index!r}"
-                )
+                rule = f"index must be one of the {len(table)} candidates"
+                raise ValueError(f"NPURegressor: {rule}, got {index!r}")
             results.append(table[position])
         return results
 
@@ -365,21 +343,16 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
 
         draws, level = check_whole("bootstrap", "draws", draws, 10), check_level("bootstrap", level)
         equations = self._pick(None)
-        X, y = validate_data(
-            self, X, y, reset=False, multi_output=True, y_numeric=True, dtype=np.float64
-        )
+        X, y = validate_data(self, X, y, reset=False, **_SEVERAL_OUTPUTS)
         weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         results: list[Any] = []
         shares = [len(part) for part in np.array_split(np.arange(draws), min(draws, 8))]
         for o, equation in enumerate(equations):
-            parts = Parallel(n_jobs=self.n_jobs)(
-                delayed(resampled)(
-                    equation, X, targets[:, o], weight, self.loss, [seed, o, part], share
-                )
-                for part, share in enumerate(shares)
-            )
+            data = equation, X, targets[:, o], weight, self.loss
+            calls = (delayed(resampled)(*data, [seed, o, n], k) for n, k in enumerate(shares))
+            parts = Parallel(n_jobs=self.n_jobs)(calls)
             results.append(percentiles(equation, np.concatenate(parts), level))
         return self._one_or_all(results)
 
@@ -396,9 +369,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         if (X is None) != (y is None):
             raise ValueError("plot: X and y must be given together, got one of them")
         if X is not None:
-            X, y = validate_data(
-                self, X, y, reset=False, multi_output=True, y_numeric=True, dtype=np.float64
-            )
+            X, y = validate_data(self, X, y, reset=False, **_SEVERAL_OUTPUTS)
             y = np.asarray(y).reshape(len(X), -1)[:, output]
         return draw(table, table[table.best], X, y)
 
@@ -425,11 +396,3 @@ def _threads() -> Any:
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
-
-
-def _names_of_outputs(y: Any) -> list[str] | None:
-    """Names of a Series or a DataFrame."""
-    if hasattr(y, "columns"):
-        return [str(name) for name in y.columns]
-    name = getattr(y, "name", None)
-    return [str(name)] if isinstance(name, str) and hasattr(y, "to_numpy") else None

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from npu_kernels._jobs.checkpoints import digest
+from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._jobs.progress import Progress
+from npu_kernels._laws.table.arguments import column_names
 from npu_kernels._laws.table.estimator import NPURegressor
 from npu_kernels._laws.table.ranks import Exchange
 
@@ -212,9 +213,10 @@ def _one(name: Any, data: tuple[Any, ...], model: NPURegressor, folder: Path | N
         path = None
         if folder is not None:
             parts = [
-                np.ascontiguousarray(part, dtype=np.float64) for part in data if part is not None
+                np.array(part, dtype=np.float64, order="C") for part in data if part is not None
             ]
-            path = folder / f"{digest(*map(torch.from_numpy, parts))}.pt"
+            names = column_names(data[0]), column_names(data[1])
+            path = folder / f"{digest(*map(torch.from_numpy, parts), *names)}.pt"
         X, y, *weight = data
         fitted = clone(model).fit(X, y, *weight, checkpoint=path)
     except Exception as error:  # of any kind: the other problems shall be fitted

@@ -30,65 +30,46 @@ class EquationTable(list[Equation]):
         rows = [("", "terms", "parameters", "error", "BIC", "exact", "formula")]
         for index, equation in enumerate(self):
             mark = "*" if index == self.best else ""
-            numbers = (
-                str(equation.terms),
-                str(equation.parameters),
-                f"{equation.error:.2e}",
-                f"{equation.bic:.1f}",
-            )
-            rows.append((mark, *numbers, "yes" if equation.exact else "no", equation.text()))
+            counts = str(equation.terms), str(equation.parameters)
+            errors = f"{equation.error:.2e}", f"{equation.bic:.1f}"
+            exact = "yes" if equation.exact else "no"
+            rows.append((mark, *counts, *errors, exact, equation.text()))
         widths = [max(len(row[i]) for row in rows) for i in range(6)]
-        return "\n".join(
-            " ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=False))
-            + "  "
-            + row[6]
-            for row in rows
-        )
+        lines = []
+        for *cells, text in rows:
+            padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+            lines.append(f"{' '.join(padded)}  {text}")
+        return "\n".join(lines)
 
 
 def report(table: EquationTable, level: float = 0.95) -> str:
     """The chosen equation, its parameters and how far it is to be trusted."""
     equation = table[table.best]
+    unit = f"of {equation.output}'s root mean square"
     lines = [equation.text(), ""]
     if not table.complete:
         lines.append("The search was interrupted: this is the best equation until then.")
     plural = "" if equation.terms == 1 else "s"
-    lines.append(
-        f"It has {equation.terms} term{plural} and {equation.parameters} continuous parameters."
-    )
-    where = (
-        f"of {equation.held_out} rows that were not fitted"
-        if equation.held_out
-        else "with one row left out at a time"
-    )
+    count = f"{equation.terms} term{plural} and {equation.parameters} continuous parameters"
+    lines.append(f"It has {count}.")
+    where = "with one row left out at a time"
+    if equation.held_out:
+        where = f"of {equation.held_out} rows that were not fitted"
     if equation.exact:
         lines.append("It is exact: the residuals are those of rounding.")
     else:
-        kind = {
-            "constant": "taken as equal for all rows",
-            "relative": "in proportion to y",
-            "known": "as given",
-        }
-        lines.append(
-            f"Residuals: {equation.rms:.2g} of {equation.output}'s root mean square; "
-            f"errors {kind[table.noise]}."
-        )
-        lines.append(
-            f"Error {where}: {equation.error:.2g} of {equation.output}'s root mean square."
-        )
+        kind = {"constant": "taken as equal for all rows", "relative": "in proportion to y"}
+        errors = kind.get(table.noise, "as given")
+        lines.append(f"Residuals: {equation.rms:.2g} {unit}; errors {errors}.")
+        lines.append(f"Error {where}: {equation.error:.2g} {unit}.")
     if not equation.held_out:
-        lines.append(
-            "With so few rows the choice of the equation itself is not tested on other rows."
-        )
-    lines.append(
-        f"Estimates with standard errors and {100 * level:g} % intervals, "
-        "given the form of the equation:"
-    )
+        limit = "the choice of the equation itself is not tested on other rows"
+        lines.append(f"With so few rows {limit}.")
+    intervals = f"standard errors and {100 * level:g} % intervals"
+    lines.append(f"Estimates with {intervals}, given the form of the equation:")
     lines += [f"  {interval}" for interval in equation.intervals(level)]
     rivals = [other for other in table if other is not equation and other.bic - equation.bic < TELL]
     for other in rivals:
-        lines.append(
-            f"The data hardly tell it from: {other.text()} "
-            f"(criterion {other.bic - equation.bic:.1f} higher)"
-        )
+        higher = f"criterion {other.bic - equation.bic:.1f} higher"
+        lines.append(f"The data hardly tell it from: {other.text()} ({higher})")
     return "\n".join(lines)

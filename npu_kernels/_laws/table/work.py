@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from npu_kernels._jobs import saved
-from npu_kernels._jobs.checkpoints import Checkpoint, check_same, fingerprint
+from npu_kernels._jobs.checkpoint import Checkpoint
+from npu_kernels._jobs.fingerprint import check_same, fingerprint
 from npu_kernels._laws.table.refine import Sum
 from npu_kernels._laws.table.varpro import Points
 
@@ -64,10 +65,8 @@ class Work:
         saved.record(state, "content", self.state().keys())
         low, high = (0, 2**31 - 1) if self.drawn else (self.seed, self.seed)
         seed = saved.integer(state["seed"], "seed", low, high)
-        results = {
-            key: _read(value, f"step {key}")
-            for key, value in saved.mapping(state["kept"], "kept").items()
-        }
+        steps = saved.mapping(state["kept"], "kept").items()
+        results = {key: _read(value, f"step {key}") for key, value in steps}
         self.seed, self.kept = seed, results
 
 
@@ -115,10 +114,8 @@ class Steps:
             sizes = [parts[0].shape[1] for parts in step] if not _is_points(step) else [-1]
             return count in (None, len(sizes)) and all(size == inputs for size in sizes)
 
-        return [
-            _unpacked(parts)
-            for parts in self._step(lambda: [_packed(law) for law in compute()], fits)
-        ]
+        steps = self._step(lambda: [_packed(law) for law in compute()], fits)
+        return [_unpacked(parts) for parts in steps]
 
     def _step(self, compute: Callable[[], Any], fits: Callable[[Any], bool]) -> Any:
         """The next step: kept, or computed now; ValueError for one of a file that does not fit."""
@@ -151,25 +148,21 @@ def _read(step: Any, name: str) -> Any:
             np.random.default_rng(0).bit_generator.state = json.loads(step[1])
         except Exception:  # of any kind, by what is wrong in it
             raise ValueError(f"its {name} has no state of a generator") from None
-        return [
-            [u, *(saved.tensor(part, name, shape, torch.float64) for part, shape in shapes)],
-            step[1],
-        ]
+        parts = [saved.tensor(part, name, shape, torch.float64) for part, shape in shapes]
+        return [[u, *parts], step[1]]
     return [_read_sum(parts, name) for parts in step]
 
 
 def _read_sum(parts: Any, name: str) -> list[Any]:
     """A sum that was saved."""
-    u, parity, free, c, *errors = saved.sequence(parts, name, len(fields(Sum)))
+    u, parity, free, c, rss, press, cost = saved.sequence(parts, name, len(fields(Sum)))
     largest = torch.finfo(torch.float64).max
     u = saved.tensor(u, name, (None, None), torch.float64, low=-largest, high=largest)
-    shapes = (
-        (parity, u.shape, torch.float64),
-        (free, u.shape, torch.bool),
-        (c, u.shape[:1], torch.float64),
-    )
-    tensors = [saved.tensor(part, name, shape, dtype) for part, shape, dtype in shapes]
-    return [u, *tensors, *(saved.number(error, name, finite=False) for error in errors)]
+    parity = saved.tensor(parity, name, u.shape, torch.float64)
+    free = saved.tensor(free, name, u.shape, torch.bool)
+    c = saved.tensor(c, name, u.shape[:1], torch.float64)
+    rss, press = (saved.number(error, name, 0.0, finite=False) for error in (rss, press))
+    return [u, parity, free, c, rss, press, saved.number(cost, name, finite=False)]
 
 
 def _packed(law: Sum) -> list[Any]:

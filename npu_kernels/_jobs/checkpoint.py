@@ -1,0 +1,93 @@
+"""The file from which long work continues after an interruption."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from npu_kernels._common.notices import warn
+from npu_kernels._jobs import files, saved
+
+CHECKPOINT_SECONDS = 30.0  # between two savings
+
+
+class Resumable(Protocol):
+    """Work with a state of tensors and numbers, a dict that has its fingerprint."""
+
+    function: str  # what the user has called
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """What decides its numbers, as it was before the first step."""
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a state, all of which is checked before anything changes.
+
+        ValueError, which says what differs, for a wrong state or one of other work.
+        """
+
+
+class Checkpoint:
+    """The file of some work, checked before the work begins.
+
+    If the file exists, the work continues from it.
+
+    Raises TypeError if it is no path, or for a state that it cannot hold, OSError if it cannot be
+    written, ValueError if it is damaged or of other work.
+    """
+
+    def __init__(self, job: Resumable, path: str | os.PathLike[str]) -> None:
+        function = job.function
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"{function}: checkpoint must be a path, got {type(path).__name__}")
+        # A fingerprint that cannot be had fails before any step; later settings are not in it.
+        job.fingerprint  # noqa: B018
+        self.work, self.path, self._saved = job, Path(path), time.monotonic()
+        try:
+            files.check_writable(self.path)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            rule = "checkpoint must be a file that can be written"
+            raise _kind(error)(f"{function}: {rule}, got {str(path)!r}: {reason}") from None
+        try:
+            saved.plain(job.state(), "state")
+        except TypeError as error:
+            raise TypeError(f"{function}: {error}") from None
+        if self.path.exists():
+            try:
+                job.restore(files.load(self.path, ["fingerprint"]))
+            except (OSError, ValueError) as error:
+                raise self.refused(error) from None
+
+    def refused(self, error: OSError | ValueError) -> Exception:
+        """The error of a file that cannot be read or is not this work's."""
+        function = self.work.function
+        rule = f"checkpoint must be a new file or one of this same {function}"
+        return _kind(error)(f"{function}: {rule}, got {str(self.path)!r}: {error}")
+
+    def keep(self) -> None:
+        """Save if the last time is long ago."""
+        if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        """Save the work. It continues without where that fails, and the former file stays."""
+        self._saved = time.monotonic()
+        try:
+            files.save(self.path, saved.plain(self.work.state(), "state"))
+        except (OSError, TypeError) as error:  # the disk is full or gone; a new kind of value
+            warn(
+                f"{self.work.function}: checkpoint {str(self.path)!r} could not be written "
+                f"({getattr(error, 'strerror', None) or error}); "
+                f"the {self.work.function} goes on without",
+                RuntimeWarning,
+            )
+
+
+def _kind(error: OSError | ValueError) -> type[Exception]:
+    """Return the class to raise instead: ValueErrors of Unicode take more than a message."""
+    return type(error) if isinstance(error, OSError) else ValueError

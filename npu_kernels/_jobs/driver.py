@@ -1,0 +1,91 @@
+"""Long work, a slice at a time: progress, Ctrl-C and checkpoints have their turn between slices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from npu_kernels._jobs.checkpoint import Checkpoint, Resumable
+from npu_kernels._jobs.progress import Progress
+
+SLICE_SECONDS = 0.2  # of work, between which progress, Ctrl-C and checkpoints have their turn
+
+
+@contextmanager
+def interruptible() -> Iterator[list[bool]]:
+    """Yield a list that the first Ctrl-C fills; the second one raises KeyboardInterrupt."""
+    pressed: list[bool] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def press(number: int, frame: Any) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(True)
+
+    if before is None:  # not installed from Python: leave it
+        yield pressed
+        return
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Job(Resumable, Protocol):
+    """Work in steps."""
+
+    done: int
+    total: int
+
+    def advance(self, steps: int) -> None: ...
+
+
+def drive(
+    job: Job,
+    progress: bool | None,
+    checkpoint: str | os.PathLike[str] | None,
+    *,
+    first: int = 1,
+    note: Callable[[], str] = str,
+    limit: Callable[[], int] | None = None,
+    ended: Callable[[], bool] = bool,
+) -> None:
+    """Do a job to its end, or until Ctrl-C, a fraction of a second at a time.
+
+    Args:
+        job: the work.
+        progress: show it on stderr; None: if that is a terminal.
+        checkpoint: the file from which it continues and in which it is kept.
+        first: steps of the first slice; later ones take `SLICE_SECONDS`.
+        note: what the progress says beside the share that is done.
+        limit: the most steps of the next slice.
+        ended: called after each slice; True ends the job.
+    """
+    file = None if checkpoint is None else Checkpoint(job, checkpoint)
+    steps, before = first, job.done
+    shown = sys.stderr.isatty() if progress is None else progress
+    with interruptible() as pressed, Progress(job.function, job.total, sys.stderr, shown) as bar:
+        while job.done < job.total and not pressed:
+            steps = min(steps, job.total - job.done, job.total if limit is None else limit())
+            begin = time.monotonic()
+            job.advance(steps)
+            if shown:
+                bar.update(job.done, note(), before)
+            if ended():
+                break
+            if file is not None:
+                file.keep()
+            seconds = max(time.monotonic() - begin, 1e-6)
+            steps = max(1, min(8 * steps, int(steps * SLICE_SECONDS / seconds)))
+        if file is not None:
+            file.save()
