@@ -227,10 +227,10 @@ EXTENSION = [
         "adaptive-eps-too-small": ("eps >= std::numeric_limits<T>::min() &&", "eps > 0 &&"),
         "adaptive-infinite-eps": (" && eps <= std::numeric_limits<T>::max(),", ","),
         "adaptive-dimensions-of-a-weight": ("check(weight_re.dim() == 3 && ", "check("),
-        "adaptive-number-of-counts": ("ScalarType::Long, 4 * n.rows);", "ScalarType::Long, counts.numel());"),
+        "adaptive-number-of-counts": ("ScalarType::Long, kCounts * n.rows);", "ScalarType::Long, counts.numel());"),
         "adaptive-gradients-that-nobody-needs": ("const bool wanted = like[i] && needs >> i & 1;", "const bool wanted = bool(like[i]);"),
         "adaptive-gradient-of-times-that-nobody-needs": ("const bool of_t = needs >> 5 & 1;", "const bool of_t = true;"),
-        "adaptive-negative-counts": ("check(found[4 * row] >= 0 && found", "check(found"),
+        "adaptive-negative-counts": ("check(steps >= 0 && steps <=", "check(steps <="),
         "adaptive-negative-distance-of-states": ("check(every > 0, ", "check(every != 0, "),
     }),
     *mutants("csrc/core/ode/adaptive.h", "tests/ode/test_ode_adaptive_steps.py", {

@@ -44,7 +44,7 @@ TIME_LOOP = [
         "ode-adaptive-tracers": ("if is_compiling() or is_tracing() or", "if is_compiling() or"),
         "ode-adaptive-vmapped-weights": ("any(map(is_vmapped, (u0, *weights)))", "is_vmapped(u0)"),
         "ode-adaptive-least-tolerance": ("if options.rtol < (minimum", "if options.rtol <= (minimum"),
-        "ode-adaptive-statistics-of-the-graph": ("Statistics(accepted.clone(), rejected.clone(), evaluations)", "Statistics(accepted, rejected, evaluations)"),
+        "ode-adaptive-statistics-of-the-graph": ("counts.clone().unbind(-1)", "counts.unbind(-1)"),
         "ode-adaptive-kept-without-gradients": ("if torch.is_grad_enabled() and any(t is", "if any(t is"),
         "ode-adaptive-kept-for-nothing": ("if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):", "if torch.is_grad_enabled():"),
         "ode-adaptive-segments-of-no-steps": ("math.isqrt(max(steps.times.shape[-1], 1) - 1)", "math.isqrt(steps.times.shape[-1] - 1)"),
