@@ -106,6 +106,8 @@ struct AllKept : std::vector<npu::OdeKept<T>> {
   }
 };
 
+constexpr int64_t kCounts = 5;  // of a trajectory
+
 // A guess of the steps, where there is none: what decides whether threads are worth their start.
 constexpr int64_t kSteps = 40;
 
@@ -115,29 +117,32 @@ npu::TorchThreads threads(int64_t rows, int64_t steps, int64_t features, int64_t
 
 template <typename T>
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(const Tensor& u0, const Operands<T>& n, double rtol,
-                                                                   double atol, int64_t max_steps, int64_t every) {
+                                                                   double atol, int64_t max_steps, int64_t max_at_bound,
+                                                                   int64_t every) {
   const int64_t models = n.inputs.models, starts = n.inputs.starts, features = n.inputs.features;
   Tensor path = empty(u0, {models, starts, n.count, features}, kType<T>);
   Tensor last = empty(u0, {models, starts, features}, kType<T>);
-  Tensor counts = empty(u0, {models, starts, 4}, ScalarType::Long);
+  Tensor counts = empty(u0, {models, starts, kCounts}, ScalarType::Long);
   Tensor clock = empty(u0, {models, starts, 3}, ScalarType::Double);
   AllKept<T> kept(every > 0 ? n.rows : 0);
   npu::kernels<T>().ode_adaptive_forward(
-      {n.inputs, n.pair, read<T>("u0", u0, kType<T>, n.rows * features), n.t, n.count, rtol, atol, max_steps, every,
-       write<T>(path), write<T>(last), write<int64_t>(counts), write<double>(clock), every > 0 ? kept.data() : nullptr},
+      {n.inputs, n.pair, read<T>("u0", u0, kType<T>, n.rows * features), n.t, n.count, rtol, atol, max_steps,
+       max_at_bound, every, write<T>(path), write<T>(last), write<int64_t>(counts), write<double>(clock),
+       every > 0 ? kept.data() : nullptr},
       threads(n.rows, kSteps, features, n.inputs.hidden));
 
   const int64_t* found = write<int64_t>(counts);
   int64_t steps = 0, states = 0;
   for (int64_t row = 0; every > 0 && row < n.rows; ++row) {
-    steps += found[4 * row];
-    states += found[4 * row] / every + 1;
+    steps += found[kCounts * row];
+    states += found[kCounts * row] / every + 1;
   }
-  Tensor times = empty(u0, {steps}, ScalarType::Double), nodes = empty(u0, {states, features}, kType<T>);
+  const int64_t width = n.pair.kept() * features;
+  Tensor times = empty(u0, {steps}, ScalarType::Double), nodes = empty(u0, {states, width}, kType<T>);
   double* time = write<double>(times);
   T* node = write<T>(nodes);
   for (int64_t row = 0; every > 0 && row < n.rows; ++row) {
-    const int64_t count = found[4 * row], size = (count / every + 1) * features;
+    const int64_t count = found[kCounts * row], size = (count / every + 1) * width;
     if (count > 0) std::memcpy(time, kept[size_t(row)].times, size_t(count) * sizeof(double));
     std::memcpy(node, kept[size_t(row)].states, size_t(size) * sizeof(T));
     time += count;
@@ -148,35 +153,36 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(const Tensor&
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> ode_adaptive_forward(
     const Tensor& u0, const Tensor& weight_re, Optional weight_im, Optional gate, const Tensor& weight, const Tensor& t,
-    std::vector<double> pair, double rtol, double atol, int64_t max_steps, double eps, bool clip, int64_t every) {
+    std::vector<double> pair, double rtol, double atol, int64_t max_steps, int64_t max_at_bound, double eps, bool clip,
+    int64_t every) {
   const auto as = [&](auto zero) {
     using T = decltype(zero);
     const Operands<T> operands(u0, weight_re, weight_im, gate, weight, t, pair, eps, clip);
-    return npu::naming_memory([&] { return forward<T>(u0, operands, rtol, atol, max_steps, every); });
+    return npu::naming_memory([&] { return forward<T>(u0, operands, rtol, atol, max_steps, max_at_bound, every); });
   };
   return u0.scalar_type() == ScalarType::Float ? as(float{}) : as(double{});
 }
 
 template <typename T>
-std::vector<Tensor> backward(const Tensor& grad_path, const Operands<T>& n, const Tensor& counts, const Tensor& times,
-                             const Tensor& states, const std::array<Optional, 5>& like, int64_t every,
-                             bool straight_through, int64_t needs) {
-  const int64_t features = n.inputs.features;
-  const int64_t* found = read<int64_t>("counts", counts, ScalarType::Long, 4 * n.rows);
+std::vector<Tensor> backward(const Tensor& path, const Tensor& grad_path, const Operands<T>& n, const Tensor& counts,
+                             const Tensor& times, const Tensor& states, const std::array<Optional, 5>& like,
+                             double rtol, double atol, int64_t every, bool straight_through, int64_t needs) {
+  const int64_t features = n.inputs.features, size = n.rows * n.count * features;
+  const int64_t* found = read<int64_t>("counts", counts, ScalarType::Long, kCounts * n.rows);
   std::vector<int64_t> steps_at{0}, states_at{0};
   int64_t longest = 0;
   for (int64_t row = 0; row < n.rows; ++row) {
     // No more than there are, so that the sum of many does not overflow.
-    check(found[4 * row] >= 0 && found[4 * row] <= times.numel(),
-          "ode_adaptive: counts must not be negative, nor above ", times.numel(), ", the number of times, got ",
-          found[4 * row]);
-    steps_at.push_back(steps_at.back() + found[4 * row]);
-    states_at.push_back(states_at.back() + found[4 * row] / every + 1);
-    longest = std::max(longest, found[4 * row]);
+    const int64_t steps = found[kCounts * row];
+    check(steps >= 0 && steps <= times.numel(), "ode_adaptive: counts must not be negative, nor above ", times.numel(),
+          ", the number of times, got ", steps);
+    steps_at.push_back(steps_at.back() + steps);
+    states_at.push_back(states_at.back() + steps / every + 1);
+    longest = std::max(longest, steps);
   }
   // The core reserves memory for so many states: no more than a trajectory has.
   every = std::min(every, longest + 1);
-  npu::product("ode_adaptive", every, features, 1 << 10);
+  npu::product("ode_adaptive", every, features, 1 << 13);
   std::vector<Tensor> grads;
   for (size_t i = 0; i < like.size(); ++i) {
     const bool wanted = like[i] && needs >> i & 1;
@@ -190,25 +196,27 @@ std::vector<Tensor> backward(const Tensor& grad_path, const Operands<T>& n, cons
   const npu::OdeBackward<T> gradients{n.inputs, nullptr, nullptr, nullptr, nullptr, straight_through,
                                       into(0),  into(1), into(2), into(3), into(4)};
   npu::kernels<T>().ode_adaptive_backward(
-      {gradients, n.pair, read<T>("grad_path", grad_path, kType<T>, n.rows * n.count * features), n.t, n.count, every,
+      {gradients, n.pair, rtol, atol, n.pair.implicit() ? read<T>("path", path, kType<T>, size) : nullptr,
+       read<T>("grad_path", grad_path, kType<T>, size), n.t, n.count, every,
        read<double>("times", times, ScalarType::Double, steps_at.back()),
-       read<T>("states", states, kType<T>, states_at.back() * features), steps_at.data(), states_at.data(),
-       of_t ? write<double>(grads[5]) : nullptr},
+       read<T>("states", states, kType<T>, states_at.back() * n.pair.kept() * features), steps_at.data(),
+       states_at.data(), of_t ? write<double>(grads[5]) : nullptr},
       threads(1, 2 * steps_at.back(), features, n.inputs.hidden));
   return grads;
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> ode_adaptive_backward(
-    const Tensor& grad_path, const Tensor& u0, const Tensor& weight_re, Optional weight_im, Optional gate,
-    const Tensor& weight, const Tensor& t, const Tensor& counts, const Tensor& times, const Tensor& states,
-    std::vector<double> pair, double eps, bool clip, int64_t every, bool straight_through, int64_t needs) {
+    const Tensor& path, const Tensor& grad_path, const Tensor& u0, const Tensor& weight_re, Optional weight_im,
+    Optional gate, const Tensor& weight, const Tensor& t, const Tensor& counts, const Tensor& times,
+    const Tensor& states, std::vector<double> pair, double rtol, double atol, double eps, bool clip, int64_t every,
+    bool straight_through, int64_t needs) {
   const auto as = [&](auto zero) {
     using T = decltype(zero);
     const Operands<T> n(u0, weight_re, weight_im, gate, weight, t, pair, eps, clip);
     check(every > 0, "ode_adaptive: every must be positive, got ", every);
     const std::array<Optional, 5> like{u0, weight_re, weight_im, gate, weight};
     const auto call = [&] {
-      return backward<T>(grad_path, n, counts, times, states, like, every, straight_through, needs);
+      return backward<T>(path, grad_path, n, counts, times, states, like, rtol, atol, every, straight_through, needs);
     };
     const std::vector<Tensor> grads = npu::naming_memory(call);
     return std::tuple{grads[0], grads[1], grads[2], grads[3], grads[4], grads[5]};

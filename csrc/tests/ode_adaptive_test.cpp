@@ -1,7 +1,8 @@
 // The adaptive steps of every instruction set. In float64 the steps are those of a plain long-double control. The
 // states are those of a long-double loop over the kernel's own accepted steps, the gradients central differences of
 // that loop. The same bits from one thread as from many, and from states that were all kept as from those computed
-// again.
+// again. The implicit steps: these bits, too, and the explicit ones' path and gradients to the tolerance
+// (tests/ode/test_ode_implicit.py has the rest).
 #include <cstdlib>
 
 #include "layers.h"
@@ -29,9 +30,27 @@ const double kNumbers[npu::OdePair::kNumbers] = {
     0, 127303824393. / 49829197408, -318862633887. / 49829197408, 701980252875. / 199316789632,
     0, -282668133. / 205662961, 2019193451. / 616988883, -1453857185. / 822651844,
     0, 40617522. / 29380423, -110615467. / 29380423, 69997945. / 29380423,
-    3.3065};
+    3.3065, 0};
+// Kvaerno's.
+const double kImplicitNumbers[npu::OdePair::kNumbers] = {
+    0.26,
+    0.13, 0.84033320996790809,
+    0.22371961478320505, 0.47675532319799699, -0.06470895363112615,
+    0.16648564323248321, 0.10450018841591720, 0.03631482272098715, -0.13090704451073998,
+    0.13855640231268224, 0.0, -0.04245337201752043, 0.02446657898003141, 0.61943039072480676,
+    0.13659751177640291, 0.0, -0.05496908796538376, -0.04118626728321046, 0.62993304899016403, 0.06962479448202728,
+    -0.00195889053627933, 0.0, -0.01251571594786333, -0.06565284626324187, 0.01050265826535727, -0.19037520551797272,
+    0.26,
+    2.0984660796160095, -3.447857536706677, 2.2408189807527616, -0.4948300118856914,
+    0.0, 0.0, 0.0, 0.0,
+    -0.30400199698536806, 1.9630517255199214, -2.6385916988540266, 0.9245728823540895,
+    1.0506652946902324, -3.4969474755007046, 3.3838182441257945, -0.9787223305985332,
+    -1.8062302273268451, 6.679332395296094, -5.679998126984172, 1.4368290080050874,
+    -0.9364089730173661, 1.2455037326741685, -0.15116050509919782, -0.08830946007557727,
+    0.8975098230233373, -2.9430828412828025, 2.84511310605884, -0.7995400877993749,
+    1e300, 0.26};
 // clang-format on
-const npu::OdePair kPair{kNumbers};
+const npu::OdePair kPair{kNumbers}, kImplicit{kImplicitNumbers};
 
 struct Shape : OdeShape {
   bool falling;  // times
@@ -86,7 +105,7 @@ struct Problem : OdeModel {
     }
     return steps;
   }
-  // The steps that Hairer's control takes (npu_kernels/ode/_adaptive_reference.py).
+  // The steps that Hairer's control takes (npu_kernels/_time_loop/adaptive_reference.py).
   Control control(Long u, const std::vector<double>& t, long double tolerance, int64_t max_steps) const {
     const auto rms = [&](const auto& of) {
       long double sum = 0;
@@ -141,6 +160,7 @@ struct Problem : OdeModel {
 };
 
 constexpr double kTolerance = 1e-5;
+constexpr int64_t kCounts = 5;  // of a trajectory
 
 template <typename T>
 struct Case : OdeWeights<T> {
@@ -162,29 +182,29 @@ struct Results {
   std::vector<double> times, clock, grad_t;
   std::vector<int64_t> counts, steps_at;
 
-  Results(const Case<T>& c, const npu::Parallel& parallel, int64_t every) {
+  Results(const Case<T>& c, const npu::Parallel& parallel, int64_t every, const npu::OdePair& pair = kPair) {
     const T nan = std::numeric_limits<T>::quiet_NaN();
     const auto& kernels = npu::kernels<T>();
     const int64_t rows = c.n.rows(), d = c.n.features, count = int64_t(c.t.size());
     path.assign(c.grad_path.size(), nan);
     last.assign(c.u0.size(), nan);
-    counts.assign(size_t(4 * rows), -1);
+    counts.assign(size_t(kCounts * rows), -1);
     clock.assign(size_t(3 * rows), nan);
     std::vector<npu::OdeKept<T>> kept(size_t(rows), npu::OdeKept<T>{});
     kernels.ode_adaptive_forward(
-        {c.inputs(), kPair, c.u0.data(), c.t.data(), count, kTolerance, kTolerance, c.n.max_steps, every, path.data(),
-         last.data(), counts.data(), clock.data(), kept.data()},
+        {c.inputs(), pair, c.u0.data(), c.t.data(), count, kTolerance, kTolerance, c.n.max_steps, c.n.max_steps, every,
+         path.data(), last.data(), counts.data(), clock.data(), kept.data()},
         parallel);
     std::vector<T> states;
     std::vector<int64_t> states_at{0};
     steps_at = {0};
     for (int64_t row = 0; row < rows; ++row) {
       const npu::OdeKept<T>& own = kept[size_t(row)];
-      const int64_t steps = counts[size_t(4 * row)];
+      const int64_t steps = counts[size_t(kCounts * row)];
       times.insert(times.end(), own.times, own.times + steps);
-      states.insert(states.end(), own.states, own.states + (steps / every + 1) * d);
+      states.insert(states.end(), own.states, own.states + (steps / every + 1) * d * pair.kept());
       steps_at.push_back(int64_t(times.size()));
-      states_at.push_back(int64_t(states.size()) / d);
+      states_at.push_back(int64_t(states.size()) / (d * pair.kept()));
       std::free(own.times);
       std::free(own.states);
     }
@@ -204,9 +224,10 @@ struct Results {
                                   c.n.complex ? grad_wi.data() : nullptr,
                                   c.n.gated ? grad_gate.data() : nullptr,
                                   grad_a.data()};
-    kernels.ode_adaptive_backward({gradients, kPair, c.grad_path.data(), c.t.data(), count, every, times.data(),
-                                   states.data(), steps_at.data(), states_at.data(), grad_t.data()},
-                                  parallel);
+    kernels.ode_adaptive_backward(
+        {gradients, pair, kTolerance, kTolerance, path.data(), c.grad_path.data(), c.t.data(), count, every,
+         times.data(), states.data(), steps_at.data(), states_at.data(), grad_t.data()},
+        parallel);
   }
 
   std::vector<double> ends(int64_t row) const {
@@ -233,7 +254,7 @@ template <typename T>
 void compare_steps(const Case<T>& c, const Results<T>& got) {
   for (int64_t row = 0; row < c.n.rows(); ++row) {
     const Control want = Problem(c, row / c.n.starts).control(c.start(row), c.t, kTolerance, c.n.max_steps);
-    const int64_t* counts = got.counts.data() + 4 * row;
+    const int64_t* counts = got.counts.data() + kCounts * row;
     const std::vector<double> ends = got.ends(row);
     const bool done = !ends.empty() && ends.back() == c.t.back();
     expect(counts[0] == int64_t(ends.size()), "accepted steps");
@@ -342,6 +363,19 @@ void check(const Shape& n) {
     expect(got.same_as(Results<T>(c, workers(3), 1)), "the same bits from three threads");
     expect(got.same_as(Results<T>(c, workers(1), 3)), "the same bits from every third state");
     compare_all(c, got);
+    const Results<T> implicit(c, workers(1), 1, kImplicit);
+    expect(implicit.same_as(Results<T>(c, workers(3), 1, kImplicit)), "the same bits from three threads, implicit");
+    expect(implicit.same_as(Results<T>(c, workers(1), 3, kImplicit)), "the same bits from every third state, implicit");
+    if (n.max_steps < 10) return;  // neither has reached its end
+    const auto near = [](const char* name, const std::vector<T>& ours, const std::vector<T>& other) {
+      compare(name, ours.data(), Long(other.begin(), other.end()), 5e-3L);
+    };
+    near("implicit path", implicit.path, got.path);
+    near("implicit grad_u0", implicit.grad_u0, got.grad_u0);
+    near("implicit grad_weight_re", implicit.grad_wr, got.grad_wr);
+    if (n.complex) near("implicit grad_weight_im", implicit.grad_wi, got.grad_wi);
+    if (n.gated) near("implicit grad_gate", implicit.grad_gate, got.grad_gate);
+    near("implicit grad_weight", implicit.grad_a, got.grad_a);
   });
 }
 

@@ -182,12 +182,13 @@ TIME_LOOP_SCHEMAS = (
 # last two outputs follow from the values, so that there are no shape functions.
 ADAPTIVE_SCHEMAS = (
     "ode_adaptive_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate,"
-    " Tensor weight, Tensor t, float[] pair, float rtol, float atol, int max_steps, float eps,"
-    " bool clip, int every) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    "ode_adaptive_backward(Tensor grad_path, Tensor u0, Tensor weight_re, Tensor? weight_im,"
-    " Tensor? gate, Tensor weight, Tensor t, Tensor counts, Tensor times, Tensor states,"
-    " float[] pair, float eps, bool clip, int every, bool straight_through, int needs)"
+    " Tensor weight, Tensor t, float[] pair, float rtol, float atol, int max_steps,"
+    " int max_at_bound, float eps, bool clip, int every)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "ode_adaptive_backward(Tensor path, Tensor grad_path, Tensor u0, Tensor weight_re,"
+    " Tensor? weight_im, Tensor? gate, Tensor weight, Tensor t, Tensor counts, Tensor times,"
+    " Tensor states, float[] pair, float rtol, float atol, float eps, bool clip, int every,"
+    " bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 # Many training steps, for `_loops.plan`; on the CPU alone.
 TRAIN = "train"
@@ -208,7 +209,7 @@ def _names(schemas: Sequence[str]) -> tuple[str, ...]:
 SCHEMAS = tuple(schema for layer in LAYERS.values() for schema in layer.schemas())
 NAMES = _names(SCHEMAS)  # of the layers' operators
 TIME_LOOPS = _names(TIME_LOOP_SCHEMAS)  # formulas in _time_loop.reference
-ADAPTIVE = _names(ADAPTIVE_SCHEMAS)  # formulas in ode._adaptive_reference
+ADAPTIVE = _names(ADAPTIVE_SCHEMAS)  # formulas in _time_loop.adaptive_reference
 
 for _schema in SCHEMAS + TIME_LOOP_SCHEMAS:
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))

@@ -1,4 +1,4 @@
-"""The explicit Runge-Kutta methods: fixed steps, and embedded pairs with their interpolants.
+"""The Runge-Kutta methods: fixed steps, and embedded pairs with their interpolants.
 
 A step of size h from u makes s slopes k_i = f(v_i), v_1 = u:
 
@@ -8,10 +8,21 @@ A pair has order 5, an error estimate of order 4, and an interpolant of order 4 
 evaluations. Its step makes six slopes; k_7 = f(u_new) is the next step's k_1:
 
     error = h sum_j e_j k_j    u(x) = u + h sum_j k_j sum_p d_jp x^p,  0 <= x <= 1, p = 1 .. 4
+
+The stages of an implicit pair, behind the first, depend on their own slopes, too: g is one number
+for all of them, so that one matrix 1 - h g J serves them all.
+
+    v_{i+1} = u + h sum_{j <= i} a_ij k_j + h g k_{i+1}    u_new = v_7
+
+The state at x within such a step is one more stage, so that what a stiff model binds together is
+bound there, too; a polynomial in the slopes would have an error of order 3 in it:
+
+    u(x) = u + h sum_j k_j sum_p d_jp x^p + h g (k(x) - k_1),    k(x) = f(u(x))
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 STAGES = 7  # slopes of a pair's step, of which the first is the last of the step before
@@ -25,11 +36,12 @@ class Method(NamedTuple):
     stable: float  # a step damps u' = a u, a < 0, only for |h a| up to this
     error: tuple[float, ...] = ()  # e_j of a pair
     dense: tuple[float, ...] = ()  # d_jp of a pair, four numbers for each j
+    diagonal: float = 0.0  # g of an implicit pair
 
     @property
     def numbers(self) -> list[float]:
         """All numbers of a pair in a row, as the operators take them."""
-        return [*self.tableau, *self.error, *self.dense, self.stable]
+        return [*self.tableau, *self.error, *self.dense, self.stable, self.diagonal]
 
 
 _RK4 = (1 / 2, 0.0, 1 / 2, 0.0, 0.0, 1.0, 1 / 6, 1 / 3, 1 / 3, 1 / 6)
@@ -89,6 +101,41 @@ _TSIT5 = Method(
         *(0.0, 1.5, -4.0, 2.5),
     ),
 )
+# Kvaerno, "Singly diagonally implicit Runge-Kutta methods with an explicit first stage" (BIT 44,
+# 2004), ESDIRK 5/4. Of the implicit methods of order 5 it is the one whose discrete adjoint is
+# cheapest and cleanest: stages are solved one by one, and the derivative of each is one more system
+# with the transposed matrix, by the implicit function theorem; a Rosenbrock method (Rodas) would
+# need derivatives of the Jacobian, a Radau method systems of three times the size. Both members are
+# stiffly accurate, so that the error estimate is bounded for any stiffness. The stage at x has
+# order 4 with the smallest coefficients that give the step's ends.
+_KVAERNO5 = Method(
+    tableau=(
+        *(0.26,),
+        *(0.13, 0.84033320996790809),
+        *(0.22371961478320505, 0.47675532319799699, -0.06470895363112615),
+        *(0.16648564323248321, 0.10450018841591720, 0.03631482272098715, -0.13090704451073998),
+        *(0.13855640231268224, 0.0, -0.04245337201752043, 0.02446657898003141),
+        *(0.61943039072480676,),
+        *(0.13659751177640291, 0.0, -0.05496908796538376, -0.04118626728321046),
+        *(0.62993304899016403, 0.06962479448202728),
+    ),
+    order=5,
+    stable=math.inf,
+    error=(
+        *(-0.00195889053627933, 0.0, -0.01251571594786333, -0.06565284626324187),
+        *(0.01050265826535727, -0.19037520551797272, 0.26),
+    ),
+    dense=(
+        *(2.0984660796160095, -3.447857536706677, 2.2408189807527616, -0.4948300118856914),
+        *(0.0, 0.0, 0.0, 0.0),
+        *(-0.30400199698536806, 1.9630517255199214, -2.6385916988540266, 0.9245728823540895),
+        *(1.0506652946902324, -3.4969474755007046, 3.3838182441257945, -0.9787223305985332),
+        *(-1.8062302273268451, 6.679332395296094, -5.679998126984172, 1.4368290080050874),
+        *(-0.9364089730173661, 1.2455037326741685, -0.15116050509919782, -0.08830946007557727),
+        *(0.8975098230233373, -2.9430828412828025, 2.84511310605884, -0.7995400877993749),
+    ),
+    diagonal=0.26,
+)
 ALL = {
     "euler": Method((1.0,), 1, 2.0),
     "midpoint": Method((1 / 2, 0.0, 1.0), 2, 2.0),
@@ -96,6 +143,10 @@ ALL = {
     "rk4_38": Method(_RK4_38, 4, 2.785),
     "dopri5": _DOPRI5,
     "tsit5": _TSIT5,
+    "kvaerno5": _KVAERNO5,
 }
 METHODS = {name: method.tableau for name, method in ALL.items() if not method.error}
 PAIRS = {name: method for name, method in ALL.items() if method.error}
+# The explicit pair, and the implicit one for what is too stiff for it.
+AUTO, EXPLICIT, IMPLICIT = "auto", "tsit5", "kvaerno5"
+ADAPTIVE = (*PAIRS, AUTO)

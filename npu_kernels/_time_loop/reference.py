@@ -27,6 +27,15 @@ def rows(tableau: Sequence[float]) -> list[Sequence[float]]:
     return triangle
 
 
+def combine(k: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
+    """``sum_j c_j k_j``."""
+    total = k[0] * coefficients[0]
+    for slope, coefficient in zip(k[1:], coefficients[1:], strict=True):
+        if coefficient != 0:
+            total = total + slope * coefficient
+    return total
+
+
 def _advance(u: Tensor, dt: float, row: Sequence[float], k: Sequence[Tensor]) -> Tensor:
     for coefficient, slope in zip(row, k, strict=True):
         if coefficient != 0:

@@ -5,7 +5,7 @@ integrate        the same for weights that are no modules
 interpolate      a trajectory at any times, linear or by cubic Hermite polynomials
 fit              from time series to their law, as an equation with confidence intervals
 first_nonfinite  where trajectories leave the finite numbers
-rollout_any      any other model, through torchdiffeq
+rollout_any      any other model, through torchdiffeq or by implicit steps in eager torch
 """
 
 from npu_kernels._common.errors import NonFiniteError

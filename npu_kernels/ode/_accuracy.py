@@ -14,7 +14,7 @@ from npu_kernels._time_loop.loop import slope_function
 from npu_kernels.ode._checks import first_true, trajectory_name
 
 MIN_STIFF_STEPS = 100  # adaptive steps at the bound of stability; fewer cost little
-ADVICE = "ode.rollout_any(model, u0, ..., method='scipy_solver')"
+ADVICE = "ode.rollout(model, u0, t=..., method='kvaerno5')"
 
 
 class InaccurateError(FloatingPointError):

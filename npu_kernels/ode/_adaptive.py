@@ -16,11 +16,12 @@ from npu_kernels._common.notices import warn
 from npu_kernels._operators import dispatch
 from npu_kernels._operators.autograd import eager_only
 from npu_kernels._operators.transforms import is_vmapped
+from npu_kernels._time_loop import adaptive_reference as reference
+from npu_kernels._time_loop import methods
+from npu_kernels._time_loop.adaptive import AdaptiveFunction, Call, forward
 from npu_kernels._time_loop.loop import Weights, as_rows, slope_function
 from npu_kernels.ode import _accuracy as accuracy
-from npu_kernels.ode import _adaptive_reference as reference
 from npu_kernels.ode import _checks as checks
-from npu_kernels.ode._adaptive_function import AdaptiveFunction, Call, forward
 
 
 class Statistics(NamedTuple):
@@ -29,7 +30,8 @@ class Statistics(NamedTuple):
     Attributes:
         accepted: steps.
         rejected: steps.
-        evaluations: of the model: six for a step, two for the size of the first one.
+        evaluations: of the model: two for the size of the first step; six for a step of an explicit
+            method, and for one of an implicit method Newton's iterations and its Jacobian.
     """
 
     accepted: Tensor
@@ -52,18 +54,20 @@ def integrate(options: checks.Options, u0: Tensor, weights: Weights) -> Any:
         )
     times = checks.check_times(function, options.t)
     call = Call(
-        options.method, options.rtol, options.atol, options.max_steps, eps, options.gate_gradient,
-        options.clip, options.memory, has_starts,
+        options.method, options.rtol, options.atol, options.max_steps, options.max_steps + 1, eps,
+        options.gate_gradient, options.clip, options.memory, has_starts,
     )  # fmt: skip
-    is_fused = dispatch.backend_for(weights[0]) == "cpu" and not eager_only()
-    result = (_fused if is_fused else _eager)(call, times, u0, weights)
+    if options.method == methods.AUTO:
+        result = _auto(call, times, u0, weights)
+        call = call._replace(method=methods.IMPLICIT)  # whose ends the result has
+    else:
+        result = _solve(call, times, u0, weights)
     _report(options, call, result, weights)
     if not options.statistics:
         return result.path
     counts = result.counts if has_starts else result.counts.squeeze(-2)
-    accepted, rejected, _, _ = counts.unbind(-1)
-    evaluations = 6 * (accepted + rejected) + 2
-    return result.path, Statistics(accepted.clone(), rejected.clone(), evaluations)
+    accepted, rejected, _, _, evaluations = counts.clone().unbind(-1)
+    return result.path, Statistics(accepted, rejected, evaluations)
 
 
 class _Result(NamedTuple):
@@ -73,6 +77,52 @@ class _Result(NamedTuple):
     counts: Tensor
     clock: Tensor
     last: Tensor
+
+
+def _solve(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
+    is_fused = dispatch.backend_for(weights[0]) == "cpu" and not eager_only()
+    return (_fused if is_fused else _eager)(call, times, u0, weights)
+
+
+def _auto(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
+    """Return explicit steps, and implicit ones of each trajectory for which those are the wrong.
+
+    Such a trajectory has as many steps at the bound of stability as `_report` would warn of, or
+    does not reach its end. It begins anew: what is stiff is so most of the time, and a path of one
+    method has the interpolant and the derivative of that method.
+    """
+    explicit = call._replace(method=methods.EXPLICIT, max_at_bound=accuracy.MIN_STIFF_STEPS)
+    implicit = call._replace(method=methods.IMPLICIT)
+    first = _solve(explicit, times, u0, weights)
+    index = (first.counts[..., 3] != reference.DONE).nonzero(as_tuple=True)
+    if not len(index[0]):
+        return first
+    if len(index[0]) * first.counts.shape[-1] == first.counts.numel():
+        second = _solve(implicit, times, u0, weights)
+        return second._replace(counts=_with_evaluations(second.counts, first.counts))
+    rows = as_rows(u0, weights[0], call.has_starts)
+    device_index = tuple(part.to(u0.device) for part in index)
+    has_models = len(index) == 2
+    laws = tuple(w[device_index[0]] if has_models and w is not None else w for w in weights)
+    second = _solve(
+        implicit._replace(has_starts=not has_models),
+        times,
+        rows[device_index],
+        laws,  # type: ignore[arg-type]
+    )
+    counts = _with_evaluations(second.counts.reshape(len(index[0]), -1), first.counts[index])
+    paths = first.path if call.has_starts else first.path.unsqueeze(-3)
+    paths = paths.index_put(device_index, second.path)
+    all_counts = first.counts.index_put(index, counts)
+    clock = first.clock.index_put(index, second.clock.reshape(len(index[0]), -1))
+    last = first.last.index_put(device_index, second.last.reshape(len(index[0]), -1))
+    path = paths if call.has_starts else paths.squeeze(-3)
+    return _Result(path, all_counts, clock, last)
+
+
+def _with_evaluations(counts: Tensor, before: Tensor) -> Tensor:
+    """Return the counts with the evaluations of an attempt before."""
+    return torch.cat([counts[..., :4], counts[..., 4:] + before[..., 4:]], -1)
 
 
 def _fused(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
@@ -88,12 +138,11 @@ def _eager(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
     slope = slope_function(weights, call, functional)
     rows = as_rows(u0, weights[0], call.has_starts)
     plain_times = times.to("cpu", torch.float64)
-    control = call.rtol, call.atol, call.max_steps
     with torch.autocast(u0.device.type, enabled=False):
-        steps = reference.find_steps(slope, rows, plain_times, call.pair, *control)
+        steps = reference.find_steps(slope, rows, plain_times, call.pair, call.control)
         saves = call.memory == "checkpointed" and not eager_only()
         length = math.isqrt(max(steps.times.shape[-1], 1) - 1) + 1 if saves else None
-        path = reference.replay(slope, rows, times, steps.times, call.pair, length)
+        path = reference.replay(slope, rows, times, steps.times, call.pair, call.control, length)
     path = path if call.has_starts else path.squeeze(-3)
     return _Result(path, steps.counts, steps.clock, steps.last)
 
@@ -101,7 +150,7 @@ def _eager(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
 def _report(options: checks.Options, call: Call, result: _Result, weights: Weights) -> None:
     """Raise for a trajectory that did not reach its end, unless it is kept; warn of a stiff one."""
     counts, clock = result.counts, result.clock
-    accepted, rejected, stiff, status = counts.unbind(-1)
+    accepted, rejected, stiff, status, _ = counts.unbind(-1)
     has_models = weights[0].dim() == 3
 
     def first_of(flags: Tensor) -> tuple[tuple[int, ...], str, str]:
@@ -113,9 +162,7 @@ def _report(options: checks.Options, call: Call, result: _Result, weights: Weigh
 
     def hint(index: tuple[int, ...]) -> str:
         slope = accuracy.right_side(weights, index[0] if has_models else None, call)
-        return accuracy.at_the_bound(
-            slope, result.last[index], float(clock[index][1]), options.method
-        )
+        return accuracy.at_the_bound(slope, result.last[index], float(clock[index][1]), call.method)
 
     failed = status != reference.DONE
     if options.nonfinite == "raise" and failed.any():

@@ -24,7 +24,8 @@ from npu_kernels._time_loop.loop import Weights
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
 RTOL, ATOL, MAX_STEPS = 1e-6, 1e-9, 10_000
-PAIR_NAMES = list(map(repr, methods.PAIRS))
+*_FIRST, _LAST = map(repr, methods.ADAPTIVE)
+NAMES = (*methods.ALL, methods.AUTO)
 
 
 class Options(NamedTuple):
@@ -50,7 +51,9 @@ class Options(NamedTuple):
     @property
     def is_adaptive(self) -> bool:
         """Whether the arguments are for steps of their own sizes."""
-        return self.t is not None or (isinstance(self.method, str) and self.method in methods.PAIRS)
+        return self.t is not None or (
+            isinstance(self.method, str) and self.method in methods.ADAPTIVE
+        )
 
     @property
     def order(self) -> int:
@@ -77,21 +80,21 @@ class Options(NamedTuple):
         for name, default in defaults.items():
             if (value := getattr(self, name)) != default:
                 raise ValueError(
-                    f"{self.function}: {name} is for method={' or '.join(PAIR_NAMES)}, "
+                    f"{self.function}: {name} is for method={', '.join(_FIRST)} or {_LAST}, "
                     f"got {name}={value!r} with method={self.method!r}"
                 )
         steps, dt = check_grid(self.function, self.steps, self.dt)
-        check_choice(self.function, "method", self.method, tuple(methods.ALL))
+        check_choice(self.function, "method", self.method, NAMES)
         exact = type(self.steps) is int and type(self.dt) is float
         return {} if exact else {"steps": steps, "dt": dt}
 
     def _check_adaptive(self) -> dict[str, Any]:
         function, method = self.function, self.method
-        check_choice(function, "method", method, tuple(methods.ALL))
-        if method not in methods.PAIRS:
+        check_choice(function, "method", method, NAMES)
+        if method not in methods.ADAPTIVE:
             raise ValueError(
                 f"{function}: t is for the methods that choose their own steps, "
-                f"{' and '.join(PAIR_NAMES)}; method {method!r} takes steps and dt"
+                f"{', '.join(_FIRST)} and {_LAST}; method {method!r} takes steps and dt"
             )
         for name in ("steps", "dt", "derivatives", "error"):
             if (value := getattr(self, name)) is not None and value is not False:

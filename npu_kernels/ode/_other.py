@@ -9,8 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels._common.checks import check_tensor
+from npu_kernels._common.checks import check_number, check_tensor, check_whole
+from npu_kernels._common.errors import NonFiniteError
+from npu_kernels._time_loop import adaptive_reference as reference
+from npu_kernels._time_loop import methods
 from npu_kernels.ode import _checks as checks
+from npu_kernels.ode._accuracy import StepSizeError
 
 TORCHDIFFEQ = {"euler": "euler", "midpoint": "midpoint", "rk4_38": "rk4"}  # names of methods
 
@@ -32,11 +36,14 @@ def rollout_any(
         u0: the first state ``[..., D]``.
         steps, dt: the result has the states at the times 0, dt, .. steps dt.
         method: "euler", "midpoint", "rk4_38" (the 3/8 rule, torchdiffeq's "rk4"), or the name of
-            another of torchdiffeq's methods, such as "dopri5", which chooses its own steps.
-        options: for ``torchdiffeq.odeint``.
+            another of torchdiffeq's methods, such as "dopri5", which chooses its own steps;
+            "kvaerno5", the implicit steps of `rollout`, needs no torchdiffeq, and a model of u
+            alone, whose rows do not depend on one another.
+        options: for ``torchdiffeq.odeint``; for "kvaerno5" rtol, atol and max_steps.
     """
     steps, dt = checks.check_grid("rollout_any", steps, dt)
     slope = _slope(model)
+    checked_slope: Any = _checked(slope)
     check_tensor("rollout_any", "u0", u0)
     if not u0.is_floating_point() or u0.dim() < 1:
         raise TypeError(
@@ -50,6 +57,12 @@ def rollout_any(
             "rollout_any: method 'rk4' is the classic Runge-Kutta method in npu_kernels and the "
             "3/8 rule in torchdiffeq; say 'rk4_38' for the latter"
         )
+    if method == methods.IMPLICIT:
+        if slope is model:
+            raise ValueError(
+                f"rollout_any: method {method!r} takes a model of u alone, got one of t and u"
+            )
+        return _implicit(lambda u: checked_slope(0, u), u0, steps, dt, **options)
     try:
         from torchdiffeq import odeint
     except ImportError as error:
@@ -58,8 +71,44 @@ def rollout_any(
         ) from error
     times = torch.arange(steps + 1, dtype=u0.dtype, device=u0.device) * dt
     name = TORCHDIFFEQ.get(method, method)
-    states: Tensor = odeint(_checked(slope), u0, times, method=name, **options)
+    states: Tensor = odeint(checked_slope, u0, times, method=name, **options)
     return states.movedim(0, -2)
+
+
+def _implicit(
+    f: Callable[[Tensor], Tensor],
+    u0: Tensor,
+    steps: int,
+    dt: float,
+    rtol: float = checks.RTOL,
+    atol: float = checks.ATOL,
+    max_steps: int = checks.MAX_STEPS,
+) -> Tensor:
+    """Return the trajectory of a model of u by implicit steps."""
+    function, pair = "rollout_any", methods.PAIRS[methods.IMPLICIT]
+    control = reference.Control(
+        check_number(function, "rtol", rtol, above=0),
+        check_number(function, "atol", atol, above=0),
+        check_whole(function, "max_steps", max_steps),
+        max_steps + 1,
+    )
+    rows = u0 if u0.dim() > 1 else u0.unsqueeze(0)
+    times = torch.arange(steps + 1, dtype=torch.float64) * dt
+    result = reference.find_steps(f, rows, times, pair, control)
+    status, reached = result.counts[..., 3], result.clock[..., 0]
+    path = reference.replay(f, rows, times, result.times, pair, control)
+    path = path if u0.dim() > 1 else path.squeeze(0)
+    for code, message in (
+        (reference.NOT_FINITE, "is not finite from t = {:.9g} on"),
+        (reference.TOO_MANY, f"needs more than max_steps={max_steps} steps: it is at t = {{:.9g}}"),
+        (reference.STUCK, "stops at t = {:.9g}, its steps became too small, as before a pole"),
+    ):
+        if (status == code).any():
+            text = "rollout_any: a trajectory " + message.format(float(reached[status == code][0]))
+            if code == reference.NOT_FINITE:
+                raise NonFiniteError(text, checks.first_nonfinite(path))
+            raise StepSizeError(text, reached)
+    return path
 
 
 def _checked(slope: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:

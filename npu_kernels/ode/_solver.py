@@ -49,7 +49,8 @@ def rollout(
             distances; u0 is the state at the first one. A tensor gets a gradient.
         method: of fixed steps "euler", "midpoint", "rk4" (the classic Runge-Kutta method) or
             "rk4_38" (the 3/8 rule, which torchdiffeq calls "rk4"); adaptive "dopri5" (Dormand and
-            Prince's, SciPy's RK45) or "tsit5" (Tsitouras').
+            Prince's, SciPy's RK45), "tsit5" (Tsitouras'), "kvaerno5" (Kvaerno's, implicit, for
+            stiff models) or "auto": tsit5, and kvaerno5 for each trajectory that is too stiff.
         rtol, atol: of an adaptive method, the bound of each step's estimated error: the root mean
             square over the features of ``error / (atol + rtol |u|)`` is at most 1.
         max_steps: of an adaptive method, how many steps a trajectory may try.
@@ -57,8 +58,9 @@ def rollout(
             stages' layer outputs, or "checkpointed": nothing in the fused loop, where every step
             starts again from the trajectory's own state, and about sqrt(steps) states in the eager
             one. Adaptive steps, of each trajectory: "full", the time and the state of every
-            accepted step, or "checkpointed", the times and every 32nd state (in the eager form
-            about sqrt(steps) states). The rest is computed again, on the CPU to the same bits.
+            accepted step (and an implicit one's seven slopes), or "checkpointed", the times and
+            every 32nd state (in the eager form about sqrt(steps) states). The rest is computed
+            again, on the CPU to the same bits.
         nonfinite: "raise" (`NonFiniteError` names model and step or time) or "keep": trajectories
             with inf and nan are returned, and do not affect those of the other models and starts.
             Where adaptive steps end early, which "raise" reports as a `StepSizeError`, the states
@@ -79,12 +81,13 @@ def rollout(
     With an adaptive method every trajectory has its own steps, chosen by a PI controller
     (Hairer's). Between its steps the result is the pair's interpolant, of order 4. A trajectory for
     which an explicit method is the wrong one gives a `StiffWarning`, and a `StepSizeError` where
-    max_steps do not suffice.
+    max_steps do not suffice; "auto" computes it again with "kvaerno5".
 
     The gradient is the exact one of these steps (the discrete adjoint), for u0 and all parameters.
     The sizes of adaptive steps count as constants; the gradient of a time is the state's derivative
     at it, that of the first one minus the sum of the others'. Higher derivatives are correct too,
-    computed by the eager loop. On the CPU the loop and its adjoint are one call each, and for fixed
+    computed by the eager loop; of implicit steps, whose stages are solved to a small share of the
+    tolerance, the first two. On the CPU the loop and its adjoint are one call each, and for fixed
     steps on a GPU one launch each (and one for sums of partial gradients) for models of up to 1024
     weights per matrix, 512 in float64, counted with D and h rounded up to powers of two. For larger
     ones, for adaptive steps on a GPU, on other devices, under `torch.func` transforms and in
@@ -145,7 +148,8 @@ def integrate(
             distances; u0 is the state at the first one. A tensor gets a gradient.
         method: of fixed steps "euler", "midpoint", "rk4" (the classic Runge-Kutta method) or
             "rk4_38" (the 3/8 rule, which torchdiffeq calls "rk4"); adaptive "dopri5" (Dormand and
-            Prince's, SciPy's RK45) or "tsit5" (Tsitouras').
+            Prince's, SciPy's RK45), "tsit5" (Tsitouras'), "kvaerno5" (Kvaerno's, implicit, for
+            stiff models) or "auto": tsit5, and kvaerno5 for each trajectory that is too stiff.
         rtol, atol: of an adaptive method, the bound of each step's estimated error: the root mean
             square over the features of ``error / (atol + rtol |u|)`` is at most 1.
         max_steps: of an adaptive method, how many steps a trajectory may try.

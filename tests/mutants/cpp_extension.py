@@ -70,6 +70,19 @@ EXTENSION = [
         "adaptive-gradients-within-a-step": ("g_[d] = sum + inside_[kPowers * count + d] + at_node_[d];", "g_[d] = sum + at_node_[d];"),
         "adaptive-segments": ("own.steps / b_.every + 1 : 0", "(own.steps + b_.every - 1) / b_.every : 0"),
     }),
+    *mutants("csrc/core/ode/adaptive_backward.h", ("ode_adaptive", "tests/ode/test_ode_implicit.py -k gradients"), {
+        "implicit-first-slope": ("if constexpr (Step::kImplicit) pull_first_slope();", ""),
+        "implicit-last-slope": ("last_slope_[d] = S::select(is_step > S::zero(), dk_[d], last_slope_[d]);", ""),
+        "implicit-first-slope-of-times-within": ("if (stage == 0) sum = S::fma(-S::set1(T(b_.pair.diagonal())), inside_[kPowers * count + d], sum);", ""),
+    }),
+    *mutants("csrc/core/ode/implicit.h", ("ode_adaptive", "tests/ode/test_ode_implicit.py -k 'gradients or pivots'"), {
+        "implicit-transposed": ("scaled * jacobian_[c * count() + r]", "scaled * jacobian_[r * count() + c]"),
+        "implicit-jacobian": ("scaled * jacobian_[r * count() + c]", "scaled * jacobian_[c * count() + r]"),
+        "implicit-lower-triangle": ("for (int64_t c = 0; c < r; ++c) x[r]", "for (int64_t c = 1; c < r; ++c) x[r]"),
+    }),
+    *mutants("csrc/core/ode/lanes.h", "tests/ode/test_ode_adaptive_kernel.py -k fused_is_eager", {
+        "implicit-jacobian-of-complex-exponents": ("S::fma(-s, w[d_count + d], y * w[d])", "y * w[d]"),
+    }),
     *mutants("csrc/core/ode/adaptive_forward.h", ("ode_adaptive", "tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits'", "tests/ode/test_ode_adaptive.py -k 'every_model or pole'"), {
         "adaptive-accepted-lanes": (
             "u_[d] = S::select(good, step_.v(6)[d], u_[d]);",
@@ -200,7 +213,7 @@ EXTENSION = [
         "fast-path-ode-steps-beyond-integers": ("if (overflow || r.steps < 1", "if (r.steps < 1"),
     }),
     *mutants("csrc/adaptive.cpp", "tests/ode/test_ode_adaptive_kernel.py -k overflows", {
-        "adaptive-sum-of-counts": (" && found[4 * row] <= times.numel(),", ","),
+        "adaptive-sum-of-counts": ("steps >= 0 && steps <= times.numel(),", "steps >= 0,"),
     }),
     *mutants("csrc/adaptive.cpp", "tests/ode/test_ode_adaptive_kernel.py -k operands", {
         "adaptive-dtype-of-an-operand": ("check(t.scalar_type() == dtype && t.is_cpu()", "check(t.is_cpu()"),
@@ -214,10 +227,10 @@ EXTENSION = [
         "adaptive-eps-too-small": ("eps >= std::numeric_limits<T>::min() &&", "eps > 0 &&"),
         "adaptive-infinite-eps": (" && eps <= std::numeric_limits<T>::max(),", ","),
         "adaptive-dimensions-of-a-weight": ("check(weight_re.dim() == 3 && ", "check("),
-        "adaptive-number-of-counts": ("ScalarType::Long, 4 * n.rows);", "ScalarType::Long, counts.numel());"),
+        "adaptive-number-of-counts": ("ScalarType::Long, kCounts * n.rows);", "ScalarType::Long, counts.numel());"),
         "adaptive-gradients-that-nobody-needs": ("const bool wanted = like[i] && needs >> i & 1;", "const bool wanted = bool(like[i]);"),
         "adaptive-gradient-of-times-that-nobody-needs": ("const bool of_t = needs >> 5 & 1;", "const bool of_t = true;"),
-        "adaptive-negative-counts": ("check(found[4 * row] >= 0 && found", "check(found"),
+        "adaptive-negative-counts": ("check(steps >= 0 && steps <=", "check(steps <="),
         "adaptive-negative-distance-of-states": ("check(every > 0, ", "check(every != 0, "),
     }),
     *mutants("csrc/core/ode/adaptive.h", "tests/ode/test_ode_adaptive_steps.py", {

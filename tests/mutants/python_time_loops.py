@@ -32,7 +32,7 @@ TIME_LOOP = [
         "ode-formula-straight-through": ("gate_gradient=gate_gradient)", "gate_gradient=CLIP)"),
         "ode-clip-bound-of-a-model": ("power.in_features, power.num_models\n", "power.in_features, nau.num_models\n"),
     }),
-    *mutants(PACKAGE + "ode/_adaptive_reference.py", ("tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager'", "tests/ode/test_ode_adaptive.py -k 'stiff or pole or scipy or checkpointed'"), {
+    *mutants(PACKAGE + "_time_loop/adaptive_reference.py", ("tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager'", "tests/ode/test_ode_adaptive.py -k 'stiff or pole or scipy or checkpointed'"), {
         "ode-adaptive-size-after-a-step": ("(factor / before**BETA).clamp(min=0.1)", "(factor * before**BETA).clamp(min=0.1)"),
         "ode-adaptive-error": ("h_column * combine(k, pair.error) / scale", "combine(k, pair.error) / scale"),
         "ode-adaptive-gradient-of-the-first-time": ("- (exact[0] - values[0])  #", "+ 0 * (exact[0] - values[0])  #"),
@@ -44,7 +44,7 @@ TIME_LOOP = [
         "ode-adaptive-tracers": ("if is_compiling() or is_tracing() or", "if is_compiling() or"),
         "ode-adaptive-vmapped-weights": ("any(map(is_vmapped, (u0, *weights)))", "is_vmapped(u0)"),
         "ode-adaptive-least-tolerance": ("if options.rtol < (minimum", "if options.rtol <= (minimum"),
-        "ode-adaptive-statistics-of-the-graph": ("Statistics(accepted.clone(), rejected.clone(), evaluations)", "Statistics(accepted, rejected, evaluations)"),
+        "ode-adaptive-statistics-of-the-graph": ("counts.clone().unbind(-1)", "counts.unbind(-1)"),
         "ode-adaptive-kept-without-gradients": ("if torch.is_grad_enabled() and any(t is", "if any(t is"),
         "ode-adaptive-kept-for-nothing": ("if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):", "if torch.is_grad_enabled():"),
         "ode-adaptive-segments-of-no-steps": ("math.isqrt(max(steps.times.shape[-1], 1) - 1)", "math.isqrt(steps.times.shape[-1] - 1)"),
@@ -56,16 +56,24 @@ TIME_LOOP = [
         "ode-adaptive-no-advice": ("if advice := hint(index):", "if (advice := hint(index)) is not None:"),
         "ode-adaptive-starts-of-a-name": ("index if call.has_starts else index[:-1]", "index"),
     }),
-    *mutants(PACKAGE + "ode/_adaptive_function.py", ("tests/ode/test_ode_adaptive_calls.py", "tests/ode/test_ode_adaptive_kernel.py -k 'alone or bits'"), {
+    *mutants(PACKAGE + "_time_loop/adaptive.py", ("tests/ode/test_ode_adaptive_calls.py", "tests/ode/test_ode_adaptive_kernel.py -k 'alone or bits'"), {
         "ode-adaptive-strides-of-times": ('times = t.detach().to("cpu", torch.float64).contiguous()', 'times = t.detach().to("cpu", torch.float64)'),
         "ode-adaptive-strides-of-times-backwards": ('        t.detach().to("cpu", torch.float64).contiguous(),', '        t.detach().to("cpu", torch.float64),'),
         "ode-adaptive-strides-of-operands": ("None if t is None else t.contiguous() for t in tensors)", "t for t in tensors)"),
         "ode-adaptive-no-trajectories": ("torch.arange(int(accepted.max())) if accepted.numel() else accepted.new_empty(0)", "torch.arange(int(accepted.max()))"),
     }),
-    *mutants(PACKAGE + "ode/_adaptive_function.py", "tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or bounded or alone'", {
+    *mutants(PACKAGE + "_time_loop/adaptive.py", "tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or bounded or alone'", {
         "ode-adaptive-first-time": ("of_times[0] = -of_times.sum()", "of_times[0] = of_times.sum()"),
         "ode-adaptive-checkpoints": ('"checkpointed": 32}', '"checkpointed": 1}'),
         "ode-adaptive-needs": ("(*needed[1:], needed[0])", "(*needed[1:], needed[1])"),
+    }),
+    *mutants(PACKAGE + "_time_loop/implicit_reference.py", ("tests/ode/test_ode_implicit.py -k 'gradients or convergence'", "tests/ode/test_ode_adaptive.py -k second"), {
+        "implicit-corrections": ("for _ in range(DERIVATIVES):", "for _ in range(1):"),
+        "implicit-stage-within": ("(total - pair.diagonal * k[0])", "total"),
+    }),
+    *mutants(PACKAGE + "ode/_adaptive.py", "tests/ode/test_ode_implicit.py -k auto", {
+        "auto-evaluations": ("counts[..., 4:] + before[..., 4:]", "counts[..., 4:]"),
+        "auto-limit-of-stiff-steps": ("max_at_bound=accuracy.MIN_STIFF_STEPS)", "max_at_bound=call.max_steps)"),
     }),
     *mutants(PACKAGE + "ode/_interpolation.py", "tests/ode/test_ode.py -k 'hermite or interpol or errors'", {
         "ode-hermite-slope": ("((t - 1) * dt) * k", "((t - 1) * abs(dt)) * k"),

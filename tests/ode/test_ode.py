@@ -329,8 +329,8 @@ ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: ode.rollout(make(), starts(D), steps=3, dt=float("nan")), ValueError,
      r"rollout: dt must be finite and other than 0, got nan$"),
     (lambda: ode.rollout(make(), starts(D), steps=3, dt=1.0, method="rk5"), ValueError,
-     r"rollout: method must be one of 'euler', 'midpoint', 'rk4', 'rk4_38', 'dopri5', 'tsit5', got "
-     r"'rk5'$"),
+     r"rollout: method must be one of 'euler', 'midpoint', 'rk4', 'rk4_38', 'dopri5', 'tsit5', "
+     r"'kvaerno5', 'auto', got 'rk5'$"),
     (lambda: ode.rollout(make(), starts(D), steps=3, dt=1.0, memory="none"), ValueError,
      r"rollout: memory must be one of 'full', 'checkpointed', got 'none'$"),
     (lambda: ode.rollout(make(), starts(D), steps=3, dt=1.0, nonfinite="drop"), ValueError,

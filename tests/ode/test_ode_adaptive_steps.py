@@ -10,10 +10,18 @@ import torch
 
 from npu_kernels import reference
 from npu_kernels._operators import ops
+from npu_kernels._time_loop.adaptive_reference import (
+    DONE,
+    NOT_FINITE,
+    STUCK,
+    TOO_MANY,
+    Control,
+    find_steps,
+)
 from npu_kernels._time_loop.methods import PAIRS, STAGES, Method
 from npu_kernels._time_loop.reference import rows
-from npu_kernels.ode._adaptive_reference import DONE, NOT_FINITE, STUCK, TOO_MANY, find_steps
 from tests.conftest import needs_library
+from tests.ode.test_ode_adaptive import EXPLICIT
 
 EPS = 2.0**-52
 State = list[float]
@@ -149,7 +157,7 @@ def tensors(case: Case) -> tuple[Any, ...]:
 
 def fused(case: Case, pair: Method) -> Run:
     u0, powers, gate, rates, t = tensors(case)
-    options = case.rtol, case.atol, case.max_steps, case.eps, False, 1
+    options = case.rtol, case.atol, case.max_steps, case.max_steps, case.eps, False, 1
     _, _, counts, clock, times, _ = ops.ode_adaptive_forward(
         u0, powers, None, gate, rates, t, pair.numbers, *options
     )
@@ -162,7 +170,8 @@ def eager(case: Case, pair: Method) -> Run:
     def f(u: torch.Tensor) -> torch.Tensor:
         return reference.nau(reference.npu(u, powers, None, gate, eps=case.eps), rates, clip=False)
 
-    steps = find_steps(f, u0, t, pair, case.rtol, case.atol, case.max_steps)
+    bounds = Control(case.rtol, case.atol, case.max_steps, case.max_steps)
+    steps = find_steps(f, u0, t, pair, bounds)
     return run_of(
         steps.times[0, 0].tolist(), steps.counts[0, 0].tolist(), steps.clock[0, 0].tolist()
     )
@@ -170,7 +179,7 @@ def eager(case: Case, pair: Method) -> Run:
 
 def run_of(times: State, counts: list[int], clock: State) -> Run:
     assert len(times) == counts[0]
-    return Run(times, *counts[1:], *clock)
+    return Run(times, *counts[1:4], *clock)
 
 
 CYCLE = [[1.0, 1, 0], [0, 1, 1], [1, 0, 1]], [[-1.0, 0, 1], [1, -1, 0], [0, 1, -1]], [1.0, 2.0, 0.5]
@@ -207,7 +216,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+@pytest.mark.parametrize("pair", EXPLICIT.values(), ids=EXPLICIT)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("steps_of", [pytest.param(fused, marks=needs_library), eager])
 def test_steps_are_those_of_the_control(
@@ -217,6 +226,16 @@ def test_steps_are_those_of_the_control(
     assert ours[1:4] == want[1:4]
     assert ours.times == pytest.approx(want.times, rel=1e-6, abs=0)
     assert ours[4:] == pytest.approx(want[4:], rel=1e-5, abs=0, nan_ok=True)
+
+
+@needs_library
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_implicit_steps_are_those_of_the_formulas(case: Case) -> None:
+    pair = PAIRS["kvaerno5"]
+    ours, reference = fused(case, pair), eager(case, pair)
+    assert ours[1:4] == reference[1:4]
+    assert ours.times == pytest.approx(reference.times, rel=1e-6, abs=0)
+    assert ours[4:] == pytest.approx(reference[4:], rel=1e-5, abs=0, nan_ok=True)
 
 
 @pytest.mark.parametrize("steps_of", [pytest.param(fused, marks=needs_library), eager])

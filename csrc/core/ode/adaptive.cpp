@@ -2,6 +2,7 @@
 // (ode/lanes.h), a single one too: its decisions and bits are those that it has among others.
 #include "ode/adaptive_backward.h"
 #include "ode/adaptive_forward.h"
+#include "ode/implicit.h"
 #include "ode/lanes.h"
 #include "ode/rows.h"
 
@@ -17,27 +18,25 @@ void each_register(const OdeInputs<T>& in, const Plan& plan, int64_t task, const
   for (int64_t n = 0; n < t.rows; n += W) body(t.row + n, int(least(W, t.rows - n)));
 }
 
-}  // namespace
-
-template <typename T>
-void ode_adaptive_forward(const OdeAdaptiveForward<T>& f, const Parallel& parallel) {
+template <typename T, typename Step, typename... Tolerances>
+void forward_by(const OdeAdaptiveForward<T>& f, const Parallel& parallel, Tolerances... tolerances) {
   const Plan plan = Plan::of(f.inputs);
   parallel.over(plan.tasks, [&](int64_t begin, int64_t end) {
-    AdaptiveForward<T, Lanes<T, 0>> trajectories(f);
+    AdaptiveForward<T, Step> trajectories(f, tolerances...);
     for (int64_t task = begin; task < end; ++task)
       each_register(f.inputs, plan, task, [&](int64_t row, int lanes) { trajectories.run(row, lanes); });
   });
 }
 
-template <typename T>
-void ode_adaptive_backward(const OdeAdaptiveBackward<T>& b, const Parallel& parallel) {
+template <typename T, typename Step, typename... Tolerances>
+void backward_by(const OdeAdaptiveBackward<T>& b, const Parallel& parallel, Tolerances... tolerances) {
   constexpr int64_t W = Simd<T>::width;
   const OdeInputs<T>& in = b.gradients.inputs;
   const Plan plan = Plan::of(in);
   const int64_t slots = in.models * plan.slots_per_model;
   Scratch<T> parts((3 * in.hidden + 1) * in.features * slots);
   parallel.over(plan.tasks, [&](int64_t begin, int64_t end) {
-    AdaptiveBackward<T, Lanes<T, 0>> trajectories(b);
+    AdaptiveBackward<T, Step> trajectories(b, tolerances...);
     auto& units = trajectories.units();
     for (int64_t task = begin; task < end; ++task) {
       units.clear_gradients();
@@ -48,6 +47,20 @@ void ode_adaptive_backward(const OdeAdaptiveBackward<T>& b, const Parallel& para
     }
   });
   add_up(b.gradients, plan, parts, parallel);
+}
+
+}  // namespace
+
+template <typename T>
+void ode_adaptive_forward(const OdeAdaptiveForward<T>& f, const Parallel& parallel) {
+  if (f.pair.implicit()) forward_by<T, ImplicitStep<T, Lanes<T, 0>>>(f, parallel, f.rtol, f.atol);
+  else forward_by<T, PairStep<T, Lanes<T, 0>>>(f, parallel);
+}
+
+template <typename T>
+void ode_adaptive_backward(const OdeAdaptiveBackward<T>& b, const Parallel& parallel) {
+  if (b.pair.implicit()) backward_by<T, ImplicitStep<T, Lanes<T, 0>>>(b, parallel, b.rtol, b.atol);
+  else backward_by<T, PairStep<T, Lanes<T, 0>>>(b, parallel);
 }
 
 template void ode_adaptive_forward<float>(const OdeAdaptiveForward<float>&, const Parallel&);

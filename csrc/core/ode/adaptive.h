@@ -1,7 +1,7 @@
 // Adaptive steps: the control of one trajectory's steps, and the steps of a register of trajectories.
 //
-// The control is Hairer, Norsett and Wanner's (npu_kernels/ode/_adaptive_reference.py has its formulas); times and
-// sizes are in double.
+// The control is Hairer, Norsett and Wanner's (npu_kernels/_time_loop/adaptive_reference.py has its formulas); times
+// and sizes are in double. The steps of an implicit method are in ode/implicit.h.
 #pragma once
 
 #include <cmath>
@@ -14,8 +14,8 @@
 namespace npu {
 namespace NPU_ISA {
 
-// How a trajectory ended; kRunning: it has not. As in _adaptive_reference.py.
-enum OdeEnd : int64_t { kRunning = -1, kDone, kTooMany, kStuck, kNotFinite };
+// How a trajectory ended; kRunning: it has not. As in adaptive_reference.py.
+enum OdeEnd : int64_t { kRunning = -1, kDone, kTooMany, kStuck, kNotFinite, kStiff };
 
 // The control of one trajectory's steps.
 class StepControl {
@@ -23,7 +23,7 @@ class StepControl {
 
  public:
   double time, size, first_at_bound = std::numeric_limits<double>::quiet_NaN();
-  int64_t accepted = 0, rejected = 0, at_bound = 0, status;
+  int64_t accepted = 0, rejected = 0, at_bound = 0, status, evaluations = 0;
   double h, next_time;  // of the step to try
 
   StepControl() : time(0), size(0), status(kDone) {}
@@ -48,10 +48,12 @@ class StepControl {
 
   double sign() const { return end_ > time ? 1 : -1; }
   // Whether there is a step to try.
-  bool next(int64_t max_steps) {
+  bool next(int64_t max_steps, int64_t max_at_bound) {
     h = 0;
     if (status != kRunning) return false;
-    if (accepted + rejected >= max_steps) {
+    if (at_bound >= max_at_bound && 2 * at_bound >= accepted) {
+      status = kStiff;
+    } else if (accepted + rejected >= max_steps) {
       status = kTooMany;
     } else if (size <= 10 * kEps * std::fmax(std::fabs(time), kEps * span_)) {
       status = broken_ ? kNotFinite : kStuck;
@@ -81,6 +83,13 @@ class StepControl {
     ++accepted;
     return true;
   }
+  // Rejects the step tried, whose stages have no solution. broken: it is not finite.
+  void refuse(bool broken) {
+    broken_ = broken;
+    ++rejected;
+    size = std::fabs(h) / (broken ? kMost : 2);
+    shrunk_ = true;
+  }
   void move() {
     time = next_time;
     if (last_) status = kDone;
@@ -96,9 +105,12 @@ template <typename T, typename Units>
 class PairStep {
   using S = Simd<T>;
   using Reg = typename S::Reg;
-  static constexpr int kStages = OdePair::kStages, kPowers = OdePair::kPowers;
 
  public:
+  static constexpr bool kImplicit = false;
+  static constexpr int kStages = OdePair::kStages, kPowers = OdePair::kPowers;
+  static constexpr int64_t kScratchStride = Units::kScratchStride;
+
   PairStep(const OdeInputs<T>& in, const OdePair& pair)
       : pair_(pair),
         units_(in),

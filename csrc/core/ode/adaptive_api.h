@@ -8,17 +8,21 @@ namespace npu {
 // An embedded Runge-Kutta pair of seven stages, the last of which is the next step's first: the coefficients in the
 // order of npu_kernels/_time_loop/methods.py.
 struct OdePair {
-  static constexpr int64_t kStages = 7, kPowers = 4, kNumbers = 21 + 7 + 7 * 4 + 1;
+  static constexpr int64_t kStages = 7, kPowers = 4, kNumbers = 21 + 7 + 7 * 4 + 2;
   const double* numbers;
 
   double a(int64_t row, int64_t j) const { return numbers[row * (row + 1) / 2 + j]; }
   double error(int64_t j) const { return numbers[21 + j]; }
   double dense(int64_t j, int64_t power) const { return numbers[28 + kPowers * j + power]; }
   double stable() const { return numbers[56]; }
+  double diagonal() const { return numbers[57]; }
+  bool implicit() const { return diagonal() != 0; }
+  // Numbers that a kept state has for each feature: an implicit method's has the slopes of the step from it, too.
+  int64_t kept() const { return implicit() ? 1 + kStages : 1; }
 };
 
 // What a trajectory of adaptive steps leaves for the backward: the ends of its N accepted steps, and its states 0,
-// every, 2 every, .. up to N. In memory of malloc, which grows.
+// every, 2 every, .. up to N, [1 or 8, D] each (OdePair::kept). In memory of malloc, which grows.
 template <typename T>
 struct OdeKept {
   double* times;
@@ -35,10 +39,13 @@ struct OdeAdaptiveForward {
   const double* t;  // [M], M > 1, rising or falling; the first is u0's
   int64_t count;    // M
   double rtol, atol;
-  int64_t max_steps, every;
+  int64_t max_steps;
+  int64_t
+      max_at_bound;  // a trajectory ends where so many of its steps, and half of them, are at the bound of stability
+  int64_t every;
   T* path;           // [K, B, M, D]; nan where a trajectory did not get to
   T* last;           // [K, B, D]: the state reached
-  int64_t* counts;   // [K, B, 4]: accepted, rejected, at the bound of stability, how it ended
+  int64_t* counts;   // [K, B, 5]: accepted, rejected, at the bound of stability, how it ended, evaluations
   double* clock;     // [K, B, 3]: time reached, size of the next step, time of the first step at that bound or nan
   OdeKept<T>* kept;  // [K, B], empty; null: nothing is kept
 };
@@ -47,7 +54,8 @@ template <typename T>
 struct OdeAdaptiveBackward {
   OdeBackward<T> gradients;  // inputs, straight_through and the gradients; nothing else of it
   OdePair pair;
-  const T* grad_path;  // [K, B, M, D]
+  double rtol, atol;
+  const T *path, *grad_path;  // [K, B, M, D]; the path is null for an explicit method
   const double* t;
   int64_t count, every;
   const double* times;      // all trajectories' accepted steps' ends, one behind the other

@@ -9,6 +9,16 @@
 // k_7 is the next node's k_1: e is the part of c_p that the step before node n has for it. Lanes count their nodes from
 // the end. Where a lane's nodes have not begun, or have ended, it makes steps of size 0 without gradients, which change
 // nothing. Where only every m-th state was kept, the states of m nodes are first computed again.
+//
+// An implicit method's slopes are kept, not computed again. By the implicit function theorem its stages from the second
+// on have, with F the gradient of k_1 of the step behind, which is this one's k_7:
+//
+//   dk_i = h (sum_{j > i} a_{j-1,i} dv_j + sum_p d_ip c_p)  (+ h g G + F, i = 7; - h g sum_m dv_m, i = 1)
+//   (1 - h g J(v_i))' l_i = dk_i        dv_i = J(v_i)' l_i  (+ G, i = 7)    the gradient of u_n = sum_{i > 1} dv_i + ..
+//
+// A time t_m within the step is a stage of its own, with dk_m = h g grad_m and dv_m = J' l_m + grad_m; in c_p and in
+// the gradient of u_n it is this dv_m that counts. F instead of J(u_n)' F added to G, which the next system would have
+// to take away again. The first step's is pulled.
 #pragma once
 
 #include "ode/adaptive.h"
@@ -16,26 +26,30 @@
 namespace npu {
 namespace NPU_ISA {
 
-template <typename T, typename Units>
+template <typename T, typename Step>
 class AdaptiveBackward {
   using S = Simd<T>;
   using Reg = typename S::Reg;
   static constexpr int W = S::width, kStages = OdePair::kStages, kPowers = OdePair::kPowers;
 
  public:
-  explicit AdaptiveBackward(const OdeAdaptiveBackward<T>& b)
+  template <typename... Tolerances>  // what an implicit step needs
+  explicit AdaptiveBackward(const OdeAdaptiveBackward<T>& b, Tolerances... tolerances)
       : b_(b),
-        step_(b.gradients.inputs, b.pair),
-        nodes_(step_.count() * b.every),
+        step_(b.gradients.inputs, b.pair, tolerances...),
+        node_size_(step_.count() * b.pair.kept()),
+        nodes_(node_size_ * b.every),
         dv_(step_.count() * kStages),
         dk_(step_.count()),
         last_slope_(step_.count()),
         g_(step_.count()),
         inside_(step_.count() * kInside),
         before_(step_.count() * kInside),
-        at_node_(step_.count()) {}
+        at_node_(step_.count()),
+        output_(step_.count()),
+        of_output_(step_.count()) {}
 
-  Units& units() { return step_.units(); }
+  auto& units() { return step_.units(); }
 
   void run(int64_t row, int lanes) {
     row_ = row;
@@ -52,8 +66,12 @@ class AdaptiveBackward {
       }
       if (longest == 0) break;
       compute_states(longest);
-      for (int64_t i = longest - 1; i >= 0; --i) node(i);
+      for (int64_t i = longest - 1; i >= 0; --i) {
+        if constexpr (Step::kImplicit) implicit_node(i);
+        else node(i);
+      }
     }
+    if constexpr (Step::kImplicit) pull_first_slope();
     if (b_.gradients.grad_u0 != nullptr)
       step_.units().store(b_.gradients.grad_u0 + row_ * features(), features(), lanes_, g_);
   }
@@ -100,22 +118,43 @@ class AdaptiveBackward {
   // The states of the segments' nodes. Lanes without a segment get a state with a finite slope.
   void compute_states(int64_t longest) {
     const int64_t count = step_.count();
-    for (int64_t d = 0; d < count; ++d) {
+    for (int64_t d = 0; d < node_size_; ++d) {
       alignas(64) T state[W];
       for (int l = 0; l < W; ++l) {
         const Lane& own = lane_[l];
-        state[l] = own.nodes == 0 ? T(1) : b_.states[(b_.states_at[row_ + l] + own.first / b_.every) * features() + d];
+        if (own.nodes == 0) state[l] = T(d < count);
+        else state[l] = d < 2 * count || own.first < own.steps ? kept(l, own.first)[d] : T(0);  // the end has one slope
       }
       nodes_[d] = S::load(state);
     }
     for (int64_t i = 1; i < longest; ++i) {
-      alignas(64) T h[W] = {};
-      for (int l = 0; l < W; ++l)
-        if (i < lane_[l].nodes) h[l] = T(size(lane_[l], lane_[l].first + i - 1));
-      step_.begin(nodes_ + (i - 1) * count);
-      step_.run(nodes_ + (i - 1) * count, S::load(h), kStages - 2);
-      step_.advance(kStages - 2, nodes_ + (i - 1) * count, S::load(h), nodes_ + i * count);
+      alignas(64) T h[W] = {}, h_next[W] = {};
+      for (int l = 0; l < W; ++l) {
+        const Lane& own = lane_[l];
+        if (i < own.nodes) h[l] = T(size(own, own.first + i - 1));
+        if (i < own.nodes && own.first + i < own.steps) h_next[l] = T(size(own, own.first + i));
+      }
+      Reg *before = nodes_ + (i - 1) * node_size_, *here = nodes_ + i * node_size_;
+      if constexpr (Step::kImplicit) {
+        load_slopes(before);
+        step_.end(before, S::load(h), here);
+        for (int64_t d = 0; d < count; ++d) step_.k(0)[d] = step_.k(kStages - 1)[d];
+        step_.linearise(here);
+        step_.run(here, h_next);
+        for (int64_t d = 0; d < count * kStages; ++d) here[count + d] = step_.k(0)[d];
+      } else {
+        step_.begin(before);
+        step_.run(before, S::load(h), kStages - 2);
+        step_.advance(kStages - 2, before, S::load(h), here);
+      }
     }
+  }
+  void load_slopes(const Reg* node) {
+    for (int64_t d = 0; d < step_.count() * kStages; ++d) step_.k(0)[d] = node[step_.count() + d];
+  }
+  // What was kept of lane l at a node.
+  const T* kept(int l, int64_t node) const {
+    return b_.states + (b_.states_at[row_ + l] + node / b_.every) * features() * b_.pair.kept();
   }
   double size(const Lane& lane, int64_t step) const { return lane.time(step + 1, b_.t[0]) - lane.time(step, b_.t[0]); }
 
@@ -133,7 +172,7 @@ class AdaptiveBackward {
       }
       if (n > 0) h_before[l] = T(size(own, n - 1));
     }
-    const Reg *u = nodes_ + i * count, h_reg = S::load(h), before = S::load(h_before);
+    const Reg *u = nodes_ + i * node_size_, h_reg = S::load(h), before = S::load(h_before);
     step_.begin(u);
     if (steps) {
       step_.run(u, h_reg, kStages - 2);
@@ -144,7 +183,7 @@ class AdaptiveBackward {
     const int stages = steps ? kStages - 1 : 1;
     for (int stage = stages - 1; stage >= 0; --stage) {
       for (int64_t d = 0; d < count; ++d) dk_[d] = slope_gradient(stage, d, h_reg, before, stages);
-      step_.units().pull({step_.stage(stage).at, Units::kScratchStride}, dk_, dv_ + stage * count);
+      step_.units().pull({step_.stage(stage).at, Step::kScratchStride}, dk_, dv_ + stage * count);
     }
     for (int64_t d = 0; d < count; ++d) {
       Reg sum = g_[d];
@@ -153,6 +192,114 @@ class AdaptiveBackward {
       last_slope_[d] = step_.k(0)[d];
       for (int p = 0; p < kInside; ++p) inside_[p * count + d] = before_[p * count + d];
     }
+  }
+
+  // The same of an implicit method.
+  void implicit_node(int64_t i) {
+    const int64_t count = step_.count();
+    alignas(64) T h[W] = {}, steps[W] = {};
+    bool any = false;
+    for (int l = 0; l < W; ++l) {
+      const Lane& own = lane_[l];
+      if (i >= own.nodes || own.first + i == own.steps) continue;
+      h[l] = T(size(own, own.first + i));
+      steps[l] = T(1);
+      any = true;
+    }
+    const Reg *node = nodes_ + i * node_size_, size = S::load(h);
+    load_slopes(node);
+    for (int64_t n = 0; n < count * kInside; ++n) inside_[n] = S::zero();
+    while (any && output_within(i, node, size)) {
+    }
+    gather(i);
+    const Reg is_step = S::load(steps);
+    if (any) {
+      for (int stage = kStages - 1; stage >= 0; --stage) {
+        for (int64_t d = 0; d < count; ++d) dk_[d] = implicit_slope_gradient(stage, d, size);
+        if (stage == 0) break;
+        Reg* dv = dv_ + stage * count;
+        pull_stage(step_.state(stage, node, size), size, is_step, dv);
+        for (int64_t d = 0; stage == kStages - 1 && d < count; ++d) dv[d] = dv[d] + g_[d];
+      }
+      for (int64_t d = 0; d < count; ++d) {
+        Reg sum = S::zero();
+        for (int stage = 1; stage < kStages; ++stage) sum = sum + dv_[stage * count + d];
+        g_[d] = S::select(is_step > S::zero(), sum, g_[d]);
+        last_slope_[d] = S::select(is_step > S::zero(), dk_[d], last_slope_[d]);
+      }
+    }
+    for (int64_t d = 0; d < count; ++d) g_[d] = g_[d] + inside_[kPowers * count + d] + at_node_[d];
+  }
+  // dv = J(v)' l of (1 - h g J(v))' l = dk, where `open`; adds to the weights' gradients.
+  void pull_stage(const Reg* v, Reg h, Reg open, Reg* dv) {
+    step_.solve_transposed(v, h, dk_);
+    for (int64_t d = 0; d < step_.count(); ++d) dk_[d] = S::select(open > S::zero(), dk_[d], S::zero());
+    step_.units().pull(step_.pulled(), dk_, dv);
+  }
+  // The last of the times within each lane's step from node i that has not been visited; whether there was one.
+  bool output_within(int64_t i, const Reg* node, Reg h) {
+    const int64_t count = step_.count();
+    alignas(64) T x[W] = {}, open[W] = {};
+    bool any = false;
+    for (int64_t d = 0; d < count; ++d) dk_[d] = S::zero();
+    for (int64_t d = 0; d < count; ++d) output_[d] = node[d];
+    for (int l = 0; l < lanes_; ++l) {
+      Lane& own = lane_[l];
+      const int64_t n = own.first + i;
+      if (i >= own.nodes || n == own.steps || own.from == own.to) continue;
+      const int64_t m = --own.to;
+      any = true;
+      open[l] = T(1);
+      x[l] = T((b_.t[m] - own.time(n, b_.t[0])) / size(own, n));
+      for (int64_t d = 0; d < count; ++d) {
+        lanes_of(output_, d)[l] = b_.path[at(l, m) + d];
+        lanes_of(dk_, d)[l] = b_.grad_path[at(l, m) + d];
+      }
+    }
+    if (!any) return false;
+    const Reg at_x = S::load(x), scaled = S::set1(T(b_.pair.diagonal())) * h;
+    for (int64_t d = 0; d < count; ++d) {
+      of_output_[d] = dk_[d];
+      dk_[d] = scaled * dk_[d];
+    }
+    pull_stage(output_, h, S::load(open), dv_);
+    step_.interpolant();
+    Reg change = S::zero();
+    for (int64_t d = 0; d < count; ++d) {
+      const Reg dv = of_output_[d] + dv_[d];
+      Reg slope = S::zero(), power = dv;
+      for (int p = kPowers - 1; p >= 0; --p) slope = S::fma(slope, at_x, S::set1(T(p + 1)) * step_.q(p, d));
+      change = S::fma(slope, dv, change);
+      inside_[kPowers * count + d] = inside_[kPowers * count + d] + dv;
+      for (int p = 0; p < kPowers; ++p)
+        inside_[p * count + d] = S::fma(at_x, power, inside_[p * count + d]), power = power * at_x;
+    }
+    for (int l = 0; b_.grad_t != nullptr && l < lanes_; ++l)
+      if (open[l] != T(0)) b_.grad_t[(row_ + l) * b_.count + lane_[l].to] = double(T(change[l]));
+    return true;
+  }
+  // dk of a stage; of the last one with the gradient that the next step's first slope has, `last_slope_` here.
+  Reg implicit_slope_gradient(int stage, int64_t d, Reg h) {
+    const int64_t count = step_.count();
+    const bool is_last = stage == kStages - 1;
+    Reg sum = is_last ? S::set1(T(b_.pair.diagonal())) * g_[d] : S::zero();
+    for (int j = stage + 1; j < kStages; ++j)
+      sum = S::fma(S::set1(T(b_.pair.a(j - 1, stage))), dv_[j * count + d], sum);
+    for (int p = 0; p < kPowers; ++p) sum = S::fma(S::set1(T(b_.pair.dense(stage, p))), inside_[p * count + d], sum);
+    if (stage == 0) sum = S::fma(-S::set1(T(b_.pair.diagonal())), inside_[kPowers * count + d], sum);
+    return is_last ? S::fma(h, sum, last_slope_[d]) : h * sum;
+  }
+  // The gradient of the first slope, of the lanes that have steps.
+  void pull_first_slope() {
+    const int64_t count = step_.count();
+    for (int64_t d = 0; d < count; ++d) {
+      alignas(64) T state[W];
+      for (int l = 0; l < W; ++l) state[l] = lane_[l].segments > 0 ? kept(l, 0)[d] : T(1);
+      dk_[d] = S::load(state);
+    }
+    step_.units().slope(dk_, step_.k(0), step_.stage(0));
+    step_.units().pull(step_.pulled(), last_slope_, dv_);
+    for (int64_t d = 0; d < count; ++d) g_[d] = g_[d] + dv_[d];
   }
 
   // dk of a stage.
@@ -195,6 +342,7 @@ class AdaptiveBackward {
       const double begin = own.time(n - 1, b_.t[0]);
       own.to = own.next;
       for (; own.next > 0 && behind(b_.t[own.next - 1], begin); --own.next) {
+        if (Step::kImplicit) continue;  // output_within visits them
         const T x = T((b_.t[own.next - 1] - begin) / (here - begin));
         for (int64_t d = 0; d < count; ++d) {
           const T grad = b_.grad_path[at(l, own.next - 1) + d];
@@ -228,8 +376,9 @@ class AdaptiveBackward {
   }
 
   const OdeAdaptiveBackward<T>& b_;
-  PairStep<T, Units> step_;
-  Scratch<Reg> nodes_, dv_, dk_, last_slope_, g_, inside_, before_, at_node_;
+  Step step_;
+  const int64_t node_size_;  // registers
+  Scratch<Reg> nodes_, dv_, dk_, last_slope_, g_, inside_, before_, at_node_, output_, of_output_;
   Lane lane_[W];
   int64_t row_ = 0;
   int lanes_ = 0;

@@ -7,15 +7,16 @@
 namespace npu {
 namespace NPU_ISA {
 
-template <typename T, typename Units>
+template <typename T, typename Step>
 class AdaptiveForward {
   using S = Simd<T>;
   using Reg = typename S::Reg;
   static constexpr int W = S::width;
 
  public:
-  explicit AdaptiveForward(const OdeAdaptiveForward<T>& f)
-      : f_(f), step_(f.inputs, f.pair), u_(step_.count()), out_(step_.count()) {}
+  template <typename... Tolerances>  // what an implicit step needs
+  explicit AdaptiveForward(const OdeAdaptiveForward<T>& f, Tolerances... tolerances)
+      : f_(f), step_(f.inputs, f.pair, tolerances...), u_(step_.count()), out_(step_.count()) {}
 
   void run(int64_t row, int lanes) {
     row_ = row;
@@ -25,12 +26,13 @@ class AdaptiveForward {
       alignas(64) T h[W] = {};
       bool any = false;
       for (int l = 0; l < lanes_; ++l) {
-        any |= control_[l].next(f_.max_steps);
+        any |= control_[l].next(f_.max_steps, f_.max_at_bound);
         h[l] = T(control_[l].h);
       }
       if (!any) break;
       const Reg size = S::load(h);
-      step_.run(u_, size, OdePair::kStages - 1);
+      if constexpr (Step::kImplicit) step_.run(u_, h);
+      else step_.run(u_, size, OdePair::kStages - 1);
       if (!judge(size)) continue;
       write(size);
       move();
@@ -64,6 +66,7 @@ class AdaptiveForward {
       for (int64_t d = 0; d < count; ++d) finite &= std::isfinite(step_.k(0)[d][l]);
       control_[l] = StepControl();
       control_[l].begin(f_.t[0], f_.t[f_.count - 1], rms(d0, l), rms(d1, l), finite);
+      control_[l].evaluations = 2;
       h[l] = T(control_[l].first_guess());
       next_[l] = 1;
     }
@@ -78,6 +81,7 @@ class AdaptiveForward {
       control_[l].choose_first(rms(d2, l));
       for (int64_t d = 0; d < count; ++d) f_.path[at(l, 0) + d] = u_[d][l];
     }
+    if constexpr (Step::kImplicit) step_.linearise(u_);
   }
   // Where the state of lane l at time m goes.
   int64_t at(int l, int64_t m) const { return ((row_ + l) * f_.count + m) * features(); }
@@ -106,6 +110,15 @@ class AdaptiveForward {
     for (int l = 0; l < lanes_; ++l) {
       StepControl& own = control_[l];
       if (own.status != kRunning) continue;
+      if constexpr (Step::kImplicit) {
+        own.evaluations += step_.evaluations(l);
+        if (!step_.solved(l)) {
+          own.refuse(step_.broken(l));
+          continue;
+        }
+      } else {
+        own.evaluations += OdePair::kStages - 1;
+      }
       const double moved = rms(distance, l);
       const bool bound = moved > 0 && rms(change, l) * std::fabs(own.h) > 0.98 * f_.pair.stable() * moved;
       const bool good = own.judge(rms(error, l), bound);
@@ -119,7 +132,7 @@ class AdaptiveForward {
   void write(Reg h) {
     bool polynomials = false;
     for (;;) {
-      alignas(64) T x[W] = {};
+      alignas(64) T x[W] = {}, within[W] = {};
       bool there[W] = {}, any = false;
       for (int l = 0; l < lanes_; ++l) {
         const StepControl& own = control_[l];
@@ -128,16 +141,19 @@ class AdaptiveForward {
         there[l] = own.h > 0 ? t <= own.next_time : t >= own.next_time;
         if (!there[l]) continue;
         any = true;
+        within[l] = T(t != own.next_time);
         x[l] = t == own.next_time ? T(2) : T((t - own.time) / own.h);
       }
       if (!any) return;
       if (!polynomials) step_.interpolant();
       polynomials = true;
       const Reg at_x = S::load(x), ends = S::set1(T(2));
+      if constexpr (Step::kImplicit) step_.output(u_, h, at_x, within, out_);
       for (int64_t d = 0; d < step_.count(); ++d) {
         Reg sum = step_.q(3, d);
         for (int p = 2; p >= 0; --p) sum = S::fma(sum, at_x, step_.q(p, d));
-        out_[d] = S::select(at_x == ends, step_.v(6)[d], S::fma(h, sum * at_x, u_[d]));
+        const Reg inside = Step::kImplicit ? out_[d] : S::fma(h, sum * at_x, u_[d]);
+        out_[d] = S::select(at_x == ends, step_.v(6)[d], inside);
       }
       for (int l = 0; l < lanes_; ++l) {
         if (!there[l]) continue;
@@ -152,6 +168,7 @@ class AdaptiveForward {
       if (good_[l] == T(0)) continue;
       keep(l, control_[l].accepted - 1);
       control_[l].move();
+      control_[l].evaluations += Step::kImplicit;  // where the next step is linearised
       keep_time(l);
     }
     const auto good = S::load(good_) > S::zero();
@@ -159,6 +176,7 @@ class AdaptiveForward {
       u_[d] = S::select(good, step_.v(6)[d], u_[d]);
       step_.k(0)[d] = S::select(good, step_.k(6)[d], step_.k(0)[d]);
     }
+    if constexpr (Step::kImplicit) step_.linearise(u_);
   }
 
   void keep_time(int l) {
@@ -171,16 +189,18 @@ class AdaptiveForward {
     }
     kept.times[n - 1] = control_[l].time;
   }
-  // The state of lane l before its step n, if it is one that is kept.
+  // The state of lane l before its step n, if it is one that is kept; of an implicit method with the step's slopes.
   void keep(int l, int64_t n) {
     if (f_.kept == nullptr || n % f_.every != 0) return;
     OdeKept<T>& kept = f_.kept[row_ + l];
-    const int64_t first = n / f_.every * features();
-    if (first + features() > kept.states_room) {
-      kept.states_room = 2 * first + 32 * features();
+    const int64_t size = f_.pair.kept() * features(), first = n / f_.every * size;
+    if (first + size > kept.states_room) {
+      kept.states_room = 2 * first + 32 * size;
       kept.states = static_cast<T*>(more_memory(kept.states, size_t(kept.states_room) * sizeof(T)));
     }
     for (int64_t d = 0; d < features(); ++d) kept.states[first + d] = u_[d][l];
+    for (int64_t i = 1; i < f_.pair.kept(); ++i)
+      for (int64_t d = 0; d < features(); ++d) kept.states[first + i * features() + d] = step_.k(i - 1)[d][l];
   }
 
   void finish() {
@@ -189,11 +209,12 @@ class AdaptiveForward {
       keep(l, own.accepted);
       for (int64_t d = 0; d < features(); ++d) f_.last[(row_ + l) * features() + d] = u_[d][l];
       for (int64_t n = at(l, next_[l]); n < at(l, f_.count); ++n) f_.path[n] = std::numeric_limits<T>::quiet_NaN();
-      int64_t* counts = f_.counts + 4 * (row_ + l);
+      int64_t* counts = f_.counts + 5 * (row_ + l);
       counts[0] = own.accepted;
       counts[1] = own.rejected;
       counts[2] = own.at_bound;
       counts[3] = own.status;
+      counts[4] = own.evaluations;
       double* clock = f_.clock + 3 * (row_ + l);
       clock[0] = own.time;
       clock[1] = f_.t[f_.count - 1] > f_.t[0] ? own.size : -own.size;
@@ -202,7 +223,7 @@ class AdaptiveForward {
   }
 
   const OdeAdaptiveForward<T>& f_;
-  PairStep<T, Units> step_;
+  Step step_;
   Scratch<Reg> u_, out_;
   StepControl control_[W];
   int64_t next_[W], row_ = 0;

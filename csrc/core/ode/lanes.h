@@ -7,6 +7,8 @@
 //             dWr += dP L' + dQ t'    dWi += dQ L' - dP t'    dL = Wr' dP + Wi' dQ    dr = dL / r    dv = dr g sign(v)
 //             dg += dr (|v| + eps - 1) + pi sum_o (Wr dQ - Wi dP) where v < 0
 //
+//   jacobian  J = A (diag(y) Wr - diag(s) Wi) diag(g sign(v) / r)
+//
 // A lane never depends on another one: where some are negative, the terms of the others are masked, not multiplied by
 // 0.
 #pragma once
@@ -188,6 +190,27 @@ class Lanes {
       dv[d] = Gate<T>(gate_[d], eps).spread(sum[d], x, &grad_gate_[d]);
       grad_gate_[d] = S::select(x < S::zero(), S::fma(pi, phase[d], grad_gate_[d]), grad_gate_[d]);
     }
+  }
+
+  // J of a stage, row by row.
+  void jacobian(const Stage<T, const T*>& stage, Reg* j) {
+    const int64_t d_count = features(), h = in_.hidden;
+    const Reg eps = S::set1(in_.eps);
+    Features<Reg, D> of_log(scratch_), rate(scratch_ + d_count);
+    Reg ignored = S::zero();
+    for (int64_t d = 0; d < d_count; ++d)
+      rate[d] = Gate<T>(gate_[d], eps).spread(S::set1(T(1)), stage.load(d), &ignored);
+    for (int64_t n = 0; n < d_count * d_count; ++n) j[n] = S::zero();
+    for (int64_t o = 0; o < h; ++o) {
+      const Reg* w = weights_ + o * 3 * d_count;
+      const Reg y = stage.load(2 * d_count + o), s = stage.load(2 * d_count + h + o);
+      for (int64_t d = 0; d < d_count; ++d) of_log[d] = S::fma(-s, w[d_count + d], y * w[d]);
+      for (int64_t i = 0; i < d_count; ++i)
+        for (int64_t d = 0; d < d_count; ++d)
+          j[i * d_count + d] = S::fma(w[2 * d_count + i], of_log[d], j[i * d_count + d]);
+    }
+    for (int64_t i = 0; i < d_count; ++i)
+      for (int64_t d = 0; d < d_count; ++d) j[i * d_count + d] = j[i * d_count + d] * rate[d];
   }
 
   // The gradients' registers: Wr, Wi, A of every hidden unit, [h][3][D], then the gate's [D].

@@ -16,9 +16,9 @@ from torch.autograd import Function
 
 from npu_kernels._operators import ops
 from npu_kernels._operators.autograd import differentiate, eager_only
+from npu_kernels._time_loop.adaptive_reference import Control, replay
 from npu_kernels._time_loop.loop import as_rows, slope_function
 from npu_kernels._time_loop.methods import PAIRS, Method
-from npu_kernels.ode._adaptive_reference import replay
 from npu_kernels.reference import STRAIGHT_THROUGH
 
 SAVED_EVERY = {"full": 1, "checkpointed": 32}  # steps from one saved state to the next
@@ -31,6 +31,7 @@ class Call(NamedTuple):
     rtol: float
     atol: float
     max_steps: int
+    max_at_bound: int  # steps at the bound of stability, before the trajectory ends
     eps: float  # added to |u|
     gate_gradient: str  # "clip" or "straight_through"
     clip: bool  # the NAU's weight, to [-1, 1]
@@ -40,6 +41,10 @@ class Call(NamedTuple):
     @property
     def pair(self) -> Method:
         return PAIRS[self.method]
+
+    @property
+    def control(self) -> Control:
+        return Control(self.rtol, self.atol, self.max_steps, self.max_at_bound)
 
 
 def _as_models(
@@ -62,24 +67,27 @@ def _from_models(call: Call, has_models: bool, result: Tensor, starts_dim: int) 
 
 def forward(
     call: Call, keep: bool, t: Tensor, u0: Tensor, *weights: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Call the operator.
 
     Returns the caller's trajectory; counts, clock and the last state ``[(K,) B, ..]``; the saved
-    times and states, none unless `keep`.
+    times and states, none unless `keep`; the trajectory ``[K, B, M, D]`` where the backward reads
+    it, none for an explicit method.
     """
     times = t.detach().to("cpu", torch.float64).contiguous()
-    control = call.rtol, call.atol, call.max_steps, call.eps, call.clip
     path, last, counts, clock, saved_times, states = ops.ode_adaptive_forward(
         *_as_models(call, u0, weights),
         times,
         call.pair.numbers,
-        *control,
+        *call.control,
+        call.eps,
+        call.clip,
         SAVED_EVERY[call.memory] if keep else 0,
     )
     has_models = weights[0].dim() == 3  # type: ignore[union-attr]
     state = (counts, clock, last) if has_models else (counts[0], clock[0], last[0])
-    return _from_models(call, has_models, path, -3), *state, saved_times, states
+    result = _from_models(call, has_models, path, -3)
+    return result, *state, saved_times, states, path if call.pair.diagonal else path.new_empty(0)
 
 
 class AdaptiveFunction(Function):
@@ -87,8 +95,8 @@ class AdaptiveFunction(Function):
 
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        path, counts, clock, last, times, states = forward(call, True, *tensors)  # type: ignore[arg-type]
-        ctx.save_for_backward(*tensors, counts, clock, times, states)
+        path, counts, clock, last, *saved = forward(call, True, *tensors)  # type: ignore[arg-type]
+        ctx.save_for_backward(*tensors, counts, clock, *saved)
         ctx.call = call
         ctx.mark_non_differentiable(counts, clock, last)
         return path, counts, clock, last
@@ -96,11 +104,11 @@ class AdaptiveFunction(Function):
     @staticmethod
     def backward(ctx: Any, grad_path: Tensor, *_: Any) -> tuple[Any, ...]:
         call, needed = ctx.call, ctx.needs_input_grad[1:]
-        *operands, counts, clock, times, states = ctx.saved_tensors
+        *operands, counts, clock, times, states, path = ctx.saved_tensors
         if torch.is_grad_enabled() or eager_only():
             step_ends = _step_ends(counts[..., 0], clock, times)
             return None, *_by_formula(call, needed, grad_path, operands, step_ends)
-        return None, *_fused(call, needed, grad_path, operands, counts, times, states)
+        return None, *_fused(call, needed, grad_path, operands, counts, times, states, path)
 
 
 def _fused(
@@ -111,6 +119,7 @@ def _fused(
     counts: Tensor,
     times: Tensor,
     states: Tensor,
+    path: Tensor,
 ) -> tuple[Tensor | None, ...]:
     t, u0, *weights = operands
     has_models = counts.dim() == 3
@@ -118,10 +127,11 @@ def _fused(
     needs = sum(bool(need) << bit for bit, need in enumerate((*needed[1:], needed[0])))
     is_straight_through = call.gate_gradient == STRAIGHT_THROUGH
     *grads, grad_t = ops.ode_adaptive_backward(
+        path,
         (grad_rows if has_models else grad_rows.unsqueeze(0)).contiguous(),
         *_as_models(call, u0, weights),
         t.detach().to("cpu", torch.float64).contiguous(),
-        *(counts, times, states, call.pair.numbers, call.eps, call.clip),
+        *(counts, times, states, call.pair.numbers, call.rtol, call.atol, call.eps, call.clip),
         *(SAVED_EVERY[call.memory], is_straight_through, needs),
     )
     of_times = grad_t.sum(0)
@@ -153,7 +163,7 @@ def _by_formula(
 
     def formula(t: Tensor, u0: Tensor, *weights: Tensor | None) -> tuple[Tensor]:
         rows = as_rows(u0, weights[0], call.has_starts)  # type: ignore[arg-type]
-        path = replay(slope_function(weights, call), rows, t, step_ends, call.pair)
+        path = replay(slope_function(weights, call), rows, t, step_ends, call.pair, call.control)
         return (path if call.has_starts else path.squeeze(-3),)
 
     return differentiate(formula, tuple(operands), needed, (grad_path,))

@@ -10,23 +10,29 @@ where q <= 1. The next step's size is
 
     h / max(0.1, q^0.17 / q_before^0.04 / 0.9)    after an accepted step
     h / min(5, q^0.17 / 0.9)                      after a rejected one
+    h / 2                                         after one whose stages have no solution
+
+The last is for the steps of an implicit pair, which are in `implicit_reference`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from npu_kernels._time_loop import implicit_reference as implicit
+from npu_kernels._time_loop.implicit_reference import Attempt, detached
 from npu_kernels._time_loop.methods import STAGES, Method
-from npu_kernels._time_loop.reference import rows
+from npu_kernels._time_loop.reference import combine, rows
 
 # How a trajectory ended. STUCK: its steps became too small for its time to move. NOT_FINITE: the
-# same because its next state is not finite, or its first slope.
-DONE, TOO_MANY, STUCK, NOT_FINITE = range(4)
+# same because its next state is not finite, or its first slope. STIFF: so many of its steps were at
+# the bound of stability that another method should take it.
+DONE, TOO_MANY, STUCK, NOT_FINITE, STIFF = range(5)
 BETA = 0.04  # exponent of the error of the step before, in the control
 EPS = torch.finfo(torch.float64).eps
 Function = Callable[[Tensor], Tensor]
@@ -37,8 +43,8 @@ class Steps(NamedTuple):
 
     times: the ends of the accepted steps ``[..., N]``, in float64; a trajectory of fewer repeats
         its last one.
-    counts: ``[..., 4]``: accepted and rejected steps, accepted ones at the bound of stability, how
-        the trajectory ended.
+    counts: ``[..., 5]``: accepted and rejected steps, accepted ones at the bound of stability, how
+        the trajectory ended, evaluations of f.
     clock: ``[..., 3]`` in float64: time reached, size of the step that would come next, time of the
         first step at the bound of stability (nan: none).
     last: the state reached ``[..., D]``, on u0's device.
@@ -50,13 +56,21 @@ class Steps(NamedTuple):
     last: Tensor
 
 
-def combine(k: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
-    """``sum_j c_j k_j``."""
-    total = k[0] * coefficients[0]
-    for slope, coefficient in zip(k[1:], coefficients[1:], strict=True):
-        if coefficient != 0:
-            total = total + slope * coefficient
-    return total
+class Control(NamedTuple):
+    """What bounds the steps.
+
+    max_at_bound: a trajectory ends as STIFF where so many of its steps, and half of them, are at
+    the bound of stability.
+    """
+
+    rtol: float
+    atol: float
+    max_steps: int
+    max_at_bound: int
+
+    @property
+    def tolerances(self) -> tuple[float, float]:
+        return self.rtol, self.atol
 
 
 def step(
@@ -68,6 +82,16 @@ def step(
         before, v = v, u + h * combine(k, row)
         k.append(f(v))
     return v, before, k
+
+
+def _attempt(
+    f: Function, u: Tensor, k1: Tensor, h: Tensor, runs: Tensor, pair: Method, control: Control
+) -> Attempt:
+    """Try a step of size h ``[..., 1]`` where `runs` ``[...]``."""
+    if pair.diagonal:
+        return implicit.attempt(f, u, k1, h, runs, pair, control.tolerances)
+    new, before, k = step(detached(f), u, k1, h, pair)
+    return Attempt(new, before, k, runs, torch.zeros_like(runs), (STAGES - 1) * runs.long())
 
 
 def _rms(x: Tensor) -> Tensor:
@@ -87,34 +111,33 @@ def _first_size(f: Function, u: Tensor, k: Tensor, span: float, rtol: float, ato
     return torch.minimum(100 * h0, h1)
 
 
-def find_steps(
-    f: Function, u0: Tensor, t: Tensor, pair: Method, rtol: float, atol: float, max_steps: int
-) -> Steps:
+def find_steps(f: Function, u0: Tensor, t: Tensor, pair: Method, control: Control) -> Steps:
     """The steps of every trajectory from t[0] to t[-1]; `t` in float64 on the CPU."""
     with torch.no_grad():
-        control = rtol, atol, max_steps
-        return _find_steps(lambda u: f(u).detach(), u0.detach(), t.detach(), pair, *control)
+        return _find_steps(f, u0.detach(), t.detach(), pair, control)
 
 
-def _find_steps(
-    f: Function, u: Tensor, t: Tensor, pair: Method, rtol: float, atol: float, max_steps: int
-) -> Steps:
+def _find_steps(f: Function, u: Tensor, t: Tensor, pair: Method, control: Control) -> Steps:
+    rtol, atol, max_steps, max_at_bound = control
+    values = detached(f)
     begin, end = float(t[0]), float(t[-1])
     span, sign = end - begin, 1 if end > begin else -1
-    k1 = f(u)
-    size = _first_size(f, u, k1, span, rtol, atol)
+    k1 = values(u)
+    size = _first_size(values, u, k1, span, rtol, atol)
     time = torch.full_like(size, begin)
     before = torch.full_like(size, 1e-4)  # the error of the accepted step before
-    counts = torch.zeros(*size.shape, 4, dtype=torch.int64)
+    counts = torch.zeros(*size.shape, 5, dtype=torch.int64)
     clock = torch.full((*size.shape, 3), torch.nan, dtype=torch.float64)
-    accepted, rejected, stiff, status = counts.unbind(-1)
+    accepted, rejected, stiff, status, evaluations = counts.unbind(-1)
+    evaluations += 2
     status[...] = torch.where(k1.isfinite().all(-1).cpu(), -1, NOT_FINITE)
     shrunk = torch.zeros_like(status, dtype=torch.bool)  # the last step tried was rejected
     broken = shrunk.clone()  # and was not finite
     step_ends: list[Tensor] = []
     accepts: list[Tensor] = []
     while (active := status < 0).any():
-        status.masked_fill_(active & (accepted + rejected >= max_steps), TOO_MANY)
+        status.masked_fill_(active & (stiff >= max_at_bound) & (2 * stiff >= accepted), STIFF)
+        status.masked_fill_((status < 0) & (accepted + rejected >= max_steps), TOO_MANY)
         tiny = size <= 10 * EPS * time.abs().clamp(min=EPS * abs(span))
         stuck = (status < 0) & tiny
         status[...] = torch.where(stuck, torch.where(broken, NOT_FINITE, STUCK), status)
@@ -123,22 +146,26 @@ def _find_steps(
         new_time = torch.where(last, end, time + sign * size)
         h = new_time - time
         h_column = h.unsqueeze(-1).to(u)
-        new, v6, k = step(f, u, k1, h_column, pair)
+        tried = _attempt(f, u, k1, h_column, active, pair, control)
+        new, k = tried.new, tried.slopes
+        evaluations += tried.evaluations
         scale = atol + rtol * torch.maximum(u.abs(), new.abs())
         q = _rms(h_column * combine(k, pair.error) / scale)
-        broken = ~q.isfinite()
-        good = active & (q <= 1)
-        factor = torch.where(broken, 5.0, q ** (0.2 - 0.75 * BETA) / 0.9)
+        broken = torch.where(tried.solved, ~q.isfinite(), tried.broken)
+        good = tried.solved & (q <= 1)
+        factor = torch.where(tried.solved, q ** (0.2 - 0.75 * BETA) / 0.9, 2.0)
+        factor = torch.where(broken, 5.0, factor)
         grown = h.abs() / (factor / before**BETA).clamp(min=0.1)
         grown = torch.where(shrunk, torch.minimum(grown, h.abs()), grown)
         size = torch.where(good, grown, torch.where(active, h.abs() / factor.clamp(max=5.0), size))
         before = torch.where(good, q.clamp(min=1e-4), before)
-        apart, bend = _rms(new - v6), _rms(k[6] - k[5]) * h.abs()
+        apart, bend = _rms(new - tried.before), _rms(k[6] - k[5]) * h.abs()
         at_bound = good & (apart > 0) & (bend > 0.98 * pair.stable * apart)
         clock[..., 2] = torch.where(at_bound & (stiff == 0), time, clock[..., 2])
         accepted += good
         rejected += active & ~good
         stiff += at_bound
+        evaluations += good if pair.diagonal else 0  # where the next step is linearised
         shrunk = ~good
         time = torch.where(good, new_time, time)
         status.masked_fill_(good & last, DONE)
@@ -161,11 +188,18 @@ def _pack(step_ends: list[Tensor], accepts: list[Tensor], time: Tensor, accepted
 
 
 def replay(
-    f: Function, u0: Tensor, t: Tensor, times: Tensor, pair: Method, length: int | None = None
+    f: Function,
+    u0: Tensor,
+    t: Tensor,
+    times: Tensor,
+    pair: Method,
+    control: Control,
+    length: int | None = None,
 ) -> Tensor:
     """Return the states ``[..., M, D]`` at t, from steps that end at `times` ``[..., N]``.
 
     Behind the last step they are nan. Differentiable with respect to u0, t and the weights of f.
+    control: its tolerances are those of an implicit pair's stages.
     length: steps of a segment, of which only the first state is kept for a derivative; None keeps
     everything.
     """
@@ -187,45 +221,82 @@ def replay(
     size = torch.where(reached, size, 1.0)
     x = ((values[1:] - step_ends.gather(-1, index) + shift) / size).to(u0.device)
 
-    def segment(u: Tensor, x: Tensor, first: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    def segment(
+        u: Tensor, k1: Tensor, x: Tensor, first: int, count: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         inside = reached & (index >= first) & (index < first + count)
         columns = inside.reshape(-1, inside.shape[-1]).any(0).nonzero().squeeze(-1)
-        states, slopes, k1 = [], [], f(u)
+        states, slopes, end_states = [], [], []
         for n in range(first, first + count):
-            new, _, k = step(f, u, k1, sizes[..., n, None].to(u), pair)
+            new, k = _repeat(f, u, k1, sizes[..., n, None].to(u), pair, control)
             states.append(u)
             slopes.append(torch.stack(k, -2))
+            end_states.append(new)
             u, k1 = new, k[-1]
         step_index = (index - first).clamp(0, count - 1)[..., columns].to(u.device)
-        parts = x[..., columns].to(u), size[..., columns].to(u)
-        path = torch.stack(states, -2), torch.stack(slopes, -3)
-        outputs = _dense(*path, step_index, *parts, pair)
-        outputs = torch.where(inside[..., columns, None].to(u.device), outputs, 0)
-        return u, outputs, columns.to(u.device)
+        is_inside = inside[..., columns]  # elsewhere a step of size 0, whose state is finite
+        parts = (
+            torch.where(is_inside, x[..., columns], 1.0),
+            torch.where(is_inside, size[..., columns], 0.0),
+        )
+        path = torch.stack(states, -2), torch.stack(end_states, -2), torch.stack(slopes, -3)
+        share, h = (part.to(u) for part in parts)
+        outputs = _dense(f, *path, step_index, share, h, pair, control)
+        outputs = torch.where(is_inside.unsqueeze(-1).to(u.device), outputs, 0)
+        return u, k1, outputs, columns.to(u.device)
 
-    u, result = u0, u0.new_zeros(*lead, len(values) - 1, u0.shape[-1])
+    u, k1, result = u0, f(u0), u0.new_zeros(*lead, len(values) - 1, u0.shape[-1])
     length = length or steps
     for first in range(0, steps, length):
         count = min(length, steps - first)
         if length < steps:
-            u, outputs, columns = checkpoint(segment, u, x, first, count, use_reentrant=False)
+            u, k1, outputs, columns = checkpoint(
+                segment, u, k1, x, first, count, use_reentrant=False
+            )
         else:
-            u, outputs, columns = segment(u, x, first, count)
+            u, k1, outputs, columns = segment(u, k1, x, first, count)
         result = result.index_add(-2, columns, outputs)
     result = torch.where(reached.unsqueeze(-1).to(u.device), result, torch.nan)
     return torch.cat([u0.unsqueeze(-2), result], -2)
 
 
+def _repeat(
+    f: Function, u: Tensor, k1: Tensor, h: Tensor, pair: Method, control: Control
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the new state and all slopes of a step, differentiable."""
+    if pair.diagonal:
+        return implicit.step(f, u, k1, h, pair, control.tolerances)
+    new, _, k = step(f, u, k1, h, pair)
+    return new, k
+
+
 def _dense(
-    states: Tensor, slopes: Tensor, index: Tensor, x: Tensor, size: Tensor, pair: Method
+    f: Function,
+    states: Tensor,
+    end_states: Tensor,
+    slopes: Tensor,
+    index: Tensor,
+    x: Tensor,
+    size: Tensor,
+    pair: Method,
+    control: Control,
 ) -> Tensor:
     """The interpolant of step index ``[..., C]`` at x.
 
-    states ``[..., N, D]``, slopes ``[..., N, 7, D]``.
+    states, end_states ``[..., N, D]``: of the steps. slopes ``[..., N, 7, D]``.
     """
     d = states.shape[-1]
-    u = states.gather(-2, index.unsqueeze(-1).expand(*index.shape, d))
+    columns = index.unsqueeze(-1).expand(*index.shape, d)
+    u = states.gather(-2, columns)
     k = slopes.gather(-3, index[..., None, None].expand(*index.shape, STAGES, d))
+    if pair.diagonal:
+        rows = [part.flatten(-3, -2) for part in (u, *k.unbind(-2))]  # as f takes them
+        h, share = (part.flatten(-2).unsqueeze(-1) for part in (size, x))
+        within = implicit.output(f, rows[0], rows[1:], h, share, pair, control.tolerances)
+        # At the end the state itself; its derivatives for t are the solution's, as the next step's.
+        shift, end = h * (share - 1), end_states.gather(-2, columns).flatten(-3, -2)
+        end = end + shift * f(end + shift / 2 * rows[-1])
+        return torch.where(share == 1, end, within).view_as(u)
     total = torch.zeros_like(u)
     for p in reversed(range(4)):
         q = combine(k.unbind(-2), pair.dense[p::4])

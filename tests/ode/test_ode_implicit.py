@@ -1,0 +1,468 @@
+"""The implicit method: its coefficients, stiff laws, exact gradients, and what `auto` chooses."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import ode, use_backend
+from npu_kernels._time_loop import implicit_reference as implicit
+from npu_kernels._time_loop.adaptive import Call
+from npu_kernels._time_loop.adaptive_reference import Control, replay
+from npu_kernels._time_loop.loop import slope_function
+from npu_kernels._time_loop.methods import PAIRS
+from npu_kernels._time_loop.reference import rows
+from tests.conftest import needs_library
+from tests.ode.test_ode_accuracy import linear
+from tests.ode.test_ode_adaptive import PREDATOR, gradients, power_law
+
+PAIR = PAIRS["kvaerno5"]
+EPS = torch.finfo(torch.float64).eps
+
+
+def triangle() -> Any:
+    """Return the coefficients ``[7, 7]``, with the diagonal."""
+    a = np.zeros((7, 7))
+    for i, row in enumerate(rows(PAIR.tableau), 1):
+        a[i, :i], a[i, i] = row, PAIR.diagonal
+    return a
+
+
+# Robertson's reaction; the Oregonator; van der Pol with mu = 1000, all sums of power laws.
+S, W, Q = 77.27, 0.161, 8.375e-6
+ROBERTSON = [[1.0, 0, 0], [0, 1, 1], [0, 2, 0]], [[-0.04, 1e4, 0], [0.04, -1e4, -3e7], [0, 0, 3e7]]
+OREGONATOR = (
+    [[1.0, 0, 0], [0, 1, 0], [1, 1, 0], [2, 0, 0], [0, 0, 1]],
+    [[S, S, -S, -S * Q, 0], [0, -1 / S, -1 / S, 0, 1 / S], [W, 0, 0, 0, -W]],
+)
+VAN_DER_POL = [[0.0, 1], [2, 1], [1, 0]], [[1.0, 0, 0], [1e3, -1e3, -1]]
+# Start, end, and the state there of the Test Set for IVP Solvers (Mazzia and Magherini, 2008).
+STIFF = {
+    "robertson": (
+        *(ROBERTSON, [1.0, 0, 0], 1e11),
+        [0.2083340149701255e-7, 0.8333360770334713e-13, 0.9999999791665050],
+    ),
+    "oregonator": (
+        *(OREGONATOR, [1.0, 2, 3], 360.0),
+        [0.1000814870318523e1, 0.1228178521549917e4, 0.1320554942846706e3],
+    ),
+    "van der Pol": (
+        *(VAN_DER_POL, [2.0, 0], 2000.0),
+        [0.1706167732170469e1, -0.8928097010248125e-3],
+    ),
+}
+
+
+# ---- the method ----------------------------------------------------------------------------------
+
+
+def test_coefficients() -> None:
+    """Order 5 and 4, stage order 2, both stiffly accurate, damping whatever is stiff."""
+    a = triangle()
+    c, b, error = a.sum(1), a[6], np.array(PAIR.error)
+    assert a[6] - a[5] == pytest.approx(error, abs=1e-15)
+    assert a @ c == pytest.approx(c**2 / 2, abs=1e-15)
+    assert (c[5], c[6]) == pytest.approx((1, 1), abs=1e-15)
+    for weights, order in ((b, 5), (a[5], 4)):
+        for q in range(order):
+            assert weights @ c**q == pytest.approx(1 / (q + 1), abs=1e-15)
+        assert weights @ a @ c**2 == pytest.approx(1 / 12, abs=1e-15)
+    for result, expected in (
+        ((b * c) @ a @ c**2, 1 / 15),
+        (b @ a @ c**3, 1 / 20),
+        (b @ a @ a @ c**2, 1 / 60),
+        (b @ a @ a @ a @ c, 1 / 120),
+        ((b * (a @ c)) @ (a @ c), 1 / 20),
+    ):
+        assert result == pytest.approx(expected, abs=1e-15)
+    assert abs(a[5] @ c**4 - 1 / 5) > 1e-4
+
+    def growth(z: complex, weights: Any) -> float:
+        return abs(1 + z * (weights @ np.linalg.solve(np.eye(7) - z * a, np.ones(7))))
+
+    for y in np.geomspace(1e-3, 1e4, 200):
+        assert growth(1j * y, b) <= 1 + 1e-12
+        assert growth(1j * y, a[5]) <= 1 + 1e-12
+    assert growth(-1e8, b) < 1e-6
+
+
+def test_stage_within_a_step() -> None:
+    """Order 4 at every x, and the step's own state at both ends."""
+    a, g = triangle(), PAIR.diagonal
+    c, dense = a.sum(1), np.array(PAIR.dense).reshape(7, 4)
+    for x in (0.0, 0.2, 0.7, 1.0):
+        weights = dense @ x ** np.arange(1, 5)
+        weights[0] -= g
+        for q in range(4):
+            assert weights @ c**q + g * x**q == pytest.approx(x ** (q + 1) / (q + 1), abs=1e-14)
+        assert weights @ a @ c**2 + g * x**3 / 3 == pytest.approx(x**4 / 12, abs=1e-14)
+    assert weights == pytest.approx([*a[6, :6], 0], abs=1e-14)
+
+
+def slope_of(model: nn.Sequential) -> Any:
+    power, nau = model
+    weights = power.weight_re, power.weight_im, power.gate, nau.weight
+    call = Call("kvaerno5", 1e-8, 1e-8, 1, 1, EPS, "clip", nau.clip, "full", True)
+    return slope_function(weights, call)
+
+
+def test_convergence() -> None:
+    """Steps of equal size: half of it gives a 32nd of the error."""
+    f, u0, end = slope_of(power_law(*PREDATOR)), torch.tensor([[3.0, 1.0]]).double(), 4.0
+    exact = ode.rollout(
+        power_law(*PREDATOR), u0, t=[0, end], method="dopri5", rtol=1e-13, atol=1e-13
+    )
+    errors = []
+    with torch.no_grad():
+        for steps in (20, 40, 80):
+            u, k1, h = u0, f(u0), torch.full((1, 1), end / steps, dtype=torch.float64).double()
+            for _ in range(steps):
+                u, k = implicit.step(f, u, k1, h, PAIR, (1e-12, 1e-12))
+                k1 = k[-1]
+            errors.append(float((u - exact[:, 1]).abs().max()))  # type: ignore[index]
+    ratios = [first / second for first, second in itertools.pairwise(errors)]
+    assert all(26 < ratio < 40 for ratio in ratios), errors
+
+
+def test_jacobian_of_any_function() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    u = torch.randn(2, 4, 3, dtype=torch.float64)
+    expected = torch.func.vmap(torch.func.vmap(torch.func.jacrev(module)))(u).detach()
+    torch.testing.assert_close(implicit.jacobian(module, u), expected)
+    assert not implicit.jacobian(lambda u: torch.ones_like(u), u).any()
+
+
+# ---- stiff laws ----------------------------------------------------------------------------------
+
+
+@needs_library
+@pytest.mark.parametrize("name", STIFF)
+@pytest.mark.parametrize("method", ["kvaerno5", "auto"])
+def test_published_states(name: str, method: str) -> None:
+    law, u0, end, expected = STIFF[name]
+    small = {"robertson": 1e-8, "oregonator": 1e-6, "van der Pol": 1e-6}[name]
+    result, statistics = ode.rollout(
+        power_law(*law),
+        torch.tensor(u0).double(),
+        t=[0, end],
+        method=method,
+        rtol=1e-8,
+        atol=1e-8 * small,
+        statistics=True,
+    )
+    reference_value = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(result[-1], reference_value, rtol=1e-6, atol=1e-13)
+    assert int(statistics.accepted) < 2000
+
+
+@needs_library
+@pytest.mark.parametrize("name", STIFF)
+def test_states_between_the_steps(name: str) -> None:
+    """States within steps are as exact as at the ends, also what is bound to others."""
+    law, u0, end, _ = STIFF[name]
+    model, start = power_law(*law), torch.tensor(u0).double()
+    t = np.linspace(0, min(end, 400.0), 30)
+    options: dict[str, Any] = {"method": "kvaerno5", "rtol": 1e-7, "atol": 1e-11}
+    with torch.no_grad():
+        path = ode.rollout(model, start, t=t, **options)
+        for time, state in zip(t[1:], path[1:], strict=True):
+            end_state = ode.rollout(model, start, t=[0, time], **options)[-1]
+            exact = ode.rollout(model, start, t=[0, time], **{**options, "rtol": 1e-10})[-1]
+            error, bound = (state - exact).abs(), (end_state - exact).abs()
+            assert (error <= 10 * bound + 1e-6 * exact.abs() + 1e-10).all()
+
+
+@needs_library
+def test_models_of_different_stiffness_and_starts() -> None:
+    """K models of rates .01 to 1e8 and two starts each, in one call: each as it is alone."""
+    rates = [1e-2, 1e2, 1e5, 1e8]
+    powers, law = [[1.0, 0], [0, 1]], [[[-r, r], [0.0, -1]] for r in rates]
+    u0, t = torch.tensor([[1.0, 2.0], [3.0, 0.5]]).double(), [0, 1e-3, 0.5, 2.0]
+    options: dict[str, Any] = {"t": t, "method": "kvaerno5", "rtol": 1e-8, "statistics": True}
+    result, statistics = ode.rollout(power_law([powers] * 4, law), u0[None], **options)
+    for k, rate in enumerate(rates):
+        single, ours = ode.rollout(power_law(powers, law[k]), u0, **options)
+        assert torch.equal(result[k], single)
+        assert all(torch.equal(a[k], b) for a, b in zip(statistics, ours, strict=True))
+        times = torch.tensor(t, dtype=torch.float64)[:, None]
+        y, share = u0[:, None, 1:] * torch.exp(-times), rate / (rate - 1)
+        x = (u0[:, None, :1] - share * u0[:, None, 1:]) * torch.exp(-rate * times) + share * y
+        torch.testing.assert_close(result[k], torch.cat([x, y], -1), rtol=1e-6, atol=1e-7)
+    assert int(statistics.accepted.max()) < 300
+    assert len(set(statistics.accepted[:, 0].tolist())) == 4
+
+
+@needs_library
+def test_float32() -> None:
+    exact = ode.rollout(
+        power_law(*ROBERTSON),
+        torch.tensor([1.0, 0, 0]).double(),
+        t=[0, 1, 100],
+        method="kvaerno5",
+        rtol=1e-9,
+        atol=1e-13,
+    )
+    model = power_law(*ROBERTSON, torch.float32)
+    model[0].eps = 1e-12
+    result = ode.rollout(
+        model, torch.tensor([1.0, 0, 0]), t=[0, 1, 100], method="kvaerno5", rtol=1e-4, atol=1e-8
+    )
+    assert isinstance(result, Tensor)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.double(), exact, rtol=2e-3, atol=1e-6)
+
+
+@needs_library
+@pytest.mark.parametrize("d", [2, 7, 32])
+def test_many_states_and_pivots(d: int) -> None:
+    """A ring of rotations and a stiff chain: the largest entry is not on the diagonal."""
+    torch.manual_seed(d)
+    powers = [[float(i == j) for j in range(d)] for i in range(d)]
+    matrix = torch.randn(d, d, dtype=torch.float64) * 3 - torch.diag(torch.logspace(0, 5, d))
+    matrix[0, 0], matrix[0, d - 1], matrix[d - 1, 0] = 0, 400, -400
+    u0, t = torch.rand(3, d).double() + 1, torch.tensor([0, 0.01, 0.03]).double()
+    result = ode.rollout(
+        power_law(powers, matrix.tolist()), u0, t=t, method="kvaerno5", rtol=1e-9, atol=1e-11
+    )
+    exact = torch.stack([u0 @ torch.matrix_exp(matrix.double() * float(s)).mT for s in t], 1)
+    torch.testing.assert_close(result, exact, rtol=1e-6, atol=1e-7)
+
+
+# ---- gradients -----------------------------------------------------------------------------------
+
+
+def robertson_gradients(**options: Any) -> list[Tensor]:
+    t = torch.tensor([0, 1e-3, 0.3, 4.0, 40.0], dtype=torch.float64)
+    start = torch.tensor([[1.0, 1e-6, 1e-3], [0.5, 1e-5, 0.4]]).double()
+    options = {"method": "kvaerno5", "rtol": 1e-8, "atol": 1e-12, **options}
+    return gradients(power_law(*ROBERTSON), start, t, **options)
+
+
+@needs_library
+def test_gradients_are_those_of_the_formulas() -> None:
+    fused = robertson_gradients()
+    for ours, other in zip(fused, robertson_gradients(memory="checkpointed"), strict=True):
+        assert torch.equal(ours, other)
+    with use_backend("reference"):
+        eager = robertson_gradients()
+    for ours, reference_value in zip(fused, eager, strict=True):
+        torch.testing.assert_close(
+            ours, reference_value, rtol=1e-8, atol=1e-8 * float(reference_value.abs().max())
+        )
+
+
+@needs_library
+def test_gradients_are_differences_of_the_same_steps() -> None:
+    """Gradients of the discrete path: its steps, weights and start moved by a little."""
+    model, t = power_law(*ROBERTSON), torch.tensor([0, 1e-3, 5e-3]).double()
+    u0 = torch.tensor([[1.0, 1e-3, 1e-2]]).double().requires_grad_()
+    path = ode.rollout(model, u0, t=t, method="kvaerno5", rtol=1e-6, atol=1e-10)
+    assert isinstance(path, Tensor)
+    *_, times, _, _ = path.grad_fn.saved_tensors  # type: ignore[union-attr]
+    weighting = torch.tensor([1.0, 1e4, 1.0]).double()
+    parameters = [u0, model[0].weight_re, model[1].weight]
+    result = torch.autograd.grad((path[:, 1:] * weighting).sum(), parameters)
+    control = Control(1e-12, 1e-16, 1, 1)
+    generator = torch.Generator().manual_seed(3)
+    for parameter, grad in zip(parameters, result, strict=True):
+        direction = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+        direction = direction * parameter.detach().abs()
+        values = {}
+        for step in (-2, -1, 1, 2):
+            with torch.no_grad():
+                parameter += step * 1e-3 * direction
+                again = replay(slope_of(model), u0, t, times[None], PAIR, control)
+                parameter -= step * 1e-3 * direction
+            values[step] = float((again[:, 1:] * weighting).sum())
+        reference_value = (8 * (values[1] - values[-1]) - (values[2] - values[-2])) / 12e-3
+        assert float((grad * direction).sum()) == pytest.approx(reference_value, rel=1e-6)
+
+
+# ---- what does not reach its end -----------------------------------------------------------------
+
+
+def test_a_matrix_without_an_inverse_is_a_rejected_step() -> None:
+    """u' = u / (h g): the first step's matrix is 0. A smaller step follows."""
+    rate = 1 / PAIR.diagonal
+
+    def f(u: Tensor) -> Tensor:
+        return rate * u
+
+    u, h, runs = torch.ones(1, 1).double(), torch.ones(1, 1).double(), torch.ones(1).bool()
+    with torch.no_grad():
+        assert implicit.newton_inverse(f, u, h * PAIR.diagonal).isnan().all()
+        tried = implicit.attempt(f, u, f(u), h, runs, PAIR, (1e-3, 1e-3))
+        assert not tried.solved
+        assert tried.broken
+    # The first step is .26, a hundred times Hairer's first guess; the second one takes the rest.
+    options: dict[str, Any] = {"method": "kvaerno5", "rtol": 1e-6, "atol": 1e3}
+    for backend in ("reference", "cpu"):
+        with use_backend(backend):
+            result, statistics = ode.rollout(
+                power_law([[1.0]], [[rate]]),
+                torch.ones(1).double(),
+                **{"t": [0, 1.26], "statistics": True, **options},
+            )
+        assert int(statistics.rejected) > 0
+        assert float(result[-1].detach()) == pytest.approx(np.exp(1.26 * rate), abs=300)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_ends_before_the_end(backend: str) -> None:
+    """A pole, a state that is not finite, too few steps: named, or kept, as for explicit steps."""
+    with use_backend(backend):
+        message = (
+            r"^rollout: the trajectory stops at t = (0\.99|1\.0)\d*: its steps became too small"
+        )
+        with pytest.raises(ode.StepSizeError, match=message):
+            ode.rollout(
+                power_law([[2.0]], [[1.0]]),
+                torch.ones(1).double(),
+                t=[0, 1.5],
+                method="kvaerno5",
+                rtol=1e-3,
+            )
+        start = torch.tensor([[1.0], [torch.inf], [torch.nan]]).double()
+        message = r"start 1 is not finite from t = 0 on, the first of 2 of 3 traj"
+        with pytest.raises(ode.NonFiniteError, match=message):
+            ode.rollout(linear(1.0), start, t=[0, 0.1], method="kvaerno5")
+        few: dict[str, Any] = {"t": [0, 40.0], "method": "kvaerno5", "max_steps": 9}
+        robertson, u0 = power_law(*ROBERTSON), torch.tensor([1.0, 0, 0]).double()
+        message = r"^rollout: the trajectory needs more than max_steps=9 steps: it has reached t = "
+        with pytest.raises(ode.StepSizeError, match=message) as caught:
+            ode.rollout(robertson, u0, **few)
+        assert 0 < float(caught.value.reached) < 40
+        assert "stiff" not in str(caught.value)
+        kept = ode.rollout(robertson, u0, nonfinite="keep", **few)
+        assert isinstance(kept, Tensor)
+        assert kept[-1].isnan().all()
+        kept[0].sum().backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in robertson.parameters())
+
+
+# ---- other models --------------------------------------------------------------------------------
+
+
+def test_any_model() -> None:
+    """A stiff network without a compiled loop: to the tolerance, with the gradient of its steps."""
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    rates = torch.tensor([1.0, 3e3], dtype=torch.float64)
+
+    class Stiff(nn.Module):
+        def forward(self, u: Tensor) -> Tensor:
+            return network(u) - rates * u
+
+    u0 = torch.tensor([[1.0, 0.5], [0.2, -1.0]], dtype=torch.float64, requires_grad=True)
+    options: dict[str, Any] = {"steps": 3, "dt": 0.1, "rtol": 1e-8, "atol": 1e-10}
+    path = ode.rollout_any(Stiff(), u0, method="kvaerno5", **options)
+    exact = ode.rollout_any(Stiff(), u0, method="dopri5", **options)
+    torch.testing.assert_close(path, exact, rtol=1e-6, atol=1e-8)
+    single = ode.rollout_any(Stiff(), u0[0], method="kvaerno5", **options)
+    torch.testing.assert_close(single, path[0], rtol=1e-12, atol=1e-14)
+    leaves = [u0, *network.parameters()]
+    ours = torch.autograd.grad(path[:, -1].square().sum(), leaves)
+    theirs = torch.autograd.grad(exact[:, -1].square().sum(), leaves)
+    for gradient, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "error", "message"),
+    [
+        (lambda t, u: -u * t, {}, ValueError, "method 'kvaerno5' takes a model of u alone, got one of t"),
+        (lambda u: u**2, {}, ode.StepSizeError, r"a trajectory stops at t = (0\.99|1\.0)\d*, its steps"),
+        (lambda u: (u - 2).log(), {}, ode.NonFiniteError, "a trajectory is not finite from t = 0 on"),
+        (lambda u: -u, {"max_steps": 3}, ode.StepSizeError, r"a trajectory needs more than max_steps=3"),
+        (lambda u: -u, {"rtol": 0}, ValueError, "rtol must be finite and greater than 0, got 0"),
+    ],
+)  # fmt: skip
+def test_any_model_errors(
+    model: Any, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    u0 = torch.ones(1, dtype=torch.float64)
+    with pytest.raises(error, match="^rollout_any: " + message):
+        ode.rollout_any(model, u0, steps=2, dt=1.0, method="kvaerno5", **options)
+
+
+# ---- auto ----------------------------------------------------------------------------------------
+
+
+def of(method: str, model: nn.Sequential, u0: Tensor, t: Any) -> tuple[list[Tensor], Any]:
+    """Return the path and its gradients, and the statistics."""
+    leaves = [u0.clone().requires_grad_(), *model.parameters()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ode.StiffWarning)
+        options: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-9, "nonfinite": "keep"}
+        path, statistics = ode.rollout(
+            model, leaves[0], t=t, method=method, statistics=True, **options
+        )
+    return [path.detach(), *torch.autograd.grad(path.square().sum(), leaves)], statistics
+
+
+@needs_library
+@pytest.mark.parametrize("has_models", [True, False])
+@pytest.mark.parametrize("has_starts", [True, False])
+def test_auto_takes_the_right_method_for_each_trajectory(
+    has_models: bool, has_starts: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    """x' = -r y x with y' = 0: the start decides how stiff it is, and the model's r."""
+    law = (
+        power_law([[[1.0, 1.0]]] * 3, [[[-rate], [0.0]] for rate in (1.0, 1e4, 0.5)])
+        if has_models
+        else power_law([[1.0, 1.0]], [[-1.0], [0.0]])
+    )
+    u0 = torch.tensor([[1.0, 3.0], [60.0, 2e4], [0.5, 4.0], [2.0, 1.0]]).double()
+    size = [1.0, 1e4, 0.5] if has_models else 1.0
+    if has_models:
+        u0 = u0.expand(3, 4, 2) if has_starts else u0[[0, 3, 2]]
+        size = torch.tensor(size).double().view(3, 1) if has_starts else torch.tensor(size).double()
+    elif not has_starts:
+        u0 = u0[1]
+    t = [0, 0.1, 1.0]
+    result, statistics = of("auto", law, u0, t)
+    explicit, of_explicit = of("tsit5", law, u0, t)
+    stiff, of_stiff = of("kvaerno5", law, u0, t)
+    wrong = u0[..., 1] * size > 1000
+    assert wrong.any()
+    assert wrong.all() == (wrong.dim() == 0)
+    reference_value = torch.where(wrong[..., None, None], stiff[0], explicit[0])
+    assert torch.equal(result[0], reference_value)
+    ours = torch.where(wrong, of_stiff.accepted, of_explicit.accepted)
+    assert torch.equal(statistics.accepted, ours)
+    assert (statistics.evaluations >= of_stiff.evaluations)[wrong].all()
+    for gradient, one in zip(result[1:], stiff[1:], strict=True):
+        torch.testing.assert_close(gradient, one, rtol=1e-4, atol=1e-4 * float(one.abs().max()))
+    assert not recwarn.list
+
+
+@needs_library
+def test_auto_stops_the_explicit_method_early() -> None:
+    model, u0 = power_law(*ROBERTSON), torch.tensor([1.0, 0, 0]).double()
+    options: dict[str, Any] = {"t": [0, 1e5], "atol": 1e-10, "statistics": True}
+    result, statistics = ode.rollout(model, u0, method="auto", **options)
+    single, ours = ode.rollout(model, u0, method="kvaerno5", **options)
+    assert torch.equal(result, single)
+    assert 0 < int(statistics.evaluations - ours.evaluations) < 3000
+
+
+def test_auto_in_eager_torch() -> None:
+    model = power_law([[[1.0]]] * 2, [[[-1.0]], [[-3000.0]]])
+    u0, t = torch.tensor([[1.0], [2.0]]).double(), torch.tensor([0, 0.1, 0.4]).double()
+    with use_backend("reference"):
+        result, _ = of("auto", model, u0, t)
+    torch.testing.assert_close(result[0][0, :, 0], torch.exp(-t), rtol=1e-5, atol=0)
+    torch.testing.assert_close(result[0][1, 1:], torch.zeros(2, 1).double(), rtol=0, atol=1e-8)
+
+
+def test_auto_reports_what_the_implicit_method_could_not() -> None:
+    message = r"^rollout: the trajectory stops at t = (0\.99|1\.0)\d*: its steps became too small"
+    with pytest.raises(ode.StepSizeError, match=message):
+        ode.rollout(power_law([[2.0]], [[1.0]]), torch.ones(1).double(), t=[0, 1.5], method="auto")
