@@ -178,8 +178,8 @@ TIME_LOOP_SCHEMAS = (
     " float[] tableau, float dt, float eps, bool clip, bool straight_through, int needs)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-# The same with steps of varying sizes, for `ode._adaptive`; on the CPU alone. The lengths of the
-# last two outputs follow from the values, so that there are no shape functions.
+# The same with steps of varying sizes, for `_time_loop.adaptive`; on the CPU alone. The lengths of
+# the last two outputs follow from the values, so that there are no shape functions.
 ADAPTIVE_SCHEMAS = (
     "ode_adaptive_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate,"
     " Tensor weight, Tensor t, float[] pair, float rtol, float atol, int max_steps,"

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from npu_kernels import ode, use_backend
+from npu_kernels._time_loop.adaptive import AdaptiveFunction
+from npu_kernels._time_loop.adaptive_reference import DONE, STUCK, TOO_MANY
 from npu_kernels.ode import _accuracy as accuracy
 from npu_kernels.ode import _adaptive as adaptive
-from npu_kernels.ode._adaptive_function import AdaptiveFunction
-from npu_kernels.ode._adaptive_reference import DONE, STUCK, TOO_MANY
 from tests.conftest import needs_library
 from tests.ode.test_ode_accuracy import linear
 from tests.ode.test_ode_adaptive import PREDATOR, power_law
@@ -117,12 +117,12 @@ def report(
     of stability, how they ended."""
     result = adaptive._Result(
         path=torch.full((len(counts), 2, 1), math.nan),
-        counts=torch.tensor(counts),
+        counts=torch.tensor([(*numbers, 0) for numbers in counts]),  # nothing was evaluated
         clock=torch.tensor([0.25, 0.125, 0.0625]).double().expand(len(counts), 3),
         last=torch.zeros(len(counts), 1),
     )
     options: Any = types.SimpleNamespace(function="rollout", nonfinite="keep", method="dopri5")
-    call: Any = types.SimpleNamespace(has_starts=has_starts, max_steps=1000)
+    call: Any = types.SimpleNamespace(has_starts=has_starts, max_steps=1000, method="dopri5")
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         patch.setattr(accuracy, "right_side", lambda *_: None)
