@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the formulas of the paper in eager torch.
+"""The formulas of the paper in eager torch.
 
 This file is the specification and the oracle. Every function is plain tensor algebra: any floating
 dtype, any device, differentiable to any order and in every mode (``torch.func``, forward mode,

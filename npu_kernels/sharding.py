@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: how DTensor shards the operators, and models over ranks.
+"""DTensor's sharding rules for the operators, and batches of models shared over ranks.
 
 Importing this module registers the rules, made from the shapes in `ops.LAYERS`; `npu_kernels` alone
 does not, because DTensor is slow to import. Without them DTensor raises that the operator has no

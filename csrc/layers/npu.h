@@ -42,7 +42,7 @@ struct NpuBackward {
   T* grad_gate;           // [K, I]
 };
 
-// Forward, mean squared error and backward of a layer at once, for training (training.h).
+// Forward, mean squared error and backward of a layer at once, for training (training_loop.h).
 template <typename T>
 struct NpuStep {
   NpuBackward<T> backward;  // grad_y, y, s and grad_x: null

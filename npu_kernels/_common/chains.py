@@ -1,4 +1,4 @@
-"""The layers that a model calls in turn, and the number of models that its units have."""
+"""The layers that a module calls in turn, and K, the number of models in a batch of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What decides the numbers of some work: settings as text, models described, data as digests."""
+"""The fingerprint by which a checkpoint knows its run: settings as text, models described, data as
+digests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of a plan for C++, whose fields have names there too (csrc/training.cpp).
+"""The records of a plan for C++, whose fields have names there too (csrc/train_operator.cpp).
 
 A plan is two lists, of integers and of numbers. A record adds its integers to the one and its
 numbers to the other, in the order of its fields. C++ reads them in the order of its fields: `check`

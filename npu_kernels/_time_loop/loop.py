@@ -1,4 +1,4 @@
-"""The time loop by fixed steps and its derivative: in one call of a backend, or step by step.
+"""The time loop by fixed steps, and its gradient: one call of a backend, or a call for each step.
 
 The first derivative is the discrete adjoint, one call; second and higher ones are those of the
 eager adjoint.

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: conversion of other code's layers into ours and back.
+"""Conversion of other code's layers into ours and back.
 
 `swap` replaces the eager layers of a model by the fused modules, `to_reference` goes back, with the
 weights carried over. Eager layers of other code are recognised by the names and shapes of their

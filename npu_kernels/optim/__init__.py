@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: Adam for small models, in one call.
+"""Adam for small models, in one call.
 
 A model of two such layers has a handful of parameters of a dozen numbers each, and torch's
 optimiser spends most of a training step on its own bookkeeping.

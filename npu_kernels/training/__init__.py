@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: its training, step by step or many steps in one call.
+"""Training of models with these layers, step by step or many steps in one call.
 
 `run` makes all steps of a training. On the CPU a chain of this package's units makes them in a few
 calls of C++, on a GPU by replays of a CUDA graph:

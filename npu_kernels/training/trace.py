@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: where the first inf or nan comes from, for a model in training.
+"""The search for the first inf or nan of a model in training.
 
     >>> import torch
     >>> from npu_kernels import RealNPU, trace

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.mutants.cpp_extension import EXTENSION
 from tests.mutants.cpp_npu import NPU
+from tests.mutants.cpp_ode import TIME_LOOPS
 from tests.mutants.cpp_others import OTHERS
 from tests.mutants.python import PYTHON
 from tests.mutants.python_time_loops import TIME_LOOP
@@ -17,7 +18,7 @@ from tests.mutants.session import Session
 from tests.mutants.triton import TRITON
 from tests.support.building import ROOT
 
-MUTANTS = [*NPU, *OTHERS, *EXTENSION, *PYTHON, *TRAINING, *TIME_LOOP, *TRITON]
+MUTANTS = [*NPU, *OTHERS, *TIME_LOOPS, *EXTENSION, *PYTHON, *TRAINING, *TIME_LOOP, *TRITON]
 
 
 def main(arguments: list[str] | None = None) -> int:

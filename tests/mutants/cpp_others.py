@@ -1,4 +1,4 @@
-"""Mutants of the other C++ kernels (siblings, loss, optimiser, time loop), and of how threads share work."""
+"""Mutants of the C++ kernels of the siblings, loss and optimiser, of memory, and of how threads share work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from tests.mutants.mutant import mutants
 CORE = "csrc/core/"
 # Small cases first: the whole takes half a minute.
 KERNELS = ("kernels 25000", "kernels")
-ODE = ("ode 25000", "ode")
 
 SIBLINGS = [
     *mutants(CORE + "nmu.cpp", KERNELS, {
@@ -98,61 +97,16 @@ SIBLINGS = [
     }),
 ]  # fmt: skip
 
-TIME_LOOP = [
-    *mutants(CORE + "ode/lanes.h", ODE, {
-        "lanes-upper-clip": (
-            "bounded = S::select(a > S::set1(T(1)), S::set1(T(1)), bounded);",
-            "",
-        ),
-        "lanes-gate-phase-everywhere": (
-            "S::select(x < S::zero(), S::fma(pi, phase[d], grad_gate_[d]), grad_gate_[d]);",
-            "S::fma(pi, phase[d], grad_gate_[d]);",
-        ),
-        "lanes-weights-of-the-model-before": (
-            "if (same && lanes == packed_lanes_ && models[0] == packed_model_) return;",
-            "if (same && lanes == packed_lanes_ && packed_model_ >= 0) return;",
-        ),
-        "lanes-shrink-sign": (
-            "p = S::fma(-turn[d], w[d_count + d], p);",
-            "p = S::fma(turn[d], w[d_count + d], p);",
-        ),
+MEMORY = [
+    *mutants(CORE + "memory.cpp", ("tests/training/test_training_run.py", "tests/backends/test_allocations.py -k operators"), {
+        "scratch-twice": ("kept.next += bytes;", ""),
+        "scratch-given-back": ("kept.next = static_cast<char*>(taken);", ";"),
     }),
-    *mutants(CORE + "ode/hidden.h", ODE, {
-        "hidden-gate-phase": (
-            "if (turned) grad_gate_[r] =",
-            "if (turned && eps[0] < 0) grad_gate_[r] =",
-        ),
-        "hidden-clip-of-the-gate": (
-            "b.gate_passes(d) ? T(grad_gate_[d / W][d % W]) : T(0)",
-            "T(grad_gate_[d / W][d % W])",
-        ),
-        "hidden-clip-of-the-weight": (
-            "b.weight_passes(at) ? T(grad[2][o % W]) : T(0)",
-            "T(grad[2][o % W])",
-        ),
-        "hidden-slope-transposed": ("const T raw = in_.weight[d * h + o];", "const T raw = in_.weight[o * d_count + d];"),
+    *mutants(CORE + "memory.cpp", "kernels 25000", {
+        "scratch-not-kept": ("kept.most = kept.taken;", ";"),
     }),
-    *mutants(CORE + "ode/loop.h", ODE, {
-        "loop-last-stage": ("for (int64_t j = i + 1; j <= last; ++j)", "for (int64_t j = i + 1; j < last; ++j)"),
-        "loop-gradient-of-derivatives": (
-            "if (i == 0 && b.grad_derivatives != nullptr) units_.load(",
-            "if (i == 0 && n == in_.steps && b.grad_derivatives != nullptr) units_.load(",
-        ),
-        "loop-stages-of-a-step": (
-            "units_.stage(stages, n * in_.stages + i, stages_kept_, place)",
-            "units_.stage(stages, n * in_.stages, stages_kept_, place)",
-        ),
-    }),
-    *mutants(CORE + "ode/rows.h", ODE, {
-        "ode-clip-of-the-weight": (
-            "b.weight_passes(transposed) ? sum(part + 2 * d_count) : T(0)",
-            "sum(part + 2 * d_count)",
-        ),
-        "ode-sum-of-the-first-model": (
-            "total(parts + n * slots + model * per_model, per_model)",
-            "total(parts + n * slots, per_model)",
-        ),
-        "ode-imaginary-part": ("= sum(part + d_count);", "= sum(part);"),
+    *mutants(CORE + "memory.cpp", "tests/backends/test_threads.py -k scratch", {
+        "scratch-of-ended-threads": ("pthread_key_create(&key, std::free)", "pthread_key_create(&key, nullptr)"),
     }),
 ]  # fmt: skip
 
@@ -168,4 +122,4 @@ THREADS = [
     }),
 ]  # fmt: skip
 
-OTHERS = [*SIBLINGS, *TIME_LOOP, *THREADS]
+OTHERS = [*SIBLINGS, *MEMORY, *THREADS]

@@ -1,4 +1,4 @@
-"""What is known about a law before the fit: bounds, signs, term_rows terms, and tied coefficients.
+"""What is known about a law before the fit: bounds, signs, given terms, and tied coefficients.
 
 Coefficients are tied by a matrix: ``u' = N v``, where the rates v are the sums of products that the
 fit looks for. Its columns are reactions, or flows from one state to another. Where sums of states

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from npu_kernels._laws.products.description import exponent_nats
+from npu_kernels._laws.products.exponent_length import exponent_nats
 from npu_kernels._laws.series.data import Series
 from npu_kernels._laws.series.job import Descent, Job
 from npu_kernels._laws.series.sensitivity import Stretches, Trajectories

@@ -1,4 +1,4 @@
-"""Intervals of the numbers of a law by the profile of the sum of squares.
+"""Confidence intervals by profiles of the sum of squares.
 
 One number is fixed at a distance from its estimate, and all others are fitted again. The interval
 ends where the sum of squares, in units of the errors' variance, has risen by the square of

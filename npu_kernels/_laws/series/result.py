@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels._common.checks import check_level
+from npu_kernels._laws.products.text import term_text
 from npu_kernels._laws.series.data import Series, tensor
 from npu_kernels._laws.series.known import label
 from npu_kernels._laws.series.laws import Law, Met
@@ -435,8 +436,6 @@ def _directions(law: Law, index: Tensor, blind: list[Tensor]) -> list[str]:
 
 def _names(law: Law, number: list[int]) -> list[str]:
     """Return the names of all numbers of a law; number: of its terms."""
-    from npu_kernels._laws.table.equation import term_text
-
     shape, data = law.problem.shape, law.problem.data
     exponents = shape.split(law.x)[0]
     terms, states = range(shape.terms), range(shape.states)

@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from npu_kernels._laws.products.description import exponent_nats
+from npu_kernels._laws.products.exponent_length import exponent_nats
 from npu_kernels._laws.series.job import Job
 from npu_kernels._laws.series.laws import (
     NEGATIVE_NATS,

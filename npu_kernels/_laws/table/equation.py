@@ -11,6 +11,7 @@ import numpy as np
 
 from npu_kernels._common.checks import check_level
 from npu_kernels._laws.products.problem import blocks
+from npu_kernels._laws.products.text import exponent_text, term_text
 from npu_kernels._laws.products.units import Exponents
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class Equation:
             f" - {part[1:]}" if part.startswith("-") else f" + {part}" for part in parts[1:]
         )
         if self.power != 1:
-            body = f"{'-' if self.sign < 0 else ''}({body})**{_exponent(1 / self.power)}"
+            body = f"{'-' if self.sign < 0 else ''}({body})**{exponent_text(1 / self.power)}"
         return f"{self.output} = {body}"
 
     def __str__(self) -> str:
@@ -263,29 +264,3 @@ class Equation:
 def _rational(sympy: Any, w: float) -> Any:
     fraction = Fraction(float(w)).limit_denominator(720)
     return sympy.Rational(fraction.numerator, fraction.denominator)
-
-
-def _exponent(w: float) -> str:
-    """``3``, ``(3/2)``, ``(-1)``, ``1.47``."""
-    fraction = Fraction(float(w)).limit_denominator(64)
-    if abs(float(fraction) - w) > 1e-12:
-        return f"{w:.6g}" if w > 0 else f"({w:.6g})"
-    return str(fraction) if fraction.denominator == 1 and w > 0 else f"({fraction})"
-
-
-def _power(name: str, w: float) -> str:
-    return name if abs(w - 1) < 1e-12 else f"{name}**{_exponent(w)}"
-
-
-def term_text(c: float, row: Array, names: tuple[str, ...], digits: int) -> str:
-    """One term: ``0.7003*M*m/r**2``."""
-    above = [_power(name, w) for name, w in zip(names, row, strict=True) if w > 0]
-    below = [_power(name, -w) for name, w in zip(names, row, strict=True) if w < 0]
-    number = f"{c:.{digits}g}"
-    top = "*".join(above)
-    if top:
-        top = {"1": top, "-1": f"-{top}"}.get(number, f"{number}*{top}")
-    top = top or number
-    if not below:
-        return top
-    return f"{top}/{below[0] if len(below) == 1 else '(' + '*'.join(below) + ')'}"

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels._laws.products.description import ZERO, exponent_nats
+from npu_kernels._laws.products.exponent_length import ZERO, exponent_nats
 from npu_kernels._laws.products.problem import BOUND, AllRows, Problem
 
 Array = Any

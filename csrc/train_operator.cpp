@@ -1,7 +1,7 @@
-// The operator `train`: training steps of a chain of layers (training.h). Its arguments are a plan that
+// The operator `train`: training steps of a chain of layers (training_loop.h). Its arguments are a plan that
 // npu_kernels/_loops/plan.py writes; here it is read and checked, so that a wrong one is an error and no wrong
 // access.
-#include "training.h"
+#include "training_loop.h"
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>

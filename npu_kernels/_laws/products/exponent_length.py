@@ -1,4 +1,4 @@
-"""The length of an exponent's description, which both criteria count twice."""
+"""The description length of an exponent, a part of the criteria for tables and for series."""
 
 from __future__ import annotations
 
