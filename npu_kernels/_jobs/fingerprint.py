@@ -1,5 +1,4 @@
-"""The fingerprint by which a checkpoint knows its run: settings as text, models described, data as
-digests."""
+"""The fingerprint by which a checkpoint knows its run: settings, models and data as digests."""
 
 from __future__ import annotations
 
