@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.blocks import MarksError, record_table, renew
-from benchmarks.throughput import environment, timing
+from benchmarks.throughput import environment, report, timing
 from npu_kernels._jobs import files
 from npu_kernels._jobs.progress import Progress
 
@@ -179,7 +179,9 @@ def table(rows: Sequence[Row]) -> str:
     machines: dict[str, dict[tuple[str, str], Row]] = {}
     for row in rows:
         where = row["environment"]
-        facts = f"{where['processor']}, torch {where['torch']}, npu_kernels at {where['commit']}"
+        name = where["processor"]
+        processor = report.PROCESSORS.get((name, where.get("processor_model")), name)
+        facts = f"{processor}, torch {where['torch']}, npu_kernels at {where['commit']}"
         machines.setdefault(facts, {})[row["cold"], row["rival"]] = row
     texts = []
     for facts, cells in machines.items():

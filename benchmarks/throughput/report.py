@@ -79,6 +79,7 @@ BAR_NAMES = {
 # rows lack these.
 PROCESSORS = {
     ("AMD EPYC", None): "AMD Zen 4",
+    ("AMD EPYC", "25/1/1"): "AMD Zen 3",
     ("AMD EPYC", "26/2/1"): "AMD Zen 5",
     ("Intel(R) Xeon(R) Processor", None): "Intel Sapphire Rapids",
     ("Intel(R) Xeon(R) Processor", "6/167/1"): "Intel Granite Rapids",

@@ -18,7 +18,7 @@ def test_a_process_tells_a_first_from_a_second_call(monkeypatch: pytest.MonkeyPa
 
 def test_a_child_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cold.CALLS, "import", {"ours": ("", "raise ValueError('no such thing')")})
-    with pytest.raises(RuntimeError, match="(?s)cold: import of ours failed: .*no such thing"):
+    with pytest.raises(RuntimeError, match=r"(?s)cold: import of ours failed: .*no such thing"):
         cold.seconds("import", "ours")
 
 
