@@ -109,7 +109,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def _names(options: argparse.Namespace) -> list[str]:
     if options.rivals:
         return list(options.rivals)
-    left_out = {rivals.COMPILE, rivals.AUTOTUNE, rivals.JAX} if options.quick else set()
+    left_out = {*rivals.COMPILED, rivals.JAX} if options.quick else set()
     return [name for name in rivals.RIVALS if name not in left_out]
 
 
