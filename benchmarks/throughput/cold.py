@@ -27,23 +27,23 @@ from benchmarks.throughput import environment, report, timing
 from npu_kernels._jobs import files
 from npu_kernels._jobs.progress import Progress
 
-MARK = "throughput-cold"
+COLD_MARK = "throughput-cold"
 PROCESSES = 7
-STEPS = 200
-TIMEOUT = 600.0  # seconds
+COLD_STEPS = 200
+PROCESS_SECONDS = 600.0  # seconds
 OURS = "ours"
 
-DATA = """
+DATA_CODE = """
 torch.manual_seed(0)
 x = torch.rand(100, 2) + 0.1
 y = x[:, :1] * x[:, 1:]
 """
-CHAIN = "torch.nn.Sequential(npu_kernels.NPU(2, 6{0}), npu_kernels.NAU(6, 1{0}))"
-EAGER = f"""
+CHAIN_CODE = "torch.nn.Sequential(npu_kernels.NPU(2, 6{0}), npu_kernels.NAU(6, 1{0}))"
+EAGER_CODE = f"""
 from npu_kernels.interop import to_reference
-model = to_reference({CHAIN.format("")})
+model = to_reference({CHAIN_CODE.format("")})
 """
-TRAINING = """
+LOOP_CODE = """
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 for _ in range({steps}):
     optimizer.zero_grad()
@@ -55,18 +55,21 @@ CALLS: dict[str, dict[str, tuple[str, str]]] = {
     "import": {OURS: ("", "import npu_kernels")},
     "training": {
         OURS: (
-            f"import npu_kernels\nmodel = {CHAIN.format('')}\n{DATA}",
-            f"npu_kernels.training.run(model, x, y, steps={STEPS}, lr=1e-3)",
+            f"import npu_kernels\nmodel = {CHAIN_CODE.format('')}\n{DATA_CODE}",
+            f"npu_kernels.training.run(model, x, y, steps={COLD_STEPS}, lr=1e-3)",
         ),
-        "eager": (f"import npu_kernels\n{EAGER}{DATA}", TRAINING.format(steps=STEPS)),
+        "eager": (
+            f"import npu_kernels\n{EAGER_CODE}{DATA_CODE}",
+            LOOP_CODE.format(steps=COLD_STEPS),
+        ),
         "compile": (
-            f"import npu_kernels\n{EAGER}{DATA}model.compile()",
-            TRAINING.format(steps=1),
+            f"import npu_kernels\n{EAGER_CODE}{DATA_CODE}model.compile()",
+            LOOP_CODE.format(steps=1),
         ),
     },
     "fit": {
         OURS: (
-            f"import npu_kernels\nmodel = {CHAIN.format(', num_models=8')}\n{DATA}",
+            f"import npu_kernels\nmodel = {CHAIN_CODE.format(', num_models=8')}\n{DATA_CODE}",
             "npu_kernels.fit(model, x, y, progress=False)",
         )
     },
@@ -78,7 +81,7 @@ CALLS: dict[str, dict[str, tuple[str, str]]] = {
 }
 QUESTIONS = {
     "import": "`import npu_kernels`",
-    "training": f"a training of {STEPS} steps, NPU(2, 6) -> NAU(6, 1), 100 rows",
+    "training": f"a training of {COLD_STEPS} steps, NPU(2, 6) -> NAU(6, 1), 100 rows",
     "fit": "`fit` of the same from 8 starts",
     "regressor": "`from npu_kernels import NPURegressor`",
 }
@@ -129,7 +132,7 @@ def seconds(question: str, rival: str) -> dict[str, float]:
         settings.pop("PYTHONDONTWRITEBYTECODE", None)  # a user's second process has bytecode
         done = subprocess.run(
             [sys.executable, "-c", CHILD, order], env=settings, capture_output=True, text=True,
-            timeout=TIMEOUT, check=False, cwd=Path(__file__).resolve().parents[2],
+            timeout=PROCESS_SECONDS, check=False, cwd=Path(__file__).resolve().parents[2],
         )  # fmt: skip
     if done.returncode != 0:
         raise RuntimeError(f"cold: {question} of {rival} failed: {done.stderr.strip()[-500:]}")
@@ -228,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--processes must be at least 1, got {options.processes}")
     if options.page:
         try:
-            renew(options.page, {MARK: table(read(options.files))})
+            renew(options.page, {COLD_MARK: table(read(options.files))})
         except (MarksError, OSError) as error:
             print(f"cold: {error}", file=sys.stderr)
             return 1
