@@ -442,9 +442,9 @@ def build(
     if rival == COMPLEX:
         return _workload(case, Formula(COMPLEX_FORMULAS[case.layer], operands.parameters), operands)
     if rival == OURS_COMPILE:  # `module.compile()` would compile the layers of a Sequential apart
-        module: nn.Module = torch.compile(_ours(case, operands), dynamic=False)
-        return _workload(case, module, operands)
-    module = Formula(FORMULAS[case.layer], operands.parameters)
+        compiled: Any = torch.compile(_ours(case, operands), dynamic=False)
+        return _workload(case, compiled, operands)
+    module: nn.Module = Formula(FORMULAS[case.layer], operands.parameters)
     if rival in COMPILED:
         module.compile(dynamic=False, mode=COMPILED[rival])
     return _workload(case, module, operands)

@@ -88,7 +88,8 @@ def test_throughput_tables_are_those_of_the_results() -> None:
     page, readme = (ROOT / "docs" / "performance.md").read_text(), (ROOT / "README.md").read_text()
     assert page == insert(page, report.summary(rows), report.SUMMARY_MARK)
     cold_rows = cold.read(sorted(RESULTS.glob("cold-*.jsonl")))
-    assert page == insert(page, cold.table(cold_rows), cold.COLD_MARK)
+    first = (ROOT / "docs" / "first-call.md").read_text()
+    assert first == insert(first, cold.table(cold_rows), cold.COLD_MARK)
     (processor,) = re.findall(r"<!-- throughput:begin -->\n(.*?), kernels for", readme)
     assert readme == insert(readme, report.short(rows, processor), report.MARK)
 
