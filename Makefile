@@ -112,6 +112,7 @@ tables: install
 	$(BIN)/python -m benchmarks.throughput.report $(THROUGHPUT) --tables docs/tables \
 	  --page docs/performance.md --readme README.md \
 	  --picture docs/images/throughput.png --processor "$(PROCESSOR)"
+	$(BIN)/python -m benchmarks.throughput.cold --page docs/first-call.md benchmarks/results/cold-*.jsonl
 	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper --insert docs/paper.md \
 	  docs/choosing-a-layer.md
 	$(BIN)/python -m benchmarks.equations --report docs/equations.md --picture docs/images/equations.png

@@ -59,6 +59,10 @@ def _passes(text: str) -> list[str]:
     return _words(PASSES, text)
 
 
+def _layers(text: str) -> list[str]:
+    return _words(list(rivals.FORMULAS), text)
+
+
 def _rivals(text: str) -> list[str]:
     return _words(rivals.RIVALS, text)
 
@@ -80,6 +84,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     sizes = "only NPU and RealNPU at BxIxO or BxIxOxK, with commas between"
     add("--sizes", type=_sizes, help=sizes)
     add("--passes", type=_passes, default=list(PASSES), help=f"of {','.join(PASSES)}")
+    add("--layers", type=_layers, help=f"of {','.join(rivals.FORMULAS)}")
     add("--rivals", type=_rivals, help=f"of {','.join(rivals.RIVALS)}")
     precisions = ["highest", "high", "medium"]
     add("--precision", choices=precisions, default="highest", help="of float32 products")
@@ -109,7 +114,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def _names(options: argparse.Namespace) -> list[str]:
     if options.rivals:
         return list(options.rivals)
-    left_out = {rivals.COMPILE, rivals.AUTOTUNE, rivals.JAX} if options.quick else set()
+    left_out = {*rivals.COMPILED, rivals.JAX} if options.quick else set()
     return [name for name in rivals.RIVALS if name not in left_out]
 
 
@@ -123,7 +128,8 @@ def _cases(options: argparse.Namespace, device: Device) -> list[Case]:
             cases += suite_cases.rollout_cases()[:1] + suite_cases.adaptive_cases()[:1]
     elif device.name == "cuda" and not options.sizes:
         cases += suite_cases.training_cases() + suite_cases.product_cases()
-    return [case for case in cases if case.kind in options.passes]
+    named = options.layers or list(rivals.FORMULAS)
+    return [case for case in cases if case.kind in options.passes and case.layer in named]
 
 
 def _once() -> Callable[[str], None]:

@@ -3,7 +3,8 @@
 Passes
   forward  under no_grad
   step     forward and backward through autograd, all gradients, x included
-  train    zero_grad, NPU(2, 6) -> NAU(6, 4), mean squared error, backward, a step of (fused) Adam
+  train    zero_grad, NPU(2, 6) -> NAU(6, 4), mean squared error, backward, a step of (fused) Adam;
+           in wide models as many units as inputs
   run      100 such steps, from the start of a training
   rollout  u' = NAU(NPU(u)), forward and backward over all Euler steps, in float64
            (size: steps x D x h x K)
@@ -89,6 +90,8 @@ GPU_SIZES = (
 QUICK_SIZES = (Size(100, 6, 2), Size(100, 100, 100), Size(100, 6, 2, 20))
 PRODUCTS = tuple(name for name, layer in ops.LAYERS.items() if layer.eager_products)  # [B, O, I]
 PRODUCTS_SIZE = Size(128, 100, 100)
+SIBLINGS = ("naivenpu", "nalu", "nac", "nau")  # layers of matrix products, beside NPU and RealNPU
+SIBLING_SIZES = (Size(100, 6, 2), Size(128, 100, 100), Size(1024, 64, 64), Size(4096, 256, 256))
 UNITS: dict[str, Any] = {
     name.lower(): unit
     for name, unit in vars(layers).items()
@@ -98,7 +101,7 @@ TRAINING_ROWS = 100
 RUN_STEPS = 100
 LEARNING_RATE = 0.005
 TRAINING_MODELS = (1, 20)
-HIDDEN = 6
+WIDE_TRAINING = (Size(128, 100, 100), Size(1024, 64, 64))
 ROLLOUT_MODELS = (1, 20, 100)
 ADAPTIVE_TIMES = 51
 ROLLOUT_STEPS, ROLLOUT_FEATURES, ROLLOUT_HIDDEN, ROLLOUT_DT = 200, 3, 9, 0.05
@@ -111,7 +114,8 @@ def all_cases(sizes: Sequence[Size] | None = None) -> list[Case]:
     cases = [Case(n, kind, size) for size in chosen for n in ("npu", "realnpu") for kind in passes]
     cases += [Case("npu", kind, size, "positive") for size in chosen for kind in passes]
     if sizes is None:
-        cases += training_cases() + rollout_cases() + adaptive_cases() + product_cases()
+        cases += training_cases() + wide_training_cases() + rollout_cases() + adaptive_cases()
+        cases += product_cases() + sibling_cases()
     return cases
 
 
@@ -124,6 +128,22 @@ def product_cases() -> list[Case]:
     signs = {layer: "positive" if ops.LAYERS[layer].least_input else "random" for layer in PRODUCTS}
     pairs = [(layer, kind) for layer in PRODUCTS for kind in (FORWARD, STEP)]
     return [Case(layer, kind, PRODUCTS_SIZE, signs[layer]) for layer, kind in pairs]
+
+
+def sibling_cases() -> list[Case]:
+    """The layers whose work is matrix products."""
+    triples = [(n, kind, size) for n in SIBLINGS for size in SIBLING_SIZES for kind in PASSES[:2]]
+    return [Case(name, kind, size) for name, kind, size in triples]
+
+
+def hidden(size: Size) -> int:
+    """The power units of a model in training."""
+    return 6 if size.inputs == 2 else size.inputs
+
+
+def wide_training_cases() -> list[Case]:
+    """A training step of models whose time is arithmetic."""
+    return [Case("npu-nau", TRAIN, size, "positive") for size in WIDE_TRAINING]
 
 
 def training_cases() -> list[Case]:
@@ -178,11 +198,13 @@ def draw(case: Case, seed: int = 0) -> Operands:
 
     if case.kind in (TRAIN, RUN):
         x = torch.empty(*lead, size.rows, size.inputs).uniform_(0.1, 2, generator=generator)
-        a, b = x.unbind(-1)
-        first, gate = (*lead, HIDDEN, size.inputs), torch.full((*lead, size.inputs), 0.5)
+        a, b = x[..., 0], x[..., 1]
+        units, gate = hidden(size), torch.full((*lead, size.inputs), 0.5)
+        first, targets = (*lead, units, size.inputs), [a + b, a * b, a / b, a.sqrt()]
         parameters: tuple[Tensor, ...] = (glorot(*first), torch.zeros(first), gate)
-        parameters += (glorot(*lead, size.outputs, HIDDEN),)
-        return Operands(x, parameters, torch.stack([a + b, a * b, a / b, a.sqrt()], -1))
+        parameters += (glorot(*lead, size.outputs, units),)
+        columns = [targets[n % len(targets)] for n in range(size.outputs)]
+        return Operands(x, parameters, torch.stack(columns, -1))
     if case.kind == ROLLOUT:  # rows are steps
         u0 = torch.rand(*lead, size.inputs, generator=generator) + 0.5
         parameters = (0.2 * glorot(), 0.2 * glorot(), torch.full((*lead, size.inputs), 0.5))
@@ -195,11 +217,15 @@ def draw(case: Case, seed: int = 0) -> Operands:
     if case.signs == "positive":
         x = x.abs()
     gate = torch.rand(*lead, size.inputs, generator=generator)
-    if case.layer in ("npu", "realnpu"):
+    if case.layer == "naivenpu":
+        parameters = (glorot(), glorot())
+    elif case.layer in ("npu", "realnpu"):
         parameters = (glorot(), glorot(), gate) if case.layer == "npu" else (glorot(), gate)
     else:
         intervals, weights = UNITS[case.layer].intervals, ops.WEIGHTS[case.layer].items()
-        shapes = {n: (*matrix[:-1], size.inputs * (1 + (s == "OJ"))) for n, s in weights}
+        # Without a bias, as the modules' default.
+        widths = {n: size.inputs * (1 + (s == "OJ")) for n, s in weights if s != "O"}
+        shapes = {n: (*matrix[:-1], width) for n, width in widths.items()}
 
         def weight(name: str, shape: tuple[int, ...]) -> Tensor:
             if intervals.get(name) == (0, 1):

@@ -32,6 +32,7 @@ from benchmarks.throughput.cases import (
     UNITS,
     Case,
     Size,
+    hidden,
 )  # fmt: skip
 from benchmarks.throughput.timing import DOUBT, doubtful
 from npu_kernels._jobs import files
@@ -57,6 +58,7 @@ COLUMNS = {
     "layers": "our layers, torch's loss and Adam",
     "loop": "eager, one by one",
     "compile": "compile",
+    "ours-compile": "our layers, compiled",
     "compile-autotune": "autotune",
     "complex": "complex64",
     "jax": "JAX",
@@ -79,6 +81,7 @@ BAR_NAMES = {
 # rows lack these.
 PROCESSORS = {
     ("AMD EPYC", None): "AMD Zen 4",
+    ("AMD EPYC", "25/1/1"): "AMD Zen 3",
     ("AMD EPYC", "26/2/1"): "AMD Zen 5",
     ("Intel(R) Xeon(R) Processor", None): "Intel Sapphire Rapids",
     ("Intel(R) Xeon(R) Processor", "6/167/1"): "Intel Granite Rapids",
@@ -103,7 +106,6 @@ PASS_NAMES = {
     RUN: "100 training steps", ROLLOUT: "rollout", ADAPTIVE: "adaptive rollout",
 }  # fmt: skip
 LAYERS = {name: unit.__name__ for name, unit in UNITS.items()}
-LAYERS["npu-nau"] = "NPU(2, 6) -> NAU(6, 4)"
 
 
 class ReportError(Exception):
@@ -209,6 +211,12 @@ def _share(ours: Row, key: str) -> str:
     return f"{100 * ours[key]:.0f} %{rate}"
 
 
+def _layer(case: Case) -> str:
+    i, units, o = case.size.inputs, hidden(case.size), case.size.outputs
+    chain = f"NPU({i}, {units}) -> NAU({units}, {o})"
+    return chain if case.layer == "npu-nau" else LAYERS.get(case.layer, case.layer)
+
+
 def _no_negatives(case: Case) -> str:
     return ", no negatives" if case.no_negatives else ""
 
@@ -224,7 +232,7 @@ def _case(case: Case) -> dict[str, str]:
         ADAPTIVE: f"u' = NAU(NPU(u)), dopri5, rtol 1e-6, {case.size.rows} times, float64",
     }
     return {
-        "layer": ode.get(case.kind, LAYERS.get(case.layer, case.layer)),
+        "layer": ode.get(case.kind, _layer(case)),
         "pass": case.kind + _no_negatives(case),
         "B, I, O, K": _size(case.size),
     }
@@ -329,7 +337,7 @@ def short(rows: Sequence[Row], processor: str | None = None) -> str:
         group = groups.get((case, count), {})
         if "ours" not in group:
             continue
-        name = f"{LAYERS.get(case.layer, case.layer)}, {PASS_NAMES[case.kind]}{_no_negatives(case)}"
+        name = f"{_layer(case)}, {PASS_NAMES[case.kind]}{_no_negatives(case)}"
         if case.kind == ROLLOUT:
             name = f"neural ODE, {case.size.rows} steps, forward and backward"
         records.append(

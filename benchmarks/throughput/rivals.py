@@ -5,6 +5,7 @@ eager              npu_kernels.reference under autograd: for models, all of them
 layers             npu_kernels' layers with torch's loss and optimiser (a step), one by one (a run)
 loop               one eager model after the other, in a Python loop (training with models)
 compile            torch.compile of eager, default mode
+ours-compile       torch.compile of our layer; to train it, with torch's loss and Adam
 compile-graph      mode="reduce-overhead": torch's own CUDA graphs (on a GPU)
 compile-autotune   mode="max-autotune"
 graph, eager-graph, linear-graph
@@ -35,27 +36,34 @@ from benchmarks.throughput.cases import (
     ADAPTIVE,
     EPS,
     FORWARD,
-    HIDDEN,
     LEARNING_RATE,
     PRODUCTS,
     ROLLOUT,
     RUN,
+    SIBLINGS,
     STEP,
     TRAIN,
     UNITS,
     Case,
     Operands,
+    hidden,
 )
 from benchmarks.throughput.environment import cores
 from npu_kernels import optim, reference, training
 
 OURS, EAGER, LAYERS, LOOP = "ours", "eager", "layers", "loop"
 COMPILE, COMPILE_GRAPH, AUTOTUNE = "compile", "compile-graph", "compile-autotune"
+OURS_COMPILE = "ours-compile"
 COMPLEX, ONE_MODEL, JAX, LINEAR = "complex", "one-model", "jax", "linear"
 TORCHDIFFEQ, SCIPY, DIFFRAX = SOLVERS = "torchdiffeq", "scipy", "diffrax"
 GRAPH, EAGER_GRAPH, LINEAR_GRAPH = "graph", "eager-graph", "linear-graph"
 GRAPHS = {GRAPH: OURS, EAGER_GRAPH: EAGER, LINEAR_GRAPH: LINEAR}  # captured passes of whom
-COMPILED = {COMPILE: "default", COMPILE_GRAPH: "reduce-overhead", AUTOTUNE: "max-autotune"}  # mode
+COMPILED = {
+    COMPILE: "default",
+    OURS_COMPILE: "default",
+    COMPILE_GRAPH: "reduce-overhead",
+    AUTOTUNE: "max-autotune",
+}  # mode
 RIVALS = (OURS, EAGER, LAYERS, LOOP, *COMPILED, COMPLEX, ONE_MODEL, JAX, *SOLVERS, LINEAR, *GRAPHS)
 # Yardsticks: they compute something else, so no error is stated.
 OTHER_FUNCTION = ONE_MODEL, LINEAR, LINEAR_GRAPH
@@ -88,10 +96,15 @@ def _npu_nau(
     return reference.nau(_npu(x, weight_re, weight_im, gate), weight, clip=False)
 
 
+def _naive_npu(x: Tensor, weight_re: Tensor, weight_im: Tensor) -> Tensor:
+    return reference.npu(x, weight_re, weight_im, None, eps=EPS)
+
+
 FORMULAS: dict[str, Callable[..., Tensor]] = {
     "npu": _npu,
     "realnpu": _real_npu,
-    **{name: getattr(reference, name) for name in PRODUCTS},
+    **{name: getattr(reference, name) for name in (*PRODUCTS, *SIBLINGS[1:])},
+    "naivenpu": _naive_npu,
     "npu-nau": _npu_nau,
 }
 
@@ -143,8 +156,8 @@ def _ours(case: Case, operands: Operands) -> nn.Module:
     models = None if size.models == 1 else size.models
     if case.kind in (TRAIN, RUN):
         module: nn.Module = nn.Sequential(
-            npu_kernels.NPU(size.inputs, HIDDEN, num_models=models),
-            npu_kernels.NAU(HIDDEN, size.outputs, num_models=models, clip=False),
+            npu_kernels.NPU(size.inputs, hidden(size), num_models=models),
+            npu_kernels.NAU(hidden(size), size.outputs, num_models=models, clip=False),
         )
     else:
         module = UNITS[case.layer](size.inputs, size.outputs, num_models=models)
@@ -336,6 +349,7 @@ def not_applicable(
     senseless = {
         LOOP: not (training_pass and models),
         **dict.fromkeys(GRAPHS, not (captures and layer_pass)),
+        OURS_COMPILE: case.kind not in (FORWARD, STEP, TRAIN),
         COMPILE_GRAPH: device == "cpu" or not layer_pass,
         LAYERS: not training_pass,
         ONE_MODEL: not models or case.kind == RUN,
@@ -427,6 +441,9 @@ def build(
         return _jax(case, operands)
     if rival == COMPLEX:
         return _workload(case, Formula(COMPLEX_FORMULAS[case.layer], operands.parameters), operands)
+    if rival == OURS_COMPILE:  # `module.compile()` would compile the layers of a Sequential apart
+        compiled: Any = torch.compile(_ours(case, operands), dynamic=False)
+        return _workload(case, compiled, operands)
     module: nn.Module = Formula(FORMULAS[case.layer], operands.parameters)
     if rival in COMPILED:
         module.compile(dynamic=False, mode=COMPILED[rival])

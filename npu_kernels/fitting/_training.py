@@ -201,7 +201,10 @@ class Refinement:
         weighted = error * weight
         loss = (error * weighted).mean((1, 2)) * LOSS_SCALE
         factor = 2 * LOSS_SCALE / (y.shape[1] * y.shape[2])
-        grads = torch.autograd.grad(result, tensors, weighted.mul_(factor), allow_unused=True)
+        weighted.mul_(factor)
+        with torch.enable_grad():  # a sum of products: torch imports sympy to check grad_outputs
+            total = (result * weighted).sum()
+        grads = torch.autograd.grad(total, tensors, allow_unused=True)
         flat = self.template.flatten(
             [torch.zeros_like(t) if g is None else g for t, g in zip(tensors, grads, strict=True)]
         )

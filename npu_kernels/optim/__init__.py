@@ -14,6 +14,7 @@ from torch.compiler import is_compiling
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from npu_kernels._backends import fast_path
+from npu_kernels._common import optimizers
 from npu_kernels._operators import dispatch
 
 __all__ = ["Adam"]
@@ -36,6 +37,10 @@ class Adam(_TorchAdam):
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = Adam(model.parameters(), lr=1e-2)
     """
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters; torch's compiler is not imported for it."""
+        optimizers.plain(super().add_param_group)(param_group)
 
     def _plain(self) -> bool:
         return (

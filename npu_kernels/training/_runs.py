@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import optim
-from npu_kernels._common import checks
+from npu_kernels._common import checks, optimizers
 from npu_kernels._common.chains import chain, num_models_of
 from npu_kernels._common.checks import check_module, check_number, check_tensor, check_whole
 from npu_kernels._common.notices import warn
@@ -296,15 +296,14 @@ def _optimizer(model: nn.Module, optimizer: Any, lr: Any) -> torch.optim.Optimiz
             for group in optimizer.param_groups:
                 group["lr"] = lr
         return optimizer
-    makers = {"adam": optim.Adam, "rmsprop": torch.optim.RMSprop}
-    if not isinstance(optimizer, str) or optimizer not in makers:
+    kinds = {"adam": optim.Adam, "rmsprop": torch.optim.RMSprop}
+    if not isinstance(optimizer, str) or optimizer not in kinds:
         rule = "optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer"
         raise ValueError(f"run: {rule}, got {optimizer!r}")
     if lr is None:
         raise ValueError(f"run: lr must be given with optimizer {optimizer!r}")
     first = _rate(lr(1), 1) if callable(lr) else lr
-    torch_optimizer: torch.optim.Optimizer = makers[optimizer](model.parameters(), lr=first)
-    return torch_optimizer
+    return optimizers.make(kinds[optimizer], model.parameters(), lr=first)
 
 
 class _Rows:
@@ -435,7 +434,7 @@ class _Task:
             "done": self.done,
             "parameters": [p.detach() for p in loop.model.parameters()],
             "buffers": list(loop.model.buffers()),
-            "optimizer": loop.optimizer.state_dict(),
+            "optimizer": optimizers.plain(loop.optimizer.state_dict)(),
             "losses": loop.losses,
             "generator": None if generator is None else generator.get_state(),
             "schedules": {name: weight.state_dict() for name, weight in stateful.items()},

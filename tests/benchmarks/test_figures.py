@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.blocks import insert
 from benchmarks.paper import report as paper
-from benchmarks.throughput import report
+from benchmarks.throughput import cold, report
 from tests.support import examples
 from tests.support.examples import ROOT
 
@@ -32,7 +32,7 @@ LEFT_OUT = {
 }
 # The blocks that a test compares with what makes them.
 BLOCKS = {
-    *("throughput", "throughput-summary", "equations", "published", "support"),
+    *("throughput", "throughput-summary", "throughput-cold", "equations", "published", "support"),
     *("time-series", "time-series-laws", "time-series-wrong"),
     *(SHORT | GUIDE),
 }
@@ -87,6 +87,9 @@ def test_throughput_tables_are_those_of_the_results() -> None:
     assert {page.name: page.read_text() for page in TABLES.iterdir()} == report.pages(rows)
     page, readme = (ROOT / "docs" / "performance.md").read_text(), (ROOT / "README.md").read_text()
     assert page == insert(page, report.summary(rows), report.SUMMARY_MARK)
+    cold_rows = cold.read(sorted(RESULTS.glob("cold-*.jsonl")))
+    first = (ROOT / "docs" / "first-call.md").read_text()
+    assert first == insert(first, cold.table(cold_rows), cold.COLD_MARK)
     (processor,) = re.findall(r"<!-- throughput:begin -->\n(.*?), kernels for", readme)
     assert readme == insert(readme, report.short(rows, processor), report.MARK)
 

@@ -18,6 +18,7 @@ from benchmarks.throughput.cases import (
     RUN,
     STEP,
     TRAIN,
+    UNITS,
     Case,
     Size,
     adaptive_cases,
@@ -26,14 +27,13 @@ from benchmarks.throughput.cases import (
     draw,
     rollout_cases,
     training_cases,
+    wide_training_cases,
 )
 from npu_kernels._backends import cpu
 from tests.support.building import run_python
 from tests.support.throughput import MODELS, TINY
 
-WITHOUT_TOOLS = [
-    name for name in rivals.RIVALS if name not in (rivals.COMPILE, rivals.AUTOTUNE, rivals.JAX)
-]
+WITHOUT_TOOLS = [name for name in rivals.RIVALS if name not in (*rivals.COMPILED, rivals.JAX)]
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
@@ -131,6 +131,8 @@ def test_the_suite_has_what_it_promises():
         Case("nmu", STEP, Size(128, 100, 100)),
         Case("inalu", STEP, Size(128, 100, 100)),
     } <= cases
+    assert {case.layer for case in cases} == {*UNITS, "npu-nau"} - {"powerunit"}  # all public ones
+    assert {Case("nalu", STEP, Size(1024, 64, 64)), Case("nau", FORWARD, Size(100, 6, 2))} <= cases
     assert {case.size.models for case in training_cases()} == {1, 20}
     assert {case.size for case in rollout_cases()} == {
         Size(200, 3, 9, models) for models in (1, 20, 100)
@@ -245,6 +247,23 @@ def test_who_takes_part():
     assert rivals.not_applicable(rivals.LOOP, training[0], 1) == ""
     assert rivals.not_applicable(rivals.COMPLEX, Case("nmu", STEP, TINY), 1) == ""
     assert rivals.not_applicable(rivals.LINEAR, training[0], 1) == ""
+    run, rollout = training_cases()[-1], rollout_cases()[0]
+    for without in (run, rollout):
+        assert rivals.not_applicable(rivals.OURS_COMPILE, without, 1) == ""
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
+def test_our_layers_are_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    count, compiled = CompileCounter(), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda m, **options: compiled(m, backend=count))
+    case = wide_training_cases()[0]
+    operands = draw(case)
+    workload = rivals.build(rivals.OURS_COMPILE, case, operands)
+    assert workload.results is not None
+    assert rivals.error(workload.results(), rivals.exact(case, operands)) < 2e-5
+    assert count.frame_count == 1
 
 
 # ---- rows ----------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another
         (["--threads", "0"], "thread counts go from 1"),
         (["--threads", "one"], "integers with commas"),
         (["--rivals", "eager,foo"], "unknown foo; known: ours, eager"),
+        (["--layers", "gru"], "unknown gru; known: npu, realnpu"),
         (["--passes", "backward"], "unknown backward; known: forward, step, train, run, rollout"),
         (["--seconds", "0"], "--seconds must be greater than 0"),
         (["--json", "/nonexistent/rows.jsonl"], "cannot write /nonexistent/rows.jsonl"),
@@ -54,6 +55,16 @@ def test_the_suite_writes_rows_that_the_report_reads(tmp_path, capsys, monkeypat
     assert text.count("\n| NPU |") == 8
     assert text.count("\n| RealNPU |") == 4
     assert "a @ b" in capsys.readouterr().out
+
+
+def test_layers_and_passes_choose_cases():
+    def cases(*arguments: str) -> set[tuple[str, str]]:
+        options = suite_main.arguments(arguments)
+        chosen = suite_main._cases(options, devices.DEVICES["cpu"])
+        return {(case.layer, case.kind) for case in chosen}
+
+    assert cases("--layers", "nalu,nau", "--passes", "step") == {("nalu", "step"), ("nau", "step")}
+    assert cases("--layers", "npu-nau", "--passes", "train") == {("npu-nau", "train")}
 
 
 def test_an_interrupted_run_keeps_its_rows(tmp_path, capsys, monkeypatch):

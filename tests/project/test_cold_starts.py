@@ -1,0 +1,118 @@
+"""What a first call imports, in a fresh process, and what it costs beside a second one."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+START = """
+import json, sys, time
+import torch
+torch.manual_seed(0)
+x = torch.rand(100, 2)
+y = x[:, :1] * x[:, 1:]
+def chain(**settings):
+    return torch.nn.Sequential(npu_kernels.NPU(2, 6, **settings), npu_kernels.NAU(6, 1, **settings))
+def train():
+    npu_kernels.training.run(chain(), x, y, steps=200, lr=1e-3, optimizer="{optimizer}")
+def fit():
+    npu_kernels.fit(chain(num_models=2), x, y, recipe=npu_kernels.fitting.Recipe(rungs=((2, 1.0),)))
+def regressor():
+    from npu_kernels import NPURegressor
+before = set(sys.modules)
+import npu_kernels
+"""
+COMPILER = ("torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes", "sympy")
+ROOMS = tuple(f"npu_kernels.{name}" for name in ("ode", "fitting", "formula", "equations", "_laws"))
+PICTURES = ("matplotlib", "sympy")
+
+
+def _printed(code: str) -> str:
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("call", "optimizer", "slow"),
+    [
+        ("pass", "adam", (*COMPILER, *PICTURES, *ROOMS, "sklearn", "scipy", "pandas")),
+        ("train()", "adam", (*COMPILER, *PICTURES, *ROOMS, "sklearn", "scipy", "pandas")),
+        ("train()", "rmsprop", (*COMPILER, *PICTURES, *ROOMS, "sklearn", "scipy", "pandas")),
+        ("fit()", "adam", (*COMPILER, *PICTURES, "npu_kernels.ode", "sklearn", "scipy", "pandas")),
+        ("regressor()", "adam", (*COMPILER, *PICTURES)),
+    ],
+)
+def test_a_first_call_imports_nothing_slow(call: str, optimizer: str, slow: tuple[str]) -> None:
+    if call == "regressor()":
+        pytest.importorskip("sklearn")
+    code = START.replace("{optimizer}", optimizer) + f"{call}\n"
+    code += "print(json.dumps(sorted(set(sys.modules) - before)))"
+    imported = set(json.loads(_printed(code)))
+    assert "npu_kernels.layers" in imported
+    assert not imported & set(slow)
+
+
+def test_a_first_training_costs_little_more_than_a_second_one() -> None:
+    code = START.replace("{optimizer}", "adam") + (
+        "durations = []\n"
+        "for _ in range(2):\n"
+        "    start = time.process_time()\n"
+        "    train()\n"
+        "    durations.append(time.process_time() - start)\n"
+        "import_start = time.process_time()\n"
+        "import torch._dynamo\n"
+        "print(durations[0] - durations[1], time.process_time() - import_start)"
+    )
+    extra, compiler = map(float, _printed(code).split())
+    assert extra < compiler / 4  # milliseconds beside most of a second
+
+
+def test_modules_that_are_imported_late_are_attributes() -> None:
+    code = (
+        "import npu_kernels\n"
+        "names = set(dir(npu_kernels))\n"
+        "assert names >= {*npu_kernels.__all__, 'functional', '__version__'}\n"
+        "assert npu_kernels.ode.__name__ == 'npu_kernels.ode'\n"
+        "assert npu_kernels.fit is npu_kernels.fitting.fit\n"
+        "assert npu_kernels.fit_many is npu_kernels.fitting.fit_many\n"
+        "from npu_kernels import *\n"
+        "print(formula.__name__, fit.__module__, hasattr(npu_kernels, 'nothing'))"
+    )
+    assert _printed(code) == "npu_kernels.formula npu_kernels.fitting._fit False"
+
+
+def test_torch_still_wraps_what_may_not_be_compiled() -> None:
+    # If torch changes how, `plain` returns the slow method, and the tests above say so.
+    code = (
+        "import torch, torch._dynamo\n"
+        "from npu_kernels._common import optimizers\n"
+        "optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)\n"
+        "method = optimizer.add_param_group\n"
+        "print(optimizers.plain(method) == method)"
+    )
+    assert _printed(code) == "True"
+
+
+def test_a_method_that_was_replaced_is_called() -> None:
+    code = (
+        "import functools, sys, torch\n"
+        "from npu_kernels.optim import Adam\n"
+        "from npu_kernels._common import optimizers\n"
+        "kind, groups = torch.optim.Optimizer, []\n"
+        "def watched(method):\n"
+        "    @functools.wraps(method)\n"
+        "    def add(self, group):\n"
+        "        groups.append(group)\n"
+        "        return method.__wrapped__(self, group)\n"
+        "    return add\n"
+        "kind.add_param_group = watched(kind.add_param_group)\n"
+        "parameters = [torch.zeros(1, requires_grad=True)]\n"
+        "Adam(parameters)\n"
+        "optimizer = optimizers.make(torch.optim.RMSprop, parameters, lr=0.5)\n"
+        "assert type(optimizer) is torch.optim.RMSprop and 'add_param_group' not in vars(optimizer)\n"
+        "assert optimizer.param_groups[0]['lr'] == 0.5\n"
+        "print(len(groups), 'torch._dynamo' in sys.modules)"
+    )
+    assert _printed(code) == "2 False"
