@@ -44,8 +44,6 @@ class Checkpoint:
         function = job.function
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"{function}: checkpoint must be a path, got {type(path).__name__}")
-        # A fingerprint that cannot be had fails before any step; later settings are not in it.
-        job.fingerprint  # noqa: B018
         self.work, self.path, self._saved = job, Path(path), time.monotonic()
         try:
             files.check_writable(self.path)
@@ -54,6 +52,7 @@ class Checkpoint:
             rule = "checkpoint must be a file that can be written"
             raise _kind(error)(f"{function}: {rule}, got {str(path)!r}: {reason}") from None
         try:
+            # What cannot be saved fails before any step; later settings are not in the fingerprint.
             saved.plain(job.state(), "state")
         except TypeError as error:
             raise TypeError(f"{function}: {error}") from None

@@ -146,6 +146,9 @@ def test_numbers_of_a_file() -> None:
             ValueError, match=r"^its n must be an integer of at least 2, at most 4, got"
         ):
             saved.integer(wrong, "n", 2, 4)
+    for low, high in ((0, 1), (0, 4)):  # as an integer, True would lie within these
+        with pytest.raises(ValueError, match=r"^its n must be an integer of at least 0, .* True$"):
+            saved.integer(True, "n", low, high)
     for wrong in (1.9, math.inf, math.nan, True, "2", None, torch.tensor(2.0)):
         with pytest.raises(ValueError, match=r"^its n must be a number of at least 2.0, got"):
             saved.number(wrong, "n", 2.0)

@@ -146,3 +146,22 @@ def test_inalu_bounds_the_exponent(backend: str) -> None:
     big = torch.full((1, 2), 20.0)
     y = functional.inalu(x, torch.zeros(1, 2), big, big, big, torch.zeros(1, 2))
     _same(2 * y, torch.tensor([[math.exp(20)]]), 1e-5)
+
+
+@needs_library
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("side", [1.0, -1.0])
+def test_inalu_slopes_of_a_gate_that_rounds_to_one(side: float, fused: bool) -> None:
+    """What a sigmoid lacks to 1 is taken from the other side: it does not cancel."""
+    x, big, mul = torch.full((1, 2), 2.0), torch.full((1, 2), 20.0), torch.zeros(1, 2)
+    gate = torch.full((1, 2), 10 * side)  # its sigmoid is that of 40 or -40
+    weights = big, big, mul, big, gate  # a = 4, m s = 1
+    if fused:
+        leaves = [weight.clone().requires_grad_() for weight in weights]
+        grads = torch.autograd.grad(functional.inalu(x, *leaves).sum(), leaves)
+    else:
+        kept, options = (None,) * 4, (1e-7, 20.0)
+        grads = reference.inalu_backward(torch.ones(1, 1), x, *weights, *kept, *options)[1:]
+    rest = 1 / (1 + math.exp(40 * side))
+    _same(grads[2], torch.full((1, 2), rest * math.log(2)), 1e-4)
+    _same(grads[4], torch.full((1, 2), 2 * (4 - 1) * math.exp(-40)), 1e-4)

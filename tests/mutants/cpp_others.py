@@ -77,6 +77,9 @@ SIBLINGS = [
             "",
         ),
     }),
+    *mutants(CORE + "inalu.cpp", "tests/layers/test_edges.py -k slopes_of_a_gate", {
+        "inalu-rest-of-the-gate": ("S::select(v < S::zero(), more, less);", "one - gate;"),
+    }),
     *mutants(CORE + "loss.cpp", KERNELS, {
         "loss-scale-of-the-first-model": ("f.grad_loss[model]", "f.grad_loss[0]"),
         "loss-first-chunk-only": (

@@ -40,6 +40,7 @@ REFERENCE = [
     *mutants(PACKAGE + "reference.py", ("tests/operators/test_reference.py -k nalu", "tests/backends/test_isa.py -k 'inalu or zero'", "tests/layers/test_edges.py -k inalu"), {
         "reference-inalu-beyond-omega": (".masked_fill(e > omega, 0)", ""),
         "reference-inalu-count-of-zeros": ("zeros = zero.sum(-1).clamp(max=2)", "zeros = zero.sum(-1).clamp(max=1)"),
+        "reference-inalu-rest-of-the-gate": ("grad_y * g * rest * (a - product)", "grad_y * g * (1 - g) * (a - product)"),
         "reference-inalu-eps": ("slope = torch.where(x.abs() >= eps,", "slope = torch.where(x.abs() >= 0,"),
     }),
     *mutants(PACKAGE + "reference.py", ("tests/backends/test_fast_path.py -k 'nau or one_weight'", "tests/operators/test_reference.py"), {
