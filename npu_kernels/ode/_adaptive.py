@@ -18,7 +18,7 @@ from npu_kernels._operators.autograd import eager_only
 from npu_kernels._operators.transforms import is_vmapped
 from npu_kernels._time_loop import adaptive_reference as reference
 from npu_kernels._time_loop import methods
-from npu_kernels._time_loop.adaptive import AdaptiveFunction, Call, forward
+from npu_kernels._time_loop.adaptive import Call, run
 from npu_kernels._time_loop.loop import Weights, as_rows, slope_function
 from npu_kernels.ode import _accuracy as accuracy
 from npu_kernels.ode import _checks as checks
@@ -80,8 +80,9 @@ class _Result(NamedTuple):
 
 
 def _solve(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
-    is_fused = dispatch.backend_for(weights[0]) == "cpu" and not eager_only()
-    return (_fused if is_fused else _eager)(call, times, u0, weights)
+    if dispatch.backend_for(weights[0]) == "cpu" and not eager_only():
+        return _Result(*run(call, times, u0, weights))
+    return _eager(call, times, u0, weights)
 
 
 def _auto(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
@@ -123,14 +124,6 @@ def _auto(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
 def _with_evaluations(counts: Tensor, before: Tensor) -> Tensor:
     """Return the counts with the evaluations of an attempt before."""
     return torch.cat([counts[..., :4], counts[..., 4:] + before[..., 4:]], -1)
-
-
-def _fused(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
-    """Call the C++ operator."""
-    tensors = times, u0, *weights
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        return _Result(*AdaptiveFunction.apply(call, *tensors))  # type: ignore[no-untyped-call]
-    return _Result(*forward(call, False, times, u0, *weights)[:4])
 
 
 def _eager(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:

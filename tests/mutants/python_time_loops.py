@@ -45,8 +45,6 @@ TIME_LOOP = [
         "ode-adaptive-vmapped-weights": ("any(map(is_vmapped, (u0, *weights)))", "is_vmapped(u0)"),
         "ode-adaptive-least-tolerance": ("if options.rtol < (minimum", "if options.rtol <= (minimum"),
         "ode-adaptive-statistics-of-the-graph": ("counts.clone().unbind(-1)", "counts.unbind(-1)"),
-        "ode-adaptive-kept-without-gradients": ("if torch.is_grad_enabled() and any(t is", "if any(t is"),
-        "ode-adaptive-kept-for-nothing": ("if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):", "if torch.is_grad_enabled():"),
         "ode-adaptive-segments-of-no-steps": ("math.isqrt(max(steps.times.shape[-1], 1) - 1)", "math.isqrt(steps.times.shape[-1] - 1)"),
         "ode-adaptive-first-of-one": ("if count > 1 else", "if count > 0 else"),
         "ode-adaptive-few-stiff-steps": ("(stiff >= accuracy.MIN_STIFF_STEPS) & (2 * stiff >= accepted)", "(2 * stiff >= accepted)"),
@@ -57,6 +55,8 @@ TIME_LOOP = [
         "ode-adaptive-starts-of-a-name": ("index if call.has_starts else index[:-1]", "index"),
     }),
     *mutants(PACKAGE + "_time_loop/adaptive.py", ("tests/ode/test_ode_adaptive_calls.py", "tests/ode/test_ode_adaptive_kernel.py -k 'alone or bits'"), {
+        "ode-adaptive-kept-without-gradients": ("if torch.is_grad_enabled() and any(w is", "if any(w is"),
+        "ode-adaptive-kept-for-nothing": ("if torch.is_grad_enabled() and any(w is not None and w.requires_grad for w in tensors):", "if torch.is_grad_enabled():"),
         "ode-adaptive-strides-of-times": ('times = t.detach().to("cpu", torch.float64).contiguous()', 'times = t.detach().to("cpu", torch.float64)'),
         "ode-adaptive-strides-of-times-backwards": ('        t.detach().to("cpu", torch.float64).contiguous(),', '        t.detach().to("cpu", torch.float64),'),
         "ode-adaptive-strides-of-operands": ("None if t is None else t.contiguous() for t in tensors)", "t for t in tensors)"),

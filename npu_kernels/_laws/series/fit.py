@@ -35,11 +35,18 @@ from npu_kernels._laws.series.laws import (
     refitted,
 )
 from npu_kernels._laws.series.result import SeriesFit, finished, units
-from npu_kernels._laws.series.sensitivity import Stretches, Trajectories, windows
+from npu_kernels._laws.series.sensitivity import (
+    FIXED,
+    IMPLICIT,
+    Stretches,
+    Trajectories,
+    windows,
+)
 from npu_kernels._laws.series.simplify import pruned, rounded
 from npu_kernels._laws.series.starts import DRAWN_SETS, drawn, matched, smoothed
 from npu_kernels._laws.series.verdict import advice, poor_fit
 from npu_kernels._time_loop.loop import layers_of
+from npu_kernels._time_loop.methods import AUTO
 from npu_kernels.layers import NAU, RealNPU
 
 NO_LAW = (
@@ -65,6 +72,7 @@ TWINS = 2  # laws of one form that are fitted to the end: the better one is made
 SAME_CRITERION = 0.05  # difference of the criterion below which a law is no better than another
 RIVAL_CRITERION = 24.0  # above the best law's: of the other laws that the result keeps
 LEADING_CRITERION = 30.0  # above the best law's: of the laws that are made simpler
+BEYOND_SERIES = 1e3  # scaled: states beyond have left the series
 ALL_STEPS = STRETCHES + len(PIECES) * HORIZON + TRAJECTORY + LAST + 40  # for the progress
 
 
@@ -86,6 +94,7 @@ def fit(
     stoichiometry: Any = None,
     conserved: Any = None,
     signs: str = "any",
+    method: str = AUTO,
     seed: int = 0,
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -123,6 +132,9 @@ def fit(
             R``. The law is then one of flows between states.
         signs: "positive" for coefficients (with stoichiometry or conserved: rates) that are not
             below 0; "model", with ``start="model"``: those that the model's have.
+        method: of integration: "rk4", "kvaerno5" (implicit, for stiff laws), or "auto": rk4, and
+            kvaerno5 too for starts of ``start="model"`` whose trajectories rk4 does not follow, or
+            where no start has a finite trajectory by rk4.
         seed: of the starts, at least 0.
         progress: show the progress on stderr; None: if that is a terminal.
         checkpoint: a file. If it exists, the fit continues from it, with the same bits as without
@@ -136,7 +148,8 @@ def fit(
     states or their slopes best become the starts. Levenberg-Marquardt fits each stretch from node
     to node, then growing parts of the trajectory, then all of it, for all starts at once by the
     fused time loop; the derivatives are those of its adjoint, chained along the nodes. Steps are
-    classic Runge-Kutta ones, halved until their error is a tenth of that of the measurements.
+    classic Runge-Kutta ones, halved until their error is a tenth of that of the measurements, or
+    implicit ones of a tolerance that is made smaller until then.
 
     States whose values are (nearly) all positive are amounts: their first states are not below 0.
     States of both signs get integer exponents. Raises ValueError and TypeError for arguments that
@@ -157,7 +170,7 @@ def fit(
         import scipy  # noqa: F401
     except ImportError as error:
         raise ImportError(INSTALL) from error
-    _check(start, simplify)
+    _check(start, simplify, method)
     max_denominator = check_whole(NAME, "max_denominator", max_denominator)
     seed = check_whole(NAME, "seed", seed, 0, bounded=False)
     power, nau = _layers(model)
@@ -174,13 +187,14 @@ def fit(
     determined |= {"start": repr(start), "simplify": repr(simplify)}
     determined |= {"what is known": digest(rules)}
     determined |= {"max_denominator": repr(max_denominator), "seed": repr(seed)}
+    determined |= {"method": repr(method)}
     job = Job(NAME, ALL_STEPS, determined)
     job.checkpoint = None if checkpoint is None else Checkpoint(job, checkpoint)
     shown = sys.stderr.isatty() if progress is None else progress
     with interruptible() as job.pressed, Progress(NAME, ALL_STEPS, sys.stderr, shown) as job.bar:
         try:
             starts = power.num_models or 1
-            search = Search(data.scaled(), rules, power.out_features, starts, seed, job)
+            search = Search(data.scaled(), rules, power.out_features, starts, seed, job, method)
             begin_with = search.drawn() if searching else search.begin(power, nau)
             law, free, met = search.best(
                 *begin_with,
@@ -229,21 +243,24 @@ def _is_new(power: RealNPU) -> bool:
     return gate is not None and bool((gate == 0.5).all()) and bool(power.weight_re.any())
 
 
-def _check(start: Any, simplify: Any) -> None:
+def _check(start: Any, simplify: Any, method: Any) -> None:
     if start not in ("search", "model"):
         raise ValueError(f"{NAME}: start must be 'search' or 'model', got {start!r}")
     if not isinstance(simplify, bool):
         raise TypeError(f"{NAME}: simplify must be True or False, got {simplify!r}")
+    if method not in (AUTO, FIXED, IMPLICIT):
+        rule = f"{AUTO!r}, {FIXED!r} or {IMPLICIT!r}"
+        raise ValueError(f"{NAME}: method must be {rule}, got {method!r}")
 
 
 class Search:
     """The search for a law of a scaled series, from all starts at once."""
 
     def __init__(
-        self, data: Series, rules: Known, terms: int, starts: int, seed: int, job: Job
+        self, data: Series, rules: Known, terms: int, starts: int, seed: int, job: Job, method: str
     ) -> None:
         self.data, self.starts, self.seed, self.job = data, starts, seed, job
-        self.rules = rules
+        self.rules, self.method = rules, method
         self.shape = rules.shape(terms, data)
         self.smooth, self.slopes = smoothed(data)
         self.is_complete = bool(self.smooth.isfinite().all())  # every state at every node
@@ -327,32 +344,50 @@ class Search:
         """
         outcomes: list[tuple[Law, Law]] = []
         met: Met = {}
-        for part in batches(len(x)):
-            laws = self.run(x[part], free[part], both)
-            tried: Met = {}
-            if laws and max_denominator:
-                outcomes.append(simplest(laws, max_denominator, loosen, tried, self.job))
-            elif laws:
-                outcomes.append((laws[0], laws[0]))
-                for law in laws[1:]:
-                    meet(tried, law.criterion(), law)
-            for value, law in tried.values():
-                meet(met, value, law)
-            if self.job.pressed:
-                break
+
+        def go_through(x: Tensor, free: Tensor, method: str) -> None:
+            for part in batches(len(x)):
+                laws = [] if self.job.pressed else self.run(x[part], free[part], both, method)
+                tried: Met = {}
+                if laws and max_denominator:
+                    outcomes.append(simplest(laws, max_denominator, loosen, tried, self.job))
+                elif laws:
+                    outcomes.append((laws[0], laws[0]))
+                    for law in laws[1:]:
+                        meet(tried, law.criterion(), law)
+                for value, law in tried.values():
+                    meet(met, value, law)
+
+        go_through(x, free, FIXED if self.method == AUTO else self.method)
+        if self.method == AUTO and (both or not outcomes):
+            stiff = self.are_stiff(x)
+            if stiff.any():
+                go_through(x[stiff], free[stiff], IMPLICIT)
         if not outcomes:
             raise RuntimeError(NO_LAW)
         law, loose = min(outcomes, key=lambda pair: pair[0].criterion())
         return law, loose, rivals(law, met)
 
-    def run(self, x: Tensor, free: Tensor, both: bool) -> list[Law]:
+    def problem(self, method: str) -> Trajectories:
+        """Return the problem with which the search begins."""
+        nodes = self.data.times.shape[1]
+        steps = min(FIRST_STEPS, max(FEWEST_STEPS, SERIES_STEPS // nodes))
+        return Trajectories(self.data, self.shape, steps, method=method)
+
+    def are_stiff(self, x: Tensor) -> Tensor:
+        """Return which laws ``[K]`` have trajectories that only implicit steps follow."""
+        explicit, implicit = (
+            (self.problem(method).states(x).abs() < BEYOND_SERIES).flatten(1).all(1)
+            for method in (FIXED, IMPLICIT)
+        )
+        return implicit & ~explicit
+
+    def run(self, x: Tensor, free: Tensor, both: bool, method: str) -> list[Law]:
         """Return the best laws, each fitted to all of the series, the best first; none may be.
 
         both: whether the trajectories also start from x itself, which may be nearly right.
         """
-        nodes = self.data.times.shape[1]
-        steps = min(FIRST_STEPS, max(FEWEST_STEPS, SERIES_STEPS // nodes))
-        problem = Trajectories(self.data, self.shape, steps)
+        problem, nodes = self.problem(method), self.data.times.shape[1]
         if self.is_complete:
             fitted = self.pieces(problem, x, free)
             x, free = (torch.cat([x, fitted]), torch.cat([free, free])) if both else (fitted, free)
@@ -367,7 +402,8 @@ class Search:
         """Fit exponents and coefficients to stretches from node to node, then to longer pieces."""
         only = free.clone()
         only[:, self.shape.weights :] = False
-        stretches = Stretches(self.data, self.shape, STRETCH_STEPS, self.smooth)
+        method = problem.method
+        stretches = Stretches(self.data, self.shape, STRETCH_STEPS, self.smooth, method=method)
         x, _ = minimise(stretches, x, only, STRETCHES, 1e-4, self.job)
         for share in PIECES:
             count = max(2, round(share * self.data.times.shape[1]))

@@ -15,7 +15,7 @@ from npu_kernels._laws.series.data import Series, tensor
 from npu_kernels._laws.series.known import label
 from npu_kernels._laws.series.laws import Law, Met
 from npu_kernels._laws.series.profile import distances
-from npu_kernels._laws.series.sensitivity import Shape, flow
+from npu_kernels._laws.series.sensitivity import IMPLICIT, Shape, flow
 from npu_kernels._laws.series.verdict import Verdict, judged
 from npu_kernels.layers import NAU, RealNPU
 
@@ -76,7 +76,7 @@ class SeriesFit:
         unidentified: parameters, and sets of them, that the data do not tell.
         complete: False after Ctrl-C.
         seconds: of time that the fit took.
-        step: the longest step of time in the fit.
+        step: the longest step of time in the fit by rk4.
         data: the series.
         law: the law as a vector in scaled units.
         free: the same law with its fractions as free numbers.
@@ -108,6 +108,11 @@ class SeriesFit:
         assert isinstance(power, RealNPU)
         assert isinstance(nau, NAU)
         return power.weight_re.detach().unsqueeze(0), nau.weight.detach().unsqueeze(0)
+
+    @property
+    def method(self) -> str:
+        """The method of integration: "rk4", or "kvaerno5" for a stiff law."""
+        return self.law.problem.method
 
     # ---- the equation --------------------------------------------------------------------------
 
@@ -220,6 +225,8 @@ class SeriesFit:
 
     def _along(self, u: Tensor, times: Tensor) -> Tensor:
         """Return the states at all times but the first, from the state u at the first."""
+        if self.method == IMPLICIT:
+            return self._by_implicit_steps(u, times)
         exponents, coefficients = self.weights()
         states, u = [], u.unsqueeze(0)
         for length in times.diff():
@@ -233,6 +240,16 @@ class SeriesFit:
                 u = flow(exponents, coefficients, u, length.reshape(1), steps)[:, -1]
             states.append(u[0])
         return torch.stack(states) if states else u.new_empty(0, u.shape[1])
+
+    def _by_implicit_steps(self, u: Tensor, times: Tensor) -> Tensor:
+        """Return what `_along` does; the tolerance is one of scaled states."""
+        problem, states = self.law.problem, [u.unsqueeze(0) / self.law.problem.data.size]
+        exponents, rates, _ = problem.shape.split(self.law.x.unsqueeze(0))
+        weights = exponents, problem.shape.coefficients(rates)
+        for length in times.diff() / problem.data.time:
+            path = flow(*weights, states[-1], length.reshape(1), problem.steps, method=self.method)
+            states.append(path[:, -1])
+        return torch.cat(states)[1:] * problem.data.size
 
     def plot(self) -> Any:
         """A matplotlib figure: measured points and the law's curves, one panel for each state."""
@@ -269,6 +286,8 @@ class SeriesFit:
         lines.append(
             f"Residuals {kind}are {self.score:.2g} of the measurements' standard deviation."
         )
+        if self.method == IMPLICIT:
+            lines.append("The law is stiff: its trajectories are those of implicit steps.")
         lines.append(f"Verdict: {self.verdict}")
         if self.sigma is not None and self.verdict.good:
             unit = " of the value" if self.data.relative else ""
