@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,18 +11,28 @@ from torch import Tensor, nn
 
 from npu_kernels._common.checks import check_number, check_tensor, check_whole
 from npu_kernels._common.errors import NonFiniteError
+from npu_kernels._common.notices import warn
 from npu_kernels._time_loop import adaptive_reference as reference
 from npu_kernels._time_loop import methods
 from npu_kernels.ode import _checks as checks
 from npu_kernels.ode._accuracy import StepSizeError
+from npu_kernels.ode._checks import FIXED
 
 TORCHDIFFEQ = {"euler": "euler", "midpoint": "midpoint", "rk4_38": "rk4"}  # names of methods
+ADAPTIVE = "dopri5"  # where t is given and no method
 
 Model = Callable[[Tensor], Tensor] | Callable[[Tensor, Tensor], Tensor]
 
 
 def rollout_any(
-    model: Model, u0: Tensor, *, steps: int, dt: float, method: str = "euler", **options: Any
+    model: Model,
+    u0: Tensor,
+    *,
+    steps: int | None = None,
+    dt: float | None = None,
+    t: Tensor | Sequence[float] | None = None,
+    method: str | None = None,
+    **options: Any,
 ) -> Tensor:
     """The trajectory ``[..., steps + 1, D]`` of ``u' = model(u)`` or ``model(t, u)`` from ``u0``.
 
@@ -35,13 +45,20 @@ def rollout_any(
             arguments.
         u0: the first state ``[..., D]``.
         steps, dt: the result has the states at the times 0, dt, .. steps dt.
-        method: "euler", "midpoint", "rk4_38" (the 3/8 rule, torchdiffeq's "rk4"), or the name of
-            another of torchdiffeq's methods, such as "dopri5", which chooses its own steps;
-            "kvaerno5", the implicit steps of `rollout`, needs no torchdiffeq, and a model of u
-            alone, whose rows do not depend on one another.
+        t: the times of the result ``[M]`` instead, rising or falling, of which the first is u0's. A
+            tensor gets a gradient. A method of fixed steps makes one from each time to the next.
+        method: "euler" (without t the default), "midpoint", "rk4_38" (the 3/8 rule, torchdiffeq's
+            "rk4"), or the name of another of torchdiffeq's methods, such as "dopri5" (with t the
+            default), which chooses its own steps; "kvaerno5", the implicit steps of `rollout`,
+            needs no torchdiffeq, and a model of u alone, whose rows do not depend on one another.
         options: for ``torchdiffeq.odeint``; for "kvaerno5" rtol, atol and max_steps.
+
+    The trajectory has a gradient for u0, t and all that the model uses, but not with torchdiffeq's
+    "scipy_solver", which computes in NumPy: a `UserWarning` says so where one is asked for.
     """
-    steps, dt = checks.check_grid("rollout_any", steps, dt)
+    times = _times(steps, dt, t)
+    if method is None:
+        method = FIXED if t is None else ADAPTIVE
     slope = _slope(model)
     checked_slope: Any = _checked(slope)
     check_tensor("rollout_any", "u0", u0)
@@ -62,24 +79,42 @@ def rollout_any(
             raise ValueError(
                 f"rollout_any: method {method!r} takes a model of u alone, got one of t and u"
             )
-        return _implicit(lambda u: checked_slope(0, u), u0, steps, dt, **options)
+        return _implicit(lambda u: checked_slope(0, u), u0, times, **options)
     try:
         from torchdiffeq import odeint
     except ImportError as error:
         raise ImportError(
             'rollout_any: torchdiffeq is not installed; pip install "npu_kernels[ode]"'
         ) from error
-    times = torch.arange(steps + 1, dtype=u0.dtype, device=u0.device) * dt
     name = TORCHDIFFEQ.get(method, method)
-    states: Tensor = odeint(checked_slope, u0, times, method=name, **options)
+    states: Tensor = odeint(checked_slope, u0, times.to(u0), method=name, **options)
+    is_lost = torch.is_grad_enabled() and not states.requires_grad
+    if is_lost and any(part.requires_grad for part in (u0, times, checked_slope(times[0], u0))):
+        warn(
+            f"rollout_any: method {method!r} gives a trajectory without a gradient; take one of "
+            "torch's own methods, such as 'dopri5', or 'kvaerno5' for a stiff model, or call it "
+            "under torch.no_grad()"
+        )
     return states.movedim(0, -2)
+
+
+def _times(steps: Any, dt: Any, t: Any) -> Tensor:
+    """Return the times of the result, from t or from steps and dt."""
+    if t is None:
+        steps, dt = checks.check_grid("rollout_any", steps, dt)
+        return torch.arange(steps + 1, dtype=torch.float64).mul(dt)
+    for name, value in (("steps", steps), ("dt", dt)):
+        if value is not None:
+            raise ValueError(
+                f"rollout_any: {name} must be None beside t, the times of the result, got {value!r}"
+            )
+    return checks.check_times("rollout_any", t)
 
 
 def _implicit(
     f: Callable[[Tensor], Tensor],
     u0: Tensor,
-    steps: int,
-    dt: float,
+    times: Tensor,
     rtol: float = checks.RTOL,
     atol: float = checks.ATOL,
     max_steps: int = checks.MAX_STEPS,
@@ -93,8 +128,7 @@ def _implicit(
         max_steps + 1,
     )
     rows = u0 if u0.dim() > 1 else u0.unsqueeze(0)
-    times = torch.arange(steps + 1, dtype=torch.float64) * dt
-    result = reference.find_steps(f, rows, times, pair, control)
+    result = reference.find_steps(f, rows, times.detach().to("cpu", torch.float64), pair, control)
     status, reached = result.counts[..., 3], result.clock[..., 0]
     path = reference.replay(f, rows, times, result.times, pair, control)
     path = path if u0.dim() > 1 else path.squeeze(0)

@@ -26,7 +26,7 @@ def rollout(
     steps: int | None = None,
     dt: float | None = None,
     t: Tensor | Sequence[float] | None = None,
-    method: str = "euler",
+    method: str | None = None,
     rtol: float = checks.RTOL,
     atol: float = checks.ATOL,
     max_steps: int = checks.MAX_STEPS,
@@ -45,12 +45,14 @@ def rollout(
             (the same for all), ``[K, D]`` (two dimensions are always one start per model),
             ``[K, B, D]``, or ``[1, B, D]`` (the same B starts for all).
         steps, dt: the number and size of fixed steps. dt may be negative; it gets no gradient.
-        t: of an adaptive method, the times of the result ``[M]``, rising or falling, at any
-            distances; u0 is the state at the first one. A tensor gets a gradient.
-        method: of fixed steps "euler", "midpoint", "rk4" (the classic Runge-Kutta method) or
-            "rk4_38" (the 3/8 rule, which torchdiffeq calls "rk4"); adaptive "dopri5" (Dormand and
-            Prince's, SciPy's RK45), "tsit5" (Tsitouras'), "kvaerno5" (Kvaerno's, implicit, for
-            stiff models) or "auto": tsit5, and kvaerno5 for each trajectory that is too stiff.
+        t: instead of steps and dt, for an adaptive method: the times of the result ``[M]``, rising
+            or falling, at any distances, as dense as you like: between its steps the result is the
+            method's interpolant. u0 is the state at the first one. A tensor gets a gradient.
+        method: of fixed steps "euler" (without t the default), "midpoint", "rk4" (the classic
+            Runge-Kutta method) or "rk4_38" (the 3/8 rule, which torchdiffeq calls "rk4"); adaptive
+            "tsit5" (Tsitouras', with t the default), "dopri5" (Dormand and Prince's, SciPy's RK45),
+            "kvaerno5" (Kvaerno's, implicit, for stiff models) or "auto": tsit5, and kvaerno5 for
+            each trajectory that is too stiff.
         rtol, atol: of an adaptive method, the bound of each step's estimated error: the root mean
             square over the features of ``error / (atol + rtol |u|)`` is at most 1.
         max_steps: of an adaptive method, how many steps a trajectory may try.
@@ -120,7 +122,7 @@ def integrate(
     steps: int | None = None,
     dt: float | None = None,
     t: Tensor | Sequence[float] | None = None,
-    method: str = "euler",
+    method: str | None = None,
     rtol: float = checks.RTOL,
     atol: float = checks.ATOL,
     max_steps: int = checks.MAX_STEPS,
@@ -144,12 +146,14 @@ def integrate(
         gate: ``[(K,) D]``. Without it it is the NaiveNPU.
         weight: the NAU's ``[(K,) D, h]``.
         steps, dt: the number and size of fixed steps. dt may be negative; it gets no gradient.
-        t: of an adaptive method, the times of the result ``[M]``, rising or falling, at any
-            distances; u0 is the state at the first one. A tensor gets a gradient.
-        method: of fixed steps "euler", "midpoint", "rk4" (the classic Runge-Kutta method) or
-            "rk4_38" (the 3/8 rule, which torchdiffeq calls "rk4"); adaptive "dopri5" (Dormand and
-            Prince's, SciPy's RK45), "tsit5" (Tsitouras'), "kvaerno5" (Kvaerno's, implicit, for
-            stiff models) or "auto": tsit5, and kvaerno5 for each trajectory that is too stiff.
+        t: instead of steps and dt, for an adaptive method: the times of the result ``[M]``, rising
+            or falling, at any distances, as dense as you like: between its steps the result is the
+            method's interpolant. u0 is the state at the first one. A tensor gets a gradient.
+        method: of fixed steps "euler" (without t the default), "midpoint", "rk4" (the classic
+            Runge-Kutta method) or "rk4_38" (the 3/8 rule, which torchdiffeq calls "rk4"); adaptive
+            "tsit5" (Tsitouras', with t the default), "dopri5" (Dormand and Prince's, SciPy's RK45),
+            "kvaerno5" (Kvaerno's, implicit, for stiff models) or "auto": tsit5, and kvaerno5 for
+            each trajectory that is too stiff.
         rtol, atol: of an adaptive method, the bound of each step's estimated error: the root mean
             square over the features of ``error / (atol + rtol |u|)`` is at most 1.
         max_steps: of an adaptive method, how many steps a trajectory may try.
