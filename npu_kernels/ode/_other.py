@@ -13,10 +13,12 @@ from npu_kernels._common.checks import check_number, check_tensor, check_whole
 from npu_kernels._common.errors import NonFiniteError
 from npu_kernels._common.notices import warn
 from npu_kernels._time_loop import adaptive_reference as reference
+from npu_kernels._time_loop import inputs as known
 from npu_kernels._time_loop import methods
 from npu_kernels.ode import _checks as checks
 from npu_kernels.ode._accuracy import StepSizeError
 from npu_kernels.ode._checks import FIXED
+from npu_kernels.ode._solver import Inputs
 
 TORCHDIFFEQ = {"euler": "euler", "midpoint": "midpoint", "rk4_38": "rk4"}  # names of methods
 ADAPTIVE = "dopri5"  # where t is given and no method
@@ -32,6 +34,7 @@ def rollout_any(
     dt: float | None = None,
     t: Tensor | Sequence[float] | None = None,
     method: str | None = None,
+    inputs: Inputs | None = None,
     **options: Any,
 ) -> Tensor:
     """The trajectory ``[..., steps + 1, D]`` of ``u' = model(u)`` or ``model(t, u)`` from ``u0``.
@@ -51,6 +54,8 @@ def rollout_any(
             "rk4"), or the name of another of torchdiffeq's methods, such as "dopri5" (with t the
             default), which chooses its own steps; "kvaerno5", the implicit steps of `rollout`,
             needs no torchdiffeq, and a model of u alone, whose rows do not depend on one another.
+        inputs: known columns v(t) as in `rollout`, linear between their times. The model's u then
+            has the inputs behind the states: it maps D + J features to D.
         options: for ``torchdiffeq.odeint``; for "kvaerno5" rtol, atol and max_steps.
 
     The trajectory has a gradient for u0, t and all that the model uses, but not with torchdiffeq's
@@ -60,7 +65,6 @@ def rollout_any(
     if method is None:
         method = FIXED if t is None else ADAPTIVE
     slope = _slope(model)
-    checked_slope: Any = _checked(slope)
     check_tensor("rollout_any", "u0", u0)
     if not u0.is_floating_point() or u0.dim() < 1:
         raise TypeError(
@@ -74,12 +78,35 @@ def rollout_any(
             "rollout_any: method 'rk4' is the classic Runge-Kutta method in npu_kernels and the "
             "3/8 rule in torchdiffeq; say 'rk4_38' for the latter"
         )
+    if method == methods.IMPLICIT and slope is model:
+        raise ValueError(
+            f"rollout_any: method {method!r} takes a model of u alone, got one of t and u"
+        )
+    checked_slope, features = _checked(slope, u0.shape[-1]), u0.shape[-1]
+    if inputs is None:
+        return _solved(checked_slope, u0, times, method, options)
+
+    def solve(piece: known.Piece, state: Tensor) -> Tensor:
+        def moved(time: Tensor, u: Tensor) -> Tensor:
+            return known.with_inputs(checked_slope(time, u), piece.slope)
+
+        begin = known.with_inputs(state, piece.first)
+        return _solved(moved, begin, piece.times, method, options)[..., :features]
+
+    parts = known.pieces("rollout_any", known.read("rollout_any", inputs, u0), times)
+    return known.along(parts, u0, solve)
+
+
+def _solved(
+    slope: Callable[[Tensor, Tensor], Tensor],
+    u0: Tensor,
+    times: Tensor,
+    method: str,
+    options: dict[str, Any],
+) -> Tensor:
+    """Return the states ``[..., M, D]`` at times ``[M]``."""
     if method == methods.IMPLICIT:
-        if slope is model:
-            raise ValueError(
-                f"rollout_any: method {method!r} takes a model of u alone, got one of t and u"
-            )
-        return _implicit(lambda u: checked_slope(0, u), u0, times, **options)
+        return _implicit(lambda u: slope(times[0], u), u0, times, **options)
     try:
         from torchdiffeq import odeint
     except ImportError as error:
@@ -87,9 +114,9 @@ def rollout_any(
             'rollout_any: torchdiffeq is not installed; pip install "npu_kernels[ode]"'
         ) from error
     name = TORCHDIFFEQ.get(method, method)
-    states: Tensor = odeint(checked_slope, u0, times.to(u0), method=name, **options)
+    states: Tensor = odeint(slope, u0, times.to(u0), method=name, **options)
     is_lost = torch.is_grad_enabled() and not states.requires_grad
-    if is_lost and any(part.requires_grad for part in (u0, times, checked_slope(times[0], u0))):
+    if is_lost and any(part.requires_grad for part in (u0, times, slope(times[0], u0))):
         warn(
             f"rollout_any: method {method!r} gives a trajectory without a gradient; take one of "
             "torch's own methods, such as 'dopri5', or 'kvaerno5' for a stiff model, or call it "
@@ -145,16 +172,19 @@ def _implicit(
     return path
 
 
-def _checked(slope: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the model with an error for another shape, which torchdiffeq's sums would expand."""
+def _checked(
+    slope: Callable[[Tensor, Tensor], Tensor], features: int
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the model with an error for another shape, which torchdiffeq's sums would expand.
+
+    features: of the states.
+    """
 
     def checked(t: Tensor, u: Tensor) -> Tensor:
-        k = slope(t, u)
-        if not isinstance(k, Tensor) or k.shape != u.shape:
+        k, shape = slope(t, u), (*u.shape[:-1], features)
+        if not isinstance(k, Tensor) or k.shape != shape:
             got = tuple(k.shape) if isinstance(k, Tensor) else type(k).__name__
-            raise ValueError(
-                f"rollout_any: model must give the shape of u, {tuple(u.shape)}, got {got}"
-            )
+            raise ValueError(f"rollout_any: model must give the shape of u, {shape}, got {got}")
         return k
 
     return checked

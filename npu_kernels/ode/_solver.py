@@ -10,13 +10,17 @@ from torch.compiler import is_compiling
 from torch.jit import is_tracing
 
 from npu_kernels._operators import operands
+from npu_kernels._time_loop import inputs as known
 from npu_kernels._time_loop import methods
 from npu_kernels._time_loop.loop import Loop, Weights, by_fast_path, layers_of, run
 from npu_kernels.ode import _accuracy as accuracy
 from npu_kernels.ode import _adaptive as adaptive
 from npu_kernels.ode import _checks as checks
+from npu_kernels.ode import _inputs as driven
 from npu_kernels.ode._checks import Options
 from npu_kernels.reference import CLIP
+
+Inputs = tuple[Tensor | Sequence[float], Tensor | Sequence[float] | Sequence[Sequence[float]]]
 
 
 def rollout(
@@ -35,6 +39,7 @@ def rollout(
     derivatives: bool = False,
     error: bool = False,
     statistics: bool = False,
+    inputs: Inputs | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """The trajectory of ``u' = model(u)`` at times 0, dt, .. steps dt, or by adaptive steps at t.
 
@@ -74,6 +79,11 @@ def rollout(
             long. With nonfinite="raise", a trajectory whose error exceeds its states raises
             `InaccurateError`, which says whether the model is stiff and what to do.
         statistics: of adaptive steps: return also how many there were, a `Statistics`.
+        inputs: known columns v(t), such as a forcing or a dose: ``(times, values)``, times ``[T]``
+            and values ``[T]`` or ``[T, J]``, linear between the times, the same for all models and
+            starts. The NPU then has D + J in_features, the states first: ``u' = model(u, v)``. The
+            values get a gradient. The trajectory is computed in pieces between these times, a call
+            each, with max_steps each; of fixed steps they must be at steps from the time 0 on.
 
     Returns:
         The trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t. With
@@ -104,12 +114,16 @@ def rollout(
         >>> ode.rollout(model, u0, steps=200, dt=0.1, method="rk4", nonfinite="keep").shape
         torch.Size([20, 201, 3])
     """
-    power, nau = layers_of(model)
+    driving = None if inputs is None else known.read("rollout", inputs, u0)
+    power, nau = layers_of(model, inputs=0 if driving is None else driving.values.shape[1])
     options = Options(
         "rollout", steps, dt, t, method, rtol, atol, max_steps, memory, nonfinite, derivatives,
         error, statistics, power.eps, power.gate_gradient, nau.clip,
     ).checked()  # fmt: skip
-    return _solved(options, u0, (power.weight_re, power.weight_im, power.gate, nau.weight))
+    weights = power.weight_re, power.weight_im, power.gate, nau.weight
+    if driving is None:
+        return _solved(options, u0, weights)
+    return driven.integrate(options, u0, weights, driving, _solved)
 
 
 def integrate(

@@ -30,7 +30,7 @@ TIME_LOOP = [
         "ode-formula-clip": ("layers.nau(y, weight, clip=clip)", "layers.nau(y, weight, clip=True)"),
         "ode-formula-eps": ("layers.npu(u, weight_re, weight_im, gate, eps=eps,", "layers.npu(u, weight_re, weight_im, gate, eps=1e-3,"),
         "ode-formula-straight-through": ("gate_gradient=gate_gradient)", "gate_gradient=CLIP)"),
-        "ode-clip-bound-of-a-model": ("power.in_features, power.num_models\n", "power.in_features, nau.num_models\n"),
+        "ode-clip-bound-of-a-model": ("states, power.num_models\n", "states, nau.num_models\n"),
     }),
     *mutants(PACKAGE + "_time_loop/adaptive_reference.py", ("tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager'", "tests/ode/test_ode_adaptive.py -k 'stiff or pole or scipy or checkpointed'"), {
         "ode-adaptive-size-after-a-step": ("(factor / before**BETA).clamp(min=0.1)", "(factor * before**BETA).clamp(min=0.1)"),
