@@ -64,7 +64,7 @@ def read(function: str, inputs: Any, like: Tensor) -> Inputs:
         else:
             check_numbers(function, f"inputs' {name}", part)
     try:
-        times = torch.as_tensor(times, dtype=torch.float64, device="cpu").detach()
+        times = torch.as_tensor(times, dtype=torch.float64, device="cpu").detach().contiguous()
         values = torch.as_tensor(values, dtype=like.dtype, device=like.device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{function}: inputs must be numbers: {error}") from None

@@ -20,6 +20,7 @@ from npu_kernels._jobs.driver import interruptible
 from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._jobs.progress import Progress
 from npu_kernels._laws.series import data as series
+from npu_kernels._laws.series import inputs as driving
 from npu_kernels._laws.series.alternatives import alternatives
 from npu_kernels._laws.series.data import NAME, Series
 from npu_kernels._laws.series.job import Job
@@ -82,6 +83,7 @@ def fit(
     u: Any,
     *,
     u0: Any = "fit",
+    inputs: Any = None,
     sigma: Any = None,
     observed: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
@@ -112,11 +114,15 @@ def fit(
             ``u [S, M, D]`` with ``t [M]`` or ``[S, M]``.
         u0: the states at the first times: "fit" if they are unknown, or ``[D]`` or ``[S, D]``, with
             nan for unknown ones.
+        inputs: known columns v(t), such as a forcing, a temperature or a dose: ``(times, values)``,
+            values ``[T]`` or ``[T, J]``, linear between the times, which must cover t. A list of
+            such pairs has those of each series. The model's NPU then has D + J in_features, the
+            states first: products of powers contain the inputs, and no equation has them.
         sigma: standard deviations of the errors of u: a number, one for each column, or one for
             each value. None: each column has one of its own, which is estimated. "relative": in
             proportion to the states, by an unknown factor for each column; logarithms are fitted.
         observed: which states the columns of u are, if not all; the others were not measured.
-        names: of the D states.
+        names: of the D states, or of the D states and the inputs.
         start: "search" for a law of any form, or "model": from the model's own exponents and
             coefficients. Zeros among them remain 0, and a layer whose weights have
             requires_grad=False stays as it is.
@@ -173,15 +179,13 @@ def fit(
     _check(start, simplify, method)
     max_denominator = check_whole(NAME, "max_denominator", max_denominator)
     seed = check_whole(NAME, "seed", seed, 0, bounded=False)
-    power, nau = _layers(model)
-    series.check_observed(observed, power.in_features)
+    data, power, nau = _read(model, t, u, u0, inputs, sigma, observed, names)
     searching = start == "search"
     if start == "model" and _is_new(power):
         notices.warn(NEW_WEIGHTS)
-    data = series.read(t, u, u0, sigma, observed, names, power.in_features)
     rules = read_known(
         exponents, integer_exponents, terms, stoichiometry, conserved, signs,
-        data.names, power.out_features, searching,
+        data.names, power.out_features, searching, data.inputs,
     )  # fmt: skip
     determined = {"model": _identity(power, nau, start), "data": digest(data)}
     determined |= {"start": repr(start), "simplify": repr(simplify)}
@@ -216,6 +220,24 @@ def fit(
     return result
 
 
+def _read(
+    model: Any, t: Any, u: Any, u0: Any, inputs: Any, sigma: Any, observed: Any, names: Any
+) -> tuple[Series, RealNPU, NAU]:
+    """Return the checked series, with the inputs behind the states, and the model's layers."""
+    count = driving.columns(inputs)
+    power, nau = _layers(model, count)
+    states = nau.out_features
+    series.check_observed(observed, states)
+    input_names = driving.column_names(inputs, count)
+    if count and names is not None and len(names) == states + count:
+        names, input_names = list(names)[:states], list(names)[states:]
+    data = series.read(t, u, u0, sigma, observed, names, states)
+    if count:
+        tables = driving.read(inputs, len(data.times))
+        data = driving.with_inputs(data, tables, input_names)
+    return data, power, nau
+
+
 def _identity(power: RealNPU, nau: NAU, start: str) -> str:
     """Return a text that changes with all that a fit takes from the model."""
     states, terms, starts = power.in_features, power.out_features, power.num_models or 1
@@ -226,9 +248,9 @@ def _identity(power: RealNPU, nau: NAU, start: str) -> str:
     return f"{sizes}, {digest(power.weight_re, power.gate, nau.weight, *trained)}"
 
 
-def _layers(model: Any) -> tuple[RealNPU, NAU]:
+def _layers(model: Any, inputs: int) -> tuple[RealNPU, NAU]:
     """Return the two layers; raise TypeError for a unit whose exponents are not real."""
-    power, nau = layers_of(model, NAME, "RealNPU", "")
+    power, nau = layers_of(model, NAME, "RealNPU", "", inputs)
     if not isinstance(power, RealNPU):
         raise TypeError(
             f"{NAME}: model must be an nn.Sequential of RealNPU and NAU, since the exponents of a "
@@ -263,6 +285,9 @@ class Search:
         self.rules, self.method = rules, method
         self.shape = rules.shape(terms, data)
         self.smooth, self.slopes = smoothed(data)
+        if data.inputs:  # known, and no equation is to explain their slopes
+            self.smooth[..., -data.inputs :] = data.values[..., -data.inputs :]
+            self.slopes[..., -data.inputs :] = 0
         self.is_complete = bool(self.smooth.isfinite().all())  # every state at every node
 
     def begin(self, power: RealNPU, nau: NAU) -> tuple[Tensor, Tensor]:
@@ -273,8 +298,9 @@ class Search:
         if power.gate is not None:
             gate = power.gate.detach().cpu().double().view(-1, 1, shape.states)
             exponents = exponents * (gate != 0)
-        raw = nau.weight.detach().cpu().double().view(-1, shape.states, shape.terms)
-        raw = self.rules.rates(raw)
+        rows = shape.states - shape.inputs
+        raw = nau.weight.detach().cpu().double().view(-1, rows, shape.terms)
+        raw = self.rules.rates(nn.functional.pad(raw, (0, 0, 0, shape.inputs)))
         if self.rules.signs == "model":
             self.shape = shape = replace(shape, signs=raw[0].sign())
         first = self.first(len(raw))

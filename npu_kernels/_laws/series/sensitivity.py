@@ -17,6 +17,7 @@ from torch import Tensor
 
 from npu_kernels._laws.series.data import Series
 from npu_kernels._time_loop import adaptive, methods
+from npu_kernels._time_loop import inputs as known
 from npu_kernels._time_loop.loop import Loop, by_fast_path, run
 from npu_kernels.reference import CLIP
 
@@ -43,6 +44,7 @@ class Shape:
     integer: Tensor | None = None  # [D], the states whose exponents are whole numbers
     fixed: int = 0  # the first terms, whose exponents stay
     signs: Tensor | None = None  # [R, h] of rates: 1 for not below 0, -1 for not above 0, 0
+    inputs: int = 0  # the last states, which no equation has
 
     @property
     def rates(self) -> int:
@@ -162,16 +164,19 @@ class Trajectories:
         models, series, d = u.shape
         lengths, u = self.data.lengths, u.reshape(-1, d)
         laws = _repeated(exponents, series), _repeated(coefficients, series)
-        if torch.allclose(lengths, lengths[:1, :1], rtol=SAME_DISTANCE, atol=0):  # one call
+        same = self.data.slopes is None  # the law is that in each stretch
+        if same and torch.allclose(lengths, lengths[:1, :1], rtol=SAME_DISTANCE, atol=0):
             mean = float(lengths.mean())
             path = flow(*laws, u, mean, self.steps, lengths.shape[1], self.method)
-        elif self.method == IMPLICIT and bool((lengths == lengths[:1]).all()):
+        elif same and self.method == IMPLICIT and bool((lengths == lengths[:1]).all()):
             path = stiff_flow(*laws, u, self.data.times[0], self.steps)
         else:
             states = [u]
-            for column in lengths.unbind(1):
-                distances = column.repeat(models)
-                path = flow(*laws, states[-1], distances, self.steps, method=self.method)
+            for number, column in enumerate(lengths.unbind(1)):
+                distances, moved = column.repeat(models), laws
+                if self.data.slopes is not None:
+                    moved = driven(*laws, self.data.slopes[:, number].repeat(models, 1))
+                path = flow(*moved, states[-1], distances, self.steps, method=self.method)
                 states.append(path[:, -1])
             path = torch.stack(states, 1)
         return path.view(models, series, -1, d)
@@ -190,7 +195,7 @@ class Trajectories:
         states, data, shape = self.states(x), self.data, self.shape
         models, series, nodes, d = states.shape
         begin = states[:, :, :-1].reshape(-1, d)
-        _, for_law, for_u = derivatives(shape, x, begin, data.lengths, self.steps, self.method)
+        _, for_law, for_u = derivatives(shape, x, begin, data, self.steps, self.method)
         local = chained(for_law, for_u)  # [K, S, M, D, weights + D]
         if data.relative:
             local = local / states.unsqueeze(-1)
@@ -290,6 +295,8 @@ class Stretches:
         begin = self.smooth[:, :-1].reshape(-1, self.shape.states).repeat(models, 1)
         count = lengths.numel()
         lanes = _repeated(exponents, count), _repeated(coefficients, count)
+        if self.data.slopes is not None:
+            lanes = driven(*lanes, self.data.slopes.flatten(0, 1).repeat(models, 1))
         distances = lengths.flatten().repeat(models)
         states = flow(*lanes, begin, distances, self.steps, method=self.method)[:, -1]
         return self._residuals(states.view(models, *lengths.shape, -1))
@@ -297,11 +304,18 @@ class Stretches:
     def jacobian(self, x: Tensor) -> tuple[Tensor, Tensor]:
         lengths, models, d = self.data.lengths, len(x), self.shape.states
         begin = self.smooth[:, :-1].reshape(-1, d).repeat(models, 1)
-        states, for_law, _ = derivatives(self.shape, x, begin, lengths, self.steps, self.method)
+        states, for_law, _ = derivatives(self.shape, x, begin, self.data, self.steps, self.method)
         for_law = torch.where((lengths > 0)[..., None, None], for_law, 0.0)
         rows = for_law.flatten(1, 3)
         for_starts = rows.new_zeros(models, rows.shape[1], self.shape.series * d)
         return self._residuals(states), torch.cat([rows, for_starts], 2)
+
+
+def driven(exponents: Tensor, coefficients: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return laws of a term more, whose inputs move by slopes ``[L, J]``."""
+    rows = coefficients[:, : coefficients.shape[1] - slopes.shape[1]]
+    weights = known.driven((exponents, None, None, rows), slopes, False)
+    return weights[0], weights[3]
 
 
 def _repeated(tensor: Tensor, count: int) -> Tensor:
@@ -310,20 +324,23 @@ def _repeated(tensor: Tensor, count: int) -> Tensor:
 
 
 def derivatives(
-    shape: Shape, x: Tensor, begin: Tensor, lengths: Tensor, steps: int, method: str = FIXED
+    shape: Shape, x: Tensor, begin: Tensor, data: Series, steps: int, method: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the ends ``[K, S, M - 1, D]`` of all stretches, and their derivatives.
 
     x ``[K, N]``: the laws, for whose weights and for `begin` the derivatives are.
     """
     exponents, rates, _ = shape.split(x)
+    lengths, slopes = data.lengths, data.slopes
     models, count, d = len(x), lengths.numel(), shape.states
     parts = [_repeated(exponents, count), _repeated(rates, count), begin]
     leaves = [part.detach().requires_grad_() for part in parts]
     with torch.enable_grad():
         coefficients, distances = shape.coefficients(leaves[1]), lengths.flatten().repeat(models)
-        laws = leaves[0], coefficients, leaves[2]
-        end = flow(*laws, distances, steps, method=method)[:, -1]
+        laws = leaves[0], coefficients
+        if slopes is not None:
+            laws = driven(*laws, slopes.flatten(0, 1).repeat(models, 1))
+        end = flow(*laws, leaves[2], distances, steps, method=method)[:, -1]
         sums = [end[:, i].sum() for i in range(d)]
         rows = [torch.autograd.grad(sums[i], leaves, retain_graph=i < d - 1) for i in range(d)]
     lead = (models, *lengths.shape)
