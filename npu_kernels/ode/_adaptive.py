@@ -151,6 +151,8 @@ def _report(options: checks.Options, call: Call, result: _Result, weights: Weigh
         index, count = tuple(flags.nonzero()[0].tolist()), int(flags.sum())
         rest = f", the first of {count} of {flags.numel()} trajectories" if count > 1 else ""
         position = index if call.has_starts else index[:-1]
+        if options.starts is not None:
+            position = *position[:-1], options.starts[position[-1]]
         return index, checks.trajectory_name(position, has_models, call.has_starts), rest
 
     def hint(index: tuple[int, ...]) -> str:

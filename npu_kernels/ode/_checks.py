@@ -48,6 +48,7 @@ class Options(NamedTuple):
     eps: Any
     gate_gradient: Any
     clip: Any
+    starts: tuple[int, ...] | None = None  # the user's numbers of the starts; None: all
 
     @property
     def is_adaptive(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,7 @@ from npu_kernels._time_loop.loop import Loop, Weights, by_fast_path, layers_of, 
 from npu_kernels.ode import _accuracy as accuracy
 from npu_kernels.ode import _adaptive as adaptive
 from npu_kernels.ode import _checks as checks
+from npu_kernels.ode import _each_start as each_start
 from npu_kernels.ode import _inputs as driven
 from npu_kernels.ode._checks import Options
 from npu_kernels.reference import CLIP
@@ -29,7 +31,7 @@ def rollout(
     *,
     steps: int | None = None,
     dt: float | None = None,
-    t: Tensor | Sequence[float] | None = None,
+    t: Tensor | Sequence[float] | Sequence[Tensor] | Sequence[Sequence[float]] | None = None,
     method: str | None = None,
     rtol: float = checks.RTOL,
     atol: float = checks.ATOL,
@@ -52,7 +54,10 @@ def rollout(
         steps, dt: the number and size of fixed steps. dt may be negative; it gets no gradient.
         t: instead of steps and dt, for an adaptive method: the times of the result ``[M]``, rising
             or falling, at any distances, as dense as you like: between its steps the result is the
-            method's interpolant. u0 is the state at the first one. A tensor gets a gradient.
+            method's interpolant. u0 is the state at the first one. A tensor gets a gradient. Times
+            of each start's own are ``[B, M]``, with nan behind the last time of a start that has
+            fewer, or a list of B times; the result then has nan there. Starts with the same first
+            and last time are one call.
         method: of fixed steps "euler" (without t the default), "midpoint", "rk4" (the classic
             Runge-Kutta method) or "rk4_38" (the 3/8 rule, which torchdiffeq calls "rk4"); adaptive
             "tsit5" (Tsitouras', with t the default), "dopri5" (Dormand and Prince's, SciPy's RK45),
@@ -121,9 +126,7 @@ def rollout(
         error, statistics, power.eps, power.gate_gradient, nau.clip,
     ).checked()  # fmt: skip
     weights = power.weight_re, power.weight_im, power.gate, nau.weight
-    if driving is None:
-        return _solved(options, u0, weights)
-    return driven.integrate(options, u0, weights, driving, _solved)
+    return _solved(options, u0, weights, driving)
 
 
 def integrate(
@@ -135,7 +138,7 @@ def integrate(
     *,
     steps: int | None = None,
     dt: float | None = None,
-    t: Tensor | Sequence[float] | None = None,
+    t: Tensor | Sequence[float] | Sequence[Tensor] | Sequence[Sequence[float]] | None = None,
     method: str | None = None,
     rtol: float = checks.RTOL,
     atol: float = checks.ATOL,
@@ -162,7 +165,10 @@ def integrate(
         steps, dt: the number and size of fixed steps. dt may be negative; it gets no gradient.
         t: instead of steps and dt, for an adaptive method: the times of the result ``[M]``, rising
             or falling, at any distances, as dense as you like: between its steps the result is the
-            method's interpolant. u0 is the state at the first one. A tensor gets a gradient.
+            method's interpolant. u0 is the state at the first one. A tensor gets a gradient. Times
+            of each start's own are ``[B, M]``, with nan behind the last time of a start that has
+            fewer, or a list of B times; the result then has nan there. Starts with the same first
+            and last time are one call.
         method: of fixed steps "euler" (without t the default), "midpoint", "rk4" (the classic
             Runge-Kutta method) or "rk4_38" (the 3/8 rule, which torchdiffeq calls "rk4"); adaptive
             "tsit5" (Tsitouras', with t the default), "dopri5" (Dormand and Prince's, SciPy's RK45),
@@ -192,8 +198,16 @@ def integrate(
     return _solved(options, u0, (weight_re, weight_im, gate, weight))
 
 
-def _solved(options: Options, u0: Tensor, weights: Weights) -> Tensor | tuple[Tensor, ...]:
+def _solved(
+    options: Options, u0: Tensor, weights: Weights, inputs: known.Inputs | None = None
+) -> Tensor | tuple[Tensor, ...]:
     """Choose the kind of the steps."""
+    if options.is_adaptive and each_start.has_rows(options.t):
+        solve = functools.partial(_solved, inputs=inputs)
+        paths: Tensor | tuple[Tensor, ...] = each_start.integrate(options, u0, weights, solve)
+        return paths
+    if inputs is not None:
+        return driven.integrate(options, u0, weights, inputs, _solved)
     if options.is_adaptive:
         result: Tensor | tuple[Tensor, ...] = adaptive.integrate(options, u0, weights)
         return result

@@ -416,7 +416,10 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"t": [0.0]}, ValueError,
      r"t must have one dimension and at least two times, got shape \(1,\)$"),
     ({"t": torch.rand(2, 2)}, ValueError,
-     r"t must have one dimension and at least two times, got shape \(2, 2\)$"),
+     r"t of two dimensions must have a row for each start, got 2 rows beside u0 of shape \(1,\), "
+     r"which has no dimension of starts$"),
+    ({"t": torch.rand(2, 2, 2)}, ValueError,
+     r"t must have one dimension and at least two times, got shape \(2, 2, 2\)$"),
     ({"t": "now"}, TypeError, r"t must be numbers, got 'now'"),
     ({"t": torch.tensor([0, 1j])}, TypeError, r"t must be real, got torch.complex64$"),
 ]  # fmt: skip
