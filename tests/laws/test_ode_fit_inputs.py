@@ -115,6 +115,24 @@ def test_inputs_of_each_series_and_a_known_form() -> None:
     torch.testing.assert_close(stiff.predict(times[1], series=1), u[1], rtol=1e-4, atol=1e-5)
 
 
+def test_inputs_beside_one_rate_in_two_equations() -> None:
+    """Contacts change with the season: one rate takes from S what it gives to I."""
+    season = KNOTS[::4], 1 + 0.5 * torch.sin(KNOTS[::4])
+    true = law([[1, 1, 1], [0, 1, 0]], [[-0.9, 0], [0.9, -0.3]])
+    t = T[::2]
+    u = solution(true, numbers(1, 0.1), season, t)
+    guess = law([[1, 1, 1], [0, 1, 0]], [[-0.6, 0], [0.6, -0.5]])
+    result = ode.fit(
+        guess, t, u, inputs=season, names=["S", "I", "season"], start="model", simplify=False,
+        stoichiometry=[[-1, 0], [1, -1]],
+    )  # fmt: skip
+    values = {one.name: one.value for one in result.estimates[:2]}
+    assert values == {
+        "coefficient of S*I*season in S -> I": pytest.approx(0.9, rel=1e-4),
+        "coefficient of I in I ->": pytest.approx(0.3, rel=1e-4),
+    }
+
+
 @pytest.mark.parametrize("method", [FIXED, IMPLICIT])
 def test_jacobians_with_inputs(method: str) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -402,11 +402,13 @@ class Search:
 
     def are_stiff(self, x: Tensor) -> Tensor:
         """Return which laws ``[K]`` have trajectories that only implicit steps follow."""
-        explicit, implicit = (
-            (self.problem(method).states(x).abs() < BEYOND_SERIES).flatten(1).all(1)
-            for method in (FIXED, IMPLICIT)
-        )
-        return implicit & ~explicit
+        is_lost = ~self.stay(x, FIXED)
+        return is_lost & self.stay(x, IMPLICIT) if is_lost.any() else is_lost
+
+    def stay(self, x: Tensor, method: str) -> Tensor:
+        """Return which laws ``[K]`` have trajectories that do not leave the series far behind."""
+        states = self.problem(method).states(x)
+        return (states.abs() < BEYOND_SERIES).flatten(1).all(1)
 
     def run(self, x: Tensor, free: Tensor, both: bool, method: str) -> list[Law]:
         """Return the best laws, each fitted to all of the series, the best first; none may be.

@@ -164,22 +164,32 @@ class Trajectories:
         models, series, d = u.shape
         lengths, u = self.data.lengths, u.reshape(-1, d)
         laws = _repeated(exponents, series), _repeated(coefficients, series)
-        same = self.data.slopes is None  # the law is that in each stretch
+        same = not self.data.inputs  # the law is that in each stretch
         if same and torch.allclose(lengths, lengths[:1, :1], rtol=SAME_DISTANCE, atol=0):
             mean = float(lengths.mean())
             path = flow(*laws, u, mean, self.steps, lengths.shape[1], self.method)
         elif same and self.method == IMPLICIT and bool((lengths == lengths[:1]).all()):
             path = stiff_flow(*laws, u, self.data.times[0], self.steps)
         else:
-            states = [u]
-            for number, column in enumerate(lengths.unbind(1)):
-                distances, moved = column.repeat(models), laws
-                if self.data.slopes is not None:
-                    moved = driven(*laws, self.data.slopes[:, number].repeat(models, 1))
-                path = flow(*moved, states[-1], distances, self.steps, method=self.method)
-                states.append(path[:, -1])
-            path = torch.stack(states, 1)
+            path = self._by_stretches(*laws, u, models)
         return path.view(models, series, -1, d)
+
+    def _by_stretches(
+        self, exponents: Tensor, coefficients: Tensor, u: Tensor, models: int
+    ) -> Tensor:
+        """Return the states ``[K S, M, D]``, a call for each stretch."""
+        distances, slopes, states = self.data.lengths.repeat(models, 1), self.data.slopes, [u]
+        if slopes is not None:
+            slopes = slopes.repeat(models, 1, 1)
+            exponents, coefficients = driven(exponents, coefficients, slopes[:, 0])
+        for number, column in enumerate(distances.unbind(1)):
+            if slopes is not None:
+                coefficients = coefficients.clone()
+                coefficients[:, -self.data.inputs :, -1] = slopes[:, number]
+            laws = exponents, coefficients
+            path = flow(*laws, states[-1], column, self.steps, method=self.method)
+            states.append(path[:, -1])
+        return torch.stack(states, 1)
 
     def compare(self, states: Tensor) -> Tensor:
         """Return weighted residuals ``[K, S M D]``, 0 where nothing was measured."""
@@ -295,8 +305,8 @@ class Stretches:
         begin = self.smooth[:, :-1].reshape(-1, self.shape.states).repeat(models, 1)
         count = lengths.numel()
         lanes = _repeated(exponents, count), _repeated(coefficients, count)
-        if self.data.slopes is not None:
-            lanes = driven(*lanes, self.data.slopes.flatten(0, 1).repeat(models, 1))
+        if (slopes := self.data.slopes) is not None:
+            lanes = driven(*lanes, slopes.flatten(0, 1).repeat(models, 1))
         distances = lengths.flatten().repeat(models)
         states = flow(*lanes, begin, distances, self.steps, method=self.method)[:, -1]
         return self._residuals(states.view(models, *lengths.shape, -1))
