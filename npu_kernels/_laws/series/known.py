@@ -81,7 +81,7 @@ def check_within(exponents: Tensor, known: Known) -> None:
 
 def read_known(
     exponents: Any, integer_exponents: Any, terms: Any, stoichiometry: Any, conserved: Any,
-    signs: Any, names: Sequence[str], products: int, searching: bool, inputs: int,
+    signs: Any, names: Sequence[str], products: int, searching: bool, inputs: int = 0,
 ) -> Known:  # fmt: skip
     """Return the checked arguments of `fit`.
 
