@@ -17,7 +17,7 @@ from torch.autograd import Function
 from npu_kernels._operators import ops
 from npu_kernels._operators.autograd import differentiate, eager_only
 from npu_kernels._time_loop.adaptive_reference import Control, replay
-from npu_kernels._time_loop.loop import as_rows, slope_function
+from npu_kernels._time_loop.loop import Weights, as_rows, slope_function
 from npu_kernels._time_loop.methods import PAIRS, Method
 from npu_kernels.reference import STRAIGHT_THROUGH
 
@@ -63,6 +63,14 @@ def _from_models(call: Call, has_models: bool, result: Tensor, starts_dim: int) 
     """Return ``[K, B, ..]`` without the dimensions that the caller's tensors lack."""
     result = result if call.has_starts else result.squeeze(starts_dim)
     return result if has_models else result.squeeze(0)
+
+
+def run(call: Call, t: Tensor, u0: Tensor, weights: Weights) -> tuple[Tensor, ...]:
+    """Return the trajectory, counts, clock and last state, differentiable if asked for."""
+    tensors = t, u0, *weights
+    if torch.is_grad_enabled() and any(w is not None and w.requires_grad for w in tensors):
+        return AdaptiveFunction.apply(call, *tensors)  # type: ignore[no-untyped-call,no-any-return]
+    return forward(call, False, *tensors)[:4]
 
 
 def forward(

@@ -53,10 +53,12 @@ def layers_of(
     function: str = "rollout",
     units: str = "NPU, RealNPU or NaiveNPU",
     advice: str = "; ode.rollout_any runs any model, through torchdiffeq",
+    inputs: int = 0,
 ) -> tuple[PowerUnit, NAU]:
     """Return the two layers of a model that the fused loop knows; raise TypeError or ValueError.
 
-    units: what the messages call the first layer. advice: the end of the messages.
+    units: what the messages call the first layer. advice: the end of the messages. inputs: features
+    of the first layer that are no states.
     """
     rule = f"{function}: model must be an nn.Sequential of {units} and NAU"
     names = ""
@@ -77,11 +79,13 @@ def layers_of(
                 f"{function}: model must have no hooks, one call computes all of its steps; "
                 f"{type(part).__name__} has some{advice}"
             )
-    sizes = power.out_features, power.in_features, power.num_models
+    states = power.in_features - inputs  # type: ignore[operator]
+    sizes = power.out_features, states, power.num_models
     if (nau.in_features, nau.out_features, nau.num_models) != sizes:
+        first = f"D + {inputs} (states and inputs)" if inputs else "D"
         raise ValueError(
-            f"{function}: model must map D to h to D features for the same models, got {power} "
-            f"and {nau}"
+            f"{function}: model must map {first} to h to D features for the same models, got "
+            f"{power} and {nau}"
         )
     return power, nau  # type: ignore[return-value]
 

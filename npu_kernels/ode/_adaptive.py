@@ -18,7 +18,7 @@ from npu_kernels._operators.autograd import eager_only
 from npu_kernels._operators.transforms import is_vmapped
 from npu_kernels._time_loop import adaptive_reference as reference
 from npu_kernels._time_loop import methods
-from npu_kernels._time_loop.adaptive import AdaptiveFunction, Call, forward
+from npu_kernels._time_loop.adaptive import Call, run
 from npu_kernels._time_loop.loop import Weights, as_rows, slope_function
 from npu_kernels.ode import _accuracy as accuracy
 from npu_kernels.ode import _checks as checks
@@ -80,8 +80,9 @@ class _Result(NamedTuple):
 
 
 def _solve(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
-    is_fused = dispatch.backend_for(weights[0]) == "cpu" and not eager_only()
-    return (_fused if is_fused else _eager)(call, times, u0, weights)
+    if dispatch.backend_for(weights[0]) == "cpu" and not eager_only():
+        return _Result(*run(call, times, u0, weights))
+    return _eager(call, times, u0, weights)
 
 
 def _auto(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
@@ -125,14 +126,6 @@ def _with_evaluations(counts: Tensor, before: Tensor) -> Tensor:
     return torch.cat([counts[..., :4], counts[..., 4:] + before[..., 4:]], -1)
 
 
-def _fused(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
-    """Call the C++ operator."""
-    tensors = times, u0, *weights
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        return _Result(*AdaptiveFunction.apply(call, *tensors))  # type: ignore[no-untyped-call]
-    return _Result(*forward(call, False, times, u0, *weights)[:4])
-
-
 def _eager(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
     """Call the layers' functions in every stage: any device, any mode of differentiation."""
     slope = slope_function(weights, call, functional)
@@ -158,6 +151,8 @@ def _report(options: checks.Options, call: Call, result: _Result, weights: Weigh
         index, count = tuple(flags.nonzero()[0].tolist()), int(flags.sum())
         rest = f", the first of {count} of {flags.numel()} trajectories" if count > 1 else ""
         position = index if call.has_starts else index[:-1]
+        if options.starts is not None:
+            position = *position[:-1], options.starts[position[-1]]
         return index, checks.trajectory_name(position, has_models, call.has_starts), rest
 
     def hint(index: tuple[int, ...]) -> str:

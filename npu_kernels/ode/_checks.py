@@ -26,6 +26,7 @@ from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 RTOL, ATOL, MAX_STEPS = 1e-6, 1e-9, 10_000
 *_FIRST, _LAST = map(repr, methods.ADAPTIVE)
 NAMES = (*methods.ALL, methods.AUTO)
+FIXED = "euler"  # where neither t nor a method is given
 
 
 class Options(NamedTuple):
@@ -47,10 +48,11 @@ class Options(NamedTuple):
     eps: Any
     gate_gradient: Any
     clip: Any
+    starts: tuple[int, ...] | None = None  # the user's numbers of the starts; None: all
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether the arguments are for steps of their own sizes."""
+        """Whether the arguments are for steps of their own sizes; t without a method is."""
         return self.t is not None or (
             isinstance(self.method, str) and self.method in methods.ADAPTIVE
         )
@@ -64,6 +66,9 @@ class Options(NamedTuple):
 
         The tensors, with what depends on them, are checked by `check_operands` and `check_times`.
         """
+        if self.method is None:
+            method = methods.EXPLICIT if self.is_adaptive else FIXED
+            return self._replace(method=method).checked()
         check = self._check_adaptive if self.is_adaptive else self._check_fixed
         numbers = check()
         for name in ("memory", "nonfinite"):
@@ -98,10 +103,10 @@ class Options(NamedTuple):
             )
         for name in ("steps", "dt", "derivatives", "error"):
             if (value := getattr(self, name)) is not None and value is not False:
+                advice = _ADVICE.get(name, "takes t, the times of the result, rtol and atol")
                 raise ValueError(
                     f"{function}: {name} is for methods of fixed steps; method {method!r} chooses "
-                    f"its own and takes t, the times of the result, rtol and atol; "
-                    f"got {name}={value!r}"
+                    f"its own and {advice}; got {name}={value!r}"
                 )
         if self.t is None:
             raise ValueError(
@@ -114,6 +119,10 @@ class Options(NamedTuple):
 
 _CHOICES = {"memory": ("full", "checkpointed"), "nonfinite": ("raise", "keep")}
 _TOLERANCES = "rtol", "atol"
+_ADVICE = {
+    "derivatives": "has its states at any times: t may be as dense as you like",
+    "error": "keeps its error below rtol and atol",
+}
 
 
 def check_choice(function: str, name: str, value: Any, choices: Sequence[str]) -> None:

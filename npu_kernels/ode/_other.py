@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,18 +11,31 @@ from torch import Tensor, nn
 
 from npu_kernels._common.checks import check_number, check_tensor, check_whole
 from npu_kernels._common.errors import NonFiniteError
+from npu_kernels._common.notices import warn
 from npu_kernels._time_loop import adaptive_reference as reference
+from npu_kernels._time_loop import inputs as known
 from npu_kernels._time_loop import methods
 from npu_kernels.ode import _checks as checks
 from npu_kernels.ode._accuracy import StepSizeError
+from npu_kernels.ode._checks import FIXED
+from npu_kernels.ode._solver import Inputs
 
 TORCHDIFFEQ = {"euler": "euler", "midpoint": "midpoint", "rk4_38": "rk4"}  # names of methods
+ADAPTIVE = "dopri5"  # where t is given and no method
 
 Model = Callable[[Tensor], Tensor] | Callable[[Tensor, Tensor], Tensor]
 
 
 def rollout_any(
-    model: Model, u0: Tensor, *, steps: int, dt: float, method: str = "euler", **options: Any
+    model: Model,
+    u0: Tensor,
+    *,
+    steps: int | None = None,
+    dt: float | None = None,
+    t: Tensor | Sequence[float] | None = None,
+    method: str | None = None,
+    inputs: Inputs | None = None,
+    **options: Any,
 ) -> Tensor:
     """The trajectory ``[..., steps + 1, D]`` of ``u' = model(u)`` or ``model(t, u)`` from ``u0``.
 
@@ -35,15 +48,23 @@ def rollout_any(
             arguments.
         u0: the first state ``[..., D]``.
         steps, dt: the result has the states at the times 0, dt, .. steps dt.
-        method: "euler", "midpoint", "rk4_38" (the 3/8 rule, torchdiffeq's "rk4"), or the name of
-            another of torchdiffeq's methods, such as "dopri5", which chooses its own steps;
-            "kvaerno5", the implicit steps of `rollout`, needs no torchdiffeq, and a model of u
-            alone, whose rows do not depend on one another.
+        t: the times of the result ``[M]`` instead, rising or falling, of which the first is u0's. A
+            tensor gets a gradient. A method of fixed steps makes one from each time to the next.
+        method: "euler" (without t the default), "midpoint", "rk4_38" (the 3/8 rule, torchdiffeq's
+            "rk4"), or the name of another of torchdiffeq's methods, such as "dopri5" (with t the
+            default), which chooses its own steps; "kvaerno5", the implicit steps of `rollout`,
+            needs no torchdiffeq, and a model of u alone, whose rows do not depend on one another.
+        inputs: known columns v(t) as in `rollout`, linear between their times. The model's u then
+            has the inputs behind the states: it maps D + J features to D.
         options: for ``torchdiffeq.odeint``; for "kvaerno5" rtol, atol and max_steps.
+
+    The trajectory has a gradient for u0, t and all that the model uses, but not with torchdiffeq's
+    "scipy_solver", which computes in NumPy: a `UserWarning` says so where one is asked for.
     """
-    steps, dt = checks.check_grid("rollout_any", steps, dt)
+    times = _times(steps, dt, t)
+    if method is None:
+        method = FIXED if t is None else ADAPTIVE
     slope = _slope(model)
-    checked_slope: Any = _checked(slope)
     check_tensor("rollout_any", "u0", u0)
     if not u0.is_floating_point() or u0.dim() < 1:
         raise TypeError(
@@ -57,29 +78,70 @@ def rollout_any(
             "rollout_any: method 'rk4' is the classic Runge-Kutta method in npu_kernels and the "
             "3/8 rule in torchdiffeq; say 'rk4_38' for the latter"
         )
+    if method == methods.IMPLICIT and slope is model:
+        raise ValueError(
+            f"rollout_any: method {method!r} takes a model of u alone, got one of t and u"
+        )
+    checked_slope, features = _checked(slope, u0.shape[-1]), u0.shape[-1]
+    if inputs is None:
+        return _solved(checked_slope, u0, times, method, options)
+
+    def solve(piece: known.Piece, state: Tensor) -> Tensor:
+        def moved(time: Tensor, u: Tensor) -> Tensor:
+            return known.with_inputs(checked_slope(time, u), piece.slope)
+
+        begin = known.with_inputs(state, piece.first)
+        return _solved(moved, begin, piece.times, method, options)[..., :features]
+
+    parts = known.pieces("rollout_any", known.read("rollout_any", inputs, u0), times)
+    return known.along(parts, u0, solve)
+
+
+def _solved(
+    slope: Callable[[Tensor, Tensor], Tensor],
+    u0: Tensor,
+    times: Tensor,
+    method: str,
+    options: dict[str, Any],
+) -> Tensor:
+    """Return the states ``[..., M, D]`` at times ``[M]``."""
     if method == methods.IMPLICIT:
-        if slope is model:
-            raise ValueError(
-                f"rollout_any: method {method!r} takes a model of u alone, got one of t and u"
-            )
-        return _implicit(lambda u: checked_slope(0, u), u0, steps, dt, **options)
+        return _implicit(lambda u: slope(times[0], u), u0, times, **options)
     try:
         from torchdiffeq import odeint
     except ImportError as error:
         raise ImportError(
             'rollout_any: torchdiffeq is not installed; pip install "npu_kernels[ode]"'
         ) from error
-    times = torch.arange(steps + 1, dtype=u0.dtype, device=u0.device) * dt
     name = TORCHDIFFEQ.get(method, method)
-    states: Tensor = odeint(checked_slope, u0, times, method=name, **options)
+    states: Tensor = odeint(slope, u0, times.to(u0), method=name, **options)
+    is_lost = torch.is_grad_enabled() and not states.requires_grad
+    if is_lost and any(part.requires_grad for part in (u0, times, slope(times[0], u0))):
+        warn(
+            f"rollout_any: method {method!r} gives a trajectory without a gradient; take one of "
+            "torch's own methods, such as 'dopri5', or 'kvaerno5' for a stiff model, or call it "
+            "under torch.no_grad()"
+        )
     return states.movedim(0, -2)
+
+
+def _times(steps: Any, dt: Any, t: Any) -> Tensor:
+    """Return the times of the result, from t or from steps and dt."""
+    if t is None:
+        steps, dt = checks.check_grid("rollout_any", steps, dt)
+        return torch.arange(steps + 1, dtype=torch.float64).mul(dt)
+    for name, value in (("steps", steps), ("dt", dt)):
+        if value is not None:
+            raise ValueError(
+                f"rollout_any: {name} must be None beside t, the times of the result, got {value!r}"
+            )
+    return checks.check_times("rollout_any", t)
 
 
 def _implicit(
     f: Callable[[Tensor], Tensor],
     u0: Tensor,
-    steps: int,
-    dt: float,
+    times: Tensor,
     rtol: float = checks.RTOL,
     atol: float = checks.ATOL,
     max_steps: int = checks.MAX_STEPS,
@@ -93,8 +155,7 @@ def _implicit(
         max_steps + 1,
     )
     rows = u0 if u0.dim() > 1 else u0.unsqueeze(0)
-    times = torch.arange(steps + 1, dtype=torch.float64) * dt
-    result = reference.find_steps(f, rows, times, pair, control)
+    result = reference.find_steps(f, rows, times.detach().to("cpu", torch.float64), pair, control)
     status, reached = result.counts[..., 3], result.clock[..., 0]
     path = reference.replay(f, rows, times, result.times, pair, control)
     path = path if u0.dim() > 1 else path.squeeze(0)
@@ -111,16 +172,19 @@ def _implicit(
     return path
 
 
-def _checked(slope: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the model with an error for another shape, which torchdiffeq's sums would expand."""
+def _checked(
+    slope: Callable[[Tensor, Tensor], Tensor], features: int
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the model with an error for another shape, which torchdiffeq's sums would expand.
+
+    features: of the states.
+    """
 
     def checked(t: Tensor, u: Tensor) -> Tensor:
-        k = slope(t, u)
-        if not isinstance(k, Tensor) or k.shape != u.shape:
+        k, shape = slope(t, u), (*u.shape[:-1], features)
+        if not isinstance(k, Tensor) or k.shape != shape:
             got = tuple(k.shape) if isinstance(k, Tensor) else type(k).__name__
-            raise ValueError(
-                f"rollout_any: model must give the shape of u, {tuple(u.shape)}, got {got}"
-            )
+            raise ValueError(f"rollout_any: model must give the shape of u, {shape}, got {got}")
         return k
 
     return checked

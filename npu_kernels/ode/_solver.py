@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -10,13 +11,18 @@ from torch.compiler import is_compiling
 from torch.jit import is_tracing
 
 from npu_kernels._operators import operands
+from npu_kernels._time_loop import inputs as known
 from npu_kernels._time_loop import methods
 from npu_kernels._time_loop.loop import Loop, Weights, by_fast_path, layers_of, run
 from npu_kernels.ode import _accuracy as accuracy
 from npu_kernels.ode import _adaptive as adaptive
 from npu_kernels.ode import _checks as checks
+from npu_kernels.ode import _each_start as each_start
+from npu_kernels.ode import _inputs as driven
 from npu_kernels.ode._checks import Options
 from npu_kernels.reference import CLIP
+
+Inputs = tuple[Tensor | Sequence[float], Tensor | Sequence[float] | Sequence[Sequence[float]]]
 
 
 def rollout(
@@ -25,8 +31,8 @@ def rollout(
     *,
     steps: int | None = None,
     dt: float | None = None,
-    t: Tensor | Sequence[float] | None = None,
-    method: str = "euler",
+    t: Tensor | Sequence[float] | Sequence[Tensor] | Sequence[Sequence[float]] | None = None,
+    method: str | None = None,
     rtol: float = checks.RTOL,
     atol: float = checks.ATOL,
     max_steps: int = checks.MAX_STEPS,
@@ -35,6 +41,7 @@ def rollout(
     derivatives: bool = False,
     error: bool = False,
     statistics: bool = False,
+    inputs: Inputs | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """The trajectory of ``u' = model(u)`` at times 0, dt, .. steps dt, or by adaptive steps at t.
 
@@ -45,12 +52,17 @@ def rollout(
             (the same for all), ``[K, D]`` (two dimensions are always one start per model),
             ``[K, B, D]``, or ``[1, B, D]`` (the same B starts for all).
         steps, dt: the number and size of fixed steps. dt may be negative; it gets no gradient.
-        t: of an adaptive method, the times of the result ``[M]``, rising or falling, at any
-            distances; u0 is the state at the first one. A tensor gets a gradient.
-        method: of fixed steps "euler", "midpoint", "rk4" (the classic Runge-Kutta method) or
-            "rk4_38" (the 3/8 rule, which torchdiffeq calls "rk4"); adaptive "dopri5" (Dormand and
-            Prince's, SciPy's RK45), "tsit5" (Tsitouras'), "kvaerno5" (Kvaerno's, implicit, for
-            stiff models) or "auto": tsit5, and kvaerno5 for each trajectory that is too stiff.
+        t: instead of steps and dt, for an adaptive method: the times of the result ``[M]``, rising
+            or falling, at any distances, as dense as you like: between its steps the result is the
+            method's interpolant. u0 is the state at the first one. A tensor gets a gradient. Times
+            of each start's own are ``[B, M]``, with nan behind the last time of a start that has
+            fewer, or a list of B times; the result then has nan there. Starts with the same first
+            and last time are one call.
+        method: of fixed steps "euler" (without t the default), "midpoint", "rk4" (the classic
+            Runge-Kutta method) or "rk4_38" (the 3/8 rule, which torchdiffeq calls "rk4"); adaptive
+            "tsit5" (Tsitouras', with t the default), "dopri5" (Dormand and Prince's, SciPy's RK45),
+            "kvaerno5" (Kvaerno's, implicit, for stiff models) or "auto": tsit5, and kvaerno5 for
+            each trajectory that is too stiff.
         rtol, atol: of an adaptive method, the bound of each step's estimated error: the root mean
             square over the features of ``error / (atol + rtol |u|)`` is at most 1.
         max_steps: of an adaptive method, how many steps a trajectory may try.
@@ -72,6 +84,11 @@ def rollout(
             long. With nonfinite="raise", a trajectory whose error exceeds its states raises
             `InaccurateError`, which says whether the model is stiff and what to do.
         statistics: of adaptive steps: return also how many there were, a `Statistics`.
+        inputs: known columns v(t), such as a forcing or a dose: ``(times, values)``, times ``[T]``
+            and values ``[T]`` or ``[T, J]``, linear between the times, the same for all models and
+            starts. The NPU then has D + J in_features, the states first: ``u' = model(u, v)``. The
+            values get a gradient. The trajectory is computed in pieces between these times, a call
+            each, with max_steps each; of fixed steps they must be at steps from the time 0 on.
 
     Returns:
         The trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t. With
@@ -102,12 +119,14 @@ def rollout(
         >>> ode.rollout(model, u0, steps=200, dt=0.1, method="rk4", nonfinite="keep").shape
         torch.Size([20, 201, 3])
     """
-    power, nau = layers_of(model)
+    driving = None if inputs is None else known.read("rollout", inputs, u0)
+    power, nau = layers_of(model, inputs=0 if driving is None else driving.values.shape[1])
     options = Options(
         "rollout", steps, dt, t, method, rtol, atol, max_steps, memory, nonfinite, derivatives,
         error, statistics, power.eps, power.gate_gradient, nau.clip,
     ).checked()  # fmt: skip
-    return _solved(options, u0, (power.weight_re, power.weight_im, power.gate, nau.weight))
+    weights = power.weight_re, power.weight_im, power.gate, nau.weight
+    return _solved(options, u0, weights, driving)
 
 
 def integrate(
@@ -119,8 +138,8 @@ def integrate(
     *,
     steps: int | None = None,
     dt: float | None = None,
-    t: Tensor | Sequence[float] | None = None,
-    method: str = "euler",
+    t: Tensor | Sequence[float] | Sequence[Tensor] | Sequence[Sequence[float]] | None = None,
+    method: str | None = None,
     rtol: float = checks.RTOL,
     atol: float = checks.ATOL,
     max_steps: int = checks.MAX_STEPS,
@@ -144,12 +163,17 @@ def integrate(
         gate: ``[(K,) D]``. Without it it is the NaiveNPU.
         weight: the NAU's ``[(K,) D, h]``.
         steps, dt: the number and size of fixed steps. dt may be negative; it gets no gradient.
-        t: of an adaptive method, the times of the result ``[M]``, rising or falling, at any
-            distances; u0 is the state at the first one. A tensor gets a gradient.
-        method: of fixed steps "euler", "midpoint", "rk4" (the classic Runge-Kutta method) or
-            "rk4_38" (the 3/8 rule, which torchdiffeq calls "rk4"); adaptive "dopri5" (Dormand and
-            Prince's, SciPy's RK45), "tsit5" (Tsitouras'), "kvaerno5" (Kvaerno's, implicit, for
-            stiff models) or "auto": tsit5, and kvaerno5 for each trajectory that is too stiff.
+        t: instead of steps and dt, for an adaptive method: the times of the result ``[M]``, rising
+            or falling, at any distances, as dense as you like: between its steps the result is the
+            method's interpolant. u0 is the state at the first one. A tensor gets a gradient. Times
+            of each start's own are ``[B, M]``, with nan behind the last time of a start that has
+            fewer, or a list of B times; the result then has nan there. Starts with the same first
+            and last time are one call.
+        method: of fixed steps "euler" (without t the default), "midpoint", "rk4" (the classic
+            Runge-Kutta method) or "rk4_38" (the 3/8 rule, which torchdiffeq calls "rk4"); adaptive
+            "tsit5" (Tsitouras', with t the default), "dopri5" (Dormand and Prince's, SciPy's RK45),
+            "kvaerno5" (Kvaerno's, implicit, for stiff models) or "auto": tsit5, and kvaerno5 for
+            each trajectory that is too stiff.
         rtol, atol: of an adaptive method, the bound of each step's estimated error: the root mean
             square over the features of ``error / (atol + rtol |u|)`` is at most 1.
         max_steps: of an adaptive method, how many steps a trajectory may try.
@@ -174,8 +198,16 @@ def integrate(
     return _solved(options, u0, (weight_re, weight_im, gate, weight))
 
 
-def _solved(options: Options, u0: Tensor, weights: Weights) -> Tensor | tuple[Tensor, ...]:
+def _solved(
+    options: Options, u0: Tensor, weights: Weights, inputs: known.Inputs | None = None
+) -> Tensor | tuple[Tensor, ...]:
     """Choose the kind of the steps."""
+    if options.is_adaptive and each_start.has_rows(options.t):
+        solve = functools.partial(_solved, inputs=inputs)
+        paths: Tensor | tuple[Tensor, ...] = each_start.integrate(options, u0, weights, solve)
+        return paths
+    if inputs is not None:
+        return driven.integrate(options, u0, weights, inputs, _solved)
     if options.is_adaptive:
         result: Tensor | tuple[Tensor, ...] = adaptive.integrate(options, u0, weights)
         return result

@@ -30,7 +30,7 @@ TIME_LOOP = [
         "ode-formula-clip": ("layers.nau(y, weight, clip=clip)", "layers.nau(y, weight, clip=True)"),
         "ode-formula-eps": ("layers.npu(u, weight_re, weight_im, gate, eps=eps,", "layers.npu(u, weight_re, weight_im, gate, eps=1e-3,"),
         "ode-formula-straight-through": ("gate_gradient=gate_gradient)", "gate_gradient=CLIP)"),
-        "ode-clip-bound-of-a-model": ("power.in_features, power.num_models\n", "power.in_features, nau.num_models\n"),
+        "ode-clip-bound-of-a-model": ("states, power.num_models\n", "states, nau.num_models\n"),
     }),
     *mutants(PACKAGE + "_time_loop/adaptive_reference.py", ("tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager'", "tests/ode/test_ode_adaptive.py -k 'stiff or pole or scipy or checkpointed'"), {
         "ode-adaptive-size-after-a-step": ("(factor / before**BETA).clamp(min=0.1)", "(factor * before**BETA).clamp(min=0.1)"),
@@ -45,8 +45,6 @@ TIME_LOOP = [
         "ode-adaptive-vmapped-weights": ("any(map(is_vmapped, (u0, *weights)))", "is_vmapped(u0)"),
         "ode-adaptive-least-tolerance": ("if options.rtol < (minimum", "if options.rtol <= (minimum"),
         "ode-adaptive-statistics-of-the-graph": ("counts.clone().unbind(-1)", "counts.unbind(-1)"),
-        "ode-adaptive-kept-without-gradients": ("if torch.is_grad_enabled() and any(t is", "if any(t is"),
-        "ode-adaptive-kept-for-nothing": ("if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):", "if torch.is_grad_enabled():"),
         "ode-adaptive-segments-of-no-steps": ("math.isqrt(max(steps.times.shape[-1], 1) - 1)", "math.isqrt(steps.times.shape[-1] - 1)"),
         "ode-adaptive-first-of-one": ("if count > 1 else", "if count > 0 else"),
         "ode-adaptive-few-stiff-steps": ("(stiff >= accuracy.MIN_STIFF_STEPS) & (2 * stiff >= accepted)", "(2 * stiff >= accepted)"),
@@ -57,6 +55,8 @@ TIME_LOOP = [
         "ode-adaptive-starts-of-a-name": ("index if call.has_starts else index[:-1]", "index"),
     }),
     *mutants(PACKAGE + "_time_loop/adaptive.py", ("tests/ode/test_ode_adaptive_calls.py", "tests/ode/test_ode_adaptive_kernel.py -k 'alone or bits'"), {
+        "ode-adaptive-kept-without-gradients": ("if torch.is_grad_enabled() and any(w is", "if any(w is"),
+        "ode-adaptive-kept-for-nothing": ("if torch.is_grad_enabled() and any(w is not None and w.requires_grad for w in tensors):", "if torch.is_grad_enabled():"),
         "ode-adaptive-strides-of-times": ('times = t.detach().to("cpu", torch.float64).contiguous()', 'times = t.detach().to("cpu", torch.float64)'),
         "ode-adaptive-strides-of-times-backwards": ('        t.detach().to("cpu", torch.float64).contiguous(),', '        t.detach().to("cpu", torch.float64),'),
         "ode-adaptive-strides-of-operands": ("None if t is None else t.contiguous() for t in tensors)", "t for t in tensors)"),

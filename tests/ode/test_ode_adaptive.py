@@ -1,6 +1,7 @@
 """Adaptive steps: their results, gradients, numbers of evaluations, and errors."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -387,8 +388,12 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
      r"steps is for methods of fixed steps; method 'dopri5' chooses its own and takes t, .*; got "
      r"steps=3$"),
     ({"derivatives": True}, ValueError,
-     r"derivatives is for methods of fixed steps; .*; got derivatives=True$"),
-    ({"error": True}, ValueError, r"error is for methods of fixed steps; .*; got error=True$"),
+     r"derivatives is for methods of fixed steps; .* has its states at any times: t may be as dense "
+     r"as you like; got derivatives=True$"),
+    ({"error": True}, ValueError,
+     r"error is for methods of fixed steps; .* keeps its error below rtol and atol; got error=True$"),
+    ({"method": None, "steps": 3, "dt": 0.1}, ValueError,
+     r"steps is for methods of fixed steps; method 'tsit5' chooses its own and takes t, .*$"),
     ({"method": "euler"}, ValueError,
      r"t is for the methods that choose their own steps, 'dopri5', 'tsit5', 'kvaerno5' and "
      r"'auto'; method 'euler' takes steps and dt$"),
@@ -411,7 +416,10 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"t": [0.0]}, ValueError,
      r"t must have one dimension and at least two times, got shape \(1,\)$"),
     ({"t": torch.rand(2, 2)}, ValueError,
-     r"t must have one dimension and at least two times, got shape \(2, 2\)$"),
+     r"t of two dimensions must have a row for each start, got 2 rows beside u0 of shape \(1,\), "
+     r"which has no dimension of starts$"),
+    ({"t": torch.rand(2, 2, 2)}, ValueError,
+     r"t must have one dimension and at least two times, got shape \(2, 2, 2\)$"),
     ({"t": "now"}, TypeError, r"t must be numbers, got 'now'"),
     ({"t": torch.tensor([0, 1j])}, TypeError, r"t must be real, got torch.complex64$"),
 ]  # fmt: skip
@@ -433,6 +441,30 @@ def test_fixed_steps_refuse_what_is_for_adaptive_ones(name: str, value: Any) -> 
         ode.rollout(
             linear(1.0), torch.ones(1).double(), steps=3, dt=0.1, method="rk4", **{name: value}
         )
+
+
+def test_times_without_a_method_mean_adaptive_steps() -> None:
+    u0, t = torch.ones(1).double(), [0.0, 0.5, 2.0]
+    path = ode.rollout(linear(1.0), u0, t=t)
+    assert torch.equal(path, ode.rollout(linear(1.0), u0, t=t, method="tsit5"))
+    weights = torch.ones(1, 1).double(), None, None, -torch.ones(1, 1).double()
+    by_t = ode.integrate(u0, *weights, t=t)
+    assert torch.equal(by_t, ode.integrate(u0, *weights, t=t, method="tsit5"))
+    steps = ode.rollout(linear(1.0), u0, steps=3, dt=0.1)
+    assert torch.equal(steps, ode.rollout(linear(1.0), u0, steps=3, dt=0.1, method="euler"))
+
+
+@pytest.mark.parametrize("method", ["tsit5", "dopri5", "kvaerno5"])
+def test_times_may_be_dense(method: str) -> None:
+    """Between the steps is the interpolant: a hundred times cost no step more, to the tolerance."""
+    options: dict[str, Any] = {"method": method, "rtol": 1e-6, "atol": 1e-8, "statistics": True}
+    u0, dense = torch.ones(1).double(), torch.linspace(0, 3, 101, dtype=torch.float64)
+    ends, few = ode.rollout(linear(1.0), u0, t=[0, 3], **options)
+    path, many = ode.rollout(linear(1.0), u0, t=dense, **options)
+    assert many.accepted == few.accepted < 60
+    torch.testing.assert_close(path[-1], ends[-1], rtol=1e-12, atol=0)
+    rate = math.log(float(ends[-1].detach())) / 3
+    torch.testing.assert_close(path[:, 0], (rate * dense).exp(), rtol=1e-4, atol=1e-5)
 
 
 def test_shapes_and_dtypes_are_checked_as_for_fixed_steps() -> None:

@@ -121,7 +121,9 @@ def report(
         clock=torch.tensor([0.25, 0.125, 0.0625]).double().expand(len(counts), 3),
         last=torch.zeros(len(counts), 1),
     )
-    options: Any = types.SimpleNamespace(function="rollout", nonfinite="keep", method="dopri5")
+    options: Any = types.SimpleNamespace(
+        function="rollout", nonfinite="keep", method="dopri5", starts=None
+    )
     call: Any = types.SimpleNamespace(has_starts=has_starts, max_steps=1000, method="dopri5")
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

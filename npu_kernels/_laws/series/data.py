@@ -39,11 +39,21 @@ class Series:
     time: float  # unit of the times; 1: the user's
     size: Tensor  # [D], units of the states; 1: the user's
     exact: Tensor  # [D], unweighted residuals that count as exact
+    inputs: int = 0  # the last states, which are known: not fitted, linear between the nodes
 
     @property
     def lengths(self) -> Tensor:
         """Times from node to node ``[S, M - 1]``."""
         return self.times.diff()
+
+    @property
+    def slopes(self) -> Tensor | None:
+        """The inputs' slopes from node to node ``[S, M - 1, J]``; None without any."""
+        if not self.inputs:
+            return None
+        lengths = self.lengths.unsqueeze(-1)
+        slopes = self.values[..., -self.inputs :].diff(dim=1) / lengths
+        return torch.where(lengths > 0, slopes, 0.0)
 
     @property
     def seen(self) -> Tensor:
@@ -87,6 +97,9 @@ class Series:
         square = torch.where(self.seen, self.values, 0.0).square().sum((0, 1)) / count.clamp(min=1)
         start_size = self.start.nan_to_num(0.0).abs().amax(0)
         size = torch.where(count > 0, square.sqrt(), start_size)
+        if self.inputs:
+            known = self.values[..., -self.inputs :]
+            size[-self.inputs :] = known.square().mean((0, 1)).sqrt()
         size = torch.where(size > 0, size, 1.0)
         time = float((self.times[:, -1] - self.times[:, 0]).max())
         weight = self.weight * size if self.has_sigma else self.weight

@@ -20,6 +20,7 @@ from npu_kernels._jobs.driver import interruptible
 from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._jobs.progress import Progress
 from npu_kernels._laws.series import data as series
+from npu_kernels._laws.series import inputs as driving
 from npu_kernels._laws.series.alternatives import alternatives
 from npu_kernels._laws.series.data import NAME, Series
 from npu_kernels._laws.series.job import Job
@@ -35,11 +36,18 @@ from npu_kernels._laws.series.laws import (
     refitted,
 )
 from npu_kernels._laws.series.result import SeriesFit, finished, units
-from npu_kernels._laws.series.sensitivity import Stretches, Trajectories, windows
+from npu_kernels._laws.series.sensitivity import (
+    FIXED,
+    IMPLICIT,
+    Stretches,
+    Trajectories,
+    windows,
+)
 from npu_kernels._laws.series.simplify import pruned, rounded
 from npu_kernels._laws.series.starts import DRAWN_SETS, drawn, matched, smoothed
 from npu_kernels._laws.series.verdict import advice, poor_fit
 from npu_kernels._time_loop.loop import layers_of
+from npu_kernels._time_loop.methods import AUTO
 from npu_kernels.layers import NAU, RealNPU
 
 NO_LAW = (
@@ -65,6 +73,7 @@ TWINS = 2  # laws of one form that are fitted to the end: the better one is made
 SAME_CRITERION = 0.05  # difference of the criterion below which a law is no better than another
 RIVAL_CRITERION = 24.0  # above the best law's: of the other laws that the result keeps
 LEADING_CRITERION = 30.0  # above the best law's: of the laws that are made simpler
+BEYOND_SERIES = 1e3  # scaled: states beyond have left the series
 ALL_STEPS = STRETCHES + len(PIECES) * HORIZON + TRAJECTORY + LAST + 40  # for the progress
 
 
@@ -74,6 +83,7 @@ def fit(
     u: Any,
     *,
     u0: Any = "fit",
+    inputs: Any = None,
     sigma: Any = None,
     observed: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
@@ -86,6 +96,7 @@ def fit(
     stoichiometry: Any = None,
     conserved: Any = None,
     signs: str = "any",
+    method: str = AUTO,
     seed: int = 0,
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -103,11 +114,15 @@ def fit(
             ``u [S, M, D]`` with ``t [M]`` or ``[S, M]``.
         u0: the states at the first times: "fit" if they are unknown, or ``[D]`` or ``[S, D]``, with
             nan for unknown ones.
+        inputs: known columns v(t), such as a forcing, a temperature or a dose: ``(times, values)``,
+            values ``[T]`` or ``[T, J]``, linear between the times, which must cover t. A list of
+            such pairs has those of each series. The model's NPU then has D + J in_features, the
+            states first: products of powers contain the inputs, and no equation has them.
         sigma: standard deviations of the errors of u: a number, one for each column, or one for
             each value. None: each column has one of its own, which is estimated. "relative": in
             proportion to the states, by an unknown factor for each column; logarithms are fitted.
         observed: which states the columns of u are, if not all; the others were not measured.
-        names: of the D states.
+        names: of the D states, or of the D states and the inputs.
         start: "search" for a law of any form, or "model": from the model's own exponents and
             coefficients. Zeros among them remain 0, and a layer whose weights have
             requires_grad=False stays as it is.
@@ -123,6 +138,9 @@ def fit(
             R``. The law is then one of flows between states.
         signs: "positive" for coefficients (with stoichiometry or conserved: rates) that are not
             below 0; "model", with ``start="model"``: those that the model's have.
+        method: of integration: "rk4", "kvaerno5" (implicit, for stiff laws), or "auto": rk4, and
+            kvaerno5 too for starts of ``start="model"`` whose trajectories rk4 does not follow, or
+            where no start has a finite trajectory by rk4.
         seed: of the starts, at least 0.
         progress: show the progress on stderr; None: if that is a terminal.
         checkpoint: a file. If it exists, the fit continues from it, with the same bits as without
@@ -136,7 +154,8 @@ def fit(
     states or their slopes best become the starts. Levenberg-Marquardt fits each stretch from node
     to node, then growing parts of the trajectory, then all of it, for all starts at once by the
     fused time loop; the derivatives are those of its adjoint, chained along the nodes. Steps are
-    classic Runge-Kutta ones, halved until their error is a tenth of that of the measurements.
+    classic Runge-Kutta ones, halved until their error is a tenth of that of the measurements, or
+    implicit ones of a tolerance that is made smaller until then.
 
     States whose values are (nearly) all positive are amounts: their first states are not below 0.
     States of both signs get integer exponents. Raises ValueError and TypeError for arguments that
@@ -157,30 +176,29 @@ def fit(
         import scipy  # noqa: F401
     except ImportError as error:
         raise ImportError(INSTALL) from error
-    _check(start, simplify)
+    _check(start, simplify, method)
     max_denominator = check_whole(NAME, "max_denominator", max_denominator)
     seed = check_whole(NAME, "seed", seed, 0, bounded=False)
-    power, nau = _layers(model)
-    series.check_observed(observed, power.in_features)
+    data, power, nau = _read(model, t, u, u0, inputs, sigma, observed, names)
     searching = start == "search"
     if start == "model" and _is_new(power):
         notices.warn(NEW_WEIGHTS)
-    data = series.read(t, u, u0, sigma, observed, names, power.in_features)
     rules = read_known(
         exponents, integer_exponents, terms, stoichiometry, conserved, signs,
-        data.names, power.out_features, searching,
+        data.names, power.out_features, searching, data.inputs,
     )  # fmt: skip
     determined = {"model": _identity(power, nau, start), "data": digest(data)}
     determined |= {"start": repr(start), "simplify": repr(simplify)}
     determined |= {"what is known": digest(rules)}
     determined |= {"max_denominator": repr(max_denominator), "seed": repr(seed)}
+    determined |= {"method": repr(method)}
     job = Job(NAME, ALL_STEPS, determined)
     job.checkpoint = None if checkpoint is None else Checkpoint(job, checkpoint)
     shown = sys.stderr.isatty() if progress is None else progress
     with interruptible() as job.pressed, Progress(NAME, ALL_STEPS, sys.stderr, shown) as job.bar:
         try:
             starts = power.num_models or 1
-            search = Search(data.scaled(), rules, power.out_features, starts, seed, job)
+            search = Search(data.scaled(), rules, power.out_features, starts, seed, job, method)
             begin_with = search.drawn() if searching else search.begin(power, nau)
             law, free, met = search.best(
                 *begin_with,
@@ -202,6 +220,24 @@ def fit(
     return result
 
 
+def _read(
+    model: Any, t: Any, u: Any, u0: Any, inputs: Any, sigma: Any, observed: Any, names: Any
+) -> tuple[Series, RealNPU, NAU]:
+    """Return the checked series, with the inputs behind the states, and the model's layers."""
+    count = driving.columns(inputs)
+    power, nau = _layers(model, count)
+    states = nau.out_features
+    series.check_observed(observed, states)
+    input_names = driving.column_names(inputs, count)
+    if count and names is not None and len(names) == states + count:
+        names, input_names = list(names)[:states], list(names)[states:]
+    data = series.read(t, u, u0, sigma, observed, names, states)
+    if count:
+        tables = driving.read(inputs, len(data.times))
+        data = driving.with_inputs(data, tables, input_names)
+    return data, power, nau
+
+
 def _identity(power: RealNPU, nau: NAU, start: str) -> str:
     """Return a text that changes with all that a fit takes from the model."""
     states, terms, starts = power.in_features, power.out_features, power.num_models or 1
@@ -212,9 +248,9 @@ def _identity(power: RealNPU, nau: NAU, start: str) -> str:
     return f"{sizes}, {digest(power.weight_re, power.gate, nau.weight, *trained)}"
 
 
-def _layers(model: Any) -> tuple[RealNPU, NAU]:
+def _layers(model: Any, inputs: int) -> tuple[RealNPU, NAU]:
     """Return the two layers; raise TypeError for a unit whose exponents are not real."""
-    power, nau = layers_of(model, NAME, "RealNPU", "")
+    power, nau = layers_of(model, NAME, "RealNPU", "", inputs)
     if not isinstance(power, RealNPU):
         raise TypeError(
             f"{NAME}: model must be an nn.Sequential of RealNPU and NAU, since the exponents of a "
@@ -229,23 +265,29 @@ def _is_new(power: RealNPU) -> bool:
     return gate is not None and bool((gate == 0.5).all()) and bool(power.weight_re.any())
 
 
-def _check(start: Any, simplify: Any) -> None:
+def _check(start: Any, simplify: Any, method: Any) -> None:
     if start not in ("search", "model"):
         raise ValueError(f"{NAME}: start must be 'search' or 'model', got {start!r}")
     if not isinstance(simplify, bool):
         raise TypeError(f"{NAME}: simplify must be True or False, got {simplify!r}")
+    if method not in (AUTO, FIXED, IMPLICIT):
+        rule = f"{AUTO!r}, {FIXED!r} or {IMPLICIT!r}"
+        raise ValueError(f"{NAME}: method must be {rule}, got {method!r}")
 
 
 class Search:
     """The search for a law of a scaled series, from all starts at once."""
 
     def __init__(
-        self, data: Series, rules: Known, terms: int, starts: int, seed: int, job: Job
+        self, data: Series, rules: Known, terms: int, starts: int, seed: int, job: Job, method: str
     ) -> None:
         self.data, self.starts, self.seed, self.job = data, starts, seed, job
-        self.rules = rules
+        self.rules, self.method = rules, method
         self.shape = rules.shape(terms, data)
         self.smooth, self.slopes = smoothed(data)
+        if data.inputs:  # known, and no equation is to explain their slopes
+            self.smooth[..., -data.inputs :] = data.values[..., -data.inputs :]
+            self.slopes[..., -data.inputs :] = 0
         self.is_complete = bool(self.smooth.isfinite().all())  # every state at every node
 
     def begin(self, power: RealNPU, nau: NAU) -> tuple[Tensor, Tensor]:
@@ -256,8 +298,9 @@ class Search:
         if power.gate is not None:
             gate = power.gate.detach().cpu().double().view(-1, 1, shape.states)
             exponents = exponents * (gate != 0)
-        raw = nau.weight.detach().cpu().double().view(-1, shape.states, shape.terms)
-        raw = self.rules.rates(raw)
+        rows = shape.states - shape.inputs
+        raw = nau.weight.detach().cpu().double().view(-1, rows, shape.terms)
+        raw = self.rules.rates(nn.functional.pad(raw, (0, 0, 0, shape.inputs)))
         if self.rules.signs == "model":
             self.shape = shape = replace(shape, signs=raw[0].sign())
         first = self.first(len(raw))
@@ -327,32 +370,52 @@ class Search:
         """
         outcomes: list[tuple[Law, Law]] = []
         met: Met = {}
-        for part in batches(len(x)):
-            laws = self.run(x[part], free[part], both)
-            tried: Met = {}
-            if laws and max_denominator:
-                outcomes.append(simplest(laws, max_denominator, loosen, tried, self.job))
-            elif laws:
-                outcomes.append((laws[0], laws[0]))
-                for law in laws[1:]:
-                    meet(tried, law.criterion(), law)
-            for value, law in tried.values():
-                meet(met, value, law)
-            if self.job.pressed:
-                break
+
+        def go_through(x: Tensor, free: Tensor, method: str) -> None:
+            for part in batches(len(x)):
+                laws = [] if self.job.pressed else self.run(x[part], free[part], both, method)
+                tried: Met = {}
+                if laws and max_denominator:
+                    outcomes.append(simplest(laws, max_denominator, loosen, tried, self.job))
+                elif laws:
+                    outcomes.append((laws[0], laws[0]))
+                    for law in laws[1:]:
+                        meet(tried, law.criterion(), law)
+                for value, law in tried.values():
+                    meet(met, value, law)
+
+        go_through(x, free, FIXED if self.method == AUTO else self.method)
+        if self.method == AUTO and (both or not outcomes):
+            stiff = self.are_stiff(x)
+            if stiff.any():
+                go_through(x[stiff], free[stiff], IMPLICIT)
         if not outcomes:
             raise RuntimeError(NO_LAW)
         law, loose = min(outcomes, key=lambda pair: pair[0].criterion())
         return law, loose, rivals(law, met)
 
-    def run(self, x: Tensor, free: Tensor, both: bool) -> list[Law]:
+    def problem(self, method: str) -> Trajectories:
+        """Return the problem with which the search begins."""
+        nodes = self.data.times.shape[1]
+        steps = min(FIRST_STEPS, max(FEWEST_STEPS, SERIES_STEPS // nodes))
+        return Trajectories(self.data, self.shape, steps, method=method)
+
+    def are_stiff(self, x: Tensor) -> Tensor:
+        """Return which laws ``[K]`` have trajectories that only implicit steps follow."""
+        is_lost = ~self.stay(x, FIXED)
+        return is_lost & self.stay(x, IMPLICIT) if is_lost.any() else is_lost
+
+    def stay(self, x: Tensor, method: str) -> Tensor:
+        """Return which laws ``[K]`` have trajectories that do not leave the series far behind."""
+        states = self.problem(method).states(x)
+        return (states.abs() < BEYOND_SERIES).flatten(1).all(1)
+
+    def run(self, x: Tensor, free: Tensor, both: bool, method: str) -> list[Law]:
         """Return the best laws, each fitted to all of the series, the best first; none may be.
 
         both: whether the trajectories also start from x itself, which may be nearly right.
         """
-        nodes = self.data.times.shape[1]
-        steps = min(FIRST_STEPS, max(FEWEST_STEPS, SERIES_STEPS // nodes))
-        problem = Trajectories(self.data, self.shape, steps)
+        problem, nodes = self.problem(method), self.data.times.shape[1]
         if self.is_complete:
             fitted = self.pieces(problem, x, free)
             x, free = (torch.cat([x, fitted]), torch.cat([free, free])) if both else (fitted, free)
@@ -367,7 +430,8 @@ class Search:
         """Fit exponents and coefficients to stretches from node to node, then to longer pieces."""
         only = free.clone()
         only[:, self.shape.weights :] = False
-        stretches = Stretches(self.data, self.shape, STRETCH_STEPS, self.smooth)
+        method = problem.method
+        stretches = Stretches(self.data, self.shape, STRETCH_STEPS, self.smooth, method=method)
         x, _ = minimise(stretches, x, only, STRETCHES, 1e-4, self.job)
         for share in PIECES:
             count = max(2, round(share * self.data.times.shape[1]))

@@ -33,12 +33,13 @@ class Known:
     terms: Tensor  # [n, D], exponents of products that the law has
     columns: Tensor | None  # [D, R], the changes of the states in each reaction
     signs: str  # of coefficients or rates: "any", "positive", or as the "model" has them
+    inputs: int = 0  # the last states, which are known
 
     def shape(self, terms: int, data: Series) -> Shape:
         """Return the layout of a law of some terms for scaled series."""
         states = len(self.low)
         shape = Shape(terms, states, len(data.times), low=self.low, high=self.high)
-        shape = replace(shape, integer=self.integer, fixed=len(self.terms))
+        shape = replace(shape, integer=self.integer, fixed=len(self.terms), inputs=self.inputs)
         if self.columns is not None:
             scaled = self.columns / data.size.unsqueeze(1)
             sizes = 1 / scaled.abs().amax(0)
@@ -80,13 +81,15 @@ def check_within(exponents: Tensor, known: Known) -> None:
 
 def read_known(
     exponents: Any, integer_exponents: Any, terms: Any, stoichiometry: Any, conserved: Any,
-    signs: Any, names: Sequence[str], products: int, searching: bool,
+    signs: Any, names: Sequence[str], products: int, searching: bool, inputs: int = 0,
 ) -> Known:  # fmt: skip
     """Return the checked arguments of `fit`.
 
-    names: of the D states. products: the model's number of terms.
+    names: of the D states, the inputs among them behind the others. products: the model's number of
+    terms.
     """
     states = len(names)
+    fitted = states - inputs
     low, high = _bounds(exponents, states)
     if signs not in ("any", "positive", "model") or (signs == "model" and searching):
         rule = "'any', 'positive', or with start='model' also 'model'"
@@ -97,15 +100,18 @@ def read_known(
         )
     columns = None
     if stoichiometry is not None:
-        columns = _matrix("stoichiometry", stoichiometry, "(D, reactions)", states, 0)
+        columns = _matrix("stoichiometry", stoichiometry, "(D, reactions)", fitted, 0)
         if bool((columns == 0).all(0).any()):
             raise ValueError(
                 f"{NAME}: stoichiometry must have a number other than 0 in each column"
             )
     if conserved is not None:
-        columns = flows(_matrix("conserved", conserved, "(sums, D)", states, 1))
+        columns = flows(_matrix("conserved", conserved, "(sums, D)", fitted, 1))
         if signs == "positive":
             columns = torch.cat([columns, -columns], 1)
+    if inputs:
+        columns = torch.eye(fitted, dtype=torch.float64) if columns is None else columns
+        columns = torch.cat([columns, columns.new_zeros(inputs, columns.shape[1])])
     term_rows = torch.zeros(0, states, dtype=torch.float64)
     if terms is not None:
         term_rows = _matrix("terms", terms, "(terms, D)", states, 1)
@@ -117,7 +123,7 @@ def read_known(
         )
     if bool(((term_rows < low) | (term_rows > high)).any()):
         raise ValueError(f"{NAME}: terms must be within the bounds of exponents, got {terms!r}")
-    return Known(low, high, _integer(integer_exponents, names), term_rows, columns, signs)
+    return Known(low, high, _integer(integer_exponents, names), term_rows, columns, signs, inputs)
 
 
 def _bounds(exponents: Any, states: int) -> tuple[Tensor, Tensor]:

@@ -13,11 +13,14 @@ from torch import Tensor, nn
 from npu_kernels._common.checks import check_level
 from npu_kernels._laws.products.text import term_text
 from npu_kernels._laws.series.data import Series, tensor
+from npu_kernels._laws.series.inputs import read as read_inputs
 from npu_kernels._laws.series.known import label
 from npu_kernels._laws.series.laws import Law, Met
 from npu_kernels._laws.series.profile import distances
-from npu_kernels._laws.series.sensitivity import Shape, flow
+from npu_kernels._laws.series.sensitivity import IMPLICIT, Shape, flow
 from npu_kernels._laws.series.verdict import Verdict, judged
+from npu_kernels._time_loop import inputs as known
+from npu_kernels._time_loop.inputs import Inputs
 from npu_kernels.layers import NAU, RealNPU
 
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ class SeriesFit:
     Attributes:
         model: ``RealNPU(D, n) -> NAU(n, D)`` in float64, for `rollout`.
         names: of the D states.
+        input_names: of the known inputs.
         u0: the states at the first times ``[S, D]``.
         score: Root mean square of the residuals over the standard deviation of the measurements,
             with columns weighted equally; in logarithms where errors are relative.
@@ -77,7 +81,7 @@ class SeriesFit:
         unidentified: parameters, and sets of them, that the data do not tell.
         complete: False after Ctrl-C.
         seconds: of time that the fit took.
-        step: the longest step of time in the fit.
+        step: the longest step of time in the fit by rk4.
         data: the series.
         law: the law as a vector in scaled units.
         free: the same law with its fractions as free numbers.
@@ -87,6 +91,7 @@ class SeriesFit:
 
     model: nn.Sequential
     names: tuple[str, ...]
+    input_names: tuple[str, ...]
     u0: Tensor
     score: float
     sigma: Tensor | None
@@ -110,6 +115,11 @@ class SeriesFit:
         assert isinstance(nau, NAU)
         return power.weight_re.detach().unsqueeze(0), nau.weight.detach().unsqueeze(0)
 
+    @property
+    def method(self) -> str:
+        """The method of integration: "rk4", or "kvaerno5" for a stiff law."""
+        return self.law.problem.method
+
     # ---- the equation --------------------------------------------------------------------------
 
     @property
@@ -117,10 +127,11 @@ class SeriesFit:
         """The law as a `npu_kernels.formula.Formula`, in text one line per state. Needs sympy."""
         from npu_kernels.formula import read
 
-        flags = zip(self.names, self.data.positive.tolist(), strict=True)
+        names = *self.names, *self.input_names
+        flags = zip(names, self.data.positive.tolist(), strict=True)
         positive = [name for name, is_positive in flags if is_positive]
         outputs = [f"{name}'" for name in self.names]
-        return read(self.model, self.names, outputs=outputs, positive=positive)
+        return read(self.model, names, outputs=outputs, positive=positive)
 
     def sympy(self) -> tuple[Any, ...]:
         """The right-hand sides as sympy expressions, one for each state."""
@@ -191,11 +202,12 @@ class SeriesFit:
     # ---- predictions ---------------------------------------------------------------------------
 
     @torch.no_grad()
-    def predict(self, t: Any, u0: Any = None, series: int = 0) -> Any:
+    def predict(self, t: Any, u0: Any = None, series: int = 0, inputs: Any = None) -> Any:
         """Return the states ``[M, D]`` at times t ``[M]``, in any order: of the kind of t.
 
         u0: the states ``[D]`` at the earliest of these times; None: the trajectory of one of the
-        series that were fitted. series: its index.
+        series that were fitted. series: its index. inputs: as in `fit`, where the law has some;
+        None: those of this series.
         """
         times = tensor("predict", "t", t)
         if times.dim() != 1 or not len(times) or not times.isfinite().all():
@@ -212,28 +224,80 @@ class SeriesFit:
                 raise ValueError(
                     f"predict: u0 must be finite of shape ({len(self.names)},), got {u0!r}"
                 )
+        table = self._inputs(inputs, series)
         after, states = times >= first, times.new_empty(len(times), len(self.names))
         for part, order in ((after, 1.0), (~after, -1.0)):
             index = part.nonzero().squeeze(1)
             index = index[(order * times[index]).argsort(stable=True)]
-            states[index] = self._along(start, torch.cat([times.new_tensor([first]), times[index]]))
+            path = torch.cat([times.new_tensor([first]), times[index]])
+            states[index] = self._path(start, path, table)
         return states if isinstance(t, Tensor) else states.numpy()
 
-    def _along(self, u: Tensor, times: Tensor) -> Tensor:
+    def _inputs(self, inputs: Any, series: int) -> Inputs | None:
+        """Return the inputs of a prediction, None for a law without any."""
+        if not self.input_names:
+            if inputs is not None:
+                raise ValueError("predict: inputs must be None for a law without inputs")
+            return None
+        if inputs is None:
+            times = self.data.times[series]
+            is_new = torch.cat([times.new_ones(1), times.diff()]) > 0
+            return Inputs(times[is_new], self.data.values[series, is_new, len(self.names) :])
+        (table,) = read_inputs(inputs, 1, "predict")
+        if table.values.shape[1] != len(self.input_names):
+            raise ValueError(
+                f"predict: inputs must have {len(self.input_names)} columns, "
+                f"{', '.join(self.input_names)}, got {table.values.shape[1]}"
+            )
+        return table
+
+    def _path(self, u: Tensor, times: Tensor, table: Inputs | None) -> Tensor:
         """Return the states at all times but the first, from the state u at the first."""
         exponents, coefficients = self.weights()
-        states, u = [], u.unsqueeze(0)
-        for length in times.diff():
-            steps = math.ceil(abs(float(length)) / self.step - 1e-9)
+        if table is None:
+            return self._along(exponents, coefficients, u, times)[1:]
+        distinct, index = times.unique_consecutive(return_inverse=True)
+        if len(distinct) < 2:
+            return u.expand(len(times) - 1, -1)
+
+        def solve(piece: known.Piece, state: Tensor) -> Tensor:
+            weights = known.driven((exponents, None, None, coefficients), piece.slope, False)
+            begin = known.with_inputs(state, piece.first)
+            return self._along(weights[0], weights[3], begin, piece.times)[:, : len(self.names)]
+
+        return known.along(known.pieces("predict", table, distinct), u, solve)[index][1:]
+
+    def _along(self, exponents: Tensor, coefficients: Tensor, u: Tensor, times: Tensor) -> Tensor:
+        """Return the states at all times from the state u at the first, for a law's weights."""
+        problem = self.law.problem
+        size, time = torch.ones_like(u), 1.0
+        if self.method == IMPLICIT:  # the tolerance is one of scaled states
+            size, time = problem.data.size, problem.data.time
+            products = torch.exp(exponents @ size.log()).unsqueeze(-2)
+            coefficients = coefficients * products * time / size.unsqueeze(-1)
+        states = [u.unsqueeze(0) / size]
+        for length in times.diff() / time:
+            steps = problem.steps
+            if self.method != IMPLICIT:
+                steps = math.ceil(abs(float(length)) / self.step - 1e-9)
             if steps > MAX_PREDICTION_STEPS:
                 raise ValueError(
                     f"predict: t must be within {MAX_PREDICTION_STEPS} steps of {self.step:g}, "
                     f"got {times.tolist()}"
                 )
             if steps:
-                u = flow(exponents, coefficients, u, length.reshape(1), steps)[:, -1]
-            states.append(u[0])
-        return torch.stack(states) if states else u.new_empty(0, u.shape[1])
+                path = flow(
+                    exponents,
+                    coefficients,
+                    states[-1],
+                    length.reshape(1),
+                    steps,
+                    method=self.method,
+                )
+                states.append(path[:, -1])
+            else:
+                states.append(states[-1])
+        return torch.cat(states) * size
 
     def plot(self) -> Any:
         """A matplotlib figure: measured points and the law's curves, one panel for each state."""
@@ -270,6 +334,8 @@ class SeriesFit:
         lines.append(
             f"Residuals {kind}are {self.score:.2g} of the measurements' standard deviation."
         )
+        if self.method == IMPLICIT:
+            lines.append("The law is stiff: its trajectories are those of implicit steps.")
         lines.append(f"Verdict: {self.verdict}")
         if self.sigma is not None and self.verdict.good:
             unit = " of the value" if self.data.relative else ""
@@ -278,7 +344,7 @@ class SeriesFit:
             ]
             parts = [f"{name} {float(sigma):.3g}{unit}" for name, sigma in pairs]
             lines.append(f"Errors of the measurements, estimated: {', '.join(parts)}.")
-        observed = zip(self.names, self.data.observed.tolist(), strict=True)
+        observed = zip(self.names, self.data.observed.tolist(), strict=False)
         hidden = [name for name, seen in observed if not seen]
         if hidden:
             lines.append(f"Not measured: {', '.join(hidden)}.")
@@ -328,14 +394,15 @@ def finished(
     raw = _coefficients(law, rates)
     used = (raw != 0).any(0)
     used[0] |= not used.any()
+    count = len(data.names) - data.inputs
     model = nn.Sequential(
         RealNPU(len(data.names), int(used.sum()), dtype=torch.float64),
-        NAU(int(used.sum()), len(data.names), clip=False, dtype=torch.float64),
+        NAU(int(used.sum()), count, clip=False, dtype=torch.float64),
     )
     with torch.no_grad():
         model[0].weight_re.copy_(exponents[used])  # type: ignore[operator]
         model[0].gate.copy_((exponents[used] != 0).any(0))  # type: ignore[operator]
-        model[1].weight.copy_(raw[:, used])  # type: ignore[operator]
+        model[1].weight.copy_(raw[:count, used])  # type: ignore[operator]
     number = (used.cumsum(0) - 1).tolist()
     estimates, blind = _estimates(law, free, number)
     residuals, seen = law.residuals(), scaled.seen
@@ -349,10 +416,11 @@ def finished(
     lengths = data.lengths
     return SeriesFit(
         model=model,
-        names=data.names,
-        u0=u0,
+        names=data.names[:count],
+        input_names=data.names[count:],
+        u0=u0[:, :count],
         score=math.sqrt(sum(part**2 for part in score) / max(len(score), 1)),
-        sigma=None if data.has_sigma else torch.where(data.observed, sigma, math.nan),
+        sigma=None if data.has_sigma else torch.where(data.observed, sigma, math.nan)[:count],
         bic=law.criterion(),
         degrees=int(seen.sum()) - int(free.free.sum()),
         estimates=tuple(estimates),
@@ -442,7 +510,11 @@ def _names(law: Law, number: list[int]) -> list[str]:
     texts = [f"exponent of {data.names[i]} in term {number[k] + 1}" for k in terms for i in states]
     columns = _columns(law)
     rates = [f"{name}'" for name in data.names]
-    if columns is not None:
+    fitted = shape.states - shape.inputs
+    is_tied = columns is not None and not torch.equal(columns[:fitted], torch.eye(fitted).double())
+    if columns is None or not is_tied:
+        rates = rates[:fitted]
+    else:
         rates = [label(column.tolist(), data.names) for column in columns.T]
     for rate in rates:
         for k in terms:

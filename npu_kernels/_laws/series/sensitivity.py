@@ -10,18 +10,22 @@ beginning. The chain rule along the nodes joins them to the derivatives of the t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from npu_kernels._laws.series.data import Series
+from npu_kernels._time_loop import adaptive, methods
+from npu_kernels._time_loop import inputs as known
 from npu_kernels._time_loop.loop import Loop, by_fast_path, run
-from npu_kernels._time_loop.methods import METHODS
 from npu_kernels.reference import CLIP
 
-RK4, EPSILON = METHODS["rk4"], torch.finfo(torch.float64).eps
+FIXED, IMPLICIT = "rk4", methods.IMPLICIT
+RK4, EPSILON = methods.METHODS[FIXED], torch.finfo(torch.float64).eps
 SAME_DISTANCE = 1e-9  # relative difference of distances in time that count as equal
+IMPLICIT_TOLERANCE = 1e-3  # of implicit steps, where explicit ones would be one from node to node
+MAX_IMPLICIT_STEPS = 10_000  # that a trajectory may try
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Shape:
     integer: Tensor | None = None  # [D], the states whose exponents are whole numbers
     fixed: int = 0  # the first terms, whose exponents stay
     signs: Tensor | None = None  # [R, h] of rates: 1 for not below 0, -1 for not above 0, 0
+    inputs: int = 0  # the last states, which no equation has
 
     @property
     def rates(self) -> int:
@@ -93,20 +98,43 @@ def flow(
     lengths: Tensor | float,
     steps: int,
     stretches: int = 1,
+    method: str = FIXED,
 ) -> Tensor:
     """Return the states ``[L, stretches + 1, D]`` of laws from ``u [L, D]`` on.
 
     exponents ``[L, h, D]``, coefficients ``[L, D, h]``. lengths: of the stretches, ``[L]`` or one
-    number. steps: of a stretch.
+    number. steps: of a stretch. method: `FIXED`, or `IMPLICIT`, whose tolerance is that of so
+    many steps: its states are nan from where it does not get on.
     """
     if isinstance(lengths, Tensor):
-        coefficients, dt = coefficients * lengths[:, None, None], 1 / steps
-    else:
-        dt = lengths / steps
+        coefficients, lengths = coefficients * lengths[:, None, None], 1.0
+    if method == IMPLICIT:
+        times = lengths * torch.arange(stretches + 1, dtype=torch.float64)
+        return stiff_flow(exponents, coefficients, u, times, steps)
+    dt = lengths / steps
     loop = Loop(RK4, steps * stretches, dt, EPSILON, CLIP, False, "full", False, False)
     weights = exponents, None, None, coefficients
     states = (by_fast_path(loop, u, weights) or run(loop, u, weights))[0]
     return states[:, ::steps]
+
+
+def stiff_flow(
+    exponents: Tensor, coefficients: Tensor, u: Tensor, times: Tensor, steps: int
+) -> Tensor:
+    """Return the states ``[L, M, D]`` of laws by implicit steps at times ``[M]``; see `flow`.
+
+    Times may be repeated.
+    """
+    distinct, index = times.unique_consecutive(return_inverse=True)
+    if len(distinct) < 2:
+        return u.unsqueeze(1).expand(-1, len(times), -1)
+    tolerance = IMPLICIT_TOLERANCE / steps ** methods.ALL[IMPLICIT].order
+    bounds = MAX_IMPLICIT_STEPS, MAX_IMPLICIT_STEPS + 1
+    call = adaptive.Call(
+        IMPLICIT, tolerance, tolerance, *bounds, EPSILON, CLIP, False, "full", False
+    )
+    weights = exponents, None, None, coefficients
+    return adaptive.run(call, distinct, u, weights)[0][:, index]
 
 
 @dataclass(frozen=True)
@@ -116,6 +144,7 @@ class Trajectories:
     data: Series
     shape: Shape
     steps: int  # of Runge and Kutta, from node to node
+    method: str = field(default=FIXED, kw_only=True)
 
     def first(self, nodes: int) -> Trajectories:
         return replace(self, data=self.data.first(nodes))
@@ -134,18 +163,33 @@ class Trajectories:
         coefficients = self.shape.coefficients(rates)
         models, series, d = u.shape
         lengths, u = self.data.lengths, u.reshape(-1, d)
-        exponents, coefficients = _repeated(exponents, series), _repeated(coefficients, series)
-        if torch.allclose(lengths, lengths[:1, :1], rtol=SAME_DISTANCE, atol=0):  # one call
+        laws = _repeated(exponents, series), _repeated(coefficients, series)
+        same = not self.data.inputs  # the law is that in each stretch
+        if same and torch.allclose(lengths, lengths[:1, :1], rtol=SAME_DISTANCE, atol=0):
             mean = float(lengths.mean())
-            path = flow(exponents, coefficients, u, mean, self.steps, lengths.shape[1])
+            path = flow(*laws, u, mean, self.steps, lengths.shape[1], self.method)
+        elif same and self.method == IMPLICIT and bool((lengths == lengths[:1]).all()):
+            path = stiff_flow(*laws, u, self.data.times[0], self.steps)
         else:
-            states = [u]
-            for column in lengths.unbind(1):
-                distances = column.repeat(models)
-                path = flow(exponents, coefficients, states[-1], distances, self.steps)
-                states.append(path[:, -1])
-            path = torch.stack(states, 1)
+            path = self._by_stretches(*laws, u, models)
         return path.view(models, series, -1, d)
+
+    def _by_stretches(
+        self, exponents: Tensor, coefficients: Tensor, u: Tensor, models: int
+    ) -> Tensor:
+        """Return the states ``[K S, M, D]``, a call for each stretch."""
+        distances, slopes, states = self.data.lengths.repeat(models, 1), self.data.slopes, [u]
+        if slopes is not None:
+            slopes = slopes.repeat(models, 1, 1)
+            exponents, coefficients = driven(exponents, coefficients, slopes[:, 0])
+        for number, column in enumerate(distances.unbind(1)):
+            if slopes is not None:
+                coefficients = coefficients.clone()
+                coefficients[:, -self.data.inputs :, -1] = slopes[:, number]
+            laws = exponents, coefficients
+            path = flow(*laws, states[-1], column, self.steps, method=self.method)
+            states.append(path[:, -1])
+        return torch.stack(states, 1)
 
     def compare(self, states: Tensor) -> Tensor:
         """Return weighted residuals ``[K, S M D]``, 0 where nothing was measured."""
@@ -161,7 +205,7 @@ class Trajectories:
         states, data, shape = self.states(x), self.data, self.shape
         models, series, nodes, d = states.shape
         begin = states[:, :, :-1].reshape(-1, d)
-        _, for_law, for_u = derivatives(shape, x, begin, data.lengths, self.steps)
+        _, for_law, for_u = derivatives(shape, x, begin, data, self.steps, self.method)
         local = chained(for_law, for_u)  # [K, S, M, D, weights + D]
         if data.relative:
             local = local / states.unsqueeze(-1)
@@ -244,6 +288,7 @@ class Stretches:
     shape: Shape
     steps: int  # from node to node
     smooth: Tensor  # [S, M, D]
+    method: str = field(default=FIXED, kw_only=True)
 
     def lanes(self, index: Tensor) -> Stretches:
         """Return the problem of some of the K laws: for all laws it is the same."""
@@ -260,17 +305,27 @@ class Stretches:
         begin = self.smooth[:, :-1].reshape(-1, self.shape.states).repeat(models, 1)
         count = lengths.numel()
         lanes = _repeated(exponents, count), _repeated(coefficients, count)
-        states = flow(*lanes, begin, lengths.flatten().repeat(models), self.steps)[:, -1]
+        if (slopes := self.data.slopes) is not None:
+            lanes = driven(*lanes, slopes.flatten(0, 1).repeat(models, 1))
+        distances = lengths.flatten().repeat(models)
+        states = flow(*lanes, begin, distances, self.steps, method=self.method)[:, -1]
         return self._residuals(states.view(models, *lengths.shape, -1))
 
     def jacobian(self, x: Tensor) -> tuple[Tensor, Tensor]:
         lengths, models, d = self.data.lengths, len(x), self.shape.states
         begin = self.smooth[:, :-1].reshape(-1, d).repeat(models, 1)
-        states, for_law, _ = derivatives(self.shape, x, begin, lengths, self.steps)
+        states, for_law, _ = derivatives(self.shape, x, begin, self.data, self.steps, self.method)
         for_law = torch.where((lengths > 0)[..., None, None], for_law, 0.0)
         rows = for_law.flatten(1, 3)
         for_starts = rows.new_zeros(models, rows.shape[1], self.shape.series * d)
         return self._residuals(states), torch.cat([rows, for_starts], 2)
+
+
+def driven(exponents: Tensor, coefficients: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return laws of a term more, whose inputs move by slopes ``[L, J]``."""
+    rows = coefficients[:, : coefficients.shape[1] - slopes.shape[1]]
+    weights = known.driven((exponents, None, None, rows), slopes, False)
+    return weights[0], weights[3]
 
 
 def _repeated(tensor: Tensor, count: int) -> Tensor:
@@ -279,19 +334,23 @@ def _repeated(tensor: Tensor, count: int) -> Tensor:
 
 
 def derivatives(
-    shape: Shape, x: Tensor, begin: Tensor, lengths: Tensor, steps: int
+    shape: Shape, x: Tensor, begin: Tensor, data: Series, steps: int, method: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the ends ``[K, S, M - 1, D]`` of all stretches, and their derivatives.
 
     x ``[K, N]``: the laws, for whose weights and for `begin` the derivatives are.
     """
     exponents, rates, _ = shape.split(x)
+    lengths, slopes = data.lengths, data.slopes
     models, count, d = len(x), lengths.numel(), shape.states
     parts = [_repeated(exponents, count), _repeated(rates, count), begin]
     leaves = [part.detach().requires_grad_() for part in parts]
     with torch.enable_grad():
         coefficients, distances = shape.coefficients(leaves[1]), lengths.flatten().repeat(models)
-        end = flow(leaves[0], coefficients, leaves[2], distances, steps)[:, -1]
+        laws = leaves[0], coefficients
+        if slopes is not None:
+            laws = driven(*laws, slopes.flatten(0, 1).repeat(models, 1))
+        end = flow(*laws, leaves[2], distances, steps, method=method)[:, -1]
         sums = [end[:, i].sum() for i in range(d)]
         rows = [torch.autograd.grad(sums[i], leaves, retain_graph=i < d - 1) for i in range(d)]
     lead = (models, *lengths.shape)

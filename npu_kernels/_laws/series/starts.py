@@ -233,7 +233,7 @@ def _sets(
     values = torch.cat([_products(states, fixed), values[:, :, allowed]], 2)
     A = ((values[:, 1:] + values[:, :-1]) / 2 * lengths.unsqueeze(2)).cumsum(1).flatten(0, 1)
     A = A / A.norm(dim=0).clamp(min=1e-300)
-    Y = (states[:, 1:] - states[:, :1]).flatten(0, 1)
+    Y = (states[:, 1:] - states[:, :1]).flatten(0, 1)[:, : shape.states - shape.inputs]
     Y = Y / Y.norm(dim=0).clamp(min=1e-300)
     ranking = (A.mT @ Y).square().sum(1).argsort(descending=True, stable=True)
     singles = [(*first, k) for k in ranking.tolist() if k not in first]

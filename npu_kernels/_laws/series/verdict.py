@@ -111,10 +111,10 @@ def judged(law: Law, degrees: int, unidentified: int, names: tuple[str, ...]) ->
     elif degrees < FEW_DEGREES:
         remarks.append(f"Degrees of freedom: {degrees}. Nearly any law would fit.")
     rows = law.problem.shape.coefficients(law.problem.shape.split(law.x)[1])
-    still = [name for name, row in zip(names, rows, strict=True) if not row.any()]
+    still = [name for name, row in zip(names, rows, strict=False) if not row.any()]
     if still:
         remarks.append(f"The law says that {', '.join(still)} {_do(still)} not change.")
-    constant = [name for name, fixed in zip(names, data.constant.tolist(), strict=True) if fixed]
+    constant = [name for name, fixed in zip(names, data.constant.tolist(), strict=False) if fixed]
     if constant:
         text = f"The series have one value of {', '.join(constant)}"
         remarks.append(f"{text}: the data tell nothing of what depends on it.")

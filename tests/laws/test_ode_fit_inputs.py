@@ -1,0 +1,183 @@
+"""`ode.fit` with inputs: known columns as factors of the products."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import NAU, RealNPU, ode
+from npu_kernels._laws.series.data import read
+from npu_kernels._laws.series.inputs import read as read_inputs
+from npu_kernels._laws.series.inputs import with_inputs
+from npu_kernels._laws.series.known import read_known
+from npu_kernels._laws.series.sensitivity import FIXED, IMPLICIT, Stretches, Trajectories
+from tests.support.time_series import noise, numbers
+
+pytest.importorskip("scipy.optimize", reason="scipy is not installed")
+
+KNOTS = torch.linspace(0, 12, 25, dtype=torch.float64)
+T = torch.linspace(0, 10, 25, dtype=torch.float64)
+
+
+def models(states: int, inputs: int, terms: int, starts: int | None = None) -> nn.Sequential:
+    return nn.Sequential(
+        RealNPU(states + inputs, terms, num_models=starts), NAU(terms, states, num_models=starts)
+    )
+
+
+def law(exponents: list[list[float]], coefficients: list[list[float]]) -> nn.Sequential:
+    """Return the law as a model whose exponents stay."""
+    states, terms = len(coefficients), len(exponents)
+    model = nn.Sequential(RealNPU(len(exponents[0]), terms), NAU(terms, states, clip=False))
+    model = model.double()
+    with torch.no_grad():
+        model[0].weight_re.copy_(torch.tensor(exponents))  # type: ignore[operator]
+        model[0].gate.fill_(1)  # type: ignore[operator]
+        model[1].weight.copy_(torch.tensor(coefficients))  # type: ignore[operator]
+    model[0].requires_grad_(False)
+    return model
+
+
+def solution(model: nn.Sequential, u0: Tensor, inputs: Any, t: Tensor = T) -> Tensor:
+    with torch.no_grad():
+        path = ode.rollout(model, u0, t=t, inputs=inputs, rtol=1e-10, atol=1e-12)
+    assert isinstance(path, Tensor)
+    return path
+
+
+def test_a_forced_decay_is_found() -> None:
+    """``x' = -0.7 x + 1.3 v``, where v is switched on and off."""
+    true = law([[1, 0], [0, 1]], [[-0.7, 1.3]])
+    dose = numbers(0, 1, 1.2, 4, 4.2, 7, 7.2, 12), numbers(1, 1, 0.1, 0.1, 2, 2, 0.1, 0.1)
+    u = noise(solution(true, numbers(0.5), dose), 0.01)
+    result = ode.fit(models(1, 1, 2, 4), T, u, inputs=dose, names=["x", "v"])
+    assert result.names == ("x",)
+    assert result.input_names == ("v",)
+    (equation,) = str(result.equation).splitlines()
+    assert equation.startswith("x' = ")
+    weights = {
+        tuple(row): weight
+        for row, weight in zip(
+            result.model[0].weight_re.tolist(), result.model[1].weight[0].tolist(), strict=True
+        )
+    }
+    assert weights.keys() == {(1.0, 0.0), (0.0, 1.0)}
+    assert weights[1.0, 0.0] == pytest.approx(-0.7, rel=0.05)
+    assert weights[0.0, 1.0] == pytest.approx(1.3, rel=0.05)
+    assert result.verdict.good
+    low, high = next(
+        (one.low, one.high) for one in result.intervals() if one.name == "coefficient of v in x'"
+    )
+    assert low < 1.3 < high
+    # Predictions: of the series, and of another start under another dose.
+    torch.testing.assert_close(
+        result.predict(T), solution(true, numbers(0.5), dose), rtol=0.05, atol=0.02
+    )
+    other = numbers(0, 12), numbers(0, 1)
+    torch.testing.assert_close(
+        result.predict(T, u0=[2.0], inputs=other),
+        solution(true, numbers(2.0), other),
+        rtol=0.05,
+        atol=0.02,
+    )
+    assert "v" not in [line for line in result.report().splitlines() if "Not measured" in line]
+
+
+def test_seasonal_predators_and_prey_are_found() -> None:
+    """``x' = x v - 0.6 x y``, ``y' = 0.5 x y - 0.8 y``, with a growth v of the seasons."""
+    true = law([[1, 0, 1], [1, 1, 0], [0, 1, 0]], [[1, -0.6, 0], [0, 0.5, -0.8]])
+    season = KNOTS, 1.2 + 0.8 * torch.sin(2 * math.pi * KNOTS / 4)
+    t = torch.linspace(0, 10, 31, dtype=torch.float64)
+    u = solution(true, numbers(2, 1), season, t)
+    result = ode.fit(
+        models(2, 1, 3, 6), t, u, inputs=season, names=["x", "y", "v"], integer_exponents=True
+    )
+    assert str(result.equation) == "x' = 1.0*v*x - 0.6*x*y\ny' = 0.5*x*y - 0.8*y"
+    torch.testing.assert_close(result.predict(t), u, rtol=1e-4, atol=1e-4)
+
+
+def test_inputs_of_each_series_and_a_known_form() -> None:
+    """Two series with doses and times of their own; numbers of a law of known form."""
+    true = law([[1, 0], [0, 1]], [[-0.7, 1.3]])
+    doses = [(KNOTS[::3], torch.sin(KNOTS[::3])), (numbers(0, 5, 12), numbers(1, 0, 2))]
+    times = [T[::2], T[:15] ** 1.2]
+    u = [solution(true, numbers(1), dose, t) for dose, t in zip(doses, times, strict=True)]
+    guess = law([[1, 0], [0, 1]], [[-0.3, 0.6]])
+    result = ode.fit(guess, times, u, inputs=doses, start="model", names=["x"])
+    torch.testing.assert_close(
+        result.model[1].weight.detach(), true[1].weight.detach(), rtol=1e-4, atol=0
+    )
+    assert result.input_names == ("v0",)
+    torch.testing.assert_close(result.predict(times[1], series=1), u[1], rtol=1e-4, atol=1e-5)
+    stiff = ode.fit(guess, times, u, inputs=doses, start="model", names=["x"], method="kvaerno5")
+    torch.testing.assert_close(stiff.predict(times[1], series=1), u[1], rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_beside_one_rate_in_two_equations() -> None:
+    """Contacts change with the season: one rate takes from S what it gives to I."""
+    season = KNOTS[::4], 1 + 0.5 * torch.sin(KNOTS[::4])
+    true = law([[1, 1, 1], [0, 1, 0]], [[-0.9, 0], [0.9, -0.3]])
+    t = T[::2]
+    u = solution(true, numbers(1, 0.1), season, t)
+    guess = law([[1, 1, 1], [0, 1, 0]], [[-0.6, 0], [0.6, -0.5]])
+    result = ode.fit(
+        guess, t, u, inputs=season, names=["S", "I", "season"], start="model", simplify=False,
+        stoichiometry=[[-1, 0], [1, -1]],
+    )  # fmt: skip
+    values = {one.name: one.value for one in result.estimates[:2]}
+    assert values == {
+        "coefficient of S*I*season in S -> I": pytest.approx(0.9, rel=1e-4),
+        "coefficient of I in I ->": pytest.approx(0.3, rel=1e-4),
+    }
+
+
+@pytest.mark.parametrize("method", [FIXED, IMPLICIT])
+def test_jacobians_with_inputs(method: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    u = torch.rand(5, 2, generator=generator, dtype=torch.float64) + 0.5
+    t = numbers(0, 0.3, 1, 1.2, 2)
+    data = read([t, t[:4] + 1], [u, u[:4]], "fit", None, None, None, 2)
+    inputs = numbers(0, 0.7, 1.5, 3), numbers(1, 2, 0.5, 1)
+    data = with_inputs(data, read_inputs(inputs, 2), ["v"]).scaled()
+    known = read_known(None, False, None, None, None, "any", data.names, 3, True, 1)
+    shape = known.shape(3, data)
+    assert shape.rates == 2
+    x = 0.5 * torch.rand(2, shape.size, generator=generator, dtype=torch.float64) + 0.2
+    starts = torch.cat([data.values[:, 0, :2] + 1, data.values[:, 0, 2:]], 1)
+    x[:, shape.weights :] = starts.flatten()
+    for problem in (
+        Trajectories(data, shape, 16, method=method),
+        Stretches(data, shape, 16, data.values + 1, method=method),
+    ):
+        r, jacobian = problem.jacobian(x)
+        torch.testing.assert_close(r, problem.residual(x))
+        columns = [
+            (problem.residual(x + 1e-6 * e) - problem.residual(x - 1e-6 * e)) / 2e-6
+            for e in torch.eye(shape.size)
+        ]
+        torch.testing.assert_close(jacobian, torch.stack(columns, -1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"inputs": KNOTS}, TypeError, r"inputs must be a pair \(times, values\), got Tensor"),
+        ({"inputs": (KNOTS[:3], KNOTS[:3])}, ValueError, "inputs must cover all times, 0 to 10, got"),
+        ({"inputs": [(KNOTS, KNOTS)] * 3}, ValueError,
+         "inputs must be .* a list of 1 such pairs, one for each series, got 3"),
+        ({"inputs": (KNOTS, KNOTS.expand(2, -1).T)}, ValueError,
+         r"model must map D \+ 2 \(states and inputs\) to h to D features"),
+    ],
+)  # fmt: skip
+def test_errors(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match="^ode.fit: " + message):
+        ode.fit(models(1, 1, 2), T, T + 1, **options)
+
+
+def test_a_law_without_inputs_takes_none() -> None:
+    t, model = torch.linspace(0, 4, 20, dtype=torch.float64), models(1, 0, 1)
+    result = ode.fit(model, t, 1 / (1 + 0.5 * t))
+    with pytest.raises(ValueError, match="predict: inputs must be None for a law without inputs"):
+        result.predict(t, inputs=(KNOTS, KNOTS))

@@ -1,0 +1,138 @@
+"""Time loops with inputs: known columns that are linear between their times."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import NAU, NPU, RealNPU, ode
+
+A, B = 0.8, 1.5
+KNOTS = torch.tensor([0.0, 0.5, 1.25, 3.0], dtype=torch.float64)
+VALUES = torch.tensor([1.0, 2.0, 0.5, 0.5], dtype=torch.float64)
+T = torch.tensor([0.0, 0.2, 0.5, 0.9, 2.0], dtype=torch.float64)
+
+
+def forced() -> nn.Sequential:
+    """Return ``x' = -A x + B v``."""
+    model = nn.Sequential(RealNPU(2, 2), NAU(2, 1, clip=False)).double()
+    with torch.no_grad():
+        model[0].weight_re.copy_(torch.eye(2))  # type: ignore[operator]
+        model[0].gate.fill_(1)  # type: ignore[operator]
+        model[1].weight.copy_(torch.tensor([[-A, B]]))  # type: ignore[operator]
+    return model
+
+
+def linear_response(u0: Tensor, t: Tensor, values: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return the exact x of ``x' = -a x + b v``, ``x(t[0]) = u0``, at times t ``[M]``."""
+
+    def integral(begin: Tensor, end: Tensor, at: Tensor, k: int) -> Tensor:
+        """Integrate exp(-a (at - s)) v(s) over a part of the piece k."""
+        slope = (values[k + 1] - values[k]) / (KNOTS[k + 1] - KNOTS[k])
+
+        def primitive(s: Tensor) -> Tensor:
+            v = values[k] + slope * (s - KNOTS[k])
+            return (-a * (at - s)).exp() * (v / a - slope / a**2)
+
+        return primitive(end) - primitive(begin)
+
+    states = []
+    for at in t:
+        total = u0 * (-a * (at - t[0])).exp()
+        for k in range(len(KNOTS) - 1):
+            begin = t[0] if t[0] >= KNOTS[k] else KNOTS[k]
+            end = at if at <= KNOTS[k + 1] else KNOTS[k + 1]
+            if begin < end:
+                total = total + b * integral(begin, end, at, k)
+        states.append(total)
+    return torch.stack(states, -1).unsqueeze(-1)
+
+
+@pytest.mark.parametrize("begin", [0.0, 0.3])
+@pytest.mark.parametrize("method", ["tsit5", "dopri5", "kvaerno5", "auto", "any", "any kvaerno5"])
+def test_the_response_to_an_input_is_exact(method: str, begin: float) -> None:
+    """For states and all gradients: of the start, the model, the times, and the inputs."""
+    model, u0 = forced(), torch.tensor([[0.5], [2.0]], dtype=torch.float64, requires_grad=True)
+    values, t = VALUES.clone().requires_grad_(), (T + begin).requires_grad_()
+    options: dict[str, Any] = {"t": t, "inputs": (KNOTS, values), "rtol": 1e-10, "atol": 1e-12}
+    if method.startswith("any"):
+        pytest.importorskip("torchdiffeq")
+        options["method"] = "kvaerno5" if "kvaerno5" in method else "dopri5"
+        path = ode.rollout_any(model, u0, **options)
+    else:
+        path = ode.rollout(model, u0, method=method, **options)
+    coefficients = model[1].weight
+    exact = linear_response(u0[:, 0], t, values, -coefficients[0, 0], coefficients[0, 1])
+    torch.testing.assert_close(path, exact, rtol=1e-7, atol=1e-8)
+    leaves = [u0, coefficients, values, t]
+    ours = torch.autograd.grad(path.square().sum(), leaves)
+    for gradient, true in zip(ours, torch.autograd.grad(exact.square().sum(), leaves), strict=True):
+        torch.testing.assert_close(gradient, true, rtol=1e-6, atol=1e-6)
+
+
+def test_fixed_steps_with_their_slopes() -> None:
+    model, u0 = forced(), torch.tensor([0.5], dtype=torch.float64)
+    path, slopes = ode.rollout(
+        model, u0, steps=24, dt=0.125, method="rk4", inputs=(KNOTS, VALUES), derivatives=True
+    )
+    t = torch.arange(25, dtype=torch.float64) / 8
+    exact = linear_response(u0, t, VALUES, torch.tensor(A), torch.tensor(B)).squeeze(0)
+    torch.testing.assert_close(path, exact, rtol=1e-5, atol=1e-6)
+    v = torch.from_numpy(np.interp(t, KNOTS, VALUES)).unsqueeze(1)
+    torch.testing.assert_close(slopes, -A * path + B * v)
+    said = r"inputs must have their times at steps of dt=0.3 with method 'rk4', got 0.5; t="
+    with pytest.raises(ValueError, match="^rollout: " + said):
+        ode.rollout(model, u0, steps=10, dt=0.3, method="rk4", inputs=(KNOTS, VALUES))
+
+
+def test_models_starts_falling_times_and_clipped_weights() -> None:
+    """K models at once are each alone, backwards in time they come back."""
+    torch.manual_seed(0)
+    model = nn.Sequential(NPU(4, 3, num_models=3), NAU(3, 2, num_models=3)).double()
+    with torch.no_grad():
+        model[0].weight_re.abs_().mul_(0.3)  # type: ignore[operator]
+        model[0].weight_im.mul_(0.1)  # type: ignore[operator]
+        model[1].weight.abs_()[:, 0, 0] = 1.5  # type: ignore[operator,index]
+    u0 = torch.rand(3, 5, 2, dtype=torch.float64) + 0.5
+    inputs = KNOTS, torch.stack([VALUES, VALUES.flip(0)], 1)
+    options: dict[str, Any] = {"inputs": inputs, "rtol": 1e-9, "atol": 1e-11}
+    path, statistics = ode.rollout(model, u0, t=T, statistics=True, **options)
+    assert path.shape == (3, 5, 5, 2)
+    assert statistics.accepted.shape == (3, 5)
+    single = nn.Sequential(NPU(4, 3), NAU(3, 2)).double()
+    state = {name: weight[1] for name, weight in model.state_dict().items()}
+    single.load_state_dict(state)
+    torch.testing.assert_close(ode.rollout(single, u0[1, 2], t=T, **options), path[1, 2])
+    back = ode.rollout(model, path[:, :, -1].detach(), t=T.flip(0), **options)
+    torch.testing.assert_close(back.flip(2), path, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error", "message"),
+    [
+        (VALUES, TypeError, r"inputs must be a pair \(times, values\), got Tensor"),
+        ((KNOTS, "up"), TypeError, r"inputs' values must be numbers, got 'up'"),
+        ((KNOTS, VALUES[:2]), ValueError, r"inputs must be times \(T,\) .*, got shapes \(4,\) and \(2, 1\)"),
+        ((KNOTS.flip(0), VALUES), ValueError, "inputs must have times that are finite and rise"),
+        ((KNOTS, VALUES / 0), ValueError, "inputs must have finite values"),
+        ((KNOTS[:3], VALUES[:3]), ValueError, "inputs must cover all times, 0 to 2, got 0 to 1.25"),
+    ],
+)  # fmt: skip
+def test_errors(inputs: Any, error: type[Exception], message: str) -> None:
+    u0 = torch.ones(1, dtype=torch.float64)
+    with pytest.raises(error, match="^rollout: " + message):
+        ode.rollout(forced(), u0, t=T, inputs=inputs)
+    with pytest.raises(error, match="^rollout_any: " + message):
+        ode.rollout_any(forced(), u0, t=T, inputs=inputs, method="kvaerno5")
+
+
+def test_models_that_do_not_fit() -> None:
+    u0, inputs = torch.ones(1, dtype=torch.float64), (KNOTS, VALUES)
+    with pytest.raises(ValueError, match=r"model must map D \+ 2 \(states and inputs\) to h to D"):
+        ode.rollout(forced(), u0, t=T, inputs=(KNOTS, VALUES.expand(2, -1).T))
+    with pytest.raises(ValueError, match=r"u0 must have last dimension 1 .* got shape \(2,\)"):
+        ode.rollout(forced(), u0.expand(2), t=T, inputs=inputs)
+    with pytest.raises(ValueError, match="error must be False beside inputs, got True"):
+        ode.rollout(forced(), u0, steps=2, dt=0.25, method="rk4", error=True, inputs=inputs)
