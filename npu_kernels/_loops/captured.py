@@ -135,7 +135,10 @@ class _Inputs:
     def __init__(self, loop: Captured, rows: Tensor | None, schedules: Tensor) -> None:
         groups = loop.optimizer.param_groups
         self.all_rows, self.rows = rows, None if rows is None else rows[0].clone()
-        self.rates = _Numbers(schedules[: len(groups)], loop.x, torch.float64)
+        # torch's fused kernels read rates of float32, whatever the dtype says.
+        fused = any(group.get("fused") for group in groups)
+        rate_dtype = torch.float32 if fused else torch.float64
+        self.rates = _Numbers(schedules[: len(groups)], loop.x, rate_dtype)
         self.weights = _Numbers(schedules[len(groups) :], loop.x, loop.x.dtype)
         for group, rate in zip(groups, self.rates.values, strict=True):
             group["lr"] = rate

@@ -224,6 +224,30 @@ def test_rmsprop_with_a_rate_that_falls(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("gpu_is_played")
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_fused_with_a_rate_that_falls(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's fused kernels for CUDA read a rate on the device as float32."""
+    name = f"_fused_{kind.__name__.lower()}_"
+    original = getattr(torch, name)
+
+    def fused(*arguments: Any, lr: Any, **settings: Any) -> None:
+        if isinstance(lr, Tensor) and lr.dtype != torch.float32:
+            raise RuntimeError("expected scalar type Float but found Double")
+        original(*arguments, lr=lr, **settings)
+
+    monkeypatch.setattr(torch, name, fused)
+    results = []
+    for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
+        model = model_of(None, torch.float32)
+        optimizer = kind(model.parameters(), fused=True)
+        x, y = data(torch.float32)
+        results.append(make(model, x, y, steps=40, optimizer=optimizer, lr=lambda n: 0.01 / n))  # type: ignore[operator]
+    assert results[0].captured
+    assert "replay" in events
+    assert_same(results[0], results[1], 1e-4)
+
+
+@pytest.mark.usefixtures("gpu_is_played")
 def test_the_sequence() -> None:
     """The first step begins the state, three on a side stream, a capture, replays, each step made
     once."""

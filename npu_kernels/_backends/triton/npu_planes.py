@@ -26,6 +26,8 @@ dQ are ``grad_y y`` and ``-grad_y s`` (`npu`).
 The hi of an infinite or NaN value is that value, its lo is 0, and no scale depends on it.
 """
 
+# ruff: noqa: SIM102 (an `if` on a compile-time constant must not be merged with one on a value)
+
 from typing import NamedTuple
 
 import torch
