@@ -79,6 +79,7 @@ PLANS = {
     "sm_90": Plan(3, 64, True, 132, _OPTIONS),
     "sm_100": Plan(3, 64, True, 148, _OPTIONS),
 }
+HIGH_DEPTHS = {"sm_80": 32, "sm_90": 128, "sm_100": 64}  # with one product, at `high`
 # Triton 3.6 makes the forward without an imaginary weight spill, and longer loops for sm_100.
 _OLD_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
 _ONE_PASS = ("npu_forward", "npu_backward_x", "npu_backward_w")  # kernels that the tuner times
@@ -103,16 +104,24 @@ class use_plan:
         tuning.changed()
 
 
+def plan_for(architecture: str, precision: str) -> Plan | None:
+    """The plan of an architecture at a float32 matmul precision."""
+    plan = PLANS.get(architecture)
+    if plan is None or precision == "highest":
+        return plan
+    return plan._replace(products=1, depth=HIGH_DEPTHS[architecture])
+
+
 @functools.cache
 def _plan(device: torch.device, imaginary: bool, precision: str) -> Plan | None:
     architecture = tuning.architecture_of(device)
-    plan = PLANS.get(architecture)
+    plan = plan_for(architecture, precision)
     if plan is None or (_OLD_TRITON and (architecture == "sm_100" or not imaginary)):
         return None
     if device.type == "cuda" and not triton.knobs.runtime.interpret:
         properties = torch.cuda.get_device_properties(device)
         plan = plan._replace(programs=properties.multi_processor_count)
-    return plan._replace(products=3 if precision == "highest" else 1)
+    return plan
 
 
 def plan_of(x: Tensor, imaginary: bool, sizes: Sizes) -> Plan | None:
