@@ -301,31 +301,31 @@ def crossover(stage: Stage, item: str, emit: Emit) -> None:
 
     text, named = words(item)
     size, kernels = Size.parse(text), dispatch.triton()
+    device: Any = stage.device
     precision = named.get("precision", "highest")
     architecture = "sm_90" if stage.rehearsal else tuning.architecture_of(torch.device("cuda", 0))
+    passes = 1 if stage.rehearsal else PASSES
     plans: dict[str, Any] = {"one-pass": None}
     plan = npu_large.plan_for(architecture, precision)
     if plan is not None:
-        for depth in {plan.depth, 64} if precision != "highest" else {plan.depth}:
+        for depth in {plan.depth, npu_large.PLANS[architecture].depth}:
             plans[f"planes, depth {depth}"] = plan._replace(depth=depth)
     sample = RECORDS["npu"].sample(
         size.rows, size.inputs, size.outputs, dtype=torch.float32, device=stage.device.name
     )
-    grad_y = torch.ones_like(forward(sample, kernels)[0])
+    grad_y = torch.ones(size.rows, size.outputs, device=stage.device.name)
+    want = forward(sample.map(Tensor.double), reference)
     for label, chosen in plans.items():
         with npu_large.use_plan(chosen):
             torch.set_float32_matmul_precision(precision)
             try:
                 run = partial(_pass, kernels, sample, grad_y)
-                replay, _ = stage.device.capture(run)
+                replay, results = device.capture(run)
                 alone, graph = (
-                    1e6 * statistics.median(stage.device.seconds(call) for _ in range(PASSES))
+                    1e6 * statistics.median(device.seconds(call) for _ in range(passes))
                     for call in (run, replay)
                 )
-                error = [rms_error(y, want) for y, want in zip(
-                    forward(sample, kernels), forward(sample.map(Tensor.double), reference),
-                    strict=True,
-                )]  # fmt: skip
+                error = [rms_error(*pair) for pair in zip(results, want, strict=False)]
             finally:
                 torch.set_float32_matmul_precision("highest")
         emit({

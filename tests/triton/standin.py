@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
 
 from npu_kernels._backends import triton as backend
-from npu_kernels._backends.triton import npu, npu_large, npu_planes
+from npu_kernels._backends.triton import npu_large, npu_planes
 from npu_kernels._backends.triton.launch import Sizes
 from tests.triton.mocked import calls
 
@@ -76,9 +76,9 @@ def _sizes(ptx: str) -> list[int]:
     ]
 
 
-def listen() -> ctypes.CDLL:
+def listen() -> Any:
     """Make this process launch by the stand-in, and note every launch."""
-    library = ctypes.CDLL(os.path.join(os.environ["TRITON_LIBCUDA_PATH"], "libcuda.so.1"))
+    library: Any = ctypes.CDLL(os.path.join(os.environ["TRITON_LIBCUDA_PATH"], "libcuda.so.1"))
     triton.runtime.driver.set_active(Driver())
     kind = triton.compiler.CompiledKernel
     original = kind._init_handles
@@ -127,9 +127,9 @@ def _large(rows: int, inputs: int, outputs: int) -> tuple[list[Any], list[Any]]:
 
 
 def _step(rows: int, inputs: int, outputs: int) -> None:
-    forward, backward = _large(rows, inputs, outputs)
-    npu.npu_forward(*forward, EPS, True)
-    npu.npu_backward(*backward, EPS, False, 15)
+    (forward, backward), kernels = _large(rows, inputs, outputs), backend.launchers()
+    kernels["npu_forward"](*forward, EPS, True)
+    kernels["npu_backward"](*backward, EPS, False, 15)
 
 
 def check_parameters_of_replays() -> None:
@@ -244,7 +244,7 @@ def _microseconds(step: Callable[[], object], rounds: int = 9, repetitions: int 
     return statistics.median(times)
 
 
-def processor_times(library: ctypes.CDLL) -> dict[str, float]:
+def processor_times(library: Any) -> dict[str, float]:
     """Microseconds of processor time of a large layer's forward and backward, and a small one's."""
     library.standin_listen(ctypes.cast(None, type(library.listener)))
     times = {}

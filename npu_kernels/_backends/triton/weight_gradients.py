@@ -50,8 +50,9 @@ class Gradients:
             # Fewer rows than usual: the kernel is still the one that has sums of weights too.
             re = (other[0], self.results[1]) if need_re else None
             im = (other[0], self.results[2]) if need_im else None
-        clip = not straight_through
-        sum_partials(self.acc, re, im, x, gate, self.gate, clip, sum_weights=sum_weights)
+        sum_partials(
+            self.acc, re, im, x, gate, self.gate, clip=not straight_through, sum_weights=sum_weights
+        )
         grad_x, grad_re, grad_im, grad_gate = self.results
         return grad_x, grad_re, grad_im, grad_gate
 
