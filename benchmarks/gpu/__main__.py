@@ -31,7 +31,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "that gets copies"
     )
     add("--out", type=Path, default=ROOT / "build" / "gpu", help=folder)
-    add("--seconds", type=float, default=plan.TOTAL_SECONDS, help="for all parts together")
+    add("--seconds", type=float, default=plan.COMMAND_SECONDS, help="for this command")
     add("--jobs", type=int, help="worker processes at most, default all cores but two")
     add("--rehearse", action="store_true", help="tiny, on the CPU in Triton's interpreter")
     options = parser.parse_args(argv)
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             tell(f"{name}: {part.title}, at most {seconds:.0f} s")
             # First launches and pytest leave settings behind that times depend on.
-            keep = name not in ("smoke", "tests")
+            keep = name not in ("smoke", "tests", "more")
             workers = min(jobs, part.jobs)
             counts = crew.run(name, part.items, workers, seconds, part.item_seconds, keep)
             results.append((name, counts))

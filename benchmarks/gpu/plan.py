@@ -20,6 +20,8 @@ SMALL, MEDIUM, LARGE = "100x6x2", "100x100x100", "1024x256x256"
 # layer, sizes BxIxO or BxIxOxK, and what is not as usual: a dtype, a precision, an operand left
 # out, a shared x.
 LAUNCHES = (
+    "npu 1024x512x512", "npu 1024x512x512 high", "npu 300x513x521",
+    "npu 1024x512x512 without=gate", "npu 300x512x480x3 shared", "npu 1024x512x512 bfloat16",
     f"npu {SMALL}", f"npu {LARGE}", f"npu {MEDIUM}", f"npu {SMALL}x1000", "npu 128x100x100x10",
     f"npu {LARGE} high", f"npu {LARGE} medium", f"nmu {SMALL}", f"inalu {SMALL}", f"nalu {SMALL}",
     f"nmru {SMALL}", "ode 20x3x9", f"nmu {MEDIUM}", f"inalu {MEDIUM}", f"nalu {MEDIUM}",
@@ -31,10 +33,10 @@ LAUNCHES = (
     f"npu {LARGE} bfloat16", f"npu {SMALL} float16", f"npu {LARGE} float16", "ode 20x3x9 float64",
 )  # fmt: skip
 # Files of tests and into how many items they are cut.
+FIRST_TESTS = (("test_large.py", 4), ("test_half.py", 2), ("test_gpu.py", 4))
 TESTS = (
-    ("test_gpu.py", 4), ("test_kernels.py", 6), ("test_special_values.py", 1),
-    ("test_precision.py", 2), ("test_ode.py", 2), ("test_training.py", 1), ("test_backend.py", 1),
-    ("test_drop_in.py", 1), ("test_tuning.py", 1),
+    ("test_kernels.py", 6), ("test_special_values.py", 1), ("test_precision.py", 2),
+    ("test_ode.py", 2), ("test_training.py", 1), ("test_tuning.py", 1),
 )  # fmt: skip
 # Sizes, and a precision that is not "highest".
 CASES = (
@@ -45,16 +47,22 @@ CASES = (
 # and compilers are slow.
 RIVALS = ("eager,graph,eager-graph,linear,linear-graph", "eager,compile,compile-graph")
 BENCH = tuple(f"{case} rivals={rivals}" for rivals in RIVALS for case in CASES)
-AGAIN = tuple(f"{case} rivals=eager,graph" for case in CASES)
+# Main sizes and kernels that a tuned table concerns: larger layers take the kernels on planes.
+TUNED_CASES = (f"{SMALL}x1000", "4096x256x256", "128x100x100x100", SMALL)
+AGAIN = tuple(f"{case} rivals=eager,graph" for case in TUNED_CASES)
+# A layer by the one-pass kernels and by those on planes.
+CROSSOVER = (
+    "4096x512x512", "4096x384x384", "4096x256x256", "4096x768x768", "4096x1024x1024",
+    "4096x512x512 high", "4096x256x256 high", "4096x1024x1024 high", "65536x512x512 high",
+)  # fmt: skip
 AUTOTUNE = tuple(f"{case} rivals=compile-autotune" for case in CASES)
 TILED = ("npu_forward", "npu_backward_x", "npu_backward_w")
-LARGEST = ("65536x512x512", "16384x1024x1024")
 TUNED = tuple(
     f"{kernel} {size}"
     for kernels, sizes in (
-        (TILED, ("65536x512x512", "4096x256x256", "16384x1024x1024")),
+        (TILED, ("4096x256x256", "128x100x100x100")),
         (("npu_small_forward", "npu_small_backward"), (f"{SMALL}x1000", SMALL)),
-        (TILED, ("128x100x100x100", *(f"{size} high" for size in LARGEST))),
+        (TILED, ("4096x256x256 high", "4096x384x384")),
         (("nalu_forward", "nalu_backward_x", "nalu_backward_w"), ("128x100x100",)),
         (("nmu_forward", "nmu_backward"), ("128x100x100",)),
     )
@@ -62,28 +70,38 @@ TUNED = tuple(
     for kernel in kernels
 )
 
-TOTAL_SECONDS = 1200.0
+COMMAND_SECONDS = 560.0  # of a command, unless it says another number
+COMMANDS = 3  # for all parts
+
+
+def _shards(files: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
+    return tuple(f"{file} {number}/{count}" for file, count in files for number in range(count))
+
+
 PARTS = {
     "env": Part("versions, the GPU, what runs on it", 40, 40, ("env",)),
     "smoke": Part("first launch of every kernel, its error against float64", 150, 60, LAUNCHES, 8),
-    "tests": Part(
-        "pytest -m gpu, by priority",
-        240,
-        200,
-        tuple(f"{file} {n}/{count}" for file, count in TESTS for n in range(count)),
-        jobs=8,
-    ),
-    "bench": Part("the main sizes against eager, torch.compile and CUDA graphs", 270, 90, BENCH),
-    "tune": Part("the fastest configuration of each kernel, by priority", 270, 60, TUNED),
-    "rebench": Part("the main sizes with the tuned tables", 120, 60, AGAIN),
-    "autotune": Part("the main sizes against torch.compile's max-autotune", 110, 100, AUTOTUNE),
-}
+    "tests": Part("pytest -m gpu, what runs only there", 210, 180, _shards(FIRST_TESTS), 8),
+    "memcheck": Part("first launches under compute-sanitizer", 80, 70, (
+        "npu 256x512x512", f"npu {SMALL}",
+    ), 2),
+    "bench": Part("the main sizes against eager, torch.compile and CUDA graphs", 300, 90, BENCH),
+    "crossover": Part("one-pass kernels and those on planes, in graphs and without", 240, 60,
+                      CROSSOVER),
+    "more": Part("pytest -m gpu, the other tests", 240, 200, _shards(TESTS), 8),
+    "tune": Part("the fastest configuration of each kernel, by priority", 240, 60, TUNED),
+    "rebench": Part("small and medium sizes with the tuned tables", 80, 60, AGAIN),
+    "autotune": Part("the main sizes against torch.compile's max-autotune", 100, 95, AUTOTUNE),
+}  # fmt: skip
 # The same parts in Triton's interpreter on the CPU: whether they run.
 REHEARSED = {
     "env": ("env",),
     "smoke": ("nmu 5x3x2x2 shared", "ode 3x2x2"),
     "tests": ("test_tuning.py 0/40", "test_tuning.py 1/40"),
+    "memcheck": ("npu 3x2x2",),
     "bench": ("2x3x2 rivals=eager,graph,linear",),
+    "crossover": ("3x20x17",),
+    "more": ("test_tuning.py 2/40",),
     "tune": ("nmu_forward 5x3x2",),
     "rebench": ("2x3x2 high rivals=eager",),
     "autotune": (),

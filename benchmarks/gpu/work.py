@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
+import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +24,18 @@ from benchmarks.throughput.cases import STEP, Case, Size
 from benchmarks.throughput.devices import DEVICES, Device
 from benchmarks.throughput.orders import Task
 from benchmarks.throughput.precompile import Pool
-from npu_kernels import use_backend
+from npu_kernels import reference, use_backend
 from npu_kernels._operators import dispatch
 from npu_kernels._testing.samples import RECORDS, error_bound, rms_error
 from npu_kernels._time_loop import reference as ode_reference
 from npu_kernels.ode import METHODS
-from tests.support.kernels import errors, forward, outputs
+from tests.support.kernels import ALL, backward, errors, forward, outputs
 
 Row = dict[str, Any]
 Emit = Callable[[Row], None]
 BENCH_SECONDS = 1.5  # of timing for all rivals of a case
 TUNE_SECONDS = 20.0  # for a kernel at a size
+PASSES = 25  # of which the median time counts
 # Root mean square errors that splits of float32 into fewer bfloat16 planes may have; in float64 the
 # eager formula is the reference.
 ALLOWED = {"high": 1e-3, "medium": 1e-1, "float64": 1e-12}
@@ -143,8 +149,6 @@ def _layer(
     if dtype is torch.float32:
         pairs = errors(sample, ours)
     else:
-        from npu_kernels import reference
-
         exact = sample.map(Tensor.double)
         grad_y = torch.randn_like(forward(sample, reference)[0])
         truth = outputs(exact, reference, grad_y.double())
@@ -185,6 +189,33 @@ def _loop(
     truth = run(ode_reference, *(operand.double() for operand in operands))
     ours, second, eager = (run(f, *operands) for f in (kernels, kernels, ode_reference))
     return _errors(ours, eager, truth), ours, second
+
+
+def memcheck(stage: Stage, item: str, emit: Emit) -> None:
+    """The first launches of an item in a process under compute-sanitizer; in a rehearsal alone."""
+    checker, log = shutil.which("compute-sanitizer"), stage.out / f"memcheck {item}.txt"
+    command = [sys.executable, "-m", "benchmarks.gpu.worker", "--out", str(stage.out)]
+    if stage.rehearsal:
+        command.append("--rehearse")
+    elif checker is None:
+        emit({"skipped": "compute-sanitizer is not installed"})
+        return
+    else:
+        command = [checker, "--error-exitcode", "9", "--log-file", str(log), *command]
+    run = subprocess.run(
+        command, input=json.dumps({"part": "smoke", "item": item}) + "\n", text=True,
+        stdout=subprocess.PIPE, env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+    )  # fmt: skip
+    answers = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
+    for row in answers:
+        if "errors" in row:
+            emit(row)
+    end = answers[-1].get("end", "no answer") if answers else "no answer"
+    if end or run.returncode:
+        told = log.read_text()[-1000:] if log.exists() else ""
+        raise AssertionError(
+            f"{end or 'the memory checker found faults'}, {run.returncode}: {told}"
+        )
 
 
 # ---- tests ---------------------------------------------------------------------------------------
@@ -261,6 +292,57 @@ def bench(stage: Stage, item: str, emit: Emit, tuned: bool = False) -> None:
         emit({**row, **common, "threads": 1, "file": TUNED_ROWS if tuned else BENCH_ROWS})
 
 
+def crossover(stage: Stage, item: str, emit: Emit) -> None:
+    """A layer by the one-pass kernels and by the plans on planes: times, and errors beside them.
+
+    Microseconds of a forward and a backward, alone and in a CUDA graph.
+    """
+    from npu_kernels._backends.triton import npu_large, tuning
+
+    text, named = words(item)
+    size, kernels = Size.parse(text), dispatch.triton()
+    device: Any = stage.device
+    precision = named.get("precision", "highest")
+    architecture = "sm_90" if stage.rehearsal else tuning.architecture_of(torch.device("cuda", 0))
+    passes = 1 if stage.rehearsal else PASSES
+    plans: dict[str, Any] = {"one-pass": None}
+    plan = npu_large.plan_for(architecture, precision)
+    if plan is not None:
+        for depth in {plan.depth, npu_large.PLANS[architecture].depth}:
+            plans[f"planes, depth {depth}"] = plan._replace(depth=depth)
+    sample = RECORDS["npu"].sample(
+        size.rows, size.inputs, size.outputs, dtype=torch.float32, device=stage.device.name
+    )
+    grad_y = torch.ones(size.rows, size.outputs, device=stage.device.name)
+    want = forward(sample.map(Tensor.double), reference)
+    for label, chosen in plans.items():
+        with npu_large.use_plan(chosen):
+            torch.set_float32_matmul_precision(precision)
+            try:
+                run = partial(_pass, kernels, sample, grad_y)
+                replay, results = device.capture(run)
+                alone, graph = (
+                    1e6 * statistics.median(device.seconds(call) for _ in range(passes))
+                    for call in (run, replay)
+                )
+                error = [rms_error(*pair) for pair in zip(results, want, strict=False)]
+            finally:
+                torch.set_float32_matmul_precision("highest")
+        emit({
+            "size": text, "precision": precision, "kernels": label, "alone_us": round(alone, 1),
+            "graph_us": round(graph, 1), "errors": error, "eager_errors": [],
+        })  # fmt: skip
+        bound = ALLOWED.get(precision, 1e-4)
+        if not max(error) <= bound:
+            raise AssertionError(f"{label}: an error of {max(error):.1e}, at most {bound:.0e}")
+
+
+def _pass(kernels: Any, sample: Any, grad_y: Tensor) -> list[Tensor]:
+    """A forward and a backward by the launchers."""
+    results = forward(sample, kernels)
+    return [*results, *backward(sample, kernels, grad_y, ALL, results=results)]
+
+
 def rebench(stage: Stage, item: str, emit: Emit) -> None:
     """Measure a case with the table that the tuner has written."""
     bench(stage, item, emit, tuned=True)
@@ -286,6 +368,7 @@ def tune_one(stage: Stage, item: str, emit: Emit) -> None:
 
 
 DO: dict[str, Callable[[Stage, str, Emit], None]] = {
-    "env": env, "smoke": smoke, "tests": tests, "bench": bench, "tune": tune_one,
-    "rebench": rebench, "autotune": rebench,
+    "env": env, "smoke": smoke, "tests": tests, "memcheck": memcheck, "bench": bench,
+    "crossover": crossover, "more": tests, "tune": tune_one, "rebench": rebench,
+    "autotune": rebench,
 }  # fmt: skip

@@ -29,8 +29,7 @@ def _place(rehearsal: bool) -> dict[str, Any]:
     return {
         "gpu": gpu,
         **{name: package.__version__ for name, package in versions.items()},
-        "commit": environment.commit(),
-        "changes": environment.changes(),
+        "sources": environment.sources(),
     }
 
 

@@ -112,11 +112,14 @@ class Cuda(Device):
 
     def _counted(self, run: Callable[[], object]) -> dict[str, float]:
         self.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities, acc_events=True) as profile:
             for _ in range(PROFILED_CALLS):
                 run()
             self.synchronize()
         on_device = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+        if not on_device:
+            raise RuntimeError("the profiler counted no work of the device")
         busy = sum(event.time_range.elapsed_us() for event in on_device)
         return {"device_us": busy / PROFILED_CALLS, "launches": len(on_device) / PROFILED_CALLS}
 

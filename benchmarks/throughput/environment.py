@@ -82,6 +82,17 @@ def changes() -> str | None:
     return hashlib.blake2b(done.stdout, digest_size=6).hexdigest() if done.stdout else None
 
 
+def sources() -> str:
+    """A fingerprint of the code that results depend on, with and without a repository."""
+    root, total = Path(__file__).resolve().parents[2], hashlib.blake2b(digest_size=8)
+    folders = ("npu_kernels", "benchmarks", "tests/triton", "tests/support")
+    paths = (path for folder in folders for path in (root / folder).rglob("*"))
+    for path in sorted(path for path in paths if path.suffix in (".py", ".json")):
+        content = hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+        total.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
+    return total.hexdigest()
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)

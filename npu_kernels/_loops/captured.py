@@ -5,9 +5,10 @@ at once, with the same addresses and numbers each time. What changes from step t
 where the captured step reads it: the rows' indices, and the rates and weights of penalties that
 are not constant.
 
-Every call of `advance` captures anew, so that what callbacks change between calls counts. Its
-first steps are made one by one on another stream, as CUDA graphs need it: they compile kernels and
-begin the optimiser's state. They are steps like all others. While the graph exists, the optimiser's
+The steps before a capture are made one by one on another stream, as CUDA graphs need it: they
+compile kernels and begin the optimiser's state. They are steps like all others. Later calls of
+`advance` go on with the graph, unless something has changed that it cannot see: a tensor's address,
+a setting, a rate or weight that was constant (`_fingerprint`). Within a call the optimiser's
 settings are torch's "capturable" ones, with the number of its steps on the device; afterwards they
 are as before.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +27,7 @@ from npu_kernels._common.chains import STEADY, chain
 from npu_kernels._common.notices import warn
 from npu_kernels._loops import plan
 from npu_kernels._loops.steps import Ordinary
+from npu_kernels._operators.precision import float32_matmul_precision
 
 FIRST_STEPS = 3  # made one by one before a capture
 FEWEST_STEPS = 16  # of a call for which a graph is captured
@@ -56,16 +59,23 @@ class Captured(Ordinary):
     """The ordinary loop, whose steps are replays of one that was captured."""
 
     works = True  # until a capture fails
+    graph: _Graph | None = None  # the newest
 
     def advance(self, done: int, rows: Tensor | None, schedules: Tensor) -> None:
         steps = schedules.shape[1]
         if not self.works or steps < FEWEST_STEPS:
             super().advance(done, rows, schedules)
             return
+        counts = {} if self.graph is None else self.graph.counts
         with torch.cuda.device(self.x.device):
             count = self._begin(done, rows, schedules)
-            with capturable(self.optimizer, self.x.device):
-                count = self._capture_and_replay(done, count, rows, schedules)
+            with capturable(self.optimizer, self.x.device, counts):
+                graph = self.graph
+                if graph is None or not graph.serves(self, rows, schedules):
+                    self.graph = None  # its memory is free for the next
+                    count = self._capture(done, count, rows, schedules, counts)
+                if self.graph is not None:
+                    count = self._replay(self.graph, done, count, steps)
         self.clear()  # the gradients lie in the graph's memory
         if count < steps:
             rows = None if rows is None else rows[count:]
@@ -79,10 +89,11 @@ class Captured(Ordinary):
         super().advance(done, None if rows is None else rows[:1], schedules[:, :1])
         return 1
 
-    def _capture_and_replay(
-        self, done: int, count: int, rows: Tensor | None, schedules: Tensor
-    ) -> int:
-        """Make steps after the first `count` of the call; return the number behind."""
+    def _capture(
+        self, done: int, count: int, rows: Tensor | None, schedules: Tensor,
+        counts: dict[int, Tensor],
+    ) -> int:  # fmt: skip
+        """Make first steps after `count` of the call, and a graph; return the number behind."""
         inputs = _Inputs(self, rows, schedules)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -104,18 +115,65 @@ class Captured(Ordinary):
                 f"be captured of them ({type(problem).__name__}: {first})"
             )
             return count
-        for step in range(count, schedules.shape[1]):
-            inputs.take(step)
-            graph.replay()
+        self.graph = _Graph(graph, inputs, error, counts, _fingerprint(self))
+        return count
+
+    def _replay(self, graph: _Graph, done: int, count: int, steps: int) -> int:
+        """Make the steps after the first `count` of the call; return the number behind."""
+        for step in range(count, steps):
+            graph.inputs.take(step)
+            graph.graph.replay()
             if (done + step) % self.every == 0:
-                self.record(done + step, error)
-        return schedules.shape[1]
+                self.record(done + step, graph.error)
+        return steps
+
+
+def _fingerprint(loop: Captured) -> list[object]:
+    """What a graph of a step holds: addresses, settings, the modules' plain attributes."""
+    facts: list[object] = [loop.penalties, loop.gates, loop.bound, loop.finite]
+    facts.append(float32_matmul_precision(loop.x.device.type))
+    tensors = [loop.x, loop.y, loop.weight, *loop.model.parameters(), *loop.model.buffers()]
+    for group in loop.optimizer.param_groups:
+        tensors += group["params"]
+        facts.append({k: v for k, v in group.items() if k not in ("params", "lr")})
+        for parameter in group["params"]:
+            tensors += loop.optimizer.state.get(parameter, {}).values()
+    for module in loop.model.modules():
+        facts.append(type(module))
+        # Hooks are in dictionaries, which are empty as long as a step can be captured.
+        facts.append([
+            (name, len(value) if isinstance(value, dict) else value)
+            for name, value in vars(module).items()
+            if isinstance(value, dict | bool | int | float | str | None)
+        ])  # fmt: skip
+    for tensor in tensors:
+        if isinstance(tensor, Tensor):
+            hooks = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)
+            facts.append((tensor.data_ptr(), tensor.shape, tensor.requires_grad, *map(bool, hooks)))
+        else:
+            facts.append(tensor)
+    return facts
+
+
+class _Graph(NamedTuple):
+    """A captured step, and what it was captured of."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: _Inputs
+    error: Tensor  # the loss of the newest replay
+    counts: dict[int, Tensor]  # of the optimiser's steps, on the device
+    fingerprint: list[object]
+
+    def serves(self, loop: Captured, rows: Tensor | None, schedules: Tensor) -> bool:
+        """Return whether replays make the steps of a call; then the call's numbers are taken."""
+        return self.inputs.renew(rows, schedules) and _fingerprint(loop) == self.fingerprint
 
 
 class _Numbers:
     """Numbers of each step: constants in the graph, or at a fixed address where they vary."""
 
     def __init__(self, schedules: Tensor, like: Tensor, dtype: torch.dtype) -> None:
+        self.type = dtype
         self.all = schedules.T.to(like.device, dtype).contiguous()
         varies = (schedules != schedules[:, :1]).any(1).tolist()
         self.current = self.all[0].clone() if any(varies) else None
@@ -123,6 +181,14 @@ class _Numbers:
             self.current[n] if self.current is not None and variable else schedules[n, 0].item()
             for n, variable in enumerate(varies)
         ]
+
+    def renew(self, schedules: Tensor) -> bool:
+        """Take the numbers of other steps; return whether those in the graph still hold."""
+        for value, numbers in zip(self.values, schedules, strict=True):
+            if not isinstance(value, Tensor) and (numbers != value).any():
+                return False
+        self.all = schedules.T.to(self.all.device, self.type).contiguous()
+        return True
 
     def take(self, step: int) -> None:
         if self.current is not None:
@@ -135,10 +201,21 @@ class _Inputs:
     def __init__(self, loop: Captured, rows: Tensor | None, schedules: Tensor) -> None:
         groups = loop.optimizer.param_groups
         self.all_rows, self.rows = rows, None if rows is None else rows[0].clone()
-        self.rates = _Numbers(schedules[: len(groups)], loop.x, torch.float64)
+        # torch's fused kernels read rates of float32, whatever the dtype says.
+        fused = any(group.get("fused") for group in groups)
+        rate_dtype = torch.float32 if fused else torch.float64
+        self.rates = _Numbers(schedules[: len(groups)], loop.x, rate_dtype)
         self.weights = _Numbers(schedules[len(groups) :], loop.x, loop.x.dtype)
         for group, rate in zip(groups, self.rates.values, strict=True):
             group["lr"] = rate
+
+    def renew(self, rows: Tensor | None, schedules: Tensor) -> bool:
+        """Take the rows and numbers of another call; return whether the graph can read them."""
+        shapes = [None if r is None else r.shape[1:] for r in (rows, self.all_rows)]
+        groups = len(self.rates.values)
+        self.all_rows = rows
+        rates, weights = schedules[:groups], schedules[groups:]
+        return shapes[0] == shapes[1] and self.rates.renew(rates) and self.weights.renew(weights)
 
     def take(self, step: int) -> None:
         """Copy those of a step to where the graph reads them."""
@@ -149,8 +226,12 @@ class _Inputs:
 
 
 @contextlib.contextmanager
-def capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> Iterator[None]:
+def capturable(
+    optimizer: torch.optim.Optimizer, device: torch.device, on_device: dict[int, Tensor]
+) -> Iterator[None]:
     """Let a graph have the optimiser's steps: counts on the device, rates that may be tensors.
+
+    on_device: the counts that an earlier graph reads, by the parameter's id; new ones are added.
 
     Counts are float64: from them torch computes what Adam divides by, 1 - 0.999 ** count, which
     float32 would round to six parts in 100,000 at first.
@@ -164,7 +245,12 @@ def capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> Iterat
                 state = optimizer.state.get(parameter)
                 if state and not group.get("fused"):  # whose count is on the device
                     counts.append((state, state["step"]))
-                    state["step"] = state["step"].to(device, torch.float64, copy=True)
+                    count = on_device.get(id(parameter))
+                    if count is None:
+                        count = state["step"].to(device, torch.float64, copy=True)
+                        on_device[id(parameter)] = count
+                    count.copy_(state["step"])
+                    state["step"] = count
         yield
     finally:
         for state, count in counts:

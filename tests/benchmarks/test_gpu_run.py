@@ -1,7 +1,9 @@
 """What `make gpu` starts: all of it without a GPU, and its workers' limits and failures."""
 
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -106,12 +108,13 @@ def test_a_worker_that_does_not_start_is_told(
 
 
 def test_everything_of_the_plan_can_be_read() -> None:
-    """Sizes, layers, rivals and files are there; the limits fit the twenty minutes."""
+    """Sizes, layers, rivals and files are there; the limits fit three commands."""
     from benchmarks.gpu.work import DO
     from benchmarks.throughput import rivals
     from npu_kernels._testing.samples import RECORDS
 
-    assert sum(part.seconds for part in plan.PARTS.values()) <= plan.TOTAL_SECONDS == 1200
+    seconds = plan.COMMANDS * plan.COMMAND_SECONDS
+    assert sum(part.seconds for part in plan.PARTS.values()) <= seconds == 3 * 560
     assert plan.PARTS.keys() == plan.REHEARSAL.keys() == DO.keys()
     for part in plan.PARTS.values():
         assert len(set(part.items)) == len(part.items)
@@ -133,9 +136,70 @@ def test_everything_of_the_plan_can_be_read() -> None:
         size, named = plan.words(item)
         Size.parse(size)
         assert set(named["rivals"].split(",")) <= set(rivals.RIVALS)
-    assert {file for file, _ in plan.TESTS} <= {
-        path.name for path in (ROOT / "tests" / "triton").glob("test_*.py")
-    }
+    for file, _ in (*plan.FIRST_TESTS, *plan.TESTS):  # with tests that run on a GPU
+        text = (ROOT / "tests" / "triton" / file).read_text()
+        assert "gpu" in text or "device" in text, file
+
+
+def test_large_layers_are_checked_before_they_are_timed() -> None:
+    """The first launches are those of the kernels on planes, in each of their forms."""
+    costs = pytest.importorskip("npu_kernels._backends.triton.costs")
+
+    def is_large(item: str) -> bool:
+        size = Size.parse(item.split()[1])
+        models = size.models or 1
+        return item.startswith("npu ") and bool(
+            costs.large_is_faster("sm_90", size.inputs, size.outputs, models)
+        )
+
+    large = [item for item in plan.LAUNCHES if is_large(item)]
+    assert large == list(plan.LAUNCHES[: len(large)])
+    forms = {"highest", "high", "bfloat16", "without=gate", "shared"}
+    assert {[*item.split(), "highest"][2] for item in large} == forms
+    assert any(Size.parse(item.split()[1]).inputs % 64 for item in large)
+    parts = list(plan.PARTS)
+    assert parts.index("smoke") < parts.index("tests") < parts.index("bench")
+    assert {"test_large.py", "test_half.py"} <= {file for file, _ in plan.FIRST_TESTS}
+    assert not any(is_large(f"npu {item.split()[1]}") for item in plan.TUNED)
+
+
+def test_rows_belong_to_the_code_that_made_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy without a repository has another fingerprint after a change."""
+    from benchmarks.gpu import worker
+    from benchmarks.throughput import environment
+
+    shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks")
+    here = tmp_path / "benchmarks" / "throughput" / "environment.py"
+    monkeypatch.setattr(environment, "__file__", str(here))
+    before = worker._place(True)
+    assert worker._place(True) == before
+    (tmp_path / "benchmarks" / "notes.txt").write_text("no code")
+    assert worker._place(True) == before
+    with open(tmp_path / "benchmarks" / "gpu" / "work.py", "a") as file:
+        file.write("# mended\n")
+    after = worker._place(True)
+    assert after != before
+    record = crew.Record(tmp_path / "out")
+    record.add({"part": "smoke", "item": "one", **before, "end": ""})
+    assert record.attempts("smoke", before)[0] == {"one"}
+    assert record.attempts("smoke", after)[0] == set()
+
+
+def test_a_profiler_that_counts_nothing_gives_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.throughput.devices import Cuda
+
+    class Profile(contextlib.nullcontext):  # type: ignore[type-arg]
+        def events(self) -> list[Any]:
+            return []
+
+    monkeypatch.setattr(torch.profiler, "profile", lambda **_: Profile(Profile()))
+    device = Cuda()
+    monkeypatch.setattr(device, "synchronize", lambda: None)
+    monkeypatch.setattr(device, "seconds", lambda run: 1e-6)
+    row = device.profile(lambda: None)
+    assert row == {"event_us": 1.0, "profiler": "the profiler counted no work of the device"}
 
 
 def test_tuned_kernels_are_known() -> None:
@@ -152,7 +216,8 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         (
             ["smoke", "race"],
-            "PART must be one of env, smoke, tests, bench, tune, rebench, autotune, got race",
+            "PART must be one of env, smoke, tests, memcheck, bench, crossover, more, tune, "
+            "rebench, autotune, got race",
         ),
         (["--seconds", "0"], "--seconds must be greater than 0, got 0"),
         (["--jobs", "0"], "--jobs must be at least 1, got 0"),
@@ -178,7 +243,11 @@ def test_rehearsal(tmp_path: Path) -> None:
     }
     assert all(row["gpu"] == "none" and row["torch"] == torch.__version__ for row in results)
     launches = [row for row in results if "errors" in row]
-    assert len(launches) == len(plan.REHEARSAL["smoke"].items)
+    compared = [row for row in launches if row["part"] == "crossover"]
+    assert [row["kernels"] for row in compared] == ["one-pass", "planes, depth 64"]
+    assert all(row["graph_us"] > 0 and max(row["errors"]) < 1e-5 for row in compared)
+    launches = [row for row in launches if row["part"] != "crossover"]
+    assert [row["part"] for row in launches] == ["smoke", "smoke", "memcheck"]
     assert all(row["good"] and row["same_bits"] and max(row["errors"]) < 1e-3 for row in launches)
     assert [row["outcome"] for row in results if "test" in row]
     times = rows(tmp_path / "out" / "throughput.jsonl")

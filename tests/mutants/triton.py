@@ -46,12 +46,12 @@ NPU = [
         ),
     }),
     *mutants(TRITON_FOLDER + "weight_gradients.py", TILES, {
-        "triton-backward-clip-always": ("clip=not straight_through)", "clip=True)"),
+        "triton-backward-clip-always": ("clip=not straight_through,", "clip=True,"),
         "triton-backward-weight-im-sign": ("acc_sq - acc_mp * (ghat * PI)", "acc_sq + acc_mp * (ghat * PI)"),
     }),
     *mutants(TRITON_FOLDER + "npu_planes.py", LARGE, {
         "triton-planes-rest-of-a-plane": ("rest = v - hi.to(tl.float32)", "rest = 0 * v"),
-        "triton-planes-phase-sign": ("two_planes(-w_im * turn", "two_planes(w_im * turn"),
+        "triton-planes-phase-sign": ("_store_planes(-w_im * turn", "_store_planes(w_im * turn"),
         "triton-planes-sign-of-dq": ("            sign = -1.0\n", "            sign = 1.0\n"),
         "triton-planes-list-of-blocks": ("count += any_negative", "count += 1"),
         "triton-planes-scale-of-infinity": ("return tl.where(size <= 3.4028234663852886e38, size, 0.0)", "return size"),
@@ -71,7 +71,7 @@ NPU = [
         "triton-large-negatives-skipped": ("tl.where(any_negative > 0, tiles", "tl.where(any_negative > 1, tiles"),
     }),
     *mutants(TRITON_FOLDER + "weight_gradients.py", LARGE, {
-        "triton-large-clip-always": ("clip=not straight_through)", "clip=True)"),
+        "triton-large-clip-always": ("clip=not straight_through,", "clip=True,"),
     }),
     *mutants(TRITON_FOLDER + "npu.py", KERNELS + "'needs and npu'", {
         "triton-needs-of-the-gate": ("        if need_x or need_gate:\n", "        if need_x:\n"),

@@ -45,11 +45,12 @@ def forward(sample: Sample, kernels: Any) -> tuple[Tensor, ...]:
 
 
 def backward(
-    sample: Sample, kernels: Any, grad_y: Tensor, needs: int, straight_through: bool = False
-) -> Any:
-    """The gradients, from the kernels' own forward."""
+    sample: Sample, kernels: Any, grad_y: Tensor, needs: int, straight_through: bool = False,
+    results: Any = None,
+) -> Any:  # fmt: skip
+    """The gradients, from `results` of the kernels' forward, or from a forward made here."""
     name = layer(sample)
-    y, *saved = forward(sample, kernels)
+    y, *saved = forward(sample, kernels) if results is None else results
     if name == NPU:
         saved = [y, *saved]
     more = (straight_through,) if name == NPU else ()

@@ -224,6 +224,30 @@ def test_rmsprop_with_a_rate_that_falls(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("gpu_is_played")
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_fused_with_a_rate_that_falls(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's fused kernels for CUDA read a rate on the device as float32."""
+    name = f"_fused_{kind.__name__.lower()}_"
+    original = getattr(torch, name)
+
+    def fused(*arguments: Any, lr: Any, **settings: Any) -> None:
+        if isinstance(lr, Tensor) and lr.dtype != torch.float32:
+            raise RuntimeError("expected scalar type Float but found Double")
+        original(*arguments, lr=lr, **settings)
+
+    monkeypatch.setattr(torch, name, fused)
+    results = []
+    for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
+        model = model_of(None, torch.float32)
+        optimizer = kind(model.parameters(), fused=True)
+        x, y = data(torch.float32)
+        results.append(make(model, x, y, steps=40, optimizer=optimizer, lr=lambda n: 0.01 / n))  # type: ignore[operator]
+    assert results[0].captured
+    assert "replay" in events
+    assert_same(results[0], results[1], 1e-4)
+
+
+@pytest.mark.usefixtures("gpu_is_played")
 def test_the_sequence() -> None:
     """The first step begins the state, three on a side stream, a capture, replays, each step made
     once."""
@@ -271,6 +295,7 @@ def test_when_the_state_has_begun() -> None:
         parameter.grad = torch.zeros_like(parameter)
     loop.optimizer.step()
     for count in (20 - 1 - FIRST_STEPS, 20 - FIRST_STEPS):
+        loop.graph = None
         events.clear()
         loop.advance(0, None, rates)
         assert events.count("replay") == count
@@ -283,6 +308,49 @@ def _loop(kind: Any, rows: Tensor | None) -> Any:
         model=model, models=None, optimizer=Adam(model.parameters(), 0.01), x=x, y=y, weight=None, penalties=[],
         gates=True, bound=None, finite=False, losses=x.new_zeros(100), every=1,
     )  # fmt: skip
+
+
+def _smaller_steps(record: Run) -> None:
+    if record.steps == 40:
+        record.optimizer.param_groups[0]["eps"] = 0.1
+
+
+def _other_address(record: Run) -> None:
+    if record.steps == 40:
+        weight = record.model[0].weight_re  # type: ignore[index]
+        weight.data = weight.data.clone()
+
+
+def _frozen(record: Run) -> None:
+    if record.steps == 40:
+        record.model[0].gate.requires_grad_(False)  # type: ignore[index]
+
+
+def _values(record: Run) -> None:
+    with torch.no_grad():
+        record.model[0].weight_re.mul_(0.99)  # type: ignore[index]
+    (record.model(data()[0]).sum()).backward()
+
+
+@pytest.mark.usefixtures("gpu_is_played")
+@pytest.mark.parametrize(("change", "settings", "captures"), [
+    (lambda record: None, {}, 1),
+    (lambda record: None, {"batch_size": 7, "lr": lambda n: 0.01 / n}, 1),
+    (lambda record: None, {"penalties": {"l1": lambda n: 1e-4 if n <= 40 else 1e-3}}, 2),
+    (_values, {}, 1), (_smaller_steps, {}, 2), (_other_address, {}, 2), (_frozen, {}, 2),
+])  # fmt: skip
+def test_one_capture_serves_all_calls(
+    change: Any, settings: dict[str, Any], captures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until something changes that the graph holds: then the next call captures anew."""
+    results = []
+    for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
+        torch.manual_seed(3)
+        options = {"steps": 120, "callbacks": change, "stretch": 20, "lr": 0.01, **settings}
+        results.append(make(model_of(None), *data(), **options))  # type: ignore[operator]
+    assert_same(results[0], results[1])
+    assert events.count("capture") == captures
+    assert events.count("replay") >= 100
 
 
 class _Reads(nn.Module):

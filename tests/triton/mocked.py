@@ -204,7 +204,7 @@ def _places(call: tuple[Any, ...], tensors: list[Tensor | None]) -> tuple[Any, .
     )
 
 
-def _calls(
+def calls(
     name: str, sizes: tuple[int, int, int], dtype: torch.dtype, models: int | None = None
 ) -> Any:
     """Functions that call a layer's launchers, each with its tensors, on a sample."""
@@ -231,7 +231,7 @@ def check_the_same_launches() -> None:
         for (shape, models), dtype in (
             (s, d) for s in sizes for d in (torch.float32, torch.float64, torch.bfloat16)
         ):
-            for operator, (tensors, rest) in _calls(name, shape, dtype, models).items():
+            for operator, (tensors, rest) in calls(name, shape, dtype, models).items():
                 repeated = backend.repeat(operator, backend.launchers()[operator])
                 seen = []
                 for call in (backend.launchers()[operator], repeated, repeated, repeated):
@@ -252,7 +252,7 @@ def check_the_same_launches() -> None:
 
 def check_what_must_not_be_repeated() -> None:
     """Hooks, debug mode, another stream or device, an address that 16 does not divide."""
-    tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
+    tensors, rest = calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
     repeated: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
 
     def is_ordinary(*operands: Any) -> bool:
@@ -306,8 +306,8 @@ def check_what_must_not_be_repeated() -> None:
 
 def check_what_makes_another_call() -> None:
     """Shapes, dtypes, options, absent operands, configurations and, for products, the precision."""
-    tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
-    large, large_rest = _calls("npu", (64, 256, 256), torch.float32)["npu_forward"]
+    tensors, rest = calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
+    large, large_rest = calls("npu", (64, 256, 256), torch.float32)["npu_forward"]
     repeated: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
 
     def launch(operands: Any = tensors, options: Any = rest) -> tuple[Any, ...]:
@@ -344,7 +344,7 @@ def check_what_makes_another_call() -> None:
 
 
 def check_wrong_operands_are_still_errors() -> None:
-    tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
+    tensors, rest = calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
     for _ in range(3):
         backend.repeated()["npu_forward"](*tensors, *rest)
     for _ in range(3):
@@ -432,7 +432,7 @@ def check_the_gradient_arrives_in_any_form() -> None:
 
 def check_a_launch_in_another_way() -> None:
     """Launchers that launch without `start`, or compute with torch, are not recorded."""
-    tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
+    tensors, rest = calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
     launcher = backend.launchers()["npu_forward"]
     kernel = sys.modules[f"{backend.__name__}.reduction"].sum_partials_kernel
 
@@ -454,7 +454,7 @@ def check_a_launch_in_another_way() -> None:
 
 def check_another_triton() -> None:
     """Every launch is Triton's own where an attribute that our launcher uses is missing."""
-    tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
+    tensors, rest = calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
     repeated: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
     original = tape._Recorder.launch
 

@@ -2,6 +2,7 @@
 them."""
 
 import math
+import mmap
 from types import ModuleType
 from typing import Any, cast
 
@@ -15,9 +16,12 @@ from npu_kernels._testing.samples import RECORDS, Sample, error_bound, normwise_
 from tests.support.kernels import EPS, errors, forward, outputs
 
 pytest.importorskip("triton")
-from npu_kernels._backends.triton import npu, npu_large, tuning
+import triton.language as tl
+
+from npu_kernels._backends.triton import npu, npu_large, npu_planes, reduction, tuning
 from npu_kernels._backends.triton.launch import Sizes
 from npu_kernels._backends.triton.npu_large import PLANS, use_plan
+from npu_kernels._backends.triton.npu_planes import TILE
 from tests.support.compare import assert_near
 
 # Few programs, so that each takes several tiles. The interpreter reads by descriptors as a GPU of
@@ -32,7 +36,8 @@ def _on(device: str, plan: Any = PLAN) -> Any:
         plan_of_gpu = PLANS.get(tuning.architecture_of(torch.device("cuda", 0)))
         if plan_of_gpu is None:
             pytest.skip("no plan for this GPU")
-        return plan_of_gpu._replace(products=plan.products, programs=3)
+        depth = max(plan_of_gpu.depth, plan.depth) if plan.products == 1 else plan_of_gpu.depth
+        return plan_of_gpu._replace(products=plan.products, depth=depth, programs=3)
     return plan
 
 
@@ -75,15 +80,17 @@ def test_blocks_of_weights_have_scales_of_their_own(
             assert error <= error_bound(eager, torch.float32, 1.0)
 
 
-def test_one_product(device: str, kernels: ModuleType) -> None:
+@pytest.mark.parametrize("depth", [64, 128])
+def test_one_product(depth: int, device: str, kernels: ModuleType) -> None:
     """A product at `high` and `medium` has the error of float16's 11 bits."""
     sample = RECORDS["npu"].sample(40, 70, 17, dtype=torch.float32, device=device)
-    with use_plan(_on(device, PLAN._replace(products=1))):
+    with use_plan(_on(device, PLAN._replace(products=1, depth=depth))):
         for error, eager in errors(sample, kernels):
             assert 2 * eager < error < 2e-3
 
 
-def test_negative_inputs_in_a_few_steps(device: str, kernels: ModuleType) -> None:
+@pytest.mark.parametrize("depth", [64, 128])
+def test_negative_inputs_in_a_few_steps(depth: int, device: str, kernels: ModuleType) -> None:
     """Tiles without a negative input skip the product with the mask; those with one must not."""
     sample = RECORDS["npu"].sample(140, 200, 17, device=device, dtype=torch.float32)
     sample.x.abs_().add_(0.1)
@@ -93,7 +100,7 @@ def test_negative_inputs_in_a_few_steps(device: str, kernels: ModuleType) -> Non
             sample.x[index] *= -1
         sample.x[7, 100] = -0.0
         exact = sample.map(Tensor.double)
-        with use_plan(_on(device)):
+        with use_plan(_on(device, PLAN._replace(depth=depth))):
             actuals = outputs(sample, kernels, grad_y)
         assert_near(actuals, outputs(exact, reference, grad_y.double()), 3e-5)
 
@@ -213,6 +220,63 @@ def test_half_precision_storage(dtype: torch.dtype, device: str, kernels: Module
     for stored, want in zip(actual, outputs(exact, reference, grad_y.double()), strict=True):
         assert stored.dtype is dtype
         assert normwise_error(stored, want) < 6 * torch.finfo(dtype).eps
+
+
+# ---- sizes beyond 32 bits ---------------------------------------------------------------------
+
+
+def _memory(elements: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
+    """Zeros, and what lies behind their first 2**31, where an offset of 32 bits cannot lead.
+
+    On the processor, pages that nobody touches take no memory.
+    """
+    size = elements + 2**31
+    if device == "cuda":
+        memory = torch.zeros(size, dtype=dtype, device=device)
+    else:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE, of Linux
+        memory = torch.frombuffer(mmap.mmap(-1, size * dtype.itemsize, flags), dtype=dtype)
+    return memory, memory[2**31 :]
+
+
+@pytest.mark.parametrize("plane", [2**30, 2**31])
+def test_planes_of_many_elements(plane: int, device: str) -> None:
+    """The planes behind the first are written where they lie, and nothing before them."""
+    x = torch.tensor([[-2.0, 3.0, -0.5]], device=device)
+    index = torch.zeros(3, 2, dtype=torch.int32, device=device)
+    memory, planes = _memory(2 * plane + TILE * TILE, torch.float16, device)
+    npu_planes.npu_x_planes_kernel[(1,)](
+        x, None, planes, *index, 1, 3, TILE, 1, plane, EPS, True, False, True, 64,
+        **npu_planes.OPTIONS,
+    )  # fmt: skip
+    assert planes[2 * plane : 2 * plane + 4].tolist() == [1, 0, 1, 0]
+    sums = [(planes[n] + planes[n + plane].float()).item() / 256 for n in range(3)]
+    assert sums == pytest.approx([math.log(2), math.log(3), math.log(0.5)], rel=1e-5)
+    assert not memory[:8].any()
+    memory, planes = _memory(3 * plane + TILE * TILE, torch.float16, device)
+    scale = torch.empty(1, device=device)
+    npu_planes.npu_weight_planes_kernel[(1,)](
+        x, x, None, planes, scale, 1, 3, TILE, 1, plane, True, False, True, True,
+        **npu_planes.OPTIONS,
+    )  # fmt: skip
+    weights, phases = (planes[n : n + 3].float() + planes[n + plane : n + plane + 3].float()
+                       for n in (0, 2 * plane))  # fmt: skip
+    assert_near([weights * scale, phases * scale], [x[0], -math.pi * x[0]], 1e-5)
+    assert not memory[:8].any()
+
+
+def test_sums_of_many_numbers(device: str) -> None:
+    """More rows than are added at once, whose offsets do not fit 32 bits."""
+    options, n = tuning.REDUCTION, 2**31 // tuning.REDUCTION["ROWS"]
+    _, source = _memory((options["ROWS"] + 1) * n, torch.float32, device)
+    for row, value in ((0, 1.0), (1, 2.0), (options["ROWS"], 4.0)):
+        source[row * n : row * n + 3] = value
+    sums = torch.zeros(options["BLOCK"], device=device)
+    counts = (n, 0, 0, options["ROWS"] + 1, 0, 0, 1, 1, 1)
+    reduction.sum_partials_kernel[(1,)](
+        source, sums, *[None] * 13, *counts, tl.float32, False, True, False, False, False, **options
+    )
+    assert sums[:4].tolist() == [7, 7, 7, 0]
 
 
 # ---- which layers take them -----------------------------------------------------------------

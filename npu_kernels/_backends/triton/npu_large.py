@@ -42,7 +42,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from npu_kernels._backends.triton import tuning
 from npu_kernels._backends.triton.costs import large_is_faster
-from npu_kernels._backends.triton.launch import Sizes, needed, row_splits
+from npu_kernels._backends.triton.launch import Sizes, needed
 from npu_kernels._backends.triton.npu_large_kernels import (
     npu_large_backward_w_kernel,
     npu_large_backward_x_kernel,
@@ -55,7 +55,7 @@ from npu_kernels._backends.triton.npu_planes import (
     upstream_planes,
     weight_planes,
 )
-from npu_kernels._backends.triton.tape import never_repeat
+from npu_kernels._backends.triton.tape import start
 from npu_kernels._backends.triton.weight_gradients import Gradients
 from npu_kernels._operators.precision import float32_matmul_precision
 
@@ -79,6 +79,7 @@ PLANS = {
     "sm_90": Plan(3, 64, True, 132, _OPTIONS),
     "sm_100": Plan(3, 64, True, 148, _OPTIONS),
 }
+HIGH_DEPTHS = {"sm_80": 32, "sm_90": 128, "sm_100": 64}  # with one product, at `high`
 # Triton 3.6 makes the forward without an imaginary weight spill, and longer loops for sm_100.
 _OLD_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
 _ONE_PASS = ("npu_forward", "npu_backward_x", "npu_backward_w")  # kernels that the tuner times
@@ -103,16 +104,24 @@ class use_plan:
         tuning.changed()
 
 
+def plan_for(architecture: str, precision: str) -> Plan | None:
+    """The plan of an architecture at a float32 matmul precision."""
+    plan = PLANS.get(architecture)
+    if plan is None or precision == "highest":
+        return plan
+    return plan._replace(products=1, depth=HIGH_DEPTHS[architecture])
+
+
 @functools.cache
 def _plan(device: torch.device, imaginary: bool, precision: str) -> Plan | None:
     architecture = tuning.architecture_of(device)
-    plan = PLANS.get(architecture)
+    plan = plan_for(architecture, precision)
     if plan is None or (_OLD_TRITON and (architecture == "sm_100" or not imaginary)):
         return None
     if device.type == "cuda" and not triton.knobs.runtime.interpret:
         properties = torch.cuda.get_device_properties(device)
         plan = plan._replace(programs=properties.multi_processor_count)
-    return plan._replace(products=3 if precision == "highest" else 1)
+    return plan
 
 
 def plan_of(x: Tensor, imaginary: bool, sizes: Sizes) -> Plan | None:
@@ -131,23 +140,42 @@ def _operand(planes: Tensor, rows: int, cols: int, plan: Plan) -> Any:
     return TensorDescriptor.from_tensor(planes, [rows, cols]) if plan.descriptors else planes
 
 
+@functools.lru_cache(maxsize=1024)
+def row_splits(tiles_b: int, tiles_w: int, programs: int) -> tuple[int, int]:
+    """The number of parts into which tiles of rows are split for backward_w, and a part's tiles.
+
+    The fewest parts that leave less than a tenth of the multiprocessors' time unused, else those
+    that leave least. A multiprocessor has one of the `tiles_w` programs of a part at a time.
+    """
+    best, most_used = (1, tiles_b), 0.0
+    for splits in range(1, min(tiles_b, programs) + 1):
+        tiles = -(-tiles_b // splits)
+        parts = -(-tiles_b // tiles)
+        used = tiles_w * tiles_b / (-(-tiles_w * parts // programs) * programs * tiles)
+        if used > most_used:
+            best, most_used = (parts, tiles), used
+        if used > 0.9:
+            break
+    return best
+
+
 def large_forward(
     x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
     eps: float, save_sin: bool, y: Tensor, s: Tensor, sizes: Sizes, plan: Plan,
 ) -> None:  # fmt: skip
     """Fill y, and s if `save_sin`; operands contiguous, sizes positive. Three launches."""
-    never_repeat()
-    shape = padded(sizes, weight_im is not None, gate is not None)
-    logs = input_planes(x, gate, eps, sizes, shape)
-    weights, scale = weight_planes(weight_re, weight_im, gate, sizes, shape, phase=True)
+    shape, low = padded(sizes, weight_im is not None, gate is not None), plan.products > 1
+    logs = input_planes(x, gate, eps, sizes, shape, low, plan.depth)
+    weights, scale = weight_planes(weight_re, weight_im, gate, sizes, shape, phase=True, low=low)
     tiles = sizes.K * shape.tiles_b * shape.tiles_n
     programs = min(tiles, plan.programs)
-    npu_large_forward_kernel[(programs,)](
+    start(
+        npu_large_forward_kernel, programs, plan.options,
         _operand(logs.planes, TILE, plan.depth, plan), _operand(weights, TILE, plan.depth, plan),
         logs.blocks, logs.counts, scale, y, s, sizes.B, sizes.O, -(-sizes.I // plan.depth),
         logs.planes.shape[0] // 3, weights.shape[0] // 4, shape.pitch, tiles, shape.tiles_b,
         shape.tiles_n, programs, shape.models_x > 1, weight_im is not None, save_sin,
-        plan.products, plan.depth, plan.descriptors, **plan.options,
+        plan.products, plan.depth, plan.descriptors,
     )  # fmt: skip
 
 
@@ -156,16 +184,15 @@ def large_backward(
     y: Tensor, s: Tensor, eps: float, straight_through: bool, needs: int, sizes: Sizes, plan: Plan,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The four gradients; operands contiguous, sizes positive. At most six launches."""
-    never_repeat()
     K, B, I, O, shared_x = sizes
-    imaginary, gated = weight_im is not None, gate is not None
+    imaginary, gated, low = weight_im is not None, gate is not None, plan.products > 1
     need_x, need_re, need_im, need_gate = needed(needs, x, weight_re, weight_im, gate)
     by_row, by_column = need_x or need_gate, need_re or need_im or need_gate
     shape = padded(sizes, imaginary, gated)
-    upstream = upstream_planes(grad_y, y, s, imaginary, sizes, shape, by_row, by_column)
+    upstream = upstream_planes(grad_y, y, s, imaginary, sizes, shape, by_row, by_column, low)
 
     tiles_w = K * shape.tiles_n * shape.tiles_i
-    splits, rows_per_split = row_splits(B, TILE, tiles_w, plan.programs)
+    splits, tiles_of_split = row_splits(shape.tiles_b, tiles_w, plan.programs)
     gate_rows = shape.tiles_b + splits * shape.tiles_n * (1 if imaginary else 2)
     gradients = Gradients(
         x, weight_re, weight_im, gate, needs, sizes, splits, gate_rows, tl.float32
@@ -174,25 +201,29 @@ def large_backward(
     rows = K * shape.tiles_b * TILE
     last = (plan.products, plan.depth, plan.descriptors)
     if by_row:
-        weights, scale = weight_planes(weight_re, weight_im, gate, sizes, shape, phase=False)
+        weights, scale = weight_planes(
+            weight_re, weight_im, gate, sizes, shape, phase=False, low=low
+        )
         tiles = K * shape.tiles_b * shape.tiles_i
         programs = min(tiles, plan.programs)
-        npu_large_backward_x_kernel[(programs,)](
+        start(
+            npu_large_backward_x_kernel, programs, plan.options,
             _operand(upstream.by_row, TILE, plan.depth, plan),
             _operand(weights, plan.depth, TILE, plan),
             upstream.row_scale, scale, x, gate, part_x, part_gate, K, B, I, shape.packed, rows,
             weights.shape[0] // 2, shape.pitch, tiles, shape.tiles_b, shape.tiles_i, programs,
-            eps, shared_x, gated, need_x, need_gate, *last, **plan.options,
+            eps, shared_x, gated, need_x, need_gate, *last,
         )  # fmt: skip
     if by_column:
-        logs = input_planes(x, gate, eps, sizes, shape)
-        npu_large_backward_w_kernel[(tiles_w * splits,)](
+        logs = input_planes(x, gate, eps, sizes, shape, low, plan.depth)
+        start(
+            npu_large_backward_w_kernel, tiles_w * splits, plan.options,
             _operand(upstream.by_column, plan.depth, TILE, plan),
             _operand(logs.planes, plan.depth, TILE, plan),
             upstream.column_scale, logs.flags, weight_re, weight_im, gate,
             part_re, part_im, part_gate, shape.tiles_b, K, O, I, shape.packed, rows,
             logs.planes.shape[0] // 3, shape.pitch, rows // TILE * shape.packed, shape.tiles_b,
-            rows_per_split // TILE, shape.models_x > 1, imaginary, gated,
-            need_re, need_im, need_gate, *last, **plan.options,
+            tiles_of_split, shape.models_x > 1, imaginary, gated,
+            need_re, need_im, need_gate, *last,
         )  # fmt: skip
     return gradients.finish(straight_through)

@@ -71,9 +71,10 @@ def _forward_sums(
         other = acc
     else:
         other = tl.zeros([BLOCK, BLOCK], tl.float32)
-    PARTS: tl.constexpr = _FLAG_INPUTS // DEPTH  # steps of the loop for a listed step
+    STEP: tl.constexpr = _FLAG_INPUTS if DEPTH < _FLAG_INPUTS else DEPTH
+    PARTS: tl.constexpr = STEP // DEPTH  # steps of the loop for a listed step
     for turn in range(loop_end(count * PARTS)):
-        i = (tl.load(blocks_ptr + turn // PARTS) - turn // PARTS) * _FLAG_INPUTS + turn * DEPTH
+        i = (tl.load(blocks_ptr + turn // PARTS) - turn // PARTS) * STEP + turn * DEPTH
         scale = tl.load(scale_ptr + i // BLOCK)
         mask = _load(logs, 2 * rows_x + row, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
         right_hi = _load(weights, 2 * rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
@@ -153,7 +154,8 @@ def _store_tile(
     return bad
 
 
-@triton.jit(do_not_specialize=["B", "rows_x", "tiles", "tiles_b", "programs"])
+# Sizes in tiles: whether 16 divides them must not compile a kernel for one more layer or batch.
+@triton.jit(do_not_specialize=["B", "steps", "rows_x", "tiles", "tiles_b", "tiles_n", "programs"])
 def npu_large_forward_kernel(
     logs,  # [3 rows_x, pitch]
     weights,  # [4 rows_w, pitch]
@@ -167,6 +169,7 @@ def npu_large_forward_kernel(
     DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
     OUTPUTS: tl.constexpr = BLOCK // 2 if HAS_IM else BLOCK
+    STEP: tl.constexpr = _FLAG_INPUTS if DEPTH < _FLAG_INPUTS else DEPTH
     for tile in tl.range(
         loop_end(tl.program_id(0)), loop_end(tiles), loop_end(programs), disable_licm=True
     ):
@@ -179,7 +182,7 @@ def npu_large_forward_kernel(
             x_tile += k * tiles_b
         w_tile = k * tiles_n + n_tile
         operands = (
-            logs, weights, blocks_ptr + x_tile.to(tl.int64) * (pitch // _FLAG_INPUTS),
+            logs, weights, blocks_ptr + x_tile.to(tl.int64) * (pitch // STEP),
             tl.load(counts_ptr + x_tile), scale_ptr + w_tile * (pitch // BLOCK),
             x_tile * BLOCK, w_tile * BLOCK, steps, rows_x, rows_w, pitch,
         )  # fmt: skip
@@ -225,7 +228,7 @@ def _halves_of_rows(acc):
     return tl.split(pairs)
 
 
-@triton.jit(do_not_specialize=["K", "B", "rows", "tiles", "tiles_b", "programs"])
+@triton.jit(do_not_specialize=["K", "B", "rows", "tiles", "tiles_b", "tiles_i", "programs"])
 def npu_large_backward_x_kernel(
     upstream,  # by rows, [2 rows, packed]
     weights,  # [2 rows_w, pitch]
@@ -386,13 +389,12 @@ def npu_large_backward_w_kernel(
             packed, rows, rows_x, pitch, PRODUCTS, DEPTH, DESCRIPTORS,
         )  # fmt: skip
     # Products with the mask, if an input of this tile is negative.
-    FLAGS: tl.constexpr = BLOCK // _FLAG_INPUTS
-    flags_ptr += (
-        x_tile.to(tl.int64) * (pitch // _FLAG_INPUTS) + i_tile * FLAGS + tl.arange(0, FLAGS)
-    )
+    STEP: tl.constexpr = _FLAG_INPUTS if DEPTH < _FLAG_INPUTS else DEPTH
+    FLAGS: tl.constexpr = BLOCK // STEP
+    flags_ptr += x_tile.to(tl.int64) * (pitch // STEP) + i_tile * FLAGS + tl.arange(0, FLAGS)
     any_negative = 0
     for tile in range(loop_end(tiles)):
-        any_negative += tl.max(tl.load(flags_ptr + tile * (pitch.to(tl.int64) // _FLAG_INPUTS)))
+        any_negative += tl.max(tl.load(flags_ptr + tile * (pitch.to(tl.int64) // STEP)))
     row = row_tile * BLOCK
     if not HAS_IM:  # planes of dQ follow those of dP
         row += 2 * rows

@@ -26,6 +26,8 @@ dQ are ``grad_y y`` and ``-grad_y s`` (`npu`).
 The hi of an infinite or NaN value is that value, its lo is 0, and no scale depends on it.
 """
 
+# ruff: noqa: SIM102 (an `if` on a compile-time constant must not be merged with one on a value)
+
 from typing import NamedTuple
 
 import torch
@@ -34,6 +36,7 @@ import triton.language as tl
 
 from npu_kernels._backends.triton.device_math import PI, clamp_gate, loop_end, magnitude
 from npu_kernels._backends.triton.launch import Sizes
+from npu_kernels._backends.triton.tape import start
 
 Tensor = torch.Tensor
 
@@ -41,8 +44,7 @@ TILE = 128  # rows and columns of the products' tiles
 BLOCK = tl.constexpr(TILE)
 _HALF = tl.constexpr(TILE // 2)
 _QUARTER = tl.constexpr(TILE // 4)
-FLAG_INPUTS = 64  # inputs that share a flag, which says whether one of them is negative
-_FLAG_INPUTS = tl.constexpr(FLAG_INPUTS)
+FLAG_INPUTS = 64  # the fewest inputs that share a flag: whether one of them is negative
 LOG_SCALE = tl.constexpr(256.0)
 _WEIGHT_LIMIT = tl.constexpr(40)  # exponents of the greatest scales
 _UPSTREAM_LIMIT = tl.constexpr(109)
@@ -73,35 +75,55 @@ def two_planes(v):
     return hi, tl.where(rest == rest, rest, 0.0).to(tl.float16)
 
 
+@triton.jit
+def _store_planes(v, ptrs, plane, LOW: tl.constexpr):
+    """Store hi of a scaled tile, and lo a plane behind if it is read."""
+    hi, lo = two_planes(v)
+    tl.store(ptrs, hi)
+    if LOW:
+        tl.store(ptrs + plane, lo)
+
+
+@triton.jit
+def _wide(plane):
+    """The elements of a plane in 64 bits; offsets of several planes exceed 32.
+
+    The compiler joins stores where it knows a divisor of their offsets.
+    """
+    return tl.multiple_of(plane.to(tl.int64), BLOCK)
+
+
 @triton.jit(do_not_specialize=["B", "tiles_b", "plane"])
 def npu_x_planes_kernel(
     x_ptr,  # [K, B, I], or [B, I] with SHARED_X
     gate_ptr,  # [K, I]
     planes_ptr,  # [3, K Bp, Ip]: hi and lo of log r, mask
-    blocks_ptr,  # [K tiles_b, Ip / FLAG_INPUTS]: the steps with a negative input in a tile of rows
+    blocks_ptr,  # [K tiles_b, Ip / STEP]: the steps with a negative input in a tile of rows
     counts_ptr,  # [K tiles_b]: the number of these steps
-    flags_ptr,  # [K tiles_b, Ip / FLAG_INPUTS]: 1 for a step with a negative input, else 0
+    flags_ptr,  # [K tiles_b, Ip / STEP]: 1 for a step with a negative input, else 0
     B, I,
     pitch,  # Ip
     tiles_b,
     plane,  # elements of one plane
-    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_GATE: tl.constexpr,
+    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_GATE: tl.constexpr, LOW: tl.constexpr,
+    STEP: tl.constexpr,  # inputs that share a flag
 ):  # fmt: skip
-    """Make the planes of BLOCK rows of a model."""
+    """Make the planes of BLOCK rows of a model; the plane of lo only with LOW."""
+    plane = _wide(plane)
     pid = tl.program_id(0).to(tl.int64)
     k = pid // tiles_b
     first_b = (pid % tiles_b) * BLOCK
     offs_b = tl.arange(0, BLOCK)
-    offs_i = tl.arange(0, _FLAG_INPUTS)
+    offs_i = tl.arange(0, STEP)
     mask_b = offs_b < B - first_b
     x_ptr += first_b * I
     if not SHARED_X:
         x_ptr += k * B * I
     out_ptr = planes_ptr + pid * BLOCK * pitch
-    steps = pitch // _FLAG_INPUTS
+    steps = pitch // STEP
     count = 0
     for step in range(loop_end(steps)):
-        i = step * _FLAG_INPUTS
+        i = step * STEP
         mask_i = offs_i < I - i
         mask = mask_b[:, None] & mask_i[None, :]
         x = tl.load(x_ptr + i + offs_b[:, None] * I + offs_i[None, :], mask=mask, other=1.0)
@@ -110,13 +132,11 @@ def npu_x_planes_kernel(
             gate = tl.load(gate_ptr + k * I + i + offs_i, mask=mask_i, other=0.0)
             ghat = clamp_gate(gate.to(tl.float32))
         else:
-            ghat = tl.full([_FLAG_INPUTS], 1.0, tl.float32)
+            ghat = tl.full([STEP], 1.0, tl.float32)
         logs = tl.log(magnitude(x, ghat[None, :], EPS))
-        hi, lo = two_planes(tl.where(mask, logs, 0.0) * LOG_SCALE)
         negative = x < 0
         offs = i + offs_b[:, None] * pitch + offs_i[None, :]
-        tl.store(out_ptr + offs, hi)
-        tl.store(out_ptr + plane + offs, lo)
+        _store_planes(tl.where(mask, logs, 0.0) * LOG_SCALE, out_ptr + offs, plane, LOW)
         tl.store(out_ptr + 2 * plane + offs, negative.to(tl.float16))
         any_negative = tl.max(negative.to(tl.int32))
         tl.store(flags_ptr + pid * steps + step, any_negative)
@@ -125,7 +145,7 @@ def npu_x_planes_kernel(
     tl.store(counts_ptr + pid, count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles_o", "plane"])
 def npu_weight_planes_kernel(
     wre_ptr,  # [K, O, I]
     wim_ptr,  # [K, O, I]
@@ -133,9 +153,10 @@ def npu_weight_planes_kernel(
     planes_ptr,  # [4, K N, Ip]: hi, lo of the weights, of their phase; [2, K N, Ip] without PHASE
     scale_ptr,  # [K N / BLOCK, Ip / BLOCK]: 1 / scale
     O, I, pitch, tiles_o, plane,
-    HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, PHASE: tl.constexpr,
+    HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, PHASE: tl.constexpr, LOW: tl.constexpr,
 ):  # fmt: skip
     """Make the planes of a block of BLOCK packed outputs and BLOCK inputs."""
+    plane = _wide(plane)
     tiles_i = pitch // BLOCK
     pid = tl.program_id(0)
     row_tile = (pid // tiles_i).to(tl.int64)
@@ -161,13 +182,9 @@ def npu_weight_planes_kernel(
         row = output % _QUARTER * 4 + output // _QUARTER % 2 * 2 + output // _HALF
     rows = row_tile * BLOCK + row
     to = rows[:, None] * pitch + offs_i[None, :]
-    hi, lo = two_planes(w_re * scale)
-    tl.store(planes_ptr + to, hi)
-    tl.store(planes_ptr + plane + to, lo)
+    _store_planes(w_re * scale, planes_ptr + to, plane, LOW)
     if HAS_IM:
-        hi, lo = two_planes(w_im * scale)
-        tl.store(planes_ptr + pitch + to, hi)
-        tl.store(planes_ptr + plane + pitch + to, lo)
+        _store_planes(w_im * scale, planes_ptr + pitch + to, plane, LOW)
     if PHASE:
         turn = tl.full([BLOCK], PI, tl.float32)
         if HAS_GATE:
@@ -175,13 +192,9 @@ def npu_weight_planes_kernel(
             turn *= clamp_gate(gate)
         phase_ptr = planes_ptr + 2 * plane
         if HAS_IM:  # P takes -pi ghat Wi, Q takes pi ghat Wr
-            hi, lo = two_planes(-w_im * turn[None, :] * scale)
-            tl.store(phase_ptr + to, hi)
-            tl.store(phase_ptr + plane + to, lo)
+            _store_planes(-w_im * turn[None, :] * scale, phase_ptr + to, plane, LOW)
             phase_ptr += pitch
-        hi, lo = two_planes(w_re * turn[None, :] * scale)
-        tl.store(phase_ptr + to, hi)
-        tl.store(phase_ptr + plane + to, lo)
+        _store_planes(w_re * turn[None, :] * scale, phase_ptr + to, plane, LOW)
 
 
 @triton.jit
@@ -208,20 +221,27 @@ def _times_by_quarters(grad_y_ptr, factor_ptr, first_o, offs_b, mask_b, O):
 def npu_upstream_planes_kernel(
     grad_y_ptr,  # [K, B, O]
     y_ptr, s_ptr,
-    planes_ptr,  # [2, K Bp, N]: hi, lo of dP and dQ; without HAS_IM of dP, then, by columns, dQ
-    scale_ptr,  # 1 / scale: by rows [K, N / BLOCK, Bp], by columns [1 or 2, K Bp / BLOCK, N]
+    row_planes_ptr,  # [2, K Bp, N]: hi, lo of dP and dQ; without HAS_IM of dP
+    row_scale_ptr,  # 1 / scale, [K, N / BLOCK, Bp]
+    column_planes_ptr,  # the same; without HAS_IM dP, then dQ
+    column_scale_ptr,  # [1 or 2, K Bp / BLOCK, N]
     B, O,
     packed,  # N
     tiles_b, plane,
     scale_plane,  # elements of the scales of dP
-    HAS_IM: tl.constexpr, BY_ROW: tl.constexpr,
+    HAS_IM: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr, LOW: tl.constexpr,
 ):  # fmt: skip
-    """Make the planes of BLOCK rows and BLOCK packed outputs, with a scale for each row or column.
+    """Make the planes of BLOCK rows and BLOCK packed outputs, with scales by row and by column.
 
-    The grid's second axis is dP, dQ; with an imaginary weight one program makes both.
+    Without an imaginary weight, programs that make planes by column take turns with dP and dQ.
     """
+    plane = _wide(plane)
     tiles_n = packed // BLOCK
     pid = tl.program_id(0)
+    part = pid * 0
+    if BY_COLUMN and not HAS_IM:
+        part = pid % 2
+        pid = pid // 2
     n_tile = pid % tiles_n
     row_tile = (pid // tiles_n).to(tl.int64)
     k = row_tile // tiles_b
@@ -232,7 +252,6 @@ def npu_upstream_planes_kernel(
     grad_y_ptr += start
     y_ptr += start
     s_ptr += start
-    part = tl.program_id(1)
     if HAS_IM:
         d = _times(grad_y_ptr, y_ptr, n_tile * _HALF, offs_b, mask_b, O, _HALF)
         d = tl.interleave(d, -_times(grad_y_ptr, s_ptr, n_tile * _HALF, offs_b, mask_b, O, _HALF))
@@ -243,18 +262,24 @@ def npu_upstream_planes_kernel(
             factor_ptr = s_ptr
             sign = -1.0
         d = sign * _times_by_quarters(grad_y_ptr, factor_ptr, n_tile * BLOCK, offs_b, mask_b, O)
-    AXIS: tl.constexpr = 1 if BY_ROW else 0  # the elements along it share a scale
-    scale, inverse = scales(tl.max(finite_size(d), axis=AXIS), _UPSTREAM_LIMIT)
+    offs = row_tile * BLOCK * packed + n_tile * BLOCK
+    offs = offs + offs_b[:, None] * packed + tl.arange(0, BLOCK)[None, :]
     if BY_ROW:
-        scale_ptr += ((k * tiles_n + n_tile) * tiles_b + row_tile % tiles_b) * BLOCK
-    else:
-        scale_ptr += part.to(tl.int64) * scale_plane + row_tile * packed + n_tile * BLOCK
+        if part == 0:
+            to = ((k * tiles_n + n_tile) * tiles_b + row_tile % tiles_b) * BLOCK
+            _store_upstream(d, row_planes_ptr + offs, row_scale_ptr + to, plane, 1, LOW)
+    if BY_COLUMN:
+        to = part.to(tl.int64) * scale_plane + row_tile * packed + n_tile * BLOCK
+        offs = 2 * part.to(tl.int64) * plane + offs
+        _store_upstream(d, column_planes_ptr + offs, column_scale_ptr + to, plane, 0, LOW)
+
+
+@triton.jit
+def _store_upstream(d, ptrs, scale_ptr, plane, AXIS: tl.constexpr, LOW: tl.constexpr):
+    """Store a tile's planes and inverse scales; elements along AXIS share a scale."""
+    scale, inverse = scales(tl.max(finite_size(d), axis=AXIS), _UPSTREAM_LIMIT)
     tl.store(scale_ptr + tl.arange(0, BLOCK), inverse)
-    hi, lo = two_planes(d * tl.expand_dims(scale, AXIS))
-    planes_ptr += 2 * part.to(tl.int64) * plane + row_tile * BLOCK * packed + n_tile * BLOCK
-    offs = offs_b[:, None] * packed + tl.arange(0, BLOCK)[None, :]
-    tl.store(planes_ptr + offs, hi)
-    tl.store(planes_ptr + plane + offs, lo)
+    _store_planes(d * tl.expand_dims(scale, AXIS), ptrs, plane, LOW)
 
 
 class Padded(NamedTuple):
@@ -287,37 +312,42 @@ class InputPlanes(NamedTuple):
     """The planes of log r and of the mask, and the steps with negative inputs."""
 
     planes: Tensor  # [3 models_x tiles_b TILE, pitch]
-    blocks: Tensor  # [models_x tiles_b, pitch / FLAG_INPUTS]
+    blocks: Tensor  # [models_x tiles_b, pitch / max(FLAG_INPUTS, depth)]
     counts: Tensor  # [models_x tiles_b]
-    flags: Tensor  # [models_x tiles_b, pitch / FLAG_INPUTS]
+    flags: Tensor  # as blocks
 
 
 def input_planes(
-    x: Tensor, gate: Tensor | None, eps: float, sizes: Sizes, shape: Padded
+    x: Tensor, gate: Tensor | None, eps: float, sizes: Sizes, shape: Padded, low: bool, depth: int
 ) -> InputPlanes:
-    """Make the planes of x in one launch; x and gate contiguous."""
+    """Make the planes of x in one launch; x and gate contiguous; `depth` of a product's step."""
     tiles = shape.models_x * shape.tiles_b
     planes = x.new_empty((3 * tiles * TILE, shape.pitch), dtype=torch.float16)
-    blocks, flags = x.new_empty((2, tiles, shape.pitch // FLAG_INPUTS), dtype=torch.int32)
+    step = max(FLAG_INPUTS, depth)
+    # Tensors by themselves: each begins at a multiple of 16 bytes, whatever the sizes.
+    blocks = x.new_empty((tiles, shape.pitch // step), dtype=torch.int32)
+    flags = x.new_empty((tiles, shape.pitch // step), dtype=torch.int32)
     counts = x.new_empty((tiles,), dtype=torch.int32)
-    npu_x_planes_kernel[(tiles,)](
-        x, gate, planes, blocks, counts, flags, sizes.B, sizes.I, shape.pitch, shape.tiles_b,
-        tiles * TILE * shape.pitch, eps, sizes.shared_x, gate is not None, **OPTIONS,
+    start(
+        npu_x_planes_kernel, tiles, OPTIONS, x, gate, planes, blocks, counts, flags, sizes.B,
+        sizes.I, shape.pitch, shape.tiles_b, tiles * TILE * shape.pitch, eps, sizes.shared_x,
+        gate is not None, low, step,
     )  # fmt: skip
     return InputPlanes(planes, blocks, counts, flags)
 
 
 def weight_planes(
     weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
-    sizes: Sizes, shape: Padded, phase: bool,
+    sizes: Sizes, shape: Padded, phase: bool, low: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Planes ``[2 K N, Ip]``, with `phase` ``[4 K N, Ip]``, and inverse scales; one launch."""
     rows = sizes.K * shape.packed
     planes = weight_re.new_empty(((4 if phase else 2) * rows, shape.pitch), dtype=torch.float16)
     scale = weight_re.new_empty((sizes.K * shape.tiles_n, shape.tiles_i), dtype=torch.float32)
-    npu_weight_planes_kernel[(sizes.K * shape.tiles_n * shape.tiles_i,)](
+    start(
+        npu_weight_planes_kernel, sizes.K * shape.tiles_n * shape.tiles_i, OPTIONS,
         weight_re, weight_im, gate, planes, scale, sizes.O, sizes.I, shape.pitch, shape.tiles_n,
-        rows * shape.pitch, weight_im is not None, gate is not None, phase, **OPTIONS,
+        rows * shape.pitch, weight_im is not None, gate is not None, phase, low,
     )  # fmt: skip
     return planes, scale
 
@@ -333,9 +363,9 @@ class UpstreamPlanes(NamedTuple):
 
 def upstream_planes(
     grad_y: Tensor, y: Tensor, s: Tensor, imaginary: bool, sizes: Sizes, shape: Padded,
-    by_row: bool, by_column: bool,
+    by_row: bool, by_column: bool, low: bool,
 ) -> UpstreamPlanes:  # fmt: skip
-    """Make planes by row and by column, a launch for each; all tensors contiguous."""
+    """Make planes by row and by column in one launch; all tensors contiguous."""
     tiles = sizes.K * shape.tiles_b
     rows, parts = tiles * TILE, 1 if imaginary else 2
 
@@ -348,9 +378,10 @@ def upstream_planes(
         empty(by_column, (2 * parts * rows, shape.packed), torch.float16),
         empty(by_column, (parts, tiles, shape.packed), torch.float32),
     )
-    for rowwise in [True] * by_row + [False] * by_column:
-        npu_upstream_planes_kernel[(tiles * shape.tiles_n, 1 if rowwise else parts)](
-            grad_y, y, s, *(result[:2] if rowwise else result[2:]), sizes.B, sizes.O, shape.packed,
-            shape.tiles_b, rows * shape.packed, tiles * shape.packed, imaginary, rowwise, **OPTIONS,
+    if by_row or by_column:
+        start(
+            npu_upstream_planes_kernel, tiles * shape.tiles_n * (parts if by_column else 1),
+            OPTIONS, grad_y, y, s, *result, sizes.B, sizes.O, shape.packed, shape.tiles_b,
+            rows * shape.packed, tiles * shape.packed, imaginary, by_row, by_column, low,
         )  # fmt: skip
     return result

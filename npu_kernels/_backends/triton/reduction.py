@@ -34,7 +34,7 @@ def _sum_rows(
     acc = tl.zeros([ROWS, BLOCK], dtype=ACC)
     for r in range(0, loop_end(rows), ROWS):
         acc += tl.load(ptrs, mask=(offs_r < rows - r)[:, None] & mask[None, :], other=0.0)
-        ptrs += ROWS * n
+        ptrs += ROWS * n.to(tl.int64)  # 16 rows may be more than 2**31 elements
     return tl.sum(acc, axis=0)
 
 
@@ -116,8 +116,12 @@ def sum_partials(
     clip: bool = False,
     re_nac: Nac | None = None,
     im_nac: Nac | None = None,
+    sum_weights: bool = True,
 ) -> None:
-    """Write ``destination = partial.sum(0)`` for every sum, in one launch; none without a sum."""
+    """Write ``destination = partial.sum(0)`` for every sum, in one launch; none without a sum.
+
+    sum_weights: false where `re` and `im` only say which kernel is launched.
+    """
     if not (re or im or x or gate):
         return
     options = tuning.REDUCTION
@@ -130,8 +134,8 @@ def sum_partials(
         n = summands[0].numel() // rows
         return n, rows, -(-n // block)
 
-    n_re, rows_re, blocks_re = size(re)
-    n_im, rows_im, blocks_im = size(im)
+    n_re, rows_re, blocks_re = size(re if sum_weights else None)
+    n_im, rows_im, blocks_im = size(im if sum_weights else None)
     n_x, rows_x, blocks_x = size(x)
     n_gate, rows_gate, blocks_gate = size(gate)
     end_im = blocks_re + blocks_im

@@ -18,9 +18,9 @@ A recording is used only if it makes no visible difference:
 - nothing observes launches or changes what is compiled: launch hooks, which profilers set, hooks of
   a kernel, Triton's debug mode and instrumentation, a replaced ``JITFunction.run``
 
-Interpreted kernels, large layers (`npu_large`), launchers that compute with torch, and versions of
-Triton whose compiled kernels differ from those of 3.6 to 3.9 are not recorded: they launch in
-Triton's own way at every call.
+Interpreted kernels, launchers that compute with torch, and versions of Triton whose compiled
+kernels differ from those of 3.6 to 3.9 are not recorded: they launch in Triton's own way at every
+call. A tensor descriptor, by which large layers (`npu_large`) read planes, is made anew.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from npu_kernels._backends.triton import tuning
 from npu_kernels._backends.triton.launch import contiguous
@@ -50,6 +51,7 @@ _ALLOCATIONS = (_aten.new_empty.default, _aten.empty.memory_format, _aten.empty_
 # Kernels without float32 matrix products; all others may depend on the float32 matmul precision.
 _ANY_PRECISION = {"npu_small_forward", "npu_small_backward", "sum_partials"}
 _ANY_PRECISION |= {"nmu_forward", "nmu_backward", "nmru_forward", "nmru_backward"}
+_new = object.__new__  # without the checks that the first one has passed
 _CPU = -1  # for a test whose launches are mocked
 _SEEN, _NEVER, _BY_PRECISION = "seen", "never", "by precision"
 _run = JITFunction.run
@@ -84,6 +86,7 @@ class Tape:
         self.driver = driver.active
         self.device = self.driver.get_current_device()
         self.allocations, self.launches = tuple(recorder.allocations), tuple(recorder.launches)
+        self.descriptors = recorder.descriptors[::-1]
         self.hooks = [launch.kernel.pre_run_hooks for launch in recorder.launches]
         self.results = itemgetter(*results)  # a tensor if there is one, else a tuple
 
@@ -102,6 +105,10 @@ class Tape:
         addresses: list[Any] = [tensor.data_ptr() for tensor in tensors]
         if functools.reduce(or_, addresses) & _UNALIGNED:
             return None
+        for index, fields in self.descriptors:
+            descriptor = _new(TensorDescriptor)
+            descriptor.__dict__.update(fields, base=tensors[index])
+            addresses.append(descriptor)
         addresses.append(None)
         stream = active.get_current_stream(device)
         for run, function, metadata, programs, select, numbers, _, _ in self.launches:
@@ -123,6 +130,8 @@ class _Recorder(TorchDispatchMode):
         self.indices[id(None)] = -1
         self.allocations: list[_Allocation] = []
         self.launches: list[_Launch] = []
+        # Each descriptor's tensor and fields. A launch takes the first by the index -2, then -3.
+        self.descriptors: list[tuple[int, dict[str, Any]]] = []
         self.seen = 0  # launches, with and without `start`
 
     def __enter__(self) -> Any:
@@ -167,11 +176,12 @@ class _Recorder(TorchDispatchMode):
     def launch(
         self, kernel: Any, programs: int, options: dict[str, Any], arguments: Any, compiled: Any
     ) -> None:
-        """Record a launch; its arguments are tensors named ``*_ptr``, numbers and constants."""
+        """Record a launch; its arguments are tensors and descriptors, numbers and constants."""
         try:
             names = [param.name for param in kernel.params]
-            tensors = sum(name.endswith("_ptr") for name in names)
-            select = itemgetter(*[self.indices[id(tensor)] for tensor in arguments[:tensors]])
+            kinds = Tensor, TensorDescriptor
+            tensors = sum(operand is None or isinstance(operand, kinds) for operand in arguments)
+            select = itemgetter(*[self._index(operand) for operand in arguments[:tensors]])
             constants = (options[name] for name in names[len(arguments) :])
             numbers = (*arguments[tensors:], *constants)
             handle = (compiled.run, compiled.function, compiled.packed_metadata)
@@ -179,6 +189,14 @@ class _Recorder(TorchDispatchMode):
             self.launches.append(_Launch(*handle, programs, select, numbers, kernel, compiled))
         except (AttributeError, KeyError):  # interpreted, another Triton, or a foreign tensor
             self.valid = False
+
+    def _index(self, operand: Any) -> int:
+        """The index of a tensor's address or of a descriptor among a replay's addresses."""
+        if type(operand) is not TensorDescriptor:
+            return self.indices[id(operand)]
+        fields = {name: value for name, value in vars(operand).items() if name != "base"}
+        self.descriptors.append((self.indices[id(operand.base)], fields))
+        return -1 - len(self.descriptors)
 
     def tape(self, results: Any) -> Tape | None:
         """The recording, None where the calls cannot be repeated."""
@@ -200,13 +218,6 @@ def start(kernel: Any, programs: int, options: dict[str, Any], *arguments: Any) 
     recorder = getattr(_recorders, "active", None)
     if recorder is not None:
         recorder.launch(kernel, programs, options, arguments, compiled)
-
-
-def never_repeat() -> None:
-    """Do not record the current call: its launches have arguments that a recording cannot hold."""
-    recorder = getattr(_recorders, "active", None)
-    if recorder is not None:
-        recorder.valid = False
 
 
 def _undisturbed() -> bool:

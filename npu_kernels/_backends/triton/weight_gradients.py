@@ -44,7 +44,15 @@ class Gradients:
             (part, result) if need and part is not result else None
             for need, part, result in zip(self.needed, self.parts, self.results, strict=True)
         )
-        sum_partials(self.acc, re, im, x, gate, self.gate, clip=not straight_through)
+        other, (_, need_re, need_im, _) = gate or x, self.needed
+        sum_weights = re is not None or im is not None
+        if not sum_weights and other is not None:
+            # Fewer rows than usual: the kernel is still the one that has sums of weights too.
+            re = (other[0], self.results[1]) if need_re else None
+            im = (other[0], self.results[2]) if need_im else None
+        sum_partials(
+            self.acc, re, im, x, gate, self.gate, clip=not straight_through, sum_weights=sum_weights
+        )
         grad_x, grad_re, grad_im, grad_gate = self.results
         return grad_x, grad_re, grad_im, grad_gate
 

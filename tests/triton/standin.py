@@ -1,0 +1,287 @@
+"""Triton's own path from a launcher to the driver, over a stand-in for libcuda (`standin.c`).
+
+Kernels are compiled for sm_90, loaded and launched by Triton's driver module and C launchers; the
+stand-in refuses what a driver refuses, and reads the parameters of each launch back. Nothing runs.
+For a process of its own without TRITON_INTERPRET, in which `TRITON_LIBCUDA_PATH` and
+`LD_LIBRARY_PATH` name the folder of the stand-in. ``python -m tests.triton.standin`` runs the
+functions named ``check_*``, which `test_standin` reads.
+"""
+
+import ctypes
+import json
+import os
+import re
+import statistics
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
+
+from npu_kernels._backends import triton as backend
+from npu_kernels._backends.triton import npu_large, npu_planes
+from npu_kernels._backends.triton.launch import Sizes
+from tests.triton.mocked import calls
+
+EPS = 1e-7
+BITS = {"64": 8, "32": 4, "16": 2, "8": 1}  # of a type's name, in bytes
+PARAMETER = re.compile(
+    r"\.param\s+(?:\.align\s+\d+\s+)?\.[a-z](\d+)(?:\s+\.ptr[^,\n]*?)?\s+\w+(?:\[(\d+)\])?"
+)
+
+
+class Driver(CudaDriver):  # type: ignore[misc]
+    """The driver of an absent H100, whose device memory is that of the processor."""
+
+    def __init__(self) -> None:
+        self.utils, self.launcher_cls = CudaUtils(), CudaLauncher
+
+    def get_current_target(self) -> Any:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+class Launch(NamedTuple):
+    """What the driver was given."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    threads: int
+    shared: int  # bytes
+    parameters: tuple[bytes, ...]
+
+
+launches: list[Launch] = []
+loaded: dict[int, Any] = {}  # compiled kernels by their handles
+
+
+def _sizes(ptx: str) -> list[int]:
+    """The bytes of each parameter of a kernel."""
+    head = ptx[ptx.index(".entry") :]
+    return [
+        int(array or BITS[bits]) for bits, array in PARAMETER.findall(head[: head.index(")\n")])
+    ]
+
+
+def listen() -> Any:
+    """Make this process launch by the stand-in, and note every launch."""
+    library: Any = ctypes.CDLL(os.path.join(os.environ["TRITON_LIBCUDA_PATH"], "libcuda.so.1"))
+    triton.runtime.driver.set_active(Driver())
+    kind = triton.compiler.CompiledKernel
+    original = kind._init_handles
+
+    def load(self: Any) -> None:
+        original(self)
+        loaded[self.function] = self
+
+    def note(
+        function: int, x: int, y: int, z: int, threads: int, shared: int, _: int, values: Any
+    ) -> None:
+        kernel = loaded[function]
+        memory = tuple(
+            ctypes.string_at(values[n], size) for n, size in enumerate(_sizes(kernel.asm["ptx"]))
+        )
+        launches.append(Launch(kernel.name, (x, y, z), threads, shared, memory))
+
+    kind._init_handles = load
+    numbers = [ctypes.c_uint64, *[ctypes.c_uint] * 5, ctypes.c_uint64]
+    listener = ctypes.CFUNCTYPE(None, *numbers, ctypes.POINTER(ctypes.c_void_p))(note)
+    library.standin_listen(listener)
+    library.listener = listener  # which must live as long
+    return library
+
+
+def _without_addresses(tensors: list[Tensor | None]) -> list[Any]:
+    """The launches, with the address of each tensor replaced by its number, of others by "new"."""
+    numbers = {t.data_ptr(): n for n, t in enumerate(tensors) if t is not None and t.numel()}
+
+    def known(parameter: bytes) -> Any:
+        """A tensor map begins with an address too."""
+        if len(parameter) not in (8, 128):
+            return parameter
+        address = int.from_bytes(parameter[:8], "little")
+        return numbers.get(address, "new" if address >> 32 else address), parameter[8:72]
+
+    return [launch._replace(parameters=tuple(map(known, launch.parameters))) for launch in launches]
+
+
+def _large(rows: int, inputs: int, outputs: int) -> tuple[list[Any], list[Any]]:
+    """The operands of a large layer's forward and backward; none of their memory is touched."""
+    x, grad_y = torch.empty(rows, inputs), torch.empty(rows, outputs)
+    weight = [torch.empty(outputs, inputs) for _ in range(2)]
+    forward = [x, *weight, torch.empty(inputs)]
+    return forward, [grad_y, *forward, torch.empty_like(grad_y), torch.empty_like(grad_y)]
+
+
+def _step(rows: int, inputs: int, outputs: int) -> None:
+    (forward, backward), kernels = _large(rows, inputs, outputs), backend.launchers()
+    kernels["npu_forward"](*forward, EPS, True)
+    kernels["npu_backward"](*backward, EPS, False, 15)
+
+
+def check_parameters_of_replays() -> None:
+    """A repeated call gives the driver what an ordinary call gives: grids, numbers, tensor maps."""
+    forward, backward = _large(256, 512, 512)
+    cases = {
+        **calls("npu", (100, 6, 2), torch.float32),
+        "large npu_forward": (forward, (EPS, True)),
+        "large npu_backward": (backward, (EPS, False, 15)),
+    }
+    for label, (tensors, rest) in cases.items():
+        operator = label.split()[-1]
+        launcher = backend.launchers()[operator]
+        repeated, seen = backend.repeat(operator, launcher), []
+        for call in (launcher, repeated, repeated, repeated):
+            launches.clear()
+            results = list(call(*tensors, *rest))
+            seen.append(_without_addresses([*tensors, *results]))
+        assert seen[0], label
+        assert all(entry == seen[0] for entry in seen), (label, seen)
+        tapes = repeated.tapes.values()  # type: ignore[attr-defined]
+        assert any(type(tape).__name__ == "Tape" for tape in tapes), (label, tapes)
+
+
+def check_no_kernel_is_compiled_for_another_batch() -> None:
+    """Neither for a last batch nor for an odd number of tiles or another size of the layer."""
+    _step(4096, 640, 640)
+    before = set(loaded)
+    for sizes in ((300, 640, 640), (128, 640, 640), (65536, 512, 512), (16384, 1024, 1024)):
+        _step(*sizes)
+        new = [loaded[function].name for function in set(loaded) - before]
+        assert not new, (sizes, new)
+
+
+PLANES = ("npu_x_planes_kernel", "npu_weight_planes_kernel", "npu_upstream_planes_kernel")
+
+
+def check_widths_of_stores() -> None:
+    """Planes are stored 16 bytes at a time: no float16 number goes out alone or in pairs."""
+    _step(4096, 512, 512)
+    widths = {}
+    for kernel in loaded.values():
+        if kernel.name in PLANES:
+            stores = re.findall(r"st\.global((?:\.v\d)?\.b\d+)", kernel.asm["ptx"])
+            widths[kernel.name] = {width: stores.count(width) for width in sorted(set(stores))}
+    assert set(widths) == set(PLANES)
+    for name in ("npu_x_planes_kernel", "npu_upstream_planes_kernel"):
+        assert ".b16" not in widths[name], widths
+        assert widths[name][".v4.b32"] >= 8, widths
+
+
+def check_sizes_are_not_shifted_in_32_bits() -> None:
+    """A number of elements that may exceed 2**27 is widened before it is multiplied."""
+    _step(4096, 512, 512)
+    sizes = {"plane", "scale_plane", "n_w", "n_x", "n_gate"}
+    checked = set()
+    for kernel in loaded.values():
+        ptx, jit = kernel.asm["ptx"], kernel.src.fn
+        constants = {path[0] for path in kernel.src.constants}
+        names = [p.name for n, p in enumerate(jit.params) if n not in constants]
+        if any("desc" in str(kind) for kind in kernel.src.signature.values()):
+            continue  # a descriptor is several parameters; these kernels take sizes in rows
+        for number, name in enumerate(names):
+            if name in sizes:
+                read = rf"ld\.param\.b32\s+(%r\d+), \[{kernel.name}_param_{number}\]"
+                for register in re.findall(read, ptx):
+                    shifted = re.search(rf"shl\.b32\s+%r\d+, {register}, \d+;", ptx)
+                    assert shifted is None, (kernel.name, name, shifted and shifted[0])
+                    checked.add(name)
+    assert {"plane", "n_w", "n_gate"} <= checked, checked
+
+
+def check_sizes_of_2_31_elements() -> None:
+    """Parameters of planes whose elements, or those of several planes, exceed 32 bits."""
+    kernel = npu_planes.npu_x_planes_kernel
+    x, half, index = torch.empty(16), torch.empty(16, dtype=torch.float16), torch.empty(4).int()
+    for elements in (2**29, 2**30, 2**31):
+        launches.clear()
+        rows = elements // 512
+        arguments = (x, x, half, index, index, index, rows, 512, 512, rows // 128, elements)
+        kernel[(1,)](*arguments, EPS, True, True, True, 64, **npu_planes.OPTIONS)
+        (launch,) = launches
+        assert int.from_bytes(launch.parameters[10], "little") == elements
+
+
+def check_which_waves_are_full() -> None:
+    """backward_w leaves less than a tenth of the multiprocessors' time unused."""
+    for width in (*range(512, 2049, 64),):
+        for rows in (16384, 65536):
+            forward, _ = _large(1, width, width)
+            sizes = Sizes(1, rows, width, width, True)
+            shape = npu_planes.padded(sizes, True, True)
+            plan = npu_large.plan_of(forward[0], True, sizes)
+            assert plan is not None
+            tiles = shape.tiles_n * shape.tiles_i
+            splits, length = npu_large.row_splits(shape.tiles_b, tiles, plan.programs)
+            assert (splits - 1) * length < shape.tiles_b <= splits * length
+            waves = -(-tiles * splits // plan.programs)
+            used = tiles * shape.tiles_b / (waves * plan.programs * length)
+            assert used > 0.9, (width, rows, splits, used)
+
+
+def _microseconds(step: Callable[[], object], rounds: int = 9, repetitions: int = 20) -> float:
+    for _ in range(3):
+        step()
+    times = []
+    for _ in range(rounds):
+        begin = time.process_time_ns()
+        for _ in range(repetitions):
+            step()
+        times.append((time.process_time_ns() - begin) / repetitions / 1e3)
+    return statistics.median(times)
+
+
+def processor_times(library: Any) -> dict[str, float]:
+    """Microseconds of processor time of a large layer's forward and backward, and a small one's."""
+    library.standin_listen(ctypes.cast(None, type(library.listener)))
+    times = {}
+    # Operands are small, because the processor's allocator, unlike a GPU's, is slow for large ones.
+    for name, sizes in (("large", (64, 64, 64)), ("small", (100, 6, 2))):
+        forward, backward = _large(*sizes)
+        launchers = backend.launchers()
+        repeated = {operator: backend.repeat(operator, launchers[operator]) for operator in (
+            "npu_forward", "npu_backward",
+        )}  # fmt: skip
+        for label, kind in ((name, repeated), (f"{name} ordinary", launchers)):
+
+            def step(kind: Any = kind, forward: Any = forward, backward: Any = backward) -> None:
+                kind["npu_forward"](*forward, EPS, True)
+                kind["npu_backward"](*backward, EPS, False, 15)
+
+            with npu_large.use_plan(npu_large.PLANS["sm_90"]):
+                times[label] = round(_microseconds(step), 1)
+    library.standin_listen(library.listener)
+    return times
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    library = listen()
+    backend.launchers()
+    for name, check in list(globals().items()):
+        if name.startswith("check_"):
+            begin, fault = time.perf_counter(), ""
+            try:
+                check()
+            except Exception:
+                fault = traceback.format_exc()
+            print(json.dumps([name, fault, time.perf_counter() - begin]), flush=True)
+    print(json.dumps(["times", processor_times(library), len(loaded)]), flush=True)
+    os._exit(0)  # without unloading
+
+
+if __name__ == "__main__":
+    main()
