@@ -11,7 +11,7 @@ from torch import Tensor
 
 from npu_kernels import ode
 from npu_kernels._laws.series.data import read
-from npu_kernels._laws.series.fit import SMALLEST_BATCH, batches
+from npu_kernels._laws.series.fit import SMALLEST_BATCH, batches, hopeful
 from npu_kernels._laws.series.job import Job
 from npu_kernels._laws.series.laws import Law
 from npu_kernels._laws.series.sensitivity import Shape, Trajectories, chained
@@ -142,3 +142,16 @@ def test_a_coefficient_and_an_exponent_that_only_go_together() -> None:
     powers, coefficients = result.weights()
     assert sorted(powers[0].tolist()) == [[0, 1], [1, 0], [1, 1]]
     assert int((coefficients != 0).sum()) == 4
+
+
+def test_laws_that_fractions_cannot_make_the_best_are_not_rounded() -> None:
+    t, u = hunters(0)
+    data = read(t, u, "fit", None, None, None, 2).scaled()
+    X, Y = data.size.tolist()
+    rates = numbers(1.3, -0.7 * Y, 0, 0, 0.35 * X, -0.9) * 12
+    good = torch.cat([numbers(1.05, 0, 1.05, 0.95, 0, 0.95), rates, data.values[0, 0]])
+    problem, poor = Trajectories(data, Shape(3, 2, 1), 4), good.clone()
+    poor[9:11] = poor[9:11] * 0.8
+    laws = [Law(problem, x, good != 0) for x in (poor, good)]
+    assert hopeful(laws, 4) == laws[1:]
+    assert hopeful(laws[:1] * 2, 4) == laws[:1] * 2
