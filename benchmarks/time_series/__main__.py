@@ -7,6 +7,7 @@
 
 fsir       the fractional SIR model of the paper, 40 points from 0 to 200, first states known
 bromine    2 HBr from H2 and Br2 at a rate k [H2] [Br2]^(1/2), 25 points, first states known
+hunters    Lotka and Volterra's law, 40 points from 0 to 12, first states known
 
 Noise is normal, in units of each column's root mean square. The method "search" knows nothing of
 the law but the number of terms, and has 24 starts; "form" begins with the true law, of which all
@@ -48,7 +49,9 @@ ODEBENCH_OUT = OUT.with_name("odebench.jsonl")
 MARK, LAWS, WRONG = "time-series", "time-series-laws", "time-series-wrong"
 ODEBENCH = "odebench"
 METHODS = ("search", "form")
-TITLES = {"fsir": "fractional SIR", "bromine": "rate law of order 3/2"}
+TITLES = {
+    "fsir": "fractional SIR", "bromine": "rate law of order 3/2", "hunters": "Lotka and Volterra"
+}  # fmt: skip
 SEARCH_STARTS = 24
 FINE = 400  # steps between two points of the true trajectory
 # Draws that were looked at when the rule for alternatives was chosen: they say nothing of it.
@@ -113,6 +116,14 @@ CASES = {
         (1.0, 0.8, 0.0),
         20.0,
         25,
+    ),
+    "hunters": Case(
+        ("x", "y"),
+        ((1.0, 0.0), (1.0, 1.0), (0.0, 1.0)),
+        ((1.3, -0.7, 0.0), (0.0, 0.35, -0.9)),
+        (2.0, 1.0),
+        12.0,
+        40,
     ),
 }
 
