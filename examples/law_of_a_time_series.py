@@ -1,21 +1,22 @@
 """The law of a time series in a CSV file, by `ode.fit`.
 
-    python examples/law_of_a_time_series.py                              # hares and lynxes: Lotka
-    and Volterra
-    python examples/law_of_a_time_series.py FILE [--terms N] [--starts N] [--relative] [--plot
-    PICTURE]
+    python examples/law_of_a_time_series.py [--plot PICTURE]       # hares and lynxes
+    python examples/law_of_a_time_series.py --influenza [--plot PICTURE]
+    python examples/law_of_a_time_series.py FILE [--terms N] [--starts N] [--relative]
 
 The first column is time, the others are the states; an empty cell is a missing value. Lines that
-start with # are left
-out. For a file of your own nothing is assumed of the law but the greatest number of its terms.
-Needs pandas, SciPy and
-sympy (``pip install 'npu_kernels[sklearn]' pandas``), and matplotlib for the picture.
+start with # are left out. The hares have Lotka and Volterra's law, the influenza in a boarding
+school that of Kermack and McKendrick, with one rate of infection in both equations. For a file of
+your own nothing is assumed of the law but the greatest number of its terms: examples/sunspots.csv
+is one that no law of one state explains. Needs pandas, SciPy and sympy
+(``pip install 'npu_kernels[sklearn]' pandas``), and matplotlib for the picture.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pandas
 import torch
@@ -24,13 +25,24 @@ from torch import nn
 from npu_kernels import NAU, RealNPU, ode
 
 PELTS = Path(__file__).parent / "hare_lynx.csv"
+IN_BED = PELTS.with_name("influenza.csv")
 
 
 def lotka_volterra() -> nn.Sequential:
     """hare' = a hare - b hare lynx, lynx' = c hare lynx - d lynx, with a guess of a, b, c, d."""
-    model = nn.Sequential(RealNPU(2, 3), NAU(3, 2, clip=False)).double()
     weight_re = [[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]  # hare, hare lynx, lynx
-    rates = [[0.5, -0.02, 0.0], [0.0, 0.02, -0.8]]
+    return known(weight_re, [[0.5, -0.02, 0.0], [0.0, 0.02, -0.8]])
+
+
+def kermack_mckendrick() -> nn.Sequential:
+    """S' = -b S I, I' = b S I - g I, with a guess of b and g."""
+    return known([[1.0, 1.0], [0.0, 1.0]], [[-0.002, 0.0], [0.002, -0.5]])  # S I, I
+
+
+def known(weight_re: list[list[float]], rates: list[list[float]]) -> nn.Sequential:
+    """A law with these exponents, which stay, and a guess of its coefficients."""
+    terms = len(weight_re)
+    model = nn.Sequential(RealNPU(2, terms), NAU(terms, 2, clip=False)).double()
     model.load_state_dict(
         {
             "0.weight_re": torch.tensor(weight_re),
@@ -48,6 +60,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", nargs="?", type=Path, default=PELTS)
+    parser.add_argument("--influenza", action="store_true", help="instead of hares and lynxes")
     parser.add_argument("--terms", type=int, default=3, help="how many products the law may have")
     parser.add_argument("--starts", type=int, default=24)
     parser.add_argument(
@@ -58,20 +71,24 @@ def main() -> None:
     )
     arguments = parser.parse_args()
 
-    table = pandas.read_csv(arguments.file, comment="#")
+    file = IN_BED if arguments.influenza else arguments.file
+    table = pandas.read_csv(file, comment="#")
     t, u = table.iloc[:, 0], table.iloc[:, 1:]
-    is_shipped = arguments.file == PELTS
-    sizes = u.shape[1], arguments.terms
-    models = nn.Sequential(
-        RealNPU(*sizes, num_models=arguments.starts), NAU(*sizes[::-1], num_models=arguments.starts)
-    )
-    law = ode.fit(
-        lotka_volterra() if is_shipped else models,
-        t,
-        u,
-        sigma="relative" if is_shipped or arguments.relative else None,
-        start="model" if is_shipped else "search",
-    )
+    options: dict[str, Any] = {"sigma": "relative" if arguments.relative else None}
+    if arguments.influenza:
+        model = kermack_mckendrick()
+        # Infection takes boys from S to I, recovery takes them away; S begins with all but one.
+        options = {"stoichiometry": [[-1, 0], [1, -1]], "start": "model"}
+        options["u0"] = [762, float("nan")]
+    elif file == PELTS:
+        model = lotka_volterra()
+        options = {"sigma": "relative", "start": "model"}
+    else:
+        sizes, starts = (u.shape[1], arguments.terms), arguments.starts
+        model = nn.Sequential(
+            RealNPU(*sizes, num_models=starts), NAU(*sizes[::-1], num_models=starts)
+        )
+    law = ode.fit(model, t, u, **options)
     print(law.report())
     if arguments.plot:
         law.plot().savefig(arguments.plot)

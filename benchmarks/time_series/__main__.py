@@ -3,9 +3,11 @@
     python -m benchmarks.time_series --noise 0,0.01,0.05 --seeds 50 # the rows that the file lacks
     python -m benchmarks.time_series --report docs/time-series.md   # the table of the file's rows
     python -m benchmarks.time_series --odebench --noise 0,0.01,0.05 --dropped 0,0.5
+    python -m benchmarks.time_series --odebench --methods ode.fit,pysindy --systems 27,104
 
 fsir       the fractional SIR model of the paper, 40 points from 0 to 200, first states known
 bromine    2 HBr from H2 and Br2 at a rate k [H2] [Br2]^(1/2), 25 points, first states known
+hunters    Lotka and Volterra's law, 40 points from 0 to 12, first states known
 
 Noise is normal, in units of each column's root mean square. The method "search" knows nothing of
 the law but the number of terms, and has 24 starts; "form" begins with the true law, of which all
@@ -13,9 +15,9 @@ that is not 0 is fitted. The form is right if exactly the true coefficients and 
 Where it is wrong no exponent counts as within its interval. "exact": every exponent is its true
 fraction. A second table counts the alternatives too, the laws that the data hardly tell from the
 best one: whether one of them has the right form, and whether its intervals contain the truth. A
-third one has the draws in which the form is wrong. --odebench runs the 63 systems of ODEBench from
-both of their starts, and prints their table (odebench.py). A run can be interrupted and started
-again.
+third one has the draws in which the form is wrong. --odebench runs the 63 systems of ODEBench, and
+those of SRBench (101 to 107), from both of their starts (odebench.py). A run can be interrupted and
+started again.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from benchmarks.blocks import insert
 from benchmarks.blocks import table as markdown_table
 from benchmarks.equations.__main__ import processor, read
 from benchmarks.time_series import odebench
-from benchmarks.time_series.systems import SYSTEMS
+from benchmarks.time_series.systems import STROGATZ, SYSTEMS
 from npu_kernels import NAU, RealNPU, ode
 from npu_kernels._jobs import files
 from npu_kernels._laws.series.alternatives import WINDOW
@@ -45,8 +47,11 @@ from npu_kernels._laws.series.alternatives import WINDOW
 OUT = Path(__file__).parents[1] / "results" / "time-series.jsonl"
 ODEBENCH_OUT = OUT.with_name("odebench.jsonl")
 MARK, LAWS, WRONG = "time-series", "time-series-laws", "time-series-wrong"
+ODEBENCH = "odebench"
 METHODS = ("search", "form")
-TITLES = {"fsir": "fractional SIR", "bromine": "rate law of order 3/2"}
+TITLES = {
+    "fsir": "fractional SIR", "bromine": "rate law of order 3/2", "hunters": "Lotka and Volterra"
+}  # fmt: skip
 SEARCH_STARTS = 24
 FINE = 400  # steps between two points of the true trajectory
 # Draws that were looked at when the rule for alternatives was chosen: they say nothing of it.
@@ -111,6 +116,14 @@ CASES = {
         (1.0, 0.8, 0.0),
         20.0,
         25,
+    ),
+    "hunters": Case(
+        ("x", "y"),
+        ((1.0, 0.0), (1.0, 1.0), (0.0, 1.0)),
+        ((1.3, -0.7, 0.0), (0.0, 0.35, -0.9)),
+        (2.0, 1.0),
+        12.0,
+        40,
     ),
 }
 
@@ -227,22 +240,31 @@ def table_of_wrong(rows: list[Row]) -> str:
     return markdown_table(header, lines).rstrip("\n")
 
 
-def page(text: str, rows: list[Row]) -> str:
+def page(text: str, rows: list[Row], odebench_rows: list[Row]) -> str:
     """A page with the tables of these rows."""
     for mark, content in ((MARK, table), (LAWS, table_of_laws), (WRONG, table_of_wrong)):
         text = insert(text, content(rows), mark)
-    return text
+    return insert(text, odebench.table(odebench_rows), ODEBENCH)
 
 
-def run_odebench(numbers: list[int], noises: list[float], dropped: list[float], out: Path) -> None:
+def run_odebench(
+    numbers: list[int],
+    noises: list[float],
+    dropped: list[float],
+    methods: list[str],
+    out: Path,
+) -> None:
     """Run the systems of ODEBench that the file lacks, and print the table."""
     torch.set_num_threads(1)
     rows = read(out)
-    done = {tuple(row[key] for key in ("system", "start", "noise", "dropped")) for row in rows}
-    for noise, share, number, start in itertools.product(noises, dropped, numbers, (0, 1)):
-        if (number, start, noise, share) in done:
+    keys = "system", "start", "noise", "dropped", "method"
+    done = {tuple(row[key] for key in keys) for row in rows}
+    for noise, share, method, number, start in itertools.product(
+        noises, dropped, methods, numbers, (0, 1)
+    ):
+        if (number, start, noise, share, method) in done:
             continue
-        row = odebench.measure(number, start, noise, share)
+        row = odebench.measure(number, start, noise, share, method)
         rows.append(row)
         files.write(out, "".join(json.dumps(r) + "\n" for r in rows))
         scores = row["reconstruction"], row["generalisation"]
@@ -256,30 +278,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     add, page_help = parser.add_argument, "write the table into this page, and run nothing"
     add("--cases", default=",".join(CASES), help=f"of {', '.join(CASES)}")
-    add("--methods", default=",".join(METHODS), help=f"of {', '.join(METHODS)}")
+    of_methods = f"of {', '.join(METHODS)}; with --odebench of {', '.join(odebench.METHODS)}"
+    add("--methods", help=of_methods)
     add("--noise", default="0,0.01,0.05")
     add("--seeds", type=int, default=1)
     add("--odebench", action="store_true", help="run ODEBench instead")
-    add("--systems", default="", help="of ODEBench, by number; all without it")
+    add("--systems", default="", help="of ODEBench and SRBench, by number; all without it")
     add("--dropped", default="0", help="shares of ODEBench's points that are left out")
     add("--out", type=files.output)
     add("--report", type=Path, metavar="PAGE", help=page_help)
+    add("--picture", type=files.output, help="draw ODEBench's rows into this file, run nothing")
     arguments = parser.parse_args()
     noises = [float(noise) for noise in arguments.noise.split(",")]
     if arguments.odebench:
         numbers = [int(n) for n in arguments.systems.split(",") if n]
-        numbers = numbers or [system.number for system in SYSTEMS]
+        numbers = numbers or [system.number for system in (*SYSTEMS, *STROGATZ)]
         dropped = [float(share) for share in arguments.dropped.split(",")]
-        run_odebench(numbers, noises, dropped, arguments.out or ODEBENCH_OUT)
+        methods = (arguments.methods or odebench.METHODS[0]).split(",")
+        run_odebench(numbers, noises, dropped, methods, arguments.out or ODEBENCH_OUT)
         return
     arguments.out = arguments.out or OUT
     rows = read(arguments.out)
+    if arguments.picture:
+        odebench.picture(read(ODEBENCH_OUT), arguments.picture)
     if arguments.report:
-        files.write(arguments.report, page(arguments.report.read_text(), rows))
+        text = page(arguments.report.read_text(), rows, read(ODEBENCH_OUT))
+        files.write(arguments.report, text)
+    if arguments.report or arguments.picture:
         return
     torch.set_num_threads(1)
     done = {tuple(row[key] for key in ("case", "noise", "seed", "method")) for row in rows}
-    cases, methods = arguments.cases.split(","), arguments.methods.split(",")
+    cases, methods = arguments.cases.split(","), (arguments.methods or ",".join(METHODS)).split(",")
     for noise, seed, case, method in itertools.product(
         noises, range(arguments.seeds), cases, methods
     ):

@@ -1,10 +1,11 @@
-"""ODEBench: how well laws of `ode.fit` reconstruct a series, and another one of the same system.
+"""ODEBench and Strogatz: how well laws reconstruct a series, and another one of the same system.
 
 Each system has two starts. A law is fitted to the series of one of them. "Reconstruction": the law
 from that start follows the true trajectory with R2 above 0.9 (columns weighted by their variances);
 "generalisation": so does the law from the other start. "Form right", of the systems whose right
 sides are sums of products of powers: exactly the true coefficients and exponents are not 0. Noise
-is multiplicative, as in the published benchmark.
+is multiplicative, as in the published benchmark. The laws are those of `ode.fit`, or of pysindy
+(sindy.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import collections
 import itertools
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,16 +24,21 @@ from torch import nn
 
 from benchmarks.blocks import table as markdown_table
 from benchmarks.equations.__main__ import processor
-from benchmarks.time_series.systems import SYSTEMS, System
+from benchmarks.time_series.sindy import NoLawError, sparse
+from benchmarks.time_series.systems import STROGATZ, SYSTEMS, System
 from npu_kernels import NAU, RealNPU, ode
 
 MODEL_STARTS = 24
 TERMS = {1: 3, 2: 4, 3: 6, 4: 6}  # of the model, by the number of states
-END, POINTS = 10.0, 150
+METHODS = ("ode.fit", "pysindy")
+# Method, shares of series reconstructed and generalised to without noise, in %; 126 series.
+PUBLISHED = ("ODEFormer, published", 66.4, 32.8)
 MIN_R2 = 0.9
 MAX_EVALUATIONS = 60_000  # of a law, whose trajectory may come near a pole
+MAX_TRIAL_EVALUATIONS = 6000  # of a law of pysindy's grid
 MAX_SIZE = 1e15  # of its states
 Row = dict[str, Any]
+Numbers = tuple[np.ndarray, np.ndarray]  # exponents [h, D] and coefficients [D, h] of a law
 
 
 def expressions(system: System) -> tuple[list[sympy.Symbol], list[sympy.Expr]]:
@@ -58,8 +65,13 @@ def terms(system: System) -> tuple[np.ndarray, np.ndarray] | None:
     return np.array(list(rows)), np.array(list(rows.values())).T
 
 
-def solved(slope: Any, start: Any, times: np.ndarray) -> np.ndarray | None:
-    """Return the states ``[M, D]`` at the times, None where the trajectory ends before."""
+def solved(
+    slope: Any, start: Any, times: np.ndarray, limit: int = MAX_EVALUATIONS, rtol: float = 1e-9
+) -> np.ndarray | None:
+    """Return the states ``[M, D]`` at the times, None where the trajectory ends before.
+
+    limit: evaluations of the slope. rtol: relative tolerance; the absolute one is a hundredth.
+    """
     from scipy.integrate import solve_ivp
 
     count = 0
@@ -67,7 +79,7 @@ def solved(slope: Any, start: Any, times: np.ndarray) -> np.ndarray | None:
     def limited(t: float, state: np.ndarray) -> Any:
         nonlocal count
         count += 1
-        if count > MAX_EVALUATIONS:
+        if count > limit:
             raise FloatingPointError
         return slope(t, state)
 
@@ -76,12 +88,22 @@ def solved(slope: Any, start: Any, times: np.ndarray) -> np.ndarray | None:
             warnings.simplefilter("ignore")
             path = solve_ivp(
                 limited, (times[0], times[-1]), start, t_eval=times, method="LSODA",
-                rtol=1e-9, atol=1e-11,
+                rtol=rtol, atol=rtol / 100,
             ).y.T  # fmt: skip
     except (FloatingPointError, ZeroDivisionError, OverflowError, ValueError):
         return None
     is_usable = path.shape[0] == len(times) and bool((np.abs(path) < MAX_SIZE).all())
     return path if is_usable else None
+
+
+def is_strogatz(system: System | Row) -> bool:
+    """Return whether a system, or the system of a row, is of SRBench's Strogatz part."""
+    number: int = system.number if isinstance(system, System) else system["system"]
+    return number > len(SYSTEMS)
+
+
+def sample_times(system: System) -> np.ndarray:
+    return np.linspace(0, 9.9, 100) if is_strogatz(system) else np.linspace(0, 10, 150)
 
 
 def truth(system: System, start: int, times: np.ndarray) -> np.ndarray:
@@ -99,9 +121,8 @@ def r2(true: np.ndarray, path: np.ndarray | None) -> float:
     return float(1 - ((true - path) ** 2).sum() / ((true - true.mean(0)) ** 2).sum())
 
 
-def slope_of(fit: ode.SeriesFit) -> Any:
-    """Return the law as a function of time and state."""
-    exponents, coefficients = (part[0].numpy() for part in fit.weights())
+def slope_of(exponents: np.ndarray, coefficients: np.ndarray) -> Any:
+    """Return the law as a function of time and state; exponents ``[h, D]``, coefficients [D, h]."""
 
     def slope(_: float, x: np.ndarray) -> np.ndarray:
         signs = np.cos(np.pi * exponents * (x < 0))
@@ -111,9 +132,9 @@ def slope_of(fit: ode.SeriesFit) -> Any:
     return slope
 
 
-def has_form(fit: ode.SeriesFit, exponents: np.ndarray, coefficients: np.ndarray) -> bool:
+def has_form(law: Numbers, known: Numbers) -> bool:
     """Return whether exactly the true numbers are not 0, whatever the order of the terms."""
-    powers, rates = (part[0].numpy() for part in fit.weights())
+    (powers, rates), (exponents, coefficients) = law, known
     return powers.shape == exponents.shape and any(
         np.array_equal(powers[list(order)] != 0, exponents != 0)
         and np.array_equal(rates[:, list(order)] != 0, coefficients != 0)
@@ -121,62 +142,116 @@ def has_form(fit: ode.SeriesFit, exponents: np.ndarray, coefficients: np.ndarray
     )
 
 
-def measure(number: int, start: int, noise: float, dropped: float) -> Row:
-    """Return the row of one series of system `number`; dropped: the share of points left out."""
-    system = next(system for system in SYSTEMS if system.number == number)
-    generator = np.random.default_rng(1000 * start + number)
-    times = np.linspace(0, END, POINTS)
-    true = truth(system, start, times)
-    values = true * (1 + noise * generator.normal(size=true.shape))
-    rows = np.sort(generator.permutation(POINTS)[: round(POINTS * (1 - dropped))])
-    d = true.shape[1]
+def fitted(times: np.ndarray, values: np.ndarray) -> tuple[Numbers, str, bool]:
+    """Return the law of `ode.fit`: its numbers, its text, and whether it warned."""
+    d = values.shape[1]
     h = TERMS[d]
     model = nn.Sequential(
         RealNPU(d, h, num_models=MODEL_STARTS), NAU(h, d, num_models=MODEL_STARTS)
     )
-    row: Row = {"system": number, "start": start, "noise": noise, "dropped": dropped}
-    known = terms(system)
-    row |= {"terms": None if known is None else len(known[0]), "processor": processor()}
-    begin = time.process_time()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ode.PoorFitWarning)
-        try:
-            fit = ode.fit(model, times[rows], torch.from_numpy(values[rows]), progress=False)
-        except RuntimeError as error:
-            seconds = round(time.process_time() - begin, 2)
-            failure = {"law": None, "error": str(error), "form": False, "warned": True}
-            return (
-                row | failure | {"reconstruction": None, "generalisation": None, "seconds": seconds}
-            )
-    slope, seconds = slope_of(fit), round(time.process_time() - begin, 2)
-    other = truth(system, 1 - start, times)
-    scores = r2(true, solved(slope, values[0], times)), r2(other, solved(slope, other[0], times))
-    finite = [round(score, 4) if np.isfinite(score) else None for score in scores]
-    return row | {
-        "law": str(fit.equation).replace("\n", "; "), "form": bool(known and has_form(fit, *known)),
-        "warned": any(issubclass(one.category, ode.PoorFitWarning) for one in caught),
-        "reconstruction": finite[0], "generalisation": finite[1], "seconds": seconds,
-    }  # fmt: skip
+        fit = ode.fit(model, times, torch.from_numpy(values), progress=False)
+    exponents, coefficients = (part[0].numpy() for part in fit.weights())
+    warned = any(issubclass(one.category, ode.PoorFitWarning) for one in caught)
+    return (exponents, coefficients), str(fit.equation).replace("\n", "; "), warned
+
+
+def sindy(times: np.ndarray, values: np.ndarray) -> tuple[Numbers, str, bool]:
+    """Return the law of pysindy, as `fitted` does; it never warns."""
+
+    def path(exponents: np.ndarray, coefficients: np.ndarray) -> np.ndarray | None:
+        slope = slope_of(exponents, coefficients)
+        return solved(slope, values[0], times, MAX_TRIAL_EVALUATIONS, 1e-6)
+
+    return *sparse(times, values, path), False
+
+
+def measure(number: int, start: int, noise: float, dropped: float, method: str = METHODS[0]) -> Row:
+    """Return the row of one series of system `number`; dropped: the share of points left out."""
+    system = next(system for system in (*SYSTEMS, *STROGATZ) if system.number == number)
+    generator = np.random.default_rng(1000 * start + number)
+    times = sample_times(system)
+    true = truth(system, start, times)
+    values = true * (1 + noise * generator.normal(size=true.shape))
+    order = generator.permutation(len(times))
+    rows = np.sort(order[: round(len(times) * (1 - dropped))])
+    row: Row = {"system": number, "start": start, "noise": noise, "dropped": dropped}
+    known = terms(system)
+    row |= {"method": method, "terms": None if known is None else len(known[0])}
+    begin = time.process_time()
+    try:
+        run = fitted if method == METHODS[0] else sindy
+        law, text, warned = run(times[rows], values[rows])
+    except (RuntimeError, NoLawError) as error:
+        row |= {"law": None, "error": str(error), "form": False, "warned": True}
+        scores: list[float | None] = [None, None]
+        seconds = round(time.process_time() - begin, 2)
+    else:
+        seconds = round(time.process_time() - begin, 2)
+        row |= {"law": text, "form": bool(known and has_form(law, known)), "warned": warned}
+        other, slope = truth(system, 1 - start, times), slope_of(*law)
+        exact = r2(true, solved(slope, values[0], times)), r2(other, solved(slope, other[0], times))
+        scores = [round(score, 4) if np.isfinite(score) else None for score in exact]
+    row |= {"reconstruction": scores[0], "generalisation": scores[1], "seconds": seconds}
+    return row | {"processor": processor()}
+
+
+def share(name: str, group: list[Row]) -> float:
+    """Return the share of rows whose score is above `MIN_R2`."""
+    return sum((row[name] or 0) > MIN_R2 for row in group) / len(group)
+
+
+def groups(rows: list[Row]) -> dict[tuple[bool, float, float, str], list[Row]]:
+    """Return the rows by suite, noise, share of dropped points and method."""
+    grouped: dict[tuple[bool, float, float, str], list[Row]] = collections.defaultdict(list)
+    for row in rows:
+        key = is_strogatz(row), row["noise"], row["dropped"], row["method"]
+        grouped[key].append(row)
+    return dict(sorted(grouped.items(), key=lambda pair: pair[0]))
 
 
 def table(rows: list[Row]) -> str:
-    """Return the shares as Markdown, a line for each noise and share of dropped points."""
-    header = ["noise", "points left out", "series", "reconstruction", "generalisation"]
-    header += ["form right, of those that have it", "warned of", "median seconds"]
-    groups: dict[tuple[float, float], list[Row]] = collections.defaultdict(list)
-    for row in rows:
-        groups[row["noise"], row["dropped"]].append(row)
-    lines = []
-    for (noise, dropped), group in sorted(groups.items()):
-
-        def share(name: str, group: list[Row] = group) -> str:
-            count = sum((row[name] or 0) > MIN_R2 for row in group)
-            return f"{count} ({100 * count / len(group):.0f} %)"
-
+    """Return the shares as Markdown: a line for each suite, noise, dropped share and method."""
+    header = ["systems", "noise", "points left out", "method", "series", "reconstruction"]
+    header += ["generalisation", "form right, of those that have it", "warned of", "median seconds"]
+    name, *rates = PUBLISHED
+    published = [name, "126", *(f"{rate:g} %" for rate in rates), "-", "-", "-"]
+    lines = [["ODEBench", "0 %", "0 %", *published]]
+    for (strogatz, noise, dropped, method), group in groups(rows).items():
         known = [row for row in group if row["terms"] is not None]
         right = f"{sum(row['form'] for row in known)} of {len(known)}"
-        cells = [str(len(group)), share("reconstruction"), share("generalisation"), right]
-        cells += [str(sum(row["warned"] for row in group))]
-        cells += [f"{np.median([row['seconds'] for row in group]):.2g}"]
-        lines.append([f"{100 * noise:g} %", f"{100 * dropped:g} %", *cells])
+        scores = [share(name, group) for name in ("reconstruction", "generalisation")]
+        cells = [f"{score * len(group):.0f} ({100 * score:.0f} %)" for score in scores]
+        warned = str(sum(row["warned"] for row in group)) if method == METHODS[0] else "-"
+        suite = "Strogatz" if strogatz else "ODEBench"
+        condition = [suite, f"{100 * noise:g} %", f"{100 * dropped:g} %", method, str(len(group))]
+        seconds = f"{np.median([row['seconds'] for row in group]):.2g}"
+        lines.append([*condition, *cells, right, warned, seconds])
     return markdown_table(header, lines).rstrip("\n")
+
+
+def picture(rows: list[Row], path: Path) -> None:
+    """Draw the shares of ODEBench, a panel for each score, a group of bars for each condition."""
+    from benchmarks.paper.drawing import figure, headline, save
+
+    shown = [(key[1:], group) for key, group in groups(rows).items() if not key[0]]
+    conditions = list(dict.fromkeys(key[:2] for key, _ in shown))
+    labels = [
+        f"noise {100 * noise:g} %" + (f",\n{100 * dropped:g} % left out" if dropped else "")
+        for noise, dropped in conditions
+    ]
+    drawing, axes = figure(1, 2, (10.5, 3.8), share=True)
+    scores = ("reconstruction", "generalisation")
+    for axis, score, published in zip(axes[0], scores, PUBLISHED[1:], strict=True):
+        for n, method in enumerate(METHODS):
+            bars = [(key, group) for key, group in shown if key[2] == method]
+            x = [conditions.index(key[:2]) + 0.38 * (n - 0.5) for key, _ in bars]
+            axis.bar(x, [share(score, group) for _, group in bars], 0.36, label=method)
+        axis.plot([-0.45, 0.45], [published / 100] * 2, "k--", label=PUBLISHED[0])
+        axis.set_xticks(range(len(labels)), labels)
+        axis.set(title=score, ylim=(0, 1))
+    axes[0][0].set_ylabel("share of series with R2 above 0.9")
+    axes[0][1].legend(frameon=False, loc="upper right")
+    headline(drawing, "Laws of ODEBench's series", "generalisation: from the system's other start")
+    save(drawing, path)

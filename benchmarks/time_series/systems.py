@@ -1,10 +1,15 @@
-"""The systems of ODEBench, their constants and starts.
+"""The systems of ODEBench and of SRBench's Strogatz part, their constants and starts.
 
 Equations are those of textbooks: pages are of S. H. Strogatz, "Nonlinear Dynamics and Chaos".
 Numbers and starts are those of S. d'Ascoli, S. Becker, A. Mathis, P. Schwaller and N. Kilbertus,
 "ODEFormer: Symbolic Regression of Dynamical Systems with Transformers" (ICLR 2024), whose
 repository sdascoli/odeformer has them in odeformer/odebench/strogatz_equations.py. Each system is
 solved from each of its two starts at 150 times from 0 to 10.
+
+SRBench's seven systems are those that W. La Cava, K. Danai and L. Spector ("Inference of compact
+nonlinear dynamic models by epigenetic local search", 2016) took from the same book: the repository
+lacava/ode-strogatz has the data, at 100 times from 0 to 9.9, of whose
+four series the first two begin at the starts here. Their numbers here begin at 101.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from typing import NamedTuple
 class System(NamedTuple):
     """A system of differential equations."""
 
-    number: int  # in ODEBench
+    number: int  # in ODEBench, or above 100
     source: str  # a page of Strogatz's book, or an address
     equations: str  # right-hand sides, with the states x0, x1, .. and the constants c0, c1, ..
     constants: tuple[float, ...]
@@ -137,7 +142,11 @@ SYSTEMS = (
     ),
     System(37, "page 200", "x1; -x0 -c0 * (x0**2 - 1) * x1", (0.43,), ((2.2, 0.0), (0.1, 3.2))),
     System(
-        38, "page 214", "c0 * (x1 - x0**3 / 3 + x0); -x0 / c0", (3.37,), ((0.7, 0.0), (-1.1, -0.7))
+        38,
+        "page 214",
+        "c0 * (x1 - (x0**3 - x0) / 3); -x0 / c0",
+        (3.37,),
+        ((0.7, 0.0), (-1.1, -0.7)),
     ),
     System(
         39,
@@ -310,5 +319,57 @@ SYSTEMS = (
         "-c1 * x0 * x2; c1 * x0 * x2 - c0 * x1; c0 * x1 - c2 * x2; c2 * x2",
         (0.47, 0.28, 0.3),
         ((0.6, 0.3, 0.09, 0.01), (0.4, 0.3, 0.25, 0.05)),
+    ),
+)
+
+STROGATZ = (
+    System(
+        101,
+        "bacterial respiration, page 288",
+        "c0 - x0 - x0 * x1 / (1 + c1 * x0**2); c2 - x0 * x1 / (1 + c1 * x0**2)",
+        (20.0, 0.5, 10.0),
+        ((9.015027, 12.801506), (3.485402, 13.070066)),
+    ),
+    System(
+        102,
+        "bar magnets, page 286",
+        "c0 * sin(x0 - x1) - sin(x0); c0 * sin(x1 - x0) - sin(x1)",
+        (0.5,),
+        ((4.264619, 4.761022), (4.669239, 2.464435)),
+    ),
+    System(
+        103,
+        "glider, page 188",
+        "-c0 * x0**2 - sin(x1); x0 - cos(x1) / x0",
+        (0.05,),
+        ((5.603273, 1.85512), (2.465532, 0.872157)),
+    ),
+    System(
+        104,
+        "competition, page 156",
+        "c0 * x0 - c1 * x0 * x1 - x0**2; c1 * x1 - x0 * x1 - x1**2",
+        (3.0, 2.0),
+        ((1.0, 3.0), (4.0, 1.0)),
+    ),
+    System(
+        105,
+        "predator and prey, page 288",
+        "x0 * (c0 - x0 - x1 / (1 + x0)); x1 * (x0 / (1 + x0) - c1 * x1)",
+        (4.0, 0.075),
+        ((4.860708, 11.506947), (6.580963, 11.433603)),
+    ),
+    System(
+        106,
+        "shear flow, page 192",
+        "cos(x1) / sin(x1) * cos(x0); (cos(x1)**2 + c0 * sin(x1)**2) * sin(x0)",
+        (0.1,),
+        ((-1.401634, -1.425745), (-2.531296, 1.016173)),
+    ),
+    System(
+        107,
+        "van der Pol, page 212",
+        "c0 * (x1 - (x0**3 - x0) / 3); -x0 / c0",
+        (10.0,),
+        ((0.357301, 0.216698), (0.67728, 0.736015)),
     ),
 )

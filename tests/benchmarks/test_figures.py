@@ -33,7 +33,7 @@ LEFT_OUT = {
 # The blocks that a test compares with what makes them.
 BLOCKS = {
     *("throughput", "throughput-summary", "throughput-cold", "equations", "published", "support"),
-    *("time-series", "time-series-laws", "time-series-wrong"),
+    *("time-series", "time-series-laws", "time-series-wrong", "odebench"),
     *(SHORT | GUIDE),
 }
 BLOCK = re.compile(r"^<!-- (?P<name>[\w-]+):begin -->$.*?^<!-- (?P=name):end -->$", re.M | re.S)

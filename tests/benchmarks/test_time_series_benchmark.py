@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.time_series import __main__ as benchmark
-from benchmarks.time_series import odebench
+from benchmarks.time_series import odebench, sindy
 from npu_kernels import ode
 from tests.support.examples import ROOT
 
@@ -60,7 +60,7 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
     )
     benchmark.main()
     assert [row["method"] for row in benchmark.read(file)] == ["search", "form"]
-    marks = (benchmark.MARK, benchmark.LAWS, benchmark.WRONG)
+    marks = (benchmark.MARK, benchmark.LAWS, benchmark.WRONG, benchmark.ODEBENCH)
     page.write_text(
         "".join(f"before\n<!-- {mark}:begin -->\nold\n<!-- {mark}:end -->\n" for mark in marks)
     )
@@ -79,7 +79,8 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
 
 def test_the_table_is_that_of_the_rows():
     page = (ROOT / "docs" / "time-series.md").read_text()
-    assert page == benchmark.page(page, benchmark.read(benchmark.OUT))
+    rows = benchmark.read(benchmark.OUT), benchmark.read(benchmark.ODEBENCH_OUT)
+    assert page == benchmark.page(page, *rows)
 
 
 def test_the_draws_whose_form_is_wrong():
@@ -104,6 +105,10 @@ def test_systems_of_odebench_are_sums_of_products_or_not():
     order = [exponents.tolist().index(row) for row in ([1, 0], [1, 1], [0, 1])]
     assert coefficients[:, order].tolist() == [[1.84, -1.45, 0], [0, 1.62, -3.0]]
     assert odebench.terms(by_number[4]) is None
+    strogatz = {system.number: system for system in odebench.STROGATZ}
+    assert sorted(strogatz) == list(range(101, 108))
+    known = [number for number, system in strogatz.items() if odebench.terms(system) is not None]
+    assert known == [104, 107]
 
 
 def test_odebench_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
@@ -119,10 +124,73 @@ def test_odebench_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
     assert all(row["reconstruction"] > 0.999 < row["generalisation"] for row in rows)
     assert all(row["law"] == "x0' = -1.0*x0**3" for row in rows)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith("| 0 % | 0 % | 2 | 2 (100 %) | 2 (100 %) | 2 of 2 | 0 |")
+    cells = "| ODEBench | 0 % | 0 % | ode.fit | 2 | 2 (100 %) | 2 (100 %) | 2 of 2 | 0 |"
+    assert lines[-1].startswith(cells)
     before = file.read_bytes()
     benchmark.main()
     assert file.read_bytes() == before
+
+
+def test_the_starts_of_strogatz_are_those_of_its_data():
+    """The slopes at the first rows of the published files, of each start."""
+    slopes = {
+        (101, 0): 8.21314775719214, (101, 1): 10.0749107187962,
+        (102, 0): 0.663281890181218, (102, 1): 1.40189915942426,
+        (103, 0): -2.52968458368514, (103, 1): -1.06966036677299,
+        (105, 0): -13.727190542118098, (105, 1): -26.9106226778331,
+        (106, 0): -0.024593114806583, (106, 1): -0.5076541802947709,
+        (107, 0): 3.20593379532575, (107, 1): 8.58216750333061,
+    }  # fmt: skip
+    for system in odebench.STROGATZ:
+        states, sides = odebench.expressions(system)
+        for start in (0, 1):
+            values = dict(zip(states, system.starts[start], strict=True))
+            slope = float(sides[0].subs(values))
+            assert slope == pytest.approx(slopes.get((system.number, start), slope), abs=2e-3)
+
+
+def test_pysindy_is_chosen_by_its_trajectory(monkeypatch):
+    """Of the settings' laws, the true one has the best criterion; laws without a path are none."""
+    times = numpy.linspace(0, 5, 50)
+    values = 2 * numpy.exp(-0.5 * times)[:, None]
+    powers = {2: [[1.0]], 3: [[0.0], [2.0]]}
+    rates = {2: [[-0.5]], 3: [[-0.1, 3.0]]}
+
+    def law(times, values, degree, threshold, kind):
+        factor = 1 if threshold == 0.05 else 0.9
+        return numpy.array(powers[degree]), factor * numpy.array(rates[degree])
+
+    monkeypatch.setattr(sindy, "_law", law)
+    (exponents, coefficients), text, warned = odebench.sindy(times, values)
+    assert (exponents.tolist(), coefficients.tolist()) == ([[1]], [[-0.5]])
+    assert (text, warned) == ("x0' = -0.5*x0", False)
+    monkeypatch.setitem(powers, 2, powers[3])
+    monkeypatch.setitem(rates, 2, rates[3])
+    with pytest.raises(sindy.NoLawError, match="no law of the grid has a trajectory"):
+        odebench.sindy(times, values)
+
+
+def test_pysindy_finds_a_decay():
+    pytest.importorskip("pysindy", reason="pysindy is not installed")
+    row = odebench.measure(2, 0, 0.0, 0.0, "pysindy")
+    assert row["form"]
+    assert row["generalisation"] > 0.99
+
+
+def test_the_picture_has_both_scores(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    row = {"system": 1, "noise": 0.0, "dropped": 0.0, "method": "ode.fit"}
+    row |= {"reconstruction": 0.95, "generalisation": None}
+    noisy = {**row, "noise": 0.05, "dropped": 0.5, "method": "pysindy"}
+    drawn = []
+    monkeypatch.setattr(
+        "benchmarks.paper.drawing.save", lambda drawing, path: drawn.append(drawing)
+    )
+    odebench.picture([row, noisy, {**row, "system": 101}], tmp_path / "x.png")
+    heights = [[bar.get_height() for bar in axis.patches] for axis in drawn[0].axes]
+    assert heights == [[1.0, 1.0], [0.0, 0.0]]
+    labels = [label.get_text() for label in drawn[0].axes[0].get_xticklabels()]
+    assert labels == ["noise 0 %", "noise 5 %,\n50 % left out"]
 
 
 def test_a_law_that_ends_at_a_pole_has_no_score():

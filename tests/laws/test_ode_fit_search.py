@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +11,11 @@ from torch import Tensor
 
 from npu_kernels import ode
 from npu_kernels._laws.series.data import read
-from npu_kernels._laws.series.fit import SMALLEST_BATCH, batches
+from npu_kernels._laws.series.fit import SMALLEST_BATCH, batches, hopeful
 from npu_kernels._laws.series.job import Job
 from npu_kernels._laws.series.laws import Law
 from npu_kernels._laws.series.sensitivity import Shape, Trajectories, chained
-from npu_kernels._laws.series.simplify import pruned
+from npu_kernels._laws.series.simplify import changed, covariance, pruned
 from npu_kernels._laws.series.starts import matched, smoothed
 from tests.support.time_series import T, model, noise, numbers, solution
 
@@ -113,3 +114,44 @@ def test_the_true_form_where_its_criterion_is_better() -> None:
     powers, rates = (part[0] for part in result.weights())
     assert sorted(powers.tolist()) == [[0, 1], [1, 0], [1, 1]]
     assert int((rates != 0).sum()) == 4
+
+
+def test_a_change_moves_the_other_numbers_along() -> None:
+    """Without a number that matters the others as they are may be far from the best ones."""
+    t = torch.linspace(0, 14, 60, dtype=torch.float64)
+    u = solution([[1, 0], [1, 1], [0, 1]], [[1, -1, 0], [0, 0.6, -1.8]], [0.6, 1], t)
+    data = read(t, noise(u, 0.01), "fit", None, None, None, 2).scaled()
+    X, Y = data.size.tolist()
+    rates = numbers(1, -Y, 0.1 * Y / X, 0, 0.6 * X, -1.8) * 14
+    x = torch.cat([numbers(1, 0, 1, 1, 0, 1), rates, data.values[0, 0]])
+    law = Law(Trajectories(data, Shape(3, 2, 1), 4), x, x != 0).refitted()
+    matrix = covariance(law, law.information())
+    changes = [((8,), 0.0)]
+    (moved,) = changed([(law, changes, matrix)])
+    still = replace(moved, x=law.x.where(moved.free, 0.0))
+    assert float(moved.x[8]) == 0
+    assert not moved.free[8]
+    assert moved.criterion() < still.criterion() - 10
+
+
+def test_a_coefficient_and_an_exponent_that_only_go_together() -> None:
+    t = torch.linspace(0, 13.4, 68, dtype=torch.float64)
+    rates = [[1, -1, 0], [0, 0.62, -1.81]]
+    u = noise(solution([[1, 0], [1, 1], [0, 1]], rates, [10.8, 1.44], t), 0.05, 10)
+    result = ode.fit(model(2, 3, 12), t, u, names=["x", "y"])
+    powers, coefficients = result.weights()
+    assert sorted(powers[0].tolist()) == [[0, 1], [1, 0], [1, 1]]
+    assert int((coefficients != 0).sum()) == 4
+
+
+def test_laws_that_fractions_cannot_make_the_best_are_not_rounded() -> None:
+    t, u = hunters(0)
+    data = read(t, u, "fit", None, None, None, 2).scaled()
+    X, Y = data.size.tolist()
+    rates = numbers(1.3, -0.7 * Y, 0, 0, 0.35 * X, -0.9) * 12
+    good = torch.cat([numbers(1.05, 0, 1.05, 0.95, 0, 0.95), rates, data.values[0, 0]])
+    problem, poor = Trajectories(data, Shape(3, 2, 1), 4), good.clone()
+    poor[9:11] = poor[9:11] * 0.8
+    laws = [Law(problem, x, good != 0) for x in (poor, good)]
+    assert hopeful(laws, 4) == laws[1:]
+    assert hopeful(laws[:1] * 2, 4) == laws[:1] * 2

@@ -18,14 +18,13 @@ from npu_kernels._laws.series.laws import (
     Form,
     Law,
     Met,
-    cleaned,
     criteria,
     form,
     minimise,
     refitted,
     stacked,
 )
-from npu_kernels._laws.series.simplify import foreseen, rounded
+from npu_kernels._laws.series.simplify import changed, covariance, foreseen, rounded
 
 WINDOW = 2 * math.log(20)  # of the criterion
 UNFORESEEN = 4.0  # of the criterion: the error of the quadratic approximation that is allowed
@@ -88,13 +87,11 @@ def _gain(law: Law) -> float:
     return math.log(int(law.problem.data.seen.sum())) * int(powers.sum())
 
 
-def _smaller(law: Law) -> list[Law]:
+def _smaller(free: Law) -> list[Law]:
     """Return the law without one of its free exponents or coefficients, for each of them."""
-    laws = []
-    for i in law.free[: law.problem.shape.weights].nonzero().squeeze(1).tolist():
-        x, free = law.x.clone(), law.free.clone()
-        x[i], free[i] = 0.0, False
-        laws.append(cleaned(replace(law, x=x, free=free)))
+    C = covariance(free, free.information())
+    numbers = free.free[: free.problem.shape.weights].nonzero().squeeze(1).tolist()
+    laws = changed([(free, [((i,), 0.0)], C) for i in numbers]) if numbers else []
     return [candidate for candidate in laws if form(candidate)]
 
 

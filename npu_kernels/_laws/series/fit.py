@@ -21,7 +21,7 @@ from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._jobs.progress import Progress
 from npu_kernels._laws.series import data as series
 from npu_kernels._laws.series import inputs as driving
-from npu_kernels._laws.series.alternatives import alternatives
+from npu_kernels._laws.series.alternatives import UNFORESEEN, alternatives
 from npu_kernels._laws.series.data import NAME, Series
 from npu_kernels._laws.series.job import Job
 from npu_kernels._laws.series.known import Known, check_within, read_known
@@ -34,6 +34,7 @@ from npu_kernels._laws.series.laws import (
     meet,
     minimise,
     refitted,
+    stacked,
 )
 from npu_kernels._laws.series.result import SeriesFit, finished, units
 from npu_kernels._laws.series.sensitivity import (
@@ -43,7 +44,7 @@ from npu_kernels._laws.series.sensitivity import (
     Trajectories,
     windows,
 )
-from npu_kernels._laws.series.simplify import pruned, rounded
+from npu_kernels._laws.series.simplify import foreseen, pruned, rounded
 from npu_kernels._laws.series.starts import DRAWN_SETS, drawn, matched, smoothed
 from npu_kernels._laws.series.verdict import advice, poor_fit
 from npu_kernels._time_loop.loop import layers_of
@@ -497,8 +498,8 @@ def simplest(
     The second law is the same one with all numbers free. loosen: whether exponents may be free.
     met: gets the laws that were tried.
     """
-    candidates = rounded(pruned(laws, job, met), max_denominator, job)
-    best = min(candidates, key=Law.criterion)
+    candidates = hopeful(pruned(laws, job, met), max_denominator)
+    best = min(rounded(candidates, max_denominator, job), key=Law.criterion)
     best = min(best, *pruned([best], job, met), key=Law.criterion)
     best = accurate(best.refitted(job), job)
     while True:
@@ -508,6 +509,13 @@ def simplest(
             return best, free
         meet(met, best.criterion(), best)
         best = accurate(others[0][0], job)
+
+
+def hopeful(laws: list[Law], max_denominator: int) -> list[Law]:
+    """Return the laws that may be the best one when their exponents are fractions."""
+    values = criteria(laws[0].problem, *stacked(laws)) - foreseen(laws, max_denominator)
+    limit = values.min() + 2 * UNFORESEEN  # both laws' values are approximations
+    return [law for law, value in zip(laws, values, strict=True) if value <= limit]
 
 
 def loosened(law: Law, loosen: bool) -> Law:

@@ -3,7 +3,8 @@
 The quadratic approximation of the sum of squares ("optimal brain surgeon") proposes changes: a
 coefficient or an exponent that becomes 0, a term that goes, an exponent that becomes a fraction. A
 list of proposals in order of their price is tried in many lengths at once, and that of all laws:
-one batch of least-squares problems. The criterion of the fitted laws decides.
+one batch of least-squares problems, which begin where the approximation has its minimum, if that is
+nearer. The criterion of the fitted laws decides.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +27,7 @@ from npu_kernels._laws.series.laws import (
     cleaned,
     criteria,
     information,
+    limits,
     meet,
     minimise,
     refitted,
@@ -59,7 +62,8 @@ def foreseen(laws: Sequence[Law], max_denominator: int) -> Tensor:
     """Return by how much `rounded` may lower the criteria, by the quadratic approximation."""
     falls = []
     for law, matrix in zip(laws, information(laws), strict=True):
-        prices = [price for _, price in _plan(law, list(_fractions(law, max_denominator)), matrix)]
+        changes = list(_fractions(law, max_denominator))
+        prices = [price for _, price in _plan(law, changes, covariance(law, matrix))]
         falls.append(-min(0.0, *itertools.accumulate(prices)) if prices else 0.0)
     return torch.tensor(falls)
 
@@ -96,14 +100,15 @@ def _simpler(laws: Sequence[Law], proposals: Proposals, job: Job, met: Met | Non
     vain: list[set[Change]] = [set() for _ in best]
     active = list(range(len(best)))
     while active and job.go_on():
-        plans = {}
+        plans, covariances = {}, {}
         for n, matrix in zip(active, information([best[n] for n in active]), strict=True):
-            priced = _plan(best[n], list(proposals(best[n])), matrix)
+            covariances[n] = covariance(best[n], matrix)
+            priced = _plan(best[n], list(proposals(best[n])), covariances[n])
             plans[n] = _trials([pair for pair in priced if pair[0] not in vain[n]])
         tried = [(n, changes) for n in active for changes in plans[n]]
         if not tried:
             break
-        trials = [_changed(best[n], changes) for n, changes in tried]
+        trials = changed([(best[n], changes, covariances[n]) for n, changes in tried])
         x, free = stacked(trials)
         x, _ = minimise(problem, x, free, TRIAL_STEPS, 1e-3, job, is_short=True, likely=True)
         scores: list[float] = criteria(problem, x, free).tolist()
@@ -138,10 +143,18 @@ def _trials(priced: list[tuple[Change, float]]) -> list[list[Change]]:
     return [plan[:end] for end in lengths] + [[change] for change in plan[1 : 1 + half]]
 
 
-def _plan(law: Law, proposals: list[Change], matrix: Tensor) -> list[tuple[Change, float]]:
+def covariance(law: Law, matrix: Tensor) -> Any:
+    """Return the covariance of the free numbers as an array; matrix: their information."""
+    length = matrix.diagonal().sqrt().clamp(min=1e-12)
+    lengths = torch.outer(length, length)
+    normed = matrix / lengths + RIDGE * torch.eye(len(matrix), dtype=law.x.dtype)
+    return (torch.linalg.inv(normed) / lengths).numpy()
+
+
+def _plan(law: Law, proposals: list[Change], C: Any) -> list[tuple[Change, float]]:
     """Return changes in order of their price by the quadratic approximation.
 
-    Each price is that after the changes before it. matrix: the law's information.
+    Each price is that after the changes before it. C: the covariance of the free numbers.
 
     Changing the numbers b by d raises the squared error by ``d' C_bb^-1 d`` and moves the others
     along their covariance with b.
@@ -149,10 +162,6 @@ def _plan(law: Law, proposals: list[Change], matrix: Tensor) -> list[tuple[Chang
     import numpy as np
 
     index = law.free.nonzero().squeeze(1).tolist()
-    length = matrix.diagonal().sqrt().clamp(min=1e-12)
-    lengths = torch.outer(length, length)
-    normed = matrix / lengths + RIDGE * torch.eye(len(index), dtype=law.x.dtype)
-    C = (torch.linalg.inv(normed) / lengths).numpy()
     position = {i: n for n, i in enumerate(index)}
     x = law.x.numpy()[index]
     log_n = math.log(int(law.problem.data.seen.sum()))
@@ -188,8 +197,42 @@ def _plan(law: Law, proposals: list[Change], matrix: Tensor) -> list[tuple[Chang
     return plan
 
 
-def _changed(law: Law, changes: list[Change]) -> Law:
+def changed(trials: Sequence[tuple[Law, list[Change], Any]]) -> list[Law]:
+    """Return laws of one problem after changes, each with the covariance of its free numbers.
+
+    The other numbers stay, or move along their covariance with those that change, whichever law has
+    the smaller error.
+    """
+    still = [_set(law, changes) for law, changes, _ in trials]
+    moved = [
+        replace(result, x=_followed(law, changes, C).where(result.free, result.x))
+        for result, (law, changes, C) in zip(still, trials, strict=True)
+    ]
+    errors = (criteria(laws[0].problem, *stacked(laws)).tolist() for laws in (still, moved))
+    return [
+        after if lower < value else before
+        for before, after, value, lower in zip(still, moved, *errors, strict=True)
+    ]
+
+
+def _set(law: Law, changes: list[Change]) -> Law:
     x, free = law.x.clone(), law.free.clone()
     for numbers, value in changes:
         x[list(numbers)], free[list(numbers)] = value, False
     return cleaned(replace(law, x=x, free=free))
+
+
+def _followed(law: Law, changes: list[Change], C: Any) -> Tensor:
+    """Return all numbers where the quadratic approximation has its minimum after the changes."""
+    import numpy as np
+
+    position = {i: n for n, i in enumerate(law.free.nonzero().squeeze(1).tolist())}
+    numbers = [i for changed_numbers, _ in changes for i in changed_numbers]
+    values = [value for changed_numbers, value in changes for _ in changed_numbers]
+    rows = [position[i] for i in numbers]
+    off = law.x.numpy()[numbers] - values
+    move = C[:, rows] @ np.linalg.lstsq(C[np.ix_(rows, rows)], off)[0]
+    x = law.x.clone()
+    x[law.free] -= torch.from_numpy(move)
+    low, high = limits(law.problem)
+    return x.clamp(low, high)
