@@ -63,7 +63,7 @@ COMMANDS = [
     Entry("make test-wheels",
           ("project/test_build::test_check_of_an_installation_passes_on_the_wheel",
            "project/test_release::test_an_interrupted_matrix_goes_on_where_it_stopped"),
-          "2026-11-23 ecf339e"),
+          "2026-11-25 6b410c9"),
     Entry("make test-arm-wheel", ("project/test_what_users_run::test_help",), "2026-11-22 6e29343"),
     Entry("make test-sdist", ("project/test_sdist::test_it_holds_what_git_holds",),
           "2026-11-25 bb3f700"),
