@@ -48,10 +48,11 @@ class Piece(NamedTuple):
     slope: Tensor
 
 
-def read(function: str, inputs: Any, like: Tensor) -> Inputs:
+def read(function: str, inputs: Any, like: Tensor, converts: bool = False) -> Inputs:
     """Return the argument `inputs` of a function, its values as a tensor `like` u0.
 
-    Raises TypeError and ValueError.
+    converts: whether a tensor of values may have another dtype or device. Raises TypeError and
+    ValueError.
     """
     if not isinstance(inputs, (tuple, list)) or len(inputs) != 2:
         raise TypeError(
@@ -63,6 +64,15 @@ def read(function: str, inputs: Any, like: Tensor) -> Inputs:
             check_tensor(function, f"inputs' {name}", part)
         else:
             check_numbers(function, f"inputs' {name}", part)
+    is_like = not isinstance(values, Tensor) or (values.dtype, values.device) == (
+        like.dtype,
+        like.device,
+    )
+    if not converts and not is_like:
+        raise TypeError(
+            f"{function}: inputs' values must have u0's dtype and device, {like.dtype} on "
+            f"{like.device}, got {values.dtype} on {values.device}"
+        )
     try:
         times = torch.as_tensor(times, dtype=torch.float64, device="cpu").detach().contiguous()
         values = torch.as_tensor(values, dtype=like.dtype, device=like.device)

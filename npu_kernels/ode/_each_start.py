@@ -73,6 +73,11 @@ def _rows(function: str, t: Any) -> list[Tensor]:
                 f"{function}: t must have nan only behind the last time of a start, got "
                 f"{times.tolist()} for start {number}"
             )
+        if count < 2:
+            raise ValueError(
+                f"{function}: t must have at least two times for each start, got {times.tolist()} "
+                f"for start {number}"
+            )
         rows.append(checks.check_times(function, times[:count]))
     return rows
 

@@ -114,6 +114,7 @@ def test_models_starts_falling_times_and_clipped_weights() -> None:
     [
         (VALUES, TypeError, r"inputs must be a pair \(times, values\), got Tensor"),
         ((KNOTS, "up"), TypeError, r"inputs' values must be numbers, got 'up'"),
+        ((KNOTS, VALUES.float()), TypeError, "inputs' values must have u0's dtype and device, torch.float64 on cpu, got torch.float32 on cpu"),
         ((KNOTS, VALUES[:2]), ValueError, r"inputs must be times \(T,\) .*, got shapes \(4,\) and \(2, 1\)"),
         ((KNOTS.flip(0), VALUES), ValueError, "inputs must have times that are finite and rise"),
         ((KNOTS, VALUES / 0), ValueError, "inputs must have finite values"),

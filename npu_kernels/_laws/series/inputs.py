@@ -33,7 +33,7 @@ def read(inputs: Any, series: int, function: str = NAME) -> list[Inputs]:
         if isinstance(part, tuple) and len(part) == 2:
             names = "inputs' times", "inputs' values"
             part = tuple(tensor(function, *pair) for pair in zip(names, part, strict=True))
-        tables.append(known.read(function, part, like))
+        tables.append(known.read(function, part, like, converts=True))
     if len({table.values.shape[1] for table in tables}) > 1:
         raise ValueError(f"{function}: inputs must have the same columns in each series")
     return tables * series if len(tables) == 1 else tables

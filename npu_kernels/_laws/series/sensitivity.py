@@ -24,7 +24,7 @@ from npu_kernels.reference import CLIP
 FIXED, IMPLICIT = "rk4", methods.IMPLICIT
 RK4, EPSILON = methods.METHODS[FIXED], torch.finfo(torch.float64).eps
 SAME_DISTANCE = 1e-9  # relative difference of distances in time that count as equal
-IMPLICIT_TOLERANCE = 1e-3  # of implicit steps, where explicit ones would be one from node to node
+IMPLICIT_TOLERANCE = 1e-3  # rtol and atol of implicit steps, for one step from node to node
 MAX_IMPLICIT_STEPS = 10_000  # that a trajectory may try
 
 
