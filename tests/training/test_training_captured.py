@@ -368,7 +368,7 @@ def test_a_capture_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         model = nn.Sequential(*model_of(None), _Reads())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            settings = {"lr": lambda step: 0.01 / step, "rows": torch.arange(200).view(40, 5) % 20}
+            settings = {"lr": lambda step: 0.01 / step, "rows": torch.arange(200).view(40, 5) % 19}
             runs.append(
                 make(model, *data(), steps=40, callbacks=lambda _: None, stretch=20, **settings)
             )  # type: ignore[operator]
