@@ -335,6 +335,8 @@ MODEL_OBSTACLES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
     "parameter of the chain": (_rename, "a parameter belongs to no layer"),
     "parameter of a part": (lambda m: m[1].add_module("part", nn.Linear(1, 1)),
                             "a parameter belongs to no layer"),
+    "layer of a layer": (lambda m: m[1].add_module("part", NAU(1, 1)),
+                         "a parameter belongs to no layer"),
     **{
         name: (
             lambda m, register=register: getattr(m[1], register)(lambda *_: None),
