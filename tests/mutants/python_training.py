@@ -77,7 +77,6 @@ TRAINING = [
     }),
     *mutants(PACKAGE + "_loops/records.py", "tests/training/test_training_plan.py -k fields", {
         "plan-fields-not-compared": ("    if theirs != fields():", "    if not theirs:"),
-        "plan-order-of-the-kinds": ("= (Npu, Nmu, Nmru, Nau)", "= (Npu, Nmru, Nmu, Nau)"),
     }),
     *mutants(PACKAGE + "_loops/steps.py", "tests/training/test_training_loops.py", {
         "run-gradients-that-add-up": ("                parameter.grad = None", "                pass"),

@@ -94,6 +94,6 @@ def test_a_storage_that_was_freed(name: str, fused: bool) -> None:
 
 def test_parts_of_storages_have_memory() -> None:
     """Views with offsets, strides and sizes 0 strided are no freed storages."""
-    x, y = torch.rand(9, 3)[2:7, ::2], torch.rand(3).expand(5, 3)
+    x, y = torch.rand(7, 3)[2:, ::2], torch.rand(3).expand(5, 3)
     model = MODELS["npu nau"](None, torch.float32)
     assert run(model, x, y, steps=1, lr=0.1, sample_weight=torch.rand(4, 5).t()[:, :3]).complete
