@@ -117,7 +117,7 @@ tables: install
 	  docs/choosing-a-layer.md
 	$(BIN)/python -m benchmarks.equations --report docs/equations.md --picture docs/images/equations.png
 	$(BIN)/python -m benchmarks.time_series --report docs/time-series.md --picture docs/images/odebench.png
-	$(BIN)/python -m benchmarks.overview $(THROUGHPUT) --processor "$(PROCESSOR)" --out docs/images/overview.png
+	$(BIN)/python -m benchmarks.overview --out docs/images/overview.png
 
 # Warnings are errors; links between pages are checked.
 docs: install $(VENV)/.docs

@@ -23,6 +23,7 @@ TITLES = {
     "c1": "power of a sum", "c1d": "power of a sum, two columns more", "sum": "drawn sum",
     "srsd": "SRSD", "srsdd": "SRSD, dummy columns",
 }  # fmt: skip
+SHOWN_NOISES = (0.0, 0.01)  # in the picture
 ROUNDING = 0.01  # of criteria
 PLANNED_SEEDS = 10  # of the whole benchmark
 EACH = Counter(
@@ -112,37 +113,34 @@ def published() -> str:
 
 
 def picture(rows: Sequence[Row], path: Path) -> None:
-    """Draw the share found over the noise, a panel for each class with several noises."""
-    from benchmarks.paper.drawing import figure, headline, save
+    """Draw the shares found without noise and with 1 %: a line for each class of equations."""
+    from benchmarks.drawing import COLORS, figure, headline, legend, save
     from benchmarks.paper.summary import wilson
 
-    noises = sorted({row["noise"] for row in rows})
-    kinds = [k for k in TITLES if len({row["noise"] for row in rows if row["class"] == k}) > 1]
-    drawing, axes = figure(1, len(kinds), (2.6 * len(kinds) + 1, 3.6), share=True)
+    kinds = list(TITLES)
+    drawing, axes = figure(len(SHOWN_NOISES), 1, 6.4, share="all")
     methods = [m for m in METHODS if any(row["method"] == m for row in rows)]
-    for axis, kind in zip(axes[0], kinds, strict=True):
+    for axis, noise in zip(axes[:, 0], SHOWN_NOISES, strict=True):
         for k, method in enumerate(methods):
-            groups = {n: cell_rows(rows, kind, n, method) for n in noises}
-            groups = {n: group for n, group in groups.items() if group}
-            counts = [(sum(row["found"] for row in g), len(g)) for g in groups.values()]
-            shares = [count / total for count, total in counts]
+            cells = {y: cell_rows(rows, kind, noise, method) for y, kind in enumerate(kinds)}
+            cells = {y: cell for y, cell in cells.items() if cell}
+            counts = [(sum(row["found"] for row in cell), len(cell)) for cell in cells.values()]
+            shares = [100 * count / total for count, total in counts]
             bounds = [wilson(*pair) for pair in counts]
             error = [
-                [max(0.0, s - low) for s, (low, _) in zip(shares, bounds, strict=True)],
-                [max(0.0, high - s) for s, (_, high) in zip(shares, bounds, strict=True)],
+                [max(0.0, s - 100 * low) for s, (low, _) in zip(shares, bounds, strict=True)],
+                [max(0.0, 100 * high - s) for s, (_, high) in zip(shares, bounds, strict=True)],
             ]
-            x = [noises.index(n) + 0.07 * (k - (len(methods) - 1) / 2) for n in groups]
-            if groups:
-                look = {"fmt": "o-", "capsize": 2, "color": f"C{k}"}
-                axis.errorbar(x, shares, error, label=NAMES.get(method, method), **look)
-        axis.set_xticks(range(len(noises)), [f"{n:g}" for n in noises])
-        axis.set(title=TITLES[kind], xlabel="noise", ylim=(-0.04, 1.04))
-    axes[0][0].set_ylabel("share of equations found")
-    handles = [zip(*axis.get_legend_handles_labels(), strict=True) for axis in axes[0]]
-    lines = {name: line for pairs in handles for line, name in pairs}
-    drawing.legend(lines.values(), lines.keys(), loc="outside right center", frameon=False)
-    look_for = "bars: 95 % intervals; wide where only few equations were run"
-    headline(drawing, "Equations found in data", look_for)
+            heights = [y + 0.14 * (k - (len(methods) - 1) / 2) for y in cells]
+            look = {"fmt": "o", "markersize": 4.5, "color": COLORS[method]}
+            axis.errorbar(shares, heights, xerr=error, label=NAMES.get(method, method), **look)
+        axis.set_yticks(range(len(kinds)), [TITLES[kind] for kind in kinds])
+        axis.set_title("no noise" if noise == 0 else f"noise of {100 * noise:g} %")
+        axis.grid(axis="x", alpha=0.4)
+    axis.invert_yaxis()
+    axis.set_xlabel("equations found (%)")
+    legend(axes[0][0], 2)
+    headline(drawing, "Equations found in data", "Lines: 95 % intervals, wide where few were run.")
     save(drawing, path)
 
 

@@ -22,8 +22,8 @@ import torch
 
 from benchmarks.arguments import positive, writable_folder
 from benchmarks.blocks import MarksError
+from benchmarks.drawing import SUFFIXES
 from benchmarks.paper import pictures, report, workers
-from benchmarks.paper.drawing import SUFFIXES
 from benchmarks.paper.experiment import VARIANTS, Experiment
 from benchmarks.paper.registry import EXPERIMENTS
 from benchmarks.paper.runner import Batch, Folder

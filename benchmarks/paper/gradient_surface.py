@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.blocks import table
+from benchmarks.drawing import ERRORS, figure, headline, save
 from benchmarks.paper.agreement import Entry, counted
 from benchmarks.paper.checks import Check, at_most, statistic
-from benchmarks.paper.drawing import figure, headline, save
 from benchmarks.paper.experiment import Experiment, Sources, Table
 from benchmarks.paper.markdown import middle
 from benchmarks.paper.runner import Batch
@@ -167,25 +167,27 @@ def checks(rows: Rows) -> list[Check]:
 
 
 def draw_surfaces(surfaces: dict[str, Tensor], path: Path) -> None:
-    """Draw a row for each range of inputs, a column for each panel of its ``[3, 71, 61]``."""
-    drawing, axes = figure(len(surfaces), 3, (10, 3.2 * len(surfaces) + 0.7))
-    for line, (inputs, norms) in zip(axes, surfaces.items(), strict=True):
-        title = f"second input from ({'-0.05' if inputs == 'code' else '0'}, 0.05)"
+    """Draw a column for each range of inputs, a row for each panel of its ``[3, 71, 61]``."""
+    drawing, axes = figure(3, len(surfaces), 7.6, share="all")
+    for line, (inputs, norms) in zip(axes.T, surfaces.items(), strict=True):
+        title = f"second input in ({'-0.05' if inputs == 'code' else '0'}, 0.05)"
         for axis, name, panel in zip(line, PANELS, norms, strict=True):
             levels = torch.linspace(0, 2.5, 11).tolist()
             w1, w2 = W1.numpy(), W2.numpy()
-            drawn = axis.contourf(w1, w2, panel.clamp(max=2.5).T.numpy(), levels, cmap="inferno_r")
+            drawn = axis.contourf(w1, w2, panel.clamp(max=2.5).T.numpy(), levels, cmap=ERRORS)
             axis.plot(1, 0, "wo", markeredgecolor="black")
-            axis.set(title=f"{name}\n{title}")
-            axis.set(xlabel="weight of the first input", ylabel="weight of the second")
-        ticks, label = [0, 0.5, 1, 1.5, 2, 2.5], "norm of the gradient"
-        bar = drawing.colorbar(drawn, ax=line[-1], label=label, ticks=ticks)
-        bar.ax.set_yticklabels(["0", "0.5", "1", "1.5", "2", "≥ 2.5"])
+            axis.set_title(f"{name},\n{title}")
+        line[-1].set_xlabel("weight of the first input")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("weight of the second")
+    where = {"location": "bottom", "shrink": 0.8, "aspect": 30, "ticks": [0, 0.5, 1, 1.5, 2, 2.5]}
+    bar = drawing.colorbar(drawn, ax=axes, label="norm of the gradient", **where)
+    bar.ax.set_xticklabels(["0", "0.5", "1", "1.5", "2", "≥ 2.5"])
     headline(
         drawing,
         "Gradient of the loss while a power unit learns to ignore its second input",
         "Light: hardly any gradient, training stands still. Circle: the solution. "
-        "Compare the upper parts.",
+        "Compare the upper parts of the panels.",
     )
     save(drawing, path)
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.drawing import SUFFIXES, available
 from benchmarks.paper import tables
-from benchmarks.paper.drawing import SUFFIXES, available
 from benchmarks.paper.experiment import Sources, Table
 from benchmarks.paper.registry import TABLES
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.drawing import available
 from benchmarks.paper import pictures, tables
-from benchmarks.paper.drawing import available
 from benchmarks.paper.experiment import Account, Experiment
 from benchmarks.paper.runner import Batch, Folder
 from npu_kernels._jobs import files

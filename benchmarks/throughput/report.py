@@ -7,7 +7,7 @@ prints all tables, unless an option says where they go:
 --tables FOLDER     all tables, a page for each processor and one with the processors side by side
 --page FILE         the main cases on several processors, between the marks of the summary
 --readme FILE       a short table of one processor, between the marks "throughput"
---picture FILE      bars of each rival's time divided by ours, by size; PNG, SVG or PDF
+--picture FILE      the main cases' bars: the time of others divided by ours; PNG, SVG or PDF
 --processor NAME    whose rows the short table and the picture show; needed where there are several
 """
 
@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.blocks import MarksError, record_table, renew
+from benchmarks.drawing import COLORS, available, figure, headline, legend, save
 from benchmarks.throughput.cases import (
     ADAPTIVE,
     FORWARD,
@@ -67,16 +67,7 @@ COLUMNS = {
     "diffrax": "diffrax",
 }
 YARDSTICKS = {"linear": "ours / linear", "one-model": "ours / one model"}
-# The picture's bars, in this order, and their colours.
-BARS = {
-    "eager": "0.45", "compile": "tab:orange", "compile-autotune": "gold", "jax": "tab:green",
-    "complex": "tab:red", "linear": "plum",
-}  # fmt: skip
-BAR_NAMES = {
-    "compile": "torch.compile",
-    "compile-autotune": "torch.compile, max-autotune",
-    "linear": "nn.Linear (another function)",
-}
+BARS = {"eager": "eager", "compile": "torch.compile"}  # the picture's, and their titles
 # Virtual machines give several processors one name. Family, model and stepping tell them apart; old
 # rows lack these.
 PROCESSORS = {
@@ -367,68 +358,50 @@ def _threads(count: int) -> str:
 Bars = tuple[list[list[float]], list[str], list[str]]  # ratios by size and rival; sizes; rivals
 
 
-def _bars(groups: Groups, kind: str, threads: int) -> tuple[Bars, int]:
-    """The bars of a pass of the NPU with one model and random signs, small sizes first.
-
-    Doubtful ratios are left out; the second value counts them.
-    """
-    drawn = ("npu", kind, "random", 1, threads)
-    measured = {
-        case.size: group
-        for (case, count), group in groups.items()
-        if (case.layer, case.kind, case.signs, case.size.models, count) == drawn
-    }
-    sizes = sorted(measured, key=lambda size: size.rows * size.inputs * size.outputs)
-    rivals = [rival for rival in BARS if any(rival in group for group in measured.values())]
-    lines = [[measured[size].get(rival) for rival in rivals] for size in sizes]
-    doubts = sum(row is not None and doubtful(row) for line in lines for row in line)
-
-    def ratio(row: Row | None) -> float:
-        return row["ratio"] if row and not doubtful(row) else math.nan
-
-    names = [f"{size.inputs} → {size.outputs}\n{size.rows:,} rows" for size in sizes]
-    return ([list(map(ratio, line)) for line in lines], names, rivals), doubts
-
-
 def picture(rows: Sequence[Row], path: Path, processor: str | None = None) -> None:
-    """Draw a processor's rows at its least number of threads.
+    """Draw the rivals' times divided by ours in the cases of `SHORT`, with the most threads.
 
-    Raises ReportError without matplotlib or pandas, or without such rows.
+    Raises ReportError without matplotlib, or without such rows.
     """
-    try:
-        from matplotlib.figure import Figure
-        from pandas import DataFrame
-    except ImportError:
-        packages = "matplotlib and pandas (pip install matplotlib pandas)"
-        raise ReportError(f"the picture needs {packages}") from None
+    if not available():
+        raise ReportError("the picture needs matplotlib (pip install matplotlib)")
     machine, groups = chosen(rows, processor)
-    threads = min(count for _, count in groups)
-    panels = {kind: _bars(groups, kind, threads) for kind in (FORWARD, STEP)}
-    panels = {kind: (bars, doubts) for kind, (bars, doubts) in panels.items() if bars[0]}
-    if STEP not in panels:
-        raise ReportError("the picture needs rows of the NPU's step, single models, random signs")
-    figure = Figure(figsize=(11, 3.6 * len(panels)), layout="constrained")
-    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-    for axis, (kind, (bars, _)) in zip(axes, panels.items(), strict=True):
-        frame = DataFrame(*bars).rename(columns=COLUMNS | BAR_NAMES)
-        colors = [BARS[rival] for rival in bars[2]]
-        frame.plot.bar(ax=axis, width=0.84, color=colors, rot=0, fontsize=8, legend=False)
-        for container in axis.containers:
-            # 0 is a ratio that was left out.
-            labels = [f"{ratio:.1f}" if ratio else "" for ratio in container.datavalues]
-            axis.bar_label(container, labels, padding=1, fontsize=6.5)
-        axis.axhline(1, color="tab:blue", linewidth=2.2, label="npu_kernels = 1")
-        name = PASS_NAMES[kind].capitalize()
-        title = f"{name}: where a bar is above the line, npu_kernels is faster"
-        axis.set(title=title, ylabel="time / npu_kernels' time")
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[-1].set_xlabel("inputs → outputs of the layer, and rows of the batch")
-    axes[0].legend(fontsize=8, loc="upper right")
-    doubts = sum(count for _, count in panels.values())
-    title = f"NPU layer, float32: {machine[0]}, {machine[1]}, {_threads(threads)}"
-    left_out = f"; {doubts} doubtful number{'s' if doubts > 1 else ''} left out" if doubts else ""
-    figure.suptitle(title + left_out)
-    figure.savefig(path, dpi=120)
+    threads = max(count for _, count in groups)
+    shown = {case: groups.get((case, threads), {}) for case in SHORT}
+    shown = {case: group for case, group in shown.items() if group.keys() >= BARS.keys()}
+    if not shown:
+        raise ReportError(f"the picture needs rows with {' and '.join(BARS)} of the README's cases")
+    drawing, axes = figure(1, 1, 0.45 * len(shown) + 1.5)
+    axis, marked = axes[0][0], False
+    for n, (rival, title) in enumerate(BARS.items()):
+        ratios = [group[rival]["ratio"] for group in shown.values()]
+        marks = ["?" if doubtful(group[rival]) else "" for group in shown.values()]
+        marked = marked or any(marks)
+        heights = [y + 0.38 * (n - 0.5) for y in range(len(shown))]
+        look = {"height": 0.36, "color": COLORS[rival], "label": title}
+        bars = axis.barh(heights, ratios, left=0, **look)
+        labels = [f"{ratio:.3g}{mark}" for ratio, mark in zip(ratios, marks, strict=True)]
+        axis.bar_label(bars, labels, padding=2)
+    axis.set_yticks(range(len(shown)), map(_bar_title, shown))
+    axis.axvline(1, color=COLORS["npu_kernels"], linewidth=4, label="npu_kernels")
+    axis.set(xscale="log", xlim=(1, 3 * max(axis.get_xlim())), ylim=(len(shown) - 0.4, -0.6))
+    axis.set_xticks([1, 10, 100], ["1", "10", "100"])
+    axis.minorticks_off()
+    axis.spines[["top", "right"]].set_visible(False)
+    legend(axis, 3, lines_of_title=0)
+    note = "; ?: a doubtful ratio" if marked else ""
+    title = "How many times longer others take"
+    headline(drawing, title, f"{machine[0]}, {_threads(threads)}, logarithmic scale{note}")
+    save(drawing, path)
+
+
+def _bar_title(case: Case) -> str:
+    size = case.size
+    models = "" if size.models == 1 else f", {size.models} models"
+    if case.kind == ROLLOUT:
+        return f"neural ODE,\n{size.rows} steps{models}"
+    layer = f"NPU {size.inputs} → {size.outputs}" if case.layer == "npu" else "NPU → NAU"
+    return f"{PASS_NAMES[case.kind]},\n{layer}, {size.rows} rows{models}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -233,7 +233,7 @@ def table(rows: list[Row]) -> str:
 
 def picture(rows: list[Row], path: Path) -> None:
     """Draw the shares of ODEBench, a panel for each score, a group of bars for each condition."""
-    from benchmarks.paper.drawing import figure, headline, save
+    from benchmarks.drawing import COLORS, figure, headline, legend, save
 
     shown = [(key[1:], group) for key, group in groups(rows).items() if not key[0]]
     conditions = list(dict.fromkeys(key[:2] for key, _ in shown))
@@ -241,17 +241,18 @@ def picture(rows: list[Row], path: Path) -> None:
         f"noise {100 * noise:g} %" + (f",\n{100 * dropped:g} % left out" if dropped else "")
         for noise, dropped in conditions
     ]
-    drawing, axes = figure(1, 2, (10.5, 3.8), share=True)
+    drawing, axes = figure(2, 1, 5.2, share="all")
     scores = ("reconstruction", "generalisation")
-    for axis, score, published in zip(axes[0], scores, PUBLISHED[1:], strict=True):
+    for axis, score, published in zip(axes[:, 0], scores, PUBLISHED[1:], strict=True):
         for n, method in enumerate(METHODS):
             bars = [(key, group) for key, group in shown if key[2] == method]
             x = [conditions.index(key[:2]) + 0.38 * (n - 0.5) for key, _ in bars]
-            axis.bar(x, [share(score, group) for _, group in bars], 0.36, label=method)
-        axis.plot([-0.45, 0.45], [published / 100] * 2, "k--", label=PUBLISHED[0])
+            shares = [100 * share(score, group) for _, group in bars]
+            drawn = axis.bar(x, shares, 0.36, label=method, color=COLORS[method])
+            axis.bar_label(drawn, fmt="%.0f")
+        axis.plot([-0.45, 0.45], [published] * 2, "k--", label=PUBLISHED[0])
         axis.set_xticks(range(len(labels)), labels)
-        axis.set(title=score, ylim=(0, 1))
-    axes[0][0].set_ylabel("share of series with R2 above 0.9")
-    axes[0][1].legend(frameon=False, loc="upper right")
+        axis.set(title=score, ylim=(0, 110), ylabel="R2 above 0.9 (%)")
+    legend(axes[0][0], 3)
     headline(drawing, "Laws of ODEBench's series", "generalisation: from the system's other start")
     save(drawing, path)

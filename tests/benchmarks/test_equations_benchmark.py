@@ -197,21 +197,24 @@ def test_a_cell_without_all_equations_is_marked():
     assert "| sum | 0 | 70 | 13 of 13\\* (1 s; 2) |" in report.table(complete[:-1])
 
 
-def test_the_picture_has_a_panel_for_each_class_with_several_noises(tmp_path, monkeypatch):
-    drawing = pytest.importorskip("benchmarks.paper.drawing")
+def test_the_picture_has_a_panel_for_each_noise(tmp_path, monkeypatch):
+    drawing = pytest.importorskip("benchmarks.drawing")
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     seen = []
     monkeypatch.setattr(drawing, "save", lambda figure, path: seen.append(figure))
     rows = [
         {"class": kind, "noise": noise, "method": "NPURegressor", "found": k < 3, "seed": 0}
-        for kind, noises in (("a", (0.0, 0.1)), ("b", (0.0,)), ("c1", (0.0, 0.1)))
+        for kind, noises in (("a", (0.0, 0.1)), ("b", (0.0,)), ("c1", (0.0, 0.01)))
         for noise in noises
         for k in range(4)
     ]
     report.picture(rows, tmp_path / "x.svg")
     axes = seen[0].axes
-    assert [axis.get_title() for axis in axes] == ["one product", "power of a sum"]
-    assert axes[0].lines[0].get_ydata().tolist() == [0.75, 0.75]
+    assert [axis.get_title() for axis in axes] == ["no noise", "noise of 1 %"]
+    kinds = list(report.TITLES)
+    points = [axis.lines[0].get_xydata().tolist() for axis in axes]
+    assert points[0] == [[75, kinds.index(kind)] for kind in ("a", "b", "c1")]
+    assert points[1] == [[75, kinds.index("c1")]]
 
 
 def test_dummies_are_columns_that_the_law_does_not_need():

@@ -292,20 +292,26 @@ def test_report_prints_by_default(tmp_path, capsys):
     assert "| NPU | step |" in capsys.readouterr().out
 
 
+def main_rows():
+    size = report.SHORT[4].size
+    return [made_up("ours", 1.0, size), made_up("eager", 5.0, size), made_up("compile", 4.0, size)]
+
+
 def test_report_picture(tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    file, picture = write(tmp_path / "rows.jsonl", made_up_rows()), tmp_path / "picture.png"
+    file, picture = write(tmp_path / "rows.jsonl", main_rows()), tmp_path / "picture.png"
     assert report.main([str(file), "--picture", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     picture = tmp_path / "picture.svg"
-    # the last is doubtful
-    rows = [*made_up_rows(), made_up("jax", 3.0), made_up("compile-autotune", 2.5, waited=0.5)]
-    assert report.main([str(write(file, rows)), "--picture", str(picture)]) == 0
+    write(file, [*main_rows(), made_up("compile", 2.5, report.SHORT[5].size, waited=0.5),
+                 made_up("eager", 8.0, report.SHORT[5].size)])  # fmt: skip
+    assert report.main([str(file), "--picture", str(picture)]) == 0
     text = picture.read_text()
-    for shown in ("npu_kernels = 1", "JAX", "3 → 2", "1 doubtful number left out"):
-        assert shown in text
-    assert "<!-- 5.0 -->" in text
-    assert "<!-- 0.0 -->" not in text  # nothing stands where a bar is left out
+    for shown in ("npu_kernels", "NPU 6 → 2, 100 rows", "NPU 6 → 2, 100 rows, 1000 models",
+                  "?: a doubtful ratio", "torch.compile"):  # fmt: skip
+        assert f"<!-- {shown} -->" in text or shown in text
+    for bar in ("5", "4", "8", "2.5?"):
+        assert f"<!-- {bar} -->" in text
     write(file, [made_up("ours", 1.0, MODELS)])
     assert report.main([str(file), "--picture", str(picture)]) == 1
-    assert "single models" in capsys.readouterr().err
+    assert "eager and compile" in capsys.readouterr().err

@@ -183,13 +183,11 @@ def test_the_picture_has_both_scores(tmp_path, monkeypatch):
     row |= {"reconstruction": 0.95, "generalisation": None}
     noisy = {**row, "noise": 0.05, "dropped": 0.5, "method": "pysindy"}
     drawn = []
-    monkeypatch.setattr(
-        "benchmarks.paper.drawing.save", lambda drawing, path: drawn.append(drawing)
-    )
+    monkeypatch.setattr("benchmarks.drawing.save", lambda drawing, path: drawn.append(drawing))
     odebench.picture([row, noisy, {**row, "system": 101}], tmp_path / "x.png")
     heights = [[bar.get_height() for bar in axis.patches] for axis in drawn[0].axes]
-    assert heights == [[1.0, 1.0], [0.0, 0.0]]
-    labels = [label.get_text() for label in drawn[0].axes[0].get_xticklabels()]
+    assert heights == [[100, 100], [0, 0]]
+    labels = [label.get_text() for label in drawn[0].axes[-1].get_xticklabels()]
     assert labels == ["noise 0 %", "noise 5 %,\n50 % left out"]
 
 

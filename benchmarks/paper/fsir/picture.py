@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.paper.drawing import figure, headline, save
+from benchmarks.drawing import figure, headline, save
 from benchmarks.paper.experiment import Sources
 from benchmarks.paper.fsir import report
 from benchmarks.paper.fsir import task as fsir
@@ -20,18 +20,18 @@ STATES = {"S": "tab:blue", "I": "tab:red", "R": "tab:green"}
 
 def picture(sources: Sources, path: Path) -> bool:
     """Draw fronts, the best models' predictions, and the weights of the sparsest good RealNPU."""
-    drawing, axes = figure(1, 3, (17, 5.2))
-    _fronts(axes[0][0], sources.rows)
+    drawing, axes = figure(3, 1, 11)
+    _fronts(axes[0, 0], sources.rows)
     chosen = json.loads(sources.models.read_text())
-    trajectories(axes[0][1], chosen)
+    trajectories(axes[1, 0], chosen)
     shown = chosen.get("sparse RealNPU", chosen.get("RealNPU"))
     if shown is not None:
-        diagram(axes[0][2], shown)
+        diagram(axes[2, 0], shown)
     headline(
         drawing,
         "The fractional SIR model, learnt by neural ODEs",
-        "Left: lower left is better. Middle: the lines should go through the points. "
-        "Right: read from the inputs (right) to the derivatives (left); blue adds, red subtracts.",
+        "Read the diagram from the inputs (right) to the derivatives (left): blue adds, red "
+        "subtracts.",
     )
     save(drawing, path)
     return True
@@ -53,8 +53,8 @@ def _fronts(axis: Any, rows: Rows) -> None:
     axis.set(xlabel="non-zero parameters", ylabel="mean squared error")
     axis.set_xticks([20, 50, 100, 200, 500], ["20", "50", "100", "200", "500"])
     axis.minorticks_off()
-    axis.set_title("Error and size; lines: the best (dotted, hollow: published)", fontsize=10)
-    axis.legend(fontsize=8)
+    axis.set_title("Lower left is better (dotted lines, hollow points: published)")
+    axis.legend()
 
 
 def trajectories(axis: Any, chosen: dict[str, Any]) -> None:
@@ -68,9 +68,8 @@ def trajectories(axis: Any, chosen: dict[str, Any]) -> None:
         axis.plot(fsir.TIMES.numpy(), truth.numpy(), "o", color=color, markersize=3)
         axis.plot(times.numpy(), line.numpy(), color=color, label=state)
     axis.set(xlabel="time", ylabel="group's share of the population (%)")
-    title = f"Points: data. Lines: the best model, {name}, {best['h']} hidden units"
-    axis.set_title(title, fontsize=10)
-    axis.legend(fontsize=8)
+    axis.set_title(f"Points: data. Lines: the best model, {name}, {best['h']} hidden units")
+    axis.legend()
 
 
 def diagram(axis: Any, best: dict[str, Any]) -> None:
@@ -80,14 +79,14 @@ def diagram(axis: Any, best: dict[str, Any]) -> None:
     used = [j for j in range(best["h"]) if bool((weight[:, j].abs() > fsir.NON_ZERO).any())]
     axis.set_axis_off()
     size = f"{best['n_params']} parameters, mean squared error {best['mse']:.3g}"
-    axis.set_title(f"Weights of a RealNPU: {size}", fontsize=10)
+    axis.set_title(f"A RealNPU: {size}")
 
     def height(index: int, count: int) -> float:
         return 1 - (index + 0.5) / max(1, count)
 
     for i, name in enumerate(fsir.NAMES):
-        axis.text(2.05, height(i, 3), f"{name}\ngate {float(gate[i]):.2f}", va="center", fontsize=8)
-        axis.text(-0.05, height(i, 3), f"d{name}/dt", va="center", ha="right", fontsize=8)
+        axis.text(2.05, height(i, 3), f"{name}\ngate {float(gate[i]):.2f}", va="center")
+        axis.text(-0.05, height(i, 3), f"d{name}/dt", va="center", ha="right")
     for rank, j in enumerate(used):
         y = height(rank, len(used))
         axis.plot(1, y, "o", color="black", markersize=4)
@@ -103,5 +102,5 @@ def diagram(axis: Any, best: dict[str, Any]) -> None:
                 axis.plot(*zip(start, end, strict=True), color=color, linewidth=0.5 + 2.5 * width)
                 share = 0.3 if start[0] > 0.5 else 0.7
                 x, height_of_text = (start[k] + share * (end[k] - start[k]) for k in (0, 1))
-                axis.text(x, height_of_text, f"{value:.3g}", fontsize=7, ha="center", va="bottom")
+                axis.text(x, height_of_text, f"{value:.3g}", ha="center", va="bottom")
     axis.set(xlim=(-0.4, 2.5), ylim=(0, 1))
