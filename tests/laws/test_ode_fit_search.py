@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels import ode
+from npu_kernels._laws.series import starts
 from npu_kernels._laws.series.data import read
 from npu_kernels._laws.series.fit import SMALLEST_BATCH, batches, hopeful
 from npu_kernels._laws.series.job import Job
@@ -155,3 +156,21 @@ def test_laws_that_fractions_cannot_make_the_best_are_not_rounded() -> None:
     laws = [Law(problem, x, good != 0) for x in (poor, good)]
     assert hopeful(laws, 4) == laws[1:]
     assert hopeful(laws[:1] * 2, 4) == laws[:1] * 2
+
+
+def test_whole_powers_up_to_the_fifth_of_one_state() -> None:
+    """A series of system 16 of ODEBench, whose free exponents would fit nearly as well."""
+    t = torch.linspace(0, 10, 150, dtype=torch.float64)
+    u = solution([[1], [3], [5]], [[0.1, 0.04, -0.001]], [0.94], t)
+    result = ode.fit(model(1, 3, 12), t, u)
+    exponents, _ = result.weights()
+    assert sorted(exponents.flatten().tolist()) == [1, 3, 5]
+
+
+def test_integrals_of_parabolas_are_exact() -> None:
+    t = torch.tensor([0, 0.5, 0.7, 1.6, 2, 2], dtype=torch.float64)  # the last is a filler
+    values = torch.stack([torch.ones_like(t), t, 3 * t**2], 1).unsqueeze(0)
+    expected = torch.stack([t, t**2 / 2, t**3], 1)[1:].unsqueeze(0)
+    result = starts.integrals(values, t.diff().unsqueeze(0))
+    torch.testing.assert_close(result[:, :-1], expected[:, :-1])
+    torch.testing.assert_close(result[:, -1], result[:, -2])

@@ -32,7 +32,8 @@ DRAWN = (-1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, 1.5, 2.0)
 DRAWN_SETS = 4096  # of exponents
 SLOPES_RIDGE = 1e-6  # of the normal equations, whose columns have length 1
 KINDS = "simple", "whole", "simple", "drawn", "simple", "whole"  # of the starts, in turn
-MAX_DEGREE = 3  # of products of whole powers
+MAX_DEGREES = {1: 6, 2: 4}  # of products of whole powers, by the number of states
+MAX_DEGREE = 3  # of more states
 SMALLER_SETS = 4  # of each number of terms below the greatest
 BEAM_WIDTH = 128  # sets of simple products that are continued by two terms
 CONTINUATIONS = 32  # of a set, the best ones
@@ -196,10 +197,11 @@ def _simple(
 def _integer(
     lengths: Tensor, states: Tensor, shape: Shape, fixed: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return sets of products of whole powers up to `MAX_DEGREE`, as `_simple` does."""
+    """Return sets of products of whole powers up to `MAX_DEGREES`, as `_simple` does."""
     d = states.shape[2]
-    rows = itertools.product(range(MAX_DEGREE + 1), repeat=d)
-    degrees = sorted((row for row in rows if sum(row) <= MAX_DEGREE), key=sum)
+    degree = MAX_DEGREES.get(d, MAX_DEGREE)
+    rows = itertools.product(range(degree + 1), repeat=d)
+    degrees = sorted((row for row in rows if sum(row) <= degree), key=sum)
     exponents = torch.tensor(degrees, dtype=torch.float64)
     return _sets(_products(states, exponents), exponents, lengths, states, shape, fixed)
 
@@ -231,7 +233,7 @@ def _sets(
     allowed = _allowed(exponents, shape)
     exponents = torch.cat([fixed, exponents[allowed]])
     values = torch.cat([_products(states, fixed), values[:, :, allowed]], 2)
-    A = ((values[:, 1:] + values[:, :-1]) / 2 * lengths.unsqueeze(2)).cumsum(1).flatten(0, 1)
+    A = integrals(values, lengths).flatten(0, 1)
     A = A / A.norm(dim=0).clamp(min=1e-300)
     Y = (states[:, 1:] - states[:, :1]).flatten(0, 1)[:, : shape.states - shape.inputs]
     Y = Y / Y.norm(dim=0).clamp(min=1e-300)
@@ -255,6 +257,26 @@ def _sets(
         powers[: len(products)] = exponents[list(products)]
         sets.append((powers, torch.arange(shape.terms) < len(products)))
     return sets
+
+
+def integrals(values: Tensor, lengths: Tensor) -> Tensor:
+    """Integrate ``values [S, M, n]`` from the first node to each later one.
+
+    lengths ``[S, M - 1]``: from node to node; 0 behind the last node of a shorter series.
+
+    The trapezoidal rule with its first correction, whose slopes are those of parabolas through
+    three nodes: without noise, sets of nearly the same integrals are told apart.
+    """
+    h = lengths.unsqueeze(2)
+    chords = values.diff(dim=1) / h.clamp(min=1e-300)
+    share = h[:, 1:] / (h[:, 1:] + h[:, :-1]).clamp(min=1e-300)
+    inner = share * chords[:, :-1] + (1 - share) * chords[:, 1:]
+    slopes = torch.cat([2 * chords[:, :1] - inner[:, :1], inner], 1)
+    ends = 2 * chords - slopes  # slopes where an interval ends, by the same parabola
+    is_last = torch.nn.functional.pad(h[:, 1:] == 0, (0, 0, 0, 1), value=True)
+    after = torch.where(is_last, ends, torch.cat([slopes[:, 1:], ends[:, -1:]], 1))
+    corrections = h.square() / 12 * (after - slopes)
+    return ((values[:, 1:] + values[:, :-1]) / 2 * h - corrections).cumsum(1)
 
 
 def _extended(A: Tensor, Y: Tensor, sets: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
