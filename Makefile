@@ -12,6 +12,7 @@
 #   make gpu       on a machine with a GPU and nothing but torch and triton: errors, tests, speed, tuned tables
 #   make tables    the tables and pictures of README.md and docs/, from benchmarks/results
 #   make docs      the documentation's pages, in build/docs
+#   make site      the pages in a headless browser: widths, themes, pictures, contrast (make site ARGS=--quick)
 #   make mutants   small wrong changes to the code, of which a test must notice every one (hours; make mutants ARGS="--language cpp")
 #   make resources docs/triton-resources.md: what every Triton kernel compiles to
 #   make wheels    what a release uploads, in dist/: the sdist, and one wheel for many torches and Pythons
@@ -45,7 +46,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Kept between builds; the core's unit tests are built there too.
 export NPU_KERNELS_BUILD := $(abspath build/cmake)
 
-.PHONY: demo test test-setup fuzz sanitize tsan allocations lint format bench mutants gpu tables docs resources wheels test-wheels \
+.PHONY: demo test test-setup fuzz sanitize tsan allocations lint format bench mutants gpu tables docs site resources wheels test-wheels \
   test-arm-wheel test-sdist support version install clean
 
 demo: install
@@ -123,6 +124,9 @@ tables: install
 docs: install $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
 
+site: docs $(VENV)/.site
+	$(BIN)/python -m tools.site build/docs $(ARGS)
+
 # The document lists what is over its budget too.
 resources: install $(OLD_TRITON)/.installed
 	-$(BIN)/python -m tools.aot --table build/triton-new.json
@@ -177,6 +181,10 @@ $(VENV)/.release: $(VENV)/.created requirements-release.txt constraints.txt
 
 $(VENV)/.docs: $(VENV)/.created requirements-docs.txt constraints.txt
 	$(BIN)/pip install -r requirements-docs.txt
+	@touch $@
+
+$(VENV)/.site: $(VENV)/.created requirements-site.txt constraints.txt
+	$(BIN)/pip install -r requirements-site.txt
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.tools $(SOURCES)
