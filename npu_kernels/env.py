@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -102,9 +104,16 @@ def environment() -> dict[str, str]:
     return facts
 
 
-def main() -> None:
-    """Print the environment, one fact a line."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the environment: one fact a line, or an object of JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -m npu_kernels.env", description="What npu_kernels runs on, for a bug report."
+    )
+    parser.add_argument("--json", action="store_true", help="print an object of JSON")
     facts = environment()
+    if parser.parse_args(arguments).json:
+        print(json.dumps(facts, indent=1))
+        return
     width = max(map(len, facts))
     print("\n".join(f"{name:<{width}}  {fact}" for name, fact in facts.items()))
 

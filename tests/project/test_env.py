@@ -1,8 +1,10 @@
 """The report of ``python -m npu_kernels.env``."""
 
+import json
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from npu_kernels import __version__, env
@@ -31,6 +33,11 @@ def test_command() -> None:
     names = [line.partition("  ")[0] for line in child.stdout.splitlines()]
     assert names == list(env.environment())
     assert not child.stderr
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    env.main(["--json"])
+    assert json.loads(capsys.readouterr().out) == env.environment()
 
 
 def test_importing_is_quiet() -> None:

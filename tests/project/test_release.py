@@ -238,3 +238,23 @@ def test_a_python_that_cannot_be_run_is_not_here(
 
 def test_the_table_of_the_page_is_made_from_the_runs() -> None:
     assert support.BEGIN + support.current() + support.END in support.PAGE.read_text()
+
+
+def test_actions_are_pinned_and_a_release_waits_for_the_tests() -> None:
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    uses = re.findall(r"uses: (\S+)(.*)", "".join(path.read_text() for path in workflows))
+    others = [(action, comment) for action, comment in uses if not action.startswith("./")]
+    assert others
+    for action, comment in others:
+        assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action), action
+        assert re.fullmatch(r"  # v[\d.]+", comment), action
+    for path in workflows:
+        assert "\npermissions:\n  contents: read\n" in path.read_text(), path
+    release = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    assert "needs: [test, wheel, oldest-glibc, sdist]" in release
+
+
+def test_the_citation_has_the_version() -> None:
+    version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert version is not None
+    assert f"\nversion: {version[1]}\n" in (ROOT / "CITATION.cff").read_text()
