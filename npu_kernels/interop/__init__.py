@@ -363,17 +363,24 @@ def to_reference(
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return a table for ``ExportedProgram.run_decompositions`` that leaves plain aten alone.
 
-    ONNX and C++ need it.
+    C++ needs it, and `torch.onnx.export` of a program that is exported already; of a module it
+    takes the formulas by itself.
 
     A program with the fused operators needs `import npu_kernels` where it runs; the decomposed one
     needs torch alone.
     """
-    table: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions().items())
-    for name in ops.NAMES:
-        table[getattr(ops, name)] = getattr(reference, name)
-    for name in ops.TIME_LOOPS:
-        table[getattr(ops, name)] = getattr(time_loop, name)
-    return table
+    return dict(torch.export.default_decompositions().items()) | _FORMULAS
+
+
+_FORMULAS: dict[Any, Callable[..., Any]] = {
+    getattr(ops, name): getattr(formulas, name)
+    for formulas, names in ((reference, ops.NAMES), (time_loop, ops.TIME_LOOPS))
+    for name in names
+}
+# torch.onnx.export decomposes operators by torch's own table. Operators that the other table has
+# keep the shape functions that they were registered with.
+torch._decomp.decomposition_table.update(_FORMULAS)
+torch._decomp.meta_table.update(_FORMULAS)
 
 
 __all__ = ["decompositions", "from_parameters", "reference_layers", "swap", "to_reference"]

@@ -65,14 +65,20 @@ def test_save_load_run_decompose(strict: bool) -> None:
         assert normwise_error(plain.module()(x), model(x)) < 1e-4
 
 
-def test_onnx(tmp_path: Path) -> None:
-    """The decomposed program in onnxruntime, at other batch sizes than it was exported with."""
+@pytest.mark.parametrize("source", ["module", "program"])
+def test_onnx(source: str, tmp_path: Path) -> None:
+    """The formulas in onnxruntime, at other batch sizes than they were exported with."""
     for package in ("onnx", "onnxscript"):
         pytest.importorskip(package)
     onnxruntime: Any = pytest.importorskip("onnxruntime")
     model = _model()
-    plain = _exported(model).run_decompositions(interop.decompositions())
-    program = torch.onnx.export(plain, dynamo=True, verbose=False)
+    if source == "module":
+        batch = ({0: torch.export.Dim("batch")},)
+        settings = {"dynamo": True, "verbose": False, "dynamic_shapes": batch}
+        program = torch.onnx.export(model, (torch.randn(5, 3),), **settings)
+    else:
+        plain = _exported(model).run_decompositions(interop.decompositions())
+        program = torch.onnx.export(plain, dynamo=True, verbose=False)
     assert program is not None
     program.save(str(tmp_path / "model.onnx"))
     session = onnxruntime.InferenceSession(
