@@ -11,7 +11,8 @@ from benchmarks.time_series.__main__ import CASES
 from npu_kernels import NAU, NPU, NaiveNPU, ode
 from npu_kernels._laws.products.exponent_length import exponent_nats
 from npu_kernels._laws.series.data import Series, read
-from npu_kernels._laws.series.laws import Law, form
+from npu_kernels._laws.series.forms import form
+from npu_kernels._laws.series.laws import Law
 from npu_kernels._laws.series.sensitivity import Shape, Stretches, Trajectories
 from npu_kernels._laws.series.starts import matched, smoothed
 from tests.support.examples import ROOT

@@ -12,18 +12,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from npu_kernels._laws.series.criterion import criteria
+from npu_kernels._laws.series.forms import Form, Met, form
 from npu_kernels._laws.series.job import Job
-from npu_kernels._laws.series.laws import (
-    REFIT_STEPS,
-    Form,
-    Law,
-    Met,
-    criteria,
-    form,
-    minimise,
-    refitted,
-    stacked,
-)
+from npu_kernels._laws.series.laws import REFIT_STEPS, Law, minimise, refitted, stacked
 from npu_kernels._laws.series.simplify import changed, covariance, foreseen, rounded
 
 WINDOW = 2 * math.log(20)  # of the criterion

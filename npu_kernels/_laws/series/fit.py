@@ -22,20 +22,12 @@ from npu_kernels._jobs.progress import Progress
 from npu_kernels._laws.series import data as series
 from npu_kernels._laws.series import inputs as driving
 from npu_kernels._laws.series.alternatives import UNFORESEEN, alternatives
+from npu_kernels._laws.series.criterion import criteria
 from npu_kernels._laws.series.data import NAME, Series
+from npu_kernels._laws.series.forms import Form, Met, form, meet
 from npu_kernels._laws.series.job import Job
 from npu_kernels._laws.series.known import Known, check_within, read_known
-from npu_kernels._laws.series.laws import (
-    Form,
-    Law,
-    Met,
-    criteria,
-    form,
-    meet,
-    minimise,
-    refitted,
-    stacked,
-)
+from npu_kernels._laws.series.laws import Law, minimise, refitted, stacked
 from npu_kernels._laws.series.result import SeriesFit, finished, units
 from npu_kernels._laws.series.sensitivity import (
     FIXED,

@@ -1,10 +1,4 @@
-"""One law for time series: its criterion, its most likely numbers, and their uncertainty.
-
-The criterion is the Bayesian information criterion of the trajectory: minus twice the logarithm of
-the likelihood plus log n for each free number, and for an exponent that is a fraction the length of
-its description. Where the errors are unknown, each column has a variance of its own, the mean
-square of its residuals, but never below that of residuals that count as exact.
-"""
+"""One law for time series: its most likely numbers and their uncertainty."""
 
 from __future__ import annotations
 
@@ -15,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from npu_kernels._laws.products.exponent_length import exponent_nats
+from npu_kernels._laws.series.criterion import criteria
 from npu_kernels._laws.series.data import Series
 from npu_kernels._laws.series.job import Descent, Job
 from npu_kernels._laws.series.sensitivity import Stretches, Trajectories
@@ -23,8 +17,6 @@ from npu_kernels.optim import least_squares
 
 EXACT_SHARE = 1e-2  # of the square of an exact residual: a mean square that need not fall more
 MAX_CALM_STEPS = 3  # without a gain: then the minimisation of a law ends
-# The description of a negative exponent is longer: about one in six of those of laws is negative.
-NEGATIVE_NATS = math.log(5)
 REFIT_STEPS = 30  # of least squares
 # Of squared singular values, over the greatest: below, the data do not tell a direction.
 SINGULAR = 1e-10
@@ -210,53 +202,3 @@ def limits(problem: Trajectories | Stretches) -> tuple[Tensor, Tensor]:
         problem.shape.series
     )
     return low, high
-
-
-def criteria(problem: Trajectories, x: Tensor, free: Tensor) -> Tensor:
-    """Return the criterion of K laws ``[K, N]``; inf where one is not finite."""
-    data, n = problem.data, int(problem.data.seen.sum())
-    squares = problem.residual(x).view(len(x), -1, data.values.shape[2]).square().sum(1)  # [K, D]
-    if data.has_sigma:
-        likelihood = squares.sum(1)
-    else:
-        count = data.seen.sum((0, 1))
-        mean = (squares / count.clamp(min=1)).maximum(data.exact.square().clamp(min=1e-300))
-        likelihood = (count * mean.log()).sum(1)
-    shape = problem.shape
-    exponents, fixed = shape.split(x)[0].flatten(1), ~shape.split(free)[0].flatten(1)
-    pairs = zip(exponents, fixed, strict=True)
-    described = torch.tensor([sum(map(exponent_nats, row[keep].tolist())) for row, keep in pairs])
-    described = described + NEGATIVE_NATS * (exponents < 0).sum(1)
-    values = likelihood + math.log(n) * free.sum(1) + 2 * described
-    return values.nan_to_num(math.inf, math.inf)
-
-
-# ---- forms ----
-
-# For each term, which exponents and which coefficients are not 0.
-Form = tuple[tuple[bool, ...], ...]
-Met = dict[Form, tuple[float, Law]]  # the best law of each form, with its criterion
-
-
-def form(law: Law) -> Form:
-    """Return the law's form, whatever the order of its terms; empty without any term."""
-    exponents, coefficients, _ = law.problem.shape.split(law.x != 0)
-    rows = torch.cat([exponents, coefficients.mT], 1)[coefficients.any(0)]
-    return tuple(sorted(tuple(row) for row in rows.tolist()))
-
-
-def meet(met: Met, value: float, law: Law) -> None:
-    """Add a law if it is the best one of its form."""
-    kind = form(law)
-    if kind and value < met.get(kind, (math.inf,))[0]:
-        met[kind] = value, law
-
-
-def cleaned(law: Law) -> Law:
-    """Remove the exponents of terms that are in no equation."""
-    exponents, coefficients, starts = law.problem.shape.split(law.x)
-    free_e, free_c, free_s = law.problem.shape.split(law.free)
-    used = (coefficients != 0).any(0).unsqueeze(1)
-    exponents, free_e = torch.where(used, exponents, 0.0), free_e & used
-    join = law.problem.shape.join
-    return replace(law, x=join(exponents, coefficients, starts), free=join(free_e, free_c, free_s))

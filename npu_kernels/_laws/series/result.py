@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from npu_kernels._common.checks import check_level
 from npu_kernels._laws.products.text import term_text
 from npu_kernels._laws.series.data import Series, tensor
+from npu_kernels._laws.series.forms import Met
 from npu_kernels._laws.series.inputs import read as read_inputs
 from npu_kernels._laws.series.known import label
-from npu_kernels._laws.series.laws import Law, Met
+from npu_kernels._laws.series.laws import Law
 from npu_kernels._laws.series.profile import distances
 from npu_kernels._laws.series.sensitivity import IMPLICIT, Shape, flow
 from npu_kernels._laws.series.verdict import Verdict, judged

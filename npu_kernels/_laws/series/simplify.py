@@ -19,20 +19,10 @@ import torch
 from torch import Tensor
 
 from npu_kernels._laws.products.exponent_length import exponent_nats
+from npu_kernels._laws.series.criterion import NEGATIVE_NATS, criteria
+from npu_kernels._laws.series.forms import Met, cleaned, meet
 from npu_kernels._laws.series.job import Job
-from npu_kernels._laws.series.laws import (
-    NEGATIVE_NATS,
-    Law,
-    Met,
-    cleaned,
-    criteria,
-    information,
-    limits,
-    meet,
-    minimise,
-    refitted,
-    stacked,
-)
+from npu_kernels._laws.series.laws import Law, information, limits, minimise, refitted, stacked
 
 TRIALS = 12  # changed laws of a law in one batch
 HOPE = 10.0  # price up to which a change belongs to the list that is tried at once

@@ -1,0 +1,39 @@
+"""The criterion by which laws of time series are compared.
+
+It is the Bayesian information criterion of the trajectory: minus twice the logarithm of the
+likelihood plus log n for each free number, and for an exponent that is a fraction the length of its
+description. Where the errors are unknown, each column has a variance of its own, the mean square of
+its residuals, but never below that of residuals that count as exact.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from npu_kernels._laws.products.exponent_length import exponent_nats
+from npu_kernels._laws.series.sensitivity import Trajectories
+
+# The description of a negative exponent is longer: about one in six of those of laws is negative.
+NEGATIVE_NATS = math.log(5)
+
+
+def criteria(problem: Trajectories, x: Tensor, free: Tensor) -> Tensor:
+    """Return the criterion of K laws ``[K, N]``; inf where one is not finite."""
+    data, n = problem.data, int(problem.data.seen.sum())
+    squares = problem.residual(x).view(len(x), -1, data.values.shape[2]).square().sum(1)  # [K, D]
+    if data.has_sigma:
+        likelihood = squares.sum(1)
+    else:
+        count = data.seen.sum((0, 1))
+        mean = (squares / count.clamp(min=1)).maximum(data.exact.square().clamp(min=1e-300))
+        likelihood = (count * mean.log()).sum(1)
+    shape = problem.shape
+    exponents, fixed = shape.split(x)[0].flatten(1), ~shape.split(free)[0].flatten(1)
+    pairs = zip(exponents, fixed, strict=True)
+    described = torch.tensor([sum(map(exponent_nats, row[keep].tolist())) for row, keep in pairs])
+    described = described + NEGATIVE_NATS * (exponents < 0).sum(1)
+    values = likelihood + math.log(n) * free.sum(1) + 2 * described
+    return values.nan_to_num(math.inf, math.inf)
