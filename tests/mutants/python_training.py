@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import mutants
 
 PACKAGE = "npu_kernels/"
+CONTINUED = "tests/jobs/test_continued_runs.py", "tests/jobs/test_crafted_files.py -k Training"
 
 TRAINING = [
     *mutants(PACKAGE + "_loops/captured.py", "tests/training/test_training_captured.py", {
@@ -103,7 +104,7 @@ TRAINING = [
         "run-last-callback": ("(task.done % between and task.done < steps)", "(task.done % between)"),
         "run-strides-of-y": ("data = [x.contiguous(), y.contiguous()]", "data = [x.contiguous(), y]"),
     }),
-    *mutants(PACKAGE + "training/_runs.py", "tests/jobs/test_checkpoints.py -k 'refused or moves or beginning or once or Training'", {
+    *mutants(PACKAGE + "training/_runs.py", CONTINUED, {
         "run-checkpoint-model": ("            model=described(loop.model, Unit),\n", ""),
         "run-checkpoint-requires-grad": ("            requires_grad=str(trained),\n", ""),
         "run-checkpoint-optimiser": ("            **continued.settings(loop.optimizer, loop.model, self.lr),\n", ""),
@@ -117,7 +118,7 @@ TRAINING = [
         "run-checkpoint-lacks-a-state": ("if done > 0 and isinstance(loop, Fused) else ()", "if False else ()"),
         "run-checkpoint-later-settings": ("    @functools.cached_property\n", "    @property\n"),
     }),
-    *mutants(PACKAGE + "training/_continued.py", "tests/jobs/test_checkpoints.py -k 'refused or moves or callbacks or own or Training'", {
+    *mutants(PACKAGE + "training/_continued.py", CONTINUED, {
         "run-checkpoint-group": ("        if numbers != old[\"params\"]:", "        if False:"),
         "run-checkpoint-negative-step": ("low = 0.0 if name.endswith(\" step,\") else -math.inf", "low = -math.inf"),
         "run-checkpoint-schedule-untried": ("copy.deepcopy(schedules[name]).load", "schedules[name].load"),
