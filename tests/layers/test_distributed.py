@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -55,8 +56,13 @@ def _child(
     os._exit(0)
 
 
-def _spawn(ranks: int, *checks: Callable[[int, int], None]) -> None:
-    torch.multiprocessing.spawn(_child, (ranks, _free_port(), checks), nprocs=ranks)  # type: ignore[no-untyped-call]
+def _start(ranks: int, *checks: Callable[[int, int], None]) -> None:
+    """Run the checks on every rank, each a fork of a process that imports torch once for all."""
+    multiprocessing.set_forkserver_preload([__name__, "torch.distributed.fsdp"])
+    arguments = (ranks, _free_port(), checks)
+    torch.multiprocessing.start_processes(  # type: ignore[no-untyped-call]
+        _child, arguments, nprocs=ranks, start_method="forkserver"
+    )
 
 
 def _model() -> nn.Module:
@@ -192,6 +198,7 @@ def _on_a_line(rank: int, ranks: int) -> None:
 
 def _triton_on_a_line(rank: int, ranks: int) -> None:
     """NALU has operators of its own in the Triton backend only."""
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     from npu_kernels._backends import triton
 
     with use_backend("triton"), CountCalls() as counted:
@@ -283,20 +290,19 @@ def _models(rank: int, ranks: int) -> None:
 
 def test_two_processes() -> None:
     """DDP, FSDP2, every sharding of the operators, models over the ranks."""
-    _spawn(2, _data_parallel, _on_a_line, _models)
+    _start(2, _data_parallel, _on_a_line, _models)
 
 
-def test_nalu_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interpreted: the children start with Triton's variable."""
+def test_nalu_by_triton() -> None:
+    """Interpreted, in processes that have not imported Triton before."""
     runs, reason = dispatch.reasons("cpu")["triton"]
     if not runs and "TRITON_INTERPRET" not in reason:
         pytest.skip(reason)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    _spawn(2, _triton_on_a_line)
+    _start(2, _triton_on_a_line)
 
 
 def test_a_mesh_of_four_processes() -> None:
-    _spawn(4, _on_a_mesh)
+    _start(4, _on_a_mesh)
 
 
 @pytest.mark.parametrize(("models", "machines"), [(1, 1), (6, 2)])
