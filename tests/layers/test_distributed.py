@@ -56,7 +56,7 @@ def _child(
     os._exit(0)
 
 
-def _start(ranks: int, *checks: Callable[[int, int], None]) -> None:
+def _spawn(ranks: int, *checks: Callable[[int, int], None]) -> None:
     """Run the checks on every rank, each a fork of a process that imports torch once for all."""
     multiprocessing.set_forkserver_preload([__name__, "torch.distributed.fsdp"])
     arguments = (ranks, _free_port(), checks)
@@ -290,7 +290,7 @@ def _models(rank: int, ranks: int) -> None:
 
 def test_two_processes() -> None:
     """DDP, FSDP2, every sharding of the operators, models over the ranks."""
-    _start(2, _data_parallel, _on_a_line, _models)
+    _spawn(2, _data_parallel, _on_a_line, _models)
 
 
 def test_nalu_by_triton() -> None:
@@ -298,11 +298,11 @@ def test_nalu_by_triton() -> None:
     runs, reason = dispatch.reasons("cpu")["triton"]
     if not runs and "TRITON_INTERPRET" not in reason:
         pytest.skip(reason)
-    _start(2, _triton_on_a_line)
+    _spawn(2, _triton_on_a_line)
 
 
 def test_a_mesh_of_four_processes() -> None:
-    _start(4, _on_a_mesh)
+    _spawn(4, _on_a_mesh)
 
 
 @pytest.mark.parametrize(("models", "machines"), [(1, 1), (6, 2)])
