@@ -34,6 +34,8 @@ BIN := $(VENV)/bin
 OLD_TRITON_VERSION := 3.6.0
 OLD_TRITON := build/triton-$(OLD_TRITON_VERSION)
 WORKERS := $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+# One process more than there are cores: many tests wait for processes that they started. Whoever is done takes others' tests.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 OLD_TESTS := version or parity or zero or gradcheck or float32_error or special or budgets
 THROUGHPUT := $(wildcard benchmarks/results/throughput-*.jsonl)
 # Whose rows the README and the pictures show.
@@ -52,12 +54,11 @@ demo: install
 	$(BIN)/python -m benchmarks.demo $(ARGS)
 
 # Processes of their own: Triton decides when it is imported whether it interprets, and then compiles nothing. The kernels
-# are tested with the newest Triton, and those that matter most with the oldest too. One process more than there are cores:
-# many tests wait for processes that they started.
+# are tested with the newest Triton, and those that matter most with the oldest too.
 test: test-setup
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --ignore tests/triton $(ARGS)
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) tests/triton $(ARGS)
-	AOT_QUICK=1 TRITON_INTERPRET=1 PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m pytest -n $(WORKERS) \
+	$(PYTEST) --maxprocesses 8 --ignore tests/triton $(ARGS)
+	TRITON_INTERPRET=1 $(PYTEST) tests/triton $(ARGS)
+	AOT_QUICK=1 TRITON_INTERPRET=1 PYTHONPATH=$(OLD_TRITON) $(PYTEST) \
 	  tests/triton/test_version.py tests/triton/test_kernels.py tests/triton/test_special_values.py tests/triton/test_large.py \
 	  tests/triton/test_aot.py -m "not gpu" -k "$(OLD_TESTS)" $(ARGS)
 
