@@ -36,7 +36,7 @@ OLD_TRITON := build/triton-$(OLD_TRITON_VERSION)
 WORKERS := $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 # One process more than there are cores: many tests wait for processes that they started. Whoever is done takes others' tests.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
-OLD_TESTS := version or parity or zero or gradcheck or float32_error or special or budgets
+OLD_TESTS := version or parity or zero or special or budgets
 THROUGHPUT := $(wildcard benchmarks/results/throughput-*.jsonl)
 # Whose rows the README and the pictures show.
 PROCESSOR ?= AMD Zen 5
