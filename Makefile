@@ -12,7 +12,7 @@
 #   make gpu       on a machine with a GPU and nothing but torch and triton: errors, tests, speed, tuned tables
 #   make tables    the tables and pictures of README.md and docs/, from benchmarks/results
 #   make docs      the documentation's pages, in build/docs
-#   make site      the pages in a headless browser: widths, themes, pictures, contrast (make site ARGS=--quick)
+#   make site      the pages in a headless browser: widths, themes, pictures, contrast (make site SITE_ARGS=--quick)
 #   make mutants   small wrong changes to the code, of which a test must notice every one (hours; make mutants ARGS="--language cpp")
 #   make resources docs/triton-resources.md: what every Triton kernel compiles to
 #   make wheels    what a release uploads, in dist/: the sdist, and one wheel for many torches and Pythons
@@ -29,13 +29,16 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+SITE_ARGS ?=
 SECONDS ?= 60
 TORCH ?=
 BIN := $(VENV)/bin
 OLD_TRITON_VERSION := 3.6.0
 OLD_TRITON := build/triton-$(OLD_TRITON_VERSION)
 WORKERS := $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
-OLD_TESTS := version or parity or zero or gradcheck or float32_error or special or budgets
+# One process more than there are cores: many tests wait for processes that they started. Whoever is done takes others' tests.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+OLD_TESTS := version or parity or zero or special or budgets
 THROUGHPUT := $(wildcard benchmarks/results/throughput-*.jsonl)
 # Whose rows the README and the pictures show.
 PROCESSOR ?= AMD Zen 5
@@ -53,12 +56,11 @@ demo: install
 	$(BIN)/python -m benchmarks.demo $(ARGS)
 
 # Processes of their own: Triton decides when it is imported whether it interprets, and then compiles nothing. The kernels
-# are tested with the newest Triton, and those that matter most with the oldest too. One process more than there are cores:
-# many tests wait for processes that they started.
+# are tested with the newest Triton, and those that matter most with the oldest too.
 test: test-setup
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --ignore tests/triton $(ARGS)
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) tests/triton $(ARGS)
-	AOT_QUICK=1 TRITON_INTERPRET=1 PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m pytest -n $(WORKERS) \
+	$(PYTEST) --maxprocesses 8 --ignore tests/triton $(ARGS)
+	TRITON_INTERPRET=1 $(PYTEST) tests/triton $(ARGS)
+	AOT_QUICK=1 TRITON_INTERPRET=1 PYTHONPATH=$(OLD_TRITON) $(PYTEST) \
 	  tests/triton/test_version.py tests/triton/test_kernels.py tests/triton/test_special_values.py tests/triton/test_large.py \
 	  tests/triton/test_aot.py -m "not gpu" -k "$(OLD_TESTS)" $(ARGS)
 
@@ -125,7 +127,7 @@ docs: install $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
 
 site: docs $(VENV)/.site
-	$(BIN)/python -m tools.site build/docs $(ARGS)
+	$(BIN)/python -m tools.site build/docs $(SITE_ARGS)
 
 # The document lists what is over its budget too.
 resources: install $(OLD_TRITON)/.installed
@@ -183,7 +185,7 @@ $(VENV)/.docs: $(VENV)/.created requirements-docs.txt constraints.txt
 	$(BIN)/pip install -r requirements-docs.txt
 	@touch $@
 
-$(VENV)/.site: $(VENV)/.created requirements-site.txt constraints.txt
+$(VENV)/.site: $(VENV)/.docs requirements-site.txt constraints.txt
 	$(BIN)/pip install -r requirements-site.txt
 	@touch $@
 

@@ -76,6 +76,10 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 compiles = pytest.mark.usefixtures("fresh_compiler")
+# A compiled graph never takes the fast path: by it or by operators is the same.
+compiled_backends = pytest.mark.parametrize(
+    "backend", ["reference", pytest.param("cpu", marks=needs_library)], indirect=True
+)
 
 
 @pytest.fixture

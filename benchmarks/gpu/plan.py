@@ -97,11 +97,11 @@ PARTS = {
 REHEARSED = {
     "env": ("env",),
     "smoke": ("nmu 5x3x2x2 shared", "ode 3x2x2"),
-    "tests": ("test_tuning.py 0/40", "test_tuning.py 1/40"),
+    "tests": ("test_tuning.py 0/40",),
     "memcheck": ("npu 3x2x2",),
     "bench": ("2x3x2 rivals=eager,graph,linear",),
     "crossover": ("3x20x17",),
-    "more": ("test_tuning.py 2/40",),
+    "more": ("test_tuning.py 1/40",),
     "tune": ("nmu_forward 5x3x2",),
     "rebench": ("2x3x2 high rivals=eager",),
     "autotune": (),

@@ -232,7 +232,8 @@ def test_rehearsal(tmp_path: Path) -> None:
     """All parts, from the script on, without a GPU: rows with errors, tests, times, a table."""
     pytest.importorskip("triton")
     environment = os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path / "copy")}
-    command = [str(ROOT / "benchmarks" / "gpu.sh"), "--rehearse", "--out", str(tmp_path / "out")]
+    script, out = str(ROOT / "benchmarks" / "gpu.sh"), str(tmp_path / "out")
+    command = [script, "--rehearse", "--jobs", "1", "--out", out]  # a worker imports for seconds
     run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     log = (tmp_path / "out" / "log.txt").read_text()
     assert run.returncode == 0, run.stdout + run.stderr + log[-3000:]

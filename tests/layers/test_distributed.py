@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -56,7 +57,12 @@ def _child(
 
 
 def _spawn(ranks: int, *checks: Callable[[int, int], None]) -> None:
-    torch.multiprocessing.spawn(_child, (ranks, _free_port(), checks), nprocs=ranks)  # type: ignore[no-untyped-call]
+    """Run the checks on every rank, each a fork of a process that imports torch once for all."""
+    multiprocessing.set_forkserver_preload([__name__, "torch.distributed.fsdp"])
+    arguments = (ranks, _free_port(), checks)
+    torch.multiprocessing.start_processes(  # type: ignore[no-untyped-call]
+        _child, arguments, nprocs=ranks, start_method="forkserver"
+    )
 
 
 def _model() -> nn.Module:
@@ -192,6 +198,7 @@ def _on_a_line(rank: int, ranks: int) -> None:
 
 def _triton_on_a_line(rank: int, ranks: int) -> None:
     """NALU has operators of its own in the Triton backend only."""
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     from npu_kernels._backends import triton
 
     with use_backend("triton"), CountCalls() as counted:
@@ -286,12 +293,11 @@ def test_two_processes() -> None:
     _spawn(2, _data_parallel, _on_a_line, _models)
 
 
-def test_nalu_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interpreted: the children start with Triton's variable."""
+def test_nalu_by_triton() -> None:
+    """Interpreted, in processes that have not imported Triton before."""
     runs, reason = dispatch.reasons("cpu")["triton"]
     if not runs and "TRITON_INTERPRET" not in reason:
         pytest.skip(reason)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
     _spawn(2, _triton_on_a_line)
 
 

@@ -91,9 +91,11 @@ def test_onnx(source: str, tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_aot_inductor_package(tmp_path: Path) -> None:
+def test_aot_inductor_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled ahead of time around the fused operators, loaded from its file, any batch size."""
     model = nn.Sequential(NPU(3, 6, init_im=0.3), NAU(6, 2)).eval()
+    # one package needs them once
+    monkeypatch.setattr(torch._inductor.config.aot_inductor, "precompile_headers", False)
     path = torch._inductor.aoti_compile_and_package(
         _exported(model), package_path=str(tmp_path / "model.pt2")
     )

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from npu_kernels import NAU, NMU, NPU, backend_for, functional, iNALU, reference, use_backend
 from npu_kernels._testing.samples import normwise_error
-from tests.conftest import compiles, needs_library
+from tests.conftest import compiled_backends, compiles, needs_library
 from tests.support.compare import assert_near
 
 # torch's own warnings about itself: when it traces an autograd.Function, loads forward mode, and
@@ -44,6 +44,7 @@ def _step(model: Callable[[Tensor], Tensor], parameters: list[Tensor], x: Tensor
 
 
 @compiles
+@compiled_backends
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_train_step(dynamic: bool, backend: str) -> None:
     """One graph with the eager numbers; a dynamic batch needs no new compilation."""
@@ -83,6 +84,7 @@ def test_compiled_graph_has_the_operators() -> None:
 
 
 @compiles
+@compiled_backends
 def test_compiled_models(backend: str) -> None:
     """K models and shared rows."""
     model = nn.Sequential(NPU(3, 6, num_models=4), NAU(6, 2, num_models=4))
@@ -117,6 +119,7 @@ def test_switching_the_backend_recompiles() -> None:
 
 
 @compiles
+@compiled_backends
 def test_compiled_autocast(backend: str) -> None:
     model, x = _model(), torch.randn(9, 3)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

@@ -295,7 +295,12 @@ def test_forward_mode_gradcheck(name: str) -> None:
 
 
 @compiles
-@fused
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("npu", "reference"),
+     *(pytest.param(name, "cpu", marks=needs_library) for name in ("npu", "nmu", "nmru", "inalu"))],
+    indirect=["backend"],
+)  # fmt: skip
 def test_compiled_transforms(name: str, backend: str) -> None:
     """Compiled grad, vmap(grad) and hessian, where a Function's own backward would be dropped."""
     x, weight, *rest = _arguments(name, rows=3)

@@ -37,7 +37,6 @@ def _printed(code: str) -> str:
 @pytest.mark.parametrize(
     ("call", "optimizer", "slow"),
     [
-        ("pass", "adam", (*COMPILER, *PICTURES, *ROOMS, "sklearn", "scipy", "pandas")),
         ("train()", "adam", (*COMPILER, *PICTURES, *ROOMS, "sklearn", "scipy", "pandas")),
         ("train()", "rmsprop", (*COMPILER, *PICTURES, *ROOMS, "sklearn", "scipy", "pandas")),
         ("fit()", "adam", (*COMPILER, *PICTURES, "npu_kernels.ode", "sklearn", "scipy", "pandas")),

@@ -58,8 +58,9 @@ def test_tests_that_are_not_there_are_an_error(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A tree with a function, and a test that looks at one half of it."""
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree with a function, and a test that looks at one half of it, which needs no plugins."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "tests").mkdir()
     (tmp_path / "code.py").write_text("def both(a, b):\n    return a + b, a - b\n")
     (tmp_path / "tests/test_code.py").write_text(

@@ -64,15 +64,21 @@ WITHOUT_ENTRY = {
 }
 
 
+def files() -> dict[str, Path]:
+    """Dotted name to file."""
+    named = {}
+    for path in sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        named[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return named
+
+
 @functools.cache
 def modules() -> dict[str, tuple[Path, ast.Module]]:
     """Dotted name to file and syntax tree."""
-    trees = {}
-    for path in sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        trees[name] = path, ast.parse(path.read_text(encoding="utf-8"))
-    return trees
+    return {
+        name: (path, ast.parse(path.read_text(encoding="utf-8"))) for name, path in files().items()
+    }
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[str, str | None, str]]:
@@ -273,7 +279,7 @@ def test_docstrings_begin_with_one_line() -> None:
 def public_values() -> dict[str, object]:
     """The functions and classes in the `__all__` of the public modules, by dotted name."""
     values = {}
-    for name in modules():
+    for name in files():
         if name.split(".")[0] == "npu_kernels" and not is_private(name) and "__main__" not in name:
             module = importlib.import_module(name)
             assert hasattr(module, "__all__"), name

@@ -95,7 +95,8 @@ def test_negative_inputs_in_a_few_steps(depth: int, device: str, kernels: Module
     sample = RECORDS["npu"].sample(140, 200, 17, device=device, dtype=torch.float32)
     sample.x.abs_().add_(0.1)
     grad_y = torch.randn_like(forward(sample, reference)[0])
-    for indices in ((), ((129, 3),), ((5, 70), (139, 199))):
+    changes = ((), ((129, 3),), ((5, 70), (139, 199)))
+    for indices in changes if depth == PLAN.depth else changes[1:2]:
         for index in indices:
             sample.x[index] *= -1
         sample.x[7, 100] = -0.0

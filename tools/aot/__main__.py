@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--table", type=files.output, help="write the resource table here, as JSON")
     parser.add_argument(
         "--quick", action="store_true",
-        help="compile two NPUs and some iNALUs, every kernel for sm_90; launch all",
+        help="compile an NPU and an iNALU, every kernel for sm_90; launch all",
     )  # fmt: skip
     parser.add_argument(
         "--variants", action="store_true",
@@ -69,17 +69,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     targets = options.target or TARGETS
 
-    def variants(target: str) -> str:
-        return "all" if options.variants else "some" if target == "sm_90" else ""
-
-    context = multiprocessing.get_context("spawn")
+    variants = [
+        "all" if options.variants else "some" if target == "sm_90" else "" for target in targets
+    ]
+    calls = targets, [options.quick] * len(targets), variants
     processes = min(options.jobs, len(targets))
-    with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
-        pending = [
-            pool.submit(compile_target, target, options.quick, variants(target))
-            for target in targets
-        ]
-        rows = [row for future in pending for row in future.result()]
+    if processes == 1:
+        compiled = list(map(compile_target, *calls))
+    else:
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
+            compiled = list(pool.map(compile_target, *calls))
+    rows = [row for of_target in compiled for row in of_target]
     import triton
 
     print(render(rows))
@@ -87,8 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
         table = {"triton": triton.__version__, "torch": torch.__version__, "rows": rows}
         files.write(options.table, json.dumps(table, indent=1) + "\n")
     broken = sum(bool(row["faults"]) for row in rows)
-    compiled = f"{len(rows)} kernels for {', '.join(targets)}"
-    print(f"triton {triton.__version__}: {compiled}, {broken} over budget")
+    kernels = f"{len(rows)} kernels for {', '.join(targets)}"
+    print(f"triton {triton.__version__}: {kernels}, {broken} over budget")
     return 1 if broken else 0
 
 
