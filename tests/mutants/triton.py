@@ -54,6 +54,8 @@ NPU = [
         "triton-planes-phase-sign": ("_store_planes(-w_im * turn", "_store_planes(w_im * turn"),
         "triton-planes-sign-of-dq": ("            sign = -1.0\n", "            sign = 1.0\n"),
         "triton-planes-list-of-blocks": ("count += any_negative", "count += 1"),
+        "triton-planes-hi-beside-lo-is-finite": ("finite = tl.where(tl.abs(hi) <= 65504.0, hi, 0.0)", "finite = hi"),
+        "triton-planes-one-scale-for-the-library": ("scales.copy_(scales.amax(dims, keepdim=True))", "pass"),
         "triton-planes-scale-of-infinity": ("return tl.where(size <= 3.4028234663852886e38, size, 0.0)", "return size"),
         "triton-planes-logs-of-models": ("models_x = 1 if sizes.shared_x and not gated else sizes.K", "models_x = 1 if sizes.shared_x else sizes.K"),
     }),
@@ -66,7 +68,7 @@ NPU = [
         "triton-tape-a-tensor-twice": ("self.valid = len(self.indices) == len(self.tensors)", "self.valid = True"),
     }),
     *mutants(TRITON_FOLDER + "npu_large_kernels.py", LARGE, {
-        "triton-large-scale-of-the-block": ("scale = tl.load(scale_ptr + i // BLOCK)\n", "scale = tl.load(scale_ptr)\n"),
+        "triton-large-scale-of-the-block": ("i = step * DEPTH\n        scale = tl.load(scale_ptr + i // BLOCK)", "i = step * DEPTH\n        scale = tl.load(scale_ptr)"),
         "triton-large-repair": ("if bad > 0:", "if bad > 9:"),
         "triton-large-negatives-skipped": ("tl.where(any_negative > 0, tiles", "tl.where(any_negative > 1, tiles"),
     }),
