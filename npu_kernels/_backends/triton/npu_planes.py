@@ -55,7 +55,8 @@ FLAG_INPUTS = 64  # the fewest inputs that share a flag: whether one of them is 
 LOG_SCALE = tl.constexpr(256.0)
 _WEIGHT_LIMIT = tl.constexpr(40)  # exponents of the greatest scales
 _UPSTREAM_LIMIT = tl.constexpr(109)
-OPTIONS = {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": True}
+# With 8 warps the upstream planes take so many registers that a multiprocessor holds one program.
+OPTIONS = {"num_warps": 16, "num_stages": 1, "enable_fp_fusion": True}
 # The planes of a value in their order. The last two are for the library's products: lo, hi, hi and
 # hi, hi, lo.
 NOTHING, HI, HI_LO, LEFT, RIGHT = range(5)
@@ -104,8 +105,9 @@ def _store_planes(v, ptrs, plane, ORDER: tl.constexpr):
 @triton.jit
 def _scale(largest, inverse_ptrs, LIMIT: tl.constexpr, GIVEN: tl.constexpr):
     """The scale of values up to `largest`; its inverse is stored, or with GIVEN it is read."""
-    if GIVEN:
-        scale = 1.0 / tl.load(inverse_ptrs)
+    if GIVEN:  # the exponents of a power of two and its inverse add up to 254
+        exponent = (254 << 23) - tl.load(inverse_ptrs).to(tl.int32, bitcast=True)
+        scale = exponent.to(tl.float32, bitcast=True)
     else:
         scale, inverse = scales(largest, LIMIT)
         tl.store(inverse_ptrs, inverse)
