@@ -90,11 +90,11 @@ PARTS = {
         "npu 256x512x512", f"npu {SMALL}",
     ), 2),
     "bench": Part("the main sizes against eager, torch.compile and CUDA graphs", 300, 90, BENCH),
-    "crossover": Part("one-pass kernels and those on planes, in graphs and without", 240, 60,
+    "crossover": Part("one-pass kernels, planes, the library, in graphs and without", 240, 60,
                       CROSSOVER),
     "more": Part("pytest -m gpu, the other tests", 240, 200, _shards(TESTS), 8),
     "tune": Part("the fastest configuration of each kernel, by priority", 240, 60, TUNED),
-    "rebench": Part("small and medium sizes with the tuned tables", 80, 60, AGAIN),
+    "rebench": Part("the main sizes with the tuned tables", 80, 60, AGAIN),
     "autotune": Part("the main sizes against torch.compile's max-autotune", 100, 95, AUTOTUNE),
 }  # fmt: skip
 # The same parts in Triton's interpreter on the CPU: whether they run.

@@ -17,6 +17,12 @@ exact in one plane) start from zero, smallest first, and are added to the tile's
 times the inverse scales of the operands: matrix units truncate when they add, and a long sum in
 them would drift. PRODUCTS = 1 takes hi alone.
 
+A second way, :attr:`Plan.library`, is for chips on which these products disappoint. torch's library
+multiplies float16 planes that lie side by side, so that one product adds up all terms, and writes
+float32 sums; the kernels above, with PRODUCTS = 0, read them and do the rest. Its sums are as long
+as three or five times the inputs, without a fresh start in every step, and every row has one scale.
+No plan has it unless it was measured (`tuning.measured_plan`).
+
 The forward multiplies no mask for steps of inputs without a negative input in the tile's rows, and
 backward_w none for tiles of inputs without one in the program's rows.
 
@@ -26,7 +32,7 @@ which takes one tile after the other.
 
 The planes are freed after each pass; the backward makes those of x and the weights anew. They take
 6 bytes for each input and 8 for each weight in the forward, and in the backward 16 more for each
-output.
+output; with the library 10 for each input and weight and 24 for each output, and its sums.
 
 Valid range: see `npu_planes` for what is too small; an infinite input gives NaN in the forward
 where its weight is too small. Everything else as in `npu`.
