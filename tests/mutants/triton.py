@@ -59,6 +59,13 @@ NPU = [
         "triton-planes-scale-of-infinity": ("return tl.where(size <= 3.4028234663852886e38, size, 0.0)", "return size"),
         "triton-planes-logs-of-models": ("models_x = 1 if sizes.shared_x and not gated else sizes.K", "models_x = 1 if sizes.shared_x else sizes.K"),
     }),
+    *mutants(TRITON_FOLDER + "tape.py", "tests/triton/test_standin.py -k parameters", {
+        "triton-tape-calls": ("        self.launches.append(_Call(function, indices))\n", ""),
+    }),
+    *mutants(TRITON_FOLDER + "npu_large.py", "tests/triton/test_large.py -k measured", {
+        "triton-large-library-of-models": ("(sizes.K > 1 or not imaginary)", "(not imaginary)"),
+        "triton-large-measured-depth": ("plan._replace(depth=measured[\"depth\"], library", "plan._replace(library"),
+    }),
     *mutants(TRITON_FOLDER + "tape.py", "tests/triton/test_tape.py", {
         "triton-tape-alignment": ("if functools.reduce(or_, addresses) & _UNALIGNED:", "if False:"),
         "triton-tape-hooks-of-a-kernel": ("            if hooks:\n", "            if False:\n"),

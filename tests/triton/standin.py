@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import triton
@@ -133,7 +134,10 @@ def _step(rows: int, inputs: int, outputs: int) -> None:
 
 
 def check_parameters_of_replays() -> None:
-    """A repeated call gives the driver what an ordinary call gives: grids, numbers, tensor maps."""
+    """A repeated call gives the driver what an ordinary call gives: grids, numbers, tensor maps.
+
+    And the library as many products.
+    """
     forward, backward = _large(256, 512, 512)
     large = {"npu_forward": (forward, (EPS, True)), "npu_backward": (backward, (EPS, False, 15))}
     cases = {
@@ -146,12 +150,18 @@ def check_parameters_of_replays() -> None:
         launcher = backend.launchers()[operator]
         repeated, seen = backend.repeat(operator, launcher), []
         plan = npu_large.PLANS["sm_90"]._replace(library=True)
-        with npu_large.use_plan(plan) if "library" in label else contextlib.nullcontext():
+        with (
+            npu_large.use_plan(plan) if "library" in label else contextlib.nullcontext(),
+            mock.patch.object(torch, "mm") as product,
+        ):
             for call in (launcher, repeated, repeated, repeated):
                 launches.clear()
+                product.reset_mock()
                 results = list(call(*tensors, *rest))
-                seen.append(_without_addresses([*tensors, *results]))
-        assert seen[0], label
+                addresses = _without_addresses([*tensors, *results])
+                seen.append((addresses, product.call_count))
+        assert seen[0][0], label
+        assert (seen[0][1] > 0) == ("library" in label), label
         assert all(entry == seen[0] for entry in seen), (label, seen)
         tapes = repeated.tapes.values()  # type: ignore[attr-defined]
         assert any(type(tape).__name__ == "Tape" for tape in tapes), (label, tapes)
