@@ -80,7 +80,7 @@ class Plan(NamedTuple):
     descriptors: bool  # the chip copies tiles itself
     programs: int  # multiprocessors
     options: dict[str, Any]  # of Triton's compiler
-    library: bool = False  # torch's products of planes side by side
+    library: bool = False  # torch's library makes the products, of planes side by side
 
     @property
     def in_kernels(self) -> int:
@@ -222,7 +222,10 @@ def large_forward(
     x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
     eps: float, save_sin: bool, y: Tensor, s: Tensor, sizes: Sizes, plan: Plan,
 ) -> None:  # fmt: skip
-    """Fill y, and s if `save_sin`; operands contiguous, sizes positive. Three launches."""
+    """Fill y, and s if `save_sin`; operands contiguous, sizes positive.
+
+    Three launches, with the library four and a product.
+    """
     shape, library = padded(sizes, weight_im is not None, gate is not None), plan.library
     left, right = plan.orders
     logs = input_planes(x, gate, eps, sizes, shape, left, plan.depth, library)
@@ -253,7 +256,10 @@ def large_backward(
     grad_y: Tensor, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
     y: Tensor, s: Tensor, eps: float, straight_through: bool, needs: int, sizes: Sizes, plan: Plan,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The four gradients; operands contiguous, sizes positive. At most six launches."""
+    """The four gradients; operands contiguous, sizes positive.
+
+    At most six launches, with the library eight and three products.
+    """
     K, B, I, O, shared_x = sizes
     imaginary, gated, library = weight_im is not None, gate is not None, plan.library
     need_x, need_re, need_im, need_gate = needed(needs, x, weight_re, weight_im, gate)

@@ -400,7 +400,10 @@ def weight_planes(
     weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
     sizes: Sizes, shape: Padded, phase: bool, order: int, library: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Planes ``[2 K N, Ip]``, with `phase` ``[4 K N, Ip]``, and inverse scales; one launch."""
+    """Planes ``[2 K N, Ip]``, with `phase` ``[4 K N, Ip]``, and inverse scales.
+
+    One launch, for the library two.
+    """
     count = min(order, 3) + phase * min(order, 2)
     rows, beside = sizes.K * shape.packed, library and phase
     planes, stride, plane = _room(weight_re, count, rows, shape.pitch, beside)
@@ -430,7 +433,10 @@ def upstream_planes(
     grad_y: Tensor, y: Tensor, s: Tensor, imaginary: bool, sizes: Sizes, shape: Padded,
     by_row: bool, by_column: bool, orders: tuple[int, int], library: bool = False,
 ) -> UpstreamPlanes:  # fmt: skip
-    """Make planes by row and by column, in these orders, in one launch; tensors contiguous."""
+    """Make planes by row and by column, in these orders; tensors contiguous.
+
+    One launch, for the library two.
+    """
     tiles, parts = sizes.K * shape.tiles_b, 1 if imaginary else 2
     rows = tiles * TILE
     by_rows, stride, row_plane = _room(
