@@ -71,7 +71,7 @@ NPU = [
         "triton-tape-hooks-of-a-kernel": ("            if hooks:\n", "            if False:\n"),
         "triton-tape-device": ("if active is not self.driver or active.get_current_device() != device:", "if active is not self.driver:"),
         "triton-tape-precision": ("if not names.issubset(_ANY_PRECISION):", "if False:"),
-        "triton-tape-other-launches": ("and self.seen == len(self.launches)", ""),
+        "triton-tape-other-launches": ("launches and self.seen == launches", "launches"),
         "triton-tape-a-tensor-twice": ("self.valid = len(self.indices) == len(self.tensors)", "self.valid = True"),
     }),
     *mutants(TRITON_FOLDER + "npu_large_kernels.py", LARGE, {

@@ -39,6 +39,8 @@ where its weight is too small. Everything else as in `npu`.
 """
 
 import functools
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -218,6 +220,18 @@ def _products_over_rows(
     _multiply(left[rows * (planes - 1) // 2 :].t(), right[planes * rows :], mask)
 
 
+def _factors(
+    plan: Plan, product: Callable[..., None], left: Tensor, right: Tensor,
+    left_tile: tuple[int, int], right_tile: tuple[int, int], *sums: tuple[int, int],
+) -> tuple[Any, Any]:  # fmt: skip
+    """What a kernel reads: the planes of both factors, or the library's sums, of these sizes."""
+    if plan.library:
+        results = [left.new_empty(size, dtype=torch.float32) for size in sums]
+        call(product, left, right, *results)
+        return results[0], results[-1]
+    return _operand(left, *left_tile, plan), _operand(right, *right_tile, plan)
+
+
 def large_forward(
     x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
     eps: float, save_sin: bool, y: Tensor, s: Tensor, sizes: Sizes, plan: Plan,
@@ -233,18 +247,12 @@ def large_forward(
         weight_re, weight_im, gate, sizes, shape, phase=True, order=right, library=library
     )
     rows_x, rows_w = shape.models_x * shape.tiles_b * TILE, sizes.K * shape.packed
-    if library:
-        operands: Any = y.new_empty((rows_x, rows_w), dtype=torch.float32), weights
-        call(_product, logs.planes, weights, operands[0])
-    else:
-        operands = (
-            _operand(logs.planes, TILE, plan.depth, plan),
-            _operand(weights, TILE, plan.depth, plan),
-        )
+    tile = TILE, plan.depth
+    factors = _factors(plan, _product, logs.planes, weights, tile, tile, (rows_x, rows_w))
     tiles = sizes.K * shape.tiles_b * shape.tiles_n
     programs = min(tiles, plan.programs)
     start(
-        npu_large_forward_kernel, programs, plan.options, *operands,
+        npu_large_forward_kernel, programs, plan.options, *factors,
         logs.blocks, logs.counts, scale, y, s, sizes.B, sizes.O, -(-sizes.I // plan.depth),
         rows_x, rows_w, shape.pitch, tiles, shape.tiles_b,
         shape.tiles_n, programs, shape.models_x > 1, weight_im is not None, save_sin,
@@ -281,42 +289,30 @@ def large_backward(
     rows, rows_x = K * shape.tiles_b * TILE, shape.models_x * shape.tiles_b * TILE
     last = (plan.in_kernels, plan.depth, plan.descriptors)
 
-    def new(*size: int) -> Tensor:
-        return x.new_empty(size, dtype=torch.float32)
-
+    tile, turned = (TILE, plan.depth), (plan.depth, TILE)
     if by_row:
         weights, scale = weight_planes(
             weight_re, weight_im, gate, sizes, shape, phase=False, order=right, library=library
         )
-        if library:
-            operands: Any = new(rows, shape.pitch), weights
-            call(_multiply, upstream.by_row, weights, operands[0])
-        else:
-            operands = (
-                _operand(upstream.by_row, TILE, plan.depth, plan),
-                _operand(weights, plan.depth, TILE, plan),
-            )
+        factors = _factors(
+            plan, _multiply, upstream.by_row, weights, tile, turned, (rows, shape.pitch)
+        )
         tiles = K * shape.tiles_b * shape.tiles_i
         programs = min(tiles, plan.programs)
         start(
-            npu_large_backward_x_kernel, programs, plan.options, *operands,
+            npu_large_backward_x_kernel, programs, plan.options, *factors,
             upstream.row_scale, scale, x, gate, part_x, part_gate, K, B, I, shape.packed, rows,
             K * shape.packed, shape.pitch, tiles, shape.tiles_b, shape.tiles_i, programs,
             eps, shared_x, gated, need_x, need_gate, *last,
         )  # fmt: skip
     if by_column:
         logs = input_planes(x, gate, eps, sizes, shape, left, plan.depth)
-        if library:
-            operands = new(shape.packed, shape.pitch), new(shape.packed, shape.pitch)
-            products = functools.partial(_products_over_rows, min(right, 3))
-            call(products, upstream.by_column, logs.planes, *operands)
-        else:
-            operands = (
-                _operand(upstream.by_column, plan.depth, TILE, plan),
-                _operand(logs.planes, plan.depth, TILE, plan),
-            )
+        products, sums = partial(_products_over_rows, min(right, 3)), (shape.packed, shape.pitch)
+        factors = _factors(
+            plan, products, upstream.by_column, logs.planes, turned, turned, sums, sums
+        )
         start(
-            npu_large_backward_w_kernel, tiles_w * splits, plan.options, *operands,
+            npu_large_backward_w_kernel, tiles_w * splits, plan.options, *factors,
             upstream.column_scale, logs.flags, weight_re, weight_im, gate,
             part_re, part_im, part_gate, shape.tiles_b, K, O, I, shape.packed, rows,
             rows_x, shape.pitch, rows // TILE * shape.packed, shape.tiles_b,

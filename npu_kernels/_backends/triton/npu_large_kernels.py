@@ -372,6 +372,18 @@ def _sums_with_mask(
     return acc
 
 
+@triton.jit
+def _negatives(flags_ptr, x_tile, i_tile, tiles, pitch, DEPTH: tl.constexpr):
+    """The number of tiles of rows with a negative input in a tile of inputs."""
+    STEP: tl.constexpr = _FLAG_INPUTS if DEPTH < _FLAG_INPUTS else DEPTH
+    FLAGS: tl.constexpr = BLOCK // STEP
+    flags_ptr += x_tile.to(tl.int64) * (pitch // STEP) + i_tile * FLAGS + tl.arange(0, FLAGS)
+    number = 0
+    for tile in range(loop_end(tiles)):
+        number += tl.max(tl.load(flags_ptr + tile * (pitch.to(tl.int64) // STEP)))
+    return number
+
+
 _SIZES = ["gate_row", "K", "rows", "rows_x", "scale_plane", "tiles_b", "tiles_of_split"]
 
 
@@ -421,13 +433,8 @@ def npu_large_backward_w_kernel(
             packed, rows, rows_x, pitch, PRODUCTS, DEPTH, DESCRIPTORS,
         )  # fmt: skip
     # Products with the mask, if an input of this tile is negative.
+    any_negative = _negatives(flags_ptr, x_tile, i_tile, tiles, pitch, DEPTH)
     PLANES: tl.constexpr = 2 if PRODUCTS == 3 else 1
-    STEP: tl.constexpr = _FLAG_INPUTS if DEPTH < _FLAG_INPUTS else DEPTH
-    FLAGS: tl.constexpr = BLOCK // STEP
-    flags_ptr += x_tile.to(tl.int64) * (pitch // STEP) + i_tile * FLAGS + tl.arange(0, FLAGS)
-    any_negative = 0
-    for tile in range(loop_end(tiles)):
-        any_negative += tl.max(tl.load(flags_ptr + tile * (pitch.to(tl.int64) // STEP)))
     row = row_tile * BLOCK
     if not HAS_IM:  # planes of dQ follow those of dP
         row += PLANES * rows
