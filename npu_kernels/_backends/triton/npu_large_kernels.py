@@ -444,14 +444,12 @@ def npu_large_backward_w_kernel(
     else:
         masked = _sums_with_mask(
             upstream, logs, column_scale_ptr, row, PLANES * rows_x + x_tile * BLOCK, col, first_i,
-            tl.where(any_negative > 0, tiles, 0), packed, rows, pitch,
-            PRODUCTS, DEPTH, DESCRIPTORS,
+            tl.where(any_negative > 0, tiles, 0), packed, rows, pitch, PRODUCTS, DEPTH, DESCRIPTORS,
         )  # fmt: skip
 
     mask_i = offs < I - first_i
     ghat = _ghat(gate_ptr, k * I + first_i, offs, mask_i, HAS_GATE)
     OUTPUTS: tl.constexpr = BLOCK // 2 if HAS_IM else BLOCK
-    first_o = n_tile * OUTPUTS
     sums = _halves_of_rows(acc)
     phases = _halves_of_rows(masked)
     HALVES: tl.constexpr = 1 if HAS_IM else 2  # each has a row of the gate's partial sums
@@ -459,7 +457,7 @@ def npu_large_backward_w_kernel(
     if not HAS_IM:  # quarters alternate
         offs_o = offs_o % 2 * (BLOCK // 4) + offs_o // 2
     for half in tl.static_range(HALVES):
-        start_o = first_o + half * (BLOCK // 2)
+        start_o = n_tile * OUTPUTS + half * (BLOCK // 2)
         part_row = gate_row + (pid_s * tiles_n + n_tile) * HALVES + half
         store_weight_gradients(
             sums[half], sums[half + HALVES % 2],  # of P and of Q
