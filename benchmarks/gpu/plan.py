@@ -18,9 +18,10 @@ class Part:
 
 SMALL, MEDIUM, LARGE = "100x6x2", "100x100x100", "1024x256x256"
 # layer, sizes BxIxO or BxIxOxK, and what is not as usual: a dtype, a precision, an operand left
-# out, a shared x.
+# out, a shared x, products of planes by the library.
 LAUNCHES = (
     "npu 1024x512x512", "npu 1024x512x512 high", "npu 300x513x521",
+    "npu 1024x512x512 library", "npu 300x513x521 library",
     "npu 1024x512x512 without=gate", "npu 300x512x480x3 shared", "npu 1024x512x512 bfloat16",
     f"npu {SMALL}", f"npu {LARGE}", f"npu {MEDIUM}", f"npu {SMALL}x1000", "npu 128x100x100x10",
     f"npu {LARGE} high", f"npu {LARGE} medium", f"nmu {SMALL}", f"inalu {SMALL}", f"nalu {SMALL}",
@@ -47,13 +48,16 @@ CASES = (
 # and compilers are slow.
 RIVALS = ("eager,graph,eager-graph,linear,linear-graph", "eager,compile,compile-graph")
 BENCH = tuple(f"{case} rivals={rivals}" for rivals in RIVALS for case in CASES)
-# Main sizes and kernels that a tuned table concerns: larger layers take the kernels on planes.
-TUNED_CASES = (f"{SMALL}x1000", "4096x256x256", "128x100x100x100", SMALL)
+# Main sizes that a tuned table concerns, and kernels: larger layers take those on planes.
+TUNED_CASES = (
+    f"{SMALL}x1000", "4096x256x256", "65536x512x512", "16384x1024x1024", "128x100x100x100", SMALL,
+)  # fmt: skip
 AGAIN = tuple(f"{case} rivals=eager,graph" for case in TUNED_CASES)
-# A layer by the one-pass kernels and by those on planes.
+# A layer by the one-pass kernels, by those on planes and by the library: the last item of a size
+# decides, rows do not count.
 CROSSOVER = (
-    "4096x512x512", "4096x384x384", "4096x256x256", "4096x768x768", "4096x1024x1024",
-    "4096x512x512 high", "4096x256x256 high", "4096x1024x1024 high", "65536x512x512 high",
+    "4096x512x512", "65536x512x512", "16384x1024x1024", "4096x256x256", "4096x128x128",
+    "65536x512x512 high", "16384x1024x1024 high", "4096x256x256 high", "4096x2048x2048",
 )  # fmt: skip
 AUTOTUNE = tuple(f"{case} rivals=compile-autotune" for case in CASES)
 TILED = ("npu_forward", "npu_backward_x", "npu_backward_w")
@@ -86,11 +90,11 @@ PARTS = {
         "npu 256x512x512", f"npu {SMALL}",
     ), 2),
     "bench": Part("the main sizes against eager, torch.compile and CUDA graphs", 300, 90, BENCH),
-    "crossover": Part("one-pass kernels and those on planes, in graphs and without", 240, 60,
+    "crossover": Part("one-pass kernels, planes, the library, in graphs and without", 240, 60,
                       CROSSOVER),
     "more": Part("pytest -m gpu, the other tests", 240, 200, _shards(TESTS), 8),
     "tune": Part("the fastest configuration of each kernel, by priority", 240, 60, TUNED),
-    "rebench": Part("small and medium sizes with the tuned tables", 80, 60, AGAIN),
+    "rebench": Part("the main sizes with the tuned tables", 80, 60, AGAIN),
     "autotune": Part("the main sizes against torch.compile's max-autotune", 100, 95, AUTOTUNE),
 }  # fmt: skip
 # The same parts in Triton's interpreter on the CPU: whether they run.
@@ -112,7 +116,8 @@ REHEARSAL = {name: Part(PARTS[name].title, 60, 60, items) for name, items in REH
 def words(item: str) -> tuple[str, dict[str, str]]:
     """``"npu 5x3x2 high without=gate"``: the first words, and what follows by name."""
     kinds = dict.fromkeys(("high", "medium"), "precision")
-    kinds |= dict.fromkeys(("float64", "float16", "bfloat16"), "dtype") | {"shared": "shared"}
+    kinds |= dict.fromkeys(("float64", "float16", "bfloat16"), "dtype")
+    kinds |= {"shared": "shared", "library": "library"}
     first, named = [], {}
     for word in item.split():
         name, equals, value = word.partition("=")

@@ -1,5 +1,6 @@
 """Where the Triton kernels of these tests run."""
 
+import contextlib
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ import torch
 
 from npu_kernels._backends import triton as kernels_module
 from npu_kernels._operators.precision import float32_matmul_precision
+from npu_kernels._testing.samples import fill_uninitialized_with_nan
 
-if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETS and importlib.util.find_spec("triton"):
     from tests.triton.interpreter import quicken
 
     quicken()
@@ -59,9 +62,13 @@ def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 @pytest.fixture(autouse=True)
 def _settings() -> Iterator[None]:
-    """Let tests set the matmul precision; silence NumPy's warnings of the interpreter."""
+    """Let tests set the matmul precision; silence NumPy's warnings of the interpreter.
+
+    New memory is NaN there, so that a test sees a kernel that reads what nobody wrote.
+    """
     before = float32_matmul_precision("cpu")
-    with numpy.errstate(all="ignore"):
+    fill = fill_uninitialized_with_nan() if INTERPRETS else contextlib.nullcontext()
+    with numpy.errstate(all="ignore"), fill:
         yield
     torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
     torch.set_float32_matmul_precision(before)

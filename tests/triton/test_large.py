@@ -21,13 +21,14 @@ import triton.language as tl
 from npu_kernels._backends.triton import npu, npu_large, npu_planes, reduction, tuning
 from npu_kernels._backends.triton.launch import Sizes
 from npu_kernels._backends.triton.npu_large import PLANS, use_plan
-from npu_kernels._backends.triton.npu_planes import TILE
+from npu_kernels._backends.triton.npu_planes import HI_LO, TILE
 from tests.support.compare import assert_near
 
 # Few programs, so that each takes several tiles. The interpreter reads by descriptors as a GPU of
 # the newer kind does.
 PLAN = PLANS["sm_90"]._replace(programs=3)
 POINTERS = PLANS["sm_80"]._replace(programs=3)
+LIBRARY = PLAN._replace(library=True)  # which multiplies float32 copies of the planes on a CPU
 
 
 def _on(device: str, plan: Any = PLAN) -> Any:
@@ -37,7 +38,7 @@ def _on(device: str, plan: Any = PLAN) -> Any:
         if plan_of_gpu is None:
             pytest.skip("no plan for this GPU")
         depth = max(plan_of_gpu.depth, plan.depth) if plan.products == 1 else plan_of_gpu.depth
-        return plan_of_gpu._replace(products=plan.products, depth=depth, programs=3)
+        return plan._replace(depth=depth, descriptors=plan_of_gpu.descriptors)
     return plan
 
 
@@ -49,6 +50,8 @@ CASES: dict[str, tuple[tuple[int, int, int], dict[str, Any], Any]] = {
     "NaiveNPU of models, shared x": ((33, 130, 17),
                                      {"without": ("gate",), "num_models": 2, "shared": True}, PLAN),
     "NPU of models, shared x": ((17, 33, 17), {"num_models": 2, "shared": True}, PLAN),
+    "NPU by the library": ((130, 200, 65), {}, LIBRARY),
+    "NaiveNPU by the library": ((33, 130, 70), {"without": ("gate",)}, LIBRARY),
     "RealNPU of models by pointers": ((129, 20, 17), {"without": ("weight_im",), "num_models": 2},
                                       POINTERS),
 }  # fmt: skip
@@ -80,11 +83,11 @@ def test_blocks_of_weights_have_scales_of_their_own(
             assert error <= error_bound(eager, torch.float32, 1.0)
 
 
-@pytest.mark.parametrize("depth", [64, 128])
-def test_one_product(depth: int, device: str, kernels: ModuleType) -> None:
+@pytest.mark.parametrize("plan", [PLAN, PLAN._replace(depth=128), LIBRARY])
+def test_one_product(plan: Any, device: str, kernels: ModuleType) -> None:
     """A product at `high` and `medium` has the error of float16's 11 bits."""
     sample = RECORDS["npu"].sample(40, 70, 17, dtype=torch.float32, device=device)
-    with use_plan(_on(device, PLAN._replace(products=1, depth=depth))):
+    with use_plan(_on(device, plan._replace(products=1))):
         for error, eager in errors(sample, kernels):
             assert 2 * eager < error < 2e-3
 
@@ -132,8 +135,11 @@ def test_gates_at_their_ends_and_zero_inputs(
     assert (straight != 0).all()
 
 
+@pytest.mark.parametrize("plan", [PLAN, LIBRARY])
 @pytest.mark.parametrize("size", [1e-12, 1e-6, 1e3])
-def test_sizes_of_weights_and_gradients(size: float, device: str, kernels: ModuleType) -> None:
+def test_sizes_of_weights_and_gradients(
+    size: float, plan: Any, device: str, kernels: ModuleType
+) -> None:
     """Rows of grad_x and grad_weight are as accurate as float32, whatever the sizes of rows."""
     sample = RECORDS["npu"].sample(40, 20, 70, device=device, dtype=torch.float32)
     sample.x.copy_(
@@ -145,7 +151,7 @@ def test_sizes_of_weights_and_gradients(size: float, device: str, kernels: Modul
         torch.randn(40, 70, device=device) * torch.logspace(-25, 12, 40, device=device)[:, None]
     )
     exact, formula = sample.map(Tensor.double), cast(Any, reference)
-    with use_plan(_on(device)):
+    with use_plan(_on(device, plan)):
         grads = kernels.npu_backward(grad_y, *_saved(sample, formula), EPS, True, 15)
         y = kernels.npu_forward(sample.x, *sample.tensors.values(), EPS, True)[0]
     eager = formula.npu_backward(grad_y, *_saved(sample, formula), EPS, True, 15)
@@ -172,8 +178,10 @@ def _saved(sample: Sample, of: Any) -> tuple[Any, ...]:
 SPECIAL = (0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 1.0, -1.0, math.inf, -math.inf, math.nan)
 
 
-@pytest.mark.parametrize("imaginary", [True, False])
-def test_special_inputs_and_weights(imaginary: bool, device: str, kernels: ModuleType) -> None:
+@pytest.mark.parametrize(("imaginary", "plan"), [(True, PLAN), (False, PLAN), (True, LIBRARY)])
+def test_special_inputs_and_weights(
+    imaginary: bool, plan: Any, device: str, kernels: ModuleType
+) -> None:
     """Every row of y and s is the formula's, also of infinite and NaN inputs and weights."""
     torch.manual_seed(0)
     x = torch.rand(len(SPECIAL), 20, device=device) + 1.5
@@ -182,7 +190,7 @@ def test_special_inputs_and_weights(imaginary: bool, device: str, kernels: Modul
     weight_re[1] *= -1
     weight_re[4, 6], weight_re[5, 6], weight_re[6, 7] = math.inf, -math.inf, math.nan
     w_im = weight_im if imaginary else None
-    with use_plan(_on(device)):
+    with use_plan(_on(device, plan)):
         y, s = kernels.npu_forward(x, weight_re, w_im, None, EPS, True)
     want = reference.npu_forward(x, weight_re, w_im, None, EPS, True)
     finite = [output for output in range(9) if output not in (4, 5, 6)]
@@ -195,11 +203,12 @@ def test_special_inputs_and_weights(imaginary: bool, device: str, kernels: Modul
     assert y[:, 6].isnan().all()
 
 
-def test_needs(device: str, kernels: ModuleType) -> None:
+@pytest.mark.parametrize("plan", [PLAN, LIBRARY])
+def test_needs(plan: Any, device: str, kernels: ModuleType) -> None:
     """Every subset has the bits of the full set, and empty tensors for the rest."""
     sample = RECORDS["npu"].sample(17, 5, 18, device=device, dtype=torch.float32)
     grad_y = torch.randn(17, 18, device=device)
-    with use_plan(_on(device)):
+    with use_plan(_on(device, plan)):
         saved = _saved(sample, kernels)
         full = kernels.npu_backward(grad_y, *saved, EPS, False, 15)
         for needs in (0, 1, 2, 4, 8, 10):
@@ -247,17 +256,17 @@ def test_planes_of_many_elements(plane: int, device: str) -> None:
     index = torch.zeros(3, 2, dtype=torch.int32, device=device)
     memory, planes = _memory(2 * plane + TILE * TILE, torch.float16, device)
     npu_planes.npu_x_planes_kernel[(1,)](
-        x, None, planes, *index, 1, 3, TILE, 1, plane, EPS, True, False, True, 64,
+        x, None, planes, *index, 1, 3, TILE, TILE, 1, plane, EPS, True, False, HI_LO, 64,
         **npu_planes.OPTIONS,
     )  # fmt: skip
-    assert planes[2 * plane : 2 * plane + 4].tolist() == [1, 0, 1, 0]
+    assert planes[2 * plane : 2 * plane + 4].tolist() == [256, 0, 256, 0]
     sums = [(planes[n] + planes[n + plane].float()).item() / 256 for n in range(3)]
     assert sums == pytest.approx([math.log(2), math.log(3), math.log(0.5)], rel=1e-5)
     assert not memory[:8].any()
     memory, planes = _memory(3 * plane + TILE * TILE, torch.float16, device)
     scale = torch.empty(1, device=device)
     npu_planes.npu_weight_planes_kernel[(1,)](
-        x, x, None, planes, scale, 1, 3, TILE, 1, plane, True, False, True, True,
+        x, x, None, planes, scale, 1, 3, TILE, TILE, 1, plane, True, False, True, HI_LO, False,
         **npu_planes.OPTIONS,
     )  # fmt: skip
     weights, phases = (planes[n : n + 3].float() + planes[n + plane : n + plane + 3].float()
@@ -300,6 +309,34 @@ def test_choice(device: str) -> None:
         assert _large(1024, 1024, device=device) is None
     with tuning.use_config("npu_backward_w", {}):  # the tuner times the one-pass kernels
         assert _large(1024, 1024, device=device) is None
+
+
+def test_measured_plans_decide(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured counts more than the model of costs; the library has its limits."""
+    table: dict[str, dict[str, int]] = {}
+    architecture = tuning.architecture_of(torch.device(device, 0) if device == "cuda" else "cpu")
+    monkeypatch.setattr(tuning, "tables_in_use", lambda: {architecture: table})
+    assert _large(1024, 1024, device=device).library is False
+    for precision, entry in (
+        ("highest", {"products": 3, "depth": 32, "library": 1}), ("high", {"products": 0}),
+    ):  # fmt: skip
+        for size in (64, 1024):
+            key = tuning.exact_key(tuning.PLAN, torch.float32, precision, (size, size, 1))
+            table[key] = entry
+    for size in (50, 64, 1000):  # sizes are rounded up
+        plan = _large(size, size, device=device)
+        assert (plan.products, plan.depth, plan.library) == (3, 32, True)
+    assert _large(32, 64, device=device) is None
+    torch.set_float32_matmul_precision("high")
+    assert _large(1024, 1024, device=device) is None
+    torch.set_float32_matmul_precision("medium")
+    assert _large(1024, 1024, device=device).products == 1
+    x = torch.empty(1, device=device)
+    with use_plan(LIBRARY):
+        for models, imaginary, library in ((1, True, True), (2, True, False), (1, False, False)):
+            plan = npu_large.plan_of(x, imaginary, Sizes(models, 7, 64, 64, True))
+            assert plan is not None
+            assert plan.library is library
 
 
 def test_a_call_takes_the_chosen_kernels(

@@ -17,6 +17,12 @@ exact in one plane) start from zero, smallest first, and are added to the tile's
 times the inverse scales of the operands: matrix units truncate when they add, and a long sum in
 them would drift. PRODUCTS = 1 takes hi alone.
 
+A second way, :attr:`Plan.library`, is for chips on which these products disappoint. torch's library
+multiplies float16 planes that lie side by side, so that one product adds up all terms, and writes
+float32 sums; the kernels above, with PRODUCTS = 0, read them and do the rest. Its sums are as long
+as three or five times the inputs, without a fresh start in every step, and every row has one scale.
+No plan has it unless it was measured (`tuning.measured_plan`).
+
 The forward multiplies no mask for steps of inputs without a negative input in the tile's rows, and
 backward_w none for tiles of inputs without one in the program's rows.
 
@@ -26,13 +32,15 @@ which takes one tile after the other.
 
 The planes are freed after each pass; the backward makes those of x and the weights anew. They take
 6 bytes for each input and 8 for each weight in the forward, and in the backward 16 more for each
-output.
+output; with the library 10 for each input and weight and 24 for each output, and its sums.
 
 Valid range: see `npu_planes` for what is too small; an infinite input gives NaN in the forward
 where its weight is too small. Everything else as in `npu`.
 """
 
 import functools
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -49,13 +57,17 @@ from npu_kernels._backends.triton.npu_large_kernels import (
     npu_large_forward_kernel,
 )
 from npu_kernels._backends.triton.npu_planes import (
+    HI,
+    HI_LO,
+    LEFT,
+    RIGHT,
     TILE,
     input_planes,
     padded,
     upstream_planes,
     weight_planes,
 )
-from npu_kernels._backends.triton.tape import start
+from npu_kernels._backends.triton.tape import call, start
 from npu_kernels._backends.triton.weight_gradients import Gradients
 from npu_kernels._operators.precision import float32_matmul_precision
 
@@ -70,6 +82,19 @@ class Plan(NamedTuple):
     descriptors: bool  # the chip copies tiles itself
     programs: int  # multiprocessors
     options: dict[str, Any]  # of Triton's compiler
+    library: bool = False  # torch's library makes the products, of planes side by side
+
+    @property
+    def in_kernels(self) -> int:
+        """The products that kernels compute: none where the library does."""
+        return 0 if self.library else self.products
+
+    @property
+    def orders(self) -> tuple[int, int]:
+        """The orders of the planes of left and right operands."""
+        if self.library:
+            return (LEFT, RIGHT) if self.products > 1 else (HI, HI)
+        return (HI_LO, HI_LO) if self.products > 1 else (HI, HI)
 
 
 _OPTIONS = {"num_warps": 8, "num_stages": 3, "enable_fp_fusion": True}
@@ -125,14 +150,28 @@ def _plan(device: torch.device, imaginary: bool, precision: str) -> Plan | None:
 
 
 def plan_of(x: Tensor, imaginary: bool, sizes: Sizes) -> Plan | None:
-    """The plan of a layer for the large kernels, whatever its number of rows; else None."""
+    """The plan of a layer for the large kernels, whatever its number of rows; else None.
+
+    It is the fastest one that was measured (`tuning.measured_plan`), else what `costs` says. The
+    library multiplies for one model with an imaginary weight only.
+    """
     if x.dtype is torch.float64 or tuning.overridden(_ONE_PASS):
         return None
+    features, precision = (sizes.I, sizes.O, sizes.K), float32_matmul_precision()
+    measured = tuning.measured_plan(x.device, precision, features)
     if _forced:
-        return _forced[-1]
-    if not large_is_faster(tuning.architecture_of(x.device), sizes.I, sizes.O, sizes.K):
-        return None
-    return _plan(x.device, imaginary, float32_matmul_precision())
+        plan = _forced[-1]
+    elif measured is not None:
+        plan = _plan(x.device, imaginary, precision) if measured["products"] else None
+        if plan is not None:
+            plan = plan._replace(depth=measured["depth"], library=bool(measured["library"]))
+    elif large_is_faster(tuning.architecture_of(x.device), *features):
+        plan = _plan(x.device, imaginary, precision)
+    else:
+        plan = None
+    if plan is not None and plan.library and (sizes.K > 1 or not imaginary):
+        plan = plan._replace(library=False)
+    return plan
 
 
 def _operand(planes: Tensor, rows: int, cols: int, plan: Plan) -> Any:
@@ -159,23 +198,65 @@ def row_splits(tiles_b: int, tiles_w: int, programs: int) -> tuple[int, int]:
     return best
 
 
+def _multiply(left: Tensor, right: Tensor, result: Tensor) -> None:
+    """The library's product of float16 matrices, in float32."""
+    if result.is_cuda:
+        torch.mm(left, right, out_dtype=torch.float32, out=result)
+    else:  # torch has no such product here
+        torch.mm(left.float(), right.float(), out=result)
+
+
+def _product(left: Tensor, right: Tensor, result: Tensor) -> None:
+    """Multiply operands whose rows are the results' rows and columns."""
+    _multiply(left, right.t(), result)
+
+
+def _products_over_rows(
+    planes: int, left: Tensor, right: Tensor, logs: Tensor, mask: Tensor
+) -> None:
+    """Multiply planes that lie one behind the other: by log r, then hi and lo by the mask."""
+    rows = left.shape[0] // planes
+    _multiply(left.t(), right[: planes * rows], logs)
+    _multiply(left[rows * (planes - 1) // 2 :].t(), right[planes * rows :], mask)
+
+
+def _factors(
+    plan: Plan, product: Callable[..., None], left: Tensor, right: Tensor,
+    left_tile: tuple[int, int], right_tile: tuple[int, int], *sums: tuple[int, int],
+) -> tuple[Any, Any]:  # fmt: skip
+    """What a kernel reads: the planes of both factors, or the library's sums, of these sizes."""
+    if plan.library:
+        results = [left.new_empty(size, dtype=torch.float32) for size in sums]
+        call(product, left, right, *results)
+        return results[0], results[-1]
+    return _operand(left, *left_tile, plan), _operand(right, *right_tile, plan)
+
+
 def large_forward(
     x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
     eps: float, save_sin: bool, y: Tensor, s: Tensor, sizes: Sizes, plan: Plan,
 ) -> None:  # fmt: skip
-    """Fill y, and s if `save_sin`; operands contiguous, sizes positive. Three launches."""
-    shape, low = padded(sizes, weight_im is not None, gate is not None), plan.products > 1
-    logs = input_planes(x, gate, eps, sizes, shape, low, plan.depth)
-    weights, scale = weight_planes(weight_re, weight_im, gate, sizes, shape, phase=True, low=low)
+    """Fill y, and s if `save_sin`; operands contiguous, sizes positive.
+
+    Three launches, with the library four and a product.
+    """
+    shape, library = padded(sizes, weight_im is not None, gate is not None), plan.library
+    left, right = plan.orders
+    logs = input_planes(x, gate, eps, sizes, shape, left, plan.depth, library)
+    weights, scale = weight_planes(
+        weight_re, weight_im, gate, sizes, shape, phase=True, order=right, library=library
+    )
+    rows_x, rows_w = shape.models_x * shape.tiles_b * TILE, sizes.K * shape.packed
+    tile = TILE, plan.depth
+    factors = _factors(plan, _product, logs.planes, weights, tile, tile, (rows_x, rows_w))
     tiles = sizes.K * shape.tiles_b * shape.tiles_n
     programs = min(tiles, plan.programs)
     start(
-        npu_large_forward_kernel, programs, plan.options,
-        _operand(logs.planes, TILE, plan.depth, plan), _operand(weights, TILE, plan.depth, plan),
+        npu_large_forward_kernel, programs, plan.options, *factors,
         logs.blocks, logs.counts, scale, y, s, sizes.B, sizes.O, -(-sizes.I // plan.depth),
-        logs.planes.shape[0] // 3, weights.shape[0] // 4, shape.pitch, tiles, shape.tiles_b,
+        rows_x, rows_w, shape.pitch, tiles, shape.tiles_b,
         shape.tiles_n, programs, shape.models_x > 1, weight_im is not None, save_sin,
-        plan.products, plan.depth, plan.descriptors,
+        plan.in_kernels, plan.depth, plan.descriptors,
     )  # fmt: skip
 
 
@@ -183,46 +264,58 @@ def large_backward(
     grad_y: Tensor, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
     y: Tensor, s: Tensor, eps: float, straight_through: bool, needs: int, sizes: Sizes, plan: Plan,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The four gradients; operands contiguous, sizes positive. At most six launches."""
+    """The four gradients; operands contiguous, sizes positive.
+
+    At most six launches, with the library eight and three products.
+    """
     K, B, I, O, shared_x = sizes
-    imaginary, gated, low = weight_im is not None, gate is not None, plan.products > 1
+    imaginary, gated, library = weight_im is not None, gate is not None, plan.library
     need_x, need_re, need_im, need_gate = needed(needs, x, weight_re, weight_im, gate)
     by_row, by_column = need_x or need_gate, need_re or need_im or need_gate
-    shape = padded(sizes, imaginary, gated)
-    upstream = upstream_planes(grad_y, y, s, imaginary, sizes, shape, by_row, by_column, low)
+    shape, (left, right) = padded(sizes, imaginary, gated), plan.orders
+    upstream = upstream_planes(
+        grad_y, y, s, imaginary, sizes, shape, by_row, by_column, plan.orders, library
+    )
 
     tiles_w = K * shape.tiles_n * shape.tiles_i
     splits, tiles_of_split = row_splits(shape.tiles_b, tiles_w, plan.programs)
+    if library:
+        splits, tiles_of_split = 1, shape.tiles_b
     gate_rows = shape.tiles_b + splits * shape.tiles_n * (1 if imaginary else 2)
     gradients = Gradients(
         x, weight_re, weight_im, gate, needs, sizes, splits, gate_rows, tl.float32
     )
     part_x, part_re, part_im, part_gate = gradients.parts
-    rows = K * shape.tiles_b * TILE
-    last = (plan.products, plan.depth, plan.descriptors)
+    rows, rows_x = K * shape.tiles_b * TILE, shape.models_x * shape.tiles_b * TILE
+    last = (plan.in_kernels, plan.depth, plan.descriptors)
+
+    tile, turned = (TILE, plan.depth), (plan.depth, TILE)
     if by_row:
         weights, scale = weight_planes(
-            weight_re, weight_im, gate, sizes, shape, phase=False, low=low
+            weight_re, weight_im, gate, sizes, shape, phase=False, order=right, library=library
+        )
+        factors = _factors(
+            plan, _multiply, upstream.by_row, weights, tile, turned, (rows, shape.pitch)
         )
         tiles = K * shape.tiles_b * shape.tiles_i
         programs = min(tiles, plan.programs)
         start(
-            npu_large_backward_x_kernel, programs, plan.options,
-            _operand(upstream.by_row, TILE, plan.depth, plan),
-            _operand(weights, plan.depth, TILE, plan),
+            npu_large_backward_x_kernel, programs, plan.options, *factors,
             upstream.row_scale, scale, x, gate, part_x, part_gate, K, B, I, shape.packed, rows,
-            weights.shape[0] // 2, shape.pitch, tiles, shape.tiles_b, shape.tiles_i, programs,
+            K * shape.packed, shape.pitch, tiles, shape.tiles_b, shape.tiles_i, programs,
             eps, shared_x, gated, need_x, need_gate, *last,
         )  # fmt: skip
     if by_column:
-        logs = input_planes(x, gate, eps, sizes, shape, low, plan.depth)
+        logs = input_planes(x, gate, eps, sizes, shape, left, plan.depth)
+        products, sums = partial(_products_over_rows, min(right, 3)), (shape.packed, shape.pitch)
+        factors = _factors(
+            plan, products, upstream.by_column, logs.planes, turned, turned, sums, sums
+        )
         start(
-            npu_large_backward_w_kernel, tiles_w * splits, plan.options,
-            _operand(upstream.by_column, plan.depth, TILE, plan),
-            _operand(logs.planes, plan.depth, TILE, plan),
+            npu_large_backward_w_kernel, tiles_w * splits, plan.options, *factors,
             upstream.column_scale, logs.flags, weight_re, weight_im, gate,
             part_re, part_im, part_gate, shape.tiles_b, K, O, I, shape.packed, rows,
-            logs.planes.shape[0] // 3, shape.pitch, rows // TILE * shape.packed, shape.tiles_b,
+            rows_x, shape.pitch, rows // TILE * shape.packed, shape.tiles_b,
             tiles_of_split, shape.models_x > 1, imaginary, gated,
             need_re, need_im, need_gate, *last,
         )  # fmt: skip

@@ -51,6 +51,7 @@ def _forward_sums(
     steps,
     rows_x,  # of a plane of x
     rows_w, pitch,
+    PLANES: tl.constexpr,  # of a value: hi, lo or hi
     HAS_IM: tl.constexpr, PRODUCTS: tl.constexpr, DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
     """The sums with log r and with the mask; with HAS_IM the second has both: packed P and Q."""
@@ -75,13 +76,14 @@ def _forward_sums(
     PARTS: tl.constexpr = STEP // DEPTH  # steps of the loop for a listed step
     for turn in range(loop_end(count * PARTS)):
         i = (tl.load(blocks_ptr + turn // PARTS) - turn // PARTS) * STEP + turn * DEPTH
-        scale = tl.load(scale_ptr + i // BLOCK)
-        mask = _load(logs, 2 * rows_x + row, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
-        right_hi = _load(weights, 2 * rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
+        scale = tl.load(scale_ptr + i // BLOCK) * (1.0 / LOG_SCALE)
+        mask = _load(logs, PLANES * rows_x + row, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
+        right_hi = _load(weights, PLANES * rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
         right_hi = tl.trans(right_hi)
         product = tl.zeros([BLOCK, BLOCK], tl.float32)
         if PRODUCTS == 3:
-            right_lo = _load(weights, 3 * rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
+            w_row = 3 * rows_w + packed
+            right_lo = _load(weights, w_row, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
             product = tl.dot(mask, tl.trans(right_lo), product)
         other = tl.fma(tl.dot(mask, right_hi, product), scale, other)
     return acc, other
@@ -165,10 +167,12 @@ def npu_large_forward_kernel(
     steps,  # of DEPTH inputs
     rows_x, rows_w, pitch, tiles, tiles_b, tiles_n, programs,
     OWN_X: tl.constexpr,  # every model has rows of x of its own
-    HAS_IM: tl.constexpr, SAVE_SIN: tl.constexpr, PRODUCTS: tl.constexpr, DEPTH: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
+    HAS_IM: tl.constexpr, SAVE_SIN: tl.constexpr,
+    PRODUCTS: tl.constexpr,  # 0: `logs` has the library's sums, [rows_x, rows_w]
+    DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
     OUTPUTS: tl.constexpr = BLOCK // 2 if HAS_IM else BLOCK
+    PLANES: tl.constexpr = 2 if PRODUCTS == 3 else 1
     STEP: tl.constexpr = _FLAG_INPUTS if DEPTH < _FLAG_INPUTS else DEPTH
     for tile in tl.range(
         loop_end(tl.program_id(0)), loop_end(tiles), loop_end(programs), disable_licm=True
@@ -184,14 +188,19 @@ def npu_large_forward_kernel(
         operands = (
             logs, weights, blocks_ptr + x_tile.to(tl.int64) * (pitch // STEP),
             tl.load(counts_ptr + x_tile), scale_ptr + w_tile * (pitch // BLOCK),
-            x_tile * BLOCK, w_tile * BLOCK, steps, rows_x, rows_w, pitch,
+            x_tile * BLOCK, w_tile * BLOCK, steps, rows_x, rows_w, pitch, PLANES, HAS_IM,
         )  # fmt: skip
         first_b = b_tile.to(tl.int64) * BLOCK
         start = (k * B.to(tl.int64) + first_b) * O
         offs_b = tl.arange(0, BLOCK)
         mask_b = offs_b < B - first_b
         first_o = n_tile * OUTPUTS
-        acc, other = _forward_sums(*operands, HAS_IM, PRODUCTS, DEPTH, DESCRIPTORS)
+        if PRODUCTS == 0:
+            other = _load(logs, x_tile * BLOCK, w_tile * BLOCK, rows_w, BLOCK, BLOCK, False)
+            other *= tl.load(scale_ptr) * (1.0 / LOG_SCALE)
+            acc = other
+        else:
+            acc, other = _forward_sums(*operands, PRODUCTS, DEPTH, DESCRIPTORS)
         bad = _store_tile(
             acc, other, y_ptr + start, s_ptr + start, first_o, offs_b, mask_b, O,
             HAS_IM, SAVE_SIN, False,
@@ -202,7 +211,7 @@ def npu_large_forward_kernel(
                 tl.debug_barrier()  # what was stored is read again
                 # Unknown to the compiler, which else holds all addresses for this rare case.
                 zero = bad >> 8
-                acc, other = _forward_sums(*operands, HAS_IM, 1, DEPTH, DESCRIPTORS)
+                acc, other = _forward_sums(*operands, 1, DEPTH, DESCRIPTORS)
                 start += zero
                 _store_tile(
                     acc, other, y_ptr + start, s_ptr + start, first_o + zero, offs_b + zero,
@@ -228,9 +237,35 @@ def _halves_of_rows(acc):
     return tl.split(pairs)
 
 
+@triton.jit
+def _sums_with_weights(
+    upstream, weights, row_scale, block_scale, row, w_row, first_i, packed, rows, rows_w, pitch,
+    tiles_b, tiles_i,
+    PRODUCTS: tl.constexpr, DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    """``dL``, the gradient of log r, of a tile."""
+    acc = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for step in range(loop_end(packed // DEPTH)):
+        n = step * DEPTH
+        n_tile = n // BLOCK
+        scale = tl.load(row_scale + n_tile * (tiles_b.to(tl.int64) * BLOCK))
+        scale *= tl.load(block_scale + n_tile * tiles_i)
+        left_hi = _load(upstream, row, n, packed, BLOCK, DEPTH, DESCRIPTORS)
+        right_hi = _load(weights, w_row + n, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
+        if PRODUCTS == 3:
+            left_lo = _load(upstream, rows + row, n, packed, BLOCK, DEPTH, DESCRIPTORS)
+            low_row = rows_w + w_row + n
+            right_lo = _load(weights, low_row, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
+            product = _multiply(left_hi, left_lo, right_hi, right_lo, 3)
+        else:
+            product = _multiply(left_hi, left_hi, right_hi, right_hi, 1)
+        acc = tl.fma(product, scale[:, None], acc)
+    return acc
+
+
 @triton.jit(do_not_specialize=["K", "B", "rows", "tiles", "tiles_b", "tiles_i", "programs"])
 def npu_large_backward_x_kernel(
-    upstream,  # by rows, [2 rows, packed]
+    upstream,  # by rows, [2 rows, packed]; the library's sums [rows, pitch] where PRODUCTS is 0
     weights,  # [2 rows_w, pitch]
     row_scale_ptr,  # [K, tiles_n, tiles_b BLOCK]
     scale_ptr,  # [K tiles_n, tiles_i]
@@ -256,22 +291,14 @@ def npu_large_backward_x_kernel(
         row_scale = row_scale_ptr + (k * tiles_n).to(tl.int64) * tiles_b * BLOCK
         row_scale = row_scale + b_tile * BLOCK + tl.arange(0, BLOCK)
         block_scale = scale_ptr + k * tiles_n * tiles_i + i_tile
-        acc = tl.zeros([BLOCK, BLOCK], tl.float32)  # dL
-        for step in range(loop_end(packed // DEPTH)):
-            n = step * DEPTH
-            n_tile = n // BLOCK
-            scale = tl.load(row_scale + n_tile * (tiles_b.to(tl.int64) * BLOCK))
-            scale *= tl.load(block_scale + n_tile * tiles_i)
-            left_hi = _load(upstream, row, n, packed, BLOCK, DEPTH, DESCRIPTORS)
-            right_hi = _load(weights, k * packed + n, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
-            if PRODUCTS == 3:
-                left_lo = _load(upstream, rows + row, n, packed, BLOCK, DEPTH, DESCRIPTORS)
-                w_row = rows_w + k * packed + n
-                right_lo = _load(weights, w_row, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
-                product = _multiply(left_hi, left_lo, right_hi, right_lo, 3)
-            else:
-                product = _multiply(left_hi, left_hi, right_hi, right_hi, 1)
-            acc = tl.fma(product, scale[:, None], acc)
+        if PRODUCTS == 0:
+            scale = tl.load(row_scale) * tl.load(block_scale)
+            acc = scale[:, None] * _load(upstream, row, first_i, pitch, BLOCK, BLOCK, False)
+        else:
+            acc = _sums_with_weights(
+                upstream, weights, row_scale, block_scale, row, k * packed, first_i, packed, rows,
+                rows_w, pitch, tiles_b, tiles_i, PRODUCTS, DEPTH, DESCRIPTORS,
+            )  # fmt: skip
 
         first_b = b_tile.to(tl.int64) * BLOCK
         mask_i = offs_i < I - first_i
@@ -334,7 +361,7 @@ def _sums_with_mask(
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for step in range(loop_end(tiles * PARTS)):
         b = step * DEPTH
-        scale = tl.load(column_scale_ptr + step // PARTS * packed.to(tl.int64))
+        scale = tl.load(column_scale_ptr + step // PARTS * packed.to(tl.int64)) * (1.0 / LOG_SCALE)
         left_hi = tl.trans(_load(upstream, row + b, col, packed, DEPTH, BLOCK, DESCRIPTORS))
         mask = _load(logs, x_row + b, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
         product = tl.zeros([BLOCK, BLOCK], tl.float32)
@@ -345,12 +372,26 @@ def _sums_with_mask(
     return acc
 
 
+@triton.jit
+def _negatives(flags_ptr, x_tile, i_tile, tiles, pitch, DEPTH: tl.constexpr):
+    """The number of tiles of rows with a negative input in a tile of inputs."""
+    STEP: tl.constexpr = _FLAG_INPUTS if DEPTH < _FLAG_INPUTS else DEPTH
+    FLAGS: tl.constexpr = BLOCK // STEP
+    flags_ptr += x_tile.to(tl.int64) * (pitch // STEP) + i_tile * FLAGS + tl.arange(0, FLAGS)
+    number = 0
+    for tile in range(loop_end(tiles)):
+        number += tl.max(tl.load(flags_ptr + tile * (pitch.to(tl.int64) // STEP)))
+    return number
+
+
 _SIZES = ["gate_row", "K", "rows", "rows_x", "scale_plane", "tiles_b", "tiles_of_split"]
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def npu_large_backward_w_kernel(
-    upstream,  # by columns, [2 rows, packed]; without an imaginary weight [4 rows, packed]
+    # By columns, [2 rows, packed]; without an imaginary weight [4 rows, packed]. Where PRODUCTS is
+    # 0, the library's sums with log r, [packed, pitch], and then those with the mask.
+    upstream,
     logs,  # [3 rows_x, pitch]
     column_scale_ptr,  # [1 or 2, K tiles_b, packed]
     flags_ptr,  # [models of x tiles_b, pitch / FLAG_INPUTS]
@@ -383,31 +424,32 @@ def npu_large_backward_w_kernel(
     offs = tl.arange(0, BLOCK)
     column_scale_ptr += row_tile.to(tl.int64) * packed + col + offs
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
-    if NEED_RE or NEED_IM:
+    if PRODUCTS == 0:
+        scale = tl.load(column_scale_ptr) * (1.0 / LOG_SCALE)
+        acc = scale[:, None] * _load(upstream, col, first_i, pitch, BLOCK, BLOCK, False)
+    elif NEED_RE or NEED_IM:
         acc = _sums_with_logs(
             upstream, logs, column_scale_ptr, row_tile * BLOCK, x_tile * BLOCK, col, first_i, tiles,
             packed, rows, rows_x, pitch, PRODUCTS, DEPTH, DESCRIPTORS,
         )  # fmt: skip
     # Products with the mask, if an input of this tile is negative.
-    STEP: tl.constexpr = _FLAG_INPUTS if DEPTH < _FLAG_INPUTS else DEPTH
-    FLAGS: tl.constexpr = BLOCK // STEP
-    flags_ptr += x_tile.to(tl.int64) * (pitch // STEP) + i_tile * FLAGS + tl.arange(0, FLAGS)
-    any_negative = 0
-    for tile in range(loop_end(tiles)):
-        any_negative += tl.max(tl.load(flags_ptr + tile * (pitch.to(tl.int64) // STEP)))
+    any_negative = _negatives(flags_ptr, x_tile, i_tile, tiles, pitch, DEPTH)
+    PLANES: tl.constexpr = 2 if PRODUCTS == 3 else 1
     row = row_tile * BLOCK
     if not HAS_IM:  # planes of dQ follow those of dP
-        row += 2 * rows
+        row += PLANES * rows
         column_scale_ptr += scale_plane
-    masked = _sums_with_mask(
-        upstream, logs, column_scale_ptr, row, 2 * rows_x + x_tile * BLOCK, col, first_i,
-        tl.where(any_negative > 0, tiles, 0), packed, rows, pitch, PRODUCTS, DEPTH, DESCRIPTORS,
-    )  # fmt: skip
+    if PRODUCTS == 0:
+        masked = scale[:, None] * _load(logs, col, first_i, pitch, BLOCK, BLOCK, False)
+    else:
+        masked = _sums_with_mask(
+            upstream, logs, column_scale_ptr, row, PLANES * rows_x + x_tile * BLOCK, col, first_i,
+            tl.where(any_negative > 0, tiles, 0), packed, rows, pitch, PRODUCTS, DEPTH, DESCRIPTORS,
+        )  # fmt: skip
 
     mask_i = offs < I - first_i
     ghat = _ghat(gate_ptr, k * I + first_i, offs, mask_i, HAS_GATE)
     OUTPUTS: tl.constexpr = BLOCK // 2 if HAS_IM else BLOCK
-    first_o = n_tile * OUTPUTS
     sums = _halves_of_rows(acc)
     phases = _halves_of_rows(masked)
     HALVES: tl.constexpr = 1 if HAS_IM else 2  # each has a row of the gate's partial sums
@@ -415,7 +457,7 @@ def npu_large_backward_w_kernel(
     if not HAS_IM:  # quarters alternate
         offs_o = offs_o % 2 * (BLOCK // 4) + offs_o // 2
     for half in tl.static_range(HALVES):
-        start_o = first_o + half * (BLOCK // 2)
+        start_o = n_tile * OUTPUTS + half * (BLOCK // 2)
         part_row = gate_row + (pid_s * tiles_n + n_tile) * HALVES + half
         store_weight_gradients(
             sums[half], sums[half + HALVES % 2],  # of P and of Q

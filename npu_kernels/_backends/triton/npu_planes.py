@@ -9,7 +9,7 @@ of the four products of two sums, ``hi hi + lo hi + hi lo``, carry the error of 
 planes                 shape of each scale
 ====================== ============= ============================================================
 ``log r``, hi and lo   [K Bp, Ip]    2**8, because ``|log r| < 104`` in float32
-mask of ``x < 0``      [K Bp, Ip]    none: 0 or 1
+mask of ``x < 0``      [K Bp, Ip]    2**8: 0 or 256
 weights, hi and lo     [K N, Ip]     one for each block of TILE x TILE, at most 2**40
 their phase, hi and lo [K N, Ip]     the weights' scale: the phase is ``pi ghat`` times the weights
 dP and dQ by rows      [K Bp, N]     one for each row of a block of TILE columns, at most 2**109
@@ -24,10 +24,17 @@ alternate (0, 64, 32, 96, 1, 65, ...), so that a kernel can finish them one afte
 dQ are ``grad_y y`` and ``-grad_y s`` (`npu`).
 
 The hi of an infinite or NaN value is that value, its lo is 0, and no scale depends on it.
+
+For the library's products (`npu_large`) planes lie side by side: one product adds up all terms.
+Its left operand has ``lo, hi, hi`` in this order, its right one ``hi, hi, lo``; the hi that meets
+a lo is 0 where a value is infinite or NaN, lest ``0 inf`` appear. Then the weights have one scale,
+and every row or column of dP and dQ has one: a first launch finds those of the blocks, torch takes
+the greatest, a second launch obeys.
 """
 
 # ruff: noqa: SIM102 (an `if` on a compile-time constant must not be merged with one on a value)
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -36,7 +43,7 @@ import triton.language as tl
 
 from npu_kernels._backends.triton.device_math import PI, clamp_gate, loop_end, magnitude
 from npu_kernels._backends.triton.launch import Sizes
-from npu_kernels._backends.triton.tape import start
+from npu_kernels._backends.triton.tape import call, start
 
 Tensor = torch.Tensor
 
@@ -48,7 +55,12 @@ FLAG_INPUTS = 64  # the fewest inputs that share a flag: whether one of them is 
 LOG_SCALE = tl.constexpr(256.0)
 _WEIGHT_LIMIT = tl.constexpr(40)  # exponents of the greatest scales
 _UPSTREAM_LIMIT = tl.constexpr(109)
-OPTIONS = {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": True}
+# With 8 warps the upstream planes take so many registers that a multiprocessor holds one program.
+OPTIONS = {"num_warps": 16, "num_stages": 1, "enable_fp_fusion": True}
+# The planes of a value in their order. The last two are for the library's products: lo, hi, hi and
+# hi, hi, lo.
+NOTHING, HI, HI_LO, LEFT, RIGHT = range(5)
+_LEFT = tl.constexpr(LEFT)
 
 
 @triton.jit
@@ -76,12 +88,30 @@ def two_planes(v):
 
 
 @triton.jit
-def _store_planes(v, ptrs, plane, LOW: tl.constexpr):
-    """Store hi of a scaled tile, and lo a plane behind if it is read."""
+def _store_planes(v, ptrs, plane, ORDER: tl.constexpr):
+    """Store the planes of a scaled tile in this order, each `plane` elements behind the last."""
     hi, lo = two_planes(v)
-    tl.store(ptrs, hi)
-    if LOW:
-        tl.store(ptrs + plane, lo)
+    if ORDER == 1 or ORDER == 2:
+        tl.store(ptrs, hi)
+        if ORDER == 2:
+            tl.store(ptrs + plane, lo)
+    if ORDER > 2:
+        tl.store(ptrs + plane, hi)
+        finite = tl.where(tl.abs(hi) <= 65504.0, hi, 0.0)
+        tl.store(ptrs, lo if ORDER == _LEFT else finite)
+        tl.store(ptrs + 2 * plane, finite if ORDER == _LEFT else lo)
+
+
+@triton.jit
+def _scale(largest, inverse_ptrs, LIMIT: tl.constexpr, GIVEN: tl.constexpr):
+    """The scale of values up to `largest`; its inverse is stored, or with GIVEN it is read."""
+    if GIVEN:  # the exponents of a power of two and its inverse add up to 254
+        exponent = (254 << 23) - tl.load(inverse_ptrs).to(tl.int32, bitcast=True)
+        scale = exponent.to(tl.float32, bitcast=True)
+    else:
+        scale, inverse = scales(largest, LIMIT)
+        tl.store(inverse_ptrs, inverse)
+    return scale
 
 
 @triton.jit
@@ -97,18 +127,19 @@ def _wide(plane):
 def npu_x_planes_kernel(
     x_ptr,  # [K, B, I], or [B, I] with SHARED_X
     gate_ptr,  # [K, I]
-    planes_ptr,  # [3, K Bp, Ip]: hi and lo of log r, mask
+    planes_ptr,  # [3, K Bp, Ip]: hi and lo of log r, mask; [2, ...] without lo
     blocks_ptr,  # [K tiles_b, Ip / STEP]: the steps with a negative input in a tile of rows
     counts_ptr,  # [K tiles_b]: the number of these steps
     flags_ptr,  # [K tiles_b, Ip / STEP]: 1 for a step with a negative input, else 0
     B, I,
     pitch,  # Ip
+    stride,  # of rows
     tiles_b,
-    plane,  # elements of one plane
-    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_GATE: tl.constexpr, LOW: tl.constexpr,
+    plane,  # elements from one plane to the next
+    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_GATE: tl.constexpr, ORDER: tl.constexpr,
     STEP: tl.constexpr,  # inputs that share a flag
 ):  # fmt: skip
-    """Make the planes of BLOCK rows of a model; the plane of lo only with LOW."""
+    """Make the planes of BLOCK rows of a model; the library has the mask once for each hi, lo."""
     plane = _wide(plane)
     pid = tl.program_id(0).to(tl.int64)
     k = pid // tiles_b
@@ -119,7 +150,8 @@ def npu_x_planes_kernel(
     x_ptr += first_b * I
     if not SHARED_X:
         x_ptr += k * B * I
-    out_ptr = planes_ptr + pid * BLOCK * pitch
+    out_ptr = planes_ptr + pid * BLOCK * stride
+    COUNT: tl.constexpr = ORDER if ORDER < 3 else 3
     steps = pitch // STEP
     count = 0
     for step in range(loop_end(steps)):
@@ -135,9 +167,12 @@ def npu_x_planes_kernel(
             ghat = tl.full([STEP], 1.0, tl.float32)
         logs = tl.log(magnitude(x, ghat[None, :], EPS))
         negative = x < 0
-        offs = i + offs_b[:, None] * pitch + offs_i[None, :]
-        _store_planes(tl.where(mask, logs, 0.0) * LOG_SCALE, out_ptr + offs, plane, LOW)
-        tl.store(out_ptr + 2 * plane + offs, negative.to(tl.float16))
+        offs = i + offs_b[:, None] * stride + offs_i[None, :]
+        _store_planes(tl.where(mask, logs, 0.0) * LOG_SCALE, out_ptr + offs, plane, ORDER)
+        mask_plane = tl.where(negative, LOG_SCALE, 0.0).to(tl.float16)
+        tl.store(out_ptr + COUNT * plane + offs, mask_plane)
+        if ORDER == _LEFT:
+            tl.store(out_ptr + (COUNT + 1) * plane + offs, mask_plane)
         any_negative = tl.max(negative.to(tl.int32))
         tl.store(flags_ptr + pid * steps + step, any_negative)
         tl.store(blocks_ptr + pid * steps + count, step, mask=any_negative > 0)
@@ -152,8 +187,12 @@ def npu_weight_planes_kernel(
     gate_ptr,  # [K, I]
     planes_ptr,  # [4, K N, Ip]: hi, lo of the weights, of their phase; [2, K N, Ip] without PHASE
     scale_ptr,  # [K N / BLOCK, Ip / BLOCK]: 1 / scale
-    O, I, pitch, tiles_o, plane,
-    HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, PHASE: tl.constexpr, LOW: tl.constexpr,
+    O, I, pitch,
+    stride,  # of rows
+    tiles_o,
+    plane,  # elements from one plane to the next
+    HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, PHASE: tl.constexpr, ORDER: tl.constexpr,
+    GIVEN: tl.constexpr,  # scales are read
 ):  # fmt: skip
     """Make the planes of a block of BLOCK packed outputs and BLOCK inputs."""
     plane = _wide(plane)
@@ -173,28 +212,29 @@ def npu_weight_planes_kernel(
     if HAS_IM:
         w_im = tl.load(wim_ptr + offs, mask=mask, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.max(finite_size(w_im)))
-    scale, inverse = scales(largest * 4.0, _WEIGHT_LIMIT)  # pi times it still fits
-    tl.store(scale_ptr + pid, inverse)
+    scale = _scale(largest * 4.0, scale_ptr + pid, _WEIGHT_LIMIT, GIVEN)  # pi times it still fits
     output = tl.arange(0, OUTPUTS)
     if HAS_IM:
         row = 2 * output
     else:
         row = output % _QUARTER * 4 + output // _QUARTER % 2 * 2 + output // _HALF
     rows = row_tile * BLOCK + row
-    to = rows[:, None] * pitch + offs_i[None, :]
-    _store_planes(w_re * scale, planes_ptr + to, plane, LOW)
+    to = rows[:, None] * stride + offs_i[None, :]
+    _store_planes(w_re * scale, planes_ptr + to, plane, ORDER)
     if HAS_IM:
-        _store_planes(w_im * scale, planes_ptr + pitch + to, plane, LOW)
+        _store_planes(w_im * scale, planes_ptr + stride + to, plane, ORDER)
     if PHASE:
+        COUNT: tl.constexpr = ORDER if ORDER < 3 else 3
+        OF_PHASE: tl.constexpr = ORDER if ORDER < 2 else 2
         turn = tl.full([BLOCK], PI, tl.float32)
         if HAS_GATE:
             gate = tl.load(gate_ptr + k * I + offs_i, mask=mask_i, other=0.0).to(tl.float32)
             turn *= clamp_gate(gate)
-        phase_ptr = planes_ptr + 2 * plane
+        phase_ptr = planes_ptr + COUNT * plane
         if HAS_IM:  # P takes -pi ghat Wi, Q takes pi ghat Wr
-            _store_planes(-w_im * turn[None, :] * scale, phase_ptr + to, plane, LOW)
-            phase_ptr += pitch
-        _store_planes(w_re * turn[None, :] * scale, phase_ptr + to, plane, LOW)
+            _store_planes(-w_im * turn[None, :] * scale, phase_ptr + to, plane, OF_PHASE)
+            phase_ptr += stride
+        _store_planes(w_re * turn[None, :] * scale, phase_ptr + to, plane, OF_PHASE)
 
 
 @triton.jit
@@ -217,25 +257,27 @@ def _times_by_quarters(grad_y_ptr, factor_ptr, first_o, offs_b, mask_b, O):
     return tl.interleave(tl.interleave(first, second), tl.interleave(third, fourth))
 
 
-@triton.jit(do_not_specialize=["B", "tiles_b", "plane", "scale_plane"])
+@triton.jit(do_not_specialize=["B", "tiles_b", "row_plane", "plane", "scale_plane"])
 def npu_upstream_planes_kernel(
     grad_y_ptr,  # [K, B, O]
     y_ptr, s_ptr,
-    row_planes_ptr,  # [2, K Bp, N]: hi, lo of dP and dQ; without HAS_IM of dP
+    row_planes_ptr,  # [1 or 2, K Bp, N]: hi, lo of dP and dQ; without HAS_IM of dP
     row_scale_ptr,  # 1 / scale, [K, N / BLOCK, Bp]
     column_planes_ptr,  # the same; without HAS_IM dP, then dQ
     column_scale_ptr,  # [1 or 2, K Bp / BLOCK, N]
     B, O,
     packed,  # N
-    tiles_b, plane,
+    stride,  # of rows, in the planes by row
+    tiles_b, row_plane, plane,
     scale_plane,  # elements of the scales of dP
-    HAS_IM: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr, LOW: tl.constexpr,
+    HAS_IM: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
+    ROW_ORDER: tl.constexpr, ORDER: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
     """Make the planes of BLOCK rows and BLOCK packed outputs, with scales by row and by column.
 
     Without an imaginary weight, programs that make planes by column take turns with dP and dQ.
     """
-    plane = _wide(plane)
+    row_plane, plane = _wide(row_plane), _wide(plane)
     tiles_n = packed // BLOCK
     pid = tl.program_id(0)
     part = pid * 0
@@ -262,24 +304,28 @@ def npu_upstream_planes_kernel(
             factor_ptr = s_ptr
             sign = -1.0
         d = sign * _times_by_quarters(grad_y_ptr, factor_ptr, n_tile * BLOCK, offs_b, mask_b, O)
-    offs = row_tile * BLOCK * packed + n_tile * BLOCK
-    offs = offs + offs_b[:, None] * packed + tl.arange(0, BLOCK)[None, :]
+    cols = n_tile * BLOCK + tl.arange(0, BLOCK)[None, :]
     if BY_ROW:
         if part == 0:
             to = ((k * tiles_n + n_tile) * tiles_b + row_tile % tiles_b) * BLOCK
-            _store_upstream(d, row_planes_ptr + offs, row_scale_ptr + to, plane, 1, LOW)
+            ptrs = row_planes_ptr + row_tile * BLOCK * stride + offs_b[:, None] * stride + cols
+            _store_upstream(d, ptrs, row_scale_ptr + to, row_plane, 1, ROW_ORDER, GIVEN)
     if BY_COLUMN:
         to = part.to(tl.int64) * scale_plane + row_tile * packed + n_tile * BLOCK
-        offs = 2 * part.to(tl.int64) * plane + offs
-        _store_upstream(d, column_planes_ptr + offs, column_scale_ptr + to, plane, 0, LOW)
+        ptrs = column_planes_ptr + row_tile * BLOCK * packed + offs_b[:, None] * packed + cols
+        if not HAS_IM:
+            ptrs += ORDER * part.to(tl.int64) * plane
+        _store_upstream(d, ptrs, column_scale_ptr + to, plane, 0, ORDER, GIVEN)
 
 
 @triton.jit
-def _store_upstream(d, ptrs, scale_ptr, plane, AXIS: tl.constexpr, LOW: tl.constexpr):
+def _store_upstream(
+    d, ptrs, scale_ptr, plane, AXIS: tl.constexpr, ORDER: tl.constexpr, GIVEN: tl.constexpr
+):
     """Store a tile's planes and inverse scales; elements along AXIS share a scale."""
-    scale, inverse = scales(tl.max(finite_size(d), axis=AXIS), _UPSTREAM_LIMIT)
-    tl.store(scale_ptr + tl.arange(0, BLOCK), inverse)
-    _store_planes(d * tl.expand_dims(scale, AXIS), ptrs, plane, LOW)
+    to = scale_ptr + tl.arange(0, BLOCK)
+    scale = _scale(tl.max(finite_size(d), axis=AXIS), to, _UPSTREAM_LIMIT, GIVEN)
+    _store_planes(d * tl.expand_dims(scale, AXIS), ptrs, plane, ORDER)
 
 
 class Padded(NamedTuple):
@@ -311,18 +357,27 @@ def padded(sizes: Sizes, imaginary: bool, gated: bool) -> Padded:
 class InputPlanes(NamedTuple):
     """The planes of log r and of the mask, and the steps with negative inputs."""
 
-    planes: Tensor  # [3 models_x tiles_b TILE, pitch]
+    planes: Tensor  # [3 models_x tiles_b TILE, pitch] at HI_LO
     blocks: Tensor  # [models_x tiles_b, pitch / max(FLAG_INPUTS, depth)]
     counts: Tensor  # [models_x tiles_b]
     flags: Tensor  # as blocks
 
 
+def _room(like: Tensor, count: int, rows: int, cols: int, beside: bool) -> tuple[Tensor, int, int]:
+    """New planes, one behind or beside the other; elements from row to row, plane to plane."""
+    size = (rows, count * cols) if beside else (count * rows, cols)
+    planes = like.new_empty(size, dtype=torch.float16)
+    return planes, size[1], cols if beside else rows * cols
+
+
 def input_planes(
-    x: Tensor, gate: Tensor | None, eps: float, sizes: Sizes, shape: Padded, low: bool, depth: int
-) -> InputPlanes:
+    x: Tensor, gate: Tensor | None, eps: float, sizes: Sizes, shape: Padded, order: int, depth: int,
+    beside: bool = False,
+) -> InputPlanes:  # fmt: skip
     """Make the planes of x in one launch; x and gate contiguous; `depth` of a product's step."""
     tiles = shape.models_x * shape.tiles_b
-    planes = x.new_empty((3 * tiles * TILE, shape.pitch), dtype=torch.float16)
+    count = 5 if order == LEFT else order + 1
+    planes, stride, plane = _room(x, count, tiles * TILE, shape.pitch, beside)
     step = max(FLAG_INPUTS, depth)
     # Tensors by themselves: each begins at a multiple of 16 bytes, whatever the sizes.
     blocks = x.new_empty((tiles, shape.pitch // step), dtype=torch.int32)
@@ -330,58 +385,82 @@ def input_planes(
     counts = x.new_empty((tiles,), dtype=torch.int32)
     start(
         npu_x_planes_kernel, tiles, OPTIONS, x, gate, planes, blocks, counts, flags, sizes.B,
-        sizes.I, shape.pitch, shape.tiles_b, tiles * TILE * shape.pitch, eps, sizes.shared_x,
-        gate is not None, low, step,
+        sizes.I, shape.pitch, stride, shape.tiles_b, plane, eps, sizes.shared_x,
+        gate is not None, order, step,
     )  # fmt: skip
     return InputPlanes(planes, blocks, counts, flags)
 
 
+def _spread_greatest(dims: tuple[int, ...], scales: Tensor) -> None:
+    """Give all blocks along these dimensions the inverse scale of the greatest value among them."""
+    scales.copy_(scales.amax(dims, keepdim=True))
+
+
 def weight_planes(
     weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
-    sizes: Sizes, shape: Padded, phase: bool, low: bool,
+    sizes: Sizes, shape: Padded, phase: bool, order: int, library: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Planes ``[2 K N, Ip]``, with `phase` ``[4 K N, Ip]``, and inverse scales; one launch."""
-    rows = sizes.K * shape.packed
-    planes = weight_re.new_empty(((4 if phase else 2) * rows, shape.pitch), dtype=torch.float16)
+    """Planes ``[2 K N, Ip]``, with `phase` ``[4 K N, Ip]``, and inverse scales.
+
+    One launch, for the library two.
+    """
+    count = min(order, 3) + phase * min(order, 2)
+    rows, beside = sizes.K * shape.packed, library and phase
+    planes, stride, plane = _room(weight_re, count, rows, shape.pitch, beside)
     scale = weight_re.new_empty((sizes.K * shape.tiles_n, shape.tiles_i), dtype=torch.float32)
-    start(
-        npu_weight_planes_kernel, sizes.K * shape.tiles_n * shape.tiles_i, OPTIONS,
-        weight_re, weight_im, gate, planes, scale, sizes.O, sizes.I, shape.pitch, shape.tiles_n,
-        rows * shape.pitch, weight_im is not None, gate is not None, phase, low,
-    )  # fmt: skip
+    for given in (False, True) if library else (False,):
+        if given:
+            call(functools.partial(_spread_greatest, (0, 1)), scale)
+        now = NOTHING if library and not given else order
+        start(
+            npu_weight_planes_kernel, sizes.K * shape.tiles_n * shape.tiles_i, OPTIONS,
+            weight_re, weight_im, gate, planes, scale, sizes.O, sizes.I, shape.pitch, stride,
+            shape.tiles_n, plane, weight_im is not None, gate is not None, phase, now, given,
+        )  # fmt: skip
     return planes, scale
 
 
 class UpstreamPlanes(NamedTuple):
     """The planes of dP and dQ, scaled by rows and by columns; empty where not needed."""
 
-    by_row: Tensor  # [2 K tiles_b TILE, packed]
+    by_row: Tensor  # [2 K tiles_b TILE, packed] at HI_LO
     row_scale: Tensor  # [K, tiles_n, tiles_b TILE]
-    by_column: Tensor  # [2 or 4 K tiles_b TILE, packed]
+    by_column: Tensor  # [2 or 4 K tiles_b TILE, packed] at HI_LO
     column_scale: Tensor  # [1 or 2, K tiles_b, packed]
 
 
 def upstream_planes(
     grad_y: Tensor, y: Tensor, s: Tensor, imaginary: bool, sizes: Sizes, shape: Padded,
-    by_row: bool, by_column: bool, low: bool,
+    by_row: bool, by_column: bool, orders: tuple[int, int], library: bool = False,
 ) -> UpstreamPlanes:  # fmt: skip
-    """Make planes by row and by column in one launch; all tensors contiguous."""
-    tiles = sizes.K * shape.tiles_b
-    rows, parts = tiles * TILE, 1 if imaginary else 2
+    """Make planes by row and by column, in these orders; tensors contiguous.
 
-    def empty(needed: bool, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return y.new_empty(size if needed else (0,), dtype=dtype)
-
-    result = UpstreamPlanes(
-        empty(by_row, (2 * rows, shape.packed), torch.float16),
-        empty(by_row, (sizes.K, shape.tiles_n, shape.tiles_b * TILE), torch.float32),
-        empty(by_column, (2 * parts * rows, shape.packed), torch.float16),
-        empty(by_column, (parts, tiles, shape.packed), torch.float32),
+    One launch, for the library two.
+    """
+    tiles, parts = sizes.K * shape.tiles_b, 1 if imaginary else 2
+    rows = tiles * TILE
+    by_rows, stride, row_plane = _room(
+        y, min(orders[0], 3) * by_row, rows, shape.packed, library and by_row
     )
-    if by_row or by_column:
+    columns, _, plane = _room(y, min(orders[1], 3) * parts * by_column, rows, shape.packed, False)
+    row_scale = y.new_empty(
+        (sizes.K, shape.tiles_n, rows // sizes.K) if by_row else (0, 0), dtype=torch.float32
+    )
+    column_scale = y.new_empty(
+        (parts, tiles, shape.packed) if by_column else (0, 0), dtype=torch.float32
+    )
+    result = UpstreamPlanes(by_rows, row_scale, columns, column_scale)
+    if not (by_row or by_column):
+        return result
+    for given in (False, True) if library else (False,):
+        if given:
+            for scale, used in ((row_scale, by_row), (column_scale, by_column)):
+                if used:
+                    call(functools.partial(_spread_greatest, (1,)), scale)
+        now = (NOTHING, NOTHING) if library and not given else orders
         start(
             npu_upstream_planes_kernel, tiles * shape.tiles_n * (parts if by_column else 1),
-            OPTIONS, grad_y, y, s, *result, sizes.B, sizes.O, shape.packed, shape.tiles_b,
-            rows * shape.packed, tiles * shape.packed, imaginary, by_row, by_column, low,
+            OPTIONS, grad_y, y, s, *result, sizes.B, sizes.O, shape.packed, stride, shape.tiles_b,
+            row_plane, plane, tiles * shape.packed, imaginary, by_row, by_column, *now, given,
         )  # fmt: skip
     return result

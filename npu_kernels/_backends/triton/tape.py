@@ -71,6 +71,13 @@ class _Launch(NamedTuple):
     compiled: Any  # a reference, without which the kernel would be unloaded
 
 
+class _Call(NamedTuple):
+    """A call of a function that fills tensors, between launches."""
+
+    function: Any
+    tensors: list[int]  # indices
+
+
 class _Allocation(NamedTuple):
     """A new tensor."""
 
@@ -87,7 +94,8 @@ class Tape:
         self.device = self.driver.get_current_device()
         self.allocations, self.launches = tuple(recorder.allocations), tuple(recorder.launches)
         self.descriptors = recorder.descriptors[::-1]
-        self.hooks = [launch.kernel.pre_run_hooks for launch in recorder.launches]
+        self.kernels = [launch.kernel for launch in self.launches if isinstance(launch, _Launch)]
+        self.hooks = [kernel.pre_run_hooks for kernel in self.kernels]
         self.results = itemgetter(*results)  # a tensor if there is one, else a tuple
 
     def replay(self, operands: Sequence[Tensor | None]) -> Any:
@@ -111,7 +119,11 @@ class Tape:
             addresses.append(descriptor)
         addresses.append(None)
         stream = active.get_current_stream(device)
-        for run, function, metadata, programs, select, numbers, _, _ in self.launches:
+        for launch in self.launches:
+            if isinstance(launch, _Call):
+                launch.function(*[tensors[index] for index in launch.tensors])
+                continue
+            run, function, metadata, programs, select, numbers, _, _ = launch
             grid = (programs, 1, 1)
             pointers = select(addresses)
             run(*grid, stream, function, metadata, None, None, None, *pointers, *numbers)
@@ -129,7 +141,8 @@ class _Recorder(TorchDispatchMode):
         self.valid = len(self.indices) == len(self.tensors)
         self.indices[id(None)] = -1
         self.allocations: list[_Allocation] = []
-        self.launches: list[_Launch] = []
+        self.launches: list[_Launch | _Call] = []
+        self.calling = False  # a function of `call`, which may compute with torch
         # Each descriptor's tensor and fields. A launch takes the first by the index -2, then -3.
         self.descriptors: list[tuple[int, dict[str, Any]]] = []
         self.seen = 0  # launches, with and without `start`
@@ -152,7 +165,9 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in _ALLOCATIONS:
+        if self.calling:
+            pass
+        elif func in _ALLOCATIONS:
             self._allocate(result)
         elif not func.is_view:  # a launch of a view is refused, because the view has no index
             self.valid = False
@@ -190,6 +205,15 @@ class _Recorder(TorchDispatchMode):
         except (AttributeError, KeyError):  # interpreted, another Triton, or a foreign tensor
             self.valid = False
 
+    def call(self, function: Any, tensors: Sequence[Tensor]) -> None:
+        """Record the call of a function of tensors; the operations in it are not noted."""
+        self.calling = True
+        function(*tensors)
+        self.calling = False
+        indices = [self.indices.get(id(tensor), -1) for tensor in tensors]
+        self.valid = self.valid and min(indices) >= 0
+        self.launches.append(_Call(function, indices))
+
     def _index(self, operand: Any) -> int:
         """The index of a tensor's address or of a descriptor among a replay's addresses."""
         if type(operand) is not TensorDescriptor:
@@ -202,7 +226,8 @@ class _Recorder(TorchDispatchMode):
         """The recording, None where the calls cannot be repeated."""
         results = (results,) if isinstance(results, Tensor) else results
         indices = [self.indices.get(id(result), -1) for result in results]
-        complete = self.launches and self.seen == len(self.launches)
+        launches = sum(isinstance(launch, _Launch) for launch in self.launches)
+        complete = launches and self.seen == launches
         if not self.valid or not complete or min(indices) < 0:
             return None
         device = driver.active.get_current_device()
@@ -210,6 +235,15 @@ class _Recorder(TorchDispatchMode):
             if tensor.data_ptr() & _UNALIGNED or tensor.get_device() not in (device, _CPU):
                 return None
         return Tape(self, indices)
+
+
+def call(function: Callable[..., None], *tensors: Tensor) -> None:
+    """Call a function that fills some of the tensors, in a repeated call too."""
+    recorder = getattr(_recorders, "active", None)
+    if recorder is None:
+        function(*tensors)
+    else:
+        recorder.call(function, tensors)
 
 
 def start(kernel: Any, programs: int, options: dict[str, Any], *arguments: Any) -> None:
@@ -297,7 +331,7 @@ class Repeated:
             results = self.launcher(*arguments)
         tape = recorder.tape(results)
         if tape is not None and key[0] is not _BY_PRECISION:
-            names = {launch.kernel.__name__.removesuffix("_kernel") for launch in tape.launches}
+            names = {kernel.__name__.removesuffix("_kernel") for kernel in tape.kernels}
             if not names.issubset(_ANY_PRECISION):
                 self.tapes[key] = _BY_PRECISION
                 key = (_BY_PRECISION, float32_matmul_precision(), key)

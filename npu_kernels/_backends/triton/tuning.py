@@ -3,7 +3,8 @@
 They are read from tables: no call of a layer measures anything. A table maps ``kernel dtype
 precision bucket`` to a configuration:
 
-- kernel: a name in :data:`KERNELS`
+- kernel: a name in :data:`KERNELS`, or ``npu_large`` with the plan of a layer
+  (:func:`measured_plan`)
 - dtype: float64, or float32, whose entries float16 and bfloat16 use where they have none
 - precision: "highest", "high" or "medium" (`npu_kernels._operators.precision`), or ``any``
 - bucket: ``small``, ``narrow``, ``medium`` or ``large`` (:func:`bucket`), the last two with ``odd``
@@ -46,6 +47,7 @@ _NALU = ("nalu_forward", "nalu_backward_x", "nalu_backward_w")
 _SMALL = ("npu_small_forward", "npu_small_backward")
 KERNELS = (*_NPU, *_SMALL, "nmu_forward", "nmu_backward", *_NALU)
 PRODUCTS = (*_NPU, *_NALU)  # of matrices: these follow the float32 matmul precision
+PLAN = "npu_large"  # of a layer: not a kernel's configuration, but which kernels it takes
 TABLES = Path(__file__).with_name("tables.json")
 
 # First and last compute capability (times 10) of a table. 12.x has 8.9's memory and instructions.
@@ -92,7 +94,7 @@ def exact_key(kernel: str, dtype: torch.dtype, precision: str, sizes: tuple[int,
 
     Kernels that are not made of float32 products do not depend on the precision.
     """
-    mode = precision if kernel in PRODUCTS and dtype is not torch.float64 else "any"
+    mode = precision if kernel in (*PRODUCTS, PLAN) and dtype is not torch.float64 else "any"
     return f"{kernel} {str(dtype).removeprefix('torch.')} {mode} {exact_bucket(*sizes)}"
 
 
@@ -233,6 +235,18 @@ def _find(
 def lookup(kernel: str, x: torch.Tensor, i: int, o: int, k: int) -> Config:
     """The configuration of a launch on the device of x."""
     return _find(kernel, x.device, x.dtype, float32_matmul_precision(), i, o, k)
+
+
+def measured_plan(
+    device: torch.device, precision: str, sizes: tuple[int, int, int]
+) -> dict[str, int] | None:
+    """The plan of the fastest kernels for a layer, if it was measured; sizes as in `exact_key`.
+
+    It has the products of planes in a step (0: the one-pass kernels), the depth of a step, and
+    whether the library multiplies.
+    """
+    key = exact_key(PLAN, torch.float32, precision, sizes)
+    return tables_in_use().get(architecture_of(device), {}).get(key)
 
 
 def candidates(
