@@ -18,6 +18,7 @@ from npu_kernels._jobs import checkpoint, files
 from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._jobs.progress import Progress
 from npu_kernels.training import SteppedSchedule
+from npu_kernels.training._continued import schedule_states
 from tests.conftest import needs_library
 from tests.jobs.runs import X, Y, chain, trained
 from tests.support.compare import assert_equal
@@ -450,3 +451,15 @@ def test_parameters_outside_of_the_model(tmp_path: Path) -> None:
     assert undisturbed.fused
     trained(tmp_path / "run", 20, make=make)
     assert torch.equal(trained(tmp_path / "run", make=make).losses, undisturbed.losses)
+
+
+def test_schedules_are_tried_with_copies() -> None:
+    """The state of the second cannot be loaded: the first one is as it was."""
+    schedules = {name: SteppedSchedule(1e-3, 1.0, step=15) for name in ("l1", "frobenius")}
+    before, moved = repr(schedules), copy.deepcopy(schedules["l1"])
+    for _ in range(20):
+        moved.step()
+    states = {"l1": moved.state_dict(), "frobenius": moved.state_dict() | {"beta": "1"}}
+    with pytest.raises(ValueError, match="its schedule of 'frobenius' cannot be loaded"):
+        schedule_states(states, schedules)
+    assert repr(schedules) == before
