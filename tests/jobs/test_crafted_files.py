@@ -234,6 +234,7 @@ CRAFTED: dict[type[Work], dict[str, Change]] = {
         "the optimiser's state is a list": of("optimizer", "state", to=[]),
         "a state of a parameter that is not there": of("optimizer", "state",
                                                        to=lambda old: {**old, 9: old[0]}),
+        "a parameter without a state": without("optimizer", "state", 2),
         "a state without a moment": without("optimizer", "state", 0, "exp_avg"),
         "a state with something more": lambda state: state["optimizer"]["state"][0].update(more=1),
         "a moment of another size": of("optimizer", "state", 0, "exp_avg", to=lambda old: old[:1]),
