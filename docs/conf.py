@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Any
+
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+from jupyter_client import KernelManager
 
 project = "npu_kernels"
 copyright = "the npu_kernels authors"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-myst_enable_extensions = ["colon_fence"]
+SETTINGS = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+(release,) = re.findall(r'^version = "(.*)"', SETTINGS, re.M)
+extensions = [
+    "myst_nb",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+# The tutorials are executed; what has not changed since the last build is taken from its cache.
+nb_execution_mode = "cache"
+KernelManager.transport.default_value = "ipc"  # files, and no sockets that others could reach
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # their matrices are small
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120  # seconds of a cell
+nb_merge_streams = True
+copybutton_exclude = ".linenos, .gp, .go"  # prompts and outputs
+autosummary_generate = False
+html_math_renderer = "mathml"  # by the browser itself: the pages need no network
 myst_heading_anchors = 4
 suppress_warnings = [
     "myst.header"
 ]  # a page may begin below the first level, as those that others are included from
 default_role = "py:obj"  # `NPU` in a docstring is a link where there is something to link to
-autodoc_typehints = "none"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_default_options = {"exclude-members": "reset_parameters, extra_repr"}
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 add_module_names = False
 html_theme = "furo"
-html_title = "npu_kernels"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_title = f"npu_kernels {release}"
 html_theme_options = {"sidebar_hide_name": False}
 exclude_patterns = ["_build"]
 
@@ -78,7 +108,17 @@ def own_pages(app: Any, name: str, source: list[str]) -> None:
         source[0] = source[0].replace(f"]({file}", f"]({page}")
 
 
+def mathml(self: Any, node: nodes.math | nodes.math_block) -> None:
+    """Write a formula as MathML."""
+    is_block = isinstance(node, nodes.math_block)
+    # Notebooks' outputs keep their dollars.
+    tex = node.astext().strip().strip("$").removeprefix(r"\displaystyle")
+    self.body.append(tex2mathml(tex, as_block=is_block))
+    raise nodes.SkipNode
+
+
 def setup(app: Any) -> None:
+    app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))
     app.connect("source-read", own_pages)
     app.connect(
         "autodoc-process-docstring", literal_blocks, priority=400

@@ -46,8 +46,9 @@ Groups = dict[tuple[Case, int], Group]  # case, threads
 MARK, SUMMARY_MARK = "throughput", "throughput-summary"
 PAGE_HEAD = "---\norphan: true\n---\n\n# Throughput\n\n"  # the page is in no menu
 READING = (
-    "A rival's column is its time divided by ours: **below 1 we lose**. The performance page says "
-    "[how a row is measured](../performance.md#how-a-row-is-measured), and what the columns are."
+    "A column is another program's time divided by ours: above 1 npu_kernels is faster, and where "
+    "it is **slower** the number is bold. `nn.Linear` computes another function. The performance "
+    "page says [how a row is measured](../performance.md#how-a-row-is-measured)."
 )
 NEEDED = (
     "layer", "kind", "rows", "inputs", "outputs", "models", "signs", "threads", "rival",
@@ -66,7 +67,8 @@ COLUMNS = {
     "scipy": "SciPy, no gradient",
     "diffrax": "diffrax",
 }
-YARDSTICKS = {"linear": "ours / linear", "one-model": "ours / one model"}
+# They compute something else: `nn.Linear` of the shape, one model of the K.
+YARDSTICKS = {"linear": "`nn.Linear`", "one-model": "K single models"}
 BARS = {"eager": "eager", "compile": "torch.compile"}  # the picture's, and their titles
 # Virtual machines give several processors one name. Family, model and stepping tell them apart; old
 # rows lack these.
@@ -174,14 +176,14 @@ def _time(ours: Row) -> str:
 
 
 def _ratio(row: Row | None) -> str:
-    """A rival's time divided by ours, bold where we lose; a yardstick's the other way round."""
+    """The other's time divided by ours, bold where ours is longer for the same function."""
     if row is None:
         return ""
-    yardstick = row["rival"] in YARDSTICKS
-    text = f"{1 / row['ratio'] if yardstick else row['ratio']:.2f}"
+    count = row["models"] if row["rival"] == "one-model" else 1
+    text = f"{count * row['ratio']:.2f}"
     if doubtful(row):
         return text + "?"
-    return f"**{text}**" if row["ratio"] < 1 and not yardstick else text
+    return f"**{text}**" if row["ratio"] < 1 and row["rival"] not in YARDSTICKS else text
 
 
 def _pair(group: Group, key: str, form: str, unit: float = 1) -> str:
@@ -338,14 +340,15 @@ def short(rows: Sequence[Row], processor: str | None = None) -> str:
                 "ours": _time(group["ours"]),
                 "eager": _ratio(group.get("eager")),
                 "`torch.compile`": _ratio(group.get("compile")),
-                "ours / `nn.Linear`": _ratio(group.get("linear")),
+                "`nn.Linear`": _ratio(group.get("linear")),
                 "error (eager's)": _pair(group, "error", ".1e"),
             }
         )
     where = (
         f"{_where(machine)}; {_threads(threads)}, float32 (the ODE: float64). B rows, I inputs, "
-        "O outputs, K models; for the ODE steps, features, hidden units, models. The columns eager "
-        "and `torch.compile` are their time divided by ours: **below 1 we lose**."
+        "O outputs, K models; for the ODE steps, features, hidden units, models. The columns eager, "
+        "`torch.compile` and `nn.Linear` are their time divided by ours: **above 1 npu_kernels is "
+        "faster**. `nn.Linear` of the same shape computes another function. Errors are relative."
     )
     text = record_table(records)
     return f"{where}{_doubts(text)}\n\n{text}".strip()

@@ -66,7 +66,7 @@ def doubtful(row: Mapping[str, Any]) -> bool:
 
 
 DOUBT = (
-    "doubtful: its repetitions disagree by more than a factor of 2, or other work on the machine "
+    "noisy: its repetitions disagree by more than a factor of 2, or other work on the machine "
     "took the cores. No verdict is made of it"
 )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from npu_kernels._common import display
 from npu_kernels._common.checks import as_number, is_whole
 
 
@@ -214,3 +215,20 @@ class Fit:
     seconds: float = 0.0
     complete: bool = True
     folds: int = 0
+
+    def _repr_html_(self) -> str:
+        try:
+            from npu_kernels.formula import read
+
+            law = str(read(self.model))
+        except (ImportError, TypeError, ValueError):  # no sympy, or a model that it cannot read
+            law = type(self.model).__name__
+        rounded = f", denominators up to {self.chosen.denominator}" * (self.chosen.denominator > 0)
+        rows = [
+            ("held-out error", f"{self.score:.3g}"),
+            ("chosen", self.chosen.kind + rounded),
+            ("starts", len(self.scores)),
+            ("seconds", f"{self.seconds:.2g}"),
+            ("complete", "yes" if self.complete else "no"),
+        ]
+        return display.table(law, (), rows)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from npu_kernels._common import display
 from npu_kernels._common.checks import check_whole
 from npu_kernels.formula._code import TorchFunction, torch_function, with_comment
 from npu_kernels.formula._models import POWER_UNITS, Layer, check_model, epsilon, layers_of
@@ -85,6 +86,9 @@ class Formula:
 
     def __str__(self) -> str:
         return self.text()
+
+    def _repr_latex_(self) -> str | None:
+        return display.latex(self.latex)
 
 
 def _check_digits(function: str, digits: int | None) -> int | None:

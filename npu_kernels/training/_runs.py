@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import optim
-from npu_kernels._common import checks, optimizers
+from npu_kernels._common import checks, display, optimizers
 from npu_kernels._common.chains import chain, num_models_of
 from npu_kernels._common.checks import check_module, check_number, check_tensor, check_whole
 from npu_kernels._common.notices import warn
@@ -59,6 +59,17 @@ class Run:
     fused: bool
     captured: bool
     complete: bool
+
+    def _repr_html_(self) -> str:
+        losses = self.losses.flatten(1) if self.losses.dim() > 1 else self.losses[:, None]
+        ends = [f"{float(losses[i].min()):.3g}" for i in (0, -1)] if len(losses) else ["", ""]
+        way = "C++" if self.fused else "a CUDA graph" if self.captured else "the ordinary loop"
+        rows = [
+            ("steps", self.steps), ("made by", way),
+            ("first and last loss", " and ".join(ends)),
+            ("models", losses.shape[1]), ("complete", "yes" if self.complete else "no"),
+        ]  # fmt: skip
+        return display.table(type(self.model).__name__, (), rows)
 
 
 Callback = Callable[[Run], Any]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from npu_kernels._common import display
 from npu_kernels._common.checks import check_level
 from npu_kernels._laws.products.text import term_text
 from npu_kernels._laws.series.data import Series, tensor
@@ -321,6 +322,15 @@ class SeriesFit:
             axis.set(xlabel="time", title=name)
         return figure
 
+    def _repr_html_(self) -> str:
+        rows = [
+            (one.name, f"{one.value:.4g}", f"{one.error:.2g}", _taken(one.taken))
+            for one in self.estimates
+        ]
+        header = "", "estimate", "standard error", "taken as"
+        rows.append(("verdict", str(self.verdict), "", ""))
+        return display.table(str(self.equation), header, rows)
+
     def report(self, level: float = 0.95) -> str:
         """Return the equations, their parameters with intervals of this level, and all warnings."""
         lines = [*str(self.equation).splitlines(), ""]
@@ -353,8 +363,8 @@ class SeriesFit:
             f"Estimates with standard errors and {100 * level:g} % intervals, given the terms:"
         )
         for estimate, interval in zip(self.estimates, self.intervals(level), strict=True):
-            taken = estimate.taken
-            lines.append(f"  {interval}{'' if taken is None else f', taken as {_fraction(taken)}'}")
+            taken = _taken(estimate.taken)
+            lines.append(f"  {interval}{', taken as ' * bool(taken)}{taken}")
         for name in self.unidentified:
             lines.append(f"The data do not tell {name}.")
         for estimate in self.estimates:
@@ -367,9 +377,12 @@ class SeriesFit:
         return "\n".join(lines)
 
 
-def _fraction(w: float) -> str:
+def _taken(w: float | None) -> str:
+    """Return the number that a law has in place of an estimate, empty if there is none."""
     from fractions import Fraction
 
+    if w is None:
+        return ""
     fraction = Fraction(w).limit_denominator(64)
     return str(fraction) if float(fraction) == w else f"{w:.6g}"
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npu_kernels._common import display
 from npu_kernels._common.checks import check_level
 from npu_kernels._laws.products.problem import blocks
 from npu_kernels._laws.products.text import exponent_text, term_text
@@ -193,6 +194,9 @@ class Equation:
 
     def __str__(self) -> str:
         return self.text()
+
+    def _repr_latex_(self) -> str | None:
+        return display.latex(lambda: [self.latex()])
 
     # ---- as layers -------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.output import FEW_ROWS, Laws, Rows, laws, merged
 from npu_kernels._laws.table.plot import draw
 from npu_kernels._laws.table.search import Settings
-from npu_kernels._laws.table.table import EquationTable, report
+from npu_kernels._laws.table.table import EquationTable, report, shown
 from npu_kernels._laws.table.work import Work
 
 Array = Any
@@ -379,6 +379,12 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         level: of the intervals.
         """
         return "\n\n".join(report(table, level) for table in self._tables())
+
+    def _html_repr(self) -> str:
+        """What scikit-learn's estimators show in a notebook: here the law, once there is one."""
+        if not hasattr(self, "equations_"):
+            return super()._html_repr()  # type: ignore[no-any-return]
+        return "".join(map(shown, self._tables()))
 
 
 def limited(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:

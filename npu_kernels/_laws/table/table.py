@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from npu_kernels._common import display
 from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.output import Laws
 
@@ -26,7 +27,9 @@ class EquationTable(list[Equation]):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (Laws(list(self), self.best, self.noise, self.complete),)
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[tuple[str, ...]]:
+        """The cells of the table, the header first."""
+        rows: list[tuple[str, ...]]
         rows = [("", "terms", "parameters", "error", "BIC", "exact", "formula")]
         for index, equation in enumerate(self):
             mark = "*" if index == self.best else ""
@@ -34,12 +37,31 @@ class EquationTable(list[Equation]):
             errors = f"{equation.error:.2e}", f"{equation.bic:.1f}"
             exact = "yes" if equation.exact else "no"
             rows.append((mark, *counts, *errors, exact, equation.text()))
+        return rows
+
+    def _repr_html_(self) -> str:
+        header, *rows = self._rows()
+        return display.table("", header, rows)
+
+    def __str__(self) -> str:
+        rows = self._rows()
         widths = [max(len(row[i]) for row in rows) for i in range(6)]
         lines = []
         for *cells, text in rows:
             padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
             lines.append(f"{' '.join(padded)}  {text}")
         return "\n".join(lines)
+
+
+def shown(table: EquationTable) -> str:
+    """The chosen equation in HTML: its parameters with 95 % intervals, and its error."""
+    equation, rows = table[table.best], []
+    for one in equation.intervals():
+        limits = f"{one.low:.4g} to {one.high:.4g}"
+        rows.append((one.name, f"{one.value:.4g}", f"{one.error:.2g}", limits))
+    where = "rows that were not fitted" if equation.held_out else "rows left out one at a time"
+    rows.append((f"relative error of {where}", f"{equation.error:.2g}", "", ""))
+    return display.table(equation.text(), ("", "estimate", "standard error", "95 %"), rows)
 
 
 def report(table: EquationTable, level: float = 0.95) -> str:

@@ -1,0 +1,34 @@
+"""What notebooks show of a result: tables in HTML, equations in LaTeX."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+# A name of several letters, which LaTeX would set as a product of its letters.
+WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+
+
+def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return an HTML table; caption and cells are text and are escaped."""
+
+    def line(cells: Iterable[object], tag: str) -> str:
+        texts = (f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells)
+        return f"<tr>{''.join(texts)}</tr>"
+
+    above = html.escape(caption).replace("\n", "<br>")
+    head = f"<thead>{line(header, 'th')}</thead>" if header else ""
+    body = "".join(line(row, "td") for row in rows)
+    return f"<table><caption><code>{above}</code></caption>{head}<tbody>{body}</tbody></table>"
+
+
+def latex(write: Callable[[], Sequence[str]]) -> str | None:
+    """Return what `write` gives, equations, as one block; None where sympy is not installed."""
+    try:
+        equations = write()
+    except ImportError:
+        return None
+    lines = [WORD.sub(r"\\,\\mathrm{\g<0>}", equation) for equation in equations]
+    rows = r" \\ ".join(line.replace(" = ", " &= ", 1) for line in lines)
+    return rf"$\displaystyle \begin{{aligned}} {rows} \end{{aligned}}$"
