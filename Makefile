@@ -118,13 +118,15 @@ tables: install
 	$(BIN)/python -m benchmarks.throughput.cold --page docs/first-call.md benchmarks/results/cold-*.jsonl
 	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper --insert docs/paper.md \
 	  docs/choosing-a-layer.md
+	$(BIN)/python -m benchmarks.regression --report docs/when-not-to-use.md --pictures docs/images
 	$(BIN)/python -m benchmarks.equations --report docs/equations.md --picture docs/images/equations.png
 	$(BIN)/python -m benchmarks.time_series --report docs/time-series.md --picture docs/images/odebench.png
 	$(BIN)/python -m benchmarks.overview --out docs/images/overview.png
 
-# Warnings are errors; links between pages are checked.
+# Warnings are errors; links between pages are checked; the tutorials are executed; no page needs a network.
 docs: install $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
+	@! grep -rlE '<(script|link|img)[^>]* (src|href)="https?:' build/docs --include='*.html'
 
 site: docs $(VENV)/.site
 	$(BIN)/python -m tools.site build/docs $(SITE_ARGS)

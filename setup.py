@@ -144,6 +144,14 @@ def compile_with_ninja(build: Path, *targets: str) -> int:
     return run.returncode
 
 
+def long_description() -> str:
+    """README.md for a package index, which has no files beside it: without pictures of the
+    repository, and with the texts of the links into it."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"!\[[^\]]*\]\((?!https?:)[^)]*\)\n*", "", text)
+    return re.sub(r"\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", text)
+
+
 class BuildKernels(build_ext):
     def copy_extensions_to_source(self) -> None:
         # An editable install: the libraries go into the tree, where git keeps no folder for them.
@@ -228,5 +236,7 @@ setup(
     if WITHOUT_CPP
     else [Extension("npu_kernels.lib.libnpu_kernels_cpu", sources=[])],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": BinaryWheel},
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
     setup_requires=["torch>=2.10"] if FETCH_TORCH else [],
 )

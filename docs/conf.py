@@ -9,7 +9,6 @@ from typing import Any
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
-from jupyter_client import KernelManager
 
 project = "npu_kernels"
 copyright = "the npu_kernels authors"
@@ -27,7 +26,6 @@ extensions = [
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 # The tutorials are executed; what has not changed since the last build is taken from its cache.
 nb_execution_mode = "cache"
-KernelManager.transport.default_value = "ipc"  # files, and no sockets that others could reach
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # their matrices are small
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120  # seconds of a cell

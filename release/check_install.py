@@ -87,7 +87,9 @@ def check_training() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m release.check_install",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--fast-path", action="store_true")
     parser.add_argument("--emulated", action="store_true")

@@ -54,7 +54,9 @@ def tried(rows: Path | None, sha256: str) -> set[tuple[str, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m release.try_install",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path)
     parser.add_argument(

@@ -169,7 +169,9 @@ def check(wheel: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m release.wheels",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--pairs", nargs="+", metavar="TORCH:PYTHON", default=of_the_release())
     parser.add_argument(

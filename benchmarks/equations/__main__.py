@@ -145,7 +145,8 @@ def read(path: Path) -> list[Row]:
 def main() -> None:
     """Run what the file lacks, or write the table."""
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    name = "python -m benchmarks.equations"
+    parser = argparse.ArgumentParser(prog=name, description=__doc__, formatter_class=raw)
     add, page_help = parser.add_argument, "write the tables into this page, and run nothing"
     add("--classes", default=CLASSES, help=f"of {CLASSES}")
     add("--methods", default=",".join(METHODS[:2]), help=f"of {', '.join(METHODS)}")

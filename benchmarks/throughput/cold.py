@@ -213,7 +213,8 @@ def read(paths: Sequence[Path]) -> list[Row]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput.cold")
+    name, description = "python -m benchmarks.throughput.cold", (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog=name, description=description)
     add = parser.add_argument
     add("files", nargs="*", type=Path, metavar="FILE", help="rows for the table")
     add("--page", type=Path, help="put a table of the rows there, and measure nothing")

@@ -346,9 +346,10 @@ def short(rows: Sequence[Row], processor: str | None = None) -> str:
         )
     where = (
         f"{_where(machine)}; {_threads(threads)}, float32 (the ODE: float64). B rows, I inputs, "
-        "O outputs, K models; for the ODE steps, features, hidden units, models. The columns eager, "
-        "`torch.compile` and `nn.Linear` are their time divided by ours: **above 1 npu_kernels is "
-        "faster**. `nn.Linear` of the same shape computes another function. Errors are relative."
+        "O outputs, K models; for the ODE steps, features, hidden units, models. The columns "
+        "eager, `torch.compile` and `nn.Linear` are their time divided by ours: **above 1 "
+        "npu_kernels is faster**. `nn.Linear` of the same shape computes another "
+        "function. Errors are relative."
     )
     text = record_table(records)
     return f"{where}{_doubts(text)}\n\n{text}".strip()
@@ -409,7 +410,8 @@ def _bar_title(case: Case) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write what the options ask for, or print all tables; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput.report")
+    name, description = "python -m benchmarks.throughput.report", (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog=name, description=description)
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="JSON lines of the suite")
     add("--tables", type=Path, metavar="FOLDER", help="put pages with all tables there")

@@ -275,7 +275,8 @@ def run_odebench(
 def main() -> None:
     """Run what the file lacks, or write the table."""
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    name = "python -m benchmarks.time_series"
+    parser = argparse.ArgumentParser(prog=name, description=__doc__, formatter_class=raw)
     add, page_help = parser.add_argument, "write the table into this page, and run nothing"
     add("--cases", default=",".join(CASES), help=f"of {', '.join(CASES)}")
     of_methods = f"of {', '.join(METHODS)}; with --odebench of {', '.join(odebench.METHODS)}"

@@ -51,6 +51,18 @@ REFERENCE = [
 ]  # fmt: skip
 
 FORMULA = [
+    *mutants(PACKAGE + "_common/display.py", "tests/common/test_display.py", {
+        "display-cells-as-they-are": ("html.escape(str(cell))", "str(cell)"),
+        "display-caption-as-it-is": ("html.escape(caption)", "caption"),
+        "display-commands-as-words": ("(?<![\\\\A-Za-z])", "(?<![A-Za-z])"),
+        "display-one-line": ("except ImportError:", "except KeyError:"),
+    }),
+    *mutants(PACKAGE + "_laws/table/estimator.py", "tests/common/test_display.py", {
+        "display-law-before-fit": ('if not hasattr(self, "equations_"):', "if True:"),
+    }),
+    *mutants(PACKAGE + "training/_runs.py", "tests/common/test_display.py", {
+        "display-first-loss-twice": ("for i in (0, -1)]", "for i in (0, 0)]"),
+    }),
     *mutants(PACKAGE + "formula/_fractions.py", "tests/formula/test_formula_fractions.py", {
         "fractions-lowest-terms": ("better = (distance < error)", "better = (distance <= error)"),
         "fractions-large-numbers": (" & (exact.abs() < _FRACTION_LIMIT)", ""),

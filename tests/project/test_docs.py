@@ -112,14 +112,17 @@ LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
 ORPHAN = "---\norphan: true\n---\n"  # Sphinx's word for a page that is in no menu
+MENU = re.compile(r"^```\{toctree\}\n(?::.*\n)*\n([^`]*)^```", re.M)
+CELL = re.compile(r"^```\{code-cell\} ipython3\n(?:---\n.*?^---\n)?(.*?)^```$", re.M | re.S)
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 LONGEST = {"performance.md": 1500, "paper.md": 2500}  # words of a page that people read
 
 
 def test_every_page_is_in_the_navigation():
     """Pages of generated tables are not: a page of the menu links to them."""
     docs = ROOT / "docs"
-    menu = re.findall(r"^([\w/-]+)$", (docs / "index.md").read_text(), re.M)
     texts = {str(page.relative_to(docs))[:-3]: page.read_text() for page in docs.rglob("*.md")}
+    menu = [name for text in texts.values() for tree in MENU.findall(text) for name in tree.split()]
     tables = {name for name, text in texts.items() if text.startswith(ORPHAN)}
     assert len(menu) == len(set(menu))
     assert texts.keys() - {"index"} - tables == set(menu)
@@ -131,6 +134,30 @@ def test_every_page_is_in_the_navigation():
         "../benchmarks/results/paper/report.md", "paper-report.md"
     )
     assert [name for name in tables if not re.search(rf"\]\((\.\./)?{name}\.md[)#]", shown)] == []
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_tutorials(page):
+    """Notebooks that `make docs` executes: each downloads, and ends with what can go wrong."""
+    text = page.read_text()
+    head, _, body = text.removeprefix("---\n").partition("\n---\n")
+    assert "format_name: myst" in head
+    assert f"<{page.stem}.ipynb>`" in body
+    assert re.findall(r"^## (.*)", body, re.M)[-1] == "What can go wrong"
+    cells = [re.sub(r"^%.*", "", cell, flags=re.M) for cell in CELL.findall(body)]
+    assert len(cells) == body.count("```{code-cell}") > 5
+    drawn = [
+        cell for cell in CELL.finditer(body) if "plt.subplots" in cell[1] or "draw(" in cell[1]
+    ]
+    assert drawn
+    for cell in drawn:  # a picture has an alternative text; a function draws nothing yet
+        assert "alt: " in cell[0] or "def " in cell[1], cell[1]
+    for cell in cells:
+        compile(cell, page.name, "exec")
+
+
+def test_there_are_four_tutorials():
+    assert len(TUTORIALS) == 4
 
 
 @pytest.mark.parametrize(("name", "words"), LONGEST.items())

@@ -46,3 +46,14 @@ def test_it_holds_what_git_holds(tmp_path: Path) -> None:
     assert {name for name in tracked if not name.startswith(LEFT_OUT)} - held == set()
     generated = {name for name in held if name in MADE_BY_SETUPTOOLS or ".egg-info/" in name}
     assert held - generated - tracked - new == set()
+
+
+def test_the_description_of_a_package_index_has_no_links_into_the_repository() -> None:
+    run = run_python("setup.py", "--long-description")
+    assert run.returncode == 0, run.stderr
+    text, readme = run.stdout, (ROOT / "README.md").read_text()
+    assert "[quick start](docs/quickstart.md)" in readme
+    assert "![" in readme
+    assert "quick start" in text
+    assert "](docs/" not in text
+    assert "![" not in text

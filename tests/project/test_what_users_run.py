@@ -32,8 +32,9 @@ OF_OTHERS = {"setuptools", "torch", "scikit"}
 # Commands with arguments; those that a person who releases runs too, which make calls.
 WITH_HELP = [
     "benchmarks.demo", "benchmarks.equations", "benchmarks.paper", "benchmarks.throughput",
-    "benchmarks.throughput.report", "benchmarks.time_series", "benchmarks.overview",
-    "npu_kernels.certify", "release.wheels", "release.try_install", "release.emulated",
+    "benchmarks.throughput.report", "benchmarks.throughput.cold", "benchmarks.time_series",
+    "benchmarks.overview", "benchmarks.regression", "npu_kernels.certify", "npu_kernels.env",
+    "release.wheels", "release.try_install", "release.emulated",
     "release.support", "tests.mutants", "tools.aot", "tools.aot.report",
 ]  # fmt: skip
 
@@ -153,11 +154,13 @@ def test_extras() -> None:
 def test_help(
     module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command starts: what it imports is there."""
+    """The command starts, names itself as it is called, and says what it does."""
     monkeypatch.setattr(sys, "argv", [module, "--help"])
     for name in (module, f"{module}.__main__"):  # another test may have imported them
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(SystemExit) as stop:
         runpy.run_module(module, run_name="__main__", alter_sys=False)
     assert not stop.value.code
-    assert capsys.readouterr().out.startswith("usage: ")
+    usage, *rest = capsys.readouterr().out.split("\n\n")
+    assert usage.split()[:4] == ["usage:", "python", "-m", module]
+    assert not rest[0].startswith(("options:", "positional arguments:"))

@@ -1,0 +1,103 @@
+"""What notebooks show of results."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from npu_kernels import NAU, RealNPU, fit, formula
+from npu_kernels._common import display
+from npu_kernels.training import run
+
+pytest.importorskip("sympy", reason="sympy is not installed")
+X = torch.empty(60, 2).uniform_(1, 2, generator=torch.Generator().manual_seed(0))
+QUOTIENT = X[:, :1] / X[:, 1:]
+
+
+def quotient():
+    layer = RealNPU(2, 1)
+    layer.load_state_dict({"weight_re": torch.tensor([[1.0, -0.5]]), "gate": torch.ones(2)})
+    return layer
+
+
+def test_cells_and_captions_are_escaped():
+    text = display.table("a < b\nc", ("x",), [("<script>",)])
+    assert "<caption><code>a &lt; b<br>c</code></caption>" in text
+    assert "<th>x</th>" in text
+    assert "<td>&lt;script&gt;</td>" in text
+    assert "<thead>" not in display.table("", (), [("a", 1)])
+
+
+def test_equations_are_aligned_and_names_of_several_letters_are_upright():
+    text = display.latex(lambda: [r"hare' = \frac{hare lynx}{x_{1}}", "b = 2"])
+    assert text == (
+        r"$\displaystyle \begin{aligned} \,\mathrm{hare}' &= \frac{\,\mathrm{hare} \,\mathrm{lynx}}"
+        r"{x_{1}} \\ b &= 2 \end{aligned}$"
+    )
+
+
+def test_a_formula():
+    read = formula.read(quotient(), ["mass", "r"], positive=True)
+    assert r"y &= \frac{\,\mathrm{mass}}{\sqrt{r}}" in read._repr_latex_()
+
+
+def test_without_sympy_there_is_no_latex(monkeypatch):
+    read = formula.read(quotient(), ["mass", "r"], positive=True)
+    monkeypatch.setitem(sys.modules, "sympy", None)
+    assert read._repr_latex_() is None
+
+
+def test_a_fit():
+    found = fit(RealNPU(2, 1, num_models=8), X, QUOTIENT, progress=False)
+    text = found._repr_html_()
+    assert "<caption><code>y = x0/x1</code></caption>" in text
+    assert "<td>starts</td><td>8</td>" in text
+    assert "<td>complete</td><td>yes</td>" in text
+
+
+@pytest.mark.parametrize("models", [None, 3])
+def test_a_training(models):
+    model = nn.Sequential(RealNPU(2, 2, num_models=models), NAU(2, 1, num_models=models))
+    result = run(model, X, QUOTIENT, steps=20, lr=0.01, progress=False)
+    text = result._repr_html_()
+    last = float(result.losses[-1].min())
+    assert f" and {last:.3g}</td>" in text
+    assert f"<td>models</td><td>{models or 1}</td>" in text
+
+
+def test_a_law_of_a_table():
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    from npu_kernels import NPURegressor
+
+    model = NPURegressor(random_state=0)
+    assert "<caption>" not in model._repr_html_()  # scikit-learn's diagram until there is a law
+    model.fit(X.numpy(), QUOTIENT[:, 0].numpy())
+    for text in (model._repr_html_(), model._repr_mimebundle_()["text/html"]):
+        assert "<caption><code>y = x0/x1</code></caption>" in text
+        assert "<td>coefficient of x0/x1</td><td>1</td>" in text
+    assert r"\frac{1.0 x_{0}}{x_{1}}" in model.best_._repr_latex_()
+    assert "<td>y = x0/x1</td>" in model.equations_._repr_html_()
+
+
+def test_a_law_of_a_series():
+    pytest.importorskip("scipy", reason="scipy is not installed")
+    from npu_kernels import ode
+
+    t = torch.linspace(0, 4, 20, dtype=torch.float64)
+    model = nn.Sequential(RealNPU(1, 1, num_models=2), NAU(1, 1, num_models=2))
+    found = ode.fit(model, t, torch.exp(-0.5 * t), names=["u"], progress=False)
+    text = found._repr_html_()
+    assert "<caption><code>u&#x27; = -0.5*u</code></caption>" in text
+    assert f"<td>verdict</td><td>{found.verdict}</td>" in text
+    assert "u' &= - 0.5 u" in found.equation._repr_latex_()
+
+
+@pytest.mark.parametrize(
+    "name", ["NPU", "RealNPU", "NaiveNPU", "NAU", "NMU", "NMRU", "NAC", "NALU", "iNALU"]
+)
+def test_a_layer_prints_what_it_is(name):
+    import npu_kernels
+
+    layer = getattr(npu_kernels, name)(3, 2)
+    assert repr(layer).startswith(f"{name}(in_features=3, out_features=2")
