@@ -24,7 +24,8 @@ extensions = [
     "sphinx.ext.viewcode",
 ]
 myst_enable_extensions = ["colon_fence", "dollarmath"]
-# The tutorials are executed; what has not changed since the last build is taken from its cache.
+# The tutorials are executed. One whose text has not changed is taken from the cache, also where the
+# package has changed: `make clean` runs all of them.
 nb_execution_mode = "cache"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # their matrices are small
 nb_execution_raise_on_error = True
