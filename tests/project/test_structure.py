@@ -310,6 +310,13 @@ def test_every_public_name_is_on_a_reference_page() -> None:
     assert set(rooms.values()) == WITHOUT_ENTRY.keys()
 
 
+def test_every_public_module_has_its_line() -> None:
+    page = (ROOT / "docs" / "reference" / "modules.md").read_text("utf-8")
+    public = [name for name in modules() if name.startswith("npu_kernels") and not is_private(name)]
+    listed = re.findall(r"^   (npu_kernels[\w.]*)$", page, re.M)
+    assert sorted(listed) == sorted(name for name in public if not name.endswith("__main__"))
+
+
 def test_only_public_names_are_on_a_reference_page() -> None:
     values = list(public_values().values())
     names = documented()
