@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 
 
-def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return an HTML table; caption and cells are text and are escaped."""
+def table(
+    caption: str, header: Sequence[str], rows: Iterable[Sequence[object]], note: str = ""
+) -> str:
+    """Return an HTML table and a note below it; all of them are text and are escaped."""
 
     def line(cells: Iterable[object], tag: str) -> str:
         texts = (f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells)
@@ -20,7 +22,9 @@ def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[object]])
     above = html.escape(caption).replace("\n", "<br>")
     head = f"<thead>{line(header, 'th')}</thead>" if header else ""
     body = "".join(line(row, "td") for row in rows)
-    return f"<table><caption><code>{above}</code></caption>{head}<tbody>{body}</tbody></table>"
+    below = f"<p>{html.escape(note)}</p>" if note else ""
+    above = f"<caption><code>{above}</code></caption>" if above else ""
+    return f"<table>{above}{head}<tbody>{body}</tbody></table>{below}"
 
 
 def latex(write: Callable[[], Sequence[str]]) -> str | None:

@@ -328,8 +328,7 @@ class SeriesFit:
             for one in self.estimates
         ]
         header = "", "estimate", "standard error", "taken as"
-        rows.append(("verdict", str(self.verdict), "", ""))
-        return display.table(str(self.equation), header, rows)
+        return display.table(str(self.equation), header, rows, str(self.verdict))
 
     def report(self, level: float = 0.95) -> str:
         """Return the equations, their parameters with intervals of this level, and all warnings."""
