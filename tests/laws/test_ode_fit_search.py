@@ -12,7 +12,7 @@ from torch import Tensor
 from npu_kernels import ode
 from npu_kernels._laws.series import starts
 from npu_kernels._laws.series.data import read
-from npu_kernels._laws.series.fit import SMALLEST_BATCH, batches, hopeful
+from npu_kernels._laws.series.fit import SMALLEST_BATCH, batches, first_accurate, hopeful
 from npu_kernels._laws.series.job import Job
 from npu_kernels._laws.series.laws import Law
 from npu_kernels._laws.series.sensitivity import Shape, Trajectories, chained
@@ -107,6 +107,23 @@ def test_derivatives_that_are_not_finite_tell_nothing(value: float) -> None:
     assert law.information().isfinite().all()
     (simpler,) = pruned([law], Job("test", 1, {}))
     assert simpler.x.isfinite().all()
+
+
+def test_laws_that_only_coarse_steps_keep_finite_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = read(T, solution([[1.0]], [[-0.5]], [2.0], T), "fit", None, None, None, 1).scaled()
+    x = torch.cat([numbers(1, -1.5), data.values[0, 0]])
+    law = Law(Trajectories(data, Shape(1, 1, 1), 4), x, torch.ones(3, dtype=torch.bool))
+    near_a_pole, smooth = replace(law, x=x * 2), law
+
+    def finer(law: Law, job: Job) -> Law:
+        return replace(law, x=law.x * math.nan) if law is near_a_pole else law
+
+    monkeypatch.setattr("npu_kernels._laws.series.fit.accurate", finer)
+    job = Job("test", 1, {})
+    assert first_accurate([near_a_pole, smooth], job) is smooth
+    assert first_accurate([near_a_pole], job) is None
 
 
 def test_the_true_form_where_its_criterion_is_better() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -468,9 +468,18 @@ def batches(starts: int) -> list[slice]:
 
 def accurate(law: Law, job: Job) -> Law:
     """Halve the steps until their error is `STEP_ERROR` of the measurements' errors."""
-    while not has_enough_steps(law):
+    while is_finite(law) and not has_enough_steps(law):
         law = replace(law, problem=law.problem.finer()).refitted(job)
     return law
+
+
+def first_accurate(laws: Iterable[Law], job: Job) -> Law | None:
+    """Return the first of some laws that stays finite with accurate steps; None if none does."""
+    return next((law for law in (accurate(law, job) for law in laws) if is_finite(law)), None)
+
+
+def is_finite(law: Law) -> bool:
+    return math.isfinite(law.criterion())
 
 
 def has_enough_steps(law: Law) -> bool:
@@ -491,16 +500,17 @@ def simplest(
     met: gets the laws that were tried.
     """
     candidates = hopeful(pruned(laws, job, met), max_denominator)
-    best = min(rounded(candidates, max_denominator, job), key=Law.criterion)
-    best = min(best, *pruned([best], job, met), key=Law.criterion)
-    best = accurate(best.refitted(job), job)
+    simple = sorted(rounded(candidates, max_denominator, job), key=Law.criterion)
+    shorter = (min(law, *pruned([law], job, met), key=Law.criterion) for law in simple)
+    best = first_accurate((law.refitted(job) for law in shorter), job) or simple[0]
     while True:
         free = loosened(best, loosen).refitted(job)
         others = alternatives(best, free, met, max_denominator, job, -SAME_CRITERION)
-        if not others or job.pressed:
+        better = first_accurate((law for law, _ in others), job)
+        if better is None or job.pressed:
             return best, free
         meet(met, best.criterion(), best)
-        best = accurate(others[0][0], job)
+        best = better
 
 
 def hopeful(laws: list[Law], max_denominator: int) -> list[Law]:
