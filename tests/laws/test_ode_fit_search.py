@@ -109,6 +109,17 @@ def test_derivatives_that_are_not_finite_tell_nothing(value: float) -> None:
     assert simpler.x.isfinite().all()
 
 
+def test_a_law_that_is_not_finite_is_simplified_without_an_error() -> None:
+    """LAPACK ends with an error where the information is not finite."""
+    data = read(T, solution([[1.0]], [[-0.5]], [2.0], T), "fit", None, None, None, 1).scaled()
+    x = torch.cat([numbers(1, 3, 5, 900), data.values[0, 0]])
+    law = Law(Trajectories(data, Shape(2, 1, 1), 4), x, torch.ones(5, dtype=torch.bool))
+    assert law.criterion() == math.inf
+    assert law.information().isfinite().all()
+    (simpler,) = pruned([law], Job("test", 1, {}))
+    assert simpler.x.isfinite().all()
+
+
 def test_laws_that_only_coarse_steps_keep_finite_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

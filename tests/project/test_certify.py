@@ -40,7 +40,7 @@ def test_the_quick_form_passes(
 ) -> None:
     """Every layer and every backend of this machine, the interpreted kernels too."""
     # tests/triton has these, in a process that interprets already
-    slow = (*certify._matrix.SLOW_INTERPRETED, "torch.compile", "torch.export", "torch.func")
+    slow = (*certify._matrix.SLOW_INTERPRETED, "torch.compile", "torch.export")
     monkeypatch.setattr(certify._matrix, "SLOW_INTERPRETED", slow)
     assert certify.main(["--quick", "--json", str(tmp_path / "quick.json")]) == 0, (
         capsys.readouterr().out

@@ -100,15 +100,16 @@ def stacked(laws: Sequence[Law]) -> tuple[Tensor, Tensor]:
 def information(laws: Sequence[Law]) -> list[Tensor]:
     """Return ``J'J`` of the free numbers of some laws of one problem, in units of the errors.
 
-    A measurement whose derivatives are not finite, as those of a root of 0, tells nothing.
+    A measurement whose derivatives are not finite, as those of a root of 0, tells nothing, and so
+    does one of a column that the law does not keep finite.
     """
     _, jacobians = laws[0].problem.jacobian(stacked(laws)[0])
     matrices = []
     for law, jacobian in zip(laws, jacobians, strict=True):
         j = jacobian[:, law.free]
         deviations = law.deviations().repeat(len(j) // law.problem.shape.states)
-        usable = (j.abs() < MAX_DERIVATIVE).all(1, keepdim=True)
-        j = torch.where(usable, j / deviations.unsqueeze(1), 0.0)
+        usable = (j.abs() < MAX_DERIVATIVE).all(1) & deviations.isfinite()
+        j = torch.where(usable.unsqueeze(1), j / deviations.unsqueeze(1), 0.0)
         matrices.append(j.mT @ j)
     return matrices
 
