@@ -114,7 +114,8 @@ def _without_addresses(tensors: list[Tensor | None]) -> list[Any]:
         if len(parameter) not in (8, 128):
             return parameter
         address = int.from_bytes(parameter[:8], "little")
-        return numbers.get(address, "new" if address >> 32 else address), parameter[8:72]
+        # A program's memory lies above 4 MiB; the numbers of these layers are smaller.
+        return numbers.get(address, "new" if address >> 22 else address), parameter[8:72]
 
     return [launch._replace(parameters=tuple(map(known, launch.parameters))) for launch in launches]
 
@@ -191,7 +192,7 @@ def check_widths_of_stores() -> None:
     assert set(widths) == set(PLANES)
     for name in ("npu_x_planes_kernel", "npu_upstream_planes_kernel"):
         assert ".b16" not in widths[name], widths
-        assert widths[name][".v4.b32"] >= 8, widths
+        assert widths[name][".v4.b32"] >= 6, widths  # 16 warps share a tile
 
 
 def check_sizes_are_not_shifted_in_32_bits() -> None:
