@@ -71,7 +71,7 @@ def test_same_bits_as_the_operators(sample: Sample, monkeypatch: pytest.MonkeyPa
     )
 
 
-@pytest.mark.parametrize("name", ["npu", "nau", "nmu", "nmru", "inalu"])
+@pytest.mark.parametrize("name", ["npu", "nau", "nmu", "nmru", "nalu", "inalu"])
 def test_gradients_that_nobody_needs_are_not_made(name: str) -> None:
     """A backward allocates one tensor for every gradient that is asked for, and no other."""
     sample = RECORDS[name].sample(4, 5, 3).requires_grad()

@@ -24,7 +24,7 @@ pytestmark = needs_library
 CPUINFO = Path("/proc/cpuinfo")
 
 
-@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
+@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "nalu", "inalu"])
 def test_float64_parity(isa: str, name: str) -> None:
     assert cpu.isa() == isa
     for sample in RECORDS[name].samples(torch.float64):
@@ -34,7 +34,7 @@ def test_float64_parity(isa: str, name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
+@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "nalu", "inalu"])
 @pytest.mark.parametrize("size", [(100, 6, 2), (64, 33, 35), (200, 64, 64)])
 def test_float32_error(isa: str, name: str, size: tuple[int, int, int]) -> None:
     seeds = 2 if size[2] > 40 else 8  # many outputs are many samples already
