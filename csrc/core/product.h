@@ -45,26 +45,26 @@ NPU_INLINE void add_product(const T* panel, int64_t stride, const T* packed, int
 }
 
 // The second operand of add_product from element (column, k) at p[column * by_column + k * by_k]:
-// [columns / N][k][N], the last tile filled up with zeros.
-template <typename T, int N = kColumns>
+// [columns / kColumns][k][kColumns], the last tile filled up with zeros.
+template <typename T>
 void pack(const T* p, int64_t columns, int64_t by_column, int64_t count, int64_t by_k, T* packed) {
   using S = Simd<T>;
-  for (int64_t c0 = 0; c0 < columns; c0 += N) {
-    const int valid = int(least<int64_t>(N, columns - c0));
+  for (int64_t c0 = 0; c0 < columns; c0 += kColumns) {
+    const int valid = int(least<int64_t>(kColumns, columns - c0));
     int64_t k = 0;
     // Columns along registers: turned.
-    for (; k + S::width <= count && by_k == 1 && N <= S::width; k += S::width) {
+    for (; k + S::width <= count && by_k == 1 && kColumns <= S::width; k += S::width) {
       typename S::Reg turned[S::width];
       load_columns<T>(p + c0 * by_column + k, by_column, valid, S::width, turned);
-      for (int l = 0; l < S::width; ++l, packed += N) S::store_first(packed, turned[l], N);
+      for (int l = 0; l < S::width; ++l, packed += kColumns) S::store_first(packed, turned[l], kColumns);
     }
-    for (; k < count; ++k, packed += N) {
+    for (; k < count; ++k, packed += kColumns) {
       const T* from = p + c0 * by_column + k * by_k;
-      if (by_column == 1 && N <= S::width) {
-        S::store_first(packed, S::load_first(from, valid), N);
+      if (by_column == 1 && kColumns <= S::width) {
+        S::store_first(packed, S::load_first(from, valid), kColumns);
         continue;
       }
-      for (int c = 0; c < N; ++c) packed[c] = T(0);
+      for (int c = 0; c < kColumns; ++c) packed[c] = T(0);
       for (int c = 0; c < valid; ++c) packed[c] = from[c * by_column];
     }
   }
@@ -126,9 +126,10 @@ NPU_INLINE void each(F&& f) {
 // sums[s][n][register r] = or (resume) += sum over k < count of panels[p][k][register r] factors[f][k][n], over all
 // Products. A panel's k are `stride` apart, factor (k, n) lies at k * by_k + n * by_column, the sums of a column at
 // to + s * next_sum + n * next_column. A function of its own: inlined, GCC keeps sums on the stack.
-template <typename T, int R, int by_k, int by_column, typename... Products, int P, int F>
-NPU_NOINLINE void add_tile(const T* const (&panels)[P], int64_t stride, const T* const (&factors)[F], int64_t count,
-                           bool resume, T* to, int64_t next_sum, int64_t next_column) {
+template <typename T, int R, typename... Products, int P, int F>
+NPU_NOINLINE void add_tile(const T* const (&panels)[P], int64_t stride, const T* const (&factors)[F], int64_t by_k,
+                           int64_t by_column, int64_t count, bool resume, T* to, int64_t next_sum,
+                           int64_t next_column) {
   using S = Simd<T>;
   using Reg = typename S::Reg;
   constexpr int N = kFewColumns, kSums = std::max({Products::sum...}) + 1;
@@ -165,18 +166,19 @@ NPU_NOINLINE void add_tile(const T* const (&panels)[P], int64_t stride, const T*
   });
 }
 
-template <typename T, int R, int by_k, int by_column, typename... Products, int P, int F>
-NPU_INLINE void add_products(const T* const (&panels)[P], int64_t stride, const T* const (&factors)[F], int64_t count,
-                             bool resume, T* to, int64_t next_sum, int64_t next_column) {
+template <typename T, int R, typename... Products, int P, int F>
+NPU_INLINE void add_products(const T* const (&panels)[P], int64_t stride, const T* const (&factors)[F], int64_t by_k,
+                             int64_t by_column, int64_t count, bool resume, T* to, int64_t next_sum,
+                             int64_t next_column) {
   if constexpr (kAtOnce) {
-    add_tile<T, R, by_k, by_column, Products...>(panels, stride, factors, count, resume, to, next_sum, next_column);
+    add_tile<T, R, Products...>(panels, stride, factors, by_k, by_column, count, resume, to, next_sum, next_column);
   } else {
     unsigned begun = resume ? ~0u : 0;  // a bit for each sum
     const auto add = [&](auto of) {
       const T* const panel[] = {panels[of.panel]};
       const T* const factor[] = {factors[of.factor]};
-      add_tile<T, R, by_k, by_column, Product<0, 0, 0>>(panel, stride, factor, count, begun >> of.sum & 1,
-                                                        to + of.sum * next_sum, 0, next_column);
+      add_tile<T, R, Product<0, 0, 0>>(panel, stride, factor, by_k, by_column, count, begun >> of.sum & 1,
+                                       to + of.sum * next_sum, 0, next_column);
       begun |= 1u << of.sum;
     };
     (add(Products{}), ...);

@@ -20,7 +20,7 @@ from npu_kernels._testing.samples import (
 )
 from tests.conftest import needs_library
 from tests.support.compare import assert_equal
-from tests.support.kernels import ALL, assert_parity, backward, errors, forward
+from tests.support.kernels import ALL, assert_parity, backward, errors, forward, outputs
 from tests.support.kernels import options as options_of
 
 FUSED = ("npu", "nmu", "nmru", "nalu", "inalu")  # by the C++ library
@@ -101,6 +101,20 @@ def test_needs(name: str) -> None:
             some = backward(sample, ops, grad_y, needs)
         for bit, (grad, want) in enumerate(zip(some, full, strict=True)):
             assert torch.equal(grad, want) if needs >> bit & 1 else grad.shape == (0,)
+
+
+@needs_library
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sizes", [(7, 5, 3), (50, 6, 1), (70, 33, 7), (70, 100, 20)])
+def test_other_models_change_no_bit(
+    name: str, dtype: torch.dtype, sizes: tuple[int, int, int]
+) -> None:
+    sample = RECORDS[name].sample(*sizes, num_models=5, dtype=dtype)
+    one = sample.map(lambda tensor: tensor[3:4])
+    grad_y = torch.randn_like(forward(sample, ops)[0])
+    of_all, of_one = outputs(sample, ops, grad_y), outputs(one, ops, grad_y[3:4])
+    assert_equal([tensor[3:4] for tensor in of_all], of_one)
 
 
 @needs_library
