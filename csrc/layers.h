@@ -3,13 +3,14 @@
 
 #include "core/ode/adaptive_api.h"
 #include "layers/inalu.h"
+#include "layers/nalu.h"
 #include "layers/nau.h"
 #include "layers/nmu.h"
 #include "layers/npu.h"
 
 // Families, from whose records the operators are made, by their kernels' names: X(nmu, Nmu) has nmu_forward,
 // nmu_backward, NmuForward, NmuBackward and the list of records NmuFamily.
-#define NPU_FAMILIES(X) X(npu, Npu) X(nmu, Nmu) X(nau, Nau) X(inalu, Inalu)
+#define NPU_FAMILIES(X) X(npu, Npu) X(nmu, Nmu) X(nau, Nau) X(nalu, Nalu) X(inalu, Inalu)
 
 namespace npu {
 

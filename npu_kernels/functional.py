@@ -36,9 +36,8 @@ __all__ = ["inalu", "nac", "nalu", "nau", "nmru", "nmu", "npu"]
 fast_path.load()
 if fast_path.reason:
     dispatch.without_fast_path(fast_path.reason)
-for _layer in ops.LAYERS.values():
-    if _layer.fast_path:
-        fast_path.set_backward(_layer.name, autograd.GRADIENTS[_layer.name])
+for _name in ops.LAYERS:
+    fast_path.set_backward(_name, autograd.GRADIENTS[_name])
 fast_path.set_backward("nmu", autograd.nmu_gradients)
 fast_path.set_backward("nau", reference.nau_backward)
 
@@ -230,17 +229,19 @@ def nalu(
         gate_bias: ``[O]`` or ``[K, O]``. None is the paper's formula; the authors' code has a bias.
         eps: added to ``|x|``, as published.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. Plain torch on the CPU, matrix products; fused on a
-    GPU, where ``1 - g`` has no cancellation. m does not depend on the sign of x. Its values easily
-    overflow float32: the authors computed this layer in float64.
+    Returns ``[..., O]`` or ``[K, ..., O]``. Fused on the CPU and on a GPU, where ``1 - g`` has no
+    cancellation. m does not depend on the sign of x. Its values easily overflow float32: the
+    authors computed this layer in float64.
 
     Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; definition 1 of "Neural
     Power Units".
     """
+    weights = weight, mask, gate_weight, gate_bias
+    y = by_fast_path(fast_path.nalu, x, *weights, eps)
+    if y is not NotImplemented:
+        return y
     eps = check_positive("nalu", "eps", eps, getattr(x, "dtype", torch.float32))
-    return call(
-        "nalu", compute.nalu, x, (weight, mask, gate_weight, gate_bias), eps=eps, fused=True
-    )
+    return call("nalu", compute.nalu, x, weights, eps=eps, fused=True)
 
 
 def inalu(

@@ -10,7 +10,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels._operators.cpu_nalu import product, sigmoid
+_VECTORS = 64  # elements: whole vectors of any processor, also where its loops take several at once
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """`torch.sigmoid` with the same rounding of an element wherever it lies.
+
+    It is not differentiable.
+
+    Torch computes the elements after the last whole vector by another formula.
+    """
+    size = x.numel()
+    if size % _VECTORS == 0 and x.is_contiguous():
+        return x.sigmoid()
+    padded = x.new_zeros(-(-size // _VECTORS) * _VECTORS)
+    padded[:size].view(x.shape).copy_(x)
+    return padded.sigmoid_()[:size].view(x.shape)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """``x W'`` of ``[K, B, I]`` and ``[K, O, I]``.
+
+    One output is summed in the order that rounds the same for one model as for many.
+    """
+    return torch.bmm(weight, x.mT).mT if weight.shape[1] == 1 else torch.bmm(x, weight.mT)
 
 
 class _Sigmoid(torch.autograd.Function):

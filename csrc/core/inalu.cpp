@@ -18,6 +18,7 @@
 // product of one kernel, `add_product`.
 #include "layers/inalu.h"
 #include "api.h"
+#include "nac.h"
 #include "panel.h"
 #include "product.h"
 #include "row_groups.h"
@@ -26,41 +27,6 @@
 namespace npu {
 namespace NPU_ISA {
 namespace {
-
-template <typename T>
-NPU_INLINE typename Simd<T>::Reg sigmoid(typename Simd<T>::Reg v) {
-  using S = Simd<T>;
-  return S::set1(T(1)) / (S::set1(T(1)) + VectorMath<T>::exp(-v));
-}
-
-// The gate's share and the rest, sigmoid(v) and sigmoid(-v), without cancellation.
-template <typename T>
-struct Shares {
-  typename Simd<T>::Reg gate, rest;
-
-  explicit NPU_INLINE Shares(typename Simd<T>::Reg v) {
-    using S = Simd<T>;
-    const typename S::Reg one = S::set1(T(1)), q = VectorMath<T>::exp(-S::abs(v));
-    const typename S::Reg more = one / (one + q), less = q * more;
-    gate = S::select(v < S::zero(), less, more);
-    rest = S::select(v < S::zero(), more, less);
-  }
-};
-
-// |v| < 0.4: Lambert's continued fraction to its seventh level, good to 1e-17. Else (1 - q) / (1 + q), q = exp(-2 |v|).
-template <typename T>
-NPU_INLINE typename Simd<T>::Reg tanh(typename Simd<T>::Reg v) {
-  using S = Simd<T>;
-  using Reg = typename S::Reg;
-  const Reg one = S::set1(T(1)), size = S::abs(v), z = v * v;
-  const Reg above = S::fma(S::fma(z + S::set1(T(378)), z, S::set1(T(17325))), z, S::set1(T(135135)));
-  const Reg below =
-      S::fma(S::fma(S::fma(S::set1(T(28)), z, S::set1(T(3150))), z, S::set1(T(62370))), z, S::set1(T(135135)));
-  const Reg q = VectorMath<T>::exp(S::set1(T(-2)) * size);
-  const typename S::Bits near = size < S::set1(T(0.4));
-  const Reg far = S::select(v < S::zero(), q - one, one - q);
-  return S::select(near, v * above, far) / S::select(near, below, one + q);
-}
 
 template <typename T>
 NPU_INLINE typename Simd<T>::Reg log_size(typename Simd<T>::Reg x, T eps) {  // nan stays nan
@@ -87,23 +53,9 @@ struct Weights {
   Weights(const InaluInputs<T>& in, const T* known, T* keep, const Parallel& parallel)
       : add(in.models * in.out * in.in), mul(in.models * in.out * in.in) {
     const int64_t count = in.models * in.out * in.in;
-    constexpr int64_t kChunk = 1024;
-    parallel.over(ceil_div(count, kChunk), [&](int64_t begin, int64_t end) {
-      for (int64_t n = begin * kChunk; n < least(count, end * kChunk); n += S::width) {
-        const int lanes = int(least<int64_t>(S::width, count - n));
-        const auto nac = [&](const T* weight, const T* mask, int64_t turns, int64_t shares, T* product) {
-          const auto turn = known ? S::load_first(known + turns + n, lanes) : tanh<T>(S::load_first(weight + n, lanes));
-          const auto share =
-              known ? S::load_first(known + shares + n, lanes) : sigmoid<T>(S::load_first(mask + n, lanes));
-          S::store_first(product + n, turn * share, lanes);
-          if (keep == nullptr) return;
-          S::store_first(keep + turns + n, turn, lanes);
-          S::store_first(keep + shares + n, share, lanes);
-        };
-        nac(in.weight_add, in.mask_add, 0, count, add);
-        nac(in.weight_mul, in.mask_mul, 2 * count, 3 * count, mul);
-      }
-    });
+    const auto behind = [&](auto* parts) { return parts == nullptr ? parts : parts + 2 * count; };
+    nac_weights<T>(in.weight_add, in.mask_add, count, known, keep, add, parallel);
+    nac_weights<T>(in.weight_mul, in.mask_mul, count, behind(known), behind(keep), mul, parallel);
     for (int64_t n = 0; n < count && !zero_factors; n += S::width) {
       const auto size = S::abs(S::load_first(mul + n, int(least<int64_t>(S::width, count - n))));
       zero_factors = S::any_equal(size, S::set1(T(0.5))) || S::any_equal(size, S::set1(T(1)));
@@ -401,12 +353,7 @@ void finish(const InaluBackward<T>& f, const Weights<T>& weights, const T* parts
   const Reg zero = S::zero(), one = S::set1(T(1));
   Reg sum[kAllSums] = {};
   for (int k = 0; k < count_sums; ++k) sum[k] = S::load_first(sums + (model * count_sums + k) * size + n, count);
-  const auto nac = [&](Reg grad, const T* turns, const T* shares, T* grad_weight, T* grad_mask) {
-    const Reg turn = S::load_first(turns + at, count), share = S::load_first(shares + at, count);
-    if (grad_weight != nullptr) S::store_first(grad_weight + at, grad * share * (one - turn * turn), count);
-    if (grad_mask != nullptr) S::store_first(grad_mask + at, grad * turn * share * (one - share), count);
-  };
-  nac(sum[kAdd], parts, parts + all, f.grad_weight_add, f.grad_mask_add);
+  nac_gradients<T>(sum[kAdd], parts, all, at, count, f.grad_weight_add, f.grad_mask_add);
   if (f.grad_gate_weight != nullptr) S::store_first(f.grad_gate_weight + at, sum[kGate], count);
   const Reg w = S::load_first(weights.mul + at, count), size_of_w = S::abs(w);
   const auto of_class = [&](T m, Reg whole, Reg rest) {
@@ -417,7 +364,7 @@ void finish(const InaluBackward<T>& f, const Weights<T>& weights, const T* parts
   Reg d_size = of_class(T(-2), sum[kNegative], sum[kNegativeRest]);
   if (count_sums > kZero) d_size = d_size + of_class(T(-1), sum[kZero], sum[kZeroRest]);
   const Reg d_signs = S::select(w < zero, -d_size, S::select(w == zero, zero, d_size));
-  nac(sum[kExponent] + d_signs, parts + 2 * all, parts + 3 * all, f.grad_weight_mul, f.grad_mask_mul);
+  nac_gradients<T>(sum[kExponent] + d_signs, parts + 2 * all, all, at, count, f.grad_weight_mul, f.grad_mask_mul);
 }
 
 }  // namespace

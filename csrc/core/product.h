@@ -2,6 +2,9 @@
 // or inputs (sums over rows).
 #pragma once
 
+#include <algorithm>
+#include <utility>
+
 #include "panel.h"
 #include "row_groups.h"
 
@@ -93,6 +96,92 @@ void add_sums(const T* panel, int64_t stride, int64_t in, const T* packed, int64
       if (in - i > Simd<T>::width) add_sums_tile<T, kRegisters>(panel, stride, i, in, packed, o, out, rows, total);
       else add_sums_tile<T, 1>(panel, stride, i, in, packed, o, out, rows, total);
     }
+  }
+}
+
+// One of the products that a tile makes at once: of which panel and which factors, and the sum that it joins.
+template <int of_panel, int of_factor, int of_sum>
+struct Product {
+  static constexpr int panel = of_panel, factor = of_factor, sum = of_sum;
+};
+
+// Columns of such a tile. With 16 registers its products are made one after the other.
+constexpr int kFewColumns = 4;
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr bool kAtOnce = true;
+#else
+constexpr bool kAtOnce = false;
+#endif
+
+// Calls f with each of 0 to count - 1 as a type: the compiler need not unroll a loop to know an array's elements.
+template <int... n, typename F>
+NPU_INLINE void each_of(std::integer_sequence<int, n...>, F&& f) {
+  (f(std::integral_constant<int, n>{}), ...);
+}
+template <int count, typename F>
+NPU_INLINE void each(F&& f) {
+  each_of(std::make_integer_sequence<int, count>{}, f);
+}
+
+// sums[s][n][register r] = or (resume) += sum over k < count of panels[p][k][register r] factors[f][k][n], over all
+// Products. A panel's k are `stride` apart, factor (k, n) lies at k * by_k + n * by_column, the sums of a column at
+// to + s * next_sum + n * next_column. A function of its own: inlined, GCC keeps sums on the stack.
+template <typename T, int R, typename... Products, int P, int F>
+NPU_NOINLINE void add_tile(const T* const (&panels)[P], int64_t stride, const T* const (&factors)[F], int64_t by_k,
+                           int64_t by_column, int64_t count, bool resume, T* to, int64_t next_sum,
+                           int64_t next_column) {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  constexpr int N = kFewColumns, kSums = std::max({Products::sum...}) + 1;
+  Reg sums[kSums][N][R];
+  const auto each_sum = [](auto&& f) __attribute__((always_inline)) {
+    each<kSums * N * R>([&](auto i) __attribute__((always_inline)) {
+      constexpr int s = decltype(i)::value / (N * R), n = decltype(i)::value / R % N, r = decltype(i)::value % R;
+      f(std::integral_constant<int, s>{}, std::integral_constant<int, n>{}, std::integral_constant<int, r>{});
+    });
+  };
+  each_sum([&](auto s, auto n, auto r) __attribute__((always_inline)) { sums[s][n][r] = S::zero(); });
+  const T *panel[P], *factor[F];
+  each<P>([&](auto p) __attribute__((always_inline)) { panel[p] = panels[p]; });
+  each<F>([&](auto f) __attribute__((always_inline)) { factor[f] = factors[f]; });
+  for (int64_t k = 0, at = 0, by = 0; k < count; ++k, at += stride, by += by_k) {
+    Reg lanes[P][R];
+    each<P * R>([&](auto i) __attribute__((always_inline)) {
+      lanes[i / R][i % R] = S::load(panel[i / R] + at + i % R * S::width);
+    });
+    each<N>([&](auto n) __attribute__((always_inline)) {
+      Reg all[F];
+      each<F>([&](auto f) __attribute__((always_inline)) { all[f] = S::set1(factor[f][by + n * by_column]); });
+      const auto add = [&](auto of) __attribute__((always_inline)) {
+        each<R>([&](auto r) __attribute__((always_inline)) {
+          S::accumulate(sums[of.sum][n][r], lanes[of.panel][r], all[of.factor]);
+        });
+      };
+      (add(Products{}), ...);
+    });
+  }
+  each_sum([&](auto s, auto n, auto r) __attribute__((always_inline)) {
+    T* at = to + s * next_sum + n * next_column + r * S::width;
+    S::store(at, resume ? S::load(at) + sums[s][n][r] : sums[s][n][r]);
+  });
+}
+
+template <typename T, int R, typename... Products, int P, int F>
+NPU_INLINE void add_products(const T* const (&panels)[P], int64_t stride, const T* const (&factors)[F], int64_t by_k,
+                             int64_t by_column, int64_t count, bool resume, T* to, int64_t next_sum,
+                             int64_t next_column) {
+  if constexpr (kAtOnce) {
+    add_tile<T, R, Products...>(panels, stride, factors, by_k, by_column, count, resume, to, next_sum, next_column);
+  } else {
+    unsigned begun = resume ? ~0u : 0;  // a bit for each sum
+    const auto add = [&](auto of) {
+      const T* const panel[] = {panels[of.panel]};
+      const T* const factor[] = {factors[of.factor]};
+      add_tile<T, R, Product<0, 0, 0>>(panel, stride, factor, by_k, by_column, count, begun >> of.sum & 1,
+                                       to + of.sum * next_sum, 0, next_column);
+      begun |= 1u << of.sum;
+    };
+    (add(Products{}), ...);
   }
 }
 

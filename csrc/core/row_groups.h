@@ -44,17 +44,19 @@ struct RowGroups {
 template <typename T, typename Make>
 void sum_rows(int64_t models, const RowGroups& groups, int64_t size, const Parallel& parallel, T* sums,
               const Make& make) {
-  const bool wanted = sums != nullptr, direct = groups.count == 1 && groups.rows <= kSpanRows;
-  const bool adds = wanted && !direct;
-  Scratch<double> total(adds ? models * groups.count * size : 0);
+  const bool wanted = sums != nullptr, one_span = groups.rows <= kSpanRows, direct = groups.count == 1 && one_span;
+  const bool adds = wanted && !direct, adds_spans = adds && !one_span;
+  const int64_t all = models * groups.count * size;
+  Scratch<T> single(adds && one_span ? all : 0);  // of a group
+  Scratch<double> total(adds_spans ? all : 0);
   parallel.over(models * groups.count, [&](int64_t begin, int64_t end) {
     const Parallel serial;
-    Scratch<T> own(adds ? size : 0);
+    Scratch<T> own(adds_spans ? size : 0);
     auto group = make();
     for (int64_t task = begin; task < end; ++task) {
       const int64_t model = task / groups.count, first = groups.begin(task), last = groups.end(task);
-      if (!adds) {
-        group.run(model, first, last, wanted ? sums + model * size : nullptr);
+      if (!adds_spans) {
+        group.run(model, first, last, adds ? single + task * size : (wanted ? sums + model * size : nullptr));
         continue;
       }
       for (int64_t row = first; row == first || row < last; row += kSpanRows) {
@@ -64,13 +66,19 @@ void sum_rows(int64_t models, const RowGroups& groups, int64_t size, const Paral
     }
   });
   if (!adds) return;
-  parallel.over(models, [&](int64_t begin, int64_t end) {
-    for (int64_t model = begin; model < end; ++model) {
-      for (int64_t n = 0; n < size; ++n) {
-        double sum = 0;
-        for (int64_t g = 0; g < groups.count; ++g) sum += total[(model * groups.count + g) * size + n];
-        sums[model * size + n] = T(sum);
-      }
+  constexpr int64_t kChunk = 512;
+  const int64_t chunks = ceil_div(size, kChunk);
+  parallel.over(models * chunks, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t model = task / chunks, at = task % chunks * kChunk, count = least(kChunk, size - at);
+      double sum[kChunk] = {};
+      const auto add = [&](const auto* groups_sums) {
+        for (int64_t g = 0; g < groups.count; ++g, groups_sums += size)
+          for (int64_t n = 0; n < count; ++n) sum[n] += double(groups_sums[n]);
+      };
+      if (one_span) add(single + model * groups.count * size + at);
+      else add(total + model * groups.count * size + at);
+      for (int64_t n = 0; n < count; ++n) sums[model * size + at + n] = T(sum[n]);
     }
   });
 }

@@ -43,7 +43,7 @@ struct Fast {
     for (size_t i = 0; i < kKept && save; ++i) {
       const auto kind = L::kept[i].kind;
       Tensor& result = results[1 + i];
-      if (kind == npu::Kept::kParts) result = at::empty({4, operands[1].numel()}, operands[1].options());
+      if (kind == npu::Kept::kParts) result = at::empty({L::kept[i].parts, operands[1].numel()}, operands[1].options());
       else if (kind == npu::Kept::kFlags) result = at::empty(results[0].sizes(), results[0].options().dtype(at::kInt));
       else result = empty_result(operands[0], n);
       kept[i] = result.mutable_data_ptr();

@@ -41,7 +41,7 @@ struct InaluLayer : Layer {
   static constexpr std::array<Weight, 5> weights{
       {{"weight_add", "OI"}, {"mask_add", "OI"}, {"weight_mul", "OI"}, {"mask_mul", "OI"}, {"gate_weight", "OI"}}};
   static constexpr std::array<Option, 2> options{{{"eps", kPositive}, {"omega", kPositive}}};
-  static constexpr std::array<Kept, 5> kept{{{"h"}, {"a"}, {"t"}, {"flags", Kept::kFlags}, {"parts", Kept::kParts}}};
+  static constexpr std::array<Kept, 5> kept{{{"h"}, {"a"}, {"t"}, {"flags", Kept::kFlags}, {"parts", Kept::kParts, 4}}};
 
   template <typename T>
   static InaluInputs<T> inputs(const Given<T>& g) {

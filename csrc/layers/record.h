@@ -44,10 +44,11 @@ struct Kept {
   enum Kind {
     kReal,   // of y's shape and dtype
     kFlags,  // of y's shape, int32
-    kParts,  // four of each weight's elements; on the fast path alone
+    kParts,  // `parts` of each weight's elements; on the fast path alone
   };
   const char* name;
   Kind kind = kReal;
+  int parts = 0;
 };
 
 // The pointers of a call, null where something is absent or not wanted.

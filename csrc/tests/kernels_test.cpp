@@ -329,6 +329,98 @@ void check_inalu(const Shape& n, int64_t times) {
   });
 }
 
+// An input of 0 comes last, where the slope of |x| is 0.
+template <typename T>
+void check_nalu(const Shape& n, bool with_bias, int64_t times) {
+  Case<T> c(n);
+  std::vector<T> parameters[4];  // weight, mask, gate_weight, gate_bias
+  std::mt19937_64 random(8);
+  std::normal_distribution<double> normal;
+  for (int p = 0; p < 4; ++p) {
+    parameters[p].resize(n.models * n.out * (p < 3 ? n.in : 1));
+    for (T& e : parameters[p]) e = T(normal(random) / (p < 3 ? std::sqrt(double(n.in)) : 1));
+  }
+  if (!c.x.empty()) c.x.back() = 0;
+  const Case<T> all = c.repeated(times);
+  const T eps = T(1e-3);
+  const T* const bias = with_bias ? parameters[3].data() : nullptr;
+  const npu::NaluInputs<T> inputs{n.models,
+                                  all.n.rows,
+                                  n.in,
+                                  n.out,
+                                  all.x.data(),
+                                  n.shared_x,
+                                  parameters[0].data(),
+                                  parameters[1].data(),
+                                  parameters[2].data(),
+                                  bias,
+                                  eps};
+  constexpr int kResults = 6;  // y, grad_x, the parameters' gradients
+  std::vector<long double> want[kResults];
+  want[0].resize(n.models * n.rows * n.out);
+  want[1].resize(n.models * n.rows * n.in);
+  for (int p = 0; p < 4; ++p) want[2 + p].resize(parameters[p].size());
+  const auto sigmoid = [](long double v) { return 1 / (1 + expl(-v)); };
+  for (int64_t k = 0; k < n.models; ++k) {
+    for (int64_t b = 0; b < n.rows; ++b) {
+      const T* x = c.x.data() + ((n.shared_x ? 0 : k * n.rows) + b) * n.in;
+      for (int64_t o = 0; o < n.out; ++o) {
+        const int64_t w0 = (k * n.out + o) * n.in, at = (k * n.rows + b) * n.out + o;
+        const auto nac = [&](int64_t i) { return tanhl(parameters[0][w0 + i]) * sigmoid(parameters[1][w0 + i]); };
+        const auto size = [&](int64_t i) { return fabsl(x[i]) + eps; };
+        long double h = with_bias ? parameters[3][k * n.out + o] : 0, a = 0, e = 0;
+        for (int64_t i = 0; i < n.in; ++i) {
+          h += parameters[2][w0 + i] * (long double)x[i];
+          a += nac(i) * x[i];
+          e += nac(i) * logl(size(i));
+        }
+        const long double g = sigmoid(h), rest = sigmoid(-h), t = expl(e), up = c.grad_y[at];
+        const long double d_a = up * g, d_e = up * rest * t, d_h = d_a * rest * (a - t);
+        want[0][at] = g * a + rest * t;
+        want[5][k * n.out + o] += d_h;
+        for (int64_t i = 0; i < n.in; ++i) {
+          const long double turn = tanhl(parameters[0][w0 + i]), share = sigmoid(parameters[1][w0 + i]);
+          const long double slope = (x[i] > 0 ? 1 : (x[i] < 0 ? -1 : 0)) / size(i);
+          const long double d_w = d_a * x[i] + d_e * logl(size(i));
+          want[1][(k * n.rows + b) * n.in + i] += (d_a + d_e * slope) * nac(i) + d_h * parameters[2][w0 + i];
+          want[2][w0 + i] += d_w * share * (1 - turn * turn);
+          want[3][w0 + i] += d_w * turn * share * (1 - share);
+          want[4][w0 + i] += d_h * x[i];
+        }
+      }
+    }
+  }
+  on_each_isa([&] {
+    const auto& kernels = npu::kernels<T>();
+    const T nan = std::numeric_limits<T>::quiet_NaN();
+    std::vector<T> results[2][kResults];
+    for (int run = 0; run < 2; ++run) {
+      const npu::Parallel parallel = workers(run ? 3 : 1);
+      auto& found = results[run];
+      std::vector<T> h(n.models * all.n.rows * n.out, nan), a = h, t = h;
+      found[0] = h;
+      found[1].assign(n.models * all.n.rows * n.in, nan);
+      for (int p = 0; p < 4; ++p) found[2 + p].assign(parameters[p].size(), nan);
+      // The second run computes the weights' parts again.
+      std::vector<T> kept(2 * n.models * n.out * n.in, nan);
+      T* parts = run ? nullptr : kept.data();
+      kernels.nalu_forward({inputs, found[0].data(), h.data(), a.data(), t.data(), parts}, parallel);
+      kernels.nalu_backward({inputs, all.grad_y.data(), h.data(), a.data(), t.data(), parts, found[1].data(),
+                             found[2].data(), found[3].data(), found[4].data(), with_bias ? found[5].data() : nullptr},
+                            parallel);
+    }
+    const char* names[] = {"y", "grad_x", "grad_weight", "grad_mask", "grad_gate_weight", "grad_gate_bias"};
+    for (int part = 0; part < (with_bias ? kResults : kResults - 1); ++part) {
+      if (results[0][part] != results[1][part])
+        std::printf("FAILED: nalu: other bits from three threads, or without the parts\n"), ++failures;
+      const std::string what = std::string("nalu ") + names[part];
+      if (times > 1 && part >= 2) compare_sum(what.c_str(), results[0][part], want[part], times);
+      else if (times == 1)
+        compare(what.c_str(), results[0][part], want[part], n.in + (part == 1 ? n.out : part > 1 ? n.rows : 0));
+    }
+  });
+}
+
 // All layers at one shape, whose rows come `times` times.
 void check_all(const Shape& n, int bits, int64_t times) {
   const int before = failures;
@@ -353,6 +445,10 @@ void check_all(const Shape& n, int bits, int64_t times) {
     check_nau<double>(n, false, times);
     check_mse<float>(n, times);
     check_mse<double>(n, times);
+  }
+  if ((bits & ~9) == 0) {
+    check_nalu<float>(n, n.shared_x, times);
+    check_nalu<double>(n, !n.shared_x, times);
   }
   if ((bits & ~9) == 0 && n.in < 160) {
     check_inalu<float>(n, times);

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from npu_kernels import reference
 from npu_kernels._backends import fast_path
-from npu_kernels._operators import autograd, cpu_nalu, dispatch, ops, transforms
+from npu_kernels._operators import autograd, dispatch, ops, transforms
 from npu_kernels._operators.autograd import eager_only
 from npu_kernels._operators.dispatch import backend_for, by_fast_path
 from npu_kernels._operators.operands import EPS, check_positive
@@ -23,17 +23,17 @@ from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 def _kernels(layer: ops.Layer) -> Callable[..., Any]:
     """Return a layer's operator, differentiable: a function of the operands and of all options.
 
-    It returns NotImplemented where the formula must be used: because only it is correct, because it
-    is faster, or because there is no kernel.
+    It returns NotImplemented where the formula must be used: because only it is correct, or because
+    there is no kernel.
     """
     operands, forward_inputs = layer.operands, layer.operands + len(layer.options)
-    forward, backends, discard = layer.forward, layer.backends, (False,) * len(layer.keep)
+    forward, discard = layer.forward, (False,) * len(layer.keep)
     forward_name, launching = f"{layer.name}_forward", autograd.LAUNCHING[layer.name]
     function = autograd.FUNCTIONS[layer.name].apply
     transformed = transforms.FUNCTIONS[layer.name].apply
 
     def run(*inputs: Any) -> Any:
-        if backend_for(inputs[0]) in backends:
+        if backend_for(inputs[0]) != "reference":
             if eager_only():
                 if transforms.fused(*inputs[1:operands]):
                     return transformed(*inputs)[0]
@@ -101,8 +101,6 @@ def nmru(x: Tensor, weight: Tensor, *, eps: float, clip: bool, sign: str) -> Ten
 def nalu(*inputs: Tensor, eps: float) -> Tensor:
     """Compute a Neural Arithmetic Logic Unit of x, weight, mask, gate_weight and gate_bias."""
     y = _nalu(*inputs, eps)
-    if y is NotImplemented:
-        y = cpu_nalu.nalu(*inputs, eps)
     return reference.nalu(*inputs, eps=eps) if y is NotImplemented else y
 
 

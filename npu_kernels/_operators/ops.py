@@ -45,14 +45,11 @@ class Layer:
     kept: Mapping[str, torch.dtype | None] = field(default_factory=dict)
     takes_y: bool = False  # whether the backward takes y
     asks: str = "save"  # the argument that asks for what is kept
-    backends: tuple[str, ...] = ("cpu", "triton")  # those with kernels; the others use the formula
-    fast_path: bool = True  # csrc/fast_path has an entry of this name
     may_be_zero: tuple[str, ...] = ()  # options of the function; its other numbers are positive
     eager_products: bool = False  # the eager formula builds a factor for each row, output and input
     drawn_within: tuple[float, float] = (-1.0, 1.0)  # the range of the weights of samples
     least_input: float = 0.0  # the smallest magnitude of the inputs of samples
     calls: tuple[Mapping[str, Any], ...] = field(default=({},))  # options in samples
-    without: Mapping[str, str] = field(default_factory=dict)  # rules that it does not have -> why
 
     @property
     def operands(self) -> int:
@@ -103,10 +100,6 @@ def operator(name: str) -> Any:
 
 
 _NALU_KEPT: dict[str, torch.dtype | None] = {"h": None, "a": None, "t": None}
-_NALU_WITHOUT = {
-    "cpu": "torch's matrix products are as fast",
-    "fast path": "it has no CPU kernel to lead to",
-}
 _SEPARATE = {"sign": "separate"}
 _INALU_WEIGHTS = ("weight_add", "mask_add", "weight_mul", "mask_mul", "gate_weight")
 
@@ -147,9 +140,6 @@ LAYERS = {
             optional=("gate_bias",),
             options={"eps": "float"},
             kept=_NALU_KEPT,
-            backends=("triton",),
-            fast_path=False,
-            without=_NALU_WITHOUT,
         ),
         Layer(
             "inalu",

@@ -5,6 +5,7 @@ and how it behaves in the autograd engine.
 """
 
 import contextlib
+import functools
 import gc
 import re
 import shutil
@@ -21,7 +22,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import npu_kernels
-from npu_kernels import NAU, NMU, NPU, env, functional, iNALU, reference
+from npu_kernels import NALU, NAU, NMU, NPU, env, functional, iNALU, reference
 from npu_kernels._backends import cpu, fast_path
 from npu_kernels._testing.samples import RECORDS, Sample
 from tests.conftest import needs_library
@@ -71,7 +72,7 @@ def test_same_bits_as_the_operators(sample: Sample, monkeypatch: pytest.MonkeyPa
     )
 
 
-@pytest.mark.parametrize("name", ["npu", "nau", "nmu", "nmru", "inalu"])
+@pytest.mark.parametrize("name", ["npu", "nau", "nmu", "nmru", "nalu", "inalu"])
 def test_gradients_that_nobody_needs_are_not_made(name: str) -> None:
     """A backward allocates one tensor for every gradient that is asked for, and no other."""
     sample = RECORDS[name].sample(4, 5, 3).requires_grad()
@@ -317,43 +318,62 @@ def test_large_naus_are_torchs() -> None:
         )
 
 
-# ---- iNALU ----------------------------------------------------------------------------------
+# ---- NALU, iNALU ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "sample",
-    [*RECORDS["inalu"].samples(torch.float32), *RECORDS["inalu"].samples(torch.float64)],
+    [
+        sample
+        for name in ("nalu", "inalu")
+        for dtype in (torch.float32, torch.float64)
+        for sample in RECORDS[name].samples(dtype)
+    ],
     ids=lambda sample: f"{sample.name}-{sample.x.dtype}",
 )
-def test_inalu_has_the_bits_of_the_operators(
+def test_a_nalu_has_the_bits_of_the_operators(
     sample: Sample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    name = sample.name.partition("-")[0]
+    function = getattr(functional, name)
+
     def results() -> list[Tensor]:
         with torch.no_grad():
-            inference = sample.call(functional.inalu)
+            inference = sample.call(function)
         leaves = sample.requires_grad()
-        y = leaves.call(functional.inalu)
+        y = leaves.call(function)
         return [inference, y, *torch.autograd.grad(y, leaves.leaves(), torch.ones_like(y))]
 
     actuals = results()
-    monkeypatch.setattr(fast_path, "inalu", None)
+    monkeypatch.setattr(fast_path, name, None)
     assert_equal(actuals, results())
 
 
+@pytest.mark.parametrize("kind", [functools.partial(NALU, bias=True), iNALU])
 @pytest.mark.parametrize("models", [None, 2])
-def test_inalu_takes_it(models: int | None) -> None:
+def test_a_nalu_takes_it(kind: Callable[..., NALU | iNALU], models: int | None) -> None:
     """The fast path takes flat rows; further dimensions and bad options go the general way."""
-    layer = iNALU(3, 4, num_models=models)
+    layer = kind(3, 4, num_models=models)
+    name = "npu::InaluLayer" if isinstance(layer, iNALU) else "npu::NaluLayer"
     x = torch.randn(5, 3)
-    assert "FastPath<npu::InaluLayer>" in layer(x).grad_fn.name()
+    assert f"FastPath<{name}>" in layer(x).grad_fn.name()
     assert layer(torch.randn(2, 2, 5, 3)).shape == (2, 2, 5, 4)
     for parameter in layer.parameters():
         parameter.requires_grad_(False)
-    assert "FastPath<npu::InaluLayer>" in layer(x.requires_grad_()).grad_fn.name()
+    assert f"FastPath<{name}>" in layer(x.requires_grad_()).grad_fn.name()
     layer(x).sum().backward()
     assert x.grad is not None
     assert all(p.grad is None for p in layer.parameters())
-    weights = list(layer.parameters())
+
+
+def test_a_nalu_refuses() -> None:
+    """A bad call has the message of the general way."""
+    x, weights = torch.randn(5, 3), list(NALU(3, 4, bias=True).parameters())
+    with pytest.raises(ValueError, match="nalu: eps must be finite and greater than 0"):
+        functional.nalu(x, *weights, eps=-1.0)
+    with pytest.raises(ValueError, match="nalu: gate_bias must have shape"):
+        functional.nalu(x, *weights[:3], weights[3][:1])
+    weights = list(iNALU(3, 4).parameters())
     with pytest.raises(ValueError, match="inalu: omega must be finite and greater than 0"):
         functional.inalu(x, *weights, omega=-1.0)
     with pytest.raises(ValueError, match="inalu: mask_add must have the shape of weight_add"):

@@ -68,6 +68,9 @@ LAYER_CASES: dict[str, dict[int, list[Any]]] = {
     },
     "nau": {1: [torch.ones(65, I), torch.ones(O, I - 1)], 2: [None, 1, "True"]},  # 65: too many
     "nmu": {1: [None], 2: [None, 1, 0.0]},
+    "nalu": {2: [None, torch.ones(O, I - 1)], 3: [torch.ones(O + 1, I)],
+             4: [torch.ones(O + 1), torch.ones(I), torch.ones(1, O), torch.ones(O).double(), 1.0],
+             5: [None, 0.0, -1.0, 1e-39, 1]},
     "inalu": {2: [None, torch.ones(O, I - 1)], 3: [torch.ones(O + 1, I)], 5: [torch.ones(1, O, I)],
               6: [None, 0.0], 7: [None, float("inf"), 20]},
     "nmru": {1: [torch.ones(O, I), torch.ones(O, 2 * I + 1), torch.ones(O, 2 * I - 1)],
@@ -246,7 +249,7 @@ def slope(call: Any, inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(call(), inputs, upstream))
 
 
-@pytest.mark.parametrize("name", ["npu", "nau", "nmu", "nmru", "inalu"])
+@pytest.mark.parametrize("name", ["npu", "nau", "nmu", "nmru", "nalu", "inalu"])
 def test_a_gradient_of_another_layout_is_read_by_its_values(name: str) -> None:
     """Upstream gradients with a lazy sign, with strides, and expanded."""
     arguments = plain_layer(name)

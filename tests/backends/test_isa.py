@@ -1,5 +1,6 @@
 """Every instruction set that this processor has."""
 
+import itertools
 import os
 import platform
 import subprocess
@@ -24,7 +25,7 @@ pytestmark = needs_library
 CPUINFO = Path("/proc/cpuinfo")
 
 
-@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
+@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "nalu", "inalu"])
 def test_float64_parity(isa: str, name: str) -> None:
     assert cpu.isa() == isa
     for sample in RECORDS[name].samples(torch.float64):
@@ -34,7 +35,7 @@ def test_float64_parity(isa: str, name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
+@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "nalu", "inalu"])
 @pytest.mark.parametrize("size", [(100, 6, 2), (64, 33, 35), (200, 64, 64)])
 def test_float32_error(isa: str, name: str, size: tuple[int, int, int]) -> None:
     seeds = 2 if size[2] > 40 else 8  # many outputs are many samples already
@@ -53,27 +54,31 @@ def test_zero_inputs_and_factors(isa: str, num_models: int | None, shared: bool)
     assert_parity(sample)
 
 
+@pytest.mark.parametrize("name", ["nalu", "inalu"])
 @pytest.mark.parametrize("index", [0, 300, -1])
-def test_a_single_zero_input_of_inalu(isa: str, index: int) -> None:
+def test_a_single_zero_input(isa: str, name: str, index: int) -> None:
     """Wherever it is, also among the last values, which fill no register."""
-    sample = RECORDS["inalu"].sample(61, 5, 3)
+    sample = RECORDS[name].sample(61, 5, 3)
     assert (sample.x != 0).all()
     sample.x.view(-1)[index] = 0
     assert_parity(sample)
 
 
+@pytest.mark.parametrize("name", ["nalu", "inalu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_special_input_of_inalu(isa: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("outs", [3, 20])
+def test_special_input(isa: str, name: str, dtype: torch.dtype, outs: int) -> None:
     """Output, saved tensors and grad_x of rows with one special input are the formula's."""
     inf = float("inf")
     special = torch.tensor(
         [0.0, -0.0, 1e-40, -1e-40, 1e38, -1e38, inf, -inf, float("nan")], dtype=dtype
     )
-    sample = RECORDS["inalu"].sample(len(special), 5, 3, dtype=dtype)
+    sample = RECORDS[name].sample(len(special), 5, outs, dtype=dtype)
     sample.x[:, 1] = special
     grad_y = torch.ones_like(forward(sample, reference)[0])
-    actuals, want = outputs(sample, ops, grad_y)[:6], outputs(sample, reference, grad_y)[:6]
-    for actual, expected in zip(actuals, want, strict=True):
+    of_rows = 2 + len(ops.LAYERS[name].kept)
+    pairs = zip(outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True)
+    for actual, expected in itertools.islice(pairs, of_rows):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 

@@ -39,7 +39,7 @@ def _everything(name: str, sample: Sample) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y.square().sum(), leaves.leaves())]
 
 
-@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
+@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "nalu", "inalu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("batch", "in_features", "out_features", "num_models", "shared"),

@@ -34,7 +34,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "nalu": ({}, {"eps": 1e-3}),
     "inalu": ({}, {"eps": 1e-3, "omega": 1.5}, {"omega": 80.0}),
 }  # fmt: skip
-FUSED = ("npu", "nmu", "nmru", "inalu")  # by the C++ library, at all sizes
+FUSED = ("npu", "nmu", "nmru", "nalu", "inalu")  # by the C++ library, at all sizes
 PRODUCTS = ("nmu", "nmru")
 
 

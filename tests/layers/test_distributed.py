@@ -113,6 +113,7 @@ _SETTINGS = {
     "npu": ((None, False), (4, False), (4, True)),
     "nmu": _TWO,
     "nmru": _TWO,
+    "nalu": _TWO,
     "inalu": _TWO,
 }
 
@@ -197,7 +198,7 @@ def _on_a_line(rank: int, ranks: int) -> None:
 
 
 def _triton_on_a_line(rank: int, ranks: int) -> None:
-    """NALU has operators of its own in the Triton backend only."""
+    """The operators of one layer by Triton's kernels."""
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     from npu_kernels._backends import triton
 

@@ -132,6 +132,13 @@ def test_nmu_special_inputs(dtype: torch.dtype) -> None:
     _same(functional.nmu(x, weight), reference.nmu(x, weight), 1e-5)
 
 
+def test_huge_products_beside_an_open_gate_of_nalu(backend: str) -> None:
+    """Where g is 1, y is a, however large the product m is."""
+    weight, gate = torch.full((2, 1, 2), 9.0), torch.full((2, 1, 2), 40.0)
+    y = functional.nalu(torch.tensor([[1e12, 1e12]]), weight, weight, gate)  # m is 1e24
+    _same(y, torch.full_like(y, 2e12), 1e-3)
+
+
 def test_inalu_recovers_signs(backend: str) -> None:
     """The product has, with open gates, the sign that the NALU loses."""
     x = torch.tensor([[2.0, -3.0], [-2.0, -3.0]])

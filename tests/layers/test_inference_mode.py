@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU, ode
+from npu_kernels import NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU, ode
 from npu_kernels._backends import fast_path
 from npu_kernels.optim import Adam
 from npu_kernels.training import mse_loss
@@ -31,6 +31,7 @@ LAYERS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "NMU-as-it-is": ("nmu", lambda: NMU(3, 2, clip=False)),
     "NMRU": ("nmru", lambda: NMRU(3, 2)),
     "NAU": ("nau", lambda: NAU(3, 2, num_models=4)),
+    "NALU": ("nalu", lambda: NALU(3, 2, bias=True)),
     "iNALU": ("inalu", lambda: iNALU(3, 2)),
 }
 

@@ -26,6 +26,8 @@ LAYERS: dict[str, tuple[str, tuple[str, ...]]] = {  # the record, and what is le
     "NMU": ("nmu", ()),
     "NMRU": ("nmru", ()),
     "NAU": ("nau", ()),
+    "NALU": ("nalu", ()),
+    "NALU without a bias": ("nalu", ("gate_bias",)),
     "iNALU": ("inalu", ()),
 }
 # Narrow layers; wide ones, once of whole tiles. NPU_KERNELS_TEST_ROWS=10000000 adds so many rows.

@@ -45,10 +45,12 @@ SIBLINGS = [
         ),
     }),
     *mutants(CORE + "product.h", KERNELS, {
+        "product-tile-overwrites": ("resume ? S::load(at) + sums[s][n][r] : sums[s][n][r]", "sums[s][n][r]"),
         "product-runs-overwrite": ("total[r][n] = total[r][n] + run[r][n];", "total[r][n] = run[r][n];"),
     }),
     *mutants(CORE + "row_groups.h", KERNELS, {
-        "row-groups-second-lost": ("for (int64_t g = 0; g < groups.count; ++g) sum +=", "for (int64_t g = 1; g < groups.count; ++g) sum +="),
+        "row-groups-second-lost": ("for (int64_t g = 0; g < groups.count; ++g, groups_sums", "for (int64_t g = 0; g + 1 < groups.count; ++g, groups_sums"),
+        "row-groups-spans-of-one-group": ("if (one_span) add(single", "if (!one_span) add(single"),
     }),
     *mutants(CORE + "inalu.cpp", KERNELS, {
         "inalu-omega-ignored": (
@@ -69,16 +71,32 @@ SIBLINGS = [
             "",
         ),
         "inalu-sign-of-the-weight": ("S::select(w < zero, -d_size,", "S::select(w < zero, d_size,"),
-        "inalu-mask-slope": ("grad * turn * share * (one - share)", "grad * turn * share"),
     }),
-    *mutants(CORE + "inalu.cpp", ("kernels 25000", "tests/backends/test_isa.py -k 'zero or inalu'", "kernels"), {
+    *mutants(CORE + "inalu.cpp", ("kernels 25000", "tests/backends/test_isa.py -k 'zero or special_input'", "kernels"), {
         "inalu-zeros-in-the-last-values": (
             "  for (; seen < values && !zeros; ++seen) zeros = in.x[seen] == T(0);\n",
             "",
         ),
     }),
-    *mutants(CORE + "inalu.cpp", "tests/layers/test_edges.py -k slopes_of_a_gate", {
-        "inalu-rest-of-the-gate": ("S::select(v < S::zero(), more, less);", "one - gate;"),
+    *mutants(CORE + "nac.h", KERNELS, {
+        "nac-mask-slope": ("grad * turn * share * (one - share)", "grad * turn * share"),
+        "nac-parts-without-the-masks": ("S::store_first(keep + count + n, share, lanes);", "S::store_first(keep + count + n, turn, lanes);"),
+    }),
+    *mutants(CORE + "nac.h", "tests/layers/test_edges.py -k slopes_of_a_gate", {
+        "nac-rest-of-the-gate": ("S::select(v < S::zero(), more, less);", "one - gate;"),
+    }),
+    *mutants(CORE + "nalu.cpp", KERNELS, {
+        "nalu-gate-slope": ("d_a * shares.rest * (a - t)", "d_a * (a - t)"),
+        "nalu-slope-without-eps": ("one / (S::abs(x) + eps)", "one / S::abs(x)"),
+        "nalu-slope-at-zero": ("S::with_sign_of(one / (S::abs(x) + eps), x)", "one / (x + eps)"),
+        "nalu-bias-ignored": ("if (in_.gate_bias != nullptr) add_bias", "if (in_.gate_bias == in_.x) add_bias"),
+        "nalu-few-outs-not-moved": ("sum(Sum(which), 0)[row * outs + l] = sum(Sum(which), row)[l];", ""),
+        "nalu-later-inputs-overwrite": ("factor, 1, stride, terms, k > 0,", "factor, 1, stride, terms, false,"),
+        "nalu-later-rows-overwrite": ("into_sums(i, rows, row > begin, sums)", "into_sums(i, rows, false, sums)"),
+        "nalu-later-rows-of-the-bias": ("into_bias(rows, row > begin,", "into_bias(rows, false,"),
+        "nalu-sums-without-rows": ("if (sums != nullptr && begin == end)", "if (sums != nullptr && begin > end)"),
+        "nalu-logs-in-the-sum": ("Product<0, 1, 1>, Product<1, 2, 0>", "Product<0, 1, 1>, Product<0, 2, 0>"),
+        "nalu-second-register-of-inputs": ("if (in_.in - i > W) add", "if (in_.in - i > 2 * W) add"),
     }),
     *mutants(CORE + "loss.cpp", KERNELS, {
         "loss-scale-of-the-first-model": ("f.grad_loss[model]", "f.grad_loss[0]"),

@@ -37,7 +37,7 @@ REFERENCE = [
         "reference-nalu-needs": ("g if needs >> bit & 1 else None for", "g for"),
         "reference-nac-mask": ("d_w * turn * share * (1 - share)", "d_w * turn * share"),
     }),
-    *mutants(PACKAGE + "reference.py", ("tests/operators/test_reference.py -k nalu", "tests/backends/test_isa.py -k 'inalu or zero'", "tests/layers/test_edges.py -k inalu"), {
+    *mutants(PACKAGE + "reference.py", ("tests/operators/test_reference.py -k nalu", "tests/backends/test_isa.py -k 'special_input or zero'", "tests/layers/test_edges.py -k inalu"), {
         "reference-inalu-beyond-omega": (".masked_fill(e > omega, 0)", ""),
         "reference-inalu-count-of-zeros": ("zeros = zero.sum(-1).clamp(max=2)", "zeros = zero.sum(-1).clamp(max=1)"),
         "reference-inalu-rest-of-the-gate": ("grad_y * g * rest * (a - product)", "grad_y * g * (1 - g) * (a - product)"),

@@ -89,7 +89,7 @@ def test_straight_through_second_derivative(backend: str) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
+@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "nalu", "inalu"])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, GRADIENT_ROUNDING), (torch.float32, 2e-4)]
 )
@@ -178,7 +178,7 @@ def test_undefined_upstream_gradient(name: str, backend: str) -> None:
         assert leaf.grad is None or not leaf.grad.any()
 
 
-@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
+@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "nalu", "inalu"])
 @pytest.mark.parametrize("batch", [(), (2, 3)])
 @pytest.mark.parametrize("num_models", [None, 2])
 def test_second_derivative_of_any_rows(

@@ -20,11 +20,10 @@ from npu_kernels._testing.samples import (
 )
 from tests.conftest import needs_library
 from tests.support.compare import assert_equal
-from tests.support.kernels import ALL, assert_parity, backward, errors, forward
+from tests.support.kernels import ALL, assert_parity, backward, errors, forward, outputs
 from tests.support.kernels import options as options_of
 
-FUSED = ("npu", "nmu", "nmru", "inalu")  # by the C++ library
-OPERATORS = (*FUSED, "nalu")
+FUSED = ("npu", "nmu", "nmru", "nalu", "inalu")  # by the C++ library
 
 
 @needs_library
@@ -105,6 +104,20 @@ def test_needs(name: str) -> None:
 
 
 @needs_library
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sizes", [(7, 5, 3), (50, 6, 1), (70, 33, 7), (70, 100, 20)])
+def test_other_models_change_no_bit(
+    name: str, dtype: torch.dtype, sizes: tuple[int, int, int]
+) -> None:
+    sample = RECORDS[name].sample(*sizes, num_models=5, dtype=dtype)
+    one = sample.map(lambda tensor: tensor[3:4])
+    grad_y = torch.randn_like(forward(sample, ops)[0])
+    of_all, of_one = outputs(sample, ops, grad_y), outputs(one, ops, grad_y[3:4])
+    assert_equal([tensor[3:4] for tensor in of_all], of_one)
+
+
+@needs_library
 @pytest.mark.parametrize("without", RECORDS["npu"].variants())
 def test_absent_tensors_have_no_gradient(without: tuple[str, ...]) -> None:
     sample = RECORDS["npu"].sample(5, 3, 2, without=without)
@@ -140,7 +153,7 @@ def test_inputs_are_unchanged(name: str) -> None:
         assert torch.equal(grad_y, grad_copy)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, False), (2, True)])
 def test_opcheck(name: str, num_models: int | None, shared: bool) -> None:
     """Schema, fake kernel and tracing; the operators have no autograd of their own.
@@ -214,7 +227,7 @@ def test_uninitialized_memory_of_the_library_is_filled(size: int) -> None:
 
 
 def test_meta_tensors_have_shapes() -> None:
-    for name in OPERATORS:
+    for name in FUSED:
         for sample in (RECORDS[name].sample(4, 3, 2, num_models=k) for k in (None, 2)):
             outputs = forward(sample.map(lambda t: t.to("meta")), ops)
             assert [o.shape for o in outputs] == [o.shape for o in forward(sample, reference)]

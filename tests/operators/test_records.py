@@ -1,4 +1,4 @@
-"""Every operator has a record, and every record has all rules, or says why not."""
+"""Every operator has a record, and every record has all rules."""
 
 import contextlib
 import dataclasses
@@ -62,11 +62,8 @@ def missing(layer: str) -> set[str]:
     fast_path.npu is None, reason="the fast path is not built for this torch and Python"
 )
 @pytest.mark.parametrize("layer", ops.LAYERS)
-def test_every_rule_is_there_or_its_absence_has_a_reason(layer: str) -> None:
-    record = ops.LAYERS[layer]
-    assert missing(layer) == set(record.without)
-    assert all(record.without.values())
-    assert {"cpu", "triton"} - missing(layer) == set(record.backends)
+def test_every_rule_is_there(layer: str) -> None:
+    assert not missing(layer)
 
 
 def test_every_operator_has_a_record() -> None:

@@ -27,7 +27,7 @@ from tests.conftest import compiles, needs_library
 from tests.support.compare import assert_near
 from tests.support.vmapped import ROUNDING, check_one_call
 
-fused = pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
+fused = pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "nalu", "inalu"])
 
 # torch's own warnings about itself: when it traces an autograd.Function, loads forward mode, and
 # saves a program.

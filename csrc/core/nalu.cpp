@@ -1,0 +1,365 @@
+// Neural Arithmetic Logic Unit (Trask et al. 2018; Heim, Pevny, Smidl 2020, definition 1), forward and backward. W is
+// tanh(weight) sigmoid(mask), L = log(|x| + eps).
+//
+//   h = G x + bias    a = W x    t = exp(W L)    g = 1 / (1 + exp(-h))
+//   y = g a + (1 - g) t
+//
+// Saved: h, a, t. Given grad_y:
+//
+//   dA = grad_y g    dE = grad_y (1 - g) t    dH = grad_y g (1 - g) (a - t)
+//   dx = dA W + dH G + (dE W) sign(x) / (|x| + eps)
+//   dW = dA' x + dE' L    dG = dH' x    dbias = sum over rows of dH
+//
+// The three products of a line are made at once, by add_products: a register holds outs, or inputs, of one row, so that
+// nothing but weights is turned. Rows go in blocks, and a block is finished for some outs, or inputs, after the others.
+#include "layers/nalu.h"
+#include "api.h"
+#include "nac.h"
+#include "panel.h"
+#include "product.h"
+#include "row_groups.h"
+#include "simd/vector_math.h"
+
+namespace npu {
+namespace NPU_ISA {
+namespace {
+
+// Of a tile of products. Terms that an accumulator adds up, at most: their panels stay in the first-level cache while
+// all rows pass over them.
+template <typename T>
+constexpr int64_t kLanes = kRegisters * Simd<T>::width;
+constexpr int64_t kTerms = 64;
+
+// W and G of every model as panels of add_products: [outs / kLanes][inputs][kLanes], or (over_outs)
+// [inputs / kLanes][outs][kLanes].
+template <typename T>
+struct Panels {
+  int64_t size;
+  Scratch<T> nac, gate;
+
+  // known: the parts (api.h); null: computed, and left in `keep` unless that is null.
+  Panels(const NaluInputs<T>& in, const T* known, T* keep, bool over_outs, const Parallel& parallel)
+      : size(over_outs ? round_up(in.in, kLanes<T>) * in.out : round_up(in.out, kLanes<T>) * in.in),
+        nac(in.models * size),
+        gate(in.models * size) {
+    const int64_t count = in.out * in.in;
+    const Scratch<T> product(in.models * count);
+    nac_weights<T>(in.weight, in.mask, in.models * count, known, keep, product, parallel);
+    parallel.over(2 * in.models, [&](int64_t begin, int64_t end) {
+      for (int64_t task = begin; task < end; ++task) {
+        const T* from = (task % 2 ? in.gate_weight : static_cast<const T*>(product)) + task / 2 * count;
+        T* to = (task % 2 ? gate : nac) + task / 2 * size;
+        for (int64_t i = 0; over_outs && i < in.in; i += kLanes<T>)
+          for (int64_t o = 0; o < in.out; ++o) copy(from + o * in.in + i, in.in - i, to + i * in.out + o * kLanes<T>);
+        for (int64_t o = 0; !over_outs && o < in.out; o += kLanes<T>)
+          turn<T>(from + o * in.in, in.in, least(kLanes<T>, in.out - o), kRegisters, to + o * in.in);
+      }
+    });
+  }
+
+ private:
+  // kLanes elements, zero behind the first `count`.
+  static void copy(const T* from, int64_t count, T* to) {
+    using S = Simd<T>;
+    for (int64_t l = 0; l < kLanes<T>; l += S::width, from += S::width) {
+      const int valid = int(most<int64_t>(0, least<int64_t>(S::width, count - l)));
+      S::store(to + l, valid > 0 ? S::load_first(from, valid) : S::zero());
+    }
+  }
+};
+
+// sums [sum][kBlockRows][kLanes] of some rows, whose factors lie `stride` apart; lanes: how many of kLanes are wanted.
+template <typename T, typename... Products, int P, int F>
+void multiply_rows(const T* const (&panels)[P], const T* const (&factors)[F], int64_t stride, int64_t count,
+                   int64_t rows, int64_t lanes, T* sums) {
+  int64_t k = 0;
+  do {
+    const int64_t terms = least(kTerms, count - k);
+    const T *panel[P], *factor[F];
+    for (int p = 0; p < P; ++p) panel[p] = panels[p] + k * kLanes<T>;
+    for (int64_t row = 0; row < rows; row += kFewColumns) {
+      for (int f = 0; f < F; ++f) factor[f] = factors[f] + row * stride + k;
+      const auto add = [&](auto registers) {
+        add_products<T, decltype(registers)::value, Products...>(panel, kLanes<T>, factor, 1, stride, terms, k > 0,
+                                                                 sums + row * kLanes<T>, kBlockRows * kLanes<T>,
+                                                                 kLanes<T>);
+      };
+      if (lanes > Simd<T>::width) add(std::integral_constant<int, 2>{});
+      else add(std::integral_constant<int, 1>{});
+    }
+    k += kTerms;
+  } while (k < count);
+}
+
+template <typename T>
+NPU_INLINE typename Simd<T>::Reg log_size(typename Simd<T>::Reg x, T eps) {
+  using S = Simd<T>;
+  return VectorMath<T>::log(S::abs(x) + S::set1(eps));
+}
+
+template <typename T>
+class ForwardBlock {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  static constexpr int W = S::width;
+  enum Sum : int { kA, kH, kE, kSums };
+
+ public:
+  ForwardBlock(const NaluForward<T>& f, const Panels<T>& weights)
+      : f_(f),
+        in_(f.inputs),
+        weights_(weights),
+        size_(round_up(in_.in * kBlockRows, W)),
+        x_(size_),
+        log_(size_),
+        sums_(kSums * kBlockRows * kLanes<T>) {
+    std::memset(x_, 0, size_t(size_) * sizeof(T));  // rows behind the last one are read too
+    std::memset(log_, 0, size_t(size_) * sizeof(T));
+  }
+
+  void run(int64_t model, int64_t row) {
+    const int64_t rows = least(kBlockRows, in_.rows - row), values = rows * in_.in;
+    const T* x = in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;
+    for (int64_t n = 0; n < values; n += W) {
+      const Reg value = S::load_first(x + n, int(least<int64_t>(W, values - n)));
+      S::store(x_ + n, value);
+      S::store(log_ + n, log_size<T>(value, in_.eps));
+    }
+    const T* const factors[] = {x_, log_};
+    for (int64_t o = 0; o < in_.out; o += kLanes<T>) {
+      const T* const panels[] = {weights_.nac + model * weights_.size + o * in_.in,
+                                 weights_.gate + model * weights_.size + o * in_.in};
+      const int64_t outs = least(kLanes<T>, in_.out - o);
+      multiply_rows<T, Product<0, 0, kA>, Product<1, 0, kH>, Product<0, 1, kE>>(panels, factors, in_.in, in_.in, rows,
+                                                                                outs, sums_);
+      if (in_.gate_bias != nullptr) add_bias(in_.gate_bias + model * in_.out + o, rows, outs);
+      finish(rows, outs, (model * in_.rows + row) * in_.out + o);
+    }
+  }
+
+ private:
+  T* sum(Sum which, int64_t row) const { return sums_ + (which * kBlockRows + row) * kLanes<T>; }
+
+  void add_bias(const T* bias, int64_t rows, int64_t outs) {
+    for (int64_t l = 0; l < outs; l += W) {
+      const Reg more = S::load_first(bias + l, int(least<int64_t>(W, outs - l)));
+      for (int64_t row = 0; row < rows; ++row) S::store(sum(kH, row) + l, S::load(sum(kH, row) + l) + more);
+    }
+  }
+
+  // The results of some outs. Few outs of all rows are moved together, so that they fill registers.
+  void finish(int64_t rows, int64_t outs, int64_t at) {
+    int64_t next = in_.out;
+    if (in_.out < W) {
+      for (int which = 0; which < kSums; ++which)
+        for (int64_t row = 0; row < rows; ++row)
+          for (int64_t l = 0; l < outs; ++l) sum(Sum(which), 0)[row * outs + l] = sum(Sum(which), row)[l];
+      outs *= rows, rows = 1;
+    }
+    for (int64_t row = 0; row < rows; ++row, at += next) {
+      for (int64_t l = 0; l < outs; l += W) {
+        const int count = int(least<int64_t>(W, outs - l));
+        const Reg a = S::load(sum(kA, row) + l), h = S::load(sum(kH, row) + l);
+        const Reg t = VectorMath<T>::exp(S::load(sum(kE, row) + l));
+        const Shares<T> shares(h);
+        S::store_first(f_.y + at + l, S::fma(shares.gate, a, shares.rest * t), count);
+        if (f_.h == nullptr) continue;
+        S::store_first(f_.h + at + l, h, count);
+        S::store_first(f_.a + at + l, a, count);
+        S::store_first(f_.t + at + l, t, count);
+      }
+    }
+  }
+
+  const NaluForward<T>& f_;
+  const NaluInputs<T>& in_;
+  const Panels<T>& weights_;
+  int64_t size_;
+  Scratch<T> x_, log_, sums_;
+};
+
+// The sums over rows of one model: of W and of G [outs][inputs], both padded, and of the bias [outs].
+template <typename T>
+struct SumsLayout {
+  int64_t inputs, matrix, size;
+  explicit SumsLayout(const NaluInputs<T>& in)
+      : inputs(round_up(in.in, Simd<T>::width)),
+        matrix(round_up(in.out, kFewColumns) * inputs),
+        size(2 * matrix + in.out) {}
+};
+
+// One row group of one model.
+template <typename T>
+class BackwardGroup {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  static constexpr int W = S::width;
+  enum Upstream : int { kDA, kDH, kDE, kUpstream };
+
+ public:
+  BackwardGroup(const NaluBackward<T>& f, const Panels<T>& weights)
+      : f_(f),
+        in_(f.inputs),
+        weights_(weights),
+        layout_(in_),
+        // Few outs lie beside each other, as in memory. Rows of others are an odd number of registers apart: with a
+        // power of 2, the rows of a sum would share few lines of the first-level cache.
+        stride_(in_.out < W ? in_.out : (ceil_div(in_.out, W) | 1) * W),
+        next_(round_up(stride_ * kBlockRows, W) + W),
+        upstream_(kUpstream * next_),
+        rows_(2 * kBlockRows * kLanes<T>),
+        spread_(2 * kBlockRows * kLanes<T>) {
+    std::memset(upstream_, 0, size_t(kUpstream * next_) * sizeof(T));  // what is not written is read too
+  }
+
+  // sums: SumsLayout, overwritten by those over rows [begin, end); null: not wanted.
+  void run(int64_t model, int64_t begin, int64_t end, T* sums) {
+    if (sums != nullptr && begin == end) std::memset(sums, 0, size_t(layout_.size) * sizeof(T));
+    for (int64_t row = begin; row < end; row += kBlockRows) {
+      const int64_t rows = least(kBlockRows, end - row);
+      const int64_t x = ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;
+      load_upstream((model * in_.rows + row) * in_.out, rows);
+      for (int64_t i = 0; i < in_.in; i += kLanes<T>) {
+        load_inputs(in_.x + x + i, rows, in_.in - i);
+        if (f_.grad_x != nullptr) into_x(model, i, rows, f_.grad_x + (model * in_.rows + row) * in_.in + i);
+        if (sums != nullptr) into_sums(i, rows, row > begin, sums);
+      }
+      if (sums != nullptr && f_.grad_gate_bias != nullptr) into_bias(rows, row > begin, sums + 2 * layout_.matrix);
+    }
+  }
+
+ private:
+  // dA, dH and dE as [rows][stride_].
+  void load_upstream(int64_t at, int64_t rows) {
+    const bool dense = stride_ == in_.out;
+    const int64_t lines = dense ? 1 : rows, outs = dense ? rows * in_.out : in_.out;
+    for (int64_t line = 0; line < lines; ++line, at += in_.out) {
+      for (int64_t o = 0; o < outs; o += W) {
+        const int count = int(least<int64_t>(W, outs - o));
+        const Reg grad = S::load_first(f_.grad_y + at + o, count), h = S::load_first(f_.h + at + o, count);
+        const Reg a = S::load_first(f_.a + at + o, count), t = S::load_first(f_.t + at + o, count);
+        const Shares<T> shares(h);
+        const Reg d_a = grad * shares.gate;
+        T* const to = upstream_ + line * stride_ + o;
+        S::store(to + kDA * next_, d_a);
+        S::store(to + kDH * next_, d_a * shares.rest * (a - t));
+        S::store(to + kDE * next_, grad * shares.rest * t);
+      }
+    }
+  }
+
+  // x and L of up to kLanes inputs, [rows][kLanes].
+  void load_inputs(const T* x, int64_t rows, int64_t inputs) {
+    T* const logs = rows_ + kBlockRows * kLanes<T>;
+    for (int64_t row = 0; row < rows; ++row, x += in_.in) {
+      for (int64_t l = 0; l < least(kLanes<T>, inputs); l += W) {
+        const Reg value = S::load_first(x + l, int(least<int64_t>(W, inputs - l)));
+        S::store(rows_ + row * kLanes<T> + l, value);
+        S::store(logs + row * kLanes<T> + l, log_size<T>(value, in_.eps));
+      }
+    }
+  }
+
+  void into_x(int64_t model, int64_t i, int64_t rows, T* grad_x) {
+    const int64_t at = model * weights_.size + i * in_.out, inputs = least(kLanes<T>, in_.in - i);
+    const T* const panels[] = {weights_.nac + at, weights_.gate + at};
+    const T* const factors[] = {upstream_ + kDA * next_, upstream_ + kDH * next_, upstream_ + kDE * next_};
+    multiply_rows<T, Product<0, 0, 0>, Product<1, 1, 0>, Product<0, 2, 1>>(panels, factors, stride_, in_.out, rows,
+                                                                           inputs, spread_);
+    const Reg eps = S::set1(in_.eps), one = S::set1(T(1));
+    for (int64_t row = 0; row < rows; ++row, grad_x += in_.in) {
+      for (int64_t l = 0; l < inputs; l += W) {
+        const T* const sum = spread_ + row * kLanes<T> + l;
+        const Reg x = S::load(rows_ + row * kLanes<T> + l), slope = S::with_sign_of(one / (S::abs(x) + eps), x);
+        S::store_first(grad_x + l, S::fma(S::load(sum + kBlockRows * kLanes<T>), slope, S::load(sum)),
+                       int(least<int64_t>(W, inputs - l)));
+      }
+    }
+  }
+
+  void into_sums(int64_t i, int64_t rows, bool resume, T* sums) {
+    const T* const panels[] = {rows_, rows_ + kBlockRows * kLanes<T>};
+    for (int64_t o = 0; o < in_.out; o += kFewColumns) {
+      const T* const d = upstream_ + o;
+      const T* const factors[] = {d + kDA * next_, d + kDH * next_, d + kDE * next_};
+      T* const to = sums + o * layout_.inputs + i;
+      const auto add = [&](auto registers) {
+        add_products<T, decltype(registers)::value, Product<0, 0, 0>, Product<0, 1, 1>, Product<1, 2, 0>>(
+            panels, kLanes<T>, factors, stride_, 1, rows, resume, to, layout_.matrix, layout_.inputs);
+      };
+      if (in_.in - i > W) add(std::integral_constant<int, 2>{});
+      else add(std::integral_constant<int, 1>{});
+    }
+  }
+
+  void into_bias(int64_t rows, bool resume, T* sums) {
+    for (int64_t o = 0; o < in_.out; o += W) {
+      const int count = int(least<int64_t>(W, in_.out - o));
+      Reg sum = S::zero();
+      for (int64_t row = 0; row < rows; ++row)
+        sum = sum + S::load_first(upstream_ + kDH * next_ + row * stride_ + o, count);
+      S::store_first(sums + o, resume ? S::load_first(sums + o, count) + sum : sum, count);
+    }
+  }
+
+  const NaluBackward<T>& f_;
+  const NaluInputs<T>& in_;
+  const Panels<T>& weights_;
+  const SumsLayout<T> layout_;
+  int64_t stride_, next_;
+  Scratch<T> upstream_, rows_, spread_;
+};
+
+}  // namespace
+
+template <typename T>
+void nalu_forward(const NaluForward<T>& f, const Parallel& parallel) {
+  const NaluInputs<T>& in = f.inputs;
+  const Panels<T> weights(in, nullptr, f.parts, false, parallel);
+  const int64_t blocks = ceil_div(in.rows, kBlockRows);
+  parallel.over(in.models * blocks, [&](int64_t begin, int64_t end) {
+    ForwardBlock<T> block(f, weights);
+    for (int64_t task = begin; task < end; ++task) block.run(task / blocks, task % blocks * kBlockRows);
+  });
+}
+
+template <typename T>
+void nalu_backward(const NaluBackward<T>& f, const Parallel& parallel) {
+  using S = Simd<T>;
+  const NaluInputs<T>& in = f.inputs;
+  const int64_t count = in.out * in.in, all = in.models * count;
+  const bool want_weight = f.grad_weight != nullptr || f.grad_mask != nullptr;
+  const bool want_sums = want_weight || f.grad_gate_weight != nullptr || f.grad_gate_bias != nullptr;
+  const bool again = want_weight && f.parts == nullptr;
+  const Scratch<T> computed(again ? 2 * all : 0);
+  const T* parts = again ? computed : f.parts;
+  const Panels<T> weights(in, f.parts, again ? static_cast<T*>(computed) : nullptr, true, parallel);
+  const SumsLayout<T> layout(in);
+  const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 20) / most<int64_t>(layout.size, 1));
+  const Scratch<T> total(want_sums ? in.models * layout.size : 0);
+  sum_rows(in.models, groups, layout.size, parallel, want_sums ? static_cast<T*>(total) : nullptr,
+           [&] { return BackwardGroup<T>(f, weights); });
+  if (!want_sums) return;
+  parallel.over(in.models * in.out, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const T* sums = total + task / in.out * layout.size;
+      const int64_t o = task % in.out;
+      if (f.grad_gate_bias != nullptr) f.grad_gate_bias[task] = sums[2 * layout.matrix + o];
+      for (int64_t i = 0; i < in.in; i += S::width) {
+        const int lanes = int(least<int64_t>(S::width, in.in - i));
+        const int64_t at = task * in.in + i;
+        const T* sum = sums + o * layout.inputs + i;
+        if (want_weight) nac_gradients<T>(S::load(sum), parts, all, at, lanes, f.grad_weight, f.grad_mask);
+        if (f.grad_gate_weight != nullptr) S::store_first(f.grad_gate_weight + at, S::load(sum + layout.matrix), lanes);
+      }
+    }
+  });
+}
+
+template void nalu_forward<float>(const NaluForward<float>&, const Parallel&);
+template void nalu_forward<double>(const NaluForward<double>&, const Parallel&);
+template void nalu_backward<float>(const NaluBackward<float>&, const Parallel&);
+template void nalu_backward<double>(const NaluBackward<double>&, const Parallel&);
+
+}  // namespace NPU_ISA
+}  // namespace npu
