@@ -195,6 +195,8 @@ class BackwardGroup {
   using Reg = typename S::Reg;
   static constexpr int W = S::width;
   enum Upstream : int { kDA, kDH, kDE, kUpstream };
+  // Sums of which the bias's gradient is made: equal rows round alike, so that errors grow with a sum's length.
+  static constexpr int kParts = 8;
 
  public:
   BackwardGroup(const NaluBackward<T>& f, const Panels<T>& weights)
@@ -208,13 +210,16 @@ class BackwardGroup {
         next_(round_up(stride_ * kBlockRows, W) + W),
         upstream_(kUpstream * next_),
         rows_(2 * kBlockRows * kLanes<T>),
-        spread_(2 * kBlockRows * kLanes<T>) {
+        spread_(2 * kBlockRows * kLanes<T>),
+        bias_(kParts * in_.out) {
     std::memset(upstream_, 0, size_t(kUpstream * next_) * sizeof(T));  // what is not written is read too
   }
 
   // sums: SumsLayout, overwritten by those over rows [begin, end); null: not wanted.
   void run(int64_t model, int64_t begin, int64_t end, T* sums) {
     if (sums != nullptr && begin == end) std::memset(sums, 0, size_t(layout_.size) * sizeof(T));
+    const bool want_bias = sums != nullptr && f_.grad_gate_bias != nullptr;
+    if (want_bias) std::memset(bias_, 0, size_t(kParts * in_.out) * sizeof(double));
     for (int64_t row = begin; row < end; row += kBlockRows) {
       const int64_t rows = least(kBlockRows, end - row);
       const int64_t x = ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;
@@ -224,8 +229,9 @@ class BackwardGroup {
         if (f_.grad_x != nullptr) into_x(model, i, rows, f_.grad_x + (model * in_.rows + row) * in_.in + i);
         if (sums != nullptr) into_sums(i, rows, row > begin, sums);
       }
-      if (sums != nullptr && f_.grad_gate_bias != nullptr) into_bias(rows, row > begin, sums + 2 * layout_.matrix);
+      if (want_bias) into_bias(rows);
     }
+    if (want_bias) finish_bias(sums + 2 * layout_.matrix);
   }
 
  private:
@@ -292,14 +298,16 @@ class BackwardGroup {
     }
   }
 
-  void into_bias(int64_t rows, bool resume, T* sums) {
-    for (int64_t o = 0; o < in_.out; o += W) {
-      const int count = int(least<int64_t>(W, in_.out - o));
-      Reg sum = S::zero();
-      for (int64_t row = 0; row < rows; ++row)
-        sum = sum + S::load_first(upstream_ + kDH * next_ + row * stride_ + o, count);
-      S::store_first(sums + o, resume ? S::load_first(sums + o, count) + sum : sum, count);
-    }
+  void into_bias(int64_t rows) {
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t o = 0; o < in_.out; ++o)
+        bias_[row % kParts * in_.out + o] += double(upstream_[kDH * next_ + row * stride_ + o]);
+  }
+
+  void finish_bias(T* sums) {
+    for (int half = kParts / 2; half > 0; half /= 2)
+      for (int64_t n = 0; n < half * in_.out; ++n) bias_[n] += bias_[half * in_.out + n];
+    for (int64_t o = 0; o < in_.out; ++o) sums[o] = T(bias_[o]);
   }
 
   const NaluBackward<T>& f_;
@@ -308,6 +316,7 @@ class BackwardGroup {
   const SumsLayout<T> layout_;
   int64_t stride_, next_;
   Scratch<T> upstream_, rows_, spread_;
+  Scratch<double> bias_;
 };
 
 }  // namespace

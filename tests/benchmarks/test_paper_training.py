@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.paper import gradient_surface
 from benchmarks.paper.large import task as large
+from benchmarks.paper.layers import sigmoid
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.simple import task as simple
 
@@ -129,3 +130,9 @@ def test_gradient_surfaces_show_the_plateau() -> None:
             assert row["median"] >= 0.9
         if row["panel"] == "NPU, gates 1 and 0":
             assert row["w2_spread"] <= 1e-12
+
+
+def test_sigmoid_rounds_the_same_everywhere() -> None:
+    x = torch.randn(1003, dtype=torch.float64)
+    torch.testing.assert_close(sigmoid(x), x.sigmoid())
+    assert torch.equal(sigmoid(x)[5:905], sigmoid(x[5:905]))
