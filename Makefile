@@ -121,7 +121,7 @@ tables: install
 	$(BIN)/python -m benchmarks.regression --report docs/when-not-to-use.md --pictures docs/images
 	$(BIN)/python -m benchmarks.equations --report docs/equations.md --picture docs/images/equations.png
 	$(BIN)/python -m benchmarks.time_series --report docs/time-series.md --picture docs/images/odebench.png
-	$(BIN)/python -m benchmarks.overview --out docs/images/overview.png
+	$(BIN)/python -m benchmarks.extrapolation --out docs/images/extrapolation.png
 
 # Warnings are errors; links between pages are checked; the tutorials are executed; no page needs a network.
 docs: install $(VENV)/.docs

@@ -29,6 +29,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from benchmarks.blocks import crossed, renew
+from benchmarks.drawing import COLORS, figure, save
 from benchmarks.equations.__main__ import read
 from npu_kernels import NPURegressor, RealNPU
 from npu_kernels._jobs import files
@@ -170,15 +171,13 @@ def picture(rows: list[dict[str, Any]], setting: str, path: Path) -> None:
     """The share of right starts over a setting."""
     usual, label, _ = SETTINGS[setting]
     pairs = [(row["value"], 100 * row["share"]) for row in rows if row.get("setting") == setting]
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.5, 2.4), layout="constrained")
-    axis = figure.subplots()
-    axis.plot(*zip(*sorted(pairs), strict=True), "o-", color="tab:blue", linewidth=2)
+    drawing, axes = figure(1, 1, 2.2)
+    axis = axes[0][0]
+    axis.plot(*zip(*sorted(pairs), strict=True), "o-", color=COLORS["npu_kernels"], linewidth=2)
     axis.axvline(usual, color="0.6", linestyle=":", linewidth=1.5)
     axis.set(xscale="log", ylim=(-4, 104), xlabel=label, ylabel="right starts, %")
     axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
+    save(drawing, path)
 
 
 def main() -> None:

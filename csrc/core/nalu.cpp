@@ -24,10 +24,10 @@ namespace npu {
 namespace NPU_ISA {
 namespace {
 
-// Of a tile of products. Terms that an accumulator adds up, at most: their panels stay in the first-level cache while
-// all rows pass over them.
+// Lanes of a tile of products.
 template <typename T>
 constexpr int64_t kLanes = kRegisters * Simd<T>::width;
+// Terms that an accumulator adds up, at most: their panels stay in the first-level cache while all rows pass over them.
 constexpr int64_t kTerms = 64;
 
 // W and G of every model as panels of add_products: [outs / kLanes][inputs][kLanes], or (over_outs)

@@ -377,8 +377,8 @@ _FORMULAS: dict[Any, Callable[..., Any]] = {
     for formulas, names in ((reference, ops.NAMES), (time_loop, ops.TIME_LOOPS))
     for name in names
 }
-# torch.onnx.export decomposes operators by torch's own table. Operators that the other table has
-# keep the shape functions that they were registered with.
+# torch.onnx.export decomposes operators by torch's own table. It would find the shapes of symbolic
+# sizes, too; for operators in the second table the registered shape functions go on doing so.
 torch._decomp.decomposition_table.update(_FORMULAS)
 torch._decomp.meta_table.update(_FORMULAS)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import overview
+from benchmarks import extrapolation
 from benchmarks.drawing import LETTERS, figure, headline, legend
 from benchmarks.paper import fsir, fsir_equation, large, pictures, single_module
 from benchmarks.paper.__main__ import main
@@ -47,15 +47,15 @@ def test_report_draws_anew_in_the_format_asked_for(suffix, start, tmp_path, caps
     assert f"](fsir_equation.{suffix})" in (tmp_path / "report.md").read_text()
 
 
-def test_overview(tmp_path, monkeypatch):
-    picture, titles = tmp_path / "overview.png", []
+def test_extrapolation(tmp_path, monkeypatch):
+    picture, titles = tmp_path / "extrapolation.png", []
 
     def save(drawing, path):
         titles.extend(axis.get_title() for axis in drawing.axes)
         drawing.savefig(path)
 
-    monkeypatch.setattr(overview, "save", save)
-    assert overview.main(["--out", str(picture)]) == 0
+    monkeypatch.setattr(extrapolation, "save", save)
+    assert extrapolation.main(["--out", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert titles[:2] == ["dense network", "RealNPU, then NAU"]
 

@@ -33,7 +33,7 @@ OF_OTHERS = {"setuptools", "torch", "scikit"}
 WITH_HELP = [
     "benchmarks.demo", "benchmarks.equations", "benchmarks.paper", "benchmarks.throughput",
     "benchmarks.throughput.report", "benchmarks.throughput.cold", "benchmarks.time_series",
-    "benchmarks.overview", "benchmarks.regression", "npu_kernels.certify", "npu_kernels.env",
+    "benchmarks.extrapolation", "benchmarks.regression", "npu_kernels.certify", "npu_kernels.env",
     "release.wheels", "release.try_install", "release.emulated",
     "release.support", "tests.mutants", "tools.aot", "tools.aot.report",
 ]  # fmt: skip

@@ -55,7 +55,7 @@ COMMANDS = [
            "benchmarks/test_figures::test_paper_tables_are_those_of_the_results",
            "benchmarks/test_equations_benchmark::test_tables_of_the_guide",
            "benchmarks/test_time_series_benchmark::test_the_table_is_that_of_the_rows",
-           "benchmarks/test_pictures::test_overview"), "2026-11-24 15b4716"),
+           "benchmarks/test_pictures::test_extrapolation"), "2026-11-24 15b4716"),
     Entry("make support",
           ("project/test_release::test_the_table_of_the_page_is_made_from_the_runs",), WHOLE),
     Entry("make wheels",

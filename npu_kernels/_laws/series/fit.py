@@ -475,7 +475,7 @@ def accurate(law: Law, job: Job) -> Law:
 
 def first_accurate(laws: Iterable[Law], job: Job) -> Law | None:
     """Return the first of some laws that stays finite with accurate steps; None if none does."""
-    return next((law for law in (accurate(law, job) for law in laws) if is_finite(law)), None)
+    return next(filter(is_finite, (accurate(law, job) for law in laws)), None)
 
 
 def is_finite(law: Law) -> bool:
@@ -506,8 +506,8 @@ def simplest(
     while True:
         free = loosened(best, loosen).refitted(job)
         others = alternatives(best, free, met, max_denominator, job, -SAME_CRITERION)
-        better = first_accurate((law for law, _ in others), job)
-        if better is None or job.pressed:
+        better = None if job.pressed else first_accurate((law for law, _ in others), job)
+        if better is None:
             return best, free
         meet(met, best.criterion(), best)
         best = better

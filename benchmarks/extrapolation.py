@@ -1,6 +1,6 @@
 """The README's picture: how the layer extrapolates.
 
-    python -m benchmarks.overview --out docs/images/overview.png
+    python -m benchmarks.extrapolation --out docs/images/extrapolation.png
 
 Made from the trained models in `results/paper` only.
 """
@@ -50,17 +50,21 @@ def draw(models: dict[str, list[float]], path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the picture; return the exit status."""
     description = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overview", description=description)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.extrapolation", description=description
+    )
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="FILE", help="a .png, .svg or .pdf file")
     options = parser.parse_args(argv)
     if not available():
-        print("overview: the picture needs matplotlib (pip install matplotlib)", file=sys.stderr)
+        print(
+            "extrapolation: the picture needs matplotlib (pip install matplotlib)", file=sys.stderr
+        )
         return 1
     try:
         draw(json.loads(MODELS.read_text())["models"], options.out)
     except OSError as error:
-        print(f"overview: {error}", file=sys.stderr)
+        print(f"extrapolation: {error}", file=sys.stderr)
         return 1
     return 0
 
