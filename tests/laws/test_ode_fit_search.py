@@ -202,3 +202,8 @@ def test_integrals_of_parabolas_are_exact() -> None:
     result = starts.integrals(values, t.diff().unsqueeze(0))
     torch.testing.assert_close(result[:, :-1], expected[:, :-1])
     torch.testing.assert_close(result[:, -1], result[:, -2])
+    chord = starts.integrals(values[:, :2], t[:2].diff().unsqueeze(0))
+    torch.testing.assert_close(chord, torch.tensor([[[0.5, 0.125, 0.1875]]], dtype=torch.float64))
+    values[:, -1] = math.inf  # of a filler: it moves nothing that lies before
+    other = starts.integrals(values, t.diff().unsqueeze(0))
+    torch.testing.assert_close(other[:, :-1], expected[:, :-1])

@@ -268,7 +268,10 @@ def integrals(values: Tensor, lengths: Tensor) -> Tensor:
     three nodes: without noise, sets of nearly the same integrals are told apart.
     """
     h = lengths.unsqueeze(2)
-    chords = values.diff(dim=1) / h.clamp(min=1e-300)
+    chords = torch.where(h > 0, values.diff(dim=1) / h.clamp(min=1e-300), 0.0)
+    areas = (values[:, 1:] + values[:, :-1]) / 2 * h
+    if h.shape[1] == 1:  # two nodes
+        return areas
     share = h[:, 1:] / (h[:, 1:] + h[:, :-1]).clamp(min=1e-300)
     inner = share * chords[:, :-1] + (1 - share) * chords[:, 1:]
     slopes = torch.cat([2 * chords[:, :1] - inner[:, :1], inner], 1)
@@ -276,7 +279,7 @@ def integrals(values: Tensor, lengths: Tensor) -> Tensor:
     is_last = torch.nn.functional.pad(h[:, 1:] == 0, (0, 0, 0, 1), value=True)
     after = torch.where(is_last, ends, torch.cat([slopes[:, 1:], ends[:, -1:]], 1))
     corrections = h.square() / 12 * (after - slopes)
-    return ((values[:, 1:] + values[:, :-1]) / 2 * h - corrections).cumsum(1)
+    return (areas - corrections).cumsum(1)
 
 
 def _extended(A: Tensor, Y: Tensor, sets: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
