@@ -193,12 +193,14 @@ def backend_for(tensor: Tensor) -> str:
     """Return the name of the backend that computes a call with this tensor.
 
     While `torch.jit.trace` records, it is "reference": only the formulas can be recorded with their
-    derivatives. Raises RuntimeError, with every candidate and its reason, when the backend that
+    derivatives. While `torch.onnx.export` records, too: ONNX has no operators of this package.
+    Raises RuntimeError, with every candidate and its reason, when the backend that
     `use_backend` forces cannot run.
     """
-    if is_tracing():
+    compiling = is_compiling()
+    if is_tracing() or (compiling and torch.onnx.is_in_onnx_export()):
         return "reference"
-    name = _thread.forced if is_compiling() else forced()
+    name = _thread.forced if compiling else forced()
     if name is not None:
         return _forced_backend(name, tensor.device.type)
     return "cpu" if _cpu_runs and tensor.is_cpu else _default(tensor.device.type)

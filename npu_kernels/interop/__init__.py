@@ -363,24 +363,16 @@ def to_reference(
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return a table for ``ExportedProgram.run_decompositions`` that leaves plain aten alone.
 
-    C++ needs it, and `torch.onnx.export` of a program that is exported already; of a module it
-    takes the formulas by itself.
+    C++ needs it, and `torch.onnx.export` of a program that is exported already. Of a module,
+    `torch.onnx.export` records the formulas by itself.
 
     A program with the fused operators needs `import npu_kernels` where it runs; the decomposed one
     needs torch alone.
     """
-    return dict(torch.export.default_decompositions().items()) | _FORMULAS
-
-
-_FORMULAS: dict[Any, Callable[..., Any]] = {
-    getattr(ops, name): getattr(formulas, name)
-    for formulas, names in ((reference, ops.NAMES), (time_loop, ops.TIME_LOOPS))
-    for name in names
-}
-# torch.onnx.export decomposes operators by torch's own table. It would find the shapes of symbolic
-# sizes, too; for operators in the second table the registered shape functions go on doing so.
-torch._decomp.decomposition_table.update(_FORMULAS)
-torch._decomp.meta_table.update(_FORMULAS)
+    table: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions().items())
+    for formulas, names in ((reference, ops.NAMES), (time_loop, ops.TIME_LOOPS)):
+        table |= {getattr(ops, name): getattr(formulas, name) for name in names}
+    return table
 
 
 __all__ = ["decompositions", "from_parameters", "reference_layers", "swap", "to_reference"]
