@@ -127,6 +127,7 @@ tables: install
 docs: install $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
 	@! grep -rlE '<(script|link|img)[^>]* (src|href)="https?:' build/docs --include='*.html'
+	@! grep -rlE '\]\(\.\.|nb-download' build/docs/_downloads --include='*.ipynb'
 
 site: docs $(VENV)/.site
 	$(BIN)/python -m tools.site build/docs $(SITE_ARGS)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 
@@ -65,6 +66,9 @@ PAGES = {
     "../benchmarks/results/paper/report.md": "paper-report.md",
 }
 
+DOWNLOAD = re.compile(r"\s*\{nb-download\}`[^`]*`\.?")
+RELATIVE_LINK = re.compile(r"\[([^\]]*)\]\(\.\./([^)]*)\)")
+
 COLUMNS = re.compile(r"\S {2,}\S")
 
 
@@ -107,6 +111,17 @@ def own_pages(app: Any, name: str, source: list[str]) -> None:
         source[0] = source[0].replace(f"]({file}", f"]({page}")
 
 
+def notebooks_alone(app: Any, exception: Exception | None) -> None:
+    """A notebook is read without the pages beside it: its links become the names of the pages."""
+    for path in Path(app.outdir, "_downloads").rglob("*.ipynb"):
+        notebook = nbformat.read(path, as_version=4)
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                text = DOWNLOAD.sub("", cell.source)
+                cell.source = RELATIVE_LINK.sub(r"\1, `docs/\2`", text)
+        nbformat.write(notebook, path)
+
+
 def mathml(self: Any, node: nodes.math | nodes.math_block) -> None:
     """Write a formula as MathML."""
     is_block = isinstance(node, nodes.math_block)
@@ -119,6 +134,7 @@ def mathml(self: Any, node: nodes.math | nodes.math_block) -> None:
 def setup(app: Any) -> None:
     app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))
     app.connect("source-read", own_pages)
+    app.connect("build-finished", notebooks_alone)
     app.connect(
         "autodoc-process-docstring", literal_blocks, priority=400
     )  # before napoleon reads the sections
