@@ -282,6 +282,20 @@ def test_the_true_products_are_among_the_starts() -> None:
     assert starts.shape == (24, 3, 3)
 
 
+def test_few_values_below_0_are_those_of_errors_or_of_both_signs() -> None:
+    t = torch.linspace(0, 10, 200, dtype=torch.float64)
+    amounts = torch.stack([(-t).exp(), noise((-t).exp() + 1, 0.02) - 1, t - 0.2, t], 1)
+    amounts[0, 3] = -1e-12
+    assert (amounts[:, 1:3] < 0).any(0).all()
+    assert (amounts > -0.1 * amounts.amax(0)).all()
+    amounts[50, 3] = math.nan
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(0))
+    data = read(t[order], amounts[order], "fit", None, None, None, 4)
+    assert data.positive.tolist() == [True, True, False, True]
+    two = torch.tensor([0.5, -0.01], dtype=torch.float64)
+    assert read(t[:2], two, "fit", None, None, None, 1).positive.all()
+
+
 def test_exponents_beside_fractions_keep_the_intervals_of_free_numbers() -> None:
     case = CASES["fsir"]
     t, u = case.series(0.01, 5)

@@ -12,9 +12,16 @@ from torch import Tensor
 from npu_kernels import ode
 from npu_kernels._laws.series import starts
 from npu_kernels._laws.series.data import read
-from npu_kernels._laws.series.fit import SMALLEST_BATCH, batches, first_accurate, hopeful
 from npu_kernels._laws.series.job import Job
+from npu_kernels._laws.series.known import read_known
 from npu_kernels._laws.series.laws import Law
+from npu_kernels._laws.series.search import (
+    SMALLEST_BATCH,
+    Search,
+    batches,
+    first_accurate,
+    hopeful,
+)
 from npu_kernels._laws.series.sensitivity import Shape, Trajectories, chained
 from npu_kernels._laws.series.simplify import changed, covariance, pruned
 from npu_kernels._laws.series.starts import matched, smoothed
@@ -131,10 +138,43 @@ def test_laws_that_only_coarse_steps_keep_finite_are_left_out(
     def finer(law: Law, job: Job) -> Law:
         return replace(law, x=law.x * math.nan) if law is near_a_pole else law
 
-    monkeypatch.setattr("npu_kernels._laws.series.fit.accurate", finer)
+    monkeypatch.setattr("npu_kernels._laws.series.search.accurate", finer)
     job = Job("test", 1, {})
     assert first_accurate([near_a_pole, smooth], job) is smooth
     assert first_accurate([near_a_pole], job) is None
+
+
+LORENZ_POWERS = [[0, 1, 0], [1, 0, 0], [1, 0, 1], [0, 0, 1], [1, 1, 0]]
+LORENZ_RATES = [[10, -10, 0, 0, 0], [-1, 99.96, -1, 0, 0], [0, 0, 0, -8 / 3, 1]]
+
+
+def lorenz() -> tuple[Tensor, Tensor]:
+    """Lorenz's law, whose neighbouring trajectories part fast."""
+    t = torch.linspace(0, 4.7, 70, dtype=torch.float64)
+    return t, solution(LORENZ_POWERS, LORENZ_RATES, [10, 20, 30], t)
+
+
+def test_numbers_that_were_fitted_with_coarse_steps() -> None:
+    power, sums = start = model(3, 5)
+    with torch.no_grad():
+        power.gate.fill_(1.0)
+        power.weight_re.copy_(torch.tensor(LORENZ_POWERS)).requires_grad_(False)
+        sums.weight.copy_(1.02 * torch.tensor(LORENZ_RATES))
+    law = ode.fit(start, *lorenz(), start="model", simplify=False)
+    assert (law.weights()[1][0] - torch.tensor(LORENZ_RATES)).abs().max() < 1e-3
+
+
+def test_pieces_begin_with_measured_states() -> None:
+    data = read(*lorenz(), "fit", None, None, None, 3)
+    rules = read_known(None, False, None, None, None, "any", data.names, 5, True)
+    search = Search(data, rules, 5, 1, 0, Job("test", 1, {}), "rk4")
+    powers = torch.tensor(LORENZ_POWERS, dtype=torch.float64)
+    rates = torch.tensor(LORENZ_RATES, dtype=torch.float64)
+    x = search.shape.join(powers, rates, 1.5 * data.values[:, 0]).unsqueeze(0)
+    free = torch.arange(x.shape[1]) >= 15
+    problem = replace(search.problem("rk4"), steps=32)
+    _, x, _ = search.refit_in_pieces(problem, x, free.unsqueeze(0))
+    assert (search.shape.split(x)[2] - data.values[:, 0]).abs().max() < 1e-3
 
 
 def test_the_true_form_where_its_criterion_is_better() -> None:

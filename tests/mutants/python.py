@@ -340,6 +340,18 @@ FILES = [
     }),
 ]  # fmt: skip
 
+SERIES = [
+    *mutants(PACKAGE + "_laws/series/search.py", ("tests/laws/test_ode_fit_search.py -k 'coarse_steps or measured_states'"), {
+        "series-lost-by-accurate-steps": ("values.min() > coarse_values.min() + LOST_CRITERION", "False"),
+        "series-refit-begins-as-it-was": ("            x = torch.cat([x[:, : self.shape.weights], first], 1)\n", ""),
+    }),
+    *mutants(PACKAGE + "_laws/series/data.py", "tests/laws/test_ode_fit.py -k both_signs", {
+        "series-sign-by-size-alone": ("torch.minimum(SIGNED * high.clamp(min=0), noise)", "SIGNED * high.clamp(min=0)"),
+        "series-sign-of-rounding": ("_noise(times, tables) + ROUNDED_RESIDUAL * high.clamp(min=0)", "_noise(times, tables)"),
+        "series-noise-not-in-order": ("seen = seen[time[seen].argsort(stable=True)]", "seen = seen.flip(0)[1:]"),
+    }),
+]  # fmt: skip
+
 PYTHON = [
     *REFERENCE,
     *FORMULA,
@@ -348,4 +360,5 @@ PYTHON = [
     *CALLS,
     *EQUATIONS,
     *FILES,
+    *SERIES,
 ]

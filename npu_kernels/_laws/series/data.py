@@ -21,7 +21,9 @@ FAR = 2.0  # times the median distance; samples farther apart get nodes in betwe
 MOST_NODES = 4  # for each sample
 EXACT_RESIDUAL = 1e-5  # of a column's standard deviation: smaller residuals count as exact
 ROUNDED_RESIDUAL = 1e-9  # of a column's size: residuals below are those of rounding
-SIGNED = 0.1  # of the greatest value: a column with values below minus this has both signs
+# A column has both signs if it has values below minus this share of its greatest one, or below
+# minus so many standard deviations of its errors.
+SIGNED, NOISY = 0.1, 4.0
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,9 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
     low = torch.where(seen, values_of_all, math.inf).amin(0)
     high = torch.where(seen, values_of_all, -math.inf).amax(0)
     start_low = start.nan_to_num(math.inf).amin(0)
-    positive = (low >= -SIGNED * high.clamp(min=0)) & (start_low >= 0)
+    noise = NOISY * _noise(times, tables) + ROUNDED_RESIDUAL * high.clamp(min=0)
+    lowest_amount = torch.minimum(SIGNED * high.clamp(min=0), noise)
+    positive = (low >= -lowest_amount) & (start_low >= 0)
     nodes = _nodes(times)
     rows = max(len(time) for time in nodes)
     values, weight = torch.zeros(2, len(tables), rows, features, dtype=torch.float64).unbind(0)
@@ -182,6 +186,28 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
     size, exact = torch.ones(features, dtype=torch.float64), torch.zeros(features)
     columns = grid, values, weight, start, positive
     return Series(*columns, names, has_sigma, relative, 1.0, size, exact.double())
+
+
+def _noise(times: list[Tensor], tables: list[Tensor]) -> Tensor:
+    """Return the standard deviations ``[D]`` of errors, inf in columns of too few values.
+
+    They are those of values beside the line through their neighbours (Gasser, Sroka and
+    Jennen-Steinmetz 1986): where a column bends, they are too large.
+    """
+    squares, count = torch.zeros(2, tables[0].shape[1], dtype=torch.float64).unbind(0)
+    for time, table in zip(times, tables, strict=True):
+        for d in range(table.shape[1]):
+            seen = (~table[:, d].isnan()).nonzero().squeeze(1)
+            seen = seen[time[seen].argsort(stable=True)]
+            if len(seen) < 3:
+                continue
+            (before, at, after), y = time[seen].unfold(0, 3, 1).unbind(1), table[seen, d]
+            span = after - before
+            share = torch.where(span > 0, (after - at) / span.clamp(min=1e-300), 0.5)
+            off = share * y[:-2] + (1 - share) * y[2:] - y[1:-1]
+            squares[d] += (off.square() / (share.square() + (1 - share).square() + 1)).sum()
+            count[d] += len(off)
+    return torch.where(count > 0, squares / count.clamp(min=1), math.inf).sqrt()
 
 
 def _parts(name: str, value: Any, dimensions: int) -> list[Tensor]:
