@@ -9,8 +9,9 @@ rollout_any      any other model, through torchdiffeq or by implicit steps in ea
 """
 
 from npu_kernels._common.errors import NonFiniteError
+from npu_kernels._laws.series.estimates import Estimate
 from npu_kernels._laws.series.fit import fit
-from npu_kernels._laws.series.result import Estimate, SeriesFit
+from npu_kernels._laws.series.result import SeriesFit
 from npu_kernels._laws.series.verdict import PoorFitWarning, Verdict
 from npu_kernels._time_loop.methods import METHODS
 from npu_kernels.ode._accuracy import InaccurateError, StepSizeError, StiffWarning

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from npu_kernels._laws.series.criterion import criteria
+from npu_kernels._laws.series.criterion import SAME_CRITERION, criteria
 from npu_kernels._laws.series.forms import Form, Met, form
 from npu_kernels._laws.series.job import Job
 from npu_kernels._laws.series.laws import REFIT_STEPS, Law, minimise, refitted, stacked
@@ -24,43 +24,61 @@ MOST_MET = 40  # laws that the search met: those that are tried
 
 
 def alternatives(
-    best: Law,
-    free: Law,
-    met: Met,
-    max_denominator: int,
-    job: Job,
-    window: float = WINDOW,
+    best: Law, free: Law, met: Met, max_denominator: int, job: Job
 ) -> list[tuple[Law, Law]]:
     """Return the laws within the window beside the best one, the best first.
 
     Each is paired with the same law whose numbers are all free. free: the best law with all numbers
-    free. met: laws of other forms. max_denominator: of exponents. window: the greatest difference
-    of the criterion; if it is below 0 the best law's own form is tried again, too.
+    free. met: laws of other forms. max_denominator: of exponents.
     """
-    limit, kind = best.criterion() + window, form(best)
-    begin = _candidates(free, met, limit)
-    if window > 0:
-        begin.pop(kind, None)
-    else:
-        begin[kind] = free
-    if not begin:
-        return []
-    starts = [_loosened(replace(law, problem=best.problem), free) for law in begin.values()]
+    limit = best.criterion() + WINDOW
+    candidates = _candidates(free, met, limit)
+    candidates.pop(form(best), None)
+    laws = _fitted(candidates, best, free, limit, max_denominator, job)
+    laws.pop(form(best), None)
+    return sorted(laws.values(), key=lambda pair: pair[0].criterion())
+
+
+def better_laws(
+    best: Law, free: Law, met: Met, max_denominator: int, job: Job
+) -> list[tuple[Law, Law]]:
+    """Return the laws of lower criteria than the best one's, as `alternatives` does.
+
+    The best law's own form is tried, too: its exponents are rounded anew.
+    """
+    limit = best.criterion() - SAME_CRITERION
+    candidates = _candidates(free, met, limit) | {form(best): free}
+    laws = _fitted(candidates, best, free, limit, max_denominator, job)
+    return sorted(laws.values(), key=lambda pair: pair[0].criterion())
+
+
+def _fitted(
+    candidates: dict[Form, Law],
+    best: Law,
+    free: Law,
+    limit: float,
+    max_denominator: int,
+    job: Job,
+) -> dict[Form, tuple[Law, Law]]:
+    """Return the best law of each form below the limit, with and without rounded exponents."""
+    if not candidates:
+        return {}
+    starts = [_loosened(replace(law, problem=best.problem), free) for law in candidates.values()]
     x, masks = stacked(starts)
     x, _ = minimise(best.problem, x, masks, REFIT_STEPS, 1e-4, job, is_short=True, likely=True)
     starts = [replace(law, x=numbers) for law, numbers in zip(starts, x, strict=True)]
     values = criteria(best.problem, x, masks) - foreseen(starts, max_denominator)
     near = (values < limit + UNFORESEEN).nonzero().squeeze(1).tolist()
     if not near or not job.go_on():
-        return []
+        return {}
     loose = refitted([starts[n] for n in near], job)
-    laws: dict[Form, tuple[float, Law, Law]] = {}
+    laws: dict[Form, tuple[Law, Law]] = {}
+    lowest: dict[Form, float] = {}
     for law, model in zip(rounded(loose, max_denominator, job), loose, strict=True):
-        value, other = law.criterion(), form(law)
-        bound = min(limit, laws[other][0] if other in laws else math.inf)
-        if (other != kind or window < 0) and _distinct(law) and value < bound:
-            laws[other] = value, law, model
-    return [pair[1:] for pair in sorted(laws.values(), key=lambda rival: rival[0])]
+        value, kind = law.criterion(), form(law)
+        if _distinct(law) and value < min(limit, lowest.get(kind, math.inf)):
+            lowest[kind], laws[kind] = value, (law, model)
+    return laws
 
 
 def _candidates(free: Law, met: Met, limit: float) -> dict[Form, Law]:

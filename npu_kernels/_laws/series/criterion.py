@@ -16,6 +16,7 @@ from torch import Tensor
 from npu_kernels._laws.products.exponent_length import exponent_nats
 from npu_kernels._laws.series.sensitivity import Trajectories
 
+SAME_CRITERION = 0.05  # difference of the criterion below which a law is no better than another
 # The description of a negative exponent is longer: about one in six of those of laws is negative.
 NEGATIVE_NATS = math.log(5)
 

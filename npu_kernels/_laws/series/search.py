@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels._common.seeds import stream
-from npu_kernels._laws.series.alternatives import UNFORESEEN, alternatives
-from npu_kernels._laws.series.criterion import criteria
+from npu_kernels._laws.series.alternatives import UNFORESEEN, better_laws
+from npu_kernels._laws.series.criterion import SAME_CRITERION, criteria
 from npu_kernels._laws.series.data import NAME, Series
+from npu_kernels._laws.series.estimates import units
 from npu_kernels._laws.series.forms import Form, Met, form, meet
 from npu_kernels._laws.series.job import Job
 from npu_kernels._laws.series.known import Known, check_within
 from npu_kernels._laws.series.laws import Law, minimise, refitted, stacked
-from npu_kernels._laws.series.result import units
 from npu_kernels._laws.series.sensitivity import FIXED, IMPLICIT, Stretches, Trajectories, windows
 from npu_kernels._laws.series.simplify import foreseen, pruned, rounded
 from npu_kernels._laws.series.starts import DRAWN_SETS, drawn, matched, smoothed
@@ -39,7 +39,6 @@ SMALL_RATE = 1e-3  # scaled: of starts that would have the wrong sign
 SMALLEST_BATCH = 12  # starts that are searched at once
 LEADING = 4  # laws of a batch that are made simpler
 TWINS = 2  # laws of one form that are fitted to the end: the better one is made simpler
-SAME_CRITERION = 0.05  # difference of the criterion below which a law is no better than another
 RIVAL_CRITERION = 24.0  # above the best law's: of the other laws that the result keeps
 LOST_CRITERION = 50.0  # above that with coarse steps: accurate steps have lost the series
 LEADING_CRITERION = 30.0  # above the best law's: of the laws that are made simpler
@@ -321,7 +320,7 @@ def simplest(
     best = first_accurate((law.refitted(job) for law in shorter), job) or simple[0]
     while True:
         free = loosened(best, loosen).refitted(job)
-        others = alternatives(best, free, met, max_denominator, job, -SAME_CRITERION)
+        others = better_laws(best, free, met, max_denominator, job)
         better = None if job.pressed else first_accurate((law for law, _ in others), job)
         if better is None:
             return best, free
