@@ -1,4 +1,4 @@
-"""DTensor's sharding rules for the operators, and batches of models shared over ranks.
+"""DTensor's sharding rules for the operators, units and batches of models spread over ranks.
 
 Importing this module registers the rules, made from the shapes in `ops.LAYERS`; `npu_kernels` alone
 does not, because DTensor is slow to import. Without them DTensor raises that the operator has no
@@ -26,6 +26,7 @@ import torch.distributed.tensor as dt
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.experimental import register_sharding
+from torch.distributed.tensor.parallel import ParallelStyle
 
 from npu_kernels._operators import ops
 from npu_kernels.layers import Unit
@@ -100,6 +101,86 @@ for _layer in ops.LAYERS.values():
     register_sharding(_layer.backward)(_backward_rule(_layer))
 
 
+def _distribute(
+    module: nn.Module, mesh: DeviceMesh, placement: Callable[[Tensor], dt.Placement]
+) -> None:
+    """Make DTensors of a module's own parameters, each with its placement."""
+    for key, parameter in list(module._parameters.items()):
+        if parameter is not None:
+            tensor = dt.distribute_tensor(parameter.detach(), mesh, [placement(parameter)])
+            module.register_parameter(key, nn.Parameter(tensor, parameter.requires_grad))
+
+
+class UnitParallel(ParallelStyle):
+    """A unit's style for `torch.distributed.tensor.parallel.parallelize_module`.
+
+    `parallelize_module(model, mesh, {"0": UnitParallel("outputs")})` spreads the first unit.
+
+    Args:
+        over: what is spread over the ranks of a one-dimensional mesh: "rows" of x, which are its
+            dimension before the last; "outputs", as by torch's `ColwiseParallel`; "models".
+        input_layouts: the placement of x where it is a plain tensor. Default: `Replicate()`.
+        output_layouts: the placement of y. Default: as the unit computes it, `Shard` over its rows,
+            outputs or models.
+        use_local_output: return a plain tensor, the rank's own part.
+
+    Inputs are never spread: the exponential comes after the sum over them. An x with another
+    placement is redistributed. Raises ValueError for another `over`, and for "models" of a unit
+    without num_models; TypeError for a module that is not a unit.
+    """
+
+    def __init__(
+        self,
+        over: str,
+        *,
+        input_layouts: dt.Placement | None = None,
+        output_layouts: dt.Placement | None = None,
+        use_local_output: bool = True,
+    ) -> None:
+        if over not in ("rows", "outputs", "models"):
+            rule = "over must be 'rows', 'outputs' or 'models'"
+            raise ValueError(f"UnitParallel: {rule}, got {over!r}")
+        self.over, self.use_local_output = over, use_local_output
+        self.input_layouts = input_layouts or dt.Replicate()
+        self.output_layouts = output_layouts
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if not isinstance(module, Unit):
+            kind = type(module).__name__
+            raise TypeError(f"UnitParallel: module must be a unit of npu_kernels, got {kind}")
+        models = 0 if module.num_models is None else 1
+        if self.over == "models" and not models:
+            raise ValueError("UnitParallel: num_models must not be None where over='models'")
+
+        def placement(parameter: Tensor) -> dt.Placement:
+            if self.over == "models":
+                return dt.Shard(0)
+            has_outputs = parameter.dim() - models == 2  # a gate has one value for each input
+            is_split = self.over == "outputs" and has_outputs
+            return dt.Shard(models) if is_split else dt.Replicate()
+
+        def split(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+            _distribute(module, mesh, placement)
+
+        def enter(module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> Any:
+            x = inputs[0]
+            if not isinstance(x, dt.DTensor):
+                x = dt.DTensor.from_local(x, mesh, [self.input_layouts], run_check=False)
+            target: dt.Placement = dt.Replicate()
+            if self.over == "rows":
+                target = dt.Shard(x.dim() - 2)
+            elif self.over == "models" and x.dim() > 2:
+                target = dt.Shard(0)
+            return x.redistribute(mesh, [target]), *inputs[1:]
+
+        def leave(module: nn.Module, y: Any, mesh: DeviceMesh) -> Any:
+            if self.output_layouts is not None:
+                y = y.redistribute(mesh, [self.output_layouts])
+            return y.to_local() if self.use_local_output else y
+
+        return dt.distribute_module(module, device_mesh, split, enter, leave)
+
+
 def shard_models(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Spread the K models of every unit over the ranks of a one-dimensional mesh, in place.
 
@@ -118,10 +199,7 @@ def shard_models(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         raise ValueError(f"shard_models: {rule}, got {sorted(map(str, model_counts))}")
 
     def split(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-        for key, parameter in list(module._parameters.items()):
-            if parameter is not None:
-                tensor = dt.distribute_tensor(parameter.detach(), mesh, [dt.Shard(0)])
-                module.register_parameter(key, nn.Parameter(tensor, parameter.requires_grad))
+        _distribute(module, mesh, lambda parameter: dt.Shard(0))
 
     def enter(module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
         return tuple(
@@ -134,4 +212,4 @@ def shard_models(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return dt.distribute_module(model, mesh, split, enter)  # type: ignore[arg-type]
 
 
-__all__ = ["shard_models"]
+__all__ = ["UnitParallel", "shard_models"]

@@ -16,7 +16,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from npu_kernels import NAU, NMU, NPU, RealNPU, functional, use_backend
+from npu_kernels import (
+    NAC,
+    NALU,
+    NAU,
+    NMRU,
+    NMU,
+    NPU,
+    NaiveNPU,
+    RealNPU,
+    functional,
+    iNALU,
+    use_backend,
+)
 from npu_kernels._operators import dispatch
 from npu_kernels._testing.samples import RECORDS, CountCalls, Sample, normwise_error
 from tests.conftest import needs_library
@@ -289,9 +301,86 @@ def _models(rank: int, ranks: int) -> None:
         )
 
 
+def _styles(rank: int, ranks: int) -> None:
+    """Every unit spread over rows, outputs and models; nothing is sent in its forward."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.debug import CommDebugMode
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from npu_kernels.sharding import UnitParallel
+
+    mesh = init_device_mesh("cpu", (ranks,))
+    units = NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU
+    for kind, over, count in itertools.product(
+        units, ("rows", "outputs", "models"), (None, 2 * ranks)
+    ):
+        if over == "models" and count is None:
+            continue
+        unit = kind(3, 4, num_models=count, dtype=torch.float64)
+        for shape in ((6, 3),) if count is None else ((6, 3), (count, 6, 3)):
+            x = torch.rand(shape, dtype=torch.float64, requires_grad=True)
+            want_y = unit(x)
+            want = torch.autograd.grad(want_y.square().sum(), [x, *unit.parameters()])
+            model = nn.Sequential(copy.deepcopy(unit))
+            style = UnitParallel(over, output_layouts=Replicate())
+            y = parallelize_module(model, mesh, {"0": style})(x)
+            grads = torch.autograd.grad(y.square().sum(), [x, *model.parameters()])
+            assert normwise_error(y, want_y) < SHARDED_ROUNDING, (kind, over, count)
+            for grad, other in zip(grads, want, strict=True):
+                full: Any = grad
+                full = full if grad is grads[0] else full.full_tensor()
+                assert normwise_error(full, other) < SHARDED_ROUNDING, (kind, over, count)
+            style = UnitParallel(over, use_local_output=False)
+            placed = parallelize_module(copy.deepcopy(unit), mesh, style)
+            with CommDebugMode() as sent:
+                y = placed(x)
+            dimension = {"rows": y.dim() - 2, "outputs": y.dim() - 1, "models": 0}[over]
+            assert (y.placements, sent.get_total_counts()) == ((Shard(dimension),), 0)
+    plain = parallelize_module(NPU(3, 4), mesh, UnitParallel("outputs"))
+    assert plain(torch.ones(5, 3)).shape == (5, 4 // ranks)
+    style = UnitParallel("rows", input_layouts=Shard(0), use_local_output=False)
+    y = parallelize_module(NPU(3, 4), mesh, style)(torch.ones(5, 3))
+    assert (y.shape, y.placements) == ((5 * ranks, 4), (Shard(0),))
+
+
+def _styles_with_fsdp(rank: int, ranks: int) -> None:
+    """Outputs over one dimension of a mesh, rows by FSDP2 over the other one."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from npu_kernels.sharding import UnitParallel
+
+    mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("data", "outputs"))
+    x = torch.randn(16, 3, dtype=torch.float64)
+    expected = _single(x)
+    torch.manual_seed(1)
+    model = _model()
+    style = UnitParallel("outputs", output_layouts=Replicate())
+    parallelize_module(model, mesh["outputs"], {"0": style, "1": style})
+    fully_shard(model, mesh=mesh["data"])
+    model(x.chunk(2)[mesh.get_local_rank("data")]).square().mean().backward()
+    for parameter, want in zip(model.parameters(), expected, strict=True):
+        assert normwise_error(parameter.grad.full_tensor(), want) < SHARDED_ROUNDING  # type: ignore[union-attr]
+
+
+def test_styles_that_cannot_be_used() -> None:
+    from npu_kernels.sharding import UnitParallel
+
+    with pytest.raises(ValueError, match=r"over must be 'rows', 'outputs' or 'models', got 'in'"):
+        UnitParallel("in")
+    mesh: Any = None
+    with pytest.raises(TypeError, match=r"must be a unit of npu_kernels, got Linear"):
+        UnitParallel("rows")._apply(nn.Linear(2, 2), mesh)
+    with pytest.raises(ValueError, match=r"num_models must not be None where over='models'"):
+        UnitParallel("models")._apply(NPU(2, 2), mesh)
+
+
 def test_two_processes() -> None:
-    """DDP, FSDP2, every sharding of the operators, models over the ranks."""
-    _spawn(2, _data_parallel, _on_a_line, _models)
+    """DDP, FSDP2, every sharding of the operators, models over the ranks, styles."""
+    _spawn(2, _data_parallel, _on_a_line, _models, _styles)
 
 
 def test_nalu_by_triton() -> None:
@@ -303,7 +392,7 @@ def test_nalu_by_triton() -> None:
 
 
 def test_a_mesh_of_four_processes() -> None:
-    _spawn(4, _on_a_mesh)
+    _spawn(4, _on_a_mesh, _styles_with_fsdp)
 
 
 @pytest.mark.parametrize(("models", "machines"), [(1, 1), (6, 2)])
