@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: ``python -m npu_kernels.env``, what it runs on, for a bug report."""
+"""Versions, devices and backends that npu_kernels has here: ``python -m npu_kernels.env``."""
 
 from __future__ import annotations
 

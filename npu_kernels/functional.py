@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer, and its siblings as stateless functions: check, choose, call.
+"""Functions of the layers, without parameters of their own: check, choose, call.
 
 All functions take any leading batch shape and any strides. With weights that have a leading model
 dimension K they compute K independent layers in one call: ``x [K, ..., I]`` gives every model its

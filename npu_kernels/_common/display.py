@@ -1,4 +1,4 @@
-"""What notebooks show of a result: tables in HTML, equations in LaTeX."""
+"""What shells and notebooks show of a result: tables in text and in HTML, equations in LaTeX."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ def table(
     below = f"<p>{html.escape(note)}</p>" if note else ""
     above = f"<caption><code>{above}</code></caption>" if above else ""
     return f"<table>{above}{head}<tbody>{body}</tbody></table>{below}"
+
+
+def text(caption: str, rows: Iterable[tuple[object, object]]) -> str:
+    """Return a caption and below it rows of a name and a value, as `print` shows them."""
+    lines = [f"  {name}: {value}" for name, value in rows]
+    return "\n".join([caption, *lines])
 
 
 def latex(write: Callable[[], Sequence[str]]) -> str | None:

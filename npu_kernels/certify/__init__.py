@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: does all of it work here? ``python -m npu_kernels.certify``
+"""Check of everything that npu_kernels does on this machine: ``python -m npu_kernels.certify``.
 
 Runs one matrix on this torch, every device and every instruction set of this machine: values
 against mpmath, gradients to second order, transforms, compile, export, autocast, special values,

@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m npu_kernels.certify",
-        description="Neural Power Unit, a layer: does all of it work here?",
+        description="Check on this machine everything that npu_kernels does.",
     )
     parser.add_argument("--json", type=files.output, help=f"where to write JSON; default: {JSON}")
     parser.add_argument("--markdown", type=files.output, help=f"and Markdown; default: {MARKDOWN}")

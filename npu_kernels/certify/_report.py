@@ -53,10 +53,10 @@ def markdown(results: list[Result], facts: dict[str, str], missing: dict[str, st
     lines = [
         "# Compatibility",
         "",
-        "Neural Power Unit, a layer: measured by `python -m npu_kernels.certify`, "
-        "which measures it on your machine.",
-        "A number is an error; an ulp is one of exp(P), "
-        "the size of the NPU's result before its cosine.",
+        "What works, and how exactly. `python -m npu_kernels.certify` made this table, and makes "
+        "it for your machine.",
+        "Numbers are errors. An ulp is one of exp(P), the size of the NPU's result before its "
+        "cosine.",
         "",
         f"| | {' | '.join(names)} |",
         "| --- |" + " --- |" * len(names),

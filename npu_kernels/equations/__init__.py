@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: laws from tables of measurements, as sums of products of powers.
+"""Laws from tables of measurements, as sums of products of powers.
 
 The code lies in `npu_kernels/_laws/table`; `_laws/products` has what laws of time series use too.
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: training from many starts, rounded, chosen on held-out rows.
+"""Training of Neural Power Units from many starts, rounded, chosen on held-out rows.
 
 _records.py    the settings, with defaults, and what a fit returns
 _data.py       rows from tensors or batches, split into training and held-out ones, and weights

@@ -147,7 +147,8 @@ def fit_many(
         model: a module of this package's units; num_models is problems * starts, a problem's starts
             one after the other. It is not changed; only the shapes, dtype and device of its
             parameters matter.
-        x, y: ``[problems, N, in_features]`` and ``[problems, N, out_features]``.
+        x: ``[problems, N, in_features]``.
+        y: ``[problems, N, out_features]``.
         seeds: one per problem, which decides its starts and held-out rows; None: 0, 1, ...
         recipe: the settings, see `Recipe`.
         progress: show how far it is and how long it will take, on stderr; None: if that is a

@@ -34,7 +34,8 @@ class Recipe:
             the layers' intervals.
         finalists: the numbers of a problem's starts that go on to L-BFGS, and from there to
             rounding with refits.
-        refine, settle: L-BFGS evaluations before rounding, and after each of its two steps.
+        refine: L-BFGS evaluations before rounding.
+        settle: L-BFGS evaluations after each of the two steps of rounding.
         rows: training rows of an evaluation in refine and in settle; four times the parameters that
             have moved, over the outputs, where that is more.
         denominators: weights are rounded to fractions with denominators up to each of these.
@@ -216,19 +217,27 @@ class Fit:
     complete: bool = True
     folds: int = 0
 
-    def _repr_html_(self) -> str:
+    def _law(self) -> str:
+        """The law in words, or the model's kind where it cannot be read."""
         try:
             from npu_kernels.formula import read
 
-            law = str(read(self.model))
+            return str(read(self.model))
         except (ImportError, TypeError, ValueError):  # no sympy, or a model that it cannot read
-            law = type(self.model).__name__
+            return type(self.model).__name__
+
+    def _rows(self) -> list[tuple[str, object]]:
         rounded = f", denominators up to {self.chosen.denominator}" * (self.chosen.denominator > 0)
-        rows = [
+        return [
             ("held-out error", f"{self.score:.3g}"),
             ("chosen", self.chosen.kind + rounded),
             ("starts", len(self.scores)),
             ("seconds", f"{self.seconds:.2g}"),
             ("complete", "yes" if self.complete else "no"),
         ]
-        return display.table(law, (), rows)
+
+    def __str__(self) -> str:
+        return display.text(self._law(), self._rows())
+
+    def _repr_html_(self) -> str:
+        return display.table(self._law(), (), self._rows())

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: what a model has learnt, as a formula.
+"""Formulas of what a model of Neural Power Units has learnt.
 
     >>> import torch
     >>> from npu_kernels import RealNPU, formula

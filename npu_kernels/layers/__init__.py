@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the modules, a file each family; ``__all__`` names a file's own."""
+"""Modules of the layers, a file for each family; ``__all__`` of a file has its own."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer, in a time loop: neural ODEs ``u' = NAU(NPU(u))``, K in one call.
+"""Neural ODEs of Neural Power Units, ``u' = NAU(NPU(u))``, and laws of time series.
 
 rollout          the trajectory of a power layer and a NAU, and its exact discrete adjoint
 integrate        the same for weights that are no modules

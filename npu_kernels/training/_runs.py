@@ -60,16 +60,21 @@ class Run:
     captured: bool
     complete: bool
 
-    def _repr_html_(self) -> str:
+    def _rows(self) -> list[tuple[str, object]]:
         losses = self.losses.flatten(1) if self.losses.dim() > 1 else self.losses[:, None]
         ends = [f"{float(losses[i].min()):.3g}" for i in (0, -1)] if len(losses) else ["", ""]
         way = "C++" if self.fused else "a CUDA graph" if self.captured else "the ordinary loop"
-        rows = [
+        return [
             ("steps", self.steps), ("made by", way),
             ("first and last loss", " and ".join(ends)),
             ("models", losses.shape[1]), ("complete", "yes" if self.complete else "no"),
         ]  # fmt: skip
-        return display.table(type(self.model).__name__, (), rows)
+
+    def __str__(self) -> str:
+        return display.text(type(self.model).__name__, self._rows())
+
+    def _repr_html_(self) -> str:
+        return display.table(type(self.model).__name__, (), self._rows())
 
 
 Callback = Callable[[Run], Any]

@@ -57,6 +57,7 @@ def test_a_fit():
     assert "<caption><code>y = x0/x1</code></caption>" in text
     assert "<td>starts</td><td>8</td>" in text
     assert "<td>complete</td><td>yes</td>" in text
+    assert str(found).startswith("y = x0/x1\n  held-out error: ")
 
 
 @pytest.mark.parametrize("models", [None, 3])
@@ -67,6 +68,7 @@ def test_a_training(models):
     last = float(result.losses[-1].min())
     assert f" and {last:.3g}</td>" in text
     assert f"<td>models</td><td>{models or 1}</td>" in text
+    assert str(result).startswith("Sequential\n  steps: 20\n  made by: ")
 
 
 def test_a_law_of_a_table():
@@ -93,6 +95,7 @@ def test_a_law_of_a_series():
     text = found._repr_html_()
     assert "<caption><code>u&#x27; = -0.5*u</code></caption>" in text
     assert text.endswith(f"<p>{found.verdict}</p>")
+    assert str(found) == f"u' = -0.5*u\n{found.verdict}"
     assert "u' &= - 0.5 u" in found.equation._repr_latex_()
 
 

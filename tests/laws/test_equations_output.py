@@ -1,6 +1,9 @@
 """What `NPURegressor` gives for a law: its forms, errors, intervals and pictures; and the rules of
 units."""
 
+import copy
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +11,7 @@ import torch
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 
+from npu_kernels._laws.table.table import report
 from npu_kernels.equations import NPURegressor
 from tests.support.laws import check, few_rows, fitted_to_noise, noise, terms, uniform
 
@@ -55,6 +59,8 @@ def test_table_and_report(noisy):
     assert report.startswith(str(model.best_))
     assert "Error of 60 rows that were not fitted" in report
     assert all(str(interval) in report for interval in model.intervals())
+    assert "explains little" not in report
+    assert "hardly tell" not in report
 
 
 def test_held_out_error_is_that_of_fresh_rows(noisy):
@@ -71,6 +77,18 @@ def test_held_out_rows_of_pure_noise_are_predicted_worse_than_by_zero():
         X, y = uniform(3, 60, seed=seed), noise(60, 20 + seed)
         model = NPURegressor(random_state=0, starts=16, output_powers=(1,)).fit(X, y)
         assert all(e.held_out == 12 and e.error > 1 for e in model.equations_)
+        assert "It explains little of y." in model.report()
+
+
+def test_a_report_names_parameters_that_may_be_0(noisy):
+    table = copy.deepcopy(noisy[2].equations_)
+    equation = table[table.best]
+    errors = np.array([2.0, 0.1]) * np.abs(equation.coef)
+    table[table.best] = dataclasses.replace(equation, coef_std=errors)
+    names = [one.name for one in table[table.best].intervals() if one.error > abs(one.value)]
+    assert len(names) == 1
+    assert f"The data hardly tell the {names[0]}: it may be 0." in report(table)
+    assert report(table).count("hardly tell") == 1
 
 
 def test_no_equation_has_a_negative_power_of_a_zero():

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from npu_kernels._common import display
 from npu_kernels._common.checks import check_level
+from npu_kernels._laws.series.alternatives import WINDOW, alternatives
 from npu_kernels._laws.series.data import Series, tensor
 from npu_kernels._laws.series.estimates import (
     Estimate,
@@ -92,7 +93,7 @@ class SeriesFit:
 
     @property
     def method(self) -> str:
-        """The method of integration: "rk4", or "kvaerno5" for a stiff law."""
+        """ "rk4" or, for a stiff law, "kvaerno5", the method of integration."""
         return self.law.problem.method
 
     # ---- the equation --------------------------------------------------------------------------
@@ -161,7 +162,6 @@ class SeriesFit:
         Every call makes these fits. The true law need not be among them. The search has gone on to
         those that are better: an alternative's `bic` is not lower, unless nothing was simplified.
         """
-        from npu_kernels._laws.series.alternatives import alternatives
         from npu_kernels._laws.series.job import Job
 
         job = Job("alternatives", 1, {})
@@ -171,7 +171,7 @@ class SeriesFit:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """Whether the law explains the series: its residuals beside those of a smooth curve."""
+        """Whether the law explains the series, by its residuals beside those of a smooth curve."""
         return judged(self.law, self.degrees, len(self.unidentified), self.names)
 
     # ---- predictions ---------------------------------------------------------------------------
@@ -295,6 +295,9 @@ class SeriesFit:
             axis.set(xlabel="time", title=name)
         return figure
 
+    def __str__(self) -> str:
+        return f"{self.equation}\n{self.verdict}"
+
     def _repr_html_(self) -> str:
         rows = [
             (one.name, f"{one.value:.4g}", f"{one.error:.2g}", _taken(one.taken))
@@ -346,6 +349,9 @@ class SeriesFit:
                     f"The data hardly tell the {estimate.name}: its standard error is greater than "
                     "itself."
                 )
+        if rivals := sum(value < self.bic + WINDOW for value, _ in self.met.values()):
+            laws = "another law is" if rivals == 1 else f"{rivals} other laws are"
+            lines.append(f"In the search {laws} nearly as good: alternatives() compares them.")
         return "\n".join(lines)
 
 

@@ -117,7 +117,7 @@ class Equation:
 
     @property
     def parameters(self) -> int:
-        """Continuous parameters: coefficients and exponents that are not simple fractions."""
+        """Number of coefficients, and of exponents that are not simple fractions."""
         return len(self.coef) + int(self.free.sum())
 
     def predict(self, X: Array) -> Array:

@@ -59,7 +59,7 @@ class EquationWarning(UserWarning):
 
 
 class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Neural Power Unit, a layer, as a scikit-learn estimator: the law behind a table.
+    """Law behind a table, a sum of products of powers, as a scikit-learn estimator.
 
     It finds ``y**p = sum_k c_k prod_i x_i**w_ki``: sums of products of powers, and their powers.
     Units do not matter: inputs are divided by their geometric mean and y by its root mean square,

@@ -39,7 +39,7 @@ class Outcome:
 
     @property
     def complete(self) -> bool:
-        """False if Ctrl-C ended the search: the model has the best law until then."""
+        """False if Ctrl-C ended the search. The model then has the best law until there."""
         return self.model is None or all(table.complete for table in self.model._tables())
 
     def __str__(self) -> str:

@@ -8,6 +8,7 @@ from npu_kernels._common import display
 from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.output import Laws
 
+LITTLE = 0.9  # of y's root mean square: the error above which an equation explains little
 TELL = 6.0  # difference of the criterion below which two candidates count as equal
 
 
@@ -71,9 +72,9 @@ def report(table: EquationTable, level: float = 0.95) -> str:
     lines = [equation.text(), ""]
     if not table.complete:
         lines.append("The search was interrupted: this is the best equation until then.")
-    plural = "" if equation.terms == 1 else "s"
-    count = f"{equation.terms} term{plural} and {equation.parameters} continuous parameters"
-    lines.append(f"It has {count}.")
+    counts = (equation.terms, "term"), (equation.parameters, "continuous parameter")
+    words = [f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts]
+    lines.append(f"It has {' and '.join(words)}.")
     where = "with one row left out at a time"
     if equation.held_out:
         where = f"of {equation.held_out} rows that were not fitted"
@@ -89,7 +90,13 @@ def report(table: EquationTable, level: float = 0.95) -> str:
         lines.append(f"With so few rows {limit}.")
     intervals = f"standard errors and {100 * level:g} % intervals"
     lines.append(f"Estimates with {intervals}, given the form of the equation:")
-    lines += [f"  {interval}" for interval in equation.intervals(level)]
+    intervals_of = equation.intervals(level)
+    lines += [f"  {interval}" for interval in intervals_of]
+    if equation.error > LITTLE:
+        lines.append(f"It explains little of {equation.output}.")
+    for one in intervals_of:
+        if one.low <= 0 <= one.high or one.error > abs(one.value):
+            lines.append(f"The data hardly tell the {one.name}: it may be 0.")
     rivals = [other for other in table if other is not equation and other.bic - equation.bic < TELL]
     for other in rivals:
         higher = f"criterion {other.bic - equation.bic:.1f} higher"
