@@ -62,8 +62,12 @@ NPU = [
     *mutants(TRITON_FOLDER + "tape.py", "tests/triton/test_standin.py -k parameters", {
         "triton-tape-calls": ("        self.launches.append(_Call(function, indices))\n", ""),
     }),
+    *mutants(TRITON_FOLDER + "npu_large.py", "tests/triton/test_large.py -k float16_sums", {
+        "triton-large-float16-sums": ("result.is_cuda and not torch.backends.cuda.matmul.allow_fp16_accumulation", "result.is_cuda"),
+    }),
     *mutants(TRITON_FOLDER + "npu_large.py", "tests/triton/test_large.py -k measured", {
         "triton-large-library-of-models": ("(sizes.K > 1 or not imaginary)", "(not imaginary)"),
+        "triton-large-any-depth": ("if plan.depth not in DEPTHS:", "if plan.depth < 0:"),
         "triton-large-measured-depth": ("plan._replace(depth=measured[\"depth\"], library", "plan._replace(library"),
     }),
     *mutants(TRITON_FOLDER + "tape.py", "tests/triton/test_tape.py", {

@@ -3,7 +3,7 @@ them."""
 
 import math
 import mmap
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -337,6 +337,38 @@ def test_measured_plans_decide(device: str, monkeypatch: pytest.MonkeyPatch) -> 
             plan = npu_large.plan_of(x, imaginary, Sizes(models, 7, 64, 64, True))
             assert plan is not None
             assert plan.library is library
+
+
+@pytest.mark.parametrize("depth", [0, 256])
+def test_a_measured_depth_divides_a_tile(
+    depth: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refuse a plan of another depth, whose planes would be left empty."""
+    architecture = tuning.architecture_of(torch.device(device, 0) if device == "cuda" else "cpu")
+    key = tuning.exact_key(tuning.PLAN, torch.float32, "highest", (512, 512, 1))
+    table = {key: {"products": 3, "depth": depth, "library": 1}}
+    monkeypatch.setattr(tuning, "tables_in_use", lambda: {architecture: table})
+    with pytest.raises(RuntimeError, match=rf"\(300, 512, 1\): depth .*, got {depth}"):
+        _large(300, 512, device=device)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_products_where_float16_sums_are_allowed(
+    allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Multiply float32 copies there, because torch refuses float32 results of float16 matrices."""
+    taken = []
+
+    def mm(left: Tensor, right: Tensor, **options: Any) -> None:
+        taken.append((left.dtype, right.dtype, options.get("out_dtype")))
+
+    monkeypatch.setattr(torch, "mm", mm)
+    setting = SimpleNamespace(allow_fp16_accumulation=allowed)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", setting)
+    plane, sums_on_a_gpu = torch.ones(2, 2, dtype=torch.float16), SimpleNamespace(is_cuda=True)
+    npu_large._multiply(plane, plane, cast(Tensor, sums_on_a_gpu))
+    half, single = torch.float16, torch.float32
+    assert taken == [(single, single, None) if allowed else (half, half, single)]
 
 
 def test_a_call_takes_the_chosen_kernels(

@@ -104,6 +104,7 @@ PLANS = {
     "sm_90": Plan(3, 64, True, 132, _OPTIONS),
     "sm_100": Plan(3, 64, True, 148, _OPTIONS),
 }
+DEPTHS = (16, 32, 64, 128)  # which divide a tile
 HIGH_DEPTHS = {"sm_80": 32, "sm_90": 128, "sm_100": 64}  # with one product, at `high`
 # Triton 3.6 makes the forward without an imaginary weight spill, and longer loops for sm_100.
 _OLD_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
@@ -165,6 +166,9 @@ def plan_of(x: Tensor, imaginary: bool, sizes: Sizes) -> Plan | None:
         plan = _plan(x.device, imaginary, precision) if measured["products"] else None
         if plan is not None:
             plan = plan._replace(depth=measured["depth"], library=bool(measured["library"]))
+            if plan.depth not in DEPTHS:  # planes would be left empty
+                rule = f"depth must be one of {DEPTHS}, got {plan.depth}"
+                raise RuntimeError(f"npu_kernels: measured plan of I, O, K {features}: {rule}")
     elif large_is_faster(tuning.architecture_of(x.device), *features):
         plan = _plan(x.device, imaginary, precision)
     else:
@@ -200,9 +204,10 @@ def row_splits(tiles_b: int, tiles_w: int, programs: int) -> tuple[int, int]:
 
 def _multiply(left: Tensor, right: Tensor, result: Tensor) -> None:
     """The library's product of float16 matrices, in float32."""
-    if result.is_cuda:
+    # torch refuses this product where the user allows float16 sums, and has none on a CPU.
+    if result.is_cuda and not torch.backends.cuda.matmul.allow_fp16_accumulation:
         torch.mm(left, right, out_dtype=torch.float32, out=result)
-    else:  # torch has no such product here
+    else:
         torch.mm(left.float(), right.float(), out=result)
 
 
