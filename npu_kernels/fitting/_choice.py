@@ -21,7 +21,7 @@ KINDS = ("raw", "refined", "powers", "rounded")
 # Levels of simplicity: the denominator, plus _PARAMETER for each parameter that is not 0, plus
 # _POWERS or _PLAIN if only powers or nothing is rounded.
 _PARAMETER, _POWERS, _PLAIN = 100, 10**7, 10**8
-WORST_RATIO = 1.5  # of the least held-out error: worse models are not chosen for being simpler
+WORST_RATIO = 1.5  # of the least error: models of larger ones are not chosen
 STANDARD_ERRORS = 2.0  # of the difference of two models' held-out errors that count as none
 COMPARED_MODELS = 16  # whose rows are compared at once
 
@@ -77,8 +77,7 @@ class Pool:
 
     def best(self, problems: int) -> Tensor:
         """Return the least score of each problem ``[problems]``."""
-        scores = torch.full((problems,), math.inf, dtype=torch.float64, device=self.score.device)
-        return scores.scatter_reduce_(0, self.problem, self.score, "amin")
+        return _least(self.score, self.problem, problems)
 
     def choose(
         self, problems: int, tolerance: float, slack: float, losses: Losses, training: Losses
@@ -88,8 +87,9 @@ class Pool:
         The simplest of all that are about as good as the best, or as good as the data's rounding
         can tell. About as good: the difference of the held-out errors is within `slack` of the
         least, or within two of its own standard errors; or the Bayesian information criterion of
-        the training rows is lower, and the held-out error at most 1.5 times the least. Parameters
-        are nan for a problem of which no start stayed finite.
+        the training rows is lower, and the held-out error at most 1.5 times the least. None whose
+        training error is more than 1.5 times that of a model of a lower criterion. Parameters are
+        nan for a problem of which no start stayed finite.
 
         Args:
             problems: their number.
@@ -97,12 +97,13 @@ class Pool:
             slack: of the recipe.
             losses, training: the errors on held-out and on training rows.
         """
-        best_score = self.best(problems)[self.problem]
+        score = self._likely(self.best(problems), tolerance, training)
+        best_score = _least(score, self.problem, problems)[self.problem]
         limit = torch.clamp(best_score * (1 + slack), min=tolerance)
-        unclear = (self.score > limit) & (self.score <= WORST_RATIO * best_score)
+        unclear = (score > limit) & (score <= WORST_RATIO * best_score)
         for owner in self.problem[unclear].unique().tolist():
             index = (unclear & (self.problem == owner)).nonzero().squeeze(1)
-            top = self.score.where(self.problem == owner, math.inf).argmin().unsqueeze(0)
+            top = score.where(self.problem == owner, math.inf).argmin().unsqueeze(0)
             best, fitted = losses(self.flat[top], owner), training(self.flat[top], owner)
             count, rows = fitted.shape[1], best.shape[1]
             cost = math.log(count) / count
@@ -114,8 +115,8 @@ class Pool:
                 ratio = training(self.flat[part], owner).mean(1) / fitted.mean()
                 simpler = ratio.log() + cost * (self._freedom(part) - self._freedom(top)) < 0
                 limit[part] = limit[part].masked_fill(simpler, math.inf)
-        level = self._level().masked_fill(self.score > limit, math.inf)
-        order = self.score.argsort(stable=True)
+        level = self._level().masked_fill(score > limit, math.inf)
+        order = score.argsort(stable=True)
         order = order[level[order].argsort(stable=True)]
         flat = self.flat.new_full((problems, self.flat.shape[1]), math.nan)
         chosen = [Candidate("none", 0, -1, math.inf, math.nan) for _ in range(problems)]
@@ -139,6 +140,25 @@ class Pool:
                 seen.add(key)
                 lists[owners[index]].append(candidate)
         return lists
+
+    def _likely(self, least: Tensor, tolerance: float, training: Losses) -> Tensor:
+        """Return the scores, inf for models that the training rows speak against.
+
+        Few held-out rows may be luck. The rows speak against a model whose error on them is more
+        than `WORST_RATIO` times that of a model of a lower criterion. least ``[problems]``: scores.
+        """
+        score = self.score.clone()
+        open_problems = (least > tolerance) & least.isfinite()
+        for owner in open_problems.nonzero().squeeze(1).tolist():
+            near = (score <= WORST_RATIO * least[owner]) & (self.problem == owner)
+            index = near.nonzero().squeeze(1)
+            parts = [training(self.flat[part], owner) for part in index.split(COMPARED_MODELS)]
+            error, count = torch.cat([part.mean(1) for part in parts]), parts[0].shape[1]
+            criterion = error.log() + math.log(count) / count * self._freedom(index)
+            best = criterion.argmin()
+            worse = (error > WORST_RATIO * error[best]) & (criterion > criterion[best])
+            score[index[worse]] = math.inf
+        return score
 
     def _freedom(self, index: Tensor) -> Tensor:
         """Return the count of fitted numbers, half for a rounded one: it was chosen from few."""
@@ -189,6 +209,12 @@ class Pool:
             setattr(result, name, value)
             rows = len(value)
         return result
+
+
+def _least(score: Tensor, problem: Tensor, problems: int) -> Tensor:
+    """Return the least score of each problem ``[problems]``."""
+    scores = torch.full((problems,), math.inf, dtype=torch.float64, device=score.device)
+    return scores.scatter_reduce_(0, problem, score, "amin")
 
 
 SUM_ROWS = 2048  # of the least squares for the weights of a sum

@@ -255,13 +255,16 @@ def test_ranks() -> None:
 @pytest.mark.parametrize(
     ("score", "slack", "spread", "fitted", "simple"),
     [
-        (1.015, 0.02, 0.0, 2.0, True),  # within the slack
-        (1.015, 0.0, 0.0, 2.0, False),
-        (1.1, 0.0, 1.0, 2.0, True),  # within two standard errors of the difference, .2
-        (1.1, 0.0, 0.1, 2.0, False),
+        (1.015, 0.02, 0.0, 1.4, True),  # within the slack
+        (1.015, 0.0, 0.0, 1.4, False),
+        (1.1, 0.0, 1.0, 1.4, True),  # within two standard errors of the difference, .2
+        (1.1, 0.0, 0.1, 1.4, False),
         (1.4, 0.0, 0.0, 1.0, True),  # by the Bayesian information criterion
         (1.4, 0.0, 0.0, 1.02, False),
         (1.6, 0.0, 0.0, 1.0, False),  # more than 1.5 times as bad is never chosen
+        (1.0, 0.02, 1.0, 1.6, False),  # nor is it where the training rows say so
+        (0.7, 0.02, 1.0, 1.6, False),
+        (1.4, 0.0, 0.0, 0.6, True),  # then the other one may be any number of times as bad
     ],
 )
 def test_the_simplest_of_those_that_are_about_as_good(
