@@ -37,7 +37,8 @@ OLD_TRITON_VERSION := 3.6.0
 OLD_TRITON := build/triton-$(OLD_TRITON_VERSION)
 WORKERS := $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 # One process more than there are cores: many tests wait for processes that they started. Whoever is done takes others' tests.
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# A test that hangs ends its worker after a quarter of an hour, and fails.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 OLD_TESTS := version or parity or zero or special or budgets
 THROUGHPUT := $(wildcard benchmarks/results/throughput-*.jsonl)
 # Whose rows the README and the pictures show.

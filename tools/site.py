@@ -12,6 +12,7 @@ with QtWebEngine.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import itertools
 import json
 import os
@@ -25,6 +26,7 @@ WIDTHS = 390, 1366  # pixels
 THEMES = "light", "dark"
 HEIGHT = 900  # pixels
 TIME_LIMIT = 30_000  # milliseconds for one page
+HANGING = 180  # seconds of one page after which the browser itself hangs: then the program ends
 # Not written here: the pages of Sphinx, and sources with highlighting.
 LEFT_OUT = "genindex", "search", "py-modindex", "_modules", "_static", "_sources"
 
@@ -102,7 +104,7 @@ class Browser:
     def __init__(self) -> None:
         os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
         os.environ.setdefault("QTWEBENGINE_DISABLE_SANDBOX", "1")  # as root there is none
-        os.environ.setdefault("QTWEBENGINE_CHROMIUM_FLAGS", "--disable-gpu --single-process")
+        os.environ.setdefault("QTWEBENGINE_CHROMIUM_FLAGS", "--disable-gpu --disable-dev-shm-usage")
         os.environ.setdefault("QT_LOGGING_RULES", "*=false")
         from PySide6.QtWebEngineCore import QWebEnginePage
         from PySide6.QtWebEngineWidgets import QWebEngineView
@@ -172,15 +174,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     todo = views(options.folder, options.quick)
     if not todo:
         parser.error(f"{options.folder} has no pages: run `make docs` before")
+    faulthandler.dump_traceback_later(HANGING, exit=True)
     browser, count = Browser(), 0
     for path, width, theme in todo:
+        faulthandler.dump_traceback_later(HANGING, exit=True)
         for fault in browser.faults(path, width, theme):
             count += 1
             name = path.relative_to(options.folder)
             print(f"{name}, {width} pixels, {theme}: {fault}", flush=True)
+    faulthandler.cancel_dump_traceback_later()
     print(f"{len(todo)} views of {len({path for path, *_ in todo})} pages: {count} faults")
     return 1 if count else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # Chromium may hang where it takes itself apart

@@ -39,7 +39,9 @@ def test_faults(tmp_path: Path) -> None:
     """In a process of its own: a program has one Qt application."""
     pytest.importorskip("PySide6.QtWebEngineWidgets", reason="Qt's browser is not installed")
     command = [sys.executable, "-m", "tools.site", str(folder(tmp_path, a=BAD, index=GOOD))]
-    run = subprocess.run([*command, "--quick"], cwd=ROOT, capture_output=True, text=True)
+    run = subprocess.run(
+        [*command, "--quick"], cwd=ROOT, capture_output=True, text=True, timeout=400
+    )
     assert run.returncode == 1, run.stderr
     start = "a.html, 390 pixels, light: "
     assert run.stdout.splitlines() == [

@@ -275,13 +275,14 @@ class SeriesFit:
         return torch.cat(states) * size
 
     def plot(self) -> Any:
-        """A matplotlib figure: measured points and the law's curves, one panel for each state."""
+        """A matplotlib figure: measured points and the law's curves, a panel for each state."""
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
             raise ImportError("plot needs matplotlib: pip install matplotlib") from error
-        figure = Figure(figsize=(4 * len(self.names), 3.5), layout="constrained")
-        axes = figure.subplots(1, len(self.names), squeeze=False)[0]
+        height = 0.5 + 1.8 * len(self.names)
+        figure = Figure(figsize=(5.2, height), layout="constrained")
+        axes = figure.subplots(len(self.names), 1, squeeze=False, sharex=True)[:, 0]
         for s in range(len(self.u0)):
             t = self.data.times[s]
             fine = torch.linspace(float(t[0]), float(t[-1]), 201, dtype=torch.float64)
@@ -292,7 +293,10 @@ class SeriesFit:
                 points = t[seen].numpy(), self.data.values[s, seen, d].numpy()
                 axis.plot(*points, ".", color=line.get_color())
         for name, axis in zip(self.names, axes, strict=True):
-            axis.set(xlabel="time", title=name)
+            axis.set(title=name)
+        axes[-1].set(xlabel="time")
+        is_whole = bool((self.data.times == self.data.times.round()).all())  # years, days
+        axes[-1].locator_params(axis="x", integer=is_whole)
         return figure
 
     def __str__(self) -> str:
