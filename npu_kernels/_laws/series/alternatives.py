@@ -35,8 +35,7 @@ def alternatives(
     candidates = _candidates(free, met, limit)
     candidates.pop(form(best), None)
     laws = _fitted(candidates, best, free, limit, max_denominator, job)
-    laws.pop(form(best), None)
-    return sorted(laws.values(), key=lambda pair: pair[0].criterion())
+    return [pair for pair in laws if form(pair[0]) != form(best)]
 
 
 def better_laws(
@@ -48,8 +47,7 @@ def better_laws(
     """
     limit = best.criterion() - SAME_CRITERION
     candidates = _candidates(free, met, limit) | {form(best): free}
-    laws = _fitted(candidates, best, free, limit, max_denominator, job)
-    return sorted(laws.values(), key=lambda pair: pair[0].criterion())
+    return _fitted(candidates, best, free, limit, max_denominator, job)
 
 
 def _fitted(
@@ -59,10 +57,10 @@ def _fitted(
     limit: float,
     max_denominator: int,
     job: Job,
-) -> dict[Form, tuple[Law, Law]]:
-    """Return the best law of each form below the limit, with and without rounded exponents."""
+) -> list[tuple[Law, Law]]:
+    """Return the best law of each form below the limit, the best first, as `alternatives` does."""
     if not candidates:
-        return {}
+        return []
     starts = [_loosened(replace(law, problem=best.problem), free) for law in candidates.values()]
     x, masks = stacked(starts)
     x, _ = minimise(best.problem, x, masks, REFIT_STEPS, 1e-4, job, is_short=True, likely=True)
@@ -70,15 +68,15 @@ def _fitted(
     values = criteria(best.problem, x, masks) - foreseen(starts, max_denominator)
     near = (values < limit + UNFORESEEN).nonzero().squeeze(1).tolist()
     if not near or not job.go_on():
-        return {}
+        return []
     loose = refitted([starts[n] for n in near], job)
-    laws: dict[Form, tuple[Law, Law]] = {}
-    lowest: dict[Form, float] = {}
+    laws: dict[Form, tuple[float, Law, Law]] = {}
     for law, model in zip(rounded(loose, max_denominator, job), loose, strict=True):
         value, kind = law.criterion(), form(law)
-        if _distinct(law) and value < min(limit, lowest.get(kind, math.inf)):
-            lowest[kind], laws[kind] = value, (law, model)
-    return laws
+        bound = min(limit, laws[kind][0] if kind in laws else math.inf)
+        if _distinct(law) and value < bound:
+            laws[kind] = value, law, model
+    return [pair[1:] for pair in sorted(laws.values(), key=lambda rival: rival[0])]
 
 
 def _candidates(free: Law, met: Met, limit: float) -> dict[Form, Law]:

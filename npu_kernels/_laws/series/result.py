@@ -93,7 +93,7 @@ class SeriesFit:
 
     @property
     def method(self) -> str:
-        """ "rk4" or, for a stiff law, "kvaerno5", the method of integration."""
+        """Method of integration, "rk4" or, for a stiff law, "kvaerno5"."""
         return self.law.problem.method
 
     # ---- the equation --------------------------------------------------------------------------
