@@ -89,6 +89,8 @@ def test_a_report_names_parameters_that_may_be_0(noisy):
     assert len(names) == 1
     assert f"The data hardly tell the {names[0]}: it may be 0." in report(table)
     assert report(table).count("hardly tell") == 1
+    table[table.best] = dataclasses.replace(table[table.best], exact=True)
+    assert "hardly tell" not in report(table)
 
 
 def test_no_equation_has_a_negative_power_of_a_zero():

@@ -94,7 +94,7 @@ def report(table: EquationTable, level: float = 0.95) -> str:
     lines += [f"  {interval}" for interval in intervals_of]
     if equation.error > LITTLE:
         lines.append(f"It explains little of {equation.output}.")
-    for one in intervals_of:
+    for one in () if equation.exact else intervals_of:
         if one.low <= 0 <= one.high or one.error > abs(one.value):
             lines.append(f"The data hardly tell the {one.name}: it may be 0.")
     rivals = [other for other in table if other is not equation and other.bic - equation.bic < TELL]
