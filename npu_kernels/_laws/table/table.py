@@ -88,13 +88,13 @@ def report(table: EquationTable, level: float = 0.95) -> str:
     if not equation.held_out:
         limit = "the choice of the equation itself is not tested on other rows"
         lines.append(f"With so few rows {limit}.")
-    intervals = f"standard errors and {100 * level:g} % intervals"
-    lines.append(f"Estimates with {intervals}, given the form of the equation:")
-    intervals_of = equation.intervals(level)
-    lines += [f"  {interval}" for interval in intervals_of]
+    kinds = f"standard errors and {100 * level:g} % intervals"
+    lines.append(f"Estimates with {kinds}, given the form of the equation:")
+    intervals = equation.intervals(level)
+    lines += [f"  {interval}" for interval in intervals]
     if equation.error > LITTLE:
         lines.append(f"It explains little of {equation.output}.")
-    for one in () if equation.exact else intervals_of:
+    for one in () if equation.exact else intervals:
         if one.low <= 0 <= one.high or one.error > abs(one.value):
             lines.append(f"The data hardly tell the {one.name}: it may be 0.")
     rivals = [other for other in table if other is not equation and other.bic - equation.bic < TELL]
