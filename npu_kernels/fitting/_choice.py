@@ -88,8 +88,8 @@ class Pool:
         can tell. About as good: the difference of the held-out errors is within `slack` of the
         least, or within two of its own standard errors; or the Bayesian information criterion of
         the training rows is lower, and the held-out error at most 1.5 times the least. None whose
-        training error is more than 1.5 times that of a model of a lower criterion. Parameters are
-        nan for a problem of which no start stayed finite.
+        training error is more than 1.5 times that of the model of the lowest criterion. Parameters
+        are nan for a problem of which no start stayed finite.
 
         Args:
             problems: their number.
@@ -145,7 +145,8 @@ class Pool:
         """Return the scores, inf for models that the training rows speak against.
 
         Few held-out rows may be luck. The rows speak against a model whose error on them is more
-        than `WORST_RATIO` times that of a model of a lower criterion. least ``[problems]``: scores.
+        than `WORST_RATIO` times that of the model of the lowest criterion. least ``[problems]``:
+        scores.
         """
         score = self.score.clone()
         open_problems = (least > tolerance) & least.isfinite()
@@ -155,8 +156,7 @@ class Pool:
             parts = [training(self.flat[part], owner) for part in index.split(COMPARED_MODELS)]
             error, count = torch.cat([part.mean(1) for part in parts]), parts[0].shape[1]
             criterion = error.log() + math.log(count) / count * self._freedom(index)
-            best = criterion.argmin()
-            worse = (error > WORST_RATIO * error[best]) & (criterion > criterion[best])
+            worse = error > WORST_RATIO * error[criterion.argmin()]
             score[index[worse]] = math.inf
         return score
 

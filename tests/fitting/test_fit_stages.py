@@ -293,3 +293,34 @@ def test_the_simplest_of_those_that_are_about_as_good(
     parameters, (candidate,) = pool.choose(1, 1e-12, slack, losses, training)
     assert candidate.kind == ("rounded" if simple else "raw")
     assert parameters[0].tolist() == (other if simple else best).tolist()
+
+
+@pytest.mark.parametrize(
+    ("models", "rows", "chosen"),
+    [
+        # the least score is luck: the next one's is that to which the simple one is compared
+        ([([1, 1], "raw", 1.0, 1.0), ([1, 2], "raw", 1.4, 0.6), ([2, 0], "rounded", 1.42, 0.61)], 1000, 2),
+        # of four training rows two free numbers explain more than one rounded number
+        ([([1, 1], "raw", 1.0, 1.0), ([2, 0], "rounded", 1.01, 1.6)], 4, 1),
+        ([([1, 1], "raw", 1.0, 1.0), ([2, 0], "rounded", 1.01, 1.6)], 1000, 0),
+    ],
+)  # fmt: skip
+def test_training_rows_speak_against_a_model(
+    models: list[tuple[list[int], str, float, float]], rows: int, chosen: int
+) -> None:
+    """Each model has its parameters, kind, held-out error, and error on the training rows."""
+    pool = Pool(SimpleNamespace(kind=torch.tensor([POWER, LINEAR]), device=torch.device("cpu")))
+    flats = torch.tensor([flat for flat, *_ in models], dtype=torch.float64)
+    zero = torch.tensor([0])
+    for flat, (_, kind, score, _) in zip(flats, models, strict=True):
+        error = torch.tensor([score], dtype=torch.float64)
+        pool.add(Population(flat[None], zero, zero), kind, int(kind == "rounded"), error, error, 5)
+
+    def errors(flat: Tensor, column: int, count: int) -> Tensor:
+        values = [models[flats.tolist().index(one)][column] for one in flat.tolist()]
+        return torch.tensor(values, dtype=torch.float64).unsqueeze(1).expand(-1, count)
+
+    parameters, _ = pool.choose(
+        1, 1e-12, 0.02, lambda flat, _: errors(flat, 2, 100), lambda flat, _: errors(flat, 3, rows)
+    )
+    assert parameters[0].tolist() == models[chosen][0]

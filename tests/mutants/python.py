@@ -344,6 +344,14 @@ FILES = [
     }),
 ]  # fmt: skip
 
+CHOICE = [
+    *mutants(PACKAGE + "fitting/_choice.py", "tests/fitting/test_fit_stages.py", {
+        "choice-training-rows-silent": ("worse = error > WORST_RATIO * error[criterion.argmin()]", "worse = error > math.inf"),
+        "choice-least-score-of-an-unlikely-model": ("best_score = _least(score, self.problem, problems)", "best_score = self.best(problems)"),
+        "choice-training-rows-without-criterion": ("error[criterion.argmin()]", "error.min()"),
+    }),
+]  # fmt: skip
+
 SERIES = [
     *mutants(PACKAGE + "_laws/series/search.py", ("tests/laws/test_ode_fit_search.py -k 'coarse_steps or measured_states'"), {
         "series-lost-by-accurate-steps": ("values.min() > coarse_values.min() + LOST_CRITERION", "False"),
@@ -365,4 +373,5 @@ PYTHON = [
     *EQUATIONS,
     *FILES,
     *SERIES,
+    *CHOICE,
 ]
