@@ -3,6 +3,7 @@ units."""
 
 import copy
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -91,6 +92,44 @@ def test_a_report_names_parameters_that_may_be_0(noisy):
     assert report(table).count("hardly tell") == 1
     table[table.best] = dataclasses.replace(table[table.best], exact=True)
     assert "hardly tell" not in report(table)
+
+
+@few_rows
+def test_a_report_names_equations_that_the_data_hardly_tell_from_the_best():
+    generator = np.random.default_rng(1)
+    X = np.exp(generator.uniform(-0.6, 0.6, (30, 3)))
+    law = X[:, 2] ** 2 - X[:, 1] ** 2 / np.sqrt(X[:, 0])
+    model = NPURegressor(random_state=0, output_powers=(1,), max_terms=2)
+    model.fit(X, law + 0.2 * law.std() * generator.standard_normal(30))
+    table = model.equations_
+    best, others = table[table.best], table.alternatives
+    differences = [other.bic - best.bic for other in others]
+    assert differences == sorted(differences)
+    assert 0 < differences[0]
+    assert differences[-1] < 6
+    assert len({str(other.exponents.tolist()) for other in [best, *others]}) == len(others) + 1
+    assert len(others) > 3
+    assert all(other.terms == best.terms for other in others[:3])
+    text = model.report()
+    assert all(other.text() in text for other in others[:3])
+    assert text.count("hardly tell it from") == 3
+    assert f"Nor from {len(others) - 3} more" in text
+    copied = pickle.loads(pickle.dumps(table))
+    assert [str(other) for other in copied.alternatives] == [str(other) for other in others]
+
+
+def test_all_rows_choose_among_the_sums_of_the_search_and_those_beside_the_best():
+    """The search sees 48 of 60 rows, to which other exponents often fit a little better."""
+    right = 0
+    for seed in range(2):
+        generator = np.random.default_rng(seed)
+        X = np.exp(generator.uniform(-0.6, 0.6, (60, 3)))
+        law = X[:, 2] ** 2 - X[:, 1] ** 2 / np.sqrt(X[:, 0])
+        for _ in range(6):
+            y = law + 0.2 * law.std() * generator.standard_normal(60)
+            model = NPURegressor(random_state=0, output_powers=(1,), max_terms=2).fit(X, y)
+            right += set(terms(model.best_)) == {(0, 0, 2), (-0.5, 2, 0)}
+    assert right >= 7  # 3 with the best sum of the search alone
 
 
 def test_no_equation_has_a_negative_power_of_a_zero():

@@ -257,15 +257,19 @@ EQUATIONS = [
         "equations-powers-of-zero": ("low[columns.zero[exponents.free]] = 0.0", "low[:0] = 0.0"),
         "equations-zeros-in-the-mean": ("count += (~zero).sum(0)", "count += len(zero)"),
     }),
-    *mutants(PACKAGE + "_laws/table/output.py", ("tests/laws/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap'", "tests/laws/test_equations_scale.py", "tests/laws/test_equations_estimator.py -k 'weights or order'", "tests/laws/test_equations.py -k 'three_per_cent'", "tests/benchmarks/test_equations_benchmark.py -k near"), {
+    *mutants(PACKAGE + "_laws/table/output.py", ("tests/laws/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap or hardly or choose'", "tests/laws/test_equations_scale.py", "tests/laws/test_equations_estimator.py -k 'weights or order'", "tests/laws/test_equations.py -k 'three_per_cent'", "tests/benchmarks/test_equations_benchmark.py -k near"), {
         "equations-weights-of-equal-rows": ("np.bincount(np.cumsum(new) - 1, weights=weight)", "weight[new]"),
         "equations-error-of-a-constant": ("= -law.c[k] * (matrix.T @ columns.log_mean)[i]", "= law.c[k] * (matrix.T @ columns.log_mean)[i]"),
         "equations-known-noise": ("variance = data.noise**2", "variance = law.rss / data.rows"),
         "equations-held-out-rows": ("training = np.sort(order[held:])", "training = np.sort(order)"),
         "equations-powers-that-are-near": ("if law.cost > lowest + RIVAL_COST:", "if law.cost > lowest:"),
+        "equations-beside-the-best": ("return fits + [(data, law, near) for", "return fits[:] + [(data, law, near) for _ in () for"),
+        "equations-alternatives-of-one-form": ("if key in forms or not", "if not"),
+        "equations-alternatives-that-are-far": ("if best < fitted.cost < best + TELL:", "if best < fitted.cost:"),
         "equations-relative-errors": ("return proportional.cost + change < equal.cost - 2", "return False"),
     }),
-    *mutants(PACKAGE + "_laws/table/search.py", ("tests/laws/test_equations_search.py", "tests/laws/test_equations.py -k 'offset or lens or four_terms or two_terms or negative_y'", "tests/laws/test_equations_estimator.py -k interrupt"), {
+    *mutants(PACKAGE + "_laws/table/search.py", ("tests/laws/test_equations_search.py", "tests/laws/test_equations_output.py -k choose", "tests/laws/test_equations.py -k 'offset or lens or four_terms or two_terms or negative_y'", "tests/laws/test_equations_estimator.py -k interrupt"), {
+        "equations-sums-of-one-length": ("list(forms.values())[:SIMPLIFIED]", "list(forms.values())[:1]"),
         "equations-exchanged-terms": ("stay = [k for k in range(len(u)) if k != removed]", "stay = list(range(1, len(u)))"),
         "equations-output-powers": ("for power in powers:\n            if candidates.settled():", "for power in powers[:1]:\n            if candidates.settled():"),
         "equations-interrupted": ("        candidates.complete = False\n    return candidates", "    return candidates"),

@@ -18,7 +18,7 @@ from npu_kernels._laws.products.units import Exponents
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.refine import Rules, Sum
-from npu_kernels._laws.table.search import MORE_ROWS, POWERS, Candidates, Settings, is_exact, search
+from npu_kernels._laws.table.search import MORE_ROWS, POWERS, Candidates, Settings, form, is_exact, search
 from npu_kernels._laws.table.work import Steps
 
 Array = Any
@@ -28,6 +28,7 @@ HELD_OUT = 0.2  # share of the rows
 MOST_HELD_OUT_ROWS = 5000
 RIVAL_COST = 20.0  # difference of the criteria of the search up to which all rows decide
 RIVAL_ERRORS = 1.1  # ratio of squared errors to the best: see `_reconsidered`
+TELL = 6.0  # difference of the criteria below which the data hardly tell two equations apart
 NOISE_FLOOR = 0.1  # of the median of |y|: below it, errors in proportion to y grow no smaller
 
 Fit = tuple[AllRows, Sum, Sum]  # all rows, the law of the search, and this fitted to all rows
@@ -52,6 +53,7 @@ class Laws:
 
     equations: list[Equation]  # the fewest terms first
     best: int  # an index
+    alternatives: list[Equation]  # that the data hardly tell from the best, the likeliest first
     noise: str  # "constant", "relative" or "known"
     complete: bool  # False after Ctrl-C
 
@@ -151,12 +153,12 @@ def _likelier(relative: Candidates, constant: Candidates) -> bool:
 def _finished(
     rows: Rows, output: Output, candidates: Candidates, held: Array, kind: str, settings: Settings
 ) -> Laws:
-    """The best sum of each number of terms, fitted to all rows. held: indices of rows held out."""
-    fits = []
+    """The best sums of each number of terms, fitted to all rows. held: indices of rows held out."""
+    fits: list[Fit] = []
     for terms in sorted({terms for _, terms in candidates.sums}):
-        pairs = [pair for (_, count), pair in candidates.sums.items() if count == terms]
+        groups = [pairs for (_, count), pairs in candidates.sums.items() if count == terms]
+        pairs = [pair for group in groups for pair in group]
         lowest = min(law.cost for _, law in pairs)
-        options: list[Fit] = []
         for training, law in pairs:
             if law.cost > lowest + RIVAL_COST:
                 continue
@@ -164,16 +166,27 @@ def _finished(
             assert data is not None
             refitted = partial(_refitted, data, law, settings.rules)
             [fitted] = settings.steps.sums(data.inputs, refitted, 1)
-            options.append((data, law, fitted if math.isfinite(fitted.rss) else law))
-        fits.append(min(options, key=lambda fit: fit[2].cost))
-    if len(rows.y) > MORE_ROWS / (1 - HELD_OUT):
-        fits = _reconsidered(fits, settings)
-    equations = []
+            fits.append((data, law, fitted if math.isfinite(fitted.rss) else law))
+    fits = _beside(_reconsidered(fits, settings), settings)
+    fits.sort(key=lambda fit: (len(fit[2].c), fit[2].cost))
+    best = min(fit[2].cost for fit in fits)
+    forms: set[Any] = set()
+    equations, alternatives = list[Equation](), list[Equation]()
     for data, law, fitted in fits:
+        first = not equations or equations[-1].terms < len(fitted.c)
+        key = data.power, form(fitted)
+        if key in forms or not (first or fitted.cost < best + TELL):
+            continue
+        forms.add(key)
         error = _held_out(data, law, held) if len(held) else _relative(data, fitted.press)
-        equations.append(_equation(rows, data, fitted, error, len(held), kind))
-    costs = [equation.bic for equation in equations]
-    return Laws(equations, int(np.argmin(costs)), kind, candidates.complete)
+        equation = _equation(rows, data, fitted, error, len(held), kind)
+        if first:
+            equations.append(equation)
+        if best < fitted.cost < best + TELL:
+            alternatives.append(equation)
+    alternatives.sort(key=lambda equation: equation.bic)
+    chosen = int(np.argmin([equation.bic for equation in equations]))
+    return Laws(equations, chosen, alternatives, kind, candidates.complete)
 
 
 def _reconsidered(fits: list[Fit], settings: Settings) -> list[Fit]:
@@ -192,6 +205,29 @@ def _reconsidered(fits: list[Fit], settings: Settings) -> list[Fit]:
             [fitted] = settings.steps.sums(data.inputs, other, 1)
         result.append((data, law, fitted))
     return result
+
+
+def _beside(fits: list[Fit], settings: Settings) -> list[Fit]:
+    """The fits, and those that steps of single exponents reach from the best one.
+
+    Many rows leave no doubt about a simple exponent.
+    """
+    data, law, best = min(fits, key=lambda fit: fit[2].cost)
+    if is_exact(data, best) or data.rows > MORE_ROWS or settings.rules.exponents == "real":
+        return fits
+    steps = partial(_steps, data, best, settings.rules)
+    return fits + [(data, law, near) for near in settings.steps.sums(data.inputs, steps)]
+
+
+def _steps(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
+    found = list[Sum]()
+    while True:
+        near = refine.neighbours(data, law, rules)
+        found += near
+        better = min(near, key=lambda other: other.cost, default=law)
+        if better.cost >= law.cost:
+            return found
+        law = better
 
 
 def _refitted(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:

@@ -32,6 +32,7 @@ Data = Problem | AllRows
 
 EXACT_ERROR = 1e-9  # relative root mean square error below which data count as exact
 SOLVED_ERROR = 1e-14  # the same error, below which no step makes it smaller
+STEP = 0.4  # from an exponent to those that are tried in its place
 LOST = 1e-10  # share of a variance that is rounding: the other exponents determine this one
 
 
@@ -361,6 +362,20 @@ def reconsidered(problem: Data, law: Sum, rules: Rules) -> Sum:
     unchanged = (free == law.free).all() and (u[~free] == law.u[~free]).all()
     rounded = law if unchanged else refit(problem, rounded, rules.loss)
     return min((law, freed, rounded), key=lambda candidate: candidate.cost)
+
+
+def neighbours(problem: Data, law: Sum, rules: Rules) -> list[Sum]:
+    """The sum with one exponent changed to a simple one nearby, for each exponent other than 0."""
+    laws = []
+    for k, i in np.argwhere(np.abs(law.u) > ZERO):
+        value, parity = float(law.u[k, i]), float(law.parity[k, i])
+        near = [0.0] if not (problem.mixed[i] and parity) else []
+        for shift in (-STEP, 0.0, STEP):
+            near += options(problem, rules, value + shift, i, parity)
+        for exponent in dict.fromkeys(near):
+            if exponent != value or law.free[k, i]:
+                laws.append(refit(problem, _with(law, [(k, i, exponent)]), rules.loss, 8))
+    return [other for other in laws if math.isfinite(other.cost)]
 
 
 def _with(law: Sum, plan: list[tuple[int, int, float]]) -> Sum:

@@ -8,8 +8,8 @@ from npu_kernels._common import display
 from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.output import Laws
 
+MOST_NAMED = 3  # alternatives in a report
 LITTLE = 0.9  # of y's root mean square: the error above which an equation explains little
-TELL = 6.0  # difference of the criterion below which two candidates count as equal
 
 
 class EquationTable(list[Equation]):
@@ -17,16 +17,19 @@ class EquationTable(list[Equation]):
 
     ``str()`` is a table, `best` the index of the chosen equation.
 
-    noise: what was taken for the errors of y: "constant", "relative" (in proportion to y) or
+    alternatives: equations that the data hardly tell from the chosen one, the likeliest first: their
+    criterion is less than 6 higher, and they may have as many terms. noise: what was taken for the errors of y: "constant", "relative" (in proportion to y) or
     "known". complete: false after Ctrl-C. laws: what a search found.
     """
 
     def __init__(self, laws: Laws) -> None:
         super().__init__(laws.equations)
-        self.best, self.noise, self.complete = laws.best, laws.noise, laws.complete
+        self.best, self.alternatives = laws.best, laws.alternatives
+        self.noise, self.complete = laws.noise, laws.complete
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (Laws(list(self), self.best, self.noise, self.complete),)
+        laws = Laws(list(self), self.best, self.alternatives, self.noise, self.complete)
+        return type(self), (laws,)
 
     def _rows(self) -> list[tuple[str, ...]]:
         """The cells of the table, the header first."""
@@ -97,8 +100,9 @@ def report(table: EquationTable, level: float = 0.95) -> str:
     for one in () if equation.exact else intervals:
         if one.low <= 0 <= one.high or one.error > abs(one.value):
             lines.append(f"The data hardly tell the {one.name}: it may be 0.")
-    rivals = [other for other in table if other is not equation and other.bic - equation.bic < TELL]
-    for other in rivals:
+    for other in table.alternatives[:MOST_NAMED]:
         higher = f"criterion {other.bic - equation.bic:.1f} higher"
         lines.append(f"The data hardly tell it from: {other.text()} ({higher})")
+    if len(table.alternatives) > MOST_NAMED:
+        lines.append(f"Nor from {len(table.alternatives) - MOST_NAMED} more (`alternatives`).")
     return "\n".join(lines)
