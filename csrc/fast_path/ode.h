@@ -213,9 +213,9 @@ inline PyObject* ode(PyObject*, PyObject* const* args, Py_ssize_t count) {
       !(r.derivatives || args[12] == Py_False) || !r.fit(u0, weight_re, weight_im, gate, weight))
     Py_RETURN_NOTIMPLEMENTED;
   int overflow = 0;
-  r.steps = PyLong_AsLongLongAndOverflow(args[6], &overflow);
+  r.steps = PyLong_AsLongLongAndOverflow(args[6], &overflow);  // -1 where it overflows
   r.dt = PyFloat_AS_DOUBLE(args[7]);
-  if (overflow || r.steps < 1 || !std::isfinite(r.dt) || r.dt == 0) Py_RETURN_NOTIMPLEMENTED;
+  if (r.steps < 1 || !std::isfinite(r.dt) || r.dt == 0) Py_RETURN_NOTIMPLEMENTED;
   variable_list found;
   bool finite = true;
   {

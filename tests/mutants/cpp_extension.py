@@ -67,7 +67,7 @@ EXTENSION = [
     *mutants("csrc/train_operator.cpp", "tests/training/test_training_run.py -k rows", {
         "train-rows-that-ascend": ("return b != a + 1;", "return b <= a;"),
     }),
-    *mutants("csrc/train_operator.cpp", "tests/training/test_training_run_errors.py -k plan", {
+    *mutants("csrc/train_operator.cpp", "tests/training/test_training_plan.py -k wrong", {
         "train-size-of-a-parameter": ("check(t.numel() == count, \"train: \"", "check(t.numel() >= 0, \"train: \""),
         "train-rows-out-of-bounds": ("*ends.second < run.count, ", "*ends.second <= run.count, "),
     }),
