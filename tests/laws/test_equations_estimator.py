@@ -64,6 +64,20 @@ def test_pipeline_grid_and_pickle():
     assert str(copy[-1].equations_) == str(model[-1].equations_)
 
 
+@pytest.mark.parametrize(("column", "message"), [
+    (["x", "y", "z"], "must be numbers, got city"),
+    (["1", "2", "z"], "must be numbers, got city"),
+    (np.array(["2020-01-01", "2020-01-02", "2020-01-03"], "M8[D]"), "must be numbers, got city"),
+    ([1.0, np.nan, 2.0], "must be finite numbers, got missing or infinite values in city"),
+    ([1.0, np.inf, 2.0], "must be finite numbers, got missing or infinite values in city"),
+])  # fmt: skip
+def test_columns_without_numbers_are_named(column, message):
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    X = pandas.DataFrame({"mass": [1.0, 2.0, 3.0], "city": column})
+    with pytest.raises(ValueError, match=f"NPURegressor: columns of X {message}$"):
+        NPURegressor().fit(X, [1.0, 2.0, 3.0])
+
+
 def test_frames_give_names():
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     X = pandas.DataFrame(uniform(2, 60), columns=["mass", "speed"])

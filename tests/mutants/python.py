@@ -268,6 +268,10 @@ EQUATIONS = [
         "equations-alternatives-that-are-far": ("if best < fitted.cost < best + TELL:", "if best < fitted.cost:"),
         "equations-relative-errors": ("return proportional.cost + change < equal.cost - 2", "return False"),
     }),
+    *mutants(PACKAGE + "_laws/table/arguments.py", "tests/laws/test_equations_estimator.py -k columns", {
+        "equations-columns-of-dates": ('if column.dtype.kind in "mM":', 'if column.dtype.kind == "m":'),
+        "equations-columns-that-are-infinite": ("np.isfinite(column.astype(np.float64)).all()", "True"),
+    }),
     *mutants(PACKAGE + "_laws/table/search.py", ("tests/laws/test_equations_search.py", "tests/laws/test_equations_output.py -k choose", "tests/laws/test_equations.py -k 'offset or lens or four_terms or two_terms or negative_y'", "tests/laws/test_equations_estimator.py -k interrupt"), {
         "equations-sums-of-one-length": ("list(forms.values())[:SIMPLIFIED]", "list(forms.values())[:1]"),
         "equations-exchanged-terms": ("stay = [k for k in range(len(u)) if k != removed]", "stay = list(range(1, len(u)))"),

@@ -82,6 +82,26 @@ def column_names(table: Any) -> list[str] | None:
     return [str(name)] if isinstance(name, str) and hasattr(table, "to_numpy") else None
 
 
+def check_columns(table: Any) -> None:
+    """ValueError that names the columns of a DataFrame without finite numbers."""
+    text, infinite = list[str](), list[str]()
+    for name in getattr(table, "columns", ()):
+        column = np.asarray(table[name])
+        try:
+            if column.dtype.kind in "mM":
+                raise TypeError("dates are not numbers")
+            finite = np.isfinite(column.astype(np.float64)).all()
+        except (TypeError, ValueError):
+            text.append(str(name))
+        else:
+            infinite += [] if finite else [str(name)]
+    if text:
+        raise ValueError(f"NPURegressor: columns of X must be numbers, got {', '.join(text)}")
+    if infinite:
+        missing = f"got missing or infinite values in {', '.join(infinite)}"
+        raise ValueError(f"NPURegressor: columns of X must be finite numbers, {missing}")
+
+
 def units_of(units: Any, names: tuple[str, ...]) -> list[str] | None:
     """One unit for each column, or None."""
     if units is None:

@@ -12,6 +12,7 @@ from npu_kernels._common.checks import check_level, check_whole, is_whole
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._laws.table.arguments import (
+    check_columns,
     check_parameters,
     column_names,
     exponents_of,
@@ -163,6 +164,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
 
         check_parameters(self)
         outputs = column_names(y)
+        check_columns(X)
         X, y = validate_data(self, X, y, **_SEVERAL_OUTPUTS, ensure_min_samples=2)
         weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
         if (weight < 0).any() or not weight.any():

@@ -18,7 +18,15 @@ from npu_kernels._laws.products.units import Exponents
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.refine import Rules, Sum
-from npu_kernels._laws.table.search import MORE_ROWS, POWERS, Candidates, Settings, form, is_exact, search
+from npu_kernels._laws.table.search import (
+    MORE_ROWS,
+    POWERS,
+    Candidates,
+    Settings,
+    form,
+    is_exact,
+    search,
+)
 from npu_kernels._laws.table.work import Steps
 
 Array = Any

@@ -64,7 +64,8 @@ class Candidates:
             return  # a term in two parts
         key = (problem.power, len(law.c))
         forms: dict[Any, tuple[Problem, Sum]] = {}
-        for pair in sorted([*self.sums.get(key, []), (problem, law)], key=lambda pair: pair[1].cost):
+        pairs = [*self.sums.get(key, []), (problem, law)]
+        for pair in sorted(pairs, key=lambda pair: pair[1].cost):
             forms.setdefault(form(pair[1]), pair)
         self.sums[key] = list(forms.values())[:SIMPLIFIED]
 

@@ -15,11 +15,15 @@ LITTLE = 0.9  # of y's root mean square: the error above which an equation expla
 class EquationTable(list[Equation]):
     """The equations of one output, the fewest terms first.
 
-    ``str()`` is a table, `best` the index of the chosen equation.
+    ``str()`` is a table.
 
-    alternatives: equations that the data hardly tell from the chosen one, the likeliest first: their
-    criterion is less than 6 higher, and they may have as many terms. noise: what was taken for the errors of y: "constant", "relative" (in proportion to y) or
-    "known". complete: false after Ctrl-C. laws: what a search found.
+    Attributes:
+        best: the index of the chosen equation.
+        alternatives: equations that the data hardly tell from the chosen one, the likeliest first:
+            their criterion is less than 6 higher. They may have as many terms.
+        noise: what was taken for the errors of y: "constant", "relative" (in proportion to y) or
+            "known".
+        complete: false after Ctrl-C.
     """
 
     def __init__(self, laws: Laws) -> None:
