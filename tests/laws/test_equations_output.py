@@ -102,20 +102,22 @@ def test_a_report_names_equations_that_the_data_hardly_tell_from_the_best():
     model = NPURegressor(random_state=0, output_powers=(1,), max_terms=2)
     model.fit(X, law + 0.2 * law.std() * generator.standard_normal(30))
     table = model.equations_
-    best, others = table[table.best], table.alternatives
-    differences = [other.bic - best.bic for other in others]
+    best, alternatives = table[table.best], table.alternatives
+    differences = [law.bic - best.bic for law in alternatives]
     assert differences == sorted(differences)
     assert differences[0] > 0
     assert differences[-1] < 6
-    assert len({str(other.exponents.tolist()) for other in [best, *others]}) == len(others) + 1
-    assert len(others) > 3
-    assert all(other.terms == best.terms for other in others[:3])
+    assert (
+        len({str(law.exponents.tolist()) for law in [best, *alternatives]}) == len(alternatives) + 1
+    )
+    assert len(alternatives) > 3
+    assert all(law.terms == best.terms for law in alternatives[:3])
     text = model.report()
-    assert all(other.text() in text for other in others[:3])
+    assert all(law.text() in text for law in alternatives[:3])
     assert text.count("hardly tell it from") == 3
-    assert f"Nor from {len(others) - 3} more" in text
+    assert f"Nor from {len(alternatives) - 3} more" in text
     copied = pickle.loads(pickle.dumps(table))
-    assert [str(other) for other in copied.alternatives] == [str(other) for other in others]
+    assert [str(law) for law in copied.alternatives] == [str(law) for law in alternatives]
 
 
 def test_all_rows_choose_among_the_sums_of_the_search_and_those_beside_the_best():

@@ -228,13 +228,14 @@ def _beside(fits: list[Fit], settings: Settings) -> list[Fit]:
 
 
 def _steps(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
-    found = list[Sum]()
+    """The neighbours of a sum, of the best of them, and so on until none is better."""
+    tried = list[Sum]()
     while True:
-        near = refine.neighbours(data, law, rules)
-        found += near
-        better = min(near, key=lambda other: other.cost, default=law)
+        neighbours = refine.neighbours(data, law, rules)
+        tried += neighbours
+        better = min(neighbours, key=lambda neighbour: neighbour.cost, default=law)
         if better.cost >= law.cost:
-            return found
+            return tried
         law = better
 
 

@@ -375,7 +375,7 @@ def neighbours(problem: Data, law: Sum, rules: Rules) -> list[Sum]:
         for exponent in dict.fromkeys(near):
             if exponent != value or law.free[k, i]:
                 laws.append(refit(problem, _with(law, [(k, i, exponent)]), rules.loss, 8))
-    return [other for other in laws if math.isfinite(other.cost)]
+    return [neighbour for neighbour in laws if math.isfinite(neighbour.cost)]
 
 
 def _with(law: Sum, plan: list[tuple[int, int, float]]) -> Sum:

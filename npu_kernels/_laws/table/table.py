@@ -24,6 +24,8 @@ class EquationTable(list[Equation]):
         noise: what was taken for the errors of y: "constant", "relative" (in proportion to y) or
             "known".
         complete: false after Ctrl-C.
+
+    laws: what a search found.
     """
 
     def __init__(self, laws: Laws) -> None:
