@@ -50,7 +50,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Kept between builds; the core's unit tests are built there too.
 export NPU_KERNELS_BUILD := $(abspath build/cmake)
 
-.PHONY: demo test test-setup fuzz sanitize tsan allocations lint format bench mutants gpu tables docs site resources wheels test-wheels \
+.PHONY: demo test test-setup fuzz sanitize tsan allocations lint format bench speed mutants gpu tables docs site resources wheels test-wheels \
   test-arm-wheel test-sdist support version install clean
 
 demo: install
@@ -103,6 +103,10 @@ format: install $(VENV)/.lint
 
 bench: install
 	$(BIN)/python -m benchmarks.throughput $(ARGS)
+
+# Fails where a ratio to eager is far below those of benchmarks/results/speed-*.json.
+speed: install
+	$(BIN)/python -m pytest benchmarks/speed $(ARGS)
 
 # What was tried before is tried again only where the mutant, its file or its tests have changed.
 mutants: install

@@ -33,6 +33,8 @@ def test_core(tmp_path: Path) -> None:
     supported = cpu.supported_isas() if cpu.available()[0] else []
     for isa in {"baseline", "avx2", "avx512", "neon"} & set(supported):
         assert report.count(f"\n{isa}: tested\n") == 3, isa
+    assert re.search(r"openmp \.+ +Passed", report)
+    assert re.search(r"example_npu \.+ +Passed", report)
     if "avx512_bf16" in supported:
         # The emulator needs no more than this to run AMX's kernels.
         assert re.search(r"kernels_tiles_avx512_bf16 \.+ +Passed", report)

@@ -41,6 +41,9 @@ COMMANDS = [
     Entry("make bench",
           ("benchmarks/test_throughput_command::test_the_suite_writes_rows_that_the_report_reads",),
           "2026-11-24 15b4716"),
+    Entry("make speed",
+          ("make speed", "benchmarks/test_speed_benchmark::test_every_case_has_a_kept_ratio"),
+          NO_RECORD),
     Entry("make fuzz", ("fuzz/test_layers::test_calls", "triton/test_fuzz::test_calls"), NO_RECORD),
     Entry("make sanitize",
           ("backends/test_sanitized::test_core", "backends/test_sanitized::test_extension"),
@@ -140,6 +143,7 @@ COMMANDS = [
     Entry("NPU_KERNELS_TEST_ROWS", ("layers/test_rows::test_error_of_many_rows",), NO_RECORD),
     Entry("NPU_KERNELS_LONG", (), NO_RECORD,
           "scikit-learn's checks with default parameters take minutes"),
+    Entry("NPU_KERNELS_OPENMP", ("backends/test_core::test_core",), WHOLE),
     # ---- tools of others
     Entry("ctest", ("backends/test_core::test_core",), WHOLE),
     Entry("compute-sanitizer", (), NO_RECORD, "needs a GPU"),

@@ -1,0 +1,1 @@
+"""The main sizes under pytest-benchmark: `pytest benchmarks/speed`."""

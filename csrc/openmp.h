@@ -1,0 +1,35 @@
+// OpenMP's threads for the core, in a C++ program without torch. Beside torch it is threads.h: torch brings an OpenMP
+// runtime of its own, and two of them in one process wait for each other's threads.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "core/api.h"
+
+namespace npu {
+
+// As many as OMP_NUM_THREADS or omp_set_num_threads says when a kernel is called.
+inline Parallel openmp_threads() {
+  Parallel parallel;
+  parallel.threads = omp_get_max_threads();
+  parallel.run = [](int64_t count, Parallel::Body body, void* context) {
+    const int64_t pieces = std::min<int64_t>(4 * omp_get_max_threads(), count);
+    std::exception_ptr thrown;  // no exception may leave a parallel region
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t n = 0; n < pieces; ++n) {
+      try {
+        body(count * n / pieces, count * (n + 1) / pieces, context);
+      } catch (...) {
+#pragma omp critical(npu_openmp_threads)
+        thrown = std::current_exception();
+      }
+    }
+    if (thrown) std::rethrow_exception(thrown);
+  };
+  return parallel;
+}
+
+}  // namespace npu
