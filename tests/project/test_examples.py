@@ -40,35 +40,6 @@ def test_drop_in_goes_on_from_its_checkpoint(run):
     torch._dynamo.reset()
 
 
-@pytest.fixture
-def for_tables():
-    for name in ("sklearn", "pandas", "pint"):
-        pytest.importorskip(name, reason=f"{name} is not installed")
-
-
-def test_equation_of_a_csv(run, tmp_path, for_tables):
-    x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)) + 1
-    lines = [f"{a:.8f},{b:.8f},text,{3 * a * a / b:.8f}" for a, b in x.tolist()]
-    (tmp_path / "data.csv").write_text("\n".join(["# a comment", "a,b,name,c", *lines]) + "\n")
-    assert re.search(r"^c = 3(\.0*)?\*a\*\*2/b$", run("equation_from_csv.py", "data.csv"), re.M)
-
-
-def test_equation_of_a_csv_with_units(run, tmp_path, for_tables):
-    x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)) + 1
-    lines = [f"{a:.8f},{b:.8f},{a * b * b / 2:.8f}" for a, b in x.tolist()]
-    (tmp_path / "data.csv").write_text("\n".join(["m [kg],v [m/s],E [J]", *lines]) + "\n")
-    said = run("equation_from_csv.py", "data.csv")
-    assert said.startswith("60 rows of m, v, with units\nE = 0.5*m*v**2\n")
-
-
-@pytest.mark.filterwarnings("ignore:NPURegressor. 34 rows are too few")
-def test_equation_of_the_planets(run, for_tables):
-    (factor,) = re.findall(
-        r"^period_days = ([\d.]+)\*axis_au\*\*\(3/2\)$", run("equation_from_csv.py"), re.M
-    )
-    assert float(factor) == pytest.approx(365.25, rel=2e-3)
-
-
 def test_neural_ode(run):
     (error,) = re.findall(r"greatest error on the series ([\d.]+)$", run("neural_ode.py"))
     assert float(error) < 0.2

@@ -34,6 +34,7 @@ WITH_HELP = [
     "benchmarks.demo", "benchmarks.equations", "benchmarks.paper", "benchmarks.throughput",
     "benchmarks.throughput.report", "benchmarks.throughput.cold", "benchmarks.time_series",
     "benchmarks.extrapolation", "benchmarks.regression", "npu_kernels.certify", "npu_kernels.env",
+    "npu_kernels.law",
     "release.wheels", "release.try_install", "release.emulated",
     "release.support", "tests.mutants", "tools.aot", "tools.aot.report",
 ]  # fmt: skip

@@ -1,0 +1,93 @@
+"""The command ``python -m npu_kernels.law``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from npu_kernels._jobs import files
+from npu_kernels.law import _table
+
+INSTALL = "pip install 'npu_kernels[laws]'"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Find the law of a file's columns and print its report; return the exit status.
+
+    arguments: of the command line; None: those of this process.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m npu_kernels.law",
+        description="Find the law behind the columns of a text file, by NPURegressor.",
+        epilog="Units in the header, as in 'speed [m/s]', are used where every column has one. "
+        "Ctrl-C gives the best law until then.",
+    )
+    parser.add_argument("file", type=Path, help="any delimiter and encoding; # starts a comment")
+    parser.add_argument("--target", metavar="NAME", help="the column to explain; default: the last")
+    parser.add_argument(
+        "--inputs", nargs="+", metavar="NAME", help="the columns to explain it by; default: others"
+    )
+    parser.add_argument(
+        "--units", nargs="+", metavar="NAME=UNIT", default=[], help="in place of the header's"
+    )
+    parser.add_argument("--skip-rows", action="store_true", help="that lack a number")
+    parser.add_argument("--terms", type=int, default=4, help="of the law at most; default: 4")
+    parser.add_argument("--starts", type=int, default=64, help="of the search; default: 64")
+    parser.add_argument("--seed", type=int, default=0, help="of the search; default: 0")
+    parser.add_argument("--checkpoint", type=Path, help="a file to continue from, and to write")
+    parser.add_argument("--plot", type=files.output, metavar="FILE", help="for a picture")
+    options = parser.parse_args(arguments)
+    try:
+        return _run(options)
+    except ImportError as error:
+        parser.exit(2, f"{parser.prog}: {error.name} is not installed: {INSTALL}\n")
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+
+
+def _run(options: argparse.Namespace) -> int:
+    table = _table.read(options.file)
+    labels = table.labels()
+    usable = [name for name in table.columns if name not in labels]
+    target: str = options.target or (usable or list(table.columns))[-1]
+    inputs = options.inputs or [name for name in usable if name != target]
+    names = [*inputs, target]
+    if not set(names) <= table.columns.keys() or len(names) < 2 or len(set(names)) < len(names):
+        rule = f"--target and --inputs must be different columns of {', '.join(table.columns)}"
+        raise ValueError(f"{rule}; got {', '.join(names)}")
+    numbers = table.numbers(names, options.skip_rows)
+    units = table.units | _given_units(options.units, names)
+    with_units = all(name in units for name in names)
+
+    from npu_kernels.equations import NPURegressor
+
+    model = NPURegressor(
+        options.terms,
+        units=[units[name] for name in inputs] if with_units else None,
+        y_units=units[target] if with_units else None,
+        starts=options.starts,
+        random_state=options.seed,
+        verbose=int(sys.stderr.isatty()),
+    )
+    X, y = numbers[inputs], numbers[target]
+    model.fit(X, y, checkpoint=options.checkpoint)
+    facts = [f"{len(numbers)} rows of {', '.join(inputs)}{', with units' if with_units else ''}"]
+    left_out = len(table.lines) - len(numbers)
+    facts += [f"{left_out} rows left out"] * bool(left_out)
+    unused = [name for name in labels if name not in names]
+    facts += [f"no numbers in {', '.join(unused)}"] * bool(unused)
+    print("; ".join(facts))
+    print(model.report())
+    if options.plot is not None:
+        model.plot(X, y).savefig(options.plot)
+        print(f"{options.plot} written")
+    return 0
+
+
+def _given_units(texts: list[str], names: list[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    for name, equals, _ in pairs:
+        if not equals or name not in names:
+            raise ValueError(f"--units must be NAME=UNIT of {', '.join(names)}, got {name}{equals}")
+    return {name: unit for name, _, unit in pairs}
