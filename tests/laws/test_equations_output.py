@@ -96,7 +96,7 @@ def test_a_report_names_parameters_that_may_be_0(noisy):
 
 @few_rows
 def test_a_report_names_equations_that_the_data_hardly_tell_from_the_best():
-    generator = np.random.default_rng(1)
+    generator = np.random.default_rng(23)
     X = np.exp(generator.uniform(-0.6, 0.6, (30, 3)))
     law = X[:, 2] ** 2 - X[:, 1] ** 2 / np.sqrt(X[:, 0])
     model = NPURegressor(random_state=0, output_powers=(1,), max_terms=2)
@@ -108,7 +108,8 @@ def test_a_report_names_equations_that_the_data_hardly_tell_from_the_best():
     assert differences[0] > 0
     assert differences[-1] < 6
     assert (
-        len({str(law.exponents.tolist()) for law in [best, *alternatives]}) == len(alternatives) + 1
+        len({str(sorted(law.exponents.tolist())) for law in [best, *alternatives]})
+        == len(alternatives) + 1
     )
     assert len(alternatives) > 3
     assert all(law.terms == best.terms for law in alternatives[:3])
@@ -120,7 +121,7 @@ def test_a_report_names_equations_that_the_data_hardly_tell_from_the_best():
     assert [str(law) for law in copied.alternatives] == [str(law) for law in alternatives]
 
 
-def test_all_rows_choose_among_the_sums_of_the_search_and_those_beside_the_best():
+def test_all_rows_choose_among_the_sums_beside_the_best():
     """The search sees 48 of 60 rows, to which other exponents often fit a little better."""
     right = 0
     for seed in range(2):

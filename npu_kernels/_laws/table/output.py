@@ -23,7 +23,6 @@ from npu_kernels._laws.table.search import (
     POWERS,
     Candidates,
     Settings,
-    form,
     is_exact,
     search,
 )
@@ -161,11 +160,10 @@ def _likelier(relative: Candidates, constant: Candidates) -> bool:
 def _finished(
     rows: Rows, output: Output, candidates: Candidates, held: Array, kind: str, settings: Settings
 ) -> Laws:
-    """The best sums of each number of terms, fitted to all rows. held: indices of rows held out."""
+    """The best sum of each number of terms, fitted to all rows. held: indices of rows held out."""
     fits: list[Fit] = []
     for terms in sorted({terms for _, terms in candidates.sums}):
-        groups = [pairs for (_, count), pairs in candidates.sums.items() if count == terms]
-        pairs = [pair for group in groups for pair in group]
+        pairs = [pair for (_, count), pair in candidates.sums.items() if count == terms]
         lowest = min(law.cost for _, law in pairs)
         for training, law in pairs:
             if law.cost > lowest + RIVAL_COST:
@@ -182,7 +180,7 @@ def _finished(
     equations, alternatives = list[Equation](), list[Equation]()
     for data, law, fitted in fits:
         first = not equations or equations[-1].terms < len(fitted.c)
-        key = data.power, form(fitted)
+        key = data.power, _form(fitted)
         if key in forms or not (first or fitted.cost < best + TELL):
             continue
         forms.add(key)
@@ -213,6 +211,12 @@ def _reconsidered(fits: list[Fit], settings: Settings) -> list[Fit]:
             [fitted] = settings.steps.sums(data.inputs, other, 1)
         result.append((data, law, fitted))
     return result
+
+
+def _form(law: Sum) -> Any:
+    """What two sums have in common that differ in coefficients and in the order of terms only."""
+    terms = np.concatenate([law.u, law.parity], 1).round(6) + 0.0  # no -0
+    return tuple(sorted(map(tuple, terms.tolist())))
 
 
 def _beside(fits: list[Fit], settings: Settings) -> list[Fit]:

@@ -52,30 +52,25 @@ class Settings:
 
 @dataclass
 class Candidates:
-    """The best sums of each power and number of terms so far; complete is False after Ctrl-C."""
+    """The best sum of each power and number of terms so far; complete is False after Ctrl-C."""
 
-    sums: dict[tuple[float, int], list[tuple[Problem, Sum]]] = field(default_factory=dict)
+    sums: dict[tuple[float, int], tuple[Problem, Sum]] = field(default_factory=dict)
     errors: list[float] = field(default_factory=list)  # of the first power, by number of terms
     complete: bool = True
 
     def add(self, problem: Problem, law: Sum) -> None:
-        """Keep a sum where it is one of the `SIMPLIFIED` best of its power and number of terms."""
-        if len({tuple(row) for row in law.u.tolist()}) < len(law.u) or not law.cost < math.inf:
-            return  # a term in two parts
         key = (problem.power, len(law.c))
-        forms: dict[Any, tuple[Problem, Sum]] = {}
-        pairs = [*self.sums.get(key, []), (problem, law)]
-        for pair in sorted(pairs, key=lambda pair: pair[1].cost):
-            forms.setdefault(form(pair[1]), pair)
-        self.sums[key] = list(forms.values())[:SIMPLIFIED]
+        if len({tuple(row) for row in law.u.tolist()}) < len(law.u):
+            return  # a term in two parts
+        if law.cost < (self.sums[key][1].cost if key in self.sums else math.inf):
+            self.sums[key] = (problem, law)
 
     def best(self) -> tuple[Problem, Sum] | None:
-        first = [pairs[0] for pairs in self.sums.values()]
-        return min(first, key=lambda pair: pair[1].cost, default=None)
+        return min(self.sums.values(), key=lambda pair: pair[1].cost, default=None)
 
     def exact(self) -> bool:
         """Whether a sum's residuals are those of rounding."""
-        return any(is_exact(*pair) for pairs in self.sums.values() for pair in pairs)
+        return any(is_exact(problem, law) for problem, law in self.sums.values())
 
     def settled(self) -> bool:
         """Whether no other output power is tried: a sum is exact, or the best is a simple product.
@@ -93,12 +88,6 @@ class Candidates:
 
 def is_exact(problem: Problem | AllRows, law: Sum) -> bool:
     return law.rss <= refine.EXACT_ERROR**2 * problem.size
-
-
-def form(law: Sum) -> Any:
-    """What two sums have in common that differ in coefficients and in the order of terms only."""
-    terms = np.concatenate([law.u, law.parity], 1).round(6) + 0.0  # no -0
-    return tuple(sorted(map(tuple, terms.tolist())))
 
 
 def search(
