@@ -50,7 +50,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Kept between builds; the core's unit tests are built there too.
 export NPU_KERNELS_BUILD := $(abspath build/cmake)
 
-.PHONY: demo test test-setup fuzz sanitize tsan allocations lint format bench speed mutants gpu tables docs site resources wheels test-wheels \
+.PHONY: demo test test-setup fuzz sanitize tsan allocations lint format bench speed mutants gpu tables docs site resources wheels test-wheels test-extras \
   test-arm-wheel test-sdist support version install clean
 
 demo: install
@@ -148,6 +148,9 @@ wheels: $(VENV)/.release
 
 test-wheels: $(VENV)/.created
 	$(BIN)/python -m release.try_install dist/*_$(shell uname -m).whl $(if $(TORCH),--pairs $(TORCH):$(PYTHON)) --fast-path $(ARGS)
+
+test-extras: $(VENV)/.created
+	$(BIN)/python -m release.extras dist/*_$(shell uname -m).whl $(ARGS)
 
 test-arm-wheel: $(VENV)/.release
 	$(BIN)/python -m release.emulated dist/*_aarch64.whl $(ARGS)

@@ -14,6 +14,8 @@ sdist. What runs then is release/check_install.py, which gets the further argume
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -21,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from release.pairs import interpreter, of_the_release
@@ -28,21 +31,29 @@ from release.pairs import interpreter, of_the_release
 CHECK = Path(__file__).resolve().with_name("check_install.py")
 
 
-def try_install(file: Path, torch: str, python: str, arguments: list[str]) -> None:
-    """Raises subprocess.CalledProcessError where a step fails. python: the interpreter of the new
-    environment."""
+@contextlib.contextmanager
+def in_a_new_environment(python: str, torch: str) -> Iterator[Callable[..., None]]:
+    """Gives a function that calls the Python of a new environment, which has torch and nothing
+    else. It raises subprocess.CalledProcessError where a call fails."""
     environment = {**os.environ, "PYTHONPATH": "", "NPU_KERNELS_BUILD": ""}
     with tempfile.TemporaryDirectory() as folder:
 
-        def call(*command: object) -> None:
+        def run(*command: object) -> None:
             print("+", *command, flush=True)
             subprocess.run([str(word) for word in command], check=True, cwd=folder, env=environment)
 
-        call(python, "-m", "venv", "environment")
-        new = Path(folder) / "environment" / "bin" / "python"
-        call(new, "-m", "pip", "install", "-q", f"torch=={torch}")
-        call(new, "-m", "pip", "install", "-v" if file.suffix == ".gz" else "-q", file)
-        call(new, CHECK, *arguments)
+        run(python, "-m", "venv", "environment")
+        call = functools.partial(run, Path(folder) / "environment" / "bin" / "python")
+        call("-m", "pip", "install", "-q", f"torch=={torch}")
+        yield call
+
+
+def try_install(file: Path, torch: str, python: str, arguments: list[str]) -> None:
+    """Raises subprocess.CalledProcessError where a step fails. python: the interpreter of the new
+    environment."""
+    with in_a_new_environment(python, torch) as call:
+        call("-m", "pip", "install", "-v" if file.suffix == ".gz" else "-q", file)
+        call(CHECK, *arguments)
 
 
 def tried(rows: Path | None, sha256: str) -> set[tuple[str, str]]:

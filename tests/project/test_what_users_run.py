@@ -12,6 +12,7 @@ from typing import TypeGuard
 
 import pytest
 
+from release.extras import EXAMPLES
 from tests.project.what_users_run import COMMANDS, INSTALLATIONS, NO_RECORD, WHOLE, Entry
 from tests.support.building import ROOT
 
@@ -35,7 +36,7 @@ WITH_HELP = [
     "benchmarks.throughput.report", "benchmarks.throughput.cold", "benchmarks.time_series",
     "benchmarks.extrapolation", "benchmarks.regression", "npu_kernels.certify", "npu_kernels.env",
     "npu_kernels.law",
-    "release.wheels", "release.try_install", "release.emulated",
+    "release.wheels", "release.try_install", "release.extras", "release.emulated",
     "release.support", "tests.mutants", "tools.aot", "tools.aot.report",
 ]  # fmt: skip
 
@@ -149,6 +150,7 @@ def test_extras() -> None:
     (table,) = re.findall(r"^\[project.optional-dependencies\]\n(.*?)\n\n", project, re.M | re.S)
     assert extras
     assert extras <= set(re.findall(r"^(\w+) = ", table, re.M))
+    assert extras == EXAMPLES.keys()
 
 
 @pytest.mark.parametrize("module", WITH_HELP)
