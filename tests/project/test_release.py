@@ -251,7 +251,7 @@ def test_actions_are_pinned_and_a_release_waits_for_the_tests() -> None:
     for path in workflows:
         assert "\npermissions:\n  contents: read\n" in path.read_text(), path
     release = (ROOT / ".github" / "workflows" / "release.yml").read_text()
-    assert "needs: [test, wheel, oldest-glibc, sdist]" in release
+    assert "needs: [test, wheel, oldest-glibc, extras, sdist]" in release
 
 
 def test_the_citation_has_the_version() -> None:
