@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--units", nargs="+", metavar="NAME=UNIT", default=[], help="in place of the header's"
     )
+    parser.add_argument("--no-units", action="store_true", help="leave those of the header aside")
     parser.add_argument("--skip-rows", action="store_true", help="that lack a number")
     parser.add_argument("--terms", type=int, default=4, help="of the law at most; default: 4")
     parser.add_argument("--starts", type=int, default=64, help="of the search; default: 64")
@@ -49,16 +50,15 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     table = _table.read(options.file)
     labels = table.labels()
-    usable = [name for name in table.columns if name not in labels]
-    target: str = options.target or (usable or list(table.columns))[-1]
-    inputs = options.inputs or [name for name in usable if name != target]
+    target: str = options.target or list(table.columns)[-1]
+    inputs = options.inputs or [n for n in table.columns if n != target and n not in labels]
     names = [*inputs, target]
     if not set(names) <= table.columns.keys() or len(names) < 2 or len(set(names)) < len(names):
         rule = f"--target and --inputs must be different columns of {', '.join(table.columns)}"
         raise ValueError(f"{rule}; got {', '.join(names)}")
     numbers = table.numbers(names, options.skip_rows)
     units = table.units | _given_units(options.units, names)
-    with_units = all(name in units for name in names)
+    with_units = all(name in units for name in names) and not options.no_units
 
     from npu_kernels.equations import NPURegressor
 

@@ -14,7 +14,7 @@ EMPTY = {"", "na", "n/a", "nan", "null", "none", "-", "--", "?"}  # in lower cas
 NAMED_CELLS = 3  # in a message
 DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}( .*)?")
 COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
-UNIT = re.compile(r"(.*?)\s*[\[(]([^\[\]()]*)[\])]")  # "speed [m/s]" or "speed (m/s)"
+UNIT = re.compile(r"(.*?)(?:\s*\[([^\[\]]*)\]|\s+\(([^()]*)\))")  # speed [m/s], speed (m/s)
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ class Table:
         return table.dropna()
 
     def labels(self) -> list[str]:
-        """The columns that have text and neither a number nor a date."""
+        """The columns of text in which no cell begins as a number does."""
         return [
             name
             for name, cells in self.columns.items()
-            if set(self._column(name)) == {None} and not any(map(is_date, cells))
+            if not any(re.match(r"[-+\N{MINUS SIGN}.,]?\d", cell.strip()) for cell in cells)
         ]
 
 
@@ -143,6 +143,8 @@ def read(path: Path) -> Table:
         raise ValueError(f"{path} must have a header and rows, got {len(numbered)} lines")
     lines = [n for n, _ in numbered]
     rows = _split([line for _, line in numbered])
+    if len(rows) != len(lines):
+        raise ValueError(f"{path} must have no cell with a line break")
     widths = {len(row) for row in rows}
     if len(widths) > 1:
         width = len(rows[0])
@@ -159,7 +161,7 @@ def read(path: Path) -> Table:
         match = UNIT.fullmatch(title.strip())
         names.append((match[1] if match else title).strip())
         if match:
-            units[names[-1]] = match[2].strip()
+            units[names[-1]] = (match[2] or match[3] or "").strip()
     if len(set(names)) < len(names) or not all(names):
         raise ValueError(f"{path} must have different names of columns, got {', '.join(names)}")
     columns = {name: [row[i] for row in rows] for i, name in enumerate(names)}
@@ -170,11 +172,11 @@ def _split(lines: list[str]) -> list[list[str]]:
     """The cells of lines, at the delimiter that cuts all of them into as many."""
 
     def cells(delimiter: str) -> list[list[str]]:
-        if delimiter == " ":
-            return [line.split() for line in lines]
+        if delimiter.isspace() and delimiter != "\t":
+            return [re.split(f"{delimiter}+", line.strip()) for line in lines]
         return list(csv.reader(io.StringIO("\n".join(lines)), delimiter=delimiter))
 
-    candidates = [cells(delimiter) for delimiter in ("\t", ";", ",", "|", " ")]
+    candidates = [cells(delimiter) for delimiter in ("\t", ";", ",", "|", "  ", " ")]
     fitting = [
         rows
         for rows in candidates
@@ -182,4 +184,4 @@ def _split(lines: list[str]) -> list[list[str]]:
     ]
     if fitting:
         return fitting[0]
-    return max(candidates, key=lambda rows: len(rows[0]))
+    return max(candidates, key=lambda rows: (len(rows[0]), len(rows)))

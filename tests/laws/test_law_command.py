@@ -32,8 +32,8 @@ def law_of(
 
 @pytest.mark.parametrize("content", [
     text(), text(";"), text("\t"), text("|"), text(" "), text(";", decimal=","),
-    text("\t", decimal=","), "# a comment\n\n" + text(), text().encode("utf-16"),
-    text().encode("utf-8-sig"), text().replace("\n", "\r\n"), text().replace("0", "0 ", 0),
+    text("\t", decimal=","), text("   "), "# a comment\n\n" + text(), text().encode("utf-16"),
+    text().encode("utf-8-sig"), text().replace("\n", "\r\n")
 ])  # fmt: skip
 def test_delimiters_and_encodings(content, tmp_path, capsys):
     lines = law_of(content, tmp_path, capsys).splitlines()
@@ -58,8 +58,11 @@ def test_target_and_inputs(tmp_path, capsys):
 
 def test_units_of_the_header_and_of_the_command(tmp_path, capsys):
     pytest.importorskip("pint", reason="pint is not installed")
-    said = law_of(text(header="a [m],b (s),c [m^2/s]"), tmp_path, capsys)
+    said = law_of(text("  ", "a [m],b (s),c [m^2/s]"), tmp_path, capsys)
     assert said.startswith("60 rows of a, b, with units\nc = 3*a**2/b\n")
+    said = law_of(text(header="f(x) [m],b [s],c [m]"), tmp_path, capsys, "--no-units")
+    assert said.startswith("60 rows of f(x), b\nc = 3*f(x)**2/b\n")
+    law_of(text(header="a [m],b (s),c [m^2/s]"), tmp_path, capsys)
     path = str(tmp_path / "data.csv")
     with pytest.raises(SystemExit):
         main([path, *FAST, "--units", "c=kg"])
@@ -117,6 +120,11 @@ def test_dates_get_the_line_to_write(date, tmp_path, capsys):
     (b"a,,c\n1,2,3\n4,5,6\n", "must have different names of columns, got a, , c"),
     (b"a\n1\n2\n", "--target and --inputs must be different columns of a; got a"),
     (b"a,b\nx,y\nz,w\n", "--target and --inputs must be different columns of a, b; got b"),
+    (b"a,b,c\n1,2,yes\n3,4,no\n", "line 2, column c has 'yes'; line 3, column c has 'no'"),
+    (b"a,b,c\n5%,2,3\n6%,4,5\n", "line 2, column a has '5%'; line 3, column a has '6%'"),
+    (b'a,b,c\n"1,000.5",2,3\n', "line 2, column a has '1,000.5'"),
+    (b"a;b\n1,500;2\n2,500;3\n", "line 2, column a has '1,500'"),
+    (b'a,b,"c\nd"\n1,2,3\n4,5,6\n', "must have no cell with a line break"),
 ])  # fmt: skip
 def test_what_is_no_table(content, message, tmp_path, capsys):
     path = tmp_path / "data.csv"

@@ -268,6 +268,14 @@ EQUATIONS = [
         "equations-alternatives-that-are-far": ("if best < fitted.cost < best + TELL:", "if best < fitted.cost:"),
         "equations-relative-errors": ("return proportional.cost + change < equal.cost - 2", "return False"),
     }),
+    *mutants(PACKAGE + "law/_table.py", "tests/laws/test_law_command.py", {
+        "law-commas-of-thousands": ("return not points and not thousands", "return not points"),
+        "law-commas-beside-points": ("return not points and not thousands", "return not thousands"),
+        "law-labels": ('if not any(re.match(r"', 'if not all(re.match(r"'),
+        "law-underscores": ('if "_" not in text else math.inf', 'if text else math.inf'),
+        "law-infinite-cells": ("return value if math.isfinite(value) else None", "return value"),
+        "law-lines-of-rows": ("rows, lines = rows[1:], lines[1:]", "rows, lines = rows[1:], lines[:-1]"),
+    }),
     *mutants(PACKAGE + "_laws/table/arguments.py", "tests/laws/test_equations_estimator.py -k columns", {
         "equations-columns-of-dates": ('if column.dtype.kind in "mM":', 'if column.dtype.kind == "m":'),
         "equations-columns-that-are-infinite": ("np.isfinite(column.astype(np.float64)).all()", "True"),
