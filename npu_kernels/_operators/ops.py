@@ -3,8 +3,8 @@
 `LAYERS` says once what a layer's two operators take and give. A record determines: here the schemas
 and the shape functions (what an operator returns without computing it); in `autograd` its
 derivative; in `transforms` its rule under vmap; in `sharding` its rules under DTensor; in
-`functional` the call; in `_testing` the samples. `tests/operators/test_records.py` checks that
-every record has every rule.
+`interop.flops` the number of its operations; in `functional` the call; in `_testing` the samples.
+`tests/operators/test_records.py` checks that every record has every rule.
 
 The C++ library adds the CPU kernels; `dispatch` adds the kernel for every other case. The schemas
 have no keyword-only arguments, so that calling an operator costs as little as possible.
@@ -46,6 +46,9 @@ class Layer:
     takes_y: bool = False  # whether the backward takes y
     asks: str = "save"  # the argument that asks for what is kept
     may_be_zero: tuple[str, ...] = ()  # options of the function; its other numbers are positive
+    # The products of rows and weights in the formulas, for `interop.flops`: the weight or option
+    # without which they are absent -> what each is needed for: y, or gradients of operands.
+    products: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     eager_products: bool = False  # the eager formula builds a factor for each row, output and input
     drawn_within: tuple[float, float] = (-1.0, 1.0)  # the range of the weights of samples
     least_input: float = 0.0  # the smallest magnitude of the inputs of samples
@@ -115,11 +118,16 @@ LAYERS = {
             kept={"s": None},
             takes_y=True,
             asks="save_sin",
+            products={
+                "weight_re": ("y", "y", "x gate", "weight_re", "weight_re gate"),
+                "weight_im": ("y", "y", "x gate", "weight_im", "weight_im gate"),
+            },
             calls=({"gate_gradient": "clip"}, {"gate_gradient": "straight_through", "eps": 1e-3}),
         ),
         Layer(
             "nmu",
             {"weight": "OI"},
+            products={"weight": ("y", "x", "weight")},
             eager_products=True,
             drawn_within=(-0.25, 1.25),
             calls=({}, {"clip": False}),
@@ -129,6 +137,7 @@ LAYERS = {
             {"weight": "OJ"},
             options={"eps": "float", "clip": "bool", "separate": "bool"},
             may_be_zero=("eps",),
+            products={"weight": ("y", "x", "weight"), "separate": ("y", "weight")},
             eager_products=True,
             drawn_within=(-0.25, 1.25),
             least_input=0.1,
@@ -140,12 +149,21 @@ LAYERS = {
             optional=("gate_bias",),
             options={"eps": "float"},
             kept=_NALU_KEPT,
+            products={
+                "weight": ("y", "y", "x", "x", "weight mask", "weight mask"),
+                "gate_weight": ("y", "x", "gate_weight"),
+            },
         ),
         Layer(
             "inalu",
             dict.fromkeys(_INALU_WEIGHTS, "OI"),
             options={"eps": "float", "omega": "float"},
             kept={**_NALU_KEPT, "flags": torch.int32},
+            products={
+                "weight_add": ("y", "x", "weight_add mask_add"),
+                "weight_mul": ("y", "y", "x", *("weight_mul mask_mul",) * 2),
+                "gate_weight": ("y", "x", "gate_weight"),
+            },
             eager_products=True,
         ),
     )

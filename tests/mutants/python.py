@@ -224,6 +224,12 @@ CALLS = [
         "sharding-style-layout-of-y": ("y = y.redistribute(mesh, [self.output_layouts])", "pass"),
         "sharding-frozen-parameters": ("nn.Parameter(tensor, parameter.requires_grad)", "nn.Parameter(tensor, True)"),
     }),
+    *mutants(PACKAGE + "interop/flops.py", "tests/operators/test_flops.py", {
+        "flops-absent-weights": ("if shape is not None}", "}"),
+        "flops-options-that-are-off": (" if value is True}", "}"),
+        "flops-gradients-that-are-needed": (" if needs >> bit & 1}", "}"),
+        "flops-shared-rows-of-models": ("[x[-2], *weights[0]]", "[x[-2], *weights[0][-2:]]"),
+    }),
 ]  # fmt: skip
 
 EQUATIONS = [

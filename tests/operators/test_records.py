@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import flop_counter
 
 from npu_kernels import functional, reference
 from npu_kernels._backends import fast_path, triton
@@ -31,6 +32,13 @@ def _has_sharding(names: tuple[str, str]) -> bool:
     return all(getattr(ops, name) in rules for name in names)
 
 
+def _has_flops(layer: str, names: tuple[str, str]) -> bool:
+    import npu_kernels.interop.flops  # noqa: F401
+
+    packets = [getattr(torch.ops.npu_kernels, name) for name in names]
+    return bool(ops.LAYERS[layer].products) and all(map(flop_counter.flop_registry.get, packets))
+
+
 def _has_triton(names: tuple[str, str]) -> bool:
     pytest.importorskip("triton")
     return all(hasattr(triton, name) for name in names)
@@ -43,6 +51,7 @@ RULES: dict[str, Callable[[str, tuple[str, str]], bool]] = {
     "autograd": lambda layer, names: layer in autograd.FUNCTIONS and layer in autograd.GRADIENTS,
     "vmap": lambda layer, names: layer in transforms.FUNCTIONS,
     "sharding": lambda layer, names: _has_sharding(names),
+    "flops": _has_flops,
     "cpu": lambda layer, names: _registered(names, "CPU"),
     "triton": lambda layer, names: _has_triton(names),
     "fast path": lambda layer, names: getattr(fast_path, layer, None) is not None,
@@ -86,6 +95,10 @@ def _without(rule: str, layer: str, monkeypatch: pytest.MonkeyPatch) -> Iterator
         "autograd": (autograd.FUNCTIONS, layer),
         "vmap": (transforms.FUNCTIONS, layer),
         "samples": (RECORDS, layer),
+        "flops": (
+            flop_counter.flop_registry,
+            getattr(torch.ops.npu_kernels, f"{layer}_backward"),
+        ),
     }
     attributes: dict[str, tuple[Any, str]] = {
         "formula": (reference, f"{layer}_backward"),
@@ -111,7 +124,7 @@ def _without(rule: str, layer: str, monkeypatch: pytest.MonkeyPatch) -> Iterator
     fast_path.npu is None, reason="the fast path is not built for this torch and Python"
 )
 @pytest.mark.parametrize(
-    "rule", ["autograd", "vmap", "samples", "formula", "fast path", "function", "sharding"]
+    "rule", ["autograd", "vmap", "samples", "formula", "fast path", "function", "sharding", "flops"]
 )
 def test_a_missing_rule_is_found(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with _without(rule, "inalu", monkeypatch):
