@@ -59,9 +59,12 @@ def _interop(column: Column) -> None:
     model, x = model_of(column), inputs(column, 9, 3)
     y = model(x)
     for layout in ("reference", "julia", "pytorch"):
-        interop.to_reference(model, layout)
+        eager = interop.to_reference(model, layout)
+        equal(eager(x), y, 1e-5, layout)
+        equal(interop.swap(eager)(x), y, 1e-6, layout)
+        interop.to_reference(model, layout, inplace=True)
         equal(model(x), y, 1e-5, layout)
-        interop.swap(model)
+        interop.swap(model, inplace=True)
         equal(model(x), y, 1e-6, layout)
 
 

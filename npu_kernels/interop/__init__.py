@@ -1,8 +1,8 @@
 """Conversion of other code's layers into ours and back.
 
 `swap` replaces the eager layers of a model by the fused modules, `to_reference` goes back, with the
-weights carried over. Eager layers of other code are recognised by the names and shapes of their
-parameters, never by their class:
+weights carried over. Both change a copy of the model, unless ``inplace=True``. Eager layers of
+other code are recognised by the names and shapes of their parameters, never by their class:
 
 ==========  ==============================  ======================================================
 layout      parameters                      what differs from ours
@@ -22,7 +22,7 @@ pytorch     ``W_real, W_im [I, O], g [I]``  eps: its module's attribute ``eps``,
 
 In both, without ``Im`` or ``W_im`` it is a RealNPU, without ``g`` a NaiveNPU.
 
-Build the optimizer after the swap: parameters may be new ones.
+Build the optimizer after the swap: one that was made before belongs to the old model's parameters.
 
     >>> import torch
     >>> from npu_kernels import interop, reference_layers
@@ -33,6 +33,7 @@ Build the optimizer after the swap: parameters may be new ones.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -210,6 +211,7 @@ def _check_lost(
     function: str,
     model: nn.Module,
     allow: Collection[str],
+    inplace: bool,
     kind: Callable[[nn.Module], str | None],
 ) -> None:
     """Raise ValueError for anything that a new module would not have, before any change.
@@ -217,6 +219,8 @@ def _check_lost(
     kind: what a module becomes: "same" attributes, "new" ones, new and "transposed", or None.
     """
     check_module(function, "model", model)
+    if not isinstance(inplace, bool):
+        raise TypeError(f"{function}: inplace must be True or False, got {inplace!r}")
     if isinstance(allow, str) or not isinstance(allow, Collection):
         raise TypeError(f"{function}: allow must be a collection of names, got {allow!r}")
     owners: dict[int, int] = {}
@@ -246,8 +250,33 @@ def _check_lost(
             )
 
 
-def _replace(model: nn.Module, change: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
-    """Change modules in place, a shared one once, all or none; return the model's replacement."""
+def _deep_copy(function: str, model: nn.Module) -> nn.Module:
+    """Return a copy of the model, its parameters with the hooks and attributes of the originals."""
+    try:
+        copied = copy.deepcopy(model)
+    except (RuntimeError, TypeError) as error:  # the result of a computation, a lock, a file
+        raise RuntimeError(
+            f"{function}: model cannot be copied ({error}); say inplace=True"
+        ) from error
+    for old, new in zip(model.parameters(), copied.parameters(), strict=True):
+        new.__dict__.update(old.__dict__)  # torch's copy of a parameter has values alone
+        new.requires_grad_()  # without which torch takes no hooks
+        for hook in (old._backward_hooks or {}).values():
+            new.register_hook(hook)
+        for hook in (getattr(old, "_post_accumulate_grad_hooks", None) or {}).values():
+            new.register_post_accumulate_grad_hook(hook)
+        new.requires_grad_(old.requires_grad)
+    return copied
+
+
+def _replace(
+    function: str,
+    model: nn.Module,
+    inplace: bool,
+    change: Callable[[nn.Module], nn.Module | None],
+) -> nn.Module:
+    """Return the model with its modules changed, a shared one once; all of them or none."""
+    model = model if inplace else _deep_copy(function, model)
     modules = list(model.modules())
     new = {module: replacement for module in modules if (replacement := change(module)) is not None}
     for module, module_after in new.items():
@@ -265,8 +294,9 @@ def swap(
     eps: float | None = None,
     gate_gradient: str = "clip",
     allow: Collection[str] = (),
+    inplace: bool = False,
 ) -> nn.Module:
-    """Replace the eager layers of a model by the fused modules, in place, with their weights.
+    """Return a model with its eager layers replaced by the fused modules, with their weights.
 
     Args:
         model: any module; if it is itself such a layer the result is the new module.
@@ -276,11 +306,16 @@ def swap(
             class and of the classes that it derives from, such as a penalty or a clipping after
             each step, attributes such as ``npu_clip``, buffers; and of parameters ``[I, O]`` that
             lose hooks or their sharing.
+        inplace: false changes a copy and leaves the model as it is; true changes the model itself.
 
-    Returns the model. Weights ``[I, O]`` become new parameters, others stay the same objects: build
-    the optimizer afterwards. Layers that fit no layout, pruned and parametrized ones, and
-    subclasses of this package's layers, stay as they are. Raises ValueError, before anything is
-    changed, for a layer with hooks and for one that would lose what `allow` does not name.
+    Returns the copy, or with `inplace` the model. The copy is a deep one: it shares no tensor with
+    the model, what is shared within the model is shared within the copy, hooks of modules and
+    parameters stay, gradients are not copied. In place, weights ``[I, O]`` become new parameters
+    and others stay the same objects. In both cases build the optimizer afterwards: one that was
+    made before changes the old parameters. Layers that fit no layout, pruned and parametrized ones,
+    and subclasses of this package's layers, stay as they are. Raises ValueError, before anything is
+    changed, for a layer with hooks and for one that would lose what `allow` does not name; and
+    RuntimeError for a model that cannot be copied.
     """
 
     def kind(module: nn.Module) -> str | None:
@@ -306,14 +341,18 @@ def swap(
 
     if eps is not None:
         check_number("swap", "eps", eps, above=0, other="None")
-    _check_lost("swap", model, allow, kind)
-    return _replace(model, change)
+    _check_lost("swap", model, allow, inplace, kind)
+    return _replace("swap", model, inplace, change)
 
 
 def to_reference(
-    model: nn.Module, layout: str = "reference", *, allow: Collection[str] = ()
+    model: nn.Module,
+    layout: str = "reference",
+    *,
+    allow: Collection[str] = (),
+    inplace: bool = False,
 ) -> nn.Module:
-    """Replace the fused modules of a model by eager ones, in place; the way back of `swap`.
+    """Return a model with its fused modules replaced by eager ones; the way back of `swap`.
 
     The weights are carried over.
 
@@ -321,10 +360,12 @@ def to_reference(
     dict), or for NPU, RealNPU and NaiveNPU of one model "julia" or "pytorch" (`PublishedNPU`).
     allow: names of attributes that a layer may lose in a published layout, and of parameters that
     may lose their hooks or their sharing.
+    inplace: false changes a copy, true the model itself, as in `swap`.
 
-    Subclasses of the fused modules stay as they are. Returns the model. Raises ValueError, before
-    anything is changed, for other layouts, for a layer with hooks, for one that would lose what
-    `allow` does not name, and for `num_models` in a published layout.
+    Subclasses of the fused modules stay as they are. Returns the copy, or with `inplace` the model.
+    Raises ValueError, before anything is changed, for other layouts, for a layer with hooks, for
+    one that would lose what `allow` does not name, and for `num_models` in a published layout; and
+    RuntimeError for a model that cannot be copied.
     """
     if layout not in ("reference", *LAYOUTS):
         rule = "'reference', 'julia' or 'pytorch'"
@@ -353,8 +394,8 @@ def to_reference(
             eps = torch.finfo(unit.weight_re.dtype).eps
         return PublishedNPU(layout, *weights, eps=eps, gate_gradient=unit.gate_gradient)
 
-    _check_lost("to_reference", model, allow, kind)
-    return _replace(model, change)
+    _check_lost("to_reference", model, allow, inplace, kind)
+    return _replace("to_reference", model, inplace, change)
 
 
 # ---- torch.export ----

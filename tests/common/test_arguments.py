@@ -231,6 +231,8 @@ TYPE_ERRORS: list[tuple[Callable[[], Any], str]] = [
     (lambda: formula.simplify(_model(), score=lambda m: None),
      r"simplify: score must give a number, .*"),
     (lambda: interop.swap(None), r"swap: model must be a torch.nn.Module, got NoneType"),
+    (lambda: interop.swap(_model(), inplace="no"),
+     r"swap: inplace must be True or False, got 'no'"),
     (lambda: interop.swap(_model(), allow="g"),
      r"swap: allow must be a collection of names, got 'g'"),
     (lambda: interop.from_parameters(None),

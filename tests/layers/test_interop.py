@@ -76,7 +76,7 @@ def test_published_layouts(
     theirs = model["a"](x)
     slopes = torch.autograd.grad(theirs.sum(), list(model["a"].parameters()))
     old = {name: p for name, p in model["a"].named_parameters()}  # noqa: C416
-    layer = interop.swap(model)["a"]
+    layer = interop.swap(model, inplace=True)["a"]
     assert type(layer) is unit
     tolerance = 1e-5 if dtype == torch.float32 else 1e-13
     assert normwise_error(layer(x), theirs) < tolerance
@@ -85,13 +85,13 @@ def test_published_layouts(
         assert normwise_error(a, e.T if name in ("W_real", "W_im") else e) < tolerance
 
     layout = "pytorch" if published is PyTorchPublished else "julia"
-    back = interop.to_reference(model, layout)["a"]
+    back = interop.to_reference(model, layout, inplace=True)["a"]
     assert {name: tuple(p.shape) for name, p in back.named_parameters()} == {
         n: tuple(p.shape) for n, p in old.items()
     }
     assert all(torch.equal(p, old[name]) for name, p in back.named_parameters())
     assert normwise_error(back(x), theirs) < tolerance
-    swapped = interop.swap(copy.deepcopy(back))
+    swapped = interop.swap(back)
     assert type(swapped) is unit
     assert normwise_error(swapped(x), theirs) < tolerance
 
@@ -135,14 +135,14 @@ def test_our_modules_both_ways() -> None:
         [type(m) for m in model],
         repr(model),
     )
-    eager = interop.to_reference(model)
+    eager = interop.to_reference(model, inplace=True)
     assert eager is model
     assert type(model[0]) is reference_layers.NPU
     assert repr(model) == text
     assert not any(m.training for m in model.modules())
     assert normwise_error(model(x), y) < 1e-5
     assert normwise_error(model(x.unsqueeze(1)), y.unsqueeze(1)) < 1e-5
-    interop.swap(model)
+    interop.swap(model, inplace=True)
     assert [type(m) for m in model] == kinds
     assert all(a is b for a, b in zip(model.parameters(), objects, strict=True))
     assert torch.equal(model(x), y)
@@ -225,7 +225,7 @@ def test_what_a_layer_does_beside_its_formula_is_not_lost_in_silence() -> None:
     ):
         interop.swap(model, allow=("npu_clip", "optimize"))
     assert [type(m) for m in model] == kinds
-    interop.swap(model, allow=("npu_clip", "optimize", "regularizer"))
+    interop.swap(model, allow=("npu_clip", "optimize", "regularizer"), inplace=True)
     assert [type(m) for m in model] == [NPU, NPU, nn.Linear]
 
 
@@ -257,8 +257,8 @@ def test_subclasses_buffers_and_changed_methods_count() -> None:
         """A subclass of our layer stays as it is, as documented."""
 
     subclass = Own(2, 2)
-    assert interop.swap(subclass) is subclass
-    assert interop.to_reference(subclass) is subclass
+    assert interop.swap(subclass, inplace=True) is subclass
+    assert interop.to_reference(subclass, inplace=True) is subclass
 
 
 def test_transposed_weights_do_not_lose_hooks_or_sharing() -> None:
@@ -270,7 +270,7 @@ def test_transposed_weights_do_not_lose_hooks_or_sharing() -> None:
         match=r"^swap: PyTorchPublished 'a' .*: W_real, which is shared with another layer",
     ):
         interop.swap(model)
-    assert interop.swap(model, allow=["W_real"]) is model
+    assert interop.swap(model, allow=["W_real"], inplace=True) is model
     hooked = PyTorchPublished(3, 3)
     hooked.W_im.register_hook(lambda grad: 2 * grad)
     with pytest.raises(ValueError, match=r"would not have: hooks of W_im; say allow=\('W_im',\)"):
@@ -289,5 +289,71 @@ def test_all_layers_are_replaced_or_none() -> None:
     bad.eps = -1.0
     model = nn.Sequential(good, bad)
     with pytest.raises(ValueError, match=r"eps must be finite and greater than 0, got -1\.0"):
-        interop.swap(model)
+        interop.swap(model, inplace=True)
     assert model[0] is good
+
+
+# ---- the copy -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_copy_is_changed_and_the_model_is_not(back: bool) -> None:
+    """Values, sharing, modes and frozen parameters are the copy's too; tensors are not shared."""
+    shared = NPU(3, 3)
+    tied, frozen = RealNPU(3, 3), NaiveNPU(3, 2).requires_grad_(False)
+    tied.weight_re = shared.weight_re
+    model: Any = nn.Sequential(shared, nn.Tanh(), tied, shared, nn.Linear(3, 3), frozen).eval()
+    if back:
+        interop.to_reference(model, inplace=True)
+    before, modules = copy.deepcopy(model), list(model.modules())
+    change = interop.swap if back else interop.to_reference
+    changed: Any = change(model)
+    assert changed is not model
+    assert type(changed[0]) is (NPU if back else reference_layers.NPU)
+    assert all(a is b for a, b in zip(model.modules(), modules, strict=True))
+    assert changed[0] is changed[3]
+    assert changed[0].weight_re is changed[2].weight_re
+    assert not any(m.training for m in changed.modules())
+    assert not any(p.requires_grad for p in changed[5].parameters())
+    x = torch.randn(7, 3)
+    assert normwise_error(changed(x), model(x)) < 1e-5
+    ours = {p.data_ptr() for p in model.parameters()}
+    assert ours.isdisjoint(p.data_ptr() for p in changed.parameters())
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(model(x), before(x))
+
+
+def test_the_copy_has_the_hooks() -> None:
+    """Hooks of modules that are not replaced and of all parameters stay, of frozen ones too."""
+    model: Any = nn.Sequential(JuliaPublished(3, 3), nn.Linear(3, 1))
+    seen: list[str] = []
+    model.register_forward_hook(lambda *_: seen.append("forward"))
+    model[1].register_forward_pre_hook(lambda *_: seen.append("pre"))
+    model[0].Re.register_hook(lambda grad: seen.append("Re"))
+    model[0].Re.no_decay = True
+    model[1].bias.register_hook(lambda grad: seen.append("bias"))
+    model[1].weight.register_post_accumulate_grad_hook(lambda p: seen.append("weight"))
+    model[1].bias.requires_grad_(False)
+    x = torch.rand(4, 3)
+    model(x).sum().backward()
+    expected, seen[:] = sorted(seen), []
+    swapped: Any = interop.swap(model)
+    assert not swapped[1].bias.requires_grad
+    assert swapped[0].weight_re.no_decay
+    assert swapped[0].weight_re.grad is None
+    swapped(x).sum().backward()
+    assert sorted(seen) == expected == ["Re", "forward", "pre", "weight"]
+    swapped[1].bias.requires_grad_()
+    swapped(x).sum().backward()
+    assert "bias" in seen
+
+
+def test_a_model_that_cannot_be_copied() -> None:
+    model: Any = nn.Sequential(JuliaPublished(3, 3))
+    model.latest = model(torch.rand(4, 3))
+    message = r"^swap: model cannot be copied \(Only Tensors created .*\); say inplace=True$"
+    with pytest.raises(RuntimeError, match=message):
+        interop.swap(model)
+    assert type(interop.swap(model, inplace=True)[0]) is NPU
