@@ -26,6 +26,12 @@ CALLS: list[Call] = [
     # A phase of 1e153, whose half change looked linear by luck: the oracle's fault.
     Call("npu", (4,), 47, 47, models=3, shared=True, special=(("weight_im", "any"),),
          isa="baseline"),
+    # A result, and a gradient, near the greatest number: sums on the way to others overflow.
+    Call("nalu", (3,), 143, 142, dtype="float32", special=(("x", "huge"), ("weight", "whole")),
+         isa="baseline"),
+    Call("nac", (296,), 2, 17, models=3, shared=True, dtype="float32",
+         layouts=("permuted", "contiguous", "contiguous"), special=(("x", "huge"),),
+         isa="baseline", seed=1),
 ]  # fmt: skip
 TURNS: list[list[Call]] = []
 LOSSES: list[Loss] = [
@@ -43,8 +49,17 @@ HISTORIES: list[History] = [
     ),  # no weight decay: a nan of the parameter stays there
     History(shapes=((4,),), options={"maximize": 1}, steps=(_PLAIN,) * 3),
     History(shapes=((4,),), options={"amsgrad": 1}, steps=(_PLAIN,) * 3),
+    # Gradients that cancel in the mean.
+    History(
+        shapes=((1,), (0,), (0, 5)),
+        layouts=("offset", "contiguous", "offset"),
+        dtype="float32",
+        steps=(_PLAIN, (2, "expanded", "none"), _PLAIN),
+        seed=1049,
+    ),
 ]
-ROLLOUTS: list[Rollout] = []
+# Units beside the last multiply the logarithm of an infinite state by 0.
+ROLLOUTS: list[Rollout] = [Rollout(without=("weight_im",), special=(("u0", "infinite"),))]
 INTERPRETED: list[Call] = [
     # A gradient from results that were rounded to float16.
     Call("npu", out_features=2, dtype="float16", route="triton"),

@@ -134,8 +134,10 @@ class History(Printed):
     steps: tuple[tuple[int, str, str], ...] = ()
     seed: int = 0
 
-    def run(self, kind: type[torch.optim.Optimizer]) -> tuple[list[Tensor], list[Tensor], float]:
-        """Parameters and states at the end, and the sum of the rates."""
+    def run(
+        self, kind: type[torch.optim.Optimizer]
+    ) -> tuple[list[Tensor], list[tuple[Tensor, float]], float]:
+        """Parameters and states at the end, with the sizes of their terms; the sum of the rates."""
         memory = Memory(self.dtype, self.seed)
         parameters = [
             memory.tensor("p", shape, layout, -1, 1).requires_grad_()
@@ -156,11 +158,11 @@ class History(Printed):
             self._step(optimizer, event)
         state = [optimizer.state[p] for p in parameters]
         moments = [
-            s[name]
+            (s[name], largest(s[name]) + (name == "exp_avg") * largest(s["exp_avg_sq"]) ** 0.5)
             for s in state
             for name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
             if name in s
-        ]
+        ]  # the terms of a mean of gradients may cancel, those of a mean of squares do not
         return [p.detach() for p in parameters], moments, length
 
     def _event(
@@ -206,6 +208,11 @@ class History(Printed):
             handle.remove()
 
 
+def largest(t: Tensor) -> float:
+    """The size of the largest finite element, 0 without one."""
+    return t[t.isfinite()].abs().max().item() if t.isfinite().any() else 0.0
+
+
 def check_history(history: History) -> None:
     """Ours beside torch's: within rounding, with the same inf and nan."""
     info = torch.finfo(getattr(torch, history.dtype))
@@ -213,8 +220,7 @@ def check_history(history: History) -> None:
     theirs, their_moments, _ = history.run(torch.optim.Adam)
     near = {"rtol": 64 * info.eps, "equal_nan": True}
     torch.testing.assert_close(ours, theirs, atol=64 * info.eps * (length + 1), **near)
-    for our_moment, want in zip(our_moments, their_moments, strict=True):
-        size = want[want.isfinite()].abs().max().item() if want.isfinite().any() else 0.0
+    for (our_moment, _), (want, size) in zip(our_moments, their_moments, strict=True):
         torch.testing.assert_close(
             our_moment, want, atol=64 * (info.eps * size + info.smallest_normal), **near
         )
