@@ -32,6 +32,9 @@ CALLS: list[Call] = [
     Call("nac", (296,), 2, 17, models=3, shared=True, dtype="float32",
          layouts=("permuted", "contiguous", "contiguous"), special=(("x", "huge"),),
          isa="baseline", seed=1),
+    # An exponent that is a difference of sums of 1e38.
+    Call("npu", (37,), 109, 31, without=("gate",), dtype="float32",
+         special=(("weight_im", "huge"),), isa="baseline"),
 ]  # fmt: skip
 TURNS: list[list[Call]] = []
 LOSSES: list[Loss] = [
@@ -59,7 +62,12 @@ HISTORIES: list[History] = [
     ),
 ]
 # Units beside the last multiply the logarithm of an infinite state by 0.
-ROLLOUTS: list[Rollout] = [Rollout(without=("weight_im",), special=(("u0", "infinite"),))]
+ROLLOUTS: list[Rollout] = [
+    Rollout(without=("weight_im",), special=(("u0", "infinite"),)),
+    Rollout(d=5, h=3, models=2, steps=8, dt=0.1, method="midpoint",
+            layouts=("offset", "permuted", "expanded"), special=(("weight_im", "any"),),
+            isa="baseline", seed=264),
+]  # fmt: skip
 INTERPRETED: list[Call] = [
     # A gradient from results that were rounded to float16.
     Call("npu", out_features=2, dtype="float16", route="triton"),

@@ -144,8 +144,9 @@ COMMANDS = [
           "2026-11-24 36a7032"),
     Entry("NPU_KERNELS_FETCH_TORCH", (), NO_RECORD, "downloads a torch of several gigabytes"),
     Entry("NPU_KERNELS_CPU_ISA", ("backends/test_isa::test_environment_variable",), WHOLE),
-    Entry("NPU_KERNELS_TEST_ROWS", ("layers/test_rows::test_error_of_many_rows",), NO_RECORD),
-    Entry("NPU_KERNELS_LONG", (), NO_RECORD,
+    Entry("NPU_KERNELS_TEST_ROWS", ("layers/test_rows::test_error_of_many_rows",),
+          "2026-11-26 e80538e"),
+    Entry("NPU_KERNELS_LONG", (), "2026-11-26 e80538e",
           "scikit-learn's checks with default parameters take minutes"),
     Entry("NPU_KERNELS_OPENMP", ("backends/test_core::test_core",), WHOLE),
     # ---- tools of others
