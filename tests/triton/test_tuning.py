@@ -1,6 +1,7 @@
 """The tables of configurations, and how many launches a step takes."""
 
 import itertools
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -239,6 +240,50 @@ def test_a_ragged_last_batch_launches_the_same_kernels(
     assert len(full) > 1
     for rows in (1023, 600, 100):
         assert launches(rows) == full
+
+
+PLAN_KEY = "npu_large float32 highest i512 o512 k1"
+GOOD_PLAN = {"products": 3, "depth": 64, "library": 1}
+
+
+@pytest.mark.parametrize(("key", "entry", "rule"), [
+    (PLAN_KEY, {"products": 3, "depth": 64}, "it must have products, depth, library, got"),
+    (PLAN_KEY, {}, "it must have products, got {}"),
+    (PLAN_KEY, GOOD_PLAN | {"library": "0"}, "it must be an object of whole numbers, got"),
+    (PLAN_KEY, GOOD_PLAN | {"library": False}, "it must be an object of whole numbers, got"),
+    (PLAN_KEY, [3, 64, 1], "it must be an object of whole numbers, got [3, 64, 1]"),
+    (PLAN_KEY, GOOD_PLAN | {"library": 2}, "library must be one of (0, 1), got 2"),
+    (PLAN_KEY, GOOD_PLAN | {"depth": 256}, "depth must be one of (16, 32, 64, 128), got 256"),
+    (PLAN_KEY, GOOD_PLAN | {"products": 1}, "products must be one of (0, 3), got 1"),
+    (PLAN_KEY.replace("highest", "high"), GOOD_PLAN, "products must be one of (0, 1), got 3"),
+    ("nmu_forward float32 any large", {"BLOCK_B": 64, "num_warps": 8},
+     "it must have BLOCK_B, BLOCK_O, num_warps, got"),
+])  # fmt: skip
+def test_faults_of_tables(key: str, entry: Any, rule: str, tmp_path: Path) -> None:
+    """The message names the file, the entry, the rule and what is there."""
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"sm_90": {key: entry}}))
+    with pytest.raises(ValueError, match=re.escape(f"npu_kernels: {path}: sm_90: {key}: {rule}")):
+        tuning.use_tables(path)
+    for form in ([], {"sm_90": 3}):
+        path.write_text(json.dumps(form))
+        with pytest.raises(ValueError, match=re.escape(f"{path} must be an object of tables")):
+            tuning.use_tables(path)
+
+
+def test_tables_of_other_gpus_and_kernels(device: str, tmp_path: Path) -> None:
+    """Unknown kernels do not matter; what a launch misses is named with the file."""
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"gfx942": {PLAN_KEY: GOOD_PLAN, "other float32": {"a": "b"}}}))
+    x = torch.empty(1, device=device)
+    try:
+        tuning.use_tables(path)
+        assert tuning.measured_plan(x.device, "highest", (512, 512, 1)) is None
+        problem = f"npu_kernels: {path} has no configuration for npu_forward float32 highest large"
+        with pytest.raises(RuntimeError, match=re.escape(problem)):
+            tuning.lookup("npu_forward", x, 512, 512, 1)
+    finally:
+        tuning.use_tables()
 
 
 def test_unknown_kernel() -> None:

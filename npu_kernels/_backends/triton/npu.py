@@ -59,11 +59,13 @@ from npu_kernels._backends.triton.device_math import (
     split,
 )
 from npu_kernels._backends.triton.npu_large import large_backward, large_forward, plan_of
+from npu_kernels._backends.triton.npu_planes import TILE
 from npu_kernels._backends.triton.npu_small import small_backward, small_forward
 from npu_kernels._backends.triton.tape import start
 from npu_kernels._backends.triton.weight_gradients import Gradients, store_weight_gradients
 
 Tensor = torch.Tensor
+_TILE = tl.constexpr(TILE)
 
 
 @triton.jit
@@ -186,6 +188,7 @@ def npu_backward_x_kernel(
     x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr,
     grad_x_ptr,  # [K, B, I]
     gate_partial_ptr,  # [rows, K, I], of which this kernel writes the first tiles_b rows
+    flags_ptr,  # None, or [K tiles_b, tiles of 128 inputs]: tiles whose flag is 0 stay as they are
     K, B, I, O,
     EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr,
     NEED_X: tl.constexpr, NEED_GATE: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr,
@@ -198,6 +201,10 @@ def npu_backward_x_kernel(
     pid_b = ((pid // tiles_i) % tiles_b).to(tl.int64)
     first_b = pid_b * BLOCK_B
     first_i = (pid % tiles_i).to(tl.int64) * BLOCK_I
+    if flags_ptr is not None:
+        flag = (k * tiles_b + pid_b) * tl.cdiv(I, _TILE) + first_i // _TILE
+        if tl.load(flags_ptr + flag) == 0:
+            return
     offs_b = tl.arange(0, BLOCK_B)
     offs_i = tl.arange(0, BLOCK_I)
     offs_o = tl.arange(0, BLOCK_O)
@@ -369,7 +376,7 @@ def npu_backward(
     """Gradients of ``(x, weight_re, weight_im, gate)``, those in `needs` (1, 2, 4, 8), else empty.
 
     Shapes as in :func:`npu_forward`, grad_y of any strides. A shared x has the sum of its models'
-    gradients. At most three launches, two for small layers, six for large ones.
+    gradients. At most three launches, two for small layers, seven for large ones.
     """
     sizes = K, B, I, O, shared_x = launch.model_sizes("npu_backward", x, weight_re)
     shape = (*weight_re.shape[:-2], B, O)
@@ -388,7 +395,7 @@ def npu_backward(
             return small_backward(*operands, **settings)
         plan = plan_of(x, weight_im is not None, sizes)
         if plan is not None:
-            return large_backward(*operands, **settings | {"plan": plan})
+            return large_backward(*operands, **settings, plan=plan, one_pass=npu_backward_x_kernel)
         flags = (eps, shared_x, weight_im is not None, gate is not None)
         config_x = tuning.lookup("npu_backward_x", x, I, O, K).options
         config_w, programs = tuning.lookup("npu_backward_w", x, I, O, K)
@@ -403,7 +410,7 @@ def npu_backward(
         if need_x or need_gate:
             start(
                 npu_backward_x_kernel, K * tiles_b * -(-I // config_x["BLOCK_I"]), config_x,
-                *operands, part_x, part_gate, K, B, I, O, *flags, need_x, need_gate, acc,
+                *operands, part_x, part_gate, None, K, B, I, O, *flags, need_x, need_gate, acc,
             )  # fmt: skip
         if need_re or need_im or need_gate:
             start(

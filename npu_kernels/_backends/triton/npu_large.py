@@ -57,6 +57,7 @@ from npu_kernels._backends.triton.npu_large_kernels import (
     npu_large_forward_kernel,
 )
 from npu_kernels._backends.triton.npu_planes import (
+    FLAG_INPUTS,
     HI,
     HI_LO,
     LEFT,
@@ -104,7 +105,9 @@ PLANS = {
     "sm_90": Plan(3, 64, True, 132, _OPTIONS),
     "sm_100": Plan(3, 64, True, 148, _OPTIONS),
 }
-DEPTHS = (16, 32, 64, 128)  # which divide a tile
+# Of the one-pass kernel that computes inaccurate tiles again; all of float32's range and bits.
+REPAIR = {"BLOCK_B": TILE, "BLOCK_O": 32, "BLOCK_I": 32, "PASSES": 6, "num_warps": 8}
+REPAIR |= {"num_stages": 2, "enable_fp_fusion": True}
 HIGH_DEPTHS = {"sm_80": 32, "sm_90": 128, "sm_100": 64}  # with one product, at `high`
 # Triton 3.6 makes the forward without an imaginary weight spill, and longer loops for sm_100.
 _OLD_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
@@ -164,17 +167,18 @@ def plan_of(x: Tensor, imaginary: bool, sizes: Sizes) -> Plan | None:
         plan = _forced[-1]
     elif measured is not None:
         plan = _plan(x.device, imaginary, precision) if measured["products"] else None
-        if plan is not None:
-            plan = plan._replace(depth=measured["depth"], library=bool(measured["library"]))
-            if plan.depth not in DEPTHS:  # planes would be left empty
-                rule = f"depth must be one of {DEPTHS}, got {plan.depth}"
-                raise RuntimeError(f"npu_kernels: measured plan of I, O, K {features}: {rule}")
+        if plan is not None and measured["library"]:
+            plan = plan._replace(library=True)
+        elif plan is not None:
+            plan = plan._replace(depth=measured["depth"])
     elif large_is_faster(tuning.architecture_of(x.device), *features):
         plan = _plan(x.device, imaginary, precision)
     else:
         plan = None
-    if plan is not None and plan.library and (sizes.K > 1 or not imaginary):
-        plan = plan._replace(library=False)
+    if plan is not None and plan.library:
+        if sizes.K > 1 or not imaginary:
+            return plan._replace(library=False)
+        plan = plan._replace(depth=FLAG_INPUTS)  # no kernel multiplies; this takes few registers
     return plan
 
 
@@ -243,12 +247,12 @@ def large_forward(
 ) -> None:  # fmt: skip
     """Fill y, and s if `save_sin`; operands contiguous, sizes positive.
 
-    Three launches, with the library four and a product.
+    Three launches, with the library a product too.
     """
     shape, library = padded(sizes, weight_im is not None, gate is not None), plan.library
     left, right = plan.orders
     logs = input_planes(x, gate, eps, sizes, shape, left, plan.depth, library)
-    weights, scale = weight_planes(
+    weights, scale, _ = weight_planes(
         weight_re, weight_im, gate, sizes, shape, phase=True, order=right, library=library
     )
     rows_x, rows_w = shape.models_x * shape.tiles_b * TILE, sizes.K * shape.packed
@@ -268,10 +272,12 @@ def large_forward(
 def large_backward(
     grad_y: Tensor, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
     y: Tensor, s: Tensor, eps: float, straight_through: bool, needs: int, sizes: Sizes, plan: Plan,
+    one_pass: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The four gradients; operands contiguous, sizes positive.
 
-    At most six launches, with the library eight and three products.
+    `one_pass`: the kernel `npu_backward_x` of `npu`, which computes inaccurate tiles again. At most
+    seven launches, with the library eight and three products.
     """
     K, B, I, O, shared_x = sizes
     imaginary, gated, library = weight_im is not None, gate is not None, plan.library
@@ -296,19 +302,23 @@ def large_backward(
 
     tile, turned = (TILE, plan.depth), (plan.depth, TILE)
     if by_row:
-        weights, scale = weight_planes(
-            weight_re, weight_im, gate, sizes, shape, phase=False, order=right, library=library
-        )
+        weights = weight_planes(weight_re, weight_im, gate, sizes, shape, phase=False, order=right)
         factors = _factors(
-            plan, _multiply, upstream.by_row, weights, tile, turned, (rows, shape.pitch)
+            plan, _multiply, upstream.by_row, weights.planes, tile, turned, (rows, shape.pitch)
         )
         tiles = K * shape.tiles_b * shape.tiles_i
         programs = min(tiles, plan.programs)
+        flags = x.new_empty((tiles,), dtype=torch.int32)
         start(
             npu_large_backward_x_kernel, programs, plan.options, *factors,
-            upstream.row_scale, scale, x, gate, part_x, part_gate, K, B, I, shape.packed, rows,
-            K * shape.packed, shape.pitch, tiles, shape.tiles_b, shape.tiles_i, programs,
-            eps, shared_x, gated, need_x, need_gate, *last,
+            upstream.row_scale, weights.scale, weights.least, x, gate, part_x, part_gate, flags,
+            K, B, I, shape.packed, rows, K * shape.packed, shape.pitch, tiles, shape.tiles_b,
+            shape.tiles_i, programs, eps, shared_x, gated, need_x, need_gate, *last,
+        )  # fmt: skip
+        start(
+            one_pass, K * shape.tiles_b * -(-I // REPAIR["BLOCK_I"]), REPAIR,
+            grad_y, x, weight_re, weight_im, gate, y, s, part_x, part_gate, flags, K, B, I, O, eps, shared_x, imaginary, gated,
+            need_x, need_gate, tl.float32,
         )  # fmt: skip
     if by_column:
         logs = input_planes(x, gate, eps, sizes, shape, left, plan.depth)

@@ -13,11 +13,14 @@ from npu_kernels._backends.triton.device_math import (
     signum,
     sincos,
 )
-from npu_kernels._backends.triton.npu_planes import FLAG_INPUTS, LOG_SCALE, TILE
+from npu_kernels._backends.triton.npu_planes import FLAG_INPUTS, LEAST_INVERSE, LOG_SCALE, TILE
 from npu_kernels._backends.triton.weight_gradients import store_weight_gradients
 
 BLOCK = tl.constexpr(TILE)
 _FLAG_INPUTS = tl.constexpr(FLAG_INPUTS)
+# Weights in float16 are numbers up to 2**15. This brings sums with them near to the upstream's
+# size, so that only results that are too large or small are so on the way.
+_DOWN = tl.constexpr(2.0**-14)
 
 
 @triton.jit
@@ -45,7 +48,7 @@ def _multiply(left_hi, left_lo, right_hi, right_lo, PRODUCTS: tl.constexpr):
 
 @triton.jit
 def _forward_sums(
-    logs, weights, blocks_ptr, count, scale_ptr,
+    logs, weights, blocks_ptr, count,
     row,  # the tile's first in a plane of x
     packed,  # the tile's first in a plane of the weights
     steps,
@@ -54,20 +57,19 @@ def _forward_sums(
     PLANES: tl.constexpr,  # of a value: hi, lo or hi
     HAS_IM: tl.constexpr, PRODUCTS: tl.constexpr, DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
-    """The sums with log r and with the mask; with HAS_IM the second has both: packed P and Q."""
+    """The scaled sums with log r and with the mask; with HAS_IM the second has both, packed."""
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for step in range(loop_end(steps)):
         i = step * DEPTH
-        scale = tl.load(scale_ptr + i // BLOCK) * (1.0 / LOG_SCALE)
         left_hi = _load(logs, row, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
         right_hi = tl.trans(_load(weights, packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS))
         if PRODUCTS == 3:
             left_lo = _load(logs, rows_x + row, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
             right_lo = _load(weights, rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
             right_lo = tl.trans(right_lo)
-            acc = tl.fma(_multiply(left_hi, left_lo, right_hi, right_lo, 3), scale, acc)
+            acc += _multiply(left_hi, left_lo, right_hi, right_lo, 3)
         else:
-            acc = tl.fma(_multiply(left_hi, left_hi, right_hi, right_hi, 1), scale, acc)
+            acc += _multiply(left_hi, left_hi, right_hi, right_hi, 1)
     if HAS_IM:
         other = acc
     else:
@@ -76,7 +78,6 @@ def _forward_sums(
     PARTS: tl.constexpr = STEP // DEPTH  # steps of the loop for a listed step
     for turn in range(loop_end(count * PARTS)):
         i = (tl.load(blocks_ptr + turn // PARTS) - turn // PARTS) * STEP + turn * DEPTH
-        scale = tl.load(scale_ptr + i // BLOCK) * (1.0 / LOG_SCALE)
         mask = _load(logs, PLANES * rows_x + row, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
         right_hi = _load(weights, PLANES * rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
         right_hi = tl.trans(right_hi)
@@ -85,7 +86,7 @@ def _forward_sums(
             w_row = 3 * rows_w + packed
             right_lo = _load(weights, w_row, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
             product = tl.dot(mask, tl.trans(right_lo), product)
-        other = tl.fma(tl.dot(mask, right_hi, product), scale, other)
+        other += tl.dot(mask, right_hi, product)
     return acc, other
 
 
@@ -97,15 +98,16 @@ def _alternate(packed, COLS: tl.constexpr):
 
 @triton.jit
 def _store_outputs(
-    p, q, y_ptr, s_ptr, first_o, offs_b, mask_b, O,
+    p, q, scale_ptr, y_ptr, s_ptr, first_o, offs_b, mask_b, O,
     OUTPUTS: tl.constexpr, SAVE_SIN: tl.constexpr, REPAIR: tl.constexpr,
 ):  # fmt: skip
-    """Store y and s, with REPAIR only where y is NaN; return whether NaN was stored."""
+    """Store y and s of scaled P and Q, with REPAIR where y is NaN; return whether NaN was stored."""
     offs_o = first_o + tl.arange(0, OUTPUTS)
     mask = mask_b[:, None] & (offs_o < O)[None, :]
     offs = offs_b[:, None] * O + offs_o[None, :]
-    e = exp_accurate(p)
-    sin_q, cos_q = sincos(q)
+    scale = (tl.load(scale_ptr + offs_o) * (1.0 / LOG_SCALE))[None, :]
+    e = exp_accurate(p * scale)
+    sin_q, cos_q = sincos(q * scale)
     if REPAIR:
         before = tl.load(y_ptr + offs, mask=mask, other=0.0)
         mask = mask & (before != before)
@@ -118,40 +120,45 @@ def _store_outputs(
 
 @triton.jit
 def _store_half(
-    p, q, y_ptr, s_ptr, first_o, offs_b, mask_b, O, SAVE_SIN: tl.constexpr, REPAIR: tl.constexpr
+    p, q, scale_ptr, y_ptr, s_ptr, first_o, offs_b, mask_b, O,
+    SAVE_SIN: tl.constexpr, REPAIR: tl.constexpr,
 ):  # fmt: skip
     """Store y and s of half a tile whose quarters alternate: one by one, which saves registers."""
     QUARTER: tl.constexpr = BLOCK // 4
     p_0, p_1 = _alternate(p, BLOCK // 2)
     q_0, q_1 = _alternate(q, BLOCK // 2)
     bad = _store_outputs(
-        p_0, q_0, y_ptr, s_ptr, first_o, offs_b, mask_b, O, QUARTER, SAVE_SIN, REPAIR
+        p_0, q_0, scale_ptr, y_ptr, s_ptr, first_o, offs_b, mask_b, O, QUARTER, SAVE_SIN, REPAIR
     )
     tl.debug_barrier()
     bad += _store_outputs(
-        p_1, q_1, y_ptr, s_ptr, first_o + QUARTER, offs_b, mask_b, O, QUARTER, SAVE_SIN, REPAIR
-    )
+        p_1, q_1, scale_ptr, y_ptr, s_ptr, first_o + QUARTER, offs_b, mask_b, O,
+        QUARTER, SAVE_SIN, REPAIR,
+    )  # fmt: skip
     tl.debug_barrier()
     return bad
 
 
 @triton.jit
 def _store_tile(
-    acc, other, y_ptr, s_ptr, first_o, offs_b, mask_b, O,
+    acc, other, scale_ptr, y_ptr, s_ptr, first_o, offs_b, mask_b, O,
     HAS_IM: tl.constexpr, SAVE_SIN: tl.constexpr, REPAIR: tl.constexpr,
 ):  # fmt: skip
     """Store y and s of a tile from :func:`_forward_sums`; return whether NaN was stored."""
     if HAS_IM:
         p, q = _alternate(other, BLOCK)
         bad = _store_outputs(
-            p, q, y_ptr, s_ptr, first_o, offs_b, mask_b, O, BLOCK // 2, SAVE_SIN, REPAIR
+            p, q, scale_ptr, y_ptr, s_ptr, first_o, offs_b, mask_b, O, BLOCK // 2, SAVE_SIN, REPAIR
         )
     else:
         p_0, p_1 = _alternate(acc, BLOCK)
         q_0, q_1 = _alternate(other, BLOCK)
-        bad = _store_half(p_0, q_0, y_ptr, s_ptr, first_o, offs_b, mask_b, O, SAVE_SIN, REPAIR)
+        bad = _store_half(
+            p_0, q_0, scale_ptr, y_ptr, s_ptr, first_o, offs_b, mask_b, O, SAVE_SIN, REPAIR
+        )
+        first_o += BLOCK // 2
         bad += _store_half(
-            p_1, q_1, y_ptr, s_ptr, first_o + BLOCK // 2, offs_b, mask_b, O, SAVE_SIN, REPAIR
+            p_1, q_1, scale_ptr, y_ptr, s_ptr, first_o, offs_b, mask_b, O, SAVE_SIN, REPAIR
         )
     return bad
 
@@ -161,7 +168,8 @@ def _store_tile(
 def npu_large_forward_kernel(
     logs,  # [3 rows_x, pitch]
     weights,  # [4 rows_w, pitch]
-    blocks_ptr, counts_ptr, scale_ptr,
+    blocks_ptr, counts_ptr,
+    scale_ptr,  # [K, tiles_n OUTPUTS]
     y_ptr,  # [K, B, O]
     s_ptr, B, O,
     steps,  # of DEPTH inputs
@@ -187,22 +195,22 @@ def npu_large_forward_kernel(
         w_tile = k * tiles_n + n_tile
         operands = (
             logs, weights, blocks_ptr + x_tile.to(tl.int64) * (pitch // STEP),
-            tl.load(counts_ptr + x_tile), scale_ptr + w_tile * (pitch // BLOCK),
-            x_tile * BLOCK, w_tile * BLOCK, steps, rows_x, rows_w, pitch, PLANES, HAS_IM,
+            tl.load(counts_ptr + x_tile), x_tile * BLOCK, w_tile * BLOCK, steps, rows_x, rows_w,
+            pitch, PLANES, HAS_IM,
         )  # fmt: skip
         first_b = b_tile.to(tl.int64) * BLOCK
         start = (k * B.to(tl.int64) + first_b) * O
         offs_b = tl.arange(0, BLOCK)
         mask_b = offs_b < B - first_b
         first_o = n_tile * OUTPUTS
+        scales = scale_ptr + k * tiles_n * OUTPUTS
         if PRODUCTS == 0:
             other = _load(logs, x_tile * BLOCK, w_tile * BLOCK, rows_w, BLOCK, BLOCK, False)
-            other *= tl.load(scale_ptr) * (1.0 / LOG_SCALE)
             acc = other
         else:
             acc, other = _forward_sums(*operands, PRODUCTS, DEPTH, DESCRIPTORS)
         bad = _store_tile(
-            acc, other, y_ptr + start, s_ptr + start, first_o, offs_b, mask_b, O,
+            acc, other, scales, y_ptr + start, s_ptr + start, first_o, offs_b, mask_b, O,
             HAS_IM, SAVE_SIN, False,
         )  # fmt: skip
         if PRODUCTS > 1:
@@ -214,8 +222,8 @@ def npu_large_forward_kernel(
                 acc, other = _forward_sums(*operands, 1, DEPTH, DESCRIPTORS)
                 start += zero
                 _store_tile(
-                    acc, other, y_ptr + start, s_ptr + start, first_o + zero, offs_b + zero,
-                    mask_b, O, HAS_IM, SAVE_SIN, True,
+                    acc, other, scales, y_ptr + start, s_ptr + start, first_o + zero,
+                    offs_b + zero, mask_b, O, HAS_IM, SAVE_SIN, True,
                 )  # fmt: skip
 
 
@@ -239,17 +247,16 @@ def _halves_of_rows(acc):
 
 @triton.jit
 def _sums_with_weights(
-    upstream, weights, row_scale, block_scale, row, w_row, first_i, packed, rows, rows_w, pitch,
-    tiles_b, tiles_i,
+    upstream, weights, row_scale, row, w_row, first_i, packed, rows, rows_w, pitch, tiles_b,
     PRODUCTS: tl.constexpr, DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
-    """``dL``, the gradient of log r, of a tile."""
+    """``dL``, the gradient of log r, of a tile, scaled, and the greatest inverse scale of a row."""
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
+    greatest = tl.zeros([BLOCK], tl.float32)
     for step in range(loop_end(packed // DEPTH)):
         n = step * DEPTH
-        n_tile = n // BLOCK
-        scale = tl.load(row_scale + n_tile * (tiles_b.to(tl.int64) * BLOCK))
-        scale *= tl.load(block_scale + n_tile * tiles_i)
+        scale = tl.load(row_scale + n // BLOCK * (tiles_b.to(tl.int64) * BLOCK))
+        greatest = tl.maximum(greatest, scale)
         left_hi = _load(upstream, row, n, packed, BLOCK, DEPTH, DESCRIPTORS)
         right_hi = _load(weights, w_row + n, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
         if PRODUCTS == 3:
@@ -259,8 +266,8 @@ def _sums_with_weights(
             product = _multiply(left_hi, left_lo, right_hi, right_lo, 3)
         else:
             product = _multiply(left_hi, left_hi, right_hi, right_hi, 1)
-        acc = tl.fma(product, scale[:, None], acc)
-    return acc
+        acc = tl.fma(product, (scale * _DOWN)[:, None], acc)
+    return acc, greatest
 
 
 @triton.jit(do_not_specialize=["K", "B", "rows", "tiles", "tiles_b", "tiles_i", "programs"])
@@ -268,10 +275,12 @@ def npu_large_backward_x_kernel(
     upstream,  # by rows, [2 rows, packed]; the library's sums [rows, pitch] where PRODUCTS is 0
     weights,  # [2 rows_w, pitch]
     row_scale_ptr,  # [K, tiles_n, tiles_b BLOCK]
-    scale_ptr,  # [K tiles_n, tiles_i]
+    scale_ptr,  # [K, pitch]
+    least_ptr,  # [K, pitch]: the least accurate sum of an input, in units of the row's scale, or 0
     x_ptr, gate_ptr,
     grad_x_ptr,  # [K, B, I]
     gate_partial_ptr,  # [tiles_b or more, K, I]
+    flags_ptr,  # [K tiles_b, tiles_i]: 1 for a tile with a sum that may be inaccurate, else 0
     K, B, I, packed,
     rows,  # of a plane
     rows_w, pitch, tiles, tiles_b, tiles_i, programs,
@@ -290,15 +299,20 @@ def npu_large_backward_x_kernel(
         row = (k * tiles_b + b_tile) * BLOCK
         row_scale = row_scale_ptr + (k * tiles_n).to(tl.int64) * tiles_b * BLOCK
         row_scale = row_scale + b_tile * BLOCK + tl.arange(0, BLOCK)
-        block_scale = scale_ptr + k * tiles_n * tiles_i + i_tile
         if PRODUCTS == 0:
-            scale = tl.load(row_scale) * tl.load(block_scale)
-            acc = scale[:, None] * _load(upstream, row, first_i, pitch, BLOCK, BLOCK, False)
+            greatest = tl.load(row_scale)
+            acc = _load(upstream, row, first_i, pitch, BLOCK, BLOCK, False)
+            acc *= (greatest * _DOWN)[:, None]
         else:
-            acc = _sums_with_weights(
-                upstream, weights, row_scale, block_scale, row, k * packed, first_i, packed, rows,
-                rows_w, pitch, tiles_b, tiles_i, PRODUCTS, DEPTH, DESCRIPTORS,
+            acc, greatest = _sums_with_weights(
+                upstream, weights, row_scale, row, k * packed, first_i, packed, rows, rows_w, pitch,
+                tiles_b, PRODUCTS, DEPTH, DESCRIPTORS,
             )  # fmt: skip
+        offs = k * pitch + first_i + offs_i
+        least = tl.where(greatest > LEAST_INVERSE, greatest, 0.0)[:, None]
+        small = tl.abs(acc) < least * tl.load(least_ptr + offs)[None, :]
+        tl.store(flags_ptr + tile, tl.max(small.to(tl.int32)))
+        acc *= (tl.load(scale_ptr + offs) * (1.0 / _DOWN))[None, :]
 
         first_b = b_tile.to(tl.int64) * BLOCK
         mask_i = offs_i < I - first_i

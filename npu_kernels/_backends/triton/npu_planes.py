@@ -10,11 +10,13 @@ planes                 shape of each scale
 ====================== ============= ============================================================
 ``log r``, hi and lo   [K Bp, Ip]    2**8, because ``|log r| < 104`` in float32
 mask of ``x < 0``      [K Bp, Ip]    2**8: 0 or 256
-weights, hi and lo     [K N, Ip]     one for each block of TILE x TILE, at most 2**40
+weights, hi and lo     [K N, Ip]     forward one for each output, backward one for each input
 their phase, hi and lo [K N, Ip]     the weights' scale: the phase is ``pi ghat`` times the weights
-dP and dQ by rows      [K Bp, N]     one for each row of a block of TILE columns, at most 2**109
-dP and dQ by columns   [K Bp, N]     one for each column of a block of TILE rows, at most 2**109
+dP and dQ by rows      [K Bp, N]     one for each row of a block of TILE columns
+dP and dQ by columns   [K Bp, N]     one for each column of a block of TILE rows
 ====================== ============= ============================================================
+
+A scale is at most 2**109.
 
 Bp, Ip, N are B, I and the packed outputs, padded with zeros to a multiple of TILE, so that products
 need no masks. Packed outputs: with an imaginary weight a tile of TILE alternates between P and Q of
@@ -23,18 +25,18 @@ between threads. Without an imaginary weight a tile has TILE outputs, and its fo
 alternate (0, 64, 32, 96, 1, 65, ...), so that a kernel can finish them one after the other. dP and
 dQ are ``grad_y y`` and ``-grad_y s`` (`npu`).
 
-The hi of an infinite or NaN value is that value, its lo is 0, and no scale depends on it.
+The hi of an infinite or NaN value is that value, its lo is 0, and no scale depends on it. Nor does
+one of the forward depend on weights of inputs whose gate is closed: log r is 0 there.
 
 For the library's products (`npu_large`) planes lie side by side: one product adds up all terms.
 Its left operand has ``lo, hi, hi`` in this order, its right one ``hi, hi, lo``; the hi that meets
-a lo is 0 where a value is infinite or NaN, lest ``0 inf`` appear. Then the weights have one scale,
-and every row or column of dP and dQ has one: a first launch finds those of the blocks, torch takes
-the greatest, a second launch obeys.
+a lo is 0 where a value is infinite or NaN, lest ``0 inf`` appear. Then every row or column of dP
+and dQ has one scale: a first launch finds those of the blocks, torch takes the greatest, a second
+launch obeys.
 """
 
 # ruff: noqa: SIM102 (an `if` on a compile-time constant must not be merged with one on a value)
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -51,10 +53,14 @@ TILE = 128  # rows and columns of the products' tiles
 BLOCK = tl.constexpr(TILE)
 _HALF = tl.constexpr(TILE // 2)
 _QUARTER = tl.constexpr(TILE // 4)
+NARROW, WIDE = 16, 256  # weights of a step that do not, and that do, share a scale
 FLAG_INPUTS = 64  # the fewest inputs that share a flag: whether one of them is negative
 LOG_SCALE = tl.constexpr(256.0)
-_WEIGHT_LIMIT = tl.constexpr(40)  # exponents of the greatest scales
-_UPSTREAM_LIMIT = tl.constexpr(109)
+_LIMIT = tl.constexpr(109)  # exponent of the greatest scale
+LEAST_INVERSE = tl.constexpr(2.0**-109)  # of a scale: all values are 0 or below 2**-94
+# A smaller sum of products of two operands is inaccurate, where one is small or 0 whenever the
+# other is large. In units of their inverse scales, times 2**-14.
+_LEAST_SUM = tl.constexpr(2.0**-6)
 # With 8 warps the upstream planes take so many registers that a multiprocessor holds one program.
 OPTIONS = {"num_warps": 16, "num_stages": 1, "enable_fp_fusion": True}
 # The planes of a value in their order. The last two are for the library's products: lo, hi, hi and
@@ -64,10 +70,10 @@ _LEFT = tl.constexpr(LEFT)
 
 
 @triton.jit
-def scales(largest, LIMIT: tl.constexpr):
-    """Powers of two ``t, 1 / t`` with ``largest t < 2**15``; t is at most ``2**LIMIT``."""
+def scales(largest):
+    """Powers of two ``t, 1 / t`` with ``largest t < 2**15``; t is at most ``2**109``."""
     exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
-    exponent = tl.minimum(tl.maximum(exponent, 141 - LIMIT), 254)
+    exponent = tl.minimum(tl.maximum(exponent, 141 - _LIMIT), 254)
     scale = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
     return scale, ((exponent - 14) << 23).to(tl.float32, bitcast=True)
 
@@ -88,28 +94,28 @@ def two_planes(v):
 
 
 @triton.jit
-def _store_planes(v, ptrs, plane, ORDER: tl.constexpr):
+def _store_planes(v, ptrs, plane, ORDER: tl.constexpr, mask=None):
     """Store the planes of a scaled tile in this order, each `plane` elements behind the last."""
     hi, lo = two_planes(v)
     if ORDER == 1 or ORDER == 2:
-        tl.store(ptrs, hi)
+        tl.store(ptrs, hi, mask=mask)
         if ORDER == 2:
-            tl.store(ptrs + plane, lo)
+            tl.store(ptrs + plane, lo, mask=mask)
     if ORDER > 2:
-        tl.store(ptrs + plane, hi)
+        tl.store(ptrs + plane, hi, mask=mask)
         finite = tl.where(tl.abs(hi) <= 65504.0, hi, 0.0)
-        tl.store(ptrs, lo if ORDER == _LEFT else finite)
-        tl.store(ptrs + 2 * plane, finite if ORDER == _LEFT else lo)
+        tl.store(ptrs, lo if ORDER == _LEFT else finite, mask=mask)
+        tl.store(ptrs + 2 * plane, finite if ORDER == _LEFT else lo, mask=mask)
 
 
 @triton.jit
-def _scale(largest, inverse_ptrs, LIMIT: tl.constexpr, GIVEN: tl.constexpr):
+def _scale(largest, inverse_ptrs, GIVEN: tl.constexpr):
     """The scale of values up to `largest`; its inverse is stored, or with GIVEN it is read."""
     if GIVEN:  # the exponents of a power of two and its inverse add up to 254
         exponent = (254 << 23) - tl.load(inverse_ptrs).to(tl.int32, bitcast=True)
         scale = exponent.to(tl.float32, bitcast=True)
     else:
-        scale, inverse = scales(largest, LIMIT)
+        scale, inverse = scales(largest)
         tl.store(inverse_ptrs, inverse)
     return scale
 
@@ -180,61 +186,107 @@ def npu_x_planes_kernel(
     tl.store(counts_ptr + pid, count)
 
 
-@triton.jit(do_not_specialize=["tiles_o", "plane"])
+@triton.jit
+def _weights(
+    wre_ptr, wim_ptr, gate_ptr, k, offs_o, offs_i, O, I, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr
+):  # fmt: skip
+    """Real and imaginary weights of a tile, their sizes, and ``ghat``.
+
+    Finite weights of an input whose gate is closed are 0: their sums are 0, whatever their size.
+    """
+    mask_i = offs_i < I
+    mask = (offs_o < O)[:, None] & mask_i[None, :]
+    offs = (k * O + offs_o)[:, None] * I + offs_i[None, :]
+    w_re = tl.load(wre_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    if HAS_IM:
+        w_im = tl.load(wim_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    else:
+        w_im = tl.zeros_like(w_re)
+    ghat = tl.full([offs_i.shape[0]], 1.0, tl.float32)
+    if HAS_GATE:
+        gate = tl.load(gate_ptr + k * I + offs_i, mask=mask_i, other=0.0).to(tl.float32)
+        ghat = clamp_gate(gate)
+        closed = (ghat == 0)[None, :]
+        w_re = tl.where(closed, w_re - w_re, w_re)
+        w_im = tl.where(closed, w_im - w_im, w_im)
+    size = tl.maximum(finite_size(w_re), finite_size(w_im))
+    return w_re, w_im, size, ghat
+
+
+@triton.jit(do_not_specialize=["plane"])
 def npu_weight_planes_kernel(
     wre_ptr,  # [K, O, I]
     wim_ptr,  # [K, O, I]
     gate_ptr,  # [K, I]
     planes_ptr,  # [4, K N, Ip]: hi, lo of the weights, of their phase; [2, K N, Ip] without PHASE
-    scale_ptr,  # [K N / BLOCK, Ip / BLOCK]: 1 / scale
+    scale_ptr,  # 1 / scale: with PHASE of each output, [K, outputs], else of each input, [K, Ip]
+    least_ptr,  # [K, Ip], without PHASE: see `npu_large_backward_x_kernel`
     O, I, pitch,
+    outputs,  # O, padded
     stride,  # of rows
-    tiles_o,
     plane,  # elements from one plane to the next
     HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, PHASE: tl.constexpr, ORDER: tl.constexpr,
-    GIVEN: tl.constexpr,  # scales are read
+    NARROW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Make the planes of a block of BLOCK packed outputs and BLOCK inputs."""
+    """Make the planes of NARROW outputs and all inputs (PHASE), or of NARROW inputs and all outputs.
+
+    So a program knows all weights that share a scale: it reads them twice, in steps of WIDE.
+    """
     plane = _wide(plane)
-    tiles_i = pitch // BLOCK
+    OUTPUTS: tl.constexpr = NARROW if PHASE else WIDE
+    INPUTS: tl.constexpr = WIDE if PHASE else NARROW
+    AXIS: tl.constexpr = 1 if PHASE else 0
+    length = pitch if PHASE else outputs
+    strips = (outputs if PHASE else pitch) // NARROW
     pid = tl.program_id(0)
-    row_tile = (pid // tiles_i).to(tl.int64)
-    first_i = pid % tiles_i * BLOCK
-    k = row_tile // tiles_o
-    OUTPUTS: tl.constexpr = BLOCK // 2 if HAS_IM else BLOCK
-    offs_o = (row_tile % tiles_o) * OUTPUTS + tl.arange(0, OUTPUTS)
-    offs_i = first_i + tl.arange(0, BLOCK)
-    mask_i = offs_i < I
-    mask = (offs_o < O)[:, None] & mask_i[None, :]
-    offs = (k * O + offs_o)[:, None] * I + offs_i[None, :]
-    w_re = tl.load(wre_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-    largest = tl.max(finite_size(w_re))
-    if HAS_IM:
-        w_im = tl.load(wim_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-        largest = tl.maximum(largest, tl.max(finite_size(w_im)))
-    scale = _scale(largest * 4.0, scale_ptr + pid, _WEIGHT_LIMIT, GIVEN)  # pi times it still fits
-    output = tl.arange(0, OUTPUTS)
-    if HAS_IM:
-        row = 2 * output
-    else:
-        row = output % _QUARTER * 4 + output // _QUARTER % 2 * 2 + output // _HALF
-    rows = row_tile * BLOCK + row
-    to = rows[:, None] * stride + offs_i[None, :]
-    _store_planes(w_re * scale, planes_ptr + to, plane, ORDER)
-    if HAS_IM:
-        _store_planes(w_im * scale, planes_ptr + stride + to, plane, ORDER)
-    if PHASE:
-        COUNT: tl.constexpr = ORDER if ORDER < 3 else 3
-        OF_PHASE: tl.constexpr = ORDER if ORDER < 2 else 2
-        turn = tl.full([BLOCK], PI, tl.float32)
-        if HAS_GATE:
-            gate = tl.load(gate_ptr + k * I + offs_i, mask=mask_i, other=0.0).to(tl.float32)
-            turn *= clamp_gate(gate)
-        phase_ptr = planes_ptr + COUNT * plane
-        if HAS_IM:  # P takes -pi ghat Wi, Q takes pi ghat Wr
-            _store_planes(-w_im * turn[None, :] * scale, phase_ptr + to, plane, OF_PHASE)
-            phase_ptr += stride
-        _store_planes(w_re * turn[None, :] * scale, phase_ptr + to, plane, OF_PHASE)
+    k = (pid // strips).to(tl.int64)
+    first = pid % strips * NARROW
+    largest = tl.zeros([NARROW], tl.float32)
+    smallest = tl.full([NARROW], 3.4028234663852886e38, tl.float32)
+    for step in range(loop_end(tl.cdiv(length, WIDE))):
+        offs_o = (first if PHASE else step * WIDE) + tl.arange(0, OUTPUTS)
+        offs_i = (step * WIDE if PHASE else first) + tl.arange(0, INPUTS)
+        w_re, w_im, size, ghat = _weights(
+            wre_ptr, wim_ptr, gate_ptr, k, offs_o, offs_i, O, I, HAS_IM, HAS_GATE and PHASE
+        )
+        largest = tl.maximum(largest, tl.max(size, axis=AXIS))
+        if not PHASE:
+            size = tl.where((offs_o < O)[:, None], size, 3.4028234663852886e38)
+            smallest = tl.minimum(smallest, tl.min(size, axis=0))
+    # pi times a weight must fit too
+    scale, inverse = scales(largest * 4.0 if PHASE else largest)
+    offs = k * (strips * NARROW) + first + tl.arange(0, NARROW)
+    tl.store(scale_ptr + offs, inverse)
+    if not PHASE:
+        uneven = (smallest * scale < 1.0) & (largest > 0)
+        tl.store(least_ptr + offs, tl.where(uneven, _LEAST_SUM, 0.0))
+    scale = tl.expand_dims(scale, AXIS)
+    packed = outputs * 2 if HAS_IM else outputs
+    for step in range(loop_end(tl.cdiv(length, WIDE))):
+        offs_o = (first if PHASE else step * WIDE) + tl.arange(0, OUTPUTS)
+        offs_i = (step * WIDE if PHASE else first) + tl.arange(0, INPUTS)
+        w_re, w_im, size, ghat = _weights(
+            wre_ptr, wim_ptr, gate_ptr, k, offs_o, offs_i, O, I, HAS_IM, HAS_GATE and PHASE
+        )
+        if HAS_IM:
+            row = 2 * offs_o
+        else:
+            row = offs_o % _QUARTER * 4 + offs_o // _QUARTER % 2 * 2 + offs_o // _HALF % 2
+            row += offs_o // BLOCK * BLOCK
+        to = (k * packed + row)[:, None] * stride + offs_i[None, :]
+        mask = (offs_i < pitch)[None, :] if PHASE else (offs_o < outputs)[:, None]
+        _store_planes(w_re * scale, planes_ptr + to, plane, ORDER, mask)
+        if HAS_IM:
+            _store_planes(w_im * scale, planes_ptr + stride + to, plane, ORDER, mask)
+        if PHASE:
+            COUNT: tl.constexpr = ORDER if ORDER < 3 else 3
+            OF_PHASE: tl.constexpr = ORDER if ORDER < 2 else 2
+            turn = (ghat * PI)[None, :]
+            phase_ptr = planes_ptr + COUNT * plane
+            if HAS_IM:  # P takes -pi ghat Wi, Q takes pi ghat Wr
+                _store_planes(-w_im * turn * scale, phase_ptr + to, plane, OF_PHASE, mask)
+                phase_ptr += stride
+            _store_planes(w_re * turn * scale, phase_ptr + to, plane, OF_PHASE, mask)
 
 
 @triton.jit
@@ -324,7 +376,7 @@ def _store_upstream(
 ):
     """Store a tile's planes and inverse scales; elements along AXIS share a scale."""
     to = scale_ptr + tl.arange(0, BLOCK)
-    scale = _scale(tl.max(finite_size(d), axis=AXIS), to, _UPSTREAM_LIMIT, GIVEN)
+    scale = _scale(tl.max(finite_size(d), axis=AXIS), to, GIVEN)
     _store_planes(d * tl.expand_dims(scale, AXIS), ptrs, plane, ORDER)
 
 
@@ -391,33 +443,32 @@ def input_planes(
     return InputPlanes(planes, blocks, counts, flags)
 
 
-def _spread_greatest(dims: tuple[int, ...], scales: Tensor) -> None:
-    """Give all blocks along these dimensions the inverse scale of the greatest value among them."""
-    scales.copy_(scales.amax(dims, keepdim=True))
+class WeightPlanes(NamedTuple):
+    """The planes of the weights, their scales, and where results may be inaccurate."""
+
+    planes: Tensor  # [2 K N, pitch] at HI_LO, with their phase [4 K N, pitch]
+    scale: Tensor  # 1 / scale, of outputs with their phase, else of inputs
+    least: Tensor | None  # of inputs
 
 
 def weight_planes(
     weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
     sizes: Sizes, shape: Padded, phase: bool, order: int, library: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Planes ``[2 K N, Ip]``, with `phase` ``[4 K N, Ip]``, and inverse scales.
-
-    One launch, for the library two.
-    """
+) -> WeightPlanes:  # fmt: skip
+    """Make the planes in one launch: with `phase` for the forward, else for the backward."""
     count = min(order, 3) + phase * min(order, 2)
     rows, beside = sizes.K * shape.packed, library and phase
     planes, stride, plane = _room(weight_re, count, rows, shape.pitch, beside)
-    scale = weight_re.new_empty((sizes.K * shape.tiles_n, shape.tiles_i), dtype=torch.float32)
-    for given in (False, True) if library else (False,):
-        if given:
-            call(functools.partial(_spread_greatest, (0, 1)), scale)
-        now = NOTHING if library and not given else order
-        start(
-            npu_weight_planes_kernel, sizes.K * shape.tiles_n * shape.tiles_i, OPTIONS,
-            weight_re, weight_im, gate, planes, scale, sizes.O, sizes.I, shape.pitch, stride,
-            shape.tiles_n, plane, weight_im is not None, gate is not None, phase, now, given,
-        )  # fmt: skip
-    return planes, scale
+    outputs = shape.packed if weight_im is None else shape.packed // 2
+    length = outputs if phase else shape.pitch
+    scale = weight_re.new_empty((sizes.K, length), dtype=torch.float32)
+    least = None if phase else weight_re.new_empty((sizes.K, length), dtype=torch.float32)
+    start(
+        npu_weight_planes_kernel, sizes.K * length // NARROW, OPTIONS, weight_re, weight_im, gate,
+        planes, scale, least, sizes.O, sizes.I, shape.pitch, outputs, stride, plane,
+        weight_im is not None, gate is not None, phase, order, NARROW, WIDE,
+    )  # fmt: skip
+    return WeightPlanes(planes, scale, least)
 
 
 class UpstreamPlanes(NamedTuple):
@@ -427,6 +478,11 @@ class UpstreamPlanes(NamedTuple):
     row_scale: Tensor  # [K, tiles_n, tiles_b TILE]
     by_column: Tensor  # [2 or 4 K tiles_b TILE, packed] at HI_LO
     column_scale: Tensor  # [1 or 2, K tiles_b, packed]
+
+
+def _spread_greatest(scales: Tensor) -> None:
+    """Give all blocks along the second dimension the inverse scale of the greatest value."""
+    scales.copy_(scales.amax(1, keepdim=True))
 
 
 def upstream_planes(
@@ -456,7 +512,7 @@ def upstream_planes(
         if given:
             for scale, used in ((row_scale, by_row), (column_scale, by_column)):
                 if used:
-                    call(functools.partial(_spread_greatest, (1,)), scale)
+                    call(_spread_greatest, scale)
         now = (NOTHING, NOTHING) if library and not given else orders
         start(
             npu_upstream_planes_kernel, tiles * shape.tiles_n * (parts if by_column else 1),

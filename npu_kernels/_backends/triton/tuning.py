@@ -47,6 +47,7 @@ _NALU = ("nalu_forward", "nalu_backward_x", "nalu_backward_w")
 _SMALL = ("npu_small_forward", "npu_small_backward")
 KERNELS = (*_NPU, *_SMALL, "nmu_forward", "nmu_backward", *_NALU)
 PRODUCTS = (*_NPU, *_NALU)  # of matrices: these follow the float32 matmul precision
+DEPTHS = (16, 32, 64, 128)  # of a step of `npu_large`, which divide a tile
 PLAN = "npu_large"  # of a layer: not a kernel's configuration, but which kernels it takes
 TABLES = Path(__file__).with_name("tables.json")
 
@@ -123,9 +124,40 @@ def most_registers(device: torch.device) -> dict[str, int]:
     return {} if architecture_of(device) == AMD else {"maxnreg": 255}
 
 
+def _fault(key: str, entry: object) -> str | None:
+    """What is wrong with an entry of a table: the rule and what is there."""
+    if not isinstance(entry, dict) or any(type(value) is not int for value in entry.values()):
+        return f"it must be an object of whole numbers, got {json.dumps(entry)}"
+    kernel = key.split()[0]
+    if kernel == PLAN:
+        names = ("products", "depth", "library") if entry.get("products") else ("products",)
+    else:
+        names = tuple(next(candidates(kernel, torch.float32, "highest", "large")))
+    if not entry.keys() >= set(names):
+        return f"it must have {', '.join(names)}, got {json.dumps(entry)}"
+    if kernel == PLAN:
+        products = 3 if " highest " in key else 1
+        choices = {"products": (0, products), "depth": DEPTHS, "library": (0, 1)}
+        for name in names:
+            if entry[name] not in choices[name]:
+                return f"{name} must be one of {choices[name]}, got {entry[name]}"
+    return None
+
+
 def load_table(path: Path | str = TABLES) -> dict[str, dict[str, dict[str, int]]]:
-    """Read ``{architecture: {"kernel dtype precision bucket": configuration}}``."""
+    """Read ``{architecture: {"kernel dtype precision bucket": configuration}}``.
+
+    A file of another form is a ValueError; entries of unknown kernels are not read.
+    """
     tables: dict[str, dict[str, dict[str, int]]] = json.loads(Path(path).read_text())
+    where = f"npu_kernels: {path}"
+    if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+        raise ValueError(f"{where} must be an object of tables, one for each architecture")
+    for arch, table in tables.items():
+        for key, entry in table.items():
+            fault = _fault(key, entry) if key.partition(" ")[0] in (*KERNELS, PLAN) else None
+            if fault is not None:
+                raise ValueError(f"{where}: {arch}: {key}: {fault}")
     return tables
 
 
@@ -217,7 +249,7 @@ def _find(
 ) -> Config:
     if kernel in _overrides:
         return _split_config(_overrides[kernel])
-    table = tables_in_use()[architecture_of(device)]
+    table = tables_in_use().get(architecture_of(device), {})
     name = str(dtype).removeprefix("torch.")
     coarse = bucket(i, o)
     shapes = (exact_bucket(i, o, k), *((f"{coarse} odd",) if i % 16 or o % 16 else ()), coarse)
@@ -227,7 +259,7 @@ def _find(
         if entry is not None:
             return _split_config(entry)
     raise RuntimeError(
-        f"npu_kernels: {TABLES.name} has no configuration for {kernel} {name} {precision} {coarse} "
+        f"npu_kernels: {_path} has no configuration for {kernel} {name} {precision} {coarse} "
         f"on {architecture_of(device)}"
     )
 
@@ -243,7 +275,7 @@ def measured_plan(
     """The plan of the fastest kernels for a layer, if it was measured; sizes as in `exact_key`.
 
     It has the products of planes in a step (0: the one-pass kernels), the depth of a step, and
-    whether the library multiplies.
+    whether the library multiplies. A plan for an architecture without large kernels is not taken.
     """
     key = exact_key(PLAN, torch.float32, precision, sizes)
     return tables_in_use().get(architecture_of(device), {}).get(key)
