@@ -156,7 +156,7 @@ def _flags(sample: Sample, grad_y: Tensor, kernels: ModuleType, plan: Any) -> li
         if kernel is npu.npu_backward_x_kernel:
             flags.extend(a for a in arguments if getattr(a, "dtype", None) is torch.int32)
 
-    start = npu_large.start
+    start = vars(npu_large)["start"]
     with pytest.MonkeyPatch.context() as patch, use_plan(plan):
         patch.setattr(npu_large, "start", note)
         kernels.npu_backward(grad_y, *_saved(sample, reference), EPS, False, 15)

@@ -395,7 +395,8 @@ def npu_backward(
             return small_backward(*operands, **settings)
         plan = plan_of(x, weight_im is not None, sizes)
         if plan is not None:
-            return large_backward(*operands, **settings, plan=plan, one_pass=npu_backward_x_kernel)
+            settings |= {"plan": plan, "one_pass": npu_backward_x_kernel}
+            return large_backward(*operands, **settings)
         flags = (eps, shared_x, weight_im is not None, gate is not None)
         config_x = tuning.lookup("npu_backward_x", x, I, O, K).options
         config_w, programs = tuning.lookup("npu_backward_w", x, I, O, K)

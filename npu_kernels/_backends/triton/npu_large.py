@@ -13,14 +13,28 @@ npu_large_backward_w dP, dQ, by columns log r, mask          rows           weig
 ==================== ================== ==================== ============== ======================
 
 A step of a loop has depth DEPTH. Its products (three with PRODUCTS = 3, two for the mask, which is
-exact in one plane) start from zero, smallest first, and are added to the tile's sum in float32,
-times the inverse scales of the operands: matrix units truncate when they add, and a long sum in
-them would drift. PRODUCTS = 1 takes hi alone.
+exact in one plane) start from zero, smallest first, and are added to the tile's sum in float32, in
+the backward times an inverse scale: matrix units truncate when they add, and a long sum in them
+would drift. PRODUCTS = 1 takes hi alone.
+
+A row of dP and dQ has one scale, so that values far below the row's greatest keep few bits or none
+(`npu_planes`). In dL this matters where all of the greatest values meet weights that are 0 or
+small. So backward_x flags a tile that has a sum below ``2**8`` units, products of the inverse
+scales; a value near the greatest times a weight near the greatest is ``2**28`` units or more, and
+what is lost about ``2**-11`` for each term. The one-pass kernel computes flagged tiles again. An
+input is exempt if no weight of it is below ``2**-14`` of its greatest one: then the greatest value
+of a row meets a weight, and a small sum is one of large terms that cancel, which costs float32 as
+many bits. (Where that value is a dQ and the weight a real one, dP is tiny because of its cosine,
+whose rounding error is as large as what is lost.) In layers of random weights one sum in a million
+is so small, and of inputs to O outputs a part of about ``2**-14.5 O`` is not exempt without an
+imaginary weight, ``2**-29 O`` with one: up to 2048 outputs, a sum flags its tile in vain with a
+probability of at most 1e-7.
 
 A second way, :attr:`Plan.library`, is for chips on which these products disappoint. torch's library
 multiplies float16 planes that lie side by side, so that one product adds up all terms, and writes
 float32 sums; the kernels above, with PRODUCTS = 0, read them and do the rest. Its sums are as long
-as three or five times the inputs, without a fresh start in every step, and every row has one scale.
+as three or five times the inputs, without a fresh start in every step, and a whole row or column of
+dP and dQ has one scale.
 No plan has it unless it was measured (`tuning.measured_plan`).
 
 The forward multiplies no mask for steps of inputs without a negative input in the tile's rows, and
@@ -35,7 +49,9 @@ The planes are freed after each pass; the backward makes those of x and the weig
 output; with the library 10 for each input and weight and 24 for each output, and its sums.
 
 Valid range: see `npu_planes` for what is too small; an infinite input gives NaN in the forward
-where its weight is too small. Everything else as in `npu`.
+where its weight is too small. The gradient of a weight keeps fewer bits if log r of its input is
+exactly 0 (``|x| + eps`` is 1) in all rows of a tile, by the library of all, whose dP or dQ exceed
+``2**17`` times those of the others, and is 0 beyond ``2**39``. Everything else as in `npu`.
 """
 
 import functools
@@ -106,7 +122,7 @@ PLANS = {
     "sm_100": Plan(3, 64, True, 148, _OPTIONS),
 }
 # Of the one-pass kernel that computes inaccurate tiles again; all of float32's range and bits.
-REPAIR = {"BLOCK_B": TILE, "BLOCK_O": 32, "BLOCK_I": 32, "PASSES": 6, "num_warps": 8}
+REPAIR = {"BLOCK_B": TILE, "BLOCK_O": 16, "BLOCK_I": 32, "PASSES": 6, "num_warps": 8}
 REPAIR |= {"num_stages": 2, "enable_fp_fusion": True}
 HIGH_DEPTHS = {"sm_80": 32, "sm_90": 128, "sm_100": 64}  # with one product, at `high`
 # Triton 3.6 makes the forward without an imaginary weight spill, and longer loops for sm_100.
@@ -317,8 +333,8 @@ def large_backward(
         )  # fmt: skip
         start(
             one_pass, K * shape.tiles_b * -(-I // REPAIR["BLOCK_I"]), REPAIR,
-            grad_y, x, weight_re, weight_im, gate, y, s, part_x, part_gate, flags, K, B, I, O, eps, shared_x, imaginary, gated,
-            need_x, need_gate, tl.float32,
+            grad_y, x, weight_re, weight_im, gate, y, s, part_x, part_gate, flags, K, B, I, O,
+            eps, shared_x, imaginary, gated, need_x, need_gate, tl.float32,
         )  # fmt: skip
     if by_column:
         logs = input_planes(x, gate, eps, sizes, shape, left, plan.depth)

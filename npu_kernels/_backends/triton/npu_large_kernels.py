@@ -101,7 +101,7 @@ def _store_outputs(
     p, q, scale_ptr, y_ptr, s_ptr, first_o, offs_b, mask_b, O,
     OUTPUTS: tl.constexpr, SAVE_SIN: tl.constexpr, REPAIR: tl.constexpr,
 ):  # fmt: skip
-    """Store y and s of scaled P and Q, with REPAIR where y is NaN; return whether NaN was stored."""
+    """Store y and s from scaled sums, with REPAIR where y is NaN; return whether NaN was stored."""
     offs_o = first_o + tl.arange(0, OUTPUTS)
     mask = mask_b[:, None] & (offs_o < O)[None, :]
     offs = offs_b[:, None] * O + offs_o[None, :]
@@ -203,12 +203,12 @@ def npu_large_forward_kernel(
         offs_b = tl.arange(0, BLOCK)
         mask_b = offs_b < B - first_b
         first_o = n_tile * OUTPUTS
-        scales = scale_ptr + k * tiles_n * OUTPUTS
         if PRODUCTS == 0:
             other = _load(logs, x_tile * BLOCK, w_tile * BLOCK, rows_w, BLOCK, BLOCK, False)
             acc = other
         else:
             acc, other = _forward_sums(*operands, PRODUCTS, DEPTH, DESCRIPTORS)
+        scales = scale_ptr + k * tiles_n * OUTPUTS
         bad = _store_tile(
             acc, other, scales, y_ptr + start, s_ptr + start, first_o, offs_b, mask_b, O,
             HAS_IM, SAVE_SIN, False,
@@ -276,7 +276,7 @@ def npu_large_backward_x_kernel(
     weights,  # [2 rows_w, pitch]
     row_scale_ptr,  # [K, tiles_n, tiles_b BLOCK]
     scale_ptr,  # [K, pitch]
-    least_ptr,  # [K, pitch]: the least accurate sum of an input, in units of the row's scale, or 0
+    least_ptr,  # [K, pitch]: a sum below this, times the row's inverse scale, may be inaccurate
     x_ptr, gate_ptr,
     grad_x_ptr,  # [K, B, I]
     gate_partial_ptr,  # [tiles_b or more, K, I]
@@ -309,6 +309,7 @@ def npu_large_backward_x_kernel(
                 tiles_b, PRODUCTS, DEPTH, DESCRIPTORS,
             )  # fmt: skip
         offs = k * pitch + first_i + offs_i
+        # Rows of zeros have the least scale, and inputs without a weight 0 in `least_ptr`.
         least = tl.where(greatest > LEAST_INVERSE, greatest, 0.0)[:, None]
         small = tl.abs(acc) < least * tl.load(least_ptr + offs)[None, :]
         tl.store(flags_ptr + tile, tl.max(small.to(tl.int32)))

@@ -58,9 +58,7 @@ FLAG_INPUTS = 64  # the fewest inputs that share a flag: whether one of them is 
 LOG_SCALE = tl.constexpr(256.0)
 _LIMIT = tl.constexpr(109)  # exponent of the greatest scale
 LEAST_INVERSE = tl.constexpr(2.0**-109)  # of a scale: all values are 0 or below 2**-94
-# A smaller sum of products of two operands is inaccurate, where one is small or 0 whenever the
-# other is large. In units of their inverse scales, times 2**-14.
-_LEAST_SUM = tl.constexpr(2.0**-6)
+_LEAST_SUM = tl.constexpr(2.0**-6)  # 2**8 units, times 2**-14: see `npu_large`
 # With 8 warps the upstream planes take so many registers that a multiprocessor holds one program.
 OPTIONS = {"num_warps": 16, "num_stages": 1, "enable_fp_fusion": True}
 # The planes of a value in their order. The last two are for the library's products: lo, hi, hi and
@@ -188,7 +186,8 @@ def npu_x_planes_kernel(
 
 @triton.jit
 def _weights(
-    wre_ptr, wim_ptr, gate_ptr, k, offs_o, offs_i, O, I, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr
+    wre_ptr, wim_ptr, gate_ptr, k, offs_o, offs_i, O, I,
+    HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr,
 ):  # fmt: skip
     """Real and imaginary weights of a tile, their sizes, and ``ghat``.
 
@@ -220,7 +219,7 @@ def npu_weight_planes_kernel(
     gate_ptr,  # [K, I]
     planes_ptr,  # [4, K N, Ip]: hi, lo of the weights, of their phase; [2, K N, Ip] without PHASE
     scale_ptr,  # 1 / scale: with PHASE of each output, [K, outputs], else of each input, [K, Ip]
-    least_ptr,  # [K, Ip], without PHASE: see `npu_large_backward_x_kernel`
+    least_ptr,  # [K, Ip], without PHASE: sums that may be inaccurate, see `npu_large`
     O, I, pitch,
     outputs,  # O, padded
     stride,  # of rows
@@ -228,7 +227,7 @@ def npu_weight_planes_kernel(
     HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, PHASE: tl.constexpr, ORDER: tl.constexpr,
     NARROW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Make the planes of NARROW outputs and all inputs (PHASE), or of NARROW inputs and all outputs.
+    """Make the planes of NARROW outputs and all inputs (PHASE), or NARROW inputs and all outputs.
 
     So a program knows all weights that share a scale: it reads them twice, in steps of WIDE.
     """
@@ -258,7 +257,7 @@ def npu_weight_planes_kernel(
     offs = k * (strips * NARROW) + first + tl.arange(0, NARROW)
     tl.store(scale_ptr + offs, inverse)
     if not PHASE:
-        uneven = (smallest * scale < 1.0) & (largest > 0)
+        uneven = (smallest * scale < 1.0) & (largest > 0)  # else an input is exempt
         tl.store(least_ptr + offs, tl.where(uneven, _LEAST_SUM, 0.0))
     scale = tl.expand_dims(scale, AXIS)
     packed = outputs * 2 if HAS_IM else outputs

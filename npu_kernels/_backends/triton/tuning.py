@@ -130,9 +130,9 @@ def _fault(key: str, entry: object) -> str | None:
         return f"it must be an object of whole numbers, got {json.dumps(entry)}"
     kernel = key.split()[0]
     if kernel == PLAN:
-        names = ("products", "depth", "library") if entry.get("products") else ("products",)
+        names = ["products", *(("depth", "library") if entry.get("products") else ())]
     else:
-        names = tuple(next(candidates(kernel, torch.float32, "highest", "large")))
+        names = list(next(candidates(kernel, torch.float32, "highest", "large")))
     if not entry.keys() >= set(names):
         return f"it must have {', '.join(names)}, got {json.dumps(entry)}"
     if kernel == PLAN:
