@@ -72,7 +72,7 @@ NPU = [
         "triton-large-float16-sums": ("result.is_cuda and not torch.backends.cuda.matmul.allow_fp16_accumulation", "result.is_cuda"),
     }),
     *mutants(TRITON_FOLDER + "npu_large.py", "tests/triton/test_large.py -k measured", {
-        "triton-large-library-of-models": ("(sizes.K > 1 or not imaginary)", "(not imaginary)"),
+        "triton-large-library-of-models": ("if sizes.K > 1 or not imaginary:", "if not imaginary:"),
         "triton-large-measured-depth": ("plan = plan._replace(depth=measured[\"depth\"])", "pass"),
         "triton-large-depth-of-the-library": ("        plan = plan._replace(depth=FLAG_INPUTS)", "        pass"),
     }),

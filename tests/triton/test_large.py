@@ -160,8 +160,8 @@ def _flags(sample: Sample, grad_y: Tensor, kernels: ModuleType, plan: Any) -> li
     with pytest.MonkeyPatch.context() as patch, use_plan(plan):
         patch.setattr(npu_large, "start", note)
         kernels.npu_backward(grad_y, *_saved(sample, reference), EPS, False, 15)
-    (found,) = flags
-    return found.reshape(-(-sample.x.shape[-2] // TILE), -1).tolist()  # type: ignore[no-any-return]
+    (tiles,) = flags
+    return tiles.reshape(-(-sample.x.shape[-2] // TILE), -1).tolist()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("plan", [PLAN, LIBRARY])

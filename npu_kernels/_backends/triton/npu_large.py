@@ -327,7 +327,7 @@ def large_backward(
         flags = x.new_empty((tiles,), dtype=torch.int32)
         start(
             npu_large_backward_x_kernel, programs, plan.options, *factors,
-            upstream.row_scale, weights.scale, weights.least, x, gate, part_x, part_gate, flags,
+            upstream.row_scale, weights.scale, weights.bound, x, gate, part_x, part_gate, flags,
             K, B, I, shape.packed, rows, K * shape.packed, shape.pitch, tiles, shape.tiles_b,
             shape.tiles_i, programs, eps, shared_x, gated, need_x, need_gate, *last,
         )  # fmt: skip

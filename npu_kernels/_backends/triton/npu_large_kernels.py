@@ -276,7 +276,7 @@ def npu_large_backward_x_kernel(
     weights,  # [2 rows_w, pitch]
     row_scale_ptr,  # [K, tiles_n, tiles_b BLOCK]
     scale_ptr,  # [K, pitch]
-    least_ptr,  # [K, pitch]: a sum below this, times the row's inverse scale, may be inaccurate
+    bound_ptr,  # [K, pitch]: a sum below this, times the row's inverse scale, may be inaccurate
     x_ptr, gate_ptr,
     grad_x_ptr,  # [K, B, I]
     gate_partial_ptr,  # [tiles_b or more, K, I]
@@ -309,9 +309,9 @@ def npu_large_backward_x_kernel(
                 tiles_b, PRODUCTS, DEPTH, DESCRIPTORS,
             )  # fmt: skip
         offs = k * pitch + first_i + offs_i
-        # Rows of zeros have the least scale, and inputs without a weight 0 in `least_ptr`.
-        least = tl.where(greatest > LEAST_INVERSE, greatest, 0.0)[:, None]
-        small = tl.abs(acc) < least * tl.load(least_ptr + offs)[None, :]
+        # Rows of zeros have the least scale, and inputs without a weight 0 in `bound_ptr`.
+        bound = tl.where(greatest > LEAST_INVERSE, greatest, 0.0)[:, None]
+        small = tl.abs(acc) < bound * tl.load(bound_ptr + offs)[None, :]
         tl.store(flags_ptr + tile, tl.max(small.to(tl.int32)))
         acc *= (tl.load(scale_ptr + offs) * (1.0 / _DOWN))[None, :]
 

@@ -219,7 +219,7 @@ def npu_weight_planes_kernel(
     gate_ptr,  # [K, I]
     planes_ptr,  # [4, K N, Ip]: hi, lo of the weights, of their phase; [2, K N, Ip] without PHASE
     scale_ptr,  # 1 / scale: with PHASE of each output, [K, outputs], else of each input, [K, Ip]
-    least_ptr,  # [K, Ip], without PHASE: sums that may be inaccurate, see `npu_large`
+    bound_ptr,  # [K, Ip], without PHASE: sums that may be inaccurate, see `npu_large`
     O, I, pitch,
     outputs,  # O, padded
     stride,  # of rows
@@ -258,7 +258,7 @@ def npu_weight_planes_kernel(
     tl.store(scale_ptr + offs, inverse)
     if not PHASE:
         uneven = (smallest * scale < 1.0) & (largest > 0)  # else an input is exempt
-        tl.store(least_ptr + offs, tl.where(uneven, _LEAST_SUM, 0.0))
+        tl.store(bound_ptr + offs, tl.where(uneven, _LEAST_SUM, 0.0))
     scale = tl.expand_dims(scale, AXIS)
     packed = outputs * 2 if HAS_IM else outputs
     for step in range(loop_end(tl.cdiv(length, WIDE))):
@@ -447,7 +447,7 @@ class WeightPlanes(NamedTuple):
 
     planes: Tensor  # [2 K N, pitch] at HI_LO, with their phase [4 K N, pitch]
     scale: Tensor  # 1 / scale, of outputs with their phase, else of inputs
-    least: Tensor | None  # of inputs
+    bound: Tensor | None  # of inputs, without their phase
 
 
 def weight_planes(
@@ -461,13 +461,13 @@ def weight_planes(
     outputs = shape.packed if weight_im is None else shape.packed // 2
     length = outputs if phase else shape.pitch
     scale = weight_re.new_empty((sizes.K, length), dtype=torch.float32)
-    least = None if phase else weight_re.new_empty((sizes.K, length), dtype=torch.float32)
+    bound = None if phase else weight_re.new_empty((sizes.K, length), dtype=torch.float32)
     start(
         npu_weight_planes_kernel, sizes.K * length // NARROW, OPTIONS, weight_re, weight_im, gate,
-        planes, scale, least, sizes.O, sizes.I, shape.pitch, outputs, stride, plane,
+        planes, scale, bound, sizes.O, sizes.I, shape.pitch, outputs, stride, plane,
         weight_im is not None, gate is not None, phase, order, NARROW, WIDE,
     )  # fmt: skip
-    return WeightPlanes(planes, scale, least)
+    return WeightPlanes(planes, scale, bound)
 
 
 class UpstreamPlanes(NamedTuple):
