@@ -100,10 +100,10 @@ def test_a_huge_weight_touches_its_output_alone(
     exact = sample.map(Tensor.double)
     with use_plan(_on(device, plan)):
         actuals = outputs(sample, kernels, grad_y)
-    wanted = outputs(exact, reference, grad_y.double())
-    assert_near(actuals, wanted, 1e-4)
-    others = torch.arange(140) != 3  # by far the largest gradient, where its gate is closed
-    assert_near([actuals[2][:, others]], [wanted[2][:, others]], 1e-4)
+    expected = outputs(exact, reference, grad_y.double())
+    assert_near(actuals, expected, 1e-4)
+    open_gates = torch.arange(140) != 3  # by far the largest gradient, where its gate is closed
+    assert_near([actuals[2][:, open_gates]], [expected[2][:, open_gates]], 1e-4)
 
 
 def _far_outputs(imaginary: bool, device: str) -> tuple[Sample, Tensor]:
