@@ -123,7 +123,7 @@ PLANS = {
 }
 # Of the one-pass kernel that computes inaccurate tiles again; all of float32's range and bits.
 REPAIR = {"BLOCK_B": TILE, "BLOCK_O": 16, "BLOCK_I": 32, "PASSES": 6, "num_warps": 8}
-REPAIR |= {"num_stages": 2, "enable_fp_fusion": True}
+REPAIR |= {"num_stages": 2, "maxnreg": 255, "enable_fp_fusion": True}
 HIGH_DEPTHS = {"sm_80": 32, "sm_90": 128, "sm_100": 64}  # with one product, at `high`
 # Triton 3.6 makes the forward without an imaginary weight spill, and longer loops for sm_100.
 _OLD_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
