@@ -63,9 +63,9 @@ def seconds(chip: Chip, i: int, o: int, k: int) -> tuple[float, float]:
     one_pass = max(2 * (9 + 6 + 9) * product, issued) + 4 * chip.launch
     # The large kernels take three instead of six, and two instead of three.
     products = 2 * (5 + 3 + 5) * product
-    # Bytes read, written for planes of x (4, 6) twice, of dP and dQ (12, 16), of weights (8, 24).
-    moved = k * (ASSUMED_ROWS * (2 * 10 * i + 28 * o) + 40 * i * o)
-    return one_pass, products + moved / chip.bandwidth + 9 * chip.launch
+    # Bytes read, written for planes of x (4, 6) twice, of dP and dQ (12, 16), of weights (16, 24).
+    moved = k * (ASSUMED_ROWS * (2 * 10 * i + 28 * o) + 56 * i * o)
+    return one_pass, products + moved / chip.bandwidth + 10 * chip.launch
 
 
 @functools.lru_cache(maxsize=4096)
