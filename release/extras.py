@@ -15,6 +15,8 @@ from release.try_install import in_a_new_environment
 # What the documents do first with an option.
 EXAMPLES = {
     "triton": """
+import os
+os.environ["TRITON_INTERPRET"] = "1"  # without a GPU
 from npu_kernels import NPU, use_backend
 with use_backend("triton"):
     assert NPU(2, 3)(torch.rand(4, 2)).shape == (4, 3)
