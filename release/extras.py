@@ -26,13 +26,14 @@ from npu_kernels import RealNPU, formula
 print(formula.read(RealNPU(2, 1), ["a", "b"], positive=True))
 """,
     "sklearn": """
-from npu_kernels import NPURegressor, ode
+from npu_kernels import NAU, NPURegressor, RealNPU, ode
 X = np.random.default_rng(0).uniform(1, 2, (60, 2))
 model = NPURegressor(random_state=0, starts=8).fit(X, X[:, 0] / X[:, 1])
 assert str(model.best_) == "y = x0/x1"
 print(model.report(), model.sympy(), model.bootstrap(X, X[:, 0] / X[:, 1], draws=10))
 t = np.linspace(0, 2, 30)
-print(ode.fit(t, np.exp(-t)[:, None], n_jobs=1))
+layers = torch.nn.Sequential(RealNPU(1, 1), NAU(1, 1))
+print(ode.fit(layers, t, np.exp(-t)[:, None], progress=False))
 """,
     "units": """
 from npu_kernels import NPURegressor
@@ -57,6 +58,10 @@ assert pathlib.Path("law.png").stat().st_size > 1000
 }
 
 
+def code_of(extra: str) -> str:
+    return "import numpy as np\nimport torch\n" + EXAMPLES[extra]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m release.extras",
@@ -69,11 +74,10 @@ def main() -> None:
     options = parser.parse_args()
     file, failed = options.file.resolve(strict=True), []
     for name in options.only.split(","):
-        code = "import numpy as np\nimport torch\n" + EXAMPLES[name]
         try:
             with in_a_new_environment(sys.executable, options.torch) as call:
                 call("-m", "pip", "install", "-q", f"{file}[{name}]")
-                call("-c", code)
+                call("-c", code_of(name))
         except (subprocess.CalledProcessError, OSError) as error:
             print(error, file=sys.stderr, flush=True)
             failed.append(name)

@@ -12,9 +12,9 @@ from typing import TypeGuard
 
 import pytest
 
-from release.extras import EXAMPLES
+from release.extras import EXAMPLES, code_of
 from tests.project.what_users_run import COMMANDS, INSTALLATIONS, NO_RECORD, WHOLE, Entry
-from tests.support.building import ROOT
+from tests.support.building import ROOT, run_python
 
 PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md", "benchmarks/results/README.md"]
 WORKFLOWS = [*sorted(ROOT.glob(".github/**/*.yml")), ROOT / ".ci" / "run"]
@@ -151,6 +151,15 @@ def test_extras() -> None:
     assert extras
     assert extras <= set(re.findall(r"^(\w+) = ", table, re.M))
     assert extras == EXAMPLES.keys()
+
+
+@pytest.mark.parametrize("extra", EXAMPLES)
+def test_examples_of_extras(extra: str, tmp_path: Path) -> None:
+    """With all extras installed; `make test-extras` has each of them alone."""
+    for name in ("sklearn", "sympy", "pandas", "pint", "matplotlib", "torchdiffeq", "triton"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    run = run_python("-c", code_of(extra), cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("module", WITH_HELP)

@@ -173,7 +173,8 @@ def test_which_tiles_are_computed_again(plan: Any, device: str, kernels: ModuleT
     grad_y = torch.randn(140, 80, device=device)
     assert _flags(sample, grad_y, kernels, _on(device, plan)) == [[0] * 3] * 2
     weight_re, weight_im = sample.tensors["weight_re"], sample.tensors["weight_im"]
-    cancelling = Sample("npu", sample.x.abs() + 0.1, {**sample.tensors, "weight_im": 0 * weight_im})
+    real = {**sample.tensors, "weight_im": torch.zeros_like(weight_im)}
+    cancelling = Sample("npu", sample.x.abs() + 0.1, real)
     weight_re[:2, 7] = 0.5
     y = forward(cancelling, reference)[0]
     grad_y[5] = 0.0
