@@ -6,6 +6,7 @@ from benchmarks.throughput.environment import describe
 
 
 def pytest_benchmark_update_machine_info(config: Any, machine_info: dict[str, Any]) -> None:
+    machine_info.clear()
     machine_info.update(describe())
 
 

@@ -52,7 +52,7 @@ COMMANDS = [
     Entry("make gpu", ("benchmarks/test_gpu_run::test_rehearsal",), NO_RECORD),
     Entry("benchmarks/gpu.sh", ("benchmarks/test_gpu_run::test_rehearsal",), NO_RECORD),
     Entry("make mutants", ("project/test_mutants::test_every_mutant_applies",), NO_RECORD),
-    Entry("make resources", ("triton/test_aot::test_budgets",), "2026-11-23 96eb002"),
+    Entry("make resources", ("triton/test_aot::test_budgets",), "2026-11-26 3c79360"),
     Entry("make tables",
           ("benchmarks/test_figures::test_throughput_tables_are_those_of_the_results",
            "benchmarks/test_figures::test_paper_tables_are_those_of_the_results",
@@ -109,7 +109,7 @@ COMMANDS = [
           "2026-11-23 f74aa68"),
     Entry("python -m tests.triton.mocked", ("triton/test_tape::test_processor_time_of_a_step",),
           WHOLE),
-    Entry("python -m tools.aot", ("triton/test_aot::test_budgets",), "2026-11-23 96eb002"),
+    Entry("python -m tools.aot", ("triton/test_aot::test_budgets",), "2026-11-26 3c79360"),
     # ---- examples
     Entry("python examples/law_of_a_time_series.py",
           ("project/test_examples::test_law_of_a_time_series",), WHOLE),
