@@ -155,7 +155,7 @@ def test_extras() -> None:
 
 @pytest.mark.parametrize("extra", EXAMPLES)
 def test_examples_of_extras(extra: str, tmp_path: Path) -> None:
-    """With all extras installed; `make test-extras` has each of them alone."""
+    """The code runs with all extras installed; `make test-extras` has each of them alone."""
     for name in ("sklearn", "sympy", "pandas", "pint", "matplotlib", "torchdiffeq", "triton"):
         pytest.importorskip(name, reason=f"{name} is not installed")
     run = run_python("-c", code_of(extra), cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
