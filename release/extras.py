@@ -72,6 +72,9 @@ def main() -> None:
     parser.add_argument("--torch", default="2.13.0")
     parser.add_argument("--only", default=",".join(EXAMPLES), help="some of them, with commas")
     options = parser.parse_args()
+    unknown = set(options.only.split(",")) - EXAMPLES.keys()
+    if unknown:
+        parser.error(f"--only must be of {', '.join(EXAMPLES)}, got {', '.join(sorted(unknown))}")
     file, failed = options.file.resolve(strict=True), []
     for name in options.only.split(","):
         try:

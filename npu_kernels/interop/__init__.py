@@ -260,10 +260,13 @@ def _deep_copy(function: str, model: nn.Module) -> nn.Module:
         ) from error
     for old, new in zip(model.parameters(), copied.parameters(), strict=True):
         new.__dict__.update(old.__dict__)  # torch's copy of a parameter has values alone
-        new.requires_grad_()  # without which torch takes no hooks
-        for hook in (old._backward_hooks or {}).values():
+        hooks = old._backward_hooks or {}
+        hooks_behind = getattr(old, "_post_accumulate_grad_hooks", None) or {}
+        if hooks or hooks_behind:
+            new.requires_grad_()  # without which torch takes no hooks
+        for hook in hooks.values():
             new.register_hook(hook)
-        for hook in (getattr(old, "_post_accumulate_grad_hooks", None) or {}).values():
+        for hook in hooks_behind.values():
             new.register_post_accumulate_grad_hook(hook)
         new.requires_grad_(old.requires_grad)
     return copied

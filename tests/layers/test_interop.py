@@ -357,3 +357,11 @@ def test_a_model_that_cannot_be_copied() -> None:
     with pytest.raises(RuntimeError, match=message):
         interop.swap(model)
     assert type(interop.swap(model, inplace=True)[0]) is NPU
+
+
+def test_a_copy_of_a_model_with_whole_numbers_as_parameters():
+    model = torch.nn.Sequential(NPU(2, 3))
+    model.register_parameter("codes", torch.nn.Parameter(torch.arange(3), requires_grad=False))
+    copied = interop.to_reference(model)
+    assert torch.equal(copied.codes, model.codes)
+    assert not copied.codes.requires_grad
