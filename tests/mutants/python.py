@@ -227,8 +227,8 @@ CALLS = [
     *mutants(PACKAGE + "interop/__init__.py", "tests/layers/test_interop.py", {
         "interop-copy": ("model = model if inplace else", "model = model if not inplace else"),
         "interop-copy-attributes-of-parameters": ("new.__dict__.update(old.__dict__)", "pass"),
-        "interop-copy-hooks": ("(old._backward_hooks or {})", "{}"),
-        "interop-copy-later-hooks": ('(getattr(old, "_post_accumulate_grad_hooks", None) or {})', "{}"),
+        "interop-copy-hooks": ("hooks = old._backward_hooks or {}", "hooks = {}"),
+        "interop-copy-later-hooks": ('getattr(old, "_post_accumulate_grad_hooks", None) or {}', "{}"),
         "interop-copy-frozen": ("new.requires_grad_(old.requires_grad)", "pass"),
     }),
     *mutants(PACKAGE + "interop/flops.py", "tests/operators/test_flops.py", {
