@@ -4,8 +4,10 @@ be seen of it.
 The checks are in `mocked`, whose process has launches that do nothing and no interpreter.
 """
 
+import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -45,3 +47,28 @@ def test_processor_time_of_a_step(record_property: Callable[[str, object], None]
     assert times["small"] < 0.6 * times["small before"], times
     assert times["tiled"] < 0.55 * times["tiled before"], times
     assert times["small"] < 3 * times["least"], times
+
+
+def test_tensors_share_memory_that_nobody_needs() -> None:
+    """What lives at once has its own place; what lives after another takes its place."""
+    from npu_kernels._backends.triton.tape import _packed
+
+    assert _packed([]) == ([], 0)
+    assert _packed([(512, 0, 1), (1024, 2, 3), (512, 1, 2)]) == ([0, 0, 1024], 1536)
+    draw = random.Random(0)
+    for _ in range(200):
+        lives = []
+        for _ in range(draw.randrange(1, 12)):
+            first = draw.randrange(8)
+            lives.append((512 * draw.randrange(6), first, draw.randrange(first, 9)))
+        offsets, total = _packed(lives)
+        assert total == max(
+            offset + size for offset, (size, _, _) in zip(offsets, lives, strict=True)
+        )
+        assert total <= sum(size for size, _, _ in lives)
+        for a, b in itertools.combinations(zip(offsets, lives, strict=True), 2):
+            (offset_a, (size_a, first_a, last_a)), (offset_b, (size_b, first_b, last_b)) = a, b
+            if first_a <= last_b and first_b <= last_a:
+                assert offset_a + size_a <= offset_b or offset_b + size_b <= offset_a or not (
+                    size_a and size_b
+                )  # fmt: skip

@@ -1,6 +1,7 @@
 """Repeated calls of launchers, without the work that is the same at every call.
 
-The processor time that this saves was measured with the driver mocked, never on a GPU.
+The processor time that this saves was measured with the driver mocked. One allocation holds all
+that is no result; what no later launch needs makes room in it.
 
 A launcher checks its operands, looks up configurations, allocates and launches; Triton then binds
 the arguments of every launch to names, derives their types and alignments, and makes a key to look
@@ -44,6 +45,7 @@ from npu_kernels._backends.triton.launch import contiguous
 from npu_kernels._operators.precision import float32_matmul_precision
 
 _UNALIGNED = 16 - 1  # bits of an address
+_ALIGNED = 512  # bytes, as torch's allocator does
 # Recordings of a launcher: numbers of rows that vary without end must not fill the memory.
 _MAX_RECORDINGS = 1024
 _aten = torch.ops.aten
@@ -71,32 +73,72 @@ class _Launch(NamedTuple):
     compiled: Any  # a reference, without which the kernel would be unloaded
 
 
-class _Call(NamedTuple):
-    """A call of a function that fills tensors, between launches."""
-
-    function: Any
-    tensors: list[int]  # indices
-
-
 class _Allocation(NamedTuple):
     """A new tensor."""
 
-    like: int  # the index of an earlier tensor, whose device it shares
-    shape: tuple[int, ...] | None  # None: those of the earlier tensor
+    like: int  # the index of an operand, whose device it shares
+    shape: tuple[int, ...] | None  # None: those of the operand
     dtype: torch.dtype | None
+    size: int  # bytes
+    first: int  # launch after which it is needed
+    offset: int | None = None  # in the memory of what is no result
+
+
+class _Base(NamedTuple):
+    """The tensor of a descriptor, of which Triton's launcher wants the address."""
+
+    address: int
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def _packed(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
+    """Offsets in one memory, and its size: of tensors' sizes, first and last launches.
+
+    What no launch needs any more makes room. The largest are placed first, each as low as it can.
+    """
+    offsets, placed = [0] * len(lives), list[tuple[int, int, int, int]]()
+    for index in sorted(range(len(lives)), key=lambda index: -lives[index][0]):
+        size, first, last = lives[index]
+        for begin, end, other_first, other_last in sorted(placed):
+            overlaps = begin < offsets[index] + size and offsets[index] < end
+            if overlaps and first <= other_last and other_first <= last:
+                offsets[index] = end
+        placed.append((offsets[index], offsets[index] + size, first, last))
+    return offsets, max((end for _, end, _, _ in placed), default=0)
 
 
 class Tape:
-    """The recorded allocations and launches of a launcher."""
+    """The recorded allocations and launches of a launcher.
+
+    One allocation holds all tensors that are no results.
+    """
 
     def __init__(self, recorder: _Recorder, results: Sequence[int]) -> None:
         self.driver = driver.active
         self.device = self.driver.get_current_device()
-        self.allocations, self.launches = tuple(recorder.allocations), tuple(recorder.launches)
+        self.launches = tuple(recorder.launches)
         self.descriptors = recorder.descriptors[::-1]
-        self.kernels = [launch.kernel for launch in self.launches if isinstance(launch, _Launch)]
+        self.kernels = [launch.kernel for launch in self.launches]
         self.hooks = [kernel.pre_run_hooks for kernel in self.kernels]
-        self.results = itemgetter(*results)  # a tensor if there is one, else a tuple
+        first = len(recorder.tensors) - len(recorder.allocations)
+        own = [index for index in range(first, len(recorder.tensors)) if index not in results]
+        lives = [
+            (allocation.size, allocation.first, recorder.last_use.get(index, allocation.first))
+            for index in own
+            for allocation in (recorder.allocations[index - first],)
+        ]
+        offsets, self.size = _packed(lives)
+        self.allocations = list(recorder.allocations)
+        for index, offset in zip(own, offsets, strict=True):
+            allocation = self.allocations[index - first]
+            self.allocations[index - first] = allocation._replace(offset=offset)
+        places = {index: first + place for place, index in enumerate(
+            index for index in range(first, len(recorder.tensors)) if index in results
+        )}  # fmt: skip
+        # a tensor if there is one, else a tuple
+        self.results = itemgetter(*[places.get(index, index) for index in results])
 
     def replay(self, operands: Sequence[Tensor | None]) -> Any:
         """The launcher's result; None, without a launch, where the recording does not hold."""
@@ -107,22 +149,25 @@ class Tape:
             if hooks:
                 return None
         tensors: list[Any] = [tensor for tensor in operands if tensor is not None]
-        for like, shape, dtype in self.allocations:
+        addresses: list[Any] = [tensor.data_ptr() for tensor in tensors]
+        memory = tensors[0].new_empty(self.size, dtype=torch.uint8) if self.size else None
+        base = 0 if memory is None else memory.data_ptr()
+        for like, shape, dtype, _, _, offset in self.allocations:
+            if offset is not None:
+                addresses.append(base + offset)
+                continue
             new, source = tensors[like].new_empty, tensors[like]
             tensors.append(torch.empty_like(source) if shape is None else new(shape, dtype=dtype))
-        addresses: list[Any] = [tensor.data_ptr() for tensor in tensors]
+            addresses.append(tensors[-1].data_ptr())
         if functools.reduce(or_, addresses) & _UNALIGNED:
             return None
         for index, fields in self.descriptors:
             descriptor = _new(TensorDescriptor)
-            descriptor.__dict__.update(fields, base=tensors[index])
+            descriptor.__dict__.update(fields, base=_Base(addresses[index]))
             addresses.append(descriptor)
         addresses.append(None)
         stream = active.get_current_stream(device)
         for launch in self.launches:
-            if isinstance(launch, _Call):
-                launch.function(*[tensors[index] for index in launch.tensors])
-                continue
             run, function, metadata, programs, select, numbers, _, _ = launch
             grid = (programs, 1, 1)
             pointers = select(addresses)
@@ -141,8 +186,8 @@ class _Recorder(TorchDispatchMode):
         self.valid = len(self.indices) == len(self.tensors)
         self.indices[id(None)] = -1
         self.allocations: list[_Allocation] = []
-        self.launches: list[_Launch | _Call] = []
-        self.calling = False  # a function of `call`, which may compute with torch
+        self.last_use: dict[int, int] = {}  # the last launch with a tensor
+        self.launches: list[_Launch] = []
         # Each descriptor's tensor and fields. A launch takes the first by the index -2, then -3.
         self.descriptors: list[tuple[int, dict[str, Any]]] = []
         self.seen = 0  # launches, with and without `start`
@@ -165,25 +210,24 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.calling:
-            pass
-        elif func in _ALLOCATIONS:
+        if func in _ALLOCATIONS:
             self._allocate(result)
         elif not func.is_view:  # a launch of a view is refused, because the view has no index
             self.valid = False
         return result
 
     def _allocate(self, new: Tensor) -> None:
-        allocation = None
-        for index, tensor in enumerate(self.tensors):
-            if tensor.device == new.device:
-                if tensor.dtype is new.dtype and tensor.shape == new.shape:
-                    allocation = _Allocation(index, None, None)
-                    break
-                allocation = allocation or _Allocation(index, tuple(new.shape), new.dtype)
-        if allocation is None or not new.is_contiguous():
+        operands = self.tensors[: len(self.tensors) - len(self.allocations)]
+        beside = [index for index, operand in enumerate(operands) if operand.device == new.device]
+        if not beside or not new.is_contiguous():
             self.valid = False
             return
+        size = -(-new.nbytes // _ALIGNED) * _ALIGNED
+        allocation = _Allocation(beside[0], tuple(new.shape), new.dtype, size, len(self.launches))
+        for index in beside:
+            if operands[index].dtype is new.dtype and operands[index].shape == new.shape:
+                allocation = allocation._replace(like=index, shape=None)
+                break
         self.allocations.append(allocation)
         self.indices[id(new)] = len(self.tensors)
         self.tensors.append(new)
@@ -205,18 +249,11 @@ class _Recorder(TorchDispatchMode):
         except (AttributeError, KeyError):  # interpreted, another Triton, or a foreign tensor
             self.valid = False
 
-    def call(self, function: Any, tensors: Sequence[Tensor]) -> None:
-        """Record the call of a function of tensors; the operations in it are not noted."""
-        self.calling = True
-        function(*tensors)
-        self.calling = False
-        indices = [self.indices.get(id(tensor), -1) for tensor in tensors]
-        self.valid = self.valid and min(indices) >= 0
-        self.launches.append(_Call(function, indices))
-
     def _index(self, operand: Any) -> int:
         """The index of a tensor's address or of a descriptor among a replay's addresses."""
-        if type(operand) is not TensorDescriptor:
+        tensor = operand.base if type(operand) is TensorDescriptor else operand
+        self.last_use[self.indices[id(tensor)]] = len(self.launches)
+        if tensor is operand:
             return self.indices[id(operand)]
         fields = {name: value for name, value in vars(operand).items() if name != "base"}
         self.descriptors.append((self.indices[id(operand.base)], fields))
@@ -226,8 +263,7 @@ class _Recorder(TorchDispatchMode):
         """The recording, None where the calls cannot be repeated."""
         results = (results,) if isinstance(results, Tensor) else results
         indices = [self.indices.get(id(result), -1) for result in results]
-        launches = sum(isinstance(launch, _Launch) for launch in self.launches)
-        complete = launches and self.seen == launches
+        complete = self.launches and self.seen == len(self.launches)
         if not self.valid or not complete or min(indices) < 0:
             return None
         device = driver.active.get_current_device()
@@ -237,21 +273,17 @@ class _Recorder(TorchDispatchMode):
         return Tape(self, indices)
 
 
-def call(function: Callable[..., None], *tensors: Tensor) -> None:
-    """Call a function that fills some of the tensors, in a repeated call too."""
-    recorder = getattr(_recorders, "active", None)
-    if recorder is None:
-        function(*tensors)
-    else:
-        recorder.call(function, tensors)
-
-
 def start(kernel: Any, programs: int, options: dict[str, Any], *arguments: Any) -> None:
     """Launch a kernel; arguments: tensors or None, then numbers, then constants."""
     compiled = kernel[(programs,)](*arguments, **options)
     recorder = getattr(_recorders, "active", None)
     if recorder is not None:
         recorder.launch(kernel, programs, options, arguments, compiled)
+
+
+def capturing(x: Tensor) -> bool:
+    """Return whether launches with x go into a CUDA graph: then they cost the host nothing."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _undisturbed() -> bool:
@@ -284,7 +316,8 @@ class Repeated:
         if not _undisturbed():
             return self.launcher(*arguments), None
         tensors = arguments[: self.operands]
-        signature: list[Any] = [tuning.generation(), *arguments[self.operands :]]
+        now = tuning.generation(), capturing(arguments[0])
+        signature: list[Any] = [*now, *arguments[self.operands :]]
         for tensor in tensors:
             if tensor is None:
                 signature.append(None)
