@@ -7,7 +7,6 @@ For a process of its own without TRITON_INTERPRET, in which `TRITON_LIBCUDA_PATH
 functions named ``check_*``, which `test_standin` reads.
 """
 
-import contextlib
 import ctypes
 import json
 import os
@@ -16,7 +15,6 @@ import time
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 import triton
@@ -135,34 +133,22 @@ def _step(rows: int, inputs: int, outputs: int) -> None:
 
 
 def check_parameters_of_replays() -> None:
-    """A repeated call gives the driver what an ordinary call gives: grids, numbers, tensor maps.
-
-    And the library as many products.
-    """
+    """A repeated call gives the driver what an ordinary call gives: grids, numbers, tensor maps."""
     forward, backward = _large(256, 512, 512)
     large = {"npu_forward": (forward, (EPS, True)), "npu_backward": (backward, (EPS, False, 15))}
     cases = {
         **calls("npu", (100, 6, 2), torch.float32),
         **{f"large {name}": call for name, call in large.items()},
-        **{f"library {name}": call for name, call in large.items()},
     }
     for label, (tensors, rest) in cases.items():
         operator = label.split()[-1]
         launcher = backend.launchers()[operator]
         repeated, seen = backend.repeat(operator, launcher), []
-        plan = npu_large.PLANS["sm_90"]._replace(library=True)
-        with (
-            npu_large.use_plan(plan) if "library" in label else contextlib.nullcontext(),
-            mock.patch.object(torch, "mm") as product,
-        ):
-            for call in (launcher, repeated, repeated, repeated):
-                launches.clear()
-                product.reset_mock()
-                results = list(call(*tensors, *rest))
-                addresses = _without_addresses([*tensors, *results])
-                seen.append((addresses, product.call_count))
-        assert seen[0][0], label
-        assert (seen[0][1] > 0) == ("library" in label), label
+        for call in (launcher, repeated, repeated, repeated):
+            launches.clear()
+            results = list(call(*tensors, *rest))
+            seen.append(_without_addresses([*tensors, *results]))
+        assert seen[0], label
         assert all(entry == seen[0] for entry in seen), (label, seen)
         tapes = repeated.tapes.values()  # type: ignore[attr-defined]
         assert any(type(tape).__name__ == "Tape" for tape in tapes), (label, tapes)
@@ -192,13 +178,13 @@ def check_widths_of_stores() -> None:
     assert set(widths) == set(PLANES)
     for name in ("npu_x_planes_kernel", "npu_upstream_planes_kernel"):
         assert ".b16" not in widths[name], widths
-        assert widths[name][".v4.b32"] >= 6, widths  # 16 warps share a tile
+        assert widths[name][".v4.b32"] >= 3, widths  # of as many planes, or more
 
 
 def check_sizes_are_not_shifted_in_32_bits() -> None:
     """A number of elements that may exceed 2**27 is widened before it is multiplied."""
     _step(4096, 512, 512)
-    sizes = {"plane", "row_plane", "scale_plane", "n_w", "n_x", "n_gate"}
+    sizes = {"plane", "scale_plane", "n_w", "n_x", "n_gate"}
     checked = set()
     for kernel in loaded.values():
         ptx, jit = kernel.asm["ptx"], kernel.src.fn
@@ -223,10 +209,10 @@ def check_sizes_of_2_31_elements() -> None:
     for elements in (2**29, 2**30, 2**31):
         launches.clear()
         rows = elements // 512
-        arguments = (x, x, half, index, index, index, rows, 512, 512, 512, rows // 128, elements)
-        kernel[(1,)](*arguments, EPS, True, True, npu_planes.HI_LO, 64, **npu_planes.OPTIONS)
+        arguments = (x, x, half, index, index, index, rows, 512, 512, rows // 64, elements)
+        kernel[(1,)](*arguments, EPS, True, True, npu_planes.HI_LO, 64, 64, **npu_planes.OPTIONS)
         (launch,) = launches
-        assert int.from_bytes(launch.parameters[11], "little") == elements
+        assert int.from_bytes(launch.parameters[10], "little") == elements
 
 
 def check_which_waves_are_full() -> None:
@@ -238,11 +224,12 @@ def check_which_waves_are_full() -> None:
             shape = npu_planes.padded(sizes, True, True)
             plan = npu_large.plan_of(forward[0], True, sizes)
             assert plan is not None
-            tiles = shape.tiles_n * shape.tiles_i
-            splits, length = npu_large.row_splits(shape.tiles_b, tiles, plan.programs)
+            tiles = shape.packed // plan.backward_w.rows * shape.tiles_i
+            programs = plan.programs(plan.backward_w)
+            splits, length = npu_large.row_splits(shape.tiles_b, tiles, programs)
             assert (splits - 1) * length < shape.tiles_b <= splits * length
-            waves = -(-tiles * splits // plan.programs)
-            used = tiles * shape.tiles_b / (waves * plan.programs * length)
+            waves = -(-tiles * splits // programs)
+            used = tiles * shape.tiles_b / (waves * programs * length)
             assert used > 0.9, (width, rows, splits, used)
 
 

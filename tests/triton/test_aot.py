@@ -70,7 +70,7 @@ def test_budgets(target: str, tmp_path: Path) -> None:
         "npu_weight_planes",
         "npu_upstream_planes",
     }
-    kernels |= {"npu_large_forward", "npu_large_backward_x", "npu_large_backward_w"}
+    kernels |= {"npu_large_forward", "npu_large_backward_x", "npu_large_backward_w", "npu_repair_x"}
     compiled = {row["kernel"] for row in rows}
     few = {"npu_forward", "npu_backward_w", "nalu_backward_w"}
     assert compiled == kernels if target == "sm_90" else few <= compiled
@@ -181,7 +181,7 @@ def test_faults_of_large_kernels_are_found(change: dict[str, Any], fault: str | 
         "case": "planes",
         "warps": 8,
         "passes": 3,
-        "options": {"PRODUCTS": 3, "DEPTH": 64},
+        "options": {"ROWS": 128, "PRODUCTS": 3, "DEPTH": 64},
         "shared_bytes": 131072,
         "loops": [{"instructions": 240, "matrix": 12, "waits": 3}],
         "faults": [],

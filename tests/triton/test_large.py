@@ -3,15 +3,14 @@ them."""
 
 import math
 import mmap
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from npu_kernels import env, reference
-from npu_kernels._backends.triton import costs
+from npu_kernels import reference
 from npu_kernels._testing.samples import RECORDS, Sample, error_bound, normwise_error
 from tests.support.kernels import EPS, errors, forward, outputs
 
@@ -20,25 +19,32 @@ import triton.language as tl
 
 from npu_kernels._backends.triton import npu, npu_large, npu_planes, reduction, tuning
 from npu_kernels._backends.triton.launch import Sizes
-from npu_kernels._backends.triton.npu_large import PLANS, use_plan
+from npu_kernels._backends.triton.npu_large import HIGH_PLANS, PLANS, Tiles, use_plan
 from npu_kernels._backends.triton.npu_planes import HI_LO, NARROW, TILE, WIDE
 from tests.support.compare import assert_near
 
 # Few programs, so that each takes several tiles. The interpreter reads by descriptors as a GPU of
 # the newer kind does.
-PLAN = PLANS["sm_90"]._replace(programs=3)
-POINTERS = PLANS["sm_80"]._replace(programs=3)
-LIBRARY = PLAN._replace(library=True)  # which multiplies float32 copies of the planes on a CPU
+PLAN = PLANS["sm_90"]._replace(multiprocessors=2)
+POINTERS = PLANS["sm_80"]._replace(multiprocessors=3)
+HIGH = HIGH_PLANS["sm_90"]._replace(multiprocessors=2)
+
+
+def _with(plan: Any, **changes: int) -> Any:
+    """The plan with these changes of all its tiles."""
+    tiles = {name: tiles._replace(**changes) for name, tiles in plan._asdict().items()
+             if isinstance(tiles, Tiles)}  # fmt: skip
+    return plan._replace(**tiles)
 
 
 def _on(device: str, plan: Any = PLAN) -> Any:
     """The plan for tests; on a GPU the one of its kind."""
     if device == "cuda":
-        plan_of_gpu = PLANS.get(tuning.architecture_of(torch.device("cuda", 0)))
+        plans = PLANS if plan.products > 1 else HIGH_PLANS
+        plan_of_gpu = plans.get(tuning.architecture_of(torch.device("cuda", 0)))
         if plan_of_gpu is None:
             pytest.skip("no plan for this GPU")
-        depth = max(plan_of_gpu.depth, plan.depth) if plan.products == 1 else plan_of_gpu.depth
-        return plan._replace(depth=depth, descriptors=plan_of_gpu.descriptors)
+        return plan_of_gpu._replace(multiprocessors=plan.multiprocessors)
     return plan
 
 
@@ -50,8 +56,6 @@ CASES: dict[str, tuple[tuple[int, int, int], dict[str, Any], Any]] = {
     "NaiveNPU of models, shared x": ((33, 130, 17),
                                      {"without": ("gate",), "num_models": 2, "shared": True}, PLAN),
     "NPU of models, shared x": ((17, 33, 17), {"num_models": 2, "shared": True}, PLAN),
-    "NPU by the library": ((130, 200, 65), {}, LIBRARY),
-    "NaiveNPU by the library": ((33, 130, 70), {"without": ("gate",)}, LIBRARY),
     "RealNPU of models by pointers": ((129, 20, 17), {"without": ("weight_im",), "num_models": 2},
                                       POINTERS),
 }  # fmt: skip
@@ -84,7 +88,7 @@ def test_blocks_of_smaller_weights(
 
 
 @pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("plan", [PLAN, LIBRARY])
+@pytest.mark.parametrize("plan", [PLAN, POINTERS])
 def test_a_huge_weight_touches_its_output_alone(
     plan: Any, gated: bool, device: str, kernels: ModuleType
 ) -> None:
@@ -131,7 +135,7 @@ def _far_output(imaginary: bool, far: int, device: str) -> tuple[Sample, Tensor]
 
 @pytest.mark.parametrize("far", [0, 150])
 @pytest.mark.parametrize(("imaginary", "plan"), [
-    (True, PLAN), (False, PLAN), (True, LIBRARY), (True, PLAN._replace(products=1)),
+    (True, PLAN), (False, PLAN), (True, POINTERS), (True, HIGH), (True, _with(PLAN, rows=64)),
 ])  # fmt: skip
 def test_inputs_of_outputs_far_below_others(
     imaginary: bool, plan: Any, far: int, device: str, kernels: ModuleType
@@ -155,7 +159,7 @@ def _flags(sample: Sample, grad_y: Tensor, kernels: ModuleType, plan: Any) -> li
 
     def note(kernel: Any, *arguments: Any) -> None:
         start(kernel, *arguments)
-        if kernel is npu.npu_backward_x_kernel:
+        if kernel is npu.npu_repair_x_kernel:
             flags.extend(a for a in arguments if getattr(a, "dtype", None) is torch.int32)
 
     start = vars(npu_large)["start"]
@@ -166,7 +170,7 @@ def _flags(sample: Sample, grad_y: Tensor, kernels: ModuleType, plan: Any) -> li
     return tiles.reshape(-(-sample.x.shape[-2] // TILE), -1).tolist()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("plan", [PLAN, LIBRARY])
+@pytest.mark.parametrize("plan", [PLAN, POINTERS])
 def test_which_tiles_are_computed_again(plan: Any, device: str, kernels: ModuleType) -> None:
     """None of a dense layer, where terms cancel, nor for rows of zeros or inputs without a weight."""
     sample = RECORDS["npu"].sample(140, 270, 80, dtype=torch.float32, device=device)
@@ -190,28 +194,28 @@ def test_which_tiles_are_computed_again(plan: Any, device: str, kernels: ModuleT
     assert _flags(sample, grad_y, kernels, _on(device, plan)) == [[0] * 3, [0, 1, 0]]
 
 
-@pytest.mark.parametrize("plan", [PLAN, PLAN._replace(depth=128), LIBRARY])
+@pytest.mark.parametrize("plan", [HIGH, _with(HIGH, depth=64), HIGH_PLANS["sm_80"]])
 def test_one_product(plan: Any, device: str, kernels: ModuleType) -> None:
     """A product at `high` and `medium` has the error of float16's 11 bits."""
     sample = RECORDS["npu"].sample(40, 70, 17, dtype=torch.float32, device=device)
-    with use_plan(_on(device, plan._replace(products=1))):
+    with use_plan(_on(device, plan)):
         for error, eager in errors(sample, kernels):
             assert 2 * eager < error < 2e-3
 
 
-@pytest.mark.parametrize("depth", [64, 128])
-def test_negative_inputs_in_a_few_steps(depth: int, device: str, kernels: ModuleType) -> None:
+@pytest.mark.parametrize("plan", [PLAN, _with(PLAN, depth=32, rows=64), POINTERS])
+def test_negative_inputs_in_a_few_steps(plan: Any, device: str, kernels: ModuleType) -> None:
     """Tiles without a negative input skip the product with the mask; those with one must not."""
     sample = RECORDS["npu"].sample(140, 200, 17, device=device, dtype=torch.float32)
     sample.x.abs_().add_(0.1)
     grad_y = torch.randn_like(forward(sample, reference)[0])
     changes = ((), ((129, 3),), ((5, 70), (139, 199)))
-    for indices in changes if depth == PLAN.depth else changes[1:2]:
+    for indices in changes if plan is PLAN else changes[1:2]:
         for index in indices:
             sample.x[index] *= -1
         sample.x[7, 100] = -0.0
         exact = sample.map(Tensor.double)
-        with use_plan(_on(device, PLAN._replace(depth=depth))):
+        with use_plan(_on(device, plan)):
             actuals = outputs(sample, kernels, grad_y)
         assert_near(actuals, outputs(exact, reference, grad_y.double()), 3e-5)
 
@@ -242,7 +246,7 @@ def test_gates_at_their_ends_and_zero_inputs(
     assert (straight != 0).all()
 
 
-@pytest.mark.parametrize("plan", [PLAN, LIBRARY])
+@pytest.mark.parametrize("plan", [PLAN, POINTERS])
 @pytest.mark.parametrize("size", [1e-12, 1e-6, 1e3])
 def test_sizes_of_weights_and_gradients(
     size: float, plan: Any, device: str, kernels: ModuleType
@@ -285,7 +289,7 @@ def _saved(sample: Sample, of: Any) -> tuple[Any, ...]:
 SPECIAL = (0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 1.0, -1.0, math.inf, -math.inf, math.nan)
 
 
-@pytest.mark.parametrize(("imaginary", "plan"), [(True, PLAN), (False, PLAN), (True, LIBRARY)])
+@pytest.mark.parametrize(("imaginary", "plan"), [(True, PLAN), (False, PLAN), (True, POINTERS)])
 def test_special_inputs_and_weights(
     imaginary: bool, plan: Any, device: str, kernels: ModuleType
 ) -> None:
@@ -310,7 +314,7 @@ def test_special_inputs_and_weights(
     assert y[:, 6].isnan().all()
 
 
-@pytest.mark.parametrize("plan", [PLAN, LIBRARY])
+@pytest.mark.parametrize("plan", [PLAN, POINTERS])
 def test_needs(plan: Any, device: str, kernels: ModuleType) -> None:
     """Every subset has the bits of the full set, and empty tensors for the rest."""
     sample = RECORDS["npu"].sample(17, 5, 18, device=device, dtype=torch.float32)
@@ -363,7 +367,7 @@ def test_planes_of_many_elements(plane: int, device: str) -> None:
     index = torch.zeros(3, 2, dtype=torch.int32, device=device)
     memory, planes = _memory(2 * plane + TILE * TILE, torch.float16, device)
     npu_planes.npu_x_planes_kernel[(1,)](
-        x, None, planes, *index, 1, 3, TILE, TILE, 1, plane, EPS, True, False, HI_LO, 64,
+        x, None, planes, *index, 1, 3, TILE, 1, plane, EPS, True, False, HI_LO, 64, TILE,
         **npu_planes.OPTIONS,
     )  # fmt: skip
     assert planes[2 * plane : 2 * plane + 4].tolist() == [256, 0, 256, 0]
@@ -373,7 +377,7 @@ def test_planes_of_many_elements(plane: int, device: str) -> None:
     memory, planes = _memory(3 * plane + TILE * TILE, torch.float16, device)
     scale = torch.empty(NARROW, device=device)
     npu_planes.npu_weight_planes_kernel[(1,)](
-        x, x, None, planes, scale, None, 1, 3, TILE, TILE // 2, TILE, plane, True, False, True,
+        x, x, None, planes, scale, None, 1, 3, TILE, TILE // 2, plane, True, False, True,
         HI_LO, NARROW, WIDE, **npu_planes.OPTIONS,
     )  # fmt: skip
     weights, phases = (planes[n : n + 3].float() + planes[n + plane : n + plane + 3].float()
@@ -418,91 +422,9 @@ def test_choice(device: str) -> None:
         assert _large(1024, 1024, device=device) is None
 
 
-def test_measured_plans_decide(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was measured counts more than the model of costs; the library has its limits."""
-    table: dict[str, dict[str, int]] = {}
-    architecture = tuning.architecture_of(torch.device(device, 0) if device == "cuda" else "cpu")
-    monkeypatch.setattr(tuning, "tables_in_use", lambda: {architecture: table})
-    assert _large(1024, 1024, device=device).library is False
-    for precision, entry in (
-        ("highest", {"products": 3, "depth": 32, "library": 1}), ("high", {"products": 0}),
-    ):  # fmt: skip
-        for size in (64, 1024):
-            key = tuning.exact_key(tuning.PLAN, torch.float32, precision, (size, size, 1))
-            table[key] = entry
-    for size in (50, 64, 1000):  # sizes are rounded up
-        plan = _large(size, size, device=device)
-        assert (plan.products, plan.depth, plan.library) == (3, 64, True)
-    assert _large(32, 64, device=device) is None
-    torch.set_float32_matmul_precision("high")
-    assert _large(1024, 1024, device=device) is None
-    torch.set_float32_matmul_precision("medium")
-    usual = _large(1024, 1024, device=device)
-    assert usual.products == 1
-    key = tuning.exact_key(tuning.PLAN, torch.float32, "medium", (1024, 1024, 1))
-    table[key] = {"products": 1, "depth": 16, "library": 0}
-    assert _large(1024, 1024, device=device) == usual._replace(depth=16)
-    table[key] = {"products": 1, "depth": 128, "library": 1}
-    assert _large(1024, 1024, device=device) == usual._replace(depth=64, library=True)
-    x = torch.empty(1, device=device)
-    assert npu_large.plan_of(x, False, Sizes(1, 7, 1024, 1024, True)) == usual
-    with use_plan(LIBRARY):
-        for models, imaginary, library in ((1, True, True), (2, True, False), (1, False, False)):
-            plan = npu_large.plan_of(x, imaginary, Sizes(models, 7, 64, 64, True))
-            assert plan is not None
-            assert plan.library is library
-
-
-@pytest.mark.parametrize("allowed", [False, True])
-def test_products_where_float16_sums_are_allowed(
-    allowed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Multiply float32 copies there, because torch refuses float32 results of float16 matrices."""
-    taken = []
-
-    def mm(left: Tensor, right: Tensor, **options: Any) -> None:
-        taken.append((left.dtype, right.dtype, options.get("out_dtype")))
-
-    monkeypatch.setattr(torch, "mm", mm)
-    setting = SimpleNamespace(allow_fp16_accumulation=allowed)
-    monkeypatch.setattr(torch.backends.cuda, "matmul", setting)
-    plane, sums_on_a_gpu = torch.ones(2, 2, dtype=torch.float16), SimpleNamespace(is_cuda=True)
-    npu_large._multiply(plane, plane, cast(Tensor, sums_on_a_gpu))
-    half, single = torch.float16, torch.float32
-    assert taken == [(single, single, None) if allowed else (half, half, single)]
-
-
-def test_a_call_takes_the_chosen_kernels(
-    device: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever its number of rows."""
-    launched: list[str] = []
-    for module in (npu, npu_large):
-        for name, kernel in vars(module).items():
-            if name.endswith("_kernel"):
-                monkeypatch.setattr(kernel, "run", lambda *a, name=name, **k: launched.append(name))
-    weight = torch.empty(1024, 1024, device=device)
-    for rows in (1, 5000):
-        launched.clear()
-        kernels.npu_forward(torch.empty(rows, 1024, device=device), weight, weight, None, EPS, True)
-        assert launched == ["npu_large_forward_kernel"]
-
-
-def test_costs() -> None:
-    """Larger layers never lead back to the one-pass kernels; unknown chips stay with them."""
-    assert not costs.large_is_faster("gfx942", 4096, 4096, 1)
-    for architecture in costs.CHIPS:
-        chosen = [costs.large_is_faster(architecture, n, n, 1) for n in range(64, 2048, 64)]
-        assert chosen == sorted(chosen)
-        assert not chosen[0]
-        assert chosen[-1]
-        assert costs.large_is_faster(architecture, 512, 512, 100)
-    one_pass, large = costs.seconds(costs.CHIPS["sm_90"], 1024, 1024, 1)
-    assert 0 < large < one_pass < 2e-3
-
-
-def test_environment_says_which() -> None:
-    fact = env.environment()["large NPU layers"]
-    assert "kernels on planes from" in fact
-    assert "data sheet, not measured" in fact
-    assert costs.describe("gfx942") == "one-pass kernels at every size on gfx942"
+def test_a_graph_takes_them_sooner(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches of a CUDA graph cost the host nothing, so smaller layers gain."""
+    assert _large(192, 192, device=device) is None
+    monkeypatch.setattr(npu_large, "capturing", lambda x: True)
+    assert _large(192, 192, device=device) is not None
+    assert _large(48, 192, device=device) is None

@@ -34,10 +34,7 @@ def test_tables_are_well_formed(architecture: str) -> None:
     for key, entry in tuning.load_table()[architecture].items():
         match = KEY.fullmatch(key)
         assert match, key
-        assert match[1] in (*tuning.KERNELS, tuning.PLAN)
-        if match[1] == tuning.PLAN:
-            assert entry["products"] == 0 or {*entry} == {"products", "depth", "library"}, key
-            continue
+        assert match[1] in tuning.KERNELS
         for name, value in entry.items():
             keys = (
                 "BLOCK_B", "BLOCK_O", "BLOCK_I", "PASSES", "num_warps", "num_stages", "maxnreg",
@@ -242,22 +239,17 @@ def test_a_ragged_last_batch_launches_the_same_kernels(
         assert launches(rows) == full
 
 
-PLAN_KEY = "npu_large float32 highest i512 o512 k1"
-GOOD_PLAN = {"products": 3, "depth": 64, "library": 1}
+KEY_OF_NMU = "nmu_forward float32 any large"
+GOOD_ENTRY = {"BLOCK_B": 64, "BLOCK_O": 64, "num_warps": 8}
 
 
 @pytest.mark.parametrize(("key", "entry", "rule"), [
-    (PLAN_KEY, {"products": 3, "depth": 64}, "it must have products, depth, library, got"),
-    (PLAN_KEY, {}, "it must have products, got {}"),
-    (PLAN_KEY, GOOD_PLAN | {"library": "0"}, "it must be an object of whole numbers, got"),
-    (PLAN_KEY, GOOD_PLAN | {"library": False}, "it must be an object of whole numbers, got"),
-    (PLAN_KEY, [3, 64, 1], "it must be an object of whole numbers, got [3, 64, 1]"),
-    (PLAN_KEY, GOOD_PLAN | {"library": 2}, "library must be one of (0, 1), got 2"),
-    (PLAN_KEY, GOOD_PLAN | {"depth": 256}, "depth must be one of (16, 32, 64, 128), got 256"),
-    (PLAN_KEY, GOOD_PLAN | {"products": 1}, "products must be one of (0, 3), got 1"),
-    (PLAN_KEY.replace("highest", "high"), GOOD_PLAN, "products must be one of (0, 1), got 3"),
-    ("nmu_forward float32 any large", {"BLOCK_B": 64, "num_warps": 8},
+    (KEY_OF_NMU, {}, "it must have BLOCK_B, BLOCK_O, num_warps, got {}"),
+    (KEY_OF_NMU, {"BLOCK_B": 64, "num_warps": 8},
      "it must have BLOCK_B, BLOCK_O, num_warps, got"),
+    (KEY_OF_NMU, GOOD_ENTRY | {"BLOCK_O": "64"}, "it must be an object of whole numbers, got"),
+    (KEY_OF_NMU, GOOD_ENTRY | {"BLOCK_O": False}, "it must be an object of whole numbers, got"),
+    (KEY_OF_NMU, [3, 64, 1], "it must be an object of whole numbers, got [3, 64, 1]"),
 ])  # fmt: skip
 def test_faults_of_tables(key: str, entry: Any, rule: str, tmp_path: Path) -> None:
     """The message names the file, the entry, the rule and what is there."""
@@ -274,11 +266,10 @@ def test_faults_of_tables(key: str, entry: Any, rule: str, tmp_path: Path) -> No
 def test_tables_of_other_gpus_and_kernels(device: str, tmp_path: Path) -> None:
     """Unknown kernels do not matter; what a launch misses is named with the file."""
     path = tmp_path / "t.json"
-    path.write_text(json.dumps({"gfx942": {PLAN_KEY: GOOD_PLAN, "other float32": {"a": "b"}}}))
+    path.write_text(json.dumps({"gfx942": {KEY_OF_NMU: GOOD_ENTRY, "other float32": {"a": "b"}}}))
     x = torch.empty(1, device=device)
     try:
         tuning.use_tables(path)
-        assert tuning.measured_plan(x.device, "highest", (512, 512, 1)) is None
         problem = f"npu_kernels: {path} has no configuration for npu_forward float32 highest large"
         with pytest.raises(RuntimeError, match=re.escape(problem)):
             tuning.lookup("npu_forward", x, 512, 512, 1)

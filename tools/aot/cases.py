@@ -49,13 +49,6 @@ def _npu_in_one_pass(*sizes: Any, **options: Any) -> None:
         _npu(*sizes, **options)
 
 
-def _npu_by_library(target: str, *sizes: int) -> None:
-    from npu_kernels._backends.triton.npu_large import PLANS, use_plan
-
-    with use_plan(PLANS[target]._replace(library=True)):
-        _npu(*sizes)
-
-
 def _nmu(*sizes: Any, **options: Any) -> None:
     from npu_kernels._backends.triton import nmu
 
@@ -228,7 +221,7 @@ def stored_cases(target: str) -> Iterator[Case]:
     seen = set()
     for key in tuning.tables_in_use()[target]:
         match = pattern.fullmatch(key)
-        if match and not key.startswith(tuning.PLAN):
+        if match:
             kernel, dtype, precision = match.group(1, 2, 3)
             i, o, k = map(int, match.group(4, 5, 6))
             launches = {"nmu": _nmu, "npu": _npu_in_one_pass, "nalu": _inalu}
@@ -251,7 +244,6 @@ def large_cases(target: str, quick: bool) -> Iterator[Case]:
         return
     yield "planes RealNPU", HIGHEST, lambda: _npu(*size, im=False)
     yield "planes high", "high", lambda: _npu(*size)
-    yield "planes, products by the library", HIGHEST, lambda: _npu_by_library(target, *size)
     for label, options in (
         ("NaiveNPU", {"gated": False}),
         ("inference", {"sin": False}),
@@ -310,8 +302,6 @@ def _not_reached(target: str, reached: list[tuple[str, dict[str, Any]]]) -> list
     missing = []
     for key, entry in tuning.tables_in_use()[target].items():
         kernel = key.split()[0]
-        if kernel == tuning.PLAN:
-            continue
         # The compiler does not see the first; the NMU's launcher makes the second fit the layer.
         ignored = {"programs"} | ({"BLOCK_O"} if kernel.startswith("nmu") else set())
         config = {name: value for name, value in entry.items() if name not in ignored}.items()

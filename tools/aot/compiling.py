@@ -29,7 +29,7 @@ TENSOR_CORE = {
 TARGETS = tuple(SHARED_MEMORY)
 LEAST_INSTRUCTIONS = 100
 BLOCKS = ("BLOCK_B", "BLOCK_O", "BLOCK_I", "BLOCK_H", "BLOCK_D")
-OPTIONS = (*BLOCKS, "PASSES", "PRODUCTS", "DEPTH", "num_warps", "num_stages", "maxnreg")
+OPTIONS = (*BLOCKS, "PASSES", "ROWS", "PRODUCTS", "DEPTH", "num_warps", "num_stages", "maxnreg")
 
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")

@@ -19,8 +19,11 @@ from typing import Any
 
 GAIN = 5
 TARGETS = ("sm_90", "sm_100")
-TILE = 128  # rows and columns of a tile of the large kernels
+TILE = 128  # columns of a tile of the large kernels
 DEEP = 16  # of an instruction of the matrix units
+# How often the large kernels pass each loop, for a product of values with log r and another with
+# the mask.
+TURNS = {"forward": (3, 2), "backward_x": (1,), "backward_w": (3, 2)}
 # The multiply-adds of a row, an input and an output in a step of the one-pass kernels.
 TERMS = {"forward": 4, "backward_x": 2, "backward_w": 4}
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)(.*)")
@@ -67,14 +70,15 @@ def _part(row: dict[str, Any]) -> str | None:
 
 
 def _main_loops(row: dict[str, Any]) -> list[dict[str, int]]:
-    """The shortest loop of a large kernel with three products, and that with two, of the mask.
+    """The main loops of a large kernel.
 
-    Others repair infinities, or are jumps back from code that was moved to the end.
+    That of backward_x has three products. Those of the others have one: the forward's small terms
+    and the others, backward_w's with log r and with the mask. Later ones repair infinities.
     """
-    products = (3,) if _part(row) == "backward_x" else (3, 2)
-    counts = [number * row["options"]["DEPTH"] // DEEP for number in products]
-    groups = [[loop for loop in row["loops"] if loop["matrix"] == count] for count in counts]
-    return [min(group, key=lambda loop: loop["instructions"]) for group in groups if group]
+    part = _part(row)
+    products = 3 if part == "backward_x" else 1
+    count = products * row["options"]["DEPTH"] // DEEP
+    return [loop for loop in row["loops"] if loop["matrix"] == count][: len(TURNS[str(part)])]
 
 
 def multiply_adds(row: dict[str, Any]) -> float:
@@ -83,11 +87,13 @@ def multiply_adds(row: dict[str, Any]) -> float:
     assert part is not None
     if "DEPTH" in row["options"]:
         chosen = _main_loops(row)
-        done = len(chosen) * TILE * TILE * row["options"]["DEPTH"]
+        done = len(chosen) * row["options"]["ROWS"] * TILE * row["options"]["DEPTH"]
+        turns = TURNS[part]
     else:
-        chosen = [max(row["loops"], key=lambda loop: loop["matrix"])]
+        chosen, turns = [max(row["loops"], key=lambda loop: loop["matrix"])], (1,)
         done = TERMS[part] * math.prod(row["options"][f"BLOCK_{name}"] for name in "BOI")
-    return done / row["warps"] / sum(loop["instructions"] for loop in chosen)
+    issued = sum(n * loop["instructions"] for n, loop in zip(turns, chosen, strict=False))
+    return done / row["warps"] / issued
 
 
 def large_faults(rows: list[dict[str, Any]]) -> None:
@@ -100,7 +106,7 @@ def large_faults(rows: list[dict[str, Any]]) -> None:
         if not (_part(row) and row["target"] in TARGETS and row["options"].get("PRODUCTS") == 3):
             continue
         chosen = _main_loops(row)
-        if len(chosen) != (1 if _part(row) == "backward_x" else 2):
+        if len(chosen) != len(TURNS[str(_part(row))]):
             row["faults"].append(f"loops not understood: {row['loops']}")
             continue
         depth = row["options"]["DEPTH"]
@@ -109,7 +115,8 @@ def large_faults(rows: list[dict[str, Any]]) -> None:
             for loop in chosen
             if loop["waits"] > loop["matrix"] * DEEP // depth
         ]
-        stage = 4 * TILE * depth * 2
+        planes = 2 if _part(row) == "backward_x" else 1
+        stage = 2 * planes * (row["options"]["ROWS"] + TILE) * depth
         if row["shared_bytes"] < 2 * stage:
             memory = f"{row['shared_bytes']} bytes of shared memory"
             row["faults"].append(f"{memory}, two stages take {2 * stage}")

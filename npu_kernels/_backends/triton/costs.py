@@ -5,17 +5,18 @@ issue many instructions for a multiply-add. The large kernels (`npu_large`) make
 launches, more memory, fewer products, at the rate of the matrix units. For a forward and a backward
 the model adds up:
 
-- launches, at the host's cost of a launch
+- launches: of the host, or in a CUDA graph those of the device
 - bytes of the planes, written and read back, at the rate of the memory
 - products: the multiply-adds, at a part of the rate of the matrix units; or the instructions that
-  the one-pass kernels issue, four a cycle on each multiprocessor, if that takes longer
+  the one-pass kernels issue, if that takes longer
 
 The model is for float32 at ``highest``; the other precisions follow it. It assumes
 :data:`ASSUMED_ROWS` rows, so that a last batch with fewer rows launches the same kernels and is
 rounded in the same way.
 
-:data:`CHIPS` has the constants: rates from data sheets, instructions counted in compiled code, the
-cost of a launch with the driver mocked, an assumed `efficiency`. None was measured on a GPU.
+:data:`CHIPS` has the constants. Those of the H200 stand for compute capability 9.0: the clock, the
+instructions a cycle, the efficiency and the launches were measured there, with a slow processor
+(`benchmarks/results`). The others are data sheets' numbers with the H200's efficiency.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from typing import NamedTuple
 __all__ = ["CHIPS", "Chip", "describe", "large_is_faster", "seconds"]
 
 ASSUMED_ROWS = 4096
-LEAST_FEATURES = 128  # inputs and outputs: below, half of a tile or more would be padding
-ISSUED = 4  # instructions a cycle and multiprocessor
+LEAST_FEATURES = 64  # inputs and outputs
+PADDED = 128  # the large kernels pad inputs, and twice the outputs, to a multiple
+ISSUED = 1.05  # instructions of the one-pass kernels a cycle and multiprocessor
 # Instructions for a multiply-add of the layer, in the one-pass loops for sm_90: instructions of a
 # warp in a step, times warps, by the multiply-adds of the step.
 FORWARD_INSTRUCTIONS = 889 * 8 / (128 * 64 * 16)
@@ -41,40 +43,44 @@ class Chip(NamedTuple):
     clock: float  # Hz
     multiply_adds: int  # of float16 matrix units, a cycle and multiprocessor
     bandwidth: float  # bytes a second
-    efficiency: float = 0.6  # part of the matrix units' rate that products reach
-    launch: float = 8e-6  # seconds
-    source: str = "data sheet, not measured"
+    efficiency: float = 0.5  # part of the matrix units' rate that products reach
+    launch: float = 24e-6  # seconds of the host
+    captured: float = 1.5e-6  # seconds of a launch in a CUDA graph
+    source: str = "data sheet"
 
 
 CHIPS = {
     "sm_80": Chip(108, 1.41e9, 1024, 2.0e12),  # A100
-    "sm_90": Chip(132, 1.755e9, 2048, 3.35e12),  # H100 SXM
+    "sm_90": Chip(132, 1.755e9, 2048, 3.9e12, source="measured on an H200"),
     "sm_100": Chip(148, 1.85e9, 4096, 8.0e12),  # B200
 }
 
 
-def seconds(chip: Chip, i: int, o: int, k: int) -> tuple[float, float]:
+def seconds(chip: Chip, i: int, o: int, k: int, captured: bool = False) -> tuple[float, float]:
     """The time of a forward and a backward: by the one-pass kernels, and by the large ones."""
-    cycle = 1 / (chip.clock * chip.multiprocessors)
+    cycle, launch = 1 / (chip.clock * chip.multiprocessors), chip.launch
+    if captured:
+        launch = chip.captured
     terms = k * ASSUMED_ROWS * i * o
-    product = terms / (chip.multiply_adds * chip.efficiency) * cycle
+    product = cycle / (chip.multiply_adds * chip.efficiency)
     issued = terms * (FORWARD_INSTRUCTIONS + BACKWARD_INSTRUCTIONS) / ISSUED * cycle
     # P and Q take six products each with log r, three with the mask; backward_x 6, backward_w 9.
-    one_pass = max(2 * (9 + 6 + 9) * product, issued) + 4 * chip.launch
+    one_pass = max(2 * (9 + 6 + 9) * terms * product, issued) + 4 * launch
+    i, o = -(-i // PADDED) * PADDED, -(-2 * o // PADDED) * PADDED // 2
     # The large kernels take three instead of six, and two instead of three.
-    products = 2 * (5 + 3 + 5) * product
+    products = 2 * (5 + 3 + 5) * k * ASSUMED_ROWS * i * o * product
     # Bytes read, written for planes of x (4, 6) twice, of dP and dQ (12, 16), of weights (16, 24).
     moved = k * (ASSUMED_ROWS * (2 * 10 * i + 28 * o) + 56 * i * o)
-    return one_pass, products + moved / chip.bandwidth + 10 * chip.launch
+    return one_pass, products + moved / chip.bandwidth + 10 * launch
 
 
 @functools.lru_cache(maxsize=4096)
-def large_is_faster(architecture: str, i: int, o: int, k: int) -> bool:
+def large_is_faster(architecture: str, i: int, o: int, k: int, captured: bool = False) -> bool:
     """Return whether K layers of I inputs and O outputs go to the large kernels."""
     chip = CHIPS.get(architecture)
     if chip is None or min(i, o) < LEAST_FEATURES:
         return False
-    one_pass, large = seconds(chip, i, o, k)
+    one_pass, large = seconds(chip, i, o, k, captured)
     return large < one_pass
 
 
@@ -83,7 +89,14 @@ def describe(architecture: str) -> str:
     chip = CHIPS.get(architecture)
     if chip is None:
         return f"one-pass kernels at every size on {architecture}"
-    sizes = range(LEAST_FEATURES, 1 << 16, 16)
-    size = next(n for n in sizes if large_is_faster(architecture, n, n, 1))
+    least = {
+        captured: next(
+            n for n in range(LEAST_FEATURES, 1 << 16, 16)
+            if large_is_faster(architecture, n, n, 1, captured)
+        )
+        for captured in (False, True)
+    }  # fmt: skip
+    graph = f"in a CUDA graph from {least[True]} x {least[True]}"
     source = f"on {architecture} ({chip.source})"
-    return f"kernels on planes from {size} x {size} {source}, else one-pass kernels"
+    sizes = f"{least[False]} x {least[False]}, {graph},"
+    return f"kernels on planes from {sizes} {source}, else one-pass kernels"

@@ -59,13 +59,14 @@ from npu_kernels._backends.triton.device_math import (
     split,
 )
 from npu_kernels._backends.triton.npu_large import large_backward, large_forward, plan_of
-from npu_kernels._backends.triton.npu_planes import TILE
+from npu_kernels._backends.triton.npu_planes import FLAGS_OF_PROGRAM, TILE
 from npu_kernels._backends.triton.npu_small import small_backward, small_forward
 from npu_kernels._backends.triton.tape import start
 from npu_kernels._backends.triton.weight_gradients import Gradients, store_weight_gradients
 
 Tensor = torch.Tensor
 _TILE = tl.constexpr(TILE)
+_FLAGS = tl.constexpr(FLAGS_OF_PROGRAM)
 
 
 @triton.jit
@@ -182,29 +183,18 @@ def npu_forward_kernel(
         tl.store(s_ptr + start + offs_y, (e * sin_q).to(s_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["K", "B"])
-def npu_backward_x_kernel(
-    grad_y_ptr,  # [K, B, O]
-    x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr,
-    grad_x_ptr,  # [K, B, I]
-    gate_partial_ptr,  # [rows, K, I], of which this kernel writes the first tiles_b rows
-    flags_ptr,  # None, or [K tiles_b, tiles of 128 inputs]: tiles whose flag is 0 stay as they are
+@triton.jit
+def _backward_x_tile(
+    grad_y_ptr, x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr, grad_x_ptr, gate_partial_ptr,
+    k, pid_b,
+    first_i,  # of the tile
     K, B, I, O,
     EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr,
     NEED_X: tl.constexpr, NEED_GATE: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    tiles_b = tl.cdiv(B, BLOCK_B)
-    tiles_i = tl.cdiv(I, BLOCK_I)
-    pid = tl.program_id(0)
-    k = (pid // (tiles_b * tiles_i)).to(tl.int64)
-    pid_b = ((pid // tiles_i) % tiles_b).to(tl.int64)
+    """Store the gradient of x of a tile, and its part of the gate's."""
     first_b = pid_b * BLOCK_B
-    first_i = (pid % tiles_i).to(tl.int64) * BLOCK_I
-    if flags_ptr is not None:
-        flag = (k * tiles_b + pid_b) * tl.cdiv(I, _TILE) + first_i // _TILE
-        if tl.load(flags_ptr + flag) == 0:
-            return
     offs_b = tl.arange(0, BLOCK_B)
     offs_i = tl.arange(0, BLOCK_I)
     offs_o = tl.arange(0, BLOCK_O)
@@ -246,6 +236,65 @@ def npu_backward_x_kernel(
     if NEED_GATE:
         part = tl.sum(tl.where(mask, d_r * (tl.abs(x) + (EPS - 1.0)), 0.0), axis=0)
         tl.store(gate_partial_ptr + (pid_b * K + k) * I + first_i + offs_i, part, mask=mask_i)
+
+
+@triton.jit(do_not_specialize=["K", "B"])
+def npu_backward_x_kernel(
+    grad_y_ptr,  # [K, B, O]
+    x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr,
+    grad_x_ptr,  # [K, B, I]
+    gate_partial_ptr,  # [rows, K, I], of which this kernel writes the first tiles_b rows
+    K, B, I, O,
+    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr,
+    NEED_X: tl.constexpr, NEED_GATE: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
+    tiles_b = tl.cdiv(B, BLOCK_B)
+    tiles_i = tl.cdiv(I, BLOCK_I)
+    pid = tl.program_id(0)
+    k = (pid // (tiles_b * tiles_i)).to(tl.int64)
+    pid_b = ((pid // tiles_i) % tiles_b).to(tl.int64)
+    first_i = (pid % tiles_i).to(tl.int64) * BLOCK_I
+    _backward_x_tile(
+        grad_y_ptr, x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr, grad_x_ptr, gate_partial_ptr,
+        k, pid_b, first_i, K, B, I, O,
+        EPS, SHARED_X, HAS_IM, HAS_GATE, NEED_X, NEED_GATE, ACC, PASSES, BLOCK_B, BLOCK_O, BLOCK_I,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["K", "B"])
+def npu_repair_x_kernel(
+    grad_y_ptr,  # [K, B, O]
+    x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr,
+    grad_x_ptr,  # [K, B, I]
+    gate_partial_ptr,  # [rows, K, I], of which this kernel writes the first tiles_b rows
+    flags_ptr,  # [K tiles_b, tiles of 128 inputs]: tiles whose flag is 0 stay as they are
+    K, B, I, O,
+    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr,
+    NEED_X: tl.constexpr, NEED_GATE: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
+    """Compute flagged tiles as `npu_backward_x_kernel` does, each program those of some flags."""
+    tiles_b = tl.cdiv(B, BLOCK_B)
+    tiles_i = tl.cdiv(I, _TILE)
+    first = tl.program_id(0) * _FLAGS
+    tiles = tl.minimum(K * tiles_b * tiles_i - first, _FLAGS)
+    offs = tl.arange(0, _FLAGS)
+    if tl.max(tl.load(flags_ptr + first + offs, mask=offs < tiles, other=0)) > 0:
+        PARTS: tl.constexpr = _TILE // BLOCK_I
+        for turn in range(loop_end(tiles * PARTS)):
+            tile = first + turn // PARTS
+            part = turn - turn // PARTS * PARTS
+            first_i = (tile % tiles_i).to(tl.int64) * _TILE + part * BLOCK_I
+            if (tl.load(flags_ptr + tile) > 0) & (first_i < I):
+                _backward_x_tile(
+                    grad_y_ptr, x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr, grad_x_ptr,
+                    gate_partial_ptr,
+                    (tile // (tiles_b * tiles_i)).to(tl.int64),
+                    (tile // tiles_i % tiles_b).to(tl.int64), first_i, K, B, I, O,
+                    EPS, SHARED_X, HAS_IM, HAS_GATE, NEED_X, NEED_GATE, ACC, PASSES, BLOCK_B,
+                    BLOCK_O, BLOCK_I,
+                )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["gate_row", "K", "B"])
@@ -395,7 +444,7 @@ def npu_backward(
             return small_backward(*operands, **settings)
         plan = plan_of(x, weight_im is not None, sizes)
         if plan is not None:
-            settings |= {"plan": plan, "one_pass": npu_backward_x_kernel}
+            settings |= {"plan": plan, "repair": npu_repair_x_kernel}
             return large_backward(*operands, **settings)
         flags = (eps, shared_x, weight_im is not None, gate is not None)
         config_x = tuning.lookup("npu_backward_x", x, I, O, K).options
@@ -411,7 +460,7 @@ def npu_backward(
         if need_x or need_gate:
             start(
                 npu_backward_x_kernel, K * tiles_b * -(-I // config_x["BLOCK_I"]), config_x,
-                *operands, part_x, part_gate, None, K, B, I, O, *flags, need_x, need_gate, acc,
+                *operands, part_x, part_gate, K, B, I, O, *flags, need_x, need_gate, acc,
             )  # fmt: skip
         if need_re or need_im or need_gate:
             start(

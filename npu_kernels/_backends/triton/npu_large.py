@@ -30,33 +30,27 @@ is so small, and of inputs to O outputs a part of about ``2**-14.5 O`` is not ex
 imaginary weight, ``2**-29 O`` with one: up to 2048 outputs, a sum flags its tile in vain with a
 probability of at most 1e-7.
 
-A second way, :attr:`Plan.library`, is for chips on which these products disappoint. torch's library
-multiplies float16 planes that lie side by side, so that one product adds up all terms, and writes
-float32 sums; the kernels above, with PRODUCTS = 0, read them and do the rest. Its sums are as long
-as three or five times the inputs, without a fresh start in every step, and a whole row or column of
-dP and dQ has one scale.
-No plan has it unless it was measured (`tuning.measured_plan`).
-
 The forward multiplies no mask for steps of inputs without a negative input in the tile's rows, and
 backward_w none for tiles of inputs without one in the program's rows.
 
 Where the chip copies tiles itself (compute capability 9.0 and more) tensor descriptors read the
-operands, elsewhere pointers. The forward and backward_x start one program for each multiprocessor,
-which takes one tile after the other.
+operands, elsewhere pointers. The forward and backward_x start as many programs as fit the chip at
+once, which take one tile after the other. On compute capability 9.0 a tile has 64 rows, and a
+multiprocessor two programs: while one stores its results or waits, the other multiplies.
 
 The planes are freed after each pass; the backward makes those of x and the weights anew. They take
 6 bytes for each input and 8 for each weight in the forward, and in the backward 16 more for each
-output; with the library 10 for each input and weight and 24 for each output, and its sums.
+output.
 
 Valid range: see `npu_planes` for what is too small; an infinite input gives NaN in the forward
 where its weight is too small. The gradient of a weight keeps fewer bits if log r of its input is
-exactly 0 (``|x| + eps`` is 1) in all rows of a tile, by the library of all, whose dP or dQ exceed
-``2**17`` times those of the others, and is 0 beyond ``2**39``. Everything else as in `npu`.
+exactly 0 (``|x| + eps`` is 1) in all rows of a tile whose dP or dQ exceed ``2**17`` times those of
+the others, and is 0 beyond ``2**39``. Everything else as in `npu`.
 """
 
+from __future__ import annotations
+
 import functools
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -74,57 +68,73 @@ from npu_kernels._backends.triton.npu_large_kernels import (
 )
 from npu_kernels._backends.triton.npu_planes import (
     FLAG_INPUTS,
+    FLAGS_OF_PROGRAM,
     HI,
     HI_LO,
-    LEFT,
-    RIGHT,
     TILE,
     input_planes,
     padded,
     upstream_planes,
     weight_planes,
 )
-from npu_kernels._backends.triton.tape import call, start
+from npu_kernels._backends.triton.tape import capturing, start
 from npu_kernels._backends.triton.weight_gradients import Gradients
 from npu_kernels._operators.precision import float32_matmul_precision
 
 Tensor = torch.Tensor
 
 
+class Tiles(NamedTuple):
+    """The tiles of a kernel's results, which have TILE columns, and the steps of its loops."""
+
+    rows: int  # TILE or half of it
+    depth: int  # of a step
+    stages: int  # steps whose operands shared memory holds
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of Triton's compiler."""
+        warps = self.rows // 16
+        return {"num_warps": warps, "num_stages": self.stages, "enable_fp_fusion": True}
+
+
 class Plan(NamedTuple):
     """The launch of a call's products."""
 
-    products: int  # of planes in a step: 3 or 1
-    depth: int  # of a step
+    products: int  # of planes, for a product of two values: 3 or 1
     descriptors: bool  # the chip copies tiles itself
-    programs: int  # multiprocessors
-    options: dict[str, Any]  # of Triton's compiler
-    library: bool = False  # torch's library makes the products, of planes side by side
+    multiprocessors: int
+    forward: Tiles
+    backward_x: Tiles
+    backward_w: Tiles
 
     @property
-    def in_kernels(self) -> int:
-        """The products that kernels compute: none where the library does."""
-        return 0 if self.library else self.products
+    def planes(self) -> int:
+        """The planes of a value."""
+        return HI_LO if self.products > 1 else HI
 
-    @property
-    def orders(self) -> tuple[int, int]:
-        """The orders of the planes of left and right operands."""
-        if self.library:
-            return (LEFT, RIGHT) if self.products > 1 else (HI, HI)
-        return (HI_LO, HI_LO) if self.products > 1 else (HI, HI)
+    def programs(self, tiles: Tiles) -> int:
+        """The number of programs that fit the chip at once."""
+        return self.multiprocessors * (TILE // tiles.rows)
 
 
-_OPTIONS = {"num_warps": 8, "num_stages": 3, "enable_fp_fusion": True}
-# Two stages of a loop must fit the 99 KiB of shared memory of the other chips with sm_80's table.
+# Steps of the forward and of backward_w have one plane of each operand, those of backward_x two.
+# sm_90's are the fastest of five on an H200 (of four with one product), others not measured. Two
+# stages must fit the 99 KiB of shared memory of the other chips with sm_80's table.
 PLANS = {
-    "sm_80": Plan(3, 32, False, 108, _OPTIONS),
-    "sm_90": Plan(3, 64, True, 132, _OPTIONS),
-    "sm_100": Plan(3, 64, True, 148, _OPTIONS),
+    "sm_80": Plan(3, False, 108, Tiles(TILE, 64, 3), Tiles(TILE, 32, 3), Tiles(TILE, 64, 3)),
+    "sm_90": Plan(3, True, 132, Tiles(TILE, 128, 3), Tiles(TILE, 64, 3), Tiles(TILE, 128, 3)),
+    "sm_100": Plan(3, True, 148, Tiles(TILE, 128, 3), Tiles(TILE, 64, 3), Tiles(TILE, 128, 3)),
+}
+# With one product, at `high` and `medium`.
+HIGH_PLANS = {
+    "sm_80": Plan(1, False, 108, Tiles(TILE, 64, 3), Tiles(TILE, 64, 3), Tiles(TILE, 64, 3)),
+    "sm_90": Plan(1, True, 132, Tiles(TILE, 64, 6), Tiles(64, 64, 4), Tiles(TILE, 128, 3)),
+    "sm_100": Plan(1, True, 148, Tiles(TILE, 64, 3), Tiles(TILE, 64, 3), Tiles(TILE, 64, 3)),
 }
 # Of the one-pass kernel that computes inaccurate tiles again; all of float32's range and bits.
-REPAIR = {"BLOCK_B": TILE, "BLOCK_O": 16, "BLOCK_I": 32, "PASSES": 6, "num_warps": 8}
+REPAIR = {"BLOCK_O": 16, "BLOCK_I": 32, "PASSES": 6, "num_warps": 8}
 REPAIR |= {"num_stages": 2, "maxnreg": 255, "enable_fp_fusion": True}
-HIGH_DEPTHS = {"sm_80": 32, "sm_90": 128, "sm_100": 64}  # with one product, at `high`
 # Triton 3.6 makes the forward without an imaginary weight spill, and longer loops for sm_100.
 _OLD_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
 _ONE_PASS = ("npu_forward", "npu_backward_x", "npu_backward_w")  # kernels that the tuner times
@@ -151,10 +161,7 @@ class use_plan:
 
 def plan_for(architecture: str, precision: str) -> Plan | None:
     """The plan of an architecture at a float32 matmul precision."""
-    plan = PLANS.get(architecture)
-    if plan is None or precision == "highest":
-        return plan
-    return plan._replace(products=1, depth=HIGH_DEPTHS[architecture])
+    return (PLANS if precision == "highest" else HIGH_PLANS).get(architecture)
 
 
 @functools.cache
@@ -165,37 +172,20 @@ def _plan(device: torch.device, imaginary: bool, precision: str) -> Plan | None:
         return None
     if device.type == "cuda" and not triton.knobs.runtime.interpret:
         properties = torch.cuda.get_device_properties(device)
-        plan = plan._replace(programs=properties.multi_processor_count)
+        plan = plan._replace(multiprocessors=properties.multi_processor_count)
     return plan
 
 
 def plan_of(x: Tensor, imaginary: bool, sizes: Sizes) -> Plan | None:
-    """The plan of a layer for the large kernels, whatever its number of rows; else None.
-
-    It is the fastest one that was measured (`tuning.measured_plan`), else what `costs` says. The
-    library multiplies for one model with an imaginary weight only.
-    """
+    """The plan of a layer for the large kernels, whatever its number of rows; else None."""
     if x.dtype is torch.float64 or tuning.overridden(_ONE_PASS):
         return None
-    features, precision = (sizes.I, sizes.O, sizes.K), float32_matmul_precision()
-    measured = tuning.measured_plan(x.device, precision, features)
     if _forced:
-        plan = _forced[-1]
-    elif measured is not None:
-        plan = _plan(x.device, imaginary, precision) if measured["products"] else None
-        if plan is not None and measured["library"]:
-            plan = plan._replace(library=True)
-        elif plan is not None:
-            plan = plan._replace(depth=measured["depth"])
-    elif large_is_faster(tuning.architecture_of(x.device), *features):
-        plan = _plan(x.device, imaginary, precision)
-    else:
-        plan = None
-    if plan is not None and plan.library:
-        if sizes.K > 1 or not imaginary:
-            return plan._replace(library=False)
-        plan = plan._replace(depth=FLAG_INPUTS)  # no kernel multiplies; this takes few registers
-    return plan
+        return _forced[-1]
+    architecture = tuning.architecture_of(x.device)
+    if not large_is_faster(architecture, sizes.I, sizes.O, sizes.K, capturing(x)):
+        return None
+    return _plan(x.device, imaginary, float32_matmul_precision())
 
 
 def _operand(planes: Tensor, rows: int, cols: int, plan: Plan) -> Any:
@@ -222,132 +212,95 @@ def row_splits(tiles_b: int, tiles_w: int, programs: int) -> tuple[int, int]:
     return best
 
 
-def _multiply(left: Tensor, right: Tensor, result: Tensor) -> None:
-    """The library's product of float16 matrices, in float32."""
-    # torch refuses this product where the user allows float16 sums, and has none on a CPU.
-    if result.is_cuda and not torch.backends.cuda.matmul.allow_fp16_accumulation:
-        torch.mm(left, right, out_dtype=torch.float32, out=result)
-    else:
-        torch.mm(left.float(), right.float(), out=result)
-
-
-def _product(left: Tensor, right: Tensor, result: Tensor) -> None:
-    """Multiply operands whose rows are the results' rows and columns."""
-    _multiply(left, right.t(), result)
-
-
-def _products_over_rows(
-    planes: int, left: Tensor, right: Tensor, logs: Tensor, mask: Tensor
-) -> None:
-    """Multiply planes that lie one behind the other: by log r, then hi and lo by the mask."""
-    rows = left.shape[0] // planes
-    _multiply(left.t(), right[: planes * rows], logs)
-    _multiply(left[rows * (planes - 1) // 2 :].t(), right[planes * rows :], mask)
-
-
-def _factors(
-    plan: Plan, product: Callable[..., None], left: Tensor, right: Tensor,
-    left_tile: tuple[int, int], right_tile: tuple[int, int], *sums: tuple[int, int],
-) -> tuple[Any, Any]:  # fmt: skip
-    """What a kernel reads: the planes of both factors, or the library's sums, of these sizes."""
-    if plan.library:
-        results = [left.new_empty(size, dtype=torch.float32) for size in sums]
-        call(product, left, right, *results)
-        return results[0], results[-1]
-    return _operand(left, *left_tile, plan), _operand(right, *right_tile, plan)
-
-
 def large_forward(
     x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
     eps: float, save_sin: bool, y: Tensor, s: Tensor, sizes: Sizes, plan: Plan,
 ) -> None:  # fmt: skip
-    """Fill y, and s if `save_sin`; operands contiguous, sizes positive.
-
-    Three launches, with the library a product too.
-    """
-    shape, library = padded(sizes, weight_im is not None, gate is not None), plan.library
-    left, right = plan.orders
-    logs = input_planes(x, gate, eps, sizes, shape, left, plan.depth, library)
+    """Fill y, and s if `save_sin`; operands contiguous, sizes positive. Three launches."""
+    shape = padded(sizes, weight_im is not None, gate is not None)
+    rows, depth, _ = plan.forward
+    logs = input_planes(x, gate, eps, sizes, shape, plan.planes, max(FLAG_INPUTS, depth), rows)
     weights, scale, _ = weight_planes(
-        weight_re, weight_im, gate, sizes, shape, phase=True, order=right, library=library
+        weight_re, weight_im, gate, sizes, shape, phase=True, count=plan.planes
     )
     rows_x, rows_w = shape.models_x * shape.tiles_b * TILE, sizes.K * shape.packed
-    tile = TILE, plan.depth
-    factors = _factors(plan, _product, logs.planes, weights, tile, tile, (rows_x, rows_w))
-    tiles = sizes.K * shape.tiles_b * shape.tiles_n
-    programs = min(tiles, plan.programs)
+    tiles_b = shape.tiles_b * (TILE // rows)
+    tiles = sizes.K * tiles_b * shape.tiles_n
+    programs = min(tiles, plan.programs(plan.forward))
     start(
-        npu_large_forward_kernel, programs, plan.options, *factors,
-        logs.blocks, logs.counts, scale, y, s, sizes.B, sizes.O, -(-sizes.I // plan.depth),
-        rows_x, rows_w, shape.pitch, tiles, shape.tiles_b,
-        shape.tiles_n, programs, shape.models_x > 1, weight_im is not None, save_sin,
-        plan.in_kernels, plan.depth, plan.descriptors,
+        npu_large_forward_kernel, programs, plan.forward.options,
+        _operand(logs.planes, rows, depth, plan), _operand(weights, TILE, depth, plan),
+        logs.blocks, logs.counts, scale, y, s, sizes.B, sizes.O, -(-sizes.I // depth),
+        rows_x, rows_w, shape.pitch, tiles, tiles_b, shape.tiles_n, programs, shape.models_x > 1,
+        weight_im is not None, save_sin, rows, plan.products, depth, plan.descriptors,
     )  # fmt: skip
 
 
 def large_backward(
     grad_y: Tensor, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
     y: Tensor, s: Tensor, eps: float, straight_through: bool, needs: int, sizes: Sizes, plan: Plan,
-    one_pass: Any,
+    repair: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The four gradients; operands contiguous, sizes positive.
+    """The four gradients; operands contiguous, sizes positive. At most seven launches.
 
-    `one_pass`: the kernel `npu_backward_x` of `npu`, which computes inaccurate tiles again. At most
-    seven launches, with the library eight and three products.
+    repair: the kernel `npu_repair_x` of `npu`, which computes inaccurate tiles again.
     """
     K, B, I, O, shared_x = sizes
-    imaginary, gated, library = weight_im is not None, gate is not None, plan.library
+    imaginary, gated = weight_im is not None, gate is not None
     need_x, need_re, need_im, need_gate = needed(needs, x, weight_re, weight_im, gate)
     by_row, by_column = need_x or need_gate, need_re or need_im or need_gate
-    shape, (left, right) = padded(sizes, imaginary, gated), plan.orders
+    shape = padded(sizes, imaginary, gated)
     upstream = upstream_planes(
-        grad_y, y, s, imaginary, sizes, shape, by_row, by_column, plan.orders, library
+        grad_y, y, s, imaginary, sizes, shape, by_row, by_column, plan.planes
     )
 
-    tiles_w = K * shape.tiles_n * shape.tiles_i
-    splits, tiles_of_split = row_splits(shape.tiles_b, tiles_w, plan.programs)
-    if library:
-        splits, tiles_of_split = 1, shape.tiles_b
-    gate_rows = shape.tiles_b + splits * shape.tiles_n * (1 if imaginary else 2)
+    tiles_of_x, tiles_of_w = plan.backward_x, plan.backward_w
+    if not imaginary:  # the quarters of whole tiles alternate
+        tiles_of_w = tiles_of_w._replace(rows=TILE)
+    tiles_b = shape.tiles_b * (TILE // tiles_of_x.rows)
+    tiles_n = shape.packed // tiles_of_w.rows
+    tiles_w = K * tiles_n * shape.tiles_i
+    splits, tiles_of_split = row_splits(shape.tiles_b, tiles_w, plan.programs(tiles_of_w))
+    gate_rows = tiles_b + splits * tiles_n * (1 if imaginary else 2)
     gradients = Gradients(
         x, weight_re, weight_im, gate, needs, sizes, splits, gate_rows, tl.float32
     )
     part_x, part_re, part_im, part_gate = gradients.parts
     rows, rows_x = K * shape.tiles_b * TILE, shape.models_x * shape.tiles_b * TILE
-    last = (plan.in_kernels, plan.depth, plan.descriptors)
 
-    tile, turned = (TILE, plan.depth), (plan.depth, TILE)
     if by_row:
-        weights = weight_planes(weight_re, weight_im, gate, sizes, shape, phase=False, order=right)
-        factors = _factors(
-            plan, _multiply, upstream.by_row, weights.planes, tile, turned, (rows, shape.pitch)
+        weights, scale, bound = weight_planes(
+            weight_re, weight_im, gate, sizes, shape, phase=False, count=plan.planes
         )
-        tiles = K * shape.tiles_b * shape.tiles_i
-        programs = min(tiles, plan.programs)
+        tiles = K * tiles_b * shape.tiles_i
+        programs = min(tiles, plan.programs(tiles_of_x))
+        row_tile, depth, _ = tiles_of_x
         flags = x.new_empty((tiles,), dtype=torch.int32)
         start(
-            npu_large_backward_x_kernel, programs, plan.options, *factors,
-            upstream.row_scale, weights.scale, weights.bound, x, gate, part_x, part_gate, flags,
-            K, B, I, shape.packed, rows, K * shape.packed, shape.pitch, tiles, shape.tiles_b,
-            shape.tiles_i, programs, eps, shared_x, gated, need_x, need_gate, *last,
+            npu_large_backward_x_kernel, programs, tiles_of_x.options,
+            _operand(upstream.by_row, row_tile, depth, plan), _operand(weights, depth, TILE, plan),
+            upstream.row_scale, scale, bound, x, gate, part_x, part_gate, flags, K, B, I,
+            shape.packed, rows, K * shape.packed, shape.pitch, tiles, tiles_b, shape.tiles_i,
+            programs, eps, shared_x, gated, need_x, need_gate, row_tile,
+            plan.products, depth, plan.descriptors,
         )  # fmt: skip
         start(
-            one_pass, K * shape.tiles_b * -(-I // REPAIR["BLOCK_I"]), REPAIR,
+            repair, -(-tiles // FLAGS_OF_PROGRAM), REPAIR | {"BLOCK_B": row_tile},
             grad_y, x, weight_re, weight_im, gate, y, s, part_x, part_gate, flags, K, B, I, O,
             eps, shared_x, imaginary, gated, need_x, need_gate, tl.float32,
         )  # fmt: skip
     if by_column:
-        logs = input_planes(x, gate, eps, sizes, shape, left, plan.depth)
-        products, sums = partial(_products_over_rows, min(right, 3)), (shape.packed, shape.pitch)
-        factors = _factors(
-            plan, products, upstream.by_column, logs.planes, turned, turned, sums, sums
-        )
+        row_tile, depth, _ = tiles_of_w
+        flag_rows, step = TILE // 2, max(FLAG_INPUTS, depth)
+        logs = input_planes(x, gate, eps, sizes, shape, plan.planes, step, flag_rows)
         start(
-            npu_large_backward_w_kernel, tiles_w * splits, plan.options, *factors,
+            npu_large_backward_w_kernel, tiles_w * splits, tiles_of_w.options,
+            _operand(upstream.by_column, depth, row_tile, plan),
+            _operand(logs.planes, depth, TILE, plan),
             upstream.column_scale, logs.flags, weight_re, weight_im, gate,
-            part_re, part_im, part_gate, shape.tiles_b, K, O, I, shape.packed, rows,
-            rows_x, shape.pitch, rows // TILE * shape.packed, shape.tiles_b,
-            tiles_of_split, shape.models_x > 1, imaginary, gated,
-            need_re, need_im, need_gate, *last,
+            part_re, part_im, part_gate, tiles_b, K, O, I, shape.packed, rows, rows_x, shape.pitch,
+            rows // TILE * shape.packed, shape.tiles_b, tiles_of_split, shape.models_x > 1,
+            imaginary, gated, need_re, need_im, need_gate, flag_rows, row_tile,
+            plan.products, depth, plan.descriptors,
         )  # fmt: skip
     return gradients.finish(straight_through)

@@ -27,12 +27,6 @@ dQ are ``grad_y y`` and ``-grad_y s`` (`npu`).
 
 The hi of an infinite or NaN value is that value, its lo is 0, and no scale depends on it. Nor does
 one of the forward depend on weights of inputs whose gate is closed: log r is 0 there.
-
-For the library's products (`npu_large`) planes lie side by side: one product adds up all terms.
-Its left operand has ``lo, hi, hi`` in this order, its right one ``hi, hi, lo``; the hi that meets
-a lo is 0 where a value is infinite or NaN, lest ``0 inf`` appear. Then every row or column of dP
-and dQ has one scale: a first launch finds those of the blocks, torch takes the greatest, a second
-launch obeys.
 """
 
 # ruff: noqa: SIM102 (an `if` on a compile-time constant must not be merged with one on a value)
@@ -45,7 +39,7 @@ import triton.language as tl
 
 from npu_kernels._backends.triton.device_math import PI, clamp_gate, loop_end, magnitude
 from npu_kernels._backends.triton.launch import Sizes
-from npu_kernels._backends.triton.tape import call, start
+from npu_kernels._backends.triton.tape import start
 
 Tensor = torch.Tensor
 
@@ -55,16 +49,14 @@ _HALF = tl.constexpr(TILE // 2)
 _QUARTER = tl.constexpr(TILE // 4)
 NARROW, WIDE = 16, 256  # weights of a step that do not, and that do, share a scale
 FLAG_INPUTS = 64  # the fewest inputs that share a flag: whether one of them is negative
+FLAGS_OF_PROGRAM = 16  # tiles that a program looks at, and computes again where they are flagged
 LOG_SCALE = tl.constexpr(256.0)
 _LIMIT = tl.constexpr(109)  # exponent of the greatest scale
 LEAST_INVERSE = tl.constexpr(2.0**-109)  # of a scale: all values are 0 or below 2**-94
 _LEAST_SUM = tl.constexpr(2.0**-6)  # 2**8 units, times 2**-14: see `npu_large`
 # With 8 warps the upstream planes take so many registers that a multiprocessor holds one program.
 OPTIONS = {"num_warps": 16, "num_stages": 1, "enable_fp_fusion": True}
-# The planes of a value in their order. The last two are for the library's products: lo, hi, hi and
-# hi, hi, lo.
-NOTHING, HI, HI_LO, LEFT, RIGHT = range(5)
-_LEFT = tl.constexpr(LEFT)
+HI, HI_LO = 1, 2  # the planes of a value
 
 
 @triton.jit
@@ -92,30 +84,12 @@ def two_planes(v):
 
 
 @triton.jit
-def _store_planes(v, ptrs, plane, ORDER: tl.constexpr, mask=None):
-    """Store the planes of a scaled tile in this order, each `plane` elements behind the last."""
+def _store_planes(v, ptrs, plane, COUNT: tl.constexpr, mask=None):
+    """Store hi of a scaled tile, and with 2 planes lo, `plane` elements behind it."""
     hi, lo = two_planes(v)
-    if ORDER == 1 or ORDER == 2:
-        tl.store(ptrs, hi, mask=mask)
-        if ORDER == 2:
-            tl.store(ptrs + plane, lo, mask=mask)
-    if ORDER > 2:
-        tl.store(ptrs + plane, hi, mask=mask)
-        finite = tl.where(tl.abs(hi) <= 65504.0, hi, 0.0)
-        tl.store(ptrs, lo if ORDER == _LEFT else finite, mask=mask)
-        tl.store(ptrs + 2 * plane, finite if ORDER == _LEFT else lo, mask=mask)
-
-
-@triton.jit
-def _scale(largest, inverse_ptrs, GIVEN: tl.constexpr):
-    """The scale of values up to `largest`; its inverse is stored, or with GIVEN it is read."""
-    if GIVEN:  # the exponents of a power of two and its inverse add up to 254
-        exponent = (254 << 23) - tl.load(inverse_ptrs).to(tl.int32, bitcast=True)
-        scale = exponent.to(tl.float32, bitcast=True)
-    else:
-        scale, inverse = scales(largest)
-        tl.store(inverse_ptrs, inverse)
-    return scale
+    tl.store(ptrs, hi, mask=mask)
+    if COUNT == 2:
+        tl.store(ptrs + plane, lo, mask=mask)
 
 
 @triton.jit
@@ -125,6 +99,13 @@ def _wide(plane):
     The compiler joins stores where it knows a divisor of their offsets.
     """
     return tl.multiple_of(plane.to(tl.int64), BLOCK)
+
+
+@triton.jit
+def _load_inputs(x_ptr, offs_b, mask_b, i, offs_i, I):
+    """The inputs from `i` on, 1 outside of x."""
+    mask = mask_b[:, None] & (offs_i < I - i)[None, :]
+    return tl.load(x_ptr + i + offs_b[:, None] * I + offs_i[None, :], mask=mask, other=1.0)
 
 
 @triton.jit(do_not_specialize=["B", "tiles_b", "plane"])
@@ -137,33 +118,34 @@ def npu_x_planes_kernel(
     flags_ptr,  # [K tiles_b, Ip / STEP]: 1 for a step with a negative input, else 0
     B, I,
     pitch,  # Ip
-    stride,  # of rows
-    tiles_b,
-    plane,  # elements from one plane to the next
-    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_GATE: tl.constexpr, ORDER: tl.constexpr,
+    tiles_b,  # tiles of ROWS rows
+    plane,  # elements of a plane
+    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_GATE: tl.constexpr, PLANES: tl.constexpr,
     STEP: tl.constexpr,  # inputs that share a flag
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Make the planes of BLOCK rows of a model; the library has the mask once for each hi, lo."""
+    """Make the planes of ROWS rows of a model."""
     plane = _wide(plane)
     pid = tl.program_id(0).to(tl.int64)
     k = pid // tiles_b
-    first_b = (pid % tiles_b) * BLOCK
-    offs_b = tl.arange(0, BLOCK)
+    first_b = (pid % tiles_b) * ROWS
+    offs_b = tl.arange(0, ROWS)
     offs_i = tl.arange(0, STEP)
     mask_b = offs_b < B - first_b
     x_ptr += first_b * I
     if not SHARED_X:
         x_ptr += k * B * I
-    out_ptr = planes_ptr + pid * BLOCK * stride
-    COUNT: tl.constexpr = ORDER if ORDER < 3 else 3
+    out_ptr = planes_ptr + pid * ROWS * pitch
     steps = pitch // STEP
     count = 0
+    following = _load_inputs(x_ptr, offs_b, mask_b, 0, offs_i, I)
     for step in range(loop_end(steps)):
         i = step * STEP
+        x = following.to(tl.float32)
+        # one step ahead, so that memory answers while this one is computed
+        following = _load_inputs(x_ptr, offs_b, mask_b, i + STEP, offs_i, I)
         mask_i = offs_i < I - i
         mask = mask_b[:, None] & mask_i[None, :]
-        x = tl.load(x_ptr + i + offs_b[:, None] * I + offs_i[None, :], mask=mask, other=1.0)
-        x = x.to(tl.float32)
         if HAS_GATE:
             gate = tl.load(gate_ptr + k * I + i + offs_i, mask=mask_i, other=0.0)
             ghat = clamp_gate(gate.to(tl.float32))
@@ -171,12 +153,10 @@ def npu_x_planes_kernel(
             ghat = tl.full([STEP], 1.0, tl.float32)
         logs = tl.log(magnitude(x, ghat[None, :], EPS))
         negative = x < 0
-        offs = i + offs_b[:, None] * stride + offs_i[None, :]
-        _store_planes(tl.where(mask, logs, 0.0) * LOG_SCALE, out_ptr + offs, plane, ORDER)
+        offs = i + offs_b[:, None] * pitch + offs_i[None, :]
+        _store_planes(tl.where(mask, logs, 0.0) * LOG_SCALE, out_ptr + offs, plane, PLANES)
         mask_plane = tl.where(negative, LOG_SCALE, 0.0).to(tl.float16)
-        tl.store(out_ptr + COUNT * plane + offs, mask_plane)
-        if ORDER == _LEFT:
-            tl.store(out_ptr + (COUNT + 1) * plane + offs, mask_plane)
+        tl.store(out_ptr + PLANES * plane + offs, mask_plane)
         any_negative = tl.max(negative.to(tl.int32))
         tl.store(flags_ptr + pid * steps + step, any_negative)
         tl.store(blocks_ptr + pid * steps + count, step, mask=any_negative > 0)
@@ -222,9 +202,8 @@ def npu_weight_planes_kernel(
     bound_ptr,  # [K, Ip], without PHASE: sums that may be inaccurate, see `npu_large`
     O, I, pitch,
     outputs,  # O, padded
-    stride,  # of rows
-    plane,  # elements from one plane to the next
-    HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, PHASE: tl.constexpr, ORDER: tl.constexpr,
+    plane,  # elements of a plane
+    HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, PHASE: tl.constexpr, PLANES: tl.constexpr,
     NARROW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Make the planes of NARROW outputs and all inputs (PHASE), or NARROW inputs and all outputs.
@@ -272,20 +251,18 @@ def npu_weight_planes_kernel(
         else:
             row = offs_o % _QUARTER * 4 + offs_o // _QUARTER % 2 * 2 + offs_o // _HALF % 2
             row += offs_o // BLOCK * BLOCK
-        to = (k * packed + row)[:, None] * stride + offs_i[None, :]
+        to = (k * packed + row)[:, None] * pitch + offs_i[None, :]
         mask = (offs_i < pitch)[None, :] if PHASE else (offs_o < outputs)[:, None]
-        _store_planes(w_re * scale, planes_ptr + to, plane, ORDER, mask)
+        _store_planes(w_re * scale, planes_ptr + to, plane, PLANES, mask)
         if HAS_IM:
-            _store_planes(w_im * scale, planes_ptr + stride + to, plane, ORDER, mask)
+            _store_planes(w_im * scale, planes_ptr + pitch + to, plane, PLANES, mask)
         if PHASE:
-            COUNT: tl.constexpr = ORDER if ORDER < 3 else 3
-            OF_PHASE: tl.constexpr = ORDER if ORDER < 2 else 2
             turn = (ghat * PI)[None, :]
-            phase_ptr = planes_ptr + COUNT * plane
+            phase_ptr = planes_ptr + PLANES * plane
             if HAS_IM:  # P takes -pi ghat Wi, Q takes pi ghat Wr
-                _store_planes(-w_im * turn * scale, phase_ptr + to, plane, OF_PHASE, mask)
-                phase_ptr += stride
-            _store_planes(w_re * turn * scale, phase_ptr + to, plane, OF_PHASE, mask)
+                _store_planes(-w_im * turn * scale, phase_ptr + to, plane, PLANES, mask)
+                phase_ptr += pitch
+            _store_planes(w_re * turn * scale, phase_ptr + to, plane, PLANES, mask)
 
 
 @triton.jit
@@ -308,7 +285,7 @@ def _times_by_quarters(grad_y_ptr, factor_ptr, first_o, offs_b, mask_b, O):
     return tl.interleave(tl.interleave(first, second), tl.interleave(third, fourth))
 
 
-@triton.jit(do_not_specialize=["B", "tiles_b", "row_plane", "plane", "scale_plane"])
+@triton.jit(do_not_specialize=["B", "tiles_b", "plane", "scale_plane"])
 def npu_upstream_planes_kernel(
     grad_y_ptr,  # [K, B, O]
     y_ptr, s_ptr,
@@ -318,17 +295,16 @@ def npu_upstream_planes_kernel(
     column_scale_ptr,  # [1 or 2, K Bp / BLOCK, N]
     B, O,
     packed,  # N
-    stride,  # of rows, in the planes by row
-    tiles_b, row_plane, plane,
+    tiles_b,
+    plane,  # elements of a plane
     scale_plane,  # elements of the scales of dP
-    HAS_IM: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
-    ROW_ORDER: tl.constexpr, ORDER: tl.constexpr, GIVEN: tl.constexpr,
+    HAS_IM: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr, PLANES: tl.constexpr,
 ):  # fmt: skip
     """Make the planes of BLOCK rows and BLOCK packed outputs, with scales by row and by column.
 
     Without an imaginary weight, programs that make planes by column take turns with dP and dQ.
     """
-    row_plane, plane = _wide(row_plane), _wide(plane)
+    plane = _wide(plane)
     tiles_n = packed // BLOCK
     pid = tl.program_id(0)
     part = pid * 0
@@ -355,28 +331,26 @@ def npu_upstream_planes_kernel(
             factor_ptr = s_ptr
             sign = -1.0
         d = sign * _times_by_quarters(grad_y_ptr, factor_ptr, n_tile * BLOCK, offs_b, mask_b, O)
-    cols = n_tile * BLOCK + tl.arange(0, BLOCK)[None, :]
+    to = row_tile * BLOCK * packed + n_tile * BLOCK
+    to += offs_b[:, None] * packed + tl.arange(0, BLOCK)[None, :]
     if BY_ROW:
         if part == 0:
-            to = ((k * tiles_n + n_tile) * tiles_b + row_tile % tiles_b) * BLOCK
-            ptrs = row_planes_ptr + row_tile * BLOCK * stride + offs_b[:, None] * stride + cols
-            _store_upstream(d, ptrs, row_scale_ptr + to, row_plane, 1, ROW_ORDER, GIVEN)
+            ptrs = row_scale_ptr + ((k * tiles_n + n_tile) * tiles_b + row_tile % tiles_b) * BLOCK
+            _store_upstream(d, row_planes_ptr + to, ptrs, plane, 1, PLANES)
     if BY_COLUMN:
-        to = part.to(tl.int64) * scale_plane + row_tile * packed + n_tile * BLOCK
-        ptrs = column_planes_ptr + row_tile * BLOCK * packed + offs_b[:, None] * packed + cols
+        ptrs = column_scale_ptr + part.to(tl.int64) * scale_plane
+        ptrs += row_tile * packed + n_tile * BLOCK
         if not HAS_IM:
-            ptrs += ORDER * part.to(tl.int64) * plane
-        _store_upstream(d, ptrs, column_scale_ptr + to, plane, 0, ORDER, GIVEN)
+            to += PLANES * part.to(tl.int64) * plane
+        _store_upstream(d, column_planes_ptr + to, ptrs, plane, 0, PLANES)
 
 
 @triton.jit
-def _store_upstream(
-    d, ptrs, scale_ptr, plane, AXIS: tl.constexpr, ORDER: tl.constexpr, GIVEN: tl.constexpr
-):
+def _store_upstream(d, ptrs, scale_ptr, plane, AXIS: tl.constexpr, PLANES: tl.constexpr):
     """Store a tile's planes and inverse scales; elements along AXIS share a scale."""
-    to = scale_ptr + tl.arange(0, BLOCK)
-    scale = _scale(tl.max(finite_size(d), axis=AXIS), to, GIVEN)
-    _store_planes(d * tl.expand_dims(scale, AXIS), ptrs, plane, ORDER)
+    scale, inverse = scales(tl.max(finite_size(d), axis=AXIS))
+    tl.store(scale_ptr + tl.arange(0, BLOCK), inverse)
+    _store_planes(d * tl.expand_dims(scale, AXIS), ptrs, plane, PLANES)
 
 
 class Padded(NamedTuple):
@@ -409,35 +383,34 @@ class InputPlanes(NamedTuple):
     """The planes of log r and of the mask, and the steps with negative inputs."""
 
     planes: Tensor  # [3 models_x tiles_b TILE, pitch] at HI_LO
-    blocks: Tensor  # [models_x tiles_b, pitch / max(FLAG_INPUTS, depth)]
-    counts: Tensor  # [models_x tiles_b]
+    blocks: Tensor  # [models_x tiles, pitch / step], with tiles of `rows` rows
+    counts: Tensor  # [models_x tiles]
     flags: Tensor  # as blocks
 
 
-def _room(like: Tensor, count: int, rows: int, cols: int, beside: bool) -> tuple[Tensor, int, int]:
-    """New planes, one behind or beside the other; elements from row to row, plane to plane."""
-    size = (rows, count * cols) if beside else (count * rows, cols)
-    planes = like.new_empty(size, dtype=torch.float16)
-    return planes, size[1], cols if beside else rows * cols
+def _planes(like: Tensor, count: int, rows: int, cols: int) -> Tensor:
+    """New planes, one behind the other."""
+    return like.new_empty((count * rows, cols), dtype=torch.float16)
 
 
 def input_planes(
-    x: Tensor, gate: Tensor | None, eps: float, sizes: Sizes, shape: Padded, order: int, depth: int,
-    beside: bool = False,
+    x: Tensor, gate: Tensor | None, eps: float, sizes: Sizes, shape: Padded, count: int, step: int,
+    rows: int,
 ) -> InputPlanes:  # fmt: skip
-    """Make the planes of x in one launch; x and gate contiguous; `depth` of a product's step."""
-    tiles = shape.models_x * shape.tiles_b
-    count = 5 if order == LEFT else order + 1
-    planes, stride, plane = _room(x, count, tiles * TILE, shape.pitch, beside)
-    step = max(FLAG_INPUTS, depth)
+    """Make the planes of x in one launch; x and gate contiguous.
+
+    count: HI or HI_LO. rows, step: of a tile that has a flag.
+    """
+    tiles = shape.models_x * shape.tiles_b * (TILE // rows)
+    planes = _planes(x, count + 1, tiles * rows, shape.pitch)
     # Tensors by themselves: each begins at a multiple of 16 bytes, whatever the sizes.
     blocks = x.new_empty((tiles, shape.pitch // step), dtype=torch.int32)
     flags = x.new_empty((tiles, shape.pitch // step), dtype=torch.int32)
     counts = x.new_empty((tiles,), dtype=torch.int32)
     start(
         npu_x_planes_kernel, tiles, OPTIONS, x, gate, planes, blocks, counts, flags, sizes.B,
-        sizes.I, shape.pitch, stride, shape.tiles_b, plane, eps, sizes.shared_x,
-        gate is not None, order, step,
+        sizes.I, shape.pitch, tiles // shape.models_x, tiles * rows * shape.pitch, eps,
+        sizes.shared_x, gate is not None, count, step, rows,
     )  # fmt: skip
     return InputPlanes(planes, blocks, counts, flags)
 
@@ -452,20 +425,19 @@ class WeightPlanes(NamedTuple):
 
 def weight_planes(
     weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
-    sizes: Sizes, shape: Padded, phase: bool, order: int, library: bool = False,
+    sizes: Sizes, shape: Padded, phase: bool, count: int,
 ) -> WeightPlanes:  # fmt: skip
     """Make the planes in one launch: with `phase` for the forward, else for the backward."""
-    count = min(order, 3) + phase * min(order, 2)
-    rows, beside = sizes.K * shape.packed, library and phase
-    planes, stride, plane = _room(weight_re, count, rows, shape.pitch, beside)
+    rows = sizes.K * shape.packed
+    planes = _planes(weight_re, (1 + phase) * count, rows, shape.pitch)
     outputs = shape.packed if weight_im is None else shape.packed // 2
     length = outputs if phase else shape.pitch
     scale = weight_re.new_empty((sizes.K, length), dtype=torch.float32)
     bound = None if phase else weight_re.new_empty((sizes.K, length), dtype=torch.float32)
     start(
         npu_weight_planes_kernel, sizes.K * length // NARROW, OPTIONS, weight_re, weight_im, gate,
-        planes, scale, bound, sizes.O, sizes.I, shape.pitch, outputs, stride, plane,
-        weight_im is not None, gate is not None, phase, order, NARROW, WIDE,
+        planes, scale, bound, sizes.O, sizes.I, shape.pitch, outputs, rows * shape.pitch,
+        weight_im is not None, gate is not None, phase, count, NARROW, WIDE,
     )  # fmt: skip
     return WeightPlanes(planes, scale, bound)
 
@@ -479,25 +451,15 @@ class UpstreamPlanes(NamedTuple):
     column_scale: Tensor  # [1 or 2, K tiles_b, packed]
 
 
-def _spread_greatest(scales: Tensor) -> None:
-    """Give all blocks along the second dimension the inverse scale of the greatest value."""
-    scales.copy_(scales.amax(1, keepdim=True))
-
-
 def upstream_planes(
     grad_y: Tensor, y: Tensor, s: Tensor, imaginary: bool, sizes: Sizes, shape: Padded,
-    by_row: bool, by_column: bool, orders: tuple[int, int], library: bool = False,
+    by_row: bool, by_column: bool, count: int,
 ) -> UpstreamPlanes:  # fmt: skip
-    """Make planes by row and by column, in these orders; tensors contiguous.
-
-    One launch, for the library two.
-    """
+    """Make planes by row and by column in one launch; tensors contiguous."""
     tiles, parts = sizes.K * shape.tiles_b, 1 if imaginary else 2
     rows = tiles * TILE
-    by_rows, stride, row_plane = _room(
-        y, min(orders[0], 3) * by_row, rows, shape.packed, library and by_row
-    )
-    columns, _, plane = _room(y, min(orders[1], 3) * parts * by_column, rows, shape.packed, False)
+    by_rows = _planes(y, count * by_row, rows, shape.packed)
+    columns = _planes(y, count * parts * by_column, rows, shape.packed)
     row_scale = y.new_empty(
         (sizes.K, shape.tiles_n, rows // sizes.K) if by_row else (0, 0), dtype=torch.float32
     )
@@ -505,17 +467,10 @@ def upstream_planes(
         (parts, tiles, shape.packed) if by_column else (0, 0), dtype=torch.float32
     )
     result = UpstreamPlanes(by_rows, row_scale, columns, column_scale)
-    if not (by_row or by_column):
-        return result
-    for given in (False, True) if library else (False,):
-        if given:
-            for scale, used in ((row_scale, by_row), (column_scale, by_column)):
-                if used:
-                    call(_spread_greatest, scale)
-        now = (NOTHING, NOTHING) if library and not given else orders
+    if by_row or by_column:
         start(
             npu_upstream_planes_kernel, tiles * shape.tiles_n * (parts if by_column else 1),
-            OPTIONS, grad_y, y, s, *result, sizes.B, sizes.O, shape.packed, stride, shape.tiles_b,
-            row_plane, plane, tiles * shape.packed, imaginary, by_row, by_column, *now, given,
+            OPTIONS, grad_y, y, s, *result, sizes.B, sizes.O, shape.packed, shape.tiles_b,
+            rows * shape.packed, tiles * shape.packed, imaginary, by_row, by_column, count,
         )  # fmt: skip
     return result

@@ -23,6 +23,10 @@ from npu_kernels._backends.triton.device_math import loop_end
 from npu_kernels._backends.triton.nac import store_nac_gradients
 from npu_kernels._backends.triton.tape import start
 
+# The gate's sums have tiles with fewer columns and more rows than the others.
+NARROWER, TALLER = 4, 8
+_NARROWER, _TALLER = tl.constexpr(NARROWER), tl.constexpr(TALLER)
+
 
 @triton.jit
 def _sum_rows(
@@ -34,7 +38,7 @@ def _sum_rows(
     acc = tl.zeros([ROWS, BLOCK], dtype=ACC)
     for r in range(0, loop_end(rows), ROWS):
         acc += tl.load(ptrs, mask=(offs_r < rows - r)[:, None] & mask[None, :], other=0.0)
-        ptrs += ROWS * n.to(tl.int64)  # 16 rows may be more than 2**31 elements
+        ptrs += ROWS * n.to(tl.int64)  # these rows may be more than 2**31 elements
     return tl.sum(acc, axis=0)
 
 
@@ -91,9 +95,13 @@ def sum_partials_kernel(
             tl.store(dst_x_ptr + offs, total.to(dst_x_ptr.dtype.element_ty), mask=mask)
     if HAS_GATE:
         if pid >= end_x:
-            offs = (pid - end_x).to(tl.int64) * BLOCK + offs_block
+            # few columns, and as many rows as there are tiles of rows
+            NARROW: tl.constexpr = BLOCK // _NARROWER
+            offs = (pid - end_x).to(tl.int64) * NARROW + tl.arange(0, NARROW).to(tl.int64)
             mask = offs < n_gate
-            total = _sum_rows(src_gate_ptr, offs, mask, n_gate, rows_gate, ACC, ROWS, BLOCK)
+            total = _sum_rows(
+                src_gate_ptr, offs, mask, n_gate, rows_gate, ACC, ROWS * _TALLER, NARROW
+            )
             if CLIP:
                 gate = tl.load(gate_ptr + offs, mask=mask, other=0.0).to(ACC)
                 total = tl.where((gate >= 0) & (gate <= 1), total, 0.0)
@@ -137,7 +145,8 @@ def sum_partials(
     n_re, rows_re, blocks_re = size(re if sum_weights else None)
     n_im, rows_im, blocks_im = size(im if sum_weights else None)
     n_x, rows_x, blocks_x = size(x)
-    n_gate, rows_gate, blocks_gate = size(gate)
+    n_gate, rows_gate, _ = size(gate)
+    blocks_gate = -(-n_gate * NARROWER // block)
     end_im = blocks_re + blocks_im
     end_x = end_im + blocks_x
     sums = [tensor for summands in (re, im, x, gate) for tensor in summands or (None, None)]

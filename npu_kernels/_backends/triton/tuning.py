@@ -3,8 +3,7 @@
 They are read from tables: no call of a layer measures anything. A table maps ``kernel dtype
 precision bucket`` to a configuration:
 
-- kernel: a name in :data:`KERNELS`, or ``npu_large`` with the plan of a layer
-  (:func:`measured_plan`)
+- kernel: a name in :data:`KERNELS`
 - dtype: float64, or float32, whose entries float16 and bfloat16 use where they have none
 - precision: "highest", "high" or "medium" (`npu_kernels._operators.precision`), or ``any``
 - bucket: ``small``, ``narrow``, ``medium`` or ``large`` (:func:`bucket`), the last two with ``odd``
@@ -47,8 +46,6 @@ _NALU = ("nalu_forward", "nalu_backward_x", "nalu_backward_w")
 _SMALL = ("npu_small_forward", "npu_small_backward")
 KERNELS = (*_NPU, *_SMALL, "nmu_forward", "nmu_backward", *_NALU)
 PRODUCTS = (*_NPU, *_NALU)  # of matrices: these follow the float32 matmul precision
-DEPTHS = (16, 32, 64, 128)  # of a step of `npu_large`, which divide a tile
-PLAN = "npu_large"  # of a layer: not a kernel's configuration, but which kernels it takes
 TABLES = Path(__file__).with_name("tables.json")
 
 # First and last compute capability (times 10) of a table. 12.x has 8.9's memory and instructions.
@@ -95,7 +92,7 @@ def exact_key(kernel: str, dtype: torch.dtype, precision: str, sizes: tuple[int,
 
     Kernels that are not made of float32 products do not depend on the precision.
     """
-    mode = precision if kernel in (*PRODUCTS, PLAN) and dtype is not torch.float64 else "any"
+    mode = precision if kernel in PRODUCTS and dtype is not torch.float64 else "any"
     return f"{kernel} {str(dtype).removeprefix('torch.')} {mode} {exact_bucket(*sizes)}"
 
 
@@ -128,19 +125,9 @@ def _fault(key: str, entry: object) -> str | None:
     """What is wrong with an entry of a table: the rule and what is there."""
     if not isinstance(entry, dict) or any(type(value) is not int for value in entry.values()):
         return f"it must be an object of whole numbers, got {json.dumps(entry)}"
-    kernel = key.split()[0]
-    if kernel == PLAN:
-        names = ["products", *(("depth", "library") if entry.get("products") else ())]
-    else:
-        names = list(next(candidates(kernel, torch.float32, "highest", "large")))
+    names = list(next(candidates(key.split()[0], torch.float32, "highest", "large")))
     if not entry.keys() >= set(names):
         return f"it must have {', '.join(names)}, got {json.dumps(entry)}"
-    if kernel == PLAN:
-        products = 3 if " highest " in key else 1
-        choices = {"products": (0, products), "depth": DEPTHS, "library": (0, 1)}
-        for name in names:
-            if entry[name] not in choices[name]:
-                return f"{name} must be one of {choices[name]}, got {entry[name]}"
     return None
 
 
@@ -155,7 +142,7 @@ def load_table(path: Path | str = TABLES) -> dict[str, dict[str, dict[str, int]]
         raise ValueError(f"{where} must be an object of tables, one for each architecture")
     for arch, table in tables.items():
         for key, entry in table.items():
-            fault = _fault(key, entry) if key.partition(" ")[0] in (*KERNELS, PLAN) else None
+            fault = _fault(key, entry) if key.partition(" ")[0] in KERNELS else None
             if fault is not None:
                 raise ValueError(f"{where}: {arch}: {key}: {fault}")
     return tables
@@ -267,18 +254,6 @@ def _find(
 def lookup(kernel: str, x: torch.Tensor, i: int, o: int, k: int) -> Config:
     """The configuration of a launch on the device of x."""
     return _find(kernel, x.device, x.dtype, float32_matmul_precision(), i, o, k)
-
-
-def measured_plan(
-    device: torch.device, precision: str, sizes: tuple[int, int, int]
-) -> dict[str, int] | None:
-    """The plan of the fastest kernels for a layer, if it was measured; sizes as in `exact_key`.
-
-    It has the products of planes in a step (0: the one-pass kernels), the depth of a step, and
-    whether the library multiplies. A plan for an architecture without large kernels is not taken.
-    """
-    key = exact_key(PLAN, torch.float32, precision, sizes)
-    return tables_in_use().get(architecture_of(device), {}).get(key)
 
 
 def candidates(
