@@ -18,10 +18,9 @@ class Part:
 
 SMALL, MEDIUM, LARGE = "100x6x2", "100x100x100", "1024x256x256"
 # layer, sizes BxIxO or BxIxOxK, and what is not as usual: a dtype, a precision, an operand left
-# out, a shared x, products of planes by the library.
+# out, a shared x.
 LAUNCHES = (
     "npu 1024x512x512", "npu 1024x512x512 high", "npu 300x513x521",
-    "npu 1024x512x512 library", "npu 300x513x521 library",
     "npu 1024x512x512 without=gate", "npu 300x512x480x3 shared", "npu 1024x512x512 bfloat16",
     f"npu {SMALL}", f"npu {LARGE}", f"npu {MEDIUM}", f"npu {SMALL}x1000", "npu 128x100x100x10",
     f"npu {LARGE} high", f"npu {LARGE} medium", f"nmu {SMALL}", f"inalu {SMALL}", f"nalu {SMALL}",
@@ -31,7 +30,7 @@ LAUNCHES = (
     "npu 64x40x30x5 shared", "npu 256x101x3", "npu 1023x257x259", f"inalu {LARGE}",
     f"inalu {LARGE} high", f"nalu {LARGE}", f"npu {SMALL} float64", f"npu {MEDIUM} float64",
     f"inalu {SMALL} float64", f"nmu {SMALL} float64", f"npu {SMALL} bfloat16",
-    f"npu {LARGE} bfloat16", f"npu {SMALL} float16", f"npu {LARGE} float16", "ode 20x3x9 float64",
+    f"npu {LARGE} bfloat16", f"npu {SMALL} float16", "ode 20x3x9 float64",
 )  # fmt: skip
 # Files of tests and into how many items they are cut.
 FIRST_TESTS = (("test_large.py", 4), ("test_half.py", 2), ("test_gpu.py", 4))
@@ -41,32 +40,31 @@ TESTS = (
 )  # fmt: skip
 # Sizes, and a precision that is not "highest".
 CASES = (
-    SMALL, "4096x256x256", "65536x512x512", "16384x1024x1024", f"{SMALL}x1000",
-    "128x100x100x100", "65536x512x512 high", "16384x1024x1024 high",
+    "65536x512x512", "16384x1024x1024", SMALL, f"{SMALL}x1000", "65536x512x512 high",
+    "4096x256x256", "128x100x100x100", "4096x512x512", "16384x1024x1024 high",
 )  # fmt: skip
-# The package is always timed. Rivals that compile come last: an item's rows are written at its end,
-# and compilers are slow.
-RIVALS = ("eager,graph,eager-graph,linear,linear-graph", "eager,compile,compile-graph")
-BENCH = tuple(f"{case} rivals={rivals}" for rivals in RIVALS for case in CASES)
+# The package is always timed. Rivals that compile have a part of their own: compilers are slow.
+BENCH = tuple(f"{case} rivals=eager,graph,eager-graph,linear,linear-graph" for case in CASES)
+COMPILE = tuple(f"{case} rivals=eager,compile,compile-graph" for case in CASES)
 # Main sizes that a tuned table concerns, and kernels: larger layers take those on planes.
 TUNED_CASES = (
     f"{SMALL}x1000", "4096x256x256", "65536x512x512", "16384x1024x1024", "128x100x100x100", SMALL,
 )  # fmt: skip
 AGAIN = tuple(f"{case} rivals=eager,graph" for case in TUNED_CASES)
-# A layer by the one-pass kernels, by those on planes and by the library: the last item of a size
-# decides, rows do not count.
+# Layers by the one-pass kernels and by those on planes.
 CROSSOVER = (
     "4096x512x512", "65536x512x512", "16384x1024x1024", "4096x256x256", "4096x128x128",
-    "65536x512x512 high", "16384x1024x1024 high", "4096x256x256 high", "4096x2048x2048",
+    "128x100x100x100", "128x100x100x20", "4096x64x64", "65536x512x512 high", "4096x256x256 high",
+    "4096x2048x2048",
 )  # fmt: skip
 AUTOTUNE = tuple(f"{case} rivals=compile-autotune" for case in CASES)
 TILED = ("npu_forward", "npu_backward_x", "npu_backward_w")
 TUNED = tuple(
     f"{kernel} {size}"
     for kernels, sizes in (
-        (TILED, ("4096x256x256", "128x100x100x100")),
+        (TILED, ("128x100x100", "4096x256x256")),
         (("npu_small_forward", "npu_small_backward"), (f"{SMALL}x1000", SMALL)),
-        (TILED, ("4096x256x256 high", "4096x384x384")),
+        (TILED, ("4096x256x256 high", "4096x128x128")),
         (("nalu_forward", "nalu_backward_x", "nalu_backward_w"), ("128x100x100",)),
         (("nmu_forward", "nmu_backward"), ("128x100x100",)),
     )
@@ -84,27 +82,29 @@ def _shards(files: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
 
 PARTS = {
     "env": Part("versions, the GPU, what runs on it", 40, 40, ("env",)),
-    "smoke": Part("first launch of every kernel, its error against float64", 150, 60, LAUNCHES, 8),
-    "tests": Part("pytest -m gpu, what runs only there", 210, 180, _shards(FIRST_TESTS), 8),
+    "smoke": Part("first launch of every kernel, its error against float64", 100, 60, LAUNCHES, 12),
+    "tests": Part("pytest -m gpu, what runs only there", 150, 140, _shards(FIRST_TESTS), 12),
+    "bench": Part("the main sizes against eager, and in CUDA graphs", 80, 60, BENCH),
+    "crossover": Part("one-pass kernels and planes, in graphs and without", 120, 60,
+                      CROSSOVER),
+    "compile": Part("the main sizes against torch.compile", 300, 90, COMPILE),
     "memcheck": Part("first launches under compute-sanitizer", 80, 70, (
         "npu 256x512x512", f"npu {SMALL}",
     ), 2),
-    "bench": Part("the main sizes against eager, torch.compile and CUDA graphs", 300, 90, BENCH),
-    "crossover": Part("one-pass kernels, planes, the library, in graphs and without", 240, 60,
-                      CROSSOVER),
-    "more": Part("pytest -m gpu, the other tests", 240, 200, _shards(TESTS), 8),
-    "tune": Part("the fastest configuration of each kernel, by priority", 240, 60, TUNED),
-    "rebench": Part("the main sizes with the tuned tables", 80, 60, AGAIN),
-    "autotune": Part("the main sizes against torch.compile's max-autotune", 100, 95, AUTOTUNE),
+    "more": Part("pytest -m gpu, the other tests", 150, 140, _shards(TESTS), 12),
+    "tune": Part("the fastest configuration of each kernel, by priority", 200, 60, TUNED),
+    "rebench": Part("the main sizes with the tuned tables", 60, 60, AGAIN),
+    "autotune": Part("the main sizes against torch.compile's max-autotune", 300, 95, AUTOTUNE),
 }  # fmt: skip
 # The same parts in Triton's interpreter on the CPU: whether they run.
 REHEARSED = {
     "env": ("env",),
     "smoke": ("nmu 5x3x2x2 shared", "ode 3x2x2"),
     "tests": ("test_tuning.py 0/40",),
-    "memcheck": ("npu 3x2x2",),
     "bench": ("2x3x2 rivals=eager,graph,linear",),
     "crossover": ("3x20x17",),
+    "compile": (),
+    "memcheck": ("npu 3x2x2",),
     "more": ("test_tuning.py 1/40",),
     "tune": ("nmu_forward 5x3x2",),
     "rebench": ("2x3x2 high rivals=eager",),
@@ -117,7 +117,7 @@ def words(item: str) -> tuple[str, dict[str, str]]:
     """``"npu 5x3x2 high without=gate"``: the first words, and what follows by name."""
     kinds = dict.fromkeys(("high", "medium"), "precision")
     kinds |= dict.fromkeys(("float64", "float16", "bfloat16"), "dtype")
-    kinds |= {"shared": "shared", "library": "library"}
+    kinds |= {"shared": "shared"}
     first, named = [], {}
     for word in item.split():
         name, equals, value = word.partition("=")

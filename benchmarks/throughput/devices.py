@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,7 @@ class Cuda(Device):
         return {
             "gpu": torch.cuda.get_device_name(),
             "compute_capability": f"{major}.{minor}",
+            "instruction_set": f"compute capability {major}.{minor}",
             "cuda": torch.version.cuda or torch.version.hip,
             "triton": triton.__version__,
             "driver": driver_version(),
@@ -110,7 +112,7 @@ class Cuda(Device):
         size = getattr(properties, "L2_cache_size", CACHE_BYTES)
         return torch.empty(2 * size, dtype=torch.uint8, device="cuda").zero_
 
-    def _counted(self, run: Callable[[], object]) -> dict[str, float]:
+    def _counted(self, run: Callable[[], object]) -> dict[str, Any]:
         self.synchronize()
         activities = [torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities, acc_events=True) as profile:
@@ -120,8 +122,13 @@ class Cuda(Device):
         on_device = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
         if not on_device:
             raise RuntimeError("the profiler counted no work of the device")
-        busy = sum(event.time_range.elapsed_us() for event in on_device)
-        return {"device_us": busy / PROFILED_CALLS, "launches": len(on_device) / PROFILED_CALLS}
+        kernels = Counter[str]()
+        for event in on_device:
+            kernels[event.name] += event.time_range.elapsed_us() / PROFILED_CALLS
+        return {
+            "device_us": kernels.total(), "launches": len(on_device) / PROFILED_CALLS,
+            "kernels_us": {name: round(time, 2) for name, time in kernels.most_common()},
+        }  # fmt: skip
 
     def peak(self, clear: Callable[[], object], run: Callable[[], object]) -> int:
         """The most bytes that torch's allocator held for one call beyond those before it."""

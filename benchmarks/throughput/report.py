@@ -6,6 +6,7 @@ prints all tables, unless an option says where they go:
 
 --tables FOLDER     all tables, a page for each processor and one with the processors side by side
 --page FILE         the main cases on several processors, between the marks of the summary
+--gpus FILE         the rows of GPUs, between the marks "throughput-gpus"
 --readme FILE       a short table of one processor, between the marks "throughput"
 --picture FILE      the main cases' bars: the time of others divided by ours; PNG, SVG or PDF
 --processor NAME    whose rows the short table and the picture show; needed where there are several
@@ -43,7 +44,9 @@ Group = dict[str, Row]  # rival -> row
 Machine = tuple[str, ...]
 Groups = dict[tuple[Case, int], Group]  # case, threads
 
-MARK, SUMMARY_MARK = "throughput", "throughput-summary"
+MARK, SUMMARY_MARK, GPU_MARK = "throughput", "throughput-summary", "throughput-gpus"
+GPU = "cuda"  # of a row's device
+ON_GPUS = "eager", "compile", "compile-graph", "compile-autotune"
 PAGE_HEAD = "---\norphan: true\n---\n\n# Throughput\n\n"  # the page is in no menu
 READING = (
     "A column is another program's time divided by ours: above 1 npu_kernels is faster, and where "
@@ -60,6 +63,7 @@ COLUMNS = {
     "loop": "eager, one by one",
     "compile": "compile",
     "ours-compile": "our layers, compiled",
+    "compile-graph": "compile, CUDA graphs",
     "compile-autotune": "autotune",
     "complex": "complex64",
     "jax": "JAX",
@@ -69,6 +73,8 @@ COLUMNS = {
 }
 # They compute something else: `nn.Linear` of the shape, one model of the K.
 YARDSTICKS = {"linear": "`nn.Linear`", "one-model": "K single models"}
+# Passes replayed from a CUDA graph: another program's is divided by ours.
+OUR_GRAPH, GRAPHS = "graph", {"eager-graph": "eager", "linear-graph": "`nn.Linear`"}
 BARS = {"eager": "eager", "compile": "torch.compile"}  # the picture's, and their titles
 # Virtual machines give several processors one name. Family, model and stepping tell them apart; old
 # rows lack these.
@@ -132,10 +138,8 @@ def read(paths: Iterable[Path], text: str | None = None) -> list[Row]:
 
 def _machine(row: Row) -> Machine:
     where = dict(row.get("environment", {}))
-    if "gpu" in where:
-        where["processor"] = where["gpu"]
-        where["instruction_set"] = f"compute capability {where['compute_capability']}"
-    processor = where.get("processor", "unknown")
+    where["processor"] = where.get("gpu", where.get("processor"))
+    processor = where["processor"] or "unknown"
     model = where.get("processor_model")
     where["processor"] = PROCESSORS.get((processor, model), processor)
     keys = ("processor", "instruction_set", "torch", "npu_kernels", "commit")
@@ -195,6 +199,20 @@ def _pair(group: Group, key: str, form: str, unit: float = 1) -> str:
     return f"{ours[key] / unit:{form}}{other}"
 
 
+def _in_graphs(group: Group) -> dict[str, str]:
+    """The cells of passes that are replayed from a CUDA graph; nothing without any."""
+    if OUR_GRAPH not in group:
+        return {}
+    ours = group[OUR_GRAPH]
+    cells = {"ours in a graph": _time(ours)}
+    for rival, title in GRAPHS.items():
+        other = group.get(rival)
+        if other is not None:
+            plain, ratio = rival.removesuffix("-graph"), other["median_us"] / ours["median_us"]
+            cells[f"{title} in a graph"] = _ratio({**other, "rival": plain, "ratio": ratio})
+    return cells
+
+
 def _share(ours: Row, key: str) -> str:
     """A share in percent; of the peak also what the tiles did, where the layer used them."""
     if ours.get(key) is None:
@@ -244,6 +262,7 @@ def _table(groups: Groups) -> str:
                 "threads": str(threads),
                 "ours": _time(ours),
                 **{title: _ratio(group.get(rival)) for rival, title in titles.items()},
+                **_in_graphs(group),
                 "error (eager's)": _pair(group, "error", ".1e"),
                 "peak MiB (eager's)": _pair(group, "peak_bytes", ".1f", 2**20),
                 "of the limit": _share(ours, "share_of_limit"),
@@ -255,7 +274,8 @@ def _table(groups: Groups) -> str:
 
 def _where(machine: Machine) -> str:
     processor, isa, torch_version, version, commit, precision = machine
-    versions = f"torch {torch_version}, npu_kernels {version} at {commit}"
+    known = f" {version}" if version != "0+unknown" else ""  # run from a copy of the repository
+    versions = f"torch {torch_version}, npu_kernels{known} at {commit}"
     text = f', float32 matmul precision "{precision}"' if precision != "highest" else ""
     return f"{processor}, kernels for {isa}, {versions}{text}"
 
@@ -293,6 +313,7 @@ def _compared_processors(
     rows: Sequence[Row], rivals: Sequence[str], only: Collection[Case] | None = None
 ) -> str:
     """A table of the cases that several processors have, all of them or those of `only`."""
+    rows = [row for row in rows if row.get("device") != GPU]
     names = {machine[0]: None for machine in grouped(rows) if machine[-1] == "highest"}
     best = {name: chosen(rows, name) for name in names}
     measured: dict[Case, dict[str, Group]] = {}
@@ -314,6 +335,27 @@ def _compared_processors(
         for case, cells in ratios.items()
     ]
     return f"{machines}:\n\n{record_table(records)}"
+
+
+def gpus(rows: Sequence[Row]) -> str:
+    """A table for each GPU: wall times of passes and of replayed graphs, kernels' time, memory."""
+    of_gpus = [row for row in rows if row.get("device") == GPU]
+    tables: dict[Machine, list[dict[str, str]]] = {}
+    for machine, groups in grouped(of_gpus).items():
+        records = tables.setdefault(machine[:-1], [])
+        for (case, _), group in groups.items():
+            ours = group["ours"]
+            ratios = {COLUMNS[name]: _ratio(group.get(name)) for name in ON_GPUS}
+            records.append({
+                "B, I, O, K": _size(case.size), "precision": machine[-1], "ours": _time(ours),
+                **ratios, **_in_graphs(group),
+                "kernels alone (eager's)": _pair(group, "device_us", ".0f") + " µs",
+                "error (eager's)": _pair(group, "error", ".1e"),
+                "peak MiB (eager's)": _pair(group, "peak_bytes", ".0f", 2**20),
+            })  # fmt: skip
+    parts = [f"{_where((*machine, 'highest'))}:\n\n{record_table(records)}"
+             for machine, records in tables.items()]  # fmt: skip
+    return "\n".join(parts).strip()
 
 
 def short(rows: Sequence[Row], processor: str | None = None) -> str:
@@ -416,6 +458,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("files", nargs="+", type=Path, metavar="FILE", help="JSON lines of the suite")
     add("--tables", type=Path, metavar="FOLDER", help="put pages with all tables there")
     add("--page", type=Path, metavar="FILE", help="put the summary there")
+    add("--gpus", type=Path, metavar="FILE", help="put the rows of GPUs there")
     add("--readme", type=Path, metavar="FILE", help="put a short table there")
     add("--picture", type=Path, metavar="FILE", help="draw each rival's time divided by ours")
     add("--processor", metavar="NAME", help="whose rows the short table and the picture show")
@@ -426,6 +469,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             files.write(options.tables / name, text)
         if options.page:
             renew(options.page, {SUMMARY_MARK: summary(rows)})
+        if options.gpus:
+            renew(options.gpus, {GPU_MARK: gpus(rows)})
         if options.readme:
             renew(options.readme, {MARK: short(rows, options.processor)})
         if options.picture:
@@ -433,7 +478,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ReportError, MarksError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    if not (options.tables or options.page or options.readme or options.picture):
+    asked = options.tables, options.page, options.gpus, options.readme, options.picture
+    if not any(asked):
         print("\n".join(pages(rows).values()), end="")
     return 0
 

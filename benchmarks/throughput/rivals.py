@@ -77,6 +77,7 @@ class Workload:
     run: Callable[[], object]
     results: Callable[[], Sequence[Tensor]] | None
     clear: Callable[[], object] = lambda: None  # frees what a pass leaves: the gradients
+    keeps: object = None  # has the operands whose addresses are in a graph
 
 
 # ---- formulas ------------------------------------------------------------------------------------
@@ -279,13 +280,15 @@ def captured(
     """The workload replayed from a graph, whose tensors stay: results are read behind a replay."""
     if capture is None:
         raise ValueError("rivals.build: this device captures no graphs")
-    replay, outputs = capture(workload.run if workload.results is None else workload.results)
+    captured_pass = workload.run if workload.results is None else workload.results
+    replay, outputs = capture(captured_pass)
 
     def results() -> list[Tensor]:
         replay()
         return list(outputs)
 
-    return Workload(replay, None if workload.results is None else results)
+    given = None if workload.results is None else results
+    return Workload(replay, given, keeps=captured_pass)
 
 
 # ---- JAX -----------------------------------------------------------------------------------------

@@ -131,7 +131,10 @@ def interleaved(
     for name, run in runs.items():
         run()
         run()
-        finish()
+        try:
+            finish()
+        except RuntimeError as error:  # of a device, on which the call was only started
+            raise RuntimeError(f"{name}: {error}") from error
         call_seconds = min(_block(run, 1, finish) for _ in range(3))
         counts[name] = max(1, round(block / max(call_seconds, 1e-9)))
         expected += call_seconds * counts[name]

@@ -1,11 +1,14 @@
 """The throughput suite on tiny sizes, and the guard: small layers are faster than eager."""
 
+import functools
+import gc
 import json
 import os
 import platform
 import re
 import sys
 import time
+import weakref
 
 import pytest
 import torch
@@ -72,6 +75,40 @@ def test_rivals_alternate():
     assert len(times["a"]) == len(times["b"]) >= timing.LEAST_REPETITIONS
     assert calls[-4:] in (["a", "b", "b", "a"], ["b", "a", "a", "b"])
     assert min(times["a"]) >= 0.001
+
+
+def test_a_call_that_fails_later_is_named():
+    """On a device a call is only started; what waits for it raises."""
+    last = ""
+
+    def start(name: str) -> None:
+        nonlocal last
+        last = name
+
+    def finish() -> None:
+        if last == "b":
+            raise RuntimeError("an illegal memory access")
+
+    runs = {name: functools.partial(start, name) for name in "ab"}
+    with pytest.raises(RuntimeError, match=r"^b: an illegal memory access"):
+        timing.interleaved(runs, 0.01, finish=finish)
+
+
+def test_a_graph_keeps_its_operands():
+    """A graph has addresses alone: what lies there must live as long as its rival."""
+    case = Case("npu", STEP, Size(5, 3, 2))
+    held = []
+
+    def capture(run):
+        held.append(weakref.ref(run))
+        return (lambda: None), run()
+
+    workload = rivals.build("graph", case, draw(case), capture)
+    gc.collect()
+    assert held[0]() is not None
+    del workload
+    gc.collect()
+    assert held[0]() is None
 
 
 def test_short_calls_are_repeated():

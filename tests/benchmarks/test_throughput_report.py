@@ -315,3 +315,27 @@ def test_report_picture(tmp_path, capsys):
     write(file, [made_up("ours", 1.0, MODELS)])
     assert report.main([str(file), "--picture", str(picture)]) == 1
     assert "eager and compile" in capsys.readouterr().err
+
+
+def test_gpus_have_a_table_of_their_own():
+    """Wall times and graphs; another program's graph is divided by ours; no processor is beside."""
+    where = {"environment": {"gpu": "G", "instruction_set": "compute capability 9.0"}}
+    rows = [
+        made_up(rival, ratio, MODELS, device="cuda", device_us=25 * ratio, **where)
+        for rival, ratio in {
+            "ours": 1.0, "eager": 3.0, "graph": 0.2, "eager-graph": 0.1, "linear-graph": 0.08,
+        }.items()
+    ]  # fmt: skip
+    text = report.gpus([*made_up_rows(), *rows])
+    assert text.startswith("G, kernels for compute capability 9.0, torch unknown")
+    header, _, line = text.splitlines()[2:]
+    cells = dict(zip(header.strip("| ").split(" | "), line.strip("| ").split(" | "), strict=True))
+    assert cells["ours"] == "100 µs"
+    assert cells["eager"] == "3.00"
+    assert cells["ours in a graph"] == "20.0 µs"
+    assert (cells["eager in a graph"], cells["`nn.Linear` in a graph"]) == ("**0.50**", "0.40")
+    assert cells["kernels alone (eager's)"] == "25 (75) µs"
+    assert set(report.pages([*made_up_rows(), *rows])) - set(report.pages(made_up_rows())) == {
+        "throughput-g.md"
+    }
+    assert report.summary([*made_up_rows(), *rows]) == report.summary(made_up_rows())

@@ -89,7 +89,7 @@ def test_search_ends_when_time_is_up() -> None:
 
 def test_a_written_table_has_the_new_entries_and_the_shipped_ones(tmp_path: Path) -> None:
     tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
-    key = tuning.exact_key("npu_forward", torch.float32, "highest", (256, 256, 1))
+    key = tuning.exact_key("npu_forward", torch.float32, "highest", (4096, 256, 1))
     entry = {
         "BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4, "num_stages": 1,
     }  # fmt: skip
@@ -311,7 +311,7 @@ def test_tuning_goes_on_where_it_ended(
 
 def test_launches_read_another_table(tmp_path: Path) -> None:
     tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
-    key = tuning.exact_key("npu_forward", torch.float32, "highest", (256, 256, 1))
+    key = tuning.exact_key("npu_forward", torch.float32, "highest", (4096, 256, 1))
     entry = {
         "BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4, "num_stages": 1,
     }  # fmt: skip
