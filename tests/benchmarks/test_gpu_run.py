@@ -216,7 +216,7 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         (
             ["smoke", "race"],
-            "PART must be one of env, smoke, tests, bench, crossover, compile, memcheck, more, tune, "
+            "PART must be one of env, smoke, tests, more, bench, crossover, compile, memcheck, tune, "
             "rebench, autotune, got race",
         ),
         (["--seconds", "0"], "--seconds must be greater than 0, got 0"),

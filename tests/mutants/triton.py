@@ -66,6 +66,10 @@ NPU = [
     *mutants(TRITON_FOLDER + "npu_large.py", "tests/triton/test_large.py -k sooner", {
         "triton-large-captured": ("sizes.K, capturing(x))", "sizes.K, False)"),
     }),
+    *mutants(TRITON_FOLDER + "tape.py", "tests/triton/test_tape.py -k memory", {
+        "triton-tape-lives-that-meet": ("first <= other_last and other_first <= last", "first < other_last and other_first < last"),
+        "triton-tape-room-that-is-too-small": ("default=0)\n\n\nclass Tape", "default=0) // 2\n\n\nclass Tape"),
+    }),
     *mutants(TRITON_FOLDER + "tape.py", "tests/triton/test_tape.py", {
         "triton-tape-alignment": ("if functools.reduce(or_, addresses) & _UNALIGNED:", "if False:"),
         "triton-tape-hooks-of-a-kernel": ("            if hooks:\n", "            if False:\n"),
@@ -89,6 +93,13 @@ NPU = [
         "triton-large-greatest-of-all-tiles": ("greatest = tl.maximum(greatest, scale)", "greatest = scale"),
         "triton-large-rows-of-zeros": ("tl.where(greatest > LEAST_INVERSE, greatest, 0.0)", "greatest"),
         "triton-large-repair": ("if bad > 0:", "if bad > 9:"),
+        "triton-large-list-ahead": ("tl.minimum(tl.maximum(listed + 1, 0) // PARTS, last)", "tl.minimum(tl.maximum(listed, 0) // PARTS, last)"),
+        "triton-large-lo-of-x": ("left + (1 - second)", "left"),
+        "triton-large-lo-of-weights": ("right + second", "right"),
+        "triton-large-row-scale-ahead": ("tl.minimum(n + DEPTH, packed - 1) // BLOCK * block_scales", "n // BLOCK * block_scales"),
+        "triton-large-column-scale-ahead": ("after = tl.minimum(turn + 1, last) // TURNS", "after = tl.minimum(turn, last) // TURNS"),
+        "triton-large-lo-of-upstream": ("left += (kind == 0)", "left += (kind == 9)"),
+        "triton-large-lo-of-logs": ("right += (kind == 1)", "right += (kind == 9)"),
         "triton-large-negatives-skipped": ("tl.where(any_negative > 0, tiles", "tl.where(any_negative > 1, tiles"),
     }),
     *mutants(TRITON_FOLDER + "weight_gradients.py", LARGE, {
