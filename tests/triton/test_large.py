@@ -153,6 +153,26 @@ def test_inputs_of_outputs_far_below_others(
     torch.testing.assert_close(grad_gate[far].double(), want[3][far], rtol=bound, atol=0.0)
 
 
+@pytest.mark.parametrize("plan", [PLAN, POINTERS])
+def test_the_greatest_value_meets_an_imaginary_weight_alone(
+    plan: Any, device: str, kernels: ModuleType
+) -> None:
+    """Where its sine is 0, the gate's gradient consists of far smaller values."""
+    sample = RECORDS["npu"].sample(16, 32, 64, dtype=torch.float32, device=device)
+    sample.x.abs_().add_(0.1)  # no negative input, and no sine
+    weight_re, weight_im = sample.tensors["weight_re"], sample.tensors["weight_im"]
+    weight_im.zero_()
+    weight_re[:, 3] = 1 + torch.rand(64, device=device)
+    weight_re[7, 3], weight_im[7, 3], sample.tensors["gate"][3] = 0.0, 1.0, 0.0
+    grad_y = torch.randn(16, 64, device=device) / forward(sample, reference)[0]
+    grad_y[:, 7] *= 2.0**30
+    exact, formula = sample.map(Tensor.double), cast(Any, reference)
+    with use_plan(_on(device, plan)):
+        grad_gate = kernels.npu_backward(grad_y, *_saved(sample, formula), EPS, True, 15)[3]
+    want = formula.npu_backward(grad_y.double(), *_saved(exact, formula), EPS, True, 15)[3]
+    torch.testing.assert_close(grad_gate[3].double(), want[3], rtol=1e-5, atol=0.0)
+
+
 def _flags(sample: Sample, grad_y: Tensor, kernels: ModuleType, plan: Any) -> list[list[int]]:
     """Which tiles of rows and inputs are computed again."""
     flags: list[Tensor] = []

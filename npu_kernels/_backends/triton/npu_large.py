@@ -12,23 +12,25 @@ npu_large_backward_x dP, dQ, by rows    weights              packed outputs dL: 
 npu_large_backward_w dP, dQ, by columns log r, mask          rows           weights' and gate part
 ==================== ================== ==================== ============== ======================
 
-A step of a loop has depth DEPTH. Its products (three with PRODUCTS = 3, two for the mask, which is
-exact in one plane) start from zero, smallest first, and are added to the tile's sum in float32, in
-the backward times an inverse scale: matrix units truncate when they add, and a long sum in them
-would drift. PRODUCTS = 1 takes hi alone.
+A product of two values is three of planes with PRODUCTS = 3, and two with the mask, which is exact
+in one plane; PRODUCTS = 1 takes hi alone. Matrix units truncate when they add, and a long sum in
+them would drift. So products hi hi start from zero in each step of depth DEPTH, and are added to
+the tile's sum in float32, in the backward times an inverse scale. The forward adds the others, with
+a factor lo, in one long sum on the matrix units, whose steps overlap. A step has one product of
+planes; in backward_x it has all three.
 
 A row of dP and dQ has one scale, so that values far below the row's greatest keep few bits or none
 (`npu_planes`). In dL this matters where all of the greatest values meet weights that are 0 or
 small. So backward_x flags a tile that has a sum below ``2**8`` units, products of the inverse
 scales; a value near the greatest times a weight near the greatest is ``2**28`` units or more, and
 what is lost about ``2**-11`` for each term. The one-pass kernel computes flagged tiles again. An
-input is exempt if no weight of it is below ``2**-14`` of its greatest one: then the greatest value
-of a row meets a weight, and a small sum is one of large terms that cancel, which costs float32 as
-many bits. (Where that value is a dQ and the weight a real one, dP is tiny because of its cosine,
-whose rounding error is as large as what is lost.) In layers of random weights one sum in a million
-is so small, and of inputs to O outputs a part of about ``2**-14.5 O`` is not exempt without an
-imaginary weight, ``2**-29 O`` with one: up to 2048 outputs, a sum flags its tile in vain with a
-probability of at most 1e-7.
+input is exempt if no real weight of it is below ``2**-14`` of its greatest weight: then the
+greatest value of a row meets a weight, and a small sum is one of large terms that cancel, which
+costs float32 as many bits. (Where that value is a dQ whose imaginary weight is small, dP is tiny
+because of its cosine, whose rounding error is as large as what is lost.) In layers of random
+weights one sum in a million is so small, and of inputs to O outputs a part of about ``2**-14.5 O``
+is not exempt: up to 2048 outputs, a sum flags its tile in vain with a probability of at most 1e-7.
+A sum just above the threshold has an error of up to ``2**-16``.
 
 The forward multiplies no mask for steps of inputs without a negative input in the tile's rows, and
 backward_w none for tiles of inputs without one in the program's rows.
@@ -43,9 +45,12 @@ The planes are freed after each pass; the backward makes those of x and the weig
 output.
 
 Valid range: see `npu_planes` for what is too small; an infinite input gives NaN in the forward
-where its weight is too small. The gradient of a weight keeps fewer bits if log r of its input is
-exactly 0 (``|x| + eps`` is 1) in all rows of a tile whose dP or dQ exceed ``2**17`` times those of
-the others, and is 0 beyond ``2**39``. Everything else as in `npu`.
+where its weight is too small. The gradient of a weight keeps fewer bits if the rows of a tile
+whose dP or dQ exceed ``2**17`` times those of the others add exactly 0 to it, and is 0 beyond
+``2**39``. They do where log r of its input is 0 (``|x| + eps`` is 1) and, in the gradient of an
+imaginary weight, where no input of the row is negative while all imaginary weights are 0: the sine
+is 0 there, and so is the mask. A gradient of x overflows where a row's sum of dP and dQ times the
+weights, each divided by the input's greatest weight, exceeds 1.7e38. Everything else as in `npu`.
 """
 
 from __future__ import annotations
@@ -122,13 +127,13 @@ class Plan(NamedTuple):
 # sm_90's are the fastest of five on an H200 (of four with one product), others not measured. Two
 # stages must fit the 99 KiB of shared memory of the other chips with sm_80's table.
 PLANS = {
-    "sm_80": Plan(3, False, 108, Tiles(TILE, 64, 3), Tiles(TILE, 32, 3), Tiles(TILE, 64, 3)),
+    "sm_80": Plan(3, False, 108, Tiles(TILE, 64, 3), Tiles(TILE, 32, 3), Tiles(TILE, 32, 2)),
     "sm_90": Plan(3, True, 132, Tiles(TILE, 128, 3), Tiles(TILE, 64, 3), Tiles(TILE, 128, 3)),
-    "sm_100": Plan(3, True, 148, Tiles(TILE, 128, 3), Tiles(TILE, 64, 3), Tiles(TILE, 128, 3)),
+    "sm_100": Plan(3, True, 148, Tiles(TILE, 64, 3), Tiles(TILE, 64, 3), Tiles(TILE, 64, 3)),
 }
 # With one product, at `high` and `medium`.
 HIGH_PLANS = {
-    "sm_80": Plan(1, False, 108, Tiles(TILE, 64, 3), Tiles(TILE, 64, 3), Tiles(TILE, 64, 3)),
+    "sm_80": Plan(1, False, 108, Tiles(TILE, 64, 3), Tiles(TILE, 32, 3), Tiles(TILE, 32, 2)),
     "sm_90": Plan(1, True, 132, Tiles(TILE, 64, 6), Tiles(64, 64, 4), Tiles(TILE, 128, 3)),
     "sm_100": Plan(1, True, 148, Tiles(TILE, 64, 3), Tiles(TILE, 64, 3), Tiles(TILE, 64, 3)),
 }

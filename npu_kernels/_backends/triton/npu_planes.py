@@ -229,7 +229,8 @@ def npu_weight_planes_kernel(
         )
         largest = tl.maximum(largest, tl.max(size, axis=AXIS))
         if not PHASE:
-            size = tl.where((offs_o < O)[:, None], size, 3.4028234663852886e38)
+            # Not the imaginary weight: where dQ is 0, it does not pass on the row's greatest dP.
+            size = tl.where((offs_o < O)[:, None], finite_size(w_re), 3.4028234663852886e38)
             smallest = tl.minimum(smallest, tl.min(size, axis=0))
     # pi times a weight must fit too
     scale, inverse = scales(largest * 4.0 if PHASE else largest)
