@@ -57,7 +57,7 @@ NPU = [
         "triton-planes-room-for-pi": ("largest * 4.0 if PHASE", "largest * 1.0 if PHASE"),
         "triton-planes-closed-gates": ("w_re = tl.where(closed, w_re - w_re, w_re)", "w_re = tl.where(closed, w_re, w_re)"),
         "triton-planes-uneven-inputs": ("uneven = (smallest * scale < 1.0) & (largest > 0)", "uneven = largest < 0"),
-        "triton-planes-imaginary-weights": ("size = tl.where((offs_o < O)[:, None], finite_size(w_re), 3.4", "size = tl.where((offs_o < O)[:, None], size, 3.4"),
+        "triton-planes-imaginary-weights": ("size = tl.where(closed[None, :], finite_size(w_re), size)", "pass"),
         "triton-planes-even-inputs": ("uneven = (smallest * scale < 1.0) & (largest > 0)", "uneven = largest > 0"),
         "triton-planes-inputs-without-a-weight": ("uneven = (smallest * scale < 1.0) & (largest > 0)", "uneven = smallest * scale < 1.0"),
         "triton-planes-all-steps-of-weights": ("largest = tl.maximum(largest, tl.max(size, axis=AXIS))", "largest = tl.max(size, axis=AXIS)"),

@@ -157,7 +157,7 @@ def test_inputs_of_outputs_far_below_others(
 def test_the_greatest_value_meets_an_imaginary_weight_alone(
     plan: Any, device: str, kernels: ModuleType
 ) -> None:
-    """Where its sine is 0, the gate's gradient consists of far smaller values."""
+    """Where the gate is closed its sine may be 0: the gradient consists of far smaller values."""
     sample = RECORDS["npu"].sample(16, 32, 64, dtype=torch.float32, device=device)
     sample.x.abs_().add_(0.1)  # no negative input, and no sine
     weight_re, weight_im = sample.tensors["weight_re"], sample.tensors["weight_im"]

@@ -24,13 +24,15 @@ A row of dP and dQ has one scale, so that values far below the row's greatest ke
 small. So backward_x flags a tile that has a sum below ``2**8`` units, products of the inverse
 scales; a value near the greatest times a weight near the greatest is ``2**28`` units or more, and
 what is lost about ``2**-11`` for each term. The one-pass kernel computes flagged tiles again. An
-input is exempt if no real weight of it is below ``2**-14`` of its greatest weight: then the
-greatest value of a row meets a weight, and a small sum is one of large terms that cancel, which
-costs float32 as many bits. (Where that value is a dQ whose imaginary weight is small, dP is tiny
-because of its cosine, whose rounding error is as large as what is lost.) In layers of random
-weights one sum in a million is so small, and of inputs to O outputs a part of about ``2**-14.5 O``
-is not exempt: up to 2048 outputs, a sum flags its tile in vain with a probability of at most 1e-7.
-A sum just above the threshold has an error of up to ``2**-16``.
+input is exempt if no weight of it is below ``2**-14`` of its greatest one, nor, if its gate is
+closed, a real weight: then the greatest value of a row meets a weight, and a small sum is one of
+large terms that cancel, which costs float32 as many bits. (Where that value is a dQ and the weight
+a real one, dP is tiny because of its cosine, whose rounding error is as large as what is lost.
+Where it is a dP and the weight an imaginary one, dQ could be tiny only if ``Q`` is about 0, in
+spite of this weight.) In layers of random weights one sum in a million is so small, and of inputs
+to O outputs a part of about ``2**-14.5 O`` is not exempt without an imaginary weight, ``2**-29 O``
+with one: up to 2048 outputs, a sum flags its tile in vain with a probability of at most 1e-7. A sum
+just above the threshold has an error of up to ``2**-16``.
 
 The forward multiplies no mask for steps of inputs without a negative input in the tile's rows, and
 backward_w none for tiles of inputs without one in the program's rows.

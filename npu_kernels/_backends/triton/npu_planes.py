@@ -229,8 +229,11 @@ def npu_weight_planes_kernel(
         )
         largest = tl.maximum(largest, tl.max(size, axis=AXIS))
         if not PHASE:
-            # Not the imaginary weight: where dQ is 0, it does not pass on the row's greatest dP.
-            size = tl.where((offs_o < O)[:, None], finite_size(w_re), 3.4028234663852886e38)
+            if HAS_GATE:  # what a closed input adds to Q is 0, so its dQ may be 0 where dP is not
+                gate = tl.load(gate_ptr + k * I + offs_i, mask=offs_i < I, other=1.0)
+                closed = clamp_gate(gate.to(tl.float32)) == 0
+                size = tl.where(closed[None, :], finite_size(w_re), size)
+            size = tl.where((offs_o < O)[:, None], size, 3.4028234663852886e38)
             smallest = tl.minimum(smallest, tl.min(size, axis=0))
     # pi times a weight must fit too
     scale, inverse = scales(largest * 4.0 if PHASE else largest)
