@@ -78,7 +78,7 @@ def test_rivals_alternate():
 
 
 def test_a_call_that_fails_later_is_named():
-    """On a device a call is only started; what waits for it raises."""
+    """The name of the call is told: a device only starts it, and what waits for it raises."""
     last = ""
 
     def start(name: str) -> None:
@@ -95,7 +95,7 @@ def test_a_call_that_fails_later_is_named():
 
 
 def test_a_graph_keeps_its_operands():
-    """A graph has addresses alone: what lies there must live as long as its rival."""
+    """Operands live as long as the rival, because a graph has their addresses alone."""
     case = Case("npu", STEP, Size(5, 3, 2))
     held = []
 

@@ -50,7 +50,7 @@ def test_processor_time_of_a_step(record_property: Callable[[str, object], None]
 
 
 def test_tensors_share_memory_that_nobody_needs() -> None:
-    """What lives at once has its own place; what lives after another takes its place."""
+    """Tensors that live at once have places of their own; a later one takes an earlier one's."""
     from npu_kernels._backends.triton.tape import _packed
 
     assert _packed([]) == ([], 0)

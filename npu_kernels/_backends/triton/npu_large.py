@@ -131,7 +131,7 @@ class Plan(NamedTuple):
 PLANS = {
     "sm_80": Plan(3, False, 108, Tiles(TILE, 64, 3), Tiles(TILE, 32, 3), Tiles(TILE, 32, 2)),
     "sm_90": Plan(3, True, 132, Tiles(TILE, 128, 3), Tiles(TILE, 64, 3), Tiles(TILE, 128, 3)),
-    "sm_100": Plan(3, True, 148, Tiles(TILE, 64, 3), Tiles(TILE, 64, 3), Tiles(TILE, 64, 3)),
+    "sm_100": Plan(3, True, 148, Tiles(TILE, 128, 2), Tiles(TILE, 64, 3), Tiles(TILE, 128, 2)),
 }
 # With one product, at `high` and `medium`.
 HIGH_PLANS = {
