@@ -14,9 +14,10 @@ The model is for float32 at ``highest``; the other precisions follow it. It assu
 :data:`ASSUMED_ROWS` rows, so that a last batch with fewer rows launches the same kernels and is
 rounded in the same way.
 
-:data:`CHIPS` has the constants. Those of the H200 stand for compute capability 9.0: the clock, the
-instructions a cycle, the efficiency and the launches were measured there, with a slow processor
-(`benchmarks/results`). The others are data sheets' numbers with the H200's efficiency.
+:data:`CHIPS` has the constants. An H200 stands for compute capability 9.0: the bandwidth, the
+instructions a cycle, the efficiency and the host's cost of a launch, with a slow processor, are
+estimates from what was measured there (`benchmarks/NOTES.md`). The cost of a launch in a graph is
+assumed, and the rest is of data sheets. The other chips have their own rates and these estimates.
 """
 
 from __future__ import annotations

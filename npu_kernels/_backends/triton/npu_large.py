@@ -39,8 +39,7 @@ backward_w none for tiles of inputs without one in the program's rows.
 
 Where the chip copies tiles itself (compute capability 9.0 and more) tensor descriptors read the
 operands, elsewhere pointers. The forward and backward_x start as many programs as fit the chip at
-once, which take one tile after the other. On compute capability 9.0 a tile has 64 rows, and a
-multiprocessor two programs: while one stores its results or waits, the other multiplies.
+once, which take one tile after the other: one on each multiprocessor, or two with tiles of 64 rows.
 
 The planes are freed after each pass; the backward makes those of x and the weights anew. They take
 6 bytes for each input and 8 for each weight in the forward, and in the backward 16 more for each

@@ -80,7 +80,7 @@ class _Allocation(NamedTuple):
     shape: tuple[int, ...] | None  # None: those of the operand
     dtype: torch.dtype | None
     size: int  # bytes
-    first: int  # launch after which it is needed
+    first: int  # the first launch that may use it
     offset: int | None = None  # in the memory of what is no result
 
 
@@ -122,23 +122,21 @@ class Tape:
         self.descriptors = recorder.descriptors[::-1]
         self.kernels = [launch.kernel for launch in self.launches]
         self.hooks = [kernel.pre_run_hooks for kernel in self.kernels]
-        first = len(recorder.tensors) - len(recorder.allocations)
-        own = [index for index in range(first, len(recorder.tensors)) if index not in results]
-        lives = [
-            (allocation.size, allocation.first, recorder.last_use.get(index, allocation.first))
-            for index in own
-            for allocation in (recorder.allocations[index - first],)
-        ]
-        offsets, self.size = _packed(lives)
         self.allocations = list(recorder.allocations)
-        for index, offset in zip(own, offsets, strict=True):
-            allocation = self.allocations[index - first]
-            self.allocations[index - first] = allocation._replace(offset=offset)
-        places = {index: first + place for place, index in enumerate(
-            index for index in range(first, len(recorder.tensors)) if index in results
-        )}  # fmt: skip
+        operands = len(recorder.tensors) - len(self.allocations)
+        shared, lives, kept = [], [], list(range(operands))  # kept: tensors of their own
+        for number, (_, _, _, size, first, _) in enumerate(self.allocations):
+            index = operands + number
+            if index in results:
+                kept.append(index)
+            else:
+                shared.append(number)
+                lives.append((size, first, recorder.last_use.get(index, first)))
+        offsets, self.size = _packed(lives)
+        for number, offset in zip(shared, offsets, strict=True):
+            self.allocations[number] = self.allocations[number]._replace(offset=offset)
         # a tensor if there is one, else a tuple
-        self.results = itemgetter(*[places.get(index, index) for index in results])
+        self.results = itemgetter(*map(kept.index, results))
 
     def replay(self, operands: Sequence[Tensor | None]) -> Any:
         """The launcher's result; None, without a launch, where the recording does not hold."""
