@@ -35,6 +35,14 @@ CALLS: list[Call] = [
     # An exponent that is a difference of sums of 1e38.
     Call("npu", (37,), 109, 31, without=("gate",), dtype="float32",
          special=(("weight_im", "huge"),), isa="baseline"),
+    # A gate of the least subnormal number: pi times it is three of them.
+    Call("npu", in_features=5, out_features=4, dtype="float32", isa="baseline",
+         layouts=("permuted", "contiguous", "contiguous"),
+         special=(("x", "huge"), ("gate", "tiny"))),
+    # 1 / x overflows in products with other factors: gradients of the formula are inf, the kernel's
+    # are numbers.
+    Call("nmru", (300,), 3, isa="baseline", layouts=("permuted", "contiguous", "contiguous"),
+         special=(("x", "tiny"),)),
 ]  # fmt: skip
 TURNS: list[list[Call]] = []
 LOSSES: list[Loss] = [
@@ -67,6 +75,8 @@ ROLLOUTS: list[Rollout] = [
     Rollout(d=5, h=3, models=2, steps=8, dt=0.1, method="midpoint",
             layouts=("offset", "permuted", "expanded"), special=(("weight_im", "any"),),
             isa="baseline", seed=264),
+    Rollout(without=("weight_im",), derivatives=True, clip=False, isa="baseline",
+            special=(("u0", "infinite"),)),
 ]  # fmt: skip
 INTERPRETED: list[Call] = [
     # A gradient from results that were rounded to float16.

@@ -31,6 +31,7 @@ class Problem:
     overflows: whether products of parts of a result overflow, in an order that a kernel may choose.
     inexact: `exact`, with intermediate gradients changed too, where rounding errors of them remain
         and they cancel.
+    trajectories: whether the results are states [..., steps + 1, D], and their derivatives.
     same_bits: whether the number of threads may not change a bit (torch's own matrix products do
         not promise it).
     """
@@ -49,6 +50,7 @@ class Problem:
     threads: int = 1
     overflows: bool = False
     inexact: Callable[[Tensors, Change], tuple[Tensor, ...]] | None = None
+    trajectories: bool = False
 
 
 @contextlib.contextmanager

@@ -104,8 +104,9 @@ class Rollout(Printed):
         needs = tuple(name for bit, name in enumerate(present) if self.needs >> bit & 1)
         run = (True, self.route, self.isa, self.threads)
         return Problem(
-            function, formula, formula, present, upstream, memory.storages, needs, dtype, *run
-        )
+            function, formula, formula, present, upstream, memory.storages, needs, dtype, *run,
+            trajectories=True,
+        )  # fmt: skip
 
 
 def rollouts(
