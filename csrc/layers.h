@@ -3,6 +3,7 @@
 
 #include "core/ode/adaptive_api.h"
 #include "layers/inalu.h"
+#include "layers/nac.h"
 #include "layers/nalu.h"
 #include "layers/nau.h"
 #include "layers/nmu.h"
@@ -10,7 +11,7 @@
 
 // Families, from whose records the operators are made, by their kernels' names: X(nmu, Nmu) has nmu_forward,
 // nmu_backward, NmuForward, NmuBackward and the list of records NmuFamily.
-#define NPU_FAMILIES(X) X(npu, Npu) X(nmu, Nmu) X(nau, Nau) X(nalu, Nalu) X(inalu, Inalu)
+#define NPU_FAMILIES(X) X(npu, Npu) X(nmu, Nmu) X(nau, Nau) X(nac, Nac) X(nalu, Nalu) X(inalu, Inalu)
 
 namespace npu {
 

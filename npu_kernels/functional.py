@@ -40,6 +40,7 @@ for _name in ops.LAYERS:
     fast_path.set_backward(_name, autograd.GRADIENTS[_name])
 fast_path.set_backward("nmu", autograd.nmu_gradients)
 fast_path.set_backward("nau", reference.nau_backward)
+fast_path.set_backward("nac", reference.nac_backward)
 
 
 def npu(
@@ -201,11 +202,15 @@ def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
         weight, mask: ``[O, I]`` or ``[K, O, I]``.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. Plain torch on every backend: a matrix product.
+    Returns ``[..., O]`` or ``[K, ..., O]``. A matrix product: torch's own, except that small layers
+    on the CPU have kernels. The weights and their gradients have kernels at every size there.
 
     Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; equation 1 of "Neural Power
     Units".
     """
+    y = by_fast_path(fast_path.nac, x, weight, mask)
+    if y is not NotImplemented:
+        return y
     return call("nac", reference.nac, x, (weight, mask))
 
 

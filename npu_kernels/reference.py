@@ -173,6 +173,21 @@ def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
     return _apply(x, nac_weight(weight, mask))
 
 
+def nac_backward(
+    grad_y: Tensor, x: Tensor, weight: Tensor, mask: Tensor, needs: int
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of x, weight and mask, None without their bit in `needs`.
+
+    It takes any rows.
+    """
+    of_matrix = 2 if needs & 6 else 0
+    grad_x, d_w = nau_backward(grad_y, x, nac_weight(weight, mask), False, needs & 1 | of_matrix)
+    if d_w is None:
+        return grad_x, None, None
+    grad_weight, grad_mask = _nac_gradients(d_w, weight, mask)
+    return grad_x, grad_weight if needs & 2 else None, grad_mask if needs & 4 else None
+
+
 def nalu(
     x: Tensor,
     weight: Tensor,

@@ -68,7 +68,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Every backend of the CPU, forced; C++ kernels called directly and by their operators."""
     name = request.param
     if name == "operators":
-        for name in ("npu", "nmu", "nau", "nalu", "inalu", "mse", "adam", "ode"):
+        for name in ("npu", "nmu", "nau", "nac", "nalu", "inalu", "mse", "adam", "ode"):
             monkeypatch.setattr(fast_path, name, None)
         name = "cpu"
     with use_backend(name):

@@ -12,6 +12,11 @@ namespace npu {
 namespace NPU_ISA {
 namespace {
 
+template <typename T>
+T clipped(T weight) {  // nan stays nan
+  return weight < T(-1) ? T(-1) : (weight > T(1) ? T(1) : weight);
+}
+
 // A of one model as an operand of add_product: sums over inputs (columns = outs) or the reverse.
 template <typename T>
 void pack_weight(const NauInputs<T>& in, int64_t model, bool over_inputs, T* packed) {
@@ -20,8 +25,7 @@ void pack_weight(const NauInputs<T>& in, int64_t model, bool over_inputs, T* pac
   else pack<T>(weight, in.in, 1, in.out, in.in, packed);
   if (!in.clip) return;
   const int64_t size = over_inputs ? round_up(in.out, kColumns) * in.in : round_up(in.in, kColumns) * in.out;
-  for (int64_t n = 0; n < size; ++n)  // nan stays nan
-    packed[n] = packed[n] < T(-1) ? T(-1) : (packed[n] > T(1) ? T(1) : packed[n]);
+  for (int64_t n = 0; n < size; ++n) packed[n] = clipped(packed[n]);
 }
 
 // to [columns][registers] = packed times from [count][registers]; registers: a multiple of kRegisters.
@@ -135,6 +139,11 @@ class BackwardGroup {
 template <typename T>
 void nau_forward(const NauForward<T>& f, const Parallel& parallel) {
   const NauInputs<T>& in = f.inputs;
+  if (f.matrix != nullptr) {
+    const int64_t size = in.models * in.out * in.in;
+    for (int64_t n = 0; n < size; ++n) f.matrix[n] = in.clip ? clipped(in.weight[n]) : in.weight[n];
+    return;
+  }
   const int64_t blocks = ceil_div(in.rows, kBlockRows);
   parallel.over(in.models * blocks, [&](int64_t begin, int64_t end) {
     Scratch<T> weight(round_up(in.out, kColumns) * in.in), x(in.in * kBlockRows), y(in.out * kBlockRows);
@@ -156,8 +165,10 @@ template <typename T>
 void nau_backward(const NauBackward<T>& f, const Parallel& parallel) {
   const NauInputs<T>& in = f.inputs;
   const int64_t size = in.out * in.in;
-  const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 21) / most<int64_t>(size, 1));
-  sum_rows(in.models, groups, size, parallel, f.grad_weight, [&] { return BackwardGroup<T>(f); });
+  if (!f.has_matrix) {
+    const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 21) / most<int64_t>(size, 1));
+    sum_rows(in.models, groups, size, parallel, f.grad_weight, [&] { return BackwardGroup<T>(f); });
+  }
   if (f.grad_weight == nullptr || !in.clip) return;
   for (int64_t n = 0; n < in.models * size; ++n)
     if (!(in.weight[n] >= T(-1) && in.weight[n] <= T(1))) f.grad_weight[n] = T(0);

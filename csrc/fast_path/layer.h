@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "matrix.h"
 #include "sizes.h"
 
 namespace npu_fast_path {
@@ -48,6 +49,13 @@ struct Fast {
       else result = empty_result(operands[0], n);
       kept[i] = result.mutable_data_ptr();
     }
+    if constexpr (L::by_matrix) {
+      if (!takes(operands[0], n)) {
+        const Tensor into = kKept > 0 && save ? results.back() : Tensor();
+        multiply(operands[0], matrix(operands, options, n, kept.data(), into), n, results[0]);
+        return results;
+      }
+    }
     by_dtype(operands[0].scalar_type(), [&](auto zero) {
       using T = decltype(zero);
       const auto in = data<T>(operands);
@@ -56,6 +64,23 @@ struct Fast {
       (npu::kernels<T>().*L::template forward_kernel<T>)(L::forward(call), threads_for<L>(n));
     });
     return results;
+  }
+
+  static bool takes(const Tensor& x, const Sizes& n) { return L::takes(n, x.scalar_type() == at::kFloat); }
+
+  // What y is x times of, [(K,) O, I], in that tensor if it is defined.
+  static Tensor matrix(const Operands& operands, const Options& options, const Sizes& n, void* const* kept,
+                       const Tensor& into) {
+    if (L::weight_is_matrix(options.data())) return operands[1];
+    const Tensor result = into.defined() ? into : at::empty(operands[1].sizes(), operands[1].options());
+    by_dtype(result.scalar_type(), [&](auto zero) {
+      using T = decltype(zero);
+      const auto in = data<T>(operands);
+      const npu::ForwardCall<T> call{
+          {n, in.data(), options.data()}, nullptr, kept, result.template mutable_data_ptr<T>()};
+      (npu::kernels<T>().*L::template forward_kernel<T>)(L::forward(call), threads_for_matrix(n));
+    });
+    return result.view(operands[1].sizes());
   }
 
   // saved: the operands, y where it is taken, what was kept.
@@ -70,18 +95,41 @@ struct Fast {
     variable_list grads = empty_gradients({saved.begin(), saved.begin() + kOperands}, n, needs);
     std::array<const void*, kKept + 1> kept{};
     for (size_t i = 0; i < kKept; ++i) kept[i] = results[1 + i].const_data_ptr();
+    bool known = false;  // the gradient of x, and that of the matrix, which takes the place of a weight's
+    Tensor grad_matrix;
+    if constexpr (L::by_matrix) {
+      known = !takes(saved[0], n);
+      if (known) {
+        for (const Tensor& grad : grads)
+          if (&grad != grads.data() && grad.defined()) grad_matrix = grad;
+        const std::array<void*, 1> keeps_nothing{};
+        if (grads[0].defined()) {
+          const Tensor factor = kKept > 0 ? results.back().view(operands[1].sizes())
+                                          : matrix(operands, options, n, keeps_nothing.data(), Tensor());
+          multiply_back(upstream, factor, n, grads[0]);
+        }
+        if (!grad_matrix.defined()) {
+          add_models(grads, n);
+          return grads;
+        }
+        multiply_rows(upstream, operands[0], n, grad_matrix);
+      }
+    }
     by_dtype(saved[0].scalar_type(), [&](auto zero) {
       using T = decltype(zero);
       const auto in = data<T>(operands);
       std::array<T*, kOperands> out{};
-      for (size_t i = 0; i < kOperands; ++i)
+      for (size_t i = known ? 1 : 0; i < kOperands; ++i)
         if (grads[i].defined()) out[i] = grads[i].template mutable_data_ptr<T>();
       const npu::BackwardCall<T> call{{n, in.data(), options.data()},
-                                      upstream.const_data_ptr<T>(),
+                                      known ? nullptr : upstream.const_data_ptr<T>(),
                                       L::takes_y ? results[0].template const_data_ptr<T>() : nullptr,
                                       kept.data(),
-                                      out.data()};
-      (npu::kernels<T>().*L::template backward_kernel<T>)(L::backward(call), threads_for<L>(n));
+                                      out.data(),
+                                      known ? grad_matrix.template const_data_ptr<T>() : nullptr};
+      const auto run = npu::kernels<T>().*L::template backward_kernel<T>;
+      if (known) run(L::backward(call), threads_for_matrix(n));
+      else run(L::backward(call), threads_for<L>(n));
     });
     add_models(grads, n);
     return grads;
@@ -158,7 +206,7 @@ struct Fast {
     }
     Sizes n;
     if (at != count || !fit(operands[0], operands[1], npu::doubles_inputs<L>(), n) ||
-        !L::takes(n, dtype == at::kFloat) || !belong(operands, n))
+        (!L::by_matrix && !L::takes(n, dtype == at::kFloat)) || !belong(operands, n))
       Py_RETURN_NOTIMPLEMENTED;
     Tensor y;
     {

@@ -63,6 +63,7 @@ struct ForwardCall {
   Given<T> given;
   T* y;
   void* const* kept;
+  T* matrix = nullptr;  // of a by_matrix layer: what y would be x times of is wanted, here, and y is null
 
   template <typename V>
   V* kept_as(size_t index) const {
@@ -75,7 +76,8 @@ struct BackwardCall {
   const T* grad_y;
   const T* y;  // where the layer takes it
   const void* const* kept;
-  T* const* grads;  // of x, for each model even when x is shared, and of the weights
+  T* const* grads;                 // of x, for each model even when x is shared, and of the weights
+  const T* grad_matrix = nullptr;  // of a by_matrix layer: the matrix' gradient, which is known; grad_y is null
 
   template <typename V>
   const V* kept_as(size_t index) const {
@@ -99,7 +101,8 @@ struct Layer {
   static constexpr std::array<Kept, 0> kept{};
   static constexpr bool takes_y = false;    // the backward, beside what is kept
   static constexpr bool registered = true;  // as operators
-  // Whether the fast path takes the call; single: in float32.
+  static constexpr bool by_matrix = false;  // nau.h
+  // Whether the kernels take the whole call; single: in float32.
   static bool takes(const Sizes&, bool) { return true; }
   // False where there is no such kernel for the call; then nothing was done.
   template <typename T>

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/scratch.h"
+#include "matrix_checks.h"
 #include "npu_checks.h"
 
 namespace {
@@ -30,26 +31,6 @@ class Products {
  private:
   std::vector<long double> before_, behind_;
 };
-
-// y, grad_x and grad_weight of a layer with one weight; nan where nothing was written.
-template <typename T, typename Inputs, typename Forward, typename Backward>
-std::array<std::vector<T>, 3> results_of(const char* layer, const Shape& n, const std::vector<T>& grad_y,
-                                         const Inputs& inputs, Forward forward, Backward backward,
-                                         int64_t factors = 1) {
-  const T nan = std::numeric_limits<T>::quiet_NaN();
-  std::array<std::vector<T>, 3> results[2];
-  for (int run = 0; run < 2; ++run) {
-    const npu::Parallel parallel = workers(run ? 3 : 1);
-    auto& [y, gx, gw] = results[run];
-    y.assign(n.models * n.rows * n.out, nan);
-    gx.assign(n.models * n.rows * n.in, nan);
-    gw.assign(n.models * n.out * n.in * factors, nan);
-    forward({inputs, y.data()}, parallel);
-    backward({inputs, grad_y.data(), gx.data(), gw.data()}, parallel);
-  }
-  if (results[0] != results[1]) std::printf("FAILED: %s: other bits from three threads\n", layer), ++failures;
-  return results[0];
-}
 
 template <typename T>
 void check_nmu(const Shape& n, int64_t times) {
@@ -136,40 +117,6 @@ void check_nmru(const Shape& n, bool separate, bool clip, int64_t times) {
     compare("nmru y", results[0], y, 4 * factors);
     compare("nmru grad_x", results[1], gx, 4 * factors + n.out);
     compare("nmru grad_weight", results[2], gw, 4 * factors + n.rows);
-  });
-}
-
-template <typename T>
-void check_nau(const Shape& n, bool clip, int64_t times) {
-  Case<T> c(n);
-  for (T& w : c.wr) w *= 2;        // some lie outside [-1, 1]
-  if (!c.wr.empty()) c.wr[0] = 1;  // the clip lets the gradient of its bounds through
-  const Case<T> all = c.repeated(times);
-  const npu::NauInputs<T> inputs{n.models, all.n.rows, n.in, n.out, all.x.data(), n.shared_x, c.wr.data(), clip};
-  using V = std::vector<long double>;
-  V y(n.models * n.rows * n.out), gx(n.models * n.rows * n.in), gw(c.wr.size());
-  for (int64_t k = 0; k < n.models; ++k) {
-    for (int64_t b = 0; b < n.rows; ++b) {
-      const T* x = c.x.data() + ((n.shared_x ? 0 : k * n.rows) + b) * n.in;
-      for (int64_t o = 0; o < n.out; ++o) {
-        const int64_t at = (k * n.rows + b) * n.out + o;
-        for (int64_t i = 0; i < n.in; ++i) {
-          const T w = c.wr[(k * n.out + o) * n.in + i];
-          const long double a = clip ? std::min<T>(std::max<T>(w, -1), 1) : w;
-          y[at] += a * x[i];
-          gx[(k * n.rows + b) * n.in + i] += a * c.grad_y[at];
-          if (!clip || std::fabs(w) <= 1) gw[(k * n.out + o) * n.in + i] += (long double)x[i] * c.grad_y[at];
-        }
-      }
-    }
-  }
-  on_each_isa([&] {
-    const auto& kernels = npu::kernels<T>();
-    const auto results = results_of<T>("nau", all.n, all.grad_y, inputs, kernels.nau_forward, kernels.nau_backward);
-    if (times > 1) return compare_sum("nau grad_weight", results[2], gw, times);
-    compare("nau y", results[0], y, n.in);
-    compare("nau grad_x", results[1], gx, n.out);
-    compare("nau grad_weight", results[2], gw, n.rows);
   });
 }
 
@@ -443,6 +390,8 @@ void check_all(const Shape& n, int bits, int64_t times) {
   if (bits < 2) {
     check_nau<float>(n, true, times);
     check_nau<double>(n, false, times);
+    check_nac<float>(n, times);
+    check_nac<double>(n, times);
     check_mse<float>(n, times);
     check_mse<double>(n, times);
   }

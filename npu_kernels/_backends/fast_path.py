@@ -52,10 +52,11 @@ nmru: Callable[..., Any] | None = None
 nalu: Callable[..., Any] | None = None
 inalu: Callable[..., Any] | None = None
 nau: Callable[..., Any] | None = None
+nac: Callable[..., Any] | None = None
 mse: Callable[..., Any] | None = None
 adam: Callable[..., Any] | None = None
 ode: Callable[..., Any] | None = None
-NAMES = ("npu", "nmu", "nmru", "nalu", "inalu", "nau", "mse", "adam", "ode")
+NAMES = ("npu", "nmu", "nmru", "nalu", "inalu", "nau", "nac", "mse", "adam", "ode")
 
 _set_backward: Callable[[str, Callable[..., Any]], None] | None = None
 reason: str = "not loaded yet"
@@ -99,7 +100,7 @@ def set_backward(name: str, function: Callable[..., Any]) -> None:
 
 def load() -> None:
     """Load the library where it is built for this torch and Python."""
-    global npu, nmu, nmru, nalu, inalu, nau, mse, adam, ode, reason, _set_backward
+    global npu, nmu, nmru, nalu, inalu, nau, nac, mse, adam, ode, reason, _set_backward
     runs, reason = cpu.available()
     if not runs:
         return
@@ -118,6 +119,6 @@ def load() -> None:
         reason = f"{LIBRARY.name} does not load with torch {torch.__version__}: {error}"
         return
     npu, nmu, nmru = module.npu, module.nmu, module.nmru
-    nalu, inalu = module.nalu, module.inalu
-    nau, mse, adam, ode = module.nau, module.mse, module.adam, module.ode
+    nalu, inalu, nau, nac = module.nalu, module.inalu, module.nau, module.nac
+    mse, adam, ode = module.mse, module.adam, module.ode
     _set_backward, reason = module.set_backward, ""

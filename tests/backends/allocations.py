@@ -48,7 +48,7 @@ Case = tuple[str, Callable[[], Callable[[], Any]]]
 
 
 def layers() -> Iterator[Case]:
-    for name in ("npu", "nmu", "nmru", "nau", "nalu", "inalu"):
+    for name in ("npu", "nmu", "nmru", "nau", "nac", "nalu", "inalu"):
         for dtype in DTYPES:
             # The same code allocates in both: one of them has every size.
             for batch, ins, outs, models in (
@@ -226,7 +226,7 @@ def run(case: Case, malloc: Malloc) -> dict[str, Any]:
 def main(path: str) -> None:
     torch.set_num_threads(2)
     if path == "operators":
-        for name in ("npu", "nmu", "nmru", "nau", "nalu", "inalu", "mse", "adam", "ode"):
+        for name in ("npu", "nmu", "nmru", "nau", "nac", "nalu", "inalu", "mse", "adam", "ode"):
             setattr(fast_path, name, None)
     else:
         assert fast_path.npu is not None, fast_path.reason

@@ -12,8 +12,9 @@ import shutil
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,12 +23,12 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import npu_kernels
-from npu_kernels import NALU, NAU, NMU, NPU, env, functional, iNALU, reference
+from npu_kernels import NAC, NALU, NAU, NMU, NPU, env, functional, iNALU, reference
 from npu_kernels._backends import cpu, fast_path
 from npu_kernels._testing.samples import RECORDS, Sample
 from tests.conftest import needs_library
 from tests.support.building import run_python
-from tests.support.compare import assert_equal
+from tests.support.compare import assert_equal, normwise_error
 
 pytestmark = needs_library
 
@@ -72,7 +73,7 @@ def test_same_bits_as_the_operators(sample: Sample, monkeypatch: pytest.MonkeyPa
     )
 
 
-@pytest.mark.parametrize("name", ["npu", "nau", "nmu", "nmru", "nalu", "inalu"])
+@pytest.mark.parametrize("name", ["npu", "nau", "nac", "nmu", "nmru", "nalu", "inalu"])
 def test_gradients_that_nobody_needs_are_not_made(name: str) -> None:
     """A backward allocates one tensor for every gradient that is asked for, and no other."""
     sample = RECORDS[name].sample(4, 5, 3).requires_grad()
@@ -310,12 +311,74 @@ def test_nau_special_values() -> None:
     torch.testing.assert_close(weight.grad, expected.grad, equal_nan=True)
 
 
-def test_large_naus_are_torchs() -> None:
-    assert "FastPath<npu::N" in NAU(64, 64)(torch.randn(3, 64)).grad_fn.name()
-    for rows, inputs, outputs in ((3, 65, 4), (3, 4, 65), (1000, 64, 64)):
-        assert (
-            "FastPath<npu::N" not in NAU(inputs, outputs)(torch.randn(rows, inputs)).grad_fn.name()
+def products_of_torch(call: Callable[[], Any]) -> int:
+    """The number of torch's matrix products in a call."""
+    with torch.profiler.profile() as profile:
+        call()
+    return sum(event.name in ("aten::mm", "aten::bmm") for event in profile.events())
+
+
+@pytest.mark.parametrize("name", ["nau", "nac"])
+@pytest.mark.parametrize("models", [None, 3])
+def test_large_products_are_torchs(name: str, models: int | None) -> None:
+    """A step of a small layer has none of torch's products, one of a large layer three."""
+    for rows, inputs, outputs, products in (
+        (3, 64, 64, 0), (3, 65, 4, 3), (3, 4, 65, 3), (1000, 64, 64, 3),
+    ):  # fmt: skip
+        sample = RECORDS[name].sample(rows, inputs, outputs, num_models=models).requires_grad()
+
+        def step(sample: Sample = sample) -> None:
+            sample.call(RECORDS[name].function).sum().backward()
+
+        assert products_of_torch(step) == products
+
+
+@pytest.mark.parametrize("name", ["nau", "nac"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("shape", "models"),
+    [
+        ((40, 100), None), ((5, 8, 100), None), ((100,), None), ((3, 40, 100), 3),
+        ((3, 5, 8, 100), 3), ((40, 100), 3), ((40, 100), 1), ((1, 40, 100), 1),
+    ],
+)  # fmt: skip
+def test_large_products(
+    name: str, dtype: torch.dtype, shape: tuple[int, ...], models: int | None
+) -> None:
+    """Value, gradients, each of them alone, and second derivatives are the formula's."""
+    record = RECORDS[name]
+    weights = record.sample(2, 100, 70, num_models=models, dtype=dtype).tensors
+    tensors = [torch.randn(shape, dtype=dtype), *(t for t in weights.values() if t is not None)]
+
+    def derivatives(needed: Sequence[int]) -> list[Tensor]:
+        leaves = [t.clone().requires_grad_(n in needed) for n, t in enumerate(tensors)]
+        y = record.function(*leaves)
+        grads = torch.autograd.grad(y.square().sum(), [leaves[n] for n in needed])
+        again = torch.autograd.grad(
+            record.function(*leaves).sin().sum(), [leaves[n] for n in needed], create_graph=True
         )
+        second = torch.autograd.grad(
+            sum(g.square().sum() for g in again), [leaves[n] for n in needed]
+        )
+        return [y.detach(), *grads, *second]
+
+    for needed in (range(len(tensors)), *((n,) for n in range(len(tensors)))):
+        actual = derivatives(needed)
+        with npu_kernels.use_backend("reference"):
+            expected = derivatives(needed)
+        for a, b in zip(actual, expected, strict=True):
+            assert a.shape == b.shape
+            assert normwise_error(a, b) < 200 * torch.finfo(dtype).eps
+
+
+def test_a_nac_that_saw_its_weights_change_raises() -> None:
+    for features in (3, 100):
+        layer = NAC(features, 4)
+        y = layer(torch.randn(5, features))
+        with torch.no_grad():
+            layer.weight.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
 
 
 # ---- NALU, iNALU ----------------------------------------------------------------------------

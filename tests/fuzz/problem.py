@@ -12,7 +12,7 @@ from npu_kernels._backends import cpu, fast_path
 from npu_kernels._testing.samples import fill_uninitialized_with_nan
 from tests.fuzz.memory import bits
 
-FAST = ("npu", "nmu", "nmru", "nau", "nalu", "inalu", "mse", "adam", "ode")
+FAST = ("npu", "nmu", "nmru", "nau", "nac", "nalu", "inalu", "mse", "adam", "ode")
 ISAS: tuple[str | None, ...] = tuple(cpu.supported_isas()) if cpu.available()[0] else (None,)
 Tensors = dict[str, Tensor]
 Change = Callable[[Tensor], Tensor]

@@ -31,7 +31,7 @@ SIBLINGS = [
         "nmru-clipped-weight-in-the-signs": ("if (Separate) *packed++ = given;", "if (Separate) *packed++ = w;"),
     }),
     *mutants(CORE + "nau.cpp", KERNELS, {
-        "nau-lower-clip": ("packed[n] < T(-1) ? T(-1) :", "packed[n] < T(0) ? T(0) :"),
+        "nau-lower-clip": ("return weight < T(-1) ? T(-1) :", "return weight < T(0) ? T(0) :"),
         "nau-clip-mask-below": (
             "if (!(in.weight[n] >= T(-1) && in.weight[n] <= T(1)))",
             "if (!(in.weight[n] <= T(1)))",
@@ -77,6 +77,11 @@ SIBLINGS = [
             "  for (; seen < values && !zeros; ++seen) zeros = in.x[seen] == T(0);\n",
             "",
         ),
+    }),
+    *mutants(CORE + "nac.cpp", KERNELS, {
+        "nac-product-of-the-first-model": ("nac_gradients<T>(S::load_first(grad + n, lanes),", "nac_gradients<T>(S::load_first(grad + n % (in.out * in.in), lanes),"),
+        "nac-clips-as-the-nau": ("in.shared_x, product, false};", "in.shared_x, in.weight, false};"),
+        "nac-known-gradient-ignored": ("const T* grad = f.grad_product;", "const T* grad = nullptr;"),
     }),
     *mutants(CORE + "nac.h", KERNELS, {
         "nac-mask-slope": ("grad * turn * share * (one - share)", "grad * turn * share"),

@@ -37,6 +37,10 @@ REFERENCE = [
         "reference-nalu-needs": ("g if needs >> bit & 1 else None for", "g for"),
         "reference-nac-mask": ("d_w * turn * share * (1 - share)", "d_w * turn * share"),
     }),
+    *mutants(PACKAGE + "reference.py", "tests/backends/test_fast_path.py -k large_products", {
+        "reference-nac-needs": ("of_matrix = 2 if needs & 6 else 0", "of_matrix = 2 if needs & 2 else 0"),
+        "reference-nac-clips": ("nac_weight(weight, mask), False, needs & 1 | of_matrix)", "weight, False, needs & 1 | of_matrix)"),
+    }),
     *mutants(PACKAGE + "reference.py", ("tests/operators/test_reference.py -k nalu", "tests/backends/test_isa.py -k 'special_input or zero'", "tests/layers/test_edges.py -k inalu"), {
         "reference-inalu-beyond-omega": (".masked_fill(e > omega, 0)", ""),
         "reference-inalu-count-of-zeros": ("zeros = zero.sum(-1).clamp(max=2)", "zeros = zero.sum(-1).clamp(max=1)"),

@@ -97,7 +97,11 @@ def test_half_precision(name: str, dtype: torch.dtype, backend: str) -> None:
     sample = record.sample(9, 5, 3, num_models=2, dtype=dtype)
     y = sample.call(record.function)
     assert y.dtype == dtype
-    assert torch.equal(y, sample.map(Tensor.float).call(record.function).to(dtype))
+    in_float32 = sample.map(Tensor.float).call(record.function).to(dtype)
+    if name == "nac":  # by the formula in half precision, by a kernel in float32: two roundings
+        torch.testing.assert_close(y, in_float32, rtol=torch.finfo(dtype).eps, atol=1e-6)
+    else:
+        assert torch.equal(y, in_float32)
     leaves = sample.requires_grad()
     leaves.call(record.function).float().square().sum().backward()
     assert all(leaf.grad is not None and leaf.grad.dtype == dtype for leaf in leaves.leaves())
@@ -119,8 +123,8 @@ def test_autocast(name: str, dtype: torch.dtype, backend: str) -> None:
     assert y.dtype == mixed.dtype == torch.float32
     assert double.dtype == torch.float64
     plain = sample.call(record.function)
-    # under autocast torch's product, otherwise its own kernel
-    if name == "nau" and backend == "cpu":
+    # under autocast the formula, otherwise a kernel
+    if name in ("nau", "nac") and backend == "cpu":
         assert normwise_error(y, plain) < 1e-6
     else:
         assert torch.equal(y, plain)

@@ -32,6 +32,7 @@ def plain_layer(name: str, models: int | None = None) -> list[Any]:
     weights: dict[str, list[Any]] = {
         "npu": [torch.rand(matrix), torch.rand(matrix), torch.rand(*lead, I), None, "clip"],
         "nau": [torch.rand(matrix), True],
+        "nac": [torch.rand(matrix), torch.rand(matrix)],
         "nmu": [torch.rand(matrix), True],
         "nalu": [*(torch.rand(matrix) for _ in range(3)), torch.rand(*lead, O), 1e-7],
         "inalu": [*(torch.rand(matrix) for _ in range(5)), 1e-7, 20.0],
