@@ -108,10 +108,7 @@ struct Fast {
                                           : matrix(operands, options, n, keeps_nothing.data(), Tensor());
           multiply_back(upstream, factor, n, grads[0]);
         }
-        if (!grad_matrix.defined()) {
-          add_models(grads, n);
-          return grads;
-        }
+        if (!grad_matrix.defined()) return grads;  // autograd adds up the models
         multiply_rows(upstream, operands[0], n, grad_matrix);
       }
     }

@@ -258,6 +258,58 @@ def test_results_survive_slow_and_lost_ranks():
     torch.multiprocessing.spawn(_process, (_free_port(),), nprocs=2)
 
 
+class _Deadly:
+    """Measurements that end the process that reads them, unless it is this one."""
+
+    def __init__(self, times, folder):
+        self.times, self.folder, self.process = times, folder, os.getpid()
+
+    def __array__(self, dtype=None, copy=None):
+        read = len(list(self.folder.iterdir()))
+        if os.getpid() != self.process and read < self.times:
+            (self.folder / str(read)).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return X
+
+    def __len__(self):
+        return len(X)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
+@pytest.mark.parametrize("times", [1, 99])
+def test_a_lost_worker_loses_no_other_problem(times, tmp_path):
+    """A problem that loses its worker is fitted again; at the second time that is its error."""
+    y = 3 * X[:, 0] / X[:, 1]
+    problems = {n: (X, y) for n in range(5)}
+    problems[2] = (_Deadly(times, tmp_path), y)
+    with pytest.warns(UserWarning, match=r"^fit_many: a worker was lost \(TerminatedWorkerError\)"):
+        outcomes = fit_many(problems, MODEL, n_jobs=2)
+    assert [outcome.name for outcome in outcomes] == list(problems)
+    assert outcomes.complete
+    lost = [outcome.name for outcome in outcomes if outcome.error is not None]
+    assert lost == ([] if times == 1 else [2])
+    assert all(str(o).endswith("y = 3*x0/x1") for o in outcomes if o.error is None)
+
+
+@pytest.mark.parametrize("backend", ["dask", "ray"])
+def test_backends_of_further_machines(backend):
+    """Their workers give what this process gives."""
+    with contextlib.ExitStack() as stack:
+        if backend == "dask":
+            distributed = pytest.importorskip("distributed", reason="Dask is not installed")
+            cluster = stack.enter_context(
+                distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+            )
+            stack.enter_context(distributed.Client(cluster))
+        else:
+            ray = pytest.importorskip("ray", reason="Ray is not installed")
+            ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+            stack.callback(ray.shutdown)
+            pytest.importorskip("ray.util.joblib").register_ray()
+        stack.enter_context(joblib.parallel_config(backend=backend))
+        assert same(fit_many(PROBLEMS, MODEL, n_jobs=2))
+
+
 class _Lists(joblib.parallel.ThreadingBackend):
     """A backend without generators, such as ray's."""
 

@@ -31,7 +31,6 @@ EXTENSION = [
     *mutants(FAST_PATH + "layer.h", "tests/backends/test_fast_path.py -k large_products", {
         "matrix-always-by-the-kernels": ("if (!takes(operands[0], n)) {", "if (false) {"),
         "matrix-gradients-by-the-kernels": ("known = !takes(saved[0], n);", "known = false;"),
-        "matrix-models-that-share-x": ("add_models(grads, n);\n          return grads;", "return grads;"),
         "matrix-weight-as-it-is": ("if (L::weight_is_matrix(options.data())) return operands[1];", "return operands[1];"),
     }),
     *mutants("csrc/ops.cpp", "tests/ode/test_ode_kernel.py -k 'gradients_alone or options or operators or second'", {

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from npu_kernels._common.notices import warn
 from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._jobs.progress import Progress
 from npu_kernels._laws.table.arguments import column_names
@@ -85,7 +86,9 @@ def fit_many(
             a sequence, or a dict whose keys become names.
         model: with the parameters for all; an integer random_state gives the same numbers each
             time. It is not fitted.
-        n_jobs: processes, as in joblib.
+        n_jobs: processes, as in joblib, whose backends (Dask, Ray) bring further machines. Where a
+            worker is lost, a warning says so, and the problems at work are fitted again, each by
+            itself; one that loses its worker again has that error as its outcome.
         checkpoint: a folder, made if it is absent, with a file for each problem. The same call
             continues from it; so does one with more problems, or with the problems in another
             order.
@@ -188,6 +191,35 @@ def _fitted(
             if not outcome.complete:
                 return
         return
+    from joblib import effective_n_jobs
+
+    done = 0
+    while done < len(named):
+        try:
+            for outcome in _in_parallel(named[done:], model, folder, n_jobs):
+                done += 1
+                yield outcome
+        except Exception as error:  # the backend's own, since `_one` keeps those of a fit
+            at_work = named[done : done + effective_n_jobs(n_jobs)]
+            warn(
+                f"fit_many: a worker was lost ({type(error).__name__}); the next problems are "
+                f"fitted again, one at a time: {', '.join(str(name) for name, _ in at_work)}"
+            )
+            for problem in at_work:
+                done += 1
+                try:
+                    yield from _in_parallel([problem], model, folder, n_jobs)
+                except Exception as again:
+                    yield Outcome(problem[0], None, again)
+
+
+def _in_parallel(
+    named: list[tuple[Any, tuple[Any, ...]]],
+    model: NPURegressor,
+    folder: Path | None,
+    n_jobs: int | None,
+) -> Iterator[Outcome]:
+    """The outcomes in order, by joblib's backend."""
     from joblib import Parallel, delayed, effective_n_jobs
 
     jobs = [delayed(_one)(name, data, model, folder) for name, data in named]
