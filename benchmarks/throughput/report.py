@@ -81,6 +81,7 @@ BARS = {"eager": "eager", "compile": "torch.compile"}  # the picture's, and thei
 PROCESSORS = {
     ("AMD EPYC", None): "AMD Zen 4",
     ("AMD EPYC", "25/1/1"): "AMD Zen 3",
+    ("AMD EPYC", "25/17/1"): "AMD Zen 4",
     ("AMD EPYC", "26/2/1"): "AMD Zen 5",
     ("Intel(R) Xeon(R) Processor", None): "Intel Sapphire Rapids",
     ("Intel(R) Xeon(R) Processor", "6/167/1"): "Intel Granite Rapids",

@@ -100,7 +100,7 @@ def diagram(axis: Any, best: dict[str, Any]) -> None:
                     continue
                 color, width = "tab:red" if value < 0 else "tab:blue", min(1.0, abs(value))
                 axis.plot(*zip(start, end, strict=True), color=color, linewidth=0.5 + 2.5 * width)
-                share = 0.3 if start[0] > 0.5 else 0.7
+                share = 0.2 if start[0] > 0.5 else 0.8  # near the unit: no two texts meet
                 x, height_of_text = (start[k] + share * (end[k] - start[k]) for k in (0, 1))
                 axis.text(x, height_of_text, f"{value:.3g}", ha="center", va="bottom")
     axis.set(xlim=(-0.4, 2.5), ylim=(0, 1))
