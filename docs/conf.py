@@ -52,7 +52,11 @@ html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_title = f"npu_kernels {release}"
-html_theme_options = {"sidebar_hide_name": False}
+html_theme_options: dict[str, object] = {"sidebar_hide_name": False}
+for address in re.findall(r'^Repository = "(.*)"', SETTINGS, re.M):  # none before publication
+    html_theme_options |= {
+        "source_repository": address, "source_branch": "main", "source_directory": "docs/",
+    }  # fmt: skip
 exclude_patterns = ["_build"]
 
 # Files beside docs/ that have a page here: links to the file, which also work in the repository, go
