@@ -31,7 +31,8 @@ NOTES = """
   without. Other `torch.func` transforms, and per-sample gradients, compute by the eager formulas.
 - **Exported programs** hold the fused operators and need `import npu_kernels` where they run; so
   does an AOTInductor package. `program.run_decompositions(npu_kernels.interop.decompositions())`
-  leaves plain aten, for C++. `torch.onnx.export(model, ...)` takes the formulas by itself.
+  leaves plain aten, for C++, and for ExecuTorch, whose `to_edge` takes that program.
+  `torch.onnx.export(model, ...)` takes the formulas by itself.
 - **torch.jit.trace** records the eager formulas: a traced program has the right derivatives, needs
   no `npu_kernels` where it runs, and is as slow as they are. `torch.export` keeps the fused
   operators.

@@ -90,6 +90,17 @@ def test_onnx(source: str, tmp_path: Path) -> None:
         assert normwise_error(torch.from_numpy(y), model(x)) < 1e-5
 
 
+def test_executorch() -> None:
+    """ExecuTorch's runtime gives the layers' values."""
+    exir: Any = pytest.importorskip("executorch.exir", reason="ExecuTorch is not installed")
+    runtime: Any = pytest.importorskip("executorch.runtime")
+    model, x = _model(), torch.randn(5, 3)
+    plain = torch.export.export(model, (x,)).run_decompositions(interop.decompositions())
+    program = exir.to_edge(plain).to_executorch()
+    method = runtime.Runtime.get().load_program(program.buffer).load_method("forward")
+    assert normwise_error(method.execute([x])[0], model(x)) < 1e-4
+
+
 @needs_compiler
 def test_aot_inductor_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled ahead of time around the fused operators, loaded from its file, any batch size."""
