@@ -26,6 +26,7 @@ FILES = (
     "tests/operators/test_torch_features.py", "tests/operators/test_operators.py",
     "tests/operators/test_transforms.py", "tests/training/test_optim.py",
     "tests/training/test_training.py", "tests/training/test_training_loops.py",
+    "tests/training/test_training_obstacles.py",
     "tests/training/test_training_plan.py", "tests/training/test_training_run.py",
 )  # fmt: skip
 # No sanitizer sees more in these: they compile, start processes that load no sanitizer, or look at

@@ -48,7 +48,7 @@ TRAINING = [
         "run-version": ("torch.autograd.graph.increment_version([*written, *moments, self.losses])", "pass"),
         "run-bound": ("low, high = interval or (-(bound or 0.0), bound or 0.0)", "low, high = interval or (-1.0, 1.0)"),
     }),
-    *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_loops.py", {
+    *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_obstacles.py tests/training/test_training_loops.py", {
         "run-frozen-weights-are-trained": ("if parameter.requires_grad else None", ""),
         "run-hooks-of-all-modules": ("if torch_module._has_any_global_hook():", "if False:"),
         "run-calls-that-are-replaced": ("        if method is not None:", "        if False:"),
@@ -70,7 +70,7 @@ TRAINING = [
         "run-freed-storages": ("    if storage < needed:", "    if False:"),
         "run-offset-in-a-storage": ("(tensor.storage_offset() + last)", "(2 * tensor.storage_offset() + last)"),
     }),
-    *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_loops.py -k surroundings", {
+    *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_obstacles.py -k surroundings", {
         "run-device-of-x": ("if not (x.is_cpu and fast and", "if not (fast and"),
         "run-forced-backends": ("if not (x.is_cpu and fast and", "if not (x.is_cpu and"),
         "run-compilers": ("if is_compiling() or torch.is_autocast", "if torch.is_autocast"),
@@ -79,7 +79,7 @@ TRAINING = [
     *mutants(PACKAGE + "_loops/records.py", "tests/training/test_training_plan.py -k fields", {
         "plan-fields-not-compared": ("    if theirs != fields():", "    if not theirs:"),
     }),
-    *mutants(PACKAGE + "_loops/steps.py", "tests/training/test_training_loops.py", {
+    *mutants(PACKAGE + "_loops/steps.py", "tests/training/test_training_loops.py tests/training/test_training_obstacles.py", {
         "run-gradients-that-add-up": ("                parameter.grad = None", "                pass"),
         "run-nothing-trained": ("            if error.requires_grad:", "            if True:"),
     }),
@@ -125,7 +125,7 @@ TRAINING = [
         "run-checkpoint-growth": (", setting.growth)", ",)"),
         "run-checkpoint-trained-parameters": ("\"optimizer.params\": str(trained)", "\"optimizer.params\": \"\""),
     }),
-    *mutants(PACKAGE + "_common/chains.py", "tests/common/test_chains.py tests/training/test_training_loops.py", {
+    *mutants(PACKAGE + "_common/chains.py", "tests/common/test_chains.py tests/training/test_training_loops.py tests/training/test_training_obstacles.py", {
         "chains-methods-of-a-class": ("    if methods == defined:", "    if True:"),
         "chains-of-another-call": ("not (any_call or replaced_method(model) is None)", "False"),
         "chains-units-of-another-call": ("isinstance(layer, Unit) and replaced_method(layer) is None", "isinstance(layer, Unit)"),
