@@ -28,9 +28,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from benchmarks.blocks import crossed, renew
 from benchmarks.drawing import COLORS, figure, save
 from benchmarks.equations.__main__ import read
+from benchmarks.marked_blocks import crossed, renew
 from npu_kernels import NPURegressor, RealNPU
 from npu_kernels._jobs import files
 from npu_kernels.training import project_, run

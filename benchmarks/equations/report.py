@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.blocks import insert
 from benchmarks.equations.laws import LAWS, SUMS, with_dummies
 from benchmarks.equations.rivals import RIVALS
 from benchmarks.equations.srsd import SRSD, mixed
+from benchmarks.marked_blocks import insert
 
 Row = dict[str, Any]
 

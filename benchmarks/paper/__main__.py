@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from benchmarks.arguments import positive, writable_folder
-from benchmarks.blocks import MarksError
 from benchmarks.drawing import SUFFIXES
+from benchmarks.marked_blocks import MarksError
 from benchmarks.paper import pictures, report, workers
 from benchmarks.paper.experiment import VARIANTS, Experiment
 from benchmarks.paper.registry import EXPERIMENTS

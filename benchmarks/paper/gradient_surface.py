@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.blocks import table
 from benchmarks.drawing import ERRORS, figure, headline, save
+from benchmarks.marked_blocks import table
 from benchmarks.paper.agreement import Entry, counted
 from benchmarks.paper.checks import Check, at_most, statistic
 from benchmarks.paper.experiment import Experiment, Sources, Table

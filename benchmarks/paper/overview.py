@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.blocks import record_table
+from benchmarks.marked_blocks import record_table
 from benchmarks.paper import tables
 from benchmarks.paper.agreement import Entry, unmeasured
 from benchmarks.paper.experiment import Table

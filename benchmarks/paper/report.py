@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.blocks import record_table, renew, table
+from benchmarks.marked_blocks import record_table, renew, table
 from benchmarks.paper import pictures, published
 from benchmarks.paper.checks import Check
 from benchmarks.paper.experiment import Table

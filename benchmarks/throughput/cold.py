@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.blocks import MarksError, record_table, renew
+from benchmarks.marked_blocks import MarksError, record_table, renew
 from benchmarks.throughput import environment, report, timing
 from npu_kernels._jobs import files
 from npu_kernels._jobs.progress import Progress

@@ -21,8 +21,8 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.blocks import MarksError, record_table, renew
 from benchmarks.drawing import COLORS, available, figure, headline, legend, save
+from benchmarks.marked_blocks import MarksError, record_table, renew
 from benchmarks.throughput.cases import (
     ADAPTIVE,
     FORWARD,

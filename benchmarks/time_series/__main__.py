@@ -35,9 +35,9 @@ import pandas
 import torch
 from torch import Tensor, nn
 
-from benchmarks.blocks import insert
-from benchmarks.blocks import table as markdown_table
 from benchmarks.equations.__main__ import processor, read
+from benchmarks.marked_blocks import insert
+from benchmarks.marked_blocks import table as markdown_table
 from benchmarks.time_series import odebench
 from benchmarks.time_series.systems import STROGATZ, SYSTEMS
 from npu_kernels import NAU, RealNPU, ode

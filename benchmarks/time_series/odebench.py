@@ -22,8 +22,8 @@ import sympy
 import torch
 from torch import nn
 
-from benchmarks.blocks import table as markdown_table
 from benchmarks.equations.__main__ import processor
+from benchmarks.marked_blocks import table as markdown_table
 from benchmarks.time_series.sindy import NoLawError, sparse
 from benchmarks.time_series.systems import STROGATZ, SYSTEMS, System
 from npu_kernels import NAU, RealNPU, ode

@@ -20,8 +20,8 @@ reason.
     command     the command line
 """
 
-from npu_kernels.certify._matrix import CHECKS, Column, Result, columns, measure  # isort: skip
-from npu_kernels.certify._matrix import not_run, run  # isort: skip
+from npu_kernels.certify._checks import CHECKS, Column, Result, columns, measure  # isort: skip
+from npu_kernels.certify._checks import not_run, run  # isort: skip
 
 # In the order of the table, whose rows they register.
 from npu_kernels.certify import _values as values  # isort: skip

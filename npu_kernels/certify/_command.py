@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from npu_kernels._jobs import files
-from npu_kernels.certify._matrix import CHECKS, SLOW, Result, columns, measure, not_run
+from npu_kernels.certify._checks import CHECKS, SLOW, Result, columns, measure, not_run
 from npu_kernels.certify._report import markdown, versions
 
 # The files of all checks.

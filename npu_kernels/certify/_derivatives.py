@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from npu_kernels._testing.samples import RECORDS
-from npu_kernels.certify._matrix import Column, check
+from npu_kernels.certify._checks import Column, check
 from npu_kernels.certify._samples import FUSED, equal, leaves_of, require
 
 # torch's own defaults let an error of one part in a thousand pass.

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from npu_kernels import NMU, NPU, functional
 from npu_kernels._testing.samples import RECORDS, Sample
-from npu_kernels.certify._matrix import Column, Unavailable, check, columns
+from npu_kernels.certify._checks import Column, Unavailable, check, columns
 from npu_kernels.certify._samples import ROUNDING, equal, inputs, model_of, require
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}

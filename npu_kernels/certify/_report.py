@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npu_kernels import env
-from npu_kernels.certify._matrix import Result
+from npu_kernels.certify._checks import Result
 
 
 def versions() -> dict[str, str]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from npu_kernels import NAU, NMU, NPU, iNALU
 from npu_kernels._operators import ops
 from npu_kernels._testing.samples import RECORDS, normwise_error
-from npu_kernels.certify._matrix import Column
+from npu_kernels.certify._checks import Column
 
 ROUNDING = 1e-11  # of float64
 FUSED = tuple(ops.LAYERS)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 from npu_kernels import NPU, functional, interop
-from npu_kernels.certify._matrix import Column, check
+from npu_kernels.certify._checks import Column, check
 from npu_kernels.certify._samples import equal, inputs, model_of, require
 from npu_kernels.training import trace
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from npu_kernels.certify._matrix import Column, check
+from npu_kernels.certify._checks import Column, check
 from npu_kernels.certify._samples import equal, inputs, model_of, require, step
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from npu_kernels import NMU, NPU
 from npu_kernels._testing.samples import RECORDS, CountCalls
-from npu_kernels.certify._matrix import Column, check
+from npu_kernels.certify._checks import Column, check
 from npu_kernels.certify._samples import FUSED, ROUNDING, equal, inputs, leaves_of, require
 
 

@@ -16,7 +16,7 @@ from npu_kernels._testing.samples import (
     fill_uninitialized_with_nan,
     with_layout,
 )
-from npu_kernels.certify._matrix import Column, Unavailable, check
+from npu_kernels.certify._checks import Column, Unavailable, check
 from npu_kernels.certify._samples import FUSED, equal, model_of, require
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.blocks import insert
+from benchmarks.marked_blocks import insert
 from benchmarks.paper import report as paper
 from benchmarks.throughput import cold, report
 from tests.support import examples

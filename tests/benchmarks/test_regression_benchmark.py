@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 from benchmarks import regression
-from benchmarks.blocks import insert
+from benchmarks.marked_blocks import insert
 from tests.support.examples import ROOT
 
 LINE = "y = 2 x0 + 1, 60 rows"

@@ -280,7 +280,7 @@ class _Deadly:
 def test_a_lost_worker_loses_no_other_problem(times, tmp_path):
     """A problem that loses its worker is fitted again; at the second time that is its error."""
     y = 3 * X[:, 0] / X[:, 1]
-    problems = {n: (X, y) for n in range(5)}
+    problems = dict.fromkeys(range(5), (X, y))
     problems[2] = (_Deadly(times, tmp_path), y)
     with pytest.warns(UserWarning, match=r"^fit_many: a worker was lost \(TerminatedWorkerError\)"):
         outcomes = fit_many(problems, MODEL, n_jobs=2)

@@ -11,6 +11,7 @@ from tests.mutants.cpp_extension import EXTENSION
 from tests.mutants.cpp_npu import NPU
 from tests.mutants.cpp_ode import TIME_LOOPS
 from tests.mutants.cpp_others import OTHERS
+from tests.mutants.cpp_training import TRAINING_LOOP
 from tests.mutants.python import PYTHON
 from tests.mutants.python_time_loops import TIME_LOOP
 from tests.mutants.python_training import TRAINING
@@ -18,7 +19,17 @@ from tests.mutants.session import Session
 from tests.mutants.triton import TRITON
 from tests.support.building import ROOT
 
-MUTANTS = [*NPU, *OTHERS, *TIME_LOOPS, *EXTENSION, *PYTHON, *TRAINING, *TIME_LOOP, *TRITON]
+MUTANTS = [
+    *NPU,
+    *OTHERS,
+    *TIME_LOOPS,
+    *EXTENSION,
+    *TRAINING_LOOP,
+    *PYTHON,
+    *TRAINING,
+    *TIME_LOOP,
+    *TRITON,
+]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -40,8 +40,8 @@ def test_the_quick_form_passes(
 ) -> None:
     """Every layer and every backend of this machine, the interpreted kernels too."""
     # tests/triton has these, in a process that interprets already
-    slow = (*certify._matrix.SLOW_INTERPRETED, "torch.compile", "torch.export")
-    monkeypatch.setattr(certify._matrix, "SLOW_INTERPRETED", slow)
+    slow = (*certify._checks.SLOW_INTERPRETED, "torch.compile", "torch.export")
+    monkeypatch.setattr(certify._checks, "SLOW_INTERPRETED", slow)
     assert certify.main(["--quick", "--json", str(tmp_path / "quick.json")]) == 0, (
         capsys.readouterr().out
     )
@@ -49,7 +49,7 @@ def test_the_quick_form_passes(
     assert {result["column"] for result in results} == {
         column.name for column in certify.columns(quick=True)
     }
-    checks = [title for title in certify.CHECKS if not title.startswith(certify._matrix.SLOW)]
+    checks = [title for title in certify.CHECKS if not title.startswith(certify._checks.SLOW)]
     assert list(dict.fromkeys(result["check"] for result in results)) == checks
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.blocks import crossed, record_table
+from benchmarks.marked_blocks import crossed, record_table
 from benchmarks.paper import published
 from benchmarks.paper.checks import Check, statistic
 from benchmarks.paper.fitted.task import BUDGET, MODELS

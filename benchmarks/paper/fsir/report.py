@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.blocks import table
+from benchmarks.marked_blocks import table
 from benchmarks.paper import published
 from benchmarks.paper.agreement import Entry, definitions, verdicts
 from benchmarks.paper.checks import Check, explained, judged, order, share, statistic

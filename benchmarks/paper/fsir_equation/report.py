@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from benchmarks.blocks import table
+from benchmarks.marked_blocks import table
 from benchmarks.paper.checks import Check, at_most, within
 from benchmarks.paper.experiment import Results
 from benchmarks.paper.fsir.models import beside_the_true, paragraph

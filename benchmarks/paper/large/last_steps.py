@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from benchmarks.blocks import record_table, table
+from benchmarks.marked_blocks import record_table, table
 from benchmarks.paper.checks import Check, order
 from benchmarks.paper.large import snapshots
 from benchmarks.paper.large import task as large

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.blocks import crossed, record_table
+from benchmarks.marked_blocks import crossed, record_table
 from benchmarks.paper import published
 from benchmarks.paper.agreement import TEXT_AND_CODE, Entry, counted, definitions, verdicts
 from benchmarks.paper.checks import Check, at_most, explained, judged, order

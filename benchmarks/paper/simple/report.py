@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.blocks import record_table
+from benchmarks.marked_blocks import record_table
 from benchmarks.paper import published
 from benchmarks.paper.agreement import Entry, definitions, unmeasured, verdicts
 from benchmarks.paper.checks import Check, ranked, statistic

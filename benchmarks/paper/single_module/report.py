@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.blocks import table
 from benchmarks.durations import duration
+from benchmarks.marked_blocks import table
 from benchmarks.paper import published
 from benchmarks.paper.checks import Check, share, within
 from benchmarks.paper.experiment import Account
