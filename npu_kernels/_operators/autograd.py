@@ -1,8 +1,9 @@
 """The operators' derivatives, made from their records in `ops.LAYERS`.
 
 Each layer has two Functions: the forward operator, whose derivative is the backward operator, and
-the backward operator, whose derivative is that of its eager formula. So first derivatives are
-fused, and all higher ones are correct.
+the backward operator, whose derivative is that of its eager formula, or `second` where that has
+one and no third derivative is asked for. So first derivatives are fused, and all higher ones are
+correct.
 
 The Functions have the old ``forward(ctx, ...)`` style: ``setup_context`` inspects a signature at
 every call. `torch.func` transforms and forward-mode differentiation do not see into them:
@@ -21,12 +22,14 @@ from torch.autograd import Function, forward_ad
 from torch.compiler import is_compiling
 
 from npu_kernels import reference
-from npu_kernels._operators import dispatch, ops
+from npu_kernels._operators import dispatch, ops, second
 
 HALVES = (torch.float16, torch.bfloat16)
 _transforms_active = torch._C._are_functorch_transforms_active
 
 Gradients = Callable[..., tuple[Tensor | None, ...]]
+# The derivatives of the gradients in closed form.
+_CLOSED_FORMS: dict[str, Callable[..., list[Tensor | None]]] = {"npu": second.npu_second}
 
 
 def eager_only() -> bool:
@@ -70,6 +73,7 @@ class Derivative:
         self.forward_operator, self.backward_operator = layer.forward, layer.backward
         self.backward_name = f"{layer.name}_backward"
         self.formula: Callable[..., tuple[Tensor, ...]] = getattr(reference, self.backward_name)
+        self.closed_form = _CLOSED_FORMS.get(layer.name)
         self.operands, self.keep, self.takes_y = layer.operands, layer.keep, layer.takes_y
         self.forward_inputs = layer.operands + len(layer.options)
         self.saved_end = layer.operands + len(layer.saved)
@@ -168,7 +172,8 @@ def _backward_operator_steps(derivative: Derivative) -> Steps:
     recomputed = derivative.recomputed
 
     def forward(ctx: Any, grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
-        ctx.save_for_backward(grad_y, *arguments[: derivative.operands])
+        kept = derivative.saved_end if derivative.closed_form else derivative.operands
+        ctx.save_for_backward(grad_y, *arguments[:kept])
         ctx.options = arguments[derivative.saved_end :]
         ctx.set_materialize_grads(False)
         return derivative.present(derivative.compute(grad_y, *arguments), arguments[-1])
@@ -178,11 +183,23 @@ def _backward_operator_steps(derivative: Derivative) -> Steps:
             return derivative.formula(*inputs, *recomputed, *ctx.options)
 
         # What was saved is a function of the operands and gets no gradient.
-        needed = ctx.needs_input_grad[: 1 + derivative.operands]
-        tensor_grads = differentiate(differentiable, ctx.saved_tensors, needed, grads)
+        saved, needed = ctx.saved_tensors, ctx.needs_input_grad[: 1 + derivative.operands]
+        if derivative.closed_form and not torch.is_grad_enabled() and _only_real(saved, grads):
+            with torch.autocast(saved[0].device.type, enabled=False):
+                options = ctx.options[:-1]
+                tensor_grads = derivative.closed_form(*saved, *options, grads, needed)
+        else:
+            operands = saved[: 1 + derivative.operands]
+            tensor_grads = differentiate(differentiable, operands, needed, grads)
         return *tensor_grads, *recomputed, *derivative.no_options, None
 
     return forward, backward
+
+
+def _only_real(*groups: Sequence[Tensor | None]) -> bool:
+    """Whether all tensors have one dtype, float32 or float64, and no transform is active."""
+    dtypes = {tensor.dtype for tensors in groups for tensor in tensors if tensor is not None}
+    return len(dtypes) == 1 and dtypes.isdisjoint(HALVES) and not eager_only()
 
 
 def _launching_steps(derivative: Derivative) -> Steps:

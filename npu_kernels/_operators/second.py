@@ -1,0 +1,219 @@
+"""The derivative of the NPU's gradients in closed form, as second derivatives need it.
+
+A double backward by the eager formula runs that formula's own forward, backward and the backward of
+both. The closed form reads the forward's results and takes half of the products. With
+``u = (a, b)``, ``a = log r`` and ``b = pi g m``, and the block matrix ``M = (Wr, -Wi; Wi, Wr)``,
+
+    e = (P, Q) = M u      y = exp(P) cos Q      s = exp(P) sin Q      d = grad_y (y, -s)
+
+the gradients of u and M are ``M' d`` and ``d u'``. Their derivative along v, which came for x,
+weights and gate, is that of ``S = sum grad_y (y P' - s Q')``, where
+
+    (P', Q') = M u' + N u      u' = (v_x da/dx + v_g da/dg, pi v_g m)      N: M of v's weights
+    f = dS/de = grad_y (y P' - s Q', -s P' - y Q')
+    dS/dM = f u' + d u''       dS/du = M' f + N' d       dS/du' = M' d
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["npu_second"]
+
+
+class _System:
+    """``e = M u`` with its derivatives; some leading columns of u, whose others are 0."""
+
+    def __init__(
+        self, u: Tensor, change: Tensor | None, matrix: Tensor, direction: Tensor | None
+    ) -> None:
+        self.u, self.change, self.matrix, self.direction = u, change, matrix, direction
+
+    def along(self) -> Tensor | None:
+        """Return ``M u' + N u``; None is 0."""
+        result = None
+        if self.change is not None:
+            result = self.change @ self.matrix[..., : self.change.shape[-1]].mT
+        if self.direction is None:
+            return result
+        more = self.u @ self.direction.mT
+        return more if result is None else result + more
+
+    def of_matrix(self, f: Tensor, d: Tensor) -> Tensor:
+        """Return dS/dM."""
+        result = f.mT @ self.u
+        if self.change is not None:
+            result[..., : self.change.shape[-1]] += d.mT @ self.change
+        return result
+
+    def of_rows(self, f: Tensor, d: Tensor) -> Tensor:
+        """Return dS/du."""
+        result = f @ self.matrix
+        return result if self.direction is None else result + d @ self.direction
+
+
+class _Inputs:
+    """``u = (a, b)`` of x and the gate, its slopes, and the direction v of both."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        gate: Tensor | None,
+        eps: float,
+        straight_through: bool,
+        v_x: Tensor | None,
+        v_gate: Tensor | None,
+    ) -> None:
+        self.x, self.sign, self.v_x = x, x.sign(), v_x
+        size = x.abs() + eps
+        self.r, self.slope_x = size, self.sign
+        self.inside = self.slope_g = self.v_g = g = None
+        if gate is not None:
+            g = _rows(gate.clamp(0, 1))
+            self.r, self.slope_x = g * size + (1 - g), g * self.sign
+            self.slope_g = (size - 1) / self.r  # of a, by g
+            if not straight_through:
+                self.inside = ((gate >= 0) & (gate <= 1)).to(gate.dtype)
+            if v_gate is not None:
+                self.v_g = _rows(v_gate if self.inside is None else v_gate * self.inside)
+        self.slope_x = self.slope_x / self.r  # of a, by x
+        self.a, self.m = self.r.log(), (x < 0).to(x.dtype)
+        self.b = self.change_a = self.change_b = None
+        if not x.is_cpu or bool(self.m.any()):  # a GPU would have to be waited for
+            self.b = math.pi * self.m if g is None else (math.pi * g) * self.m
+        if v_x is not None:
+            self.change_a = v_x * self.slope_x
+        if self.v_g is not None and self.slope_g is not None:
+            of_gate = self.v_g * self.slope_g
+            self.change_a = of_gate if self.change_a is None else self.change_a + of_gate
+            self.change_b = None if self.b is None else (math.pi * self.v_g) * self.m
+
+    def of_x(self, of_a: Tensor, of_change: Tensor) -> Tensor:
+        """Return the gradient of x, from those of a and of its change."""
+        result = of_a * self.slope_x
+        if self.v_x is not None:
+            result = result - of_change * ((self.v_x * self.slope_x) * self.slope_x)
+        if self.v_g is not None:
+            result = result + of_change * (self.v_g * self.sign / (self.r * self.r))
+        return result.sum(0) if result.dim() > self.x.dim() else result
+
+    def of_gate(self, of_a: Tensor, of_b: Tensor | None, of_change: Tensor) -> Tensor | None:
+        """Return the gradient of the gate, from those of a, b and of the change of a."""
+        if self.slope_g is None:
+            return None
+        result = of_a * self.slope_g
+        if of_b is not None:
+            result = result + (math.pi * self.m) * of_b
+        if self.v_x is not None:
+            result = result + of_change * (self.v_x * self.sign / (self.r * self.r))
+        if self.v_g is not None:
+            result = result - of_change * (self.v_g * self.slope_g * self.slope_g)
+        result = result.sum(-2)
+        return result if self.inside is None else result * self.inside
+
+
+def npu_second(
+    grad_y: Tensor,
+    x: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    y: Tensor,
+    s: Tensor,
+    eps: float,
+    straight_through: bool,
+    grads: Sequence[Tensor | None],
+    needed: Sequence[bool],
+) -> list[Tensor | None]:
+    """Return the gradients of ``sum(grads * gradients)``, for `gradients` of `npu_backward`.
+
+    grads: what came for the gradients of x, weight_re, weight_im and gate; None is 0. needed:
+    whether grad_y, x, weight_re, weight_im and gate need a gradient; None is returned without.
+    """
+    v_x, v_re, v_im, v_gate = grads
+    inputs = _Inputs(x, gate, eps, straight_through, v_x, v_gate)
+    systems = _systems(inputs, weight_re, weight_im, v_re, v_im)
+    parts = [system.along() for system in systems]
+    if weight_im is not None:
+        parts = [None, None] if parts[0] is None else list(parts[0].chunk(2, -1))
+    along_p, along_q = parts[0], parts[1] if len(parts) > 1 else None
+    if along_p is None:
+        return [None] * 5
+
+    of_grad_y = y * along_p if along_q is None else y * along_p - s * along_q
+    d, f = [grad_y * y], [grad_y * of_grad_y]
+    if len(parts) > 1:
+        turned = s * along_p if along_q is None else s * along_p + y * along_q
+        d.append(-grad_y * s)
+        f.append(-grad_y * turned)
+    if weight_im is not None:
+        d, f = [torch.cat(d, -1)], [torch.cat(f, -1)]
+    terms = list(zip(systems, f, d, strict=True))
+    found: list[Tensor | None] = [of_grad_y, None, None, None, None]
+    if needed[2] or needed[3]:
+        of_matrix = [system.of_matrix(*pair) for system, *pair in terms]
+        found[2:4] = _of_weights(of_matrix, weight_im, x.shape[-1])
+    if needed[1] or needed[4]:
+        of_rows = [system.of_rows(*pair) for system, *pair in terms]
+        if weight_im is not None:
+            of_rows = list(of_rows[0].split(x.shape[-1], -1))
+        of_change = d[0] @ systems[0].matrix[..., : x.shape[-1]]
+        found[1] = inputs.of_x(of_rows[0], of_change) if needed[1] else None
+        of_b = of_rows[1] if len(of_rows) > 1 else None
+        found[4] = inputs.of_gate(of_rows[0], of_b, of_change) if needed[4] else None
+    return [grad if need else None for grad, need in zip(found, needed, strict=True)]
+
+
+def _systems(
+    inputs: _Inputs,
+    real: Tensor,
+    imaginary: Tensor | None,
+    v_re: Tensor | None,
+    v_im: Tensor | None,
+) -> list[_System]:
+    """Return the system of P and Q; without Wi that of P, and that of Q unless b is 0."""
+    a, b, change_a, change_b = inputs.a, inputs.b, inputs.change_a, inputs.change_b
+    if imaginary is None:
+        of_phases = [] if b is None else [_System(b, change_b, real, v_re)]
+        return [_System(a, change_a, real, v_re), *of_phases]
+    phases, direction = b is not None, None
+    if v_re is not None or v_im is not None:
+        zeros = torch.zeros_like(real)
+        known_re, known_im = (zeros if v is None else v for v in (v_re, v_im))
+        direction = _block(known_re, known_im, phases)
+    change, matrix = _joined(change_a, change_b), _block(real, imaginary, phases)
+    u = _joined(a, b)
+    assert u is not None
+    return [_System(u, change, matrix, direction)]
+
+
+def _rows(vector: Tensor) -> Tensor:
+    return vector if vector.dim() == 1 else vector.unsqueeze(-2)
+
+
+def _joined(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    return left if left is None or right is None else torch.cat((left, right), -1)
+
+
+def _block(real: Tensor, imaginary: Tensor, phases: bool) -> Tensor:
+    """Return ``(Wr, -Wi; Wi, Wr)``, or its first columns where b is 0."""
+    left = torch.cat((real, imaginary), -2)
+    return torch.cat((left, torch.cat((-imaginary, real), -2)), -1) if phases else left
+
+
+def _of_weights(
+    of_matrix: list[Tensor], weight_im: Tensor | None, inputs: int
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of Wr and Wi from those of M."""
+    if weight_im is None:
+        return sum(of_matrix[1:], start=of_matrix[0]), None
+    left, *right = of_matrix[0].split(inputs, -1)
+    (re, im) = left.chunk(2, -2)
+    if not right:
+        return re, im
+    top, bottom = right[0].chunk(2, -2)
+    return re + bottom, im - top
