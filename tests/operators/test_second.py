@@ -11,8 +11,8 @@ from npu_kernels._operators.second import npu_second
 from tests.conftest import needs_library
 from tests.support.compare import normwise_error
 
-EPS = 1e-3
-D = torch.float64
+ADDED_EPS = 1e-3
+FLOAT64 = torch.float64
 
 
 def _operands(
@@ -21,13 +21,13 @@ def _operands(
     """grad_y, x, weight_re, weight_im and gate; an input is 0, a gate outside of [0, 1]."""
     torch.manual_seed(0)
     lead = () if models is None else (models,)
-    x = torch.randn(*(() if shared else lead), 7, 4, dtype=D)
+    x = torch.randn(*(() if shared else lead), 7, 4, dtype=FLOAT64)
     x = x.abs() if positive else x
     x.view(-1)[0] = 0
-    weight_re, weight_im = torch.randn(2, *lead, 3, 4, dtype=D)
-    gate = torch.rand(*lead, 4, dtype=D)
+    weight_re, weight_im = torch.randn(2, *lead, 3, 4, dtype=FLOAT64)
+    gate = torch.rand(*lead, 4, dtype=FLOAT64)
     gate[..., 1], gate[..., 2] = -0.1, 1.2
-    grad_y = torch.randn(*lead, 7, 3, dtype=D)
+    grad_y = torch.randn(*lead, 7, 3, dtype=FLOAT64)
     return [grad_y, x, weight_re, weight_im if imaginary else None, gate if gated else None]
 
 
@@ -40,38 +40,40 @@ def test_closed_form(
     models: int | None, shared: bool, imaginary: bool, gated: bool, positive: bool,
     straight_through: bool,
 ) -> None:  # fmt: skip
-    """Every subset of the gradients that come, and each gradient alone."""
+    """Every subset of the gradients that come, and each gradient single."""
     operands = _operands(models, shared, imaginary, gated, positive)
     leaves = [None if t is None else t.clone().requires_grad_() for t in operands]
-    first = reference.npu_backward(*leaves, None, None, EPS, straight_through)  # type: ignore[arg-type,call-arg]
+    first = reference.npu_backward(*leaves, None, None, ADDED_EPS, straight_through)  # type: ignore[arg-type,call-arg]
     _, x, weight_re, weight_im, gate = operands
     g = None if gate is None else gate.clamp(0, 1)
-    p, q, *_ = reference.exponents(x, weight_re, weight_im, g, EPS)  # type: ignore[arg-type]
+    p, q, *_ = reference.exponents(x, weight_re, weight_im, g, ADDED_EPS)  # type: ignore[arg-type]
     saved = p.exp() * q.cos(), p.exp() * q.sin()
     for flags in itertools.product((False, True), repeat=4):
-        came = [
+        directions = [
             torch.randn_like(grad) if flag and leaf is not None else None
             for flag, grad, leaf in zip(flags, first, leaves[1:], strict=True)
         ]
-        if all(grad is None for grad in came):
+        if all(grad is None for grad in directions):
             continue
-        terms = [(grad * v).sum() for grad, v in zip(first, came, strict=True) if v is not None]
+        terms = [
+            (grad * v).sum() for grad, v in zip(first, directions, strict=True) if v is not None
+        ]
         sources = [leaf for leaf in leaves if leaf is not None]
         expected = iter(
             torch.autograd.grad(sum(terms), sources, retain_graph=True, materialize_grads=True)  # type: ignore[arg-type]
         )
-        rest = *saved, EPS, straight_through, came
-        actual = npu_second(*operands, *rest, [True] * 5)  # type: ignore[arg-type,call-arg]
+        context = *saved, ADDED_EPS, straight_through, directions
+        actual = npu_second(*operands, *context, [True] * 5)  # type: ignore[arg-type,call-arg]
         for n, leaf in enumerate(leaves):
             if leaf is None:
                 continue
-            want, found = next(expected), actual[n]
-            assert found is not None
-            assert found.shape == want.shape
-            torch.testing.assert_close(found, want, rtol=1e-10, atol=1e-10)
-            alone = npu_second(*operands, *rest, [n == index for index in range(5)])  # type: ignore[arg-type,call-arg]
-            assert [index for index, grad in enumerate(alone) if grad is not None] == [n]
-            assert torch.equal(alone[n], found)  # type: ignore[arg-type]
+            wanted_grad, grad = next(expected), actual[n]
+            assert grad is not None
+            assert grad.shape == wanted_grad.shape
+            torch.testing.assert_close(grad, wanted_grad, rtol=1e-10, atol=1e-10)
+            single = npu_second(*operands, *context, [n == index for index in range(5)])  # type: ignore[arg-type,call-arg]
+            assert [index for index, of_one in enumerate(single) if of_one is not None] == [n]
+            assert torch.equal(single[n], grad)  # type: ignore[arg-type]
 
 
 @needs_library
@@ -89,8 +91,8 @@ def test_a_loss_of_a_derivative(dtype: torch.dtype) -> None:
         loss = (slope.sum(-1) - y.sum(-1)).square().mean()
         second = torch.autograd.grad(loss, [leaf, *layer.parameters()], create_graph=True)
         third = torch.autograd.grad(second[0].square().sum(), list(layer.parameters()))
-        plain = torch.autograd.grad(gradient_of_slope(), list(layer.parameters()))
-        return [*second, *third, *plain]
+        original = torch.autograd.grad(gradient_of_slope(), list(layer.parameters()))
+        return [*second, *third, *original]
 
     def gradient_of_slope() -> Tensor:
         leaf = x.clone().requires_grad_()
@@ -108,18 +110,18 @@ def test_a_loss_of_a_derivative(dtype: torch.dtype) -> None:
 def test_the_closed_form_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Second derivatives take it, but not those that are differentiated again."""
     calls = list[torch.dtype]()
-    plain = npu_second
+    original = npu_second
 
-    def counted(grad_y: Tensor, *rest: object) -> list[Tensor | None]:
+    def counted(grad_y: Tensor, *context: object) -> list[Tensor | None]:
         calls.append(grad_y.dtype)
-        return plain(grad_y, *rest)  # type: ignore[arg-type]
+        return original(grad_y, *context)  # type: ignore[arg-type]
 
     from npu_kernels._operators import autograd
 
     monkeypatch.setattr(autograd._DERIVATIVES["npu"], "closed_form", counted)
     for create_graph in (False, True):
-        x = (torch.rand(5, 3) + 0.5).to(D).requires_grad_()
-        weight = torch.rand(2, 3).to(D).requires_grad_()
+        x = (torch.rand(5, 3) + 0.5).to(FLOAT64).requires_grad_()
+        weight = torch.rand(2, 3).to(FLOAT64).requires_grad_()
         (slope,) = torch.autograd.grad(functional.npu(x, weight).sum(), x, create_graph=True)
         torch.autograd.grad(slope.sum(), weight, create_graph=create_graph)
-    assert calls == [D]
+    assert calls == [FLOAT64]
