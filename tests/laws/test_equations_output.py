@@ -243,6 +243,14 @@ def test_units_may_leave_the_constant_only():
     check(model, {(1, 2, 1): 0.4}, rel=0.01)
 
 
+def test_units_of_differences_of_temperatures():
+    pytest.importorskip("pint", reason="pint is not installed")
+    X = uniform(2, 60)
+    units = {"units": ["delta_degC", "W/delta_degC"], "y_units": "W"}
+    model = NPURegressor(random_state=0, **units).fit(X, 0.3 * X[:, 0] * X[:, 1])
+    check(model, {(1, 1): 0.3})
+
+
 def test_units_that_cannot_be_met_are_refused():
     pytest.importorskip("pint", reason="pint is not installed")
     X = uniform(3, 60)
@@ -255,6 +263,16 @@ def test_units_that_cannot_be_met_are_refused():
         NPURegressor(units=["kg*m", "kg*m", "m*kg"], y_units="kg", random_state=0).fit(X, X[:, 0])
     with pytest.raises(ValueError, match="which is no unit"):
         NPURegressor(units=["mol", "K", "furlongish"], y_units="Pa").fit(X, X[:, 0])
+    degrees = (
+        ("degC", r"Write x2 = x2 \+ 273.15 with the unit 'K', or 'delta_degC' for differences"),
+        ("degF", r"Write x2 = x2 \* 0.5555555556 \+ 255.3722222 with the unit 'K'"),
+        ("dBm", "a logarithm: give what it is the logarithm of"),
+    )
+    for unit, message in degrees:
+        with pytest.raises(ValueError, match=f"units has '{unit}' of x2, .*{message}"):
+            NPURegressor(units=["mol", "K", unit], y_units="Pa").fit(X, X[:, 0])
+    with pytest.raises(ValueError, match="y_units has 'degC' of y, whose zero is not"):
+        NPURegressor(units=["K", "K", "K"], y_units="degC").fit(X, X[:, 0])
     with pytest.raises(ValueError, match="units must be given with y_units"):
         NPURegressor(y_units="Pa").fit(X, X[:, 0])
     with pytest.raises(ValueError, match="units must have 3 entries"):

@@ -50,10 +50,13 @@ class Exponents:
         return np.where(np.abs(w - near) < 1e-12, near, w) + 0.0
 
 
-def dimensions(units: Sequence[str], argument: str) -> list[dict[str, Fraction]]:
-    """Return the dimensions of units, as powers of base dimensions.
+def dimensions(
+    names: Sequence[str], units: Sequence[str], argument: str
+) -> list[dict[str, Fraction]]:
+    """Return the dimensions of units, as powers of base dimensions. names: of the columns.
 
-    Raises ValueError, which names the unit.
+    Raises ValueError, which names the unit, for words that are no unit and for units whose zero is
+    not that of their quantity.
     """
     try:
         import pint
@@ -61,16 +64,34 @@ def dimensions(units: Sequence[str], argument: str) -> list[dict[str, Fraction]]
         raise ImportError(INSTALL) from error
     registry = _registry(pint)
     columns = []
-    for unit in units:
+    for name, unit in zip(names, units, strict=True):
         if not isinstance(unit, str):
             raise TypeError(f"NPURegressor: {argument} must be names of units, got {unit!r}")
         try:
-            powers = registry.Quantity(1.0, unit or "dimensionless").dimensionality
+            zero = registry.Quantity(0.0, unit or "dimensionless").to_base_units()
+            powers = zero.dimensionality
         except Exception as error:  # pint raises many classes for words that it does not know
             message = f"NPURegressor: {argument} has {unit!r}, which is no unit: {error}"
             raise ValueError(message) from None
+        if zero.magnitude != 0:
+            _refuse_offset(registry, name, unit, argument)
         columns.append({base: Fraction(p).limit_denominator(64) for base, p in powers.items()})
     return columns
+
+
+def _refuse_offset(registry: Any, name: str, unit: str, argument: str) -> None:
+    """Raise the ValueError that says how to write a quantity whose unit has another zero."""
+    zero, one = (registry.Quantity(float(v), unit).to_base_units() for v in (0, 1))
+    offset, factor = zero.magnitude, one.magnitude - zero.magnitude
+    problem = f"NPURegressor: {argument} has {unit!r} of {name}"
+    if abs(registry.Quantity(2.0, unit).to_base_units().magnitude - offset - 2 * factor) > 1e-6:
+        raise ValueError(f"{problem}, a logarithm: give what it is the logarithm of")
+    scaled = name if abs(factor - 1) < 1e-9 else f"{name} * {factor:.10g}"
+    raise ValueError(
+        f"{problem}, whose zero is not that of the quantity, so that its powers are no law. Write "
+        f"{name} = {scaled} + {offset:.10g} with the unit '{zero.units:~}', or 'delta_{unit}' for "
+        "differences"
+    )
 
 
 _REGISTRIES: list[Any] = []
@@ -99,8 +120,8 @@ def constrain(
 
     Raises ValueError, with the reason, where no product of powers of the inputs has y's dimension.
     """
-    columns = dimensions(units, "units")
-    (target,) = dimensions([output_units], "y_units")
+    columns = dimensions(names, units, "units")
+    (target,) = dimensions([output], [output_units], "y_units")
     bases = sorted({base for column in [*columns, target] for base in column})
     order = [*prefer, *(i for i in range(len(names)) if i not in prefer)]
     rows = [
