@@ -1,10 +1,12 @@
-"""`NPURegressor` with many rows: memory, blocks of rows, and exponents that only all rows tell."""
+"""`NPURegressor` with many rows: memory, blocks of rows, and exponents that only all rows tell; and
+y of any size."""
 
 import tracemalloc
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
@@ -119,3 +121,25 @@ def test_predictions_of_blocks(monkeypatch):
     monkeypatch.setattr(problem, "BLOCK_ROWS", 70)
     assert model.predict(X) == pytest.approx(at_once, rel=1e-14)
     assert replace(model.best_).predict(np.empty((0, 3))).shape == (0,)
+
+
+@pytest.mark.parametrize("exponent", [-300, -170, 155, 300])
+@pytest.mark.parametrize("power", [1, 2, -1])
+def test_any_size_of_y(exponent, power):
+    """Squares of such y are no numbers of float64; nor are the constants of their powers."""
+    sympy = pytest.importorskip("sympy", reason="sympy is not installed")
+    X = uniform(2)
+    y = 10.0**exponent * (X[:, 0] ** 2 + 4 * X[:, 1] ** 2) ** (1 / power)
+    model = NPURegressor(random_state=0, output_powers=(power,), noise="constant").fit(X, y)
+    best = model.best_
+    assert best.exact
+    assert best.rms < 1e-14
+    assert sorted(map(tuple, best.exponents.tolist())) == [(0, 2), (2, 0)]
+    np.testing.assert_allclose(model.predict(X), y, rtol=1e-12)
+    written = eval(best.text(17).split(" = ")[1], {"x0": X[:, 0], "x1": X[:, 1]})
+    np.testing.assert_allclose(written, y, rtol=1e-12)
+    module = best.torch_module()(torch.from_numpy(X)).detach().numpy()[:, 0]
+    np.testing.assert_allclose(module, y, rtol=1e-12)
+    function = sympy.lambdify(sympy.symbols("x0 x1", positive=True), model.sympy())
+    np.testing.assert_allclose(function(*X.T), y, rtol=1e-12)
+    assert len(model.bootstrap(X, y, draws=10)) == 2

@@ -255,14 +255,16 @@ CALLS = [
 ]  # fmt: skip
 
 EQUATIONS = [
-    *mutants(PACKAGE + "_laws/table/varpro.py", ("tests/laws/test_equations_varpro.py", "tests/laws/test_equations.py -k 'coulomb or kepler or outliers or both_signs'", "tests/laws/test_equations_output.py -k zero"), {
+    *mutants(PACKAGE + "_laws/table/varpro.py", ("tests/laws/test_equations_varpro.py", "tests/laws/test_equations_zeros.py", "tests/laws/test_equations.py -k 'coulomb or kepler or outliers or both_signs'", "tests/laws/test_equations_output.py -k zero"), {
         "equations-varpro-signs": ("products.mul_(1 - 2 * torch.remainder(parity @ self.negative.T, 2))", "pass"),
+        "equations-varpro-zeros": ("products.mul_(torch.from_numpy(factors.T).view_as(products))", "pass"),
         "equations-varpro-bounds": ("trial = torch.clamp(trial, self.low, self.high)", "trial = 2 * u - trial"),
         "equations-varpro-gradient": ("self.logs * c.unsqueeze(2)).reshape(S, K * m)", "self.logs / c.unsqueeze(2)).reshape(S, K * m)"),
     }),
-    *mutants(PACKAGE + "_laws/table/refine.py", ("tests/laws/test_equations_scale.py", "tests/laws/test_equations_output.py -k 'ten_rows or standard_errors or held_out'", "tests/laws/test_equations.py -k 'outliers or no_fractions or both_signs'"), {
-        "equations-leverage": ("return loss_roots(r / np.maximum(1 - h, 1e-3), loss)[0], variances", "return loss_roots(r, loss)[0], variances"),
+    *mutants(PACKAGE + "_laws/table/refine.py", ("tests/laws/test_equations_scale.py", "tests/laws/test_equations_zeros.py", "tests/laws/test_equations_output.py -k 'ten_rows or standard_errors or held_out'", "tests/laws/test_equations.py -k 'outliers or no_fractions or both_signs'"), {
+        "equations-leverage": ("return r / np.maximum(1 - h, 1e-3), variances", "return r, variances"),
         "equations-huber": ("value = np.where(t <= 1, t * t, 2 * t - 1)", "value = t * t"),
+        "equations-exponents-that-stay-at-0": ("change = np.where((u[k, i] == 0) & problem.held[i], 0.0, np.clip(step[K:], -1, 1))", "change = np.clip(step[K:], -1, 1)"),
         "equations-signed-exponents": ("forced = problem.signed[None, :] & law.free", "forced = problem.signed[None, :] & ~law.free"),
         "equations-covariance": ("return inverse @ inverse.T / np.outer(length, length)", "return inverse @ inverse.T"),
         "equations-blocks-of-the-leverage": ("begin += len(factor)\n    # R_jj", "pass\n    # R_jj"),
@@ -271,10 +273,11 @@ EQUATIONS = [
     *mutants(PACKAGE + "_laws/products/units.py", "tests/laws/test_equations_output.py -k units", {
         "equations-units-offset": ("return power * self.offset, self.matrix", "return self.offset, self.matrix"),
         "equations-units-sign": ("= -float(row[j])", "= float(row[j])"),
+        "equations-units-of-another-zero": ("if zero.magnitude != 0:", "if zero.magnitude > 1e9:"),
         "equations-units-refused": ("        if row[-1] != 0:\n            _refuse", "        if row[-1] > 99:\n            _refuse"),
-        "equations-units-of-y": ("(target,) = dimensions([output_units]", "(target,) = dimensions([units[0]]"),
+        "equations-units-of-y": ("dimensions([output], [output_units]", "dimensions([output], [units[0]]"),
     }),
-    *mutants(PACKAGE + "_laws/products/problem.py", ("tests/laws/test_equations_scale.py", "tests/laws/test_equations.py -k 'units or negative_y or zeros or cross or explain'", "tests/laws/test_equations_estimator.py -k zero", "tests/laws/test_equations_output.py -k zero"), {
+    *mutants(PACKAGE + "_laws/products/problem.py", ("tests/laws/test_equations_scale.py", "tests/laws/test_equations_zeros.py", "tests/laws/test_equations.py -k 'units or negative_y or zeros or cross or explain'", "tests/laws/test_equations_estimator.py -k zero", "tests/laws/test_equations_output.py -k zero"), {
         "equations-last-row-of-a-block": ("yield slice(begin, min(begin + BLOCK_ROWS, rows))", "yield slice(begin, min(begin + BLOCK_ROWS - 1, rows))"),
         "equations-negative-y": ("sign = -1.0 if weight**2 @ y < 0 else 1.0", "sign = 1.0"),
         "equations-other-sign-of-y": ("wrong.min() <= -_largest_error(len(y)) * error", "wrong.min() <= -1"),
@@ -283,9 +286,12 @@ EQUATIONS = [
         "equations-weights-near-zero": ("self.floor / self.weight if p > 0 else 0", "0"),
         "equations-signs-of-columns": ("signs: Array = 1.0 - 2.0 * (odd % 2)", "signs: Array = 1.0 - 0.0 * odd"),
         "equations-powers-of-zero": ("low[columns.zero[exponents.free]] = 0.0", "low[:0] = 0.0"),
+        "equations-small-powers-of-zero": ("values = np.where(self.at @ (w > ZERO).T > 0, 0.0, 1.0)", "values = np.where(self.at @ (w > ZERO).T > 0, 1.0, 1.0)"),
+        "equations-negative-powers-of-zero": ("values[self.at @ (w < -ZERO).T > 0] = math.inf", "pass"),
+        "equations-squares-of-large-y": ("largest = float(np.abs(y).max()) or 1.0", "largest = 1.0"),
         "equations-zeros-in-the-mean": ("count += (~zero).sum(0)", "count += len(zero)"),
     }),
-    *mutants(PACKAGE + "_laws/table/output.py", ("tests/laws/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap or hardly or choose'", "tests/laws/test_equations_scale.py", "tests/laws/test_equations_estimator.py -k 'weights or order'", "tests/laws/test_equations.py -k 'three_per_cent'", "tests/benchmarks/test_equations_benchmark.py -k near"), {
+    *mutants(PACKAGE + "_laws/table/output.py", ("tests/laws/test_equations_zeros.py -k candidate", "tests/laws/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap or hardly or choose'", "tests/laws/test_equations_scale.py", "tests/laws/test_equations_estimator.py -k 'weights or order'", "tests/laws/test_equations.py -k 'three_per_cent'", "tests/benchmarks/test_equations_benchmark.py -k near"), {
         "equations-weights-of-equal-rows": ("np.bincount(np.cumsum(new) - 1, weights=weight)", "weight[new]"),
         "equations-error-of-a-constant": ("= -law.c[k] * (matrix.T @ columns.log_mean)[i]", "= law.c[k] * (matrix.T @ columns.log_mean)[i]"),
         "equations-known-noise": ("variance = data.noise**2", "variance = law.rss / data.rows"),
@@ -294,6 +300,7 @@ EQUATIONS = [
         "equations-beside-the-best": ("return fits + [(data, law, near) for", "return fits[:] + [(data, law, near) for _ in () for"),
         "equations-alternatives-of-one-form": ("if key in forms or not", "if not"),
         "equations-alternatives-that-are-far": ("if best < fitted.cost < best + TELL:", "if best < fitted.cost:"),
+        "equations-errors-of-predictions": ("rms=_relative(data.target - prediction, data.target, rows.weight)", "rms=_relative(residuals, data.target * data.weight, rows.weight)"),
         "equations-relative-errors": ("return proportional.cost + change < equal.cost - 2", "return False"),
     }),
     *mutants(PACKAGE + "law/_table.py", "tests/laws/test_law_command.py", {

@@ -62,9 +62,9 @@ class Library:
         self.u = lattice(problem, generator)
         self.parity = np.where(problem.signed, np.abs(self.u) % 2, 0.0)
         z, weight = problem.linear()
-        exponent = np.clip(problem.logs @ self.u.T, -300, 300)
-        A = np.exp(exponent) * problem.signs(self.parity) * weight[:, None]
-        size = np.sqrt((A**2).sum(0))
+        with np.errstate(invalid="ignore"):
+            A = problem.products(self.u, self.parity) * weight[:, None]
+            size = np.sqrt((A**2).sum(0))
         good = np.isfinite(size) & (size > 0)
         self.u, self.parity = self.u[good], self.parity[good]
         self.A = A[:, good] / size[good]

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from npu_kernels._laws.products.exponent_length import ZERO
 from npu_kernels._laws.products.units import Exponents
 
 Array = Any  # np.ndarray; numpy's own types change from version to version
 
-ZERO_LOG = -69.0  # the logarithm that stands for a zero: 1e-30 of the geometric mean
 BOUND = 6.0  # the largest size of an exponent
 BLOCK_ROWS = 20_000  # rows in memory at once, where all rows are gone through
 
@@ -56,10 +56,32 @@ class Columns:
         return cls(X, total / np.maximum(count, 1), negative, count < len(X), negative & positive)
 
     def logs(self, rows: Any) -> Array:
-        """Return ``log |x| - log_mean`` of some rows, `ZERO_LOG` where x is 0."""
+        """Return ``log |x| - log_mean`` of some rows, 0 where x is 0: see `Zeros`."""
         X = self.X[rows]
         zero = X == 0
-        return np.where(zero, ZERO_LOG, np.log(np.where(zero, 1.0, np.abs(X))) - self.log_mean)
+        return np.where(zero, 0.0, np.log(np.where(zero, 1.0, np.abs(X))) - self.log_mean)
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """Zeros of columns: a term is 0 where a column with a positive exponent is 0.
+
+    With a negative exponent it is infinite there. So the exponent 0 is apart from all others, and
+    the derivative for an exponent is 0 where the column is.
+    """
+
+    at: Array  # [N, Z]: 1 where a column that has zeros is 0
+    matrix: Array  # [Z, m]: the rows of the exponents' Z for these columns
+    offset: Array  # [Z]: their w0
+    free: Array  # [m]: which effective inputs are such a column
+
+    def factors(self, u: Array) -> Array:
+        """Return 1, 0 or infinity for every row and term ``[N, K]``."""
+        w = u @ self.matrix.T + self.offset
+        values = np.where(self.at @ (w > ZERO).T > 0, 0.0, 1.0)
+        if (w < -ZERO).any():
+            values[self.at @ (w < -ZERO).T > 0] = math.inf
+        return values
 
 
 @dataclass(frozen=True)
@@ -84,6 +106,7 @@ class Problem(Scaled):
 
     logs: Array  # [N, m]: of the effective inputs
     negative: Array | None  # [N, m]: 1 where an effective input is negative; None if none is
+    zeros: Zeros | None  # None if no column is 0 in these rows
     base: Array  # [N]: the factor of every term
     target: Array  # [N]
     weight: Array  # [N]: square roots of the rows' weights
@@ -106,15 +129,24 @@ class Problem(Scaled):
 
         u, parity: exponents ``[K, m]``, and 1 where one is odd. c: coefficients ``[K]``.
         """
-        products = np.exp(np.clip(self.logs @ u.T, -300, 300))
+        products = self.products(u, parity) * self.base[:, None]
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            prediction = products @ c
+            if self.power != 1:
+                prediction = np.sign(prediction) * np.abs(prediction) ** (1 / self.power)
+            return prediction, self.weight * (self.target - prediction), products
+
+    def products(self, u: Array, parity: Array) -> Array:
+        """Return the products ``[N, K]`` without their base."""
+        products: Array = np.exp(np.clip(self.logs @ u.T, -300, 300))
         if self.negative is not None:
             products = products * self.signs(parity)
-        products = products * self.base[:, None]
-        prediction = products @ c
-        if self.power != 1:
-            with np.errstate(divide="ignore", over="ignore"):
-                prediction = np.sign(prediction) * np.abs(prediction) ** (1 / self.power)
-        return prediction, self.weight * (self.target - prediction), products
+        return products if self.zeros is None else products * self.zeros.factors(u)
+
+    @cached_property
+    def held(self) -> Array:
+        """Which exponents ``[m]`` stay at 0: with any other, rows are lost at once."""
+        return np.zeros(self.inputs, dtype=bool) if self.zeros is None else self.zeros.free
 
     def signs(self, parity: Array) -> Array:
         """Return the signs of terms ``[N, K]`` for parities of the exponents ``[K, m]``."""
@@ -177,11 +209,21 @@ class AllRows(Scaled):
             below = (self.columns.X[rows] < 0).astype(float)
             base = base * (1 - 2 * ((below @ np.where(mixed, self.offset, 0)) % 2))
             negative = (below @ (np.where(mixed[:, None], self.matrix, 0) % 2)) % 2
+        zeros, zero = None, self.columns.zero
+        at = (self.columns.X[rows][:, zero] == 0).astype(float)
+        if at.any():
+            free = np.isin(self.exponents.free, np.flatnonzero(zero)[at.any(0)])
+            zeros = Zeros(at, self.matrix[zero], self.offset[zero], free)
         shared = {field.name: getattr(self, field.name) for field in fields(Scaled)}
         return Problem(
-            **shared, logs=logs @ self.matrix, negative=negative, base=base,
+            **shared, logs=logs @ self.matrix, negative=negative, zeros=zeros, base=base,
             target=self.target[rows], weight=self.weight[rows],
         )  # fmt: skip
+
+    @cached_property
+    def held(self) -> Array:
+        """See `Problem.held`."""
+        return np.isin(self.exponents.free, np.flatnonzero(self.columns.zero))
 
     def predict(self, u: Array, parity: Array, c: Array) -> tuple[Array, Array, None]:
         """Return what `Problem.predict` does, without the products."""
@@ -236,9 +278,10 @@ def all_rows(
     errors explain. With negative inputs and units, exponents that are fixed must be whole numbers.
     error: an estimate of the standard deviation of ``weight * y``.
     """
-    scale = float(np.sqrt(np.average(y**2, weights=weight**2))) or 1.0
-    sign = -1.0 if weight**2 @ y < 0 else 1.0
-    target, error = sign * y / scale, max(error, noise or 0.0) / scale
+    scale = root_mean_square(y, weight) or 1.0
+    target = y / scale
+    sign = -1.0 if weight**2 @ target < 0 else 1.0
+    target, error = sign * target, max(error, noise or 0.0) / scale
     lost = (target if abs(power) != 1 else np.abs(target)) <= 0
     wrong = (weight * target)[lost]
     if power != 1 and lost.any() and wrong.min() <= -_largest_error(len(y)) * error:
@@ -259,6 +302,12 @@ def all_rows(
         power, sign, scale, low, high, signed, mixed, exponents,
         None if noise is None else noise / scale, floor, columns, target, weight, offset, matrix,
     )  # fmt: skip
+
+
+def root_mean_square(y: Array, weight: Array) -> float:
+    """Return it for rows with these roots of weights; squares of y alone may be no numbers."""
+    largest = float(np.abs(y).max()) or 1.0
+    return largest * float(np.sqrt(np.average((y / largest) ** 2, weights=weight**2)))
 
 
 def _largest_error(rows: int) -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from npu_kernels._laws.products.problem import Columns, all_rows
+from npu_kernels._laws.products.problem import Columns, all_rows, root_mean_square
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.equation import Equation, Interval
 from npu_kernels._laws.table.output import sizes
@@ -25,9 +26,9 @@ def resampled(
     """
     columns = Columns.of(X)
     root = np.sqrt(weight / weight.mean())
-    if equation.relative:
+    if equation.noise == "relative":
         root = root / sizes(equation.predict(X))
-    error = equation.rms * float(np.sqrt(np.average(y**2, weights=root**2)))
+    error = equation.relative_rms * root_mean_square(y, root)
     data = all_rows(columns, y, root, equation.power, equation.constraint, None, error)
     if data is None:
         raise ValueError(
@@ -35,9 +36,11 @@ def resampled(
         )
     free = equation.free[:, equation.constraint.free]
     u = equation.exponents[:, equation.constraint.free]
-    shift = np.exp(-equation.exponents @ columns.log_mean) * data.scale**equation.power
     factor = data.outer_signs(u) * (data.sign if abs(equation.power) == 1 else 1.0)
-    start = Sum(u, np.where(data.mixed, np.abs(u) % 2, 0.0), free, equation.coef / shift * factor)
+    shift = equation.exponents @ (columns.log_mean - equation.log_mean)
+    shift += equation.power * math.log(equation.scale / data.scale)
+    c = equation.scaled * np.exp(shift) * factor
+    start = Sum(u, np.where(data.mixed, np.abs(u) % 2, 0.0), free, c)
     start = refine.refit(data, start, loss)
     generator = np.random.default_rng(seed)
     results: list[Array] = []
@@ -45,15 +48,20 @@ def resampled(
         rows = generator.integers(data.rows, size=data.rows)
         refitted = refine.refit(data.choose(rows), replace(start, rss=np.inf), loss)
         full = equation.constraint.full(refitted.u, equation.power)
-        coef = refitted.c * factor * np.exp(-full @ columns.log_mean) * data.scale**equation.power
+        with np.errstate(over="ignore", under="ignore"):
+            shift = np.exp(equation.power * math.log(data.scale) - full @ columns.log_mean)
+        coef = refitted.c * factor * shift
         results.append(np.concatenate([coef, full[equation.free]]))
     return np.array(results)
 
 
 def intervals(equation: Equation, draws: Array, level: float) -> list[Interval]:
     """Percentiles of the estimates, in the order of `Equation.intervals`."""
-    low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2], axis=0)
-    error = draws.std(0, ddof=1)
+    size = np.abs(draws).max(0)
+    size = np.where((size > 0) & np.isfinite(size), size, 1.0)
+    with np.errstate(invalid="ignore"):
+        low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2], axis=0)
+        error = size * (draws / size).std(0, ddof=1)
     exponents = np.cumsum(equation.free.ravel()).reshape(equation.free.shape) - 1 + equation.terms
     columns = []  # of the estimates, to which the equation's intervals belong
     for k in range(equation.terms):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,7 +87,8 @@ class Equation:
         log_mean: logarithms of the inputs' scales ``[n]``.
         scale: the scale of y.
         constraint: the linear constraint of the exponents that the units give.
-        relative: whether the errors were taken in proportion to y.
+        noise: what the errors were taken for, see `EquationTable`.
+        relative_rms: `rms` with every row over the size of its errors.
     """
 
     names: tuple[str, ...]
@@ -109,7 +111,8 @@ class Equation:
     log_mean: Array = field(repr=False)
     scale: float = field(repr=False)
     constraint: Exponents = field(repr=False)
-    relative: bool = field(repr=False)
+    noise: str = field(repr=False)
+    relative_rms: float = field(repr=False)
 
     @property
     def terms(self) -> int:
@@ -145,6 +148,22 @@ class Equation:
             )
         return results
 
+    @cached_property
+    def _factored(self) -> tuple[float, Array]:
+        """A factor of y, and the coefficients of y over it.
+
+        The factor is 1, or a power of 10 if coefficients or a power of y are no numbers without it.
+        """
+        power = 0.0 if self.power == 1 else self.power * math.log10(self.scale)
+        if np.isfinite(self.coef).all() and (self.coef != 0).all() and abs(power) < 200:
+            return 1.0, self.coef
+        factor = 10.0 ** max(-300, min(300, round(math.log10(self.scale))))
+        with np.errstate(over="ignore", under="ignore"):
+            shift = np.exp(
+                self.power * math.log(self.scale / factor) - self.exponents @ self.log_mean
+            )
+            return factor, self.scaled * shift
+
     # ---- as text ---------------------------------------------------------------------------------
 
     def sympy(self) -> Any:
@@ -164,7 +183,8 @@ class Equation:
             sympy.Symbol(n, positive=True) if p else sympy.Symbol(n, real=True) for n, p in pairs
         )
         terms = []
-        for c, row, free in zip(self.coef, self.exponents, self.free, strict=True):
+        factor, coef = self._factored
+        for c, row, free in zip(coef, self.exponents, self.free, strict=True):
             powers = [
                 symbol ** (sympy.Float(w) if loose else _rational(sympy, w))
                 for symbol, w, loose in zip(symbols, row, free, strict=True)
@@ -173,6 +193,8 @@ class Equation:
         total = sympy.Add(*terms)
         if self.power != 1:
             total = sympy.Mul(int(self.sign), total ** (1 / _rational(sympy, self.power)))
+        if factor != 1:
+            total = sympy.Mul(sympy.Float(factor), total)
         return Formula(symbols, (self.output,), (total,), "")
 
     def latex(self) -> str:
@@ -181,15 +203,20 @@ class Equation:
 
     def text(self, digits: int = 4) -> str:
         """The equation in Python's operators, decimals with so many significant digits."""
+        factor, coef = self._factored
         parts = [
             term_text(c, row, self.names, digits)
-            for c, row in zip(self.coef, self.exponents, strict=True)
+            for c, row in zip(coef, self.exponents, strict=True)
         ]
         body = parts[0] + "".join(
             f" - {part[1:]}" if part.startswith("-") else f" + {part}" for part in parts[1:]
         )
         if self.power != 1:
-            body = f"{'-' if self.sign < 0 else ''}({body})**{exponent_text(1 / self.power)}"
+            body = f"({body})**{exponent_text(1 / self.power)}"
+        if factor != 1:
+            body = f"{factor:g}*({body})" if self.power == 1 else f"{factor:g}*{body}"
+        if self.sign < 0:
+            body = f"-{body}"
         return f"{self.output} = {body}"
 
     def __str__(self) -> str:
@@ -211,28 +238,30 @@ class Equation:
         """
         import torch
 
+        from npu_kernels._laws.table.module import Products
         from npu_kernels.layers import NAU, RealNPU
 
-        if not np.isfinite(self.coef).all():
+        factor, coef = self._factored
+        if not np.isfinite(coef).all():
             raise OverflowError(
-                f"torch_module: the constants must be finite numbers, got {self.coef.tolist()}"
+                f"torch_module: the constants must be finite numbers, got {coef.tolist()}"
             )
-        first = RealNPU(len(self.names), self.terms, eps=1e-300, dtype=torch.float64)
+        first = Products(len(self.names), self.terms, eps=1e-300, dtype=torch.float64)
         second = NAU(self.terms, 1, clip=False, dtype=torch.float64)
         parts: list[Any] = [first, second]
         with torch.no_grad():
             first.weight_re.copy_(torch.from_numpy(self.exponents))
             first.gate.copy_(torch.from_numpy((self.exponents != 0).any(0).astype(float)))  # type: ignore[union-attr]
-            second.weight.copy_(torch.from_numpy(self.coef)[None])
+            second.weight.copy_(torch.from_numpy(coef)[None])
             if self.power != 1:
                 root = RealNPU(1, 1, eps=1e-300, dtype=torch.float64)
                 root.weight_re.fill_(1 / self.power)
                 root.gate.fill_(1.0)  # type: ignore[union-attr]
                 parts.append(root)
-                if self.sign < 0:
-                    minus = NAU(1, 1, dtype=torch.float64)
-                    minus.weight.fill_(-1.0)
-                    parts.append(minus)
+            if self.sign * factor != 1:
+                last = NAU(1, 1, clip=False, dtype=torch.float64)
+                last.weight.fill_(self.sign * factor)
+                parts.append(last)
         return torch.nn.Sequential(*parts)
 
     # ---- uncertainty -----------------------------------------------------------------------------

@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 
 from npu_kernels._common.checks import is_number
-from npu_kernels._laws.products.problem import AllRows, Columns, Output, Problem, blocks
+from npu_kernels._laws.products.problem import (
+    AllRows,
+    Columns,
+    Output,
+    blocks,
+    root_mean_square,
+)
 from npu_kernels._laws.products.units import Exponents
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.equation import Equation
@@ -129,7 +135,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
 def sizes(y: Array) -> Array:
     """Return ``|y|``, raised near 0, with mean square 1."""
     size = np.maximum(np.abs(y), NOISE_FLOOR * np.median(np.abs(y)) or 1.0)
-    return size / np.sqrt(np.mean(size**2))
+    return size / root_mean_square(size, np.ones(len(size)))
 
 
 def _error(candidates: Candidates) -> float:
@@ -184,7 +190,7 @@ def _finished(
         if key in forms or not (first or fitted.cost < best + TELL):
             continue
         forms.add(key)
-        error = _held_out(data, law, held) if len(held) else _relative(data, fitted.press)
+        error = _held_out(rows, data, law, held) if len(held) else _left_out(rows, data, fitted)
         equation = _equation(rows, data, fitted, error, len(held), kind)
         if first:
             equations.append(equation)
@@ -251,16 +257,24 @@ def _other_exponents(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
     return [refine.reconsidered(data, law, rules)]
 
 
-def _relative(data: Problem | AllRows, squares: float) -> float:
-    """The root of a sum of squares, relative to the target's."""
-    return math.sqrt(squares / data.size) if data.size > 0 else math.sqrt(squares)
+def _relative(errors: Array, target: Array, weight: Array) -> float:
+    """The root mean square of errors over that of the target; the weights are those of `fit`."""
+    squares, size = float(weight @ errors**2), float(weight @ target**2)
+    return math.sqrt(squares / size) if size > 0 else math.sqrt(squares / len(weight))
 
 
-def _held_out(data: AllRows, law: Sum, held: Array) -> float:
+def _held_out(rows: Rows, data: AllRows, law: Sum, held: Array) -> float:
     """The relative error on the rows that were held out."""
-    rows = data.take(held)
-    _, r, _ = rows.predict(law.u, law.parity, law.c)
-    return _relative(rows, float(r @ r))
+    part = data.take(held)
+    errors = part.target - part.predict(law.u, law.parity, law.c)[0]
+    return _relative(errors, part.target, rows.weight[held])
+
+
+def _left_out(rows: Rows, data: AllRows, law: Sum) -> float:
+    """The relative error of leaving out one row at a time, with the form of the law kept."""
+    residuals = data.predict(law.u, law.parity, law.c)[1]
+    errors, _ = refine.left_out(data, law, residuals)
+    return _relative(errors / data.weight, data.target, rows.weight)
 
 
 def _equation(
@@ -291,15 +305,18 @@ def _equation(
         for _, part in data.blocks()
     ]
     order = np.argsort(-np.sum(squares, axis=0), kind="stable")
+    prediction, residuals, _ = data.predict(law.u, law.parity, law.c)
     return Equation(
         names=rows.names, output=rows.output, power=p, sign=data.sign if abs(p) != 1 else 1.0,
         coef=(law.c * shift * factor)[order], coef_std=coef_std[order], exponents=full[order],
         exponents_std=spread[order], free=free[order],
         positive=tuple(bool(v) for v in ~columns.negative),
-        rms=_relative(data, law.rss), error=error, held_out=held_out, bic=law.cost,
+        rms=_relative(data.target - prediction, data.target, rows.weight), error=error,
+        held_out=held_out, bic=law.cost,
         exact=is_exact(data, law), degrees=float(data.rows - law.parameters),
         scaled=(law.c * factor)[order], log_mean=columns.log_mean, scale=data.scale,
-        constraint=rows.exponents, relative=kind == "relative",
+        constraint=rows.exponents, noise=kind,
+        relative_rms=math.sqrt(float(residuals @ residuals) / (data.size or 1.0)),
     )  # fmt: skip
 
 

@@ -183,6 +183,7 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
     The cost is infinite if nothing is finite.
     """
     K = len(law.c)
+    law = replace(law, free=law.free & ~((law.u == 0) & problem.held))
     k, i = np.nonzero(law.free)
     low, high, eye = problem.low[i], problem.high[i], np.eye(K + len(k))
     zeros = np.zeros(len(eye))
@@ -203,7 +204,8 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
                 A, rhs = np.concatenate([R, math.sqrt(mu) * eye]), np.concatenate([b, zeros])
             step = np.linalg.lstsq(A, rhs, rcond=1e-13)[0] / length
             u = law.u.copy()
-            u[k, i] = np.clip(u[k, i] + np.clip(step[K:], -1, 1), low, high)
+            change = np.where((u[k, i] == 0) & problem.held[i], 0.0, np.clip(step[K:], -1, 1))
+            u[k, i] = np.clip(u[k, i] + change, low, high)
             trial = replace(law, u=u, c=law.c + step[:K])
             _, r2, P2 = problem.predict(u, law.parity, trial.c)
             rss2, root2 = (float(r2 @ r2), None) if loss == "squared" else loss_roots(r2, loss)
@@ -219,7 +221,9 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
             break
     if not math.isfinite(rss):
         return replace(law, rss=rss, press=rss, cost=rss)
-    press, variances = leave_one_out(problem, law, r, P, root, loss)
+    law = replace(law, free=law.free & ~((law.u == 0) & problem.held))
+    errors, variances = left_out(problem, law, r, P, root)
+    press = loss_roots(errors, loss)[0]
     cost = criterion(problem, law, press, variances) if math.isfinite(press) else math.inf
     return replace(law, rss=rss, press=press, cost=cost)
 
@@ -252,16 +256,17 @@ def _equations(
     return R / length, b, length
 
 
-def leave_one_out(
-    problem: Data, law: Sum, r: Array, P: Array | None, root: Array | None, loss: str
-) -> tuple[float, Array]:
-    """The sum of squared leave-one-out errors, to first order, and the variances for `criterion`.
+def left_out(
+    problem: Data, law: Sum, r: Array, P: Array | None = None, root: Array | None = None
+) -> tuple[Array, Array]:
+    """The weighted leave-one-out errors, to first order, and the variances for `criterion`.
 
-    With a robust loss it is the loss of these errors.
+    r: the weighted residuals. The errors are infinite where there are too few rows.
     """
     K = len(law.c)
+    unknown = np.full(problem.rows, math.inf), np.empty(0)
     if problem.rows <= law.parameters:
-        return math.inf, np.empty(0)
+        return unknown
     parts: list[tuple[slice, Array]] = []
     if isinstance(problem, Problem) and P is not None:
         parts = [(slice(None), jacobian(problem, law, P, root))]
@@ -270,7 +275,7 @@ def leave_one_out(
         factors.append(triangle(J))
     stacked = np.concatenate(factors)
     if not np.isfinite(stacked).all():
-        return math.inf, np.empty(0)
+        return unknown
     inner, R = np.linalg.qr(stacked)
     length = lengths(R)
     size = np.abs(np.diag(R)) / length
@@ -284,7 +289,7 @@ def leave_one_out(
     # R_jj**2 is the part of a column orthogonal to those before it: one over its variance with the
     # later ones fixed.
     variances = 1 / (np.maximum(size[K:], 1e-12) * length[K:]) ** 2
-    return loss_roots(r / np.maximum(1 - h, 1e-3), loss)[0], variances
+    return r / np.maximum(1 - h, 1e-3), variances
 
 
 def covariance(problem: Data, law: Sum) -> Array:

@@ -247,7 +247,8 @@ def _starts(
     while len(picks) < starts:
         add(*generator.integers(len(library.u), size=terms))
     u, parity = (np.stack([pick[part] for pick in picks]) for part in (0, 1))
-    return u + 0.02 * generator.standard_normal(u.shape), parity
+    moved = u + 0.02 * generator.standard_normal(u.shape)
+    return np.where((u == 0) & solver.held.numpy(), 0.0, moved), parity
 
 
 def _beside(

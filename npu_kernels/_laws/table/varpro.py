@@ -50,6 +50,8 @@ class Solver:
         self.weight = torch.from_numpy(weight)
         self.negative = None if problem.negative is None else torch.from_numpy(problem.negative)
         self.low, self.high = torch.from_numpy(problem.low), torch.from_numpy(problem.high)
+        self.zeros = problem.zeros
+        self.held = torch.from_numpy(problem.held)
         m = problem.inputs
         self.upper = torch.triu_indices(m, m)
         products = self.logs[:, self.upper[0]] * self.logs[:, self.upper[1]]
@@ -63,6 +65,9 @@ class Solver:
         products = (u @ self.logs.T).clamp_(-300, 300).exp_().mul_(self.weight)
         if self.negative is not None:
             products.mul_(1 - 2 * torch.remainder(parity @ self.negative.T, 2))
+        if self.zeros is not None:
+            factors = self.zeros.factors(u.reshape(-1, u.shape[-1]).numpy())
+            products.mul_(torch.from_numpy(factors.T).view_as(products))
         return products
 
     def project(self, u: Tensor, parity: Tensor, start: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -131,7 +136,7 @@ class Solver:
                 better = rss.argsort()[: len(u) // 2]
                 state = (u, parity, A, length, c, r, rss, inverse, mu)
                 u, parity, A, length, c, r, rss, inverse, mu = [t[better] for t in state]
-            trial = u + self._step(A, c, r, inverse, mu).view_as(u)
+            trial = u + self._step(A, c, r, inverse, mu, (u == 0) & self.held).view_as(u)
             trial = torch.clamp(trial, self.low, self.high)
             A2, length2, c2, r2, rss2, inverse2 = self.project(trial, parity, r)
             ok = rss2 < rss
@@ -147,10 +152,13 @@ class Solver:
                 break
         return Points(u, parity, c / length, rss)
 
-    def _step(self, A: Tensor, c: Tensor, r: Tensor, inverse: Tensor, mu: Tensor) -> Tensor:
+    def _step(
+        self, A: Tensor, c: Tensor, r: Tensor, inverse: Tensor, mu: Tensor, held: Tensor
+    ) -> Tensor:
         """The damped steps of the exponents ``[S, K m]``; 0 where the equations are singular.
 
-        H ``[S, K m, K m]`` is the matrix of the projected normal equations.
+        H ``[S, K m, K m]`` is the matrix of the projected normal equations. held ``[S, K, m]``:
+        the exponents that stay.
         """
         if self.robust:
             down = self._downweight(r).sqrt()
@@ -170,6 +178,10 @@ class Solver:
         flat = first.reshape(S, K, K * m)
         H = H - flat.transpose(1, 2) @ (inverse @ flat)
         gradient = ((A * r.unsqueeze(1)) @ self.logs * c.unsqueeze(2)).reshape(S, K * m)
+        if self.zeros is not None:
+            stays = held.reshape(S, K * m)
+            H = H.masked_fill(stays.unsqueeze(1) | stays.unsqueeze(2), 0.0)
+            gradient = gradient.masked_fill(stays, 0.0)
         diagonal = H.diagonal(dim1=1, dim2=2)
         floor = 1e-10 * diagonal.amax(1, keepdim=True).clamp_min(1e-14 * self.size)
         H = H + torch.diag_embed(mu[:, None] * diagonal.clamp_min(0.0) + floor)
