@@ -315,10 +315,16 @@ EQUATIONS = [
         "equations-columns-of-dates": ('if column.dtype.kind in "mM":', 'if column.dtype.kind == "m":'),
         "equations-columns-that-are-infinite": ("np.isfinite(column.astype(np.float64)).all()", "True"),
     }),
-    *mutants(PACKAGE + "_laws/table/search.py", ("tests/laws/test_equations_search.py", "tests/laws/test_equations.py -k 'offset or lens or four_terms or two_terms or negative_y'", "tests/laws/test_equations_estimator.py -k interrupt"), {
+    *mutants(PACKAGE + "_laws/table/search.py", ("tests/laws/test_equations_search.py", "tests/laws/test_equations_rows.py", "tests/laws/test_equations.py -k 'offset or lens or four_terms or two_terms or negative_y'", "tests/laws/test_equations_estimator.py -k interrupt"), {
         "equations-exchanged-terms": ("stay = [k for k in range(len(u)) if k != removed]", "stay = list(range(1, len(u)))"),
         "equations-output-powers": ("for power in powers:\n            if candidates.settled():", "for power in powers[:1]:\n            if candidates.settled():"),
+        "equations-patient-search": ("if (worse > rough and not patient) or", "if worse > rough or"),
+        "equations-patient-order": ("sorted(most, key=most.__getitem__)", "sorted(most, key=most.__getitem__)[:1]"),
         "equations-interrupted": ("        candidates.complete = False\n    return candidates", "    return candidates"),
+    }),
+    *mutants(PACKAGE + "_laws/table/rows.py", "tests/laws/test_equations_rows.py", {
+        "equations-nearest-rows": ("np.fill_diagonal(distance, np.inf)", "pass"),
+        "equations-alike-by-chance": ("correlation > CHANCE * chance", "correlation > 0 * chance"),
     }),
     *mutants(PACKAGE + "_laws/table/work.py", "tests/laws/test_equations_checkpoint.py", {
         "equations-state-of-the-generator": ("        generator.bit_generator.state = json.loads(state)\n", ""),

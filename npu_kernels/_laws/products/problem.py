@@ -148,6 +148,11 @@ class Problem(Scaled):
         """Which exponents ``[m]`` stay at 0: with any other, rows are lost at once."""
         return np.zeros(self.inputs, dtype=bool) if self.zeros is None else self.zeros.free
 
+    def proportional(self) -> Problem:
+        """Return the problem with weights as for errors in proportion to y."""
+        size = np.abs(self.target)
+        return replace(self, weight=self.weight / np.maximum(size, 1e-3 * np.median(size)))
+
     def signs(self, parity: Array) -> Array:
         """Return the signs of terms ``[N, K]`` for parities of the exponents ``[K, m]``."""
         if self.negative is None:

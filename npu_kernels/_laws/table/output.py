@@ -31,6 +31,7 @@ from npu_kernels._laws.table.search import (
     Settings,
     is_exact,
     search,
+    search_on,
 )
 from npu_kernels._laws.table.work import Steps
 
@@ -41,6 +42,7 @@ HELD_OUT = 0.2  # share of the rows
 MOST_HELD_OUT_ROWS = 5000
 RIVAL_COST = 20.0  # difference of the criteria of the search up to which all rows decide
 RIVAL_ERRORS = 1.1  # ratio of squared errors to the best: see `_reconsidered`
+STRUCTURE = 0.5  # correlation of neighbours from which hardly any of the residuals is noise
 TELL = 6.0  # difference of the criteria below which the data hardly tell two equations apart
 NOISE_FLOOR = 0.1  # of the median of |y|: below it, errors in proportion to y grow no smaller
 
@@ -122,6 +124,8 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     if candidates.complete:
         known_error = replace(output, error=_error(candidates))
         candidates = search(known_error, training, settings, powers[1:], candidates)
+        if candidates.complete and not candidates.exact() and candidates.structure() > STRUCTURE:
+            candidates = search_on(known_error, training, settings, candidates)
     if not candidates.sums:
         raise ValueError(
             f"NPURegressor: no sum of products of powers could be fitted to {rows.output}; "

@@ -22,6 +22,7 @@ from npu_kernels._laws.products.library import Library
 from npu_kernels._laws.products.problem import AllRows, Output, Problem
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.refine import Rules, Sum
+from npu_kernels._laws.table.rows import alike
 from npu_kernels._laws.table.varpro import Points, Solver
 from npu_kernels._laws.table.work import Steps
 
@@ -47,6 +48,7 @@ class Settings:
     starts: int = 64  # for each number of terms
     seed: int = 0
     show: Callable[[str], None] | None = None  # prints a line of progress
+    patient: bool = False  # see `search_on`
     steps: Steps = field(default_factory=Steps)  # of a checkpoint
 
 
@@ -72,6 +74,16 @@ class Candidates:
         """Whether a sum's residuals are those of rounding."""
         return any(is_exact(problem, law) for problem, law in self.sums.values())
 
+    def structure(self) -> float:
+        """How alike the residuals of the best sum are in rows beside each other: see `alike`."""
+        best = self.best()
+        if best is None:
+            return 0.0
+        problem, law = best
+        residuals = problem.predict(law.u, law.parity, law.c)[1]
+        used = (law.u != 0).any(0)
+        return max(alike(problem.logs[:, c], residuals) for c in (used, slice(None)))
+
     def settled(self) -> bool:
         """Whether no other output power is tried: a sum is exact, or the best is a simple product.
 
@@ -90,6 +102,21 @@ def is_exact(problem: Problem | AllRows, law: Sum) -> bool:
     return law.rss <= refine.EXACT_ERROR**2 * problem.size
 
 
+def search_on(
+    output: Output, training: Array, settings: Settings, candidates: Candidates
+) -> Candidates:
+    """Search the output powers again, without an early end, and add to the candidates.
+
+    Starts are fitted with errors in proportion to y: with equal ones the largest rows would decide
+    alone. The powers whose search ended with the fewest terms come first.
+    """
+    most = dict[float, int]()
+    for power, terms in candidates.sums:
+        most[power] = max(terms, most.get(power, 0))
+    powers = tuple(sorted(most, key=most.__getitem__))
+    return search(output, training, replace(settings, patient=True), powers, candidates)
+
+
 def search(
     output: Output,
     training: Array,
@@ -103,7 +130,7 @@ def search(
     """
     try:
         for power in powers:
-            if candidates.settled():
+            if candidates.exact() if settings.patient else candidates.settled():
                 break
             rows = output.scaled(power)
             if rows is not None:
@@ -128,10 +155,13 @@ def _one_power(
     if len(training) > SEARCH_ROWS:
         more = data.take(training[np.sort(order[:MORE_ROWS])])
     rules, steps, inputs = settings.rules, settings.steps, data.inputs
+    patient = settings.patient
+    if patient:
+        few = few.proportional()
     library, solver = Library(few, generator), Solver(few, rules.loss)
     large = solver if more is few else Solver(more, rules.loss)
     beam: Points | None = None
-    reference, best = candidates.errors, math.inf
+    reference, best = [] if patient else candidates.errors, math.inf
     errors: list[float] = []
     worse, first = 0, not reference  # the other powers have half as many starts
     starts, count = settings.starts, SIMPLIFIED
@@ -157,7 +187,7 @@ def _one_power(
             settings.show(f"power {data.power:g}, {terms} terms: criterion {cost:.1f}")
         worse = worse + 1 if cost > best else 0
         rough = errors[-1] > ROUGH_ERROR**2 * more.size
-        if worse > rough or any(is_exact(more, law) for law in sums):
+        if (worse > rough and not patient) or any(is_exact(more, law) for law in sums):
             break
         if reference and errors[-1] > POWER_ERRORS * reference[min(terms, len(reference)) - 1]:
             break
