@@ -17,7 +17,16 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
 from npu_kernels.equations import EquationWarning, NPURegressor
-from tests.support.laws import RNG, check, few_rows, fitted_to_noise, noise, terms, uniform
+from tests.support.laws import (
+    RNG,
+    approximate,
+    check,
+    few_rows,
+    fitted_to_noise,
+    noise,
+    terms,
+    uniform,
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +59,7 @@ def test_check_estimator_with_default_parameters():
     }
 
 
+@approximate
 @few_rows
 def test_pipeline_grid_and_pickle():
     X = uniform(2, 60)

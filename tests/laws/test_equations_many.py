@@ -95,7 +95,7 @@ def test_interrupt_gives_what_was_found(call_index, monkeypatch, capsys, request
     model = NPURegressor(
         random_state=0, max_terms=2, starts=4, output_powers=(1,), noise="constant"
     )
-    y = X[:, 0] + X[:, 1] ** 2 + 0.1 * uniform(1, 60, seed=4)[:, 0]
+    y = X[:, 0] + X[:, 1] ** 2 + 0.1 * (uniform(1, 60, seed=4)[:, 0] - 1.75)
     calls, plain = [], search._fitted
 
     def stopping(*arguments):

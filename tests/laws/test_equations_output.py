@@ -14,7 +14,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from npu_kernels._laws.table.table import report
 from npu_kernels.equations import NPURegressor
-from tests.support.laws import check, few_rows, fitted_to_noise, noise, terms, uniform
+from tests.support.laws import approximate, check, few_rows, fitted_to_noise, noise, terms, uniform
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +135,7 @@ def test_all_rows_choose_among_the_sums_beside_the_best():
     assert right >= 7  # 3 with the best sum of the search alone
 
 
+@approximate
 def test_no_equation_has_a_negative_power_of_a_zero():
     """Where y is largest at the zeros, a negative power seems to fit."""
     X = uniform(2, 60, seed=1)

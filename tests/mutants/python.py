@@ -291,7 +291,7 @@ EQUATIONS = [
         "equations-squares-of-large-y": ("largest = float(np.abs(y).max()) or 1.0", "largest = 1.0"),
         "equations-zeros-in-the-mean": ("count += (~zero).sum(0)", "count += len(zero)"),
     }),
-    *mutants(PACKAGE + "_laws/table/output.py", ("tests/laws/test_equations_zeros.py -k candidate", "tests/laws/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap or hardly or choose'", "tests/laws/test_equations_scale.py", "tests/laws/test_equations_estimator.py -k 'weights or order'", "tests/laws/test_equations.py -k 'three_per_cent'", "tests/benchmarks/test_equations_benchmark.py -k near"), {
+    *mutants(PACKAGE + "_laws/table/output.py", ("tests/laws/test_equations_zeros.py -k candidate", "tests/laws/test_equations_notes.py", "tests/laws/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap or hardly or choose'", "tests/laws/test_equations_scale.py", "tests/laws/test_equations_estimator.py -k 'weights or order'", "tests/laws/test_equations.py -k 'three_per_cent'", "tests/benchmarks/test_equations_benchmark.py -k near"), {
         "equations-weights-of-equal-rows": ("np.bincount(np.cumsum(new) - 1, weights=weight)", "weight[new]"),
         "equations-error-of-a-constant": ("= -law.c[k] * (matrix.T @ columns.log_mean)[i]", "= law.c[k] * (matrix.T @ columns.log_mean)[i]"),
         "equations-known-noise": ("variance = data.noise**2", "variance = law.rss / data.rows"),
@@ -300,6 +300,8 @@ EQUATIONS = [
         "equations-beside-the-best": ("return fits + [(data, law, near) for", "return fits[:] + [(data, law, near) for _ in () for"),
         "equations-alternatives-of-one-form": ("if key in forms or not", "if not"),
         "equations-alternatives-that-are-far": ("if best < fitted.cost < best + TELL:", "if best < fitted.cost:"),
+        "equations-approximations": ("if likeness > APPROXIMATION:", "if likeness > 9:"),
+        "equations-cancelling-pairs": ("if near is None:\n            return fits", "if near is None or True:\n            return fits"),
         "equations-errors-of-predictions": ("rms=_relative(data.target - prediction, data.target, rows.weight)", "rms=_relative(residuals, data.target * data.weight, rows.weight)"),
         "equations-relative-errors": ("return proportional.cost + change < equal.cost - 2", "return False"),
     }),
@@ -311,7 +313,8 @@ EQUATIONS = [
         "law-infinite-cells": ("return value if math.isfinite(value) else None", "return value"),
         "law-lines-of-rows": ("rows, lines = rows[1:], lines[1:]", "rows, lines = rows[1:], lines[:-1]"),
     }),
-    *mutants(PACKAGE + "_laws/table/arguments.py", "tests/laws/test_equations_estimator.py -k columns", {
+    *mutants(PACKAGE + "_laws/table/arguments.py", ("tests/laws/test_equations_estimator.py -k columns", "tests/laws/test_equations_notes.py -k scaler"), {
+        "equations-columns-of-a-scaler": ("one = min(abs(variance - 1),", "one = max(abs(variance - 1),"),
         "equations-columns-of-dates": ('if column.dtype.kind in "mM":', 'if column.dtype.kind == "m":'),
         "equations-columns-that-are-infinite": ("np.isfinite(column.astype(np.float64)).all()", "True"),
     }),

@@ -13,6 +13,9 @@ RNG = np.random.default_rng
 few_rows = pytest.mark.filterwarnings(
     "ignore:NPURegressor. .* rows are:npu_kernels.equations.EquationWarning"
 )
+approximate = pytest.mark.filterwarnings(
+    "ignore:NPURegressor. It is an approximation:npu_kernels.equations.EquationWarning"
+)
 
 
 def uniform(

@@ -19,6 +19,7 @@ from npu_kernels._laws.table.work import Work
 
 Array = Any
 
+SCALED = 1e-6  # deviation of a mean from 0, of a variance from 1, that a scaler's rounding leaves
 CHOICES = {"exponents": ("fractions", "integers", "real"), "loss": ("squared", "huber", "soft_l1")}
 
 
@@ -100,6 +101,24 @@ def check_columns(table: Any) -> None:
     if infinite:
         missing = f"got missing or infinite values in {', '.join(infinite)}"
         raise ValueError(f"NPURegressor: columns of X must be finite numbers, {missing}")
+
+
+def scaled_columns(X: Array, y: Array, names: tuple[str, ...], output: str) -> tuple[str, ...]:
+    """Return a note that names the columns that have mean 0 and standard deviation 1, if any."""
+    found = list[str]()
+    for name, column in zip([*names, output], [*X.T, y], strict=True):
+        if np.abs(column).max() > math.sqrt(len(column)) + 1:  # no other sizes, whose squares
+            continue  # may be no numbers
+        mean, variance, rows = float(column.mean()), float(column.var()), len(column)
+        one = min(abs(variance - 1), abs(variance * rows / (rows - 1) - 1))
+        found += [name] if abs(mean) < SCALED and one < SCALED else []
+    if not found:
+        return ()
+    return (
+        f"{', '.join(found)}: mean 0 and standard deviation 1, as StandardScaler makes them. A law "
+        "of the measured numbers is no law of these, so leave the scaler out: sizes do not matter "
+        "here.",
+    )
 
 
 def units_of(units: Any, names: tuple[str, ...]) -> list[str] | None:

@@ -132,6 +132,17 @@ class Equation:
 
     def _predicted(self, X: Array) -> Array:
         """`predict` of some rows."""
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            sums = self._products(X) @ self.scaled
+            if self.power == 1:
+                return self.scale * sums
+            results: Array = (
+                self.sign * self.scale * np.sign(sums) * np.abs(sums) ** (1 / self.power)
+            )
+        return results
+
+    def _products(self, X: Array) -> Array:
+        """The products of the terms ``[N, K]``, of inputs over their scales."""
         zero = X == 0
         logs = np.log(np.where(zero, 1.0, np.abs(X))) - np.where(zero, 0.0, self.log_mean)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -140,13 +151,7 @@ class Equation:
             for i in np.flatnonzero(zero.any(0)):
                 w = self.exponents[:, i]
                 P[zero[:, i]] *= np.where(w > 0, 0.0, np.where(w < 0, math.inf, 1.0))
-            sums = P @ self.scaled
-            if self.power == 1:
-                return self.scale * sums
-            results: Array = (
-                self.sign * self.scale * np.sign(sums) * np.abs(sums) ** (1 / self.power)
-            )
-        return results
+        return P
 
     @cached_property
     def _factored(self) -> tuple[float, Array]:

@@ -16,6 +16,7 @@ from npu_kernels._laws.table.arguments import (
     check_parameters,
     column_names,
     exponents_of,
+    scaled_columns,
     settings_of,
     units_of,
     work_of,
@@ -156,8 +157,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
 
         Ctrl-C ends the search with the best equation until then. Raises ValueError for data and
         parameters that cannot be used and for a checkpoint that is damaged or of another fit,
-        OSError for one that cannot be written; warns with `EquationWarning` of constant columns and
-        of few rows.
+        OSError for one that cannot be written; warns with `EquationWarning` of constant columns, of
+        few rows, and of the notes in `equations_`.
         """
         from sklearn.utils import check_random_state
         from sklearn.utils.validation import _check_sample_weight, validate_data
@@ -186,7 +187,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         tasks = []
         for y_of_task, name, unit in zip(targets.T, outputs, y_units, strict=True):
             exponents = exponents_of(X, names, input_units, name, unit)
-            tasks.append(Rows(X, y_of_task, weight, names, name, exponents, self.noise))
+            notes = scaled_columns(X, y_of_task, names, name)
+            tasks.append(Rows(X, y_of_task, weight, names, name, exponents, self.noise, notes))
         if checkpoint is None:
             results = self._all(tasks, settings)
         else:
@@ -195,6 +197,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         tables = [EquationTable(law) for law in results]
         self._single = y.ndim == 1
         self._set(tables)
+        for note in dict.fromkeys(note for table in tables for note in table.notes):
+            warn(f"NPURegressor: {note}", EquationWarning)
         return self
 
     def _powers(self) -> tuple[float, ...] | None:

@@ -17,16 +17,20 @@ from npu_kernels._laws.products.problem import (
     AllRows,
     Columns,
     Output,
+    Problem,
     blocks,
     root_mean_square,
 )
+from npu_kernels._laws.products.text import term_text
 from npu_kernels._laws.products.units import Exponents
-from npu_kernels._laws.table import refine
+from npu_kernels._laws.table import cancelling, refine
 from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.refine import Rules, Sum
+from npu_kernels._laws.table.rows import alike
 from npu_kernels._laws.table.search import (
     MORE_ROWS,
     POWERS,
+    SEARCH_ROWS,
     Candidates,
     Settings,
     is_exact,
@@ -43,6 +47,7 @@ MOST_HELD_OUT_ROWS = 5000
 RIVAL_COST = 20.0  # difference of the criteria of the search up to which all rows decide
 RIVAL_ERRORS = 1.1  # ratio of squared errors to the best: see `_reconsidered`
 STRUCTURE = 0.5  # correlation of neighbours from which hardly any of the residuals is noise
+APPROXIMATION = 0.3  # the same, from which a law misses something
 TELL = 6.0  # difference of the criteria below which the data hardly tell two equations apart
 NOISE_FLOOR = 0.1  # of the median of |y|: below it, errors in proportion to y grow no smaller
 
@@ -60,6 +65,7 @@ class Rows:
     output: str  # name of y
     exponents: Exponents  # that units allow
     noise: float | str | None  # as in `NPURegressor`
+    notes: tuple[str, ...] = ()  # what a reader should know of the data
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ class Laws:
     alternatives: list[Equation]  # that the data hardly tell from the best, the likeliest first
     noise: str  # "constant", "relative" or "known"
     complete: bool  # False after Ctrl-C
+    notes: tuple[str, ...] = ()  # what a reader should know, each a sentence or more
 
 
 def merged(X: Array, y: Array, weight: Array) -> tuple[Array, Array, Array]:
@@ -183,7 +190,7 @@ def _finished(
             refitted = partial(_refitted, data, law, settings.rules)
             [fitted] = settings.steps.sums(data.inputs, refitted, 1)
             fits.append((data, law, fitted if math.isfinite(fitted.rss) else law))
-    fits = _beside(_reconsidered(fits, settings), settings)
+    fits = _uncancelled(_beside(_reconsidered(fits, settings), settings), held, settings)
     fits.sort(key=lambda fit: (len(fit[2].c), fit[2].cost))
     best = min(fit[2].cost for fit in fits)
     forms: set[Any] = set()
@@ -202,7 +209,84 @@ def _finished(
             alternatives.append(equation)
     alternatives.sort(key=lambda equation: equation.bic)
     chosen = int(np.argmin([equation.bic for equation in equations]))
-    return Laws(equations, chosen, alternatives, kind, candidates.complete)
+    notes = rows.notes
+    if candidates.complete:
+        notes += _notes(rows, equations[chosen])
+    return Laws(equations, chosen, alternatives, kind, candidates.complete, notes)
+
+
+def _notes(rows: Rows, equation: Equation) -> tuple[str, ...]:
+    """What a reader should know of the law."""
+    if equation.exact:
+        return ()
+    notes = list[str]()
+    some = np.linspace(0, len(rows.y) - 1, min(len(rows.y), SEARCH_ROWS)).astype(int)
+    X = rows.X[some]
+    terms = equation._products(X) * equation.scaled
+    near = cancelling.pair(terms, equation.exponents) if equation.terms > 1 else None
+    if near is not None:
+        first, second = (
+            term_text(float(equation.coef[k]), equation.exponents[k], equation.names, 4)
+            for k in near
+        )
+        notes.append(
+            f"Two terms nearly cancel: {first} and {second}. They stand for another function, such "
+            "as a logarithm, or for other powers: their exponents are no law."
+        )
+    residuals = rows.y[some] - equation.predict(X)
+    used = (equation.exponents != 0).any(0)
+    likeness = max(alike(X[:, columns], residuals) for columns in (used, slice(None)))
+    if likeness > APPROXIMATION:
+        notes.append(
+            "It is an approximation, no law: the residuals of rows beside each other are alike "
+            f"(their correlation is {likeness:.2f}). Another function, a column or more terms "
+            "(max_terms) are missing."
+        )
+    return tuple(notes)
+
+
+def _uncancelled(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
+    """The fits; with a sum of other terms if the best has two that nearly cancel.
+
+    The best is left out where the data hardly tell it from the next one.
+    """
+    rules, tried = settings.rules, False
+    if rules.exponents != "fractions" or rules.max_denominator < 2:
+        return fits
+    while True:
+        data, _, best = min(fits, key=lambda fit: fit[2].cost)
+        some = np.linspace(0, data.rows - 1, min(data.rows, SEARCH_ROWS)).astype(int)
+        part = data.take(some)
+        terms = part.predict(best.u, best.parity, best.c)[2] * best.c
+        near = None if is_exact(data, best) else cancelling.pair(terms, best.u)
+        if near is None:
+            return fits
+        if not tried:
+            tried = True
+            other = partial(_instead, data, part, best, near, held, settings)
+            laws_of_search = settings.steps.sums(data.inputs, other)
+            fits = fits + [
+                (data, other, refine.refit(data, other, rules.loss)) for other in laws_of_search
+            ]
+            continue
+        rest = [fit for fit in fits if fit[2] is not best]
+        if min((fit[2].cost for fit in rest), default=math.inf) > best.cost + TELL:
+            return fits
+        fits = rest
+
+
+def _instead(
+    data: AllRows, part: Problem, best: Sum, near: tuple[int, int], held: Array, settings: Settings
+) -> list[Sum]:
+    """Sums with other terms than two that nearly cancel, fitted to the rows that are not held out.
+
+    part: the rows that choose them.
+    """
+    rules, generator = settings.rules, np.random.default_rng([settings.seed, 2])
+    sums = cancelling.instead(part, best, near, settings.max_terms, generator)
+    training = data.choose(np.setdiff1d(np.arange(data.rows), held))
+    fitted = [refine.refit(training, law, rules.loss) for law in sums]
+    return [law for law in fitted if math.isfinite(law.cost)]
 
 
 def _reconsidered(fits: list[Fit], settings: Settings) -> list[Fit]:

@@ -24,6 +24,7 @@ class EquationTable(list[Equation]):
         noise: what was taken for the errors of y: "constant", "relative" (in proportion to y) or
             "known".
         complete: false after Ctrl-C.
+        notes: what a reader should know of the data and the law; `NPURegressor.fit` warns of it.
 
     laws: what a search found.
     """
@@ -31,11 +32,11 @@ class EquationTable(list[Equation]):
     def __init__(self, laws: Laws) -> None:
         super().__init__(laws.equations)
         self.best, self.alternatives = laws.best, laws.alternatives
-        self.noise, self.complete = laws.noise, laws.complete
+        self.noise, self.complete, self.notes = laws.noise, laws.complete, laws.notes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        laws = Laws(list(self), self.best, self.alternatives, self.noise, self.complete)
-        return type(self), (laws,)
+        parts = self.best, self.alternatives, self.noise, self.complete, self.notes
+        return type(self), (Laws(list(self), *parts),)
 
     def _rows(self) -> list[tuple[str, ...]]:
         """The cells of the table, the header first."""
@@ -81,6 +82,7 @@ def report(table: EquationTable, level: float = 0.95) -> str:
     lines = [equation.text(), ""]
     if not table.complete:
         lines.append("The search was interrupted: this is the best equation until then.")
+    lines += table.notes
     counts = (equation.terms, "term"), (equation.parameters, "continuous parameter")
     words = [f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts]
     lines.append(f"It has {' and '.join(words)}.")

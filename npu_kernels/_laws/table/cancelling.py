@@ -1,0 +1,74 @@
+"""Pairs of near powers of opposite sign, whose sum is far smaller than either of them.
+
+Such a pair stands for another function, ``c (x**(w + d) - x**w)`` for a logarithm, or for powers
+that are not near each other. Its exponents are no law.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npu_kernels._laws.products.library import Library
+from npu_kernels._laws.products.problem import Problem
+from npu_kernels._laws.table.refine import Sum
+
+Array = Any
+
+NEAR = 0.5  # difference of the exponents of near powers
+CANCEL = 0.2  # size of a sum over that of its smaller term, below which the terms nearly cancel
+BEAM = 6  # sets of products of each number
+
+
+def pair(terms: Array, exponents: Array) -> tuple[int, int] | None:
+    """Return the two terms that nearly cancel, the pair of which least is left.
+
+    terms: their values ``[N, K]``. exponents: theirs ``[K, n]``.
+    """
+    size = np.linalg.norm(terms, axis=0)
+    found: tuple[float, int, int] | None = None
+    for k in range(1, len(exponents)):
+        for j in range(k):
+            if np.abs(exponents[j] - exponents[k]).max(initial=0.0) < NEAR:
+                left = float(np.linalg.norm(terms[:, j] + terms[:, k]))
+                left /= max(min(size[j], size[k]), 1e-300)
+                if left < (found[0] if found else CANCEL):
+                    found = left, j, k
+    return found[1:] if found else None
+
+
+def instead(
+    problem: Problem, law: Sum, terms: tuple[int, int], most: int, generator: Any
+) -> list[Sum]:
+    """Return sums with one to three simple products in place of two terms; at most `most` terms."""
+    stay = np.array([k not in terms for k in range(len(law.c))])
+    library = Library(problem, generator)
+    _, weight = problem.linear()
+    rest = problem.products(law.u[stay], law.parity[stay]) * weight[:, None]
+    rest = rest / np.maximum(np.linalg.norm(rest, axis=0), 1e-300)
+    sets: list[tuple[int, ...]] = [()]
+    sums = list[Sum]()
+    for _ in range(min(3, most - int(stay.sum()))):
+        scored = dict[tuple[int, ...], float]()
+        for chosen in sets:
+            present = np.column_stack([rest, library.A[:, list(chosen)]])
+            residual = library.target - present @ _solved(present, library.target)
+            for k in library.best(residual, present, BEAM):
+                more = tuple(sorted((*chosen, k)))
+                if k not in chosen and more not in scored:
+                    A = np.column_stack([rest, library.A[:, list(more)]])
+                    r = library.target - A @ _solved(A, library.target)
+                    scored[more] = float(r @ r)
+        sets = sorted(scored, key=scored.__getitem__)[:BEAM]
+        for chosen in sets[:3]:
+            u = np.vstack([law.u[stay], library.u[list(chosen)]])
+            parity = np.vstack([law.parity[stay], library.parity[list(chosen)]])
+            free = np.vstack([law.free[stay], np.zeros((len(chosen), u.shape[1]), dtype=bool)])
+            A = problem.products(u, parity) * weight[:, None]
+            sums.append(Sum(u, parity, free, _solved(A, library.target)))
+    return sums
+
+
+def _solved(A: Array, b: Array) -> Array:
+    return np.linalg.lstsq(A, b, rcond=1e-12)[0]

@@ -1,0 +1,123 @@
+"""What `NPURegressor` says where its equation is no law: in `report()`, as a warning, and in
+`equations_.notes`."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from npu_kernels._laws.table import cancelling
+from npu_kernels.equations import EquationWarning, NPURegressor
+from tests.support.laws import RNG, check, noise, uniform
+
+QUICK = {"random_state": 0, "output_powers": (1,)}
+
+
+def noted(model):
+    """The notes of a model, each of which its report and a warning say."""
+    notes = model.equations_.notes
+    assert all(note in model.report().splitlines() for note in notes)
+    assert pickle.loads(pickle.dumps(model.equations_)).notes == notes
+    return notes
+
+
+# ---- approximations ------------------------------------------------------------------------------
+
+
+def test_an_approximation_is_said():
+    X = uniform(2, 400, low=1, high=5)
+    y = X[:, 1] * np.exp(X[:, 0] / 2)
+    with pytest.warns(
+        EquationWarning, match="NPURegressor: It is an approximation, no law"
+    ) as said:
+        model = NPURegressor(**QUICK).fit(X, y)
+    assert not model.best_.exact
+    [note] = noted(model)
+    assert str(said[0].message) == f"NPURegressor: {note}"
+    assert said[0].filename == __file__
+
+
+def test_what_a_law_with_too_few_terms_misses_is_said():
+    X = uniform(3)
+    y = 3 * X[:, 0] ** 2 + X[:, 1] - 4 / X[:, 2] + 0.01 * noise()
+    with pytest.warns(EquationWarning, match=r"more terms \(max_terms\) are missing"):
+        NPURegressor(max_terms=1, **QUICK).fit(X, y)
+    assert noted(NPURegressor(max_terms=3, **QUICK).fit(X, y)) == ()
+
+
+@pytest.mark.parametrize("kind", ["constant", "relative", "cubed"])
+def test_a_law_with_noise_is_no_approximation(kind):
+    for seed in range(4):
+        X, e = uniform(3, 300, seed=seed), noise(300, 50 + seed)
+        y = 3 * X[:, 0] ** 2 / X[:, 1]
+        y = y + 0.05 * {"constant": e, "relative": e * y, "cubed": e**3}[kind]
+        assert noted(NPURegressor(max_terms=2, **QUICK).fit(X, y)) == ()
+
+
+# ---- terms that nearly cancel --------------------------------------------------------------------
+
+
+def polynomial(rows, seed, size=0.01):
+    x = RNG(seed).uniform(0.1, 3, (rows, 1))
+    y = 2.55 * x[:, 0] - 4.85 * x[:, 0] ** 2 - 0.77 * x[:, 0] ** 0.5
+    return x, y + size * np.sqrt(np.mean(y**2)) * noise(rows, 30 + seed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_near_powers_that_cancel_give_way_to_fractions(seed):
+    """Without it -482.1*x0**1.76283 + 479*x0**1.75845 and the like, for three of the draws."""
+    X, y = polynomial(1000, seed)
+    model = NPURegressor(**QUICK).fit(X, y)
+    best = model.best_
+    assert cancelling.pair(best._products(X) * best.scaled, best.exponents) is None
+    assert np.abs(best.coef).max() < 20
+    assert best.rms == pytest.approx(0.01, rel=0.15)
+    assert noted(model) == ()
+
+
+def test_powers_that_stand_for_a_logarithm_are_said():
+    X = uniform(4, 500, low=1, high=5)
+    y = X[:, 3] * np.log(X[:, 0] / X[:, 1]) * X[:, 2]
+    y = y + 0.01 * np.std(y) * noise(500)
+    with pytest.warns(EquationWarning, match=r"Two terms nearly cancel: .*x2\*x3.* and "):
+        model = NPURegressor(**QUICK).fit(X, y)
+    assert "a logarithm" in noted(model)[0]
+
+
+def test_pairs_that_cancel():
+    x = uniform(1, 50)
+    terms = np.column_stack([x**1.8, -(x**1.78), 3 * x**2, -3 * x**0.5])
+    exponents = np.array([[1.8], [1.78], [2.0], [0.5]])
+    assert cancelling.pair(terms, exponents) == (0, 1)
+    assert cancelling.pair(terms[:, 1:], exponents[1:]) is None
+    assert cancelling.pair(np.abs(terms), exponents) is None
+    assert cancelling.pair(terms * [1, 0.5, 1, 1], exponents) is None
+    far = np.column_stack([x, -x * np.exp(1e-3 * noise(50))[:, None]])  # equal on these rows only
+    assert cancelling.pair(far, np.array([[1.0, 0.0], [0.0, 1.0]])) is None
+    assert cancelling.pair(np.zeros((5, 2)), np.ones((2, 1))) == (0, 1)
+
+
+# ---- scaled columns ------------------------------------------------------------------------------
+
+
+def test_columns_of_a_scaler_are_said():
+    X = uniform(2, 60)
+    y = X[:, 0] ** 2 * X[:, 1]
+    with pytest.warns(EquationWarning) as said:
+        model = make_pipeline(StandardScaler(), NPURegressor(max_terms=2, **QUICK)).fit(X, y)
+    assert str(said[0].message).startswith("NPURegressor: x0, x1: mean 0 and standard deviation 1")
+    assert "leave the scaler out" in noted(model[-1])[0]
+    scaled = np.c_[X[:, 0], (X[:, 1] - X[:, 1].mean()) / X[:, 1].std(ddof=1)]
+    with pytest.warns(EquationWarning) as said:
+        NPURegressor(max_terms=1, **QUICK).fit(scaled, (y - y.mean()) / y.std())
+    assert str(said[0].message).startswith("NPURegressor: x1, y: mean 0 and standard deviation 1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        centred = np.c_[X[:, 0], X[:, 1] - X[:, 1].mean()]
+        check(NPURegressor(**QUICK).fit(centred, X[:, 0] * centred[:, 1]), {(1, 1): 1.0})
