@@ -20,7 +20,10 @@ from npu_kernels._laws.table.work import Work
 Array = Any
 
 SCALED = 1e-6  # deviation of a mean from 0, of a variance from 1, that a scaler's rounding leaves
-CHOICES = {"exponents": ("fractions", "integers", "real"), "loss": ("squared", "huber", "soft_l1")}
+CHOICES = {
+    "exponents": ("fractions", "integers", "real"),
+    "loss": ("auto", "squared", "huber", "soft_l1"),
+}
 
 
 def check_parameters(model: Any) -> None:
@@ -58,8 +61,10 @@ def check_parameters(model: Any) -> None:
 def settings_of(model: Any, seed: int) -> Settings:
     """The search's settings."""
     show = (lambda text: print(f"NPURegressor: {text}", file=sys.stderr)) if model.verbose else None
-    rules = Rules(model.exponents, int(model.max_denominator), model.loss)
-    return Settings(int(model.max_terms), rules, int(model.starts), seed, show)
+    loss = "squared" if model.loss == "auto" else model.loss
+    rules = Rules(model.exponents, int(model.max_denominator), loss)
+    leave_out = model.loss == "auto" if loss == "squared" else None
+    return Settings(int(model.max_terms), rules, int(model.starts), seed, leave_out, show)
 
 
 def work_of(model: Any, seed: int, names: tuple[str, ...], *data: Array) -> Work:

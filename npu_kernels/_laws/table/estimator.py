@@ -83,7 +83,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
             a dimension must be a column.
         y_units: of y; a list for several outputs.
         starts: of the search, for each number of terms.
-        loss: "squared", or "huber" or "soft_l1", which are less sensitive to outliers.
+        loss: "squared", or "huber" or "soft_l1", which are less sensitive to outliers. "auto":
+            "squared" without the few rows, if any, that are far from the law of all others. They
+            are named, as with "squared", which keeps them.
         noise: the errors of y. "constant": equal for all rows, of unknown size. "relative": in
             proportion to y. None: whichever of the two is likelier. A number: their known standard
             deviation.
@@ -117,7 +119,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         units: Any = None,
         y_units: Any = None,
         starts: int = 64,
-        loss: str = "squared",
+        loss: str = "auto",
         noise: Any = None,
         random_state: Any = None,
         n_jobs: int | None = None,
@@ -178,7 +180,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         input_units = units_of(self.units, names)
         self._warn(X, names, constants_matter=input_units is not None)
         settings = settings_of(self, int(check_random_state(self.random_state).randint(2**31 - 1)))
-        X, targets, weight = merged(X, targets, weight)
+        X, targets, weight, origin = merged(X, targets, weight)
         several = isinstance(self.y_units, (list, tuple))
         y_units = self.y_units if several else [self.y_units] * count
         if len(y_units) != count:
@@ -188,7 +190,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         for y_of_task, name, unit in zip(targets.T, outputs, y_units, strict=True):
             exponents = exponents_of(X, names, input_units, name, unit)
             notes = scaled_columns(X, y_of_task, names, name)
-            tasks.append(Rows(X, y_of_task, weight, names, name, exponents, self.noise, notes))
+            tasks.append(
+                Rows(X, y_of_task, weight, names, name, exponents, self.noise, notes, origin)
+            )
         if checkpoint is None:
             results = self._all(tasks, settings)
         else:

@@ -41,6 +41,13 @@ from npu_kernels._laws.table.work import Steps
 
 Array = Any
 
+FEWEST_WITH_WILD = 15  # rows from which wild ones are looked for
+WILD_ROUNDS = 3  # searches without the rows that seem wild
+WILD = 7.0  # robust standard deviations from which a row is suspected
+MOST_WILD = 0.03  # share of the rows
+SHARE = 0.25  # of all squares in the error of a row, from which it is suspected
+GAP = 3.0  # ratio of the errors of wild rows to the largest of the others
+MOST_NAMED_ROWS = 5
 FEW_ROWS = 40  # rows below which none are held out
 HELD_OUT = 0.2  # share of the rows
 MOST_HELD_OUT_ROWS = 5000
@@ -65,7 +72,13 @@ class Rows:
     output: str  # name of y
     exponents: Exponents  # that units allow
     noise: float | str | None  # as in `NPURegressor`
-    notes: tuple[str, ...] = ()  # what a reader should know of the data
+    notes: tuple[str, ...]  # what a reader should know of the data
+    origin: Array  # [N]: the rows' numbers in the table that was given
+
+    def take(self, rows: Array) -> Rows:
+        """Return some of the rows."""
+        parts = {name: getattr(self, name)[rows] for name in ("X", "y", "weight", "origin")}
+        return replace(self, **parts)
 
 
 @dataclass(frozen=True)
@@ -78,31 +91,105 @@ class Laws:
     noise: str  # "constant", "relative" or "known"
     complete: bool  # False after Ctrl-C
     notes: tuple[str, ...] = ()  # what a reader should know, each a sentence or more
+    inflation: Array = None  # [N]: leave-one-out errors of the best over its residuals
+    wild: tuple[int, ...] = ()  # rows that were left out, or should be
 
 
-def merged(X: Array, y: Array, weight: Array) -> tuple[Array, Array, Array]:
+def merged(X: Array, y: Array, weight: Array) -> tuple[Array, Array, Array, Array]:
     """Return the rows in a fixed order, equal rows as one with the sum of their weights.
 
-    Rows of weight 0 are left out. The result does not depend on the order of the measurements.
+    Rows of weight 0 are left out. The result does not depend on the order of the measurements. The
+    last array has the rows' numbers, of equal ones that of the first.
     """
-    positive = weight > 0
-    if not positive.all():
-        X, y, weight = X[positive], y[positive], weight[positive]
+    origin = np.flatnonzero(weight > 0)
+    if len(origin) < len(weight):
+        X, y, weight = X[origin], y[origin], weight[origin]
     order = np.argsort(X[:, 0], kind="stable")
     if (np.diff(X[order, 0]) == 0).any():
         order = np.lexsort([*y.T[::-1], *X.T[::-1]])  # the last key is the first to decide
-    X, y, weight = X[order], y[order], weight[order]
+    X, y, weight, origin = X[order], y[order], weight[order], origin[order]
     new = np.ones(len(X), dtype=bool)
     for rows in blocks(len(X) - 1):
         after = slice(rows.start + 1, rows.stop + 1)
         new[after] = (X[rows] != X[after]).any(1) | (y[rows] != y[after]).any(1)
     if new.all():
-        return X, y, weight
-    return X[new], y[new], np.bincount(np.cumsum(new) - 1, weights=weight)
+        return X, y, weight, origin
+    return X[new], y[new], np.bincount(np.cumsum(new) - 1, weights=weight), origin[new]
 
 
 def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
-    """Return the equations of one output. powers: None for all, as far as needed."""
+    """Return the equations of one output. powers: None for all, as far as needed.
+
+    A few rows that are far from the law of all others are named, and left out if the settings say
+    so.
+    """
+    found, keep = _searched(rows, settings, powers), np.ones(len(rows.y), dtype=bool)
+    without = found
+    if settings.leave_out is None or len(keep) < FEWEST_WITH_WILD:
+        return found
+    if found.equations[found.best].exact:
+        return found
+    for _ in range(WILD_ROUNDS):
+        errors = _errors(rows, without, keep)
+        suspects = _suspects(errors)
+        if not without.complete or (suspects == ~keep).all():
+            break
+        keep = ~suspects
+        try:
+            without = found if keep.all() else _searched(rows.take(keep), settings, powers)
+        except KeyboardInterrupt:
+            return replace(found, complete=False)
+    errors = _errors(rows, without, keep)
+    if keep.all() or not without.complete or errors[~keep].min() < GAP * errors[keep].max():
+        return found
+    return _named(rows, found, without, ~keep, bool(settings.leave_out))
+
+
+def _errors(rows: Rows, found: Laws, keep: Array) -> Array:
+    """The sizes of the errors of all rows by the best law; of the kept ones leaving each out."""
+    prediction = found.equations[found.best].predict(rows.X)
+    errors = np.sqrt(rows.weight / rows.weight.mean()) * np.abs(rows.y - prediction)
+    if found.noise == "relative":
+        errors /= sizes(prediction)
+    errors[keep] *= found.inflation
+    largest = float(np.abs(rows.y).max()) or 1.0
+    return np.nan_to_num(errors / largest, nan=math.inf)
+
+
+def _suspects(errors: Array) -> Array:
+    """The rows whose errors are far larger than the others', few; else the one with most of all."""
+    scale = max(refine.robust_scale(errors), refine.EXACT_ERROR)
+    suspects = errors > WILD * scale
+    if 0 < suspects.sum() <= max(1, MOST_WILD * len(errors)):
+        return suspects
+    squares = np.minimum(errors, 1e100) ** 2
+    return squares > SHARE * squares.sum()
+
+
+def _named(rows: Rows, found: Laws, without: Laws, wild: Array, leave_out: bool) -> Laws:
+    """The laws with the wild rows named. leave_out: those without these rows, or with them."""
+    numbers = rows.origin[wild]
+    order = np.argsort(numbers)
+    best, other = (laws.equations[laws.best] for laws in (without, found))
+    values = zip(
+        numbers[order], rows.y[wild][order], best.predict(rows.X[wild][order]), strict=True
+    )
+    named = [f"row {row}: {y:.6g} for {law:.6g}" for row, y, law in values]
+    text = (
+        f"{len(named)} {'row is' if len(named) == 1 else 'rows are'} far from the law of all "
+        f"others ({'; '.join(named[:MOST_NAMED_ROWS])}; the first row is 0)"
+    )
+    if leave_out:
+        text += f", and left out. With {'it' if len(named) == 1 else 'them'}: {other}"
+    else:
+        text += f". Without {'it' if len(named) == 1 else 'them'}: {best}"
+    chosen = without if leave_out else found
+    rows_named = tuple(int(row) for row in numbers[order])
+    return replace(chosen, notes=(*chosen.notes, f"{text}."), wild=rows_named)
+
+
+def _searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
+    """The equations of one output from all of its rows."""
     if not rows.y.any():
         rows = replace(rows, noise=None)
     root = np.sqrt(rows.weight / rows.weight.mean())
@@ -212,7 +299,11 @@ def _finished(
     notes = rows.notes
     if candidates.complete:
         notes += _notes(rows, equations[chosen])
-    return Laws(equations, chosen, alternatives, kind, candidates.complete, notes)
+    inflation = None
+    if settings.leave_out is not None:
+        data, _, law = min(fits, key=lambda fit: fit[2].cost)
+        inflation = refine.left_out(data, law, np.ones(data.rows))[0]
+    return Laws(equations, chosen, alternatives, kind, candidates.complete, notes, inflation)
 
 
 def _notes(rows: Rows, equation: Equation) -> tuple[str, ...]:

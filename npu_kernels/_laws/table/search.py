@@ -47,6 +47,7 @@ class Settings:
     rules: Rules = field(default_factory=Rules)
     starts: int = 64  # for each number of terms
     seed: int = 0
+    leave_out: bool | None = None  # wild rows; None: they are not looked for
     show: Callable[[str], None] | None = None  # prints a line of progress
     patient: bool = False  # see `search_on`
     steps: Steps = field(default_factory=Steps)  # of a checkpoint

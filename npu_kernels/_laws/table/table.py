@@ -24,6 +24,7 @@ class EquationTable(list[Equation]):
         noise: what was taken for the errors of y: "constant", "relative" (in proportion to y) or
             "known".
         complete: false after Ctrl-C.
+        wild: numbers of the rows that are far from the law of all others; see `loss`.
         notes: what a reader should know of the data and the law; `NPURegressor.fit` warns of it.
 
     laws: what a search found.
@@ -33,10 +34,11 @@ class EquationTable(list[Equation]):
         super().__init__(laws.equations)
         self.best, self.alternatives = laws.best, laws.alternatives
         self.noise, self.complete, self.notes = laws.noise, laws.complete, laws.notes
+        self.wild = laws.wild
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = self.best, self.alternatives, self.noise, self.complete, self.notes
-        return type(self), (Laws(list(self), *parts),)
+        return type(self), (Laws(list(self), *parts, wild=self.wild),)
 
     def _rows(self) -> list[tuple[str, ...]]:
         """The cells of the table, the header first."""

@@ -1,0 +1,81 @@
+"""A wild value in a table: it is named with its row, and the law is that of the other rows."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+from npu_kernels.equations import EquationWarning, NPURegressor
+from tests.support.laws import RNG, check, few_rows, noise, terms, uniform
+
+QUICK = {"random_state": 0, "output_powers": (1,)}
+
+
+def table(rows=120, size=0.01):
+    X = uniform(3, rows)
+    y = 3.7 * X[:, 0] ** 2 / X[:, 1] + 12.5 * X[:, 2]
+    return X, y * (1 + size * noise(rows))
+
+
+LAW = {(2, -1, 0): 3.7, (0, 0, 1): 12.5}
+
+
+@pytest.mark.parametrize("size", [0.0, 0.01, 0.05])
+@pytest.mark.parametrize("slip", [10, 0.1, -1])
+def test_a_wild_value_is_named_and_left_out(slip, size):
+    X, y = table(size=size)
+    true, y[17] = y[17], slip * y[17]
+    with pytest.warns(EquationWarning, match="1 row is far from the law of all others") as said:
+        model = NPURegressor(**QUICK).fit(X, y)
+    check(model, LAW, rel=max(size, 1e-9))
+    assert model.equations_.wild == (17,)
+    [note] = model.equations_.notes
+    assert str(said[0].message) == f"NPURegressor: {note}"
+    row, law = note.split("(row 17: ")[1].split(";")[0].split(" for ")
+    assert float(row) == pytest.approx(y[17], rel=1e-5)
+    assert float(law) == pytest.approx(true, rel=max(4 * size, 1e-4))
+    assert "the first row is 0), and left out. With it: y = " in note
+    assert note in model.report()
+    others = np.arange(len(y)) != 17
+    errors = model.predict(X[others]) - y[others]
+    rms = np.sqrt(np.mean(errors**2) / np.mean(y[others] ** 2))
+    assert model.best_.rms == pytest.approx(rms, rel=1e-6, abs=1e-12)
+
+
+def test_the_squared_loss_keeps_the_row_and_says_the_law_without_it():
+    X, y = table()
+    y[17] *= 10
+    with pytest.warns(EquationWarning, match="1 row is far from the law of all others"):
+        model = NPURegressor(loss="squared", **QUICK).fit(X, y)
+    assert model.equations_.wild == (17,)
+    note = next(note for note in model.equations_.notes if "far from" in note)
+    without = NPURegressor(**QUICK).fit(np.delete(X, 17, 0), np.delete(y, 17))
+    assert note.endswith(f". Without it: {without.best_}.")
+    assert terms(model.best_) != pytest.approx(LAW, rel=0.05)
+
+
+def test_several_wild_values_of_weighted_rows_in_their_order():
+    X, y = table(300)
+    weight = RNG(3).uniform(0.5, 2, 300)
+    weight[5] = 0  # a row that is not fitted has a number nevertheless
+    for row in (250, 40):
+        y[row] *= -3
+    with pytest.warns(EquationWarning, match=r"2 rows are far .*\(row 40: .*; row 250: .* them: y"):
+        model = NPURegressor(**QUICK).fit(X, y, weight)
+    assert model.equations_.wild == (40, 250)
+    check(model, LAW, rel=0.01)
+
+
+@few_rows
+def test_rows_that_are_not_wild_stay():
+    """Heavy tails, few rows, errors that are factors, another law for a part of the rows."""
+    for seed in range(3):
+        X, y = table(100)
+        generator = RNG(seed)
+        tails = generator.standard_t(3, 100)
+        assert NPURegressor(**QUICK).fit(X, y + tails).equations_.wild == ()
+        many = y * np.where(np.arange(100) < 10, 3, 1)
+        assert NPURegressor(max_terms=1, **QUICK).fit(X, many).equations_.wild == ()
+        factors = np.prod(X, 1) * np.exp(0.8 * generator.standard_normal(100))
+        assert NPURegressor(max_terms=1, **QUICK).fit(X, factors).equations_.wild == ()
+        assert NPURegressor(max_terms=1, **QUICK).fit(X[:12], many[:12]).equations_.wild == ()
