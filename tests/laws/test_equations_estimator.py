@@ -146,7 +146,7 @@ def test_data_that_cannot_be_used():
     ("starts", 2.5, "starts must be an integer"),
     ("exponents", "reals", "exponents must be one of fractions, integers, real, got 'reals'"),
     ("loss", "l1", "loss must be one of squared"),
-    ("noise", -1, "noise must be None, 'constant', 'relative' or a number greater than 0, got -1"),
+    ("noise", -1, "noise must be None, 'constant', 'relative', 'factor' or a number greater than 0"),
     ("output_powers", (0,), "output_powers must be 'auto' or numbers other than 0"),
 ])  # fmt: skip
 def test_bad_parameters_are_named(name, value, rule):

@@ -98,6 +98,7 @@ class Scaled:
     exponents: Exponents
     noise: float | None  # the known standard deviation of the target's errors
     floor: float  # root mean square of the weighted targets to which errors gave the other sign
+    factor: bool  # errors are factors: residuals are those of logarithms
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,14 @@ class Problem(Scaled):
 
     @cached_property
     def size(self) -> float:
-        """The weighted sum of squares of the target."""
-        return float(((self.weight * self.target) ** 2).sum())
+        """The sum of squares to which those of residuals are compared."""
+        return float(((self.weight * (1.0 if self.factor else self.target)) ** 2).sum())
+
+    @cached_property
+    def units(self) -> float:
+        """What makes criteria comparable: minus twice the log of d residual / d y in all rows."""
+        slope = self.weight / np.abs(self.target) if self.factor else self.weight
+        return -2 * float(np.log(slope / self.scale).sum())
 
     def predict(self, u: Array, parity: Array, c: Array) -> tuple[Array, Array, Array]:
         """Return the prediction of the target, weighted residuals ``[N]``, and products ``[N, K]``.
@@ -134,7 +141,10 @@ class Problem(Scaled):
             prediction = products @ c
             if self.power != 1:
                 prediction = np.sign(prediction) * np.abs(prediction) ** (1 / self.power)
-            return prediction, self.weight * (self.target - prediction), products
+            if not self.factor:
+                return prediction, self.weight * (self.target - prediction), products
+            ratio = np.where(prediction > 0, self.target / prediction, math.inf)
+            return prediction, self.weight * np.log(ratio), products
 
     def products(self, u: Array, parity: Array) -> Array:
         """Return the products ``[N, K]`` without their base."""
@@ -150,6 +160,8 @@ class Problem(Scaled):
 
     def proportional(self) -> Problem:
         """Return the problem with weights as for errors in proportion to y."""
+        if self.factor:
+            return self
         size = np.abs(self.target)
         return replace(self, weight=self.weight / np.maximum(size, 1e-3 * np.median(size)))
 
@@ -165,6 +177,9 @@ class Problem(Scaled):
         ``weight (z - sum c_k prod r**u)`` is the error of the target to first order.
         """
         y, p = self.target, self.power
+        if self.factor:
+            z = y**p
+            return z / self.base, self.weight * np.abs(self.base / (p * z))
         if p == 1:
             z, weight = y, self.weight
         else:
@@ -201,8 +216,9 @@ class AllRows(Scaled):
 
     @cached_property
     def size(self) -> float:
-        """The weighted sum of squares of the target."""
-        parts = (((self.weight[b] * self.target[b]) ** 2).sum() for b in blocks(self.rows))
+        """See `Problem.size`."""
+        target = np.ones(self.rows) if self.factor else self.target
+        parts = (((self.weight[b] * target[b]) ** 2).sum() for b in blocks(self.rows))
         return float(sum(parts))
 
     def take(self, rows: Any) -> Problem:
@@ -266,27 +282,32 @@ class Output:
     exponents: Exponents
     noise: float | None  # the known standard deviation of the errors of ``weight * y``
     error: float = 0.0  # an estimate of it
+    factor: bool = False  # errors are factors
 
     def scaled(self, power: float) -> AllRows | None:
         return all_rows(
-            self.columns, self.y, self.weight, power, self.exponents, self.noise, self.error
-        )
+            self.columns, self.y, self.weight, power, self.exponents, self.noise, self.error,
+            self.factor,
+        )  # fmt: skip
 
 
 def all_rows(
     columns: Columns, y: Array, weight: Array, power: float, exponents: Exponents,
-    noise: float | None, error: float = 0.0,
+    noise: float | None, error: float = 0.0, factor: bool = False,
 ) -> AllRows | None:  # fmt: skip
     """Return the rows of one output for one output power, or None if the data exclude this power.
 
     Powers other than 1 and -1 need a y of one sign, and all but 1 one without zeros, but for what
     errors explain. With negative inputs and units, exponents that are fixed must be whole numbers.
-    error: an estimate of the standard deviation of ``weight * y``.
+    error: an estimate of the standard deviation of ``weight * y``. factor: the errors are factors,
+    so that y has one sign and no zeros.
     """
     scale = root_mean_square(y, weight) or 1.0
     target = y / scale
     sign = -1.0 if weight**2 @ target < 0 else 1.0
     target, error = sign * target, max(error, noise or 0.0) / scale
+    if factor and (target <= 0).any():
+        return None
     lost = (target if abs(power) != 1 else np.abs(target)) <= 0
     wrong = (weight * target)[lost]
     if power != 1 and lost.any() and wrong.min() <= -_largest_error(len(y)) * error:
@@ -305,7 +326,8 @@ def all_rows(
     low[columns.zero[exponents.free]] = 0.0  # a finite y excludes a negative power of zero
     return AllRows(
         power, sign, scale, low, high, signed, mixed, exponents,
-        None if noise is None else noise / scale, floor, columns, target, weight, offset, matrix,
+        None if noise is None else noise / scale, floor, factor,
+        columns, target, weight, offset, matrix,
     )  # fmt: skip
 
 

@@ -39,12 +39,12 @@ def check_parameters(model: Any) -> None:
     noise, powers = model.noise, model.output_powers
     if (
         noise is not None
-        and noise not in ("constant", "relative")
+        and noise not in ("constant", "relative", "factor")
         and not 0 < as_number(noise) < math.inf
     ):
         raise ValueError(
-            "NPURegressor: noise must be None, 'constant', 'relative' or a number greater than 0, "
-            f"got {noise!r}"
+            "NPURegressor: noise must be None, 'constant', 'relative', 'factor' or a number greater "
+            f"than 0, got {noise!r}"
         )
     if powers == "auto":
         return

@@ -28,18 +28,19 @@ def resampled(
     root = np.sqrt(weight / weight.mean())
     if equation.noise == "relative":
         root = root / sizes(equation.predict(X))
+    factor = equation.noise == "factor"
     error = equation.relative_rms * root_mean_square(y, root)
-    data = all_rows(columns, y, root, equation.power, equation.constraint, None, error)
+    data = all_rows(columns, y, root, equation.power, equation.constraint, None, error, factor)
     if data is None:
         raise ValueError(
             f"bootstrap: y must be greater than 0 for the output power {equation.power:g}"
         )
     free = equation.free[:, equation.constraint.free]
     u = equation.exponents[:, equation.constraint.free]
-    factor = data.outer_signs(u) * (data.sign if abs(equation.power) == 1 else 1.0)
+    signs = data.outer_signs(u) * (data.sign if abs(equation.power) == 1 else 1.0)
     shift = equation.exponents @ (columns.log_mean - equation.log_mean)
     shift += equation.power * math.log(equation.scale / data.scale)
-    c = equation.scaled * np.exp(shift) * factor
+    c = equation.scaled * np.exp(shift) * signs
     start = Sum(u, np.where(data.mixed, np.abs(u) % 2, 0.0), free, c)
     start = refine.refit(data, start, loss)
     generator = np.random.default_rng(seed)
@@ -50,7 +51,7 @@ def resampled(
         full = equation.constraint.full(refitted.u, equation.power)
         with np.errstate(over="ignore", under="ignore"):
             shift = np.exp(equation.power * math.log(data.scale) - full @ columns.log_mean)
-        coef = refitted.c * factor * shift
+        coef = refitted.c * signs * shift
         results.append(np.concatenate([coef, full[equation.free]]))
     return np.array(results)
 

@@ -87,8 +87,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
             "squared" without the few rows, if any, that are far from the law of all others. They
             are named, as with "squared", which keeps them.
         noise: the errors of y. "constant": equal for all rows, of unknown size. "relative": in
-            proportion to y. None: whichever of the two is likelier. A number: their known standard
-            deviation.
+            proportion to y. "factor": y is the law times a factor whose logarithm is normal; y
+            has one sign then. None: whichever of the three is likelier. A number: their known
+            standard deviation.
         random_state: an integer for the same numbers each time.
         n_jobs: processes for several outputs and for the bootstrap, as in joblib.
         verbose: 1 prints each step to stderr.

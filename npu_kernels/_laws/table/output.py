@@ -55,6 +55,7 @@ RIVAL_COST = 20.0  # difference of the criteria of the search up to which all ro
 RIVAL_ERRORS = 1.1  # ratio of squared errors to the best: see `_reconsidered`
 STRUCTURE = 0.5  # correlation of neighbours from which hardly any of the residuals is noise
 APPROXIMATION = 0.3  # the same, from which a law misses something
+SMALL_FACTOR = 0.1  # standard deviation of log y below which factors are relative errors
 TELL = 6.0  # difference of the criteria below which the data hardly tell two equations apart
 NOISE_FLOOR = 0.1  # of the median of |y|: below it, errors in proportion to y grow no smaller
 
@@ -149,10 +150,13 @@ def _errors(rows: Rows, found: Laws, keep: Array) -> Array:
     """The sizes of the errors of all rows by the best law; of the kept ones leaving each out."""
     prediction = found.equations[found.best].predict(rows.X)
     errors = np.sqrt(rows.weight / rows.weight.mean()) * np.abs(rows.y - prediction)
-    if found.noise == "relative":
+    if found.noise == "factor":
+        with np.errstate(divide="ignore", invalid="ignore"):
+            errors = np.abs(np.log(rows.y / prediction))
+    elif found.noise == "relative":
         errors /= sizes(prediction)
     errors[keep] *= found.inflation
-    largest = float(np.abs(rows.y).max()) or 1.0
+    largest = 1.0 if found.noise == "factor" else float(np.abs(rows.y).max()) or 1.0
     return np.nan_to_num(errors / largest, nan=math.inf)
 
 
@@ -202,6 +206,11 @@ def _searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) 
     if rows.noise == "relative":
         root, kind = root / sizes(rows.y), "relative"
     output = Output(Columns.of(rows.X), rows.y, root, rows.exponents, noise)
+    if rows.noise == "factor":
+        if not ((rows.y > 0).all() or (rows.y < 0).all()):
+            rule = "noise='factor' needs a y of one sign without zeros"
+            raise ValueError(f"NPURegressor: {rule}, which {rows.output} is not")
+        output, kind = replace(output, factor=True), "factor"
     candidates = search(output, training, settings, powers[:1], Candidates())
     if rows.noise is None and candidates.complete and not candidates.exact():
         size = _predicted(candidates, output)
@@ -215,6 +224,13 @@ def _searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) 
             if _likelier(relative, constant):
                 output, kind, candidates = divided, "relative", relative
             candidates.complete = constant.complete and relative.complete
+            if candidates.complete and _may_be_factors(candidates, constant, settings.rules):
+                factors = replace(output, weight=root, factor=True)
+                of_factors = search(factors, training, settings, powers[:1], Candidates())
+                complete = of_factors.complete
+                if _likelier(of_factors, candidates):
+                    output, kind, candidates = factors, "factor", of_factors
+                candidates.complete = complete
     if candidates.complete:
         known_error = replace(output, error=_error(candidates))
         candidates = search(known_error, training, settings, powers[1:], candidates)
@@ -251,14 +267,28 @@ def _predicted(candidates: Candidates, output: Output) -> Array | None:
     return sizes(data.predict(best[1].u, best[1].parity, best[1].c)[0])
 
 
-def _likelier(relative: Candidates, constant: Candidates) -> bool:
-    """Whether errors in proportion to y are likelier than equal ones: the criteria in one unit."""
-    first, second = constant.best(), relative.best()
+def _likelier(other: Candidates, found: Candidates) -> bool:
+    """Whether errors of another kind are likelier than those of what was found."""
+    first, second = found.best(), other.best()
     if first is None or second is None:
         return False
-    (a, equal), (b, proportional) = first, second
-    change = 2 * float(np.log(a.weight / b.weight).sum()) + 2 * a.rows * math.log(b.scale / a.scale)
-    return proportional.cost + change < equal.cost - 2
+    (a, law), (b, rival) = first, second
+    return rival.cost + b.units < law.cost + a.units - 2
+
+
+def _may_be_factors(found: Candidates, constant: Candidates, rules: Rules) -> bool:
+    """Whether errors that are factors make a law likelier that was found for errors of other kinds.
+
+    Small factors are the same as small errors in proportion to y.
+    """
+    first, equal = found.best(), constant.best()
+    if first is None or equal is None or (equal[0].target <= 0).any():
+        return False
+    factors, (problem, law) = replace(equal[0], factor=True), first
+    c = law.c * (problem.scale / factors.scale) ** problem.power
+    law = refine.refit(factors, replace(law, c=c), rules.loss)
+    spread = math.sqrt(law.rss / factors.rows) if math.isfinite(law.cost) else 0.0
+    return spread > SMALL_FACTOR and law.cost + factors.units < first[1].cost + problem.units - 2
 
 
 def _finished(

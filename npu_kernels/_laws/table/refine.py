@@ -121,7 +121,9 @@ def jacobian(problem: Problem, law: Sum, P: Array, root: Array | None = None) ->
     k, i = np.nonzero(law.free)
     J = np.concatenate([P, P[:, k] * law.c[k] * problem.logs[:, i]], 1)
     slope, p = problem.weight, problem.power
-    if p != 1:
+    if problem.factor:
+        slope = slope / (p * np.maximum(P @ law.c, 1e-300))
+    elif p != 1:
         sums = np.maximum(np.abs(P @ law.c), 1e-300)
         slope = slope * sums ** (1 / p - 1) / abs(p) * math.copysign(1, p)
     J = J * slope[:, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from npu_kernels._common import display
@@ -21,8 +22,8 @@ class EquationTable(list[Equation]):
         best: the index of the chosen equation.
         alternatives: equations that the data hardly tell from the chosen one, the likeliest first:
             their criterion is less than 6 higher. They may have as many terms.
-        noise: what was taken for the errors of y: "constant", "relative" (in proportion to y) or
-            "known".
+        noise: what was taken for the errors of y: "constant", "relative" (in proportion to y),
+            "factor" (the law times a factor) or "known".
         complete: false after Ctrl-C.
         wild: numbers of the rows that are far from the law of all others; see `loss`.
         notes: what a reader should know of the data and the law; `NPURegressor.fit` warns of it.
@@ -94,7 +95,12 @@ def report(table: EquationTable, level: float = 0.95) -> str:
     if equation.exact:
         lines.append("It is exact: the residuals are those of rounding.")
     else:
-        kind = {"constant": "taken as equal for all rows", "relative": "in proportion to y"}
+        typical = equation.relative_rms
+        kind = {
+            "constant": "taken as equal for all rows",
+            "relative": f"in proportion to y, about {typical:.2g} of it",
+            "factor": f"a factor of y, about {math.exp(min(typical, 700.0)):.3g} up or down",
+        }
         errors = kind.get(table.noise, "as given")
         lines.append(f"Residuals: {equation.rms:.2g} {unit}; errors {errors}.")
         lines.append(f"Error {where}: {equation.error:.2g} {unit}.")

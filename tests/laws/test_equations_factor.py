@@ -1,0 +1,122 @@
+"""Errors that are factors of y, as in allometry and hydrology: least squares of logarithms, by
+themselves where they are likelier than equal errors and errors in proportion to y."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+from npu_kernels._laws.products.problem import Columns, all_rows
+from npu_kernels._laws.products.units import Exponents
+from npu_kernels._laws.table import refine
+from npu_kernels.equations import NPURegressor
+from tests.support.laws import RNG, noise, terms, uniform
+
+QUICK = {"random_state": 0, "output_powers": (1,), "starts": 16}
+
+
+def animals(seed, spread, rows=100):
+    generator = RNG(seed)
+    x = np.exp(generator.uniform(-4, 8, (rows, 1)))
+    return x, 10 * x[:, 0] ** 0.75 * np.exp(spread * generator.standard_normal(rows))
+
+
+@pytest.mark.parametrize("spread", [0.3, 0.8])
+def test_factors_give_the_exponents_of_logarithms(spread):
+    for seed in range(3):
+        x, y = animals(seed, spread)
+        model = NPURegressor(exponents="real", max_terms=2, **QUICK).fit(x, y)
+        slope, constant = np.polyfit(np.log(x[:, 0]), np.log(y), 1)
+        assert model.equations_.noise == "factor"
+        assert model.exponents_.tolist() == [[pytest.approx(slope, abs=1e-7)]]
+        assert model.coef_.tolist() == [pytest.approx(np.exp(constant), rel=1e-6)]
+        logs = np.log(y / model.predict(x))
+        assert model.best_.relative_rms == pytest.approx(np.sqrt(np.mean(logs**2)), rel=1e-6)
+        typical = np.exp(model.best_.relative_rms)
+        assert f"errors a factor of y, about {typical:.3g} up or down." in model.report()
+
+
+def test_standard_errors_and_bootstrap_of_factors():
+    x, y = animals(0, 0.5, 400)
+    model = NPURegressor(exponents="real", max_terms=1, **QUICK).fit(x, y)
+    A = np.column_stack([np.log(x[:, 0]), np.ones(400)])
+    rss = np.linalg.lstsq(A, np.log(y), rcond=None)[1][0]
+    error = np.sqrt(np.linalg.inv(A.T @ A)[0, 0] * rss / 398)
+    assert model.exponents_std_[0, 0] == pytest.approx(error, rel=1e-6)
+    drawn = model.bootstrap(x, y, draws=60)[1]
+    assert drawn.error == pytest.approx(error, rel=0.4)
+    assert drawn.low < 0.75 < drawn.high
+
+
+def test_a_sum_with_factors():
+    X = uniform(3, 400)
+    y = (3 * X[:, 0] ** 2 + 0.5 / X[:, 1]) * np.exp(0.3 * noise(400))
+    model = NPURegressor(**QUICK).fit(X, -y)
+    assert model.equations_.noise == "factor"
+    expected = {(2, 0, 0): -3, (0, -1, 0): -0.5}
+    assert terms(model.best_) == pytest.approx(expected, rel=0.15)
+
+
+@pytest.mark.parametrize("kind", ["constant", "relative", "small"])
+def test_other_errors_are_no_factors(kind):
+    X, e = uniform(2), noise()
+    y = 3 * X[:, 0] ** 2 / X[:, 1]
+    y = {"constant": y + 0.4 * e, "relative": y * (1 + 0.2 * e), "small": y * np.exp(0.05 * e)}[kind]
+    model = NPURegressor(max_terms=2, **QUICK).fit(X, y)
+    assert model.equations_.noise == {"small": "relative"}.get(kind, kind)
+
+
+def test_factors_that_are_said():
+    x, y = animals(1, 0.05)
+    model = NPURegressor(noise="factor", max_terms=1, **QUICK).fit(x, y)
+    assert model.equations_.noise == "factor"
+    with pytest.raises(ValueError, match="noise='factor' needs a y of one sign without zeros, which"):
+        NPURegressor(noise="factor", **QUICK).fit(x, y - y.mean())
+
+
+def rows_of(X, y, power, factor):
+    free = Exponents.unrestricted(X.shape[1])
+    rows = all_rows(Columns.of(X), y, np.ones(len(y)), power, free, None, factor=factor)
+    assert rows is not None
+    return rows.take(slice(None))
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, -1.0])
+def test_derivatives_of_logarithms(power):
+    X = uniform(2, 50)
+    y = (X[:, 0] ** 2 + 3 * X[:, 1]) ** (1 / power) * np.exp(0.2 * noise(50))
+    problem = rows_of(X, y, power, True)
+    u, c = np.array([[1.9, 0.1], [0.0, 1.2]]), np.array([0.4, 0.7])
+    law = refine.Sum(u, np.zeros_like(u), np.ones_like(u, dtype=bool), c)
+
+    def residuals(law):
+        return problem.predict(law.u, law.parity, law.c)[1]
+
+    J = refine.jacobian(problem, law, problem.predict(u, law.parity, c)[2])
+    for column in range(6):
+        step = np.zeros(6)
+        step[column] = 1e-6
+        moved = [
+            replace(law, c=c + s * step[:2], u=u + s * step[2:].reshape(2, 2)) for s in (1, -1)
+        ]
+        slope = (residuals(moved[1]) - residuals(moved[0])) / 2e-6
+        np.testing.assert_allclose(J[:, column], slope, rtol=1e-6, atol=1e-8)
+
+
+def test_criteria_of_both_kinds_are_comparable():
+    """With their units they differ by the log likelihoods of the densities of y."""
+    X = uniform(1, 200)
+    y = 3 * X[:, 0] * np.exp(0.2 * noise(200))
+    equal, factors = rows_of(X, y, 1.0, False), rows_of(X, y, 1.0, True)
+    likelihoods = []
+    for problem in (equal, factors):
+        start = refine.Sum(np.ones((1, 1)), np.zeros((1, 1)), np.zeros((1, 1), dtype=bool), np.ones(1))
+        law = refine.refit(problem, start)
+        likelihoods.append(refine.misfit(problem, law.rss) + problem.units)
+    c = (X[:, 0] @ y) / (X[:, 0] @ X[:, 0])
+    normal = 200 * np.log(np.mean((y - c * X[:, 0]) ** 2))
+    logs = np.log(y / X[:, 0])
+    lognormal = 200 * np.log(np.var(logs)) + 2 * np.log(y).sum()
+    assert likelihoods[1] - likelihoods[0] == pytest.approx(lognormal - normal, rel=1e-9)
