@@ -33,12 +33,16 @@ def text(caption: str, rows: Iterable[tuple[object, object]]) -> str:
     return "\n".join([caption, *lines])
 
 
+def upright(equation: str) -> str:
+    """Return LaTeX whose names of several letters are no products of these letters."""
+    return WORD.sub(r"\\,\\mathrm{\g<0>}", equation)
+
+
 def latex(write: Callable[[], Sequence[str]]) -> str | None:
     """Return what `write` gives, equations, as one block; None where sympy is not installed."""
     try:
         equations = write()
     except ImportError:
         return None
-    lines = [WORD.sub(r"\\,\\mathrm{\g<0>}", equation) for equation in equations]
-    rows = r" \\ ".join(line.replace(" = ", " &= ", 1) for line in lines)
+    rows = r" \\ ".join(upright(line).replace(" = ", " &= ", 1) for line in equations)
     return rf"$\displaystyle \begin{{aligned}} {rows} \end{{aligned}}$"

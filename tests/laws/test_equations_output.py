@@ -42,6 +42,32 @@ def test_equation_in_every_form(noisy):
         model.sympy(9)
 
 
+def test_names_of_several_letters_are_upright_in_latex():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    pytest.importorskip("sympy", reason="sympy is not installed")
+    X = pandas.DataFrame(uniform(2, 60), columns=["mass", "v"])
+    y = (X.mass * X.v**2).rename("energy")
+    model = NPURegressor(random_state=0, output_powers=(1,)).fit(X, y)
+    assert model.latex() == r"\mathrm{energy} = 1.0 \,\mathrm{mass} v^{2}"
+    assert r"\mathrm{energy} &= 1.0 \,\mathrm{mass} v^{2}" in model.best_._repr_latex_()
+
+
+def test_candidates_as_a_frame_and_an_equation_in_a_shell(noisy):
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    _, _, model = noisy
+    table = model.equations_
+    frame = table.frame()
+    assert list(frame.columns) == [
+        "terms", "parameters", "rms", "error", "bic", "exact", "best", "formula",
+    ]  # fmt: skip
+    assert frame["bic"].tolist() == [equation.bic for equation in table]
+    assert frame["best"].tolist() == [equation is model.best_ for equation in table]
+    assert frame["formula"][table.best] == model.best_.text()
+    assert repr(model.best_) == (
+        f"Equation('{model.best_.text()}', error={model.best_.error:.2g})"
+    )
+
+
 def test_table_and_report(noisy):
     _, _, model = noisy
     table = str(model.equations_)

@@ -203,8 +203,8 @@ class Equation:
         return Formula(symbols, (self.output,), (total,), "")
 
     def latex(self) -> str:
-        """The equation in LaTeX, without dollars. Needs sympy."""
-        return self.formula().latex()[0]
+        """The equation in LaTeX, without dollars, names upright. Needs sympy."""
+        return display.upright(self.formula().latex()[0]).removeprefix(r"\,")
 
     def text(self, digits: int = 4) -> str:
         """The equation in Python's operators, decimals with so many significant digits."""
@@ -227,8 +227,11 @@ class Equation:
     def __str__(self) -> str:
         return self.text()
 
+    def __repr__(self) -> str:
+        return f"Equation({self.text()!r}, error={self.error:.2g})"
+
     def _repr_latex_(self) -> str | None:
-        return display.latex(lambda: [self.latex()])
+        return display.latex(lambda: self.formula().latex())
 
     # ---- as layers -------------------------------------------------------------------------------
 

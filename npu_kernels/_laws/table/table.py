@@ -53,6 +53,19 @@ class EquationTable(list[Equation]):
             rows.append((mark, *counts, *errors, exact, equation.text()))
         return rows
 
+    def frame(self) -> Any:
+        """The candidates as a DataFrame, with their numbers in full. Needs pandas."""
+        try:
+            from pandas import DataFrame
+        except ImportError as error:
+            raise ImportError("frame needs pandas: pip install pandas") from error
+        names = ("terms", "parameters", "rms", "error", "bic", "exact")
+        rows = [[getattr(equation, name) for name in names] for equation in self]
+        frame = DataFrame(rows, columns=list(names))
+        frame["best"] = frame.index == self.best
+        frame["formula"] = [equation.text() for equation in self]
+        return frame
+
     def _repr_html_(self) -> str:
         header, *rows = self._rows()
         return display.table("", header, rows)
