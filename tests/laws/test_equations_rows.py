@@ -1,12 +1,16 @@
-"""Rows beside each other: residuals that are no noise, and what the search does about them."""
+"""Rows beside each other: residuals that are no noise, and what the search does about them; and
+predictions far outside of the y of a fit, on rows like its."""
+
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-from npu_kernels._laws.table.rows import alike
-from npu_kernels.equations import NPURegressor
+from npu_kernels._laws.table.rows import Seen, alike
+from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.laws import RNG, noise, terms, uniform
 
 
@@ -50,3 +54,29 @@ def test_the_search_goes_on_with_every_output_power():
     model = NPURegressor(random_state=0).fit(X, y)
     assert model.best_.exact
     assert model.best_.power == 2
+
+
+def test_rows_that_are_like_those_of_a_fit():
+    X = uniform(2, 300)
+    X = X[np.abs(X[:, 0] - X[:, 1]) < 1]  # two corners are empty
+    seen = Seen.of(X, X[:, :1])
+    rows = np.array([[1.0, 1.3], [0.6, 2.9], [1.5, 9.0], [1.5, 1.0]])
+    y = np.array([[10.0], [10.0], [10.0], [3.1]])
+    assert seen.far(rows, y).tolist() == [True, False, False, False]
+    assert seen.far(rows, -y).tolist() == [True, False, False, True]
+    assert seen.far(rows, np.full((4, 1), np.inf)).tolist() == [False] * 4
+    assert seen.far(X, np.full((len(X), 1), 10.0)).mean() > 0.9
+    assert not Seen.of(X[:5], X[:5, :1]).far(rows, y).any()
+
+
+def test_predictions_far_outside_are_said():
+    X = uniform(2, 100)
+    model = NPURegressor(random_state=0, output_powers=(1,)).fit(X, X[:, 0] * X[:, 1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(X)
+        model.predict(10 * X)
+    table = model.equations_
+    table[table.best] = replace(table[table.best], scaled=-3 * table[table.best].scaled)
+    with pytest.warns(EquationWarning, match="far outside of the y of fit, .* rows 0, 1, 2, 3, "):
+        model.predict(X[X.prod(1) > 3])

@@ -261,9 +261,10 @@ EQUATIONS = [
         "equations-varpro-bounds": ("trial = torch.clamp(trial, self.low, self.high)", "trial = 2 * u - trial"),
         "equations-varpro-gradient": ("self.logs * c.unsqueeze(2)).reshape(S, K * m)", "self.logs / c.unsqueeze(2)).reshape(S, K * m)"),
     }),
-    *mutants(PACKAGE + "_laws/table/refine.py", ("tests/laws/test_equations_scale.py", "tests/laws/test_equations_zeros.py", "tests/laws/test_equations_output.py -k 'ten_rows or standard_errors or held_out'", "tests/laws/test_equations.py -k 'outliers or no_fractions or both_signs'"), {
+    *mutants(PACKAGE + "_laws/table/refine.py", ("tests/laws/test_equations_scale.py", "tests/laws/test_equations_zeros.py", "tests/laws/test_equations_factor.py", "tests/laws/test_equations_output.py -k 'ten_rows or standard_errors or held_out'", "tests/laws/test_equations.py -k 'outliers or no_fractions or both_signs'"), {
         "equations-leverage": ("return r / np.maximum(1 - h, 1e-3), variances", "return r, variances"),
         "equations-huber": ("value = np.where(t <= 1, t * t, 2 * t - 1)", "value = t * t"),
+        "equations-derivatives-of-logarithms": ("slope = slope / (p * np.maximum(P @ law.c, 1e-300))", "slope = slope / np.maximum(P @ law.c, 1e-300)"),
         "equations-exponents-that-stay-at-0": ("change = np.where((u[k, i] == 0) & problem.held[i], 0.0, np.clip(step[K:], -1, 1))", "change = np.clip(step[K:], -1, 1)"),
         "equations-signed-exponents": ("forced = problem.signed[None, :] & law.free", "forced = problem.signed[None, :] & ~law.free"),
         "equations-covariance": ("return inverse @ inverse.T / np.outer(length, length)", "return inverse @ inverse.T"),
@@ -291,7 +292,7 @@ EQUATIONS = [
         "equations-squares-of-large-y": ("largest = float(np.abs(y).max()) or 1.0", "largest = 1.0"),
         "equations-zeros-in-the-mean": ("count += (~zero).sum(0)", "count += len(zero)"),
     }),
-    *mutants(PACKAGE + "_laws/table/output.py", ("tests/laws/test_equations_zeros.py -k candidate", "tests/laws/test_equations_notes.py", "tests/laws/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap or hardly or choose'", "tests/laws/test_equations_scale.py", "tests/laws/test_equations_estimator.py -k 'weights or order'", "tests/laws/test_equations.py -k 'three_per_cent'", "tests/benchmarks/test_equations_benchmark.py -k near"), {
+    *mutants(PACKAGE + "_laws/table/output.py", ("tests/laws/test_equations_zeros.py -k candidate", "tests/laws/test_equations_notes.py", "tests/laws/test_equations_wild.py", "tests/laws/test_equations_factor.py", "tests/laws/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap or hardly or choose'", "tests/laws/test_equations_scale.py", "tests/laws/test_equations_estimator.py -k 'weights or order'", "tests/laws/test_equations.py -k 'three_per_cent'", "tests/benchmarks/test_equations_benchmark.py -k near"), {
         "equations-weights-of-equal-rows": ("np.bincount(np.cumsum(new) - 1, weights=weight)", "weight[new]"),
         "equations-error-of-a-constant": ("= -law.c[k] * (matrix.T @ columns.log_mean)[i]", "= law.c[k] * (matrix.T @ columns.log_mean)[i]"),
         "equations-known-noise": ("variance = data.noise**2", "variance = law.rss / data.rows"),
@@ -300,6 +301,9 @@ EQUATIONS = [
         "equations-beside-the-best": ("return fits + [(data, law, near) for", "return fits[:] + [(data, law, near) for _ in () for"),
         "equations-alternatives-of-one-form": ("if key in forms or not", "if not"),
         "equations-alternatives-that-are-far": ("if best < fitted.cost < best + TELL:", "if best < fitted.cost:"),
+        "equations-gap-of-wild-rows": ("errors[~keep].min() < GAP * errors[keep].max()", "False"),
+        "equations-numbers-of-wild-rows": ("numbers = rows.origin[wild]", "numbers = np.flatnonzero(wild)"),
+        "equations-factors": ("return spread > SMALL_FACTOR and", "return spread > 1e9 and"),
         "equations-approximations": ("if likeness > APPROXIMATION:", "if likeness > 9:"),
         "equations-cancelling-pairs": ("if near is None:\n            return fits", "if near is None or True:\n            return fits"),
         "equations-errors-of-predictions": ("rms=_relative(data.target - prediction, data.target, rows.weight)", "rms=_relative(residuals, data.target * data.weight, rows.weight)"),
@@ -326,7 +330,8 @@ EQUATIONS = [
         "equations-interrupted": ("        candidates.complete = False\n    return candidates", "    return candidates"),
     }),
     *mutants(PACKAGE + "_laws/table/rows.py", "tests/laws/test_equations_rows.py", {
-        "equations-nearest-rows": ("np.fill_diagonal(distance, np.inf)", "pass"),
+        "equations-nearest-rows": ("np.fill_diagonal(squares, np.inf)", "pass"),
+        "equations-rows-like-those-of-a-fit": ("far[far] = within & ", "far[far] = within | "),
         "equations-alike-by-chance": ("correlation > CHANCE * chance", "correlation > 0 * chance"),
     }),
     *mutants(PACKAGE + "_laws/table/work.py", "tests/laws/test_equations_checkpoint.py", {

@@ -26,12 +26,14 @@ from npu_kernels._laws.table.bootstrap import resampled
 from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.output import FEW_ROWS, Laws, Rows, laws, merged
 from npu_kernels._laws.table.plot import draw
+from npu_kernels._laws.table.rows import Seen
 from npu_kernels._laws.table.search import Settings
 from npu_kernels._laws.table.table import EquationTable, report, shown
 from npu_kernels._laws.table.work import Work
 
 Array = Any
 
+MOST_ROWS = 5  # that a warning names
 _SEVERAL_OUTPUTS = {"multi_output": True, "y_numeric": True, "dtype": np.float64}  # of the data
 INSTALL = (
     "NPURegressor needs scikit-learn: pip install 'npu_kernels[sklearn]' "
@@ -200,7 +202,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
             record = work_of(self, settings.seed, names, X, targets, weight)
             results = self._resumed(tasks, settings, record, checkpoint)
         tables = [EquationTable(law) for law in results]
-        self._single = y.ndim == 1
+        self._single, self._seen = y.ndim == 1, Seen.of(X, targets)
         self._set(tables)
         for note in dict.fromkeys(note for table in tables for note in table.notes):
             warn(f"NPURegressor: {note}", EquationWarning)
@@ -290,7 +292,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
     def predict(self, X: Any) -> Array:
         """Predict y ``[N]``, or ``[N, O]`` for several outputs.
 
-        Warns where an input with a negative exponent is 0.
+        Warns where an input with a negative exponent is 0, and where a prediction is far outside of
+        the y of `fit` though the row is like those of `fit`.
         """
         from sklearn.utils.validation import validate_data
 
@@ -302,6 +305,15 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
                 f"NPURegressor: {int((~np.isfinite(results)).any(1).sum())} predictions are "
                 "infinite or undefined, where an input with a negative exponent is 0 or a "
                 "number is too large",
+                EquationWarning,
+            )
+        far = self._seen.far(X, results)
+        if far.any():
+            rows = ", ".join(map(str, np.flatnonzero(far)[:MOST_ROWS]))
+            warn(
+                f"NPURegressor: {int(far.sum())} predictions are far outside of the y of fit, and "
+                f"their rows are like those of fit: rows {rows} (the first is row 0). Unless y is so "
+                "large there, the equation is no law: see the others in equations_",
                 EquationWarning,
             )
         return results[:, 0] if self._single else results

@@ -1,7 +1,8 @@
-"""Rows beside each other: whether residuals are noise."""
+"""Rows beside each other: whether residuals are noise, and whether a row is like those of a fit."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ Array = Any
 
 ROWS = 300  # that are compared with each other
 FEWEST = 10  # rows from which residuals tell anything
+LIKE = 0.95  # share of the rows of a fit that are like the others
+FAR = 0.5  # of the range of y: how far outside of it a prediction is remarkable
 CHANCE = 4.0  # standard deviations of a correlation from which it is none of chance
 
 
@@ -18,12 +21,17 @@ def ranks(column: Array, of: Array) -> Array:
     return (np.searchsorted(of, column) + np.searchsorted(of, column, "right")) / (2 * len(of))
 
 
-def nearest(points: Array) -> Array:
-    """Return the index of the nearest other point of each."""
-    distance = (points**2).sum(1)[:, None] + (points**2).sum(1) - 2 * points @ points.T
-    np.fill_diagonal(distance, np.inf)
-    index: Array = distance.argmin(1)
-    return index
+def distances(points: Array, others: Array) -> Array:
+    """Return the squared distances ``[N, M]`` of points from others."""
+    squares: Array = (points**2).sum(1)[:, None] + (others**2).sum(1) - 2 * points @ others.T
+    return squares
+
+
+def apart(points: Array) -> Array:
+    """Return the squared distances of points from each other, infinite from themselves."""
+    squares = distances(points, points)
+    np.fill_diagonal(squares, np.inf)
+    return squares
 
 
 def alike(X: Array, residuals: Array) -> float:
@@ -37,8 +45,41 @@ def alike(X: Array, residuals: Array) -> float:
     X, residuals = X[some], residuals[some]
     points = np.column_stack([ranks(column, np.sort(column)) for column in X.T])
     size = ranks(residuals, np.sort(residuals)) - 0.5
-    index = nearest(points)
+    index = apart(points).argmin(1)
     variance = float(size @ size)
     correlation = float(size @ size[index]) / variance if variance > 0 else 0.0
     chance = 1 / np.sqrt(len(some) / 1.5)  # many rows are the nearest of each other
     return correlation if correlation > CHANCE * chance else 0.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Some rows of a fit, and the range of y."""
+
+    X: Array  # [M, n]
+    least: Array  # [O]
+    most: Array  # [O]
+
+    @classmethod
+    def of(cls, X: Array, y: Array) -> Seen:
+        """Return what is kept of the rows of a fit."""
+        some = np.linspace(0, len(X) - 1, min(len(X), ROWS)).astype(int)
+        return cls(X[some], y.min(0), y.max(0))
+
+    def far(self, X: Array, y: Array) -> Array:
+        """Return which rows are like those of the fit, and have a y far outside of its range."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            room = FAR * (self.most - self.least)
+            outside = (y < self.least - room) | (y > self.most + room)
+        far: Array = (outside & np.isfinite(y)).any(1)
+        if not far.any() or len(self.X) < FEWEST:
+            return far & False
+        columns = [np.sort(column) for column in self.X.T]
+        seen, new = (
+            np.column_stack([ranks(x, of) for x, of in zip(part.T, columns, strict=True)])
+            for part in (self.X, X[far])
+        )
+        limit = np.quantile(apart(seen).min(1), LIKE)
+        within = ((new > 0) & (new < 1)).all(1)
+        far[far] = within & (distances(new, seen).min(1) <= limit)
+        return far
