@@ -63,9 +63,7 @@ def test_candidates_as_a_frame_and_an_equation_in_a_shell(noisy):
     assert frame["bic"].tolist() == [equation.bic for equation in table]
     assert frame["best"].tolist() == [equation is model.best_ for equation in table]
     assert frame["formula"][table.best] == model.best_.text()
-    assert repr(model.best_) == (
-        f"Equation('{model.best_.text()}', error={model.best_.error:.2g})"
-    )
+    assert repr(model.best_) == (f"Equation('{model.best_.text()}', error={model.best_.error:.2g})")
 
 
 def test_table_and_report(noisy):

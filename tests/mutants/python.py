@@ -292,7 +292,7 @@ EQUATIONS = [
         "equations-squares-of-large-y": ("largest = float(np.abs(y).max()) or 1.0", "largest = 1.0"),
         "equations-zeros-in-the-mean": ("count += (~zero).sum(0)", "count += len(zero)"),
     }),
-    *mutants(PACKAGE + "_laws/table/output.py", ("tests/laws/test_equations_zeros.py -k candidate", "tests/laws/test_equations_notes.py", "tests/laws/test_equations_wild.py", "tests/laws/test_equations_factor.py", "tests/laws/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap or hardly or choose'", "tests/laws/test_equations_scale.py", "tests/laws/test_equations_estimator.py -k 'weights or order'", "tests/laws/test_equations.py -k 'three_per_cent'", "tests/benchmarks/test_equations_benchmark.py -k near"), {
+    *mutants(PACKAGE + "_laws/table/output.py", ("tests/laws/test_equations_zeros.py -k candidate", "tests/laws/test_equations_notes.py", "tests/laws/test_equations_factor.py", "tests/laws/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap or hardly or choose'", "tests/laws/test_equations_scale.py", "tests/laws/test_equations_estimator.py -k 'weights or order'", "tests/laws/test_equations.py -k 'three_per_cent'", "tests/benchmarks/test_equations_benchmark.py -k near"), {
         "equations-weights-of-equal-rows": ("np.bincount(np.cumsum(new) - 1, weights=weight)", "weight[new]"),
         "equations-error-of-a-constant": ("= -law.c[k] * (matrix.T @ columns.log_mean)[i]", "= law.c[k] * (matrix.T @ columns.log_mean)[i]"),
         "equations-known-noise": ("variance = data.noise**2", "variance = law.rss / data.rows"),
@@ -301,8 +301,6 @@ EQUATIONS = [
         "equations-beside-the-best": ("return fits + [(data, law, near) for", "return fits[:] + [(data, law, near) for _ in () for"),
         "equations-alternatives-of-one-form": ("if key in forms or not", "if not"),
         "equations-alternatives-that-are-far": ("if best < fitted.cost < best + TELL:", "if best < fitted.cost:"),
-        "equations-gap-of-wild-rows": ("errors[~keep].min() < GAP * errors[keep].max()", "False"),
-        "equations-numbers-of-wild-rows": ("numbers = rows.origin[wild]", "numbers = np.flatnonzero(wild)"),
         "equations-factors": ("return spread > SMALL_FACTOR and", "return spread > 1e9 and"),
         "equations-approximations": ("if likeness > APPROXIMATION:", "if likeness > 9:"),
         "equations-cancelling-pairs": ("if near is None:\n            return fits", "if near is None or True:\n            return fits"),
@@ -328,6 +326,10 @@ EQUATIONS = [
         "equations-patient-search": ("if (worse > rough and not patient) or", "if worse > rough or"),
         "equations-patient-order": ("sorted(most, key=most.__getitem__)", "sorted(most, key=most.__getitem__)[:1]"),
         "equations-interrupted": ("        candidates.complete = False\n    return candidates", "    return candidates"),
+    }),
+    *mutants(PACKAGE + "_laws/table/wild.py", "tests/laws/test_equations_wild.py", {
+        "equations-gap-of-wild-rows": ("errors[~keep].min() < GAP * errors[keep].max()", "False"),
+        "equations-numbers-of-wild-rows": ("numbers = rows.origin[wild]", "numbers = np.flatnonzero(wild)"),
     }),
     *mutants(PACKAGE + "_laws/table/rows.py", "tests/laws/test_equations_rows.py", {
         "equations-nearest-rows": ("np.fill_diagonal(squares, np.inf)", "pass"),

@@ -43,8 +43,8 @@ def check_parameters(model: Any) -> None:
         and not 0 < as_number(noise) < math.inf
     ):
         raise ValueError(
-            "NPURegressor: noise must be None, 'constant', 'relative', 'factor' or a number greater "
-            f"than 0, got {noise!r}"
+            "NPURegressor: noise must be None, 'constant', 'relative', 'factor' or a number "
+            f"greater than 0, got {noise!r}"
         )
     if powers == "auto":
         return

@@ -24,11 +24,12 @@ from npu_kernels._laws.table.arguments import (
 from npu_kernels._laws.table.bootstrap import intervals as percentiles
 from npu_kernels._laws.table.bootstrap import resampled
 from npu_kernels._laws.table.equation import Equation
-from npu_kernels._laws.table.output import FEW_ROWS, Laws, Rows, laws, merged
+from npu_kernels._laws.table.output import FEW_ROWS, Laws, Rows, merged
 from npu_kernels._laws.table.plot import draw
 from npu_kernels._laws.table.rows import Seen
 from npu_kernels._laws.table.search import Settings
 from npu_kernels._laws.table.table import EquationTable, report, shown
+from npu_kernels._laws.table.wild import laws
 from npu_kernels._laws.table.work import Work
 
 Array = Any
@@ -312,8 +313,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
             rows = ", ".join(map(str, np.flatnonzero(far)[:MOST_ROWS]))
             warn(
                 f"NPURegressor: {int(far.sum())} predictions are far outside of the y of fit, and "
-                f"their rows are like those of fit: rows {rows} (the first is row 0). Unless y is so "
-                "large there, the equation is no law: see the others in equations_",
+                f"their rows are like those of fit: rows {rows} (the first is row 0). Unless y is "
+                "so large there, the equation is no law: see the others in equations_",
                 EquationWarning,
             )
         return results[:, 0] if self._single else results

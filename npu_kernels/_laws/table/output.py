@@ -41,13 +41,6 @@ from npu_kernels._laws.table.work import Steps
 
 Array = Any
 
-FEWEST_WITH_WILD = 15  # rows from which wild ones are looked for
-WILD_ROUNDS = 3  # searches without the rows that seem wild
-WILD = 7.0  # robust standard deviations from which a row is suspected
-MOST_WILD = 0.03  # share of the rows
-SHARE = 0.25  # of all squares in the error of a row, from which it is suspected
-GAP = 3.0  # ratio of the errors of wild rows to the largest of the others
-MOST_NAMED_ROWS = 5
 FEW_ROWS = 40  # rows below which none are held out
 HELD_OUT = 0.2  # share of the rows
 MOST_HELD_OUT_ROWS = 5000
@@ -118,81 +111,7 @@ def merged(X: Array, y: Array, weight: Array) -> tuple[Array, Array, Array, Arra
     return X[new], y[new], np.bincount(np.cumsum(new) - 1, weights=weight), origin[new]
 
 
-def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
-    """Return the equations of one output. powers: None for all, as far as needed.
-
-    A few rows that are far from the law of all others are named, and left out if the settings say
-    so.
-    """
-    found, keep = _searched(rows, settings, powers), np.ones(len(rows.y), dtype=bool)
-    without = found
-    if settings.leave_out is None or len(keep) < FEWEST_WITH_WILD:
-        return found
-    if found.equations[found.best].exact:
-        return found
-    for _ in range(WILD_ROUNDS):
-        errors = _errors(rows, without, keep)
-        suspects = _suspects(errors)
-        if not without.complete or (suspects == ~keep).all():
-            break
-        keep = ~suspects
-        try:
-            without = found if keep.all() else _searched(rows.take(keep), settings, powers)
-        except KeyboardInterrupt:
-            return replace(found, complete=False)
-    errors = _errors(rows, without, keep)
-    if keep.all() or not without.complete or errors[~keep].min() < GAP * errors[keep].max():
-        return found
-    return _named(rows, found, without, ~keep, bool(settings.leave_out))
-
-
-def _errors(rows: Rows, found: Laws, keep: Array) -> Array:
-    """The sizes of the errors of all rows by the best law; of the kept ones leaving each out."""
-    prediction = found.equations[found.best].predict(rows.X)
-    errors = np.sqrt(rows.weight / rows.weight.mean()) * np.abs(rows.y - prediction)
-    if found.noise == "factor":
-        with np.errstate(divide="ignore", invalid="ignore"):
-            errors = np.abs(np.log(rows.y / prediction))
-    elif found.noise == "relative":
-        errors /= sizes(prediction)
-    errors[keep] *= found.inflation
-    largest = 1.0 if found.noise == "factor" else float(np.abs(rows.y).max()) or 1.0
-    return np.nan_to_num(errors / largest, nan=math.inf)
-
-
-def _suspects(errors: Array) -> Array:
-    """The rows whose errors are far larger than the others', few; else the one with most of all."""
-    scale = max(refine.robust_scale(errors), refine.EXACT_ERROR)
-    suspects = errors > WILD * scale
-    if 0 < suspects.sum() <= max(1, MOST_WILD * len(errors)):
-        return suspects
-    squares = np.minimum(errors, 1e100) ** 2
-    return squares > SHARE * squares.sum()
-
-
-def _named(rows: Rows, found: Laws, without: Laws, wild: Array, leave_out: bool) -> Laws:
-    """The laws with the wild rows named. leave_out: those without these rows, or with them."""
-    numbers = rows.origin[wild]
-    order = np.argsort(numbers)
-    best, other = (laws.equations[laws.best] for laws in (without, found))
-    values = zip(
-        numbers[order], rows.y[wild][order], best.predict(rows.X[wild][order]), strict=True
-    )
-    named = [f"row {row}: {y:.6g} for {law:.6g}" for row, y, law in values]
-    text = (
-        f"{len(named)} {'row is' if len(named) == 1 else 'rows are'} far from the law of all "
-        f"others ({'; '.join(named[:MOST_NAMED_ROWS])}; the first row is 0)"
-    )
-    if leave_out:
-        text += f", and left out. With {'it' if len(named) == 1 else 'them'}: {other}"
-    else:
-        text += f". Without {'it' if len(named) == 1 else 'them'}: {best}"
-    chosen = without if leave_out else found
-    rows_named = tuple(int(row) for row in numbers[order])
-    return replace(chosen, notes=(*chosen.notes, f"{text}."), wild=rows_named)
-
-
-def _searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
+def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
     """The equations of one output from all of its rows."""
     if not rows.y.any():
         rows = replace(rows, noise=None)
@@ -329,10 +248,10 @@ def _finished(
     notes = rows.notes
     if candidates.complete:
         notes += _notes(rows, equations[chosen])
-    inflation = None
-    if settings.leave_out is not None:
+    inflation = np.ones(len(rows.y))  # of many rows none has much influence
+    if settings.leave_out is not None and len(inflation) <= MORE_ROWS:
         data, _, law = min(fits, key=lambda fit: fit[2].cost)
-        inflation = refine.left_out(data, law, np.ones(data.rows))[0]
+        inflation = refine.left_out(data, law, inflation)[0]
     return Laws(equations, chosen, alternatives, kind, candidates.complete, notes, inflation)
 
 

@@ -1,0 +1,97 @@
+"""Wild rows of a table: few, and far from the law of all others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from npu_kernels._laws.table import refine
+from npu_kernels._laws.table.output import Laws, Rows, searched, sizes
+from npu_kernels._laws.table.search import Settings
+
+Array = Any
+
+FEWEST_ROWS = 15  # rows from which wild ones are looked for
+ROUNDS = 3  # searches without the rows that seem wild
+WILD = 7.0  # robust standard deviations from which a row is suspected
+MOST_WILD = 0.03  # share of the rows
+SHARE = 0.25  # of all squares in the error of a row, from which it is suspected
+GAP = 3.0  # ratio of the errors of wild rows to the largest of the others
+NAMED = 5  # rows that a note names
+
+
+def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
+    """Return the equations of one output. powers: None for all, as far as needed.
+
+    A few rows that are far from the law of all others are named, and left out if the settings say
+    so.
+    """
+    found, keep = searched(rows, settings, powers), np.ones(len(rows.y), dtype=bool)
+    without = found
+    if settings.leave_out is None or len(keep) < FEWEST_ROWS:
+        return found
+    if found.equations[found.best].exact:
+        return found
+    for _ in range(ROUNDS):
+        errors = _errors(rows, without, keep)
+        suspects = _suspects(errors)
+        if not without.complete or (suspects == ~keep).all():
+            break
+        keep = ~suspects
+        try:
+            without = found if keep.all() else searched(rows.take(keep), settings, powers)
+        except KeyboardInterrupt:
+            return replace(found, complete=False)
+    errors = _errors(rows, without, keep)
+    if keep.all() or not without.complete or errors[~keep].min() < GAP * errors[keep].max():
+        return found
+    return _named(rows, found, without, ~keep, bool(settings.leave_out))
+
+
+def _errors(rows: Rows, found: Laws, keep: Array) -> Array:
+    """The sizes of the errors of all rows by the best law; of the kept ones leaving each out."""
+    prediction = found.equations[found.best].predict(rows.X)
+    errors = np.sqrt(rows.weight / rows.weight.mean()) * np.abs(rows.y - prediction)
+    if found.noise == "factor":
+        with np.errstate(divide="ignore", invalid="ignore"):
+            errors = np.abs(np.log(rows.y / prediction))
+    elif found.noise == "relative":
+        errors /= sizes(prediction)
+    errors[keep] *= found.inflation
+    largest = 1.0 if found.noise == "factor" else float(np.abs(rows.y).max()) or 1.0
+    return np.nan_to_num(errors / largest, nan=math.inf)
+
+
+def _suspects(errors: Array) -> Array:
+    """The rows whose errors are far larger than the others', few; else the one with most of all."""
+    scale = max(refine.robust_scale(errors), refine.EXACT_ERROR)
+    suspects = errors > WILD * scale
+    if 0 < suspects.sum() <= max(1, MOST_WILD * len(errors)):
+        return suspects
+    squares = np.minimum(errors, 1e100) ** 2
+    return squares > max(SHARE, 8 / len(errors)) * squares.sum()
+
+
+def _named(rows: Rows, found: Laws, without: Laws, wild: Array, leave_out: bool) -> Laws:
+    """The laws with the wild rows named. leave_out: those without these rows, or with them."""
+    numbers = rows.origin[wild]
+    order = np.argsort(numbers)
+    best, other = (one.equations[one.best] for one in (without, found))
+    values = zip(
+        numbers[order], rows.y[wild][order], best.predict(rows.X[wild][order]), strict=True
+    )
+    named = [f"row {row}: {y:.6g} for {law:.6g}" for row, y, law in values]
+    text = (
+        f"{len(named)} {'row is' if len(named) == 1 else 'rows are'} far from the law of all "
+        f"others ({'; '.join(named[:NAMED])}; the first row is 0)"
+    )
+    if leave_out:
+        text += f", and left out. With {'it' if len(named) == 1 else 'them'}: {other}"
+    else:
+        text += f". Without {'it' if len(named) == 1 else 'them'}: {best}"
+    chosen = without if leave_out else found
+    rows_named = tuple(int(row) for row in numbers[order])
+    return replace(chosen, notes=(*chosen.notes, f"{text}."), wild=rows_named)
