@@ -51,7 +51,7 @@ def test_standard_errors_and_bootstrap_of_factors():
 
 
 def test_a_sum_with_factors():
-    X = uniform(3, 400)
+    X = np.exp(3 * RNG(0).uniform(-0.5, 0.5, (400, 3)))
     y = (3 * X[:, 0] ** 2 + 5 / X[:, 1] ** 2) * np.exp(0.3 * noise(400))
     model = NPURegressor(**QUICK).fit(X, -y)
     assert model.equations_.noise == "factor"

@@ -41,6 +41,8 @@ def test_a_wild_value_is_named_and_left_out(slip, size):
     errors = model.predict(X[others]) - y[others]
     rms = np.sqrt(np.mean(errors**2) / np.mean(y[others] ** 2))
     assert model.best_.rms == pytest.approx(rms, rel=1e-6, abs=1e-12)
+    for plain, drawn in zip(model.intervals(), model.bootstrap(X, y, draws=20), strict=True):
+        assert drawn.error < 4 * plain.error + 1e-9
 
 
 def test_the_squared_loss_keeps_the_row_and_says_the_law_without_it():

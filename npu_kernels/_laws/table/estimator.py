@@ -355,7 +355,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         The rows are drawn with replacement.
 
         Args:
-            X, y, sample_weight: the data of `fit`.
+            X, y, sample_weight: the data of `fit`; the rows that it left out are left out here too.
             draws: how often the parameters are estimated again.
             level: of the intervals.
 
@@ -373,8 +373,12 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         results: list[Any] = []
         shares = [len(part) for part in np.array_split(np.arange(draws), min(draws, 8))]
-        for o, equation in enumerate(equations):
-            data = equation, X, targets[:, o], weight, self.loss
+        loss = settings_of(self, seed).rules.loss
+        for o, (equation, table) in enumerate(zip(equations, self._tables(), strict=True)):
+            keep = np.ones(len(X), dtype=bool)
+            wild = table.wild if self.loss == "auto" else ()
+            keep[[row for row in wild if row < len(X)]] = False
+            data = equation, X[keep], targets[keep, o], weight[keep], loss
             calls = (delayed(resampled)(*data, [seed, o, n], k) for n, k in enumerate(shares))
             parts = Parallel(n_jobs=self.n_jobs)(calls)
             results.append(percentiles(equation, np.concatenate(parts), level))
