@@ -110,7 +110,7 @@ def test_derivatives_of_logarithms(power):
 
 
 def test_criteria_of_both_kinds_are_comparable():
-    """With their units they differ by the log likelihoods of the densities of y."""
+    """Criteria and units differ by the log likelihoods of the densities of y."""
     X = uniform(1, 200)
     y = 3 * X[:, 0] * np.exp(0.2 * noise(200))
     equal, factors = rows_of(X, y, 1.0, False), rows_of(X, y, 1.0, True)

@@ -71,7 +71,7 @@ def polynomial(rows, seed, size=0.01):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_near_powers_that_cancel_give_way_to_fractions(seed):
-    """Without it -482.1*x0**1.76283 + 479*x0**1.75845 and the like, for three of the draws."""
+    """The search alone gives -482.1*x0**1.76283 + 479*x0**1.75845 and the like."""
     X, y = polynomial(1000, seed)
     model = NPURegressor(**QUICK).fit(X, y)
     best = model.best_

@@ -177,7 +177,7 @@ def test_an_exponent_of_0_of_a_column_with_zeros_stays():
 
 
 def test_a_dependent_exponent_of_a_column_with_zeros_is_not_negative():
-    """With units the exponents of some columns follow from the others'."""
+    """Units make the exponents of some columns follow from the others'."""
     pytest.importorskip("pint", reason="pint is not installed")
     X = uniform(3, 200)
     X[::4, :] = 0

@@ -280,7 +280,7 @@ EQUATIONS = [
     }),
     *mutants(PACKAGE + "_laws/products/problem.py", ("tests/laws/test_equations_scale.py", "tests/laws/test_equations_zeros.py", "tests/laws/test_equations.py -k 'units or negative_y or zeros or cross or explain'", "tests/laws/test_equations_estimator.py -k zero", "tests/laws/test_equations_output.py -k zero"), {
         "equations-last-row-of-a-block": ("yield slice(begin, min(begin + BLOCK_ROWS, rows))", "yield slice(begin, min(begin + BLOCK_ROWS - 1, rows))"),
-        "equations-negative-y": ("sign = -1.0 if weight**2 @ y < 0 else 1.0", "sign = 1.0"),
+        "equations-negative-y": ("sign = -1.0 if weight**2 @ target < 0 else 1.0", "sign = 1.0"),
         "equations-other-sign-of-y": ("wrong.min() <= -_largest_error(len(y)) * error", "wrong.min() <= -1"),
         "equations-sign-of-a-power": ("np.copysign(size**p if p < 0 else np.abs(y) ** p, y)", "size**p if p < 0 else np.abs(y) ** p"),
         "equations-powers-of-the-wrong-sign": ("weight = np.where(y > 0, weight, 0.0)", "weight = weight * 1.0"),
@@ -305,7 +305,7 @@ EQUATIONS = [
         "equations-approximations": ("if likeness > APPROXIMATION:", "if likeness > 9:"),
         "equations-cancelling-pairs": ("if near is None:\n            return fits", "if near is None or True:\n            return fits"),
         "equations-errors-of-predictions": ("rms=_relative(data.target - prediction, data.target, rows.weight)", "rms=_relative(residuals, data.target * data.weight, rows.weight)"),
-        "equations-relative-errors": ("return proportional.cost + change < equal.cost - 2", "return False"),
+        "equations-relative-errors": ("return rival.cost + b.units < law.cost + a.units - 2", "return False"),
     }),
     *mutants(PACKAGE + "law/_table.py", "tests/laws/test_law_command.py", {
         "law-commas-of-thousands": ("return not points and not thousands", "return not points"),
@@ -316,7 +316,7 @@ EQUATIONS = [
         "law-lines-of-rows": ("rows, lines = rows[1:], lines[1:]", "rows, lines = rows[1:], lines[:-1]"),
     }),
     *mutants(PACKAGE + "_laws/table/arguments.py", ("tests/laws/test_equations_estimator.py -k columns", "tests/laws/test_equations_notes.py -k scaler"), {
-        "equations-columns-of-a-scaler": ("one = min(abs(variance - 1),", "one = max(abs(variance - 1),"),
+        "equations-columns-of-a-scaler": ("deviation = min(abs(variance - 1),", "deviation = max(abs(variance - 1),"),
         "equations-columns-of-dates": ('if column.dtype.kind in "mM":', 'if column.dtype.kind == "m":'),
         "equations-columns-that-are-infinite": ("np.isfinite(column.astype(np.float64)).all()", "True"),
     }),
@@ -324,7 +324,7 @@ EQUATIONS = [
         "equations-exchanged-terms": ("stay = [k for k in range(len(u)) if k != removed]", "stay = list(range(1, len(u)))"),
         "equations-output-powers": ("for power in powers:\n            if candidates.settled():", "for power in powers[:1]:\n            if candidates.settled():"),
         "equations-patient-search": ("if (worse > rough and not patient) or", "if worse > rough or"),
-        "equations-patient-order": ("sorted(most, key=most.__getitem__)", "sorted(most, key=most.__getitem__)[:1]"),
+        "equations-patient-order": ("sorted(reached, key=reached.__getitem__)", "sorted(reached, key=reached.__getitem__)[:1]"),
         "equations-interrupted": ("        candidates.complete = False\n    return candidates", "    return candidates"),
     }),
     *mutants(PACKAGE + "_laws/table/wild.py", "tests/laws/test_equations_wild.py", {

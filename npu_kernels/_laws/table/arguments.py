@@ -110,17 +110,17 @@ def check_columns(table: Any) -> None:
 
 def scaled_columns(X: Array, y: Array, names: tuple[str, ...], output: str) -> tuple[str, ...]:
     """Return a note that names the columns that have mean 0 and standard deviation 1, if any."""
-    found = list[str]()
+    scaled = list[str]()
     for name, column in zip([*names, output], [*X.T, y], strict=True):
         if np.abs(column).max() > math.sqrt(len(column)) + 1:  # no other sizes, whose squares
             continue  # may be no numbers
         mean, variance, rows = float(column.mean()), float(column.var()), len(column)
-        one = min(abs(variance - 1), abs(variance * rows / (rows - 1) - 1))
-        found += [name] if abs(mean) < SCALED and one < SCALED else []
-    if not found:
+        deviation = min(abs(variance - 1), abs(variance * rows / (rows - 1) - 1))
+        scaled += [name] if abs(mean) < SCALED and deviation < SCALED else []
+    if not scaled:
         return ()
     return (
-        f"{', '.join(found)}: mean 0 and standard deviation 1, as StandardScaler makes them. A law "
+        f"{', '.join(scaled)}: mean 0 and standard deviation 1, as StandardScaler makes them. A law "
         "of the measured numbers is no law of these, so leave the scaler out: sizes do not matter "
         "here.",
     )

@@ -27,21 +27,21 @@ def pair(terms: Array, exponents: Array) -> tuple[int, int] | None:
     terms: their values ``[N, K]``. exponents: theirs ``[K, n]``.
     """
     size = np.linalg.norm(terms, axis=0)
-    found: tuple[float, int, int] | None = None
+    nearest: tuple[float, int, int] | None = None
     for k in range(1, len(exponents)):
         for j in range(k):
             if np.abs(exponents[j] - exponents[k]).max(initial=0.0) < NEAR:
-                left = float(np.linalg.norm(terms[:, j] + terms[:, k]))
-                left /= max(min(size[j], size[k]), 1e-300)
-                if left < (found[0] if found else CANCEL):
-                    found = left, j, k
-    return found[1:] if found else None
+                rest = float(np.linalg.norm(terms[:, j] + terms[:, k]))
+                rest /= max(min(size[j], size[k]), 1e-300)
+                if rest < (nearest[0] if nearest else CANCEL):
+                    nearest = rest, j, k
+    return nearest[1:] if nearest else None
 
 
 def instead(
-    problem: Problem, law: Sum, terms: tuple[int, int], most: int, generator: Any
+    problem: Problem, law: Sum, terms: tuple[int, int], max_terms: int, generator: Any
 ) -> list[Sum]:
-    """Return sums with one to three simple products in place of two terms; at most `most` terms."""
+    """Return sums with one to three simple products in place of two terms."""
     stay = np.array([k not in terms for k in range(len(law.c))])
     library = Library(problem, generator)
     _, weight = problem.linear()
@@ -49,7 +49,7 @@ def instead(
     rest = rest / np.maximum(np.linalg.norm(rest, axis=0), 1e-300)
     sets: list[tuple[int, ...]] = [()]
     sums = list[Sum]()
-    for _ in range(min(3, most - int(stay.sum()))):
+    for _ in range(min(3, max_terms - int(stay.sum()))):
         scored = dict[tuple[int, ...], float]()
         for chosen in sets:
             present = np.column_stack([rest, library.A[:, list(chosen)]])

@@ -186,21 +186,21 @@ def _predicted(candidates: Candidates, output: Output) -> Array | None:
     return sizes(data.predict(best[1].u, best[1].parity, best[1].c)[0])
 
 
-def _likelier(other: Candidates, found: Candidates) -> bool:
-    """Whether errors of another kind are likelier than those of what was found."""
-    first, second = found.best(), other.best()
+def _likelier(other: Candidates, current: Candidates) -> bool:
+    """Whether errors of another kind are likelier than those of what was current."""
+    first, second = current.best(), other.best()
     if first is None or second is None:
         return False
     (a, law), (b, rival) = first, second
     return rival.cost + b.units < law.cost + a.units - 2
 
 
-def _may_be_factors(found: Candidates, constant: Candidates, rules: Rules) -> bool:
+def _may_be_factors(current: Candidates, constant: Candidates, rules: Rules) -> bool:
     """Whether errors that are factors make a law likelier that was found for errors of other kinds.
 
     Small factors are the same as small errors in proportion to y.
     """
-    first, equal = found.best(), constant.best()
+    first, equal = current.best(), constant.best()
     if first is None or equal is None or (equal[0].target <= 0).any():
         return False
     factors, (problem, law) = replace(equal[0], factor=True), first

@@ -12,7 +12,7 @@ Array = Any
 ROWS = 300  # that are compared with each other
 FEWEST = 10  # rows from which residuals tell anything
 LIKE = 0.95  # share of the rows of a fit that are like the others
-FAR = 0.5  # of the range of y: how far outside of it a prediction is remarkable
+REMARKABLE = 0.5  # of the range of y: how far outside of it a prediction is remarkable
 CHANCE = 4.0  # standard deviations of a correlation from which it is none of chance
 
 
@@ -21,9 +21,9 @@ def ranks(column: Array, of: Array) -> Array:
     return (np.searchsorted(of, column) + np.searchsorted(of, column, "right")) / (2 * len(of))
 
 
-def distances(points: Array, others: Array) -> Array:
-    """Return the squared distances ``[N, M]`` of points from others."""
-    squares: Array = (points**2).sum(1)[:, None] + (others**2).sum(1) - 2 * points @ others.T
+def distances(points: Array, targets: Array) -> Array:
+    """Return the squared distances ``[N, M]`` of points from targets."""
+    squares: Array = (points**2).sum(1)[:, None] + (targets**2).sum(1) - 2 * points @ targets.T
     return squares
 
 
@@ -57,8 +57,8 @@ class Seen:
     """Some rows of a fit, and the range of y."""
 
     X: Array  # [M, n]
-    least: Array  # [O]
-    most: Array  # [O]
+    low: Array  # [O]
+    high: Array  # [O]
 
     @classmethod
     def of(cls, X: Array, y: Array) -> Seen:
@@ -69,8 +69,8 @@ class Seen:
     def far(self, X: Array, y: Array) -> Array:
         """Return which rows are like those of the fit, and have a y far outside of its range."""
         with np.errstate(over="ignore", invalid="ignore"):
-            room = FAR * (self.most - self.least)
-            outside = (y < self.least - room) | (y > self.most + room)
+            room = REMARKABLE * (self.high - self.low)
+            outside = (y < self.low - room) | (y > self.high + room)
         far: Array = (outside & np.isfinite(y)).any(1)
         if not far.any() or len(self.X) < FEWEST:
             return far & False

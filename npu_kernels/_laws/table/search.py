@@ -111,10 +111,10 @@ def search_on(
     Starts are fitted with errors in proportion to y: with equal ones the largest rows would decide
     alone. The powers whose search ended with the fewest terms come first.
     """
-    most = dict[float, int]()
+    reached = dict[float, int]()
     for power, terms in candidates.sums:
-        most[power] = max(terms, most.get(power, 0))
-    powers = tuple(sorted(most, key=most.__getitem__))
+        reached[power] = max(terms, reached.get(power, 0))
+    powers = tuple(sorted(reached, key=reached.__getitem__))
     return search(output, training, replace(settings, patient=True), powers, candidates)
 
 

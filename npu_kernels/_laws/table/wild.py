@@ -14,8 +14,8 @@ from npu_kernels._laws.table.search import Settings
 
 Array = Any
 
-FEWEST_ROWS = 15  # rows from which wild ones are looked for
-ROUNDS = 3  # searches without the rows that seem wild
+FEWEST_WITH_WILD = 15  # rows from which wild ones are looked for
+WILD_ROUNDS = 3  # searches without the rows that seem wild
 WILD = 7.0  # robust standard deviations from which a row is suspected
 MOST_WILD = 0.03  # share of the rows
 SHARE = 0.25  # of all squares in the error of a row, from which it is suspected
@@ -29,39 +29,39 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     A few rows that are far from the law of all others are named, and left out if the settings say
     so.
     """
-    found, keep = searched(rows, settings, powers), np.ones(len(rows.y), dtype=bool)
-    without = found
-    if settings.leave_out is None or len(keep) < FEWEST_ROWS:
-        return found
-    if found.equations[found.best].exact:
-        return found
-    for _ in range(ROUNDS):
+    laws_of_all, keep = searched(rows, settings, powers), np.ones(len(rows.y), dtype=bool)
+    without = laws_of_all
+    if settings.leave_out is None or len(keep) < FEWEST_WITH_WILD:
+        return laws_of_all
+    if laws_of_all.equations[laws_of_all.best].exact:
+        return laws_of_all
+    for _ in range(WILD_ROUNDS):
         errors = _errors(rows, without, keep)
         suspects = _suspects(errors)
         if not without.complete or (suspects == ~keep).all():
             break
         keep = ~suspects
         try:
-            without = found if keep.all() else searched(rows.take(keep), settings, powers)
+            without = laws_of_all if keep.all() else searched(rows.take(keep), settings, powers)
         except KeyboardInterrupt:
-            return replace(found, complete=False)
+            return replace(laws_of_all, complete=False)
     errors = _errors(rows, without, keep)
     if keep.all() or not without.complete or errors[~keep].min() < GAP * errors[keep].max():
-        return found
-    return _named(rows, found, without, ~keep, bool(settings.leave_out))
+        return laws_of_all
+    return _named(rows, laws_of_all, without, ~keep, bool(settings.leave_out))
 
 
-def _errors(rows: Rows, found: Laws, keep: Array) -> Array:
+def _errors(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
     """The sizes of the errors of all rows by the best law; of the kept ones leaving each out."""
-    prediction = found.equations[found.best].predict(rows.X)
+    prediction = laws_of_all.equations[laws_of_all.best].predict(rows.X)
     errors = np.sqrt(rows.weight / rows.weight.mean()) * np.abs(rows.y - prediction)
-    if found.noise == "factor":
+    if laws_of_all.noise == "factor":
         with np.errstate(divide="ignore", invalid="ignore"):
             errors = np.abs(np.log(rows.y / prediction))
-    elif found.noise == "relative":
+    elif laws_of_all.noise == "relative":
         errors /= sizes(prediction)
-    errors[keep] *= found.inflation
-    largest = 1.0 if found.noise == "factor" else float(np.abs(rows.y).max()) or 1.0
+    errors[keep] *= laws_of_all.inflation
+    largest = 1.0 if laws_of_all.noise == "factor" else float(np.abs(rows.y).max()) or 1.0
     return np.nan_to_num(errors / largest, nan=math.inf)
 
 
@@ -75,11 +75,11 @@ def _suspects(errors: Array) -> Array:
     return squares > max(SHARE, 8 / len(errors)) * squares.sum()
 
 
-def _named(rows: Rows, found: Laws, without: Laws, wild: Array, leave_out: bool) -> Laws:
+def _named(rows: Rows, laws_of_all: Laws, without: Laws, wild: Array, leave_out: bool) -> Laws:
     """The laws with the wild rows named. leave_out: those without these rows, or with them."""
     numbers = rows.origin[wild]
     order = np.argsort(numbers)
-    best, other = (one.equations[one.best] for one in (without, found))
+    best, other = (table.equations[table.best] for table in (without, laws_of_all))
     values = zip(
         numbers[order], rows.y[wild][order], best.predict(rows.X[wild][order]), strict=True
     )
@@ -92,6 +92,6 @@ def _named(rows: Rows, found: Laws, without: Laws, wild: Array, leave_out: bool)
         text += f", and left out. With {'it' if len(named) == 1 else 'them'}: {other}"
     else:
         text += f". Without {'it' if len(named) == 1 else 'them'}: {best}"
-    chosen = without if leave_out else found
+    chosen = without if leave_out else laws_of_all
     rows_named = tuple(int(row) for row in numbers[order])
     return replace(chosen, notes=(*chosen.notes, f"{text}."), wild=rows_named)
