@@ -265,7 +265,7 @@ EQUATIONS = [
         "equations-leverage": ("return r / np.maximum(1 - h, 1e-3), variances", "return r, variances"),
         "equations-huber": ("value = np.where(t <= 1, t * t, 2 * t - 1)", "value = t * t"),
         "equations-derivatives-of-logarithms": ("slope = slope / (p * np.maximum(P @ law.c, 1e-300))", "slope = slope / np.maximum(P @ law.c, 1e-300)"),
-        "equations-exponents-that-stay-at-0": ("change = np.where((u[k, i] == 0) & problem.held[i], 0.0, np.clip(step[K:], -1, 1))", "change = np.clip(step[K:], -1, 1)"),
+        "equations-exponents-that-stay-at-0": ("            change[held & (u[k, i] == 0)] = 0.0\n", ""),
         "equations-signed-exponents": ("forced = problem.signed[None, :] & law.free", "forced = problem.signed[None, :] & ~law.free"),
         "equations-covariance": ("return inverse @ inverse.T / np.outer(length, length)", "return inverse @ inverse.T"),
         "equations-blocks-of-the-leverage": ("begin += len(factor)\n    # R_jj", "pass\n    # R_jj"),
@@ -322,7 +322,7 @@ EQUATIONS = [
     }),
     *mutants(PACKAGE + "_laws/table/search.py", ("tests/laws/test_equations_search.py", "tests/laws/test_equations_rows.py", "tests/laws/test_equations.py -k 'offset or lens or four_terms or two_terms or negative_y'", "tests/laws/test_equations_estimator.py -k interrupt"), {
         "equations-exchanged-terms": ("stay = [k for k in range(len(u)) if k != removed]", "stay = list(range(1, len(u)))"),
-        "equations-output-powers": ("for power in powers:\n            if candidates.settled():", "for power in powers[:1]:\n            if candidates.settled():"),
+        "equations-output-powers": ("for power in powers:\n            if candidates.exact()", "for power in powers[:1]:\n            if candidates.exact()"),
         "equations-patient-search": ("if (worse > rough and not patient) or", "if worse > rough or"),
         "equations-patient-order": ("sorted(reached, key=reached.__getitem__)", "sorted(reached, key=reached.__getitem__)[:1]"),
         "equations-interrupted": ("        candidates.complete = False\n    return candidates", "    return candidates"),

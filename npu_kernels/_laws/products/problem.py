@@ -137,6 +137,9 @@ class Problem(Scaled):
         u, parity: exponents ``[K, m]``, and 1 where one is odd. c: coefficients ``[K]``.
         """
         products = self.products(u, parity) * self.base[:, None]
+        if self.power == 1 and self.zeros is None and not self.factor:
+            prediction = products @ c
+            return prediction, self.weight * (self.target - prediction), products
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             prediction = products @ c
             if self.power != 1:
@@ -231,8 +234,7 @@ class AllRows(Scaled):
             base = base * (1 - 2 * ((below @ np.where(mixed, self.offset, 0)) % 2))
             negative = (below @ (np.where(mixed[:, None], self.matrix, 0) % 2)) % 2
         zeros, zero = None, self.columns.zero
-        at = (self.columns.X[rows][:, zero] == 0).astype(float)
-        if at.any():
+        if zero.any() and (at := (self.columns.X[rows][:, zero] == 0).astype(float)).any():
             free = np.isin(self.exponents.free, np.flatnonzero(zero)[at.any(0)])
             zeros = Zeros(at, self.matrix[zero], self.offset[zero], free)
         shared = {field.name: getattr(self, field.name) for field in fields(Scaled)}

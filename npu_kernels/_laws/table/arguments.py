@@ -120,9 +120,9 @@ def scaled_columns(X: Array, y: Array, names: tuple[str, ...], output: str) -> t
     if not scaled:
         return ()
     return (
-        f"{', '.join(scaled)}: mean 0 and standard deviation 1, as StandardScaler makes them. A law "
-        "of the measured numbers is no law of these, so leave the scaler out: sizes do not matter "
-        "here.",
+        f"{', '.join(scaled)}: mean 0 and standard deviation 1, as StandardScaler makes them. A "
+        "law of the measured numbers is no law of these: leave the scaler out. Sizes do not "
+        "matter here.",
     )
 
 

@@ -185,8 +185,9 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
     The cost is infinite if nothing is finite.
     """
     K = len(law.c)
-    law = replace(law, free=law.free & ~((law.u == 0) & problem.held))
+    law = _without_held(problem, law)
     k, i = np.nonzero(law.free)
+    held = problem.held[i]
     low, high, eye = problem.low[i], problem.high[i], np.eye(K + len(k))
     zeros = np.zeros(len(eye))
     _, r, P = problem.predict(law.u, law.parity, law.c)
@@ -206,7 +207,8 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
                 A, rhs = np.concatenate([R, math.sqrt(mu) * eye]), np.concatenate([b, zeros])
             step = np.linalg.lstsq(A, rhs, rcond=1e-13)[0] / length
             u = law.u.copy()
-            change = np.where((u[k, i] == 0) & problem.held[i], 0.0, np.clip(step[K:], -1, 1))
+            change = np.clip(step[K:], -1, 1)
+            change[held & (u[k, i] == 0)] = 0.0
             u[k, i] = np.clip(u[k, i] + change, low, high)
             trial = replace(law, u=u, c=law.c + step[:K])
             _, r2, P2 = problem.predict(u, law.parity, trial.c)
@@ -223,11 +225,17 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
             break
     if not math.isfinite(rss):
         return replace(law, rss=rss, press=rss, cost=rss)
-    law = replace(law, free=law.free & ~((law.u == 0) & problem.held))
+    law = _without_held(problem, law)
     errors, variances = left_out(problem, law, r, P, root)
     press = loss_roots(errors, loss)[0]
     cost = criterion(problem, law, press, variances) if math.isfinite(press) else math.inf
     return replace(law, rss=rss, press=press, cost=cost)
+
+
+def _without_held(problem: Data, law: Sum) -> Sum:
+    """The sum whose exponents of 0 are no parameters where they have to stay: see `Zeros`."""
+    stays = law.free & (law.u == 0) & problem.held
+    return replace(law, free=law.free & ~stays) if stays.any() else law
 
 
 def _equations(

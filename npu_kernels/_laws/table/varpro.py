@@ -136,7 +136,7 @@ class Solver:
                 better = rss.argsort()[: len(u) // 2]
                 state = (u, parity, A, length, c, r, rss, inverse, mu)
                 u, parity, A, length, c, r, rss, inverse, mu = [t[better] for t in state]
-            trial = u + self._step(A, c, r, inverse, mu, (u == 0) & self.held).view_as(u)
+            trial = u + self._step(A, c, r, inverse, mu, u).view_as(u)
             trial = torch.clamp(trial, self.low, self.high)
             A2, length2, c2, r2, rss2, inverse2 = self.project(trial, parity, r)
             ok = rss2 < rss
@@ -153,12 +153,11 @@ class Solver:
         return Points(u, parity, c / length, rss)
 
     def _step(
-        self, A: Tensor, c: Tensor, r: Tensor, inverse: Tensor, mu: Tensor, held: Tensor
+        self, A: Tensor, c: Tensor, r: Tensor, inverse: Tensor, mu: Tensor, u: Tensor
     ) -> Tensor:
         """The damped steps of the exponents ``[S, K m]``; 0 where the equations are singular.
 
-        H ``[S, K m, K m]`` is the matrix of the projected normal equations. held ``[S, K, m]``:
-        the exponents that stay.
+        H ``[S, K m, K m]`` is the matrix of the projected normal equations. u: the exponents.
         """
         if self.robust:
             down = self._downweight(r).sqrt()
@@ -179,7 +178,7 @@ class Solver:
         H = H - flat.transpose(1, 2) @ (inverse @ flat)
         gradient = ((A * r.unsqueeze(1)) @ self.logs * c.unsqueeze(2)).reshape(S, K * m)
         if self.zeros is not None:
-            stays = held.reshape(S, K * m)
+            stays = ((u == 0) & self.held).reshape(S, K * m)
             H = H.masked_fill(stays.unsqueeze(1) | stays.unsqueeze(2), 0.0)
             gradient = gradient.masked_fill(stays, 0.0)
         diagonal = H.diagonal(dim1=1, dim2=2)
