@@ -32,8 +32,8 @@ def test_a_wild_value_is_named_and_left_out(slip, size):
     assert model.equations_.wild == (17,)
     [note] = model.equations_.notes
     assert str(said[0].message) == f"NPURegressor: {note}"
-    row, law = note.split("(row 17: ")[1].split(";")[0].split(" for ")
-    assert float(row) == pytest.approx(y[17], rel=1e-5)
+    number, law = note.split("(row 17: ")[1].split(";")[0].split(" for ")
+    assert float(number) == pytest.approx(y[17], rel=1e-5)
     assert float(law) == pytest.approx(true, rel=max(4 * size, 1e-4))
     assert "the first row is 0), and left out. With it: y = " in note
     assert note in model.report()
@@ -78,8 +78,8 @@ def test_rows_that_are_not_wild_stay():
         generator = RNG(seed)
         tails = generator.standard_t(3, 100)
         assert NPURegressor(**QUICK).fit(X, y + tails).equations_.wild == ()
-        many = y * np.where(np.arange(100) < 10, 3, 1)
-        assert NPURegressor(max_terms=1, **QUICK).fit(X, many).equations_.wild == ()
+        shifted = y * np.where(np.arange(100) < 10, 3, 1)
+        assert NPURegressor(max_terms=1, **QUICK).fit(X, shifted).equations_.wild == ()
         factors = np.prod(X, 1) * np.exp(0.8 * generator.standard_normal(100))
         assert NPURegressor(max_terms=1, **QUICK).fit(X, factors).equations_.wild == ()
-        assert NPURegressor(max_terms=1, **QUICK).fit(X[:12], many[:12]).equations_.wild == ()
+        assert NPURegressor(max_terms=1, **QUICK).fit(X[:12], shifted[:12]).equations_.wild == ()

@@ -9,7 +9,7 @@ import numpy as np
 
 Array = Any
 
-ROWS = 300  # that are compared with each other
+ROWS = 200  # that are compared with each other
 FEWEST = 10  # rows from which residuals tell anything
 LIKE = 0.95  # share of the rows of a fit that are like the others
 REMARKABLE = 0.5  # of the range of y: how far outside of it a prediction is remarkable
