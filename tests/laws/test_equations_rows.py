@@ -35,7 +35,7 @@ def impedance(seed):
     """Sizes over many decades, of which the largest rows decide alone."""
     generator = RNG(seed)
     ranges = ((1, 1e3), (1e-4, 1e-1), (1e-8, 1e-5), (1e2, 1e5))
-    X = np.exp(np.stack([generator.uniform(*np.log(ends), 1000) for ends in ranges], 1))
+    X = np.exp(np.stack([generator.uniform(*np.log(limits), 1000) for limits in ranges], 1))
     R, L, C, w = X.T
     return X, np.sqrt(R**2 + (w * L - 1 / (w * C)) ** 2)
 

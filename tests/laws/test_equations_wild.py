@@ -37,9 +37,9 @@ def test_a_wild_value_is_named_and_left_out(slip, size):
     assert float(law) == pytest.approx(true, rel=max(4 * size, 1e-4))
     assert "the first row is 0), and left out. With it: y = " in note
     assert note in model.report()
-    others = np.arange(len(y)) != 17
-    errors = model.predict(X[others]) - y[others]
-    rms = np.sqrt(np.mean(errors**2) / np.mean(y[others] ** 2))
+    rest = np.arange(len(y)) != 17
+    errors = model.predict(X[rest]) - y[rest]
+    rms = np.sqrt(np.mean(errors**2) / np.mean(y[rest] ** 2))
     assert model.best_.rms == pytest.approx(rms, rel=1e-6, abs=1e-12)
     for plain, drawn in zip(model.intervals(), model.bootstrap(X, y, draws=20), strict=True):
         assert drawn.error < 4 * plain.error + 1e-9

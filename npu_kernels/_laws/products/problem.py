@@ -70,7 +70,7 @@ class Zeros:
     the derivative for an exponent is 0 where the column is.
     """
 
-    at: Array  # [N, Z]: 1 where a column that has zeros is 0
+    zero: Array  # [N, Z]: 1 where a column that has zeros is 0
     matrix: Array  # [Z, m]: the rows of the exponents' Z for these columns
     offset: Array  # [Z]: their w0
     free: Array  # [m]: which effective inputs are such a column
@@ -78,9 +78,9 @@ class Zeros:
     def factors(self, u: Array) -> Array:
         """Return 1, 0 or infinity for every row and term ``[N, K]``."""
         w = u @ self.matrix.T + self.offset
-        values = np.where(self.at @ (w > ZERO).T > 0, 0.0, 1.0)
+        values = np.where(self.zero @ (w > ZERO).T > 0, 0.0, 1.0)
         if (w < -ZERO).any():
-            values[self.at @ (w < -ZERO).T > 0] = math.inf
+            values[self.zero @ (w < -ZERO).T > 0] = math.inf
         return values
 
 
@@ -234,9 +234,10 @@ class AllRows(Scaled):
             base = base * (1 - 2 * ((below @ np.where(mixed, self.offset, 0)) % 2))
             negative = (below @ (np.where(mixed[:, None], self.matrix, 0) % 2)) % 2
         zeros, zero = None, self.columns.zero
-        if zero.any() and (at := (self.columns.X[rows][:, zero] == 0).astype(float)).any():
-            free = np.isin(self.exponents.free, np.flatnonzero(zero)[at.any(0)])
-            zeros = Zeros(at, self.matrix[zero], self.offset[zero], free)
+        rows_of_0 = (self.columns.X[rows][:, zero] == 0).astype(float) if zero.any() else zero
+        if rows_of_0.any():
+            free = np.isin(self.exponents.free, np.flatnonzero(zero)[rows_of_0.any(0)])
+            zeros = Zeros(rows_of_0, self.matrix[zero], self.offset[zero], free)
         shared = {field.name: getattr(self, field.name) for field in fields(Scaled)}
         return Problem(
             **shared, logs=logs @ self.matrix, negative=negative, zeros=zeros, base=base,

@@ -81,8 +81,8 @@ def dimensions(
 
 def _refuse_offset(registry: Any, name: str, unit: str, argument: str) -> None:
     """Raise the ValueError that says how to write a quantity whose unit has another zero."""
-    zero, one = (registry.Quantity(float(v), unit).to_base_units() for v in (0, 1))
-    offset, factor = zero.magnitude, one.magnitude - zero.magnitude
+    zero, unity = (registry.Quantity(float(v), unit).to_base_units() for v in (0, 1))
+    offset, factor = zero.magnitude, unity.magnitude - zero.magnitude
     problem = f"NPURegressor: {argument} has {unit!r} of {name}"
     if abs(registry.Quantity(2.0, unit).to_base_units().magnitude - offset - 2 * factor) > 1e-6:
         raise ValueError(f"{problem}, a logarithm: give what it is the logarithm of")
