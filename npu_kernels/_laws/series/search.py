@@ -424,6 +424,14 @@ def loosened(law: Law, loosen: bool) -> Law:
 
 
 def rivals(best: Law, met: Met) -> Met:
-    """Return the laws of other forms that are not much worse than the best one."""
+    """Return the laws of other forms that are not much worse than the best one.
+
+    Beside an exact law those of more numbers are left out: it needs no more.
+    """
     limit, best_form = best.criterion() + RIVAL_CRITERION, form(best)
-    return {kind: pair for kind, pair in met.items() if pair[0] < limit and kind != best_form}
+    most = sum(map(sum, best_form)) if is_exact(best) else math.inf
+    return {
+        kind: pair
+        for kind, pair in met.items()
+        if pair[0] < limit and kind != best_form and sum(map(sum, kind)) <= most
+    }
