@@ -200,13 +200,18 @@ class Search:
         """Return the best law, and its free one, of searches from sets along its trajectory.
 
         Its trajectory is a better smooth curve than the spline from which the search began. An
-        exact law is left only for sets whose approximate criterion is better.
+        exact law is left only for sets whose approximate criterion is better: they have few terms.
         """
         for _ in range(RENEWALS if is_finite(pair[0]) else 0):
-            law, sets = pair[0], self.along(pair[0])
+            law, most = pair[0], self.shape.terms
+            if is_exact(law):
+                most = self.most_terms(law.criterion() - SAME_CRITERION)
+            if most <= self.shape.fixed or self.job.pressed:
+                break
+            sets = self.along(law, most)
             if is_exact(law):
                 sets = sets.some(sets.criteria < law.criterion() - SAME_CRITERION)
-            if not len(sets.used) or self.job.pressed:
+            if not len(sets.used):
                 break
             first = self.shape.split(law.x)[2].expand(len(sets.used), -1, -1)
             x, free = self.joined(*sets[:4], first)
@@ -221,15 +226,25 @@ class Search:
             pair = other
         return pair
 
-    def along(self, law: Law) -> Ranked:
-        """Return the sets of products that explain the series best along a law's trajectory."""
+    def most_terms(self, criterion: float) -> int:
+        """Return how many terms a set of this approximate criterion may have, if it is exact."""
+        data, fitted = self.data, self.shape.states - self.shape.inputs
+        count = data.seen.sum((0, 1))
+        likelihood = float((count * data.exact.square().log()).sum())
+        return math.ceil((criterion - likelihood) / (math.log(int(count.sum())) * fitted)) - 1
+
+    def along(self, law: Law, most: int) -> Ranked:
+        """Return the sets of products that explain the series best along a law's trajectory.
+
+        most: terms of a set.
+        """
         shape, data = self.shape, self.data
         steps = max(1, law.problem.steps // 2)
         fine = replace(law.problem, data=data.refined(PARTS), steps=steps)
         path = fine.states(law.x.unsqueeze(0))[0].masked_fill(data.constant, 1.0)
         path = path.maximum(torch.where(data.positive, MIN_AMOUNT, -math.inf))
         signed = (~shape.free_exponents(data.positive)).all(0)
-        sets = ranked(data, path, shape, self.rules.terms, signed, self.seed)
+        sets = ranked(data, path, shape, self.rules.terms, signed, self.seed, most)
         return sets.some(slice(0, RENEWED))
 
     def problem(self, method: str) -> Trajectories:

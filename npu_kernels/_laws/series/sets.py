@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ MIN_NEW = 1e-8  # of a product's square: the part that the products before it mu
 COMPARED = 60  # sets of each kind, of which the best ones become starts
 RIDGE = 1e-12  # of the normal equations, whose columns have length 1
 
-Sets = list[tuple[Tensor, Tensor]]  # exponents [h, D] and used terms [h], the best set first
+Sets = Iterator[tuple[Tensor, Tensor]]  # exponents [h, D] and used terms [h], the best set first
 
 
 class Course(NamedTuple):
@@ -47,10 +48,12 @@ class Course(NamedTuple):
         return integrals(values, self.lengths)[:, self.parts - 1 :: self.parts]
 
 
-def simple_sets(course: Course, shape: Shape, fixed: Tensor, seed: int) -> Sets:
+def simple_sets(
+    course: Course, shape: Shape, fixed: Tensor, seed: int, most: int | None = None
+) -> Sets:
     """Return sets of simple products.
 
-    fixed ``[n, D]``: exponents that each set has.
+    fixed ``[n, D]``: exponents that each set has. most: terms of a set, None for the law's number.
     """
     import numpy as np
 
@@ -65,17 +68,17 @@ def simple_sets(course: Course, shape: Shape, fixed: Tensor, seed: int) -> Sets:
     assert rows is not None
     library = Library(rows.take(slice(None)), np.random.default_rng(seed))
     values = torch.from_numpy(library.A).view(*course.states.shape[:2], -1)
-    return _sets(values, torch.from_numpy(library.u), course, shape, fixed)
+    return _sets(values, torch.from_numpy(library.u), course, shape, fixed, most)
 
 
-def integer_sets(course: Course, shape: Shape, fixed: Tensor) -> Sets:
+def integer_sets(course: Course, shape: Shape, fixed: Tensor, most: int | None = None) -> Sets:
     """Return sets of products of whole powers up to `MAX_DEGREES`; see `simple_sets`."""
     d = course.states.shape[2]
     degree = MAX_DEGREES.get(d, MAX_DEGREE)
     rows = itertools.product(range(degree + 1), repeat=d)
     degrees = sorted((row for row in rows if sum(row) <= degree), key=sum)
     exponents = torch.tensor(degrees, dtype=torch.float64)
-    return _sets(_products(course.states, exponents), exponents, course, shape, fixed)
+    return _sets(_products(course.states, exponents), exponents, course, shape, fixed, most)
 
 
 class Ranked(NamedTuple):
@@ -92,21 +95,27 @@ class Ranked(NamedTuple):
 
 
 def ranked(
-    data: Series, path: Tensor, shape: Shape, fixed: Tensor, signed: Tensor, seed: int
+    data: Series,
+    path: Tensor,
+    shape: Shape,
+    fixed: Tensor,
+    signed: Tensor,
+    seed: int,
+    most: int | None = None,
 ) -> Ranked:
     """Return the sets whose integrals along a trajectory explain the measurements best.
 
     path ``[S, P (M - 1) + 1, D]``: its states, at the nodes and between them. fixed ``[n, D]``:
-    exponents of the first terms. signed: the states with whole exponents. Coefficients are least
-    squares of the measurements.
+    exponents of the first terms. signed: the states with whole exponents. most: terms of a set.
+    Coefficients are least squares of the measurements.
     """
     parts = (path.shape[1] - 1) // data.lengths.shape[1]
     lengths = data.lengths.repeat_interleave(parts, 1) / parts
     values = torch.where(data.seen, data.values, path[:, ::parts])
     unknown = data.start.isnan()
     course = Course(lengths, path, values[:, 1:] - path[:, :1], bool(unknown.any()))
-    simple = simple_sets(course, shape, fixed, seed)[:COMPARED]
-    integer = integer_sets(course, shape, fixed)[:COMPARED]
+    kinds = simple_sets(course, shape, fixed, seed, most), integer_sets(course, shape, fixed, most)
+    simple, integer = (list(itertools.islice(kind, COMPARED)) for kind in kinds)
     no_terms = torch.zeros(shape.terms, shape.states).double(), torch.zeros(shape.terms).bool()
     exponents, used = map(torch.stack, zip(*(simple + integer or [no_terms]), strict=True))
     free = (exponents != 0) & ~signed
@@ -144,13 +153,21 @@ def _explained(A: Tensor, y: Tensor, weight: Tensor, unknown: Tensor) -> tuple[T
     return (c / size.mT).squeeze(2), (Y - X @ c).square().sum((1, 2))
 
 
-def _sets(values: Tensor, exponents: Tensor, course: Course, shape: Shape, fixed: Tensor) -> Sets:
+def _sets(
+    values: Tensor,
+    exponents: Tensor,
+    course: Course,
+    shape: Shape,
+    fixed: Tensor,
+    most: int | None,
+) -> Sets:
     """Return sets of products whose integrals explain the states best.
 
     Between the sets of all terms are some of fewer. values ``[S, P (M - 1) + 1, n]``, exponents
     ``[n, D]``: of the products. Every set begins with the products that are given.
     """
-    terms, first = shape.terms - len(fixed), tuple(range(len(fixed)))
+    terms = (shape.terms if most is None else min(most, shape.terms)) - len(fixed)
+    first = tuple(range(len(fixed)))
     allowed = _allowed(exponents, shape)
     exponents = torch.cat([fixed, exponents[allowed]])
     values = torch.cat([_products(course.states, fixed), values[:, :, allowed]], 2)
@@ -174,12 +191,10 @@ def _sets(values: Tensor, exponents: Tensor, course: Course, shape: Shape, fixed
     chosen = beams[terms][:1]
     for n, largest in enumerate(beams[terms][1:]):
         chosen += [largest, *fewer[n : n + 1]]
-    sets = []
     for products in chosen + fewer[max(len(beams[terms]) - 1, 0) :]:
         powers = exponents.new_zeros(shape.terms, exponents.shape[1])
         powers[: len(products)] = exponents[list(products)]
-        sets.append((powers, torch.arange(shape.terms) < len(products)))
-    return sets
+        yield powers, torch.arange(shape.terms) < len(products)
 
 
 def _products(states: Tensor, exponents: Tensor) -> Tensor:

@@ -150,8 +150,8 @@ def matched(
     remainders = torch.cat([_solved(part, states, slopes)[1] for part in random.split(512)])
     random = random[remainders.nan_to_num(math.inf).argsort(stable=True)]
     kinds = {
-        "simple": iter([(u, (u != 0) & ~signed, used) for u, used in simple]),
-        "whole": iter([(u, torch.zeros_like(u, dtype=torch.bool), used) for u, used in integer]),
+        "simple": ((u, (u != 0) & ~signed, used) for u, used in simple),
+        "whole": ((u, torch.zeros_like(u, dtype=torch.bool), used) for u, used in integer),
         "drawn": ((u, (~signed).expand_as(u), u.new_ones(len(u)).bool()) for u in random),
     }
     starts: list[tuple[Tensor, ...]] = []
