@@ -46,7 +46,7 @@ LEADING_CRITERION = 30.0  # above the best law's: of the laws that are made simp
 BEYOND_SERIES = 1e3  # scaled: states beyond have left the series
 RENEWALS = 2  # searches from the best law's trajectory on
 RENEWED, PARTS = 12, 4  # starts of such a search; of the distance between two nodes
-MIN_AMOUNT = 1e-9  # scaled: of a trajectory, along which there are powers
+LOWEST_AMOUNT = 1e-9  # scaled: of a trajectory, along which there are powers
 MOST_CLIMBS = 12  # from a law to a better alternative
 ALL_STEPS = STRETCHES + len(PIECES) * HORIZON + TRAJECTORY + LAST + 40  # for the progress
 
@@ -203,12 +203,12 @@ class Search:
         exact law is left only for sets whose approximate criterion is better: they have few terms.
         """
         for _ in range(RENEWALS if is_finite(pair[0]) else 0):
-            law, most = pair[0], self.shape.terms
+            law, max_terms = pair[0], self.shape.terms
             if is_exact(law):
-                most = self.most_terms(law.criterion() - SAME_CRITERION)
-            if most <= self.shape.fixed or self.job.pressed:
+                max_terms = self.max_terms(law.criterion() - SAME_CRITERION)
+            if max_terms <= self.shape.fixed or self.job.pressed:
                 break
-            sets = self.along(law, most)
+            sets = self.along(law, max_terms)
             if is_exact(law):
                 sets = sets.some(sets.criteria < law.criterion() - SAME_CRITERION)
             if not len(sets.used):
@@ -226,25 +226,25 @@ class Search:
             pair = other
         return pair
 
-    def most_terms(self, criterion: float) -> int:
+    def max_terms(self, criterion: float) -> int:
         """Return how many terms a set of this approximate criterion may have, if it is exact."""
         data, fitted = self.data, self.shape.states - self.shape.inputs
         count = data.seen.sum((0, 1))
         likelihood = float((count * data.exact.square().log()).sum())
         return math.ceil((criterion - likelihood) / (math.log(int(count.sum())) * fitted)) - 1
 
-    def along(self, law: Law, most: int) -> Ranked:
+    def along(self, law: Law, max_terms: int) -> Ranked:
         """Return the sets of products that explain the series best along a law's trajectory.
 
-        most: terms of a set.
+        max_terms: of a set.
         """
         shape, data = self.shape, self.data
         steps = max(1, law.problem.steps // 2)
         fine = replace(law.problem, data=data.refined(PARTS), steps=steps)
         path = fine.states(law.x.unsqueeze(0))[0].masked_fill(data.constant, 1.0)
-        path = path.maximum(torch.where(data.positive, MIN_AMOUNT, -math.inf))
+        path = path.maximum(torch.where(data.positive, LOWEST_AMOUNT, -math.inf))
         signed = (~shape.free_exponents(data.positive)).all(0)
-        sets = ranked(data, path, shape, self.rules.terms, signed, self.seed, most)
+        sets = ranked(data, path, shape, self.rules.terms, signed, self.seed, max_terms)
         return sets.some(slice(0, RENEWED))
 
     def problem(self, method: str) -> Trajectories:
@@ -444,9 +444,9 @@ def rivals(best: Law, met: Met) -> Met:
     Beside an exact law those of more numbers are left out: it needs no more.
     """
     limit, best_form = best.criterion() + RIVAL_CRITERION, form(best)
-    most = sum(map(sum, best_form)) if is_exact(best) else math.inf
+    size = sum(map(sum, best_form)) if is_exact(best) else math.inf
     return {
         kind: pair
         for kind, pair in met.items()
-        if pair[0] < limit and kind != best_form and sum(map(sum, kind)) <= most
+        if pair[0] < limit and kind != best_form and sum(map(sum, kind)) <= size
     }

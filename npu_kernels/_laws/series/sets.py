@@ -26,7 +26,7 @@ BEAM_WIDTH = 128  # sets of simple products that are continued by two terms
 CONTINUATIONS = 32  # of a set, the best ones
 MIN_NEW = 1e-8  # of a product's square: the part that the products before it must not explain
 COMPARED = 60  # sets of each kind, of which the best ones become starts
-RIDGE = 1e-12  # of the normal equations, whose columns have length 1
+INTEGRALS_RIDGE = 1e-12  # of the normal equations, whose columns have length 1
 
 Sets = Iterator[tuple[Tensor, Tensor]]  # exponents [h, D] and used terms [h], the best set first
 
@@ -49,11 +49,11 @@ class Course(NamedTuple):
 
 
 def simple_sets(
-    course: Course, shape: Shape, fixed: Tensor, seed: int, most: int | None = None
+    course: Course, shape: Shape, fixed: Tensor, seed: int, max_terms: int | None = None
 ) -> Sets:
     """Return sets of simple products.
 
-    fixed ``[n, D]``: exponents that each set has. most: terms of a set, None for the law's number.
+    fixed ``[n, D]``: exponents that each set has. max_terms: of a set, None for the law's number.
     """
     import numpy as np
 
@@ -68,17 +68,17 @@ def simple_sets(
     assert rows is not None
     library = Library(rows.take(slice(None)), np.random.default_rng(seed))
     values = torch.from_numpy(library.A).view(*course.states.shape[:2], -1)
-    return _sets(values, torch.from_numpy(library.u), course, shape, fixed, most)
+    return _sets(values, torch.from_numpy(library.u), course, shape, fixed, max_terms)
 
 
-def integer_sets(course: Course, shape: Shape, fixed: Tensor, most: int | None = None) -> Sets:
+def integer_sets(course: Course, shape: Shape, fixed: Tensor, max_terms: int | None = None) -> Sets:
     """Return sets of products of whole powers up to `MAX_DEGREES`; see `simple_sets`."""
     d = course.states.shape[2]
     degree = MAX_DEGREES.get(d, MAX_DEGREE)
     rows = itertools.product(range(degree + 1), repeat=d)
     degrees = sorted((row for row in rows if sum(row) <= degree), key=sum)
     exponents = torch.tensor(degrees, dtype=torch.float64)
-    return _sets(_products(course.states, exponents), exponents, course, shape, fixed, most)
+    return _sets(_products(course.states, exponents), exponents, course, shape, fixed, max_terms)
 
 
 class Ranked(NamedTuple):
@@ -101,12 +101,12 @@ def ranked(
     fixed: Tensor,
     signed: Tensor,
     seed: int,
-    most: int | None = None,
+    max_terms: int | None = None,
 ) -> Ranked:
     """Return the sets whose integrals along a trajectory explain the measurements best.
 
     path ``[S, P (M - 1) + 1, D]``: its states, at the nodes and between them. fixed ``[n, D]``:
-    exponents of the first terms. signed: the states with whole exponents. most: terms of a set.
+    exponents of the first terms. signed: the states with whole exponents. max_terms: of a set.
     Coefficients are least squares of the measurements.
     """
     parts = (path.shape[1] - 1) // data.lengths.shape[1]
@@ -114,7 +114,10 @@ def ranked(
     values = torch.where(data.seen, data.values, path[:, ::parts])
     unknown = data.start.isnan()
     course = Course(lengths, path, values[:, 1:] - path[:, :1], bool(unknown.any()))
-    kinds = simple_sets(course, shape, fixed, seed, most), integer_sets(course, shape, fixed, most)
+    kinds = (
+        simple_sets(course, shape, fixed, seed, max_terms),
+        integer_sets(course, shape, fixed, max_terms),
+    )
     simple, integer = (list(itertools.islice(kind, COMPARED)) for kind in kinds)
     no_terms = torch.zeros(shape.terms, shape.states).double(), torch.zeros(shape.terms).bool()
     exponents, used = map(torch.stack, zip(*(simple + integer or [no_terms]), strict=True))
@@ -148,7 +151,7 @@ def _explained(A: Tensor, y: Tensor, weight: Tensor, unknown: Tensor) -> tuple[T
     X = (X - weight[..., None, None] * means).flatten(0, 1).movedim(1, 0)  # [K, S M, h]
     size = X.norm(dim=1, keepdim=True).clamp(min=1e-300)
     X, Y = X / size, Y.reshape(-1, 1)
-    gram = X.mT @ X + RIDGE * torch.eye(X.shape[2], dtype=X.dtype)
+    gram = X.mT @ X + INTEGRALS_RIDGE * torch.eye(X.shape[2], dtype=X.dtype)
     c = torch.linalg.solve(gram, X.mT @ Y)
     return (c / size.mT).squeeze(2), (Y - X @ c).square().sum((1, 2))
 
@@ -159,14 +162,14 @@ def _sets(
     course: Course,
     shape: Shape,
     fixed: Tensor,
-    most: int | None,
+    max_terms: int | None,
 ) -> Sets:
     """Return sets of products whose integrals explain the states best.
 
     Between the sets of all terms are some of fewer. values ``[S, P (M - 1) + 1, n]``, exponents
     ``[n, D]``: of the products. Every set begins with the products that are given.
     """
-    terms = (shape.terms if most is None else min(most, shape.terms)) - len(fixed)
+    terms = (shape.terms if max_terms is None else min(max_terms, shape.terms)) - len(fixed)
     first = tuple(range(len(fixed)))
     allowed = _allowed(exponents, shape)
     exponents = torch.cat([fixed, exponents[allowed]])
