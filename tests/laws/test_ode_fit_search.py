@@ -314,6 +314,14 @@ def test_the_best_set_along_the_true_trajectory(start: object) -> None:
     torch.testing.assert_close(best.coefficients[0][:, order], expected, rtol=0.1, atol=0.3)
 
 
+def test_a_constant_is_added_where_first_states_are_unknown() -> None:
+    A = torch.tensor([1.0, 2, 3, 4], dtype=torch.float64).view(1, 4, 1, 1)
+    y, weight = 2 * A[:, :, 0, 0] + 5, torch.tensor([[1.0, 2, 1, 0]], dtype=torch.float64)
+    c, square = sets.explained(A, y, weight, torch.tensor([True]))
+    torch.testing.assert_close((c.item(), square.item()), (2.0, 0.0))
+    assert sets.explained(A, y, weight, torch.tensor([False]))[1].item() > 1
+
+
 def test_integrals_to_the_nodes_have_smaller_parts() -> None:
     t = torch.linspace(0, 2, 9, dtype=torch.float64)
     values = (3 * t**2).view(1, -1, 1)

@@ -417,7 +417,7 @@ SERIES = [
     *mutants(PACKAGE + "_laws/series/search.py", "tests/laws/test_ode_fit.py -k data_hardly_tell", {
         "series-exact-law-and-larger-ones": ("if is_exact(best) else math.inf", "if False else math.inf"),
     }),
-    *mutants(PACKAGE + "_laws/series/sets.py", "tests/laws/test_ode_fit_search.py -k 'best_set or smaller_parts'", {
+    *mutants(PACKAGE + "_laws/series/sets.py", "tests/laws/test_ode_fit_search.py -k 'best_set or smaller_parts or first_states_are_unknown'", {
         "series-sets-in-any-order": ("return best.some(criteria.argsort(stable=True))", "return best"),
         "series-sets-of-known-first-states": ("* unknown.unsqueeze(1)", "* 1.0"),
         "series-sets-at-all-parts": ("[:, self.parts - 1 :: self.parts]", "[:, :: self.parts]"),

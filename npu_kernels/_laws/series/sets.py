@@ -130,7 +130,7 @@ def ranked(
     coefficients = exponents.new_zeros(len(used), shape.states, shape.terms)
     criteria = math.log(int(count.sum())) * used.sum(1).double() * fitted
     for d in range(fitted):
-        c, square = _explained(A, course.targets[..., d], weight[..., d], unknown[:, d])
+        c, square = explained(A, course.targets[..., d], weight[..., d], unknown[:, d])
         if not data.has_sigma:
             mean = (square / count[d].clamp(min=1)).maximum(data.exact[d].square())
             square = count[d] * mean.clamp(min=1e-300).log()
@@ -139,7 +139,7 @@ def ranked(
     return best.some(criteria.argsort(stable=True))
 
 
-def _explained(A: Tensor, y: Tensor, weight: Tensor, unknown: Tensor) -> tuple[Tensor, Tensor]:
+def explained(A: Tensor, y: Tensor, weight: Tensor, unknown: Tensor) -> tuple[Tensor, Tensor]:
     """Return coefficients ``[K, h]`` and weighted squares ``[K]`` of what they do not explain.
 
     A ``[S, M, K, h]``; y, weight ``[S, M]``. unknown ``[S]``: a constant is added to these series.
