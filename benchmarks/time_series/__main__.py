@@ -53,6 +53,7 @@ TITLES = {
     "fsir": "fractional SIR", "bromine": "rate law of order 3/2", "hunters": "Lotka and Volterra"
 }  # fmt: skip
 SEARCH_STARTS = 24
+NO_RATES = "exponent of", "first "  # how the names of other parameters begin
 FINE = 400  # steps between two points of the true trajectory
 # Draws that were looked at when the rule for alternatives was chosen: they say nothing of it.
 DESIGN = {("fsir", 0.01, seed) for seed in range(50)}
@@ -129,11 +130,13 @@ CASES = {
 
 
 def judge(case: Case, fit: ode.SeriesFit) -> dict[str, Any]:
-    """Whether the form is right, and the exponents; how many of them are within their intervals."""
+    """Whether the form is right, and the exponents; how many numbers are in their intervals."""
     exponents, rates, _ = case.parts()
     powers, coefficients = (part[0] for part in fit.weights())
     intervals = {interval.name: interval for interval in fit.intervals()}
+    rate_intervals = [one for name, one in intervals.items() if not name.startswith(NO_RATES)]
     result = {"form": False, "exact": False, "inside": 0, "exponents": int((exponents != 0).sum())}
+    result |= {"inside_rates": 0, "rates": int((rates != 0).sum())}
     if powers.shape != exponents.shape:
         return result
     for order in map(list, itertools.permutations(range(len(powers)))):
@@ -145,7 +148,11 @@ def judge(case: Case, fit: ode.SeriesFit) -> dict[str, Any]:
             interval = intervals[f"exponent of {case.names[i]} in term {order[k] + 1}"]
             inside += interval.low <= float(exponents[k, i]) <= interval.high
         exact = torch.allclose(powers[order], exponents, rtol=0, atol=1e-12)
+        true_rates = rates[:, torch.tensor(order).argsort()]  # in the order of the fit's terms
+        pairs = zip(rate_intervals, true_rates[true_rates != 0].tolist(), strict=True)
+        covered = sum(interval.low <= rate <= interval.high for interval, rate in pairs)
         result |= {"form": True, "exact": exact, "inside": max(inside, int(result["inside"]))}
+        result["inside_rates"] = max(covered, int(result["inside_rates"]))
     return result
 
 
@@ -199,15 +206,25 @@ def _of(count: int, total: int) -> str:
 def table(rows: list[Row]) -> str:
     """The shares, as Markdown."""
     header = ["law", "noise", "draws", "method", "form right", "exponents exact"]
-    header += ["true exponents in their intervals", "all of a draw", "seconds"]
+    header += ["true exponents in their intervals", "where the form is right", "coefficients there"]
+    header += ["all of a draw", "seconds"]
     lines = []
     for (case, method, noise), group in groups(rows, "case", "method", "noise"):
         draws, exact = str(len(group)), str(sum(group.exact)) if method == "search" else "-"
         inside = _of(sum(group.inside), sum(group.exponents))
         complete = str(sum(group.inside == group.exponents))
-        cells = [draws, method, str(sum(group.form)), exact, inside, complete]
+        right = group[group.form]
+        inside_right = _of(sum(right.inside), sum(right.exponents)) if len(right) else "-"
+        cells = [draws, method, str(sum(group.form)), exact, inside, inside_right]
+        cells += [_covered_rates(right), complete]
         lines.append([TITLES[case], f"{100 * noise:g} %", *cells, f"{group.seconds.median():.2g}"])
     return markdown_table(header, lines).rstrip("\n")
+
+
+def _covered_rates(rows: pandas.DataFrame) -> str:
+    """How many true coefficients are in their intervals, of the rows that say so."""
+    told = rows[rows.rates.notna()] if "rates" in rows else rows[:0]
+    return _of(int(sum(told.inside_rates)), int(sum(told.rates))) if len(told) else "-"
 
 
 def table_of_laws(rows: list[Row]) -> str:

@@ -28,6 +28,8 @@ def test_the_judge_knows_the_law_and_its_wrong_forms():
         "exact": False,
         "inside": 2,
         "exponents": 2,
+        "inside_rates": 3,
+        "rates": 3,
     }
     power, nau = fit.model
     with torch.no_grad():
@@ -40,6 +42,8 @@ def test_the_judge_knows_the_law_and_its_wrong_forms():
         "exact": False,
         "inside": 0,
         "exponents": 2,
+        "inside_rates": 0,
+        "rates": 3,
     }
 
 
@@ -67,7 +71,7 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["x", "--report", str(page), "--out", str(file)])
     benchmark.main()
     assert (
-        "| rate law of order 3/2 | 1 % | 1 | search | 1 | 1 | 2 of 2 (100 %) | 1 |"
+        "| rate law of order 3/2 | 1 % | 1 | search | 1 | 1 | 2 of 2 (100 %) | 2 of 2 (100 %) | 3 of 3 (100 %) | 1 |"
         in page.read_text()
     )
     assert (

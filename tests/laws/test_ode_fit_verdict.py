@@ -169,3 +169,27 @@ def test_dates_of_a_table() -> None:
 def test_weights_of_a_new_layer_are_no_law() -> None:
     with pytest.warns(UserWarning, match="which are those of a new layer: its gates are 0.5"):
         ode.fit(model(1, 1), T, numbers(*[1.0] * 25) + 0.01 * T, start="model", simplify=False)
+
+
+@pytest.mark.parametrize("power", [1.0, 1.5])
+@pytest.mark.parametrize("errors", ["small around 0", "all of one size"])
+def test_powers_of_a_state_that_is_below_zero(power: float, errors: str) -> None:
+    """Its errors grow with it, so its values around 0 are well known, and two of them are below."""
+    generator = torch.Generator().manual_seed(0)
+    t = torch.linspace(0, 10, 151, dtype=torch.float64)
+    scatter = torch.randn(151, generator=generator, dtype=torch.float64)
+    true = 0.9 * t - 0.1
+    u = true + scatter * (0.02 * true if errors == "small around 0" else 0.05)
+    law = model(1, 2).double()
+    with torch.no_grad():
+        law[0].weight_re.copy_(torch.tensor([[0.0], [power]]))
+        law[0].gate.fill_(1.0)
+        law[1].weight.copy_(torch.tensor([[0.9, 0.001]]))
+    law[0].requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ode.PoorFitWarning)
+        result = ode.fit(law, t, u, names=["x"], start="model", simplify=False)
+    assert result.data.positive.tolist() == [True]
+    is_told = "x has values below 0" in str(result.verdict)
+    assert is_told == (power == 1.5 and errors == "small around 0")
+    assert is_told == (not result.verdict.good)

@@ -423,6 +423,31 @@ SERIES = [
         "series-lost-by-accurate-steps": ("values.min() > coarse_values.min() + LOST_CRITERION", "False"),
         "series-refit-begins-as-it-was": ("            x = torch.cat([x[:, : self.shape.weights], first], 1)\n", ""),
     }),
+    *mutants(PACKAGE + "_laws/series/search.py", "tests/laws/test_ode_fit_search.py -k 'exact_law or that_only_sets or from_law_to_law or passes_zero'", {
+        "series-no-sets-along-the-trajectory": ("for _ in range(RENEWALS if", "for _ in range(0 if"),
+        "series-exact-law-stays": ("sets = sets.some(sets.criteria < law.criterion() - SAME_CRITERION)", "break"),
+        "series-exact-law-does-not-end-the-search": ("if outcomes and max_denominator and is_exact(outcomes[-1][0]):", "if False:"),
+        "series-climb-without-an-end": ("for _ in range(MOST_CLIMBS):", "for _ in range(2 * MOST_CLIMBS):"),
+        "series-powers-of-a-pole": ("torch.where(self.data.crossing, shape.low.clamp(min=0.0), shape.low)", "shape.low"),
+    }),
+    *mutants(PACKAGE + "_laws/series/data.py", "tests/laws/test_ode_fit_verdict.py -k below_zero", {
+        "series-below-zero-by-any-noise": ("-lowest > NEAR_ZERO *", "-lowest > 0 *"),
+        "series-below-zero-by-all-values": ("_off_line(data.times[s, seen], y)[near]", "_off_line(data.times[s, seen], y)"),
+    }),
+    *mutants(PACKAGE + "_laws/series/verdict.py", "tests/laws/test_ode_fit_verdict.py -k below_zero", {
+        "verdict-whole-powers-below-zero": ("if not (powers[:, d] == powers[:, d].round()).all()", "if True"),
+    }),
+    *mutants(PACKAGE + "_laws/series/search.py", "tests/laws/test_ode_fit.py -k data_hardly_tell", {
+        "series-exact-law-and-larger-ones": ("if is_exact(best) else math.inf", "if False else math.inf"),
+    }),
+    *mutants(PACKAGE + "_laws/series/sets.py", "tests/laws/test_ode_fit_search.py -k 'best_set or smaller_parts or first_states_are_unknown'", {
+        "series-sets-in-any-order": ("return best.some(criteria.argsort(stable=True))", "return best"),
+        "series-sets-of-known-first-states": ("* unknown.unsqueeze(1)", "* 1.0"),
+        "series-sets-at-all-parts": ("[:, self.parts - 1 :: self.parts]", "[:, :: self.parts]"),
+    }),
+    *mutants(PACKAGE + "_laws/series/data.py", "tests/laws/test_ode_fit_search.py -k zero", {
+        "series-both-signs-in-several-series": ("((low < 0) & (high > 0)).any(0)", "(low < 0).any(0) & (high > 0).any(0)"),
+    }),
     *mutants(PACKAGE + "_laws/series/data.py", "tests/laws/test_ode_fit.py -k both_signs", {
         "series-sign-by-size-alone": ("torch.minimum(SIGNED * high.clamp(min=0), noise)", "SIGNED * high.clamp(min=0)"),
         "series-sign-of-rounding": ("_noise(times, tables) + ROUNDED_RESIDUAL * high.clamp(min=0)", "_noise(times, tables)"),

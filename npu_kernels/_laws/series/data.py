@@ -24,6 +24,8 @@ ROUNDED_RESIDUAL = 1e-9  # of a column's size: residuals below are those of roun
 # A column has both signs if it has values below minus this share of its greatest one, or below
 # minus so many standard deviations of its errors.
 SIGNED, NOISY = 0.1, 4.0
+# A value lies below 0 if it is so many standard deviations of at least so many values around 0.
+NEAR_ZERO, FEWEST_NEAR = 12.0, 4
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,13 @@ class Series:
         return self.seen.any(0).any(0)
 
     @property
+    def crossing(self) -> Tensor:
+        """Which states pass 0 within a series ``[D]``: there, negative powers are infinite."""
+        low = torch.where(self.seen, self.values, math.inf).amin(1)
+        high = torch.where(self.seen, self.values, -math.inf).amax(1)
+        return ~self.positive & ((low < 0) & (high > 0)).any(0)
+
+    @property
     def still(self) -> Tensor:
         """Which states never change within a series ``[D]``, once the series are `scaled`."""
         is_repeated = (self.seen.sum(1) > 1).any(0)
@@ -84,6 +93,16 @@ class Series:
         """Return the first nodes of every series."""
         parts = {n: getattr(self, n)[:, :nodes] for n in ("times", "values", "weight")}
         return replace(self, **parts)
+
+    def refined(self, parts: int) -> Series:
+        """Return the series with nodes of no weight that divide the distances into equal parts."""
+
+        def between(x: Tensor) -> Tensor:
+            pieces = [x[:, :-1] + x.diff(dim=1) * (part / parts) for part in range(parts)]
+            return torch.cat([torch.stack(pieces, 2).flatten(1, 2), x[:, -1:]], 1)
+
+        times, values = between(self.times), between(self.values)
+        return replace(self, times=times, values=values, weight=torch.zeros_like(values))
 
     def weighted(self, factor: Tensor) -> Series:
         """Return the series with the weights of all columns multiplied by ``factor [D]``."""
@@ -201,13 +220,36 @@ def _noise(times: list[Tensor], tables: list[Tensor]) -> Tensor:
             seen = seen[time[seen].argsort(stable=True)]
             if len(seen) < 3:
                 continue
-            (before, at, after), y = time[seen].unfold(0, 3, 1).unbind(1), table[seen, d]
-            span = after - before
-            share = torch.where(span > 0, (after - at) / span.clamp(min=1e-300), 0.5)
-            off = share * y[:-2] + (1 - share) * y[2:] - y[1:-1]
-            squares[d] += (off.square() / (share.square() + (1 - share).square() + 1)).sum()
-            count[d] += len(off)
+            square = _off_line(time[seen], table[seen, d])
+            squares[d] += square.sum()
+            count[d] += len(square)
     return torch.where(count > 0, squares / count.clamp(min=1), math.inf).sqrt()
+
+
+def _off_line(time: Tensor, y: Tensor) -> Tensor:
+    """Return squares of the inner values ``[M - 2]`` beside the line through their neighbours.
+
+    Their mean is the variance of the errors where the line is straight.
+    """
+    before, at, after = time.unfold(0, 3, 1).unbind(1)
+    span = after - before
+    share = torch.where(span > 0, (after - at) / span.clamp(min=1e-300), 0.5)
+    off = share * y[:-2] + (1 - share) * y[2:] - y[1:-1]
+    return off.square() / (share.square() + (1 - share).square() + 1)
+
+
+def is_below_zero(data: Series, d: int) -> bool:
+    """Return whether values of a state lie below 0 by more than the errors of those around 0."""
+    for s in range(len(data.times)):
+        seen = data.seen[s, :, d]
+        y = data.values[s, seen, d]
+        lowest = float(y.min()) if len(y) > 2 else 0.0
+        if lowest < 0:
+            near = (y.abs() <= -lowest).unfold(0, 3, 1).any(1)
+            squares = _off_line(data.times[s, seen], y)[near]
+            if len(squares) >= FEWEST_NEAR and -lowest > NEAR_ZERO * float(squares.mean().sqrt()):
+                return True
+    return False
 
 
 def _parts(name: str, value: Any, dimensions: int) -> list[Tensor]:

@@ -114,15 +114,17 @@ def fit(
     The method, in float64: the series are smoothed, and sets of products of powers that explain the
     states or their slopes best become the starts. Levenberg-Marquardt fits each stretch from node
     to node, then growing parts of the trajectory, then all of it, for all starts at once by the
-    fused time loop; the derivatives are those of its adjoint, chained along the nodes. Steps are
+    fused time loop; the derivatives are those of its adjoint, chained along the nodes. Sets of
+    products are chosen and fitted again along the trajectory of the best law. Steps are
     classic Runge-Kutta ones, halved until their error is a tenth of that of the measurements, or
     implicit ones of a tolerance that is made smaller until then.
 
     States whose values are (nearly) all positive are amounts: their first states are not below 0.
-    States of both signs get integer exponents. Raises ValueError and TypeError for arguments that
-    do not fit, such as dates, ValueError for a file that is a damaged checkpoint or one of another
-    fit (other data, model, options or versions of torch or npu_kernels), OSError if it cannot be
-    written, ImportError without scipy, RuntimeError if no start has a finite trajectory.
+    States of both signs get integer exponents, none below 0 if they pass 0 in a series. Raises
+    ValueError and TypeError for arguments that do not fit, such as dates, ValueError for a file
+    that is a damaged checkpoint or one of another fit (other data, model, options or versions of
+    torch or npu_kernels), OSError if it cannot be written, ImportError without scipy, RuntimeError
+    if no start has a finite trajectory.
 
         >>> import torch
         >>> from npu_kernels import NAU, RealNPU, ode

@@ -19,6 +19,7 @@ from npu_kernels._laws.series.job import Job
 from npu_kernels._laws.series.known import Known, check_within
 from npu_kernels._laws.series.laws import Law, minimise, refitted, stacked
 from npu_kernels._laws.series.sensitivity import FIXED, IMPLICIT, Stretches, Trajectories, windows
+from npu_kernels._laws.series.sets import Ranked, ranked
 from npu_kernels._laws.series.simplify import foreseen, pruned, rounded
 from npu_kernels._laws.series.starts import DRAWN_SETS, drawn, matched, smoothed
 from npu_kernels._time_loop.methods import AUTO
@@ -43,6 +44,10 @@ RIVAL_CRITERION = 24.0  # above the best law's: of the other laws that the resul
 LOST_CRITERION = 50.0  # above that with coarse steps: accurate steps have lost the series
 LEADING_CRITERION = 30.0  # above the best law's: of the laws that are made simpler
 BEYOND_SERIES = 1e3  # scaled: states beyond have left the series
+RENEWALS = 2  # searches from the best law's trajectory on
+RENEWED, PARTS = 12, 4  # starts of such a search; of the distance between two nodes
+LOWEST_AMOUNT = 1e-9  # scaled: of a trajectory, along which there are powers
+MOST_CLIMBS = 12  # from a law to a better alternative
 ALL_STEPS = STRETCHES + len(PIECES) * HORIZON + TRAJECTORY + LAST + 40  # for the progress
 
 
@@ -81,11 +86,17 @@ class Search:
         return x, shape.join(free_exponents, free_coefficients, data.start.isnan().expand_as(first))
 
     def drawn(self) -> tuple[Tensor, Tensor]:
-        """Return laws of any form ``[K, N]``, and which numbers are free."""
+        """Return laws of any form ``[K, N]``, and which numbers are free.
+
+        A state that passes 0 has no negative powers: no trajectory goes through their pole.
+        """
         shape, constant = self.shape, self.data.constant
         values = torch.where(self.data.seen, self.data.values, -math.inf).amax(1)
         start = self.data.start.where(~(self.data.start.isnan() & constant), values)
         self.data = replace(self.data, start=start)
+        assert shape.low is not None
+        low = torch.where(self.data.crossing, shape.low.clamp(min=0.0), shape.low)
+        self.shape = shape = replace(shape, low=low)
         fixed = ~shape.free_exponents(self.data.positive)  # [h, D]
         signed = fixed.all(0)
         if self.is_complete:
@@ -104,6 +115,17 @@ class Search:
             exponents[:, : shape.fixed] = self.rules.terms
             free = torch.ones_like(exponents, dtype=torch.bool)
             used = torch.ones(self.starts, shape.terms, dtype=torch.bool)
+        return self.joined(exponents, coefficients, free, used, self.first(self.starts))
+
+    def joined(
+        self, exponents: Tensor, coefficients: Tensor, free: Tensor, used: Tensor, first: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return laws of some products ``[K, N]``, and which numbers are free.
+
+        used ``[K, h]``: terms that are there. first ``[K, S, D]``: first states.
+        """
+        shape, constant = self.shape, self.data.constant
+        fixed = ~shape.free_exponents(self.data.positive)  # [h, D]
         still = self.data.still.unsqueeze(1)
         exponents, free = exponents.where(~constant, 0.0), free & ~constant & ~fixed
         rates = coefficients.where(~still, 0.0)
@@ -114,8 +136,8 @@ class Search:
             free_rates = free_rates & ~still
         if shape.signs is not None:
             rates = rates.clamp(min=SMALL_RATE) * used.unsqueeze(1)
-        x = shape.join(exponents, rates, self.first(self.starts))
-        unknown = self.data.start.isnan().expand(self.starts, -1, -1)
+        x = shape.join(exponents, rates, first)
+        unknown = self.data.start.isnan().expand_as(first)
         return x, shape.join(free, free_rates, unknown)
 
     def first(self, models: int) -> Tensor:
@@ -147,13 +169,20 @@ class Search:
                 laws = [] if self.job.pressed else self.run(x[part], free[part], both, method)
                 tried: Met = {}
                 if laws and max_denominator:
-                    outcomes.append(simplest(laws, max_denominator, loosen, tried, self.job))
+                    pair = simplest(laws, max_denominator, loosen, tried, self.job)
+                    best = min((law.criterion() for law, _ in outcomes), default=math.inf)
+                    is_better = pair[0].criterion() < best - SAME_CRITERION
+                    if is_better and self.is_complete and not both:
+                        pair = self.improved(pair, max_denominator, loosen, tried)
+                    outcomes.append(pair)
                 elif laws:
                     outcomes.append((laws[0], laws[0]))
                     for law in laws[1:]:
                         meet(tried, law.criterion(), law)
                 for value, law in tried.values():
                     meet(met, value, law)
+                if outcomes and max_denominator and is_exact(outcomes[-1][0]):
+                    break  # another law could only be simpler, and `improved` has looked for it
 
         go_through(x, free, FIXED if self.method == AUTO else self.method)
         if self.method == AUTO and (both or not outcomes):
@@ -164,6 +193,59 @@ class Search:
             raise RuntimeError(NO_LAW)
         law, loose = min(outcomes, key=lambda pair: pair[0].criterion())
         return law, loose, rivals(law, met)
+
+    def improved(
+        self, pair: tuple[Law, Law], max_denominator: int, loosen: bool, met: Met
+    ) -> tuple[Law, Law]:
+        """Return the best law, and its free one, of searches from sets along its trajectory.
+
+        Its trajectory is a better smooth curve than the spline from which the search began. An
+        exact law is left only for sets whose approximate criterion is better: they have few terms.
+        """
+        for _ in range(RENEWALS if is_finite(pair[0]) else 0):
+            law, max_terms = pair[0], self.shape.terms
+            if is_exact(law):
+                max_terms = self.max_terms(law.criterion() - SAME_CRITERION)
+            if max_terms <= self.shape.fixed or self.job.pressed:
+                break
+            sets = self.along(law, max_terms)
+            if is_exact(law):
+                sets = sets.some(sets.criteria < law.criterion() - SAME_CRITERION)
+            if not len(sets.used):
+                break
+            first = self.shape.split(law.x)[2].expand(len(sets.used), -1, -1)
+            x, free = self.joined(*sets[:4], first)
+            x, error = minimise(law.problem, x, free, TRAJECTORY, 1e-3, self.job)
+            laws = self.leading(law.problem, x, free) if error.isfinite().any() else []
+            if not laws or laws[0].criterion() > law.criterion() + LEADING_CRITERION:
+                break
+            other = simplest(laws, max_denominator, loosen, met, self.job)
+            if not other[0].criterion() < law.criterion() - SAME_CRITERION:
+                break
+            meet(met, law.criterion(), law)
+            pair = other
+        return pair
+
+    def max_terms(self, criterion: float) -> int:
+        """Return how many terms a set of this approximate criterion may have, if it is exact."""
+        data, fitted = self.data, self.shape.states - self.shape.inputs
+        count = data.seen.sum((0, 1))
+        likelihood = float((count * data.exact.square().log()).sum())
+        return math.ceil((criterion - likelihood) / (math.log(int(count.sum())) * fitted)) - 1
+
+    def along(self, law: Law, max_terms: int) -> Ranked:
+        """Return the sets of products that explain the series best along a law's trajectory.
+
+        max_terms: of a set.
+        """
+        shape, data = self.shape, self.data
+        steps = max(1, law.problem.steps // 2)
+        fine = replace(law.problem, data=data.refined(PARTS), steps=steps)
+        path = fine.states(law.x.unsqueeze(0))[0].masked_fill(data.constant, 1.0)
+        path = path.maximum(torch.where(data.positive, LOWEST_AMOUNT, -math.inf))
+        signed = (~shape.free_exponents(data.positive)).all(0)
+        sets = ranked(data, path, shape, self.rules.terms, signed, self.seed, max_terms)
+        return sets.some(slice(0, RENEWED))
 
     def problem(self, method: str) -> Trajectories:
         """Return the problem with which the search begins."""
@@ -293,6 +375,16 @@ def first_accurate(laws: Iterable[Law], job: Job) -> Law | None:
     return next(filter(is_finite, (accurate(law, job) for law in laws)), None)
 
 
+def is_exact(law: Law) -> bool:
+    """Return whether a law's residuals are exact, and no exponent of it is free."""
+    problem = law.problem
+    if problem.data.has_sigma or law.free[: problem.shape.terms * problem.shape.states].any():
+        return False
+    count = problem.data.seen.sum((0, 1)).clamp(min=1)
+    squares = law.residuals().square().sum((0, 1)) / count
+    return bool((squares <= problem.data.exact.square()).all())
+
+
 def is_finite(law: Law) -> bool:
     return math.isfinite(law.criterion())
 
@@ -318,14 +410,16 @@ def simplest(
     simple = sorted(rounded(candidates, max_denominator, job), key=Law.criterion)
     shorter = (min(law, *pruned([law], job, met), key=Law.criterion) for law in simple)
     best = first_accurate((law.refitted(job) for law in shorter), job) or simple[0]
-    while True:
-        free = loosened(best, loosen).refitted(job)
+    free = loosened(best, loosen).refitted(job)
+    for _ in range(MOST_CLIMBS):
         others = better_laws(best, free, met, max_denominator, job)
         better = None if job.pressed else first_accurate((law for law, _ in others), job)
         if better is None:
-            return best, free
+            break
         meet(met, best.criterion(), best)
         best = better
+        free = loosened(best, loosen).refitted(job)
+    return best, free
 
 
 def hopeful(laws: list[Law], max_denominator: int) -> list[Law]:
@@ -345,6 +439,14 @@ def loosened(law: Law, loosen: bool) -> Law:
 
 
 def rivals(best: Law, met: Met) -> Met:
-    """Return the laws of other forms that are not much worse than the best one."""
+    """Return the laws of other forms that are not much worse than the best one.
+
+    Beside an exact law those of more numbers are left out: it needs no more.
+    """
     limit, best_form = best.criterion() + RIVAL_CRITERION, form(best)
-    return {kind: pair for kind, pair in met.items() if pair[0] < limit and kind != best_form}
+    size = sum(map(sum, best_form)) if is_exact(best) else math.inf
+    return {
+        kind: pair
+        for kind, pair in met.items()
+        if pair[0] < limit and kind != best_form and sum(map(sum, kind)) <= size
+    }

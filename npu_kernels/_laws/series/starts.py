@@ -5,11 +5,8 @@ generalised cross-validation (Craven and Wahba 1979): states of one system chang
 few points of one column may not tell it. The sets of terms that explain states and slopes best
 become the starts; coefficients are least squares of the slopes.
 
-Half of the sets are of simple products, from the library of `npu_kernels.equations`, and a third of
-products of whole powers, whose exponents stay. They are chosen for all states together: all pairs
-are tried, beside each of the best smaller sets. Their integrals are to explain the distance of the
-states from the first ones, which is less noisy than slopes (Dattner and Klaassen 2015). The other
-sets are drawn.
+Half of the sets are of simple products, and a third of products of whole powers, whose exponents
+stay (`sets`). The others are drawn.
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ from torch import Tensor
 from npu_kernels._common.seeds import stream
 from npu_kernels._laws.series.data import Series
 from npu_kernels._laws.series.sensitivity import Shape
+from npu_kernels._laws.series.sets import Course, integer_sets, simple_sets
 
 MIN_SAMPLES = 4  # of a column, for a smoothing spline
 EXACT_SPLINE = 1e-6  # relative residuals below count as exact
@@ -32,12 +30,6 @@ DRAWN = (-1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, 1.5, 2.0)
 DRAWN_SETS = 4096  # of exponents
 SLOPES_RIDGE = 1e-6  # of the normal equations, whose columns have length 1
 KINDS = "simple", "whole", "simple", "drawn", "simple", "whole"  # of the starts, in turn
-MAX_DEGREES = {1: 6, 2: 4}  # of products of whole powers, by the number of states
-MAX_DEGREE = 3  # of more states
-SMALLER_SETS = 4  # of each number of terms below the greatest
-BEAM_WIDTH = 128  # sets of simple products that are continued by two terms
-CONTINUATIONS = 32  # of a set, the best ones
-MIN_NEW = 1e-8  # of a product's square: the part that the products before it must not explain
 
 
 def smoothed(data: Series) -> tuple[Tensor, Tensor]:
@@ -150,15 +142,16 @@ def matched(
     free are exponents ``[count, h, D]`` and terms ``[count, h]``. The first starts do not depend on
     their count.
     """
-    simple = _simple(data.lengths, states, shape, fixed, seed)
-    integer = _integer(data.lengths, states, shape, fixed)
+    course = Course(data.lengths, states, states[:, 1:] - states[:, :1], False)
+    simple = simple_sets(course, shape, fixed, seed)
+    integer = integer_sets(course, shape, fixed)
     random = drawn(max(DRAWN_SETS, count), shape, signed, stream("time series", seed))
     random[:, : len(fixed)] = fixed
     remainders = torch.cat([_solved(part, states, slopes)[1] for part in random.split(512)])
     random = random[remainders.nan_to_num(math.inf).argsort(stable=True)]
     kinds = {
-        "simple": iter([(u, (u != 0) & ~signed, used) for u, used in simple]),
-        "whole": iter([(u, torch.zeros_like(u, dtype=torch.bool), used) for u, used in integer]),
+        "simple": ((u, (u != 0) & ~signed, used) for u, used in simple),
+        "whole": ((u, torch.zeros_like(u, dtype=torch.bool), used) for u, used in integer),
         "drawn": ((u, (~signed).expand_as(u), u.new_ones(len(u)).bool()) for u in random),
     }
     starts: list[tuple[Tensor, ...]] = []
@@ -169,142 +162,6 @@ def matched(
     exponents, free, used = map(torch.stack, zip(*starts, strict=True))
     coefficients = _solved(exponents, states, slopes, used.unsqueeze(1).double())[0]
     return exponents, coefficients, free, used
-
-
-def _simple(
-    lengths: Tensor, states: Tensor, shape: Shape, fixed: Tensor, seed: int
-) -> list[tuple[Tensor, Tensor]]:
-    """Return sets of simple products, the best first: exponents ``[h, D]``, and used terms ``[h]``.
-
-    lengths ``[S, M - 1]``: from node to node. fixed ``[n, D]``: exponents that each set has.
-    """
-    import numpy as np
-
-    from npu_kernels._laws.products.library import Library
-    from npu_kernels._laws.products.problem import Columns, all_rows
-    from npu_kernels._laws.products.units import Exponents
-
-    X = states.flatten(0, 1).numpy()
-    n, d = X.shape
-    coordinates = Exponents(np.zeros(d), np.eye(d), np.arange(d))
-    rows = all_rows(Columns.of(X), np.ones(n), np.ones(n), 1.0, coordinates, None)
-    assert rows is not None
-    library = Library(rows.take(slice(None)), np.random.default_rng(seed))
-    values = torch.from_numpy(library.A).view(*states.shape[:2], -1)
-    return _sets(values, torch.from_numpy(library.u), lengths, states, shape, fixed)
-
-
-def _integer(
-    lengths: Tensor, states: Tensor, shape: Shape, fixed: Tensor
-) -> list[tuple[Tensor, Tensor]]:
-    """Return sets of products of whole powers up to `MAX_DEGREES`, as `_simple` does."""
-    d = states.shape[2]
-    degree = MAX_DEGREES.get(d, MAX_DEGREE)
-    rows = itertools.product(range(degree + 1), repeat=d)
-    degrees = sorted((row for row in rows if sum(row) <= degree), key=sum)
-    exponents = torch.tensor(degrees, dtype=torch.float64)
-    return _sets(_products(states, exponents), exponents, lengths, states, shape, fixed)
-
-
-def _products(states: Tensor, exponents: Tensor) -> Tensor:
-    """Return the products ``[S, M, n]`` of powers of states ``[S, M, D]``; exponents ``[n, D]``."""
-    return (states.unsqueeze(2) ** exponents).prod(3)
-
-
-def _allowed(exponents: Tensor, shape: Shape) -> Tensor:
-    """Return which products ``[n]`` have exponents within what is known."""
-    allowed = torch.ones(len(exponents), dtype=torch.bool)
-    if shape.low is not None and shape.high is not None:
-        allowed &= ((exponents >= shape.low) & (exponents <= shape.high)).all(1)
-    if shape.integer is not None:
-        allowed &= ((exponents == exponents.round()) | ~shape.integer).all(1)
-    return allowed
-
-
-def _sets(
-    values: Tensor, exponents: Tensor, lengths: Tensor, states: Tensor, shape: Shape, fixed: Tensor
-) -> list[tuple[Tensor, Tensor]]:
-    """Return sets of products ``values [S, M, n]`` whose integrals explain the states best.
-
-    Between the sets of all terms are some of fewer. exponents ``[n, D]``: of the products. Every
-    set begins with the products that are given.
-    """
-    terms, first = shape.terms - len(fixed), tuple(range(len(fixed)))
-    allowed = _allowed(exponents, shape)
-    exponents = torch.cat([fixed, exponents[allowed]])
-    values = torch.cat([_products(states, fixed), values[:, :, allowed]], 2)
-    A = integrals(values, lengths).flatten(0, 1)
-    A = A / A.norm(dim=0).clamp(min=1e-300)
-    Y = (states[:, 1:] - states[:, :1]).flatten(0, 1)[:, : shape.states - shape.inputs]
-    Y = Y / Y.norm(dim=0).clamp(min=1e-300)
-    ranking = (A.mT @ Y).square().sum(1).argsort(descending=True, stable=True)
-    singles = [(*first, k) for k in ranking.tolist() if k not in first]
-    beams: list[list[tuple[int, ...]]] = [[first], singles]
-    while len(beams) <= terms:
-        beams.append(_extended(A, Y, beams[-2][:BEAM_WIDTH]) if beams[-2] else [])
-    fewer = [
-        beams[size][n]
-        for n in range(SMALLER_SETS)
-        for size in range(terms - 1, 0, -1)
-        if n < len(beams[size])
-    ]
-    chosen = beams[terms][:1]
-    for n, largest in enumerate(beams[terms][1:]):
-        chosen += [largest, *fewer[n : n + 1]]
-    sets = []
-    for products in chosen + fewer[max(len(beams[terms]) - 1, 0) :]:
-        powers = exponents.new_zeros(shape.terms, exponents.shape[1])
-        powers[: len(products)] = exponents[list(products)]
-        sets.append((powers, torch.arange(shape.terms) < len(products)))
-    return sets
-
-
-def integrals(values: Tensor, lengths: Tensor) -> Tensor:
-    """Integrate ``values [S, M, n]`` from the first node to each later one.
-
-    lengths ``[S, M - 1]``: from node to node; 0 behind the last node of a shorter series.
-
-    The trapezoidal rule with its first correction, whose slopes are those of parabolas through
-    three nodes: without noise, sets of nearly the same integrals are told apart.
-    """
-    h = lengths.unsqueeze(2)
-    chords = torch.where(h > 0, values.diff(dim=1) / h.clamp(min=1e-300), 0.0)
-    areas = (values[:, 1:] + values[:, :-1]) / 2 * h
-    if h.shape[1] == 1:  # two nodes
-        return areas
-    share = h[:, 1:] / (h[:, 1:] + h[:, :-1]).clamp(min=1e-300)
-    inner = share * chords[:, :-1] + (1 - share) * chords[:, 1:]
-    slopes = torch.cat([2 * chords[:, :1] - inner[:, :1], inner], 1)
-    ends = 2 * chords - slopes  # slopes where an interval ends, by the same parabola
-    is_last = torch.nn.functional.pad(h[:, 1:] == 0, (0, 0, 0, 1), value=True)
-    after = torch.where(is_last, ends, torch.cat([slopes[:, 1:], ends[:, -1:]], 1))
-    corrections = h.square() / 12 * (after - slopes)
-    return (areas - corrections).cumsum(1)
-
-
-def _extended(A: Tensor, Y: Tensor, sets: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return the best sets that have two columns of A more than one of `sets`, all pairs tried."""
-    errors: dict[tuple[int, ...], float] = {}
-    n = A.shape[1]
-    for chosen in torch.tensor(sets, dtype=torch.long).view(len(sets), -1).split(16):
-        Q = torch.linalg.qr(A.T[chosen].mT)[0]  # [sets, rows, size]
-        rest, columns = Y - Q @ (Q.mT @ Y), A - Q @ (Q.mT @ A)
-        squares = columns.square().sum(1, keepdim=True)
-        columns = torch.where(squares > MIN_NEW, columns / squares.clamp(min=MIN_NEW).sqrt(), 0.0)
-        cosine, along = columns.mT @ columns, columns.mT @ rest
-        single_gain, angle = along.square().sum(2), 1 - cosine.square()
-        sums = single_gain.unsqueeze(2) + single_gain.unsqueeze(1)
-        gain = (sums - 2 * cosine * (along @ along.mT)) / angle.clamp(min=MIN_NEW)
-        is_dependent = (angle < MIN_NEW) | (squares < MIN_NEW) | (squares.mT < MIN_NEW)
-        gain = torch.where(is_dependent, -math.inf, gain).triu(1)
-        best, pair_index = gain.flatten(1).topk(min(CONTINUATIONS, n * n))
-        remainders = rest.square().sum((1, 2)).unsqueeze(1) - best
-        results = chosen.tolist(), pair_index.tolist(), remainders.tolist()
-        for row, pairs, values in zip(*results, strict=True):
-            for pair, value in zip(pairs, values, strict=True):
-                if pair // n < pair % n and math.isfinite(value):
-                    errors[tuple(sorted((*row, pair // n, pair % n)))] = value
-    return sorted(errors, key=errors.__getitem__)
 
 
 def drawn(count: int, shape: Shape, signed: Tensor, generator: torch.Generator) -> Tensor:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from npu_kernels._laws.series.data import NAME, Series
+from npu_kernels._laws.series.data import NAME, Series, is_below_zero
 from npu_kernels._laws.series.laws import Law
 from npu_kernels._laws.series.starts import spline_errors
 
@@ -111,6 +111,7 @@ def judged(law: Law, degrees: int, unidentified: int, names: tuple[str, ...]) ->
     elif degrees < FEW_DEGREES:
         remarks.append(f"Degrees of freedom: {degrees}. Nearly any law would fit.")
     rows = law.problem.shape.coefficients(law.problem.shape.split(law.x)[1])
+    faults += _undefined(law, names)
     still = [name for name, row in zip(names, rows, strict=False) if not row.any()]
     if still:
         remarks.append(f"The law says that {', '.join(still)} {_do(still)} not change.")
@@ -124,6 +125,17 @@ def judged(law: Law, degrees: int, unidentified: int, names: tuple[str, ...]) ->
     parts = errors * unit, ratio, missed, correlation
     errors, ratio, missed, correlation = (torch.where(count > 0, p, math.nan) for p in parts)
     return Verdict(errors, ratio, missed, correlation, tuple(faults), tuple(remarks))
+
+
+def _undefined(law: Law, names: tuple[str, ...]) -> list[str]:
+    """Return sentences for states that were measured where the law's powers are not defined."""
+    powers = law.problem.shape.split(law.x)[0]
+    return [
+        f"{name} has values below 0 whose errors are much smaller, and the law has powers of it "
+        "that are not defined there."
+        for d, name in enumerate(names)
+        if not (powers[:, d] == powers[:, d].round()).all() and is_below_zero(law.problem.data, d)
+    ]
 
 
 def smooth_errors(data: Series) -> tuple[Tensor, Tensor]:
