@@ -39,6 +39,9 @@ CALLS: list[Call] = [
     Call("npu", in_features=5, out_features=4, dtype="float32", isa="baseline",
          layouts=("permuted", "contiguous", "contiguous"),
          special=(("x", "huge"), ("gate", "tiny"))),
+    # A gate near 1, whose 1 - g cancels in the formula in float64.
+    Call("nalu", in_features=193, out_features=4, special=(("gate_weight", "whole"),),
+         isa="baseline"),
     # 1 / x overflows in products with other factors: gradients of the formula are inf, the kernel's
     # are numbers.
     Call("nmru", (300,), 3, isa="baseline", layouts=("permuted", "contiguous", "contiguous"),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from npu_kernels import reference
 from npu_kernels._testing.samples import RECORDS, OperatorRecord
@@ -75,6 +76,37 @@ def _by_products(
         _Product.apply(x.abs(), weight, change)
         * (math.pi * ((x < 0).to(x.dtype) @ weight.mT)).cos()
     )
+
+
+def _mixed(h: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """``g a + (1 - g) b`` with ``g = sigmoid(h)``, without the cancellation of 1 - g."""
+    return logsigmoid(h).exp() * a + logsigmoid(-h).exp() * b
+
+
+def _nalu(
+    x: Tensor, weight: Tensor, mask: Tensor, gate_weight: Tensor, gate_bias: Tensor | None = None,
+    *, eps: float = 1e-8,
+) -> Tensor:  # fmt: skip
+    """`reference.nalu`, by `_mixed`."""
+    h = reference.nau(x, gate_weight, clip=False)
+    h = h if gate_bias is None else h + (gate_bias if h.dim() == 2 else gate_bias.unsqueeze(-2))
+    logarithms = (x.abs() + eps).log()
+    return _mixed(h, reference.nac(x, weight, mask), reference.nac(logarithms, weight, mask).exp())
+
+
+def _inalu(
+    x: Tensor, weight_add: Tensor, mask_add: Tensor, weight_mul: Tensor, mask_mul: Tensor,
+    gate_weight: Tensor, *, eps: float = 1e-7, omega: float = 20.0,
+    product: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:  # fmt: skip
+    """`reference.inalu`, by `_mixed`."""
+    e = reference.nac(x.abs().clamp(min=eps).log(), weight_mul, mask_mul).clamp(max=omega)
+    s = product(x.detach().sign(), (weight_mul.tanh() * mask_mul.sigmoid()).abs())
+    h = reference.nau(x, gate_weight, clip=False)
+    return _mixed(h, reference.nac(x, weight_add, mask_add), e.exp() * s)
+
+
+EXACT: dict[str, Callable[..., Tensor]] = {"nalu": _nalu, "inalu": _inalu}
 
 
 def _overflow(x: Tensor, weight: Tensor, upstream: Tensor, dtype: torch.dtype) -> bool:
@@ -172,7 +204,8 @@ class Call(Printed):
                 return (_by_products(*factors, self.options, change).reshape(upstream.shape),)
             more: dict[str, Any] = {"eps": torch.finfo(dtype).eps} if self.layer == "npu" else {}
             more |= {"product": product} if self.layer == "inalu" else {}
-            y = record.reference(flat(x), *rest, **{**more, **self.options})
+            of_layer = EXACT.get(self.layer, record.reference) if product else record.reference
+            y = of_layer(flat(x), *rest, **{**more, **self.options})
             return (y.reshape(upstream.shape),)
 
         def exact(leaves: Tensors, change: Change | None = None) -> tuple[Tensor, ...]:
