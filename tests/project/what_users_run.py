@@ -45,7 +45,7 @@ COMMANDS = [
           ("make speed", "benchmarks/test_speed_benchmark::test_every_case_has_a_kept_ratio"),
           NO_RECORD),
     Entry("make fuzz", ("fuzz/test_layers::test_calls", "triton/test_fuzz::test_calls"),
-          "2026-11-26 75b3673"),
+          "2026-11-26 b52c3a1"),
     Entry("make sanitize",
           ("backends/test_sanitized::test_core", "backends/test_sanitized::test_extension"),
           "2026-11-26 6eb27d5"),
