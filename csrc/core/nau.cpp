@@ -165,7 +165,7 @@ template <typename T>
 void nau_backward(const NauBackward<T>& f, const Parallel& parallel) {
   const NauInputs<T>& in = f.inputs;
   const int64_t size = in.out * in.in;
-  if (!f.has_matrix) {
+  if (!f.only_clips) {
     const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 21) / most<int64_t>(size, 1));
     sum_rows(in.models, groups, size, parallel, f.grad_weight, [&] { return BackwardGroup<T>(f); });
   }

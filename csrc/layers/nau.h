@@ -32,7 +32,7 @@ struct NauBackward {
   const T* grad_y;          // [K, B, O]
   T* grad_x;                // [K, B, I] even when x is shared; null: not wanted (likewise below)
   T* grad_weight;           // [K, O, I]
-  bool has_matrix = false;  // grad_weight is the gradient of A, to be clipped, and nothing else is wanted
+  bool only_clips = false;  // grad_weight is the gradient of A, to be clipped, and nothing else is wanted
 };
 
 // y is x times a matrix that is made of the weights. The kernels multiply where a layer is small, torch elsewhere.

@@ -1,9 +1,9 @@
 """The operators' derivatives, made from their records in `ops.LAYERS`.
 
 Each layer has two Functions: the forward operator, whose derivative is the backward operator, and
-the backward operator, whose derivative is that of its eager formula, or `second` where that has
-one and no third derivative is asked for. So first derivatives are fused, and all higher ones are
-correct.
+the backward operator. The derivative of the latter is that of its eager formula, or the closed form
+of `second_derivatives` where there is one and no third derivative is asked for. So first
+derivatives are fused, and all higher ones are correct.
 
 The Functions have the old ``forward(ctx, ...)`` style: ``setup_context`` inspects a signature at
 every call. `torch.func` transforms and forward-mode differentiation do not see into them:
@@ -22,14 +22,16 @@ from torch.autograd import Function, forward_ad
 from torch.compiler import is_compiling
 
 from npu_kernels import reference
-from npu_kernels._operators import dispatch, ops, second
+from npu_kernels._operators import dispatch, ops, second_derivatives
 
 HALVES = (torch.float16, torch.bfloat16)
 _transforms_active = torch._C._are_functorch_transforms_active
 
 Gradients = Callable[..., tuple[Tensor | None, ...]]
 # The derivatives of the gradients in closed form.
-_CLOSED_FORMS: dict[str, Callable[..., list[Tensor | None]]] = {"npu": second.npu_second}
+_CLOSED_FORMS: dict[str, Callable[..., list[Tensor | None]]] = {
+    "npu": second_derivatives.npu_second
+}
 
 
 def eager_only() -> bool:

@@ -37,7 +37,7 @@ REFERENCE = [
         "reference-nalu-needs": ("g if needs >> bit & 1 else None for", "g for"),
         "reference-nac-mask": ("d_w * turn * share * (1 - share)", "d_w * turn * share"),
     }),
-    *mutants(PACKAGE + "_operators/second.py", "tests/operators/test_second.py", {
+    *mutants(PACKAGE + "_operators/second_derivatives.py", "tests/operators/test_second_derivatives.py", {
         "second-bend-of-x": ("((self.v_x * self.slope_x) * self.slope_x)", "(self.v_x * self.slope_x)"),
         "second-gate-beyond-its-ends": ("return result if self.inside is None else result * self.inside", "return result"),
         "second-phases-of-one-input": ("bool(self.m.any())", "bool(self.m.all())"),
@@ -45,7 +45,7 @@ REFERENCE = [
         "second-direction-of-the-rows": ("return result if self.direction is None else result + d @ self.direction", "return result"),
         "second-half-of-the-turn": ("turned = s * along_p if along_q is None else s * along_p + y * along_q", "turned = s * along_p"),
     }),
-    *mutants(PACKAGE + "_operators/autograd.py", "tests/operators/test_second.py", {
+    *mutants(PACKAGE + "_operators/autograd.py", "tests/operators/test_second_derivatives.py", {
         "second-instead-of-a-third": ("if derivative.closed_form and not torch.is_grad_enabled() and", "if derivative.closed_form and"),
     }),
     *mutants(PACKAGE + "reference.py", "tests/backends/test_fast_path.py -k large_products", {

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels import NPU, functional, reference, use_backend
-from npu_kernels._operators.second import npu_second
+from npu_kernels._operators.second_derivatives import npu_second
 from tests.conftest import needs_library
 from tests.support.compare import normwise_error
 
