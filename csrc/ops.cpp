@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "checks.h"
+#include "huge_pages.h"
 #include "layers.h"
 #include "out_of_memory.h"
 #include "precision.h"
@@ -114,7 +115,9 @@ Tensor empty(const Tensor& like, const std::vector<int64_t>& shape, bool integer
   if (aoti_torch_empty_strided(int64_t(shape.size()), shape.data(), strides, dtype, aoti_torch_device_type_cpu(), -1,
                                &handle) != TORCH_SUCCESS)
     npu::out_of_memory(size_t(step), "elements");
-  return Tensor(handle);
+  const Tensor result(handle);
+  npu::want_huge_pages(result.mutable_data_ptr(), size_t(result.numel()) * result.element_size());
+  return result;
 }
 Tensor absent(const Tensor& like) { return empty(like, {0}); }
 

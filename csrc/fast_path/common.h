@@ -17,6 +17,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "huge_pages.h"
 #include "layers.h"
 #include "out_of_memory.h"
 #include "precision.h"
@@ -48,6 +49,13 @@ inline bool nothing_watches() {
 inline c10::DispatchKeySet keys_of_cpu_tensors(bool inference) {
   const c10::InferenceMode mode(inference);
   return at::empty({0}, at::device(at::kCPU)).key_set();
+}
+
+// A result that a kernel will write.
+inline Tensor uninitialised(at::IntArrayRef shape, const at::TensorOptions& options) {
+  const Tensor result = at::empty(shape, options);
+  npu::want_huge_pages(result.mutable_data_ptr(), result.nbytes());
+  return result;
 }
 
 // Whether a tensor's storage, which somebody may have freed or made smaller, has memory for it.

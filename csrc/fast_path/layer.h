@@ -44,8 +44,10 @@ struct Fast {
     for (size_t i = 0; i < kKept && save; ++i) {
       const auto kind = L::kept[i].kind;
       Tensor& result = results[1 + i];
-      if (kind == npu::Kept::kParts) result = at::empty({L::kept[i].parts, operands[1].numel()}, operands[1].options());
-      else if (kind == npu::Kept::kFlags) result = at::empty(results[0].sizes(), results[0].options().dtype(at::kInt));
+      if (kind == npu::Kept::kParts)
+        result = uninitialised({L::kept[i].parts, operands[1].numel()}, operands[1].options());
+      else if (kind == npu::Kept::kFlags)
+        result = uninitialised(results[0].sizes(), results[0].options().dtype(at::kInt));
       else result = empty_result(operands[0], n);
       kept[i] = result.mutable_data_ptr();
     }
@@ -72,7 +74,7 @@ struct Fast {
   static Tensor matrix(const Operands& operands, const Options& options, const Sizes& n, void* const* kept,
                        const Tensor& into) {
     if (L::weight_is_matrix(options.data())) return operands[1];
-    const Tensor result = into.defined() ? into : at::empty(operands[1].sizes(), operands[1].options());
+    const Tensor result = into.defined() ? into : uninitialised(operands[1].sizes(), operands[1].options());
     by_dtype(result.scalar_type(), [&](auto zero) {
       using T = decltype(zero);
       const auto in = data<T>(operands);

@@ -27,7 +27,7 @@ inline npu::TorchThreads threads_for_values(int64_t count) { return npu::torch_t
 
 inline Tensor mse_forward(const Tensor& y, const Tensor& target, const Loss& kind) {
   const Tensor values = y.contiguous(), targets = target.contiguous();
-  Tensor loss = kind.models ? at::empty({y.size(0)}, y.options()) : at::empty({}, y.options());
+  Tensor loss = kind.models ? uninitialised({y.size(0)}, y.options()) : uninitialised({}, y.options());
   by_dtype(y.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     npu::kernels<T>().mse_forward({kind.inputs<T>(values, targets), loss.mutable_data_ptr<T>()},
@@ -38,7 +38,7 @@ inline Tensor mse_forward(const Tensor& y, const Tensor& target, const Loss& kin
 
 inline Tensor mse_backward(const Tensor& grad_loss, const Tensor& y, const Tensor& target, const Loss& kind) {
   const Tensor upstream = grad_loss.contiguous(), values = y.contiguous(), targets = target.contiguous();
-  Tensor grad_y = at::empty(y.sizes(), y.options());
+  Tensor grad_y = uninitialised(y.sizes(), y.options());
   by_dtype(y.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     npu::kernels<T>().mse_backward(

@@ -91,12 +91,12 @@ inline RolloutResult rollout_forward(const Rollout& r, const Tensor& u0, const T
                                      const Tensor& weight_im, const Tensor& gate, const Tensor& weight, bool keep) {
   const Weights weights = contiguous(weight_re, weight_im, gate, weight);
   const Tensor start = r.rows(u0);
-  RolloutResult found{at::empty(r.shape(r.steps + 1), u0.options()), {}, {}};
-  if (r.derivatives) found.derivatives = at::empty(r.shape(r.steps + 1), u0.options());
+  RolloutResult found{uninitialised(r.shape(r.steps + 1), u0.options()), {}, {}};
+  if (r.derivatives) found.derivatives = uninitialised(r.shape(r.steps + 1), u0.options());
   by_dtype(u0.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const npu::OdeInputs<T> inputs = weights.inputs<T>(r, r.derivatives);
-    if (keep) found.stages = at::empty(inputs.stages_shape(), u0.options());
+    if (keep) found.stages = uninitialised(inputs.stages_shape(), u0.options());
     npu::kernels<T>().ode_forward({inputs, start.const_data_ptr<T>(), found.trajectory.mutable_data_ptr<T>(),
                                    r.derivatives ? found.derivatives.mutable_data_ptr<T>() : nullptr,
                                    keep ? found.stages.mutable_data_ptr<T>() : nullptr},
@@ -115,8 +115,8 @@ inline variable_list rollout_backward(const Rollout& r, const variable_list& gra
   const Tensor kept = rows(stages);
   variable_list found(5);
   for (size_t i = 1; i < 5; ++i)
-    if (needs >> i & 1) found[i] = at::empty(saved[i].sizes(), trajectory.options());
-  if (needs & 1) found[0] = at::empty(r.shape(0), trajectory.options());
+    if (needs >> i & 1) found[i] = uninitialised(saved[i].sizes(), trajectory.options());
+  if (needs & 1) found[0] = uninitialised(r.shape(0), trajectory.options());
   by_dtype(trajectory.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const auto data = [](const Tensor& t) { return t.defined() ? t.const_data_ptr<T>() : nullptr; };

@@ -29,7 +29,7 @@ inline Tensor empty_result(const Tensor& x, const Sizes& n) {
   c10::SmallVector<int64_t, 5> shape(x.sizes().begin(), x.sizes().end());
   shape.back() = n.out;
   if (n.shared_x) shape.insert(shape.begin(), n.models);
-  return at::empty(shape, x.options());
+  return uninitialised(shape, x.options());
 }
 
 template <typename L>
@@ -42,8 +42,8 @@ npu::TorchThreads threads_for(const Sizes& n) {
 inline variable_list empty_gradients(const variable_list& inputs, const Sizes& n, int64_t needs) {
   variable_list grads(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i)
-    if (needs >> i & 1) grads[i] = at::empty(inputs[i].sizes(), inputs[0].options());
-  if (needs & 1 && n.shared_x && n.models != 1) grads[0] = at::empty({n.models, n.rows, n.in}, inputs[0].options());
+    if (needs >> i & 1) grads[i] = uninitialised(inputs[i].sizes(), inputs[0].options());
+  if (needs & 1 && n.shared_x && n.models != 1) grads[0] = uninitialised({n.models, n.rows, n.in}, inputs[0].options());
   return grads;
 }
 inline void add_models(variable_list& grads, const Sizes& n) {

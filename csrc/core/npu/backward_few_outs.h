@@ -13,6 +13,7 @@ constexpr int kMostOuts = 4;  // whose sums are 16 registers
 #else
 constexpr int kMostOuts = 2;
 #endif
+constexpr int64_t kBlock = int64_t(1) << 17;  // bytes of x, or of one row: with those of its gradient, and of the block ahead, half a cache
 
 template <typename T, bool complex>
 class Group {
@@ -40,20 +41,35 @@ class Group {
       q[n] = -f_.grad_y[from + n] * f_.s[from + n];
     }
     inner.over(ceil_div(in_.in, W), [&](int64_t begin, int64_t end) {
-      with_constant<1, kMostOuts>(in_.out, [&](auto outs) {
-        for (int64_t n = begin; n < end; ++n) run_inputs<decltype(outs)::value>(task, n * W);
-      });
+      with_constant<1, kMostOuts>(in_.out, [&](auto outs) { run_blocks<decltype(outs)::value>(task, begin, end); });
     });
   }
 
  private:
-  // A register of inputs, from i on.
+  // Some registers of inputs, in blocks of rows that the second cache holds: memory is read and written in the order in
+  // which it lies, in which it is several times as fast as where each register takes its own lines of all rows.
   template <int O>
-  NPU_NOINLINE void run_inputs(const GroupTask<T>& task, int64_t i) const {
+  void run_blocks(const GroupTask<T>& task, int64_t begin, int64_t end) const {
+    constexpr int64_t kTotals = O * P * W;
+    const int64_t rows = task.end - task.begin;
+    const int64_t block = most<int64_t>(kRun, kBlock / (in_.in * int64_t(sizeof(T))) / kRun * kRun);
+    const Scratch<T> totals((end - begin) * kTotals);
+    std::memset(totals, 0, size_t((end - begin) * kTotals) * sizeof(T));
+    for (int64_t b = 0; b < rows; b += block)
+      for (int64_t n = begin; n < end; ++n)
+        run_inputs<O>(task, n * W, b, least(b + block, rows), block, totals + (n - begin) * kTotals);
+    if (!task.want_sums) return;
+    for (int64_t n = begin; n < end; ++n) store_totals<O>(task, n * W, totals + (n - begin) * kTotals);
+  }
+
+  // A register of inputs, from i on, of a block's rows. Fetches an equal part of the next block.
+  template <int O>
+  NPU_NOINLINE void run_inputs(const GroupTask<T>& task, int64_t i, int64_t begin, int64_t end, int64_t block,
+                               T* totals) const {
     const int count = int(least<int64_t>(W, in_.in - i));
     const Reg ghat = S::load_first(task.gate + i, count);
     const Gate<T> gate(ghat, S::set1(in_.eps));
-    Reg weight[O][2] = {}, total[O][P] = {};
+    Reg weight[O][2] = {};
     for (int o = 0; o < O; ++o) {
       const int64_t at = (task.model * O + o) * in_.in + i;
       weight[o][0] = S::load_first(in_.weight_re + at, count);
@@ -61,13 +77,18 @@ class Group {
     }
     // Read once: the compiler thinks that a store could change them.
     const int64_t step = in_.in, rows = task.end - task.begin;
-    const T* x = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + task.begin) * step + i;
-    const T *p = grads_, *q = p + rows * O;
-    T* grad_x = f_.grad_x == nullptr ? nullptr : f_.grad_x + (task.model * in_.rows + task.begin) * step + i;
-    for (int64_t b = 0; b < rows;) {
+    const int64_t model_rows = task.model * in_.rows, first = task.begin + begin;
+    const T* x = in_.x + ((in_.shared_x ? 0 : model_rows) + first) * step + i;
+    const T *p = grads_ + begin * O, *q = p + rows * O;
+    T* grad_x = f_.grad_x == nullptr ? nullptr : f_.grad_x + (model_rows + first) * step + i;
+    int64_t ahead = block * step + i * (end - begin) - i;  // a block has a register for each of its rows and of `begin`s
+    for (int64_t b = begin; b < end;) {
       Reg sum[O][P] = {}, gate_sum = S::zero();
-      for (const int64_t end = least(b + kRun, rows); b < end; ++b, x += step, p += O, q += O) {
+      for (const int64_t run_end = least(b + kRun, end); b < run_end; ++b, x += step, p += O, q += O) {
         const Reg value = S::load_first(x, count);
+        __builtin_prefetch(x + ahead);
+        if (grad_x != nullptr) __builtin_prefetch(grad_x + ahead, 1);
+        ahead += W - step;
         const Reg l = gate.log(value);
         typename S::Mask negative;
         S::store_negative(&negative, value);
@@ -89,14 +110,24 @@ class Group {
         S::store_first(grad_x, dx, count);
         grad_x += step;
       }
+      T* total = totals;
       for (int o = 0; o < O; ++o)
-        for (int part = 0; part < P; ++part) total[o][part] = total[o][part] + sum[o][part];
+        for (int part = 0; part < P; ++part, total += W) S::store(total, S::load(total) + sum[o][part]);
       T lanes[W];
       S::store(lanes, gate_sum);
       for (int l = 0; l < count; ++l) task.gate_sums[i + l] += double(lanes[l]);
     }
-    if (!task.want_sums) return;
-    Reg phase = S::zero();
+  }
+
+  // The weights' sums of a register of inputs, or their gradients.
+  template <int O>
+  void store_totals(const GroupTask<T>& task, int64_t i, const T* totals) const {
+    const int count = int(least<int64_t>(W, in_.in - i));
+    const Reg ghat = S::load_first(task.gate + i, count);
+    const int64_t step = in_.in;
+    Reg total[O][P], phase = S::zero();
+    for (int o = 0; o < O; ++o)
+      for (int part = 0; part < P; ++part, totals += W) total[o][part] = S::load(totals);
     for (int o = 0; o < O; ++o) {
       const int64_t at = o * step + i;
       if (task.sums == nullptr)
