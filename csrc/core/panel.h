@@ -98,6 +98,15 @@ NPU_NOINLINE void store_square(T* p, int64_t row_stride, const typename Simd<T>:
   store_square_inline<T>(p, row_stride, columns);
 }
 
+// Fetches a part of up to a register of rows: as many elements as `count` of their columns have. Who passes all columns
+// in turn fetches all of the rows, line after line: memory is slower where each column fetches its own lines.
+template <typename T>
+NPU_INLINE void fetch_part(const T* first, int64_t rows, int64_t step, int64_t column, int64_t count) {
+  constexpr int64_t W = Simd<T>::width, kLine = 64 / int64_t(sizeof(T));
+  const int64_t end = least((column + count) * W, rows * step);
+  for (int64_t n = column * W; n < end; n += kLine) __builtin_prefetch(first + n);
+}
+
 // columns[c] = the c-th of `count` <= width columns of `rows` <= width rows at p; what lies outside reads as zero.
 template <typename T>
 NPU_INLINE void load_columns_inline(const T* p, int64_t row_stride, int rows, int count,
@@ -202,16 +211,22 @@ NPU_INLINE void store_few_columns(T* p, int rows, int count, const typename Simd
   else store_columns<T>(p, count, rows, count, columns);
 }
 
-// Rows from p on as [features][registers]; rows behind the last one read as zero.
+// Rows are fetched by `turn` so many bytes ahead, or a register of rows.
+constexpr int64_t kFetched = int64_t(1) << 15;
+
+// Rows from p on as [features][registers]; rows behind the last one read as zero. Some rows behind these, which may not
+// exist, are fetched.
 template <typename T>
 void turn(const T* p, int64_t features, int64_t rows, int64_t registers, T* panel) {
   using S = Simd<T>;
   constexpr int W = S::width;
+  const int64_t ahead = least(registers, 1 + kFetched / (W * features * int64_t(sizeof(T))));  // registers of rows
   for (int64_t v = 0; v < registers; ++v) {
     const int valid = int(most<int64_t>(0, least<int64_t>(W, rows - v * W)));
     for (int64_t i = 0; i < features; i += W) {
       const int count = int(least<int64_t>(W, features - i));
       typename S::Reg column[W];
+      fetch_part<T>(p + (v + ahead) * W * features, W, features, i, count);
       load_columns<T>(p + v * W * features + i, features, valid, count, column);
       for (int c = 0; c < count; ++c) S::store(panel + ((i + c) * registers + v) * W, column[c]);
     }

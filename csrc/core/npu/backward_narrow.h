@@ -227,23 +227,30 @@ void turn_inputs(const NpuInputs<T>& in, const T* x, int64_t i, int count, const
   }
 }
 
-// dP and dQ of `count` <= width outs from o on; rows behind the chunk's last one are zero.
+// dP and dQ; rows behind the chunk's last one are zero. Rows in their order, since memory is slower where each register
+// of outs takes its own lines of all rows.
 template <typename T>
-void turn_gradients(const NpuBackward<T>& f, int64_t first_row, int64_t o, int count, const Chunk<T>& c) {
+void turn_gradients(const NpuBackward<T>& f, int64_t first_row, const Chunk<T>& c) {
   using S = Simd<T>;
   using Reg = typename S::Reg;
   constexpr int W = S::width;
-  const int64_t out = f.inputs.out;
+  const int64_t out = f.inputs.out, left = f.inputs.models * f.inputs.rows - first_row;
+  const T* const from[3] = {f.grad_y + first_row * out, f.y + first_row * out, f.s + first_row * out};
   for (int64_t v = 0; v < c.registers; ++v) {
-    const int64_t at = (first_row + v * W) * out + o;
     const int rows = int(least<int64_t>(W, c.rows - v * W));
-    Reg column[3][W];
-    const T* const from[3] = {f.grad_y + at, f.y + at, f.s + at};
+    for (int64_t o = 0; o < out; o += W) {
+      const int count = int(least<int64_t>(W, out - o));
+      const int64_t at = v * W * out + o;
+      Reg column[3][W];
 #pragma GCC unroll 1  // one transposition in the code, not three
-    for (int n = 0; n < 3; ++n) load_columns_inline<T>(from[n], out, rows, count, column[n]);
-    for (int n = 0; n < count; ++n) {
-      S::store(c.grad_p + (o + n) * c.stride + v * W, column[0][n] * column[1][n]);
-      S::store(c.grad_q + (o + n) * c.stride + v * W, -column[0][n] * column[2][n]);
+      for (int n = 0; n < 3; ++n) {
+        fetch_part<T>(from[n] + (v + 1) * W * out, left - (v + 1) * W, out, o, count);
+        load_columns_inline<T>(from[n] + at, out, rows, count, column[n]);
+      }
+      for (int n = 0; n < count; ++n) {
+        S::store(c.grad_p + (o + n) * c.stride + v * W, column[0][n] * column[1][n]);
+        S::store(c.grad_q + (o + n) * c.stride + v * W, -column[0][n] * column[2][n]);
+      }
     }
   }
 }
@@ -320,8 +327,7 @@ class Group {
   void turn(const GroupTask<T>& task, int64_t row, const Chunk<T>& c) const {
     const T* x = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;
     for (int64_t i = 0; i < in_.in; i += W) turn_inputs<T>(in_, x, i, int(least<int64_t>(W, in_.in - i)), task.gate, c);
-    for (int64_t o = 0; o < in_.out; o += W)
-      turn_gradients<T>(f_, task.model * in_.rows + row, o, int(least<int64_t>(W, in_.out - o)), c);
+    turn_gradients<T>(f_, task.model * in_.rows + row, c);
   }
 
   void spread_all(const GroupTask<T>& task, int64_t row, const T* packed, const Chunk<T>& c) const {

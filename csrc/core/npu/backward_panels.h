@@ -31,7 +31,7 @@ inline int64_t lookup_inputs() {
 // Bytes of the panels at most, if kSumRows rows take no more: for the second-level cache.
 constexpr int64_t kPanels = int64_t(1) << 20;
 // Inputs are fetched so many rows ahead. dP and dQ are made of so many rows at a time, those of the next ones fetched.
-constexpr int64_t kAhead = 32, kGradRows = 4;
+constexpr int64_t kLogRows = 48, kGradRows = 4;
 
 template <typename T, bool complex>
 class Chunk {
@@ -92,11 +92,11 @@ class Chunk {
 
   // Rows [begin, end), which are such kSumRows rows.
   void prepare(const GroupTask<T>& task, int64_t begin, int64_t end) const {
-    for (int64_t block = 0; block < blocks_; ++block) {
-      bool any = false;
-      for (int v = 0; v < kVectors && block * kBlock + v * W < in_.in; ++v)
-        any |= prepare_logs(task, begin, end, block, v);
-      negative(block, begin) = any;
+    for (int64_t block = 0; block < blocks_; ++block) negative(block, begin) = false;
+    for (int64_t b = begin; b < end; b += kLogRows) {
+      for (int64_t block = 0; block < blocks_; ++block)
+        for (int v = 0; v < kVectors && block * kBlock + v * W < in_.in; ++v)
+          negative(block, begin) |= prepare_logs(task, b, least(b + kLogRows, end), block, v);
     }
     for (int64_t b = begin; b < end; b += kGradRows) {
       const int rows = int(least<int64_t>(kGradRows, end - b)), next = int(least<int64_t>(kGradRows, end - b - rows));
@@ -118,23 +118,25 @@ class Chunk {
     const int64_t step = in_.in;  // read once: the compiler thinks that a store could change it
     const T* x_row = x(begin, i);
     T* log_row = log_r(block, begin) + v * W;
-    const auto log = [&](int64_t b) __attribute__((always_inline)) {
-      if (b + kAhead < end) __builtin_prefetch(x_row + kAhead * step);
+    int64_t ahead = kLogRows * step + i * (end - begin) - i;
+    const auto log = [&]() __attribute__((always_inline)) {
       const Reg x = S::load_first(x_row, count);
+      __builtin_prefetch(x_row + ahead);
+      ahead += W - step;
       S::store(log_row, gate.log(x));
       x_row += step, log_row += kBlock;
       return x;
     };
     if (!looks_up_) {
       bool any = false;
-      for (int64_t b = begin; b < end; ++b) any |= S::store_negative(mask(block, b) + v, log(b));
+      for (int64_t b = begin; b < end; ++b) any |= S::store_negative(mask(block, b) + v, log());
       return any;
     }
     Bits any = {};
     for (int64_t b = begin; b < end;) {
       Bits marks = {};
       Bits* const to = index(block, b) + v;
-      for (int r = 0; r < kGroup && b < end; ++r, ++b) marks = S::mark_negative(marks, log(b), r);
+      for (int r = 0; r < kGroup && b < end; ++r, ++b) marks = S::mark_negative(marks, log(), r);
       *to = marks;
       any |= marks;
     }

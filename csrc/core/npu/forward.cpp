@@ -251,10 +251,10 @@ NPU_NOINLINE void product_tile(const T* log_r, const typename Phase<T>::Slot* sl
   } while (i < in);
 }
 
-// Fetches a line of up to a register of rows, `step` elements apart, from or (writes) for memory.
-template <typename T, bool writes>
-NPU_INLINE void fetch_rows(const T* first, int64_t rows, int64_t step) {
-  for (int64_t r = 0; r < least<int64_t>(rows, Simd<T>::width); ++r) __builtin_prefetch(first + r * step, writes);
+// Fetches a line of up to a register of rows, `step` elements apart, which are soon written.
+template <typename T>
+NPU_INLINE void fetch_for_writing(const T* first, int64_t rows, int64_t step) {
+  for (int64_t r = 0; r < least<int64_t>(rows, Simd<T>::width); ++r) __builtin_prefetch(first + r * step, 1);
 }
 // Whether so many rows are worth it: if they are few, they are in a cache already.
 template <typename T>
@@ -278,7 +278,7 @@ bool log_panel(const NpuInputs<T>& in, const T* x, int64_t rows, int registers, 
     for (int64_t i0 = 0; i0 < in.in; i0 += W) {
       const int count = int(least<int64_t>(W, in.in - i0));
       Reg column[W];
-      fetch_rows<T, false>(x + (r + 1) * W * in.in + i0, ahead - (r + 1) * W, in.in);
+      fetch_part<T>(x + (r + 1) * W * in.in, ahead - (r + 1) * W, in.in, i0, count);
       load_columns_inline<T>(x + r * W * in.in + i0, in.in, valid, count, column);
       T rest[W];  // 1 - ghat
       S::store(rest, S::set1(T(1)) - S::load_first(gate + i0, count));
@@ -313,7 +313,7 @@ void finish(const NpuForward<T>& f, const Panel<T>& t, int64_t first, int64_t o,
   for (int r = 0; r < t.registers; ++r) {
     const int64_t next = (t.row + (r + 1) * W) * f.inputs.out + o;
     for (T* const result : to)
-      if (result != nullptr) fetch_rows<T, true>(result + next, ahead - (r + 1) * W, f.inputs.out);
+      if (result != nullptr) fetch_for_writing<T>(result + next, ahead - (r + 1) * W, f.inputs.out);
     typename S::Reg column[2][W];  // y and s
     for (int n = 0; n < outs; ++n) {
       const int64_t from = ((o - first + n) * t.registers + r) * W;

@@ -89,6 +89,7 @@ class FewOuts {
         const Gate<T> gate(S::load(w), S::load(w + W), eps);
         for (int r = 0; r < N; ++r) {
           const Reg value = S::load_first(x + r * step_x, count);
+          __builtin_prefetch(x + (r + N) * step_x);  // of the next rows
           const Reg l = gate.log(value);
           typename S::Mask negative;
           S::store_negative(&negative, value);
