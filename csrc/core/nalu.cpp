@@ -225,8 +225,9 @@ class BackwardGroup {
       const int64_t x = ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;
       load_upstream((model * in_.rows + row) * in_.out, rows);
       for (int64_t i = 0; i < in_.in; i += kLanes<T>) {
-        load_inputs(in_.x + x + i, rows, in_.in - i);
-        if (f_.grad_x != nullptr) into_x(model, i, rows, f_.grad_x + (model * in_.rows + row) * in_.in + i);
+        T* const grad_x = f_.grad_x == nullptr ? nullptr : f_.grad_x + (model * in_.rows + row) * in_.in + i;
+        load_inputs(in_.x + x + i, grad_x, rows, i);
+        if (grad_x != nullptr) into_x(model, i, rows, grad_x);
         if (sums != nullptr) into_sums(i, rows, row > begin, sums);
       }
       if (want_bias) into_bias(rows);
@@ -254,11 +255,17 @@ class BackwardGroup {
     }
   }
 
-  // x and L of up to kLanes inputs, [rows][kLanes].
-  void load_inputs(const T* x, int64_t rows, int64_t inputs) {
+  // x and L of up to kLanes inputs, the i-th and following, [rows][kLanes]. As many elements of x and of its gradient,
+  // if it is wanted, are fetched of the next block: all inputs together fetch it in the order in which it lies.
+  void load_inputs(const T* x, const T* grad_x, int64_t rows, int64_t i) {
     T* const logs = rows_ + kBlockRows * kLanes<T>;
+    const int64_t inputs = in_.in - i;
+    const T* next = x + kBlockRows * in_.in + i * (rows - 1);
+    if (grad_x != nullptr) grad_x += kBlockRows * in_.in + i * (rows - 1);
     for (int64_t row = 0; row < rows; ++row, x += in_.in) {
       for (int64_t l = 0; l < least(kLanes<T>, inputs); l += W) {
+        __builtin_prefetch(next + row * kLanes<T> + l);
+        if (grad_x != nullptr) __builtin_prefetch(grad_x + row * kLanes<T> + l, 1);
         const Reg value = S::load_first(x + l, int(least<int64_t>(W, inputs - l)));
         S::store(rows_ + row * kLanes<T> + l, value);
         S::store(logs + row * kLanes<T> + l, log_size<T>(value, in_.eps));

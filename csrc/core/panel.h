@@ -104,7 +104,7 @@ template <typename T>
 NPU_INLINE void fetch_part(const T* first, int64_t rows, int64_t step, int64_t column, int64_t count) {
   constexpr int64_t W = Simd<T>::width, kLine = 64 / int64_t(sizeof(T));
   const int64_t end = least((column + count) * W, rows * step);
-  for (int64_t n = column * W; n < end; n += kLine) __builtin_prefetch(first + n);
+  for (int64_t n = column * W; n < end; n += kLine) __builtin_prefetch(first + n, 0, 2);
 }
 
 // columns[c] = the c-th of `count` <= width columns of `rows` <= width rows at p; what lies outside reads as zero.

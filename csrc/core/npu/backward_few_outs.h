@@ -13,7 +13,8 @@ constexpr int kMostOuts = 4;  // whose sums are 16 registers
 #else
 constexpr int kMostOuts = 2;
 #endif
-constexpr int64_t kBlock = int64_t(1) << 17;  // bytes of x, or of one row: with those of its gradient, and of the block ahead, half a cache
+constexpr int64_t kBlock =
+    int64_t(1) << 17;  // bytes of x, or of one row: with those of its gradient, and of the block ahead, half a cache
 
 template <typename T, bool complex>
 class Group {
@@ -81,7 +82,8 @@ class Group {
     const T* x = in_.x + ((in_.shared_x ? 0 : model_rows) + first) * step + i;
     const T *p = grads_ + begin * O, *q = p + rows * O;
     T* grad_x = f_.grad_x == nullptr ? nullptr : f_.grad_x + (model_rows + first) * step + i;
-    int64_t ahead = block * step + i * (end - begin) - i;  // a block has a register for each of its rows and of `begin`s
+    int64_t ahead =
+        block * step + i * (end - begin) - i;  // a block has a register for each of its rows and of `begin`s
     for (int64_t b = begin; b < end;) {
       Reg sum[O][P] = {}, gate_sum = S::zero();
       for (const int64_t run_end = least(b + kRun, end); b < run_end; ++b, x += step, p += O, q += O) {
