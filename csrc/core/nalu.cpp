@@ -264,8 +264,8 @@ class BackwardGroup {
     if (grad_x != nullptr) grad_x += kBlockRows * in_.in + i * (rows - 1);
     for (int64_t row = 0; row < rows; ++row, x += in_.in) {
       for (int64_t l = 0; l < least(kLanes<T>, inputs); l += W) {
-        __builtin_prefetch(next + row * kLanes<T> + l);
-        if (grad_x != nullptr) __builtin_prefetch(grad_x + row * kLanes<T> + l, 1);
+        __builtin_prefetch(next + row * kLanes<T> + l, 0, 2);
+        if (grad_x != nullptr) __builtin_prefetch(grad_x + row * kLanes<T> + l, 1, 2);
         const Reg value = S::load_first(x + l, int(least<int64_t>(W, inputs - l)));
         S::store(rows_ + row * kLanes<T> + l, value);
         S::store(logs + row * kLanes<T> + l, log_size<T>(value, in_.eps));
