@@ -11,11 +11,10 @@ namespace npu {
 
 constexpr size_t kLeastForHugePages = size_t(8) << 20;  // bytes; the call takes a part in a thousand of writing these
 
-// Asks for huge pages under a result that nobody has written yet; its values stay as they are. Systems that have none,
-// or use them everywhere, do nothing.
+// Asks for huge pages under a result of at least so many bytes that nobody has written yet. Systems that have none, or
+// use them everywhere, do nothing.
 inline void want_huge_pages(void* result, size_t bytes) {
 #if defined(MADV_HUGEPAGE)
-  if (bytes < kLeastForHugePages) return;
   constexpr uintptr_t kPage = 4096;  // the call takes whole pages
   const uintptr_t begin = (uintptr_t(result) + kPage - 1) / kPage * kPage,
                   end = (uintptr_t(result) + bytes) / kPage * kPage;

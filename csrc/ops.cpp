@@ -116,7 +116,8 @@ Tensor empty(const Tensor& like, const std::vector<int64_t>& shape, bool integer
                                &handle) != TORCH_SUCCESS)
     npu::out_of_memory(size_t(step), "elements");
   const Tensor result(handle);
-  npu::want_huge_pages(result.mutable_data_ptr(), size_t(result.numel()) * result.element_size());
+  const size_t bytes = size_t(result.numel()) * result.element_size();
+  if (bytes >= npu::kLeastForHugePages) npu::want_huge_pages(result.mutable_data_ptr(), bytes);
   return result;
 }
 Tensor absent(const Tensor& like) { return empty(like, {0}); }

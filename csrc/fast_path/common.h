@@ -53,8 +53,9 @@ inline c10::DispatchKeySet keys_of_cpu_tensors(bool inference) {
 
 // A result that a kernel will write.
 inline Tensor uninitialised(at::IntArrayRef shape, const at::TensorOptions& options) {
-  const Tensor result = at::empty(shape, options);
-  npu::want_huge_pages(result.mutable_data_ptr(), result.nbytes());
+  Tensor result = at::empty(shape, options);
+  const size_t bytes = size_t(result.numel()) * result.itemsize();
+  if (C10_UNLIKELY(bytes >= npu::kLeastForHugePages)) npu::want_huge_pages(result.mutable_data_ptr(), bytes);
   return result;
 }
 

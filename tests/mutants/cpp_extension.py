@@ -25,6 +25,12 @@ EXTENSION = [
             "arguments.options(L::options, npu::kInBackward, options.data());\n    options.back() = 0;",
         ),
     }),
+    *mutants("csrc/ops.cpp", "tests/backends/test_huge_pages.py", {
+        "ops-small-pages": ("if (bytes >= npu::kLeastForHugePages)", "if (false)"),
+    }),
+    *mutants(FAST_PATH + "common.h", "tests/backends/test_huge_pages.py", {
+        "fast-path-small-pages": ("C10_UNLIKELY(bytes >= npu::kLeastForHugePages)", "false"),
+    }),
     *mutants(FAST_PATH + "matrix.h", "tests/backends/test_fast_path.py -k large_products", {
         "matrix-shared-x-of-one-model": ("n.shared_x && x.dim() == 2 ? 1 : n.models", "n.models"),
     }),
