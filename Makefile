@@ -120,9 +120,11 @@ tables: install
 	$(BIN)/python -m benchmarks.throughput.report $(THROUGHPUT) --tables docs/tables \
 	  --page docs/performance.md --gpus docs/gpus.md --readme README.md \
 	  --picture docs/images/throughput.png --processor "$(PROCESSOR)"
+	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/rows-*.jsonl --rows docs/many-rows.md
 	$(BIN)/python -m benchmarks.throughput.cold --page docs/first-call.md benchmarks/results/cold-*.jsonl
 	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper --insert docs/paper.md \
 	  docs/choosing-a-layer.md
+	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper-text
 	$(BIN)/python -m benchmarks.regression --report docs/when-not-to-use.md --pictures docs/images
 	$(BIN)/python -m benchmarks.equations --report docs/equations.md --picture docs/images/equations.png
 	$(BIN)/python -m benchmarks.time_series --report docs/time-series.md --picture docs/images/odebench.png

@@ -68,6 +68,7 @@ PAGES = {
     "../benchmarks/README.md": "benchmarks.md",
     "../benchmarks/results/README.md": "results.md",
     "../benchmarks/results/paper/report.md": "paper-report.md",
+    "../benchmarks/results/paper-text/report.md": "paper-text.md",
 }
 
 DOWNLOAD = re.compile(r"\s*\{nb-download\}`[^`]*`\.?")

@@ -6,6 +6,7 @@ prints all tables, unless an option says where they go:
 
 --tables FOLDER     all tables, a page for each processor and one with the processors side by side
 --page FILE         the main cases on several processors, between the marks of the summary
+--rows FILE         the time of a row by the number of rows, between the marks "throughput-rows"
 --gpus FILE         the rows of GPUs, between the marks "throughput-gpus"
 --readme FILE       a short table of one processor, between the marks "throughput"
 --picture FILE      the main cases' bars: the time of others divided by ours; PNG, SVG or PDF
@@ -45,6 +46,8 @@ Machine = tuple[str, ...]
 Groups = dict[tuple[Case, int], Group]  # case, threads
 
 MARK, SUMMARY_MARK, GPU_MARK = "throughput", "throughput-summary", "throughput-gpus"
+ROWS_MARK = "throughput-rows"
+LEAST_COUNTS = 4  # numbers of rows that a layer was measured with, to be in that block
 GPU = "cuda"  # of a row's device
 ON_GPUS = "eager", "compile", "compile-graph", "compile-autotune"
 PAGE_HEAD = "---\norphan: true\n---\n\n# Throughput\n\n"  # the page is in no menu
@@ -338,6 +341,33 @@ def _compared_processors(
     return f"{machines}:\n\n{record_table(records)}"
 
 
+def many_rows(rows: Sequence[Row]) -> str:
+    """The time of a step for one row, and eager's time divided by it, by the number of rows.
+
+    One model, one thread; layers that a CPU was measured with for `LEAST_COUNTS` numbers of rows.
+    """
+    parts = []
+    for machine, groups in grouped(row for row in rows if row.get("device") != GPU).items():
+        of_layers: dict[tuple[str, int, int], dict[int, str]] = {}
+        for (case, threads), group in sorted(groups.items(), key=lambda pair: pair[0][0].size.rows):
+            size = case.size
+            if (case.kind, case.signs, size.models, threads) != (STEP, "random", 1, 1):
+                continue
+            cell = f"{1000 * group['ours']['median_us'] / size.rows:.3g} ns"
+            eager = _ratio(group.get("eager"))
+            of_layer = of_layers.setdefault((_layer(case), size.inputs, size.outputs), {})
+            of_layer[size.rows] = f"{cell} ({eager})" if eager else cell
+        records = [
+            {"layer": layer, "I, O": f"{inputs}, {outputs}"}
+            | {f"{count:,} rows": cell for count, cell in cells.items()}
+            for (layer, inputs, outputs), cells in of_layers.items()
+            if len(cells) >= LEAST_COUNTS
+        ]
+        if records:
+            parts.append(f"{_where(machine)}; 1 thread:\n\n{record_table(records)}")
+    return "\n".join(parts).strip()
+
+
 def gpus(rows: Sequence[Row]) -> str:
     """A table for each GPU: wall times of passes and of replayed graphs, kernels' time, memory."""
     of_gpus = [row for row in rows if row.get("device") == GPU]
@@ -459,6 +489,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("files", nargs="+", type=Path, metavar="FILE", help="JSON lines of the suite")
     add("--tables", type=Path, metavar="FOLDER", help="put pages with all tables there")
     add("--page", type=Path, metavar="FILE", help="put the summary there")
+    add("--rows", type=Path, metavar="FILE", help="put the time of a row there")
     add("--gpus", type=Path, metavar="FILE", help="put the rows of GPUs there")
     add("--readme", type=Path, metavar="FILE", help="put a short table there")
     add("--picture", type=Path, metavar="FILE", help="draw each rival's time divided by ours")
@@ -470,6 +501,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             files.write(options.tables / name, text)
         if options.page:
             renew(options.page, {SUMMARY_MARK: summary(rows)})
+        if options.rows:
+            renew(options.rows, {ROWS_MARK: many_rows(rows)})
         if options.gpus:
             renew(options.gpus, {GPU_MARK: gpus(rows)})
         if options.readme:
@@ -479,8 +512,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ReportError, MarksError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    asked = options.tables, options.page, options.gpus, options.readme, options.picture
-    if not any(asked):
+    asked = options.tables, options.page, options.rows, options.gpus, options.readme
+    if not any((*asked, options.picture)):
         print("\n".join(pages(rows).values()), end="")
     return 0
 

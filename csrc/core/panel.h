@@ -220,7 +220,7 @@ template <typename T>
 void turn(const T* p, int64_t features, int64_t rows, int64_t registers, T* panel) {
   using S = Simd<T>;
   constexpr int W = S::width;
-  const int64_t ahead = least(registers, 1 + kFetched / most<int64_t>(1, W * features * int64_t(sizeof(T))));  // in registers of rows
+  const int64_t ahead = least(registers, 1 + kFetched / most<int64_t>(1, W * features * int64_t(sizeof(T))));
   for (int64_t v = 0; v < registers; ++v) {
     const int valid = int(most<int64_t>(0, least<int64_t>(W, rows - v * W)));
     for (int64_t i = 0; i < features; i += W) {

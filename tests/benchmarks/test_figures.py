@@ -33,7 +33,7 @@ LEFT_OUT = {
 # The blocks that a test compares with what makes them.
 BLOCKS = {
     *("throughput", "throughput-summary", "throughput-gpus", "throughput-cold", "equations"),
-    *("published", "support"),
+    *("published", "support", "throughput-rows"),
     *("time-series", "time-series-laws", "time-series-wrong", "odebench"),
     *("regression", "regression-beyond"),
     *(SHORT | GUIDE),
@@ -94,6 +94,11 @@ def test_throughput_tables_are_those_of_the_results() -> None:
     assert page == insert(page, report.summary(rows), report.SUMMARY_MARK)
     on_gpus = (ROOT / "docs" / "gpus.md").read_text()
     assert on_gpus == insert(on_gpus, report.gpus(rows), report.GPU_MARK)
+    many, by_rows = (
+        (ROOT / "docs" / "many-rows.md").read_text(),
+        sorted(RESULTS.glob("rows-*.jsonl")),
+    )
+    assert many == insert(many, report.many_rows(report.read(by_rows)), report.ROWS_MARK)
     cold_rows = cold.read(sorted(RESULTS.glob("cold-*.jsonl")))
     first = (ROOT / "docs" / "first-call.md").read_text()
     assert first == insert(first, cold.table(cold_rows), cold.COLD_MARK)
@@ -115,8 +120,9 @@ def test_every_row_of_the_suite_is_on_a_page() -> None:
     assert sum(text.count("\n| ") - 2 * text.count("\n| layer |") for text in pages) == len(groups)
 
 
-def test_the_papers_report_is_that_of_the_results() -> None:
-    assert (RESULTS / "paper" / "report.md").read_text() == paper.full(RESULTS / "paper")
+@pytest.mark.parametrize("folder", ["paper", "paper-text"])
+def test_the_papers_reports_are_those_of_the_results(folder: str) -> None:
+    assert (RESULTS / folder / "report.md").read_text() == paper.full(RESULTS / folder)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from benchmarks.paper import gradient_surface
 from benchmarks.paper.large import task as large
 from benchmarks.paper.layers import sigmoid
 from benchmarks.paper.runner import Batch
+from benchmarks.paper.simple import regularised
 from benchmarks.paper.simple import task as simple
+from npu_kernels.training import regularizer
 
 STEPS = 12
 
@@ -68,10 +70,11 @@ def test_paper_variant_of_the_large_task_runs(model: str) -> None:
     "batch",
     [
         simple_batch("iNALU", 2),
+        simple_batch("iNALU", 2, "paper"),
         large_batch("NPU", [("add", 0), ("mul", 3)]),
         large_batch("NALU", [("sqrt", 1)]),
     ],
-    ids=["simple", "large", "float64"],
+    ids=["simple", "new starts", "large", "float64"],
 )
 def test_restored_training_gives_the_same_numbers(batch: Batch) -> None:
     expected = rows(batch)
@@ -83,6 +86,62 @@ def test_restored_training_gives_the_same_numbers(batch: Batch) -> None:
     second.restore(state)
     second.advance(STEPS - 5)
     assert second.results()[0] == expected
+
+
+def test_the_regulariser_grows_and_is_the_papers() -> None:
+    assert regularised.whole_weight(50, 100) == 0
+    assert regularised.whole_weight(60, 100) == pytest.approx(0.4 * regularised.WHOLE_WEIGHT)
+    assert regularised.whole_weight(100, 100) == regularised.WHOLE_WEIGHT
+    trainer = simple_batch("NMU", 2, "paper").make(simple_batch("NMU", 2, "paper"))
+    buffer = trainer.buffer
+    loss = regularizer(trainer.module, form="paper").sum()
+    expected = torch.autograd.grad(0.3 * loss, buffer.parameters)
+    regularised.whole(buffer, [torch.zeros_like(view) for view in buffer.views], torch.tensor(0.3))
+    for got, want in zip(buffer.grads, expected, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_the_regulariser_moves_the_weights_by_either_way() -> None:
+    batch = simple_batch("NMU", 2, "paper")
+    fused, eager = batch.make(batch), batch.make(batch)
+    eager._torchs = None
+    for trainer in (fused, eager):
+        trainer.advance(STEPS)
+    torch.testing.assert_close(fused.buffer.flat, eager.buffer.flat, rtol=1e-4, atol=1e-6)
+    code = simple_batch("NMU", 2)
+    without = code.make(code)
+    without.advance(STEPS)
+    assert not torch.equal(without.buffer.flat, fused.buffer.flat)
+
+
+def test_an_inalu_that_does_not_learn_starts_anew() -> None:
+    batch = simple_batch("iNALU", 2, "paper")
+    trainer = batch.make(batch)
+    assert isinstance(trainer, regularised.INALUTraining)
+    trainer.advance(2)  # not the last step of a period
+    before = trainer.buffer.per_model().clone()
+    trainer.losses.copy_(torch.tensor([[5.0, 0.5]]).expand(trainer.period, 2))
+    trainer._start_anew(trainer.period)
+    after = trainer.buffer.per_model()
+    assert not torch.equal(after[0], before[0])
+    assert after[0].abs().max() <= regularised.NEW_START
+    assert torch.equal(after[1], before[1])
+    trainer.losses[:, 0] = torch.linspace(9.0, 2.0, trainer.period).roll(1)  # falls
+    trainer._start_anew(2 * trainer.period)
+    assert torch.equal(trainer.buffer.per_model(), after)
+
+
+def test_an_inalu_has_bounded_gradients() -> None:
+    batch = simple_batch("iNALU", 2, "paper")
+    trainer = batch.make(batch)
+    seen = []
+    update = trainer.optimizer.update
+    trainer.optimizer.update = lambda flat, grads, step: (
+        seen.append(grads.abs().max().item()),
+        update(flat, grads, step),
+    )
+    trainer.advance(3)
+    assert max(seen) == pytest.approx(regularised.CLIP)
 
 
 def test_starts_are_the_authors() -> None:

@@ -173,6 +173,24 @@ def test_a_block_is_replaced_and_nothing_else(option, name, tmp_path):
         assert text.count("| --- |\n") == 1
 
 
+def test_the_time_of_a_row_by_the_number_of_rows(tmp_path):
+    rows = []
+    for count in (1000, 10, 100, 10_000):
+        rows += [made_up(rival, 2.0, Size(count, 5, 3)) for rival in ("ours", "eager")]
+        rows.append(made_up("ours", 1.0, Size(count, 5, 3), threads=2))
+    rows.append(made_up("ours", 1.0, Size(10, 4, 3)))  # of one number of rows
+    page = tmp_path / "page.md"
+    page.write_text("<!-- throughput-rows:begin -->\n<!-- throughput-rows:end -->\n")
+    file = write(tmp_path / "rows.jsonl", rows)
+    assert report.main([str(file), "--rows", str(page)]) == 0
+    head, _, *records = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    assert head == "| layer | I, O | 10 rows | 100 rows | 1,000 rows | 10,000 rows |"
+    assert len(records) == 1
+    us = next(row for row in rows if row["rows"] == 1000)["median_us"]
+    assert f"| {us:.3g} ns (2.00) |" in records[0]  # microseconds a thousand rows
+    assert report.many_rows(rows[:6]) == ""
+
+
 def test_the_pages_of_all_tables_are_written(tmp_path):
     rows = [*made_up_rows(), made_up("ours", 1.0, environment={"processor": "Slide rule"})]
     assert report.main([str(write(tmp_path / "rows.jsonl", rows)), "--tables", str(tmp_path)]) == 0

@@ -8,9 +8,8 @@ says ("paper"):
     optimiser    Adam 0.005; NALU RMSProp 0.005,            Adam 0.001
                  iNALU RMSProp 0.001
     NAU, NALU    not clipped; a bias in the gate            clipped to [-1, 1]; no bias
+    NMU, iNALU   the error alone                            see regularised.py
 Both: 20,000 steps of 100 fresh rows, the last iterate, Dense with 10 hidden units, NALU in float64.
-Not in either: iNALU's clipping, regularisers and new starts, and the NAU's and NMU's regulariser,
-for which the text gives no weight.
 
 The error is the mean of |model - f| on a grid with negative numbers, for the root on a positive
 one. With some of the operations only, a model has one output for each of them.
@@ -32,6 +31,7 @@ from torch import Tensor, nn
 from benchmarks.paper.models import build, start_
 from benchmarks.paper.optimizers import Adam, Optimizer, RMSProp
 from benchmarks.paper.runner import Batch, chunks
+from benchmarks.paper.simple.regularised import INALUTraining, whole, whole_weight
 from benchmarks.paper.streams import stream
 from benchmarks.paper.training import Buffer, Rows, Training
 from npu_kernels._jobs import files
@@ -201,7 +201,16 @@ def make(batch: Batch) -> Training:
         return rows, {"parameters": training.buffer.per_model().cpu()}
 
     data = Data(seeds, variant, recipe.dtype, device, operations)
-    return Training(module, make_optimizer, data, batch.settings["steps"], evaluate)
+    steps = batch.settings["steps"]
+    if variant == "paper" and model == "iNALU":
+        return INALUTraining(module, make_optimizer, data, steps, evaluate, seeds=seeds)
+    if variant == "paper" and model == "NMU":
+        return Training(
+            module, make_optimizer, data, steps, evaluate, whole,
+            beta=lambda step: torch.tensor(whole_weight(step, steps)),
+            penalties={"paper": lambda step: whole_weight(step, steps)},
+        )  # fmt: skip
+    return Training(module, make_optimizer, data, steps, evaluate)
 
 
 @torch.no_grad()
