@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from npu_kernels._laws.products.exponent_length import ZERO, exponent_nats
-from npu_kernels._laws.products.problem import BOUND, AllRows, Problem
+from npu_kernels._laws.products.problem import BOUND, LARGEST, AllRows, Problem
 
 Array = Any
 Data = Problem | AllRows
@@ -105,7 +105,8 @@ def criterion(problem: Data, law: Sum, press: float, variances: Array) -> float:
     described += sum(freedom(problem, variances, press))
     chosen = law.parameters + int((np.abs(fixed) > ZERO).sum())
     correction = 2 * chosen * (chosen + 1) / max(N - chosen - 1, 0.1)
-    power = 0.0 if problem.power == 1 else 6.0 + math.log(N)  # what the output power costs
+    plain = problem.power == 1 and problem.function is None
+    power = 0.0 if plain else 6.0 + math.log(N)  # what the output power or function costs
     penalty = len(law.c) * math.log(N) + power
     return misfit(problem, press) + penalty + 2 * described + correction
 
@@ -121,12 +122,19 @@ def jacobian(problem: Problem, law: Sum, P: Array, root: Array | None = None) ->
     k, i = np.nonzero(law.free)
     J = np.concatenate([P, P[:, k] * law.c[k] * problem.logs[:, i]], 1)
     slope, p = problem.weight, problem.power
-    if problem.factor:
+    if problem.function is not None:
+        sums = problem.scale * (P @ law.c)
+        steep = problem.function.slope(sums) * (problem.scale / problem.unit)
+        slope = slope * np.clip(steep, -LARGEST, LARGEST)
+        if problem.factor:
+            slope = slope * (problem.unit / np.maximum(problem.function.inverse(sums), 1e-300))
+    elif problem.factor:
         slope = slope / (p * np.maximum(P @ law.c, 1e-300))
     elif p != 1:
         sums = np.maximum(np.abs(P @ law.c), 1e-300)
         slope = slope * sums ** (1 / p - 1) / abs(p) * math.copysign(1, p)
-    J = J * slope[:, None]
+    with np.errstate(over="ignore", invalid="ignore"):
+        J = J * slope[:, None]
     return J if root is None else J * root[:, None]
 
 
