@@ -80,12 +80,10 @@ def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
 
     from npu_kernels import NPURegressor
 
-    hints = {
-        "functions": law.functions or None,
-        "output_functions": "auto" if law.function else None,
-    }
+    of_y = "auto" if law.function else None
     with_names = DataFrame(X, columns=law.inputs) if law.functions else X
-    best = NPURegressor(random_state=seed, **hints).fit(with_names, y).best_
+    model = NPURegressor(random_state=seed, functions=law.functions or None, output_functions=of_y)
+    best = model.fit(with_names, y).best_
 
     def sums(points: np.ndarray) -> Any:
         if best.function is not None:  # y may be rounded to a constant

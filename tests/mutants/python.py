@@ -322,7 +322,7 @@ EQUATIONS = [
     }),
     *mutants(PACKAGE + "_laws/table/search.py", ("tests/laws/test_equations_search.py", "tests/laws/test_equations_rows.py", "tests/laws/test_equations.py -k 'offset or lens or four_terms or two_terms or negative_y'", "tests/laws/test_equations_estimator.py -k interrupt"), {
         "equations-exchanged-terms": ("stay = [k for k in range(len(u)) if k != removed]", "stay = list(range(1, len(u)))"),
-        "equations-output-powers": ("for power in powers:\n            if candidates.exact()", "for power in powers[:1]:\n            if candidates.exact()"),
+        "equations-output-powers": ("for power in powers:\n            end =", "for power in powers[:1]:\n            end ="),
         "equations-patient-search": ("if (worse > rough and not patient) or", "if worse > rough or"),
         "equations-patient-order": ("sorted(reached, key=reached.__getitem__)", "sorted(reached, key=reached.__getitem__)[:1]"),
         "equations-interrupted": ("        candidates.complete = False\n    return candidates", "    return candidates"),

@@ -343,6 +343,11 @@ class OutputFunction:
     def text(self, total: str) -> str:
         """Return y as text. total: f(y)."""
         body = self._kind.text.format(total)
+        angle = _fraction(self.factor / math.pi)
+        if angle is not None:
+            top = f"{angle.denominator}*" if angle.denominator > 1 else ""
+            below = f"({angle.numerator}*pi)" if angle.numerator > 1 else "pi"
+            return f"{top}{body}/{below}"
         return body if self.factor == 1 else argument(body, 1 / self.factor)
 
     def symbolic(self, sympy: Any, total: Any) -> Any:

@@ -149,8 +149,7 @@ class Problem(Scaled):
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             prediction = products @ c
             if self.function is not None:
-                prediction = self.function.inverse(self.scale * prediction) / self.unit
-                prediction = np.clip(prediction, -LARGEST, LARGEST)
+                prediction = self._inverse(self.function, prediction)
             elif self.power != 1:
                 prediction = np.sign(prediction) * np.abs(prediction) ** (1 / self.power)
             if not self.factor:
@@ -206,6 +205,18 @@ class Problem(Scaled):
             if p < 0 and p != -1:
                 weight = np.where(y > 0, weight, 0.0)
         return z / self.base, weight * np.abs(self.base)
+
+    def _inverse(self, function: OutputFunction, sums: Array) -> Array:
+        """The target from sums."""
+        return np.clip(function.inverse(self.scale * sums) / self.unit, -LARGEST, LARGEST)
+
+    def steepness(self, function: OutputFunction, sums: Array) -> Array:
+        """Return the derivative of the target for the sum, or of its logarithm for factors."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            slope = function.slope(self.scale * sums) * (self.scale / self.unit)
+            if self.factor:
+                slope = slope / np.maximum(self._inverse(function, sums), 1 / LARGEST)
+            return np.clip(slope, -LARGEST, LARGEST)
 
     def _of_function(self, function: OutputFunction) -> tuple[Array, Array]:
         """Return the function of y over its scale, and the slope of the target to it ``[N]``.

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from npu_kernels._laws.products.exponent_length import ZERO, exponent_nats
-from npu_kernels._laws.products.problem import BOUND, LARGEST, AllRows, Problem
+from npu_kernels._laws.products.problem import BOUND, AllRows, Problem
 
 Array = Any
 Data = Problem | AllRows
@@ -123,11 +123,7 @@ def jacobian(problem: Problem, law: Sum, P: Array, root: Array | None = None) ->
     J = np.concatenate([P, P[:, k] * law.c[k] * problem.logs[:, i]], 1)
     slope, p = problem.weight, problem.power
     if problem.function is not None:
-        sums = problem.scale * (P @ law.c)
-        steep = problem.function.slope(sums) * (problem.scale / problem.unit)
-        slope = slope * np.clip(steep, -LARGEST, LARGEST)
-        if problem.factor:
-            slope = slope * (problem.unit / np.maximum(problem.function.inverse(sums), 1e-300))
+        slope = slope * problem.steepness(problem.function, P @ law.c)
     elif problem.factor:
         slope = slope / (p * np.maximum(P @ law.c, 1e-300))
     elif p != 1:
@@ -178,13 +174,14 @@ def loss_roots(r: Array, loss: str) -> tuple[float, Array | None]:
     if loss == "squared":
         return float(r @ r), None
     limit = 1.345 * robust_scale(r) or 1e-300
-    t = np.abs(r) / limit
-    if loss == "huber":
-        value = np.where(t <= 1, t * t, 2 * t - 1)
-        weight = 1 / np.maximum(t, 1)
-    else:
-        value, weight = 2 * (np.sqrt(1 + t * t) - 1), 1 / np.sqrt(1 + t * t)
-    return float(value.sum()) * limit**2, np.sqrt(weight) if len(weight) > 1 else None
+    with np.errstate(over="ignore", invalid="ignore"):
+        t = np.abs(r) / limit
+        if loss == "huber":
+            value = np.where(t <= 1, t * t, 2 * t - 1)
+            weight = 1 / np.maximum(t, 1)
+        else:
+            value, weight = 2 * (np.sqrt(1 + t * t) - 1), 1 / np.sqrt(1 + t * t)
+        return float(value.sum()) * limit**2, np.sqrt(weight) if len(weight) > 1 else None
 
 
 def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) -> Sum:
@@ -241,9 +238,14 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
 
 
 def _without_held(problem: Data, law: Sum) -> Sum:
-    """The sum whose exponents of 0 are no parameters where they have to stay: see `Zeros`."""
+    """The sum whose exponents of 0 are no parameters where they have to stay: see `Zeros`.
+
+    They are even.
+    """
     stays = law.free & (law.u == 0) & problem.held
-    return replace(law, free=law.free & ~stays) if stays.any() else law
+    if not stays.any():
+        return law
+    return replace(law, free=law.free & ~stays, parity=np.where(stays, 0.0, law.parity))
 
 
 def _equations(
@@ -342,7 +344,9 @@ def simplified(problem: Data, law: Sum, rules: Rules) -> Sum:
     if forced.any():
         u = law.u.copy()
         for k, i in np.argwhere(forced):
-            u[k, i] = (options(problem, rules, u[k, i], i, law.parity[k, i]) or [0.0])[0]
+            u[k, i] = (options(problem, rules, u[k, i], i, law.parity[k, i]) or law.parity[k, [i]])[
+                0
+            ]
         law = refit(problem, replace(law, u=u, free=law.free & ~forced), rules.loss)
     if rules.exponents == "real" or not math.isfinite(law.rss):
         return law
@@ -421,7 +425,9 @@ def _fewer_than_rows(problem: Data, law: Sum) -> Sum:
     free = np.zeros_like(law.free)
     free.flat[order[:limit]] = True
     free &= law.free
-    return replace(law, u=np.where(law.free & ~free, 0.0, law.u), free=free)
+    zero = law.free & ~free
+    u, parity = (np.where(zero, 0.0, part) for part in (law.u, law.parity))
+    return replace(law, u=u, parity=parity, free=free)
 
 
 def _plan(problem: Data, law: Sum, rules: Rules) -> list[tuple[int, int, float]]:
