@@ -196,6 +196,8 @@ def _one_power(
             errors.append(math.inf)
             continue
         sums = steps.sums(inputs, partial(_simplified, more, _distinct(beam, count), rules))
+        if of_function and terms > 1 and not any(is_exact(more, law) for law in sums):
+            sums += steps.sums(inputs, partial(_with_constant, more, library, terms, rules))
         if not sums:
             break
         best_sum = min(sums, key=lambda law: law.cost)
@@ -226,6 +228,21 @@ def _simplified(problem: Problem, sums: list[Sum], rules: Rules) -> list[Sum]:
         if is_exact(problem, simple) and not simple.free.any():
             break
     return laws
+
+
+def _with_constant(problem: Problem, library: Library, terms: int, rules: Rules) -> list[Sum]:
+    """Sums of a constant and simple products, which a function of y often has.
+
+    Their exponents are simple from the beginning: a logarithm is near to powers that cancel.
+    """
+    laws: list[Sum] = []
+    for chosen in library.with_constant(terms, BEAM):
+        u, parity = library.u[list(chosen)], library.parity[list(chosen)]
+        c = np.linalg.lstsq(library.A[:, list(chosen)], library.target, rcond=1e-12)[0]
+        c = c / library.size[list(chosen)]
+        law = Sum(u, parity, np.zeros(u.shape, dtype=bool), c)
+        laws.append(refine.refit(problem, law, rules.loss))
+    return [law for law in laws if math.isfinite(law.cost)]
 
 
 def _shortened(problem: Problem, law: Sum, rules: Rules) -> list[Sum]:
@@ -295,6 +312,9 @@ def _starts(
         if terms == 2:
             for pair in library.pairs(starts // 2):
                 add(*pair)
+        if solver.of_function:
+            for chosen in library.with_constant(terms, BEAM):
+                add(*chosen)
     while len(picks) < starts:
         add(*generator.integers(len(library.u), size=terms))
     u, parity = (np.stack([pick[part] for pick in picks]) for part in (0, 1))

@@ -58,6 +58,7 @@ class Solver:
         self.moments = torch.cat([self.logs, products], 1)  # [N, m + m (m + 1) / 2]
         self.size = float(self.target.square().sum())
         self.robust = loss != "squared"
+        self.of_function = problem.function is not None
         self.limit = math.inf  # residuals beyond count linearly
 
     def terms(self, u: Tensor, parity: Tensor) -> Tensor:
