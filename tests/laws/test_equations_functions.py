@@ -133,15 +133,12 @@ def test_standard_errors_are_those_of_repeated_fits():
     slopes = [float(best.coef[best.exponents[:, 0] == 1][0]) for best in fits]
     errors = [float(best.coef_std[best.exponents[:, 0] == 1][0]) for best in fits]
     assert np.std(slopes) == pytest.approx(np.mean(errors), rel=0.4)
-    draws = fits[0]
     y = 5 * np.exp(-1.5 * x) + 0.05 * RNG(0).standard_normal(100)
     fitted = model(output_functions="log", noise="constant", starts=8).fit(x[:, None], y)
-    for one, other in zip(
-        fitted.bootstrap(x[:, None], y, draws=60), fitted.intervals(), strict=True
-    ):
-        assert one.value == other.value
-        assert one.error == pytest.approx(other.error, rel=0.6)
-    assert draws.noise == "constant"
+    resampled = fitted.bootstrap(x[:, None], y, draws=60)
+    for interval, linear in zip(resampled, fitted.intervals(), strict=True):
+        assert interval.value == linear.value
+        assert interval.error == pytest.approx(linear.error, rel=0.6)
 
 
 @pytest.mark.parametrize("kind", ["relative", "factor"])
@@ -363,9 +360,9 @@ def test_rows_without_weight_may_have_any_values():
 
 
 def test_parameters_are_those_of_scikit_learn():
-    one = clone(model(ANGLE, ("log",)))
-    assert one.get_params()["functions"] == ANGLE
-    assert one.get_params()["output_functions"] == ("log",)
+    copy = clone(model(ANGLE, ("log",)))
+    assert copy.get_params()["functions"] == ANGLE
+    assert copy.get_params()["output_functions"] == ("log",)
 
 
 @few_rows

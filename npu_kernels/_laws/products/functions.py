@@ -293,6 +293,12 @@ class OutputFunction:
         inside: Array = (y > low) & (y < high)
         return inside if self.name in OF_NUMBERS_INSIDE else inside | (y == low) | (y == high)
 
+    def margin(self, y: Array) -> Array:
+        """Return the distances from the ends of the domain, 0 outside."""
+        low, high = self._kind.domain
+        distance = np.minimum(self.factor * y - low, high - self.factor * y) / self.factor
+        return np.maximum(distance, 0.0)
+
     def outside(self, y: Array) -> int | None:
         """Return the row of a y that errors do not bring out of the domain; None if there is none.
 

@@ -93,7 +93,7 @@ class Library:
 
         They are chosen one after the other, and then exchanged one at a time.
         """
-        sets = [(int(i),) for i in np.flatnonzero((self.u == 0).all(1))]
+        sets: list[tuple[int, ...]] = [(int(i),) for i in np.flatnonzero((self.u == 0).all(1))]
         for _ in range(terms - 1):
             longer = {(*chosen, k) for chosen in sets for k in self._next(chosen, beam)}
             sets = sorted(longer, key=self._error)[:beam]

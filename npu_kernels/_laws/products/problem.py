@@ -25,6 +25,7 @@ from npu_kernels._laws.products.units import Exponents
 Array = Any  # np.ndarray; numpy's own types change from version to version
 
 BOUND = 6.0  # the largest size of an exponent
+NEAR_END = 0.05  # of the size of y: distance from the end of a domain where errors may decide
 LARGEST = 1e15  # of a prediction by a function of y, and of its slope, over the size of y
 BLOCK_ROWS = 20_000  # rows in memory at once, where all rows are gone through
 
@@ -221,14 +222,20 @@ class Problem(Scaled):
     def _of_function(self, function: OutputFunction) -> tuple[Array, Array]:
         """Return the function of y over its scale, and the slope of the target to it ``[N]``.
 
-        The slope is 0 where errors have brought y out of the function's domain.
+        The slope is 0 where errors have brought y out of the function's domain, and small near its
+        ends, where errors would decide about f(y).
         """
         y = self.unit * self.target
         value = function.value(y)
         slope = np.abs(function.slope(value)) * (self.scale / self.unit)
         inside = function.inside(y)
         limit = 100 * np.median(slope[inside]) if inside.any() else 0.0
-        return value / self.scale, np.where(inside, np.minimum(slope, limit), 0.0)
+        slope = np.where(inside, np.minimum(slope, limit), 0.0)
+        if not self.factor:
+            distance = self.weight * function.margin(y) / self.unit
+            far = distance / (NEAR_END * math.sqrt(self.size / self.rows) or 1.0)
+            slope = slope * np.minimum(far, 1.0) ** 2
+        return value / self.scale, slope
 
 
 @dataclass(frozen=True)
