@@ -160,7 +160,8 @@ class Problem(Scaled):
 
     def products(self, u: Array, parity: Array) -> Array:
         """Return the products ``[N, K]`` without their base."""
-        products: Array = np.exp(np.clip(self.logs @ u.T, -300, 300))
+        products: Array = self.logs @ u.T
+        np.exp(np.clip(products, -300, 300, out=products), out=products)
         if self.negative is not None:
             products = products * self.signs(parity)
         return products if self.zeros is None else products * self.zeros.factors(u)
@@ -308,8 +309,16 @@ class AllRows(Scaled):
 
     def blocks(self) -> Iterator[tuple[slice, Problem]]:
         """Yield the slice of every block of rows, and the problem with its rows."""
+        if self.rows <= BLOCK_ROWS:
+            yield slice(0, self.rows), self.block
+            return
         for rows in blocks(self.rows):
             yield rows, self.take(rows)
+
+    @cached_property
+    def block(self) -> Problem:
+        """The only block of few rows."""
+        return self.take(slice(0, self.rows))
 
     def choose(self, rows: Array) -> AllRows:
         """Return the same output with the rows of these indices, each as often as it occurs."""

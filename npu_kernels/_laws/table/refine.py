@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from npu_kernels._laws.products.exponent_length import ZERO, exponent_nats
-from npu_kernels._laws.products.problem import BOUND, AllRows, Problem
+from npu_kernels._laws.products.problem import BLOCK_ROWS, BOUND, AllRows, Problem
 
 Array = Any
 Data = Problem | AllRows
@@ -120,7 +120,10 @@ def jacobian(problem: Problem, law: Sum, P: Array, root: Array | None = None) ->
     P: the terms ``[N, K]``. root: factors of the rows ``[N]``.
     """
     k, i = np.nonzero(law.free)
-    J = np.concatenate([P, P[:, k] * law.c[k] * problem.logs[:, i]], 1)
+    K = len(law.c)
+    J = np.empty((len(P), K + len(k)))
+    J[:, :K] = P
+    np.multiply(P[:, k] * law.c[k], problem.logs[:, i], out=J[:, K:])
     slope, p = problem.weight, problem.power
     if problem.function is not None:
         slope = slope * problem.steepness(problem.function, P @ law.c)
@@ -130,7 +133,7 @@ def jacobian(problem: Problem, law: Sum, P: Array, root: Array | None = None) ->
         sums = np.maximum(np.abs(P @ law.c), 1e-300)
         slope = slope * sums ** (1 / p - 1) / abs(p) * math.copysign(1, p)
     with np.errstate(over="ignore", invalid="ignore"):
-        J = J * slope[:, None]
+        J *= slope[:, None]
     return J if root is None else J * root[:, None]
 
 
@@ -189,6 +192,8 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
 
     The cost is infinite if nothing is finite.
     """
+    if isinstance(problem, AllRows) and problem.rows <= BLOCK_ROWS:
+        problem = problem.block
     K = len(law.c)
     law = _without_held(problem, law)
     k, i = np.nonzero(law.free)
@@ -326,7 +331,10 @@ def covariance(problem: Data, law: Sum) -> Array:
 def options(problem: Data, rules: Rules, value: float, i: int, parity: float) -> list[float]:
     """The simple exponents near the value of input i, the nearest of each denominator."""
     if problem.mixed[i]:
-        values = [float(2 * round((value - parity) / 2) + parity)] + [0.0] * int(parity == 0)
+        odd = 2 * round((value - parity) / 2) + parity
+        if not problem.low[i] <= odd <= problem.high[i]:
+            odd -= math.copysign(2, odd)
+        values = [float(odd)] + [0.0] * int(parity == 0)
     elif problem.signed[i]:
         values = [float(round(value)), 0.0]
     else:
