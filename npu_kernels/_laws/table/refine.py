@@ -313,7 +313,8 @@ def left_out(
         begin += len(factor)
     # R_jj**2 is the part of a column orthogonal to those before it: one over its variance with the
     # later ones fixed.
-    variances = 1 / (np.maximum(size[K:], 1e-12) * length[K:]) ** 2
+    with np.errstate(over="ignore", divide="ignore"):
+        variances = 1 / (np.maximum(size[K:], 1e-12) * length[K:]) ** 2
     return r / np.maximum(1 - h, 1e-3), variances
 
 
