@@ -291,7 +291,7 @@ EQUATIONS = [
         "functions-powers-of-exponentials": ("argument(self.variable, w * self.factor)", "argument(self.variable, w)"),
     }),
     *mutants(PACKAGE + "_laws/table/identities.py", "tests/laws/test_equations_functions.py -k 'equal or first_function or other_function or logarithms'", {
-        "identities-sign": ("(-sizes[1]) ** power", "sizes[1] ** power"),
+        "identities-power": ("w[j] += 2 * power", "w[j] += 2 * m"),
         "identities-equal-laws": ("limit = EQUAL * np.abs(y).max()", "limit = -1.0"),
         "identities-shorter": ("for candidate in (written, *shorter)", "for candidate in (written,)"),
     }),
