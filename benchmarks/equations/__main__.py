@@ -30,11 +30,11 @@ from benchmarks.equations import criterion
 from benchmarks.equations.laws import LAWS, SUMS, Law, drawn, with_dummies
 from benchmarks.equations.report import METHODS, PLANNED_SEEDS, page, picture
 from benchmarks.equations.rivals import RIVALS, installed, powers
-from benchmarks.equations.srsd import SRSD, mixed
+from benchmarks.equations.srsd import SRSD, WITH_FUNCTIONS, mixed
 from npu_kernels._jobs import files
 
 OUT = Path(__file__).parents[1] / "results" / "equations.jsonl"
-CLASSES = "a,b,c1,sum,srsd,ad,bd,c1d,srsdd"
+CLASSES = "a,b,c1,sum,srsd,srsdf,ad,bd,c1d,srsdd"
 NOISES = "0,0.001,0.01,0.1"
 Row = dict[str, Any]
 
@@ -49,8 +49,13 @@ def processor() -> str:
     return next(names, platform.machine())
 
 
-def same(law: Law, power: float, sums: Any) -> bool:
-    """Whether `sums`, a function of X that gives the sum of the terms, is the law's."""
+def same(law: Law, power: float, sums: Any, function: str = "") -> bool:
+    """Whether `sums`, a function of X that gives the sum of the terms, is the law's.
+
+    power, function: of y, whose value the sum is.
+    """
+    if function != law.function:
+        return False
     generator = np.random.default_rng(5)
     X = law.around(400, generator)
     terms = law.products(X)
@@ -70,17 +75,25 @@ Outcome = tuple[bool, int, str, Any, Row]  # right, size, formula, predict, more
 
 
 def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
-    """`NPURegressor` without any hint."""
+    """`NPURegressor` without any hint but which inputs have functions, and that y may have some."""
+    from pandas import DataFrame
+
     from npu_kernels import NPURegressor
 
-    best = NPURegressor(random_state=seed).fit(X, y).best_
+    of_y = "auto" if law.function else None
+    with_names = DataFrame(X, columns=law.inputs) if law.functions else X
+    model = NPURegressor(random_state=seed, functions=law.functions or None, output_functions=of_y)
+    best = model.fit(with_names, y).best_
 
     def sums(points: np.ndarray) -> Any:
+        if best.function is not None:  # y may be rounded to a constant
+            columns = best.functions.expand(points)
+            return powers(columns, best.exponents) @ best.coef
         sign = best.sign if best.power != 1 else 1.0
         values = sign * best.predict(points)
         return np.sign(values) * np.abs(values) ** best.power
 
-    right = same(law, best.power, sums)
+    right = same(law, best.power, sums, best.function.name if best.function else "")
     criteria = {} if right else {"bic": criterion.of(best, X, y)}
     more = criteria if right else criteria | {"truth_bic": criterion.of_law(law, X, y)}
     return right, best.terms, str(best), best.predict, more
@@ -180,6 +193,7 @@ def main() -> None:
         for seed in range(arguments.seeds):
             sums = (drawn(SUMS * seed + k) for k in range(SUMS))
             laws = [*LAWS, *map(with_dummies, LAWS), *SRSD, *map(mixed, SRSD), *sums]
+            laws += WITH_FUNCTIONS
             chosen = [law for law in laws if law.kind in classes]
             for law, noise, method in itertools.product(chosen, noises, methods):
                 if (law.name, noise, seed, method, arguments.rows) in done:

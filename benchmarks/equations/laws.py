@@ -9,11 +9,16 @@ are not needed.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 PI = math.pi
+INVERSES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "log": np.exp,
+    "log(1+1/y)": lambda total: 1 / np.expm1(total),
+}
 SUMS = 24  # drawn sums of a seed
 
 
@@ -59,10 +64,11 @@ def _signs(sign: str, rows: int, generator: np.random.Generator) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Law:
-    """``y**power = sum coef * prod x**exponent``; terms as (coefficient, "x y^-2 z^0.5").
+    """``y**power = sum coef * prod x**exponent``; terms as (coefficient, "x y^-2 sin(z)^0.5").
 
     columns: the inputs in another order than that in which they come up, and those that are not
-    needed. source: the set of equations that the law is from.
+    needed. source: the set of equations that the law is from. functions: that the inputs of the law
+    may have, by input. function: f of a law for f(y).
     """
 
     name: str
@@ -72,17 +78,21 @@ class Law:
     ranges: dict[str, Range] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
     source: str = ""
+    functions: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    function: str = ""
 
     @property
     def inputs(self) -> list[str]:
         """Names of the columns."""
         names = [part.split("^")[0] for _, product in self.terms for part in product.split()]
+        names = [name.partition("(")[2].rstrip(")") or name for name in names]
         return list(self.columns or dict.fromkeys(names))
 
     @property
     def exponents(self) -> np.ndarray:
-        """``[K, n]``."""
+        """``[K, n]``, of the inputs and their functions."""
         names = self.inputs
+        names = names + [f"{f}({name})" for name in names for f in self.functions.get(name, ())]
         table = np.zeros((len(self.terms), len(names)))
         for k, (_, product) in enumerate(self.terms):
             for part in product.split():
@@ -90,13 +100,26 @@ class Law:
                 table[k, names.index(name)] += float(power or 1)
         return table
 
+    def expanded(self, X: np.ndarray) -> np.ndarray:
+        """The inputs and their functions."""
+        columns = [
+            getattr(np, function)(X[:, i])
+            for i, name in enumerate(self.inputs)
+            for function in self.functions.get(name, ())
+        ]
+        return np.column_stack([X, *columns]) if columns else X
+
     def products(self, X: np.ndarray) -> np.ndarray:
         """The terms ``[N, K]``."""
+        X = self.expanded(X)
         powers = np.prod(X[:, None, :] ** self.exponents[None], axis=2)
         return np.array([coef for coef, _ in self.terms]) * powers
 
     def __call__(self, X: np.ndarray) -> np.ndarray:
         """y ``[N]``, not a number where a sum has no such root."""
+        if self.function:
+            inverse: np.ndarray = INVERSES[self.function](self.products(X).sum(1))
+            return inverse
         with np.errstate(invalid="ignore"):
             values: np.ndarray = self.products(X).sum(1) ** (1 / self.power)
         return values

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.equations.laws import LAWS, SUMS, with_dummies
 from benchmarks.equations.rivals import RIVALS
-from benchmarks.equations.srsd import SRSD, mixed
+from benchmarks.equations.srsd import SRSD, WITH_FUNCTIONS, mixed
 from benchmarks.marked_blocks import insert
 
 Row = dict[str, Any]
@@ -21,13 +21,16 @@ TITLES = {
     "a": "one product", "ad": "one product, two columns more",
     "b": "sum", "bd": "sum, two columns more",
     "c1": "power of a sum", "c1d": "power of a sum, two columns more", "sum": "drawn sum",
-    "srsd": "SRSD", "srsdd": "SRSD, dummy columns",
+    "srsd": "SRSD", "srsdf": "SRSD, functions", "srsdd": "SRSD, dummy columns",
 }  # fmt: skip
 SHOWN_NOISES = (0.0, 0.01)  # in the picture
 ROUNDING = 0.01  # of criteria
 PLANNED_SEEDS = 10  # of the whole benchmark
 EACH = Counter(
-    [law.kind for law in (*LAWS, *map(with_dummies, LAWS), *SRSD, *map(mixed, SRSD))]
+    [
+        law.kind
+        for law in (*LAWS, *map(with_dummies, LAWS), *SRSD, *map(mixed, SRSD), *WITH_FUNCTIONS)
+    ]
     + ["sum"] * SUMS
 )
 

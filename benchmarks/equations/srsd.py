@@ -1,4 +1,4 @@
-"""The equations of SRSD that `NPURegressor` can represent, with their ranges.
+"""The equations of SRSD that `NPURegressor` can represent, and their ranges.
 
 Matsubara, Chiba, Igarashi and Ushiku, "Rethinking Symbolic Regression Datasets and Benchmarks for
 Scientific Discovery" (2022). SRSD has the 120 equations of AI Feynman with sizes as in nature:
@@ -6,41 +6,45 @@ inputs of both signs, most of them uniform in the logarithm over two decades, an
 as constants. Those are representable that are ``y**p = sum`` of at most four products of powers, p
 one of 1, 2, 1/2, -1, -2, -1/2:
 
-    set      equations   representable
-    easy        30            24
-    medium      40            28
-    hard        50            16
+    set      equations   representable   with functions
+    easy        30            24               30
+    medium      40            28               33
+    hard        50            16               26
 
-`OTHERS` has the rest. A root has one sign: where y has both and p is even, y**p does not tell it.
-With p = -1 it does. As in SRSD, rows whose y is not a real number are drawn again.
+The last column has those with sines, cosines and logarithms of single inputs, or of y, as well:
+`WITH_FUNCTIONS`. `OTHERS` has the rest. A root has one sign: where y has both and p is even, y**p
+does not tell it. With p = -1 it does. As in SRSD, rows whose y is not a real number are drawn
+again.
 
 Class srsd: as they are. srsdd: with one to three dummy columns of random sizes at random places.
+srsdf: with functions. `NPURegressor` is told there which inputs are angles, which may have
+logarithms (all that are positive, if the law has one), and whether y may have a function.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 
 from benchmarks.equations.laws import PI, Law, Range
 
+ALPHA, ELECTRON = 7.2973525693e-3, 9.10938356e-31
 G, GRAVITY, C, EPS, H = 6.6743e-11, 9.80665, 2.99792458e8, 8.854e-12, 6.626e-34
+KLEIN = (ALPHA * H / (ELECTRON * C)) ** 2 / (4 * PI)
 HBAR, KB, MAGNETON = H / (2 * PI), 1.380649e-23, 9.2740100783e-24
 
 OTHERS = {
-    "a sine, cosine, exponential or logarithm": (
-        "I.6.20 I.6.20a I.6.20b I.12.11 I.18.12 I.18.16 I.26.2 I.29.16 I.30.3 I.30.5 I.37.4 I.40.1 "
-        "I.41.16 I.44.4 "
-        "I.50.26 II.6.11 II.6.15b II.11.17 II.15.4 II.15.5 II.35.18 II.35.21 III.4.32 III.4.33 "
-        "III.8.54 III.9.52 "
-        "III.14.14 III.15.12 III.17.37 B1 B2 B3 B8 B10 B11 B13 B14 B15 B20"
+    "a function of several inputs, or beside one of y": (
+        "I.30.3 I.41.16 I.50.26 II.35.18 II.35.21 III.4.33 III.8.54 III.9.52 III.14.14 III.15.12 "
+        "B2 B3 B10 B11 B14 B15"
     ),
-    "more than four terms": "I.8.14 I.9.18",
+    "more than four terms": "I.6.20b I.8.14 I.9.18",
     "a quotient of sums, or a root beside a term": (
         "I.15.3t I.15.3x I.16.6 I.18.4 I.34.14 II.11.28 B12 B16"
     ),
-    "an even power, and y of both signs": "I.15.10 II.6.15a III.10.19",
+    "an even power, and y of both signs": "I.15.10 II.6.15a III.10.19 B13",
 }
 
 
@@ -206,6 +210,68 @@ SRSD = (
     _law("B19", "hard", 1, (-(C**4) / (8 * PI * G), "k r^-2"), (-(C**2) / (8 * PI * G), "H^2"),
          (C**2 / (4 * PI * G), "H^2 alpha"),
          k=both(1e1, 1e3), r=pos(*GALAXY), H=pos(1, 1e2), alpha=Range(-10, 10, sign="both")),
+)  # fmt: skip
+
+ANGLE, CIRCLE = ("sin", "cos"), Range(0, 2 * PI)
+
+
+def _angles(law: Law, *angles: str, logarithms: str = "", function: str = "") -> Law:
+    """The law with functions."""
+    functions: dict[str, tuple[str, ...]] = dict.fromkeys(angles, ANGLE)
+    functions |= dict.fromkeys(logarithms.split(), ("log",))
+    name = law.name.removesuffix(" srsd")
+    return replace(law, name=f"{name} srsdf", kind="srsdf", functions=functions, function=function)
+
+
+WITH_FUNCTIONS = (
+    _angles(_one("I.18.12", "easy", 1, "r F sin(t)", r=pos(*TENS), F=pos(*TENS), t=CIRCLE), "t"),
+    _angles(_one("I.18.16", "easy", 1, "m r v sin(t)",
+                 m=pos(*TENS), r=pos(*TENS), v=pos(*TENS), t=CIRCLE), "t"),
+    _angles(_one("I.26.2", "easy", 1, "sin(t1) sin(t2)^-1", t1=Range(0, PI / 2),
+                 t2=Range(0, PI / 2)), "t1", "t2"),
+    _angles(_one("I.30.5", "easy", 1, "lambda n^-1 sin(t)^-1", **{"lambda": pos(1e-11, 1e-9)},
+                 n=whole(1, 100), t=Range(0, PI / 2)), "t"),
+    _angles(_one("II.15.4", "easy", -1, "m B cos(t)", m=both(1e-25, 1e-23), B=both(1e-3, 1e-1),
+                 t=CIRCLE), "t"),
+    _angles(_one("II.15.5", "easy", -1, "p E cos(t)", p=both(1e-22, 1e-20), E=both(1e1, 1e3),
+                 t=CIRCLE), "t"),
+    _angles(_law("I.12.11", "medium", 1, (1, "q E"), (1, "q B v sin(t)"), q=both(*TENS),
+                 E=pos(*TENS), B=pos(*TENS), v=pos(*TENS), t=Range(0, PI / 2)), "t"),
+    _angles(_one("II.6.11", "medium", 1 / (4 * PI * EPS), "p cos(t) r^-2", p=both(1e-22, 1e-20),
+                 t=CIRCLE, r=pos(*LENGTH)), "t"),
+    _angles(_one("III.4.32", "medium", HBAR / KB, "w T^-1", w=pos(1e8, 1e10),
+                 T=pos(*TEMPERATURE)), function="log(1+1/y)"),
+    _angles(_law("III.17.37", "medium", 1, (1, "b"), (1, "b a cos(t)"), b=pos(*ENERGY),
+                 a=both(*ENERGY), t=CIRCLE), "t"),
+    _angles(_law("B8", "medium", -1, (1, "E^-1"), (1 / (ELECTRON * C**2), ""),
+                 (-1 / (ELECTRON * C**2), "cos(t)"), E=pos(1e-24, 1e-22),
+                 t=Range(0, PI, sign="both")), "t"),
+    _angles(_law("I.6.20", "hard", 1, (-0.5, "t^2 s^-2"), (-1, "log(s)"),
+                 (-math.log(2 * PI) / 2, ""), t=both(*TENS), s=pos(*TENS)),
+            logarithms="s", function="log"),
+    _angles(_law("I.6.20a", "hard", 1, (-0.5, "t^2"), (-math.log(2 * PI) / 2, ""),
+                 t=both(*TENS)), function="log"),
+    _angles(_law("I.29.16", "hard", 2, (1, "x1^2"), (1, "x2^2"), (2, "x1 x2 cos(t1) cos(t2)"),
+                 (2, "x1 x2 sin(t1) sin(t2)"), x1=pos(*TENS), x2=pos(*TENS), t1=CIRCLE,
+                 t2=CIRCLE), "t1", "t2"),
+    _angles(_law("I.37.4", "hard", 1, (1, "I1"), (1, "I2"), (2, "I1^0.5 I2^0.5 cos(d)"),
+                 I1=pos(1e-3, 1e-1), I2=pos(1e-3, 1e-1), d=CIRCLE), "d"),
+    _angles(_law("I.40.1", "hard", 1, (1, "log(n)"), (-GRAVITY / KB, "m x T^-1"),
+                 n=pos(1e25, 1e27), m=pos(1e-24, 1e-22), x=both(1e-2, 1), T=pos(*TEMPERATURE)),
+            logarithms="n m T", function="log"),
+    _angles(_law("I.44.4", "hard", 1, (KB, "n T log(V2)"), (-KB, "n T log(V1)"),
+                 n=pos(1e25, 1e27), T=pos(*TEMPERATURE), V2=pos(1e-5, 1e-3), V1=pos(1e-5, 1e-3)),
+            logarithms="n T V2 V1"),
+    _angles(_one("II.6.15b", "hard", 3 / (4 * PI * EPS), "p cos(t) sin(t) r^-3",
+                 p=both(1e-22, 1e-20), t=Range(0, PI), r=pos(*LENGTH)), "t"),
+    _angles(_law("II.11.17", "hard", 1, (1, "n"), (1 / KB, "n p E cos(t) T^-1"),
+                 n=pos(1e27, 1e29), p=both(1e-22, 1e-20), E=both(1e1, 1e3), t=CIRCLE,
+                 T=pos(*TEMPERATURE)), "t"),
+    _angles(_law("B1", "hard", -0.5, (2 / (ALPHA * HBAR * C), "E Z1^-1 Z2^-1"),
+                 (-2 / (ALPHA * HBAR * C), "E Z1^-1 Z2^-1 cos(t)"), Z1=whole(1, 10),
+                 Z2=whole(1, 10), E=pos(*ENERGY), t=CIRCLE), "t"),
+    _angles(_law("B20", "hard", 1, (KLEIN, "w0^3 w^-3"), (KLEIN, "w0 w^-1"),
+                 (-KLEIN, "w0^2 w^-2 sin(b)^2"), w0=pos(*OMEGA), w=pos(*OMEGA), b=CIRCLE), "b"),
 )  # fmt: skip
 
 

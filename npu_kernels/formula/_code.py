@@ -16,7 +16,8 @@ from npu_kernels._common.checks import check_tensor
 
 Expression = Any  # sympy's classes have no types that mypy could check
 
-_FUNCTIONS = ("Abs", "exp", "log", "cos", "sign")  # sympy's names; torch has the same in lower case
+# sympy's names; torch has the same in lower case
+_FUNCTIONS = ("Abs", "exp", "log", "sin", "cos", "asin", "acos", "atan", "sign")
 
 
 @dataclass(frozen=True)

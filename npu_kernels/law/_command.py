@@ -33,6 +33,15 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--no-units", action="store_true", help="leave those of the header aside")
     parser.add_argument("--skip-rows", action="store_true", help="that lack a number")
+    parser.add_argument(
+        "--functions",
+        nargs="+",
+        metavar="NAME",
+        help="sin, cos, log, exp of all inputs, or COLUMN=sin,cos of one",
+    )
+    parser.add_argument(
+        "--output-functions", nargs="+", metavar="NAME", help="of the target to try, or auto"
+    )
     parser.add_argument("--terms", type=int, default=4, help="of the law at most; default: 4")
     parser.add_argument("--starts", type=int, default=64, help="of the search; default: 64")
     parser.add_argument("--seed", type=int, default=0, help="of the search; default: 0")
@@ -62,6 +71,7 @@ def _run(options: argparse.Namespace) -> int:
 
     from npu_kernels.equations import NPURegressor
 
+    of_target = "auto" if options.output_functions == ["auto"] else options.output_functions
     model = NPURegressor(
         options.terms,
         units=[units[name] for name in inputs] if with_units else None,
@@ -69,6 +79,8 @@ def _run(options: argparse.Namespace) -> int:
         starts=options.starts,
         random_state=options.seed,
         verbose=int(sys.stderr.isatty()),
+        functions=_functions(options.functions),
+        output_functions=of_target,
     )
     X, y = numbers[inputs], numbers[target]
     model.fit(X, y, checkpoint=options.checkpoint)
@@ -83,6 +95,17 @@ def _run(options: argparse.Namespace) -> int:
         model.plot(X, y).savefig(options.plot)
         print(f"{options.plot} written")
     return 0
+
+
+def _functions(texts: list[str] | None) -> list[str] | dict[str, list[str]] | None:
+    """The argument `functions` of the estimator."""
+    if texts is None or not any("=" in text for text in texts):
+        return texts
+    pairs = [text.partition("=") for text in texts]
+    if not all(equals for _, equals, _ in pairs):
+        rule = "--functions must be functions, or COLUMN=FUNCTION,... of each column"
+        raise ValueError(f"{rule}; got {' '.join(texts)}")
+    return {name: functions.split(",") for name, _, functions in pairs}
 
 
 def _given_units(texts: list[str], names: list[str]) -> dict[str, str]:

@@ -56,6 +56,20 @@ def test_target_and_inputs(tmp_path, capsys):
     assert said.startswith("60 rows of c, a\nb = 3*a**2/c\n")
 
 
+def test_functions(tmp_path, capsys):
+    rows = "".join(f"{a},{b},{3 * a * np.sin(b):.12g}\n" for a, b, _ in NUMBERS)
+    content = f"a,angle,c\n{rows}"
+    for words in (["sin", "cos"], ["angle=sin,cos"], ["a=log", "angle=sin"]):
+        assert "c = 3*a*sin(angle)\n" in law_of(content, tmp_path, capsys, "--functions", *words)
+    rows = "".join(f"{a},{b},{np.exp(3 * a / b):.12g}\n" for a, b, _ in NUMBERS)
+    for words in (["auto"], ["identity", "log"]):
+        said = law_of(f"a,b,c\n{rows}", tmp_path, capsys, "--output-functions", *words)
+        assert "c = exp(3*a/b)\n" in said
+    with pytest.raises(SystemExit):
+        law_of(content, tmp_path, capsys, "--functions", "sin", "angle=cos")
+    assert "--functions must be functions, or COLUMN=FUNCTION,..." in capsys.readouterr().err
+
+
 def test_units_of_the_header_and_of_the_command(tmp_path, capsys):
     pytest.importorskip("pint", reason="pint is not installed")
     said = law_of(text("  ", "a [m],b (s),c [m^2/s]"), tmp_path, capsys)

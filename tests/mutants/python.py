@@ -278,6 +278,29 @@ EQUATIONS = [
         "equations-units-refused": ("        if row[-1] != 0:\n            _refuse", "        if row[-1] > 99:\n            _refuse"),
         "equations-units-of-y": ("dimensions([output], [output_units]", "dimensions([output], [units[0]]"),
     }),
+    *mutants(PACKAGE + "_laws/products/functions.py", "tests/laws/test_equations_functions.py -k 'not noisy and not repeated'", {
+        "functions-zero-of-a-sine": ("np.where(np.abs(values) <= ROUNDING * size, 0.0, values)", "values"),
+        "functions-row-of-a-value": ("got {x[first]:.6g} in row \"\n                f\"{origin[first]}", "got {x[first]:.6g} in row \"\n                f\"{first}"),
+        "functions-degrees": ("factor = float(factors[index] or 1.0)", "factor = 1.0"),
+        "functions-scale-of-exponentials": ("factor /= 10.0 ** _decade(factor * X[:, index])", "factor /= 1.0"),
+        "functions-unused": ("absent = used is not None and not used[i]", "absent = False"),
+        "functions-of-a-dimension": ("for name, f in zip(names, factors, strict=True) if f is not None}", "for name, f in zip(names, factors, strict=True)}"),
+        "functions-outside-the-domain": ("if distance.max() > OUTSIDE * size or", "if distance.max() > 0 or"),
+        "functions-far-outside": ("if distance.max() > OUTSIDE * size or", "if"),
+        "functions-beyond-the-image": ("return (t < low - 1e-9) | (t > high + 1e-9)", "return t < low - 1e-9"),
+        "functions-powers-of-exponentials": ("argument(self.variable, w * self.factor)", "argument(self.variable, w)"),
+    }),
+    *mutants(PACKAGE + "_laws/table/identities.py", "tests/laws/test_equations_functions.py -k 'equal or first_function or other_function or logarithms'", {
+        "identities-power": ("w[j] += 2 * power", "w[j] += 2 * m"),
+        "identities-equal-laws": ("limit = EQUAL * np.abs(y).max()", "limit = -1.0"),
+        "identities-shorter": ("for candidate in (written, *shorter)", "for candidate in (written,)"),
+    }),
+    *mutants(PACKAGE + "_laws/products/problem.py", "tests/laws/test_equations_functions.py -k 'errors_are or exact'", {
+        "functions-errors-of-y": ("slope = np.abs(function.slope(value)) * (self.scale / self.unit)", "slope = np.abs(self.scale / self.unit) * np.ones_like(value)"),
+    }),
+    *mutants(PACKAGE + "_laws/table/refine.py", "tests/laws/test_equations_functions.py -k signs_of_predictions", {
+        "equations-odd-exponents-within-bounds": ("odd -= math.copysign(2, odd)", "odd += 0"),
+    }),
     *mutants(PACKAGE + "_laws/products/problem.py", ("tests/laws/test_equations_scale.py", "tests/laws/test_equations_zeros.py", "tests/laws/test_equations.py -k 'units or negative_y or zeros or cross or explain'", "tests/laws/test_equations_estimator.py -k zero", "tests/laws/test_equations_output.py -k zero"), {
         "equations-last-row-of-a-block": ("yield slice(begin, min(begin + BLOCK_ROWS, rows))", "yield slice(begin, min(begin + BLOCK_ROWS - 1, rows))"),
         "equations-negative-y": ("sign = -1.0 if weight**2 @ target < 0 else 1.0", "sign = 1.0"),
@@ -322,7 +345,7 @@ EQUATIONS = [
     }),
     *mutants(PACKAGE + "_laws/table/search.py", ("tests/laws/test_equations_search.py", "tests/laws/test_equations_rows.py", "tests/laws/test_equations.py -k 'offset or lens or four_terms or two_terms or negative_y'", "tests/laws/test_equations_estimator.py -k interrupt"), {
         "equations-exchanged-terms": ("stay = [k for k in range(len(u)) if k != removed]", "stay = list(range(1, len(u)))"),
-        "equations-output-powers": ("for power in powers:\n            if candidates.exact()", "for power in powers[:1]:\n            if candidates.exact()"),
+        "equations-output-powers": ("for power in powers:\n            end =", "for power in powers[:1]:\n            end ="),
         "equations-patient-search": ("if (worse > rough and not patient) or", "if worse > rough or"),
         "equations-patient-order": ("sorted(reached, key=reached.__getitem__)", "sorted(reached, key=reached.__getitem__)[:1]"),
         "equations-interrupted": ("        candidates.complete = False\n    return candidates", "    return candidates"),

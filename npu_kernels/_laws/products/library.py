@@ -20,6 +20,7 @@ Array = Any
 SINGLE = (-3.0, -2.0, -1.5, -1.0, -0.5, 0.5, 1.0, 1.5, 2.0, 3.0)
 PAIRED = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
 SEVERAL = (-2.0, -1.0, -1.0, 1.0, 1.0, 2.0)
+EXCHANGES = 3  # of every product of a set
 PRODUCTS = 1500  # of two inputs; half as many of more
 
 
@@ -67,7 +68,8 @@ class Library:
             size = np.sqrt((A**2).sum(0))
         good = np.isfinite(size) & (size > 0)
         self.u, self.parity = self.u[good], self.parity[good]
-        self.A = A[:, good] / size[good]
+        self.size = size[good]  # lengths of the products
+        self.A = A[:, good] / self.size
         self.factors = A[:, good] / np.where(weight == 0, 1.0, weight)[:, None]
         self.low, self.high = problem.low, problem.high
         self.target = z * weight
@@ -85,6 +87,33 @@ class Library:
         score = np.where(rest > 1e-9, gain / np.maximum(rest, 1e-9), 0.0)
         order: list[int] = np.argsort(-score, kind="stable")[:count].tolist()
         return order
+
+    def with_constant(self, terms: int, beam: int) -> list[tuple[int, ...]]:
+        """Return sets of so many products, of which one is the constant.
+
+        They are chosen one after the other, and then exchanged one at a time.
+        """
+        sets: list[tuple[int, ...]] = [(int(i),) for i in np.flatnonzero((self.u == 0).all(1))]
+        for _ in range(terms - 1):
+            longer = {(*chosen, k) for chosen in sets for k in self._next(chosen, beam)}
+            sets = sorted(longer, key=self._error)[:beam]
+        exchanged = set[tuple[int, ...]]()
+        for chosen in sets:
+            for place in [*range(1, terms)] * EXCHANGES:
+                others = chosen[:place] + chosen[place + 1 :]
+                chosen = (*others, *self._next(others, 1))
+            exchanged.add((chosen[0], *sorted(chosen[1:])))
+        return sorted(exchanged, key=self._error)
+
+    def _next(self, chosen: tuple[int, ...], count: int) -> list[int]:
+        """The products that explain most of what a set leaves."""
+        Q, _ = np.linalg.qr(self.A[:, list(chosen)])
+        return self.best(self.target - Q @ (Q.T @ self.target), Q, count)
+
+    def _error(self, chosen: tuple[int, ...]) -> float:
+        """Minus the squares that a set explains."""
+        Q, _ = np.linalg.qr(self.A[:, list(chosen)])
+        return -float(((Q.T @ self.target) ** 2).sum())
 
     def near(
         self, residual: Array, present: Array, u: Array, parity: Array, count: int

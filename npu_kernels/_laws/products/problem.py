@@ -2,7 +2,8 @@
 
 The law that is looked for is ``y**p = sum_k c_k prod_i x_i**w_ki``. Inputs are divided by their
 geometric mean and y by its root mean square, so that nothing depends on the units; `Equation` folds
-both back into the constants. Where units restrict the exponents of a term to ``w = w0 + Z u``, the
+both back into the constants. Inputs may be functions of columns, and the law one for a function of
+y: see functions.py. Where units restrict the exponents of a term to ``w = w0 + Z u``, the
 search runs over u: the inputs are then products of powers of the columns (``logs @ Z``), and every
 term has the factor ``exp(logs @ w0)``.
 """
@@ -18,11 +19,14 @@ from typing import Any
 import numpy as np
 
 from npu_kernels._laws.products.exponent_length import ZERO
+from npu_kernels._laws.products.functions import OutputFunction
 from npu_kernels._laws.products.units import Exponents
 
 Array = Any  # np.ndarray; numpy's own types change from version to version
 
 BOUND = 6.0  # the largest size of an exponent
+NEAR_END = 0.05  # of the size of y: distance from the end of a domain where errors may decide
+LARGEST = 1e15  # of a prediction by a function of y, and of its slope, over the size of y
 BLOCK_ROWS = 20_000  # rows in memory at once, where all rows are gone through
 
 
@@ -89,8 +93,10 @@ class Scaled:
     """One output for one output power: what does not depend on the choice of rows."""
 
     power: float  # p
-    sign: float  # the target is sign y / scale
-    scale: float
+    function: OutputFunction | None  # f of a law for f(y); its p and sign are 1
+    sign: float  # the target is sign y / unit
+    unit: float
+    scale: float  # of y or f(y), of which the sums are in proportion to a power
     low: Array  # [m]: the bounds of u
     high: Array
     signed: Array  # [m]: which effective inputs are negative somewhere: u is whole
@@ -129,7 +135,7 @@ class Problem(Scaled):
     def units(self) -> float:
         """What makes criteria comparable: minus twice the log of d residual / d y in all rows."""
         slope = self.weight / np.abs(self.target) if self.factor else self.weight
-        return -2 * float(np.log(slope / self.scale).sum())
+        return -2 * float(np.log(slope / self.unit).sum())
 
     def predict(self, u: Array, parity: Array, c: Array) -> tuple[Array, Array, Array]:
         """Return the prediction of the target, weighted residuals ``[N]``, and products ``[N, K]``.
@@ -137,12 +143,15 @@ class Problem(Scaled):
         u, parity: exponents ``[K, m]``, and 1 where one is odd. c: coefficients ``[K]``.
         """
         products = self.products(u, parity) * self.base[:, None]
-        if self.power == 1 and self.zeros is None and not self.factor:
+        plain = self.power == 1 and self.function is None
+        if plain and self.zeros is None and not self.factor:
             prediction = products @ c
             return prediction, self.weight * (self.target - prediction), products
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             prediction = products @ c
-            if self.power != 1:
+            if self.function is not None:
+                prediction = self._inverse(self.function, prediction)
+            elif self.power != 1:
                 prediction = np.sign(prediction) * np.abs(prediction) ** (1 / self.power)
             if not self.factor:
                 return prediction, self.weight * (self.target - prediction), products
@@ -151,7 +160,8 @@ class Problem(Scaled):
 
     def products(self, u: Array, parity: Array) -> Array:
         """Return the products ``[N, K]`` without their base."""
-        products: Array = np.exp(np.clip(self.logs @ u.T, -300, 300))
+        products: Array = self.logs @ u.T
+        np.exp(np.clip(products, -300, 300, out=products), out=products)
         if self.negative is not None:
             products = products * self.signs(parity)
         return products if self.zeros is None else products * self.zeros.factors(u)
@@ -180,10 +190,13 @@ class Problem(Scaled):
         ``weight (z - sum c_k prod r**u)`` is the error of the target to first order.
         """
         y, p = self.target, self.power
-        if self.factor:
+        if self.function is not None:
+            z, slope = self._of_function(self.function)
+            weight = self.weight * (slope / np.maximum(y, 1e-300) if self.factor else slope)
+        elif self.factor:
             z = y**p
             return z / self.base, self.weight * np.abs(self.base / (p * z))
-        if p == 1:
+        elif p == 1:
             z, weight = y, self.weight
         else:
             smallest = np.maximum(self.floor / self.weight if p > 0 else 0, 1e-12)
@@ -194,6 +207,36 @@ class Problem(Scaled):
             if p < 0 and p != -1:
                 weight = np.where(y > 0, weight, 0.0)
         return z / self.base, weight * np.abs(self.base)
+
+    def _inverse(self, function: OutputFunction, sums: Array) -> Array:
+        """The target from sums."""
+        return np.clip(function.inverse(self.scale * sums) / self.unit, -LARGEST, LARGEST)
+
+    def steepness(self, function: OutputFunction, sums: Array) -> Array:
+        """Return the derivative of the target for the sum, or of its logarithm for factors."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            slope = function.slope(self.scale * sums) * (self.scale / self.unit)
+            if self.factor:
+                slope = slope / np.maximum(self._inverse(function, sums), 1 / LARGEST)
+            return np.clip(slope, -LARGEST, LARGEST)
+
+    def _of_function(self, function: OutputFunction) -> tuple[Array, Array]:
+        """Return the function of y over its scale, and the slope of the target to it ``[N]``.
+
+        The slope is 0 where errors have brought y out of the function's domain, and small near its
+        ends, where errors would decide about f(y).
+        """
+        y = self.unit * self.target
+        value = function.value(y)
+        slope = np.abs(function.slope(value)) * (self.scale / self.unit)
+        inside = function.inside(y)
+        limit = 100 * np.median(slope[inside]) if inside.any() else 0.0
+        slope = np.where(inside, np.minimum(slope, limit), 0.0)
+        if not self.factor:
+            distance = self.weight * function.margin(y) / self.unit
+            far = distance / (NEAR_END * math.sqrt(self.size / self.rows) or 1.0)
+            slope = slope * np.minimum(far, 1.0) ** 2
+        return value / self.scale, slope
 
 
 @dataclass(frozen=True)
@@ -266,8 +309,16 @@ class AllRows(Scaled):
 
     def blocks(self) -> Iterator[tuple[slice, Problem]]:
         """Yield the slice of every block of rows, and the problem with its rows."""
+        if self.rows <= BLOCK_ROWS:
+            yield slice(0, self.rows), self.block
+            return
         for rows in blocks(self.rows):
             yield rows, self.take(rows)
+
+    @cached_property
+    def block(self) -> Problem:
+        """The only block of few rows."""
+        return self.take(slice(0, self.rows))
 
     def choose(self, rows: Array) -> AllRows:
         """Return the same output with the rows of these indices, each as often as it occurs."""
@@ -286,29 +337,34 @@ class Output:
     noise: float | None  # the known standard deviation of the errors of ``weight * y``
     error: float = 0.0  # an estimate of it
     factor: bool = False  # errors are factors
+    function: OutputFunction | None = None
 
     def scaled(self, power: float) -> AllRows | None:
         return all_rows(
             self.columns, self.y, self.weight, power, self.exponents, self.noise, self.error,
-            self.factor,
+            self.factor, self.function,
         )  # fmt: skip
 
 
 def all_rows(
     columns: Columns, y: Array, weight: Array, power: float, exponents: Exponents,
     noise: float | None, error: float = 0.0, factor: bool = False,
+    function: OutputFunction | None = None,
 ) -> AllRows | None:  # fmt: skip
     """Return the rows of one output for one output power, or None if the data exclude this power.
 
     Powers other than 1 and -1 need a y of one sign, and all but 1 one without zeros, but for what
     errors explain. With negative inputs and units, exponents that are fixed must be whole numbers.
     error: an estimate of the standard deviation of ``weight * y``. factor: the errors are factors,
-    so that y has one sign and no zeros.
+    so that y has one sign and no zeros. function: of y, of which the power is that of the law.
     """
-    scale = root_mean_square(y, weight) or 1.0
-    target = y / scale
+    unit = scale = root_mean_square(y, weight) or 1.0
+    target = y / unit
     sign = -1.0 if weight**2 @ target < 0 else 1.0
-    target, error = sign * target, max(error, noise or 0.0) / scale
+    if function is not None:
+        inside = np.where(function.inside(y), weight, 0.0)
+        sign, scale = 1.0, root_mean_square(function.value(y), inside) or 1.0
+    target, error = sign * target, max(error, noise or 0.0) / unit
     if factor and (target <= 0).any():
         return None
     lost = (target if abs(power) != 1 else np.abs(target)) <= 0
@@ -328,8 +384,8 @@ def all_rows(
     low, high = np.full(len(signed), -bound), np.full(len(signed), bound)
     low[columns.zero[exponents.free]] = 0.0  # a finite y excludes a negative power of zero
     return AllRows(
-        power, sign, scale, low, high, signed, mixed, exponents,
-        None if noise is None else noise / scale, floor, factor,
+        power, function, sign, unit, scale, low, high, signed, mixed, exponents,
+        None if noise is None else noise / unit, floor, factor,
         columns, target, weight, offset, matrix,
     )  # fmt: skip
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
+from npu_kernels._laws.products.functions import Exponential
+
 Array = Any
 
 
@@ -22,8 +24,10 @@ def _power(name: str, w: float) -> str:
 
 def term_text(c: float, row: Array, names: tuple[str, ...], digits: int) -> str:
     """One term: ``0.7003*M*m/r**2``."""
-    above = [_power(name, w) for name, w in zip(names, row, strict=True) if w > 0]
-    below = [_power(name, -w) for name, w in zip(names, row, strict=True) if w < 0]
+    pairs = [(name, w) for name, w in zip(names, row, strict=True) if w != 0]
+    above = [_power(n, w) for n, w in pairs if w > 0 and not isinstance(n, Exponential)]
+    above += [name.power(w) for name, w in pairs if isinstance(name, Exponential)]
+    below = [_power(n, -w) for n, w in pairs if w < 0 and not isinstance(n, Exponential)]
     number = f"{c:.{digits}g}"
     top = "*".join(above)
     if top:

@@ -79,6 +79,19 @@ def dimensions(
     return columns
 
 
+def factor(name: str, unit: str, argument: str) -> float | None:
+    """Return the factor to a number without units, or to radians; None where it has a dimension.
+
+    name: of the column. argument: that has the unit.
+    """
+    (dimension,) = dimensions([name], [unit], argument)
+    if dimension:
+        return None
+    import pint
+
+    return float(_registry(pint).Quantity(1.0, unit or "dimensionless").to_base_units().magnitude)
+
+
 def _refuse_offset(registry: Any, name: str, unit: str, argument: str) -> None:
     """Raise the ValueError that says how to write a quantity whose unit has another zero."""
     zero, unity = (registry.Quantity(float(v), unit).to_base_units() for v in (0, 1))

@@ -12,7 +12,15 @@ import torch
 
 from npu_kernels._common.checks import as_number, check_whole
 from npu_kernels._jobs.fingerprint import digest
-from npu_kernels._laws.products.units import Exponents, constrain
+from npu_kernels._laws.products.functions import (
+    Functions,
+    OutputFunction,
+    check_functions,
+    check_output_functions,
+    functions_of,
+    output_functions_of,
+)
+from npu_kernels._laws.products.units import Exponents, constrain, factor
 from npu_kernels._laws.table.refine import Rules
 from npu_kernels._laws.table.search import Settings
 from npu_kernels._laws.table.work import Work
@@ -36,6 +44,8 @@ def check_parameters(model: Any) -> None:
             raise ValueError(
                 f"NPURegressor: {name} must be one of {', '.join(choices)}, got {value!r}"
             )
+    check_functions(model.functions)
+    check_output_functions(model.output_functions)
     noise, powers = model.noise, model.output_powers
     if (
         noise is not None
@@ -144,13 +154,34 @@ def units_of(units: Any, names: tuple[str, ...]) -> list[str] | None:
     return list(units)
 
 
+def columns_of(
+    functions: Any, X: Array, origin: Array, names: tuple[str, ...], units: list[str] | None
+) -> Functions:
+    """Return the columns that `functions` adds to those of X. origin: the rows' numbers."""
+    factors = [
+        1.0 if units is None or functions is None else factor(name, units[i], "units")
+        for i, name in enumerate(names)
+    ]
+    return functions_of(functions, X, origin, names, factors)
+
+
+def outputs_of(
+    functions: Any, y: Array, origin: Array, output: str, unit: str | None
+) -> tuple[OutputFunction | None, ...]:
+    """Return the functions of y to try. origin: the rows' numbers."""
+    of_y = 1.0 if unit is None or functions is None else factor(output, unit, "y_units")
+    return output_functions_of(functions, y, origin, output, of_y)
+
+
 def exponents_of(
-    X: Array, names: tuple[str, ...], units: list[str] | None, output: str, y_units: str | None
+    X: Array, columns: Functions, units: list[str] | None, output: str, y_units: str | None
 ) -> Exponents:
-    """Return the exponents that units allow.
+    """Return the exponents that units allow, of columns X.
 
     Exponents of constant columns follow from the others, or are 0.
     """
+    names = columns.names
+    units = None if units is None else [*units, *[""] * len(columns.columns)]
     if (units is None) != (y_units is None):
         supplied, absent = ("units", "y_units") if y_units is None else ("y_units", "units")
         raise ValueError(f"NPURegressor: {absent} must be given with {supplied}, got None")

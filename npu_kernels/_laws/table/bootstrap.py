@@ -24,13 +24,14 @@ def resampled(
 
     The rows of each estimate are drawn with replacement.
     """
-    columns = Columns.of(X)
+    columns = Columns.of(equation.functions.expand(X))
     root = np.sqrt(weight / weight.mean())
     if equation.noise == "relative":
         root = root / sizes(equation.predict(X))
     factor = equation.noise == "factor"
     error = equation.relative_rms * root_mean_square(y, root)
-    data = all_rows(columns, y, root, equation.power, equation.constraint, None, error, factor)
+    form = equation.power, equation.constraint
+    data = all_rows(columns, y, root, *form, None, error, factor, equation.function)
     if data is None:
         raise ValueError(
             f"bootstrap: y must be greater than 0 for the output power {equation.power:g}"

@@ -12,6 +12,7 @@ import numpy as np
 
 from npu_kernels._common import display
 from npu_kernels._common.checks import check_level
+from npu_kernels._laws.products.functions import Functions, OutputFunction
 from npu_kernels._laws.products.problem import blocks
 from npu_kernels._laws.products.text import exponent_text, term_text
 from npu_kernels._laws.products.units import Exponents
@@ -64,10 +65,11 @@ class Interval:
 class Equation:
     """A law ``y**power = sum_k coef[k] prod_i x_i**exponents[k, i]`` that was found in data.
 
-    `terms` is K, the number of terms.
+    `terms` is K, the number of terms. The x_i are the inputs and their `functions`, and the law may
+    be one for a `function` of y.
 
     Attributes:
-        names: the inputs' names, n of them.
+        names: of the x_i, n of them: the inputs', and such as "sin(angle)".
         output: the name of y.
         power: the power of y on the left-hand side.
         sign: the sign of y, where power is neither 1 nor -1.
@@ -89,6 +91,8 @@ class Equation:
         constraint: the linear constraint of the exponents that the units give.
         noise: what the errors were taken for, see `EquationTable`.
         relative_rms: `rms` with every row over the size of its errors.
+        functions: the columns of functions beside the inputs.
+        function: of y, of which the sum of the terms is the value; None: of y itself.
     """
 
     names: tuple[str, ...]
@@ -113,6 +117,8 @@ class Equation:
     constraint: Exponents = field(repr=False)
     noise: str = field(repr=False)
     relative_rms: float = field(repr=False)
+    functions: Functions = field(repr=False)
+    function: OutputFunction | None = field(repr=False)
 
     @property
     def terms(self) -> int:
@@ -124,16 +130,35 @@ class Equation:
         return len(self.coef) + int(self.free.sum())
 
     def predict(self, X: Array) -> Array:
-        """y ``[N]`` for X ``[N, n]``. Infinite where an input with a negative exponent is 0."""
+        """y ``[N]`` for inputs X. Infinite where an input with a negative exponent is 0.
+
+        Not a number where a function of an input is none. Where the sum is no value of the function
+        of y, as a sine of 1.2 is none, y is that of the nearest value.
+        """
         X = np.asarray(X, dtype=np.float64)
         return np.concatenate(
             [self._predicted(X[rows]) for rows in blocks(len(X))] or [np.empty(0)]
         )
 
+    def _columns(self, X: Array) -> Array:
+        """The inputs and the functions that the law has ``[N, n]``."""
+        return self.functions.expand(X, (self.exponents != 0).any(0))
+
+    def _beyond(self, X: Array) -> Array:
+        """The rows whose sum is no value of the function of y ``[N]``."""
+        if self.function is None:
+            return np.zeros(len(X), dtype=bool)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.function.beyond(
+                self.scale * (self._products(self._columns(X)) @ self.scaled)
+            )
+
     def _predicted(self, X: Array) -> Array:
         """`predict` of some rows."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            sums = self._products(X) @ self.scaled
+            sums = self._products(self._columns(X)) @ self.scaled
+            if self.function is not None:
+                return self.function.inverse(self.scale * sums)
             if self.power == 1:
                 return self.scale * sums
             results: Array = (
@@ -142,7 +167,7 @@ class Equation:
         return results
 
     def _products(self, X: Array) -> Array:
-        """The products of the terms ``[N, K]``, of inputs over their scales."""
+        """The products of the terms ``[N, K]``, of columns over their scales."""
         zero = X == 0
         logs = np.log(np.where(zero, 1.0, np.abs(X))) - np.where(zero, 0.0, self.log_mean)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -183,16 +208,16 @@ class Equation:
         from npu_kernels.formula._reading import Formula, require_sympy
 
         sympy = require_sympy()
-        pairs = zip(self.names, self.positive, strict=True)
+        pairs = zip(self.functions.inputs, self.positive, strict=False)
         symbols = tuple(
             sympy.Symbol(n, positive=True) if p else sympy.Symbol(n, real=True) for n, p in pairs
         )
-        terms = []
+        terms, columns = [], self.functions.symbols(sympy, symbols)
         factor, coef = self._factored
         for c, row, free in zip(coef, self.exponents, self.free, strict=True):
             powers = [
                 symbol ** (sympy.Float(w) if loose else _rational(sympy, w))
-                for symbol, w, loose in zip(symbols, row, free, strict=True)
+                for symbol, w, loose in zip(columns, row, free, strict=True)
             ]
             terms.append(sympy.Mul(sympy.Float(c), *powers))
         total = sympy.Add(*terms)
@@ -200,6 +225,8 @@ class Equation:
             total = sympy.Mul(int(self.sign), total ** (1 / _rational(sympy, self.power)))
         if factor != 1:
             total = sympy.Mul(sympy.Float(factor), total)
+        if self.function is not None:
+            total = self.function.symbolic(sympy, total)
         return Formula(symbols, (self.output,), (total,), "")
 
     def latex(self) -> str:
@@ -222,6 +249,8 @@ class Equation:
             body = f"{factor:g}*({body})" if self.power == 1 else f"{factor:g}*{body}"
         if self.sign < 0:
             body = f"-{body}"
+        if self.function is not None:
+            body = self.function.text(body)
         return f"{self.output} = {body}"
 
     def __str__(self) -> str:
@@ -241,12 +270,12 @@ class Equation:
         ``RealNPU(n, K) -> NAU(K, 1)``, and ``-> RealNPU(1, 1)`` for a power.
 
         It takes ``[..., n]`` and gives ``[..., 1]``. With a power other than 1 it equals `predict`
-        where the sum of the terms is positive, as it is on the data. Raises OverflowError if a
-        constant is no number of float64.
+        where the sum of the terms is positive, as it is on the data. Functions are layers without
+        weights before and behind these. Raises OverflowError if a constant is no number of float64.
         """
         import torch
 
-        from npu_kernels._laws.table.module import Products
+        from npu_kernels._laws.table.module import FunctionColumns, FunctionOfOutput, Products
         from npu_kernels.layers import NAU, RealNPU
 
         factor, coef = self._factored
@@ -254,12 +283,16 @@ class Equation:
             raise OverflowError(
                 f"torch_module: the constants must be finite numbers, got {coef.tolist()}"
             )
-        first = Products(len(self.names), self.terms, eps=1e-300, dtype=torch.float64)
+        inputs = len(self.functions.inputs)
+        used = np.flatnonzero((self.exponents != 0).any(0)[inputs:])
+        columns = [self.functions.columns[i] for i in used]
+        exponents = self.exponents[:, [*range(inputs), *(inputs + used)]]
+        first = Products(exponents.shape[1], self.terms, eps=1e-300, dtype=torch.float64)
         second = NAU(self.terms, 1, clip=False, dtype=torch.float64)
         parts: list[Any] = [first, second]
         with torch.no_grad():
-            first.weight_re.copy_(torch.from_numpy(self.exponents))
-            first.gate.copy_(torch.from_numpy((self.exponents != 0).any(0).astype(float)))  # type: ignore[union-attr]
+            first.weight_re.copy_(torch.from_numpy(exponents))
+            first.gate.copy_(torch.from_numpy((exponents != 0).any(0).astype(float)))  # type: ignore[union-attr]
             second.weight.copy_(torch.from_numpy(coef)[None])
             if self.power != 1:
                 root = RealNPU(1, 1, eps=1e-300, dtype=torch.float64)
@@ -270,6 +303,10 @@ class Equation:
                 last = NAU(1, 1, clip=False, dtype=torch.float64)
                 last.weight.fill_(self.sign * factor)
                 parts.append(last)
+        if columns:
+            parts.insert(0, FunctionColumns(columns))
+        if self.function is not None:
+            parts.append(FunctionOfOutput(self.function))
         return torch.nn.Sequential(*parts)
 
     # ---- uncertainty -----------------------------------------------------------------------------

@@ -15,7 +15,9 @@ from npu_kernels._laws.table.arguments import (
     check_columns,
     check_parameters,
     column_names,
+    columns_of,
     exponents_of,
+    outputs_of,
     scaled_columns,
     settings_of,
     units_of,
@@ -66,7 +68,8 @@ class EquationWarning(UserWarning):
 class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Law behind a table, a sum of products of powers, as a scikit-learn estimator.
 
-    It finds ``y**p = sum_k c_k prod_i x_i**w_ki``: sums of products of powers, and their powers.
+    It finds ``y**p = sum_k c_k prod_i x_i**w_ki``: sums of products of powers, and their powers;
+    with `functions` and `output_functions` also laws with sines, logarithms and exponentials.
     Units do not matter: inputs are divided by their geometric mean and y by its root mean square,
     and both are folded back into the constants. The constants are solved exactly within the search
     (variable projection), the exponents by Levenberg-Marquardt from many starts at once, in
@@ -96,15 +99,23 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         random_state: an integer for the same numbers each time.
         n_jobs: processes for several outputs and for the bootstrap, as in joblib.
         verbose: 1 prints each step to stderr.
+        functions: of single inputs, as further inputs: names out of "sin", "cos", "log" and "exp"
+            for all columns, or a dict with such names by column, ``{"angle": ["sin", "cos"]}``.
+            With units, for all columns without a dimension; degrees become radians. Powers of
+            "exp" are all exponentials of its column.
+        output_functions: functions f of y to try, for laws ``f(y) = sum``: names out of "log",
+            "exp", "sin", "cos", "tan", "logit", "log(1+1/y)" and, for y itself, "identity"; "auto":
+            all whose domain y is in. None: y itself. `predict` gives y, whose errors count. Errors
+            may bring a few y out of the domain.
 
     Attributes after `fit`: `equations_`, the candidates by number of terms, an `EquationTable` of
     `Equation`; `best_`, the chosen `Equation`; `coef_` and `exponents_` of it with `coef_std_` and
     `exponents_std_`, their standard errors; `n_features_in_`, `feature_names_in_`. With several
     outputs each of the first is a list with one entry per output.
 
-    What it does not find: functions other than these, such as exponentials, logarithms and sines,
-    products of sums, and fractional powers of inputs that are negative somewhere. Those inputs have
-    whole exponents.
+    What it does not find: functions of several inputs, such as the sine of a product, products of
+    sums, and fractional powers of inputs that are negative somewhere. Those inputs have whole
+    exponents.
 
         >>> import numpy as np
         >>> from npu_kernels import NPURegressor
@@ -128,6 +139,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         random_state: Any = None,
         n_jobs: int | None = None,
         verbose: int = 0,
+        functions: Any = None,
+        output_functions: Any = None,
     ) -> None:
         if MISSING:
             raise ImportError(INSTALL)
@@ -143,6 +156,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         self.random_state = random_state
         self.n_jobs = n_jobs
         self.verbose = verbose
+        self.functions = functions
+        self.output_functions = output_functions
 
     # ---- fitting ---------------------------------------------------------------------------------
 
@@ -190,13 +205,16 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         if len(y_units) != count:
             rule = f"y_units must have {count} entries"
             raise ValueError(f"NPURegressor: {rule}, got {self.y_units!r}")
+        functions = columns_of(self.functions, X, origin, names, input_units)
+        columns = functions.expand(X)
         tasks = []
         for y_of_task, name, unit in zip(targets.T, outputs, y_units, strict=True):
-            exponents = exponents_of(X, names, input_units, name, unit)
+            exponents = exponents_of(columns, functions, input_units, name, unit)
+            of_y = outputs_of(self.output_functions, y_of_task, origin, name, unit)
             notes = scaled_columns(X, y_of_task, names, name)
-            tasks.append(
-                Rows(X, y_of_task, weight, names, name, exponents, self.noise, notes, origin)
-            )
+            data = X, y_of_task, weight, functions, name, of_y, exponents
+            tasks.append(Rows(*data, self.noise, notes, origin))
+        del columns
         if checkpoint is None:
             results = self._all(tasks, settings)
         else:
@@ -293,8 +311,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
     def predict(self, X: Any) -> Array:
         """Predict y ``[N]``, or ``[N, O]`` for several outputs.
 
-        Warns where an input with a negative exponent is 0, and where a prediction is far outside of
-        the y of `fit` though the row is like those of `fit`.
+        Warns where an input with a negative exponent is 0 or has no logarithm, where the sum of the
+        terms is no value of the function of y, and where a prediction is far outside of the y of
+        `fit` though the row is like those of `fit`.
         """
         from sklearn.utils.validation import validate_data
 
@@ -304,10 +323,20 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         if not np.isfinite(results).all():
             warn(
                 f"NPURegressor: {int((~np.isfinite(results)).any(1).sum())} predictions are "
-                "infinite or undefined, where an input with a negative exponent is 0 or a "
-                "number is too large",
+                "infinite or undefined, where an input with a negative exponent is 0, an input "
+                "has no logarithm, or a number is too large",
                 EquationWarning,
             )
+        for equation in equations:
+            beyond = np.flatnonzero(equation._beyond(X))
+            if len(beyond):
+                function = equation.function.name if equation.function else ""
+                warn(
+                    f"NPURegressor: {len(beyond)} predictions of {equation.output} are those of "
+                    f"the nearest value of {function}, as the sum is none: rows "
+                    f"{', '.join(map(str, beyond[:MOST_ROWS]))} (the first is row 0)",
+                    EquationWarning,
+                )
         far = self._seen.far(X, results)
         if far.any():
             rows = ", ".join(map(str, np.flatnonzero(far)[:MOST_ROWS]))

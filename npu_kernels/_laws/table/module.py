@@ -1,10 +1,13 @@
-"""The layer of a law's products of powers."""
+"""The layers of a law: its products of powers, and functions."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Callable, Sequence
 
+import torch
+from torch import Tensor, nn
+
+from npu_kernels._laws.products.functions import ROUNDING, Column, OutputFunction
 from npu_kernels.layers import RealNPU
 
 
@@ -17,3 +20,51 @@ class Products(RealNPU):
     def forward(self, x: Tensor) -> Tensor:
         zeros = (x == 0).to(x.dtype) @ (self.weight_re > 0).to(x.dtype).mT
         return torch.where(zeros > 0, 0.0, super().forward(x))
+
+
+class FunctionColumns(nn.Module):
+    """Functions of single inputs beside all inputs, as `Column` has them."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        super().__init__()
+        self.columns = tuple(columns)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [x]
+        for column in self.columns:
+            argument = column.factor * x[..., column.index]
+            values = getattr(torch, column.function)(argument)
+            if column.function != "exp":
+                size = 1.0 if column.function == "log" else argument.abs().clamp(min=1.0)
+                values = torch.where(values.abs() <= ROUNDING * size, 0.0, values)
+            parts.append(values.unsqueeze(-1))
+        return torch.cat(parts, -1)
+
+    def extra_repr(self) -> str:
+        return ", ".join(column.name(f"x[{column.index}]") for column in self.columns)
+
+
+INVERSES: dict[str, Callable[[Tensor], Tensor]] = {
+    "log": torch.exp,
+    "exp": torch.log,
+    "sin": torch.arcsin,
+    "cos": torch.arccos,
+    "tan": torch.arctan,
+    "logit": torch.sigmoid,
+    "log(1+1/y)": lambda t: 1 / torch.expm1(t),
+}
+
+
+class FunctionOfOutput(nn.Module):
+    """The inverse of a function of y: from the sum of a law's terms to y."""
+
+    def __init__(self, function: OutputFunction) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        low, high = self.function.image
+        return INVERSES[self.function.name](x.clamp(low, high)) / self.function.factor
+
+    def extra_repr(self) -> str:
+        return self.function.text("x")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from npu_kernels._common.checks import is_number
+from npu_kernels._laws.products.functions import Functions, OutputFunction
 from npu_kernels._laws.products.problem import (
     AllRows,
     Columns,
@@ -23,8 +24,9 @@ from npu_kernels._laws.products.problem import (
 )
 from npu_kernels._laws.products.text import term_text
 from npu_kernels._laws.products.units import Exponents
-from npu_kernels._laws.table import cancelling, refine
+from npu_kernels._laws.table import cancelling, identities, refine
 from npu_kernels._laws.table.equation import Equation
+from npu_kernels._laws.table.identities import Fit
 from npu_kernels._laws.table.refine import Rules, Sum
 from npu_kernels._laws.table.rows import alike
 from npu_kernels._laws.table.search import (
@@ -52,18 +54,17 @@ SMALL_FACTOR = 0.1  # standard deviation of log y below which factors are relati
 TELL = 6.0  # difference of the criteria below which the data hardly tell two equations apart
 NOISE_FLOOR = 0.1  # of the median of |y|: below it, errors in proportion to y grow no smaller
 
-Fit = tuple[AllRows, Sum, Sum]  # all rows, the law of the search, and this fitted to all rows
-
 
 @dataclass(frozen=True)
 class Rows:
     """The data of one output."""
 
-    X: Array  # [N, n]
+    X: Array  # [N, inputs]
     y: Array  # [N]
     weight: Array  # [N]: in proportion to 1 / variance
-    names: tuple[str, ...]  # of the columns of X
+    functions: Functions  # of the columns of X
     output: str  # name of y
+    output_functions: tuple[OutputFunction | None, ...]  # to try
     exponents: Exponents  # that units allow
     noise: float | str | None  # as in `NPURegressor`
     notes: tuple[str, ...]  # what a reader should know of the data
@@ -124,20 +125,22 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
     kind = "constant" if noise is None else "known"
     if rows.noise == "relative":
         root, kind = root / sizes(rows.y), "relative"
-    output = Output(Columns.of(rows.X), rows.y, root, rows.exponents, noise)
+    columns = Columns.of(rows.functions.expand(rows.X))
+    output = Output(columns, rows.y, root, rows.exponents, noise)
     if rows.noise == "factor":
         if not ((rows.y > 0).all() or (rows.y < 0).all()):
             rule = "noise='factor' needs a y of one sign without zeros"
             raise ValueError(f"NPURegressor: {rule}, which {rows.output} is not")
         output, kind = replace(output, factor=True), "factor"
-    candidates = search(output, training, settings, powers[:1], Candidates())
+    first = partial(_first, rows, training=training, settings=settings, powers=powers[:1])
+    candidates = first(output, Candidates())
     if rows.noise is None and candidates.complete and not candidates.exact():
         size = _predicted(candidates, output)
         if size is not None:
             relative, constant = Candidates(), candidates
             divided = replace(output, weight=root / size)
             try:
-                relative = search(divided, training, settings, powers[:1], relative)
+                relative = first(divided, relative)
             except KeyboardInterrupt:
                 relative.complete = False
             if _likelier(relative, constant):
@@ -145,14 +148,15 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
             candidates.complete = constant.complete and relative.complete
             if candidates.complete and _may_be_factors(candidates, constant, settings.rules):
                 factors = replace(output, weight=root, factor=True)
-                of_factors = search(factors, training, settings, powers[:1], Candidates())
+                of_factors = first(factors, Candidates())
                 complete = of_factors.complete
                 if _likelier(of_factors, candidates):
                     output, kind, candidates = factors, "factor", of_factors
                 candidates.complete = complete
     if candidates.complete:
         known_error = replace(output, error=_error(candidates))
-        candidates = search(known_error, training, settings, powers[1:], candidates)
+        if None in rows.output_functions:
+            candidates = search(known_error, training, settings, powers[1:], candidates)
         if candidates.complete and not candidates.exact() and candidates.structure() > STRUCTURE:
             candidates = search_on(known_error, training, settings, candidates)
     if not candidates.sums:
@@ -165,6 +169,26 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
     return _finished(rows, output, candidates, np.sort(order[:held]), kind, settings)
 
 
+def _first(
+    rows: Rows,
+    output: Output,
+    candidates: Candidates,
+    training: Array,
+    settings: Settings,
+    powers: tuple[float, ...],
+) -> Candidates:
+    """Search the first power of y and the functions of y, after an exact sum for shorter ones."""
+    for function in rows.output_functions:
+        if candidates.exact():
+            settings = replace(settings, max_terms=candidates.shortest_exact() - 1)
+        if not candidates.complete or not settings.max_terms:
+            break
+        of_form = replace(output, function=function)
+        of_y = powers if function is None else (1.0,)
+        candidates = search(of_form, training, settings, of_y, candidates)
+    return candidates
+
+
 def sizes(y: Array) -> Array:
     """Return ``|y|``, raised near 0, with mean square 1."""
     size = np.maximum(np.abs(y), NOISE_FLOOR * np.median(np.abs(y)) or 1.0)
@@ -174,12 +198,14 @@ def sizes(y: Array) -> Array:
 def _error(candidates: Candidates) -> float:
     """The standard deviation of the errors of ``weight * y`` by the best sum."""
     best = candidates.best()
-    return 0.0 if best is None else best[0].scale * math.sqrt(best[1].rss / best[0].rows)
+    return 0.0 if best is None else best[0].unit * math.sqrt(best[1].rss / best[0].rows)
 
 
 def _predicted(candidates: Candidates, output: Output) -> Array | None:
     """The sizes of the predictions of y by the best sum."""
     best = candidates.best()
+    if best is not None:
+        output = replace(output, function=best[0].function)
     data = None if best is None else output.scaled(best[0].power)
     if best is None or data is None:
         return None
@@ -203,9 +229,9 @@ def _may_be_factors(current: Candidates, constant: Candidates, rules: Rules) -> 
     first, equal = current.best(), constant.best()
     if first is None or equal is None or (equal[0].target <= 0).any():
         return False
-    factors, (problem, law) = replace(equal[0], factor=True), first
-    c = law.c * (problem.scale / factors.scale) ** problem.power
-    law = refine.refit(factors, replace(law, c=c), rules.loss)
+    problem, law = first
+    factors = replace(problem, weight=equal[0].weight, factor=True)
+    law = refine.refit(factors, law, rules.loss)
     spread = math.sqrt(law.rss / factors.rows) if math.isfinite(law.cost) else 0.0
     return spread > SMALL_FACTOR and law.cost + factors.units < first[1].cost + problem.units - 2
 
@@ -221,19 +247,21 @@ def _finished(
         for training, law in pairs:
             if law.cost > lowest + RIVAL_COST:
                 continue
-            data = replace(output, error=math.inf).scaled(training.power)
+            of_form = replace(output, error=math.inf, function=training.function)
+            data = of_form.scaled(training.power)
             assert data is not None
             refitted = partial(_refitted, data, law, settings.rules)
             [fitted] = settings.steps.sums(data.inputs, refitted, 1)
             fits.append((data, law, fitted if math.isfinite(fitted.rss) else law))
     fits = _uncancelled(_beside(_reconsidered(fits, settings), settings), held, settings)
+    fits = identities.resolved(fits, rows.functions, held, settings.rules.loss)
     fits.sort(key=lambda fit: (len(fit[2].c), fit[2].cost))
     best = min(fit[2].cost for fit in fits)
     forms: set[Any] = set()
     equations, alternatives = list[Equation](), list[Equation]()
     for data, law, fitted in fits:
         first = not equations or equations[-1].terms < len(fitted.c)
-        key = data.power, _form(fitted)
+        key = data.function, data.power, _form(fitted)
         if key in forms or not (first or fitted.cost < best + TELL):
             continue
         forms.add(key)
@@ -261,7 +289,7 @@ def _notes(rows: Rows, equation: Equation) -> tuple[str, ...]:
         return ()
     notes = list[str]()
     some = np.linspace(0, len(rows.y) - 1, min(len(rows.y), SEARCH_ROWS)).astype(int)
-    X = rows.X[some]
+    X = rows.functions.expand(rows.X[some])
     terms = equation._products(X) * equation.scaled
     near = cancelling.pair(terms, equation.exponents) if equation.terms > 1 else None
     if near is not None:
@@ -273,9 +301,9 @@ def _notes(rows: Rows, equation: Equation) -> tuple[str, ...]:
             f"Two terms nearly cancel: {first} and {second}. They stand for another function, such "
             "as a logarithm, or for other powers: their exponents are no law."
         )
-    residuals = rows.y[some] - equation.predict(X)
+    residuals = rows.y[some] - equation.predict(rows.X[some])
     used = (equation.exponents != 0).any(0)
-    likeness = max(alike(X[:, columns], residuals) for columns in (used, slice(None)))
+    likeness = max(alike(X[:, used], residuals), alike(rows.X[some], residuals))
     if likeness > APPROXIMATION:
         notes.append(
             "It is an approximation, no law: the residuals of rows beside each other are alike "
@@ -435,7 +463,8 @@ def _equation(
     order = np.argsort(-np.sum(squares, axis=0), kind="stable")
     prediction, residuals, _ = data.predict(law.u, law.parity, law.c)
     return Equation(
-        names=rows.names, output=rows.output, power=p, sign=data.sign if abs(p) != 1 else 1.0,
+        names=rows.functions.names, output=rows.output, functions=rows.functions,
+        function=data.function, power=p, sign=data.sign if abs(p) != 1 else 1.0,
         coef=(law.c * shift * factor)[order], coef_std=coef_std[order], exponents=full[order],
         exponents_std=spread[order], free=free[order],
         positive=tuple(bool(v) for v in ~columns.negative),

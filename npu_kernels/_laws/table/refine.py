@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from npu_kernels._laws.products.exponent_length import ZERO, exponent_nats
-from npu_kernels._laws.products.problem import BOUND, AllRows, Problem
+from npu_kernels._laws.products.problem import BLOCK_ROWS, BOUND, AllRows, Problem
 
 Array = Any
 Data = Problem | AllRows
@@ -105,7 +105,8 @@ def criterion(problem: Data, law: Sum, press: float, variances: Array) -> float:
     described += sum(freedom(problem, variances, press))
     chosen = law.parameters + int((np.abs(fixed) > ZERO).sum())
     correction = 2 * chosen * (chosen + 1) / max(N - chosen - 1, 0.1)
-    power = 0.0 if problem.power == 1 else 6.0 + math.log(N)  # what the output power costs
+    plain = problem.power == 1 and problem.function is None
+    power = 0.0 if plain else 6.0 + math.log(N)  # what the output power or function costs
     penalty = len(law.c) * math.log(N) + power
     return misfit(problem, press) + penalty + 2 * described + correction
 
@@ -119,14 +120,20 @@ def jacobian(problem: Problem, law: Sum, P: Array, root: Array | None = None) ->
     P: the terms ``[N, K]``. root: factors of the rows ``[N]``.
     """
     k, i = np.nonzero(law.free)
-    J = np.concatenate([P, P[:, k] * law.c[k] * problem.logs[:, i]], 1)
+    K = len(law.c)
+    J = np.empty((len(P), K + len(k)))
+    J[:, :K] = P
+    np.multiply(P[:, k] * law.c[k], problem.logs[:, i], out=J[:, K:])
     slope, p = problem.weight, problem.power
-    if problem.factor:
+    if problem.function is not None:
+        slope = slope * problem.steepness(problem.function, P @ law.c)
+    elif problem.factor:
         slope = slope / (p * np.maximum(P @ law.c, 1e-300))
     elif p != 1:
         sums = np.maximum(np.abs(P @ law.c), 1e-300)
         slope = slope * sums ** (1 / p - 1) / abs(p) * math.copysign(1, p)
-    J = J * slope[:, None]
+    with np.errstate(over="ignore", invalid="ignore"):
+        J *= slope[:, None]
     return J if root is None else J * root[:, None]
 
 
@@ -170,13 +177,14 @@ def loss_roots(r: Array, loss: str) -> tuple[float, Array | None]:
     if loss == "squared":
         return float(r @ r), None
     limit = 1.345 * robust_scale(r) or 1e-300
-    t = np.abs(r) / limit
-    if loss == "huber":
-        value = np.where(t <= 1, t * t, 2 * t - 1)
-        weight = 1 / np.maximum(t, 1)
-    else:
-        value, weight = 2 * (np.sqrt(1 + t * t) - 1), 1 / np.sqrt(1 + t * t)
-    return float(value.sum()) * limit**2, np.sqrt(weight) if len(weight) > 1 else None
+    with np.errstate(over="ignore", invalid="ignore"):
+        t = np.abs(r) / limit
+        if loss == "huber":
+            value = np.where(t <= 1, t * t, 2 * t - 1)
+            weight = 1 / np.maximum(t, 1)
+        else:
+            value, weight = 2 * (np.sqrt(1 + t * t) - 1), 1 / np.sqrt(1 + t * t)
+        return float(value.sum()) * limit**2, np.sqrt(weight) if len(weight) > 1 else None
 
 
 def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) -> Sum:
@@ -184,6 +192,8 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
 
     The cost is infinite if nothing is finite.
     """
+    if isinstance(problem, AllRows) and problem.rows <= BLOCK_ROWS:
+        problem = problem.block
     K = len(law.c)
     law = _without_held(problem, law)
     k, i = np.nonzero(law.free)
@@ -233,9 +243,14 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
 
 
 def _without_held(problem: Data, law: Sum) -> Sum:
-    """The sum whose exponents of 0 are no parameters where they have to stay: see `Zeros`."""
+    """The sum whose exponents of 0 are no parameters where they have to stay: see `Zeros`.
+
+    They are even.
+    """
     stays = law.free & (law.u == 0) & problem.held
-    return replace(law, free=law.free & ~stays) if stays.any() else law
+    if not stays.any():
+        return law
+    return replace(law, free=law.free & ~stays, parity=np.where(stays, 0.0, law.parity))
 
 
 def _equations(
@@ -298,7 +313,8 @@ def left_out(
         begin += len(factor)
     # R_jj**2 is the part of a column orthogonal to those before it: one over its variance with the
     # later ones fixed.
-    variances = 1 / (np.maximum(size[K:], 1e-12) * length[K:]) ** 2
+    with np.errstate(over="ignore", divide="ignore"):
+        variances = 1 / (np.maximum(size[K:], 1e-12) * length[K:]) ** 2
     return r / np.maximum(1 - h, 1e-3), variances
 
 
@@ -316,7 +332,10 @@ def covariance(problem: Data, law: Sum) -> Array:
 def options(problem: Data, rules: Rules, value: float, i: int, parity: float) -> list[float]:
     """The simple exponents near the value of input i, the nearest of each denominator."""
     if problem.mixed[i]:
-        values = [float(2 * round((value - parity) / 2) + parity)] + [0.0] * int(parity == 0)
+        odd = 2 * round((value - parity) / 2) + parity
+        if not problem.low[i] <= odd <= problem.high[i]:
+            odd -= math.copysign(2, odd)
+        values = [float(odd)] + [0.0] * int(parity == 0)
     elif problem.signed[i]:
         values = [float(round(value)), 0.0]
     else:
@@ -334,7 +353,9 @@ def simplified(problem: Data, law: Sum, rules: Rules) -> Sum:
     if forced.any():
         u = law.u.copy()
         for k, i in np.argwhere(forced):
-            u[k, i] = (options(problem, rules, u[k, i], i, law.parity[k, i]) or [0.0])[0]
+            u[k, i] = (options(problem, rules, u[k, i], i, law.parity[k, i]) or law.parity[k, [i]])[
+                0
+            ]
         law = refit(problem, replace(law, u=u, free=law.free & ~forced), rules.loss)
     if rules.exponents == "real" or not math.isfinite(law.rss):
         return law
@@ -413,7 +434,9 @@ def _fewer_than_rows(problem: Data, law: Sum) -> Sum:
     free = np.zeros_like(law.free)
     free.flat[order[:limit]] = True
     free &= law.free
-    return replace(law, u=np.where(law.free & ~free, 0.0, law.u), free=free)
+    zero = law.free & ~free
+    u, parity = (np.where(zero, 0.0, part) for part in (law.u, law.parity))
+    return replace(law, u=u, parity=parity, free=free)
 
 
 def _plan(problem: Data, law: Sum, rules: Rules) -> list[tuple[int, int, float]]:

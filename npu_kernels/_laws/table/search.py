@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from npu_kernels._laws.products.functions import OutputFunction
 from npu_kernels._laws.products.library import Library
 from npu_kernels._laws.products.problem import AllRows, Output, Problem
 from npu_kernels._laws.table import refine
@@ -27,6 +28,7 @@ from npu_kernels._laws.table.varpro import Points, Solver
 from npu_kernels._laws.table.work import Steps
 
 Array = Any
+Form = tuple[OutputFunction | None, float]
 
 POWERS = (1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
 SEARCH_ROWS = 300  # rows to which all starts are fitted
@@ -55,14 +57,14 @@ class Settings:
 
 @dataclass
 class Candidates:
-    """The best sum of each power and number of terms so far; complete is False after Ctrl-C."""
+    """The best sum of each form and number of terms so far; complete is False after Ctrl-C."""
 
-    sums: dict[tuple[float, int], tuple[Problem, Sum]] = field(default_factory=dict)
+    sums: dict[tuple[Form, int], tuple[Problem, Sum]] = field(default_factory=dict)
     errors: list[float] = field(default_factory=list)  # of the first power, by number of terms
     complete: bool = True
 
     def add(self, problem: Problem, law: Sum) -> None:
-        key = (problem.power, len(law.c))
+        key = (form(problem), len(law.c))
         if len({tuple(row) for row in law.u.tolist()}) < len(law.u):
             return  # a term in two parts
         if law.cost < (self.sums[key][1].cost if key in self.sums else math.inf):
@@ -73,7 +75,12 @@ class Candidates:
 
     def exact(self) -> bool:
         """Whether a sum's residuals are those of rounding."""
-        return any(is_exact(problem, law) for problem, law in self.sums.values())
+        return bool(self.shortest_exact())
+
+    def shortest_exact(self) -> int:
+        """The number of terms of the shortest exact sum; 0 if there is none."""
+        exact = (len(law.c) for problem, law in self.sums.values() if is_exact(problem, law))
+        return min(exact, default=0)
 
     def structure(self) -> float:
         """How alike the residuals of the best sum are in rows beside each other: see `alike`."""
@@ -96,7 +103,12 @@ class Candidates:
             return best is not None
         problem, law = best
         close = law.rss < ROUGH_ERROR**2 * problem.size
-        return close and not law.free.any() and len(law.c) == 1 and (problem.power, 2) in self.sums
+        return close and not law.free.any() and len(law.c) == 1 and (form(problem), 2) in self.sums
+
+
+def form(problem: Problem | AllRows) -> Form:
+    """The function of y and its power that are a sum."""
+    return problem.function, problem.power
 
 
 def is_exact(problem: Problem | AllRows, law: Sum) -> bool:
@@ -106,16 +118,21 @@ def is_exact(problem: Problem | AllRows, law: Sum) -> bool:
 def search_on(
     output: Output, training: Array, settings: Settings, candidates: Candidates
 ) -> Candidates:
-    """Search the output powers again, without an early end, and add to the candidates.
+    """Search the forms again, without an early end, and add to the candidates.
 
     Starts are fitted with errors in proportion to y: with equal ones the largest rows would decide
-    alone. The powers whose search ended with the fewest terms come first.
+    alone. The forms whose search ended with the fewest terms come first.
     """
-    reached = dict[float, int]()
-    for power, terms in candidates.sums:
-        reached[power] = max(terms, reached.get(power, 0))
-    powers = tuple(sorted(reached, key=reached.__getitem__))
-    return search(output, training, replace(settings, patient=True), powers, candidates)
+    reached = dict[Form, int]()
+    for key, terms in candidates.sums:
+        reached[key] = max(terms, reached.get(key, 0))
+    patient = replace(settings, patient=True)
+    for function, power in sorted(reached, key=reached.__getitem__):
+        of_form = replace(output, function=function)
+        candidates = search(of_form, training, patient, (power,), candidates)
+        if not candidates.complete:
+            break
+    return candidates
 
 
 def search(
@@ -131,7 +148,8 @@ def search(
     """
     try:
         for power in powers:
-            if candidates.exact() if settings.patient else candidates.settled():
+            end = candidates.exact() if settings.patient else candidates.settled()
+            if end and output.function is None:
                 break
             rows = output.scaled(power)
             if rows is not None:
@@ -162,7 +180,8 @@ def _one_power(
     library, solver = Library(few, generator), Solver(few, rules.loss)
     large = solver if more is few else Solver(more, rules.loss)
     beam: Points | None = None
-    reference, best = [] if patient else candidates.errors, math.inf
+    of_function = data.function is not None
+    reference, best = [] if patient or of_function else candidates.errors, math.inf
     errors: list[float] = []
     worse, first = 0, not reference  # the other powers have half as many starts
     starts, count = settings.starts, SIMPLIFIED
@@ -177,6 +196,8 @@ def _one_power(
             errors.append(math.inf)
             continue
         sums = steps.sums(inputs, partial(_simplified, more, _distinct(beam, count), rules))
+        if of_function and terms > 1 and not any(is_exact(more, law) for law in sums):
+            sums += steps.sums(inputs, partial(_with_constant, more, library, terms, rules))
         if not sums:
             break
         best_sum = min(sums, key=lambda law: law.cost)
@@ -185,7 +206,8 @@ def _one_power(
         errors.append(min(law.rss for law in sums))
         cost = best_sum.cost
         if settings.show is not None:
-            settings.show(f"power {data.power:g}, {terms} terms: criterion {cost:.1f}")
+            name = f"power {data.power:g}" if data.function is None else data.function.name
+            settings.show(f"{name}, {terms} terms: criterion {cost:.1f}")
         worse = worse + 1 if cost > best else 0
         rough = errors[-1] > ROUGH_ERROR**2 * more.size
         if (worse > rough and not patient) or any(is_exact(more, law) for law in sums):
@@ -206,6 +228,21 @@ def _simplified(problem: Problem, sums: list[Sum], rules: Rules) -> list[Sum]:
         if is_exact(problem, simple) and not simple.free.any():
             break
     return laws
+
+
+def _with_constant(problem: Problem, library: Library, terms: int, rules: Rules) -> list[Sum]:
+    """Sums of a constant and simple products, which a function of y often has.
+
+    Their exponents are simple from the beginning: a logarithm is near to powers that cancel.
+    """
+    laws: list[Sum] = []
+    for chosen in library.with_constant(terms, BEAM):
+        u, parity = library.u[list(chosen)], library.parity[list(chosen)]
+        c = np.linalg.lstsq(library.A[:, list(chosen)], library.target, rcond=1e-12)[0]
+        c = c / library.size[list(chosen)]
+        law = Sum(u, parity, np.zeros(u.shape, dtype=bool), c)
+        laws.append(refine.refit(problem, law, rules.loss))
+    return [law for law in laws if math.isfinite(law.cost)]
 
 
 def _shortened(problem: Problem, law: Sum, rules: Rules) -> list[Sum]:
@@ -275,6 +312,9 @@ def _starts(
         if terms == 2:
             for pair in library.pairs(starts // 2):
                 add(*pair)
+        if solver.of_function:
+            for chosen in library.with_constant(terms, BEAM):
+                add(*chosen)
     while len(picks) < starts:
         add(*generator.integers(len(library.u), size=terms))
     u, parity = (np.stack([pick[part] for pick in picks]) for part in (0, 1))

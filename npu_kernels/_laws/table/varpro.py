@@ -54,10 +54,14 @@ class Solver:
         self.held = torch.from_numpy(problem.held)
         m = problem.inputs
         self.upper = torch.triu_indices(m, m)
+        i, j = self.upper
+        self.inner = torch.zeros(m, m, dtype=torch.long)  # places of the products i, j
+        self.inner[i, j] = self.inner[j, i] = torch.arange(len(i))
         products = self.logs[:, self.upper[0]] * self.logs[:, self.upper[1]]
         self.moments = torch.cat([self.logs, products], 1)  # [N, m + m (m + 1) / 2]
         self.size = float(self.target.square().sum())
         self.robust = loss != "squared"
+        self.of_function = problem.function is not None
         self.limit = math.inf  # residuals beyond count linearly
 
     def terms(self, u: Tensor, parity: Tensor) -> Tensor:
@@ -168,11 +172,10 @@ class Solver:
         sums = (A[:, a] * A[:, b]) @ self.moments
         index = torch.zeros(K, K, dtype=torch.long)
         index[a, b] = index[b, a] = torch.arange(len(a))
-        inner = torch.zeros(m, m, dtype=torch.long)
-        i, j = self.upper
-        inner[i, j] = inner[j, i] = torch.arange(len(i))
         first = sums[:, index, :m] * c[:, None, :, None]  # A_k . (c_l A_l log r_i): [S, K, K, m]
-        second = sums[:, index, m:][..., inner] * (c[:, :, None] * c[:, None, :])[..., None, None]
+        second = (
+            sums[:, index, m:][..., self.inner] * (c[:, :, None] * c[:, None, :])[..., None, None]
+        )
         H = second.permute(0, 1, 3, 2, 4).reshape(S, K * m, K * m)
         flat = first.reshape(S, K, K * m)
         H = H - flat.transpose(1, 2) @ (inverse @ flat)

@@ -1,0 +1,405 @@
+"""Functions of inputs and of y: laws with them in every form, identities, units, and bad values."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+pytest.importorskip("pandas", reason="pandas is not installed")
+
+import pandas
+from sklearn.base import clone
+
+from npu_kernels._laws.products.functions import (
+    OUTPUT_FUNCTIONS,
+    Column,
+    Functions,
+    OutputFunction,
+    argument,
+    functions_of,
+)
+from npu_kernels._laws.products.problem import Columns, all_rows
+from npu_kernels._laws.products.units import Exponents
+from npu_kernels._laws.table import refine
+from npu_kernels._laws.table.identities import resolved
+from npu_kernels._laws.table.refine import Sum
+from npu_kernels.equations import EquationWarning, NPURegressor, fit_many
+from tests.support.laws import RNG, few_rows
+
+ROWS = 300
+
+
+def table(rows: int = ROWS, seed: int = 0):
+    generator = RNG(seed)
+    columns = {"r": (1, 5), "F": (1, 5), "t": (0, 6)}
+    return pandas.DataFrame({k: generator.uniform(*v, rows) for k, v in columns.items()})
+
+
+def with_noise(y, share: float = 0.01, seed: int = 1):
+    return y + share * np.sqrt(np.mean(y**2)) * RNG(seed).standard_normal(len(y))
+
+
+def model(functions=None, output_functions=None, **options):
+    return NPURegressor(
+        random_state=0, functions=functions, output_functions=output_functions, **options
+    )
+
+
+ANGLE = {"t": ("sin", "cos")}
+X = table()
+
+LAWS = {
+    "sine": (X.r * X.F * np.sin(X.t) + 3 * X.r * np.cos(X.t), ANGLE, None,
+             "y = r*F*sin(t) + 3*r*cos(t)"),
+    "square": (np.sqrt(X.r**2 + 9 - X.F * np.sin(X.t) ** 2), ANGLE, None,
+               "y = (r**2 + 9 - F*sin(t)**2)**(1/2)"),
+    "decay": (3 * X.r * np.exp(-X.F / 2) + 1, "exp", None, "y = 3*r*exp(-F/2) + 1"),
+    "logarithm": (X.r * np.log(X.F), {"F": "log"}, None, "y = r*log(F)"),
+    "of a product": (np.exp(1 - 0.5 * X.F * X.r), None, "log", "y = exp(-0.5*r*F + 1)"),
+    "refraction": (np.arcsin(X.r / 5 * np.sin(X.t)), ANGLE, ["sin"], "y = arcsin(0.2*r*sin(t))"),
+    "angle": (np.arccos(X.F / 5 * np.cos(X.t)), ANGLE, ["cos"], "y = arccos(0.2*F*cos(t))"),
+    "phase": (np.arctan(X.F / X.r - X.t), None, ("identity", "tan"), "y = arctan(-t + F/r)"),
+    "sum": (np.log(X.r * X.t + X.F), None, ["exp"], "y = log(r*t + F)"),
+    "dose": (1 / (1 + np.exp(2 - X.F / X.r)), None, "logit", "y = 1/(1 + exp(-(-2 + F/r)))"),
+    "bosons": (1 / (np.exp(0.7 * X.F / X.r) - 1), None, "auto", "y = 1/(exp(0.7*F/r) - 1)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_laws_are_exact_in_every_form(name):
+    y, functions, of_y, text = LAWS[name]
+    fitted = model(functions, of_y).fit(X, y)
+    best = fitted.best_
+    assert str(best) == text
+    assert best.exact
+    values = torch.from_numpy(X.to_numpy().copy())
+    np.testing.assert_allclose(fitted.predict(X), y, rtol=1e-9)
+    module = fitted.torch_module()
+    np.testing.assert_allclose(module(values).detach().numpy()[:, 0], y, rtol=1e-9)
+    np.testing.assert_allclose(best.formula()(values).numpy()[:, 0], y, rtol=1e-9)
+    sympy = pytest.importorskip("sympy", reason="sympy is not installed")
+    expression = fitted.sympy()
+    point = {s: float(X[s.name][0]) for s in expression.free_symbols}
+    assert float(expression.subs(point)) == pytest.approx(y[0], rel=1e-9)
+    assert sympy.latex(expression)[:3] != ""
+    assert best.terms == len(fitted.intervals())
+    copy = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(copy.predict(X), fitted.predict(X))
+    assert str(copy.equations_) == str(fitted.equations_)
+    assert copy.report() == fitted.report()
+
+
+@pytest.mark.parametrize("name", ["sine", "decay", "of a product", "refraction", "bosons"])
+def test_laws_are_those_of_noisy_rows_too(name):
+    y, functions, of_y, _ = LAWS[name]
+    noisy = with_noise(y)
+    fitted = model(functions, of_y, starts=32).fit(X, noisy)
+    assert np.sqrt(np.mean((fitted.predict(X) - y) ** 2) / np.mean(y**2)) < 3e-3
+    exact = model(functions, of_y).fit(X, y).best_
+    assert sorted(map(tuple, fitted.best_.exponents.round(1))) == sorted(
+        map(tuple, exact.exponents.round(1))
+    )
+    for equation in [*fitted.equations_, *fitted.equations_.alternatives]:
+        keep = np.ones(ROWS, dtype=bool)
+        keep[list(fitted.equations_.wild)] = False
+        errors = (equation.predict(X) - noisy)[keep]
+        rms = np.sqrt(np.mean(errors**2) / np.mean(noisy[keep] ** 2))
+        assert equation.rms == pytest.approx(rms, rel=1e-6)
+
+
+def test_errors_are_those_of_y_and_not_of_its_function():
+    """Rows with a small y say little of log y: unweighted logarithms would be far off."""
+    x = np.linspace(0.1, 4, 300)
+    y = 5 * np.exp(-1.5 * x) + 0.02 * RNG(0).standard_normal(300)
+    assert (y < 0).any()
+    best = model(output_functions="log", noise="constant").fit(x[:, None], y).best_
+    assert best.terms == 2
+    np.testing.assert_allclose(sorted(best.coef), [-1.5, np.log(5)], atol=0.02)
+    assert best.relative_rms * np.sqrt(np.mean(y**2)) == pytest.approx(0.02, rel=0.15)
+
+
+def test_standard_errors_are_those_of_repeated_fits():
+    x = np.linspace(0.1, 2, 100)
+    fits = [
+        model(output_functions="log", noise="constant", max_terms=2, starts=8, loss="squared")
+        .fit(x[:, None], 5 * np.exp(-1.5 * x) + 0.05 * RNG(seed).standard_normal(100))
+        .best_
+        for seed in range(30)
+    ]
+    fits = [best for best in fits if best.terms == 2 and best.exponents.max() == 1]
+    assert len(fits) > 20
+    slopes = [float(best.coef[best.exponents[:, 0] == 1][0]) for best in fits]
+    errors = [float(best.coef_std[best.exponents[:, 0] == 1][0]) for best in fits]
+    assert np.std(slopes) == pytest.approx(np.mean(errors), rel=0.4)
+    y = 5 * np.exp(-1.5 * x) + 0.05 * RNG(0).standard_normal(100)
+    fitted = model(output_functions="log", noise="constant", starts=8).fit(x[:, None], y)
+    resampled = fitted.bootstrap(x[:, None], y, draws=60)
+    for interval, linear in zip(resampled, fitted.intervals(), strict=True):
+        assert interval.value == linear.value
+        assert interval.error == pytest.approx(linear.error, rel=0.6)
+
+
+@pytest.mark.parametrize("kind", ["relative", "factor"])
+def test_other_kinds_of_errors(kind):
+    generator = RNG(3)
+    spread = 0.05 if kind == "relative" else 0.3
+    error = generator.standard_normal(ROWS)
+    factor = 1 + spread * error if kind == "relative" else np.exp(spread * error)
+    y = np.exp(0.6 * X.F - X.t) * factor
+    best = model(output_functions="log", noise=kind, starts=16).fit(X, y).best_
+    assert {tuple(w) for w in best.exponents} >= {(0, 1, 0), (0, 0, 1)}
+    assert np.mean(np.log(best.predict(X)) - (0.6 * X.F - X.t)) == pytest.approx(0, abs=0.05)
+    fitted = model(output_functions="log", starts=16).fit(X, y)
+    assert fitted.equations_.noise == kind
+
+
+# ---- identities ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("law", "text"), [
+    (lambda r, t: r * np.sin(t) ** 2, "y = r*sin(t)**2"),
+    (lambda r, t: r * np.cos(t) ** 2, "y = r*cos(t)**2"),
+    (lambda r, t: r * (3 + 2 * np.cos(t) ** 2), "y = 5*r - 2*r*sin(t)**2"),
+    (lambda r, t: r * np.sin(t) ** 4 + 1, "y = r*sin(t)**4 + 1"),
+])  # fmt: skip
+def test_the_shortest_of_equal_laws(law, text):
+    y = law(X.r, X.t)
+    fitted = model(ANGLE).fit(X, y)
+    assert str(fitted.best_) == text
+    noisy = model(ANGLE, starts=32).fit(X, with_noise(y))
+    assert [tuple(w) for w in noisy.best_.exponents] == [tuple(w) for w in fitted.best_.exponents]
+    values = [e.predict(X) for e in [*noisy.equations_, *noisy.equations_.alternatives]]
+    for k, first in enumerate(values):
+        assert all(np.abs(first - other).max() > 1e-9 for other in values[:k])
+
+
+def test_the_first_function_decides_between_laws_of_one_length():
+    y = X.r * (3 + 2 * np.cos(X.t) ** 2)
+    assert "cos" in str(model({"t": ("cos", "sin")}).fit(X, y).best_)
+
+
+def test_a_law_is_written_with_the_other_function():
+    """Terms that the search did not find: ``r - r cos(t)**2``, and ``r cos(t)**2 + r sin(t)**2 / 2``."""
+    functions = functions_of(ANGLE, X.to_numpy(), np.arange(ROWS), tuple(X), [1.0] * 3)
+    columns = Columns.of(functions.expand(X.to_numpy()))
+    names = list(functions.names)
+
+    def fit_of(y, *products):
+        data = all_rows(columns, y, np.ones(ROWS), 1.0, Exponents.unrestricted(5), None)
+        u = np.zeros((len(products), 5))
+        for k, product in enumerate(products):
+            for name, w in product.items():
+                u[k, names.index(name)] = w
+        law = Sum(u, u % 2 * 0, np.zeros(u.shape, dtype=bool), np.ones(len(u)))
+        law = refine.refit(data, law)
+        return data, law, law
+
+    y = (X.r * np.sin(X.t) ** 2).to_numpy()
+    long = fit_of(y, {"r": 1}, {"r": 1, "cos(t)": 2})
+    best = resolved([long], functions, np.arange(20), "squared")[0][2]
+    assert best.u.tolist() == [[1, 0, 0, 2, 0]]
+    mixed = fit_of(y + 2 * X.r.to_numpy(), {"r": 1, "sin(t)": 2}, {"r": 1, "cos(t)": 2})
+    fits = resolved([mixed], functions, np.arange(20), "squared")
+    two = [law for _, _, law in fits if len(law.c) == 2]
+    assert len(two) == 1
+    assert sorted(two[0].u.tolist()) == [[1, 0, 0, 0, 0], [1, 0, 0, 2, 0]]
+    assert resolved([long], Functions(tuple(X)), np.arange(20), "squared") == [long]
+
+
+def test_a_product_is_no_sum_of_logarithms():
+    fitted = model(("log",), ("identity", "log")).fit(X + 1, (X.r + 1) * (X.F + 1))
+    assert str(fitted.best_) == "y = r*F"
+    assert len(fitted.equations_) == 1
+
+
+# ---- what functions mean -------------------------------------------------------------------------
+
+
+def test_units_choose_the_columns_and_degrees_are_converted():
+    pytest.importorskip("pint", reason="pint is not installed")
+    degrees = X.assign(t=np.degrees(X.t))
+    units = {"r": "m", "F": "N", "t": "deg"}
+    y = X.r * X.F * np.sin(X.t)
+    fitted = model(("sin", "cos"), units=units, y_units="N m").fit(degrees, y)
+    assert fitted.best_.names == ("r", "F", "t", "sin(pi*t/180)", "cos(pi*t/180)")
+    assert str(fitted.best_) == "y = r*F*sin(pi*t/180)"
+    assert str(fitted.sympy()) == "1.0*F*r*sin(pi*t/180)"
+    with pytest.raises(ValueError, match="and r has a dimension"):
+        model({"r": "sin"}, units=units, y_units="N m").fit(degrees, y)
+    with pytest.raises(ValueError, match=r"log takes numbers without a dimension, .*y has"):
+        model(None, "log", units=units, y_units="N m").fit(degrees, y)
+    only = model(None, "auto", units=units, y_units="N m", max_terms=1).fit(degrees, X.r * X.F)
+    assert str(only.best_) == "y = r*F"
+    angle = np.degrees(np.arcsin(X.r / 5 * np.sin(X.t)))
+    of_angle = model(("sin",), "sin", units={"r": "", "F": "N", "t": "deg"}, y_units="deg").fit(
+        degrees, angle
+    )
+    assert str(of_angle.best_) == "y = 180*arcsin(0.2*r*sin(pi*t/180))/pi"
+    np.testing.assert_allclose(of_angle.predict(degrees), angle, rtol=1e-9)
+    values = torch.from_numpy(degrees.to_numpy().copy())
+    np.testing.assert_allclose(of_angle.best_.formula()(values)[:, 0], angle, rtol=1e-9)
+    np.testing.assert_allclose(of_angle.torch_module()(values).detach()[:, 0], angle, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("factor", "text"), [
+    (1.0, "x"), (-1.0, "-x"), (0.5, "x/2"), (-1.5, "-3*x/2"), (0.01, "x/100"), (0.37, "0.37*x"),
+    (np.pi / 180, "pi*x/180"), (0.1234567, "0.123457*x"), (2.0, "2*x"),
+])  # fmt: skip
+def test_arguments_as_text(factor, text):
+    assert argument("x", factor) == text
+
+
+def test_exponentials_of_any_scale():
+    for size in (1e-6, 1.0, 1e6):
+        x = size * X.F
+        y = 3 * X.r * np.exp(-0.37 * X.F)
+        fitted = model({"x": "exp"}).fit(pandas.DataFrame({"r": X.r, "x": x}), y)
+        assert fitted.best_.exact
+        np.testing.assert_allclose(fitted.predict(pandas.DataFrame({"r": X.r, "x": x})), y)
+    assert str(fitted.best_).startswith("y = 3*r*exp(-3.7e-07*x)")
+
+
+def test_zeros_of_functions_are_zeros():
+    column = Column("sin", 0, 1.0)
+    assert column.values(np.array([np.pi, 0.0, 2 * np.pi])).tolist() == [0, 0, 0]
+    assert Column("cos", 0, 1.0).values(np.array([np.pi / 2])) == 0
+    assert Column("log", 0, 1.0).values(np.array([1 + 2**-52])) == 0
+    assert column.values(np.array([1e-30])) == pytest.approx(1e-30, abs=1e-16)
+    angles = X.assign(t=np.where(np.arange(ROWS) % 3, X.t, np.pi))
+    y = 2 * X.r * np.sin(angles.t) + X.F
+    fitted = model(ANGLE).fit(angles, y)
+    assert str(fitted.best_) == "y = 2*r*sin(t) + F"
+    values = torch.from_numpy(angles.to_numpy().copy())
+    np.testing.assert_allclose(
+        fitted.torch_module()(values).detach()[:, 0], fitted.predict(angles), rtol=1e-12
+    )
+
+
+def test_constant_columns_have_no_functions():
+    constant = X.assign(zero=0.0, seven=7.0)
+    with pytest.warns(EquationWarning, match="constant columns .*: zero, seven"):
+        fitted = model({"t": "sin", "zero": ["cos", "sin"], "seven": "log"}).fit(
+            constant, X.r * np.sin(X.t)
+        )
+    assert str(fitted.best_) == "y = r*sin(t)"
+
+
+@pytest.mark.parametrize("name", OUTPUT_FUNCTIONS)
+@pytest.mark.parametrize("factor", [1.0, np.pi / 180])
+def test_inverses_and_slopes(name, factor):
+    function = OutputFunction(name, factor)
+    low, high = {"log": (0.1, 9), "exp": (-5, 9), "sin": (-1.4, 1.4), "cos": (0.1, 3),
+                 "tan": (-1.4, 1.4), "logit": (0.05, 0.9), "log(1+1/y)": (0.1, 9)}[name]  # fmt: skip
+    y = np.linspace(low, high, 50) / factor
+    assert function.inside(y).all()
+    assert function.outside(y) is None
+    t = function.value(y)
+    np.testing.assert_allclose(function.inverse(t), y, rtol=1e-12, atol=1e-12)
+    step = 1e-6
+    numeric = (function.inverse(t + step) - function.inverse(t - step)) / (2 * step)
+    np.testing.assert_allclose(function.slope(t), numeric, rtol=1e-4)
+    assert not function.beyond(t).any()
+
+
+def test_errors_may_leave_the_domain_of_a_function():
+    function = OutputFunction("log")
+    y = np.r_[np.ones(9), -0.2]
+    assert function.outside(y) is None
+    assert function.inside(y).sum() == 9
+    assert function.outside(np.r_[np.ones(9), -2.0]) == 9
+    assert function.outside(np.r_[np.ones(4), -np.full(5, 1e-3)]) is not None
+    assert OutputFunction("sin").outside(np.array([0.1, 0.5, 1.6])) is None
+
+
+def test_predict_says_where_the_sum_is_no_sine():
+    y, functions, of_y, _ = LAWS["refraction"]
+    fitted = model(functions, of_y).fit(X, y)
+    new = X.assign(r=[20.0, *X.r[1:]], t=[1.5, *X.t[1:]])
+    with pytest.warns(EquationWarning, match="1 predictions of y are .*value of sin.*: rows 0 "):
+        assert fitted.predict(new)[0] == pytest.approx(np.pi / 2)
+
+
+def test_predict_says_where_an_input_has_no_logarithm():
+    fitted = model("log").fit(X.assign(t=X.t + 1), X.r * np.log(X.F))
+    new = X.assign(t=-1.0, F=[-1.0, *X.F[1:]])
+    with pytest.warns(EquationWarning, match="1 predictions are .*an input has no logarithm"):
+        values = fitted.predict(new)
+    np.testing.assert_allclose(values[1:], (X.r * np.log(X.F))[1:], rtol=1e-9)
+    assert np.isnan(values[0])
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"functions": ("sin", "sinh")}, r"functions must be of sin, cos, log, exp, .* got \('sin', 'si"),
+    ({"functions": {"t": "sinh"}}, "functions must be of"),
+    ({"functions": 3}, "functions must be of"),
+    ({"functions": {"z": "sin"}}, "functions must name columns of r, F, t, got 'z'"),
+    ({"functions": "log"}, r"log needs numbers greater than 0, got -1 in row 7 of t \(the first"),
+    ({"functions": {"F": "exp"}}, r"exp needs numbers up to 700 \(subtract a mean\), got .* of F"),
+    ({"output_functions": "sinh"}, "output_functions must be 'auto' or of identity, log, "),
+    ({"output_functions": []}, "output_functions must be 'auto' or of"),
+    ({"output_functions": ["log"]}, r"log needs a y greater than 0, got -90 in row 11 of y \(the"),
+    ({"output_functions": ("sin",)}, "sin needs a y between -1.5708 and 1.5708, got -90 in row 11"),
+])  # fmt: skip
+def test_bad_arguments_and_values(options, message):
+    bad = X.assign(t=np.where(np.arange(ROWS) == 7, -1.0, X.t + 1), F=X.F + 1000)
+    y = np.where(np.arange(ROWS) == 11, -90.0, X.r)
+    with pytest.raises(ValueError, match=f"^NPURegressor: .*{message}"):
+        NPURegressor(**options).fit(bad, y)
+
+
+def test_rows_without_weight_may_have_any_values():
+    bad = X.assign(F=np.where(np.arange(ROWS) == 7, -1.0, X.F))
+    weight = np.where(np.arange(ROWS) == 7, 0.0, 1.0)
+    fitted = model({"F": "log"}).fit(bad, X.r * np.log(X.F), weight)
+    assert str(fitted.best_) == "y = r*log(F)"
+
+
+def test_parameters_are_those_of_scikit_learn():
+    copy = clone(model(ANGLE, ("log",)))
+    assert copy.get_params()["functions"] == ANGLE
+    assert copy.get_params()["output_functions"] == ("log",)
+
+
+@few_rows
+def test_many_tables_and_checkpoints(tmp_path):
+    few = table(60)
+    tables = {"a": (few, few.r * np.sin(few.t)), "b": (few, few.F * np.cos(few.t))}
+    outcomes = fit_many(tables, model(ANGLE), checkpoint=tmp_path / "laws")
+    assert str(outcomes) == "a: y = r*sin(t)\nb: y = F*cos(t)"
+    noisy = with_noise(few.r * np.sin(few.t))
+    file = tmp_path / "law.pt"
+    first = model(ANGLE, "auto", max_terms=2, starts=8).fit(few, noisy, checkpoint=file)
+    again = model(ANGLE, "auto", max_terms=2, starts=8).fit(few, noisy, checkpoint=file)
+    np.testing.assert_array_equal(first.predict(few), again.predict(few))
+    with pytest.raises(ValueError, match="functions"):
+        model({"t": "sin"}, "auto", max_terms=2, starts=8).fit(few, noisy, checkpoint=file)
+
+
+def test_wild_rows_are_named_with_functions():
+    y, functions, of_y, _ = LAWS["of a product"]
+    noisy = with_noise(y).to_numpy().copy()
+    noisy[17] = 40.0
+    with pytest.warns(EquationWarning, match="row 17: 40 for"):
+        fitted = model(functions, of_y, starts=16).fit(X, noisy)
+    assert fitted.equations_.wild == (17,)
+    assert fitted.best_.predict(X)[17] == pytest.approx(y[17], rel=0.05)
+
+
+@few_rows
+def test_negative_inputs_with_zeros_have_the_signs_of_predictions():
+    """An exponent that had to be 0 was odd in the fit: few rows, inputs of both signs with zeros."""
+    for seed in range(4):
+        generator = RNG(seed)
+        inputs = np.c_[generator.uniform(-3, 3, (25, 3)), generator.uniform(0.5, 3, (25, 2))]
+        inputs[generator.random((25, 5)) < 0.1] = 0
+        y = generator.standard_normal(25)
+        options = {"starts": 16, "output_powers": (1,), "loss": "squared"}
+        fitted = NPURegressor(random_state=0, **options).fit(inputs, y)
+        for equation in fitted.equations_:
+            rms = np.sqrt(np.mean((equation.predict(inputs) - y) ** 2) / np.mean(y**2))
+            assert equation.rms == pytest.approx(rms, rel=1e-9)
