@@ -84,6 +84,25 @@ def test_zero_has_no_sign_gradient(backend: str) -> None:
     assert torch.equal(x.grad, torch.zeros(1, 2))
 
 
+@pytest.mark.parametrize(("inputs", "outs"), [(3, 2), (20, 1), (40, 10), (130, 10)])
+@pytest.mark.parametrize("row", [0, 100, 299])
+def test_one_negative_row(inputs: int, outs: int, row: int, backend: str) -> None:
+    """Kernels leave out the phases of blocks of rows without a negative input."""
+    x = torch.rand(300, inputs, dtype=torch.float64) + 0.5
+    x[row, :2] *= -1
+    operands = [x, *(0.1 * torch.randn(2, outs, inputs, dtype=torch.float64))]
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.float64, 1e-11)):
+        for imaginary in (True, False):
+            used = [t.to(dtype).requires_grad_() for t in operands[: 2 + imaginary]]
+            exact = [t.detach().double().requires_grad_() for t in used]
+            y, expected = functional.npu(*used), reference.npu(*exact)
+            upstream = torch.randn_like(expected)
+            grads = torch.autograd.grad(y, used, upstream.to(dtype))
+            wanted = torch.autograd.grad(expected, exact, upstream)
+            for got, want in zip((y, *grads), (expected, *wanted), strict=True):
+                assert normwise_error(got, want) < tolerance
+
+
 def test_overflow_and_underflow(backend: str) -> None:
     x = torch.tensor([[1e20], [1e-20]])
     weight = torch.tensor([[3.0], [-3.0], [1.0]])

@@ -230,13 +230,15 @@ BACKWARD = [
     *mutants(CORE + "npu/step.h", "tests/training/test_training_run.py -k behind_the_last", {
         "step-sines-behind-the-last": ("first(panel_.s[n], valid);", "panel_.s[n];"),
     }),
+    *mutants(CORE + "npu/backward_panels.h", "tests/layers/test_edges.py -k one_negative_row", {
+        "wide-signs-of-the-last-rows": ("negative(block, begin) |= prepare_logs", "negative(block, begin) = prepare_logs"),
+    }),
     *mutants(CORE + "npu/backward_panels.h", KERNELS, {
         "wide-second-chunk-of-x": (
             "x_ = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;",
             "x_ = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + task.begin) * in_.in;",
         ),
         "wide-signs-of-all-rows": ("      any |= marks;\n", ""),
-        "wide-signs-of-the-last-rows": ("negative(block, begin) |= prepare_logs", "negative(block, begin) = prepare_logs"),
         "wide-dq-of-the-first-tile": ("W + first + (L - kOuts) % kOuts", "W + (L - kOuts) % kOuts"),
         "wide-model-ignored": ("row_ = task.model * in_.rows + row;", "row_ = row;"),
     }),
