@@ -369,6 +369,29 @@ def test_errors_that_are_given_or_relative() -> None:
     )
 
 
+def test_errors_in_proportion_to_states_of_both_signs() -> None:
+    t = torch.linspace(0, 6, 80, dtype=torch.float64)
+    powers, rates = [[0.0, 1], [1, 0]], [[1.0, 0], [0, -2]]
+    u, generator = solution(powers, rates, [1, 0], t), torch.Generator().manual_seed(0)
+    u = u * (1 + 0.05 * torch.randn(u.shape, generator=generator, dtype=torch.float64))
+    law = model(2, 2).double()
+    with torch.no_grad():
+        law[0].weight_re.copy_(torch.tensor(powers))
+        law[0].gate.fill_(1.0)
+        law[1].weight.copy_(torch.tensor(rates))
+    law[0].requires_grad_(False)
+    relative, same = (
+        ode.fit(law, t, u, sigma=sigma, start="model", simplify=False)
+        for sigma in ("relative", None)
+    )
+    torch.testing.assert_close(relative.sigma, numbers(0.05, 0.05), rtol=0.3, atol=0)
+    assert relative.verdict.good
+    torch.testing.assert_close(relative.verdict.errors, numbers(0.05, 0.05), rtol=0.5, atol=0)
+    name = "coefficient of x1 in x0'"
+    assert relative.standard_errors[name] < 0.8 * same.standard_errors[name]
+    assert "0.05 of the value" in relative.report().replace("0.049", "0.05")
+
+
 def test_tables_and_the_picture() -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
@@ -435,8 +458,6 @@ U = torch.rand(25, 2, dtype=torch.float64) + 0.5
      "sigma must be None, 'relative' or numbers, got 'absolute'"),
     ({"sigma": [1.0, 2.0, 3.0]}, ValueError,
      "sigma must be a number, one for each column, or have the shape of u"),
-    ({"sigma": "relative", "u": U - 1}, ValueError,
-     "fits logarithms, for which u must be greater than 0"),
     ({"observed": [0, 2]}, ValueError, "observed must be numbers of states, 0 to 1, got [0, 2]"),
     ({"observed": [1, 1]}, ValueError, "observed must name every state once, got [1, 1]"),
     ({"names": ["a"]}, ValueError, "names must be 2 different names (of the states), got ['a']"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from npu_kernels._laws.series.sets import Course, integer_sets, simple_sets
 
 MIN_SAMPLES = 4  # of a column, for a smoothing spline
 EXACT_SPLINE = 1e-6  # relative residuals below count as exact
+LEAST_SIZE = 0.1  # of a column's root mean square: of a value, where errors are in proportion
 MIN_AMOUNT = 1e-5  # of a column's size, where slopes are matched
 DRAWN = (-1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, 1.5, 2.0)
 DRAWN_SETS = 4096  # of exponents
@@ -53,15 +55,26 @@ def smoothed(data: Series) -> tuple[Tensor, Tensor]:
     return torch.maximum(states, floor) if not data.relative else states, slopes
 
 
+def sized(data: Series) -> Series:
+    """Return the series with weights 1 over the size of the smooth curve."""
+    size = smoothed(data.scaled())[0].abs().nan_to_num(1.0).clamp(min=LEAST_SIZE)
+    return replace(data, weight=data.seen / size)
+
+
 def spline_errors(data: Series) -> tuple[Tensor, Tensor]:
     """Return the standard deviations ``[D]`` of the errors, and their degrees of freedom ``[D]``.
 
     They are those of the smoothing splines, without any law; nan in columns of too few samples.
     """
+    import numpy as np
+
     squares, freedom = torch.zeros(2, data.values.shape[2], dtype=torch.float64).unbind(0)
     for s in range(len(data.times)):
         for curve in _splines(data, s):
-            squares[curve.column] += float((curve.residuals**2).sum())
+            seen = data.seen[s, :, curve.column]
+            weights = data.weight[s, seen, curve.column].numpy()
+            weight = np.interp(curve.times, data.times[s, seen].numpy(), weights)
+            squares[curve.column] += float(((weight * curve.residuals) ** 2).sum())
             freedom[curve.column] += curve.freedom
     errors = torch.where(freedom > 0, squares / freedom.clamp(min=1e-3), math.nan).sqrt()
     return errors, freedom
