@@ -11,6 +11,7 @@ stay (`sets`). The others are drawn.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from dataclasses import replace
@@ -114,15 +115,7 @@ def _curves(columns: list[tuple[int, Any, Any]]) -> list[_Curve]:
     smoothness = 10.0 ** np.arange(-12, 3, 0.25)[:, None]
     score, parts = 0.0, []
     for _, t, y in columns:
-        gap = np.diff(t)
-        n = len(t)
-        Q, R = np.zeros((n, n - 2)), np.zeros((n - 2, n - 2))
-        for i in range(n - 2):  # Green and Silverman (1994), section 2.3
-            Q[i : i + 3, i] = 1 / gap[i], -1 / gap[i] - 1 / gap[i + 1], 1 / gap[i + 1]
-            R[i, i] = (gap[i] + gap[i + 1]) / 3
-            if i:
-                R[i, i - 1] = R[i - 1, i] = gap[i] / 6
-        values, vectors = np.linalg.eigh(Q @ np.linalg.solve(R, Q.T))
+        n, (values, vectors) = len(t), _roughness(t.tobytes())
         keep = 1 / (1 + smoothness * np.maximum(values, 0))
         z = vectors.T @ y
         rest = (((1 - keep) * z) ** 2).sum(1) / max(float(((y - y.mean()) ** 2).sum()), 1e-300)
@@ -137,6 +130,26 @@ def _curves(columns: list[tuple[int, Any, Any]]) -> list[_Curve]:
         line = CubicSpline(t, fitted, bc_type="natural")
         curves.append(_Curve(d, t, y - fitted, len(t) - float(keep[best].sum()), line))
     return curves
+
+
+@functools.lru_cache(maxsize=32)
+def _roughness(times: bytes) -> tuple[Any, Any]:
+    """Return eigenvalues and eigenvectors of the roughness of natural splines through times.
+
+    Columns that were measured at the same times have the same.
+    """
+    import numpy as np
+
+    gap = np.diff(np.frombuffer(times))
+    n = len(gap) + 1
+    Q, R = np.zeros((n, n - 2)), np.zeros((n - 2, n - 2))
+    for i in range(n - 2):  # Green and Silverman (1994), section 2.3
+        Q[i : i + 3, i] = 1 / gap[i], -1 / gap[i] - 1 / gap[i + 1], 1 / gap[i + 1]
+        R[i, i] = (gap[i] + gap[i + 1]) / 3
+        if i:
+            R[i, i - 1] = R[i - 1, i] = gap[i] / 6
+    values, vectors = np.linalg.eigh(Q @ np.linalg.solve(R, Q.T))
+    return values, vectors
 
 
 def matched(
