@@ -477,9 +477,6 @@ SERIES = [
     *mutants(PACKAGE + "_laws/series/fit.py", "tests/laws/test_ode_fit.py -k in_proportion_to", {
         "series-proportions-of-both-signs": ("sized(data) if data.sized else data", "data"),
     }),
-    *mutants(PACKAGE + "_laws/series/verdict.py", "tests/laws/test_ode_fit.py -k in_proportion_to", {
-        "verdict-errors-of-one-size": ("spreads = weights / weight.unfold(0, ORDER + 1, 1)", "spreads = weights"),
-    }),
 ]  # fmt: skip
 
 PYTHON = [
