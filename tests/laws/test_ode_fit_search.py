@@ -451,9 +451,9 @@ def test_an_exchange_leads_to_the_true_products(
 
 
 def test_the_law_of_a_search_has_no_better_exchange() -> None:
-    """The starts and the sets along their best law's trajectory miss x**2 here."""
+    """The starts and the sets along their best law's trajectory miss the better law."""
     t = torch.linspace(0, 9.93, 149, dtype=torch.float64)[::2]
-    result = ode.fit(model(2, 6, 12), t, noise(solution(*PREY, [2, 0.5], t), 0.05, 3))
+    result = ode.fit(model(2, 6, 12), t, noise(solution(*PREY, [2, 0.5], t), 0.05, 7))
     others = exchanged(result.law, Job("test", 1, {}))
     assert all(other.criterion() > result.bic - 0.05 for other in others)
 
