@@ -12,7 +12,9 @@ from torch import Tensor
 from npu_kernels import ode
 from npu_kernels._laws.series import search as searching
 from npu_kernels._laws.series import sets
-from npu_kernels._laws.series.data import read
+from npu_kernels._laws.series.criterion import FRACTION_NATS, criteria
+from npu_kernels._laws.series.data import _nodes, read
+from npu_kernels._laws.series.exchange import exchanged
 from npu_kernels._laws.series.job import Job
 from npu_kernels._laws.series.known import read_known
 from npu_kernels._laws.series.laws import Law
@@ -26,7 +28,7 @@ from npu_kernels._laws.series.search import (
     simplest,
 )
 from npu_kernels._laws.series.sensitivity import Shape, Trajectories, chained
-from npu_kernels._laws.series.simplify import changed, covariance, pruned
+from npu_kernels._laws.series.simplify import _fractions, changed, covariance, pruned
 from npu_kernels._laws.series.starts import matched, smoothed
 from tests.support.time_series import T, model, noise, numbers, solution
 
@@ -332,10 +334,10 @@ def test_integrals_to_the_nodes_have_smaller_parts() -> None:
 
 
 def test_a_series_with_parts_of_its_distances() -> None:
-    t = torch.tensor([0, 1, 3], dtype=torch.float64)
+    t = torch.tensor([0, 1, 2.5], dtype=torch.float64)
     data = read(t, torch.stack([t, 2 * t], 1), "fit", None, None, None, 2)
     fine = data.refined(2)
-    assert fine.times.tolist() == [[0, 0.5, 1, 2, 3]]
+    assert fine.times.tolist() == [[0, 0.5, 1, 1.75, 2.5]]
     torch.testing.assert_close(fine.values[0, :, 1], 2 * fine.times[0])
     assert not fine.seen.any()
 
@@ -412,3 +414,88 @@ def test_states_of_one_sign_in_each_series_do_not_pass_zero() -> None:
     assert both.crossing.tolist() == [False]
     assert read(t, u - 2, "fit", None, None, None, 1).crossing.tolist() == [True]
     assert read(t, u, "fit", None, None, None, 1).crossing.tolist() == [False]
+
+
+# ---- exchanges, and the description of exponents --------------------------------------------------
+
+PREY = [[1, 0], [2, 0], [1, 1], [0, 1]], [[1.4, -0.2, -0.8, 0], [0, 0, 0.6, -0.7]]
+
+
+@pytest.mark.parametrize(
+    ("powers", "rates"),
+    [
+        ([[1, 0], [1, 1], [0, 1]], [[1.0, -0.8, 0], [0, 0.6, -0.7]]),
+        ([[1, 0], [2, 0], [2, 1], [0, 1]], [[1.4, -0.2, -0.5, 0], [0, 0, 0.4, -0.7]]),
+        ([[1, 0], [2, 0], [1, 1], [0, 2]], PREY[1]),
+    ],
+    ids=["a product more", "one of two equations", "one of an equation"],
+)
+def test_an_exchange_leads_to_the_true_products(
+    powers: list[list[float]], rates: list[list[float]]
+) -> None:
+    t = torch.linspace(0, 12, 60, dtype=torch.float64)
+    search = search_of(t, noise(solution(*PREY, [2, 0.5], t), 0.02, 0), 4)
+    power, nau = model(2, 4).double()
+    count = len(powers)
+    with torch.no_grad():
+        power.gate.fill_(1.0)
+        power.weight_re[:count], power.weight_re[count:] = torch.tensor(powers), 0.0
+        nau.weight[:, :count], nau.weight[:, count:] = torch.tensor(rates), 0.0
+    power.weight_re.requires_grad_(False)
+    x, free = search.begin(power, nau)
+    law = Law(search.problem("rk4"), x[0], free[0]).refitted()
+    best = exchanged(law, Job("test", 1, {}))[0]
+    exponents, coefficients, _ = best.problem.shape.split(best.x)
+    assert sorted(exponents[(coefficients != 0).any(0)].tolist()) == sorted(PREY[0])
+    assert best.criterion() < law.criterion() - 10
+
+
+def test_the_law_of_a_search_has_no_better_exchange() -> None:
+    """The starts and the sets along their best law's trajectory miss the better law."""
+    t = torch.linspace(0, 9.93, 149, dtype=torch.float64)[::2]
+    result = ode.fit(model(2, 6, 12), t, noise(solution(*PREY, [2, 0.5], t), 0.05, 7))
+    others = exchanged(result.law, Job("test", 1, {}))
+    assert all(other.criterion() > result.bic - 0.05 for other in others)
+
+
+def test_whole_numbers_within_the_errors_of_an_exponent_are_tried() -> None:
+    data = read(T, solution([[1.0]], [[-0.5]], [2.0], T), "fit", None, None, None, 1).scaled()
+    x = numbers(1.3, -0.5, 1.0)
+    law = Law(Trajectories(data, Shape(1, 1, 1), 4), x, x != 0)
+    for error, expected in ((0.05, [1, 1.25, 4 / 3, 1.5]), (0.6, [1, 1.25, 4 / 3, 1.5, 2])):
+        tried = [value for _, value in _fractions(law, error**2 * torch.eye(3).numpy(), 4)]
+        assert sorted(tried) == pytest.approx(expected)
+
+
+def test_an_exponent_that_is_no_whole_number_has_a_price() -> None:
+    data = read(T, solution([[1.0]], [[-0.5]], [2.0], T), "fit", None, None, None, 1).scaled()
+    x, y = numbers(1.0, -2.0, 1.0), numbers(1.0 + 1e-9, -2.0, 1.0)
+    fixed = torch.tensor([[False, True, True]] * 2)
+    values = criteria(Trajectories(data, Shape(1, 1, 1), 4), torch.stack([x, y]), fixed)
+    assert float(values[1] - values[0]) == pytest.approx(2 * FRACTION_NATS, abs=1e-3)
+
+
+# ---- nodes ---------------------------------------------------------------------------------------
+
+
+def test_nodes_of_equal_distances_where_the_samples_lie_on_some() -> None:
+    grid = torch.linspace(0, 10, 31, dtype=torch.float64)
+    index = [0, 1, 2, 5, 6, 8, 9, 13, 14, 20, 21, 22, 24, 29, 30]
+    (nodes,) = _nodes([grid[index].flip(0)])
+    torch.testing.assert_close(nodes, grid, rtol=1e-12, atol=0)
+    assert bool(torch.isin(grid[index], nodes).all())
+    short, long = _nodes([grid[:9], grid[index]])
+    assert [len(short), len(long)] == [9, 31]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [[0, 1, 10, 20, 30], [0, 1, 1, 2, 3, 4]],
+    ids=["too many", "twice at one time"],
+)
+def test_samples_without_nodes_of_equal_distances(change: list[int]) -> None:
+    times = torch.linspace(0, 10, 31, dtype=torch.float64)[change]
+    (nodes,) = _nodes([times])
+    gaps = nodes.diff()
+    assert float(gaps.max() - gaps.min()) > 0.1
+    assert bool(torch.isin(times, nodes).all())

@@ -476,6 +476,30 @@ SERIES = [
         "series-sign-of-rounding": ("_noise(times, tables) + ROUNDED_RESIDUAL * high.clamp(min=0)", "_noise(times, tables)"),
         "series-noise-not-in-order": ("seen = seen[time[seen].argsort(stable=True)]", "seen = seen.flip(0)[1:]"),
     }),
+    *mutants(PACKAGE + "_laws/series/exchange.py", "tests/laws/test_ode_fit_search.py -k exchange_leads", {
+        "exchange-only-of-coefficients-more": ("    plans += [Exchange((n,), *pair) for n, _ in numbers for pair in new]\n", ""),
+        "exchange-not-of-several-equations": ("if len(column) > 1:", "if False:"),
+        "exchange-in-any-order": ("values.argsort(stable=True)", "values.argsort(descending=True)"),
+    }),
+    *mutants(PACKAGE + "_laws/series/search.py", "tests/laws/test_ode_fit_search.py -k no_better_exchange", {
+        "series-no-exchanges": ("for _ in range(EXCHANGES):", "for _ in range(0):"),
+    }),
+    *mutants(PACKAGE + "_laws/series/simplify.py", "tests/laws/test_ode_fit_search.py -k whole_numbers_within", {
+        "series-nearest-whole-number-alone": ("for k in WHOLE if abs(k - w) < reach", "for k in WHOLE if False"),
+    }),
+    *mutants(PACKAGE + "_laws/series/criterion.py", "tests/laws/test_ode_fit_search.py -k no_whole_number", {
+        "series-fractions-have-no-price": ("FRACTION_NATS * (exponents != exponents.round()).sum(1)", "0"),
+    }),
+    *mutants(PACKAGE + "_laws/series/data.py", "tests/laws/test_ode_fit_search.py -k equal_distances", {
+        "series-no-equal-distances": ("if is_equal and", "if False and"),
+        "series-any-number-of-equal-distances": ("if is_equal and float(counts.sum()) <= MOST_EQUAL * len(gaps):", "if is_equal:"),
+    }),
+    *mutants(PACKAGE + "_laws/series/verdict.py", "tests/laws/test_ode_fit_verdict.py -k not_measured", {
+        "verdict-without-the-measured-start": ("(faults if much or lost > MAX_LOST else remarks)", "(faults if much else remarks)"),
+    }),
+    *mutants(PACKAGE + "_laws/series/fit.py", "tests/laws/test_ode_fit.py -k in_proportion_to", {
+        "series-proportions-of-both-signs": ("sized(data) if data.sized else data", "data"),
+    }),
 ]  # fmt: skip
 
 PYTHON = [

@@ -164,6 +164,40 @@ def test_published_states(name: str, method: str) -> None:
 
 @needs_library
 @pytest.mark.parametrize("name", STIFF)
+def test_errors_beside_scipys_radau(name: str) -> None:
+    """Errors are the tolerance's, but for its growth along the trajectory, in fewer steps.
+
+    Radau's estimate is more cautious. A hundredth of its tolerance gives nearly its errors.
+    """
+    integrate = pytest.importorskip("scipy.integrate", reason="scipy is not installed")
+    law, u0, end, expected = STIFF[name]
+    exact, rtol = np.array(expected), 1e-5
+    powers, rates = map(np.array, law)
+
+    def slope(_: float, u: Any) -> Any:
+        return rates @ np.prod(u**powers, 1)
+
+    model = power_law(*law)
+    model[0].eps = 1e-30  # beside states of 1e-13
+
+    def ours(rtol: float) -> tuple[float, int]:
+        start, options = torch.tensor(u0).double(), {"rtol": rtol, "atol": 1e-8 * rtol}
+        path, statistics = ode.rollout(
+            model, start, t=[0, end], method="kvaerno5", statistics=True, **options
+        )
+        error = np.abs(path[-1].detach().numpy() / exact - 1).max()
+        return float(error), int(statistics.accepted)
+
+    radau = integrate.solve_ivp(slope, (0, end), u0, method="Radau", rtol=rtol, atol=1e-8 * rtol)
+    radau_error = np.abs(radau.y[:, -1] / exact - 1).max()
+    error, steps = ours(rtol)
+    assert error < 10 * rtol
+    assert steps < len(radau.t)
+    assert ours(rtol / 100)[0] < 10 * max(radau_error, 1e-8)
+
+
+@needs_library
+@pytest.mark.parametrize("name", STIFF)
 def test_states_between_the_steps(name: str) -> None:
     """States within steps are as exact as at the ends, also what is bound to others."""
     law, u0, end, _ = STIFF[name]

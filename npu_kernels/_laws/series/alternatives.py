@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from npu_kernels._laws.series.criterion import SAME_CRITERION, criteria
+from npu_kernels._laws.series.criterion import FRACTION_NATS, SAME_CRITERION, criteria
 from npu_kernels._laws.series.forms import Form, Met, form
 from npu_kernels._laws.series.job import Job
 from npu_kernels._laws.series.laws import REFIT_STEPS, Law, minimise, refitted, stacked
@@ -92,7 +92,7 @@ def _candidates(free: Law, met: Met, limit: float) -> dict[Form, Law]:
 def _gain(law: Law) -> float:
     """Return how much the criterion may fall, at most, if free exponents become fractions."""
     powers = law.free[: law.problem.shape.terms * law.problem.shape.states]
-    return math.log(int(law.problem.data.seen.sum())) * int(powers.sum())
+    return (math.log(int(law.problem.data.seen.sum())) + 2 * FRACTION_NATS) * int(powers.sum())
 
 
 def _smaller(free: Law) -> list[Law]:

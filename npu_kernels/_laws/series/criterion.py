@@ -17,8 +17,9 @@ from npu_kernels._laws.products.exponent_length import exponent_nats
 from npu_kernels._laws.series.sensitivity import Trajectories
 
 SAME_CRITERION = 0.05  # difference of the criterion below which a law is no better than another
-# The description of a negative exponent is longer: about one in six of those of laws is negative.
-NEGATIVE_NATS = math.log(5)
+# The description of a negative exponent is longer, and that of one that is no whole number, a free
+# one too: of those of laws about one in six is negative, and about one in six no whole number.
+NEGATIVE_NATS = FRACTION_NATS = math.log(5)
 
 
 def criteria(problem: Trajectories, x: Tensor, free: Tensor) -> Tensor:
@@ -36,5 +37,6 @@ def criteria(problem: Trajectories, x: Tensor, free: Tensor) -> Tensor:
     pairs = zip(exponents, fixed, strict=True)
     described = torch.tensor([sum(map(exponent_nats, row[keep].tolist())) for row, keep in pairs])
     described = described + NEGATIVE_NATS * (exponents < 0).sum(1)
+    described = described + FRACTION_NATS * (exponents != exponents.round()).sum(1)
     values = likelihood + math.log(n) * free.sum(1) + 2 * described
     return values.nan_to_num(math.inf, math.inf)

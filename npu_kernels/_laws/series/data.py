@@ -19,6 +19,8 @@ from npu_kernels._common.checks import check_numbers, is_whole
 NAME = "ode.fit"
 FAR = 2.0  # times the median distance; samples farther apart get nodes in between
 MOST_NODES = 4  # for each sample
+# Nodes of equal distances, at most so many for each sample, where all samples lie on such ones.
+MOST_EQUAL, EQUAL_DISTANCE = 3.0, 1e-9
 EXACT_RESIDUAL = 1e-5  # of a column's standard deviation: smaller residuals count as exact
 ROUNDED_RESIDUAL = 1e-9  # of a column's size: residuals below are those of rounding
 # A column has both signs if it has values below minus this share of its greatest one, or below
@@ -44,6 +46,12 @@ class Series:
     size: Tensor  # [D], units of the states; 1: the user's
     exact: Tensor  # [D], unweighted residuals that count as exact
     inputs: int = 0  # the last states, which are known: not fitted, linear between the nodes
+    sized: bool = False  # weights are 1 over the size of a smooth curve
+
+    @property
+    def in_proportion(self) -> bool:
+        """Whether errors are in proportion to the values."""
+        return self.relative or self.sized
 
     @property
     def lengths(self) -> Tensor:
@@ -177,11 +185,8 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
     pairs = enumerate(zip(time_parts, tables, strict=True))
     times = [_times(time, table, index) for index, (time, table) in pairs]
     errors, has_sigma = _errors(sigma, tables, features, observed)
-    relative = isinstance(sigma, str)
-    if relative and any(bool((table[~table.isnan()] <= 0).any()) for table in tables):
-        raise ValueError(
-            f"{NAME}: sigma='relative' fits logarithms, for which u must be greater than 0"
-        )
+    sized = isinstance(sigma, str) and any(bool((table <= 0).any()) for table in tables)
+    relative = isinstance(sigma, str) and not sized
     start = _start(u0, len(tables), features)
     values_of_all = torch.cat(tables)
     seen = ~values_of_all.isnan()
@@ -204,7 +209,7 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
         weight[s, node_index] = torch.where(table[order].isnan(), 0.0, 1 / error[order])
     size, exact = torch.ones(features, dtype=torch.float64), torch.zeros(features)
     columns = grid, values, weight, start, positive
-    return Series(*columns, names, has_sigma, relative, 1.0, size, exact.double())
+    return Series(*columns, names, has_sigma, relative, 1.0, size, exact.double(), sized=sized)
 
 
 def _noise(times: list[Tensor], tables: list[Tensor]) -> Tensor:
@@ -444,20 +449,30 @@ def _start(u0: Any, series: int, features: int) -> Tensor:
 
 
 def _nodes(times: list[Tensor]) -> list[Tensor]:
-    """Return the sorted times of each series, with times between two that are far apart."""
+    """Return the sorted times of each series, with times between two that are far apart.
+
+    Equal distances make all nodes of a trajectory one call of the time loop.
+    """
     ordered = [time.sort().values for time in times]
     gaps = torch.cat([time.diff() for time in ordered])
+    shortest = gaps.min()
+    counts = gaps / shortest
+    is_equal = bool(((counts - counts.round()).abs() <= EQUAL_DISTANCE * counts).all())
+    if is_equal and float(counts.sum()) <= MOST_EQUAL * len(gaps):
+        return [_filled(time, (time.diff() / shortest).round().long()) for time in ordered]
     far = FAR * float(gaps[gaps > 0].median())
     nodes = []
     for time in ordered:
         limit = max(far, float(time[-1] - time[0]) / (MOST_NODES * len(time)))
-        between = (time.diff() / limit * (1 - 1e-9)).floor().long().tolist()
-        pieces = []
-        for i, count in enumerate(between):
-            inner = (time[i + 1] - time[i]) * torch.arange(count + 1, dtype=time.dtype)
-            pieces.append(time[i] + inner / (count + 1))
-        nodes.append(torch.cat([*pieces, time[-1:]]))
+        nodes.append(_filled(time, (time.diff() / limit * (1 - 1e-9)).floor().long() + 1))
     return nodes
+
+
+def _filled(time: Tensor, parts: Tensor) -> Tensor:
+    """Return times ``[M]`` with those between them that divide each distance into equal parts."""
+    share = torch.cat([torch.arange(n, dtype=time.dtype) / n for n in parts.tolist()])
+    begin, length = time[:-1].repeat_interleave(parts), time.diff().repeat_interleave(parts)
+    return torch.cat([begin + share * length, time[-1:]])
 
 
 def _node_indices(nodes: Tensor, times: Tensor) -> Tensor:

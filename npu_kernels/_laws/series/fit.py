@@ -26,6 +26,7 @@ from npu_kernels._laws.series.sensitivity import (
     FIXED,
     IMPLICIT,
 )
+from npu_kernels._laws.series.starts import sized
 from npu_kernels._laws.series.verdict import advice, poor_fit
 from npu_kernels._time_loop.loop import layers_of
 from npu_kernels._time_loop.methods import AUTO
@@ -81,7 +82,9 @@ def fit(
             states first: products of powers contain the inputs, and no equation has them.
         sigma: standard deviations of the errors of u: a number, one for each column, or one for
             each value. None: each column has one of its own, which is estimated. "relative": in
-            proportion to the states, by an unknown factor for each column; logarithms are fitted.
+            proportion to the states, by an unknown factor for each column; logarithms are fitted
+            where all values are above 0. Elsewhere the size of a smooth curve counts, at least a
+            tenth of the column's root mean square.
         observed: which states the columns of u are, if not all; the others were not measured.
         names: of the D states, or of the D states and the inputs.
         start: "search" for a law of any form, or "model": from the model's own exponents and
@@ -195,6 +198,7 @@ def _read(
     if count and names is not None and len(names) == states + count:
         names, input_names = list(names)[:states], list(names)[states:]
     data = series.read(t, u, u0, sigma, observed, names, states)
+    data = sized(data) if data.sized else data
     if count:
         tables = driving.read(inputs, len(data.times))
         data = driving.with_inputs(data, tables, input_names)

@@ -328,7 +328,7 @@ class SeriesFit:
             lines.append("The law is stiff: its trajectories are those of implicit steps.")
         lines.append(f"Verdict: {self.verdict}")
         if self.sigma is not None and self.verdict.good:
-            unit = " of the value" if self.data.relative else ""
+            unit = " of the value" if self.data.in_proportion else ""
             pairs = [
                 pair for pair in zip(self.names, self.sigma, strict=True) if pair[1].isfinite()
             ]
@@ -408,7 +408,7 @@ def finished(
         for d in range(len(data.names))
         if seen[..., d].any() and spread[d] > 0
     ]
-    sigma = law.deviations() * (1.0 if scaled.relative else scaled.size)
+    sigma = law.deviations() * (1.0 if scaled.in_proportion else scaled.size)
     lengths = data.lengths
     return SeriesFit(
         model=model,

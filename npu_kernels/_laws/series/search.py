@@ -14,6 +14,7 @@ from npu_kernels._laws.series.alternatives import UNFORESEEN, better_laws
 from npu_kernels._laws.series.criterion import SAME_CRITERION, criteria
 from npu_kernels._laws.series.data import NAME, Series
 from npu_kernels._laws.series.estimates import units
+from npu_kernels._laws.series.exchange import exchanged
 from npu_kernels._laws.series.forms import Form, Met, form, meet
 from npu_kernels._laws.series.job import Job
 from npu_kernels._laws.series.known import Known, check_within
@@ -45,6 +46,7 @@ LOST_CRITERION = 50.0  # above that with coarse steps: accurate steps have lost 
 LEADING_CRITERION = 30.0  # above the best law's: of the laws that are made simpler
 BEYOND_SERIES = 1e3  # scaled: states beyond have left the series
 RENEWALS = 2  # searches from the best law's trajectory on
+EXCHANGES = 4  # from the best law to one of another product
 RENEWED, PARTS = 12, 4  # starts of such a search; of the distance between two nodes
 LOWEST_AMOUNT = 1e-9  # scaled: of a trajectory, along which there are powers
 MOST_CLIMBS = 12  # from a law to a better alternative
@@ -174,6 +176,7 @@ class Search:
                     is_better = pair[0].criterion() < best - SAME_CRITERION
                     if is_better and self.is_complete and not both:
                         pair = self.improved(pair, max_denominator, loosen, tried)
+                        pair = self.exchanged(pair, max_denominator, loosen, tried)
                     outcomes.append(pair)
                 elif laws:
                     outcomes.append((laws[0], laws[0]))
@@ -220,6 +223,24 @@ class Search:
             if not laws or laws[0].criterion() > law.criterion() + LEADING_CRITERION:
                 break
             other = simplest(laws, max_denominator, loosen, met, self.job)
+            if not other[0].criterion() < law.criterion() - SAME_CRITERION:
+                break
+            meet(met, law.criterion(), law)
+            pair = other
+        return pair
+
+    def exchanged(
+        self, pair: tuple[Law, Law], max_denominator: int, loosen: bool, met: Met
+    ) -> tuple[Law, Law]:
+        """Return the best law, and its free one, to which exchanges of products lead."""
+        for _ in range(EXCHANGES):
+            law = pair[0]
+            if is_exact(law) or not is_finite(law) or self.job.pressed:
+                break
+            others = exchanged(law, self.job)[:LEADING]
+            if not others or not others[0].criterion() < law.criterion():
+                break
+            other = simplest(others, max_denominator, loosen, met, self.job)
             if not other[0].criterion() < law.criterion() - SAME_CRITERION:
                 break
             meet(met, law.criterion(), law)

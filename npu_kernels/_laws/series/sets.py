@@ -74,11 +74,15 @@ def simple_sets(
 def integer_sets(course: Course, shape: Shape, fixed: Tensor, max_terms: int | None = None) -> Sets:
     """Return sets of products of whole powers up to `MAX_DEGREES`; see `simple_sets`."""
     d = course.states.shape[2]
-    degree = MAX_DEGREES.get(d, MAX_DEGREE)
-    rows = itertools.product(range(degree + 1), repeat=d)
-    degrees = sorted((row for row in rows if sum(row) <= degree), key=sum)
-    exponents = torch.tensor(degrees, dtype=torch.float64)
+    exponents = whole_products(d, MAX_DEGREES.get(d, MAX_DEGREE))
     return _sets(_products(course.states, exponents), exponents, course, shape, fixed, max_terms)
+
+
+def whole_products(states: int, degree: int = MAX_DEGREE) -> Tensor:
+    """Return the exponents ``[n, D]`` of products of whole powers, the smallest degree first."""
+    rows = itertools.product(range(degree + 1), repeat=states)
+    degrees = sorted((row for row in rows if sum(row) <= degree), key=sum)
+    return torch.tensor(degrees, dtype=torch.float64)
 
 
 class Ranked(NamedTuple):
@@ -171,9 +175,9 @@ def _sets(
     """
     terms = (shape.terms if max_terms is None else min(max_terms, shape.terms)) - len(fixed)
     first = tuple(range(len(fixed)))
-    allowed = _allowed(exponents, shape)
-    exponents = torch.cat([fixed, exponents[allowed]])
-    values = torch.cat([_products(course.states, fixed), values[:, :, allowed]], 2)
+    possible = allowed(exponents, shape)
+    exponents = torch.cat([fixed, exponents[possible]])
+    values = torch.cat([_products(course.states, fixed), values[:, :, possible]], 2)
     A = course.integrals(values).flatten(0, 1)
     Y = course.targets.flatten(0, 1)[:, : shape.states - shape.inputs]
     if course.is_shifted:
@@ -205,14 +209,14 @@ def _products(states: Tensor, exponents: Tensor) -> Tensor:
     return (states.unsqueeze(2) ** exponents).prod(3)
 
 
-def _allowed(exponents: Tensor, shape: Shape) -> Tensor:
+def allowed(exponents: Tensor, shape: Shape) -> Tensor:
     """Return which products ``[n]`` have exponents within what is known."""
-    allowed = torch.ones(len(exponents), dtype=torch.bool)
+    possible = torch.ones(len(exponents), dtype=torch.bool)
     if shape.low is not None and shape.high is not None:
-        allowed &= ((exponents >= shape.low) & (exponents <= shape.high)).all(1)
+        possible &= ((exponents >= shape.low) & (exponents <= shape.high)).all(1)
     if shape.integer is not None:
-        allowed &= ((exponents == exponents.round()) | ~shape.integer).all(1)
-    return allowed
+        possible &= ((exponents == exponents.round()) | ~shape.integer).all(1)
+    return possible
 
 
 def integrals(values: Tensor, lengths: Tensor) -> Tensor:

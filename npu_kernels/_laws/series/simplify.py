@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels._laws.products.exponent_length import exponent_nats
-from npu_kernels._laws.series.criterion import NEGATIVE_NATS, criteria
+from npu_kernels._laws.series.criterion import FRACTION_NATS, NEGATIVE_NATS, criteria
 from npu_kernels._laws.series.forms import Met, cleaned, meet
 from npu_kernels._laws.series.job import Job
 from npu_kernels._laws.series.laws import Law, information, limits, minimise, refitted, stacked
@@ -29,10 +29,13 @@ HOPE = 10.0  # price up to which a change belongs to the list that is tried at o
 MAX_PRICE = 30.0  # of a change that is tried by itself
 TRIAL_STEPS = 12  # of least squares
 MAX_ROUNDED = 4.0  # greatest exponent that is rounded
+# Standard errors: an exponent may become a whole number within so many, not the nearest one alone.
+WITHIN = 2.0
+WHOLE = -3.0, -2.0, -1.0, 1.0, 2.0, 3.0
 RIDGE = 1e-9  # of the information, whose diagonal is 1
 
 Change = tuple[tuple[int, ...], float]  # numbers, and what they become
-Proposals = Callable[[Law], Iterator[Change]]
+Proposals = Callable[[Law, Any], Iterator[Change]]  # of a law and its covariance
 
 
 def pruned(laws: Sequence[Law], job: Job, met: Met | None = None) -> list[Law]:
@@ -45,20 +48,20 @@ def pruned(laws: Sequence[Law], job: Job, met: Met | None = None) -> list[Law]:
 
 def rounded(laws: Sequence[Law], max_denominator: int, job: Job) -> list[Law]:
     """Make exponents fractions of small denominators where the criterion falls."""
-    return _simpler(laws, lambda law: _fractions(law, max_denominator), job, None)
+    return _simpler(laws, lambda law, C: _fractions(law, C, max_denominator), job, None)
 
 
 def foreseen(laws: Sequence[Law], max_denominator: int) -> Tensor:
     """Return by how much `rounded` may lower the criteria, by the quadratic approximation."""
     falls = []
     for law, matrix in zip(laws, information(laws), strict=True):
-        changes = list(_fractions(law, max_denominator))
-        prices = [price for _, price in _plan(law, changes, covariance(law, matrix))]
+        C = covariance(law, matrix)
+        prices = [price for _, price in _plan(law, list(_fractions(law, C, max_denominator)), C)]
         falls.append(-min(0.0, *itertools.accumulate(prices)) if prices else 0.0)
     return torch.tensor(falls)
 
 
-def _removals(law: Law) -> Iterator[Change]:
+def _removals(law: Law, _: Any) -> Iterator[Change]:
     shape = law.problem.shape
     h, first = shape.terms, shape.terms * shape.states
     for i in law.free[: shape.weights].nonzero().squeeze(1).tolist():
@@ -69,14 +72,18 @@ def _removals(law: Law) -> Iterator[Change]:
             yield column, 0.0
 
 
-def _fractions(law: Law, max_denominator: int) -> Iterator[Change]:
+def _fractions(law: Law, C: Any, max_denominator: int) -> Iterator[Change]:
+    """Propose fractions for free exponents: the nearest, and whole numbers within their errors."""
     states = law.problem.shape.states
     exponents = law.free[: law.problem.shape.terms * states]
-    for i in exponents.nonzero().squeeze(1).tolist():
-        w = float(law.x[i])
+    low, high = (bound.tolist() for bound in limits(law.problem))
+    for n, i in enumerate(exponents.nonzero().squeeze(1).tolist()):
+        w, reach = float(law.x[i]), WITHIN * math.sqrt(max(C[n, n], 0.0))
         limit = max_denominator if bool(law.problem.data.positive[i % states]) else 1
-        for fraction in dict.fromkeys(round(w * q) / q for q in range(1, 1 + limit)):
-            if 0 < abs(fraction) <= MAX_ROUNDED:
+        near = [round(w * q) / q for q in range(1, 1 + limit)]
+        whole = [float(k) for k in WHOLE if abs(k - w) < reach]
+        for fraction in dict.fromkeys((*near, *whole)):
+            if 0 < abs(fraction) <= MAX_ROUNDED and low[i] <= fraction <= high[i]:
                 yield (i,), fraction
 
 
@@ -93,7 +100,7 @@ def _simpler(laws: Sequence[Law], proposals: Proposals, job: Job, met: Met | Non
         plans, covariances = {}, {}
         for n, matrix in zip(active, information([best[n] for n in active]), strict=True):
             covariances[n] = covariance(best[n], matrix)
-            priced = _plan(best[n], list(proposals(best[n])), covariances[n])
+            priced = _plan(best[n], list(proposals(best[n], covariances[n])), covariances[n])
             plans[n] = _trials([pair for pair in priced if pair[0] not in vain[n]])
         tried = [(n, changes) for n in active for changes in plans[n]]
         if not tried:
@@ -163,6 +170,8 @@ def _plan(law: Law, proposals: list[Change], C: Any) -> list[tuple[Change, float
     gone_negative = [sum(float(law.x[i]) < 0 for i in row if i < powers) for row, _ in proposals]
     targets = np.array([value for _, value in proposals])
     prices -= 2 * NEGATIVE_NATS * np.array(gone_negative) * (targets == 0)
+    made_whole = [sum(float(law.x[i]) % 1 != 0 for i in row if i < powers) for row, _ in proposals]
+    prices -= 2 * FRACTION_NATS * np.array(made_whole) * (targets % 1 == 0)
     single = np.array([len(row) == 1 for row in rows], dtype=bool)
     first = np.array([row[0] for row in rows], dtype=int)
     remaining = np.ones(len(rows), dtype=bool)

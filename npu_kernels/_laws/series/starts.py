@@ -11,8 +11,10 @@ stay (`sets`). The others are drawn.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +27,7 @@ from npu_kernels._laws.series.sets import Course, integer_sets, simple_sets
 
 MIN_SAMPLES = 4  # of a column, for a smoothing spline
 EXACT_SPLINE = 1e-6  # relative residuals below count as exact
+LEAST_SIZE = 0.1  # of a column's root mean square: of a value, where errors are in proportion
 MIN_AMOUNT = 1e-5  # of a column's size, where slopes are matched
 DRAWN = (-1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, 1.5, 2.0)
 DRAWN_SETS = 4096  # of exponents
@@ -53,15 +56,26 @@ def smoothed(data: Series) -> tuple[Tensor, Tensor]:
     return torch.maximum(states, floor) if not data.relative else states, slopes
 
 
+def sized(data: Series) -> Series:
+    """Return the series with weights 1 over the size of the smooth curve."""
+    size = smoothed(data.scaled())[0].abs().nan_to_num(1.0).clamp(min=LEAST_SIZE)
+    return replace(data, weight=data.seen / size)
+
+
 def spline_errors(data: Series) -> tuple[Tensor, Tensor]:
     """Return the standard deviations ``[D]`` of the errors, and their degrees of freedom ``[D]``.
 
     They are those of the smoothing splines, without any law; nan in columns of too few samples.
     """
+    import numpy as np
+
     squares, freedom = torch.zeros(2, data.values.shape[2], dtype=torch.float64).unbind(0)
     for s in range(len(data.times)):
         for curve in _splines(data, s):
-            squares[curve.column] += float((curve.residuals**2).sum())
+            seen = data.seen[s, :, curve.column]
+            weights = data.weight[s, seen, curve.column].numpy()
+            weight = np.interp(curve.times, data.times[s, seen].numpy(), weights)
+            squares[curve.column] += float(((weight * curve.residuals) ** 2).sum())
             freedom[curve.column] += curve.freedom
     errors = torch.where(freedom > 0, squares / freedom.clamp(min=1e-3), math.nan).sqrt()
     return errors, freedom
@@ -101,15 +115,7 @@ def _curves(columns: list[tuple[int, Any, Any]]) -> list[_Curve]:
     smoothness = 10.0 ** np.arange(-12, 3, 0.25)[:, None]
     score, parts = 0.0, []
     for _, t, y in columns:
-        gap = np.diff(t)
-        n = len(t)
-        Q, R = np.zeros((n, n - 2)), np.zeros((n - 2, n - 2))
-        for i in range(n - 2):  # Green and Silverman (1994), section 2.3
-            Q[i : i + 3, i] = 1 / gap[i], -1 / gap[i] - 1 / gap[i + 1], 1 / gap[i + 1]
-            R[i, i] = (gap[i] + gap[i + 1]) / 3
-            if i:
-                R[i, i - 1] = R[i - 1, i] = gap[i] / 6
-        values, vectors = np.linalg.eigh(Q @ np.linalg.solve(R, Q.T))
+        n, (values, vectors) = len(t), _roughness(t.tobytes())
         keep = 1 / (1 + smoothness * np.maximum(values, 0))
         z = vectors.T @ y
         rest = (((1 - keep) * z) ** 2).sum(1) / max(float(((y - y.mean()) ** 2).sum()), 1e-300)
@@ -124,6 +130,26 @@ def _curves(columns: list[tuple[int, Any, Any]]) -> list[_Curve]:
         line = CubicSpline(t, fitted, bc_type="natural")
         curves.append(_Curve(d, t, y - fitted, len(t) - float(keep[best].sum()), line))
     return curves
+
+
+@functools.lru_cache(maxsize=32)
+def _roughness(times: bytes) -> tuple[Any, Any]:
+    """Return eigenvalues and eigenvectors of the roughness of natural splines through times.
+
+    Columns that were measured at the same times have the same.
+    """
+    import numpy as np
+
+    gap = np.diff(np.frombuffer(times))
+    n = len(gap) + 1
+    Q, R = np.zeros((n, n - 2)), np.zeros((n - 2, n - 2))
+    for i in range(n - 2):  # Green and Silverman (1994), section 2.3
+        Q[i : i + 3, i] = 1 / gap[i], -1 / gap[i] - 1 / gap[i + 1], 1 / gap[i + 1]
+        R[i, i] = (gap[i] + gap[i + 1]) / 3
+        if i:
+            R[i, i - 1] = R[i - 1, i] = gap[i] / 6
+    values, vectors = np.linalg.eigh(Q @ np.linalg.solve(R, Q.T))
+    return values, vectors
 
 
 def matched(

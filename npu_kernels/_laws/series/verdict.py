@@ -9,17 +9,18 @@ errors of measurements would not.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from npu_kernels._laws.series.data import NAME, Series, is_below_zero
 from npu_kernels._laws.series.laws import Law
-from npu_kernels._laws.series.starts import spline_errors
+from npu_kernels._laws.series.starts import smoothed, spline_errors
 
 MAX_RATIO = 2.0  # of the law's residuals to the errors, above which it misses something
 MAX_MISSED = 0.05  # of the series' variation: a law that misses more does not fit
+MAX_LOST = 0.3  # of it, from the smooth curve's first states on
 MAX_CHANCE = 1e-5  # of so great a ratio where the law is right: few samples vary much
 MAX_AUTOCORRELATION, MAX_DEVIATIONS = 0.5, 4.0  # of neighbours; in its own standard errors
 ORDER = 4  # of the differences of neighbouring samples
@@ -100,7 +101,10 @@ def judged(law: Law, degrees: int, unidentified: int, names: tuple[str, ...]) ->
             of = "the errors that sigma says" if data.has_sigma else "those of a smooth curve"
             text = f"The residuals of {name} are {float(ratio[d]):.2g} times {of}"
             text += f": the law misses {100 * float(missed[d]):.2g} % of its variation."
-            (faults if much else remarks).append(text)
+            lost = 0.0 if much else _lost(law, d) / float(spread[d])
+            if lost > MAX_LOST:
+                text += f" From the smooth curve's first states it misses {100 * lost:.2g} %."
+            (faults if much or lost > MAX_LOST else remarks).append(text)
         elif correlation[d] > max(MAX_AUTOCORRELATION, MAX_DEVIATIONS / math.sqrt(pairs[d])):
             text = f"The residuals of {name} follow one another (autocorrelation "
             text += f"{float(correlation[d]):.2f}): they are no errors of single measurements."
@@ -121,10 +125,23 @@ def judged(law: Law, degrees: int, unidentified: int, names: tuple[str, ...]) ->
         remarks.append(f"{text}: the data tell nothing of what depends on it.")
     if unidentified:
         remarks.append(f"The data do not tell {unidentified} of the parameters.")
-    unit = torch.ones_like(errors) if data.relative or data.has_sigma else data.size
+    unit = torch.ones_like(errors) if data.in_proportion or data.has_sigma else data.size
     parts = errors * unit, ratio, missed, correlation
     errors, ratio, missed, correlation = (torch.where(count > 0, p, math.nan) for p in parts)
     return Verdict(errors, ratio, missed, correlation, tuple(faults), tuple(remarks))
+
+
+def _lost(law: Law, d: int) -> float:
+    """Return the standard deviation of a state's residuals from the smooth curve's first states.
+
+    Where the errors are much smaller than the residuals, the curve tells these states better than
+    the law does. 0 for states without a curve.
+    """
+    shape, first = law.problem.shape, smoothed(law.problem.data)[0][:, 0]
+    exponents, rates, _ = shape.split(law.x)
+    x = shape.join(exponents, rates, first)
+    residuals = replace(law, x=x).residuals()[..., d][law.problem.data.seen[..., d]]
+    return float(residuals.square().mean().sqrt()) if first.isfinite().all() else 0.0
 
 
 def _undefined(law: Law, names: tuple[str, ...]) -> list[str]:
@@ -151,11 +168,13 @@ def smooth_errors(data: Series) -> tuple[Tensor, Tensor]:
             t, y = data.times[s, seen], data.values[s, seen, d]
             keep = torch.cat([t.new_ones(1), t.diff()])[: len(t)] > 0  # the first of one time
             t, y = t[keep], y[keep].log() if data.relative else y[keep]
+            weight = data.weight[s, seen, d][keep]
             if len(t) > ORDER:
                 times, values = t.unfold(0, ORDER + 1, 1), y.unfold(0, ORDER + 1, 1)
                 gaps = times.unsqueeze(2) - times.unsqueeze(1) + torch.eye(ORDER + 1)
                 weights = 1 / gaps.prod(2)  # of a divided difference
-                weights = weights / weights.norm(dim=1, keepdim=True)
+                spreads = weights / weight.unfold(0, ORDER + 1, 1)
+                weights = weights / spreads.norm(dim=1, keepdim=True)
                 squares[d] += (weights * values).sum(1).square().sum()
                 count[d] += len(times)
     errors, freedom = spline_errors(data)
@@ -203,7 +222,7 @@ def advice(law: Law, searched: bool, starts: int, terms: int) -> str:
     elif used in (0, terms):
         tries.append(f"more terms than {terms} (the NPU's out_features)")
     tries.append(f"more starts than {starts} (num_models)")
-    if not data.relative and not data.has_sigma and bool((data.values[data.seen] > 0).all()):
+    if not data.in_proportion and not data.has_sigma:
         tries.append("sigma='relative' if errors grow with the values")
     tries.append("further states, measured or not (observed=)")
     return (
