@@ -60,15 +60,15 @@ def same(law: Law, power: float, sums: Any, function: str = "") -> bool:
     X = law.around(400, generator)
     terms = law.products(X)
     with np.errstate(all="ignore"):
-        true, values = terms.sum(1), sums(X)
+        true, values, sizes = terms.sum(1), sums(X), law.sizes(X)
         if power != law.power:
             odd = abs(power) == abs(law.power) == 1  # y has both signs
             keep = ((true > 0) & (values > 0)) | odd
             if keep.sum() < 40:
                 return False
             values = np.sign(values) * np.abs(values) ** (law.power / power)
-            true, values, terms = true[keep], values[keep], terms[keep]
-    return bool((np.abs(values - true) <= 0.02 * np.abs(terms).sum(1)).all())
+            true, values, sizes = true[keep], values[keep], sizes[keep]
+    return bool((np.abs(values - true) <= 0.02 * sizes).all())
 
 
 Outcome = tuple[bool, int, str, Any, Row]  # right, size, formula, predict, more of the row

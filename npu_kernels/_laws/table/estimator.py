@@ -133,6 +133,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         max_denominator: int = 4,
         units: Any = None,
         y_units: Any = None,
+        ratios: Any = "auto",
         starts: int = 64,
         loss: str = "auto",
         noise: Any = None,
@@ -150,6 +151,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         self.max_denominator = max_denominator
         self.units = units
         self.y_units = y_units
+        self.ratios = ratios
         self.starts = starts
         self.loss = loss
         self.noise = noise
