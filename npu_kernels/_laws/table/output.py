@@ -264,7 +264,7 @@ def _finished(
 ) -> Laws:
     """The best sum of each number of terms, fitted to all rows. held: indices of rows held out."""
     fits: list[Fit] = []
-    for terms in sorted({terms for _, _, terms in candidates.sums}):
+    for terms in sorted({terms for _, terms in candidates.sums}):
         pairs = [pair for key, pair in candidates.sums.items() if key[-1] == terms]
         lowest = min(law.cost for _, law in pairs)
         for training, law in pairs:

@@ -103,7 +103,7 @@ def reciprocals(
     """Return the candidates with sums for 1 / y in place of ratios with one term above."""
     data = output.scaled(-1.0)
     ratios = {
-        key: pair for key, pair in candidates.sums.items() if key[0] == 1 and key[1] == key[2] - 1 > 0
+        key: pair for key, pair in candidates.sums.items() if key[0][:2] == (None, 1.0) and key[0][2] == key[1] - 1 > 0
     }
     if data is None or not ratios:
         return candidates
@@ -158,7 +158,7 @@ def _without_needless(problem: Problem, below: int, law: Sum, rules: Rules) -> t
                 fitted = refine.refit(replace(problem, below=left), Sum(*parts), rules.loss)
                 shorter.append((left, fitted))
         best = min(shorter, key=lambda pair: pair[1].cost, default=(below, law))
-        if best[1].cost >= law.cost:
+        if not best[1].cost < law.cost:
             return below, law
         below, law = best
 
@@ -238,7 +238,7 @@ class _Search:
         best_fit = self._best()
         while best_fit is not None:
             shorter = self._fitted(list(_shorter(best_fit.terms)))
-            if not shorter or shorter[0].law.cost >= best_fit.law.cost:
+            if not shorter or not shorter[0].law.cost < best_fit.law.cost:
                 break
             best_fit = shorter[0]
         return [fitted for fitted in self.fits.values() if fitted is not None]
