@@ -1,6 +1,6 @@
 """Ratios of sums: laws of textbooks, with the ranges of measurements, and ratios that are drawn.
 
-Class ratio: laws with names. Class drawn ratio: one to three terms over two or three, with positive
+Class ratio: laws with names. Class dratio: one to three terms over two or three, with positive
 terms below, and an input that is not needed.
 """
 
@@ -90,6 +90,6 @@ def drawn_ratio(seed: int) -> Law:
 
     above = terms(int(generator.integers(1, 4)), [])
     below = terms(int(generator.integers(2, 4 if inputs > 1 else 3)), [""])
-    law = Law(f"drawn ratio {seed}", "drawn ratio", tuple(above), below=tuple(below))
+    law = Law(f"drawn ratio {seed}", "dratio", tuple(above), below=tuple(below))
     columns = (*law.inputs, "x9")
     return replace(law, ranges=dict.fromkeys(columns, _log(0.3, 3.0)), columns=columns)

@@ -37,6 +37,7 @@ MOST_PRODUCTS = 150  # of N
 DEGREES = {1: 4, 2: 3, 3: 3}  # of the products of D, by the number of inputs; else 2
 STARTS = 40  # pairs of terms that are fitted
 PAIRS = 3  # of N with the same D
+MOST_TRIPLES = 3000  # of terms of N
 ELIMINATED = 60  # pairs of D for which all terms of N are tried at once
 RIDGE = 1e-12  # on the diagonal of a Gram matrix of columns of length 1
 BEAM = 5  # ratios to which a term is added
@@ -223,7 +224,7 @@ class _Search:
         starts = sorted(self._pairs(max_terms), key=lambda start: start[0])
         last = self._fitted([terms for _, terms in starts[:STARTS]])
         if not last or not self._exact(last[0].law):
-            more = self._fitted(self._eliminated(max_terms))
+            more = self._fitted([*self._triples(max_terms), *self._eliminated(max_terms)])
             last = sorted([*last, *more], key=lambda fitted: fitted.law.cost)
         best = math.inf
         for _ in range(3):
@@ -298,6 +299,22 @@ class _Search:
             errors = np.where(rest > 1e-6, errors, math.inf)
             for k in np.argpartition(errors, min(PAIRS, len(errors) - 1))[:PAIRS].tolist():
                 yield float(errors[k]), ((int(i[k]), int(j[k])), pair)
+
+    def _triples(self, max_terms: int) -> list[Terms]:
+        """Three terms of N with two of D, where there are few."""
+        count = len(self.above)
+        if max_terms < 3 or math.comb(count, 3) > MOST_TRIPLES:
+            return []
+        sets = np.array(list(itertools.combinations(range(count), 3)), dtype=int).reshape(-1, 3)
+        scored = list[tuple[float, Terms]]()
+        for pair in self._pairs_below():
+            N, Y, _ = self._divided(pair)
+            G = (N.T @ N + RIDGE * np.eye(count))[sets[:, :, None], sets[:, None, :]]
+            b = (N.T @ Y)[sets]
+            errors = _least((Y.T @ Y)[None] - b.transpose(0, 2, 1) @ np.linalg.solve(G, b))
+            for k in np.argsort(errors)[:PAIRS].tolist():
+                scored.append((float(errors[k]), (tuple(sets[k].tolist()), pair)))
+        return [terms for _, terms in sorted(scored, key=lambda one: one[0])[: 3 * BEAM]]
 
     def _pairs_below(self) -> list[tuple[int, int]]:
         """The pairs of terms of D without a common factor."""
