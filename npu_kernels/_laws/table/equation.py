@@ -161,9 +161,14 @@ class Equation:
             sums: Array = products @ self.scaled
             return sums
         above = self.terms - self.below
-        divisor = 1.0 + products[:, above:] @ self.scaled[above:]
-        ratios: Array = products[:, :above] @ self.scaled[:above] / divisor
+        ratios: Array = products[:, :above] @ self.scaled[:above] / self._divisors(products)
         return ratios
+
+    def _divisors(self, products: Array) -> Array:
+        """The denominators over their terms with the coefficient 1 ``[N]``."""
+        above = self.terms - self.below
+        divisors: Array = 1.0 + products[:, above:] @ self.scaled[above:]
+        return divisors
 
     def _predicted(self, X: Array) -> Array:
         """`predict` of some rows."""
@@ -196,7 +201,8 @@ class Equation:
 
         The factor is 1, or a power of 10 if coefficients or a power of y are no numbers without it.
         """
-        power = 0.0 if self.power == 1 else self.power * math.log10(self.scale)
+        plain = self.power == 1 and not self.below
+        power = 0.0 if plain else self.power * math.log10(self.scale)
         if np.isfinite(self.coef).all() and (self.coef != 0).all() and abs(power) < 200:
             return 1.0, self.coef
         factor = 10.0 ** max(-300, min(300, round(math.log10(self.scale))))
@@ -274,7 +280,7 @@ class Equation:
         ]
         body = _sum_text(parts[:above])
         if self.below:
-            body = body if above == 1 and "/" not in body else f"({body})"
+            body = body if above == 1 and (rows[0] >= 0).all() else f"({body})"
             body = f"{body}/({_sum_text([parts[-1], *parts[above:-1]])})"
         if self.power != 1:
             body = f"({body})**{exponent_text(1 / self.power)}"

@@ -328,6 +328,15 @@ def _notes(rows: Rows, equation: Equation) -> tuple[str, ...]:
             f"Two terms nearly cancel: {first} and {second}. They stand for another function, such "
             "as a logarithm, or for other powers: their exponents are no law."
         )
+    if equation.below:
+        generator = np.random.default_rng(0)
+        apart = np.column_stack([generator.permutation(column) for column in rows.X[some].T])
+        divisors = equation._divisors(equation._products(equation._columns(apart)))
+        if not (divisors > 0).all():
+            notes.append(
+                "Its denominator is 0 for some inputs within their ranges, where it is infinite. "
+                "All rows are on one side."
+            )
     residuals = rows.y[some] - equation.predict(rows.X[some])
     used = (equation.exponents != 0).any(0)
     likeness = max(alike(X[:, used], residuals), alike(rows.X[some], residuals))

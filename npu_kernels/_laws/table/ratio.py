@@ -43,7 +43,8 @@ RIDGE = 1e-12  # on the diagonal of a Gram matrix of columns of length 1
 BEAM = 5  # ratios to which a term is added
 CHILDREN = 6  # of each of them
 KEPT = 2  # ratios of each number of terms of N and D
-REFINED = 3  # ratios whose exponents are made free
+REFINED = 3  # ratios whose exponents are made free, and the best of each number of few terms
+FEW_TERMS = 4  # of N and D together
 BETWEEN = 400  # points between rows where D has to be positive
 
 
@@ -88,7 +89,7 @@ def one_power(
         return []
     found = functools.cache(lambda: _ratios(few, more, used, settings))
     for below in range(1, settings.max_terms):
-        problem = replace(more, below=below)
+        problem = _with_below(more, below)
         laws = settings.steps.sums(data.inputs, lambda k=below: found().get(k, []))
         for law in laws:
             candidates.add(problem, law)
@@ -129,22 +130,36 @@ def _ratios(few: Problem, more: Problem, used: Array, settings: Settings) -> dic
     """
     rules = settings.rules
     cells: dict[tuple[int, int], list[Sum]] = {}
-    search = _Search(few, used, rules)
-    fits = sorted(search.run(settings.max_terms), key=lambda fitted: fitted.law.cost)
-    for fitted in fits:
+    for fitted in sorted(_Search(few, used, rules).run(settings.max_terms), key=_cost):
         cells.setdefault(fitted.size, []).append(fitted.law)
-    results: dict[int, list[Sum]] = {}
-    for (_, terms), laws in cells.items():
-        problem = replace(more, below=terms - 1)
-        for law in laws[:KEPT]:
+    pairs = list[tuple[int, Sum]]()
+    simple = list[tuple[int, Sum]]()  # those with few terms whose exponents are made free
+    for (above, terms), laws in cells.items():
+        problem = _with_below(more, terms - 1)
+        for k, law in enumerate(laws[:KEPT]):
             law = refine.refit(problem, law, rules.loss)
-            if math.isfinite(law.cost) and _positive_between(problem, law):
-                results.setdefault(terms - 1, []).append(law)
-    both = [(below, law) for below, laws in results.items() for law in laws]
-    for below, law in sorted(both, key=lambda pair: pair[1].cost)[:REFINED]:
-        below, law = _without_needless(more, below, _refined(replace(more, below=below), law, rules), rules)
-        results.setdefault(below, []).append(law)
+            if math.isfinite(law.cost):
+                pairs.append((terms - 1, law))
+                if k == 0 and above + terms <= FEW_TERMS:
+                    simple.append(pairs[-1])
+    pairs.sort(key=lambda pair: pair[1].cost)
+    for below, law in [*pairs[:REFINED], *simple]:
+        refined = _refined(_with_below(more, below), law, rules)
+        pairs.append(_without_needless(more, below, refined, rules))
+    results: dict[int, list[Sum]] = {}
+    for below, law in pairs:
+        if _positive_between(_with_below(more, below), law):
+            results.setdefault(below, []).append(law)
     return results
+
+
+def _with_below(problem: Problem, below: int) -> Problem:
+    """The problem of ratios: a term below may have a negative exponent of a column with zeros."""
+    return replace(problem, below=below, low=-problem.high)
+
+
+def _cost(fitted: Fitted) -> float:
+    return fitted.law.cost
 
 
 def _without_needless(problem: Problem, below: int, law: Sum, rules: Rules) -> tuple[int, Sum]:
@@ -156,7 +171,7 @@ def _without_needless(problem: Problem, below: int, law: Sum, rules: Rules) -> t
             if above > 1 if k < above else below > 1:
                 parts = (np.delete(part, k, axis=0) for part in (law.u, law.parity, law.free, law.c))
                 left = below - (k >= above)
-                fitted = refine.refit(replace(problem, below=left), Sum(*parts), rules.loss)
+                fitted = refine.refit(_with_below(problem, left), Sum(*parts), rules.loss)
                 shorter.append((left, fitted))
         best = min(shorter, key=lambda pair: pair[1].cost, default=(below, law))
         if not best[1].cost < law.cost:
@@ -165,14 +180,12 @@ def _without_needless(problem: Problem, below: int, law: Sum, rules: Rules) -> t
 
 
 def _refined(problem: Problem, law: Sum, rules: Rules) -> Sum:
-    """Return the ratio with other exponents where these are likelier."""
+    """The ratio with other exponents where these are likelier."""
     free = (law.u != 0) & ~problem.signed
     if rules.exponents == "integers" or not free.any():
         return law
     other = refine.simplified(problem, replace(law, free=free), rules)
-    if rules.exponents != "real" and other.cost >= law.cost:
-        return law
-    return other if math.isfinite(other.cost) and _positive_between(problem, other) else law
+    return other if other.cost < law.cost else law
 
 
 def _positive_between(problem: Problem, law: Sum) -> bool:
@@ -213,6 +226,8 @@ class _Search:
                 problem.products(u, parity)
                 for u, parity in zip((self.above, self.below), parities, strict=True)
             )
+        good = np.isfinite(self.D).all(0)
+        self.D, self.below = self.D[:, good], self.below[good]
         self.target = z * weight  # of unit errors, up to a factor
         self.fits: dict[Terms, Fitted | None] = {}
 
@@ -225,7 +240,7 @@ class _Search:
         last = self._fitted([terms for _, terms in starts[:STARTS]])
         if not last or not self._exact(last[0].law):
             more = self._fitted([*self._triples(max_terms), *self._eliminated(max_terms)])
-            last = sorted([*last, *more], key=lambda fitted: fitted.law.cost)
+            last = sorted([*last, *more], key=_cost)
         best = math.inf
         for _ in range(3):
             if not last or last[0].law.cost >= best or self._exact(last[0].law):
@@ -246,7 +261,7 @@ class _Search:
 
     def _best(self) -> Fitted | None:
         fits = (fitted for fitted in self.fits.values() if fitted is not None)
-        return min(fits, key=lambda fitted: fitted.law.cost, default=None)
+        return min(fits, key=_cost, default=None)
 
     def _exact(self, law: Sum) -> bool:
         return law.rss <= refine.EXACT_ERROR**2 * self.problem.size
@@ -319,7 +334,15 @@ class _Search:
     def _pairs_below(self) -> list[tuple[int, int]]:
         """The pairs of terms of D without a common factor."""
         pairs = itertools.combinations(range(len(self.below)), 2)
-        return [pair for pair in pairs if not self.below[list(pair)].min(0).any()]
+        return [
+            pair
+            for pair in pairs
+            if not self.below[list(pair)].min(0).any() and self._divides(pair)
+        ]
+
+    def _divides(self, below: tuple[int, ...]) -> bool:
+        """Whether one of these terms of D at least is other than 0 in every row."""
+        return bool(self.D[:, list(below)].any(1).all())
 
     def _eliminated(self, max_terms: int) -> list[Terms]:
         """The pairs of D with three and more terms of N that stay of all.
@@ -384,16 +407,18 @@ class _Search:
         for terms in new:
             law = self._start(terms)
             if law is not None:
-                problem = replace(self.problem, below=len(terms[1]) - 1)
+                problem = _with_below(self.problem, len(terms[1]) - 1)
                 law = refine.refit(problem, law, self.rules.loss, 8)
             finite = law is not None and math.isfinite(law.cost)
             self.fits[terms] = Fitted(terms, law) if law is not None and finite else None
         fits = [fitted for fitted in map(self.fits.get, new) if fitted is not None]
-        return sorted(fits, key=lambda fitted: fitted.law.cost)
+        return sorted(fits, key=_cost)
 
     def _start(self, terms: Terms) -> Sum | None:
         """The ratio with the coefficients of the least error, over the term of D that suits."""
         above, below = map(list, terms)
+        if not self._divides(terms[1]):
+            return None
         N, Y, factor = self._divided(terms[1])
         if not (np.isfinite(N).all() and np.isfinite(Y).all()):
             return None
