@@ -30,9 +30,8 @@ def resampled(
         root = root / sizes(equation.predict(X))
     factor = equation.noise == "factor"
     error = equation.relative_rms * root_mean_square(y, root)
-    form = equation.power, equation.constraint
-    kind = factor, equation.function, equation.below
-    data = all_rows(columns, y, root, *form, None, error, *kind)
+    form, function, below = (equation.power, equation.constraint), equation.function, equation.below
+    data = all_rows(columns, y, root, *form, None, error, factor, function, below)
     if data is None:
         raise ValueError(
             f"bootstrap: y must be greater than 0 for the output power {equation.power:g}"

@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,15 +88,19 @@ def one_power(
         used = np.sort(np.argsort(-np.abs(best[1].u).sum(0), kind="stable")[:MOST_INPUTS])
     if not len(used):
         return []
-    found = functools.cache(lambda: _ratios(few, more, used, settings))
+    found = functools.cache(partial(_ratios, few, more, used, settings))
+
+    def with_terms(below: int) -> list[Sum]:
+        return found().get(below, [])
+
     for below in range(1, settings.max_terms):
-        problem = _with_below(more, below)
-        laws = settings.steps.sums(data.inputs, lambda k=below: found().get(k, []))
+        problem = replace(more, below=below)
+        laws = settings.steps.sums(data.inputs, partial(with_terms, below))
         for law in laws:
             candidates.add(problem, law)
     if settings.show is not None:
-        best = candidates.best()
-        settings.show(f"power {data.power:g}, ratios: criterion {best[1].cost:.1f}")
+        cost = min(law.cost for _, law in candidates.sums.values())
+        settings.show(f"power {data.power:g}, ratios: criterion {cost:.1f}")
     return []
 
 
@@ -104,24 +109,30 @@ def reciprocals(
 ) -> Candidates:
     """Return the candidates with sums for 1 / y in place of ratios with one term above."""
     data = output.scaled(-1.0)
-    ratios = {
-        key: pair for key, pair in candidates.sums.items() if key[0][:2] == (None, 1.0) and key[0][2] == key[1] - 1 > 0
-    }
+    ratios = [
+        key
+        for key in candidates.sums
+        if key[0] == (None, 1.0, key[1] - 1) and key[1] > 1  # with one term above
+    ]
     if data is None or not ratios:
         return candidates
     _, more = chosen_rows(data, training, np.random.default_rng([settings.seed, 3]))
-    for key, (problem, law) in ratios.items():
+    for key in ratios:
+        problem, law = candidates.sums[key]
         u = np.vstack([-law.u[:1], law.u[1:] - law.u[0]])
+        if ((u < more.low) | (u > more.high)).any():
+            continue
         free = np.vstack([law.free[:1], law.free[1:] | law.free[0]]) & (u != 0)
         c = np.append(1.0, law.c[1:]) / law.c[0] * problem.scale / more.scale
         parity = np.where(more.signed, np.abs(np.round(u)) % 2, 0.0)
         law = refine.refit(more, Sum(u, parity, free, c), settings.rules.loss)
-        if math.isfinite(law.cost) and ((u >= more.low) & (u <= more.high)).all():
+        if math.isfinite(law.cost):
             candidates.add(more, law)
             del candidates.sums[key]
     return candidates
 
 
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # the results are checked
 def _ratios(few: Problem, more: Problem, used: Array, settings: Settings) -> dict[int, list[Sum]]:
     """The best ratios by the number of terms of D beside the 1.
 
@@ -143,7 +154,10 @@ def _ratios(few: Problem, more: Problem, used: Array, settings: Settings) -> dic
                 if k == 0 and above + terms <= FEW_TERMS:
                     simple.append(pairs[-1])
     pairs.sort(key=lambda pair: pair[1].cost)
-    for below, law in [*pairs[:REFINED], *simple]:
+    chosen = [*pairs[:REFINED], *simple]
+    if rules.exponents == "real":
+        pairs = []
+    for below, law in chosen:
         refined = _refined(_with_below(more, below), law, rules)
         pairs.append(_without_needless(more, below, refined, rules))
     results: dict[int, list[Sum]] = {}
@@ -169,7 +183,9 @@ def _without_needless(problem: Problem, below: int, law: Sum, rules: Rules) -> t
         above = len(law.c) - below
         for k in range(len(law.c)):
             if above > 1 if k < above else below > 1:
-                parts = (np.delete(part, k, axis=0) for part in (law.u, law.parity, law.free, law.c))
+                parts = (
+                    np.delete(part, k, axis=0) for part in (law.u, law.parity, law.free, law.c)
+                )
                 left = below - (k >= above)
                 fitted = refine.refit(_with_below(problem, left), Sum(*parts), rules.loss)
                 shorter.append((left, fitted))
@@ -185,7 +201,7 @@ def _refined(problem: Problem, law: Sum, rules: Rules) -> Sum:
     if rules.exponents == "integers" or not free.any():
         return law
     other = refine.simplified(problem, replace(law, free=free), rules)
-    return other if other.cost < law.cost else law
+    return other if other.cost < law.cost or rules.exponents == "real" else law
 
 
 def _positive_between(problem: Problem, law: Sum) -> bool:
@@ -221,11 +237,10 @@ class _Search:
         halves = rules.exponents == "fractions" and rules.max_denominator > 1
         self.above, self.below = lattices(problem, used, zero, halves)
         parities = (self._parity(u) for u in (self.above, self.below))
-        with np.errstate(over="ignore", invalid="ignore"):
-            self.N, self.D = (
-                problem.products(u, parity)
-                for u, parity in zip((self.above, self.below), parities, strict=True)
-            )
+        self.N, self.D = (
+            problem.products(u, parity)
+            for u, parity in zip((self.above, self.below), parities, strict=True)
+        )
         good = np.isfinite(self.D).all(0)
         self.D, self.below = self.D[:, good], self.below[good]
         self.target = z * weight  # of unit errors, up to a factor
@@ -280,9 +295,8 @@ class _Search:
         factor = np.linalg.pinv(root, rcond=1e-9)
         Y = self.target[:, None] * (D @ factor)
         size = np.abs(self.D[:, list(below)]).sum(1)
-        with np.errstate(over="ignore", invalid="ignore"):
-            N = self.N * (self.weight / size)[:, None]
-            length = np.sqrt((N**2).sum(0))
+        N = self.N * (self.weight / size)[:, None]
+        length = np.sqrt((N**2).sum(0))
         good = np.isfinite(length) & (length > 0)
         N = np.where(good, N, 0.0) / np.where(good, length, 1.0)
         return N, Y, factor
@@ -297,21 +311,14 @@ class _Search:
             G, b, C = N.T @ N, N.T @ Y, Y.T @ Y
             if not np.isfinite(C).all():
                 continue
-            ones = C[None] - b[:, :, None] * b[:, None, :]
-            errors = _least(ones)
+            squares = b[:, :, None] * b[:, None, :]
+            errors = _least(C - squares)
             for k in np.argsort(errors)[:PAIRS].tolist():
                 yield float(errors[k]), ((k,), pair)
-            g = G[i, j]
-            rest = 1 - g * g
-            with np.errstate(divide="ignore", invalid="ignore"):
-                parts = [
-                    C[s, t] - (b[i, s] * b[i, t] + b[j, s] * b[j, t]
-                               - g * (b[i, s] * b[j, t] + b[j, s] * b[i, t])) / rest
-                    for s, t in ((0, 0), (0, 1), (1, 1))
-                ]  # fmt: skip
-                errors = (parts[0] + parts[2]) / 2
-                errors = errors - np.sqrt(((parts[0] - parts[2]) / 2) ** 2 + parts[1] ** 2)
-            errors = np.where(rest > 1e-6, errors, math.inf)
+            g = G[i, j, None, None]
+            cross = b[i, :, None] * b[j, None, :]
+            both = squares[i] + squares[j] - g * (cross + cross.transpose(0, 2, 1))
+            errors = np.where(abs(g[:, 0, 0]) < 1 - 1e-6, _least(C - both / (1 - g * g)), math.inf)
             for k in np.argpartition(errors, min(PAIRS, len(errors) - 1))[:PAIRS].tolist():
                 yield float(errors[k]), ((int(i[k]), int(j[k])), pair)
 
@@ -434,7 +441,7 @@ class _Search:
         for k, term in enumerate(below):
             u = np.concatenate([self.above[above], np.delete(self.below[below], k, axis=0)])
             u = u - self.below[term]
-            if d[k] == 0 or not (values / (d[k] * self.D[:, term]) > 0).all():
+            if d[k] == 0 or (np.sign(values) * np.sign(d[k] * self.D[:, term]) < 0).any():
                 continue
             if (u[: len(above), self.zero] < 0).any():
                 continue
@@ -472,9 +479,7 @@ def _monomials(inputs: int, degree: int, negative: bool) -> Array:
     return np.array(sorted(rows, key=lambda w: (sum(map(abs, w)), w)), dtype=float)
 
 
-def lattices(
-    problem: Problem, used: Array, zero: Array, halves: bool
-) -> tuple[Array, Array]:
+def lattices(problem: Problem, used: Array, zero: Array, halves: bool) -> tuple[Array, Array]:
     """Return the exponents ``[M, m]`` of the products of N and of D.
 
     Those of D are not negative: a common factor of its terms belongs to N. halves: with one input,

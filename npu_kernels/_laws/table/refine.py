@@ -238,7 +238,7 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
         if gain < 1e-10:
             break
     if not math.isfinite(rss):
-        return replace(law, rss=rss, press=rss, cost=rss)
+        return replace(law, rss=math.inf, press=math.inf, cost=math.inf)
     law = _without_held(problem, law)
     errors, variances = left_out(problem, law, r, P, root)
     press = loss_roots(errors, loss)[0]
