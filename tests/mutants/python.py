@@ -350,6 +350,20 @@ EQUATIONS = [
         "equations-patient-order": ("sorted(reached, key=reached.__getitem__)", "sorted(reached, key=reached.__getitem__)[:1]"),
         "equations-interrupted": ("        candidates.complete = False\n    return candidates", "    return candidates"),
     }),
+    *mutants(PACKAGE + "_laws/table/ratio.py", "tests/laws/test_equations_ratios.py", {
+        "ratios-poles-between-rows": ("if not (1 + between.products(u, parity) @ c > 0).all():", "if False:"),
+        "ratios-where-a-sum-is-a-law": ("return not simple or len(law.c) >= settings.max_terms or candidates.structure() > 0", "return True"),
+        "ratios-of-columns-with-zeros": ("below=below, low=-problem.high)", "below=below)"),
+        "ratios-reciprocals": ("            del candidates.sums[key]\n", ""),
+        "ratios-with-real-exponents": ('or rules.exponents == "real" else law', "else law"),
+    }),
+    *mutants(PACKAGE + "_laws/products/problem.py", "tests/laws/test_equations_ratios.py", {
+        "ratios-poles-in-rows": ("divisor = np.where(divisor > 0, divisor, np.nan)", "pass"),
+        "ratios-infinite-below": ("        slopes[divisor == math.inf] = 0.0  # where an input with a negative exponent is 0\n", ""),
+    }),
+    *mutants(PACKAGE + "_laws/products/units.py", "tests/laws/test_equations_ratios.py -k units", {
+        "ratios-units-below": ("w[: len(w) - below] += power * self.offset", "w += power * self.offset"),
+    }),
     *mutants(PACKAGE + "_laws/table/wild.py", "tests/laws/test_equations_wild.py", {
         "equations-gap-of-wild-rows": ("errors[~keep].min() < GAP * errors[keep].max()", "False"),
         "equations-numbers-of-wild-rows": ("numbers = rows.origin[wild]", "numbers = np.flatnonzero(wild)"),
