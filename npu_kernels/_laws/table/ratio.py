@@ -27,6 +27,7 @@ from npu_kernels._laws.products.exponent_length import exponent_nats
 from npu_kernels._laws.products.problem import AllRows, Output, Problem
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.refine import Rules, Sum
+from npu_kernels._laws.table.rows import alike
 from npu_kernels._laws.table.search import Candidates, Settings, chosen_rows
 
 Array = Any
@@ -40,9 +41,10 @@ STARTS = 40  # pairs of terms that are fitted
 PAIRS = 3  # of N with the same D
 MOST_TRIPLES = 3000  # of terms of N
 ELIMINATED = 60  # pairs of D for which all terms of N are tried at once
+MORE = 12  # sets of three and more terms of N that are fitted
 RIDGE = 1e-12  # on the diagonal of a Gram matrix of columns of length 1
-BEAM = 5  # ratios to which a term is added
-CHILDREN = 6  # of each of them
+BEAM = 4  # ratios to which a term is added
+CHILDREN = 5  # of each of them
 KEPT = 2  # ratios of each number of terms of N and D
 REFINED = 3  # ratios whose exponents are made free, and the best of each number of few terms
 FEW_TERMS = 4  # of N and D together
@@ -157,9 +159,9 @@ def _ratios(few: Problem, more: Problem, used: Array, settings: Settings) -> dic
     chosen = [*pairs[:REFINED], *simple]
     if rules.exponents == "real":
         pairs = []
-    for below, law in chosen:
-        refined = _refined(_with_below(more, below), law, rules)
-        pairs.append(_without_needless(more, below, refined, rules))
+    pairs += [(below, _refined(_with_below(more, below), law, rules)) for below, law in chosen]
+    if pairs:
+        pairs.append(_without_needless(more, *min(pairs, key=lambda pair: pair[1].cost), rules))
     results: dict[int, list[Sum]] = {}
     for below, law in pairs:
         if _positive_between(_with_below(more, below), law):
@@ -253,7 +255,7 @@ class _Search:
         """Return all ratios that were fitted."""
         starts = sorted(self._pairs(max_terms), key=lambda start: start[0])
         last = self._fitted([terms for _, terms in starts[:STARTS]])
-        if not last or not self._exact(last[0].law):
+        if not last or self._misses(last[0]):
             more = self._fitted([*self._triples(max_terms), *self._eliminated(max_terms)])
             last = sorted([*last, *more], key=_cost)
         best = math.inf
@@ -277,6 +279,14 @@ class _Search:
     def _best(self) -> Fitted | None:
         fits = (fitted for fitted in self.fits.values() if fitted is not None)
         return min(fits, key=_cost, default=None)
+
+    def _misses(self, fitted: Fitted) -> bool:
+        """Whether the residuals are no noise."""
+        law = fitted.law
+        problem = replace(self.problem, below=len(fitted.terms[1]) - 1)
+        used = (law.u != 0).any(0)
+        residuals = problem.predict(law.u, law.parity, law.c)[1]
+        return not self._exact(law) and alike(problem.logs[:, used], residuals) > 0
 
     def _exact(self, law: Sum) -> bool:
         return law.rss <= refine.EXACT_ERROR**2 * self.problem.size
@@ -336,7 +346,7 @@ class _Search:
             errors = _least((Y.T @ Y)[None] - b.transpose(0, 2, 1) @ np.linalg.solve(G, b))
             for k in np.argsort(errors)[:PAIRS].tolist():
                 scored.append((float(errors[k]), (tuple(sets[k].tolist()), pair)))
-        return [terms for _, terms in sorted(scored, key=lambda one: one[0])[: 3 * BEAM]]
+        return [terms for _, terms in sorted(scored, key=lambda one: one[0])[:MORE]]
 
     def _pairs_below(self) -> list[tuple[int, int]]:
         """The pairs of terms of D without a common factor."""
@@ -383,7 +393,7 @@ class _Search:
                     rest = Y - Q @ (Q.T @ Y)
                     error = float(_least((rest.T @ rest)[None])[0])
                     left.setdefault(len(stay), []).append((error, (tuple(stay.tolist()), pair)))
-        best = (sorted(sets, key=lambda one: one[0])[: 2 * BEAM] for sets in left.values())
+        best = (sorted(sets, key=lambda one: one[0])[:MORE] for sets in left.values())
         return [terms for sets in best for _, terms in sets]
 
     def _grown(self, terms: Terms, max_terms: int) -> Iterator[tuple[float, Terms]]:
