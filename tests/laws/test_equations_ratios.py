@@ -193,7 +193,7 @@ def test_a_term_below_may_be_infinite_at_zero():
 
 
 def test_units_of_a_ratio():
-    """Each term of the numerator has y's unit over that of a term below."""
+    """Terms of the numerator have y's unit, those below none."""
     pytest.importorskip("pint")
     X = uniform(3, low=1, high=4)
     X[:, 2] += 5
@@ -206,7 +206,7 @@ def test_units_of_a_ratio():
 
 
 def test_sums_stay_sums():
-    """Also where ratios are looked for: each has a sum of as many terms or fewer."""
+    """A search for ratios takes none where a sum is the law."""
     for seed, noise_of_y in ((0, 0.01), (1, 0.1), (2, 0.0)):
         X = uniform(2, seed=seed)
         y = 3 * X[:, 0] ** 2 / X[:, 1] - 2 * X[:, 1]
@@ -244,19 +244,19 @@ def test_ratios_must_be_a_choice():
 
 
 def test_intervals_of_a_ratio():
-    """Those of the linearised model and of resampled rows have the law's constants."""
+    """Intervals of the linearised model and of resampled rows have the law's constants."""
     X = LAWS["pade"][1]
     y = noisy(pade(X))
     model = NPURegressor(random_state=0).fit(X, y)
     names = ["coefficient of x0", "constant", "coefficient of x0**2 in the denominator"]
     truth = dict(zip(names, (2 / 3, 1 / 3, 1 / 3), strict=True))
     for intervals in (model.intervals(0.999), model.bootstrap(X, y, draws=40, level=0.99)):
-        assert sorted(one.name for one in intervals) == sorted(names)
-        for one in intervals:
-            assert one.low < truth[one.name] < one.high
-            assert one.high - one.low < 0.05
-    deviations = [one.error for one in model.intervals()]
-    resampled = [one.error for one in model.bootstrap(X, y, draws=100)]
+        assert sorted(interval.name for interval in intervals) == sorted(names)
+        for interval in intervals:
+            assert interval.low < truth[interval.name] < interval.high
+            assert interval.high - interval.low < 0.05
+    deviations = [interval.error for interval in model.intervals()]
+    resampled = [interval.error for interval in model.bootstrap(X, y, draws=100)]
     np.testing.assert_allclose(resampled, deviations, rtol=0.4)
 
 
@@ -305,7 +305,7 @@ def problem_of(X, below=1):
 
 
 def test_a_pole_within_the_data_is_refused():
-    """In a row the ratio is no number; between rows it is not taken."""
+    """The ratio is no number in such a row; with a pole between rows it is not taken."""
     X = np.array([[1.0], [1.9], [2.1], [4.0]]) / 2
     problem = problem_of(X)
     u, scale = np.array([[0.0], [1.0], [2.0]]), np.exp(problem.logs[:, 0])[0] / X[0, 0]
@@ -351,9 +351,9 @@ def test_a_checkpoint_of_ratios(tmp_path, monkeypatch):
     NPURegressor(**options).fit(X, y, checkpoint=path)
     monkeypatch.setattr(ratio, "_ratios", lambda *arguments: pytest.fail("made again"))
     continued = NPURegressor(**options).fit(X, y, checkpoint=path)
-    for one, other in zip(expected.equations_, continued.equations_, strict=True):
-        assert one.coef.tobytes() == other.coef.tobytes()
-        assert one.bic == other.bic
+    for first, second in zip(expected.equations_, continued.equations_, strict=True):
+        assert first.coef.tobytes() == second.coef.tobytes()
+        assert first.bic == second.bic
 
 
 def test_many_tables_with_ratios():

@@ -205,7 +205,7 @@ def _ratios(
     candidates: Candidates,
 ) -> Candidates:
     """The candidates, with ratios for some of the output powers."""
-    powers = tuple(power for power in powers if power in ratio.POWERS)
+    powers = tuple(power for power in powers if power in ratio.OUTPUT_POWERS)
     if not candidates.complete or not powers or not ratio.may_be_ratio(candidates, settings):
         return candidates
     patient = replace(settings, patient=True)

@@ -33,7 +33,7 @@ from npu_kernels._laws.table.search import Candidates, Settings, chosen_rows
 Array = Any
 Terms = tuple[tuple[int, ...], tuple[int, ...]]  # of N and of D, indices into the lattices
 
-POWERS = (1.0, 2.0, 0.5)  # of y
+OUTPUT_POWERS = (1.0, 2.0, 0.5)  # of y
 MOST_INPUTS = 6  # of a ratio
 MOST_PRODUCTS = 150  # of N
 DEGREES = {1: 4, 2: 3, 3: 3}  # of the products of D, by the number of inputs; else 2
@@ -43,7 +43,7 @@ MOST_TRIPLES = 3000  # of terms of N
 ELIMINATED = 60  # pairs of D for which all terms of N are tried at once
 MORE = 12  # sets of three and more terms of N that are fitted
 RIDGE = 1e-12  # on the diagonal of a Gram matrix of columns of length 1
-BEAM = 4  # ratios to which a term is added
+PARENTS = 4  # ratios to which a term is added
 CHILDREN = 5  # of each of them
 KEPT = 2  # ratios of each number of terms of N and D
 REFINED = 3  # ratios whose exponents are made free, and the best of each number of few terms
@@ -90,10 +90,10 @@ def one_power(
         used = np.sort(np.argsort(-np.abs(best[1].u).sum(0), kind="stable")[:MOST_INPUTS])
     if not len(used):
         return []
-    found = functools.cache(partial(_ratios, few, more, used, settings))
+    by_terms = functools.cache(partial(_ratios, few, more, used, settings))
 
     def with_terms(below: int) -> list[Sum]:
-        return found().get(below, [])
+        return by_terms().get(below, [])
 
     for below in range(1, settings.max_terms):
         problem = replace(more, below=below)
@@ -188,9 +188,9 @@ def _without_needless(problem: Problem, below: int, law: Sum, rules: Rules) -> t
                 parts = (
                     np.delete(part, k, axis=0) for part in (law.u, law.parity, law.free, law.c)
                 )
-                left = below - (k >= above)
-                fitted = refine.refit(_with_below(problem, left), Sum(*parts), rules.loss)
-                shorter.append((left, fitted))
+                fewer = below - (k >= above)
+                fitted = refine.refit(_with_below(problem, fewer), Sum(*parts), rules.loss)
+                shorter.append((fewer, fitted))
         best = min(shorter, key=lambda pair: pair[1].cost, default=(below, law))
         if not best[1].cost < law.cost:
             return below, law
@@ -264,7 +264,7 @@ class _Search:
                 break
             best = last[0].law.cost
             children: list[Terms] = []
-            for parent in last[:BEAM]:
+            for parent in last[:PARENTS]:
                 grown = sorted(self._grown(parent.terms, max_terms), key=lambda child: child[0])
                 children += [terms for _, terms in grown[:CHILDREN]]
             last = self._fitted(children)
@@ -346,7 +346,7 @@ class _Search:
             errors = _least((Y.T @ Y)[None] - b.transpose(0, 2, 1) @ np.linalg.solve(G, b))
             for k in np.argsort(errors)[:PAIRS].tolist():
                 scored.append((float(errors[k]), (tuple(sets[k].tolist()), pair)))
-        return [terms for _, terms in sorted(scored, key=lambda one: one[0])[:MORE]]
+        return [terms for _, terms in sorted(scored, key=lambda pair: pair[0])[:MORE]]
 
     def _pairs_below(self) -> list[tuple[int, int]]:
         """The pairs of terms of D without a common factor."""
@@ -377,8 +377,8 @@ class _Search:
             if np.isfinite(rest).all():
                 values, vectors = np.linalg.eigh(rest.T @ rest)
                 scored.append((float(values[0]), pair, inverse, solution @ vectors[:, 0]))
-        scored.sort(key=lambda one: one[0])
-        left: dict[int, list[tuple[float, Terms]]] = {}
+        scored.sort(key=lambda pair: pair[0])
+        shorter: dict[int, list[tuple[float, Terms]]] = {}
         for _, pair, inverse, c in scored[:ELIMINATED]:
             N, Y, _ = self._divided(pair)
             stay = np.arange(len(c))
@@ -392,8 +392,8 @@ class _Search:
                     Q = np.linalg.qr(N[:, stay])[0]
                     rest = Y - Q @ (Q.T @ Y)
                     error = float(_least((rest.T @ rest)[None])[0])
-                    left.setdefault(len(stay), []).append((error, (tuple(stay.tolist()), pair)))
-        best = (sorted(sets, key=lambda one: one[0])[:MORE] for sets in left.values())
+                    shorter.setdefault(len(stay), []).append((error, (tuple(stay.tolist()), pair)))
+        best = (sorted(sets, key=lambda pair: pair[0])[:MORE] for sets in shorter.values())
         return [terms for sets in best for _, terms in sets]
 
     def _grown(self, terms: Terms, max_terms: int) -> Iterator[tuple[float, Terms]]:
