@@ -42,7 +42,7 @@ PAIRS = 3  # of N with the same D
 MOST_TRIPLES = 3000  # of terms of N
 ELIMINATED = 60  # pairs of D for which all terms of N are tried at once
 MORE = 12  # sets of three and more terms of N that are fitted
-RIDGE = 1e-12  # on the diagonal of a Gram matrix of columns of length 1
+DIAGONAL = 1e-12  # added to the diagonal of a Gram matrix of columns of length 1
 PARENTS = 4  # ratios to which a term is added
 CHILDREN = 5  # of each of them
 KEPT = 2  # ratios of each number of terms of N and D
@@ -341,7 +341,7 @@ class _Search:
         scored = list[tuple[float, Terms]]()
         for pair in self._pairs_below():
             N, Y, _ = self._divided(pair)
-            G = (N.T @ N + RIDGE * np.eye(count))[sets[:, :, None], sets[:, None, :]]
+            G = (N.T @ N + DIAGONAL * np.eye(count))[sets[:, :, None], sets[:, None, :]]
             b = (N.T @ Y)[sets]
             errors = _least((Y.T @ Y)[None] - b.transpose(0, 2, 1) @ np.linalg.solve(G, b))
             for k in np.argsort(errors)[:PAIRS].tolist():
@@ -371,7 +371,7 @@ class _Search:
         scored = list[tuple[float, tuple[int, int], Array, Array]]()
         for pair in self._pairs_below():
             N, Y, _ = self._divided(pair)
-            inverse = np.linalg.inv(N.T @ N + RIDGE * np.eye(N.shape[1]))
+            inverse = np.linalg.inv(N.T @ N + DIAGONAL * np.eye(N.shape[1]))
             solution = inverse @ (N.T @ Y)
             rest = Y - N @ solution
             if np.isfinite(rest).all():
