@@ -332,7 +332,7 @@ def _notes(rows: Rows, equation: Equation) -> tuple[str, ...]:
         generator = np.random.default_rng(0)
         apart = np.column_stack([generator.permutation(column) for column in rows.X[some].T])
         divisors = equation._divisors(equation._products(equation._columns(apart)))
-        if not (divisors > 0).all():
+        if (divisors <= 0).any():
             notes.append(
                 "Its denominator is 0 for some inputs within their ranges, where it is infinite. "
                 "All rows are on one side."
