@@ -354,7 +354,6 @@ EQUATIONS = [
         "ratios-poles-between-rows": ("if not (1 + between.products(u, parity) @ c > 0).all():", "if False:"),
         "ratios-where-a-sum-is-a-law": ("return not simple or len(law.c) >= settings.max_terms or candidates.structure() > 0", "return True"),
         "ratios-of-columns-with-zeros": ("below=below, low=-problem.high)", "below=below)"),
-        "ratios-reciprocals": ("            del candidates.sums[key]\n", ""),
         "ratios-with-real-exponents": ('or rules.exponents == "real" else law', "else law"),
     }),
     *mutants(PACKAGE + "_laws/products/problem.py", "tests/laws/test_equations_ratios.py", {
