@@ -7,7 +7,8 @@
 
 Noise is normal, equal for all rows, in units of y's root mean square. An equation is found if at
 400 points, each input drawn over four decades around the middle of its range with the signs that it
-has, the sum of its terms is within 2 % of the sum of the true terms' sizes. "error" is the root
+has, the sum of its terms is within 2 % of the sum of the true terms' sizes. A ratio is judged by
+the sizes of the terms of both of its sums. "error" is the root
 mean square deviation from the law on 1000 other rows of the same ranges, over that of y. Where
 `NPURegressor` finds another equation, "bic" and "truth_bic" are its criterion and the law's: see
 criterion.py. A run can be interrupted and started again; all of it takes days.
@@ -28,13 +29,14 @@ import numpy as np
 
 from benchmarks.equations import criterion
 from benchmarks.equations.laws import LAWS, SUMS, Law, drawn, with_dummies
+from benchmarks.equations.ratios import RATIOS, RATIOS_DRAWN, drawn_ratio
 from benchmarks.equations.report import METHODS, PLANNED_SEEDS, page, picture
 from benchmarks.equations.rivals import RIVALS, installed, powers
 from benchmarks.equations.srsd import SRSD, WITH_FUNCTIONS, mixed
 from npu_kernels._jobs import files
 
 OUT = Path(__file__).parents[1] / "results" / "equations.jsonl"
-CLASSES = "a,b,c1,sum,srsd,srsdf,ad,bd,c1d,srsdd"
+CLASSES = "a,b,c1,sum,ratio,dratio,srsd,srsdf,ad,bd,c1d,srsdd"
 NOISES = "0,0.001,0.01,0.1"
 Row = dict[str, Any]
 
@@ -60,15 +62,15 @@ def same(law: Law, power: float, sums: Any, function: str = "") -> bool:
     X = law.around(400, generator)
     terms = law.products(X)
     with np.errstate(all="ignore"):
-        true, values = terms.sum(1), sums(X)
+        true, values, sizes = terms.sum(1), sums(X), law.sizes(X)
         if power != law.power:
             odd = abs(power) == abs(law.power) == 1  # y has both signs
             keep = ((true > 0) & (values > 0)) | odd
             if keep.sum() < 40:
                 return False
             values = np.sign(values) * np.abs(values) ** (law.power / power)
-            true, values, terms = true[keep], values[keep], terms[keep]
-    return bool((np.abs(values - true) <= 0.02 * np.abs(terms).sum(1)).all())
+            true, values, sizes = true[keep], values[keep], sizes[keep]
+    return bool((np.abs(values - true) <= 0.02 * sizes).all())
 
 
 Outcome = tuple[bool, int, str, Any, Row]  # right, size, formula, predict, more of the row
@@ -191,9 +193,10 @@ def main() -> None:
         for method in methods:
             measure(LAWS[0], 0.0, 0, method, 50)  # imports
         for seed in range(arguments.seeds):
-            sums = (drawn(SUMS * seed + k) for k in range(SUMS))
+            sums = [drawn(SUMS * seed + k) for k in range(SUMS)]
+            sums += [drawn_ratio(RATIOS_DRAWN * seed + k) for k in range(RATIOS_DRAWN)]
             laws = [*LAWS, *map(with_dummies, LAWS), *SRSD, *map(mixed, SRSD), *sums]
-            laws += WITH_FUNCTIONS
+            laws += [*WITH_FUNCTIONS, *RATIOS]
             chosen = [law for law in laws if law.kind in classes]
             for law, noise, method in itertools.product(chosen, noises, methods):
                 if (law.name, noise, seed, method, arguments.rows) in done:

@@ -20,45 +20,57 @@ from npu_kernels._laws.products.units import Exponents
 from npu_kernels._laws.table.refine import Sum, refit
 from npu_kernels.equations import Equation
 
-Form = tuple[float, OutputFunction | None]  # the power of y, the function of y
+# The power of y, the function of y, and how many terms a denominator has beside a 1.
+Form = tuple[float, OutputFunction | None, int]
 
 
 def of(equation: Equation, X: np.ndarray, y: np.ndarray) -> float | None:
     """The criterion of an equation; None if it is not finite."""
-    coef = np.log(np.abs(equation.scaled)) + equation.power * math.log(equation.scale)
-    coef -= equation.exponents @ equation.log_mean
-    sign = np.sign(equation.scaled) * (equation.sign if abs(equation.power) == 1 else 1)
-    form = equation.power, equation.function
+    above = np.arange(equation.terms) < equation.terms - equation.below
+    coef = np.log(np.abs(equation.scaled)) - equation.exponents @ equation.log_mean
+    coef[above] += equation.power * math.log(equation.scale)
+    sign = np.sign(equation.scaled)
+    sign[above] *= equation.sign if abs(equation.power) == 1 else 1
+    form = equation.power, equation.function, equation.below
     X = equation.functions.expand(X)
     return _cost(X, y, form, sign, coef, equation.exponents, equation.free, iterations=0)
 
 
 def of_law(law: Law, X: np.ndarray, y: np.ndarray) -> float | None:
-    """The criterion of a law; None if it is not finite."""
-    coef = np.array([coef for coef, _ in law.terms])
-    free = np.zeros(law.exponents.shape, dtype=bool)
-    form = law.power, OutputFunction(law.function) if law.function else None
-    size = np.log(np.abs(coef))
-    return _cost(law.expanded(X), y, form, np.sign(coef), size, law.exponents, free, iterations=20)
+    """The criterion of a law; None if it is not finite.
+
+    A ratio is over each of the terms of its denominator in turn: the least counts.
+    """
+    costs, X = list[float | None](), law.expanded(X)
+    for k in range(max(1, len(law.below))):
+        terms = (*law.terms, *law.below[:k], *law.below[k + 1 :])
+        coef, exponents = np.array([coef for coef, _ in terms]), law.exponents_of(terms)
+        if law.below:
+            coef = coef / law.below[k][0]
+            exponents = exponents - law.exponents_of(law.below[k : k + 1])
+        free = np.zeros(exponents.shape, dtype=bool)
+        function = OutputFunction(law.function) if law.function else None
+        form = law.power, function, max(0, len(law.below) - 1)
+        size, sign = np.log(np.abs(coef)), np.sign(coef)
+        costs.append(_cost(X, y, form, sign, size, exponents, free, iterations=20))
+    return min((cost for cost in costs if cost is not None), default=None)
 
 
 def _cost(
     X: np.ndarray, y: np.ndarray, form: Form, sign: np.ndarray, log_coef: np.ndarray,
     exponents: np.ndarray, free: np.ndarray, iterations: int,
 ) -> float | None:  # fmt: skip
-    power, function = form
+    power, function, below = form
     columns, inputs = Columns.of(X), Exponents.unrestricted(X.shape[1])
     rows = all_rows(
-        columns, y, np.ones(len(y)), 1.0, inputs, None, function=function
+        columns, y, np.ones(len(y)), 1.0, inputs, None, function=function, below=below
     )  # those of another power need a y of one sign
     assert rows is not None
+    above = np.arange(len(sign)) < len(sign) - below
     if abs(power) == 1:  # the target is rows.sign * y
-        sign = sign * rows.sign
-    c = (
-        sign
-        * rows.outer_signs(exponents)
-        * np.exp(log_coef + exponents @ columns.log_mean - power * math.log(rows.scale))
-    )
+        sign = np.where(above, sign * rows.sign, sign)
+    log_coef = log_coef - np.where(above, power * math.log(rows.scale), 0.0)
+    c = sign * rows.outer_signs(exponents) * np.exp(log_coef + exponents @ columns.log_mean)
     parity = np.where(columns.negative, np.round(exponents) % 2, 0.0)
     cost = refit(
         replace(rows, power=power), Sum(exponents, parity, free, c), iterations=iterations

@@ -66,9 +66,10 @@ def _signs(sign: str, rows: int, generator: np.random.Generator) -> np.ndarray:
 class Law:
     """``y**power = sum coef * prod x**exponent``; terms as (coefficient, "x y^-2 sin(z)^0.5").
 
-    columns: the inputs in another order than that in which they come up, and those that are not
-    needed. source: the set of equations that the law is from. functions: that the inputs of the law
-    may have, by input. function: f of a law for f(y).
+    below: the terms of the denominator of a ratio. columns: the inputs in another order than that
+    in which they come up, and those that are not needed. source: the set of equations that the law
+    is from. functions: that the inputs of the law may have, by input. function: f of a law for
+    f(y).
     """
 
     name: str
@@ -80,21 +81,27 @@ class Law:
     source: str = ""
     functions: dict[str, tuple[str, ...]] = field(default_factory=dict)
     function: str = ""
+    below: tuple[tuple[float, str], ...] = ()
 
     @property
     def inputs(self) -> list[str]:
         """Names of the columns."""
-        names = [part.split("^")[0] for _, product in self.terms for part in product.split()]
+        terms = (*self.terms, *self.below)
+        names = [part.split("^")[0] for _, product in terms for part in product.split()]
         names = [name.partition("(")[2].rstrip(")") or name for name in names]
         return list(self.columns or dict.fromkeys(names))
 
     @property
     def exponents(self) -> np.ndarray:
         """``[K, n]``, of the inputs and their functions."""
+        return self.exponents_of(self.terms)
+
+    def exponents_of(self, terms: tuple[tuple[float, str], ...]) -> np.ndarray:
+        """The exponents ``[K, n]`` of such terms."""
         names = self.inputs
         names = names + [f"{f}({name})" for name in names for f in self.functions.get(name, ())]
-        table = np.zeros((len(self.terms), len(names)))
-        for k, (_, product) in enumerate(self.terms):
+        table = np.zeros((len(terms), len(names)))
+        for k, (_, product) in enumerate(terms):
             for part in product.split():
                 name, _, power = part.partition("^")
                 table[k, names.index(name)] += float(power or 1)
@@ -109,11 +116,24 @@ class Law:
         ]
         return np.column_stack([X, *columns]) if columns else X
 
-    def products(self, X: np.ndarray) -> np.ndarray:
-        """The terms ``[N, K]``."""
+    def _products(self, X: np.ndarray, terms: tuple[tuple[float, str], ...]) -> np.ndarray:
         X = self.expanded(X)
-        powers = np.prod(X[:, None, :] ** self.exponents[None], axis=2)
-        return np.array([coef for coef, _ in self.terms]) * powers
+        powers = np.prod(X[:, None, :] ** self.exponents_of(terms)[None], axis=2)
+        return np.array([coef for coef, _ in terms]) * powers
+
+    def products(self, X: np.ndarray) -> np.ndarray:
+        """The terms ``[N, K]``, of a ratio over the denominator."""
+        terms = self._products(X, self.terms)
+        return terms / self._products(X, self.below).sum(1, keepdims=True) if self.below else terms
+
+    def sizes(self, X: np.ndarray) -> np.ndarray:
+        """The sum of the terms' sizes ``[N]``, of a ratio with those of the denominator's terms."""
+        terms = self.products(X)
+        sizes: np.ndarray = np.abs(terms).sum(1)
+        if self.below:
+            below = self._products(X, self.below)
+            sizes += np.abs(terms.sum(1)) * np.abs(below).sum(1) / np.abs(below.sum(1))
+        return sizes
 
     def __call__(self, X: np.ndarray) -> np.ndarray:
         """y ``[N]``, not a number where a sum has no such root."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.equations.laws import LAWS, SUMS, with_dummies
+from benchmarks.equations.ratios import RATIOS, RATIOS_DRAWN
 from benchmarks.equations.rivals import RIVALS
 from benchmarks.equations.srsd import SRSD, WITH_FUNCTIONS, mixed
 from benchmarks.marked_blocks import insert
@@ -21,6 +22,7 @@ TITLES = {
     "a": "one product", "ad": "one product, two columns more",
     "b": "sum", "bd": "sum, two columns more",
     "c1": "power of a sum", "c1d": "power of a sum, two columns more", "sum": "drawn sum",
+    "ratio": "ratio of sums", "dratio": "drawn ratio of sums",
     "srsd": "SRSD", "srsdf": "SRSD, functions", "srsdd": "SRSD, dummy columns",
 }  # fmt: skip
 SHOWN_NOISES = (0.0, 0.01)  # in the picture
@@ -32,6 +34,8 @@ EACH = Counter(
         for law in (*LAWS, *map(with_dummies, LAWS), *SRSD, *map(mixed, SRSD), *WITH_FUNCTIONS)
     ]
     + ["sum"] * SUMS
+    + [law.kind for law in RATIOS]
+    + ["dratio"] * RATIOS_DRAWN
 )
 
 # Shares of equations found: method, noise, of one product, of a sum, of a power of a sum; and who

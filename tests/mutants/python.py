@@ -264,7 +264,7 @@ EQUATIONS = [
     *mutants(PACKAGE + "_laws/table/refine.py", ("tests/laws/test_equations_scale.py", "tests/laws/test_equations_zeros.py", "tests/laws/test_equations_factor.py", "tests/laws/test_equations_output.py -k 'ten_rows or standard_errors or held_out'", "tests/laws/test_equations.py -k 'outliers or no_fractions or both_signs'"), {
         "equations-leverage": ("return r / np.maximum(1 - h, 1e-3), variances", "return r, variances"),
         "equations-huber": ("value = np.where(t <= 1, t * t, 2 * t - 1)", "value = t * t"),
-        "equations-derivatives-of-logarithms": ("slope = slope / (p * np.maximum(P @ law.c, 1e-300))", "slope = slope / np.maximum(P @ law.c, 1e-300)"),
+        "equations-derivatives-of-logarithms": ("slope = slope / (p * np.maximum(", "slope = slope / (np.maximum("),
         "equations-exponents-that-stay-at-0": ("            change[held & (u[k, i] == 0)] = 0.0\n", ""),
         "equations-signed-exponents": ("forced = problem.signed[None, :] & law.free", "forced = problem.signed[None, :] & ~law.free"),
         "equations-covariance": ("return inverse @ inverse.T / np.outer(length, length)", "return inverse @ inverse.T"),
@@ -349,6 +349,19 @@ EQUATIONS = [
         "equations-patient-search": ("if (worse > rough and not patient) or", "if worse > rough or"),
         "equations-patient-order": ("sorted(reached, key=reached.__getitem__)", "sorted(reached, key=reached.__getitem__)[:1]"),
         "equations-interrupted": ("        candidates.complete = False\n    return candidates", "    return candidates"),
+    }),
+    *mutants(PACKAGE + "_laws/table/ratio.py", "tests/laws/test_equations_ratios.py", {
+        "ratios-poles-between-rows": ("if not (1 + between.products(u, parity) @ c > 0).all():", "if False:"),
+        "ratios-where-a-sum-is-a-law": ("return not simple or len(law.c) >= settings.max_terms or candidates.structure() > 0", "return True"),
+        "ratios-of-columns-with-zeros": ("below=below, low=-problem.high)", "below=below)"),
+        "ratios-with-real-exponents": ('or rules.exponents == "real" else law', "else law"),
+    }),
+    *mutants(PACKAGE + "_laws/products/problem.py", "tests/laws/test_equations_ratios.py", {
+        "ratios-poles-in-rows": ("divisor = np.where(divisor > 0, divisor, np.nan)", "pass"),
+        "ratios-infinite-below": ("        slopes[divisor == math.inf] = 0.0  # where an input with a negative exponent is 0\n", ""),
+    }),
+    *mutants(PACKAGE + "_laws/products/units.py", "tests/laws/test_equations_ratios.py -k units", {
+        "ratios-units-below": ("w[: len(w) - below] += power * self.offset", "w += power * self.offset"),
     }),
     *mutants(PACKAGE + "_laws/table/wild.py", "tests/laws/test_equations_wild.py", {
         "equations-gap-of-wild-rows": ("errors[~keep].min() < GAP * errors[keep].max()", "False"),

@@ -105,6 +105,7 @@ class Scaled:
     noise: float | None  # the known standard deviation of the target's errors
     floor: float  # root mean square of the weighted targets to which errors gave the other sign
     factor: bool  # errors are factors: residuals are those of logarithms
+    below: int  # of a ratio: how many terms, the last ones, are the denominator's beside a 1
 
 
 @dataclass(frozen=True)
@@ -140,15 +141,21 @@ class Problem(Scaled):
     def predict(self, u: Array, parity: Array, c: Array) -> tuple[Array, Array, Array]:
         """Return the prediction of the target, weighted residuals ``[N]``, and products ``[N, K]``.
 
+        The products are the derivatives of the sum for its coefficients, and of a ratio for its.
+
         u, parity: exponents ``[K, m]``, and 1 where one is odd. c: coefficients ``[K]``.
         """
-        products = self.products(u, parity) * self.base[:, None]
         plain = self.power == 1 and self.function is None
-        if plain and self.zeros is None and not self.factor:
-            prediction = products @ c
-            return prediction, self.weight * (self.target - prediction), products
+        if self.below:
+            prediction, products = self._ratio(self.products(u, parity), c)
+        else:
+            products = self.products(u, parity) * self.base[:, None]
+            if plain and self.zeros is None and not self.factor:
+                prediction = products @ c
+                return prediction, self.weight * (self.target - prediction), products
+            with np.errstate(over="ignore", invalid="ignore"):
+                prediction = products @ c
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            prediction = products @ c
             if self.function is not None:
                 prediction = self._inverse(self.function, prediction)
             elif self.power != 1:
@@ -157,6 +164,22 @@ class Problem(Scaled):
                 return prediction, self.weight * (self.target - prediction), products
             ratio = np.where(prediction > 0, self.target / prediction, math.inf)
             return prediction, self.weight * np.log(ratio), products
+
+    def _ratio(self, products: Array, c: Array) -> tuple[Array, Array]:
+        """The ratio ``[N]``, and its derivatives for the coefficients ``[N, K]``.
+
+        It is no number where its denominator is not positive: there is a pole within the data.
+        """
+        above = len(c) - self.below
+        with np.errstate(over="ignore", invalid="ignore"):
+            divisor = 1.0 + products[:, above:] @ c[above:]
+            divisor = np.where(divisor > 0, divisor, np.nan)
+            numerators = products[:, :above] * self.base[:, None]
+            ratio = numerators @ c[:above] / divisor
+            slopes = np.column_stack([numerators, -products[:, above:] * ratio[:, None]])
+            slopes /= divisor[:, None]
+        slopes[divisor == math.inf] = 0.0  # where an input with a negative exponent is 0
+        return ratio, slopes
 
     def products(self, u: Array, parity: Array) -> Array:
         """Return the products ``[N, K]`` without their base."""
@@ -303,7 +326,8 @@ class AllRows(Scaled):
         The terms of a `Problem` do not have these signs.
         """
         columns = self.columns.negative & ~self.columns.mixed
-        odd = np.round(u) @ (self.matrix[columns] % 2).sum(0) + (self.offset[columns] % 2).sum()
+        odd = np.round(u) @ (self.matrix[columns] % 2).sum(0)
+        odd[: len(u) - self.below] += (self.offset[columns] % 2).sum()
         signs: Array = 1.0 - 2.0 * (odd % 2)
         return signs
 
@@ -339,17 +363,17 @@ class Output:
     factor: bool = False  # errors are factors
     function: OutputFunction | None = None
 
-    def scaled(self, power: float) -> AllRows | None:
+    def scaled(self, power: float, below: int = 0) -> AllRows | None:
         return all_rows(
             self.columns, self.y, self.weight, power, self.exponents, self.noise, self.error,
-            self.factor, self.function,
+            self.factor, self.function, below,
         )  # fmt: skip
 
 
 def all_rows(
     columns: Columns, y: Array, weight: Array, power: float, exponents: Exponents,
     noise: float | None, error: float = 0.0, factor: bool = False,
-    function: OutputFunction | None = None,
+    function: OutputFunction | None = None, below: int = 0,
 ) -> AllRows | None:  # fmt: skip
     """Return the rows of one output for one output power, or None if the data exclude this power.
 
@@ -357,6 +381,7 @@ def all_rows(
     errors explain. With negative inputs and units, exponents that are fixed must be whole numbers.
     error: an estimate of the standard deviation of ``weight * y``. factor: the errors are factors,
     so that y has one sign and no zeros. function: of y, of which the power is that of the law.
+    below: see `Scaled`.
     """
     unit = scale = root_mean_square(y, weight) or 1.0
     target = y / unit
@@ -382,10 +407,11 @@ def all_rows(
     )
     bound = BOUND * max(1.0, abs(power))
     low, high = np.full(len(signed), -bound), np.full(len(signed), bound)
-    low[columns.zero[exponents.free]] = 0.0  # a finite y excludes a negative power of zero
+    if not below:  # a finite y excludes a negative power of zero
+        low[columns.zero[exponents.free]] = 0.0
     return AllRows(
         power, function, sign, unit, scale, low, high, signed, mixed, exponents,
-        None if noise is None else noise / unit, floor, factor,
+        None if noise is None else noise / unit, floor, factor, below,
         columns, target, weight, offset, matrix,
     )  # fmt: skip
 

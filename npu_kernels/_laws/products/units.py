@@ -42,9 +42,13 @@ class Exponents:
         """Return offset and matrix for an output power."""
         return power * self.offset, self.matrix
 
-    def full(self, u: Array, power: float) -> Array:
-        """Return the exponents ``[K, n]`` of the inputs from u ``[K, m]``."""
-        w = u @ self.matrix.T + power * self.offset
+    def full(self, u: Array, power: float, below: int = 0) -> Array:
+        """Return the exponents ``[K, n]`` of the inputs from u ``[K, m]``.
+
+        below: how many terms, the last ones, have no dimension, as those of a denominator with a 1.
+        """
+        w = u @ self.matrix.T
+        w[: len(w) - below] += power * self.offset
         # A pivot's fraction is exact; remainders of floating-point arithmetic are removed.
         near = np.round(w * 720720) / 720720
         return np.where(np.abs(w - near) < 1e-12, near, w) + 0.0

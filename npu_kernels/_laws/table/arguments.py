@@ -46,7 +46,10 @@ def check_parameters(model: Any) -> None:
             )
     check_functions(model.functions)
     check_output_functions(model.output_functions)
-    noise, powers = model.noise, model.output_powers
+    noise, powers, ratios = model.noise, model.output_powers, model.ratios
+    if ratios != "auto" and not isinstance(ratios, (bool, np.bool_)):
+        rule = "ratios must be True, False or 'auto'"
+        raise ValueError(f"NPURegressor: {rule}, got {ratios!r}")
     if (
         noise is not None
         and noise not in ("constant", "relative", "factor")
@@ -74,7 +77,9 @@ def settings_of(model: Any, seed: int) -> Settings:
     loss = "squared" if model.loss == "auto" else model.loss
     rules = Rules(model.exponents, int(model.max_denominator), loss)
     leave_out = model.loss == "auto" if loss == "squared" else None
-    return Settings(int(model.max_terms), rules, int(model.starts), seed, leave_out, show)
+    return Settings(
+        int(model.max_terms), rules, int(model.starts), seed, leave_out, show, ratios=model.ratios
+    )
 
 
 def work_of(model: Any, seed: int, names: tuple[str, ...], *data: Array) -> Work:

@@ -30,17 +30,19 @@ def resampled(
         root = root / sizes(equation.predict(X))
     factor = equation.noise == "factor"
     error = equation.relative_rms * root_mean_square(y, root)
-    form = equation.power, equation.constraint
-    data = all_rows(columns, y, root, *form, None, error, factor, equation.function)
+    form, function, below = (equation.power, equation.constraint), equation.function, equation.below
+    data = all_rows(columns, y, root, *form, None, error, factor, function, below)
     if data is None:
         raise ValueError(
             f"bootstrap: y must be greater than 0 for the output power {equation.power:g}"
         )
     free = equation.free[:, equation.constraint.free]
     u = equation.exponents[:, equation.constraint.free]
-    signs = data.outer_signs(u) * (data.sign if abs(equation.power) == 1 else 1.0)
+    above = equation.terms - equation.below
+    signs = data.outer_signs(u)
+    signs[:above] *= data.sign if abs(equation.power) == 1 else 1.0
     shift = equation.exponents @ (columns.log_mean - equation.log_mean)
-    shift += equation.power * math.log(equation.scale / data.scale)
+    shift[:above] += equation.power * math.log(equation.scale / data.scale)
     c = equation.scaled * np.exp(shift) * signs
     start = Sum(u, np.where(data.mixed, np.abs(u) % 2, 0.0), free, c)
     start = refine.refit(data, start, loss)
@@ -49,9 +51,10 @@ def resampled(
     for _ in range(draws):
         rows = generator.integers(data.rows, size=data.rows)
         refitted = refine.refit(data.choose(rows), replace(start, rss=np.inf), loss)
-        full = equation.constraint.full(refitted.u, equation.power)
+        full = equation.constraint.full(refitted.u, equation.power, equation.below)
+        size = np.where(np.arange(equation.terms) < above, equation.power * math.log(data.scale), 0)
         with np.errstate(over="ignore", under="ignore"):
-            shift = np.exp(equation.power * math.log(data.scale) - full @ columns.log_mean)
+            shift = np.exp(size - full @ columns.log_mean)
         coef = refitted.c * signs * shift
         results.append(np.concatenate([coef, full[equation.free]]))
     return np.array(results)

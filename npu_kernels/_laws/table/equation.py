@@ -66,7 +66,8 @@ class Equation:
     """A law ``y**power = sum_k coef[k] prod_i x_i**exponents[k, i]`` that was found in data.
 
     `terms` is K, the number of terms. The x_i are the inputs and their `functions`, and the law may
-    be one for a `function` of y.
+    be one for a `function` of y. With `below` greater than 0 it is a ratio: the last `below` terms
+    and a 1 are its denominator. As text, the terms of the denominator have no common factor.
 
     Attributes:
         names: of the x_i, n of them: the inputs', and such as "sin(angle)".
@@ -93,6 +94,7 @@ class Equation:
         relative_rms: `rms` with every row over the size of its errors.
         functions: the columns of functions beside the inputs.
         function: of y, of which the sum of the terms is the value; None: of y itself.
+        below: how many terms are in the denominator, besides a 1; 0: the law is a sum.
     """
 
     names: tuple[str, ...]
@@ -119,6 +121,7 @@ class Equation:
     relative_rms: float = field(repr=False)
     functions: Functions = field(repr=False)
     function: OutputFunction | None = field(repr=False)
+    below: int
 
     @property
     def terms(self) -> int:
@@ -149,14 +152,28 @@ class Equation:
         if self.function is None:
             return np.zeros(len(X), dtype=bool)
         with np.errstate(over="ignore", invalid="ignore"):
-            return self.function.beyond(
-                self.scale * (self._products(self._columns(X)) @ self.scaled)
-            )
+            return self.function.beyond(self.scale * self._sums(X))
+
+    def _sums(self, X: Array) -> Array:
+        """The sums of the terms, or the ratios ``[N]``."""
+        products = self._products(self._columns(X))
+        if not self.below:
+            sums: Array = products @ self.scaled
+            return sums
+        above = self.terms - self.below
+        ratios: Array = products[:, :above] @ self.scaled[:above] / self._divisors(products)
+        return ratios
+
+    def _divisors(self, products: Array) -> Array:
+        """The denominators over their terms with the coefficient 1 ``[N]``."""
+        above = self.terms - self.below
+        divisors: Array = 1.0 + products[:, above:] @ self.scaled[above:]
+        return divisors
 
     def _predicted(self, X: Array) -> Array:
         """`predict` of some rows."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            sums = self._products(self._columns(X)) @ self.scaled
+            sums = self._sums(X)
             if self.function is not None:
                 return self.function.inverse(self.scale * sums)
             if self.power == 1:
@@ -184,15 +201,32 @@ class Equation:
 
         The factor is 1, or a power of 10 if coefficients or a power of y are no numbers without it.
         """
-        power = 0.0 if self.power == 1 else self.power * math.log10(self.scale)
+        plain = self.power == 1 and not self.below
+        power = 0.0 if plain else self.power * math.log10(self.scale)
         if np.isfinite(self.coef).all() and (self.coef != 0).all() and abs(power) < 200:
             return 1.0, self.coef
         factor = 10.0 ** max(-300, min(300, round(math.log10(self.scale))))
+        size = np.full(self.terms, self.power * math.log(self.scale / factor))
+        size[self.terms - self.below :] = 0.0
         with np.errstate(over="ignore", under="ignore"):
-            shift = np.exp(
-                self.power * math.log(self.scale / factor) - self.exponents @ self.log_mean
-            )
-            return factor, self.scaled * shift
+            return factor, self.scaled * np.exp(size - self.exponents @ self.log_mean)
+
+    @cached_property
+    def _written(self) -> tuple[Array, Array]:
+        """The exponents of the formula, and which are no simple fractions ``[K, n]``.
+
+        Those of a ratio end with the denominator's term that has the coefficient 1. The terms of
+        the denominator have no negative exponents and no common factor.
+        """
+        if not self.below:
+            return self.exponents, self.free
+        rows = np.vstack([self.exponents, np.zeros(len(self.names))])
+        loose = np.vstack([self.free, np.zeros(len(self.names), dtype=bool)])
+        below = rows[self.terms - self.below :]
+        least = below.argmin(0), np.arange(len(self.names))
+        rows = rows - below[least]
+        loose = (loose | loose[self.terms - self.below :][least]) & (rows != 0)
+        return rows, loose
 
     # ---- as text ---------------------------------------------------------------------------------
 
@@ -214,13 +248,16 @@ class Equation:
         )
         terms, columns = [], self.functions.symbols(sympy, symbols)
         factor, coef = self._factored
-        for c, row, free in zip(coef, self.exponents, self.free, strict=True):
+        for c, row, free in zip([*coef, *[1.0] * (self.below > 0)], *self._written, strict=True):
             powers = [
                 symbol ** (sympy.Float(w) if loose else _rational(sympy, w))
                 for symbol, w, loose in zip(columns, row, free, strict=True)
             ]
-            terms.append(sympy.Mul(sympy.Float(c), *powers))
-        total = sympy.Add(*terms)
+            terms.append(sympy.Mul(sympy.Float(c) if c != 1 else 1, *powers))
+        above = self.terms - self.below
+        total = sympy.Add(*terms[:above])
+        if self.below:
+            total = total / sympy.Add(*terms[above:])
         if self.power != 1:
             total = sympy.Mul(int(self.sign), total ** (1 / _rational(sympy, self.power)))
         if factor != 1:
@@ -236,13 +273,15 @@ class Equation:
     def text(self, digits: int = 4) -> str:
         """The equation in Python's operators, decimals with so many significant digits."""
         factor, coef = self._factored
+        rows, above = self._written[0], self.terms - self.below
         parts = [
             term_text(c, row, self.names, digits)
-            for c, row in zip(coef, self.exponents, strict=True)
+            for c, row in zip([*coef, *[1.0] * (self.below > 0)], rows, strict=True)
         ]
-        body = parts[0] + "".join(
-            f" - {part[1:]}" if part.startswith("-") else f" + {part}" for part in parts[1:]
-        )
+        body = _sum_text(parts[:above])
+        if self.below:
+            body = body if above == 1 and (rows[0] >= 0).all() else f"({body})"
+            body = f"{body}/({_sum_text([parts[-1], *parts[above:-1]])})"
         if self.power != 1:
             body = f"({body})**{exponent_text(1 / self.power)}"
         if factor != 1:
@@ -267,7 +306,8 @@ class Equation:
     def torch_module(self) -> Any:
         """The law as fused layers in float64.
 
-        ``RealNPU(n, K) -> NAU(K, 1)``, and ``-> RealNPU(1, 1)`` for a power.
+        ``RealNPU(n, K) -> NAU(K, 1)``, and ``-> RealNPU(1, 1)`` for a power. A ratio is
+        ``RealNPU(n, K + 1) -> NAU(K + 1, 2) -> RealNPU(2, 1)``.
 
         It takes ``[..., n]`` and gives ``[..., 1]``. With a power other than 1 it equals `predict`
         where the sum of the terms is positive, as it is on the data. Functions are layers without
@@ -286,17 +326,23 @@ class Equation:
         inputs = len(self.functions.inputs)
         used = np.flatnonzero((self.exponents != 0).any(0)[inputs:])
         columns = [self.functions.columns[i] for i in used]
-        exponents = self.exponents[:, [*range(inputs), *(inputs + used)]]
-        first = Products(exponents.shape[1], self.terms, eps=1e-300, dtype=torch.float64)
-        second = NAU(self.terms, 1, clip=False, dtype=torch.float64)
+        exponents, ratio = self._written[0][:, [*range(inputs), *(inputs + used)]], self.below > 0
+        first = Products(exponents.shape[1], len(exponents), eps=1e-300, dtype=torch.float64)
+        second = NAU(len(exponents), 1 + ratio, clip=False, dtype=torch.float64)
         parts: list[Any] = [first, second]
         with torch.no_grad():
             first.weight_re.copy_(torch.from_numpy(exponents))
             first.gate.copy_(torch.from_numpy((exponents != 0).any(0).astype(float)))  # type: ignore[union-attr]
-            second.weight.copy_(torch.from_numpy(coef)[None])
-            if self.power != 1:
-                root = RealNPU(1, 1, eps=1e-300, dtype=torch.float64)
+            weights = np.zeros((1 + ratio, len(exponents)))
+            above = self.terms - self.below
+            weights[0, :above] = coef[:above]
+            weights[-1, above:] = [*coef[above:], *[1.0] * ratio]
+            second.weight.copy_(torch.from_numpy(weights))
+            if self.power != 1 or ratio:
+                kind = Products if ratio else RealNPU  # a numerator of 0 is no eps
+                root = kind(1 + ratio, 1, eps=1e-300, dtype=torch.float64)
                 root.weight_re.fill_(1 / self.power)
+                root.weight_re[:, 1:] *= -1.0
                 root.gate.fill_(1.0)  # type: ignore[union-attr]
                 parts.append(root)
             if self.sign * factor != 1:
@@ -324,19 +370,29 @@ class Equation:
         level = check_level("intervals", level)
         t = float(stats.t.ppf(0.5 + level / 2, self.degrees)) if self.degrees > 0 else math.inf
         results = []
+        written = self._written[0]
         for k in range(self.terms):
-            product = term_text(1.0, self.exponents[k], self.names, 1)
+            product = term_text(1.0, written[k], self.names, 1)
             name = "constant" if product == "1" else f"coefficient of {product}"
+            name += " in the denominator" * (k >= self.terms - self.below)
             c, error = float(self.coef[k]), float(self.coef_std[k])
             results.append(Interval.of(name, c, error, t, one_sign=bool(self.free[k].any())))
             for i in np.flatnonzero(self.free[k]):
                 name = f"exponent of {self.names[i]} in term {k + 1}"
+                if self.below and written[-1, i] != 0:
+                    name += " less that in the denominator's first term"
                 results.append(
                     Interval.of(
                         name, float(self.exponents[k, i]), float(self.exponents_std[k, i]), t
                     )
                 )
         return results
+
+
+def _sum_text(parts: list[str]) -> str:
+    return parts[0] + "".join(
+        f" - {part[1:]}" if part.startswith("-") else f" + {part}" for part in parts[1:]
+    )
 
 
 def _rational(sympy: Any, w: float) -> Any:

@@ -66,19 +66,19 @@ class EquationWarning(UserWarning):
 
 
 class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Law behind a table, a sum of products of powers, as a scikit-learn estimator.
+    """Law behind a table, a sum of products of powers or a ratio, as a scikit-learn estimator.
 
-    It finds ``y**p = sum_k c_k prod_i x_i**w_ki``: sums of products of powers, and their powers;
-    with `functions` and `output_functions` also laws with sines, logarithms and exponentials.
-    Units do not matter: inputs are divided by their geometric mean and y by its root mean square,
-    and both are folded back into the constants. The constants are solved exactly within the search
-    (variable projection), the exponents by Levenberg-Marquardt from many starts at once, in
-    float64. Exponents become simple fractions where the criterion falls; it also chooses the number
-    of terms. The criterion is the Bayesian information criterion of the squared leave-one-out
-    errors, plus the length of a description of the exponents.
+    It finds ``y**p = sum_k c_k prod_i x_i**w_ki``: sums of products of powers, and their powers,
+    and ratios of two such sums; with `functions` and `output_functions` also laws with sines,
+    logarithms and exponentials. Units do not matter: inputs are divided by their geometric mean and
+    y by its root mean square, and both are folded back into the constants. The constants are solved
+    exactly within the search (variable projection), the exponents by Levenberg-Marquardt from many
+    starts at once, in float64. Exponents become simple fractions where the criterion falls; it also
+    chooses the number of terms. The criterion is the Bayesian information criterion of the squared
+    leave-one-out errors, plus the length of a description of the exponents.
 
     Args:
-        max_terms: the greatest number of terms.
+        max_terms: the greatest number of terms, of a ratio in each of its sums.
         output_powers: the powers p of y to try. "auto": 1, -1, 2, -2, 1/2, -1/2. Those other than 1
             are tried if no sum with p = 1 is exact, or simple and not improved by a further term;
             those other than 1 and -1 if y has one sign but for its errors.
@@ -107,6 +107,10 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
             "exp", "sin", "cos", "tan", "logit", "log(1+1/y)" and, for y itself, "identity"; "auto":
             all whose domain y is in. None: y itself. `predict` gives y, whose errors count. Errors
             may bring a few y out of the domain.
+        ratios: whether ratios of two sums are tried. "auto": where no sum seems a law, as its
+            exponents are no simple numbers, it has `max_terms` terms, or its residuals are no
+            noise. Their output powers are those of 1, 2 and 1/2 that are tried. A ratio is taken if
+            its criterion is the lowest.
 
     Attributes after `fit`: `equations_`, the candidates by number of terms, an `EquationTable` of
     `Equation`; `best_`, the chosen `Equation`; `coef_` and `exponents_` of it with `coef_std_` and
@@ -141,6 +145,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         verbose: int = 0,
         functions: Any = None,
         output_functions: Any = None,
+        ratios: Any = "auto",
     ) -> None:
         if MISSING:
             raise ImportError(INSTALL)
@@ -158,6 +163,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         self.verbose = verbose
         self.functions = functions
         self.output_functions = output_functions
+        self.ratios = ratios
 
     # ---- fitting ---------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from npu_kernels._laws.products.problem import (
 )
 from npu_kernels._laws.products.text import term_text
 from npu_kernels._laws.products.units import Exponents
-from npu_kernels._laws.table import cancelling, identities, refine
+from npu_kernels._laws.table import cancelling, identities, ratio, refine
 from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.identities import Fit
 from npu_kernels._laws.table.refine import Rules, Sum
@@ -156,7 +156,10 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
     if candidates.complete:
         known_error = replace(output, error=_error(candidates))
         if None in rows.output_functions:
+            if -1.0 in powers:
+                candidates = ratio.reciprocals(output, training, settings, candidates)
             candidates = search(known_error, training, settings, powers[1:], candidates)
+            candidates = _ratios(known_error, training, settings, powers[1:], candidates)
         if candidates.complete and not candidates.exact() and candidates.structure() > STRUCTURE:
             candidates = search_on(known_error, training, settings, candidates)
     if not candidates.sums:
@@ -177,7 +180,10 @@ def _first(
     settings: Settings,
     powers: tuple[float, ...],
 ) -> Candidates:
-    """Search the first power of y and the functions of y, after an exact sum for shorter ones."""
+    """Search the first power of y and the functions of y, after an exact sum for shorter ones.
+
+    Ratios are looked for where no sum seems a law.
+    """
     for function in rows.output_functions:
         if candidates.exact():
             settings = replace(settings, max_terms=candidates.shortest_exact() - 1)
@@ -186,7 +192,24 @@ def _first(
         of_form = replace(output, function=function)
         of_y = powers if function is None else (1.0,)
         candidates = search(of_form, training, settings, of_y, candidates)
+        if function is None:
+            candidates = _ratios(output, training, settings, of_y, candidates)
     return candidates
+
+
+def _ratios(
+    output: Output,
+    training: Array,
+    settings: Settings,
+    powers: tuple[float, ...],
+    candidates: Candidates,
+) -> Candidates:
+    """The candidates, with ratios for some of the output powers."""
+    powers = tuple(power for power in powers if power in ratio.OUTPUT_POWERS)
+    if not candidates.complete or not powers or not ratio.may_be_ratio(candidates, settings):
+        return candidates
+    patient = replace(settings, patient=True)
+    return search(output, training, patient, powers, candidates, ratio.one_power)
 
 
 def sizes(y: Array) -> Array:
@@ -206,7 +229,7 @@ def _predicted(candidates: Candidates, output: Output) -> Array | None:
     best = candidates.best()
     if best is not None:
         output = replace(output, function=best[0].function)
-    data = None if best is None else output.scaled(best[0].power)
+    data = None if best is None else output.scaled(best[0].power, best[0].below)
     if best is None or data is None:
         return None
     return sizes(data.predict(best[1].u, best[1].parity, best[1].c)[0])
@@ -242,16 +265,18 @@ def _finished(
     """The best sum of each number of terms, fitted to all rows. held: indices of rows held out."""
     fits: list[Fit] = []
     for terms in sorted({terms for _, terms in candidates.sums}):
-        pairs = [pair for (_, count), pair in candidates.sums.items() if count == terms]
+        pairs = [pair for key, pair in candidates.sums.items() if key[-1] == terms]
         lowest = min(law.cost for _, law in pairs)
         for training, law in pairs:
             if law.cost > lowest + RIVAL_COST:
                 continue
             of_form = replace(output, error=math.inf, function=training.function)
-            data = of_form.scaled(training.power)
+            data = of_form.scaled(training.power, training.below)
             assert data is not None
             refitted = partial(_refitted, data, law, settings.rules)
             [fitted] = settings.steps.sums(data.inputs, refitted, 1)
+            if data.below and not math.isfinite(fitted.cost):
+                continue  # there is a pole between the other rows
             fits.append((data, law, fitted if math.isfinite(fitted.rss) else law))
     fits = _uncancelled(_beside(_reconsidered(fits, settings), settings), held, settings)
     fits = identities.resolved(fits, rows.functions, held, settings.rules.loss)
@@ -261,7 +286,7 @@ def _finished(
     equations, alternatives = list[Equation](), list[Equation]()
     for data, law, fitted in fits:
         first = not equations or equations[-1].terms < len(fitted.c)
-        key = data.function, data.power, _form(fitted)
+        key = data.function, data.power, data.below, _form(fitted, data.below)
         if key in forms or not (first or fitted.cost < best + TELL):
             continue
         forms.add(key)
@@ -290,8 +315,10 @@ def _notes(rows: Rows, equation: Equation) -> tuple[str, ...]:
     notes = list[str]()
     some = np.linspace(0, len(rows.y) - 1, min(len(rows.y), SEARCH_ROWS)).astype(int)
     X = rows.functions.expand(rows.X[some])
-    terms = equation._products(X) * equation.scaled
-    near = cancelling.pair(terms, equation.exponents) if equation.terms > 1 else None
+    near = None
+    if equation.terms > 1 and not equation.below:
+        terms = equation._products(X) * equation.scaled
+        near = cancelling.pair(terms, equation.exponents)
     if near is not None:
         first, second = (
             term_text(float(equation.coef[k]), equation.exponents[k], equation.names, 4)
@@ -301,6 +328,15 @@ def _notes(rows: Rows, equation: Equation) -> tuple[str, ...]:
             f"Two terms nearly cancel: {first} and {second}. They stand for another function, such "
             "as a logarithm, or for other powers: their exponents are no law."
         )
+    if equation.below:
+        generator = np.random.default_rng(0)
+        apart = np.column_stack([generator.permutation(column) for column in rows.X[some].T])
+        divisors = equation._divisors(equation._products(equation._columns(apart)))
+        if (divisors <= 0).any():
+            notes.append(
+                "Its denominator is 0 for some inputs within their ranges, where it is infinite. "
+                "All rows are on one side."
+            )
     residuals = rows.y[some] - equation.predict(rows.X[some])
     used = (equation.exponents != 0).any(0)
     likeness = max(alike(X[:, used], residuals), alike(rows.X[some], residuals))
@@ -323,6 +359,8 @@ def _uncancelled(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
         return fits
     while True:
         data, _, best = min(fits, key=lambda fit: fit[2].cost)
+        if data.below:
+            return fits
         some = np.linspace(0, data.rows - 1, min(data.rows, SEARCH_ROWS)).astype(int)
         part = data.take(some)
         terms = part.predict(best.u, best.parity, best.c)[2] * best.c
@@ -375,10 +413,11 @@ def _reconsidered(fits: list[Fit], settings: Settings) -> list[Fit]:
     return result
 
 
-def _form(law: Sum) -> Any:
-    """What two sums have in common that differ in coefficients and in the order of terms only."""
-    terms = np.concatenate([law.u, law.parity], 1).round(6) + 0.0  # no -0
-    return tuple(sorted(map(tuple, terms.tolist())))
+def _form(law: Sum, below: int) -> Any:
+    """What two laws have in common that differ in coefficients and in the order of terms only."""
+    terms = [tuple(row) for row in (np.column_stack([law.u, law.parity]).round(6) + 0.0).tolist()]
+    above = len(terms) - below  # + 0.0: no -0
+    return tuple(sorted(terms[:above])), tuple(sorted(terms[above:]))
 
 
 def _beside(fits: list[Fit], settings: Settings) -> list[Fit]:
@@ -438,12 +477,15 @@ def _equation(
 ) -> Equation:
     """The law in the units of the data, with standard errors."""
     columns, matrix, p = data.columns, data.matrix, data.power
-    full = data.exponents.full(law.u, p)
-    with np.errstate(over="ignore", under="ignore"):
-        shift = np.exp(-full @ columns.log_mean + p * math.log(data.scale))
-    factor = data.outer_signs(law.u) * (data.sign if abs(p) == 1 else 1.0)
-    C = _covariance(data, law)
     K = len(law.c)
+    above = K - data.below
+    full = data.exponents.full(law.u, p, data.below)
+    size = np.where(np.arange(K) < above, p * math.log(data.scale), 0.0)
+    with np.errstate(over="ignore", under="ignore"):
+        shift = np.exp(size - full @ columns.log_mean)
+    factor = data.outer_signs(law.u)
+    factor[:above] *= data.sign if abs(p) == 1 else 1.0
+    C = _covariance(data, law)
     k, i = np.nonzero(law.free)
     # The constants in the units of the data: d log c = d c' / c' - sum_i (Z^T mean)_i d u_i.
     T = np.zeros((K, len(C)))
@@ -460,7 +502,7 @@ def _equation(
         ((part.predict(law.u, law.parity, law.c)[2] * law.c * part.weight[:, None]) ** 2).sum(0)
         for _, part in data.blocks()
     ]
-    order = np.argsort(-np.sum(squares, axis=0), kind="stable")
+    order = np.lexsort([-np.sum(squares, axis=0), np.arange(K) >= above])
     prediction, residuals, _ = data.predict(law.u, law.parity, law.c)
     return Equation(
         names=rows.functions.names, output=rows.output, functions=rows.functions,
@@ -474,6 +516,7 @@ def _equation(
         scaled=(law.c * factor)[order], log_mean=columns.log_mean, scale=data.scale,
         constraint=rows.exponents, noise=kind,
         relative_rms=math.sqrt(float(residuals @ residuals) / (data.size or 1.0)),
+        below=data.below,
     )  # fmt: skip
 
 

@@ -105,9 +105,12 @@ def criterion(problem: Data, law: Sum, press: float, variances: Array) -> float:
     described += sum(freedom(problem, variances, press))
     chosen = law.parameters + int((np.abs(fixed) > ZERO).sum())
     correction = 2 * chosen * (chosen + 1) / max(N - chosen - 1, 0.1)
-    plain = problem.power == 1 and problem.function is None
-    power = 0.0 if plain else 6.0 + math.log(N)  # what the output power or function costs
-    penalty = len(law.c) * math.log(N) + power
+    # What an output power costs, or a function, and a denominator: with one term above, as the
+    # power -1.
+    above = len(law.c) - problem.below
+    forms = int(problem.power != 1 or problem.function is not None)
+    forms += (problem.below > 0) * min(above, 2)
+    penalty = len(law.c) * math.log(N) + forms * (6.0 + math.log(N))
     return misfit(problem, press) + penalty + 2 * described + correction
 
 
@@ -125,12 +128,13 @@ def jacobian(problem: Problem, law: Sum, P: Array, root: Array | None = None) ->
     J[:, :K] = P
     np.multiply(P[:, k] * law.c[k], problem.logs[:, i], out=J[:, K:])
     slope, p = problem.weight, problem.power
+    above = len(law.c) - problem.below  # a ratio is linear in the coefficients of its numerator
     if problem.function is not None:
-        slope = slope * problem.steepness(problem.function, P @ law.c)
+        slope = slope * problem.steepness(problem.function, P[:, :above] @ law.c[:above])
     elif problem.factor:
-        slope = slope / (p * np.maximum(P @ law.c, 1e-300))
+        slope = slope / (p * np.maximum(P[:, :above] @ law.c[:above], 1e-300))
     elif p != 1:
-        sums = np.maximum(np.abs(P @ law.c), 1e-300)
+        sums = np.maximum(np.abs(P[:, :above] @ law.c[:above]), 1e-300)
         slope = slope * sums ** (1 / p - 1) / abs(p) * math.copysign(1, p)
     with np.errstate(over="ignore", invalid="ignore"):
         J *= slope[:, None]
@@ -234,7 +238,7 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
         if gain < 1e-10:
             break
     if not math.isfinite(rss):
-        return replace(law, rss=rss, press=rss, cost=rss)
+        return replace(law, rss=math.inf, press=math.inf, cost=math.inf)
     law = _without_held(problem, law)
     errors, variances = left_out(problem, law, r, P, root)
     press = loss_roots(errors, loss)[0]

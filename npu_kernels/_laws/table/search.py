@@ -28,7 +28,7 @@ from npu_kernels._laws.table.varpro import Points, Solver
 from npu_kernels._laws.table.work import Steps
 
 Array = Any
-Form = tuple[OutputFunction | None, float]
+Form = tuple[OutputFunction | None, float, int]  # of y, its power, and `Scaled.below`
 
 POWERS = (1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
 SEARCH_ROWS = 300  # rows to which all starts are fitted
@@ -52,6 +52,7 @@ class Settings:
     leave_out: bool | None = None  # wild rows; None: they are not looked for
     show: Callable[[str], None] | None = None  # prints a line of progress
     patient: bool = False  # see `search_on`
+    ratios: bool | str = "auto"  # see `NPURegressor`
     steps: Steps = field(default_factory=Steps)  # of a checkpoint
 
 
@@ -65,7 +66,9 @@ class Candidates:
 
     def add(self, problem: Problem, law: Sum) -> None:
         key = (form(problem), len(law.c))
-        if len({tuple(row) for row in law.u.tolist()}) < len(law.u):
+        rows, zero = [tuple(row) for row in law.u.tolist()], (0.0,) * law.u.shape[1]
+        above = len(rows) - problem.below
+        if len(set(rows[:above])) < above or len({*rows[above:], zero}) <= problem.below:
             return  # a term in two parts
         if law.cost < (self.sums[key][1].cost if key in self.sums else math.inf):
             self.sums[key] = (problem, law)
@@ -107,8 +110,8 @@ class Candidates:
 
 
 def form(problem: Problem | AllRows) -> Form:
-    """The function of y and its power that are a sum."""
-    return problem.function, problem.power
+    """The function of y and its power that are a sum, or a ratio with so many terms below."""
+    return problem.function, problem.power, problem.below
 
 
 def is_exact(problem: Problem | AllRows, law: Sum) -> bool:
@@ -127,7 +130,9 @@ def search_on(
     for key, terms in candidates.sums:
         reached[key] = max(terms, reached.get(key, 0))
     patient = replace(settings, patient=True)
-    for function, power in sorted(reached, key=reached.__getitem__):
+    for function, power, below in sorted(reached, key=reached.__getitem__):
+        if below:
+            continue
         of_form = replace(output, function=function)
         candidates = search(of_form, training, patient, (power,), candidates)
         if not candidates.complete:
@@ -141,8 +146,11 @@ def search(
     settings: Settings,
     powers: tuple[float, ...],
     candidates: Candidates,
+    one_power: Callable[..., list[float]] | None = None,
 ) -> Candidates:
     """Search some output powers and add to the candidates. training: indices of the rows to use.
+
+    one_power: what searches one of them; None: the search for sums.
 
     Ctrl-C ends it with the candidates until then; if there are none, it raises KeyboardInterrupt.
     """
@@ -153,7 +161,7 @@ def search(
                 break
             rows = output.scaled(power)
             if rows is not None:
-                errors = _one_power(rows, training, settings, candidates)
+                errors = (one_power or _one_power)(rows, training, settings, candidates)
                 candidates.errors = candidates.errors or errors
     except KeyboardInterrupt:
         print("NPURegressor: interrupted; what was found until now is returned", file=sys.stderr)
@@ -168,11 +176,7 @@ def _one_power(
 ) -> list[float]:
     """Add sums of 1 to `max_terms` terms for one power; return the squared error of each number."""
     generator = np.random.default_rng([settings.seed, round(12 * data.power) % 1000])
-    order = generator.permutation(len(training))
-    few = data.take(training[np.sort(order[:SEARCH_ROWS])])
-    more = few
-    if len(training) > SEARCH_ROWS:
-        more = data.take(training[np.sort(order[:MORE_ROWS])])
+    few, more = chosen_rows(data, training, generator)
     rules, steps, inputs = settings.rules, settings.steps, data.inputs
     patient = settings.patient
     if patient:
@@ -216,6 +220,15 @@ def _one_power(
             break
         best = min(best, cost)
     return errors
+
+
+def chosen_rows(data: AllRows, training: Array, generator: Any) -> tuple[Problem, Problem]:
+    """Return the problems with the rows to which all starts are fitted, and the best sums."""
+    order = generator.permutation(len(training))
+    few = data.take(training[np.sort(order[:SEARCH_ROWS])])
+    if len(training) <= SEARCH_ROWS:
+        return few, few
+    return few, data.take(training[np.sort(order[:MORE_ROWS])])
 
 
 def _simplified(problem: Problem, sums: list[Sum], rules: Rules) -> list[Sum]:

@@ -101,7 +101,11 @@ def report(table: EquationTable, level: float = 0.95) -> str:
     lines += table.notes
     counts = (equation.terms, "term"), (equation.parameters, "continuous parameter")
     words = [f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts]
-    lines.append(f"It has {' and '.join(words)}.")
+    if equation.below:
+        sizes = f"{equation.terms - equation.below} and {equation.below + 1} terms"
+        lines.append(f"It is a ratio of {sizes} with {words[1]}.")
+    else:
+        lines.append(f"It has {' and '.join(words)}.")
     where = "with one row left out at a time"
     if equation.held_out:
         where = f"of {equation.held_out} rows that were not fitted"

@@ -1,0 +1,391 @@
+"""Ratios of sums: they are found without and with noise, where no sum is the law, and mean the same
+in every form; sums stay sums."""
+
+import math
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+from npu_kernels._laws.products.problem import Columns, all_rows
+from npu_kernels._laws.products.units import Exponents
+from npu_kernels._laws.table import ratio, refine
+from npu_kernels._laws.table.search import Candidates, Settings
+from npu_kernels.equations import EquationWarning, NPURegressor, fit_many
+from tests.support.laws import RNG, check, few_rows, noise, uniform
+
+V, K = 2.0, 0.5  # of an enzyme
+
+
+def doses(rows: int = 300, zeros: int = 0, seed: int = 0) -> np.ndarray:
+    X = 10 ** RNG(seed).uniform(-1.3, 1.3, (rows, 1))
+    X[:zeros] = 0
+    return X
+
+
+def noisy(y, share=0.01, seed=1):
+    return y + share * np.sqrt(np.mean(y**2)) * noise(len(y), seed)
+
+
+def pade(X):
+    return (1 + 2 * X[:, 0]) / (3 + X[:, 0] ** 2)
+
+
+def velocities(X):
+    return (X[:, 0] + X[:, 1]) / (1 + X[:, 0] * X[:, 1])
+
+
+def resistors(X):
+    return X[:, 0] + X[:, 1] * X[:, 2] / (X[:, 1] + X[:, 2])
+
+
+def doppler(X):
+    return X[:, 0] * np.sqrt((1 - X[:, 1]) / (1 + X[:, 1]))
+
+
+def centre(X):
+    return (X[:, 0] * X[:, 1] + X[:, 2] * X[:, 3]) / (X[:, 0] + X[:, 2])
+
+
+def gas(X):
+    return 8.314 * X[:, 0] / (X[:, 1] - 0.2) - 0.4 / X[:, 1] ** 2
+
+
+LAWS = {
+    "pade": (pade, uniform(1, low=0.1, high=5)),
+    "velocities": (velocities, uniform(2, low=-0.9, high=0.9)),
+    "resistors": (resistors, 10 ** uniform(3, low=1, high=2)),
+    "doppler": (doppler, uniform(2, low=0.05, high=0.9)),
+    "centre of mass": (centre, uniform(4)),
+    "van der Waals": (gas, uniform(2)),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_a_ratio_without_noise_is_found_exactly(name):
+    law, X = LAWS[name]
+    best = NPURegressor(random_state=0).fit(X, law(X)).best_
+    assert best.exact
+    assert best.below == 1
+    assert not best.free.any()
+    other = RNG(5).permutation(X.ravel()).reshape(X.shape)[:20]
+    if name in ("doppler", "van der Waals"):
+        other = X[:20] * 1.05
+    np.testing.assert_allclose(best.predict(other), law(other), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["pade", "velocities", "centre of mass"])
+def test_a_ratio_is_found_at_one_per_cent(name):
+    law, X = LAWS[name]
+    exact = NPURegressor(random_state=0).fit(X, law(X)).best_
+    model = NPURegressor(random_state=0).fit(X, noisy(law(X)))
+    best = model.best_
+    assert model.equations_.noise == "constant"
+    assert best.below == exact.below
+    assert best.terms == exact.terms
+    rows = [sorted(equation._written[0].round(9).tolist()) for equation in (best, exact)]
+    assert rows[0] == rows[1]
+    errors = best.predict(X) - law(X)
+    assert np.mean(errors**2) < 0.003**2 * np.mean(law(X) ** 2)
+
+
+def test_zeros_of_a_saturating_law():
+    """A dose of 0 has the effect 0, though the exponent, which is free, stands below only."""
+    X = doses(zeros=30)
+    y = V * X[:, 0] ** 2.3 / (K + X[:, 0] ** 2.3)
+    model = NPURegressor(random_state=0).fit(X, noisy(y))
+    best = model.best_
+    assert best.below == best.terms - 1 == 1
+    assert best.exponents[1, 0] == pytest.approx(-2.3, abs=0.05)
+    zero = np.zeros((1, 1))
+    assert model.predict(zero)[0] == 0
+    assert model.torch_module()(torch.from_numpy(zero)).item() == 0
+    assert best.rms == pytest.approx(0.01, abs=2e-3)
+    name = "exponent of x0 in term 2 less that in the denominator's first term"
+    assert model.intervals()[-1].name == name
+
+
+def test_every_form_of_a_ratio_is_the_same_function():
+    sympy = pytest.importorskip("sympy")
+    for name in ("resistors", "doppler", "van der Waals"):
+        law, X = LAWS[name]
+        model = NPURegressor(random_state=0).fit(X, law(X))
+        best, expected = model.best_, law(X)
+        symbols = sympy.symbols([f"x{i}" for i in range(X.shape[1])])
+        names = {str(s): x for s, x in zip(symbols, X.T, strict=True)}
+        formula = best.formula()
+        values = [
+            best.predict(X),
+            eval(best.text(17).partition(" = ")[2], {}, names),
+            sympy.lambdify(formula.symbols, model.sympy())(*X.T),
+            model.torch_module()(torch.from_numpy(X)).detach().numpy()[:, 0],
+            pickle.loads(pickle.dumps(model)).predict(X),
+        ]
+        for value in values:
+            np.testing.assert_allclose(value, expected, rtol=1e-9)
+        assert r"\frac" in model.latex()
+
+
+def test_how_a_ratio_is_written():
+    X = uniform(2)
+    y = (5 * X[:, 0] - X[:, 1]) / (1 + X[:, 0] * X[:, 1])
+    model = NPURegressor(random_state=0).fit(X, y)
+    assert str(model.best_) == "y = (5*x0 - x1)/(1 + x0*x1)"
+    y = 3 * X[:, 0] ** 2 / (X[:, 0] ** 2 + 2)
+    model = NPURegressor(random_state=0, output_powers=(1,)).fit(X, y)
+    assert str(model.best_) == "y = 3*x0**2/(x0**2 + 2)"
+
+
+def test_the_module_is_made_of_layers():
+    law, X = LAWS["doppler"]
+    kinds = [
+        type(layer).__name__ for layer in NPURegressor(random_state=0).fit(X, law(X)).torch_module()
+    ]
+    assert kinds == ["Products", "NAU", "Products"]
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0])
+@pytest.mark.parametrize("factor", [False, True])
+def test_derivatives_of_a_ratio(power, factor):
+    X = uniform(2, 50)
+    X[:5, 1] = 0
+    y = (2 * X[:, 0] / (1 + 0.3 * X[:, 0] + X[:, 1])) ** (1 / power)
+    columns = Columns.of(X)
+    rows = all_rows(
+        columns, y, np.ones(50), power, Exponents.unrestricted(2), None, factor=factor, below=2
+    )
+    problem = rows.take(slice(None))
+    u = np.array([[0.9, 0.0], [1.1, 0.0], [0.0, 1.2]])
+    c = np.array([0.4, 0.7, 0.3])
+    law = refine.Sum(u, np.zeros_like(u), u != 0, c)
+
+    def residuals(law):
+        return problem.predict(law.u, law.parity, law.c)[1]
+
+    J = refine.jacobian(problem, law, problem.predict(u, law.parity, c)[2])
+    k, i = np.nonzero(law.free)
+    for column in range(6):
+        step = 1e-6 * np.eye(6)[column]
+        moved = []
+        for sign in (1, -1):
+            v = u.copy()
+            v[k, i] += sign * step[3:]
+            moved.append(replace(law, c=c + sign * step[:3], u=v))
+        slope = (residuals(moved[1]) - residuals(moved[0])) / 2e-6
+        np.testing.assert_allclose(J[:, column], slope, rtol=1e-6, atol=1e-8)
+
+
+def test_a_term_below_may_be_infinite_at_zero():
+    X = np.array([[0.0], [1.0], [2.0]])
+    rows = all_rows(
+        Columns.of(X), np.array([0.0, 1, 2]), np.ones(3), 1.0, Exponents.unrestricted(1), None,
+        below=1,
+    )  # fmt: skip
+    prediction, _, slopes = rows.take(slice(None)).predict(
+        np.array([[0.0], [-1.0]]), np.zeros((2, 1)), np.array([1.0, 0.5])
+    )
+    assert prediction[0] == 0
+    assert (slopes[0] == 0).all()
+
+
+def test_units_of_a_ratio():
+    """Terms of the numerator have y's unit, those below none."""
+    pytest.importorskip("pint")
+    X = uniform(3, low=1, high=4)
+    X[:, 2] += 5
+    y = (X[:, 0] + X[:, 1]) / (1 + X[:, 0] * X[:, 1] / X[:, 2] ** 2)
+    options = {"units": ["m/s"] * 3, "y_units": "m/s", "random_state": 0}
+    best = NPURegressor(**options).fit(X, noisy(y, 1e-3)).best_
+    assert best.below == 1
+    assert best.exponents.sum(1).tolist() == [1, 1, 0]
+    np.testing.assert_allclose(best.coef, 1, rtol=0.02)
+
+
+def test_sums_stay_sums():
+    """A search for ratios takes none where a sum is the law."""
+    for seed, noise_of_y in ((0, 0.01), (1, 0.1), (2, 0.0)):
+        X = uniform(2, seed=seed)
+        y = 3 * X[:, 0] ** 2 / X[:, 1] - 2 * X[:, 1]
+        model = NPURegressor(random_state=0, ratios=True).fit(X, noisy(y, noise_of_y))
+        assert model.best_.below == 0
+        check(model, {(2, -1): 3, (0, 1): -2}, rel=0.1)
+
+
+def test_the_reciprocal_of_a_sum_is_no_ratio():
+    X = uniform(2)
+    best = NPURegressor(random_state=0).fit(X, X[:, 0] * X[:, 1] / X.sum(1)).best_
+    assert str(best) == "y = (1/x1 + 1/x0)**(-1)"
+
+
+def test_ratios_are_only_looked_for_where_no_sum_seems_a_law(monkeypatch):
+    def refused(*arguments):
+        pytest.fail("looked for")
+
+    monkeypatch.setattr(ratio, "one_power", refused)
+    X = uniform(2)
+    NPURegressor(random_state=0).fit(X, noisy(3 * X[:, 0] ** 2 / X[:, 1] - 2 * X[:, 1]))
+    X = LAWS["pade"][1]
+    model = NPURegressor(random_state=0, ratios=False, max_terms=2, output_powers=(1,))
+    with pytest.warns(EquationWarning, match="no law"):
+        assert model.fit(X, pade(X)).best_.below == 0
+
+
+def test_ratios_must_be_a_choice():
+    X = uniform(1, 50)
+    for wrong in ("yes", 2, None):
+        with pytest.raises(
+            ValueError, match=f"ratios must be True, False or 'auto', got {wrong!r}"
+        ):
+            NPURegressor(ratios=wrong).fit(X, X[:, 0])
+
+
+def test_intervals_of_a_ratio():
+    """Intervals of the linearised model and of resampled rows have the law's constants."""
+    X = LAWS["pade"][1]
+    y = noisy(pade(X))
+    model = NPURegressor(random_state=0).fit(X, y)
+    names = ["coefficient of x0", "constant", "coefficient of x0**2 in the denominator"]
+    truth = dict(zip(names, (2 / 3, 1 / 3, 1 / 3), strict=True))
+    for intervals in (model.intervals(0.999), model.bootstrap(X, y, draws=40, level=0.99)):
+        assert sorted(interval.name for interval in intervals) == sorted(names)
+        for interval in intervals:
+            assert interval.low < truth[interval.name] < interval.high
+            assert interval.high - interval.low < 0.05
+    deviations = [interval.error for interval in model.intervals()]
+    resampled = [interval.error for interval in model.bootstrap(X, y, draws=100)]
+    np.testing.assert_allclose(resampled, deviations, rtol=0.4)
+
+
+def test_a_report_says_that_it_is_a_ratio():
+    X = LAWS["pade"][1]
+    model = NPURegressor(random_state=0).fit(X, noisy(pade(X)))
+    assert "It is a ratio of 2 and 2 terms with 3 continuous parameters." in model.report()
+    assert "below" not in model.equations_.frame()
+    assert len(model.equations_.frame()) > 2
+
+
+@pytest.mark.parametrize("exponent", [-300, 200])
+def test_sizes_do_not_matter_to_a_ratio(exponent):
+    X = LAWS["pade"][1]
+    y = noisy(pade(X)) * 10.0**exponent
+    model = NPURegressor(random_state=0).fit(X, y)
+    assert model.best_.below == 1
+    assert model.best_.terms == 3
+    values = model.torch_module()(torch.from_numpy(X)).detach().numpy()[:, 0]
+    np.testing.assert_allclose(
+        values / 10.0**exponent, model.predict(X) / 10.0**exponent, rtol=1e-9
+    )
+
+
+def test_errors_in_proportion_and_wild_rows_of_a_ratio():
+    X = doses()
+    y = (0.2 + 3 * X[:, 0] ** 2) / (1.7 + X[:, 0] ** 2) * (1 + 0.03 * noise())
+    assert (model := NPURegressor(random_state=0).fit(X, y)).equations_.noise == "relative"
+    assert model.best_.below == 1
+    assert model.best_.terms == 3
+    law, X = LAWS["velocities"]
+    y = noisy(law(X))
+    y[[5, 77]] += 10
+    with pytest.warns(EquationWarning, match="2 rows are far"):
+        model = NPURegressor(random_state=0).fit(X, y)
+    assert model.equations_.wild == (5, 77)
+    assert model.best_.below == 1
+
+
+def problem_of(X, below=1):
+    rows = all_rows(
+        Columns.of(X), np.ones(len(X)), np.ones(len(X)), 1.0,
+        Exponents.unrestricted(X.shape[1]), None, below=below,
+    )  # fmt: skip
+    return rows.take(slice(None))
+
+
+def test_a_pole_within_the_data_is_refused():
+    """The ratio is no number in such a row; with a pole between rows it is not taken."""
+    X = np.array([[1.0], [1.9], [2.1], [4.0]]) / 2
+    problem = problem_of(X)
+    u, scale = np.array([[0.0], [1.0], [2.0]]), np.exp(problem.logs[:, 0])[0] / X[0, 0]
+    # 1 - 2 x + 0.999 x**2 is negative between 0.97 and 1.03 only
+    law = refine.Sum(u, np.zeros((3, 1)), u > 5, np.array([1, -2 / scale, 0.999 / scale**2]))
+    problem = replace(problem, below=2)
+    assert np.isfinite(problem.predict(law.u, law.parity, law.c)[0]).all()
+    assert not ratio._positive_between(problem, law)
+    steeper = replace(law, c=law.c * [1, 1.2, 1])
+    assert not np.isfinite(problem.predict(steeper.u, steeper.parity, steeper.c)[0]).all()
+    assert math.isinf(refine.refit(problem, steeper).cost)
+    positive = replace(law, c=law.c * [1, 0.5, 1])
+    assert ratio._positive_between(problem, positive)
+
+
+def test_a_pole_within_the_ranges_of_the_inputs_is_said():
+    X = uniform(2, low=1, high=5)
+    X = X[X[:, 0] < X[:, 1] - 0.5]
+    y = (X[:, 0] + 2 * X[:, 1] ** 2) / (X[:, 1] - X[:, 0])
+    with pytest.warns(EquationWarning, match="Its denominator is 0 for some inputs"):
+        model = NPURegressor(random_state=0).fit(X, noisy(y))
+    assert model.best_.below == 1
+
+
+def test_terms_that_are_the_same_are_one():
+    problem, candidates = problem_of(uniform(1, 20)), Candidates()
+    for rows in ([[1.0], [0.0]], [[1.0], [1.0], [1.0]]):
+        u = np.array(rows)
+        law = refine.Sum(u, np.zeros_like(u), u > 5, np.ones(len(u)), 1.0, 1.0, 1.0)
+        candidates.add(replace(problem, below=len(u) - 1), law)
+    assert not candidates.sums
+    u = np.array([[1.0], [1.0]])
+    candidates.add(problem, refine.Sum(u, np.zeros_like(u), u > 5, np.ones(2), 1.0, 1.0, 1.0))
+    assert len(candidates.sums) == 1
+
+
+def test_a_checkpoint_of_ratios(tmp_path, monkeypatch):
+    X = LAWS["pade"][1][:100]
+    y, path = noisy(pade(X)), tmp_path / "law.pt"
+    options = {"random_state": 0, "max_terms": 3, "starts": 16, "output_powers": (1, -1)}
+    expected = NPURegressor(**options).fit(X, y)
+    assert expected.best_.below
+    NPURegressor(**options).fit(X, y, checkpoint=path)
+    monkeypatch.setattr(ratio, "_ratios", lambda *arguments: pytest.fail("made again"))
+    continued = NPURegressor(**options).fit(X, y, checkpoint=path)
+    for first, second in zip(expected.equations_, continued.equations_, strict=True):
+        assert first.coef.tobytes() == second.coef.tobytes()
+        assert first.bic == second.bic
+
+
+def test_many_tables_with_ratios():
+    X = LAWS["pade"][1]
+    assert str(fit_many([(X, pade(X))], NPURegressor(random_state=0))) == (
+        "0: y = (0.6667*x0 + 0.3333)/(1 + 0.3333*x0**2)"
+    )
+
+
+@few_rows
+@pytest.mark.parametrize("rows", [8, 20])
+def test_few_rows(rows):
+    X = uniform(2, rows)
+    model = NPURegressor(random_state=0, ratios=True).fit(X, noisy(velocities(X), 0.1))
+    assert np.isfinite(model.predict(X)).all()
+
+
+def test_exponents_of_ratios_obey_the_rules():
+    X = LAWS["pade"][1]
+    y = noisy(pade(X), 1e-4)
+    whole = NPURegressor(random_state=0, exponents="integers").fit(X, y).best_
+    assert whole.below
+    assert (whole.exponents % 1 == 0).all()
+    real = NPURegressor(random_state=0, exponents="real", max_terms=2).fit(X, y).best_
+    assert real.below
+    assert (real.free == (real.exponents != 0)).all()
+
+
+def test_no_ratio_without_an_input():
+    settings = Settings(max_terms=1)
+    assert not ratio.may_be_ratio(Candidates(), settings)
+    X = np.column_stack([np.full(60, 2.0)])
+    with pytest.warns(EquationWarning, match="constant columns"):
+        model = NPURegressor(random_state=0, ratios=True).fit(X, 3 + 0.1 * noise(60))
+    assert model.best_.below == 0
