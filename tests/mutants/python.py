@@ -295,9 +295,6 @@ EQUATIONS = [
         "identities-equal-laws": ("limit = EQUAL * np.abs(y).max()", "limit = -1.0"),
         "identities-shorter": ("for candidate in (written, *shorter)", "for candidate in (written,)"),
     }),
-    *mutants(PACKAGE + "_laws/products/problem.py", "tests/laws/test_equations_functions.py -k 'errors_are or exact'", {
-        "functions-errors-of-y": ("slope = np.abs(function.slope(value)) * (self.scale / self.unit)", "slope = np.abs(self.scale / self.unit) * np.ones_like(value)"),
-    }),
     *mutants(PACKAGE + "_laws/table/refine.py", "tests/laws/test_equations_functions.py -k signs_of_predictions", {
         "equations-odd-exponents-within-bounds": ("odd -= math.copysign(2, odd)", "odd += 0"),
     }),
