@@ -61,7 +61,7 @@ def numbers(model):
 
 
 @pytest.mark.parametrize("step", [1, 8, -1])
-def test_an_interrupted_fit_continues_to_the_same_bits(step, tmp_path, monkeypatch, capsys):
+def test_an_interrupted_fit_continues_to_the_same_bits(step, tmp_path, monkeypatch):
     """Interrupted before anything was found, in a search, and in the fit to all rows."""
     counted, path = Counted(monkeypatch), tmp_path / "law.pt"
     expected, steps = counted.fit()
@@ -70,7 +70,8 @@ def test_an_interrupted_fit_continues_to_the_same_bits(step, tmp_path, monkeypat
         with pytest.raises(KeyboardInterrupt):
             counted.fit(checkpoint=path)
     else:
-        interrupted, _ = counted.fit(checkpoint=path)
+        with pytest.warns(UserWarning, match="the search was interrupted"):
+            interrupted, _ = counted.fit(checkpoint=path)
         assert not interrupted.equations_.complete
     counted.at = 0
     continued, more = counted.fit(checkpoint=path)
@@ -83,14 +84,15 @@ def test_an_interrupted_fit_continues_to_the_same_bits(step, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("step", [3, 7])
-def test_the_draws_of_starts_continue_too(step, tmp_path, monkeypatch, capsys):
+def test_the_draws_of_starts_continue_too(step, tmp_path, monkeypatch):
     """Interrupted before the starts with two terms, in the first two searches. The last bits of
     free exponents tell from which starts they were found."""
     monkeypatch.setitem(OPTIONS, "exponents", "real")
     counted, path = Counted(monkeypatch), tmp_path / "law.pt"
     expected, _ = counted.fit()
     counted.at = step
-    interrupted, _ = counted.fit(checkpoint=path)
+    with pytest.warns(UserWarning, match="the search was interrupted"):
+        interrupted, _ = counted.fit(checkpoint=path)
     assert not interrupted.equations_.complete
     counted.at = 0
     continued, _ = counted.fit(checkpoint=path)
@@ -131,7 +133,7 @@ def test_a_killed_fit_continues_and_several_outputs_do(tmp_path, monkeypatch):
     assert numbers(continued) == numbers(expected)
 
 
-def test_without_a_random_state_the_seed_is_kept(tmp_path, monkeypatch, capsys):
+def test_without_a_random_state_the_seed_is_kept(tmp_path, monkeypatch):
     counted, path = Counted(monkeypatch), tmp_path / "law.pt"
     begun, _ = counted.fit(random_state=None, checkpoint=path)
     continued, more = counted.fit(random_state=None, checkpoint=path)

@@ -189,7 +189,7 @@ def test_constant_and_zero_targets():
 
 
 @pytest.mark.parametrize("call", [3, 4])
-def test_interrupt_gives_what_was_found(call, monkeypatch, capsys, request):
+def test_interrupt_gives_what_was_found(call, monkeypatch, request):
     """Ctrl-C in the first search, and in the second one, for errors in proportion to y."""
     from npu_kernels._laws.table import search
 
@@ -207,9 +207,20 @@ def test_interrupt_gives_what_was_found(call, monkeypatch, capsys, request):
         return plain(*arguments)
 
     monkeypatch.setattr(search, "_fitted", stopping)
-    model = NPURegressor(random_state=0).fit(X, y)
+    with pytest.warns(UserWarning, match="the search was interrupted"):
+        model = NPURegressor(random_state=0).fit(X, y)
     assert not model.equations_.complete
     assert model.best_.terms == 2
     assert len(calls) == call
-    assert "interrupted" in capsys.readouterr().err
     assert "interrupted" in model.report()
+
+
+def test_steps_are_logged_and_printed_on_request(caplog, capsys):
+    X = uniform(2, 60)
+    y = X[:, 0] * X[:, 1]
+    with caplog.at_level("INFO", "npu_kernels.equations"):
+        NPURegressor(random_state=0).fit(X, y)
+    assert "1 terms: criterion" in caplog.text
+    assert capsys.readouterr().err == ""
+    NPURegressor(random_state=0, verbose=1).fit(X, y)
+    assert "NPURegressor: " in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from npu_kernels._laws.table.work import Work
 
 Array = Any
 
+LOGGER = logging.getLogger("npu_kernels.equations")
 SCALED = 1e-6  # deviation of a mean from 0, of a variance from 1, that a scaler's rounding leaves
 CHOICES = {
     "exponents": ("fractions", "integers", "real"),
@@ -73,7 +75,12 @@ def check_parameters(model: Any) -> None:
 
 def settings_of(model: Any, seed: int) -> Settings:
     """The search's settings."""
-    show = (lambda text: print(f"NPURegressor: {text}", file=sys.stderr)) if model.verbose else None
+
+    def show(text: str) -> None:
+        LOGGER.info("%s", text)
+        if model.verbose:
+            print(f"NPURegressor: {text}", file=sys.stderr)
+
     loss = "squared" if model.loss == "auto" else model.loss
     rules = Rules(model.exponents, int(model.max_denominator), loss)
     leave_out = model.loss == "auto" if loss == "squared" else None

@@ -98,7 +98,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
             standard deviation.
         random_state: an integer for the same numbers each time.
         n_jobs: processes for several outputs and for the bootstrap, as in joblib.
-        verbose: 1 prints each step to stderr.
+        verbose: 1 prints each step to stderr. The logger "npu_kernels.equations" gets it in any
+            case, at level INFO.
         functions: of single inputs, as further inputs: names out of "sin", "cos", "log" and "exp"
             for all columns, or a dict with such names by column, ``{"angle": ["sin", "cos"]}``.
             With units, for all columns without a dimension; degrees become radians. Powers of

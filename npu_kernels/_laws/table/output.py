@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from npu_kernels._common.checks import is_number
+from npu_kernels._common.notices import warn
 from npu_kernels._laws.products.functions import Functions, OutputFunction
 from npu_kernels._laws.products.problem import (
     AllRows,
@@ -168,6 +169,7 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
             "output_powers other than 1 need a y of one sign without zeros, -1 one without zeros"
         )
     if not candidates.complete:  # the last fits after Ctrl-C do not belong to the complete fit
+        warn("NPURegressor: the search was interrupted; its equations until then are kept")
         settings = replace(settings, steps=Steps())
     return _finished(rows, output, candidates, np.sort(order[:held]), kind, settings)
 

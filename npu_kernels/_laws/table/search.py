@@ -9,7 +9,6 @@ made simple (`refine`).
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -50,7 +49,7 @@ class Settings:
     starts: int = 64  # for each number of terms
     seed: int = 0
     leave_out: bool | None = None  # wild rows; None: they are not looked for
-    show: Callable[[str], None] | None = None  # prints a line of progress
+    show: Callable[[str], None] | None = None  # tells a line of progress
     patient: bool = False  # see `search_on`
     ratios: bool | str = "auto"  # see `NPURegressor`
     steps: Steps = field(default_factory=Steps)  # of a checkpoint
@@ -164,7 +163,6 @@ def search(
                 errors = (one_power or _one_power)(rows, training, settings, candidates)
                 candidates.errors = candidates.errors or errors
     except KeyboardInterrupt:
-        print("NPURegressor: interrupted; what was found until now is returned", file=sys.stderr)
         if not candidates.sums:
             raise
         candidates.complete = False
