@@ -353,7 +353,8 @@ def many_rows(rows: Sequence[Row]) -> str:
             size = case.size
             if (case.kind, case.signs, size.models, threads) != (STEP, "random", 1, 1):
                 continue
-            cell = f"{1000 * group['ours']['median_us'] / size.rows:.3g} ns"
+            ns = 1000 * group["ours"]["median_us"] / size.rows
+            cell = f"{ns:,.0f} ns" if ns >= 100 else f"{ns:.3g} ns"
             eager = _ratio(group.get("eager"))
             of_layer = of_layers.setdefault((_layer(case), size.inputs, size.outputs), {})
             of_layer[size.rows] = f"{cell} ({eager})" if eager else cell

@@ -187,7 +187,7 @@ def test_the_time_of_a_row_by_the_number_of_rows(tmp_path):
     assert head == "| layer | I, O | 10 rows | 100 rows | 1,000 rows | 10,000 rows |"
     assert len(records) == 1
     us = next(row for row in rows if row["rows"] == 1000)["median_us"]
-    assert f"| {us:.3g} ns (2.00) |" in records[0]  # microseconds a thousand rows
+    assert f"| {us:,.3g} ns (2.00) |" in records[0]  # microseconds a thousand rows
     assert report.many_rows(rows[:6]) == ""
 
 
