@@ -17,10 +17,10 @@ from npu_kernels._laws.products.functions import (
     Column,
     Functions,
     OutputFunction,
-    argument,
     functions_of,
 )
 from npu_kernels._laws.products.problem import Columns, all_rows
+from npu_kernels._laws.products.text import argument
 from npu_kernels._laws.products.units import Exponents
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.identities import resolved
@@ -374,8 +374,8 @@ def test_many_tables_and_checkpoints(tmp_path):
     noisy = with_noise(few.r * np.sin(few.t))
     file = tmp_path / "law.pt"
     first = model(ANGLE, "auto", max_terms=2, starts=8).fit(few, noisy, checkpoint=file)
-    again = model(ANGLE, "auto", max_terms=2, starts=8).fit(few, noisy, checkpoint=file)
-    np.testing.assert_array_equal(first.predict(few), again.predict(few))
+    repeated = model(ANGLE, "auto", max_terms=2, starts=8).fit(few, noisy, checkpoint=file)
+    np.testing.assert_array_equal(first.predict(few), repeated.predict(few))
     with pytest.raises(ValueError, match="functions"):
         model({"t": "sin"}, "auto", max_terms=2, starts=8).fit(few, noisy, checkpoint=file)
 

@@ -374,9 +374,9 @@ def test_few_rows(rows):
 def test_exponents_of_ratios_obey_the_rules():
     X = LAWS["pade"][1]
     y = noisy(pade(X), 1e-4)
-    whole = NPURegressor(random_state=0, exponents="integers").fit(X, y).best_
-    assert whole.below
-    assert (whole.exponents % 1 == 0).all()
+    integers = NPURegressor(random_state=0, exponents="integers").fit(X, y).best_
+    assert integers.below
+    assert (integers.exponents % 1 == 0).all()
     real = NPURegressor(random_state=0, exponents="real", max_terms=2).fit(X, y).best_
     assert real.below
     assert (real.free == (real.exponents != 0)).all()

@@ -98,8 +98,8 @@ def test_one_negative_row(inputs: int, outs: int, row: int, backend: str) -> Non
             y, expected = functional.npu(*used), reference.npu(*exact)
             upstream = torch.randn_like(expected)
             grads = torch.autograd.grad(y, used, upstream.to(dtype))
-            wanted = torch.autograd.grad(expected, exact, upstream)
-            for got, want in zip((y, *grads), (expected, *wanted), strict=True):
+            exact_grads = torch.autograd.grad(expected, exact, upstream)
+            for got, want in zip((y, *grads), (expected, *exact_grads), strict=True):
                 assert normwise_error(got, want) < tolerance
 
 
@@ -186,8 +186,8 @@ def test_inalu_slopes_of_a_gate_that_rounds_to_one(side: float, fused: bool) -> 
         leaves = [weight.clone().requires_grad_() for weight in weights]
         grads = torch.autograd.grad(functional.inalu(x, *leaves).sum(), leaves)
     else:
-        kept, options = (None,) * 4, (1e-7, 20.0)
-        grads = reference.inalu_backward(torch.ones(1, 1), x, *weights, *kept, *options)[1:]
+        kept_tensors, options = (None,) * 4, (1e-7, 20.0)
+        grads = reference.inalu_backward(torch.ones(1, 1), x, *weights, *kept_tensors, *options)[1:]
     rest = 1 / (1 + math.exp(40 * side))
     _same(grads[2], torch.full((1, 2), rest * math.log(2)), 1e-4)
     _same(grads[4], torch.full((1, 2), 2 * (4 - 1) * math.exp(-40)), 1e-4)

@@ -10,17 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from npu_kernels._laws.products.text import (
+    ROUNDING,
+    argument,
+    exponential,
+    simple_fraction,
+)
+
 Array = Any
 
 INPUT_FUNCTIONS = ("sin", "cos", "log", "exp")
 IDENTITY = "identity"  # y itself among the functions of y
-ROUNDING = 2.0**-52
 LARGEST_ARGUMENT = 700.0  # of exp in float64
 OUTSIDE = 0.3  # of y's root mean square: how far outside of a domain errors may bring it
 LARGEST_SLOPE = 1e6  # of an inverse at the end of its domain
@@ -28,49 +33,10 @@ LARGEST_SLOPE = 1e6  # of an inverse at the end of its domain
 # ---- functions of inputs -------------------------------------------------------------------------
 
 
-class Exponential(str):
-    """The name of a column ``exp(factor x)``, whose powers are exponentials again."""
-
-    __slots__ = ("factor", "variable")
-    variable: str
-    factor: float
-
-    def power(self, w: float) -> str:
-        """``exp(-2*x)`` for w = -2."""
-        return f"exp({argument(self.variable, w * self.factor)})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return exponential, (str(self), self.variable, self.factor)
-
-
-def exponential(name: str, variable: str, factor: float) -> Exponential:
-    """Return the name of a column of exponentials."""
-    result = Exponential(name)
-    result.variable, result.factor = variable, factor
-    return result
-
-
-def _fraction(value: float) -> Fraction | None:
-    """The simple fraction that a number is to rounding, or None."""
-    fraction = Fraction(value).limit_denominator(100_000)
-    return fraction if abs(float(fraction) - value) <= 4 * ROUNDING * abs(value) else None
-
-
-def argument(variable: str, factor: float) -> str:
-    """Return ``factor * variable`` as text: ``x/2``, ``pi*x/180``, ``0.137*x``."""
-    for unit, pi in ((1.0, ""), (math.pi, "pi*")):
-        fraction = _fraction(factor / unit)
-        if fraction is not None and (fraction.denominator <= 12 or abs(fraction.numerator) == 1):
-            top = {1: "", -1: "-"}.get(fraction.numerator, f"{fraction.numerator}*")
-            below = f"/{fraction.denominator}" if fraction.denominator > 1 else ""
-            return f"{top}{pi}{variable}{below}"
-    return f"{factor:.6g}*{variable}"
-
-
 def symbolic(sympy: Any, factor: float) -> Any:
     """Return a factor for sympy, exact where it is a simple fraction, of pi too."""
     for unit, pi in ((1.0, 1), (math.pi, sympy.pi)):
-        fraction = _fraction(factor / unit)
+        fraction = simple_fraction(factor / unit)
         if fraction is not None:
             return sympy.Rational(fraction.numerator, fraction.denominator) * pi
     return sympy.Float(factor)
@@ -154,11 +120,11 @@ class Functions:
 
     def circles(self) -> list[tuple[int, int]]:
         """Return the pairs of columns that are the sine and the cosine of the same."""
-        places = {(c.index, c.function): i for i, c in enumerate(self.columns, len(self.inputs))}
+        positions = {(c.index, c.function): i for i, c in enumerate(self.columns, len(self.inputs))}
         return [
-            (i, places[index, "cos"])
-            for (index, function), i in places.items()
-            if function == "sin" and (index, "cos") in places
+            (i, positions[index, "cos"])
+            for (index, function), i in positions.items()
+            if function == "sin" and (index, "cos") in positions
         ]
 
 
@@ -349,7 +315,7 @@ class OutputFunction:
     def text(self, total: str) -> str:
         """Return y as text. total: f(y)."""
         body = self._kind.text.format(total)
-        angle = _fraction(self.factor / math.pi)
+        angle = simple_fraction(self.factor / math.pi)
         if angle is not None:
             top = f"{angle.denominator}*" if angle.denominator > 1 else ""
             below = f"({angle.numerator}*pi)" if angle.numerator > 1 else "pi"

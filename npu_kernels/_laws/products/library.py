@@ -99,9 +99,9 @@ class Library:
             sets = sorted(longer, key=self._error)[:beam]
         exchanged = set[tuple[int, ...]]()
         for chosen in sets:
-            for place in [*range(1, terms)] * EXCHANGES:
-                others = chosen[:place] + chosen[place + 1 :]
-                chosen = (*others, *self._next(others, 1))
+            for position in [*range(1, terms)] * EXCHANGES:
+                remaining = chosen[:position] + chosen[position + 1 :]
+                chosen = (*remaining, *self._next(remaining, 1))
             exchanged.add((chosen[0], *sorted(chosen[1:])))
         return sorted(exchanged, key=self._error)
 

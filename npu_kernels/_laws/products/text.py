@@ -2,12 +2,52 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any
 
-from npu_kernels._laws.products.functions import Exponential
-
 Array = Any
+
+ROUNDING = 2.0**-52
+
+
+class Exponential(str):
+    """The name of a column ``exp(factor x)``, whose powers are exponentials again."""
+
+    __slots__ = ("factor", "variable")
+    variable: str
+    factor: float
+
+    def power(self, w: float) -> str:
+        """``exp(-2*x)`` for w = -2."""
+        return f"exp({argument(self.variable, w * self.factor)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exponential, (str(self), self.variable, self.factor)
+
+
+def exponential(name: str, variable: str, factor: float) -> Exponential:
+    """Return the name of a column of exponentials."""
+    result = Exponential(name)
+    result.variable, result.factor = variable, factor
+    return result
+
+
+def simple_fraction(value: float) -> Fraction | None:
+    """The simple fraction that a number is to rounding, or None."""
+    fraction = Fraction(value).limit_denominator(100_000)
+    return fraction if abs(float(fraction) - value) <= 4 * ROUNDING * abs(value) else None
+
+
+def argument(variable: str, factor: float) -> str:
+    """Return ``factor * variable`` as text: ``x/2``, ``pi*x/180``, ``0.137*x``."""
+    for unit, pi in ((1.0, ""), (math.pi, "pi*")):
+        fraction = simple_fraction(factor / unit)
+        if fraction is not None and (fraction.denominator <= 12 or abs(fraction.numerator) == 1):
+            top = {1: "", -1: "-"}.get(fraction.numerator, f"{fraction.numerator}*")
+            below = f"/{fraction.denominator}" if fraction.denominator > 1 else ""
+            return f"{top}{pi}{variable}{below}"
+    return f"{factor:.6g}*{variable}"
 
 
 def exponent_text(w: float) -> str:

@@ -38,11 +38,13 @@ def exchanged(law: Law, job: Job) -> list[Law]:
     """Return the fitted laws that one exchange leads to, the best first."""
     shape, constant = law.problem.shape, law.problem.data.constant
     exponents, rates, _ = shape.split(law.x)
-    own = exponents[(rates != 0).any(0)]
+    law_products = exponents[(rates != 0).any(0)]
     library = whole_products(shape.states)
     library = library[allowed(library, shape) & ~library[:, constant].any(1)]
-    products = torch.cat([own, library[(library.unsqueeze(1) != own).any(2).all(1)]])
-    plans = _plans(law, len(own), len(products))
+    products = torch.cat(
+        [law_products, library[(library.unsqueeze(1) != law_products).any(2).all(1)]]
+    )
+    plans = _plans(law, len(law_products), len(products))
     prices, moves = _foreseen(law, products, plans)
     trials: list[Law] = []
     for n in prices.argsort(stable=True).tolist():
@@ -59,15 +61,17 @@ def exchanged(law: Law, job: Job) -> list[Law]:
     return [replace(trials[n], x=x[n]) for n in order if values[n].isfinite()]
 
 
-def _plans(law: Law, own: int, products: int) -> list[Exchange]:
+def _plans(law: Law, law_products: int, products: int) -> list[Exchange]:
     """Return all exchanges: of no coefficient, of one, and of all that a product has.
 
-    own: products of the law, which come first.
+    law_products: how many the law has, which come first.
     """
     shape = law.problem.shape
     h, first = shape.terms, shape.terms * shape.states
     rates = shape.split(law.x)[1]
-    is_there = torch.nn.functional.pad(rates[:, (rates != 0).any(0)] != 0, (0, products - own))
+    is_there = torch.nn.functional.pad(
+        rates[:, (rates != 0).any(0)] != 0, (0, products - law_products)
+    )
     new = [(k, (d,)) for k, d in (~is_there.mT).nonzero().tolist()]
     index = enumerate(law.free.nonzero().squeeze(1).tolist())
     numbers = [(n, divmod(i - first, h)) for n, i in index if first <= i < shape.weights]
@@ -77,7 +81,7 @@ def _plans(law: Law, own: int, products: int) -> list[Exchange]:
         column = [(n, d) for n, (d, term) in numbers if term == k]
         if len(column) > 1:
             gone, rows = zip(*column, strict=True)
-            plans += [Exchange(gone, product, rows) for product in range(own, products)]
+            plans += [Exchange(gone, product, rows) for product in range(law_products, products)]
     return plans
 
 
@@ -95,19 +99,19 @@ def _foreseen(law: Law, products: Tensor, plans: list[Exchange]) -> tuple[Tensor
     A = A / size
     gram, along = A.mT @ A, A.mT @ r
     gram.diagonal().add_(RIDGE)
-    most = p + max((len(plan.rows) for plan in plans), default=0)
+    width = p + max((len(plan.rows) for plan in plans), default=0)
     rows, gone = [], torch.zeros(len(plans), p, dtype=law.x.dtype)
     for n, (lost, product, equations) in enumerate(plans):
-        kept = [m for m in range(p) if m not in lost]
-        kept += [p + product * rates + d for d in equations]
-        rows.append(kept + [none] * (most - len(kept)))
+        columns = [m for m in range(p) if m not in lost]
+        columns += [p + product * rates + d for d in equations]
+        rows.append(columns + [none] * (width - len(columns)))
         gone[n, list(lost)] = 1.0
-    chosen = torch.tensor(rows, dtype=torch.long).view(-1, most)
+    chosen = torch.tensor(rows, dtype=torch.long).view(-1, width)
     off = gone * (law.x[law.free] * size[:p])
     slope = along[chosen] - (off @ gram[:p]).gather(1, chosen)
     matrix = gram[chosen.unsqueeze(2), chosen.unsqueeze(1)]
     is_none = (chosen == none).unsqueeze(2)
-    matrix = torch.where(is_none, torch.eye(most, dtype=matrix.dtype), matrix)
+    matrix = torch.where(is_none, torch.eye(width, dtype=matrix.dtype), matrix)
     move = -torch.linalg.solve(matrix, slope.unsqueeze(2)).squeeze(2)
     squares = ((off @ gram[:p, :p]) * off).sum(1) - 2 * off @ along[:p] + (move * slope).sum(1)
     count = [len(plan.rows) - len(plan.gone) for plan in plans]

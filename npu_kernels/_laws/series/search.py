@@ -46,7 +46,7 @@ LOST_CRITERION = 50.0  # above that with coarse steps: accurate steps have lost 
 LEADING_CRITERION = 30.0  # above the best law's: of the laws that are made simpler
 BEYOND_SERIES = 1e3  # scaled: states beyond have left the series
 RENEWALS = 2  # searches from the best law's trajectory on
-EXCHANGES = 4  # from the best law to one of another product
+MOST_EXCHANGES = 4  # from the best law to one of another product
 RENEWED, PARTS = 12, 4  # starts of such a search; of the distance between two nodes
 LOWEST_AMOUNT = 1e-9  # scaled: of a trajectory, along which there are powers
 MOST_CLIMBS = 12  # from a law to a better alternative
@@ -233,7 +233,7 @@ class Search:
         self, pair: tuple[Law, Law], max_denominator: int, loosen: bool, met: Met
     ) -> tuple[Law, Law]:
         """Return the best law, and its free one, to which exchanges of products lead."""
-        for _ in range(EXCHANGES):
+        for _ in range(MOST_EXCHANGES):
             law = pair[0]
             if is_exact(law) or not is_finite(law) or self.job.pressed:
                 break

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from npu_kernels._laws.products.functions import ROUNDING, Column, OutputFunction
+from npu_kernels._laws.products.functions import Column, OutputFunction
+from npu_kernels._laws.products.text import ROUNDING
 from npu_kernels.layers import RealNPU
 
 
