@@ -195,13 +195,17 @@ class Training:
         x, target = self.data(step)
         y = self.module(x)
         error = y.detach() - target
-        if step == self.total:
-            self.last_loss = error.double().square().mean((1, 2))
+        self._observe(step, error)
         scale = 2 / (error.shape[1] * error.shape[2])
         grads = torch.autograd.grad(y, self.buffer.parameters, error.mul_(scale))
         with torch.no_grad():
             self.penalty(self.buffer, grads, self.beta(step))
             self.optimizer.update(self.buffer.flat, self.buffer.flat_grads, step)
+
+    def _observe(self, step: int, error: Tensor) -> None:
+        """Keep what is needed of a step's errors ``[K, B, O]``."""
+        if step == self.total:
+            self.last_loss = error.double().square().mean((1, 2))
 
     @property
     def _tensors(self) -> list[Tensor]:

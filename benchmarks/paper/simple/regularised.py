@@ -43,36 +43,38 @@ def whole(buffer: Buffer, grads: Sequence[Tensor], beta: Tensor) -> None:
         torch.add(grad, slope, alpha=float(beta), out=total)
 
 
+def away_from_zero(buffer: Buffer, grads: Sequence[Tensor], beta: Tensor) -> None:
+    """iNALU's regulariser, a `Penalty`, for the models whose beta is 1; clips the sums."""
+    for grad, view, total in zip(grads, buffer.views, buffer.grads, strict=True):
+        away = view.sign() * (view.abs() < AWAY_BELOW) * (AWAY_WEIGHT / view[0].numel())
+        torch.sub(grad, away * beta.view(-1, *[1] * (view.dim() - 1)), out=total)
+        total.clamp_(-CLIP, CLIP)
+
+
 class INALUTraining(Training):
     """K iNALU models in training, each with its own new starts."""
 
     def __init__(self, *arguments: Any, seeds: Sequence[int], **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.seeds = seeds
+        drawn = {"penalty": away_from_zero, "beta": lambda step: self.drawn}
+        super().__init__(*arguments, **drawn, **options)
         self._torchs = None  # `training.run` has no new starts
+        self.seeds = seeds
         self.period = max(4, self.total // CHECKS)
         self.losses = self.buffer.flat.new_zeros(self.period, len(seeds))  # of the last steps
+        self.drawn = self.losses[0]  # 1 for a model that is drawn away from 0 in this step
+
+    def _observe(self, step: int, error: Tensor) -> None:
+        super()._observe(step, error)
+        losses = error.square().mean((1, 2))
+        self.losses[step % self.period] = losses
+        self.drawn = ((losses < GOOD_LOSS) & (step > self.period)).to(losses)
 
     def _step(self, step: int) -> None:
-        x, target = self.data(step)
-        y = self.module(x)
-        error = y.detach() - target
-        losses = error.square().mean((1, 2))
-        if step == self.total:
-            self.last_loss = losses.double()
-        scale = 2 / (error.shape[1] * error.shape[2])
-        grads = torch.autograd.grad(y, self.buffer.parameters, error.mul_(scale))
-        with torch.no_grad():
-            drawn = (losses < GOOD_LOSS) & (step > self.period)
-            for grad, view, total in zip(grads, self.buffer.views, self.buffer.grads, strict=True):
-                away = view.sign() * (view.abs() < AWAY_BELOW) * (AWAY_WEIGHT / view[0].numel())
-                total.copy_(grad - away * drawn.view(-1, *[1] * (view.dim() - 1)))
-                total.clamp_(-CLIP, CLIP)
-            self.optimizer.update(self.buffer.flat, self.buffer.flat_grads, step)
-            self.losses[step % self.period] = losses
-            if step % self.period == 0 and step < self.total:
-                self._start_anew(step)
+        super()._step(step)
+        if step % self.period == 0 and step < self.total:
+            self._start_anew(step)
 
+    @torch.no_grad()
     def _start_anew(self, step: int) -> None:
         """Draw the models whose loss is large and did not fall; their optimiser starts too."""
         earlier, later = self.losses.roll(-1, 0).split(self.period - self.period // 2)
