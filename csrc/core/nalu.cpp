@@ -255,8 +255,8 @@ class BackwardGroup {
     }
   }
 
-  // x and L of up to kLanes inputs, the i-th and following, [rows][kLanes]. As many elements of x and of its gradient,
-  // if it is wanted, are fetched of the next block: all inputs together fetch it in the order in which it lies.
+  // x and L of up to kLanes inputs, the i-th and following, [rows][kLanes]. As many elements of the next block of x,
+  // and of its gradient if that is wanted, are fetched, in the order of their addresses.
   void load_inputs(const T* x, const T* grad_x, int64_t rows, int64_t i) {
     T* const logs = rows_ + kBlockRows * kLanes<T>;
     const int64_t inputs = in_.in - i;

@@ -98,8 +98,9 @@ NPU_NOINLINE void store_square(T* p, int64_t row_stride, const typename Simd<T>:
   store_square_inline<T>(p, row_stride, columns);
 }
 
-// Fetches a part of up to a register of rows: as many elements as `count` of their columns have. Who passes all columns
-// in turn fetches all of the rows, line after line: memory is slower where each column fetches its own lines.
+// Fetches a part of up to a register of rows into the second-level cache: as many elements as `count` of their columns
+// have. Calls for all columns fetch all of the rows in the order of their addresses, which is faster than the lines of
+// one column after those of another.
 template <typename T>
 NPU_INLINE void fetch_part(const T* first, int64_t rows, int64_t step, int64_t column, int64_t count) {
   constexpr int64_t W = Simd<T>::width, kLine = 64 / int64_t(sizeof(T));
@@ -211,7 +212,7 @@ NPU_INLINE void store_few_columns(T* p, int rows, int count, const typename Simd
   else store_columns<T>(p, count, rows, count, columns);
 }
 
-// Rows are fetched by `turn` so many bytes ahead, or a register of rows.
+// How far ahead `turn` fetches rows, in bytes; at least a register of rows.
 constexpr int64_t kFetched = int64_t(1) << 15;
 
 // Rows from p on as [features][registers]; rows behind the last one read as zero. Some rows behind these, which may not

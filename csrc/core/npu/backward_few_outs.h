@@ -13,8 +13,8 @@ constexpr int kMostOuts = 4;  // whose sums are 16 registers
 #else
 constexpr int kMostOuts = 2;
 #endif
-constexpr int64_t kBlock =
-    int64_t(1) << 17;  // bytes of x, or of one row: with those of its gradient, and of the block ahead, half a cache
+// Bytes of x in a block of rows: this block and the next one, with their gradients, take half a second-level cache.
+constexpr int64_t kBlock = int64_t(1) << 17;
 
 template <typename T, bool complex>
 class Group {
@@ -47,8 +47,8 @@ class Group {
   }
 
  private:
-  // Some registers of inputs, in blocks of rows that the second cache holds: memory is read and written in the order in
-  // which it lies, in which it is several times as fast as where each register takes its own lines of all rows.
+  // Some registers of inputs, in blocks of rows that the second-level cache holds: memory is read in the order of its
+  // addresses. It is several times slower where each register takes its own lines of all rows.
   template <int O>
   void run_blocks(const GroupTask<T>& task, int64_t begin, int64_t end) const {
     constexpr int64_t kTotals = O * P * W;
@@ -82,8 +82,8 @@ class Group {
     const T* x = in_.x + ((in_.shared_x ? 0 : model_rows) + first) * step + i;
     const T *p = grads_ + begin * O, *q = p + rows * O;
     T* grad_x = f_.grad_x == nullptr ? nullptr : f_.grad_x + (model_rows + first) * step + i;
-    int64_t ahead =
-        block * step + i * (end - begin) - i;  // a block has a register for each of its rows and of `begin`s
+    // To the next block's elements, in their order: each row of each register of inputs fetches one register of them.
+    int64_t ahead = block * step + i * (end - begin) - i;
     for (int64_t b = begin; b < end;) {
       Reg sum[O][P] = {}, gate_sum = S::zero();
       for (const int64_t run_end = least(b + kRun, end); b < run_end; ++b, x += step, p += O, q += O) {

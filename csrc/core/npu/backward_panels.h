@@ -30,7 +30,7 @@ inline int64_t lookup_inputs() {
 }
 // Bytes of the panels at most, if kSumRows rows take no more: for the second-level cache.
 constexpr int64_t kPanels = int64_t(1) << 20;
-// Inputs are fetched so many rows ahead. dP and dQ are made of so many rows at a time, those of the next ones fetched.
+// L is made of so many rows at a time, and dP and dQ of so many; those of the next ones are fetched meanwhile.
 constexpr int64_t kLogRows = 48, kGradRows = 4;
 
 template <typename T, bool complex>
@@ -118,7 +118,7 @@ class Chunk {
     const int64_t step = in_.in;  // read once: the compiler thinks that a store could change it
     const T* x_row = x(begin, i);
     T* log_row = log_r(block, begin) + v * W;
-    int64_t ahead = kLogRows * step + i * (end - begin) - i;
+    int64_t ahead = kLogRows * step + i * (end - begin) - i;  // to the next rows' elements, in their order
     const auto log = [&]() __attribute__((always_inline)) {
       const Reg x = S::load_first(x_row, count);
       __builtin_prefetch(x_row + ahead);
