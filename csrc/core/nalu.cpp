@@ -223,11 +223,11 @@ class BackwardGroup {
     for (int64_t row = begin; row < end; row += kBlockRows) {
       const int64_t rows = least(kBlockRows, end - row);
       const int64_t x = ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;
+      T* const grad_x = f_.grad_x == nullptr ? nullptr : f_.grad_x + (model * in_.rows + row) * in_.in;
       load_upstream((model * in_.rows + row) * in_.out, rows);
       for (int64_t i = 0; i < in_.in; i += kLanes<T>) {
-        T* const grad_x = f_.grad_x == nullptr ? nullptr : f_.grad_x + (model * in_.rows + row) * in_.in + i;
-        load_inputs(in_.x + x + i, grad_x, rows, i);
-        if (grad_x != nullptr) into_x(model, i, rows, grad_x);
+        load_inputs(in_.x + x, grad_x, rows, i);
+        if (grad_x != nullptr) into_x(model, i, rows, grad_x + i);
         if (sums != nullptr) into_sums(i, rows, row > begin, sums);
       }
       if (want_bias) into_bias(rows);
@@ -255,18 +255,16 @@ class BackwardGroup {
     }
   }
 
-  // x and L of up to kLanes inputs, the i-th and following, [rows][kLanes]. As many elements of the next block of x,
-  // and of its gradient if that is wanted, are fetched, in the order of their addresses.
+  // x and L of up to kLanes inputs, the i-th and following, [rows][kLanes]; x and grad_x are those of the block.
   void load_inputs(const T* x, const T* grad_x, int64_t rows, int64_t i) {
     T* const logs = rows_ + kBlockRows * kLanes<T>;
-    const int64_t inputs = in_.in - i;
-    const T* next = x + kBlockRows * in_.in + i * (rows - 1);
-    if (grad_x != nullptr) grad_x += kBlockRows * in_.in + i * (rows - 1);
+    NextRows<T, 2> next_x(x, rows, in_.in, i);
+    NextRows<T, 2, true> next_grad(grad_x, rows, in_.in, i);
     for (int64_t row = 0; row < rows; ++row, x += in_.in) {
-      for (int64_t l = 0; l < least(kLanes<T>, inputs); l += W) {
-        __builtin_prefetch(next + row * kLanes<T> + l, 0, 2);
-        if (grad_x != nullptr) __builtin_prefetch(grad_x + row * kLanes<T> + l, 1, 2);
-        const Reg value = S::load_first(x + l, int(least<int64_t>(W, inputs - l)));
+      for (int64_t l = 0; l < least(kLanes<T>, in_.in - i); l += W) {
+        next_x.fetch();
+        next_grad.fetch();
+        const Reg value = S::load_first(x + i + l, int(least<int64_t>(W, in_.in - i - l)));
         S::store(rows_ + row * kLanes<T> + l, value);
         S::store(logs + row * kLanes<T> + l, log_size<T>(value, in_.eps));
       }

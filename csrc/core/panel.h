@@ -108,6 +108,24 @@ NPU_INLINE void fetch_part(const T* first, int64_t rows, int64_t step, int64_t c
   for (int64_t n = column * W; n < end; n += kLine) __builtin_prefetch(first + n, 0, 2);
 }
 
+// Fetches the rows behind a block of rows while one register of columns after the other passes over the block: at each
+// row of the register that begins with the i-th column, one register of elements, in the order of their addresses.
+// kLevel is the cache that gets them; a null block fetches nothing.
+template <typename T, int kLevel, bool kWritten = false>
+class NextRows {
+ public:
+  NextRows(const T* block, int64_t rows, int64_t columns, int64_t i)
+      : at_(block == nullptr ? nullptr : block + rows * (columns + i)) {}
+  NPU_INLINE void fetch() {
+    if (at_ == nullptr) return;
+    __builtin_prefetch(at_, kWritten, 4 - kLevel);
+    at_ += Simd<T>::width;
+  }
+
+ private:
+  const T* at_;
+};
+
 // columns[c] = the c-th of `count` <= width columns of `rows` <= width rows at p; what lies outside reads as zero.
 template <typename T>
 NPU_INLINE void load_columns_inline(const T* p, int64_t row_stride, int rows, int count,

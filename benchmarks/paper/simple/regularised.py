@@ -54,14 +54,16 @@ def away_from_zero(buffer: Buffer, grads: Sequence[Tensor], beta: Tensor) -> Non
 class INALUTraining(Training):
     """K iNALU models in training, each with its own new starts."""
 
+    drawn: Tensor  # 1 for a model that is drawn away from 0 in this step
+
     def __init__(self, *arguments: Any, seeds: Sequence[int], **options: Any) -> None:
-        drawn = {"penalty": away_from_zero, "beta": lambda step: self.drawn}
-        super().__init__(*arguments, **drawn, **options)
+        options |= {"penalty": away_from_zero, "beta": lambda step: self.drawn}
+        super().__init__(*arguments, **options)
         self._torchs = None  # `training.run` has no new starts
         self.seeds = seeds
         self.period = max(4, self.total // CHECKS)
         self.losses = self.buffer.flat.new_zeros(self.period, len(seeds))  # of the last steps
-        self.drawn = self.losses[0]  # 1 for a model that is drawn away from 0 in this step
+        self.drawn = self.losses[0]
 
     def _observe(self, step: int, error: Tensor) -> None:
         super()._observe(step, error)

@@ -58,15 +58,14 @@ class Group {
     std::memset(totals, 0, size_t((end - begin) * kTotals) * sizeof(T));
     for (int64_t b = 0; b < rows; b += block)
       for (int64_t n = begin; n < end; ++n)
-        run_inputs<O>(task, n * W, b, least(b + block, rows), block, totals + (n - begin) * kTotals);
+        run_inputs<O>(task, n * W, b, least(b + block, rows), totals + (n - begin) * kTotals);
     if (!task.want_sums) return;
     for (int64_t n = begin; n < end; ++n) store_totals<O>(task, n * W, totals + (n - begin) * kTotals);
   }
 
   // A register of inputs, from i on, of a block's rows. Fetches an equal part of the next block.
   template <int O>
-  NPU_NOINLINE void run_inputs(const GroupTask<T>& task, int64_t i, int64_t begin, int64_t end, int64_t block,
-                               T* totals) const {
+  NPU_NOINLINE void run_inputs(const GroupTask<T>& task, int64_t i, int64_t begin, int64_t end, T* totals) const {
     const int count = int(least<int64_t>(W, in_.in - i));
     const Reg ghat = S::load_first(task.gate + i, count);
     const Gate<T> gate(ghat, S::set1(in_.eps));
@@ -79,18 +78,19 @@ class Group {
     // Read once: the compiler thinks that a store could change them.
     const int64_t step = in_.in, rows = task.end - task.begin;
     const int64_t model_rows = task.model * in_.rows, first = task.begin + begin;
-    const T* x = in_.x + ((in_.shared_x ? 0 : model_rows) + first) * step + i;
+    const T* const x_block = in_.x + ((in_.shared_x ? 0 : model_rows) + first) * step;
+    T* const grad_block = f_.grad_x == nullptr ? nullptr : f_.grad_x + (model_rows + first) * step;
+    NextRows<T, 1> next_x(x_block, end - begin, step, i);
+    NextRows<T, 1, true> next_grad(grad_block, end - begin, step, i);
+    const T* x = x_block + i;
     const T *p = grads_ + begin * O, *q = p + rows * O;
-    T* grad_x = f_.grad_x == nullptr ? nullptr : f_.grad_x + (model_rows + first) * step + i;
-    // To the next block's elements, in their order: each row of each register of inputs fetches one register of them.
-    int64_t ahead = block * step + i * (end - begin) - i;
+    T* grad_x = grad_block == nullptr ? nullptr : grad_block + i;
     for (int64_t b = begin; b < end;) {
       Reg sum[O][P] = {}, gate_sum = S::zero();
       for (const int64_t run_end = least(b + kRun, end); b < run_end; ++b, x += step, p += O, q += O) {
         const Reg value = S::load_first(x, count);
-        __builtin_prefetch(x + ahead);
-        if (grad_x != nullptr) __builtin_prefetch(grad_x + ahead, 1);
-        ahead += W - step;
+        next_x.fetch();
+        next_grad.fetch();
         const Reg l = gate.log(value);
         typename S::Mask negative;
         S::store_negative(&negative, value);

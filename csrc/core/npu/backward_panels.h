@@ -118,11 +118,10 @@ class Chunk {
     const int64_t step = in_.in;  // read once: the compiler thinks that a store could change it
     const T* x_row = x(begin, i);
     T* log_row = log_r(block, begin) + v * W;
-    int64_t ahead = kLogRows * step + i * (end - begin) - i;  // to the next rows' elements, in their order
+    NextRows<T, 1> next(x_row - i, end - begin, step, i);
     const auto log = [&]() __attribute__((always_inline)) {
       const Reg x = S::load_first(x_row, count);
-      __builtin_prefetch(x_row + ahead);
-      ahead += W - step;
+      next.fetch();
       S::store(log_row, gate.log(x));
       x_row += step, log_row += kBlock;
       return x;
