@@ -12,25 +12,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import optim
-from npu_kernels._common import checks, display, optimizers
-from npu_kernels._common.chains import chain, num_models_of
-from npu_kernels._common.checks import check_module, check_number, check_tensor, check_whole
+from npu_kernels._common import display, optimizers
+from npu_kernels._common.chains import num_models_of
+from npu_kernels._common.checks import check_module, check_whole
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs import saved
 from npu_kernels._jobs.driver import drive
 from npu_kernels._jobs.fingerprint import check_same, described, digest, fingerprint
 from npu_kernels._loops import Captured, Fused, Loop, Ordinary, loop_for, plan
-from npu_kernels._loops.functions import SteppedSchedule, regularizer
 from npu_kernels.layers import Unit
 from npu_kernels.training import _continued as continued
+from npu_kernels.training._arguments import (
+    DrawnRows,
+    Schedule,
+    check_data,
+    check_sample_weight,
+    checked_penalties,
+    checked_rate,
+    checked_weight,
+    made_optimizer,
+    projection,
+    schedule_values,
+)
 from npu_kernels.training._continued import described_setting
 
 MOST_DRAWN = 2**22  # rows drawn at once
 FIRST_SLICE = 16  # steps: a short training is one call
 MOST_LOSSES = 1000  # of a run unless `every` says otherwise
 
-Schedule = float | SteppedSchedule | Callable[[int], float]
 _noticed: set[str] = set()
 
 
@@ -166,15 +175,15 @@ def run(
     modules = list(model.modules())
     models = num_models_of("run", modules)
     parameters = (p for part in modules for p in part._parameters.values() if p is not None)
-    _check_data(model, next(parameters, None), x, y, models)
-    _check_weight(sample_weight, y)
+    check_data(model, next(parameters, None), x, y, models)
+    check_sample_weight(sample_weight, y)
     plan.check_memory(modules, x=x, y=y, sample_weight=sample_weight, rows=rows)
     if nonfinite not in ("keep", "zero"):
         raise ValueError(f"run: nonfinite must be 'keep' or 'zero', got {nonfinite!r}")
-    drawn = _Rows(x.shape[-2], steps, batch_size, rows, generator)
-    weights = _penalties(model, penalties)
-    gates, bound = _projection(project)
-    torch_optimizer = _optimizer(model, optimizer, lr)
+    drawn = DrawnRows(x.shape[-2], steps, batch_size, rows, generator)
+    weights = checked_penalties(model, penalties)
+    gates, bound = projection(project)
+    torch_optimizer = made_optimizer(model, optimizer, lr)
     every = -(-steps // MOST_LOSSES) if every is None else every
     every = check_whole("run", "every", every)
     if stretch is not None:
@@ -230,139 +239,6 @@ def _fastest(
     return kind
 
 
-# ---- arguments -----------------------------------------------------------------------------------
-
-
-def _check_data(
-    model: nn.Module, parameter: Tensor | None, x: Any, y: Any, models: int | None
-) -> None:
-    if parameter is None:
-        raise ValueError(f"run: model must have parameters, got {type(model).__name__} without any")
-    for name, tensor in (("x", x), ("y", y)):
-        check_tensor("run", name, tensor)
-        if tensor.dtype is not parameter.dtype:
-            rule = f"must have the dtype of model, {parameter.dtype}"
-            raise TypeError(f"run: {name} {rule}, got {tensor.dtype}")
-        if tensor.device != parameter.device:
-            rule = f"must be on the device of model, {parameter.device}"
-            raise ValueError(f"run: {name} {rule}, got {tensor.device}")
-        if tensor.requires_grad:
-            raise ValueError(f"run: {name} must not require a gradient")
-        if not (tensor.dim() == 2 or (tensor.dim() == 3 and len(tensor) == models)):
-            rule = "" if models is None else f", or three and {models} models first"
-            got = f"got shape {tuple(tensor.shape)}"
-            raise ValueError(f"run: {name} must have two dimensions{rule}, {got}")
-    if x.shape[-2] != y.shape[-2] or x.shape[-2] == 0:
-        rule = "must have the same number of rows, at least 1"
-        raise ValueError(f"run: x and y {rule}, got shapes {tuple(x.shape)}, {tuple(y.shape)}")
-    layers = [layer for _, layer in chain(model)]
-    sides = (("x", x, layers[0], "in_features"), ("y", y, layers[-1], "out_features"))
-    for name, tensor, layer, size in sides:
-        if isinstance(layer, Unit) and tensor.shape[-1] != getattr(layer, size):
-            rule = f"last dimension {getattr(layer, size)} ({size} of model)"
-            raise ValueError(f"run: {name} must have {rule}, got shape {tuple(tensor.shape)}")
-
-
-def _check_weight(weight: Any, y: Tensor) -> None:
-    if weight is None:
-        return
-    check_tensor("run", "sample_weight", weight)
-    got, rule = ((tuple(t.shape), t.dtype, t.device) for t in (weight, y))
-    if got != rule or weight.requires_grad:
-        facts = f"shape, dtype and device of y, {_listed(rule)}, and no gradient"
-        raise ValueError(f"run: sample_weight must have {facts}, got {_listed(got)}")
-
-
-def _listed(values: Iterable[Any]) -> str:
-    return ", ".join(map(str, values))
-
-
-def _penalties(model: nn.Module, penalties: Any) -> dict[str, Schedule]:
-    if penalties is None:
-        return {}
-    if not isinstance(penalties, Mapping):
-        got = type(penalties).__name__
-        raise TypeError(f"run: penalties must be a dict of names and weights, got {got}")
-    for name, weight in penalties.items():
-        if name not in plan.PENALTIES:
-            names = _listed(map(repr, plan.PENALTIES))
-            raise ValueError(f"run: penalties must be of {names}, got {name!r}")
-        if not (
-            checks.is_number(weight) or isinstance(weight, SteppedSchedule) or callable(weight)
-        ):
-            rule = "must be a number, a SteppedSchedule or a function of the step"
-            got = type(weight).__name__
-            raise TypeError(f"run: the weight of penalty {name!r} {rule}, got {got}")
-        if name in plan.ONLY_WHOLE:
-            regularizer(model)  # raises if there are none of its units
-    return dict(penalties)
-
-
-def _projection(project: Any) -> tuple[bool, float | None]:
-    if isinstance(project, bool):
-        return project, None
-    return True, check_number("run", "project", project, above=0, finite=False, other="True, False")
-
-
-def _optimizer(model: nn.Module, optimizer: Any, lr: Any) -> torch.optim.Optimizer:
-    if lr is not None and not callable(lr):
-        lr = check_number("run", "lr", lr, minimum=0, other="a function of the step")
-    if isinstance(optimizer, torch.optim.Optimizer):
-        if lr is not None and not callable(lr):
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-        return optimizer
-    kinds = {"adam": optim.Adam, "rmsprop": torch.optim.RMSprop}
-    if not isinstance(optimizer, str) or optimizer not in kinds:
-        rule = "optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer"
-        raise ValueError(f"run: {rule}, got {optimizer!r}")
-    if lr is None:
-        raise ValueError(f"run: lr must be given with optimizer {optimizer!r}")
-    first = _rate(lr(1), 1) if callable(lr) else lr
-    return optimizers.make(kinds[optimizer], model.parameters(), lr=first)
-
-
-class _Rows:
-    """The rows of each step."""
-
-    def __init__(self, count: int, steps: int, batch: Any, rows: Any, generator: Any) -> None:
-        self.count, self.batch, self.indices = count, batch, rows
-        if rows is not None:
-            check_tensor("run", "rows", rows)
-            if batch is not None:
-                raise ValueError("run: batch_size must be None where rows are given")
-            shape = tuple(rows.shape)
-            fits = len(shape) == 2 and shape[0] == steps and shape[1] > 0
-            if rows.dtype is not torch.int64 or not fits:
-                rule = f"int64 of shape (steps, batch), steps {steps}"
-                raise ValueError(f"run: rows must be {rule}, got {rows.dtype} of shape {shape}")
-            if rows.min() < 0 or rows.max() >= count:
-                got = f"{int(rows.min())} to {int(rows.max())}"
-                raise ValueError(f"run: rows must lie within [0, {count}), got {got}")
-            self.indices = rows.contiguous()
-        if batch is not None:
-            self.batch = check_whole("run", "batch_size", batch)
-        self.seeded = generator is None  # by torch's generator
-        if batch is None:  # none is used, so none is saved
-            generator = None
-        elif generator is None:
-            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        self.generator = generator
-
-    def draw(self, done: int, steps: int, device: torch.device) -> Tensor | None:
-        if self.indices is not None:
-            rows: Tensor = self.indices[done : done + steps]
-            return rows.to(device)
-        if self.batch is None:
-            return None
-        drawn_by, shape = self.generator, (steps, self.batch)
-        drawn = torch.randint(self.count, shape, generator=drawn_by, device=drawn_by.device)
-        return drawn.to(device)
-
-
-# ---- the run -------------------------------------------------------------------------------------
-
-
 class _Task:
     """A run in progress."""
 
@@ -372,7 +248,7 @@ class _Task:
         self,
         loop: Loop,
         steps: int,
-        rows: _Rows,
+        rows: DrawnRows,
         lr: float | Callable[[int], float] | None,
         penalties: Mapping[str, Schedule],
     ) -> None:
@@ -383,11 +259,11 @@ class _Task:
         """Make more steps."""
         rows = self.rows.draw(self.done, steps, self.loop.x.device)
         fixed = [self.lr if callable(self.lr) else float(group["lr"]) for group in self.groups]
-        rates = [_values(rate, _rate, self.done, steps) for rate in fixed]
+        rates = [schedule_values(rate, checked_rate, self.done, steps) for rate in fixed]
         values = list(rates)
         for name, weight in self.penalties.items():
-            check = functools.partial(_weight, name)
-            values.append(_values(weight, check, self.done, steps))
+            check = functools.partial(checked_weight, name)
+            values.append(schedule_values(weight, check, self.done, steps))
         self.loop.advance(self.done, rows, torch.stack(values))
         if callable(self.lr):
             for group, rate in zip(self.groups, rates, strict=True):
@@ -485,38 +361,3 @@ class _Task:
         for name, schedule in schedules.items():
             self.penalties[name].load_state_dict(schedule)  # type: ignore[union-attr]
         self.done = done
-
-
-def _values(
-    schedule: Schedule, check: Callable[[Any, int], float], done: int, steps: int
-) -> Tensor:
-    """Return the schedule's values at the steps after `done`, ``[steps]``.
-
-    check: returns what a function gave at a step as a number.
-    """
-    if isinstance(schedule, SteppedSchedule):
-        values = [schedule.step() for _ in range(steps)]
-    elif callable(schedule):
-        values = [check(schedule(step), step) for step in range(done + 1, done + steps + 1)]
-    else:
-        return torch.full((steps,), float(schedule), dtype=torch.float64)
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def _rate(value: Any, step: int) -> float:
-    """Return the learning rate that a function gave at a step."""
-    return check_number("run", f"lr at step {step}", _item(value), minimum=0)
-
-
-def _weight(name: str, value: Any, step: int) -> float:
-    """Return the weight of a penalty that a function gave at a step."""
-    number = _item(value)
-    if not checks.is_number(number):
-        title = f"the weight of penalty {name!r} at step {step}"
-        raise ValueError(f"run: {title} must be a number, got {value!r}")
-    return float(number)
-
-
-def _item(value: Any) -> Any:
-    """Return the number of a tensor of one element; anything else as it is."""
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value

@@ -91,18 +91,22 @@ TRAINING = [
         "run-generator-of-a-checkpoint": ("generator.set_state(drawn)", "pass"),
         "run-schedule-of-a-checkpoint": (".load_state_dict(schedule)", ".state_dict()"),
         "run-rate-left-behind": ('group["lr"] = rate[-1].item()', "pass"),
-        "run-step-of-a-schedule": ("range(done + 1, done + steps + 1)", "range(done, done + steps)"),
     }),
     *mutants(PACKAGE + "training/_runs.py", "tests/training/test_training_run_settings.py", {
-        "run-rows-of-every-seed": ("manual_seed(int(torch.randint(2**62, ())))", "manual_seed(0)"),
-        "run-rate-beside-an-optimiser": ("                group[\"lr\"] = lr\n", "                pass\n"),
         "run-rate-of-another-group": ("float(group[\"lr\"])", "float(self.groups[0][\"lr\"])"),
         "run-rows-at-once": ("max(1, MOST_DRAWN // drawn.batch)", "steps"),
-        "run-negative-rows": ("rows.min() < 0 or ", ""),
-        "run-row-behind-the-last": ("rows.max() >= count", "rows.max() > count"),
         "run-answers-of-callbacks": ("any(answer is True for answer in answers)", "any(answers)"),
         "run-last-callback": ("(task.done % between and task.done < steps)", "(task.done % between)"),
         "run-strides-of-y": ("data = [x.contiguous(), y.contiguous()]", "data = [x.contiguous(), y]"),
+    }),
+    *mutants(PACKAGE + "training/_arguments.py", "tests/training/test_training_run.py", {
+        "run-step-of-a-schedule": ("range(done + 1, done + steps + 1)", "range(done, done + steps)"),
+    }),
+    *mutants(PACKAGE + "training/_arguments.py", "tests/training/test_training_run_settings.py", {
+        "run-rows-of-every-seed": ("manual_seed(int(torch.randint(2**62, ())))", "manual_seed(0)"),
+        "run-rate-beside-an-optimiser": ("                group[\"lr\"] = lr\n", "                pass\n"),
+        "run-negative-rows": ("rows.min() < 0 or ", ""),
+        "run-row-behind-the-last": ("rows.max() >= count", "rows.max() > count"),
     }),
     *mutants(PACKAGE + "training/_runs.py", CONTINUED, {
         "run-checkpoint-model": ("            model=described(loop.model, Unit),\n", ""),
