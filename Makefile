@@ -122,6 +122,7 @@ tables: install
 	  --picture docs/images/throughput.png --processor "$(PROCESSOR)"
 	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/rows-*.jsonl --rows docs/many-rows.md
 	$(BIN)/python -m benchmarks.throughput.cold --page docs/first-call.md benchmarks/results/cold-*.jsonl
+	$(BIN)/python -m benchmarks.equations.workers --page docs/distributed.md benchmarks/results/workers-*.jsonl
 	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper --insert docs/paper.md \
 	  docs/choosing-a-layer.md
 	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper-text

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.equations import workers
 from benchmarks.marked_blocks import insert
 from benchmarks.paper import report as paper
 from benchmarks.throughput import cold, report
@@ -33,6 +34,7 @@ LEFT_OUT = {
 # The blocks that a test compares with what makes them.
 BLOCKS = {
     *("throughput", "throughput-summary", "throughput-gpus", "throughput-cold", "equations"),
+    "equations-workers",
     *("published", "support", "throughput-rows"),
     *("time-series", "time-series-laws", "time-series-wrong", "odebench"),
     *("regression", "regression-beyond"),
@@ -102,6 +104,9 @@ def test_throughput_tables_are_those_of_the_results() -> None:
     cold_rows = cold.read(sorted(RESULTS.glob("cold-*.jsonl")))
     first = (ROOT / "docs" / "first-call.md").read_text()
     assert first == insert(first, cold.table(cold_rows), cold.COLD_MARK)
+    over_workers = cold.read(sorted(RESULTS.glob("workers-*.jsonl")))
+    distributed = (ROOT / "docs" / "distributed.md").read_text()
+    assert distributed == insert(distributed, workers.table(over_workers), workers.MARK)
     (processor,) = re.findall(r"<!-- throughput:begin -->\n(.*?), kernels for", readme)
     assert readme == insert(readme, report.short(rows, processor), report.MARK)
 

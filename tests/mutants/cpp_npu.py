@@ -46,16 +46,16 @@ FORWARD = [
             "gate[i] = in.gate == nullptr ? T(1) : in.gate[model * in.in + i];",
         ),
         "forward-outs-of-a-task": (
-            "const int64_t first_out = task % out_ranges * outs,",
-            "const int64_t first_out = task % out_ranges * (outs / 2),",
+            "end_out = first_out_of(task % ranges + 1);",
+            "end_out = first_out_of(task % ranges + 1) - (task % ranges + 1 < ranges);",
         ),
         "forward-rows-of-a-task": (
-            "least(row + chunk_rows, tile_rows), first_out, end_out, gate);",
-            "least(row + chunk_rows, tile_rows) - (row > 0 ? 1 : 0), first_out, end_out, gate);",
+            "first_row_of(part + 1), first_out, end_out, gate);",
+            "first_row_of(part + 1) - (part > 0 ? 1 : 0), first_out, end_out, gate);",
         ),
         "forward-rows-behind-the-last-tile": (
-            "if (rows && row + chunk_rows >= tile_rows) rows->run(model, tile_rows,",
-            "if (rows && row + chunk_rows >= tile_rows) rows->run(model, 0,",
+            "if (rows && part + 1 == chunks) rows->run(model, tile_rows,",
+            "if (rows && part + 1 == chunks) rows->run(model, 0,",
         ),
         "forward-second-block-of-inputs": (
             "const T *log_r = t.log_r + i0 * R * W,",
@@ -243,6 +243,10 @@ BACKWARD = [
         "wide-model-ignored": ("row_ = task.model * in_.rows + row;", "row_ = row;"),
     }),
     *mutants(CORE + "npu/backward_wide.h", KERNELS, {
+        "wide-part-of-no-thread": (
+            "first_part(end, threads)); });",
+            "first_part(end, threads) - (end < threads)); });",
+        ),
         "wide-gate-runs-overwrite": (
             "task.gate_sums[i] += double(run[i - i0]);",
             "task.gate_sums[i] = double(run[i - i0]);",

@@ -21,10 +21,10 @@ class BackwardGroups {
 
  public:
   BackwardGroups(const NpuBackward<T>& f, const Parallel& parallel) : f_(f), in_(f.inputs), parallel_(parallel) {
-    groups_ = most<int64_t>(
-        1,
-        least<int64_t>(in_.rows / 512,
-                       least<int64_t>(16, (int64_t(1) << 20) / most<int64_t>(kParts<complex> * in_.out * in_.in, 1))));
+    const int64_t sums = most<int64_t>(kParts<complex> * in_.out * in_.in, 1);
+    const int64_t wanted = least<int64_t>(in_.rows / 512, 16), room = (int64_t(1) << 20) / sums;
+    // A power of two, the nearest one, so that 2, 4 or 8 threads get equally many.
+    for (groups_ = 1; 3 * groups_ <= 2 * wanted && 2 * groups_ <= room;) groups_ *= 2;
     group_rows_ = ceil_div(in_.rows, groups_);
   }
 

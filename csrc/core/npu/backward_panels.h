@@ -90,11 +90,11 @@ class Chunk {
   // Whether any x of the block is negative, in the kSumRows rows that b is one of.
   NPU_INLINE bool& negative(int64_t block, int64_t b) const { return negative_[(block * room_ + b) / kSumRows]; }
 
-  // Rows [begin, end), which are such kSumRows rows.
-  void prepare(const GroupTask<T>& task, int64_t begin, int64_t end) const {
-    for (int64_t block = 0; block < blocks_; ++block) negative(block, begin) = false;
+  // dP and dQ of the rows [begin, end), which are such kSumRows rows, and L and m of their blocks [first, last).
+  void prepare(const GroupTask<T>& task, int64_t begin, int64_t end, int64_t first, int64_t last) const {
+    for (int64_t block = first; block < last; ++block) negative(block, begin) = false;
     for (int64_t b = begin; b < end; b += kLogRows) {
-      for (int64_t block = 0; block < blocks_; ++block)
+      for (int64_t block = first; block < last; ++block)
         for (int v = 0; v < kVectors && block * kBlock + v * W < in_.in; ++v)
           negative(block, begin) |= prepare_logs(task, b, least(b + kLogRows, end), block, v);
     }

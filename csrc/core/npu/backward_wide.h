@@ -82,36 +82,48 @@ class Group {
   // Where the rows are few enough for one pass of the weight sums.
   static bool writes_gradients(const NpuBackward<T>& f) { return f.inputs.rows <= Panels::sum_rows(f.inputs); }
 
+  // The work has two parts for each block of inputs: part 2 n is the weight sums of the n-th one, part 2 n + 1 its dL.
+  // Each thread makes dP and dQ anew: to fetch them from another core would take as long.
   void run(const GroupTask<T>& task, const Parallel& inner) const {
     std::memset(task.phase_sums, 0, size_t(in_.in) * sizeof(T));
-    const bool packs = task.want_spread && task.end - task.begin > kFewRows;
-    Panels c(f_, task.end - task.begin);
-    Scratch<T> packed(packs ? c.blocks() * kBlock * in_.out * kWeights : 0);
-    if (packs) {
-      inner.over(c.blocks(), [&](int64_t begin, int64_t end) NPU_ONCE {
-        for (int64_t block = begin; block < end; ++block) pack(task.model, block, packed);
-      });
-    }
-    for (int64_t row = task.begin; row < task.end; row += c.room()) {
-      c.begin(task, row);
-      inner.over(ceil_div(c.rows(), kSumRows), [&](int64_t begin, int64_t end) NPU_ONCE {
-        for (int64_t n = begin; n < end; ++n) c.prepare(task, n * kSumRows, least((n + 1) * kSumRows, c.rows()));
-      });
-      inner.over(c.blocks(), [&](int64_t begin, int64_t end) NPU_ONCE {
-        for (int64_t block = begin; block < end; ++block) {
-          if (packs) spread<true>(task, c, block, packed + block * kBlock * in_.out * kWeights);
-          else if (task.want_spread) spread<false>(task, c, block, nullptr);
-        }
-        if (task.want_sums) sum(task, c, begin, end);
-      });
-    }
+    const int64_t threads = least<int64_t>(inner.threads, 2 * ceil_div(in_.in, kBlock));
+    inner.over(threads, [&](int64_t begin, int64_t end)
+                            NPU_ONCE { run_parts(task, first_part(begin, threads), first_part(end, threads)); });
   }
 
  private:
-  // Weights for dL: [I / kBlock][O][wr of kBlock inputs, wi], zeros behind I.
-  void pack(int64_t model, int64_t block, T* packed) const {
+  // Where the share of a thread begins: the weight sums of a block take twice as long as its dL.
+  int64_t first_part(int64_t thread, int64_t threads) const {
+    if (thread == threads) return 2 * ceil_div(in_.in, kBlock);
+    const int64_t vectors = ceil_div(in_.in, W), work = 3 * vectors * thread / threads;
+    const int64_t block = work / (3 * kVectors), in_block = least<int64_t>(kVectors, vectors - block * kVectors);
+    const int64_t behind = work - block * 3 * kVectors;
+    return 2 * block + (behind >= in_block) + (2 * behind >= 5 * in_block);
+  }
+
+  void run_parts(const GroupTask<T>& task, int64_t begin, int64_t end) const {
+    const int64_t first_sum = ceil_div(begin, 2), last_sum = ceil_div(end, 2), first = begin / 2, last = end / 2;
+    const int64_t packed_size = kBlock * in_.out * kWeights, rows = task.end - task.begin;
+    const bool packs = task.want_spread && rows > kFewRows;
+    Panels c(f_, rows);
+    Scratch<T> packed(packs ? (last - first) * packed_size : 0);
+    for (int64_t block = first; packs && block < last; ++block)
+      pack(task.model, block, packed + (block - first) * packed_size);
+    for (int64_t row = task.begin; row < task.end; row += c.room()) {
+      c.begin(task, row);
+      for (int64_t b = 0; b < c.rows(); b += kSumRows)
+        c.prepare(task, b, least(b + kSumRows, c.rows()), first_sum, task.want_sums ? last_sum : first_sum);
+      for (int64_t block = first; block < last; ++block) {
+        if (packs) spread<true>(task, c, block, packed + (block - first) * packed_size);
+        else if (task.want_spread) spread<false>(task, c, block, nullptr);
+      }
+      if (task.want_sums) sum(task, c, first_sum, last_sum);
+    }
+  }
+
+  // The weights of a block for dL: [O][wr of kBlock inputs, wi], zeros behind I.
+  void pack(int64_t model, int64_t block, T* w) const {
     const int64_t i0 = block * kBlock, count = least<int64_t>(kBlock, in_.in - i0);
-    T* w = packed + i0 * in_.out * kWeights;
     for (int64_t o = 0; o < in_.out; ++o) {
       const int64_t at = (model * in_.out + o) * in_.in + i0;
       for (int part = 0; part < kWeights; ++part, w += kBlock) {

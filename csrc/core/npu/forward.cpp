@@ -436,35 +436,39 @@ void forward(const NpuForward<T>& f, const Parallel& parallel) {
   const int64_t behind = in.in >= Simd<T>::width ? in.rows % Tiles::kTileSize : 0;
   const int64_t few_rows = few ? in.rows : (behind <= kFewBehind ? behind : 0), tile_rows = in.rows - few_rows;
   // Outputs do not meet one another: how they are cut into tasks may follow from the number of threads. Rows are cut by
-  // the cache first, then outs, which costs each task the logarithms anew, then rows again.
-  const int64_t tiles = most<int64_t>(1, ceil_div(tile_rows, Tiles::kTileSize));
-  int64_t chunk_tiles = Tiles::tiles_for(in.in), outs = most<int64_t>(in.out, 1);
-  if (parallel.threads > 1) {
-    const int64_t wanted = 2 * parallel.threads, rows_alone = in.models * ceil_div(tiles, chunk_tiles);
-    const int64_t splits =
-        most<int64_t>(1, least(in.out / Simd<T>::width, ceil_div(wanted, most<int64_t>(rows_alone, 1))));
-    outs = most<int64_t>(1, ceil_div(ceil_div(in.out, splits), Simd<T>::width) * Simd<T>::width);
-    chunk_tiles = most<int64_t>(1, least(chunk_tiles, tiles * in.models * splits / wanted));
+  // the cache first, then further where they are enough for all threads. Otherwise outs are cut, which costs each task
+  // the logarithms anew.
+  const int64_t tiles = few ? 0 : ceil_div(tile_rows, Tiles::kTileSize);
+  int64_t chunks = few ? least<int64_t>(in.rows, 1) : ceil_div(tiles, Tiles::tiles_for(in.in));
+  int64_t ranges = least<int64_t>(in.out, 1);
+  if (parallel.threads > 1 && in.models * chunks > 0) {
+    const int64_t wanted = 2 * parallel.threads, more = ceil_div(wanted, in.models * chunks);
+    if (chunks * more > tiles || in.rows < 8 * in.out)
+      ranges = most(ranges, least(in.out / Simd<T>::width, ceil_div(parallel.threads, in.models * chunks)));
+    if (!few)
+      chunks = least(tiles, chunks * ceil_div(ranges > 1 ? parallel.threads : wanted, in.models * chunks * ranges));
   }
-  const int64_t chunk_rows = chunk_tiles * Tiles::kTileSize;
-  const int64_t chunks = few ? least<int64_t>(in.rows, 1) : ceil_div(tile_rows, chunk_rows);
-  const int64_t out_ranges = ceil_div(in.out, outs);
+  const auto first_row_of = [&](int64_t chunk) { return least(tiles * chunk / chunks * Tiles::kTileSize, tile_rows); };
+  const auto first_out_of = [&](int64_t range) {
+    return range == ranges ? in.out : in.out * range / ranges / kTileOuts<complex> * kTileOuts<complex>;
+  };
+  const int64_t most_outs = least(in.out, ceil_div(in.out, most<int64_t>(ranges, 1)) + kTileOuts<complex>);
 
-  parallel.over(in.models * chunks * out_ranges, [&](int64_t begin, int64_t end) {
+  parallel.over(in.models * chunks * ranges, [&](int64_t begin, int64_t end) {
     Scratch<T> gate(in.in);
     std::optional<FewRows<T, complex>> rows;
     std::optional<Tiles> chunk;
     if (few_rows > 0) rows.emplace(f, few_rows);
-    if (!few) chunk.emplace(f, least(chunk_tiles, tiles), least(outs, in.out));
+    if (!few) chunk.emplace(f, ceil_div(tiles, chunks), most_outs);
     int64_t gate_model = -1;
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t model = task / (chunks * out_ranges), row = task / out_ranges % chunks * chunk_rows;
-      const int64_t first_out = task % out_ranges * outs, end_out = least(first_out + outs, in.out);
+      const int64_t model = task / (chunks * ranges), part = task / ranges % chunks;
+      const int64_t first_out = first_out_of(task % ranges), end_out = first_out_of(task % ranges + 1);
       for (int64_t i = 0; model != gate_model && i < in.in; ++i)
         gate[i] = in.gate == nullptr ? T(1) : clamp_gate(in.gate[model * in.in + i]);
       gate_model = model;
-      if (!few) chunk->run(model, row, least(row + chunk_rows, tile_rows), first_out, end_out, gate);
-      if (rows && row + chunk_rows >= tile_rows) rows->run(model, tile_rows, first_out, end_out, gate);
+      if (!few) chunk->run(model, first_row_of(part), first_row_of(part + 1), first_out, end_out, gate);
+      if (rows && part + 1 == chunks) rows->run(model, tile_rows, first_out, end_out, gate);
     }
   });
 }

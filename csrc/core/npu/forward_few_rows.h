@@ -32,8 +32,8 @@ class FewRows {
         outs_(ceil_div(in_.out, W) * W),
         log_r_(rows_ * ins_),
         turn_(rows_ * ins_),
-        p_(rows_ * outs_),
-        q_(rows_ * outs_) {}
+        p_(rows_ * outs_ + W),  // a register may begin at any out
+        q_(rows_ * outs_ + W) {}
 
   void run(int64_t model, int64_t first_row, int64_t first_out, int64_t end_out, const T* gate) {
     prepare(in_.x + ((in_.shared_x ? 0 : model * in_.rows) + first_row) * in_.in, gate);
