@@ -1,10 +1,12 @@
 """Loops of training steps, for `training.run` and `fit`.
 
-records.py    the fields of a plan, which C++ has too
-plan.py       which steps C++ can make, and the plan that it gets
-captured.py   steps by a CUDA graph
-steps.py      what all loops have, and the ordinary one
-functions.py  loss, penalties, schedule and projection
+steps.py       the ordinary loop, and the base of all loops
+plan.py        which steps C++ can make, and the plan that it gets
+records.py     the fields of a plan, which C++ has too
+captured.py    steps by a CUDA graph
+loss.py        the mean squared error
+penalties.py   the penalties, and the schedule of their weights
+projection.py  parameters back into their intervals
 """
 
 from __future__ import annotations

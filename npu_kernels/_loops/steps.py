@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels._common.chains import num_models_of
-from npu_kernels._loops.functions import l1, mse_loss, project_, regularizer
+from npu_kernels._loops.loss import mse_loss
+from npu_kernels._loops.penalties import l1, regularizer
+from npu_kernels._loops.projection import project_
 from npu_kernels.layers import Unit
 
 Term = Callable[[nn.Module, Any], Tensor]

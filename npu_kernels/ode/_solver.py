@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.jit import is_tracing
 
-from npu_kernels._operators import operands
+from npu_kernels._operators.checks import EPS
 from npu_kernels._time_loop import inputs as known
 from npu_kernels._time_loop import methods
 from npu_kernels._time_loop.loop import Loop, Weights, by_fast_path, layers_of, run
@@ -257,7 +257,7 @@ def _with_error(options: Options, u0: Tensor, weights: Weights) -> tuple[Tensor,
     shape = weights[0].dim() == 3, trajectory.dim() > weights[0].dim()
 
     def hint(index: tuple[int, ...], state: Tensor) -> str:
-        eps = operands.EPS[state.dtype] if options.eps is None else options.eps
+        eps = EPS[state.dtype] if options.eps is None else options.eps
         model = index[0] if shape[0] else None
         slope = accuracy.right_side(weights, model, options._replace(eps=eps))
         return accuracy.stiffness(slope, state.detach(), dt, method)

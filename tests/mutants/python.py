@@ -214,6 +214,8 @@ CALLS = [
     *mutants(PACKAGE + "_operators/operands.py", ("tests/operators/test_functional.py", "tests/operators/test_errors.py", "tests/common/test_arguments.py"), {
         "operands-dtype-of-the-result": ("return y.to(x.dtype) if half else y", "return y"),
         "operands-rows-of-models": ("return x.flatten(weight.dim() - 2, -2)", "return x.flatten(0, -2)"),
+    }),
+    *mutants(PACKAGE + "_operators/checks.py", ("tests/operators/test_functional.py", "tests/operators/test_errors.py", "tests/common/test_arguments.py"), {
         "operands-least-positive-number": ("info.smallest_normal <= number <= info.max", "0 < number <= info.max"),
         "operands-models-of-x": ("(len(rows) == 2 or rows[0] == shape[0])", "len(rows) >= 2"),
     }),

@@ -27,15 +27,19 @@ TRAINING = [
         "captured-state-of-frozen-parameters": (' for p in group["params"] if p.requires_grad)', ' for p in group["params"])'),
         "captured-rows": ("            self.rows.copy_(self.all_rows[step])", "            pass"),
     }),
-    *mutants(PACKAGE + "_loops/functions.py", "tests/training/test_training.py", {
-        "training-regularizer-form": ('(t.abs() if form == "madsen" else t)', "t"),
+    *mutants(PACKAGE + "_loops/loss.py", "tests/training/test_training.py", {
         "training-mse-axis": ("reshape(num_models, count).mean(1)", "reshape(num_models, count).sum(1)"),
         "training-mse-sign": ("* scale * (y - target),)", "* scale * (target - y),)"),
         "training-mse-count": ("count = y.numel() // (y.shape[0] if models else 1)", "count = y.numel()"),
-        "training-schedule-first-step": ("self.iteration % self.interval == 0", "self.iteration % self.interval == 1"),
-        "training-schedule-end": ("min(self.beta * self.growth, self.end)", "self.beta * self.growth"),
+    }),
+    *mutants(PACKAGE + "_loops/projection.py", "tests/training/test_training.py", {
         "training-gates-flag-ignored": ("if gates and interval is not None:", "if interval is not None:"),
         "training-own-intervals": ("*(interval or (-weights, weights))", "-weights, weights"),
+    }),
+    *mutants(PACKAGE + "_loops/penalties.py", "tests/training/test_training.py", {
+        "training-regularizer-form": ('(t.abs() if form == "madsen" else t)', "t"),
+        "training-schedule-first-step": ("self.iteration % self.interval == 0", "self.iteration % self.interval == 1"),
+        "training-schedule-end": ("min(self.beta * self.growth, self.end)", "self.beta * self.growth"),
         "training-shared-parameters": ("used[id(parameter)] = parameter if", "used[id(parameter) + id(module)] = parameter if"),
         "training-penalty-axis": ("t.reshape(num_models, -1).sum(1) for t in terms", "t.reshape(num_models, -1).mean(1) for t in terms"),
         "training-penalty-of-all-units": ("num_models, only_whole=True)", "num_models)"),
