@@ -112,7 +112,7 @@ def obstacle(
 
     Prehooks of a parameter's AccumulateGrad node cannot be seen from Python: the call ignores them.
 
-    x, others: the data. Raises what a call of the layers raises for options that they refuse.
+    x, others: the data. Raises the error of the layers' own call for options that they refuse.
     """
     fast = dispatch.forced() in dispatch.FAST_PATH
     if not (x.is_cpu and fast and dispatch.backend_for(x) == "cpu"):
@@ -212,7 +212,7 @@ def _parameter_obstacle(
 
 
 def _is_lazy(tensor: Tensor) -> bool:
-    """Whether its memory has other numbers: those to negate, or none where all are 0."""
+    """Whether a tensor's memory lacks its numbers: they are yet to be negated, or all are 0."""
     return tensor.is_neg() or tensor._is_zerotensor()
 
 
@@ -226,7 +226,7 @@ def _memory_obstacle(
     written = [*parameters, *(t for t in moments if isinstance(t, Tensor))]
     pieces = [(t.data_ptr(), t.data_ptr() + t.nbytes, True) for t in written]
     pieces += [(t.data_ptr(), t.data_ptr() + t.nbytes, False) for t in data]
-    any_end = written_end = 0  # of those before
+    any_end = written_end = 0  # where the tensors before it end: all of them, those that change
     for begin, end, changes in sorted(pieces):
         if begin < (any_end if changes else written_end):
             return "a parameter shares its memory with another tensor"
@@ -377,7 +377,7 @@ class Fused(Loop):
 
 
 class _Update:
-    """The part of the plan that the parameters of a group with whole weights, or not, share."""
+    """The part of the plan that some parameters of a group share: those with `whole` weights."""
 
     def __init__(self, loop: Loop, group: int, whole: bool) -> None:
         groups = loop.optimizer.param_groups

@@ -18,7 +18,7 @@ class Call(NamedTuple):
     steps: int
     before: int  # steps made before
     every: int  # steps from one recorded loss to the next
-    shared_x: bool  # by all models
+    shared_x: bool  # all models have the same x
     shared_y: bool
     finite: bool  # an entry of a gradient that is not finite counts as 0
     layers: int  # how many

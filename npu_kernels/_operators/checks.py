@@ -34,7 +34,7 @@ EXPECTED = {
 
 
 def fits(x: Tensor, weights: Sequence[Tensor | None], expected: Sequence[tuple[str, bool]]) -> bool:
-    """Whether a call is the common valid one, by the cheapest comparisons; else `check` says it."""
+    """Whether a call is valid and common, by cheap comparisons; `check` judges the others."""
     if is_tracing():
         return False
     try:

@@ -21,7 +21,7 @@ from npu_kernels.fitting._choice import Judge
 from npu_kernels.fitting._data import Rows
 from npu_kernels.fitting._training import Refinement, Search
 
-NEAR_FRACTION = 0.15  # of two fractions' distance: a power so near to one is set to it first
+NEAR_FRACTION = 0.15  # share of two fractions' distance: a power nearer to one is set to it first
 LOOK_ROUNDS = 100  # of refining, after which it is seen which problems are solved
 
 

@@ -1,4 +1,4 @@
-"""The time loop with times of each start's own, and different numbers of them."""
+"""The time loop where every start has its own times of the result."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def _implicit(
 def _checked(
     slope: Callable[[Tensor, Tensor], Tensor], features: int
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the model with an error for another shape, which torchdiffeq's sums would expand.
+    """Return the model with a check of its result's shape: torchdiffeq would broadcast another.
 
     features: of the states.
     """

@@ -1,4 +1,4 @@
-"""The time loop: check, choose, call."""
+"""The public calls `rollout` and `integrate`, which choose the kind of the steps."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def integrate(
 def _solved(
     options: Options, u0: Tensor, weights: Weights, inputs: known.Inputs | None = None
 ) -> Tensor | tuple[Tensor, ...]:
-    """Choose the kind of the steps."""
+    """Compute by fixed or adaptive steps, for common times or each start's, with inputs or not."""
     if options.is_adaptive and each_start.has_rows(options.t):
         solve = functools.partial(_solved, inputs=inputs)
         paths: Tensor | tuple[Tensor, ...] = each_start.integrate(options, u0, weights, solve)

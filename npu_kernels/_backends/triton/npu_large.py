@@ -99,7 +99,7 @@ class Tiles(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of Triton's compiler."""
+        """Return the options of Triton's compiler."""
         warps = self.rows // 16
         return {"num_warps": warps, "num_stages": self.stages, "enable_fp_fusion": True}
 
