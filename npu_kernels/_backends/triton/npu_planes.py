@@ -29,7 +29,7 @@ The hi of an infinite or NaN value is that value, its lo is 0, and no scale depe
 one of the forward depend on weights of inputs whose gate is closed: log r is 0 there.
 """
 
-# ruff: noqa: SIM102 (an `if` on a compile-time constant must not be merged with one on a value)
+# ruff: noqa: SIM102 (an `if` on a compile-time constant stands alone, see device_math)
 
 from typing import NamedTuple
 
@@ -66,6 +66,19 @@ def scales(largest):
     exponent = tl.minimum(tl.maximum(exponent, 141 - _LIMIT), 254)
     scale = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
     return scale, ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def load_tile(
+    planes, row, col, pitch, ROWS: tl.constexpr, COLS: tl.constexpr, DESCRIPTORS: tl.constexpr
+):
+    """Return ``planes[row : row + ROWS, col : col + COLS]``."""
+    if DESCRIPTORS:
+        tile = planes.load([row.to(tl.int32), col])
+    else:
+        offs = tl.arange(0, ROWS)[:, None] * pitch + tl.arange(0, COLS)[None, :]
+        tile = tl.load(planes + row.to(tl.int64) * pitch + col + offs)
+    return tile
 
 
 @triton.jit
