@@ -18,19 +18,9 @@ import torch
 import npu_kernels
 from benchmarks.throughput.devices import DEVICES, Device
 from npu_kernels._backends import cpu
+from npu_kernels.env import processor
 
 TRIALS = 5
-
-
-def processor() -> str:
-    """The processor's name as the system gives it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def processor_model() -> str | None:
@@ -48,6 +38,11 @@ def processor_model() -> str | None:
 def cores() -> int:
     """The cores that this process may run on: `taskset` leaves it some of the machine's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def named_threads(count: int) -> str:
+    """The number of threads in words."""
+    return f"{count} thread{'s' if count > 1 else ''}"
 
 
 def instruction_set() -> str:

@@ -187,10 +187,6 @@ def _single(case: Case) -> Case:
 # ---- passes --------------------------------------------------------------------------------------
 
 
-def _leaf(x: Tensor) -> Tensor:
-    return x.clone().requires_grad_()
-
-
 def _layer_workload(case: Case, module: nn.Module, operands: Operands, compare: bool) -> Workload:
     if case.kind == FORWARD:
 
@@ -202,7 +198,7 @@ def _layer_workload(case: Case, module: nn.Module, operands: Operands, compare: 
         x = operands.x
         return Workload(forward, (lambda: [forward()]) if compare else None)
 
-    x, grad_y = _leaf(operands.x), operands.grad_y
+    x, grad_y = rollouts.leaf(operands.x), operands.grad_y
     leaves = [x, *module.parameters()]
 
     def clear() -> None:

@@ -6,16 +6,15 @@ and Adam; the others repeat a training step. What is compared are the parameters
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.throughput.cases import EPS, LEARNING_RATE, RUN_STEPS, Operands
+from benchmarks.throughput.rollouts import Pass
 from npu_kernels import optim, training
-
-Pass = tuple[Callable[[], object], Callable[[], Sequence[Tensor]]]
 
 
 def ours(make: Callable[[], nn.Module], operands: Operands) -> Pass:
