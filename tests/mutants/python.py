@@ -104,7 +104,7 @@ FORMULA = [
         "simplify-scale-of-an-output": ("scale.where(scale > 0, 1)", "1"),
         "simplify-nan-of-a-score": ("return math.inf if math.isnan(error) else error", "return error"),
     }),
-    *mutants(PACKAGE + "formula/_expressions.py", "tests/formula/test_formula.py -k 'powers or layer or batch or reciprocals'", {
+    *mutants(PACKAGE + "formula/_expressions.py", ("tests/formula/test_formula.py -k 'layer or batch'", "tests/formula/test_formula_text.py -k 'powers or reciprocals'"), {
         "expressions-phase-without-gate": ("phases[n] = phases.get(n, 0) + w * g", "phases[n] = phases.get(n, 0) + w"),
         "expressions-growth-sign": ("growth -= v * g * negative(e)", "growth += v * g * negative(e)"),
         "expressions-even-powers": ("            if p % 2:\n", "            if p:\n"),
@@ -219,7 +219,7 @@ CALLS = [
         "operands-least-positive-number": ("info.smallest_normal <= number <= info.max", "0 < number <= info.max"),
         "operands-models-of-x": ("(len(rows) == 2 or rows[0] == shape[0])", "len(rows) >= 2"),
     }),
-    *mutants(PACKAGE + "_backends/fast_path.py", "tests/backends/test_fast_path.py", {
+    *mutants(PACKAGE + "_backends/fast_path.py", "tests/backends/test_fast_path_library.py", {
         "fast-path-flags-of-python": ("{getattr(sys, 'abiflags', '')}", ""),
         "fast-path-python-without-flags": ("getattr(sys, 'abiflags', '')", "sys.abiflags"),
         "fast-path-library-that-exists": ("(path for path in candidates if path.exists())", "(path for path in candidates)"),

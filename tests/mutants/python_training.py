@@ -80,7 +80,7 @@ TRAINING = [
         "run-compilers": ("if is_compiling() or torch.is_autocast", "if torch.is_autocast"),
         "run-missing-library": ("if not (x.is_cpu and fast and dispatch.backend_for(x) == \"cpu\"):", "if not (x.is_cpu and fast):"),
     }),
-    *mutants(PACKAGE + "_loops/records.py", "tests/training/test_training_plan.py -k fields", {
+    *mutants(PACKAGE + "_loops/records.py", "tests/training/test_training_plan_fields.py", {
         "plan-fields-not-compared": ("    if theirs != fields():", "    if not theirs:"),
     }),
     *mutants(PACKAGE + "_loops/steps.py", "tests/training/test_training_loops.py tests/training/test_training_obstacles.py", {
