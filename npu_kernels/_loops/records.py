@@ -119,7 +119,7 @@ class Plan:
 
 
 def fields() -> list[str]:
-    """Return a line of field names for each record: integers before the bar, numbers behind it."""
+    """Return a line of field names for each record: integers before the bar, numbers after it."""
     rows = [(r.__name__.lower(), list(get_type_hints(r)), _INTEGERS[r]) for r in RECORDS]
     rows.append(("penalties", list(PENALTIES), len(PENALTIES)))
     return [" ".join([f"{name}:", *names[:n], "|", *names[n:]]) for name, names, n in rows]

@@ -51,7 +51,7 @@ def fit(
     held-out rows. The numbers depend on the arguments alone, not on global random states.
 
     Units: x and y may have any, from 1e-30 to 1e30, where a sum without clip can take up their
-    size: ``NAU(clip=False)`` as the last layer for y, and for x behind a first `RealNPU` or as the
+    size: ``NAU(clip=False)`` as the last layer for y, and for x after a first `RealNPU` or as the
     first layer. A model that ends with a single power unit gets this layer for its coefficient;
     where the coefficient is 1 it is left out of the result. A first `NPU` or `NaiveNPU`, and layers
     with clipped weights, need data near 1. Coefficients are rounded only where the data are exact.

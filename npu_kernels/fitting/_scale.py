@@ -1,8 +1,8 @@
 """Units and constants: rows of size 1 for the training, weights for the original rows, exact sums.
 
-x and y are divided by powers of two near their size. A layer whose weights may have any size takes
-the factors up again: ``NAU(clip=False)`` behind a `RealNPU` those of x, as the first layer too, and
-as the last layer those of y.
+x and y are divided by powers of two near their size. A layer whose weights may have any size gets
+the factors back: ``NAU(clip=False)`` as the first layer, or after a `RealNPU`, those of x, and as
+the last layer those of y.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class LastSum:
 
 
 def with_coefficient(model: nn.Module) -> nn.Module:
-    """Return the model, with ``NAU(1, 1, clip=False)`` behind a last power unit of one output."""
+    """Return the model, with ``NAU(1, 1, clip=False)`` after a last power unit of one output."""
     units = units_of(model) if isinstance(model, nn.Module) else []
     if not units:
         return model

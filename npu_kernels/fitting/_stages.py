@@ -183,7 +183,7 @@ class Refining(Stage):
 
 
 class Settling(Refining):
-    """L-BFGS behind fractions: first those near to powers, then those of all powers."""
+    """L-BFGS with powers held at fractions: first the powers near to one, then all."""
 
     def _look(self, done: int) -> None:
         """Let all models run to the end."""

@@ -55,7 +55,7 @@ def rollout(
         t: instead of steps and dt, for an adaptive method: the times of the result ``[M]``, rising
             or falling, at any distances, as dense as you like: between its steps the result is the
             method's interpolant. u0 is the state at the first one. A tensor gets a gradient. Times
-            of each start's own are ``[B, M]``, with nan behind the last time of a start that has
+            of each start's own are ``[B, M]``, with nan after the last time of a start that has
             fewer, or a list of B times; the result then has nan there. Starts with the same first
             and last time are one call.
         method: of fixed steps "euler" (without t the default), "midpoint", "rk4" (the classic
@@ -76,7 +76,7 @@ def rollout(
         nonfinite: "raise" (`NonFiniteError` names model and step or time) or "keep": trajectories
             with inf and nan are returned, and do not affect those of the other models and starts.
             Where adaptive steps end early, which "raise" reports as a `StepSizeError`, the states
-            behind that time are nan and have no gradient.
+            after that time are nan and have no gradient.
         derivatives: of fixed steps: return also ``model(u)`` at every state, for `interpolate`;
             gradients flow through it.
         error: of fixed steps: return also an estimate of the error of every state, from a second
@@ -92,7 +92,7 @@ def rollout(
 
     Returns:
         The trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t. With
-        `derivatives`, `error` or both, or with `statistics`, a tuple with these behind it, in that
+        `derivatives`, `error` or both, or with `statistics`, a tuple with these after it, in that
         order.
 
     With an adaptive method every trajectory has its own steps, chosen by a PI controller
@@ -166,7 +166,7 @@ def integrate(
         t: instead of steps and dt, for an adaptive method: the times of the result ``[M]``, rising
             or falling, at any distances, as dense as you like: between its steps the result is the
             method's interpolant. u0 is the state at the first one. A tensor gets a gradient. Times
-            of each start's own are ``[B, M]``, with nan behind the last time of a start that has
+            of each start's own are ``[B, M]``, with nan after the last time of a start that has
             fewer, or a list of B times; the result then has nan there. Starts with the same first
             and last time are one call.
         method: of fixed steps "euler" (without t the default), "midpoint", "rk4" (the classic
@@ -188,7 +188,7 @@ def integrate(
         clip: clip the NAU's weight to [-1, 1].
 
     Returns the trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t; with
-    `derivatives`, `error` or both, or with `statistics`, a tuple with these behind it. Raises
+    `derivatives`, `error` or both, or with `statistics`, a tuple with these after it. Raises
     ValueError for shapes and values, TypeError for dtypes.
     """
     options = Options(

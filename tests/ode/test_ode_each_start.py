@@ -99,7 +99,7 @@ def test_inputs_at_times_of_each_start() -> None:
         (ROWS[:3], r"t of two dimensions must have a row for each start, got 3 rows beside u0 of "
                    r"shape \(4, 2\)$"),
         ([*ROWS[:3], [0.0, math.nan, 1.0]],
-         r"t must have nan only behind the last time of a start, got \[0.0, nan, 1.0\] for start 3"),
+         r"t must have nan only after the last time of a start, got \[0.0, nan, 1.0\] for start 3"),
         ([*ROWS[:3], [0.0]], r"t must have at least two times for each start, got \[0.0\] for start 3"),
         ([*ROWS[:3], [0.0, 1.0, 0.5]], r"t must be finite and rise, or fall, .* got 1, 0.5"),
     ],

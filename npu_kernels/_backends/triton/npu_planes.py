@@ -98,7 +98,7 @@ def two_planes(v):
 
 @triton.jit
 def _store_planes(v, ptrs, plane, COUNT: tl.constexpr, mask=None):
-    """Store hi of a scaled tile, and with 2 planes lo, `plane` elements behind it."""
+    """Store hi of a scaled tile, and with 2 planes lo, `plane` elements after hi."""
     hi, lo = two_planes(v)
     tl.store(ptrs, hi, mask=mask)
     if COUNT == 2:
@@ -406,7 +406,7 @@ class InputPlanes(NamedTuple):
 
 
 def _planes(like: Tensor, count: int, rows: int, cols: int) -> Tensor:
-    """New planes, one behind the other."""
+    """Return new planes, one after the other."""
     return like.new_empty((count * rows, cols), dtype=torch.float16)
 
 
