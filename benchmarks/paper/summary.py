@@ -81,7 +81,7 @@ def quantiles(drawn: Iterable[float]) -> tuple[float, float]:
 
 
 def divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Quotients; of two infinite numbers, or of two zeros, 1."""
+    """Return quotients; 1 for two infinite numbers and for two zeros."""
     with np.errstate(all="ignore"):
         quotients = np.asarray(above / below)
     quotients[np.isnan(quotients)] = 1.0

@@ -122,8 +122,8 @@ class Training:
         evaluate: rows and tensors to keep, at the end; gets this object.
         penalty, beta: the penalty and its weights ``[K]`` at a step.
         penalties, project: the same for `training.run`; weights are functions of the step.
-        watch, watched: a tensor to keep of the models after each of these steps, in ascending
-            order; `snapshots` has them, for `evaluate`.
+        watch: gives a tensor of the models to keep after each of the steps `watched`, which ascend;
+            `snapshots` has these tensors for `evaluate`.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Training:
         self._torchs = self._fused_optimizer() if hasattr(data, "many") else None
 
     def _fused_optimizer(self) -> torch.optim.Optimizer | None:
-        """Torch's optimiser on views of ours' state; None if C++ cannot make these steps."""
+        """Return torch's optimiser on views of our state; None if C++ cannot make these steps."""
         optimizer, names = self.optimizer.torchs(self.buffer.parameters)
         if plan.obstacle(self.module, optimizer, self.buffer.flat) is not None:
             return None

@@ -52,7 +52,7 @@ def instruction_set() -> str:
 
 
 def commit() -> str:
-    """The repository's commit, "+" behind it when tracked files are changed, or "unknown"."""
+    """The repository's commit, with "+" if tracked files are changed, or "unknown"."""
     folder = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:

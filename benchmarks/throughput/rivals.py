@@ -273,7 +273,7 @@ def _loop(case: Case, operands: Operands) -> Workload:
 def captured(
     workload: Workload, capture: Callable[[Callable[[], Any]], Capture] | None
 ) -> Workload:
-    """The workload replayed from a graph, whose tensors stay: results are read behind a replay."""
+    """The workload replayed from a graph, whose tensors stay: results are read after a replay."""
     if capture is None:
         raise ValueError("rivals.build: this device captures no graphs")
     captured_pass = workload.run if workload.results is None else workload.results

@@ -1,7 +1,7 @@
 """The pass "run": `RUN_STEPS` steps of a training from its start, in one call if possible.
 
 Ours is `npu_kernels.training.run`, JAX's a `jax.lax.scan` over steps of the formula, its gradient
-and Adam; the others repeat a training step. What is compared are the parameters behind the steps.
+and Adam; the others repeat a training step. The parameters after all steps are compared.
 """
 
 from __future__ import annotations

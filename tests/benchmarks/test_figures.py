@@ -148,7 +148,7 @@ def prose(text: str) -> str:
 
 
 def figures(text: str, allowed: list[str]) -> list[str]:
-    """The lines of a text with a figure that looks measured, behind their numbers."""
+    """The lines of a text with a figure that looks measured, each after its number."""
     text = prose(text)
     for phrase in allowed:
         text = text.replace(phrase, re.sub(r"[^\n]", "", phrase))

@@ -39,7 +39,7 @@ def padded(rows: list[list[float]]) -> Tensor:
 @pytest.mark.parametrize("method", ["tsit5", "kvaerno5", "auto"])
 @pytest.mark.parametrize("count", [None, 3])
 def test_each_start_is_as_alone(method: str, count: int | None) -> None:
-    """Its states and gradients, of times too, and its steps; nan behind its last time."""
+    """Its states and gradients, of times too, and its steps; nan after its last time."""
     model, u0 = models(count), starts(*(() if count is None else (count,)))
     t = padded(ROWS).requires_grad_()
     options = {**OPTIONS, "method": method}

@@ -55,7 +55,7 @@ def pooled_draws(runs: Sequence[Sequence[float]], key: int = 0) -> np.ndarray | 
 
 
 def swing(runs: Sequence[Sequence[float]]) -> str:
-    """The errors that a tenth of the middle run's snapshots lie below and above."""
+    """Say between which errors 80 % of a run's snapshots lie: medians over the runs."""
     if not runs:
         return "-"
     low, high = (

@@ -117,7 +117,7 @@ class Cells:
 
     Args:
         rows: of this table.
-        last: of `large-snapshots`: what the step's swing is, and runs with points of their own.
+        last: of `large-snapshots`: they have the swing from step to step, and independent runs.
     """
 
     def __init__(self, rows: Rows, last: Rows = ()) -> None:

@@ -50,7 +50,7 @@ def ways(points: Sequence[str]) -> Iterator[tuple[str, str, float | None, int]]:
 
 
 def plan(options: Namespace, points: Sequence[str] | None = None) -> list[Batch]:
-    """The batches of a command: each task and model has its first seed before any its second."""
+    """The batches of a command: first seeds of all tasks and models come before second ones."""
     steps = large.QUICK_STEPS if options.quick else large.TRAINING_STEPS
     seeds = options.seeds or (large.QUICK_SEEDS if options.quick else None)
     planned: list[Batch] = []
@@ -74,7 +74,7 @@ def plan(options: Namespace, points: Sequence[str] | None = None) -> list[Batch]
 
 
 def rounds(options: Namespace) -> list[list[Batch]]:
-    """One round: what a command leaves out fills the same table."""
+    """Return one round with all batches: what a command leaves out fills the same table."""
     return [plan(options, POINTS)]
 
 

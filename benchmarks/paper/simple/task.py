@@ -80,7 +80,7 @@ RECIPES = {
 
 
 def settings(model: str, variant: str) -> tuple[str, float]:
-    """(optimiser, its rate)."""
+    """Return the name of the optimiser and its rate."""
     recipe = RECIPES[model]
     return (recipe.optimizer, recipe.rate) if variant == "code" else ("Adam", 0.001)
 

@@ -1,9 +1,9 @@
 """The single-module benchmark's recipe `best`: `npu_kernels.fit` on the training range.
 
 A seed on a range is one problem: 2,048 rows, those of plain training's first 16 steps, and 128
-starts; the 225 problems of a unit and an operation train as one batch. Nothing of the operation or
-the extrapolation range goes in, and what is tested are the models that come back. `steps` are
-model-steps of 128 rows, the field's: the rows of all gradients of all starts, over 128.
+starts; the 225 problems of a unit and an operation train as one batch. The fit knows neither the
+operation nor the extrapolation range. The models that it returns are tested. `steps` are the rows
+of all gradients of all starts, over 128: the field's steps have 128 rows.
 """
 
 from __future__ import annotations

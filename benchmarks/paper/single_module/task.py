@@ -100,7 +100,7 @@ THRESHOLDS = ("fixed", "off_1e-4", "off_1e-5")  # columns of published/single_mo
 
 @functools.cache
 def thresholds(name: str) -> dict[tuple[str, str], float]:
-    """(operation, range) to the test error below which a run counts as solved."""
+    """Map (operation, range) to the test error below which a run counts as solved."""
     rows = published.load("single_module_thresholds")
     return {(row["op"], row["range"]): row[name] for row in rows}
 
