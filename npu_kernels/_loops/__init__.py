@@ -23,14 +23,14 @@ __all__ = ["Captured", "Fused", "Loop", "Ordinary", "loop_for"]
 
 
 def loop_for(
-    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, *others: Tensor
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, *data: Tensor
 ) -> tuple[type[Loop], str | None]:
     """Return the class of the fastest loop, and the reason if it is the ordinary one.
 
-    x, others: the data.
+    data: y, and the weight of errors if there is one.
     """
     if x.is_cuda:
         reason = captured.obstacle(model, optimizer, x)
         return (Captured, None) if reason is None else (Ordinary, reason)
-    reason = plan.obstacle(model, optimizer, x, *others)
+    reason = plan.obstacle(model, optimizer, x, *data)
     return (Fused, None) if reason is None else (Ordinary, reason)

@@ -113,9 +113,9 @@ class Ordinary(Loop):
         """Remove the gradients, also those that the optimiser does not know of."""
         self.optimizer.zero_grad()
         groups = self.optimizer.param_groups
-        known = {id(parameter) for group in groups for parameter in group["params"]}
+        optimized = {id(parameter) for group in groups for parameter in group["params"]}
         for parameter in self.model.parameters():
-            if id(parameter) not in known:
+            if id(parameter) not in optimized:
                 parameter.grad = None
 
     def _error(self, rows: Tensor | None) -> Tensor:

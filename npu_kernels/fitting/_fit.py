@@ -184,12 +184,12 @@ def cross_validated(
     size = count // folds
     order = torch.randperm(count, generator=stream("folds", seed)).to(x.device)
     parts = [order[size * k : size * (k + 1)] for k in range(folds)]
-    known = [order[~torch.isin(order, part)] for part in parts]
+    training_rows = [order[~torch.isin(order, part)] for part in parts]
     batch = copy.deepcopy(model)
     for unit in batch.modules():
         if isinstance(unit, Unit) and unit.num_models is not None:
             unit.num_models *= folds
-    fitted_x, fitted_y = (torch.stack([t[rows] for rows in known]) for t in (x, y))
+    fitted_x, fitted_y = (torch.stack([t[rows] for rows in training_rows]) for t in (x, y))
     run = Run(batch, fitted_x, fitted_y, [seed] * folds, recipe, "fit")
     run.advance(run.total)
     x, y = (torch.stack([t[rows] for rows in parts]) for t in (x, y))

@@ -89,8 +89,8 @@ def _groups(rows: list[Tensor]) -> list[list[int]]:
     """
     groups: dict[Any, list[int]] = {}
     for number, times in enumerate(rows):
-        ends = *times.detach()[[0, -1]].tolist(), times.dtype
-        groups.setdefault(number if times.requires_grad else ends, []).append(number)
+        span = *times.detach()[[0, -1]].tolist(), times.dtype
+        groups.setdefault(number if times.requires_grad else span, []).append(number)
     return list(groups.values())
 
 

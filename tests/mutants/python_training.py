@@ -46,7 +46,7 @@ TRAINING = [
         "training-state-of-the-schedule": ('= beta, state["iteration"]', '= state["beta"], 0'),
     }),
     *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
-        "run-penalties-of-all-units": ("            if whole or name not in ONLY_WHOLE:", "            if True:"),
+        "run-penalties-of-all-units": ("            if whole_weights or name not in ONLY_WHOLE:", "            if True:"),
         "run-hooks": ("            if attributes[name]:", "            if False:"),
         "run-number-of-steps": ('["step"] += steps', '["step"] += 1'),
         "run-version": ("torch.autograd.graph.increment_version([*written, *moments, self.losses])", "pass"),

@@ -37,7 +37,7 @@ def cells(rows: Rows) -> Iterator[tuple[Cell, dict[str, list[list[float]]]]]:
 
 def authors(cell: Cell) -> bool:
     """Whether the gate starts where the authors' did."""
-    return cell[2] == (GATES.get(cell[1], (None,))[0] or "-")
+    return cell[2] == snapshots.authors_gate(cell[1])
 
 
 def pooled(runs: Sequence[Sequence[float]]) -> float:

@@ -102,6 +102,11 @@ def gate_of(row: dict[str, Any]) -> float | str:
     return "-" if row["gate"] in ("None", None) else float(row["gate"])
 
 
+def authors_gate(model: str) -> float | str:
+    """The authors' start of a model's gate; "-": no gate."""
+    return GATES.get(model, (None,))[0] or "-"
+
+
 def authors(row: dict[str, Any]) -> bool:
     """Whether the gate starts where the authors' did."""
-    return gate_of(row) == (GATES.get(row["model"], (None,))[0] or "-")
+    return gate_of(row) == authors_gate(row["model"])

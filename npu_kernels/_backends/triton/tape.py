@@ -313,8 +313,8 @@ class Repeated:
         if not _undisturbed():
             return self.launcher(*arguments), None
         tensors = arguments[: self.operands]
-        now = tuning.generation(), capturing(arguments[0])
-        signature: list[Any] = [*now, *arguments[self.operands :]]
+        settings = tuning.generation(), capturing(arguments[0])
+        signature: list[Any] = [*settings, *arguments[self.operands :]]
         for tensor in tensors:
             if tensor is None:
                 signature.append(None)
