@@ -87,26 +87,12 @@ def _npu(x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor) -> Tenso
     return reference.npu(x, weight_re, weight_im, gate, eps=EPS)
 
 
-def _real_npu(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
-    return reference.npu(x, weight, None, gate, eps=EPS)
-
-
-def _npu_nau(
-    x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor
-) -> Tensor:
-    return reference.nau(_npu(x, weight_re, weight_im, gate), weight, clip=False)
-
-
-def _naive_npu(x: Tensor, weight_re: Tensor, weight_im: Tensor) -> Tensor:
-    return reference.npu(x, weight_re, weight_im, None, eps=EPS)
-
-
 FORMULAS: dict[str, Callable[..., Tensor]] = {
     "npu": _npu,
-    "realnpu": _real_npu,
+    "realnpu": lambda x, weight, gate: reference.npu(x, weight, None, gate, eps=EPS),
     **{name: getattr(reference, name) for name in (*PRODUCTS, *SIBLINGS[1:])},
-    "naivenpu": _naive_npu,
-    "npu-nau": _npu_nau,
+    "naivenpu": lambda x, weight_re, weight_im: reference.npu(x, weight_re, weight_im, eps=EPS),
+    "npu-nau": lambda x, re, im, gate, a: reference.nau(_npu(x, re, im, gate), a, clip=False),
 }
 
 
@@ -117,13 +103,10 @@ def _complex_npu(x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor) 
     return (log_x @ torch.complex(weight_re, weight_im).mT).exp().real
 
 
-def _complex_real_npu(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
-    return _complex_npu(x, weight, torch.zeros_like(weight), gate)
-
-
 COMPLEX_FORMULAS: dict[str, Callable[..., Tensor]] = {
-    "npu": _complex_npu, "realnpu": _complex_real_npu,
-}  # fmt: skip
+    "npu": _complex_npu,
+    "realnpu": lambda x, weight, gate: _complex_npu(x, weight, torch.zeros_like(weight), gate),
+}
 
 
 class Formula(nn.Module):

@@ -30,7 +30,7 @@ from npu_kernels._time_loop.reference import combine, rows
 
 NEWTON_ITERATIONS = 10  # for a stage, at most
 MOST_ERROR = 0.03  # that the iterations may leave, in units of the tolerance
-LEAST_RATE = 0.1  # of convergence, assumed in a stage's first iteration
+LEAST_RATE = 0.1  # the least rate of convergence assumed in a stage's first iteration
 DERIVATIVES = 2  # how often a slope can be differentiated: one correction for each order
 Function = Callable[[Tensor], Tensor]
 
