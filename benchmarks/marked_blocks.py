@@ -47,7 +47,7 @@ def insert(text: str, block: str, name: str) -> str:
     """
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
-        raise MarksError(f"needs {begin} and behind it {end}, each once")
+        raise MarksError(f"needs {begin} and after it {end}, each once")
     before, rest = text.split(begin)
     return f"{before}{begin}\n{block}\n{end}{rest.split(end)[1]}"
 

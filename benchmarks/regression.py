@@ -94,7 +94,7 @@ def network(build: Callable[[int], nn.Module], centred: bool) -> Callable[[Array
 
 
 def recipe(inputs: int) -> nn.Module:
-    """The layer behind one that makes its inputs positive, before one that scales its outputs."""
+    """The layer between one that makes its inputs positive and one that scales its outputs."""
     h = HIDDEN_UNITS
     return nn.Sequential(nn.Linear(inputs, h), nn.Softplus(), RealNPU(h, h), nn.Linear(h, 1))
 

@@ -153,8 +153,7 @@ struct Run {
   int64_t every, before;  // a loss is recorded where the number of the step from 0 is a multiple; steps before these
 };
 
-// ---- what happens to parameters
-// --------------------------------------------------------------------------------------
+// ---- what happens to parameters ------------------------------------------------------------------------------------
 
 template <typename T>
 T sign(T v) {

@@ -21,7 +21,8 @@ from npu_kernels._operators.precision import float32_matmul_precision
 __all__ = ["environment"]
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The processor's name as the system gives it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -86,7 +87,7 @@ def environment() -> dict[str, str]:
         "triton": version_of("triton"),
         "numpy": version_of("numpy"),
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": str(os.cpu_count()),
         "torch threads": str(torch.get_num_threads()),
         "float32 matmul precision": _matmul_precision(),

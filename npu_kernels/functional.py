@@ -27,8 +27,9 @@ from torch import Tensor
 from npu_kernels import reference
 from npu_kernels._backends import fast_path
 from npu_kernels._operators import autograd, compute, dispatch, ops
+from npu_kernels._operators.checks import check_positive
 from npu_kernels._operators.dispatch import by_fast_path
-from npu_kernels._operators.operands import call, check_positive
+from npu_kernels._operators.operands import call
 from npu_kernels.reference import CLIP
 
 __all__ = ["inalu", "nac", "nalu", "nau", "nmru", "nmu", "npu"]

@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.throughput import rivals, suite, timing
 from benchmarks.throughput.cases import ENSEMBLES, LARGE, QUICK_SIZES, STEP, TINY, Case, Size
+from benchmarks.throughput.environment import named_threads
 from npu_kernels import backend_for
 from npu_kernels._jobs.progress import Progress
 
@@ -60,10 +61,7 @@ def run(
         names.insert(1, rivals.COMPILE)
     threads = torch.get_num_threads()
     backend = backend_for(torch.empty(0))
-    print(
-        "(c) speed of one NPU layer here, forward + backward, float32, "
-        f"{threads} thread{'s' if threads > 1 else ''}"
-    )
+    print(f"(c) speed of one NPU layer here, forward + backward, float32, {named_threads(threads)}")
     if backend != "cpu":
         fused = f"the column 'fused' is the {backend!r} backend"
         print(f"    the C++ kernels are not installed: {fused}")

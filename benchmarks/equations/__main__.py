@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import platform
 import time
 import warnings
 from pathlib import Path
@@ -34,21 +33,12 @@ from benchmarks.equations.report import METHODS, PLANNED_SEEDS, page, picture
 from benchmarks.equations.rivals import RIVALS, installed, powers
 from benchmarks.equations.srsd import SRSD, WITH_FUNCTIONS, mixed
 from npu_kernels._jobs import files
+from npu_kernels.env import processor
 
 OUT = Path(__file__).parents[1] / "results" / "equations.jsonl"
 CLASSES = "a,b,c1,sum,ratio,dratio,srsd,srsdf,ad,bd,c1d,srsdd"
 NOISES = "0,0.001,0.01,0.1"
 Row = dict[str, Any]
-
-
-def processor() -> str:
-    """The machine's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def same(law: Law, power: float, sums: Any, function: str = "") -> bool:

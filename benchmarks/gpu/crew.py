@@ -26,11 +26,11 @@ SHORTEST = 5.0  # seconds: with less left no item is begun
 
 
 class Record:
-    """Rows, written as they come into a folder and, where a machine takes another one back, there.
+    """Rows of results, written as they come into one folder or two.
 
     Args:
         out: the folder that later commands go on from.
-        copy: another folder, or None.
+        copy: another folder, for a machine that does not keep the first one; or None.
     """
 
     def __init__(self, out: Path, copy: Path | None = None) -> None:

@@ -46,12 +46,12 @@ CASES = (
 # The package is always timed. Rivals that compile have a part of their own: compilers are slow.
 BENCH = tuple(f"{case} rivals=eager,graph,eager-graph,linear,linear-graph" for case in CASES)
 COMPILE = tuple(f"{case} rivals=eager,compile,compile-graph" for case in CASES)
-# Main sizes that a tuned table concerns, and kernels: larger layers take those on planes.
+# The main sizes again: those whose kernels a tuned table may change.
 TUNED_CASES = (
     f"{SMALL}x1000", "4096x256x256", "65536x512x512", "16384x1024x1024", "128x100x100x100", SMALL,
 )  # fmt: skip
 AGAIN = tuple(f"{case} rivals=eager,graph" for case in TUNED_CASES)
-# Layers by the one-pass kernels and by those on planes.
+# Layers that are timed by both kinds of kernels, the one-pass ones and those on planes.
 CROSSOVER = (
     "4096x512x512", "65536x512x512", "16384x1024x1024", "4096x256x256", "4096x128x128",
     "128x100x100x100", "128x100x100x20", "4096x64x64", "65536x512x512 high", "4096x256x256 high",

@@ -1,7 +1,7 @@
 """A worker process: reads orders, a line each, and answers with rows; all else goes to stderr.
 
 The answer to an order ends with ``{"end": reason}``, the reason empty if the item did not fail. A
-worker whose device no longer works ends behind that line.
+worker whose device no longer works ends after that line.
 """
 
 from __future__ import annotations

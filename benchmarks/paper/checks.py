@@ -1,7 +1,7 @@
 """Checks with a verdict of three values, of single values and of statistics of runs.
 
-A statistic of runs is judged by its 95 % interval: the check holds where the whole interval is as
-the rule says, it does not where none of it is, and else these runs cannot tell. A value that no
+A statistic of runs is judged by its 95 % interval. The check holds if the whole interval obeys the
+rule, and does not hold if no part of it does; otherwise these runs cannot tell. A value that no
 chance changes has no interval.
 """
 

@@ -26,6 +26,11 @@ class Sources:
     rows: Rows
     models: Path  # the file of chosen models; it exists where the table names one
 
+    @property
+    def variant(self) -> str:
+        """The variant of the table's runs."""
+        return "paper" if any("variant paper" in comment for comment in self.comments) else "code"
+
 
 @dataclass(frozen=True)
 class Table:

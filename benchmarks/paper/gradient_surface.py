@@ -194,8 +194,7 @@ def draw_surfaces(surfaces: dict[str, Tensor], path: Path) -> None:
 
 def picture(sources: Sources, path: Path) -> bool:
     """The surfaces of the first seed, computed anew."""
-    variant = "paper" if any("variant paper" in comment for comment in sources.comments) else "code"
-    draw_surfaces({inputs: panels(draw(inputs, 0), variant) for inputs in INPUTS}, path)
+    draw_surfaces({inputs: panels(draw(inputs, 0), sources.variant) for inputs in INPUTS}, path)
     return True
 
 

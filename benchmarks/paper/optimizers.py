@@ -28,10 +28,10 @@ class Optimizer(Protocol):
 class RMSProp:
     """torch.optim.RMSprop(alpha=0.9, eps=1e-8): Flux's, as the authors' (torch's alpha is 0.99)."""
 
-    def __init__(
-        self, parameters: Tensor, rate: float | Tensor, alpha: float = 0.9, eps: float = 1e-8
-    ) -> None:
-        self.rate, self.alpha, self.eps = rate, alpha, eps
+    alpha, eps = 0.9, 1e-8
+
+    def __init__(self, parameters: Tensor, rate: float | Tensor) -> None:
+        self.rate = rate
         self.state = [torch.zeros_like(parameters)]
         self._scratch = torch.empty_like(parameters)
 
@@ -51,14 +51,10 @@ class RMSProp:
 class Adam:
     """torch.optim.Adam with its defaults, betas (0.9, 0.999) and eps 1e-8."""
 
-    def __init__(
-        self,
-        parameters: Tensor,
-        rate: float | Tensor,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-    ) -> None:
-        self.rate, self.betas, self.eps = rate, betas, eps
+    betas, eps = (0.9, 0.999), 1e-8
+
+    def __init__(self, parameters: Tensor, rate: float | Tensor) -> None:
+        self.rate = rate
         self.state = [torch.zeros_like(parameters), torch.zeros_like(parameters)]
         self._scratch = torch.empty_like(parameters)
 

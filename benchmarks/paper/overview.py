@@ -32,7 +32,7 @@ def contents(folder: Path, table: Table) -> tuple[list[str], list[tables.Rows]]:
 
 
 def is_of_full_runs(comments: list[str]) -> bool:
-    """Whether a table is of all steps of the authors' code, be its rows complete or not."""
+    """Whether a table's runs have all steps of the authors' code, even if rows are missing."""
     first = comments[0] if comments else ""
     return not any(word in first for word in ("variant paper", "quick", ", only "))
 

@@ -163,5 +163,5 @@ def complete(
 
 
 def order(batches: Sequence[Batch]) -> list[Batch]:
-    """Sort by turns, in a turn the longest first: none runs alone at the end for long."""
+    """Sort by turns, in a turn the longest first, so that none runs alone at the end for long."""
     return sorted(batches, key=lambda batch: (batch.turn, -batch.cost))

@@ -38,7 +38,6 @@ class Session:
         remaining = (batch for part in self.parts for batch in part if batch.name not in names)
         self._others = [batch for batch in remaining if folder.is_done(batch)]
         self.results.update((batch.name, folder.result(batch)) for batch in self._others)
-        self.results.update((batch.name, folder.result(batch)) for batch in self._others)
 
     def _clock(self, part: Sequence[Batch]) -> Path:
         return self.folder.path / f"{min(batch.name for batch in part)}.seconds"

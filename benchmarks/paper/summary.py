@@ -32,13 +32,6 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def standard_error(values: Sequence[float]) -> float:
-    """std / sqrt(n), the std with n - 1; nan below two values."""
-    if len(values) < 2 or not all(map(math.isfinite, values)):
-        return math.nan
-    return statistics.stdev(values) / math.sqrt(len(values))
-
-
 def interval(statistic: Statistic, values: Sequence[float]) -> tuple[float, float] | None:
     """The 95 % confidence interval of the statistic; None for fewer than six runs.
 
@@ -88,7 +81,7 @@ def quantiles(drawn: Iterable[float]) -> tuple[float, float]:
 
 
 def divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Quotients; of two infinite numbers, or of two zeros, 1."""
+    """Return quotients; 1 for two infinite numbers and for two zeros."""
     with np.errstate(all="ignore"):
         quotients = np.asarray(above / below)
     quotients[np.isnan(quotients)] = 1.0
@@ -118,11 +111,6 @@ def probability(values: Sequence[float], centre: float, error: float) -> float:
     return min(1.0, 2 * float(min((ours >= theirs).mean(), (ours <= theirs).mean())))
 
 
-def best(values: Sequence[float], count: int) -> list[float]:
-    """The least `count`."""
-    return sorted(values)[:count]
-
-
 def number(value: float, digits: int = 3) -> str:
     """Three significant digits, powers of ten where they are shorter."""
     if math.isnan(value):
@@ -139,7 +127,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def same_share(count: int, total: int, other: int, of: int) -> float:
-    """Fisher's exact two-sided probability that `count` of `total` and `other` of `of` differ so.
+    """Fisher's exact two-sided probability that two shares differ by chance as much as these.
 
     It is the sum over all tables with the same sums that are no more probable.
     """

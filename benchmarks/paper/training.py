@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from benchmarks.paper.optimizers import Optimizer
 from npu_kernels import training
 from npu_kernels._loops import plan
+from npu_kernels.fitting import Run
 
 ALIGNMENT = 64  # elements; a whole number of any machine's vectors
 
@@ -121,8 +122,8 @@ class Training:
         evaluate: rows and tensors to keep, at the end; gets this object.
         penalty, beta: the penalty and its weights ``[K]`` at a step.
         penalties, project: the same for `training.run`; weights are functions of the step.
-        watch, watched: a tensor to keep of the models after each of these steps, in ascending
-            order; `snapshots` has them, for `evaluate`.
+        watch: gives a tensor of the models to keep after each of the steps `watched`, which ascend;
+            `snapshots` has these tensors for `evaluate`.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Training:
         self._torchs = self._fused_optimizer() if hasattr(data, "many") else None
 
     def _fused_optimizer(self) -> torch.optim.Optimizer | None:
-        """Torch's optimiser on views of ours' state; None if C++ cannot make these steps."""
+        """Return torch's optimiser on views of our state; None if C++ cannot make these steps."""
         optimizer, names = self.optimizer.torchs(self.buffer.parameters)
         if plan.obstacle(self.module, optimizer, self.buffer.flat) is not None:
             return None
@@ -225,3 +226,24 @@ class Training:
     def results(self) -> tuple[Rows, dict[str, Tensor]]:
         """The rows of the runs, and tensors with a leading K."""
         return self._evaluate(self)
+
+
+class Fit:
+    """A fit by npu_kernels, as work for the runner; a step is Adam's, or an L-BFGS evaluation."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.total, self.done = run, run.total, run.done
+
+    def advance(self, steps: int) -> None:
+        """Make another `steps` steps; fewer where no model is left."""
+        self.run.advance(steps)
+        self.done = self.run.done
+
+    def state(self) -> dict[str, Any]:
+        """All that a checkpoint needs."""
+        return self.run.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a `state`."""
+        self.run.restore(state)
+        self.done = self.run.done

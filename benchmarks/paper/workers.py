@@ -1,8 +1,8 @@
-"""Spreads batches over processes and machines, and shows how it goes.
+"""Spreads batches over processes and machines, and shows their progress.
 
 All processes share one of torch's key-value stores and the folder. The store holds counters only:
 `next`, the next batch to take; `work` and `earlier`, how much has been done in all, and by earlier
-commands; `stop`; `left`, processes that are through.
+commands; `stop`; `left`, processes that have ended their work.
 
     one process       HashStore
     --jobs N          TCPStore of this process, which only watches; N workers
@@ -99,13 +99,13 @@ class Total:
         self.progress.update(min(self.total, self.done + done), note, self.earlier + earlier)
 
     def ended(self, done: float, earlier: float) -> None:
-        """An experiment is through."""
+        """Count the work of an experiment that has ended."""
         self.done += done
         self.earlier += earlier
 
 
 class Watch:
-    """Shows how it goes, announces what has been finished, and ticks."""
+    """Shows the progress, announces finished batches, and calls `tick`."""
 
     def __init__(
         self, name: str, batches: Sequence[Batch], folder: Folder, announce: Announce, tick: Tick,

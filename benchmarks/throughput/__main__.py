@@ -9,7 +9,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,10 +17,11 @@ from typing import Any, TextIO
 import torch
 
 from benchmarks.throughput import cases as suite_cases
-from benchmarks.throughput import environment, peak, report, resume, rivals, suite
+from benchmarks.throughput import environment, peak, resume, rivals, suite
 from benchmarks.throughput.cases import GPU_SIZES, PASSES, QUICK_SIZES, Case, Size
 from benchmarks.throughput.devices import DEVICES, Device
-from benchmarks.throughput.environment import cores
+from benchmarks.throughput.environment import cores, named_threads
+from benchmarks.throughput.results import ReportError
 from npu_kernels import backend_for
 from npu_kernels._jobs import files
 from npu_kernels._jobs.progress import Progress
@@ -47,24 +48,17 @@ def _sizes(text: str) -> list[Size]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _words(choice: Sequence[str], text: str) -> list[str]:
-    words = text.split(",")
-    unknown = ", ".join(word for word in words if word not in choice)
-    if unknown:
-        raise argparse.ArgumentTypeError(f"unknown {unknown}; known: {', '.join(choice)}")
+def _words(choice: Collection[str]) -> Callable[[str], list[str]]:
+    """Return a reader of words with commas between, each of them one of a choice."""
+
+    def words(text: str) -> list[str]:
+        listed = text.split(",")
+        unknown = ", ".join(word for word in listed if word not in choice)
+        if unknown:
+            raise argparse.ArgumentTypeError(f"unknown {unknown}; known: {', '.join(choice)}")
+        return listed
+
     return words
-
-
-def _passes(text: str) -> list[str]:
-    return _words(PASSES, text)
-
-
-def _layers(text: str) -> list[str]:
-    return _words(list(rivals.FORMULAS), text)
-
-
-def _rivals(text: str) -> list[str]:
-    return _words(rivals.RIVALS, text)
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -83,9 +77,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--threads", type=_threads, help="such as 1,2; default: 1 and all cores")
     sizes = "only NPU and RealNPU at BxIxO or BxIxOxK, with commas between"
     add("--sizes", type=_sizes, help=sizes)
-    add("--passes", type=_passes, default=list(PASSES), help=f"of {','.join(PASSES)}")
-    add("--layers", type=_layers, help=f"of {','.join(rivals.FORMULAS)}")
-    add("--rivals", type=_rivals, help=f"of {','.join(rivals.RIVALS)}")
+    add("--passes", type=_words(PASSES), default=list(PASSES), help=f"of {','.join(PASSES)}")
+    add("--layers", type=_words(rivals.FORMULAS), help=f"of {','.join(rivals.FORMULAS)}")
+    add("--rivals", type=_words(rivals.RIVALS), help=f"of {','.join(rivals.RIVALS)}")
     precisions = ["highest", "high", "medium"]
     add("--precision", choices=precisions, default="highest", help="of float32 products")
     seconds = f"per case, default {SECONDS:g}; with --tune per kernel and size"
@@ -202,7 +196,7 @@ def _measure_cases(
     """The rows of cases at a number of threads; `common` is what all rows of a command share."""
     torch.set_num_threads(threads)
     limits = environment.measure_limits(device)
-    title = f"{threads} thread{'s' if threads > 1 else ''}"
+    title = named_threads(threads)
     product, copy = limits.product_rate / 1e9, limits.copy_rate / 1e9
     print(f"\n{title}: a @ b {product:.0f} GFLOP/s, copy {copy:.1f} GB/s")
     peaks, settings = _peaks(threads, device, tell), common["settings"]
@@ -246,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rest = "the rows so far are kept, the same command goes on from there"
         print(f"\ninterrupted; {rest}", file=sys.stderr)
         return 130
-    except report.ReportError as error:
+    except ReportError as error:
         print(f"--json: {error}; name another file", file=sys.stderr)
         return 2
     return 0

@@ -52,6 +52,10 @@ class Size:
             raise ValueError(f"a size is BxIxO or BxIxOxK in positive integers, got {text!r}")
         return Size(*map(int, text.split("x")))
 
+    @staticmethod
+    def from_dict(row: dict[str, Any]) -> Size:
+        return Size(row["rows"], row["inputs"], row["outputs"], row["models"])
+
 
 @dataclass(frozen=True)
 class Case:
@@ -75,8 +79,7 @@ class Case:
 
     @staticmethod
     def from_dict(row: dict[str, Any]) -> Case:
-        size = Size(row["rows"], row["inputs"], row["outputs"], row["models"])
-        return Case(row["layer"], row["kind"], size, row["signs"])
+        return Case(row["layer"], row["kind"], Size.from_dict(row), row["signs"])
 
 
 TINY = (Size(100, 6, 2), Size(100, 2, 6), Size(100, 100, 1), Size(100, 100, 100))
@@ -105,6 +108,24 @@ WIDE_TRAINING = (Size(128, 100, 100), Size(1024, 64, 64))
 ROLLOUT_MODELS = (1, 20, 100)
 ADAPTIVE_TIMES = 51
 ROLLOUT_STEPS, ROLLOUT_FEATURES, ROLLOUT_HIDDEN, ROLLOUT_DT = 200, 3, 9, 0.05
+
+
+# The cases of the short table and of the picture, in their order.
+SHORT = (
+    Case("npu-nau", TRAIN, Size(100, 2, 4, 1), "positive"),
+    Case("npu-nau", TRAIN, Size(100, 2, 4, 20), "positive"),
+    Case("npu-nau", RUN, Size(100, 2, 4, 1), "positive"),
+    Case("npu-nau", RUN, Size(100, 2, 4, 20), "positive"),
+    Case("npu", STEP, Size(100, 6, 2)),
+    Case("npu", STEP, Size(100, 6, 2, 1000)),
+    Case("npu", STEP, Size(1024, 64, 64)),
+    Case("npu", STEP, Size(2048, 1024, 1024)),
+    Case("npu-nau", ROLLOUT, Size(200, 3, 9, 1), "positive"),
+)
+PASS_NAMES = {
+    FORWARD: "forward", STEP: "forward and backward", TRAIN: "training step",
+    RUN: "100 training steps", ROLLOUT: "rollout", ADAPTIVE: "adaptive rollout",
+}  # fmt: skip
 
 
 def all_cases(sizes: Sequence[Size] | None = None) -> list[Case]:

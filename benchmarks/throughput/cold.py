@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.marked_blocks import MarksError, record_table, renew
-from benchmarks.throughput import environment, report, timing
+from benchmarks.throughput import environment, results, timing
 from npu_kernels._jobs import files
 from npu_kernels._jobs.progress import Progress
 
@@ -183,7 +183,7 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         where = row["environment"]
         name = where["processor"]
-        processor = report.PROCESSORS.get((name, where.get("processor_model")), name)
+        processor = results.PROCESSORS.get((name, where.get("processor_model")), name)
         facts = f"{processor}, torch {where['torch']}, npu_kernels at {where['commit']}"
         machines.setdefault(facts, {})[row["cold"], row["rival"]] = row
     texts = []

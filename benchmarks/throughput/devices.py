@@ -85,8 +85,10 @@ class Cuda(Device):
         return graph.replay, result
 
     def profile(self, run: Callable[[], object]) -> dict[str, Any]:
-        """Microseconds of one call between two events; by torch's profiler, where that works, those
-        in which the device was at work, and the number of its kernels and copies."""
+        """Return the microseconds of one call between two events, and what the profiler counts.
+
+        That is the device's time at work and the number of its kernels and copies.
+        """
         microseconds = 1e6 * statistics.median(self.seconds(run) for _ in range(EVENT_CALLS))
         try:
             return {"event_us": microseconds, **self._counted(run)}

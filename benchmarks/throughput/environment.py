@@ -18,19 +18,9 @@ import torch
 import npu_kernels
 from benchmarks.throughput.devices import DEVICES, Device
 from npu_kernels._backends import cpu
+from npu_kernels.env import processor
 
 TRIALS = 5
-
-
-def processor() -> str:
-    """The processor's name as the system gives it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def processor_model() -> str | None:
@@ -50,6 +40,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def named_threads(count: int) -> str:
+    """The number of threads in words."""
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
 def instruction_set() -> str:
     """What our kernels use, or why they do not run."""
     runs, reason = cpu.available()
@@ -57,7 +52,7 @@ def instruction_set() -> str:
 
 
 def commit() -> str:
-    """The repository's commit, "+" behind it when tracked files are changed, or "unknown"."""
+    """The repository's commit, with "+" if tracked files are changed, or "unknown"."""
     folder = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:

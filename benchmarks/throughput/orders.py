@@ -39,6 +39,10 @@ class Task:
     def to_dict(self) -> dict[str, Any]:
         return {"kernel": self.kernel, **asdict(self.size), "precision": self.precision}
 
+    @staticmethod
+    def from_dict(row: dict[str, Any]) -> Task:
+        return Task(row["kernel"], Size.from_dict(row), row["precision"])
+
 
 @dataclass(frozen=True)
 class Order:

@@ -16,39 +16,41 @@ prints all tables, unless an option says where they go:
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.drawing import COLORS, available, figure, headline, legend, save
 from benchmarks.marked_blocks import MarksError, record_table, renew
 from benchmarks.throughput.cases import (
     ADAPTIVE,
-    FORWARD,
+    PASS_NAMES,
     ROLLOUT,
-    RUN,
+    SHORT,
     STEP,
-    TRAIN,
     UNITS,
     Case,
     Size,
     hidden,
-)  # fmt: skip
+)
+from benchmarks.throughput.environment import named_threads
+from benchmarks.throughput.picture import picture
+from benchmarks.throughput.results import (
+    GPU,
+    Group,
+    Groups,
+    Machine,
+    ReportError,
+    Row,
+    chosen,
+    grouped,
+    read,
+)
 from benchmarks.throughput.timing import DOUBT, doubtful
 from npu_kernels._jobs import files
-
-Row = dict[str, Any]
-Group = dict[str, Row]  # rival -> row
-# Processor, instruction set, torch, npu_kernels, commit, matmul precision.
-Machine = tuple[str, ...]
-Groups = dict[tuple[Case, int], Group]  # case, threads
 
 MARK, SUMMARY_MARK, GPU_MARK = "throughput", "throughput-summary", "throughput-gpus"
 ROWS_MARK = "throughput-rows"
 LEAST_COUNTS = 4  # numbers of rows that a layer was measured with, to be in that block
-GPU = "cuda"  # of a row's device
 ON_GPUS = "eager", "compile", "compile-graph", "compile-autotune"
 PAGE_HEAD = "---\norphan: true\n---\n\n# Throughput\n\n"  # the page is in no menu
 READING = (
@@ -56,10 +58,6 @@ READING = (
     "it is **slower** the number is bold. `nn.Linear` computes another function. The performance "
     "page says [how a row is measured](../performance.md#how-a-row-is-measured)."
 )
-NEEDED = (
-    "layer", "kind", "rows", "inputs", "outputs", "models", "signs", "threads", "rival",
-    "median_us", "ratio",
-)  # fmt: skip
 COLUMNS = {
     "eager": "eager",
     "layers": "our layers, torch's loss and Adam",
@@ -78,103 +76,9 @@ COLUMNS = {
 YARDSTICKS = {"linear": "`nn.Linear`", "one-model": "K single models"}
 # Passes replayed from a CUDA graph: another program's is divided by ours.
 OUR_GRAPH, GRAPHS = "graph", {"eager-graph": "eager", "linear-graph": "`nn.Linear`"}
-BARS = {"eager": "eager", "compile": "torch.compile"}  # the picture's, and their titles
-# Virtual machines give several processors one name. Family, model and stepping tell them apart; old
-# rows lack these.
-PROCESSORS = {
-    ("AMD EPYC", None): "AMD Zen 4",
-    ("AMD EPYC", "25/1/1"): "AMD Zen 3",
-    ("AMD EPYC", "25/17/1"): "AMD Zen 4",
-    ("AMD EPYC", "26/2/1"): "AMD Zen 5",
-    ("Intel(R) Xeon(R) Processor", None): "Intel Sapphire Rapids",
-    ("Intel(R) Xeon(R) Processor", "6/167/1"): "Intel Granite Rapids",
-}
-INSTRUCTION_SETS = "baseline", "avx2", "avx512", "avx512_bf16", "amx"  # a processor's best is shown
-# The rows of the short table, in its order; further ones where we lose.
-SHORT = (
-    Case("npu-nau", TRAIN, Size(100, 2, 4, 1), "positive"),
-    Case("npu-nau", TRAIN, Size(100, 2, 4, 20), "positive"),
-    Case("npu-nau", RUN, Size(100, 2, 4, 1), "positive"),
-    Case("npu-nau", RUN, Size(100, 2, 4, 20), "positive"),
-    Case("npu", STEP, Size(100, 6, 2)),
-    Case("npu", STEP, Size(100, 6, 2, 1000)),
-    Case("npu", STEP, Size(1024, 64, 64)),
-    Case("npu", STEP, Size(2048, 1024, 1024)),
-    Case("npu-nau", ROLLOUT, Size(200, 3, 9, 1), "positive"),
-)
 # The rows of the summary of several processors.
 SUMMARY = (*SHORT, Case("npu", STEP, Size(100, 100, 1)), Case("npu", STEP, Size(4096, 256, 256)))
-PASS_NAMES = {
-    FORWARD: "forward", STEP: "forward and backward", TRAIN: "training step",
-    RUN: "100 training steps", ROLLOUT: "rollout", ADAPTIVE: "adaptive rollout",
-}  # fmt: skip
 LAYERS = {name: unit.__name__ for name, unit in UNITS.items()}
-
-
-class ReportError(Exception):
-    """A file that cannot be used, named."""
-
-
-def read(paths: Iterable[Path], text: str | None = None) -> list[Row]:
-    """The rows of the files, or of `text` in their place; ReportError names file and line."""
-    rows: list[Row] = []
-    for path in paths:
-        try:
-            lines = (path.read_text() if text is None else text).splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ReportError(f"cannot read {path}: {error}") from None
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ReportError(f"{path}, line {number} is no JSON: {error}") from None
-            missing = [key for key in NEEDED if not isinstance(row, dict) or key not in row]
-            if missing:
-                lacks = f"no row of the suite: without {', '.join(missing)}"
-                raise ReportError(f"{path}, line {number} is {lacks}")
-            rows.append(row)
-    if not rows:
-        raise ReportError("there are no rows")
-    return rows
-
-
-def _machine(row: Row) -> Machine:
-    where = dict(row.get("environment", {}))
-    where["processor"] = where.get("gpu", where.get("processor"))
-    processor = where["processor"] or "unknown"
-    model = where.get("processor_model")
-    where["processor"] = PROCESSORS.get((processor, model), processor)
-    keys = ("processor", "instruction_set", "torch", "npu_kernels", "commit")
-    facts = (str(where.get(key, "unknown")) for key in keys)
-    return *facts, str(row.get("matmul_precision", "highest"))
-
-
-def grouped(rows: Iterable[Row]) -> dict[Machine, Groups]:
-    """machine -> (case, threads) -> rival -> row; of two rows for the same the later one counts."""
-    machines: dict[Machine, Groups] = {}
-    for row in rows:
-        groups = machines.setdefault(_machine(row), {})
-        groups.setdefault((Case.from_dict(row), row["threads"]), {})[row["rival"]] = row
-    return machines
-
-
-def chosen(rows: Iterable[Row], processor: str | None) -> tuple[Machine, Groups]:
-    """A processor's newest full-precision rows with its best instruction set, or a ReportError."""
-    machines = {m: groups for m, groups in grouped(rows).items() if m[-1] == "highest"}
-    named = [pair for pair in machines.items() if processor in (None, pair[0][0])]
-    if len({machine[0] for machine, _ in named}) != 1:
-        names = ", ".join(dict.fromkeys(machine[0] for machine in machines))
-        raise ReportError(f"--processor must name one of: {names}; got {processor}")
-
-    def rank(pair: tuple[Machine, Groups]) -> tuple[int, str]:
-        isa, rows = pair[0][1], [row for group in pair[1].values() for row in group.values()]
-        newest = max(str(row.get("environment", {}).get("date", "")) for row in rows)
-        sets = INSTRUCTION_SETS
-        return sets.index(isa) if isa in sets else len(sets), newest
-
-    return max(named, key=rank)
 
 
 def _time(ours: Row) -> str:
@@ -409,7 +313,7 @@ def short(rows: Sequence[Row], processor: str | None = None) -> str:
             name = f"neural ODE, {case.size.rows} steps, forward and backward"
         records.append(
             {
-                "": name + ("" if count == threads else f", {_threads(count)}"),
+                "": name + ("" if count == threads else f", {named_threads(count)}"),
                 "B, I, O, K": _size(case.size),
                 "ours": _time(group["ours"]),
                 "eager": _ratio(group.get("eager")),
@@ -419,67 +323,14 @@ def short(rows: Sequence[Row], processor: str | None = None) -> str:
             }
         )
     where = (
-        f"{_where(machine)}; {_threads(threads)}, float32 (the ODE: float64). B rows, I inputs, "
-        "O outputs, K models; for the ODE steps, features, hidden units, models. The columns "
-        "eager, `torch.compile` and `nn.Linear` are their time divided by ours: **above 1 "
+        f"{_where(machine)}; {named_threads(threads)}, float32 (the ODE: float64). B rows, "
+        "I inputs, O outputs, K models; for the ODE steps, features, hidden units, models. The "
+        "columns eager, `torch.compile` and `nn.Linear` are their time divided by ours: **above 1 "
         "npu_kernels is faster**. `nn.Linear` of the same shape computes another "
         "function. Errors are relative."
     )
     text = record_table(records)
     return f"{where}{_doubts(text)}\n\n{text}".strip()
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread{'s' if count > 1 else ''}"
-
-
-Bars = tuple[list[list[float]], list[str], list[str]]  # ratios by size and rival; sizes; rivals
-
-
-def picture(rows: Sequence[Row], path: Path, processor: str | None = None) -> None:
-    """Draw the rivals' times divided by ours in the cases of `SHORT`, with the most threads.
-
-    Raises ReportError without matplotlib, or without such rows.
-    """
-    if not available():
-        raise ReportError("the picture needs matplotlib (pip install matplotlib)")
-    machine, groups = chosen(rows, processor)
-    threads = max(count for _, count in groups)
-    shown = {case: groups.get((case, threads), {}) for case in SHORT}
-    shown = {case: group for case, group in shown.items() if group.keys() >= BARS.keys()}
-    if not shown:
-        raise ReportError(f"the picture needs rows with {' and '.join(BARS)} of the README's cases")
-    drawing, axes = figure(1, 1, 0.45 * len(shown) + 1.5)
-    axis, marked = axes[0][0], False
-    for n, (rival, title) in enumerate(BARS.items()):
-        ratios = [group[rival]["ratio"] for group in shown.values()]
-        marks = ["?" if doubtful(group[rival]) else "" for group in shown.values()]
-        marked = marked or any(marks)
-        heights = [y + 0.38 * (n - 0.5) for y in range(len(shown))]
-        look = {"height": 0.36, "color": COLORS[rival], "label": title}
-        bars = axis.barh(heights, ratios, left=0, **look)
-        labels = [f"{ratio:.3g}{mark}" for ratio, mark in zip(ratios, marks, strict=True)]
-        axis.bar_label(bars, labels, padding=2)
-    axis.set_yticks(range(len(shown)), map(_bar_title, shown))
-    axis.axvline(1, color=COLORS["npu_kernels"], linewidth=4, label="npu_kernels")
-    axis.set(xscale="log", xlim=(1, 3 * max(axis.get_xlim())), ylim=(len(shown) - 0.4, -0.6))
-    axis.set_xticks([1, 10, 100], ["1", "10", "100"])
-    axis.minorticks_off()
-    axis.spines[["top", "right"]].set_visible(False)
-    legend(axis, 3, lines_of_title=0)
-    note = "; ?: a doubtful ratio" if marked else ""
-    title = "How many times longer others take"
-    headline(drawing, title, f"{machine[0]}, {_threads(threads)}, logarithmic scale{note}")
-    save(drawing, path)
-
-
-def _bar_title(case: Case) -> str:
-    size = case.size
-    models = "" if size.models == 1 else f", {size.models} models"
-    if case.kind == ROLLOUT:
-        return f"neural ODE,\n{size.rows} steps{models}"
-    layer = f"NPU {size.inputs} → {size.outputs}" if case.layer == "npu" else "NPU → NAU"
-    return f"{PASS_NAMES[case.kind]},\n{layer}, {size.rows} rows{models}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.throughput import rivals, timing
 from benchmarks.throughput.cases import Case
-from benchmarks.throughput.report import ReportError, read
+from benchmarks.throughput.results import ReportError, read
 from npu_kernels._jobs import files
 
 Row = dict[str, Any]

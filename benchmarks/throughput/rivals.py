@@ -87,26 +87,12 @@ def _npu(x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor) -> Tenso
     return reference.npu(x, weight_re, weight_im, gate, eps=EPS)
 
 
-def _real_npu(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
-    return reference.npu(x, weight, None, gate, eps=EPS)
-
-
-def _npu_nau(
-    x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor
-) -> Tensor:
-    return reference.nau(_npu(x, weight_re, weight_im, gate), weight, clip=False)
-
-
-def _naive_npu(x: Tensor, weight_re: Tensor, weight_im: Tensor) -> Tensor:
-    return reference.npu(x, weight_re, weight_im, None, eps=EPS)
-
-
 FORMULAS: dict[str, Callable[..., Tensor]] = {
     "npu": _npu,
-    "realnpu": _real_npu,
+    "realnpu": lambda x, weight, gate: reference.npu(x, weight, None, gate, eps=EPS),
     **{name: getattr(reference, name) for name in (*PRODUCTS, *SIBLINGS[1:])},
-    "naivenpu": _naive_npu,
-    "npu-nau": _npu_nau,
+    "naivenpu": lambda x, weight_re, weight_im: reference.npu(x, weight_re, weight_im, eps=EPS),
+    "npu-nau": lambda x, re, im, gate, a: reference.nau(_npu(x, re, im, gate), a, clip=False),
 }
 
 
@@ -117,13 +103,10 @@ def _complex_npu(x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor) 
     return (log_x @ torch.complex(weight_re, weight_im).mT).exp().real
 
 
-def _complex_real_npu(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
-    return _complex_npu(x, weight, torch.zeros_like(weight), gate)
-
-
 COMPLEX_FORMULAS: dict[str, Callable[..., Tensor]] = {
-    "npu": _complex_npu, "realnpu": _complex_real_npu,
-}  # fmt: skip
+    "npu": _complex_npu,
+    "realnpu": lambda x, weight, gate: _complex_npu(x, weight, torch.zeros_like(weight), gate),
+}
 
 
 class Formula(nn.Module):
@@ -187,10 +170,6 @@ def _single(case: Case) -> Case:
 # ---- passes --------------------------------------------------------------------------------------
 
 
-def _leaf(x: Tensor) -> Tensor:
-    return x.clone().requires_grad_()
-
-
 def _layer_workload(case: Case, module: nn.Module, operands: Operands, compare: bool) -> Workload:
     if case.kind == FORWARD:
 
@@ -202,7 +181,7 @@ def _layer_workload(case: Case, module: nn.Module, operands: Operands, compare: 
         x = operands.x
         return Workload(forward, (lambda: [forward()]) if compare else None)
 
-    x, grad_y = _leaf(operands.x), operands.grad_y
+    x, grad_y = rollouts.leaf(operands.x), operands.grad_y
     leaves = [x, *module.parameters()]
 
     def clear() -> None:
@@ -277,7 +256,7 @@ def _loop(case: Case, operands: Operands) -> Workload:
 def captured(
     workload: Workload, capture: Callable[[Callable[[], Any]], Capture] | None
 ) -> Workload:
-    """The workload replayed from a graph, whose tensors stay: results are read behind a replay."""
+    """The workload replayed from a graph, whose tensors stay: results are read after a replay."""
     if capture is None:
         raise ValueError("rivals.build: this device captures no graphs")
     captured_pass = workload.run if workload.results is None else workload.results

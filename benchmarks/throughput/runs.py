@@ -1,21 +1,20 @@
 """The pass "run": `RUN_STEPS` steps of a training from its start, in one call if possible.
 
 Ours is `npu_kernels.training.run`, JAX's a `jax.lax.scan` over steps of the formula, its gradient
-and Adam; the others repeat a training step. What is compared are the parameters behind the steps.
+and Adam; the others repeat a training step. The parameters after all steps are compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.throughput.cases import EPS, LEARNING_RATE, RUN_STEPS, Operands
+from benchmarks.throughput.rollouts import Pass
 from npu_kernels import optim, training
-
-Pass = tuple[Callable[[], object], Callable[[], Sequence[Tensor]]]
 
 
 def ours(make: Callable[[], nn.Module], operands: Operands) -> Pass:

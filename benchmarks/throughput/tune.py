@@ -242,8 +242,7 @@ class Tuner:
 
 def describe(row: Row) -> str:
     """A row as a line of text."""
-    size = Size(row["rows"], row["inputs"], row["outputs"], row["models"])
-    line = f"{row['kernel']} {size} {row['precision']}: {row['shipped_us']:.1f} us as shipped, "
+    line = f"{Task.from_dict(row)}: {row['shipped_us']:.1f} us as shipped, "
     line += f"{row['us']:.1f} us with {row['config']}, "
     line += f"{row['tried']} tried in {row['seconds']:.0f} s"
     failure = f"; the table could not be written: {row.get('not_written')}"
@@ -259,8 +258,7 @@ def earlier(path: Path | None, where: Row) -> set[str]:
             with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
                 row = json.loads(line)
                 if all(row.get(name) == value for name, value in where.items()):
-                    size = Size(row["rows"], row["inputs"], row["outputs"], row["models"])
-                    done.add(str(Task(row["kernel"], size, row["precision"])))
+                    done.add(str(Task.from_dict(row)))
     return done
 
 

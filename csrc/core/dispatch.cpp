@@ -113,8 +113,8 @@ constexpr Kernels<float> avx512_bf16_table = with_tiles<Avx512Bf16>();
 #endif
 
 #if defined(NPU_AMX)
-// The processor's, that the operating system saves the tiles, and that this process may use them: Linux wants to be
-// asked, once for all threads.
+// Whether the processor has tiles, the operating system saves them, and this process may use them: Linux must be asked
+// for that, once for all threads.
 bool has_amx() {
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kSaved = 3u << 17;
   if (!has_avx512_bf16() || (Features(0).d & (kBf16 | kTile)) != (kBf16 | kTile)) return false;

@@ -2,9 +2,10 @@
 // form.
 //
 //   y_o = prod_i t_oi,   t_oi = w_oi x_i + (1 - w_oi)
-//   e_oi = grad_y_o prod_{j != i} t_oj        the product without its i-th factor, as prefix times suffix: right at t =
-//   0 dw_oi = sum_b e_oi (x_i - 1)              dx_i = sum_o e_oi w_oi
+//   e_oi = grad_y_o prod_{j != i} t_oj
+//   dw_oi = sum_b e_oi (x_i - 1)              dx_i = sum_o e_oi w_oi
 //
+// The product without its i-th factor is a prefix times a suffix, so that it is right where t is 0.
 // With `clip` w is min(max(weight, 0), 1), and dw is 0 where the weight is not in [0, 1].
 //
 // Neural Multiplicative Reciprocal Unit (Mistry, Farrahi, Hare 2022): the same of x' = [x, r], r = 1 / (x + eps), which

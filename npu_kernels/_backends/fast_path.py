@@ -27,8 +27,7 @@ def file_names(version: str, python: str) -> list[str]:
 
     A build on this machine is for exactly this machine's torch. The library in a wheel is for a
     release of torch, without its local version: a release's builds for the CPU and for every CUDA
-    declare the same classes. Of what is no release, only the local version tells one build from
-    another.
+    declare the same classes. Builds that are no release differ in the local version alone.
     """
     public, _, local = version.partition("+")
     released = [public] if local and re.fullmatch(r"\d+\.\d+\.\d+", public) else []
@@ -45,7 +44,7 @@ def _library() -> Path:
 LIBRARY = _library()
 
 # The functions of csrc/fast_path/module.cpp: those of layers, whose names their records have, and
-# others. They answer NotImplemented to what is not plain. None: not loaded.
+# others. They return NotImplemented for calls that are not plain. None: not loaded.
 npu: Callable[..., Any] | None = None
 nmu: Callable[..., Any] | None = None
 nmru: Callable[..., Any] | None = None
@@ -85,9 +84,9 @@ def _of_any_rows(function: Callable[..., Any], rows: tuple[int, ...]) -> Callabl
 
 
 def set_backward(name: str, function: Callable[..., Any]) -> None:
-    """Set the function that computes the gradients of the one named so, where they are not plain.
+    """Set what computes the gradients of the function of this name where they are not plain.
 
-    The gradients' function of a layer with a record takes rows as [K, B, ...].
+    For a layer with a record, `function` takes rows as [K, B, ...].
     """
     if _set_backward is None:
         return

@@ -25,15 +25,15 @@ _DEFINED[nn.Sequential] = _methods_of_sequential(nn.Sequential)
 
 
 def note_methods(kind: type[nn.Module]) -> None:
-    """Take the methods that a class of layers has now as its own: it computes what its bases do."""
+    """Note the present methods of a class as its own: it computes what its base classes do."""
     _DEFINED[kind] = _methods_of(kind)
 
 
 def replaced_method(part: nn.Module) -> str | None:
     """Return a method by which a call of a layer does something else than the layer's class says.
 
-    It was replaced on the module, on its class, or by a class that is derived from it. None if
-    there is none. Noted are the methods of Sequential, of `STEADY`, and by `note_methods`.
+    It was replaced on the module, on its class, or by a derived class. None: no method was.
+    The original methods are known of Sequential, of `STEADY`, and of classes that were noted.
     """
     attributes, kind = part.__dict__, type(part)
     if "forward" in attributes or "_call_impl" in attributes:
@@ -55,9 +55,9 @@ def chain(
 ) -> list[tuple[str, nn.Module]]:
     """Return the paths and layers of a model in the order in which they are called.
 
-    The model itself, whose path is "", where it is no Sequential, or is called in another way.
+    A model that is no Sequential, or of which a method was replaced, is one layer with the path "".
 
-    any_call: take also Sequentials apart that are called in another way.
+    any_call: list also the layers of Sequentials of which a method was replaced.
     """
     if not isinstance(model, nn.Sequential) or not (any_call or replaced_method(model) is None):
         return [(path, model)]

@@ -39,7 +39,7 @@ def upright(equation: str) -> str:
 
 
 def latex(write: Callable[[], Sequence[str]]) -> str | None:
-    """Return what `write` gives, equations, as one block; None where sympy is not installed."""
+    """Return the equations that `write` returns as one block of LaTeX; None without sympy."""
     try:
         equations = write()
     except ImportError:

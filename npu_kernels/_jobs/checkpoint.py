@@ -14,13 +14,13 @@ CHECKPOINT_SECONDS = 30.0  # between two savings
 
 
 class Resumable(Protocol):
-    """Work with a state of tensors and numbers, a dict that has its fingerprint."""
+    """Work that can be saved: its state is a dict of tensors and numbers, with its fingerprint."""
 
     function: str  # what the user has called
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """What decides its numbers, as it was before the first step."""
+        """Return the facts that decide the work's numbers, as they were before the first step."""
 
     def state(self) -> dict[str, Any]: ...
 
@@ -63,18 +63,18 @@ class Checkpoint:
                 raise self.refused(error) from None
 
     def refused(self, error: OSError | ValueError) -> Exception:
-        """The error of a file that cannot be read or is not this work's."""
+        """Return the error for a file that cannot be read or belongs to other work."""
         function = self.work.function
         rule = f"checkpoint must be a new file or one of this same {function}"
         return _kind(error)(f"{function}: {rule}, got {str(self.path)!r}: {error}")
 
     def keep(self) -> None:
-        """Save if the last time is long ago."""
+        """Save the work if it was last saved long ago."""
         if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
             self.save()
 
     def save(self) -> None:
-        """Save the work. It continues without where that fails, and the former file stays."""
+        """Save the work; where this fails, warn, keep the former file and let the work go on."""
         self._saved = time.monotonic()
         try:
             files.save(self.path, saved.plain(self.work.state(), "state"))

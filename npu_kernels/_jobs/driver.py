@@ -42,7 +42,7 @@ def interruptible() -> Iterator[list[bool]]:
 
 
 class Job(Resumable, Protocol):
-    """Work in steps."""
+    """Work that is done in steps and can be saved between them."""
 
     done: int
     total: int

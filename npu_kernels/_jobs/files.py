@@ -40,7 +40,7 @@ def _host() -> str:
 
 
 def _target(path: Path) -> Path:
-    """The file itself that a path names, perhaps by links. Raises OSError where no file can be."""
+    """Return the file that a path names, its links followed; OSError where no file can be."""
     target = Path(os.path.realpath(path))
     if target.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -61,7 +61,7 @@ def _temporary(target: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
         try:
             with file:
                 if _lock(file.fileno(), wait=True) and not path.exists():
-                    continue  # it was taken for a leftover before
+                    continue  # another process took it for a leftover before it was locked
                 yield path, file
                 return
         finally:
@@ -139,7 +139,7 @@ def write(path: Path, content: bytes | str) -> None:
 
 
 def save(path: Path, state: Any) -> None:
-    """A state of tensors and numbers into a file, as `write`, with a checksum for `load`."""
+    """Write a state of tensors and numbers as `write` does, with a checksum for `load`."""
     content = dumped(state)
     write(path, _HEAD + _checksum(content) + content)
 
@@ -157,7 +157,7 @@ def loaded(content: bytes) -> Any:
 
 
 def load(path: Path, keys: Collection[str]) -> dict[str, Any]:
-    """The dictionary with these keys that `save` wrote, on the CPU.
+    """Return the dictionary that `save` wrote, on the CPU; it must have these keys.
 
     Raises ValueError, which says what the file is, for any other content: empty, cut off, changed,
     or somebody else's. A file of plain `torch.save` is taken too; it has no checksum.

@@ -18,7 +18,7 @@ LONG = 200  # characters: values that are longer are not shown
 
 
 def fingerprint(**facts: str) -> dict[str, str]:
-    """Return what decides the numbers of some work: these facts, and the versions."""
+    """Return the facts that decide the numbers of some work, with the versions added."""
     return {"npu_kernels": npu_kernels.__version__, "torch": str(torch.__version__), **facts}
 
 

@@ -107,7 +107,7 @@ class Progress:
             self._bar.refresh()
 
     def close(self) -> None:
-        """The end."""
+        """Remove the bar from a terminal; elsewhere write the last line."""
         if self._bar is not None:
             if not self.terminal:
                 self._bar.refresh()

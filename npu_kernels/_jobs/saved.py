@@ -91,7 +91,7 @@ def integer(value: Any, name: str, low: int = 0, high: int = MOST_WHOLE) -> int:
 
 
 def number(value: Any, name: str, low: float = -math.inf, finite: bool = True) -> Any:
-    """A number of at least `low`, no integer beyond the floats; not finite: or inf or nan."""
+    """A number of at least `low` that a float can hold; unless `finite`, also inf or nan."""
     plain = type(value) is float or (type(value) is int and not math.isnan(as_number(value)))
     if not plain or value < low or (finite and not math.isfinite(value)):
         finer = " that is finite" if low == -math.inf else f" of at least {low}"
@@ -112,7 +112,7 @@ def tensor(
 
     shape: None allows any size.
 
-    low, high: the bounds of its numbers, of which nan is then none.
+    low, high: the bounds of its numbers; with bounds nan is refused.
     """
     sizes_text = ", ".join("any" if n is None else str(n) for n in shape)
     rule = f"a tensor of {dtype} and shape ({sizes_text})"

@@ -1,10 +1,12 @@
 """Loops of training steps, for `training.run` and `fit`.
 
-records.py    the fields of a plan, which C++ has too
-plan.py       which steps C++ can make, and the plan that it gets
-captured.py   steps by a CUDA graph
-steps.py      what all loops have, and the ordinary one
-functions.py  loss, penalties, schedule and projection
+steps.py       the ordinary loop, and the base of all loops
+plan.py        which steps C++ can make, and the plan that it gets
+records.py     the fields of a plan, which C++ has too
+captured.py    steps by a CUDA graph
+loss.py        the mean squared error
+penalties.py   the penalties, and the schedule of their weights
+projection.py  parameters back into their intervals
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ __all__ = ["Captured", "Fused", "Loop", "Ordinary", "loop_for"]
 
 
 def loop_for(
-    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, *others: Tensor
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, *data: Tensor
 ) -> tuple[type[Loop], str | None]:
     """Return the class of the fastest loop, and the reason if it is the ordinary one.
 
-    x, others: the data.
+    data: y, and the weight of errors if there is one.
     """
     if x.is_cuda:
         reason = captured.obstacle(model, optimizer, x)
         return (Captured, None) if reason is None else (Ordinary, reason)
-    reason = plan.obstacle(model, optimizer, x, *others)
+    reason = plan.obstacle(model, optimizer, x, *data)
     return (Fused, None) if reason is None else (Ordinary, reason)

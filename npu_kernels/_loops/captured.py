@@ -93,7 +93,7 @@ class Captured(Ordinary):
         self, done: int, count: int, rows: Tensor | None, schedules: Tensor,
         counts: dict[int, Tensor],
     ) -> int:  # fmt: skip
-        """Make first steps after `count` of the call, and a graph; return the number behind."""
+        """Make the steps before a graph, and the graph; return the call's steps so far."""
         inputs = _Inputs(self, rows, schedules)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -119,7 +119,7 @@ class Captured(Ordinary):
         return count
 
     def _replay(self, graph: _Graph, done: int, count: int, steps: int) -> int:
-        """Make the steps after the first `count` of the call; return the number behind."""
+        """Make the steps after the first `count` of the call; return the call's steps so far."""
         for step in range(count, steps):
             graph.inputs.take(step)
             graph.graph.replay()
@@ -183,7 +183,7 @@ class _Numbers:
         ]
 
     def renew(self, schedules: Tensor) -> bool:
-        """Take the numbers of other steps; return whether those in the graph still hold."""
+        """Take the next call's numbers; return whether the graph's constants are still right."""
         for value, numbers in zip(self.values, schedules, strict=True):
             if not isinstance(value, Tensor) and (numbers != value).any():
                 return False
@@ -218,7 +218,7 @@ class _Inputs:
         return shapes[0] == shapes[1] and self.rates.renew(rates) and self.weights.renew(weights)
 
     def take(self, step: int) -> None:
-        """Copy those of a step to where the graph reads them."""
+        """Copy the rows and numbers of a step to where the graph reads them."""
         if self.rows is not None and self.all_rows is not None:
             self.rows.copy_(self.all_rows[step])
         self.rates.take(step)

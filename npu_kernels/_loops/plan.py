@@ -106,13 +106,14 @@ def _check_storage(name: str, tensor: Any) -> None:
 
 
 def obstacle(
-    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, *others: Tensor
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, *data: Tensor
 ) -> str | None:
     """Return the reason why one call cannot make the steps; None if it can.
 
     Prehooks of a parameter's AccumulateGrad node cannot be seen from Python: the call ignores them.
 
-    x, others: the data. Raises what a call of the layers raises for options that they refuse.
+    data: y, and the weight of errors if there is one. Raises the error of the layers' own call for
+    options that they refuse.
     """
     fast = dispatch.forced() in dispatch.FAST_PATH
     if not (x.is_cpu and fast and dispatch.backend_for(x) == "cpu"):
@@ -124,7 +125,7 @@ def obstacle(
     modules, layers = list(model.modules()), [layer for _, layer in chain(model)]
     problem = call_obstacle(modules) or _layers_obstacle(modules, layers, x)
     problem = problem or optimizer_obstacle(optimizer) or _state_obstacle(optimizer)
-    problem = problem or _memory_obstacle(layers, optimizer, (x, *others))
+    problem = problem or _memory_obstacle(layers, optimizer, (x, *data))
     if problem is None:
         for layer in layers:
             assert isinstance(layer, Unit)
@@ -212,7 +213,7 @@ def _parameter_obstacle(
 
 
 def _is_lazy(tensor: Tensor) -> bool:
-    """Whether its memory has other numbers: those to negate, or none where all are 0."""
+    """Whether a tensor's memory lacks its numbers: they are yet to be negated, or all are 0."""
     return tensor.is_neg() or tensor._is_zerotensor()
 
 
@@ -226,7 +227,7 @@ def _memory_obstacle(
     written = [*parameters, *(t for t in moments if isinstance(t, Tensor))]
     pieces = [(t.data_ptr(), t.data_ptr() + t.nbytes, True) for t in written]
     pieces += [(t.data_ptr(), t.data_ptr() + t.nbytes, False) for t in data]
-    any_end = written_end = 0  # of those before
+    any_end = written_end = 0  # where the tensors before it end: all of them, those that change
     for begin, end, changes in sorted(pieces):
         if begin < (any_end if changes else written_end):
             return "a parameter shares its memory with another tensor"
@@ -315,7 +316,7 @@ class Fused(Loop):
             plan.add(_formula(layer, index, self.x.dtype))
         intervals = self._intervals(layers)
         summed = [layer for layer in layers if layer.whole_weights]
-        whole = {id(p) for layer in summed for p in layer._parameters.values()}
+        whole_weights = {id(p) for layer in summed for p in layer._parameters.values()}
         groups = {id(p): n for n, g in enumerate(optimizer.param_groups) for p in g["params"]}
         updates: dict[tuple[int, bool], _Update] = {}
         states: list[dict[str, Tensor]] = []
@@ -329,9 +330,11 @@ class Fused(Loop):
             if group is not None or key in intervals:
                 written.append(parameter)
             if group is not None:
-                update = updates.get((group, key in whole))
+                update = updates.get((group, key in whole_weights))
                 if update is None:
-                    update = updates[group, key in whole] = _Update(self, group, key in whole)
+                    update = updates[group, key in whole_weights] = _Update(
+                        self, group, key in whole_weights
+                    )
                 state = optimizer.state[parameter]
                 if not state:
                     _begin_state(state, update.names, parameter)
@@ -377,15 +380,15 @@ class Fused(Loop):
 
 
 class _Update:
-    """The part of the plan that the parameters of a group with whole weights, or not, share."""
+    """The part of the plan that a group's parameters with whole weights share, or its others."""
 
-    def __init__(self, loop: Loop, group: int, whole: bool) -> None:
+    def __init__(self, loop: Loop, group: int, whole_weights: bool) -> None:
         groups = loop.optimizer.param_groups
         self.names = _state_names(loop.optimizer, groups[group])
         self.settings = records.Plan()
         self.penalties = 0  # their number
         for row, name in enumerate(loop.penalties, len(groups)):
-            if whole or name not in ONLY_WHOLE:
+            if whole_weights or name not in ONLY_WHOLE:
                 self.settings.add(records.Penalty(_PENALTY_NUMBERS[name], row))
                 self.penalties += 1
         self.settings.add(_settings(loop.optimizer, groups[group]))

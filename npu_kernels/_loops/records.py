@@ -18,7 +18,7 @@ class Call(NamedTuple):
     steps: int
     before: int  # steps made before
     every: int  # steps from one recorded loss to the next
-    shared_x: bool  # by all models
+    shared_x: bool  # all models have the same x
     shared_y: bool
     finite: bool  # an entry of a gradient that is not finite counts as 0
     layers: int  # how many
@@ -119,7 +119,7 @@ class Plan:
 
 
 def fields() -> list[str]:
-    """Return a line of field names for each record: integers before the bar, numbers behind it."""
+    """Return a line of field names for each record: integers before the bar, numbers after it."""
     rows = [(r.__name__.lower(), list(get_type_hints(r)), _INTEGERS[r]) for r in RECORDS]
     rows.append(("penalties", list(PENALTIES), len(PENALTIES)))
     return [" ".join([f"{name}:", *names[:n], "|", *names[n:]]) for name, names, n in rows]

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels._common.chains import num_models_of
-from npu_kernels._loops.functions import l1, mse_loss, project_, regularizer
+from npu_kernels._loops.loss import mse_loss
+from npu_kernels._loops.penalties import l1, regularizer
+from npu_kernels._loops.projection import project_
 from npu_kernels.layers import Unit
 
 Term = Callable[[nn.Module, Any], Tensor]
@@ -111,9 +113,9 @@ class Ordinary(Loop):
         """Remove the gradients, also those that the optimiser does not know of."""
         self.optimizer.zero_grad()
         groups = self.optimizer.param_groups
-        known = {id(parameter) for group in groups for parameter in group["params"]}
+        optimized = {id(parameter) for group in groups for parameter in group["params"]}
         for parameter in self.model.parameters():
-            if id(parameter) not in known:
+            if id(parameter) not in optimized:
                 parameter.grad = None
 
     def _error(self, rows: Tensor | None) -> Tensor:

@@ -107,8 +107,8 @@ class Derivative:
     def gradients(self, grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
         """Return the operands' gradients, differentiable where grad mode asks for it.
 
-        arguments: the operands, what was saved, all options and `needs`; without its bit a gradient
-        is None.
+        arguments: the operands, what was saved, all options and `needs`. A gradient is None if its
+        bit in `needs` is 0.
         """
         if eager_only():  # vmap over this backward, or a tangent in grad_y
             grads = self._by_formula(grad_y, arguments)

@@ -15,8 +15,8 @@ from npu_kernels import reference
 from npu_kernels._backends import fast_path
 from npu_kernels._operators import autograd, dispatch, ops, transforms
 from npu_kernels._operators.autograd import eager_only
+from npu_kernels._operators.checks import EPS, check_positive
 from npu_kernels._operators.dispatch import backend_for, by_fast_path
-from npu_kernels._operators.operands import EPS, check_positive
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
 

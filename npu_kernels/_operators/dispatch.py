@@ -234,10 +234,10 @@ is_batched_gradient: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_ba
 def launcher(name: str, tensors: Sequence[Tensor | None]) -> Any:
     """Return Triton's launcher of that name, to be called without torch's slower dispatcher.
 
-    None: the operator must be called. That is so on the CPU, for a compiler, a mode, a profiler,
-    and for tensors that are more than they seem.
+    None: the operator must be called. That is so on the CPU, under a compiler, a mode of torch or a
+    profiler, and for subclasses of tensors, tensors of transforms, and lazily negated ones.
 
-    tensors: those that nothing else has looked at; the first one tells the device.
+    tensors: those that nothing else has checked; the first one has the device of the call.
     """
     if is_compiling() or not _launchers or _dispatch_modes() or _function_modes() or _profiled():
         return None
@@ -271,8 +271,8 @@ def _run(name: str, *args: Any) -> Any:
 def _interpret() -> torch.library.Library | None:
     """Let operators on CPU tensors call Triton's kernels, in a process where Triton interprets.
 
-    They call these as they call the C++ kernels: compiled graphs, exported programs, vmap and
-    DTensor run the interpreted kernels too. In other processes this does nothing.
+    Compiled graphs, exported programs, vmap and DTensor then run the interpreted kernels where they
+    would run the C++ ones. In other processes this does nothing.
     """
     if not (cpu.available()[0] and _state("triton", "cpu")[0]):
         return None  # without the C++ library `_run` is their kernel already
@@ -299,4 +299,4 @@ for _name in ops.NAMES:
     ops.library.impl(_name, functools.partial(_run, _name), "CompositeExplicitAutograd")
 cpu.load()
 _cpu_runs = cpu.available()[0]
-_no_fast_path = ""  # why
+_no_fast_path = ""  # why the fast path is missing

@@ -36,7 +36,7 @@ class Layer:
     """
 
     name: str
-    # Name -> shape behind K: O, I, and J for 2 I; the first "OI" or "OJ".
+    # Name -> shape after K: O, I, and J for 2 I; the first "OI" or "OJ".
     weights: Mapping[str, str]
     optional: tuple[str, ...] = ()  # the weights that may be None
     options: Mapping[str, str] = field(default_factory=dict)  # of both operators: name -> type
@@ -323,7 +323,7 @@ def _ode_backward(
     grad_trajectory: Tensor | None,
     grad_derivatives: Tensor | None,
     trajectory: Tensor,
-    *arguments: Any,  # the weights, and behind them the last argument, `needs`
+    *arguments: Any,  # the weights first, `needs` last
 ) -> tuple[Tensor, ...]:
     operands = enumerate((trajectory[..., 0, :], *arguments[:4]))
     return tuple(_like(tensor, arguments[-1] >> bit & 1, trajectory) for bit, tensor in operands)

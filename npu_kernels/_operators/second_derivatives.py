@@ -153,19 +153,19 @@ def npu_second(
     if weight_im is not None:
         d, f = [torch.cat(d, -1)], [torch.cat(f, -1)]
     terms = list(zip(systems, f, d, strict=True))
-    found: list[Tensor | None] = [of_grad_y, None, None, None, None]
+    gradients: list[Tensor | None] = [of_grad_y, None, None, None, None]
     if needed[2] or needed[3]:
         of_matrix = [system.of_matrix(*pair) for system, *pair in terms]
-        found[2:4] = _of_weights(of_matrix, weight_im, x.shape[-1])
+        gradients[2:4] = _of_weights(of_matrix, weight_im, x.shape[-1])
     if needed[1] or needed[4]:
         of_rows = [system.of_rows(*pair) for system, *pair in terms]
         if weight_im is not None:
             of_rows = list(of_rows[0].split(x.shape[-1], -1))
         of_change = d[0] @ systems[0].matrix[..., : x.shape[-1]]
-        found[1] = inputs.of_x(of_rows[0], of_change) if needed[1] else None
+        gradients[1] = inputs.of_x(of_rows[0], of_change) if needed[1] else None
         of_b = of_rows[1] if len(of_rows) > 1 else None
-        found[4] = inputs.of_gate(of_rows[0], of_b, of_change) if needed[4] else None
-    return [grad if need else None for grad, need in zip(found, needed, strict=True)]
+        gradients[4] = inputs.of_gate(of_rows[0], of_b, of_change) if needed[4] else None
+    return [grad if need else None for grad, need in zip(gradients, needed, strict=True)]
 
 
 def _systems(

@@ -56,7 +56,7 @@ def fused(*weights: Tensor | None) -> bool:
 
 
 class _Fold:
-    """The operands of a vmapped call as those of one call, and its results back.
+    """The operands of a vmapped call as those of one call, and the results as those of the vmap.
 
     size: how many calls the vmap stands for, V. With batched weights V becomes, or multiplies, the
     model dimension; else it multiplies the rows (not for the backward operator: there each call has

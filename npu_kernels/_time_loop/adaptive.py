@@ -154,7 +154,7 @@ def _fused(
 
 
 def _step_ends(accepted: Tensor, clock: Tensor, times: Tensor) -> Tensor:
-    """Return the ends of the steps ``[.., N]``, behind a trajectory's last one its end again."""
+    """Return the ends of the steps ``[.., N]``; after a trajectory's last step its end again."""
     number = torch.arange(int(accepted.max())) if accepted.numel() else accepted.new_empty(0)
     is_step = number < accepted.unsqueeze(-1)
     return clock[..., :1].expand(is_step.shape).masked_scatter(is_step, times)

@@ -178,7 +178,7 @@ def _find_steps(f: Function, u: Tensor, t: Tensor, pair: Method, control: Contro
 
 
 def _pack(step_ends: list[Tensor], accepts: list[Tensor], time: Tensor, accepted: Tensor) -> Tensor:
-    """Return the times of the accepted steps ``[..., N]``, one behind the other."""
+    """Return the times of the accepted steps ``[..., N]``, one after the other."""
     if not step_ends or accepted.numel() == 0:
         return time.new_empty(*time.shape, 0)
     order = torch.stack(accepts, -1).logical_not().to(torch.int8).argsort(dim=-1, stable=True)

@@ -28,9 +28,9 @@ from npu_kernels._operators.autograd import eager_only
 from npu_kernels._time_loop.methods import STAGES, Method
 from npu_kernels._time_loop.reference import combine, rows
 
-NEWTON_ITERATIONS = 10  # of Newton, for a stage
-MOST_ERROR = 0.03  # what they leave, in units of the tolerance, is at most this
-LEAST_RATE = 0.1  # the least rate that is believed before it is seen
+NEWTON_ITERATIONS = 10  # for a stage, at most
+MOST_ERROR = 0.03  # that the iterations may leave, in units of the tolerance
+LEAST_RATE = 0.1  # the least rate of convergence assumed in a stage's first iteration
 DERIVATIVES = 2  # how often a slope can be differentiated: one correction for each order
 Function = Callable[[Tensor], Tensor]
 
@@ -52,7 +52,7 @@ class Attempt(NamedTuple):
 
 
 def detached(f: Function) -> Function:
-    """f without derivatives, of forward mode and of `torch.func` too."""
+    """Return f without derivatives, also in forward mode and under `torch.func`."""
     return lambda u: f(u).detach()
 
 
@@ -220,7 +220,7 @@ def output(
 def _everywhere(
     f: Function, u: Tensor, h: Tensor, pair: Method, control: tuple[float, float]
 ) -> Newton:
-    """Newton's iterations of all rows, without derivatives."""
+    """Return Newton's method for a step of all rows, without derivatives."""
     with torch.no_grad():
         runs = torch.ones(u.shape[:-1], dtype=torch.bool)
         return Newton(f, u.detach(), h, runs, pair, *control)
@@ -229,8 +229,8 @@ def _everywhere(
 def _slope(f: Function, newton: Newton, w: Tensor, guess: Tensor) -> Tensor:
     """The slope of a stage, differentiable.
 
-    A correction with the stage's own Jacobian makes of a slope whose derivatives of order n are
-    right one with the derivatives of order n + 1, and squares its error.
+    Each correction with the stage's own Jacobian squares the error of the slope, and makes its
+    derivatives right to one order more.
     """
     with torch.no_grad():
         slope = newton.solve(w.detach(), guess.detach())

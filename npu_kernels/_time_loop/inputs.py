@@ -145,7 +145,7 @@ def along(parts: list[Piece], u0: Tensor, solve: Callable[[Piece, Tensor], Tenso
 
 
 def with_inputs(states: Tensor, first: Tensor) -> Tensor:
-    """Return states ``[..., D + J]`` with the inputs' values ``[J]`` behind them."""
+    """Return states ``[..., D + J]``: the given ones, then the inputs' values ``[J]``."""
     return torch.cat([states, first.to(states).expand(*states.shape[:-1], -1)], -1)
 
 

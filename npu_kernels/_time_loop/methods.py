@@ -9,7 +9,7 @@ evaluations. Its step makes six slopes; k_7 = f(u_new) is the next step's k_1:
 
     error = h sum_j e_j k_j    u(x) = u + h sum_j k_j sum_p d_jp x^p,  0 <= x <= 1, p = 1 .. 4
 
-The stages of an implicit pair, behind the first, depend on their own slopes, too: g is one number
+The stages of an implicit pair after the first depend on their own slopes, too: g is one number
 for all of them, so that one matrix 1 - h g J serves them all.
 
     v_{i+1} = u + h sum_{j <= i} a_ij k_j + h g k_{i+1}    u_new = v_7

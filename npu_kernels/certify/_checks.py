@@ -18,8 +18,8 @@ from npu_kernels._backends import cpu
 from npu_kernels._operators import dispatch
 
 _INTERPRET = "TRITON_INTERPRET"
-# Checks that `--quick` leaves out: they start compilers or processes, and no kernel of ours takes
-# part in more of them.
+# Checks that `--quick` leaves out: they start compilers or processes, and run no kernel that other
+# checks do not run.
 SLOW = ("torch.compile, inductor", "AOTInductor", "ONNX", "two processes")
 # Checks of the eager formulas on every backend, and of threads that the interpreter does not use:
 # `--quick` leaves them out where Triton interprets.
@@ -58,7 +58,7 @@ class Column:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[None]:
-        """Force it."""
+        """Force the column's backend and instruction set in the block."""
         before = cpu.isa() if self.isa else None
         try:
             if self.isa:

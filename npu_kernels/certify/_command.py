@@ -77,7 +77,7 @@ def _default(parser: argparse.ArgumentParser, path: Path) -> Path:
 
 
 def _written(texts: dict[Path, str]) -> tuple[list[str], bool]:
-    """Write files; return those that could be, and whether one could not and is printed instead."""
+    """Write files; return the written ones, and whether another had to be printed instead."""
     written, lost = [], False
     for path, text in texts.items():
         try:

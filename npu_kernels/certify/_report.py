@@ -51,7 +51,7 @@ NOTES = """
 
 
 def markdown(results: list[Result], facts: dict[str, str], missing: dict[str, str]) -> str:
-    """The report: one table of what was measured, and below it what has no column and why."""
+    """Return the report: a table of what was measured, and below it what has no column and why."""
     names = list(dict.fromkeys(result.column for result in results))
     cells = {(result.check, result.column): result for result in results}
     shown = {"ok": "{}", "n/a": "n/a: {}", "fail": "**FAIL** {}"}

@@ -186,7 +186,7 @@ class Template:
         if kind == POWER:
             high = turns(recipe.wide) * (2 / self._inputs(unit, recipe, starts)).sqrt().clamp(max=1)
             if name == "weight_im":
-                # Its turns change after a round of the real part's: every combination comes up.
+                # Its range changes after all ranges of the real part: every combination comes up.
                 high = high * turns(recipe.imaginary, len(recipe.wide) * len(recipe.hidden))
             return -high, high
         if unit.intervals.get(name) == (0.0, 1.0):

@@ -144,9 +144,9 @@ class Pool:
     def _likely(self, least: Tensor, tolerance: float, training: Losses) -> Tensor:
         """Return the scores, inf for models that the training rows speak against.
 
-        Few held-out rows may be luck. The rows speak against a model whose error on them is more
-        than `WORST_RATIO` times that of the model of the lowest criterion. least ``[problems]``:
-        scores.
+        A low error on few held-out rows may be luck. The training rows speak against a model whose
+        error on them is more than `WORST_RATIO` times that of the model of the lowest criterion.
+        least ``[problems]``: scores.
         """
         score = self.score.clone()
         open_problems = (least > tolerance) & least.isfinite()

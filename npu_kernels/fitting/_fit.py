@@ -51,7 +51,7 @@ def fit(
     held-out rows. The numbers depend on the arguments alone, not on global random states.
 
     Units: x and y may have any, from 1e-30 to 1e30, where a sum without clip can take up their
-    size: ``NAU(clip=False)`` as the last layer for y, and for x behind a first `RealNPU` or as the
+    size: ``NAU(clip=False)`` as the last layer for y, and for x after a first `RealNPU` or as the
     first layer. A model that ends with a single power unit gets this layer for its coefficient;
     where the coefficient is 1 it is left out of the result. A first `NPU` or `NaiveNPU`, and layers
     with clipped weights, need data near 1. Coefficients are rounded only where the data are exact.
@@ -184,12 +184,12 @@ def cross_validated(
     size = count // folds
     order = torch.randperm(count, generator=stream("folds", seed)).to(x.device)
     parts = [order[size * k : size * (k + 1)] for k in range(folds)]
-    known = [order[~torch.isin(order, part)] for part in parts]
+    training_rows = [order[~torch.isin(order, part)] for part in parts]
     batch = copy.deepcopy(model)
     for unit in batch.modules():
         if isinstance(unit, Unit) and unit.num_models is not None:
             unit.num_models *= folds
-    fitted_x, fitted_y = (torch.stack([t[rows] for rows in known]) for t in (x, y))
+    fitted_x, fitted_y = (torch.stack([t[rows] for rows in training_rows]) for t in (x, y))
     run = Run(batch, fitted_x, fitted_y, [seed] * folds, recipe, "fit")
     run.advance(run.total)
     x, y = (torch.stack([t[rows] for rows in parts]) for t in (x, y))

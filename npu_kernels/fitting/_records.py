@@ -25,7 +25,7 @@ class Recipe:
             along a cosine.
         wide: power weights start in U(-w, w), ``w = wide * sqrt(2 / inputs)`` but at most wide;
             start s takes entry s, in turn.
-        hidden: the number of inputs that a power unit behind other units starts with (0: all), in
+        hidden: the number of inputs that a power unit after other units starts with (0: all), in
             turn. The rest start, and stay, with gate and weight 0: a product of a hundred random
             powers does not learn.
         gates: the values at which the gates start, in turn as `wide`.
@@ -190,7 +190,7 @@ class Fit:
 
     Attributes:
         model: without a model dimension; a single power unit whose law has a coefficient other than
-            1 has ``NAU(1, 1, clip=False)`` behind it.
+            1 has ``NAU(1, 1, clip=False)`` after it.
         score: its held-out error in its dtype, in the loss's unit.
         scores: each start's error when it was last scored ``[starts]``.
         retired: the number of stages that each start went through ``[starts]``.

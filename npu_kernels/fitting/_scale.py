@@ -1,8 +1,8 @@
 """Units and constants: rows of size 1 for the training, weights for the original rows, exact sums.
 
-x and y are divided by powers of two near their size. A layer whose weights may have any size takes
-the factors up again: ``NAU(clip=False)`` behind a `RealNPU` those of x, as the first layer too, and
-as the last layer those of y.
+x and y are divided by powers of two near their size. A layer whose weights may have any size gets
+the factors back: ``NAU(clip=False)`` as the first layer, or after a `RealNPU`, those of x, and as
+the last layer those of y.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from npu_kernels.fitting._batch import COEFFICIENT, GATE, Template
 from npu_kernels.fitting._data import Rows
 from npu_kernels.layers import NAU, NPU, NaiveNPU, RealNPU, Unit
 
-NEAR_ONE = 0.1  # a coefficient so near to 1 or -1 is tried as that
+NEAR_ONE = 0.1  # a coefficient within this distance of 1 or -1 is tried as 1 or -1
 SMALLEST_SINGULAR = 1e-10  # share of the greatest singular value; those below are dropped
 
 
@@ -210,7 +210,7 @@ class LastSum:
         return self.template.flatten(tensors)
 
     def fewer(self, flat: Tensor, problem: Tensor, rows: Rows) -> list[Tensor]:
-        """Return the models after each removal of that unit of the sum that is missed least."""
+        """Remove the unit of the sum that is needed least, again and again; return all models."""
         if not self.exists or self.before is None:
             return []
         weight = self.template.unflatten(flat)[self.index]
@@ -235,7 +235,7 @@ class LastSum:
         return results
 
     def _without(self, flat: Tensor, used: Tensor) -> Tensor:
-        """Return the models with weights of 0 for units that are not used, and before them."""
+        """Return the models with the unused units' weights 0: those in the sum and their own."""
         tensors = self.template.unflatten(flat)
         tensors[self.index] = tensors[self.index] * used.unsqueeze(1)
         before = units_of(self.template.model)[-2][1]
@@ -249,7 +249,7 @@ class LastSum:
 
 
 def with_coefficient(model: nn.Module) -> nn.Module:
-    """Return the model, with ``NAU(1, 1, clip=False)`` behind a last power unit of one output."""
+    """Return the model, with ``NAU(1, 1, clip=False)`` after a last power unit of one output."""
     units = units_of(model) if isinstance(model, nn.Module) else []
     if not units:
         return model

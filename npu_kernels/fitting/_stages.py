@@ -21,7 +21,7 @@ from npu_kernels.fitting._choice import Judge
 from npu_kernels.fitting._data import Rows
 from npu_kernels.fitting._training import Refinement, Search
 
-NEAR_FRACTION = 0.15  # of two fractions' distance: a power so near to one is set to it first
+NEAR_FRACTION = 0.15  # share of two fractions' distance: a power nearer to one is set to it first
 LOOK_ROUNDS = 100  # of refining, after which it is seen which problems are solved
 
 
@@ -183,7 +183,7 @@ class Refining(Stage):
 
 
 class Settling(Refining):
-    """L-BFGS behind fractions: first those near to powers, then those of all powers."""
+    """L-BFGS with powers held at fractions: first the powers near to one, then all."""
 
     def _look(self, done: int) -> None:
         """Let all models run to the end."""

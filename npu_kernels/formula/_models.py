@@ -117,8 +117,8 @@ def select(module: nn.Module, model: int | None = None) -> nn.Module:
         if hasattr(layer, "parametrizations"):
             raise ValueError(f"select: layer {name!r} must not be parametrized")
         if any(key.endswith("_orig") for key, _ in layer.named_parameters(recurse=False)):
-            way = "torch.nn.utils.prune.remove makes it permanent"
-            raise ValueError(f"select: layer {name!r} must not be pruned; {way}")
+            advice = "torch.nn.utils.prune.remove makes it permanent"
+            raise ValueError(f"select: layer {name!r} must not be pruned; {advice}")
     result = copy.deepcopy(module)
     for layer in layers_of("select", result, any_call=True).values():
         if isinstance(layer, Unit) and layer.num_models is not None and index is not None:

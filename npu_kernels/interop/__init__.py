@@ -261,12 +261,12 @@ def _deep_copy(function: str, model: nn.Module) -> nn.Module:
     for old, new in zip(model.parameters(), copied.parameters(), strict=True):
         new.__dict__.update(old.__dict__)  # torch's copy of a parameter has values alone
         hooks = old._backward_hooks or {}
-        hooks_behind = getattr(old, "_post_accumulate_grad_hooks", None) or {}
-        if hooks or hooks_behind:
+        hooks_after = getattr(old, "_post_accumulate_grad_hooks", None) or {}
+        if hooks or hooks_after:
             new.requires_grad_()  # without which torch takes no hooks
         for hook in hooks.values():
             new.register_hook(hook)
-        for hook in hooks_behind.values():
+        for hook in hooks_after.values():
             new.register_post_accumulate_grad_hook(hook)
         new.requires_grad_(old.requires_grad)
     return copied

@@ -96,10 +96,7 @@ def _stiff(rate: float, dt: float, method: str) -> str:
 
 
 def stiffness(slope: Callable[[Tensor], Tensor], state: Tensor, dt: float, method: str) -> str:
-    """Return advice where steps of size dt do not damp what the model damps at a state ``[D]``.
-
-    The advice is empty elsewhere.
-    """
+    """Return advice where steps of size dt do not damp what the model damps at a state; else ""."""
     rate = _damping(slope, state, dt)
     if not abs(dt) * rate > methods.ALL[method].stable:
         return ""
@@ -110,10 +107,7 @@ def stiffness(slope: Callable[[Tensor], Tensor], state: Tensor, dt: float, metho
 
 
 def at_the_bound(slope: Callable[[Tensor], Tensor], state: Tensor, size: float, method: str) -> str:
-    """Return advice where the model allows no longer adaptive steps than `size` at a state ``[D]``.
-
-    The advice is empty elsewhere.
-    """
+    """Return advice where stability limits adaptive steps to `size` at a state ``[D]``; else ""."""
     rate = _damping(slope, state, size)
     if not abs(size) * rate > methods.ALL[method].stable / 2:
         return ""

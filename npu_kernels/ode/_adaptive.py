@@ -86,11 +86,11 @@ def _solve(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
 
 
 def _auto(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
-    """Return explicit steps, and implicit ones of each trajectory for which those are the wrong.
+    """Return explicit steps, and implicit steps of the trajectories that are too stiff for them.
 
-    Such a trajectory has as many steps at the bound of stability as `_report` would warn of, or
-    does not reach its end. It begins anew: what is stiff is so most of the time, and a path of one
-    method has the interpolant and the derivative of that method.
+    Too stiff: as many steps at the bound of stability as `_report` would warn of, or an end that is
+    not reached. Such a trajectory is computed anew from its start: a stiff model is stiff most of
+    the time, and a path of one method has the interpolant and the derivative of that method.
     """
     explicit = call._replace(method=methods.EXPLICIT, max_at_bound=accuracy.MIN_STIFF_STEPS)
     implicit = call._replace(method=methods.IMPLICIT)
@@ -122,7 +122,7 @@ def _auto(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
 
 
 def _with_evaluations(counts: Tensor, before: Tensor) -> Tensor:
-    """Return the counts with the evaluations of an attempt before."""
+    """Return the counts with the evaluations of an earlier attempt added."""
     return torch.cat([counts[..., :4], counts[..., 4:] + before[..., 4:]], -1)
 
 

@@ -18,7 +18,7 @@ from npu_kernels._common.checks import (
     check_whole,
 )
 from npu_kernels._common.errors import NonFiniteError
-from npu_kernels._operators import operands
+from npu_kernels._operators.checks import EPS, check_positive, unrecorded
 from npu_kernels._time_loop import methods
 from npu_kernels._time_loop.loop import Weights
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
@@ -230,13 +230,13 @@ def check_operands(options: Options, u0: Tensor, weights: Weights) -> tuple[floa
     function = options.function
     if is_tracing() or not fits(u0, *weights):
         names = "weight_re", "weight_im", "gate", "weight"
-        operands.unrecorded(check_tensors, function, u0, dict(zip(names, weights, strict=True)))
+        unrecorded(check_tensors, function, u0, dict(zip(names, weights, strict=True)))
     if options.eps is None:
-        eps = operands.EPS[u0.dtype]
+        eps = EPS[u0.dtype]
     else:
-        eps = operands.check_positive(function, "eps", options.eps, u0.dtype)
+        eps = check_positive(function, "eps", options.eps, u0.dtype)
     check_choice(function, "gate_gradient", options.gate_gradient, (CLIP, STRAIGHT_THROUGH))
-    return eps, operands.unrecorded(has_starts, function, u0, weights[0])
+    return eps, unrecorded(has_starts, function, u0, weights[0])
 
 
 def check_times(function: str, t: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""The time loop with times of each start's own, and different numbers of them."""
+"""The time loop where every start has its own times of the result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def has_rows(t: Any) -> bool:
 
 
 def integrate(options: checks.Options, u0: Tensor, weights: Weights, solve: Solve) -> Any:
-    """Return what `solve` returns for common times, nan behind the last time of each start.
+    """Return what `solve` returns for common times, nan after the last time of each start.
 
     Starts whose first and last times are the same are one call, at the times of all of them.
     """
@@ -62,7 +62,7 @@ def integrate(options: checks.Options, u0: Tensor, weights: Weights, solve: Solv
 
 
 def _rows(function: str, t: Any) -> list[Tensor]:
-    """Return the times of each start, without the nan behind them."""
+    """Return the times of each start, without the nan after them."""
     rows = []
     for number, row in enumerate(t):
         times = row if isinstance(row, Tensor) else torch.as_tensor(row, dtype=torch.float64)
@@ -70,7 +70,7 @@ def _rows(function: str, t: Any) -> list[Tensor]:
         count = int(is_time.sum())
         if times.dim() != 1 or not is_time[:count].all():
             raise ValueError(
-                f"{function}: t must have nan only behind the last time of a start, got "
+                f"{function}: t must have nan only after the last time of a start, got "
                 f"{times.tolist()} for start {number}"
             )
         if count < 2:
@@ -89,8 +89,8 @@ def _groups(rows: list[Tensor]) -> list[list[int]]:
     """
     groups: dict[Any, list[int]] = {}
     for number, times in enumerate(rows):
-        ends = *times.detach()[[0, -1]].tolist(), times.dtype
-        groups.setdefault(number if times.requires_grad else ends, []).append(number)
+        span = *times.detach()[[0, -1]].tolist(), times.dtype
+        groups.setdefault(number if times.requires_grad else span, []).append(number)
     return list(groups.values())
 
 

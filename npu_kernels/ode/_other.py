@@ -55,7 +55,7 @@ def rollout_any(
             default), which chooses its own steps; "kvaerno5", the implicit steps of `rollout`,
             needs no torchdiffeq, and a model of u alone, whose rows do not depend on one another.
         inputs: known columns v(t) as in `rollout`, linear between their times. The model's u then
-            has the inputs behind the states: it maps D + J features to D.
+            has the inputs after the states: it maps D + J features to D.
         options: for ``torchdiffeq.odeint``; for "kvaerno5" rtol, atol and max_steps.
 
     The trajectory has a gradient for u0, t and all that the model uses, but not with torchdiffeq's
@@ -175,7 +175,7 @@ def _implicit(
 def _checked(
     slope: Callable[[Tensor, Tensor], Tensor], features: int
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the model with an error for another shape, which torchdiffeq's sums would expand.
+    """Return the model with a check of its result's shape: torchdiffeq would broadcast another.
 
     features: of the states.
     """

@@ -1,4 +1,4 @@
-"""The time loop: check, choose, call."""
+"""The public calls `rollout` and `integrate`, which choose the kind of the steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.jit import is_tracing
 
-from npu_kernels._operators import operands
+from npu_kernels._operators.checks import EPS
 from npu_kernels._time_loop import inputs as known
 from npu_kernels._time_loop import methods
 from npu_kernels._time_loop.loop import Loop, Weights, by_fast_path, layers_of, run
@@ -55,7 +55,7 @@ def rollout(
         t: instead of steps and dt, for an adaptive method: the times of the result ``[M]``, rising
             or falling, at any distances, as dense as you like: between its steps the result is the
             method's interpolant. u0 is the state at the first one. A tensor gets a gradient. Times
-            of each start's own are ``[B, M]``, with nan behind the last time of a start that has
+            of each start's own are ``[B, M]``, with nan after the last time of a start that has
             fewer, or a list of B times; the result then has nan there. Starts with the same first
             and last time are one call.
         method: of fixed steps "euler" (without t the default), "midpoint", "rk4" (the classic
@@ -76,7 +76,7 @@ def rollout(
         nonfinite: "raise" (`NonFiniteError` names model and step or time) or "keep": trajectories
             with inf and nan are returned, and do not affect those of the other models and starts.
             Where adaptive steps end early, which "raise" reports as a `StepSizeError`, the states
-            behind that time are nan and have no gradient.
+            after that time are nan and have no gradient.
         derivatives: of fixed steps: return also ``model(u)`` at every state, for `interpolate`;
             gradients flow through it.
         error: of fixed steps: return also an estimate of the error of every state, from a second
@@ -92,7 +92,7 @@ def rollout(
 
     Returns:
         The trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t. With
-        `derivatives`, `error` or both, or with `statistics`, a tuple with these behind it, in that
+        `derivatives`, `error` or both, or with `statistics`, a tuple with these after it, in that
         order.
 
     With an adaptive method every trajectory has its own steps, chosen by a PI controller
@@ -166,7 +166,7 @@ def integrate(
         t: instead of steps and dt, for an adaptive method: the times of the result ``[M]``, rising
             or falling, at any distances, as dense as you like: between its steps the result is the
             method's interpolant. u0 is the state at the first one. A tensor gets a gradient. Times
-            of each start's own are ``[B, M]``, with nan behind the last time of a start that has
+            of each start's own are ``[B, M]``, with nan after the last time of a start that has
             fewer, or a list of B times; the result then has nan there. Starts with the same first
             and last time are one call.
         method: of fixed steps "euler" (without t the default), "midpoint", "rk4" (the classic
@@ -188,7 +188,7 @@ def integrate(
         clip: clip the NAU's weight to [-1, 1].
 
     Returns the trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t; with
-    `derivatives`, `error` or both, or with `statistics`, a tuple with these behind it. Raises
+    `derivatives`, `error` or both, or with `statistics`, a tuple with these after it. Raises
     ValueError for shapes and values, TypeError for dtypes.
     """
     options = Options(
@@ -201,7 +201,7 @@ def integrate(
 def _solved(
     options: Options, u0: Tensor, weights: Weights, inputs: known.Inputs | None = None
 ) -> Tensor | tuple[Tensor, ...]:
-    """Choose the kind of the steps."""
+    """Compute by fixed or adaptive steps, for common times or each start's, with inputs or not."""
     if options.is_adaptive and each_start.has_rows(options.t):
         solve = functools.partial(_solved, inputs=inputs)
         paths: Tensor | tuple[Tensor, ...] = each_start.integrate(options, u0, weights, solve)
@@ -257,7 +257,7 @@ def _with_error(options: Options, u0: Tensor, weights: Weights) -> tuple[Tensor,
     shape = weights[0].dim() == 3, trajectory.dim() > weights[0].dim()
 
     def hint(index: tuple[int, ...], state: Tensor) -> str:
-        eps = operands.EPS[state.dtype] if options.eps is None else options.eps
+        eps = EPS[state.dtype] if options.eps is None else options.eps
         model = index[0] if shape[0] else None
         slope = accuracy.right_side(weights, model, options._replace(eps=eps))
         return accuracy.stiffness(slope, state.detach(), dt, method)

@@ -13,7 +13,7 @@ from npu_kernels._common import checks, optimizers
 from npu_kernels._common.chains import chain
 from npu_kernels._common.checks import check_number, check_tensor, check_whole
 from npu_kernels._loops import plan
-from npu_kernels._loops.functions import SteppedSchedule, regularizer
+from npu_kernels._loops.penalties import SteppedSchedule, regularizer
 from npu_kernels.layers import Unit
 
 Schedule = float | SteppedSchedule | Callable[[int], float]

@@ -31,7 +31,7 @@ FILES = (
 )  # fmt: skip
 # No sanitizer sees more in these: they compile, start processes that load no sanitizer, or look at
 # freed memory, which the address sanitizer does not hand out again.
-WITHOUT = "not (compile or opcheck or environment or another_torch or uninitialized)"
+WITHOUT = "not (compile or opcheck or environment or uninitialized)"
 ENVIRONMENT = {
     "ASAN_OPTIONS": "detect_leaks=0",  # an interpreter leaves much behind
     "UBSAN_OPTIONS": "print_stacktrace=1",

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.equations import workers
 from benchmarks.marked_blocks import insert
 from benchmarks.paper import report as paper
-from benchmarks.throughput import cold, report
+from benchmarks.throughput import cold, report, results
 from tests.support import examples
 from tests.support.examples import ROOT
 
@@ -90,7 +90,7 @@ NO_MEASUREMENT = {
 
 
 def test_throughput_tables_are_those_of_the_results() -> None:
-    rows = report.read(sorted(RESULTS.glob("throughput-*.jsonl")))
+    rows = results.read(sorted(RESULTS.glob("throughput-*.jsonl")))
     assert {page.name: page.read_text() for page in TABLES.iterdir()} == report.pages(rows)
     page, readme = (ROOT / "docs" / "performance.md").read_text(), (ROOT / "README.md").read_text()
     assert page == insert(page, report.summary(rows), report.SUMMARY_MARK)
@@ -100,7 +100,7 @@ def test_throughput_tables_are_those_of_the_results() -> None:
         (ROOT / "docs" / "many-rows.md").read_text(),
         sorted(RESULTS.glob("rows-*.jsonl")),
     )
-    assert many == insert(many, report.many_rows(report.read(by_rows)), report.ROWS_MARK)
+    assert many == insert(many, report.many_rows(results.read(by_rows)), report.ROWS_MARK)
     cold_rows = cold.read(sorted(RESULTS.glob("cold-*.jsonl")))
     first = (ROOT / "docs" / "first-call.md").read_text()
     assert first == insert(first, cold.table(cold_rows), cold.COLD_MARK)
@@ -112,8 +112,8 @@ def test_throughput_tables_are_those_of_the_results() -> None:
 
 
 def test_every_row_of_the_suite_is_on_a_page() -> None:
-    rows = report.read(sorted(RESULTS.glob("throughput-*.jsonl")))
-    groups = [group for machine in report.grouped(rows).values() for group in machine.values()]
+    rows = results.read(sorted(RESULTS.glob("throughput-*.jsonl")))
+    groups = [group for machine in results.grouped(rows).values() for group in machine.values()]
     # a later row of the same case would hide the earlier one
     assert sum(map(len, groups)) == len(rows)
     assert all("ours" in group for group in groups)  # a line of a table is one of ours
@@ -153,7 +153,7 @@ def prose(text: str) -> str:
 
 
 def figures(text: str, allowed: list[str]) -> list[str]:
-    """The lines of a text with a figure that looks measured, behind their numbers."""
+    """The lines of a text with a figure that looks measured, each after its number."""
     text = prose(text)
     for phrase in allowed:
         text = text.replace(phrase, re.sub(r"[^\n]", "", phrase))

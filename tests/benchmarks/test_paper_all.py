@@ -97,7 +97,24 @@ def test_killed_and_resumed_it_ends_with_the_same_tables(
     expected = {table.file for name in ALL for table in EXPERIMENTS[name].tables}
     assert {name for name in results if name.endswith(".csv")} == expected
     assert not list((tmp_path / "killed" / "work").glob("*.checkpoint"))
-    assert (tmp_path / "killed" / "report.md").exists()
+    check_contents(tmp_path / "whole")
+
+
+def check_contents(out: Path) -> None:
+    """Rows, comments, models and sections are those of a quick run of the whole paper."""
+    text = (out / "report.md").read_text()
+    assert "| × | NPU |" in text
+    assert "## Fractional SIR model" in text
+    _, rows = tables.read(out / "large.csv")
+    assert tuple(rows[0]) == large.COLUMNS
+    assert len(rows) == 4 * 5 + 2  # and the NMU's two short schedules
+    for name, count in (("fsir", 12), ("fsir_adjoint", 12), ("fsir_rk4", 8)):
+        comments, rows = tables.read(out / f"{name}.csv")
+        assert tuple(rows[0]) == fsir.COLUMNS
+        assert len(rows) == count
+        assert any("wall time" in comment for comment in comments)
+        models = json.loads((out / f"{name}_models.json").read_text())
+        assert len(models["RealNPU"]["parameters"]) == fsir.size("RealNPU", 6)
 
 
 def test_all_runs_every_value_of_an_option_that_is_not_given(tmp_path: Path) -> None:

@@ -152,15 +152,6 @@ def test_one_model_or_one_operation_of_the_simple_task(
     assert "| + | NPU |" not in (tmp_path / "report.md").read_text()
 
 
-def test_large_quick_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large, "QUICK_STEPS", 3)
-    assert main(["large", "--quick", "--seeds", "1", "--out", str(tmp_path), "--jobs", "1"]) == 0
-    _, rows = tables.read(tmp_path / "large.csv")
-    assert list(rows[0])[:5] == ["task", "model", "seed", "test_mse", "n_params"]
-    assert len(rows) == 4 * 5 + 2  # and the NMU's two short schedules
-    assert "| × | NPU |" in (tmp_path / "report.md").read_text()
-
-
 def test_verdicts_on_the_published_numbers() -> None:
     """The paper's runs miss no check, much worse ones do; without last steps none can be told."""
     rows = [

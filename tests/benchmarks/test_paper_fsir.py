@@ -1,14 +1,12 @@
 """The fractional SIR experiment: exact checks, phases, its dense rival, fronts, the command."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.paper import published, tables
-from benchmarks.paper.__main__ import main
+from benchmarks.paper import published
 from benchmarks.paper.fsir import adjoint
 from benchmarks.paper.fsir import dense as fsir_dense
 from benchmarks.paper.fsir import models as fsir_models
@@ -309,24 +307,3 @@ def test_true_equation_reads_as_written() -> None:
     assert "0.06*sqrt(I)*sqrt(S)" in ds.replace("sqrt(I*S)", "sqrt(I)*sqrt(S)")
     assert "0.05*I" in di
     assert "0.01*R" in dr
-
-
-@pytest.mark.parametrize("integrator", ["euler", "adjoint", "rk4"])
-def test_quick_from_end_to_end(
-    integrator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fsir, "QUICK_STEPS", 2)
-    monkeypatch.setattr(fsir, "QUICK_ITERATIONS", 2)
-    monkeypatch.setattr(fsir, "QUICK_WIDTHS", (6,))
-    words = ["fsir", "--quick", "--integrator", integrator, "--out", str(tmp_path), "--jobs", "1"]
-    assert main(words) == 0
-    name = "fsir" if integrator == "euler" else f"fsir_{integrator}"
-    comments, rows = tables.read(tmp_path / f"{name}.csv")
-    assert list(rows[0]) == list(fsir.COLUMNS)
-    assert len(rows) == (8 if integrator == "rk4" else 12)
-    assert any("wall time" in comment for comment in comments)
-    models = json.loads((tmp_path / f"{name}_models.json").read_text())
-    assert len(models["RealNPU"]["parameters"]) == fsir.size("RealNPU", 6)
-    text = (tmp_path / "report.md").read_text()
-    assert "## Fractional SIR model" in text
-    assert "| NPU |" in text

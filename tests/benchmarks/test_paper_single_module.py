@@ -241,7 +241,7 @@ def fitted() -> tuple[Batch, Work]:
 
 
 def test_best_solves_what_plain_training_does_not(fitted: tuple[Batch, Work]) -> None:
-    """A product of negative numbers lies behind the cosine's barrier; one of nine is by chance."""
+    """A product of negative numbers lies beyond the cosine's barrier; one of nine is by chance."""
     rows = fitted[1].results()[0]
     exact = single_module_report.solves(single_module.THRESHOLDS)
     assert [row["range"] for row in rows] == list(RANGES)

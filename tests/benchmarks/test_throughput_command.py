@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.throughput import __main__ as suite_main
-from benchmarks.throughput import devices, environment, report, suite, timing
+from benchmarks.throughput import devices, environment, results, suite, timing
 from tests.support.throughput import all_tables, made_up
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
@@ -47,7 +47,7 @@ def run_tiny(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_the_suite_writes_rows_that_the_report_reads(tmp_path, capsys, monkeypatch):
     path = tmp_path / "rows.jsonl"
     assert run_tiny(path, monkeypatch) == 0
-    rows = report.read([path])
+    rows = results.read([path])
     assert len(rows) == 2 * 6 * 3
     assert {row["threads"] for row in rows} == {1}
     assert rows[0]["environment"]["torch"] == torch.__version__
@@ -135,10 +135,10 @@ def test_a_run_goes_on_where_it_was_interrupted(torn, tmp_path, monkeypatch, idl
     calls.clear()
     assert run_tiny(path, monkeypatch) == 0
     assert calls == first[3:]
-    rows = report.read([path])
+    rows = results.read([path])
     assert len(rows) == 10 + 27
     assert (
-        len({(*report.Case.from_dict(row).to_dict().items(), row["rival"]) for row in rows}) == 36
+        len({(*results.Case.from_dict(row).to_dict().items(), row["rival"]) for row in rows}) == 36
     )
     assert path.read_text().startswith("".join(lines[:10]))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.throughput import report, suite, timing
+from benchmarks.throughput import report, results, suite, timing
 from benchmarks.throughput.cases import STEP, Size
 from tests.support.building import run_python
 from tests.support.throughput import MODELS, TINY, all_tables, made_up, made_up_rows
@@ -233,7 +233,7 @@ def test_a_processor_is_chosen_by_name_and_shown_at_its_best():
     assert "at newer;" in report.short(rows, "Abacus 3")
     assert "at else;" in report.short(rows, "Slide rule")
     for name in (None, "Abacus 4"):
-        with pytest.raises(report.ReportError, match="must name one of: Abacus 3, Slide rule"):
+        with pytest.raises(results.ReportError, match="must name one of: Abacus 3, Slide rule"):
             report.short(rows, name)
     # the pages have them all, and the processors side by side
     assert all_tables(rows).count("\n## ") == 6

@@ -27,22 +27,26 @@ TRAINING = [
         "captured-state-of-frozen-parameters": (' for p in group["params"] if p.requires_grad)', ' for p in group["params"])'),
         "captured-rows": ("            self.rows.copy_(self.all_rows[step])", "            pass"),
     }),
-    *mutants(PACKAGE + "_loops/functions.py", "tests/training/test_training.py", {
-        "training-regularizer-form": ('(t.abs() if form == "madsen" else t)', "t"),
+    *mutants(PACKAGE + "_loops/loss.py", "tests/training/test_training.py", {
         "training-mse-axis": ("reshape(num_models, count).mean(1)", "reshape(num_models, count).sum(1)"),
         "training-mse-sign": ("* scale * (y - target),)", "* scale * (target - y),)"),
         "training-mse-count": ("count = y.numel() // (y.shape[0] if models else 1)", "count = y.numel()"),
-        "training-schedule-first-step": ("self.iteration % self.interval == 0", "self.iteration % self.interval == 1"),
-        "training-schedule-end": ("min(self.beta * self.growth, self.end)", "self.beta * self.growth"),
+    }),
+    *mutants(PACKAGE + "_loops/projection.py", "tests/training/test_training.py", {
         "training-gates-flag-ignored": ("if gates and interval is not None:", "if interval is not None:"),
         "training-own-intervals": ("*(interval or (-weights, weights))", "-weights, weights"),
+    }),
+    *mutants(PACKAGE + "_loops/penalties.py", "tests/training/test_training.py", {
+        "training-regularizer-form": ('(t.abs() if form == "madsen" else t)', "t"),
+        "training-schedule-first-step": ("self.iteration % self.interval == 0", "self.iteration % self.interval == 1"),
+        "training-schedule-end": ("min(self.beta * self.growth, self.end)", "self.beta * self.growth"),
         "training-shared-parameters": ("used[id(parameter)] = parameter if", "used[id(parameter) + id(module)] = parameter if"),
         "training-penalty-axis": ("t.reshape(num_models, -1).sum(1) for t in terms", "t.reshape(num_models, -1).mean(1) for t in terms"),
         "training-penalty-of-all-units": ("num_models, only_whole=True)", "num_models)"),
         "training-state-of-the-schedule": ('= beta, state["iteration"]', '= state["beta"], 0'),
     }),
     *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
-        "run-penalties-of-all-units": ("            if whole or name not in ONLY_WHOLE:", "            if True:"),
+        "run-penalties-of-all-units": ("            if whole_weights or name not in ONLY_WHOLE:", "            if True:"),
         "run-hooks": ("            if attributes[name]:", "            if False:"),
         "run-number-of-steps": ('["step"] += steps', '["step"] += 1'),
         "run-version": ("torch.autograd.graph.increment_version([*written, *moments, self.losses])", "pass"),
@@ -76,7 +80,7 @@ TRAINING = [
         "run-compilers": ("if is_compiling() or torch.is_autocast", "if torch.is_autocast"),
         "run-missing-library": ("if not (x.is_cpu and fast and dispatch.backend_for(x) == \"cpu\"):", "if not (x.is_cpu and fast):"),
     }),
-    *mutants(PACKAGE + "_loops/records.py", "tests/training/test_training_plan.py -k fields", {
+    *mutants(PACKAGE + "_loops/records.py", "tests/training/test_training_plan_fields.py", {
         "plan-fields-not-compared": ("    if theirs != fields():", "    if not theirs:"),
     }),
     *mutants(PACKAGE + "_loops/steps.py", "tests/training/test_training_loops.py tests/training/test_training_obstacles.py", {

@@ -88,15 +88,17 @@ NPU = [
         "triton-tables-missing-names": ("if not entry.keys() >= set(names):", "if False:"),
         "triton-tables-other-gpus": ("tables_in_use().get(architecture_of(device), {})\n    name", "tables_in_use()[architecture_of(device)]\n    name"),
     }),
-    *mutants(TRITON_FOLDER + "npu_large_kernels.py", LARGE, {
+    *mutants(TRITON_FOLDER + "npu_large_forward_kernels.py", LARGE, {
         "triton-large-scales-of-models": ("scales = scale_ptr + k * tiles_n * OUTPUTS", "scales = scale_ptr + 0 * k"),
-        "triton-large-scales-of-inputs": ("offs = k * pitch + first_i + offs_i\n", "offs = first_i + offs_i\n"),
-        "triton-large-greatest-of-all-tiles": ("greatest = tl.maximum(greatest, scale)", "greatest = scale"),
-        "triton-large-rows-of-zeros": ("tl.where(greatest > LEAST_INVERSE, greatest, 0.0)", "greatest"),
         "triton-large-repair": ("if bad > 0:", "if bad > 9:"),
         "triton-large-list-ahead": ("tl.minimum(tl.maximum(listed + 1, 0) // PARTS, last)", "tl.minimum(tl.maximum(listed, 0) // PARTS, last)"),
         "triton-large-lo-of-x": ("left + (1 - second)", "left"),
         "triton-large-lo-of-weights": ("right + second", "right"),
+    }),
+    *mutants(TRITON_FOLDER + "npu_large_backward_kernels.py", LARGE, {
+        "triton-large-scales-of-inputs": ("offs = k * pitch + first_i + offs_i\n", "offs = first_i + offs_i\n"),
+        "triton-large-greatest-of-all-tiles": ("greatest = tl.maximum(greatest, scale)", "greatest = scale"),
+        "triton-large-rows-of-zeros": ("tl.where(greatest > LEAST_INVERSE, greatest, 0.0)", "greatest"),
         "triton-large-row-scale-ahead": ("tl.minimum(n + DEPTH, packed - 1) // BLOCK * block_scales", "n // BLOCK * block_scales"),
         "triton-large-column-scale-ahead": ("after = tl.minimum(turn + 1, last) // TURNS", "after = tl.minimum(turn, last) // TURNS"),
         "triton-large-lo-of-upstream": ("left += (kind == 0)", "left += (kind == 9)"),

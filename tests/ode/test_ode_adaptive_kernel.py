@@ -198,7 +198,7 @@ SHAPES = r"must have shapes \(K, B, D\) and \(K, h, D\)"
 
 
 def operands_and_numbers(method: str = "dopri5") -> tuple[dict[str, Any], list[Any]]:
-    """Operands of the forward operator by name, and the numbers behind them."""
+    """Operands of the forward operator by name, and the numbers that follow them."""
     model = power_law(*PREDATOR)
     weight_re, gate, weight = (
         p.detach()[None] for p in (model[0].weight_re, model[0].gate, model[1].weight)

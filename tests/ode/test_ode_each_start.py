@@ -39,7 +39,7 @@ def padded(rows: list[list[float]]) -> Tensor:
 @pytest.mark.parametrize("method", ["tsit5", "kvaerno5", "auto"])
 @pytest.mark.parametrize("count", [None, 3])
 def test_each_start_is_as_alone(method: str, count: int | None) -> None:
-    """Its states and gradients, of times too, and its steps; nan behind its last time."""
+    """Its states and gradients, of times too, and its steps; nan after its last time."""
     model, u0 = models(count), starts(*(() if count is None else (count,)))
     t = padded(ROWS).requires_grad_()
     options = {**OPTIONS, "method": method}
@@ -99,7 +99,7 @@ def test_inputs_at_times_of_each_start() -> None:
         (ROWS[:3], r"t of two dimensions must have a row for each start, got 3 rows beside u0 of "
                    r"shape \(4, 2\)$"),
         ([*ROWS[:3], [0.0, math.nan, 1.0]],
-         r"t must have nan only behind the last time of a start, got \[0.0, nan, 1.0\] for start 3"),
+         r"t must have nan only after the last time of a start, got \[0.0, nan, 1.0\] for start 3"),
         ([*ROWS[:3], [0.0]], r"t must have at least two times for each start, got \[0.0\] for start 3"),
         ([*ROWS[:3], [0.0, 1.0, 0.5]], r"t must be finite and rise, or fall, .* got 1, 0.5"),
     ],

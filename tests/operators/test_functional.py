@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from npu_kernels import NAU, NPU, backend_for, functional, ode, reference, use_backend
 from npu_kernels._backends import cpu, fast_path
 from npu_kernels._operators import dispatch, ops
-from npu_kernels._operators.operands import fits
+from npu_kernels._operators.checks import fits
 from npu_kernels._testing.samples import RECORDS, Sample, normwise_error
 from tests.conftest import needs_library
 from tests.support.compare import assert_near

@@ -93,7 +93,7 @@ COMMANDS = [
           "2026-11-26 0000000"),
     Entry("python -m benchmarks.paper",
           ("benchmarks/test_paper_cli::test_simple_quick_from_end_to_end",
-           "benchmarks/test_paper_cli::test_large_quick_from_end_to_end",
+           "benchmarks/test_paper_all::test_killed_and_resumed_it_ends_with_the_same_tables",
            "benchmarks/test_paper_cli::test_gradient_surface_from_end_to_end"),
           "2026-11-22 bdc0839"),
     Entry("python -m benchmarks.regression",

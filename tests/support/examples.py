@@ -16,7 +16,7 @@ CONTINUES = "# continues the block above\n"
 
 @dataclass(frozen=True)
 class Example:
-    """One block, with the code that it continues; `said` is the text block behind it."""
+    """One block, with the code that it continues; `said` is the text block after it."""
 
     name: str
     kind: str

@@ -353,7 +353,7 @@ def test_same_bits_with_threads_and_in_stretches(one_thread: None) -> None:
 
 @needs_library
 def test_torch_continues_with_the_state() -> None:
-    """An optimiser that has made steps before makes more here, and more by itself behind."""
+    """An optimiser that has made steps before makes more here, and more by itself afterwards."""
     settings: dict[str, Any] = {"lr": 0.01, "steps": 5}
     x, y = data(None, torch.float64)
     models = [MODELS["npu nau"](None, torch.float64)]

@@ -367,7 +367,7 @@ def test_half_precision_storage(dtype: torch.dtype, device: str, kernels: Module
 
 
 def _memory(elements: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
-    """Zeros, and what lies behind their first 2**31, where an offset of 32 bits cannot lead.
+    """Zeros, and what lies beyond their first 2**31, where an offset of 32 bits cannot lead.
 
     On the processor, pages that nobody touches take no memory.
     """
@@ -382,7 +382,7 @@ def _memory(elements: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Ten
 
 @pytest.mark.parametrize("plane", [2**30, 2**31])
 def test_planes_of_many_elements(plane: int, device: str) -> None:
-    """The planes behind the first are written where they lie, and nothing before them."""
+    """The planes after the first are written where they lie, and nothing before them."""
     x = torch.tensor([[-2.0, 3.0, -0.5]], device=device)
     index = torch.zeros(3, 2, dtype=torch.int32, device=device)
     memory, planes = _memory(2 * plane + TILE * TILE, torch.float16, device)

@@ -23,7 +23,7 @@ from benchmarks.paper.large import task as large
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.simple import task as simple
 from benchmarks.paper.streams import Sobol
-from benchmarks.paper.training import Rows
+from benchmarks.paper.training import Fit, Rows
 from npu_kernels import NAU, NPU, RealNPU
 from npu_kernels.fitting import Recipe, Run
 
@@ -81,8 +81,8 @@ def data(task_set: str, task: str, seed: int, variant: str) -> tuple[Tensor, Ten
     return x, record.operation(*large.sums(x)).unsqueeze(1)
 
 
-class Fitted:
-    """One fit, as work for the runner."""
+class Fitted(Fit):
+    """One fit of a task."""
 
     def __init__(self, batch: Batch) -> None:
         self.settings, self.seed = batch.settings, batch.runs[0]["seed"]
@@ -97,22 +97,7 @@ class Fitted:
             model = nn.Sequential(first, unit(size, 1, num_models=k))
         x, y = data(task_set, self.settings["task"], self.seed, variant)
         recipe, model = QUICK if self.settings["quick"] else Recipe(), model.to(self.device)
-        self.run = Run(model, x.unsqueeze(0), y.unsqueeze(0), [self.seed], recipe, "fit")
-        self.total, self.done = self.run.total, self.run.done
-
-    def advance(self, steps: int) -> None:
-        """Make another `steps` steps; fewer where no model is left."""
-        self.run.advance(steps)
-        self.done = self.run.done
-
-    def state(self) -> dict[str, Any]:
-        """All that a checkpoint needs."""
-        return self.run.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`."""
-        self.run.restore(state)
-        self.done = self.run.done
+        super().__init__(Run(model, x.unsqueeze(0), y.unsqueeze(0), [self.seed], recipe, "fit"))
 
     def results(self) -> tuple[Rows, dict[str, Tensor]]:
         """A row for each operation, and the model's parameters ``[1, P]``."""

@@ -54,14 +54,14 @@ def front(rows: Rows) -> list[dict[str, Any]]:
 
 
 def dominated(better: Rows, worse: Rows) -> int:
-    """The number of points of a front that one of another front is as small and as exact as."""
+    """Count the points of the front `worse` of which a point of `better` is as small and exact."""
     return sum(
         any(b["n_params"] <= w["n_params"] and b["mse"] <= w["mse"] for b in better) for w in worse
     )
 
 
 def dominates(better: Rows, worse: Rows) -> bool:
-    """Whether each point of a front has one of the other that is as small and as exact."""
+    """Whether for every point of the front `worse` a point of `better` is as small and exact."""
     return dominated(better, worse) == len(worse)
 
 

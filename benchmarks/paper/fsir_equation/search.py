@@ -41,8 +41,8 @@ from npu_kernels.optim.least_squares import FIRST_DAMPING
 COLUMNS = ("h", "start", "fitted", "error", "n_params", "found", "exponent_error", "rate_error")
 WIDTHS = (1, 2, 3, 4)
 STARTS, QUICK_STARTS = 64, 4
-FIT, PRUNE, REFIT = 200, 30, 12  # steps; of pruning: attempts, each with so many steps:
-PRUNE_STEPS = 12
+FIT, REFIT = 200, 12  # steps
+PRUNE, PRUNE_STEPS = 30, 12  # attempts; the steps of each
 QUICK = (4, 2, 1)
 DATA_ERROR = 2.6e-3
 LIMIT = (DATA_ERROR / 2) ** 2  # mean square
@@ -89,7 +89,7 @@ def start(h: int, index: int) -> Tensor:
 
 
 def _flow(h: int, x: Tensor, u: Tensor, steps: int) -> Tensor:
-    """Where models ``[M, N]`` get from ``u [M, 3]`` within the time between two points."""
+    """Return the states one point later than ``u [M, 3]``, of models ``[M, N]``."""
     states, _ = fsir.integrate(u, fsir.split("RealNPU", h, x), steps, INTERVAL / steps, "rk4")
     return states[:, -1]
 
@@ -117,7 +117,7 @@ def _differentiated(h: int, x: Tensor, u: Tensor, steps: int) -> tuple[Tensor, T
 
 
 class Shooting:
-    """Every point from the one before."""
+    """The residuals of every point, predicted from the point before it."""
 
     def __init__(self, h: int, data: Tensor) -> None:
         self.h, self.data = h, data
@@ -143,7 +143,7 @@ class Shooting:
 
 
 class Trajectory:
-    """All points from the first, in fine steps."""
+    """The residuals of all points, predicted from the first one in fine steps."""
 
     def __init__(self, h: int, data: Tensor) -> None:
         self.h, self.data = h, data

@@ -37,7 +37,7 @@ def cells(rows: Rows) -> Iterator[tuple[Cell, dict[str, list[list[float]]]]]:
 
 def authors(cell: Cell) -> bool:
     """Whether the gate starts where the authors' did."""
-    return cell[2] == (GATES.get(cell[1], (None,))[0] or "-")
+    return cell[2] == snapshots.authors_gate(cell[1])
 
 
 def pooled(runs: Sequence[Sequence[float]]) -> float:
@@ -55,7 +55,7 @@ def pooled_draws(runs: Sequence[Sequence[float]], key: int = 0) -> np.ndarray | 
 
 
 def swing(runs: Sequence[Sequence[float]]) -> str:
-    """The errors that a tenth of the middle run's snapshots lie below and above."""
+    """Say between which errors 80 % of a run's snapshots lie: medians over the runs."""
     if not runs:
         return "-"
     low, high = (

@@ -20,7 +20,7 @@ from benchmarks.paper.large.last_steps import in_order
 from benchmarks.paper.large.snapshots import authors
 from benchmarks.paper.large.swing import BEST, Swing, around, paper_points
 from benchmarks.paper.markdown import SIGNS, between, middle, plus_minus
-from benchmarks.paper.summary import SAME, Statistic, best, compared, interval, median, number
+from benchmarks.paper.summary import SAME, Statistic, compared, interval, median, number
 from benchmarks.paper.tables import Rows, column, select
 
 ONE_STEP = "one step of runs that swing together, and too few runs of the last steps' errors"
@@ -35,7 +35,7 @@ def shown(rows: Rows, task: str, model: str, count: int = BEST) -> list[dict[str
 
 def of_best(values: Sequence[float]) -> float:
     """The median of the ten least."""
-    return median(best(values, BEST))
+    return median(sorted(values)[:BEST])
 
 
 def lines(rows: Rows, last: Rows = ()) -> Iterable[dict[str, str]]:
@@ -117,7 +117,7 @@ class Cells:
 
     Args:
         rows: of this table.
-        last: of `large-snapshots`: what the step's swing is, and runs with points of their own.
+        last: of `large-snapshots`: they have the swing from step to step, and independent runs.
     """
 
     def __init__(self, rows: Rows, last: Rows = ()) -> None:

@@ -50,7 +50,7 @@ def ways(points: Sequence[str]) -> Iterator[tuple[str, str, float | None, int]]:
 
 
 def plan(options: Namespace, points: Sequence[str] | None = None) -> list[Batch]:
-    """The batches of a command: each task and model has its first seed before any its second."""
+    """The batches of a command: first seeds of all tasks and models come before second ones."""
     steps = large.QUICK_STEPS if options.quick else large.TRAINING_STEPS
     seeds = options.seeds or (large.QUICK_SEEDS if options.quick else None)
     planned: list[Batch] = []
@@ -74,7 +74,7 @@ def plan(options: Namespace, points: Sequence[str] | None = None) -> list[Batch]
 
 
 def rounds(options: Namespace) -> list[list[Batch]]:
-    """One round: what a command leaves out fills the same table."""
+    """Return one round with all batches: what a command leaves out fills the same table."""
     return [plan(options, POINTS)]
 
 
@@ -102,6 +102,11 @@ def gate_of(row: dict[str, Any]) -> float | str:
     return "-" if row["gate"] in ("None", None) else float(row["gate"])
 
 
+def authors_gate(model: str) -> float | str:
+    """The authors' start of a model's gate; "-": no gate."""
+    return GATES.get(model, (None,))[0] or "-"
+
+
 def authors(row: dict[str, Any]) -> bool:
     """Whether the gate starts where the authors' did."""
-    return gate_of(row) == (GATES.get(row["model"], (None,))[0] or "-")
+    return gate_of(row) == authors_gate(row["model"])

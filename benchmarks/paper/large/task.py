@@ -82,7 +82,8 @@ SHORT = {("add", "NMU"): (10_000, 1e-7), ("mul", "NMU"): (20_000, 1e-9)}
 SHORT_SEEDS = 1000  # the first seed of those runs, 20 of them
 MORE = {("mul", "NPU"), ("mul", "RealNPU"), ("mul", "NMU"), ("add", "NPU")}
 
-# In 3.4 microseconds of a step, a model's and once per batch: for the order and the time left.
+# The cost of a step in units of 3.4 microseconds: of each model, and once per batch. It decides
+# the order of batches and the estimate of the time left.
 MODELS = {"NPU": 110, "RealNPU": 108, "NMU": 98, "NALU": 870, "NaiveNPU": 108}
 PER_STEP = 250
 DTYPES = {"NALU": torch.float64}
@@ -210,7 +211,7 @@ class Data:
         block, index = divmod(step - 1, SOBOL_BLOCK)
         if block != self._block:
             self._draw(block)
-        # Of three dimensions: then each model's product is separate and rounds alike in any batch.
+        # Three dimensions keep each model's product separate: it rounds alike in any batch.
         return self._x[index][self._index], self._y[index][self._index]
 
     def _draw(self, block: int) -> None:
@@ -242,7 +243,7 @@ def make(batch: Batch) -> Training:
     """The models of a batch at their start.
 
     Its settings may name `points` ("own" or "shared"), the start of the `gate`, and the number of
-    `snapshots` of the test error to keep, the last of the last step.
+    `snapshots` of the test error to keep, the last one after the last step.
     """
     model, variant, steps = (batch.settings[name] for name in ("model", "variant", "steps"))
     device, dtype = torch.device(batch.settings["device"]), DTYPES.get(model, torch.float32)
@@ -336,9 +337,3 @@ def evaluate_mse(
 @functools.cache
 def _test_set(limits: tuple[float, float]) -> Tensor:
     return extrapolation_points(*limits)
-
-
-def zero_predictor(task: str) -> float:
-    """The test error of a model that always answers 0: a check of the test set."""
-    x = extrapolation_points(*TASKS[task].test["code"])
-    return float(TASKS[task].operation(*sums(x)).double().square().mean())

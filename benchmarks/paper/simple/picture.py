@@ -57,7 +57,6 @@ def picture(sources: Sources, path: Path) -> bool:
     """The maps of the chosen models."""
     chosen = json.loads(sources.models.read_text())
     best = {model: torch.tensor(values) for model, values in chosen["models"].items()}
-    variant = "paper" if any("variant paper" in comment for comment in sources.comments) else "code"
     operations = chosen.get("operations", simple.TASKS)
-    error_surfaces(best, variant, path, chosen["processor"], operations)
+    error_surfaces(best, sources.variant, path, chosen["processor"], operations)
     return True

@@ -35,7 +35,7 @@ from benchmarks.paper.simple.regularised import INALUTraining, whole, whole_weig
 from benchmarks.paper.streams import stream
 from benchmarks.paper.training import Buffer, Rows, Training
 from npu_kernels._jobs import files
-from npu_kernels.env import environment
+from npu_kernels.env import processor
 
 TASKS = ("add", "mul", "div", "sqrt")
 COLUMNS = ("model", "seed", *TASKS)
@@ -80,7 +80,7 @@ RECIPES = {
 
 
 def settings(model: str, variant: str) -> tuple[str, float]:
-    """(optimiser, its rate)."""
+    """Return the name of the optimiser and its rate."""
     recipe = RECIPES[model]
     return (recipe.optimizer, recipe.rate) if variant == "code" else ("Adam", 0.001)
 
@@ -253,7 +253,7 @@ def keep_best(results: Sequence[tuple[Batch, dict[str, Any]]], path: Path) -> No
             if row["model"] not in best or error < best[row["model"]][0]:
                 best[row["model"]] = error, parameters
     chosen = {model: best[model][1].tolist() for model in RECIPES if model in best}
-    content: dict[str, Any] = {"processor": environment()["processor"], "models": chosen}
+    content: dict[str, Any] = {"processor": processor(), "models": chosen}
     if len(operations) < len(TASKS):
         content["operations"] = operations
     files.write(path, json.dumps(content) + "\n")

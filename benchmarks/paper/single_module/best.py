@@ -1,15 +1,14 @@
 """The single-module benchmark's recipe `best`: `npu_kernels.fit` on the training range.
 
 A seed on a range is one problem: 2,048 rows, those of plain training's first 16 steps, and 128
-starts; the 225 problems of a unit and an operation train as one batch. Nothing of the operation or
-the extrapolation range goes in, and what is tested are the models that come back. `steps` are
-model-steps of 128 rows, the field's: the rows of all gradients of all starts, over 128.
+starts; the 225 problems of a unit and an operation train as one batch. The fit knows neither the
+operation nor the extrapolation range. The models that it returns are tested. `steps` are the rows
+of all gradients of all starts, over 128: the field's steps have 128 rows.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,12 +16,12 @@ from torch import Tensor
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.single_module import task as single_module
 from benchmarks.paper.single_module.task import BATCH_ROWS, Data
-from benchmarks.paper.training import Rows
+from benchmarks.paper.training import Fit, Rows
 from npu_kernels.fitting import Run
 
 
-class Best:
-    """All seeds and ranges of a unit and operation; a step is Adam's, or an L-BFGS evaluation."""
+class Best(Fit):
+    """All seeds and ranges of a unit and operation."""
 
     def __init__(self, batch: Batch) -> None:
         self.settings, self.runs = batch.settings, batch.runs
@@ -31,22 +30,7 @@ class Best:
         unit = single_module.RECIPES["best"][settings["unit"]]
         x, y = rows(list(dict.fromkeys(seeds)), settings["op"], settings["rows"], self.device)
         models = unit.make(len(seeds) * settings["starts"]).to(self.device)
-        self.run = Run(models, x, y, seeds)
-        self.total, self.done = self.run.total, self.run.done
-
-    def advance(self, steps: int) -> None:
-        """Make another `steps` steps; fewer where no model is left."""
-        self.run.advance(steps)
-        self.done = self.run.done
-
-    def state(self) -> dict[str, Any]:
-        """All that a checkpoint needs."""
-        return self.run.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`."""
-        self.run.restore(state)
-        self.done = self.run.done
+        super().__init__(Run(models, x, y, seeds))
 
     @torch.no_grad()
     def results(self) -> tuple[Rows, dict[str, Tensor]]:

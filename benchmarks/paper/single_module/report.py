@@ -150,8 +150,9 @@ def section(rows: Rows) -> str:
 
 
 def _against(theirs: dict[str, Any], runs: Rows) -> Check:
-    """Judge a share by one that was published: of so many pairs some differ with p below 0.05 by
-    chance, hardly any with p below 0.001.
+    """Judge a share by one that was published.
+
+    Of so many pairs some differ with p below 0.05 by chance, hardly any with p below 0.001.
     """
     solved, seeds = theirs["solved"], theirs["seeds"]
     low, high = wilson(solved, seeds)

@@ -51,7 +51,7 @@ from benchmarks.paper.runner import Batch
 from benchmarks.paper.streams import stream
 from benchmarks.paper.training import Buffer, Rows, Training
 from npu_kernels import NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
-from npu_kernels.env import environment
+from npu_kernels.env import processor
 from npu_kernels.layers import Unit as Layer
 from npu_kernels.training import project_
 
@@ -100,7 +100,7 @@ THRESHOLDS = ("fixed", "off_1e-4", "off_1e-5")  # columns of published/single_mo
 
 @functools.cache
 def thresholds(name: str) -> dict[tuple[str, str], float]:
-    """(operation, range) to the test error below which a run counts as solved."""
+    """Map (operation, range) to the test error below which a run counts as solved."""
     rows = published.load("single_module_thresholds")
     return {(row["op"], row["range"]): row[name] for row in rows}
 
@@ -393,17 +393,12 @@ class SingleModule(Training):
         return rows
 
 
-@functools.cache
-def _processor() -> str:
-    return str(environment()["processor"])
-
-
 def table_row(
     settings: dict[str, Any], run: dict[str, Any], values: dict[str, Any]
 ) -> dict[str, Any]:
     """A run's row of the table."""
     solved = values["test_mse"] < thresholds("fixed")[settings["op"], run["range"]]
-    row = settings | run | values | {"solved": int(solved), "processor": _processor()}
+    row = settings | run | values | {"solved": int(solved), "processor": processor()}
     return {column: row[column] for column in COLUMNS}
 
 

@@ -33,8 +33,8 @@ class BackwardGroups {
   //                            additions in double
   //   Order                    how many the weight sums are, and where a register of them lies
   //   run(task, inner)         does a GroupTask; if it kShares, `inner` threads share the work of one
-  //   writes_gradients(f)      whether the sums of a span that is all rows become gradients at once and are never
-  //   stored
+  //   writes_gradients(f)      whether the sums of a span that is all rows become gradients at once, and are never
+  //                            stored
   template <typename Make>
   void run(const Make& make) const {
     using Form = decltype(make(int64_t()));

@@ -37,7 +37,7 @@ using S = Simd<float>;
 using Reg = S::Reg;
 static_assert(S::width == kTile, "a register is a row of a C tile");
 
-// Keeps the 32 values a, b of one row, k in order, as the row at `to` of as many A tiles.
+// Stores the terms of the 32 values a, b of one row, k in order: the row at `to` of one A tile for each term.
 template <int terms>
 NPU_INLINE void split_row(Reg a, Reg b, Bf16* to) {
   const auto wide = [](__m256i half) { return (Reg)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16); };
@@ -50,7 +50,7 @@ NPU_INLINE void split_row(Reg a, Reg b, Bf16* to) {
   }
 }
 
-// Keeps the 16 columns of a k (a) and the next one (b) as the pair of k at `to` of as many B tiles.
+// Stores the terms of the 16 columns of a k (a) and of the next k (b): the pair at `to` of one B tile for each term.
 template <int terms>
 NPU_INLINE void split_pair(Reg a, Reg b, Bf16* to) {
   alignas(64) static constexpr uint16_t kZip[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
@@ -70,8 +70,9 @@ NPU_INLINE Reg first_lanes(Reg v, int count) {
   return count >= kTile ? v : (Reg)_mm512_maskz_mov_ps(__mmask16(count > 0 ? (1u << count) - 1 : 0), (__m512)v);
 }
 
-// Keeps two neighbouring rows of 32 values, a k each, as the pair of k of two B tiles, at `first` and at `second`; and,
-// if `row` is not null, k running along them, as rows of A tiles, at `row` and kTileDepth behind it.
+// Stores the terms of two neighbouring rows of 32 values. Each row is a k: they are a pair of k of two B tiles, at
+// `first` and at `second`. If `row` is not null, k runs along them too: they are rows of A tiles, at `row` and
+// kTileDepth behind it.
 template <int terms>
 NPU_INLINE void split_rows(const Reg (&a)[2], const Reg (&b)[2], Bf16* row, Bf16* first, Bf16* second) {
   alignas(64) static constexpr uint16_t kZipLow[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,

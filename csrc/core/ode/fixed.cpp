@@ -1,14 +1,15 @@
 // The time loop u' = A npu(u) by explicit Runge-Kutta steps, and its discrete adjoint. Formulas of a stage:
 // ode/lanes.h.
 //
-//   forward    v_1 = u_n    k_i = f(v_i)    v_{i+1} = u_n + dt sum_{j <= i} a_ij k_j    u_{n+1} = u_n + dt sum_j b_j
-//   k_j backward   g = gradient of u_{n+1};  last stage first:
+//   forward    v_1 = u_n    k_i = f(v_i)    v_{i+1} = u_n + dt sum_{j <= i} a_ij k_j
+//              u_{n+1} = u_n + dt sum_j b_j k_j
+//   backward   g = gradient of u_{n+1};  last stage first:
 //              dk_i = dt b_i g + dt sum_{j > i} a_{j-1,i} dv_j (+ that of derivatives, i = 1)    dv_i = J(v_i)' dk_i
 //              gradient of u_n = g + sum_i dv_i + that of the trajectory
 //
 // Trajectories (rows: starts of models) lie across the lanes of registers (ode/lanes.h), a single one's hidden units do
-// (ode/hidden.h). What the stages kept, or the trajectory
-// itself, from which they are then computed again to the same bits, is all that the backward pass reads.
+// (ode/hidden.h). The backward pass reads what the stages kept, or the trajectory alone: then the stages are computed
+// again from it, to the same bits.
 #include "ode/hidden.h"
 #include "ode/lanes.h"
 #include "ode/loop.h"

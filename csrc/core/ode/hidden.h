@@ -105,7 +105,7 @@ class HiddenLanes {
       Reg y = VectorMath<T>::exp(p), s = S::zero();
       if (complex || turned) {
         Reg sine, cosine;
-        VectorMath<T>::sincos(q + (q - q), &sine, &cosine);  // of an inf a nan, as in Lanes
+        VectorMath<T>::sincos(q + (q - q), &sine, &cosine);  // an inf becomes nan, as in Lanes
         s = y * sine;
         y = y * cosine;
       }

@@ -86,7 +86,7 @@ class ImplicitStep : public PairStep<T, Units> {
   using Reg = typename S::Reg;
   static constexpr int W = S::width;
   // Newton's iterations for a stage; what they must reach, in units of the tolerance (Hairer and Wanner, IV.8), and the
-  // least contraction that is believed before it is seen.
+  // least rate of convergence that is assumed in a stage's first iteration.
   static constexpr int kIterations = 10;
   static constexpr double kMostError = 0.03, kRounding = 10, kLeastRate = 0.1;
 

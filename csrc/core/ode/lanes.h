@@ -119,7 +119,7 @@ class Lanes {
       Reg y = VectorMath<T>::exp(p), s = S::zero();
       if (complex || turned) {
         Reg sine, cosine;
-        // Of an inf a nan, so that a trajectory that has diverged does not take the slow way for far arguments.
+        // An inf becomes nan, so that a trajectory that has diverged does not take the slow way for far arguments.
         VectorMath<T>::sincos(q + (q - q), &sine, &cosine);
         s = y * sine;
         y = y * cosine;

@@ -9,8 +9,8 @@
 //   sincos    |q| <= 1e5 (float), 1e6 (double)   1.5 ulp           1.5 ulp            farther out: the C library, lane
 //                                                                                     by lane
 //
-// The layers take the logarithm of nothing smaller: r = g (|x| + eps) + (1 - g) is at least eps where g = 1, else 1 -
-// g.
+// The layers take the logarithm of nothing smaller: r = g (|x| + eps) + (1 - g) is at least eps where g is 1, and
+// else at least 1 - g.
 #pragma once
 
 #include "simd/tables.h"

@@ -90,14 +90,14 @@ def describe(architecture: str) -> str:
     chip = CHIPS.get(architecture)
     if chip is None:
         return f"one-pass kernels at every size on {architecture}"
-    least = {
+    smallest = {
         captured: next(
             n for n in range(LEAST_FEATURES, 1 << 16, 16)
             if large_is_faster(architecture, n, n, 1, captured)
         )
         for captured in (False, True)
     }  # fmt: skip
-    graph = f"in a CUDA graph from {least[True]} x {least[True]}"
+    graph = f"in a CUDA graph from {smallest[True]} x {smallest[True]}"
     source = f"on {architecture} ({chip.source})"
-    sizes = f"{least[False]} x {least[False]}, {graph},"
+    sizes = f"{smallest[False]} x {smallest[False]}, {graph},"
     return f"kernels on planes from {sizes} {source}, else one-pass kernels"

@@ -67,11 +67,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from npu_kernels._backends.triton import tuning
 from npu_kernels._backends.triton.costs import large_is_faster
 from npu_kernels._backends.triton.launch import Sizes, needed
-from npu_kernels._backends.triton.npu_large_kernels import (
+from npu_kernels._backends.triton.npu_large_backward_kernels import (
     npu_large_backward_w_kernel,
     npu_large_backward_x_kernel,
-    npu_large_forward_kernel,
 )
+from npu_kernels._backends.triton.npu_large_forward_kernels import npu_large_forward_kernel
 from npu_kernels._backends.triton.npu_planes import (
     FLAG_INPUTS,
     FLAGS_OF_PROGRAM,
@@ -99,7 +99,7 @@ class Tiles(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of Triton's compiler."""
+        """Return the options of Triton's compiler."""
         warps = self.rows // 16
         return {"num_warps": warps, "num_stages": self.stages, "enable_fp_fusion": True}
 

@@ -29,7 +29,7 @@ The hi of an infinite or NaN value is that value, its lo is 0, and no scale depe
 one of the forward depend on weights of inputs whose gate is closed: log r is 0 there.
 """
 
-# ruff: noqa: SIM102 (an `if` on a compile-time constant must not be merged with one on a value)
+# ruff: noqa: SIM102 (an `if` on a compile-time constant stands alone, see device_math)
 
 from typing import NamedTuple
 
@@ -69,6 +69,19 @@ def scales(largest):
 
 
 @triton.jit
+def load_tile(
+    planes, row, col, pitch, ROWS: tl.constexpr, COLS: tl.constexpr, DESCRIPTORS: tl.constexpr
+):
+    """Return ``planes[row : row + ROWS, col : col + COLS]``."""
+    if DESCRIPTORS:
+        tile = planes.load([row.to(tl.int32), col])
+    else:
+        offs = tl.arange(0, ROWS)[:, None] * pitch + tl.arange(0, COLS)[None, :]
+        tile = tl.load(planes + row.to(tl.int64) * pitch + col + offs)
+    return tile
+
+
+@triton.jit
 def finite_size(v):
     """``|v|``, 0 where v is infinite or NaN."""
     size = tl.abs(v)
@@ -85,7 +98,7 @@ def two_planes(v):
 
 @triton.jit
 def _store_planes(v, ptrs, plane, COUNT: tl.constexpr, mask=None):
-    """Store hi of a scaled tile, and with 2 planes lo, `plane` elements behind it."""
+    """Store hi of a scaled tile, and with 2 planes lo, `plane` elements after hi."""
     hi, lo = two_planes(v)
     tl.store(ptrs, hi, mask=mask)
     if COUNT == 2:
@@ -393,7 +406,7 @@ class InputPlanes(NamedTuple):
 
 
 def _planes(like: Tensor, count: int, rows: int, cols: int) -> Tensor:
-    """New planes, one behind the other."""
+    """Return new planes, one after the other."""
     return like.new_empty((count * rows, cols), dtype=torch.float16)
 
 

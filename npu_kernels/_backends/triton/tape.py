@@ -1,14 +1,12 @@
 """Repeated calls of launchers, without the work that is the same at every call.
 
-The processor time that this saves was measured with the driver mocked. One allocation holds all
-that is no result; what no later launch needs makes room in it.
-
 A launcher checks its operands, looks up configurations, allocates and launches; Triton then binds
 the arguments of every launch to names, derives their types and alignments, and makes a key to look
 up the compiled kernel. All of it follows from the operands' shapes, dtypes and devices and from the
 options. So :class:`Repeated` records, at the second call with the same signature, the launcher's
 allocations and launches. Later calls only repeat these, the launches by Triton's own launcher of
-the compiled kernel.
+the compiled kernel. One allocation holds all intermediate tensors, and their places are used again.
+The processor time that this saves was measured with a mocked driver.
 
 A recording is used only if it makes no visible difference:
 
@@ -81,7 +79,7 @@ class _Allocation(NamedTuple):
     dtype: torch.dtype | None
     size: int  # bytes
     first: int  # the first launch that may use it
-    offset: int | None = None  # in the memory of what is no result
+    offset: int | None = None  # in the memory of the intermediate tensors; None: a result
 
 
 class _Base(NamedTuple):
@@ -94,9 +92,10 @@ class _Base(NamedTuple):
 
 
 def _packed(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
-    """Offsets in one memory, and its size: of tensors' sizes, first and last launches.
+    """Return offsets in one memory, and its size, from tensors' sizes, first and last launches.
 
-    What no launch needs any more makes room. The largest are placed first, each as low as it can.
+    Tensors that no launch needs at the same time may share a place. The largest are placed first,
+    each as low as possible.
     """
     offsets, placed = [0] * len(lives), list[tuple[int, int, int, int]]()
     for index in sorted(range(len(lives)), key=lambda index: -lives[index][0]):
@@ -112,7 +111,7 @@ def _packed(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
 class Tape:
     """The recorded allocations and launches of a launcher.
 
-    One allocation holds all tensors that are no results.
+    One allocation holds all intermediate tensors.
     """
 
     def __init__(self, recorder: _Recorder, results: Sequence[int]) -> None:
@@ -139,7 +138,7 @@ class Tape:
         self.results = itemgetter(*map(kept.index, results))
 
     def replay(self, operands: Sequence[Tensor | None]) -> Any:
-        """The launcher's result; None, without a launch, where the recording does not hold."""
+        """Return the launcher's result; None, without a launch, if the recording does not fit."""
         active, device = driver.active, self.device
         if active is not self.driver or active.get_current_device() != device:
             return None
@@ -314,8 +313,8 @@ class Repeated:
         if not _undisturbed():
             return self.launcher(*arguments), None
         tensors = arguments[: self.operands]
-        now = tuning.generation(), capturing(arguments[0])
-        signature: list[Any] = [*now, *arguments[self.operands :]]
+        settings = tuning.generation(), capturing(arguments[0])
+        signature: list[Any] = [*settings, *arguments[self.operands :]]
         for tensor in tensors:
             if tensor is None:
                 signature.append(None)

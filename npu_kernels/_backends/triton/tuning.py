@@ -122,7 +122,7 @@ def most_registers(device: torch.device) -> dict[str, int]:
 
 
 def _fault(key: str, entry: object) -> str | None:
-    """What is wrong with an entry of a table: the rule and what is there."""
+    """Return what is wrong with an entry of a table: the rule and what is there."""
     if not isinstance(entry, dict) or any(type(value) is not int for value in entry.values()):
         return f"it must be an object of whole numbers, got {json.dumps(entry)}"
     names = list(next(candidates(key.split()[0], torch.float32, "highest", "large")))

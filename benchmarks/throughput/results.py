@@ -1,0 +1,99 @@
+"""The rows of the suite: read from JSON lines, and grouped by machine and case."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.throughput.cases import Case
+
+Row = dict[str, Any]
+Group = dict[str, Row]  # rival -> row
+# Processor, instruction set, torch, npu_kernels, commit, matmul precision.
+Machine = tuple[str, ...]
+Groups = dict[tuple[Case, int], Group]  # case, threads
+
+GPU = "cuda"  # of a row's device
+NEEDED = (
+    "layer", "kind", "rows", "inputs", "outputs", "models", "signs", "threads", "rival",
+    "median_us", "ratio",
+)  # fmt: skip
+# Virtual machines give several processors one name. Family, model and stepping tell them apart; old
+# rows lack these.
+PROCESSORS = {
+    ("AMD EPYC", None): "AMD Zen 4",
+    ("AMD EPYC", "25/1/1"): "AMD Zen 3",
+    ("AMD EPYC", "25/17/1"): "AMD Zen 4",
+    ("AMD EPYC", "26/2/1"): "AMD Zen 5",
+    ("Intel(R) Xeon(R) Processor", None): "Intel Sapphire Rapids",
+    ("Intel(R) Xeon(R) Processor", "6/167/1"): "Intel Granite Rapids",
+}
+INSTRUCTION_SETS = "baseline", "avx2", "avx512", "avx512_bf16", "amx"  # a processor's best is shown
+
+
+class ReportError(Exception):
+    """A file that cannot be used, named."""
+
+
+def read(paths: Iterable[Path], text: str | None = None) -> list[Row]:
+    """The rows of the files, or of `text` in their place; ReportError names file and line."""
+    rows: list[Row] = []
+    for path in paths:
+        try:
+            lines = (path.read_text() if text is None else text).splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ReportError(f"cannot read {path}: {error}") from None
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ReportError(f"{path}, line {number} is no JSON: {error}") from None
+            missing = [key for key in NEEDED if not isinstance(row, dict) or key not in row]
+            if missing:
+                lacks = f"no row of the suite: without {', '.join(missing)}"
+                raise ReportError(f"{path}, line {number} is {lacks}")
+            rows.append(row)
+    if not rows:
+        raise ReportError("there are no rows")
+    return rows
+
+
+def _machine(row: Row) -> Machine:
+    where = dict(row.get("environment", {}))
+    where["processor"] = where.get("gpu", where.get("processor"))
+    processor = where["processor"] or "unknown"
+    model = where.get("processor_model")
+    where["processor"] = PROCESSORS.get((processor, model), processor)
+    keys = ("processor", "instruction_set", "torch", "npu_kernels", "commit")
+    facts = (str(where.get(key, "unknown")) for key in keys)
+    return *facts, str(row.get("matmul_precision", "highest"))
+
+
+def grouped(rows: Iterable[Row]) -> dict[Machine, Groups]:
+    """machine -> (case, threads) -> rival -> row; of two rows for the same the later one counts."""
+    machines: dict[Machine, Groups] = {}
+    for row in rows:
+        groups = machines.setdefault(_machine(row), {})
+        groups.setdefault((Case.from_dict(row), row["threads"]), {})[row["rival"]] = row
+    return machines
+
+
+def chosen(rows: Iterable[Row], processor: str | None) -> tuple[Machine, Groups]:
+    """A processor's newest full-precision rows with its best instruction set, or a ReportError."""
+    machines = {m: groups for m, groups in grouped(rows).items() if m[-1] == "highest"}
+    named = [pair for pair in machines.items() if processor in (None, pair[0][0])]
+    if len({machine[0] for machine, _ in named}) != 1:
+        names = ", ".join(dict.fromkeys(machine[0] for machine in machines))
+        raise ReportError(f"--processor must name one of: {names}; got {processor}")
+
+    def rank(pair: tuple[Machine, Groups]) -> tuple[int, str]:
+        isa, rows = pair[0][1], [row for group in pair[1].values() for row in group.values()]
+        newest = max(str(row.get("environment", {}).get("date", "")) for row in rows)
+        sets = INSTRUCTION_SETS
+        return sets.index(isa) if isa in sets else len(sets), newest
+
+    return max(named, key=rank)

@@ -1,0 +1,233 @@
+"""Formulas as text: powers, quotients and signs as people write them, and the errors of reading."""
+
+import doctest
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from npu_kernels import (
+    NAU,
+    NMRU,
+    NPU,
+    RealNPU,
+    formula,
+    iNALU,
+)
+from npu_kernels.formula import read
+from tests.support.formulas import in_float64, inputs
+
+sympy = pytest.importorskip("sympy", reason="sympy is not installed")
+
+
+def power(weights: list[float], gate: float = 1.0, **options: object) -> RealNPU:
+    layer = RealNPU(len(weights), 1, dtype=torch.float64, **options)
+    with torch.no_grad():
+        layer.weight_re.copy_(torch.tensor([weights], dtype=torch.float64))
+        layer.gate.fill_(gate)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("weights", "gate", "text"),
+    [
+        ([2.0, 0.0], 1.0, "y = x**2"),
+        ([1.0, 1.0], 1.0, "y = x*z"),
+        ([1.0, -1.0], 1.0, "y = x/z"),
+        ([-1.0, -2.0], 1.0, "y = 1/(x*z**2)"),
+        ([3.0, 0.5], 1.0, "y = x**3*sqrt(|z|)*[z >= 0]"),
+        ([1 / 3, 0.0], 1.0, "y = cos(pi*[x < 0]/3)*|x|**(1/3)"),
+        ([2.0, 0.31], 1.0, "y = x**2*cos(0.31*pi*[z < 0])*|z|**0.31"),
+        ([0.5, 0.5], 1.0, "y = cos(pi*([x < 0]/2 + [z < 0]/2))*sqrt(|x|)*sqrt(|z|)"),
+        ([0.0, 0.0], 1.0, "y = 1"),
+        ([2.0, -1.0], 0.0, "y = 1"),
+        ([2.0, 0.0], 0.5, "y = (1 - 2*[x < 0])*(|x|/2 + 1/2)**2"),
+        ([4.0, 0.0], 0.5, "y = (|x|/2 + 1/2)**4"),
+        ([0.71, 0.0], 0.25, "y = (|x|/4 + 3/4)**0.71*cos(0.1775*pi*[x < 0])"),
+    ],
+)
+def test_powers_are_read_as_powers(weights, gate, text):
+    layer = power(weights, gate)
+    expression = read(layer, ["x", "z"])
+    assert str(expression) == text
+    x = inputs(40, 2, torch.Generator().manual_seed(1), False, torch.float64)
+    torch.testing.assert_close(expression(x), in_float64(layer, x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sign", "weights", "text"),
+    [
+        ("product", [1.0, 0.0, 0.0, 1.0], "y = x/z"),
+        ("separate", [1.0, 0.0, 0.0, 1.0], "y = x/z"),
+        ("product", [1.0, 1.0, 0.0, 0.0], "y = x*z"),
+        ("product", [0.0, 0.0, 0.5, 0.0], "y = 1/2 + 1/(2*x)"),
+        ("separate", [0.0, 0.0, 0.5, 0.0], "y = (1/2 + 1/(2*|x|))*[x >= 0]"),
+        ("separate", [2.0, 0.0, 0.0, 0.0], "y = |x|"),  # clipped to 1, and the cosine of two turns
+        ("product", [2.0, -1.0, 0.0, 0.0], "y = x"),
+    ],
+)
+def test_reciprocals_are_read_as_quotients(sign, weights, text):
+    layer = NMRU(2, 1, sign=sign, dtype=torch.float64).eval()
+    layer.weight.data = torch.tensor([weights], dtype=torch.float64)
+    expression = read(layer, ["x", "z"])
+    assert str(expression) == text
+    x = inputs(40, 2, torch.Generator().manual_seed(1), False, torch.float64)
+    torch.testing.assert_close(expression(x), in_float64(layer, x), rtol=1e-12, atol=1e-12)
+
+
+def test_eps_is_kept_on_request_and_its_effect_is_said():
+    layer = power([2.0, -1.0], eps=1e-3)
+    with_eps = read(layer, ["x", "z"], eps=True)
+    assert str(with_eps) == "y = (1 - 2*[z < 0])*(|x| + 0.001)**2/(|z| + 0.001)"
+    assert with_eps.note == ""
+    left_out = read(layer, ["x", "z"])
+    assert "RealNPU computes with |x| + 0.001" in left_out.note
+    x = torch.tensor([[1e-2, 1.0], [1.0, 1e-2]], dtype=torch.float64)
+    factor = in_float64(layer, x) / left_out(x)  # the effect as the note says
+    said = torch.tensor([(1 + 0.1) ** 2 / 1.001, (1 + 0.001) ** 2 / 1.1], dtype=torch.float64)
+    torch.testing.assert_close(factor[:, 0], said, rtol=1e-12, atol=0)
+    assert "NPU '0' computes with |x| + 1.19e-07" in read(nn.Sequential(NPU(2, 2), NAU(2, 1))).note
+    assert "NMRU computes with 1/(x + 1.19e-07) in training mode" in read(NMRU(2, 1)).note
+    assert read(NMRU(2, 1).eval()).note == read(NMRU(2, 1, eps=0.0)).note == ""
+    assert "max(|x|, 1e-07), which differs below 1e-07 only" in read(iNALU(2, 1)).note
+    assert read(NAU(2, 1)).note == ""
+
+
+def test_inputs_that_are_never_negative():
+    layer = power([0.5, 1.5])
+    assert str(read(layer, ["x", "z"], positive=True)) == "y = sqrt(x)*z**(3/2)"
+    assert str(read(layer, ["x", "z"], positive=["x"])) == "y = sqrt(x)*|z|**(3/2)*[z >= 0]"
+    symbols = sympy.Symbol("k", positive=True), sympy.Symbol("m", real=True)
+    expression = read(layer, symbols)
+    assert expression.symbols == symbols
+    assert expression.expressions[0].subs({symbols[0]: 4, symbols[1]: 4}) == 16
+
+
+def test_a_fraction_only_where_it_is_one():
+    third = torch.tensor(1 / 3, dtype=torch.float32).item()
+    single = power([third, 0.0]).float()
+    assert "|x|**(1/3)" in str(read(single, ["x", "z"]))
+    assert "1/3" not in str(read(power([third, 0.0]), ["x", "z"]))  # in float64 it is not 1/3
+    assert "0.3333" in str(read(single, ["x", "z"], max_denominator=2))
+
+
+def test_kepler():
+    model = nn.Sequential(power([1.5]), NAU(1, 1, dtype=torch.float64))
+    model[1].weight.data.fill_(1.0)
+    law = read(model, ["R"], outputs=["T"], positive=True)
+    assert str(law) == "T = R**(3/2)"
+    assert law.latex() == [r"T = R^{\frac{3}{2}}"]
+
+
+ONE_OUTPUT = NAU(2, 1)
+
+
+THREE_MODELS = NAU(2, 1, num_models=3)
+
+
+UNEQUAL_MODELS = nn.Sequential(NAU(2, 2, num_models=2), NAU(2, 1, num_models=3))
+
+
+def power_of_zero() -> nn.Sequential:
+    """The constant 0 to the power of -1/2."""
+    zero = NAU(1, 1)
+    zero.weight.data.fill_(0.0)
+    return nn.Sequential(zero, power([-0.5]).float())
+
+
+def not_finite() -> NAU:
+    layer = NAU(1, 1)
+    layer.weight.data.fill_(torch.nan)
+    return layer
+
+
+@pytest.mark.parametrize(("arguments", "options", "error", "message"), [
+    ((nn.Sequential(NAU(2, 2), nn.ReLU()),), {}, TypeError,
+     r"read: module '1' must be a Sequential of NPU, .*, Linear, got ReLU"),
+    ((lambda x: x,), {}, TypeError, r"read: module must be a torch.nn.Module, got function"),
+    ((nn.Sequential(),), {}, ValueError, r"read: module must have at least one layer"),
+    ((nn.Sequential(NAU(2, 3), NAU(2, 1)),), {}, ValueError,
+     r"read: '1' must have in_features 3 .*, got 2"),
+    ((ONE_OUTPUT, ["x"]), {}, ValueError,
+     r"read: inputs must be 2 different names \(in_features\), got \['x'\]"),
+    ((ONE_OUTPUT, ["x", "x"]), {}, ValueError, r"read: inputs must be 2 different names"),
+    ((ONE_OUTPUT, "xy"), {}, ValueError, r"read: inputs must be 2 different names .* got 'xy'"),
+    ((ONE_OUTPUT, [1, 2]), {}, TypeError, r"read: inputs must be names or sympy symbols, got 1"),
+    ((ONE_OUTPUT,), {"outputs": ["a", "b"]}, ValueError,
+     r"read: outputs must be 1 names \(out_features\)"),
+    ((ONE_OUTPUT, ["x", "y"]), {"positive": ["z"]}, ValueError,
+     r"read: positive must name inputs, got \['z'\]"),
+    ((THREE_MODELS,), {}, ValueError, r"model must be an index into the 3 models, got None"),
+    ((THREE_MODELS,), {"model": 3}, ValueError, r"model must be an index into the 3 models, got 3"),
+    ((ONE_OUTPUT,), {"model": 0}, ValueError,
+     r"model must be None where no layer has num_models, got 0"),
+    ((ONE_OUTPUT,), {"max_denominator": 0}, ValueError,
+     r"read: max_denominator must be an integer of at least 1, got 0"),
+    ((not_finite(),), {}, ValueError, r"read: the parameters must be finite"),
+    ((power_of_zero(),), {}, ValueError,
+     r"output y is infinite or undefined at all inputs; read with eps=True"),
+    ((UNEQUAL_MODELS,), {"model": 0}, ValueError,
+     r"read: the layers must have one num_models, got \[2, 3\]"),
+])  # fmt: skip
+def test_errors(arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        read(*arguments, **options)
+
+
+def test_a_power_of_zero_has_a_formula_with_eps():
+    assert read(power_of_zero(), eps=True)(torch.ones(1, 1)).item() == pytest.approx(2.0**11.5)
+
+
+def test_errors_of_a_formula_and_of_select():
+    with pytest.raises(
+        ValueError,
+        match=r"formula: x must be a floating-point tensor with last dimension 2 \(x0, x1\)",
+    ):
+        read(ONE_OUTPUT)(torch.ones(3, 3))
+    unit = power([0.5])
+    nn.utils.parametrizations.weight_norm(unit, "weight_re")
+    with pytest.raises(ValueError, match=r"select: layer '' must not be parametrized"):
+        formula.select(unit)
+    assert "|x|" in str(read(unit))
+
+
+def test_importing_needs_no_sympy_and_a_missing_one_is_named():
+    code = (
+        "import sys; sys.modules['sympy'] = None\n"
+        "import torch, npu_kernels\n"
+        "assert npu_kernels.formula.nearest_fraction(torch.tensor([0.51]), 2).item() == 0.5\n"
+        "try:\n    npu_kernels.formula.read(npu_kernels.NAU(2, 1))\n"
+        "except ImportError as error:\n    print(error)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "pip install 'npu_kernels[formula]'" in result.stdout
+    code = "import torch, sys; before = 'sympy' in sys.modules; "
+    code += "import npu_kernels; assert ('sympy' in sys.modules) == before"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", ["fractions", "models", "reading"])
+def test_examples(name):
+    module = getattr(formula, f"_{name}")
+    result = doctest.testmod(module, extraglobs={"nn": nn, "NAU": NAU, "RealNPU": RealNPU})
+    assert result.attempted
+    assert not result.failed
+
+
+def test_the_data_say_which_inputs_are_positive():
+    layer = RealNPU(3, 1, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight_re.copy_(torch.tensor([[0.5, 1.0, -0.5]]))
+        layer.gate.fill_(1.0)
+    x = torch.tensor([[1.0, -2.0, 3.0], [0.0, 1.0, 2.0]])
+    assert str(read(layer, ["a", "b", "c"], positive=x)) == "y = sqrt(a)*b/sqrt(c)"
+    assert str(read(layer, ["a", "b", "c"], positive=x.numpy())) == "y = sqrt(a)*b/sqrt(c)"
+    with pytest.raises(
+        ValueError,
+        match=r"positive must be data of shape \(N, 3\) if it is data, got shape \(2, 2\)",
+    ):
+        read(layer, ["a", "b", "c"], positive=x[:, :2])
