@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.equations.laws import LAWS, drawn
 from benchmarks.equations.srsd import SRSD
 from benchmarks.marked_blocks import MarksError, record_table, renew
-from benchmarks.throughput import cold, environment, report
+from benchmarks.throughput import cold, environment, results
 from npu_kernels._jobs import files
 from npu_kernels.equations import NPURegressor, fit_many
 
@@ -96,7 +96,7 @@ def table(rows: Sequence[Row]) -> str:
 def _place(row: Row) -> str:
     where = row["environment"]
     name = where["processor"]
-    processor = report.PROCESSORS.get((name, where.get("processor_model")), name)
+    processor = results.PROCESSORS.get((name, where.get("processor_model")), name)
     size = f"{row['laws']} tables of {row['rows']} rows"
     return f"{size}, {where['cores']} cores of {processor}, npu_kernels at {where['commit']}"
 
