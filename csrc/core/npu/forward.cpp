@@ -441,7 +441,7 @@ void forward(const NpuForward<T>& f, const Parallel& parallel) {
   const int64_t tiles = few ? 0 : ceil_div(tile_rows, Tiles::kTileSize);
   int64_t chunks = few ? least<int64_t>(in.rows, 1) : ceil_div(tiles, Tiles::tiles_for(in.in));
   int64_t ranges = least<int64_t>(in.out, 1);
-  if (parallel.threads > 1 && in.models * chunks > 0) {
+  if (parallel.threads > 1 && in.models * chunks * ranges > 0) {
     const int64_t wanted = 2 * parallel.threads, more = ceil_div(wanted, in.models * chunks);
     if (chunks * more > tiles || in.rows < 8 * in.out)
       ranges = most(ranges, least(in.out / Simd<T>::width, ceil_div(parallel.threads, in.models * chunks)));
