@@ -185,6 +185,13 @@ SERIES = [
         "exchange-not-of-several-equations": ("if len(column) > 1:", "if False:"),
         "exchange-in-any-order": ("values.argsort(stable=True)", "values.argsort(descending=True)"),
     }),
+    *mutants(PACKAGE + "_laws/series/search.py", "tests/laws/test_ode_fit_verdict.py -k first_states", {
+        "series-misses-hidden-by-first-states": ("if lost > MAX_LOST and", "if False and"),
+        "series-held-first-states-whatever-they-give": ("other if hidden(other) < lost / 2 else result", "other"),
+    }),
+    *mutants(PACKAGE + "_laws/series/verdict.py", "tests/laws/test_ode_fit_verdict.py -k 'first_states or gets_no_warning'", {
+        "verdict-errors-count-as-misses": ("is_inexact & (ratio > MAX_RATIO) & is_rare", "is_inexact & (ratio > 0)"),
+    }),
     *mutants(PACKAGE + "_laws/series/search.py", "tests/laws/test_ode_fit_search.py -k no_better_exchange", {
         "series-no-exchanges": ("for _ in range(MOST_EXCHANGES):", "for _ in range(0):"),
     }),
