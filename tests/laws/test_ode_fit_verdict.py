@@ -14,6 +14,7 @@ from npu_kernels import ode
 from npu_kernels._laws.series import search as searching
 from npu_kernels._laws.series.data import read
 from npu_kernels._laws.series.search import Search
+from npu_kernels._laws.series.starts import sized
 from tests.support.time_series import T, known, model, noise, numbers, predators, solution
 
 pytest.importorskip("scipy.optimize", reason="scipy is not installed")
@@ -114,6 +115,18 @@ def test_a_search_from_measured_states_that_finds_nothing(monkeypatch: pytest.Mo
     )
     u = noise(solution([[1.0]], [[-0.5]], [2.0], T), 0.05)
     assert "First states are" not in ode.fit(model(1, 1, 4), T, u).report()
+
+
+def test_the_variation_of_states_whose_errors_are_in_proportion() -> None:
+    """The values over their own sizes are nearly 1, however much they vary."""
+    t = torch.linspace(0, 4, 60, dtype=torch.float64)
+    u = torch.stack([2.0 + torch.sin(1.5 * t), torch.sin(1.5 * t), 3 + 1e-12 * t], 1)
+    spread = sized(read(t, u, "fit", "relative", None, None, 3).scaled()).spread()
+    x = u[:, 0]
+    mean = (1 / x).sum() / (1 / x.square()).sum()
+    assert float(spread[0]) == pytest.approx(float(((x - mean) / x).std()), rel=0.1)
+    assert float(spread[1]) > 0.9
+    assert float(spread[2]) == 0
 
 
 def test_known_errors_are_those_that_count() -> None:

@@ -208,6 +208,10 @@ SERIES = [
     *mutants(PACKAGE + "_laws/series/verdict.py", "tests/laws/test_ode_fit_verdict.py -k not_measured", {
         "verdict-without-the-measured-start": ("(faults if much or lost > MAX_LOST else remarks)", "(faults if much else remarks)"),
     }),
+    *mutants(PACKAGE + "_laws/series/data.py", "tests/laws/test_ode_fit_verdict.py -k in_proportion", {
+        "series-variation-without-weights": ("squares = (weight * off.square())", "squares = off.square()"),
+        "series-variation-of-rounding": ("torch.nn.functional.hardshrink(values - means, ROUNDED_RESIDUAL)", "values - means"),
+    }),
     *mutants(PACKAGE + "_laws/series/fit.py", "tests/laws/test_ode_fit.py -k in_proportion_to", {
         "series-proportions-of-both-signs": ("sized(data) if data.sized else data", "data"),
     }),
