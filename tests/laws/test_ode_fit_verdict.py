@@ -95,11 +95,13 @@ def test_first_states_that_hide_what_a_law_misses_are_held() -> None:
     assert said not in free.report()
 
 
-@pytest.mark.parametrize(("after", "held"), [(0.9, True), (1.1, False)])
+@pytest.mark.parametrize(
+    ("before", "after", "held"), [(0.8, 0.39, True), (0.8, 0.41, False), (9.0, 0.6, False)]
+)
 def test_first_states_are_held_where_that_halves_what_is_lost(
-    monkeypatch: pytest.MonkeyPatch, after: float, held: bool
+    monkeypatch: pytest.MonkeyPatch, before: float, after: float, held: bool
 ) -> None:
-    shares = iter([2.0, after])
+    shares = iter([before, after])
     monkeypatch.setattr(searching, "lost_from_curve", lambda *_: next(shares))
     u = noise(solution([[1.0]], [[-0.5]], [2.0], T), 0.05)
     result = ode.fit(model(1, 1, 4), T, u)

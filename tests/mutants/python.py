@@ -187,7 +187,8 @@ SERIES = [
     }),
     *mutants(PACKAGE + "_laws/series/search.py", "tests/laws/test_ode_fit_verdict.py -k first_states", {
         "series-misses-hidden-by-first-states": ("if lost > MAX_LOST and", "if False and"),
-        "series-held-first-states-whatever-they-give": ("other if hidden(other) < lost / 2 else result", "other"),
+        "series-held-first-states-of-a-constant-law": ("min(lost, 1.0) / 2", "lost / 2"),
+        "series-held-first-states-whatever-they-give": ("other if hidden(other) < min(lost, 1.0) / 2 else result", "other"),
     }),
     *mutants(PACKAGE + "_laws/series/verdict.py", "tests/laws/test_ode_fit_verdict.py -k 'first_states or gets_no_warning'", {
         "verdict-errors-count-as-misses": ("is_inexact & (ratio > MAX_RATIO) & is_rare", "is_inexact & (ratio > 0)"),

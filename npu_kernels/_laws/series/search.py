@@ -170,7 +170,7 @@ class Search:
             self.data = replace(self.data, start=start.where(~start.isnan(), self.smooth[:, 0]))
             with contextlib.suppress(NoLawError):
                 other = self.best(*self.drawn(), max_denominator, loosen=True, both=False)
-                result = other if hidden(other) < lost / 2 else result
+                result = other if hidden(other) < min(lost, 1.0) / 2 else result
         return result
 
     def best(
