@@ -86,7 +86,7 @@ def test_first_states_that_hide_what_a_law_misses_are_held() -> None:
         warnings.simplefilter("error", ode.PoorFitWarning)
         result = ode.fit(model(1, 2, 4), t, u, terms=[[2], [1]])
     torch.testing.assert_close(result.u0, u[:1], rtol=1e-5, atol=0)
-    assert [one.name for one in result.intervals()] == list(result.standard_errors)
+    assert [interval.name for interval in result.intervals()] == list(result.standard_errors)
     assert result.degrees == 58
     assert said in result.report()
     assert float(result.verdict.missed) < 0.02

@@ -168,7 +168,7 @@ def fit(
             search = Search(data.scaled(), rules, power.out_features, starts, seed, job, method)
             denominator = max_denominator if simplify else 0
             if searching:
-                law, free, met = search.found(denominator)
+                law, free, met = search.from_drawn_starts(denominator)
             else:
                 loosen = power.weight_re.requires_grad
                 law, free, met = search.best(*search.begin(power, nau), denominator, loosen, True)

@@ -158,7 +158,7 @@ class Search:
         start = torch.where(self.data.start.isnan(), self.smooth[:, 0], self.data.start)
         return torch.where(start.isfinite(), start, torch.stack(guesses).exp())
 
-    def found(self, max_denominator: int) -> tuple[Law, Law, Met]:
+    def from_drawn_starts(self, max_denominator: int) -> tuple[Law, Law, Met]:
         """Return what `best` does, from drawn starts.
 
         First states of its own may hide what a law misses of the series. Where they do, the search
