@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from npu_kernels import ode
+from npu_kernels._laws.series import search as searching
 from npu_kernels._laws.series.data import read
+from npu_kernels._laws.series.search import Search
+from npu_kernels._laws.series.starts import sized
 from tests.support.time_series import T, known, model, noise, numbers, predators, solution
 
 pytest.importorskip("scipy.optimize", reason="scipy is not installed")
@@ -73,6 +76,59 @@ def test_a_law_that_fits_from_a_start_that_was_not_measured(
     assert verdict.good == good
     assert ("From the smooth curve's first states it misses 4" in str(verdict)) != good
     assert float(verdict.missed) < 0.02
+
+
+def test_first_states_that_hide_what_a_law_misses_are_held() -> None:
+    t = torch.linspace(0, 10, 60, dtype=torch.float64)
+    u = solution([[2], [1], [0]], [[1, -1, 0.03]], [0.968], t)
+    said = "First states are a smooth curve's: fitted ones hide what the law misses."
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ode.PoorFitWarning)
+        result = ode.fit(model(1, 2, 4), t, u, terms=[[2], [1]])
+    torch.testing.assert_close(result.u0, u[:1], rtol=1e-5, atol=0)
+    assert [interval.name for interval in result.intervals()] == list(result.standard_errors)
+    assert result.degrees == 58
+    assert said in result.report()
+    assert float(result.verdict.missed) < 0.02
+    free = ode.fit(model(1, 3, 4), t, u, terms=[[2], [1], [0]])
+    assert free.degrees == 56
+    assert said not in free.report()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "held"), [(0.8, 0.39, True), (0.8, 0.41, False), (9.0, 0.6, False)]
+)
+def test_first_states_are_held_where_that_halves_what_is_lost(
+    monkeypatch: pytest.MonkeyPatch, before: float, after: float, held: bool
+) -> None:
+    shares = iter([before, after])
+    monkeypatch.setattr(searching, "lost_from_curve", lambda *_: next(shares))
+    u = noise(solution([[1.0]], [[-0.5]], [2.0], T), 0.05)
+    result = ode.fit(model(1, 1, 4), T, u)
+    assert ("First states are" in result.report()) == held
+    assert next(shares, None) is None
+
+
+def test_a_search_from_measured_states_that_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "lost_from_curve", lambda *_: 2.0)
+    run = Search.run
+    monkeypatch.setattr(
+        Search, "run", lambda s, *a: run(s, *a) if s.data.start.isnan().any() else []
+    )
+    u = noise(solution([[1.0]], [[-0.5]], [2.0], T), 0.05)
+    assert "First states are" not in ode.fit(model(1, 1, 4), T, u).report()
+
+
+def test_the_variation_of_states_whose_errors_are_in_proportion() -> None:
+    """The values over their own sizes are nearly 1, however much they vary."""
+    t = torch.linspace(0, 4, 60, dtype=torch.float64)
+    u = torch.stack([2.0 + torch.sin(1.5 * t), torch.sin(1.5 * t), 3 + 1e-12 * t], 1)
+    spread = sized(read(t, u, "fit", "relative", None, None, 3).scaled()).spread()
+    x = u[:, 0]
+    mean = (1 / x).sum() / (1 / x.square()).sum()
+    assert float(spread[0]) == pytest.approx(float(((x - mean) / x).std()), rel=0.1)
+    assert float(spread[1]) > 0.9
+    assert float(spread[2]) == 0
 
 
 def test_known_errors_are_those_that_count() -> None:

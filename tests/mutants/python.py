@@ -185,6 +185,14 @@ SERIES = [
         "exchange-not-of-several-equations": ("if len(column) > 1:", "if False:"),
         "exchange-in-any-order": ("values.argsort(stable=True)", "values.argsort(descending=True)"),
     }),
+    *mutants(PACKAGE + "_laws/series/search.py", "tests/laws/test_ode_fit_verdict.py -k first_states", {
+        "series-misses-hidden-by-first-states": ("if lost > MAX_LOST and", "if False and"),
+        "series-held-first-states-of-a-constant-law": ("min(lost, 1.0) / 2", "lost / 2"),
+        "series-held-first-states-whatever-they-give": ("other if hidden(other) < min(lost, 1.0) / 2 else result", "other"),
+    }),
+    *mutants(PACKAGE + "_laws/series/verdict.py", "tests/laws/test_ode_fit_verdict.py -k 'first_states or gets_no_warning'", {
+        "verdict-errors-count-as-misses": ("is_inexact & (ratio > MAX_RATIO) & is_rare", "is_inexact & (ratio > 0)"),
+    }),
     *mutants(PACKAGE + "_laws/series/search.py", "tests/laws/test_ode_fit_search.py -k no_better_exchange", {
         "series-no-exchanges": ("for _ in range(MOST_EXCHANGES):", "for _ in range(0):"),
     }),
@@ -200,6 +208,10 @@ SERIES = [
     }),
     *mutants(PACKAGE + "_laws/series/verdict.py", "tests/laws/test_ode_fit_verdict.py -k not_measured", {
         "verdict-without-the-measured-start": ("(faults if much or lost > MAX_LOST else remarks)", "(faults if much else remarks)"),
+    }),
+    *mutants(PACKAGE + "_laws/series/data.py", "tests/laws/test_ode_fit_verdict.py -k in_proportion", {
+        "series-variation-without-weights": ("squares = (weight * off.square())", "squares = off.square()"),
+        "series-variation-of-rounding": ("torch.nn.functional.hardshrink(values - means, ROUNDED_RESIDUAL)", "values - means"),
     }),
     *mutants(PACKAGE + "_laws/series/fit.py", "tests/laws/test_ode_fit.py -k in_proportion_to", {
         "series-proportions-of-both-signs": ("sized(data) if data.sized else data", "data"),

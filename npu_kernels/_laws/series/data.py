@@ -156,14 +156,17 @@ class Series:
         return (squares / count.sum((0, 1)).clamp(min=1)).sqrt()
 
     def spread(self) -> Tensor:
-        """Standard deviations of the weighted measurements ``[D]`` about the mean of all series."""
-        spreads = []
-        for d in range(self.values.shape[2]):
-            seen = self.seen[..., d]
-            values = self.values[..., d][seen]
-            values = (values.log() if self.relative else values) * self.weight[..., d][seen]
-            spreads.append(float(values.std()) if len(values) > 1 else 0.0)
-        return torch.tensor(spreads, dtype=torch.float64)
+        """Standard deviations ``[D]`` of the weighted residuals of constant states; 0 by rounding.
+
+        Weighted measurements vary less, where weights are in inverse proportion to the values.
+        """
+        seen, weight = self.seen, self.weight.square()
+        values = self.values.where(seen, 1.0)
+        values = values.log() if self.relative else values
+        means = (weight * values).sum((0, 1)) / weight.sum((0, 1)).clamp(min=1e-300)
+        off = torch.nn.functional.hardshrink(values - means, ROUNDED_RESIDUAL)
+        squares = (weight * off.square()).sum((0, 1))
+        return (squares / (seen.sum((0, 1)) - 1).clamp(min=1)).sqrt()
 
 
 # ---- the arguments -----------------------------------------------------------------------------

@@ -75,7 +75,8 @@ def fit(
             DataFrames, whose columns become names. Several series: lists of t and u, or
             ``u [S, M, D]`` with ``t [M]`` or ``[S, M]``.
         u0: the states at the first times: "fit" if they are unknown, or ``[D]`` or ``[S, D]``, with
-            nan for unknown ones.
+            nan for unknown ones. Where fitted ones would hide what a law misses, those of a smooth
+            curve may be taken; the report says so.
         inputs: known columns v(t), such as a forcing, a temperature or a dose: ``(times, values)``,
             values ``[T]`` or ``[T, J]``, linear between the times, which must cover t. A list of
             such pairs has those of each series. The model's NPU then has D + J in_features, the
@@ -165,21 +166,19 @@ def fit(
         try:
             starts = power.num_models or 1
             search = Search(data.scaled(), rules, power.out_features, starts, seed, job, method)
-            begin_with = search.drawn() if searching else search.begin(power, nau)
-            law, free, met = search.best(
-                *begin_with,
-                max_denominator if simplify else 0,
-                loosen=searching or power.weight_re.requires_grad,
-                both=not searching,
-            )
+            denominator = max_denominator if simplify else 0
+            if searching:
+                law, free, met = search.from_drawn_starts(denominator)
+            else:
+                loosen = power.weight_re.requires_grad
+                law, free, met = search.best(*search.begin(power, nau), denominator, loosen, True)
         except Exception:
             job.checkpoint = None  # a file whose content leads to an error stays as it is
             raise
         finally:
             if job.checkpoint is not None:
                 job.checkpoint.save()
-    rest = met, max_denominator if simplify else 0
-    result = finished(law, free, data, job.seconds, not job.pressed, *rest)
+    result = finished(law, free, data, job.seconds, not job.pressed, met, denominator)
     if not result.verdict.good:
         hint = advice(law, searching, power.num_models or 1, power.out_features)
         notices.warn(poor_fit(result.verdict, hint))

@@ -327,6 +327,9 @@ class SeriesFit:
         if self.method == IMPLICIT:
             lines.append("The law is stiff: its trajectories are those of implicit steps.")
         lines.append(f"Verdict: {self.verdict}")
+        fitted = self.law.problem.data
+        if (self.data.start.isnan() & ~fitted.start.isnan() & ~fitted.constant).any():
+            lines.append("First states are a smooth curve's: fitted ones hide what the law misses.")
         if self.sigma is not None and self.verdict.good:
             unit = " of the value" if self.data.in_proportion else ""
             pairs = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -23,6 +24,7 @@ from npu_kernels._laws.series.sensitivity import FIXED, IMPLICIT, Stretches, Tra
 from npu_kernels._laws.series.sets import Ranked, ranked
 from npu_kernels._laws.series.simplify import foreseen, pruned, rounded
 from npu_kernels._laws.series.starts import DRAWN_SETS, drawn, matched, smoothed
+from npu_kernels._laws.series.verdict import MAX_LOST, lost_from_curve
 from npu_kernels._time_loop.methods import AUTO
 from npu_kernels.layers import NAU, RealNPU
 
@@ -51,6 +53,10 @@ RENEWED, PARTS = 12, 4  # starts of such a search; of the distance between two n
 LOWEST_AMOUNT = 1e-9  # scaled: of a trajectory, along which there are powers
 MOST_CLIMBS = 12  # from a law to a better alternative
 ALL_STEPS = STRETCHES + len(PIECES) * HORIZON + TRAJECTORY + LAST + 40  # for the progress
+
+
+class NoLawError(RuntimeError):
+    """No start has a finite trajectory."""
 
 
 class Search:
@@ -152,6 +158,21 @@ class Search:
         start = torch.where(self.data.start.isnan(), self.smooth[:, 0], self.data.start)
         return torch.where(start.isfinite(), start, torch.stack(guesses).exp())
 
+    def from_drawn_starts(self, max_denominator: int) -> tuple[Law, Law, Met]:
+        """Return what `best` does, from drawn starts.
+
+        First states of its own may hide what a law misses of the series. Where they do, the search
+        begins anew with those of the smooth curve, which stay.
+        """
+        result = self.best(*self.drawn(), max_denominator, loosen=True, both=False)
+        start, lost = self.data.start, hidden(result)
+        if lost > MAX_LOST and self.is_complete and start.isnan().any() and not self.job.pressed:
+            self.data = replace(self.data, start=start.where(~start.isnan(), self.smooth[:, 0]))
+            with contextlib.suppress(NoLawError):
+                other = self.best(*self.drawn(), max_denominator, loosen=True, both=False)
+                result = other if hidden(other) < min(lost, 1.0) / 2 else result
+        return result
+
     def best(
         self, x: Tensor, free: Tensor, max_denominator: int, loosen: bool, both: bool
     ) -> tuple[Law, Law, Met]:
@@ -193,7 +214,7 @@ class Search:
             if stiff.any():
                 go_through(x[stiff], free[stiff], IMPLICIT)
         if not outcomes:
-            raise RuntimeError(NO_LAW)
+            raise NoLawError(NO_LAW)
         law, loose = min(outcomes, key=lambda pair: pair[0].criterion())
         return law, loose, rivals(law, met)
 
@@ -365,6 +386,12 @@ class Search:
             if not is_better or has_enough_steps(Law(problem, x[best], free[best])):
                 return problem, x, values
             problem, lowest = problem.finer(), float(values[best])
+
+
+def hidden(result: tuple[Law, Law, Met]) -> float:
+    """Return the share of the variation that the best law misses from measured first states."""
+    law, free, _ = result
+    return lost_from_curve(law, int(law.problem.data.seen.sum()) - int(free.free.sum()))
 
 
 def _varied(values: Tensor, kinds: list[Form]) -> list[int]:

@@ -79,29 +79,21 @@ def judged(law: Law, degrees: int, unidentified: int, names: tuple[str, ...]) ->
     degrees: of freedom. unidentified: the number of parameters that the data do not tell.
     """
     data, seen = law.problem.data, law.problem.data.seen
-    residuals, count = law.residuals(), seen.sum((0, 1))
-    share = max(degrees / max(int(seen.sum()), 1), 0.1)
-    deviation = (residuals.square().sum((0, 1)) / (count * share)).sqrt()
-    if data.has_sigma:
-        errors, freedom = torch.ones_like(deviation), torch.full_like(deviation, math.inf)
-    else:
-        errors, freedom = smooth_errors(data)
-    spread = data.spread()
-    floor = data.exact if not data.has_sigma else torch.zeros_like(errors)
-    ratio = deviation / torch.maximum(errors, floor)
+    errors, deviation, ratio, is_misfit = _beside_errors(law, degrees)
+    count, spread = seen.sum((0, 1)), data.spread()
     missed = (deviation.square() - errors.square()).clamp(min=0).sqrt() / spread
-    correlation, pairs = _autocorrelation(residuals, seen)
+    correlation, pairs = _autocorrelation(law.residuals(), seen)
     faults: list[str] = []
     remarks: list[str] = []
     for d, name in enumerate(names):
         if not count[d] or not spread[d] > 0 or bool(deviation[d] <= 2 * data.exact[d]):
             continue
         much = bool(missed[d] > MAX_MISSED)
-        if ratio[d] > MAX_RATIO and _chance(ratio[d], count[d] * share, freedom[d]) < MAX_CHANCE:
+        if is_misfit[d]:
             of = "the errors that sigma says" if data.has_sigma else "those of a smooth curve"
             text = f"The residuals of {name} are {float(ratio[d]):.2g} times {of}"
             text += f": the law misses {100 * float(missed[d]):.2g} % of its variation."
-            lost = 0.0 if much else _lost(law, d) / float(spread[d])
+            lost = 0.0 if much else _lost(law, d)
             if lost > MAX_LOST:
                 text += f" From the smooth curve's first states it misses {100 * lost:.2g} %."
             (faults if much or lost > MAX_LOST else remarks).append(text)
@@ -131,17 +123,48 @@ def judged(law: Law, degrees: int, unidentified: int, names: tuple[str, ...]) ->
     return Verdict(errors, ratio, missed, correlation, tuple(faults), tuple(remarks))
 
 
-def _lost(law: Law, d: int) -> float:
-    """Return the standard deviation of a state's residuals from the smooth curve's first states.
+def lost_from_curve(law: Law, degrees: int) -> float:
+    """Return the share of the variation that a law misses from the smooth curve's first states.
 
-    Where the errors are much smaller than the residuals, the curve tells these states better than
-    the law does. 0 for states without a curve.
+    The greatest share counts, of states whose residuals are greater than errors are by chance.
+    """
+    columns = _beside_errors(law, degrees)[3].nonzero().squeeze(1).tolist()
+    return max((_lost(law, d) for d in columns), default=0.0)
+
+
+def _beside_errors(law: Law, degrees: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return standard deviations of errors and residuals ``[D]``, and how many times these are.
+
+    The errors are those without any law. The last part ``[D]`` says whose residuals are so much
+    greater that it is no chance.
+    """
+    data, count = law.problem.data, law.problem.data.seen.sum((0, 1))
+    share = max(degrees / max(int(count.sum()), 1), 0.1)
+    deviation = (law.residuals().square().sum((0, 1)) / (count * share)).sqrt()
+    if data.has_sigma:
+        errors, freedom = torch.ones_like(deviation), torch.full_like(deviation, math.inf)
+    else:
+        errors, freedom = smooth_errors(data)
+    floor = torch.zeros_like(errors) if data.has_sigma else data.exact
+    ratio = deviation / torch.maximum(errors, floor)
+    chances = map(_chance, ratio, count * share, freedom)
+    is_rare = torch.tensor([chance < MAX_CHANCE for chance in chances])
+    is_inexact = (data.spread() > 0) & (deviation > 2 * data.exact)
+    return errors, deviation, ratio, is_inexact & (ratio > MAX_RATIO) & is_rare
+
+
+def _lost(law: Law, d: int) -> float:
+    """Return the share of a state's variation that a law misses from the curve's first states.
+
+    Where the errors are much smaller than the residuals, the smooth curve tells these states better
+    than the law does. 0 for states without a curve.
     """
     shape, first = law.problem.shape, smoothed(law.problem.data)[0][:, 0]
     exponents, rates, _ = shape.split(law.x)
     x = shape.join(exponents, rates, first)
     residuals = replace(law, x=x).residuals()[..., d][law.problem.data.seen[..., d]]
-    return float(residuals.square().mean().sqrt()) if first.isfinite().all() else 0.0
+    share = residuals.square().mean().sqrt() / law.problem.data.spread()[d]
+    return float(share.nan_to_num(math.inf)) if first.isfinite().all() else 0.0
 
 
 def _undefined(law: Law, names: tuple[str, ...]) -> list[str]:
