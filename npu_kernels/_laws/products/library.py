@@ -52,6 +52,8 @@ def lattice(problem: Problem, generator: Any) -> Array:
     u = np.concatenate(parts)
     fractional = (u[:, problem.signed] % 1 != 0).any(1)
     outside = ((u < problem.low) | (u > problem.high)).any(1)
+    if (fractional | outside).all():  # bounds between the exponents of the lattice
+        return np.unique(np.clip(u[~fractional], problem.low, problem.high), axis=0)
     u = u[~(fractional | outside)]
     return np.unique(u, axis=0) if m else u[:1]
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from npu_kernels._laws.table import refine
-from npu_kernels._laws.table.output import Laws, Rows, searched, sizes
+from npu_kernels._laws.table.estimates import Rows, sizes
+from npu_kernels._laws.table.output import Laws, searched
 from npu_kernels._laws.table.search import Settings
 
 Array = Any
