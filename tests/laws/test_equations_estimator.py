@@ -47,6 +47,24 @@ def test_check_estimator():
     }
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_terms": 2, "ratios": "auto", "output_powers": (1,)},
+        {"max_terms": 1, "functions": ("sin", "cos"), "output_powers": (1,)},
+        {"max_terms": None},
+    ],
+)
+def test_check_estimator_with_other_forms(options):
+    model = NPURegressor(starts=4, noise="constant", loss="squared", **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = check_estimator(model, on_skip=None)
+    assert {r["check_name"] for r in results if r["status"] != "passed"} <= {
+        "check_array_api_input"
+    }
+
+
 @pytest.mark.skipif(
     "NPU_KERNELS_LONG" not in os.environ, reason="a minute and a half: NPU_KERNELS_LONG=1 runs it"
 )

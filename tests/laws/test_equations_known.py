@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from tests.support.laws import RNG, approximate, check, noise, terms, uniform
 
 from npu_kernels._laws.products.expression import Expression
 from npu_kernels.equations import NPURegressor
+from tests.support.laws import RNG, approximate, check, noise, terms, uniform
 
 
 def fall(X):

@@ -59,10 +59,13 @@ def lattice(problem: Problem, generator: Any) -> Array:
 
 
 class Library:
-    """The products ``[N, M]`` on some rows, weighted and of length 1, and their Gram matrix."""
+    """The products ``[N, M]`` on some rows, weighted and of length 1.
 
-    def __init__(self, problem: Problem, generator: Any) -> None:
-        self.u = lattice(problem, generator)
+    u: their exponents; None: those of the lattice.
+    """
+
+    def __init__(self, problem: Problem, generator: Any, u: Array = None) -> None:
+        self.u = lattice(problem, generator) if u is None else u
         self.parity = np.where(problem.signed, np.abs(self.u) % 2, 0.0)
         z, weight = problem.linear()
         with np.errstate(invalid="ignore"):

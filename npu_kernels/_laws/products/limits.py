@@ -54,11 +54,9 @@ class Limits:
         factor = sign * (1 - 2 * ((u @ outer[0] + outer[1]) % 2))
         with np.errstate(over="ignore", invalid="ignore"):
             factor = factor * np.exp(self.terms @ sizes[1] - sizes[0])
-            bounds = np.sort([self.coef_low * factor, self.coef_high * factor], axis=0)
-        excluded = self.excluded[:, exponents.free]
-        return ScaledLimits(
-            u, np.where(signed, np.abs(u) % 2, 0.0), *bounds, excluded, self.positive, outer, sign
-        )
+            low, high = np.sort([self.coef_low * factor, self.coef_high * factor], axis=0)
+        parity, excluded = np.where(signed, np.abs(u) % 2, 0.0), self.excluded[:, exponents.free]
+        return ScaledLimits(u, parity, low, high, excluded, self.positive, outer, sign)
 
 
 @dataclass(frozen=True)

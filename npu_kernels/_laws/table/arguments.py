@@ -32,6 +32,7 @@ from npu_kernels._laws.products.limits import (
 from npu_kernels._laws.products.units import Exponents, constrain, factor
 from npu_kernels._laws.table.refine import Rules
 from npu_kernels._laws.table.search import Settings
+from npu_kernels._laws.table.stepwise import MOST_TERMS
 from npu_kernels._laws.table.work import Work
 
 Array = Any
@@ -47,7 +48,8 @@ CHOICES = {
 
 def check_parameters(model: Any) -> None:
     """ValueError for a parameter that cannot be."""
-    for name in ("max_terms", "max_denominator", "starts"):
+    names = ["max_denominator", "starts"] + ["max_terms"] * (model.max_terms is not None)
+    for name in names:
         check_whole("NPURegressor", name, getattr(model, name))
     for name, choices in CHOICES.items():
         value = getattr(model, name)
@@ -101,7 +103,7 @@ def settings_of(model: Any, seed: int) -> Settings:
     leave_out = model.loss == "auto" if loss == "squared" else None
     is_sum = model.terms is not None or not isinstance(model.exponents, str)
     return Settings(
-        int(model.max_terms), rules, int(model.starts), seed, leave_out, show,
+        int(model.max_terms or 0), rules, int(model.starts), seed, leave_out, show,
         ratios=False if is_sum else model.ratios,
     )  # fmt: skip
 
@@ -142,8 +144,9 @@ def limits_of(model: Any, functions: Functions) -> Limits | None:
     of_columns = [(c.function, c.index, i, c.factor) for i, c in numbered]
     terms = read_terms("NPURegressor", model.terms, inputs, of_columns)
     limits = Limits(low, high, whole, positive, *terms)
-    if len(terms[0]) > model.max_terms:
-        rule = f"terms must be at most the {model.max_terms} of max_terms"
+    most = MOST_TERMS if model.max_terms is None else model.max_terms
+    if len(terms[0]) > most:
+        rule = f"terms must be at most the {most} of max_terms"
         raise ValueError(f"NPURegressor: {rule}, got {len(terms[0])}")
     if ((terms[0] < low) | (terms[0] > high) | (whole & (terms[0] % 1 != 0))).any():
         rule = "terms must be within the bounds of exponents, and whole with integer_exponents"

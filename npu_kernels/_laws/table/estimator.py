@@ -82,7 +82,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
     leave-one-out errors, plus the length of a description of the exponents.
 
     Args:
-        max_terms: the greatest number of terms, of a ratio in each of its sums.
+        max_terms: the greatest number of terms, of a ratio in each of its sums. None is for tables
+            without a law: up to ten products of one or two inputs with simple exponents, added one
+            by one, as many as have the least error in rows that are held out in turn.
         output_powers: the powers p of y to try. "auto": 1, -1, 2, -2, 1/2, -1/2. Those other than 1
             are tried if no sum with p = 1 is exact, or simple and not improved by a further term;
             those other than 1 and -1 if y has one sign but for its errors.
@@ -146,7 +148,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
 
     def __init__(
         self,
-        max_terms: int = 4,
+        max_terms: int | None = 4,
         output_powers: Any = "auto",
         exponents: str = "fractions",
         max_denominator: int = 4,

@@ -47,8 +47,10 @@ class WithPart(nn.Sequential):
             return torch.tensor(value, dtype=x.dtype, device=x.device)
 
         part: Tensor = self.part.evaluate(columns, torch, number)
-        total: Tensor = super().forward(x) + (part / self.divisor).unsqueeze(-1)
-        return total
+        total = x
+        for layer in self:
+            total = layer(total)
+        return total + (part / self.divisor).unsqueeze(-1)
 
     def extra_repr(self) -> str:
         return self.part.text

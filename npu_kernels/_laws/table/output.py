@@ -89,16 +89,10 @@ def merged(X: Array, y: Array, weight: Array) -> tuple[Array, Array, Array, Arra
     return X[new], y[new], np.bincount(np.cumsum(new) - 1, weights=weight), origin[new]
 
 
-def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
-    """The equations of one output from all of its rows."""
-    if not rows.y.any():
-        rows = replace(rows, noise=None)
+def measured(rows: Rows) -> tuple[Output, str]:
+    """Return the data with errors as far as they are set, and the kind of errors."""
     root = np.sqrt(rows.weight / rows.weight.mean())
     noise = float(rows.noise) if is_number(rows.noise) else None
-    order = np.random.default_rng([settings.seed, 1]).permutation(len(rows.y))
-    held = min(MOST_HELD_OUT_ROWS, int(HELD_OUT * len(order))) if len(order) >= FEW_ROWS else 0
-    training = np.sort(order[held:])
-    powers = POWERS if powers is None else powers
     kind = "constant" if noise is None else "known"
     if rows.noise == "relative":
         root, kind = root / sizes(rows.y), "relative"
@@ -110,6 +104,19 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
             rule = "noise='factor' needs a y of one sign without zeros"
             raise ValueError(f"NPURegressor: {rule}, which {rows.output} is not")
         output, kind = replace(output, factor=True), "factor"
+    return output, kind
+
+
+def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
+    """The equations of one output from all of its rows."""
+    if not rows.y.any():
+        rows = replace(rows, noise=None)
+    root = np.sqrt(rows.weight / rows.weight.mean())
+    order = np.random.default_rng([settings.seed, 1]).permutation(len(rows.y))
+    held = min(MOST_HELD_OUT_ROWS, int(HELD_OUT * len(order))) if len(order) >= FEW_ROWS else 0
+    training = np.sort(order[held:])
+    powers = POWERS if powers is None else powers
+    output, kind = measured(rows)
     first = partial(_first, rows, training=training, settings=settings, powers=powers[:1])
     candidates = first(output, Candidates())
     if rows.noise is None and candidates.complete and not candidates.exact():

@@ -44,7 +44,7 @@ POWER_ERRORS = 4.0  # ratio of squared errors to those of the first power, up to
 class Settings:
     """What the search may do."""
 
-    max_terms: int = 4
+    max_terms: int = 4  # 0: as many as `stepwise` chooses
     rules: Rules = field(default_factory=Rules)
     starts: int = 64  # for each number of terms
     seed: int = 0
