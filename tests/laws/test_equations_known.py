@@ -131,8 +131,8 @@ def test_terms_that_the_law_has():
     assert {e.terms for e in fitted.equations_} >= {2, 4}
     for equation in fitted.equations_:
         assert {(1, 1, 0), (0, 0, 0)} <= terms(equation).keys()
-    same = model(terms=["x0*x1", "1"]).fit(X, y)
-    assert same.best_.text() == fitted.best_.text()
+    again = model(terms=["x0*x1", "1"]).fit(X, y)
+    assert again.best_.text() == fitted.best_.text()
 
 
 @approximate
@@ -140,9 +140,9 @@ def test_terms_and_coefficients_have_bounds():
     X = uniform(3)
     y = fall(X) + 0.05 * noise()
     bounds = {"x0*x1": (1.0, 1.0), "x2": (None, 1.5)}
-    found = terms(model(terms=bounds).fit(X, y).best_)
-    assert found[1, 1, 0] == pytest.approx(1.0, rel=1e-12)
-    assert found[0, 0, 1] == pytest.approx(1.5, rel=1e-12)
+    actual = terms(model(terms=bounds).fit(X, y).best_)
+    assert actual[1, 1, 0] == pytest.approx(1.0, rel=1e-12)
+    assert actual[0, 0, 1] == pytest.approx(1.5, rel=1e-12)
 
 
 @approximate
@@ -157,8 +157,8 @@ def test_terms_that_the_law_has_not():
     X = uniform(2)
     y = 3 + 2 * X[:, 0] + 0.05 * noise()
     assert set(terms(model().fit(X, y).best_)) == {(0, 0), (1, 0)}
-    found = model(terms={"1": 0}, max_terms=2).fit(X, y)
-    for equation in found.equations_:
+    actual = model(terms={"1": 0}, max_terms=2).fit(X, y)
+    for equation in actual.equations_:
         assert np.abs(equation.exponents).max(1).min() > 0.1
 
 
@@ -249,8 +249,8 @@ def test_exponents_of_some_columns_are_whole():
     fitted = model(integer_exponents=["x0"], **options).fit(X, y)
     assert (fitted.best_.exponents[:, 0] % 1 == 0).all()
     assert (fitted.best_.exponents[:, 1] % 1 != 0).any()
-    whole = model(integer_exponents=True, **options).fit(X, y)
-    assert (whole.best_.exponents % 1 == 0).all()
+    integer = model(integer_exponents=True, **options).fit(X, y)
+    assert (integer.best_.exponents % 1 == 0).all()
 
 
 # ---- the form kept -------------------------------------------------------------------------------

@@ -68,8 +68,8 @@ def test_many_inputs():
     y = X[:, 3] * X[:, 11] + X[:, 7] + 0.05 * noise(400)
     expected = np.zeros((2, 20))
     expected[0, [3, 11]] = expected[1, 7] = 1
-    found = terms(model().fit(X, y).best_)
-    assert {tuple(w) for w in expected.tolist()} <= found.keys()
+    actual = terms(model().fit(X, y).best_)
+    assert {tuple(w) for w in expected.tolist()} <= actual.keys()
 
 
 def test_the_kind_of_errors_counts():

@@ -127,12 +127,12 @@ EQUATIONS = [
         "known-sign-of-y": ("sign = sign if abs(power) == 1 else 1.0", "sign = 1.0"),
         "known-excluded-terms": ("return bool(near.any() or (c == 0).any())", "return bool((c == 0).any())"),
         "known-signs-of-negative-columns": ("signs = 1 - 2 * ((np.round(u) @ self.outer[0]) % 2)", "signs = np.ones(shape)"),
-        "known-bounds-that-follow": ("return (self.low > -BOUND) | (self.high < BOUND) | self.whole", "return self.whole"),
+        "known-bounds-that-follow": ("return (self.low > -BOUND) | (self.high < BOUND) | self.integer", "return self.integer"),
     }),
     *mutants(PACKAGE + "_laws/products/problem.py", "tests/laws/test_equations_known.py -k 'known_part or whole'", {
         "known-part-of-the-target": ("return (z if self.addend is None else z - self.addend) / self.base", "return z / self.base"),
         "known-part-over-y": ("addend = (sign if abs(power) == 1 else 1.0) * addend / scale**power", "addend = addend / scale**power"),
-        "known-whole-exponents": ("signed |= limits.whole[exponents.free]", "pass"),
+        "known-whole-exponents": ("signed |= limits.integer[exponents.free]", "pass"),
     }),
     *mutants(PACKAGE + "_laws/table/refine.py", "tests/laws/test_equations_known.py -k 'bounds or terms or positive'", {
         "known-coefficients-at-bounds": ("A = np.where(at_bounds, 0.0, A)", "pass"),

@@ -15,7 +15,7 @@ from npu_kernels._laws.products.units import Exponents
 Array = Any
 
 BOUND = 6.0  # the largest size of an exponent, unless the user says otherwise
-NEAR = 0.1  # difference of exponents up to which a product is like one that is excluded
+APART = 0.1  # difference of exponents up to which a product is like one that is excluded
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Limits:
 
     low: Array  # [n], the bounds of exponents
     high: Array  # [n]
-    whole: Array  # [n], the columns whose exponents are whole numbers
+    integer: Array  # [n], the columns whose exponents are whole numbers
     positive: bool  # no coefficient is below 0, but for those of `terms`
     terms: Array  # [F, n], exponents of products that the law has
     coef_low: Array  # [F], the bounds of their coefficients
@@ -34,7 +34,7 @@ class Limits:
     @property
     def bounded(self) -> Array:
         """The columns whose exponents have other limits than all have ``[n]``."""
-        return (self.low > -BOUND) | (self.high < BOUND) | self.whole
+        return (self.low > -BOUND) | (self.high < BOUND) | self.integer
 
     def agree(self, exponents: Exponents, power: float) -> bool:
         """Return whether the units allow the terms, for an output power."""
@@ -89,7 +89,7 @@ class ScaledLimits:
     def refuses(self, u: Array, c: Array) -> bool:
         """Return whether a sum has a term that is excluded, or one whose coefficient is 0."""
         u, c = u[len(self.u) :], c[len(self.u) :]
-        near = np.abs(u[:, None, :] - self.excluded).max(2, initial=0.0) < NEAR
+        near = np.abs(u[:, None, :] - self.excluded).max(2, initial=0.0) < APART
         return bool(near.any() or (c == 0).any())
 
 
@@ -187,5 +187,5 @@ def read_terms(
             raise ValueError(f"{rule}, got {terms!r}") from None
         if not bounds[k, 0] <= bounds[k, 1]:
             raise ValueError(f"{rule}, the lower bound first, got {terms!r}")
-    here = ~np.isin(np.arange(len(exponents)), absent)
-    return exponents[here], bounds[here, 0], bounds[here, 1], exponents[~here]
+    present = ~np.isin(np.arange(len(exponents)), absent)
+    return exponents[present], bounds[present, 0], bounds[present, 1], exponents[~present]

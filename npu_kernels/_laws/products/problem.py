@@ -436,7 +436,7 @@ def all_rows(
             return None
         low, high = limits.low[exponents.free], limits.high[exponents.free]
         low, high = np.maximum(low, -bound), np.minimum(high, bound)
-        signed |= limits.whole[exponents.free]
+        signed |= limits.integer[exponents.free]
         outer = matrix[negative & ~columns.mixed].sum(0), offset[negative & ~columns.mixed].sum()
         sizes = power * math.log(scale), columns.log_mean
         scaled_limits = limits.scaled(exponents, power, signed, outer, sign, sizes)

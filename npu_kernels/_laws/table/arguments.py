@@ -139,16 +139,16 @@ def limits_of(model: Any, functions: Functions) -> Limits | None:
     low, high = read_bounds("NPURegressor", bounds, len(inputs), "columns")
     beside = np.full(len(columns), BOUND)
     low, high = np.append(low, -beside), np.append(high, beside)
-    whole = read_whole("NPURegressor", integers, functions.names, "columns")
+    integer = read_whole("NPURegressor", integers, functions.names, "columns")
     numbered = enumerate(columns, len(inputs))
     of_columns = [(c.function, c.index, i, c.factor) for i, c in numbered]
     terms = read_terms("NPURegressor", model.terms, inputs, of_columns)
-    limits = Limits(low, high, whole, positive, *terms)
-    most = MOST_TERMS if model.max_terms is None else model.max_terms
-    if len(terms[0]) > most:
-        rule = f"terms must be at most the {most} of max_terms"
+    limits = Limits(low, high, integer, positive, *terms)
+    largest = MOST_TERMS if model.max_terms is None else model.max_terms
+    if len(terms[0]) > largest:
+        rule = f"terms must be at most the {largest} of max_terms"
         raise ValueError(f"NPURegressor: {rule}, got {len(terms[0])}")
-    if ((terms[0] < low) | (terms[0] > high) | (whole & (terms[0] % 1 != 0))).any():
+    if ((terms[0] < low) | (terms[0] > high) | (integer & (terms[0] % 1 != 0))).any():
         rule = "terms must be within the bounds of exponents, and whole with integer_exponents"
         raise ValueError(f"NPURegressor: {rule}, got {model.terms!r}")
     return limits

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from npu_kernels._laws.products.library import Library
-from npu_kernels._laws.products.limits import NEAR
+from npu_kernels._laws.products.limits import APART
 from npu_kernels._laws.products.problem import AllRows, Problem
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.estimates import Rows, equation_of
@@ -27,7 +27,6 @@ from npu_kernels._laws.table.search import Settings, chosen_rows
 Array = Any
 
 MOST_TERMS = 10
-REPEATS = 4  # of the division into parts
 FOLDS = 5  # parts of the rows, each of which is held out once
 POWERS_OF_ONE = (1.0, 2.0, 0.5, -1.0, -0.5)
 MOST_INPUTS_OF_PAIRS = 16  # more are those of the best sum of single inputs
@@ -60,14 +59,14 @@ def sums(data: AllRows, settings: Settings) -> list[tuple[Sum, float]]:
     """
     generator = np.random.default_rng([settings.seed, 4])
     _, rows = chosen_rows(data, np.arange(data.rows), generator)
-    folds = [generator.permutation(rows.rows) % FOLDS for _ in range(REPEATS)]
+    fold = generator.permutation(rows.rows) % FOLDS
     best = list[tuple[Sum, float]]()
     inputs = np.arange(rows.inputs)
     for level in range(3):
         if level == 2 and len(inputs) > MOST_INPUTS_OF_PAIRS:
             inputs = np.flatnonzero(np.any([(law.u != 0).any(0) for law, _ in best], axis=0))
         library = Library(rows, generator, _lattice(rows, level, inputs))
-        laws_of_level = _of_level(data, rows, folds, library)
+        laws_of_level = _of_level(data, rows, fold, library)
         if laws_of_level and (not best or _lowest(laws_of_level) < _lowest(best)):
             best = laws_of_level
     return best
@@ -78,32 +77,31 @@ def _lowest(laws: list[tuple[Sum, float]]) -> float:
 
 
 def _of_level(
-    data: AllRows, rows: Problem, folds: list[Array], library: Library
+    data: AllRows, rows: Problem, fold: Array, library: Library
 ) -> list[tuple[Sum, float]]:
     """The sums of some products, with their errors."""
     A = np.column_stack([library.A, library.target])
-    parts = [A[fold == part].T @ A[fold == part] for fold in folds for part in range(FOLDS)]
-    total = np.sum(parts[:FOLDS], axis=0)
+    parts = [A[fold == part].T @ A[fold == part] for part in range(FOLDS)]
+    total = np.sum(parts, axis=0)
     fixed, constant = rows.fixed, np.flatnonzero((library.u == 0).all(1))
     begin = list(range(fixed)) if fixed else constant.tolist()
-    most = min(MOST_TERMS, rows.rows // 2)
+    limit = min(MOST_TERMS, rows.rows // 2)
     squares = dict[int, list[float]]()
     for part in parts:
-        for chosen in _chosen(total - part, begin, most):
+        for chosen in _chosen(total - part, begin, limit):
             c = _solved(total - part, chosen)
             index = [*chosen, -1]
             error = np.append(-c, 1.0) @ part[np.ix_(index, index)] @ np.append(-c, 1.0)
             squares.setdefault(len(chosen), []).append(max(float(error), 0.0))
     laws = []
-    for chosen in _chosen(total, begin, most):
+    for chosen in _chosen(total, begin, limit):
         u = library.u[chosen]
         c = _solved(total, chosen) / library.size[chosen]
         law = Sum(u, library.parity[chosen], np.zeros(u.shape, dtype=bool), c)
         law = refine.refit(data, law)
         errors = squares.get(len(chosen), [])
-        if math.isfinite(law.cost) and len(errors) == len(parts):
-            error = sum(errors) / len(folds)
-            laws.append((law, error / float(total[-1, -1] or 1.0)))
+        if math.isfinite(law.cost) and len(errors) == FOLDS:
+            laws.append((law, sum(errors) / float(total[-1, -1] or 1.0)))
     return laws
 
 
@@ -125,8 +123,8 @@ def _lattice(problem: Problem, level: int, inputs: Array) -> Array:
         return u
     fixed = problem.limits.u
     barred = np.concatenate([fixed, problem.limits.excluded])
-    same = (np.abs(u[:, None] - barred) < NEAR).all(2).any(1)
-    return np.concatenate([fixed, u[~same]])
+    like = (np.abs(u[:, None] - barred) < APART).all(2).any(1)
+    return np.concatenate([fixed, u[~like]])
 
 
 def _solved(gram: Array, chosen: list[int]) -> Array:
@@ -134,10 +132,10 @@ def _solved(gram: Array, chosen: list[int]) -> Array:
     return np.linalg.lstsq(gram[np.ix_(chosen, chosen)], gram[chosen, -1], rcond=1e-13)[0]
 
 
-def _chosen(gram: Array, begin: list[int], most: int) -> list[list[int]]:
+def _chosen(gram: Array, begin: list[int], limit: int) -> list[list[int]]:
     """The columns of sums of more and more terms, each from the one before, after exchanges."""
     chosen, results = begin, [begin] if begin else []
-    while len(chosen) < most:
+    while len(chosen) < limit:
         following = _next(gram, chosen)
         if following is None:
             break
