@@ -90,8 +90,8 @@ def test_a_known_part_survives_resampling_and_pickles():
     X = uniform(3)
     y = fall(X) + 0.05 * noise()
     fitted = model(known="x0*x1").fit(X, y)
-    again = pickle.loads(pickle.dumps(fitted))
-    assert np.array_equal(again.predict(X), fitted.predict(X))
+    other_model = pickle.loads(pickle.dumps(fitted))
+    assert np.array_equal(other_model.predict(X), fitted.predict(X))
     for interval in fitted.bootstrap(X, y, draws=20):
         assert interval.low <= interval.value <= interval.high
 
@@ -131,8 +131,8 @@ def test_terms_that_the_law_has():
     assert {e.terms for e in fitted.equations_} >= {2, 4}
     for equation in fitted.equations_:
         assert {(1, 1, 0), (0, 0, 0)} <= terms(equation).keys()
-    again = model(terms=["x0*x1", "1"]).fit(X, y)
-    assert again.best_.text() == fitted.best_.text()
+    other_model = model(terms=["x0*x1", "1"]).fit(X, y)
+    assert other_model.best_.text() == fitted.best_.text()
 
 
 @approximate
@@ -261,14 +261,14 @@ def test_refit_keeps_the_form():
     fitted = model(ratios=False).fit(X, 3 * X[:, 0] ** 0.37 / X[:, 1] + 0.001 * noise())
     before = fitted.best_.text()
     y = -200 * other[:, 0] ** 0.55 / other[:, 1] + 0.1 * noise(seed=3)
-    again = fitted.refit(other, y)
+    other_model = fitted.refit(other, y)
     assert fitted.best_.text() == before
-    assert again.best_.coef[0] == pytest.approx(-200, rel=0.01)
-    assert again.best_.exponents[0].tolist() == pytest.approx([0.55, -1, 0], abs=0.01)
-    assert len(again.equations_) == 1
-    assert again.best_.error == pytest.approx(0.1 / np.sqrt(np.mean(y**2)), rel=0.3)
-    assert np.abs(again.predict(other) - y).max() < 1
-    assert again.intervals()[0].low < -200 < again.intervals()[0].high
+    assert other_model.best_.coef[0] == pytest.approx(-200, rel=0.01)
+    assert other_model.best_.exponents[0].tolist() == pytest.approx([0.55, -1, 0], abs=0.01)
+    assert len(other_model.equations_) == 1
+    assert other_model.best_.error == pytest.approx(0.1 / np.sqrt(np.mean(y**2)), rel=0.3)
+    assert np.abs(other_model.predict(other) - y).max() < 1
+    assert other_model.intervals()[0].low < -200 < other_model.intervals()[0].high
 
 
 @pytest.mark.parametrize("options", [{"noise": "relative"}, {"noise": "factor"}, {"noise": 0.5}])
@@ -276,10 +276,10 @@ def test_refit_keeps_the_kind_of_errors(options):
     X = uniform(2)
     y = 5 * X[:, 0] ** 2 * np.exp(0.1 * noise())
     fitted = model(**options).fit(X, y)
-    again = fitted.refit(X, 1000 * y)
-    assert again.equations_.noise == fitted.equations_.noise
-    assert list(terms(again.best_)) == [(2, 0)]
-    assert again.best_.coef[0] == pytest.approx(1000 * fitted.best_.coef[0], rel=0.02)
+    other_model = fitted.refit(X, 1000 * y)
+    assert other_model.equations_.noise == fitted.equations_.noise
+    assert list(terms(other_model.best_)) == [(2, 0)]
+    assert other_model.best_.coef[0] == pytest.approx(1000 * fitted.best_.coef[0], rel=0.02)
 
 
 @approximate
@@ -287,8 +287,8 @@ def test_refit_of_limits_and_a_known_part():
     X = uniform(2)
     options = {"known": "x0", "terms": {"x1": (0, 1)}}
     fitted = model(**options).fit(X, X[:, 0] + 0.5 * X[:, 1] + 0.01 * noise())
-    again = fitted.refit(X, X[:, 0] + 5 * X[:, 1])
-    assert again.best_.text().startswith("y = x0 + x1")
+    other_model = fitted.refit(X, X[:, 0] + 5 * X[:, 1])
+    assert other_model.best_.text().startswith("y = x0 + x1")
 
 
 def test_refit_of_several_outputs_and_weights():
@@ -297,8 +297,8 @@ def test_refit_of_several_outputs_and_weights():
     fitted = model().fit(X, y)
     weight = np.append(np.zeros(10), np.ones(290))
     y[:10] = 1e3
-    again = fitted.refit(X, 2 * y, weight)
-    assert [e.text() for e in again.best_] == ["y0 = 4*x0", "y1 = 6*x1"]
+    other_model = fitted.refit(X, 2 * y, weight)
+    assert [e.text() for e in other_model.best_] == ["y0 = 4*x0", "y1 = 6*x1"]
     with pytest.raises(ValueError, match="y must have 2 columns, got 1"):
         fitted.refit(X, y[:, 0])
 
