@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from npu_kernels._laws.products.expression import Expression
+from npu_kernels._laws.products.problem import Columns, all_rows
+from npu_kernels._laws.products.units import Exponents
 from npu_kernels.equations import NPURegressor
 from tests.support.laws import RNG, approximate, check, noise, terms, uniform
 
@@ -74,6 +76,19 @@ def test_a_known_part_of_negative_y_and_inputs():
     X = uniform(3)
     fitted = model(known="-x0*x1").fit(-X, -X[:, 0] * X[:, 1] - 3 * X[:, 2])
     check(fitted, {(0, 0, 1): 3})
+
+
+@pytest.mark.parametrize("factor", [False, True])
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_the_search_is_for_the_rest_of_a_known_part(power, factor):
+    X = uniform(1)
+    rest, part = 2 * X[:, 0] ** 3, 5 * X[:, 0]
+    data = all_rows(
+        Columns.of(X), (rest + part) ** (1 / power), np.ones(300), power,
+        Exponents.unrestricted(1), None, factor=factor, addend=part,
+    )  # fmt: skip
+    z, _ = data.take(slice(0, 300)).linear()
+    np.testing.assert_allclose(z * data.scale**power, rest)
 
 
 def test_a_known_part_with_names_of_columns():

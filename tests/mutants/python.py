@@ -129,7 +129,7 @@ EQUATIONS = [
         "known-signs-of-negative-columns": ("signs = 1 - 2 * ((np.round(u) @ self.outer[0]) % 2)", "signs = np.ones(shape)"),
         "known-bounds-that-follow": ("return (self.low > -BOUND) | (self.high < BOUND) | self.integer", "return self.integer"),
     }),
-    *mutants(PACKAGE + "_laws/products/problem.py", "tests/laws/test_equations_known.py -k 'known_part or whole'", {
+    *mutants(PACKAGE + "_laws/products/problem.py", "tests/laws/test_equations_known.py -k 'known_part or whole or rest'", {
         "known-part-of-the-target": ("return (z if self.addend is None else z - self.addend) / self.base", "return z / self.base"),
         "known-part-over-y": ("addend = (sign if abs(power) == 1 else 1.0) * addend / scale**power", "addend = addend / scale**power"),
         "known-whole-exponents": ("signed |= limits.integer[exponents.free]", "pass"),
