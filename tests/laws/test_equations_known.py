@@ -57,6 +57,11 @@ def test_a_known_part_is_added_everywhere():
             lambda x, y, z: np.exp(1 - z - x / y),
             "exp(1 - x2 - x0/x1)",
         ),
+        (
+            {"known": "1e300*x0**2", "output_powers": (2,)},
+            lambda x, y, z: 1e150 * np.sqrt(x**2 + 3 * y / z),
+            "1e+150*((1e300*x0**2)/1e+300 + 3*x1/x2)**(1/2)",
+        ),
         ({"known": "-1e200*x0"}, lambda x, y, z: 1e200 * (3 * y * z - x), "-1e200*x0 + 3e+200*x1"),
         (
             {"known": "x0", "noise": "factor"},
