@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 
 from npu_kernels._laws.products.expression import Expression
+from npu_kernels._laws.products.limits import Limits
 from npu_kernels._laws.products.problem import Columns, all_rows
 from npu_kernels._laws.products.units import Exponents
+from npu_kernels._laws.table.bootstrap import _started
+from npu_kernels._laws.table.refine import Sum, refit
+from npu_kernels._laws.table.varpro import Solver
 from npu_kernels.equations import NPURegressor
 from tests.support.laws import RNG, approximate, check, noise, terms, uniform
 
@@ -172,6 +176,27 @@ def test_bounds_of_coefficients_hold_for_negative_columns_and_y():
     assert terms(fitted.best_)[1, 0] == pytest.approx(2.5, rel=1e-12)
 
 
+def test_the_other_coefficients_suit_one_at_its_bound():
+    """Both in the search and in the last fit."""
+    X = uniform(2)
+    X[:, 1] += 2 * X[:, 0]
+    terms_and_bounds = np.eye(2), np.array([2.5, -np.inf]), np.array([4.0, np.inf])
+    bound, whole_numbers = np.full(2, 6.0), np.zeros(2, dtype=bool)
+    limits = Limits(-bound, bound, whole_numbers, False, *terms_and_bounds, np.zeros((0, 2)))
+    y = 2 * X[:, 0] + X[:, 1] + 0.1 * noise()
+    free = Exponents.unrestricted(2)
+    data = all_rows(Columns.of(X), y, np.ones(300), 1.0, free, None, limits=limits)
+    rest = y - 2.5 * X[:, 0]
+    expected = [2.5, rest @ X[:, 1] / (X[:, 1] @ X[:, 1])]
+    size = data.scale / np.exp(data.columns.log_mean)
+    problem = data.take(slice(0, 300))
+    zeros = np.zeros((2, 2))
+    points = Solver(problem).run(np.eye(2)[None], zeros[None], 5)
+    assert (points.c[0].numpy() * size).tolist() == pytest.approx(expected)
+    start = Sum(np.eye(2), zeros, zeros.astype(bool), np.ones(2))
+    assert (refit(problem, start).c * size).tolist() == pytest.approx(expected)
+
+
 @approximate
 def test_terms_that_the_law_has_not():
     X = uniform(2)
@@ -300,6 +325,15 @@ def test_refit_keeps_the_kind_of_errors(options):
     assert other_model.equations_.noise == fitted.equations_.noise
     assert list(terms(other_model.best_)) == [(2, 0)]
     assert other_model.best_.coef[0] == pytest.approx(1000 * fitted.best_.coef[0], rel=0.02)
+
+
+def test_refit_begins_with_the_law_itself():
+    X = uniform(3)
+    fitted = model(ratios=False).fit(X, 3 * X[:, 0] ** 0.37 / X[:, 1] + 0.001 * noise())
+    other, y = 5 * uniform(3, seed=5), 1e6 * noise()
+    data, start = _started(fitted.best_, other, y, np.ones(300), None, "refit")
+    prediction = data.sign * data.unit * data.predict(start.u, start.parity, start.c)[0]
+    np.testing.assert_allclose(prediction, fitted.predict(other))
 
 
 @approximate

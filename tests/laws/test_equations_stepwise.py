@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from npu_kernels._laws.table.stepwise import MOST_TERMS, _chosen, _next
+from npu_kernels._laws.products.problem import Columns, all_rows
+from npu_kernels._laws.products.units import Exponents
+from npu_kernels._laws.table.stepwise import MOST_TERMS, _chosen, _lattice, _next
 from npu_kernels.equations import NPURegressor
 from tests.support.laws import RNG, approximate, check, noise, terms, uniform
 
@@ -47,9 +49,15 @@ def test_inputs_of_both_signs_and_zeros():
     y = 1 + X[:, 0] ** 2 - 2 * X[:, 0] * X[:, 1]
     fitted = model().fit(X, y + 0.01 * noise(200))
     assert np.isfinite(fitted.predict(X)).all()
-    assert (fitted.best_.exponents >= 0).all()
-    assert (fitted.best_.exponents % 1 == 0).all()
     check(fitted, {(0, 0): 1, (2, 0): 1, (1, 1): -2}, rel=0.02)
+
+
+def test_products_of_inputs_of_both_signs():
+    X = np.column_stack([RNG(0).uniform(-1, 1, 50), uniform(1, 50)[:, 0]])
+    data = all_rows(Columns.of(X), X[:, 0], np.ones(50), 1.0, Exponents.unrestricted(2), None)
+    u = _lattice(data.take(slice(0, 50)), 2, np.arange(2))
+    assert set(u[:, 0]) == {0, 1, 2}
+    assert set(u[:, 1]) == {0, 1, 2, 0.5, -1, -0.5}
 
 
 def test_what_is_known_holds():

@@ -134,12 +134,12 @@ EQUATIONS = [
         "known-part-over-y": ("addend = (sign if abs(power) == 1 else 1.0) * addend / scale**power", "addend = addend / scale**power"),
         "known-whole-exponents": ("signed |= limits.integer[exponents.free]", "pass"),
     }),
-    *mutants(PACKAGE + "_laws/table/refine.py", "tests/laws/test_equations_known.py -k 'bounds or terms or positive'", {
+    *mutants(PACKAGE + "_laws/table/refine.py", "tests/laws/test_equations_known.py -k 'suit or bounds or terms or positive'", {
         "known-coefficients-at-bounds": ("A = np.where(at_bounds, 0.0, A)", "pass"),
         "known-bounds-of-steps": ("c = np.clip(c, *limits.bounds(u, problem.below))", "pass"),
         "known-terms-that-stay": ("free[: problem.fixed] = False", "pass"),
     }),
-    *mutants(PACKAGE + "_laws/table/varpro.py", "tests/laws/test_equations_known.py -k 'bounds or terms or positive'", {
+    *mutants(PACKAGE + "_laws/table/varpro.py", "tests/laws/test_equations_known.py -k 'suit or bounds or terms or positive'", {
         "known-terms-in-the-search": ("stays[:, : self.fixed * m] = True", "pass"),
         "known-bounds-in-the-search": ("stays = stays | beyond", "stays = stays & beyond"),
     }),
