@@ -42,7 +42,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--output-functions", nargs="+", metavar="NAME", help="of the target to try, or auto"
     )
+    parser.add_argument(
+        "--ratios", choices=("auto", "yes", "no"), default="auto", help="of two sums; default: auto"
+    )
+    parser.add_argument("--known", metavar="TEXT", help="a part of the law, such as '9.81*t**2/2'")
     parser.add_argument("--terms", type=int, default=4, help="of the law at most; default: 4")
+    parser.add_argument(
+        "--no-law", action="store_true", help="as many terms, up to 10, as predict best"
+    )
     parser.add_argument("--starts", type=int, default=64, help="of the search; default: 64")
     parser.add_argument("--seed", type=int, default=0, help="of the search; default: 0")
     parser.add_argument("--checkpoint", type=Path, help="a file to continue from, and to write")
@@ -73,7 +80,7 @@ def _run(options: argparse.Namespace) -> int:
 
     of_target = "auto" if options.output_functions == ["auto"] else options.output_functions
     model = NPURegressor(
-        options.terms,
+        None if options.no_law else options.terms,
         units=[units[name] for name in inputs] if with_units else None,
         y_units=units[target] if with_units else None,
         starts=options.starts,
@@ -81,6 +88,8 @@ def _run(options: argparse.Namespace) -> int:
         verbose=int(sys.stderr.isatty()),
         functions=_functions(options.functions),
         output_functions=of_target,
+        ratios={"yes": True, "no": False}.get(options.ratios, options.ratios),
+        known=options.known,
     )
     X, y = numbers[inputs], numbers[target]
     model.fit(X, y, checkpoint=options.checkpoint)

@@ -47,6 +47,24 @@ def test_check_estimator():
     }
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_terms": 2, "ratios": "auto", "output_powers": (1,)},
+        {"max_terms": 1, "functions": ("sin", "cos"), "output_powers": (1,)},
+        {"max_terms": None},
+    ],
+)
+def test_check_estimator_with_other_forms(options):
+    model = NPURegressor(starts=4, noise="constant", loss="squared", **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = check_estimator(model, on_skip=None)
+    assert {r["check_name"] for r in results if r["status"] != "passed"} <= {
+        "check_array_api_input"
+    }
+
+
 @pytest.mark.skipif(
     "NPU_KERNELS_LONG" not in os.environ, reason="a minute and a half: NPU_KERNELS_LONG=1 runs it"
 )
@@ -144,7 +162,7 @@ def test_data_that_cannot_be_used():
 @pytest.mark.parametrize(("name", "value", "rule"), [
     ("max_terms", 0, "max_terms must be an integer of at least 1, got 0"),
     ("starts", 2.5, "starts must be an integer"),
-    ("exponents", "reals", "exponents must be one of fractions, integers, real, got 'reals'"),
+    ("exponents", "reals", "exponents must be one of fractions, integers, real, or their bounds"),
     ("loss", "l1", "loss must be one of auto, squared"),
     ("noise", -1, "noise must be None, 'constant', 'relative', 'factor' or a number greater than 0"),
     ("output_powers", (0,), "output_powers must be 'auto' or numbers other than 0"),

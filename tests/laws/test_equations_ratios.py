@@ -78,6 +78,20 @@ def test_a_ratio_without_noise_is_found_exactly(name):
     np.testing.assert_allclose(best.predict(other), law(other), rtol=1e-9, atol=1e-9)
 
 
+def test_ratios_of_functions():
+    """A relative humidity's form, with a sine below and an exponential above."""
+    X = np.column_stack([uniform(1)[:, 0], RNG(1).uniform(0, 3, 300)])
+    y = 2 * X[:, 0] / (1 + 0.5 * np.sin(X[:, 1]))
+    functions = {"x1": ["sin", "cos"]}
+    model = NPURegressor(functions=functions, ratios=True, random_state=0).fit(X, noisy(y))
+    best = model.best_
+    inside = [w.tolist() for w in best._written[0].round(9)]
+    assert sorted(inside)[:2] == [[0, 0, 0, 0], [0, 0, 1, 0]] or best.power == -1
+    np.testing.assert_allclose(model.predict(X), y, atol=0.02 * np.abs(y).max())
+    module = model.torch_module()(torch.from_numpy(X)).detach().numpy()[:, 0]
+    np.testing.assert_allclose(module, model.predict(X), rtol=1e-9)
+
+
 @pytest.mark.parametrize("name", ["pade", "velocities", "centre of mass"])
 def test_a_ratio_is_found_at_one_per_cent(name):
     law, X = LAWS[name]

@@ -57,16 +57,16 @@ def test_the_error_of_held_out_rows_is_that_of_their_predictions(monkeypatch):
 
     X = with_zeros()
     y = 3 * X[:, 0] + 0.4 * X[:, 0] * (X[:, 1] > 0) + 0.05 * noise(400)
-    plain, seen = output._held_out, []
+    plain, seen = output.held_out, []
 
     def watched(rows, data, law, held):
         error = plain(rows, data, law, held)
-        equation = output._equation(rows, data, law, error, len(held), "constant")
+        equation = output.equation_of(rows, data, law, error, len(held), "constant")
         errors = equation.predict(rows.X[held]) - rows.y[held]
         seen.append((error, relative_rms(errors, rows.y[held])))
         return error
 
-    monkeypatch.setattr(output, "_held_out", watched)
+    monkeypatch.setattr(output, "held_out", watched)
     NPURegressor(random_state=0, starts=16, output_powers=(1,)).fit(X, y)
     assert len(seen) > 1
     for error, predicted in seen:

@@ -56,6 +56,21 @@ def test_target_and_inputs(tmp_path, capsys):
     assert said.startswith("60 rows of c, a\nb = 3*a**2/c\n")
 
 
+@pytest.mark.filterwarnings("ignore:NPURegressor. It is an approximation")
+def test_ratios_and_a_known_part(tmp_path, capsys):
+    rows = "".join(f"{a},{b},{(3 * a + b) / (a + b):.12g}\n" for a, b, _ in NUMBERS)
+    words = ["--terms", "2"]
+    assert "/(" in law_of(f"a,b,c\n{rows}", tmp_path, capsys, *words, "--ratios", "yes")
+    assert "/(" not in law_of(f"a,b,c\n{rows}", tmp_path, capsys, *words, "--ratios", "no")
+    said = law_of(text(), tmp_path, capsys, "--known", "a**2/b")
+    assert "c = a**2/b + 2*a**2/b" in said
+
+
+def test_a_table_without_a_law(tmp_path, capsys):
+    said = law_of(text(), tmp_path, capsys, "--no-law")
+    assert "Error of 60 rows that were not fitted" in said
+
+
 def test_functions(tmp_path, capsys):
     rows = "".join(f"{a},{b},{3 * a * np.sin(b):.12g}\n" for a, b, _ in NUMBERS)
     content = f"a,angle,c\n{rows}"

@@ -61,16 +61,19 @@ EQUATIONS = [
         "equations-powers-of-the-wrong-sign": ("weight = np.where(y > 0, weight, 0.0)", "weight = weight * 1.0"),
         "equations-weights-near-zero": ("self.floor / self.weight if p > 0 else 0", "0"),
         "equations-signs-of-columns": ("signs: Array = 1.0 - 2.0 * (odd % 2)", "signs: Array = 1.0 - 0.0 * odd"),
-        "equations-powers-of-zero": ("low[columns.zero[exponents.free]] = 0.0", "low[:0] = 0.0"),
+        "equations-powers-of-zero": ("low[zero] = np.maximum(low[zero], 0.0)", "pass"),
         "equations-small-powers-of-zero": ("values = np.where(self.zero @ (w > ZERO).T > 0, 0.0, 1.0)", "values = np.where(self.zero @ (w > ZERO).T > 0, 1.0, 1.0)"),
         "equations-negative-powers-of-zero": ("values[self.zero @ (w < -ZERO).T > 0] = math.inf", "pass"),
         "equations-squares-of-large-y": ("largest = float(np.abs(y).max()) or 1.0", "largest = 1.0"),
         "equations-zeros-in-the-mean": ("count += (~zero).sum(0)", "count += len(zero)"),
     }),
-    *mutants(PACKAGE + "_laws/table/output.py", ("tests/laws/test_equations_zeros.py -k candidate", "tests/laws/test_equations_notes.py", "tests/laws/test_equations_factor.py", "tests/laws/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap or hardly or choose'", "tests/laws/test_equations_scale.py", "tests/laws/test_equations_estimator.py -k 'weights or order'", "tests/laws/test_equations.py -k 'three_per_cent'", "tests/benchmarks/test_equations_benchmark.py -k near"), {
-        "equations-weights-of-equal-rows": ("np.bincount(np.cumsum(new) - 1, weights=weight)", "weight[new]"),
+    *mutants(PACKAGE + "_laws/table/estimates.py", ("tests/laws/test_equations_zeros.py -k candidate", "tests/laws/test_equations_notes.py", "tests/laws/test_equations_factor.py", "tests/laws/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap or hardly or choose'", "tests/laws/test_equations_scale.py", "tests/laws/test_equations_estimator.py -k 'weights or order'", "tests/laws/test_equations.py -k 'three_per_cent'", "tests/benchmarks/test_equations_benchmark.py -k near"), {
         "equations-error-of-a-constant": ("= -law.c[k] * (matrix.T @ columns.log_mean)[i]", "= law.c[k] * (matrix.T @ columns.log_mean)[i]"),
         "equations-known-noise": ("variance = data.noise**2", "variance = law.rss / data.rows"),
+        "equations-errors-of-predictions": ("rms=_relative(data.target - prediction, data.target, rows.weight)", "rms=_relative(residuals, data.target * data.weight, rows.weight)"),
+    }),
+    *mutants(PACKAGE + "_laws/table/output.py", ("tests/laws/test_equations_zeros.py -k candidate", "tests/laws/test_equations_notes.py", "tests/laws/test_equations_factor.py", "tests/laws/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap or hardly or choose'", "tests/laws/test_equations_scale.py", "tests/laws/test_equations_estimator.py -k 'weights or order'", "tests/laws/test_equations.py -k 'three_per_cent'", "tests/benchmarks/test_equations_benchmark.py -k near"), {
+        "equations-weights-of-equal-rows": ("np.bincount(np.cumsum(new) - 1, weights=weight)", "weight[new]"),
         "equations-held-out-rows": ("training = np.sort(order[held:])", "training = np.sort(order)"),
         "equations-powers-that-are-near": ("if law.cost > lowest + RIVAL_COST:", "if law.cost > lowest:"),
         "equations-beside-the-best": ("return fits + [(data, law, near) for", "return fits[:] + [(data, law, near) for _ in () for"),
@@ -78,8 +81,7 @@ EQUATIONS = [
         "equations-alternatives-that-are-far": ("if best < fitted.cost < best + TELL:", "if best < fitted.cost:"),
         "equations-factors": ("return spread > SMALL_FACTOR and", "return spread > 1e9 and"),
         "equations-approximations": ("if likeness > APPROXIMATION:", "if likeness > 9:"),
-        "equations-cancelling-pairs": ("if near is None:\n            return fits", "if near is None or True:\n            return fits"),
-        "equations-errors-of-predictions": ("rms=_relative(data.target - prediction, data.target, rows.weight)", "rms=_relative(residuals, data.target * data.weight, rows.weight)"),
+        "equations-cancelling-pairs": ("if near is None or min(near) < data.fixed:", "if True:"),
         "equations-relative-errors": ("return rival.cost + b.units < law.cost + a.units - 2", "return False"),
     }),
     *mutants(PACKAGE + "law/_table.py", "tests/laws/test_law_command.py", {
@@ -114,6 +116,46 @@ EQUATIONS = [
     }),
     *mutants(PACKAGE + "_laws/products/units.py", "tests/laws/test_equations_ratios.py -k units", {
         "ratios-units-below": ("w[: len(w) - below] += power * self.offset", "w += power * self.offset"),
+    }),
+    *mutants(PACKAGE + "_laws/products/expression.py", "tests/laws/test_equations_known.py -k 'expressions or cannot or functions or that_the_law_has'", {
+        "known-names-in-backquotes": ("if match[1] not in numbers:", "if False:"),
+        "known-other-functions": ("or node.func.id not in FUNCTIONS:", "or False:"),
+        "known-quotients": ("sign = 1.0 if isinstance(node.op, ast.Mult) else -1.0", "sign = 1.0"),
+        "known-minus": ("return -inner if isinstance(node.op, ast.USub) else inner", "return inner"),
+    }),
+    *mutants(PACKAGE + "_laws/products/limits.py", "tests/laws/test_equations_known.py", {
+        "known-sign-of-y": ("sign = sign if abs(power) == 1 else 1.0", "sign = 1.0"),
+        "known-excluded-terms": ("return bool(near.any() or (c == 0).any())", "return bool((c == 0).any())"),
+        "known-signs-of-negative-columns": ("signs = 1 - 2 * ((np.round(u) @ self.outer[0]) % 2)", "signs = np.ones(shape)"),
+        "known-bounds-that-follow": ("return (self.low > -BOUND) | (self.high < BOUND) | self.integer", "return self.integer"),
+    }),
+    *mutants(PACKAGE + "_laws/products/problem.py", "tests/laws/test_equations_known.py -k 'known_part or whole or rest'", {
+        "known-part-of-the-target": ("return (z if self.addend is None else z - self.addend) / self.base", "return z / self.base"),
+        "known-part-over-y": ("addend = (sign if abs(power) == 1 else 1.0) * addend / scale**power", "addend = addend / scale**power"),
+        "known-whole-exponents": ("signed |= limits.integer[exponents.free]", "pass"),
+    }),
+    *mutants(PACKAGE + "_laws/table/refine.py", "tests/laws/test_equations_known.py -k 'suit or bounds or terms or positive'", {
+        "known-coefficients-at-bounds": ("A = np.where(at_bounds, 0.0, A)", "pass"),
+        "known-bounds-of-steps": ("c = np.clip(c, *limits.bounds(u, problem.below))", "pass"),
+        "known-terms-that-stay": ("free[: problem.fixed] = False", "pass"),
+    }),
+    *mutants(PACKAGE + "_laws/table/varpro.py", "tests/laws/test_equations_known.py -k 'suit or bounds or terms or positive'", {
+        "known-terms-in-the-search": ("stays[:, : self.fixed * m] = True", "pass"),
+        "known-bounds-in-the-search": ("stays = stays | beyond", "stays = stays & beyond"),
+    }),
+    *mutants(PACKAGE + "_laws/table/module.py", "tests/laws/test_equations_known.py -k 'known_part or every_kind'", {
+        "known-part-of-the-module": ("return total + (part / self.divisor).unsqueeze(-1)", "return total + part.unsqueeze(-1)"),
+    }),
+    *mutants(PACKAGE + "_laws/table/bootstrap.py", "tests/laws/test_equations_known.py -k 'refit'", {
+        "refit-scale-of-y": ("shift[:above] += equation.power * math.log(equation.scale / data.scale)", "pass"),
+        "refit-kind-of-errors": ("equation = equation_of(rows, data, law, error, 0, equation.noise)", 'equation = equation_of(rows, data, law, error, 0, "constant")'),
+    }),
+    *mutants(PACKAGE + "_laws/table/stepwise.py", "tests/laws/test_equations_stepwise.py", {
+        "stepwise-held-out-errors": ("error = np.append(-c, 1.0) @ part[np.ix_(index, index)]", "error = np.append(-c, 1.0) @ total[np.ix_(index, index)]"),
+        "stepwise-exchanges": ("if better is not None and better not in chosen:", "if False:"),
+        "stepwise-inputs-of-both-signs": ("rough = problem.signed & ((u < 0) | (u % 1 != 0))", "rough = problem.signed & (u % 1 != 0)"),
+        "stepwise-excluded": ("barred = np.concatenate([fixed, problem.limits.excluded])", "barred = fixed"),
+        "stepwise-gain": ("gain -= W[:, -1] @ W[:, :-1]", "pass"),
     }),
     *mutants(PACKAGE + "_laws/table/wild.py", "tests/laws/test_equations_wild.py", {
         "equations-gap-of-wild-rows": ("errors[~keep].min() < GAP * errors[keep].max()", "False"),

@@ -52,15 +52,20 @@ def lattice(problem: Problem, generator: Any) -> Array:
     u = np.concatenate(parts)
     fractional = (u[:, problem.signed] % 1 != 0).any(1)
     outside = ((u < problem.low) | (u > problem.high)).any(1)
+    if (fractional | outside).all():  # bounds between the exponents of the lattice
+        return np.unique(np.clip(u[~fractional], problem.low, problem.high), axis=0)
     u = u[~(fractional | outside)]
     return np.unique(u, axis=0) if m else u[:1]
 
 
 class Library:
-    """The products ``[N, M]`` on some rows, weighted and of length 1, and their Gram matrix."""
+    """The products ``[N, M]`` on some rows, weighted and of length 1.
 
-    def __init__(self, problem: Problem, generator: Any) -> None:
-        self.u = lattice(problem, generator)
+    u: their exponents; None: those of the lattice.
+    """
+
+    def __init__(self, problem: Problem, generator: Any, u: Array = None) -> None:
+        self.u = lattice(problem, generator) if u is None else u
         self.parity = np.where(problem.signed, np.abs(self.u) % 2, 0.0)
         z, weight = problem.linear()
         with np.errstate(invalid="ignore"):

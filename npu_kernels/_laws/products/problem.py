@@ -20,11 +20,11 @@ import numpy as np
 
 from npu_kernels._laws.products.exponent_length import ZERO
 from npu_kernels._laws.products.functions import OutputFunction
+from npu_kernels._laws.products.limits import BOUND, Limits, ScaledLimits
 from npu_kernels._laws.products.units import Exponents
 
 Array = Any  # np.ndarray; numpy's own types change from version to version
 
-BOUND = 6.0  # the largest size of an exponent
 NEAR_END = 0.05  # of the size of y: distance from the end of a domain where errors may decide
 LARGEST = 1e15  # of a prediction by a function of y, and of its slope, over the size of y
 BLOCK_ROWS = 20_000  # rows in memory at once, where all rows are gone through
@@ -106,6 +106,12 @@ class Scaled:
     floor: float  # root mean square of the weighted targets to which errors gave the other sign
     factor: bool  # errors are factors: residuals are those of logarithms
     below: int  # of a ratio: how many terms, the last ones, are the denominator's beside a 1
+    limits: ScaledLimits | None  # of terms and coefficients, where any are set
+
+    @cached_property
+    def fixed(self) -> int:
+        """How many terms, the first ones, every sum has, with exponents that stay."""
+        return 0 if self.limits is None else len(self.limits.u)
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,7 @@ class Problem(Scaled):
     base: Array  # [N]: the factor of every term
     target: Array  # [N]
     weight: Array  # [N]: square roots of the rows' weights
+    addend: Array | None  # [N]: a part of every sum; None: there is none
 
     @cached_property
     def rows(self) -> int:
@@ -148,13 +155,14 @@ class Problem(Scaled):
         plain = self.power == 1 and self.function is None
         if self.below:
             prediction, products = self._ratio(self.products(u, parity), c)
+            prediction = self.with_addend(prediction)
         else:
             products = self.products(u, parity) * self.base[:, None]
             if plain and self.zeros is None and not self.factor:
-                prediction = products @ c
+                prediction = self.with_addend(products @ c)
                 return prediction, self.weight * (self.target - prediction), products
             with np.errstate(over="ignore", invalid="ignore"):
-                prediction = products @ c
+                prediction = self.with_addend(products @ c)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             if self.function is not None:
                 prediction = self._inverse(self.function, prediction)
@@ -164,6 +172,10 @@ class Problem(Scaled):
                 return prediction, self.weight * (self.target - prediction), products
             ratio = np.where(prediction > 0, self.target / prediction, math.inf)
             return prediction, self.weight * np.log(ratio), products
+
+    def with_addend(self, sums: Array) -> Array:
+        """Return the sums with the part of them that was set."""
+        return sums if self.addend is None else sums + self.addend
 
     def _ratio(self, products: Array, c: Array) -> tuple[Array, Array]:
         """The ratio ``[N]``, and its derivatives for the coefficients ``[N, K]``.
@@ -218,7 +230,7 @@ class Problem(Scaled):
             weight = self.weight * (slope / np.maximum(y, 1e-300) if self.factor else slope)
         elif self.factor:
             z = y**p
-            return z / self.base, self.weight * np.abs(self.base / (p * z))
+            return self._without_addend(z), self.weight * np.abs(self.base / (p * z))
         elif p == 1:
             z, weight = y, self.weight
         else:
@@ -229,7 +241,11 @@ class Problem(Scaled):
             weight = self.weight * np.minimum(slope, 100 * np.median(slope))
             if p < 0 and p != -1:
                 weight = np.where(y > 0, weight, 0.0)
-        return z / self.base, weight * np.abs(self.base)
+        return self._without_addend(z), weight * np.abs(self.base)
+
+    def _without_addend(self, z: Array) -> Array:
+        """What the terms without their base have to sum up to."""
+        return (z if self.addend is None else z - self.addend) / self.base
 
     def _inverse(self, function: OutputFunction, sums: Array) -> Array:
         """The target from sums."""
@@ -272,6 +288,7 @@ class AllRows(Scaled):
     columns: Columns
     target: Array  # [N]
     weight: Array  # [N]: square roots of the rows' weights
+    addend: Array | None  # [N]: a part of every sum; None: there is none
     offset: Array  # [n]: w0 of the exponents
     matrix: Array  # [n, m]: Z of the exponents
 
@@ -308,6 +325,7 @@ class AllRows(Scaled):
         return Problem(
             **shared, logs=logs @ self.matrix, negative=negative, zeros=zeros, base=base,
             target=self.target[rows], weight=self.weight[rows],
+            addend=None if self.addend is None else self.addend[rows],
         )  # fmt: skip
 
     @cached_property
@@ -347,7 +365,9 @@ class AllRows(Scaled):
     def choose(self, rows: Array) -> AllRows:
         """Return the same output with the rows of these indices, each as often as it occurs."""
         columns = replace(self.columns, X=self.columns.X[rows])
-        return replace(self, columns=columns, target=self.target[rows], weight=self.weight[rows])
+        parts = {name: getattr(self, name) for name in ("target", "weight", "addend")}
+        chosen = {name: part[rows] for name, part in parts.items() if part is not None}
+        return replace(self, columns=columns, **chosen)
 
 
 @dataclass(frozen=True)
@@ -362,18 +382,21 @@ class Output:
     error: float = 0.0  # an estimate of it
     factor: bool = False  # errors are factors
     function: OutputFunction | None = None
+    limits: Limits | None = None
+    addend: Array | None = None  # [N]: a part of every sum
 
     def scaled(self, power: float, below: int = 0) -> AllRows | None:
         return all_rows(
             self.columns, self.y, self.weight, power, self.exponents, self.noise, self.error,
-            self.factor, self.function, below,
+            self.factor, self.function, below, self.limits, self.addend,
         )  # fmt: skip
 
 
 def all_rows(
     columns: Columns, y: Array, weight: Array, power: float, exponents: Exponents,
     noise: float | None, error: float = 0.0, factor: bool = False,
-    function: OutputFunction | None = None, below: int = 0,
+    function: OutputFunction | None = None, below: int = 0, limits: Limits | None = None,
+    addend: Array | None = None,
 ) -> AllRows | None:  # fmt: skip
     """Return the rows of one output for one output power, or None if the data exclude this power.
 
@@ -381,7 +404,7 @@ def all_rows(
     errors explain. With negative inputs and units, exponents that are fixed must be whole numbers.
     error: an estimate of the standard deviation of ``weight * y``. factor: the errors are factors,
     so that y has one sign and no zeros. function: of y, of which the power is that of the law.
-    below: see `Scaled`.
+    below: see `Scaled`. limits: of exponents and coefficients. addend: a part of every sum.
     """
     unit = scale = root_mean_square(y, weight) or 1.0
     target = y / unit
@@ -407,12 +430,27 @@ def all_rows(
     )
     bound = BOUND * max(1.0, abs(power))
     low, high = np.full(len(signed), -bound), np.full(len(signed), bound)
+    scaled_limits = None
+    if limits is not None:
+        if not limits.agree(exponents, power):
+            return None
+        low, high = limits.low[exponents.free], limits.high[exponents.free]
+        low, high = np.maximum(low, -bound), np.minimum(high, bound)
+        signed |= limits.integer[exponents.free]
+        outer = matrix[negative & ~columns.mixed].sum(0), offset[negative & ~columns.mixed].sum()
+        sizes = power * math.log(scale), columns.log_mean
+        scaled_limits = limits.scaled(exponents, power, signed, outer, sign, sizes)
     if not below:  # a finite y excludes a negative power of zero
-        low[columns.zero[exponents.free]] = 0.0
+        zero = columns.zero[exponents.free]
+        low[zero] = np.maximum(low[zero], 0.0)
+    if (low > high).any():
+        return None
+    if addend is not None:
+        addend = (sign if abs(power) == 1 else 1.0) * addend / scale**power
     return AllRows(
         power, function, sign, unit, scale, low, high, signed, mixed, exponents,
-        None if noise is None else noise / unit, floor, factor, below,
-        columns, target, weight, offset, matrix,
+        None if noise is None else noise / unit, floor, factor, below, scaled_limits,
+        columns, target, weight, addend, offset, matrix,
     )  # fmt: skip
 
 

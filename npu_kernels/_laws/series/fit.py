@@ -96,7 +96,8 @@ def fit(
         max_denominator: of these fractions.
         exponents: their bounds ``(low, high)``, each a number or one for each state; None: -6 to 6.
         integer_exponents: True for whole exponents only, or the names of states that have those.
-        terms: exponents ``[n, D]`` of products that the law has; the search finds the others.
+        terms: products that the law has, exponents ``[n, D]`` or text such as ``["S*I"]``; the
+            search finds the others.
         stoichiometry: a matrix N ``[D, R]`` with ``u' = N v``: its columns are reactions, which
             change several states at one rate. Each rate is a sum of the products.
         conserved: sums ``[m, D]`` of the states that do not change: ``[[1, 1, 1]]`` for ``S + I +

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from npu_kernels._laws.products.limits import exponent_rows, read_bounds, read_whole
 from npu_kernels._laws.series.data import NAME, Series, tensor
 from npu_kernels._laws.series.sensitivity import Shape
 
-MAX_EXPONENT = 6.0  # size of an exponent, unless the user says otherwise
 TIED = 1e-6  # of the greatest coefficient: the error of a model's coefficients as rates
 ZERO_FLOW = 1e-9  # of a flow's greatest part
 
@@ -90,7 +90,7 @@ def read_known(
     """
     states = len(names)
     fitted = states - inputs
-    low, high = _bounds(exponents, states)
+    low, high = map(torch.from_numpy, read_bounds(NAME, exponents, states, "states"))
     if signs not in ("any", "positive", "model") or (signs == "model" and searching):
         rule = "'any', 'positive', or with start='model' also 'model'"
         raise ValueError(f"{NAME}: signs must be {rule}, got {signs!r}")
@@ -114,7 +114,7 @@ def read_known(
         columns = torch.cat([columns, columns.new_zeros(inputs, columns.shape[1])])
     term_rows = torch.zeros(0, states, dtype=torch.float64)
     if terms is not None:
-        term_rows = _matrix("terms", terms, "(terms, D)", states, 1)
+        term_rows = _matrix("terms", exponent_rows(NAME, terms, names), "(terms, D)", states, 1)
     if not searching and len(term_rows):
         raise ValueError(f"{NAME}: terms must be None with start='model', whose terms are known")
     if len(term_rows) > products:
@@ -123,37 +123,8 @@ def read_known(
         )
     if bool(((term_rows < low) | (term_rows > high)).any()):
         raise ValueError(f"{NAME}: terms must be within the bounds of exponents, got {terms!r}")
-    return Known(low, high, _integer(integer_exponents, names), term_rows, columns, signs, inputs)
-
-
-def _bounds(exponents: Any, states: int) -> tuple[Tensor, Tensor]:
-    if exponents is None:
-        exponents = -MAX_EXPONENT, MAX_EXPONENT
-    rule = f"{NAME}: exponents must be two bounds, each a number or one for each of {states} states"
-    if not isinstance(exponents, (tuple, list)) or len(exponents) != 2:
-        raise ValueError(f"{rule}, got {exponents!r}")
-    bounds = [tensor(NAME, "exponents", bound) for bound in exponents]
-    if any(bound.dim() > 1 or bound.numel() not in (1, states) for bound in bounds):
-        raise ValueError(f"{rule}, got {exponents!r}")
-    low, high = (bound.flatten().expand(states).clone() for bound in bounds)
-    if not bool((low <= high).all()):
-        raise ValueError(f"{rule}, the lower one first, got {exponents!r}")
-    return low, high
-
-
-def _integer(integer_exponents: Any, names: Sequence[str]) -> Tensor:
-    if isinstance(integer_exponents, bool):
-        return torch.full((len(names),), integer_exponents)
-    if (
-        isinstance(integer_exponents, str)
-        or not isinstance(integer_exponents, Sequence)
-        or not set(integer_exponents) <= set(names)
-    ):
-        raise ValueError(
-            f"{NAME}: integer_exponents must be True, False, or names of states, "
-            f"{', '.join(names)}, got {integer_exponents!r}"
-        )
-    return torch.tensor([name in integer_exponents for name in names])
+    integer = torch.from_numpy(read_whole(NAME, integer_exponents, names, "states"))
+    return Known(low, high, integer, term_rows, columns, signs, inputs)
 
 
 def _matrix(name: str, value: Any, shape: str, states: int, dimension: int) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 
 from npu_kernels._common.checks import as_number, check_whole
 from npu_kernels._jobs.fingerprint import digest
+from npu_kernels._laws.products.expression import Expression
 from npu_kernels._laws.products.functions import (
     Functions,
     OutputFunction,
@@ -21,24 +22,34 @@ from npu_kernels._laws.products.functions import (
     functions_of,
     output_functions_of,
 )
+from npu_kernels._laws.products.limits import (
+    BOUND,
+    Limits,
+    read_bounds,
+    read_terms,
+    read_whole,
+)
 from npu_kernels._laws.products.units import Exponents, constrain, factor
 from npu_kernels._laws.table.refine import Rules
 from npu_kernels._laws.table.search import Settings
+from npu_kernels._laws.table.stepwise import MOST_TERMS
 from npu_kernels._laws.table.work import Work
 
 Array = Any
 
 LOGGER = logging.getLogger("npu_kernels.equations")
 SCALED = 1e-6  # deviation of a mean from 0, of a variance from 1, that a scaler's rounding leaves
+EXPONENTS = "fractions", "integers", "real"
 CHOICES = {
-    "exponents": ("fractions", "integers", "real"),
+    "signs": ("any", "positive"),
     "loss": ("auto", "squared", "huber", "soft_l1"),
 }
 
 
 def check_parameters(model: Any) -> None:
     """ValueError for a parameter that cannot be."""
-    for name in ("max_terms", "max_denominator", "starts"):
+    names = ["max_denominator", "starts"] + ["max_terms"] * (model.max_terms is not None)
+    for name in names:
         check_whole("NPURegressor", name, getattr(model, name))
     for name, choices in CHOICES.items():
         value = getattr(model, name)
@@ -46,6 +57,11 @@ def check_parameters(model: Any) -> None:
             raise ValueError(
                 f"NPURegressor: {name} must be one of {', '.join(choices)}, got {value!r}"
             )
+    if isinstance(model.exponents, str) and model.exponents not in EXPONENTS:
+        raise ValueError(
+            f"NPURegressor: exponents must be one of {', '.join(EXPONENTS)}, or their bounds "
+            f"(low, high), got {model.exponents!r}"
+        )
     check_functions(model.functions)
     check_output_functions(model.output_functions)
     noise, powers, ratios = model.noise, model.output_powers, model.ratios
@@ -82,11 +98,60 @@ def settings_of(model: Any, seed: int) -> Settings:
             print(f"NPURegressor: {text}", file=sys.stderr)
 
     loss = "squared" if model.loss == "auto" else model.loss
-    rules = Rules(model.exponents, int(model.max_denominator), loss)
+    kind = model.exponents if isinstance(model.exponents, str) else "fractions"
+    rules = Rules(kind, int(model.max_denominator), loss)
     leave_out = model.loss == "auto" if loss == "squared" else None
+    is_sum = model.terms is not None or not isinstance(model.exponents, str)
     return Settings(
-        int(model.max_terms), rules, int(model.starts), seed, leave_out, show, ratios=model.ratios
-    )
+        int(model.max_terms or 0), rules, int(model.starts), seed, leave_out, show,
+        ratios=False if is_sum else model.ratios,
+    )  # fmt: skip
+
+
+def part_of(model: Any, names: tuple[str, ...], X: Array, origin: Array) -> Expression | None:
+    """Return the part of the law that `known` gives, checked for the rows X.
+
+    origin: the rows' numbers.
+    """
+    if model.known is None:
+        return None
+    if not isinstance(model.known, str):
+        raise TypeError(f"NPURegressor: known must be an expression as text, got {model.known!r}")
+    part = Expression(model.known, names, "NPURegressor: known")
+    values = part.values(X)
+    wrong = ~np.isfinite(values)
+    if wrong.any():
+        row = int(origin[wrong].min())
+        raise ValueError(
+            f"NPURegressor: known must have finite values, got another one for {model.known!r} in "
+            f"row {row} (the first row is 0)"
+        )
+    return part
+
+
+def limits_of(model: Any, functions: Functions) -> Limits | None:
+    """Return what the parameters say of terms, coefficients and exponents; None for nothing."""
+    bounds = None if isinstance(model.exponents, str) else model.exponents
+    integers, positive = model.integer_exponents, model.signs == "positive"
+    if bounds is None and integers is False and not positive and model.terms is None:
+        return None
+    inputs, columns = functions.inputs, functions.columns
+    low, high = read_bounds("NPURegressor", bounds, len(inputs), "columns")
+    beside = np.full(len(columns), BOUND)
+    low, high = np.append(low, -beside), np.append(high, beside)
+    integer = read_whole("NPURegressor", integers, functions.names, "columns")
+    numbered = enumerate(columns, len(inputs))
+    of_columns = [(c.function, c.index, i, c.factor) for i, c in numbered]
+    terms = read_terms("NPURegressor", model.terms, inputs, of_columns)
+    limits = Limits(low, high, integer, positive, *terms)
+    largest = MOST_TERMS if model.max_terms is None else model.max_terms
+    if len(terms[0]) > largest:
+        rule = f"terms must be at most the {largest} of max_terms"
+        raise ValueError(f"NPURegressor: {rule}, got {len(terms[0])}")
+    if ((terms[0] < low) | (terms[0] > high) | (integer & (terms[0] % 1 != 0))).any():
+        rule = "terms must be within the bounds of exponents, and whole with integer_exponents"
+        raise ValueError(f"NPURegressor: {rule}, got {model.terms!r}")
+    return limits
 
 
 def work_of(model: Any, seed: int, names: tuple[str, ...], *data: Array) -> Work:
@@ -186,11 +251,12 @@ def outputs_of(
 
 
 def exponents_of(
-    X: Array, columns: Functions, units: list[str] | None, output: str, y_units: str | None
-) -> Exponents:
+    X: Array, columns: Functions, units: list[str] | None, output: str, y_units: str | None,
+    limits: Limits | None, powers: tuple[float, ...],
+) -> Exponents:  # fmt: skip
     """Return the exponents that units allow, of columns X.
 
-    Exponents of constant columns follow from the others, or are 0.
+    Exponents of constant columns follow from the others, or are 0. limits, powers: of the law.
     """
     names = columns.names
     units = None if units is None else [*units, *[""] * len(columns.columns)]
@@ -201,8 +267,28 @@ def exponents_of(
     varying = np.flatnonzero(varies)
     if units is None or y_units is None:
         n = X.shape[1]
-        return Exponents(np.zeros(n), np.eye(n)[:, varying], varying)
-    order = np.lexsort(((X == 0).any(0), (X < 0).any(0), varies))
-    allowed = constrain(names, units, output, y_units, [int(i) for i in order])
-    keep = np.isin(allowed.free, varying)
-    return Exponents(allowed.offset, allowed.matrix[:, keep], allowed.free[keep])
+        exponents = Exponents(np.zeros(n), np.eye(n)[:, varying], varying)
+    else:
+        bounded = varies & False if limits is None else limits.bounded
+        order = np.lexsort(((X == 0).any(0), (X < 0).any(0), varies, bounded))
+        allowed = constrain(names, units, output, y_units, [int(i) for i in order])
+        keep = np.isin(allowed.free, varying)
+        exponents = Exponents(allowed.offset, allowed.matrix[:, keep], allowed.free[keep])
+    if limits is not None:
+        _check_limits(limits, exponents, names, powers)
+    return exponents
+
+
+def _check_limits(
+    limits: Limits, exponents: Exponents, names: tuple[str, ...], powers: tuple[float, ...]
+) -> None:
+    """ValueError for bounds of exponents that follow from others, and terms that cannot be."""
+    follows = (exponents.matrix != 0).any(1) | (exponents.offset != 0)
+    follows[exponents.free] = False
+    if (follows & limits.bounded).any():
+        columns = ", ".join(names[i] for i in np.flatnonzero(follows & limits.bounded))
+        rule = "exponents cannot have bounds where they follow from units"
+        raise ValueError(f"NPURegressor: {rule}, as those of {columns} do")
+    if not any(limits.agree(exponents, power) for power in powers):
+        rule = "terms must have the dimension of y, and no column that is constant"
+        raise ValueError(f"NPURegressor: {rule}, got the exponents {limits.terms.tolist()}")

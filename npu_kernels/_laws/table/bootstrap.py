@@ -1,4 +1,4 @@
-"""Confidence intervals from resampled rows, with the form of the equation kept."""
+"""A law's parameters from other rows, with its form kept: new data, or rows drawn anew."""
 
 from __future__ import annotations
 
@@ -8,33 +8,56 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels._laws.products.problem import Columns, all_rows, root_mean_square
+from npu_kernels._laws.products.problem import AllRows, Columns, Output, root_mean_square
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.equation import Equation, Interval
-from npu_kernels._laws.table.output import sizes
+from npu_kernels._laws.table.estimates import Rows, equation_of, left_out, sizes
 from npu_kernels._laws.table.refine import Sum
 
 Array = Any
 
 
-def resampled(
-    equation: Equation, X: Array, y: Array, weight: Array, loss: str, seed: list[int], draws: int
-) -> Array:
-    """Estimate coefficients and free exponents from drawn rows: ``[draws, parameters]``.
+def refitted(
+    equation: Equation, X: Array, y: Array, weight: Array, noise: float | None, loss: str
+) -> tuple[Rows, Equation]:
+    """Return the rows, and the law with its form and the parameters that fit them best.
 
-    The rows of each estimate are drawn with replacement.
+    noise: the standard deviation of the errors, if it was measured.
+    """
+    parts = equation.functions, equation.output, (equation.function,), equation.constraint
+    origin = np.arange(len(y))
+    rows = Rows(X, y, weight, *parts, noise, (), origin, equation.part, equation.limits)
+    for _ in range(2):  # errors in proportion to y are in proportion to the first law's y
+        data, start = _started(equation, X, y, weight, noise, "refit")
+        law = refine.refit(data, start, loss)
+        if not math.isfinite(law.rss):
+            raise ValueError("refit: the law must have finite values in all rows")
+        error = left_out(rows, data, law)
+        equation = equation_of(rows, data, law, error, 0, equation.noise)
+    return rows, equation
+
+
+def _started(
+    equation: Equation, X: Array, y: Array, weight: Array, noise: float | None, function: str
+) -> tuple[AllRows, Sum]:
+    """The rows of a fit, and the law for them with the parameters that it has.
+
+    function: that is called, for messages.
     """
     columns = Columns.of(equation.functions.expand(X))
     root = np.sqrt(weight / weight.mean())
     if equation.noise == "relative":
         root = root / sizes(equation.predict(X))
-    factor = equation.noise == "factor"
-    error = equation.relative_rms * root_mean_square(y, root)
-    form, function, below = (equation.power, equation.constraint), equation.function, equation.below
-    data = all_rows(columns, y, root, *form, None, error, factor, function, below)
+    output = Output(
+        columns, y, root, equation.constraint, noise,
+        equation.relative_rms * root_mean_square(y, root), equation.noise == "factor",
+        equation.function, equation.limits,
+        None if equation.part is None else equation.part.values(X),
+    )  # fmt: skip
+    data = output.scaled(equation.power, equation.below)
     if data is None:
         raise ValueError(
-            f"bootstrap: y must be greater than 0 for the output power {equation.power:g}"
+            f"{function}: y must be greater than 0 for the output power {equation.power:g}"
         )
     free = equation.free[:, equation.constraint.free]
     u = equation.exponents[:, equation.constraint.free]
@@ -44,19 +67,31 @@ def resampled(
     shift = equation.exponents @ (columns.log_mean - equation.log_mean)
     shift[:above] += equation.power * math.log(equation.scale / data.scale)
     c = equation.scaled * np.exp(shift) * signs
-    start = Sum(u, np.where(data.mixed, np.abs(u) % 2, 0.0), free, c)
+    return data, Sum(u, np.where(data.mixed, np.abs(u) % 2, 0.0), free, c)
+
+
+def resampled(
+    equation: Equation, X: Array, y: Array, weight: Array, loss: str, seed: list[int], draws: int
+) -> Array:
+    """Estimate coefficients and free exponents from drawn rows: ``[draws, parameters]``.
+
+    The rows of each estimate are drawn with replacement.
+    """
+    data, start = _started(equation, X, y, weight, None, "bootstrap")
     start = refine.refit(data, start, loss)
+    above = equation.terms - equation.below
+    signs = data.outer_signs(start.u)
+    signs[:above] *= data.sign if abs(equation.power) == 1 else 1.0
     generator = np.random.default_rng(seed)
     results: list[Array] = []
     for _ in range(draws):
         rows = generator.integers(data.rows, size=data.rows)
-        refitted = refine.refit(data.choose(rows), replace(start, rss=np.inf), loss)
-        full = equation.constraint.full(refitted.u, equation.power, equation.below)
+        law = refine.refit(data.choose(rows), replace(start, rss=np.inf), loss)
+        full = equation.constraint.full(law.u, equation.power, equation.below)
         size = np.where(np.arange(equation.terms) < above, equation.power * math.log(data.scale), 0)
         with np.errstate(over="ignore", under="ignore"):
-            shift = np.exp(size - full @ columns.log_mean)
-        coef = refitted.c * signs * shift
-        results.append(np.concatenate([coef, full[equation.free]]))
+            shift = np.exp(size - full @ data.columns.log_mean)
+        results.append(np.concatenate([law.c * signs * shift, full[equation.free]]))
     return np.array(results)
 
 

@@ -12,7 +12,9 @@ import numpy as np
 
 from npu_kernels._common import display
 from npu_kernels._common.checks import check_level
+from npu_kernels._laws.products.expression import Expression
 from npu_kernels._laws.products.functions import Functions, OutputFunction
+from npu_kernels._laws.products.limits import Limits
 from npu_kernels._laws.products.problem import blocks
 from npu_kernels._laws.products.text import exponent_text, term_text
 from npu_kernels._laws.products.units import Exponents
@@ -95,6 +97,8 @@ class Equation:
         functions: the columns of functions beside the inputs.
         function: of y, of which the sum of the terms is the value; None: of y itself.
         below: how many terms are in the denominator, besides a 1; 0: the law is a sum.
+        part: of the sum, beside its terms or the ratio, which was known; None: there is none.
+        limits: of terms and coefficients, which were known.
     """
 
     names: tuple[str, ...]
@@ -122,6 +126,8 @@ class Equation:
     functions: Functions = field(repr=False)
     function: OutputFunction | None = field(repr=False)
     below: int
+    part: Expression | None = field(repr=False)
+    limits: Limits | None = field(repr=False)
 
     @property
     def terms(self) -> int:
@@ -156,13 +162,11 @@ class Equation:
 
     def _sums(self, X: Array) -> Array:
         """The sums of the terms, or the ratios ``[N]``."""
-        products = self._products(self._columns(X))
-        if not self.below:
-            sums: Array = products @ self.scaled
-            return sums
-        above = self.terms - self.below
-        ratios: Array = products[:, :above] @ self.scaled[:above] / self._divisors(products)
-        return ratios
+        products, above = self._products(self._columns(X)), self.terms - self.below
+        sums: Array = products[:, :above] @ self.scaled[:above]
+        if self.below:
+            sums = sums / self._divisors(products)
+        return sums if self.part is None else sums + self.part.values(X) / self.scale**self.power
 
     def _divisors(self, products: Array) -> Array:
         """The denominators over their terms with the coefficient 1 ``[N]``."""
@@ -258,6 +262,9 @@ class Equation:
         total = sympy.Add(*terms[:above])
         if self.below:
             total = total / sympy.Add(*terms[above:])
+        if self.part is not None:
+            part = self.part.evaluate(symbols, sympy, sympy.sympify)
+            total += part / (1 if factor == 1 else sympy.Float(factor**self.power))
         if self.power != 1:
             total = sympy.Mul(int(self.sign), total ** (1 / _rational(sympy, self.power)))
         if factor != 1:
@@ -282,6 +289,9 @@ class Equation:
         if self.below:
             body = body if above == 1 and (rows[0] >= 0).all() else f"({body})"
             body = f"{body}/({_sum_text([parts[-1], *parts[above:-1]])})"
+        if self.part is not None:
+            part = self.part.text if factor == 1 else f"({self.part.text})/{factor**self.power:g}"
+            body = _sum_text([part, body])
         if self.power != 1:
             body = f"({body})**{exponent_text(1 / self.power)}"
         if factor != 1:
@@ -311,11 +321,18 @@ class Equation:
 
         It takes ``[..., n]`` and gives ``[..., 1]``. With a power other than 1 it equals `predict`
         where the sum of the terms is positive, as it is on the data. Functions are layers without
-        weights before and behind these. Raises OverflowError if a constant is no number of float64.
+        weights before and behind these, and a part that was known is added without weights. Raises
+        OverflowError if a constant is no number of float64.
         """
         import torch
 
-        from npu_kernels._laws.table.module import FunctionColumns, FunctionOfOutput, Products
+        from npu_kernels._laws.table.module import (
+            FunctionColumns,
+            FunctionOfOutput,
+            Products,
+            WithPart,
+            product,
+        )
         from npu_kernels.layers import NAU, RealNPU
 
         factor, coef = self._factored
@@ -338,13 +355,14 @@ class Equation:
             weights[0, :above] = coef[:above]
             weights[-1, above:] = [*coef[above:], *[1.0] * ratio]
             second.weight.copy_(torch.from_numpy(weights))
-            if self.power != 1 or ratio:
-                kind = Products if ratio else RealNPU  # a numerator of 0 is no eps
-                root = kind(1 + ratio, 1, eps=1e-300, dtype=torch.float64)
-                root.weight_re.fill_(1 / self.power)
-                root.weight_re[:, 1:] *= -1.0
-                root.gate.fill_(1.0)  # type: ignore[union-attr]
-                parts.append(root)
+            root = 1 / self.power
+            if ratio:  # a numerator of 0 is no eps
+                exponent = root if self.part is None else 1.0
+                parts.append(product(Products, exponent, -exponent))
+            if self.part is not None:
+                parts = [WithPart(self.part, factor**self.power, *parts)]
+            if root != 1 and (self.part is not None or not ratio):
+                parts.append(product(RealNPU, root))
             if self.sign * factor != 1:
                 last = NAU(1, 1, clip=False, dtype=torch.float64)
                 last.weight.fill_(self.sign * factor)

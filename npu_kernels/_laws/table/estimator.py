@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from npu_kernels._common.checks import check_level, check_whole, is_whole
+from npu_kernels._common.checks import check_level, check_whole, is_number, is_whole
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._laws.table.arguments import (
@@ -17,19 +18,22 @@ from npu_kernels._laws.table.arguments import (
     column_names,
     columns_of,
     exponents_of,
+    limits_of,
     outputs_of,
+    part_of,
     scaled_columns,
     settings_of,
     units_of,
     work_of,
 )
 from npu_kernels._laws.table.bootstrap import intervals as percentiles
-from npu_kernels._laws.table.bootstrap import resampled
+from npu_kernels._laws.table.bootstrap import refitted, resampled
 from npu_kernels._laws.table.equation import Equation
-from npu_kernels._laws.table.output import FEW_ROWS, Laws, Rows, merged
+from npu_kernels._laws.table.estimates import Rows
+from npu_kernels._laws.table.output import FEW_ROWS, Laws, merged, notes_of
 from npu_kernels._laws.table.plot import draw
 from npu_kernels._laws.table.rows import Seen
-from npu_kernels._laws.table.search import Settings
+from npu_kernels._laws.table.search import POWERS, Settings
 from npu_kernels._laws.table.table import EquationTable, report, shown
 from npu_kernels._laws.table.wild import laws
 from npu_kernels._laws.table.work import Work
@@ -78,11 +82,14 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
     leave-one-out errors, plus the length of a description of the exponents.
 
     Args:
-        max_terms: the greatest number of terms, of a ratio in each of its sums.
+        max_terms: the greatest number of terms, of a ratio in each of its sums. None is for tables
+            without a law: up to ten products of one or two inputs with simple exponents, added one
+            by one, as many as have the least error in rows that are held out in turn.
         output_powers: the powers p of y to try. "auto": 1, -1, 2, -2, 1/2, -1/2. Those other than 1
             are tried if no sum with p = 1 is exact, or simple and not improved by a further term;
             those other than 1 and -1 if y has one sign but for its errors.
-        exponents: "fractions" (free where no fraction fits), "integers" or "real".
+        exponents: "fractions" (free where no fraction fits), "integers" or "real"; or the bounds of
+            fractions ``(low, high)``, each a number or one for each column: no ratios are tried.
         max_denominator: of the fractions.
         units: of the columns of X, ``["kg", "m", "s**-1"]``, or a dict by column names; needs pint.
             With y_units, every term has y's dimension and the constants have none. A constant with
@@ -112,6 +119,15 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
             exponents are no simple numbers, it has `max_terms` terms, or its residuals are no
             noise. Their output powers are those of 1, 2 and 1/2 that are tried. A ratio is taken if
             its criterion is the lowest.
+        known: a part of the law, as text: an expression of columns and numbers, such as
+            ``"v*t - 9.81*t**2/2"``, with sin, cos, tan, exp, log and sqrt. ``y**p`` is this part
+            and the sum or ratio that is found; p is 1 unless `output_powers` says otherwise.
+        terms: products that the sum has, as text or as the exponents of all columns:
+            ``["x0*x1**2", "1"]``; a search for others adds to them. A dict has bounds of the
+            coefficients, ``{"x0": (0, 5), "x1": (None, 0), "x2": None}``, and 0 for a term that the
+            law has not: ``{"1": 0}``. p is then 1 as with `known`, and no ratios are tried.
+        signs: "positive" for coefficients that are not below 0, but for those in `terms`.
+        integer_exponents: True for whole exponents only, or the names of columns that have those.
 
     Attributes after `fit`: `equations_`, the candidates by number of terms, an `EquationTable` of
     `Equation`; `best_`, the chosen `Equation`; `coef_` and `exponents_` of it with `coef_std_` and
@@ -132,7 +148,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
 
     def __init__(
         self,
-        max_terms: int = 4,
+        max_terms: int | None = 4,
         output_powers: Any = "auto",
         exponents: str = "fractions",
         max_denominator: int = 4,
@@ -147,6 +163,10 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         functions: Any = None,
         output_functions: Any = None,
         ratios: Any = "auto",
+        known: Any = None,
+        terms: Any = None,
+        signs: str = "any",
+        integer_exponents: Any = False,
     ) -> None:
         if MISSING:
             raise ImportError(INSTALL)
@@ -165,6 +185,10 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         self.functions = functions
         self.output_functions = output_functions
         self.ratios = ratios
+        self.known = known
+        self.terms = terms
+        self.signs = signs
+        self.integer_exponents = integer_exponents
 
     # ---- fitting ---------------------------------------------------------------------------------
 
@@ -213,14 +237,16 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
             rule = f"y_units must have {count} entries"
             raise ValueError(f"NPURegressor: {rule}, got {self.y_units!r}")
         functions = columns_of(self.functions, X, origin, names, input_units)
-        columns = functions.expand(X)
+        columns, part = functions.expand(X), part_of(self, names, X, origin)
+        limits = limits_of(self, functions)
         tasks = []
         for y_of_task, name, unit in zip(targets.T, outputs, y_units, strict=True):
-            exponents = exponents_of(columns, functions, input_units, name, unit)
+            of_units = functions, input_units, name, unit, limits, self._powers() or POWERS
+            exponents = exponents_of(columns, *of_units)
             of_y = outputs_of(self.output_functions, y_of_task, origin, name, unit)
             notes = scaled_columns(X, y_of_task, names, name)
             data = X, y_of_task, weight, functions, name, of_y, exponents
-            tasks.append(Rows(*data, self.noise, notes, origin))
+            tasks.append(Rows(*data, self.noise, notes, origin, part, limits))
         del columns
         if checkpoint is None:
             results = self._all(tasks, settings)
@@ -236,7 +262,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
 
     def _powers(self) -> tuple[float, ...] | None:
         powers = self.output_powers
-        return None if isinstance(powers, str) else tuple(map(float, powers))
+        if not isinstance(powers, str):
+            return tuple(map(float, powers))
+        return None if self.terms is None and self.known is None else (1.0,)
 
     def _resumed(
         self, outputs: list[Rows], settings: Settings, record: Work, path: Any
@@ -419,6 +447,37 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
             parts = Parallel(n_jobs=self.n_jobs)(calls)
             results.append(percentiles(equation, np.concatenate(parts), level))
         return self._one_or_all(results)
+
+    def refit(self, X: Any, y: Any, sample_weight: Any = None) -> NPURegressor:
+        """Fit the parameters of the best equation to other data, with its form kept.
+
+        X, y, sample_weight: as in `fit`. All rows count: wild ones are not looked for.
+
+        Returns another estimator, whose `equations_` is this equation, and warns of its notes.
+        Raises ValueError where the law has no finite values.
+        """
+        from sklearn.utils.validation import _check_sample_weight, validate_data
+
+        equations = self._pick(None)
+        X, y = validate_data(self, X, y, reset=False, **_SEVERAL_OUTPUTS)
+        weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
+        targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
+        if targets.shape[1] != len(equations):
+            raise ValueError(f"refit: y must have {len(equations)} columns, got {targets.shape[1]}")
+        noise = float(self.noise) if is_number(self.noise) else None
+        loss, tables = settings_of(self, 0).rules.loss, []
+        used = weight > 0
+        for equation, of_equation in zip(equations, targets.T, strict=True):
+            data = X[used], of_equation[used], weight[used]
+            rows, equation = refitted(equation, *data, noise, loss)
+            notes = notes_of(rows, equation)
+            tables.append(EquationTable(Laws([equation], 0, [], equation.noise, True, notes)))
+        other = copy.copy(self)
+        other._seen = Seen.of(X, targets)
+        other._set(tables)
+        for note in dict.fromkeys(note for table in tables for note in table.notes):
+            warn(f"NPURegressor: {note}", EquationWarning)
+        return other
 
     def plot(self, X: Any = None, y: Any = None, output: int = 0) -> Any:
         """A matplotlib figure: error over number of terms.

@@ -50,7 +50,7 @@ def _rewritten(data: AllRows, law: Sum, column: int, other: int) -> list[Sum]:
     There are none with more terms.
     """
     free = data.exponents.free
-    if not np.isin((column, other), free).all():
+    if not np.isin((column, other), free).all() or data.fixed:
         return []
     i, j = (int(np.flatnonzero(free == index)[0]) for index in (column, other))
     half = np.where(law.free[:, i] | (law.u[:, i] > HIGHEST), 0.0, law.u[:, i] / 2)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from npu_kernels._laws.products.expression import Expression
 from npu_kernels._laws.products.functions import Column, OutputFunction
 from npu_kernels._laws.products.text import ROUNDING
 from npu_kernels.layers import RealNPU
@@ -21,6 +22,38 @@ class Products(RealNPU):
     def forward(self, x: Tensor) -> Tensor:
         zeros = (x == 0).to(x.dtype) @ (self.weight_re > 0).to(x.dtype).mT
         return torch.where(zeros > 0, 0.0, super().forward(x))
+
+
+def product(kind: type[RealNPU], *exponents: float) -> RealNPU:
+    """Return a layer that is one product with these exponents."""
+    layer = kind(len(exponents), 1, eps=1e-300, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight_re.copy_(torch.tensor([exponents]))
+        layer.gate.fill_(1.0)  # type: ignore[union-attr]
+    return layer
+
+
+class WithPart(nn.Sequential):
+    """Layers to whose value an expression of the inputs, over a divisor, is added."""
+
+    def __init__(self, part: Expression, divisor: float, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.part, self.divisor = part, divisor
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = x[..., : len(self.part.names)].unbind(-1)
+
+        def number(value: float) -> Tensor:
+            return torch.tensor(value, dtype=x.dtype, device=x.device)
+
+        part: Tensor = self.part.evaluate(columns, torch, number)
+        total = x
+        for layer in self:
+            total = layer(total)
+        return total + (part / self.divisor).unsqueeze(-1)
+
+    def extra_repr(self) -> str:
+        return self.part.text
 
 
 class FunctionColumns(nn.Module):

@@ -14,19 +14,17 @@ import numpy as np
 
 from npu_kernels._common.checks import is_number
 from npu_kernels._common.notices import warn
-from npu_kernels._laws.products.functions import Functions, OutputFunction
 from npu_kernels._laws.products.problem import (
     AllRows,
     Columns,
     Output,
     Problem,
     blocks,
-    root_mean_square,
 )
 from npu_kernels._laws.products.text import term_text
-from npu_kernels._laws.products.units import Exponents
 from npu_kernels._laws.table import cancelling, identities, ratio, refine
 from npu_kernels._laws.table.equation import Equation
+from npu_kernels._laws.table.estimates import Rows, equation_of, held_out, left_out, sizes
 from npu_kernels._laws.table.identities import Fit
 from npu_kernels._laws.table.refine import Rules, Sum
 from npu_kernels._laws.table.rows import alike
@@ -53,28 +51,6 @@ STRUCTURE = 0.5  # correlation of neighbours from which hardly any of the residu
 APPROXIMATION = 0.3  # the same, from which a law misses something
 SMALL_FACTOR = 0.1  # standard deviation of log y below which factors are relative errors
 TELL = 6.0  # difference of the criteria below which the data hardly tell two equations apart
-NOISE_FLOOR = 0.1  # of the median of |y|: below it, errors in proportion to y grow no smaller
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The data of one output."""
-
-    X: Array  # [N, inputs]
-    y: Array  # [N]
-    weight: Array  # [N]: in proportion to 1 / variance
-    functions: Functions  # of the columns of X
-    output: str  # name of y
-    output_functions: tuple[OutputFunction | None, ...]  # to try
-    exponents: Exponents  # that units allow
-    noise: float | str | None  # as in `NPURegressor`
-    notes: tuple[str, ...]  # what a reader should know of the data
-    origin: Array  # [N]: the rows' numbers in the table that was given
-
-    def take(self, rows: Array) -> Rows:
-        """Return some of the rows."""
-        parts = {name: getattr(self, name)[rows] for name in ("X", "y", "weight", "origin")}
-        return replace(self, **parts)
 
 
 @dataclass(frozen=True)
@@ -113,26 +89,34 @@ def merged(X: Array, y: Array, weight: Array) -> tuple[Array, Array, Array, Arra
     return X[new], y[new], np.bincount(np.cumsum(new) - 1, weights=weight), origin[new]
 
 
-def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
-    """The equations of one output from all of its rows."""
-    if not rows.y.any():
-        rows = replace(rows, noise=None)
+def measured(rows: Rows) -> tuple[Output, str]:
+    """Return the data with errors as far as they are set, and the kind of errors."""
     root = np.sqrt(rows.weight / rows.weight.mean())
     noise = float(rows.noise) if is_number(rows.noise) else None
-    order = np.random.default_rng([settings.seed, 1]).permutation(len(rows.y))
-    held = min(MOST_HELD_OUT_ROWS, int(HELD_OUT * len(order))) if len(order) >= FEW_ROWS else 0
-    training = np.sort(order[held:])
-    powers = POWERS if powers is None else powers
     kind = "constant" if noise is None else "known"
     if rows.noise == "relative":
         root, kind = root / sizes(rows.y), "relative"
     columns = Columns.of(rows.functions.expand(rows.X))
-    output = Output(columns, rows.y, root, rows.exponents, noise)
+    addend = None if rows.part is None else rows.part.values(rows.X)
+    output = Output(columns, rows.y, root, rows.exponents, noise, limits=rows.limits, addend=addend)
     if rows.noise == "factor":
         if not ((rows.y > 0).all() or (rows.y < 0).all()):
             rule = "noise='factor' needs a y of one sign without zeros"
             raise ValueError(f"NPURegressor: {rule}, which {rows.output} is not")
         output, kind = replace(output, factor=True), "factor"
+    return output, kind
+
+
+def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
+    """The equations of one output from all of its rows."""
+    if not rows.y.any():
+        rows = replace(rows, noise=None)
+    root = np.sqrt(rows.weight / rows.weight.mean())
+    order = np.random.default_rng([settings.seed, 1]).permutation(len(rows.y))
+    held = min(MOST_HELD_OUT_ROWS, int(HELD_OUT * len(order))) if len(order) >= FEW_ROWS else 0
+    training = np.sort(order[held:])
+    powers = POWERS if powers is None else powers
+    output, kind = measured(rows)
     first = partial(_first, rows, training=training, settings=settings, powers=powers[:1])
     candidates = first(output, Candidates())
     if rows.noise is None and candidates.complete and not candidates.exact():
@@ -157,16 +141,18 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
     if candidates.complete:
         known_error = replace(output, error=_error(candidates))
         if None in rows.output_functions:
-            if -1.0 in powers:
+            if -1.0 in powers and rows.part is None:
                 candidates = ratio.reciprocals(output, training, settings, candidates)
             candidates = search(known_error, training, settings, powers[1:], candidates)
             candidates = _ratios(known_error, training, settings, powers[1:], candidates)
         if candidates.complete and not candidates.exact() and candidates.structure() > STRUCTURE:
             candidates = search_on(known_error, training, settings, candidates)
     if not candidates.sums:
+        limited = "" if rows.limits is None else " with these terms, signs and bounds"
         raise ValueError(
-            f"NPURegressor: no sum of products of powers could be fitted to {rows.output}; "
-            "output_powers other than 1 need a y of one sign without zeros, -1 one without zeros"
+            f"NPURegressor: no sum of products of powers{limited} could be fitted to "
+            f"{rows.output}; output_powers other than 1 need a y of one sign without zeros, -1 one "
+            "without zeros"
         )
     if not candidates.complete:  # the last fits after Ctrl-C do not belong to the complete fit
         warn("NPURegressor: the search was interrupted; its equations until then are kept")
@@ -212,12 +198,6 @@ def _ratios(
         return candidates
     patient = replace(settings, patient=True)
     return search(output, training, patient, powers, candidates, ratio.one_power)
-
-
-def sizes(y: Array) -> Array:
-    """Return ``|y|``, raised near 0, with mean square 1."""
-    size = np.maximum(np.abs(y), NOISE_FLOOR * np.median(np.abs(y)) or 1.0)
-    return size / root_mean_square(size, np.ones(len(size)))
 
 
 def _error(candidates: Candidates) -> float:
@@ -277,9 +257,12 @@ def _finished(
             assert data is not None
             refitted = partial(_refitted, data, law, settings.rules)
             [fitted] = settings.steps.sums(data.inputs, refitted, 1)
-            if data.below and not math.isfinite(fitted.cost):
-                continue  # there is a pole between the other rows
+            if not math.isfinite(fitted.cost) and (data.below or data.limits is not None):
+                continue  # there is a pole between the other rows, or a coefficient became 0
             fits.append((data, law, fitted if math.isfinite(fitted.rss) else law))
+    if not fits:
+        rule = "no law of these signs and bounds could be fitted to all rows"
+        raise ValueError(f"NPURegressor: {rule} of {rows.output}")
     fits = _uncancelled(_beside(_reconsidered(fits, settings), settings), held, settings)
     fits = identities.resolved(fits, rows.functions, held, settings.rules.loss)
     fits.sort(key=lambda fit: (len(fit[2].c), fit[2].cost))
@@ -292,8 +275,8 @@ def _finished(
         if key in forms or not (first or fitted.cost < best + TELL):
             continue
         forms.add(key)
-        error = _held_out(rows, data, law, held) if len(held) else _left_out(rows, data, fitted)
-        equation = _equation(rows, data, fitted, error, len(held), kind)
+        error = held_out(rows, data, law, held) if len(held) else left_out(rows, data, fitted)
+        equation = equation_of(rows, data, fitted, error, len(held), kind)
         if first:
             equations.append(equation)
         if best < fitted.cost < best + TELL:
@@ -302,7 +285,7 @@ def _finished(
     chosen = int(np.argmin([equation.bic for equation in equations]))
     notes = rows.notes
     if candidates.complete:
-        notes += _notes(rows, equations[chosen])
+        notes += notes_of(rows, equations[chosen])
     inflation = np.ones(len(rows.y))  # of many rows none has much influence
     if settings.leave_out is not None and len(inflation) <= MORE_ROWS:
         data, _, law = min(fits, key=lambda fit: fit[2].cost)
@@ -310,7 +293,7 @@ def _finished(
     return Laws(equations, chosen, alternatives, kind, candidates.complete, notes, inflation)
 
 
-def _notes(rows: Rows, equation: Equation) -> tuple[str, ...]:
+def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
     """What a reader should know of the law."""
     if equation.exact:
         return ()
@@ -367,7 +350,7 @@ def _uncancelled(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
         part = data.take(some)
         terms = part.predict(best.u, best.parity, best.c)[2] * best.c
         near = None if is_exact(data, best) else cancelling.pair(terms, best.u)
-        if near is None:
+        if near is None or min(near) < data.fixed:
             return fits
         if not tried:
             tried = True
@@ -452,82 +435,3 @@ def _refitted(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
 
 def _other_exponents(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
     return [refine.reconsidered(data, law, rules)]
-
-
-def _relative(errors: Array, target: Array, weight: Array) -> float:
-    """The root mean square of errors over that of the target; the weights are those of `fit`."""
-    squares, size = float(weight @ errors**2), float(weight @ target**2)
-    return math.sqrt(squares / size) if size > 0 else math.sqrt(squares / len(weight))
-
-
-def _held_out(rows: Rows, data: AllRows, law: Sum, held: Array) -> float:
-    """The relative error on the rows that were held out."""
-    part = data.take(held)
-    errors = part.target - part.predict(law.u, law.parity, law.c)[0]
-    return _relative(errors, part.target, rows.weight[held])
-
-
-def _left_out(rows: Rows, data: AllRows, law: Sum) -> float:
-    """The relative error of leaving out one row at a time, with the form of the law kept."""
-    residuals = data.predict(law.u, law.parity, law.c)[1]
-    errors, _ = refine.left_out(data, law, residuals)
-    return _relative(errors / data.weight, data.target, rows.weight)
-
-
-def _equation(
-    rows: Rows, data: AllRows, law: Sum, error: float, held_out: int, kind: str
-) -> Equation:
-    """The law in the units of the data, with standard errors."""
-    columns, matrix, p = data.columns, data.matrix, data.power
-    K = len(law.c)
-    above = K - data.below
-    full = data.exponents.full(law.u, p, data.below)
-    size = np.where(np.arange(K) < above, p * math.log(data.scale), 0.0)
-    with np.errstate(over="ignore", under="ignore"):
-        shift = np.exp(size - full @ columns.log_mean)
-    factor = data.outer_signs(law.u)
-    factor[:above] *= data.sign if abs(p) == 1 else 1.0
-    C = _covariance(data, law)
-    k, i = np.nonzero(law.free)
-    # The constants in the units of the data: d log c = d c' / c' - sum_i (Z^T mean)_i d u_i.
-    T = np.zeros((K, len(C)))
-    T[np.arange(K), np.arange(K)] = 1.0
-    T[k, K + np.arange(len(k))] = -law.c[k] * (matrix.T @ columns.log_mean)[i]
-    coef_std = np.sqrt(np.maximum(np.diag(T @ C @ T.T), 0.0)) * shift
-    spread = np.zeros_like(full)
-    for term in range(K):
-        of_term = k == term
-        Z, inner = matrix[:, i[of_term]], C[K:, K:][np.ix_(of_term, of_term)]
-        spread[term] = np.sqrt(np.maximum(np.diag(Z @ inner @ Z.T), 0.0))
-    free = (law.free @ (matrix != 0).T) > 0
-    squares = [
-        ((part.predict(law.u, law.parity, law.c)[2] * law.c * part.weight[:, None]) ** 2).sum(0)
-        for _, part in data.blocks()
-    ]
-    order = np.lexsort([-np.sum(squares, axis=0), np.arange(K) >= above])
-    prediction, residuals, _ = data.predict(law.u, law.parity, law.c)
-    return Equation(
-        names=rows.functions.names, output=rows.output, functions=rows.functions,
-        function=data.function, power=p, sign=data.sign if abs(p) != 1 else 1.0,
-        coef=(law.c * shift * factor)[order], coef_std=coef_std[order], exponents=full[order],
-        exponents_std=spread[order], free=free[order],
-        positive=tuple(bool(v) for v in ~columns.negative),
-        rms=_relative(data.target - prediction, data.target, rows.weight), error=error,
-        held_out=held_out, bic=law.cost,
-        exact=is_exact(data, law), degrees=float(data.rows - law.parameters),
-        scaled=(law.c * factor)[order], log_mean=columns.log_mean, scale=data.scale,
-        constraint=rows.exponents, noise=kind,
-        relative_rms=math.sqrt(float(residuals @ residuals) / (data.size or 1.0)),
-        below=data.below,
-    )  # fmt: skip
-
-
-def _covariance(data: AllRows, law: Sum) -> Array:
-    """The covariance of the coefficients and the free exponents."""
-    if data.noise is not None:
-        variance = data.noise**2
-    else:
-        degrees = data.rows - law.parameters
-        variance = law.rss / degrees if degrees > 0 else math.inf
-    C = refine.covariance(data, law)
-    return C * variance if math.isfinite(variance) else np.full_like(C, math.inf)

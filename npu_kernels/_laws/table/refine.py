@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from npu_kernels._laws.products.exponent_length import ZERO, exponent_nats
-from npu_kernels._laws.products.problem import BLOCK_ROWS, BOUND, AllRows, Problem
+from npu_kernels._laws.products.limits import BOUND
+from npu_kernels._laws.products.problem import BLOCK_ROWS, AllRows, Problem
 
 Array = Any
 Data = Problem | AllRows
@@ -130,11 +131,14 @@ def jacobian(problem: Problem, law: Sum, P: Array, root: Array | None = None) ->
     slope, p = problem.weight, problem.power
     above = len(law.c) - problem.below  # a ratio is linear in the coefficients of its numerator
     if problem.function is not None:
-        slope = slope * problem.steepness(problem.function, P[:, :above] @ law.c[:above])
+        sums = problem.with_addend(P[:, :above] @ law.c[:above])
+        slope = slope * problem.steepness(problem.function, sums)
     elif problem.factor:
-        slope = slope / (p * np.maximum(P[:, :above] @ law.c[:above], 1e-300))
+        sums = problem.with_addend(P[:, :above] @ law.c[:above])
+        slope = slope / (p * np.maximum(sums, 1e-300))
     elif p != 1:
-        sums = np.maximum(np.abs(P[:, :above] @ law.c[:above]), 1e-300)
+        sums = np.abs(problem.with_addend(P[:, :above] @ law.c[:above]))
+        sums = np.maximum(sums, 1e-300)
         slope = slope * sums ** (1 / p - 1) / abs(p) * math.copysign(1, p)
     with np.errstate(over="ignore", invalid="ignore"):
         J *= slope[:, None]
@@ -203,7 +207,9 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
     k, i = np.nonzero(law.free)
     held = problem.held[i]
     low, high, eye = problem.low[i], problem.high[i], np.eye(K + len(k))
-    zeros = np.zeros(len(eye))
+    zeros, limits = np.zeros(len(eye)), problem.limits
+    if limits is not None:
+        law = replace(law, c=np.clip(law.c, *limits.bounds(law.u, problem.below)))
     _, r, P = problem.predict(law.u, law.parity, law.c)
     rss, root = loss_roots(r, loss)
     mu = 1e-4
@@ -214,17 +220,22 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
         if equations is None:
             break
         R, b, length = equations
-        better = False
+        better, at_bounds = False, _at_bounds(problem, law, R.T @ b)
         for _ in range(8):
             A, rhs = R, b
             if mu > 1e-9:
                 A, rhs = np.concatenate([R, math.sqrt(mu) * eye]), np.concatenate([b, zeros])
+            if at_bounds is not None:
+                A = np.where(at_bounds, 0.0, A)
             step = np.linalg.lstsq(A, rhs, rcond=1e-13)[0] / length
             u = law.u.copy()
             change = np.clip(step[K:], -1, 1)
             change[held & (u[k, i] == 0)] = 0.0
             u[k, i] = np.clip(u[k, i] + change, low, high)
-            trial = replace(law, u=u, c=law.c + step[:K])
+            c = law.c + step[:K]
+            if limits is not None:
+                c = np.clip(c, *limits.bounds(u, problem.below))
+            trial = replace(law, u=u, c=c)
             _, r2, P2 = problem.predict(u, law.parity, trial.c)
             rss2, root2 = (float(r2 @ r2), None) if loss == "squared" else loss_roots(r2, loss)
             if rss2 < rss:
@@ -237,13 +248,27 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
         law, r, P, rss, root, mu = trial, r2, P2, rss2, root2, mu / 10
         if gain < 1e-10:
             break
-    if not math.isfinite(rss):
+    if not math.isfinite(rss) or (limits is not None and limits.refuses(law.u, law.c)):
         return replace(law, rss=math.inf, press=math.inf, cost=math.inf)
     law = _without_held(problem, law)
     errors, variances = left_out(problem, law, r, P, root)
     press = loss_roots(errors, loss)[0]
     cost = criterion(problem, law, press, variances) if math.isfinite(press) else math.inf
     return replace(law, rss=rss, press=press, cost=cost)
+
+
+def _at_bounds(problem: Data, law: Sum, descent: Array) -> Array | None:
+    """The parameters ``[K + free]`` that stay: coefficients whose step would leave their bounds.
+
+    descent: the direction in which the error falls.
+    """
+    if problem.limits is None:
+        return None
+    low, high = problem.limits.bounds(law.u, problem.below)
+    stays = np.zeros(len(descent), dtype=bool)
+    down = descent[: len(law.c)]
+    stays[: len(law.c)] = ((law.c <= low) & (down <= 0)) | ((law.c >= high) & (down >= 0))
+    return stays
 
 
 def _without_held(problem: Data, law: Sum) -> Sum:
@@ -392,6 +417,7 @@ def reconsidered(problem: Data, law: Sum, rules: Rules) -> Sum:
     The rows are more than those that chose the exponents.
     """
     free = law.free | ((np.abs(law.u) > ZERO) & ~problem.signed)
+    free[: problem.fixed] = False
     if rules.exponents == "integers" or (free == law.free).all():
         return law
     freed = refit(problem, replace(law, free=free), rules.loss, 6)
@@ -408,8 +434,11 @@ def neighbours(problem: Data, law: Sum, rules: Rules) -> list[Sum]:
     """The sum with one exponent changed to a simple one nearby, for each exponent other than 0."""
     laws = []
     for k, i in np.argwhere(np.abs(law.u) > ZERO):
+        if k < problem.fixed:
+            continue
         value, parity = float(law.u[k, i]), float(law.parity[k, i])
         near = [0.0] if not (problem.mixed[i] and parity) else []
+        near = [zero for zero in near if problem.low[i] <= zero <= problem.high[i]]
         for shift in (-STEP, 0.0, STEP):
             near += options(problem, rules, value + shift, i, parity)
         for exponent in dict.fromkeys(near):
@@ -439,7 +468,8 @@ def _fewer_than_rows(problem: Data, law: Sum) -> Sum:
     free.flat[order[:limit]] = True
     free &= law.free
     zero = law.free & ~free
-    u, parity = (np.where(zero, 0.0, part) for part in (law.u, law.parity))
+    nearest = np.clip(0.0, problem.low, problem.high)
+    u, parity = np.where(zero, nearest, law.u), np.where(zero, 0.0, law.parity)
     return replace(law, u=u, parity=parity, free=free)
 
 

@@ -44,7 +44,7 @@ POWER_ERRORS = 4.0  # ratio of squared errors to those of the first power, up to
 class Settings:
     """What the search may do."""
 
-    max_terms: int = 4
+    max_terms: int = 4  # 0: as many as `stepwise` chooses
     rules: Rules = field(default_factory=Rules)
     starts: int = 64  # for each number of terms
     seed: int = 0
@@ -191,14 +191,17 @@ def _one_power(
         starts, count = max(8, starts // 2), count // 2
     # Where the units leave no exponent free there is one product of powers.
     max_terms = min(settings.max_terms, max(1, len(training) - 1)) if inputs else 1
-    for terms in range(1, max_terms + 1):
+    fixed, fewest = data.fixed, max(1, data.fixed)
+    errors += [math.inf] * (fewest - 1)
+    for terms in range(fewest, max_terms + 1):
         fitted = partial(_fitted, solver, large, library, beam, terms, starts, generator)
         beam = steps.points(generator, terms, inputs, fitted)
-        if terms == 1 and not first and max_terms > 1:  # each power has the same single products
+        if terms == 1 and not (first or fixed) and max_terms > 1:  # each power has the same
             errors.append(math.inf)
             continue
-        sums = steps.sums(inputs, partial(_simplified, more, _distinct(beam, count), rules))
-        if of_function and terms > 1 and not any(is_exact(more, law) for law in sums):
+        distinct = _distinct(beam, count, fixed)
+        sums = steps.sums(inputs, partial(_simplified, more, distinct, rules))
+        if of_function and not fixed and terms > 1 and not any(is_exact(more, law) for law in sums):
             sums += steps.sums(inputs, partial(_with_constant, more, library, terms, rules))
         if not sums:
             break
@@ -211,7 +214,7 @@ def _one_power(
             name = f"power {data.power:g}" if data.function is None else data.function.name
             settings.show(f"{name}, {terms} terms: criterion {cost:.1f}")
         worse = worse + 1 if cost > best else 0
-        rough = errors[-1] > ROUGH_ERROR**2 * more.size
+        rough = errors[-1] > ROUGH_ERROR**2 * (more.size if more.addend is None else large.size)
         if (worse > rough and not patient) or any(is_exact(more, law) for law in sums):
             break
         if reference and errors[-1] > POWER_ERRORS * reference[min(terms, len(reference)) - 1]:
@@ -259,12 +262,13 @@ def _with_constant(problem: Problem, library: Library, terms: int, rules: Rules)
 def _shortened(problem: Problem, law: Sum, rules: Rules) -> list[Sum]:
     """A sum without each of its terms: the search for fewer terms may have missed it."""
     laws: list[Sum] = []
-    for removed in range(len(law.c)) if len(law.c) > 1 else ():
+    for removed in range(problem.fixed, len(law.c)) if len(law.c) > 1 else ():
         stay = np.arange(len(law.c)) != removed
         short = Sum(law.u[stay], law.parity[stay], law.free[stay], law.c[stay])
         short = refine.refit(problem, short, rules.loss)
         if math.isfinite(short.cost) and short.rss < 2 * law.rss:
-            laws.append(refine.simplified(problem, replace(short, free=short.u != 0), rules))
+            free = (short.u != 0) & (np.arange(len(short.c)) >= problem.fixed)[:, None]
+            laws.append(refine.simplified(problem, replace(short, free=free), rules))
     return [short for short in laws if math.isfinite(short.cost)]
 
 
@@ -281,7 +285,7 @@ def _fitted(
     u, parity = _starts(solver, library, beam, terms, starts, generator)
     points = solver.run(u, parity, ITERATIONS, HALVINGS)
     points = points.take(points.rss.argsort()[:BEAM])
-    if terms > 1:
+    if terms > max(1, solver.fixed):
         u, parity = _exchanged(solver, library, points.take(torch.arange(min(2, len(points.rss)))))
         points = _joined(points, solver.run(u, parity, ITERATIONS // 2, HALVINGS))
     if large is not solver:
@@ -306,11 +310,19 @@ def _starts(
 ) -> tuple[Array, Array]:
     """Exponents and parities ``[S, K, m]`` to start from."""
     picks: list[tuple[Array, Array]] = []
+    fixed = solver.fixed
+    limits = solver.limits if fixed else None
 
     def add(*chosen: int) -> None:
-        picks.append((library.u[list(chosen)], library.parity[list(chosen)]))
+        u, parity = library.u[list(chosen)], library.parity[list(chosen)]
+        if limits is not None:
+            u, parity = np.vstack([limits.u, u]), np.vstack([limits.parity, parity])
+        picks.append((u, parity))
 
-    if terms == 1:
+    if terms == fixed:
+        add()
+        starts = 1
+    elif terms == 1:
         for k in library.best(library.target, np.empty((len(library.target), 0)), starts // 2):
             add(k)
         picks.append(logarithmic(solver))
@@ -320,16 +332,17 @@ def _starts(
             u, parity = beam.u[b].numpy(), beam.parity[b].numpy()
             for v, odd in _beside(solver, library, beam.u[b], beam.parity[b], share):
                 picks.append((np.vstack([u, v]), np.vstack([parity, odd])))
-        if terms == 2:
+        if terms == 2 and not fixed:
             for pair in library.pairs(starts // 2):
                 add(*pair)
-        if solver.of_function:
+        if solver.of_function and not fixed:
             for chosen in library.with_constant(terms, BEAM):
                 add(*chosen)
     while len(picks) < starts:
-        add(*generator.integers(len(library.u), size=terms))
+        add(*generator.integers(len(library.u), size=terms - fixed))
     u, parity = (np.stack([pick[part] for pick in picks]) for part in (0, 1))
     moved = u + 0.02 * generator.standard_normal(u.shape)
+    moved[:, :fixed] = u[:, :fixed]
     return np.where((u == 0) & solver.held.numpy(), 0.0, moved), parity
 
 
@@ -356,7 +369,7 @@ def _exchanged(solver: Solver, library: Library, points: Points) -> tuple[Array,
     us: list[Array] = []
     parities: list[Array] = []
     for u, parity in zip(points.u, points.parity, strict=True):
-        for removed in range(len(u)):
+        for removed in range(solver.fixed, len(u)):
             stay = [k for k in range(len(u)) if k != removed]
             for v, odd in _beside(solver, library, u[stay], parity[stay], 4):
                 us.append(np.vstack([u[stay].numpy(), v]))
@@ -381,8 +394,8 @@ def logarithmic(solver: Solver) -> tuple[Array, Array]:
     return u, parity
 
 
-def _distinct(points: Points, count: int) -> list[Sum]:
-    """The best sums whose errors differ, at most `count`."""
+def _distinct(points: Points, count: int, fixed: int) -> list[Sum]:
+    """The best sums whose errors differ, at most `count`. fixed: terms whose exponents stay."""
     laws: list[Sum] = []
     seen: list[float] = []
     for j, error in enumerate(points.rss.tolist()):
@@ -392,5 +405,7 @@ def _distinct(points: Points, count: int) -> list[Sum]:
             continue
         seen.append(error)
         u, parity, c = (part[j].numpy().copy() for part in (points.u, points.parity, points.c))
-        laws.append(Sum(u, parity, np.ones(u.shape, dtype=bool), c))
+        free = np.ones(u.shape, dtype=bool)
+        free[:fixed] = False
+        laws.append(Sum(u, parity, free, c))
     return laws

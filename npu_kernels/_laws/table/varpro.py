@@ -52,6 +52,7 @@ class Solver:
         self.low, self.high = torch.from_numpy(problem.low), torch.from_numpy(problem.high)
         self.zeros = problem.zeros
         self.held = torch.from_numpy(problem.held)
+        self.limits, self.fixed = problem.limits, problem.fixed
         m = problem.inputs
         self.upper = torch.triu_indices(m, m)
         i, j = self.upper
@@ -95,6 +96,10 @@ class Solver:
         r = target - (c.unsqueeze(1) @ A).squeeze(1)
         # A second time, on the residuals: the normal equations lose half of the digits.
         c = c + (inverse @ (weighted @ r.unsqueeze(2))).squeeze(2)
+        if self.limits is not None:
+            low, high = map(torch.from_numpy, self.limits.bounds(u.numpy()))
+            bounds = low * length, high * length
+            c, inverse = _bounded(c, bounds, gram, inverse, weighted, A, target)
         r = target - (c.unsqueeze(1) @ A).squeeze(1)
         squares = self._robust(r) if self.robust else r.square()
         return A, length, c, r, squares.sum(1).nan_to_num_(nan=math.inf), inverse
@@ -180,8 +185,9 @@ class Solver:
         flat = first.reshape(S, K, K * m)
         H = H - flat.transpose(1, 2) @ (inverse @ flat)
         gradient = ((A * r.unsqueeze(1)) @ self.logs * c.unsqueeze(2)).reshape(S, K * m)
-        if self.zeros is not None:
+        if self.zeros is not None or self.fixed:
             stays = ((u == 0) & self.held).reshape(S, K * m)
+            stays[:, : self.fixed * m] = True
             H = H.masked_fill(stays.unsqueeze(1) | stays.unsqueeze(2), 0.0)
             gradient = gradient.masked_fill(stays, 0.0)
         diagonal = H.diagonal(dim1=1, dim2=2)
@@ -194,3 +200,29 @@ class Solver:
             .clamp(-MAX_CHANGE, MAX_CHANGE)
             .masked_fill((info > 0).unsqueeze(1), 0.0)
         )
+
+
+def _bounded(
+    c: Tensor, bounds: tuple[Tensor, Tensor], gram: Tensor, inverse: Tensor, weighted: Tensor,
+    A: Tensor, target: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return coefficients within bounds, and the inverse Gram matrices of those between them.
+
+    Those beyond a bound stay there, and the others are solved for again.
+    """
+    low, high = bounds
+    stays = torch.zeros_like(c, dtype=torch.bool)
+    for _ in range(c.shape[1]):
+        beyond = ((c < low) | (c > high)) & ~stays
+        if not beyond.any():
+            break
+        stays = stays | beyond
+        c = torch.where(stays, c.clamp(low, high), 0.0)
+        between = (~stays).to(c.dtype)
+        pairs = between.unsqueeze(1) * between.unsqueeze(2)
+        inverse = torch.linalg.inv_ex(gram * pairs + torch.diag_embed(1 - between + 1e-11))[0]
+        inverse = inverse * pairs
+        for _ in range(2):
+            r = target - (c.unsqueeze(1) @ A).squeeze(1)
+            c = c + (inverse @ (weighted @ r.unsqueeze(2))).squeeze(2)
+    return c.clamp(low, high), inverse

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels._laws.table import refine
-from npu_kernels._laws.table.output import Laws, Rows, searched, sizes
+from npu_kernels._laws.table import refine, stepwise
+from npu_kernels._laws.table.estimates import Rows, sizes
+from npu_kernels._laws.table.output import Laws, searched
 from npu_kernels._laws.table.search import Settings
 
 Array = Any
@@ -29,6 +30,8 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     A few rows that are far from the law of all others are named, and left out if the settings say
     so.
     """
+    if not settings.max_terms:
+        return stepwise.laws(rows, settings, powers)
     laws_of_all, keep = searched(rows, settings, powers), np.ones(len(rows.y), dtype=bool)
     without = laws_of_all
     if settings.leave_out is None or len(keep) < FEWEST_WITH_WILD:

@@ -1,0 +1,147 @@
+"""Expressions of columns that a user writes as text, for numpy, torch and sympy.
+
+They are read as Python's operators, and nothing of them is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+Array = Any
+Operator = Callable[[Any, Any], Any]
+
+FUNCTIONS = ("sin", "cos", "tan", "exp", "log", "sqrt")
+COLUMN = "__"  # before a column's number in the tree
+QUOTED = re.compile("`([^`]*)`")
+OPERATORS: dict[type, Operator] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
+
+
+@dataclass(frozen=True)
+class Expression:
+    """An expression such as ``speed*t - 9.81*t**2/2`` in the names of columns.
+
+    Attributes:
+        text: as it was written.
+        names: of the columns that may occur.
+        argument: that has the text, for messages.
+    """
+
+    text: str
+    names: tuple[str, ...]
+    argument: str
+
+    @cached_property
+    def tree(self) -> ast.expr:
+        """The expression's syntax tree, with columns by their numbers; ValueError if it is none."""
+        numbers = {name: f"{COLUMN}{i}" for i, name in enumerate(self.names)}
+
+        def of_column(match: re.Match[str]) -> str:
+            if match[1] not in numbers:
+                self._refuse(f"has {match[1]!r}, which is no column")
+            return numbers[match[1]]
+
+        try:
+            tree = ast.parse(QUOTED.sub(of_column, self.text.strip()), mode="eval").body
+        except SyntaxError:
+            self._refuse("cannot be read")
+        self._check(tree, {**numbers, **{number: number for number in numbers.values()}})
+        return tree
+
+    def _check(self, node: ast.AST, numbers: dict[str, str]) -> None:
+        """ValueError for what is no part of an expression; names of columns become numbers."""
+        if isinstance(node, ast.Name):
+            if node.id not in numbers and node.id != "pi":
+                self._refuse(f"has {node.id!r}, which is no column")
+            node.id = numbers.get(node.id, node.id)
+        elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            self._check(node.left, numbers)
+            self._check(node.right, numbers)
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+            self._check(node.operand, numbers)
+        elif isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
+            if not isinstance(node.func, ast.Name) or node.func.id not in FUNCTIONS:
+                self._refuse(f"has another function than {', '.join(FUNCTIONS)}")
+            self._check(node.args[0], numbers)
+        elif not isinstance(node, ast.Constant) or type(node.value) not in (int, float):
+            self._refuse("cannot be read")
+
+    def _refuse(self, reason: str) -> Any:
+        rule = (
+            f"{self.argument} must be of numbers, + - * / **, {', '.join(FUNCTIONS)} and the "
+            f"columns {', '.join(self.names)} (in backquotes where a name is no word)"
+        )
+        raise ValueError(f"{rule}, got {self.text!r}, which {reason}")
+
+    def evaluate(self, columns: Sequence[Any], library: Any, number: Callable[[Any], Any]) -> Any:
+        """Return the value for the columns.
+
+        library: that has the functions. number: makes a number of the library.
+        """
+
+        def value(node: Any) -> Any:
+            if isinstance(node, ast.Name):
+                return library.pi if node.id == "pi" else columns[int(node.id[len(COLUMN) :])]
+            if isinstance(node, ast.BinOp):
+                return OPERATORS[type(node.op)](value(node.left), value(node.right))
+            if isinstance(node, ast.UnaryOp):
+                inner = value(node.operand)
+                return -inner if isinstance(node.op, ast.USub) else inner
+            if isinstance(node, ast.Call):
+                return getattr(library, node.func.id)(value(node.args[0]))  # type: ignore[attr-defined]
+            return number(node.value)
+
+        return value(self.tree)
+
+    def values(self, X: Array) -> Array:
+        """Return the values for rows X ``[N]``."""
+        with np.errstate(all="ignore"):
+            values = self.evaluate(X.T, np, np.float64)
+        return np.broadcast_to(np.asarray(values, dtype=np.float64), len(X))
+
+    def product(self, functions: Sequence[tuple[str, int, int, float]] = ()) -> Array:
+        """Return the exponents of a product of powers of the columns ``[n + functions]``.
+
+        functions: of columns, each with its column's number, its number among the exponents, and
+        the factor of its argument. ValueError if the expression is no such product.
+        """
+        count = len(self.names) + len(functions)
+        units = np.eye(count)
+
+        def exponents(node: Any) -> Array:
+            if isinstance(node, ast.Name) and node.id != "pi":
+                return units[int(node.id[len(COLUMN) :])]
+            if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div)):
+                sign = 1.0 if isinstance(node.op, ast.Mult) else -1.0
+                return exponents(node.left) + sign * exponents(node.right)
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+                return exponents(node.left) * constant(node.right)
+            if isinstance(node, ast.Call) and isinstance(node.args[0], ast.Name):
+                for function, column, index, factor in functions:
+                    if (node.func.id, node.args[0].id) == (function, f"{COLUMN}{column}"):  # type: ignore[attr-defined]
+                        return units[index] / (factor if function == "exp" else 1.0)
+            if isinstance(node, ast.Constant) and node.value == 1:
+                return np.zeros(count)
+            return self._refuse("is no product of powers")
+
+        def constant(node: ast.expr) -> float:
+            if any(isinstance(part, ast.Name) for part in ast.walk(node)):
+                self._refuse("is no product of powers")
+            part = Expression(ast.unparse(node), (), self.argument)
+            return float(part.evaluate((), math, float))
+
+        return exponents(self.tree)

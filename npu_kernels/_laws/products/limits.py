@@ -1,0 +1,191 @@
+"""What a user knows of a law: bounds and signs, terms that it has, terms that it has not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npu_kernels._laws.products.expression import Expression
+from npu_kernels._laws.products.units import Exponents
+
+Array = Any
+
+BOUND = 6.0  # the largest size of an exponent, unless the user says otherwise
+APART = 0.1  # difference of exponents up to which a product is like one that is excluded
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of exponents and coefficients, in the user's columns and units."""
+
+    low: Array  # [n], the bounds of exponents
+    high: Array  # [n]
+    integer: Array  # [n], the columns whose exponents are whole numbers
+    positive: bool  # no coefficient is below 0, but for those of `terms`
+    terms: Array  # [F, n], exponents of products that the law has
+    coef_low: Array  # [F], the bounds of their coefficients
+    coef_high: Array  # [F]
+    excluded: Array  # [E, n], exponents of products that the law has not
+
+    @property
+    def bounded(self) -> Array:
+        """The columns whose exponents have other limits than all have ``[n]``."""
+        return (self.low > -BOUND) | (self.high < BOUND) | self.integer
+
+    def agree(self, exponents: Exponents, power: float) -> bool:
+        """Return whether the units allow the terms, for an output power."""
+        return np.allclose(exponents.full(self.terms[:, exponents.free], power), self.terms)
+
+    def scaled(
+        self, exponents: Exponents, power: float, signed: Array, outer: Any, sign: float, sizes: Any
+    ) -> ScaledLimits:
+        """Return the limits for scaled columns and y.
+
+        signed: the effective inputs with whole exponents. outer: those of the columns that are
+        negative in all rows, summed up for the effective inputs and the offset. sign: of y. sizes:
+        logarithms of the sizes of y to the power, and of the columns.
+        """
+        u = self.terms[:, exponents.free]
+        sign = sign if abs(power) == 1 else 1.0
+        factor = sign * (1 - 2 * ((u @ outer[0] + outer[1]) % 2))
+        with np.errstate(over="ignore", invalid="ignore"):
+            factor = factor * np.exp(self.terms @ sizes[1] - sizes[0])
+            low, high = np.sort([self.coef_low * factor, self.coef_high * factor], axis=0)
+        parity, excluded = np.where(signed, np.abs(u) % 2, 0.0), self.excluded[:, exponents.free]
+        return ScaledLimits(u, parity, low, high, excluded, self.positive, outer, sign)
+
+
+@dataclass(frozen=True)
+class ScaledLimits:
+    """Limits of the terms of a `Problem`."""
+
+    u: Array  # [F, m], exponents of the first terms of every sum
+    parity: Array  # [F, m]
+    low: Array  # [F], the bounds of their coefficients
+    high: Array  # [F]
+    excluded: Array  # [E, m], exponents of terms that no sum has
+    positive: bool  # no other coefficient is below 0
+    outer: Any  # of columns that are negative in all rows, see `Limits.scaled`
+    sign: float  # of y
+
+    def bounds(self, u: Array, below: int = 0) -> tuple[Array, Array]:
+        """Return the bounds ``[..., K]`` of coefficients of terms with exponents ``[..., K, m]``.
+
+        below: how many terms, the last ones, are in the denominator.
+        """
+        shape, fixed = u.shape[:-1], len(self.u)
+        low, high = np.full(shape, -math.inf), np.full(shape, math.inf)
+        if self.positive:
+            signs = 1 - 2 * ((np.round(u) @ self.outer[0]) % 2)
+            signs[..., : shape[-1] - below] *= self.sign * (1 - 2 * (self.outer[1] % 2))
+            low, high = np.where(signs > 0, 0.0, low), np.where(signs < 0, 0.0, high)
+        low[..., :fixed], high[..., :fixed] = self.low, self.high
+        return low, high
+
+    def refuses(self, u: Array, c: Array) -> bool:
+        """Return whether a sum has a term that is excluded, or one whose coefficient is 0."""
+        u, c = u[len(self.u) :], c[len(self.u) :]
+        near = np.abs(u[:, None, :] - self.excluded).max(2, initial=0.0) < APART
+        return bool(near.any() or (c == 0).any())
+
+
+# ---- arguments of the estimator and of `ode.fit` -------------------------------------------------
+
+
+def read_bounds(function: str, bounds: Any, columns: int, noun: str) -> tuple[Array, Array]:
+    """Return checked bounds of exponents ``[columns]``; None: -6 to 6.
+
+    noun: what the columns are.
+    """
+    rule = (
+        f"{function}: exponents must be two bounds, each a number or one for each of {columns} "
+        f"{noun}"
+    )
+    try:
+        low, high = (-BOUND, BOUND) if bounds is None else bounds
+        low, high = (np.array(np.broadcast_to(np.asarray(b, float), columns)) for b in (low, high))
+    except (TypeError, ValueError):
+        raise ValueError(f"{rule}, got {bounds!r}") from None
+    if not (low <= high).all():
+        raise ValueError(f"{rule}, the lower one first, got {bounds!r}")
+    return low, high
+
+
+def read_whole(function: str, integers: Any, names: Sequence[str], noun: str) -> Array:
+    """Return which columns have whole exponents. integers: True, False, or their names."""
+    if isinstance(integers, (bool, np.bool_)):
+        return np.full(len(names), integers)
+    is_list = isinstance(integers, Sequence) and not isinstance(integers, str)
+    if not is_list or not set(integers) <= set(names):
+        raise ValueError(
+            f"{function}: integer_exponents must be True, False, or names of {noun}, "
+            f"{', '.join(names)}, got {integers!r}"
+        )
+    return np.isin(names, list(integers))
+
+
+def exponent_rows(
+    function: str, terms: Any, names: Sequence[str], functions: Sequence[Any] = ()
+) -> Any:
+    """Return terms with those of text, such as ``"x0*x1**2"``, as lists of exponents.
+
+    functions: of columns, see `Expression.product`.
+    """
+    if isinstance(terms, str) or not isinstance(terms, Sequence):
+        return terms
+    rows = []
+    for term in terms:
+        if isinstance(term, str):
+            argument = f"{function}: terms"
+            term = Expression(term, tuple(names), argument).product(functions).tolist()
+        rows.append(term)
+    return rows
+
+
+def read_terms(
+    function: str, terms: Any, names: Sequence[str], functions: Sequence[Any]
+) -> tuple[Array, Array, Array, Array]:
+    """Return exponents of terms that are there, bounds of their coefficients, and excluded terms.
+
+    terms: a list of products, or a dict with None, bounds ``(low, high)``, or 0 for products that
+    are excluded.
+    """
+    count = len(names) + len(functions)
+    none = np.zeros((0, count))
+    if terms is None:
+        return none, np.zeros(0), np.zeros(0), none
+    rule = (
+        f"{function}: terms must be products of columns, such as 'x0*x1**2' or '1', or a dict of "
+        "these with None, bounds (low, high) of the coefficient, or 0 for a term that is excluded"
+    )
+    limits = list(terms.values()) if isinstance(terms, Mapping) else None
+    rows = exponent_rows(
+        function, list(terms) if isinstance(terms, Mapping) else terms, names, functions
+    )
+    try:
+        exponents = np.asarray(rows, dtype=np.float64).reshape(-1, count)
+    except (TypeError, ValueError):
+        raise ValueError(f"{rule}, got {terms!r}") from None
+    if len({tuple(row) for row in exponents.tolist()}) < len(exponents):
+        raise ValueError(f"{function}: terms must differ, got {terms!r}")
+    bounds, absent = np.tile([-math.inf, math.inf], (len(exponents), 1)), []
+    for k, limit in enumerate(limits or []):
+        if limit is None:
+            continue
+        if isinstance(limit, (int, float)) and limit == 0:
+            absent.append(k)
+            continue
+        try:
+            low, high = limit
+            pair = -math.inf if low is None else low, math.inf if high is None else high
+            bounds[k] = pair
+        except (TypeError, ValueError):
+            raise ValueError(f"{rule}, got {terms!r}") from None
+        if not bounds[k, 0] <= bounds[k, 1]:
+            raise ValueError(f"{rule}, the lower bound first, got {terms!r}")
+    present = ~np.isin(np.arange(len(exponents)), absent)
+    return exponents[present], bounds[present, 0], bounds[present, 1], exponents[~present]

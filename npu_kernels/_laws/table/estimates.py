@@ -1,0 +1,132 @@
+"""A law in the units of its data, with standard errors, and its error on other rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from npu_kernels._laws.products.expression import Expression
+from npu_kernels._laws.products.functions import Functions, OutputFunction
+from npu_kernels._laws.products.limits import Limits
+from npu_kernels._laws.products.problem import AllRows, root_mean_square
+from npu_kernels._laws.products.units import Exponents
+from npu_kernels._laws.table import refine
+from npu_kernels._laws.table.equation import Equation
+from npu_kernels._laws.table.refine import Sum
+from npu_kernels._laws.table.search import is_exact
+
+Array = Any
+
+NOISE_FLOOR = 0.1  # of the median of |y|: below it, errors in proportion to y grow no smaller
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The data of one output."""
+
+    X: Array  # [N, inputs]
+    y: Array  # [N]
+    weight: Array  # [N]: in proportion to 1 / variance
+    functions: Functions  # of the columns of X
+    output: str  # name of y
+    output_functions: tuple[OutputFunction | None, ...]  # to try
+    exponents: Exponents  # that units allow
+    noise: float | str | None  # as in `NPURegressor`
+    notes: tuple[str, ...]  # what a reader should know of the data
+    origin: Array  # [N]: the rows' numbers in the table that was given
+    part: Expression | None = None  # of every sum, which is set
+    limits: Limits | None = None  # of terms, exponents and coefficients
+
+    def take(self, rows: Array) -> Rows:
+        """Return some of the rows."""
+        parts = {name: getattr(self, name)[rows] for name in ("X", "y", "weight", "origin")}
+        return replace(self, **parts)
+
+
+def sizes(y: Array) -> Array:
+    """Return ``|y|``, raised near 0, with mean square 1."""
+    size = np.maximum(np.abs(y), NOISE_FLOOR * np.median(np.abs(y)) or 1.0)
+    return size / root_mean_square(size, np.ones(len(size)))
+
+
+def _relative(errors: Array, target: Array, weight: Array) -> float:
+    """The root mean square of errors over that of the target; the weights are those of `fit`."""
+    squares, size = float(weight @ errors**2), float(weight @ target**2)
+    return math.sqrt(squares / size) if size > 0 else math.sqrt(squares / len(weight))
+
+
+def held_out(rows: Rows, data: AllRows, law: Sum, held: Array) -> float:
+    """The relative error on the rows that were held out."""
+    part = data.take(held)
+    errors = part.target - part.predict(law.u, law.parity, law.c)[0]
+    return _relative(errors, part.target, rows.weight[held])
+
+
+def left_out(rows: Rows, data: AllRows, law: Sum) -> float:
+    """The relative error of leaving out one row at a time, with the form of the law kept."""
+    residuals = data.predict(law.u, law.parity, law.c)[1]
+    errors, _ = refine.left_out(data, law, residuals)
+    return _relative(errors / data.weight, data.target, rows.weight)
+
+
+def equation_of(
+    rows: Rows, data: AllRows, law: Sum, error: float, held_out: int, kind: str
+) -> Equation:
+    """The law in the units of the data, with standard errors."""
+    columns, matrix, p = data.columns, data.matrix, data.power
+    K = len(law.c)
+    above = K - data.below
+    full = data.exponents.full(law.u, p, data.below)
+    size = np.where(np.arange(K) < above, p * math.log(data.scale), 0.0)
+    with np.errstate(over="ignore", under="ignore"):
+        shift = np.exp(size - full @ columns.log_mean)
+    factor = data.outer_signs(law.u)
+    factor[:above] *= data.sign if abs(p) == 1 else 1.0
+    C = _covariance(data, law)
+    k, i = np.nonzero(law.free)
+    # The constants in the units of the data: d log c = d c' / c' - sum_i (Z^T mean)_i d u_i.
+    T = np.zeros((K, len(C)))
+    T[np.arange(K), np.arange(K)] = 1.0
+    T[k, K + np.arange(len(k))] = -law.c[k] * (matrix.T @ columns.log_mean)[i]
+    coef_std = np.sqrt(np.maximum(np.diag(T @ C @ T.T), 0.0)) * shift
+    spread = np.zeros_like(full)
+    for term in range(K):
+        of_term = k == term
+        Z, inner = matrix[:, i[of_term]], C[K:, K:][np.ix_(of_term, of_term)]
+        spread[term] = np.sqrt(np.maximum(np.diag(Z @ inner @ Z.T), 0.0))
+    free = (law.free @ (matrix != 0).T) > 0
+    squares = [
+        ((part.predict(law.u, law.parity, law.c)[2] * law.c * part.weight[:, None]) ** 2).sum(0)
+        for _, part in data.blocks()
+    ]
+    place = np.arange(K)
+    order = np.lexsort([-np.sum(squares, axis=0), place >= above, place >= data.fixed])
+    prediction, residuals, _ = data.predict(law.u, law.parity, law.c)
+    return Equation(
+        names=rows.functions.names, output=rows.output, functions=rows.functions,
+        function=data.function, power=p, sign=data.sign if abs(p) != 1 else 1.0,
+        coef=(law.c * shift * factor)[order], coef_std=coef_std[order], exponents=full[order],
+        exponents_std=spread[order], free=free[order],
+        positive=tuple(bool(v) for v in ~columns.negative),
+        rms=_relative(data.target - prediction, data.target, rows.weight), error=error,
+        held_out=held_out, bic=law.cost,
+        exact=is_exact(data, law), degrees=float(data.rows - law.parameters),
+        scaled=(law.c * factor)[order], log_mean=columns.log_mean, scale=data.scale,
+        constraint=rows.exponents, noise=kind,
+        relative_rms=math.sqrt(float(residuals @ residuals) / (data.size or 1.0)),
+        below=data.below, part=rows.part, limits=rows.limits,
+    )  # fmt: skip
+
+
+def _covariance(data: AllRows, law: Sum) -> Array:
+    """The covariance of the coefficients and the free exponents."""
+    if data.noise is not None:
+        variance = data.noise**2
+    else:
+        degrees = data.rows - law.parameters
+        variance = law.rss / degrees if degrees > 0 else math.inf
+    C = refine.covariance(data, law)
+    return C * variance if math.isfinite(variance) else np.full_like(C, math.inf)

@@ -1,0 +1,366 @@
+"""`NPURegressor` with what is known about a law: a part, terms, signs, bounds; and `refit`."""
+
+import numpy as np
+import pytest
+
+from npu_kernels._laws.products.expression import Expression
+from npu_kernels._laws.products.limits import Limits
+from npu_kernels._laws.products.problem import Columns, all_rows
+from npu_kernels._laws.products.units import Exponents
+from npu_kernels._laws.table.bootstrap import _started
+from npu_kernels._laws.table.refine import Sum, refit
+from npu_kernels._laws.table.varpro import Solver
+from npu_kernels.equations import NPURegressor
+from tests.support.laws import RNG, approximate, check, noise, terms, uniform
+
+
+def fall(X):
+    """A height under gravity, ``x0 x1 - 4.9 x1**2 + 2 x2``."""
+    return X[:, 0] * X[:, 1] - 4.9 * X[:, 1] ** 2 + 2 * X[:, 2]
+
+
+def model(**options):
+    return NPURegressor(random_state=0, **{"starts": 16, **options})
+
+
+def forms_agree(fitted, X):
+    """predict, sympy and the torch module give the same."""
+    sympy, torch = pytest.importorskip("sympy"), pytest.importorskip("torch")
+    symbols = sympy.symbols("x0:3", positive=True)
+    predicted = fitted.predict(X)
+    values = sympy.lambdify(symbols, fitted.sympy())(*X.T)
+    module = fitted.torch_module()(torch.from_numpy(X)).detach().numpy()[:, 0]
+    limit = 1e-9 * np.abs(predicted).max()
+    assert np.abs(values - predicted).max() < limit
+    assert np.abs(module - predicted).max() < limit
+
+
+# ---- a part of the law ---------------------------------------------------------------------------
+
+
+def test_a_known_part_is_added_everywhere():
+    X = uniform(3)
+    fitted = model(known="x0*x1 - 9.8*x1**2/2").fit(X, fall(X) + 1e-3 * noise())
+    assert fitted.best_.text() == "y = x0*x1 - 9.8*x1**2/2 + 2*x2"
+    assert list(terms(fitted.best_)) == [(0, 0, 1)]
+    assert np.abs(fitted.predict(X) - fall(X)).max() < 1e-2
+    forms_agree(fitted, X)
+
+
+@pytest.mark.parametrize(
+    ("options", "law", "text"),
+    [
+        ({"known": "sin(x2)"}, lambda x, y, z: np.sin(z) + 3 * x / (x + y), "3*x0/(x0 + x1)"),
+        (
+            {"known": "x0**2", "output_powers": (2,)},
+            lambda x, y, z: np.sqrt(x**2 + 3 * y / z),
+            "(x0**2 + 3*x1/x2)**(1/2)",
+        ),
+        (
+            {"known": "1 - x2", "output_functions": "log"},
+            lambda x, y, z: np.exp(1 - z - x / y),
+            "exp(1 - x2 - x0/x1)",
+        ),
+        (
+            {"known": "1e300*x0**2", "output_powers": (2,)},
+            lambda x, y, z: 1e150 * np.sqrt(x**2 + 3 * y / z),
+            "1e+150*((1e300*x0**2)/1e+300 + 3*x1/x2)**(1/2)",
+        ),
+        ({"known": "-1e200*x0"}, lambda x, y, z: 1e200 * (3 * y * z - x), "-1e200*x0 + 3e+200*x1"),
+        (
+            {"known": "x0", "noise": "factor"},
+            lambda x, y, z: (x + 2 * y**2) * np.exp(0.02 * noise(300)),
+            "x0 + 1.995*x1**2",
+        ),
+    ],
+)
+def test_known_parts_of_every_kind_of_law(options, law, text):
+    X = uniform(3)
+    fitted = model(**options).fit(X, law(*X.T))
+    assert text in fitted.best_.text()
+    forms_agree(fitted, X)
+
+
+def test_a_known_part_of_negative_y_and_inputs():
+    X = uniform(3)
+    fitted = model(known="-x0*x1").fit(-X, -X[:, 0] * X[:, 1] - 3 * X[:, 2])
+    check(fitted, {(0, 0, 1): 3})
+
+
+@pytest.mark.parametrize("factor", [False, True])
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_the_search_is_for_the_rest_of_a_known_part(power, factor):
+    X = uniform(1)
+    rest, part = 2 * X[:, 0] ** 3, 5 * X[:, 0]
+    data = all_rows(
+        Columns.of(X), (rest + part) ** (1 / power), np.ones(300), power,
+        Exponents.unrestricted(1), None, factor=factor, addend=part,
+    )  # fmt: skip
+    z, _ = data.take(slice(0, 300)).linear()
+    np.testing.assert_allclose(z * data.scale**power, rest)
+
+
+def test_a_known_part_with_names_of_columns():
+    pandas = pytest.importorskip("pandas")
+    X = uniform(2)
+    table = pandas.DataFrame({"v": X[:, 0], "time (s)": X[:, 1]})
+    fitted = model(known="v * `time (s)`").fit(table, X[:, 0] * X[:, 1] + 2 * X[:, 1] ** 2)
+    check(fitted, {(0, 2): 2})
+
+
+def test_a_known_part_survives_resampling_and_pickles():
+    import pickle
+
+    X = uniform(3)
+    y = fall(X) + 0.05 * noise()
+    fitted = model(known="x0*x1").fit(X, y)
+    other_model = pickle.loads(pickle.dumps(fitted))
+    assert np.array_equal(other_model.predict(X), fitted.predict(X))
+    for interval in fitted.bootstrap(X, y, draws=20):
+        assert interval.low <= interval.value <= interval.high
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x0 +", "cannot be read"),
+        ("x9", "has 'x9', which is no column"),
+        ("`x9`", "has 'x9', which is no column"),
+        ("abs(x0)", "has another function than sin, cos"),
+        ("x0.real", "cannot be read"),
+        ("x0 if x1 else 2", "cannot be read"),
+        ("'a'", "cannot be read"),
+        ("log(x0 - 10)", "finite values, got another one for 'log\\(x0 - 10\\)' in row 0"),
+    ],
+)
+def test_known_parts_that_cannot_be(text, message):
+    with pytest.raises(ValueError, match=message):
+        model(known=text).fit(uniform(2), uniform(1)[:, 0])
+
+
+def test_known_parts_are_text():
+    with pytest.raises(TypeError, match="known must be an expression as text, got 3"):
+        model(known=3).fit(uniform(2), uniform(1)[:, 0])
+
+
+# ---- terms ---------------------------------------------------------------------------------------
+
+
+def test_terms_that_the_law_has():
+    X = uniform(3)
+    y = fall(X) + 0.05 * noise()
+    rows = [[1, 1, 0], [0, 0, 0]]
+    fitted = model(terms=rows).fit(X, y)
+    assert [tuple(row) for row in fitted.best_.exponents[:2].tolist()] == [(1, 1, 0), (0, 0, 0)]
+    assert {e.terms for e in fitted.equations_} >= {2, 4}
+    for equation in fitted.equations_:
+        assert {(1, 1, 0), (0, 0, 0)} <= terms(equation).keys()
+    other_model = model(terms=["x0*x1", "1"]).fit(X, y)
+    assert other_model.best_.text() == fitted.best_.text()
+
+
+@approximate
+def test_terms_and_coefficients_have_bounds():
+    X = uniform(3)
+    y = fall(X) + 0.05 * noise()
+    bounds = {"x0*x1": (1.0, 1.0), "x2": (None, 1.5)}
+    actual = terms(model(terms=bounds).fit(X, y).best_)
+    assert actual[1, 1, 0] == pytest.approx(1.0, rel=1e-12)
+    assert actual[0, 0, 1] == pytest.approx(1.5, rel=1e-12)
+
+
+@approximate
+def test_bounds_of_coefficients_hold_for_negative_columns_and_y():
+    X = uniform(2)
+    fitted = model(terms={"x0": (2.5, 4)}).fit(-X, -2 * X[:, 0] - X[:, 1] ** 2 + 0.01 * noise())
+    assert terms(fitted.best_)[1, 0] == pytest.approx(2.5, rel=1e-12)
+
+
+def test_the_other_coefficients_suit_one_at_its_bound():
+    """Both in the search and in the last fit."""
+    X = uniform(2)
+    X[:, 1] += 2 * X[:, 0]
+    terms_and_bounds = np.eye(2), np.array([2.5, -np.inf]), np.array([4.0, np.inf])
+    bound, whole_numbers = np.full(2, 6.0), np.zeros(2, dtype=bool)
+    limits = Limits(-bound, bound, whole_numbers, False, *terms_and_bounds, np.zeros((0, 2)))
+    y = 2 * X[:, 0] + X[:, 1] + 0.1 * noise()
+    free = Exponents.unrestricted(2)
+    data = all_rows(Columns.of(X), y, np.ones(300), 1.0, free, None, limits=limits)
+    rest = y - 2.5 * X[:, 0]
+    expected = [2.5, rest @ X[:, 1] / (X[:, 1] @ X[:, 1])]
+    size = data.scale / np.exp(data.columns.log_mean)
+    problem = data.take(slice(0, 300))
+    zeros = np.zeros((2, 2))
+    points = Solver(problem).run(np.eye(2)[None], zeros[None], 5)
+    assert (points.c[0].numpy() * size).tolist() == pytest.approx(expected)
+    start = Sum(np.eye(2), zeros, zeros.astype(bool), np.ones(2))
+    assert (refit(problem, start).c * size).tolist() == pytest.approx(expected)
+
+
+@approximate
+def test_terms_that_the_law_has_not():
+    X = uniform(2)
+    y = 3 + 2 * X[:, 0] + 0.05 * noise()
+    assert set(terms(model().fit(X, y).best_)) == {(0, 0), (1, 0)}
+    actual = model(terms={"1": 0}, max_terms=2).fit(X, y)
+    for equation in actual.equations_:
+        assert np.abs(equation.exponents).max(1).min() > 0.1
+
+
+def test_terms_have_functions_of_columns():
+    X = RNG(0).uniform(0, 6, (200, 2))
+    y = X[:, 0] * np.cos(X[:, 1]) + 0.5 * X[:, 0] + 0.01 * noise(200)
+    fitted = model(functions={"x1": ["sin", "cos"]}, terms=["x0*cos(x1)"]).fit(X, y)
+    assert fitted.best_.text().startswith("y = 1*x0*cos(x1) + 0.5") or "x0*cos(x1)" in str(fitted)
+    assert fitted.best_.terms == 2
+
+
+def test_terms_have_the_dimension_of_y():
+    pytest.importorskip("pint")
+    X = uniform(2)
+    units = {"units": ["m", "s"], "y_units": "m/s"}
+    check(model(terms=["x0/x1"], **units).fit(X, 3 * X[:, 0] / X[:, 1]), {(1, -1): 3})
+    with pytest.raises(ValueError, match="terms must have the dimension of y"):
+        model(terms=["x0"], **units).fit(X, X[:, 0] / X[:, 1])
+    with pytest.raises(ValueError, match="bounds where they follow from units, as those of x"):
+        model(exponents=(0, 1), **units).fit(X, X[:, 0] / X[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"terms": ["x0 + x1"]}, "which is no product of powers"),
+        ({"terms": ["2*x0"]}, "which is no product of powers"),
+        ({"terms": "x0"}, "terms must be products of columns"),
+        ({"terms": [[1]]}, "terms must be products of columns"),
+        ({"terms": {"x0": (2, 1)}}, "the lower bound first"),
+        ({"terms": {"x0": 2}}, "terms must be products of columns"),
+        ({"terms": ["x0", "x0*x1/x1"]}, "terms must differ"),
+        ({"terms": ["x0", "x1", "1"], "max_terms": 2}, "at most the 2 of max_terms, got 3"),
+        ({"terms": ["x0**3"], "exponents": (0, 2)}, "within the bounds of exponents"),
+        ({"terms": ["x0**(3/2)"], "integer_exponents": ["x0"]}, "whole with integer_exponents"),
+        ({"exponents": "whole"}, "exponents must be one of fractions, integers, real, or"),
+        ({"exponents": (1, 0)}, "the lower one first"),
+        ({"exponents": 3}, "exponents must be two bounds, each a number or one for each of 2"),
+        ({"integer_exponents": ["z"]}, "True, False, or names of columns, x0, x1, got"),
+        ({"signs": "negative"}, "signs must be one of any, positive, got 'negative'"),
+    ],
+)
+def test_limits_that_cannot_be(options, message):
+    with pytest.raises(ValueError, match=message):
+        model(**options).fit(uniform(2), uniform(1)[:, 0])
+
+
+# ---- signs and exponents -------------------------------------------------------------------------
+
+
+@approximate
+@pytest.mark.parametrize("sign", [1, -1])
+def test_coefficients_are_positive(sign):
+    """Columns that are negative in all rows, and y, have no say in it."""
+    X = uniform(2)
+    y = X[:, 0] ** 2 - 0.3 * X[:, 1] + 0.02 * noise()
+    assert terms(model(max_terms=2).fit(X, y).best_)[0, 1] < 0
+    for equation in model(signs="positive", ratios=False, max_terms=2).fit(sign * X, y).equations_:
+        assert (equation.coef > 0).all()
+    negative = model(signs="positive", max_terms=2).fit(sign * X, -3 * X[:, 0] - X[:, 1])
+    if sign < 0:
+        check(negative, {(1, 0): 3, (0, 1): 1})
+
+
+def test_nothing_is_found_where_no_sign_is_allowed():
+    X = uniform(1)
+    with pytest.raises(ValueError, match="with these terms, signs and bounds could be fitted"):
+        model(signs="positive", output_powers=(1,)).fit(X, -X[:, 0])
+
+
+@approximate
+@pytest.mark.filterwarnings("ignore:NPURegressor. Two terms nearly cancel")
+def test_exponents_have_bounds():
+    X = uniform(2)
+    y = X[:, 0] ** 2 / X[:, 1] + 0.01 * noise()
+    for equation in model(exponents=(0, [1, 3]), max_terms=2).fit(X, y).equations_:
+        assert (equation.exponents >= 0).all()
+        assert (equation.exponents <= [1, 3]).all()
+    narrow = model(exponents=([0.3, -6], [0.4, 6]), max_terms=1).fit(X, y).best_
+    assert ((narrow.exponents[:, 0] >= 0.3) & (narrow.exponents[:, 0] <= 0.4)).all()
+
+
+@approximate
+def test_exponents_of_some_columns_are_whole():
+    X = uniform(2)
+    y = X[:, 0] ** 1.5 * X[:, 1] ** 1.5 + 0.01 * noise()
+    options = {"output_powers": (1,), "ratios": False, "max_terms": 2}
+    fitted = model(integer_exponents=["x0"], **options).fit(X, y)
+    assert (fitted.best_.exponents[:, 0] % 1 == 0).all()
+    assert (fitted.best_.exponents[:, 1] % 1 != 0).any()
+    integer = model(integer_exponents=True, **options).fit(X, y)
+    assert (integer.best_.exponents % 1 == 0).all()
+
+
+# ---- the form kept -------------------------------------------------------------------------------
+
+
+def test_refit_keeps_the_form():
+    X, other = uniform(3), uniform(3, seed=5)
+    fitted = model(ratios=False).fit(X, 3 * X[:, 0] ** 0.37 / X[:, 1] + 0.001 * noise())
+    before = fitted.best_.text()
+    y = -200 * other[:, 0] ** 0.55 / other[:, 1] + 0.1 * noise(seed=3)
+    other_model = fitted.refit(other, y)
+    assert fitted.best_.text() == before
+    assert other_model.best_.coef[0] == pytest.approx(-200, rel=0.01)
+    assert other_model.best_.exponents[0].tolist() == pytest.approx([0.55, -1, 0], abs=0.01)
+    assert len(other_model.equations_) == 1
+    assert other_model.best_.error == pytest.approx(0.1 / np.sqrt(np.mean(y**2)), rel=0.3)
+    assert np.abs(other_model.predict(other) - y).max() < 1
+    assert other_model.intervals()[0].low < -200 < other_model.intervals()[0].high
+
+
+@pytest.mark.parametrize("options", [{"noise": "relative"}, {"noise": "factor"}, {"noise": 0.5}])
+def test_refit_keeps_the_kind_of_errors(options):
+    X = uniform(2)
+    y = 5 * X[:, 0] ** 2 * np.exp(0.1 * noise())
+    fitted = model(**options).fit(X, y)
+    other_model = fitted.refit(X, 1000 * y)
+    assert other_model.equations_.noise == fitted.equations_.noise
+    assert list(terms(other_model.best_)) == [(2, 0)]
+    assert other_model.best_.coef[0] == pytest.approx(1000 * fitted.best_.coef[0], rel=0.02)
+
+
+def test_refit_begins_with_the_law_itself():
+    X = uniform(3)
+    fitted = model(ratios=False).fit(X, 3 * X[:, 0] ** 0.37 / X[:, 1] + 0.001 * noise())
+    other, y = 5 * uniform(3, seed=5), 1e6 * noise()
+    data, start = _started(fitted.best_, other, y, np.ones(300), None, "refit")
+    prediction = data.sign * data.unit * data.predict(start.u, start.parity, start.c)[0]
+    np.testing.assert_allclose(prediction, fitted.predict(other))
+
+
+@approximate
+def test_refit_of_limits_and_a_known_part():
+    X = uniform(2)
+    options = {"known": "x0", "terms": {"x1": (0, 1)}}
+    fitted = model(**options).fit(X, X[:, 0] + 0.5 * X[:, 1] + 0.01 * noise())
+    other_model = fitted.refit(X, X[:, 0] + 5 * X[:, 1])
+    assert other_model.best_.text().startswith("y = x0 + x1")
+
+
+def test_refit_of_several_outputs_and_weights():
+    X = uniform(2)
+    y = np.column_stack([2 * X[:, 0], 3 * X[:, 1]])
+    fitted = model().fit(X, y)
+    weight = np.append(np.zeros(10), np.ones(290))
+    y[:10] = 1e3
+    other_model = fitted.refit(X, 2 * y, weight)
+    assert [e.text() for e in other_model.best_] == ["y0 = 4*x0", "y1 = 6*x1"]
+    with pytest.raises(ValueError, match="y must have 2 columns, got 1"):
+        fitted.refit(X, y[:, 0])
+
+
+def test_expressions_are_those_of_python():
+    X = RNG(0).uniform(0.5, 2, (5, 2))
+    a, b = X.T
+    text = "-a**2*b/3 + sqrt(exp(b)) - log(a)*pi/(a + 1e2*-b) + cos(2)**-(1/2*4) + +1"
+    expected = -(a**2) * b / 3 + np.sqrt(np.exp(b)) - np.log(a) * np.pi / (a - 100 * b)
+    values = Expression(text, ("a", "b"), "known").values(X)
+    assert values == pytest.approx(expected + np.cos(2) ** -2 + 1)

@@ -1,0 +1,101 @@
+"""`NPURegressor(max_terms=None)`: tables without a law."""
+
+import numpy as np
+import pytest
+
+from npu_kernels._laws.products.problem import Columns, all_rows
+from npu_kernels._laws.products.units import Exponents
+from npu_kernels._laws.table.stepwise import MOST_TERMS, _chosen, _lattice, _next
+from npu_kernels.equations import NPURegressor
+from tests.support.laws import RNG, approximate, check, noise, terms, uniform
+
+
+def model(**options):
+    return NPURegressor(max_terms=None, random_state=0, **options)
+
+
+def curved(X):
+    return np.exp(-X[:, 0]) + np.sin(2 * X[:, 1]) + 0.5 * X[:, 0] * X[:, 2]
+
+
+@approximate
+def test_held_out_errors_say_how_many_terms():
+    X, other = uniform(3), uniform(3, seed=9)
+    y = curved(X) + 0.05 * noise()
+    fitted = model().fit(X, y)
+    best, table = fitted.best_, fitted.equations_
+    assert 3 < best.terms <= MOST_TERMS
+    assert [equation.terms for equation in table] == list(range(1, len(table) + 1))
+    assert best.error == min(equation.error for equation in table)
+    assert best.held_out == len(X)
+    error = fitted.predict(other) - curved(other)
+    size = np.sqrt(np.mean(curved(other) ** 2))
+    assert np.sqrt(np.mean(error**2)) / size < best.error < 0.1
+    assert fitted.score(other, curved(other)) > NPURegressor(
+        1, random_state=0, ratios=False, output_powers=(1,), loss="squared"
+    ).fit(X, y).score(other, curved(other))
+
+
+def test_noise_takes_no_terms():
+    X = uniform(6)
+    fitted = model().fit(X, 5 + noise())
+    assert fitted.best_.terms <= 2
+    assert 0 < fitted.best_.error < 0.3
+
+
+def test_inputs_of_both_signs_and_zeros():
+    X = RNG(0).uniform(-1, 1, (200, 2))
+    X[:20, 1] = 0
+    y = 1 + X[:, 0] ** 2 - 2 * X[:, 0] * X[:, 1]
+    fitted = model().fit(X, y + 0.01 * noise(200))
+    assert np.isfinite(fitted.predict(X)).all()
+    check(fitted, {(0, 0): 1, (2, 0): 1, (1, 1): -2}, rel=0.02)
+
+
+def test_products_of_inputs_of_both_signs():
+    X = np.column_stack([RNG(0).uniform(-1, 1, 50), uniform(1, 50)[:, 0]])
+    data = all_rows(Columns.of(X), X[:, 0], np.ones(50), 1.0, Exponents.unrestricted(2), None)
+    u = _lattice(data.take(slice(0, 50)), 2, np.arange(2))
+    assert set(u[:, 0]) == {0, 1, 2}
+    assert set(u[:, 1]) == {0, 1, 2, 0.5, -1, -0.5}
+
+
+def test_what_is_known_holds():
+    X = uniform(3)
+    y = curved(X) + 0.05 * noise()
+    fitted = model(known="sin(2*x1)", terms=["x0*x2"]).fit(X, y)
+    assert all(equation.exponents[0].tolist() == [1, 0, 1] for equation in fitted.equations_)
+    assert fitted.best_.text().startswith("y = sin(2*x1) + 0.")
+    without = model(terms={"1": 0}).fit(X, y)
+    assert all((0, 0, 0) not in terms(equation) for equation in without.equations_)
+
+
+def test_many_inputs():
+    """Products of two are those of the best single inputs."""
+    X = uniform(20, 400)
+    y = X[:, 3] * X[:, 11] + X[:, 7] + 0.05 * noise(400)
+    expected = np.zeros((2, 20))
+    expected[0, [3, 11]] = expected[1, 7] = 1
+    actual = terms(model().fit(X, y).best_)
+    assert {tuple(w) for w in expected.tolist()} <= actual.keys()
+
+
+def test_the_kind_of_errors_counts():
+    X = 10 ** uniform(1, low=-1, high=3)
+    y = 2 * X[:, 0] * np.exp(0.1 * noise())
+    fitted = model(noise="factor").fit(X, y)
+    assert fitted.equations_.noise == "factor"
+    assert np.abs(np.log(fitted.predict(X) / (2 * X[:, 0]))).max() < 0.1
+    with pytest.raises(ValueError, match="noise='factor' needs a y of one sign"):
+        model(noise="factor").fit(X, y - 10)
+
+
+def test_terms_are_exchanged():
+    """The best single column is none of the best two."""
+    A = RNG(0).standard_normal((50, 3))
+    b = A[:, 0] + A[:, 1]
+    A[:, 2] = b + 0.5 * A[:, 2]
+    A = np.column_stack([A, b])
+    gram = A.T @ A
+    assert _next(gram, []) == 2
+    assert [sorted(columns) for columns in _chosen(gram, [], 2)] == [[2], [0, 1]]
