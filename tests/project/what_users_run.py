@@ -90,7 +90,7 @@ COMMANDS = [
           "2026-11-23 6a59952"),
     Entry("python -m benchmarks.equations.workers",
           ("benchmarks/test_equation_workers::test_rows_of_two_numbers_of_workers",),
-          "2026-11-26 0000000"),
+          "2026-11-26 6857bd0"),
     Entry("python -m benchmarks.paper",
           ("benchmarks/test_paper_cli::test_simple_quick_from_end_to_end",
            "benchmarks/test_paper_all::test_killed_and_resumed_it_ends_with_the_same_tables",
