@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from npu_kernels._laws.products.limits import exponent_rows, read_bounds, read_whole
 from npu_kernels._laws.series.data import NAME, Series, tensor
 from npu_kernels._laws.series.sensitivity import Shape
 
@@ -88,6 +87,9 @@ def read_known(
     names: of the D states, the inputs among them behind the others. products: the model's number of
     terms.
     """
+    # `ode` is imported without NumPy too.
+    from npu_kernels._laws.products.limits import exponent_rows, read_bounds, read_whole
+
     states = len(names)
     fitted = states - inputs
     low, high = map(torch.from_numpy, read_bounds(NAME, exponents, states, "states"))
