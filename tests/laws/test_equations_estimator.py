@@ -51,7 +51,7 @@ def test_check_estimator():
     "options",
     [
         {"max_terms": 2, "ratios": "auto", "output_powers": (1,)},
-        {"max_terms": 1, "functions": ("sin", "cos"), "output_powers": (1,)},
+        {"max_terms": 1, "functions": ("sin",), "output_powers": (1,), "ratios": False},
         {"max_terms": None},
     ],
 )
