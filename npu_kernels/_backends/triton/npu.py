@@ -437,6 +437,7 @@ def npu_backward(
         grads = launch.gradients(needed, x, weight_re, weight_im, gate)
         return tuple(grad.zero_() for grad in grads)  # type: ignore[return-value]
     operands = launch.contiguous(grad_y, x, weight_re, weight_im, gate, y, s)
+    gate = operands[4]  # `Gradients` reads it as the kernels do
     settings: dict[str, Any] = {"eps": eps, "straight_through": straight_through}
     settings |= {"needs": needs, "sizes": sizes}
     with launch.device_of(x):
