@@ -74,7 +74,7 @@ NO_MEASUREMENT = {
         "docs/equations.md": ["is 1 % of y's", "within 2 % of"],
         "docs/paper.md": ["the largest 5 % of"],
         "docs/time-series.md": [
-            *("errors of 1 %", "5 % noise", "At 1 %", "at 1 % noise", "at 1 % in"),
+            *("errors of 1 %", "At 1 %", "at 1 % noise", "at 1 % in"),
             *("95 % interval", "their 95 %"),
         ],
         "docs/tutorials/from-a-table.md": ["95 % intervals"],
