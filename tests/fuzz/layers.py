@@ -67,13 +67,16 @@ class _Product(torch.autograd.Function):
 
 
 def _by_products(
-    x: Tensor, weight: Tensor, options: dict[str, Any], change: Change | None
+    x: Tensor, clipped: Tensor, weight: Tensor, options: dict[str, Any], change: Change | None
 ) -> Tensor:
-    """`reference.nmu` and `reference.nmru` of their factors, made of `_Product`."""
+    """`reference.nmu` and `reference.nmru` of their factors, made of `_Product`.
+
+    The cosine of separate signs has the weight, the factors have the clipped one.
+    """
     if options.get("sign", "product") == "product":
-        return _Product.apply(x, weight, change)
+        return _Product.apply(x, clipped, change)
     return (
-        _Product.apply(x.abs(), weight, change)
+        _Product.apply(x.abs(), clipped, change)
         * (math.pi * ((x < 0).to(x.dtype) @ weight.mT)).cos()
     )
 
@@ -201,7 +204,8 @@ class Call(Printed):
             assert x is not None
             if product and self.layer in PRODUCTS:
                 factors = self._factors(flat(x), rest[0])
-                return (_by_products(*factors, self.options, change).reshape(upstream.shape),)
+                y = _by_products(*factors, rest[0], self.options, change)
+                return (y.reshape(upstream.shape),)
             more: dict[str, Any] = {"eps": torch.finfo(dtype).eps} if self.layer == "npu" else {}
             more |= {"product": product} if self.layer == "inalu" else {}
             of_layer = EXACT.get(self.layer, record.reference) if product else record.reference

@@ -130,6 +130,11 @@ def test_a_known_part_survives_resampling_and_pickles():
         ("x0.real", "cannot be read"),
         ("x0 if x1 else 2", "cannot be read"),
         ("'a'", "cannot be read"),
+        ("x0\0", "cannot be read"),
+        pytest.param("-" * 5000 + "x0", "cannot be read", id="deep"),
+        ("x0/9**9**9", "has the number 9 \\*\\* 9 \\*\\* 9, which float64 cannot hold"),
+        ("x0 + (1/9)**9**9", "which float64 cannot hold"),
+        ("x0 + (-1)**0.5", "which float64 cannot hold"),
         ("log(x0 - 10)", "finite values, got another one for 'log\\(x0 - 10\\)' in row 0"),
     ],
 )

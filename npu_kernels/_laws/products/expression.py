@@ -21,6 +21,7 @@ Operator = Callable[[Any, Any], Any]
 
 FUNCTIONS = ("sin", "cos", "tan", "exp", "log", "sqrt")
 COLUMN = "__"  # before a column's number in the tree
+LARGEST_POWER = 700.0  # of e that is in float64
 QUOTED = re.compile("`([^`]*)`")
 OPERATORS: dict[type, Operator] = {
     ast.Add: operator.add,
@@ -29,6 +30,34 @@ OPERATORS: dict[type, Operator] = {
     ast.Div: operator.truediv,
     ast.Pow: operator.pow,
 }
+
+
+def _columns(node: ast.AST) -> list[str]:
+    """The columns in a part of a checked tree; pi is a number."""
+    names = [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
+    return [name for name in names if name.startswith(COLUMN)]
+
+
+def _value(node: Any, columns: Sequence[Any], library: Any, number: Callable[[Any], Any]) -> Any:
+    """The value of a part of a checked tree, see `Expression.evaluate`."""
+
+    def of(part: Any) -> Any:
+        return _value(part, columns, library, number)
+
+    if isinstance(node, ast.Name):
+        return library.pi if node.id == "pi" else columns[int(node.id[len(COLUMN) :])]
+    if isinstance(node, ast.BinOp):
+        return OPERATORS[type(node.op)](of(node.left), of(node.right))
+    if isinstance(node, ast.UnaryOp):
+        return -of(node.operand) if isinstance(node.op, ast.USub) else of(node.operand)
+    if isinstance(node, ast.Call):
+        return getattr(library, node.func.id)(of(node.args[0]))  # type: ignore[attr-defined]
+    return number(node.value)
+
+
+def _number(node: ast.expr) -> float:
+    """The value of a part without columns."""
+    return float(_value(node, (), math, float))
 
 
 @dataclass(frozen=True)
@@ -55,11 +84,15 @@ class Expression:
                 self._refuse(f"has {match[1]!r}, which is no column")
             return numbers[match[1]]
 
+        text = QUOTED.sub(of_column, self.text.strip())
         try:
-            tree = ast.parse(QUOTED.sub(of_column, self.text.strip()), mode="eval").body
-        except SyntaxError:
+            tree = ast.parse(text, mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # a null byte, deep nesting
             self._refuse("cannot be read")
-        self._check(tree, {**numbers, **{number: number for number in numbers.values()}})
+        try:
+            self._check(tree, {**numbers, **{number: number for number in numbers.values()}})
+        except RecursionError:
+            self._refuse("cannot be read")
         return tree
 
     def _check(self, node: ast.AST, numbers: dict[str, str]) -> None:
@@ -71,6 +104,8 @@ class Expression:
         elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
             self._check(node.left, numbers)
             self._check(node.right, numbers)
+            if isinstance(node.op, ast.Pow) and not _columns(node):
+                self._check_power(node)
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
             self._check(node.operand, numbers)
         elif isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
@@ -79,6 +114,17 @@ class Expression:
             self._check(node.args[0], numbers)
         elif not isinstance(node, ast.Constant) or type(node.value) not in (int, float):
             self._refuse("cannot be read")
+
+    def _check_power(self, node: ast.BinOp) -> None:
+        """ValueError for a power of numbers that float64 cannot hold: sympy's would be endless."""
+        try:
+            base, exponent = _number(node.left), _number(node.right)
+            size = abs(exponent * math.log(abs(base))) if base else 0.0
+            fits = size < LARGEST_POWER and math.isfinite(base**exponent)
+        except (ArithmeticError, TypeError, ValueError):  # 0**-1, (-1)**0.5
+            fits = False
+        if not fits:
+            self._refuse(f"has the number {ast.unparse(node)}, which float64 cannot hold")
 
     def _refuse(self, reason: str) -> Any:
         rule = (
@@ -92,20 +138,7 @@ class Expression:
 
         library: that has the functions. number: makes a number of the library.
         """
-
-        def value(node: Any) -> Any:
-            if isinstance(node, ast.Name):
-                return library.pi if node.id == "pi" else columns[int(node.id[len(COLUMN) :])]
-            if isinstance(node, ast.BinOp):
-                return OPERATORS[type(node.op)](value(node.left), value(node.right))
-            if isinstance(node, ast.UnaryOp):
-                inner = value(node.operand)
-                return -inner if isinstance(node.op, ast.USub) else inner
-            if isinstance(node, ast.Call):
-                return getattr(library, node.func.id)(value(node.args[0]))  # type: ignore[attr-defined]
-            return number(node.value)
-
-        return value(self.tree)
+        return _value(self.tree, columns, library, number)
 
     def values(self, X: Array) -> Array:
         """Return the values for rows X ``[N]``."""
@@ -139,9 +172,8 @@ class Expression:
             return self._refuse("is no product of powers")
 
         def constant(node: ast.expr) -> float:
-            if any(isinstance(part, ast.Name) for part in ast.walk(node)):
+            if _columns(node):
                 self._refuse("is no product of powers")
-            part = Expression(ast.unparse(node), (), self.argument)
-            return float(part.evaluate((), math, float))
+            return _number(node)
 
         return exponents(self.tree)
