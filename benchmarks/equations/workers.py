@@ -12,26 +12,24 @@ a page.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from benchmarks import rows_command
+from benchmarks.arguments import positive
 from benchmarks.equations.laws import LAWS, drawn
 from benchmarks.equations.srsd import SRSD
-from benchmarks.marked_blocks import MarksError, record_table, renew
-from benchmarks.throughput import cold, environment, results
-from npu_kernels._jobs import files
+from benchmarks.marked_blocks import record_table
+from benchmarks.rows_command import Row
+from benchmarks.throughput import environment, results
 from npu_kernels.equations import NPURegressor, fit_many
 
 MARK = "equations-workers"
 NOISE = 0.01  # of y's root mean square
-Row = dict[str, Any]
 
 
 def tables(count: int, rows: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -76,15 +74,16 @@ def measure(count: int, rows: int, workers: Sequence[int]) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return a Markdown table for each processor; the first row of a processor is its unit."""
+    """Return a Markdown table for each processor; its first row is the unit of the others."""
     texts = []
-    for where in dict.fromkeys(_place(row) for row in rows):
-        lines = [row for row in rows if _place(row) == where]
+    for where in dict.fromkeys(_facts(row) for row in rows):
+        lines = [row for row in rows if _facts(row) == where]
+        first = lines[0]
         records = [
             {
                 "workers": str(row["workers"]),
                 "laws a minute": f"{60 * row['laws'] / row['seconds']:.3g}",
-                f"beside {lines[0]['workers']}": f"{lines[0]['seconds'] / row['seconds']:.2f}",
+                f"times as fast as {first['workers']}": f"{first['seconds'] / row['seconds']:.2f}",
                 "the same equations": "yes" if row["same_equations"] else "no",
             }
             for row in lines
@@ -93,12 +92,12 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(texts).strip()
 
 
-def _place(row: Row) -> str:
+def _facts(row: Row) -> str:
+    """The tables and the machine of a row."""
     where = row["environment"]
-    name = where["processor"]
-    processor = results.PROCESSORS.get((name, where.get("processor_model")), name)
     size = f"{row['laws']} tables of {row['rows']} rows"
-    return f"{size}, {where['cores']} cores of {processor}, npu_kernels at {where['commit']}"
+    machine = f"{where['cores']} cores of {results.processor_of(where)}"
+    return f"{size}, {machine}, npu_kernels at {where['commit']}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,33 +105,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, description = "python -m benchmarks.equations.workers", (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(prog=name, description=description)
     add = parser.add_argument
-    add("files", nargs="*", type=Path, metavar="FILE", help="rows for the table")
-    add("--page", type=Path, help="put a table of the rows there, and measure nothing")
-    add("--laws", type=int, default=200, help="number of laws")
-    add("--rows", type=int, default=500, help="rows of each table")
+    add("--laws", type=positive, default=200, help="number of laws")
+    add("--rows", type=positive, default=500, help="rows of each table")
     add("--workers", default="1,2,4", help="numbers of processes, with commas between")
-    add("--json", type=files.output, metavar="FILE", help="add the rows, as JSON lines")
-    options = parser.parse_args(argv)
-    if bool(options.page) != bool(options.files):
-        parser.error("--page and files of rows belong together")
-    numbers = options.workers.split(",")
-    if not all(number.isdecimal() and int(number) > 0 for number in numbers):
-        parser.error(f"--workers must be whole numbers of at least 1, got {options.workers}")
-    if options.laws < 1 or options.rows < 1:
-        parser.error(f"--laws and --rows must be at least 1, got {options.laws}, {options.rows}")
-    if options.page:
-        try:
-            renew(options.page, {MARK: table(cold.read(options.files))})
-        except (MarksError, OSError) as error:
-            print(f"workers: {error}", file=sys.stderr)
-            return 1
-        return 0
-    rows = measure(options.laws, options.rows, [int(number) for number in numbers])
-    if options.json:
-        with options.json.open("a") as output:
-            output.writelines(json.dumps(row) + "\n" for row in rows)
-    print(table(rows))
-    return 0
+
+    def measured(options: argparse.Namespace) -> list[Row]:
+        numbers = options.workers.split(",")
+        if not all(number.isdecimal() and int(number) > 0 for number in numbers):
+            rule = "--workers must be whole numbers of at least 1"
+            parser.error(f"{rule}, got {options.workers}")
+        return measure(options.laws, options.rows, [int(number) for number in numbers])
+
+    return rows_command.run(parser, argv, MARK, table, measured)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from benchmarks.marked_blocks import MarksError, record_table, renew
+from benchmarks import rows_command
+from benchmarks.arguments import positive
+from benchmarks.marked_blocks import record_table
+from benchmarks.rows_command import Row
 from benchmarks.throughput import environment, results, timing
-from npu_kernels._jobs import files
 from npu_kernels._jobs.progress import Progress
 
 COLD_MARK = "throughput-cold"
@@ -112,8 +113,6 @@ for _ in range(2):
 print(json.dumps({"torch": torch_seconds, "first": seconds[0], "second": seconds[1]}))
 """
 
-Row = dict[str, Any]
-
 
 def missing(rival: str) -> bool:
     """Whether a rival is a package that is not installed."""
@@ -182,9 +181,8 @@ def table(rows: Sequence[Row]) -> str:
     machines: dict[str, dict[tuple[str, str], Row]] = {}
     for row in rows:
         where = row["environment"]
-        name = where["processor"]
-        processor = results.PROCESSORS.get((name, where.get("processor_model")), name)
-        facts = f"{processor}, torch {where['torch']}, npu_kernels at {where['commit']}"
+        versions = f"torch {where['torch']}, npu_kernels at {where['commit']}"
+        facts = f"{results.processor_of(where)}, {versions}"
         machines.setdefault(facts, {})[row["cold"], row["rival"]] = row
     texts = []
     for facts, cells in machines.items():
@@ -205,44 +203,22 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(texts).strip()
 
 
-def read(paths: Sequence[Path]) -> list[Row]:
-    """Return the rows of files."""
-    lines = [line for path in paths for line in path.read_text().splitlines()]
-    return [json.loads(line) for line in lines if line.strip()]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     name, description = "python -m benchmarks.throughput.cold", (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(prog=name, description=description)
     add = parser.add_argument
-    add("files", nargs="*", type=Path, metavar="FILE", help="rows for the table")
-    add("--page", type=Path, help="put a table of the rows there, and measure nothing")
-    add("--processes", type=int, default=PROCESSES, help="of each question and rival")
+    add("--processes", type=positive, default=PROCESSES, help="of each question and rival")
     add("--only", default=",".join(CALLS), help="questions, with commas between")
-    add("--json", type=files.output, metavar="FILE", help="add the rows, as JSON lines")
-    options = parser.parse_args(argv)
-    if bool(options.page) != bool(options.files):
-        parser.error("--page and files of rows belong together")
-    questions = options.only.split(",")
-    unknown = ", ".join(name for name in questions if name not in CALLS)
-    if unknown:
-        parser.error(f"--only must name some of {', '.join(CALLS)}, got {unknown}")
-    if options.processes < 1:
-        parser.error(f"--processes must be at least 1, got {options.processes}")
-    if options.page:
-        try:
-            renew(options.page, {COLD_MARK: table(read(options.files))})
-        except (MarksError, OSError) as error:
-            print(f"cold: {error}", file=sys.stderr)
-            return 1
-        return 0
-    rows = measure(questions, options.processes)
-    if options.json:
-        with options.json.open("a") as output:
-            output.writelines(json.dumps(row) + "\n" for row in rows)
-    print(table(rows))
-    return 0
+
+    def measured(options: argparse.Namespace) -> list[Row]:
+        questions = options.only.split(",")
+        unknown = ", ".join(name for name in questions if name not in CALLS)
+        if unknown:
+            parser.error(f"--only must name some of {', '.join(CALLS)}, got {unknown}")
+        return measure(questions, options.processes)
+
+    return rows_command.run(parser, argv, COLD_MARK, table, measured)
 
 
 if __name__ == "__main__":

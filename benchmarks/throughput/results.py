@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,16 @@ def read(paths: Iterable[Path], text: str | None = None) -> list[Row]:
     return rows
 
 
+def processor_of(where: Mapping[str, Any]) -> str:
+    """Return the name of a row's processor. where: the environment of the row."""
+    name = where.get("processor") or "unknown"
+    return PROCESSORS.get((name, where.get("processor_model")), name)
+
+
 def _machine(row: Row) -> Machine:
     where = dict(row.get("environment", {}))
     where["processor"] = where.get("gpu", where.get("processor"))
-    processor = where["processor"] or "unknown"
-    model = where.get("processor_model")
-    where["processor"] = PROCESSORS.get((processor, model), processor)
+    where["processor"] = processor_of(where)
     keys = ("processor", "instruction_set", "torch", "npu_kernels", "commit")
     facts = (str(where.get(key, "unknown")) for key in keys)
     return *facts, str(row.get("matmul_precision", "highest"))

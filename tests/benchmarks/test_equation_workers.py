@@ -20,7 +20,9 @@ def test_rows_of_two_numbers_of_workers(tmp_path: Path) -> None:
     assert all(row["laws"] == 3 and row["rows"] == 60 for row in rows)
     page.write_text(f"<!-- {workers.MARK}:begin -->\n<!-- {workers.MARK}:end -->\n")
     assert workers.main(["--page", str(page), str(file)]) == 0
-    assert "| workers | laws a minute | beside 1 | the same equations |" in page.read_text()
+    assert (
+        "| workers | laws a minute | times as fast as 1 | the same equations |" in page.read_text()
+    )
 
 
 def test_a_row_tells_other_equations_and_ratios() -> None:
@@ -36,6 +38,15 @@ def test_a_row_tells_other_equations_and_ratios() -> None:
     ]
 
 
+def test_a_page_without_marks_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, file = tmp_path / "page.md", tmp_path / "rows.jsonl"
+    page.write_text("nothing")
+    file.write_text("")
+    assert workers.main(["--page", str(page), str(file)]) == 1
+    assert "page.md needs <!-- equations-workers:begin -->" in capsys.readouterr().err
+    assert page.read_text() == "nothing"
+
+
 def test_more_laws_than_are_known_are_drawn() -> None:
     known = len(workers.LAWS) + len(workers.SRSD)
     names = list(workers.tables(known + 2, 10))
@@ -47,7 +58,7 @@ def test_more_laws_than_are_known_are_drawn() -> None:
     ("arguments", "message"),
     [
         (["--workers", "0"], "--workers must be whole numbers of at least 1, got 0"),
-        (["--laws", "0"], "--laws and --rows must be at least 1, got 0, 500"),
+        (["--laws", "0"], "--laws: must be a whole number of at least 1, got '0'"),
         (["--page", "page.md"], "--page and files of rows belong together"),
     ],
 )

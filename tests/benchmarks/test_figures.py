@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import rows_command
 from benchmarks.equations import workers
 from benchmarks.marked_blocks import insert
 from benchmarks.paper import report as paper
@@ -101,10 +102,10 @@ def test_throughput_tables_are_those_of_the_results() -> None:
         sorted(RESULTS.glob("rows-*.jsonl")),
     )
     assert many == insert(many, report.many_rows(results.read(by_rows)), report.ROWS_MARK)
-    cold_rows = cold.read(sorted(RESULTS.glob("cold-*.jsonl")))
+    cold_rows = rows_command.read(sorted(RESULTS.glob("cold-*.jsonl")))
     first = (ROOT / "docs" / "first-call.md").read_text()
     assert first == insert(first, cold.table(cold_rows), cold.COLD_MARK)
-    over_workers = cold.read(sorted(RESULTS.glob("workers-*.jsonl")))
+    over_workers = rows_command.read(sorted(RESULTS.glob("workers-*.jsonl")))
     distributed = (ROOT / "docs" / "distributed.md").read_text()
     assert distributed == insert(distributed, workers.table(over_workers), workers.MARK)
     (processor,) = re.findall(r"<!-- throughput:begin -->\n(.*?), kernels for", readme)

@@ -1,0 +1,56 @@
+"""A command that measures rows, or writes a table of rows into a page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.marked_blocks import MarksError, renew
+from npu_kernels._jobs import files
+
+Row = dict[str, Any]
+
+
+def read(paths: Iterable[Path]) -> list[Row]:
+    """Return the rows of files of JSON lines."""
+    lines = [line for path in paths for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+def run(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    mark: str,
+    table: Callable[[Sequence[Row]], str],
+    measure: Callable[[argparse.Namespace], list[Row]],
+) -> int:
+    """Run the command; return the exit status.
+
+    parser: with the arguments of `measure`, which may call its `error`. mark: of the table's block
+    in the page.
+    """
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="rows for the table")
+    page_help = "put a table of the rows there, and measure nothing"
+    parser.add_argument("--page", type=Path, help=page_help)
+    json_help = "add the rows, as JSON lines"
+    parser.add_argument("--json", type=files.output, metavar="FILE", help=json_help)
+    options = parser.parse_args(argv)
+    if bool(options.page) != bool(options.files):
+        parser.error("--page and files of rows belong together")
+    if options.page:
+        try:
+            renew(options.page, {mark: table(read(options.files))})
+        except (MarksError, OSError) as error:
+            print(f"{parser.prog}: {error}", file=sys.stderr)
+            return 1
+        return 0
+    rows = measure(options)
+    if options.json:
+        with options.json.open("a") as output:
+            output.writelines(json.dumps(row) + "\n" for row in rows)
+    print(table(rows))
+    return 0
