@@ -46,15 +46,15 @@ FORWARD = [
             "gate[i] = in.gate == nullptr ? T(1) : in.gate[model * in.in + i];",
         ),
         "forward-outs-of-a-task": (
-            "end_out = first_out_of(task % ranges + 1);",
-            "end_out = first_out_of(task % ranges + 1) - (task % ranges + 1 < ranges);",
+            "end_out = tasks.first_out(range + 1);",
+            "end_out = tasks.first_out(range + 1) - (range + 1 < ranges);",
         ),
         "forward-rows-of-a-task": (
-            "first_row_of(part + 1), first_out, end_out, gate);",
-            "first_row_of(part + 1) - (part > 0 ? 1 : 0), first_out, end_out, gate);",
+            "tasks.first_row(part + 1), first_out, end_out, gate);",
+            "tasks.first_row(part + 1) - (part > 0 ? 1 : 0), first_out, end_out, gate);",
         ),
         "forward-rows-behind-the-last-tile": (
-            "if (rows && part + 1 == chunks) rows->run(model, tile_rows,",
+            "if (rows && part + 1 == chunks) rows->run(model, tasks.tile_rows(),",
             "if (rows && part + 1 == chunks) rows->run(model, 0,",
         ),
         "forward-second-block-of-inputs": (

@@ -121,7 +121,8 @@ EQUATIONS = [
         "known-names-in-backquotes": ("if match[1] not in numbers:", "if False:"),
         "known-other-functions": ("or node.func.id not in FUNCTIONS:", "or False:"),
         "known-quotients": ("sign = 1.0 if isinstance(node.op, ast.Mult) else -1.0", "sign = 1.0"),
-        "known-minus": ("return -inner if isinstance(node.op, ast.USub) else inner", "return inner"),
+        "known-minus": ("return -of(node.operand) if isinstance(node.op, ast.USub) else of(node.operand)", "return of(node.operand)"),
+        "known-endless-power": ("size < LARGEST_POWER and math.isfinite(base**exponent)", "True"),
     }),
     *mutants(PACKAGE + "_laws/products/limits.py", "tests/laws/test_equations_known.py", {
         "known-sign-of-y": ("sign = sign if abs(power) == 1 else 1.0", "sign = 1.0"),
@@ -146,7 +147,7 @@ EQUATIONS = [
     *mutants(PACKAGE + "_laws/table/module.py", "tests/laws/test_equations_known.py -k 'known_part or every_kind'", {
         "known-part-of-the-module": ("return total + (part / self.divisor).unsqueeze(-1)", "return total + part.unsqueeze(-1)"),
     }),
-    *mutants(PACKAGE + "_laws/table/bootstrap.py", "tests/laws/test_equations_known.py -k 'refit'", {
+    *mutants(PACKAGE + "_laws/table/refitting.py", "tests/laws/test_equations_known.py -k 'refit'", {
         "refit-scale-of-y": ("shift[:above] += equation.power * math.log(equation.scale / data.scale)", "pass"),
         "refit-kind-of-errors": ("equation = equation_of(rows, data, law, error, 0, equation.noise)", 'equation = equation_of(rows, data, law, error, 0, "constant")'),
     }),

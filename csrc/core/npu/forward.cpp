@@ -425,6 +425,44 @@ class Chunk {
   Scratch<T> p_, q_;
 };
 
+// How the outputs are cut into tasks: chunks of rows, and of each the ranges of outs. Outputs do not meet one another,
+// so that the cuts may follow from the number of threads.
+template <typename T, bool complex>
+class Tasks {
+  using Tiles = Chunk<T, complex>;
+
+ public:
+  // few_rows: those without a tile, which belong to the last chunk.
+  Tasks(const NpuInputs<T>& in, int64_t few_rows, int64_t threads)
+      : rows_(in.rows - few_rows), outs_(in.out), tiles_(ceil_div(rows_, Tiles::kTileSize)) {
+    if (in.models * in.rows * in.out == 0) return;
+    chunks_ = most<int64_t>(1, ceil_div(tiles_, Tiles::tiles_for(in.in)));  // their panels fit in the cache
+    ranges_ = 1;
+    if (threads <= 1) return;
+    // A chunk packs all weights anew, and a range makes all logarithms anew: chunks cost less from about eight rows for
+    // each out on.
+    const int64_t wanted = 2 * threads, more = ceil_div(wanted, in.models * chunks_);
+    if (chunks_ * more > tiles_ || in.rows < 8 * in.out)
+      ranges_ = most<int64_t>(1, least(in.out / Simd<T>::width, ceil_div(threads, in.models * chunks_)));
+    if (tiles_ > 0)
+      chunks_ = least(tiles_, chunks_ * ceil_div(ranges_ > 1 ? threads : wanted, in.models * chunks_ * ranges_));
+  }
+
+  int64_t chunks() const { return chunks_; }
+  int64_t ranges() const { return ranges_; }
+  int64_t tile_rows() const { return rows_; }
+  int64_t most_tiles() const { return ceil_div(tiles_, chunks_); }
+  int64_t most_outs() const { return least(outs_, ceil_div(outs_, ranges_) + kTileOuts<complex>); }
+  int64_t first_row(int64_t chunk) const { return least(tiles_ * chunk / chunks_ * Tiles::kTileSize, rows_); }
+  int64_t first_out(int64_t range) const {
+    return range == ranges_ ? outs_ : outs_ * range / ranges_ / kTileOuts<complex> * kTileOuts<complex>;
+  }
+
+ private:
+  const int64_t rows_, outs_, tiles_;
+  int64_t chunks_ = 0, ranges_ = 0;
+};
+
 template <typename T, bool complex>
 void forward(const NpuForward<T>& f, const Parallel& parallel) {
   using Tiles = Chunk<T, complex>;
@@ -434,41 +472,25 @@ void forward(const NpuForward<T>& f, const Parallel& parallel) {
   if (!few && has_few_outs(in)) return npu_forward_few_outs<T>(f, parallel);
   // A few rows behind the last tile are not worth one.
   const int64_t behind = in.in >= Simd<T>::width ? in.rows % Tiles::kTileSize : 0;
-  const int64_t few_rows = few ? in.rows : (behind <= kFewBehind ? behind : 0), tile_rows = in.rows - few_rows;
-  // Outputs do not meet one another: how they are cut into tasks may follow from the number of threads. Rows are cut by
-  // the cache first, then further where they are enough for all threads. Otherwise outs are cut, which costs each task
-  // the logarithms anew.
-  const int64_t tiles = few ? 0 : ceil_div(tile_rows, Tiles::kTileSize);
-  int64_t chunks = few ? least<int64_t>(in.rows, 1) : ceil_div(tiles, Tiles::tiles_for(in.in));
-  int64_t ranges = least<int64_t>(in.out, 1);
-  if (parallel.threads > 1 && in.models * chunks * ranges > 0) {
-    const int64_t wanted = 2 * parallel.threads, more = ceil_div(wanted, in.models * chunks);
-    if (chunks * more > tiles || in.rows < 8 * in.out)
-      ranges = most(ranges, least(in.out / Simd<T>::width, ceil_div(parallel.threads, in.models * chunks)));
-    if (!few)
-      chunks = least(tiles, chunks * ceil_div(ranges > 1 ? parallel.threads : wanted, in.models * chunks * ranges));
-  }
-  const auto first_row_of = [&](int64_t chunk) { return least(tiles * chunk / chunks * Tiles::kTileSize, tile_rows); };
-  const auto first_out_of = [&](int64_t range) {
-    return range == ranges ? in.out : in.out * range / ranges / kTileOuts<complex> * kTileOuts<complex>;
-  };
-  const int64_t most_outs = least(in.out, ceil_div(in.out, most<int64_t>(ranges, 1)) + kTileOuts<complex>);
+  const int64_t few_rows = few ? in.rows : (behind <= kFewBehind ? behind : 0);
+  const Tasks<T, complex> tasks(in, few_rows, parallel.threads);
+  const int64_t chunks = tasks.chunks(), ranges = tasks.ranges();
 
   parallel.over(in.models * chunks * ranges, [&](int64_t begin, int64_t end) {
     Scratch<T> gate(in.in);
     std::optional<FewRows<T, complex>> rows;
     std::optional<Tiles> chunk;
     if (few_rows > 0) rows.emplace(f, few_rows);
-    if (!few) chunk.emplace(f, ceil_div(tiles, chunks), most_outs);
+    if (!few) chunk.emplace(f, tasks.most_tiles(), tasks.most_outs());
     int64_t gate_model = -1;
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t model = task / (chunks * ranges), part = task / ranges % chunks;
-      const int64_t first_out = first_out_of(task % ranges), end_out = first_out_of(task % ranges + 1);
+      const int64_t model = task / (chunks * ranges), part = task / ranges % chunks, range = task % ranges;
+      const int64_t first_out = tasks.first_out(range), end_out = tasks.first_out(range + 1);
       for (int64_t i = 0; model != gate_model && i < in.in; ++i)
         gate[i] = in.gate == nullptr ? T(1) : clamp_gate(in.gate[model * in.in + i]);
       gate_model = model;
-      if (!few) chunk->run(model, first_row_of(part), first_row_of(part + 1), first_out, end_out, gate);
-      if (rows && part + 1 == chunks) rows->run(model, tile_rows, first_out, end_out, gate);
+      if (!few) chunk->run(model, tasks.first_row(part), tasks.first_row(part + 1), first_out, end_out, gate);
+      if (rows && part + 1 == chunks) rows->run(model, tasks.tile_rows(), first_out, end_out, gate);
     }
   });
 }
