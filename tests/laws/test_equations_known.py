@@ -7,8 +7,8 @@ from npu_kernels._laws.products.expression import Expression
 from npu_kernels._laws.products.limits import Limits
 from npu_kernels._laws.products.problem import Columns, all_rows
 from npu_kernels._laws.products.units import Exponents
-from npu_kernels._laws.table.bootstrap import _started
 from npu_kernels._laws.table.refine import Sum, refit
+from npu_kernels._laws.table.refitting import _started
 from npu_kernels._laws.table.varpro import Solver
 from npu_kernels.equations import NPURegressor
 from tests.support.laws import RNG, approximate, check, noise, terms, uniform

@@ -269,7 +269,7 @@ def exponents_of(
         n = X.shape[1]
         exponents = Exponents(np.zeros(n), np.eye(n)[:, varying], varying)
     else:
-        bounded = varies & False if limits is None else limits.bounded
+        bounded = np.zeros(len(names), bool) if limits is None else limits.bounded
         order = np.lexsort(((X == 0).any(0), (X < 0).any(0), varies, bounded))
         allowed = constrain(names, units, output, y_units, [int(i) for i in order])
         keep = np.isin(allowed.free, varying)

@@ -102,8 +102,8 @@ def equation_of(
         ((part.predict(law.u, law.parity, law.c)[2] * law.c * part.weight[:, None]) ** 2).sum(0)
         for _, part in data.blocks()
     ]
-    place = np.arange(K)
-    order = np.lexsort([-np.sum(squares, axis=0), place >= above, place >= data.fixed])
+    term_index = np.arange(K)
+    order = np.lexsort([-np.sum(squares, axis=0), term_index >= above, term_index >= data.fixed])
     prediction, residuals, _ = data.predict(law.u, law.parity, law.c)
     return Equation(
         names=rows.functions.names, output=rows.output, functions=rows.functions,

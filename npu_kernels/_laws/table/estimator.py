@@ -26,12 +26,12 @@ from npu_kernels._laws.table.arguments import (
     units_of,
     work_of,
 )
-from npu_kernels._laws.table.bootstrap import intervals as percentiles
-from npu_kernels._laws.table.bootstrap import refitted, resampled
 from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.estimates import Rows
 from npu_kernels._laws.table.output import FEW_ROWS, Laws, merged, notes_of
 from npu_kernels._laws.table.plot import draw
+from npu_kernels._laws.table.refitting import intervals as percentiles
+from npu_kernels._laws.table.refitting import refitted, resampled
 from npu_kernels._laws.table.rows import Seen
 from npu_kernels._laws.table.search import POWERS, Settings
 from npu_kernels._laws.table.table import EquationTable, report, shown

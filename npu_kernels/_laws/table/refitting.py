@@ -1,4 +1,4 @@
-"""A law's parameters from other rows, with its form kept: new data, or rows drawn anew."""
+"""Refits of a law with its form kept: to new data, and to rows drawn anew (the bootstrap)."""
 
 from __future__ import annotations
 
