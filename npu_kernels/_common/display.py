@@ -39,10 +39,13 @@ def upright(equation: str) -> str:
 
 
 def latex(write: Callable[[], Sequence[str]]) -> str | None:
-    """Return the equations that `write` returns as one block of LaTeX; None without sympy."""
+    """Return the equations that `write` returns as one block of LaTeX; None without sympy.
+
+    None too for a number that float64 cannot hold.
+    """
     try:
         equations = write()
-    except ImportError:
+    except (ImportError, OverflowError):
         return None
     rows = r" \\ ".join(upright(line).replace(" = ", " &= ", 1) for line in equations)
     return rf"$\displaystyle \begin{{aligned}} {rows} \end{{aligned}}$"

@@ -13,7 +13,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 
 from npu_kernels._laws.table.table import report
-from npu_kernels.equations import NPURegressor
+from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.laws import approximate, check, few_rows, fitted_to_noise, noise, terms, uniform
 
 
@@ -302,3 +302,34 @@ def test_units_that_cannot_be_met_are_refused():
         NPURegressor(y_units="Pa").fit(X, X[:, 0])
     with pytest.raises(ValueError, match="units must have 3 entries"):
         NPURegressor(units=["m"], y_units="Pa").fit(X, X[:, 0])
+
+
+@pytest.mark.parametrize("max_terms", [4, None])
+@pytest.mark.parametrize(("size", "coefficient"), [(1e-200, "1.000e+399"), (1e200, "1.000e-401")])
+def test_coefficients_that_float64_cannot_hold(size, coefficient, max_terms):
+    """The text has them, and what would compute with them raises one error."""
+    pytest.importorskip("sympy")
+    X = uniform(2)
+    y = 10 * X[:, 0] * X[:, 1]
+    model = NPURegressor(max_terms, random_state=0)
+    with pytest.warns(EquationWarning, match="float64 cannot hold its coefficients"):
+        model.fit(X * size, y)
+    assert str(model.best_) == f"y = 100*({coefficient}*x0*x1)"
+    assert np.allclose(model.predict(X * size), y, rtol=1e-9)
+    for write in (model.sympy, model.latex, model.torch_module, model.best_.formula):
+        with pytest.raises(OverflowError, match="coefficients must be numbers that float64 can"):
+            write()
+    assert model.best_._repr_latex_() is None
+    assert "float64 cannot hold" in model.report()
+
+
+def test_terms_with_the_coefficient_0_are_not_printed():
+    X = uniform(2)
+    y = 2 * X[:, 0] * X[:, 1] + X[:, 0]
+    for max_terms in (4, None):
+        model = NPURegressor(max_terms, known="2*x0*x1 + x0", random_state=0).fit(X, y)
+        assert model.best_.text() == "y = 2*x0*x1 + x0"
+        assert (model.coef_ == 0).all()
+        assert NPURegressor(max_terms, random_state=0).fit(X, 0 * y).best_.text() == "y = 0"
+    model = NPURegressor(terms={"x1": (0, 0)}, random_state=0).fit(X, y)
+    assert model.best_.text() == "y = 2*x0*x1 + x0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,13 @@ class Limits:
     def bounded(self) -> Array:
         """The columns whose exponents have other limits than all have ``[n]``."""
         return (self.low > -BOUND) | (self.high < BOUND) | self.integer
+
+    def __str__(self) -> str:
+        """What they are, for messages."""
+        rows = zip(self.terms.tolist(), self.coef_low, self.coef_high, strict=True)
+        terms = [f"{low:g} to {high:g} for the exponents {row}" for row, low, high in rows]
+        text = "these terms, signs and bounds"
+        return f"{text} (coefficients of {', '.join(terms)})" if terms else text
 
     def agree(self, exponents: Exponents, power: float) -> bool:
         """Return whether the units allow the terms, for an output power."""
@@ -86,6 +93,11 @@ class ScaledLimits:
         low[..., :fixed], high[..., :fixed] = self.low, self.high
         return low, high
 
+    def of_terms(self, u: Array, parity: Array, below: int) -> ScaledLimits:
+        """Return the limits of a law that has these terms in any case, with coefficients of 0."""
+        low, high = self.bounds(u, below)
+        return replace(self, u=u, parity=parity, low=low, high=high)
+
     def refuses(self, u: Array, c: Array) -> bool:
         """Return whether a sum has a term that is excluded, or one whose coefficient is 0."""
         u, c = u[len(self.u) :], c[len(self.u) :]
@@ -128,6 +140,20 @@ def read_whole(function: str, integers: Any, names: Sequence[str], noun: str) ->
     return np.isin(names, list(integers))
 
 
+def check_whole_within(
+    function: str, names: Sequence[str], low: Array, high: Array, whole: Array, reason: str
+) -> None:
+    """ValueError where exponents that are whole have bounds without a whole number.
+
+    whole: the columns with such exponents. reason: that they have them.
+    """
+    for i in np.flatnonzero(whole & (np.ceil(low) > high)).tolist():
+        raise ValueError(
+            f"{function}: exponents must have bounds with a whole number within where {reason}, "
+            f"got ({low[i]:g}, {high[i]:g}) for {names[i]}"
+        )
+
+
 def exponent_rows(
     function: str, terms: Any, names: Sequence[str], functions: Sequence[Any] = ()
 ) -> Any:
@@ -144,6 +170,14 @@ def exponent_rows(
             term = Expression(term, tuple(names), argument).product(functions).tolist()
         rows.append(term)
     return rows
+
+
+def check_terms(function: str, terms: Any, exponents: Array) -> None:
+    """ValueError unless the exponents ``[n, D]`` of terms are finite, and no two terms equal."""
+    if not np.isfinite(exponents).all():
+        raise ValueError(f"{function}: terms must have finite exponents, got {terms!r}")
+    if len({tuple(row) for row in exponents.tolist()}) < len(exponents):
+        raise ValueError(f"{function}: terms must differ, got {terms!r}")
 
 
 def read_terms(
@@ -170,8 +204,7 @@ def read_terms(
         exponents = np.asarray(rows, dtype=np.float64).reshape(-1, count)
     except (TypeError, ValueError):
         raise ValueError(f"{rule}, got {terms!r}") from None
-    if len({tuple(row) for row in exponents.tolist()}) < len(exponents):
-        raise ValueError(f"{function}: terms must differ, got {terms!r}")
+    check_terms(function, terms, exponents)
     bounds, absent = np.tile([-math.inf, math.inf], (len(exponents), 1)), []
     for k, limit in enumerate(limits or []):
         if limit is None:
@@ -187,5 +220,7 @@ def read_terms(
             raise ValueError(f"{rule}, got {terms!r}") from None
         if not bounds[k, 0] <= bounds[k, 1]:
             raise ValueError(f"{rule}, the lower bound first, got {terms!r}")
+        if bounds[k, 0] == math.inf or bounds[k, 1] == -math.inf:
+            raise ValueError(f"{rule}, with a finite number between, got {terms!r}")
     present = ~np.isin(np.arange(len(exponents)), absent)
     return exponents[present], bounds[present, 0], bounds[present, 1], exponents[~present]

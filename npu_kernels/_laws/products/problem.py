@@ -26,6 +26,7 @@ from npu_kernels._laws.products.units import Exponents
 Array = Any  # np.ndarray; numpy's own types change from version to version
 
 NEAR_END = 0.05  # of the size of y: distance from the end of a domain where errors may decide
+MOST_NOISE = 1e50  # over the size of y: squares of more, or of less than its inverse, are lost
 LARGEST = 1e15  # of a prediction by a function of y, and of its slope, over the size of y
 BLOCK_ROWS = 20_000  # rows in memory at once, where all rows are gone through
 
@@ -407,6 +408,9 @@ def all_rows(
     below: see `Scaled`. limits: of exponents and coefficients. addend: a part of every sum.
     """
     unit = scale = root_mean_square(y, weight) or 1.0
+    if noise is not None and not 1 / MOST_NOISE < noise / unit < MOST_NOISE:
+        rule = f"noise must be between {1 / MOST_NOISE:g} and {MOST_NOISE:g} of the size of y"
+        raise ValueError(f"NPURegressor: {rule}, {unit:g}, got {noise:g}")
     target = y / unit
     sign = -1.0 if weight**2 @ target < 0 else 1.0
     if function is not None:

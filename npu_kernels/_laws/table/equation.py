@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -207,13 +208,40 @@ class Equation:
         """
         plain = self.power == 1 and not self.below
         power = 0.0 if plain else self.power * math.log10(self.scale)
-        if np.isfinite(self.coef).all() and (self.coef != 0).all() and abs(power) < 200:
+        lost = (self.coef == 0) & (self.scaled != 0)
+        if np.isfinite(self.coef).all() and not lost.any() and abs(power) < 200:
             return 1.0, self.coef
         factor = 10.0 ** max(-300, min(300, round(math.log10(self.scale))))
         size = np.full(self.terms, self.power * math.log(self.scale / factor))
         size[self.terms - self.below :] = 0.0
         with np.errstate(over="ignore", under="ignore"):
             return factor, self.scaled * np.exp(size - self.exponents @ self.log_mean)
+
+    @cached_property
+    def beyond_float64(self) -> Array:
+        """Which coefficients float64 cannot hold ``[K]``, whatever the factor of y."""
+        coef = self._factored[1]
+        return ~np.isfinite(coef) | ((coef == 0) & (self.scaled != 0))
+
+    def _numbers(self, function: str) -> tuple[float, Array]:
+        """`_factored`; OverflowError where float64 cannot hold a coefficient."""
+        if self.beyond_float64.any():
+            rule = "the coefficients must be numbers that float64 can hold"
+            raise OverflowError(f"{function}: {rule}, got {self.text()}")
+        return self._factored
+
+    def _decimals(self) -> list[Any]:
+        """The coefficients of `_factored`, decimals of any size where float64 cannot hold them."""
+        factor, coef = self._factored
+        size = np.full(self.terms, self.power * math.log10(self.scale / factor))
+        size[self.terms - self.below :] = 0.0
+        sizes = size - self.exponents @ self.log_mean / math.log(10)
+        return [
+            Decimal(float(scaled)) * Decimal(10) ** Decimal(float(exponent)) if beyond else c
+            for c, beyond, scaled, exponent in zip(
+                coef, self.beyond_float64, self.scaled, sizes, strict=True
+            )
+        ]
 
     @cached_property
     def _written(self) -> tuple[Array, Array]:
@@ -237,12 +265,15 @@ class Equation:
     def sympy(self) -> Any:
         """The right-hand side as a sympy expression of symbols with the inputs' names.
 
-        Needs sympy.
+        Needs sympy. Raises OverflowError for a coefficient that float64 cannot hold.
         """
         return self.formula().expressions[0]
 
     def formula(self) -> Formula:
-        """Return a `npu_kernels.formula.Formula`: text, LaTeX and torch code. Needs sympy."""
+        """Return a `npu_kernels.formula.Formula`: text, LaTeX and torch code.
+
+        Needs sympy. Raises OverflowError for a coefficient that float64 cannot hold.
+        """
         from npu_kernels.formula._reading import Formula, require_sympy
 
         sympy = require_sympy()
@@ -251,7 +282,7 @@ class Equation:
             sympy.Symbol(n, positive=True) if p else sympy.Symbol(n, real=True) for n, p in pairs
         )
         terms, columns = [], self.functions.symbols(sympy, symbols)
-        factor, coef = self._factored
+        factor, coef = self._numbers("formula")
         for c, row, free in zip([*coef, *[1.0] * (self.below > 0)], *self._written, strict=True):
             powers = [
                 symbol ** (sympy.Float(w) if loose else _rational(sympy, w))
@@ -279,19 +310,22 @@ class Equation:
 
     def text(self, digits: int = 4) -> str:
         """The equation in Python's operators, decimals with so many significant digits."""
-        factor, coef = self._factored
-        rows, above = self._written[0], self.terms - self.below
+        factor, rows, above = self._factored[0], self._written[0], self.terms - self.below
+        numbers = [*self._decimals(), *[1.0] * (self.below > 0)]
+        present = [*(self.scaled != 0), *[True] * (self.below > 0)]
         parts = [
-            term_text(c, row, self.names, digits)
-            for c, row in zip([*coef, *[1.0] * (self.below > 0)], rows, strict=True)
+            term_text(c, row, self.names, digits) for c, row in zip(numbers, rows, strict=True)
         ]
-        body = _sum_text(parts[:above])
-        if self.below:
+        shown = [part for part, stays in zip(parts, present, strict=True) if stays]
+        count = sum(present[:above])  # terms with the coefficient 0 are not written
+        numerator, below = shown[:count], shown[count:]
+        body = _sum_text(numerator or ["0"])
+        if below and numerator:
             body = body if above == 1 and (rows[0] >= 0).all() else f"({body})"
-            body = f"{body}/({_sum_text([parts[-1], *parts[above:-1]])})"
+            body = f"{body}/({_sum_text([below[-1], *below[:-1]])})"
         if self.part is not None:
             part = self.part.text if factor == 1 else f"({self.part.text})/{factor**self.power:g}"
-            body = _sum_text([part, body])
+            body = _sum_text([part, body] if numerator else [part])
         if self.power != 1:
             body = f"({body})**{exponent_text(1 / self.power)}"
         if factor != 1:
@@ -322,7 +356,7 @@ class Equation:
         It takes ``[..., n]`` and gives ``[..., 1]``. With a power other than 1 it equals `predict`
         where the sum of the terms is positive, as it is on the data. Functions are layers without
         weights before and behind these, and a part that was known is added without weights. Raises
-        OverflowError if a constant is no number of float64.
+        OverflowError for a coefficient that float64 cannot hold.
         """
         import torch
 
@@ -335,11 +369,7 @@ class Equation:
         )
         from npu_kernels.layers import NAU, RealNPU
 
-        factor, coef = self._factored
-        if not np.isfinite(coef).all():
-            raise OverflowError(
-                f"torch_module: the constants must be finite numbers, got {coef.tolist()}"
-            )
+        factor, coef = self._numbers("torch_module")
         inputs = len(self.functions.inputs)
         used = np.flatnonzero((self.exponents != 0).any(0)[inputs:])
         columns = [self.functions.columns[i] for i in used]

@@ -86,6 +86,8 @@ def equation_of(
     factor = data.outer_signs(law.u)
     factor[:above] *= data.sign if abs(p) == 1 else 1.0
     C = _covariance(data, law)
+    known = bool(np.isfinite(C).all())  # otherwise all standard errors are infinite
+    C = C if known else np.zeros_like(C)
     k, i = np.nonzero(law.free)
     # The constants in the units of the data: d log c = d c' / c' - sum_i (Z^T mean)_i d u_i.
     T = np.zeros((K, len(C)))
@@ -98,11 +100,16 @@ def equation_of(
         Z, inner = matrix[:, i[of_term]], C[K:, K:][np.ix_(of_term, of_term)]
         spread[term] = np.sqrt(np.maximum(np.diag(Z @ inner @ Z.T), 0.0))
     free = (law.free @ (matrix != 0).T) > 0
+    if not known:
+        coef_std, spread = np.full(K, math.inf), np.where(free, math.inf, 0.0)
     squares = [
         ((part.predict(law.u, law.parity, law.c)[2] * law.c * part.weight[:, None]) ** 2).sum(0)
         for _, part in data.blocks()
     ]
     term_index = np.arange(K)
+    if is_exact(data, law):  # what is no more than rounding is 0
+        lost = np.sqrt(np.sum(squares, axis=0)) <= refine.SOLVED_ERROR * math.sqrt(data.size)
+        law = replace(law, c=np.where(lost, 0.0, law.c))
     order = np.lexsort([-np.sum(squares, axis=0), term_index >= above, term_index >= data.fixed])
     prediction, residuals, _ = data.predict(law.u, law.parity, law.c)
     return Equation(

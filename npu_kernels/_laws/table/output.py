@@ -84,6 +84,9 @@ def merged(X: Array, y: Array, weight: Array) -> tuple[Array, Array, Array, Arra
     for rows in blocks(len(X) - 1):
         after = slice(rows.start + 1, rows.stop + 1)
         new[after] = (X[rows] != X[after]).any(1) | (y[rows] != y[after]).any(1)
+    if new.sum() < 2:
+        rule = "X and y must have at least 2 different rows with a sample_weight greater than 0"
+        raise ValueError(f"NPURegressor: {rule}, got {new.sum()}")
     if new.all():
         return X, y, weight, origin
     return X[new], y[new], np.bincount(np.cumsum(new) - 1, weights=weight), origin[new]
@@ -148,7 +151,7 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
         if candidates.complete and not candidates.exact() and candidates.structure() > STRUCTURE:
             candidates = search_on(known_error, training, settings, candidates)
     if not candidates.sums:
-        limited = "" if rows.limits is None else " with these terms, signs and bounds"
+        limited = "" if rows.limits is None else f" with {rows.limits}"
         raise ValueError(
             f"NPURegressor: no sum of products of powers{limited} could be fitted to "
             f"{rows.output}; output_powers other than 1 need a y of one sign without zeros, -1 one "
@@ -295,9 +298,9 @@ def _finished(
 
 def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
     """What a reader should know of the law."""
+    notes = [*beyond_notes(equation)]
     if equation.exact:
-        return ()
-    notes = list[str]()
+        return tuple(notes)
     some = np.linspace(0, len(rows.y) - 1, min(len(rows.y), SEARCH_ROWS)).astype(int)
     X = rows.functions.expand(rows.X[some])
     near = None
@@ -332,6 +335,16 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
             "(max_terms) are missing."
         )
     return tuple(notes)
+
+
+def beyond_notes(equation: Equation) -> tuple[str, ...]:
+    """What a reader should know of coefficients that float64 cannot hold."""
+    if not equation.beyond_float64.any():
+        return ()
+    return (
+        "float64 cannot hold its coefficients in the units of these columns: sympy, latex and "
+        "torch_module cannot write it. Divide the columns by their sizes.",
+    )
 
 
 def _uncancelled(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:

@@ -90,7 +90,7 @@ def freedom(problem: Data, variances: Iterable[float], press: float) -> list[flo
     inputs, width = math.log(2 * problem.exponents.inputs), math.log(2 * BOUND)
     nats = []
     for variance in variances:
-        error = math.sqrt(2 * math.pi * max(float(variance), 1e-300) * noise)
+        error = math.sqrt(2 * math.pi * max(float(variance) * noise, 1e-300))
         nats.append(inputs + max(1.0, width - math.log(error)))
     return nats
 
@@ -183,7 +183,8 @@ def loss_roots(r: Array, loss: str) -> tuple[float, Array | None]:
     Least squares of the rows times these factors have the loss's gradient; None: all are 1.
     """
     if loss == "squared":
-        return float(r @ r), None
+        with np.errstate(over="ignore"):
+            return float(r @ r), None
     limit = 1.345 * robust_scale(r) or 1e-300
     with np.errstate(over="ignore", invalid="ignore"):
         t = np.abs(r) / limit
@@ -350,6 +351,8 @@ def left_out(
 def covariance(problem: Data, law: Sum) -> Array:
     """``(J^T J)^-1`` of c and the free exponents: the covariance over the errors' variance."""
     R = triangle(np.concatenate([triangle(J) for _, J in derivatives(problem, law)]))
+    if not np.isfinite(R).all():
+        return np.full_like(R, np.nan)
     length = lengths(R)
     inverse = np.linalg.pinv(R / length, rcond=1e-13)
     return inverse @ inverse.T / np.outer(length, length)

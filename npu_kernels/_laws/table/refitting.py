@@ -16,6 +16,8 @@ from npu_kernels._laws.table.refine import Sum
 
 Array = Any
 
+UNTOLD = 1e-10  # of a singular value of derivatives of length 1: below, rows tell nothing of it
+
 
 def refitted(
     equation: Equation, X: Array, y: Array, weight: Array, noise: float | None, loss: str
@@ -29,12 +31,44 @@ def refitted(
     rows = Rows(X, y, weight, *parts, noise, (), origin, equation.part, equation.limits)
     for _ in range(2):  # errors in proportion to y are in proportion to the first law's y
         data, start = _started(equation, X, y, weight, noise, "refit")
-        law = refine.refit(data, start, loss)
+        law = refine.refit(_of_terms(data, start), start, loss)
         if not math.isfinite(law.rss):
             raise ValueError("refit: the law must have finite values in all rows")
         error = left_out(rows, data, law)
         equation = equation_of(rows, data, law, error, 0, equation.noise)
+    untold = _untold(data, law)
+    if untold:
+        free = equation.free
+        equation = replace(
+            equation, coef_std=np.full(equation.terms, math.inf),
+            exponents_std=np.where(free, math.inf, equation.exponents_std),
+        )  # fmt: skip
+        rows = replace(rows, notes=(untold,))
     return rows, equation
+
+
+def _of_terms(data: AllRows, law: Sum) -> AllRows:
+    """The rows, for the terms of a law: a coefficient that its limits make 0 is no error."""
+    if data.limits is None:
+        return data
+    return replace(data, limits=data.limits.of_terms(law.u, law.parity, data.below))
+
+
+def _untold(data: AllRows, law: Sum) -> str:
+    """A note if the rows do not tell all parameters of a law; without a note the empty text."""
+    R = refine.triangle(
+        np.concatenate([refine.triangle(J) for _, J in refine.derivatives(data, law)])
+    )
+    k, _ = np.nonzero(law.free)
+    told = np.append(np.ones(len(law.c), dtype=bool), law.c[k] != 0)
+    R = (R / refine.lengths(R))[:, told]
+    rank = int(np.linalg.matrix_rank(R, tol=UNTOLD)) if R.size and np.isfinite(R).all() else 0
+    if rank == told.sum():
+        return ""
+    return (
+        f"The rows tell {rank} of the law's {told.sum()} parameters: the others are no estimates, "
+        "and no parameter has a standard error."
+    )
 
 
 def _started(
@@ -78,6 +112,7 @@ def resampled(
     The rows of each estimate are drawn with replacement.
     """
     data, start = _started(equation, X, y, weight, None, "bootstrap")
+    data = _of_terms(data, start)
     start = refine.refit(data, start, loss)
     above = equation.terms - equation.below
     signs = data.outer_signs(start.u)

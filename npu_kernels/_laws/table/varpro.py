@@ -71,7 +71,7 @@ class Solver:
         if self.negative is not None:
             products.mul_(1 - 2 * torch.remainder(parity @ self.negative.T, 2))
         if self.zeros is not None:
-            factors = self.zeros.factors(u.reshape(-1, u.shape[-1]).numpy())
+            factors = self.zeros.factors(u.flatten(0, -2).numpy())
             products.mul_(torch.from_numpy(factors.T).view_as(products))
         return products
 
