@@ -5,6 +5,7 @@ import pytest
 
 from npu_kernels._laws.products.problem import Columns, all_rows
 from npu_kernels._laws.products.units import Exponents
+from npu_kernels._laws.table.refine import Rules
 from npu_kernels._laws.table.stepwise import MOST_TERMS, _chosen, _lattice, _next
 from npu_kernels.equations import NPURegressor
 from tests.support.laws import RNG, approximate, check, noise, terms, uniform
@@ -55,7 +56,7 @@ def test_inputs_of_both_signs_and_zeros():
 def test_products_of_inputs_of_both_signs():
     X = np.column_stack([RNG(0).uniform(-1, 1, 50), uniform(1, 50)[:, 0]])
     data = all_rows(Columns.of(X), X[:, 0], np.ones(50), 1.0, Exponents.unrestricted(2), None)
-    u = _lattice(data.take(slice(0, 50)), 2, np.arange(2))
+    u = _lattice(data.take(slice(0, 50)), Rules(), 2, np.arange(2))
     assert set(u[:, 0]) == {0, 1, 2}
     assert set(u[:, 1]) == {0, 1, 2, 0.5, -1, -0.5}
 
@@ -68,6 +69,50 @@ def test_what_is_known_holds():
     assert fitted.best_.text().startswith("y = sin(2*x1) + 0.")
     without = model(terms={"1": 0}).fit(X, y)
     assert all((0, 0, 0) not in terms(equation) for equation in without.equations_)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_positive_sums_are_found(sign):
+    """A term to begin with leaves the sum again where its coefficient becomes 0."""
+    X = sign * uniform(1)
+    law = X[:, 0] + sign * 2 * X[:, 0] ** 2
+    fitted = model(signs="positive").fit(X, sign * law) if sign > 0 else model().fit(X, law)
+    check(fitted, {(1,): 1, (2,): 2 * sign}, rel=1e-9)
+    for seed in range(3):
+        X = 10 ** RNG(seed).uniform(-0.5, 0.7, (90, 2))
+        best = model(signs="positive").fit(X, X[:, 0] * X[:, 1] ** 2).best_
+        assert (1, 1) in terms(best)
+        assert best.rms < 0.4
+        assert (best.coef > 0).all()
+
+
+def test_bounds_of_coefficients_hold():
+    X = uniform(2)
+    bounds = {"x0": (None, -1), "x1": (0, 0.5)}
+    y = 4 * X[:, 0] * X[:, 1] - 0.5 * X[:, 0] + X[:, 1] + 0.01 * noise()
+    for equation in model(terms=bounds, signs="positive").fit(X, y).equations_:
+        actual = terms(equation)
+        assert actual[1, 0] <= -1
+        assert 0 <= actual[0, 1] <= 0.5
+        assert all(c > 0 for w, c in actual.items() if w not in ((1, 0), (0, 1)))
+
+
+def test_whole_exponents():
+    X = uniform(2)
+    y = 5 * np.sqrt(X[:, 0]) + X[:, 1]
+    for equation in model(exponents="integers").fit(X, y).equations_:
+        assert (equation.exponents % 1 == 0).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"signs": "positive"}, {"exponents": (0, 2)}])
+def test_an_exact_sum_is_the_last(options):
+    """It has no terms of rounding, and its coefficients can be fitted to other data."""
+    X = uniform(2)
+    fitted = model(**options).fit(X, 2 * X[:, 0] * X[:, 1] + X[:, 0])
+    check(fitted, {(1, 1): 2, (1, 0): 1})
+    assert fitted.equations_[-1] is fitted.best_
+    other = fitted.refit(X, 3 * X[:, 0] * X[:, 1] + X[:, 0])
+    check(other, {(1, 1): 3, (1, 0): 1})
 
 
 def test_many_inputs():

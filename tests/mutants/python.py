@@ -154,7 +154,7 @@ EQUATIONS = [
     *mutants(PACKAGE + "_laws/table/stepwise.py", "tests/laws/test_equations_stepwise.py", {
         "stepwise-held-out-errors": ("error = np.append(-c, 1.0) @ part[np.ix_(index, index)]", "error = np.append(-c, 1.0) @ total[np.ix_(index, index)]"),
         "stepwise-exchanges": ("if better is not None and better not in chosen:", "if False:"),
-        "stepwise-inputs-of-both-signs": ("rough = problem.signed & ((u < 0) | (u % 1 != 0))", "rough = problem.signed & (u % 1 != 0)"),
+        "stepwise-inputs-of-both-signs": ("(problem.signed & (u < 0)) | (whole", "(whole"),
         "stepwise-excluded": ("barred = np.concatenate([fixed, problem.limits.excluded])", "barred = fixed"),
         "stepwise-gain": ("gain -= W[:, -1] @ W[:, :-1]", "pass"),
     }),

@@ -21,9 +21,9 @@ from npu_kernels._laws.products.limits import APART
 from npu_kernels._laws.products.problem import AllRows, Problem
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.estimates import Rows, equation_of
-from npu_kernels._laws.table.output import Laws, measured
-from npu_kernels._laws.table.refine import Sum
-from npu_kernels._laws.table.search import Settings, chosen_rows
+from npu_kernels._laws.table.output import Laws, beyond_notes, measured
+from npu_kernels._laws.table.refine import EXACT_ERROR, Rules, Sum
+from npu_kernels._laws.table.search import Settings, chosen_rows, is_exact
 
 Array = Any
 
@@ -50,7 +50,8 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
         equation_of(rows, data, law, math.sqrt(error), data.rows, kind) for law, error in fits
     ]
     chosen = int(np.argmin([equation.error for equation in equations]))
-    return Laws(equations, chosen, [], kind, True, rows.notes)
+    notes = rows.notes + beyond_notes(equations[chosen])
+    return Laws(equations, chosen, [], kind, True, notes)
 
 
 def sums(data: AllRows, settings: Settings) -> list[tuple[Sum, float]]:
@@ -64,9 +65,11 @@ def sums(data: AllRows, settings: Settings) -> list[tuple[Sum, float]]:
     best = list[tuple[Sum, float]]()
     inputs = np.arange(rows.inputs)
     for level in range(3):
+        if best and is_exact(data, best[-1][0]):
+            break
         if level == 2 and len(inputs) > MOST_INPUTS_OF_PAIRS:
             inputs = np.flatnonzero(np.any([(law.u != 0).any(0) for law, _ in best], axis=0))
-        library = Library(rows, generator, _lattice(rows, level, inputs))
+        library = Library(rows, generator, _lattice(rows, settings.rules, level, inputs))
         laws_of_level = _of_level(data, rows, fold, library)
         if laws_of_level and (not best or _lowest(laws_of_level) < _lowest(best)):
             best = laws_of_level
@@ -80,33 +83,54 @@ def _lowest(laws: list[tuple[Sum, float]]) -> float:
 def _of_level(
     data: AllRows, rows: Problem, fold: Array, library: Library
 ) -> list[tuple[Sum, float]]:
-    """The sums of some products, with their errors."""
+    """The sums of some products, with their errors; none behind an exact one."""
     A = np.column_stack([library.A, library.target])
     parts = [A[fold == part].T @ A[fold == part] for part in range(FOLDS)]
     total = np.sum(parts, axis=0)
     fixed, constant = rows.fixed, np.flatnonzero((library.u == 0).all(1))
     begin = list(range(fixed)) if fixed else constant.tolist()
     limit = min(MOST_TERMS, rows.rows // 2)
+    bounds = None
+    if rows.limits is not None:
+        bounds = np.array(rows.limits.bounds(library.u)) * library.size
     squares = dict[int, list[float]]()
     for part in parts:
-        for chosen in _chosen(total - part, begin, limit):
-            c = _solved(total - part, chosen)
+        sums_of_part = _chosen(total - part, begin, limit, bounds, fixed)
+        for chosen in sums_of_part:
+            c = _solved(total - part, chosen, bounds)
             index = [*chosen, -1]
             error = np.append(-c, 1.0) @ part[np.ix_(index, index)] @ np.append(-c, 1.0)
             squares.setdefault(len(chosen), []).append(max(float(error), 0.0))
-    laws = []
-    for chosen in _chosen(total, begin, limit):
+    laws = list[tuple[Sum, float]]()
+    for chosen in _chosen(total, begin, limit, bounds, fixed):
         u = library.u[chosen]
-        c = _solved(total, chosen) / library.size[chosen]
+        c = _solved(total, chosen, bounds) / library.size[chosen]
         law = Sum(u, library.parity[chosen], np.zeros(u.shape, dtype=bool), c)
         law = refine.refit(data, law)
         errors = squares.get(len(chosen), [])
-        if math.isfinite(law.cost) and len(errors) == FOLDS:
-            laws.append((law, sum(errors) / float(total[-1, -1] or 1.0)))
+        if not math.isfinite(law.cost) or len(errors) < FOLDS:
+            continue
+        error = sum(errors) / float(total[-1, -1] or 1.0)
+        if is_exact(data, law):
+            law = _without_rounding(data, rows, law)
+            return [*(pair for pair in laws if len(pair[0].c) < len(law.c)), (law, error)]
+        laws.append((law, error))
     return laws
 
 
-def _lattice(problem: Problem, level: int, inputs: Array) -> Array:
+def _without_rounding(data: AllRows, rows: Problem, law: Sum) -> Sum:
+    """The exact sum without terms that are no more than its error."""
+    products = rows.predict(law.u, law.parity, law.c)[2] * law.c
+    sizes = np.linalg.norm(products * rows.weight[:, None], axis=0)
+    stay = sizes > EXACT_ERROR * np.linalg.norm(rows.weight * rows.target)
+    stay[: rows.fixed] = True
+    stay[sizes.argmax()] = True
+    short = Sum(law.u[stay], law.parity[stay], law.free[stay], law.c[stay])
+    short = refine.refit(data, short)
+    return short if is_exact(data, short) and math.isfinite(short.cost) else law
+
+
+def _lattice(problem: Problem, rules: Rules, level: int, inputs: Array) -> Array:
     """The exponents ``[M, m]`` of the products of a level, first those that every sum has."""
     m = problem.inputs
     rows = [np.zeros((1, m))]
@@ -118,7 +142,8 @@ def _lattice(problem: Problem, level: int, inputs: Array) -> Array:
         both[:, i], both[:, j] = (1, 1, -1, -1), (1, -1, 1, -1)
         rows.append(both)
     u = np.concatenate(rows)
-    rough = problem.signed & ((u < 0) | (u % 1 != 0))
+    whole = problem.signed | (rules.exponents == "integers")
+    rough = (problem.signed & (u < 0)) | (whole & (u % 1 != 0))
     u = u[~(rough | (u < problem.low) | (u > problem.high)).any(1)]
     if problem.limits is None:
         return u
@@ -128,13 +153,46 @@ def _lattice(problem: Problem, level: int, inputs: Array) -> Array:
     return np.concatenate([fixed, u[~like]])
 
 
-def _solved(gram: Array, chosen: list[int]) -> Array:
-    """The coefficients of some columns for the last one."""
-    return np.linalg.lstsq(gram[np.ix_(chosen, chosen)], gram[chosen, -1], rcond=1e-13)[0]
+def _solved(gram: Array, chosen: list[int], bounds: Array | None) -> Array:
+    """The coefficients of some columns for the last one. bounds: of those of all columns."""
+    inner, products = gram[np.ix_(chosen, chosen)], gram[chosen, -1]
+    c: Array = np.linalg.lstsq(inner, products, rcond=1e-13)[0]
+    if bounds is None or not chosen:
+        return c
+    low, high = bounds[:, chosen]
+    if ((low <= c) & (c <= high)).all():
+        return c
+    from scipy.optimize import lsq_linear
+
+    root = _root(inner)
+    wide = np.maximum(high, np.nextafter(low, np.inf))  # equal bounds are refused
+    target = np.linalg.solve(root, products)
+    c = lsq_linear(root.T, target, (low, wide), method="bvls").x
+    return np.clip(c, low, high)
 
 
-def _chosen(gram: Array, begin: list[int], limit: int) -> list[list[int]]:
-    """The columns of sums of more and more terms, each from the one before, after exchanges."""
+def _root(inner: Array) -> Array:
+    """The triangular factor of the Gram matrix of some columns."""
+    root: Array = np.linalg.cholesky(inner + 1e-12 * np.diag(np.diag(inner)))
+    return root
+
+
+def _error(gram: Array, chosen: list[int], bounds: Array | None) -> float:
+    """The squares that the best sum of some columns leaves."""
+    index, c = [*chosen, -1], np.append(-_solved(gram, chosen, bounds), 1.0)
+    return float(c @ gram[np.ix_(index, index)] @ c)
+
+
+def _chosen(
+    gram: Array, begin: list[int], limit: int, bounds: Array | None = None, fixed: int = 0
+) -> list[list[int]]:
+    """The columns of sums of more and more terms, each from the one before, after exchanges.
+
+    Without bounds the columns to begin with stay. With bounds of the coefficients the first `fixed`
+    ones do, and others whose coefficient becomes 0 are left out again.
+    """
+    if bounds is not None:
+        return _chosen_within(gram, begin, limit, bounds, fixed)
     chosen, results = begin, [begin] if begin else []
     while len(chosen) < limit:
         following = _next(gram, chosen)
@@ -154,18 +212,65 @@ def _chosen(gram: Array, begin: list[int], limit: int) -> list[list[int]]:
     return results
 
 
-def _next(gram: Array, chosen: list[int]) -> int | None:
+def _chosen_within(
+    gram: Array, begin: list[int], limit: int, bounds: Array, fixed: int
+) -> list[list[int]]:
+    """`_chosen` with bounds of the coefficients; every sum has a smaller error than those before.
+
+    So a sum replaces another one of as many terms.
+    """
+
+    def used(columns: list[int]) -> list[int]:
+        c = _solved(gram, columns, bounds)
+        return [j for k, j in enumerate(columns) if k < fixed or c[k] != 0]
+
+    chosen, results = used(begin), dict[int, list[int]]()
+    error = _error(gram, chosen, bounds)
+    while True:
+        if chosen:
+            results = {k: v for k, v in results.items() if k < len(chosen)}
+            results[len(chosen)] = chosen
+        following = _next(gram, chosen, bounds)
+        if following is None:
+            break
+        longer = used([*chosen, following])
+        error_before, error = error, _error(gram, longer, bounds)
+        if len(longer) > limit or not error < error_before:
+            break
+        chosen = longer
+        for _ in range(EXCHANGES):
+            before = chosen
+            for column in before[fixed:]:
+                if column not in chosen:
+                    continue
+                rest = [j for j in chosen if j != column]
+                better = _next(gram, rest, bounds)
+                if better is None or better in chosen:
+                    continue
+                other = used([*rest, better])
+                error_of_other = _error(gram, other, bounds)
+                if error_of_other < error:
+                    chosen, error = other, error_of_other
+            if chosen == before:
+                break
+    return list(results.values())
+
+
+def _next(gram: Array, chosen: list[int], bounds: Array | None = None) -> int | None:
     """The column that lowers the error of some columns most."""
     size, gain = np.diag(gram)[:-1], gram[:-1, -1].copy()
     rest = size.copy()
     if chosen:
-        inner = gram[np.ix_(chosen, chosen)]
-        root = np.linalg.cholesky(inner + 1e-12 * np.diag(np.diag(inner)))
+        root = _root(gram[np.ix_(chosen, chosen)])
         W = np.linalg.solve(root, gram[chosen])
         rest -= (W[:, :-1] ** 2).sum(0)
         gain -= W[:, -1] @ W[:, :-1]
     usable = rest > INDEPENDENT * size
     usable[chosen] = False
+    if bounds is not None:
+        if chosen:
+            gain = gram[:-1, -1] - _solved(gram, chosen, bounds) @ gram[chosen, :-1]
+        usable &= np.where(gain > 0, bounds[1] > 0, bounds[0] < 0)
     score = np.where(usable, gain**2 / np.maximum(rest, 1e-300), 0.0)
     k = int(np.argmax(score))
     return k if score[k] > 0 else None
