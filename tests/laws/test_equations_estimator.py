@@ -242,3 +242,53 @@ def test_steps_are_logged_and_printed_on_request(caplog, capsys):
     assert capsys.readouterr().err == ""
     NPURegressor(random_state=0, verbose=1).fit(X, y)
     assert "NPURegressor: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"random_state": -1}, "random_state must be None, an integer from 0 to 2..32 - 1"),
+    ({"noise": 1e-300}, "noise must be between 1e-50 and 1e.50 of the size of y, .*, got 1e-300"),
+    ({"noise": 1e300}, "noise must be between 1e-50 and 1e.50 of the size of y, .*, got 1e.300"),
+])  # fmt: skip
+def test_numbers_out_of_range(options, message):
+    X = uniform(2, 60)
+    with pytest.raises(ValueError, match=message):
+        NPURegressor(**options).fit(X, X[:, 0])
+
+
+def test_one_row_that_counts():
+    X = uniform(2, 60)
+    rule = "at least 2 different rows with a sample_weight greater than 0, got 1"
+    with pytest.raises(ValueError, match=rule):
+        NPURegressor().fit(X, X[:, 0], sample_weight=np.eye(60)[0])
+    with pytest.raises(ValueError, match=rule), pytest.warns(EquationWarning, match="constant"):
+        NPURegressor().fit(X * 0, X[:, 0] * 0)
+
+
+@pytest.mark.filterwarnings("ignore:NPURegressor. constant columns")
+def test_columns_of_zeros_and_of_all_sizes():
+    X = uniform(2, 60)
+    y = X[:, 0] * X[:, 1]
+    best = NPURegressor(random_state=0, noise="constant").fit(X * 0, y).best_
+    assert best.text() == f"y = {y.mean():.4g}"
+    wide = 10 ** np.random.default_rng(2).uniform(-100, 0, (60, 1))
+    assert np.isfinite(NPURegressor(random_state=0, starts=16).fit(wide, y).best_.rms)
+
+
+def test_names_of_columns_that_cannot_be():
+    pandas = pytest.importorskip("pandas")
+    X = uniform(2, 60)
+    for names in (["a", "a"], ["a", " "], ["", "a"]):
+        table = pandas.DataFrame(X, columns=names)
+        with pytest.raises(ValueError, match="columns of X must have different names that are not"):
+            NPURegressor().fit(table, X[:, 0])
+        with pytest.raises(ValueError, match="columns of y must have different names that are not"):
+            NPURegressor().fit(X, table)
+
+
+def test_plots_of_an_output_that_is_none():
+    pytest.importorskip("matplotlib")
+    X = uniform(2, 60)
+    model = NPURegressor(random_state=0, starts=8).fit(X, X[:, 0])
+    for output in (3, "a"):
+        with pytest.raises(ValueError, match="plot: output must be the number of one of the 1"):
+            model.plot(output=output)

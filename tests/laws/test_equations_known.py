@@ -10,7 +10,7 @@ from npu_kernels._laws.products.units import Exponents
 from npu_kernels._laws.table.refine import Sum, refit
 from npu_kernels._laws.table.refitting import _started
 from npu_kernels._laws.table.varpro import Solver
-from npu_kernels.equations import NPURegressor
+from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.laws import RNG, approximate, check, noise, terms, uniform
 
 
@@ -212,6 +212,37 @@ def test_terms_that_the_law_has_not():
         assert np.abs(equation.exponents).max(1).min() > 0.1
 
 
+@approximate
+def test_a_known_part_has_the_dimension_of_y():
+    pytest.importorskip("pint")
+    X = uniform(2)
+    y = X[:, 0] * X[:, 1] * 3
+    units = {"units": ["m/s", "s"], "y_units": "m"}
+    for part in (
+        "x0*x1",
+        "9.81*x1**2/2",
+        "x0**2*x1/x0",
+        "x0*sqrt(x1)*sqrt(x1)",
+        "sin(x1/x1)*x0*x1",
+    ):
+        assert model(known=part, **units).fit(X, y).best_.text().startswith(f"y = {part}")
+    squared = model(known="x0**2*x1**2", output_powers=(2,), **units).fit(X, y)
+    check(squared, {(2, 2): 8}, power=2)
+    with pytest.raises(
+        ValueError, match=r"known must have the dimension of y, \[length\]\*\*1, got 'x1'"
+    ):
+        model(known="x1", **units).fit(X, y)
+    for part in ("x0 + x1", "x0*x1 + sin(x1)", "x0*2**x1", "x0**x1"):
+        with pytest.raises(ValueError, match="known must be of sums of one dimension and of"):
+            model(known=part, **units).fit(X, y)
+
+
+def test_whole_exponents_of_negative_columns_have_room():
+    X = uniform(2) - [1, 0]
+    with pytest.raises(ValueError, match=r"negative in some rows, got .0.2, 0.8. for x0"):
+        model(exponents=(0.2, 0.8)).fit(X, X[:, 1] ** 0.5)
+
+
 def test_terms_have_functions_of_columns():
     X = RNG(0).uniform(0, 6, (200, 2))
     y = X[:, 0] * np.cos(X[:, 1]) + 0.5 * X[:, 0] + 0.01 * noise(200)
@@ -236,6 +267,23 @@ def test_terms_have_the_dimension_of_y():
     [
         ({"terms": ["x0 + x1"]}, "which is no product of powers"),
         ({"terms": ["2*x0"]}, "which is no product of powers"),
+        ({"terms": ["x0**1/2"]}, "terms must be products of powers of .* fractions in parentheses"),
+        ({"terms": [[np.nan, 1]]}, "terms must have finite exponents, got"),
+        ({"terms": {"x0": (np.inf, np.inf)}}, "a finite number between, got"),
+        ({"terms": {"x0": (1e300, 1e301)}}, "of 1e.300 to 1e.301 for the exponents .1.0, 0.0."),
+        (
+            {"exponents": (0.2, 0.8), "integer_exponents": True},
+            "within where .*, got .0.2, 0.8. for x0",
+        ),
+        ({"exponents": (0.2, 0.8), "integer_exponents": ["x1"]}, "integer_exponents .* for x1"),
+        ({"max_terms": None, "ratios": True}, "ratios must be False or 'auto' with max_terms=None"),
+        ({"exponents": (0, 2), "ratios": True}, "with bounds of exponents, which are for sums"),
+        ({"terms": ["x0"], "ratios": True}, "with terms, which are for sums, got True"),
+        ({"max_terms": None, "output_functions": "auto"}, "output_functions must be None or one"),
+        (
+            {"max_terms": None, "output_powers": (2, 1)},
+            "output_powers must be 'auto' or one number",
+        ),
         ({"terms": "x0"}, "terms must be products of columns"),
         ({"terms": [[1]]}, "terms must be products of columns"),
         ({"terms": {"x0": (2, 1)}}, "the lower bound first"),
@@ -369,3 +417,34 @@ def test_expressions_are_those_of_python():
     expected = -(a**2) * b / 3 + np.sqrt(np.exp(b)) - np.log(a) * np.pi / (a - 100 * b)
     values = Expression(text, ("a", "b"), "known").values(X)
     assert values == pytest.approx(expected + np.cos(2) ** -2 + 1)
+
+
+@approximate
+@pytest.mark.parametrize("options", [{}, {"max_terms": None}])
+def test_a_refit_may_make_coefficients_0(options):
+    X = uniform(2)
+    products = X[:, 0] * X[:, 1]
+    fitted = model(signs="positive", **options).fit(X, 3 * products + X[:, 1])
+    for y in (4.5 * products - 0.5 * X[:, 1], 4.5 * products):
+        other = fitted.refit(X, y)
+        actual = terms(other.best_)
+        assert actual[0, 1] == pytest.approx(0, abs=1e-12)
+        assert other.best_.text().endswith("*x0*x1")
+        assert np.isfinite(other.predict(X)).all()
+        assert len(fitted.bootstrap(X, y, draws=10)) == 2
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_refit_to_rows_that_tell_nothing():
+    X = uniform(2)
+    fitted = model().fit(X, 3 * X[:, 0] * X[:, 1] + X[:, 1])
+    for rows, y, rank in ((X * 0, X[:, 0], 0), (X[:1], X[:1, 0], 1), (X * 0 + X[0], X[:, 0], 1)):
+        with pytest.warns(EquationWarning, match=f"The rows tell {rank} of the law's 2 parameters"):
+            other = fitted.refit(rows, y)
+        assert (other.coef_std_ == np.inf).all()
+        assert (other.coef_ != 0).all()
+    power = model(exponents="real").fit(X, X[:, 0] ** 1.234)
+    with pytest.warns(EquationWarning, match="The rows tell 1 of the law's"):
+        other = power.refit(X * 0 + 1, X[:, 0])
+    assert (other.exponents_std_[other.best_.free] == np.inf).all()
+    assert power.refit(X, 2 * X[:, 0] ** 1.5).coef_ == pytest.approx([2])

@@ -11,6 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 
 Array = Any
 Operator = Callable[[Any, Any], Any]
+Dimension = dict[str, Fraction]  # the powers of base dimensions, none of them 0
 
 FUNCTIONS = ("sin", "cos", "tan", "exp", "log", "sqrt")
 COLUMN = "__"  # before a column's number in the tree
@@ -146,6 +148,51 @@ class Expression:
             values = self.evaluate(X.T, np, np.float64)
         return np.broadcast_to(np.asarray(values, dtype=np.float64), len(X))
 
+    def dimension(self, columns: Sequence[Dimension]) -> Dimension | None:
+        """Return the dimension for those of the columns; None for one that numbers may change.
+
+        Whole numbers have no dimension, others may have any: 9.81 may be an acceleration. Raises
+        ValueError for sums of different dimensions and for functions of one.
+        """
+
+        def scaled(dimension: Dimension, factor: Fraction) -> Dimension:
+            return {base: factor * power for base, power in dimension.items() if factor * power}
+
+        def of(node: Any) -> Dimension | None:
+            if isinstance(node, ast.Name):
+                return {} if node.id == "pi" else columns[int(node.id[len(COLUMN) :])]
+            if isinstance(node, ast.Constant):
+                return {} if isinstance(node.value, int) else None
+            if isinstance(node, ast.UnaryOp):
+                return of(node.operand)
+            if isinstance(node, ast.Call):
+                argument = of(node.args[0])
+                if node.func.id == "sqrt":  # type: ignore[attr-defined]
+                    return None if argument is None else scaled(argument, Fraction(1, 2))
+                return {} if not argument else self._refuse_dimensions()
+            left, right = of(node.left), of(node.right)
+            if isinstance(node.op, ast.Pow):
+                if right or (left and _columns(node.right)):
+                    self._refuse_dimensions()
+                if not left:
+                    return left
+                return scaled(left, Fraction(_number(node.right)).limit_denominator(64))
+            if isinstance(node.op, (ast.Add, ast.Sub)):
+                if left is not None and right is not None and left != right:
+                    self._refuse_dimensions()
+                return right if left is None else left
+            if left is None or right is None:
+                return None
+            sign = Fraction(1 if isinstance(node.op, ast.Mult) else -1)
+            powers = {base: left.get(base, 0) + sign * right.get(base, 0) for base in left | right}
+            return {base: power for base, power in powers.items() if power}
+
+        return of(self.tree)
+
+    def _refuse_dimensions(self) -> Any:
+        rule = "must be of sums of one dimension and of functions of numbers without one"
+        raise ValueError(f"{self.argument} {rule} with these units, got {self.text!r}")
+
     def product(self, functions: Sequence[tuple[str, int, int, float]] = ()) -> Array:
         """Return the exponents of a product of powers of the columns ``[n + functions]``.
 
@@ -154,6 +201,14 @@ class Expression:
         """
         count = len(self.names) + len(functions)
         units = np.eye(count)
+
+        def refuse() -> Any:
+            rule = (
+                f"{self.argument} must be products of powers of the columns "
+                f"{', '.join(self.names)}, without other factors than 1 and with fractions in "
+                "parentheses, as in 'x0*x1**(1/2)'"
+            )
+            raise ValueError(f"{rule}, got {self.text!r}, which is no product of powers")
 
         def exponents(node: Any) -> Array:
             if isinstance(node, ast.Name) and node.id != "pi":
@@ -169,11 +224,11 @@ class Expression:
                         return units[index] / (factor if function == "exp" else 1.0)
             if isinstance(node, ast.Constant) and node.value == 1:
                 return np.zeros(count)
-            return self._refuse("is no product of powers")
+            return refuse()
 
         def constant(node: ast.expr) -> float:
             if _columns(node):
-                self._refuse("is no product of powers")
+                refuse()
             return _number(node)
 
         return exponents(self.tree)

@@ -6,12 +6,13 @@ import logging
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import torch
 
-from npu_kernels._common.checks import as_number, check_whole
+from npu_kernels._common.checks import as_number, check_whole, is_whole
 from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._laws.products.expression import Expression
 from npu_kernels._laws.products.functions import (
@@ -25,11 +26,12 @@ from npu_kernels._laws.products.functions import (
 from npu_kernels._laws.products.limits import (
     BOUND,
     Limits,
+    check_whole_within,
     read_bounds,
     read_terms,
     read_whole,
 )
-from npu_kernels._laws.products.units import Exponents, constrain, factor
+from npu_kernels._laws.products.units import Exponents, constrain, dimensions, factor
 from npu_kernels._laws.table.refine import Rules
 from npu_kernels._laws.table.search import Settings
 from npu_kernels._laws.table.stepwise import MOST_TERMS
@@ -77,16 +79,29 @@ def check_parameters(model: Any) -> None:
             "NPURegressor: noise must be None, 'constant', 'relative', 'factor' or a number "
             f"greater than 0, got {noise!r}"
         )
-    if powers == "auto":
-        return
-    if isinstance(powers, str) or not isinstance(powers, (Sequence, np.ndarray)) or not len(powers):
+    is_list = isinstance(powers, (Sequence, np.ndarray)) and not isinstance(powers, str)
+    numbers = is_list and all(math.isfinite(as_number(p)) and p != 0 for p in powers)
+    if not ((numbers and len(powers)) or (isinstance(powers, str) and powers == "auto")):
         raise ValueError(
             f"NPURegressor: output_powers must be 'auto' or numbers other than 0, got {powers!r}"
         )
-    if not all(math.isfinite(as_number(p)) and p != 0 for p in powers):
-        raise ValueError(
-            f"NPURegressor: output_powers must be 'auto' or numbers other than 0, got {powers!r}"
-        )
+    _check_together(model)
+
+
+def _check_together(model: Any) -> None:
+    """ValueError for parameters that another one leaves without a use."""
+    stepwise, some = model.max_terms is None, model.output_functions
+    is_sum = "max_terms=None" * stepwise or "terms" * (model.terms is not None)
+    is_sum = is_sum or "bounds of exponents" * (not isinstance(model.exponents, str))
+    if is_sum and model.ratios != "auto" and model.ratios:
+        rule = f"ratios must be False or 'auto' with {is_sum}, which are for sums"
+        raise ValueError(f"NPURegressor: {rule}, got {model.ratios!r}")
+    if stepwise and (some == "auto" or (not isinstance(some, str) and len(some or ()) > 1)):
+        rule = "output_functions must be None or one name with max_terms=None"
+        raise ValueError(f"NPURegressor: {rule}, got {some!r}")
+    if stepwise and not isinstance(model.output_powers, str) and len(model.output_powers) > 1:
+        rule = "output_powers must be 'auto' or one number with max_terms=None"
+        raise ValueError(f"NPURegressor: {rule}, got {model.output_powers!r}")
 
 
 def settings_of(model: Any, seed: int) -> Settings:
@@ -106,6 +121,25 @@ def settings_of(model: Any, seed: int) -> Settings:
         int(model.max_terms or 0), rules, int(model.starts), seed, leave_out, show,
         ratios=False if is_sum else model.ratios,
     )  # fmt: skip
+
+
+def seed_of(random_state: Any) -> int:
+    """Return the seed of a search; random_state: as in scikit-learn."""
+    from sklearn.utils import check_random_state
+
+    try:
+        return int(check_random_state(random_state).randint(2**31 - 1))
+    except ValueError:
+        rule = "random_state must be None, an integer from 0 to 2**32 - 1 or a RandomState"
+        raise ValueError(f"NPURegressor: {rule}, got {random_state!r}") from None
+
+
+def check_output(tables: Sequence[Any], output: Any) -> int:
+    """Return the number of an output; ValueError if there is none of this number."""
+    if not is_whole(output) or not -len(tables) <= output < len(tables):
+        rule = f"output must be the number of one of the {len(tables)} outputs"
+        raise ValueError(f"plot: {rule}, the first is 0, got {output!r}")
+    return output
 
 
 def part_of(model: Any, names: tuple[str, ...], X: Array, origin: Array) -> Expression | None:
@@ -168,15 +202,16 @@ def work_of(model: Any, seed: int, names: tuple[str, ...], *data: Array) -> Work
 
 
 def column_names(table: Any) -> list[str] | None:
-    """Names of the columns of a Series or a DataFrame."""
+    """Names of the columns of a Series or a DataFrame, y."""
     if hasattr(table, "columns"):
-        return [str(name) for name in table.columns]
+        return _different("y", table.columns)
     name = getattr(table, "name", None)
     return [str(name)] if isinstance(name, str) and hasattr(table, "to_numpy") else None
 
 
 def check_columns(table: Any) -> None:
-    """ValueError that names the columns of a DataFrame without finite numbers."""
+    """ValueError that names the columns of a DataFrame without finite numbers, or equal names."""
+    _different("X", getattr(table, "columns", ()))
     text, infinite = list[str](), list[str]()
     for name in getattr(table, "columns", ()):
         column = np.asarray(table[name])
@@ -193,6 +228,15 @@ def check_columns(table: Any) -> None:
     if infinite:
         missing = f"got missing or infinite values in {', '.join(infinite)}"
         raise ValueError(f"NPURegressor: columns of X must be finite numbers, {missing}")
+
+
+def _different(argument: str, columns: Any) -> list[str]:
+    """Return the names of a DataFrame's columns; ValueError for equal and empty ones."""
+    names = [str(name) for name in columns]
+    if len(set(names)) < len(names) or not all(map(str.strip, names)):
+        rule = f"columns of {argument} must have different names that are not empty"
+        raise ValueError(f"NPURegressor: {rule}, got {names}")
+    return names
 
 
 def scaled_columns(X: Array, y: Array, names: tuple[str, ...], output: str) -> tuple[str, ...]:
@@ -252,11 +296,12 @@ def outputs_of(
 
 def exponents_of(
     X: Array, columns: Functions, units: list[str] | None, output: str, y_units: str | None,
-    limits: Limits | None, powers: tuple[float, ...],
+    limits: Limits | None, powers: tuple[float, ...], part: Expression | None,
 ) -> Exponents:  # fmt: skip
     """Return the exponents that units allow, of columns X.
 
-    Exponents of constant columns follow from the others, or are 0. limits, powers: of the law.
+    Exponents of constant columns follow from the others, or are 0. limits, powers, part: of the
+    law.
     """
     names = columns.names
     units = None if units is None else [*units, *[""] * len(columns.columns)]
@@ -272,11 +317,38 @@ def exponents_of(
         bounded = np.zeros(len(names), bool) if limits is None else limits.bounded
         order = np.lexsort(((X == 0).any(0), (X < 0).any(0), varies, bounded))
         allowed = constrain(names, units, output, y_units, [int(i) for i in order])
+        if part is not None:
+            _check_part(part, units, output, y_units, powers)
         keep = np.isin(allowed.free, varying)
         exponents = Exponents(allowed.offset, allowed.matrix[:, keep], allowed.free[keep])
     if limits is not None:
+        bounds = limits.low, limits.high
+        for whole, reason in (
+            (limits.integer, "integer_exponents has the column"),
+            ((X < 0).any(0), "the column is negative in some rows"),
+        ):
+            check_whole_within("NPURegressor", names, *bounds, whole, reason)
         _check_limits(limits, exponents, names, powers)
     return exponents
+
+
+def _check_part(
+    part: Expression, units: list[str], output: str, y_units: str, powers: tuple[float, ...]
+) -> None:
+    """ValueError for a known part of the law that has not the dimension of y to a power."""
+    dimension = part.dimension(dimensions(part.names, units[: len(part.names)], "units"))
+    (of_y,) = dimensions([output], [y_units], "y_units")
+    of_laws = [{base: Fraction(p) * power for base, power in of_y.items()} for p in powers]
+    if dimension is None or dimension in of_laws:
+        return
+    has, needs = (
+        " ".join(f"{base}**{power}" for base, power in sorted(one.items())) or "none"
+        for one in (dimension, of_laws[0])
+    )
+    raise ValueError(
+        f"NPURegressor: known must have the dimension of {output}, {needs}, got {part.text!r} with "
+        f"the dimension {has}"
+    )
 
 
 def _check_limits(

@@ -14,6 +14,7 @@ from npu_kernels._common.notices import warn
 from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._laws.table.arguments import (
     check_columns,
+    check_output,
     check_parameters,
     column_names,
     columns_of,
@@ -22,6 +23,7 @@ from npu_kernels._laws.table.arguments import (
     outputs_of,
     part_of,
     scaled_columns,
+    seed_of,
     settings_of,
     units_of,
     work_of,
@@ -212,7 +214,6 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         OSError for one that cannot be written; warns with `EquationWarning` of constant columns, of
         few rows, and of the notes in `equations_`.
         """
-        from sklearn.utils import check_random_state
         from sklearn.utils.validation import _check_sample_weight, validate_data
 
         check_parameters(self)
@@ -229,7 +230,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         outputs = outputs or (["y"] if count == 1 else [f"y{o}" for o in range(count)])
         input_units = units_of(self.units, names)
         self._warn(X, names, constants_matter=input_units is not None)
-        settings = settings_of(self, int(check_random_state(self.random_state).randint(2**31 - 1)))
+        settings = settings_of(self, seed_of(self.random_state))
         X, targets, weight, origin = merged(X, targets, weight)
         several = isinstance(self.y_units, (list, tuple))
         y_units = self.y_units if several else [self.y_units] * count
@@ -241,7 +242,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         limits = limits_of(self, functions)
         tasks = []
         for y_of_task, name, unit in zip(targets.T, outputs, y_units, strict=True):
-            of_units = functions, input_units, name, unit, limits, self._powers() or POWERS
+            of_units = functions, input_units, name, unit, limits, self._powers() or POWERS, part
             exponents = exponents_of(columns, *of_units)
             of_y = outputs_of(self.output_functions, y_of_task, origin, name, unit)
             notes = scaled_columns(X, y_of_task, names, name)
@@ -426,7 +427,6 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         Returns what `intervals` does. For errors that are neither equal nor in proportion to y.
         """
         from joblib import Parallel, delayed
-        from sklearn.utils import check_random_state
         from sklearn.utils.validation import _check_sample_weight, validate_data
 
         draws, level = check_whole("bootstrap", "draws", draws, 10), check_level("bootstrap", level)
@@ -434,7 +434,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         X, y = validate_data(self, X, y, reset=False, **_SEVERAL_OUTPUTS)
         weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        seed = seed_of(self.random_state)
         results: list[Any] = []
         shares = [len(part) for part in np.array_split(np.arange(draws), min(draws, 8))]
         loss = settings_of(self, seed).rules.loss
@@ -470,7 +470,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         for equation, of_equation in zip(equations, targets.T, strict=True):
             data = X[used], of_equation[used], weight[used]
             rows, equation = refitted(equation, *data, noise, loss)
-            notes = notes_of(rows, equation)
+            notes = rows.notes + notes_of(rows, equation)
             tables.append(EquationTable(Laws([equation], 0, [], equation.noise, True, notes)))
         other = copy.copy(self)
         other._seen = Seen.of(X, targets)
@@ -488,7 +488,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         """
         from sklearn.utils.validation import validate_data
 
-        table = self._tables()[output]
+        table = self._tables()[check_output(self._tables(), output)]
         if (X is None) != (y is None):
             raise ValueError("plot: X and y must be given together, got one of them")
         if X is not None:
