@@ -461,6 +461,13 @@ U = torch.rand(25, 2, dtype=torch.float64) + 0.5
     ({"observed": [0, 2]}, ValueError, "observed must be numbers of states, 0 to 1, got [0, 2]"),
     ({"observed": [1, 1]}, ValueError, "observed must name every state once, got [1, 1]"),
     ({"names": ["a"]}, ValueError, "names must be 2 different names (of the states), got ['a']"),
+    ({"names": ["a", ""]}, ValueError, "names must have no empty name, got ['a', '']"),
+    ({"u": U * 1e300}, ValueError, "with a largest size from 1e-100 to 1e+100, got ["),
+    ({"u": U * 1e-300}, ValueError, "with a largest size from 1e-100 to 1e+100, got ["),
+    ({"terms": ["x0", "x0"]}, ValueError, "terms must differ, got ['x0', 'x0']"),
+    ({"conserved": [[0, 0]]}, ValueError, "conserved must have a number other than 0 in each row"),
+    ({"exponents": (0.2, 0.8), "integer_exponents": ["x1"]}, ValueError,
+     "where integer_exponents has the state, got (0.2, 0.8) for x1"),
     ({"start": "middle"}, ValueError, "start must be 'search' or 'model', got 'middle'"),
     ({"simplify": 1}, TypeError, "simplify must be True or False, got 1"),
     ({"seed": -1}, ValueError, "seed must be an integer of at least 0, got -1"),
@@ -472,6 +479,14 @@ def test_bad_input(change: dict[str, Any], error: type[Exception], said: str) ->
         ode.fit(**arguments)
     assert said in str(caught.value)
     assert "rollout_any" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [0.0, 2.0])
+def test_series_that_do_not_change(value: float) -> None:
+    result = ode.fit(model(2, 2, 2), T, torch.full((25, 2), value))
+    assert str(result.equation) == "x0' = 0\nx1' = 0"
+    assert not result.intervals()
+    assert (result.predict(T) == value).all()
 
 
 def test_bad_predictions() -> None:

@@ -216,6 +216,7 @@ def other(weights: Tensor) -> nn.Sequential:
         ),
         ({"terms": [[1.0]]}, "terms must be finite numbers of shape (terms, D) with D = 2"),
         ({"terms": [[7.0, 0.0]]}, "terms must be within the bounds of exponents"),
+        ({"terms": [[1.5, 0]], "integer_exponents": True}, "and whole with integer_exponents"),
         ({"terms": [[1, 0], [0, 1], [1, 1]]}, "terms must be at most the 2 terms of the model"),
         (
             {"terms": [[1, 0]], "model": known(), "start": "model"},

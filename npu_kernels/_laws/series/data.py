@@ -28,6 +28,7 @@ ROUNDED_RESIDUAL = 1e-9  # of a column's size: residuals below are those of roun
 SIGNED, NOISY = 0.1, 4.0
 # A value lies below 0 if it is so many standard deviations of at least so many values around 0.
 NEAR_ZERO, FEWEST_NEAR = 12.0, 4
+LARGEST_STATE = 1e100  # size of a state; squares beyond, or below its inverse, are lost
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,10 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
     seen = ~values_of_all.isnan()
     if not seen.any():
         raise ValueError(f"{NAME}: u must have at least one value that is not nan")
+    largest = values_of_all.nan_to_num(0.0).abs().amax(0)
+    if bool(((largest > LARGEST_STATE) | ((largest > 0) & (largest < 1 / LARGEST_STATE))).any()):
+        rule = f"u must have columns of zeros or with a largest size from {1 / LARGEST_STATE:g} to"
+        raise ValueError(f"{NAME}: {rule} {LARGEST_STATE:g}, got {largest.tolist()}")
     low = torch.where(seen, values_of_all, math.inf).amin(0)
     high = torch.where(seen, values_of_all, -math.inf).amax(0)
     start_low = start.nan_to_num(math.inf).amin(0)
@@ -378,7 +383,14 @@ def _names(names: Any, u: Any, features: int, observed: Any) -> tuple[str, ...]:
         raise ValueError(
             f"{NAME}: names must be {features} different names (of the states), got {names!r}"
         )
+    check_no_empty_name(names)
     return tuple(str(name) for name in names)
+
+
+def check_no_empty_name(names: Sequence[Any]) -> None:
+    """ValueError for a name of no letters."""
+    if not all(str(name).strip() for name in names):
+        raise ValueError(f"{NAME}: names must have no empty name, got {list(names)!r}")
 
 
 def _times(time: Tensor, table: Tensor, index: int) -> Tensor:

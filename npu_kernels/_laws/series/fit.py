@@ -199,6 +199,7 @@ def _read(
         names, input_names = list(names)[:states], list(names)[states:]
     data = series.read(t, u, u0, sigma, observed, names, states)
     data = sized(data) if data.sized else data
+    series.check_no_empty_name(input_names)
     if count:
         tables = driving.read(inputs, len(data.times))
         data = driving.with_inputs(data, tables, input_names)

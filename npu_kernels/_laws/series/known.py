@@ -88,11 +88,20 @@ def read_known(
     terms.
     """
     # `ode` is imported without NumPy too.
-    from npu_kernels._laws.products.limits import exponent_rows, read_bounds, read_whole
+    from npu_kernels._laws.products.limits import (
+        check_terms,
+        check_whole_within,
+        exponent_rows,
+        read_bounds,
+        read_whole,
+    )
 
     states = len(names)
     fitted = states - inputs
-    low, high = map(torch.from_numpy, read_bounds(NAME, exponents, states, "states"))
+    bounds = read_bounds(NAME, exponents, states, "states")
+    whole = read_whole(NAME, integer_exponents, names, "states")
+    check_whole_within(NAME, names, *bounds, whole, "integer_exponents has the state")
+    low, high, integer = map(torch.from_numpy, (*bounds, whole))
     if signs not in ("any", "positive", "model") or (signs == "model" and searching):
         rule = "'any', 'positive', or with start='model' also 'model'"
         raise ValueError(f"{NAME}: signs must be {rule}, got {signs!r}")
@@ -108,7 +117,10 @@ def read_known(
                 f"{NAME}: stoichiometry must have a number other than 0 in each column"
             )
     if conserved is not None:
-        columns = flows(_matrix("conserved", conserved, "(sums, D)", fitted, 1))
+        sums = _matrix("conserved", conserved, "(sums, D)", fitted, 1)
+        if bool((sums == 0).all(1).any()):
+            raise ValueError(f"{NAME}: conserved must have a number other than 0 in each row")
+        columns = flows(sums)
         if signs == "positive":
             columns = torch.cat([columns, -columns], 1)
     if inputs:
@@ -117,15 +129,16 @@ def read_known(
     term_rows = torch.zeros(0, states, dtype=torch.float64)
     if terms is not None:
         term_rows = _matrix("terms", exponent_rows(NAME, terms, names), "(terms, D)", states, 1)
+        check_terms(NAME, terms, term_rows.numpy())
     if not searching and len(term_rows):
         raise ValueError(f"{NAME}: terms must be None with start='model', whose terms are known")
     if len(term_rows) > products:
         raise ValueError(
             f"{NAME}: terms must be at most the {products} terms of the model, got {len(term_rows)}"
         )
-    if bool(((term_rows < low) | (term_rows > high)).any()):
-        raise ValueError(f"{NAME}: terms must be within the bounds of exponents, got {terms!r}")
-    integer = torch.from_numpy(read_whole(NAME, integer_exponents, names, "states"))
+    if bool(((term_rows < low) | (term_rows > high) | (integer & (term_rows % 1 != 0))).any()):
+        rule = "terms must be within the bounds of exponents, and whole with integer_exponents"
+        raise ValueError(f"{NAME}: {rule}, got {terms!r}")
     return Known(low, high, integer, term_rows, columns, signs, inputs)
 
 

@@ -71,6 +71,8 @@ class Law:
         of numbers in these directions are infinite.
         """
         information = self.information()
+        if not len(information):  # no number is free
+            return information, []
         length = information.diagonal().sqrt()
         dead = length <= length.max() * math.sqrt(SINGULAR)
         length = torch.where(dead, 1.0, length)
