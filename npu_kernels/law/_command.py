@@ -23,7 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
         epilog="Units in the header, as in 'speed [m/s]', are used where every column has one. "
         "Ctrl-C gives the best law until then.",
     )
-    parser.add_argument("file", type=Path, help="any delimiter and encoding; # starts a comment")
+    parser.add_argument(
+        "file", type=Path, help="columns between tabs, ; , | or blanks; # starts a comment"
+    )
     parser.add_argument("--target", metavar="NAME", help="the column to explain; default: the last")
     parser.add_argument(
         "--inputs", nargs="+", metavar="NAME", help="the columns to explain it by; default: others"
@@ -46,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--ratios", choices=("auto", "yes", "no"), default="auto", help="of two sums; default: auto"
     )
     parser.add_argument("--known", metavar="TEXT", help="a part of the law, such as '9.81*t**2/2'")
-    parser.add_argument("--terms", type=int, default=4, help="of the law at most; default: 4")
+    parser.add_argument("--terms", type=int, help="of the law at most; default: 4")
     parser.add_argument(
         "--no-law", action="store_true", help="as many terms, up to 10, as predict best"
     )
@@ -69,18 +71,34 @@ def _run(options: argparse.Namespace) -> int:
     target: str = options.target or list(table.columns)[-1]
     inputs = options.inputs or [n for n in table.columns if n != target and n not in labels]
     names = [*inputs, target]
-    if not set(names) <= table.columns.keys() or len(names) < 2 or len(set(names)) < len(names):
-        rule = f"--target and --inputs must be different columns of {', '.join(table.columns)}"
+    columns = ", ".join(table.columns)
+    for option, given in (("--target", [target]), ("--inputs", inputs)):
+        unknown = [name for name in given if name not in table.columns]
+        if unknown:
+            raise ValueError(f"{option} must be of {columns}, got {', '.join(unknown)}")
+    if len(names) < 2 or len(set(names)) < len(names):
+        rule = f"--target and --inputs must be different columns of {columns}"
         raise ValueError(f"{rule}; got {', '.join(names)}")
+    if options.no_law and options.terms is not None:
+        raise ValueError(f"--terms must not be given with --no-law, got {options.terms}")
+    if not 0 <= options.seed < 2**32:
+        raise ValueError(f"--seed must be from 0 to 2**32 - 1, got {options.seed}")
+    if options.plot is not None:
+        _check_picture(options.plot)
     numbers = table.numbers(names, options.skip_rows)
     units = table.units | _given_units(options.units, names)
-    with_units = all(name in units for name in names) and not options.no_units
+    without = [name for name in names if name not in units]
+    if options.units and (without or options.no_units):
+        rule = "--units must complete the header's, so that every column has one"
+        reason = "--no-units" if options.no_units else f"none of {', '.join(without)}"
+        raise ValueError(f"{rule}, got {reason}")
+    with_units = not without and not options.no_units
 
     from npu_kernels.equations import NPURegressor
 
     of_target = "auto" if options.output_functions == ["auto"] else options.output_functions
     model = NPURegressor(
-        None if options.no_law else options.terms,
+        None if options.no_law else 4 if options.terms is None else options.terms,
         units=[units[name] for name in inputs] if with_units else None,
         y_units=units[target] if with_units else None,
         starts=options.starts,
@@ -104,6 +122,15 @@ def _run(options: argparse.Namespace) -> int:
         model.plot(X, y).savefig(options.plot)
         print(f"{options.plot} written")
     return 0
+
+
+def _check_picture(path: Path) -> None:
+    """ValueError for an ending that is none of matplotlib's pictures."""
+    from matplotlib.figure import Figure
+
+    endings = sorted(Figure().canvas.get_supported_filetypes())
+    if path.suffix[1:].lower() not in endings:
+        raise ValueError(f"--plot must end in one of .{', .'.join(endings)}, got {path}")
 
 
 def _functions(texts: list[str] | None) -> list[str] | dict[str, list[str]] | None:

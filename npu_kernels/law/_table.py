@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import math
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-EMPTY = {"", "na", "n/a", "nan", "null", "none", "-", "--", "?"}  # in lower case
 NAMED_CELLS = 3  # in a message
 DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}( .*)?")
 COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
@@ -26,7 +26,7 @@ class Cell:
     text: str
 
     def __str__(self) -> str:
-        content = f"has {self.text!r}" if self.text.strip().lower() not in EMPTY else "is empty"
+        content = f"has {self.text!r}" if self.text.strip() else "is empty"
         return f"line {self.line}, column {self.column} {content}"
 
 
@@ -117,7 +117,9 @@ def has_decimal_commas(rows: list[list[str]]) -> bool:
 
 
 def decoded(content: bytes) -> str:
-    """The text of a file in UTF-8, UTF-16 with a mark, or else in Western European Windows."""
+    """The text of a file in UTF-8, UTF-16 or UTF-32 with a mark, or else Western European."""
+    if content[:4] in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE):
+        return content.decode("utf-32")
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return content.decode("utf-16")
     try:
@@ -135,7 +137,8 @@ def read(path: Path) -> Table:
     content = path.read_bytes()
     if content[:2] == b"PK":
         raise ValueError(f"{path} is a workbook; save the sheet as CSV")
-    if b"\0" in content and content[:2] not in (b"\xff\xfe", b"\xfe\xff"):
+    marks = b"\xff\xfe", b"\xfe\xff", codecs.BOM_UTF32_BE
+    if b"\0" in content and not content.startswith(marks):
         raise ValueError(f"{path} is no text file")
     text = decoded(content).splitlines()
     numbered = [(n, line) for n, line in enumerate(text, 1) if line.strip() and line[0] != "#"]
@@ -151,6 +154,9 @@ def read(path: Path) -> Table:
         wrong = next(n for n, row in enumerate(rows) if len(row) != width)
         actual = f"got {len(rows[wrong])} in line {lines[wrong]}"
         raise ValueError(f"{path} must have {width} cells in each line, as in its first, {actual}")
+    if widths == {1}:
+        rule = "columns that tabs, ; , | or blanks separate, the target and an input at least"
+        raise ValueError(f"{path} must have {rule}, got lines such as {rows[0][0]!r}")
     header, units, decimal_comma = rows[0], {}, has_decimal_commas(rows)
     if all(number(title, decimal_comma) is not None for title in header):
         header = [f"x{i}" for i in range(len(header) - 1)] + ["y"]
@@ -162,7 +168,11 @@ def read(path: Path) -> Table:
         names.append((match[1] if match else title).strip())
         if match:
             units[names[-1]] = (match[2] or match[3] or "").strip()
-    if len(set(names)) < len(names) or not all(names):
+    if not all(names):
+        unnamed = ", ".join(str(n) for n, name in enumerate(names, 1) if not name)
+        reason = f"column {unnamed} without one (a delimiter too many in each line?)"
+        raise ValueError(f"{path} must have a name of every column, got {reason}")
+    if len(set(names)) < len(names):
         raise ValueError(f"{path} must have different names of columns, got {', '.join(names)}")
     columns = {name: [row[i] for row in rows] for i, name in enumerate(names)}
     return Table(columns, units, lines, decimal_comma)

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 pytest.importorskip("pandas", reason="pandas is not installed")
 
+from npu_kernels.equations import NPURegressor
 from npu_kernels.law import _table, main
 from tests.support.building import ROOT
 
@@ -26,7 +27,8 @@ def law_of(
 ) -> str:
     path = tmp_path / "data.csv"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    assert main([str(path), *FAST, *words]) == 0
+    few_terms = [] if "--no-law" in words else ["--terms", "1"]
+    assert main([str(path), "--starts", "8", *few_terms, *words]) == 0
     return capsys.readouterr().out
 
 
@@ -146,8 +148,11 @@ def test_dates_get_the_line_to_write(date, tmp_path, capsys):
     (b"a,b,c\n", "must have a header and rows, got 1 lines"),
     (b"a,b,c\n1,2,3\n1,2\n", "must have 3 cells in each line, as in its first, got 2 in line 3"),
     (b"a,a,c\n1,2,3\n4,5,6\n", "must have different names of columns, got a, a, c"),
-    (b"a,,c\n1,2,3\n4,5,6\n", "must have different names of columns, got a, , c"),
-    (b"a\n1\n2\n", "--target and --inputs must be different columns of a; got a"),
+    (b"a,,c\n1,2,3\n4,5,6\n", "must have a name of every column, got column 2 without one"),
+    (b"a,b,\n1,2,\n4,5,\n", "got column 3 without one (a delimiter too many in each line?)"),
+    (b"a\n1\n2\n", "columns that tabs, ; , | or blanks separate, the target and an input at least"),
+    (b"a~b\n1~2\n3~4\n", "got lines such as 'a~b'"),
+    (b"a,b\nNA,2\n3,4\n", "line 2, column a has 'NA'"),
     (b"a,b\nx,y\nz,w\n", "--target and --inputs must be different columns of a, b; got b"),
     (b"a,b,c\n1,2,yes\n3,4,no\n", "line 2, column c has 'yes'; line 3, column c has 'no'"),
     (b"a,b,c\n5%,2,3\n6%,4,5\n", "line 2, column a has '5%'; line 3, column a has '6%'"),
@@ -169,7 +174,27 @@ def test_an_absent_file_and_an_absent_column(tmp_path, capsys):
     assert "absent.csv" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         law_of(text(), tmp_path, capsys, "--target", "d")
-    assert "different columns of a, b, c; got a, b, c, d" in capsys.readouterr().err
+    assert "--target must be of a, b, c, got d" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        law_of(text(), tmp_path, capsys, "--inputs", "a", "e")
+    assert "--inputs must be of a, b, c, got e" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--no-law", "--terms", "3"], "--terms must not be given with --no-law, got 3"),
+    (["--units", "a=m"], "so that every column has one, got none of b, c"),
+    (["--units", "a=m", "--no-units"], "so that every column has one, got --no-units"),
+    (["--seed", "-1"], "--seed must be from 0 to 2**32 - 1, got -1"),
+    (["--plot", "law.xyz"], "--plot must end in one of ."),
+])  # fmt: skip
+def test_words_that_cannot_be(words, message, tmp_path, capsys, monkeypatch):
+    """They are refused before the search."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(NPURegressor, "fit", None)
+    (tmp_path / "data.csv").write_text(text())
+    with pytest.raises(SystemExit):
+        main(["data.csv", *words])
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("cell", "decimal_comma", "value"), [
