@@ -151,6 +151,18 @@ EQUATIONS = [
     *mutants(PACKAGE + "_laws/table/module.py", "tests/laws/test_equations_known.py -k 'known_part or every_kind'", {
         "known-part-of-the-module": ("return total + (part / self.divisor).unsqueeze(-1)", "return total + part.unsqueeze(-1)"),
     }),
+    *mutants(PACKAGE + "_laws/table/linearised.py", "tests/laws/test_equations_groups_parts.py", {
+        "groups-elimination": ("after -= A[:, k, None] * rows[:, k, k + 1 :][group]", "pass"),
+        "groups-coefficients-that-stay": ("np.where(stays.T[:, None], 0.0, rows[..., :K])", "rows[..., :K]"),
+        "groups-covariance": ("C[:, :K, :K] += inner @ inner.transpose(0, 2, 1)", "pass"),
+    }),
+    *mutants(PACKAGE + "_laws/table/group_solver.py", "tests/laws/test_equations_groups_parts.py", {
+        "groups-rows-that-fill": ("self.weight = self.weight[index].masked_fill(~self.real, 0.0)", "self.weight = self.weight[index]"),
+        "groups-projection": ("H = H - (flat.transpose(2, 3)", "H = H - 0 * (flat.transpose(2, 3)"),
+    }),
+    *mutants(PACKAGE + "_laws/table/refine.py", "tests/laws/test_equations_groups.py -k 'drawn_laws or leverage'", {
+        "groups-errors-that-decide": ("return np.sqrt(r * errors), variances", "return errors, variances"),
+    }),
     *mutants(PACKAGE + "_laws/table/refitting.py", "tests/laws/test_equations_known.py -k 'refit'", {
         "refit-scale-of-y": ("shift[:above] += equation.power * math.log(equation.scale / data.scale)", "pass"),
         "refit-kind-of-errors": ("equation = equation_of(rows, data, law, error, 0, equation.noise)", 'equation = equation_of(rows, data, law, error, 0, "constant")'),

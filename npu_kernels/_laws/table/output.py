@@ -313,7 +313,7 @@ def _finished(
     inflation = np.ones(len(rows.y))  # of many rows none has much influence
     if settings.leave_out is not None and len(inflation) <= MORE_ROWS:
         data, _, law = min(fits, key=lambda fit: fit[2].cost)
-        inflation = refine.left_out(data, law, inflation)[0]
+        inflation = refine.decisive_errors(data, law, inflation)[0]
     return Laws(equations, chosen, alternatives, kind, candidates.complete, notes, inflation)
 
 

@@ -5,6 +5,7 @@ coefficients, plus twice the length, in nats, of a description of the exponents:
 they belong, how simple they are, and of a free one how precisely it is known (Laplace's method).
 RSS is the sum of squared leave-one-out errors, ``r / (1 - h)`` with the leverage h of the
 linearised model (Allen's PRESS), so that a term that helps only a few rows is not worth its cost.
+With several groups of rows it is that of errors of equal variance: see `decisive_errors`.
 With few rows there is a correction as by Hurvich and Tsai (1989), ``2 q (q + 1) / (N - q - 1)``,
 where q counts the coefficients and all exponents other than 0: simple ones were chosen by the data
 as well.
@@ -243,7 +244,7 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
     if not math.isfinite(rss) or (limits is not None and limits.refuses(law.u, law.c)):
         return replace(law, rss=math.inf, press=math.inf, cost=math.inf)
     law = _without_held(problem, law)
-    errors, variances = left_out(problem, law, r, P, root)
+    errors, variances = decisive_errors(problem, law, r, P, root)
     press = loss_roots(errors, loss)[0]
     cost = criterion(problem, law, press, variances) if math.isfinite(press) else math.inf
     return replace(law, rss=rss, press=press, cost=cost)
@@ -332,6 +333,21 @@ def left_out(
         return np.full(problem.rows, math.inf), np.empty(0)
     h, variances = told
     return r / np.maximum(1 - h, 1e-3), variances
+
+
+def decisive_errors(
+    problem: Data, law: Sum, r: Array, P: Array | None = None, root: Array | None = None
+) -> tuple[Array, Array]:
+    """The errors that decide, and the variances: those of `left_out`, unless there are groups.
+
+    Of groups they are ``r / sqrt(1 - h)``, which have the same variance in all rows. A group has
+    few rows, and single ones with a leverage near 1 would decide with their leave-one-out errors.
+    """
+    errors, variances = left_out(problem, law, r, P, root)
+    if problem.group is None or problem.group[-1] == 0:
+        return errors, variances
+    with np.errstate(invalid="ignore"):
+        return np.sqrt(r * errors), variances
 
 
 def _leverages(
