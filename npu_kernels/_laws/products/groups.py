@@ -13,7 +13,7 @@ import numpy as np
 
 Array = Any
 
-NAMED = 10  # labels in a message
+NAMED_LABELS = 10  # labels in a message
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def indices(function: str, labels: tuple[Any, ...] | None, groups: Any, rows: in
     column = _column(function, groups, rows).tolist()
     unknown = next((label for label in column if label not in number), None)
     if unknown is not None:
-        shown = ", ".join(map(repr, labels[:NAMED])) + ", ..." * (len(labels) > NAMED)
+        shown = ", ".join(map(repr, labels[:NAMED_LABELS])) + ", ..." * (len(labels) > NAMED_LABELS)
         raise ValueError(f"{function}: groups must be labels of fit, {shown}, got {unknown!r}")
     return np.array([number[label] for label in column], dtype=int)
 
