@@ -45,6 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--ratios", choices=("auto", "yes", "no"), default="auto", help="of two sums; default: auto"
     )
+    parser.add_argument(
+        "--groups", metavar="NAME", help="a column of labels, each with coefficients of its own"
+    )
     parser.add_argument("--known", metavar="TEXT", help="a part of the law, such as '9.81*t**2/2'")
     parser.add_argument("--terms", type=int, default=4, help="of the law at most; default: 4")
     parser.add_argument(
@@ -67,12 +70,17 @@ def _run(options: argparse.Namespace) -> int:
     table = _table.read(options.file)
     labels = table.labels()
     target: str = options.target or list(table.columns)[-1]
-    inputs = options.inputs or [n for n in table.columns if n != target and n not in labels]
+    aside = {target, options.groups, *labels}
+    inputs = options.inputs or [n for n in table.columns if n not in aside]
     names = [*inputs, target]
     if not set(names) <= table.columns.keys() or len(names) < 2 or len(set(names)) < len(names):
         rule = f"--target and --inputs must be different columns of {', '.join(table.columns)}"
         raise ValueError(f"{rule}; got {', '.join(names)}")
+    if options.groups is not None and options.groups not in table.columns.keys() - set(names):
+        rule = f"--groups must be another column of {', '.join(table.columns)}"
+        raise ValueError(f"{rule}; got {options.groups}")
     numbers = table.numbers(names, options.skip_rows)
+    groups = None if options.groups is None else table.texts(options.groups, numbers.index)
     units = table.units | _given_units(options.units, names)
     with_units = all(name in units for name in names) and not options.no_units
 
@@ -92,16 +100,17 @@ def _run(options: argparse.Namespace) -> int:
         known=options.known,
     )
     X, y = numbers[inputs], numbers[target]
-    model.fit(X, y, checkpoint=options.checkpoint)
+    model.fit(X, y, checkpoint=options.checkpoint, groups=groups)
     facts = [f"{len(numbers)} rows of {', '.join(inputs)}{', with units' if with_units else ''}"]
     left_out = len(table.lines) - len(numbers)
     facts += [f"{left_out} rows left out"] * bool(left_out)
-    unused = [name for name in labels if name not in names]
+    facts += [f"groups by {options.groups}"] * (groups is not None)
+    unused = [name for name in labels if name not in (*names, options.groups)]
     facts += [f"no numbers in {', '.join(unused)}"] * bool(unused)
     print("; ".join(facts))
     print(model.report())
     if options.plot is not None:
-        model.plot(X, y).savefig(options.plot)
+        model.plot(X, y, groups=groups).savefig(options.plot)
         print(f"{options.plot} written")
     return 0
 

@@ -97,7 +97,7 @@ def _of_level(
     laws = []
     for chosen in _chosen(total, begin, limit):
         u = library.u[chosen]
-        c = _solved(total, chosen) / library.size[chosen]
+        c = _solved(total, chosen) / library.size[0, chosen]
         law = Sum(u, library.parity[chosen], np.zeros(u.shape, dtype=bool), c)
         law = refine.refit(data, law)
         errors = squares.get(len(chosen), [])
