@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels._laws.products.exponent_length import ZERO, exponent_nats
+from npu_kernels._laws.products.exponent_length import ZERO, exponent_nats, factor_nats
 from npu_kernels._laws.products.groups import of_rows
 from npu_kernels._laws.products.limits import BOUND, ScaledLimits
 from npu_kernels._laws.products.problem import AllRows, Problem
@@ -88,7 +88,7 @@ def freedom(problem: Data, variances: Iterable[float], press: float) -> list[flo
     else:
         floor = EXACT_ERROR**2 * problem.size / problem.rows
         noise = max(press / problem.rows, floor, 1e-300)
-    inputs, width = math.log(2 * problem.exponents.inputs), math.log(2 * BOUND)
+    inputs, width = factor_nats(problem.exponents.inputs, signs=2), math.log(2 * BOUND)
     nats = []
     for variance in variances:
         error = math.sqrt(2 * math.pi * max(float(variance), 1e-300) * noise)
