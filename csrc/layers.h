@@ -24,6 +24,7 @@ struct Kernels {
   NPU_FAMILIES(NPU_ENTRIES)
 #undef NPU_ENTRIES
   bool (*npu_step)(const NpuStep<T>&);  // false: not for this call, and nothing was done
+  void (*npu_second)(const NpuSecond<T>&, const Parallel&);
   void (*mse_forward)(const MseForward<T>&, const Parallel&);
   void (*mse_backward)(const MseBackward<T>&, const Parallel&);
   void (*adam)(const AdamStep<T>&, const Parallel&);

@@ -15,7 +15,8 @@ that cannot run.
 
 Under `torch.func.vmap` the fused operators compute, a vmap over weights as one call with a model
 dimension; under the other `torch.func` transforms and forward-mode differentiation the eager
-formulas do, so that every mode is correct. `torch.jit.trace` records the eager formulas too, which
+formulas do, so that every mode is correct. On the CPU the NPU's tangents are computed by a kernel
+unless they must be differentiable. `torch.jit.trace` records the eager formulas too, which
 have derivatives wherever the traced module runs.
 """
 
@@ -40,6 +41,7 @@ if fast_path.reason:
 for _name in ops.LAYERS:
     fast_path.set_backward(_name, autograd.GRADIENTS[_name])
 fast_path.set_backward("nmu", autograd.nmu_gradients)
+fast_path.set_backward(ops.SECOND, autograd.npu_second)
 fast_path.set_backward("nau", reference.nau_backward)
 fast_path.set_backward("nac", reference.nac_backward)
 
@@ -84,9 +86,9 @@ def npu(
     The setting at the time when a kernel runs counts, for the forward and for the backward, on
     every way to the kernel, such as a graph that was compiled earlier.
 
-    Derivatives of every order are correct. The first is fused, higher ones are eager. torch does
-    not support a double backward through a function that `torch.compile` compiled; compile the
-    gradient's computation instead.
+    Derivatives of every order are correct. On the CPU the first two, and tangents of forward mode,
+    are fused, on a GPU the first; others are eager. torch does not support a double backward
+    through a function that `torch.compile` compiled; compile the gradient's computation instead.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definitions 3 and 4.
 

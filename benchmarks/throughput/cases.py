@@ -9,6 +9,9 @@ Passes
   rollout  u' = NAU(NPU(u)), forward and backward over all Euler steps, in float64
            (size: steps x D x h x K)
   adaptive the same by adaptive steps of Dormand and Prince's pair (size: times x D x h x K)
+  slope    the gradient of a loss with dy/dx in it (benchmarks.throughput.derivatives)
+  hvp      the Hessian of a loss times a vector
+  jvp      y and its change along a direction in x
 """
 
 from __future__ import annotations
@@ -25,9 +28,10 @@ from torch import Tensor
 from npu_kernels import layers
 from npu_kernels._operators import ops
 
-PASSES = FORWARD, STEP, TRAIN, RUN, ROLLOUT, ADAPTIVE = (
-    "forward", "step", "train", "run", "rollout", "adaptive",
+PASSES = FORWARD, STEP, TRAIN, RUN, ROLLOUT, ADAPTIVE, SLOPE, HVP, JVP = (
+    "forward", "step", "train", "run", "rollout", "adaptive", "slope", "hvp", "jvp",
 )  # fmt: skip
+DERIVATIVES = SLOPE, HVP, JVP
 # The layers' default; the same in float64, so that an error is one of arithmetic.
 EPS = torch.finfo(torch.float32).eps
 
@@ -125,6 +129,7 @@ SHORT = (
 PASS_NAMES = {
     FORWARD: "forward", STEP: "forward and backward", TRAIN: "training step",
     RUN: "100 training steps", ROLLOUT: "rollout", ADAPTIVE: "adaptive rollout",
+    SLOPE: "gradient of a loss with dy/dx", HVP: "Hessian-vector product", JVP: "tangent of y",
 }  # fmt: skip
 
 
@@ -136,7 +141,7 @@ def all_cases(sizes: Sequence[Size] | None = None) -> list[Case]:
     cases += [Case("npu", kind, size, "positive") for size in chosen for kind in passes]
     if sizes is None:
         cases += training_cases() + wide_training_cases() + rollout_cases() + adaptive_cases()
-        cases += product_cases() + sibling_cases()
+        cases += product_cases() + sibling_cases() + derivative_cases()
     return cases
 
 
@@ -155,6 +160,12 @@ def sibling_cases() -> list[Case]:
     """The layers whose work is matrix products."""
     triples = [(n, kind, size) for n in SIBLINGS for size in SIBLING_SIZES for kind in PASSES[:2]]
     return [Case(name, kind, size) for name, kind, size in triples]
+
+
+def derivative_cases() -> list[Case]:
+    """Derivatives beyond the gradient; x has no negative values, as where powers are physics."""
+    pairs = [(kind, size) for size in SIBLING_SIZES for kind in DERIVATIVES]
+    return [Case("npu", kind, size, "positive") for kind, size in pairs]
 
 
 def hidden(size: Size) -> int:
@@ -281,7 +292,7 @@ def cost(case: Case) -> tuple[float, float] | None:
     products not counted. Bytes: the layer's inputs and outputs once per pass, in float32, y and s
     saved between the passes.
     """
-    if case.layer not in ("npu", "realnpu") or case.kind in (TRAIN, RUN):
+    if case.layer not in ("npu", "realnpu") or case.kind not in (FORWARD, STEP):
         return None
     size = case.size
     matrices = 2 if case.layer == "npu" else 1

@@ -31,9 +31,10 @@ import torch
 from torch import Tensor, nn
 
 import npu_kernels
-from benchmarks.throughput import adaptives, rollouts, runs
+from benchmarks.throughput import adaptives, derivatives, rollouts, runs
 from benchmarks.throughput.cases import (
     ADAPTIVE,
+    DERIVATIVES,
     EPS,
     FORWARD,
     LEARNING_RATE,
@@ -49,7 +50,7 @@ from benchmarks.throughput.cases import (
     hidden,
 )
 from benchmarks.throughput.environment import cores
-from npu_kernels import optim, reference, training
+from npu_kernels import functional, optim, reference, training
 
 OURS, EAGER, LAYERS, LOOP = "ours", "eager", "layers", "loop"
 COMPILE, COMPILE_GRAPH, AUTOTUNE = "compile", "compile-graph", "compile-autotune"
@@ -85,6 +86,10 @@ class Workload:
 
 def _npu(x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor) -> Tensor:
     return reference.npu(x, weight_re, weight_im, gate, eps=EPS)
+
+
+def _our_npu(x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor) -> Tensor:
+    return functional.npu(x, weight_re, weight_im, gate, eps=EPS)
 
 
 FORMULAS: dict[str, Callable[..., Tensor]] = {
@@ -327,6 +332,8 @@ def not_applicable(
     captures = device != "cpu" if captures is None else captures
     if case.kind == ADAPTIVE or rival in SOLVERS:
         return _not_adaptive(rival, case, threads)
+    if case.kind in DERIVATIVES and rival not in (OURS, EAGER, COMPILE):
+        return ""
     layer_pass = case.kind in (FORWARD, STEP)
     senseless = {
         LOOP: not (training_pass and models),
@@ -375,6 +382,11 @@ def _rollout(rival: str, case: Case, operands: Operands) -> Workload:
     return Workload(*rollouts.eager(case, operands, compiled=rival == COMPILE))
 
 
+def _derivative(rival: str, case: Case, operands: Operands) -> Workload:
+    formula = FORMULAS[case.layer] if rival != OURS else _our_npu
+    return Workload(*derivatives.passes(case.kind, formula, operands, COMPILED.get(rival)))
+
+
 def _run(rival: str, case: Case, operands: Operands) -> Workload:
     if rival == JAX:
         return Workload(*runs.jax(operands))
@@ -408,6 +420,8 @@ def build(
         return Workload(*adaptives.PASSES[rival](case, operands))
     if case.kind == RUN:
         return _run(rival, case, operands)
+    if case.kind in DERIVATIVES:
+        return _derivative(rival, case, operands)
     if rival in GRAPHS:
         return captured(build(GRAPHS[rival], case, operands), capture)
     if rival in (OURS, LAYERS):
@@ -445,6 +459,8 @@ def exact(case: Case, operands: Operands) -> list[Tensor]:
         return list(adaptives.exact(case, double))
     if case.kind == RUN:
         results = _run(EAGER, case, double).results
+    elif case.kind in DERIVATIVES:
+        results = _derivative(EAGER, case, double).results
     else:
         results = _workload(case, Formula(FORMULAS[case.layer], double.parameters), double).results
     assert results is not None

@@ -21,19 +21,21 @@ namespace npu {
   void layer##_backward(const Layer##Backward<T>&, const Parallel&);
 #define NPU_ENTRIES(layer, Layer) layer##_forward<T>, layer##_backward<T>,
 
-#define NPU_DECLARE(isa)                                                                           \
-  namespace isa {                                                                                  \
-  NPU_FAMILIES(NPU_DECLARE_LAYER)                                                                  \
-  NPU_DECLARE_LAYER(mse, Mse)                                                                      \
-  NPU_DECLARE_LAYER(ode, Ode)                                                                      \
-  NPU_DECLARE_LAYER(ode_adaptive, OdeAdaptive)                                                     \
-  template <typename T>                                                                            \
-  bool npu_step(const NpuStep<T>&);                                                                \
-  template <typename T>                                                                            \
-  void adam(const AdamStep<T>&, const Parallel&);                                                  \
-  template <typename T>                                                                            \
-  constexpr Kernels<T> table{NPU_FAMILIES(NPU_ENTRIES) npu_step<T>, NPU_ENTRIES(mse, Mse) adam<T>, \
-                             NPU_ENTRIES(ode, Ode) NPU_ENTRIES(ode_adaptive, OdeAdaptive)};        \
+#define NPU_DECLARE(isa)                                                                                          \
+  namespace isa {                                                                                                 \
+  NPU_FAMILIES(NPU_DECLARE_LAYER)                                                                                 \
+  NPU_DECLARE_LAYER(mse, Mse)                                                                                     \
+  NPU_DECLARE_LAYER(ode, Ode)                                                                                     \
+  NPU_DECLARE_LAYER(ode_adaptive, OdeAdaptive)                                                                    \
+  template <typename T>                                                                                           \
+  bool npu_step(const NpuStep<T>&);                                                                               \
+  template <typename T>                                                                                           \
+  void npu_second(const NpuSecond<T>&, const Parallel&);                                                          \
+  template <typename T>                                                                                           \
+  void adam(const AdamStep<T>&, const Parallel&);                                                                 \
+  template <typename T>                                                                                           \
+  constexpr Kernels<T> table{NPU_FAMILIES(NPU_ENTRIES) npu_step<T>, npu_second<T>, NPU_ENTRIES(mse, Mse) adam<T>, \
+                             NPU_ENTRIES(ode, Ode) NPU_ENTRIES(ode_adaptive, OdeAdaptive)};                       \
   }
 // CMakeLists.txt defines NPU_<instruction set> for each that is compiled.
 #if defined(NPU_BASELINE)

@@ -97,7 +97,7 @@ class ForwardTile {
   using Reg = typename S::Reg;
   using Tile = Reg[kRegisters][kColumns];
   static constexpr int W = S::width;
-  static constexpr int64_t kRows = kTileRows<T>;
+  static constexpr int64_t kRows = kLanes<T>;
 
  public:
   ForwardTile(const InaluForward<T>& f, const PackedWeights<T>& weights, bool zero_factors)
@@ -228,7 +228,7 @@ class BackwardGroup {
         weights_(weights),
         sums_(sums),
         out_(round_up(in_.out, W)),
-        in_padded_(round_up(in_.in, kTileRows<T>)),
+        in_padded_(round_up(in_.in, kLanes<T>)),
         upstream_(kUpstream * kBlockRows * out_),
         packed_(round_up(in_.out, kColumns) * kBlockRows),
         turned_(3 * kBlockRows * out_),
@@ -291,7 +291,7 @@ class BackwardGroup {
     const Reg eps = S::set1(in_.eps);
     for (int64_t i = 0; i < in_.in; i += kColumns) {
       const int64_t at = model * weights_.size + i * in_.out;
-      for (int64_t v = 0; v < lanes; v += kTileRows<T>) {
+      for (int64_t v = 0; v < lanes; v += kLanes<T>) {
         Tile d_x = {}, d_log = {};
         add_product<T>(turned[kDA] + v, lanes, weights_.add + at, in_.out, d_x);
         add_product<T>(turned[kDH] + v, lanes, weights_.gate + at, in_.out, d_x);
@@ -374,10 +374,10 @@ void inalu_forward(const InaluForward<T>& f, const Parallel& parallel) {
   const InaluInputs<T>& in = f.inputs;
   const Weights<T> weights(in, nullptr, f.parts, parallel);
   const PackedWeights<T> packed(in, weights, true, parallel);
-  const int64_t tiles = ceil_div(in.rows, kTileRows<T>);
+  const int64_t tiles = ceil_div(in.rows, kLanes<T>);
   parallel.over(in.models * tiles, [&](int64_t begin, int64_t end) {
     ForwardTile<T> tile(f, packed, weights.zero_factors);
-    for (int64_t task = begin; task < end; ++task) tile.run(task / tiles, task % tiles * kTileRows<T>);
+    for (int64_t task = begin; task < end; ++task) tile.run(task / tiles, task % tiles * kLanes<T>);
   });
 }
 

@@ -24,14 +24,7 @@ namespace npu {
 namespace NPU_ISA {
 namespace {
 
-// Lanes of a tile of products.
-template <typename T>
-constexpr int64_t kLanes = kRegisters * Simd<T>::width;
-// Terms that an accumulator adds up, at most: their panels stay in the first-level cache while all rows pass over them.
-constexpr int64_t kTerms = 64;
-
-// W and G of every model as panels of add_products: [outs / kLanes][inputs][kLanes], or (over_outs)
-// [inputs / kLanes][outs][kLanes].
+// W and G of every model as panels of add_products.
 template <typename T>
 struct Panels {
   int64_t size;
@@ -39,9 +32,7 @@ struct Panels {
 
   // known: the parts (api.h); null: computed, and left in `keep` unless that is null.
   Panels(const NaluInputs<T>& in, const T* known, T* keep, bool over_outs, const Parallel& parallel)
-      : size(over_outs ? round_up(in.in, kLanes<T>) * in.out : round_up(in.out, kLanes<T>) * in.in),
-        nac(in.models * size),
-        gate(in.models * size) {
+      : size(panel_size<T>(in.in, in.out, over_outs)), nac(in.models * size), gate(in.models * size) {
     const int64_t count = in.out * in.in;
     const Scratch<T> product(in.models * count);
     nac_weights<T>(in.weight, in.mask, in.models * count, known, keep, product, parallel);
@@ -49,47 +40,11 @@ struct Panels {
       for (int64_t task = begin; task < end; ++task) {
         const T* from = (task % 2 ? in.gate_weight : static_cast<const T*>(product)) + task / 2 * count;
         T* to = (task % 2 ? gate : nac) + task / 2 * size;
-        for (int64_t i = 0; over_outs && i < in.in; i += kLanes<T>)
-          for (int64_t o = 0; o < in.out; ++o) copy(from + o * in.in + i, in.in - i, to + i * in.out + o * kLanes<T>);
-        for (int64_t o = 0; !over_outs && o < in.out; o += kLanes<T>)
-          turn<T>(from + o * in.in, in.in, least(kLanes<T>, in.out - o), kRegisters, to + o * in.in);
+        pack_panel<T>(from, in.in, in.out, over_outs, to);
       }
     });
   }
-
- private:
-  // kLanes elements, zero behind the first `count`.
-  static void copy(const T* from, int64_t count, T* to) {
-    using S = Simd<T>;
-    for (int64_t l = 0; l < kLanes<T>; l += S::width, from += S::width) {
-      const int valid = int(most<int64_t>(0, least<int64_t>(S::width, count - l)));
-      S::store(to + l, valid > 0 ? S::load_first(from, valid) : S::zero());
-    }
-  }
 };
-
-// sums [sum][kBlockRows][kLanes] of some rows, whose factors lie `stride` apart; lanes: how many of kLanes are wanted.
-template <typename T, typename... Products, int P, int F>
-void multiply_rows(const T* const (&panels)[P], const T* const (&factors)[F], int64_t stride, int64_t count,
-                   int64_t rows, int64_t lanes, T* sums) {
-  int64_t k = 0;
-  do {
-    const int64_t terms = least(kTerms, count - k);
-    const T *panel[P], *factor[F];
-    for (int p = 0; p < P; ++p) panel[p] = panels[p] + k * kLanes<T>;
-    for (int64_t row = 0; row < rows; row += kFewColumns) {
-      for (int f = 0; f < F; ++f) factor[f] = factors[f] + row * stride + k;
-      const auto add = [&](auto registers) {
-        add_products<T, decltype(registers)::value, Products...>(panel, kLanes<T>, factor, 1, stride, terms, k > 0,
-                                                                 sums + row * kLanes<T>, kBlockRows * kLanes<T>,
-                                                                 kLanes<T>);
-      };
-      if (lanes > Simd<T>::width) add(std::integral_constant<int, 2>{});
-      else add(std::integral_constant<int, 1>{});
-    }
-    k += kTerms;
-  } while (k < count);
-}
 
 template <typename T>
 NPU_INLINE typename Simd<T>::Reg log_size(typename Simd<T>::Reg x, T eps) {

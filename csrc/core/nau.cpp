@@ -57,7 +57,7 @@ class BackwardGroup {
       : f_(f),
         in_(f.inputs),
         few_(in_.in * in_.out <= kFewWeights),
-        in_padded_(round_up(in_.in, kTileRows<T>)),
+        in_padded_(round_up(in_.in, kLanes<T>)),
         weight_(f.grad_x != nullptr ? round_up(in_.in, kColumns) * in_.out : 0),
         turned_(in_.out * kBlockRows),
         turned_x_(in_.in * kBlockRows),

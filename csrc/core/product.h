@@ -20,7 +20,7 @@ constexpr int kColumns = 4;
 #endif
 
 template <typename T>
-constexpr int64_t kTileRows = kRegisters * Simd<T>::width;
+constexpr int64_t kLanes = kRegisters * Simd<T>::width;
 constexpr int64_t kBlockRows = 64;  // taken up together by a sum over rows: a multiple of every tile's rows
 
 // total[r][n] += sum_k panel[k][register r] packed[k][n], in runs of kRun.
@@ -92,7 +92,7 @@ NPU_INLINE void add_sums_tile(const T* panel, int64_t stride, int64_t i, int64_t
 template <typename T>
 void add_sums(const T* panel, int64_t stride, int64_t in, const T* packed, int64_t out, int64_t rows, T* total) {
   for (int64_t o = 0; o < out; o += kColumns) {
-    for (int64_t i = 0; i < in; i += kTileRows<T>) {
+    for (int64_t i = 0; i < in; i += kLanes<T>) {
       if (in - i > Simd<T>::width) add_sums_tile<T, kRegisters>(panel, stride, i, in, packed, o, out, rows, total);
       else add_sums_tile<T, 1>(panel, stride, i, in, packed, o, out, rows, total);
     }
@@ -183,6 +183,55 @@ NPU_INLINE void add_products(const T* const (&panels)[P], int64_t stride, const 
     };
     (add(Products{}), ...);
   }
+}
+
+// Terms that an accumulator adds up, at most: their panels stay in the first-level cache while all rows pass over them.
+constexpr int64_t kTerms = 64;
+
+// Elements of a weight matrix [out][in] as a panel of add_products, whose terms are inputs: [outs / kLanes][inputs]
+// [kLanes]; or (over_outs) outs: [inputs / kLanes][outs][kLanes].
+template <typename T>
+int64_t panel_size(int64_t in, int64_t out, bool over_outs) {
+  return over_outs ? round_up(in, kLanes<T>) * out : round_up(out, kLanes<T>) * in;
+}
+template <typename T>
+void pack_panel(const T* weight, int64_t in, int64_t out, bool over_outs, T* panel) {
+  using S = Simd<T>;
+  for (int64_t o = 0; !over_outs && o < out; o += kLanes<T>)
+    turn<T>(weight + o * in, in, least(kLanes<T>, out - o), kRegisters, panel + o * in);
+  for (int64_t i = 0; over_outs && i < in; i += kLanes<T>) {
+    for (int64_t o = 0; o < out; ++o) {
+      for (int64_t l = 0; l < kLanes<T>; l += S::width) {
+        const int valid = int(most<int64_t>(0, least<int64_t>(S::width, in - i - l)));
+        S::store(panel + i * out + o * kLanes<T> + l,
+                 valid > 0 ? S::load_first(weight + o * in + i + l, valid) : S::zero());
+      }
+    }
+  }
+}
+
+// sums [sum][kBlockRows][kLanes] of some rows, whose factors lie `stride` apart, or (resume) added to these; lanes: how
+// many of kLanes are wanted.
+template <typename T, typename... Products, int P, int F>
+void multiply_rows(const T* const (&panels)[P], const T* const (&factors)[F], int64_t stride, int64_t count,
+                   int64_t rows, int64_t lanes, T* sums, bool resume = false) {
+  int64_t k = 0;
+  do {
+    const int64_t terms = least(kTerms, count - k);
+    const T *panel[P], *factor[F];
+    for (int p = 0; p < P; ++p) panel[p] = panels[p] + k * kLanes<T>;
+    for (int64_t row = 0; row < rows; row += kFewColumns) {
+      for (int f = 0; f < F; ++f) factor[f] = factors[f] + row * stride + k;
+      const auto add = [&](auto registers) {
+        add_products<T, decltype(registers)::value, Products...>(panel, kLanes<T>, factor, 1, stride, terms,
+                                                                 resume || k > 0, sums + row * kLanes<T>,
+                                                                 kBlockRows * kLanes<T>, kLanes<T>);
+      };
+      if (lanes > Simd<T>::width) add(std::integral_constant<int, 2>{});
+      else add(std::integral_constant<int, 1>{});
+    }
+    k += kTerms;
+  } while (k < count);
 }
 
 }  // namespace NPU_ISA

@@ -134,10 +134,10 @@ struct Fast {
     return grads;
   }
 
-  // Whether the backward may call the kernels.
+  // Whether the backward may call the kernels, by itself or, where it has to build a graph, in a node.
   static bool plain_backward(const Tensor& grad_y, const variable_list& saved) {
     const at::ScalarType dtype = saved[0].scalar_type();
-    if (at::GradMode::is_enabled() || !nothing_watches() || !plain(grad_y, dtype)) return false;
+    if ((at::GradMode::is_enabled() && !L::second) || !nothing_watches() || !plain(grad_y, dtype)) return false;
     for (size_t i = 0; i < saved.size(); ++i) {
       const bool flags = i >= saved_at(0) && L::kept[i - saved_at(0)].kind == npu::Kept::kFlags;
       if (saved[i].defined() && !plain(saved[i], flags ? at::kInt : dtype)) return false;
@@ -252,6 +252,12 @@ struct Fast {
   }
 };
 
+// The gradients as functions that autograd can differentiate, of a layer with kernels for second derivatives
+// (second.h).
+template <typename L>
+variable_list differentiable_gradients(const Tensor& grad_y, const variable_list& saved,
+                                       const typename Fast<L>::Options& options, int64_t needs);
+
 // The autograd node, which torch shows by the layer's name.
 template <typename L>
 struct FastPath : Node<FastPath<L>> {
@@ -278,8 +284,14 @@ struct FastPath : Node<FastPath<L>> {
     const int64_t needs = needed(ctx, saved, F::kOperands);
     typename F::Options options;
     for (size_t i = 0; i < F::kOptions; ++i) options[i] = ctx->saved_data[L::options[i].name].toDouble();
-    variable_list grads = F::plain_backward(grad_y, saved) ? F::backward(grad_y, saved, options, needs)
-                                                           : F::general(grad_y, saved, options, needs);
+    variable_list grads;
+    if (!F::plain_backward(grad_y, saved)) {
+      grads = F::general(grad_y, saved, options, needs);
+    } else if (!at::GradMode::is_enabled()) {
+      grads = F::backward(grad_y, saved, options, needs);
+    } else {
+      if constexpr (L::second) grads = differentiable_gradients<L>(grad_y, saved, options, needs);
+    }
     std::move(grads.begin(), grads.end(), result.begin() + kBefore);
     return result;
   }

@@ -22,6 +22,7 @@
 #include "layer.h"
 #include "mse.h"
 #include "ode.h"
+#include "second.h"
 
 namespace {
 

@@ -42,6 +42,31 @@ struct NpuBackward {
   T* grad_gate;           // [K, I]
 };
 
+// The derivatives of dy, the change of y along a direction in x, weights and gate, in the inner product with grad_y:
+// what a double backward takes. dy itself is the derivative by grad_y.
+template <typename T>
+struct NpuSecond {
+  NpuInputs<T> inputs;
+  const T* grad_y;        // [K, B, O]; null: grad_grad_y alone is wanted
+  const T* y;             // [K, B, O]
+  const T* s;             // [K, B, O]
+  bool straight_through;  // the direction of the gate, and its gradient, count outside [0, 1] too
+  const T* along_x;       // as x; null: 0 (likewise below)
+  const T* along_re;      // [K, O, I]
+  const T* along_im;      // [K, O, I]; with weight_im, both or none
+  const T* along_gate;    // [K, I]
+  T* grad_grad_y;         // [K, B, O]; null: not wanted (likewise below)
+  T* grad_x;              // [K, B, I] even when x is shared
+  T* grad_weight_re;      // [K, O, I]
+  T* grad_weight_im;      // [K, O, I]
+  T* grad_gate;           // [K, I]
+
+  bool gate_passes(T gate) const { return straight_through || (gate >= T(0) && gate <= T(1)); }
+  bool changes_inputs() const { return along_x != nullptr || along_gate != nullptr; }
+  bool changes_weights() const { return along_re != nullptr; }
+  bool wants_inputs() const { return grad_x != nullptr || grad_gate != nullptr; }
+};
+
 // Forward, mean squared error and backward of a layer at once, for training (training_loop.h).
 template <typename T>
 struct NpuStep {
@@ -59,6 +84,7 @@ struct NpuLayer : Layer {
       {{"eps", kEps}, {"straight_through", kWord, kInBackward | kOnFastPath, {"clip", "straight_through"}}}};
   static constexpr std::array<Kept, 1> kept{{{"s"}}};
   static constexpr bool takes_y = true;
+  static constexpr bool second = true;
 
   template <typename T>
   static NpuInputs<T> inputs(const Given<T>& g) {

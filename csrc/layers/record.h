@@ -102,6 +102,7 @@ struct Layer {
   static constexpr bool takes_y = false;    // the backward, beside what is kept
   static constexpr bool registered = true;  // as operators
   static constexpr bool by_matrix = false;  // nau.h
+  static constexpr bool second = false;     // kernels for second derivatives
   // Whether the kernels take the whole call; single: in float32.
   static bool takes(const Sizes&, bool) { return true; }
   // False where there is no such kernel for the call; then nothing was done.

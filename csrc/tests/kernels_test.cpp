@@ -14,6 +14,7 @@
 #include "core/scratch.h"
 #include "matrix_checks.h"
 #include "npu_checks.h"
+#include "npu_second_checks.h"
 
 namespace {
 
@@ -376,6 +377,10 @@ void check_all(const Shape& n, int bits, int64_t times) {
   if (times == 1 && n.in * n.out > 0 && n.in * n.out <= 12) {
     check_npu_step<float>(n);
     check_npu_step<double>(n);
+  }
+  if (times == 1 && n.in < 160 && n.rows < 300 && n.models * n.rows * n.in * n.out < 100000) {
+    check_npu_second<float>(n);
+    check_npu_second<double>(n);
   }
   if (bits < 2 && n.in < 40) {
     check_nmu<float>(n, times);

@@ -68,17 +68,26 @@ def _flat(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return tensor.unsqueeze(0) if extra < 0 and weight.dim() == 2 else tensor
 
 
-def _of_any_rows(function: Callable[..., Any], rows: tuple[int, ...]) -> Callable[..., Any]:
+def _of_any_rows(
+    function: Callable[..., Any], rows: tuple[int, ...], results: tuple[int, ...]
+) -> Callable[..., Any]:
     """Return a backward for operands with any leading dimensions from one of flat rows.
 
-    rows: the positions of the arguments that have rows.
+    rows: the positions of the arguments that have rows; the third one is the weight. results: of
+    the first results, the positions of the arguments whose shapes they have.
     """
 
-    def backward(grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> Any:
-        arguments = enumerate((grad_y, x, weight, *rest))
-        flat = (_flat(value, weight) if n in rows else value for n, value in arguments)
-        grad_x, *grads = function(*flat)
-        return (None if grad_x is None else grad_x.reshape(x.shape), *grads)
+    def backward(*arguments: Any) -> Any:
+        weight = arguments[2]
+        flat = (
+            _flat(value, weight) if n in rows and value is not None else value
+            for n, value in enumerate(arguments)
+        )
+        grads = list(function(*flat))
+        for index, argument in enumerate(results):
+            if grads[index] is not None:
+                grads[index] = grads[index].reshape(arguments[argument].shape)
+        return tuple(grads)
 
     return backward
 
@@ -86,14 +95,16 @@ def _of_any_rows(function: Callable[..., Any], rows: tuple[int, ...]) -> Callabl
 def set_backward(name: str, function: Callable[..., Any]) -> None:
     """Set what computes the gradients of the function of this name where they are not plain.
 
-    For a layer with a record, `function` takes rows as [K, B, ...].
+    For a layer with a record and for "npu_second", `function` takes rows as [K, B, ...].
     """
     if _set_backward is None:
         return
     if name in ops.LAYERS:
         layer = ops.LAYERS[name]
         saved = range(1 + layer.operands, 1 + layer.operands + len(layer.saved))
-        function = _of_any_rows(function, (0, 1, *saved))  # grad_y, x and what was saved
+        function = _of_any_rows(function, (0, 1, *saved), (1,))  # grad_y, x and what was saved
+    elif name == ops.SECOND:
+        function = _of_any_rows(function, (0, 1, 5, 6, 10), (0, 1))  # grad_y, x, y, s, along_x
     _set_backward(name, function)
 
 

@@ -35,7 +35,7 @@ def text(caption: str, rows: Iterable[tuple[object, object]]) -> str:
 
 def upright(equation: str) -> str:
     """Return LaTeX whose names of several letters are no products of these letters."""
-    return WORD.sub(r"\\,\\mathrm{\g<0>}", equation)
+    return WORD.sub(r"\\,\\mathrm{\g<0>}", equation).replace(r"_{\,", "_{")
 
 
 def latex(write: Callable[[], Sequence[str]]) -> str | None:

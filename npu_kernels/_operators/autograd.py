@@ -130,6 +130,27 @@ class Derivative:
         run = dispatch.launcher(self.backward_name, tensors) or self.backward_operator
         return run(grad_y, *arguments)
 
+    def second(
+        self,
+        saved: Sequence[Tensor | None],
+        options: Sequence[Any],
+        grads: Sequence[Tensor | None],
+        needed: Sequence[bool],
+    ) -> list[Tensor | None]:
+        """Return the derivatives of `compute` along `grads`, by grad_y and the needed operands.
+
+        saved: grad_y, the operands, and what the closed form, if there is one, takes: what was
+        saved, which is a function of the operands and gets no gradient. options: all, and `needs`.
+        """
+        if self.closed_form and not torch.is_grad_enabled() and _only_real(saved, grads):
+            with torch.autocast(saved[0].device.type, enabled=False):  # type: ignore[union-attr]
+                return self.closed_form(*saved, *options[:-1], grads, needed)
+
+        def differentiable(*inputs: Tensor | None) -> tuple[Tensor, ...]:
+            return self.formula(*inputs, *self.recomputed, *options)
+
+        return differentiate(differentiable, saved[: 1 + self.operands], needed, grads)
+
     def present(self, grads: Sequence[Tensor], needs: int) -> Any:
         """Return the gradients with None for those without a bit in `needs`."""
         if needs == self.all_bits:
@@ -181,19 +202,9 @@ def _backward_operator_steps(derivative: Derivative) -> Steps:
         return derivative.present(derivative.compute(grad_y, *arguments), arguments[-1])
 
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        def differentiable(*inputs: Tensor | None) -> tuple[Tensor, ...]:
-            return derivative.formula(*inputs, *recomputed, *ctx.options)
-
-        # What was saved is a function of the operands and gets no gradient.
-        saved, needed = ctx.saved_tensors, ctx.needs_input_grad[: 1 + derivative.operands]
-        if derivative.closed_form and not torch.is_grad_enabled() and _only_real(saved, grads):
-            with torch.autocast(saved[0].device.type, enabled=False):
-                options = ctx.options[:-1]
-                tensor_grads = derivative.closed_form(*saved, *options, grads, needed)
-        else:
-            operands = saved[: 1 + derivative.operands]
-            tensor_grads = differentiate(differentiable, operands, needed, grads)
-        return *tensor_grads, *recomputed, *derivative.no_options, None
+        needed = ctx.needs_input_grad[: 1 + derivative.operands]
+        second = derivative.second(ctx.saved_tensors, ctx.options, grads, needed)
+        return *second, *recomputed, *derivative.no_options, None
 
     return forward, backward
 
@@ -241,6 +252,33 @@ def _bits_of_flags(count: int) -> dict[tuple[bool, ...], int]:
 _DERIVATIVES = {name: Derivative(layer) for name, layer in ops.LAYERS.items()}
 FUNCTIONS: dict[str, Any] = {name: d.function for name, d in _DERIVATIVES.items()}
 GRADIENTS: dict[str, Gradients] = {name: d.gradients for name, d in _DERIVATIVES.items()}
+
+
+def npu_second(
+    grad_y: Tensor,
+    x: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    y: Tensor,
+    s: Tensor,
+    eps: float,
+    straight_through: bool,
+    needs: int,
+    *grads_and_needed: Any,
+) -> list[Tensor | None]:
+    """Return the derivatives of the NPU's gradients where the fast path does not compute them.
+
+    grads_and_needed: what came for the gradients of the operands, and which of grad_y and the
+    operands need a derivative, as bits.
+    """
+    *grads, wanted = grads_and_needed
+    saved = grad_y, x, weight_re, weight_im, gate, y, s
+    needed = [bool(wanted >> bit & 1) for bit in range(5)]
+    options = eps, straight_through, needs
+    return _DERIVATIVES["npu"].second(saved, options, grads, needed)
+
+
 # The functions of a launcher, which `dispatch.launcher` gives, and the inputs of FUNCTIONS.
 LAUNCHING: dict[str, Callable[..., Tensor]] = {n: d.launching for n, d in _DERIVATIVES.items()}
 

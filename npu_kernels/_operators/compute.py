@@ -13,7 +13,7 @@ from torch import Tensor
 
 from npu_kernels import reference
 from npu_kernels._backends import fast_path
-from npu_kernels._operators import autograd, dispatch, ops, transforms
+from npu_kernels._operators import autograd, dispatch, ops, tangents, transforms
 from npu_kernels._operators.autograd import eager_only
 from npu_kernels._operators.checks import EPS, check_positive
 from npu_kernels._operators.dispatch import backend_for, by_fast_path
@@ -75,7 +75,10 @@ def npu(
     if gate_gradient != CLIP and gate_gradient != STRAIGHT_THROUGH:
         rule = "'clip' or 'straight_through'"
         raise ValueError(f"npu: gate_gradient must be {rule}, got {gate_gradient!r}")
-    y = _npu(x, weight_re, weight_im, gate, eps, gate_gradient == STRAIGHT_THROUGH)
+    straight_through = gate_gradient == STRAIGHT_THROUGH
+    if eager_only() and tangents.has_kernel((x, weight_re, weight_im, gate)):
+        return tangents.npu(x, weight_re, weight_im, gate, eps, straight_through)
+    y = _npu(x, weight_re, weight_im, gate, eps, straight_through)
     if y is NotImplemented:
         return reference.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
     return y

@@ -252,6 +252,14 @@ def launcher(name: str, tensors: Sequence[Tensor | None]) -> Any:
     return None if tensors[0].is_cpu and not _interprets() else _launchers[name]  # type: ignore[union-attr]
 
 
+def by_cpu_library(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether the C++ library computes these tensors outside of compilers, modes and subclasses."""
+    if is_compiling() or _dispatch_modes() or _function_modes():
+        return False
+    plain = all(tensor is None or type(tensor) in (Tensor, Parameter) for tensor in tensors)
+    return plain and backend_for(tensors[0]) == "cpu"  # type: ignore[arg-type]
+
+
 def _interprets() -> bool:
     return forced() == "triton"
 

@@ -198,6 +198,13 @@ ADAPTIVE_SCHEMAS = (
     " Tensor states, float[] pair, float rtol, float atol, float eps, bool clip, int every,"
     " bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
+# The derivatives of ``npu_backward`` along a direction, for `second_derivatives`; on the CPU alone.
+SECOND = "npu_second"
+SECOND_SCHEMA = (
+    "npu_second(Tensor grad_y, Tensor x, Tensor weight_re, Tensor? weight_im, Tensor? gate,"
+    " Tensor y, Tensor s, Tensor? along_x, Tensor? along_re, Tensor? along_im, Tensor? along_gate,"
+    " float eps, bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
 # Many training steps, for `_loops.plan`; on the CPU alone.
 TRAIN = "train"
 TRAIN_SCHEMA = (
@@ -221,11 +228,12 @@ ADAPTIVE = _names(ADAPTIVE_SCHEMAS)  # formulas in _time_loop.adaptive_reference
 
 for _schema in SCHEMAS + TIME_LOOP_SCHEMAS:
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
-for _schema in (*ADAPTIVE_SCHEMAS, TRAIN_SCHEMA):
+for _schema in (*ADAPTIVE_SCHEMAS, SECOND_SCHEMA, TRAIN_SCHEMA):
     library.define(_schema)
 
 # Looked up once: an attribute of torch.ops costs more than a small kernel's arithmetic.
 npu_forward, npu_backward = map(operator, ("npu_forward", "npu_backward"))
+npu_second = operator(SECOND)
 nmu_forward, nmu_backward = map(operator, ("nmu_forward", "nmu_backward"))
 nmru_forward, nmru_backward = map(operator, ("nmru_forward", "nmru_backward"))
 nalu_forward, nalu_backward = map(operator, ("nalu_forward", "nalu_backward"))

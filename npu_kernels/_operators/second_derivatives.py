@@ -12,6 +12,8 @@ weights and gate, is that of ``S = sum grad_y (y P' - s Q')``, where
     (P', Q') = M u' + N u      u' = (v_x da/dx + v_g da/dg, pi v_g m)      N: M of v's weights
     f = dS/de = grad_y (y P' - s Q', -s P' - y Q')
     dS/dM = f u' + d u''       dS/du = M' f + N' d       dS/du' = M' d
+
+On the CPU one C++ kernel computes it, csrc/core/npu/second.cpp; elsewhere products of torch do.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from npu_kernels._operators import dispatch, ops
 
 __all__ = ["npu_second"]
 
@@ -134,6 +138,10 @@ def npu_second(
     grads: what came for the gradients of x, weight_re, weight_im and gate; None is 0. needed:
     whether grad_y, x, weight_re, weight_im and gate need a gradient; None is returned without.
     """
+    if dispatch.by_cpu_library([grad_y, x, weight_re, weight_im, gate, y, s, *grads]):
+        return _by_operator(
+            grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, grads, needed
+        )
     v_x, v_re, v_im, v_gate = grads
     inputs = _Inputs(x, gate, eps, straight_through, v_x, v_gate)
     systems = _systems(inputs, weight_re, weight_im, v_re, v_im)
@@ -166,6 +174,34 @@ def npu_second(
         of_b = of_rows[1] if len(of_rows) > 1 else None
         gradients[4] = inputs.of_gate(of_rows[0], of_b, of_change) if needed[4] else None
     return [grad if need else None for grad, need in zip(gradients, needed, strict=True)]
+
+
+def _by_operator(
+    grad_y: Tensor,
+    x: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    y: Tensor,
+    s: Tensor,
+    eps: float,
+    straight_through: bool,
+    grads: Sequence[Tensor | None],
+    needed: Sequence[bool],
+) -> list[Tensor | None]:
+    along_x, along_re, along_im, along_gate = grads
+    if weight_im is not None and (along_re is None) != (along_im is None):
+        zeros = torch.zeros_like(weight_re)
+        along_re, along_im = (zeros if v is None else v for v in (along_re, along_im))
+    if all(along is None for along in grads):
+        return [None] * 5
+    operands = grad_y, x, weight_re, weight_im, gate
+    present = [need and t is not None for need, t in zip(needed, operands, strict=True)]
+    gradients = ops.npu_second(
+        grad_y, x, weight_re, weight_im, gate, y, s, along_x, along_re, along_im, along_gate,
+        eps, straight_through, sum(need << bit for bit, need in enumerate(present)),
+    )  # fmt: skip
+    return [grad if need else None for grad, need in zip(gradients, present, strict=True)]
 
 
 def _systems(

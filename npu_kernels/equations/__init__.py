@@ -6,8 +6,9 @@ It needs numpy and scikit-learn: ``pip install 'npu_kernels[sklearn]'``.
 """
 
 from npu_kernels._laws.table.equation import Equation, Interval
-from npu_kernels._laws.table.estimator import EquationWarning, NPURegressor
+from npu_kernels._laws.table.estimator import NPURegressor
 from npu_kernels._laws.table.many import Outcome, Outcomes, fit_many
+from npu_kernels._laws.table.results import EquationWarning
 from npu_kernels._laws.table.table import EquationTable
 
 __all__ = [

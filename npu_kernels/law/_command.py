@@ -47,6 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--ratios", choices=("auto", "yes", "no"), default="auto", help="of two sums; default: auto"
     )
+    parser.add_argument(
+        "--groups", metavar="NAME", help="a column of labels, each with coefficients of its own"
+    )
     parser.add_argument("--known", metavar="TEXT", help="a part of the law, such as '9.81*t**2/2'")
     parser.add_argument("--terms", type=int, help="of the law at most; default: 4")
     parser.add_argument(
@@ -69,7 +72,8 @@ def _run(options: argparse.Namespace) -> int:
     table = _table.read(options.file)
     labels = table.labels()
     target: str = options.target or list(table.columns)[-1]
-    inputs = options.inputs or [n for n in table.columns if n != target and n not in labels]
+    aside = {target, options.groups, *labels}
+    inputs = options.inputs or [n for n in table.columns if n not in aside]
     names = [*inputs, target]
     columns = ", ".join(table.columns)
     for option, given in (("--target", [target]), ("--inputs", inputs)):
@@ -85,7 +89,11 @@ def _run(options: argparse.Namespace) -> int:
         raise ValueError(f"--seed must be from 0 to 2**32 - 1, got {options.seed}")
     if options.plot is not None:
         _check_picture(options.plot)
+    if options.groups is not None and options.groups not in table.columns.keys() - set(names):
+        rule = f"--groups must be another column of {', '.join(table.columns)}"
+        raise ValueError(f"{rule}; got {options.groups}")
     numbers = table.numbers(names, options.skip_rows)
+    groups = None if options.groups is None else table.texts(options.groups, numbers.index)
     units = table.units | _given_units(options.units, names)
     without = [name for name in names if name not in units]
     if options.units and (without or options.no_units):
@@ -110,16 +118,17 @@ def _run(options: argparse.Namespace) -> int:
         known=options.known,
     )
     X, y = numbers[inputs], numbers[target]
-    model.fit(X, y, checkpoint=options.checkpoint)
+    model.fit(X, y, checkpoint=options.checkpoint, groups=groups)
     facts = [f"{len(numbers)} rows of {', '.join(inputs)}{', with units' if with_units else ''}"]
     left_out = len(table.lines) - len(numbers)
     facts += [f"{left_out} rows left out"] * bool(left_out)
-    unused = [name for name in labels if name not in names]
+    facts += [f"groups by {options.groups}"] * (groups is not None)
+    unused = [name for name in labels if name not in (*names, options.groups)]
     facts += [f"no numbers in {', '.join(unused)}"] * bool(unused)
     print("; ".join(facts))
     print(model.report())
     if options.plot is not None:
-        model.plot(X, y).savefig(options.plot)
+        model.plot(X, y, groups=groups).savefig(options.plot)
         print(f"{options.plot} written")
     return 0
 

@@ -7,6 +7,7 @@ import csv
 import io
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,14 @@ class Table:
             ways = "--skip-rows leaves such rows out, --inputs names the columns to use"
             raise ValueError(f"every cell must be a number: {cells}{more} ({ways})")
         return table.dropna()
+
+    def texts(self, name: str, rows: Iterable[int]) -> list[str]:
+        """The cells of a column in some rows; ValueError for one that is empty."""
+        cells = [(self.lines[row], self.columns[name][row].strip()) for row in rows]
+        for line, text in cells:
+            if not text:
+                raise ValueError(f"every cell of groups must be a label: {Cell(line, name, text)}")
+        return [text for _, text in cells]
 
     def labels(self) -> list[str]:
         """The columns of text in which no cell begins as a number does."""

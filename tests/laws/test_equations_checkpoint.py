@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-from npu_kernels._laws.table import output, refine, search
+from npu_kernels._laws.table import output, rounding, search
 from npu_kernels._laws.table.varpro import Points
 from npu_kernels._laws.table.work import Work
 from npu_kernels.equations import NPURegressor
@@ -33,7 +33,7 @@ class Counted:
 
     def __init__(self, monkeypatch):
         self.at, self.call, self.made = 0, lambda: signal.raise_signal(signal.SIGINT), 0
-        for owner, name in ((search, "_fitted"), (refine, "simplified"), (output, "_refitted")):
+        for owner, name in ((search, "_fitted"), (rounding, "simplified"), (output, "_refitted")):
             monkeypatch.setattr(owner, name, self._counting(getattr(owner, name)))
 
     def _counting(self, plain):

@@ -13,7 +13,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 from npu_kernels._laws.products import problem
 from npu_kernels._laws.products.problem import Columns, all_rows
 from npu_kernels._laws.products.units import Exponents
-from npu_kernels._laws.table import refine
+from npu_kernels._laws.table import refine, rounding
 from npu_kernels._laws.table.output import merged
 from npu_kernels.equations import NPURegressor
 from tests.support.laws import RNG, noise, uniform
@@ -96,7 +96,7 @@ def test_only_exponents_that_are_no_fractions_become_free_again(power):
     simple = refine.refit(
         rows, refine.Sum(np.array([[1.5, 2.0]]), np.zeros((1, 2)), fixed, np.ones(1))
     )
-    refined = refine.reconsidered(rows, simple, refine.Rules())
+    refined = rounding.reconsidered(rows, simple, refine.Rules())
     if power == 1.5:
         assert refined is simple
         return

@@ -226,3 +226,27 @@ def test_the_planets(capsys):
     inputs = ["--inputs", "axis_au", "--target", "period_days"]
     assert main([str(ROOT / "benchmarks/demo/kepler.csv"), *inputs]) == 0
     assert "*axis_au**(3/2)\n" in capsys.readouterr().out
+
+
+def test_groups(tmp_path, capsys):
+    draw = np.random.default_rng(1)
+    rows = [(draw.uniform(1, 2), ("oak", "elm")[i % 2]) for i in range(60)]
+    lines = [f"{x:.6f},{tree},{(3 if tree == 'oak' else 5) * x * x:.9f}" for x, tree in rows]
+    content = "\n".join(["d,tree,v", *lines]) + "\n"
+    said = law_of(content, tmp_path, capsys, "--groups", "tree")
+    assert said.startswith("60 rows of d; groups by tree\nv = c1[group]*d**2\n")
+    assert "coefficient c1[elm] = 5" in said
+    path = tmp_path / "data.csv"
+    for words, message in (
+        (["--groups", "v"], "--groups must be another column of d, tree, v; got v"),
+        (["--groups", "wood"], "--groups must be another column of d, tree, v; got wood"),
+    ):
+        with pytest.raises(SystemExit):
+            main([str(path), *FAST, *words])
+        assert message in capsys.readouterr().err
+    path.write_text(content.replace("oak", " ", 1))
+    with pytest.raises(SystemExit):
+        main([str(path), *FAST, "--groups", "tree"])
+    assert "every cell of groups must be a label: line 2, column tree is empty" in (
+        capsys.readouterr().err
+    )

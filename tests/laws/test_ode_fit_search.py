@@ -28,7 +28,7 @@ from npu_kernels._laws.series.search import (
     simplest,
 )
 from npu_kernels._laws.series.sensitivity import Shape, Trajectories, chained
-from npu_kernels._laws.series.simplify import _fractions, changed, covariance, pruned
+from npu_kernels._laws.series.simplify import _fractions, _plan, changed, covariance, pruned
 from npu_kernels._laws.series.starts import matched, smoothed
 from tests.support.time_series import T, model, noise, numbers, solution
 
@@ -473,6 +473,33 @@ def test_an_exponent_that_is_no_whole_number_has_a_price() -> None:
     fixed = torch.tensor([[False, True, True]] * 2)
     values = criteria(Trajectories(data, Shape(1, 1, 1), 4), torch.stack([x, y]), fixed)
     assert float(values[1] - values[0]) == pytest.approx(2 * FRACTION_NATS, abs=1e-3)
+
+
+def test_which_state_a_factor_is_a_power_of_has_a_price() -> None:
+    """The second state is 1: a power of it changes no trajectory."""
+    u = torch.stack([(-0.5 * T).exp(), torch.ones_like(T)], 1)
+    data = read(T, u, "fit", None, None, None, 2).scaled()
+    rest = [-3.0, 0.0, 1.0, 1.0]
+    laws = torch.stack([numbers(1.0, 0.0, *rest), numbers(1.0, 1.0, *rest)])
+    fixed = torch.tensor([[False, False, True, False, True, False]] * 2)
+    values = criteria(Trajectories(data, Shape(1, 2, 1), 4), laws, fixed)
+    assert float(values[1] - values[0]) == pytest.approx(2 * math.log(2), abs=1e-6)
+
+
+def test_the_price_of_a_factor_is_foreseen() -> None:
+    t, u = hunters(0)
+    data = read(t, u, "fit", None, None, None, 2).scaled()
+    X, Y = data.size.tolist()
+    rates = numbers(1.3, -0.7 * Y, 0, 0, 0.35 * X, -0.9) * 12
+    x = torch.cat([numbers(1, 0.01, 1, 1, 0, 1), rates, data.values[0, 0]])
+    free = x != 0
+    free[[0, 2, 3, 5]] = False
+    law = Law(Trajectories(data, Shape(3, 2, 1), 4), x, free).refitted()
+    matrix, change = covariance(law, law.information()), ((1,), 0.0)
+    ((_, price),) = _plan(law, [change], matrix)
+    (shorter,) = changed([(law, [change], matrix)])
+    fall = shorter.refitted().criterion() - law.criterion()
+    assert price == pytest.approx(fall, abs=0.3)
 
 
 # ---- nodes ---------------------------------------------------------------------------------------

@@ -7,8 +7,11 @@ from tests.mutants.mutant import mutants
 FAST_PATH = "csrc/fast_path/"
 
 EXTENSION = [
-    *mutants("csrc/ops.cpp", ("tests/operators/test_operators.py -k 'needs or absent or parity'", "tests/layers/test_layouts.py"), {
+    *mutants("csrc/operands.h", ("tests/operators/test_operators.py -k 'needs or absent or parity'", "tests/layers/test_layouts.py"), {
         "ops-strides-ignored": ("if (!t.is_contiguous()) tensor_ = whole(t);", ""),
+        "ops-shared-x-of-one-model": ("shared_x = batched && x.dim() == 2;", "shared_x = false;"),
+    }),
+    *mutants("csrc/ops.cpp", ("tests/operators/test_operators.py -k 'needs or absent or parity'", "tests/layers/test_layouts.py"), {
         "ops-needs-of-the-next-weight": (
             "const bool wanted = given[i] && needs >> i & 1;",
             "const bool wanted = given[i] && needs >> (i ? 1 : 0) & 1;",
@@ -17,7 +20,6 @@ EXTENSION = [
             "gradients[i] = static_cast<T*>(into[i]);",
             "gradients[i] = static_cast<T*>(into[i == 4 ? 3 : (i == 3 ? 4 : i)]);",
         ),
-        "ops-shared-x-of-one-model": ("shared_x = batched && x.dim() == 2;", "shared_x = false;"),
     }),
     *mutants("csrc/ops.cpp", "tests/operators/test_reference.py tests/operators/test_gradients.py -k 'gate or straight or parity'", {
         "ops-options-of-the-backward-ignored": (
@@ -25,11 +27,21 @@ EXTENSION = [
             "arguments.options(L::options, npu::kInBackward, options.data());\n    options.back() = 0;",
         ),
     }),
-    *mutants("csrc/ops.cpp", "tests/backends/test_huge_pages.py", {
-        "ops-small-pages": ("if (bytes >= npu::kLeastForHugePages)", "if (false)"),
+    *mutants("csrc/operands.h", "tests/backends/test_huge_pages.py", {
+        "ops-small-pages": ("if (bytes >= kLeastForHugePages)", "if (false)"),
     }),
     *mutants(FAST_PATH + "common.h", "tests/backends/test_huge_pages.py", {
         "fast-path-small-pages": ("C10_UNLIKELY(bytes >= npu::kLeastForHugePages)", "false"),
+    }),
+    *mutants("csrc/second_operator.cpp", "tests/operators/test_second_kernel.py tests/operators/test_second_derivatives.py -k 'refuses or closed or sizes'", {
+        "second-operator-half-a-direction": ("check(weight_im ? bool(along_re) == bool(along_im) : !along_im, op,", "check(true, op,"),
+        "second-operator-swapped": ("pointer(by_im), pointer(by_gate)", "pointer(by_re), pointer(by_gate)"),
+    }),
+    *mutants(FAST_PATH + "second.h", "tests/operators/test_second_kernel.py -k 'any_shape or sees'", {
+        "second-node-half-a-direction": ("(along[kRe].defined() ? along[kIm] : along[kRe]) =", "along[kIm] ="),
+        "second-node-next-gradient": ("if (computed >> i & 1) along[i] = grad_outputs[next++];", "along[i] = grad_outputs[next++];"),
+        "second-node-in-a-graph": ("return fast_backward(saved[0], saved);", "return true;"),
+        "second-node-clips": ("{inputs, read(in[0]), read(in[5]), read(in[6]), straight_through,", "{inputs, read(in[0]), read(in[5]), read(in[6]), false,"),
     }),
     *mutants(FAST_PATH + "matrix.h", "tests/backends/test_fast_path.py -k large_products", {
         "matrix-shared-x-of-one-model": ("n.shared_x && x.dim() == 2 ? 1 : n.models", "n.models"),
@@ -39,13 +51,13 @@ EXTENSION = [
         "matrix-gradients-by-the-kernels": ("known = !takes(saved[0], n);", "known = false;"),
         "matrix-weight-as-it-is": ("if (L::weight_is_matrix(options.data())) return operands[1];", "return operands[1];"),
     }),
-    *mutants("csrc/ops.cpp", "tests/ode/test_ode_kernel.py -k 'gradients_alone or options or operators or second'", {
+    *mutants("csrc/ode_operator.cpp", "tests/ode/test_ode_kernel.py -k 'gradients_alone or options or operators or second'", {
         "ops-needs-of-the-ode-gate": (
             "needs_gate = gate && needs & 8;",
             "needs_gate = gate && needs & 2;",
         ),
     }),
-    *mutants("csrc/ops.cpp", "tests/operators/test_errors.py -k raw", {
+    *mutants("csrc/operands.h", "tests/operators/test_errors.py -k raw", {
         "ops-elements-not-counted": ("check(t.numel() == count, op,", "check(t.numel() == count || op, op,"),
         "ops-dtype-not-checked": ("check(t.scalar_type() == dtype, op,", "check(t.scalar_type() == dtype || op, op,"),
     }),
@@ -82,8 +94,8 @@ EXTENSION = [
     }),
     *mutants(FAST_PATH + "layer.h", ("tests/operators/test_gradients.py -k 'straight or parity or subset'", "tests/backends/test_fast_path.py", "tests/operators/test_errors.py"), {
         "fast-path-graph-of-a-backward": (
-            "if (at::GradMode::is_enabled() || !nothing_watches() || !plain(grad_y, dtype)) return false;",
-            "if (!nothing_watches() || !plain(grad_y, dtype)) return false;",
+            "if ((at::GradMode::is_enabled() && !L::second) || !nothing_watches()",
+            "if (!nothing_watches()",
         ),
         "fast-path-gate-of-other-models": ("(sizes.size() == 2 && sizes[0] != n.models)", "(sizes.size() == 2 && sizes[0] < 0)"),
         "fast-path-strides-ignored": ("const Tensor upstream = grad_y.contiguous();", "const Tensor upstream = grad_y;"),

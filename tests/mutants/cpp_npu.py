@@ -372,4 +372,20 @@ TILES = [
     }, isa="avx512_bf16"),
 ]  # fmt: skip
 
-NPU = [*FORWARD, *BACKWARD, *TILES]
+SECOND = [
+    *mutants(CORE + "npu/second.cpp", KERNELS, {
+        "second-few-outs-by-stride": ("if (in_.out < W) {  // few outs", "if (stride_ == in_.out) {  // few outs"),
+        "second-direction-outside-of-the-clip": ("const bool along = f_.along_gate != nullptr && f_.gate_passes(gate);", "const bool along = f_.along_gate != nullptr;"),
+        "second-gradient-outside-of-the-clip": ("f.grad_gate[n] = f.gate_passes(in.gate[n]) ? sum : T(0);", "f.grad_gate[n] = sum;"),
+        "second-sums-of-nothing": ("if (!complex() || !f_.changes_inputs() || in_.in == 0) std::memset", "if (false) std::memset"),
+        "second-direction-of-the-weights-overwrites": ("      resume = true;\n", ""),
+        "second-mixed-slope": ("of_change * (along_gate * mixed - along * at.slope_x * at.slope_x)", "of_change * (along_gate * mixed)"),
+        "second-gate-of-a-phase": ("if (negative_ && f_.grad_gate != nullptr) {", "if (false) {"),
+        "second-later-rows-overwrite": ("into_weights(i, rows, row > begin, sums)", "into_weights(i, rows, false, sums)"),
+        "second-shared-x-ignored": ("(in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;\n      const int64_t y", "(model * in_.rows) + row) * in_.in;\n      const int64_t y"),
+        "second-turn-of-conj": ("grad * S::fma(value, turn, -turned * change)", "grad * S::fma(value, turn, turned * change)"),
+        "second-register-of-inputs": ("if (in_.in - i > W) add", "if (in_.in - i > 2 * W) add"),
+    }),
+]  # fmt: skip
+
+NPU = [*FORWARD, *BACKWARD, *SECOND, *TILES]

@@ -96,13 +96,16 @@ SIBLINGS = [
         "nalu-slope-at-zero": ("S::with_sign_of(one / (S::abs(x) + eps), x)", "one / (x + eps)"),
         "nalu-bias-ignored": ("if (in_.gate_bias != nullptr) add_bias", "if (in_.gate_bias == in_.x) add_bias"),
         "nalu-few-outs-not-moved": ("sum(Sum(which), 0)[row * outs + l] = sum(Sum(which), row)[l];", ""),
-        "nalu-later-inputs-overwrite": ("factor, 1, stride, terms, k > 0,", "factor, 1, stride, terms, false,"),
         "nalu-later-rows-overwrite": ("into_sums(i, rows, row > begin, sums)", "into_sums(i, rows, false, sums)"),
         "nalu-bias-of-the-span-before": ("if (want_bias) std::memset(bias_, 0, size_t(kParts * in_.out) * sizeof(double));", ""),
         "nalu-one-sum-of-the-bias": ("bias_[row % kParts * in_.out + o] += double(", "bias_[row % kParts * in_.out + o] = double("),
         "nalu-sums-without-rows": ("if (sums != nullptr && begin == end)", "if (sums != nullptr && begin > end)"),
         "nalu-logs-in-the-sum": ("Product<0, 1, 1>, Product<1, 2, 0>", "Product<0, 1, 1>, Product<0, 2, 0>"),
         "nalu-second-register-of-inputs": ("if (in_.in - i > W) add", "if (in_.in - i > 2 * W) add"),
+    }),
+    *mutants(CORE + "product.h", KERNELS, {
+        "products-later-terms-overwrite": ("resume || k > 0,", "false,"),
+        "products-lanes-behind-the-last-input": ("valid > 0 ? S::load_first(weight + o * in + i + l, valid)", "valid > 0 ? S::load_first(weight + o * in + i, valid)"),
     }),
     *mutants(CORE + "loss.cpp", KERNELS, {
         "loss-scale-of-the-first-model": ("f.grad_loss[model]", "f.grad_loss[0]"),

@@ -46,7 +46,13 @@ REFERENCE = [
         "second-half-of-the-turn": ("turned = s * along_p if along_q is None else s * along_p + y * along_q", "turned = s * along_p"),
     }),
     *mutants(PACKAGE + "_operators/autograd.py", "tests/operators/test_second_derivatives.py", {
-        "second-instead-of-a-third": ("if derivative.closed_form and not torch.is_grad_enabled() and", "if derivative.closed_form and"),
+        "second-instead-of-a-third": ("if self.closed_form and not torch.is_grad_enabled() and", "if self.closed_form and"),
+    }),
+    *mutants(PACKAGE + "_operators/tangents.py", "tests/operators/test_second_kernel.py -k tangents", {
+        "tangents-without-a-graph": ("if torch.is_grad_enabled() and any(", "if any("),
+        "tangents-that-lose-a-graph": ("if tensor.requires_grad:\n            return True", "if tensor.requires_grad:\n            return False"),
+        "tangents-under-vmap": ("if len(levels) > 1 or any(level.key() != _JVP for level in levels):", "if False:"),
+        "tangents-half-a-direction": ("along[1:3] = (zeros if tangent is None else tangent for tangent in along[1:3])", "along[1:3] = (zeros, zeros)"),
     }),
     *mutants(PACKAGE + "reference.py", "tests/backends/test_fast_path.py -k large_products", {
         "reference-nac-needs": ("of_matrix = 2 if needs & 6 else 0", "of_matrix = 2 if needs & 2 else 0"),

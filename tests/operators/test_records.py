@@ -80,7 +80,8 @@ def test_every_operator_has_a_record() -> None:
         name for name in torch._C._dispatch_get_all_op_names() if name.startswith(NAMESPACE)
     }
     assert registered == {
-        NAMESPACE + name for name in (*ops.NAMES, *ops.TIME_LOOPS, *ops.ADAPTIVE, ops.TRAIN)
+        NAMESPACE + name
+        for name in (*ops.NAMES, *ops.TIME_LOOPS, *ops.ADAPTIVE, ops.SECOND, ops.TRAIN)
     }
     assert set(ops.NAMES) == {
         f"{layer}_{direction}" for layer in ops.LAYERS for direction in ("forward", "backward")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels import NPU, functional, reference, use_backend
+from npu_kernels._backends import fast_path
 from npu_kernels._operators.second_derivatives import npu_second
 from tests.conftest import needs_library
 from tests.support.compare import normwise_error
@@ -31,6 +32,7 @@ def _operands(
     return [grad_y, x, weight_re, weight_im if imaginary else None, gate if gated else None]
 
 
+@pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=needs_library)])
 @pytest.mark.parametrize("straight_through", [False, True])
 @pytest.mark.parametrize("positive", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
@@ -38,7 +40,7 @@ def _operands(
 @pytest.mark.parametrize(("models", "shared"), [(None, False), (3, False), (3, True)])
 def test_closed_form(
     models: int | None, shared: bool, imaginary: bool, gated: bool, positive: bool,
-    straight_through: bool,
+    straight_through: bool, backend: str,
 ) -> None:  # fmt: skip
     """Every subset of the gradients that come, and each gradient single."""
     operands = _operands(models, shared, imaginary, gated, positive)
@@ -63,7 +65,14 @@ def test_closed_form(
             torch.autograd.grad(sum(terms), sources, retain_graph=True, materialize_grads=True)  # type: ignore[arg-type]
         )
         context = *saved, ADDED_EPS, straight_through, directions
-        actual = npu_second(*operands, *context, [True] * 5)  # type: ignore[arg-type,call-arg]
+
+        def second(
+            needed: list[bool], context: tuple[object, ...] = context
+        ) -> list[Tensor | None]:
+            with use_backend(backend):
+                return npu_second(*operands, *context, needed)  # type: ignore[arg-type,call-arg]
+
+        actual = second([True] * 5)
         for n, leaf in enumerate(leaves):
             if leaf is None:
                 continue
@@ -71,7 +80,7 @@ def test_closed_form(
             assert grad is not None
             assert grad.shape == wanted_grad.shape
             torch.testing.assert_close(grad, wanted_grad, rtol=1e-10, atol=1e-10)
-            single = npu_second(*operands, *context, [n == index for index in range(5)])  # type: ignore[arg-type,call-arg]
+            single = second([n == index for index in range(5)])
             assert [index for index, of_one in enumerate(single) if of_one is not None] == [n]
             assert torch.equal(single[n], grad)  # type: ignore[arg-type]
 
@@ -108,7 +117,7 @@ def test_a_loss_of_a_derivative(dtype: torch.dtype) -> None:
 
 @needs_library
 def test_the_closed_form_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Second derivatives take it, but not those that are differentiated again."""
+    """Second derivatives take it, but not if they are differentiated again."""
     calls = list[torch.dtype]()
     original = npu_second
 
@@ -119,6 +128,7 @@ def test_the_closed_form_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     from npu_kernels._operators import autograd
 
     monkeypatch.setattr(autograd._DERIVATIVES["npu"], "closed_form", counted)
+    monkeypatch.setattr(fast_path, "npu", None)  # which has the same in C++
     for create_graph in (False, True):
         x = (torch.rand(5, 3) + 0.5).to(FLOAT64).requires_grad_()
         weight = torch.rand(2, 3).to(FLOAT64).requires_grad_()

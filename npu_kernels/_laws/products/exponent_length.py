@@ -9,6 +9,14 @@ from fractions import Fraction
 ZERO = 1e-12  # size below which an exponent counts as 0
 
 
+def factor_nats(inputs: int, signs: int = 1) -> float:
+    """The nats that say which of the inputs a factor is a power of, and of which sign.
+
+    signs: the number of signs that are as likely.
+    """
+    return math.log(signs * inputs)
+
+
 @functools.lru_cache(maxsize=4096)
 def exponent_nats(exponent: float, inputs: int | None = None) -> float:
     """The nats that describe a simple exponent, 0 for an exponent of 0.
@@ -20,5 +28,5 @@ def exponent_nats(exponent: float, inputs: int | None = None) -> float:
         return 0.0
     nats = 0.6 * max(0.0, abs(exponent) - 1)
     if inputs is not None:
-        nats = math.log(2 * inputs) + (0.7 + nats)
+        nats = factor_nats(inputs, signs=2) + (0.7 + nats)
     return nats + 1.3 * math.log(Fraction(exponent).limit_denominator(64).denominator)

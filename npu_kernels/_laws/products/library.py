@@ -7,11 +7,13 @@ once. Every pair of products is scored by its least squares, from the products' 
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from typing import Any
 
 import numpy as np
 
+from npu_kernels._laws.products.groups import Layout
 from npu_kernels._laws.products.problem import Problem
 
 Array = Any
@@ -61,35 +63,71 @@ def lattice(problem: Problem, generator: Any) -> Array:
 class Library:
     """The products ``[N, M]`` on some rows, weighted and of length 1.
 
-    u: their exponents; None: those of the lattice.
+    u: their exponents; None: those of the lattice. With groups each product has length 1 in each of
+    them, and the N rows are those of a `Layout`.
     """
 
     def __init__(self, problem: Problem, generator: Any, u: Array = None) -> None:
         self.u = lattice(problem, generator) if u is None else u
         self.parity = np.where(problem.signed, np.abs(self.u) % 2, 0.0)
+        self.problem = problem
+        self.layout = None if problem.group is None else Layout.of(problem.group)
+        self.groups = 1 if self.layout is None else self.layout.count
         z, weight = problem.linear()
+        weight, self.target = self._laid(weight), self._laid(z * weight)
         with np.errstate(invalid="ignore"):
-            A = problem.products(self.u, self.parity) * weight[:, None]
-            size = np.sqrt((A**2).sum(0))
-        good = np.isfinite(size) & (size > 0)
+            A = self._laid(problem.products(self.u, self.parity)) * weight[:, None]
+            size = np.sqrt((self._split(A) ** 2).sum(1))  # [G, M]
+        good = np.isfinite(size).all(0) & (size > 0).any(0)
         self.u, self.parity = self.u[good], self.parity[good]
-        self.size = size[good]  # lengths of the products
-        self.A = A[:, good] / self.size
+        self.size = size[:, good]  # lengths of the products [G, M]
+        length = np.where(self.size > 0, self.size, 1.0)
+        self.A = (self._split(A[:, good]) / length[:, None]).reshape(len(A), -1)
         self.factors = A[:, good] / np.where(weight == 0, 1.0, weight)[:, None]
         self.low, self.high = problem.low, problem.high
-        self.target = z * weight
+        self.weight = weight
+
+    def _laid(self, rows: Array) -> Array:
+        """Rows in the order of the library."""
+        return rows if self.layout is None else self.layout.filled(rows)
+
+    def _split(self, rows: Array) -> Array:
+        """Rows ``[N, k]`` by group ``[G, n, k]``."""
+        return rows.reshape(self.groups, len(rows) // self.groups, rows.shape[1])
+
+    def terms(self, u: Array, parity: Array) -> Array:
+        """Return the weighted products ``[N, K]`` of a sum with these exponents."""
+        return self._laid(self.problem.products(u, parity)) * self.weight[:, None]
+
+    def coefficients(self, A: Array) -> Array:
+        """Return the coefficients of columns ``[N, K]``: ``[K]``, or ``[K, G]`` with groups."""
+        parts = zip(self._split(A), self._split(self.target[:, None]), strict=True)
+        c = [np.linalg.lstsq(part, target[:, 0], rcond=1e-12)[0] for part, target in parts]
+        return c[0] if self.layout is None else np.stack(c, 1)
+
+    def solved(self, chosen: list[int]) -> Array:
+        """Return the coefficients of a sum of some of the products, as `coefficients` has them."""
+        c, length = self.coefficients(self.A[:, chosen]), self.size[:, chosen]
+        return c / (length[0] if self.layout is None else np.where(length > 0, length, 1.0).T)
+
+    def remainder(self, A: Array) -> Array:
+        """Return what columns ``[N, K]`` leave of the target ``[N]``."""
+        c = self.coefficients(A)
+        if self.layout is None:
+            return self.target - A @ c
+        return self.target - (self._split(A) @ c.T[:, :, None]).ravel()
 
     def best(self, residual: Array, present: Array, count: int) -> list[int]:
         """Return the products that lower the squared error most, the best first.
 
         present: the terms ``[N, K]`` that stay.
         """
-        gain = (residual @ self.A) ** 2
-        rest = np.ones(len(self.u))
+        A, r = self._split(self.A), self._split(residual[:, None])
+        gain = (r.transpose(0, 2, 1) @ A)[:, 0] ** 2
+        rest = np.ones(gain.shape)
         if present.shape[1]:
-            Q, _ = np.linalg.qr(present)
-            rest = 1.0 - ((Q.T @ self.A) ** 2).sum(0)
-        score = np.where(rest > 1e-9, gain / np.maximum(rest, 1e-9), 0.0)
+            rest = _outside(np.linalg.qr(self._split(present))[0], A)
+        score = np.where(rest > 1e-9, gain / np.maximum(rest, 1e-9), 0.0).sum(0)
         order: list[int] = np.argsort(-score, kind="stable")[:count].tolist()
         return order
 
@@ -112,13 +150,18 @@ class Library:
 
     def _next(self, chosen: tuple[int, ...], count: int) -> list[int]:
         """The products that explain most of what a set leaves."""
-        Q, _ = np.linalg.qr(self.A[:, list(chosen)])
-        return self.best(self.target - Q @ (Q.T @ self.target), Q, count)
+        Q, explained = self._explained(chosen)
+        residual = self.target - (Q @ explained).ravel()
+        return self.best(residual, Q.reshape(len(residual), -1), count)
 
     def _error(self, chosen: tuple[int, ...]) -> float:
         """Minus the squares that a set explains."""
-        Q, _ = np.linalg.qr(self.A[:, list(chosen)])
-        return -float(((Q.T @ self.target) ** 2).sum())
+        return -float((self._explained(chosen)[1] ** 2).sum())
+
+    def _explained(self, chosen: tuple[int, ...]) -> tuple[Array, Array]:
+        """Orthonormal columns of a set ``[G, n, K]``, and the target's parts ``[G, K, 1]``."""
+        Q, _ = np.linalg.qr(self._split(self.A[:, list(chosen)]))
+        return Q, Q.transpose(0, 2, 1) @ self._split(self.target[:, None])
 
     def near(
         self, residual: Array, present: Array, u: Array, parity: Array, count: int
@@ -128,15 +171,15 @@ class Library:
         present: the terms ``[N, K]``, with exponents u and parities ``[K, m]``.
         """
         pairs: list[tuple[float, Array, Array]] = []
-        Q, _ = np.linalg.qr(present)
+        Q, r = np.linalg.qr(self._split(present))[0], self._split(residual[:, None])
         factors = np.flatnonzero((self.u != 0).sum(1) <= 2)
         for k in range(len(u)):
-            A = present[:, k : k + 1] * self.factors[:, factors]
-            size = np.sqrt((A**2).sum(0))
-            A = A / np.maximum(size, 1e-300)
-            rest = 1.0 - ((Q.T @ A) ** 2).sum(0)
-            gain = (residual @ A) ** 2 / np.maximum(rest, 1e-9)
-            score = np.where((rest > 1e-9) & np.isfinite(size), gain, 0.0)
+            A = self._split(present[:, k : k + 1] * self.factors[:, factors])
+            size = np.sqrt((A**2).sum(1))
+            A = A / np.maximum(size, 1e-300)[:, None]
+            rest = _outside(Q, A)
+            gain = (r.transpose(0, 2, 1) @ A)[:, 0] ** 2 / np.maximum(rest, 1e-9)
+            score = np.where((rest > 1e-9) & np.isfinite(size), gain, 0.0).sum(0)
             for j in np.argsort(-score, kind="stable")[:count]:
                 factor = factors[j]
                 v = np.clip(u[k] + self.u[factor], self.low, self.high)
@@ -150,16 +193,16 @@ class Library:
         Each product is in at most `repeats` pairs.
         """
         # Accepted pairs share few products; 900 candidates make 400,000 pairs.
-        some = np.arange(len(self.u))
-        if len(some) > 900:
-            some = np.sort(np.argsort(-np.abs(self.target @ self.A), kind="stable")[:900])
-        A = self.A[:, some]
-        b, gram = self.target @ A, A.T @ A
+        A, target = self._split(self.A), self._split(self.target[:, None])
+        b = (target.transpose(0, 2, 1) @ A)[:, 0]
+        some, most = np.arange(len(self.u)), max(100, round(900 / math.sqrt(self.groups)))
+        if len(some) > most:
+            explained = (b**2).sum(0)
+            some = np.sort(np.argsort(-explained, kind="stable")[:most])
         i, j = np.triu_indices(len(some), 1)
-        g = gram[i, j]
-        rest = 1 - g * g
-        gain = (b[i] ** 2 + b[j] ** 2 - 2 * g * b[i] * b[j]) / np.maximum(rest, 1e-9)
-        gain = np.where(rest > 1e-9, gain, 0.0)
+        gain = np.zeros(len(i))
+        for of_group, products in zip(b[:, some], A[:, :, some], strict=True):
+            gain += _gains_of_pairs(of_group, products.T @ products, i, j)
         top = min(len(gain), 60 * count)
         order = np.argpartition(-gain, top - 1)[:top] if top else np.empty(0, dtype=int)
         order = order[np.argsort(-gain[order], kind="stable")]
@@ -173,3 +216,17 @@ class Library:
                 if len(pairs) == count:
                     break
         return pairs
+
+
+def _outside(Q: Array, A: Array) -> Array:
+    """The shares ``[G, M]`` of columns of length 1 outside of the span of orthonormal ones."""
+    shares: Array = 1.0 - ((Q.transpose(0, 2, 1) @ A) ** 2).sum(1)
+    return shares
+
+
+def _gains_of_pairs(b: Array, gram: Array, i: Array, j: Array) -> Array:
+    """The squares that pairs of columns explain. b: their products with the target."""
+    g = gram[i, j]
+    rest = 1 - g * g
+    gain = (b[i] ** 2 + b[j] ** 2 - 2 * g * b[i] * b[j]) / np.maximum(rest, 1e-9)
+    return np.where(rest > 1e-9, gain, 0.0)

@@ -99,10 +99,13 @@ class ScaledLimits:
         return replace(self, u=u, parity=parity, low=low, high=high)
 
     def refuses(self, u: Array, c: Array) -> bool:
-        """Return whether a sum has a term that is excluded, or one whose coefficient is 0."""
+        """Return whether a sum has a term that is excluded, or one whose coefficient is 0.
+
+        Of groups, a coefficient is 0 where it is in all of them.
+        """
         u, c = u[len(self.u) :], c[len(self.u) :]
         near = np.abs(u[:, None, :] - self.excluded).max(2, initial=0.0) < APART
-        return bool(near.any() or (c == 0).any())
+        return bool(near.any() or (c == 0).all(axis=tuple(range(1, c.ndim))).any())
 
 
 # ---- arguments of the estimator and of `ode.fit` -------------------------------------------------

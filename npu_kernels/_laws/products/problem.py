@@ -20,6 +20,7 @@ import numpy as np
 
 from npu_kernels._laws.products.exponent_length import ZERO
 from npu_kernels._laws.products.functions import OutputFunction
+from npu_kernels._laws.products.groups import summed
 from npu_kernels._laws.products.limits import BOUND, Limits, ScaledLimits
 from npu_kernels._laws.products.units import Exponents
 
@@ -126,6 +127,7 @@ class Problem(Scaled):
     target: Array  # [N]
     weight: Array  # [N]: square roots of the rows' weights
     addend: Array | None  # [N]: a part of every sum; None: there is none
+    group: Array | None  # [N]: numbers of groups with their own coefficients, sorted
 
     @cached_property
     def rows(self) -> int:
@@ -151,7 +153,8 @@ class Problem(Scaled):
 
         The products are the derivatives of the sum for its coefficients, and of a ratio for its.
 
-        u, parity: exponents ``[K, m]``, and 1 where one is odd. c: coefficients ``[K]``.
+        u, parity: exponents ``[K, m]``, and 1 where one is odd. c: coefficients ``[K]``, or
+        ``[K, G]`` of groups.
         """
         plain = self.power == 1 and self.function is None
         if self.below:
@@ -160,10 +163,10 @@ class Problem(Scaled):
         else:
             products = self.products(u, parity) * self.base[:, None]
             if plain and self.zeros is None and not self.factor:
-                prediction = self.with_addend(products @ c)
+                prediction = self.total(products, c)
                 return prediction, self.weight * (self.target - prediction), products
             with np.errstate(over="ignore", invalid="ignore"):
-                prediction = self.with_addend(products @ c)
+                prediction = self.total(products, c)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             if self.function is not None:
                 prediction = self._inverse(self.function, prediction)
@@ -177,6 +180,10 @@ class Problem(Scaled):
     def with_addend(self, sums: Array) -> Array:
         """Return the sums with the part of them that was set."""
         return sums if self.addend is None else sums + self.addend
+
+    def total(self, products: Array, c: Array) -> Array:
+        """Return the sums of terms with the part that was set: see `predict`."""
+        return self.with_addend(summed(products, c, self.group))
 
     def _ratio(self, products: Array, c: Array) -> tuple[Array, Array]:
         """The ratio ``[N]``, and its derivatives for the coefficients ``[N, K]``.
@@ -290,6 +297,7 @@ class AllRows(Scaled):
     target: Array  # [N]
     weight: Array  # [N]: square roots of the rows' weights
     addend: Array | None  # [N]: a part of every sum; None: there is none
+    group: Array | None  # [N]: see `Problem.group`
     offset: Array  # [n]: w0 of the exponents
     matrix: Array  # [n, m]: Z of the exponents
 
@@ -327,6 +335,7 @@ class AllRows(Scaled):
             **shared, logs=logs @ self.matrix, negative=negative, zeros=zeros, base=base,
             target=self.target[rows], weight=self.weight[rows],
             addend=None if self.addend is None else self.addend[rows],
+            group=None if self.group is None else self.group[rows],
         )  # fmt: skip
 
     @cached_property
@@ -350,9 +359,14 @@ class AllRows(Scaled):
         signs: Array = 1.0 - 2.0 * (odd % 2)
         return signs
 
+    @cached_property
+    def at_once(self) -> bool:
+        """Whether all rows are one block: few rows, or those of groups."""
+        return self.rows <= BLOCK_ROWS or self.group is not None
+
     def blocks(self) -> Iterator[tuple[slice, Problem]]:
         """Yield the slice of every block of rows, and the problem with its rows."""
-        if self.rows <= BLOCK_ROWS:
+        if self.at_once:
             yield slice(0, self.rows), self.block
             return
         for rows in blocks(self.rows):
@@ -360,13 +374,13 @@ class AllRows(Scaled):
 
     @cached_property
     def block(self) -> Problem:
-        """The only block of few rows."""
+        """The only block of rows that are `at_once`."""
         return self.take(slice(0, self.rows))
 
     def choose(self, rows: Array) -> AllRows:
         """Return the same output with the rows of these indices, each as often as it occurs."""
         columns = replace(self.columns, X=self.columns.X[rows])
-        parts = {name: getattr(self, name) for name in ("target", "weight", "addend")}
+        parts = {name: getattr(self, name) for name in ("target", "weight", "addend", "group")}
         chosen = {name: part[rows] for name, part in parts.items() if part is not None}
         return replace(self, columns=columns, **chosen)
 
@@ -385,11 +399,12 @@ class Output:
     function: OutputFunction | None = None
     limits: Limits | None = None
     addend: Array | None = None  # [N]: a part of every sum
+    group: Array | None = None  # [N]: see `Problem.group`
 
     def scaled(self, power: float, below: int = 0) -> AllRows | None:
         return all_rows(
             self.columns, self.y, self.weight, power, self.exponents, self.noise, self.error,
-            self.factor, self.function, below, self.limits, self.addend,
+            self.factor, self.function, below, self.limits, self.addend, self.group,
         )  # fmt: skip
 
 
@@ -397,7 +412,7 @@ def all_rows(
     columns: Columns, y: Array, weight: Array, power: float, exponents: Exponents,
     noise: float | None, error: float = 0.0, factor: bool = False,
     function: OutputFunction | None = None, below: int = 0, limits: Limits | None = None,
-    addend: Array | None = None,
+    addend: Array | None = None, group: Array | None = None,
 ) -> AllRows | None:  # fmt: skip
     """Return the rows of one output for one output power, or None if the data exclude this power.
 
@@ -405,7 +420,8 @@ def all_rows(
     errors explain. With negative inputs and units, exponents that are fixed must be whole numbers.
     error: an estimate of the standard deviation of ``weight * y``. factor: the errors are factors,
     so that y has one sign and no zeros. function: of y, of which the power is that of the law.
-    below: see `Scaled`. limits: of exponents and coefficients. addend: a part of every sum.
+    below: see `Scaled`. limits: of exponents and coefficients. addend: a part of every sum. group:
+    see `Problem`.
     """
     unit = scale = root_mean_square(y, weight) or 1.0
     if noise is not None and not 1 / MOST_NOISE < noise / unit < MOST_NOISE:
@@ -454,7 +470,7 @@ def all_rows(
     return AllRows(
         power, function, sign, unit, scale, low, high, signed, mixed, exponents,
         None if noise is None else noise / unit, floor, factor, below, scaled_limits,
-        columns, target, weight, addend, offset, matrix,
+        columns, target, weight, addend, group, offset, matrix,
     )  # fmt: skip
 
 

@@ -62,13 +62,13 @@ def _power(name: str, w: float) -> str:
     return name if abs(w - 1) < 1e-12 else f"{name}**{exponent_text(w)}"
 
 
-def term_text(c: float, row: Array, names: tuple[str, ...], digits: int) -> str:
-    """One term: ``0.7003*M*m/r**2``."""
+def term_text(c: float | str, row: Array, names: tuple[str, ...], digits: int) -> str:
+    """One term: ``0.7003*M*m/r**2``. c: its coefficient, or the name of it."""
     pairs = [(name, w) for name, w in zip(names, row, strict=True) if w != 0]
     above = [_power(n, w) for n, w in pairs if w > 0 and not isinstance(n, Exponential)]
     above += [name.power(w) for name, w in pairs if isinstance(name, Exponential)]
     below = [_power(n, -w) for n, w in pairs if w < 0 and not isinstance(n, Exponential)]
-    number = f"{c:.{digits}g}"
+    number = c if isinstance(c, str) else f"{c:.{digits}g}"
     top = "*".join(above)
     if top:
         top = {"1": top, "-1": f"-{top}"}.get(number, f"{number}*{top}")

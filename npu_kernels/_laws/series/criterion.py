@@ -1,9 +1,10 @@
 """The criterion by which laws of time series are compared.
 
 It is the Bayesian information criterion of the trajectory: minus twice the logarithm of the
-likelihood plus log n for each free number, and for an exponent that is a fraction the length of its
-description. Where the errors are unknown, each column has a variance of its own, the mean square of
-its residuals, but never below that of residuals that count as exact.
+likelihood plus log n for each free number, and twice the length of the products' description. That
+says of each factor which state it is a power of, and which power. Where the errors are unknown,
+each column has a variance of its own, the mean square of its residuals, but never below that of
+residuals that count as exact.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from npu_kernels._laws.products.exponent_length import exponent_nats
+from npu_kernels._laws.products.exponent_length import exponent_nats, factor_nats
 from npu_kernels._laws.series.sensitivity import Trajectories
 
 SAME_CRITERION = 0.05  # difference of the criterion below which a law is no better than another
@@ -36,6 +37,7 @@ def criteria(problem: Trajectories, x: Tensor, free: Tensor) -> Tensor:
     exponents, fixed = shape.split(x)[0].flatten(1), ~shape.split(free)[0].flatten(1)
     pairs = zip(exponents, fixed, strict=True)
     described = torch.tensor([sum(map(exponent_nats, row[keep].tolist())) for row, keep in pairs])
+    described = described + factor_nats(shape.states) * (exponents != 0).sum(1)
     described = described + NEGATIVE_NATS * (exponents < 0).sum(1)
     described = described + FRACTION_NATS * (exponents != exponents.round()).sum(1)
     values = likelihood + math.log(n) * free.sum(1) + 2 * described

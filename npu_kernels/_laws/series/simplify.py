@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from npu_kernels._laws.products.exponent_length import exponent_nats
+from npu_kernels._laws.products.exponent_length import exponent_nats, factor_nats
 from npu_kernels._laws.series.criterion import FRACTION_NATS, NEGATIVE_NATS, criteria
 from npu_kernels._laws.series.forms import Met, cleaned, meet
 from npu_kernels._laws.series.job import Job
@@ -170,6 +170,8 @@ def _plan(law: Law, proposals: list[Change], C: Any) -> list[tuple[Change, float
     gone_negative = [sum(float(law.x[i]) < 0 for i in row if i < powers) for row, _ in proposals]
     targets = np.array([value for _, value in proposals])
     prices -= 2 * NEGATIVE_NATS * np.array(gone_negative) * (targets == 0)
+    factors = np.array([sum(i < powers for i in numbers) for numbers, _ in proposals])
+    prices -= 2 * factor_nats(law.problem.shape.states) * factors * (targets == 0)
     made_whole = [sum(float(law.x[i]) % 1 != 0 for i in row if i < powers) for row, _ in proposals]
     prices -= 2 * FRACTION_NATS * np.array(made_whole) * (targets % 1 == 0)
     single = np.array([len(row) == 1 for row in rows], dtype=bool)

@@ -23,6 +23,7 @@ from npu_kernels._laws.products.functions import (
     functions_of,
     output_functions_of,
 )
+from npu_kernels._laws.products.groups import constant
 from npu_kernels._laws.products.limits import (
     BOUND,
     Limits,
@@ -104,8 +105,32 @@ def _check_together(model: Any) -> None:
         raise ValueError(f"NPURegressor: {rule}, got {model.output_powers!r}")
 
 
-def settings_of(model: Any, seed: int) -> Settings:
-    """The search's settings."""
+def check_groups(model: Any) -> None:
+    """ValueError for a parameter that groups exclude."""
+    if model.max_terms is None:
+        rule = "max_terms must be a number with groups"
+        raise ValueError(f"NPURegressor: {rule}, got None")
+    if model.ratios is True:
+        rule = "ratios must be 'auto' or False with groups, whose laws are sums"
+        raise ValueError(f"NPURegressor: {rule}, got True")
+
+
+def check_sizes(
+    function: str, labels: tuple[Any, ...], group: Array, terms: int, noun: str
+) -> None:
+    """ValueError for a group that has no more rows than terms.
+
+    group: the labels' indices for rows that differ. noun: what has so many terms.
+    """
+    sizes = np.bincount(group, minlength=len(labels))
+    if sizes.min() <= terms:
+        g = int(sizes.argmin())
+        rule = f"each of groups must have more different rows than {noun} has terms, {terms}"
+        raise ValueError(f"{function}: {rule}, got {sizes[g]} in group {labels[g]!r}")
+
+
+def settings_of(model: Any, seed: int, groups: bool = False) -> Settings:
+    """The search's settings. groups: whether groups have coefficients of their own."""
 
     def show(text: str) -> None:
         LOGGER.info("%s", text)
@@ -116,7 +141,7 @@ def settings_of(model: Any, seed: int) -> Settings:
     kind = model.exponents if isinstance(model.exponents, str) else "fractions"
     rules = Rules(kind, int(model.max_denominator), loss)
     leave_out = model.loss == "auto" if loss == "squared" else None
-    is_sum = model.terms is not None or not isinstance(model.exponents, str)
+    is_sum = groups or model.terms is not None or not isinstance(model.exponents, str)
     return Settings(
         int(model.max_terms or 0), rules, int(model.starts), seed, leave_out, show,
         ratios=False if is_sum else model.ratios,
@@ -188,17 +213,21 @@ def limits_of(model: Any, functions: Functions) -> Limits | None:
     return limits
 
 
-def work_of(model: Any, seed: int, names: tuple[str, ...], *data: Array) -> Work:
-    """The work of a fit to these data."""
+def work_of(
+    model: Any, seed: int, names: tuple[str, ...], labels: tuple[Any, ...] | None, *data: Array
+) -> Work:
+    """The work of a fit to these data. labels: of groups."""
     options = {
         k: repr(v)
         for k, v in model.get_params().items()
         if k not in ("random_state", "n_jobs", "verbose")
     }
     data_digest = digest(*(torch.from_numpy(np.ascontiguousarray(part)) for part in data))
-    return Work(
-        seed, model.random_state is None, {"data": data_digest, "names": repr(names), **options}
-    )
+    determined = {"data": data_digest, "names": repr(names), **options}
+    if labels is not None:
+        determined["groups"] = repr(labels)
+    groups = None if labels is None else len(labels)
+    return Work(seed, model.random_state is None, determined, groups)
 
 
 def column_names(table: Any) -> list[str] | None:
@@ -297,18 +326,19 @@ def outputs_of(
 def exponents_of(
     X: Array, columns: Functions, units: list[str] | None, output: str, y_units: str | None,
     limits: Limits | None, powers: tuple[float, ...], part: Expression | None,
+    group: Array | None,
 ) -> Exponents:  # fmt: skip
     """Return the exponents that units allow, of columns X.
 
-    Exponents of constant columns follow from the others, or are 0. limits, powers, part: of the
-    law.
+    Exponents of columns that are constant, or constant in each group, follow from the others, or
+    are 0. limits, powers, part: of the law.
     """
     names = columns.names
     units = None if units is None else [*units, *[""] * len(columns.columns)]
     if (units is None) != (y_units is None):
         supplied, absent = ("units", "y_units") if y_units is None else ("y_units", "units")
         raise ValueError(f"NPURegressor: {absent} must be given with {supplied}, got None")
-    varies = np.ptp(X, axis=0) > 0
+    varies = ~constant(X, group)
     varying = np.flatnonzero(varies)
     if units is None or y_units is None:
         n = X.shape[1]

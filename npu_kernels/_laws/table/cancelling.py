@@ -44,8 +44,7 @@ def instead(
     """Return sums with one to three simple products in place of two terms."""
     stay = np.array([k not in terms for k in range(len(law.c))])
     library = Library(problem, generator)
-    _, weight = problem.linear()
-    rest = problem.products(law.u[stay], law.parity[stay]) * weight[:, None]
+    rest = library.terms(law.u[stay], law.parity[stay])
     rest = rest / np.maximum(np.linalg.norm(rest, axis=0), 1e-300)
     sets: list[tuple[int, ...]] = [()]
     sums = list[Sum]()
@@ -53,22 +52,17 @@ def instead(
         scored = dict[tuple[int, ...], float]()
         for chosen in sets:
             present = np.column_stack([rest, library.A[:, list(chosen)]])
-            residual = library.target - present @ _solved(present, library.target)
-            for k in library.best(residual, present, BEAM):
+            for k in library.best(library.remainder(present), present, BEAM):
                 more = tuple(sorted((*chosen, k)))
                 if k not in chosen and more not in scored:
                     A = np.column_stack([rest, library.A[:, list(more)]])
-                    r = library.target - A @ _solved(A, library.target)
+                    r = library.remainder(A)
                     scored[more] = float(r @ r)
         sets = sorted(scored, key=scored.__getitem__)[:BEAM]
         for chosen in sets[:3]:
             u = np.vstack([law.u[stay], library.u[list(chosen)]])
             parity = np.vstack([law.parity[stay], library.parity[list(chosen)]])
             free = np.vstack([law.free[stay], np.zeros((len(chosen), u.shape[1]), dtype=bool)])
-            A = problem.products(u, parity) * weight[:, None]
-            sums.append(Sum(u, parity, free, _solved(A, library.target)))
+            c = library.coefficients(library.terms(u, parity))
+            sums.append(Sum(u, parity, free, c))
     return sums
-
-
-def _solved(A: Array, b: Array) -> Array:
-    return np.linalg.lstsq(A, b, rcond=1e-12)[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
@@ -15,6 +15,7 @@ from npu_kernels._common import display
 from npu_kernels._common.checks import check_level
 from npu_kernels._laws.products.expression import Expression
 from npu_kernels._laws.products.functions import Functions, OutputFunction
+from npu_kernels._laws.products.groups import indices, summed
 from npu_kernels._laws.products.limits import Limits
 from npu_kernels._laws.products.problem import blocks
 from npu_kernels._laws.products.text import exponent_text, term_text
@@ -68,6 +69,10 @@ class Interval:
 class Equation:
     """A law ``y**power = sum_k coef[k] prod_i x_i**exponents[k, i]`` that was found in data.
 
+    With `labels` each of G groups of rows has coefficients of its own, ``coef[g, k]``, and the
+    exponents are those of all. `of` gives the law of one group, without labels. As text and for
+    sympy the coefficients of a law of groups are symbols, ``c1[group]``.
+
     `terms` is K, the number of terms. The x_i are the inputs and their `functions`, and the law may
     be one for a `function` of y. With `below` greater than 0 it is a ratio: the last `below` terms
     and a 1 are its denominator. As text, the terms of the denominator have no common factor.
@@ -77,8 +82,8 @@ class Equation:
         output: the name of y.
         power: the power of y on the left-hand side.
         sign: the sign of y, where power is neither 1 nor -1.
-        coef: the coefficients ``[K]``.
-        coef_std: their standard errors ``[K]``.
+        coef: the coefficients ``[K]``, or ``[G, K]``.
+        coef_std: their standard errors ``[K]``, or ``[G, K]``.
         exponents: the exponents ``[K, n]``.
         exponents_std: their standard errors ``[K, n]``; 0 of a simple fraction.
         free: which exponents are no simple fractions ``[K, n]``.
@@ -89,7 +94,7 @@ class Equation:
         bic: the criterion, see `NPURegressor`.
         exact: whether the residuals are those of rounding.
         degrees: rows minus parameters.
-        scaled: the coefficients for inputs and y over their scales ``[K]``.
+        scaled: the coefficients for inputs and y over their scales ``[K]``, or ``[G, K]``.
         log_mean: logarithms of the inputs' scales ``[n]``.
         scale: the scale of y.
         constraint: the linear constraint of the exponents that the units give.
@@ -100,6 +105,7 @@ class Equation:
         below: how many terms are in the denominator, besides a 1; 0: the law is a sum.
         part: of the sum, beside its terms or the ratio, which was known; None: there is none.
         limits: of terms and coefficients, which were known.
+        labels: of the groups, sorted; None: there are none.
     """
 
     names: tuple[str, ...]
@@ -129,42 +135,58 @@ class Equation:
     below: int
     part: Expression | None = field(repr=False)
     limits: Limits | None = field(repr=False)
+    labels: tuple[Any, ...] | None
 
     @property
     def terms(self) -> int:
-        return len(self.coef)
+        return len(self.exponents)
 
     @property
     def parameters(self) -> int:
         """Number of coefficients, and of exponents that are not simple fractions."""
-        return len(self.coef) + int(self.free.sum())
+        return int(self.coef.size) + int(self.free.sum())
 
-    def predict(self, X: Array) -> Array:
+    def of(self, label: Any) -> Equation:
+        """Return the law of one group, by its label, as one without groups."""
+        if self.labels is None:
+            raise ValueError(f"of: the law must have groups, got one without for {label!r}")
+        [g] = indices("of", self.labels, [label], 1)
+        parts = {name: getattr(self, name)[g] for name in ("coef", "coef_std", "scaled")}
+        return replace(self, **parts, labels=None)
+
+    def predict(self, X: Array, groups: Any = None) -> Array:
         """y ``[N]`` for inputs X. Infinite where an input with a negative exponent is 0.
 
         Not a number where a function of an input is none. Where the sum is no value of the function
-        of y, as a sine of 1.2 is none, y is that of the nearest value.
+        of y, as a sine of 1.2 is none, y is that of the nearest value. groups: the labels of the
+        rows ``[N]``, for a law of groups.
         """
         X = np.asarray(X, dtype=np.float64)
-        return np.concatenate(
-            [self._predicted(X[rows]) for rows in blocks(len(X))] or [np.empty(0)]
-        )
+        return self._predicted(X, indices("predict", self.labels, groups, len(X)))
+
+    def _predicted(self, X: Array, group: Array | None) -> Array:
+        """`predict` for indices of labels."""
+        parts = [
+            self._of_block(X[rows], None if group is None else group[rows])
+            for rows in blocks(len(X))
+        ]
+        return np.concatenate(parts or [np.empty(0)])
 
     def _columns(self, X: Array) -> Array:
         """The inputs and the functions that the law has ``[N, n]``."""
         return self.functions.expand(X, (self.exponents != 0).any(0))
 
-    def _beyond(self, X: Array) -> Array:
+    def _beyond(self, X: Array, group: Array | None) -> Array:
         """The rows whose sum is no value of the function of y ``[N]``."""
         if self.function is None:
             return np.zeros(len(X), dtype=bool)
         with np.errstate(over="ignore", invalid="ignore"):
-            return self.function.beyond(self.scale * self._sums(X))
+            return self.function.beyond(self.scale * self._sums(X, group))
 
-    def _sums(self, X: Array) -> Array:
-        """The sums of the terms, or the ratios ``[N]``."""
+    def _sums(self, X: Array, group: Array | None) -> Array:
+        """The sums of the terms, or the ratios ``[N]``. group: the indices of labels."""
         products, above = self._products(self._columns(X)), self.terms - self.below
-        sums: Array = products[:, :above] @ self.scaled[:above]
+        sums = summed(products[:, :above], self.scaled.T[:above], group)
         if self.below:
             sums = sums / self._divisors(products)
         return sums if self.part is None else sums + self.part.values(X) / self.scale**self.power
@@ -175,10 +197,10 @@ class Equation:
         divisors: Array = 1.0 + products[:, above:] @ self.scaled[above:]
         return divisors
 
-    def _predicted(self, X: Array) -> Array:
+    def _of_block(self, X: Array, group: Array | None) -> Array:
         """`predict` of some rows."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            sums = self._sums(X)
+            sums = self._sums(X, group)
             if self.function is not None:
                 return self.function.inverse(self.scale * sums)
             if self.power == 1:
@@ -201,11 +223,13 @@ class Equation:
         return P
 
     @cached_property
-    def _factored(self) -> tuple[float, Array]:
-        """A factor of y, and the coefficients of y over it.
+    def _factored(self) -> tuple[float, Any]:
+        """A factor of y, and the coefficients of y over it; of groups these are names.
 
         The factor is 1, or a power of 10 if coefficients or a power of y are no numbers without it.
         """
+        if self.labels is not None:
+            return 1.0, [f"c{k + 1}[group]" for k in range(self.terms)]
         plain = self.power == 1 and not self.below
         power = 0.0 if plain else self.power * math.log10(self.scale)
         lost = (self.coef == 0) & (self.scaled != 0)
@@ -220,7 +244,7 @@ class Equation:
     @cached_property
     def beyond_float64(self) -> Array:
         """Which coefficients float64 cannot hold ``[K]``, whatever the factor of y."""
-        coef = self._factored[1]
+        coef = self.coef if self.labels is not None else self._factored[1]
         return ~np.isfinite(coef) | ((coef == 0) & (self.scaled != 0))
 
     def _numbers(self, function: str) -> tuple[float, Array]:
@@ -233,6 +257,8 @@ class Equation:
     def _decimals(self) -> list[Any]:
         """The coefficients of `_factored`, decimals of any size where float64 cannot hold them."""
         factor, coef = self._factored
+        if self.labels is not None or not self.beyond_float64.any():
+            return list(coef)
         size = np.full(self.terms, self.power * math.log10(self.scale / factor))
         size[self.terms - self.below :] = 0.0
         sizes = size - self.exponents @ self.log_mean / math.log(10)
@@ -265,7 +291,8 @@ class Equation:
     def sympy(self) -> Any:
         """The right-hand side as a sympy expression of symbols with the inputs' names.
 
-        Needs sympy. Raises OverflowError for a coefficient that float64 cannot hold.
+        Needs sympy. A coefficient of groups is ``c1[group]``. Raises OverflowError for one that
+        float64 cannot hold.
         """
         return self.formula().expressions[0]
 
@@ -288,7 +315,11 @@ class Equation:
                 symbol ** (sympy.Float(w) if loose else _rational(sympy, w))
                 for symbol, w, loose in zip(columns, row, free, strict=True)
             ]
-            terms.append(sympy.Mul(sympy.Float(c) if c != 1 else 1, *powers))
+            if isinstance(c, str):
+                number = sympy.IndexedBase(c.partition("[")[0])[sympy.Symbol("group")]
+            else:
+                number = sympy.Float(c) if c != 1 else 1
+            terms.append(sympy.Mul(number, *powers))
         above = self.terms - self.below
         total = sympy.Add(*terms[:above])
         if self.below:
@@ -308,11 +339,15 @@ class Equation:
         """The equation in LaTeX, without dollars, names upright. Needs sympy."""
         return display.upright(self.formula().latex()[0]).removeprefix(r"\,")
 
+    def _term(self, k: int, digits: int) -> str:
+        """A term of a sum as text."""
+        return term_text(self._factored[1][k], self.exponents[k], self.names, digits)
+
     def text(self, digits: int = 4) -> str:
         """The equation in Python's operators, decimals with so many significant digits."""
         factor, rows, above = self._factored[0], self._written[0], self.terms - self.below
         numbers = [*self._decimals(), *[1.0] * (self.below > 0)]
-        present = [*(self.scaled != 0), *[True] * (self.below > 0)]
+        present = [*(np.atleast_2d(self.scaled) != 0).any(0), *[True] * (self.below > 0)]
         parts = [
             term_text(c, row, self.names, digits) for c, row in zip(numbers, rows, strict=True)
         ]
@@ -369,6 +404,9 @@ class Equation:
         )
         from npu_kernels.layers import NAU, RealNPU
 
+        if self.labels is not None:
+            rule = "the law must be that of one group, as of(label) gives it"
+            raise ValueError(f"torch_module: {rule}, got {len(self.labels)} groups")
         factor, coef = self._numbers("torch_module")
         inputs = len(self.functions.inputs)
         used = np.flatnonzero((self.exponents != 0).any(0)[inputs:])
@@ -423,8 +461,12 @@ class Equation:
             product = term_text(1.0, written[k], self.names, 1)
             name = "constant" if product == "1" else f"coefficient of {product}"
             name += " in the denominator" * (k >= self.terms - self.below)
-            c, error = float(self.coef[k]), float(self.coef_std[k])
-            results.append(Interval.of(name, c, error, t, one_sign=bool(self.free[k].any())))
+            names = [name]
+            if self.labels is not None:
+                names = [f"coefficient c{k + 1}[{label}]" for label in self.labels]
+            numbers = np.column_stack([self.coef.T[k].ravel(), self.coef_std.T[k].ravel()])
+            for name, (c, error) in zip(names, numbers.tolist(), strict=True):
+                results.append(Interval.of(name, c, error, t, one_sign=bool(self.free[k].any())))
             for i in np.flatnonzero(self.free[k]):
                 name = f"exponent of {self.names[i]} in term {k + 1}"
                 if self.below and written[-1, i] != 0:

@@ -10,6 +10,7 @@ import numpy as np
 
 from npu_kernels._laws.products.expression import Expression
 from npu_kernels._laws.products.functions import Functions, OutputFunction
+from npu_kernels._laws.products.groups import of_rows
 from npu_kernels._laws.products.limits import Limits
 from npu_kernels._laws.products.problem import AllRows, root_mean_square
 from npu_kernels._laws.products.units import Exponents
@@ -39,11 +40,14 @@ class Rows:
     origin: Array  # [N]: the rows' numbers in the table that was given
     part: Expression | None = None  # of every sum, which is set
     limits: Limits | None = None  # of terms, exponents and coefficients
+    group: Array | None = None  # [N]: indices of labels, sorted
+    labels: tuple[Any, ...] | None = None  # of groups with coefficients of their own
 
     def take(self, rows: Array) -> Rows:
         """Return some of the rows."""
         parts = {name: getattr(self, name)[rows] for name in ("X", "y", "weight", "origin")}
-        return replace(self, **parts)
+        group = None if self.group is None else self.group[rows]
+        return replace(self, **parts, group=group)
 
 
 def sizes(y: Array) -> Array:
@@ -88,44 +92,57 @@ def equation_of(
     C = _covariance(data, law)
     known = bool(np.isfinite(C).all())  # otherwise all standard errors are infinite
     C = C if known else np.zeros_like(C)
-    k, i = np.nonzero(law.free)
-    # The constants in the units of the data: d log c = d c' / c' - sum_i (Z^T mean)_i d u_i.
-    T = np.zeros((K, len(C)))
-    T[np.arange(K), np.arange(K)] = 1.0
-    T[k, K + np.arange(len(k))] = -law.c[k] * (matrix.T @ columns.log_mean)[i]
-    coef_std = np.sqrt(np.maximum(np.diag(T @ C @ T.T), 0.0)) * shift
-    spread = np.zeros_like(full)
+    coef, k, i = law.c.T, *np.nonzero(law.free)
+    coef_std = _errors(coef, C, law.free, matrix.T @ columns.log_mean) * shift
+    spread, of_exponents = np.zeros_like(full), C.reshape(-1, *C.shape[-2:])[0, K:, K:]
     for term in range(K):
         of_term = k == term
-        Z, inner = matrix[:, i[of_term]], C[K:, K:][np.ix_(of_term, of_term)]
+        Z, inner = matrix[:, i[of_term]], of_exponents[np.ix_(of_term, of_term)]
         spread[term] = np.sqrt(np.maximum(np.diag(Z @ inner @ Z.T), 0.0))
     free = (law.free @ (matrix != 0).T) > 0
     if not known:
-        coef_std, spread = np.full(K, math.inf), np.where(free, math.inf, 0.0)
-    squares = [
-        ((part.predict(law.u, law.parity, law.c)[2] * law.c * part.weight[:, None]) ** 2).sum(0)
-        for _, part in data.blocks()
-    ]
+        coef_std, spread = np.full_like(coef_std, math.inf), np.where(free, math.inf, 0.0)
+    squares = []
+    for _, part in data.blocks():
+        terms = part.predict(law.u, law.parity, law.c)[2] * of_rows(law.c, part.group)
+        squares.append(((terms * part.weight[:, None]) ** 2).sum(0))
     term_index = np.arange(K)
     if is_exact(data, law):  # what is no more than rounding is 0
         lost = np.sqrt(np.sum(squares, axis=0)) <= refine.SOLVED_ERROR * math.sqrt(data.size)
-        law = replace(law, c=np.where(lost, 0.0, law.c))
+        coef = np.where(lost, 0.0, coef)
+        law = replace(law, c=coef.T)
     order = np.lexsort([-np.sum(squares, axis=0), term_index >= above, term_index >= data.fixed])
     prediction, residuals, _ = data.predict(law.u, law.parity, law.c)
     return Equation(
         names=rows.functions.names, output=rows.output, functions=rows.functions,
         function=data.function, power=p, sign=data.sign if abs(p) != 1 else 1.0,
-        coef=(law.c * shift * factor)[order], coef_std=coef_std[order], exponents=full[order],
+        coef=(coef * shift * factor)[..., order], coef_std=coef_std[..., order],
+        exponents=full[order],
         exponents_std=spread[order], free=free[order],
         positive=tuple(bool(v) for v in ~columns.negative),
         rms=_relative(data.target - prediction, data.target, rows.weight), error=error,
         held_out=held_out, bic=law.cost,
         exact=is_exact(data, law), degrees=float(data.rows - law.parameters),
-        scaled=(law.c * factor)[order], log_mean=columns.log_mean, scale=data.scale,
+        scaled=(coef * factor)[..., order], log_mean=columns.log_mean, scale=data.scale,
         constraint=rows.exponents, noise=kind,
         relative_rms=math.sqrt(float(residuals @ residuals) / (data.size or 1.0)),
-        below=data.below, part=rows.part, limits=rows.limits,
+        below=data.below, part=rows.part, limits=rows.limits, labels=rows.labels,
     )  # fmt: skip
+
+
+def _errors(coef: Array, C: Array, free: Array, log_mean: Array) -> Array:
+    """The standard errors of coefficients ``[K]``, or ``[G, K]``, for inputs that are not scaled.
+
+    C: the covariance for scaled ones. free: which exponents are ``[K, m]``. log_mean: of the
+    effective inputs ``[m]``. It is d log c = d c' / c' - sum_i log_mean_i d u_i.
+    """
+    K, (k, i) = coef.shape[-1], np.nonzero(free)
+    T = np.zeros((*coef.shape, C.shape[-1]))
+    T[..., np.arange(K), np.arange(K)] = 1.0
+    T[..., k, K + np.arange(len(k))] = -coef[..., k] * log_mean[i]
+    variances = np.diagonal(T @ C @ T.swapaxes(-1, -2), axis1=-2, axis2=-1)
+    errors: Array = np.sqrt(np.maximum(variances, 0.0))
+    return errors
 
 
 def _covariance(data: AllRows, law: Sum) -> Array:

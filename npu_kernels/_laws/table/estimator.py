@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from npu_kernels._common.checks import check_level, check_whole, is_number, is_whole
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs.checkpoint import Checkpoint
+from npu_kernels._laws.products.groups import constant, read_labels, separated
 from npu_kernels._laws.table.arguments import (
     check_columns,
-    check_output,
+    check_groups,
     check_parameters,
+    check_sizes,
     column_names,
     columns_of,
     exponents_of,
@@ -28,22 +28,17 @@ from npu_kernels._laws.table.arguments import (
     units_of,
     work_of,
 )
-from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.estimates import Rows
-from npu_kernels._laws.table.output import FEW_ROWS, Laws, merged, notes_of
-from npu_kernels._laws.table.plot import draw
-from npu_kernels._laws.table.refitting import intervals as percentiles
-from npu_kernels._laws.table.refitting import refitted, resampled
+from npu_kernels._laws.table.output import FEW_ROWS, Laws, merged, merged_by_group
+from npu_kernels._laws.table.results import SEVERAL_OUTPUTS, EquationWarning, Results
 from npu_kernels._laws.table.rows import Seen
 from npu_kernels._laws.table.search import POWERS, Settings
-from npu_kernels._laws.table.table import EquationTable, report, shown
+from npu_kernels._laws.table.table import EquationTable, shown
 from npu_kernels._laws.table.wild import laws
 from npu_kernels._laws.table.work import Work
 
 Array = Any
 
-MOST_ROWS = 5  # that a warning names
-_SEVERAL_OUTPUTS = {"multi_output": True, "y_numeric": True, "dtype": np.float64}  # of the data
 INSTALL = (
     "NPURegressor needs scikit-learn: pip install 'npu_kernels[sklearn]' "
     "(or: pip install scikit-learn)"
@@ -64,14 +59,7 @@ else:
     MISSING = False
 
 
-class EquationWarning(UserWarning):
-    """What a reader of the equation should know about the data. message: that."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-
-
-class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Law behind a table, a sum of products of powers or a ratio, as a scikit-learn estimator.
 
     It finds ``y**p = sum_k c_k prod_i x_i**w_ki``: sums of products of powers, and their powers,
@@ -195,7 +183,12 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
     # ---- fitting ---------------------------------------------------------------------------------
 
     def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, checkpoint: Any = None
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        checkpoint: Any = None,
+        groups: Any = None,
     ) -> NPURegressor:
         """Find the equations.
 
@@ -208,6 +201,10 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
                 without an interruption; without a random_state it has the seed of the fit before.
                 Several outputs are then searched one after another. It is written every half a
                 minute and at the end, and is for the same versions of npu_kernels, torch and numpy.
+            groups: a label for each row ``[N]``, or the name of a column of X that has them. Each
+                group has coefficients of its own, the exponents are those of all. No ratios are
+                tried, and each group needs more different rows than `max_terms`. `predict` then
+                needs the labels too, unless they are in that column.
 
         Ctrl-C ends the search with the best equation until then. Raises ValueError for data and
         parameters that cannot be used and for a checkpoint that is damaged or of another fit,
@@ -218,8 +215,10 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
 
         check_parameters(self)
         outputs = column_names(y)
+        column = groups if isinstance(groups, str) else None
+        X, groups = separated("NPURegressor", X, groups)
         check_columns(X)
-        X, y = validate_data(self, X, y, **_SEVERAL_OUTPUTS, ensure_min_samples=2)
+        X, y = validate_data(self, X, y, **SEVERAL_OUTPUTS, ensure_min_samples=2)
         weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
         if (weight < 0).any() or not weight.any():
             raise ValueError("NPURegressor: sample_weight must be at least 0 and not all 0")
@@ -229,9 +228,17 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         count = targets.shape[1]
         outputs = outputs or (["y"] if count == 1 else [f"y{o}" for o in range(count)])
         input_units = units_of(self.units, names)
-        self._warn(X, names, constants_matter=input_units is not None)
-        settings = settings_of(self, seed_of(self.random_state))
-        X, targets, weight, origin = merged(X, targets, weight)
+        labels = group = None
+        if groups is not None:
+            check_groups(self)
+            labels, group = read_labels("NPURegressor", groups, len(X))
+        self._warn(X, names, input_units is not None, group)
+        settings = settings_of(self, seed_of(self.random_state), group is not None)
+        if group is None or labels is None:
+            X, targets, weight, origin = merged(X, targets, weight)
+        else:
+            X, targets, weight, origin, group = merged_by_group(X, group, targets, weight)
+            check_sizes("NPURegressor", labels, group, settings.max_terms, "max_terms")
         several = isinstance(self.y_units, (list, tuple))
         y_units = self.y_units if several else [self.y_units] * count
         if len(y_units) != count:
@@ -243,19 +250,20 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         tasks = []
         for y_of_task, name, unit in zip(targets.T, outputs, y_units, strict=True):
             of_units = functions, input_units, name, unit, limits, self._powers() or POWERS, part
-            exponents = exponents_of(columns, *of_units)
+            exponents = exponents_of(columns, *of_units, group)
             of_y = outputs_of(self.output_functions, y_of_task, origin, name, unit)
             notes = scaled_columns(X, y_of_task, names, name)
             data = X, y_of_task, weight, functions, name, of_y, exponents
-            tasks.append(Rows(*data, self.noise, notes, origin, part, limits))
+            tasks.append(Rows(*data, self.noise, notes, origin, part, limits, group, labels))
         del columns
         if checkpoint is None:
             results = self._all(tasks, settings)
         else:
-            record = work_of(self, settings.seed, names, X, targets, weight)
+            data = X, targets, weight, *([] if group is None else [group])
+            record = work_of(self, settings.seed, names, labels, *data)
             results = self._resumed(tasks, settings, record, checkpoint)
         tables = [EquationTable(law) for law in results]
-        self._single, self._seen = y.ndim == 1, Seen.of(X, targets)
+        self._single, self._seen, self._group_column = y.ndim == 1, Seen.of(X, targets), column
         self._set(tables)
         for note in dict.fromkeys(note for table in tables for note in table.notes):
             warn(f"NPURegressor: {note}", EquationWarning)
@@ -295,23 +303,18 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         results: list[Laws] = Parallel(n_jobs=self.n_jobs)(calls)
         return results
 
-    def _set(self, tables: list[EquationTable]) -> None:
-        best = [table[table.best] for table in tables]
-        single = self._single
-        self.equations_: Any = tables[0] if single else tables
-        self.best_: Any = best[0] if single else best
-        for name in ("coef", "coef_std", "exponents", "exponents_std"):
-            values = [getattr(equation, name) for equation in best]
-            setattr(self, f"{name}_", values[0] if single else values)
-
-    def _warn(self, X: Array, names: tuple[str, ...], constants_matter: bool) -> None:
-        constant = [names[i] for i in np.flatnonzero((X[0] == X).all(0))]
-        if constant and not constants_matter and len(X) > 1:
-            text = "NPURegressor: constant columns tell nothing and are left out"
-            warn(f"{text}: {', '.join(constant)}", EquationWarning)
-        if len(X) <= X.shape[1] + 1:
+    def _warn(
+        self, X: Array, names: tuple[str, ...], constants_matter: bool, group: Array | None
+    ) -> None:
+        unused = [names[i] for i in np.flatnonzero(constant(X, group))]
+        if unused and not constants_matter and len(X) > 1:
+            where = "constant columns" + " (in each group)" * (group is not None)
+            text = f"NPURegressor: {where} tell nothing and are left out"
+            warn(f"{text}: {', '.join(unused)}", EquationWarning)
+        parameters = X.shape[1] + (1 if group is None else int(group.max()) + 1)
+        if len(X) <= parameters:
             warn(
-                f"NPURegressor: {len(X)} rows are not more than the {X.shape[1] + 1} parameters "
+                f"NPURegressor: {len(X)} rows are not more than the {parameters} parameters "
                 f"of one term with {X.shape[1]} free exponents; many equations fit them",
                 EquationWarning,
             )
@@ -322,186 +325,6 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
                 "the equation kept, and may be too small",
                 EquationWarning,
             )
-
-    # ---- what comes out --------------------------------------------------------------------------
-
-    def _tables(self) -> list[EquationTable]:
-        from sklearn.utils.validation import check_is_fitted
-
-        check_is_fitted(self, "equations_")
-        return [self.equations_] if self._single else self.equations_
-
-    def _pick(self, index: int | None) -> list[Equation]:
-        results = []
-        for table in self._tables():
-            position = table.best if index is None else index
-            if not is_whole(position) or not -len(table) <= position < len(table):
-                rule = f"index must be one of the {len(table)} candidates"
-                raise ValueError(f"NPURegressor: {rule}, got {index!r}")
-            results.append(table[position])
-        return results
-
-    def _one_or_all(self, values: list[Any]) -> Any:
-        return values[0] if self._single else values
-
-    def predict(self, X: Any) -> Array:
-        """Predict y ``[N]``, or ``[N, O]`` for several outputs.
-
-        Warns where an input with a negative exponent is 0 or has no logarithm, where the sum of the
-        terms is no value of the function of y, and where a prediction is far outside of the y of
-        `fit` though the row is like those of `fit`.
-        """
-        from sklearn.utils.validation import validate_data
-
-        equations = self._pick(None)
-        X = validate_data(self, X, reset=False, dtype=np.float64)
-        results = np.column_stack([equation.predict(X) for equation in equations])
-        if not np.isfinite(results).all():
-            warn(
-                f"NPURegressor: {int((~np.isfinite(results)).any(1).sum())} predictions are "
-                "infinite or undefined, where an input with a negative exponent is 0, an input "
-                "has no logarithm, or a number is too large",
-                EquationWarning,
-            )
-        for equation in equations:
-            beyond = np.flatnonzero(equation._beyond(X))
-            if len(beyond):
-                function = equation.function.name if equation.function else ""
-                warn(
-                    f"NPURegressor: {len(beyond)} predictions of {equation.output} are those of "
-                    f"the nearest value of {function}, as the sum is none: rows "
-                    f"{', '.join(map(str, beyond[:MOST_ROWS]))} (the first is row 0)",
-                    EquationWarning,
-                )
-        far = self._seen.far(X, results)
-        if far.any():
-            rows = ", ".join(map(str, np.flatnonzero(far)[:MOST_ROWS]))
-            warn(
-                f"NPURegressor: {int(far.sum())} predictions are far outside of the y of fit, and "
-                f"their rows are like those of fit: rows {rows} (the first is row 0). Unless y is "
-                "so large there, the equation is no law: see the others in equations_",
-                EquationWarning,
-            )
-        return results[:, 0] if self._single else results
-
-    def sympy(self, index: int | None = None) -> Any:
-        """The right-hand side for sympy; a list for several outputs.
-
-        index: of a candidate, None for the best.
-        """
-        return self._one_or_all([equation.sympy() for equation in self._pick(index)])
-
-    def latex(self, index: int | None = None) -> Any:
-        """The equation in LaTeX; a list for several outputs.
-
-        index: of a candidate, None for the best.
-        """
-        return self._one_or_all([equation.latex() for equation in self._pick(index)])
-
-    def torch_module(self, index: int | None = None) -> Any:
-        """The equation as fused layers, see `Equation.torch_module` (a list for several outputs).
-
-        index: of a candidate, None for the best.
-        """
-        return self._one_or_all([equation.torch_module() for equation in self._pick(index)])
-
-    def intervals(self, level: float = 0.95, index: int | None = None) -> Any:
-        """Confidence intervals, see `Equation.intervals` (a list of lists for several outputs).
-
-        level: of confidence. index: of a candidate, None for the best.
-        """
-        return self._one_or_all([equation.intervals(level) for equation in self._pick(index)])
-
-    def bootstrap(
-        self, X: Any, y: Any, draws: int = 200, level: float = 0.95, sample_weight: Any = None
-    ) -> Any:
-        """Confidence intervals of the best equation, its form kept, from rows drawn anew.
-
-        The rows are drawn with replacement.
-
-        Args:
-            X, y, sample_weight: the data of `fit`; the rows that it left out are left out here too.
-            draws: how often the parameters are estimated again.
-            level: of the intervals.
-
-        Returns what `intervals` does. For errors that are neither equal nor in proportion to y.
-        """
-        from joblib import Parallel, delayed
-        from sklearn.utils.validation import _check_sample_weight, validate_data
-
-        draws, level = check_whole("bootstrap", "draws", draws, 10), check_level("bootstrap", level)
-        equations = self._pick(None)
-        X, y = validate_data(self, X, y, reset=False, **_SEVERAL_OUTPUTS)
-        weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
-        targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
-        seed = seed_of(self.random_state)
-        results: list[Any] = []
-        shares = [len(part) for part in np.array_split(np.arange(draws), min(draws, 8))]
-        loss = settings_of(self, seed).rules.loss
-        for o, (equation, table) in enumerate(zip(equations, self._tables(), strict=True)):
-            keep = np.ones(len(X), dtype=bool)
-            wild = table.wild if self.loss == "auto" else ()
-            keep[[row for row in wild if row < len(X)]] = False
-            data = equation, X[keep], targets[keep, o], weight[keep], loss
-            calls = (delayed(resampled)(*data, [seed, o, n], k) for n, k in enumerate(shares))
-            parts = Parallel(n_jobs=self.n_jobs)(calls)
-            results.append(percentiles(equation, np.concatenate(parts), level))
-        return self._one_or_all(results)
-
-    def refit(self, X: Any, y: Any, sample_weight: Any = None) -> NPURegressor:
-        """Fit the parameters of the best equation to other data, with its form kept.
-
-        X, y, sample_weight: as in `fit`. All rows count: wild ones are not looked for.
-
-        Returns another estimator, whose `equations_` is this equation, and warns of its notes.
-        Raises ValueError where the law has no finite values.
-        """
-        from sklearn.utils.validation import _check_sample_weight, validate_data
-
-        equations = self._pick(None)
-        X, y = validate_data(self, X, y, reset=False, **_SEVERAL_OUTPUTS)
-        weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
-        targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
-        if targets.shape[1] != len(equations):
-            raise ValueError(f"refit: y must have {len(equations)} columns, got {targets.shape[1]}")
-        noise = float(self.noise) if is_number(self.noise) else None
-        loss, tables = settings_of(self, 0).rules.loss, []
-        used = weight > 0
-        for equation, of_equation in zip(equations, targets.T, strict=True):
-            data = X[used], of_equation[used], weight[used]
-            rows, equation = refitted(equation, *data, noise, loss)
-            notes = rows.notes + notes_of(rows, equation)
-            tables.append(EquationTable(Laws([equation], 0, [], equation.noise, True, notes)))
-        other = copy.copy(self)
-        other._seen = Seen.of(X, targets)
-        other._set(tables)
-        for note in dict.fromkeys(note for table in tables for note in table.notes):
-            warn(f"NPURegressor: {note}", EquationWarning)
-        return other
-
-    def plot(self, X: Any = None, y: Any = None, output: int = 0) -> Any:
-        """A matplotlib figure: error over number of terms.
-
-        With X and y it also shows observed over predicted values, and residuals.
-
-        X, y: data to draw, with the columns of `fit`. output: which of several outputs.
-        """
-        from sklearn.utils.validation import validate_data
-
-        table = self._tables()[check_output(self._tables(), output)]
-        if (X is None) != (y is None):
-            raise ValueError("plot: X and y must be given together, got one of them")
-        if X is not None:
-            X, y = validate_data(self, X, y, reset=False, **_SEVERAL_OUTPUTS)
-            y = np.asarray(y).reshape(len(X), -1)[:, output]
-        return draw(table, table[table.best], X, y)
-
-    def report(self, level: float = 0.95) -> str:
-        """The best equation, its parameters with intervals, and how far to trust it, in words.
-
-        level: of the intervals.
-        """
-        return "\n\n".join(report(table, level) for table in self._tables())
 
     def _html_repr(self) -> str:
         """What scikit-learn's estimators show in a notebook: here the law, once there is one."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from npu_kernels._common.checks import is_number
 from npu_kernels._common.notices import warn
+from npu_kernels._laws.products.groups import of_rows, ranks
 from npu_kernels._laws.products.problem import (
     AllRows,
     Columns,
@@ -21,8 +22,7 @@ from npu_kernels._laws.products.problem import (
     Problem,
     blocks,
 )
-from npu_kernels._laws.products.text import term_text
-from npu_kernels._laws.table import cancelling, identities, ratio, refine
+from npu_kernels._laws.table import cancelling, identities, ratio, refine, rounding
 from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.estimates import Rows, equation_of, held_out, left_out, sizes
 from npu_kernels._laws.table.identities import Fit
@@ -34,6 +34,7 @@ from npu_kernels._laws.table.search import (
     SEARCH_ROWS,
     Candidates,
     Settings,
+    chosen_rows,
     is_exact,
     search,
     search_on,
@@ -92,6 +93,12 @@ def merged(X: Array, y: Array, weight: Array) -> tuple[Array, Array, Array, Arra
     return X[new], y[new], np.bincount(np.cumsum(new) - 1, weights=weight), origin[new]
 
 
+def merged_by_group(X: Array, group: Array, y: Array, weight: Array) -> tuple[Array, ...]:
+    """Return what `merged` does and the numbers of groups, by which the rows are sorted."""
+    keyed, y, weight, origin = merged(np.column_stack([group, X]), y, weight)
+    return np.ascontiguousarray(keyed[:, 1:]), y, weight, origin, keyed[:, 0].astype(int)
+
+
 def measured(rows: Rows) -> tuple[Output, str]:
     """Return the data with errors as far as they are set, and the kind of errors."""
     root = np.sqrt(rows.weight / rows.weight.mean())
@@ -101,7 +108,10 @@ def measured(rows: Rows) -> tuple[Output, str]:
         root, kind = root / sizes(rows.y), "relative"
     columns = Columns.of(rows.functions.expand(rows.X))
     addend = None if rows.part is None else rows.part.values(rows.X)
-    output = Output(columns, rows.y, root, rows.exponents, noise, limits=rows.limits, addend=addend)
+    output = Output(
+        columns, rows.y, root, rows.exponents, noise,
+        limits=rows.limits, addend=addend, group=rows.group,
+    )  # fmt: skip
     if rows.noise == "factor":
         if not ((rows.y > 0).all() or (rows.y < 0).all()):
             rule = "noise='factor' needs a y of one sign without zeros"
@@ -117,6 +127,8 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
     root = np.sqrt(rows.weight / rows.weight.mean())
     order = np.random.default_rng([settings.seed, 1]).permutation(len(rows.y))
     held = min(MOST_HELD_OUT_ROWS, int(HELD_OUT * len(order))) if len(order) >= FEW_ROWS else 0
+    if rows.group is not None:
+        order, held = _spare(rows.group, order, held, settings.max_terms)
     training = np.sort(order[held:])
     powers = POWERS if powers is None else powers
     output, kind = measured(rows)
@@ -161,6 +173,18 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
         warn("NPURegressor: the search was interrupted; its equations until then are kept")
         settings = replace(settings, steps=Steps())
     return _finished(rows, output, candidates, np.sort(order[:held]), kind, settings)
+
+
+def _spare(group: Array, order: Array, held: int, max_terms: int) -> tuple[Array, int]:
+    """An order of rows whose first ones are to be held out, and their number.
+
+    They are a share of every group, which keeps more rows than there are terms. held: the number
+    without groups.
+    """
+    sizes = np.bincount(group)
+    most = np.minimum((HELD_OUT * sizes).astype(int), sizes - max_terms - 1)
+    spare = ranks(group, order) < most[group[order]]
+    return np.concatenate([order[spare], order[~spare]]), min(held, int(spare.sum()))
 
 
 def _first(
@@ -292,7 +316,7 @@ def _finished(
     inflation = np.ones(len(rows.y))  # of many rows none has much influence
     if settings.leave_out is not None and len(inflation) <= MORE_ROWS:
         data, _, law = min(fits, key=lambda fit: fit[2].cost)
-        inflation = refine.left_out(data, law, inflation)[0]
+        inflation = refine.decisive_errors(data, law, inflation)[0]
     return Laws(equations, chosen, alternatives, kind, candidates.complete, notes, inflation)
 
 
@@ -305,13 +329,11 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
     X = rows.functions.expand(rows.X[some])
     near = None
     if equation.terms > 1 and not equation.below:
-        terms = equation._products(X) * equation.scaled
+        of_group = equation.scaled if rows.group is None else equation.scaled[rows.group[some]]
+        terms = equation._products(X) * of_group
         near = cancelling.pair(terms, equation.exponents)
     if near is not None:
-        first, second = (
-            term_text(float(equation.coef[k]), equation.exponents[k], equation.names, 4)
-            for k in near
-        )
+        first, second = (equation._term(k, 4) for k in near)
         notes.append(
             f"Two terms nearly cancel: {first} and {second}. They stand for another function, such "
             "as a logarithm, or for other powers: their exponents are no law."
@@ -325,7 +347,8 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
                 "Its denominator is 0 for some inputs within their ranges, where it is infinite. "
                 "All rows are on one side."
             )
-    residuals = rows.y[some] - equation.predict(rows.X[some])
+    group = None if rows.group is None else rows.group[some]
+    residuals = rows.y[some] - equation._predicted(rows.X[some], group)
     used = (equation.exponents != 0).any(0)
     likeness = max(alike(X[:, used], residuals), alike(rows.X[some], residuals))
     if likeness > APPROXIMATION:
@@ -359,9 +382,12 @@ def _uncancelled(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
         data, _, best = min(fits, key=lambda fit: fit[2].cost)
         if data.below:
             return fits
-        some = np.linspace(0, data.rows - 1, min(data.rows, SEARCH_ROWS)).astype(int)
-        part = data.take(some)
-        terms = part.predict(best.u, best.parity, best.c)[2] * best.c
+        if data.group is None:
+            some = np.linspace(0, data.rows - 1, min(data.rows, SEARCH_ROWS)).astype(int)
+            part = data.take(some)
+        else:  # rows of every group
+            part, _ = chosen_rows(data, np.arange(data.rows), np.random.default_rng(settings.seed))
+        terms = part.predict(best.u, best.parity, best.c)[2] * of_rows(best.c, part.group)
         near = None if is_exact(data, best) else cancelling.pair(terms, best.u)
         if near is None or min(near) < data.fixed:
             return fits
@@ -434,7 +460,7 @@ def _steps(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
     """The neighbours of a sum, of the best of them, and so on until none is better."""
     tried = list[Sum]()
     while True:
-        neighbours = refine.neighbours(data, law, rules)
+        neighbours = rounding.neighbours(data, law, rules)
         tried += neighbours
         better = min(neighbours, key=lambda neighbour: neighbour.cost, default=law)
         if better.cost >= law.cost:
@@ -447,4 +473,4 @@ def _refitted(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
 
 
 def _other_exponents(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
-    return [refine.reconsidered(data, law, rules)]
+    return [rounding.reconsidered(data, law, rules)]

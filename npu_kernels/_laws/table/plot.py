@@ -12,16 +12,18 @@ from npu_kernels._laws.table.table import EquationTable
 Array = Any
 
 
-def draw(table: EquationTable, equation: Equation, X: Array | None, y: Array | None) -> Any:
+def draw(
+    table: EquationTable, equation: Equation, prediction: Array | None, y: Array | None
+) -> Any:
     """Draw the error over the number of terms.
 
-    With data, also y over its prediction, and the residuals over it.
+    With predictions, also y over them, and the residuals.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("plot needs matplotlib: pip install matplotlib") from error
-    count = 1 if X is None else 3
+    count = 1 if prediction is None else 3
     figure = Figure(figsize=(4 * count, 3.5), layout="constrained")
     axes = figure.subplots(1, count, squeeze=False)[0]
     axes[0].semilogy([e.terms for e in table], [max(e.error, 1e-17) for e in table], "o-")
@@ -29,8 +31,7 @@ def draw(table: EquationTable, equation: Equation, X: Array | None, y: Array | N
     axes[0].plot([equation.terms], [max(equation.error, 1e-17)], "o", **ring)
     axes[0].set_xticks([e.terms for e in table])
     axes[0].set(xlabel="terms", ylabel="error on rows not fitted, relative", title=equation.output)
-    if X is not None and y is not None:
-        prediction = equation.predict(X)
+    if prediction is not None and y is not None:
         axes[1].plot(prediction, y, ".", markersize=3)
         limits = [float(np.nanmin(prediction)), float(np.nanmax(prediction))]
         axes[1].plot(limits, limits, "k-", linewidth=0.8)

@@ -25,7 +25,7 @@ import numpy as np
 
 from npu_kernels._laws.products.exponent_length import exponent_nats
 from npu_kernels._laws.products.problem import AllRows, Output, Problem
-from npu_kernels._laws.table import refine
+from npu_kernels._laws.table import refine, rounding
 from npu_kernels._laws.table.refine import Rules, Sum
 from npu_kernels._laws.table.rows import alike
 from npu_kernels._laws.table.search import Candidates, Settings, chosen_rows
@@ -202,7 +202,7 @@ def _refined(problem: Problem, law: Sum, rules: Rules) -> Sum:
     free = (law.u != 0) & ~problem.signed
     if rules.exponents == "integers" or not free.any():
         return law
-    other = refine.simplified(problem, replace(law, free=free), rules)
+    other = rounding.simplified(problem, replace(law, free=free), rules)
     return other if other.cost < law.cost or rules.exponents == "real" else law
 
 

@@ -1,10 +1,11 @@
-"""One sum of products: least squares in y itself, simple exponents, and the criterion that decides.
+"""One sum of products: least squares in y itself, and the criterion that decides.
 
 The criterion is the Bayesian information criterion, ``N log(RSS / N) + K log N`` for K
 coefficients, plus twice the length, in nats, of a description of the exponents: to which inputs
 they belong, how simple they are, and of a free one how precisely it is known (Laplace's method).
 RSS is the sum of squared leave-one-out errors, ``r / (1 - h)`` with the leverage h of the
 linearised model (Allen's PRESS), so that a term that helps only a few rows is not worth its cost.
+With several groups of rows it is that of errors of equal variance: see `decisive_errors`.
 With few rows there is a correction as by Hurvich and Tsai (1989), ``2 q (q + 1) / (N - q - 1)``,
 where q counts the coefficients and all exponents other than 0: simple ones were chosen by the data
 as well.
@@ -24,17 +25,17 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels._laws.products.exponent_length import ZERO, exponent_nats
-from npu_kernels._laws.products.limits import BOUND
-from npu_kernels._laws.products.problem import BLOCK_ROWS, AllRows, Problem
+from npu_kernels._laws.products.exponent_length import ZERO, exponent_nats, factor_nats
+from npu_kernels._laws.products.groups import of_rows
+from npu_kernels._laws.products.limits import BOUND, ScaledLimits
+from npu_kernels._laws.products.problem import AllRows, Problem
+from npu_kernels._laws.table.linearised import Arrow, Dense
 
 Array = Any
 Data = Problem | AllRows
 
 EXACT_ERROR = 1e-9  # relative root mean square error below which data count as exact
 SOLVED_ERROR = 1e-14  # the same error, below which no step makes it smaller
-STEP = 0.4  # from an exponent to those that are tried in its place
-LOST = 1e-10  # share of a variance that is rounding: the other exponents determine this one
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,14 @@ class Sum:
     u: Array  # [K, m]: exponents of the effective inputs
     parity: Array  # [K, m]: 1 where an exponent is odd, for the sign
     free: Array  # [K, m]: the exponents that are parameters of the fit
-    c: Array  # [K]: coefficients
+    c: Array  # [K]: coefficients; [K, G] of groups
     rss: float = math.inf  # the loss: the sum of squared residuals, or a robust one
     press: float = math.inf  # the same of leave-one-out errors
     cost: float = math.inf  # the criterion
 
     @cached_property
     def parameters(self) -> int:
-        return len(self.c) + int(self.free.sum())
+        return int(self.c.size) + int(self.free.sum())
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def freedom(problem: Data, variances: Iterable[float], press: float) -> list[flo
     else:
         floor = EXACT_ERROR**2 * problem.size / problem.rows
         noise = max(press / problem.rows, floor, 1e-300)
-    inputs, width = math.log(2 * problem.exponents.inputs), math.log(2 * BOUND)
+    inputs, width = factor_nats(problem.exponents.inputs, signs=2), math.log(2 * BOUND)
     nats = []
     for variance in variances:
         error = math.sqrt(2 * math.pi * max(float(variance) * noise, 1e-300))
@@ -111,7 +112,10 @@ def criterion(problem: Data, law: Sum, press: float, variances: Array) -> float:
     above = len(law.c) - problem.below
     forms = int(problem.power != 1 or problem.function is not None)
     forms += (problem.below > 0) * min(above, 2)
-    penalty = len(law.c) * math.log(N) + forms * (6.0 + math.log(N))
+    of_coefficient = math.log(N)
+    if problem.group is not None:  # a group's coefficients are known by its rows
+        of_coefficient = float(np.log(np.bincount(problem.group)).sum())
+    penalty = len(law.c) * of_coefficient + forms * (6.0 + math.log(N))
     return misfit(problem, press) + penalty + 2 * described + correction
 
 
@@ -121,23 +125,25 @@ def criterion(problem: Data, law: Sum, press: float, variances: Array) -> float:
 def jacobian(problem: Problem, law: Sum, P: Array, root: Array | None = None) -> Array:
     """Derivatives of the weighted prediction for c and the free exponents ``[N, K + free]``.
 
-    P: the terms ``[N, K]``. root: factors of the rows ``[N]``.
+    Those for c are for the coefficients of the row's group. P: the terms ``[N, K]``. root: factors
+    of the rows ``[N]``.
     """
     k, i = np.nonzero(law.free)
     K = len(law.c)
     J = np.empty((len(P), K + len(k)))
     J[:, :K] = P
-    np.multiply(P[:, k] * law.c[k], problem.logs[:, i], out=J[:, K:])
+    c = of_rows(law.c, problem.group)[..., k]
+    np.multiply(P[:, k] * c, problem.logs[:, i], out=J[:, K:])
     slope, p = problem.weight, problem.power
     above = len(law.c) - problem.below  # a ratio is linear in the coefficients of its numerator
     if problem.function is not None:
-        sums = problem.with_addend(P[:, :above] @ law.c[:above])
+        sums = problem.total(P[:, :above], law.c[:above])
         slope = slope * problem.steepness(problem.function, sums)
     elif problem.factor:
-        sums = problem.with_addend(P[:, :above] @ law.c[:above])
+        sums = problem.total(P[:, :above], law.c[:above])
         slope = slope / (p * np.maximum(sums, 1e-300))
     elif p != 1:
-        sums = np.abs(problem.with_addend(P[:, :above] @ law.c[:above]))
+        sums = np.abs(problem.total(P[:, :above], law.c[:above]))
         sums = np.maximum(sums, 1e-300)
         slope = slope * sums ** (1 / p - 1) / abs(p) * math.copysign(1, p)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -201,16 +207,13 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
 
     The cost is infinite if nothing is finite.
     """
-    if isinstance(problem, AllRows) and problem.rows <= BLOCK_ROWS:
+    if isinstance(problem, AllRows) and problem.at_once:
         problem = problem.block
-    K = len(law.c)
     law = _without_held(problem, law)
     k, i = np.nonzero(law.free)
     held = problem.held[i]
-    low, high, eye = problem.low[i], problem.high[i], np.eye(K + len(k))
-    zeros, limits = np.zeros(len(eye)), problem.limits
-    if limits is not None:
-        law = replace(law, c=np.clip(law.c, *limits.bounds(law.u, problem.below)))
+    low, high, limits = problem.low[i], problem.high[i], problem.limits
+    law = replace(law, c=_within(problem, law.u, law.c))
     _, r, P = problem.predict(law.u, law.parity, law.c)
     rss, root = loss_roots(r, loss)
     mu = 1e-4
@@ -220,23 +223,13 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
         equations = _equations(problem, law, P, r, root)
         if equations is None:
             break
-        R, b, length = equations
-        better, at_bounds = False, _at_bounds(problem, law, R.T @ b)
+        better, at_bounds = False, _at_bounds(problem, law, equations.descent())
         for _ in range(8):
-            A, rhs = R, b
-            if mu > 1e-9:
-                A, rhs = np.concatenate([R, math.sqrt(mu) * eye]), np.concatenate([b, zeros])
-            if at_bounds is not None:
-                A = np.where(at_bounds, 0.0, A)
-            step = np.linalg.lstsq(A, rhs, rcond=1e-13)[0] / length
-            u = law.u.copy()
-            change = np.clip(step[K:], -1, 1)
+            step, change = equations.step(mu, at_bounds)
+            u, change = law.u.copy(), np.clip(change, -1, 1)
             change[held & (u[k, i] == 0)] = 0.0
             u[k, i] = np.clip(u[k, i] + change, low, high)
-            c = law.c + step[:K]
-            if limits is not None:
-                c = np.clip(c, *limits.bounds(u, problem.below))
-            trial = replace(law, u=u, c=c)
+            trial = replace(law, u=u, c=_within(problem, u, law.c + step))
             _, r2, P2 = problem.predict(u, law.parity, trial.c)
             rss2, root2 = (float(r2 @ r2), None) if loss == "squared" else loss_roots(r2, loss)
             if rss2 < rss:
@@ -252,23 +245,34 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
     if not math.isfinite(rss) or (limits is not None and limits.refuses(law.u, law.c)):
         return replace(law, rss=math.inf, press=math.inf, cost=math.inf)
     law = _without_held(problem, law)
-    errors, variances = left_out(problem, law, r, P, root)
+    errors, variances = decisive_errors(problem, law, r, P, root)
     press = loss_roots(errors, loss)[0]
     cost = criterion(problem, law, press, variances) if math.isfinite(press) else math.inf
     return replace(law, rss=rss, press=press, cost=cost)
 
 
+def _bounds(problem: Data, limits: ScaledLimits, u: Array, c: Array) -> tuple[Array, Array]:
+    """The bounds of coefficients c, ``[K]`` or ``[K, G]``."""
+    low, high = limits.bounds(u, problem.below)
+    return (low, high) if c.ndim == 1 else (low[:, None], high[:, None])
+
+
+def _within(problem: Data, u: Array, c: Array) -> Array:
+    """The coefficients within their bounds."""
+    if problem.limits is None:
+        return c
+    return np.clip(c, *_bounds(problem, problem.limits, u, c))
+
+
 def _at_bounds(problem: Data, law: Sum, descent: Array) -> Array | None:
-    """The parameters ``[K + free]`` that stay: coefficients whose step would leave their bounds.
+    """The coefficients that stay, as their step would leave their bounds.
 
     descent: the direction in which the error falls.
     """
     if problem.limits is None:
         return None
-    low, high = problem.limits.bounds(law.u, problem.below)
-    stays = np.zeros(len(descent), dtype=bool)
-    down = descent[: len(law.c)]
-    stays[: len(law.c)] = ((law.c <= low) & (down <= 0)) | ((law.c >= high) & (down >= 0))
+    low, high = _bounds(problem, problem.limits, law.u, law.c)
+    stays: Array = ((law.c <= low) & (descent <= 0)) | ((law.c >= high) & (descent >= 0))
     return stays
 
 
@@ -285,12 +289,13 @@ def _without_held(problem: Data, law: Sum) -> Sum:
 
 def _equations(
     problem: Data, law: Sum, P: Array | None, r: Array, root: Array | None
-) -> tuple[Array, Array, Array] | None:
-    """R with columns of length 1, b and these lengths, or None where they are not finite.
-
-    ``R (length * step) = b`` is the step of least squares.
-    """
+) -> Dense | Arrow | None:
+    """The equations of the step of least squares, or None where they are not finite."""
     target = r if root is None else r * root
+    if problem.group is not None:
+        J = _of_block(problem, law, P, root)
+        finite = np.isfinite(J).all() and np.isfinite(target).all()
+        return Arrow.of(J, len(law.c), target, problem.group) if finite else None
     if isinstance(problem, Problem) and P is not None:
         parts: Iterable[Any] = [(slice(None), jacobian(problem, law, P, root))]
     else:
@@ -308,7 +313,13 @@ def _equations(
         return None
     length = np.sqrt((R**2).sum(0))
     length[length == 0] = 1.0
-    return R / length, b, length
+    return Dense(R / length, b, length, len(law.c))
+
+
+def _of_block(problem: Data, law: Sum, P: Array | None, root: Array | None) -> Array:
+    """`jacobian` of rows that are one block."""
+    [(_, J)] = derivatives(problem, law, P, root)
+    return J
 
 
 def left_out(
@@ -318,10 +329,38 @@ def left_out(
 
     r: the weighted residuals. The errors are infinite where there are too few rows.
     """
+    told = _leverages(problem, law, P, root) if problem.rows > law.parameters else None
+    if told is None:
+        return np.full(problem.rows, math.inf), np.empty(0)
+    h, variances = told
+    return r / np.maximum(1 - h, 1e-3), variances
+
+
+def decisive_errors(
+    problem: Data, law: Sum, r: Array, P: Array | None = None, root: Array | None = None
+) -> tuple[Array, Array]:
+    """The errors that decide, and the variances: those of `left_out`, unless there are groups.
+
+    Of groups they are ``r / sqrt(1 - h)``, which have the same variance in all rows. A group has
+    few rows, and single ones with a leverage near 1 would decide with their leave-one-out errors.
+    """
+    errors, variances = left_out(problem, law, r, P, root)
+    if problem.group is None or problem.group[-1] == 0:
+        return errors, variances
+    with np.errstate(invalid="ignore"):
+        return np.sqrt(r * errors), variances
+
+
+def _leverages(
+    problem: Data, law: Sum, P: Array | None, root: Array | None
+) -> tuple[Array, Array] | None:
+    """The leverages ``[N]``, and the variances; None where derivatives are not finite."""
     K = len(law.c)
-    unknown = np.full(problem.rows, math.inf), np.empty(0)
-    if problem.rows <= law.parameters:
-        return unknown
+    if problem.group is not None:
+        J = _of_block(problem, law, P, root)
+        if not np.isfinite(J).all():
+            return None
+        return Arrow.of(J, K, np.zeros(len(J)), problem.group).leverage()
     parts: list[tuple[slice, Array]] = []
     if isinstance(problem, Problem) and P is not None:
         parts = [(slice(None), jacobian(problem, law, P, root))]
@@ -330,7 +369,7 @@ def left_out(
         factors.append(triangle(J))
     stacked = np.concatenate(factors)
     if not np.isfinite(stacked).all():
-        return unknown
+        return None
     inner, R = np.linalg.qr(stacked)
     length = lengths(R)
     size = np.abs(np.diag(R)) / length
@@ -344,169 +383,20 @@ def left_out(
     # R_jj**2 is the part of a column orthogonal to those before it: one over its variance with the
     # later ones fixed.
     with np.errstate(over="ignore", divide="ignore"):
-        variances = 1 / (np.maximum(size[K:], 1e-12) * length[K:]) ** 2
-    return r / np.maximum(1 - h, 1e-3), variances
+        return h, 1 / (np.maximum(size[K:], 1e-12) * length[K:]) ** 2
 
 
 def covariance(problem: Data, law: Sum) -> Array:
-    """``(J^T J)^-1`` of c and the free exponents: the covariance over the errors' variance."""
+    """``(J^T J)^-1`` of c and the free exponents: the covariance over the errors' variance.
+
+    Of groups it is ``[G, K + free, K + free]``.
+    """
+    if problem.group is not None:
+        J = _of_block(problem, law, None, None)
+        return Arrow.of(J, len(law.c), np.zeros(len(J)), problem.group).covariance()
     R = triangle(np.concatenate([triangle(J) for _, J in derivatives(problem, law)]))
     if not np.isfinite(R).all():
         return np.full_like(R, np.nan)
     length = lengths(R)
     inverse = np.linalg.pinv(R / length, rcond=1e-13)
     return inverse @ inverse.T / np.outer(length, length)
-
-
-# ---- simple exponents ----------------------------------------------------------------------------
-
-
-def options(problem: Data, rules: Rules, value: float, i: int, parity: float) -> list[float]:
-    """The simple exponents near the value of input i, the nearest of each denominator."""
-    if problem.mixed[i]:
-        odd = 2 * round((value - parity) / 2) + parity
-        if not problem.low[i] <= odd <= problem.high[i]:
-            odd -= math.copysign(2, odd)
-        values = [float(odd)] + [0.0] * int(parity == 0)
-    elif problem.signed[i]:
-        values = [float(round(value)), 0.0]
-    else:
-        values = [round(value * q) / q for q in rules.denominators] + [0.0] * int(abs(value) < 1)
-    return [o for o in dict.fromkeys(values) if problem.low[i] <= o <= problem.high[i]]
-
-
-def simplified(problem: Data, law: Sum, rules: Rules) -> Sum:
-    """The sum with simple exponents where this lowers the criterion.
-
-    Inputs of both signs always have whole exponents.
-    """
-    law = refit(problem, _fewer_than_rows(problem, law), rules.loss)
-    forced = problem.signed[None, :] & law.free
-    if forced.any():
-        u = law.u.copy()
-        for k, i in np.argwhere(forced):
-            u[k, i] = (options(problem, rules, u[k, i], i, law.parity[k, i]) or law.parity[k, [i]])[
-                0
-            ]
-        law = refit(problem, replace(law, u=u, free=law.free & ~forced), rules.loss)
-    if rules.exponents == "real" or not math.isfinite(law.rss):
-        return law
-    best = law
-    for q in rules.denominators:  # all exponents together
-        u = np.clip(np.round(law.u * q) / q, problem.low, problem.high)
-        near = law.free & (np.abs(u - law.u) < 0.3 / q)
-        rounded = replace(law, u=np.where(near, u, law.u), free=law.free & ~near)
-        rounded = refit(problem, rounded, rules.loss, 8)
-        best = rounded if rounded.cost < best.cost else best
-    for _ in range(4):
-        plan = _plan(problem, best, rules)
-        while plan:
-            trial = refit(problem, _with(best, plan), rules.loss, 10)
-            if trial.cost < best.cost:
-                break
-            plan = plan[: len(plan) // 2]
-        if not plan:
-            break
-        best = trial
-    if rules.exponents == "integers" and best.free.any():
-        u = np.clip(np.where(best.free, np.round(best.u), best.u), problem.low, problem.high)
-        best = refit(problem, replace(best, u=u, free=np.zeros_like(best.free)), rules.loss)
-    return best
-
-
-def reconsidered(problem: Data, law: Sum, rules: Rules) -> Sum:
-    """The sum, with other exponents where these rows tell them from the simple ones.
-
-    The rows are more than those that chose the exponents.
-    """
-    free = law.free | ((np.abs(law.u) > ZERO) & ~problem.signed)
-    free[: problem.fixed] = False
-    if rules.exponents == "integers" or (free == law.free).all():
-        return law
-    freed = refit(problem, replace(law, free=free), rules.loss, 6)
-    if not math.isfinite(freed.cost):
-        return law
-    rounded = _with(freed, _plan(problem, freed, rules))
-    u, free = rounded.u, rounded.free
-    unchanged = (free == law.free).all() and (u[~free] == law.u[~free]).all()
-    rounded = law if unchanged else refit(problem, rounded, rules.loss)
-    return min((law, freed, rounded), key=lambda candidate: candidate.cost)
-
-
-def neighbours(problem: Data, law: Sum, rules: Rules) -> list[Sum]:
-    """The sum with one exponent changed to a simple one nearby, for each exponent other than 0."""
-    laws = []
-    for k, i in np.argwhere(np.abs(law.u) > ZERO):
-        if k < problem.fixed:
-            continue
-        value, parity = float(law.u[k, i]), float(law.parity[k, i])
-        near = [0.0] if not (problem.mixed[i] and parity) else []
-        near = [zero for zero in near if problem.low[i] <= zero <= problem.high[i]]
-        for shift in (-STEP, 0.0, STEP):
-            near += options(problem, rules, value + shift, i, parity)
-        for exponent in dict.fromkeys(near):
-            if exponent != value or law.free[k, i]:
-                laws.append(refit(problem, _with(law, [(k, i, exponent)]), rules.loss, 8))
-    return [neighbour for neighbour in laws if math.isfinite(neighbour.cost)]
-
-
-def _with(law: Sum, plan: list[tuple[int, int, float]]) -> Sum:
-    """The sum with the exponents of a plan, which are no longer free."""
-    u, free = law.u.copy(), law.free.copy()
-    for k, i, exponent in plan:
-        u[k, i], free[k, i] = exponent, False
-    return replace(law, u=u, free=free)
-
-
-def _fewer_than_rows(problem: Data, law: Sum) -> Sum:
-    """The sum with fewer parameters than rows: the smallest exponents become 0.
-
-    With as many parameters every error is 0, and none can be estimated.
-    """
-    limit = max(0, problem.rows - len(law.c) - 1)
-    if law.free.sum() <= limit:
-        return law
-    order = np.argsort(-np.abs(np.where(law.free, law.u, 0)), axis=None, kind="stable")
-    free = np.zeros_like(law.free)
-    free.flat[order[:limit]] = True
-    free &= law.free
-    zero = law.free & ~free
-    nearest = np.clip(0.0, problem.low, problem.high)
-    u, parity = np.where(zero, nearest, law.u), np.where(zero, 0.0, law.parity)
-    return replace(law, u=u, parity=parity, free=free)
-
-
-def _plan(problem: Data, law: Sum, rules: Rules) -> list[tuple[int, int, float]]:
-    """Exponents ``(term, input, value)`` to set, in order, by a quadratic approximation.
-
-    The squared error is approximated around its minimum: setting a parameter that is d from its
-    value raises it by ``d**2 / C_jj``, and moves the others by their covariance with it.
-    """
-    k, i = np.nonzero(law.free)
-    K, n = len(law.c), problem.exponents.inputs
-    if not len(k):
-        return []
-    C = covariance(problem, law)[K:, K:]
-    lost = LOST * np.diag(C)
-    values, remaining, rss = law.u[k, i].copy(), list(range(len(k))), law.rss
-    plan: list[tuple[int, int, float]] = []
-    growth = law.press / max(law.rss, 1e-300)  # leave-one-out errors, taken to grow in proportion
-    while remaining := [j for j in remaining if C[j, j] > lost[j]]:
-        best: tuple[float, int, float, float] | None = None
-        nats = freedom(problem, [C[j, j] for j in remaining], rss * growth)
-        for j, free in zip(remaining, nats, strict=True):
-            parity = float(law.parity[k[j], i[j]])
-            for exponent in options(problem, rules, float(values[j]), int(i[j]), parity):
-                error = rss + (values[j] - exponent) ** 2 / max(C[j, j], 1e-300)
-                described = 2 * exponent_nats(exponent, n)
-                price = misfit(problem, error * growth) - 2 * free + described
-                if best is None or price < best[0]:
-                    best = (price, j, exponent, error)
-        if best is None or best[0] >= misfit(problem, rss * growth):
-            break
-        _, j, exponent, rss = best
-        values = values + C[:, j] / max(C[j, j], 1e-300) * (exponent - values[j])
-        C = C - np.outer(C[:, j], C[j]) / max(C[j, j], 1e-300)
-        remaining.remove(j)
-        plan.append((int(k[j]), int(i[j]), float(exponent)))
-    return plan

@@ -3,7 +3,7 @@
 It adds one term at a time to the best sums so far: the products of the library that explain most of
 the residuals. For two terms it also takes the best of all pairs. Then terms are exchanged. All
 starts are fitted in one batch (`varpro`), the best are fitted to more rows, and their exponents
-made simple (`refine`).
+made simple (`rounding`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import numpy as np
 import torch
 
 from npu_kernels._laws.products.functions import OutputFunction
+from npu_kernels._laws.products.groups import balanced
 from npu_kernels._laws.products.library import Library
 from npu_kernels._laws.products.problem import AllRows, Output, Problem
-from npu_kernels._laws.table import refine
+from npu_kernels._laws.table import refine, rounding
+from npu_kernels._laws.table.group_solver import solver_of
 from npu_kernels._laws.table.refine import Rules, Sum
 from npu_kernels._laws.table.rows import alike
 from npu_kernels._laws.table.varpro import Points, Solver
@@ -32,6 +34,7 @@ Form = tuple[OutputFunction | None, float, int]  # of y, its power, and `Scaled.
 POWERS = (1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
 SEARCH_ROWS = 300  # rows to which all starts are fitted
 MORE_ROWS = 3000  # rows to which the best sums are fitted
+ROWS_OF_GROUP = 12  # of each group, as far as it has them, among both of these
 BEAM = 6  # sums to which a term is added
 SIMPLIFIED = 4  # sums of one number of terms whose exponents are made simple
 ITERATIONS = 40  # of a batch of starts
@@ -179,8 +182,8 @@ def _one_power(
     patient = settings.patient
     if patient:
         few = few.proportional()
-    library, solver = Library(few, generator), Solver(few, rules.loss)
-    large = solver if more is few else Solver(more, rules.loss)
+    library, solver = Library(few, generator), solver_of(few, rules.loss)
+    large = solver if more is few else solver_of(more, rules.loss)
     beam: Points | None = None
     of_function = data.function is not None
     reference, best = [] if patient or of_function else candidates.errors, math.inf
@@ -225,18 +228,22 @@ def _one_power(
 
 def chosen_rows(data: AllRows, training: Array, generator: Any) -> tuple[Problem, Problem]:
     """Return the problems with the rows to which all starts are fitted, and the best sums."""
-    order = generator.permutation(len(training))
-    few = data.take(training[np.sort(order[:SEARCH_ROWS])])
-    if len(training) <= SEARCH_ROWS:
+    order, least = generator.permutation(len(training)), 0
+    if data.group is not None:
+        group = data.group[training]
+        order, least = balanced(group, order), ROWS_OF_GROUP * int(group[-1] + 1)
+    first = max(SEARCH_ROWS, least)
+    few = data.take(training[np.sort(order[:first])])
+    if len(training) <= first:
         return few, few
-    return few, data.take(training[np.sort(order[:MORE_ROWS])])
+    return few, data.take(training[np.sort(order[: max(MORE_ROWS, least)])])
 
 
 def _simplified(problem: Problem, sums: list[Sum], rules: Rules) -> list[Sum]:
     """The sums with simple exponents and finite errors; none behind an exact sum."""
     laws: list[Sum] = []
     for law in sums:
-        simple = refine.simplified(problem, law, rules)
+        simple = rounding.simplified(problem, law, rules)
         if math.isfinite(simple.cost):
             laws.append(simple)
         if is_exact(problem, simple) and not simple.free.any():
@@ -252,8 +259,7 @@ def _with_constant(problem: Problem, library: Library, terms: int, rules: Rules)
     laws: list[Sum] = []
     for chosen in library.with_constant(terms, BEAM):
         u, parity = library.u[list(chosen)], library.parity[list(chosen)]
-        c = np.linalg.lstsq(library.A[:, list(chosen)], library.target, rcond=1e-12)[0]
-        c = c / library.size[list(chosen)]
+        c = library.solved(list(chosen))
         law = Sum(u, parity, np.zeros(u.shape, dtype=bool), c)
         laws.append(refine.refit(problem, law, rules.loss))
     return [law for law in laws if math.isfinite(law.cost)]
@@ -268,7 +274,7 @@ def _shortened(problem: Problem, law: Sum, rules: Rules) -> list[Sum]:
         short = refine.refit(problem, short, rules.loss)
         if math.isfinite(short.cost) and short.rss < 2 * law.rss:
             free = (short.u != 0) & (np.arange(len(short.c)) >= problem.fixed)[:, None]
-            laws.append(refine.simplified(problem, replace(short, free=free), rules))
+            laws.append(rounding.simplified(problem, replace(short, free=free), rules))
     return [short for short in laws if math.isfinite(short.cost)]
 
 
@@ -355,8 +361,7 @@ def _beside(
     """
     A = solver.terms(u, parity).T.numpy()
     A = A / np.maximum(np.linalg.norm(A, axis=0), 1e-300)
-    c = np.linalg.lstsq(A, library.target, rcond=1e-12)[0]
-    r = library.target - A @ c
+    r = library.remainder(A)
     if solver.robust:
         limit = 3 * refine.robust_scale(r)
         r = np.clip(r, -limit, limit)
@@ -383,8 +388,8 @@ def logarithmic(solver: Solver) -> tuple[Array, Array]:
     z = solver.target.numpy() / np.where(weight > 0, weight, 1.0)
     size = np.maximum(np.abs(z), 1e-12)
     scale = weight * np.abs(z)
-    A = np.concatenate([L, np.ones((len(L), 1))], 1) * scale[:, None]
-    u = np.linalg.lstsq(A, np.log(size) * scale, rcond=1e-10)[0][None, :-1]
+    A = np.concatenate([L, solver.constants], 1) * scale[:, None]
+    u = np.linalg.lstsq(A, np.log(size) * scale, rcond=1e-10)[0][None, : L.shape[1]]
     u = np.clip(u, solver.low.numpy(), solver.high.numpy())
     parity = np.zeros_like(u)
     if solver.negative is not None:

@@ -92,7 +92,7 @@ def _of_level(
     limit = min(MOST_TERMS, rows.rows // 2)
     bounds = None
     if rows.limits is not None:
-        bounds = np.array(rows.limits.bounds(library.u)) * library.size
+        bounds = np.array(rows.limits.bounds(library.u)) * library.size[0]
     squares = dict[int, list[float]]()
     for part in parts:
         sums_of_part = _chosen(total - part, begin, limit, bounds, fixed)
@@ -104,7 +104,7 @@ def _of_level(
     laws = list[tuple[Sum, float]]()
     for chosen in _chosen(total, begin, limit, bounds, fixed):
         u = library.u[chosen]
-        c = _solved(total, chosen, bounds) / library.size[chosen]
+        c = _solved(total, chosen, bounds) / library.size[0, chosen]
         law = Sum(u, library.parity[chosen], np.zeros(u.shape, dtype=bool), c)
         law = refine.refit(data, law)
         errors = squares.get(len(chosen), [])

@@ -106,6 +106,9 @@ def report(table: EquationTable, level: float = 0.95) -> str:
         lines.append(f"It is a ratio of {sizes} with {words[1]}.")
     else:
         lines.append(f"It has {' and '.join(words)}.")
+    if equation.labels is not None:
+        groups = f"{len(equation.labels)} groups" if len(equation.labels) > 1 else "The one group"
+        lines.append(f"{groups}: coefficients are each group's own, exponents those of all.")
     where = "with one row left out at a time"
     if equation.held_out:
         where = f"of {equation.held_out} rows that were not fitted"

@@ -30,7 +30,7 @@ class Points:
 
     u: Tensor  # [S, K, m]: exponents
     parity: Tensor  # [S, K, m]: 1 where an exponent is odd
-    c: Tensor  # [S, K]: coefficients
+    c: Tensor  # [S, K]: coefficients; [S, K, G] of groups
     rss: Tensor  # [S]: squared errors
 
     def take(self, index: Tensor) -> Points:
@@ -55,15 +55,14 @@ class Solver:
         self.limits, self.fixed = problem.limits, problem.fixed
         m = problem.inputs
         self.upper = torch.triu_indices(m, m)
-        i, j = self.upper
-        self.inner = torch.zeros(m, m, dtype=torch.long)  # places of the products i, j
-        self.inner[i, j] = self.inner[j, i] = torch.arange(len(i))
+        self.inner = pair_index(m)
         products = self.logs[:, self.upper[0]] * self.logs[:, self.upper[1]]
         self.moments = torch.cat([self.logs, products], 1)  # [N, m + m (m + 1) / 2]
         self.size = float(self.target.square().sum())
         self.robust = loss != "squared"
         self.of_function = problem.function is not None
         self.limit = math.inf  # residuals beyond count linearly
+        self.constants = np.ones((len(z), 1))  # a column of 1 for each group of rows
 
     def terms(self, u: Tensor, parity: Tensor) -> Tensor:
         """Return weighted products ``[S, K, N]``."""
@@ -82,10 +81,19 @@ class Solver:
         residuals ``[S, N]``, squared errors ``[S]`` and the inverse Gram matrices. start: residuals
         that weight the rows of a robust loss.
         """
-        A = self.terms(u, parity)
+        bounds = None
+        if self.limits is not None:
+            low, high = map(torch.from_numpy, self.limits.bounds(u.numpy()))
+            bounds = low, high
+        return self._solved(self.terms(u, parity), self.target, bounds, start)
+
+    def _solved(
+        self, A: Tensor, target: Tensor, bounds: tuple[Tensor, Tensor] | None, start: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """`project` for terms ``[S, K, N]``. bounds: of the coefficients ``[S, K]``."""
         length = A.norm(dim=2).clamp_min_(1e-300)
         A = A / length.unsqueeze(2)
-        target = self.target.expand(len(A), -1)
+        target = target.expand(len(A), -1)
         weighted = A
         if self.robust and start is not None:
             weighted = A * self._downweight(start).unsqueeze(1)
@@ -96,10 +104,9 @@ class Solver:
         r = target - (c.unsqueeze(1) @ A).squeeze(1)
         # A second time, on the residuals: the normal equations lose half of the digits.
         c = c + (inverse @ (weighted @ r.unsqueeze(2))).squeeze(2)
-        if self.limits is not None:
-            low, high = map(torch.from_numpy, self.limits.bounds(u.numpy()))
-            bounds = low * length, high * length
-            c, inverse = _bounded(c, bounds, gram, inverse, weighted, A, target)
+        if bounds is not None:
+            ends = bounds[0] * length, bounds[1] * length
+            c, inverse = _bounded(c, ends, gram, inverse, weighted, A, target)
         r = target - (c.unsqueeze(1) @ A).squeeze(1)
         squares = self._robust(r) if self.robust else r.square()
         return A, length, c, r, squares.sum(1).nan_to_num_(nan=math.inf), inverse
@@ -166,25 +173,10 @@ class Solver:
     ) -> Tensor:
         """The damped steps of the exponents ``[S, K m]``; 0 where the equations are singular.
 
-        H ``[S, K m, K m]`` is the matrix of the projected normal equations. u: the exponents.
+        u: the exponents.
         """
-        if self.robust:
-            down = self._downweight(r).sqrt()
-            A, r = A * down.unsqueeze(1), r * down
-        S, K, _ = A.shape
-        m = self.logs.shape[1]
-        a, b = torch.triu_indices(K, K)
-        sums = (A[:, a] * A[:, b]) @ self.moments
-        index = torch.zeros(K, K, dtype=torch.long)
-        index[a, b] = index[b, a] = torch.arange(len(a))
-        first = sums[:, index, :m] * c[:, None, :, None]  # A_k . (c_l A_l log r_i): [S, K, K, m]
-        second = (
-            sums[:, index, m:][..., self.inner] * (c[:, :, None] * c[:, None, :])[..., None, None]
-        )
-        H = second.permute(0, 1, 3, 2, 4).reshape(S, K * m, K * m)
-        flat = first.reshape(S, K, K * m)
-        H = H - flat.transpose(1, 2) @ (inverse @ flat)
-        gradient = ((A * r.unsqueeze(1)) @ self.logs * c.unsqueeze(2)).reshape(S, K * m)
+        S, K, m = u.shape
+        H, gradient = self._equations(A, c, r, inverse)
         if self.zeros is not None or self.fixed:
             stays = ((u == 0) & self.held).reshape(S, K * m)
             stays[:, : self.fixed * m] = True
@@ -200,6 +192,33 @@ class Solver:
             .clamp(-MAX_CHANGE, MAX_CHANGE)
             .masked_fill((info > 0).unsqueeze(1), 0.0)
         )
+
+    def _equations(self, A: Tensor, c: Tensor, r: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+        """The matrices ``[S, K m, K m]`` of the projected normal equations, and the gradients."""
+        if self.robust:
+            down = self._downweight(r).sqrt()
+            A, r = A * down.unsqueeze(1), r * down
+        S, K, _ = A.shape
+        m = self.logs.shape[1]
+        a, b = torch.triu_indices(K, K)
+        sums = (A[:, a] * A[:, b]) @ self.moments
+        index = pair_index(K)
+        first = sums[:, index, :m] * c[:, None, :, None]  # A_k . (c_l A_l log r_i): [S, K, K, m]
+        second = (
+            sums[:, index, m:][..., self.inner] * (c[:, :, None] * c[:, None, :])[..., None, None]
+        )
+        H = second.permute(0, 1, 3, 2, 4).reshape(S, K * m, K * m)
+        flat = first.reshape(S, K, K * m)
+        H = H - flat.transpose(1, 2) @ (inverse @ flat)
+        return H, ((A * r.unsqueeze(1)) @ self.logs * c.unsqueeze(2)).reshape(S, K * m)
+
+
+def pair_index(count: int) -> Tensor:
+    """Return the index ``[K, K]`` of each pair among those of `torch.triu_indices`."""
+    a, b = torch.triu_indices(count, count)
+    index = torch.zeros(count, count, dtype=torch.long)
+    index[a, b] = index[b, a] = torch.arange(len(a))
+    return index
 
 
 def _bounded(

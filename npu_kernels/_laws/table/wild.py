@@ -41,7 +41,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     for _ in range(WILD_ROUNDS):
         errors = _errors(rows, without, keep)
         suspects = _suspects(errors)
-        if not without.complete or (suspects == ~keep).all():
+        if not without.complete or (suspects == ~keep).all() or _lacks(rows, ~suspects, settings):
             break
         keep = ~suspects
         try:
@@ -54,9 +54,17 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     return _named(rows, laws_of_all, without, ~keep, bool(settings.leave_out))
 
 
+def _lacks(rows: Rows, keep: Array, settings: Settings) -> bool:
+    """Whether a group would have no more rows than terms."""
+    if rows.group is None:
+        return False
+    sizes = np.bincount(rows.group[keep], minlength=int(rows.group[-1]) + 1)
+    return int(sizes.min()) <= settings.max_terms
+
+
 def _errors(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
     """The sizes of the errors of all rows by the best law; of the kept ones leaving each out."""
-    prediction = laws_of_all.equations[laws_of_all.best].predict(rows.X)
+    prediction = laws_of_all.equations[laws_of_all.best]._predicted(rows.X, rows.group)
     errors = np.sqrt(rows.weight / rows.weight.mean()) * np.abs(rows.y - prediction)
     if laws_of_all.noise == "factor":
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -83,9 +91,9 @@ def _named(rows: Rows, laws_of_all: Laws, without: Laws, wild: Array, leave_out:
     numbers = rows.origin[wild]
     order = np.argsort(numbers)
     best, other = (table.equations[table.best] for table in (without, laws_of_all))
-    values = zip(
-        numbers[order], rows.y[wild][order], best.predict(rows.X[wild][order]), strict=True
-    )
+    group = None if rows.group is None else rows.group[wild][order]
+    predicted = best._predicted(rows.X[wild][order], group)
+    values = zip(numbers[order], rows.y[wild][order], predicted, strict=True)
     named = [f"row {row}: {y:.6g} for {law:.6g}" for row, y, law in values]
     text = (
         f"{len(named)} {'row is' if len(named) == 1 else 'rows are'} far from the law of all "

@@ -34,13 +34,16 @@ class Work:
     seed: of the search. determined: the data and parameters, by name.
 
     drawn: whether the seed is another one each time; a fit that continues then has the seed of the
-    one before.
+    one before. groups: the number of groups with coefficients of their own; None: there are none.
     """
 
     function = "NPURegressor.fit"
 
-    def __init__(self, seed: int, drawn: bool, determined: dict[str, str]) -> None:
+    def __init__(
+        self, seed: int, drawn: bool, determined: dict[str, str], groups: int | None = None
+    ) -> None:
         self.seed, self.drawn = seed, drawn
+        self.of_term = () if groups is None else (groups,)  # the shape of its coefficients
         random_state = "None" if drawn else str(seed)
         self.fingerprint = fingerprint(
             format=str(FORMAT), numpy=np.__version__, **determined, random_state=random_state
@@ -66,7 +69,7 @@ class Work:
         low, high = (0, 2**31 - 1) if self.drawn else (self.seed, self.seed)
         seed = saved.integer(state["seed"], "seed", low, high)
         steps = saved.mapping(state["kept"], "kept").items()
-        results = {key: _read(value, f"step {key}") for key, value in steps}
+        results = {key: _read(value, f"step {key}", self.of_term) for key, value in steps}
         self.seed, self.kept = seed, results
 
 
@@ -137,30 +140,30 @@ def _is_points(step: Any) -> bool:
     return len(step) == 2 and isinstance(step[1], str)
 
 
-def _read(step: Any, name: str) -> Any:
-    """A step that was saved."""
+def _read(step: Any, name: str, of_term: tuple[int, ...]) -> Any:
+    """A step that was saved. of_term: the shape of a term's coefficients."""
     saved.sequence(step, name)
     if _is_points(step):
         u, parity, c, rss = saved.sequence(step[0], name, 4)
         u = saved.tensor(u, name, (None, None, None), torch.float64)
-        shapes = ((parity, u.shape), (c, u.shape[:2]), (rss, u.shape[:1]))
+        shapes = ((parity, u.shape), (c, (*u.shape[:2], *of_term)), (rss, u.shape[:1]))
         try:
             np.random.default_rng(0).bit_generator.state = json.loads(step[1])
         except Exception:  # of any kind, by what is wrong in it
             raise ValueError(f"its {name} has no state of a generator") from None
         parts = [saved.tensor(part, name, shape, torch.float64) for part, shape in shapes]
         return [[u, *parts], step[1]]
-    return [_read_sum(parts, name) for parts in step]
+    return [_read_sum(parts, name, of_term) for parts in step]
 
 
-def _read_sum(parts: Any, name: str) -> list[Any]:
+def _read_sum(parts: Any, name: str, of_term: tuple[int, ...]) -> list[Any]:
     """A sum that was saved."""
     u, parity, free, c, rss, press, cost = saved.sequence(parts, name, len(fields(Sum)))
     largest = torch.finfo(torch.float64).max
     u = saved.tensor(u, name, (None, None), torch.float64, low=-largest, high=largest)
     parity = saved.tensor(parity, name, u.shape, torch.float64)
     free = saved.tensor(free, name, u.shape, torch.bool)
-    c = saved.tensor(c, name, u.shape[:1], torch.float64)
+    c = saved.tensor(c, name, (*u.shape[:1], *of_term), torch.float64)
     rss, press = (saved.number(error, name, 0.0, finite=False) for error in (rss, press))
     return [u, parity, free, c, rss, press, saved.number(cost, name, finite=False)]
 

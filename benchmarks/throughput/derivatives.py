@@ -1,0 +1,107 @@
+"""The passes "slope", "hvp" and "jvp": derivatives of a layer beyond its gradient.
+
+slope  gradients by the parameters of mean(y^2) + mean((d sum(y) / dx)^2), as in losses of physics
+hvp    the Hessian of mean(y^2) by the parameters, times a vector
+jvp    y and its change along a direction in x, in forward mode, under no_grad
+
+Ours and eager differentiate a function of x and the parameters with torch.autograd and its forward
+mode. torch.compile follows neither, so that its column compiles the same with the transforms of
+torch.func.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, func
+from torch.autograd import forward_ad
+
+from benchmarks.throughput.cases import HVP, JVP, SLOPE, Operands
+from benchmarks.throughput.rollouts import Pass, leaf
+
+Function = Callable[..., Tensor]  # of x and the parameters
+
+
+def _direction(tensor: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(tensor.shape, generator=generator).to(tensor)
+
+
+def _slope(function: Function, operands: Operands) -> Callable[[], Sequence[Tensor]]:
+    x, parameters = leaf(operands.x), [leaf(p) for p in operands.parameters]
+
+    def run() -> Sequence[Tensor]:
+        y = function(x, *parameters)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return torch.autograd.grad(y.square().mean() + slope.square().mean(), parameters)
+
+    return run
+
+
+def _hvp(function: Function, operands: Operands) -> Callable[[], Sequence[Tensor]]:
+    x, parameters = operands.x, [leaf(p) for p in operands.parameters]
+    along = [_direction(p) for p in parameters]
+
+    def run() -> Sequence[Tensor]:
+        loss = function(x, *parameters).square().mean()
+        grads = torch.autograd.grad(loss, parameters, create_graph=True)
+        return torch.autograd.grad(grads, parameters, along)
+
+    return run
+
+
+def _jvp(function: Function, operands: Operands) -> Callable[[], Sequence[Tensor]]:
+    x, along = operands.x, _direction(operands.x)
+
+    def run() -> Sequence[Tensor]:
+        with torch.no_grad(), forward_ad.dual_level():
+            y = function(forward_ad.make_dual(x, along), *operands.parameters)
+            return forward_ad.unpack_dual(y)
+
+    return run
+
+
+def _transformed(
+    kind: str, function: Function, operands: Operands
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A function for torch.compile, and its arguments."""
+    x, parameters = operands.x, operands.parameters
+
+    def slope_loss(parameters: tuple[Tensor, ...], x: Tensor) -> Tensor:
+        pulled: Any = func.vjp(lambda x: function(x, *parameters), x)
+        y, pull = pulled
+        (slope,) = pull(torch.ones_like(y))
+        return y.square().mean() + slope.square().mean()
+
+    def loss(parameters: tuple[Tensor, ...], x: Tensor) -> Tensor:
+        return function(x, *parameters).square().mean()
+
+    def hvp(parameters: Any, along: Any, x: Tensor) -> Any:
+        return func.jvp(lambda p: func.grad(loss)(p, x), (parameters,), (along,))[1]
+
+    def jvp(parameters: Any, x: Tensor, along: Tensor) -> Any:
+        return func.jvp(lambda x: function(x, *parameters), (x,), (along,))
+
+    if kind == SLOPE:
+        return func.grad(slope_loss), (parameters, x)
+    if kind == HVP:
+        return hvp, (parameters, tuple(map(_direction, parameters)), x)
+    return jvp, (parameters, x, _direction(x))
+
+
+def passes(kind: str, function: Function, operands: Operands, compiled: str | None) -> Pass:
+    """One pass of a function of x and the parameters; compiled: the mode of torch.compile."""
+    if compiled is not None:
+        transformed, arguments = _transformed(kind, function, operands)
+        run = torch.compile(transformed, dynamic=False, mode=compiled)
+
+        def compiled_pass() -> Sequence[Tensor]:
+            with torch.no_grad():
+                return run(*arguments)
+
+        return compiled_pass, compiled_pass
+    make = {SLOPE: _slope, HVP: _hvp, JVP: _jvp}[kind]
+    run_pass = make(function, operands)
+    return run_pass, run_pass

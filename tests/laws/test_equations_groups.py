@@ -1,0 +1,390 @@
+"""Laws with coefficients of each group's own and the exponents of all: `groups` of `fit`."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+import sklearn
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_score
+
+from npu_kernels.equations import EquationWarning, NPURegressor
+from tests.support.laws import RNG
+
+LABELS = np.array(["ash", "elm", "fir", "oak"])
+
+
+def model(**options):
+    return NPURegressor(random_state=0, **options)
+
+
+def table(seed: int, rows: int = 240, groups: int = 4):
+    """Inputs, and the index of each row's group."""
+    draw = RNG(seed)
+    return draw, draw.uniform(0.5, 3, (rows, 3)), draw.integers(groups, size=rows)
+
+
+def two_terms(seed: int, error: float = 0.0, groups: int = 4):
+    draw, X, index = table(seed, groups=groups)
+    c = draw.uniform(0.5, 3, (2, groups)) * draw.choice([-1, 1], (2, groups))
+    y = c[0, index] * X[:, 0] * np.sqrt(X[:, 1]) / X[:, 2] + c[1, index] * X[:, 1] ** 2
+    y += error * np.sqrt(np.mean(y**2)) * draw.standard_normal(len(y))
+    return X, y, index, c
+
+
+def exponents_of(equation) -> list[tuple[float, ...]]:
+    return sorted(map(tuple, (equation.exponents.round(9) + 0.0).tolist()))
+
+
+# ---- the law -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("error", [0.0, 0.01])
+def test_drawn_laws(seed, error):
+    draw = RNG(200 + seed)
+    terms, groups = int(draw.integers(1, 4)), int(draw.choice([2, 5, 12, 40]))
+    rows = set[tuple[float, ...]]()
+    while len(rows) < terms:
+        w = np.zeros(3)
+        size = draw.integers(1, 3)
+        chosen = draw.choice(3, size, replace=False)
+        w[chosen] = draw.choice([-2, -1, -0.5, 0.5, 1, 2], size)
+        rows.add(tuple((w + 0.0).tolist()))
+    exponents = np.array(sorted(rows))
+    X = draw.uniform(0.5, 3, (max(200, 12 * groups), 3))
+    few = np.arange(groups).repeat(6)
+    index = np.append(few, draw.integers(groups, size=len(X) - len(few)))
+    c = draw.uniform(0.5, 3, (groups, terms)) * draw.choice([-1, 1], (groups, terms))
+    y = (np.exp(np.log(X) @ exponents.T) * c[index]).sum(1)
+    y += error * np.sqrt(np.mean(y**2)) * draw.standard_normal(len(y))
+    fitted = model().fit(X, y, groups=index)
+    best = fitted.best_
+    assert best.power == 1
+    assert exponents_of(best) == sorted(rows)
+    order = [sorted(rows).index(tuple(w)) for w in (best.exponents.round(9) + 0.0).tolist()]
+    np.testing.assert_allclose(best.coef, c[:, order], rtol=1e-8 if not error else 0.2, atol=0.2)
+    assert best.exact == (error == 0)
+    assert best.parameters == terms * groups
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_group_is_no_group(seed):
+    X, y, _, _ = two_terms(seed, 0.01 * (seed > 2), groups=1)
+    plain, grouped = model().fit(X, y), model().fit(X, y, groups=["site"] * len(y))
+    best, law = plain.best_, grouped.best_.of("site")
+    assert best.text() == law.text()
+    assert grouped.best_.labels == ("site",)
+    np.testing.assert_allclose(best.coef, law.coef, rtol=1e-9)
+    if not best.exact:
+        np.testing.assert_allclose(best.coef_std, law.coef_std, rtol=1e-6)
+        assert best.bic == pytest.approx(law.bic, abs=1e-6)
+        assert best.error == pytest.approx(law.error, rel=1e-6)
+
+
+def test_the_order_of_the_rows_does_not_matter():
+    X, y, index, _ = two_terms(1, 0.01)
+    order = RNG(0).permutation(len(y))
+    first = model().fit(X, y, groups=LABELS[index])
+    second = model().fit(X[order], y[order], groups=LABELS[index][order])
+    np.testing.assert_array_equal(first.coef_, second.coef_)
+
+
+def test_few_rows_and_many_of_a_group():
+    draw, X, _ = table(3, 3000)
+    index = np.append(np.repeat([1, 2], 6), np.zeros(2988, dtype=int))
+    c = np.array([2.0, -3, 0.5])
+    y = c[index] * X[:, 0] ** 2 / X[:, 1] + 0.01 * draw.standard_normal(3000)
+    best = model().fit(X, y, groups=index).best_
+    assert exponents_of(best) == [(2, -1, 0)]
+    np.testing.assert_allclose(best.coef[:, 0], c, rtol=0.02)
+    size = (X[:, 0] ** 2 / X[:, 1]) ** 2
+    errors = 0.01 / np.sqrt([size[index == g].sum() for g in range(3)])
+    np.testing.assert_allclose(best.coef_std[:, 0], errors, rtol=0.1)
+
+
+def test_equal_rows_of_several_groups():
+    """Rows count as equal only within a group; a weight of 0 leaves a row out."""
+    X = np.repeat(RNG(0).uniform(0.5, 3, (40, 2)), 2, 0)
+    index = np.arange(80) % 2
+    y = np.array([2.0, 2.0])[index] * X[:, 0] / X[:, 1]
+    X, y, index = np.vstack([X, X[:1]]), np.append(y, 99.0), np.append(index, 1)
+    weight = np.append(np.ones(80), 0.0)
+    fitted = model().fit(X, y, weight, groups=index)
+    np.testing.assert_allclose(fitted.coef_, [[2], [2]])
+
+
+@pytest.mark.filterwarnings("ignore:NPURegressor. constant columns .in each group.")
+def test_a_column_that_tells_the_group():
+    draw, X, index = table(4)
+    X[:, 2] = np.array([1.0, 2, 3, 4])[index]
+    y = np.array([1.0, 2, -3, 4])[index] * X[:, 0] ** 2 + 0.02 * draw.standard_normal(240)
+    best = model().fit(X, y, groups=index).best_
+    assert exponents_of(best) == [(2, 0, 0)]
+    with pytest.warns(EquationWarning, match=r"constant columns \(in each group\).*: x2$"):
+        model(max_terms=1, output_powers=(1,)).fit(X, y, groups=index)
+
+
+def test_a_row_of_great_leverage_is_not_wild():
+    draw, X, index = table(204, 200, 12)
+    y = POSITIVE[0, index % 4] * np.sqrt(X[:, 0]) + POSITIVE[1, index % 4] / X[:, 1] ** 2
+    y += 0.03 * draw.standard_normal(200)
+    fitted = model(noise="constant").fit(X, y, groups=index)
+    assert fitted.equations_.wild == ()
+    assert exponents_of(fitted.best_) == [(0, -2, 0), (0.5, 0, 0)]
+
+
+def test_wild_rows():
+    X, y, index, _ = two_terms(5, 0.001)
+    y[17] += 50
+    with pytest.warns(EquationWarning, match="1 row is far from the law of all others"):
+        fitted = model(noise="constant").fit(X, y, groups=index)
+    assert fitted.equations_.wild == (17,)
+    assert exponents_of(fitted.best_) == [(0, 2, 0), (1, 0.5, -1)]
+
+
+def test_a_group_keeps_its_rows():
+    """Rows that are held out or seem wild leave each group more rows than terms."""
+    draw, X, _ = table(6, 60)
+    index = np.append(np.zeros(50, dtype=int), np.repeat([1, 2], 5))
+    y = np.array([1.0, 2, 3])[index] * X[:, 0] + 0.01 * draw.standard_normal(60)
+    y[55] += 30
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fitted = model(max_terms=4, noise="constant").fit(X, y, groups=index)
+    assert fitted.best_.held_out == 10
+    assert fitted.equations_.wild == ()
+
+
+# ---- other arguments -----------------------------------------------------------------------------
+
+
+def check_forms(fitted, X, groups, **options):
+    """Prediction, sympy and torch module agree, for each group."""
+    sympy = pytest.importorskip("sympy", reason="sympy is not installed")
+    predicted = fitted.predict(X, groups=groups)
+    for label in fitted.best_.labels:
+        rows, law = groups == label, fitted.best_.of(label)
+        symbols = sympy.symbols(law.functions.inputs)
+        free = {str(s): s for s in fitted.sympy(group=label).free_symbols}
+        write = sympy.lambdify(
+            [free.get(str(s), s) for s in symbols], fitted.sympy(group=label), "numpy"
+        )
+        values = np.broadcast_to(write(*X[rows].T), rows.sum())
+        np.testing.assert_allclose(values, predicted[rows], rtol=1e-9, atol=1e-9)
+        values = fitted.torch_module(group=label)(torch.from_numpy(X[rows])).detach().numpy()
+        np.testing.assert_allclose(values[:, 0], predicted[rows], rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(law.predict(X[rows]), predicted[rows])
+
+
+def combined(c, X, index):
+    return c[0][index] * X[:, 0] ** 2 + c[1][index] * X[:, 1]
+
+
+POSITIVE = np.array([[1.0, 2, 3, 4], [2.0, 1, 0.5, 3]])
+
+
+@pytest.mark.parametrize(
+    ("options", "law", "text"),
+    [
+        ({}, lambda X, s: np.sqrt(s), "y = (c1[group]*x0**2 + c2[group]*x1)**(1/2)"),
+        ({}, lambda X, s: 1 / s, "y = (c1[group]*x0**2 + c2[group]*x1)**(-1)"),
+        ({"noise": "relative"}, lambda X, s: s, "y = c1[group]*x0**2 + c2[group]*x1"),
+        ({"noise": 0.05}, lambda X, s: s, "y = c1[group]*x0**2 + c2[group]*x1"),
+        ({"loss": "huber"}, lambda X, s: s, "y = c1[group]*x0**2 + c2[group]*x1"),
+        (
+            {"output_functions": ("log",)},
+            lambda X, s: np.exp(s / 5),
+            "y = exp(c1[group]*x0**2 + c2[group]*x1)",
+        ),
+        (
+            {"known": "x0*x2"},
+            lambda X, s: s + X[:, 0] * X[:, 2],
+            "y = x0*x2 + c1[group]*x0**2 + c2[group]*x1",
+        ),
+        (
+            {"terms": ["x1"], "signs": "positive"},
+            lambda X, s: s,
+            "y = c1[group]*x1 + c2[group]*x0**2",
+        ),
+        ({"integer_exponents": True}, lambda X, s: s, "y = c1[group]*x0**2 + c2[group]*x1"),
+    ],
+    ids=["root", "reciprocal", "relative", "known", "huber", "log", "part", "terms", "whole"],
+)
+def test_forms(options, law, text):
+    draw, X, index = table(7)
+    y = law(X, combined(POSITIVE, X, index)) * (1 + 0.002 * draw.standard_normal(240))
+    fitted = model(**options).fit(X, y, groups=LABELS[index])
+    assert fitted.best_.text() == text
+    check_forms(fitted, X, LABELS[index])
+
+
+def test_functions_and_errors_that_are_factors():
+    draw, X, index = table(8)
+    c = np.array([1.0, 2, 30, 4])
+    y = c[index] * X[:, 0] ** 2 * np.exp(0.3 * X[:, 1] + 0.2 * draw.standard_normal(240))
+    options = {"functions": {"x1": ["exp"]}, "output_powers": (1,), "max_terms": 1}
+    fitted = model(noise="factor", **options).fit(X, y, groups=LABELS[index])
+    assert fitted.best_.noise == "factor"
+    assert fitted.best_.exponents[0, 0] == 2
+    np.testing.assert_allclose(fitted.best_.coef[:, 0], c, rtol=0.25)
+    check_forms(fitted, X, LABELS[index])
+
+
+def test_zeros_and_both_signs():
+    draw, X, index = table(9)
+    X = np.where(draw.random(X.shape) < 0.1, 0.0, draw.normal(size=X.shape))
+    y = POSITIVE[0, index] * X[:, 0] * X[:, 1] - POSITIVE[1, index] * X[:, 2] ** 2
+    fitted = model().fit(X, y, groups=LABELS[index])
+    assert exponents_of(fitted.best_) == [(0, 0, 2), (1, 1, 0)]
+    check_forms(fitted, X, LABELS[index])
+
+
+def test_a_coefficient_is_at_its_bound_in_one_group():
+    draw, X, index = table(10)
+    c = np.array([[1.0, 2, 0, 4], [3.0, 2, 1, 0.5]])
+    y = combined(c, X, index) + 0.05 * draw.standard_normal(240)
+    best = model(signs="positive").fit(X, y, groups=index).best_
+    assert exponents_of(best) == [(0, 1, 0), (2, 0, 0)]
+    column = best.coef[:, best.exponents[:, 0] == 2][:, 0]
+    assert (best.coef >= 0).all()
+    assert column == pytest.approx(c[0], abs=0.02)
+
+
+def test_units_and_the_name_of_a_column():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    pytest.importorskip("pint", reason="pint is not installed")
+    draw, X, index = table(11)
+    rows = pandas.DataFrame(X, columns=["v", "t", "s"]).assign(site=LABELS[index])
+    y = POSITIVE[0, index] * rows.v * rows.t + POSITIVE[1, index] * rows.s
+    y += 0.02 * draw.standard_normal(240)
+    fitted = model(units={"v": "m/s", "t": "s", "s": "m"}, y_units="m")
+    fitted.fit(rows, y, groups="site")
+    assert fitted.best_.names == ("v", "t", "s")
+    assert fitted.n_features_in_ == 3
+    np.testing.assert_array_equal(fitted.predict(rows), fitted.predict(rows, groups="site"))
+    other = rows.drop(columns="site")
+    np.testing.assert_array_equal(fitted.predict(rows), fitted.predict(other, groups=rows.site))
+    assert fitted.score(rows, y) > 0.99
+    assert "4 groups: coefficients" in fitted.report()
+    assert "coefficient c1[ash] = " in fitted.report()
+    assert r"{c_{1}}_{\mathrm{group}}" in fitted.latex()
+    fitted.plot(rows, y)
+
+
+def test_several_outputs_processes_and_copies():
+    _, X, index = table(12)
+    Y = np.column_stack([POSITIVE[0, index] * X[:, 0], POSITIVE[1, index] / X[:, 1]])
+    fitted = model(n_jobs=2).fit(X, Y, groups=index)
+    again = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_allclose(again.predict(X, groups=index), Y)
+    assert [coef.shape for coef in fitted.coef_] == [(4, 1), (4, 1)]
+    assert not hasattr(clone(fitted), "best_")
+
+
+def test_intervals_and_drawn_rows():
+    draw, X, index = table(13)
+    y = POSITIVE[0, index] * X[:, 0] ** 1.137 * X[:, 1] + POSITIVE[1, index]
+    y += 0.01 * draw.standard_normal(240)
+    fitted = model().fit(X, y, groups=LABELS[index])
+    names = [interval.name for interval in fitted.intervals()]
+    exponent = next(interval for interval in fitted.intervals() if "exponent" in interval.name)
+    assert exponent.low < 1.137 < exponent.high
+    assert names[:4] == [f"coefficient c1[{label}]" for label in LABELS]
+    assert len(names) == 9
+    drawn = fitted.bootstrap(X, y, draws=60, groups=LABELS[index])
+    assert [interval.name for interval in drawn] == names
+    for first, second in zip(fitted.intervals(), drawn, strict=True):
+        assert first.value == second.value
+        assert 0.6 < second.error / first.error < 1.6
+
+
+def test_refit_to_other_groups():
+    X, y, index, c = two_terms(14, 0.01)
+    fitted = model().fit(X, y, groups=LABELS[index])
+    for scale, options in ((1.0, {}), (1e6, {"sample_weight": np.ones(100)})):
+        X, y, index, c = two_terms(15, 0.001, groups=3)
+        names = np.array(["a", "b", "c"])[index]
+        other = fitted.refit(X[:100], scale * y[:100], groups=names[:100], **options)
+        assert other.best_.labels == ("a", "b", "c")
+        assert exponents_of(other.best_) == exponents_of(fitted.best_)
+        first = int(np.flatnonzero(other.best_.exponents[:, 1] == 2)[0])
+        np.testing.assert_allclose(other.best_.coef[:, first], scale * c[1], rtol=0.05)
+        other.predict(X, groups=names)
+    relative = model(noise="relative", max_terms=2).fit(X, y, groups=names)
+    again = relative.refit(X, y, groups=names)
+    np.testing.assert_allclose(again.best_.coef, relative.best_.coef, rtol=1e-3)
+
+
+def test_checkpoints(tmp_path):
+    X, y, index, _ = two_terms(16, 0.01)
+    path = tmp_path / "law.pt"
+    first = model(max_terms=2).fit(X, y, groups=index, checkpoint=path)
+    second = model(max_terms=2).fit(X, y, groups=index, checkpoint=path)
+    np.testing.assert_array_equal(first.coef_, second.coef_)
+    with pytest.raises(ValueError, match="groups"):
+        model(max_terms=2).fit(X, y, groups=LABELS[index], checkpoint=path)
+
+
+def test_metadata_routing():
+    X, y, index, _ = two_terms(17)
+    with sklearn.config_context(enable_metadata_routing=True):
+        router = model(max_terms=2).set_fit_request(groups=True).set_score_request(groups=True)
+        scores = cross_val_score(router, X, y, params={"groups": index}, cv=2)
+    assert scores.min() > 0.999
+
+
+# ---- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "groups", "message"),
+    [
+        ({}, ["a"] * 7, r"groups must have one label for each of 40 rows, got shape \(7,\)"),
+        ({}, [["a"]] * 40, r"one label for each of 40 rows, got shape \(40, 1\)"),
+        ({}, ["a"] * 39 + [None], "groups must have no missing label, got one in row 39"),
+        ({}, [float("nan")] + [1.0] * 39, "no missing label, got one in row 0"),
+        ({}, np.array(["a", 1] * 20, dtype=object), "groups must be labels of one type"),
+        ({}, "site", "groups must be labels, or the name of a column of X, got 'site'"),
+        (
+            {},
+            ["a"] * 36 + ["b"] * 4,
+            "more different rows than max_terms has terms, 4, got 4 in group 'b'",
+        ),
+        ({"max_terms": None}, ["a"] * 40, "max_terms must be a number with groups, got None"),
+        ({"ratios": True}, ["a"] * 40, "ratios must be 'auto' or False with groups"),
+    ],
+)
+def test_groups_that_cannot_be(options, groups, message):
+    X = RNG(0).uniform(1, 2, (40, 2))
+    with pytest.raises(ValueError, match=message):
+        model(**options).fit(X, X[:, 0], groups=groups)
+
+
+def test_labels_of_other_rows():
+    X, y, index, _ = two_terms(18)
+    fitted = model(max_terms=2).fit(X, y, groups=LABELS[index])
+    with pytest.raises(ValueError, match=r"predict: groups must be labels of fit, 'ash', .*'yew'"):
+        fitted.predict(X[:2], groups=["ash", "yew"])
+    with pytest.raises(ValueError, match="predict: groups must be the labels of the rows"):
+        fitted.predict(X)
+    with pytest.raises(ValueError, match="refit: groups must be the labels of the rows"):
+        fitted.refit(X, y)
+    with pytest.raises(ValueError, match=r"refit: each of groups .* the law has terms, 2, got 2"):
+        fitted.refit(X[:6], y[:6], groups=["a", "a", "a", "a", "b", "b"])
+    with pytest.raises(ValueError, match="torch_module: the law must be that of one group"):
+        fitted.torch_module()
+    with pytest.raises(ValueError, match=r"of: groups must be labels of fit, .*'yew'"):
+        fitted.sympy(group="yew")
+    plain = model(max_terms=1, output_powers=(1,)).fit(X, X[:, 0])
+    with pytest.raises(ValueError, match="groups must be None for a law without groups, got list"):
+        plain.predict(X[:1], groups=["ash"])
+    with pytest.raises(ValueError, match=r"of: the law must have groups, got .*'ash'"):
+        plain.best_.of("ash")
