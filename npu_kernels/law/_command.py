@@ -76,8 +76,8 @@ def _run(options: argparse.Namespace) -> int:
     inputs = options.inputs or [n for n in table.columns if n not in aside]
     names = [*inputs, target]
     columns = ", ".join(table.columns)
-    for option, given in (("--target", [target]), ("--inputs", inputs)):
-        unknown = [name for name in given if name not in table.columns]
+    for option, wanted_names in (("--target", [target]), ("--inputs", inputs)):
+        unknown = [name for name in wanted_names if name not in table.columns]
         if unknown:
             raise ValueError(f"{option} must be of {columns}, got {', '.join(unknown)}")
     if len(names) < 2 or len(set(names)) < len(names):

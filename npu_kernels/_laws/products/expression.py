@@ -170,21 +170,23 @@ class Expression:
                 if node.func.id == "sqrt":  # type: ignore[attr-defined]
                     return None if argument is None else scaled(argument, Fraction(1, 2))
                 return {} if not argument else self._refuse_dimensions()
-            left, right = of(node.left), of(node.right)
+            first, second = of(node.left), of(node.right)
             if isinstance(node.op, ast.Pow):
-                if right or (left and _columns(node.right)):
+                if second or (first and _columns(node.right)):
                     self._refuse_dimensions()
-                if not left:
-                    return left
-                return scaled(left, Fraction(_number(node.right)).limit_denominator(64))
+                if not first:
+                    return first
+                return scaled(first, Fraction(_number(node.right)).limit_denominator(64))
             if isinstance(node.op, (ast.Add, ast.Sub)):
-                if left is not None and right is not None and left != right:
+                if first is not None and second is not None and first != second:
                     self._refuse_dimensions()
-                return right if left is None else left
-            if left is None or right is None:
+                return second if first is None else first
+            if first is None or second is None:
                 return None
             sign = Fraction(1 if isinstance(node.op, ast.Mult) else -1)
-            powers = {base: left.get(base, 0) + sign * right.get(base, 0) for base in left | right}
+            powers = {
+                base: first.get(base, 0) + sign * second.get(base, 0) for base in first | second
+            }
             return {base: power for base, power in powers.items() if power}
 
         return of(self.tree)

@@ -372,8 +372,8 @@ def _check_part(
     if dimension is None or dimension in of_laws:
         return
     has, needs = (
-        " ".join(f"{base}**{power}" for base, power in sorted(one.items())) or "none"
-        for one in (dimension, of_laws[0])
+        " ".join(f"{base}**{power}" for base, power in sorted(powers_of.items())) or "none"
+        for powers_of in (dimension, of_laws[0])
     )
     raise ValueError(
         f"NPURegressor: known must have the dimension of {output}, {needs}, got {part.text!r} with "

@@ -90,8 +90,8 @@ def equation_of(
     factor = data.outer_signs(law.u)
     factor[:above] *= data.sign if abs(p) == 1 else 1.0
     C = _covariance(data, law)
-    known = bool(np.isfinite(C).all())  # otherwise all standard errors are infinite
-    C = C if known else np.zeros_like(C)
+    determined = bool(np.isfinite(C).all())  # otherwise all standard errors are infinite
+    C = C if determined else np.zeros_like(C)
     coef, k, i = law.c.T, *np.nonzero(law.free)
     coef_std = _errors(coef, C, law.free, matrix.T @ columns.log_mean) * shift
     spread, of_exponents = np.zeros_like(full), C.reshape(-1, *C.shape[-2:])[0, K:, K:]
@@ -100,7 +100,7 @@ def equation_of(
         Z, inner = matrix[:, i[of_term]], of_exponents[np.ix_(of_term, of_term)]
         spread[term] = np.sqrt(np.maximum(np.diag(Z @ inner @ Z.T), 0.0))
     free = (law.free @ (matrix != 0).T) > 0
-    if not known:
+    if not determined:
         coef_std, spread = np.full_like(coef_std, math.inf), np.where(free, math.inf, 0.0)
     squares = []
     for _, part in data.blocks():

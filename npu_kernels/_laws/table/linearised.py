@@ -41,7 +41,7 @@ class Dense:
 
         stays: the coefficients that do not move.
         """
-        A, rhs, q = self.R, self.b, len(self.b)
+        A, rhs, q = self.R, self.b, self.R.shape[1]
         if mu > 1e-9:
             A = np.concatenate([A, math.sqrt(mu) * np.eye(q)])
             rhs = np.concatenate([rhs, np.zeros(q)])
