@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from npu_kernels._jobs import files
@@ -71,44 +72,25 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     table = _table.read(options.file)
     labels = table.labels()
-    target: str = options.target or list(table.columns)[-1]
-    aside = {target, options.groups, *labels}
-    inputs = options.inputs or [n for n in table.columns if n not in aside]
+    inputs, target = _columns(options, table, labels)
     names = [*inputs, target]
-    columns = ", ".join(table.columns)
-    for option, wanted_names in (("--target", [target]), ("--inputs", inputs)):
-        unknown = [name for name in wanted_names if name not in table.columns]
-        if unknown:
-            raise ValueError(f"{option} must be of {columns}, got {', '.join(unknown)}")
-    if len(names) < 2 or len(set(names)) < len(names):
-        rule = f"--target and --inputs must be different columns of {columns}"
-        raise ValueError(f"{rule}; got {', '.join(names)}")
     if options.no_law and options.terms is not None:
         raise ValueError(f"--terms must not be given with --no-law, got {options.terms}")
     if not 0 <= options.seed < 2**32:
         raise ValueError(f"--seed must be from 0 to 2**32 - 1, got {options.seed}")
     if options.plot is not None:
         _check_picture(options.plot)
-    if options.groups is not None and options.groups not in table.columns.keys() - set(names):
-        rule = f"--groups must be another column of {', '.join(table.columns)}"
-        raise ValueError(f"{rule}; got {options.groups}")
     numbers = table.numbers(names, options.skip_rows)
     groups = None if options.groups is None else table.texts(options.groups, numbers.index)
-    units = table.units | _given_units(options.units, names)
-    without = [name for name in names if name not in units]
-    if options.units and (without or options.no_units):
-        rule = "--units must complete the header's, so that every column has one"
-        reason = "--no-units" if options.no_units else f"none of {', '.join(without)}"
-        raise ValueError(f"{rule}, got {reason}")
-    with_units = not without and not options.no_units
+    units = _units(options, table, names)
 
     from npu_kernels.equations import NPURegressor
 
     of_target = "auto" if options.output_functions == ["auto"] else options.output_functions
     model = NPURegressor(
         None if options.no_law else 4 if options.terms is None else options.terms,
-        units=[units[name] for name in inputs] if with_units else None,
-        y_units=units[target] if with_units else None,
+        units=None if units is None else [units[name] for name in inputs],
+        y_units=None if units is None else units[target],
         starts=options.starts,
         random_state=options.seed,
         verbose=int(sys.stderr.isatty()),
@@ -119,7 +101,8 @@ def _run(options: argparse.Namespace) -> int:
     )
     X, y = numbers[inputs], numbers[target]
     model.fit(X, y, checkpoint=options.checkpoint, groups=groups)
-    facts = [f"{len(numbers)} rows of {', '.join(inputs)}{', with units' if with_units else ''}"]
+    with_units = "" if units is None else ", with units"
+    facts = [f"{len(numbers)} rows of {', '.join(inputs)}{with_units}"]
     left_out = len(table.lines) - len(numbers)
     facts += [f"{left_out} rows left out"] * bool(left_out)
     facts += [f"groups by {options.groups}"] * (groups is not None)
@@ -131,6 +114,40 @@ def _run(options: argparse.Namespace) -> int:
         model.plot(X, y, groups=groups).savefig(options.plot)
         print(f"{options.plot} written")
     return 0
+
+
+def _columns(
+    options: argparse.Namespace, table: _table.Table, labels: Collection[str]
+) -> tuple[list[str], str]:
+    """Return the inputs and the target; ValueError for columns that the table lacks."""
+    target: str = options.target or list(table.columns)[-1]
+    aside = {target, options.groups, *labels}
+    inputs = options.inputs or [n for n in table.columns if n not in aside]
+    columns = ", ".join(table.columns)
+    for option, names in (("--target", [target]), ("--inputs", inputs)):
+        unknown = [name for name in names if name not in table.columns]
+        if unknown:
+            raise ValueError(f"{option} must be of {columns}, got {', '.join(unknown)}")
+    names = [*inputs, target]
+    if len(names) < 2 or len(set(names)) < len(names):
+        rule = f"--target and --inputs must be different columns of {columns}"
+        raise ValueError(f"{rule}; got {', '.join(names)}")
+    if options.groups is not None and options.groups not in table.columns.keys() - set(names):
+        raise ValueError(f"--groups must be another column of {columns}; got {options.groups}")
+    return inputs, target
+
+
+def _units(
+    options: argparse.Namespace, table: _table.Table, names: Sequence[str]
+) -> Mapping[str, str] | None:
+    """Return the unit of each column; None without them."""
+    units = table.units | _given_units(options.units, names)
+    without = [name for name in names if name not in units]
+    if options.units and (without or options.no_units):
+        rule = "--units must complete the header's, so that every column has one"
+        reason = "--no-units" if options.no_units else f"none of {', '.join(without)}"
+        raise ValueError(f"{rule}, got {reason}")
+    return None if without or options.no_units else units
 
 
 def _check_picture(path: Path) -> None:
@@ -153,7 +170,7 @@ def _functions(texts: list[str] | None) -> list[str] | dict[str, list[str]] | No
     return {name: functions.split(",") for name, _, functions in pairs}
 
 
-def _given_units(texts: list[str], names: list[str]) -> dict[str, str]:
+def _given_units(texts: list[str], names: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in texts]
     for name, equals, _ in pairs:
         if not equals or name not in names:

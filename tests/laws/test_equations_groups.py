@@ -283,8 +283,8 @@ def test_several_outputs_processes_and_copies():
     _, X, index = table(12)
     Y = np.column_stack([POSITIVE[0, index] * X[:, 0], POSITIVE[1, index] / X[:, 1]])
     fitted = model(n_jobs=2).fit(X, Y, groups=index)
-    again = pickle.loads(pickle.dumps(fitted))
-    np.testing.assert_allclose(again.predict(X, groups=index), Y)
+    repeated = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_allclose(repeated.predict(X, groups=index), Y)
     assert [coef.shape for coef in fitted.coef_] == [(4, 1), (4, 1)]
     assert not hasattr(clone(fitted), "best_")
 
@@ -319,8 +319,8 @@ def test_refit_to_other_groups():
         np.testing.assert_allclose(other.best_.coef[:, first], scale * c[1], rtol=0.05)
         other.predict(X, groups=names)
     relative = model(noise="relative", max_terms=2).fit(X, y, groups=names)
-    again = relative.refit(X, y, groups=names)
-    np.testing.assert_allclose(again.best_.coef, relative.best_.coef, rtol=1e-3)
+    repeated = relative.refit(X, y, groups=names)
+    np.testing.assert_allclose(repeated.best_.coef, relative.best_.coef, rtol=1e-3)
 
 
 def test_checkpoints(tmp_path):

@@ -19,7 +19,7 @@ pytestmark = [
     needs_library,
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
 ]
-EPS = 1e-3
+ADDED_EPS = 1e-3
 FLOAT64 = torch.float64
 # K (0: no models), B, I, O: one feature, lanes that are not filled, several tiles of inputs and of
 # outs, more terms than an accumulator takes, blocks of rows, groups of rows, spans of a group.
@@ -57,7 +57,7 @@ def _case(models: int, rows: int, inputs: int, outs: int, positive: bool) -> lis
 
 
 def _saved(x: Tensor, re: Tensor, im: Tensor | None, gate: Tensor | None) -> tuple[Tensor, Tensor]:
-    p, q, *_ = reference.exponents(x, re, im, gate, EPS)
+    p, q, *_ = reference.exponents(x, re, im, gate, ADDED_EPS)
     return p.exp() * q.cos(), p.exp() * q.sin()
 
 
@@ -75,11 +75,11 @@ def test_sizes(
     saved = _saved(x, re, im, gate)
     with use_backend("reference"):
         expected = npu_second(
-            grad_y, x, re, im, gate, *saved, EPS, False, [v_x, v_re, v_im, v_gate], [True] * 5
+            grad_y, x, re, im, gate, *saved, ADDED_EPS, False, [v_x, v_re, v_im, v_gate], [True] * 5
         )
     for dtype in (torch.float32, FLOAT64):
         operands = [None if t is None else t.to(dtype) for t in (*case[:5], *saved, *case[5:])]
-        actual = ops.npu_second(*operands, EPS, False, 31)
+        actual = ops.npu_second(*operands, ADDED_EPS, False, 31)
         for name, a, b in zip(["grad_y", "x", "re", "im", "gate"], actual, expected, strict=True):
             if b is None:
                 continue
@@ -95,7 +95,7 @@ def test_bits_at_any_number_of_threads(size: tuple[int, int, int, int]) -> None:
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            results.append(ops.npu_second(*operands, EPS, False, 31))
+            results.append(ops.npu_second(*operands, ADDED_EPS, False, 31))
     finally:
         torch.set_num_threads(before)
     for result in results[1:]:
@@ -105,7 +105,7 @@ def test_bits_at_any_number_of_threads(size: tuple[int, int, int, int]) -> None:
 def test_no_rows() -> None:
     grad_y, x, re, im, gate, *along = _case(0, 4, 3, 2, False)
     empty = grad_y[:0], x[:0], re, im, gate, *(t[:0] for t in _saved(x, re, im, gate))
-    grads = ops.npu_second(*empty, along[0][:0], *along[1:], EPS, False, 31)
+    grads = ops.npu_second(*empty, along[0][:0], *along[1:], ADDED_EPS, False, 31)
     assert [grad.shape for grad in grads] == [(0, 2), (0, 3), (2, 3), (2, 3), (3,)]
     assert all(not grad.any() for grad in grads)
 
@@ -115,7 +115,7 @@ def test_the_operator_refuses_what_does_not_fit() -> None:
     saved = _saved(x, re, im, gate)
 
     def second(*along: Tensor | None, im: Tensor | None = im, gate: Tensor | None = gate) -> None:
-        ops.npu_second(grad_y, x, re, im, gate, *saved, *along, EPS, False, 31)
+        ops.npu_second(grad_y, x, re, im, gate, *saved, *along, ADDED_EPS, False, 31)
 
     with pytest.raises(RuntimeError, match="along_re and along_im must be given together"):
         second(v_x, v_re, None, v_gate)
@@ -142,18 +142,20 @@ def test_rows_of_any_shape(shape: tuple[int, ...], gate_gradient: str) -> None:
     operands = x + 0.5 * x.sign(), 0.3 * re, 0.3 * im, gate
     leaves = [operand.requires_grad_() for operand in operands]
 
-    def derivatives(function: object, wanted: tuple[int, ...]) -> list[Tensor]:
+    def derivatives(function: object, sources_of: tuple[int, ...]) -> list[Tensor]:
         y = function(*leaves, gate_gradient=gate_gradient)  # type: ignore[operator]
-        sources = [leaves[n] for n in wanted]
+        sources = [leaves[n] for n in sources_of]
         result = [y]
         for order in range(3):
             loss = sum((t.sin() * (1 + n)).sum() for n, t in enumerate(result))
             result = list(torch.autograd.grad(loss, sources, create_graph=order < 2))  # type: ignore[arg-type]
         return result
 
-    for wanted in [(0,), (1,), (2, 3), (0, 1, 2, 3)]:
+    for sources_of in [(0,), (1,), (2, 3), (0, 1, 2, 3)]:
         for a, b in zip(
-            derivatives(functional.npu, wanted), derivatives(reference.npu, wanted), strict=True
+            derivatives(functional.npu, sources_of),
+            derivatives(reference.npu, sources_of),
+            strict=True,
         ):
             assert a.shape == b.shape
             assert normwise_error(a, b) < 1e-9
@@ -187,9 +189,9 @@ def _subsets(operands: list[Tensor], along: list[Tensor]) -> Iterator[list[Tenso
 
 @pytest.mark.parametrize(("complex_weights", "gated"), [(True, True), (False, True), (True, False)])
 @pytest.mark.parametrize("size", [(0, 5, 3, 2), (3, 70, 40, 5)])
-@pytest.mark.parametrize("way", ["jvp", "dual level"])
+@pytest.mark.parametrize("interface", ["jvp", "dual level"])
 def test_tangents(
-    size: tuple[int, int, int, int], complex_weights: bool, gated: bool, way: str,
+    size: tuple[int, int, int, int], complex_weights: bool, gated: bool, interface: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """By the kernel, for tangents of any operands; as the formula in forward mode."""
@@ -201,10 +203,10 @@ def test_tangents(
     def call(function: object, *tensors: Tensor) -> Tensor:
         x, re, *more = tensors
         weight_im = more.pop(0) if complex_weights else None
-        return function(x, re, weight_im, more.pop(0) if gated else None, eps=EPS)  # type: ignore[operator,no-any-return]
+        return function(x, re, weight_im, more.pop(0) if gated else None, eps=ADDED_EPS)  # type: ignore[operator,no-any-return]
 
     def tangent(function: object, along: list[Tensor | None]) -> tuple[Tensor, Tensor]:
-        if way == "jvp":
+        if interface == "jvp":
             full = [
                 torch.zeros_like(t) if v is None else v
                 for t, v in zip(operands, along, strict=True)
@@ -218,11 +220,11 @@ def test_tangents(
         return y.primal, y.tangent
 
     calls, original = [], reference.npu
-    for given in _subsets(operands, along):
-        expected = tangent(reference.npu, given)
+    for subset in _subsets(operands, along):
+        expected = tangent(reference.npu, subset)
         with monkeypatch.context() as patch:
             patch.setattr(reference, "npu", lambda *a, **k: calls.append(a) or original(*a, **k))  # type: ignore[func-returns-value]
-            actual = tangent(functional.npu, given)
+            actual = tangent(functional.npu, subset)
         for a, b in zip(actual, expected, strict=True):
             assert normwise_error(a, b) < 1e-12
     assert not calls  # the formula's
@@ -234,15 +236,17 @@ def test_tangents_that_must_be_differentiable() -> None:
 
     def of_weight(function: object) -> Tensor:
         weight = re.clone().requires_grad_()
-        _, tangent = torch.func.jvp(lambda x: function(x, weight, im, gate, eps=EPS), (x,), (v_x,))  # type: ignore[operator]
+        _, tangent = torch.func.jvp(
+            lambda x: function(x, weight, im, gate, eps=ADDED_EPS), (x,), (v_x,)
+        )  # type: ignore[operator]
         (grad,) = torch.autograd.grad(tangent.square().sum(), weight)
         return grad
 
     def of_rows(function: object) -> Tensor:
-        return torch.func.jacfwd(lambda x: function(x, re, im, gate, eps=EPS))(x)  # type: ignore[operator,no-any-return]
+        return torch.func.jacfwd(lambda x: function(x, re, im, gate, eps=ADDED_EPS))(x)  # type: ignore[operator,no-any-return]
 
     def of_of_rows(function: object) -> Tensor:
-        return torch.func.hessian(lambda x: function(x, re, im, gate, eps=EPS).sum())(x)  # type: ignore[operator,no-any-return]
+        return torch.func.hessian(lambda x: function(x, re, im, gate, eps=ADDED_EPS).sum())(x)  # type: ignore[operator,no-any-return]
 
     for derivative in (of_weight, of_rows, of_of_rows):
         assert normwise_error(derivative(functional.npu), derivative(reference.npu)) < 1e-11
