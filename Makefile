@@ -121,6 +121,7 @@ tables: install
 	  --page docs/performance.md --gpus docs/gpus.md --readme README.md \
 	  --picture docs/images/throughput.png --processor "$(PROCESSOR)"
 	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/rows-*.jsonl --rows docs/many-rows.md
+	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/derivatives-*.jsonl --derivatives docs/derivatives.md
 	$(BIN)/python -m benchmarks.throughput.cold --page docs/first-call.md benchmarks/results/cold-*.jsonl
 	$(BIN)/python -m benchmarks.equations.workers --page docs/distributed.md benchmarks/results/workers-*.jsonl
 	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper --insert docs/paper.md \

@@ -23,6 +23,7 @@ from pathlib import Path
 from benchmarks.marked_blocks import MarksError, record_table, renew
 from benchmarks.throughput.cases import (
     ADAPTIVE,
+    DERIVATIVES,
     PASS_NAMES,
     ROLLOUT,
     SHORT,
@@ -49,7 +50,7 @@ from benchmarks.throughput.timing import DOUBT, doubtful
 from npu_kernels._jobs import files
 
 MARK, SUMMARY_MARK, GPU_MARK = "throughput", "throughput-summary", "throughput-gpus"
-ROWS_MARK = "throughput-rows"
+ROWS_MARK, DERIVATIVES_MARK = "throughput-rows", "throughput-derivatives"
 LEAST_COUNTS = 4  # numbers of rows that a layer was measured with, to be in that block
 ON_GPUS = "eager", "compile", "compile-graph", "compile-autotune"
 PAGE_HEAD = "---\norphan: true\n---\n\n# Throughput\n\n"  # the page is in no menu
@@ -273,6 +274,28 @@ def many_rows(rows: Sequence[Row]) -> str:
     return "\n".join(parts).strip()
 
 
+def derivatives(rows: Sequence[Row]) -> str:
+    """The time of derivatives beyond the gradient, and the others' times divided by it."""
+    parts = []
+    for machine, groups in grouped(rows).items():
+        records = [
+            {
+                "B, I, O": _size(case.size).removesuffix(", 1"),
+                "what": PASS_NAMES[case.kind],
+                "ours": _time(group["ours"]),
+                "eager": _ratio(group.get("eager")),
+                "`torch.compile`": _ratio(group.get("compile")),
+                "error (eager's)": _pair(group, "error", ".1e"),
+            }
+            for (case, threads), group in groups.items()
+            if case.kind in DERIVATIVES and threads == 1
+        ]
+        if records:
+            table = record_table(records)
+            parts.append(f"{_where(machine)}; 1 thread.{_doubts(table)}\n\n{table}")
+    return "\n".join(parts).strip()
+
+
 def gpus(rows: Sequence[Row]) -> str:
     """A table for each GPU: wall times of passes and of replayed graphs, kernels' time, memory."""
     of_gpus = [row for row in rows if row.get("device") == GPU]
@@ -342,6 +365,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--tables", type=Path, metavar="FOLDER", help="put pages with all tables there")
     add("--page", type=Path, metavar="FILE", help="put the summary there")
     add("--rows", type=Path, metavar="FILE", help="put the time of a row there")
+    add("--derivatives", type=Path, metavar="FILE", help="put the time of derivatives there")
     add("--gpus", type=Path, metavar="FILE", help="put the rows of GPUs there")
     add("--readme", type=Path, metavar="FILE", help="put a short table there")
     add("--picture", type=Path, metavar="FILE", help="draw each rival's time divided by ours")
@@ -355,6 +379,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             renew(options.page, {SUMMARY_MARK: summary(rows)})
         if options.rows:
             renew(options.rows, {ROWS_MARK: many_rows(rows)})
+        if options.derivatives:
+            renew(options.derivatives, {DERIVATIVES_MARK: derivatives(rows)})
         if options.gpus:
             renew(options.gpus, {GPU_MARK: gpus(rows)})
         if options.readme:
@@ -364,8 +390,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ReportError, MarksError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    asked = options.tables, options.page, options.rows, options.gpus, options.readme
-    if not any((*asked, options.picture)):
+    asked = options.tables, options.page, options.rows, options.derivatives, options.gpus
+    if not any((*asked, options.readme, options.picture)):
         print("\n".join(pages(rows).values()), end="")
     return 0
 

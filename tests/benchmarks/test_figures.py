@@ -102,6 +102,9 @@ def test_throughput_tables_are_those_of_the_results() -> None:
         sorted(RESULTS.glob("rows-*.jsonl")),
     )
     assert many == insert(many, report.many_rows(results.read(by_rows)), report.ROWS_MARK)
+    beyond = (ROOT / "docs" / "derivatives.md").read_text()
+    of_derivatives = report.derivatives(results.read(sorted(RESULTS.glob("derivatives-*.jsonl"))))
+    assert beyond == insert(beyond, of_derivatives, report.DERIVATIVES_MARK)
     cold_rows = rows_command.read(sorted(RESULTS.glob("cold-*.jsonl")))
     first = (ROOT / "docs" / "first-call.md").read_text()
     assert first == insert(first, cold.table(cold_rows), cold.COLD_MARK)

@@ -191,6 +191,24 @@ def test_the_time_of_a_row_by_the_number_of_rows(tmp_path):
     assert report.many_rows(rows[:6]) == ""
 
 
+def test_the_time_of_derivatives(tmp_path):
+    size, page = Size(10, 5, 3), tmp_path / "page.md"
+    rows = [
+        made_up(rival, ratio, size, kind=kind)
+        for kind in ("slope", "jvp", "step")
+        for rival, ratio in (("ours", 1.0), ("eager", 1.5), ("compile", 0.5))
+    ]
+    page.write_text("<!-- throughput-derivatives:begin -->\n<!-- throughput-derivatives:end -->\n")
+    file = write(tmp_path / "derivatives.jsonl", rows)
+    assert report.main([str(file), "--derivatives", str(page)]) == 0
+    head, _, *records = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    assert head == "| B, I, O | what | ours | eager | `torch.compile` | error (eager's) |"
+    assert [record.split(" | ")[1] for record in records] == [
+        "gradient of a loss with dy/dx", "tangent of y",
+    ]  # fmt: skip
+    assert all("| **0.50** |" in record for record in records)
+
+
 def test_the_pages_of_all_tables_are_written(tmp_path):
     rows = [*made_up_rows(), made_up("ours", 1.0, environment={"processor": "Slide rule"})]
     assert report.main([str(write(tmp_path / "rows.jsonl", rows)), "--tables", str(tmp_path)]) == 0
