@@ -248,7 +248,9 @@ struct Fast {
   }
   template <size_t... I>
   static Tensor apply(const Operands& operands, const Options& options, const Sizes& n, std::index_sequence<I...>) {
-    return FastPath<L>::apply(operands, options, n, seen<I>(operands)...);
+    auto results = FastPath<L>::apply(operands, options, n, seen<I>(operands)...);
+    if constexpr (L::second) return std::move(results[0]);
+    else return results;
   }
 };
 
@@ -258,34 +260,43 @@ template <typename L>
 variable_list differentiable_gradients(const Tensor& grad_y, const variable_list& saved,
                                        const typename Fast<L>::Options& options, int64_t needs);
 
-// The autograd node, which torch shows by the layer's name.
+// The gradients where something came for s, too, which the layer keeps for them.
+template <typename L>
+variable_list gradients_with_s(const Tensor& grad_y, const Tensor& grad_s, variable_list saved,
+                               const typename Fast<L>::Options& options, int64_t needs);
+
+// The autograd node, which torch shows by the layer's name. What is kept is an output where there are second
+// derivatives, so that these can return a gradient for it.
 template <typename L>
 struct FastPath : Node<FastPath<L>> {
   using F = Fast<L>;
 
   template <typename... Tensors>
-  static Tensor forward(AutogradContext* ctx, const typename F::Operands& operands, const typename F::Options& options,
-                        const Sizes& n, const Tensors&...) {
+  static auto forward(AutogradContext* ctx, const typename F::Operands& operands, const typename F::Options& options,
+                      const Sizes& n, const Tensors&...) {
     const typename F::Results results = F::forward(operands, options, n, true);
     variable_list saved(operands.begin(), operands.end());
     saved.insert(saved.end(), results.begin() + (L::takes_y ? 0 : 1), results.end());
     ctx->save_for_backward(std::move(saved));
     for (size_t i = 0; i < F::kOptions; ++i) ctx->saved_data[L::options[i].name] = options[i];
     ctx->set_materialize_grads(false);
-    return results[0];
+    if constexpr (L::second) return variable_list(results.begin(), results.end());
+    else return results[0];
   }
 
   static variable_list gradients(AutogradContext* ctx, const variable_list& grad_outputs) {
     constexpr size_t kBefore = 3;  // arguments of forward before the tensors
     variable_list result(kBefore + F::kOperands);
     const Tensor& grad_y = grad_outputs[0];
-    if (!grad_y.defined()) return result;
+    if (!grad_y.defined() && !(L::second && grad_outputs[1].defined())) return result;
     const variable_list saved = ctx->get_saved_variables();
     const int64_t needs = needed(ctx, saved, F::kOperands);
     typename F::Options options;
     for (size_t i = 0; i < F::kOptions; ++i) options[i] = ctx->saved_data[L::options[i].name].toDouble();
     variable_list grads;
-    if (!F::plain_backward(grad_y, saved)) {
+    if (L::second && grad_outputs[1].defined()) {
+      if constexpr (L::second) grads = gradients_with_s<L>(grad_y, grad_outputs[1], saved, options, needs);
+    } else if (!F::plain_backward(grad_y, saved)) {
       grads = F::general(grad_y, saved, options, needs);
     } else if (!at::GradMode::is_enabled()) {
       grads = F::backward(grad_y, saved, options, needs);

@@ -9,13 +9,11 @@ namespace npu_fast_path {
 
 struct NpuGradients : Node<NpuGradients> {
   using F = Fast<npu::NpuLayer>;
-  static constexpr size_t kInputs = 1 + F::kOperands;  // grad_y and the operands
-  enum Along : size_t { kX, kRe, kIm, kGate };         // the operands, whose gradients' gradients are a direction
+  static constexpr size_t kOfOperands = 1 + F::kOperands;  // gradients: of grad_y and the operands
+  static constexpr size_t kInputs = kOfOperands + 2;       // these, y and s
+  enum Along : size_t { kX, kRe, kIm, kGate };             // the operands, whose gradients' gradients are a direction
 
-  // Of one call; autograd does not see the tensors. The gradients are functions of the operands alone, so y and s get
-  // no gradient.
   struct Call {
-    Tensor y, s;
     F::Options options;
     int64_t needs;
   };
@@ -24,8 +22,8 @@ struct NpuGradients : Node<NpuGradients> {
   static variable_list of_layer(const Tensor& grad_y, const variable_list& saved, const F::Options& options,
                                 int64_t needs) {
     const auto present = [](const Tensor& t) { return t.defined() ? std::optional<Tensor>(t) : std::nullopt; };
-    const Call call{saved[F::kOperands].detach(), saved[F::kOperands + 1].detach(), options, needs};
-    variable_list wanted = apply(call, grad_y, saved[0], saved[1], present(saved[2]), present(saved[3]));
+    variable_list wanted = apply(Call{options, needs}, grad_y, saved[0], saved[1], present(saved[2]), present(saved[3]),
+                                 saved[4], saved[5]);
     variable_list grads(F::kOperands);
     for (size_t i = 0, next = 0; i < grads.size(); ++i)
       if (needs >> i & 1) grads[i] = std::move(wanted[next++]);
@@ -35,12 +33,12 @@ struct NpuGradients : Node<NpuGradients> {
   // The wanted gradients, one after the other.
   static variable_list forward(AutogradContext* ctx, const Call& call, const Tensor& grad_y, const Tensor& x,
                                const Tensor& weight_re, const std::optional<Tensor>& weight_im,
-                               const std::optional<Tensor>& gate) {
-    const variable_list saved{x, weight_re, weight_im.value_or(Tensor()), gate.value_or(Tensor()), call.y, call.s};
+                               const std::optional<Tensor>& gate, const Tensor& y, const Tensor& s) {
+    const variable_list saved{x, weight_re, weight_im.value_or(Tensor()), gate.value_or(Tensor()), y, s};
     variable_list all = F::backward(grad_y, saved, call.options, call.needs), grads;
     for (Tensor& grad : all)
       if (grad.defined()) grads.push_back(std::move(grad));
-    ctx->save_for_backward({grad_y, saved[0], saved[1], saved[2], saved[3], call.y, call.s});
+    ctx->save_for_backward({grad_y, saved[0], saved[1], saved[2], saved[3], y, s});
     ctx->saved_data["eps"] = call.options[0];
     ctx->saved_data["straight_through"] = call.options[1];
     ctx->saved_data["needs"] = call.needs;
@@ -65,8 +63,10 @@ struct NpuGradients : Node<NpuGradients> {
     if (plain_call(saved, along)) {
       grads = compute(saved, along, eps, straight_through, needs);
     } else {
-      grads = call_general("npu_second", kInputs, saved[0], saved[1], saved[2], saved[3], saved[4], saved[5], saved[6],
-                           eps, straight_through, computed, along[kX], along[kRe], along[kIm], along[kGate], needs);
+      // These have everything, so that nothing comes through y and s.
+      grads = call_general("npu_second", kOfOperands, saved[0], saved[1], saved[2], saved[3], saved[4], saved[5],
+                           saved[6], eps, straight_through, computed, along[kX], along[kRe], along[kIm], along[kGate],
+                           needs & ((1 << kOfOperands) - 1));
     }
     std::move(grads.begin(), grads.end(), result.begin() + 1);
     return result;
@@ -83,7 +83,7 @@ struct NpuGradients : Node<NpuGradients> {
                                bool straight_through, int64_t needs) {
     Sizes n;
     fit(saved[1], saved[2], false, n);
-    std::array<Tensor, kInputs + 2> in;
+    std::array<Tensor, kInputs> in;
     for (size_t i = 0; i < in.size(); ++i)
       if (saved[i].defined()) in[i] = saved[i].contiguous();
     if (saved[3].defined() && along[kRe].defined() != along[kIm].defined())
@@ -91,7 +91,11 @@ struct NpuGradients : Node<NpuGradients> {
     for (Tensor& t : along)
       if (t.defined()) t = t.contiguous();
     variable_list grads{needs & 1 ? uninitialised(in[0].sizes(), in[0].options()) : Tensor()};
-    variable_list of_operands = empty_gradients({saved.begin() + 1, saved.begin() + kInputs}, n, needs >> 1);
+    variable_list of_operands = empty_gradients({saved.begin() + 1, saved.begin() + kOfOperands}, n, needs >> 1);
+    const bool through_y = needs >> kOfOperands != 0;
+    std::array<Tensor, 2> of_saved;
+    for (Tensor& t : of_saved)
+      if (through_y) t = uninitialised(in[5].sizes(), in[5].options());
     by_dtype(in[0].scalar_type(), [&](auto zero) {
       using T = decltype(zero);
       const auto read = [](const Tensor& t) { return t.defined() ? t.template const_data_ptr<T>() : nullptr; };
@@ -101,11 +105,12 @@ struct NpuGradients : Node<NpuGradients> {
       npu::kernels<T>().npu_second(
           {inputs, read(in[0]), read(in[5]), read(in[6]), straight_through, read(along[kX]), read(along[kRe]),
            read(along[kIm]), read(along[kGate]), write(grads[0]), write(of_operands[kX]), write(of_operands[kRe]),
-           write(of_operands[kIm]), write(of_operands[kGate])},
+           write(of_operands[kIm]), write(of_operands[kGate]), write(of_saved[0]), write(of_saved[1])},
           npu::second_threads(n.models, n.rows, n.in, n.out));
     });
     add_models(of_operands, n);
     std::move(of_operands.begin(), of_operands.end(), std::back_inserter(grads));
+    std::move(of_saved.begin(), of_saved.end(), std::back_inserter(grads));
     return grads;
   }
 };
@@ -115,6 +120,33 @@ inline variable_list differentiable_gradients<npu::NpuLayer>(const Tensor& grad_
                                                              const Fast<npu::NpuLayer>::Options& options,
                                                              int64_t needs) {
   return NpuGradients::of_layer(grad_y, saved, options, needs);
+}
+
+// dP = grad_y y + grad_s s and dQ = grad_s y - grad_y s, which the kernels make of 1 in place of grad_y.
+template <>
+inline variable_list gradients_with_s<npu::NpuLayer>(const Tensor& grad_y, const Tensor& grad_s, variable_list saved,
+                                                     const Fast<npu::NpuLayer>::Options& options, int64_t needs) {
+  using F = Fast<npu::NpuLayer>;
+  const Tensor y = saved[F::kOperands].contiguous(), s = saved[F::kOperands + 1].contiguous();
+  const Tensor of_y = grad_y.defined() ? grad_y.contiguous() : grad_y, of_s = grad_s.contiguous();
+  const Tensor of_p = uninitialised(y.sizes(), y.options()), minus_of_q = uninitialised(y.sizes(), y.options());
+  const Tensor one = uninitialised(y.sizes(), y.options());
+  by_dtype(y.scalar_type(), [&](auto zero) {
+    using T = decltype(zero);
+    const T *const y_at = y.template const_data_ptr<T>(), *const s_at = s.const_data_ptr<T>();
+    const T *const a = of_y.defined() ? of_y.const_data_ptr<T>() : nullptr, *const b = of_s.const_data_ptr<T>();
+    T *const p = of_p.mutable_data_ptr<T>(), *const q = minus_of_q.mutable_data_ptr<T>();
+    T* const ones = one.mutable_data_ptr<T>();
+    for (int64_t n = 0; n < y.numel(); ++n) {
+      const T up = a == nullptr ? T(0) : a[n];
+      p[n] = up * y_at[n] + b[n] * s_at[n];
+      q[n] = up * s_at[n] - b[n] * y_at[n];
+      ones[n] = T(1);
+    }
+  });
+  saved[F::kOperands] = of_p;
+  saved[F::kOperands + 1] = minus_of_q;
+  return F::backward(one, saved, options, needs);
 }
 
 }  // namespace npu_fast_path

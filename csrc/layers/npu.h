@@ -60,7 +60,12 @@ struct NpuSecond {
   T* grad_weight_re;      // [K, O, I]
   T* grad_weight_im;      // [K, O, I]
   T* grad_gate;           // [K, I]
+  // The gradients of y and s, both or none. With them the others are what does not come through y and s: a backward of
+  // the layer with their gradients too adds the rest, in fewer products.
+  T* grad_of_y = nullptr;  // [K, B, O]
+  T* grad_of_s = nullptr;  // [K, B, O]
 
+  bool through_y() const { return grad_of_y != nullptr; }
   bool gate_passes(T gate) const { return straight_through || (gate >= T(0) && gate <= T(1)); }
   bool changes_inputs() const { return along_x != nullptr || along_gate != nullptr; }
   bool changes_weights() const { return along_re != nullptr; }

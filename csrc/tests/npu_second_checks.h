@@ -102,6 +102,14 @@ std::array<std::vector<long double>, 5> expected_second(const Case<T>& c, const 
   return want;
 }
 
+// Terms cancel: some gradients are small beside what they are sums of.
+template <typename T>
+void hold_second(const char* name, const std::vector<T>& got, const std::vector<long double>& want, const Shape& n,
+                 size_t part) {
+  const auto work = (long double)(1 + n.in + n.out + (part > 1 ? n.rows : 0));
+  hold(name, relative_error(got, want), 150 * std::numeric_limits<T>::epsilon() * sqrtl(work));
+}
+
 template <typename T>
 void check_npu_second(const Shape& n) {
   const Case<T> c(n);
@@ -127,10 +135,29 @@ void check_npu_second(const Shape& n) {
       for (size_t part = 0; part < 5; ++part) {
         if (results[0][part] != results[1][part])
           std::printf("FAILED: %s: three threads give other bits than one\n", kNames[part]), ++failures;
-        // Terms cancel: some gradients are small beside what they are sums of.
-        const auto work = (long double)(1 + n.in + n.out + (part > 1 ? n.rows : 0));
-        hold(kNames[part], relative_error(results[0][part], want[part]),
-             150 * std::numeric_limits<T>::epsilon() * sqrtl(work));
+        hold_second(kNames[part], results[0][part], want[part], n, part);
+      }
+      // In two parts: what does not come through y and s, and a backward of what does, with 1 in place of grad_y.
+      std::vector<T> of_y(y.size(), nan), of_s = of_y, ones(y.size(), T(1)), parts_of[2][5];
+      for (auto& part : parts_of)
+        for (size_t p = 0; p < 5; ++p) part[p].assign(want[p].size(), nan);
+      auto &direct = parts_of[0], &through = parts_of[1];
+      kernels.npu_second(
+          {c.inputs(), c.grad_y.data(), y.data(), s.data(), false, v.pointer(v.x), v.pointer(v.re), v.pointer(v.im),
+           v.pointer(v.gate), direct[0].data(), direct[1].data(), direct[2].data(),
+           n.complex ? direct[3].data() : nullptr, n.gated ? direct[4].data() : nullptr, of_y.data(), of_s.data()},
+          workers(2));
+      for (size_t o = 0; o < y.size(); ++o) {
+        const T of_p = of_y[o] * y[o] + of_s[o] * s[o];
+        of_s[o] = of_y[o] * s[o] - of_s[o] * y[o], of_y[o] = of_p;
+      }
+      kernels.npu_backward(
+          {c.inputs(), ones.data(), of_y.data(), of_s.data(), false, through[1].data(), through[2].data(),
+           n.complex ? through[3].data() : nullptr, n.gated ? through[4].data() : nullptr},
+          workers(1));
+      for (size_t part = 1; part < 5; ++part) {
+        for (size_t e = 0; e < want[part].size(); ++e) direct[part][e] += through[part][e];
+        hold_second(kNames[part], direct[part], want[part], n, part);
       }
       std::vector<T> alone(want[0].size(), nan);  // forward mode's
       kernels.npu_second({c.inputs(), nullptr, y.data(), s.data(), false, v.pointer(v.x), v.pointer(v.re),

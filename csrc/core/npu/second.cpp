@@ -14,6 +14,9 @@
 //   dS/dW = sum over rows of f conj(u) + d conj(u')
 //   dS/du = W* f + V* d          dS/du' = W* d
 //
+// The terms with f come through e alone. Where the caller wants the gradients of y and s, grad_y P' and -grad_y Q',
+// they are left out.
+//
 // u and u' give theirs to x and the gate. With n = |x| + eps, r = ghat n + 1 - ghat:
 //
 //   L' = tx v_x + tg v_gate      tx = ghat sign(x) / r, tg = (n - 1) / r      Im u' = pi m v_gate
@@ -135,7 +138,8 @@ class SecondGroup {
 
   // sums: SecondSums, overwritten by those over rows [begin, end); null: not wanted.
   void run(int64_t model, int64_t begin, int64_t end, T* sums) {
-    if (sums != nullptr && begin == end) std::memset(sums, 0, size_t(layout_.size) * sizeof(T));
+    const bool no_terms = begin == end || (f_.through_y() && !f_.changes_inputs());
+    if (sums != nullptr && no_terms) std::memset(sums, 0, size_t(layout_.size) * sizeof(T));
     load_gate(model);
     std::memset(gate_sums_, 0, size_t(in_.in) * sizeof(double));
     for (int64_t row = begin; row < end; row += kBlockRows) {
@@ -253,6 +257,11 @@ class SecondGroup {
         if (f_.grad_y == nullptr) continue;
         const Reg grad = S::load_first(f_.grad_y + at, count);
         store_upstream(kGrad, line * stride_ + o + l, grad * value, -grad * turned);
+        if (f_.through_y()) {
+          S::store_first(f_.grad_of_y + at, grad * change, count);
+          S::store_first(f_.grad_of_s + at, grad * turn, count);
+          continue;
+        }
         store_upstream(kAlong, line * stride_ + o + l, grad * of_grad, grad * S::fma(value, turn, -turned * change));
       }
     }
@@ -277,7 +286,7 @@ class SecondGroup {
         const Reg turn = S::add_masked(S::zero(), mask, pi);
         const Input at = input(value, along_x(from, count), i + l);
         T* const to = panel_ + row * kLanes<T> + l;
-        S::store(to + kL * kBlockSize, VectorMath<T>::log(at.r));
+        if (!f_.through_y()) S::store(to + kL * kBlockSize, VectorMath<T>::log(at.r));
         S::store(to + kTurn * kBlockSize, turn * S::load(gate_ + i + l));
         S::store(to + kDL * kBlockSize, at.change);
         S::store(to + kDTurn * kBlockSize, turn * S::load(along_gate_ + i + l));
@@ -298,8 +307,10 @@ class SecondGroup {
       multiply_conjugate<T>(re.at(model, i, in_.out), im.at(model, i, in_.out), upstream(which), next_,
                             complex() || negative_, want_im, multiply);
     };
-    add(panels_.re_back, panels_.im_back, kAlong, wants_turn, kOfU, false);
-    if (f_.changes_weights()) add(panels_.along_re_back, panels_.along_im_back, kGrad, wants_turn, kOfU, true);
+    if (!f_.through_y()) add(panels_.re_back, panels_.im_back, kAlong, wants_turn, kOfU, false);
+    else if (!f_.changes_weights()) std::memset(tile_, 0, size_t(2 * kBlockSize) * sizeof(T));
+    if (f_.changes_weights())
+      add(panels_.along_re_back, panels_.along_im_back, kGrad, wants_turn, kOfU, !f_.through_y());
     if (f_.changes_inputs()) add(panels_.re_back, panels_.im_back, kGrad, false, kOfChange, false);
   }
 
@@ -338,8 +349,8 @@ class SecondGroup {
 
   // dS/dW of some inputs, added to `sums`.
   void into_weights(int64_t i, int64_t rows, bool resume, T* sums) {
-    add_weights(kL, kAlong, i, rows, resume, sums);
-    if (f_.changes_inputs()) add_weights(kDL, kGrad, i, rows, true, sums);
+    if (!f_.through_y()) add_weights(kL, kAlong, i, rows, resume, sums);
+    if (f_.changes_inputs()) add_weights(kDL, kGrad, i, rows, resume || !f_.through_y(), sums);
   }
   void add_weights(Panel part, Upstream which, int64_t i, int64_t rows, bool resume, T* sums) {
     const T* const panel = panel_ + part * kBlockSize;
