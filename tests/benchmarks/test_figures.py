@@ -36,7 +36,7 @@ LEFT_OUT = {
 BLOCKS = {
     *("throughput", "throughput-summary", "throughput-gpus", "throughput-cold", "equations"),
     "equations-workers",
-    *("published", "support", "throughput-rows"),
+    *("published", "support", "throughput-rows", "throughput-derivatives"),
     *("time-series", "time-series-laws", "time-series-wrong", "odebench"),
     *("regression", "regression-beyond"),
     *(SHORT | GUIDE),
