@@ -373,8 +373,10 @@ TILES = [
 ]  # fmt: skip
 
 SECOND = [
-    *mutants(CORE + "npu/second.cpp", KERNELS, {
+    *mutants(CORE + "npu/second.cpp", "tests/operators/test_second_kernel.py -k sizes", {
         "second-few-outs-by-stride": ("if (in_.out < W) {  // few outs", "if (stride_ == in_.out) {  // few outs"),
+    }),
+    *mutants(CORE + "npu/second.cpp", KERNELS, {
         "second-direction-outside-of-the-clip": ("const bool along = f_.along_gate != nullptr && f_.gate_passes(gate);", "const bool along = f_.along_gate != nullptr;"),
         "second-gradient-outside-of-the-clip": ("f.grad_gate[n] = f.gate_passes(in.gate[n]) ? sum : T(0);", "f.grad_gate[n] = sum;"),
         "second-sums-of-nothing": ("if (!complex() || !f_.changes_inputs() || in_.in == 0) std::memset", "if (false) std::memset"),
