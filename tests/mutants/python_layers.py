@@ -50,8 +50,7 @@ REFERENCE = [
     }),
     *mutants(PACKAGE + "_operators/tangents.py", "tests/operators/test_second_kernel.py -k tangents", {
         "tangents-without-a-graph": ("if torch.is_grad_enabled() and any(", "if any("),
-        "tangents-that-lose-a-graph": ("if tensor.requires_grad:\n            return True", "if tensor.requires_grad:\n            return False"),
-        "tangents-under-vmap": ("if len(levels) > 1 or any(level.key() != _JVP for level in levels):", "if False:"),
+        "tangents-that-lose-a-graph": ("if torch.is_grad_enabled() and any(", "if False and any("),
         "tangents-half-a-direction": ("along[1:3] = (zeros if tangent is None else tangent for tangent in along[1:3])", "along[1:3] = (zeros, zeros)"),
     }),
     *mutants(PACKAGE + "reference.py", "tests/backends/test_fast_path.py -k large_products", {

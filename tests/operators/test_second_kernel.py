@@ -250,3 +250,20 @@ def test_tangents_that_must_be_differentiable() -> None:
 
     for derivative in (of_weight, of_rows, of_of_rows):
         assert normwise_error(derivative(functional.npu), derivative(reference.npu)) < 1e-11
+
+
+def test_tangents_of_a_layer_under_no_grad(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernel, although its parameters require gradients."""
+    _, x, re, im, gate, v_x, *_ = _case(0, 5, 3, 2, False)
+
+    def tangent(function: object) -> Tensor:
+        with torch.no_grad(), forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, v_x)
+            y = function(dual, re.requires_grad_(), im, gate, eps=ADDED_EPS)  # type: ignore[operator]
+            change = forward_ad.unpack_dual(y).tangent
+        assert change is not None
+        return change
+
+    expected = tangent(reference.npu)
+    monkeypatch.setattr(reference, "npu", None)
+    assert normwise_error(tangent(functional.npu), expected) < 1e-12
