@@ -194,7 +194,7 @@ def test_tangents(
     size: tuple[int, int, int, int], complex_weights: bool, gated: bool, interface: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """By the kernel, for tangents of any operands; as the formula in forward mode."""
+    """Tangents of any operands by the kernel are those of the formula."""
     _, x, re, im, gate, *along = _case(*size, False)
     present = [True, True, complex_weights, gated]
     operands = [t for t, has in zip((x, re, im, gate), present, strict=True) if has]
@@ -253,7 +253,7 @@ def test_tangents_that_must_be_differentiable() -> None:
 
 
 def test_tangents_of_a_layer_under_no_grad(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the kernel, although its parameters require gradients."""
+    """The kernel computes them, although the parameters require gradients."""
     _, x, re, im, gate, v_x, *_ = _case(0, 5, 3, 2, False)
 
     def tangent(function: object) -> Tensor:
