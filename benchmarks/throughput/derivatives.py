@@ -5,8 +5,8 @@ hvp    the Hessian of mean(y^2) by the parameters, times a vector
 jvp    y and its change along a direction in x, in forward mode, under no_grad
 
 Ours and eager differentiate a function of x and the parameters with torch.autograd and its forward
-mode. torch.compile follows neither, so that its column compiles the same with the transforms of
-torch.func.
+mode. torch.compile cannot compile "slope" and "hvp" so, and compiles the same with the transforms
+of torch.func.
 """
 
 from __future__ import annotations

@@ -254,28 +254,15 @@ FUNCTIONS: dict[str, Any] = {name: d.function for name, d in _DERIVATIVES.items(
 GRADIENTS: dict[str, Gradients] = {name: d.gradients for name, d in _DERIVATIVES.items()}
 
 
-def npu_second(
-    grad_y: Tensor,
-    x: Tensor,
-    weight_re: Tensor,
-    weight_im: Tensor | None,
-    gate: Tensor | None,
-    y: Tensor,
-    s: Tensor,
-    eps: float,
-    straight_through: bool,
-    needs: int,
-    *grads_and_needed: Any,
-) -> list[Tensor | None]:
+def npu_second(*arguments: Any) -> list[Tensor | None]:
     """Return the derivatives of the NPU's gradients where the fast path does not compute them.
 
-    grads_and_needed: what came for the gradients of the operands, and which of grad_y and the
-    operands need a derivative, as bits.
+    arguments: grad_y, x, the weights, the gate, y and s; eps, straight_through and `needs`; what
+    came for the gradients of the four operands; which of grad_y and the operands need a derivative,
+    as bits.
     """
-    *grads, wanted = grads_and_needed
-    saved = grad_y, x, weight_re, weight_im, gate, y, s
-    needed = [bool(wanted >> bit & 1) for bit in range(5)]
-    options = eps, straight_through, needs
+    saved, options, grads, bits = arguments[:7], arguments[7:10], arguments[10:14], arguments[14]
+    needed = [bool(bits >> bit & 1) for bit in range(5)]
     return _DERIVATIVES["npu"].second(saved, options, grads, needed)
 
 

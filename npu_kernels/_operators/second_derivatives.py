@@ -138,10 +138,15 @@ def npu_second(
     grads: what came for the gradients of x, weight_re, weight_im and gate; None is 0. needed:
     whether grad_y, x, weight_re, weight_im and gate need a gradient; None is returned without.
     """
-    if dispatch.by_cpu_library([grad_y, x, weight_re, weight_im, gate, y, s, *grads]):
-        return _by_operator(
-            grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, grads, needed
-        )
+    operands = x, weight_re, weight_im, gate
+    if dispatch.by_cpu_library([grad_y, *operands, y, s, *grads]):
+        if all(along is None for along in grads):
+            return [None] * 5
+        present = [True, *(operand is not None for operand in operands)]
+        present = [need and has for need, has in zip(needed, present, strict=True)]
+        needs = sum(need << bit for bit, need in enumerate(present))
+        results = by_kernel(grad_y, operands, (y, s), grads, eps, straight_through, needs)
+        return [grad if need else None for grad, need in zip(results, present, strict=True)]
     v_x, v_re, v_im, v_gate = grads
     inputs = _Inputs(x, gate, eps, straight_through, v_x, v_gate)
     systems = _systems(inputs, weight_re, weight_im, v_re, v_im)
@@ -176,32 +181,28 @@ def npu_second(
     return [grad if need else None for grad, need in zip(gradients, needed, strict=True)]
 
 
-def _by_operator(
+def by_kernel(
     grad_y: Tensor,
-    x: Tensor,
-    weight_re: Tensor,
-    weight_im: Tensor | None,
-    gate: Tensor | None,
-    y: Tensor,
-    s: Tensor,
+    operands: Sequence[Tensor | None],
+    saved: tuple[Tensor, Tensor],
+    along: Sequence[Tensor | None],
     eps: float,
     straight_through: bool,
-    grads: Sequence[Tensor | None],
-    needed: Sequence[bool],
-) -> list[Tensor | None]:
-    along_x, along_re, along_im, along_gate = grads
-    if weight_im is not None and (along_re is None) != (along_im is None):
-        zeros = torch.zeros_like(weight_re)
+    needs: int,
+) -> Sequence[Tensor]:
+    """Return what the C++ kernel computes, empty where `needs` has no bit: 1 is that of grad_y.
+
+    operands: x, weight_re, weight_im, gate. saved: y and s. along: a direction in the operands;
+    None is 0.
+    """
+    along_x, along_re, along_im, along_gate = along
+    if operands[2] is not None and (along_re is None) != (along_im is None):
+        zeros = torch.zeros_like(operands[2])
         along_re, along_im = (zeros if v is None else v for v in (along_re, along_im))
-    if all(along is None for along in grads):
-        return [None] * 5
-    operands = grad_y, x, weight_re, weight_im, gate
-    present = [need and t is not None for need, t in zip(needed, operands, strict=True)]
-    gradients = ops.npu_second(
-        grad_y, x, weight_re, weight_im, gate, y, s, along_x, along_re, along_im, along_gate,
-        eps, straight_through, sum(need << bit for bit, need in enumerate(present)),
+    return ops.npu_second(  # type: ignore[no-any-return]
+        grad_y, *operands, *saved, along_x, along_re, along_im, along_gate,
+        eps, straight_through, needs,
     )  # fmt: skip
-    return [grad if need else None for grad, need in zip(gradients, present, strict=True)]
 
 
 def _systems(

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from npu_kernels._operators import dispatch, ops
+from npu_kernels._operators.second_derivatives import by_kernel
 
 _functorch = torch._C._functorch
 _JVP = _functorch.TransformType.Jvp
@@ -56,9 +57,6 @@ def npu(
     if all(tangent is None for tangent in along):
         return ops.npu_forward(*operands, eps, False)[0]  # type: ignore[no-any-return]
     y, s = ops.npu_forward(*operands, eps, True)
-    if weight_im is not None and (along[1] is None) != (along[2] is None):
-        zeros = torch.zeros_like(operands[1])
-        along[1:3] = (zeros if tangent is None else tangent for tangent in along[1:3])
     only_tangent = 1
-    grads = ops.npu_second(y, *operands, y, s, *along, eps, straight_through, only_tangent)
-    return forward_ad.make_dual(y, grads[0])  # type: ignore[no-any-return]
+    (tangent, *_) = by_kernel(y, operands, (y, s), along, eps, straight_through, only_tangent)
+    return forward_ad.make_dual(y, tangent)  # type: ignore[no-any-return]

@@ -51,7 +51,9 @@ REFERENCE = [
     *mutants(PACKAGE + "_operators/tangents.py", "tests/operators/test_second_kernel.py -k tangents", {
         "tangents-without-a-graph": ("if torch.is_grad_enabled() and any(", "if any("),
         "tangents-that-lose-a-graph": ("if torch.is_grad_enabled() and any(", "if False and any("),
-        "tangents-half-a-direction": ("along[1:3] = (zeros if tangent is None else tangent for tangent in along[1:3])", "along[1:3] = (zeros, zeros)"),
+    }),
+    *mutants(PACKAGE + "_operators/second_derivatives.py", "tests/operators/test_second_kernel.py -k tangents", {
+        "tangents-half-a-direction": ("along_re, along_im = (zeros if v is None else v for v in (along_re, along_im))", "along_re = along_im = zeros"),
     }),
     *mutants(PACKAGE + "reference.py", "tests/backends/test_fast_path.py -k large_products", {
         "reference-nac-needs": ("of_matrix = 2 if needs & 6 else 0", "of_matrix = 2 if needs & 2 else 0"),
