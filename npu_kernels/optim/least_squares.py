@@ -20,10 +20,13 @@ __all__ = [
     "FIRST_DAMPING",
     "MEAN_SQUARE",
     "Jacobian",
+    "Normal",
     "Objective",
     "Residual",
+    "damped_step",
     "error",
     "fit",
+    "normal",
     "step",
     "without",
 ]
@@ -50,12 +53,32 @@ class Objective(NamedTuple):
 MEAN_SQUARE = Objective(error, None)
 
 
-def _normal(residual: Tensor, jacobian: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
-    """Return J'J and J'r of the free variables; zeros where something is not finite."""
-    finite = (jacobian.isfinite().all(2) & residual.isfinite()).all(1)
-    jacobian = torch.where(finite[:, None, None] & free[:, None], jacobian, 0.0)
-    residual = torch.where(finite[:, None], residual, 0.0)
-    return jacobian.mT @ jacobian, (jacobian.mT @ residual.unsqueeze(2)).squeeze(2)
+class Normal(NamedTuple):
+    """The normal equations of K problems at their variables, and the error there."""
+
+    error: Tensor  # [K]
+    hessian: Tensor  # [K, N, N], J'J; 0 where a variable is not free
+    gradient: Tensor  # [K, N], J'r; likewise
+
+
+def normal(
+    x: Tensor, free: Tensor, jacobian: Jacobian, objective: Objective = MEAN_SQUARE
+) -> Normal:
+    """Return the normal equations at x."""
+    r, j = jacobian(x)
+    before = objective.error(r)
+    if objective.weights is not None:
+        weights = objective.weights(r)
+        r, j = r * weights, j * weights.unsqueeze(2)
+    return Normal(before, *_products(r, j, free))
+
+
+def _products(residual: Tensor, jacobian: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
+    """Return J'J and J'r of the free variables, and zeros elsewhere."""
+    hessian = jacobian.mT @ jacobian
+    gradient = (jacobian.mT @ residual.unsqueeze(2)).squeeze(2)
+    hessian = torch.where(free.unsqueeze(1) & free.unsqueeze(2), hessian, 0.0)
+    return hessian, torch.where(free, gradient, 0.0)
 
 
 def step(
@@ -72,12 +95,21 @@ def step(
     bounds: the lowest and the highest variables, ``[N]`` or ``[K, N]``. A variable at its bound
     that would leave stays.
     """
-    r, j = jacobian(x)
-    before = objective.error(r)
-    if objective.weights is not None:
-        weights = objective.weights(r)
-        r, j = r * weights, j * weights.unsqueeze(2)
-    hessian, gradient = _normal(r, j, free)
+    equations = normal(x, free, jacobian, objective)
+    return damped_step(x, damping, free, residual, equations, bounds, objective)
+
+
+def damped_step(
+    x: Tensor,
+    damping: Tensor,
+    free: Tensor,
+    residual: Residual,
+    equations: Normal,
+    bounds: tuple[Tensor, Tensor] | None = None,
+    objective: Objective = MEAN_SQUARE,
+) -> tuple[Tensor, ...]:
+    """Take the step of the normal equations at x; see `step`."""
+    before, hessian, gradient = equations
     if bounds is not None:
         low, high = bounds
         free = free & ~torch.where(gradient > 0, x <= low, (x >= high) & (gradient < 0))
@@ -114,7 +146,7 @@ def without(x: Tensor, free: Tensor, jacobian: Jacobian) -> tuple[Tensor, Tensor
     network pruning: optimal brain surgeon", 1993.)
     """
     r, j = jacobian(x)
-    hessian, _ = _normal(r, j, free)
+    hessian, _ = _products(r, j, free)
     curvature = hessian.diagonal(dim1=1, dim2=2)
     ridge = 1e-9 * curvature + 1e-10 * curvature.amax(1, keepdim=True) + 1e-300
     regularised = hessian + torch.diag_embed(ridge + (~free).to(x.dtype))

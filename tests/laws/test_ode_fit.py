@@ -10,10 +10,10 @@ from torch import nn
 from benchmarks.time_series.__main__ import CASES
 from npu_kernels import NAU, NPU, NaiveNPU, ode
 from npu_kernels._laws.products.exponent_length import exponent_nats
-from npu_kernels._laws.series.data import Series, read
+from npu_kernels._laws.series.data import read
 from npu_kernels._laws.series.forms import form
 from npu_kernels._laws.series.laws import Law
-from npu_kernels._laws.series.sensitivity import Shape, Stretches, Trajectories
+from npu_kernels._laws.series.sensitivity import Shape, Trajectories
 from npu_kernels._laws.series.starts import matched, smoothed
 from tests.support.examples import ROOT
 from tests.support.time_series import T, known, model, noise, numbers, predators, solution
@@ -26,44 +26,6 @@ LINES = (ROOT / "examples" / "hare_lynx.csv").read_text().splitlines()[3:]
 PELTS = torch.tensor(
     [[float(cell) for cell in line.split(",")[1:]] for line in LINES], dtype=torch.float64
 )
-
-
-# ---- the derivatives -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("relative", [False, True])
-@pytest.mark.parametrize(
-    "times", [[0.0, 0.3, 1.0, 1.2, 3.0, 3.1, 4.0], [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0]]
-)
-def test_jacobians_are_those_of_the_residuals(times: list[float], relative: bool) -> None:
-    generator = torch.Generator().manual_seed(0)
-    t, u = numbers(*times), torch.rand(7, 2, generator=generator, dtype=torch.float64) + 0.5
-    u[3, 1] = math.nan
-    data = read(
-        [t, t[:5] + 1], [u, u[:5]], "fit", "relative" if relative else None, None, None, 2
-    ).scaled()
-    shape = Shape(3, 2, 2)
-    x = 0.5 * torch.rand(2, shape.size, generator=generator, dtype=torch.float64) + 0.2
-    for problem in (Trajectories(data, shape, 8), Stretches(data, shape, 8, data.values + 1)):
-        r, jacobian = problem.jacobian(x)
-        torch.testing.assert_close(r, problem.residual(x))
-        columns = [
-            (problem.residual(x + 1e-6 * e) - problem.residual(x - 1e-6 * e)) / 2e-6
-            for e in torch.eye(len(x[0]))
-        ]
-        torch.testing.assert_close(jacobian, torch.stack(columns, -1), rtol=1e-5, atol=1e-7)
-
-
-def test_the_path_is_that_of_rollout() -> None:
-    data = read(T, predators(T), "fit", None, None, None, 2)
-    law = known()
-    x = torch.cat([law[0].weight_re.flatten(), law[1].weight.flatten(), numbers(2.0, 1.0)]).detach()
-    for series in (
-        data,
-        Series(**{**data.__dict__, "times": data.times + 1e-6 * torch.rand(data.times.shape)}),
-    ):
-        states = Trajectories(series, Shape(3, 2, 1), 16).states(x.unsqueeze(0))
-        torch.testing.assert_close(states[0, 0], predators(T), rtol=1e-4, atol=1e-4)
 
 
 # ---- laws ----------------------------------------------------------------------------------------

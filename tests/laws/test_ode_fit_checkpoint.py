@@ -48,11 +48,11 @@ def test_ctrl_c_gives_the_best_law_until_then() -> None:
 
 
 class Counted:
-    """`least_squares.step` that counts, and calls something before one of the steps."""
+    """`least_squares.damped_step` that counts, and calls something before one of the steps."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.step, self.made, self.at, self.call = least_squares.step, 0, 0, lambda: None
-        patch.setattr(least_squares, "step", self)
+        self.step, self.made, self.at, self.call = least_squares.damped_step, 0, 0, lambda: None
+        patch.setattr(least_squares, "damped_step", self)
 
     def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
         self.made += 1

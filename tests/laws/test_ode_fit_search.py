@@ -27,7 +27,7 @@ from npu_kernels._laws.series.search import (
     is_exact,
     simplest,
 )
-from npu_kernels._laws.series.sensitivity import Shape, Trajectories, chained
+from npu_kernels._laws.series.sensitivity import Shape, Trajectories
 from npu_kernels._laws.series.simplify import _fractions, _plan, changed, covariance, pruned
 from npu_kernels._laws.series.starts import matched, smoothed
 from tests.support.time_series import T, model, noise, numbers, solution
@@ -106,38 +106,6 @@ def test_sets_of_whole_exponents_are_among_the_starts() -> None:
     )
     whole = (exponents == exponents.round()).all((1, 2)) & (exponents >= 0).all((1, 2))
     assert int((whole & ~free.any((1, 2))).sum()) == 8
-
-
-def test_derivatives_along_the_nodes_follow_the_chain_rule() -> None:
-    generator = torch.Generator().manual_seed(0)
-    for stretches in (1, 2, 7, 16):
-        for_law = torch.randn(2, 3, stretches, 2, 4, generator=generator, dtype=torch.float64)
-        for_u = torch.randn(2, 3, stretches, 2, 2, generator=generator, dtype=torch.float64)
-        result = chained(for_law, for_u)
-        chain = torch.cat([torch.zeros(2, 3, 2, 4), torch.eye(2).expand(2, 3, 2, 2)], 3).double()
-        for m in range(stretches):
-            torch.testing.assert_close(result[:, :, m], chain)
-            chain = for_u[:, :, m] @ chain
-            chain[..., :4] += for_law[:, :, m]
-        torch.testing.assert_close(result[:, :, stretches], chain)
-
-
-@pytest.mark.parametrize("value", [math.inf, math.nan, 1e200])
-def test_derivatives_that_are_not_finite_tell_nothing(value: float) -> None:
-    """LAPACK ends with an assertion where the information is not finite."""
-
-    class Steep(Trajectories):
-        def jacobian(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            r, j = super().jacobian(x)
-            j[:, 3:5] = value
-            return r, j
-
-    data = read(T, solution([[1.0]], [[-0.5]], [2.0], T), "fit", None, None, None, 1).scaled()
-    x = torch.cat([numbers(1, 1), numbers(-1.5, -1.5), data.values[0, 0]])
-    law = Law(Steep(data, Shape(2, 1, 1), 4), x, torch.ones(5, dtype=torch.bool))
-    assert law.information().isfinite().all()
-    (simpler,) = pruned([law], Job("test", 1, {}))
-    assert simpler.x.isfinite().all()
 
 
 def test_a_law_that_is_not_finite_is_simplified_without_an_error() -> None:

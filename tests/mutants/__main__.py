@@ -12,7 +12,8 @@ from tests.mutants.cpp_npu import NPU
 from tests.mutants.cpp_ode import TIME_LOOPS
 from tests.mutants.cpp_others import OTHERS
 from tests.mutants.cpp_training import TRAINING_LOOP
-from tests.mutants.python import PYTHON
+from tests.mutants.python_laws import LAWS
+from tests.mutants.python_layers import BESIDE_LAWS
 from tests.mutants.python_time_loops import TIME_LOOP
 from tests.mutants.python_training import TRAINING
 from tests.mutants.session import Session
@@ -25,7 +26,8 @@ MUTANTS = [
     *TIME_LOOPS,
     *EXTENSION,
     *TRAINING_LOOP,
-    *PYTHON,
+    *BESIDE_LAWS,
+    *LAWS,
     *TRAINING,
     *TIME_LOOP,
     *TRITON,

@@ -220,6 +220,7 @@ TRAINING = [
         "squares-others-at-a-bound": ("        hessian = torch.where(free.unsqueeze(1) & free.unsqueeze(2), hessian, 0.0)\n", ""),
         "squares-below-a-bound": ("        trial = torch.where(free, trial.clamp(*bounds), trial)\n", "        pass\n"),
         "squares-bound-of-what-is-not-free": ("torch.where(free, trial.clamp(*bounds), trial)", "trial.clamp(*bounds)"),
+        "squares-of-what-is-not-free": ("    return hessian, torch.where(free, gradient, 0.0)", "    return hessian, gradient"),
         "squares-without-effect": ("CURVATURE_FLOOR = 1e-6", "CURVATURE_FLOOR = 0.0"),
         "squares-moves-that-are-not-finite": (".nan_to_num(0.0, 0.0, 0.0)", ""),
         "squares-no-better": ("better = after < before", "better = after <= before"),

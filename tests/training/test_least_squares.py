@@ -111,6 +111,19 @@ def test_problems_that_are_not_finite_stay_and_leave_the_others_alone() -> None:
     torch.testing.assert_close(x[3:], single)
 
 
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e200])
+def test_derivatives_for_what_is_not_free_do_not_count(value: float) -> None:
+    a, b, x0 = numbers(4, 9, 3), numbers(4, 9, seed=1), numbers(4, 3, seed=2)
+    damping, free = torch.full((4,), 0.01).double(), torch.tensor([True, False, True]).expand(4, 3)
+    residual, jacobian = linear(a, b)
+    expected, *_ = least_squares.step(x0, damping, free, residual, jacobian)
+    broken = a.clone()
+    broken[:, 2, 1] = value
+    x, *_ = least_squares.step(x0, damping, free, residual, lambda x: (residual(x), broken))
+    assert not torch.equal(x, x0)
+    torch.testing.assert_close(x, expected)
+
+
 def test_damping_falls_and_rises_within_bounds() -> None:
     """The second problem is at its minimum: no step is better."""
     a, b = numbers(2, 9, 3), numbers(2, 9, seed=1)

@@ -47,13 +47,13 @@ class Pinned(Trajectories):
         value = torch.where(self.logarithmic, value * far.clamp(max=700).exp(), value + far)
         return x.scatter(1, self.number.unsqueeze(1), value.unsqueeze(1))
 
-    def residual(self, x: Tensor) -> Tensor:
-        return super().residual(self.filled(x))
+    def states(self, x: Tensor) -> Tensor:
+        return super().states(self.filled(x))
 
-    def jacobian(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def jacobian(self, x: Tensor, states: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the derivatives for the free numbers and, at the fixed one, the distance."""
         x = self.filled(x)
-        r, j = super().jacobian(x)
+        r, j = super().jacobian(x, states)
         index = self.number.unsqueeze(1)
         factor = torch.where(self.logarithmic.unsqueeze(1), x.gather(1, index), 1.0)
         columns = index.unsqueeze(1).expand(-1, j.shape[1], 1)

@@ -201,8 +201,9 @@ class Trajectories:
     def residual(self, x: Tensor) -> Tensor:
         return self.compare(self.states(x))
 
-    def jacobian(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        states, data, shape = self.states(x), self.data, self.shape
+    def jacobian(self, x: Tensor, states: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return residuals and their derivatives; states: those of x, if they are known."""
+        states, data, shape = self.states(x) if states is None else states, self.data, self.shape
         models, series, nodes, d = states.shape
         begin = states[:, :, :-1].reshape(-1, d)
         _, for_law, for_u = derivatives(shape, x, begin, data, self.steps, self.method)
@@ -210,6 +211,8 @@ class Trajectories:
         if data.relative:
             local = local / states.unsqueeze(-1)
         local = torch.where(data.seen.unsqueeze(-1), local * data.weight.unsqueeze(-1), 0.0)
+        if series == 1:
+            return self.compare(states), local.view(models, -1, shape.size)
         jacobian = x.new_zeros(models, series, nodes, d, shape.size)
         jacobian[..., : shape.weights] = local[..., : shape.weights]
         for s in range(series):
@@ -228,27 +231,29 @@ def chained(for_law: Tensor, for_u: Tensor) -> Tensor:
     and then to the blocks: that takes about 2 sqrt(M) calls.
     """
     models, series, stretches, d, weights = for_law.shape
-    size = math.isqrt(stretches - 1) + 1
+    lanes, size = models * series, math.isqrt(stretches - 1) + 1
     count = -(-stretches // size)
-    rest = count * size - stretches
-    eye = torch.eye(d, dtype=for_u.dtype)
-    for_u = torch.cat([for_u, eye.expand(models, series, rest, d, d)], 2)
-    for_u = for_u.reshape(-1, size, d, d)
-    for_law = torch.nn.functional.pad(for_law, (0, d, 0, 0, 0, rest))  # 0 for the first state
-    for_law = for_law.reshape(-1, size, d, weights + d)
-    inner = [torch.cat([for_law[:, 0, :, :weights], for_u[:, 0]], 2)]
+    eye = torch.eye(weights + d, dtype=for_u.dtype)[weights:]
+    by_u = eye[:, weights:].repeat(lanes, count * size, 1, 1)
+    by_u[:, :stretches] = for_u.flatten(0, 1)
+    by_u = by_u.view(-1, size, d, d)
+    blocks = for_law.new_zeros(lanes, count * size, d, weights + d)
+    blocks[:, :stretches, :, :weights] = for_law.flatten(0, 1)
+    blocks = blocks.view(-1, size, d, weights + d)
+    blocks[:, 0, :, weights:] = by_u[:, 0]
     for m in range(1, size):
-        inner.append(torch.baddbmm(for_law[:, m], for_u[:, m], inner[-1]))
-    blocks = torch.stack(inner, 1).view(-1, count, size, d, weights + d)
-    by_u = blocks[..., weights:]
-    by_law = torch.nn.functional.pad(blocks[..., :weights], (0, d))
-    start = torch.cat([eye.new_zeros(d, weights), eye], 1).expand(len(blocks), -1, -1)
-    starts = [start]
+        blocks[:, m] = torch.baddbmm(blocks[:, m], by_u[:, m], blocks[:, m - 1])
+    blocks = blocks.view(lanes, count, size, d, weights + d)
+    last = blocks[:, :, -1]
+    last_by_law = torch.nn.functional.pad(last[..., :weights], (0, d))  # 0 for the first state
+    starts = [eye.expand(lanes, -1, -1)]
     for n in range(count - 1):
-        starts.append(torch.baddbmm(by_law[:, n, -1], by_u[:, n, -1], starts[-1]))
-    nodes = by_law + by_u @ torch.stack(starts, 1).unsqueeze(2)
-    nodes = nodes.flatten(1, 2)[:, :stretches]
-    return torch.cat([start.unsqueeze(1), nodes], 1).view(models, series, -1, d, weights + d)
+        starts.append(torch.baddbmm(last_by_law[:, n], last[:, n, :, weights:], starts[-1]))
+    nodes = blocks[..., weights:] @ torch.stack(starts, 1).unsqueeze(2)
+    nodes[..., :weights] += blocks[..., :weights]
+    chain = for_law.new_empty(lanes, stretches + 1, d, weights + d)
+    chain[:, 0], chain[:, 1:] = eye, nodes.flatten(1, 2)[:, :stretches]
+    return chain.view(models, series, -1, d, weights + d)
 
 
 def windows(
@@ -294,11 +299,8 @@ class Stretches:
         """Return the problem of some of the K laws: for all laws it is the same."""
         return self
 
-    def _residuals(self, states: Tensor) -> Tensor:
-        present = (self.data.lengths > 0)[..., None]
-        return torch.where(present, states - self.smooth[:, 1:], 0.0).flatten(1)
-
-    def residual(self, x: Tensor) -> Tensor:
+    def states(self, x: Tensor) -> Tensor:
+        """Return the ends of the stretches ``[K, S, M - 1, D]`` of laws ``[K, N]``."""
         exponents, rates, _ = self.shape.split(x)
         coefficients = self.shape.coefficients(rates)
         lengths, models = self.data.lengths, len(x)
@@ -309,16 +311,25 @@ class Stretches:
             lanes = driven(*lanes, slopes.flatten(0, 1).repeat(models, 1))
         distances = lengths.flatten().repeat(models)
         states = flow(*lanes, begin, distances, self.steps, method=self.method)[:, -1]
-        return self._residuals(states.view(models, *lengths.shape, -1))
+        return states.view(models, *lengths.shape, -1)
 
-    def jacobian(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def compare(self, states: Tensor) -> Tensor:
+        """Return residuals ``[K, S (M - 1) D]``, 0 where there is no stretch."""
+        present = (self.data.lengths > 0)[..., None]
+        return torch.where(present, states - self.smooth[:, 1:], 0.0).flatten(1)
+
+    def residual(self, x: Tensor) -> Tensor:
+        return self.compare(self.states(x))
+
+    def jacobian(self, x: Tensor, states: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return residuals and their derivatives, which come with the states."""
         lengths, models, d = self.data.lengths, len(x), self.shape.states
         begin = self.smooth[:, :-1].reshape(-1, d).repeat(models, 1)
         states, for_law, _ = derivatives(self.shape, x, begin, self.data, self.steps, self.method)
         for_law = torch.where((lengths > 0)[..., None, None], for_law, 0.0)
         rows = for_law.flatten(1, 3)
         for_starts = rows.new_zeros(models, rows.shape[1], self.shape.series * d)
-        return self._residuals(states), torch.cat([rows, for_starts], 2)
+        return self.compare(states), torch.cat([rows, for_starts], 2)
 
 
 def driven(exponents: Tensor, coefficients: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:

@@ -211,9 +211,10 @@ def _solved(
     """
     keep = slopes.isfinite().all(-1) & states.isfinite().all(-1)
     X, Y = states[keep], slopes[keep]
-    signs = 1 - 2 * (((X < 0).double() @ exponents.round().abs().mT) % 2)
     logarithms = (X.abs().clamp(min=1e-12).log() @ exponents.mT).clamp(-30, 30)
-    P = torch.exp(logarithms) * signs * used  # [K, rows, h]
+    P = torch.exp(logarithms) * used  # [K, rows, h]
+    if (X < 0).any():
+        P = P * (1 - 2 * (((X < 0).double() @ exponents.round().abs().mT) % 2))
     length = P.norm(dim=1, keepdim=True).clamp(min=1e-30)
     Q = P / length
     gram = Q.mT @ Q + SLOPES_RIDGE * torch.eye(Q.shape[2], dtype=Q.dtype)

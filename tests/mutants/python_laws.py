@@ -1,9 +1,8 @@
-"""Mutants of what finds laws, and the list with those of python_layers.py."""
+"""Mutants of what finds laws."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import mutants
-from tests.mutants.python_layers import BESIDE_LAWS
 
 PACKAGE = "npu_kernels/"
 
@@ -275,6 +274,16 @@ SERIES = [
     *mutants(PACKAGE + "_laws/series/fit.py", "tests/laws/test_ode_fit.py -k in_proportion_to", {
         "series-proportions-of-both-signs": ("sized(data) if data.sized else data", "data"),
     }),
+    *mutants(PACKAGE + "_laws/series/laws.py", "tests/laws/test_ode_fit_derivatives.py", {
+        "series-equations-of-all-laws": ("self.moved[lanes] = (result[0] != x).any(1)", "pass"),
+        "series-equations-of-no-law": ("self.moved[lanes] = (result[0] != x).any(1)", "self.moved[lanes] = False"),
+        "series-states-computed-twice": ("states = None if self.trials is None else self.trials[lanes]", "states = None"),
+        "series-equations-of-other-laws": ("self._linearise(x[moved], lanes[moved])", "self._linearise(x, lanes)"),
+    }),
+    *mutants(PACKAGE + "_laws/series/sensitivity.py", "tests/laws/test_ode_fit_derivatives.py", {
+        "series-chain-of-the-law": ("    nodes[..., :weights] += blocks", "    nodes[..., :weights] = blocks"),
+        "series-chain-between-blocks": ("last_by_law = torch.nn.functional.pad(last[..., :weights], (0, d))", "last_by_law = 0 * torch.nn.functional.pad(last[..., :weights], (0, d))"),
+    }),
 ]  # fmt: skip
 
-PYTHON = [*BESIDE_LAWS, *EQUATIONS, *SERIES]
+LAWS = [*EQUATIONS, *SERIES]
