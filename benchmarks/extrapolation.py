@@ -7,7 +7,6 @@ Made from the trained models in `results/paper` only.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.arguments import command
 from benchmarks.drawing import BOX, ERRORS, available, figure, headline, save
 from benchmarks.paper.registry import TABLES
 from benchmarks.paper.simple import task as simple
@@ -49,17 +49,13 @@ def draw(models: dict[str, list[float]], path: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the picture; return the exit status."""
-    description = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.extrapolation", description=description
+    parser = command("benchmarks.extrapolation", __doc__)
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="a .png, .svg or .pdf file"
     )
-    add = parser.add_argument
-    add("--out", type=Path, required=True, metavar="FILE", help="a .png, .svg or .pdf file")
     options = parser.parse_args(argv)
     if not available():
-        print(
-            "extrapolation: the picture needs matplotlib (pip install matplotlib)", file=sys.stderr
-        )
+        print("extrapolation: it needs matplotlib (pip install matplotlib)", file=sys.stderr)
         return 1
     try:
         draw(json.loads(MODELS.read_text())["models"], options.out)

@@ -11,7 +11,6 @@ starts. The second form writes a table of rows between the marks of a page.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -22,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks import rows_command
-from benchmarks.arguments import positive
+from benchmarks.arguments import command, listed, positive
 from benchmarks.marked_blocks import record_table
 from benchmarks.rows_command import Row
 from benchmarks.throughput import environment, results, timing
@@ -205,19 +204,11 @@ def table(rows: Sequence[Row]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    name, description = "python -m benchmarks.throughput.cold", (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog=name, description=description)
-    add = parser.add_argument
+    parser = command("benchmarks.throughput.cold", __doc__)
+    add, questions = parser.add_argument, "questions, with commas between"
     add("--processes", type=positive, default=PROCESSES, help="of each question and rival")
-    add("--only", default=",".join(CALLS), help="questions, with commas between")
-
-    def measured(options: argparse.Namespace) -> list[Row]:
-        questions = options.only.split(",")
-        unknown = ", ".join(name for name in questions if name not in CALLS)
-        if unknown:
-            parser.error(f"--only must name some of {', '.join(CALLS)}, got {unknown}")
-        return measure(questions, options.processes)
-
+    add("--only", type=listed(choice=CALLS), default=",".join(CALLS), help=questions)
+    measured = lambda options: measure(options.only, options.processes)  # noqa: E731
     return rows_command.run(parser, argv, COLD_MARK, table, measured)
 
 

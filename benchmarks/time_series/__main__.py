@@ -22,9 +22,7 @@ started again.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,14 +33,15 @@ import pandas
 import torch
 from torch import Tensor, nn
 
-from benchmarks.equations.__main__ import processor, read
+from benchmarks.arguments import command, listed
 from benchmarks.marked_blocks import insert
 from benchmarks.marked_blocks import table as markdown_table
+from benchmarks.rows_command import Row, complete, read
 from benchmarks.time_series import odebench
-from benchmarks.time_series.systems import STROGATZ, SYSTEMS
 from npu_kernels import NAU, RealNPU, ode
 from npu_kernels._jobs import files
 from npu_kernels._laws.series.alternatives import WINDOW
+from npu_kernels.env import processor
 
 OUT = Path(__file__).parents[1] / "results" / "time-series.jsonl"
 ODEBENCH_OUT = OUT.with_name("odebench.jsonl")
@@ -57,7 +56,6 @@ NO_RATES = "exponent of", "first "  # how the names of other parameters begin
 FINE = 400  # steps between two points of the true trajectory
 # Draws that were looked at when the rule for alternatives was chosen: they say nothing of it.
 DESIGN = {("fsir", 0.01, seed) for seed in range(50)}
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -264,79 +262,48 @@ def page(text: str, rows: list[Row], odebench_rows: list[Row]) -> str:
     return insert(text, odebench.table(odebench_rows), ODEBENCH)
 
 
-def run_odebench(
-    numbers: list[int],
-    noises: list[float],
-    dropped: list[float],
-    methods: list[str],
-    out: Path,
-) -> None:
-    """Run the systems of ODEBench that the file lacks, and print the table."""
-    torch.set_num_threads(1)
-    rows = read(out)
-    keys = "system", "start", "noise", "dropped", "method"
-    done = {tuple(row[key] for key in keys) for row in rows}
-    for noise, share, method, number, start in itertools.product(
-        noises, dropped, methods, numbers, (0, 1)
-    ):
-        if (number, start, noise, share, method) in done:
-            continue
-        row = odebench.measure(number, start, noise, share, method)
-        rows.append(row)
-        files.write(out, "".join(json.dumps(r) + "\n" for r in rows))
-        scores = row["reconstruction"], row["generalisation"]
-        print(number, start, *scores, row["form"], row["law"], flush=True)
-    print(odebench.table(rows))
-
-
 def main() -> None:
     """Run what the file lacks, or write the table."""
-    raw = argparse.RawDescriptionHelpFormatter
-    name = "python -m benchmarks.time_series"
-    parser = argparse.ArgumentParser(prog=name, description=__doc__, formatter_class=raw)
+    parser = command("benchmarks.time_series", __doc__)
     add, page_help = parser.add_argument, "write the table into this page, and run nothing"
-    add("--cases", default=",".join(CASES), help=f"of {', '.join(CASES)}")
+    add("--cases", type=listed(), default=",".join(CASES), help=f"of {', '.join(CASES)}")
     of_methods = f"of {', '.join(METHODS)}; with --odebench of {', '.join(odebench.METHODS)}"
-    add("--methods", help=of_methods)
-    add("--noise", default="0,0.01,0.05")
+    add("--methods", type=listed(), help=of_methods)
+    add("--noise", type=listed(float), default="0,0.01,0.05")
     add("--seeds", type=int, default=1)
     add("--odebench", action="store_true", help="run ODEBench instead")
-    add("--systems", default="", help="of ODEBench and SRBench, by number; all without it")
-    add("--dropped", default="0", help="shares of ODEBench's points that are left out")
+    every = [system.number for system in odebench.ALL]
+    systems = "of ODEBench and SRBench, by number; all without it"
+    add("--systems", type=listed(int), default=every, help=systems)
+    dropped = "shares of ODEBench's points that are left out"
+    add("--dropped", type=listed(float), default="0", help=dropped)
     add("--out", type=files.output)
     add("--report", type=Path, metavar="PAGE", help=page_help)
     add("--picture", type=files.output, help="draw ODEBench's rows into this file, run nothing")
-    arguments = parser.parse_args()
-    noises = [float(noise) for noise in arguments.noise.split(",")]
-    if arguments.odebench:
-        numbers = [int(n) for n in arguments.systems.split(",") if n]
-        numbers = numbers or [system.number for system in (*SYSTEMS, *STROGATZ)]
-        dropped = [float(share) for share in arguments.dropped.split(",")]
-        methods = (arguments.methods or odebench.METHODS[0]).split(",")
-        run_odebench(numbers, noises, dropped, methods, arguments.out or ODEBENCH_OUT)
-        return
-    arguments.out = arguments.out or OUT
-    rows = read(arguments.out)
-    if arguments.picture:
-        odebench.picture(read(ODEBENCH_OUT), arguments.picture)
-    if arguments.report:
-        text = page(arguments.report.read_text(), rows, read(ODEBENCH_OUT))
-        files.write(arguments.report, text)
-    if arguments.report or arguments.picture:
+    options = parser.parse_args()
+    out = options.out or (ODEBENCH_OUT if options.odebench else OUT)
+    if options.picture:
+        odebench.picture(read(ODEBENCH_OUT), options.picture)
+    if options.report:
+        rows = read(out, missing_ok=True), read(ODEBENCH_OUT)
+        files.write(options.report, page(options.report.read_text(), *rows))
+    if options.report or options.picture:
         return
     torch.set_num_threads(1)
-    done = {tuple(row[key] for key in ("case", "noise", "seed", "method")) for row in rows}
-    cases, methods = arguments.cases.split(","), (arguments.methods or ",".join(METHODS)).split(",")
-    for noise, seed, case, method in itertools.product(
-        noises, range(arguments.seeds), cases, methods
-    ):
-        if (case, noise, seed, method) in done or (noise == 0 and seed > 0):
-            continue
-        row = measure(case, noise, seed, method)
-        rows.append(row)
-        files.write(arguments.out, "".join(json.dumps(r) + "\n" for r in rows))
-        told = f"{case:<9}{noise:<6g}{seed:<4}{method:<8}{row['form']!s:<6}"
-        print(f"{told}{row['inside']} {row['law']}", flush=True)
+    if options.odebench:
+        methods = options.methods or odebench.METHODS[:1]
+        chosen = options.noise, options.dropped, methods, options.systems, (0, 1)
+        planned = [(k[3], k[4], *k[:3]) for k in itertools.product(*chosen)]
+        shown = "reconstruction", "generalisation", "form", "law"
+        complete(out, odebench.KEYS, planned, odebench.measure, shown)
+        print(odebench.table(read(out)))
+        return
+    draws = [
+        (noise, seed) for noise in options.noise for seed in range(options.seeds if noise else 1)
+    ]
+    methods = options.methods or METHODS
+    planned = [(c, *draw, m) for draw in draws for c in options.cases for m in methods]
+    complete(out, ("case", "noise", "seed", "method"), planned, measure, ("form", "inside", "law"))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.time_series import __main__ as benchmark
-from benchmarks.time_series import odebench, sindy
+from benchmarks.time_series import odebench, sindy, systems
 from npu_kernels import ode
 from tests.support.examples import ROOT
 
@@ -109,7 +109,7 @@ def test_systems_of_odebench_are_sums_of_products_or_not():
     order = [exponents.tolist().index(row) for row in ([1, 0], [1, 1], [0, 1])]
     assert coefficients[:, order].tolist() == [[1.84, -1.45, 0], [0, 1.62, -3.0]]
     assert odebench.terms(by_number[4]) is None
-    strogatz = {system.number: system for system in odebench.STROGATZ}
+    strogatz = {system.number: system for system in systems.STROGATZ}
     assert sorted(strogatz) == list(range(101, 108))
     known = [number for number, system in strogatz.items() if odebench.terms(system) is not None]
     assert known == [104, 107]
@@ -145,7 +145,7 @@ def test_the_starts_of_strogatz_are_those_of_its_data():
         (106, 0): -0.024593114806583, (106, 1): -0.5076541802947709,
         (107, 0): 3.20593379532575, (107, 1): 8.58216750333061,
     }  # fmt: skip
-    for system in odebench.STROGATZ:
+    for system in systems.STROGATZ:
         states, sides = odebench.expressions(system)
         for start in (0, 1):
             values = dict(zip(states, system.starts[start], strict=True))
