@@ -26,6 +26,14 @@ def positive(text: str) -> int:
     return value
 
 
+def seconds(text: str) -> float:
+    """A duration of more than 0."""
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"must be greater than 0, got {text}")
+    return value
+
+
 def listed(
     convert: Callable[[str], Any] = str, choice: Collection[str] = ()
 ) -> Callable[[str], list[Any]]:

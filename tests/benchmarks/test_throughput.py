@@ -253,6 +253,15 @@ def test_cores_are_those_of_the_process():
     assert run_python("-c", f"{code}; print(cores())").stdout.strip() == "1"
 
 
+def test_the_formula_for_jax_by_numpy():
+    numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
+    for case in (Case("npu", FORWARD, MODELS), Case("realnpu", FORWARD, TINY)):
+        operands = draw(case)
+        weight_re, *weight_im, gate = (p.numpy() for p in operands.parameters)
+        y = runs.npu(numpy, operands.x.numpy(), weight_re, *(weight_im or [None]), gate)
+        assert rivals.error([torch.from_numpy(y)], rivals.exact(case, operands)) < 2e-5
+
+
 def test_jax_computes_the_same():
     pytest.importorskip("jax", reason="JAX is not installed")
     for layer in ("npu", "realnpu"):
