@@ -1,8 +1,8 @@
 """Part (b): the simple arithmetic task of "Neural Power Units" (NeurIPS 2020, Table A2).
 
 ``NPU(2, 6) -> NAU(6, 4)`` learns (x + y, x y, x / y, sqrt x) on a small range and is tested far
-outside, on negative inputs too: a batch of models of `benchmarks.paper simple`, as the authors' code
-trained them. Each seed has its data and its loss, and the losses are summed.
+outside, on negative inputs too: a batch of models of `benchmarks.paper simple`, trained as in the
+authors' code. Each seed has its data and its loss, and the losses are summed.
 """
 
 from __future__ import annotations
