@@ -9,7 +9,7 @@ for each tensor ``[K, ...]``; the modules hold views of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -97,18 +97,10 @@ def unpenalised(buffer: Buffer, grads: Sequence[Tensor], beta: Tensor) -> None:
         total.copy_(grad)
 
 
-class Data(Protocol):
-    """The rows of each step."""
-
-    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        """x ``[B, I]`` or ``[K, B, I]``, and targets ``[K, B, O]``, of a step (from 1)."""
-
-
-class ManyData(Data, Protocol):
-    """Data that gives the rows of many steps at once too."""
-
-    def many(self, step: int, most_steps: int) -> tuple[Tensor, Tensor, int]:
-        """x ``[K, steps * B, I]``, targets, and the number of steps, at most `most_steps`."""
+# From a step (from 1) to x ``[B, I]`` or ``[K, B, I]``, and targets ``[K, B, O]``. One that gives
+# the rows of many steps at once has `many(step, most_steps)` too: x ``[K, steps * B, I]``, targets,
+# and the number of steps, at most `most_steps`.
+Data = Callable[[int], tuple[Tensor, Tensor]]
 
 
 class Training:
@@ -117,7 +109,7 @@ class Training:
     Args:
         module: takes the rows of `data`, gives ``[K, B, O]``.
         optimizer: makes an optimiser from a buffer.
-        data: the rows of each step; `ManyData` lets `training.run` make them where it can.
+        data: the rows of each step; with `many`, `training.run` makes them where it can.
         steps: how many.
         evaluate: rows and tensors to keep, at the end; gets this object.
         penalty, beta: the penalty and its weights ``[K]`` at a step.
@@ -152,12 +144,12 @@ class Training:
 
     def _fused_optimizer(self) -> torch.optim.Optimizer | None:
         """Return torch's optimiser on views of our state; None if C++ cannot make these steps."""
-        optimizer, names = self.optimizer.torchs(self.buffer.parameters)
+        optimizer = self.optimizer.torchs(self.buffer.parameters)
         if plan.obstacle(self.module, optimizer, self.buffer.flat) is not None:
             return None
         states = [self.buffer.parts(flat) for flat in self.optimizer.state]
         for parameter, *parts in zip(self.buffer.parameters, *states, strict=True):
-            state = dict(zip(names, parts, strict=True))
+            state = dict(zip(self.optimizer.names, parts, strict=True))
             optimizer.state[parameter] = {"step": torch.tensor(0.0), **state}
         return optimizer
 

@@ -246,18 +246,10 @@ class Search:
         errors = least_squares.error(self.trajectory.residual(self.x))
         for k, run in enumerate(self.runs):
             exponent, rate = compare(self.h, self.x[k])
-            rows.append(
-                {
-                    "h": self.h,
-                    "start": run["start"],
-                    "fitted": float(self.fitted[k]),
-                    "error": float(errors[k]),
-                    "n_params": int(self.x[k].count_nonzero()) - 3,  # without the gates
-                    "found": int(exponent <= EXPONENT and rate <= RATE),
-                    "exponent_error": exponent,
-                    "rate_error": rate,
-                }
-            )
+            size = int(self.x[k].count_nonzero()) - 3  # without the gates
+            right = int(exponent <= EXPONENT and rate <= RATE)
+            numbers = float(self.fitted[k]), float(errors[k]), size, right, exponent, rate
+            rows.append(dict(zip(COLUMNS, (self.h, run["start"], *numbers), strict=True)))
         return rows, {"parameters": self.x.cpu()}
 
 
