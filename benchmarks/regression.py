@@ -148,16 +148,11 @@ def vary(setting: str, value: float) -> Row:
 
 def table(rows: list[Row], kind: str) -> str:
     """Means over the splits, as Markdown; the best of a line is bold."""
-    means: dict[tuple[str, str], float] = {}
-    for title in tables():
-        for method in METHODS:
-            values = [
-                row["r2"] for row in rows
-                if (row.get("table"), row.get("method")) == (title, method)
-                and (row["split"] == "beyond") == (kind == "beyond")
-            ]  # fmt: skip
-            if values:
-                means[title, method] = sum(values) / len(values)
+    values: dict[tuple[str, str], list[float]] = {(t, m): [] for t in tables() for m in METHODS}
+    for row in rows:
+        if "r2" in row and (row["split"] == "beyond") == (kind == "beyond"):
+            values.get((row["table"], row["method"]), []).append(row["r2"])
+    means = {key: sum(r2) / len(r2) for key, r2 in values.items() if r2}
     records = []
     for (title, method), mean in means.items():
         best = max(other for (name, _), other in means.items() if name == title)

@@ -113,7 +113,8 @@ class Training:
         steps: how many.
         evaluate: rows and tensors to keep, at the end; gets this object.
         penalty, beta: the penalty and its weights ``[K]`` at a step.
-        penalties, project: the same for `training.run`; weights are functions of the step.
+        penalties: the same for `training.run`; weights are functions of the step.
+        project: `training.project_` after each step; a number bounds the weights too.
         watch: gives a tensor of the models to keep after each of the steps `watched`, which ascend;
             `snapshots` has these tensors for `evaluate`.
     """
@@ -194,6 +195,8 @@ class Training:
         with torch.no_grad():
             self.penalty(self.buffer, grads, self.beta(step))
             self.optimizer.update(self.buffer.flat, self.buffer.flat_grads, step)
+            if self.project:
+                training.project_(self.module, weights=self.project)
 
     def _observe(self, step: int, error: Tensor) -> None:
         """Keep what is needed of a step's errors ``[K, B, O]``."""

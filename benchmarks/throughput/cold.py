@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -34,6 +35,7 @@ PROCESS_SECONDS = 600.0  # seconds
 OURS = "ours"
 
 DATA_CODE = """
+import npu_kernels
 torch.manual_seed(0)
 x = torch.rand(100, 2) + 0.1
 y = x[:, :1] * x[:, 1:]
@@ -55,21 +57,15 @@ CALLS: dict[str, dict[str, tuple[str, str]]] = {
     "import": {OURS: ("", "import npu_kernels")},
     "training": {
         OURS: (
-            f"import npu_kernels\nmodel = {CHAIN_CODE.format('')}\n{DATA_CODE}",
+            f"{DATA_CODE}model = {CHAIN_CODE.format('')}",
             f"npu_kernels.training.run(model, x, y, steps={COLD_STEPS}, lr=1e-3)",
         ),
-        "eager": (
-            f"import npu_kernels\n{EAGER_CODE}{DATA_CODE}",
-            LOOP_CODE.format(steps=COLD_STEPS),
-        ),
-        "compile": (
-            f"import npu_kernels\n{EAGER_CODE}{DATA_CODE}model.compile()",
-            LOOP_CODE.format(steps=1),
-        ),
+        "eager": (f"{DATA_CODE}{EAGER_CODE}", LOOP_CODE.format(steps=COLD_STEPS)),
+        "compile": (f"{DATA_CODE}{EAGER_CODE}model.compile()", LOOP_CODE.format(steps=1)),
     },
     "fit": {
         OURS: (
-            f"import npu_kernels\nmodel = {CHAIN_CODE.format(', num_models=8')}\n{DATA_CODE}",
+            f"{DATA_CODE}model = {CHAIN_CODE.format(', num_models=8')}",
             "npu_kernels.fit(model, x, y, progress=False)",
         )
     },
@@ -122,11 +118,8 @@ def seconds(question: str, rival: str) -> dict[str, float]:
     """Return the processor time of torch's import, the first and the second call, in a process."""
     order = json.dumps(CALLS[question][rival])
     with tempfile.TemporaryDirectory() as cache:  # of torch's compiler: it is to compile
-        settings = {
-            **os.environ,
-            "TORCHINDUCTOR_CACHE_DIR": cache,
-            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # processes that are waited for are counted
-        }
+        settings = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
+        settings["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # processes that are waited for are counted
         settings.pop("PYTHONDONTWRITEBYTECODE", None)  # a user's second process has bytecode
         done = subprocess.run(
             [sys.executable, "-c", CHILD, order], env=settings, capture_output=True, text=True,
@@ -163,8 +156,7 @@ def measure(questions: Sequence[str], processes: int) -> list[Row]:
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    spread = timing.spread(values)
-    return {name: round(getattr(spread, name), 5) for name in ("median", "p20", "p80")}
+    return {name: round(value, 5) for name, value in asdict(timing.spread(values)).items()}
 
 
 # ---- the table -----------------------------------------------------------------------------------

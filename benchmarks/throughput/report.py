@@ -8,7 +8,7 @@ prints all tables, unless an option says where they go.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.arguments import command
@@ -32,7 +32,6 @@ from benchmarks.throughput.timing import DOUBT, doubtful
 from npu_kernels._jobs import files
 
 LEAST_COUNTS = 4  # numbers of rows that a layer was measured with, to be in that block
-ON_GPUS = "eager", "compile", "compile-graph", "compile-autotune"
 PAGE_HEAD = "---\norphan: true\n---\n\n# Throughput\n\n"  # the page is in no menu
 READING = (
     "A column is another program's time divided by ours: above 1 npu_kernels is faster, and where "
@@ -55,6 +54,10 @@ COLUMNS = {
 }
 # They compute something else: `nn.Linear` of the shape, one model of the K.
 YARDSTICKS = {"linear": "`nn.Linear`", "one-model": "K single models"}
+ON_GPUS = {
+    name: COLUMNS[name] for name in ("eager", "compile", "compile-graph", "compile-autotune")
+}
+ON_PAGES = {"eager": "eager", "compile": "`torch.compile`"}
 # Passes replayed from a CUDA graph: another program's is divided by ours.
 OUR_GRAPH, GRAPHS = "graph", {"eager-graph": "eager", "linear-graph": "`nn.Linear`"}
 # The rows of the summary of several processors.
@@ -79,6 +82,12 @@ def _ratio(row: Row | None) -> str:
     return f"**{text}**" if row["ratio"] < 1 and row["rival"] not in YARDSTICKS else text
 
 
+def _compared(group: Group, rivals: Mapping[str, str]) -> dict[str, str]:
+    """Our time, and the others' divided by it; rivals: their names, and titles."""
+    ratios = {title: _ratio(group.get(rival)) for rival, title in rivals.items()}
+    return {"ours": _time(group["ours"]), **ratios, **_in_graphs(group)}
+
+
 def _pair(group: Group, key: str, form: str, unit: float = 1) -> str:
     """Our value of a column, and eager's in brackets; empty where ours was not measured."""
     ours, eager = group["ours"], group.get("eager", {})
@@ -90,9 +99,9 @@ def _pair(group: Group, key: str, form: str, unit: float = 1) -> str:
 
 def _in_graphs(group: Group) -> dict[str, str]:
     """The cells of passes that are replayed from a CUDA graph; nothing without any."""
-    if OUR_GRAPH not in group:
+    ours = group.get(OUR_GRAPH)
+    if ours is None:
         return {}
-    ours = group[OUR_GRAPH]
     cells = {"ours in a graph": _time(ours)}
     for rival, title in GRAPHS.items():
         other = group.get(rival)
@@ -142,22 +151,14 @@ def _table(groups: Groups) -> str:
     """All rows of a machine."""
     records, titles = [], COLUMNS | YARDSTICKS
     for (case, threads), group in groups.items():
-        ours = group.get("ours")
-        if ours is None:
-            continue
-        records.append(
-            {
-                **_case(case),
-                "threads": str(threads),
-                "ours": _time(ours),
-                **{title: _ratio(group.get(rival)) for rival, title in titles.items()},
-                **_in_graphs(group),
+        if "ours" in group:
+            records.append({
+                **_case(case), "threads": str(threads), **_compared(group, titles),
                 "error (eager's)": _pair(group, "error", ".1e"),
                 "peak MiB (eager's)": _pair(group, "peak_bytes", ".1f", 2**20),
-                "of the limit": _share(ours, "share_of_limit"),
-                "of the peak": _share(ours, "share_of_peak"),
-            }
-        )
+                "of the limit": _share(group["ours"], "share_of_limit"),
+                "of the peak": _share(group["ours"], "share_of_peak"),
+            })  # fmt: skip
     return record_table(records)
 
 
@@ -262,9 +263,7 @@ def derivatives(rows: Sequence[Row]) -> str:
             {
                 "B, I, O": _size(case.size).removesuffix(", 1"),
                 "what": PASS_NAMES[case.kind],
-                "ours": _time(group["ours"]),
-                "eager": _ratio(group.get("eager")),
-                "`torch.compile`": _ratio(group.get("compile")),
+                **_compared(group, ON_PAGES),
                 "error (eager's)": _pair(group, "error", ".1e"),
             }
             for (case, threads), group in groups.items()
@@ -283,11 +282,9 @@ def gpus(rows: Sequence[Row]) -> str:
     for machine, groups in grouped(of_gpus).items():
         records = tables.setdefault(machine[:-1], [])
         for (case, _), group in groups.items():
-            ours = group["ours"]
-            ratios = {COLUMNS[name]: _ratio(group.get(name)) for name in ON_GPUS}
             records.append({
-                "B, I, O, K": _size(case.size), "precision": machine[-1], "ours": _time(ours),
-                **ratios, **_in_graphs(group),
+                "B, I, O, K": _size(case.size), "precision": machine[-1],
+                **_compared(group, ON_GPUS),
                 "kernels alone (eager's)": _pair(group, "device_us", ".0f") + " µs",
                 "error (eager's)": _pair(group, "error", ".1e"),
                 "peak MiB (eager's)": _pair(group, "peak_bytes", ".0f", 2**20),
@@ -318,10 +315,7 @@ def short(rows: Sequence[Row], processor: str | None = None) -> str:
             {
                 "": name + ("" if count == threads else f", {named_threads(count)}"),
                 "B, I, O, K": _size(case.size),
-                "ours": _time(group["ours"]),
-                "eager": _ratio(group.get("eager")),
-                "`torch.compile`": _ratio(group.get("compile")),
-                "`nn.Linear`": _ratio(group.get("linear")),
+                **_compared(group, ON_PAGES | {"linear": YARDSTICKS["linear"]}),
                 "error (eager's)": _pair(group, "error", ".1e"),
             }
         )

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.arguments import command, listed
-from benchmarks.marked_blocks import insert
+from benchmarks.marked_blocks import insert, record_table
 from benchmarks.marked_blocks import table as markdown_table
 from benchmarks.rows_command import Row, complete, read
 from benchmarks.time_series import odebench
@@ -197,50 +197,43 @@ def groups(rows: list[Row], *keys: str) -> Iterator[tuple[tuple[Any, ...], panda
         yield from frame.groupby(list(keys), sort=False)
 
 
-def _of(count: int, total: int) -> str:
-    return f"{count} of {total} ({100 * count / total:.0f} %)"
+def _of(counts: pandas.Series, totals: pandas.Series) -> str:
+    count, total = int(counts.sum()), int(totals.sum())
+    return f"{count} of {total} ({100 * count / total:.0f} %)" if total else "-"
 
 
 def table(rows: list[Row]) -> str:
     """The shares, as Markdown."""
-    header = ["law", "noise", "draws", "method", "form right", "exponents exact"]
-    header += ["true exponents in their intervals", "where the form is right", "coefficients there"]
-    header += ["all of a draw", "seconds"]
-    lines = []
+    records = []
     for (case, method, noise), group in groups(rows, "case", "method", "noise"):
-        draws, exact = str(len(group)), str(sum(group.exact)) if method == "search" else "-"
-        inside = _of(sum(group.inside), sum(group.exponents))
-        complete = str(sum(group.inside == group.exponents))
         right = group[group.form]
-        inside_right = _of(sum(right.inside), sum(right.exponents)) if len(right) else "-"
-        cells = [draws, method, str(sum(group.form)), exact, inside, inside_right]
-        cells += [_covered_rates(right), complete]
-        lines.append([TITLES[case], f"{100 * noise:g} %", *cells, f"{group.seconds.median():.2g}"])
-    return markdown_table(header, lines).rstrip("\n")
-
-
-def _covered_rates(rows: pandas.DataFrame) -> str:
-    """How many true coefficients are in their intervals, of the rows that say so."""
-    told = rows[rows.rates.notna()] if "rates" in rows else rows[:0]
-    return _of(int(sum(told.inside_rates)), int(sum(told.rates))) if len(told) else "-"
+        told = right[right.rates.notna()] if "rates" in right else right[:0]
+        records.append({
+            "law": TITLES[case], "noise": f"{100 * noise:g} %", "draws": str(len(group)),
+            "method": method, "form right": str(sum(group.form)),
+            "exponents exact": str(sum(group.exact)) if method == "search" else "-",
+            "true exponents in their intervals": _of(group.inside, group.exponents),
+            "where the form is right": _of(right.inside, right.exponents),
+            "coefficients there": _of(told.inside_rates, told.rates) if len(told) else "-",
+            "all of a draw": str(sum(group.inside == group.exponents)),
+            "seconds": f"{group.seconds.median():.2g}",
+        })  # fmt: skip
+    return record_table(records).rstrip("\n")
 
 
 def table_of_laws(rows: list[Row]) -> str:
     """The shares for the law and its alternatives, of the searches that have them."""
-    header = ["law", "noise", "draws", "form right", "form right of one of the laws"]
-    header += ["true exponents in its intervals", "in those of the law found alone"]
-    header += ["all of a draw", "laws: mean", "most", "seconds for them"]
     searched = [r for r in rows if "laws" in r and (r["case"], r["noise"], r["seed"]) not in DESIGN]
-    lines = []
-    for (case, noise), group in groups(searched, "case", "noise"):
-        total = sum(group.exponents)
-        inside = [_of(int(sum(group[name])), total) for name in ("inside_among", "inside")]
-        counts = [len(group), sum(group.form), int(sum(group.among))]
-        cells = [*map(str, counts), *inside, str(sum(group.inside_among == group.exponents))]
-        cells += [f"{group.laws.mean():.1f}", f"{group.laws.max():.0f}"]
-        seconds = f"{group.seconds_among.median():.2g}"
-        lines.append([TITLES[case], f"{100 * noise:g} %", *cells, seconds])
-    return markdown_table(header, lines).rstrip("\n")
+    return record_table({
+        "law": TITLES[case], "noise": f"{100 * noise:g} %", "draws": str(len(group)),
+        "form right": str(sum(group.form)),
+        "form right of one of the laws": f"{sum(group.among):g}",
+        "true exponents in its intervals": _of(group.inside_among, group.exponents),
+        "in those of the law found alone": _of(group.inside, group.exponents),
+        "all of a draw": str(sum(group.inside_among == group.exponents)),
+        "laws: mean": f"{group.laws.mean():.1f}", "most": f"{group.laws.max():.0f}",
+        "seconds for them": f"{group.seconds_among.median():.2g}",
+    } for (case, noise), group in groups(searched, "case", "noise")).rstrip("\n")  # fmt: skip
 
 
 def table_of_wrong(rows: list[Row]) -> str:

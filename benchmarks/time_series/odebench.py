@@ -212,11 +212,8 @@ def share(name: str, group: list[Row]) -> float:
 
 def groups(rows: list[Row]) -> dict[tuple[bool, float, float, str], list[Row]]:
     """Return the rows by suite, noise, share of dropped points and method."""
-    grouped: dict[tuple[bool, float, float, str], list[Row]] = collections.defaultdict(list)
-    for row in rows:
-        key = is_strogatz(row), row["noise"], row["dropped"], row["method"]
-        grouped[key].append(row)
-    return dict(sorted(grouped.items(), key=lambda pair: pair[0]))
+    key = lambda row: (is_strogatz(row), row["noise"], row["dropped"], row["method"])  # noqa: E731
+    return {name: list(group) for name, group in itertools.groupby(sorted(rows, key=key), key)}
 
 
 def table(rows: list[Row]) -> str:

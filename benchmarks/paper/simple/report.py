@@ -108,13 +108,13 @@ def section(rows: Rows) -> str:
     limits = ", ".join(f"{SIGNS[task]} {number(solved_below(task))}" for task in simple.TASKS)
     return (
         "Mean absolute error outside of the training range, Table A2 of the paper. Its caption "
-        "says median and MAD, its numbers are mean and standard error of 20 runs. In brackets: the "
-        "95 % intervals of ours, of the mean by a bootstrap. p is the probability that chance alone "
-        "makes the two means differ at least so much, the errors of both taken together; below "
-        "0.05 they differ. Of so many numbers one differs by chance alone. A run has solved a task "
-        f"when its error is below 1 % of the answers' mean size ({limits}). NPU and RealNPU of one "
-        "seed give the same numbers: the imaginary weights start at 0 and no training input is "
-        "negative, so their gradient is exactly 0.\n\n"
+        "says median and MAD, its numbers are mean and standard error of 20 runs. In brackets: "
+        "the 95 % intervals of ours, of the mean by a bootstrap. p is the probability that "
+        "chance alone makes the two means differ at least so much, the errors of both taken "
+        "together; below 0.05 they differ. Of so many numbers one differs by chance alone. A "
+        "run has solved a task when its error is below 1 % of the answers' mean size "
+        f"({limits}). NPU and RealNPU of one seed give the same numbers: the imaginary weights "
+        "start at 0 and no training input is negative, so their gradient is exactly 0.\n\n"
         + record_table(lines(rows))
         + "\nThe pairs whose means differ:\n\n"
         + differences(rows)
