@@ -26,8 +26,16 @@ import numpy as np
 
 from benchmarks.arguments import command, listed
 from benchmarks.equations import criterion
-from benchmarks.equations.laws import LAWS, SUMS, Law, drawn, with_dummies
-from benchmarks.equations.ratios import RATIOS, RATIOS_DRAWN, drawn_ratio
+from benchmarks.equations.laws import (
+    LAWS,
+    RATIOS,
+    RATIOS_DRAWN,
+    SUMS,
+    Law,
+    drawn,
+    drawn_ratio,
+    with_dummies,
+)
 from benchmarks.equations.report import METHODS, PLANNED_SEEDS, page, picture
 from benchmarks.equations.rivals import RIVALS, installed, powers
 from benchmarks.equations.srsd import SRSD, WITH_FUNCTIONS, mixed

@@ -1,9 +1,11 @@
-"""Known laws, as formulas: laws of Feynman's lectures, and sums that are drawn.
+"""Known laws, as formulas: laws of Feynman's lectures and of textbooks, sums and ratios drawn.
 
 The laws are those of AI Feynman (Udrescu, Tegmark, 2020) that are powers of sums of at most four
 products of powers. Class a: one product. b: a sum. c1: a power of a sum. Inputs are drawn uniformly
 from [1, 5] unless the law has a range. Classes ad, bd and c1d: a, b and c1 with two columns that
-are not needed. laws.csv has them, and those of ratios.py and srsd.py: terms with their coefficients
+are not needed. Class ratio: ratios of sums, laws with names and the ranges of measurements. Class
+dratio: one to three terms over two or three, with positive terms below, and an input that is not
+needed. laws.csv has all but the drawn ones, and those of srsd.py: terms with their coefficients
 first, ranges as "input log 0.1 10 both", functions as "input sin cos".
 """
 
@@ -28,7 +30,7 @@ INVERSES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "log": np.exp,
     "log(1+1/y)": lambda total: 1 / np.expm1(total),
 }
-SUMS = 24  # drawn sums of a seed
+SUMS, RATIOS_DRAWN = 24, 12  # drawn sums and ratios of a seed
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,7 @@ def _read(path: Path) -> list[Law]:
 
 ALL = _read(Path(__file__).with_suffix(".csv"))
 LAWS = [law for law in ALL if law.kind in ("a", "b", "c1")]
+RATIOS = [law for law in ALL if law.kind == "ratio"]
 
 
 def with_dummies(law: Law) -> Law:
@@ -220,3 +223,25 @@ def drawn(seed: int) -> Law:
     law = Law(f"sum {seed}", "sum", tuple((c, product) for product, c in products.items()))
     columns = (*law.inputs, "x9")
     return replace(law, ranges=dict.fromkeys(columns, Range(0.5, 3.0)), columns=columns)
+
+
+def drawn_ratio(seed: int) -> Law:
+    """A ratio of one to three terms and two or three, whose inputs have ranges of a decade."""
+    generator = np.random.default_rng([seed, 78])
+    inputs = int(generator.integers(1, 4))
+
+    def terms(count: int, present: list[str]) -> list[tuple[float, str]]:
+        products = list(present)
+        while len(products) < count:
+            powers = generator.integers(0, 3, inputs)
+            powers[powers.cumsum() > 2] = 0
+            product = " ".join(f"x{i}^{w}" for i, w in enumerate(powers) if w)
+            if product not in products:
+                products.append(product)
+        return [(round(10 ** generator.uniform(-0.5, 0.5), 3), product) for product in products]
+
+    above = terms(int(generator.integers(1, 4)), [])
+    below = terms(int(generator.integers(2, 4 if inputs > 1 else 3)), [""])
+    law = Law(f"drawn ratio {seed}", "dratio", tuple(above), below=tuple(below))
+    columns = (*law.inputs, "x9")
+    return replace(law, ranges=dict.fromkeys(columns, Range(0.3, 3.0, "log")), columns=columns)

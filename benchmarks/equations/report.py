@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.equations.laws import LAWS, SUMS, with_dummies
-from benchmarks.equations.ratios import RATIOS, RATIOS_DRAWN
+from benchmarks.equations.laws import LAWS, RATIOS, RATIOS_DRAWN, SUMS, with_dummies
 from benchmarks.equations.rivals import RIVALS
 from benchmarks.equations.srsd import SRSD, WITH_FUNCTIONS, mixed
 from benchmarks.marked_blocks import insert

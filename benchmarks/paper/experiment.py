@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -106,19 +106,15 @@ class Experiment:
     published: bool = True  # whether it is in the paper; the command "all" runs these
     variants: tuple[str, ...] = VARIANTS
     options: tuple[Option, ...] = ()  # beside those that all experiments have
-    # What is wrong with the options together; empty if nothing.
-    wrong: Callable[[Namespace], str] = field(default=lambda options: "")
+    wrong: Callable[[Namespace], str] = lambda options: ""  # with the options together
     table: Callable[[Namespace], str] | None = None  # that a command fills; else the first
     # All batches that share the table, the rounds of work one by one; `plan` is a part of a round.
     rounds: Callable[[Namespace], list[list[Batch]]] | None = None
-    # What a command leaves out, for the table's comments; empty if nothing.
-    subset: Callable[[Namespace], str] = field(default=lambda options: "")
+    subset: Callable[[Namespace], str] = lambda options: ""  # what a command leaves out
     finish: Callable[[Namespace, Folder], None] | None = None  # called when all batches are done
     times: Callable[[Account], list[str]] | None = None  # comments on time, for the usual line
 
     def filled(self, options: Namespace) -> Table:
         """The table that a command fills."""
-        if self.table is None:
-            return self.tables[0]
-        name = self.table(options)
+        name = self.table(options) if self.table else self.tables[0].name
         return next(table for table in self.tables if table.name == name)

@@ -132,14 +132,10 @@ class Shooting:
         return (torch.cat(flows, 1) - self.data[1:]).flatten(1)
 
     def jacobian(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        flows, jacobians = [], []
-        for part, steps in self.parts:
-            u = self.data[:-1][part].expand(len(x), -1, -1)
-            end, for_x, _ = _differentiated(self.h, x, u, steps)
-            flows.append(end)
-            jacobians.append(for_x)
-        residual = (torch.cat(flows, 1) - self.data[1:]).flatten(1)
-        return residual, torch.cat(jacobians, 1).flatten(1, 2)
+        u = self.data[:-1].expand(len(x), -1, -1)
+        parts = [_differentiated(self.h, x, u[:, part], steps) for part, steps in self.parts]
+        flows, jacobians, _ = (torch.cat(tensors, 1) for tensors in zip(*parts, strict=True))
+        return (flows - self.data[1:]).flatten(1), jacobians.flatten(1, 2)
 
 
 class Trajectory:
@@ -222,11 +218,8 @@ class Search:
         x, error = least_squares.fit(moved[active, which], free, residual, jacobian, PRUNE_STEPS)
         good = error <= torch.maximum(SLACK * self.error[active], torch.full_like(error, LIMIT))
         accepted = active[good]
-        self.x[accepted], self.free[accepted], self.error[accepted] = (
-            x[good],
-            free[good],
-            error[good],
-        )
+        kept = x[good], free[good], error[good]
+        self.x[accepted], self.free[accepted], self.error[accepted] = kept
         self.kept[accepted] = False
         self.kept[active[~good], which[~good]] = True
 
