@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,14 +175,14 @@ def picture(rows: list[Row], setting: str, path: Path) -> None:
     save(drawing, path)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run what the file lacks, or write tables and pictures."""
     parser = command("benchmarks.regression", __doc__)
     add = parser.add_argument
     add("--out", type=files.output, default=OUT)
     add("--report", type=Path, metavar="PAGE", help="write the tables there, and run nothing")
     add("--pictures", type=Path, metavar="FOLDER", help="draw the settings there, run nothing")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     rows = read(options.out, missing_ok=True)
     if options.report:
         renew(options.report, {mark: table(rows, kind) for mark, kind in MARKS.items()})

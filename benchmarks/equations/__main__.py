@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ def laws_of(seed: int) -> list[Law]:
     return [*known, *sums, *ratios, *WITH_FUNCTIONS, *RATIOS]
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run what the file lacks, or write the table."""
     parser = command("benchmarks.equations", __doc__)
     add, page_help = parser.add_argument, "write the tables into this page, and run nothing"
@@ -169,7 +170,7 @@ def main() -> None:
     add("--out", type=files.output, default=OUT)
     add("--report", type=Path, metavar="PAGE", help=page_help)
     add("--picture", type=files.output, help="draw the shares over the noise, and run nothing")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if options.report or options.picture:
         rows = read(options.out, missing_ok=True)
         if options.report:

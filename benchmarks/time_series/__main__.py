@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -255,7 +255,7 @@ def page(text: str, rows: list[Row], odebench_rows: list[Row]) -> str:
     return insert(text, odebench.table(odebench_rows), ODEBENCH)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run what the file lacks, or write the table."""
     parser = command("benchmarks.time_series", __doc__)
     add, page_help = parser.add_argument, "write the table into this page, and run nothing"
@@ -273,7 +273,7 @@ def main() -> None:
     add("--out", type=files.output)
     add("--report", type=Path, metavar="PAGE", help=page_help)
     add("--picture", type=files.output, help="draw ODEBench's rows into this file, run nothing")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     out = options.out or (ODEBENCH_OUT if options.odebench else OUT)
     if options.picture:
         odebench.picture(read(ODEBENCH_OUT), options.picture)

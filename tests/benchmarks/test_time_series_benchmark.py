@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 
 import numpy
 import pytest
@@ -49,9 +48,8 @@ def test_the_judge_knows_the_law_and_its_wrong_forms():
 
 def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
     file, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
-    words = ["x", "--cases", "bromine", "--noise", "0.01", "--out", str(file)]
-    monkeypatch.setattr(sys, "argv", words)
-    benchmark.main()
+    words = ["--cases", "bromine", "--noise", "0.01", "--out", str(file)]
+    benchmark.main(words)
     rows = benchmark.read(file)
     assert [(row["method"], row["form"], row["exact"]) for row in rows] == [
         ("search", True, True),
@@ -62,14 +60,13 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         benchmark, "measure", lambda *key: {**rows[1], "seed": key[2], "method": key[3]}
     )
-    benchmark.main()
+    benchmark.main(words)
     assert [row["method"] for row in benchmark.read(file)] == ["search", "form"]
     marks = (benchmark.MARK, benchmark.LAWS, benchmark.WRONG, benchmark.ODEBENCH)
     page.write_text(
         "".join(f"before\n<!-- {mark}:begin -->\nold\n<!-- {mark}:end -->\n" for mark in marks)
     )
-    monkeypatch.setattr(sys, "argv", ["x", "--report", str(page), "--out", str(file)])
-    benchmark.main()
+    benchmark.main(["--report", str(page), "--out", str(file)])
     assert (
         "| rate law of order 3/2 | 1 % | 1 | search | 1 | 1 | 2 of 2 (100 %) | 2 of 2 (100 %) | 3 of 3 (100 %) | 1 |"
         in page.read_text()
@@ -115,11 +112,10 @@ def test_systems_of_odebench_are_sums_of_products_or_not():
     assert known == [104, 107]
 
 
-def test_odebench_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
+def test_odebench_adds_what_the_file_lacks(tmp_path, capsys):
     file = tmp_path / "rows.jsonl"
-    words = ["x", "--odebench", "--systems", "11", "--noise", "0", "--out", str(file)]
-    monkeypatch.setattr(sys, "argv", words)
-    benchmark.main()
+    words = ["--odebench", "--systems", "11", "--noise", "0", "--out", str(file)]
+    benchmark.main(words)
     rows = benchmark.read(file)
     assert [(row["system"], row["start"], row["form"]) for row in rows] == [
         (11, 0, True),
@@ -131,7 +127,7 @@ def test_odebench_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
     cells = "| ODEBench | 0 % | 0 % | ode.fit | 2 | 2 (100 %) | 2 (100 %) | 2 of 2 | 0 |"
     assert lines[-1].startswith(cells)
     before = file.read_bytes()
-    benchmark.main()
+    benchmark.main(words)
     assert file.read_bytes() == before
 
 
