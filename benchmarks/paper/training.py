@@ -60,12 +60,6 @@ class Buffer:
         """All parameters of each model, ``[K, P]``, a copy."""
         return torch.cat(self.rows, 1)
 
-    def load_per_model(self, values: Tensor) -> None:
-        """The inverse of `per_model`."""
-        sizes = [row.shape[1] for row in self.rows]
-        for row, part in zip(self.rows, values.split(sizes, 1), strict=True):
-            row.copy_(part)
-
 
 # A penalty writes gradients plus beta [K] times its own gradient into the buffer's gradients.
 Penalty = Callable[[Buffer, Sequence[Tensor], Tensor], None]

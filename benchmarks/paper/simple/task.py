@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import vector_to_parameters
 
 from benchmarks.paper.models import build, start_
 from benchmarks.paper.optimizers import Adam, Optimizer, RMSProp
@@ -230,7 +231,7 @@ def surface(
     """|model - f| of a trained model ``[P]`` over ``axis x axis``: ``[N, N]``, first index x."""
     recipe = RECIPES[model]
     module = build(recipe.answering(operations), 1, recipe.dtype, variant)
-    Buffer(module).load_per_model(parameters.unsqueeze(0).to(recipe.dtype))
+    vector_to_parameters(parameters.to(recipe.dtype), module.parameters())
     x = _pairs(axis.float())
     y = module(x.to(recipe.dtype).unsqueeze(0))[0, :, list(operations).index(task)]
     error = y - targets(x)[:, TASKS.index(task)]
