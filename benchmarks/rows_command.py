@@ -17,8 +17,8 @@ Row = dict[str, Any]
 
 def read(*paths: Path, missing_ok: bool = False) -> list[Row]:
     """Return the rows of files of JSON lines; missing_ok: a file that is not there has none."""
-    there = [path for path in paths if path.exists() or not missing_ok]
-    lines = [line for path in there for line in path.read_text().splitlines()]
+    existing = [path for path in paths if path.exists() or not missing_ok]
+    lines = [line for path in existing for line in path.read_text().splitlines()]
     return [json.loads(line) for line in lines if line.strip()]
 
 

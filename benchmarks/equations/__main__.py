@@ -154,8 +154,8 @@ def laws_of(seed: int) -> list[Law]:
     """All laws; a seed has sums and ratios of its own."""
     sums = [drawn(SUMS * seed + k) for k in range(SUMS)]
     ratios = [drawn_ratio(RATIOS_DRAWN * seed + k) for k in range(RATIOS_DRAWN)]
-    known = [*LAWS, *map(with_dummies, LAWS), *SRSD, *map(mixed, SRSD)]
-    return [*known, *sums, *ratios, *WITH_FUNCTIONS, *RATIOS]
+    listed_laws = [*LAWS, *map(with_dummies, LAWS), *SRSD, *map(mixed, SRSD)]
+    return [*listed_laws, *sums, *ratios, *WITH_FUNCTIONS, *RATIOS]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -75,25 +75,31 @@ def _parser() -> argparse.ArgumentParser:
         "default": VARIANTS[0],
         "help": "what the authors ran, or wrote",
     }
-    every = commands.add_parser("all", parents=[out, common], help="all of the paper's, one by one")
-    every.add_argument("--variant", **variants)
+    whole_paper = commands.add_parser(
+        "all", parents=[out, common], help="all of the paper's, one by one"
+    )
+    whole_paper.add_argument("--variant", **variants)
     for name, experiment in EXPERIMENTS.items():
-        own = commands.add_parser(name, parents=[out, common], help=experiment.tables[0].title)
+        command_line = commands.add_parser(
+            name, parents=[out, common], help=experiment.tables[0].title
+        )
         if experiment.variants:
-            own.add_argument("--variant", **variants)
+            command_line.add_argument("--variant", **variants)
         for o in experiment.options:
             several: Any = {"nargs": "+"} if o.several else {}
-            own.add_argument(
+            command_line.add_argument(
                 f"--{o.name}", choices=o.values, default=o.default, help=o.help, **several
             )
             if (
                 name in ALL and not o.several
             ):  # the whole paper may be run in another way, not in part
-                every.add_argument(f"--{o.name}", choices=o.values, help=f"{name}: {o.help}")
+                whole_paper.add_argument(f"--{o.name}", choices=o.values, help=f"{name}: {o.help}")
     report = "report and pictures again, from the tables in the folder"
-    again = commands.add_parser("report", parents=[out], help=report)
+    of_report = commands.add_parser("report", parents=[out], help=report)
     renew = "also renew the tables in FILE"
-    again.add_argument("--insert", type=_page, nargs="+", default=(), metavar="FILE", help=renew)
+    of_report.add_argument(
+        "--insert", type=_page, nargs="+", default=(), metavar="FILE", help=renew
+    )
     return parser
 
 
@@ -123,11 +129,13 @@ def parts(options: argparse.Namespace) -> list[tuple[Experiment, argparse.Namesp
         return [(EXPERIMENTS[options.experiment], options)]
     runs = []
     for experiment in (EXPERIMENTS[name] for name in ALL):
-        given = {o.name: getattr(options, o.name, None) for o in experiment.options}
-        free = [o for o in experiment.options if not o.several and given[o.name] is None]
+        values_of = {o.name: getattr(options, o.name, None) for o in experiment.options}
+        free = [o for o in experiment.options if not o.several and values_of[o.name] is None]
         for values in itertools.product(*(option.values for option in free)):
             chosen = dict(zip((option.name for option in free), values, strict=True))
-            runs.append((experiment, argparse.Namespace(**{**vars(options), **given, **chosen})))
+            runs.append(
+                (experiment, argparse.Namespace(**{**vars(options), **values_of, **chosen}))
+            )
     return runs
 
 

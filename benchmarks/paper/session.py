@@ -130,5 +130,5 @@ class Session:
     def line(self) -> str:
         """The line on time of most tables."""
         wall = f"wall time {duration(self.wall())} with {self.processes} processes"
-        work = sum(result["seconds"] for result in self.results.values())
-        return f"{wall}; {duration(work)} of work in all"
+        seconds = sum(result["seconds"] for result in self.results.values())
+        return f"{wall}; {duration(seconds)} of work in all"

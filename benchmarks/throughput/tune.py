@@ -175,8 +175,8 @@ def tune(
     best, time, first = search(
         start, candidates, measure, enough=enough, prepare=prepare, spread=spread
     )
-    found = {"config": best, "us": 1e6 * time, "shipped_us": 1e6 * first}
-    return {**found, "tried": len(times), "failed": dict(failed)}
+    times_of = {"config": best, "us": 1e6 * time, "shipped_us": 1e6 * first}
+    return {**times_of, "tried": len(times), "failed": dict(failed)}
 
 
 def write(entries: dict[str, Config], architecture: str, path: Path | None) -> Path:

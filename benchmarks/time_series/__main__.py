@@ -265,9 +265,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--noise", type=listed(float), default="0,0.01,0.05")
     add("--seeds", type=int, default=1)
     add("--odebench", action="store_true", help="run ODEBench instead")
-    every = [system.number for system in odebench.ALL]
+    numbers = [system.number for system in odebench.ALL]
     systems = "of ODEBench and SRBench, by number; all without it"
-    add("--systems", type=listed(int), default=every, help=systems)
+    add("--systems", type=listed(int), default=numbers, help=systems)
     dropped = "shares of ODEBench's points that are left out"
     add("--dropped", type=listed(float), default="0", help=dropped)
     add("--out", type=files.output)

@@ -37,8 +37,8 @@ def _read(path: Path) -> list[System]:
     systems = []
     for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
         starts = tuple(map(_numbers, row["starts"].split(";")))
-        known = int(row["number"]), row["source"], row["equations"]
-        systems.append(System(*known, _numbers(row["constants"]), starts))
+        facts = int(row["number"]), row["source"], row["equations"]
+        systems.append(System(*facts, _numbers(row["constants"]), starts))
     return systems
 
 

@@ -218,8 +218,8 @@ class Search:
         x, error = least_squares.fit(moved[active, which], free, residual, jacobian, PRUNE_STEPS)
         good = error <= torch.maximum(SLACK * self.error[active], torch.full_like(error, LIMIT))
         accepted = active[good]
-        kept = x[good], free[good], error[good]
-        self.x[accepted], self.free[accepted], self.error[accepted] = kept
+        parts = x[good], free[good], error[good]
+        self.x[accepted], self.free[accepted], self.error[accepted] = parts
         self.kept[accepted] = False
         self.kept[active[~good], which[~good]] = True
 

@@ -195,11 +195,11 @@ class Cells:
 
 def checks(rows: Rows, last: Rows = ()) -> list[Check]:
     cells, numbers = Cells(rows, last), []
-    for wanted in published.load("large_wanted"):
+    for limits in published.load("large_wanted"):
         check = cells.judged(
-            *(wanted[key] for key in ("task", "model", "statistic", "low", "high"))
+            *(limits[key] for key in ("task", "model", "statistic", "low", "high"))
         )
-        numbers.append(explained(check, wanted["why"]) if wanted["why"] else check)
+        numbers.append(explained(check, limits["why"]) if limits["why"] else check)
     return [*numbers, *_orders(cells)]
 
 

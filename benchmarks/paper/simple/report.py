@@ -129,10 +129,10 @@ def checks(rows: Rows) -> list[Check]:
         return [row[task] for row in select(rows, model=model)]
 
     judged = []
-    for wanted in published.load("simple_wanted"):
-        model, task, of = wanted["model"], wanted["task"], STATISTICS[wanted["statistic"]]
+    for limits in published.load("simple_wanted"):
+        model, task, of = limits["model"], limits["task"], STATISTICS[limits["statistic"]]
         subject = f"{model} {SIGNS[task]}, {of.__name__}"
-        judged.append(statistic(subject, of, values(model, task), wanted["low"], wanted["high"]))
+        judged.append(statistic(subject, of, values(model, task), limits["low"], limits["high"]))
     names, nmu_first = list(simple.RECIPES), sorted(simple.RECIPES, key=lambda name: name != "NMU")
     for task, listed, rule, of, holds in (
         ("div", names, "NPU, RealNPU < all others", median, lambda *m: max(m[:2]) < min(m[2:])),

@@ -243,7 +243,7 @@ class Data:
     def _draw(self, block: int) -> Tensor:
         """Numbers ``[seeds, DRAW_BLOCK, BATCH_ROWS, 2]``."""
         streams = (stream("single module data", seed, block) for seed in self.seeds)
-        draws = [torch.rand(DRAW_BLOCK, BATCH_ROWS, 2, generator=each) for each in streams]
+        draws = [torch.rand(DRAW_BLOCK, BATCH_ROWS, 2, generator=g) for g in streams]
         return torch.stack(draws).to(self.low.device)
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
@@ -306,19 +306,19 @@ class SingleModule(Training):
             penalties["whole"] = lambda step: (
                 weight * ramp(step, steps, *shares) / self.buffer.rows[0].shape[1]
             )
-        every = max(1, steps // LOOKS)
+        period = max(1, steps // LOOKS)
         super().__init__(
             self.layer,
             lambda buffer: Adam(buffer.flat, self.unit.rate),
             Data(list(dict.fromkeys(self.seeds)), self.op, self.device),
             steps,
-            lambda training: (self._rows(every), {"parameters": self.buffer.per_model().cpu()}),
+            lambda training: (self._rows(period), {"parameters": self.buffer.per_model().cpu()}),
             penalty=self._penalise,
             beta=torch.tensor,
             penalties=penalties,
             project=1.0 if self.unit.project else False,
             watch=lambda training: self._errors(),
-            watched=range(every, steps + 1, every),
+            watched=range(period, steps + 1, period),
         )
         if min(self.unit.clip, self.unit.norm) < math.inf:
             self._torchs = None  # training.run does not bound gradients
@@ -347,7 +347,7 @@ class SingleModule(Training):
         self.layer.train()
         return torch.stack([*errors, sparsity_error(self.layer).cpu()])
 
-    def _rows(self, every: int) -> Rows:
+    def _rows(self, period: int) -> Rows:
         looks = torch.stack(self.snapshots).nan_to_num(nan=math.inf)
         validation, test, sparsity = looks.unbind(1)  # [looks, K]
         best, limit, rows = validation.argmin(0), thresholds("fixed"), []
@@ -355,7 +355,7 @@ class SingleModule(Training):
             below = (test[:, k] < limit[self.op, run["range"]]).nonzero()
             values = {
                 "test_mse": float(test[best[k], k]),
-                "solved_at": int(below[0]) * every if len(below) else math.nan,
+                "solved_at": int(below[0]) * period if len(below) else math.nan,
                 "sparsity": float(sparsity[best[k], k]),
                 "last_mse": float(test[-1, k]),
                 "steps": self.total,
