@@ -70,30 +70,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", type=_device, default="cpu", help=usual)
     processes = "processes; default: one per core, on a GPU one"
     add("--jobs", type=positive, metavar="N", help=processes)
-    variants: Any = {
-        "choices": VARIANTS,
-        "default": VARIANTS[0],
-        "help": "what the authors ran, or wrote",
-    }
-    whole_paper = commands.add_parser(
-        "all", parents=[out, common], help="all of the paper's, one by one"
-    )
-    whole_paper.add_argument("--variant", **variants)
+    variant, parents = argparse.ArgumentParser(add_help=False), [out, common]
+    ran = "what the authors ran, or wrote"
+    variant.add_argument("--variant", choices=VARIANTS, default=VARIANTS[0], help=ran)
+    title = "all of the paper's, one by one"
+    whole_paper = commands.add_parser("all", parents=[*parents, variant], help=title)
     for name, experiment in EXPERIMENTS.items():
-        command_line = commands.add_parser(
-            name, parents=[out, common], help=experiment.tables[0].title
-        )
-        if experiment.variants:
-            command_line.add_argument("--variant", **variants)
+        title, more = experiment.tables[0].title, [variant] if experiment.variants else []
+        single = commands.add_parser(name, parents=[*parents, *more], help=title)
         for o in experiment.options:
-            several: Any = {"nargs": "+"} if o.several else {}
-            command_line.add_argument(
-                f"--{o.name}", choices=o.values, default=o.default, help=o.help, **several
-            )
-            if (
-                name in ALL and not o.several
-            ):  # the whole paper may be run in another way, not in part
-                whole_paper.add_argument(f"--{o.name}", choices=o.values, help=f"{name}: {o.help}")
+            choice: Any = {"choices": o.values, "nargs": "+" if o.several else None}
+            single.add_argument(f"--{o.name}", **choice, default=o.default, help=o.help)
+            # The whole paper may be run in another way, but not in part.
+            if name in ALL and not o.several:
+                whole_paper.add_argument(f"--{o.name}", **choice, help=f"{name}: {o.help}")
     report = "report and pictures again, from the tables in the folder"
     of_report = commands.add_parser("report", parents=[out], help=report)
     renew = "also renew the tables in FILE"
