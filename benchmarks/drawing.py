@@ -7,6 +7,7 @@ of at least 9 points.
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,8 @@ def figure(rows: int, columns: int, height: float, share: bool | str = False) ->
     matplotlib.rc("font", size=LETTERS)
     matplotlib.rc("axes", titlesize=LETTERS, labelsize=LETTERS)
     matplotlib.rc("legend", fontsize=LETTERS)
-    matplotlib.rc("xtick", labelsize=LETTERS)
-    matplotlib.rc("ytick", labelsize=LETTERS)
+    for ticks in ("xtick", "ytick"):
+        matplotlib.rc(ticks, labelsize=LETTERS)
     drawing = Figure(figsize=(WIDTH, height), layout="constrained")
     FigureCanvasAgg(drawing)
     shared: Any = share
@@ -67,6 +68,26 @@ def legend(axis: Any, columns: int, lines_of_title: int = 1) -> None:
         loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.7 + 1.5 * lines_of_title,
         ncols=columns, frameon=False, columnspacing=1.2,
     )  # fmt: skip
+
+
+def error_map(
+    axis: Any, points: Any, errors: Any, decades: tuple[int, int], box: tuple[float, float]
+) -> Any:
+    """Draw errors ``[N, N]`` over points ``[N]`` of x and y, two levels a decade, and the box."""
+    from matplotlib.patches import Rectangle
+
+    low, high = decades
+    levels = [low + step / 2 for step in range(2 * (high - low) + 1)]
+    shown, x = errors.clamp(10.0**low, 10.0**high).log10().T.numpy(), points.numpy()
+    drawn = axis.contourf(x, x, shown, levels, cmap=ERRORS)
+    axis.add_patch(Rectangle((box[0], box[0]), box[1] - box[0], box[1] - box[0], **BOX))
+    return drawn
+
+
+def scale(drawing: Any, axes: Any, drawn: Any, label: str, ticks: Mapping[float, str]) -> None:
+    """Draw the scale of colours below all axes, with texts at some of its values."""
+    where = {"location": "bottom", "shrink": 0.8, "aspect": 30, "ticks": list(ticks)}
+    drawing.colorbar(drawn, ax=axes, label=label, **where).ax.set_xticklabels(ticks.values())
 
 
 def save(drawing: Any, path: Path) -> None:

@@ -12,10 +12,9 @@ interrupted and started again.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
+from benchmarks.arguments import command
 from benchmarks.drawing import COLORS, figure, save
-from benchmarks.equations.__main__ import read
 from benchmarks.marked_blocks import crossed, renew
+from benchmarks.rows_command import Row, complete, read
 from npu_kernels import NPURegressor, RealNPU
 from npu_kernels._jobs import files
 from npu_kernels.training import project_, run
@@ -114,7 +114,7 @@ METHODS: dict[str, Callable[[Array, Array], Predict]] = {
 }
 
 
-def measure(table: str, method: str, split: int | str) -> dict[str, Any]:
+def measure(table: str, method: str, split: int | str) -> Row:
     """The R2 on the rows that a split holds out, of all rows' variance; split: seed or "beyond"."""
     X, y = tables()[table]
     seed = 0 if isinstance(split, str) else split
@@ -129,7 +129,7 @@ def measure(table: str, method: str, split: int | str) -> dict[str, Any]:
     return {"table": table, "method": method, "split": split, "r2": round(r2, 4)}
 
 
-def vary(setting: str, value: float) -> dict[str, Any]:
+def vary(setting: str, value: float) -> Row:
     """The share of 64 starts that are right to 1 % beyond the range in which they were trained."""
     now = {name: usual for name, (usual, _, _) in SETTINGS.items()} | {setting: value}
     generator = torch.Generator().manual_seed(0)
@@ -146,18 +146,13 @@ def vary(setting: str, value: float) -> dict[str, Any]:
     return {"setting": setting, "value": value, "share": (error < 0.01).double().mean().item()}
 
 
-def table(rows: list[dict[str, Any]], kind: str) -> str:
+def table(rows: list[Row], kind: str) -> str:
     """Means over the splits, as Markdown; the best of a line is bold."""
-    means: dict[tuple[str, str], float] = {}
-    for title in tables():
-        for method in METHODS:
-            values = [
-                row["r2"] for row in rows
-                if (row.get("table"), row.get("method")) == (title, method)
-                and (row["split"] == "beyond") == (kind == "beyond")
-            ]  # fmt: skip
-            if values:
-                means[title, method] = sum(values) / len(values)
+    values: dict[tuple[str, str], list[float]] = {(t, m): [] for t in tables() for m in METHODS}
+    for row in rows:
+        if "r2" in row and (row["split"] == "beyond") == (kind == "beyond"):
+            values.get((row["table"], row["method"]), []).append(row["r2"])
+    means = {key: sum(r2) / len(r2) for key, r2 in values.items() if r2}
     records = []
     for (title, method), mean in means.items():
         best = max(other for (name, _), other in means.items() if name == title)
@@ -167,7 +162,7 @@ def table(rows: list[dict[str, Any]], kind: str) -> str:
     return crossed(records, ["table"], "method", "r2").rstrip("\n")
 
 
-def picture(rows: list[dict[str, Any]], setting: str, path: Path) -> None:
+def picture(rows: list[Row], setting: str, path: Path) -> None:
     """The share of right starts over a setting."""
     usual, label, _ = SETTINGS[setting]
     pairs = [(row["value"], 100 * row["share"]) for row in rows if row.get("setting") == setting]
@@ -180,17 +175,15 @@ def picture(rows: list[dict[str, Any]], setting: str, path: Path) -> None:
     save(drawing, path)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run what the file lacks, or write tables and pictures."""
-    raw = argparse.RawDescriptionHelpFormatter
-    name = "python -m benchmarks.regression"
-    parser = argparse.ArgumentParser(prog=name, description=__doc__, formatter_class=raw)
+    parser = command("benchmarks.regression", __doc__)
     add = parser.add_argument
     add("--out", type=files.output, default=OUT)
     add("--report", type=Path, metavar="PAGE", help="write the tables there, and run nothing")
     add("--pictures", type=Path, metavar="FOLDER", help="draw the settings there, run nothing")
-    options = parser.parse_args()
-    rows = read(options.out)
+    options = parser.parse_args(argv)
+    rows = read(options.out, missing_ok=True)
     if options.report:
         renew(options.report, {mark: table(rows, kind) for mark, kind in MARKS.items()})
     for setting in SETTINGS if options.pictures else ():
@@ -198,16 +191,10 @@ def main() -> None:
     if options.report or options.pictures:
         return
     torch.set_num_threads(1)
-    done = {tuple(list(row.values())[:-1]) for row in rows}
-    splits: list[int | str] = [*range(SPLITS), "beyond"]
-    todo: list[tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]]
-    todo = [(measure, (t, m, s)) for t in tables() for m in METHODS for s in splits]
-    todo += [(vary, (name, value)) for name in SETTINGS for value in SETTINGS[name][2]]
-    for function, key in todo:
-        if key not in done:
-            rows.append(function(*key))
-            files.write(options.out, "".join(json.dumps(row) + "\n" for row in rows))
-            print(*rows[-1].values(), flush=True)
+    splits = itertools.product(tables(), METHODS, (*range(SPLITS), "beyond"))
+    complete(options.out, ("table", "method", "split"), splits, measure, shown=["r2"])
+    values = [(name, value) for name, setting in SETTINGS.items() for value in setting[2]]
+    complete(options.out, ("setting", "value"), values, vary, shown=["share"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A command that measures rows, or writes a table of rows into a page."""
+"""Commands that measure rows into files of JSON lines, or write tables of rows into pages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,29 @@ from npu_kernels._jobs import files
 Row = dict[str, Any]
 
 
-def read(paths: Iterable[Path]) -> list[Row]:
-    """Return the rows of files of JSON lines."""
-    lines = [line for path in paths for line in path.read_text().splitlines()]
+def read(*paths: Path, missing_ok: bool = False) -> list[Row]:
+    """Return the rows of files of JSON lines; missing_ok: a file that is not there has none."""
+    existing = [path for path in paths if path.exists() or not missing_ok]
+    lines = [line for path in existing for line in path.read_text().splitlines()]
     return [json.loads(line) for line in lines if line.strip()]
+
+
+def complete(
+    path: Path, names: Sequence[str], planned: Iterable[tuple[Any, ...]],
+    measure: Callable[..., Row], shown: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Measure the rows that a file lacks, each written at once and printed.
+
+    names: of the columns that a row is known by, whose values `planned` has and `measure` gets.
+    shown: the columns that are printed as well.
+    """
+    rows = read(path, missing_ok=True)
+    done = {tuple(row.get(name) for name in names) for row in rows}
+    for key in planned:
+        if key not in done:
+            rows.append(measure(*key))
+            files.write(path, "".join(json.dumps(row) + "\n" for row in rows))
+            print(*key, *(rows[-1][name] for name in shown), flush=True)
 
 
 def run(
@@ -30,8 +49,7 @@ def run(
 ) -> int:
     """Run the command; return the exit status.
 
-    parser: with the arguments of `measure`, which may call its `error`. mark: of the table's block
-    in the page.
+    parser: with the arguments of `measure`. mark: of the table's block in the page.
     """
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="rows for the table")
     page_help = "put a table of the rows there, and measure nothing"
@@ -43,7 +61,7 @@ def run(
         parser.error("--page and files of rows belong together")
     if options.page:
         try:
-            renew(options.page, {mark: table(read(options.files))})
+            renew(options.page, {mark: table(read(*options.files))})
         except (MarksError, OSError) as error:
             print(f"{parser.prog}: {error}", file=sys.stderr)
             return 1

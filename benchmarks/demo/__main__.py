@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.arguments import writable_folder
+from benchmarks.arguments import command, writable_folder
 from benchmarks.demo import arithmetic, kepler, law, speed
 from benchmarks.durations import duration
 
@@ -21,8 +21,7 @@ DEFAULT_FOLDER = Path("benchmarks/out")
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    description = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=description)
+    parser = command("benchmarks.demo", __doc__)
     add, folder = parser.add_argument, "for the picture, default %(default)s"
     add("--quick", action="store_true", help="short trainings and small sizes: does it run?")
     default = str(DEFAULT_FOLDER)
@@ -40,7 +39,7 @@ def demonstrate(options: argparse.Namespace) -> None:
     try:
         kepler.run(steps=500 if options.quick else kepler.ADAM_STEPS)
         print()
-        arithmetic.run(options.out, steps=500 if options.quick else arithmetic.STEPS)
+        arithmetic.run(options.out, steps=500 if options.quick else arithmetic.simple.STEPS)
     finally:
         torch.set_num_threads(threads)
     print()

@@ -1,11 +1,8 @@
 """Part (b): the simple arithmetic task of "Neural Power Units" (NeurIPS 2020, Table A2).
 
-``NPU(2, 6) -> NAU(6, 4)`` learns (x + y, x y, x / y, sqrt x) from x, y ~ U(0.1, 2) and is tested
-far outside, on negative inputs too. As in the authors' code: Adam at 0.005 (the paper's text says
-0.001), a fresh batch of 100 each step, 20,000 steps, the NAU not clipped, no penalty, the last
-iterate. The interval is the paper's; the code drew from U(0.1, 2.1).
-
-All seeds train in one batch of models: each has its data and its loss, and the losses are summed.
+``NPU(2, 6) -> NAU(6, 4)`` learns (x + y, x y, x / y, sqrt x) on a small range and is tested far
+outside, on negative inputs too: a batch of models of `benchmarks.paper simple`, trained as in the
+authors' code. Each seed has its data and its loss, and the losses are summed.
 """
 
 from __future__ import annotations
@@ -13,45 +10,33 @@ from __future__ import annotations
 import functools
 import math
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.demo.picture import error_surface
-from npu_kernels import NAU, NPU, formula, training
+from benchmarks.drawing import available
+from benchmarks.paper import published
+from benchmarks.paper.simple import picture
+from benchmarks.paper.simple import task as simple
+from benchmarks.paper.tables import select
+from npu_kernels import formula
 from npu_kernels._jobs.progress import Progress
-from npu_kernels.optim import Adam
+from npu_kernels.env import processor
 
 OPERATIONS = ("x + y", "x * y", "x / y", "sqrt(x)")
-LOW, HIGH = 0.1, 2.0
-SEEDS, STEPS, BATCH, LEARNING_RATE = 20, 20_000, 100, 0.005
-STRETCH = 200  # steps whose rows are drawn at once
+SEEDS, VARIANT = 20, "code"
+STRETCH = 200  # steps between two looks at the progress
 THRESHOLD = 5e-3  # below it a weight is left out of the formula
 
-# Table A2: mean and standard error of the mean over 20 runs, in the order of OPERATIONS. (Its
-# caption says median and MAD; the authors' code computes these.) Without negative inputs the
-# imaginary weights stay 0, so that both rows are the same model.
-PUBLISHED = {
-    "paper, NPU": ((0.20, 0.11), (0.37, 0.23), (0.23, 0.13), (0.031, 0.025)),
-    "paper, RealNPU": ((0.080, 0.021), (0.066, 0.026), (0.085, 0.038), (0.004, 0.001)),
-}
 
-
-@dataclass(frozen=True)
-class Trained:
+class Trained(NamedTuple):
     """A batch of models, with each one's mean absolute errors on the test grid."""
 
-    power: NPU
-    scale: NAU
+    model: nn.Sequential
+    parameters: Tensor  # [K, P]
     errors: Tensor  # [K, 4]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """``x [B, 2]`` to ``[K, B, 4]``."""
-        with torch.no_grad():
-            y: Tensor = self.scale(self.power(x))
-        return y
 
     @property
     def best(self) -> int:
@@ -59,77 +44,43 @@ class Trained:
         return int(self.errors.sum(1).nan_to_num(nan=math.inf).argmin())
 
 
-def targets(x: Tensor) -> Tensor:
-    """``[..., 2]`` to ``[..., 4]``; the root of a negative number is nan."""
-    a, b = x.unbind(-1)
-    return torch.stack([a + b, a * b, a / b, a.sqrt()], -1)
-
-
-def _grid(points: Tensor) -> Tensor:
-    return torch.cartesian_prod(points, points)
-
-
-def signed_grid() -> Tensor:
-    """The authors' points of +, x and /: -4.1, -3.9, ..., 3.9 for x and y. ``[1681, 2]``."""
-    return _grid(-4.1 + 0.2 * torch.arange(41, dtype=torch.float64))
-
-
-def root_grid(last: float = 4.0) -> Tensor:
-    """The authors' test points of the root: 0.1, 0.2, ..., 4.0. ``[1600, 2]``."""
-    return _grid(0.1 * torch.arange(1, round(10 * last) + 1, dtype=torch.float64))
-
-
-def absolute_errors(model: Trained, x: Tensor) -> Tensor:
-    """``[K, B, 4]``, computed by the float32 models, compared in float64."""
-    return (model(x.float()).double() - targets(x)).abs()
-
-
-def train(*, steps: int = STEPS, seeds: int = SEEDS, seed: int = 0) -> Trained:
+def train(*, steps: int = simple.STEPS, seeds: int = SEEDS) -> Trained:
     """Train the batch of models and test it."""
-    torch.manual_seed(seed)
-    power, scale = NPU(2, 6, num_models=seeds), NAU(6, 4, num_models=seeds, clip=False)
-    model = nn.Sequential(power, scale)
-    optimizer = Adam(model.parameters(), lr=LEARNING_RATE)
+    training = simple.make(*simple.batches(["NPU"], seeds, steps, VARIANT, "cpu"))
     with Progress("  training", steps) as progress:
-        for done in range(0, steps, STRETCH):
-            count = min(STRETCH, steps - done)
-            x = torch.empty(count, seeds, BATCH, 2).uniform_(LOW, HIGH)
-            x = x.transpose(0, 1).flatten(1, 2)  # [K, rows, 2]
-            rows = torch.arange(count * BATCH).view(count, BATCH)
-            training.run(
-                model, x, targets(x), steps=count, rows=rows, optimizer=optimizer, project=False,
-                progress=False,
-            )  # fmt: skip
-            progress.update(done + count)
-    untested = Trained(power, scale, torch.empty(0))
-    signed = absolute_errors(untested, signed_grid())[..., :3].mean(1)  # [K, 3]
-    root = absolute_errors(untested, root_grid())[..., 3:].mean(1)
-    return Trained(power, scale, torch.cat([signed, root], 1))
+        while training.done < steps:
+            training.advance(min(STRETCH, steps - training.done))
+            progress.update(training.done)
+    rows, tensors = training.results()
+    errors = torch.tensor([[row[task] for task in simple.TASKS] for row in rows])
+    assert isinstance(training.module, nn.Sequential)
+    return Trained(training.module, tensors["parameters"], errors)
 
 
-def _table(model: Trained) -> None:
-    errors = model.errors
+def _table(trained: Trained) -> None:
+    errors = trained.errors
     seeds = len(errors)
     mean, median = errors.mean(0), errors.median(0).values
     spread = errors.std(0) / math.sqrt(seeds) if seeds > 1 else torch.full_like(mean, math.nan)
-    title = f"    {'mean |error| outside of the training range':<44}"
-    print(title + "".join(f"{name:>18}" for name in OPERATIONS))
     both = [f"{m:.3g} +- {s:.2g}" for m, s in zip(mean.tolist(), spread.tolist(), strict=True)]
     rows = {f"this run, mean +- standard error of {seeds}": both}
-    rows |= {name: [f"{m:.3g} +- {s:.2g}" for m, s in row] for name, row in PUBLISHED.items()}
+    for model in ("NPU", "RealNPU"):
+        paper = select(published.load("simple"), model=model)
+        rows[f"paper, {model}"] = [f"{r['centre']:.3g} +- {r['spread']:.2g}" for r in paper]
     rows[f"this run, median of {seeds}"] = [f"{m:.3g}" for m in median.tolist()]
-    rows[f"this run, best seed ({model.best})"] = [f"{e:.3g}" for e in errors[model.best].tolist()]
-    for name, cells in rows.items():
+    best = errors[trained.best].tolist()
+    rows[f"this run, best seed ({trained.best})"] = [f"{e:.3g}" for e in best]
+    for name, cells in {"mean |error| outside of the training range": OPERATIONS, **rows}.items():
         print(f"    {name:<44}" + "".join(f"{cell:>18}" for cell in cells))
-    print(
-        "    The mean is ruled by the few worst seeds: two faithful runs may well differ by a "
-        "factor of 3."
-    )
+    print("    The mean is ruled by the few worst seeds: two faithful runs may well differ by a")
+    print("    factor of 3.")
 
 
-def _formula(model: Trained) -> None:
-    x = LOW + (HIGH - LOW) * _grid(torch.linspace(0, 1, 41, dtype=torch.float64))
-    best = formula.select(nn.Sequential(model.power, model.scale), model.best).double()
+def _formula(trained: Trained) -> None:
+    low, high = simple.TRAINING[VARIANT]
+    axis = torch.linspace(low, high, 41, dtype=torch.float64)
+    x = torch.cartesian_prod(axis, axis)
+    best = formula.select(trained.model, trained.best).double()
     pruned = formula.simplify(best, x, steps=("prune",), threshold=THRESHOLD)
     try:
         read = functools.partial(formula.read, pruned.module, ("x", "y"), outputs=OPERATIONS)
@@ -141,13 +92,14 @@ def _formula(model: Trained) -> None:
     print(
         "    The best seed as a formula, for x, y >= 0. Weights below "
         f"{THRESHOLD:g} are made 0: {remaining} of\n    {pruned.parameters} remain, and the "
-        "outputs "
-        f"move by {cost:.1e} of their size:"
+        f"outputs move by {cost:.1e} of their size:"
     )
     wrap = textwrap.TextWrapper(118, "      ", " " * 16, break_long_words=False)
     for line in positive.text().splitlines():
         print(wrap.fill(line))
-    deviation = (general(x) - model(x.float())[model.best].double()).abs().max().item()
+    with torch.no_grad():
+        outputs = trained.model(x.float())[trained.best]
+    deviation = (general(x) - outputs.double()).abs().max().item()
     print(
         "    On the training square this formula deviates from the model by at most "
         f"{deviation:.1e}.\n    A power of (g*x + 1 - g) is no power of x: only a gate g that has "
@@ -155,34 +107,25 @@ def _formula(model: Trained) -> None:
     )
 
 
-def _picture(model: Trained, folder: Path) -> None:
-    signed, root = signed_grid(), root_grid(5.0)  # the paper's picture of the root goes to 5
-    errors = [absolute_errors(model, signed)[model.best, :, i] for i in range(3)]
-    panels = [(name, signed, e) for name, e in zip(OPERATIONS[:3], errors, strict=True)]
-    panels.append((OPERATIONS[3], root, absolute_errors(model, root)[model.best, :, 3]))
-    path = folder / "arithmetic_error.png"
-    missing = error_surface(path, panels, (LOW, HIGH))
-    if missing:
-        print(f"    No picture of the error surface: {missing}")
-    else:
-        print(f"    Error surface of the best seed, log10 |error|: {path}")
-
-
-def run(folder: Path, *, steps: int = STEPS, seeds: int = SEEDS) -> Trained:
+def run(folder: Path, *, steps: int = simple.STEPS, seeds: int = SEEDS) -> Trained:
     """Train, print, draw into the folder."""
+    low, high = simple.TRAINING[VARIANT]
     print("(b) the paper's arithmetic: NPU(2, 6) -> NAU(6, 4)")
-    print(f"    {seeds} seeds in one batch of models, {steps:,} steps of Adam, {BATCH} rows each")
     print(
-        f"    trained on x, y ~ U({LOW:g}, {HIGH:g}); tested on -4.1 ... 3.9 (the root on 0.1 ... "
-        "4)"
+        f"    {seeds} seeds in one batch of models, {steps:,} steps of Adam on {simple.ROWS} rows"
     )
-    if steps != STEPS or seeds != SEEDS:
-        print(
-            f"    (the paper trains {SEEDS} seeds for {STEPS:,} steps: these numbers are not "
-            "comparable with its)"
-        )
-    model = train(steps=steps, seeds=seeds)
-    _table(model)
-    _formula(model)
-    _picture(model, folder)
-    return model
+    tested = "tested on -4.1 ... 3.9 (the root on 0.1 ... 4)"
+    print(f"    trained on x, y ~ U({low:g}, {high:g}); {tested}")
+    if steps != simple.STEPS or seeds != SEEDS:
+        paper = f"the paper trains {SEEDS} seeds for {simple.STEPS:,} steps"
+        print(f"    ({paper}: these numbers are not comparable with its)")
+    trained = train(steps=steps, seeds=seeds)
+    _table(trained)
+    _formula(trained)
+    path, best = folder / "arithmetic_error.png", {"NPU": trained.parameters[trained.best]}
+    if available():
+        picture.error_surfaces(best, VARIANT, path, processor())
+        print(f"    Errors of the best seed: {path}")
+    else:
+        print("    No picture of the errors: matplotlib is not installed (pip install matplotlib)")
+    return trained

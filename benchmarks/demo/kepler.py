@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import csv
 import math
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,7 @@ ADAM_RATE = 0.02
 TOLERANCE = 2e-3
 
 
-@dataclass(frozen=True)
-class Body:
+class Body(NamedTuple):
     """An orbit: axis in au, period in sidereal years; `measured`: not computed from the axis."""
 
     name: str
@@ -43,8 +42,7 @@ class Body:
     measured: bool
 
 
-@dataclass(frozen=True)
-class Law:
+class Law(NamedTuple):
     """What the best start has learnt, T = constant r^exponent, and how the other starts ended."""
 
     exponent: float
@@ -64,12 +62,13 @@ def read_bodies() -> list[Body]:
     """The rows of the table."""
     with DATA.open(newline="") as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
-    bodies = []
-    for row in rows:
-        axis, period = float(row["axis_au"]), float(row["period_days"]) / YEAR
-        measured = row["source"] == "fact sheet"
-        bodies.append(Body(row["name"], row["kind"], axis, period, measured))
-    return bodies
+    return [
+        Body(
+            row["name"], row["kind"], float(row["axis_au"]), float(row["period_days"]) / YEAR,
+            measured=row["source"] == "fact sheet",
+        )
+        for row in rows
+    ]  # fmt: skip
 
 
 def learn(bodies: list[Body], *, steps: int = ADAM_STEPS, starts: int = STARTS) -> Law:
@@ -166,14 +165,10 @@ def run(*, steps: int = ADAM_STEPS, starts: int = STARTS) -> Law:
     print(
         f"    least squares on the logarithms, for comparison: {constant:.6f} * axis ^ "
         f"{exponent:.6f}\n    (not 3/2 to the last digit: the giants' masses and mutual pull are "
-        "in "
-        "their measured periods)"
+        "in their measured periods)"
     )
-    for title, group in (
-        ("trained on", measured), (f"{len(unseen)} bodies not seen", unseen)
-    ):  # fmt: skip
-        errors = [(abs(law.period(b.axis) / b.period - 1), b) for b in group]
-        worst, body = max(errors, key=lambda pair: pair[0])
+    for title, group in {"trained on": measured, f"{len(unseen)} bodies not seen": unseen}.items():
+        worst, body = max((abs(law.period(b.axis) / b.period - 1), b) for b in group)
         span = f"{min(b.axis for b in group):.3g} to {max(b.axis for b in group):.3g} au"
         print(f"    {title}, {span}: worst period {100 * worst:.3f} % off ({body.name})")
     return law

@@ -70,9 +70,8 @@ def run(
     print(
         "    eager, compile: how many times as long as the fused layer they take; below 1 they are "
         "faster\n    fused/linear: how many times as long as nn.Linear of the shape the fused "
-        "layer "
-        "takes, for comparison\n    errors: relative, against float64, the greatest of the result "
-        "and all gradients"
+        "layer takes, for comparison\n    errors: relative, against float64, the greatest of the "
+        "result and all gradients"
     )
     measured: list[list[suite.Row]] = []
     with Progress("  measuring", len(sizes)) as progress:

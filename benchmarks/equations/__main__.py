@@ -16,29 +16,37 @@ criterion.py. A run can be interrupted and started again; all of it takes days.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.arguments import command, listed
 from benchmarks.equations import criterion
-from benchmarks.equations.laws import LAWS, SUMS, Law, drawn, with_dummies
-from benchmarks.equations.ratios import RATIOS, RATIOS_DRAWN, drawn_ratio
+from benchmarks.equations.laws import (
+    LAWS,
+    RATIOS,
+    RATIOS_DRAWN,
+    SUMS,
+    Law,
+    drawn,
+    drawn_ratio,
+    with_dummies,
+)
 from benchmarks.equations.report import METHODS, PLANNED_SEEDS, page, picture
 from benchmarks.equations.rivals import RIVALS, installed, powers
 from benchmarks.equations.srsd import SRSD, WITH_FUNCTIONS, mixed
+from benchmarks.rows_command import Row, complete, read
 from npu_kernels._jobs import files
 from npu_kernels.env import processor
 
 OUT = Path(__file__).parents[1] / "results" / "equations.jsonl"
 CLASSES = "a,b,c1,sum,ratio,dratio,srsd,srsdf,ad,bd,c1d,srsdd"
 NOISES = "0,0.001,0.01,0.1"
-Row = dict[str, Any]
 
 
 def same(law: Law, power: float, sums: Any, function: str = "") -> bool:
@@ -142,62 +150,52 @@ def measure(law: Law, noise: float, seed: int, method: str, rows: int) -> Row:
     }  # fmt: skip
 
 
-def read(path: Path) -> list[Row]:
-    """The rows of a file, none if there is none."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def laws_of(seed: int) -> list[Law]:
+    """All laws; a seed has sums and ratios of its own."""
+    sums = [drawn(SUMS * seed + k) for k in range(SUMS)]
+    ratios = [drawn_ratio(RATIOS_DRAWN * seed + k) for k in range(RATIOS_DRAWN)]
+    listed_laws = [*LAWS, *map(with_dummies, LAWS), *SRSD, *map(mixed, SRSD)]
+    return [*listed_laws, *sums, *ratios, *WITH_FUNCTIONS, *RATIOS]
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run what the file lacks, or write the table."""
-    raw = argparse.RawDescriptionHelpFormatter
-    name = "python -m benchmarks.equations"
-    parser = argparse.ArgumentParser(prog=name, description=__doc__, formatter_class=raw)
+    parser = command("benchmarks.equations", __doc__)
     add, page_help = parser.add_argument, "write the tables into this page, and run nothing"
-    add("--classes", default=CLASSES, help=f"of {CLASSES}")
-    add("--methods", default=",".join(METHODS[:2]), help=f"of {', '.join(METHODS)}")
-    add("--noise", default=NOISES)
+    add("--classes", type=listed(), default=CLASSES, help=f"of {CLASSES}")
+    add("--methods", type=listed(), default=",".join(METHODS[:2]), help=f"of {', '.join(METHODS)}")
+    add("--noise", type=listed(float), default=NOISES)
     add("--seeds", type=int, default=PLANNED_SEEDS)
     add("--rows", type=int, default=1000)
     add("--out", type=files.output, default=OUT)
     add("--report", type=Path, metavar="PAGE", help=page_help)
-    drawn_help = "draw the shares over the noise, and run nothing"
-    add("--picture", type=files.output, help=drawn_help)
-    arguments = parser.parse_args()
-    rows = read(arguments.out)
-    if arguments.report:
-        files.write(arguments.report, page(arguments.report.read_text(), rows))
-    if arguments.picture:
-        picture(rows, arguments.picture)
-    if arguments.report or arguments.picture:
+    add("--picture", type=files.output, help="draw the shares over the noise, and run nothing")
+    options = parser.parse_args(argv)
+    if options.report or options.picture:
+        rows = read(options.out, missing_ok=True)
+        if options.report:
+            files.write(options.report, page(options.report.read_text(), rows))
+        if options.picture:
+            picture(rows, options.picture)
         return
     from threadpoolctl import threadpool_limits
 
-    keys = ("equation", "noise", "seed", "method", "rows")
-    done = {tuple(row[key] for key in keys) for row in rows}
-    methods = arguments.methods.split(",")
-    absent = [m for m in methods if m not in METHODS[:2] and m not in installed()]
+    absent = [m for m in options.methods if m not in (*METHODS[:2], *installed())]
     if absent:
         parser.error(f"not installed: {', '.join(absent)} (pip install {' '.join(absent)})")
-    classes, noises = arguments.classes.split(","), list(map(float, arguments.noise.split(",")))
     with threadpool_limits(1):
-        for method in methods:
+        for method in options.methods:
             measure(LAWS[0], 0.0, 0, method, 50)  # imports
-        for seed in range(arguments.seeds):
-            sums = [drawn(SUMS * seed + k) for k in range(SUMS)]
-            sums += [drawn_ratio(RATIOS_DRAWN * seed + k) for k in range(RATIOS_DRAWN)]
-            laws = [*LAWS, *map(with_dummies, LAWS), *SRSD, *map(mixed, SRSD), *sums]
-            laws += [*WITH_FUNCTIONS, *RATIOS]
-            chosen = [law for law in laws if law.kind in classes]
-            for law, noise, method in itertools.product(chosen, noises, methods):
-                if (law.name, noise, seed, method, arguments.rows) in done:
-                    continue
-                row = measure(law, noise, seed, method, arguments.rows)
-                rows.append(row)
-                files.write(arguments.out, "".join(json.dumps(r) + "\n" for r in rows))
-                words = (
-                    f"{law.name:<16}{noise:<8g}{method:<14}{row['found']!s:<7}{row['seconds']:<8}"
-                )
-                print(words + row["formula"], flush=True)
+        for seed in range(options.seeds):
+            laws = {law.name: law for law in laws_of(seed) if law.kind in options.classes}
+            planned = itertools.product(
+                laws, options.noise, [seed], options.methods, [options.rows]
+            )
+            complete(
+                options.out, ("equation", "noise", "seed", "method", "rows"), planned,
+                lambda name, *settings, laws=laws: measure(laws[name], *settings),
+                shown=("found", "seconds", "formula"),
+            )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,25 +1,36 @@
-"""Known laws, as formulas: laws of Feynman's lectures, and sums that are drawn.
+"""Known laws, as formulas: laws of Feynman's lectures and of textbooks, sums and ratios drawn.
 
 The laws are those of AI Feynman (Udrescu, Tegmark, 2020) that are powers of sums of at most four
 products of powers. Class a: one product. b: a sum. c1: a power of a sum. Inputs are drawn uniformly
 from [1, 5] unless the law has a range. Classes ad, bd and c1d: a, b and c1 with two columns that
-are not needed.
+are not needed. Class ratio: ratios of sums, laws with names and the ranges of measurements. Class
+dratio: one to three terms over two or three, with positive terms below, and an input that is not
+needed. laws.csv has all but the drawn ones, and those of srsd.py: terms with their coefficients
+first, ranges as "input log 0.1 10 both", functions as "input sin cos".
 """
 
 from __future__ import annotations
 
+import csv
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
+# The names that numbers in laws.csv may have.
 PI = math.pi
+ALPHA, ELECTRON = 7.2973525693e-3, 9.10938356e-31
+G, GRAVITY, C, EPS, H = 6.6743e-11, 9.80665, 2.99792458e8, 8.854e-12, 6.626e-34
+KLEIN = (ALPHA * H / (ELECTRON * C)) ** 2 / (4 * PI)
+HBAR, KB, MAGNETON = H / (2 * PI), 1.380649e-23, 9.2740100783e-24
 INVERSES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "log": np.exp,
     "log(1+1/y)": lambda total: 1 / np.expm1(total),
 }
-SUMS = 24  # drawn sums of a seed
+SUMS, RATIOS_DRAWN = 24, 12  # drawn sums and ratios of a seed
 
 
 @dataclass(frozen=True)
@@ -55,11 +66,9 @@ class Range:
 
 
 def _signs(sign: str, rows: int, generator: np.random.Generator) -> np.ndarray:
-    return (
-        generator.choice([-1.0, 1.0], rows)
-        if sign == "both"
-        else np.full(rows, -1.0 if sign == "-" else 1.0)
-    )
+    if sign == "both":
+        return generator.choice([-1.0, 1.0], rows)
+    return np.full(rows, -1.0 if sign == "-" else 1.0)
 
 
 @dataclass(frozen=True)
@@ -91,13 +100,8 @@ class Law:
         names = [name.partition("(")[2].rstrip(")") or name for name in names]
         return list(self.columns or dict.fromkeys(names))
 
-    @property
-    def exponents(self) -> np.ndarray:
-        """``[K, n]``, of the inputs and their functions."""
-        return self.exponents_of(self.terms)
-
     def exponents_of(self, terms: tuple[tuple[float, str], ...]) -> np.ndarray:
-        """The exponents ``[K, n]`` of such terms."""
+        """The exponents ``[K, n]`` of such terms, of the inputs and their functions."""
         names = self.inputs
         names = names + [f"{f}({name})" for name in names for f in self.functions.get(name, ())]
         table = np.zeros((len(terms), len(names)))
@@ -147,11 +151,11 @@ class Law:
     def draw(self, rows: int, generator: np.random.Generator) -> np.ndarray:
         """Inputs ``[N, n]``; rows without a y are drawn again."""
         ranges = [self.ranges.get(name, USUAL) for name in self.inputs]
-        X = np.column_stack([bounds.draw(rows, generator) for bounds in ranges])
-        while (invalid := ~np.isfinite(self(X))).any():
-            X[invalid] = np.column_stack(
-                [bounds.draw(int(invalid.sum()), generator) for bounds in ranges]
-            )
+        X, invalid = np.empty((rows, len(ranges))), np.ones(rows, dtype=bool)
+        while invalid.any():
+            count = int(invalid.sum())
+            X[invalid] = np.column_stack([bounds.draw(count, generator) for bounds in ranges])
+            invalid = ~np.isfinite(self(X))
         return X
 
     def around(self, rows: int, generator: np.random.Generator) -> np.ndarray:
@@ -163,85 +167,38 @@ class Law:
 USUAL = Range(1.0, 5.0)
 
 
-def _a(name: str, coef: float, product: str) -> Law:
-    return Law(name, "a", ((coef, product),))
+def _terms(text: str) -> tuple[tuple[float, str], ...]:
+    """Terms from a text such as "2 S, -1/KB S^2 T^-1"; a term may have no inputs."""
+    parts = [part.partition(" ") for part in text.split(", ") if part]
+    return tuple((eval(coef), product) for coef, _, product in parts)
 
 
-def _c(name: str, power: float, *terms: tuple[float, str], **ranges: tuple[float, float]) -> Law:
-    return Law(name, "c1", terms, power, {name: Range(*bounds) for name, bounds in ranges.items()})
+def _range(text: str) -> Range:
+    """A range from a text such as "log 0.1 10 both"."""
+    sampling, low, high, sign = re.fullmatch(r"([a-z]*) ?(\S+) (\S+) ?(\S*)", text).groups()  # type: ignore[union-attr]
+    return Range(eval(low), eval(high), sampling or "uniform", sign or "+")
 
 
-SLOW = {"v": (1.0, 2.0), "c": (3.0, 10.0)}
+def _read(path: Path) -> list[Law]:
+    laws = []
+    for row in csv.DictReader(path.read_text().splitlines()):
+        ranges, functions = (
+            [part.split(maxsplit=1) for part in row[name].split("; ") if part]
+            for name in ("ranges", "functions")
+        )
+        kind, source = row["class"], row["set"]
+        law = Law(f"{row['name']} {kind}" if source else row["name"], kind, _terms(row["terms"]))
+        laws.append(replace(
+            law, power=float(row["power"]), source=source, function=row["function of y"],
+            ranges={name: _range(text) for name, text in ranges}, below=_terms(row["below"]),
+            functions={name: tuple(text.split()) for name, text in functions},
+        ))  # fmt: skip
+    return laws
 
-LAWS = (
-    _a("I.12.1", 1, "mu N"),
-    _a("I.12.2", 1 / (4 * PI), "q1 q2 eps^-1 r^-2"),
-    _a("I.12.4", 1 / (4 * PI), "q1 eps^-1 r^-2"),
-    _a("I.12.5", 1, "q E"),
-    _a("I.14.3", 1, "m g z"),
-    _a("I.14.4", 0.5, "k x^2"),
-    _a("I.25.13", 1, "q C^-1"),
-    _a("I.29.4", 1, "omega c^-1"),
-    _a("I.32.5", 1 / (6 * PI), "q^2 a^2 eps^-1 c^-3"),
-    _a("I.34.8", 1, "q v B p^-1"),
-    _a("I.34.27", 1 / (2 * PI), "h omega"),
-    _a("I.38.12", 1 / PI, "eps h^2 m^-1 q^-2"),
-    _a("I.39.1", 1.5, "p V"),
-    _a("I.39.22", 1, "n kb T V^-1"),
-    _a("I.43.16", 1, "mu q U d^-1"),
-    _a("I.43.31", 1, "mu kb T"),
-    _a("I.47.23", 1, "gamma^0.5 p^0.5 rho^-0.5"),
-    _a("II.3.24", 1 / (4 * PI), "P r^-2"),
-    _a("II.4.23", 1 / (4 * PI), "q eps^-1 r^-1"),
-    _a("II.8.7", 0.6 / (4 * PI), "q^2 eps^-1 d^-1"),
-    _a("II.8.31", 0.5, "eps E^2"),
-    _a("II.13.17", 0.5 / PI, "I eps^-1 c^-2 r^-1"),
-    _a("II.27.16", 1, "eps c E^2"),
-    _a("II.34.2", 0.5, "q v r"),
-    _a("II.34.2a", 0.5 / PI, "q v r^-1"),
-    _a("II.34.11", 0.5, "g q B m^-1"),
-    _a("II.34.29a", 0.25 / PI, "q h m^-1"),
-    _a("II.34.29b", 2 * PI, "g mu B J h^-1"),
-    _a("II.38.3", 1, "Y A x d^-1"),
-    _a("III.7.38", 4 * PI, "mu B h^-1"),
-    _a("III.12.43", 0.5 / PI, "n h"),
-    _a("III.13.18", 4 * PI, "E d^2 k h^-1"),
-    _a("III.15.14", 0.125 / PI**2, "h^2 E^-1 d^-2"),
-    _a("III.15.27", 2 * PI, "alpha n^-1 d^-1"),
-    _a("III.19.51", -0.125, "m q^4 h^-2 eps^-2 n^-2"),
-    _a("III.21.20", -1, "rho q A m^-1"),
-    Law("I.11.19", "b", ((1, "x1 y1"), (1, "x2 y2"), (1, "x3 y3"))),
-    Law("I.13.4", "b", ((0.5, "m v^2"), (0.5, "m u^2"), (0.5, "m w^2"))),
-    Law("I.13.12", "b", ((1, "G m1 m2 r2^-1"), (-1, "G m1 m2 r1^-1"))),
-    Law("I.24.6", "b", ((0.25, "m w^2 x^2"), (0.25, "m w0^2 x^2"))),
-    Law("II.2.42", "b", ((1, "k T2 A d^-1"), (-1, "k T1 A d^-1"))),
-    Law("II.36.38", "b", ((1, "mu H kb^-1 T^-1"), (1, "mu alpha M eps^-1 c^-2 kb^-1 T^-1"))),
-    Law("II.37.1", "b", ((1, "mu B"), (1, "mu chi B"))),
-    _c("I.10.7", -2, (1, "m^-2"), (-1, "m^-2 v^2 c^-2"), **SLOW),
-    _c("I.27.6", -1, (1, "d1^-1"), (1, "n d2^-1")),
-    _c("I.34.10", -1, (1, "w^-1"), (-1, "w^-1 v c^-1"), **SLOW),
-    _c("I.39.11", -1, (1, "g p^-1 V^-1"), (-1, "p^-1 V^-1"), g=(2.0, 5.0)),
-    _c("I.43.43", -1, (1, "g A kb^-1 v^-1"), (-1, "A kb^-1 v^-1"), g=(2.0, 5.0)),
-    _c("I.48.2", -2, (1, "m^-2 c^-4"), (-1, "m^-2 v^2 c^-6"), **SLOW),
-    _c(
-        "II.6.15a",
-        2,
-        (9 / (16 * PI**2), "p^2 z^2 x^2 eps^-2 r^-10"),
-        (9 / (16 * PI**2), "p^2 z^2 y^2 eps^-2 r^-10"),
-    ),
-    _c("II.10.9", -1, (1, "eps s^-1"), (1, "eps chi s^-1")),
-    _c(
-        "II.11.3", -1, (1, "m w0^2 q^-1 E^-1"), (-1, "m w^2 q^-1 E^-1"), w0=(3.0, 5.0), w=(1.0, 2.0)
-    ),
-    _c("II.13.23", -2, (1, "rho^-2"), (-1, "rho^-2 v^2 c^-2"), **SLOW),
-    _c("II.13.34", -2, (1, "rho^-2 v^-2"), (-1, "rho^-2 c^-2"), **SLOW),
-    _c("II.21.32", -1, (4 * PI, "eps r q^-1"), (-4 * PI, "eps r v q^-1 c^-1"), **SLOW),
-    _c(
-        "II.24.17", 2, (1, "w^2 c^-2"), (-(PI**2), "d^-2"), w=(4.0, 6.0), c=(1.0, 2.0), d=(2.0, 4.0)
-    ),
-    _c("II.38.14", -1, (2, "Y^-1"), (2, "s Y^-1")),
-    _c("III.10.19", 2, (1, "mu^2 Bx^2"), (1, "mu^2 By^2"), (1, "mu^2 Bz^2")),
-)
+
+ALL = _read(Path(__file__).with_suffix(".csv"))
+LAWS = [law for law in ALL if law.kind in ("a", "b", "c1")]
+RATIOS = [law for law in ALL if law.kind == "ratio"]
 
 
 def with_dummies(law: Law) -> Law:
@@ -266,3 +223,25 @@ def drawn(seed: int) -> Law:
     law = Law(f"sum {seed}", "sum", tuple((c, product) for product, c in products.items()))
     columns = (*law.inputs, "x9")
     return replace(law, ranges=dict.fromkeys(columns, Range(0.5, 3.0)), columns=columns)
+
+
+def drawn_ratio(seed: int) -> Law:
+    """A ratio of one to three terms and two or three, whose inputs have ranges of a decade."""
+    generator = np.random.default_rng([seed, 78])
+    inputs = int(generator.integers(1, 4))
+
+    def terms(count: int, present: list[str]) -> list[tuple[float, str]]:
+        products = list(present)
+        while len(products) < count:
+            powers = generator.integers(0, 3, inputs)
+            powers[powers.cumsum() > 2] = 0
+            product = " ".join(f"x{i}^{w}" for i, w in enumerate(powers) if w)
+            if product not in products:
+                products.append(product)
+        return [(round(10 ** generator.uniform(-0.5, 0.5), 3), product) for product in products]
+
+    above = terms(int(generator.integers(1, 4)), [])
+    below = terms(int(generator.integers(2, 4 if inputs > 1 else 3)), [""])
+    law = Law(f"drawn ratio {seed}", "dratio", tuple(above), below=tuple(below))
+    columns = (*law.inputs, "x9")
+    return replace(law, ranges=dict.fromkeys(columns, Range(0.3, 3.0, "log")), columns=columns)

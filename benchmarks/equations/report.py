@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.equations.laws import LAWS, SUMS, with_dummies
-from benchmarks.equations.ratios import RATIOS, RATIOS_DRAWN
+from benchmarks.equations.laws import LAWS, RATIOS, RATIOS_DRAWN, SUMS, with_dummies
 from benchmarks.equations.rivals import RIVALS
 from benchmarks.equations.srsd import SRSD, WITH_FUNCTIONS, mixed
 from benchmarks.marked_blocks import insert
+from benchmarks.marked_blocks import table as markdown_table
 
 Row = dict[str, Any]
 
@@ -75,8 +75,7 @@ def table(rows: Sequence[Row]) -> str:
         "median size in terms,",
         "for gplearn and pyoperon in nodes of a tree. Not told apart: those not found whose "
         "criterion (BIC) on these",
-        "rows is no larger than the law's.",
-        "",
+        "rows is no larger than the law's.\n",
         "| | noise | planned | " + " | ".join(NAMES.get(m, f"`{m}`") for m in methods) + " |",
         "| --- | --- | --- |" + " --- |" * len(methods),
     ]
@@ -106,17 +105,12 @@ def _cell(group: Sequence[Row]) -> str:
 
 def published() -> str:
     """The rates of others, as Markdown."""
+    header = ["method", "noise", "one product", "sum", "power of a sum", "source"]
     lines = [
-        "| method | noise | one product | sum | power of a sum | source |",
-        "| --- | --- | --- | --- | --- | --- |",
-        *(
-            f"| {name} | {noise:g} | {a} % | {b} % | {c} % | {source} |"
-            for name, noise, a, b, c, source in PUBLISHED
-        ),
-        "",
-        *(f"{name}: {text}." for name, text in SOURCES.items()),
+        [name, f"{noise:g}", *(f"{share} %" for share in shares), source]
+        for name, noise, *shares, source in PUBLISHED
     ]
-    return "\n".join(lines)
+    return "\n".join([markdown_table(header, lines), *(f"{n}: {s}." for n, s in SOURCES.items())])
 
 
 def picture(rows: Sequence[Row], path: Path) -> None:

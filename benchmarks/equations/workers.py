@@ -11,7 +11,6 @@ a page.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 import warnings
@@ -20,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks import rows_command
-from benchmarks.arguments import positive
+from benchmarks.arguments import command, listed, positive
 from benchmarks.equations.laws import LAWS, drawn
 from benchmarks.equations.srsd import SRSD
 from benchmarks.marked_blocks import record_table
@@ -102,20 +101,12 @@ def _facts(row: Row) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    name, description = "python -m benchmarks.equations.workers", (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog=name, description=description)
-    add = parser.add_argument
+    parser = command("benchmarks.equations.workers", __doc__)
+    add, several = parser.add_argument, "numbers of processes, with commas between"
     add("--laws", type=positive, default=200, help="number of laws")
     add("--rows", type=positive, default=500, help="rows of each table")
-    add("--workers", default="1,2,4", help="numbers of processes, with commas between")
-
-    def measured(options: argparse.Namespace) -> list[Row]:
-        numbers = options.workers.split(",")
-        if not all(number.isdecimal() and int(number) > 0 for number in numbers):
-            rule = "--workers must be whole numbers of at least 1"
-            parser.error(f"{rule}, got {options.workers}")
-        return measure(options.laws, options.rows, [int(number) for number in numbers])
-
+    add("--workers", type=listed(positive), default="1,2,4", help=several)
+    measured = lambda options: measure(options.laws, options.rows, options.workers)  # noqa: E731
     return rows_command.run(parser, argv, MARK, table, measured)
 
 

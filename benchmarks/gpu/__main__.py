@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.arguments import command, positive, seconds
 from benchmarks.gpu import plan
 from benchmarks.gpu.crew import ROOT, ROWS, SHORTEST, Crew, Record
 
@@ -22,8 +23,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     listed = "; ".join(
         f"{name} ({part.seconds:.0f} s): {part.title}" for name, part in plan.PARTS.items()
     )
-    description = "First minutes on a GPU."
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=description)
+    parser = command("benchmarks.gpu", __doc__)
     add, parts = parser.add_argument, f"all, in this order, or some of: {listed}"
     add("parts", nargs="*", metavar="PART", help=parts)
     folder = (
@@ -31,17 +31,13 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "that gets copies"
     )
     add("--out", type=Path, default=ROOT / "build" / "gpu", help=folder)
-    add("--seconds", type=float, default=plan.COMMAND_SECONDS, help="for this command")
-    add("--jobs", type=int, help="worker processes at most, default all cores but two")
+    add("--seconds", type=seconds, default=plan.COMMAND_SECONDS, help="for this command")
+    add("--jobs", type=positive, help="worker processes at most, default all cores but two")
     add("--rehearse", action="store_true", help="tiny, on the CPU in Triton's interpreter")
     options = parser.parse_args(argv)
     unknown = [part for part in options.parts if part not in plan.PARTS]
     if unknown:
         parser.error(f"PART must be one of {', '.join(plan.PARTS)}, got {', '.join(unknown)}")
-    if not options.seconds > 0:
-        parser.error(f"--seconds must be greater than 0, got {options.seconds:g}")
-    if options.jobs is not None and options.jobs < 1:
-        parser.error(f"--jobs must be at least 1, got {options.jobs}")
     return options
 
 
@@ -60,16 +56,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     with Crew(record, options.rehearse, tell) as crew:
         for name in options.parts or plan.PARTS:
             part = (plan.REHEARSAL if options.rehearse else plan.PARTS)[name]
-            seconds = min(part.seconds, options.seconds - (time.monotonic() - begin))
-            if seconds < SHORTEST:
+            limit = min(part.seconds, options.seconds - (time.monotonic() - begin))
+            if limit < SHORTEST:
                 tell(f"{name}: no time is left")
                 results.append((name, (0, 0, len(part.items))))
                 continue
-            tell(f"{name}: {part.title}, at most {seconds:.0f} s")
+            tell(f"{name}: {part.title}, at most {limit:.0f} s")
             # First launches and pytest leave settings behind that times depend on.
             keep = name not in ("smoke", "tests", "more")
             workers = min(jobs, part.jobs)
-            counts = crew.run(name, part.items, workers, seconds, part.item_seconds, keep)
+            counts = crew.run(name, part.items, workers, limit, part.item_seconds, keep)
             results.append((name, counts))
     tell("the end")
     for name, (done, failed, waiting) in results:

@@ -48,14 +48,10 @@ class Stage:
     """Where the items run: a GPU, or in a rehearsal the CPU with Triton's interpreter."""
 
     def __init__(self, out: Path, rehearsal: bool) -> None:
-        self.out, self.rehearsal = out, rehearsal
+        self.out, self.rehearsal, self.table = out, rehearsal, out / TABLE
         self.device: Device = Rehearsal() if rehearsal else DEVICES["cuda"]
         self.limits: dict[str, environment.Limits] = {}
         self.pool: Pool | None = None
-
-    @property
-    def table(self) -> Path:
-        return self.out / TABLE
 
 
 class Rehearsal(Device):
@@ -185,10 +181,8 @@ def _loop(
 
 def memcheck(stage: Stage, item: str, emit: Emit) -> None:
     """The first launches of an item in a process under compute-sanitizer; in a rehearsal alone."""
-    checker, log = (
-        shutil.which("compute-sanitizer"),
-        stage.out / f"memcheck-{item}.txt".replace(" ", "-"),
-    )
+    checker = shutil.which("compute-sanitizer")
+    log = stage.out / f"memcheck-{item}.txt".replace(" ", "-")
     command = [sys.executable, "-m", "benchmarks.gpu.worker", "--out", str(stage.out)]
     if stage.rehearsal:
         command.append("--rehearse")
@@ -341,11 +335,6 @@ def _pass(kernels: Any, sample: Any, grad_y: Tensor) -> list[Tensor]:
     return [*results, *backward(sample, kernels, grad_y, ALL, results=results)]
 
 
-def rebench(stage: Stage, item: str, emit: Emit) -> None:
-    """Measure a case with the table that the tuner has written."""
-    bench(stage, item, emit, tuned=True)
-
-
 def tune_one(stage: Stage, item: str, emit: Emit) -> None:
     """The fastest configuration of one kernel at one size, into the table."""
     text, named = words(item)
@@ -367,6 +356,7 @@ def tune_one(stage: Stage, item: str, emit: Emit) -> None:
 
 DO: dict[str, Callable[[Stage, str, Emit], None]] = {
     "env": env, "smoke": smoke, "tests": tests, "memcheck": memcheck, "bench": bench,
-    "compile": bench, "crossover": crossover, "more": tests, "tune": tune_one, "rebench": rebench,
-    "autotune": rebench,
+    "compile": bench, "crossover": crossover, "more": tests, "tune": tune_one,
+    # With the table that the tuner has written.
+    "rebench": partial(bench, tuned=True), "autotune": partial(bench, tuned=True),
 }  # fmt: skip

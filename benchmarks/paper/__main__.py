@@ -2,7 +2,7 @@
 
     python -m benchmarks.paper {EXPERIMENT,all,report}
 
-registry.py lists the experiments; `--help` names them with their options. Stop the command at any
+registry.py lists the experiments; `EXPERIMENT --help` names its options. Stop the command at any
 time, with Ctrl-C or harder; the same command goes on from there. On several machines:
 
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:PORT \\
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.arguments import positive, writable_folder
+from benchmarks.arguments import command, positive, writable_folder
 from benchmarks.drawing import SUFFIXES
 from benchmarks.marked_blocks import MarksError
 from benchmarks.paper import pictures, report, workers
@@ -49,81 +49,62 @@ def _device(text: str) -> str:
     return text
 
 
+def _page(text: str) -> Path:
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"must be an existing file, got {text!r}")
+    return Path(text)
+
+
 def _parser() -> argparse.ArgumentParser:
-    description = "The experiments of the paper, with their tables and figures."
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", description=description)
-    add, usual = parser.add_argument, "default %(default)s"
-    reports = "all: of the paper, one after the other; report: report and pictures from the tables"
-    add("experiment", choices=[*EXPERIMENTS, "all", "report"], help=reports)
+    parser = command("benchmarks.paper", __doc__)
+    commands = parser.add_subparsers(dest="experiment", required=True)
+    usual = "default %(default)s"
+    out, common = (argparse.ArgumentParser(add_help=False) for _ in range(2))
+    add = out.add_argument
+    add("--out", type=writable_folder, default=str(DEFAULT_FOLDER), metavar="DIR", help=usual)
+    add("--format", choices=SUFFIXES, default="png", help=f"of the pictures; {usual}")
+    add = common.add_argument
     runs = "runs per model and task; default: as published"
     add("--seeds", type=positive, metavar="N", help=runs)
     add("--quick", action="store_true", help="few steps and seeds: does it run?")
-    add("--variant", choices=VARIANTS, default=VARIANTS[0], help="what the authors ran, or wrote")
     add("--device", type=_device, default="cpu", help=usual)
-    add("--out", type=writable_folder, default=str(DEFAULT_FOLDER), metavar="DIR", help=usual)
     processes = "processes; default: one per core, on a GPU one"
     add("--jobs", type=positive, metavar="N", help=processes)
-    add("--format", choices=SUFFIXES, default="png", help=f"of the pictures; {usual}")
-    renew = "with report: also renew the tables in FILE"
-    add("--insert", type=Path, nargs="+", default=(), metavar="FILE", help=renew)
-    for name, owners in _owners().items():
-        of_each = {e.name: next(o for o in e.options if o.name == name) for e in owners}
-        several = any(option.several for option in of_each.values())
-        values = dict.fromkeys(value for option in of_each.values() for value in option.values)
-        texts = (f"{owner}: {o.help}, of {', '.join(o.values)}" for owner, o in of_each.items())
-        nargs = "+" if several else None
-        choices, metavar = list(values), name.upper()
-        add(f"--{name}", choices=choices, nargs=nargs, metavar=metavar, help="; ".join(texts))
-    return parser
-
-
-def _owners() -> dict[str, list[Experiment]]:
-    """The options that only some experiments have, with those experiments."""
-    owners: dict[str, list[Experiment]] = {}
-    for experiment in EXPERIMENTS.values():
-        for option in experiment.options:
-            owners.setdefault(option.name, []).append(experiment)
-    return owners
-
-
-def _wrong(options: argparse.Namespace) -> str:
-    """Set the defaults of the experiment's options; return what is wrong with them, or ""."""
-    chosen = EXPERIMENTS.get(options.experiment)
-    of_chosen = {option.name: option for option in chosen.options} if chosen else {}
-    for name, owners in _owners().items():
-        value = getattr(options, name)
-        option = of_chosen.get(name)
-        if option is None and options.experiment == "all":
+    variant, parents = argparse.ArgumentParser(add_help=False), [out, common]
+    ran = "what the authors ran, or wrote"
+    variant.add_argument("--variant", choices=VARIANTS, default=VARIANTS[0], help=ran)
+    title = "all of the paper's, one by one"
+    whole_paper = commands.add_parser("all", parents=[*parents, variant], help=title)
+    for name, experiment in EXPERIMENTS.items():
+        title, more = experiment.tables[0].title, [variant] if experiment.variants else []
+        single = commands.add_parser(name, parents=[*parents, *more], help=title)
+        for o in experiment.options:
+            choice: Any = {"choices": o.values, "nargs": "+" if o.several else None}
+            single.add_argument(f"--{o.name}", **choice, default=o.default, help=o.help)
             # The whole paper may be run in another way, but not in part.
-            published = (o for e in owners if e.published for o in e.options if o.name == name)
-            option = next((o for o in published if not o.several), None)
-        if option is None and value is not None:
-            names = ", ".join(owner.name for owner in owners)
-            return f"argument --{name}: only for {names}, got {options.experiment}"
-        if option is not None and value is not None:
-            for word in value if option.several else [value]:
-                if word not in option.values:
-                    listed = ", ".join(option.values)
-                    return f"argument --{name}: {options.experiment} has no {word}, only {listed}"
-        if option is not None and value is None and chosen:
-            setattr(options, name, option.default)
-    if chosen and not chosen.variants and options.variant != VARIANTS[0]:
-        return f"argument --variant: {chosen.name} has one variant only"
-    return chosen.wrong(options) if chosen else ""
+            if name in ALL and not o.several:
+                whole_paper.add_argument(f"--{o.name}", **choice, help=f"{name}: {o.help}")
+    report = "report and pictures again, from the tables in the folder"
+    of_report = commands.add_parser("report", parents=[out], help=report)
+    renew = "also renew the tables in FILE"
+    of_report.add_argument(
+        "--insert", type=_page, nargs="+", default=(), metavar="FILE", help=renew
+    )
+    return parser
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options of a command, checked."""
     parser = _parser()
     options = parser.parse_args(argv)
-    wrong = _wrong(options)
+    if options.experiment == "report":
+        return options
+    chosen = EXPERIMENTS.get(options.experiment)
+    wrong = chosen.wrong(options) if chosen else ""
     if wrong:
         parser.error(wrong)
     if Rank.current().size > 1 and options.jobs is not None:
         parser.error("argument --jobs: torchrun starts the processes; use its --nproc-per-node")
-    pages_exist = all(page.is_file() for page in options.insert)
-    if options.insert and (options.experiment != "report" or not pages_exist):
-        parser.error("argument --insert: must be existing files, and the experiment report")
     if options.jobs is None:
         options.jobs = cores() if torch.device(options.device).type == "cpu" else 1
     return options
@@ -138,10 +119,13 @@ def parts(options: argparse.Namespace) -> list[tuple[Experiment, argparse.Namesp
         return [(EXPERIMENTS[options.experiment], options)]
     runs = []
     for experiment in (EXPERIMENTS[name] for name in ALL):
-        free = [o for o in experiment.options if not o.several and getattr(options, o.name) is None]
+        values_of = {o.name: getattr(options, o.name, None) for o in experiment.options}
+        free = [o for o in experiment.options if not o.several and values_of[o.name] is None]
         for values in itertools.product(*(option.values for option in free)):
             chosen = dict(zip((option.name for option in free), values, strict=True))
-            runs.append((experiment, argparse.Namespace(**{**vars(options), **chosen})))
+            runs.append(
+                (experiment, argparse.Namespace(**{**vars(options), **values_of, **chosen}))
+            )
     return runs
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from benchmarks.durations import duration
 from benchmarks.paper.agreement import Entry
 from benchmarks.paper.checks import Check
 from benchmarks.paper.runner import Batch, Folder
@@ -82,32 +81,19 @@ class Option:
     several: bool = False  # whether it takes more than one value
 
 
-@dataclass(frozen=True)
-class Account:
-    """The work that produced a table."""
+class Account(Protocol):
+    """The work that produced a table (session.py)."""
 
     options: Namespace  # of the command
     folder: Folder  # the runner's
     batches: Sequence[Batch]  # of the command
-    parts: Sequence[tuple[Sequence[Batch], float]]  # rounds of work that share the table, wall time
     results: dict[str, dict[str, Any]]  # of the finished batches, by their names
-    wall: float  # seconds of the commands that worked on `batches`
     processes: int
 
     @property
-    def missing(self) -> int:
-        """The number of batches of the command that are not done."""
-        return sum(batch.name not in self.results for batch in self.batches)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of work, in all processes."""
-        return sum(result["seconds"] for result in self.results.values())
-
-    def line(self) -> str:
-        """The line of most tables."""
-        wall = f"wall time {duration(self.wall)} with {self.processes} processes"
-        return f"{wall}; {duration(self.seconds)} of work in all"
+    def missing(self) -> int: ...
+    def times(self) -> list[tuple[Sequence[Batch], float]]: ...
+    def line(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -120,21 +106,15 @@ class Experiment:
     published: bool = True  # whether it is in the paper; the command "all" runs these
     variants: tuple[str, ...] = VARIANTS
     options: tuple[Option, ...] = ()  # beside those that all experiments have
-    # What is wrong with the options together; empty if nothing.
-    wrong: Callable[[Namespace], str] = field(default=lambda options: "")
-    table: Callable[[Namespace], str] | None = (
-        None  # the table that a command fills; else the first
-    )
+    wrong: Callable[[Namespace], str] = lambda options: ""  # with the options together
+    table: Callable[[Namespace], str] | None = None  # that a command fills; else the first
     # All batches that share the table, the rounds of work one by one; `plan` is a part of a round.
     rounds: Callable[[Namespace], list[list[Batch]]] | None = None
-    # What a command leaves out, for the table's comments; empty if nothing.
-    subset: Callable[[Namespace], str] = field(default=lambda options: "")
+    subset: Callable[[Namespace], str] = lambda options: ""  # what a command leaves out
     finish: Callable[[Namespace, Folder], None] | None = None  # called when all batches are done
     times: Callable[[Account], list[str]] | None = None  # comments on time, for the usual line
 
     def filled(self, options: Namespace) -> Table:
         """The table that a command fills."""
-        if self.table is None:
-            return self.tables[0]
-        name = self.table(options)
+        name = self.table(options) if self.table else self.tables[0].name
         return next(table for table in self.tables if table.name == name)

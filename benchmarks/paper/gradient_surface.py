@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.drawing import ERRORS, figure, headline, save
+from benchmarks.drawing import ERRORS, figure, headline, save, scale
 from benchmarks.marked_blocks import table
 from benchmarks.paper.agreement import Entry, counted
 from benchmarks.paper.checks import Check, at_most, statistic
@@ -111,16 +111,10 @@ class Surfaces:
         for run, surfaces in zip(self.runs, self.surfaces, strict=True):
             for panel, norm in zip(PANELS, surfaces, strict=True):
                 plateau = norm[:, W2 > PLATEAU]
-                rows.append(
-                    {
-                        "inputs": run["inputs"],
-                        "panel": panel,
-                        "seed": run["seed"],
-                        "median": float(plateau.quantile(0.5)),
-                        "flat_share": float((plateau < FLAT).double().mean()),
-                        "w2_spread": float((norm.amax(1) - norm.amin(1)).max()),
-                    }
-                )
+                median, flat = plateau.quantile(0.5), (plateau < FLAT).double().mean()
+                numbers = map(float, (median, flat, (norm.amax(1) - norm.amin(1)).max()))
+                values = run["inputs"], panel, run["seed"], *numbers
+                rows.append(dict(zip(COLUMNS, values, strict=True)))
         return rows, {"surfaces": torch.stack(self.surfaces)}  # [runs, 3, 71, 61]
 
 
@@ -180,9 +174,8 @@ def draw_surfaces(surfaces: dict[str, Tensor], path: Path) -> None:
         line[-1].set_xlabel("weight of the first input")
     for axis in axes[:, 0]:
         axis.set_ylabel("weight of the second")
-    where = {"location": "bottom", "shrink": 0.8, "aspect": 30, "ticks": [0, 0.5, 1, 1.5, 2, 2.5]}
-    bar = drawing.colorbar(drawn, ax=axes, label="norm of the gradient", **where)
-    bar.ax.set_xticklabels(["0", "0.5", "1", "1.5", "2", "≥ 2.5"])
+    ticks = {0: "0", 0.5: "0.5", 1: "1", 1.5: "1.5", 2: "2", 2.5: "≥ 2.5"}
+    scale(drawing, axes, drawn, "norm of the gradient", ticks)
     headline(
         drawing,
         "Gradient of the loss while a power unit learns to ignore its second input",

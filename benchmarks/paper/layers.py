@@ -14,9 +14,7 @@ _VECTORS = 64  # elements: whole vectors of any processor, also where its loops 
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """`torch.sigmoid` with the same rounding of an element wherever it lies.
-
-    It is not differentiable.
+    """`torch.sigmoid` with the same rounding of an element wherever it lies, not differentiable.
 
     Torch computes the elements after the last whole vector by another formula.
     """
@@ -26,14 +24,6 @@ def sigmoid(x: Tensor) -> Tensor:
     padded = x.new_zeros(-(-size // _VECTORS) * _VECTORS)
     padded[:size].view(x.shape).copy_(x)
     return padded.sigmoid_()[:size].view(x.shape)
-
-
-def product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x W'`` of ``[K, B, I]`` and ``[K, O, I]``.
-
-    One output is summed in the order that rounds the same for one model as for many.
-    """
-    return torch.bmm(weight, x.mT).mT if weight.shape[1] == 1 else torch.bmm(x, weight.mT)
 
 
 class _Sigmoid(torch.autograd.Function):
@@ -50,12 +40,13 @@ class _Sigmoid(torch.autograd.Function):
 
 
 class _Product(torch.autograd.Function):
-    """``x W'``."""
+    """``x W'`` of ``[K, B, I]`` and ``[K, O, I]``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return product(x, weight)
+        # One output is summed in the order that rounds the same for one model as for many.
+        return torch.bmm(weight, x.mT).mT if weight.shape[1] == 1 else torch.bmm(x, weight.mT)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -67,23 +58,12 @@ class _Product(torch.autograd.Function):
 class Dense(nn.Module):
     """A fully connected layer, through a logistic sigmoid except for the last one."""
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        num_models: int,
-        dtype: torch.dtype,
-        last: bool,
-    ) -> None:
+    def __init__(self, i: int, o: int, num_models: int, dtype: torch.dtype, last: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_models, out_features, in_features, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(num_models, out_features, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(num_models, o, i, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(num_models, o, dtype=dtype))
         self.last = last
 
     def forward(self, x: Tensor) -> Tensor:
-        y = _Product.apply(x, self.weight) + self.bias.unsqueeze(1)
-        if self.last:
-            return y
-        result: Tensor = _Sigmoid.apply(y)
-        return result
+        y: Tensor = _Product.apply(x, self.weight) + self.bias.unsqueeze(1)
+        return y if self.last else _Sigmoid.apply(y)

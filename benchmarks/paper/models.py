@@ -9,42 +9,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import npu_kernels
 from benchmarks.paper.layers import Dense
 from benchmarks.paper.streams import stream
-from npu_kernels import NALU, NAU, NMU, NPU, NaiveNPU, RealNPU, iNALU
+from npu_kernels import NMU
 
-Builder = Callable[[int, int, int, torch.dtype], nn.Module]
 
 # The authors' code neither clips the NAU nor leaves the bias out of the NALU's gate; the paper's
 # formulas do both.
-LAYERS: dict[str, dict[str, Builder]] = {
-    variant: {
-        **{
-            unit.__name__: lambda i, o, k, d, unit=unit, options=options: unit(  # type: ignore[misc]
-                i, o, num_models=k, dtype=d, **options
-            )
-            for unit, options in (
-                *((unit, {}) for unit in (NPU, RealNPU, NaiveNPU, NMU, iNALU)),
-                (NAU, {"clip": variant == "paper"}),
-                (NALU, {"bias": variant == "code"}),
-            )
-        },
-        "Dense": lambda i, o, k, d: Dense(i, o, num_models=k, dtype=d, last=False),
-        "Linear": lambda i, o, k, d: Dense(i, o, num_models=k, dtype=d, last=True),
-    }
-    for variant in ("code", "paper")
-}
+def _layer(name: str, i: int, o: int, models: int, dtype: torch.dtype, variant: str) -> nn.Module:
+    if name in ("Dense", "Linear"):
+        return Dense(i, o, models, dtype, last=name == "Linear")
+    options = {"NAU": {"clip": variant == "paper"}, "NALU": {"bias": variant == "code"}}
+    unit: Any = getattr(npu_kernels, name)
+    return unit(i, o, num_models=models, dtype=dtype, **options.get(name, {}))
 
 
 def build(
     stack: Sequence[tuple[str, int, int]], num_models: int, dtype: torch.dtype, variant: str
 ) -> nn.Sequential:
     """The layers (name, in_features, out_features) of K models, one after the other."""
-    return nn.Sequential(*(LAYERS[variant][name](i, o, num_models, dtype) for name, i, o in stack))
+    return nn.Sequential(*(_layer(*layer, num_models, dtype, variant) for layer in stack))
 
 
 Start = tuple[float, float]  # a uniform distribution's ends; equal ends: a constant

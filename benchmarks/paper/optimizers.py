@@ -9,74 +9,66 @@ where the models of a batch have different ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-class Optimizer(Protocol):
-    state: list[Tensor]  # buffers to keep in a checkpoint
+class Optimizer:
+    """The state of an optimiser: buffers to keep in a checkpoint."""
+
+    kind: type[torch.optim.Optimizer]  # torch's of the same kind
+    options: dict[str, Any]  # its arguments
+    names: tuple[str, ...]  # of the state's buffers there
+
+    def __init__(self, parameters: Tensor, rate: float | Tensor) -> None:
+        self.rate = rate
+        self.state = [torch.zeros_like(parameters) for _ in self.names]
+        self._scratch = torch.empty_like(parameters)
 
     def update(self, parameters: Tensor, grads: Tensor, step: int) -> None:
         """One step, the `step`-th, counted from 1. Overwrites `grads`."""
+        raise NotImplementedError
 
-    def torchs(self, parameters: Sequence[Tensor]) -> tuple[torch.optim.Optimizer, tuple[str, ...]]:
-        """Torch's optimiser of the same kind, with a number as rate; its names for `state`."""
+    def torchs(self, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
+        """Torch's optimiser, where the rate is a number."""
+        kind: Any = self.kind
+        return kind(parameters, self.rate, **self.options)
+
+    def _subtract(self, parameters: Tensor, numerator: Tensor, factor: float) -> None:
+        """parameters -= rate * factor * numerator / scratch; may overwrite the numerator."""
+        if isinstance(self.rate, Tensor):
+            parameters.addcdiv_(numerator.mul_(self.rate), self._scratch, value=-factor)
+        else:
+            parameters.addcdiv_(numerator, self._scratch, value=-self.rate * factor)
 
 
-class RMSProp:
+class RMSProp(Optimizer):
     """torch.optim.RMSprop(alpha=0.9, eps=1e-8): Flux's, as the authors' (torch's alpha is 0.99)."""
 
-    alpha, eps = 0.9, 1e-8
-
-    def __init__(self, parameters: Tensor, rate: float | Tensor) -> None:
-        self.rate = rate
-        self.state = [torch.zeros_like(parameters)]
-        self._scratch = torch.empty_like(parameters)
+    kind, names = torch.optim.RMSprop, ("square_avg",)
+    options = {"alpha": 0.9, "eps": 1e-8}  # noqa: RUF012
 
     def update(self, parameters: Tensor, grads: Tensor, step: int) -> None:
-        (square,) = self.state
-        square.mul_(self.alpha).addcmul_(grads, grads, value=1 - self.alpha)
-        torch.sqrt(square, out=self._scratch).add_(self.eps)
-        _subtract(parameters, grads, self._scratch, self.rate, 1.0)
-
-    def torchs(self, parameters: Sequence[Tensor]) -> tuple[torch.optim.Optimizer, tuple[str, ...]]:
-        rate: Any = self.rate
-        return torch.optim.RMSprop(parameters, rate, alpha=self.alpha, eps=self.eps), (
-            "square_avg",
-        )
+        (square,), alpha = self.state, self.options["alpha"]
+        square.mul_(alpha).addcmul_(grads, grads, value=1 - alpha)
+        torch.sqrt(square, out=self._scratch).add_(self.options["eps"])
+        self._subtract(parameters, grads, 1.0)
 
 
-class Adam:
+class Adam(Optimizer):
     """torch.optim.Adam with its defaults, betas (0.9, 0.999) and eps 1e-8."""
 
-    betas, eps = (0.9, 0.999), 1e-8
-
-    def __init__(self, parameters: Tensor, rate: float | Tensor) -> None:
-        self.rate = rate
-        self.state = [torch.zeros_like(parameters), torch.zeros_like(parameters)]
-        self._scratch = torch.empty_like(parameters)
+    kind, names = torch.optim.Adam, ("exp_avg", "exp_avg_sq")
+    options = {"betas": (0.9, 0.999), "eps": 1e-8}  # noqa: RUF012
 
     def update(self, parameters: Tensor, grads: Tensor, step: int) -> None:
-        mean, square = self.state
-        mean.lerp_(grads, 1 - self.betas[0])
-        square.mul_(self.betas[1]).addcmul_(grads, grads, value=1 - self.betas[1])
-        correction = (1 - self.betas[1] ** step) ** 0.5
-        torch.sqrt(square, out=self._scratch).div_(correction).add_(self.eps)
+        (mean, square), (low, high) = self.state, self.options["betas"]
+        mean.lerp_(grads, 1 - low)
+        square.mul_(high).addcmul_(grads, grads, value=1 - high)
+        torch.sqrt(square, out=self._scratch).div_((1 - high**step) ** 0.5).add_(
+            self.options["eps"]
+        )
         grads.copy_(mean)
-        _subtract(parameters, grads, self._scratch, self.rate, 1 / (1 - self.betas[0] ** step))
-
-    def torchs(self, parameters: Sequence[Tensor]) -> tuple[torch.optim.Optimizer, tuple[str, ...]]:
-        rate: Any = self.rate
-        return torch.optim.Adam(parameters, rate, self.betas, self.eps), ("exp_avg", "exp_avg_sq")
-
-
-def _subtract(
-    parameters: Tensor, numerator: Tensor, denominator: Tensor, rate: float | Tensor, factor: float
-) -> None:
-    """parameters -= rate * factor * numerator / denominator; may overwrite the numerator."""
-    if isinstance(rate, Tensor):
-        parameters.addcdiv_(numerator.mul_(rate), denominator, value=-factor)
-    else:
-        parameters.addcdiv_(numerator, denominator, value=-rate * factor)
+        self._subtract(parameters, grads, 1 / (1 - low**step))

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from benchmarks.drawing import available
+from benchmarks.durations import duration
 from benchmarks.paper import pictures, tables
-from benchmarks.paper.experiment import Account, Experiment
+from benchmarks.paper.experiment import Experiment
 from benchmarks.paper.runner import Batch, Folder
 from npu_kernels._jobs import files
 from npu_kernels.env import environment
@@ -52,16 +53,15 @@ class Session:
         for row in result["rows"]:
             cells = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
             print("  ".join(cells))
-        wall = self.wall()
-        self._try(lambda: self._write(wall))
+        self._try(self._write)
 
     def finish(self, complete: bool) -> None:
         """End a command; if all batches are done, write what is made from them."""
-        wall, table, out = self.wall(), self.table, self.options.out
+        table, out = self.table, self.options.out
         if complete and self.experiment.finish is not None:
             self.experiment.finish(self.options, self.folder)
         if self.results:
-            self._write(wall)
+            self._write()
         if complete and table.keep is not None:
             table.keep(self.pairs(), out / table.models_file)
         if complete and table.picture is not None:
@@ -89,37 +89,46 @@ class Session:
             path = error.filename or self.folder.path
             print(f"\n{path} could not be written: {error.strerror}", file=sys.stderr)
 
-    def _write(self, wall: float) -> None:
+    def _write(self) -> None:
         rows = [row for _, result in self.pairs() for row in result["rows"]]
         if self.table.key is not None:
             rows.sort(key=self.table.key)
-        path, comments = self.options.out / self.table.file, self._comments(wall)
+        path, comments = self.options.out / self.table.file, self._comments()
         tables.write(path, comments, self.table.columns, rows)
 
-    def _comments(self, wall: float) -> list[str]:
+    def _comments(self) -> list[str]:
         """The table's contents, the machine, the versions, the time."""
-        facts, options, account = environment(), self.options, self.account(wall)
+        facts, options = environment(), self.options
         subset = self.experiment.subset(options)
         on_gpu = torch.device(options.device).type == "cuda"
         device = facts["cuda" if on_gpu else "cpu instruction set"]
-        lacking = f"incomplete: {account.missing} of {len(self.batches)} batches are missing"
+        lacking = f"incomplete: {self.missing} of {len(self.batches)} batches are missing"
         title = [
             self.table.name,
             f"variant {options.variant}" if self.experiment.variants else "",
             subset,
             "quick: few steps" if options.quick else "",
-            lacking if account.missing else "",
+            lacking if self.missing else "",
         ]
         return [
             ", ".join(filter(None, title)),
             f"{facts['processor']}, {facts['cores']} cores, {device}, {facts['system']}",
             f"npu_kernels {facts['npu_kernels']}, torch {facts['torch']}, Python {facts['python']}",
-            *(self.experiment.times(account) if self.experiment.times else [account.line()]),
+            *(self.experiment.times(self) if self.experiment.times else [self.line()]),
         ]
 
-    def account(self, wall: float) -> Account:
-        """The work so far, for the table's comments."""
-        parts = [(part, wall if part is self._part else self._seconds(part)) for part in self.parts]
-        return Account(
-            self.options, self.folder, self.batches, parts, self.results, wall, self.processes
-        )
+    @property
+    def missing(self) -> int:
+        """The number of batches of the command that are not done."""
+        return sum(batch.name not in self.results for batch in self.batches)
+
+    def times(self) -> list[tuple[Sequence[Batch], float]]:
+        """The rounds of work that share the table, each with its wall time."""
+        wall = self.wall()
+        return [(part, wall if part is self._part else self._seconds(part)) for part in self.parts]
+
+    def line(self) -> str:
+        """The line on time of most tables."""
+        wall = f"wall time {duration(self.wall())} with {self.processes} processes"
+        seconds = sum(result["seconds"] for result in self.results.values())
+        return f"{wall}; {duration(seconds)} of work in all"

@@ -9,6 +9,8 @@ training.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,3 +38,18 @@ class Sobol:
                 self._engine.fast_forward(start)
         self._next = start + count
         return self._engine.draw(count, dtype=torch.float64)
+
+
+class Blocks:
+    """What is drawn for blocks of steps; the last block is kept."""
+
+    def __init__(self, steps: int, draw: Callable[[int], Any]) -> None:
+        self._steps, self._draw = steps, draw
+        self._number, self._block = -1, None
+
+    def __call__(self, step: int) -> tuple[Any, int]:
+        """The block of a step (from 1), and the step's index in it."""
+        number, index = divmod(step - 1, self._steps)
+        if number != self._number:
+            self._number, self._block = number, self._draw(number)
+        return self._block, index

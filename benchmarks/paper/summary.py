@@ -21,13 +21,6 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else math.nan
 
 
-def mad(values: Sequence[float]) -> float:
-    """The median of |value - median|, unscaled, as in the paper; inf of two infinities."""
-    middle = median(values)
-    distances = [abs(value - middle) for value in values]
-    return median([math.inf if math.isnan(d) else d for d in distances])
-
-
 def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 

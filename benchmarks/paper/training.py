@@ -9,7 +9,7 @@ for each tensor ``[K, ...]``; the modules hold views of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,12 +60,6 @@ class Buffer:
         """All parameters of each model, ``[K, P]``, a copy."""
         return torch.cat(self.rows, 1)
 
-    def load_per_model(self, values: Tensor) -> None:
-        """The inverse of `per_model`."""
-        sizes = [row.shape[1] for row in self.rows]
-        for row, part in zip(self.rows, values.split(sizes, 1), strict=True):
-            row.copy_(part)
-
 
 # A penalty writes gradients plus beta [K] times its own gradient into the buffer's gradients.
 Penalty = Callable[[Buffer, Sequence[Tensor], Tensor], None]
@@ -97,18 +91,10 @@ def unpenalised(buffer: Buffer, grads: Sequence[Tensor], beta: Tensor) -> None:
         total.copy_(grad)
 
 
-class Data(Protocol):
-    """The rows of each step."""
-
-    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        """x ``[B, I]`` or ``[K, B, I]``, and targets ``[K, B, O]``, of a step (from 1)."""
-
-
-class ManyData(Data, Protocol):
-    """Data that gives the rows of many steps at once too."""
-
-    def many(self, step: int, most_steps: int) -> tuple[Tensor, Tensor, int]:
-        """x ``[K, steps * B, I]``, targets, and the number of steps, at most `most_steps`."""
+# From a step (from 1) to x ``[B, I]`` or ``[K, B, I]``, and targets ``[K, B, O]``. One that gives
+# the rows of many steps at once has `many(step, most_steps)` too: x ``[K, steps * B, I]``, targets,
+# and the number of steps, at most `most_steps`.
+Data = Callable[[int], tuple[Tensor, Tensor]]
 
 
 class Training:
@@ -117,11 +103,12 @@ class Training:
     Args:
         module: takes the rows of `data`, gives ``[K, B, O]``.
         optimizer: makes an optimiser from a buffer.
-        data: the rows of each step; `ManyData` lets `training.run` make them where it can.
+        data: the rows of each step; with `many`, `training.run` makes them where it can.
         steps: how many.
         evaluate: rows and tensors to keep, at the end; gets this object.
         penalty, beta: the penalty and its weights ``[K]`` at a step.
-        penalties, project: the same for `training.run`; weights are functions of the step.
+        penalties: the same for `training.run`; weights are functions of the step.
+        project: `training.project_` after each step; a number bounds the weights too.
         watch: gives a tensor of the models to keep after each of the steps `watched`, which ascend;
             `snapshots` has these tensors for `evaluate`.
     """
@@ -152,12 +139,12 @@ class Training:
 
     def _fused_optimizer(self) -> torch.optim.Optimizer | None:
         """Return torch's optimiser on views of our state; None if C++ cannot make these steps."""
-        optimizer, names = self.optimizer.torchs(self.buffer.parameters)
+        optimizer = self.optimizer.torchs(self.buffer.parameters)
         if plan.obstacle(self.module, optimizer, self.buffer.flat) is not None:
             return None
         states = [self.buffer.parts(flat) for flat in self.optimizer.state]
         for parameter, *parts in zip(self.buffer.parameters, *states, strict=True):
-            state = dict(zip(names, parts, strict=True))
+            state = dict(zip(self.optimizer.names, parts, strict=True))
             optimizer.state[parameter] = {"step": torch.tensor(0.0), **state}
         return optimizer
 
@@ -202,6 +189,8 @@ class Training:
         with torch.no_grad():
             self.penalty(self.buffer, grads, self.beta(step))
             self.optimizer.update(self.buffer.flat, self.buffer.flat_grads, step)
+            if self.project:
+                training.project_(self.module, weights=self.project)
 
     def _observe(self, step: int, error: Tensor) -> None:
         """Keep what is needed of a step's errors ``[K, B, O]``."""

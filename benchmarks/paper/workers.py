@@ -1,8 +1,8 @@
 """Spreads batches over processes and machines, and shows their progress.
 
-All processes share one of torch's key-value stores and the folder. The store holds counters only:
-`next`, the next batch to take; `work` and `earlier`, how much has been done in all, and by earlier
-commands; `stop`; `left`, processes that have ended their work.
+All processes share one of torch's key-value stores and the folder. The store holds counters:
+`next`, the next batch to take; `stop`; `left`, processes that have ended their work; and under the
+number of a batch the shares of it that are done in all, and by earlier commands.
 
     one process       HashStore
     --jobs N          TCPStore of this process, which only watches; N workers
@@ -34,7 +34,6 @@ import torch.distributed
 from benchmarks.paper.runner import Batch, Folder, complete, order
 from npu_kernels._jobs.progress import Progress
 
-UNITS = 10_000  # of the counters, in one batch of mean cost
 WATCH_SECONDS = 0.5
 TICK_SECONDS = 5.0
 
@@ -91,17 +90,9 @@ class Total:
         self, label: str, batches: Sequence[Batch], folder: Folder, shown: bool = True
     ) -> None:
         self.total = sum(batch.cost for batch in batches)
+        # Without the experiment that is at work.
         self.done = self.earlier = sum(batch.cost for batch in batches if folder.is_done(batch))
         self.progress = Progress(label, self.total, shown=shown)
-
-    def update(self, note: str, done: float, earlier: float) -> None:
-        """Show work beyond that of the experiments that ended, and how much of it is older."""
-        self.progress.update(min(self.total, self.done + done), note, self.earlier + earlier)
-
-    def ended(self, done: float, earlier: float) -> None:
-        """Count the work of an experiment that has ended."""
-        self.done += done
-        self.earlier += earlier
 
 
 class Watch:
@@ -112,14 +103,12 @@ class Watch:
         total: Total,
     ) -> None:  # fmt: skip
         self.name, self.folder, self.announce, self.tick = name, folder, announce, tick
-        self.count, self.waiting = len(batches), list(batches)
+        self.batches, self.waiting, self.total = batches, list(batches), total
         self.last_tick = time.monotonic()
-        self.total, self.cost = total, sum(batch.cost for batch in batches)
-        self.units = sum(_units(batches))
-        self.done = self.earlier = 0.0
+        self.done = self.earlier = 0.0  # work beyond that of `total`, and what of it is older
 
     def show(self, store: Any) -> None:
-        """Show the work that the store's counters say is done."""
+        """Show the work that the store says is done."""
         for batch in [b for b in self.waiting if self.folder.is_done(b)]:
             self.waiting.remove(batch)
             with self.total.progress.aside():
@@ -127,16 +116,16 @@ class Watch:
         if time.monotonic() - self.last_tick > TICK_SECONDS:
             self.tick()
             self.last_tick = time.monotonic()
-        cost = self.cost / (self.units or 1.0)  # of a unit
-        self.done = min(self.cost, store.add("work", 0) * cost)
-        self.earlier = store.add("earlier", 0) * cost
-        note = f"{self.name}: {self.count - len(self.waiting)} of {self.count} batches"
-        self.total.update(note, self.done, self.earlier)
-
-
-def _units(batches: Sequence[Batch]) -> list[float]:
-    mean = sum(batch.cost for batch in batches) / max(1, len(batches))
-    return [UNITS * batch.cost / mean for batch in batches]
+        self.done = self.earlier = 0.0
+        for index, batch in enumerate(self.batches):
+            if store.check([str(index)]):
+                shares = map(float, store.get(str(index)).split())
+                done, earlier = (batch.cost * share for share in shares)
+                self.done, self.earlier = self.done + done, self.earlier + earlier
+        count, total = len(self.batches), self.total
+        note = f"{self.name}: {count - len(self.waiting)} of {count} batches"
+        done = min(total.total, total.done + self.done)
+        total.progress.update(done, note, total.earlier + self.earlier)
 
 
 @contextmanager
@@ -166,21 +155,20 @@ def _serve(
             store.add("stop", 1)
         return store.add("stop", 0) > 0
 
-    last_show, units = time.monotonic(), _units(batches)
+    last_show = time.monotonic()
     while not stopped():
         index = store.add("next", 1) - 1
         if index >= len(batches):
             break
-        fraction = 0.0  # of a count, carried over
+        shares = [0.0, 0.0]  # done in all, and by an earlier process
 
-        def report(share: float, earlier: bool, index: int = index) -> None:
-            nonlocal last_show, fraction
-            fraction += share * units[index]
-            count = int(fraction)
-            fraction -= count
-            store.add("work", count)
-            if earlier:
-                store.add("earlier", count)
+        def report(
+            share: float, earlier: bool, index: int = index, shares: list[float] = shares
+        ) -> None:
+            nonlocal last_show
+            shares[0] += share
+            shares[1] += share * earlier
+            store.set(str(index), f"{shares[0]} {shares[1]}")
             if time.monotonic() - last_show > WATCH_SECONDS:
                 show(store)
                 last_show = time.monotonic()
@@ -310,7 +298,8 @@ def run(
             store = torch.distributed.HashStore()
             _serve(waiting, folder, store, interrupt, show)
     show(store)
-    progress.ended(watch.done, watch.earlier)
+    progress.done += watch.done
+    progress.earlier += watch.earlier
     if total is None:
         progress.progress.close()
     return not store.add("stop", 0)

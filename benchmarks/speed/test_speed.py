@@ -14,16 +14,7 @@ import pytest
 import torch
 
 from benchmarks.throughput import rivals, timing
-from benchmarks.throughput.cases import (
-    FORWARD,
-    ROLLOUT,
-    RUN,
-    STEP,
-    TRAIN,
-    Case,
-    Size,
-    draw,
-)
+from benchmarks.throughput.cases import FORWARD, ROLLOUT, RUN, STEP, TRAIN, Case, Size, draw
 from benchmarks.throughput.rivals import COMPILE, EAGER, OURS
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"

@@ -9,13 +9,14 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
+from benchmarks.arguments import command, listed, positive, seconds
 from benchmarks.throughput import cases as suite_cases
 from benchmarks.throughput import environment, peak, resume, rivals, suite
 from benchmarks.throughput.cases import GPU_SIZES, PASSES, QUICK_SIZES, Case, Size
@@ -29,43 +30,16 @@ from npu_kernels._jobs.progress import Progress
 SECONDS, QUICK_SECONDS = 3.0, 0.3  # for all rivals of a case together
 
 
-def _threads(text: str) -> list[int]:
-    try:
-        counts = [int(word) for word in text.split(",")]
-    except ValueError:
-        rule = "thread counts are integers with commas between them"
-        raise argparse.ArgumentTypeError(f"{rule}, got {text!r}") from None
-    if not all(1 <= count <= cores() for count in counts):
+def _threads(text: str) -> int:
+    count = positive(text)
+    if count > cores():
         rule = f"thread counts go from 1 to {cores()}, the process's cores"
         raise argparse.ArgumentTypeError(f"{rule}, got {text!r}")
-    return counts
-
-
-def _sizes(text: str) -> list[Size]:
-    try:
-        return [Size.parse(word) for word in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _words(choice: Collection[str]) -> Callable[[str], list[str]]:
-    """Return a reader of words with commas between, each of them one of a choice."""
-
-    def words(text: str) -> list[str]:
-        listed = text.split(",")
-        unknown = ", ".join(word for word in listed if word not in choice)
-        if unknown:
-            raise argparse.ArgumentTypeError(f"unknown {unknown}; known: {', '.join(choice)}")
-        return listed
-
-    return words
+    return count
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    description = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.throughput", description=description
-    )
+    parser = command("benchmarks.throughput", __doc__)
     add = parser.add_argument
     add("--device", choices=list(DEVICES), default="cpu", help="where to measure")
     tune = (
@@ -74,26 +48,23 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--tune", nargs="?", const="shipped", metavar="FILE", help=tune)
     add("--quick", action="store_true", help="few sizes, short, no torch.compile: does it run?")
-    add("--threads", type=_threads, help="such as 1,2; default: 1 and all cores")
+    add("--threads", type=listed(_threads), help="such as 1,2; default: 1 and all cores")
     sizes = "only NPU and RealNPU at BxIxO or BxIxOxK, with commas between"
-    add("--sizes", type=_sizes, help=sizes)
-    add("--passes", type=_words(PASSES), default=list(PASSES), help=f"of {','.join(PASSES)}")
-    add("--layers", type=_words(rivals.FORMULAS), help=f"of {','.join(rivals.FORMULAS)}")
-    add("--rivals", type=_words(rivals.RIVALS), help=f"of {','.join(rivals.RIVALS)}")
+    add("--sizes", type=listed(Size.parse), help=sizes)
+    for name, choice in (
+        ("passes", PASSES), ("layers", rivals.FORMULAS), ("rivals", rivals.RIVALS)
+    ):  # fmt: skip
+        add(f"--{name}", type=listed(choice=choice), help=f"of {','.join(choice)}")
     precisions = ["highest", "high", "medium"]
     add("--precision", choices=precisions, default="highest", help="of float32 products")
-    seconds = f"per case, default {SECONDS:g}; with --tune per kernel and size"
-    add("--seconds", type=float, help=seconds)
-    add("--jobs", type=int, metavar="N", help="with --tune: processes that compile")
+    seconds_help = f"per case, default {SECONDS:g}; with --tune per kernel and size"
+    add("--seconds", type=seconds, help=seconds_help)
+    add("--jobs", type=positive, metavar="N", help="with --tune: processes that compile")
     memory = "leave out the peak memory (a process for each row)"
     add("--no-memory", action="store_true", help=memory)
     rows = "add the rows that it lacks, as JSON lines"
     add("--json", type=files.output, metavar="FILE", help=rows)
     options = parser.parse_args(argv)
-    if options.seconds is not None and not options.seconds > 0:
-        parser.error(f"--seconds must be greater than 0, got {options.seconds:g}")
-    if options.jobs is not None and options.jobs < 1:
-        parser.error(f"--jobs must be at least 1, got {options.jobs}")
     if options.tune:
         options.device = "cuda"
     problem = DEVICES[options.device].problem()
@@ -122,8 +93,8 @@ def _cases(options: argparse.Namespace, device: Device) -> list[Case]:
             cases += suite_cases.rollout_cases()[:1] + suite_cases.adaptive_cases()[:1]
     elif device.name == "cuda" and not options.sizes:
         cases += suite_cases.training_cases() + suite_cases.product_cases()
-    named = options.layers or list(rivals.FORMULAS)
-    return [case for case in cases if case.kind in options.passes and case.layer in named]
+    passes, layers = options.passes or PASSES, options.layers or rivals.FORMULAS
+    return [case for case in cases if case.kind in passes and case.layer in layers]
 
 
 def _once() -> Callable[[str], None]:
@@ -154,19 +125,22 @@ def measure(
     if backend != {"cpu": "cpu", "cuda": "triton"}[device.name]:
         print(f"ours is the {backend!r} backend here: these rows say nothing about the kernels")
     cases, names = _cases(options, device), _names(options)
-    seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
+    of_case = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
     with_memory = not (options.no_memory or options.quick)
     common = {
         "environment": where,
         "backend": backend,
         "device": device.name,
         "matmul_precision": options.precision,
-        "settings": {"seconds": seconds, "memory": with_memory},
+        "settings": {"seconds": of_case, "memory": with_memory},
     }
-    earlier, tell = resume.Earlier(before, common), _once()
+    earlier, tell = resume.usable(before, common), _once()
     rows: list[suite.Row] = []
     for count in options.threads or (sorted({1, cores()}) if device.name == "cpu" else [1]):
-        old = {case: earlier.rows(case, names, count, device.name) for case in cases}
+        old = {
+            case: resume.complete(earlier.get((case, count), {}), case, names, count, device.name)
+            for case in cases
+        }
         rows += [row for case_rows in old.values() for row in case_rows]
         waiting = [case for case in cases if not old[case]]
         if len(waiting) < len(cases):
@@ -230,8 +204,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = None if options.tune == "shipped" else Path(options.tune)
         sizes = options.sizes or (QUICK_SIZES if options.quick else GPU_SIZES)
         jobs = options.jobs or max(1, cores() - 2)
-        seconds = options.seconds or tune.SECONDS
-        return tune.main(sizes, options.precision, seconds, path, options.json, jobs)
+        of_kernel = options.seconds or tune.SECONDS
+        return tune.main(sizes, options.precision, of_kernel, path, options.json, jobs)
     try:
         before = resume.earlier(options.json) if options.json else []
         with options.json.open("a") if options.json else nullcontext() as output:

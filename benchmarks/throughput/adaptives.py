@@ -8,14 +8,15 @@ same steps for all models, the others take each model's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.throughput.cases import EPS, Case, Operands
-from benchmarks.throughput.rollouts import Pass, both, leaf, model_of
+from benchmarks.throughput.rollouts import model_of
+from benchmarks.throughput.workloads import Workload, both_ways, leaf
 from npu_kernels import ode, reference, use_backend
 
 END, RTOL, ATOL = 20.0, 1e-6, 1e-9
@@ -25,7 +26,7 @@ def times(case: Case) -> Tensor:
     return torch.linspace(0, END, case.size.rows, dtype=torch.float64)
 
 
-def ours(case: Case, operands: Operands, backend: str = "cpu", rtol: float = RTOL) -> Pass:
+def ours(case: Case, operands: Operands, backend: str = "cpu", rtol: float = RTOL) -> Workload:
     model, u0, t = model_of(case, operands), leaf(operands.x), times(case)
 
     def forward() -> Tensor:
@@ -35,10 +36,10 @@ def ours(case: Case, operands: Operands, backend: str = "cpu", rtol: float = RTO
         assert isinstance(path, Tensor)
         return path
 
-    return both(forward, [u0, *model.parameters()], operands.grad_y)
+    return both_ways(forward, [u0, *model.parameters()], operands.grad_y)
 
 
-def torchdiffeq(case: Case, operands: Operands) -> Pass:
+def torchdiffeq(case: Case, operands: Operands) -> Workload:
     from torchdiffeq import odeint
 
     leaves, t = [leaf(tensor) for tensor in (operands.x, *operands.parameters)], times(case)
@@ -51,7 +52,7 @@ def torchdiffeq(case: Case, operands: Operands) -> Pass:
         path: Tensor = odeint(f, u0.unsqueeze(-2), t, method="dopri5", rtol=RTOL, atol=ATOL)
         return path.squeeze(-2).movedim(0, -2)
 
-    return both(forward, leaves, operands.grad_y)
+    return both_ways(forward, leaves, operands.grad_y)
 
 
 def _right_side(np: Any, u: Any, weight_re: Any, weight_im: Any, g: Any, a: Any) -> Any:
@@ -61,7 +62,7 @@ def _right_side(np: Any, u: Any, weight_re: Any, weight_im: Any, g: Any, a: Any)
     return a @ (size * np.cos(weight_im @ log + weight_re @ turn))
 
 
-def scipy(case: Case, operands: Operands) -> Pass:
+def scipy(case: Case, operands: Operands) -> Workload:
     """One model after the other, by a right side in NumPy; the trajectories without gradients."""
     import numpy as np
     from scipy.integrate import solve_ivp
@@ -81,10 +82,11 @@ def scipy(case: Case, operands: Operands) -> Pass:
     def run() -> list[Any]:
         return [path(*model) for model in models]
 
-    return run, lambda: [torch.from_numpy(np.stack(run())).reshape(operands.grad_y.shape)]
+    shape = operands.grad_y.shape
+    return Workload(run, lambda: [torch.from_numpy(np.stack(run())).reshape(shape)])
 
 
-def diffrax(case: Case, operands: Operands) -> Pass:
+def diffrax(case: Case, operands: Operands) -> Workload:
     """Compiled as a whole; every model's own steps by `jax.vmap`."""
     import diffrax as dfx
     import jax
@@ -116,15 +118,15 @@ def diffrax(case: Case, operands: Operands) -> Pass:
     def run() -> Any:
         return jax.block_until_ready(step(grad, t, *inputs))
 
-    return run, lambda: [torch.tensor(jax.device_get(x)) for x in run()]
+    return Workload(run, lambda: [torch.tensor(jax.device_get(x)) for x in run()])
 
 
-def exact(case: Case, operands: Operands) -> Sequence[Tensor]:
-    """The results by the eager form with a tolerance 100 times smaller."""
-    return ours(case, operands, "reference", RTOL / 100)[1]()
+def exact(case: Case, operands: Operands) -> Workload:
+    """The eager form with a tolerance 100 times smaller."""
+    return ours(case, operands, "reference", RTOL / 100)
 
 
-PASSES: dict[str, Callable[[Case, Operands], Pass]] = {
+PASSES: dict[str, Callable[[Case, Operands], Workload]] = {
     "ours": ours,
     "eager": lambda case, operands: ours(case, operands, "reference"),
     "torchdiffeq": torchdiffeq,

@@ -111,7 +111,7 @@ TRAINING_MODELS = (1, 20)
 WIDE_TRAINING = (Size(128, 100, 100), Size(1024, 64, 64))
 ROLLOUT_MODELS = (1, 20, 100)
 ADAPTIVE_TIMES = 51
-ROLLOUT_STEPS, ROLLOUT_FEATURES, ROLLOUT_HIDDEN, ROLLOUT_DT = 200, 3, 9, 0.05
+ROLLOUT_STEPS, ROLLOUT_SHAPE, ROLLOUT_DT = 200, (3, 9), 0.05  # features and hidden units
 
 
 # The cases of the short table and of the picture, in their order.
@@ -135,14 +135,23 @@ PASS_NAMES = {
 
 def all_cases(sizes: Sequence[Size] | None = None) -> list[Case]:
     """The suite, or NPU and RealNPU at these sizes: random signs, then no negative inputs."""
-    chosen = SIZES if sizes is None else sizes
-    passes = (FORWARD, STEP)
+    chosen, passes = SIZES if sizes is None else sizes, (FORWARD, STEP)
     cases = [Case(n, kind, size) for size in chosen for n in ("npu", "realnpu") for kind in passes]
-    cases += [Case("npu", kind, size, "positive") for size in chosen for kind in passes]
+    cases += _cases("npu", passes, chosen, "positive")
     if sizes is None:
         cases += training_cases() + wide_training_cases() + rollout_cases() + adaptive_cases()
-        cases += product_cases() + sibling_cases() + derivative_cases()
+        cases += product_cases()
+        for name in SIBLINGS:
+            cases += _cases(name, passes, SIBLING_SIZES)
+        # No negative values, as where powers are physics.
+        cases += _cases("npu", DERIVATIVES, SIBLING_SIZES, "positive")
     return cases
+
+
+def _cases(
+    layer: str, kinds: Sequence[str], sizes: Sequence[Size], signs: str = "random"
+) -> list[Case]:
+    return [Case(layer, kind, size, signs) for size in sizes for kind in kinds]
 
 
 def product_cases() -> list[Case]:
@@ -156,18 +165,6 @@ def product_cases() -> list[Case]:
     return [Case(layer, kind, PRODUCTS_SIZE, signs[layer]) for layer, kind in pairs]
 
 
-def sibling_cases() -> list[Case]:
-    """The layers whose work is matrix products."""
-    triples = [(n, kind, size) for n in SIBLINGS for size in SIBLING_SIZES for kind in PASSES[:2]]
-    return [Case(name, kind, size) for name, kind, size in triples]
-
-
-def derivative_cases() -> list[Case]:
-    """Derivatives beyond the gradient; x has no negative values, as where powers are physics."""
-    pairs = [(kind, size) for size in SIBLING_SIZES for kind in DERIVATIVES]
-    return [Case("npu", kind, size, "positive") for kind, size in pairs]
-
-
 def hidden(size: Size) -> int:
     """The power units of a model in training."""
     return 6 if size.inputs == 2 else size.inputs
@@ -175,7 +172,7 @@ def hidden(size: Size) -> int:
 
 def wide_training_cases() -> list[Case]:
     """A training step of models whose time is arithmetic."""
-    return [Case("npu-nau", TRAIN, size, "positive") for size in WIDE_TRAINING]
+    return _cases("npu-nau", [TRAIN], WIDE_TRAINING, "positive")
 
 
 def training_cases() -> list[Case]:
@@ -186,17 +183,14 @@ def training_cases() -> list[Case]:
 
 def rollout_cases() -> list[Case]:
     """The paper's neural ODE: one model, the runs of a grid's cell, and those of a whole grid."""
-    return _ode_cases(ROLLOUT, ROLLOUT_STEPS)
+    sizes = [Size(ROLLOUT_STEPS, *ROLLOUT_SHAPE, models) for models in ROLLOUT_MODELS]
+    return _cases("npu-nau", [ROLLOUT], sizes, "positive")
 
 
 def adaptive_cases() -> list[Case]:
     """A cycle of three species, one model and as many as for the fixed steps."""
-    return _ode_cases(ADAPTIVE, ADAPTIVE_TIMES)
-
-
-def _ode_cases(kind: str, rows: int) -> list[Case]:
-    sizes = [Size(rows, ROLLOUT_FEATURES, ROLLOUT_HIDDEN, models) for models in ROLLOUT_MODELS]
-    return [Case("npu-nau", kind, size, "positive") for size in sizes]
+    sizes = [Size(ADAPTIVE_TIMES, *ROLLOUT_SHAPE, models) for models in ROLLOUT_MODELS]
+    return _cases("npu-nau", [ADAPTIVE], sizes, "positive")
 
 
 @dataclass(frozen=True)
@@ -213,11 +207,6 @@ class Operands:
         return Operands(self.x.to(where), parameters, self.grad_y.to(where))
 
 
-def _glorot(*shape: int, generator: torch.Generator) -> Tensor:
-    bound = math.sqrt(6 / (shape[-1] + shape[-2]))
-    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
-
-
 def draw(case: Case, seed: int = 0) -> Operands:
     """Float32: x standard normal (or its size), weights Glorot uniform, those in [0, 1] U(0, 1)."""
     generator = torch.Generator().manual_seed(seed)
@@ -226,7 +215,9 @@ def draw(case: Case, seed: int = 0) -> Operands:
     matrix = (*lead, size.outputs, size.inputs)
 
     def glorot(*shape: int) -> Tensor:
-        return _glorot(*(shape or matrix), generator=generator)
+        shape = shape or matrix
+        bound = math.sqrt(6 / (shape[-1] + shape[-2]))
+        return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 
     if case.kind in (TRAIN, RUN):
         x = torch.empty(*lead, size.rows, size.inputs).uniform_(0.1, 2, generator=generator)

@@ -11,18 +11,18 @@ starts. The second form writes a table of rows between the marks of a page.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks import rows_command
-from benchmarks.arguments import positive
+from benchmarks.arguments import command, listed, positive
 from benchmarks.marked_blocks import record_table
 from benchmarks.rows_command import Row
 from benchmarks.throughput import environment, results, timing
@@ -35,6 +35,7 @@ PROCESS_SECONDS = 600.0  # seconds
 OURS = "ours"
 
 DATA_CODE = """
+import npu_kernels
 torch.manual_seed(0)
 x = torch.rand(100, 2) + 0.1
 y = x[:, :1] * x[:, 1:]
@@ -56,21 +57,15 @@ CALLS: dict[str, dict[str, tuple[str, str]]] = {
     "import": {OURS: ("", "import npu_kernels")},
     "training": {
         OURS: (
-            f"import npu_kernels\nmodel = {CHAIN_CODE.format('')}\n{DATA_CODE}",
+            f"{DATA_CODE}model = {CHAIN_CODE.format('')}",
             f"npu_kernels.training.run(model, x, y, steps={COLD_STEPS}, lr=1e-3)",
         ),
-        "eager": (
-            f"import npu_kernels\n{EAGER_CODE}{DATA_CODE}",
-            LOOP_CODE.format(steps=COLD_STEPS),
-        ),
-        "compile": (
-            f"import npu_kernels\n{EAGER_CODE}{DATA_CODE}model.compile()",
-            LOOP_CODE.format(steps=1),
-        ),
+        "eager": (f"{DATA_CODE}{EAGER_CODE}", LOOP_CODE.format(steps=COLD_STEPS)),
+        "compile": (f"{DATA_CODE}{EAGER_CODE}model.compile()", LOOP_CODE.format(steps=1)),
     },
     "fit": {
         OURS: (
-            f"import npu_kernels\nmodel = {CHAIN_CODE.format(', num_models=8')}\n{DATA_CODE}",
+            f"{DATA_CODE}model = {CHAIN_CODE.format(', num_models=8')}",
             "npu_kernels.fit(model, x, y, progress=False)",
         )
     },
@@ -123,11 +118,8 @@ def seconds(question: str, rival: str) -> dict[str, float]:
     """Return the processor time of torch's import, the first and the second call, in a process."""
     order = json.dumps(CALLS[question][rival])
     with tempfile.TemporaryDirectory() as cache:  # of torch's compiler: it is to compile
-        settings = {
-            **os.environ,
-            "TORCHINDUCTOR_CACHE_DIR": cache,
-            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # processes that are waited for are counted
-        }
+        settings = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
+        settings["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # processes that are waited for are counted
         settings.pop("PYTHONDONTWRITEBYTECODE", None)  # a user's second process has bytecode
         done = subprocess.run(
             [sys.executable, "-c", CHILD, order], env=settings, capture_output=True, text=True,
@@ -164,8 +156,7 @@ def measure(questions: Sequence[str], processes: int) -> list[Row]:
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    spread = timing.spread(values)
-    return {name: round(getattr(spread, name), 5) for name in ("median", "p20", "p80")}
+    return {name: round(value, 5) for name, value in asdict(timing.spread(values)).items()}
 
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -205,19 +196,11 @@ def table(rows: Sequence[Row]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    name, description = "python -m benchmarks.throughput.cold", (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog=name, description=description)
-    add = parser.add_argument
+    parser = command("benchmarks.throughput.cold", __doc__)
+    add, questions = parser.add_argument, "questions, with commas between"
     add("--processes", type=positive, default=PROCESSES, help="of each question and rival")
-    add("--only", default=",".join(CALLS), help="questions, with commas between")
-
-    def measured(options: argparse.Namespace) -> list[Row]:
-        questions = options.only.split(",")
-        unknown = ", ".join(name for name in questions if name not in CALLS)
-        if unknown:
-            parser.error(f"--only must name some of {', '.join(CALLS)}, got {unknown}")
-        return measure(questions, options.processes)
-
+    add("--only", type=listed(choice=CALLS), default=",".join(CALLS), help=questions)
+    measured = lambda options: measure(options.only, options.processes)  # noqa: E731
     return rows_command.run(parser, argv, COLD_MARK, table, measured)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, func
 from torch.autograd import forward_ad
 
 from benchmarks.throughput.cases import HVP, JVP, SLOPE, Operands
-from benchmarks.throughput.rollouts import Pass, leaf
+from benchmarks.throughput.workloads import Workload, leaf
 
 Function = Callable[..., Tensor]  # of x and the parameters
 
@@ -29,38 +29,27 @@ def _direction(tensor: Tensor) -> Tensor:
     return torch.randn(tensor.shape, generator=generator).to(tensor)
 
 
-def _slope(function: Function, operands: Operands) -> Callable[[], Sequence[Tensor]]:
+def _autograd(kind: str, function: Function, operands: Operands) -> Callable[[], Sequence[Tensor]]:
+    """A pass by torch.autograd, or by its forward mode."""
     x, parameters = leaf(operands.x), [leaf(p) for p in operands.parameters]
+    along: Any = _direction(x) if kind == JVP else [_direction(p) for p in parameters]
 
-    def run() -> Sequence[Tensor]:
+    def slope() -> Sequence[Tensor]:
         y = function(x, *parameters)
         (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
         return torch.autograd.grad(y.square().mean() + slope.square().mean(), parameters)
 
-    return run
-
-
-def _hvp(function: Function, operands: Operands) -> Callable[[], Sequence[Tensor]]:
-    x, parameters = operands.x, [leaf(p) for p in operands.parameters]
-    along = [_direction(p) for p in parameters]
-
-    def run() -> Sequence[Tensor]:
-        loss = function(x, *parameters).square().mean()
+    def hvp() -> Sequence[Tensor]:
+        loss = function(operands.x, *parameters).square().mean()
         grads = torch.autograd.grad(loss, parameters, create_graph=True)
         return torch.autograd.grad(grads, parameters, along)
 
-    return run
-
-
-def _jvp(function: Function, operands: Operands) -> Callable[[], Sequence[Tensor]]:
-    x, along = operands.x, _direction(operands.x)
-
-    def run() -> Sequence[Tensor]:
+    def jvp() -> Sequence[Tensor]:
         with torch.no_grad(), forward_ad.dual_level():
-            y = function(forward_ad.make_dual(x, along), *operands.parameters)
+            y = function(forward_ad.make_dual(operands.x, along), *operands.parameters)
             return forward_ad.unpack_dual(y)
 
-    return run
+    return {SLOPE: slope, HVP: hvp, JVP: jvp}[kind]
 
 
 def _transformed(
@@ -91,17 +80,16 @@ def _transformed(
     return jvp, (parameters, x, _direction(x))
 
 
-def passes(kind: str, function: Function, operands: Operands, compiled: str | None) -> Pass:
+def workload(kind: str, function: Function, operands: Operands, compiled: str | None) -> Workload:
     """One pass of a function of x and the parameters; compiled: the mode of torch.compile."""
-    if compiled is not None:
-        transformed, arguments = _transformed(kind, function, operands)
-        run = torch.compile(transformed, dynamic=False, mode=compiled)
+    if compiled is None:
+        run = _autograd(kind, function, operands)
+        return Workload(run, run)
+    transformed, arguments = _transformed(kind, function, operands)
+    call = torch.compile(transformed, dynamic=False, mode=compiled)
 
-        def compiled_pass() -> Sequence[Tensor]:
-            with torch.no_grad():
-                return run(*arguments)
+    def compiled_pass() -> Sequence[Tensor]:
+        with torch.no_grad():
+            return call(*arguments)
 
-        return compiled_pass, compiled_pass
-    make = {SLOPE: _slope, HVP: _hvp, JVP: _jvp}[kind]
-    run_pass = make(function, operands)
-    return run_pass, run_pass
+    return Workload(compiled_pass, compiled_pass)

@@ -51,30 +51,26 @@ def instruction_set() -> str:
     return cpu.isa() if runs else f"none: {reason}"
 
 
+def _git(*words: str) -> bytes | None:
+    """The output of git in this repository; None without one."""
+    try:
+        return subprocess.run(
+            ["git", *words], cwd=Path(__file__).resolve().parent, capture_output=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
 def commit() -> str:
     """The repository's commit, with "+" if tracked files are changed, or "unknown"."""
-    folder = Path(__file__).resolve().parent
-
-    def git(*words: str) -> str:
-        command = ["git", *words]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        changed = "+" if git("status", "--porcelain", "-uno") else ""
-        return git("rev-parse", "--short=12", "HEAD") + changed
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+    head, status = _git("rev-parse", "--short=12", "HEAD"), _git("status", "--porcelain", "-uno")
+    return "unknown" if head is None else head.decode().strip() + ("+" if status else "")
 
 
 def changes() -> str | None:
     """A fingerprint of the changes to the commit's files; None without any."""
-    folder = Path(__file__).resolve().parent
-    try:
-        done = subprocess.run(["git", "diff", "HEAD"], cwd=folder, capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return hashlib.blake2b(done.stdout, digest_size=6).hexdigest() if done.stdout else None
+    text = _git("diff", "HEAD")
+    return hashlib.blake2b(text, digest_size=6).hexdigest() if text else None
 
 
 def sources() -> str:

@@ -2,37 +2,19 @@
 
     python -m benchmarks.throughput.report FILE...
 
-prints all tables, unless an option says where they go:
-
---tables FOLDER     all tables, a page for each processor and one with the processors side by side
---page FILE         the main cases on several processors, between the marks of the summary
---rows FILE         the time of a row by the number of rows, between the marks "throughput-rows"
---gpus FILE         the rows of GPUs, between the marks "throughput-gpus"
---readme FILE       a short table of one processor, between the marks "throughput"
---picture FILE      the main cases' bars: the time of others divided by ours; PNG, SVG or PDF
---processor NAME    whose rows the short table and the picture show; needed where there are several
+prints all tables, unless an option says where they go.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.arguments import command
 from benchmarks.marked_blocks import MarksError, record_table, renew
-from benchmarks.throughput.cases import (
-    ADAPTIVE,
-    DERIVATIVES,
-    PASS_NAMES,
-    ROLLOUT,
-    SHORT,
-    STEP,
-    UNITS,
-    Case,
-    Size,
-    hidden,
-)
+from benchmarks.throughput import cases
+from benchmarks.throughput.cases import PASS_NAMES, SHORT, STEP, UNITS, Case, Size, hidden
 from benchmarks.throughput.environment import named_threads
 from benchmarks.throughput.picture import picture
 from benchmarks.throughput.results import (
@@ -49,10 +31,7 @@ from benchmarks.throughput.results import (
 from benchmarks.throughput.timing import DOUBT, doubtful
 from npu_kernels._jobs import files
 
-MARK, SUMMARY_MARK, GPU_MARK = "throughput", "throughput-summary", "throughput-gpus"
-ROWS_MARK, DERIVATIVES_MARK = "throughput-rows", "throughput-derivatives"
 LEAST_COUNTS = 4  # numbers of rows that a layer was measured with, to be in that block
-ON_GPUS = "eager", "compile", "compile-graph", "compile-autotune"
 PAGE_HEAD = "---\norphan: true\n---\n\n# Throughput\n\n"  # the page is in no menu
 READING = (
     "A column is another program's time divided by ours: above 1 npu_kernels is faster, and where "
@@ -75,6 +54,10 @@ COLUMNS = {
 }
 # They compute something else: `nn.Linear` of the shape, one model of the K.
 YARDSTICKS = {"linear": "`nn.Linear`", "one-model": "K single models"}
+ON_GPUS = {
+    name: COLUMNS[name] for name in ("eager", "compile", "compile-graph", "compile-autotune")
+}
+ON_PAGES = {"eager": "eager", "compile": "`torch.compile`"}
 # Passes replayed from a CUDA graph: another program's is divided by ours.
 OUR_GRAPH, GRAPHS = "graph", {"eager-graph": "eager", "linear-graph": "`nn.Linear`"}
 # The rows of the summary of several processors.
@@ -99,6 +82,12 @@ def _ratio(row: Row | None) -> str:
     return f"**{text}**" if row["ratio"] < 1 and row["rival"] not in YARDSTICKS else text
 
 
+def _compared(group: Group, rivals: Mapping[str, str]) -> dict[str, str]:
+    """Our time, and the others' divided by it; rivals: their names, and titles."""
+    ratios = {title: _ratio(group.get(rival)) for rival, title in rivals.items()}
+    return {"ours": _time(group["ours"]), **ratios, **_in_graphs(group)}
+
+
 def _pair(group: Group, key: str, form: str, unit: float = 1) -> str:
     """Our value of a column, and eager's in brackets; empty where ours was not measured."""
     ours, eager = group["ours"], group.get("eager", {})
@@ -110,9 +99,9 @@ def _pair(group: Group, key: str, form: str, unit: float = 1) -> str:
 
 def _in_graphs(group: Group) -> dict[str, str]:
     """The cells of passes that are replayed from a CUDA graph; nothing without any."""
-    if OUR_GRAPH not in group:
+    ours = group.get(OUR_GRAPH)
+    if ours is None:
         return {}
-    ours = group[OUR_GRAPH]
     cells = {"ours in a graph": _time(ours)}
     for rival, title in GRAPHS.items():
         other = group.get(rival)
@@ -148,8 +137,8 @@ def _size(size: Size) -> str:
 def _case(case: Case) -> dict[str, str]:
     """The cells that say what was measured."""
     ode = {
-        ROLLOUT: f"u' = NAU(NPU(u)), {case.size.rows} steps, float64",
-        ADAPTIVE: f"u' = NAU(NPU(u)), dopri5, rtol 1e-6, {case.size.rows} times, float64",
+        cases.ROLLOUT: f"u' = NAU(NPU(u)), {case.size.rows} steps, float64",
+        cases.ADAPTIVE: f"u' = NAU(NPU(u)), dopri5, rtol 1e-6, {case.size.rows} times, float64",
     }
     return {
         "layer": ode.get(case.kind, _layer(case)),
@@ -162,22 +151,14 @@ def _table(groups: Groups) -> str:
     """All rows of a machine."""
     records, titles = [], COLUMNS | YARDSTICKS
     for (case, threads), group in groups.items():
-        ours = group.get("ours")
-        if ours is None:
-            continue
-        records.append(
-            {
-                **_case(case),
-                "threads": str(threads),
-                "ours": _time(ours),
-                **{title: _ratio(group.get(rival)) for rival, title in titles.items()},
-                **_in_graphs(group),
+        if "ours" in group:
+            records.append({
+                **_case(case), "threads": str(threads), **_compared(group, titles),
                 "error (eager's)": _pair(group, "error", ".1e"),
                 "peak MiB (eager's)": _pair(group, "peak_bytes", ".1f", 2**20),
-                "of the limit": _share(ours, "share_of_limit"),
-                "of the peak": _share(ours, "share_of_peak"),
-            }
-        )
+                "of the limit": _share(group["ours"], "share_of_limit"),
+                "of the peak": _share(group["ours"], "share_of_peak"),
+            })  # fmt: skip
     return record_table(records)
 
 
@@ -282,13 +263,11 @@ def derivatives(rows: Sequence[Row]) -> str:
             {
                 "B, I, O": _size(case.size).removesuffix(", 1"),
                 "what": PASS_NAMES[case.kind],
-                "ours": _time(group["ours"]),
-                "eager": _ratio(group.get("eager")),
-                "`torch.compile`": _ratio(group.get("compile")),
+                **_compared(group, ON_PAGES),
                 "error (eager's)": _pair(group, "error", ".1e"),
             }
             for (case, threads), group in groups.items()
-            if case.kind in DERIVATIVES and threads == 1
+            if case.kind in cases.DERIVATIVES and threads == 1
         ]
         if records:
             table = record_table(records)
@@ -303,11 +282,9 @@ def gpus(rows: Sequence[Row]) -> str:
     for machine, groups in grouped(of_gpus).items():
         records = tables.setdefault(machine[:-1], [])
         for (case, _), group in groups.items():
-            ours = group["ours"]
-            ratios = {COLUMNS[name]: _ratio(group.get(name)) for name in ON_GPUS}
             records.append({
-                "B, I, O, K": _size(case.size), "precision": machine[-1], "ours": _time(ours),
-                **ratios, **_in_graphs(group),
+                "B, I, O, K": _size(case.size), "precision": machine[-1],
+                **_compared(group, ON_GPUS),
                 "kernels alone (eager's)": _pair(group, "device_us", ".0f") + " µs",
                 "error (eager's)": _pair(group, "error", ".1e"),
                 "peak MiB (eager's)": _pair(group, "peak_bytes", ".0f", 2**20),
@@ -332,16 +309,13 @@ def short(rows: Sequence[Row], processor: str | None = None) -> str:
         if "ours" not in group:
             continue
         name = f"{_layer(case)}, {PASS_NAMES[case.kind]}{_no_negatives(case)}"
-        if case.kind == ROLLOUT:
+        if case.kind == cases.ROLLOUT:
             name = f"neural ODE, {case.size.rows} steps, forward and backward"
         records.append(
             {
                 "": name + ("" if count == threads else f", {named_threads(count)}"),
                 "B, I, O, K": _size(case.size),
-                "ours": _time(group["ours"]),
-                "eager": _ratio(group.get("eager")),
-                "`torch.compile`": _ratio(group.get("compile")),
-                "`nn.Linear`": _ratio(group.get("linear")),
+                **_compared(group, ON_PAGES | {"linear": YARDSTICKS["linear"]}),
                 "error (eager's)": _pair(group, "error", ".1e"),
             }
         )
@@ -356,42 +330,46 @@ def short(rows: Sequence[Row], processor: str | None = None) -> str:
     return f"{where}{_doubts(text)}\n\n{text}".strip()
 
 
+# Options that put a block into a page: the block's mark, what makes it, and what it shows.
+BLOCKS: dict[str, tuple[str, Callable[[Sequence[Row]], str], str]] = {
+    "page": ("throughput-summary", summary, "the main cases on several processors"),
+    "rows": ("throughput-rows", many_rows, "the time of a row by the number of rows"),
+    "derivatives": ("throughput-derivatives", derivatives, "the time of derivatives"),
+    "gpus": ("throughput-gpus", gpus, "the rows of GPUs"),
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Write what the options ask for, or print all tables; return the exit status."""
-    name, description = "python -m benchmarks.throughput.report", (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog=name, description=description)
+    parser = command("benchmarks.throughput.report", __doc__)
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="JSON lines of the suite")
-    add("--tables", type=Path, metavar="FOLDER", help="put pages with all tables there")
-    add("--page", type=Path, metavar="FILE", help="put the summary there")
-    add("--rows", type=Path, metavar="FILE", help="put the time of a row there")
-    add("--derivatives", type=Path, metavar="FILE", help="put the time of derivatives there")
-    add("--gpus", type=Path, metavar="FILE", help="put the rows of GPUs there")
-    add("--readme", type=Path, metavar="FILE", help="put a short table there")
+    tables = "put a page for each processor there, and one with the processors side by side"
+    add("--tables", type=Path, metavar="FOLDER", help=tables)
+    for name, (mark, _, shown) in BLOCKS.items():
+        add(f"--{name}", type=Path, metavar="FILE", help=f"put {shown} into its block {mark}")
+    readme = "put a short table of one processor into its block throughput"
+    add("--readme", type=Path, metavar="FILE", help=readme)
     add("--picture", type=Path, metavar="FILE", help="draw each rival's time divided by ours")
-    add("--processor", metavar="NAME", help="whose rows the short table and the picture show")
-    options = parser.parse_args(argv)
+    whose = "whose rows the short table and the picture show; needed where there are several"
+    add("--processor", metavar="NAME", help=whose)
+    options = vars(parser.parse_args(argv))
+    processor = options["processor"]
     try:
-        rows = read(options.files)
-        for name, text in pages(rows).items() if options.tables else ():
-            files.write(options.tables / name, text)
-        if options.page:
-            renew(options.page, {SUMMARY_MARK: summary(rows)})
-        if options.rows:
-            renew(options.rows, {ROWS_MARK: many_rows(rows)})
-        if options.derivatives:
-            renew(options.derivatives, {DERIVATIVES_MARK: derivatives(rows)})
-        if options.gpus:
-            renew(options.gpus, {GPU_MARK: gpus(rows)})
-        if options.readme:
-            renew(options.readme, {MARK: short(rows, options.processor)})
-        if options.picture:
-            picture(rows, options.picture, options.processor)
+        rows = read(options["files"])
+        for name, text in pages(rows).items() if options["tables"] else ():
+            files.write(options["tables"] / name, text)
+        for name, (mark, make, _) in BLOCKS.items():
+            if options[name]:
+                renew(options[name], {mark: make(rows)})
+        if options["readme"]:
+            renew(options["readme"], {"throughput": short(rows, processor)})
+        if options["picture"]:
+            picture(rows, options["picture"], processor)
     except (ReportError, MarksError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    asked = options.tables, options.page, options.rows, options.derivatives, options.gpus
-    if not any((*asked, options.readme, options.picture)):
+    if not any(options[name] for name in ("tables", *BLOCKS, "readme", "picture")):
         print("\n".join(pages(rows).values()), end="")
     return 0
 

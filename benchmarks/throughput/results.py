@@ -77,13 +77,20 @@ def _machine(row: Row) -> Machine:
     return *facts, str(row.get("matmul_precision", "highest"))
 
 
-def grouped(rows: Iterable[Row]) -> dict[Machine, Groups]:
-    """machine -> (case, threads) -> rival -> row; of two rows for the same the later one counts."""
-    machines: dict[Machine, Groups] = {}
+def by_case(rows: Iterable[Row]) -> Groups:
+    """(case, threads) -> rival -> row; of two rows for the same the later one counts."""
+    groups: Groups = {}
     for row in rows:
-        groups = machines.setdefault(_machine(row), {})
         groups.setdefault((Case.from_dict(row), row["threads"]), {})[row["rival"]] = row
-    return machines
+    return groups
+
+
+def grouped(rows: Iterable[Row]) -> dict[Machine, Groups]:
+    """The groups of each machine's rows."""
+    machines: dict[Machine, list[Row]] = {}
+    for row in rows:
+        machines.setdefault(_machine(row), []).append(row)
+    return {machine: by_case(of_machine) for machine, of_machine in machines.items()}
 
 
 def chosen(rows: Iterable[Row], processor: str | None) -> tuple[Machine, Groups]:

@@ -8,16 +8,14 @@ takes the later one.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
 
 from benchmarks.throughput import rivals, timing
 from benchmarks.throughput.cases import Case
-from benchmarks.throughput.results import ReportError, read
+from benchmarks.throughput.results import Group, Groups, ReportError, Row, by_case, read
 from npu_kernels._jobs import files
 
-Row = dict[str, Any]
 # What differs between environments of runs that may be put together.
 PASSING = ("date", "load_average")
 BEGINNING = '{"layer": '  # of every row
@@ -34,16 +32,12 @@ def earlier(path: Path) -> list[Row]:
         text = path.read_text()
     except UnicodeDecodeError as error:
         raise ReportError(f"{path} is no text: {error}") from None
-    complete, _, torn = text.rpartition("\n")
-    if torn and not _is_row(torn):
-        if not (torn.startswith(BEGINNING) or BEGINNING.startswith(torn)):
-            raise ReportError(f"{path} holds no rows of the suite")
-        text = complete + "\n" if complete else ""
-    elif torn:
-        text += "\n"
+    last = text.rpartition("\n")[2]
+    if last and not _is_row(last) and (last.startswith(BEGINNING) or BEGINNING.startswith(last)):
+        text = text.removesuffix(last)
     rows = read([path], text) if text.strip() else []
-    if torn:
-        files.write(path, text)
+    if last:
+        files.write(path, text + "\n" * (text[-1:] not in ("", "\n")))
     return rows
 
 
@@ -54,33 +48,24 @@ def _is_row(line: str) -> bool:
         return False
 
 
-class Earlier:
-    """The cases that need no measuring.
+def usable(rows: Iterable[Row], common: Row) -> Groups:
+    """The rows whose fields of `common` are the same, but for the date and the load."""
+    settled = _settled(common)
+    return by_case(row for row in rows if _settled({k: row.get(k) for k in common}) == settled)
 
-    Args:
-        rows: of the file.
-        common: fields that a row must have with the same values: ``environment`` (but for the date
-            and the load), and what else decides it.
-    """
 
-    def __init__(self, rows: Sequence[Row], common: Row) -> None:
-        settled = _settled(common)
-        self._rows: dict[tuple[Case, int], dict[str, Row]] = {}
-        for row in rows:
-            if _settled({key: row.get(key) for key in common}) == settled:
-                self._rows.setdefault((Case.from_dict(row), row["threads"]), {})[row["rival"]] = row
-
-    def rows(self, case: Case, names: Collection[str], threads: int, device: str) -> list[Row]:
-        """The rows of a case, if none is missing or doubtful; else none."""
-        rows = self._rows.get((case, threads), {})
-        needed = [
-            name
-            for name in dict.fromkeys((rivals.OURS, *names))
-            if rivals.not_applicable(name, case, threads, device) is None
-        ]
-        if any(name not in rows or timing.doubtful(rows[name]) for name in needed):
-            return []
-        return [rows[name] for name in needed]
+def complete(
+    group: Group, case: Case, names: Collection[str], threads: int, device: str
+) -> list[Row]:
+    """The rows of a case, if none is missing or doubtful; else none."""
+    needed = [
+        name
+        for name in dict.fromkeys((rivals.OURS, *names))
+        if rivals.not_applicable(name, case, threads, device) is None
+    ]
+    if any(name not in group or timing.doubtful(group[name]) for name in needed):
+        return []
+    return [group[name] for name in needed]
 
 
 def _settled(fields: Row) -> Row:

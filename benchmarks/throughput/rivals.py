@@ -24,32 +24,17 @@ import functools
 import importlib.util
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import npu_kernels
-from benchmarks.throughput import adaptives, derivatives, rollouts, runs
-from benchmarks.throughput.cases import (
-    ADAPTIVE,
-    DERIVATIVES,
-    EPS,
-    FORWARD,
-    LEARNING_RATE,
-    PRODUCTS,
-    ROLLOUT,
-    RUN,
-    SIBLINGS,
-    STEP,
-    TRAIN,
-    UNITS,
-    Case,
-    Operands,
-    hidden,
-)
+from benchmarks.throughput import adaptives, cases, derivatives, rollouts, runs
+from benchmarks.throughput.cases import EPS, PRODUCTS, SIBLINGS, UNITS, Case, Operands, hidden
 from benchmarks.throughput.environment import cores
+from benchmarks.throughput.workloads import Workload, both_ways, filled, leaf
 from npu_kernels import functional, optim, reference, training
 
 OURS, EAGER, LAYERS, LOOP = "ours", "eager", "layers", "loop"
@@ -69,16 +54,6 @@ RIVALS = (OURS, EAGER, LAYERS, LOOP, *COMPILED, COMPLEX, ONE_MODEL, JAX, *SOLVER
 # Yardsticks: they compute something else, so no error is stated.
 OTHER_FUNCTION = ONE_MODEL, LINEAR, LINEAR_GRAPH
 Capture = tuple[Callable[[], object], Any]  # what replays a pass, and what the pass returned
-
-
-@dataclass(frozen=True)
-class Workload:
-    """run: one pass, timed. results: outputs and gradients, for the error; None: a yardstick."""
-
-    run: Callable[[], object]
-    results: Callable[[], Sequence[Tensor]] | None
-    clear: Callable[[], object] = lambda: None  # frees what a pass leaves: the gradients
-    keeps: object = None  # has the operands whose addresses are in a graph
 
 
 # ---- formulas ------------------------------------------------------------------------------------
@@ -131,19 +106,10 @@ class Formula(nn.Module):
 # ---- modules -------------------------------------------------------------------------------------
 
 
-def _fill(module: nn.Module, parameters: Sequence[Tensor]) -> nn.Module:
-    """The module on the values' device with these values, in the order of its parameters."""
-    module.to(parameters[0].device)
-    with torch.no_grad():
-        for parameter, value in zip(module.parameters(), parameters, strict=True):
-            parameter.copy_(value)
-    return module
-
-
 def _ours(case: Case, operands: Operands) -> nn.Module:
     size = case.size
     models = None if size.models == 1 else size.models
-    if case.kind in (TRAIN, RUN):
+    if case.kind in (cases.TRAIN, cases.RUN):
         module: nn.Module = nn.Sequential(
             npu_kernels.NPU(size.inputs, hidden(size), num_models=models),
             npu_kernels.NAU(hidden(size), size.outputs, num_models=models, clip=False),
@@ -151,7 +117,7 @@ def _ours(case: Case, operands: Operands) -> nn.Module:
     else:
         module = UNITS[case.layer](size.inputs, size.outputs, num_models=models)
         module.eval()  # as the formulas' defaults
-    return _fill(module, operands.parameters)
+    return filled(module, operands.parameters)
 
 
 def _linear(case: Case, operands: Operands) -> nn.Module:
@@ -176,7 +142,7 @@ def _single(case: Case) -> Case:
 
 
 def _layer_workload(case: Case, module: nn.Module, operands: Operands, compare: bool) -> Workload:
-    if case.kind == FORWARD:
+    if case.kind == cases.FORWARD:
 
         def forward() -> Tensor:
             with torch.no_grad():
@@ -186,24 +152,8 @@ def _layer_workload(case: Case, module: nn.Module, operands: Operands, compare: 
         x = operands.x
         return Workload(forward, (lambda: [forward()]) if compare else None)
 
-    x, grad_y = rollouts.leaf(operands.x), operands.grad_y
-    leaves = [x, *module.parameters()]
-
-    def clear() -> None:
-        for leaf in leaves:
-            leaf.grad = None
-
-    def step() -> Tensor:
-        clear()
-        y: Tensor = module(x)
-        y.backward(grad_y)
-        return y
-
-    def results() -> list[Tensor]:
-        y = step()
-        return [y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
-
-    return Workload(step, results if compare else None, clear)
+    x = leaf(operands.x)
+    return both_ways(lambda: module(x), [x, *module.parameters()], operands.grad_y, compare)
 
 
 def _loss(y: Tensor, target: Tensor) -> Tensor:
@@ -223,7 +173,7 @@ def _training_workload(
     modules: Sequence[nn.Module], batches: Sequence[Operands], compare: bool, ours: bool = False
 ) -> Workload:
     adam, loss_of = (optim.Adam, _our_loss) if ours else (torch.optim.Adam, _loss)
-    optimizers = [adam(m.parameters(), lr=LEARNING_RATE, fused=True) for m in modules]
+    optimizers = [adam(m.parameters(), lr=cases.LEARNING_RATE, fused=True) for m in modules]
     together = list(zip(modules, optimizers, batches, strict=True))
 
     def gradients(module: nn.Module, optimizer: torch.optim.Optimizer, batch: Operands) -> Tensor:
@@ -247,7 +197,7 @@ def _training_workload(
 def _workload(
     case: Case, module: nn.Module, operands: Operands, compare: bool = True, ours: bool = False
 ) -> Workload:
-    if case.kind == TRAIN:
+    if case.kind == cases.TRAIN:
         return _training_workload([module], [operands], compare, ours)
     return _layer_workload(case, module, operands, compare)
 
@@ -284,16 +234,8 @@ def _jax(case: Case, operands: Operands) -> Workload:
     import numpy as np
 
     def npu(x: Any, *parameters: Any) -> Any:
-        weight_re, gate = parameters[0], parameters[-1]
-        g = jnp.expand_dims(jnp.clip(gate, 0, 1), -2)
-        log_r = jnp.log(g * (jnp.abs(x) + EPS) + (1 - g))
-        k = jnp.pi * g * (x < 0)
-        transposed = jnp.swapaxes(weight_re, -1, -2)
-        p, q = log_r @ transposed, k @ transposed
-        if case.layer == "npu":
-            imaginary = jnp.swapaxes(parameters[1], -1, -2)
-            p, q = p - k @ imaginary, q + log_r @ imaginary
-        return jnp.exp(p) * jnp.cos(q)
+        weight_im = parameters[1] if case.layer == "npu" else None
+        return runs.npu(jnp, x, parameters[0], weight_im, parameters[-1])
 
     def both(grad_y: Any, *inputs: Any) -> Any:
         y, vjp = jax.vjp(npu, *inputs)
@@ -304,7 +246,7 @@ def _jax(case: Case, operands: Operands) -> Workload:
     forward, step = jax.jit(npu), jax.jit(both)
 
     def run() -> Any:
-        if case.kind == FORWARD:
+        if case.kind == cases.FORWARD:
             return [jax.block_until_ready(forward(*inputs))]
         return jax.block_until_ready(step(grad_y, *inputs))
 
@@ -328,24 +270,24 @@ def not_applicable(
     rival: str, case: Case, threads: int, device: str = "cpu", captures: bool | None = None
 ) -> str | None:
     """The reason for leaving a rival out: None when it takes part, "" when it makes no sense."""
-    models, training_pass = case.size.models > 1, case.kind in (TRAIN, RUN)
+    models, training_pass = case.size.models > 1, case.kind in (cases.TRAIN, cases.RUN)
     captures = device != "cpu" if captures is None else captures
-    if case.kind == ADAPTIVE or rival in SOLVERS:
+    if case.kind == cases.ADAPTIVE or rival in SOLVERS:
         return _not_adaptive(rival, case, threads)
-    if case.kind in DERIVATIVES and rival not in (OURS, EAGER, COMPILE):
+    if case.kind in cases.DERIVATIVES and rival not in (OURS, EAGER, COMPILE):
         return ""
-    layer_pass = case.kind in (FORWARD, STEP)
+    layer_pass = case.kind in (cases.FORWARD, cases.STEP)
     senseless = {
         LOOP: not (training_pass and models),
         **dict.fromkeys(GRAPHS, not (captures and layer_pass)),
-        OURS_COMPILE: case.kind not in (FORWARD, STEP, TRAIN),
+        OURS_COMPILE: case.kind not in (cases.FORWARD, cases.STEP, cases.TRAIN),
         COMPILE_GRAPH: device == "cpu" or not layer_pass,
         LAYERS: not training_pass,
-        ONE_MODEL: not models or case.kind == RUN,
+        ONE_MODEL: not models or case.kind == cases.RUN,
         COMPLEX: case.layer not in COMPLEX_FORMULAS,
-        LINEAR: training_pass or case.kind == ROLLOUT,
-        AUTOTUNE: case.kind == ROLLOUT,
-        JAX: (case.layer not in ("npu", "realnpu") and case.kind != RUN) or device != "cpu",
+        LINEAR: training_pass or case.kind == cases.ROLLOUT,
+        AUTOTUNE: case.kind == cases.ROLLOUT,
+        JAX: (case.layer not in ("npu", "realnpu") and case.kind != cases.RUN) or device != "cpu",
     }
     if senseless.get(rival, False):
         return ""
@@ -359,7 +301,7 @@ def not_applicable(
 
 
 def _not_adaptive(rival: str, case: Case, threads: int) -> str | None:
-    if case.kind != ADAPTIVE or rival not in adaptives.PASSES:
+    if case.kind != cases.ADAPTIVE or rival not in adaptives.PASSES:
         return ""
     if rival in SOLVERS and importlib.util.find_spec(rival) is None:
         return f"{rival} is not installed"
@@ -376,37 +318,41 @@ def _all_cores(name: str, threads: int) -> str | None:
 
 def _rollout(rival: str, case: Case, operands: Operands) -> Workload:
     if rival == ONE_MODEL:
-        return Workload(rollouts.ours(_single(case), _model(operands, 0))[0], None)
+        return replace(rollouts.ours(_single(case), _model(operands, 0)), results=None)
     if rival == OURS:
-        return Workload(*rollouts.ours(case, operands))
-    return Workload(*rollouts.eager(case, operands, compiled=rival == COMPILE))
+        return rollouts.ours(case, operands)
+    return rollouts.eager(case, operands, compiled=rival == COMPILE)
 
 
 def _derivative(rival: str, case: Case, operands: Operands) -> Workload:
     formula = FORMULAS[case.layer] if rival != OURS else _our_npu
-    return Workload(*derivatives.passes(case.kind, formula, operands, COMPILED.get(rival)))
+    return derivatives.workload(case.kind, formula, operands, COMPILED.get(rival))
 
 
 def _run(rival: str, case: Case, operands: Operands) -> Workload:
     if rival == JAX:
-        return Workload(*runs.jax(operands))
+        return runs.jax(operands)
     if rival == OURS:
-        return Workload(*runs.ours(lambda: _ours(case, operands), operands))
+        return runs.ours(lambda: _ours(case, operands), operands)
     if rival == LOOP:
         step = _loop(case, operands).run
-        return Workload(runs.repeated(nn.Module, lambda _: step)[0], None)
+        return runs.repeated(nn.Module, lambda _: step, compare=False)
 
     def make() -> nn.Module:
-        formula = Formula(FORMULAS[case.layer], operands.parameters)
-        module = _ours(case, operands) if rival == LAYERS else formula
-        if rival in COMPILED:
-            module.compile(dynamic=False, mode=COMPILED[rival])
-        return module
+        return _ours(case, operands) if rival == LAYERS else _formula(rival, case, operands)
 
     def step_of(module: nn.Module) -> Callable[[], object]:
         return _training_workload([module], [operands], False, rival == LAYERS).run
 
-    return Workload(*runs.repeated(make, step_of))
+    return runs.repeated(make, step_of)
+
+
+def _formula(rival: str, case: Case, operands: Operands) -> nn.Module:
+    """The eager formula, compiled for a rival that compiles it."""
+    module = Formula(FORMULAS[case.layer], operands.parameters)
+    if rival in COMPILED:
+        module.compile(dynamic=False, mode=COMPILED[rival])
+    return module
 
 
 def build(
@@ -414,14 +360,12 @@ def build(
     capture: Callable[[Callable[[], Any]], Capture] | None = None,
 ) -> Workload:  # fmt: skip
     """The rival's workload for the case; `capture` is the device's, for those in GRAPHS."""
-    if case.kind == ROLLOUT:
-        return _rollout(rival, case, operands)
-    if case.kind == ADAPTIVE:
-        return Workload(*adaptives.PASSES[rival](case, operands))
-    if case.kind == RUN:
-        return _run(rival, case, operands)
-    if case.kind in DERIVATIVES:
-        return _derivative(rival, case, operands)
+    if case.kind == cases.ADAPTIVE:
+        return adaptives.PASSES[rival](case, operands)
+    of_pass = {cases.ROLLOUT: _rollout, cases.RUN: _run}
+    of_pass |= dict.fromkeys(cases.DERIVATIVES, _derivative)
+    if case.kind in of_pass:
+        return of_pass[case.kind](rival, case, operands)
     if rival in GRAPHS:
         return captured(build(GRAPHS[rival], case, operands), capture)
     if rival in (OURS, LAYERS):
@@ -440,10 +384,7 @@ def build(
     if rival == OURS_COMPILE:  # `module.compile()` would compile the layers of a Sequential apart
         compiled: Any = torch.compile(_ours(case, operands), dynamic=False)
         return _workload(case, compiled, operands)
-    module: nn.Module = Formula(FORMULAS[case.layer], operands.parameters)
-    if rival in COMPILED:
-        module.compile(dynamic=False, mode=COMPILED[rival])
-    return _workload(case, module, operands)
+    return _workload(case, _formula(rival, case, operands), operands)
 
 
 def exact(case: Case, operands: Operands) -> list[Tensor]:
@@ -453,18 +394,10 @@ def exact(case: Case, operands: Operands) -> list[Tensor]:
     That of adaptive steps is against eager's at a far smaller tolerance.
     """
     double = operands.to(torch.float64)
-    if case.kind == ROLLOUT:
-        return list(rollouts.eager(case, double)[1]())
-    if case.kind == ADAPTIVE:
-        return list(adaptives.exact(case, double))
-    if case.kind == RUN:
-        results = _run(EAGER, case, double).results
-    elif case.kind in DERIVATIVES:
-        results = _derivative(EAGER, case, double).results
-    else:
-        results = _workload(case, Formula(FORMULAS[case.layer], double.parameters), double).results
-    assert results is not None
-    return list(results())
+    is_adaptive = case.kind == cases.ADAPTIVE
+    workload = adaptives.exact(case, double) if is_adaptive else build(EAGER, case, double)
+    assert workload.results is not None
+    return list(workload.results())
 
 
 def error(results: Sequence[Tensor], truth: Sequence[Tensor]) -> float:

@@ -7,37 +7,15 @@ over a compiled step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 from torch import Tensor, nn
 
 from benchmarks.throughput.cases import EPS, ROLLOUT_DT, Case, Operands
+from benchmarks.throughput.workloads import Workload, both_ways, filled, leaf
 from npu_kernels import NAU, NPU, ode, reference
 
-Pass = tuple[Callable[[], object], Callable[[], Sequence[Tensor]]]
 
-
-def both(forward: Callable[[], Tensor], leaves: Sequence[Tensor], grad_y: Tensor) -> Pass:
-    def step() -> Tensor:
-        for leaf in leaves:
-            leaf.grad = None
-        y = forward()
-        y.backward(grad_y)
-        return y
-
-    def results() -> list[Tensor]:
-        y = step()
-        return [y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
-
-    return step, results
-
-
-def leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_()
-
-
-def model_of(case: Case, operands: Operands) -> nn.Sequential:
+def model_of(case: Case, operands: Operands) -> nn.Module:
     """Our layers with the operands' parameters."""
     size = case.size
     models = None if size.models == 1 else size.models
@@ -45,13 +23,10 @@ def model_of(case: Case, operands: Operands) -> nn.Sequential:
         NPU(size.inputs, size.outputs, num_models=models, dtype=torch.float64, eps=EPS),
         NAU(size.outputs, size.inputs, num_models=models, dtype=torch.float64),
     )
-    with torch.no_grad():
-        for parameter, value in zip(model.parameters(), operands.parameters, strict=True):
-            parameter.copy_(value)
-    return model
+    return filled(model, operands.parameters)
 
 
-def ours(case: Case, operands: Operands) -> Pass:
+def ours(case: Case, operands: Operands) -> Workload:
     model = model_of(case, operands)
     u0 = leaf(operands.x)
 
@@ -60,7 +35,7 @@ def ours(case: Case, operands: Operands) -> Pass:
         assert isinstance(path, Tensor)
         return path
 
-    return both(forward, [u0, *model.parameters()], operands.grad_y)
+    return both_ways(forward, [u0, *model.parameters()], operands.grad_y)
 
 
 def _step(u: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
@@ -68,7 +43,7 @@ def _step(u: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight:
     return u + ROLLOUT_DT * slope
 
 
-def eager(case: Case, operands: Operands, compiled: bool = False) -> Pass:
+def eager(case: Case, operands: Operands, compiled: bool = False) -> Workload:
     leaves = [leaf(t) for t in (operands.x, *operands.parameters)]
     u0, *parameters = leaves
     step = torch.compile(_step, dynamic=False) if compiled else _step
@@ -79,4 +54,4 @@ def eager(case: Case, operands: Operands, compiled: bool = False) -> Pass:
             states.append(step(states[-1], *parameters))
         return torch.cat(states, -2)
 
-    return both(forward, leaves, operands.grad_y)
+    return both_ways(forward, leaves, operands.grad_y)

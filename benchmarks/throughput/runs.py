@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.throughput.cases import EPS, LEARNING_RATE, RUN_STEPS, Operands
-from benchmarks.throughput.rollouts import Pass
+from benchmarks.throughput.workloads import Workload
 from npu_kernels import optim, training
 
 
-def ours(make: Callable[[], nn.Module], operands: Operands) -> Pass:
+def ours(make: Callable[[], nn.Module], operands: Operands) -> Workload:
     """make: a new module with the first parameters."""
 
     def trained(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -33,12 +33,13 @@ def ours(make: Callable[[], nn.Module], operands: Operands) -> Pass:
 
     module = make()
     optimizer = optim.Adam(module.parameters(), LEARNING_RATE)
-    return lambda: trained(module, optimizer), results
+    return Workload(lambda: trained(module, optimizer), results)
 
 
 def repeated(
-    make: Callable[[], nn.Module], step_of: Callable[[nn.Module], Callable[[], object]]
-) -> Pass:
+    make: Callable[[], nn.Module], step_of: Callable[[nn.Module], Callable[[], object]],
+    compare: bool = True,
+) -> Workload:  # fmt: skip
     """step_of: what makes one step of a module."""
 
     def repeat(step: Callable[[], object]) -> None:
@@ -51,22 +52,27 @@ def repeated(
         return [p.detach() for p in fresh.parameters()]
 
     step = step_of(make())
-    return lambda: repeat(step), results
+    return Workload(lambda: repeat(step), results if compare else None)
 
 
-def jax(operands: Operands) -> Pass:
+def npu(np: Any, x: Any, weight_re: Any, weight_im: Any | None, gate: Any) -> Any:
+    """The formula by JAX's NumPy; a RealNPU has no `weight_im`."""
+    g = np.expand_dims(np.clip(gate, 0, 1), -2)
+    log_r, k = np.log(g * (np.abs(x) + EPS) + (1 - g)), np.pi * g * (x < 0)
+    p, q = log_r @ weight_re.mT, k @ weight_re.mT
+    if weight_im is not None:
+        p, q = p - k @ weight_im.mT, q + log_r @ weight_im.mT
+    return np.exp(p) * np.cos(q)
+
+
+def jax(operands: Operands) -> Workload:
     """NPU and NAU, of one model or K."""
     import jax
     import jax.numpy as jnp
     import numpy as np
 
     def loss(parameters: Any) -> Any:
-        weight_re, weight_im, gate, weight = parameters
-        g = jnp.expand_dims(jnp.clip(gate, 0, 1), -2)
-        log_r, k = jnp.log(g * (jnp.abs(x) + EPS) + (1 - g)), jnp.pi * g * (x < 0)
-        re, im = jnp.swapaxes(weight_re, -1, -2), jnp.swapaxes(weight_im, -1, -2)
-        y = jnp.exp(log_r @ re - k @ im) * jnp.cos(log_r @ im + k @ re)
-        y = y @ jnp.swapaxes(weight, -1, -2)
+        y = npu(jnp, x, *parameters[:3]) @ parameters[3].mT
         return jnp.mean((y - target) ** 2, (-2, -1)).sum()
 
     def step(carry: Any, _: None) -> Any:
@@ -85,7 +91,5 @@ def jax(operands: Operands) -> Pass:
     zeros = [jnp.zeros_like(p) for p in parameters]
     start = (parameters, zeros, zeros, jnp.float32(0))
     scan = jax.jit(lambda carry: jax.lax.scan(step, carry, None, length=RUN_STEPS)[0])
-    return (
-        lambda: jax.block_until_ready(scan(start)),
-        lambda: [torch.from_numpy(np.array(p)) for p in scan(start)[0]],
-    )
+    run = lambda: jax.block_until_ready(scan(start))  # noqa: E731
+    return Workload(run, lambda: [torch.from_numpy(np.array(p)) for p in run()[0]])

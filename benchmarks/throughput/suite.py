@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -107,12 +108,10 @@ def _built(
 
 
 def _times(times: Sequence[float], ours: Sequence[float]) -> Row:
-    time, ratio = timing.spread(times), timing.ratios(times, ours)
+    spread, ratio = timing.spread(times), timing.ratios(times, ours)
     return {
         "repetitions": len(times),
-        "median_us": 1e6 * time.median,
-        "p20_us": 1e6 * time.p20,
-        "p80_us": 1e6 * time.p80,
+        **{f"{name}_us": 1e6 * seconds for name, seconds in asdict(spread).items()},
         "ratio": ratio.median,  # its time / ours
         "ratio_p20": ratio.p20,
         "ratio_p80": ratio.p80,

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 BLOCK_SECONDS = 0.002  # of a rival in a repetition at least: the clock's own cost disappears
 LEAST_REPETITIONS, MOST_REPETITIONS = 7, 300
 UNSTEADY = 2.0  # between the 20 and 80 percentiles of a ratio
@@ -30,19 +32,12 @@ class Spread:
     p80: float
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of them lie, linear between two; ValueError without values."""
-    if not values:
-        raise ValueError("percentile: there are no values")
-    ordered = sorted(values)
-    position = share * (len(ordered) - 1)
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
-
-
 def spread(values: Sequence[float]) -> Spread:
-    return Spread(percentile(values, 0.5), percentile(values, 0.2), percentile(values, 0.8))
+    """The percentiles, linear between two values; ValueError without values."""
+    if not values:
+        raise ValueError("spread: there are no values")
+    shares = torch.tensor([0.5, 0.2, 0.8], dtype=torch.float64)
+    return Spread(*torch.tensor(values, dtype=torch.float64).quantile(shares).tolist())
 
 
 def ratios(times: Sequence[float], base: Sequence[float]) -> Spread:

@@ -21,8 +21,8 @@ import math
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -125,22 +125,15 @@ def shipped(task: Task, device: str) -> Config:
     return entry | ({"programs": choice.programs} if choice.programs else {})
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a search ended with; seconds of a call."""
-
-    config: Config
-    seconds: float
-    shipped_seconds: float
-    tried: int
-    failed: dict[str, int]  # reason -> how many candidates
-
-
 def tune(
     order: Order, timer: Timer, seconds: float, clock: Callable[[], float], device: str = "cuda",
     pool: Pool | None = None,
-) -> Found:  # fmt: skip
-    """The best configuration of one kernel at one size, within about that many seconds."""
+) -> Row:  # fmt: skip
+    """The best configuration of one kernel at one size, within about that many seconds.
+
+    The row has the microseconds of a call, how many candidates were tried, and how many failed for
+    which reason.
+    """
     from npu_kernels._backends.triton import tuning
 
     task = order.task
@@ -148,8 +141,7 @@ def tune(
     start, begin = shipped(task, device), clock()
     expected = [output.clone() for output in order.launch()]
     unusable: dict[str, str] = {}
-    failed: dict[str, int] = {}
-    times: list[float] = []
+    failed, times = Counter[str](), list[float]()
 
     def prepare(configs: Sequence[Config]) -> None:
         if pool is not None:
@@ -172,7 +164,7 @@ def tune(
                 except Exception as error:  # registers, shared memory, a compiler's own failure
                     why = type(error).__name__
         if why:
-            failed[why] = failed.get(why, 0) + 1
+            failed[why] += 1
         times.append(call_seconds)
         return call_seconds
 
@@ -183,7 +175,8 @@ def tune(
     best, time, first = search(
         start, candidates, measure, enough=enough, prepare=prepare, spread=spread
     )
-    return Found(best, time, first, len(times), failed)
+    times_of = {"config": best, "us": 1e6 * time, "shipped_us": 1e6 * first}
+    return {**times_of, "tried": len(times), "failed": dict(failed)}
 
 
 def write(entries: dict[str, Config], architecture: str, path: Path | None) -> Path:
@@ -221,18 +214,9 @@ class Tuner:
         torch.set_float32_matmul_precision(task.precision)
         launch = order(task, self.device)
         best = tune(launch, self.timer, seconds, self.clock, self.device, self.pool)
-        row = {
-            **task.to_dict(),
-            "key": task.key,
-            "config": best.config,
-            "us": 1e6 * best.seconds,
-            "shipped_us": 1e6 * best.shipped_seconds,
-            "tried": best.tried,
-            "failed": best.failed,
-            "seconds": self.clock() - begin,
-            **self.where,
-        }
-        better = {task.key: best.config} if best.seconds < best.shipped_seconds else {}
+        took = {"seconds": self.clock() - begin}
+        row = {**task.to_dict(), "key": task.key, **best, **took, **self.where}
+        better = {task.key: row["config"]} if row["us"] < row["shipped_us"] else {}
         try:
             write(better, self.architecture, self.table)
         except OSError as error:
@@ -242,11 +226,11 @@ class Tuner:
 
 def describe(row: Row) -> str:
     """A row as a line of text."""
-    line = f"{Task.from_dict(row)}: {row['shipped_us']:.1f} us as shipped, "
-    line += f"{row['us']:.1f} us with {row['config']}, "
-    line += f"{row['tried']} tried in {row['seconds']:.0f} s"
     failure = f"; the table could not be written: {row.get('not_written')}"
-    return line + (failure if "not_written" in row else "")
+    return (
+        f"{Task.from_dict(row)}: {row['shipped_us']:.1f} us as shipped, {row['us']:.1f} us with "
+        f"{row['config']}, {row['tried']} tried in {row['seconds']:.0f} s"
+    ) + (failure if "not_written" in row else "")
 
 
 def earlier(path: Path | None, where: Row) -> set[str]:
@@ -269,11 +253,8 @@ def place() -> tuple[Row, str, tuple[str, Any, int]]:
     target = triton.runtime.driver.active.get_current_target()
     from npu_kernels._backends.triton import tuning
 
-    where = {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-    }
+    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    where = {"gpu": torch.cuda.get_device_name(), **versions}
     return where, tuning.architecture(target), (target.backend, target.arch, target.warp_size)
 
 

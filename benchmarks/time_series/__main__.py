@@ -22,11 +22,9 @@ started again.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,14 +33,15 @@ import pandas
 import torch
 from torch import Tensor, nn
 
-from benchmarks.equations.__main__ import processor, read
-from benchmarks.marked_blocks import insert
+from benchmarks.arguments import command, listed
+from benchmarks.marked_blocks import insert, record_table
 from benchmarks.marked_blocks import table as markdown_table
+from benchmarks.rows_command import Row, complete, read
 from benchmarks.time_series import odebench
-from benchmarks.time_series.systems import STROGATZ, SYSTEMS
 from npu_kernels import NAU, RealNPU, ode
 from npu_kernels._jobs import files
 from npu_kernels._laws.series.alternatives import WINDOW
+from npu_kernels.env import processor
 
 OUT = Path(__file__).parents[1] / "results" / "time-series.jsonl"
 ODEBENCH_OUT = OUT.with_name("odebench.jsonl")
@@ -57,7 +56,6 @@ NO_RATES = "exponent of", "first "  # how the names of other parameters begin
 FINE = 400  # steps between two points of the true trajectory
 # Draws that were looked at when the rule for alternatives was chosen: they say nothing of it.
 DESIGN = {("fsir", 0.01, seed) for seed in range(50)}
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -199,50 +197,43 @@ def groups(rows: list[Row], *keys: str) -> Iterator[tuple[tuple[Any, ...], panda
         yield from frame.groupby(list(keys), sort=False)
 
 
-def _of(count: int, total: int) -> str:
-    return f"{count} of {total} ({100 * count / total:.0f} %)"
+def _of(counts: pandas.Series, totals: pandas.Series) -> str:
+    count, total = int(counts.sum()), int(totals.sum())
+    return f"{count} of {total} ({100 * count / total:.0f} %)" if total else "-"
 
 
 def table(rows: list[Row]) -> str:
     """The shares, as Markdown."""
-    header = ["law", "noise", "draws", "method", "form right", "exponents exact"]
-    header += ["true exponents in their intervals", "where the form is right", "coefficients there"]
-    header += ["all of a draw", "seconds"]
-    lines = []
+    records = []
     for (case, method, noise), group in groups(rows, "case", "method", "noise"):
-        draws, exact = str(len(group)), str(sum(group.exact)) if method == "search" else "-"
-        inside = _of(sum(group.inside), sum(group.exponents))
-        complete = str(sum(group.inside == group.exponents))
         right = group[group.form]
-        inside_right = _of(sum(right.inside), sum(right.exponents)) if len(right) else "-"
-        cells = [draws, method, str(sum(group.form)), exact, inside, inside_right]
-        cells += [_covered_rates(right), complete]
-        lines.append([TITLES[case], f"{100 * noise:g} %", *cells, f"{group.seconds.median():.2g}"])
-    return markdown_table(header, lines).rstrip("\n")
-
-
-def _covered_rates(rows: pandas.DataFrame) -> str:
-    """How many true coefficients are in their intervals, of the rows that say so."""
-    told = rows[rows.rates.notna()] if "rates" in rows else rows[:0]
-    return _of(int(sum(told.inside_rates)), int(sum(told.rates))) if len(told) else "-"
+        told = right[right.rates.notna()] if "rates" in right else right[:0]
+        records.append({
+            "law": TITLES[case], "noise": f"{100 * noise:g} %", "draws": str(len(group)),
+            "method": method, "form right": str(sum(group.form)),
+            "exponents exact": str(sum(group.exact)) if method == "search" else "-",
+            "true exponents in their intervals": _of(group.inside, group.exponents),
+            "where the form is right": _of(right.inside, right.exponents),
+            "coefficients there": _of(told.inside_rates, told.rates) if len(told) else "-",
+            "all of a draw": str(sum(group.inside == group.exponents)),
+            "seconds": f"{group.seconds.median():.2g}",
+        })  # fmt: skip
+    return record_table(records).rstrip("\n")
 
 
 def table_of_laws(rows: list[Row]) -> str:
     """The shares for the law and its alternatives, of the searches that have them."""
-    header = ["law", "noise", "draws", "form right", "form right of one of the laws"]
-    header += ["true exponents in its intervals", "in those of the law found alone"]
-    header += ["all of a draw", "laws: mean", "most", "seconds for them"]
     searched = [r for r in rows if "laws" in r and (r["case"], r["noise"], r["seed"]) not in DESIGN]
-    lines = []
-    for (case, noise), group in groups(searched, "case", "noise"):
-        total = sum(group.exponents)
-        inside = [_of(int(sum(group[name])), total) for name in ("inside_among", "inside")]
-        counts = [len(group), sum(group.form), int(sum(group.among))]
-        cells = [*map(str, counts), *inside, str(sum(group.inside_among == group.exponents))]
-        cells += [f"{group.laws.mean():.1f}", f"{group.laws.max():.0f}"]
-        seconds = f"{group.seconds_among.median():.2g}"
-        lines.append([TITLES[case], f"{100 * noise:g} %", *cells, seconds])
-    return markdown_table(header, lines).rstrip("\n")
+    return record_table({
+        "law": TITLES[case], "noise": f"{100 * noise:g} %", "draws": str(len(group)),
+        "form right": str(sum(group.form)),
+        "form right of one of the laws": f"{sum(group.among):g}",
+        "true exponents in its intervals": _of(group.inside_among, group.exponents),
+        "in those of the law found alone": _of(group.inside, group.exponents),
+        "all of a draw": str(sum(group.inside_among == group.exponents)),
+        "laws: mean": f"{group.laws.mean():.1f}", "most": f"{group.laws.max():.0f}",
+        "seconds for them": f"{group.seconds_among.median():.2g}",
+    } for (case, noise), group in groups(searched, "case", "noise")).rstrip("\n")  # fmt: skip
 
 
 def table_of_wrong(rows: list[Row]) -> str:
@@ -264,79 +255,48 @@ def page(text: str, rows: list[Row], odebench_rows: list[Row]) -> str:
     return insert(text, odebench.table(odebench_rows), ODEBENCH)
 
 
-def run_odebench(
-    numbers: list[int],
-    noises: list[float],
-    dropped: list[float],
-    methods: list[str],
-    out: Path,
-) -> None:
-    """Run the systems of ODEBench that the file lacks, and print the table."""
-    torch.set_num_threads(1)
-    rows = read(out)
-    keys = "system", "start", "noise", "dropped", "method"
-    done = {tuple(row[key] for key in keys) for row in rows}
-    for noise, share, method, number, start in itertools.product(
-        noises, dropped, methods, numbers, (0, 1)
-    ):
-        if (number, start, noise, share, method) in done:
-            continue
-        row = odebench.measure(number, start, noise, share, method)
-        rows.append(row)
-        files.write(out, "".join(json.dumps(r) + "\n" for r in rows))
-        scores = row["reconstruction"], row["generalisation"]
-        print(number, start, *scores, row["form"], row["law"], flush=True)
-    print(odebench.table(rows))
-
-
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run what the file lacks, or write the table."""
-    raw = argparse.RawDescriptionHelpFormatter
-    name = "python -m benchmarks.time_series"
-    parser = argparse.ArgumentParser(prog=name, description=__doc__, formatter_class=raw)
+    parser = command("benchmarks.time_series", __doc__)
     add, page_help = parser.add_argument, "write the table into this page, and run nothing"
-    add("--cases", default=",".join(CASES), help=f"of {', '.join(CASES)}")
+    add("--cases", type=listed(), default=",".join(CASES), help=f"of {', '.join(CASES)}")
     of_methods = f"of {', '.join(METHODS)}; with --odebench of {', '.join(odebench.METHODS)}"
-    add("--methods", help=of_methods)
-    add("--noise", default="0,0.01,0.05")
+    add("--methods", type=listed(), help=of_methods)
+    add("--noise", type=listed(float), default="0,0.01,0.05")
     add("--seeds", type=int, default=1)
     add("--odebench", action="store_true", help="run ODEBench instead")
-    add("--systems", default="", help="of ODEBench and SRBench, by number; all without it")
-    add("--dropped", default="0", help="shares of ODEBench's points that are left out")
+    numbers = [system.number for system in odebench.ALL]
+    systems = "of ODEBench and SRBench, by number; all without it"
+    add("--systems", type=listed(int), default=numbers, help=systems)
+    dropped = "shares of ODEBench's points that are left out"
+    add("--dropped", type=listed(float), default="0", help=dropped)
     add("--out", type=files.output)
     add("--report", type=Path, metavar="PAGE", help=page_help)
     add("--picture", type=files.output, help="draw ODEBench's rows into this file, run nothing")
-    arguments = parser.parse_args()
-    noises = [float(noise) for noise in arguments.noise.split(",")]
-    if arguments.odebench:
-        numbers = [int(n) for n in arguments.systems.split(",") if n]
-        numbers = numbers or [system.number for system in (*SYSTEMS, *STROGATZ)]
-        dropped = [float(share) for share in arguments.dropped.split(",")]
-        methods = (arguments.methods or odebench.METHODS[0]).split(",")
-        run_odebench(numbers, noises, dropped, methods, arguments.out or ODEBENCH_OUT)
-        return
-    arguments.out = arguments.out or OUT
-    rows = read(arguments.out)
-    if arguments.picture:
-        odebench.picture(read(ODEBENCH_OUT), arguments.picture)
-    if arguments.report:
-        text = page(arguments.report.read_text(), rows, read(ODEBENCH_OUT))
-        files.write(arguments.report, text)
-    if arguments.report or arguments.picture:
+    options = parser.parse_args(argv)
+    out = options.out or (ODEBENCH_OUT if options.odebench else OUT)
+    if options.picture:
+        odebench.picture(read(ODEBENCH_OUT), options.picture)
+    if options.report:
+        rows = read(out, missing_ok=True), read(ODEBENCH_OUT)
+        files.write(options.report, page(options.report.read_text(), *rows))
+    if options.report or options.picture:
         return
     torch.set_num_threads(1)
-    done = {tuple(row[key] for key in ("case", "noise", "seed", "method")) for row in rows}
-    cases, methods = arguments.cases.split(","), (arguments.methods or ",".join(METHODS)).split(",")
-    for noise, seed, case, method in itertools.product(
-        noises, range(arguments.seeds), cases, methods
-    ):
-        if (case, noise, seed, method) in done or (noise == 0 and seed > 0):
-            continue
-        row = measure(case, noise, seed, method)
-        rows.append(row)
-        files.write(arguments.out, "".join(json.dumps(r) + "\n" for r in rows))
-        told = f"{case:<9}{noise:<6g}{seed:<4}{method:<8}{row['form']!s:<6}"
-        print(f"{told}{row['inside']} {row['law']}", flush=True)
+    if options.odebench:
+        methods = options.methods or odebench.METHODS[:1]
+        chosen = options.noise, options.dropped, methods, options.systems, (0, 1)
+        planned = [(k[3], k[4], *k[:3]) for k in itertools.product(*chosen)]
+        shown = "reconstruction", "generalisation", "form", "law"
+        complete(out, odebench.KEYS, planned, odebench.measure, shown)
+        print(odebench.table(read(out)))
+        return
+    draws = [
+        (noise, seed) for noise in options.noise for seed in range(options.seeds if noise else 1)
+    ]
+    methods = options.methods or METHODS
+    planned = [(c, *draw, m) for draw in draws for c in options.cases for m in methods]
+    complete(out, ("case", "noise", "seed", "method"), planned, measure, ("form", "inside", "law"))
 
 
 if __name__ == "__main__":

@@ -22,22 +22,23 @@ import sympy
 import torch
 from torch import nn
 
-from benchmarks.equations.__main__ import processor
 from benchmarks.marked_blocks import table as markdown_table
+from benchmarks.rows_command import Row
 from benchmarks.time_series.sindy import NoLawError, sparse
-from benchmarks.time_series.systems import STROGATZ, SYSTEMS, System
+from benchmarks.time_series.systems import ALL, SYSTEMS, System
 from npu_kernels import NAU, RealNPU, ode
+from npu_kernels.env import processor
 
 MODEL_STARTS = 24
 TERMS = {1: 3, 2: 6, 3: 8, 4: 6}  # of the model, by the number of states
 METHODS = ("ode.fit", "pysindy")
+KEYS = "system", "start", "noise", "dropped", "method"  # of a row
 # Method, shares of series reconstructed and generalised to without noise, in %; 126 series.
 PUBLISHED = ("ODEFormer, published", 66.4, 32.8)
 MIN_R2 = 0.9
 MAX_EVALUATIONS = 60_000  # of a law, whose trajectory may come near a pole
 MAX_TRIAL_EVALUATIONS = 6000  # of a law of pysindy's grid
 MAX_SIZE = 1e15  # of its states
-Row = dict[str, Any]
 Numbers = tuple[np.ndarray, np.ndarray]  # exponents [h, D] and coefficients [D, h] of a law
 
 
@@ -175,7 +176,7 @@ def sindy(times: np.ndarray, values: np.ndarray) -> tuple[Numbers, str, bool]:
 
 def measure(number: int, start: int, noise: float, dropped: float, method: str = METHODS[0]) -> Row:
     """Return the row of one series of system `number`; dropped: the share of points left out."""
-    system = next(system for system in (*SYSTEMS, *STROGATZ) if system.number == number)
+    system = next(system for system in ALL if system.number == number)
     generator = np.random.default_rng(1000 * start + number)
     times = sample_times(system)
     true = truth(system, start, times)
@@ -211,11 +212,8 @@ def share(name: str, group: list[Row]) -> float:
 
 def groups(rows: list[Row]) -> dict[tuple[bool, float, float, str], list[Row]]:
     """Return the rows by suite, noise, share of dropped points and method."""
-    grouped: dict[tuple[bool, float, float, str], list[Row]] = collections.defaultdict(list)
-    for row in rows:
-        key = is_strogatz(row), row["noise"], row["dropped"], row["method"]
-        grouped[key].append(row)
-    return dict(sorted(grouped.items(), key=lambda pair: pair[0]))
+    key = lambda row: (is_strogatz(row), row["noise"], row["dropped"], row["method"])  # noqa: E731
+    return {name: list(group) for name, group in itertools.groupby(sorted(rows, key=key), key)}
 
 
 def table(rows: list[Row]) -> str:

@@ -59,7 +59,7 @@ def test_the_page_gets_the_table(rows: list[cold.Row], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--only", "nothing"], "--only must name some of import, training, fit, regressor"),
+        (["--only", "nothing"], "--only: unknown nothing; known: import, training, fit, regressor"),
         (["--processes", "0"], "--processes: must be a whole number of at least 1, got '0'"),
         (["--page", "page.md"], "--page and files of rows belong together"),
     ],

@@ -57,7 +57,7 @@ def test_more_laws_than_are_known_are_drawn() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--workers", "0"], "--workers must be whole numbers of at least 1, got 0"),
+        (["--workers", "0"], "--workers: must be a whole number of at least 1, got '0'"),
         (["--laws", "0"], "--laws: must be a whole number of at least 1, got '0'"),
         (["--page", "page.md"], "--page and files of rows belong together"),
     ],

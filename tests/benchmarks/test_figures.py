@@ -90,33 +90,29 @@ NO_MEASUREMENT = {
 # ---- generated blocks ----------------------------------------------------------------------------
 
 
+def of(name: str) -> list[Path]:
+    return sorted(RESULTS.glob(f"{name}-*.jsonl"))
+
+
 def test_throughput_tables_are_those_of_the_results() -> None:
-    rows = results.read(sorted(RESULTS.glob("throughput-*.jsonl")))
+    rows, readme = results.read(of("throughput")), (ROOT / "README.md").read_text()
     assert {page.name: page.read_text() for page in TABLES.iterdir()} == report.pages(rows)
-    page, readme = (ROOT / "docs" / "performance.md").read_text(), (ROOT / "README.md").read_text()
-    assert page == insert(page, report.summary(rows), report.SUMMARY_MARK)
-    on_gpus = (ROOT / "docs" / "gpus.md").read_text()
-    assert on_gpus == insert(on_gpus, report.gpus(rows), report.GPU_MARK)
-    many, by_rows = (
-        (ROOT / "docs" / "many-rows.md").read_text(),
-        sorted(RESULTS.glob("rows-*.jsonl")),
-    )
-    assert many == insert(many, report.many_rows(results.read(by_rows)), report.ROWS_MARK)
-    beyond = (ROOT / "docs" / "derivatives.md").read_text()
-    of_derivatives = report.derivatives(results.read(sorted(RESULTS.glob("derivatives-*.jsonl"))))
-    assert beyond == insert(beyond, of_derivatives, report.DERIVATIVES_MARK)
-    cold_rows = rows_command.read(sorted(RESULTS.glob("cold-*.jsonl")))
-    first = (ROOT / "docs" / "first-call.md").read_text()
-    assert first == insert(first, cold.table(cold_rows), cold.COLD_MARK)
-    over_workers = rows_command.read(sorted(RESULTS.glob("workers-*.jsonl")))
-    distributed = (ROOT / "docs" / "distributed.md").read_text()
-    assert distributed == insert(distributed, workers.table(over_workers), workers.MARK)
     (processor,) = re.findall(r"<!-- throughput:begin -->\n(.*?), kernels for", readme)
-    assert readme == insert(readme, report.short(rows, processor), report.MARK)
+    for name, mark, text in (
+        ("docs/performance.md", "throughput-summary", report.summary(rows)),
+        ("docs/gpus.md", "throughput-gpus", report.gpus(rows)),
+        ("docs/many-rows.md", "throughput-rows", report.many_rows(results.read(of("rows")))),
+        ("docs/derivatives.md", "throughput-derivatives", report.derivatives(results.read(of("derivatives")))),
+        ("docs/first-call.md", cold.COLD_MARK, cold.table(rows_command.read(*of("cold")))),
+        ("docs/distributed.md", workers.MARK, workers.table(rows_command.read(*of("workers")))),
+        ("README.md", "throughput", report.short(rows, processor)),
+    ):  # fmt: skip
+        page = (ROOT / name).read_text()
+        assert page == insert(page, text, mark), name
 
 
 def test_every_row_of_the_suite_is_on_a_page() -> None:
-    rows = results.read(sorted(RESULTS.glob("throughput-*.jsonl")))
+    rows = results.read(of("throughput"))
     groups = [group for machine in results.grouped(rows).values() for group in machine.values()]
     # a later row of the same case would hide the earlier one
     assert sum(map(len, groups)) == len(rows)

@@ -219,8 +219,8 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
             "PART must be one of env, smoke, tests, more, bench, crossover, compile, memcheck, tune, "
             "rebench, autotune, got race",
         ),
-        (["--seconds", "0"], "--seconds must be greater than 0, got 0"),
-        (["--jobs", "0"], "--jobs must be at least 1, got 0"),
+        (["--seconds", "0"], "--seconds: must be greater than 0, got 0"),
+        (["--jobs", "0"], "--jobs: must be a whole number of at least 1, got '0'"),
     ):
         with pytest.raises(SystemExit) as stop:
             gpu.main(arguments)

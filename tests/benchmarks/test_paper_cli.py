@@ -23,8 +23,8 @@ from benchmarks.paper.simple import task as simple
     (["simple", "--jobs", "-1"], "argument --jobs: must be a whole number of at least 1, got '-1'"),
     (["simple", "--device", "nowhere"], "argument --device: 'nowhere' does not work here"),
     (["simple", "--variant", "draft"], "invalid choice: 'draft'"),
-    (["simple", "--insert", "README.md"],
-     "argument --insert: must be existing files, and the experiment report"),
+    (["simple", "--insert", "README.md"], "unrecognized arguments: --insert README.md"),
+    (["report", "--insert", "no.md"], "argument --insert: must be an existing file, got 'no.md'"),
 ])  # fmt: skip
 def test_bad_arguments_are_named(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]

@@ -15,7 +15,6 @@ from benchmarks.paper.simple import task as simple
 from benchmarks.paper.streams import Sobol, stream
 from benchmarks.paper.summary import (
     interval,
-    mad,
     mean,
     median,
     number,
@@ -151,17 +150,20 @@ def test_buffer_gives_each_model_its_parameters() -> None:
     before = [parameter.detach().clone() for parameter in layer.parameters()]
     buffer = Buffer(layer)
     assert_equal(layer.parameters(), before)
-    per_model = buffer.per_model()
-    assert per_model.shape == (4, 15)
+    assert buffer.per_model().shape == (4, 15)
     values = torch.arange(4.0)
     spread = buffer.spread(values)
     buffer.flat.copy_(spread)
     assert torch.equal(buffer.per_model(), values.unsqueeze(1).expand(4, 15))
-    buffer.load_per_model(per_model)
-    assert_equal(layer.parameters(), before)
 
 
 # ---- the paper's numbers -------------------------------------------------------------------------
+
+
+def mad(values: list[float]) -> float:
+    """The median of |value - median|, unscaled; inf of two infinities."""
+    distances = [abs(value - median(values)) for value in values]
+    return median([math.inf if math.isnan(d) else d for d in distances])
 
 
 def test_published_medians_are_those_of_the_published_points() -> None:
@@ -223,7 +225,6 @@ def test_checks_have_three_verdicts() -> None:
 def test_summaries() -> None:
     infinite = float("inf")
     assert median([3, 1, 2, infinite]) == 2.5
-    assert mad([1.0, infinite, infinite]) == infinite
     # covers 95.9 %, the next pair 88.5 %
     assert interval(median, [float(i) for i in range(1, 21)]) == (6, 15)
     assert interval(median, [float(i) for i in range(1, 7)]) == (1, 6)

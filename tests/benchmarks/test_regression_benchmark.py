@@ -1,7 +1,6 @@
 """The benchmark behind the page on when not to use the layer: rows, tables, pictures."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -28,28 +27,23 @@ def small(monkeypatch):
     )
 
 
-def run(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["x", *map(str, words)])
-    regression.main()
-
-
 def test_a_run_adds_what_the_file_lacks(small, tmp_path, monkeypatch):
     monkeypatch.setattr(regression, "SETTINGS", {"rate": (0.02, "rate", (0.1, 1.0))})
     monkeypatch.setattr(
         regression, "vary", lambda name, value: {"setting": name, "value": value, "share": 0.5}
     )
     file, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
-    run(monkeypatch, "--out", file)
+    regression.main(["--out", str(file)])
     rows = regression.read(file)
     assert [row["split"] for row in rows[:6]] == [0, 1, 2, 3, 4, "beyond"]
     assert len(rows) == 2 * 6 + 2
     assert all(row["r2"] > 0.99 for row in rows if row.get("method") == "ridge")
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
     monkeypatch.setattr(regression, "measure", lambda *key: rows[0])
-    run(monkeypatch, "--out", file)
+    regression.main(["--out", str(file)])
     assert regression.read(file) == [*rows[1:], rows[0]]
     page.write_text("".join(f"<!-- {m}:begin -->\n<!-- {m}:end -->\n" for m in regression.MARKS))
-    run(monkeypatch, "--out", file, "--report", page, "--pictures", tmp_path)
+    regression.main(["--out", str(file), "--report", str(page), "--pictures", str(tmp_path)])
     assert f"| {LINE} | **1.000** |" in page.read_text()
     assert (tmp_path / "setting-rate.png").read_bytes().startswith(b"\x89PNG")
 

@@ -47,12 +47,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another
 
 
 def test_percentiles():
-    assert timing.percentile([3.0, 1.0, 2.0], 0.5) == 2
-    assert timing.percentile([1.0, 2.0], 0.25) == 1.25
-    assert timing.percentile([7.0], 0.8) == 7
+    assert timing.spread([3.0, 1.0, 2.0]).median == 2
+    assert timing.spread([1.0, 6.0]) == timing.Spread(3.5, 2, 5)
+    assert timing.spread([7.0]).p80 == 7
     assert timing.spread([float(i) for i in range(11)]) == timing.Spread(5, 2, 8)
     with pytest.raises(ValueError, match="no values"):
-        timing.percentile([], 0.5)
+        timing.spread([])
 
 
 def test_ratios_are_formed_within_a_repetition():
@@ -251,6 +251,15 @@ def test_cores_are_those_of_the_process():
     code = f"import os; os.sched_setaffinity(0, [{first}])"
     code += "; from benchmarks.throughput.environment import cores"
     assert run_python("-c", f"{code}; print(cores())").stdout.strip() == "1"
+
+
+def test_the_formula_for_jax_by_numpy():
+    numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
+    for case in (Case("npu", FORWARD, MODELS), Case("realnpu", FORWARD, TINY)):
+        operands = draw(case)
+        weight_re, *weight_im, gate = (p.numpy() for p in operands.parameters)
+        y = runs.npu(numpy, operands.x.numpy(), weight_re, *(weight_im or [None]), gate)
+        assert rivals.error([torch.from_numpy(y)], rivals.exact(case, operands)) < 2e-5
 
 
 def test_jax_computes_the_same():

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another
     ("arguments", "message"),
     [
         (["--sizes", "3x2"], "a size is BxIxO or BxIxOxK in positive integers, got '3x2'"),
-        (["--threads", "0"], "thread counts go from 1"),
-        (["--threads", "one"], "integers with commas"),
+        (["--threads", "0"], "--threads: must be a whole number of at least 1, got '0'"),
+        (["--threads", "one"], "--threads: must be a whole number of at least 1, got 'one'"),
         (["--rivals", "eager,foo"], "unknown foo; known: ours, eager"),
         (["--layers", "gru"], "unknown gru; known: npu, realnpu"),
         (["--passes", "backward"], "unknown backward; known: forward, step, train, run, rollout"),
-        (["--seconds", "0"], "--seconds must be greater than 0"),
+        (["--seconds", "0"], "--seconds: must be greater than 0, got 0"),
         (["--json", "/nonexistent/rows.jsonl"], "cannot write /nonexistent/rows.jsonl"),
     ],
 )

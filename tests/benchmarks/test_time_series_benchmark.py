@@ -2,14 +2,13 @@
 
 import json
 import math
-import sys
 
 import numpy
 import pytest
 import torch
 
 from benchmarks.time_series import __main__ as benchmark
-from benchmarks.time_series import odebench, sindy
+from benchmarks.time_series import odebench, sindy, systems
 from npu_kernels import ode
 from tests.support.examples import ROOT
 
@@ -49,9 +48,8 @@ def test_the_judge_knows_the_law_and_its_wrong_forms():
 
 def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
     file, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
-    words = ["x", "--cases", "bromine", "--noise", "0.01", "--out", str(file)]
-    monkeypatch.setattr(sys, "argv", words)
-    benchmark.main()
+    words = ["--cases", "bromine", "--noise", "0.01", "--out", str(file)]
+    benchmark.main(words)
     rows = benchmark.read(file)
     assert [(row["method"], row["form"], row["exact"]) for row in rows] == [
         ("search", True, True),
@@ -62,14 +60,13 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         benchmark, "measure", lambda *key: {**rows[1], "seed": key[2], "method": key[3]}
     )
-    benchmark.main()
+    benchmark.main(words)
     assert [row["method"] for row in benchmark.read(file)] == ["search", "form"]
     marks = (benchmark.MARK, benchmark.LAWS, benchmark.WRONG, benchmark.ODEBENCH)
     page.write_text(
         "".join(f"before\n<!-- {mark}:begin -->\nold\n<!-- {mark}:end -->\n" for mark in marks)
     )
-    monkeypatch.setattr(sys, "argv", ["x", "--report", str(page), "--out", str(file)])
-    benchmark.main()
+    benchmark.main(["--report", str(page), "--out", str(file)])
     assert (
         "| rate law of order 3/2 | 1 % | 1 | search | 1 | 1 | 2 of 2 (100 %) | 2 of 2 (100 %) | 3 of 3 (100 %) | 1 |"
         in page.read_text()
@@ -109,17 +106,16 @@ def test_systems_of_odebench_are_sums_of_products_or_not():
     order = [exponents.tolist().index(row) for row in ([1, 0], [1, 1], [0, 1])]
     assert coefficients[:, order].tolist() == [[1.84, -1.45, 0], [0, 1.62, -3.0]]
     assert odebench.terms(by_number[4]) is None
-    strogatz = {system.number: system for system in odebench.STROGATZ}
+    strogatz = {system.number: system for system in systems.STROGATZ}
     assert sorted(strogatz) == list(range(101, 108))
     known = [number for number, system in strogatz.items() if odebench.terms(system) is not None]
     assert known == [104, 107]
 
 
-def test_odebench_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
+def test_odebench_adds_what_the_file_lacks(tmp_path, capsys):
     file = tmp_path / "rows.jsonl"
-    words = ["x", "--odebench", "--systems", "11", "--noise", "0", "--out", str(file)]
-    monkeypatch.setattr(sys, "argv", words)
-    benchmark.main()
+    words = ["--odebench", "--systems", "11", "--noise", "0", "--out", str(file)]
+    benchmark.main(words)
     rows = benchmark.read(file)
     assert [(row["system"], row["start"], row["form"]) for row in rows] == [
         (11, 0, True),
@@ -131,7 +127,7 @@ def test_odebench_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
     cells = "| ODEBench | 0 % | 0 % | ode.fit | 2 | 2 (100 %) | 2 (100 %) | 2 of 2 | 0 |"
     assert lines[-1].startswith(cells)
     before = file.read_bytes()
-    benchmark.main()
+    benchmark.main(words)
     assert file.read_bytes() == before
 
 
@@ -145,7 +141,7 @@ def test_the_starts_of_strogatz_are_those_of_its_data():
         (106, 0): -0.024593114806583, (106, 1): -0.5076541802947709,
         (107, 0): 3.20593379532575, (107, 1): 8.58216750333061,
     }  # fmt: skip
-    for system in odebench.STROGATZ:
+    for system in systems.STROGATZ:
         states, sides = odebench.expressions(system)
         for start in (0, 1):
             values = dict(zip(states, system.starts[start], strict=True))

@@ -354,6 +354,7 @@ def test_a_compilation_that_never_ends_leaves_time_for_the_others(
     pool: Any = Slow()
     result = tune.tune(order, lambda run, best: 1.0, 20.0, lambda: 0.0, "cpu", pool)
     assert asked == [10.0]
-    assert result.failed[precompile.NOT_IN_TIME] > 0
+    failed = result["failed"][precompile.NOT_IN_TIME]
+    assert failed > 0
     assert not [config for config in launched if config["num_warps"] == 8]
-    assert result.tried == len(launched) - 1 + result.failed[precompile.NOT_IN_TIME]
+    assert result["tried"] == len(launched) - 1 + failed

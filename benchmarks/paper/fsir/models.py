@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import vector_to_parameters
 
 from benchmarks.paper.experiment import Results
 from benchmarks.paper.fsir import task as fsir
@@ -22,14 +23,11 @@ FEW = 20  # parameters; what counts as a very sparse model
 
 def module(model: str, h: int, parameters: Tensor) -> nn.Sequential:
     """A power model's parameters ``[N]`` as the package's layers."""
-    parts = fsir.split(model, h, parameters.detach().double().unsqueeze(0))
     kind = NPU if model == "NPU" else RealNPU
-    power = kind(3, h, dtype=torch.float64)
-    nau = NAU(h, 3, dtype=torch.float64, clip=False)
-    with torch.no_grad():
-        for parameter, part in zip([*power.parameters(), nau.weight], parts, strict=True):
-            parameter.copy_(part[0].view_as(parameter))
-    return nn.Sequential(power, nau)
+    power, nau = kind(3, h, dtype=torch.float64), NAU(h, 3, dtype=torch.float64, clip=False)
+    layers = nn.Sequential(power, nau)
+    vector_to_parameters(parameters.detach().double(), layers.parameters())
+    return layers
 
 
 def equations(model: str, h: int, parameters: Tensor, digits: int = 4) -> list[str]:

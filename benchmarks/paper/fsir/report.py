@@ -23,10 +23,8 @@ from benchmarks.paper.tables import Rows, column, select
 BUDGETS = (20, 40, 80, 160, None)  # numbers of parameters at which the fronts are compared
 BETTER = (
     "the fits here are better. Published medians lie between those after our first phase and at "
-    "our "
-    "end (the table of phases), so the authors' second phase may have stopped earlier (not "
-    "tested); "
-    "their gradient changes little (`--integrator adjoint`, benchmarks/NOTES.md)"
+    "our end (the table of phases), so the authors' second phase may have stopped earlier (not "
+    "tested); their gradient changes little (`--integrator adjoint`, benchmarks/NOTES.md)"
 )
 
 

@@ -289,19 +289,11 @@ class Training:
     @torch.no_grad()
     def results(self) -> tuple[Rows, dict[str, Tensor]]:
         result = self._second().result()
-        mse, first_mse = self.errors(result.x), self.errors(self.parameters)
         counts = (result.x.abs() > NON_ZERO).sum(1)
+        numbers = self.errors(result.x), counts, self.errors(self.parameters), result.iterations
+        values = zip(*(column.tolist() for column in numbers), strict=True)
         rows = [
-            {
-                "model": self.model,
-                "h": self.h,
-                "beta": run["beta"],
-                "run": run["run"],
-                "mse": float(mse[k]),
-                "n_params": int(counts[k]),
-                "first_mse": float(first_mse[k]),
-                "iterations": int(result.iterations[k]),
-            }
-            for k, run in enumerate(self.runs)
+            dict(zip(COLUMNS, (self.model, self.h, run["beta"], run["run"], *of_run), strict=True))
+            for run, of_run in zip(self.runs, values, strict=True)
         ]
         return rows, {"parameters": result.x.cpu(), "status": result.status.cpu()}

@@ -132,14 +132,10 @@ class Shooting:
         return (torch.cat(flows, 1) - self.data[1:]).flatten(1)
 
     def jacobian(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        flows, jacobians = [], []
-        for part, steps in self.parts:
-            u = self.data[:-1][part].expand(len(x), -1, -1)
-            end, for_x, _ = _differentiated(self.h, x, u, steps)
-            flows.append(end)
-            jacobians.append(for_x)
-        residual = (torch.cat(flows, 1) - self.data[1:]).flatten(1)
-        return residual, torch.cat(jacobians, 1).flatten(1, 2)
+        u = self.data[:-1].expand(len(x), -1, -1)
+        parts = [_differentiated(self.h, x, u[:, part], steps) for part, steps in self.parts]
+        flows, jacobians, _ = (torch.cat(tensors, 1) for tensors in zip(*parts, strict=True))
+        return (flows - self.data[1:]).flatten(1), jacobians.flatten(1, 2)
 
 
 class Trajectory:
@@ -222,11 +218,8 @@ class Search:
         x, error = least_squares.fit(moved[active, which], free, residual, jacobian, PRUNE_STEPS)
         good = error <= torch.maximum(SLACK * self.error[active], torch.full_like(error, LIMIT))
         accepted = active[good]
-        self.x[accepted], self.free[accepted], self.error[accepted] = (
-            x[good],
-            free[good],
-            error[good],
-        )
+        parts = x[good], free[good], error[good]
+        self.x[accepted], self.free[accepted], self.error[accepted] = parts
         self.kept[accepted] = False
         self.kept[active[~good], which[~good]] = True
 
@@ -246,18 +239,10 @@ class Search:
         errors = least_squares.error(self.trajectory.residual(self.x))
         for k, run in enumerate(self.runs):
             exponent, rate = compare(self.h, self.x[k])
-            rows.append(
-                {
-                    "h": self.h,
-                    "start": run["start"],
-                    "fitted": float(self.fitted[k]),
-                    "error": float(errors[k]),
-                    "n_params": int(self.x[k].count_nonzero()) - 3,  # without the gates
-                    "found": int(exponent <= EXPONENT and rate <= RATE),
-                    "exponent_error": exponent,
-                    "rate_error": rate,
-                }
-            )
+            size = int(self.x[k].count_nonzero()) - 3  # without the gates
+            right = int(exponent <= EXPONENT and rate <= RATE)
+            numbers = float(self.fitted[k]), float(errors[k]), size, right, exponent, rate
+            rows.append(dict(zip(COLUMNS, (self.h, run["start"], *numbers), strict=True)))
         return rows, {"parameters": self.x.cpu()}
 
 

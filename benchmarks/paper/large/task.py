@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from benchmarks.paper.models import Start, build, default_start, start_
 from benchmarks.paper.optimizers import Optimizer, RMSProp
 from benchmarks.paper.runner import Batch, chunks
-from benchmarks.paper.streams import Sobol, stream
+from benchmarks.paper.streams import Blocks, Sobol, stream
 from benchmarks.paper.training import Buffer, Rows, Training, frobenius, l1
 from npu_kernels import RealNPU
 
@@ -203,18 +203,14 @@ class Data:
         self._index = torch.tensor([self._distinct.index(key) for key in keys], device=device)
         self.dtype, self.device = dtype, device
         self._shifts: dict[int | None, Tensor] = {seed: shift(seed) for seed in seeds or []}
-        self._points = Sobol(INPUTS)
-        self._block = -1
-        self._x = self._y = torch.empty(0)
+        self._points, self._blocks = Sobol(INPUTS), Blocks(SOBOL_BLOCK, self._draw)
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        block, index = divmod(step - 1, SOBOL_BLOCK)
-        if block != self._block:
-            self._draw(block)
+        (x, y), index = self._blocks(step)
         # Three dimensions keep each model's product separate: it rounds alike in any batch.
-        return self._x[index][self._index], self._y[index][self._index]
+        return x[index][self._index], y[index][self._index]
 
-    def _draw(self, block: int) -> None:
+    def _draw(self, block: int) -> tuple[Tensor, ...]:
         """Rows ``[SOBOL_BLOCK, tasks and seeds, ROWS, 100]`` and targets of a block of steps."""
         base = self._points.points(block * SOBOL_BLOCK * ROWS + 1, SOBOL_BLOCK * ROWS)
         single = base.float()
@@ -228,8 +224,7 @@ class Data:
             targets.append(
                 TASKS[task].operation(*sums(x)).to(self.dtype).view(SOBOL_BLOCK, ROWS, 1)
             )
-        self._x, self._y = (torch.stack(part, 1).to(self.device) for part in (inputs, targets))
-        self._block = block
+        return tuple(torch.stack(part, 1).to(self.device) for part in (inputs, targets))
 
 
 def _start(layer: nn.Module, name: str, parameter: Tensor) -> Start:

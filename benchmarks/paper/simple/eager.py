@@ -7,8 +7,8 @@ batch each step: what a first script would be. One thread, the fastest for layer
 from __future__ import annotations
 
 import json
-import time
 from argparse import Namespace
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from benchmarks.durations import duration
 from benchmarks.paper.experiment import Account
 from benchmarks.paper.runner import Folder
 from benchmarks.paper.simple import task as simple
-from benchmarks.throughput.timing import CROWDED, Crowd
+from benchmarks.throughput import timing
 from npu_kernels._jobs import files
 
 FILE = "eager.json"
@@ -35,45 +35,39 @@ def _model(name: str) -> nn.Module:
     return nn.Sequential(first, second).to(simple.RECIPES[name].dtype)
 
 
-def seconds_per_step(name: str, steps: int) -> float:
-    """The median of three stretches of `steps` steps."""
+def _step(name: str) -> Callable[[], object]:
+    """One step of a training of one model."""
     recipe, model = simple.RECIPES[name], _model(name)
-    if recipe.optimizer == "Adam":
-        optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), recipe.rate)
-    else:
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), recipe.rate)
+    if recipe.optimizer != "Adam":
         optimizer = torch.optim.RMSprop(model.parameters(), recipe.rate, alpha=0.9)
 
-    def train(count: int) -> float:
-        start = time.perf_counter()
-        for _ in range(count):
-            x = torch.rand(simple.ROWS, 2, dtype=recipe.dtype) * 2 + 0.1
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(x), simple.targets(x)).backward()
-            optimizer.step()
-        return (time.perf_counter() - start) / count
+    def step() -> None:
+        x = torch.rand(simple.ROWS, 2, dtype=recipe.dtype) * 2 + 0.1
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), simple.targets(x)).backward()
+        optimizer.step()
 
+    return step
+
+
+def measure(folder: Folder, seconds: float) -> None:
+    """Keep the seconds of one step of one model, for each model, by some seconds of timing."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with npu_kernels.use_backend("reference"):
-            train(max(5, steps // 5))
-            return sorted(train(steps) for _ in range(3))[1]
+        with npu_kernels.use_backend("reference"), timing.Crowd() as crowd:
+            times = timing.interleaved({name: _step(name) for name in simple.RECIPES}, seconds)
     finally:
         torch.set_num_threads(threads)
-
-
-def measure(folder: Folder, steps: int) -> None:
-    """Keep the seconds of one step of one model, for each model."""
-    with Crowd() as crowd:
-        seconds = {name: seconds_per_step(name, steps) for name in simple.RECIPES}
-    text = json.dumps({"seconds": seconds, "waited": crowd.waited})
-    files.write(folder.path / FILE, text)
+    per_step = {name: timing.spread(values).median for name, values in times.items()}
+    files.write(folder.path / FILE, json.dumps({"seconds": per_step, "waited": crowd.waited}))
 
 
 def finish(options: Namespace, folder: Folder) -> None:
     """Measure at the end of a command on the CPU whose models learn all operations."""
     if options.device == "cpu" and not options.operations:
-        measure(folder, 20 if options.quick else 300)
+        measure(folder, 0.1 if options.quick else 3.0)
 
 
 def compare(account: Account) -> list[str]:
@@ -88,7 +82,7 @@ def compare(account: Account) -> list[str]:
     total = sum(per_step[model] * count for model, count in steps)
     by_model = ", ".join(f"{name} {1e6 * value:.0f}" for name, value in per_step.items())
     ratio = f"{total / seconds:.1f} times as much"
-    if (measured.get("waited") or 0.0) > CROWDED:
+    if (measured.get("waited") or 0.0) > timing.CROWDED:
         ratio = "no verdict (other work took the cores while eager torch was timed)"
     return [
         f"eager torch, one model at a time: {duration(total)} of work for the same runs, {ratio}; "

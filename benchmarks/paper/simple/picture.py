@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.drawing import BOX, ERRORS, figure, headline, save
+from benchmarks.drawing import error_map, figure, headline, save, scale
 from benchmarks.paper.experiment import Sources
 from benchmarks.paper.simple import task as simple
 
@@ -21,29 +21,22 @@ def error_surfaces(
     operations: Sequence[str] = simple.TASKS,
 ) -> None:  # fmt: skip
     """log10 |error| of a model ``[P]`` of each kind: rows are models, columns tasks."""
-    from matplotlib.patches import Rectangle
-
     drawing, axes = figure(len(best), len(operations), 1.12 * len(best) + 1.6, share="col")
     wide = torch.arange(41, dtype=torch.float64).mul(0.2).sub(4.1)
     positive = torch.arange(1, 51, dtype=torch.float64).mul(0.1)
-    levels = torch.linspace(-4, 2, 13).tolist()
-    low, high = simple.TRAINING[variant]
     *first, last = (FORMULAS[task] for task in operations)
     learnt = f"{', '.join(first)} and {last}" if first else last
     for line, (model, parameters) in zip(axes, best.items(), strict=True):
         for axis, task in zip(line, operations, strict=True):
             points = positive if task == "sqrt" else wide
             error = simple.surface(model, variant, parameters, task, points, operations)
-            shown = error.clamp(1e-4, 1e2).log10().T.numpy()
-            drawn = axis.contourf(points.numpy(), points.numpy(), shown, levels, cmap=ERRORS)
-            axis.add_patch(Rectangle((low, low), high - low, high - low, **BOX))
+            drawn = error_map(axis, points, error, (-4, 2), simple.TRAINING[variant])
             axis.set(aspect="equal", xticks=[], yticks=[])
         line[0].set_ylabel(model, fontweight="bold")
     for axis, task in zip(axes[0], operations, strict=True):
         axis.set_title(f"{FORMULAS[task]}, {'0 to 5' if task == 'sqrt' else '-4 to 4'}")
-    where = {"location": "bottom", "shrink": 0.8, "aspect": 30, "ticks": range(-4, 3)}
-    bar = drawing.colorbar(drawn, ax=axes, label="absolute error", **where)
-    bar.ax.set_xticklabels(["≤ 0.0001", "0.001", "0.01", "0.1", "1", "10", "≥ 100"])
+    numbers = ("≤ 0.0001", "0.001", "0.01", "0.1", "1", "10", "≥ 100")
+    scale(drawing, axes, drawn, "absolute error", dict(zip(range(-4, 3), numbers, strict=True)))
     headline(
         drawing,
         f"One model learns {learnt}: error of the best seed of each kind",

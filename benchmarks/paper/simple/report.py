@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ GUIDE = {
     "RealNPU": "RealNPU → NAU", "NMU": "NMU → NAU", "NALU": "NALU", "iNALU": "iNALU",
     "Dense": "dense network",
 }  # fmt: skip
+STATISTICS: dict[str, Statistic] = {"median": median, "mean": mean}  # of the checks
 SOLVED = 0.01  # of the mean size of the right answers on the test grid
 
 
@@ -107,14 +108,13 @@ def section(rows: Rows) -> str:
     limits = ", ".join(f"{SIGNS[task]} {number(solved_below(task))}" for task in simple.TASKS)
     return (
         "Mean absolute error outside of the training range, Table A2 of the paper. Its caption "
-        "says "
-        "median and MAD, its numbers are mean and standard error of 20 runs. In brackets: the 95 % "
-        "intervals of ours, of the mean by a bootstrap. p is the probability that chance alone "
-        "makes the two means differ at least so much, the errors of both taken together; below "
-        "0.05 they differ. Of so many numbers one differs by chance alone. A run has solved a task "
-        f"when its error is below 1 % of the answers' mean size ({limits}). NPU and RealNPU of one "
-        "seed give the same numbers: the imaginary weights start at 0 and no training input is "
-        "negative, so their gradient is exactly 0.\n\n"
+        "says median and MAD, its numbers are mean and standard error of 20 runs. In brackets: "
+        "the 95 % intervals of ours, of the mean by a bootstrap. p is the probability that "
+        "chance alone makes the two means differ at least so much, the errors of both taken "
+        "together; below 0.05 they differ. Of so many numbers one differs by chance alone. A "
+        "run has solved a task when its error is below 1 % of the answers' mean size "
+        f"({limits}). NPU and RealNPU of one seed give the same numbers: the imaginary weights "
+        "start at 0 and no training input is negative, so their gradient is exactly 0.\n\n"
         + record_table(lines(rows))
         + "\nThe pairs whose means differ:\n\n"
         + differences(rows)
@@ -123,56 +123,26 @@ def section(rows: Rows) -> str:
 
 # ---- verdict -------------------------------------------------------------------------------------
 
-_BELOW = -math.inf
-_NPUS = (
-    (median, _BELOW, 0.10),
-    (median, _BELOW, 0.08),
-    (median, _BELOW, 0.03),
-    (median, _BELOW, 0.0035),
-)
-# The ranges of each model's statistics in the order of the tasks: +, x, / and the root.
-_RANGES: dict[str, tuple[tuple[Statistic, float, float], ...]] = {
-    "NPU": _NPUS,
-    "RealNPU": _NPUS,
-    "NMU": (
-        (median, _BELOW, 0.03), (median, _BELOW, 0.001), (mean, 11.3, 11.5), (mean, 0.148, 0.172),
-    ),
-    "NALU": ((mean, 2.2, 4.5), (mean, 4.1, 7.0), (mean, 2.9, 4.0), (mean, 0.02, 0.07)),
-    "iNALU": ((mean, 1.9, 3.0), (mean, 3.2, 3.6), (mean, 2.1, 3.0), (mean, 0.03, 0.09)),
-    "Dense": ((mean, 2.02, 2.18), (mean, 3.47, 3.63), (mean, 13.75, 14.55), (mean, 0.071, 0.095)),
-}  # fmt: skip
-
 
 def checks(rows: Rows) -> list[Check]:
     def values(model: str, task: str) -> list[float]:
         return [row[task] for row in select(rows, model=model)]
 
-    def compare(
-        task: str, names: Sequence[str], rule: str, of: Statistic, holds: Callable[..., bool],
-        listed: str,
-    ) -> Check:  # fmt: skip
-        groups = [values(model, task) for model in names]
-        return ranked(f"{SIGNS[task]}, {of.__name__}s of {listed}", rule, of, groups, holds)
-
     judged = []
-    for model, ranges in _RANGES.items():
-        for task, (of, low, high) in zip(simple.TASKS, ranges, strict=True):
-            subject = f"{model} {SIGNS[task]}, {of.__name__}"
-            judged.append(statistic(subject, of, values(model, task), low, high))
-    for task in ("div", "sqrt"):
-        names = list(_RANGES)
-        rule, listed = "NPU, RealNPU < all others", ", ".join(names)
-        judged.append(
-            compare(task, names, rule, median, lambda *m: max(m[:2]) < min(m[2:]), listed)
-        )
-    names = ["NMU", *(model for model in _RANGES if model != "NMU")]
-    rule, listed = "NMU < all others", ", ".join(names)
-    judged.append(compare("mul", names, rule, median, lambda *m: m[0] < min(m[1:]), listed))
-    for task in ("add", "mul", "div"):
-        names = ["NALU", "iNALU", "Dense"]
-        judged.append(
-            compare(task, names, "all > 1", mean, lambda *m: min(m) > 1, ", ".join(names))
-        )
+    for limits in published.load("simple_wanted"):
+        model, task, of = limits["model"], limits["task"], STATISTICS[limits["statistic"]]
+        subject = f"{model} {SIGNS[task]}, {of.__name__}"
+        judged.append(statistic(subject, of, values(model, task), limits["low"], limits["high"]))
+    names, nmu_first = list(simple.RECIPES), sorted(simple.RECIPES, key=lambda name: name != "NMU")
+    for task, listed, rule, of, holds in (
+        ("div", names, "NPU, RealNPU < all others", median, lambda *m: max(m[:2]) < min(m[2:])),
+        ("sqrt", names, "NPU, RealNPU < all others", median, lambda *m: max(m[:2]) < min(m[2:])),
+        ("mul", nmu_first, "NMU < all others", median, lambda *m: m[0] < min(m[1:])),
+        *((task, names[3:], "all > 1", mean, lambda *m: min(m) > 1) for task in simple.TASKS[:3]),
+    ):
+        subject = f"{SIGNS[task]}, {of.__name__}s of {', '.join(listed)}"
+        groups = [values(model, task) for model in listed]
+        judged.append(ranked(subject, rule, of, groups, holds))
     return judged
 
 

@@ -27,12 +27,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import vector_to_parameters
 
 from benchmarks.paper.models import build, start_
 from benchmarks.paper.optimizers import Adam, Optimizer, RMSProp
 from benchmarks.paper.runner import Batch, chunks
 from benchmarks.paper.simple.regularised import INALUTraining, whole, whole_weight
-from benchmarks.paper.streams import stream
+from benchmarks.paper.streams import Blocks, stream
 from benchmarks.paper.training import Buffer, Rows, Training
 from npu_kernels._jobs import files
 from npu_kernels.env import processor
@@ -112,32 +113,26 @@ class Data:
         self.seeds, self.dtype, self.device = seeds, dtype, device
         self.low, self.high = TRAINING[variant]
         self.columns = [TASKS.index(task) for task in operations]
-        self._block = -1
-        self._x = self._y = torch.empty(0)  # [K, BLOCK, ROWS, ...]
+        self._blocks = Blocks(BLOCK, self._draw)
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        index = self._draw(step)
-        return self._x[:, index], self._y[:, index]
+        (x, y), index = self._blocks(step)
+        return x[:, index], y[:, index]
 
     def many(self, step: int, most_steps: int) -> tuple[Tensor, Tensor, int]:
         """The rows of the steps to the end of the block."""
-        index = self._draw(step)
-        chosen = slice(index, index + most_steps)
-        x, y = self._x[:, chosen].flatten(1, 2), self._y[:, chosen].flatten(1, 2)
+        (x, y), index = self._blocks(step)
+        x, y = (part[:, index : index + most_steps].flatten(1, 2) for part in (x, y))
         return x, y, x.shape[1] // ROWS
 
-    def _draw(self, step: int) -> int:
-        """Make the rows of the step's block; return the step's index in it."""
-        block, index = divmod(step - 1, BLOCK)
-        if block != self._block:
-            generators = (stream("simple data", seed, block) for seed in self.seeds)
-            draws = [torch.rand(BLOCK, ROWS, 2, generator=generator) for generator in generators]
-            x = torch.stack(draws).mul_(self.high - self.low).add_(self.low)
-            y = targets(x)
-            y = y if len(self.columns) == len(TASKS) else y[..., self.columns]
-            self._x, self._y = (part.to(self.device, self.dtype) for part in (x, y))
-            self._block = block
-        return index
+    def _draw(self, block: int) -> tuple[Tensor, ...]:
+        """Rows ``[K, BLOCK, ROWS, ...]`` and targets."""
+        generators = (stream("simple data", seed, block) for seed in self.seeds)
+        draws = [torch.rand(BLOCK, ROWS, 2, generator=generator) for generator in generators]
+        x = torch.stack(draws).mul_(self.high - self.low).add_(self.low)
+        y = targets(x)
+        y = y if len(self.columns) == len(TASKS) else y[..., self.columns]
+        return tuple(part.to(self.device, self.dtype) for part in (x, y))
 
 
 def plan(options: Namespace, models: Sequence[str] | None = None) -> list[Batch]:
@@ -236,7 +231,7 @@ def surface(
     """|model - f| of a trained model ``[P]`` over ``axis x axis``: ``[N, N]``, first index x."""
     recipe = RECIPES[model]
     module = build(recipe.answering(operations), 1, recipe.dtype, variant)
-    Buffer(module).load_per_model(parameters.unsqueeze(0).to(recipe.dtype))
+    vector_to_parameters(parameters.to(recipe.dtype), module.parameters())
     x = _pairs(axis.float())
     y = module(x.to(recipe.dtype).unsqueeze(0))[0, :, list(operations).index(task)]
     error = y - targets(x)[:, TASKS.index(task)]

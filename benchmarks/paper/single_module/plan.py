@@ -13,22 +13,18 @@ from benchmarks.paper.single_module.task import SingleModule
 
 def plan(options: Namespace) -> list[Batch]:
     """The batches of a command."""
-    return round_of(options, options.recipe, options.units, options.operations)
+    return _round(options, options.recipe, options.units, options.operations)
 
 
 def rounds(options: Namespace) -> list[list[Batch]]:
     """The batches of every recipe: they share the table."""
-    return [round_of(options, recipe) for recipe in task.RECIPES]
+    return [_round(options, recipe) for recipe in task.RECIPES]
 
 
-def round_of(
-    options: Namespace, recipe: str, units: Sequence[str] | None = None,
-    operations: Sequence[str] | None = None,
-) -> list[Batch]:  # fmt: skip
-    """The batches of a recipe with a command's settings, or some of them."""
+def _round(options: Namespace, recipe: str, *chosen: Sequence[str] | None) -> list[Batch]:
     seeds = options.seeds or (task.QUICK_SEEDS if options.quick else task.SEEDS)
     steps = task.QUICK_STEPS if options.quick else task.STEPS
-    return batches(recipe, seeds, steps, options.device, units, operations)
+    return batches(recipe, seeds, steps, options.device, *chosen)
 
 
 def wrong(options: Namespace) -> str:

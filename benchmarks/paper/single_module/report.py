@@ -191,7 +191,7 @@ def checks(rows: Rows) -> list[Check]:
 def times(account: Account) -> list[str]:
     """A line for each recipe."""
     lines = []
-    for part, wall in account.parts:
+    for part, wall in account.times():
         results = [account.results[batch.name] for batch in part if batch.name in account.results]
         if not results:
             continue

@@ -48,12 +48,11 @@ from benchmarks.paper.layers import sigmoid
 from benchmarks.paper.models import Start, default_start, start_
 from benchmarks.paper.optimizers import Adam
 from benchmarks.paper.runner import Batch
-from benchmarks.paper.streams import stream
-from benchmarks.paper.training import Buffer, Rows, Training
+from benchmarks.paper.streams import Blocks, stream
+from benchmarks.paper.training import Buffer, Rows, Training, unpenalised
 from npu_kernels import NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
 from npu_kernels.env import processor
 from npu_kernels.layers import Unit as Layer
-from npu_kernels.training import project_
 
 BATCH_ROWS = 128
 STEPS, QUICK_STEPS = 50_000, 500
@@ -239,8 +238,13 @@ class Data:
         width = bounds[:, 1] - bounds[:, 0]
         self.width = width.float().view(-1, 1).to(device)
         self.low = (bounds[:, 0] + width * 2.0**-25).float().view(-1, 1).to(device)
-        self._block = -1
-        self._u = torch.empty(0)  # [seeds, DRAW_BLOCK, BATCH_ROWS, 2]
+        self._blocks = Blocks(DRAW_BLOCK, self._draw)
+
+    def _draw(self, block: int) -> Tensor:
+        """Numbers ``[seeds, DRAW_BLOCK, BATCH_ROWS, 2]``."""
+        streams = (stream("single module data", seed, block) for seed in self.seeds)
+        draws = [torch.rand(DRAW_BLOCK, BATCH_ROWS, 2, generator=g) for g in streams]
+        return torch.stack(draws).to(self.low.device)
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs ``[K, BATCH_ROWS, 2]`` and targets ``[K, BATCH_ROWS, 1]``."""
@@ -248,20 +252,12 @@ class Data:
 
     def many(self, step: int, most_steps: int) -> tuple[Tensor, Tensor, int]:
         """The rows of the steps to the end of the block, ``[K, steps * BATCH_ROWS, ...]``."""
-        block, index = divmod(step - 1, DRAW_BLOCK)
-        if block != self._block:
-            generators = (stream("single module data", seed, block) for seed in self.seeds)
-            draws = [
-                torch.rand(DRAW_BLOCK, BATCH_ROWS, 2, generator=generator)
-                for generator in generators
-            ]
-            self._u = torch.stack(draws).to(self.low.device)
-            self._block = block
-        u = self._u[:, index : index + most_steps]
+        draws, index = self._blocks(step)
+        u = draws[:, index : index + most_steps]
         x = u.new_empty(len(u), len(RANGES), u[0].numel())
         # A seed's rows at a time stay in the cache.
-        for of_seed, draws in zip(x, u.flatten(1), strict=True):
-            torch.mul(draws, self.width, out=of_seed).add_(self.low)
+        for of_seed, numbers in zip(x, u.flatten(1), strict=True):
+            torch.mul(numbers, self.width, out=of_seed).add_(self.low)
         x = x.view(len(u) * len(RANGES), -1, 2)
         return x, self.operation(x[..., :1], x[..., 1:]), u.shape[1]
 
@@ -310,51 +306,32 @@ class SingleModule(Training):
             penalties["whole"] = lambda step: (
                 weight * ramp(step, steps, *shares) / self.buffer.rows[0].shape[1]
             )
+        period = max(1, steps // LOOKS)
         super().__init__(
             self.layer,
             lambda buffer: Adam(buffer.flat, self.unit.rate),
             Data(list(dict.fromkeys(self.seeds)), self.op, self.device),
             steps,
-            lambda training: (self._rows(), {"parameters": self.buffer.per_model().cpu()}),
+            lambda training: (self._rows(period), {"parameters": self.buffer.per_model().cpu()}),
+            penalty=self._penalise,
+            beta=torch.tensor,
             penalties=penalties,
             project=1.0 if self.unit.project else False,
+            watch=lambda training: self._errors(),
+            watched=range(period, steps + 1, period),
         )
         if min(self.unit.clip, self.unit.norm) < math.inf:
             self._torchs = None  # training.run does not bound gradients
-        self.every = max(1, steps // LOOKS)
         self.sets = [answered(kind, self.op, self.device) for kind in ("validation", "test")]
-        # Validation error, test error, sparsity error of each model at each look.
-        looks = (1 + steps // self.every, 3, len(self.runs))
-        self.noted = torch.full(looks, math.inf, dtype=torch.float64)
-        self._note(0)
+        self.snapshots = [self._errors()]
 
-    def _step(self, step: int) -> None:
-        x, target = self.data(step)
-        y = self.module(x)
-        error = (y.detach() - target).mul_(2 / BATCH_ROWS)
-        gradients = torch.autograd.grad(y, self.buffer.parameters, error)
-        with torch.no_grad():
-            for gradient, total in zip(gradients, self.buffer.grads, strict=True):
-                total.copy_(gradient)
-            self._penalise(self.buffer, step)
-            self.optimizer.update(self.buffer.flat, self.buffer.flat_grads, step)
-            if self.unit.project:
-                project_(self.layer, weights=1.0)
-        if step % self.every == 0:
-            self._note(step // self.every)
-
-    def _steps(self, most_steps: int, optimizer: torch.optim.Optimizer) -> int:
-        steps = super()._steps(min(most_steps, self.every - self.done % self.every), optimizer)
-        if (self.done + steps) % self.every == 0:
-            self._note((self.done + steps) // self.every)
-        return steps
-
-    def _penalise(self, buffer: Buffer, step: int) -> None:
-        """Add the penalties' gradients, and bound the sum. A unit's tensors are all of one size."""
+    def _penalise(self, buffer: Buffer, grads: Sequence[Tensor], step: Tensor) -> None:
+        """The gradients plus those of the penalties, bounded. A unit's tensors are of one size."""
+        unpenalised(buffer, grads, step)
         if "l1" in self.penalties:
-            buffer.flat_grads.add_(buffer.flat.sign(), alpha=self.penalties["l1"](step))
+            buffer.flat_grads.add_(buffer.flat.sign(), alpha=self.penalties["l1"](int(step)))
         if "whole" in self.penalties:
-            buffer.flat_grads.add_(slope(buffer.flat), alpha=self.penalties["whole"](step))
+            buffer.flat_grads.add_(slope(buffer.flat), alpha=self.penalties["whole"](int(step)))
         if self.unit.clip < math.inf:
             buffer.flat_grads.clamp_(-self.unit.clip, self.unit.clip)
         if self.unit.norm < math.inf:  # as torch.nn.utils.clip_grad_norm_ does for one model
@@ -363,28 +340,22 @@ class SingleModule(Training):
             buffer.flat_grads.mul_(buffer.spread(factors))
 
     @torch.no_grad()
-    def _note(self, index: int) -> None:
+    def _errors(self) -> Tensor:
+        """Validation error, test error, sparsity error of each model, ``[3, K]``."""
         self.layer.eval()
-        for row, (x, target) in enumerate(self.sets):
-            self.noted[index, row] = mean_square_error(self.layer, x, target)
+        errors = [mean_square_error(self.layer, x, target) for x, target in self.sets]
         self.layer.train()
-        self.noted[index, 2] = sparsity_error(self.layer)
+        return torch.stack([*errors, sparsity_error(self.layer).cpu()])
 
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "noted": self.noted}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        self.noted.copy_(state["noted"])
-
-    def _rows(self) -> Rows:
-        validation, test, sparsity = self.noted.nan_to_num(nan=math.inf).unbind(1)  # [looks, K]
+    def _rows(self, period: int) -> Rows:
+        looks = torch.stack(self.snapshots).nan_to_num(nan=math.inf)
+        validation, test, sparsity = looks.unbind(1)  # [looks, K]
         best, limit, rows = validation.argmin(0), thresholds("fixed"), []
         for k, run in enumerate(self.runs):
             below = (test[:, k] < limit[self.op, run["range"]]).nonzero()
             values = {
                 "test_mse": float(test[best[k], k]),
-                "solved_at": int(below[0]) * self.every if len(below) else math.nan,
+                "solved_at": int(below[0]) * period if len(below) else math.nan,
                 "sparsity": float(sparsity[best[k], k]),
                 "last_mse": float(test[-1, k]),
                 "steps": self.total,
