@@ -27,25 +27,16 @@ import numpy as np
 
 from benchmarks.arguments import command, listed
 from benchmarks.equations import criterion
-from benchmarks.equations.laws import (
-    LAWS,
-    RATIOS,
-    RATIOS_DRAWN,
-    SUMS,
-    Law,
-    drawn,
-    drawn_ratio,
-    with_dummies,
-)
+from benchmarks.equations.laws import LAWS, Law
 from benchmarks.equations.report import METHODS, PLANNED_SEEDS, page, picture
 from benchmarks.equations.rivals import RIVALS, installed, powers
-from benchmarks.equations.srsd import SRSD, WITH_FUNCTIONS, mixed
+from benchmarks.equations.srsd import laws_of
 from benchmarks.rows_command import Row, complete, read
 from npu_kernels._jobs import files
 from npu_kernels.env import processor
 
 OUT = Path(__file__).parents[1] / "results" / "equations.jsonl"
-CLASSES = "a,b,c1,sum,ratio,dratio,srsd,srsdf,ad,bd,c1d,srsdd"
+CLASSES = "a,b,c1,sum,ratio,dratio,srsd,srsdf,srsdr,srsdm,ad,bd,c1d,srsdd,wild"
 NOISES = "0,0.001,0.01,0.1"
 
 
@@ -75,14 +66,17 @@ Outcome = tuple[bool, int, str, Any, Row]  # right, size, formula, predict, more
 
 
 def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
-    """`NPURegressor` without any hint but which inputs have functions, and that y may have some."""
+    """`NPURegressor`, told which inputs have functions, that y may have some, and of many terms."""
     from pandas import DataFrame
 
     from npu_kernels import NPURegressor
 
     of_y = "auto" if law.function else None
     with_names = DataFrame(X, columns=law.inputs) if law.functions else X
-    model = NPURegressor(random_state=seed, functions=law.functions or None, output_functions=of_y)
+    model = NPURegressor(
+        random_state=seed, functions=law.functions or None, output_functions=of_y,
+        max_terms=max(4, len(law.terms)),
+    )  # fmt: skip
     best = model.fit(with_names, y).best_
 
     def sums(points: np.ndarray) -> Any:
@@ -127,8 +121,7 @@ def measure(law: Law, noise: float, seed: int, method: str, rows: int) -> Row:
     """One row of results."""
     generator = np.random.default_rng([seed, len(law.name), *law.name.encode()])
     X = law.draw(rows, generator)
-    y = law(X)
-    y = y + noise * np.sqrt(np.mean(y**2)) * generator.standard_normal(rows)
+    y = law.measured(X, noise, generator)
     begin = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -148,14 +141,6 @@ def measure(law: Law, noise: float, seed: int, method: str, rows: int) -> Row:
         "terms": terms, "formula": formula, "error": error if np.isfinite(error) else None,
         **more, "seconds": seconds, "processor": processor(),
     }  # fmt: skip
-
-
-def laws_of(seed: int) -> list[Law]:
-    """All laws; a seed has sums and ratios of its own."""
-    sums = [drawn(SUMS * seed + k) for k in range(SUMS)]
-    ratios = [drawn_ratio(RATIOS_DRAWN * seed + k) for k in range(RATIOS_DRAWN)]
-    listed_laws = [*LAWS, *map(with_dummies, LAWS), *SRSD, *map(mixed, SRSD)]
-    return [*listed_laws, *sums, *ratios, *WITH_FUNCTIONS, *RATIOS]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

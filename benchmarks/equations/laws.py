@@ -3,10 +3,11 @@
 The laws are those of AI Feynman (Udrescu, Tegmark, 2020) that are powers of sums of at most four
 products of powers. Class a: one product. b: a sum. c1: a power of a sum. Inputs are drawn uniformly
 from [1, 5] unless the law has a range. Classes ad, bd and c1d: a, b and c1 with two columns that
-are not needed. Class ratio: ratios of sums, laws with names and the ranges of measurements. Class
-dratio: one to three terms over two or three, with positive terms below, and an input that is not
-needed. laws.csv has all but the drawn ones, and those of srsd.py: terms with their coefficients
-first, ranges as "input log 0.1 10 both", functions as "input sin cos".
+are not needed. Class wild: a, b and drawn sums with wild rows. Class ratio: ratios of sums, laws
+with names and the ranges of measurements. Class dratio: one to three terms over two or three, with
+positive terms below, and an input that is not needed. laws.csv has all but the drawn ones, and
+those of srsd.py: terms with their coefficients first, ranges as "input log 0.1 10 both", functions
+as "input sin cos".
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Law:
     below: the terms of the denominator of a ratio. columns: the inputs in another order than that
     in which they come up, and those that are not needed. source: the set of equations that the law
     is from. functions: that the inputs of the law may have, by input. function: f of a law for
-    f(y).
+    f(y). wild: the share of rows whose y is ten times too large or too small.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Law:
     functions: dict[str, tuple[str, ...]] = field(default_factory=dict)
     function: str = ""
     below: tuple[tuple[float, str], ...] = ()
+    wild: float = 0.0
 
     @property
     def inputs(self) -> list[str]:
@@ -147,6 +149,15 @@ class Law:
         with np.errstate(invalid="ignore"):
             values: np.ndarray = self.products(X).sum(1) ** (1 / self.power)
         return values
+
+    def measured(self, X: np.ndarray, noise: float, generator: np.random.Generator) -> np.ndarray:
+        """y ``[N]`` with errors; noise: their standard deviation over y's root mean square."""
+        y = self(X)
+        y = y + noise * np.sqrt(np.mean(y**2)) * generator.standard_normal(len(y))
+        if self.wild:
+            rows = generator.permutation(len(y))[: round(self.wild * len(y))]
+            y[rows] *= 10.0 ** generator.choice([-1, 1], len(rows))
+        return y
 
     def draw(self, rows: int, generator: np.random.Generator) -> np.ndarray:
         """Inputs ``[N, n]``; rows without a y are drawn again."""
@@ -206,6 +217,11 @@ def with_dummies(law: Law) -> Law:
     return replace(
         law, name=f"{law.name} +2", kind=f"{law.kind}d", columns=(*law.inputs, "dummy1", "dummy2")
     )
+
+
+def with_wild_rows(law: Law) -> Law:
+    """The law with a wild value in one row of a hundred."""
+    return replace(law, name=f"{law.name} wild", kind="wild", wild=0.01)
 
 
 def drawn(seed: int) -> Law:

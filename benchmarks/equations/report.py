@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.equations.laws import LAWS, RATIOS, RATIOS_DRAWN, SUMS, with_dummies
 from benchmarks.equations.rivals import RIVALS
-from benchmarks.equations.srsd import SRSD, WITH_FUNCTIONS, mixed
+from benchmarks.equations.srsd import laws_of
 from benchmarks.marked_blocks import insert
 from benchmarks.marked_blocks import table as markdown_table
 
@@ -24,19 +23,13 @@ TITLES = {
     "c1": "power of a sum", "c1d": "power of a sum, two columns more", "sum": "drawn sum",
     "ratio": "ratio of sums", "dratio": "drawn ratio of sums",
     "srsd": "SRSD", "srsdf": "SRSD, functions", "srsdd": "SRSD, dummy columns",
+    "srsdr": "SRSD, ratios", "srsdm": "SRSD, more than four terms",
+    "wild": "product or sum, wild rows",
 }  # fmt: skip
 SHOWN_NOISES = (0.0, 0.01)  # in the picture
 ROUNDING = 0.01  # of criteria
 PLANNED_SEEDS = 10  # of the whole benchmark
-EACH = Counter(
-    [
-        law.kind
-        for law in (*LAWS, *map(with_dummies, LAWS), *SRSD, *map(mixed, SRSD), *WITH_FUNCTIONS)
-    ]
-    + ["sum"] * SUMS
-    + [law.kind for law in RATIOS]
-    + ["dratio"] * RATIOS_DRAWN
-)
+EACH = Counter(law.kind for law in laws_of(0))
 
 # Shares of equations found: method, noise, of one product, of a sum, of a power of a sum; and who
 # published them.

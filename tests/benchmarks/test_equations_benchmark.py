@@ -8,13 +8,21 @@ import pytest
 
 from benchmarks.equations import __main__ as benchmark
 from benchmarks.equations import criterion, report, rivals
-from benchmarks.equations.laws import LAWS, Range, drawn, with_dummies
-from benchmarks.equations.srsd import OTHERS, SRSD, WITH_FUNCTIONS, mixed
+from benchmarks.equations.laws import LAWS, Range, drawn, with_dummies, with_wild_rows
+from benchmarks.equations.srsd import (
+    MANY_TERMS,
+    OTHERS,
+    SRSD,
+    SRSD_RATIOS,
+    WITH_FUNCTIONS,
+    laws_of,
+    mixed,
+)
 from tests.support.examples import ROOT
 
 NAMED = {law.name: law for law in (*LAWS, *SRSD, *WITH_FUNCTIONS)}
 SOME = [*LAWS, *map(drawn, range(6)), with_dummies(LAWS[40]), *SRSD, *map(mixed, SRSD)]
-SOME += WITH_FUNCTIONS
+SOME += [*WITH_FUNCTIONS, *SRSD_RATIOS, *MANY_TERMS]
 
 
 @pytest.mark.parametrize("law", SOME, ids=lambda law: law.name)
@@ -27,7 +35,7 @@ def test_the_judge_knows_the_law_and_its_wrong_forms(law):
 
     assert benchmark.same(law, law.power, sums, law.function)
     assert not benchmark.same(law, law.power, sums, "tan")
-    factor = 1.5 if law.functions else 1.03  # logarithms may nearly cancel
+    factor = 1.5 if law.functions or law.below else 1.03  # their sums may nearly cancel
     for wrong in (more, lambda points: factor * sums(points)):
         assert not benchmark.same(law, law.power, wrong, law.function)
     X = law.draw(50, np.random.default_rng(0))
@@ -66,9 +74,29 @@ def test_ranges_have_their_signs_and_samplings():
 def test_the_equations_of_srsd_are_complete():
     assert Counter(law.source for law in SRSD) == {"easy": 24, "medium": 28, "hard": 16}
     assert Counter(law.source for law in WITH_FUNCTIONS) == {"easy": 6, "medium": 5, "hard": 10}
-    excluded, laws = " ".join(OTHERS.values()).split(), [*SRSD, *WITH_FUNCTIONS]
+    assert Counter(law.source for law in SRSD_RATIOS) == {"medium": 2, "hard": 7}
+    laws = [*SRSD, *WITH_FUNCTIONS, *SRSD_RATIOS, *MANY_TERMS]
+    assert max(len(law.terms) for law in laws if law not in MANY_TERMS) == 4
+    excluded = " ".join(OTHERS.values()).split()
     names = {*excluded, *(law.name.partition(" ")[0] for law in laws)}
     assert len(names) == len(excluded) + len(laws) == 120
+
+
+def test_wild_rows_are_ten_times_too_large_or_small():
+    law = next(law for law in laws_of(0) if law.kind == "wild")
+    X = law.draw(1000, np.random.default_rng(0))
+    share = law.measured(X, 0.0, np.random.default_rng(1)) / law(X)
+    assert Counter(np.round(np.log10(share)).tolist()).keys() == {-1, 0, 1}
+    assert (np.abs(np.log10(share)) > 0.5).sum() == 10
+    assert with_wild_rows(LAWS[0]).wild == 0.01
+
+
+def test_a_sum_of_many_terms_is_told_their_number():
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    (law,) = (law for law in MANY_TERMS if law.name == "I.8.14 srsdm")
+    row = benchmark.measure(law, 0.0, 0, "NPURegressor", 200)
+    assert row["found"]
+    assert row["terms"] == 6
 
 
 def test_a_law_with_functions_is_measured():
@@ -96,9 +124,8 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
         "--classes", "b,c1", "--noise", "0", "--rows", "100", "--seeds", "1", "--out",
         str(file),
     ]  # fmt: skip
-    monkeypatch.setattr(
-        benchmark, "LAWS", [law for law in LAWS if law.name in ("I.13.12", "I.10.7")]
-    )
+    some = [law for law in LAWS if law.name in ("I.13.12", "I.10.7")]
+    monkeypatch.setattr(benchmark, "laws_of", lambda seed: some)
     benchmark.main(words)
     rows = benchmark.read(file)
     assert [(r["equation"], r["method"], r["found"]) for r in rows] == [
