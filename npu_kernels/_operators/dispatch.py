@@ -26,6 +26,7 @@ from torch.nn import Parameter
 
 from npu_kernels import reference
 from npu_kernels._backends import cpu
+from npu_kernels._common.checks import check_choice
 from npu_kernels._common.notices import warn
 from npu_kernels._operators import ops
 
@@ -73,9 +74,7 @@ class use_backend(contextlib.ContextDecorator):
     """
 
     def __init__(self, name: str) -> None:
-        if name not in BACKENDS:
-            names = ", ".join(map(repr, BACKENDS))
-            raise ValueError(f"use_backend: name must be one of {names}, got {name!r}")
+        check_choice("use_backend", "name", name, BACKENDS)
         self.name = name
 
     def __enter__(self) -> use_backend:

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from npu_kernels import functional, reference
+from npu_kernels._common.checks import check_choice
 from npu_kernels._operators import ops
 
 # Batch, in and out sizes: 0, 1, odd, and around the widths of vectors and tiles.
@@ -238,7 +239,7 @@ class OperatorRecord:
             message = rule + "float32, got 1e-50$"
             yield bad("eps of float32", message, x=single.x, **single.tensors, eps=1e-50)
         if self.name == "npu":
-            message = r"gate_gradient must be 'clip' or 'straight_through', got 'hard'$"
+            message = r"gate_gradient must be one of 'clip', 'straight_through', got 'hard'$"
             yield bad("gate gradient", message, gate_gradient="hard")
         if self.name == "inalu":
             message = r"omega must be finite and greater than 0 in float64, got 0$"
@@ -258,17 +259,17 @@ RECORDS: dict[str, OperatorRecord] = {
 
 def with_layout(tensor: Tensor, layout: str) -> Tensor:
     """Return the tensor in a memory layout; "expanded" repeats the first entry of dimension 0."""
+    check_choice("with_layout", "layout", layout, LAYOUTS)
     if layout == "contiguous":
         return tensor.contiguous()
     if layout == "transposed":
         return tensor.transpose(0, -1).contiguous().transpose(0, -1)
     if layout == "expanded":
         return tensor[:1].expand(tensor.shape)
-    if layout == "sliced":  # every second element of a larger tensor, whose other elements are nan
-        padded = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1] + 1), float("nan"))
-        padded[..., 1::2] = tensor
-        return padded[..., 1::2]
-    raise ValueError(f"with_layout: layout must be one of {LAYOUTS}, got {layout!r}")
+    # "sliced": every second element of a larger tensor, whose other elements are nan
+    padded = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1] + 1), float("nan"))
+    padded[..., 1::2] = tensor
+    return padded[..., 1::2]
 
 
 def normwise_error(actual: Tensor, expected: Tensor) -> float:

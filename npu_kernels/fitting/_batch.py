@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from npu_kernels._common.chains import full_name
+from npu_kernels._common.checks import check_module
 from npu_kernels.fitting._data import Rows
 from npu_kernels.fitting._records import Recipe
 from npu_kernels.formula import nearest_fraction
@@ -89,16 +91,14 @@ class Template:
     """
 
     def __init__(self, function: str, model: nn.Module, recipe: Recipe) -> None:
-        if not isinstance(model, nn.Module):
-            got = type(model).__name__
-            raise TypeError(f"{function}: model must be a torch.nn.Module, got {got}")
+        check_module(function, "model", model)
         owners = {}
         counts: set[Any] = set()
         for path, unit in model.named_modules():
             if isinstance(unit, Unit):
                 counts.add(unit.num_models)
                 for name, _ in unit.named_parameters(recurse=False):
-                    owners[f"{path}.{name}" if path else name] = (unit, name)
+                    owners[full_name(path, name)] = (unit, name)
         named = dict(model.named_parameters())
         if not owners:
             got = f"{type(model).__name__} without any"

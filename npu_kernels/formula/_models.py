@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels._common.chains import chain, replaced_method
+from npu_kernels._common.chains import chain, full_name, replaced_method
 from npu_kernels._common.checks import check_module, is_whole
 from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
 
@@ -189,7 +189,6 @@ def without_effect(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
     entries: list[tuple[str, tuple[int, ...]]] = []
     used: Tensor | None = None  # true for the outputs of the layer that the next layer reads
     for path, layer in reversed(layers_of("simplify", module).items()):
-        prefix = f"{path}." if path else ""
         for name, parameter in layer.named_parameters(recurse=False):
             dead = torch.zeros_like(parameter, dtype=torch.bool)
             if used is not None and name != "gate":
@@ -198,7 +197,7 @@ def without_effect(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
                 dead[:, layer.gate == 0] = True
             if name == "gate":
                 dead = ~_nonzero_columns(layer)
-            entries += [(prefix + name, tuple(index)) for index in dead.nonzero().tolist()]
+            entries += [(full_name(path, name), tuple(index)) for index in dead.nonzero().tolist()]
         remainder = select(layer)
         if used is not None:
             for name, parameter in remainder.named_parameters():

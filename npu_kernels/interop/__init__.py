@@ -41,7 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import reference
-from npu_kernels._common.checks import check_module, check_number, check_tensor
+from npu_kernels._common.checks import check_choice, check_floating, check_module, check_number
 from npu_kernels._operators import ops
 from npu_kernels._time_loop import reference as time_loop
 from npu_kernels.interop import reference_layers
@@ -75,10 +75,7 @@ def _as_parameter(name: str, value: Any, transposed: bool) -> nn.Parameter:
     except (TypeError, ValueError, RuntimeError) as error:
         rule = f"{name} must be a tensor or an array"
         raise TypeError(f"from_parameters: {rule}: {error}") from None
-    check_tensor("from_parameters", name, tensor)
-    if not tensor.is_floating_point():
-        rule = f"{name} must have a floating-point dtype"
-        raise TypeError(f"from_parameters: {rule}, got {tensor.dtype}")
+    check_floating("from_parameters", name, tensor)
     if transposed and tensor.dim() == 2:
         return nn.Parameter(tensor.detach().t().contiguous(), requires_grad=tensor.requires_grad)
     return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach().clone())
@@ -370,9 +367,7 @@ def to_reference(
     one that would lose what `allow` does not name, and for `num_models` in a published layout; and
     RuntimeError for a model that cannot be copied.
     """
-    if layout not in ("reference", *LAYOUTS):
-        rule = "'reference', 'julia' or 'pytorch'"
-        raise ValueError(f"to_reference: layout must be {rule}, got {layout!r}")
+    check_choice("to_reference", "layout", layout, ("reference", *LAYOUTS))
 
     def kind(module: nn.Module) -> str | None:
         if type(module) not in EAGER:

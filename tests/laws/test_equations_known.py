@@ -296,7 +296,7 @@ def test_terms_have_the_dimension_of_y():
         ({"exponents": (1, 0)}, "the lower one first"),
         ({"exponents": 3}, "exponents must be two bounds, each a number or one for each of 2"),
         ({"integer_exponents": ["z"]}, "True, False, or names of columns, x0, x1, got"),
-        ({"signs": "negative"}, "signs must be one of any, positive, got 'negative'"),
+        ({"signs": "negative"}, "signs must be one of 'any', 'positive', got 'negative'"),
     ],
 )
 def test_limits_that_cannot_be(options, message):

@@ -249,8 +249,8 @@ FITTING = [
         "fit-ranks-of-a-problem": ("rank[order] = index - torch.searchsorted(owner, owner)", "rank[order] = index"),
     }),
     *mutants(PACKAGE + "fitting/_scale.py", FITS, {
-        "fit-units-of-y": ('exponents[_join(self._last, "weight")] += y.unsqueeze(2)', "pass"),
-        "fit-units-of-x": ('exponents[_join(self._first, "weight")] -= x.unsqueeze(1)', "pass"),
+        "fit-units-of-y": ('exponents[full_name(self._last, "weight")] += y.unsqueeze(2)', "pass"),
+        "fit-units-of-x": ('exponents[full_name(self._first, "weight")] -= x.unsqueeze(1)', "pass"),
         "fit-units-of-powers": ("(w * gate.round().unsqueeze(1)) @ x", "w @ (0 * x)"),
         "fit-eps-of-other-units": ("unit.eps = unit.eps or torch.finfo(unit.weight_re.dtype).tiny", "pass"),
         "fit-spare-units": ("while float(used.sum(1).max()) > 1:", "while False:"),

@@ -62,7 +62,7 @@ def test_sizes(
     (iNALU, {"eps": "tiny"}, "eps must be finite and greater than 0, got 'tiny'"),
     (iNALU, {"omega": 0.0}, "omega must be finite and greater than 0, got 0.0"),
     (NPU, {"gate_gradient": "none"},
-     "gate_gradient must be 'clip' or 'straight_through', got 'none'"),
+     "gate_gradient must be one of 'clip', 'straight_through', got 'none'"),
     (NPU, {"init_im": "glorot"},
      "init_im must be 'zeros', 'uniform', or finite and at least 0, got 'glorot'"),
     (NaiveNPU, {"init_im": -0.1},
