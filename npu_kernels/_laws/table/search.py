@@ -270,8 +270,7 @@ def _shortened(problem: Problem, law: Sum, rules: Rules) -> list[Sum]:
     laws: list[Sum] = []
     for removed in range(problem.fixed, len(law.c)) if len(law.c) > 1 else ():
         stay = np.arange(len(law.c)) != removed
-        short = Sum(law.u[stay], law.parity[stay], law.free[stay], law.c[stay])
-        short = refine.refit(problem, short, rules.loss)
+        short = refine.refit(problem, law.take(stay), rules.loss)
         if math.isfinite(short.cost) and short.rss < 2 * law.rss:
             free = (short.u != 0) & (np.arange(len(short.c)) >= problem.fixed)[:, None]
             laws.append(rounding.simplified(problem, replace(short, free=free), rules))
