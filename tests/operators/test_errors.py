@@ -7,11 +7,12 @@ import torch
 
 from npu_kernels import functional
 from npu_kernels._operators import ops
-from npu_kernels._testing.samples import RECORDS, ErrorSample, OperatorRecord
+from npu_kernels._testing.samples import RECORDS, OperatorRecord
 from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
 from tests.conftest import needs_library
+from tests.operators.bad_calls import ErrorSample, error_samples
 
-CASES = [(record, sample) for record in RECORDS.values() for sample in record.error_samples()]
+CASES = [(record, sample) for record in RECORDS.values() for sample in error_samples(record)]
 
 
 @pytest.mark.parametrize(("record", "sample"), CASES, ids=lambda case: getattr(case, "name", None))

@@ -282,7 +282,7 @@ def _finished(
             of_form = replace(output, error=math.inf, function=training.function)
             data = of_form.scaled(training.power, training.below)
             assert data is not None
-            refitted = partial(refine.refit, data, law, settings.rules.loss)
+            refitted = partial(_refitted, data, law, settings.rules)
             fitted = settings.steps.sum(data.inputs, refitted)
             if not math.isfinite(fitted.cost) and (data.below or data.limits is not None):
                 continue  # there is a pole between the other rows, or a coefficient became 0
@@ -465,3 +465,7 @@ def _steps(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
         if better.cost >= law.cost:
             return tried
         law = better
+
+
+def _refitted(data: AllRows, law: Sum, rules: Rules) -> Sum:
+    return refine.refit(data, law, rules.loss)
