@@ -109,14 +109,11 @@ def nau_backward(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of x and weight, None without their bit in `needs`, for any rows."""
     grad_rows = grad_y.reshape(*weight.shape[:-2], -1, weight.shape[-2])
-    grad_x = grad_weight = None
+    grad_x, grad_weight, is_shared = None, None, x.dim() < grad_y.dim()
     if needs & 1:
         grad_x = grad_rows @ (weight.clamp(-1, 1) if clip else weight)
-        if x.dim() < grad_y.dim():  # shared by all models
-            grad_x = grad_x.sum(0)
-        grad_x = grad_x.reshape(x.shape)
+        grad_x = (grad_x.sum(0) if is_shared else grad_x).reshape(x.shape)
     if needs & 2:
-        is_shared = x.dim() < grad_y.dim()
         rows = x if is_shared else x.reshape(*grad_rows.shape[:-1], x.shape[-1])
         grad_weight = grad_rows.mT @ rows
         if clip:
@@ -287,20 +284,19 @@ def npu_backward(
     p, q, r, log_r, m = exponents(x, weight_re, weight_im, g, eps)
     d_p = grad_y * (p.exp() * q.cos() if y is None else y)  # [K, B, O]
     d_q = -grad_y * (p.exp() * q.sin() if s is None else s)
-    grad_x, grad_weight_re, grad_weight_im, grad_gate = (x.new_empty(0) for _ in range(4))
-
+    grads: list[Tensor | None] = [None] * 4
     phase_re, phase_im = d_q.mT @ m, d_p.mT @ m  # [K, O, I]
     scale = math.pi if g is None else math.pi * _rows(g)
     if needs & 2:
-        grad_weight_re = d_p.mT @ log_r + scale * phase_re
+        grads[1] = d_p.mT @ log_r + scale * phase_re
     if needs & 4 and weight_im is not None:
-        grad_weight_im = d_q.mT @ log_r - scale * phase_im
+        grads[2] = d_q.mT @ log_r - scale * phase_im
     if needs & 9:
         d_log = d_p @ weight_re
         if weight_im is not None:
             d_log = d_log + d_q @ weight_im
         d_r = d_log / r  # [K, B, I]
-        grad_x = _for_shared((d_r if g is None else d_r * _rows(g)) * x.sign(), x)
+        grads[0] = _for_shared((d_r if g is None else d_r * _rows(g)) * x.sign(), x)
         if needs & 8 and gate is not None:
             phase = weight_re * phase_re
             if weight_im is not None:
@@ -308,9 +304,8 @@ def npu_backward(
             grad_gate = (d_r * (x.abs() + (eps - 1))).sum(-2) + math.pi * phase.sum(-2)
             if not straight_through:
                 grad_gate = grad_gate.where((gate >= 0) & (gate <= 1), 0)
-        if not needs & 1:
-            grad_x = x.new_empty(0)
-    return grad_x, grad_weight_re, grad_weight_im, grad_gate
+            grads[3] = grad_gate
+    return _needed(grads, needs, x)  # type: ignore[return-value]
 
 
 def nmu_forward(x: Tensor, weight: Tensor) -> Tensor:

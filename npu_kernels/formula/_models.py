@@ -172,14 +172,6 @@ def _nonzero_columns(layer: Any) -> Tensor:
     return torch.cat(weights).any(0)
 
 
-def _inputs_read(layer: Any) -> Tensor:
-    """Return ``[I]``, true for the inputs that the layer's outputs depend on."""
-    read = _nonzero_columns(layer)
-    if getattr(layer, "gate", None) is not None:
-        read = read & (layer.gate != 0)
-    return read
-
-
 @torch.no_grad()
 def without_effect(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
     """Return the entries (parameter, index) that no output depends on.
@@ -203,5 +195,7 @@ def without_effect(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
             for name, parameter in remainder.named_parameters():
                 if name != "gate":
                     parameter[~used] = 0
-        used = _inputs_read(remainder)
+        used = _nonzero_columns(remainder)
+        if getattr(remainder, "gate", None) is not None:
+            used = used & (remainder.gate != 0)
     return entries

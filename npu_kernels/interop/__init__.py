@@ -143,21 +143,23 @@ def from_parameters(
     return layer
 
 
-def _recognised(module: nn.Module) -> bool:
-    names = {name for name, _ in module.named_parameters(recurse=False)}
-    layout = _layout_of(names)
+def _outcome(module: nn.Module) -> str | None:
+    """Return "new" or "transposed" for a published layer, as `_check_lost` takes it; else None."""
+    layout = _layout_of({name for name, _ in module.named_parameters(recurse=False)})
     if layout is None or any(True for _ in module.children()):
-        return False
+        return None
     layout_names, transposed = LAYOUTS[layout]
     weight = getattr(module, layout_names[0])
     if weight.dim() != 2:
-        return False
+        return None
     inputs, outputs = weight.shape if transposed else tuple(weight.shape)[::-1]
     # Other code may use the same names for other shapes and another formula; it stays as it is.
     stated = (getattr(module, "in_features", inputs), getattr(module, "out_features", outputs))
     other, gate = getattr(module, layout_names[1], None), getattr(module, layout_names[2], None)
     fits = stated == (inputs, outputs) and (other is None or other.shape == weight.shape)
-    return fits and (gate is None or gate.shape == (inputs,))
+    if not fits or (gate is not None and gate.shape != (inputs,)):
+        return None
+    return "transposed" if transposed else "new"
 
 
 # Attributes that a layer may have: the new module has them too, or they only describe the layer.
@@ -321,10 +323,7 @@ def swap(
     def kind(module: nn.Module) -> str | None:
         if type(module) in _FUSED:
             return "same"
-        if isinstance(module, Unit) or not _recognised(module):
-            return None
-        layout = _layout_of({name for name, _ in module.named_parameters(recurse=False)})
-        return "transposed" if layout is not None and LAYOUTS[layout][1] else "new"
+        return None if isinstance(module, Unit) else _outcome(module)
 
     def change(module: nn.Module) -> nn.Module | None:
         outcome = kind(module)

@@ -68,7 +68,7 @@ REFERENCE = [
     *mutants(PACKAGE + "reference.py", ("tests/backends/test_fast_path.py -k 'nau or one_weight'", "tests/operators/test_reference.py"), {
         "reference-nau-clip-at-the-ends": ("(weight >= -1) & (weight <= 1)", "(weight > -1) & (weight < 1)"),
         "reference-nau-clip-below": ("weight.clamp(-1, 1) if clip else weight)\n\n\ndef", "weight.clamp(0, 1) if clip else weight)\n\n\ndef"),
-        "reference-nau-shared-x": ("            grad_x = grad_x.sum(0)\n        grad_x = grad_x.reshape", "            grad_x = grad_x[0]\n        grad_x = grad_x.reshape"),
+        "reference-nau-shared-x": ("(grad_x.sum(0) if is_shared else", "(grad_x[0] if is_shared else"),
     }),
 ]  # fmt: skip
 
@@ -210,7 +210,7 @@ FORMULA = [
     *mutants(PACKAGE + "formula/_models.py", "tests/formula/test_formula_simplify.py", {
         "simplify-behind-closed-gates": ("                dead[:, layer.gate == 0] = True\n", "                pass\n"),
         "simplify-unread-rows": ("                dead[~used] = True\n", "                pass\n"),
-        "simplify-gates-of-a-reader": ("        read = read & (layer.gate != 0)\n", "        pass\n"),
+        "simplify-gates-of-a-reader": ("used = used & (remainder.gate != 0)\n", "pass\n"),
     }),
     *mutants(PACKAGE + "formula/_scoring.py", "tests/formula/test_formula_simplify.py", {
         "simplify-fixed-gradients": ("                    parameter.grad[fixed[name]] = 0\n", "                    pass\n"),

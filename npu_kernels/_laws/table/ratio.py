@@ -257,17 +257,14 @@ class _Search:
                 grown = sorted(self._grown(parent.terms, max_terms), key=lambda child: child[0])
                 children += [terms for _, terms in grown[:CHILDREN]]
             last = self._fitted(children)
-        best_fit = self._best()
+        fits = (fitted for fitted in self.fits.values() if fitted is not None)
+        best_fit = min(fits, key=_cost, default=None)
         while best_fit is not None:
             shorter = self._fitted(list(_shorter(best_fit.terms)))
             if not shorter or not shorter[0].law.cost < best_fit.law.cost:
                 break
             best_fit = shorter[0]
         return [fitted for fitted in self.fits.values() if fitted is not None]
-
-    def _best(self) -> Fitted | None:
-        fits = (fitted for fitted in self.fits.values() if fitted is not None)
-        return min(fits, key=_cost, default=None)
 
     def _misses(self, fitted: Fitted) -> bool:
         """Whether the residuals are no noise."""
