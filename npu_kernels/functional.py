@@ -43,8 +43,8 @@ for _name in ops.LAYERS:
     fast_path.set_backward(_name, autograd.GRADIENTS[_name])
 fast_path.set_backward("nmu", autograd.nmu_gradients)
 fast_path.set_backward(ops.SECOND, autograd.npu_second)
-fast_path.set_backward("nau", reference.nau_backward)
-fast_path.set_backward("nac", reference.nac_backward)
+fast_path.set_backward("nau", autograd.nau_gradients)
+fast_path.set_backward("nac", autograd.nac_gradients)
 
 
 def npu(

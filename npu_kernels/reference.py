@@ -104,23 +104,6 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     return _apply(x, weight.clamp(-1, 1) if clip else weight)
 
 
-def nau_backward(
-    grad_y: Tensor, x: Tensor, weight: Tensor, clip: bool, needs: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of x and weight, None without their bit in `needs`, for any rows."""
-    grad_rows = grad_y.reshape(*weight.shape[:-2], -1, weight.shape[-2])
-    grad_x, grad_weight, is_shared = None, None, x.dim() < grad_y.dim()
-    if needs & 1:
-        grad_x = grad_rows @ (weight.clamp(-1, 1) if clip else weight)
-        grad_x = (grad_x.sum(0) if is_shared else grad_x).reshape(x.shape)
-    if needs & 2:
-        rows = x if is_shared else x.reshape(*grad_rows.shape[:-1], x.shape[-1])
-        grad_weight = grad_rows.mT @ rows
-        if clip:
-            grad_weight = torch.where((weight >= -1) & (weight <= 1), grad_weight, 0)
-    return grad_x, grad_weight
-
-
 def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     """Neural Multiplication Unit (equation 4): ``y_o = prod_i (M_oi x_i + 1 - M_oi)``.
 
@@ -168,21 +151,6 @@ def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
     ``y = (tanh(weight) * sigmoid(mask)) x``
     """
     return _apply(x, nac_weight(weight, mask))
-
-
-def nac_backward(
-    grad_y: Tensor, x: Tensor, weight: Tensor, mask: Tensor, needs: int
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of x, weight and mask, None without their bit in `needs`.
-
-    It takes any rows.
-    """
-    of_matrix = 2 if needs & 6 else 0
-    grad_x, d_w = nau_backward(grad_y, x, nac_weight(weight, mask), False, needs & 1 | of_matrix)
-    if d_w is None:
-        return grad_x, None, None
-    grad_weight, grad_mask = _nac_gradients(d_w, weight, mask)
-    return grad_x, grad_weight if needs & 2 else None, grad_mask if needs & 4 else None
 
 
 def nalu(
@@ -424,11 +392,11 @@ def nalu_backward(
     w = nac_weight(weight, mask)
     d_w = d_a.mT @ x + d_t.mT @ log_x
     grad_x = d_a @ w + d_h @ gate_weight + d_t @ w * (x.sign() / (x.abs() + eps))
-    grads = [_for_shared(grad_x, x), *_nac_gradients(d_w, weight, mask), d_h.mT @ x]
+    grads = [_for_shared(grad_x, x), *nac_weight_gradients(d_w, weight, mask), d_h.mT @ x]
     return _needed([*grads, None if gate_bias is None else d_h.sum(-2)], needs, x)
 
 
-def _nac_gradients(d_w: Tensor, weight: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def nac_weight_gradients(d_w: Tensor, weight: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of weight and mask, from that of `nac_weight`."""
     turn, share = weight.tanh(), mask.sigmoid()
     return d_w * share * (1 - turn * turn), d_w * turn * share * (1 - share)
@@ -510,6 +478,6 @@ def inalu_backward(
     d_w = d_e.mT @ log_x + w.sign() * nmu_backward(grad_y * rest * m, signs, w.abs(), 2)[1]
     slope = torch.where(x.abs() >= eps, x.sign() / x.abs().clamp(min=eps), 0)
     grad_x = d_a @ w_add + d_h @ gate_weight + d_e @ w * slope
-    of_add = _nac_gradients(d_a.mT @ x, weight_add, mask_add)
-    of_mul = _nac_gradients(d_w, weight_mul, mask_mul)
+    of_add = nac_weight_gradients(d_a.mT @ x, weight_add, mask_add)
+    of_mul = nac_weight_gradients(d_w, weight_mul, mask_mul)
     return _needed([_for_shared(grad_x, x), *of_add, *of_mul, d_h.mT @ x], needs, x)

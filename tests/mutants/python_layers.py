@@ -55,9 +55,9 @@ REFERENCE = [
     *mutants(PACKAGE + "_operators/second_derivatives.py", "tests/operators/test_second_kernel.py -k tangents", {
         "tangents-half-a-direction": ("along_re, along_im = (zeros if v is None else v for v in (along_re, along_im))", "along_re = along_im = zeros"),
     }),
-    *mutants(PACKAGE + "reference.py", "tests/backends/test_fast_path.py -k large_products", {
-        "reference-nac-needs": ("of_matrix = 2 if needs & 6 else 0", "of_matrix = 2 if needs & 2 else 0"),
-        "reference-nac-clips": ("nac_weight(weight, mask), False, needs & 1 | of_matrix)", "weight, False, needs & 1 | of_matrix)"),
+    *mutants(PACKAGE + "_operators/autograd.py", "tests/backends/test_fast_path.py -k large_products", {
+        "autograd-nac-needs": ("2 if needs & 6 else 0", "2 if needs & 2 else 0"),
+        "autograd-nac-clips": ("matrix, False, needs & 1 | of_matrix)", "weight, False, needs & 1 | of_matrix)"),
     }),
     *mutants(PACKAGE + "reference.py", ("tests/operators/test_reference.py -k nalu", "tests/backends/test_isa.py -k 'special_input or zero'", "tests/layers/test_edges.py -k inalu"), {
         "reference-inalu-beyond-omega": (".masked_fill(e > omega, 0)", ""),
@@ -66,9 +66,11 @@ REFERENCE = [
         "reference-inalu-eps": ("slope = torch.where(x.abs() >= eps,", "slope = torch.where(x.abs() >= 0,"),
     }),
     *mutants(PACKAGE + "reference.py", ("tests/backends/test_fast_path.py -k 'nau or one_weight'", "tests/operators/test_reference.py"), {
-        "reference-nau-clip-at-the-ends": ("(weight >= -1) & (weight <= 1)", "(weight > -1) & (weight < 1)"),
-        "reference-nau-clip-below": ("weight.clamp(-1, 1) if clip else weight)\n\n\ndef", "weight.clamp(0, 1) if clip else weight)\n\n\ndef"),
-        "reference-nau-shared-x": ("(grad_x.sum(0) if is_shared else", "(grad_x[0] if is_shared else"),
+        "reference-nau-clip-below": ("weight.clamp(-1, 1) if clip else weight)", "weight.clamp(0, 1) if clip else weight)"),
+    }),
+    *mutants(PACKAGE + "_operators/autograd.py", ("tests/backends/test_fast_path.py -k 'nau or one_weight'", "tests/operators/test_reference.py"), {
+        "autograd-nau-clip-at-the-ends": ("(weight >= -1) & (weight <= 1)", "(weight > -1) & (weight < 1)"),
+        "autograd-nau-shared-x": ("(grad_x.sum(0) if is_shared else", "(grad_x[0] if is_shared else"),
     }),
 ]  # fmt: skip
 
