@@ -76,8 +76,8 @@ def npu(
     if gate_gradient != CLIP and gate_gradient != STRAIGHT_THROUGH:  # quicker than a call
         check_choice("npu", "gate_gradient", gate_gradient, (CLIP, STRAIGHT_THROUGH))
     straight_through = gate_gradient == STRAIGHT_THROUGH
-    if eager_only() and tangents.has_kernel((x, weight_re, weight_im, gate)):
-        return tangents.npu(x, weight_re, weight_im, gate, eps, straight_through)
+    if eager_only() and tangents.has_kernel(inputs := (x, weight_re, weight_im, gate)):
+        return tangents.npu(inputs, eps, straight_through)
     y = _npu(x, weight_re, weight_im, gate, eps, straight_through)
     if y is NotImplemented:
         return reference.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
