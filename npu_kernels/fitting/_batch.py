@@ -228,18 +228,12 @@ class Template:
             if low > -math.inf:
                 tensor.clamp_(low, high)
 
-    def rounded(
-        self, flat: Tensor, denominator: int, kinds: Sequence[int] = (GATE, POWER, LINEAR)
-    ) -> Tensor:
+    def rounded(self, flat: Tensor, denominator: int, kinds: Sequence[int]) -> Tensor:
         """Return rows ``[K, P]`` with kinds rounded: gates to 0 or 1, weights to fractions."""
-        result = flat
-        if GATE in kinds:
-            result = torch.where(self.kind == GATE, flat.round(), result)
-        chosen = torch.zeros_like(self.kind, dtype=torch.bool)
-        for kind in (POWER, LINEAR, COEFFICIENT):
-            if kind in kinds:
-                chosen |= self.kind == kind
-        return torch.where(chosen, nearest_fraction(flat, denominator), result)
+        chosen = torch.isin(self.kind, torch.tensor(kinds, device=self.device))
+        chosen &= self.kind != FREE
+        fractions = nearest_fraction(flat, denominator)
+        return torch.where(chosen, torch.where(self.kind == GATE, flat.round(), fractions), flat)
 
     @torch.no_grad()
     def errors(self, flat: Tensor, rows: Rows, problem: Tensor) -> Tensor:
