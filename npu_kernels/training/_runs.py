@@ -71,11 +71,11 @@ class Run:
 
     def _rows(self) -> list[tuple[str, object]]:
         losses = self.losses.flatten(1) if self.losses.dim() > 1 else self.losses[:, None]
-        ends = [f"{float(losses[i].min()):.3g}" for i in (0, -1)] if len(losses) else ["", ""]
-        way = "C++" if self.fused else "a CUDA graph" if self.captured else "the ordinary loop"
+        first_last = [f"{float(losses[i].min()):.3g}" for i in (0, -1)] if len(losses) else ["", ""]
+        maker = "C++" if self.fused else "a CUDA graph" if self.captured else "the ordinary loop"
         return [
-            ("steps", self.steps), ("made by", way),
-            ("first and last loss", " and ".join(ends)),
+            ("steps", self.steps), ("made by", maker),
+            ("first and last loss", " and ".join(first_last)),
             ("models", losses.shape[1]), ("complete", "yes" if self.complete else "no"),
         ]  # fmt: skip
 

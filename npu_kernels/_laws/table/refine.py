@@ -361,8 +361,8 @@ def _leverages(
         if not np.isfinite(J).all():
             return None
         return Arrow.of(J, K, np.zeros(len(J)), problem.group).leverage()
-    one = isinstance(problem, Problem)
-    parts = list(derivatives(problem, law, P, root)) if one else []
+    single = isinstance(problem, Problem)
+    parts = list(derivatives(problem, law, P, root)) if single else []
     factors = [triangle(J) for _, J in parts or derivatives(problem, law, P, root)]
     stacked = np.concatenate(factors)
     if not np.isfinite(stacked).all():
