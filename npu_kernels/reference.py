@@ -104,26 +104,6 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     return _apply(x, weight.clamp(-1, 1) if clip else weight)
 
 
-def nau_backward(
-    grad_y: Tensor, x: Tensor, weight: Tensor, clip: bool, needs: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of x and weight, None without their bit in `needs`, for any rows."""
-    grad_rows = grad_y.reshape(*weight.shape[:-2], -1, weight.shape[-2])
-    grad_x = grad_weight = None
-    if needs & 1:
-        grad_x = grad_rows @ (weight.clamp(-1, 1) if clip else weight)
-        if x.dim() < grad_y.dim():  # shared by all models
-            grad_x = grad_x.sum(0)
-        grad_x = grad_x.reshape(x.shape)
-    if needs & 2:
-        is_shared = x.dim() < grad_y.dim()
-        rows = x if is_shared else x.reshape(*grad_rows.shape[:-1], x.shape[-1])
-        grad_weight = grad_rows.mT @ rows
-        if clip:
-            grad_weight = torch.where((weight >= -1) & (weight <= 1), grad_weight, 0)
-    return grad_x, grad_weight
-
-
 def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     """Neural Multiplication Unit (equation 4): ``y_o = prod_i (M_oi x_i + 1 - M_oi)``.
 
@@ -171,21 +151,6 @@ def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
     ``y = (tanh(weight) * sigmoid(mask)) x``
     """
     return _apply(x, nac_weight(weight, mask))
-
-
-def nac_backward(
-    grad_y: Tensor, x: Tensor, weight: Tensor, mask: Tensor, needs: int
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of x, weight and mask, None without their bit in `needs`.
-
-    It takes any rows.
-    """
-    of_matrix = 2 if needs & 6 else 0
-    grad_x, d_w = nau_backward(grad_y, x, nac_weight(weight, mask), False, needs & 1 | of_matrix)
-    if d_w is None:
-        return grad_x, None, None
-    grad_weight, grad_mask = _nac_gradients(d_w, weight, mask)
-    return grad_x, grad_weight if needs & 2 else None, grad_mask if needs & 4 else None
 
 
 def nalu(
@@ -287,20 +252,19 @@ def npu_backward(
     p, q, r, log_r, m = exponents(x, weight_re, weight_im, g, eps)
     d_p = grad_y * (p.exp() * q.cos() if y is None else y)  # [K, B, O]
     d_q = -grad_y * (p.exp() * q.sin() if s is None else s)
-    grad_x, grad_weight_re, grad_weight_im, grad_gate = (x.new_empty(0) for _ in range(4))
-
+    grads: list[Tensor | None] = [None] * 4
     phase_re, phase_im = d_q.mT @ m, d_p.mT @ m  # [K, O, I]
     scale = math.pi if g is None else math.pi * _rows(g)
     if needs & 2:
-        grad_weight_re = d_p.mT @ log_r + scale * phase_re
+        grads[1] = d_p.mT @ log_r + scale * phase_re
     if needs & 4 and weight_im is not None:
-        grad_weight_im = d_q.mT @ log_r - scale * phase_im
+        grads[2] = d_q.mT @ log_r - scale * phase_im
     if needs & 9:
         d_log = d_p @ weight_re
         if weight_im is not None:
             d_log = d_log + d_q @ weight_im
         d_r = d_log / r  # [K, B, I]
-        grad_x = _for_shared((d_r if g is None else d_r * _rows(g)) * x.sign(), x)
+        grads[0] = _for_shared((d_r if g is None else d_r * _rows(g)) * x.sign(), x)
         if needs & 8 and gate is not None:
             phase = weight_re * phase_re
             if weight_im is not None:
@@ -308,9 +272,8 @@ def npu_backward(
             grad_gate = (d_r * (x.abs() + (eps - 1))).sum(-2) + math.pi * phase.sum(-2)
             if not straight_through:
                 grad_gate = grad_gate.where((gate >= 0) & (gate <= 1), 0)
-        if not needs & 1:
-            grad_x = x.new_empty(0)
-    return grad_x, grad_weight_re, grad_weight_im, grad_gate
+            grads[3] = grad_gate
+    return _needed(grads, needs, x)  # type: ignore[return-value]
 
 
 def nmu_forward(x: Tensor, weight: Tensor) -> Tensor:
@@ -429,11 +392,11 @@ def nalu_backward(
     w = nac_weight(weight, mask)
     d_w = d_a.mT @ x + d_t.mT @ log_x
     grad_x = d_a @ w + d_h @ gate_weight + d_t @ w * (x.sign() / (x.abs() + eps))
-    grads = [_for_shared(grad_x, x), *_nac_gradients(d_w, weight, mask), d_h.mT @ x]
+    grads = [_for_shared(grad_x, x), *nac_weight_gradients(d_w, weight, mask), d_h.mT @ x]
     return _needed([*grads, None if gate_bias is None else d_h.sum(-2)], needs, x)
 
 
-def _nac_gradients(d_w: Tensor, weight: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def nac_weight_gradients(d_w: Tensor, weight: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of weight and mask, from that of `nac_weight`."""
     turn, share = weight.tanh(), mask.sigmoid()
     return d_w * share * (1 - turn * turn), d_w * turn * share * (1 - share)
@@ -515,6 +478,6 @@ def inalu_backward(
     d_w = d_e.mT @ log_x + w.sign() * nmu_backward(grad_y * rest * m, signs, w.abs(), 2)[1]
     slope = torch.where(x.abs() >= eps, x.sign() / x.abs().clamp(min=eps), 0)
     grad_x = d_a @ w_add + d_h @ gate_weight + d_e @ w * slope
-    of_add = _nac_gradients(d_a.mT @ x, weight_add, mask_add)
-    of_mul = _nac_gradients(d_w, weight_mul, mask_mul)
+    of_add = nac_weight_gradients(d_a.mT @ x, weight_add, mask_add)
+    of_mul = nac_weight_gradients(d_w, weight_mul, mask_mul)
     return _needed([_for_shared(grad_x, x), *of_add, *of_mul, d_h.mT @ x], needs, x)

@@ -28,6 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from npu_kernels._common.checks import check_choice
 from npu_kernels._operators import ops
 from npu_kernels.layers import Unit
 
@@ -137,9 +138,7 @@ class UnitParallel(ParallelStyle):
         output_layouts: dt.Placement | None = None,
         use_local_output: bool = True,
     ) -> None:
-        if over not in ("rows", "outputs", "models"):
-            rule = "over must be 'rows', 'outputs' or 'models'"
-            raise ValueError(f"UnitParallel: {rule}, got {over!r}")
+        check_choice("UnitParallel", "over", over, ("rows", "outputs", "models"))
         self.over, self.use_local_output = over, use_local_output
         self.input_layouts = input_layouts or dt.Replicate()
         self.output_layouts = output_layouts

@@ -50,6 +50,11 @@ def replaced_method(part: nn.Module) -> str | None:
     return next(name for name, method, original in names if method is not original)
 
 
+def full_name(path: str, name: str) -> str:
+    """Return the name in a model of what a part, at this path, has by this name."""
+    return f"{path}.{name}" if path else name
+
+
 def chain(
     model: nn.Module, path: str = "", *, any_call: bool = False
 ) -> list[tuple[str, nn.Module]]:
@@ -63,11 +68,10 @@ def chain(
         return [(path, model)]
     parts: list[tuple[str, nn.Module]] = []
     for name, part in model._modules.items():
-        inner = f"{path}.{name}" if path else name
         if isinstance(part, nn.Sequential):
-            parts += chain(part, inner, any_call=any_call)
+            parts += chain(part, full_name(path, name), any_call=any_call)
         elif part is not None:
-            parts.append((inner, part))
+            parts.append((full_name(path, name), part))
     return parts
 
 

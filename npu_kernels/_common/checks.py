@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from decimal import Decimal
 from numbers import Integral, Real
 from typing import Any, TypeGuard
@@ -22,6 +23,20 @@ def check_tensor(function: str, name: str, value: Any) -> None:
     if value.is_nested or value.layout is not torch.strided:
         kind = "a nested tensor" if value.is_nested else f"layout {value.layout}"
         raise TypeError(f"{function}: {name} must be a dense tensor, got {kind}")
+
+
+def check_floating(function: str, name: str, value: Any) -> None:
+    """Raise TypeError unless it is a dense tensor of a floating-point dtype."""
+    check_tensor(function, name, value)
+    if not value.is_floating_point():
+        raise TypeError(f"{function}: {name} must have a floating-point dtype, got {value.dtype}")
+
+
+def check_choice(function: str, name: str, value: Any, choices: Iterable[str]) -> None:
+    """Raise ValueError unless it is one of these texts."""
+    if not isinstance(value, str) or value not in choices:
+        names = ", ".join(map(repr, choices))
+        raise ValueError(f"{function}: {name} must be one of {names}, got {value!r}")
 
 
 def is_whole(value: Any) -> TypeGuard[int]:

@@ -71,7 +71,9 @@ class Captured(Ordinary):
             count = self._begin(done, rows, schedules)
             with capturable(self.optimizer, self.x.device, counts):
                 graph = self.graph
-                if graph is None or not graph.serves(self, rows, schedules):
+                # Where replays make the steps, they take the call's rows and numbers.
+                serves = graph is not None and graph.inputs.renew(rows, schedules)
+                if graph is None or not serves or _fingerprint(self) != graph.fingerprint:
                     self.graph = None  # its memory is free for the next
                     count = self._capture(done, count, rows, schedules, counts)
                 if self.graph is not None:
@@ -163,10 +165,6 @@ class _Graph(NamedTuple):
     error: Tensor  # the loss of the newest replay
     counts: dict[int, Tensor]  # of the optimiser's steps, on the device
     fingerprint: list[object]
-
-    def serves(self, loop: Captured, rows: Tensor | None, schedules: Tensor) -> bool:
-        """Return whether replays make the steps of a call; then the call's numbers are taken."""
-        return self.inputs.renew(rows, schedules) and _fingerprint(loop) == self.fingerprint
 
 
 class _Numbers:

@@ -10,10 +10,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from npu_kernels._backends import fast_path
-from npu_kernels._common.checks import (
-    check_tensor,
-    check_whole,
-)
+from npu_kernels._common.checks import check_floating, check_whole
 from npu_kernels._operators import dispatch
 from npu_kernels._operators.checks import unrecorded
 
@@ -62,10 +59,7 @@ def _check_loss(y: Any, target: Any, num_models: int | None) -> None:
     if num_models is not None and not isinstance(num_models, torch.SymInt):
         check_whole("mse_loss", "num_models", num_models, 0)
     for name, tensor in (("y", y), ("target", target)):
-        check_tensor("mse_loss", name, tensor)
-        if not tensor.is_floating_point():
-            rule = f"{name} must have a floating-point dtype"
-            raise TypeError(f"mse_loss: {rule}, got {tensor.dtype}")
+        check_floating("mse_loss", name, tensor)
     if target.dtype != y.dtype:
         got = f"y {y.dtype}, target {target.dtype}"
         raise TypeError(f"mse_loss: y and target must have one dtype, got {got}")

@@ -12,8 +12,9 @@ from torch.nn.utils import parametrize
 from npu_kernels._common.chains import num_models_of
 from npu_kernels._common.checks import (
     as_number,
+    check_choice,
+    check_floating,
     check_number,
-    check_tensor,
     check_whole,
 )
 from npu_kernels.layers import Unit
@@ -40,10 +41,7 @@ def _collect(
     elif isinstance(parameters, (Tensor, Iterable)):
         tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         for tensor in tensors:
-            check_tensor(name, "parameters", tensor)
-            if not tensor.is_floating_point():
-                rule = "parameters must have a floating-point dtype"
-                raise TypeError(f"{name}: {rule}, got {tensor.dtype}")
+            check_floating(name, "parameters", tensor)
     else:
         rule, got = "parameters must be a module, a tensor or tensors", type(parameters).__name__
         raise TypeError(f"{name}: {rule}, got {got}")
@@ -100,13 +98,12 @@ def l1(
     """
     if not isinstance(beta, Tensor):
         beta = check_number("l1", "beta", beta, other="a tensor")
+    check_choice("l1", "norm", norm, ("l1", "frobenius"))
     tensors, num_models = _collect("l1", parameters, num_models)
     if norm == "l1":
         return beta * _total((t.abs() for t in tensors), num_models)
-    if norm == "frobenius":
-        flat = (t.reshape(1 if num_models is None else num_models, -1) for t in tensors)
-        return beta * _total((torch.linalg.vector_norm(t, dim=1) for t in flat), num_models)
-    raise ValueError(f"l1: norm must be 'l1' or 'frobenius', got {norm!r}")
+    flat = (t.reshape(1 if num_models is None else num_models, -1) for t in tensors)
+    return beta * _total((torch.linalg.vector_norm(t, dim=1) for t in flat), num_models)
 
 
 def regularizer(
@@ -132,8 +129,7 @@ def regularizer(
     Source: Madsen, Johansen, "Neural Arithmetic Units", ICLR 2020; Heim, Pevny, Smidl, NeurIPS
     2020, section 2.2.
     """
-    if form not in ("madsen", "paper"):
-        raise ValueError(f"regularizer: form must be 'madsen' or 'paper', got {form!r}")
+    check_choice("regularizer", "form", form, ("madsen", "paper"))
     tensors, num_models = _collect("regularizer", parameters, num_models, only_whole=True)
     ones = ((1 - (t.abs() if form == "madsen" else t)).abs() for t in tensors)  # distances to 1
     return _total(map(torch.minimum, (t.abs() for t in tensors), ones), num_models)

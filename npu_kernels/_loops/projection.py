@@ -6,10 +6,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from npu_kernels._common.checks import (
-    check_module,
-    check_number,
-)
+from npu_kernels._common.checks import check_module, check_number
 from npu_kernels.layers import Unit
 
 

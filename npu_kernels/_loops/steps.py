@@ -58,11 +58,6 @@ class Loop:
         raise NotImplementedError
 
 
-def units_in(model: nn.Module) -> bool:
-    """Return whether a model has units of this package."""
-    return any(isinstance(part, Unit) for part in model.modules())
-
-
 def chosen(tensor: Tensor, rows: Tensor | None) -> Tensor:
     """Return the rows of ``[N, ...]`` or ``[K, N, ...]``, all for None."""
     return tensor if rows is None else tensor.index_select(tensor.dim() - 2, rows)
@@ -105,7 +100,9 @@ class Ordinary(Loop):
             with torch.no_grad():
                 for name, interval in self.intervals.items():
                     self.model.get_parameter(name).clamp_(*interval)
-        elif (self.gates or self.bound is not None) and units_in(self.model):
+        elif (self.gates or self.bound is not None) and any(
+            isinstance(part, Unit) for part in self.model.modules()
+        ):
             project_(self.model, gates=self.gates, weights=self.bound)
         return loss
 

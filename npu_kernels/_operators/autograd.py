@@ -280,3 +280,32 @@ def nmu_gradients(
     if grad_weight is not None:
         grad_weight = grad_weight.where((weight >= 0) & (weight <= 1), 0)
     return grad_x, grad_weight
+
+
+def nau_gradients(
+    grad_y: Tensor, x: Tensor, weight: Tensor, clip: bool, needs: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of x and weight, None without their bit in `needs`, for any rows."""
+    grad_rows = grad_y.reshape(*weight.shape[:-2], -1, weight.shape[-2])
+    grad_x, grad_weight, is_shared = None, None, x.dim() < grad_y.dim()
+    if needs & 1:
+        grad_x = grad_rows @ (weight.clamp(-1, 1) if clip else weight)
+        grad_x = (grad_x.sum(0) if is_shared else grad_x).reshape(x.shape)
+    if needs & 2:
+        rows = x if is_shared else x.reshape(*grad_rows.shape[:-1], x.shape[-1])
+        grad_weight = grad_rows.mT @ rows
+        if clip:
+            grad_weight = torch.where((weight >= -1) & (weight <= 1), grad_weight, 0)
+    return grad_x, grad_weight
+
+
+def nac_gradients(
+    grad_y: Tensor, x: Tensor, weight: Tensor, mask: Tensor, needs: int
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of x, weight and mask, None without their bit in `needs`: any rows."""
+    matrix, of_matrix = reference.nac_weight(weight, mask), 2 if needs & 6 else 0
+    grad_x, d_w = nau_gradients(grad_y, x, matrix, False, needs & 1 | of_matrix)
+    if d_w is None:
+        return grad_x, None, None
+    grad_weight, grad_mask = reference.nac_weight_gradients(d_w, weight, mask)
+    return grad_x, grad_weight if needs & 2 else None, grad_mask if needs & 4 else None

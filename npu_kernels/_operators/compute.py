@@ -13,6 +13,7 @@ from torch import Tensor
 
 from npu_kernels import reference
 from npu_kernels._backends import fast_path
+from npu_kernels._common.checks import check_choice
 from npu_kernels._operators import autograd, dispatch, ops, tangents, transforms
 from npu_kernels._operators.autograd import eager_only
 from npu_kernels._operators.checks import EPS, check_positive
@@ -72,12 +73,11 @@ def npu(
 ) -> Tensor:
     """Compute a Neural Power Unit; ValueError for wrong options."""
     eps = EPS[x.dtype] if eps is None else check_positive("npu", "eps", eps, x.dtype)
-    if gate_gradient != CLIP and gate_gradient != STRAIGHT_THROUGH:
-        rule = "'clip' or 'straight_through'"
-        raise ValueError(f"npu: gate_gradient must be {rule}, got {gate_gradient!r}")
+    if gate_gradient != CLIP and gate_gradient != STRAIGHT_THROUGH:  # quicker than a call
+        check_choice("npu", "gate_gradient", gate_gradient, (CLIP, STRAIGHT_THROUGH))
     straight_through = gate_gradient == STRAIGHT_THROUGH
-    if eager_only() and tangents.has_kernel((x, weight_re, weight_im, gate)):
-        return tangents.npu(x, weight_re, weight_im, gate, eps, straight_through)
+    if eager_only() and tangents.has_kernel(inputs := (x, weight_re, weight_im, gate)):
+        return tangents.npu(inputs, eps, straight_through)
     y = _npu(x, weight_re, weight_im, gate, eps, straight_through)
     if y is NotImplemented:
         return reference.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)

@@ -26,6 +26,7 @@ from torch.nn import Parameter
 
 from npu_kernels import reference
 from npu_kernels._backends import cpu
+from npu_kernels._common.checks import check_choice
 from npu_kernels._common.notices import warn
 from npu_kernels._operators import ops
 
@@ -73,9 +74,7 @@ class use_backend(contextlib.ContextDecorator):
     """
 
     def __init__(self, name: str) -> None:
-        if name not in BACKENDS:
-            names = ", ".join(map(repr, BACKENDS))
-            raise ValueError(f"use_backend: name must be one of {names}, got {name!r}")
+        check_choice("use_backend", "name", name, BACKENDS)
         self.name = name
 
     def __enter__(self) -> use_backend:
@@ -137,22 +136,15 @@ def _explain(device_type: str) -> str:
 def _default(device_type: str) -> str:
     """Return the backend for a device type when none is forced; its first use makes it ready."""
     if device_type not in _chosen:
-        _chosen[device_type] = backend = _choose(device_type)
+        backend = {"cpu": "cpu", "cuda": "triton"}.get(device_type, "reference")
+        backend = backend if _state(backend, device_type)[0] else "reference"
+        _chosen[device_type] = backend
         if backend == "triton":
-            _activate_triton()
+            triton().register()
+            _launchers.update(triton().repeated())
         if notice := _notice(device_type, backend):
             warn(notice)
     return _chosen[device_type]
-
-
-def _choose(device_type: str) -> str:
-    backend = {"cpu": "cpu", "cuda": "triton"}.get(device_type, "reference")
-    return backend if _state(backend, device_type)[0] else "reference"
-
-
-def _activate_triton() -> None:
-    triton().register()
-    _launchers.update(triton().repeated())
 
 
 def _notice(device_type: str, backend: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from npu_kernels._operators.autograd import HALVES, eager_only
+from npu_kernels._operators.autograd import HALVES, eager_only, in_float32
 from npu_kernels._operators.checks import EXPECTED, check, fits, unrecorded
 from npu_kernels._operators.dispatch import backend_for
 
@@ -30,10 +30,6 @@ def _autocasts(x: Any) -> bool:
         return False
     device_type = x.device.type
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-
-
-def _to_float(tensor: Any) -> Any:
-    return tensor.float() if isinstance(tensor, Tensor) and tensor.dtype in HALVES else tensor
 
 
 def _reads_halves(layer: str, x: Tensor, weights: Sequence[Any], autocast: bool) -> bool:
@@ -78,7 +74,8 @@ def call(
         half = x.dtype in HALVES
     if (autocast or half) and not (fused and _reads_halves(layer, x, weights, autocast)):
         with torch.autocast(x.device.type, enabled=False):
-            y = call(layer, formula, _to_float(x), list(map(_to_float, weights)), **options)
+            x_32, *weights_32 = in_float32([x, *weights])
+            y = call(layer, formula, x_32, weights_32, **options)
         return y.to(x.dtype) if half else y
 
     extra = x.dim() - weights[0].dim()  # type: ignore[union-attr]  # the first is never None

@@ -309,17 +309,9 @@ def ode_stages(
 def _ode_forward(
     u0: Tensor,
     weight_re: Tensor,
-    weight_im: Tensor | None,
-    gate: Tensor | None,
-    weight: Tensor,
-    tableau: list[float],
-    steps: int,
-    dt: float,
-    eps: float,
-    clip: bool,
-    derivatives: bool,
-    save: bool,
+    *arguments: Any,  # the other weights, then the options
 ) -> tuple[Tensor, Tensor, Tensor]:
+    tableau, steps, *_, derivatives, save = arguments[3:]
     trajectory = [*u0.shape[:-1], steps + 1, u0.shape[-1]]
     stages = ode_stages(u0, weight_re, tableau, steps, derivatives) if save else [0]
     shapes = trajectory, trajectory if derivatives else [0], stages

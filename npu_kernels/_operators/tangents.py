@@ -40,18 +40,9 @@ def has_kernel(operands: tuple[Tensor | None, ...]) -> bool:
     return dispatch.backend_for(operands[0]) == "cpu"  # type: ignore[arg-type]
 
 
-def npu(
-    x: Tensor,
-    weight_re: Tensor,
-    weight_im: Tensor | None,
-    gate: Tensor | None,
-    eps: float,
-    straight_through: bool,
-) -> Tensor:
-    """Return y with its tangent, if any operand has one."""
-    duals = [
-        None if t is None else forward_ad.unpack_dual(t) for t in (x, weight_re, weight_im, gate)
-    ]
+def npu(inputs: tuple[Tensor | None, ...], eps: float, straight_through: bool) -> Tensor:
+    """Return y with its tangent, if any of x, weight_re, weight_im and gate has one."""
+    duals = [None if t is None else forward_ad.unpack_dual(t) for t in inputs]
     operands: Any = [None if dual is None else dual.primal for dual in duals]
     along = [None if dual is None else dual.tangent for dual in duals]
     if all(tangent is None for tangent in along):

@@ -235,12 +235,9 @@ def replay(
             u, k1 = new, k[-1]
         step_index = (index - first).clamp(0, count - 1)[..., columns].to(u.device)
         is_inside = inside[..., columns]  # elsewhere a step of size 0, whose state is finite
-        parts = (
-            torch.where(is_inside, x[..., columns], 1.0),
-            torch.where(is_inside, size[..., columns], 0.0),
-        )
+        share = torch.where(is_inside, x[..., columns], 1.0).to(u)
+        h = torch.where(is_inside, size[..., columns], 0.0).to(u)
         path = torch.stack(states, -2), torch.stack(end_states, -2), torch.stack(slopes, -3)
-        share, h = (part.to(u) for part in parts)
         outputs = _dense(f, *path, step_index, share, h, pair, control)
         outputs = torch.where(is_inside.unsqueeze(-1).to(u.device), outputs, 0)
         return u, k1, outputs, columns.to(u.device)

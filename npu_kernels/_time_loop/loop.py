@@ -290,15 +290,12 @@ def _rollout_backward(
 
 def _backward_of_the_fast_path(*arguments: Any) -> tuple[Tensor | None, ...]:
     """Call `_rollout_backward` with the fast path's arguments; the fast path has no `Loop`."""
-    tensors, (tableau, dt, eps, clip, straight_through, has_starts, needs) = (
-        arguments[:9],
-        arguments[9:],
-    )
+    tableau, dt, eps, clip, straight_through, has_starts, needs = arguments[9:]
     steps = arguments[3].shape[-2] - 1
     gate_gradient = STRAIGHT_THROUGH if straight_through else CLIP
     has_derivatives = arguments[1] is not None
     options = eps, gate_gradient, clip, "full", has_derivatives, has_starts
-    return _rollout_backward(Loop(tuple(tableau), steps, dt, *options), needs, *tensors)
+    return _rollout_backward(Loop(tuple(tableau), steps, dt, *options), needs, *arguments[:9])
 
 
 fast_path.set_backward("ode", _backward_of_the_fast_path)

@@ -38,7 +38,7 @@ def _threads(column: Column) -> str | None:
         y = leaves.call(functional.npu)
         return [y.detach(), *torch.autograd.grad(y.square().sum(), leaves.leaves())]
 
-    def same(actual: list[Tensor], expected: list[Tensor]) -> None:
+    def compare(actual: list[Tensor], expected: list[Tensor]) -> None:
         for a, e in zip(actual, expected, strict=True):
             if column.backend == "reference":  # a matrix library may split its sums by threads
                 equal(a, e, 1e-4, "threads")
@@ -51,12 +51,12 @@ def _threads(column: Column) -> str | None:
         expected = everything()
         for number in (2, 4, 1):
             torch.set_num_threads(number)
-            same(everything(), expected)
+            compare(everything(), expected)
         with ThreadPoolExecutor(8) as pool:
             # A thread has the backend that `use_backend` forces in its context only.
             calls = [pool.submit(contextvars.copy_context().run, everything) for _ in range(16)]
             for call in calls:
-                same(call.result(), expected)
+                compare(call.result(), expected)
     finally:
         torch.set_num_threads(threads)
     return "to rounding" if column.backend == "reference" else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -56,14 +57,9 @@ def _ulp(column: Column, dtype: torch.dtype) -> str:
     return f"{ours:.1f} ulp (eager {theirs:.1f})"
 
 
-@check("error of the NPU, float32, against mpmath")
-def _ulp32(column: Column) -> str:
-    return _ulp(column, torch.float32)
-
-
-@check("error of the NPU, float64, against mpmath")
-def _ulp64(column: Column) -> str:
-    return _ulp(column, torch.float64)
+for _dtype in (torch.float32, torch.float64):
+    _name = str(_dtype).removeprefix("torch.")
+    check(f"error of the NPU, {_name}, against mpmath")(functools.partial(_ulp, dtype=_dtype))
 
 
 @check("all sizes, layouts and models against the eager formula, memory filled with nan")

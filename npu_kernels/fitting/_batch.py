@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from npu_kernels._common.chains import full_name
+from npu_kernels._common.checks import check_module
 from npu_kernels.fitting._data import Rows
 from npu_kernels.fitting._records import Recipe
 from npu_kernels.formula import nearest_fraction
@@ -89,16 +91,14 @@ class Template:
     """
 
     def __init__(self, function: str, model: nn.Module, recipe: Recipe) -> None:
-        if not isinstance(model, nn.Module):
-            got = type(model).__name__
-            raise TypeError(f"{function}: model must be a torch.nn.Module, got {got}")
+        check_module(function, "model", model)
         owners = {}
         counts: set[Any] = set()
         for path, unit in model.named_modules():
             if isinstance(unit, Unit):
                 counts.add(unit.num_models)
                 for name, _ in unit.named_parameters(recurse=False):
-                    owners[f"{path}.{name}" if path else name] = (unit, name)
+                    owners[full_name(path, name)] = (unit, name)
         named = dict(model.named_parameters())
         if not owners:
             got = f"{type(model).__name__} without any"
@@ -228,18 +228,12 @@ class Template:
             if low > -math.inf:
                 tensor.clamp_(low, high)
 
-    def rounded(
-        self, flat: Tensor, denominator: int, kinds: Sequence[int] = (GATE, POWER, LINEAR)
-    ) -> Tensor:
+    def rounded(self, flat: Tensor, denominator: int, kinds: Sequence[int]) -> Tensor:
         """Return rows ``[K, P]`` with kinds rounded: gates to 0 or 1, weights to fractions."""
-        result = flat
-        if GATE in kinds:
-            result = torch.where(self.kind == GATE, flat.round(), result)
-        chosen = torch.zeros_like(self.kind, dtype=torch.bool)
-        for kind in (POWER, LINEAR, COEFFICIENT):
-            if kind in kinds:
-                chosen |= self.kind == kind
-        return torch.where(chosen, nearest_fraction(flat, denominator), result)
+        chosen = torch.isin(self.kind, torch.tensor(kinds, device=self.device))
+        chosen &= self.kind != FREE
+        fractions = nearest_fraction(flat, denominator)
+        return torch.where(chosen, torch.where(self.kind == GATE, flat.round(), fractions), flat)
 
     @torch.no_grad()
     def errors(self, flat: Tensor, rows: Rows, problem: Tensor) -> Tensor:

@@ -10,7 +10,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from npu_kernels._common import display
-from npu_kernels._common.checks import as_number, is_whole
+from npu_kernels._common.checks import (
+    as_number,
+    check_choice,
+    check_number,
+    check_whole,
+    is_whole,
+)
 
 
 @dataclass(frozen=True)
@@ -72,9 +78,6 @@ class Recipe:
             if not holds:
                 raise ValueError(f"Recipe: {name} must {rule}, got {getattr(self, name)!r}")
 
-        def integer(value: Any, minimum: int) -> bool:
-            return is_whole(value) and value >= minimum
-
         def number(value: Any, low: float, high: float = math.inf) -> bool:
             return low <= as_number(value) <= high and as_number(value) < math.inf
 
@@ -82,7 +85,7 @@ class Recipe:
             return isinstance(values, (tuple, list)) and len(values) > 0
 
         def integers(values: Any, minimum: int) -> bool:
-            return several(values) and all(integer(value, minimum) for value in values)
+            return several(values) and all(is_whole(value) and value >= minimum for value in values)
 
         def numbers(values: Any, low: float, high: float = math.inf) -> bool:
             return several(values) and all(number(value, low, high) for value in values)
@@ -90,19 +93,17 @@ class Recipe:
         def falling(values: Any) -> bool:
             return all(0 < b <= a for a, b in zip([1.0, *values], values, strict=False))
 
-        rule("batch", integer(self.batch, 1), "be an integer of at least 1")
-        for name in ("refine", "settle"):
-            rule(name, integer(getattr(self, name), 0), "be an integer of at least 0")
+        for name, least in (("batch", 1), ("refine", 0), ("settle", 0)):
+            check_whole("Recipe", name, getattr(self, name), least)
         for name in ("rate", "bound"):
-            value = getattr(self, name)
-            rule(name, number(value, 0) and value > 0, "be finite and greater than 0")
+            check_number("Recipe", name, getattr(self, name), above=0)
+        check_number("Recipe", "slack", self.slack, minimum=0)
+        check_choice("Recipe", "loss", self.loss, ("relative", "squared"))
         for name in ("wide", "imaginary"):
             rule(name, numbers(getattr(self, name), 0), "be finite numbers of at least 0")
         rule("hidden", integers(self.hidden, 0), "be integers of at least 0")
         rule("gates", numbers(self.gates, 0, 1), "be numbers from 0 to 1")
-        rule("slack", number(self.slack, 0), "be finite and at least 0")
         rule("holdout", number(self.holdout, 0, 1) and 0 < self.holdout < 1, "lie between 0 and 1")
-        rule("loss", self.loss in ("relative", "squared"), "be 'relative' or 'squared'")
         pairs = several(self.rungs) and all(several(rung) and len(rung) == 2 for rung in self.rungs)
         steps, shares = zip(*self.rungs, strict=True) if pairs else ((), ())
         rule(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from npu_kernels._common.chains import units_of
+from npu_kernels._common.chains import full_name, units_of
 from npu_kernels.fitting._batch import COEFFICIENT, GATE, Template
 from npu_kernels.fitting._data import Rows
 from npu_kernels.layers import NAU, NPU, NaiveNPU, RealNPU, Unit
@@ -66,13 +66,13 @@ class Scale:
         exponents = {name: torch.zeros_like(t) for name, t in tensors.items()}
         x, y = self.x[problem], self.y[problem]
         if self._first_free:
-            exponents[_join(self._first, "weight")] -= x.unsqueeze(1)
+            exponents[full_name(self._first, "weight")] -= x.unsqueeze(1)
         if self._second is not None:
-            w, gate = (tensors[_join(self._first, name)] for name in ("weight_re", "gate"))
+            w, gate = (tensors[full_name(self._first, name)] for name in ("weight_re", "gate"))
             power = (w * gate.round().unsqueeze(1)) @ x.unsqueeze(2)
-            exponents[_join(self._second, "weight")] -= power.transpose(1, 2)
+            exponents[full_name(self._second, "weight")] -= power.transpose(1, 2)
         if self._last is not None:
-            exponents[_join(self._last, "weight")] += y.unsqueeze(2)
+            exponents[full_name(self._last, "weight")] += y.unsqueeze(2)
         return template.flatten([exponents[name] for name in template.names])
 
     def original(self, flat: Tensor, problem: Tensor) -> Tensor:
@@ -116,10 +116,6 @@ class Scale:
         return score.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
 def _times(values: Tensor, exponent: Tensor) -> Tensor:
     """Return ``values * 2**exponent``, by two factors since one may be no number of float64."""
     half = (exponent / 2).round()
@@ -158,7 +154,7 @@ class LastSum:
         path, unit = units[-1]
         self.inputs, self.outputs = unit.in_features, unit.out_features
         self.clip = getattr(unit, "clip", False)
-        self.name = _join(path, "weight")
+        self.name = full_name(path, "weight")
         self.index = template.names.index(self.name)
         self.before = model[:-1] if isinstance(model, nn.Sequential) and len(units) > 1 else None
         if self.before is not None:

@@ -100,10 +100,8 @@ class Searching(Stage):
         moved_count = int(moved.max()) if len(moved) else 0
         models = models.rounded(template, 1, (GATE,))
         rounding = torch.zeros_like(models.start)
-        next_number = self.number + 1
-        return Refining.begin(
-            judge, next_number, moved_count, models, template.kind == GATE, rounding
-        )
+        rest = (moved_count, models, template.kind == GATE, rounding)
+        return Refining.begin(judge, self.number + 1, *rest)
 
 
 class Refining(Stage):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from npu_kernels._common.checks import check_tensor, check_whole
+from npu_kernels._common.checks import check_floating, check_whole
 
 # From this size on the numbers of float64 are at least 1/128 apart: too far for fractions.
 _FRACTION_LIMIT = 2.0**45
@@ -31,10 +31,7 @@ def as_fraction(weights: Tensor, max_denominator: int = 12) -> tuple[Tensor, Ten
         >>> as_fraction(torch.tensor([0.3334, -0.5, 2.0]), 3)
         (tensor([ 1., -1.,  2.], dtype=torch.float64), tensor([3., 2., 1.], dtype=torch.float64))
     """
-    if not isinstance(weights, Tensor) or not weights.is_floating_point():
-        got = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
-        raise TypeError(f"as_fraction: weights must be a floating-point tensor, got {got}")
-    check_tensor("as_fraction", "weights", weights)
+    check_floating("as_fraction", "weights", weights)
     max_denominator = check_whole("as_fraction", "max_denominator", max_denominator)
     exact = weights.detach().double()
     numerator, denominator = exact.round(), torch.ones_like(exact)

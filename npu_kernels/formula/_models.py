@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels._common.chains import chain, replaced_method
+from npu_kernels._common.chains import chain, full_name, replaced_method
 from npu_kernels._common.checks import check_module, is_whole
 from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
 
@@ -172,14 +172,6 @@ def _nonzero_columns(layer: Any) -> Tensor:
     return torch.cat(weights).any(0)
 
 
-def _inputs_read(layer: Any) -> Tensor:
-    """Return ``[I]``, true for the inputs that the layer's outputs depend on."""
-    read = _nonzero_columns(layer)
-    if getattr(layer, "gate", None) is not None:
-        read = read & (layer.gate != 0)
-    return read
-
-
 @torch.no_grad()
 def without_effect(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
     """Return the entries (parameter, index) that no output depends on.
@@ -189,7 +181,6 @@ def without_effect(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
     entries: list[tuple[str, tuple[int, ...]]] = []
     used: Tensor | None = None  # true for the outputs of the layer that the next layer reads
     for path, layer in reversed(layers_of("simplify", module).items()):
-        prefix = f"{path}." if path else ""
         for name, parameter in layer.named_parameters(recurse=False):
             dead = torch.zeros_like(parameter, dtype=torch.bool)
             if used is not None and name != "gate":
@@ -198,11 +189,13 @@ def without_effect(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
                 dead[:, layer.gate == 0] = True
             if name == "gate":
                 dead = ~_nonzero_columns(layer)
-            entries += [(prefix + name, tuple(index)) for index in dead.nonzero().tolist()]
+            entries += [(full_name(path, name), tuple(index)) for index in dead.nonzero().tolist()]
         remainder = select(layer)
         if used is not None:
             for name, parameter in remainder.named_parameters():
                 if name != "gate":
                     parameter[~used] = 0
-        used = _inputs_read(remainder)
+        used = _nonzero_columns(remainder)
+        if getattr(remainder, "gate", None) is not None:
+            used = used & (remainder.gate != 0)
     return entries

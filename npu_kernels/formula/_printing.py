@@ -30,8 +30,7 @@ class _Text(StrPrinter):  # type: ignore[misc]
         base, exponent = expr.as_base_exp()
         if exponent.is_Float and exponent < 0:  # not 1/x**0.5, which is harder to read
             return f"{self.parenthesize(base, PRECEDENCE['Pow'])}**({self._print(exponent)})"
-        text: str = super()._print_Pow(expr, rational)
-        return text
+        return str(super()._print_Pow(expr, rational))
 
 
 class _Latex(LatexPrinter):  # type: ignore[misc]
@@ -44,11 +43,9 @@ class _Latex(LatexPrinter):  # type: ignore[misc]
 
 def text(expression: Expression, digits: int | None = 4) -> str:
     """Return the expression as Python-like text."""
-    result: str = _Text({"full_prec": False}).doprint(rounded(expression, digits))
-    return result
+    return str(_Text({"full_prec": False}).doprint(rounded(expression, digits)))
 
 
 def latex(expression: Expression, digits: int | None = 4) -> str:
     """Return the expression in LaTeX."""
-    result: str = _Latex().doprint(rounded(expression, digits))
-    return result
+    return str(_Latex().doprint(rounded(expression, digits)))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels._common.checks import check_tensor
+from npu_kernels._common.checks import check_floating
 
 Score = Callable[[nn.Module], float]
 Loss = Callable[[nn.Module], Tensor]
@@ -23,18 +23,12 @@ def relative_error(prediction: Tensor, target: Tensor) -> Tensor:
     target is 0 throughout. prediction, target: both ``[B, O]``.
     """
     for name, tensor in (("prediction", prediction), ("target", target)):
-        _check_floating("relative_error", name, tensor)
+        check_floating("relative_error", name, tensor)
     if prediction.shape != target.shape or target.dim() != 2:
         shapes = f"{tuple(prediction.shape)} and {tuple(target.shape)}"
         rule = "prediction and target must have one shape (B, O)"
         raise ValueError(f"relative_error: {rule}, got {shapes}")
     return _relative_error(prediction, target)
-
-
-def _check_floating(function: str, name: str, tensor: Any) -> None:
-    check_tensor(function, name, tensor)
-    if not tensor.is_floating_point():
-        raise TypeError(f"{function}: {name} must have a floating-point dtype, got {tensor.dtype}")
 
 
 def _relative_error(prediction: Tensor, target: Tensor) -> Tensor:
@@ -56,7 +50,7 @@ def _data_loss(module: nn.Module, x: Tensor, y: Tensor | None) -> Loss:
     """Return the differentiable error on data; without y, of the deviation from the module."""
     for name, tensor in (("x", x), ("y", y)):
         if tensor is not None:
-            _check_floating("simplify", name, tensor)
+            check_floating("simplify", name, tensor)
             if not tensor.numel() or not tensor.isfinite().all():
                 rule = "must not be empty" if not tensor.numel() else "must be finite"
                 raise ValueError(f"simplify: {name} {rule}, got shape {tuple(tensor.shape)}")

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from npu_kernels._common.chains import full_name
 from npu_kernels._common.checks import check_module, check_number, check_whole
 from npu_kernels.formula._fractions import nearest_fraction
 from npu_kernels.formula._models import (
@@ -254,7 +255,7 @@ class _Simplifier:
             for name in names_of(layer, table):
                 shape = getattr(layer, name).shape
                 for index in itertools.product(*map(range, shape)):
-                    entry = _full_name(path, name), index
+                    entry = full_name(path, name), index
                     if is_simple(self.get(entry)):
                         self.fix(entry)
                     else:
@@ -327,15 +328,11 @@ def _simplifier(
     return _Simplifier(module, measure, fit, limit, error, sums, fixed)
 
 
-def _full_name(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
 def _sums(module: nn.Module) -> set[str]:
     """Return the weights of layers that add up."""
     layers = layers_of("simplify", module).items()
     sums = [(path, layer) for path, layer in layers if isinstance(layer, (NAU, nn.Linear))]
-    return {_full_name(path, name) for path, layer in sums for name in names_of(layer, ROUNDED)}
+    return {full_name(path, name) for path, layer in sums for name in names_of(layer, ROUNDED)}
 
 
 def _rounding(module: nn.Module) -> float:

@@ -41,7 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import reference
-from npu_kernels._common.checks import check_module, check_number, check_tensor
+from npu_kernels._common.checks import check_choice, check_floating, check_module, check_number
 from npu_kernels._operators import ops
 from npu_kernels._time_loop import reference as time_loop
 from npu_kernels.interop import reference_layers
@@ -75,10 +75,7 @@ def _as_parameter(name: str, value: Any, transposed: bool) -> nn.Parameter:
     except (TypeError, ValueError, RuntimeError) as error:
         rule = f"{name} must be a tensor or an array"
         raise TypeError(f"from_parameters: {rule}: {error}") from None
-    check_tensor("from_parameters", name, tensor)
-    if not tensor.is_floating_point():
-        rule = f"{name} must have a floating-point dtype"
-        raise TypeError(f"from_parameters: {rule}, got {tensor.dtype}")
+    check_floating("from_parameters", name, tensor)
     if transposed and tensor.dim() == 2:
         return nn.Parameter(tensor.detach().t().contiguous(), requires_grad=tensor.requires_grad)
     return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach().clone())
@@ -146,21 +143,23 @@ def from_parameters(
     return layer
 
 
-def _recognised(module: nn.Module) -> bool:
-    names = {name for name, _ in module.named_parameters(recurse=False)}
-    layout = _layout_of(names)
+def _outcome(module: nn.Module) -> str | None:
+    """Return "new" or "transposed" for a published layer, as `_check_lost` takes it; else None."""
+    layout = _layout_of({name for name, _ in module.named_parameters(recurse=False)})
     if layout is None or any(True for _ in module.children()):
-        return False
+        return None
     layout_names, transposed = LAYOUTS[layout]
     weight = getattr(module, layout_names[0])
     if weight.dim() != 2:
-        return False
+        return None
     inputs, outputs = weight.shape if transposed else tuple(weight.shape)[::-1]
     # Other code may use the same names for other shapes and another formula; it stays as it is.
     stated = (getattr(module, "in_features", inputs), getattr(module, "out_features", outputs))
     other, gate = getattr(module, layout_names[1], None), getattr(module, layout_names[2], None)
     fits = stated == (inputs, outputs) and (other is None or other.shape == weight.shape)
-    return fits and (gate is None or gate.shape == (inputs,))
+    if not fits or (gate is not None and gate.shape != (inputs,)):
+        return None
+    return "transposed" if transposed else "new"
 
 
 # Attributes that a layer may have: the new module has them too, or they only describe the layer.
@@ -324,10 +323,7 @@ def swap(
     def kind(module: nn.Module) -> str | None:
         if type(module) in _FUSED:
             return "same"
-        if isinstance(module, Unit) or not _recognised(module):
-            return None
-        layout = _layout_of({name for name, _ in module.named_parameters(recurse=False)})
-        return "transposed" if layout is not None and LAYOUTS[layout][1] else "new"
+        return None if isinstance(module, Unit) else _outcome(module)
 
     def change(module: nn.Module) -> nn.Module | None:
         outcome = kind(module)
@@ -370,9 +366,7 @@ def to_reference(
     one that would lose what `allow` does not name, and for `num_models` in a published layout; and
     RuntimeError for a model that cannot be copied.
     """
-    if layout not in ("reference", *LAYOUTS):
-        rule = "'reference', 'julia' or 'pytorch'"
-        raise ValueError(f"to_reference: layout must be {rule}, got {layout!r}")
+    check_choice("to_reference", "layout", layout, ("reference", *LAYOUTS))
 
     def kind(module: nn.Module) -> str | None:
         if type(module) not in EAGER:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from npu_kernels import layers, reference
 from npu_kernels._common.chains import note_methods
+from npu_kernels._common.checks import check_choice
 from npu_kernels._operators import ops
 from npu_kernels._operators.operands import call
 
@@ -114,9 +115,7 @@ class PublishedNPU(nn.Module):
         gate_gradient: str = "clip",
     ) -> None:
         super().__init__()
-        if layout not in LAYOUTS:
-            names = ", ".join(map(repr, LAYOUTS))
-            raise ValueError(f"PublishedNPU: layout must be one of {names}, got {layout!r}")
+        check_choice("PublishedNPU", "layout", layout, LAYOUTS)
         self.layout, self.gate_gradient = layout, gate_gradient
         self.eps = torch.finfo(torch.float32).eps if eps is None and layout == "pytorch" else eps
         keys, transposed = LAYOUTS[layout]

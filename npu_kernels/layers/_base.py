@@ -60,9 +60,34 @@ class Unit(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, in place."""
-        raise NotImplementedError
+        """Draw the parameters anew, in place: Glorot uniform."""
+        for matrix in self.parameters(recurse=False):
+            glorot_(matrix)
 
     def extra_repr(self) -> str:
         models = "" if self.num_models is None else f", num_models={self.num_models}"
         return f"in_features={self.in_features}, out_features={self.out_features}{models}"
+
+
+class ClippedUnit(Unit):
+    """A unit of one weight ``[O, I]`` that `clip` bounds, and that training makes whole."""
+
+    whole_weights: ClassVar[bool] = True
+    weight: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        num_models: int | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        clip: bool = True,
+    ) -> None:
+        super().__init__(in_features, out_features, num_models)
+        self.clip = clip
+        self._create({"weight": "OI"}, device, dtype)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + ("" if self.clip else ", clip=False")

@@ -54,11 +54,6 @@ class NAC(Unit):
         super().__init__(in_features, out_features, num_models)
         self._create({"weight": "OI", "mask": "OI"}, device, dtype)
 
-    def reset_parameters(self) -> None:
-        """Draw weight and mask anew, in place: Glorot uniform."""
-        glorot_(self.weight)
-        glorot_(self.mask)
-
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""
         return functional.nac(x, self.weight, self.mask)
@@ -192,11 +187,6 @@ class iNALU(Unit):
         self.omega = check_number("iNALU", "omega", omega, above=0)
         names = ("weight_add", "mask_add", "weight_mul", "mask_mul", "gate_weight")
         self._create(dict.fromkeys(names, "OI"), device, dtype)
-
-    def reset_parameters(self) -> None:
-        """Draw the parameters anew, in place: Glorot uniform."""
-        for matrix in self.parameters(recurse=False):
-            glorot_(matrix)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""

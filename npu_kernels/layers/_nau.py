@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from npu_kernels import functional
-from npu_kernels.layers._base import Device, Unit, glorot_
+from npu_kernels.layers._base import ClippedUnit
 
 __all__ = ["NAU"]
 
 
-class NAU(Unit):
+class NAU(ClippedUnit):
     """Neural Addition Unit, a layer: ``y = A x``, with ``A = min(max(weight, -1), 1)``.
 
     Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
@@ -39,30 +38,7 @@ class NAU(Unit):
     """
 
     intervals: ClassVar[dict[str, tuple[float, float] | None]] = {"weight": (-1.0, 1.0)}
-    whole_weights: ClassVar[bool] = True
-    weight: Tensor
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        num_models: int | None = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        clip: bool = True,
-    ) -> None:
-        super().__init__(in_features, out_features, num_models)
-        self.clip = clip
-        self._create({"weight": "OI"}, device, dtype)
-
-    def reset_parameters(self) -> None:
-        """Draw the weight anew, in place: Glorot uniform."""
-        glorot_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""
         return functional.nau(x, self.weight, clip=self.clip)
-
-    def extra_repr(self) -> str:
-        return super().extra_repr() + ("" if self.clip else ", clip=False")

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import functional
-from npu_kernels._common.checks import check_number
-from npu_kernels.layers._base import Device, Unit
+from npu_kernels._common.checks import check_choice, check_number
+from npu_kernels.layers._base import ClippedUnit, Device, Unit
 
 __all__ = ["NMRU", "NMU"]
 
 
-class NMU(Unit):
+class NMU(ClippedUnit):
     """Neural Multiplication Unit, a layer: ``y_o = prod_i (M_oi x_i + 1 - M_oi)``.
 
     The weight is clipped: ``M = min(max(weight, 0), 1)``.
@@ -42,22 +42,6 @@ class NMU(Unit):
     """
 
     intervals: ClassVar[dict[str, tuple[float, float] | None]] = {"weight": (0.0, 1.0)}
-    whole_weights: ClassVar[bool] = True
-    weight: Tensor
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        num_models: int | None = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        clip: bool = True,
-    ) -> None:
-        super().__init__(in_features, out_features, num_models)
-        self.clip = clip
-        self._create({"weight": "OI"}, device, dtype)
 
     def reset_parameters(self) -> None:
         """Draw the weight anew, in place: U(0, 1)."""
@@ -66,9 +50,6 @@ class NMU(Unit):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""
         return functional.nmu(x, self.weight, clip=self.clip)
-
-    def extra_repr(self) -> str:
-        return super().extra_repr() + ("" if self.clip else ", clip=False")
 
 
 class NMRU(Unit):
@@ -127,8 +108,7 @@ class NMRU(Unit):
     ) -> None:
         super().__init__(in_features, out_features, num_models)
         self.eps = check_number("NMRU", "eps", eps, minimum=0)
-        if sign not in ("product", "separate"):
-            raise ValueError(f"NMRU: sign must be 'product' or 'separate', got {sign!r}")
+        check_choice("NMRU", "sign", sign, ("product", "separate"))
         self.clip, self.sign = clip, sign
         self._create({"weight": "OJ"}, device, dtype)
 

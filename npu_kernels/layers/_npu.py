@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import functional
-from npu_kernels._common.checks import check_number
+from npu_kernels._common.checks import check_choice, check_number
 from npu_kernels.layers._base import Device, Unit, glorot_
 
 __all__ = ["NPU", "NaiveNPU", "RealNPU"]
@@ -36,9 +36,7 @@ class PowerUnit(Unit):
     ) -> None:
         unit = type(self).__name__
         self.eps = None if eps is None else check_number(unit, "eps", eps, above=0)
-        if gate_gradient not in ("clip", "straight_through"):
-            rule = "'clip' or 'straight_through'"
-            raise ValueError(f"{unit}: gate_gradient must be {rule}, got {gate_gradient!r}")
+        check_choice(unit, "gate_gradient", gate_gradient, ("clip", "straight_through"))
         named = {"zeros": 0.0, "uniform": 1.0}
         scale: object = named.get(init_im, init_im) if isinstance(init_im, str) else init_im
         self._scale_im = check_number(unit, "init_im", scale, minimum=0, other="'zeros', 'uniform'")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from npu_kernels._common import display, optimizers
 from npu_kernels._common.chains import num_models_of
-from npu_kernels._common.checks import check_module, check_whole
+from npu_kernels._common.checks import check_choice, check_module, check_whole
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs import saved
 from npu_kernels._jobs.driver import drive
@@ -71,11 +71,11 @@ class Run:
 
     def _rows(self) -> list[tuple[str, object]]:
         losses = self.losses.flatten(1) if self.losses.dim() > 1 else self.losses[:, None]
-        ends = [f"{float(losses[i].min()):.3g}" for i in (0, -1)] if len(losses) else ["", ""]
-        way = "C++" if self.fused else "a CUDA graph" if self.captured else "the ordinary loop"
+        first_last = [f"{float(losses[i].min()):.3g}" for i in (0, -1)] if len(losses) else ["", ""]
+        maker = "C++" if self.fused else "a CUDA graph" if self.captured else "the ordinary loop"
         return [
-            ("steps", self.steps), ("made by", way),
-            ("first and last loss", " and ".join(ends)),
+            ("steps", self.steps), ("made by", maker),
+            ("first and last loss", " and ".join(first_last)),
             ("models", losses.shape[1]), ("complete", "yes" if self.complete else "no"),
         ]  # fmt: skip
 
@@ -178,8 +178,7 @@ def run(
     check_data(model, next(parameters, None), x, y, models)
     check_sample_weight(sample_weight, y)
     plan.check_memory(modules, x=x, y=y, sample_weight=sample_weight, rows=rows)
-    if nonfinite not in ("keep", "zero"):
-        raise ValueError(f"run: nonfinite must be 'keep' or 'zero', got {nonfinite!r}")
+    check_choice("run", "nonfinite", nonfinite, ("keep", "zero"))
     drawn = DrawnRows(x.shape[-2], steps, batch_size, rows, generator)
     weights = checked_penalties(model, penalties)
     gates, bound = projection(project)

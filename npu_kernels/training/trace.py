@@ -33,12 +33,11 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import reference
+from npu_kernels._common.checks import check_choice
 from npu_kernels._common.errors import NonFiniteError
 from npu_kernels._common.notices import warn
 from npu_kernels._operators.autograd import eager_only
 from npu_kernels.layers import PowerUnit, Unit
-
-ACTIONS = ("raise", "warn", "record")
 
 
 @dataclass(frozen=True)
@@ -148,9 +147,7 @@ def non_finite(model: nn.Module, action: str = "raise") -> Iterator[list[NonFini
     "warn" of each, or "record" each. Yields the list of records, one at most for each layer,
     direction and call. Raises ValueError for another action.
     """
-    if action not in ACTIONS:
-        names = ", ".join(map(repr, ACTIONS))
-        raise ValueError(f"non_finite: action must be one of {names}, got {action!r}")
+    check_choice("non_finite", "action", action, ("raise", "warn", "record"))
     records: list[NonFinite] = []
     active = True  # a graph, and its hooks, may outlive the block
 

@@ -331,7 +331,7 @@ def _call(model: Any = None, x: Any = None, y: Any = None, **options: Any) -> No
     (lambda: Recipe(wide=()), ValueError,
      r"^Recipe: wide must be finite numbers of at least 0, got \(\)$"),
     (lambda: Recipe(loss="l1"), ValueError,
-     r"^Recipe: loss must be 'relative' or 'squared', got 'l1'$"),
+     r"^Recipe: loss must be one of 'relative', 'squared', got 'l1'$"),
     (lambda: Recipe(holdout=1.0), ValueError,
      r"^Recipe: holdout must lie between 0 and 1, got 1.0$"),
     (lambda: Recipe(rungs=((5, 0.5),)), ValueError,

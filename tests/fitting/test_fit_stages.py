@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from npu_kernels import NALU, NAU, NPU, RealNPU, fit
 from npu_kernels.fitting import Run
 from npu_kernels.fitting import _training as search
-from npu_kernels.fitting._batch import FREE, LINEAR, POWER, Population
+from npu_kernels.fitting._batch import FREE, GATE, LINEAR, POWER, Population
 from npu_kernels.fitting._choice import Pool, ranks
 from npu_kernels.fitting._data import Data
 from npu_kernels.fitting._stages import Refining, Searching
@@ -198,7 +198,8 @@ def test_what_is_rounded() -> None:
     )
     template = Run(model, x[None], y[None], [0], SHORT).template
     flat = torch.full((1, len(template.kind)), 0.3, dtype=torch.float64)
-    rounded = [t.unique().tolist() for t in template.unflatten(template.rounded(flat, 3))]
+    tensors = template.unflatten(template.rounded(flat, 3, (GATE, POWER, LINEAR)))
+    rounded = [t.unique().tolist() for t in tensors]
     third = 1 / 3
     # Real and imaginary powers, gates, the NAU's weight:
     assert rounded[:4] == [[third], [third], [0], [third]]

@@ -163,7 +163,7 @@ def test_data_that_cannot_be_used():
     ("max_terms", 0, "max_terms must be an integer of at least 1, got 0"),
     ("starts", 2.5, "starts must be an integer"),
     ("exponents", "reals", "exponents must be one of fractions, integers, real, or their bounds"),
-    ("loss", "l1", "loss must be one of auto, squared"),
+    ("loss", "l1", "loss must be one of 'auto', 'squared'"),
     ("noise", -1, "noise must be None, 'constant', 'relative', 'factor' or a number greater than 0"),
     ("output_powers", (0,), "output_powers must be 'auto' or numbers other than 0"),
 ])  # fmt: skip

@@ -8,7 +8,7 @@ from npu_kernels._laws.products.limits import Limits
 from npu_kernels._laws.products.problem import Columns, all_rows
 from npu_kernels._laws.products.units import Exponents
 from npu_kernels._laws.table.refine import Sum, refit
-from npu_kernels._laws.table.refitting import Table, _started
+from npu_kernels._laws.table.refitting import _started, rows_of
 from npu_kernels._laws.table.varpro import Solver
 from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.laws import RNG, approximate, check, noise, terms, uniform
@@ -296,7 +296,7 @@ def test_terms_have_the_dimension_of_y():
         ({"exponents": (1, 0)}, "the lower one first"),
         ({"exponents": 3}, "exponents must be two bounds, each a number or one for each of 2"),
         ({"integer_exponents": ["z"]}, "True, False, or names of columns, x0, x1, got"),
-        ({"signs": "negative"}, "signs must be one of any, positive, got 'negative'"),
+        ({"signs": "negative"}, "signs must be one of 'any', 'positive', got 'negative'"),
     ],
 )
 def test_limits_that_cannot_be(options, message):
@@ -384,8 +384,8 @@ def test_refit_begins_with_the_law_itself():
     X = uniform(3)
     fitted = model(ratios=False).fit(X, 3 * X[:, 0] ** 0.37 / X[:, 1] + 0.001 * noise())
     other, y = 5 * uniform(3, seed=5), 1e6 * noise()
-    table = Table(other, y, np.ones(300), None, None)
-    data, start = _started(fitted.best_, table, None, "refit")
+    rows = rows_of(fitted.best_, other, y, np.ones(300), np.ones(300), None, None)
+    data, start = _started(fitted.best_, rows, "refit")
     prediction = data.sign * data.unit * data.predict(start.u, start.parity, start.c)[0]
     np.testing.assert_allclose(prediction, fitted.predict(other))
 

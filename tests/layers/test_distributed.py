@@ -369,7 +369,9 @@ def _styles_with_fsdp(rank: int, ranks: int) -> None:
 def test_styles_that_cannot_be_used() -> None:
     from npu_kernels.sharding import UnitParallel
 
-    with pytest.raises(ValueError, match=r"over must be 'rows', 'outputs' or 'models', got 'in'"):
+    with pytest.raises(
+        ValueError, match=r"over must be one of 'rows', 'outputs', 'models', got 'in'"
+    ):
         UnitParallel("in")
     mesh: Any = None
     with pytest.raises(TypeError, match=r"must be a unit of npu_kernels, got Linear"):

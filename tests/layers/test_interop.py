@@ -174,7 +174,7 @@ def test_what_is_not_swapped() -> None:
     with pytest.raises(ValueError, match="layout 'julia' has no num_models, this layer has 2"):
         interop.to_reference(NPU(3, 2, num_models=2), "julia")
     with pytest.raises(
-        ValueError, match="layout must be 'reference', 'julia' or 'pytorch', got 'flux'"
+        ValueError, match="layout must be one of 'reference', 'julia', 'pytorch', got 'flux'"
     ):
         interop.to_reference(NPU(3, 2), "flux")
     assert npu_kernels.interop is interop

@@ -62,7 +62,7 @@ def test_starts_as_published_and_says_its_options() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sign": "cos"}, "sign must be 'product' or 'separate', got 'cos'"),
+        ({"sign": "cos"}, "sign must be one of 'product', 'separate', got 'cos'"),
         ({"eps": -1.0}, "eps must be finite and at least 0, got -1.0"),
         ({"eps": math.inf}, "eps must be finite and at least 0, got inf"),
     ],
@@ -74,7 +74,7 @@ def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
 
 def test_bad_sign_of_the_function() -> None:
     with pytest.raises(
-        ValueError, match=r"^nmru: sign must be 'product' or 'separate', got 'cos'$"
+        ValueError, match=r"^nmru: sign must be one of 'product', 'separate', got 'cos'$"
     ):
         functional.nmru(torch.rand(3, 2), torch.rand(1, 4), sign="cos")
 

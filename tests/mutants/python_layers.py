@@ -55,9 +55,9 @@ REFERENCE = [
     *mutants(PACKAGE + "_operators/second_derivatives.py", "tests/operators/test_second_kernel.py -k tangents", {
         "tangents-half-a-direction": ("along_re, along_im = (zeros if v is None else v for v in (along_re, along_im))", "along_re = along_im = zeros"),
     }),
-    *mutants(PACKAGE + "reference.py", "tests/backends/test_fast_path.py -k large_products", {
-        "reference-nac-needs": ("of_matrix = 2 if needs & 6 else 0", "of_matrix = 2 if needs & 2 else 0"),
-        "reference-nac-clips": ("nac_weight(weight, mask), False, needs & 1 | of_matrix)", "weight, False, needs & 1 | of_matrix)"),
+    *mutants(PACKAGE + "_operators/autograd.py", "tests/backends/test_fast_path.py -k large_products", {
+        "autograd-nac-needs": ("2 if needs & 6 else 0", "2 if needs & 2 else 0"),
+        "autograd-nac-clips": ("matrix, False, needs & 1 | of_matrix)", "weight, False, needs & 1 | of_matrix)"),
     }),
     *mutants(PACKAGE + "reference.py", ("tests/operators/test_reference.py -k nalu", "tests/backends/test_isa.py -k 'special_input or zero'", "tests/layers/test_edges.py -k inalu"), {
         "reference-inalu-beyond-omega": (".masked_fill(e > omega, 0)", ""),
@@ -66,9 +66,11 @@ REFERENCE = [
         "reference-inalu-eps": ("slope = torch.where(x.abs() >= eps,", "slope = torch.where(x.abs() >= 0,"),
     }),
     *mutants(PACKAGE + "reference.py", ("tests/backends/test_fast_path.py -k 'nau or one_weight'", "tests/operators/test_reference.py"), {
-        "reference-nau-clip-at-the-ends": ("(weight >= -1) & (weight <= 1)", "(weight > -1) & (weight < 1)"),
-        "reference-nau-clip-below": ("weight.clamp(-1, 1) if clip else weight)\n\n\ndef", "weight.clamp(0, 1) if clip else weight)\n\n\ndef"),
-        "reference-nau-shared-x": ("            grad_x = grad_x.sum(0)\n        grad_x = grad_x.reshape", "            grad_x = grad_x[0]\n        grad_x = grad_x.reshape"),
+        "reference-nau-clip-below": ("weight.clamp(-1, 1) if clip else weight)", "weight.clamp(0, 1) if clip else weight)"),
+    }),
+    *mutants(PACKAGE + "_operators/autograd.py", ("tests/backends/test_fast_path.py -k 'nau or one_weight'", "tests/operators/test_reference.py"), {
+        "autograd-nau-clip-at-the-ends": ("(weight >= -1) & (weight <= 1)", "(weight > -1) & (weight < 1)"),
+        "autograd-nau-shared-x": ("(grad_x.sum(0) if is_shared else", "(grad_x[0] if is_shared else"),
     }),
 ]  # fmt: skip
 
@@ -210,7 +212,7 @@ FORMULA = [
     *mutants(PACKAGE + "formula/_models.py", "tests/formula/test_formula_simplify.py", {
         "simplify-behind-closed-gates": ("                dead[:, layer.gate == 0] = True\n", "                pass\n"),
         "simplify-unread-rows": ("                dead[~used] = True\n", "                pass\n"),
-        "simplify-gates-of-a-reader": ("        read = read & (layer.gate != 0)\n", "        pass\n"),
+        "simplify-gates-of-a-reader": ("used = used & (remainder.gate != 0)\n", "pass\n"),
     }),
     *mutants(PACKAGE + "formula/_scoring.py", "tests/formula/test_formula_simplify.py", {
         "simplify-fixed-gradients": ("                    parameter.grad[fixed[name]] = 0\n", "                    pass\n"),
@@ -249,15 +251,15 @@ FITTING = [
         "fit-ranks-of-a-problem": ("rank[order] = index - torch.searchsorted(owner, owner)", "rank[order] = index"),
     }),
     *mutants(PACKAGE + "fitting/_scale.py", FITS, {
-        "fit-units-of-y": ('exponents[_join(self._last, "weight")] += y.unsqueeze(2)', "pass"),
-        "fit-units-of-x": ('exponents[_join(self._first, "weight")] -= x.unsqueeze(1)', "pass"),
+        "fit-units-of-y": ('exponents[full_name(self._last, "weight")] += y.unsqueeze(2)', "pass"),
+        "fit-units-of-x": ('exponents[full_name(self._first, "weight")] -= x.unsqueeze(1)', "pass"),
         "fit-units-of-powers": ("(w * gate.round().unsqueeze(1)) @ x", "w @ (0 * x)"),
         "fit-eps-of-other-units": ("unit.eps = unit.eps or torch.finfo(unit.weight_re.dtype).tiny", "pass"),
         "fit-spare-units": ("while float(used.sum(1).max()) > 1:", "while False:"),
         "fit-coefficient-of-one": ("if not bool((weight == 1).all()):", "if True:"),
     }),
     *mutants(PACKAGE + "fitting/_batch.py", FITS, {
-        "fit-rounded-gates": ("torch.where(self.kind == GATE, flat.round(), result)", "torch.where(self.kind == GATE, flat, result)"),
+        "fit-rounded-gates": ("torch.where(self.kind == GATE, flat.round(), fractions)", "torch.where(self.kind == GATE, flat, fractions)"),
         "fit-own-generator": ("for g in generators])  # [P, S, ]", "for g in [generators[0]] * len(generators)])  # [P, S, ]"),
         "fit-nan-scores": ("errors.nan_to_num(nan=math.inf, posinf=math.inf)", "errors"),
     }),

@@ -7,11 +7,12 @@ import torch
 
 from npu_kernels import functional
 from npu_kernels._operators import ops
-from npu_kernels._testing.samples import RECORDS, ErrorSample, OperatorRecord
+from npu_kernels._testing.samples import RECORDS, OperatorRecord
 from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
 from tests.conftest import needs_library
+from tests.operators.bad_calls import ErrorSample, error_samples
 
-CASES = [(record, sample) for record in RECORDS.values() for sample in record.error_samples()]
+CASES = [(record, sample) for record in RECORDS.values() for sample in error_samples(record)]
 
 
 @pytest.mark.parametrize(("record", "sample"), CASES, ids=lambda case: getattr(case, "name", None))
@@ -62,7 +63,7 @@ def test_sizes(
     (iNALU, {"eps": "tiny"}, "eps must be finite and greater than 0, got 'tiny'"),
     (iNALU, {"omega": 0.0}, "omega must be finite and greater than 0, got 0.0"),
     (NPU, {"gate_gradient": "none"},
-     "gate_gradient must be 'clip' or 'straight_through', got 'none'"),
+     "gate_gradient must be one of 'clip', 'straight_through', got 'none'"),
     (NPU, {"init_im": "glorot"},
      "init_im must be 'zeros', 'uniform', or finite and at least 0, got 'glorot'"),
     (NaiveNPU, {"init_im": -0.1},

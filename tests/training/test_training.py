@@ -84,11 +84,11 @@ def test_regularizer_takes_nau_and_nmu_only() -> None:
 
 
 @pytest.mark.parametrize(("call", "message"), [
-    (lambda: l1(_model(), norm="l2"), r"^l1: norm must be 'l1' or 'frobenius', got 'l2'$"),
+    (lambda: l1(_model(), norm="l2"), r"^l1: norm must be one of 'l1', 'frobenius', got 'l2'$"),
     (lambda: l1([]), r"^l1: no parameters to sum over$"),
     (lambda: regularizer(NPU(2, 2)), r"^regularizer: no parameters to sum over$"),
     (lambda: regularizer(NAU(2, 2), form="x"),
-     r"^regularizer: form must be 'madsen' or 'paper', got 'x'$"),
+     r"^regularizer: form must be one of 'madsen', 'paper', got 'x'$"),
     (lambda: l1(nn.Sequential(NAU(2, 2, num_models=3), nn.Linear(2, 2))),
      r"^l1: every parameter must have leading dimension 3 \(num_models\), got shape \(2, 2\)$"),
     (lambda: l1(nn.Sequential(NAU(2, 2, num_models=3), NAU(2, 2))),

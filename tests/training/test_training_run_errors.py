@@ -28,7 +28,7 @@ VALUE_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"penalties": {"l2": 1.0}},
      "penalties must be of 'l1', 'frobenius', 'madsen', 'paper', 'whole', got 'l2'"),
     ({"project": 0.0}, "project must be True, False, or greater than 0, got 0.0"),
-    ({"nonfinite": "skip"}, "nonfinite must be 'keep' or 'zero', got 'skip'"),
+    ({"nonfinite": "skip"}, "nonfinite must be one of 'keep', 'zero', got 'skip'"),
     ({"sample_weight": torch.rand(5, 1)},
      r"sample_weight must have shape, dtype and device of y, \(5, 3\), torch.float32, cpu, and no"),
     ({"rows": torch.zeros(1, 2)}, r"rows must be int64 of shape \(steps, batch\), steps 1, got"),

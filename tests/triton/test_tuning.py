@@ -279,7 +279,7 @@ def test_tables_of_other_gpus_and_kernels(device: str, tmp_path: Path) -> None:
 
 def test_unknown_kernel() -> None:
     with pytest.raises(
-        ValueError, match=r"^use_config: kernel must be one of npu_forward, .+, got 'fast'$"
+        ValueError, match=r"^use_config: kernel must be one of 'npu_forward', .+, got 'fast'$"
     ):
         tuning.use_config("fast", {})
 

@@ -379,9 +379,9 @@ def _backward(
     K, B, I, O, shared_x = sizes
     acc = launch.accumulator(x.dtype)
     need_x, need_w = launch.needed(needs, x, weight)
+    grad_x, grad_w = launch.gradients([need_x, need_w], x, weight)
     if K * B * I * O == 0 or not needs & 3:
-        grad_x = x.new_zeros(x.shape if need_x else (0,))
-        return grad_x, weight.new_zeros(weight.shape if need_w else (0,))
+        return grad_x.zero_(), grad_w.zero_()
     grad_y, x, weight = launch.contiguous(grad_y, x, weight)
     with launch.device_of(x):
         options = _options("nmu_backward", x, K, factors, O)
@@ -389,8 +389,6 @@ def _backward(
             options["BLOCK_B"] //= 2  # two factors a step: a whole tile spills registers on sm_100
         tiles_b, tiles_o = -(-B // options["BLOCK_B"]), -(-O // options["BLOCK_O"])
         copies_x = tiles_o * K if shared_x else tiles_o  # to be added
-        grad_x = launch.empty(x, x.shape if need_x else (0,))
-        grad_w = launch.empty(weight, weight.shape if need_w else (0,))
         part_x, part_w = grad_x, grad_w
         if need_x and copies_x > 1:
             part_x = launch.empty(x, (copies_x, *x.shape), acc)

@@ -17,6 +17,7 @@ from npu_kernels._backends.triton.launch import (
     contiguous,
     device_of,
     empty,
+    gradients,
     needed,
 )
 from npu_kernels._backends.triton.ode_kernels import ode_backward_kernel, ode_forward_kernel
@@ -124,8 +125,8 @@ def ode_backward(
     starts, steps = trajectory.shape[-3], trajectory.shape[-2] - 1
     shape = (*models, starts, steps + 1, d)
     upstream = {"grad_trajectory": grad_trajectory, "grad_derivatives": grad_derivatives}
-    gradients = {name: (tensor, shape) for name, tensor in upstream.items()}
-    check_operands("ode_backward", trajectory, trajectory=(trajectory, shape), **gradients)
+    operands = {name: (tensor, shape) for name, tensor in upstream.items()}
+    check_operands("ode_backward", trajectory, trajectory=(trajectory, shape), **operands)
     triangle, num_stages = _loop("ode_backward", tableau, steps)
     stage_elements = trajectory[..., :-1, 0].numel() * num_stages * 2 * (d + h)
     if stages.numel() and stages.numel() < stage_elements:
@@ -138,10 +139,7 @@ def ode_backward(
         needs &= ~8
     parameters = (weight_re, weight_im, gate, weight)
     grad_u0 = empty(trajectory, (*models, starts, d) if needs & 1 else (0,))
-    grads = [
-        empty(trajectory, t.shape if t is not None and need else (0,))
-        for t, need in zip(parameters, needed(needs >> 1, *parameters), strict=True)
-    ]
+    grads = gradients(needed(needs >> 1, *parameters), *parameters)
     if trajectory.numel() == 0:
         return (grad_u0, *(grad.zero_() for grad in grads))  # type: ignore[return-value]
     acc = accumulator(trajectory.dtype)
@@ -153,12 +151,12 @@ def ode_backward(
         empty(grad, (splits, *grad.shape)) if splits > 1 and grad.numel() else grad
         for grad in grads
     ]
-    operands = contiguous(
+    tensors = contiguous(
         *upstream.values(), trajectory, *parameters, stages if stages.numel() else None
     )
     with device_of(trajectory):
         ode_backward_kernel[(math.prod(models) * splits,)](
-            *operands, grad_u0, *parts, math.prod(models), starts, steps, tiles, dt, d, h, triangle,
+            *tensors, grad_u0, *parts, math.prod(models), starts, steps, tiles, dt, d, h, triangle,
             num_stages, eps, clip, not straight_through, needs, acc, **options,
         )  # fmt: skip
         if splits > 1:

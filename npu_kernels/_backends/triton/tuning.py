@@ -38,6 +38,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from npu_kernels._common.checks import check_choice
 from npu_kernels._jobs import files
 from npu_kernels._operators.precision import float32_matmul_precision
 
@@ -202,9 +203,7 @@ class use_config:
     """Make every launch of a kernel in the block use this configuration: for timing and tests."""
 
     def __init__(self, kernel: str, config: dict[str, int]) -> None:
-        if kernel not in KERNELS:
-            rule = f"kernel must be one of {', '.join(KERNELS)}"
-            raise ValueError(f"use_config: {rule}, got {kernel!r}")
+        check_choice("use_config", "kernel", kernel, KERNELS)
         self.kernel, self.config = kernel, config
 
     def __enter__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from npu_kernels._common.checks import as_number, check_whole, is_whole
+from npu_kernels._common.checks import as_number, check_choice, check_whole, is_whole
 from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._laws.products.expression import Expression
 from npu_kernels._laws.products.functions import (
@@ -55,11 +55,7 @@ def check_parameters(model: Any) -> None:
     for name in names:
         check_whole("NPURegressor", name, getattr(model, name))
     for name, choices in CHOICES.items():
-        value = getattr(model, name)
-        if value not in choices:
-            raise ValueError(
-                f"NPURegressor: {name} must be one of {', '.join(choices)}, got {value!r}"
-            )
+        check_choice("NPURegressor", name, getattr(model, name), choices)
     if isinstance(model.exponents, str) and model.exponents not in EXPONENTS:
         raise ValueError(
             f"NPURegressor: exponents must be one of {', '.join(EXPONENTS)}, or their bounds "

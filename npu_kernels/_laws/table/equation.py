@@ -471,11 +471,8 @@ class Equation:
                 name = f"exponent of {self.names[i]} in term {k + 1}"
                 if self.below and written[-1, i] != 0:
                     name += " less that in the denominator's first term"
-                results.append(
-                    Interval.of(
-                        name, float(self.exponents[k, i]), float(self.exponents_std[k, i]), t
-                    )
-                )
+                w, error = float(self.exponents[k, i]), float(self.exponents_std[k, i])
+                results.append(Interval.of(name, w, error, t))
         return results
 
 

@@ -76,6 +76,25 @@ def left_out(rows: Rows, data: AllRows, law: Sum) -> float:
     return _relative(errors / data.weight, data.target, rows.weight)
 
 
+def outer_signs(data: AllRows, u: Array) -> Array:
+    """Return the signs ``[K]`` by which coefficients of a fit become those of the data."""
+    signs = data.outer_signs(u)
+    signs[: len(u) - data.below] *= data.sign if abs(data.power) == 1 else 1.0
+    return signs
+
+
+def unscaled(data: AllRows, u: Array) -> tuple[Array, Array]:
+    """Return the exponents of the columns ``[K, n]``, and the coefficients' factors ``[K]``.
+
+    The factors are those by which coefficients become those of inputs and y that are not scaled.
+    """
+    above = np.arange(len(u)) < len(u) - data.below
+    full = data.exponents.full(u, data.power, data.below)
+    size = np.where(above, data.power * math.log(data.scale), 0.0)
+    with np.errstate(over="ignore", under="ignore"):
+        return full, np.exp(size - full @ data.columns.log_mean)
+
+
 def equation_of(
     rows: Rows, data: AllRows, law: Sum, error: float, held_out: int, kind: str
 ) -> Equation:
@@ -83,12 +102,8 @@ def equation_of(
     columns, matrix, p = data.columns, data.matrix, data.power
     K = len(law.c)
     above = K - data.below
-    full = data.exponents.full(law.u, p, data.below)
-    size = np.where(np.arange(K) < above, p * math.log(data.scale), 0.0)
-    with np.errstate(over="ignore", under="ignore"):
-        shift = np.exp(size - full @ columns.log_mean)
-    factor = data.outer_signs(law.u)
-    factor[:above] *= data.sign if abs(p) == 1 else 1.0
+    full, shift = unscaled(data, law.u)
+    factor = outer_signs(data, law.u)
     C = _covariance(data, law)
     determined = bool(np.isfinite(C).all())  # otherwise all standard errors are infinite
     C = C if determined else np.zeros_like(C)

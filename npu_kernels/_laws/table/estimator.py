@@ -265,8 +265,6 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         tables = [EquationTable(law) for law in results]
         self._single, self._seen, self._group_column = y.ndim == 1, Seen.of(X, targets), column
         self._set(tables)
-        for note in dict.fromkeys(note for table in tables for note in table.notes):
-            warn(f"NPURegressor: {note}", EquationWarning)
         return self
 
     def _powers(self) -> tuple[float, ...] | None:

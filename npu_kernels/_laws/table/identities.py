@@ -7,7 +7,6 @@ of equal laws stays.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from npu_kernels._laws.products.functions import Functions
 from npu_kernels._laws.products.problem import AllRows
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.refine import Sum
+from npu_kernels._laws.table.rows import spread
 
 Array = Any
 Fit = tuple[AllRows, Sum, Sum]  # all rows, the law of the search, and this fitted to all rows
@@ -72,12 +72,8 @@ def _rewritten(data: AllRows, law: Sum, column: int, other: int) -> list[Sum]:
     u, parity, fitted, c = (np.stack(part) for part in zip(*terms.values(), strict=True))
     written = Sum(u, parity, fitted, c)
     index = np.arange(len(c)) if len(c) > 1 else np.empty(0, dtype=int)
-    shorter = [replace(written, **_terms(written, index != k)) for k in index]
+    shorter = [written.take(index != k) for k in index]
     return [candidate for candidate in (written, *shorter) if len(candidate.c) <= len(law.c)]
-
-
-def _terms(law: Sum, stay: Array) -> dict[str, Array]:
-    return {name: getattr(law, name)[stay] for name in ("u", "parity", "free", "c")}
 
 
 def _distinct(fits: list[Fit]) -> list[Fit]:
@@ -91,8 +87,8 @@ def _distinct(fits: list[Fit]) -> list[Fit]:
     stay, values = list[Fit](), list[Array]()
     for fit in sorted(fits, key=length):
         data, _, law = fit
-        some = np.linspace(0, data.rows - 1, min(data.rows, COMPARED_ROWS)).astype(int)
-        y = data.sign * data.unit * data.take(some).predict(law.u, law.parity, law.c)[0]
+        some = data.take(spread(data.rows, COMPARED_ROWS))
+        y = data.sign * data.unit * some.predict(law.u, law.parity, law.c)[0]
         limit = EQUAL * np.abs(y).max()
         if not any(np.abs(y - other).max() <= limit for other in values):
             stay.append(fit)

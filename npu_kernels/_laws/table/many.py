@@ -225,9 +225,7 @@ def _in_parallel(
     jobs = [delayed(_one)(name, data, model, folder) for name, data in named]
     try:
         parallel = Parallel(n_jobs=n_jobs, return_as="generator")
-    except (
-        ValueError
-    ):  # the backend gives results as a list only, as ray's does: some at a time, for Ctrl-C
+    except ValueError:  # the backend gives lists only, as ray's does: some at a time, for Ctrl-C
         with Parallel(n_jobs=n_jobs) as parallel:
             size = BATCH * effective_n_jobs(n_jobs)
             for start in range(0, len(jobs), size):

@@ -27,7 +27,7 @@ from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.estimates import Rows, equation_of, held_out, left_out, sizes
 from npu_kernels._laws.table.identities import Fit
 from npu_kernels._laws.table.refine import Rules, Sum
-from npu_kernels._laws.table.rows import alike
+from npu_kernels._laws.table.rows import alike, spread
 from npu_kernels._laws.table.search import (
     MORE_ROWS,
     POWERS,
@@ -283,7 +283,7 @@ def _finished(
             data = of_form.scaled(training.power, training.below)
             assert data is not None
             refitted = partial(_refitted, data, law, settings.rules)
-            [fitted] = settings.steps.sums(data.inputs, refitted, 1)
+            fitted = settings.steps.sum(data.inputs, refitted)
             if not math.isfinite(fitted.cost) and (data.below or data.limits is not None):
                 continue  # there is a pole between the other rows, or a coefficient became 0
             fits.append((data, law, fitted if math.isfinite(fitted.rss) else law))
@@ -325,7 +325,7 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
     notes = [*beyond_notes(equation)]
     if equation.exact:
         return tuple(notes)
-    some = np.linspace(0, len(rows.y) - 1, min(len(rows.y), SEARCH_ROWS)).astype(int)
+    some = spread(len(rows.y), SEARCH_ROWS)
     X = rows.functions.expand(rows.X[some])
     near = None
     if equation.terms > 1 and not equation.below:
@@ -383,8 +383,7 @@ def _uncancelled(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
         if data.below:
             return fits
         if data.group is None:
-            some = np.linspace(0, data.rows - 1, min(data.rows, SEARCH_ROWS)).astype(int)
-            part = data.take(some)
+            part = data.take(spread(data.rows, SEARCH_ROWS))
         else:  # rows of every group
             part, _ = chosen_rows(data, np.arange(data.rows), np.random.default_rng(settings.seed))
         terms = part.predict(best.u, best.parity, best.c)[2] * of_rows(best.c, part.group)
@@ -431,8 +430,8 @@ def _reconsidered(fits: list[Fit], settings: Settings) -> list[Fit]:
     result = []
     for data, law, fitted in fits:
         if len(fitted.c) <= len(best.c) and fitted.press < RIVAL_ERRORS * best.press:
-            other = partial(_other_exponents, data, fitted, settings.rules)
-            [fitted] = settings.steps.sums(data.inputs, other, 1)
+            other = partial(rounding.reconsidered, data, fitted, settings.rules)
+            fitted = settings.steps.sum(data.inputs, other)
         result.append((data, law, fitted))
     return result
 
@@ -468,9 +467,5 @@ def _steps(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
         law = better
 
 
-def _refitted(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
-    return [refine.refit(data, law, rules.loss)]
-
-
-def _other_exponents(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
-    return [rounding.reconsidered(data, law, rules)]
+def _refitted(data: AllRows, law: Sum, rules: Rules) -> Sum:
+    return refine.refit(data, law, rules.loss)

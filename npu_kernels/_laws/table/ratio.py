@@ -28,7 +28,7 @@ from npu_kernels._laws.products.problem import AllRows, Output, Problem
 from npu_kernels._laws.table import refine, rounding
 from npu_kernels._laws.table.refine import Rules, Sum
 from npu_kernels._laws.table.rows import alike
-from npu_kernels._laws.table.search import Candidates, Settings, chosen_rows
+from npu_kernels._laws.table.search import Candidates, Settings, chosen_rows, is_exact
 
 Array = Any
 Terms = tuple[tuple[int, ...], tuple[int, ...]]  # of N and of D, indices into the lattices
@@ -185,11 +185,8 @@ def _without_needless(problem: Problem, below: int, law: Sum, rules: Rules) -> t
         above = len(law.c) - below
         for k in range(len(law.c)):
             if above > 1 if k < above else below > 1:
-                parts = (
-                    np.delete(part, k, axis=0) for part in (law.u, law.parity, law.free, law.c)
-                )
-                fewer = below - (k >= above)
-                fitted = refine.refit(_with_below(problem, fewer), Sum(*parts), rules.loss)
+                fewer, short = below - (k >= above), law.take(np.arange(len(law.c)) != k)
+                fitted = refine.refit(_with_below(problem, fewer), short, rules.loss)
                 shorter.append((fewer, fitted))
         best = min(shorter, key=lambda pair: pair[1].cost, default=(below, law))
         if not best[1].cost < law.cost:
@@ -232,17 +229,9 @@ class _Search:
         self.problem, self.rules = problem, rules
         z, weight = problem.linear()
         self.weight = weight
-        zero = np.zeros(problem.inputs, dtype=bool)
-        if problem.zeros is not None:
-            zero = problem.zeros.free
-        self.zero = zero
         halves = rules.exponents == "fractions" and rules.max_denominator > 1
-        self.above, self.below = lattices(problem, used, zero, halves)
-        parities = (self._parity(u) for u in (self.above, self.below))
-        self.N, self.D = (
-            problem.products(u, parity)
-            for u, parity in zip((self.above, self.below), parities, strict=True)
-        )
+        self.above, self.below = lattices(problem, used, problem.held, halves)
+        self.N, self.D = (problem.products(u, self._parity(u)) for u in (self.above, self.below))
         good = np.isfinite(self.D).all(0)
         self.D, self.below = self.D[:, good], self.below[good]
         self.target = z * weight  # of unit errors, up to a factor
@@ -260,7 +249,7 @@ class _Search:
             last = sorted([*last, *more], key=_cost)
         best = math.inf
         for _ in range(3):
-            if not last or last[0].law.cost >= best or self._exact(last[0].law):
+            if not last or last[0].law.cost >= best or is_exact(self.problem, last[0].law):
                 break
             best = last[0].law.cost
             children: list[Terms] = []
@@ -268,7 +257,8 @@ class _Search:
                 grown = sorted(self._grown(parent.terms, max_terms), key=lambda child: child[0])
                 children += [terms for _, terms in grown[:CHILDREN]]
             last = self._fitted(children)
-        best_fit = self._best()
+        fits = (fitted for fitted in self.fits.values() if fitted is not None)
+        best_fit = min(fits, key=_cost, default=None)
         while best_fit is not None:
             shorter = self._fitted(list(_shorter(best_fit.terms)))
             if not shorter or not shorter[0].law.cost < best_fit.law.cost:
@@ -276,20 +266,13 @@ class _Search:
             best_fit = shorter[0]
         return [fitted for fitted in self.fits.values() if fitted is not None]
 
-    def _best(self) -> Fitted | None:
-        fits = (fitted for fitted in self.fits.values() if fitted is not None)
-        return min(fits, key=_cost, default=None)
-
     def _misses(self, fitted: Fitted) -> bool:
         """Whether the residuals are no noise."""
         law = fitted.law
         problem = replace(self.problem, below=len(fitted.terms[1]) - 1)
         used = (law.u != 0).any(0)
         residuals = problem.predict(law.u, law.parity, law.c)[1]
-        return not self._exact(law) and alike(problem.logs[:, used], residuals) > 0
-
-    def _exact(self, law: Sum) -> bool:
-        return law.rss <= refine.EXACT_ERROR**2 * self.problem.size
+        return not is_exact(problem, law) and alike(problem.logs[:, used], residuals) > 0
 
     # ---- terms by eigenvalues --------------------------------------------------------------------
 
@@ -453,7 +436,7 @@ class _Search:
             u = u - self.below[term]
             if d[k] == 0 or (np.sign(values) * np.sign(d[k] * self.D[:, term]) < 0).any():
                 continue
-            if (u[: len(above), self.zero] < 0).any():
+            if (u[: len(above), self.problem.held] < 0).any():
                 continue
             nats = sum(exponent_nats(w, 1) for w in u.ravel().tolist())
             if best is None or nats < best[0]:

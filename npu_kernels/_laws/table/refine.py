@@ -54,6 +54,10 @@ class Sum:
     def parameters(self) -> int:
         return int(self.c.size) + int(self.free.sum())
 
+    def take(self, stay: Array) -> Sum:
+        """Return the sum of some of its terms, not fitted."""
+        return Sum(self.u[stay], self.parity[stay], self.free[stay], self.c[stay])
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -296,12 +300,8 @@ def _equations(
         J = _of_block(problem, law, P, root)
         finite = np.isfinite(J).all() and np.isfinite(target).all()
         return Arrow.of(J, len(law.c), target, problem.group) if finite else None
-    if isinstance(problem, Problem) and P is not None:
-        parts: Iterable[Any] = [(slice(None), jacobian(problem, law, P, root))]
-    else:
-        parts = derivatives(problem, law, P, root)
     factors: list[Array] = []
-    for rows, J in parts:
+    for rows, J in derivatives(problem, law, P, root):
         A = np.column_stack([J, target[rows]])
         if not np.isfinite(A).all():
             return None
@@ -361,12 +361,9 @@ def _leverages(
         if not np.isfinite(J).all():
             return None
         return Arrow.of(J, K, np.zeros(len(J)), problem.group).leverage()
-    parts: list[tuple[slice, Array]] = []
-    if isinstance(problem, Problem) and P is not None:
-        parts = [(slice(None), jacobian(problem, law, P, root))]
-    factors = []
-    for _, J in parts or derivatives(problem, law, P, root):
-        factors.append(triangle(J))
+    single = isinstance(problem, Problem)
+    parts = list(derivatives(problem, law, P, root)) if single else []
+    factors = [triangle(J) for _, J in parts or derivatives(problem, law, P, root)]
     stacked = np.concatenate(factors)
     if not np.isfinite(stacked).all():
         return None

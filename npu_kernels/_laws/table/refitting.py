@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,14 @@ from npu_kernels._laws.products.groups import starts
 from npu_kernels._laws.products.problem import AllRows, Columns, Output, root_mean_square
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.equation import Equation, Interval
-from npu_kernels._laws.table.estimates import Rows, equation_of, left_out, sizes
+from npu_kernels._laws.table.estimates import (
+    Rows,
+    equation_of,
+    left_out,
+    outer_signs,
+    sizes,
+    unscaled,
+)
 from npu_kernels._laws.table.refine import Sum
 
 Array = Any
@@ -20,33 +27,29 @@ Array = Any
 UNTOLD = 1e-10  # of a singular value of derivatives of length 1: below, rows tell nothing of it
 
 
-@dataclass(frozen=True)
-class Table:
-    """The data of one output for a law of known form; with groups sorted by them."""
-
-    X: Array  # [N, inputs]
-    y: Array  # [N]
-    weight: Array  # [N]
-    group: Array | None  # [N]: indices of labels
-    labels: tuple[Any, ...] | None
-
-
-def refitted(
-    equation: Equation, table: Table, noise: float | None, loss: str
-) -> tuple[Rows, Equation]:
-    """Return the rows, and the law with its form and the parameters that fit them best.
+def rows_of(
+    equation: Equation, X: Array, y: Array, weight: Array, used: Array, group: Array | None,
+    labels: Any, noise: float | None = None,
+) -> Rows:  # fmt: skip
+    """Return the rows that are used, sorted by group, for a law of known form.
 
     noise: the standard deviation of the errors, if it was measured. The labels of the groups may be
     others than those of the law.
     """
-    X, y, weight = table.X, table.y, table.weight
+    rows = np.flatnonzero(used)
+    if group is not None:
+        rows = rows[np.argsort(group[rows], kind="stable")]
+        group = group[rows]
     parts = equation.functions, equation.output, (equation.function,), equation.constraint
-    origin = np.arange(len(y))
-    of_law = equation.part, equation.limits, table.group, table.labels
-    rows = Rows(X, y, weight, *parts, noise, (), origin, *of_law)
+    of_law = equation.part, equation.limits, group, labels
+    return Rows(X[rows], y[rows], weight[rows], *parts, noise, (), rows, *of_law)
+
+
+def refitted(equation: Equation, rows: Rows, loss: str) -> tuple[Rows, Equation]:
+    """Return the rows, and the law with its form and the parameters that fit them best."""
     for again in range(2):  # errors in proportion to y are in proportion to the first law's y
-        is_new = not again and table.labels is not None
-        data, start = _started(equation, table, noise, "refit", is_new)
+        is_new = not again and rows.labels is not None
+        data, start = _started(equation, rows, "refit", is_new)
         law = refine.refit(_of_terms(data, start), start, loss)
         if not math.isfinite(law.rss):
             raise ValueError("refit: the law must have finite values in all rows")
@@ -88,22 +91,22 @@ def _untold(data: AllRows, law: Sum) -> str:
 
 
 def _started(
-    equation: Equation, table: Table, noise: float | None, function: str, is_new: bool = False
+    equation: Equation, rows: Rows, function: str, is_new: bool = False
 ) -> tuple[AllRows, Sum]:
     """The rows of a fit, and the law for them with the parameters that it has.
 
     function: that is called, for messages. is_new: the groups are others than the law's.
     """
-    X, y, weight = table.X, table.y, table.weight
-    columns = Columns.of(equation.functions.expand(X))
-    root = np.sqrt(weight / weight.mean())
+    columns = Columns.of(equation.functions.expand(rows.X))
+    root = np.sqrt(rows.weight / rows.weight.mean())
     if equation.noise == "relative":
-        root = root / sizes(y if is_new else equation._predicted(X, table.group))
+        root = root / sizes(rows.y if is_new else equation._predicted(rows.X, rows.group))
+    noise = None if isinstance(rows.noise, str) else rows.noise
     output = Output(
-        columns, y, root, equation.constraint, noise,
-        equation.relative_rms * root_mean_square(y, root), equation.noise == "factor",
+        columns, rows.y, root, equation.constraint, noise,
+        equation.relative_rms * root_mean_square(rows.y, root), equation.noise == "factor",
         equation.function, equation.limits,
-        None if equation.part is None else equation.part.values(X), table.group,
+        None if equation.part is None else equation.part.values(rows.X), rows.group,
     )  # fmt: skip
     data = output.scaled(equation.power, equation.below)
     if data is None:
@@ -116,11 +119,9 @@ def _started(
     if is_new:
         return data, Sum(u, parity, free, _solved(data, u, parity))
     above = equation.terms - equation.below
-    signs = data.outer_signs(u)
-    signs[:above] *= data.sign if abs(equation.power) == 1 else 1.0
     shift = equation.exponents @ (columns.log_mean - equation.log_mean)
     shift[:above] += equation.power * math.log(equation.scale / data.scale)
-    c = equation.scaled * np.exp(shift) * signs
+    c = equation.scaled * np.exp(shift) * outer_signs(data, u)
     return data, Sum(u, parity, free, c.T)
 
 
@@ -145,26 +146,21 @@ def _drawn(data: AllRows, generator: Any) -> Array:
     return np.concatenate([first + generator.integers(n, size=n) for first, n in parts])
 
 
-def resampled(equation: Equation, table: Table, loss: str, seed: list[int], draws: int) -> Array:
+def resampled(equation: Equation, rows: Rows, loss: str, seed: list[int], draws: int) -> Array:
     """Estimate coefficients and free exponents from drawn rows: ``[draws, parameters]``.
 
     The rows of each estimate are drawn with replacement, those of a group from its own.
     """
-    data, start = _started(equation, table, None, "bootstrap")
+    data, start = _started(equation, rows, "bootstrap")
     data = _of_terms(data, start)
     start = refine.refit(data, start, loss)
-    above = equation.terms - equation.below
-    signs = data.outer_signs(start.u)
-    signs[:above] *= data.sign if abs(equation.power) == 1 else 1.0
+    signs = outer_signs(data, start.u)
     generator = np.random.default_rng(seed)
     results: list[Array] = []
     for _ in range(draws):
-        rows = _drawn(data, generator)
-        law = refine.refit(data.choose(rows), replace(start, rss=np.inf), loss)
-        full = equation.constraint.full(law.u, equation.power, equation.below)
-        size = np.where(np.arange(equation.terms) < above, equation.power * math.log(data.scale), 0)
-        with np.errstate(over="ignore", under="ignore"):
-            shift = np.exp(size - full @ data.columns.log_mean)
+        drawn = data.choose(_drawn(data, generator))
+        law = refine.refit(drawn, replace(start, rss=np.inf), loss)
+        full, shift = unscaled(data, law.u)
         c = (law.c.T * signs * shift).T
         results.append(np.concatenate([c.ravel(), full[equation.free]]))
     return np.array(results)

@@ -14,8 +14,8 @@ from npu_kernels._laws.table.arguments import check_output, check_sizes, seed_of
 from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.output import Laws, notes_of
 from npu_kernels._laws.table.plot import draw
-from npu_kernels._laws.table.refitting import Table, refitted, resampled
 from npu_kernels._laws.table.refitting import intervals as percentiles
+from npu_kernels._laws.table.refitting import refitted, resampled, rows_of
 from npu_kernels._laws.table.rows import Seen
 from npu_kernels._laws.table.table import EquationTable, report
 
@@ -44,6 +44,7 @@ class Results:
     _group_column: str | None  # of X, that has the labels of groups
 
     def _set(self, tables: list[EquationTable]) -> None:
+        """Set the attributes that a fit gives, and warn of the tables' notes."""
         best = [table[table.best] for table in tables]
         single = self._single
         self.equations_: Any = tables[0] if single else tables
@@ -51,6 +52,8 @@ class Results:
         for name in ("coef", "coef_std", "exponents", "exponents_std"):
             values = [getattr(equation, name) for equation in best]
             setattr(self, f"{name}_", values[0] if single else values)
+        for note in dict.fromkeys(note for table in tables for note in table.notes):
+            warn(f"NPURegressor: {note}", EquationWarning)
 
     def _tables(self) -> list[EquationTable]:
         from sklearn.utils.validation import check_is_fitted
@@ -196,8 +199,8 @@ class Results:
             keep = np.ones(len(X), dtype=bool)
             wild = table.wild if self.loss == "auto" else ()
             keep[[row for row in wild if row < len(X)]] = False
-            table_of_rows = _sorted(X, targets[:, o], weight, keep, group, equation.labels)
-            data = equation, table_of_rows, loss
+            rows = rows_of(equation, X, targets[:, o], weight, keep, group, equation.labels)
+            data = equation, rows, loss
             calls = (delayed(resampled)(*data, [seed, o, n], k) for n, k in enumerate(shares))
             parts = Parallel(n_jobs=self.n_jobs)(calls)
             results.append(percentiles(equation, np.concatenate(parts), level))
@@ -232,15 +235,13 @@ class Results:
         for equation, of_equation in zip(equations, targets.T, strict=True):
             if labels is not None and group is not None:
                 check_sizes("refit", labels, group[used], equation.terms, "the law")
-            table = _sorted(X, of_equation, weight, used, group, labels)
-            rows, equation = refitted(equation, table, noise, loss)
+            rows = rows_of(equation, X, of_equation, weight, used, group, labels, noise)
+            rows, equation = refitted(equation, rows, loss)
             notes = rows.notes + notes_of(rows, equation)
             tables.append(EquationTable(Laws([equation], 0, [], equation.noise, True, notes)))
         other = copy.copy(self)
         other._seen = Seen.of(X, targets)
         other._set(tables)
-        for note in dict.fromkeys(note for table in tables for note in table.notes):
-            warn(f"NPURegressor: {note}", EquationWarning)
         return other
 
     def plot(self, X: Any = None, y: Any = None, output: int = 0, groups: Any = None) -> Any:
@@ -270,13 +271,3 @@ class Results:
         level: of the intervals.
         """
         return "\n\n".join(report(table, level) for table in self._tables())
-
-
-def _sorted(
-    X: Array, y: Array, weight: Array, used: Array, group: Array | None, labels: Any
-) -> Table:
-    """The rows that are used, sorted by group."""
-    rows = np.flatnonzero(used)
-    if group is not None:
-        rows = rows[np.argsort(group[rows], kind="stable")]
-    return Table(X[rows], y[rows], weight[rows], None if group is None else group[rows], labels)

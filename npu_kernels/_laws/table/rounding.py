@@ -42,9 +42,8 @@ def simplified(problem: Data, law: Sum, rules: Rules) -> Sum:
     if forced.any():
         u = law.u.copy()
         for k, i in np.argwhere(forced):
-            u[k, i] = (options(problem, rules, u[k, i], i, law.parity[k, i]) or law.parity[k, [i]])[
-                0
-            ]
+            parity = law.parity[k, i]
+            u[k, i] = (options(problem, rules, u[k, i], i, parity) or [parity])[0]
         law = refine.refit(problem, replace(law, u=u, free=law.free & ~forced), rules.loss)
     if rules.exponents == "real" or not math.isfinite(law.rss):
         return law

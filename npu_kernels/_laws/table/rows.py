@@ -16,6 +16,11 @@ REMARKABLE = 0.5  # of the range of y: how far outside of it a prediction is rem
 CHANCE = 4.0  # standard deviations of a correlation from which it is none of chance
 
 
+def spread(rows: int, most: int) -> Array:
+    """Return the indices of at most so many rows, evenly apart."""
+    return np.linspace(0, rows - 1, min(rows, most)).astype(int)
+
+
 def ranks(column: Array, of: Array) -> Array:
     """Return the shares of numbers of a sorted array that are below those of a column."""
     return (np.searchsorted(of, column) + np.searchsorted(of, column, "right")) / (2 * len(of))
@@ -41,7 +46,7 @@ def alike(X: Array, residuals: Array) -> float:
     """
     if len(X) < FEWEST or not X.shape[1]:
         return 0.0
-    some = np.linspace(0, len(X) - 1, min(len(X), ROWS)).astype(int)
+    some = spread(len(X), ROWS)
     X, residuals = X[some], residuals[some]
     points = np.column_stack([ranks(column, np.sort(column)) for column in X.T])
     size = ranks(residuals, np.sort(residuals)) - 0.5
@@ -63,8 +68,7 @@ class Seen:
     @classmethod
     def of(cls, X: Array, y: Array) -> Seen:
         """Return what is kept of the rows of a fit."""
-        some = np.linspace(0, len(X) - 1, min(len(X), ROWS)).astype(int)
-        return cls(X[some], y.min(0), y.max(0))
+        return cls(X[spread(len(X), ROWS)], y.min(0), y.max(0))
 
     def far(self, X: Array, y: Array) -> Array:
         """Return which rows are like those of the fit, and have a y far outside of its range."""

@@ -228,15 +228,15 @@ def _one_power(
 
 def chosen_rows(data: AllRows, training: Array, generator: Any) -> tuple[Problem, Problem]:
     """Return the problems with the rows to which all starts are fitted, and the best sums."""
-    order, least = generator.permutation(len(training)), 0
+    order, fewest = generator.permutation(len(training)), 0
     if data.group is not None:
         group = data.group[training]
-        order, least = balanced(group, order), ROWS_OF_GROUP * int(group[-1] + 1)
-    first = max(SEARCH_ROWS, least)
+        order, fewest = balanced(group, order), ROWS_OF_GROUP * int(group[-1] + 1)
+    first = max(SEARCH_ROWS, fewest)
     few = data.take(training[np.sort(order[:first])])
     if len(training) <= first:
         return few, few
-    return few, data.take(training[np.sort(order[: max(MORE_ROWS, least)])])
+    return few, data.take(training[np.sort(order[: max(MORE_ROWS, fewest)])])
 
 
 def _simplified(problem: Problem, sums: list[Sum], rules: Rules) -> list[Sum]:
@@ -270,8 +270,7 @@ def _shortened(problem: Problem, law: Sum, rules: Rules) -> list[Sum]:
     laws: list[Sum] = []
     for removed in range(problem.fixed, len(law.c)) if len(law.c) > 1 else ():
         stay = np.arange(len(law.c)) != removed
-        short = Sum(law.u[stay], law.parity[stay], law.free[stay], law.c[stay])
-        short = refine.refit(problem, short, rules.loss)
+        short = refine.refit(problem, law.take(stay), rules.loss)
         if math.isfinite(short.cost) and short.rss < 2 * law.rss:
             free = (short.u != 0) & (np.arange(len(short.c)) >= problem.fixed)[:, None]
             laws.append(rounding.simplified(problem, replace(short, free=free), rules))

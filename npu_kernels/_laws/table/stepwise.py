@@ -125,8 +125,7 @@ def _without_rounding(data: AllRows, rows: Problem, law: Sum) -> Sum:
     stay = sizes > EXACT_ERROR * np.linalg.norm(rows.weight * rows.target)
     stay[: rows.fixed] = True
     stay[sizes.argmax()] = True
-    short = Sum(law.u[stay], law.parity[stay], law.free[stay], law.c[stay])
-    short = refine.refit(data, short)
+    short = refine.refit(data, law.take(stay))
     return short if is_exact(data, short) and math.isfinite(short.cost) else law
 
 

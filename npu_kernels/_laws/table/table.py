@@ -83,9 +83,9 @@ class EquationTable(list[Equation]):
 def shown(table: EquationTable) -> str:
     """The chosen equation in HTML: its parameters with 95 % intervals, and its error."""
     equation, rows = table[table.best], []
-    for one in equation.intervals():
-        limits = f"{one.low:.4g} to {one.high:.4g}"
-        rows.append((one.name, f"{one.value:.4g}", f"{one.error:.2g}", limits))
+    for interval in equation.intervals():
+        limits = f"{interval.low:.4g} to {interval.high:.4g}"
+        rows.append((interval.name, f"{interval.value:.4g}", f"{interval.error:.2g}", limits))
     where = "rows that were not fitted" if equation.held_out else "rows left out one at a time"
     rows.append((f"relative error of {where}", f"{equation.error:.2g}", "", ""))
     return display.table(equation.text(), ("", "estimate", "standard error", "95 %"), rows)
@@ -133,9 +133,9 @@ def report(table: EquationTable, level: float = 0.95) -> str:
     lines += [f"  {interval}" for interval in intervals]
     if equation.error > LITTLE:
         lines.append(f"It explains little of {equation.output}.")
-    for one in () if equation.exact else intervals:
-        if one.low <= 0 <= one.high or one.error > abs(one.value):
-            lines.append(f"The data hardly tell the {one.name}: it may be 0.")
+    for interval in () if equation.exact else intervals:
+        if interval.low <= 0 <= interval.high or interval.error > abs(interval.value):
+            lines.append(f"The data hardly tell the {interval.name}: it may be 0.")
     for other in table.alternatives[:MOST_NAMED]:
         higher = f"criterion {other.bic - equation.bic:.1f} higher"
         lines.append(f"The data hardly tell it from: {other.text()} ({higher})")

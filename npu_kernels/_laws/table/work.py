@@ -120,6 +120,11 @@ class Steps:
         steps = self._step(lambda: [_packed(law) for law in compute()], fits)
         return [_unpacked(parts) for parts in steps]
 
+    def sum(self, inputs: int, compute: Callable[[], Sum]) -> Sum:
+        """Return the sum that `compute` gives, of that many effective inputs."""
+        [law] = self.sums(inputs, lambda: [compute()], 1)
+        return law
+
     def _step(self, compute: Callable[[], Any], fits: Callable[[Any], bool]) -> Any:
         """The next step: kept, or computed now; ValueError for one of a file that does not fit."""
         assert self._work is not None
