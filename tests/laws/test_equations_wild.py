@@ -5,6 +5,9 @@ import pytest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
+from benchmarks.equations.__main__ import measure
+from benchmarks.equations.srsd import laws_of
+from npu_kernels._laws.table import wild
 from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.laws import RNG, approximate, check, few_rows, noise, terms, uniform
 
@@ -83,3 +86,42 @@ def test_rows_that_are_not_wild_stay():
         factors = np.prod(X, 1) * np.exp(0.8 * generator.standard_normal(100))
         assert NPURegressor(max_terms=1, **QUICK).fit(X, factors).equations_.wild == ()
         assert NPURegressor(max_terms=1, **QUICK).fit(X[:12], shifted[:12]).equations_.wild == ()
+
+
+def slipped(y, seed=0):
+    """Make a hundredth of y ten times too large or small; return these rows."""
+    rows = RNG(seed).permutation(len(y))[: len(y) // 100]
+    y[rows] *= 10.0 ** RNG(seed + 1).choice([-1, 1], len(rows))
+    return rows
+
+
+def test_one_of_many_wild_rows_may_be_hardly_wild():
+    """The least of their errors is only a little larger than those of the noise."""
+    X = uniform(3, 1000)
+    y = 0.25 * X[:, 0] * X[:, 1] ** 2 + X[:, 2]
+    y = y + 0.01 * np.sqrt(np.mean(y**2)) * noise(1000)
+    near, rows = 5, slipped(y)
+    assert near not in rows
+    y[near] += 0.09 * np.sqrt(np.mean(y**2))
+    with pytest.warns(EquationWarning, match="far from the law of all others"):
+        model = NPURegressor(**QUICK).fit(X, y)
+    check(model, {(1, 2, 0): 0.25, (0, 0, 1): 1.0}, rel=0.02)
+    assert {*rows.tolist(), near} == set(model.equations_.wild)
+
+
+def test_wild_rows_that_make_the_noise_seem_to_be_in_proportion():
+    """y has three decades: with ten wild rows the law of all rows is far from many others."""
+    (law,) = (law for law in laws_of(0) if law.name == "I.32.5 wild")
+    assert measure(law, 0.01, 0, "NPURegressor", 1000)["found"]
+
+
+@pytest.mark.parametrize("share", [0.4, 0.6])
+def test_the_largest_errors_are_suspected_if_they_hold_most_of_the_squares(share):
+    """More rows than can be wild are far from the law."""
+    errors = np.abs(RNG(0).standard_normal(1000))
+    errors[:100] += 20
+    largest = RNG(1).permutation(100)[:30]
+    others = np.sum(np.delete(errors, largest) ** 2)
+    errors[largest] = np.sqrt(share / (1 - share) * others / 30)
+    assert wild._suspects(errors).sum() == (30 if share > 0.5 else 0)
+    assert wild._suspects(errors)[largest].all() == (share > 0.5)

@@ -174,7 +174,11 @@ EQUATIONS = [
         "stepwise-gain": ("gain -= W[:, -1] @ W[:, :-1]", "pass"),
     }),
     *mutants(PACKAGE + "_laws/table/wild.py", "tests/laws/test_equations_wild.py", {
-        "equations-gap-of-wild-rows": ("errors[~keep].min() < GAP * errors[keep].max()", "False"),
+        "equations-gap-of-wild-rows": ("np.median(errors[~keep]) < GAP * errors[keep].max()", "False"),
+        "equations-least-gap-of-wild-rows": ("np.median(errors[~keep])", "errors[~keep].min()"),
+        "equations-wild-rows-and-noise-in-proportion": ("    if (errors > WILD * _scale(errors)).mean() > MOST_WILD:\n", "    if False:\n"),
+        "equations-trimmed-rows": ("squares[largest].sum() < TRIMMED_SHARE * squares.sum()", "True"),
+        "equations-always-trimmed-rows": ("squares[largest].sum() < TRIMMED_SHARE * squares.sum()", "False"),
         "equations-numbers-of-wild-rows": ("numbers = rows.origin[wild]", "numbers = np.flatnonzero(wild)"),
     }),
     *mutants(PACKAGE + "_laws/table/rows.py", "tests/laws/test_equations_rows.py", {

@@ -20,7 +20,8 @@ WILD_ROUNDS = 3  # searches without the rows that seem wild
 WILD = 7.0  # robust standard deviations from which a row is suspected
 MOST_WILD = 0.03  # share of the rows
 SHARE = 0.25  # of all squares in the error of a row, from which it is suspected
-GAP = 3.0  # ratio of the errors of wild rows to the largest of the others
+TRIMMED_SHARE = 0.5  # of all squares in the largest errors, from which these are suspected
+GAP = 3.0  # ratio of the median error of wild rows to the largest of the others
 NAMED = 5  # rows that a note names
 
 
@@ -39,8 +40,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     if laws_of_all.equations[laws_of_all.best].exact:
         return laws_of_all
     for _ in range(WILD_ROUNDS):
-        errors = _errors(rows, without, keep)
-        suspects = _suspects(errors)
+        suspects = _suspected(rows, without, keep)
         if not without.complete or (suspects == ~keep).all() or _lacks(rows, ~suspects, settings):
             break
         keep = ~suspects
@@ -49,7 +49,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
         except KeyboardInterrupt:
             return replace(laws_of_all, complete=False)
     errors = _errors(rows, without, keep)
-    if keep.all() or not without.complete or errors[~keep].min() < GAP * errors[keep].max():
+    if keep.all() or not without.complete or np.median(errors[~keep]) < GAP * errors[keep].max():
         return laws_of_all
     return _named(rows, laws_of_all, without, ~keep, bool(settings.leave_out))
 
@@ -76,14 +76,39 @@ def _errors(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
     return np.nan_to_num(errors / largest, nan=math.inf)
 
 
+def _suspected(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
+    """The rows that seem wild by the best law.
+
+    Where wild rows made the noise seem to be in proportion, and many rows are then far from the
+    law, equal errors tell.
+    """
+    errors = _errors(rows, laws_of_all, keep)
+    if (errors > WILD * _scale(errors)).mean() > MOST_WILD:
+        errors = _errors(rows, replace(laws_of_all, noise="constant"), keep)
+    return _suspects(errors)
+
+
+def _scale(errors: Array) -> float:
+    return max(refine.robust_scale(errors), refine.EXACT_ERROR)
+
+
 def _suspects(errors: Array) -> Array:
-    """The rows whose errors are far larger than the others', few; else the one with most of all."""
-    scale = max(refine.robust_scale(errors), refine.EXACT_ERROR)
-    suspects = errors > WILD * scale
-    if 0 < suspects.sum() <= max(1, MOST_WILD * len(errors)):
+    """The rows whose errors are far larger than the others', few; else those with most of all.
+
+    Many wild rows can make the law of all rows so wrong that most have large errors. Then the
+    largest errors still hold most of the squares: without these rows the next law is a better one.
+    """
+    suspects = errors > WILD * _scale(errors)
+    most = max(1, int(MOST_WILD * len(errors)))
+    if 0 < suspects.sum() <= most:
         return suspects
     squares = np.minimum(errors, 1e100) ** 2
-    return squares > max(SHARE, 8 / len(errors)) * squares.sum()
+    largest = np.argsort(-errors, kind="stable")[:most]
+    if squares[largest].sum() < TRIMMED_SHARE * squares.sum():
+        return squares > max(SHARE, 8 / len(errors)) * squares.sum()
+    suspects = np.zeros(len(errors), dtype=bool)
+    suspects[largest] = True
+    return suspects
 
 
 def _named(rows: Rows, laws_of_all: Laws, without: Laws, wild: Array, leave_out: bool) -> Laws:
