@@ -3,7 +3,7 @@
 Formulas and kernels are in `nalu_forward_kernels` and `nalu_backward_kernels`. x is ``[B, I]`` or
 ``[K, B, I]``, weights and masks ``[O, I]`` or ``[K, O, I]``, gate_bias ``[O]`` or ``[K, O]``, all
 else ``[B, O]`` or ``[K, B, O]``; any strides. At most four launches for forward and backward, three
-where rows are not split and models do not share x.
+where rows are not split, models do not share x and weights are float32 or float64.
 """
 
 from typing import Any, NamedTuple
@@ -114,9 +114,9 @@ def _check_backward(
 
 def _sums(
     weights: _Weights, parts: _Weights, results: _Weights, part_bias: Tensor | None,
-    grad_bias: Tensor | None,
+    grad_bias: Tensor | None, final: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """The arguments of `sum_partials` for the parts of split rows."""
+    """The arguments of `sum_partials` for the parts; where they are `final`, nothing is added."""
     sums: dict[str, Any] = {}
     if parts.add is not None:
         sums["re"] = parts.add, results.add
@@ -128,6 +128,8 @@ def _sums(
         sums["im" if weights.mul is None else "gate"] = parts.gate, results.gate
     if part_bias is not None:
         sums["gate"] = part_bias, grad_bias
+    for name in sums.keys() & {"re", "im", "gate"} if final else ():
+        sums[name] = None, sums[name][1]
     return sums
 
 
@@ -171,19 +173,27 @@ def _backward(
         tiles_i = max(1, -(-I // options["BLOCK_I"]))  # a bias needs no input
         tiles = K * -(-O // options["BLOCK_O"]) * tiles_i
         splits, rows_per_split = launch.row_splits(B, options["BLOCK_B"], tiles, programs)
-        parts, part_bias = grad_weights, grad_bias
-        if splits > 1:
-            split_needs = (need_add, False, need_mul, False, need_gate)
-            shape = (splits, K, O, I)
-            parts = _Weights(*(launch.empty(x, shape, acc) if n else None for n in split_needs))
-            part_bias = launch.empty(x, shape[:-1], acc) if need_bias else None
-            sums |= _sums(arranged, parts, grad_weights, part_bias, grad_bias)
+        one_type = not any(launch.is_partial(g, 1, acc) for g in results[1:] if g is not None)
+        final, shape = splits == 1 and one_type, (splits, K, O, I)
+
+        def part(need: bool, grad: Tensor | None, shape: tuple[int, ...] = shape) -> Tensor | None:
+            """What programs write: absent, the gradient, or partial sums."""
+            if need and (grad is None or not final):  # of a weight, that of its mask is needed
+                return launch.empty(x, shape, acc)
+            return grad
+
+        parts = grad_weights._replace(
+            add=part(need_add, grad_weights.add), mul=part(need_mul, grad_weights.mul),
+            gate=part(need_gate, grad_weights.gate),
+        )  # fmt: skip
+        part_bias = part(need_bias, grad_bias, shape[:-1])
+        sums |= _sums(arranged, parts, grad_weights, part_bias, grad_bias, final)
         if need_add or need_mul or need_gate or need_bias:
             start(
                 nalu_backward_w_kernel, tiles * splits, options,
                 grad_y, x, *arranged[:4], *inner, *parts, part_bias,
                 K, B, O, I, rows_per_split, *common,
-                need_add, need_mul, need_gate, need_bias, splits == 1, acc,
+                need_add, need_mul, need_gate, need_bias, one_type, acc,
             )  # fmt: skip
         sum_partials(acc, **sums)
     return grads
