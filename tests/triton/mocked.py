@@ -260,7 +260,7 @@ PUBLIC = {
     "NaiveNPU": ("npu", ("weight_im", "gate")), "NMU": ("nmu", ()), "NMRU": ("nmru", ()),
     "NALU": ("nalu", ()), "iNALU": ("inalu", ()),
 }  # fmt: skip
-FULL_BATCHES = ((128, 2, 1), (1000, 6, 2), (128, 40, 30), (128, 100, 100), (512, 480, 490))
+FULL_BATCHES = ((1000, 6, 2), (128, 100, 100), (512, 480, 490))
 LAST_BATCHES = (500, 104, 60, 8, 1)  # rows
 
 
@@ -419,7 +419,7 @@ def check_who_wants_to_see_operators() -> None:
     layer, x = npu_kernels.NPU(6, 2), torch.rand(100, 6)
     for _ in range(3):
         layer(x).sum().backward()
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         layer(x).sum().backward()
     names = {event.name for event in profile.events()}
     assert {"npu_kernels::npu_forward", "npu_kernels::npu_backward"} <= names
