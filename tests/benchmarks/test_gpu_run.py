@@ -252,8 +252,8 @@ def test_rows_belong_to_the_code_that_made_them(
     assert worker._place(True) == before
     places = [before]
     for name in files:
-        with open(tmp_path / name, "a") as file:
-            file.write("# mended\n")
+        with open(tmp_path / name, "a") as changed:
+            changed.write("# mended\n")
         after = worker._place(True)
         assert after not in places, name
         places.append(after)
