@@ -47,7 +47,7 @@ NPU = [
         ),
     }),
     *mutants(TRITON_FOLDER + "weight_gradients.py", TILES, {
-        "triton-backward-clip-always": ("clip=not straight_through,", "clip=True,"),
+        "triton-backward-clip-always": ("clip=not straight_through)", "clip=True)"),
         "triton-backward-weight-im-sign": ("acc_sq - acc_mp * (ghat * PI)", "acc_sq + acc_mp * (ghat * PI)"),
     }),
     *mutants(TRITON_FOLDER + "npu_planes.py", LARGE, {
@@ -120,7 +120,7 @@ NPU = [
         "triton-large-negatives-skipped": ("tl.where(any_negative > 0, tiles", "tl.where(any_negative > 1, tiles"),
     }),
     *mutants(TRITON_FOLDER + "weight_gradients.py", LARGE, {
-        "triton-large-clip-always": ("clip=not straight_through,", "clip=True,"),
+        "triton-large-clip-always": ("clip=not straight_through)", "clip=True)"),
     }),
     *mutants(TRITON_FOLDER + "npu.py", KERNELS + "'needs and npu'", {
         "triton-needs-of-the-gate": ("        if need_x or need_gate:\n", "        if need_x:\n"),

@@ -201,7 +201,7 @@ def test_only_the_registry_names_an_experiment() -> None:
 
 
 def test_profiles_keep_their_events() -> None:
-    """Without `acc_events` torch 2.11 warns that events are cleared, and warnings are errors."""
+    """Profiles without `acc_events` warn in torch 2.11, and warnings are errors."""
     calls = [
         (name, node.lineno, any(keyword.arg == "acc_events" for keyword in node.keywords))
         for name, (_, tree) in modules().items()

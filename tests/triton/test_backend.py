@@ -111,7 +111,7 @@ print([name for name in npu_kernels._operators.ops.NAMES
 
 
 def test_new_memory_is_not_a_number() -> None:
-    """So a test sees a kernel that leaves an element unwritten, or reads what nobody wrote."""
+    """Memory is NaN: a test sees a kernel that leaves an element out, or reads what nobody wrote."""
     if not INTERPRETS:
         pytest.skip("memory of a GPU keeps what was there: filling it takes time")
     assert torch.empty(9).isnan().all()
