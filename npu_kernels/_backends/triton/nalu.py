@@ -3,7 +3,8 @@
 Formulas and kernels are in `nalu_forward_kernels` and `nalu_backward_kernels`. x is ``[B, I]`` or
 ``[K, B, I]``, weights and masks ``[O, I]`` or ``[K, O, I]``, gate_bias ``[O]`` or ``[K, O]``, all
 else ``[B, O]`` or ``[K, B, O]``; any strides. At most four launches for forward and backward, three
-where rows are not split, models do not share x and weights are float32 or float64.
+where rows are not split, models do not share x and weights are float32 or float64, in layers that
+are not large.
 """
 
 from typing import Any, NamedTuple
@@ -173,8 +174,11 @@ def _backward(
         tiles_i = max(1, -(-I // options["BLOCK_I"]))  # a bias needs no input
         tiles = K * -(-O // options["BLOCK_O"]) * tiles_i
         splits, rows_per_split = launch.row_splits(B, options["BLOCK_B"], tiles, programs)
-        one_type = not any(launch.is_partial(g, 1, acc) for g in results[1:] if g is not None)
-        final, shape = splits == 1 and one_type, (splits, K, O, I)
+        # Kernels of large layers only write partial sums: with both forms some spill registers.
+        both_forms = options["PASSES"] == 0 and not any(
+            launch.is_partial(grad, 1, acc) for grad in results[1:] if grad is not None
+        )
+        final, shape = splits == 1 and both_forms, (splits, K, O, I)
 
         def part(need: bool, grad: Tensor | None, shape: tuple[int, ...] = shape) -> Tensor | None:
             """What programs write: absent, the gradient, or partial sums."""
@@ -193,7 +197,7 @@ def _backward(
                 nalu_backward_w_kernel, tiles * splits, options,
                 grad_y, x, *arranged[:4], *inner, *parts, part_bias,
                 K, B, O, I, rows_per_split, *common,
-                need_add, need_mul, need_gate, need_bias, one_type, acc,
+                need_add, need_mul, need_gate, need_bias, both_forms, acc,
             )  # fmt: skip
         sum_partials(acc, **sums)
     return grads

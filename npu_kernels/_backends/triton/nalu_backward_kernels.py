@@ -13,8 +13,9 @@ Notation, sources, precision and error: `nalu_forward_kernels`. From ``grad_y [B
 A product without one of its factors is the product divided by it, or, if no other factor is 0, the
 product of the others: gradients are right where a factor is 0.
 
-Two launches, and one more that adds partial sums (`reduction`) when rows are split, models share x
-or weights have another dtype than the sums. The NALU takes the same kernels with fewer operands.
+Two launches, and one more that adds partial sums (`reduction`) when rows are split, models share x,
+weights have another dtype than the sums or products take several planes. The NALU takes the
+same kernels with fewer operands.
 """
 
 # ruff: noqa: SIM102, SIM108 (an `if` on a compile-time constant stands alone, see device_math)
