@@ -134,6 +134,15 @@ def _sums(
     return sums
 
 
+def _both_forms(options: dict[str, Any], results: list[Tensor | None], acc: Any) -> bool:
+    """Return whether a kernel writes gradients or partial sums, as the number of rows asks.
+
+    Those of large layers only write partial sums: with both forms some spill registers.
+    """
+    grads = [grad for grad in results if grad is not None]
+    return options["PASSES"] == 0 and not any(launch.is_partial(grad, 1, acc) for grad in grads)
+
+
 def _backward(
     name: str, grad_y: Tensor, x: Tensor, weights: dict[str, Tensor], bias: Tensor | None,
     saved: dict[str, Tensor], flags: Tensor | None, eps: float, needs: int,
@@ -174,17 +183,12 @@ def _backward(
         tiles_i = max(1, -(-I // options["BLOCK_I"]))  # a bias needs no input
         tiles = K * -(-O // options["BLOCK_O"]) * tiles_i
         splits, rows_per_split = launch.row_splits(B, options["BLOCK_B"], tiles, programs)
-        # Kernels of large layers only write partial sums: with both forms some spill registers.
-        both_forms = options["PASSES"] == 0 and not any(
-            launch.is_partial(grad, 1, acc) for grad in results[1:] if grad is not None
-        )
+        both_forms = _both_forms(options, results[1:], acc)
         final, shape = splits == 1 and both_forms, (splits, K, O, I)
 
         def part(need: bool, grad: Tensor | None, shape: tuple[int, ...] = shape) -> Tensor | None:
-            """What programs write: absent, the gradient, or partial sums."""
-            if need and (grad is None or not final):  # of a weight, that of its mask is needed
-                return launch.empty(x, shape, acc)
-            return grad
+            """What programs write; without a gradient of the weight, one of its mask is needed."""
+            return launch.empty(x, shape, acc) if need and (grad is None or not final) else grad
 
         parts = grad_weights._replace(
             add=part(need_add, grad_weights.add), mul=part(need_mul, grad_weights.mul),
