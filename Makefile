@@ -39,7 +39,7 @@ WORKERS := $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 # One process more than there are cores: many tests wait for processes that they started. Whoever is done takes others' tests.
 # A test that hangs ends its worker after a quarter of an hour, and fails.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
-OLD_TESTS := version or parity or zero or special or budgets
+OLD_TESTS := version or parity or zero or special or budgets or standin or tape
 THROUGHPUT := $(wildcard benchmarks/results/throughput-*.jsonl)
 # Whose rows the README and the pictures show.
 PROCESSOR ?= AMD Zen 5
@@ -63,7 +63,7 @@ test: test-setup
 	TRITON_INTERPRET=1 $(PYTEST) tests/triton $(ARGS)
 	AOT_QUICK=1 TRITON_INTERPRET=1 PYTHONPATH=$(OLD_TRITON) $(PYTEST) \
 	  tests/triton/test_version.py tests/triton/test_kernels.py tests/triton/test_special_values.py tests/triton/test_large.py \
-	  tests/triton/test_aot.py -m "not gpu" -k "$(OLD_TESTS)" $(ARGS)
+	  tests/triton/test_aot.py tests/triton/test_standin.py tests/triton/test_tape.py -m "not gpu" -k "$(OLD_TESTS)" $(ARGS)
 
 # All that the tests need. With -j2 the compiler works while packages are installed.
 test-setup: install $(OLD_TRITON)/.installed

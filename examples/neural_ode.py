@@ -1,9 +1,10 @@
 """A neural ODE learnt from a time series, sixteen starts at once.
 
-    python examples/neural_ode.py [--steps 600]
+    python examples/neural_ode.py [--steps 600] [--device cuda]
 
-The series is of a predator and its prey (Lotka and Volterra): x' = x - x y and y' = x y - y, every
-0.1 units of time. Every model's trajectory and its gradient are one call each.
+It takes a GPU if there is one. The series is of a predator and its prey (Lotka and Volterra):
+x' = x - x y and y' = x y - y, every 0.1 units of time. Every model's trajectory and its gradient
+are one call each.
 """
 
 from __future__ import annotations
@@ -38,11 +39,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=600)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=device, help="default: %(default)s")
     arguments = parser.parse_args()
 
     torch.manual_seed(0)
-    measured = series()
-    models = nn.Sequential(RealNPU(2, 4, num_models=MODELS), NAU(4, 2, num_models=MODELS)).double()
+    measured = series().to(arguments.device)
+    models = nn.Sequential(RealNPU(2, 4, num_models=MODELS), NAU(4, 2, num_models=MODELS))
+    models.to(arguments.device, torch.float64)
     optimizer = Adam(models.parameters(), 0.01)
     for step in range(arguments.steps):
         length = min(

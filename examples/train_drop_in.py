@@ -1,8 +1,9 @@
 """An eager model's layers replaced by fused ones, compiled, trained, saved and resumed.
 
     python examples/train_drop_in.py [--steps 300] [--backend inductor] [--checkpoint FILE]
+                                     [--device cuda]
 
-Run it again with the same checkpoint, and it continues from there.
+It takes a GPU if there is one. Run it again with the same checkpoint, and it continues from there.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from npu_kernels.optim import Adam
 from npu_kernels.training import mse_loss, project_
 
 
-def batch(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def batch(rows: int, generator: torch.Generator, device: str) -> tuple[Tensor, Tensor]:
     """Inputs in (0.5, 2) and their ratio."""
-    x = torch.rand(rows, 2, generator=generator) * 1.5 + 0.5
+    x = (torch.rand(rows, 2, generator=generator) * 1.5 + 0.5).to(device)
     return x, x[:, :1] / x[:, 1:]
 
 
@@ -33,17 +34,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--checkpoint", type=Path, default=Path("drop_in.pt"))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=device, help="default: %(default)s")
     arguments = parser.parse_args()
 
     torch.manual_seed(0)
-    eager = nn.Sequential(
-        reference_layers.RealNPU(2, 8), nn.Linear(8, 1)
+    eager = nn.Sequential(reference_layers.RealNPU(2, 8), nn.Linear(8, 1)).to(
+        arguments.device
     )  # stands for a model that you have
     model = interop.swap(eager)  # the same weights, computed by the fused kernels
     optimizer = Adam(model.parameters(), 1e-2)  # after the swap
     done = 0
     if arguments.checkpoint.exists():
-        state = torch.load(arguments.checkpoint, weights_only=True)
+        state = torch.load(arguments.checkpoint, weights_only=True, map_location=arguments.device)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         done = state["done"]
@@ -51,7 +54,7 @@ def main() -> None:
 
     generator = torch.Generator().manual_seed(done)
     for _ in range(arguments.steps):
-        x, target = batch(100, generator)
+        x, target = batch(100, generator, arguments.device)
         optimizer.zero_grad()
         loss = mse_loss(compiled(x), target)
         loss.backward()
@@ -60,7 +63,7 @@ def main() -> None:
     done += arguments.steps
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done}
     torch.save(state, arguments.checkpoint)
-    x, target = batch(1000, torch.Generator().manual_seed(12345))
+    x, target = batch(1000, torch.Generator().manual_seed(12345), arguments.device)
     print(f"{done} steps: error {mse_loss(model(x), target).item():.5f}")
 
 

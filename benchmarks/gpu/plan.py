@@ -32,6 +32,8 @@ LAUNCHES = (
     f"inalu {SMALL} float64", f"nmu {SMALL} float64", f"npu {SMALL} bfloat16",
     f"npu {LARGE} bfloat16", f"npu {SMALL} float16", "ode 20x3x9 float64",
 )  # fmt: skip
+# Some 30 GiB each: one after the other, or a GPU of 80 GB has no room for them.
+HUGE = "more_than_2_31"
 # Files of tests and into how many items they are cut.
 FIRST_TESTS = (("test_large.py", 4), ("test_half.py", 2), ("test_gpu.py", 4))
 TESTS = (
@@ -80,18 +82,24 @@ def _shards(files: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
     return tuple(f"{file} {number}/{count}" for file, count in files for number in range(count))
 
 
+# Right results first; then the times that count, in the order in which they decide something.
 PARTS = {
     "env": Part("versions, the GPU, what runs on it", 40, 40, ("env",)),
     "smoke": Part("first launch of every kernel, its error against float64", 100, 60, LAUNCHES, 12),
-    "tests": Part("pytest -m gpu, what runs only there", 150, 140, _shards(FIRST_TESTS), 12),
-    "more": Part("pytest -m gpu, the other tests", 150, 140, _shards(TESTS), 12),
-    "bench": Part("the main sizes against eager, and in CUDA graphs", 80, 60, BENCH),
-    "crossover": Part("one-pass kernels and planes, in graphs and without", 120, 60,
-                      CROSSOVER),
-    "compile": Part("the main sizes against torch.compile", 300, 90, COMPILE),
+    "tests": Part("pytest -m gpu, what runs only there", 150, 140, tuple(
+        f"{item} without={HUGE}" for item in _shards(FIRST_TESTS)
+    ), 12),
+    "huge": Part("pytest -m gpu, tensors of more than 2^31 elements", 80, 75, (
+        f"test_gpu.py 0/1 only={HUGE}",
+    )),
     "memcheck": Part("first launches under compute-sanitizer", 80, 70, (
         "npu 256x512x512", f"npu {SMALL}",
     ), 2),
+    "bench": Part("the main sizes against eager, and in CUDA graphs", 80, 60, BENCH),
+    "compile": Part("the main sizes against torch.compile", 290, 90, COMPILE),
+    "crossover": Part("one-pass kernels and planes, in graphs and without", 120, 60,
+                      CROSSOVER),
+    "more": Part("pytest -m gpu, the other tests", 150, 140, _shards(TESTS), 12),
     "tune": Part("the fastest configuration of each kernel, by priority", 200, 60, TUNED),
     "rebench": Part("the main sizes with the tuned tables", 60, 60, AGAIN),
     "autotune": Part("the main sizes against torch.compile's max-autotune", 300, 95, AUTOTUNE),
@@ -100,12 +108,13 @@ PARTS = {
 REHEARSED = {
     "env": ("env",),
     "smoke": ("nmu 5x3x2x2 shared", "ode 3x2x2"),
-    "tests": ("test_tuning.py 0/40",),
-    "more": ("test_tuning.py 1/40",),
-    "bench": ("2x3x2 rivals=eager,graph,linear",),
-    "crossover": ("3x20x17",),
-    "compile": (),
+    "tests": (f"test_tuning.py 0/40 without={HUGE}",),
+    "huge": PARTS["huge"].items,
     "memcheck": ("npu 3x2x2",),
+    "bench": ("2x3x2 rivals=eager,graph,linear",),
+    "compile": (),
+    "crossover": ("3x20x17",),
+    "more": ("test_tuning.py 1/40",),
     "tune": ("nmu_forward 5x3x2",),
     "rebench": ("2x3x2 high rivals=eager",),
     "autotune": (),

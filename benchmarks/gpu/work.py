@@ -233,16 +233,19 @@ class Shard:
 
 
 def tests(stage: Stage, item: str, emit: Emit) -> None:
-    """A part of a file of tests/triton."""
+    """A part of a file of tests/triton: all of its tests, `only` some, or those `without` some."""
     try:
         import pytest
     except ImportError:
         emit({"skipped": "pytest is not installed"})
         return
-    name, part = item.split()
+    first, named = words(item)
+    name, part = first.split()
     number, count = map(int, part.split("/"))
     shard = Shard(number, count, emit)
     marks = [] if stage.rehearsal else ["-m", "gpu"]
+    if named:
+        marks += ["-k", named["only"] if "only" in named else f"not {named['without']}"]
     folder = Path(__file__).resolve().parents[2] / "tests" / "triton"
     flags = ["-q", "-p", "no:cacheprovider", "--no-header", *marks, str(folder / name)]
     status = pytest.main(flags, plugins=[shard])
@@ -356,7 +359,7 @@ def tune_one(stage: Stage, item: str, emit: Emit) -> None:
 
 DO: dict[str, Callable[[Stage, str, Emit], None]] = {
     "env": env, "smoke": smoke, "tests": tests, "memcheck": memcheck, "bench": bench,
-    "compile": bench, "crossover": crossover, "more": tests, "tune": tune_one,
+    "compile": bench, "crossover": crossover, "huge": tests, "more": tests, "tune": tune_one,
     # With the table that the tuner has written.
     "rebench": partial(bench, tuned=True), "autotune": partial(bench, tuned=True),
 }  # fmt: skip

@@ -307,7 +307,7 @@ def test_nau_special_values() -> None:
 
 def products_of_torch(call: Callable[[], Any]) -> int:
     """The number of torch's matrix products in a call."""
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         call()
     return sum(event.name in ("aten::mm", "aten::bmm") for event in profile.events())
 

@@ -246,7 +246,7 @@ def test_nau_has_one_precision(
             other = layer(x)
     assert normwise_error(plain, other) < 1e-6
     small = rows * features * outputs * (models or 1) <= 4096
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         layer(x)
     own = not any(event.name in ("aten::mm", "aten::bmm") for event in profile.events())
     assert own == (small or precision == "highest")

@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
@@ -292,3 +293,11 @@ def test_plots_of_an_output_that_is_none():
     for output in (3, "a"):
         with pytest.raises(ValueError, match="plot: output must be the number of one of the 1"):
             model.plot(output=output)
+
+
+def test_tensors_of_another_device_are_refused():
+    """A GPU's tensors as those of the device without memory: torch says how to copy them."""
+    X = torch.empty(20, 2, device="meta")
+    for arguments in ((X, np.ones(20)), (np.ones((20, 2)), X[:, 0])):
+        with pytest.raises(TypeError, match=r"Use Tensor\.cpu\(\) to copy the tensor"):
+            NPURegressor().fit(*arguments)

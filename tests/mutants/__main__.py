@@ -12,6 +12,7 @@ from tests.mutants.cpp_npu import NPU
 from tests.mutants.cpp_ode import TIME_LOOPS
 from tests.mutants.cpp_others import OTHERS
 from tests.mutants.cpp_training import TRAINING_LOOP
+from tests.mutants.gpu_plan import GPU_PLAN
 from tests.mutants.python_laws import LAWS
 from tests.mutants.python_layers import BESIDE_LAWS
 from tests.mutants.python_time_loops import TIME_LOOP
@@ -28,6 +29,7 @@ MUTANTS = [
     *TRAINING_LOOP,
     *BESIDE_LAWS,
     *LAWS,
+    *GPU_PLAN,
     *TRAINING,
     *TIME_LOOP,
     *TRITON,

@@ -14,6 +14,7 @@ SMALL = (
     KERNELS + "'bitwise and npu and small'",
 )
 LARGE = ("tests/triton/test_large.py -x",)
+LAST_BATCH = ("tests/triton/test_tape.py -k checks",)
 NALU = (KERNELS + "'zero_inputs or nalu and float64_parity'",)
 ODE = ("tests/triton/test_ode.py -k 'parity or options or alone or many_starts'",)
 
@@ -46,7 +47,7 @@ NPU = [
         ),
     }),
     *mutants(TRITON_FOLDER + "weight_gradients.py", TILES, {
-        "triton-backward-clip-always": ("clip=not straight_through,", "clip=True,"),
+        "triton-backward-clip-always": ("clip=not straight_through)", "clip=True)"),
         "triton-backward-weight-im-sign": ("acc_sq - acc_mp * (ghat * PI)", "acc_sq + acc_mp * (ghat * PI)"),
     }),
     *mutants(TRITON_FOLDER + "npu_planes.py", LARGE, {
@@ -79,6 +80,19 @@ NPU = [
         "triton-tape-other-launches": ("self.launches and self.seen == len(self.launches)", "self.launches"),
         "triton-tape-a-tensor-twice": ("self.valid = len(self.indices) == len(self.tensors)", "self.valid = True"),
     }),
+    *mutants(TRITON_FOLDER + "npu_small.py", LAST_BATCH, {
+        "triton-last-batch-clip": ("clip = not straight_through ", "clip = not straight_through and splits == 1 "),
+    }),
+    *mutants(TRITON_FOLDER + "nmu.py", LAST_BATCH, {
+        "triton-last-batch-nmu": ("grad_w) if need_w else None", "grad_w) if part_w is not grad_w else None"),
+    }),
+    *mutants(TRITON_FOLDER + "nalu.py", LAST_BATCH, {
+        "triton-last-batch-nalu": ("need_bias, both_forms, acc,", "need_bias, final, acc,"),
+        "triton-last-batch-nalu-shared-x": ("        sums[name] = None, sums[name][1]\n", "        del sums[name]\n"),
+    }),
+    *mutants(TRITON_FOLDER + "launch.py", LAST_BATCH, {
+        "triton-last-batch-half": ("return splits > 1 or result.dtype is not TORCH_DTYPE[acc]", "return splits > 1"),
+    }),
     *mutants(TRITON_FOLDER + "npu.py", LARGE, {
         "triton-large-flags": ("if (tl.load(flags_ptr + tile) > 0) & (first_i < I):", "if (tl.load(flags_ptr + tile) < 0) & (first_i < I):"),
         "triton-large-flag-of-a-tile": ("tile = first + turn // PARTS", "tile = first"),
@@ -106,7 +120,7 @@ NPU = [
         "triton-large-negatives-skipped": ("tl.where(any_negative > 0, tiles", "tl.where(any_negative > 1, tiles"),
     }),
     *mutants(TRITON_FOLDER + "weight_gradients.py", LARGE, {
-        "triton-large-clip-always": ("clip=not straight_through,", "clip=True,"),
+        "triton-large-clip-always": ("clip=not straight_through)", "clip=True)"),
     }),
     *mutants(TRITON_FOLDER + "npu.py", KERNELS + "'needs and npu'", {
         "triton-needs-of-the-gate": ("        if need_x or need_gate:\n", "        if need_x:\n"),

@@ -45,6 +45,12 @@ def test_neural_ode(run):
     assert float(error) < 0.2
 
 
+@pytest.mark.parametrize("name", ["train_drop_in.py", "neural_ode.py"])
+def test_the_device_is_the_named_one(run, name):
+    with pytest.raises(RuntimeError, match="device type at start of device string: gpu"):
+        run(name, "--device", "gpu")
+
+
 def test_law_of_a_time_series(run, tmp_path):
     for name in ("scipy", "pandas", "sympy", "matplotlib"):
         pytest.importorskip(name, reason=f"{name} is not installed")

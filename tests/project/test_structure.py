@@ -200,6 +200,18 @@ def test_only_the_registry_names_an_experiment() -> None:
         )
 
 
+def test_profiles_keep_their_events() -> None:
+    """Profiles without `acc_events` warn in torch 2.11, and warnings are errors."""
+    calls = [
+        (name, node.lineno, any(keyword.arg == "acc_events" for keyword in node.keywords))
+        for name, (_, tree) in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("torch.profiler.profile")
+    ]
+    assert len(calls) >= 2
+    assert [call[:2] for call in calls if not call[2]] == []
+
+
 def is_private(name: str) -> bool:
     """Whether a part of the dotted name begins with an underscore, `__main__` aside."""
     return any(part.startswith("_") for part in name.removesuffix(".__main__").split("."))

@@ -132,7 +132,7 @@ def test_general_steps(counting: Counting) -> None:
         handle.remove()
     assert seen == ["hook", "hook"]
     assert optimizer.step(lambda: 5.0) == 5.0
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         train(optimizer, leaves, 1)
     assert any("Optimizer.step#Adam" in event.key for event in profile.key_averages())
     with use_backend("reference"):

@@ -7,6 +7,7 @@ prints the processor time of a step; ``python -m tests.triton.mocked --checks`` 
 named ``check_*``, which `test_tape` reads.
 """
 
+import itertools
 import json
 import statistics
 import sys
@@ -39,6 +40,7 @@ launched: list[
     tuple[Any, ...]
 ] = []  # kernel, programs, stream, its tensors' addresses, numbers and constants
 ordinary: list[str] = []  # kernels that went through Triton's own `run`
+compiled: list[str] = []  # kernels that Triton would have compiled
 
 
 notes = True  # else launches are not noted either, for timing
@@ -55,6 +57,7 @@ class _Kernel(CompiledKernel):  # type: ignore[misc]
 
     def __init__(self, src: Any) -> None:
         self.src, self.name, self.hash, self.module = src, src.fn.__name__, "", 1
+        compiled.append(self.name)
         self.function, self.packed_metadata = 7, (4, 1, 0)
         self._run = self._launch if notes else _do_nothing
 
@@ -205,11 +208,12 @@ def _places(call: tuple[Any, ...], tensors: list[Tensor | None]) -> tuple[Any, .
 
 
 def calls(
-    name: str, sizes: tuple[int, int, int], dtype: torch.dtype, models: int | None = None
-) -> Any:
+    name: str, sizes: tuple[int, int, int], dtype: torch.dtype, models: int | None = None,
+    **changes: Any,
+) -> Any:  # fmt: skip
     """Functions that call a layer's launchers, each with its tensors, on a sample."""
     layer = ops.LAYERS[name]
-    sample = RECORDS[name].sample(*sizes, num_models=models, dtype=torch.float64)
+    sample = RECORDS[name].sample(*sizes, num_models=models, dtype=torch.float64, **changes)
     operands = [None if t is None else t.to(dtype) for t in (sample.x, *sample.tensors.values())]
     x, weight = operands[0], operands[1]
     own_options = options(sample)
@@ -248,6 +252,37 @@ def check_the_same_launches() -> None:
                 assert not ordinary, (operator, shape, dtype, ordinary)
                 assert seen[0][0], (operator, shape, dtype)
                 assert all(entry == seen[0] for entry in seen), (operator, shape, dtype, seen)
+
+
+# The operators of every public layer, and the operands that it leaves out.
+PUBLIC = {
+    "NPU": ("npu", ()), "RealNPU": ("npu", ("weight_im",)),
+    "NaiveNPU": ("npu", ("weight_im", "gate")), "NMU": ("nmu", ()), "NMRU": ("nmru", ()),
+    "NALU": ("nalu", ()), "iNALU": ("inalu", ()),
+}  # fmt: skip
+FULL_BATCHES = ((1000, 6, 2), (128, 100, 100), (512, 480, 490))
+LAST_BATCHES = (500, 104, 60, 8, 1)  # rows
+
+
+def check_nothing_is_compiled_for_a_last_batch() -> None:
+    """Fewer rows launch the kernels of the first batch, in every public layer."""
+    assert all(hasattr(npu_kernels, name) for name in PUBLIC)
+    dtypes = (torch.float32, torch.float64, torch.bfloat16)
+    inputs: dict[str, dict[str, Any]] = {
+        "one model": {}, "shared x": {"models": 3, "shared": True}, "own x": {"models": 3},
+    }  # fmt: skip
+    faults = []
+    for (layer, (name, without)), full, (label, changes), dtype in itertools.product(
+        PUBLIC.items(), FULL_BATCHES, inputs.items(), dtypes
+    ):
+        for rows in (full[0], *(rows for rows in LAST_BATCHES if rows < full[0])):
+            compiled.clear()
+            launches = calls(name, (rows, *full[1:]), dtype, without=without, **changes)
+            for operator, (tensors, rest) in launches.items():
+                backend.launchers()[operator](*tensors, *rest)
+            if compiled and rows < full[0]:
+                faults.append(f"{layer} {full} {label} {dtype}: {rows} rows: {compiled}")
+    assert not faults, "\n".join(faults)
 
 
 def check_what_must_not_be_repeated() -> None:
@@ -384,7 +419,7 @@ def check_who_wants_to_see_operators() -> None:
     layer, x = npu_kernels.NPU(6, 2), torch.rand(100, 6)
     for _ in range(3):
         layer(x).sum().backward()
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         layer(x).sum().backward()
     names = {event.name for event in profile.events()}
     assert {"npu_kernels::npu_forward", "npu_kernels::npu_backward"} <= names

@@ -8,6 +8,7 @@ functions named ``check_*``, which `test_standin` reads.
 """
 
 import ctypes
+import itertools
 import json
 import os
 import re
@@ -118,11 +119,20 @@ def _without_addresses(tensors: list[Tensor | None]) -> list[Any]:
     return [launch._replace(parameters=tuple(map(known, launch.parameters))) for launch in launches]
 
 
-def _large(rows: int, inputs: int, outputs: int) -> tuple[list[Any], list[Any]]:
-    """The operands of a large layer's forward and backward; none of their memory is touched."""
-    x, grad_y = torch.empty(rows, inputs), torch.empty(rows, outputs)
-    weight = [torch.empty(outputs, inputs) for _ in range(2)]
-    forward = [x, *weight, torch.empty(inputs)]
+Operands = list[Tensor | None]
+
+
+def _large(
+    rows: int, inputs: int, outputs: int, imaginary: bool = True, models: tuple[int, ...] = ()
+) -> tuple[Operands, Operands]:
+    """The operands of a large layer's forward and backward; none of their memory is touched.
+
+    x is shared by the models, if there are several.
+    """
+    x, grad_y = torch.empty(rows, inputs), torch.empty(*models, rows, outputs)
+    weight, weight_im = (torch.empty(*models, outputs, inputs) for _ in range(2))
+    gate = torch.empty(*models, inputs)
+    forward = [x, weight, weight_im if imaginary else None, gate]
     return forward, [grad_y, *forward, torch.empty_like(grad_y), torch.empty_like(grad_y)]
 
 
@@ -134,14 +144,18 @@ def _step(rows: int, inputs: int, outputs: int) -> None:
 
 def check_parameters_of_replays() -> None:
     """A repeated call gives the driver what an ordinary call gives: grids, numbers, tensor maps."""
-    forward, backward = _large(256, 512, 512)
-    large = {"npu_forward": (forward, (EPS, True)), "npu_backward": (backward, (EPS, False, 15))}
-    cases = {
-        **calls("npu", (100, 6, 2), torch.float32),
-        **{f"large {name}": call for name, call in large.items()},
-    }
+    cases = calls("npu", (100, 6, 2), torch.float32)
+    for label, operands in (
+        ("large", _large(256, 512, 512)),
+        ("large high", _large(256, 512, 512)),
+        ("large real", _large(256, 512, 512, imaginary=False)),
+        ("large shared", _large(256, 512, 512, models=(3,))),
+    ):
+        cases[f"{label} npu_forward"] = operands[0], (EPS, True)
+        cases[f"{label} npu_backward"] = operands[1], (EPS, False, 15)
     for label, (tensors, rest) in cases.items():
         operator = label.split()[-1]
+        torch.set_float32_matmul_precision("high" if " high " in label else "highest")
         launcher = backend.launchers()[operator]
         repeated, seen = backend.repeat(operator, launcher), []
         for call in (launcher, repeated, repeated, repeated):
@@ -152,6 +166,7 @@ def check_parameters_of_replays() -> None:
         assert all(entry == seen[0] for entry in seen), (label, seen)
         tapes = repeated.tapes.values()  # type: ignore[attr-defined]
         assert any(type(tape).__name__ == "Tape" for tape in tapes), (label, tapes)
+    torch.set_float32_matmul_precision("highest")
 
 
 def check_no_kernel_is_compiled_for_another_batch() -> None:
@@ -217,20 +232,24 @@ def check_sizes_of_2_31_elements() -> None:
 
 def check_which_waves_are_full() -> None:
     """backward_w leaves less than a tenth of the multiprocessors' time unused."""
-    for width in (*range(512, 2049, 64),):
-        for rows in (16384, 65536):
-            forward, _ = _large(1, width, width)
-            sizes = Sizes(1, rows, width, width, True)
-            shape = npu_planes.padded(sizes, True, True)
-            plan = npu_large.plan_of(forward[0], True, sizes)
-            assert plan is not None
-            tiles = shape.packed // plan.backward_w.rows * shape.tiles_i
-            programs = plan.programs(plan.backward_w)
-            splits, length = npu_large.row_splits(shape.tiles_b, tiles, programs)
-            assert (splits - 1) * length < shape.tiles_b <= splits * length
-            waves = -(-tiles * splits // programs)
-            used = tiles * shape.tiles_b / (waves * programs * length)
-            assert used > 0.9, (width, rows, splits, used)
+    x = torch.empty(1)
+    for precision, rows, width in itertools.product(
+        ("highest", "high"), (4096, 16384, 65536), range(512, 2049, 64)
+    ):
+        torch.set_float32_matmul_precision(precision)
+        sizes = Sizes(1, rows, width, width, True)
+        shape = npu_planes.padded(sizes, True, True)
+        plan = npu_large.plan_of(x, True, sizes)
+        assert plan is not None
+        assert plan.products == (3 if precision == "highest" else 1)
+        tiles = shape.packed // plan.backward_w.rows * shape.tiles_i
+        programs = plan.programs(plan.backward_w)
+        splits, length = npu_large.row_splits(shape.tiles_b, tiles, programs)
+        assert (splits - 1) * length < shape.tiles_b <= splits * length
+        waves = -(-tiles * splits // programs)
+        used = tiles * shape.tiles_b / (waves * programs * length)
+        assert used > 0.9, (precision, width, rows, splits, used)
+    torch.set_float32_matmul_precision("highest")
 
 
 def _microseconds(step: Callable[[], object], rounds: int = 20, repetitions: int = 10) -> float:

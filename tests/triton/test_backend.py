@@ -10,6 +10,7 @@ import torch
 
 from npu_kernels._backends import triton as backend
 from npu_kernels._operators import dispatch
+from tests.triton.conftest import INTERPRETS
 
 
 @pytest.fixture
@@ -107,3 +108,12 @@ print([name for name in npu_kernels._operators.ops.NAMES
        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"npu_kernels::{name}", "CUDA")])
 """
     assert _python(code) == "[]"
+
+
+def test_new_memory_is_not_a_number() -> None:
+    """Memory is NaN: a test sees a kernel that leaves an element out, or reads what nobody wrote."""
+    if not INTERPRETS:
+        pytest.skip("memory of a GPU keeps what was there: filling it takes time")
+    assert torch.empty(9).isnan().all()
+    assert torch.ones(2).new_empty((9,), dtype=torch.float64).isnan().all()
+    assert (torch.empty(9, dtype=torch.int32) == torch.iinfo(torch.int32).max).all()

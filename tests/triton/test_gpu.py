@@ -1,5 +1,6 @@
 """What only a GPU can show: graphs, streams, devices, huge tensors, real launches."""
 
+import gc
 from types import ModuleType
 
 import pytest
@@ -19,6 +20,8 @@ UNITS = ("NPU", "RealNPU", "NaiveNPU", "NMU", "NMRU", "NALU", "iNALU")
 
 
 def _needs_memory(gigabytes: float) -> None:
+    gc.collect()
+    torch.cuda.empty_cache()  # what earlier tests have left
     free, _ = torch.cuda.mem_get_info()
     if free < gigabytes * 2**30:
         pytest.skip(f"needs {gigabytes} GiB of free GPU memory, there are {free / 2**30:.1f}")

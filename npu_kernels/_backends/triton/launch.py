@@ -92,6 +92,14 @@ def gradients(needs: list[bool], *tensors: Tensor | None) -> list[Tensor]:
     return [t.new_empty(t.shape if n else (0,)) for t, n in zip(like, needs, strict=True)]
 
 
+def is_partial(result: Tensor, splits: int, acc: tl.dtype) -> bool:
+    """Return whether programs write partial sums: where rows are split, or in another dtype.
+
+    A kernel that writes both is then the same for every number of rows.
+    """
+    return splits > 1 or result.dtype is not TORCH_DTYPE[acc]
+
+
 def result_type(x: Tensor, weight: Tensor) -> tl.dtype | None:
     """The result's dtype for :func:`empty`: that of x, float32 where the weights have another."""
     return None if x.dtype is weight.dtype else tl.float32

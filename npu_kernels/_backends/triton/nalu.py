@@ -3,7 +3,8 @@
 Formulas and kernels are in `nalu_forward_kernels` and `nalu_backward_kernels`. x is ``[B, I]`` or
 ``[K, B, I]``, weights and masks ``[O, I]`` or ``[K, O, I]``, gate_bias ``[O]`` or ``[K, O]``, all
 else ``[B, O]`` or ``[K, B, O]``; any strides. At most four launches for forward and backward, three
-where rows are not split and models do not share x.
+where rows are not split, models do not share x and weights are float32 or float64, in layers that
+are not large.
 """
 
 from typing import Any, NamedTuple
@@ -114,9 +115,9 @@ def _check_backward(
 
 def _sums(
     weights: _Weights, parts: _Weights, results: _Weights, part_bias: Tensor | None,
-    grad_bias: Tensor | None,
+    grad_bias: Tensor | None, final: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """The arguments of `sum_partials` for the parts of split rows."""
+    """The arguments of `sum_partials` for the parts; where they are `final`, nothing is added."""
     sums: dict[str, Any] = {}
     if parts.add is not None:
         sums["re"] = parts.add, results.add
@@ -128,7 +129,18 @@ def _sums(
         sums["im" if weights.mul is None else "gate"] = parts.gate, results.gate
     if part_bias is not None:
         sums["gate"] = part_bias, grad_bias
+    for name in sums.keys() & {"re", "im", "gate"} if final else ():
+        sums[name] = None, sums[name][1]
     return sums
+
+
+def _both_forms(options: dict[str, Any], results: list[Tensor | None], acc: Any) -> bool:
+    """Return whether a kernel writes gradients or partial sums, as the number of rows asks.
+
+    Those of large layers only write partial sums: with both forms some spill registers.
+    """
+    grads = [grad for grad in results if grad is not None]
+    return options["PASSES"] == 0 and not any(launch.is_partial(grad, 1, acc) for grad in grads)
 
 
 def _backward(
@@ -171,19 +183,25 @@ def _backward(
         tiles_i = max(1, -(-I // options["BLOCK_I"]))  # a bias needs no input
         tiles = K * -(-O // options["BLOCK_O"]) * tiles_i
         splits, rows_per_split = launch.row_splits(B, options["BLOCK_B"], tiles, programs)
-        parts, part_bias = grad_weights, grad_bias
-        if splits > 1:
-            split_needs = (need_add, False, need_mul, False, need_gate)
-            shape = (splits, K, O, I)
-            parts = _Weights(*(launch.empty(x, shape, acc) if n else None for n in split_needs))
-            part_bias = launch.empty(x, shape[:-1], acc) if need_bias else None
-            sums |= _sums(arranged, parts, grad_weights, part_bias, grad_bias)
+        both_forms = _both_forms(options, results[1:], acc)
+        final, shape = splits == 1 and both_forms, (splits, K, O, I)
+
+        def part(need: bool, grad: Tensor | None, shape: tuple[int, ...] = shape) -> Tensor | None:
+            """What programs write; without a gradient of the weight, one of its mask is needed."""
+            return launch.empty(x, shape, acc) if need and (grad is None or not final) else grad
+
+        parts = grad_weights._replace(
+            add=part(need_add, grad_weights.add), mul=part(need_mul, grad_weights.mul),
+            gate=part(need_gate, grad_weights.gate),
+        )  # fmt: skip
+        part_bias = part(need_bias, grad_bias, shape[:-1])
+        sums |= _sums(arranged, parts, grad_weights, part_bias, grad_bias, final)
         if need_add or need_mul or need_gate or need_bias:
             start(
                 nalu_backward_w_kernel, tiles * splits, options,
                 grad_y, x, *arranged[:4], *inner, *parts, part_bias,
                 K, B, O, I, rows_per_split, *common,
-                need_add, need_mul, need_gate, need_bias, splits == 1, acc,
+                need_add, need_mul, need_gate, need_bias, both_forms, acc,
             )  # fmt: skip
         sum_partials(acc, **sums)
     return grads

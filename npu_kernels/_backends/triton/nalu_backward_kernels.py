@@ -13,8 +13,9 @@ Notation, sources, precision and error: `nalu_forward_kernels`. From ``grad_y [B
 A product without one of its factors is the product divided by it, or, if no other factor is 0, the
 product of the others: gradients are right where a factor is 0.
 
-Two launches, and one more that adds partial sums (`reduction`) when rows are split or models share
-x. The NALU takes the same kernels with fewer operands.
+Two launches, and one more that adds partial sums (`reduction`) when rows are split, models share x,
+weights have another dtype than the sums or products take several planes. The NALU takes the
+same kernels with fewer operands.
 """
 
 # ruff: noqa: SIM102, SIM108 (an `if` on a compile-time constant stands alone, see device_math)
@@ -213,11 +214,11 @@ def _sums_over_rows(
 
 @triton.jit
 def _store_sum(
-    acc, weight_ptr, mask_ptr, grad_ptr, grad_mask_ptr, offs_w, out, mask_w,
-    FINAL: tl.constexpr, ACC: tl.constexpr,
+    acc, weight_ptr, mask_ptr, grad_ptr, grad_mask_ptr, offs_w, out, mask_w, final,
+    ACC: tl.constexpr,
 ):  # fmt: skip
-    """Store a sum over rows: with FINAL gradients of weight and mask, else a partial sum."""
-    if FINAL:
+    """Store a sum over rows: if it is final gradients of weight and mask, else a partial sum."""
+    if final:
         store_nac_gradients(acc, weight_ptr, mask_ptr, grad_ptr, grad_mask_ptr, offs_w, mask_w, ACC)
     else:
         tl.store(grad_ptr + out, acc, mask=mask_w)
@@ -227,8 +228,8 @@ def _store_sum(
 def nalu_backward_w_kernel(
     grad_y_ptr,  # [K, B, O]
     x_ptr, wa_ptr, ma_ptr, wm_ptr, mm_ptr, h_ptr, a_ptr, t_ptr, flags_ptr,
-    add_ptr,  # gradient of A [splits, K, O, I]; with FINAL of weight [K, O, I]
-    add_mask_ptr,  # with FINAL, of mask
+    add_ptr,  # gradient of A [splits, K, O, I]; with one split and FINAL of weight [K, O, I]
+    add_mask_ptr,  # with one split and FINAL, of mask
     mul_ptr,  # of W, iNALU
     mul_mask_ptr,
     gate_ptr,  # of G
@@ -268,8 +269,9 @@ def nalu_backward_w_kernel(
         BLOCK_B, BLOCK_O, BLOCK_I,
     )  # fmt: skip
     out = pid_s * K * O * I + offs_w
+    final = FINAL & (rows_per_split >= B)  # at run time: last batches compile nothing
     if NEED_ADD:
-        _store_sum(acc_add, wa_ptr, ma_ptr, add_ptr, add_mask_ptr, offs_w, out, mask_w, FINAL, ACC)
+        _store_sum(acc_add, wa_ptr, ma_ptr, add_ptr, add_mask_ptr, offs_w, out, mask_w, final, ACC)
     if NEED_GATE:
         tl.store(gate_ptr + out, acc_gate.to(gate_ptr.dtype.element_ty), mask=mask_w)
     if NEED_BIAS:
@@ -285,4 +287,4 @@ def nalu_backward_w_kernel(
                 acc_mul, w, x_ptr, pointers, start_x, start_y, offs_i, offs_o, mask_i, mask_o,
                 rows, O, I, INALU, ACC, PASSES, BLOCK_B,
             )  # fmt: skip
-        _store_sum(acc_mul, wm_ptr, mm_ptr, mul_ptr, mul_mask_ptr, offs_w, out, mask_w, FINAL, ACC)
+        _store_sum(acc_mul, wm_ptr, mm_ptr, mul_ptr, mul_mask_ptr, offs_w, out, mask_w, final, ACC)

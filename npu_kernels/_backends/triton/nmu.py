@@ -17,7 +17,7 @@ that neither underflow nor overflow spoils a part of it, and counts the zeros. T
 factor out for every ``E``: without a zero among the other factors that quotient is ``E``, else
 ``E`` is 0. So gradients are right where factors are 0. The sums over the tile are partial sums,
 which are added in a fixed order (`reduction`): two launches, one where a single tile covers the
-layer.
+layer and the weight has the dtype of the sums.
 
 Eager torch needs several ``[B, O, I]`` tensors; here the partial sums take
 ``B O I (1 / BLOCK_O + 1 / BLOCK_B)`` elements, none where one tile suffices.
@@ -392,7 +392,7 @@ def _backward(
         part_x, part_w = grad_x, grad_w
         if need_x and copies_x > 1:
             part_x = launch.empty(x, (copies_x, *x.shape), acc)
-        if need_w and tiles_b > 1:
+        if need_w and launch.is_partial(grad_w, tiles_b, acc):
             part_w = launch.empty(x, (tiles_b, K, O, factors), acc)
         start(
             kernel, K * tiles_b * tiles_o, options, grad_y, x, weight, part_x, part_w, K, B, O, I,
@@ -400,7 +400,7 @@ def _backward(
         )  # fmt: skip
         sum_partials(
             acc,
-            re=None if part_w is grad_w else (part_w, grad_w),
+            re=(None if part_w is grad_w else part_w, grad_w) if need_w else None,
             x=None if part_x is grad_x else (part_x, grad_x),
         )
     return grad_x, grad_w

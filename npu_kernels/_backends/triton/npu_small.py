@@ -7,7 +7,8 @@ loop over the inputs is unrolled, and only O is padded, to a power of two.
 
 The whole backward is one launch: every program accumulates its rows' part of all gradients. If a
 model's rows take more than one program (`tuning`: BLOCK_B rows at a time, about `programs`
-programs), or models share x, partial sums go to the launch of `reduction`. Sums have a fixed order.
+programs), models share x or weights have another dtype than the sums, partial sums go to the launch
+of `reduction`. Sums have a fixed order.
 
 Valid range and errors: those of `npu` with IEEE products; infinite and NaN inputs give what the
 formula gives.
@@ -210,9 +211,8 @@ def small_backward(
     blocks = -(-B // options["BLOCK_B"])
     tiles = -(-blocks // max(1, programs // K))
     splits = -(-blocks // tiles)
-    gate_rows = splits if splits > 1 else 0
-    gradients = Gradients(x, weight_re, weight_im, gate, needs, sizes, splits, gate_rows, acc)
-    clip = not straight_through and splits == 1  # else the sum of the parts is clipped
+    gradients = Gradients(x, weight_re, weight_im, gate, needs, sizes, splits, 0, acc)
+    clip = not straight_through  # partial sums too, which are then sums of zeros
     start(
         npu_small_backward_kernel, K * splits, options, grad_y, x, weight_re, weight_im, gate, y, s,
         *gradients.parts, K, B, tiles, I, O, shared_x, eps, weight_im is not None, gate is not None,

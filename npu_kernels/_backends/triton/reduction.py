@@ -109,7 +109,8 @@ def sum_partials_kernel(
 
 
 # Partial sums [rows, ...], destination [...], which may be absent where that of a mask is not.
-Sum = tuple[torch.Tensor, torch.Tensor | None]
+# Without partial sums nothing is added: the kernel is the one that other batches launch.
+Sum = tuple[torch.Tensor | None, torch.Tensor | None]
 # Weight, mask, destination of the mask's gradient.
 Nac = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
@@ -124,34 +125,34 @@ def sum_partials(
     clip: bool = False,
     re_nac: Nac | None = None,
     im_nac: Nac | None = None,
-    sum_weights: bool = True,
 ) -> None:
-    """Write ``destination = partial.sum(0)`` for every sum, in one launch; none without a sum.
-
-    sum_weights: false where `re` and `im` only say which kernel is launched.
-    """
-    if not (re or im or x or gate):
+    """Write ``destination = partial.sum(0)`` for every sum, in one launch; none without a sum."""
+    all_sums = re, im, x, gate
+    partial = next((s[0] for s in all_sums if s is not None and s[0] is not None), None)
+    if partial is None:
         return
     options = tuning.REDUCTION
     block = options["BLOCK"]
 
     def size(summands: Sum | None) -> tuple[int, int, int]:
-        if summands is None:
+        if summands is None or summands[0] is None:
             return 0, 0, 0
         rows = summands[0].shape[0]
         n = summands[0].numel() // rows
         return n, rows, -(-n // block)
 
-    n_re, rows_re, blocks_re = size(re if sum_weights else None)
-    n_im, rows_im, blocks_im = size(im if sum_weights else None)
+    n_re, rows_re, blocks_re = size(re)
+    n_im, rows_im, blocks_im = size(im)
     n_x, rows_x, blocks_x = size(x)
     n_gate, rows_gate, _ = size(gate)
     blocks_gate = -(-n_gate * NARROWER // block)
     end_im = blocks_re + blocks_im
     end_x = end_im + blocks_x
-    sums = [tensor for summands in (re, im, x, gate) for tensor in summands or (None, None)]
+    # Some address of the same type stands for partial sums that are absent.
+    tensors = [(partial if s[0] is None else s[0], s[1]) if s else (None, None) for s in all_sums]
     start(
-        sum_partials_kernel, end_x + blocks_gate, options, *sums, gate_value if clip else None,
+        sum_partials_kernel, end_x + blocks_gate, options,
+        *(tensor for pair in tensors for tensor in pair), gate_value if clip else None,
         *(re_nac or (None, None, None)), *(im_nac or (None, None, None)), n_re or n_im, n_x, n_gate,
         rows_re or rows_im, rows_x, rows_gate, blocks_re, end_im, end_x, acc, clip,
         re is not None, im is not None, x is not None, gate is not None,

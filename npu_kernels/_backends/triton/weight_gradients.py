@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from npu_kernels._backends.triton.device_math import PI
-from npu_kernels._backends.triton.launch import Sizes, empty, gradients, needed
+from npu_kernels._backends.triton.launch import Sizes, empty, gradients, is_partial, needed
 from npu_kernels._backends.triton.reduction import sum_partials
 
 Tensor = torch.Tensor
@@ -21,7 +21,7 @@ class Gradients:
         self, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
         needs: int, sizes: Sizes, splits: int, gate_rows: int, acc: tl.dtype,
     ) -> None:  # fmt: skip
-        """splits: parts of the rows. gate_rows: rows of the gate's partial sums, 0 without any."""
+        """splits: parts of the rows. gate_rows: rows of the gate's partial sums, 0 for `splits`."""
         K, B, I, O, shared_x = sizes
         self.gate, self.acc = gate, acc
         self.needed = needed(needs, x, weight_re, weight_im, gate)
@@ -30,29 +30,23 @@ class Gradients:
         part_x, part_re, part_im, part_gate = self.results
         if need_x and K > 1 and shared_x:
             part_x = empty(x, (K, B, I), acc)
-        if need_re and splits > 1:
+        if need_re and is_partial(part_re, splits, acc):
             part_re = empty(x, (splits, K, O, I), acc)
-        if need_im and splits > 1:
+        if need_im and is_partial(part_im, splits, acc):
             part_im = empty(x, (splits, K, O, I), acc)
-        if gate_rows > 0:
-            part_gate = empty(x, (gate_rows, K, I) if need_gate else (0,), acc)
+        if gate_rows > 0 or (need_gate and is_partial(part_gate, splits, acc)):
+            part_gate = empty(x, (gate_rows or splits, K, I) if need_gate else (0,), acc)
         self.parts = part_x, part_re, part_im, part_gate
 
     def finish(self, straight_through: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Add the partial sums, in at most one launch, and return the gradients."""
         x, re, im, gate = (
-            (part, result) if need and part is not result else None
+            (None if part is result else part, result) if need else None
             for need, part, result in zip(self.needed, self.parts, self.results, strict=True)
         )
-        other, (_, need_re, need_im, _) = gate or x, self.needed
-        sum_weights = re is not None or im is not None
-        if not sum_weights and other is not None:
-            # Fewer rows than usual: the kernel is still the one that has sums of weights too.
-            re = (other[0], self.results[1]) if need_re else None
-            im = (other[0], self.results[2]) if need_im else None
-        sum_partials(
-            self.acc, re, im, x, gate, self.gate, clip=not straight_through, sum_weights=sum_weights
-        )
+        if x is not None and x[0] is None:  # whatever the number of rows
+            x = None
+        sum_partials(self.acc, re, im, x, gate, self.gate, clip=not straight_through)
         grad_x, grad_re, grad_im, grad_gate = self.results
         return grad_x, grad_re, grad_im, grad_gate
 
