@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.equations.rivals import RIVALS
-from benchmarks.equations.srsd import laws_of
+from benchmarks.equations.srsd import OTHERS, laws_of
 from benchmarks.marked_blocks import insert
 from benchmarks.marked_blocks import table as markdown_table
 
@@ -26,6 +26,7 @@ TITLES = {
     "srsdr": "SRSD, ratios", "srsdm": "SRSD, more than four terms",
     "wild": "product or sum, wild rows",
 }  # fmt: skip
+WHOLE_SRSD = "srsd", "srsdf", "srsdr", "srsdm"  # with `OTHERS`, all equations of SRSD
 SHOWN_NOISES = (0.0, 0.01)  # in the picture
 ROUNDING = 0.01  # of criteria
 PLANNED_SEEDS = 10  # of the whole benchmark
@@ -76,7 +77,28 @@ def table(rows: Sequence[Row]) -> str:
         cells = [_cell(cell_rows(rows, kind, noise, method)) for method in methods]
         planned = PLANNED_SEEDS * EACH[kind]
         lines.append(f"| {TITLES[kind]} | {noise:g} | {planned} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    whole = of_srsd(rows)
+    return "\n".join([*lines, *(["", whole] if whole else [])])
+
+
+def of_srsd(rows: Sequence[Row]) -> str:
+    """How many of all equations of SRSD were found: a sentence for each noise, of whole seeds."""
+    ours = [row for row in rows if row["class"] in WHOLE_SRSD and row["method"] == METHODS[0]]
+    each, sentences = sum(EACH[kind] for kind in WHOLE_SRSD), list[str]()
+    for noise in sorted({row["noise"] for row in ours}):
+        seeds: dict[int, list[bool]] = {}
+        for row in ours:
+            if row["noise"] == noise:
+                seeds.setdefault(row["seed"], []).append(row["found"])
+        found = [sum(each_seed) for each_seed in seeds.values() if len(each_seed) == each]
+        if found:
+            error = f"with noise of {noise:g}" if noise else "without noise"
+            sentences.append(f"{', '.join(map(str, found))} {error}")
+    if not sentences:
+        return ""
+    total = each + sum(len(names.split()) for names in OTHERS.values())
+    numbers = "; ".join(sentences)
+    return f"Of the {total} equations of SRSD, `{METHODS[0]}` found, by seed: {numbers}."
 
 
 def not_told_apart(row: Row) -> bool:
