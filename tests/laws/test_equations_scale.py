@@ -14,6 +14,7 @@ from npu_kernels._laws.products import problem
 from npu_kernels._laws.products.problem import Columns, all_rows
 from npu_kernels._laws.products.units import Exponents
 from npu_kernels._laws.table import refine, rounding
+from npu_kernels._laws.table.estimates import sizes
 from npu_kernels._laws.table.output import merged
 from npu_kernels.equations import NPURegressor
 from tests.support.laws import RNG, noise, uniform
@@ -144,3 +145,11 @@ def test_any_size_of_y(exponent, power):
     function = sympy.lambdify(sympy.symbols("x0 x1", positive=True), model.sympy())
     np.testing.assert_allclose(function(*X.T), y, rtol=1e-12)
     assert len(model.bootstrap(X, y, draws=10)) == 2
+
+
+def test_relative_errors_of_outputs_over_hundreds_of_decades():
+    """Weights are the inverses of the sizes, and their squares are numbers."""
+    size = sizes(10.0 ** -np.arange(0.0, 300.0))
+    assert np.isfinite(1 / size**2).all()
+    assert np.mean(size**2) == pytest.approx(1)
+    assert (np.diff(size) <= 0).all()

@@ -22,6 +22,7 @@ from npu_kernels._laws.table.search import is_exact
 Array = Any
 
 NOISE_FLOOR = 0.1  # of the median of |y|: below it, errors in proportion to y grow no smaller
+SMALLEST_SIZE = 1e-100  # of an output that relative errors are in proportion to, over the greatest
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,9 @@ class Rows:
 
 
 def sizes(y: Array) -> Array:
-    """Return ``|y|``, raised near 0, with mean square 1."""
-    size = np.maximum(np.abs(y), NOISE_FLOOR * np.median(np.abs(y)) or 1.0)
+    """Return ``|y|``, raised near 0, with mean square 1. Squares of their inverses are finite."""
+    size = np.abs(y)
+    size = np.maximum(size, max(NOISE_FLOOR * np.median(size), SMALLEST_SIZE * size.max()) or 1.0)
     return size / root_mean_square(size, np.ones(len(size)))
 
 
