@@ -3,8 +3,8 @@
 Formulas and kernels are in `nalu_forward_kernels` and `nalu_backward_kernels`. x is ``[B, I]`` or
 ``[K, B, I]``, weights and masks ``[O, I]`` or ``[K, O, I]``, gate_bias ``[O]`` or ``[K, O]``, all
 else ``[B, O]`` or ``[K, B, O]``; any strides. At most four launches for forward and backward, three
-where rows are not split, models do not share x and weights are float32 or float64, in layers that
-are not large.
+where rows are not split, models do not share x and weights are float32 or float64, in small layers
+and medium NALUs.
 """
 
 from typing import Any, NamedTuple
@@ -21,6 +21,8 @@ from npu_kernels._backends.triton.reduction import sum_partials
 from npu_kernels._backends.triton.tape import start
 
 Tensor = torch.Tensor
+
+SMALL_WARPS = 4  # of a program of a small layer; others have more
 
 
 class _Weights(NamedTuple):
@@ -134,13 +136,17 @@ def _sums(
     return sums
 
 
-def _both_forms(options: dict[str, Any], results: list[Tensor | None], acc: Any) -> bool:
+def _both_forms(
+    options: dict[str, Any], inalu: bool, results: list[Tensor | None], acc: Any
+) -> bool:
     """Return whether a kernel writes gradients or partial sums, as the number of rows asks.
 
-    Those of large layers only write partial sums: with both forms some spill registers.
+    Those of large layers, and of iNALUs beyond small ones, only write partial sums: with both forms
+    some spill registers.
     """
+    spills = options["PASSES"] > 0 or (inalu and options["num_warps"] > SMALL_WARPS)
     grads = [grad for grad in results if grad is not None]
-    return options["PASSES"] == 0 and not any(launch.is_partial(grad, 1, acc) for grad in grads)
+    return not spills and not any(launch.is_partial(grad, 1, acc) for grad in grads)
 
 
 def _backward(
@@ -183,7 +189,7 @@ def _backward(
         tiles_i = max(1, -(-I // options["BLOCK_I"]))  # a bias needs no input
         tiles = K * -(-O // options["BLOCK_O"]) * tiles_i
         splits, rows_per_split = launch.row_splits(B, options["BLOCK_B"], tiles, programs)
-        both_forms = _both_forms(options, results[1:], acc)
+        both_forms = _both_forms(options, arranged.mul is not None, results[1:], acc)
         final, shape = splits == 1 and both_forms, (splits, K, O, I)
 
         def part(need: bool, grad: Tensor | None, shape: tuple[int, ...] = shape) -> Tensor | None:

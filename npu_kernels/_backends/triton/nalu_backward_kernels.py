@@ -14,8 +14,8 @@ A product without one of its factors is the product divided by it, or, if no oth
 product of the others: gradients are right where a factor is 0.
 
 Two launches, and one more that adds partial sums (`reduction`) when rows are split, models share x,
-weights have another dtype than the sums or products take several planes. The NALU takes the
-same kernels with fewer operands.
+weights have another dtype than the sums, products take several planes, or an iNALU is no small one.
+The NALU takes the same kernels with fewer operands.
 """
 
 # ruff: noqa: SIM102, SIM108 (an `if` on a compile-time constant stands alone, see device_math)
