@@ -50,4 +50,4 @@ def test_checks(tmp_path: Path) -> None:
     assert found == dict.fromkeys(CHECKS, "")
     # launches of a large layer repeat, descriptors too
     assert times["large"] < 0.5 * times["large ordinary"], times
-    assert times["large"] < 4 * times["small"], times
+    assert times["large"] < 5 * times["small"], times
