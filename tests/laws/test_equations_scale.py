@@ -153,3 +153,11 @@ def test_relative_errors_of_outputs_over_hundreds_of_decades():
     assert np.isfinite(1 / size**2).all()
     assert np.mean(size**2) == pytest.approx(1)
     assert (np.diff(size) <= 0).all()
+
+
+@pytest.mark.filterwarnings("ignore::npu_kernels.equations.EquationWarning")
+def test_powers_of_outputs_beyond_all_numbers_are_not_tried():
+    """1 / y**2 overflows, and so do all weighted products."""
+    X = RNG(0).uniform(1, 600, (100, 1))
+    model = NPURegressor(random_state=0).fit(X, 10.0 ** -RNG(0).uniform(1, 300, 100))
+    assert np.isfinite(model.predict(X)).all()

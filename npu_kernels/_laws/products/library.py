@@ -75,7 +75,7 @@ class Library:
         self.groups = 1 if self.layout is None else self.layout.count
         z, weight = problem.linear()
         weight, self.target = self._laid(weight), self._laid(z * weight)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             A = self._laid(problem.products(self.u, self.parity)) * weight[:, None]
             size = np.sqrt((self._split(A) ** 2).sum(1))  # [G, M]
         good = np.isfinite(size).all(0) & (size > 0).any(0)

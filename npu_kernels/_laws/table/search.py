@@ -183,6 +183,10 @@ def _one_power(
     if patient:
         few = few.proportional()
     library, solver = Library(few, generator), solver_of(few, rules.loss)
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = float(library.target @ library.target)
+    if not (len(library.u) and math.isfinite(squares)):
+        return []  # this power of y spans more decades than there are numbers
     large = solver if more is few else solver_of(more, rules.loss)
     beam: Points | None = None
     of_function = data.function is not None
