@@ -186,7 +186,9 @@ def _terms(text: str) -> tuple[tuple[float, str], ...]:
 
 def _range(text: str) -> Range:
     """A range from a text such as "log 0.1 10 both"."""
-    sampling, low, high, sign = re.fullmatch(r"([a-z]*) ?(\S+) (\S+) ?(\S*)", text).groups()  # type: ignore[union-attr]
+    parts = re.fullmatch(r"([a-z]*) ?(\S+) (\S+) ?(\S*)", text)
+    assert parts, text
+    sampling, low, high, sign = parts.groups()
     return Range(eval(low), eval(high), sampling or "uniform", sign or "+")
 
 

@@ -163,9 +163,9 @@ def minimise(
 
 
 class _Descending:
-    """Steps of K laws, whose normal equations are made anew only where the last step was taken.
+    """Steps of K laws, which make the normal equations anew only for laws that have moved.
 
-    Four steps in ten are not. The states of a trial that became the law are not computed again.
+    Four steps in ten move no law. The states of a trial that became the law are not computed again.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class _Descending:
             self.trials[lanes] = states
             return part.compare(states)
 
-        equations = least_squares.Normal(*(part[lanes] for part in self.equations))
+        equations = least_squares.Normal(*(tensor[lanes] for tensor in self.equations))
         free = self.free[lanes]
         result = least_squares.damped_step(
             x, damping, free, residual, equations, self.bounds, self.objective
