@@ -74,6 +74,13 @@ TUNED = tuple(
     for kernel in kernels
 )
 
+# NPU and NAU: trainings in CUDA graphs, one by one and by eager's formulas; rollouts, whose size is
+# steps x D x h x K.
+LOOPS = (
+    "training 100x2x4", "training 100x2x4 optimizer=fused-decay", "training 100x2x4x1000",
+    "rollout 200x3x9", "rollout 200x3x9x100", "training 1024x64x64", "training 100x2x4x20",
+)  # fmt: skip
+
 COMMAND_SECONDS = 560.0  # of a command, unless it says another number
 COMMANDS = 3  # for all parts
 
@@ -97,12 +104,13 @@ PARTS = {
     ), 2),
     "bench": Part("the main sizes against eager, and in CUDA graphs", 80, 60, BENCH),
     "compile": Part("the main sizes against torch.compile", 290, 90, COMPILE),
+    "loops": Part("trainings in CUDA graphs, rollouts beside torchdiffeq", 100, 40, LOOPS),
     "crossover": Part("one-pass kernels and planes, in graphs and without", 120, 60,
                       CROSSOVER),
     "more": Part("pytest -m gpu, the other tests", 150, 140, _shards(TESTS), 12),
-    "tune": Part("the fastest configuration of each kernel, by priority", 200, 60, TUNED),
+    "tune": Part("the fastest configuration of each kernel, by priority", 150, 60, TUNED),
     "rebench": Part("the main sizes with the tuned tables", 60, 60, AGAIN),
-    "autotune": Part("the main sizes against torch.compile's max-autotune", 300, 95, AUTOTUNE),
+    "autotune": Part("the main sizes against torch.compile's max-autotune", 280, 95, AUTOTUNE),
 }  # fmt: skip
 # The same parts in Triton's interpreter on the CPU: whether they run.
 REHEARSED = {
@@ -113,6 +121,7 @@ REHEARSED = {
     "memcheck": ("npu 3x2x2",),
     "bench": ("2x3x2 rivals=eager,graph,linear",),
     "compile": (),
+    "loops": ("training 5x2x4", "rollout 3x2x2"),
     "crossover": ("3x20x17",),
     "more": ("test_tuning.py 1/40",),
     "tune": ("nmu_forward 5x3x2",),

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.loops import loops
 from benchmarks.gpu.plan import words
 from benchmarks.throughput import environment, suite, tune
 from benchmarks.throughput.cases import STEP, Case, Size
@@ -359,7 +360,8 @@ def tune_one(stage: Stage, item: str, emit: Emit) -> None:
 
 DO: dict[str, Callable[[Stage, str, Emit], None]] = {
     "env": env, "smoke": smoke, "tests": tests, "memcheck": memcheck, "bench": bench,
-    "compile": bench, "crossover": crossover, "huge": tests, "more": tests, "tune": tune_one,
+    "compile": bench, "loops": loops, "crossover": crossover, "huge": tests, "more": tests,
+    "tune": tune_one,
     # With the table that the tuner has written.
     "rebench": partial(bench, tuned=True), "autotune": partial(bench, tuned=True),
 }  # fmt: skip

@@ -234,12 +234,13 @@ def replay(
             end_states.append(new)
             u, k1 = new, k[-1]
         step_index = (index - first).clamp(0, count - 1)[..., columns].to(u.device)
-        is_inside = inside[..., columns]  # elsewhere a step of size 0, whose state is finite
+        # Elsewhere a step of size 0, whose state is finite.
+        is_inside = inside[..., columns].to(u.device)
         share = torch.where(is_inside, x[..., columns], 1.0).to(u)
-        h = torch.where(is_inside, size[..., columns], 0.0).to(u)
+        h = torch.where(is_inside, size[..., columns].to(u.device), 0.0).to(u)
         path = torch.stack(states, -2), torch.stack(end_states, -2), torch.stack(slopes, -3)
         outputs = _dense(f, *path, step_index, share, h, pair, control)
-        outputs = torch.where(is_inside.unsqueeze(-1).to(u.device), outputs, 0)
+        outputs = torch.where(is_inside.unsqueeze(-1), outputs, 0)
         return u, k1, outputs, columns.to(u.device)
 
     u, k1, result = u0, f(u0), u0.new_zeros(*lead, len(values) - 1, u0.shape[-1])

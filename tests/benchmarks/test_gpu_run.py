@@ -147,7 +147,7 @@ def test_everything_of_the_plan_can_be_read() -> None:
 
 def test_right_results_come_before_times() -> None:
     """The order of the parts; all of the first ones fit one command."""
-    order = "env smoke tests huge memcheck bench compile crossover more tune rebench autotune"
+    order = "env smoke tests huge memcheck bench compile loops crossover more tune rebench autotune"
     assert list(plan.PARTS) == list(plan.REHEARSED) == order.split()
     first = list(plan.PARTS.values())[: order.split().index("bench") + 1]
     assert sum(part.seconds for part in first) <= plan.COMMAND_SECONDS
@@ -292,8 +292,8 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         (
             ["smoke", "race"],
-            "PART must be one of env, smoke, tests, huge, memcheck, bench, compile, crossover, more, "
-            "tune, rebench, autotune, got race",
+            "PART must be one of env, smoke, tests, huge, memcheck, bench, compile, loops, "
+            "crossover, more, tune, rebench, autotune, got race",
         ),
         (["--seconds", "0"], "--seconds: must be greater than 0, got 0"),
         (["--jobs", "0"], "--jobs: must be a whole number of at least 1, got '0'"),

@@ -129,7 +129,7 @@ def test_schemes(passes: int, bound: float | None, device: str, kernels: ModuleT
                 50, 90, 40, without=without, dtype=torch.float32, device=device
             )
             for error, eager in errors(sample, kernels):
-                limit = error_bound(eager, torch.float32, 1.0) if bound is None else bound
+                limit = error_bound(eager, torch.float32) if bound is None else bound
                 assert error <= limit, f"kernel {error:.1e}, eager {eager:.1e}"
                 if bound is not None and eager:
                     assert error > 2 * eager  # or the scheme is not what it says

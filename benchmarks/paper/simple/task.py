@@ -47,7 +47,8 @@ QUICK_STEPS = 300
 SEEDS = 100
 QUICK_SEEDS = 3
 BLOCK = 100  # steps whose rows are drawn at once
-LARGEST_BATCH = 100  # models; more of them fill the caches
+LARGEST_BATCH = 100  # models on the CPU; more of them fill the caches
+LARGEST_GPU_BATCH = 1000
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class Data:
         """Rows ``[K, BLOCK, ROWS, ...]`` and targets."""
         generators = (stream("simple data", seed, block) for seed in self.seeds)
         draws = [torch.rand(BLOCK, ROWS, 2, generator=generator) for generator in generators]
-        x = torch.stack(draws).mul_(self.high - self.low).add_(self.low)
+        x = torch.stack(draws).to(self.device).mul_(self.high - self.low).add_(self.low)
         y = targets(x)
         y = y if len(self.columns) == len(TASKS) else y[..., self.columns]
         return tuple(part.to(self.device, self.dtype) for part in (x, y))
@@ -151,6 +152,7 @@ def batches(
     """The work: batches of seeds of one model."""
     chosen = [task for task in TASKS if task in operations]
     part = {} if len(chosen) == len(TASKS) else {"operations": chosen}
+    largest = LARGEST_BATCH if torch.device(device).type == "cpu" else LARGEST_GPU_BATCH
     return [
         Batch(
             experiment="simple",
@@ -161,7 +163,7 @@ def batches(
             make=make,
         )
         for model in models
-        for chunk in chunks(range(seeds), LARGEST_BATCH)
+        for chunk in chunks(range(seeds), largest)
     ]
 
 
