@@ -34,7 +34,7 @@ def clip_gate(gate: Tensor, gate_gradient: str = CLIP) -> Tensor:
     The gradient passes where 0 <= gate <= 1 ("clip", as that of ``torch.clamp``) or everywhere
     ("straight_through").
     """
-    clipped = gate.clamp(0, 1)
+    clipped = gate.clamp(0.0, 1.0)
     if gate_gradient == CLIP:
         return clipped
     return clipped.detach() + (gate - gate.detach())  # adds an exact zero that carries the gradient
@@ -101,7 +101,7 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     ``A = min(max(weight, -1), 1)`` when `clip` is true, as in the paper; else ``A = weight``, as in
     the authors' code.
     """
-    return _apply(x, weight.clamp(-1, 1) if clip else weight)
+    return _apply(x, weight.clamp(-1.0, 1.0) if clip else weight)
 
 
 def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
@@ -110,7 +110,7 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     ``M = min(max(weight, 0), 1)`` when `clip` is true. The sum is formed as ``M x + (1 - M)``,
     which is exact in the second term for M in [1/2, 1] and loses nothing when x is small.
     """
-    m = weight.clamp(0, 1) if clip else weight
+    m = weight.clamp(0.0, 1.0) if clip else weight
     if m.dim() > 2:
         m = m.unsqueeze(-3)  # [K, 1, O, I]
     return (m * x.unsqueeze(-2) + (1 - m)).prod(-1)
@@ -220,7 +220,7 @@ def npu_forward(
     save_sin: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return ``y = exp(P) cos(Q)`` and ``s = exp(P) sin(Q)``, empty unless `save_sin` is true."""
-    g = None if gate is None else gate.clamp(0, 1)
+    g = None if gate is None else gate.clamp(0.0, 1.0)
     p, q, *_ = exponents(x, weight_re, weight_im, g, eps)
     return p.exp() * q.cos(), p.exp() * q.sin() if save_sin else x.new_empty(0)
 
@@ -324,7 +324,7 @@ def nmru_backward(
     sign(x'), with q the sum in the cosine; ``-pi sum_b grad_y_o m_o sin(pi q_o) n_i`` adds to
     ``dweight_oi``.
     """
-    m, both = weight.clamp(0, 1) if clip else weight, _with_reciprocals(x, eps)
+    m, both = weight.clamp(0.0, 1.0) if clip else weight, _with_reciprocals(x, eps)
     sizes, upstream, by_signs = both, grad_y, None
     if separate:
         sizes, minus = both.abs(), (both < 0).to(x.dtype)

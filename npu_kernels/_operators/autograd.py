@@ -276,7 +276,7 @@ def nmu_gradients(
     """Return the gradients of x and weight of an NMU; `clip`: its weight is clipped to [0, 1]."""
     if not clip:
         return GRADIENTS["nmu"](grad_y, x, weight, needs)  # type: ignore[return-value]
-    grad_x, grad_weight = GRADIENTS["nmu"](grad_y, x, weight.clamp(0, 1), needs)
+    grad_x, grad_weight = GRADIENTS["nmu"](grad_y, x, weight.clamp(0.0, 1.0), needs)
     if grad_weight is not None:
         grad_weight = grad_weight.where((weight >= 0) & (weight <= 1), 0)
     return grad_x, grad_weight
@@ -289,7 +289,7 @@ def nau_gradients(
     grad_rows = grad_y.reshape(*weight.shape[:-2], -1, weight.shape[-2])
     grad_x, grad_weight, is_shared = None, None, x.dim() < grad_y.dim()
     if needs & 1:
-        grad_x = grad_rows @ (weight.clamp(-1, 1) if clip else weight)
+        grad_x = grad_rows @ (weight.clamp(-1.0, 1.0) if clip else weight)
         grad_x = (grad_x.sum(0) if is_shared else grad_x).reshape(x.shape)
     if needs & 2:
         rows = x if is_shared else x.reshape(*grad_rows.shape[:-1], x.shape[-1])

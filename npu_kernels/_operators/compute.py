@@ -92,7 +92,7 @@ def nmu(x: Tensor, weight: Tensor) -> Tensor:
 
 def nmu_clipped(x: Tensor, weight: Tensor) -> Tensor:
     """Compute a Neural Multiplication Unit with its weight clipped to [0, 1]."""
-    return nmu(x, weight.clamp(0, 1))
+    return nmu(x, weight.clamp(0.0, 1.0))
 
 
 def nmru(x: Tensor, weight: Tensor, *, eps: float, clip: bool, sign: str) -> Tensor:

@@ -77,7 +77,7 @@ class _Inputs:
         self.r, self.slope_x = size, self.sign
         self.inside = self.slope_g = self.v_g = g = None
         if gate is not None:
-            g = _rows(gate.clamp(0, 1))
+            g = _rows(gate.clamp(0.0, 1.0))
             self.r, self.slope_x = g * size + (1 - g), g * self.sign
             self.slope_g = (size - 1) / self.r  # of a, by g
             if not straight_through:

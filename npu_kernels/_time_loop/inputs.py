@@ -155,7 +155,7 @@ def driven(weights: Weights, slope: Tensor, clip: bool) -> Weights:
     clip: whether the NAU's weight is clipped to [-1, 1]; that of the result must not be.
     """
     weight_re, weight_im, gate, weight = weights
-    weight = weight.clamp(-1, 1) if clip else weight
+    weight = weight.clamp(-1.0, 1.0) if clip else weight
     *models, states, h = weight.shape
     count = slope.shape[-1]
 

@@ -131,7 +131,7 @@ def ode_backward(
         the gradient of u_n = g + sum_i dv_i + that of trajectory
     """
     triangle = rows(tableau)
-    bounded = weight.clamp(-1, 1) if clip else weight
+    bounded = weight.clamp(-1.0, 1.0) if clip else weight
     weights = weight_re, weight_im, gate, weight
     grads = [None if t is None else torch.zeros_like(t) for t in weights]
 

@@ -109,8 +109,11 @@ def made_optimizer(model: nn.Module, optimizer: Any, lr: Any) -> torch.optim.Opt
         raise ValueError(f"run: {rule}, got {optimizer!r}")
     if lr is None:
         raise ValueError(f"run: lr must be given with optimizer {optimizer!r}")
-    first = checked_rate(lr(1), 1) if callable(lr) else lr
-    return optimizers.make(kinds[optimizer], model.parameters(), lr=first)
+    settings: dict[str, Any] = {"lr": checked_rate(lr(1), 1) if callable(lr) else lr}
+    parameters = list(model.parameters())
+    if optimizer == "adam" and all(p.is_cuda and p.is_floating_point() for p in parameters):
+        settings["fused"] = True  # one launch for all parameters, a third of a captured step's time
+    return optimizers.make(kinds[optimizer], parameters, **settings)
 
 
 class DrawnRows:

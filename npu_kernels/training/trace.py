@@ -88,7 +88,7 @@ def _power_facts(
 
     re = of_model(unit.weight_re)
     im = None if unit.weight_im is None else of_model(unit.weight_im)
-    gate = None if unit.gate is None else of_model(unit.gate).clamp(0, 1)
+    gate = None if unit.gate is None else of_model(unit.gate).clamp(0.0, 1.0)
     eps = torch.finfo(x.dtype).eps if unit.eps is None else unit.eps
     p, q, r, log_r, m = (t[0] for t in reference.exponents(x[None], re, im, gate, eps))
     exponent, phase = p[out].item(), q[out].item()

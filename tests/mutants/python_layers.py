@@ -20,7 +20,7 @@ REFERENCE = [
     *mutants(PACKAGE + "reference.py", FORMULAS, {
         "reference-shrink-sign": ("p - math.pi * _apply(k, weight_im), q +", "p + math.pi * _apply(k, weight_im), q +"),
         "reference-phase-without-gate": ("r, k = g * r + (1 - g), g * m", "r, k = g * r + (1 - g), m"),
-        "reference-gate-above-one": ("clipped = gate.clamp(0, 1)", "clipped = gate.clamp(0, 2)"),
+        "reference-gate-above-one": ("clipped = gate.clamp(0.0, 1.0)", "clipped = gate.clamp(0.0, 2.0)"),
         "reference-straight-through": ("return clipped.detach() + (gate - gate.detach())", "return clipped"),
         "reference-weight-im-sign": ("d_q.mT @ log_r - scale * phase_im", "d_q.mT @ log_r + scale * phase_im"),
         "reference-gate-mask": ("            if not straight_through:\n", "            if straight_through:\n"),
@@ -66,7 +66,7 @@ REFERENCE = [
         "reference-inalu-eps": ("slope = torch.where(x.abs() >= eps,", "slope = torch.where(x.abs() >= 0,"),
     }),
     *mutants(PACKAGE + "reference.py", ("tests/backends/test_fast_path.py -k 'nau or one_weight'", "tests/operators/test_reference.py"), {
-        "reference-nau-clip-below": ("weight.clamp(-1, 1) if clip else weight)", "weight.clamp(0, 1) if clip else weight)"),
+        "reference-nau-clip-below": ("weight.clamp(-1.0, 1.0) if clip else weight)", "weight.clamp(0.0, 1.0) if clip else weight)"),
     }),
     *mutants(PACKAGE + "_operators/autograd.py", ("tests/backends/test_fast_path.py -k 'nau or one_weight'", "tests/operators/test_reference.py"), {
         "autograd-nau-clip-at-the-ends": ("(weight >= -1) & (weight <= 1)", "(weight > -1) & (weight < 1)"),
@@ -131,7 +131,7 @@ CALLS = [
     }),
     *mutants(PACKAGE + "_operators/compute.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled", "tests/operators/test_torch_features.py -k compiled"), {
         "functional-eps-of-the-dtype": ("eps = EPS[x.dtype]", "eps = EPS[torch.float32]"),
-        "functional-nmu-clip": ("return nmu(x, weight.clamp(0, 1))", "return nmu(x, weight)"),
+        "functional-nmu-clip": ("return nmu(x, weight.clamp(0.0, 1.0))", "return nmu(x, weight)"),
         "functional-gradients-of-the-weights": ("for tensor in inputs[:operands]:", "for tensor in inputs[:1]:"),
         "functional-nalu-eps": ("return reference.nalu(*inputs, eps=eps) if", "return reference.nalu(*inputs, eps=1e-8) if"),
     }),

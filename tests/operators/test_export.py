@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import npu_kernels
 from npu_kernels import NAU, NMU, NPU, iNALU, interop
 from npu_kernels._testing.samples import normwise_error
 from tests.conftest import compiles, needs_library
@@ -88,6 +89,19 @@ def test_onnx(source: str, tmp_path: Path) -> None:
         x = torch.randn(rows, 3)
         (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
         assert normwise_error(torch.from_numpy(y), model(x)) < 1e-5
+
+
+def test_bounds_of_exported_programs_are_floats() -> None:
+    """The ONNX exporter of torch 2.11 fails at a clamp of floats between two integers."""
+    units = [getattr(npu_kernels, name) for name in npu_kernels.layers.__all__]
+    bounds = 0
+    for unit in units:
+        program = torch.export.export(unit(3, 3), (torch.randn(5, 3),))
+        for node in program.run_decompositions(interop.decompositions()).graph.nodes:
+            if node.target is torch.ops.aten.clamp.default and None not in node.args[1:]:
+                assert all(type(bound) is float for bound in node.args[1:]), unit
+                bounds += 1
+    assert bounds >= 5
 
 
 def test_executorch() -> None:

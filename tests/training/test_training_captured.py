@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -29,6 +30,7 @@ from npu_kernels._loops.steps import Ordinary
 from npu_kernels.optim import Adam
 from npu_kernels.training import Run, SteppedSchedule, run
 from npu_kernels.training import _runs as runs
+from npu_kernels.training._arguments import made_optimizer
 
 events: list[str] = []
 
@@ -447,3 +449,16 @@ def test_cuda_tensors_ask_for_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     x: Any = _X
     assert loop_for(model, optimizer, x) == (Captured, None)
     assert loop_for(nn.Sequential(model, nn.Dropout()), optimizer, x)[0] is Ordinary
+
+
+def test_adam_by_name_is_fused_on_a_gpu() -> None:
+    """One launch for all parameters; on the CPU, and beside parameters there, torch's default."""
+    with FakeTensorMode():
+        sides = {device: nn.Parameter(torch.empty(2, device=device)) for device in ("cuda", "cpu")}
+        fused = {}
+        for devices in (("cuda",), ("cpu",), ("cuda", "cpu")):
+            model = nn.ParameterList([sides[device] for device in devices])
+            optimizer = made_optimizer(model, "adam", 0.1)
+            fused[devices] = optimizer.param_groups[0]["fused"]
+            assert made_optimizer(model, "rmsprop", 0.1).defaults["lr"] == 0.1
+    assert fused == {("cuda",): True, ("cpu",): None, ("cuda", "cpu"): None}

@@ -140,7 +140,10 @@ def test_upstream_layouts(name: str, layout: str, device: str, kernels: ModuleTy
     indirect=["route"],
 )  # fmt: skip
 def test_needs(name: str, shared: bool, route: str, device: str, kernels: ModuleType) -> None:
-    """Every subset gives the bits of the full set, and empty tensors for the rest."""
+    """Every subset gives the bits of the full set, and empty tensors for the rest.
+
+    On a GPU the compiler fuses other multiply-adds where fewer gradients are computed.
+    """
     sample = RECORDS[name].sample(17, 5, 3, num_models=2, shared=shared, device=device)
     grad_y = torch.randn_like(forward(sample, reference)[0])
     full = backward(sample, kernels, grad_y, ALL)
@@ -151,7 +154,8 @@ def test_needs(name: str, shared: bool, route: str, device: str, kernels: Module
             some = backward(sample, kernels, grad_y, needs)
         for bit, (grad, want) in enumerate(zip(some, full, strict=True)):
             if needs >> bit & 1:
-                torch.testing.assert_close(grad, want, rtol=0, atol=0)
+                within = 0 if device == "cpu" else 1e-13
+                torch.testing.assert_close(grad, want, rtol=within, atol=within)
             else:
                 assert grad.shape == (0,)
 

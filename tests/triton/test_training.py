@@ -22,6 +22,8 @@ def test_settings(name: str, models: int | None, gpu: str, monkeypatch: pytest.M
         settings = {"lr": 0.01, **copy.deepcopy(SETTINGS[name])}
         runs.append(make(model_of(models).to(gpu), x, y, steps=40, **settings))
     assert (runs[0].captured, runs[1].captured) == (True, False)
+    is_fused = runs[0].optimizer.param_groups[0].get("fused")
+    assert is_fused is (None if settings.get("optimizer") == "rmsprop" else True)
     assert_same(runs[0], runs[1], 1e-8)
 
 
