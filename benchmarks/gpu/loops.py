@@ -7,43 +7,57 @@ import copy
 import importlib.util
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.gpu.plan import words
 from benchmarks.throughput import rollouts, timing
-from benchmarks.throughput.cases import EPS, ROLLOUT, ROLLOUT_DT, TRAIN, Case, Size, draw, hidden
+from benchmarks.throughput.cases import (
+    EPS,
+    LEARNING_RATE,
+    ROLLOUT,
+    ROLLOUT_DT,
+    TRAIN,
+    Case,
+    Size,
+    draw,
+    hidden,
+)
 from benchmarks.throughput.workloads import both_ways, filled, leaf
 from npu_kernels import NAU, NPU, ode, training, use_backend
-from npu_kernels._loops.captured import Captured
 
-SHORT, LONG = 100, 500  # steps of two runs: what a run costs besides its steps is their difference
-SOLVER_SECONDS = 4.0  # of timing for both rollouts
-PASSES = 3
-MOST_DIFFERENCE = 1e-2  # of losses after a few hundred steps in float32, of the greatest one
-# The way: in a CUDA graph, and the backend if not the usual one.
-WAYS: dict[str, tuple[bool, str | None]] = {
+# Steps of two runs. The difference is the time of steps alone, without what a run costs besides.
+FEW_STEPS, MANY_STEPS = 100, 500
+TIMED_RUNS = 3  # of each rival and number of steps
+SOLVER_SECONDS = 4.0  # of timing for all rollouts
+MOST_DIFFERENCE = 1e-2  # of losses in float32, by the greatest one
+# Whether the steps are captured in a CUDA graph, and the backend; None: the usual one.
+RIVALS: dict[str, tuple[bool, str | None]] = {
     "ours, CUDA graph": (True, None), "ours": (False, None),
     "eager, CUDA graph": (True, "reference"), "eager": (False, "reference"),
 }  # fmt: skip
-LEARNING_RATE = 0.005
+FIRST = "ours, CUDA graph"  # whose time and losses the others' are compared with
+
+
+class Hidden(nn.Identity):
+    """A layer that `training.run` does not know, so that it makes its steps one by one."""
 
 
 def loops(stage: Any, item: str, emit: Callable[[dict[str, Any]], None]) -> None:
-    """An item's rows: "training 100x2x4x1000 optimizer=fused" or "rollout 200x3x9"."""
-    first, named = words(item)
-    kind, size = first.split()
-    if kind == "training":
-        rows = train(Size.parse(size), named.get("optimizer", "adam"), stage)
+    """An item's rows: "training 100x2x4x1000 optimizer=named" or "rollout 200x3x9"."""
+    text, options = words(item)
+    task, size = text.split()
+    if task == "training":
+        rows = train(Size.parse(size), options.get("optimizer", "adam"), stage)
     else:
         rows = roll(Size.parse(size), stage)
     for row in rows:
         emit(row)
-        if row.get("bad"):
+        if row["bad"]:
             raise AssertionError(f"{row['rival']}: {row['bad']}")
 
 
@@ -51,73 +65,67 @@ def loops(stage: Any, item: str, emit: Callable[[dict[str, Any]], None]) -> None
 
 
 def train(size: Size, optimizer: str, stage: Any) -> Iterator[dict[str, Any]]:
-    """Microseconds of a step of NPU and NAU by `training.run`, in a CUDA graph and one by one.
+    """Microseconds of a step of NPU and NAU by `training.run`: a row for each of `RIVALS`.
 
-    The same with eager's formulas, and how far the losses of all ways lie from the first one's.
+    optimizer: "adam" is torch's with its defaults, "named" what `run` takes for that name,
+    "fused-decay" torch's fused one with a rate that falls.
     """
-    case = Case("npu-nau", TRAIN, size, "positive")
-    operands = draw(case).to(stage.device.name)
+    operands = draw(Case("npu-nau", TRAIN, size, "positive")).to(stage.device.name)
     models = None if size.models == 1 else size.models
-    start = filled(
-        nn.Sequential(
-            NPU(size.inputs, hidden(size), num_models=models, eps=EPS),
-            NAU(hidden(size), size.outputs, num_models=models),
-        ),
-        operands.parameters,
+    layers = (
+        NPU(size.inputs, hidden(size), num_models=models, eps=EPS),
+        NAU(hidden(size), size.outputs, num_models=models),
     )
-    short, long = (4, 20) if stage.rehearsal else (SHORT, LONG)
-    runs, first_seconds = {}, {}
-    for rival, way in WAYS.items():
+    start = filled(nn.Sequential(*layers), operands.parameters)
+    few, many = (4, 20) if stage.rehearsal else (FEW_STEPS, MANY_STEPS)
+
+    def timed(rival: str, steps: int) -> tuple[float, training.Run]:
+        captured, backend = RIVALS[rival]
         begin = time.perf_counter()
-        with _way(*way):  # the first run compiles
-            runs[rival] = _run(start, operands.x, operands.grad_y, optimizer, short)
+        with contextlib.nullcontext() if backend is None else use_backend(backend):
+            run = _run(start, captured, operands.x, operands.grad_y, optimizer, steps)
         stage.device.synchronize()
-        first_seconds[rival] = time.perf_counter() - begin
-    seconds: dict[tuple[str, int], list[float]] = {}
-    for _ in range(1 if stage.rehearsal else PASSES):
-        for rival, way in WAYS.items():
-            for steps in (short, long):
-                begin = time.perf_counter()
-                with _way(*way):
-                    _run(start, operands.x, operands.grad_y, optimizer, steps)
-                stage.device.synchronize()
-                seconds.setdefault((rival, steps), []).append(time.perf_counter() - begin)
-    medians = {key: statistics.median(values) for key, values in seconds.items()}
-    step = {r: (medians[r, long] - medians[r, short]) / (long - short) for r in WAYS}
-    ours, base = next(iter(WAYS)), runs[next(iter(WAYS))].losses.double()
-    for rival, (captured, _) in WAYS.items():
-        run = runs[rival]
+        return time.perf_counter() - begin, run
+
+    runs = {rival: timed(rival, few) for rival in RIVALS}  # they compile
+    times = [
+        {(rival, steps): timed(rival, steps)[0] for rival in RIVALS for steps in (few, many)}
+        for _ in range(1 if stage.rehearsal else TIMED_RUNS)
+    ]
+    medians = {key: statistics.median(each[key] for each in times) for key in times[0]}
+    step = {r: (medians[r, many] - medians[r, few]) / (many - few) for r in RIVALS}
+    base = runs[FIRST][1].losses.double()
+    for rival, (seconds, run) in runs.items():
         difference = float((run.losses.double() - base).abs().max() / base.abs().max())
-        why = "" if run.captured == (captured and not stage.rehearsal) else "no graph was captured"
+        right = run.captured == (RIVALS[rival][0] and not stage.rehearsal)
+        why = "" if right else f"captured is {run.captured}"
         why = why or ("" if difference < MOST_DIFFERENCE else f"losses differ by {difference:.1e}")
         yield {
             "size": str(size), "optimizer": optimizer, "rival": rival,
-            "median_us": 1e6 * step[rival], "ratio": step[rival] / step[ours],
-            "begin_ms": 1e3 * (medians[rival, short] - short * step[rival]),
-            "first_run_s": first_seconds[rival], "captured": run.captured,
-            "loss_difference": difference, "bad": why,
+            "median_us": 1e6 * step[rival], "ratio": step[rival] / step[FIRST],
+            "begin_ms": 1e3 * (medians[rival, few] - few * step[rival]), "first_run_s": seconds,
+            "captured": run.captured, "loss_difference": difference, "bad": why,
         }  # fmt: skip
 
 
-@contextlib.contextmanager
-def _way(captured: bool, backend: str | None) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        if not captured:
-            stack.enter_context(mock.patch.object(Captured, "works", False))
-        if backend is not None:
-            stack.enter_context(use_backend(backend))
-        yield
-
-
-def _run(start: nn.Module, x: Tensor, y: Tensor, optimizer: str, steps: int) -> training.Run:
+def _run(
+    start: nn.Module, captured: bool, x: Tensor, y: Tensor, optimizer: str, steps: int
+) -> training.Run:
     model = copy.deepcopy(start)
-    fused = optimizer.startswith("fused")
+    if not captured:
+        model = nn.Sequential(model, Hidden())
+    chosen: Any = optimizer
+    if optimizer != "named":
+        fused = optimizer.startswith("fused") or None  # None: torch's default
+        chosen = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=fused)
     # A rate that varies is a tensor that the captured step reads.
-    rate = (lambda step: LEARNING_RATE / step**0.1) if optimizer.endswith("decay") else None
-    made: Any = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=fused)
-    return training.run(
-        model, x, y, steps=steps, optimizer=made, lr=rate, every=steps // 4, progress=False
-    )
+    rate = (lambda step: LEARNING_RATE / step**0.1) if "decay" in optimizer else LEARNING_RATE
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the steps are made one by one
+        return training.run(
+            model, x, y, steps=steps, optimizer="adam" if chosen == "named" else chosen, lr=rate,
+            every=steps // 4, progress=False,
+        )  # fmt: skip
 
 
 # ---- rollouts ------------------------------------------------------------------------------------
@@ -133,22 +141,23 @@ def roll(size: Size, stage: Any) -> Iterator[dict[str, Any]]:
     def solved() -> Tensor:
         return ode.rollout_any(model, u0, steps=size.rows, dt=ROLLOUT_DT, method="euler")
 
-    ways = {"ours": rollouts.ours(case, operands), "eager": rollouts.eager(case, operands)}
+    workloads = {"ours": rollouts.ours(case, operands), "eager": rollouts.eager(case, operands)}
     if size.models == 1 and importlib.util.find_spec("torchdiffeq") is not None:
-        ways["torchdiffeq"] = both_ways(solved, [u0, *model.parameters()], operands.grad_y)
+        workloads["torchdiffeq"] = both_ways(solved, [u0, *model.parameters()], operands.grad_y)
     results = {}
-    for name, way in ways.items():
-        assert way.results is not None
-        results[name] = way.results()
-    runs: Any = {name: way.run for name, way in ways.items()}
+    for name, workload in workloads.items():
+        assert workload.results is not None
+        results[name] = workload.results()
+    runs = {name: workload.run for name, workload in workloads.items()}
     seconds = 0.05 if stage.rehearsal else SOLVER_SECONDS
     times = timing.interleaved(runs, seconds, finish=stage.device.synchronize)
-    for name in ways:
+    for name in workloads:
         pairs = zip(results[name], results["eager"], strict=True)
-        error = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+        difference = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
         median = timing.spread(times[name]).median
         ratio = timing.ratios(times[name], times["ours"]).median
         yield {
             "size": str(size), "rival": name, "median_us": 1e6 * median, "ratio": ratio,
-            "difference": error, "bad": "" if error < 1e-8 else f"differs by {error:.1e}",
+            "difference": difference,
+            "bad": "" if difference < 1e-8 else f"differs by {difference:.1e}",
         }  # fmt: skip

@@ -16,18 +16,18 @@ class Part:
     jobs: int = 1  # worker processes at most
 
 
-SMALL, MEDIUM, LARGE = "100x6x2", "100x100x100", "1024x256x256"
+SMALL, MEDIUM, LARGE = "100x6x2", "100x100x100", "1024x192x192"
 # layer, sizes BxIxO or BxIxOxK, and what is not as usual: a dtype, a precision, an operand left
 # out, a shared x.
 LAUNCHES = (
     "npu 1024x512x512", "npu 1024x512x512 high", "npu 300x513x521",
     "npu 1024x512x512 without=gate", "npu 300x512x480x3 shared", "npu 1024x512x512 bfloat16",
-    f"npu {SMALL}", f"npu {LARGE}", f"npu {MEDIUM}", f"npu {SMALL}x1000", "npu 128x100x100x10",
+    "npu 128x100x100x10", f"npu {SMALL}", f"npu {LARGE}", f"npu {MEDIUM}", f"npu {SMALL}x1000",
     f"npu {LARGE} high", f"npu {LARGE} medium", f"nmu {SMALL}", f"inalu {SMALL}", f"nalu {SMALL}",
     f"nmru {SMALL}", "ode 20x3x9", f"nmu {MEDIUM}", f"inalu {MEDIUM}", f"nalu {MEDIUM}",
     f"nmru {MEDIUM}", f"npu {SMALL} without=weight_im", f"npu {SMALL} without=gate",
     f"npu {LARGE} without=weight_im", f"npu {LARGE} without=gate", f"npu {SMALL}x20 shared",
-    "npu 64x40x30x5 shared", "npu 256x101x3", "npu 1023x257x259", f"inalu {LARGE}",
+    "npu 64x40x30x5 shared", "npu 256x101x3", "npu 1023x193x195", f"inalu {LARGE}",
     f"inalu {LARGE} high", f"nalu {LARGE}", f"npu {SMALL} float64", f"npu {MEDIUM} float64",
     f"inalu {SMALL} float64", f"nmu {SMALL} float64", f"npu {SMALL} bfloat16",
     f"npu {LARGE} bfloat16", f"npu {SMALL} float16", "ode 20x3x9 float64",
@@ -64,9 +64,9 @@ TILED = ("npu_forward", "npu_backward_x", "npu_backward_w")
 TUNED = tuple(
     f"{kernel} {size}"
     for kernels, sizes in (
-        (TILED, ("128x100x100", "4096x256x256")),
+        (TILED, ("128x100x100", "4096x192x192")),
         (("npu_small_forward", "npu_small_backward"), (f"{SMALL}x1000", SMALL)),
-        (TILED, ("4096x256x256 high", "4096x128x128")),
+        (TILED, ("4096x192x192 high", "4096x128x128")),
         (("nalu_forward", "nalu_backward_x", "nalu_backward_w"), ("128x100x100",)),
         (("nmu_forward", "nmu_backward"), ("128x100x100",)),
     )
@@ -77,8 +77,9 @@ TUNED = tuple(
 # NPU and NAU: trainings in CUDA graphs, one by one and by eager's formulas; rollouts, whose size is
 # steps x D x h x K.
 LOOPS = (
+    "training 100x2x4 optimizer=named", "training 100x2x4x1000 optimizer=named",
     "training 100x2x4", "training 100x2x4 optimizer=fused-decay", "training 100x2x4x1000",
-    "rollout 200x3x9", "rollout 200x3x9x100", "training 1024x64x64", "training 100x2x4x20",
+    "rollout 200x3x9", "rollout 200x3x9x100", "training 1024x64x64 optimizer=named",
 )  # fmt: skip
 
 COMMAND_SECONDS = 560.0  # of a command, unless it says another number

@@ -121,15 +121,15 @@ def run(
     ordinary loop, to rounding. Any other model, optimiser, device or setting makes the ordinary
     loop, and one notice says why; so does what a user has replaced or hooked, also a callback
     during the run. Only prehooks of a parameter's AccumulateGrad node are not seen: the steps in
-    C++ ignore them. No CUDA graph of it has run on a GPU yet.
+    C++ ignore them.
 
     Args:
         model: a module; its units have one num_models K, or none.
         x: ``[N, I]``, or ``[K, N, I]`` with rows of each model's own.
         y: targets ``[N, O]``, or ``[K, N, O]``.
         steps: their number.
-        optimizer: "adam" or "rmsprop", torch's with their defaults, or an optimiser of
-            `torch.optim` over the model's parameters, whose state is continued.
+        optimizer: "adam" or "rmsprop", torch's with their defaults (Adam on a GPU fused), or an
+            optimiser of `torch.optim` over the model's parameters, whose state is continued.
         lr: the learning rate, or a function of the step (from 1); None: the optimiser's own.
         batch_size: rows of a step, drawn uniformly with replacement, the same for all models; None:
             all rows.

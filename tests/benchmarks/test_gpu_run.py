@@ -206,6 +206,9 @@ def test_large_layers_are_checked_before_they_are_timed() -> None:
 SLOWER = {
     ("128x100x100x20", "alone"): "the model counts 4096 rows, whatever the batch: with them the "
     "planes gain, with 128 their launches cost more than the products",
+    ("4096x64x64", "graph"): "the model leaves out that the one-pass kernels' few programs leave "
+    "multiprocessors idle: the planes gain a twentieth",
+    ("4096x256x256 high", "alone"): "the model is for highest, where the products take longer",
 }
 
 
@@ -226,7 +229,7 @@ def test_the_model_takes_the_faster_kernels_of_measured_rows() -> None:
             chosen, other = ("planes", "one-pass") if large else ("one-pass", "planes")
             if kernels[chosen][f"{label}_us"] > 1.05 * kernels[other][f"{label}_us"]:
                 slower.add((item, label))
-    assert len(times) >= 9
+    assert len(times) >= 11
     assert slower == SLOWER.keys()
 
 

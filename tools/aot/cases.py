@@ -123,7 +123,7 @@ def cases(quick: bool, variants: str) -> Iterator[Case]:
     "" for calls with all operands and gradients, "some" or "all" for calls without some of them
     too. A quick run with variants has every kernel.
     """
-    yield "large", HIGHEST, lambda: _npu(*SHAPES["large"])
+    yield "large", HIGHEST, lambda: _npu_in_one_pass(*SHAPES["large"])
     if quick:
         yield "inalu float64", HIGHEST, lambda: _inalu(*SHAPES["large odd"], dtype=torch.float64)
         if variants:
@@ -144,9 +144,9 @@ def cases(quick: bool, variants: str) -> Iterator[Case]:
 def _layers() -> Iterator[Case]:
     yield "small float64", HIGHEST, lambda: _npu(100, 6, 2, dtype=torch.float64)
     for precision in ("high", "medium"):
-        yield f"large {precision}", precision, lambda: _npu(*SHAPES["large"])
+        yield f"large {precision}", precision, lambda: _npu_in_one_pass(*SHAPES["large"])
     for precision in ("highest", "high", "medium"):
-        yield f"large odd {precision}", precision, lambda: _npu(*SHAPES["large odd"])
+        yield f"large odd {precision}", precision, lambda: _npu_in_one_pass(*SHAPES["large odd"])
     for name in ("narrow", "medium", "medium odd"):
         yield name, HIGHEST, partial(_npu, *SHAPES[name])
     yield "float64", HIGHEST, lambda: _npu(*SHAPES["large odd"], dtype=torch.float64)
@@ -200,7 +200,7 @@ def _variants(all_large: bool) -> Iterator[Case]:
         yield f"small {label}", HIGHEST, partial(_npu, 100, 6, 2, **options)
     for label in list(optional)[: None if all_large else 4]:
         options = optional[label]
-        yield f"large {label}", HIGHEST, partial(_npu, *SHAPES["large"], **options)
+        yield f"large {label}", HIGHEST, partial(_npu_in_one_pass, *SHAPES["large"], **options)
     yield "nmu models, shared x", HIGHEST, lambda: _nmu(100, 6, 2, K=3, shared=True)
     yield "nmu models", HIGHEST, lambda: _nmu(100, 6, 2, K=3)
     yield "nmru models, shared x", HIGHEST, lambda: _nmru(100, 6, 2, K=3, shared=True)

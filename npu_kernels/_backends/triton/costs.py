@@ -5,19 +5,23 @@ issue many instructions for a multiply-add. The large kernels (`npu_large`) make
 launches, more memory, fewer products, at the rate of the matrix units. For a forward and a backward
 the model adds up:
 
-- launches: of the host, or in a CUDA graph those of the device
+- launches: those of the device, and what all of them have in common
 - bytes of the planes, written and read back, at the rate of the memory
 - products: the multiply-adds, at a part of the rate of the matrix units; or the instructions that
   the one-pass kernels issue, if that takes longer
+
+Outside of a CUDA graph the device begins after the first launches, and the host prepares the others
+meanwhile: the longer of both counts.
 
 The model is for float32 at ``highest``; the other precisions follow it. It assumes
 :data:`ASSUMED_ROWS` rows, so that a last batch with fewer rows launches the same kernels and is
 rounded in the same way.
 
 :data:`CHIPS` has the constants. An H200 stands for compute capability 9.0: the bandwidth, the
-instructions a cycle, the efficiency and the host's cost of a launch, with a slow processor, are
-estimates from what was measured there (`benchmarks/NOTES.md`). The cost of a launch in a graph is
-assumed, and the rest is of data sheets. The other chips have their own rates and these estimates.
+instructions a cycle, the efficiency, the overhead and the host's cost of a launch, with a slow
+processor, are estimates from what was measured there (`benchmarks/NOTES.md`). The cost of a launch
+in a graph is assumed, and the rest is of data sheets. The other chips have their own rates and
+these estimates.
 """
 
 from __future__ import annotations
@@ -45,7 +49,8 @@ class Chip(NamedTuple):
     multiply_adds: int  # of float16 matrix units, a cycle and multiprocessor
     bandwidth: float  # bytes a second
     efficiency: float = 0.5  # part of the matrix units' rate that products reach
-    launch: float = 24e-6  # seconds of the host
+    launch: float = 20e-6  # seconds of the host
+    overhead: float = 45e-6  # seconds of the device in a pass: kernels begin and end half empty
     captured: float = 1.5e-6  # seconds of a launch in a CUDA graph
     source: str = "data sheet"
 
@@ -59,20 +64,24 @@ CHIPS = {
 
 def seconds(chip: Chip, i: int, o: int, k: int, captured: bool = False) -> tuple[float, float]:
     """The time of a forward and a backward: by the one-pass kernels, and by the large ones."""
-    cycle, launch = 1 / (chip.clock * chip.multiprocessors), chip.launch
-    if captured:
-        launch = chip.captured
+    cycle = 1 / (chip.clock * chip.multiprocessors)
     terms = k * ASSUMED_ROWS * i * o
     product = cycle / (chip.multiply_adds * chip.efficiency)
     issued = terms * (FORWARD_INSTRUCTIONS + BACKWARD_INSTRUCTIONS) / ISSUED * cycle
     # P and Q take six products each with log r, three with the mask; backward_x 6, backward_w 9.
-    one_pass = max(2 * (9 + 6 + 9) * terms * product, issued) + 4 * launch
+    one_pass = max(2 * (9 + 6 + 9) * terms * product, issued)
     i, o = -(-i // PADDED) * PADDED, -(-2 * o // PADDED) * PADDED // 2
     # The large kernels take three instead of six, and two instead of three.
     products = 2 * (5 + 3 + 5) * k * ASSUMED_ROWS * i * o * product
     # Bytes read, written for planes of x (4, 6) twice, of dP and dQ (12, 16), of weights (16, 24).
     moved = k * (ASSUMED_ROWS * (2 * 10 * i + 28 * o) + 56 * i * o)
-    return one_pass, products + moved / chip.bandwidth + 10 * launch
+    large = products + moved / chip.bandwidth
+
+    def total(work: float, launches: int) -> float:
+        device = work + launches * chip.captured + chip.overhead
+        return device if captured else max(launches * chip.launch, device + 2 * chip.launch)
+
+    return total(one_pass, 4), total(large, 10)
 
 
 @functools.lru_cache(maxsize=4096)
