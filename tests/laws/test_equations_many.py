@@ -86,6 +86,19 @@ def test_a_checkpoint_is_found_by_the_data_of_its_problem(tmp_path, monkeypatch)
     assert str(fit_many({"a/b": cube}, MODEL, checkpoint=tmp_path)) == "a/b: y = x1**3"
 
 
+def test_groups_of_a_problem(tmp_path, monkeypatch):
+    """Labels are the fourth part; a checkpoint of other labels is another one."""
+    labels = np.repeat(["a", "b"], 30)
+    y = np.where(labels == "a", 2.0, 5.0) * X[:, 0] ** 2
+    problems = [(X, y, None, labels), (X, y)]
+    outcomes = fit_many(problems, MODEL, checkpoint=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert outcomes[0].model.predict(X, groups=labels) == pytest.approx(y)
+    assert outcomes[0].model.best_.labels == ("a", "b")
+    monkeypatch.setattr(search, "_fitted", lambda *arguments: pytest.fail("searched again"))
+    assert str(fit_many(problems, MODEL, checkpoint=tmp_path)) == str(outcomes)
+
+
 @pytest.mark.parametrize("call_index", [1, 2])
 def test_interrupt_gives_what_was_found(call_index, monkeypatch, request):
     """Ctrl-C before a problem has any equation, and within its search."""

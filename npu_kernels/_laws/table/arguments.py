@@ -226,6 +226,13 @@ def work_of(
     return Work(seed, model.random_state is None, determined, groups)
 
 
+def as_array(table: Any) -> Any:
+    """Return a tensor's numbers as an array of float64; any other table as it is."""
+    if isinstance(table, torch.Tensor) and not table.is_complex():
+        return table.detach().cpu().double().numpy()
+    return table
+
+
 def column_names(table: Any) -> list[str] | None:
     """Names of the columns of a Series or a DataFrame, y."""
     if hasattr(table, "columns"):

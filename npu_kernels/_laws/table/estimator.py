@@ -12,6 +12,7 @@ from npu_kernels._common.notices import warn
 from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._laws.products.groups import constant, read_labels, separated
 from npu_kernels._laws.table.arguments import (
+    as_array,
     check_columns,
     check_groups,
     check_parameters,
@@ -193,7 +194,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         """Find the equations.
 
         Args:
-            X: ``[N, n]``, an array or a DataFrame, whose column names become symbols.
+            X: ``[N, n]``, an array, a tensor, or a DataFrame, whose column names become symbols.
             y: ``[N]``, or ``[N, O]`` for several outputs.
             sample_weight: ``[N]``, in proportion to 1 / variance of each row's error. Equal rows
                 count as one row with the sum of their weights, a row with weight 0 not at all.
@@ -216,10 +217,10 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         check_parameters(self)
         outputs = column_names(y)
         column = groups if isinstance(groups, str) else None
-        X, groups = separated("NPURegressor", X, groups)
+        X, groups = separated("NPURegressor", as_array(X), groups)
         check_columns(X)
-        X, y = validate_data(self, X, y, **SEVERAL_OUTPUTS, ensure_min_samples=2)
-        weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
+        X, y = validate_data(self, X, as_array(y), **SEVERAL_OUTPUTS, ensure_min_samples=2)
+        weight = np.asarray(_check_sample_weight(as_array(sample_weight), X, dtype=np.float64))
         if (weight < 0).any() or not weight.any():
             raise ValueError("NPURegressor: sample_weight must be at least 0 and not all 0")
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)

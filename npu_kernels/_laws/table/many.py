@@ -17,7 +17,8 @@ import torch.distributed as dist
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._jobs.progress import Progress
-from npu_kernels._laws.table.arguments import column_names
+from npu_kernels._laws.products.groups import separated
+from npu_kernels._laws.table.arguments import as_array, column_names
 from npu_kernels._laws.table.estimator import NPURegressor
 from npu_kernels._laws.table.ranks import Exchange
 
@@ -82,8 +83,8 @@ def fit_many(
     An error in one of them does not touch the others.
 
     Args:
-        problems: ``(X, y)`` or ``(X, y, sample_weight)`` of each, as `NPURegressor.fit` takes them;
-            a sequence, or a dict whose keys become names.
+        problems: ``(X, y)``, ``(X, y, sample_weight)`` or ``(X, y, sample_weight, groups)`` of
+            each, as `NPURegressor.fit` takes them; a sequence, or a dict whose keys become names.
         model: with the parameters for all; an integer random_state gives the same numbers each
             time. It is not fitted.
         n_jobs: processes, as in joblib, whose backends (Dask, Ray) bring further machines. Where a
@@ -158,7 +159,7 @@ def _share(
 
 
 def _problems(problems: Any) -> list[tuple[Any, tuple[Any, ...]]]:
-    """Names and data; checks that there are two or three parts."""
+    """Names and data; checks that there are two to four parts."""
     if isinstance(problems, Mapping):
         named = list(problems.items())
     elif isinstance(problems, Sequence) and not isinstance(problems, str):
@@ -169,10 +170,10 @@ def _problems(problems: Any) -> list[tuple[Any, tuple[Any, ...]]]:
             f"got {type(problems).__name__}"
         )
     for name, data in named:
-        if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
+        if not isinstance(data, (tuple, list)) or not 2 <= len(data) <= 4:
             raise ValueError(
-                "fit_many: problems must be (X, y) or (X, y, sample_weight), "
-                f"got another one for {name!r}"
+                "fit_many: problems must be (X, y), (X, y, sample_weight) or (X, y, sample_weight, "
+                f"groups), got another one for {name!r}"
             )
     return named
 
@@ -240,15 +241,19 @@ def _one(name: Any, data: tuple[Any, ...], model: NPURegressor, folder: Path | N
     from sklearn.base import clone
 
     try:
-        path = None
-        if folder is not None:
-            parts = [
-                np.array(part, dtype=np.float64, order="C") for part in data if part is not None
-            ]
-            names = column_names(data[0]), column_names(data[1])
-            path = folder / f"{digest(*map(torch.from_numpy, parts), *names)}.pt"
-        X, y, *weight = data
-        fitted = clone(model).fit(X, y, *weight, checkpoint=path)
+        X, y, weight, groups = (*data, None, None)[:4]
+        path = None if folder is None else folder / f"{_digest(X, y, weight, groups)}.pt"
+        fitted = clone(model).fit(X, y, weight, groups=groups, checkpoint=path)
     except Exception as error:  # of any kind: the other problems shall be fitted
         return Outcome(name, None, error)
     return Outcome(name, fitted)
+
+
+def _digest(X: Any, y: Any, weight: Any, groups: Any) -> str:
+    """A text that is another one for other data."""
+    names = column_names(X), column_names(y)
+    X, labels = separated("fit_many", X, groups)
+    numbers = [as_array(part) for part in (X, y, weight) if part is not None]
+    tensors = [torch.from_numpy(np.array(part, dtype=np.float64, order="C")) for part in numbers]
+    texts = [] if labels is None else [str(np.asarray(labels).tolist())]
+    return digest(*tensors, *names, *texts)

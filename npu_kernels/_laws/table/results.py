@@ -10,7 +10,13 @@ import numpy as np
 from npu_kernels._common.checks import check_level, check_whole, is_number, is_whole
 from npu_kernels._common.notices import warn
 from npu_kernels._laws.products.groups import indices, read_labels, separated
-from npu_kernels._laws.table.arguments import check_output, check_sizes, seed_of, settings_of
+from npu_kernels._laws.table.arguments import (
+    as_array,
+    check_output,
+    check_sizes,
+    seed_of,
+    settings_of,
+)
 from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.output import Laws, notes_of
 from npu_kernels._laws.table.plot import draw
@@ -76,7 +82,7 @@ class Results:
         column = self._group_column
         if groups is None and column is not None and column in getattr(X, "columns", ()):
             groups = column
-        return separated(function, X, groups)
+        return separated(function, as_array(X), groups)
 
     def _one_or_all(self, values: list[Any]) -> Any:
         return values[0] if self._single else values
@@ -129,7 +135,8 @@ class Results:
         """Return R**2 of the predictions. groups: as in `predict`."""
         from sklearn.metrics import r2_score
 
-        return float(r2_score(y, self.predict(X, groups), sample_weight=sample_weight))
+        weight = as_array(sample_weight)
+        return float(r2_score(as_array(y), self.predict(X, groups), sample_weight=weight))
 
     def sympy(self, index: int | None = None, group: Any = None) -> Any:
         """The right-hand side for sympy; a list for several outputs.
@@ -187,9 +194,9 @@ class Results:
         draws, level = check_whole("bootstrap", "draws", draws, 10), check_level("bootstrap", level)
         equations = self._pick(None)
         X, groups = self._separated(X, groups, "bootstrap")
-        X, y = validate_data(self, X, y, reset=False, **SEVERAL_OUTPUTS)
+        X, y = validate_data(self, X, as_array(y), reset=False, **SEVERAL_OUTPUTS)
         group = indices("bootstrap", equations[0].labels, groups, len(X))
-        weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
+        weight = np.asarray(_check_sample_weight(as_array(sample_weight), X, dtype=np.float64))
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
         seed = seed_of(self.random_state)
         results: list[Any] = []
@@ -219,8 +226,8 @@ class Results:
 
         equations = self._pick(None)
         X, groups = self._separated(X, groups, "refit")
-        X, y = validate_data(self, X, y, reset=False, **SEVERAL_OUTPUTS)
-        weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
+        X, y = validate_data(self, X, as_array(y), reset=False, **SEVERAL_OUTPUTS)
+        weight = np.asarray(_check_sample_weight(as_array(sample_weight), X, dtype=np.float64))
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
         labels, group = equations[0].labels, None
         if labels is None or groups is None:
@@ -259,7 +266,7 @@ class Results:
         equation, prediction = table[table.best], None
         if X is not None:
             X, groups = self._separated(X, groups, "plot")
-            X, y = validate_data(self, X, y, reset=False, **SEVERAL_OUTPUTS)
+            X, y = validate_data(self, X, as_array(y), reset=False, **SEVERAL_OUTPUTS)
             y = np.asarray(y).reshape(len(X), -1)[:, output]
             group = indices("plot", equation.labels, groups, len(X))
             prediction = equation._predicted(X, group)
