@@ -20,6 +20,7 @@ from npu_kernels._laws.products.text import (
     argument,
     exponential,
     simple_fraction,
+    written_name,
 )
 
 Array = Any
@@ -96,6 +97,11 @@ class Functions:
     def names(self) -> tuple[str, ...]:
         """Names of all columns."""
         return (*self.inputs, *(c.name(self.inputs[c.index]) for c in self.columns))
+
+    @cached_property
+    def written_names(self) -> tuple[str, ...]:
+        """Names of all columns as a formula has them."""
+        return Functions(tuple(map(written_name, self.inputs)), self.columns).names
 
     def expand(self, X: Array, used: Array | None = None) -> Array:
         """Return all columns ``[N, n + functions]``; 1 for functions that are not used."""

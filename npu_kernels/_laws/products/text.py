@@ -58,6 +58,11 @@ def exponent_text(w: float) -> str:
     return str(fraction) if fraction.denominator == 1 and w > 0 else f"({fraction})"
 
 
+def written_name(name: str) -> str:
+    """Return a column's name as a formula has it: in backquotes where it is no word."""
+    return name if name.isidentifier() else f"`{name}`"
+
+
 def _power(name: str, w: float) -> str:
     return name if abs(w - 1) < 1e-12 else f"{name}**{exponent_text(w)}"
 

@@ -341,7 +341,8 @@ class Equation:
 
     def _term(self, k: int, digits: int) -> str:
         """A term of a sum as text."""
-        return term_text(self._factored[1][k], self.exponents[k], self.names, digits)
+        names = self.functions.written_names
+        return term_text(self._factored[1][k], self.exponents[k], names, digits)
 
     def text(self, digits: int = 4) -> str:
         """The equation in Python's operators, decimals with so many significant digits."""
@@ -349,7 +350,8 @@ class Equation:
         numbers = [*self._decimals(), *[1.0] * (self.below > 0)]
         present = [*(np.atleast_2d(self.scaled) != 0).any(0), *[True] * (self.below > 0)]
         parts = [
-            term_text(c, row, self.names, digits) for c, row in zip(numbers, rows, strict=True)
+            term_text(c, row, self.functions.written_names, digits)
+            for c, row in zip(numbers, rows, strict=True)
         ]
         shown = [part for part, stays in zip(parts, present, strict=True) if stays]
         count = sum(present[:above])  # terms with the coefficient 0 are not written
@@ -458,7 +460,7 @@ class Equation:
         results = []
         written = self._written[0]
         for k in range(self.terms):
-            product = term_text(1.0, written[k], self.names, 1)
+            product = term_text(1.0, written[k], self.functions.written_names, 1)
             name = "constant" if product == "1" else f"coefficient of {product}"
             name += " in the denominator" * (k >= self.terms - self.below)
             names = [name]
