@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             tell(f"{name}: {part.title}, at most {limit:.0f} s")
             # First launches and pytest leave settings behind that times depend on.
-            keep = name not in ("smoke", "tests", "huge", "more")
+            keep = name not in ("smoke", "tests", "huge", "warm", "more")
             workers = min(jobs, part.jobs)
             counts = crew.run(name, part.items, workers, limit, part.item_seconds, keep)
             results.append((name, counts))

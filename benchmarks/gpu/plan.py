@@ -64,11 +64,11 @@ TILED = ("npu_forward", "npu_backward_x", "npu_backward_w")
 TUNED = tuple(
     f"{kernel} {size}"
     for kernels, sizes in (
-        (TILED, ("128x100x100", "4096x192x192")),
+        (TILED, ("128+4096x100x100", "4096x192x192")),
         (("npu_small_forward", "npu_small_backward"), (f"{SMALL}x1000", SMALL)),
-        (TILED, ("4096x192x192 high", "4096x128x128")),
-        (("nalu_forward", "nalu_backward_x", "nalu_backward_w"), ("128x100x100",)),
-        (("nmu_forward", "nmu_backward"), ("128x100x100",)),
+        (TILED, ("4096x192x192 high",)),
+        (("nalu_forward", "nalu_backward_x", "nalu_backward_w"), ("128+4096x100x100",)),
+        (("nmu_forward", "nmu_backward"), ("128+4096x100x100",)),
     )
     for size in sizes
     for kernel in kernels
@@ -104,7 +104,9 @@ PARTS = {
         "npu 256x512x512", f"npu {SMALL}",
     ), 2),
     "bench": Part("the main sizes against eager, and in CUDA graphs", 80, 60, BENCH),
-    "compile": Part("the main sizes against torch.compile", 290, 90, COMPILE),
+    "warm": Part("the code of torch.compile for these sizes, in several processes", 100, 95,
+                 COMPILE, 9),
+    "compile": Part("the main sizes against torch.compile", 190, 90, COMPILE),
     "loops": Part("trainings in CUDA graphs, rollouts beside torchdiffeq", 100, 40, LOOPS),
     "crossover": Part("one-pass kernels and planes, in graphs and without", 120, 60,
                       CROSSOVER),
@@ -121,15 +123,23 @@ REHEARSED = {
     "huge": PARTS["huge"].items,
     "memcheck": ("npu 3x2x2",),
     "bench": ("2x3x2 rivals=eager,graph,linear",),
+    "warm": ("2x3x2 rivals=eager",),
     "compile": (),
     "loops": ("training 5x2x4", "rollout 3x2x2"),
     "crossover": ("3x20x17",),
     "more": ("test_tuning.py 1/40",),
-    "tune": ("nmu_forward 5x3x2",),
+    "tune": ("nmu_forward 5+7x3x2",),
     "rebench": ("2x3x2 high rivals=eager",),
     "autotune": (),
 }
 REHEARSAL = {name: Part(PARTS[name].title, 60, 60, items) for name, items in REHEARSED.items()}
+
+
+def rows_of(text: str) -> tuple[str, str, tuple[int, ...]]:
+    """The kernel, its size, and other numbers of rows: of ``"nmu_forward 128+4096x100x100"``."""
+    kernel, size = text.split()
+    first, *more = size.partition("x")[0].split("+")
+    return kernel, first + size[size.index("x") :], tuple(map(int, more))
 
 
 def words(item: str) -> tuple[str, dict[str, str]]:

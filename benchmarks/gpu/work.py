@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.loops import loops
-from benchmarks.gpu.plan import words
+from benchmarks.gpu.plan import rows_of, words
 from benchmarks.throughput import environment, suite, tune
 from benchmarks.throughput.cases import STEP, Case, Size
 from benchmarks.throughput.devices import DEVICES, Device
@@ -285,6 +285,19 @@ def bench(stage: Stage, item: str, emit: Emit, tuned: bool = False) -> None:
         emit({**row, **common, "threads": 1, "file": TUNED_ROWS if tuned else BENCH_ROWS})
 
 
+def warm(stage: Stage, item: str, emit: Emit) -> None:
+    """The code of a case's rivals, in the compilers' caches: nothing is measured."""
+    from torch._inductor import config
+
+    config.compile_threads = 2  # other processes compile too
+    text, named = words(item)
+    torch.set_float32_matmul_precision(named.get("precision", "highest"))
+    case, names = Case("npu", STEP, Size.parse(text)), named["rivals"].split(",")
+    with use_backend("triton") if stage.rehearsal else contextlib.nullcontext():
+        suite.measure(case, names, torch.get_num_threads(), 0.01, device=stage.device)
+    torch.set_float32_matmul_precision("highest")
+
+
 def crossover(stage: Stage, item: str, emit: Emit) -> None:
     """A layer by the one-pass kernels and by those on planes: times, and errors beside them.
 
@@ -342,7 +355,7 @@ def _pass(kernels: Any, sample: Any, grad_y: Tensor) -> list[Tensor]:
 def tune_one(stage: Stage, item: str, emit: Emit) -> None:
     """The fastest configuration of one kernel at one size, into the table."""
     text, named = words(item)
-    kernel, size = text.split()
+    kernel, size, more_rows = rows_of(text)
     if stage.rehearsal:
         where, architecture = {"gpu": "none"}, "sm_90"
     else:
@@ -354,14 +367,14 @@ def tune_one(stage: Stage, item: str, emit: Emit) -> None:
         timer=lambda run, best: tune.device_time(run, best, stage.device),
     )  # fmt: skip
     task = Task(kernel, Size.parse(size), named.get("precision", "highest"))
-    row = tuner.run(task, 1 if stage.rehearsal else TUNE_SECONDS)
+    row = tuner.run(task, 1 if stage.rehearsal else TUNE_SECONDS, more_rows)
     emit({**row, "told": tune.describe(row)})
 
 
 DO: dict[str, Callable[[Stage, str, Emit], None]] = {
     "env": env, "smoke": smoke, "tests": tests, "memcheck": memcheck, "bench": bench,
-    "compile": bench, "loops": loops, "crossover": crossover, "huge": tests, "more": tests,
-    "tune": tune_one,
+    "warm": warm, "compile": bench, "loops": loops, "crossover": crossover, "huge": tests,
+    "more": tests, "tune": tune_one,
     # With the table that the tuner has written.
     "rebench": partial(bench, tuned=True), "autotune": partial(bench, tuned=True),
 }  # fmt: skip

@@ -147,7 +147,7 @@ def test_everything_of_the_plan_can_be_read() -> None:
 
 def test_right_results_come_before_times() -> None:
     """The order of the parts; all of the first ones fit one command."""
-    order = "env smoke tests huge memcheck bench compile loops crossover more tune rebench autotune"
+    order = "env smoke tests huge memcheck bench warm compile loops crossover more tune rebench autotune"
     assert list(plan.PARTS) == list(plan.REHEARSED) == order.split()
     first = list(plan.PARTS.values())[: order.split().index("bench") + 1]
     assert sum(part.seconds for part in first) <= plan.COMMAND_SECONDS
@@ -199,7 +199,7 @@ def test_large_layers_are_checked_before_they_are_timed() -> None:
     assert {[*item.split(), "highest"][2] for item in large} == forms
     assert any(Size.parse(item.split()[1]).inputs % 64 for item in large)
     assert {"test_large.py", "test_half.py"} <= {file for file, _ in plan.FIRST_TESTS}
-    assert not any(is_large(f"npu {item.split()[1]}") for item in plan.TUNED)
+    assert not any(is_large(f"npu {plan.rows_of(plan.words(item)[0])[1]}") for item in plan.TUNED)
 
 
 # Rows where the faster kernels are not those that the model takes, with the reason.
@@ -284,8 +284,9 @@ def test_a_profiler_that_counts_nothing_gives_no_time(monkeypatch: pytest.Monkey
 def test_tuned_kernels_are_known() -> None:
     tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
     for item in plan.TUNED:
-        kernel, size = plan.words(item)[0].split()
+        kernel, size, more_rows = plan.rows_of(plan.words(item)[0])
         assert kernel in tuning.KERNELS
+        assert Size.parse(size).rows not in more_rows
         assert ("small" in kernel) == (
             tuning.is_small(Size.parse(size).inputs, Size.parse(size).outputs)
         )
@@ -295,7 +296,7 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         (
             ["smoke", "race"],
-            "PART must be one of env, smoke, tests, huge, memcheck, bench, compile, loops, "
+            "PART must be one of env, smoke, tests, huge, memcheck, bench, warm, compile, loops, "
             "crossover, more, tune, rebench, autotune, got race",
         ),
         (["--seconds", "0"], "--seconds: must be greater than 0, got 0"),
