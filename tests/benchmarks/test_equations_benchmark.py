@@ -210,6 +210,16 @@ def test_other_programs(monkeypatch, capsys):
     assert "not installed: gplearn (pip install gplearn)" in capsys.readouterr().err
 
 
+def test_a_program_that_fails_has_found_nothing(monkeypatch):
+    def fails(X, y, seed):
+        raise ValueError("Input contains NaN.\nmore")
+
+    monkeypatch.setitem(rivals.RIVALS, "pysindy", fails)
+    row = benchmark.measure(LAWS[3], 0.0, 0, "pysindy", 50)
+    assert (row["found"], row["error"]) == (False, None)
+    assert row["formula"] == "ValueError: Input contains NaN."
+
+
 @pytest.mark.parametrize("name", rivals.RIVALS)
 def test_a_program_that_is_installed_predicts(name):
     if name not in rivals.installed():
