@@ -7,6 +7,20 @@ from tests.mutants.mutant import mutants
 PACKAGE = "npu_kernels/"
 
 EQUATIONS = [
+    *mutants(PACKAGE + "_laws/table/arguments.py", "tests/laws/test_equations_estimator.py -k tensors", {
+        "equations-tensors-with-gradients": ("table.detach().cpu()", "table.cpu()"),
+        "equations-tensors-of-a-device": ("table.detach().cpu()", "table.detach()"),
+    }),
+    *mutants(PACKAGE + "_laws/table/many.py", "tests/laws/test_equations_many.py -k groups_of", {
+        "many-without-groups": ("groups=groups, checkpoint=path", "checkpoint=path"),
+        "many-labels-in-no-digest": ("return digest(*tensors, *names, *texts)", "return digest(*tensors, *names)"),
+    }),
+    *mutants(PACKAGE + "_laws/products/text.py", "tests/laws/test_equations_functions.py -k backquotes", {
+        "equations-names-without-backquotes": ('return name if name.isidentifier() else f"`{name}`"', "return name"),
+    }),
+    *mutants(PACKAGE + "_laws/products/functions.py", "tests/laws/test_equations_functions.py -k backquotes", {
+        "equations-functions-without-backquotes": ("return Functions(tuple(map(written_name, self.inputs)), self.columns).names", "return (*map(written_name, self.inputs), *self.names[len(self.inputs) :])"),
+    }),
     *mutants(PACKAGE + "_laws/table/varpro.py", ("tests/laws/test_equations_varpro.py", "tests/laws/test_equations_zeros.py", "tests/laws/test_equations.py -k 'coulomb or kepler or outliers or both_signs'", "tests/laws/test_equations_output.py -k zero"), {
         "equations-varpro-signs": ("products.mul_(1 - 2 * torch.remainder(parity @ self.negative.T, 2))", "pass"),
         "equations-varpro-zeros": ("products.mul_(torch.from_numpy(factors.T).view_as(products))", "pass"),
@@ -195,7 +209,7 @@ EQUATIONS = [
         "equations-share-of-a-rank": ("range(exchange.rank, len(named), exchange.size)", "range(len(named))"),
         "equations-order-of-problems": ("for index in sorted(outcomes)]", "for index in sorted(outcomes, reverse=True)]"),
         "equations-after-an-interrupt": ("            if not outcome.complete:\n                return", "            if False:\n                return"),
-        "equations-file-of-a-problem": ("{digest(*map(torch.from_numpy, parts), *names)}.pt", "{name}.pt"),
+        "equations-file-of-a-problem": ("{_digest(X, y, weight, groups)}.pt", "{name}.pt"),
         "equations-missing-share": ("complete = all(share is not None and share[1]", "complete = all(share is None or share[1]"),
         "equations-batches": ("range(0, len(jobs), size)", "range(0, len(jobs), size + 1)"),
     }),
