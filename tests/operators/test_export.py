@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-import npu_kernels
+from benchmarks.throughput.cases import UNITS
 from npu_kernels import NAU, NMU, NPU, iNALU, interop
 from npu_kernels._testing.samples import normwise_error
 from tests.conftest import compiles, needs_library
@@ -93,9 +93,8 @@ def test_onnx(source: str, tmp_path: Path) -> None:
 
 def test_bounds_of_exported_programs_are_floats() -> None:
     """The ONNX exporter of torch 2.11 fails at a clamp of floats between two integers."""
-    units = [getattr(npu_kernels, name) for name in npu_kernels.layers.__all__]
     bounds = 0
-    for unit in units:
+    for unit in UNITS.values():
         program = torch.export.export(unit(3, 3), (torch.randn(5, 3),))
         for node in program.run_decompositions(interop.decompositions()).graph.nodes:
             if node.target is torch.ops.aten.clamp.default and None not in node.args[1:]:
