@@ -156,6 +156,7 @@ def test_products_are_chosen_by_all_groups():
     assert following == sorted(range(1, 5), key=lambda k: left([0, k]))
     pairs = [(i, j) for i in range(5) for j in range(i + 1, 5)]
     assert library.pairs(10) == sorted(pairs, key=left)
+    assert library.pairs(10, present) == sorted(pairs, key=lambda pair: left([0, *pair]))
     c = library.solved([0, 1])
     for g in range(3):
         part = rows.group == g

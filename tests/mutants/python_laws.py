@@ -99,6 +99,18 @@ EQUATIONS = [
         "equations-cancelling-pairs": ("if near is None or min(near) < data.fixed:", "if True:"),
         "equations-relative-errors": ("return rival.cost + b.units < law.cost + a.units - 2", "return False"),
     }),
+    *mutants(PACKAGE + "_laws/table/output.py", "tests/laws/test_equations_splitting.py", {
+        "equations-terms-for-two": ("if not (halves and best.free.any()) or", "if True or"),
+        "equations-terms-of-other-powers": ("or data.power != 1 or data.below", "or data.below"),
+        "equations-halves-that-are-not-allowed": ("rules.exponents == \"fractions\" and rules.max_denominator > 1 ", "True "),
+    }),
+    *mutants(PACKAGE + "_laws/table/splitting.py", "tests/laws/test_equations_splitting.py", {
+        "equations-two-for-two": ("if free[j] or free[k])]", "if free[j] and free[k])]"),
+        "equations-more-terms-than-allowed": ("if free[k] and terms < max_terms]", "if free[k]]"),
+    }),
+    *mutants(PACKAGE + "_laws/products/library.py", "tests/laws/test_equations_groups_parts.py", {
+        "equations-pairs-beside-terms": ("A = A - Q @ (Q.transpose(0, 2, 1) @ A)", "A = A * 1.0"),
+    }),
     *mutants(PACKAGE + "law/_table.py", "tests/laws/test_law_command.py", {
         "law-commas-of-thousands": ("return not points and not thousands", "return not points"),
         "law-commas-beside-points": ("return not points and not thousands", "return not thousands"),

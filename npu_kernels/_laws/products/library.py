@@ -23,6 +23,7 @@ SINGLE = (-3.0, -2.0, -1.5, -1.0, -0.5, 0.5, 1.0, 1.5, 2.0, 3.0)
 PAIRED = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
 SEVERAL = (-2.0, -1.0, -1.0, 1.0, 1.0, 2.0)
 EXCHANGES = 3  # of every product of a set
+LEAST_LENGTH = 1e-4  # of the part of a product outside of the terms beside it; the whole has 1
 PRODUCTS = 1500  # of two inputs; half as many of more
 
 
@@ -187,13 +188,18 @@ class Library:
         pairs.sort(key=operator.itemgetter(0), reverse=True)
         return [(v, b) for _, v, b in pairs[:count]]
 
-    def pairs(self, count: int, repeats: int = 4) -> list[tuple[int, int]]:
+    def pairs(self, count: int, present: Array = None, repeats: int = 4) -> list[tuple[int, int]]:
         """Return the pairs of products with the smallest squared error, the best first.
 
-        Each product is in at most `repeats` pairs.
+        present: terms ``[N, K]`` beside them. Each product is in at most `repeats` pairs.
         """
         # Accepted pairs share few products; 900 candidates make 400,000 pairs.
         A, target = self._split(self.A), self._split(self.target[:, None])
+        if present is not None:  # only what is outside of them counts
+            Q = np.linalg.qr(self._split(present))[0]
+            A = A - Q @ (Q.transpose(0, 2, 1) @ A)
+            length = np.sqrt((A**2).sum(1, keepdims=True))
+            A = np.where(length > LEAST_LENGTH, A / np.maximum(length, LEAST_LENGTH), 0.0)
         b = (target.transpose(0, 2, 1) @ A)[:, 0]
         some, most = np.arange(len(self.u)), max(100, round(900 / math.sqrt(self.groups)))
         if len(some) > most:

@@ -13,6 +13,7 @@ import numpy as np
 from npu_kernels._laws.products.library import Library
 from npu_kernels._laws.products.problem import Problem
 from npu_kernels._laws.table.refine import Sum
+from npu_kernels._laws.table.splitting import with_products
 
 Array = Any
 
@@ -60,9 +61,5 @@ def instead(
                     scored[more] = float(r @ r)
         sets = sorted(scored, key=scored.__getitem__)[:BEAM]
         for chosen in sets[:3]:
-            u = np.vstack([law.u[stay], library.u[list(chosen)]])
-            parity = np.vstack([law.parity[stay], library.parity[list(chosen)]])
-            free = np.vstack([law.free[stay], np.zeros((len(chosen), u.shape[1]), dtype=bool)])
-            c = library.coefficients(library.terms(u, parity))
-            sums.append(Sum(u, parity, free, c))
+            sums.append(with_products(law.take(stay), library, chosen))
     return sums

@@ -22,7 +22,7 @@ from npu_kernels._laws.products.problem import (
     Problem,
     blocks,
 )
-from npu_kernels._laws.table import cancelling, identities, ratio, refine, rounding
+from npu_kernels._laws.table import cancelling, identities, ratio, refine, rounding, splitting
 from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.estimates import Rows, equation_of, held_out, left_out, sizes
 from npu_kernels._laws.table.identities import Fit
@@ -290,7 +290,8 @@ def _finished(
     if not fits:
         rule = "no law of these signs and bounds could be fitted to all rows"
         raise ValueError(f"NPURegressor: {rule} of {rows.output}")
-    fits = _uncancelled(_beside(_reconsidered(fits, settings), settings), held, settings)
+    fits = _split(_reconsidered(fits, settings), held, settings)
+    fits = _uncancelled(_beside(fits, settings), held, settings)
     fits = identities.resolved(fits, rows.functions, held, settings.rules.loss)
     fits.sort(key=lambda fit: (len(fit[2].c), fit[2].cost))
     best = min(fit[2].cost for fit in fits)
@@ -434,6 +435,24 @@ def _reconsidered(fits: list[Fit], settings: Settings) -> list[Fit]:
             fitted = settings.steps.sum(data.inputs, other)
         result.append((data, law, fitted))
     return result
+
+
+def _split(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
+    """The fits, and if the best has terms that are not simple, those with pairs in their place.
+
+    Such a sum for another power of y often stands for a law of another form: it stays as it is.
+    """
+    data, _, best = min(fits, key=lambda fit: fit[2].cost)
+    rules = settings.rules
+    halves = rules.exponents == "fractions" and rules.max_denominator > 1  # as the products have
+    if not (halves and best.free.any()) or data.power != 1 or data.below or is_exact(data, best):
+        return fits
+    generator = np.random.default_rng([settings.seed, 3])
+    few, more = chosen_rows(data, np.setdiff1d(np.arange(data.rows), held), generator)
+    split = partial(splitting.split, few, more, best, rules, settings.max_terms, generator)
+    sums = settings.steps.sums(data.inputs, split)
+    added = [(data, law, refine.refit(data, law, rules.loss)) for law in sums]
+    return fits + [fit for fit in added if math.isfinite(fit[2].cost)]
 
 
 def _form(law: Sum, below: int) -> Any:
