@@ -77,7 +77,7 @@ def train(size: Size, optimizer: str, stage: Any) -> Iterator[dict[str, Any]]:
         NAU(hidden(size), size.outputs, num_models=models),
     )
     start = filled(nn.Sequential(*layers), operands.parameters)
-    few, many = (4, 20) if stage.rehearsal else (FEW_STEPS, MANY_STEPS)
+    few_steps, many_steps = (4, 20) if stage.rehearsal else (FEW_STEPS, MANY_STEPS)
 
     def timed(rival: str, steps: int) -> tuple[float, training.Run]:
         captured, backend = RIVALS[rival]
@@ -87,13 +87,18 @@ def train(size: Size, optimizer: str, stage: Any) -> Iterator[dict[str, Any]]:
         stage.device.synchronize()
         return time.perf_counter() - begin, run
 
-    runs = {rival: timed(rival, few) for rival in RIVALS}  # they compile
+    runs = {rival: timed(rival, few_steps) for rival in RIVALS}  # they compile
     times = [
-        {(rival, steps): timed(rival, steps)[0] for rival in RIVALS for steps in (few, many)}
+        {
+            (rival, steps): timed(rival, steps)[0]
+            for rival in RIVALS
+            for steps in (few_steps, many_steps)
+        }
         for _ in range(1 if stage.rehearsal else TIMED_RUNS)
     ]
-    medians = {key: statistics.median(each[key] for each in times) for key in times[0]}
-    step = {r: (medians[r, many] - medians[r, few]) / (many - few) for r in RIVALS}
+    medians = {key: statistics.median(seconds_of[key] for seconds_of in times) for key in times[0]}
+    more_steps = many_steps - few_steps
+    step = {r: (medians[r, many_steps] - medians[r, few_steps]) / more_steps for r in RIVALS}
     base = runs[FIRST][1].losses.double()
     for rival, (seconds, run) in runs.items():
         difference = float((run.losses.double() - base).abs().max() / base.abs().max())
@@ -103,8 +108,9 @@ def train(size: Size, optimizer: str, stage: Any) -> Iterator[dict[str, Any]]:
         yield {
             "size": str(size), "optimizer": optimizer, "rival": rival,
             "median_us": 1e6 * step[rival], "ratio": step[rival] / step[FIRST],
-            "begin_ms": 1e3 * (medians[rival, few] - few * step[rival]), "first_run_s": seconds,
-            "captured": run.captured, "loss_difference": difference, "bad": why,
+            "begin_ms": 1e3 * (medians[rival, few_steps] - few_steps * step[rival]),
+            "first_run_s": seconds, "captured": run.captured, "loss_difference": difference,
+            "bad": why,
         }  # fmt: skip
 
 

@@ -128,12 +128,12 @@ def shipped(task: Task, device: str) -> Config:
 
 def tune(
     order: Order, timer: Timer, seconds: float, clock: Callable[[], float], device: str = "cuda",
-    pool: Pool | None = None, others: Sequence[Order] = (),
+    pool: Pool | None = None, other_orders: Sequence[Order] = (),
 ) -> Row:  # fmt: skip
     """The best configuration of one kernel at one size, within about that many seconds.
 
-    others: the same with other numbers of rows; the geometric mean of all times counts, because an
-    entry of a table holds for every number of rows.
+    other_orders: the same with other numbers of rows. The geometric mean of all times counts,
+    because an entry of a table holds for every number of rows.
 
     The row has the microseconds of a call, how many candidates were tried, and how many failed for
     which reason.
@@ -143,7 +143,7 @@ def tune(
     task = order.task
     bucket = tuning.bucket(task.size.inputs, task.size.outputs)
     start, begin = shipped(task, device), clock()
-    launches = [order.launch, *(other.launch for other in others)]
+    launches = [order.launch, *(other.launch for other in other_orders)]
     expected = [[output.clone() for output in launch()] for launch in launches]
     unusable: dict[str, str] = {}
     failed, times = Counter[str](), list[list[float]]()
@@ -224,10 +224,10 @@ class Tuner:
         begin = self.clock()
         torch.set_float32_matmul_precision(task.precision)
         sizes = [replace(task.size, rows=rows) for rows in more_rows]
-        launch, *others = (
+        launch, *other_orders = (
             order(replace(task, size=size), self.device) for size in (task.size, *sizes)
         )
-        best = tune(launch, self.timer, seconds, self.clock, self.device, self.pool, others)
+        best = tune(launch, self.timer, seconds, self.clock, self.device, self.pool, other_orders)
         took = {"seconds": self.clock() - begin}
         row = {**task.to_dict(), "key": task.key, **best, **took, **self.where}
         row |= {"more_rows": list(more_rows)} if more_rows else {}

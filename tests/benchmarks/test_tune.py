@@ -384,8 +384,8 @@ def test_a_configuration_is_for_all_numbers_of_rows(monkeypatch: pytest.MonkeyPa
         factor = 0.25 if run is orders_of[0].launch else 8.0
         return factor ** math.log2(config()["num_warps"])
 
-    def tuned(*others: orders.Order) -> tune.Row:
-        return tune.tune(orders_of[0], seconds, 20.0, lambda: 0.0, "cpu", None, others)
+    def tuned(*other_orders: orders.Order) -> tune.Row:
+        return tune.tune(orders_of[0], seconds, 20.0, lambda: 0.0, "cpu", None, other_orders)
 
     assert tuned()["config"]["num_warps"] == 8
     both = tuned(orders_of[1])

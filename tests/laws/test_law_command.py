@@ -92,7 +92,7 @@ def test_units_of_the_header_and_of_the_command(tmp_path, capsys):
     said = law_of(text("  ", "a [m],b (s),c [m^2/s]"), tmp_path, capsys)
     assert said.startswith("60 rows of a, b, with units\nc = 3*a**2/b\n")
     said = law_of(text(header="f(x) [m],b [s],c [m]"), tmp_path, capsys, "--no-units")
-    assert said.startswith("60 rows of f(x), b\nc = 3*f(x)**2/b\n")
+    assert said.startswith("60 rows of f(x), b\nc = 3*`f(x)`**2/b\n")
     law_of(text(header="a [m],b (s),c [m^2/s]"), tmp_path, capsys)
     path = str(tmp_path / "data.csv")
     with pytest.raises(SystemExit):

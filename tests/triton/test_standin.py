@@ -45,9 +45,9 @@ def test_checks(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     lines = (json.loads(line) for line in run.stdout.splitlines() if line.startswith("["))
-    found = {name: result for name, result, _ in lines}
-    times = found.pop("times")
-    assert found == dict.fromkeys(CHECKS, "")
+    results = {name: result for name, result, _ in lines}
+    times = results.pop("times")
+    assert results == dict.fromkeys(CHECKS, "")
     # launches of a large layer repeat, descriptors too
     assert times["large"] < 0.5 * times["large ordinary"], times
     assert times["large"] < 5 * times["small"], times

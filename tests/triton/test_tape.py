@@ -36,8 +36,8 @@ def _run(*arguments: str) -> list[str]:
 
 
 def test_checks() -> None:
-    found = dict(json.loads(line) for line in _run("--checks") if line.startswith("["))
-    assert found == dict.fromkeys(CHECKS, "")
+    results = dict(json.loads(line) for line in _run("--checks") if line.startswith("["))
+    assert results == dict.fromkeys(CHECKS, "")
 
 
 def test_processor_time_of_a_step(record_property: Callable[[str, object], None]) -> None:
