@@ -36,6 +36,7 @@ from npu_kernels._jobs.progress import Progress
 
 WATCH_SECONDS = 0.5
 TICK_SECONDS = 5.0
+CONNECTION = timedelta(seconds=20)  # to a store of the same machine; torch would try for minutes
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,8 @@ def _worker(batches: Sequence[Batch], folder: Folder, port: int) -> None:
     try:
         with interrupt.watch():
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            _serve(batches, folder, torch.distributed.TCPStore("127.0.0.1", port), interrupt)
+            store = torch.distributed.TCPStore("127.0.0.1", port, timeout=CONNECTION)
+            _serve(batches, folder, store, interrupt)
     except torch.distributed.DistError:
         sys.exit("the process that started this one is gone")
 

@@ -2,10 +2,12 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +222,20 @@ def wait_for_steps(trace: Path, count: int) -> None:
     while not trace.exists() or len(trace.read_text().split()) < count:
         assert time.monotonic() < limit, "nothing was done in a minute"
         time.sleep(0.02)
+
+
+def test_a_worker_that_starts_behind_its_parent_ends(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parent may be killed before it connects."""
+    monkeypatch.setattr(workers, "CONNECTION", timedelta(seconds=1))
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    begin = time.monotonic()
+    with pytest.raises(SystemExit, match="the process that started this one is gone"):
+        workers._worker([], folder, port)
+    assert time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize(
