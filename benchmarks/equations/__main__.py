@@ -115,7 +115,7 @@ def rival(law: Law, X: np.ndarray, y: np.ndarray, seed: int, method: str) -> Out
     """Another program. Where it fails, it has found nothing."""
     try:
         predict, size, formula = RIVALS[method](X, y, seed)
-    except Exception as error:  # of any kind, such as of numbers too large for its float32
+    except Exception as error:  # of any kind: the rows of the others shall be made
         message = f"{type(error).__name__}: {error}".partition("\n")[0]
         return False, 0, message, lambda points: np.full(len(points), np.nan), {}
     return same(law, 1.0, predict), size, formula, predict, {}

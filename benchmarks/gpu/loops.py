@@ -43,7 +43,7 @@ RIVALS: dict[str, tuple[bool, str | None]] = {
 FIRST = "ours, CUDA graph"  # whose time and losses the others' are compared with
 
 
-class Hidden(nn.Identity):
+class UnknownLayer(nn.Identity):
     """A layer that `training.run` does not know, so that it makes its steps one by one."""
 
 
@@ -119,7 +119,7 @@ def _run(
 ) -> training.Run:
     model = copy.deepcopy(start)
     if not captured:
-        model = nn.Sequential(model, Hidden())
+        model = nn.Sequential(model, UnknownLayer())
     chosen: Any = optimizer
     if optimizer != "named":
         fused = optimizer.startswith("fused") or None  # None: torch's default

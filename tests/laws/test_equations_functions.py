@@ -407,13 +407,13 @@ def test_negative_inputs_with_zeros_have_the_signs_of_predictions():
 
 def test_names_that_are_no_words_stand_in_backquotes() -> None:
     """A law can be given back as a known part, and pandas computes it."""
-    X = pandas.DataFrame(uniform(2, 60), columns=["T (K)", "m-1"])
-    y = np.sin(X["T (K)"]) / X["m-1"] + 2 * X["T (K)"]
+    X = pandas.DataFrame(uniform(2, 60), columns=["T (K)", "lambda"])
+    y = np.sin(X["T (K)"]) / X["lambda"] + 2 * X["T (K)"]
     settings = {"random_state": 0, "max_terms": 2, "starts": 4, "output_powers": (1,)}
     model_with_sine = NPURegressor(**settings, functions={"T (K)": "sin"}).fit(X, y)
     right_side = model_with_sine.best_.text().split(" = ")[1]
-    assert right_side == "2*`T (K)` + sin(`T (K)`)/`m-1`"
+    assert right_side == "2*`T (K)` + sin(`T (K)`)/`lambda`"
     np.testing.assert_allclose(X.eval(right_side), y, rtol=1e-6)
-    known = NPURegressor(**settings, known=right_side).fit(X, y + 3 * X["m-1"])
-    assert "3*`m-1`" in known.best_.text()
-    assert "coefficient of `m-1`" in known.report()
+    known = NPURegressor(**settings, known=right_side).fit(X, y + 3 * X["lambda"])
+    assert "3*`lambda`" in known.best_.text()
+    assert "coefficient of `lambda`" in known.report()

@@ -129,7 +129,9 @@ def test_schemes(passes: int, bound: float | None, device: str, kernels: ModuleT
                 50, 90, 40, without=without, dtype=torch.float32, device=device
             )
             for error, eager in errors(sample, kernels):
-                limit = error_bound(eager, torch.float32) if bound is None else bound
+                # A GPU adds all products of a sum one after the other.
+                ulps = 1.0 if device == "cpu" else 4.0
+                limit = error_bound(eager, torch.float32, ulps) if bound is None else bound
                 assert error <= limit, f"kernel {error:.1e}, eager {eager:.1e}"
                 if bound is not None and eager:
                     assert error > 2 * eager  # or the scheme is not what it says

@@ -5,13 +5,14 @@ issue many instructions for a multiply-add. The large kernels (`npu_large`) make
 launches, more memory, fewer products, at the rate of the matrix units. For a forward and a backward
 the model adds up:
 
-- launches: those of the device, and what all of them have in common
+- launches: a time for each on the device, and one for all of them
 - bytes of the planes, written and read back, at the rate of the memory
 - products: the multiply-adds, at a part of the rate of the matrix units; or the instructions that
   the one-pass kernels issue, if that takes longer
 
-Outside of a CUDA graph the device begins after the first launches, and the host prepares the others
-meanwhile: the longer of both counts.
+Outside of a CUDA graph the device begins after two launches, and the host prepares the others
+meanwhile. The longer of the two times counts: all launches of the host, or its first two and the
+device's work.
 
 The model is for float32 at ``highest``; the other precisions follow it. It assumes
 :data:`ASSUMED_ROWS` rows, so that a last batch with fewer rows launches the same kernels and is

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from keyword import iskeyword
 from typing import Any
 
 Array = Any
@@ -59,8 +60,8 @@ def exponent_text(w: float) -> str:
 
 
 def written_name(name: str) -> str:
-    """Return a column's name as a formula has it: in backquotes where it is no word."""
-    return name if name.isidentifier() else f"`{name}`"
+    """Return a column's name as a formula has it: in backquotes where Python could not read it."""
+    return name if name.isidentifier() and not iskeyword(name) else f"`{name}`"
 
 
 def _power(name: str, w: float) -> str:
