@@ -2,7 +2,7 @@
 
     python examples/law_of_a_time_series.py [--plot PICTURE]       # hares and lynxes
     python examples/law_of_a_time_series.py --influenza [--plot PICTURE]
-    python examples/law_of_a_time_series.py FILE [--terms N] [--starts N] [--relative]
+    python examples/law_of_a_time_series.py FILE [--max-terms N] [--starts N] [--relative]
 
 The first column is time, the others are the states; an empty cell is a missing value. Lines that
 start with # are left out. The hares have Lotka and Volterra's law, the influenza in a boarding
@@ -61,7 +61,7 @@ def main() -> None:
     )
     parser.add_argument("file", nargs="?", type=Path, default=PELTS)
     parser.add_argument("--influenza", action="store_true", help="instead of hares and lynxes")
-    parser.add_argument("--terms", type=int, default=3, help="how many products the law may have")
+    parser.add_argument("--max-terms", type=int, default=3, help="how many products the law may have")
     parser.add_argument("--starts", type=int, default=24)
     parser.add_argument(
         "--relative", action="store_true", help="errors are in proportion to the states"
@@ -84,7 +84,7 @@ def main() -> None:
         model = lotka_volterra()
         options = {"sigma": "relative", "start": "model"}
     else:
-        sizes, starts = (u.shape[1], arguments.terms), arguments.starts
+        sizes, starts = (u.shape[1], arguments.max_terms), arguments.starts
         model = nn.Sequential(
             RealNPU(*sizes, num_models=starts), NAU(*sizes[::-1], num_models=starts)
         )

@@ -6,7 +6,8 @@
 //   s_o = prod_i f_oi,  f_oi = 1 + m_i |W_oi|,  m = 0 for x > 0, -2 for x < 0, -1 for x = 0
 //   y = g a + (1 - g) exp(min(e, omega)) s
 //
-// Saved: h, a, t = exp(min(e, omega)) times the factors that are not 0, and the flags of api.h. Given grad_y:
+// Saved: h, a, t = exp(min(e, omega)) times the factors that are not 0, and the flags of layers/inalu.h. Given
+// grad_y:
 //
 //   dA = grad_y g    dH = grad_y g (1 - g) (a - t)    dT = grad_y (1 - g) t, t as 0 where a factor is 0
 //   dE = dT where omega does not bound    d1 = grad_y (1 - g) t where one factor is 0
@@ -49,7 +50,7 @@ struct Weights {
   Scratch<T> add, mul;  // [K, O, I]
   bool zero_factors = false;
 
-  // known: the parts (api.h); null: computed, and left in `keep` unless that is null.
+  // known: the parts (layers/inalu.h); null: computed, and left in `keep` unless that is null.
   Weights(const InaluInputs<T>& in, const T* known, T* keep, const Parallel& parallel)
       : add(in.models * in.out * in.in), mul(in.models * in.out * in.in) {
     const int64_t count = in.models * in.out * in.in;
@@ -312,11 +313,15 @@ class BackwardGroup {
   void into_sums(const T* x, int64_t rows, T* sums) {
     const int64_t size = kBlockRows * in_padded_;
     T *values = rows_, *logs = rows_ + size, *negative = rows_ + 2 * size, *zero = rows_ + 3 * size;
+    bool any_negative = false, any_zero = false;
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t i = 0; i < in_padded_; i += W) {
         const int count = int(most<int64_t>(0, least<int64_t>(W, in_.in - i)));
         const int64_t to = row * in_padded_ + i;
         const Reg value = count > 0 ? S::load_first(x + row * in_.in + i, count) : S::zero();
+        any_negative |= S::any_less(value, S::zero());
+        if (count >= W) any_zero |= S::any_equal(value, S::zero());
+        for (int l = 0; count < W && l < count; ++l) any_zero |= x[row * in_.in + i + l] == T(0);  // not the padding
         S::store(values + to, value);
         S::store(logs + to, log_size<T>(value, in_.eps));
         S::store(negative + to, S::select(value < S::zero(), S::set1(T(1)), S::zero()));
@@ -326,9 +331,16 @@ class BackwardGroup {
     const struct {
       const T* panel;
       Upstream upstream;
-    } terms[kAllSums] = {{values, kDA}, {values, kDH},   {logs, kDE}, {negative, kDT},
-                         {zero, kDT},   {negative, kD1}, {zero, kD1}};
+      bool used;  // not a panel of zeros only
+    } terms[kAllSums] = {{values, kDA, true},
+                         {values, kDH, true},
+                         {logs, kDE, true},
+                         {negative, kDT, any_negative},
+                         {zero, kDT, any_zero},
+                         {negative, kD1, any_negative},
+                         {zero, kD1, any_zero}};
     for (int n = 0; n < sums_; ++n) {
+      if (!terms[n].used) continue;
       pack<T>(upstream(terms[n].upstream), in_.out, 1, rows, out_, packed_);
       add_sums<T>(terms[n].panel, in_padded_, in_.in, packed_, in_.out, rows, sums + n * in_.out * in_.in);
     }

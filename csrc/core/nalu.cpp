@@ -30,7 +30,7 @@ struct Panels {
   int64_t size;
   Scratch<T> nac, gate;
 
-  // known: the parts (api.h); null: computed, and left in `keep` unless that is null.
+  // known: the parts (layers/nalu.h); null: computed, and left in `keep` unless that is null.
   Panels(const NaluInputs<T>& in, const T* known, T* keep, bool over_outs, const Parallel& parallel)
       : size(panel_size<T>(in.in, in.out, over_outs)), nac(in.models * size), gate(in.models * size) {
     const int64_t count = in.out * in.in;

@@ -55,7 +55,7 @@ def load() -> None:
     forced_isa = os.environ.get(ISA_VARIABLE)
     if forced_isa:
         try:
-            set_isa(forced_isa)  # the library did this already, but cannot say that it could not
+            set_isa(forced_isa)
         except ValueError as error:
             raise ValueError(f"{ISA_VARIABLE}={forced_isa}: {error}") from None
 

@@ -28,7 +28,8 @@ NOTES = """
   `torch.compile(torch.func.grad(...))`.
 - **vmap over stacked modules** is one call of the fused operators, with the gradient inside,
   outside or by plain autograd. torch makes a class for each such call; `num_models` is the same
-  without. Other `torch.func` transforms, and per-sample gradients, compute by the eager formulas.
+  without. A single `torch.func.jvp` of the NPU family takes the CPU kernel of forward mode. Other
+  `torch.func` transforms, and per-sample gradients, compute by the eager formulas.
 - **Exported programs** hold the fused operators and need `import npu_kernels` where they run; so
   does an AOTInductor package. `program.run_decompositions(npu_kernels.interop.decompositions())`
   leaves plain aten, for C++, and for ExecuTorch, whose `to_edge` takes that program.

@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--groups", metavar="NAME", help="a column of labels, each with coefficients of its own"
     )
     parser.add_argument("--known", metavar="TEXT", help="a part of the law, such as '9.81*t**2/2'")
-    parser.add_argument("--terms", type=int, help="of the law at most; default: 4")
+    parser.add_argument("--max-terms", type=int, help="of the law; default: 4")
     parser.add_argument(
         "--no-law", action="store_true", help="as many terms, up to 10, as predict best"
     )
@@ -74,8 +74,8 @@ def _run(options: argparse.Namespace) -> int:
     labels = table.labels()
     inputs, target = _columns(options, table, labels)
     names = [*inputs, target]
-    if options.no_law and options.terms is not None:
-        raise ValueError(f"--terms must not be given with --no-law, got {options.terms}")
+    if options.no_law and options.max_terms is not None:
+        raise ValueError(f"--max-terms must not be given with --no-law, got {options.max_terms}")
     if not 0 <= options.seed < 2**32:
         raise ValueError(f"--seed must be from 0 to 2**32 - 1, got {options.seed}")
     if options.plot is not None:
@@ -88,7 +88,7 @@ def _run(options: argparse.Namespace) -> int:
 
     of_target = "auto" if options.output_functions == ["auto"] else options.output_functions
     model = NPURegressor(
-        None if options.no_law else 4 if options.terms is None else options.terms,
+        None if options.no_law else 4 if options.max_terms is None else options.max_terms,
         units=None if units is None else [units[name] for name in inputs],
         y_units=None if units is None else units[target],
         starts=options.starts,

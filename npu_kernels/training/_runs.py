@@ -135,7 +135,7 @@ def run(
             all rows.
         rows: the rows of each step instead, ``[steps, batch]`` int64. If x has fresh rows for all
             steps, one step's after the other's, ``torch.arange(len(x)).view(steps, batch)``.
-        generator: that draws the rows; None: a new one, seeded by torch's.
+        generator: draws the rows; None: a new one, seeded by torch's.
         loss: "mse", the mean over rows and outputs, of each model by itself.
         sample_weight: weights of the squared errors, of y's shape; None: 1.
         penalties: name to weight: "l1" and "frobenius" of all parameters (`l1`), "madsen" and

@@ -14,7 +14,7 @@ from tests.support.building import ROOT
 
 rng = np.random.default_rng(0)
 NUMBERS = [(a, b, 3 * a * a / b) for a, b in rng.uniform(1, 2, (60, 2)).round(4).tolist()]
-FAST = ["--starts", "8", "--terms", "1"]
+FAST = ["--starts", "8", "--max-terms", "1"]
 
 
 def text(delimiter: str = ",", header: str = "a,b,c", decimal: str = ".") -> str:
@@ -27,7 +27,7 @@ def law_of(
 ) -> str:
     path = tmp_path / "data.csv"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    few_terms = [] if "--no-law" in words else ["--terms", "1"]
+    few_terms = [] if "--no-law" in words else ["--max-terms", "1"]
     assert main([str(path), "--starts", "8", *few_terms, *words]) == 0
     return capsys.readouterr().out
 
@@ -61,7 +61,7 @@ def test_target_and_inputs(tmp_path, capsys):
 @pytest.mark.filterwarnings("ignore:NPURegressor. It is an approximation")
 def test_ratios_and_a_known_part(tmp_path, capsys):
     rows = "".join(f"{a},{b},{(3 * a + b) / (a + b):.12g}\n" for a, b, _ in NUMBERS)
-    words = ["--terms", "2"]
+    words = ["--max-terms", "2"]
     assert "/(" in law_of(f"a,b,c\n{rows}", tmp_path, capsys, *words, "--ratios", "yes")
     assert "/(" not in law_of(f"a,b,c\n{rows}", tmp_path, capsys, *words, "--ratios", "no")
     said = law_of(text(), tmp_path, capsys, "--known", "a**2/b")
@@ -181,7 +181,7 @@ def test_an_absent_file_and_an_absent_column(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["--no-law", "--terms", "3"], "--terms must not be given with --no-law, got 3"),
+    (["--no-law", "--max-terms", "3"], "--max-terms must not be given with --no-law, got 3"),
     (["--units", "a=m"], "so that every column has one, got none of b, c"),
     (["--units", "a=m", "--no-units"], "so that every column has one, got --no-units"),
     (["--seed", "-1"], "--seed must be from 0 to 2**32 - 1, got -1"),

@@ -59,8 +59,8 @@ MEASURED = {
 BASE_CLASSES = ["npu_kernels.layers.Unit"]
 # Public names without an entry in docs/reference, each with the reason.
 WITHOUT_ENTRY = {
-    "npu_kernels.certify": "a command: docs/reference/tools.md has its arguments",
-    "npu_kernels.optim.least_squares": "what finds laws uses it; it has no page yet",
+    "npu_kernels.certify": "a command: docs/reference/tools.md names it, and --help its arguments",
+    "npu_kernels.optim.least_squares": "`ode.fit` uses it; docs/reference/modules.md names it",
 }
 
 

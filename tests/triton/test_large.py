@@ -153,6 +153,26 @@ def test_inputs_of_outputs_far_below_others(
     torch.testing.assert_close(grad_gate[far].double(), want[3][far], rtol=bound, atol=0.0)
 
 
+@pytest.mark.parametrize("far", [0, 150])
+def test_outputs_far_below_others_in_one_of_two_models(
+    far: int, device: str, kernels: ModuleType
+) -> None:
+    """Tiles of 64 rows: the padding to 128 rows makes a tile more than the rows need."""
+    sample, grad_y = _far_output(True, far, device)
+    tensors = {name: cast(Tensor, tensor).expand(2, *cast(Tensor, tensor).shape).contiguous()
+               for name, tensor in sample.tensors.items()}  # fmt: skip
+    sample = Sample("npu", torch.stack([sample.x, sample.x]), tensors)
+    grad_y = torch.stack([torch.ones_like(grad_y), grad_y])
+    exact, formula = sample.map(Tensor.double), cast(Any, reference)
+    with use_plan(_on(device, _with(PLAN, rows=64))):
+        grad_x, _, _, grad_gate = kernels.npu_backward(
+            grad_y, *_saved(sample, formula), EPS, False, 15
+        )
+    want = formula.npu_backward(grad_y.double(), *_saved(exact, formula), EPS, False, 15)
+    torch.testing.assert_close(grad_x.double(), want[0], rtol=3e-6, atol=0.0)
+    torch.testing.assert_close(grad_gate[1, far].double(), want[3][1, far], rtol=3e-6, atol=0.0)
+
+
 @pytest.mark.parametrize("plan", [PLAN, POINTERS])
 def test_the_greatest_value_meets_an_imaginary_weight_alone(
     plan: Any, device: str, kernels: ModuleType

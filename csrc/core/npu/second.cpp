@@ -73,8 +73,8 @@ struct SecondPanels {
 };
 
 // The real part of conj(panel) factor, and (want_im) the imaginary one: calls multiply(panels, factors, Products...).
-// factor: real part, imaginary part and minus the real one, `next` elements apart. Parts that are absent: has_panel_im,
-// has_factor_im; the imaginary part of the product is not touched if both are.
+// factor: real part, imaginary part and minus the real one, `next` elements apart. A null panel_im or a
+// false has_factor_im: that part is absent; the imaginary part of the product is not touched if both are.
 template <typename T, typename Multiply>
 void multiply_conjugate(const T* panel_re, const T* panel_im, const T* factor, int64_t next, bool has_factor_im,
                         bool want_im, const Multiply& multiply) {

@@ -9,7 +9,8 @@ import triton.language as tl
 Tensor = torch.Tensor
 
 TORCH_DTYPE = {tl.float32: torch.float32, tl.float64: torch.float64}
-MOST_FEATURES = 2**24  # offsets within a tile, of at most 128 rows, are 32-bit numbers
+# Offsets within a tile, of at most 128 rows of two values for each feature, are 32-bit numbers.
+MOST_FEATURES = 2**23
 # Computed in float32; a call may mix these.
 _IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 _NO_GUARD: AbstractContextManager[None] = nullcontext()

@@ -176,7 +176,8 @@ def _backward(
     common = (eps, arranged.mul is not None, shared_x)
     sums: dict[str, Any] = {}
     with launch.device_of(x):
-        part_x = launch.empty(x, (K, B, I), acc) if K > 1 and shared_x else grad_x
+        one_each = grad_x is not None and K > 1 and shared_x  # of the models, which are then summed
+        part_x = launch.empty(x, (K, B, I), acc) if one_each else grad_x
         if grad_x is not None and I > 0:
             options = tuning.lookup("nalu_backward_x", x, I, O, K).options
             grid = K * -(-B // options["BLOCK_B"]) * -(-I // options["BLOCK_I"])

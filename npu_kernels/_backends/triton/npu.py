@@ -262,7 +262,7 @@ def npu_backward_x_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["K", "B"])
+@triton.jit(do_not_specialize=["K", "B", "tiles", "tiles_b"])
 def npu_repair_x_kernel(
     grad_y_ptr,  # [K, B, O]
     x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr,
@@ -270,19 +270,20 @@ def npu_repair_x_kernel(
     gate_partial_ptr,  # [rows, K, I], of which this kernel writes the first tiles_b rows
     flags_ptr,  # [K tiles_b, tiles of 128 inputs]: tiles whose flag is 0 stay as they are
     K, B, I, O,
+    tiles,  # flags
+    tiles_b,  # tiles of BLOCK_B rows of a model, padding included
     EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr,
     NEED_X: tl.constexpr, NEED_GATE: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
     """Compute flagged tiles as `npu_backward_x_kernel` does, each program those of some flags."""
-    tiles_b = tl.cdiv(B, BLOCK_B)
     tiles_i = tl.cdiv(I, _TILE)
     first = tl.program_id(0) * _FLAGS
-    tiles = tl.minimum(K * tiles_b * tiles_i - first, _FLAGS)
+    count = tl.minimum(tiles - first, _FLAGS)
     offs = tl.arange(0, _FLAGS)
-    if tl.max(tl.load(flags_ptr + first + offs, mask=offs < tiles, other=0)) > 0:
+    if tl.max(tl.load(flags_ptr + first + offs, mask=offs < count, other=0)) > 0:
         PARTS: tl.constexpr = _TILE // BLOCK_I
-        for turn in range(loop_end(tiles * PARTS)):
+        for turn in range(loop_end(count * PARTS)):
             tile = first + turn // PARTS
             part = turn - turn // PARTS * PARTS
             first_i = (tile % tiles_i).to(tl.int64) * _TILE + part * BLOCK_I

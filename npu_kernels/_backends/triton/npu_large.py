@@ -293,7 +293,7 @@ def large_backward(
         start(
             repair, -(-tiles // FLAGS_OF_PROGRAM), REPAIR | {"BLOCK_B": row_tile},
             grad_y, x, weight_re, weight_im, gate, y, s, part_x, part_gate, flags, K, B, I, O,
-            eps, shared_x, imaginary, gated, need_x, need_gate, tl.float32,
+            tiles, tiles_b, eps, shared_x, imaginary, gated, need_x, need_gate, tl.float32,
         )  # fmt: skip
     if by_column:
         row_tile, depth, _ = tiles_of_w

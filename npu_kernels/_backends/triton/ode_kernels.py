@@ -15,9 +15,8 @@ such a layer to 16 x 16.
 
 The steps' coefficients are compile-time constants, TABLEAU, a lower triangle by rows
 (`npu_kernels._time_loop.reference`); dt is a double, whatever the states are. The forward pass
-saves v, L
-[D] and y, s [h] of every stage, or nothing: then the backward pass recomputes every step from the
-trajectory, as it always does for the slope at the last state.
+saves v, L [D] and y, s [h] of every stage, or nothing: then the backward pass recomputes every step
+from the trajectory, as it always does for the slope at the last state.
 
 A trajectory never depends on another one: elements outside a layer, and terms of negative inputs
 where no input is negative, are masked and not multiplied by 0. The weights' gradients are summed

@@ -179,8 +179,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.tensors = [tensor for tensor in operands if tensor is not None]
         self.indices = {id(tensor): index for index, tensor in enumerate(self.tensors)}
-        # A tensor that is passed twice may be two tensors in a later call.
-        self.valid = len(self.indices) == len(self.tensors)
+        self.valid = True
         self.indices[id(None)] = -1
         self.allocations: list[_Allocation] = []
         self.last_use: dict[int, int] = {}  # the last launch with a tensor
@@ -263,10 +262,8 @@ class _Recorder(TorchDispatchMode):
         complete = self.launches and self.seen == len(self.launches)
         if not self.valid or not complete or min(indices) < 0:
             return None
-        device = driver.active.get_current_device()
-        for tensor in self.tensors:
-            if tensor.data_ptr() & _UNALIGNED or tensor.get_device() not in (device, _CPU):
-                return None
+        if any(tensor.data_ptr() & _UNALIGNED for tensor in self.tensors):
+            return None
         return Tape(self, indices)
 
 
@@ -276,6 +273,19 @@ def start(kernel: Any, programs: int, options: dict[str, Any], *arguments: Any) 
     recorder = getattr(_recorders, "active", None)
     if recorder is not None:
         recorder.launch(kernel, programs, options, arguments, compiled)
+
+
+def _recordable(operands: Sequence[Tensor | None]) -> bool:
+    """Return whether a recording of a call with these operands would serve others like it.
+
+    Not with a tensor that is passed twice, which may be two tensors in a later call, nor with an
+    address or a current device that no replay accepts. A later call may be without the obstacle.
+    """
+    tensors = [tensor for tensor in operands if tensor is not None]
+    devices = driver.active.get_current_device(), _CPU
+    return len(set(map(id, tensors))) == len(tensors) and not any(
+        tensor.data_ptr() & _UNALIGNED or tensor.get_device() not in devices for tensor in tensors
+    )
 
 
 def capturing(x: Tensor) -> bool:
@@ -349,7 +359,8 @@ class Repeated:
             if result is not None:
                 return result, tape
         elif tape is _SEEN:
-            return self._record(key, arguments)
+            if _recordable(arguments[: self.operands]):
+                return self._record(key, arguments)
         elif tape is None:
             if len(self.tapes) >= _MAX_RECORDINGS:
                 self.tapes.clear()

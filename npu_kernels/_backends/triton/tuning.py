@@ -31,6 +31,7 @@ import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,10 +112,11 @@ def architecture(target: GPUTarget) -> str:
 
 @functools.cache
 def architecture_of(device: torch.device) -> str:
-    """The name of the table for a device."""
+    """The name of the table for a device, whichever device is the current one."""
     if triton.knobs.runtime.interpret:
         return "sm_90"
-    return architecture(triton.runtime.driver.active.get_current_target())
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        return architecture(triton.runtime.driver.active.get_current_target())
 
 
 def most_registers(device: torch.device) -> dict[str, int]:
