@@ -1,1 +1,1 @@
-"""What every room uses: checks of arguments, and warnings of the user's line."""
+"""What every folder uses: checks of arguments, and warnings of the user's line."""

@@ -1,4 +1,4 @@
-"""The structure of the tree: rooms, imports, what is public, words and lengths."""
+"""The structure of the tree: folders, imports, what is public, words and lengths."""
 
 import ast
 import collections
@@ -39,7 +39,7 @@ NO_NOUN = re.compile(
     r"|Behind|After|Before|Beside|Also|Only|Instead|Then|Here)\b"
 )
 
-# Imports of private modules of a public room from outside of the room, each with the reason.
+# Imports of private modules of a public folder from outside of the folder, each with the reason.
 IMPORTED_ELSEWHERE = {
     "npu_kernels._laws.table.equation <- npu_kernels.formula._reading": "the printed formula",
 }
@@ -178,13 +178,13 @@ torch._C._stuff(autograd._hidden, reference.npu, npu_kernels.env._facts, LAYERS.
 def test_only_the_registry_names_an_experiment() -> None:
     """The modules that experiments share know neither name nor module of an experiment."""
     folder = ROOT / "benchmarks" / "paper"
-    rooms = {name.replace("-", "_") for name in EXPERIMENTS}
-    names = "|".join([*rooms, *(name for name in EXPERIMENTS if "-" in name)])
+    folders = {name.replace("-", "_") for name in EXPERIMENTS}
+    names = "|".join([*folders, *(name for name in EXPERIMENTS if "-" in name)])
     for path in sorted(folder.glob("*.py")):
-        if path.stem in {"__init__", "registry"} | rooms:
+        if path.stem in {"__init__", "registry"} | folders:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        assert not {f"benchmarks.paper.{room}" for room in rooms} & imported(tree), path.name
+        assert not {f"benchmarks.paper.{folder}" for folder in folders} & imported(tree), path.name
         texts = [
             node.value
             for node in ast.walk(tree)
@@ -218,19 +218,19 @@ def is_private(name: str) -> bool:
 
 
 def private_imports(importer: str, tree: ast.Module) -> list[str]:
-    """The private modules of the package that the importer takes from a room of others.
+    """The private modules of the package that the importer takes from another folder.
 
-    A room with an underscore at the top of the package belongs to the whole package.
+    A folder with an underscore at the top of the package belongs to the whole package.
     """
     names = []
     for name in sorted(imported(tree)):
-        room, private, _ = name.partition("._")
-        if private and room.startswith("npu_kernels"):
-            names += [] if f"{importer}.".startswith(f"{room}.") else [name]
+        folder, private, _ = name.partition("._")
+        if private and folder.startswith("npu_kernels"):
+            names += [] if f"{importer}.".startswith(f"{folder}.") else [name]
     return names
 
 
-def test_private_modules_stay_in_their_room() -> None:
+def test_private_modules_stay_in_their_folder() -> None:
     pairs = {
         f"{importer} <- {name}"
         for importer, (_, tree) in modules().items()
@@ -248,11 +248,11 @@ def test_benchmarks_and_tools_import_few_private_modules() -> None:
         if importer.split(".")[0] in ("benchmarks", "tools", "examples")
         for name in private_imports(importer, tree)
     }
-    rooms = {
-        name: [room for room in MEASURED if f"{name}.".startswith(f"{room}.")] for name in names
+    folders = {
+        name: [folder for folder in MEASURED if f"{name}.".startswith(f"{folder}.")] for name in names
     }
-    assert [name for name, listed in rooms.items() if not listed] == []
-    assert {room for listed in rooms.values() for room in listed} == MEASURED.keys()
+    assert [name for name, listed in folders.items() if not listed] == []
+    assert {folder for listed in folders.values() for folder in listed} == MEASURED.keys()
 
 
 def test_private_imports_are_seen() -> None:
@@ -317,9 +317,9 @@ def test_every_public_name_is_on_a_reference_page() -> None:
     """The name of a module in `WITHOUT_ENTRY` stands for all of its names."""
     pages = list(documented().values())
     missing = [name for name, value in public_values().items() if value not in pages]
-    rooms = {name: name.rpartition(".")[0] for name in missing}
-    assert [name for name, room in rooms.items() if room not in WITHOUT_ENTRY] == []
-    assert set(rooms.values()) == WITHOUT_ENTRY.keys()
+    folders = {name: name.rpartition(".")[0] for name in missing}
+    assert [name for name, folder in folders.items() if folder not in WITHOUT_ENTRY] == []
+    assert set(folders.values()) == WITHOUT_ENTRY.keys()
 
 
 def test_every_public_module_has_its_line() -> None:
@@ -447,7 +447,7 @@ def test_only_public_faces_say_what_a_neural_power_unit_is() -> None:
     said = {
         name: (ast.get_docstring(tree) or "").partition("\n")[0]
         for name, (_, tree) in modules().items()
-        if tree.body  # the room of an empty __init__ has its modules
+        if tree.body  # the modules stand for the folder of an empty __init__
     }
     assert {name for name, line in said.items() if "Neural Power Unit, a layer" in line} <= faces
     assert "Neural Power Unit, a layer" in said["npu_kernels"]

@@ -16,7 +16,7 @@ class Entry(NamedTuple):
     """One command or one way to install."""
 
     name: str
-    # Tests as "room/module::function", or "make ..." steps of .ci/run; none where CI runs nothing.
+    # Tests as "folder/module::function", or "make ..." steps of .ci/run; none where CI runs nothing.
     checked_by: tuple[str, ...]
     last_whole_run: str  # WHOLE, NO_RECORD, or date and commit
     reason: str = ""  # why CI runs nothing of it
