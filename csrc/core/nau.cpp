@@ -134,14 +134,6 @@ class BackwardGroup {
   Scratch<T> weight_, turned_, turned_x_, packed_, rows_, sums_;
 };
 
-// Calls work(begin, end) with ranges of elements [0, size).
-template <typename Work>
-void over_chunks(int64_t size, const Parallel& parallel, const Work& work) {
-  constexpr int64_t kChunk = 1024;
-  parallel.over(ceil_div(size, kChunk),
-                [&](int64_t begin, int64_t end) { work(begin * kChunk, least(size, end * kChunk)); });
-}
-
 }  // namespace
 
 template <typename T>
@@ -149,9 +141,7 @@ void nau_forward(const NauForward<T>& f, const Parallel& parallel) {
   const NauInputs<T>& in = f.inputs;
   if (f.matrix != nullptr) {
     const int64_t size = in.models * in.out * in.in;
-    over_chunks(size, parallel, [&](int64_t begin, int64_t end) {
-      for (int64_t n = begin; n < end; ++n) f.matrix[n] = in.clip ? clipped(in.weight[n]) : in.weight[n];
-    });
+    for (int64_t n = 0; n < size; ++n) f.matrix[n] = in.clip ? clipped(in.weight[n]) : in.weight[n];
     return;
   }
   const int64_t blocks = ceil_div(in.rows, kBlockRows);
@@ -180,10 +170,8 @@ void nau_backward(const NauBackward<T>& f, const Parallel& parallel) {
     sum_rows(in.models, groups, size, parallel, f.grad_weight, [&] { return BackwardGroup<T>(f); });
   }
   if (f.grad_weight == nullptr || !in.clip) return;
-  over_chunks(in.models * size, parallel, [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n)
-      if (!(in.weight[n] >= T(-1) && in.weight[n] <= T(1))) f.grad_weight[n] = T(0);
-  });
+  for (int64_t n = 0; n < in.models * size; ++n)
+    if (!(in.weight[n] >= T(-1) && in.weight[n] <= T(1))) f.grad_weight[n] = T(0);
 }
 
 template void nau_forward<float>(const NauForward<float>&, const Parallel&);
