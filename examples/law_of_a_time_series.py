@@ -61,7 +61,7 @@ def main() -> None:
     )
     parser.add_argument("file", nargs="?", type=Path, default=PELTS)
     parser.add_argument("--influenza", action="store_true", help="instead of hares and lynxes")
-    parser.add_argument("--max-terms", type=int, default=3, help="how many products the law may have")
+    parser.add_argument("--max-terms", type=int, default=3, help="the most products of the law")
     parser.add_argument("--starts", type=int, default=24)
     parser.add_argument(
         "--relative", action="store_true", help="errors are in proportion to the states"

@@ -321,10 +321,10 @@ def short(rows: Sequence[Row], processor: str | None = None) -> str:
         )
     where = (
         f"{_where(machine)}; {named_threads(threads)}, float32 (the ODE: float64). B rows, "
-        "I inputs, O outputs, K models; in the row of the ODE they are steps, features, hidden units, models. The "
-        "columns eager, `torch.compile` and `nn.Linear` are their time divided by ours: **above 1 "
-        "npu_kernels is faster**. `nn.Linear` of the same shape computes another "
-        "function. Errors are relative."
+        "I inputs, O outputs, K models; in the row of the ODE they are steps, features, hidden "
+        "units, models. The columns eager, `torch.compile` and `nn.Linear` are their time divided "
+        "by ours: **above 1 npu_kernels is faster**. `nn.Linear` of the same shape computes "
+        "another function. Errors are relative."
     )
     text = record_table(records)
     return f"{where}{_doubts(text)}\n\n{text}".strip()

@@ -332,12 +332,8 @@ class BackwardGroup {
       const T* panel;
       Upstream upstream;
       bool used;  // not a panel of zeros only
-    } terms[kAllSums] = {{values, kDA, true},
-                         {values, kDH, true},
-                         {logs, kDE, true},
-                         {negative, kDT, any_negative},
-                         {zero, kDT, any_zero},
-                         {negative, kD1, any_negative},
+    } terms[kAllSums] = {{values, kDA, true},           {values, kDH, true},   {logs, kDE, true},
+                         {negative, kDT, any_negative}, {zero, kDT, any_zero}, {negative, kD1, any_negative},
                          {zero, kD1, any_zero}};
     for (int n = 0; n < sums_; ++n) {
       if (!terms[n].used) continue;

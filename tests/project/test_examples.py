@@ -65,9 +65,9 @@ def test_law_of_a_time_series(run, tmp_path):
     times = [0.1 * k for k in range(20)]
     lines = ["# a comment", "t,c", *(f"{t},{2 / (1 + t)}" for t in times), "3.0,"]
     (tmp_path / "data.csv").write_text("\n".join(lines) + "\n")
-    assert run("law_of_a_time_series.py", "data.csv", "--max-terms", "1", "--starts", "4").startswith(
-        "c' = -0.5*c**2\n"
-    )
+    assert run(
+        "law_of_a_time_series.py", "data.csv", "--max-terms", "1", "--starts", "4"
+    ).startswith("c' = -0.5*c**2\n")
 
 
 def test_a_real_series_that_no_law_of_one_state_explains(run):

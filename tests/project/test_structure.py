@@ -249,7 +249,8 @@ def test_benchmarks_and_tools_import_few_private_modules() -> None:
         for name in private_imports(importer, tree)
     }
     folders = {
-        name: [folder for folder in MEASURED if f"{name}.".startswith(f"{folder}.")] for name in names
+        name: [folder for folder in MEASURED if f"{name}.".startswith(f"{folder}.")]
+        for name in names
     }
     assert [name for name, listed in folders.items() if not listed] == []
     assert {folder for listed in folders.values() for folder in listed} == MEASURED.keys()
