@@ -88,8 +88,9 @@ def npu(
     every way to the kernel, such as a graph that was compiled earlier.
 
     Derivatives of every order are correct. On the CPU the first two, and tangents of forward mode,
-    are fused. On a GPU the first is fused, and the second is a closed form. Others are eager. torch does not support a double backward
-    through a function that `torch.compile` compiled; compile the gradient's computation instead.
+    are fused. On a GPU the first is fused, and the second is a closed form. Others are eager. torch
+    does not support a double backward through a function that `torch.compile` compiled; compile the
+    gradient's computation instead.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definitions 3 and 4.
 
