@@ -75,7 +75,8 @@ def fit(
             be written is checked first; if a later write fails, the fit warns and continues.
 
     Ctrl-C ends the fit, saves it if there is a checkpoint, and returns the best model so far
-    (`complete` is False).
+    (`complete` is False). In a cross-validation it leaves the error of the held-out rows as the
+    score.
 
     Returns a `Fit`. Its score is the error of the held-out rows, by which the model was chosen;
     where fewer than 10 are held out, that of a cross-validation in up to 5 parts, each predicted by
@@ -98,10 +99,12 @@ def fit(
     trained = with_coefficient(model)
     run = Run(trained, x.unsqueeze(0), y.unsqueeze(0), [seed], recipe, "fit")
     fits = _complete(run, progress, checkpoint)
-    score, folds = float(fits.score), 0
+    score, folds, complete = float(fits.score), 0, fits.complete
     few = run.data.held_out.y.shape[1] < ENOUGH_HELD_OUT
-    if few and fits.complete and len(x) >= FEWEST_ROWS:
-        score, folds = cross_validated(trained, x, y, seed, run.recipe)
+    if few and complete and len(x) >= FEWEST_ROWS:
+        validated = cross_validated(trained, x, y, seed, run.recipe, progress)
+        score, folds = validated or (score, folds)
+        complete = validated is not None
     _warn_of_score(run, score, folds)
     return Fit(
         model=without_coefficient(select(fits.models, 0), model),
@@ -115,7 +118,7 @@ def fit(
         candidates=fits.candidates[0],
         history=fits.history,
         seconds=fits.seconds,
-        complete=fits.complete,
+        complete=complete,
     )
 
 
@@ -171,13 +174,13 @@ def fit_many(
 
 
 def cross_validated(
-    model: nn.Module, x: Tensor, y: Tensor, seed: int, recipe: Recipe
-) -> tuple[float, int]:
+    model: nn.Module, x: Tensor, y: Tensor, seed: int, recipe: Recipe, progress: bool | None
+) -> tuple[float, int] | None:
     """Return the weighted mean squared error of x ``[N, I]``, y ``[N, O]``, and the parts' number.
 
-    N is at least 4. The rows are dealt to parts. For each part a model is fitted to the rows of the
-    others, some of them held out, all in one batch of models. Its errors have the weights of the
-    rows that it was fitted to.
+    None after Ctrl-C. N is at least 4. The rows are dealt to parts. For each part a model is fitted
+    to the rows of the others, some of them held out, all in one batch of models. Its errors have
+    the weights of the rows that it was fitted to.
     """
     count = len(x)
     folds = min(FOLDS, count // 2)
@@ -190,8 +193,10 @@ def cross_validated(
         if isinstance(unit, Unit) and unit.num_models is not None:
             unit.num_models *= folds
     fitted_x, fitted_y = (torch.stack([t[rows] for rows in training_rows]) for t in (x, y))
-    run = Run(batch, fitted_x, fitted_y, [seed] * folds, recipe, "fit")
-    run.advance(run.total)
+    run = Run(batch, fitted_x, fitted_y, [seed] * folds, recipe, "fit, cross-validation")
+    drive(run, progress, None, note=lambda: _note(run))
+    if run.stage is not None:
+        return None
     x, y = (torch.stack([t[rows] for rows in parts]) for t in (x, y))
     return float(run.error_of(x, y).mean()), folds
 

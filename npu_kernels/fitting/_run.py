@@ -143,7 +143,7 @@ class Run:
         """Make rounds, steps of Adam or evaluations of L-BFGS of all models, fewer at the end."""
         rounds = check_whole(self.function, "rounds", rounds, 0)
         begin = time.perf_counter()
-        while rounds > 0 and self.stage is not None:
+        while self.stage is not None and (rounds > 0 or not self.stage.rounds):
             remaining, count = self.stage.rounds - self._stage_done, 0
             if remaining > 0:
                 limit = min(rounds, remaining)

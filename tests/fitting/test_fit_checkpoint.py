@@ -15,7 +15,8 @@ from torch import nn
 import npu_kernels
 from npu_kernels import NAU, NPU, RealNPU, fit
 from npu_kernels.fitting import Run, fit_many
-from tests.support.fits import SHORT, hard, same
+from npu_kernels.fitting._scale import with_coefficient
+from tests.support.fits import SHORT, hard, rows, same
 
 # ---- interrupted ---------------------------------------------------------------------------------
 
@@ -67,6 +68,32 @@ def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert continued.rows == undisturbed.rows
     finished = fit(RealNPU(2, 1, num_models=6), x, y, **arguments)  # nothing is left to do
     assert finished.seconds == continued.seconds
+
+
+def test_ctrl_c_in_the_cross_validation(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The finished model stays, with the score of the held-out rows."""
+    x = rows(1, 2, 30)
+    y = x.sum(1, keepdim=True)
+    model = RealNPU(2, 1, num_models=4)
+    undisturbed = fit(model, x, y, recipe=SHORT, progress=True)
+    assert undisturbed.folds == 5
+    assert "fit, cross-validation: 100 %" in capfd.readouterr().err
+    run = Run(with_coefficient(model), x[None], y[None], [0], SHORT, "fit")
+    run.advance(run.total)
+    advance = Run.advance
+
+    def interrupted(run: Run, rounds: int) -> None:
+        advance(run, rounds)
+        if run.problems > 1:  # a part is a problem
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Run, "advance", interrupted)
+    part = fit(model, x, y, recipe=SHORT)
+    assert same(part.model, undisturbed.model)
+    assert (part.folds, part.complete) == (0, False)
+    assert part.score == float(run.result().score)
 
 
 @pytest.mark.parametrize(("change", "difference"), [

@@ -42,6 +42,13 @@ def test_starts_are_left_behind() -> None:
     assert [entry["stage"] for entry in result.history] == [1, 2, 3, 4, 5]
 
 
+def test_stages_without_rounds_are_gone_through() -> None:
+    x, y = hard()
+    result = fit(RealNPU(2, 1, num_models=4), x, y, recipe=replace(SHORT, refine=0, settle=0))
+    assert result.complete
+    assert "powers" in {candidate.kind for candidate in result.candidates}
+
+
 def test_starts_that_overflow_are_retired() -> None:
     x, y = hard()
     recipe = replace(SHORT, wide=(2.0, 2000.0), bound=2000.0)

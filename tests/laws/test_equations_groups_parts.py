@@ -86,7 +86,7 @@ def problem(seed: int = 0, groups: int = 3):
     group = np.sort(draw.integers(groups, size=60))
     X = draw.uniform(0.5, 2, (60, 2))
     y = (1.0 + group) * X[:, 0] - 2 * X[:, 1] ** 2 + 0.1 * draw.standard_normal(60)
-    exponents = Exponents(np.zeros(2), np.eye(2), np.arange(2))
+    exponents = Exponents.unrestricted(2)
     rows = all_rows(Columns.of(X), y, np.ones(60), 1.0, exponents, None, group=group)
     assert rows is not None
     return rows.block, np.array([[[1.2, 0.1], [0.2, 1.7]], [[0.8, -0.1], [0.0, 2.2]]])

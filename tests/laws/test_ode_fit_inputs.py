@@ -169,6 +169,8 @@ def test_jacobians_with_inputs(method: str) -> None:
          "inputs must be .* a list of 1 such pairs, one for each series, got 3"),
         ({"inputs": (KNOTS, KNOTS.expand(2, -1).T)}, ValueError,
          r"model must map D \+ 2 \(states and inputs\) to h to D features"),
+        ({"inputs": (KNOTS, KNOTS), "exponents": 3}, ValueError,
+         "exponents must be two bounds, each a number or one for each of 2 states and inputs"),
     ],
 )  # fmt: skip
 def test_errors(options: dict[str, Any], error: type[Exception], message: str) -> None:

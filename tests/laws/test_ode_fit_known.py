@@ -11,8 +11,11 @@ from torch import Tensor, nn
 
 from npu_kernels import ode
 from npu_kernels._laws.series.data import read
+from npu_kernels._laws.series.forms import loosened
+from npu_kernels._laws.series.job import Job
 from npu_kernels._laws.series.known import flows, read_known
-from npu_kernels._laws.series.laws import limits
+from npu_kernels._laws.series.laws import Law, limits
+from npu_kernels._laws.series.search import Search
 from npu_kernels._laws.series.sensitivity import Stretches, Trajectories
 from tests.support.time_series import T, known, model, noise, numbers, predators, solution
 
@@ -181,6 +184,91 @@ def test_bounds_of_all_numbers() -> None:
     low, high = limits(Trajectories(data, rules.shape(2, data), 4))
     assert low.tolist() == [-1] * 6 + [0] * 7
     assert high.tolist() == [1, 2, 3, 1, 2, 3] + [math.inf] * 7
+
+
+# ---- a model's own exponents and signs -----------------------------------------------------------
+
+
+def law_of(powers: Any, rates: Any, gate: Any = 1.0) -> nn.Sequential:
+    """Return a model of these exponents and coefficients; with one dimension more, of starts."""
+    powers, rates, gate = (
+        torch.as_tensor(part, dtype=torch.float64) for part in (powers, rates, gate)
+    )
+    terms, states = powers.shape[-2:]
+    law = model(states, terms, len(powers) if powers.dim() == 3 else None).double()
+    with torch.no_grad():
+        law[0].weight_re.copy_(powers)
+        law[0].gate.copy_(gate.expand_as(law[0].gate))
+        law[1].weight.copy_(rates)
+    return law
+
+
+def search_from(law: nn.Sequential, u: Tensor, **options: Any) -> tuple[Search, Tensor]:
+    """Return the search that begins with a model, and the exponents of its laws."""
+    data = read(T, u, "fit", None, None, None, u.shape[1])
+    whole, signs = options.get("integer_exponents", False), options.get("signs", "any")
+    terms = law[0].out_features
+    rules = read_known(None, whole, None, None, None, signs, data.names, terms, False)
+    search = Search(data.scaled(), rules, terms, 1, 0, Job("test", 1, {}), "rk4")
+    return search, search.shape.split(search.begin(*law)[0])[0]
+
+
+@pytest.mark.filterwarnings("ignore::npu_kernels.ode.PoorFitWarning")  # the law has a root
+def test_a_models_whole_exponents_stay_whole() -> None:
+    c = solution([[1.5]], [[-0.5]], [1.0], T)
+    result = ode.fit(
+        law_of([[2.0]], [[-0.5]]), T, c, start="model", integer_exponents=True, simplify=False
+    )
+    assert result.weights()[0].tolist() == [[[2.0]]]
+
+
+CIRCLE = torch.stack([torch.cos(T), -torch.sin(T)], 1)  # x' = y, y' = -x
+
+
+def test_states_of_both_signs_have_whole_exponents_from_a_model_too() -> None:
+    law = law_of([[0.0, 1.1], [0.9, 0.0]], [[0.9, 0.0], [0.0, -1.1]])
+    result = ode.fit(law, T, CIRCLE, start="model", simplify=False)
+    assert result.weights()[0][0].tolist() == [[0.0, 1.0], [1.0, 0.0]]
+    torch.testing.assert_close(
+        result.weights()[1][0], numbers(1, 0, 0, -1).view(2, 2), rtol=1e-4, atol=1e-4
+    )
+    law[0].requires_grad_(False)
+    assert search_from(law, CIRCLE)[1].tolist() == [[[0.0, 1.1], [0.9, 0.0]]]
+
+
+def test_an_exponent_behind_a_closed_gate_is_none() -> None:
+    law = law_of([[1.0, 7.0]], [[-0.5], [0.0]], gate=[1.0, 0.0])
+    assert search_from(law, CIRCLE + 2)[1].tolist() == [[[1.0, 0.0]]]
+    law[0].gate.data.fill_(1.0)
+    with pytest.raises(ValueError, match="exponents must be bounds that the model's own exponents"):
+        search_from(law, CIRCLE + 2)
+
+
+def test_starts_must_agree_in_the_signs_that_are_kept() -> None:
+    law = law_of([[[1.0], [2.0]]] * 2, [[[0.5, -0.1]], [[0.4, 0.1]]])
+    with pytest.raises(
+        ValueError,
+        match=r"^ode\.fit: signs must be 'any' or 'positive' for a model whose starts have "
+        r"coefficients of different signs, got 'model'$",
+    ):
+        ode.fit(law, T, T + 1, start="model", signs="model")
+    with torch.no_grad():
+        law[1].weight[:, 0] = torch.tensor([[0.0, -0.1], [0.4, -0.2]])
+    search, _ = search_from(law, (T + 1).unsqueeze(1), signs="model")
+    assert search.shape.signs.tolist() == [[1, -1]]  # a coefficient of 0 has no sign, and stays 0
+
+
+def test_numbers_that_are_freed() -> None:
+    """Not exponents that must be whole, nor any if no exponent is to be free."""
+    law = law_of([[1.5, 1.0]], [[-0.5], [0.0]])
+    search, _ = search_from(law, CIRCLE + 2, integer_exponents=["x1"])
+    x, free = search.begin(*law)
+    held = Law(search.problem("rk4"), x[0], torch.zeros_like(free[0]))
+    for loosen in (True, False):
+        exponents, rates, starts = search.shape.split(loosened(held, loosen).free)
+        assert exponents.tolist() == [[loosen, False]]
+        assert rates.tolist() == [[True], [False]]
+        assert not starts.any()
 
 
 U = torch.rand(25, 2, dtype=torch.float64) + 0.5

@@ -1,13 +1,21 @@
 """`ode.fit` of stiff laws: implicit steps where explicit ones do not follow a trajectory."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, RealNPU, ode
+from npu_kernels._laws.series import search as searching
+from npu_kernels._laws.series.criterion import criteria
 from npu_kernels._laws.series.data import read
-from npu_kernels._laws.series.sensitivity import IMPLICIT, Shape, Stretches, Trajectories
-from tests.support.time_series import T, known, numbers, predators
+from npu_kernels._laws.series.job import Job
+from npu_kernels._laws.series.known import read_known
+from npu_kernels._laws.series.laws import Law
+from npu_kernels._laws.series.search import NoLawError, Search
+from npu_kernels._laws.series.sensitivity import FIXED, IMPLICIT, Shape, Stretches, Trajectories
+from tests.support.time_series import T, known, noise, numbers, predators
 
 pytest.importorskip("scipy.optimize", reason="scipy is not installed")
 
@@ -108,3 +116,29 @@ def test_a_method_that_is_none() -> None:
     for method in ("euler", None):
         with pytest.raises(ValueError, match=r"fit: method must be 'auto', .* got"):
             ode.fit(known((1.0, -0.5, 0.4, -1.0)), T, predators(T), method=method)  # type: ignore[arg-type]
+
+
+def test_laws_that_finer_steps_make_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them is a result, and a law that was there before stays."""
+    u = noise(1 / (1 + 0.5 * T), 0.01).unsqueeze(1)
+    data = read(T, u, "fit", None, None, None, 1).scaled()
+    rules = read_known(None, False, None, None, None, "any", data.names, 2, True)
+    search = Search(data, rules, 2, 4, 0, Job("test", 1, {}), FIXED)
+    x, free = search.drawn()
+    problem = search.problem(FIXED)
+
+    def of_coarse_steps(of: Trajectories, x: Tensor, free: Tensor) -> Tensor:
+        values = criteria(of, x, free)
+        return values if of.steps == problem.steps else torch.full_like(values, math.inf)
+
+    monkeypatch.setattr(searching, "criteria", of_coarse_steps)
+    monkeypatch.setattr(
+        searching, "has_enough_steps", lambda law: law.problem.steps > problem.steps
+    )
+    assert search.leading(problem, x, free) == []
+    with pytest.raises(NoLawError, match="no start has a finite trajectory through the series"):
+        search.best(x, free, 4, loosen=True, both=False)
+    numbers_of_law = numbers(2, 0, -3 * float(data.size), 0)
+    law = Law(problem, torch.cat([numbers_of_law, data.values[0, 0]]), free[0]).refitted()
+    assert math.isfinite(law.criterion())
+    assert search.improved((law, law), 4, True, {})[0] is law

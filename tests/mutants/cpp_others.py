@@ -71,6 +71,9 @@ SIBLINGS = [
             "",
         ),
         "inalu-sign-of-the-weight": ("S::select(w < zero, -d_size,", "S::select(w < zero, d_size,"),
+        "inalu-blocks-without-negatives": ("        any_negative |= S::any_less(value, S::zero());\n", ""),
+        "inalu-zeros-of-full-registers": ("        if (count >= W) any_zero |= S::any_equal(value, S::zero());\n", ""),
+        "inalu-zeros-of-the-last-inputs": ("any_zero |= x[row * in_.in + i + l] == T(0);", "any_zero |= false;"),
     }),
     *mutants(CORE + "inalu.cpp", ("kernels 25000", "tests/backends/test_isa.py -k 'zero or special_input'", "kernels"), {
         "inalu-zeros-in-the-last-values": (

@@ -305,6 +305,16 @@ SERIES = [
     *mutants(PACKAGE + "_laws/series/fit.py", "tests/laws/test_ode_fit.py -k in_proportion_to", {
         "series-proportions-of-both-signs": ("sized(data) if data.sized else data", "data"),
     }),
+    *mutants(PACKAGE + "_laws/series/search.py", ("tests/laws/test_ode_fit_known.py -k 'models or model_too or closed_gate'", "tests/laws/test_ode_fit_stiff.py -k infinite"), {
+        "series-fractions-from-a-model": ("(exponents != 0) & shape.free_exponents(data.positive) & trained", "(exponents != 0) & trained"),
+        "series-roots-of-signed-states": ("exponents = exponents.where(data.positive, exponents.round())", "pass"),
+        "series-held-exponents-rounded": ("if trained:  # states", "if True:  # states"),
+        "series-laws-that-end-infinite": ("        if not laws:\n            return []\n        first,", "        first,"),
+    }),
+    *mutants(PACKAGE + "_laws/series/known.py", "tests/laws/test_ode_fit_known.py -k signs_that_are_kept", {
+        "series-starts-of-other-signs": ("if bool((low * high < 0).any()):", "if False:"),
+        "series-signs-of-zeros": ("return (low + high).sign()", "return low"),
+    }),
     *mutants(PACKAGE + "_laws/series/laws.py", "tests/laws/test_ode_fit_derivatives.py", {
         "series-equations-of-all-laws": ("self.moved[lanes] = (result[0] != x).any(1)", "pass"),
         "series-equations-of-no-law": ("self.moved[lanes] = (result[0] != x).any(1)", "self.moved[lanes] = False"),

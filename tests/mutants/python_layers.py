@@ -231,6 +231,13 @@ FORMULA = [
 ]  # fmt: skip
 
 FITTING = [
+    *mutants(PACKAGE + "fitting/_fit.py", "tests/fitting/test_fit_checkpoint.py -k cross_validation", {
+        "fit-cross-validation-after-ctrl-c": ("    if run.stage is not None:\n        return None\n", ""),
+        "fit-complete-without-its-score": ("complete = validated is not None", "pass"),
+    }),
+    *mutants(PACKAGE + "fitting/_run.py", "tests/fitting/test_fit_stages.py -k without_rounds", {
+        "fit-stages-without-rounds": ("(rounds > 0 or not self.stage.rounds)", "rounds > 0"),
+    }),
     *mutants(PACKAGE + "fitting/_data.py", FITS, {
         "fit-weights-see-held-out-rows": ("targets = y[:, held:]\n", "targets = y\n"),
         "fit-held-out-rows": ("stream(\"split\", seed))", "stream(\"split\", 0))"),

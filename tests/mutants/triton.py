@@ -78,7 +78,9 @@ NPU = [
         "triton-tape-device": ("if active is not self.driver or active.get_current_device() != device:", "if active is not self.driver:"),
         "triton-tape-precision": ("if not names.issubset(_ANY_PRECISION):", "if False:"),
         "triton-tape-other-launches": ("self.launches and self.seen == len(self.launches)", "self.launches"),
-        "triton-tape-a-tensor-twice": ("self.valid = len(self.indices) == len(self.tensors)", "self.valid = True"),
+        "triton-tape-a-tensor-twice": ("return len(set(map(id, tensors))) == len(tensors) and not any(", "return not any("),
+        "triton-tape-address-of-one-call": ("tensor.data_ptr() & _UNALIGNED or tensor.get_device() not in devices", "tensor.get_device() not in devices"),
+        "triton-tape-device-of-one-call": ("tensor.data_ptr() & _UNALIGNED or tensor.get_device() not in devices", "tensor.data_ptr() & _UNALIGNED"),
     }),
     *mutants(TRITON_FOLDER + "npu_small.py", LAST_BATCH, {
         "triton-last-batch-clip": ("clip = not straight_through ", "clip = not straight_through and splits == 1 "),
@@ -90,6 +92,9 @@ NPU = [
         "triton-last-batch-nalu": ("need_bias, both_forms, acc,", "need_bias, final, acc,"),
         "triton-last-batch-nalu-shared-x": ("        sums[name] = None, sums[name][1]\n", "        del sums[name]\n"),
     }),
+    *mutants(TRITON_FOLDER + "nalu.py", KERNELS + "nobody_needs", {
+        "triton-nalu-x-that-nobody-needs": ("one_each = grad_x is not None and K > 1", "one_each = K > 1"),
+    }),
     *mutants(TRITON_FOLDER + "launch.py", LAST_BATCH, {
         "triton-last-batch-half": ("return splits > 1 or result.dtype is not TORCH_DTYPE[acc]", "return splits > 1"),
     }),
@@ -97,10 +102,17 @@ NPU = [
         "triton-large-flags": ("if (tl.load(flags_ptr + tile) > 0) & (first_i < I):", "if (tl.load(flags_ptr + tile) < 0) & (first_i < I):"),
         "triton-large-flag-of-a-tile": ("tile = first + turn // PARTS", "tile = first"),
     }),
+    *mutants(TRITON_FOLDER + "npu.py", "tests/triton/test_large.py -k one_of_two_models", {
+        "triton-large-flags-of-the-padding": ("    first = tl.program_id(0) * _FLAGS\n", "    first = tl.program_id(0) * _FLAGS\n    tiles_b = tl.cdiv(B, BLOCK_B)\n"),
+        "triton-large-number-of-flags": ("tl.minimum(tiles - first, _FLAGS)", "tl.minimum(K * tl.cdiv(B, BLOCK_B) * tiles_i - first, _FLAGS)"),
+    }),
     *mutants(TRITON_FOLDER + "tuning.py", "tests/triton/test_tuning.py -k tables", {
         "triton-tables-whole-numbers": ("any(type(value) is not int for value in entry.values())", "False"),
         "triton-tables-missing-names": ("if not entry.keys() >= set(names):", "if False:"),
         "triton-tables-other-gpus": ("tables_in_use().get(architecture_of(device), {})\n    name", "tables_in_use()[architecture_of(device)]\n    name"),
+    }),
+    *mutants(TRITON_FOLDER + "tuning.py", "tests/triton/test_tuning.py -k whichever_is_current", {
+        "triton-tables-of-the-current-gpu": ('with torch.cuda.device(device) if device.type == "cuda" else nullcontext():', "with nullcontext():"),
     }),
     *mutants(TRITON_FOLDER + "npu_large_forward_kernels.py", LARGE, {
         "triton-large-scales-of-models": ("scales = scale_ptr + k * tiles_n * OUTPUTS", "scales = scale_ptr + 0 * k"),

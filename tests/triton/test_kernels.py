@@ -4,6 +4,7 @@ import contextlib
 import itertools
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -158,6 +159,31 @@ def test_needs(name: str, shared: bool, route: str, device: str, kernels: Module
                 torch.testing.assert_close(grad, want, rtol=within, atol=within)
             else:
                 assert grad.shape == (0,)
+
+
+@pytest.mark.parametrize("name", ["nalu", "inalu"])
+def test_gradients_of_a_shared_x_that_nobody_needs(
+    name: str, device: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory is taken for those of the models, which would be summed."""
+    from npu_kernels._backends.triton import launch
+
+    sample = RECORDS[name].sample(17, 5, 3, num_models=2, shared=True, device=device)
+    grad_y = torch.randn_like(forward(sample, reference)[0])
+    empty, shapes = launch.empty, list[tuple[int, ...]]()
+
+    def noted(like: Tensor, shape: tuple[int, ...], *dtype: Any) -> Tensor:
+        shapes.append(shape)
+        return empty(like, shape, *dtype)
+
+    monkeypatch.setattr(launch, "empty", noted)
+    of_each_model = 2, 17, 5
+    backward(sample, kernels, grad_y, ALL)
+    assert of_each_model in shapes
+    shapes.clear()
+    backward(sample, kernels, grad_y, ALL & ~1)
+    assert shapes
+    assert of_each_model not in shapes
 
 
 @both_routes

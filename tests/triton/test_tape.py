@@ -12,8 +12,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
@@ -48,6 +51,36 @@ def test_processor_time_of_a_step(record_property: Callable[[str, object], None]
     assert times["small"] < 0.6 * times["small before"], times
     assert times["tiled"] < 0.55 * times["tiled before"], times
     assert times["small"] < 3 * times["least"], times
+
+
+@pytest.mark.parametrize("obstacle", ["address", "twice", "device"])
+def test_a_later_call_without_its_obstacle_is_recorded(
+    obstacle: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call whose recording would serve no other call leaves the recording to a later one."""
+    from npu_kernels._backends.triton import tape
+
+    tensors, device = (torch.rand(4, 4), torch.rand(4, 4)), 0
+    others = {"address": (torch.rand(17)[1:].view(4, 4), tensors[1]), "twice": tensors[:1] * 2}
+    recorded: list[Any] = []
+
+    def record(self: tape.Repeated, key: Any, arguments: Any) -> Any:
+        recorded.append(arguments)
+        return None, None
+
+    active = SimpleNamespace(get_current_device=lambda: device)
+    monkeypatch.setattr(tape, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(tape, "_undisturbed", lambda: True)
+    monkeypatch.setattr(tape.Repeated, "_record", record)
+    if obstacle == "device":  # else a tensor of the CPU is on the current device
+        monkeypatch.setattr(tape, "_CPU", None)
+    repeated = tape.Repeated(lambda *_: None, 2)
+    for _ in range(3):
+        repeated(*others.get(obstacle, tensors), 1.0)
+    assert not recorded
+    device = tensors[0].get_device()
+    repeated(*tensors, 1.0)
+    assert recorded == [(*tensors, 1.0)]
 
 
 def test_tensors_share_memory_that_nobody_needs() -> None:

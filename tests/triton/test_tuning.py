@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,6 +94,38 @@ def test_architectures() -> None:
         RuntimeError, match=r"no configurations for compute capability 7.5, the least is 8.0"
     ):
         tuning.architecture(GPUTarget("cuda", 75, 32))
+
+
+def test_the_table_is_that_of_the_device_whichever_is_current(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    current = [0]
+
+    class Device:
+        """Stands for `torch.cuda.device`."""
+
+        def __init__(self, device: torch.device) -> None:
+            self.index = device.index
+
+        def __enter__(self) -> None:
+            current.append(self.index)
+
+        def __exit__(self, *error: object) -> None:
+            current.pop()
+
+    def target() -> GPUTarget:
+        return GPUTarget("cuda", (90, 100)[current[-1]], 32)
+
+    driver = SimpleNamespace(active=SimpleNamespace(get_current_target=target))
+    knobs = SimpleNamespace(runtime=SimpleNamespace(interpret=False))
+    runtime = SimpleNamespace(driver=driver)
+    monkeypatch.setattr(tuning, "triton", SimpleNamespace(knobs=knobs, runtime=runtime))
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    architecture_of = tuning.architecture_of.__wrapped__  # without the cache
+    names = [architecture_of(torch.device("cuda", index)) for index in (0, 1)]
+    assert names == ["sm_90", "sm_100"]
+    assert current == [0]
+    assert architecture_of(torch.device("cpu")) == "sm_90"  # mocked launches: the current one
 
 
 def test_tables_are_saved_as_they_are_shipped(tmp_path: Path) -> None:

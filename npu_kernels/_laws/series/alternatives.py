@@ -13,7 +13,7 @@ import math
 from dataclasses import replace
 
 from npu_kernels._laws.series.criterion import FRACTION_NATS, SAME_CRITERION, criteria
-from npu_kernels._laws.series.forms import Form, Met, form
+from npu_kernels._laws.series.forms import Form, Met, form, loosened
 from npu_kernels._laws.series.job import Job
 from npu_kernels._laws.series.laws import REFIT_STEPS, Law, minimise, refitted, stacked
 from npu_kernels._laws.series.simplify import changed, covariance, foreseen, rounded
@@ -61,7 +61,8 @@ def _fitted(
     """Return the best law of each form below the limit, the best first, as `alternatives` does."""
     if not candidates:
         return []
-    starts = [_loosened(replace(law, problem=best.problem), free) for law in candidates.values()]
+    loosen = bool(free.problem.shape.split(free.free)[0].any())
+    starts = [loosened(replace(law, problem=best.problem), loosen) for law in candidates.values()]
     x, masks = stacked(starts)
     x, _ = minimise(best.problem, x, masks, REFIT_STEPS, 1e-4, job, is_short=True, likely=True)
     starts = [replace(law, x=numbers) for law, numbers in zip(starts, x, strict=True)]
@@ -108,15 +109,3 @@ def _distinct(law: Law) -> bool:
     exponents, coefficients, _ = law.problem.shape.split(law.x)
     rows = exponents[(coefficients != 0).any(0)]
     return len(rows.unique(dim=0)) == len(rows)
-
-
-def _loosened(law: Law, model: Law) -> Law:
-    """Free all numbers that are not 0, but for exponents of signed states.
-
-    First states are free as in the law `model`, and no exponent is if `model` has none that is.
-    """
-    exponents, coefficients, _ = law.problem.shape.split(law.x)
-    free_exponents, _, starts = model.problem.shape.split(model.free)
-    allowed = law.problem.shape.free_exponents(law.problem.data.positive)
-    powers = (exponents != 0) & allowed & free_exponents.any()
-    return replace(law, free=law.problem.shape.join(powers, coefficients != 0, starts))

@@ -94,16 +94,19 @@ def fit(
         simplify: remove terms and exponents that the data do not need, and make exponents
             fractions, by the Bayesian information criterion. False: estimate all numbers.
         max_denominator: of these fractions.
-        exponents: their bounds ``(low, high)``, each a number or one for each state; None: -6 to 6.
-        integer_exponents: True for whole exponents only, or the names of states that have those.
-        terms: products that the law has, exponents ``[n, D]`` or text such as ``["S*I"]``; the
-            search finds the others.
+        exponents: their bounds ``(low, high)``, each a number, or one for each state and, behind
+            them, each input; None: -6 to 6.
+        integer_exponents: True for whole exponents only, or the names of states and inputs that
+            have those.
+        terms: products that the law has, exponents ``[n, D]``, with inputs ``[n, D + J]``, or text
+            such as ``["S*I"]``; the search finds the others.
         stoichiometry: a matrix N ``[D, R]`` with ``u' = N v``: its columns are reactions, which
             change several states at one rate. Each rate is a sum of the products.
         conserved: sums ``[m, D]`` of the states that do not change: ``[[1, 1, 1]]`` for ``S + I +
             R``. The law is then one of flows between states.
         signs: "positive" for coefficients (with stoichiometry or conserved: rates) that are not
-            below 0; "model", with ``start="model"``: those that the model's have.
+            below 0; "model", with ``start="model"``: they keep the model's signs, in which its
+            starts must agree.
         method: of integration: "rk4", "kvaerno5" (implicit, for stiff laws), or "auto": rk4, and
             kvaerno5 too for starts of ``start="model"`` whose trajectories rk4 does not follow, or
             where no start has a finite trajectory by rk4.
@@ -125,11 +128,11 @@ def fit(
     implicit ones of a tolerance that is made smaller until then.
 
     States whose values are (nearly) all positive are amounts: their first states are not below 0.
-    States of both signs get integer exponents, none below 0 if they pass 0 in a series. Raises
-    ValueError and TypeError for arguments that do not fit, such as dates, ValueError for a file
-    that is a damaged checkpoint or one of another fit (other data, model, options or versions of
-    torch or npu_kernels), OSError if it cannot be written, ImportError without scipy, RuntimeError
-    if no start has a finite trajectory.
+    States of both signs get integer exponents (with ``start="model"`` those nearest to the
+    model's), none below 0 if they pass 0 in a series. Raises ValueError and TypeError for arguments
+    that do not fit, such as dates, ValueError for a file that is a damaged checkpoint or one of
+    another fit (other data, model, options or versions of torch or npu_kernels), OSError if it
+    cannot be written, ImportError without scipy, RuntimeError if no start has a finite trajectory.
 
         >>> import torch
         >>> from npu_kernels import NAU, RealNPU, ode

@@ -36,3 +36,12 @@ def cleaned(law: Law) -> Law:
     exponents, free_e = torch.where(used, exponents, 0.0), free_e & used
     join = law.problem.shape.join
     return replace(law, x=join(exponents, coefficients, starts), free=join(free_e, free_c, free_s))
+
+
+def loosened(law: Law, loosen: bool) -> Law:
+    """Free all numbers that are not 0: exponents only where they may be fractions, if `loosen`."""
+    exponents, coefficients, _ = law.problem.shape.split(law.x)
+    _, _, starts = law.problem.shape.split(law.free)
+    allowed = law.problem.shape.free_exponents(law.problem.data.positive)
+    powers = (exponents != 0) & allowed & loosen
+    return replace(law, free=law.problem.shape.join(powers, coefficients != 0, starts))

@@ -62,6 +62,17 @@ class Known:
         return rates
 
 
+def common_signs(rates: Tensor) -> Tensor:
+    """Return the signs ``[R, h]`` of the rates ``[K, R, h]`` of all starts; 0 where all are 0."""
+    low, high = rates.sign().amin(0), rates.sign().amax(0)
+    if bool((low * high < 0).any()):
+        raise ValueError(
+            f"{NAME}: signs must be 'any' or 'positive' for a model whose starts have coefficients "
+            "of different signs, got 'model'"
+        )
+    return (low + high).sign()
+
+
 def check_within(exponents: Tensor, known: Known) -> None:
     """Raise ValueError for a model's exponents that contradict what is known."""
     outside = (exponents < known.low) | (exponents > known.high)
@@ -98,8 +109,9 @@ def read_known(
 
     states = len(names)
     fitted = states - inputs
-    bounds = read_bounds(NAME, exponents, states, "states")
-    whole = read_whole(NAME, integer_exponents, names, "states")
+    noun = "states and inputs" if inputs else "states"
+    bounds = read_bounds(NAME, exponents, states, noun)
+    whole = read_whole(NAME, integer_exponents, names, noun)
     check_whole_within(NAME, names, *bounds, whole, "integer_exponents has the state")
     low, high, integer = map(torch.from_numpy, (*bounds, whole))
     if signs not in ("any", "positive", "model") or (signs == "model" and searching):

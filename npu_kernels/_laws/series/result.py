@@ -43,7 +43,8 @@ class SeriesFit:
     """A law of time series, from `fit`.
 
     Attributes:
-        model: ``RealNPU(D, n) -> NAU(n, D)`` in float64, for `rollout`.
+        model: ``RealNPU(D, n) -> NAU(n, D)`` in float64, for `rollout`; with J inputs its NPU has
+            D + J in_features.
         names: of the D states.
         input_names: of the known inputs.
         u0: the states at the first times ``[S, D]``.
@@ -60,7 +61,7 @@ class SeriesFit:
         step: the longest step of time in the fit by rk4.
         data: the series.
         law: the law as a vector in scaled units.
-        free: the same law with its fractions as free numbers.
+        free: the same form, fitted with free exponents in place of fractions.
         met: laws of other forms, for `alternatives`.
         max_denominator: of exponents, 0 without fractions.
     """

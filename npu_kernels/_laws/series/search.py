@@ -16,9 +16,9 @@ from npu_kernels._laws.series.criterion import SAME_CRITERION, criteria
 from npu_kernels._laws.series.data import NAME, Series
 from npu_kernels._laws.series.estimates import units
 from npu_kernels._laws.series.exchange import exchanged
-from npu_kernels._laws.series.forms import Form, Met, form, meet
+from npu_kernels._laws.series.forms import Form, Met, form, loosened, meet
 from npu_kernels._laws.series.job import Job
-from npu_kernels._laws.series.known import Known, check_within
+from npu_kernels._laws.series.known import Known, check_within, common_signs
 from npu_kernels._laws.series.laws import Law, minimise, refitted, stacked
 from npu_kernels._laws.series.sensitivity import FIXED, IMPLICIT, Stretches, Trajectories, windows
 from npu_kernels._laws.series.sets import Ranked, ranked
@@ -78,18 +78,21 @@ class Search:
         """Return the model's own laws ``[K, N]``, and which numbers are free."""
         data, shape = self.data, self.shape
         exponents = power.weight_re.detach().cpu().double().view(-1, shape.terms, shape.states)
-        check_within(exponents, self.rules)
         if power.gate is not None:
             gate = power.gate.detach().cpu().double().view(-1, 1, shape.states)
             exponents = exponents * (gate != 0)
+        trained = power.weight_re.requires_grad
+        if trained:  # states of both signs have whole exponents
+            exponents = exponents.where(data.positive, exponents.round())
+        check_within(exponents, self.rules)
         rows = shape.states - shape.inputs
         raw = nau.weight.detach().cpu().double().view(-1, rows, shape.terms)
         raw = self.rules.rates(nn.functional.pad(raw, (0, 0, 0, shape.inputs)))
         if self.rules.signs == "model":
-            self.shape = shape = replace(shape, signs=raw[0].sign())
+            self.shape = shape = replace(shape, signs=common_signs(raw))
         first = self.first(len(raw))
         x = shape.join(exponents, raw * units(data, shape, exponents), first)
-        free_exponents = (exponents != 0) & power.weight_re.requires_grad
+        free_exponents = (exponents != 0) & shape.free_exponents(data.positive) & trained
         free_coefficients = (raw != 0) & nau.weight.requires_grad
         return x, shape.join(free_exponents, free_coefficients, data.start.isnan().expand_as(first))
 
@@ -343,7 +346,7 @@ class Search:
         return x
 
     def leading(self, problem: Trajectories, x: Tensor, free: Tensor) -> list[Law]:
-        """Return the laws of the best criteria, each of another form."""
+        """Return the laws of the best criteria, each of another form; none if none stays finite."""
         kinds = [form(Law(problem, *pair)) for pair in zip(x, free, strict=True)]
         coarse, coarse_x, coarse_values = problem, x, criteria(problem, x, free)
         values = coarse_values
@@ -351,8 +354,9 @@ class Search:
             problem = problem.finer()
             values = criteria(problem, x, free)
         chosen = _varied(values, kinds)
-        x, _ = minimise(problem, x[chosen], free[chosen], LAST, 1e-5, self.job)
-        values = criteria(problem, x, free[chosen])
+        if chosen:  # else no value is finite
+            x, _ = minimise(problem, x[chosen], free[chosen], LAST, 1e-5, self.job)
+            values = criteria(problem, x, free[chosen])
         if self.is_complete and values.min() > coarse_values.min() + LOST_CRITERION:
             others = _varied(coarse_values, kinds)
             refit = self.refit_in_pieces(coarse.finer(), coarse_x[others], free[others])
@@ -362,6 +366,8 @@ class Search:
         for n in values.argsort(stable=True).tolist():
             if values[n] < values.min() + LEADING_CRITERION:
                 laws.setdefault(kinds[chosen[n]], Law(problem, x[n], free[chosen[n]]))
+        if not laws:
+            return []
         first, *rest = list(laws.values())[:LEADING]
         first = accurate(first.refitted(self.job), self.job)
         rest = [replace(law, problem=first.problem) for law in rest]
@@ -475,15 +481,6 @@ def hopeful(laws: list[Law], max_denominator: int) -> list[Law]:
     values = criteria(laws[0].problem, *stacked(laws)) - foreseen(laws, max_denominator)
     limit = values.min() + 2 * UNFORESEEN  # both laws' values are approximations
     return [law for law, value in zip(laws, values, strict=True) if value <= limit]
-
-
-def loosened(law: Law, loosen: bool) -> Law:
-    """Free all numbers that are not 0: exponents only of amounts, and if `loosen`."""
-    exponents, coefficients, _ = law.problem.shape.split(law.x)
-    _, _, starts = law.problem.shape.split(law.free)
-    allowed = law.problem.shape.free_exponents(law.problem.data.positive)
-    powers = (exponents != 0) & allowed & loosen
-    return replace(law, free=law.problem.shape.join(powers, coefficients != 0, starts))
 
 
 def rivals(best: Law, met: Met) -> Met:

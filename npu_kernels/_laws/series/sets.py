@@ -63,8 +63,8 @@ def simple_sets(
 
     X = course.states.flatten(0, 1).numpy()
     n, d = X.shape
-    coordinates = Exponents(np.zeros(d), np.eye(d), np.arange(d))
-    rows = all_rows(Columns.of(X), np.ones(n), np.ones(n), 1.0, coordinates, None)
+    free = Exponents.unrestricted(d)
+    rows = all_rows(Columns.of(X), np.ones(n), np.ones(n), 1.0, free, None)
     assert rows is not None
     library = Library(rows.take(slice(None)), np.random.default_rng(seed))
     values = torch.from_numpy(library.A).view(*course.states.shape[:2], -1)

@@ -74,13 +74,11 @@ def _removals(law: Law, _: Any) -> Iterator[Change]:
 
 def _fractions(law: Law, C: Any, max_denominator: int) -> Iterator[Change]:
     """Propose fractions for free exponents: the nearest, and whole numbers within their errors."""
-    states = law.problem.shape.states
-    exponents = law.free[: law.problem.shape.terms * states]
+    exponents = law.free[: law.problem.shape.terms * law.problem.shape.states]
     low, high = (bound.tolist() for bound in limits(law.problem))
     for n, i in enumerate(exponents.nonzero().squeeze(1).tolist()):
         w, reach = float(law.x[i]), WITHIN * math.sqrt(max(C[n, n], 0.0))
-        limit = max_denominator if bool(law.problem.data.positive[i % states]) else 1
-        near = [round(w * q) / q for q in range(1, 1 + limit)]
+        near = [round(w * q) / q for q in range(1, 1 + max_denominator)]
         whole = [float(k) for k in WHOLE if abs(k - w) < reach]
         for fraction in dict.fromkeys((*near, *whole)):
             if 0 < abs(fraction) <= MAX_ROUNDED and low[i] <= fraction <= high[i]:
