@@ -13,6 +13,7 @@ from npu_kernels._common.notices import warn
 from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._laws.products.groups import constant, read_labels
 from npu_kernels._laws.table.arguments import (
+    as_array,
     check_groups,
     check_parameters,
     check_sizes,
@@ -218,7 +219,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         """
         check_parameters(self)
         outputs = column_names(y)
-        column, single = groups if isinstance(groups, str) else None, np.ndim(y) == 1
+        column = groups if isinstance(groups, str) else None
+        single = np.asarray(as_array(y)).ndim == 1
         X, targets, weight, groups = self._read(
             "NPURegressor", X, y, sample_weight, groups, first=True
         )

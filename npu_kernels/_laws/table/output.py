@@ -306,10 +306,11 @@ def _finished(
         if key in forms or not (first or fitted.cost < best + TELL):
             continue
         forms.add(key)
-        if len(held) and not law.has_form_of(fitted):  # this one was reached with all rows
-            training = data.choose(np.setdiff1d(np.arange(data.rows), held))
-            law = refine.refit(training, fitted, settings.rules.loss)
         error = held_out(rows, data, law, held) if len(held) else left_out(rows, data, fitted)
+        if len(held) and not law.has_form_of(fitted):  # which the rows held out have chosen as well
+            training = data.choose(np.setdiff1d(np.arange(data.rows), held))
+            other = refine.refit(training, fitted, settings.rules.loss)
+            error = max(error, held_out(rows, data, other, held))
         equation = equation_of(rows, data, fitted, error, len(held), kind)
         if first:
             equations.append(equation)
