@@ -34,7 +34,7 @@ def test_layouts():
 
 
 def test_labels_of_a_tensor(monkeypatch):
-    """With a gradient, or on a device from which they are copied."""
+    """Tensors may have a gradient, or be on a device from which they are copied."""
     copied, plain = [], torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda t: copied.append(1) or plain(t))
     labels, index = read_labels("fit", torch.tensor([2.5, 1.0, 2.5], requires_grad=True), 3)

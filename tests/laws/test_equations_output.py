@@ -163,7 +163,7 @@ def test_all_rows_choose_among_the_sums_beside_the_best():
 
 
 def test_each_error_is_at_least_that_of_its_form_on_the_rows_held_out():
-    """Of a form that only all rows led to as well: its parameters are those of the other rows."""
+    """Forms that only all rows led to count too, with the parameters of the other rows."""
     generator = np.random.default_rng(5)
     X = np.exp(generator.uniform(-0.6, 0.6, (60, 3)))
     law = X[:, 2] ** 2 - X[:, 1] ** 2 / np.sqrt(X[:, 0])

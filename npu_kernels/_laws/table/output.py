@@ -308,8 +308,8 @@ def _finished(
         forms.add(key)
         error = held_out(rows, data, law, held) if len(held) else left_out(rows, data, fitted)
         if len(held) and not law.has_form_of(fitted):  # which the rows held out have chosen as well
-            training = data.choose(np.setdiff1d(np.arange(data.rows), held))
-            other = refine.refit(training, fitted, settings.rules.loss)
+            remaining = data.choose(np.setdiff1d(np.arange(data.rows), held))
+            other = refine.refit(remaining, fitted, settings.rules.loss)
             error = max(error, held_out(rows, data, other, held))
         equation = equation_of(rows, data, fitted, error, len(held), kind)
         if first:
