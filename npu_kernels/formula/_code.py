@@ -17,7 +17,7 @@ from npu_kernels._common.checks import check_tensor
 Expression = Any  # sympy's classes have no types that mypy could check
 
 # sympy's names; torch has the same in lower case
-_FUNCTIONS = ("Abs", "exp", "log", "sin", "cos", "asin", "acos", "atan", "sign")
+_FUNCTIONS = ("Abs", "exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sign")
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,9 @@ class _Writer:
             return self.extremum(e)
         if name in _FUNCTIONS:
             return f"torch.{name.lower()}({self.bare(e.args[0])})"
+        if name == "Indexed":
+            rule = "the law must be that of one group, as of(label) gives it"
+            raise ValueError(f"formula: {rule}, got the coefficient {e}")
         raise NotImplementedError(f"no torch code for {name}: {e}")
 
     def bare(self, e: Expression) -> str:

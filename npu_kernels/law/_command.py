@@ -63,8 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return _run(options)
-    except ImportError as error:
-        parser.exit(2, f"{parser.prog}: {error.name} is not installed: {INSTALL}\n")
+    except ImportError as error:  # of the package itself it has no name, and says what to install
+        reason = f"{error.name} is not installed: {INSTALL}" if error.name else str(error)
+        parser.exit(2, f"{parser.prog}: {reason}\n")
     except (ValueError, OSError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
 

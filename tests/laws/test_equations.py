@@ -270,3 +270,14 @@ def test_robust_losses_resist_outliers():
     with pytest.warns(EquationWarning, match="It is an approximation, no law"):
         plain.fit(X, y)
     assert abs(plain.predict([[1.0, 1.0]])[0] - 5) > 0.5
+
+
+@pytest.mark.parametrize("loss", ["huber", "soft_l1"])
+def test_rows_without_an_error_make_no_law_exact(loss):
+    """Both terms are 0 in most rows."""
+    X = RNG(0).uniform(1, 3, (100, 2))
+    X[:60, 0] = 0
+    y = (3 * X[:, 0] + 2 * X[:, 0] ** 2 * X[:, 1]) * (1 + 0.01 * noise(100))
+    model = NPURegressor(random_state=0, loss=loss, output_powers=(1,), ratios=False).fit(X, y)
+    check(model, {(1, 0): 3.0, (2, 1): 2.0}, rel=0.05)
+    assert not model.best_.exact

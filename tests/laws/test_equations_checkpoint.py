@@ -133,6 +133,19 @@ def test_a_killed_fit_continues_and_several_outputs_do(tmp_path, monkeypatch):
     assert numbers(continued) == numbers(expected)
 
 
+def test_outputs_after_ctrl_c_are_searched_when_a_fit_continues(tmp_path, monkeypatch):
+    counted, path = Counted(monkeypatch), tmp_path / "law.pt"
+    y = np.column_stack([Y, Y[::-1]])
+    expected, _ = counted.fit(y)
+    counted.at = 8
+    with pytest.warns(UserWarning, match="the search was interrupted"):
+        interrupted, _ = counted.fit(y, checkpoint=path)
+    assert not any(table.complete for table in interrupted.equations_)
+    counted.at = 0
+    continued, _ = counted.fit(y, checkpoint=path)
+    assert numbers(continued) == numbers(expected)
+
+
 def test_without_a_random_state_the_seed_is_kept(tmp_path, monkeypatch):
     counted, path = Counted(monkeypatch), tmp_path / "law.pt"
     begun, _ = counted.fit(random_state=None, checkpoint=path)

@@ -182,6 +182,7 @@ def test_data_that_cannot_be_used():
     ("max_terms", 0, "max_terms must be an integer of at least 1, got 0"),
     ("starts", 2.5, "starts must be an integer"),
     ("exponents", "reals", "exponents must be one of fractions, integers, real, or their bounds"),
+    ("exponents", None, "exponents must be one of .*, or their bounds .low, high., got None"),
     ("loss", "l1", "loss must be one of 'auto', 'squared'"),
     ("noise", -1, "noise must be None, 'constant', 'relative', 'factor' or a number greater than 0"),
     ("output_powers", (0,), "output_powers must be 'auto' or numbers other than 0"),
@@ -225,16 +226,13 @@ def test_constant_and_zero_targets():
     assert (NPURegressor(random_state=0).fit(X, np.zeros(60)).predict(X) == 0).all()
 
 
-@pytest.mark.parametrize("call", [3, 4])
-def test_interrupt_gives_what_was_found(call, monkeypatch, request):
-    """Ctrl-C in the first search, and in the second one, for errors in proportion to y."""
+def interrupt(call, monkeypatch, request):
+    """Press Ctrl-C in a fit of starts by its number; return the list that such fits fill."""
     from npu_kernels._laws.table import search
 
     # a process in the background ignores it
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    X = uniform(3, 100)
-    y = X[:, 0] * X[:, 1] + X[:, 2] + 0.1 * noise(100)
     plain, calls = search._fitted, []
 
     def stopping(*arguments):
@@ -244,12 +242,39 @@ def test_interrupt_gives_what_was_found(call, monkeypatch, request):
         return plain(*arguments)
 
     monkeypatch.setattr(search, "_fitted", stopping)
+    return calls
+
+
+@pytest.mark.parametrize("call", [3, 4])
+def test_interrupt_gives_what_was_found(call, monkeypatch, request):
+    """Ctrl-C in the first search, and in the second one, for errors in proportion to y."""
+    X = uniform(3, 100)
+    y = X[:, 0] * X[:, 1] + X[:, 2] + 0.1 * noise(100)
+    calls = interrupt(call, monkeypatch, request)
     with pytest.warns(UserWarning, match="the search was interrupted"):
         model = NPURegressor(random_state=0).fit(X, y)
     assert not model.equations_.complete
     assert model.best_.terms == 2
     assert len(calls) == call
     assert "interrupted" in model.report()
+
+
+@approximate
+def test_interrupt_ends_the_search_for_later_outputs_too(monkeypatch, request):
+    """They get a law of one term, and Ctrl-C before that raises."""
+    X = uniform(3, 100)
+    y = X[:, 0] * X[:, 1] + X[:, 2] + 0.1 * noise(100)
+    calls = interrupt(3, monkeypatch, request)
+    with pytest.warns(UserWarning, match="the search was interrupted"):
+        model = NPURegressor(random_state=0).fit(X, np.column_stack([y, 2 * y]))
+    assert [table.complete for table in model.equations_] == [False, False]
+    assert [equation.terms for equation in model.best_] == [2, 1]
+    assert len(calls) < 20
+    calls.clear()
+    monkeypatch.undo()
+    calls = interrupt(1, monkeypatch, request)
+    with pytest.raises(KeyboardInterrupt):
+        NPURegressor(random_state=0).fit(X, y)
 
 
 def test_steps_are_logged_and_printed_on_request(caplog, capsys):

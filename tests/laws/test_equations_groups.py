@@ -323,6 +323,18 @@ def test_refit_to_other_groups():
     np.testing.assert_allclose(repeated.best_.coef, relative.best_.coef, rtol=1e-3)
 
 
+def test_a_refit_may_name_the_column_of_its_labels():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    X, y, index, _ = two_terms(19, 0.01)
+    rows = pandas.DataFrame(X, columns=["a", "b", "c"])
+    fitted = model(max_terms=2).fit(rows, y, groups=LABELS[index])
+    other = rows.assign(tree=LABELS[index])
+    renewed = fitted.refit(other, y, groups="tree")
+    predicted = renewed.predict(rows, groups=LABELS[index])
+    np.testing.assert_array_equal(renewed.predict(other), predicted)
+    assert renewed.refit(other, y).score(other, y) > 0.99
+
+
 def test_checkpoints(tmp_path):
     X, y, index, _ = two_terms(16, 0.01)
     path = tmp_path / "law.pt"
@@ -356,7 +368,7 @@ def test_metadata_routing():
         (
             {},
             ["a"] * 36 + ["b"] * 4,
-            "more different rows than max_terms has terms, 4, got 4 in group 'b'",
+            "more different rows than max_terms, 4, got 4 in group 'b'",
         ),
         ({"max_terms": None}, ["a"] * 40, "max_terms must be a number with groups, got None"),
         ({"ratios": True}, ["a"] * 40, "ratios must be 'auto' or False with groups"),
@@ -368,6 +380,28 @@ def test_groups_that_cannot_be(options, groups, message):
         model(**options).fit(X, X[:, 0], groups=groups)
 
 
+def test_missing_labels_of_pandas():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    X = RNG(0).uniform(1, 2, (40, 2))
+    for kind in ("string", "Int64"):
+        groups = pandas.array([1] * 39 + [pandas.NA]).astype(kind)
+        with pytest.raises(ValueError, match="must have no missing label, got one in row 39"):
+            model().fit(X, X[:, 0], groups=groups)
+
+
+def test_torch_code_is_that_of_one_group():
+    pytest.importorskip("sympy")
+    _, X, index = table(20)
+    fitted = model(max_terms=1, output_powers=(1,)).fit(X, (1 + index) * X[:, 0], groups=index)
+    x = torch.from_numpy(X)
+    with pytest.raises(
+        ValueError, match=r"formula: the law must be that of one group, as of.label"
+    ):
+        fitted.best_.formula()(x)
+    of_second = fitted.best_.of(1).formula()(x)
+    torch.testing.assert_close(of_second[:, 0], 2 * x[:, 0])
+
+
 def test_labels_of_other_rows():
     X, y, index, _ = two_terms(18)
     fitted = model(max_terms=2).fit(X, y, groups=LABELS[index])
@@ -377,7 +411,9 @@ def test_labels_of_other_rows():
         fitted.predict(X)
     with pytest.raises(ValueError, match="refit: groups must be the labels of the rows"):
         fitted.refit(X, y)
-    with pytest.raises(ValueError, match=r"refit: each of groups .* the law has terms, 2, got 2"):
+    with pytest.raises(
+        ValueError, match=r"refit: each .* more rows than the law has terms, 2, got 2"
+    ):
         fitted.refit(X[:6], y[:6], groups=["a", "a", "a", "a", "b", "b"])
     with pytest.raises(ValueError, match="torch_module: the law must be that of one group"):
         fitted.torch_module()

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-from npu_kernels._laws.products.groups import Layout, balanced, ranks, starts
+from npu_kernels._laws.products.groups import Layout, balanced, ranks, read_labels, starts
 from npu_kernels._laws.products.library import Library
 from npu_kernels._laws.products.problem import Columns, all_rows
 from npu_kernels._laws.products.units import Exponents
@@ -31,6 +31,18 @@ def test_layouts():
     assert ranks(group, np.array([5, 3, 2, 4, 0])).tolist() == [0, 0, 0, 1, 1]
     order = balanced(group, np.array([2, 0, 1, 3, 5, 4]))
     assert sorted(order[:3].tolist()) == [2, 3, 5]
+
+
+def test_labels_of_a_tensor(monkeypatch):
+    """Tensors may have a gradient, or be on a device from which they are copied."""
+    copied, plain = [], torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda t: copied.append(1) or plain(t))
+    labels, index = read_labels("fit", torch.tensor([2.5, 1.0, 2.5], requires_grad=True), 3)
+    assert labels == (1.0, 2.5)
+    assert index.tolist() == [1, 0, 1]
+    labels, _ = read_labels("fit", torch.tensor([3, 4]), 2)
+    assert list(map(repr, labels)) == ["3", "4"]
+    assert len(copied) == 2
 
 
 @pytest.mark.parametrize("mu", [0.0, 1e-3, 10.0])

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from npu_kernels._laws.products.expression import Expression
+from npu_kernels._laws.products.functions import functions_of
 from npu_kernels._laws.products.limits import Limits
 from npu_kernels._laws.products.problem import Columns, all_rows
 from npu_kernels._laws.products.units import Exponents
+from npu_kernels._laws.table.arguments import limits_of
 from npu_kernels._laws.table.refine import Sum, refit
 from npu_kernels._laws.table.refitting import _started, rows_of
 from npu_kernels._laws.table.varpro import Solver
@@ -24,15 +26,17 @@ def model(**options):
 
 
 def forms_agree(fitted, X):
-    """predict, sympy and the torch module give the same."""
+    """predict, sympy, torch code and the torch module give the same."""
     sympy, torch = pytest.importorskip("sympy"), pytest.importorskip("torch")
     symbols = sympy.symbols("x0:3", positive=True)
     predicted = fitted.predict(X)
     values = sympy.lambdify(symbols, fitted.sympy())(*X.T)
     module = fitted.torch_module()(torch.from_numpy(X)).detach().numpy()[:, 0]
+    code = fitted.best_.formula()(torch.from_numpy(X)).numpy()[:, 0]
     limit = 1e-9 * np.abs(predicted).max()
     assert np.abs(values - predicted).max() < limit
     assert np.abs(module - predicted).max() < limit
+    assert np.abs(code - predicted).max() < limit
 
 
 # ---- a part of the law ---------------------------------------------------------------------------
@@ -51,6 +55,7 @@ def test_a_known_part_is_added_everywhere():
     ("options", "law", "text"),
     [
         ({"known": "sin(x2)"}, lambda x, y, z: np.sin(z) + 3 * x / (x + y), "3*x0/(x0 + x1)"),
+        ({"known": "tan(x2/3)"}, lambda x, y, z: np.tan(z / 3) + 3 * x * y, "tan(x2/3) + 3*x0*x1"),
         (
             {"known": "x0**2", "output_powers": (2,)},
             lambda x, y, z: np.sqrt(x**2 + 3 * y / z),
@@ -279,6 +284,10 @@ def test_terms_have_the_dimension_of_y():
         ({"max_terms": None, "ratios": True}, "ratios must be False or 'auto' with max_terms=None"),
         ({"exponents": (0, 2), "ratios": True}, "with bounds of exponents, which are for sums"),
         ({"terms": ["x0"], "ratios": True}, "with terms, which are for sums, got True"),
+        (
+            {"max_terms": None, "loss": "huber"},
+            "loss must be 'auto' or 'squared' with max_terms=None",
+        ),
         ({"max_terms": None, "output_functions": "auto"}, "output_functions must be None or one"),
         (
             {"max_terms": None, "output_powers": (2, 1)},
@@ -286,6 +295,8 @@ def test_terms_have_the_dimension_of_y():
         ),
         ({"terms": "x0"}, "terms must be products of columns"),
         ({"terms": [[1]]}, "terms must be products of columns"),
+        ({"terms": [1, 0]}, "as text or as 2 exponents each"),
+        ({"terms": [[1, 0], [0, 1]], "functions": "sin"}, "as text or as 4 exponents each"),
         ({"terms": {"x0": (2, 1)}}, "the lower bound first"),
         ({"terms": {"x0": 2}}, "terms must be products of columns"),
         ({"terms": ["x0", "x0*x1/x1"]}, "terms must differ"),
@@ -349,6 +360,35 @@ def test_exponents_of_some_columns_are_whole():
     assert (fitted.best_.exponents[:, 1] % 1 != 0).any()
     integer = model(integer_exponents=True, **options).fit(X, y)
     assert (integer.best_.exponents % 1 == 0).all()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"signs": "positive"}, {"integer_exponents": True}, {"terms": ["x0**4"]}]
+)
+def test_exponents_of_a_power_of_y_have_the_same_room(options):
+    X = uniform(2)
+    rows = Columns.of(X), np.sqrt(X[:, 0] ** 8 + X[:, 1] ** 8), np.ones(300), 2.0
+    limits = limits_of(
+        model(**options), functions_of(None, X, np.arange(300), ("x0", "x1"), [1, 1])
+    )
+    data = all_rows(*rows, Exponents.unrestricted(2), None, limits=limits)
+    assert data.low.tolist() == [-12, -12]
+    assert data.high.tolist() == [12, 12]
+
+
+def test_bounds_of_exponents_may_be_wide():
+    X = uniform(2)
+    options = {"exponents": (0, 9), "output_powers": (1,), "max_terms": 2}
+    check(model(**options).fit(X, 3 * X[:, 0] ** 8), {(8, 0): 3})
+    fitted = model(**options, terms=["x0**8"]).fit(X, X[:, 0] ** 8 + X[:, 1])
+    check(fitted, {(8, 0): 1, (0, 1): 1})
+
+
+def test_no_terms_are_no_limit():
+    X = uniform(2)
+    for terms_of_law in ([], {}):
+        fitted = model(terms=terms_of_law, max_terms=1).fit(X, 2 * X[:, 0])
+        check(fitted, {(1, 0): 2})
 
 
 # ---- the form kept -------------------------------------------------------------------------------

@@ -12,6 +12,9 @@ import torch
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 
+from npu_kernels._laws.table.arguments import seed_of
+from npu_kernels._laws.table.output import merged
+from npu_kernels._laws.table.refitting import refitted, rows_of
 from npu_kernels._laws.table.table import report
 from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.laws import approximate, check, few_rows, fitted_to_noise, noise, terms, uniform
@@ -159,6 +162,27 @@ def test_all_rows_choose_among_the_sums_beside_the_best():
     assert right >= 7  # 3 with the best sum of the search alone
 
 
+def test_each_error_is_at_least_that_of_its_form_on_the_rows_held_out():
+    """Forms that only all rows led to count too, with the parameters of the other rows."""
+    generator = np.random.default_rng(5)
+    X = np.exp(generator.uniform(-0.6, 0.6, (60, 3)))
+    law = X[:, 2] ** 2 - X[:, 1] ** 2 / np.sqrt(X[:, 0])
+    y = law + 0.5 * law.std() * generator.standard_normal(60)
+    options = {"random_state": 0, "output_powers": (1,), "max_terms": 2, "noise": "constant"}
+    table = NPURegressor(**options, loss="squared", ratios=False).fit(X, y).equations_
+    X, targets, weight, *_ = merged(X, y[:, None], np.ones(60))
+    held = np.random.default_rng([seed_of(0), 1]).permutation(60)[:12]
+    used = ~np.isin(np.arange(60), held)
+    assert len(table.alternatives) > 1
+    for equation in [*table, *table.alternatives]:
+        rows = rows_of(equation, X, targets[:, 0], weight, used, None, None)
+        _, fitted = refitted(equation, rows, "squared")
+        errors = targets[held, 0] - fitted.predict(X[held])
+        expected = np.sqrt(np.mean(errors**2) / np.mean(targets[held, 0] ** 2))
+        assert equation.held_out == 12
+        assert equation.error > 0.999 * expected
+
+
 @approximate
 def test_no_equation_has_a_negative_power_of_a_zero():
     """Where y is largest at the zeros, a negative power seems to fit."""
@@ -199,6 +223,31 @@ def test_bootstrap_agrees_with_the_jacobian():
     for a, b in zip(plain, drawn, strict=True):
         assert b.error == pytest.approx(a.error, rel=0.35)
         assert b.low < a.value < b.high
+
+
+def test_rows_of_weight_0_are_not_drawn():
+    """The law may be infinite there."""
+    X = uniform(1, 60)
+    y = 3 / X[:, 0] + 0.1 * noise(60)
+    more, y_of_more = np.append(X, [[0.0]], axis=0), np.append(y, 1.0)
+    weight = np.append(np.ones(60), 0.0)
+    options = {"random_state": 0, "output_powers": (1,), "max_terms": 1, "noise": "constant"}
+    model = NPURegressor(**options).fit(more, y_of_more, weight)
+    drawn = model.bootstrap(more, y_of_more, draws=20, sample_weight=weight)
+    assert drawn == model.bootstrap(X, y, draws=20)
+    assert drawn[0].error == pytest.approx(model.intervals()[0].error, rel=0.5)
+
+
+def test_data_that_a_fitted_model_refuses(noisy):
+    X, y, model = noisy
+    for call in (model.bootstrap, model.refit):
+        for weight in (np.zeros(300), -np.ones(300), np.append(-1, np.ones(299))):
+            rule = "sample_weight must be at least 0 and not all 0|Sample weights must contain at least one"
+            with pytest.raises(ValueError, match=rule):
+                call(X, y, sample_weight=weight)
+    for call in (model.bootstrap, model.refit, model.plot):
+        with pytest.raises(ValueError, match=f"{call.__name__}: y must have 1 columns, got 2"):
+            call(X, np.column_stack([y, y]))
 
 
 @few_rows

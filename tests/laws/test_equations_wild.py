@@ -60,6 +60,18 @@ def test_the_squared_loss_keeps_the_row_and_says_the_law_without_it():
     assert terms(model.best_) != pytest.approx(LAW, rel=0.05)
 
 
+def test_all_of_equal_wild_rows_are_named_and_left_out():
+    X, y = table()
+    y[17] *= 10
+    X, y = np.vstack([X, X[17]]), np.append(y, y[17])
+    with pytest.warns(EquationWarning, match=r"2 rows are far .*\(row 17: .*; row 120: .* them: y"):
+        model = NPURegressor(**QUICK).fit(X, y)
+    assert model.equations_.wild == (17, 120)
+    check(model, LAW, rel=0.01)
+    for plain, drawn in zip(model.intervals(), model.bootstrap(X, y, draws=20), strict=True):
+        assert drawn.error < 4 * plain.error
+
+
 def test_several_wild_values_of_weighted_rows_in_their_order():
     X, y = table(300)
     weight = RNG(3).uniform(0.5, 2, 300)

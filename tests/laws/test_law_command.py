@@ -1,6 +1,7 @@
 """``python -m npu_kernels.law``: tables of many forms, and what is no table."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 pytest.importorskip("pandas", reason="pandas is not installed")
 
+from npu_kernels._laws.table import estimator
 from npu_kernels.equations import NPURegressor
 from npu_kernels.law import _table, main
 from tests.support.building import ROOT
@@ -178,6 +180,21 @@ def test_an_absent_file_and_an_absent_column(tmp_path, capsys):
     with pytest.raises(SystemExit):
         law_of(text(), tmp_path, capsys, "--inputs", "a", "e")
     assert "--inputs must be of a, b, c, got e" in capsys.readouterr().err
+
+
+def test_packages_that_are_not_installed_are_named(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "data.csv"
+    path.write_text(text())
+    for error, message in (
+        (ImportError(estimator.INSTALL), estimator.INSTALL),
+        (ModuleNotFoundError("no pint", name="pint"), "pint is not installed: pip install"),
+    ):
+        monkeypatch.setattr(NPURegressor, "__init__", Mock(side_effect=error))
+        with pytest.raises(SystemExit):
+            main([str(path)])
+        said = capsys.readouterr().err
+        assert message in said
+        assert "None" not in said
 
 
 @pytest.mark.parametrize(("words", "message"), [

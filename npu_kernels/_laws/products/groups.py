@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 Array = Any
 
@@ -106,7 +107,7 @@ def read_labels(function: str, groups: Any, rows: int) -> tuple[tuple[Any, ...],
     return tuple(labels.tolist()), index.ravel()
 
 
-def indices(function: str, labels: tuple[Any, ...] | None, groups: Any, rows: int) -> Array:
+def indices(function: str, labels: tuple[Any, ...] | None, groups: Any, rows: int) -> Array | None:
     """Return the index among the labels for each row; None for a law without groups."""
     if labels is None:
         if groups is not None:
@@ -127,12 +128,21 @@ def indices(function: str, labels: tuple[Any, ...] | None, groups: Any, rows: in
 
 def _column(function: str, groups: Any, rows: int) -> Array:
     """The labels of all rows, checked."""
-    column = np.asarray(groups)
+    tensor = isinstance(groups, torch.Tensor)
+    column = np.asarray(groups.detach().cpu() if tensor else groups)
     if column.shape != (rows,):
         rule = f"groups must have one label for each of {rows} rows"
         raise ValueError(f"{function}: {rule}, got shape {column.shape}")
-    missing = [i for i, label in enumerate(column.tolist()) if label is None or label != label]
+    missing = [i for i, label in enumerate(column.tolist()) if _is_missing(label)]
     if missing:
         rule = f"groups must have no missing label, got one in row {missing[0]}"
         raise ValueError(f"{function}: {rule} (the first row is 0)")
     return column
+
+
+def _is_missing(label: Any) -> bool:
+    """Whether it is None, nan, or pandas' NA, which is neither equal to itself nor different."""
+    try:
+        return label is None or bool(label != label)
+    except TypeError:
+        return True

@@ -22,7 +22,7 @@ APART = 0.1  # difference of exponents up to which a product is like one that is
 class Limits:
     """Limits of exponents and coefficients, in the user's columns and units."""
 
-    low: Array  # [n], the bounds of exponents
+    low: Array  # [n], the bounds of exponents; infinite: those that all have
     high: Array  # [n]
     integer: Array  # [n], the columns whose exponents are whole numbers
     positive: bool  # no coefficient is below 0, but for those of `terms`
@@ -35,6 +35,11 @@ class Limits:
     def bounded(self) -> Array:
         """The columns whose exponents have other limits than all have ``[n]``."""
         return (self.low > -BOUND) | (self.high < BOUND) | self.integer
+
+    def exponent_bounds(self, bound: float) -> tuple[Array, Array]:
+        """Return the bounds of exponents ``[n]``. bound: the largest size where none is set."""
+        low, high = self.low, self.high
+        return np.where(np.isinf(low), -bound, low), np.where(np.isinf(high), bound, high)
 
     def __str__(self) -> str:
         """What they are, for messages."""
@@ -196,17 +201,22 @@ def read_terms(
     if terms is None:
         return none, np.zeros(0), np.zeros(0), none
     rule = (
-        f"{function}: terms must be products of columns, such as 'x0*x1**2' or '1', or a dict of "
-        "these with None, bounds (low, high) of the coefficient, or 0 for a term that is excluded"
+        f"{function}: terms must be products of columns, such as 'x0*x1**2' or '1', as text or as "
+        f"{count} exponents each, or a dict of these with None, bounds (low, high) of the "
+        "coefficient, or 0 for a term that is excluded"
     )
     limits = list(terms.values()) if isinstance(terms, Mapping) else None
     rows = exponent_rows(
         function, list(terms) if isinstance(terms, Mapping) else terms, names, functions
     )
     try:
-        exponents = np.asarray(rows, dtype=np.float64).reshape(-1, count)
+        exponents = np.asarray(rows, dtype=np.float64)
     except (TypeError, ValueError):
-        raise ValueError(f"{rule}, got {terms!r}") from None
+        exponents = np.zeros(())  # of no shape that could be right
+    if exponents.shape == (0,):
+        exponents = none
+    if exponents.shape[1:] != (count,):
+        raise ValueError(f"{rule}, got {terms!r}")
     check_terms(function, terms, exponents)
     bounds, absent = np.tile([-math.inf, math.inf], (len(exponents), 1)), []
     for k, limit in enumerate(limits or []):

@@ -454,8 +454,7 @@ def all_rows(
     if limits is not None:
         if not limits.agree(exponents, power):
             return None
-        low, high = limits.low[exponents.free], limits.high[exponents.free]
-        low, high = np.maximum(low, -bound), np.minimum(high, bound)
+        low, high = (ends[exponents.free] for ends in limits.exponent_bounds(bound))
         signed |= limits.integer[exponents.free]
         outer = matrix[negative & ~columns.mixed].sum(0), offset[negative & ~columns.mixed].sum()
         sizes = power * math.log(scale), columns.log_mean

@@ -56,10 +56,11 @@ def check_parameters(model: Any) -> None:
         check_whole("NPURegressor", name, getattr(model, name))
     for name, choices in CHOICES.items():
         check_choice("NPURegressor", name, getattr(model, name), choices)
-    if isinstance(model.exponents, str) and model.exponents not in EXPONENTS:
+    exponents = model.exponents
+    if exponents is None or (isinstance(exponents, str) and exponents not in EXPONENTS):
         raise ValueError(
             f"NPURegressor: exponents must be one of {', '.join(EXPONENTS)}, or their bounds "
-            f"(low, high), got {model.exponents!r}"
+            f"(low, high), got {exponents!r}"
         )
     check_functions(model.functions)
     check_output_functions(model.output_functions)
@@ -90,6 +91,9 @@ def _check_together(model: Any) -> None:
     stepwise, some = model.max_terms is None, model.output_functions
     is_sum = "max_terms=None" * stepwise or "terms" * (model.terms is not None)
     is_sum = is_sum or "bounds of exponents" * (not isinstance(model.exponents, str))
+    if stepwise and model.loss not in ("auto", "squared"):
+        rule = "loss must be 'auto' or 'squared' with max_terms=None"
+        raise ValueError(f"NPURegressor: {rule}, got {model.loss!r}")
     if is_sum and model.ratios != "auto" and model.ratios:
         rule = f"ratios must be False or 'auto' with {is_sum}, which are for sums"
         raise ValueError(f"NPURegressor: {rule}, got {model.ratios!r}")
@@ -112,16 +116,16 @@ def check_groups(model: Any) -> None:
 
 
 def check_sizes(
-    function: str, labels: tuple[Any, ...], group: Array, terms: int, noun: str
+    function: str, labels: tuple[Any, ...], group: Array, terms: int, than: str
 ) -> None:
     """ValueError for a group that has no more rows than terms.
 
-    group: the labels' indices for rows that differ. noun: what has so many terms.
+    group: the labels' indices for the rows. than: which rows they are, and what has so many terms.
     """
     sizes = np.bincount(group, minlength=len(labels))
     if sizes.min() <= terms:
         g = int(sizes.argmin())
-        rule = f"each of groups must have more different rows than {noun} has terms, {terms}"
+        rule = f"each of groups must have more {than}, {terms}"
         raise ValueError(f"{function}: {rule}, got {sizes[g]} in group {labels[g]!r}")
 
 
@@ -191,8 +195,9 @@ def limits_of(model: Any, functions: Functions) -> Limits | None:
     if bounds is None and integers is False and not positive and model.terms is None:
         return None
     inputs, columns = functions.inputs, functions.columns
-    low, high = read_bounds("NPURegressor", bounds, len(inputs), "columns")
-    beside = np.full(len(columns), BOUND)
+    pair = (-math.inf, math.inf) if bounds is None else bounds
+    low, high = read_bounds("NPURegressor", pair, len(inputs), "columns")
+    beside = np.full(len(columns), math.inf)
     low, high = np.append(low, -beside), np.append(high, beside)
     integer = read_whole("NPURegressor", integers, functions.names, "columns")
     numbered = enumerate(columns, len(inputs))
@@ -203,6 +208,7 @@ def limits_of(model: Any, functions: Functions) -> Limits | None:
     if len(terms[0]) > largest:
         rule = f"terms must be at most the {largest} of max_terms"
         raise ValueError(f"NPURegressor: {rule}, got {len(terms[0])}")
+    low, high = limits.exponent_bounds(BOUND)
     if ((terms[0] < low) | (terms[0] > high) | (integer & (terms[0] % 1 != 0))).any():
         rule = "terms must be within the bounds of exponents, and whole with integer_exponents"
         raise ValueError(f"NPURegressor: {rule}, got {model.terms!r}")

@@ -150,8 +150,9 @@ class Equation:
         """Return the law of one group, by its label, as one without groups."""
         if self.labels is None:
             raise ValueError(f"of: the law must have groups, got one without for {label!r}")
-        [g] = indices("of", self.labels, [label], 1)
-        parts = {name: getattr(self, name)[g] for name in ("coef", "coef_std", "scaled")}
+        index = indices("of", self.labels, [label], 1)
+        assert index is not None
+        parts = {name: getattr(self, name)[index[0]] for name in ("coef", "coef_std", "scaled")}
         return replace(self, **parts, labels=None)
 
     def predict(self, X: Array, groups: Any = None) -> Array:

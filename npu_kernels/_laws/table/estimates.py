@@ -43,6 +43,7 @@ class Rows:
     limits: Limits | None = None  # of terms, exponents and coefficients
     group: Array | None = None  # [N]: indices of labels, sorted
     labels: tuple[Any, ...] | None = None  # of groups with coefficients of their own
+    first_equal: Array = None  # for each row of the table: see `merged`
 
     def take(self, rows: Array) -> Rows:
         """Return some of the rows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +11,9 @@ import numpy as np
 
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs.checkpoint import Checkpoint
-from npu_kernels._laws.products.groups import constant, read_labels, separated
+from npu_kernels._laws.products.groups import constant, read_labels
 from npu_kernels._laws.table.arguments import (
     as_array,
-    check_columns,
     check_groups,
     check_parameters,
     check_sizes,
@@ -31,15 +31,16 @@ from npu_kernels._laws.table.arguments import (
 )
 from npu_kernels._laws.table.estimates import Rows
 from npu_kernels._laws.table.output import FEW_ROWS, Laws, merged, merged_by_group
-from npu_kernels._laws.table.results import SEVERAL_OUTPUTS, EquationWarning, Results
+from npu_kernels._laws.table.results import EquationWarning, Results
 from npu_kernels._laws.table.rows import Seen
 from npu_kernels._laws.table.search import POWERS, Settings
 from npu_kernels._laws.table.table import EquationTable, shown
 from npu_kernels._laws.table.wild import laws
-from npu_kernels._laws.table.work import Work
+from npu_kernels._laws.table.work import Steps, Work
 
 Array = Any
 
+SHORT_STARTS = 8  # of the search of an output after Ctrl-C
 INSTALL = (
     "NPURegressor needs scikit-learn: pip install 'npu_kernels[sklearn]' "
     "(or: pip install scikit-learn)"
@@ -89,11 +90,12 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         starts: of the search, for each number of terms.
         loss: "squared", or "huber" or "soft_l1", which are less sensitive to outliers. "auto":
             "squared" without the few rows, if any, that are far from the law of all others. They
-            are named, as with "squared", which keeps them.
+            are named, as with "squared", which keeps them. With max_terms=None it is "squared", and
+            no rows are looked for.
         noise: the errors of y. "constant": equal for all rows, of unknown size. "relative": in
             proportion to y. "factor": y is the law times a factor whose logarithm is normal; y
             has one sign then. None: whichever of the three is likelier. A number: their known
-            standard deviation.
+            standard deviation. With max_terms=None, None means "constant".
         random_state: an integer for the same numbers each time.
         n_jobs: processes for several outputs and for the bootstrap, as in joblib.
         verbose: 1 prints each step to stderr. The logger "npu_kernels.equations" gets it in any
@@ -141,7 +143,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         self,
         max_terms: int | None = 4,
         output_powers: Any = "auto",
-        exponents: str = "fractions",
+        exponents: Any = "fractions",
         max_denominator: int = 4,
         units: Any = None,
         y_units: Any = None,
@@ -207,23 +209,21 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
                 tried, and each group needs more different rows than `max_terms`. `predict` then
                 needs the labels too, unless they are in that column.
 
-        Ctrl-C ends the search with the best equation until then. Raises ValueError for data and
-        parameters that cannot be used and for a checkpoint that is damaged or of another fit,
-        OSError for one that cannot be written; warns with `EquationWarning` of constant columns, of
-        few rows, and of the notes in `equations_`.
-        """
-        from sklearn.utils.validation import _check_sample_weight, validate_data
+        Ctrl-C ends the search with the best equation until then, and outputs behind it get what a
+        short search for the fewest terms gives. It raises KeyboardInterrupt before a first
+        equation, in the last fit to all rows, and where outputs are searched in processes.
 
+        Raises ValueError for data and parameters that cannot be used and for a checkpoint that is
+        damaged or of another fit, OSError for one that cannot be written; warns with
+        `EquationWarning` of constant columns, of few rows, and of the notes in `equations_`.
+        """
         check_parameters(self)
         outputs = column_names(y)
         column = groups if isinstance(groups, str) else None
-        X, groups = separated("NPURegressor", as_array(X), groups)
-        check_columns(X)
-        X, y = validate_data(self, X, as_array(y), **SEVERAL_OUTPUTS, ensure_min_samples=2)
-        weight = np.asarray(_check_sample_weight(as_array(sample_weight), X, dtype=np.float64))
-        if (weight < 0).any() or not weight.any():
-            raise ValueError("NPURegressor: sample_weight must be at least 0 and not all 0")
-        targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
+        single = np.asarray(as_array(y)).ndim == 1
+        X, targets, weight, groups = self._read(
+            "NPURegressor", X, y, sample_weight, groups, first=True
+        )
         default_names = [f"x{i}" for i in range(X.shape[1])]
         names = tuple(map(str, getattr(self, "feature_names_in_", default_names)))
         count = targets.shape[1]
@@ -236,10 +236,11 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         self._warn(X, names, input_units is not None, group)
         settings = settings_of(self, seed_of(self.random_state), group is not None)
         if group is None or labels is None:
-            X, targets, weight, origin = merged(X, targets, weight)
+            X, targets, weight, origin, equal = merged(X, targets, weight)
         else:
-            X, targets, weight, origin, group = merged_by_group(X, group, targets, weight)
-            check_sizes("NPURegressor", labels, group, settings.max_terms, "max_terms")
+            X, targets, weight, origin, equal, group = merged_by_group(X, group, targets, weight)
+            than = "different rows than max_terms"
+            check_sizes("NPURegressor", labels, group, settings.max_terms, than)
         several = isinstance(self.y_units, (list, tuple))
         y_units = self.y_units if several else [self.y_units] * count
         if len(y_units) != count:
@@ -255,16 +256,17 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             of_y = outputs_of(self.output_functions, y_of_task, origin, name, unit)
             notes = scaled_columns(X, y_of_task, names, name)
             data = X, y_of_task, weight, functions, name, of_y, exponents
-            tasks.append(Rows(*data, self.noise, notes, origin, part, limits, group, labels))
+            about = notes, origin, part, limits, group, labels, equal
+            tasks.append(Rows(*data, self.noise, *about))
         del columns
         if checkpoint is None:
-            results = self._all(tasks, settings)
+            results = self._searched(tasks, settings)
         else:
             data = X, targets, weight, *([] if group is None else [group])
             record = work_of(self, settings.seed, names, labels, *data)
             results = self._resumed(tasks, settings, record, checkpoint)
         tables = [EquationTable(law) for law in results]
-        self._single, self._seen, self._group_column = y.ndim == 1, Seen.of(X, targets), column
+        self._single, self._seen, self._group_column = single, Seen.of(X, targets), column
         self._set(tables)
         return self
 
@@ -277,14 +279,10 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     def _resumed(
         self, outputs: list[Rows], settings: Settings, record: Work, path: Any
     ) -> list[Laws]:
-        """`_all`, continued from a checkpoint and kept there."""
+        """`_one_by_one`, continued from a checkpoint and kept there."""
         record.checkpoint = Checkpoint(record, path)
-        results = []
         try:
-            for o, rows in enumerate(outputs):
-                resumed = replace(settings, seed=record.seed, steps=record.steps(o))
-                results.append(limited(rows, resumed, self._powers()))
-            return results
+            return self._one_by_one(outputs, replace(settings, seed=record.seed), record.steps)
         except Exception:
             record.checkpoint = None  # a file whose content leads to an error stays as it is
             raise
@@ -292,14 +290,34 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             if record.checkpoint is not None:
                 record.checkpoint.save()
 
-    def _all(self, tasks: list[Rows], settings: Settings) -> list[Laws]:
-        powers = self._powers()
-        if len(tasks) == 1 or self.n_jobs in (None, 1):
-            return [limited(rows, settings, powers) for rows in tasks]
+    def _searched(self, outputs: list[Rows], settings: Settings) -> list[Laws]:
+        """The laws of the outputs, in processes if `n_jobs` says so."""
+        if len(outputs) == 1 or self.n_jobs in (None, 1):
+            return self._one_by_one(outputs, settings, lambda o: Steps())
         from joblib import Parallel, delayed
 
-        calls = (delayed(limited)(rows, settings, powers) for rows in tasks)
+        powers = self._powers()
+        calls = (delayed(limited)(rows, settings, powers) for rows in outputs)
         results: list[Laws] = Parallel(n_jobs=self.n_jobs)(calls)
+        return results
+
+    def _one_by_one(
+        self, outputs: list[Rows], settings: Settings, steps: Callable[[int], Steps]
+    ) -> list[Laws]:
+        """The laws of the outputs, those after Ctrl-C from a short search.
+
+        steps: of an output by its index; those of a short search belong to no fit.
+        """
+        results, powers = list[Laws](), self._powers()
+        for o, rows in enumerate(outputs):
+            if not results or results[-1].complete:
+                results.append(limited(rows, replace(settings, steps=steps(o)), powers))
+                continue
+            fewest = 1 if rows.limits is None else max(1, len(rows.limits.terms))
+            short = replace(
+                settings, max_terms=fewest, starts=SHORT_STARTS, leave_out=None, ratios=False
+            )
+            results.append(replace(limited(rows, short, powers), complete=False))
         return results
 
     def _warn(

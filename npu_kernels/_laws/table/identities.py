@@ -18,7 +18,9 @@ from npu_kernels._laws.table.refine import Sum
 from npu_kernels._laws.table.rows import spread
 
 Array = Any
-Fit = tuple[AllRows, Sum, Sum]  # all rows, the law of the search, and this fitted to all rows
+# All rows, a law that was fitted without those held out, and one fitted to all rows: of the same
+# form, or of one near it that all rows chose.
+Fit = tuple[AllRows, Sum, Sum]
 
 HIGHEST = 6  # even power that is written with the other function
 EQUAL = 1e-9  # of the largest y: the difference of laws that are the same

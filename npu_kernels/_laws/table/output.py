@@ -61,20 +61,21 @@ class Laws:
     equations: list[Equation]  # the fewest terms first
     best: int  # an index
     alternatives: list[Equation]  # that the data hardly tell from the best, the likeliest first
-    noise: str  # "constant", "relative" or "known"
+    noise: str  # "constant", "relative", "factor" or "known"
     complete: bool  # False after Ctrl-C
     notes: tuple[str, ...] = ()  # what a reader should know, each a sentence or more
     inflation: Array = None  # [N]: leave-one-out errors of the best over its residuals
     wild: tuple[int, ...] = ()  # rows that were left out, or should be
 
 
-def merged(X: Array, y: Array, weight: Array) -> tuple[Array, Array, Array, Array]:
+def merged(X: Array, y: Array, weight: Array) -> tuple[Array, ...]:
     """Return the rows in a fixed order, equal rows as one with the sum of their weights.
 
     Rows of weight 0 are left out. The result does not depend on the order of the measurements. The
-    last array has the rows' numbers, of equal ones that of the first.
+    last arrays have the rows' numbers, of equal ones that of the first, and for each row of the
+    table the number of the first one that is equal, -1 for a row of weight 0.
     """
-    origin = np.flatnonzero(weight > 0)
+    origin, first_equal = np.flatnonzero(weight > 0), np.full(len(weight), -1)
     if len(origin) < len(weight):
         X, y, weight = X[origin], y[origin], weight[origin]
     order = np.argsort(X[:, 0], kind="stable")
@@ -88,15 +89,17 @@ def merged(X: Array, y: Array, weight: Array) -> tuple[Array, Array, Array, Arra
     if new.sum() < 2:
         rule = "X and y must have at least 2 different rows with a sample_weight greater than 0"
         raise ValueError(f"NPURegressor: {rule}, got {new.sum()}")
+    index = np.cumsum(new) - 1
+    first_equal[origin] = origin[new][index]
     if new.all():
-        return X, y, weight, origin
-    return X[new], y[new], np.bincount(np.cumsum(new) - 1, weights=weight), origin[new]
+        return X, y, weight, origin, first_equal
+    return X[new], y[new], np.bincount(index, weights=weight), origin[new], first_equal
 
 
 def merged_by_group(X: Array, group: Array, y: Array, weight: Array) -> tuple[Array, ...]:
     """Return what `merged` does and the numbers of groups, by which the rows are sorted."""
-    keyed, y, weight, origin = merged(np.column_stack([group, X]), y, weight)
-    return np.ascontiguousarray(keyed[:, 1:]), y, weight, origin, keyed[:, 0].astype(int)
+    keyed, *parts = merged(np.column_stack([group, X]), y, weight)
+    return np.ascontiguousarray(keyed[:, 1:]), *parts, keyed[:, 0].astype(int)
 
 
 def measured(rows: Rows) -> tuple[Output, str]:
@@ -304,6 +307,10 @@ def _finished(
             continue
         forms.add(key)
         error = held_out(rows, data, law, held) if len(held) else left_out(rows, data, fitted)
+        if len(held) and not law.has_form_of(fitted):  # which the rows held out have chosen as well
+            remaining = data.choose(np.setdiff1d(np.arange(data.rows), held))
+            other = refine.refit(remaining, fitted, settings.rules.loss)
+            error = max(error, held_out(rows, data, other, held))
         equation = equation_of(rows, data, fitted, error, len(held), kind)
         if first:
             equations.append(equation)

@@ -36,6 +36,7 @@ Data = Problem | AllRows
 
 EXACT_ERROR = 1e-9  # relative root mean square error below which data count as exact
 SOLVED_ERROR = 1e-14  # the same error, below which no step makes it smaller
+SMALLEST_LIMIT = 1e-12  # of the root mean square of the target: errors below are no outliers
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,12 @@ class Sum:
     def take(self, stay: Array) -> Sum:
         """Return the sum of some of its terms, not fitted."""
         return Sum(self.u[stay], self.parity[stay], self.free[stay], self.c[stay])
+
+    def has_form_of(self, other: Sum) -> bool:
+        """Return whether the two differ in their parameters only."""
+        if self.u.shape != other.u.shape or (self.free != other.free).any():
+            return False
+        return bool((self.u == other.u)[~self.free].all())
 
 
 @dataclass(frozen=True)
@@ -187,7 +194,7 @@ def robust_scale(r: Array) -> float:
     return 1.4826 * float(np.median(np.abs(r)))
 
 
-def loss_roots(r: Array, loss: str) -> tuple[float, Array | None]:
+def loss_roots(problem: Data, r: Array, loss: str) -> tuple[float, Array | None]:
     """The loss's value as a sum of squares, and factors of the rows ``[N]``.
 
     Least squares of the rows times these factors have the loss's gradient; None: all are 1.
@@ -195,7 +202,8 @@ def loss_roots(r: Array, loss: str) -> tuple[float, Array | None]:
     if loss == "squared":
         with np.errstate(over="ignore"):
             return float(r @ r), None
-    limit = 1.345 * robust_scale(r) or 1e-300
+    smallest = SMALLEST_LIMIT * math.sqrt(problem.size / problem.rows)  # most errors may be 0
+    limit = max(1.345 * robust_scale(r), smallest, 1e-150)  # whose square is a number
     with np.errstate(over="ignore", invalid="ignore"):
         t = np.abs(r) / limit
         if loss == "huber":
@@ -203,7 +211,7 @@ def loss_roots(r: Array, loss: str) -> tuple[float, Array | None]:
             weight = 1 / np.maximum(t, 1)
         else:
             value, weight = 2 * (np.sqrt(1 + t * t) - 1), 1 / np.sqrt(1 + t * t)
-        return float(value.sum()) * limit**2, np.sqrt(weight) if len(weight) > 1 else None
+        return float(value.sum()) * limit * limit, np.sqrt(weight) if len(weight) > 1 else None
 
 
 def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) -> Sum:
@@ -219,7 +227,7 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
     low, high, limits = problem.low[i], problem.high[i], problem.limits
     law = replace(law, c=_within(problem, law.u, law.c))
     _, r, P = problem.predict(law.u, law.parity, law.c)
-    rss, root = loss_roots(r, loss)
+    rss, root = loss_roots(problem, r, loss)
     mu = 1e-4
     for _ in range(iterations):
         if not math.isfinite(rss) or rss <= SOLVED_ERROR**2 * problem.size:
@@ -235,7 +243,7 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
             u[k, i] = np.clip(u[k, i] + change, low, high)
             trial = replace(law, u=u, c=_within(problem, u, law.c + step))
             _, r2, P2 = problem.predict(u, law.parity, trial.c)
-            rss2, root2 = (float(r2 @ r2), None) if loss == "squared" else loss_roots(r2, loss)
+            rss2, root2 = loss_roots(problem, r2, loss)
             if rss2 < rss:
                 better = True
                 break
@@ -250,7 +258,7 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
         return replace(law, rss=math.inf, press=math.inf, cost=math.inf)
     law = _without_held(problem, law)
     errors, variances = decisive_errors(problem, law, r, P, root)
-    press = loss_roots(errors, loss)[0]
+    press = loss_roots(problem, errors, loss)[0]
     cost = criterion(problem, law, press, variances) if math.isfinite(press) else math.inf
     return replace(law, rss=rss, press=press, cost=cost)
 

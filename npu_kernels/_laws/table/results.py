@@ -12,6 +12,7 @@ from npu_kernels._common.notices import warn
 from npu_kernels._laws.products.groups import indices, read_labels, separated
 from npu_kernels._laws.table.arguments import (
     as_array,
+    check_columns,
     check_output,
     check_sizes,
     seed_of,
@@ -28,7 +29,6 @@ from npu_kernels._laws.table.table import EquationTable, report
 Array = Any
 
 MOST_ROWS = 5  # that a warning names
-SEVERAL_OUTPUTS = {"multi_output": True, "y_numeric": True, "dtype": np.float64}  # of the data
 
 
 class EquationWarning(UserWarning):
@@ -77,12 +77,37 @@ class Results:
             results.append(table[position] if group is None else table[position].of(group))
         return results
 
-    def _separated(self, X: Any, groups: Any, function: str) -> tuple[Any, Any]:
+    def _separated(self, function: str, X: Any, groups: Any) -> tuple[Any, Any]:
         """X without the column of the labels, and the labels."""
         column = self._group_column
         if groups is None and column is not None and column in getattr(X, "columns", ()):
             groups = column
         return separated(function, as_array(X), groups)
+
+    def _read(
+        self, function: str, X: Any, y: Any, sample_weight: Any, groups: Any, first: bool = False
+    ) -> tuple[Array, Array, Array, Any]:
+        """X, y ``[N, O]`` and the weights, checked, and the labels.
+
+        first: whether they are those of `fit`, which say what further data must be like.
+        """
+        from sklearn.utils.validation import _check_sample_weight, validate_data
+
+        if first:
+            X, groups = separated(function, as_array(X), groups)
+            check_columns(X)
+        else:
+            X, groups = self._separated(function, X, groups)
+        options = {"multi_output": True, "y_numeric": True, "dtype": np.float64, "reset": first}
+        X, y = validate_data(self, X, as_array(y), **options, ensure_min_samples=1 + first)
+        weight = np.asarray(_check_sample_weight(as_array(sample_weight), X, dtype=np.float64))
+        if (weight < 0).any() or not weight.any():
+            raise ValueError(f"{function}: sample_weight must be at least 0 and not all 0")
+        targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
+        if not first and targets.shape[1] != len(self._tables()):
+            rule = f"y must have {len(self._tables())} columns"
+            raise ValueError(f"{function}: {rule}, got {targets.shape[1]}")
+        return X, targets, weight, groups
 
     def _one_or_all(self, values: list[Any]) -> Any:
         return values[0] if self._single else values
@@ -99,7 +124,7 @@ class Results:
         from sklearn.utils.validation import validate_data
 
         equations = self._pick(None)
-        X, groups = self._separated(X, groups, "predict")
+        X, groups = self._separated("predict", X, groups)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         group = indices("predict", equations[0].labels, groups, len(X))
         results = np.column_stack([equation._predicted(X, group) for equation in equations])
@@ -189,21 +214,17 @@ class Results:
         Returns what `intervals` does. For errors that are neither equal nor in proportion to y.
         """
         from joblib import Parallel, delayed
-        from sklearn.utils.validation import _check_sample_weight, validate_data
 
         draws, level = check_whole("bootstrap", "draws", draws, 10), check_level("bootstrap", level)
         equations = self._pick(None)
-        X, groups = self._separated(X, groups, "bootstrap")
-        X, y = validate_data(self, X, as_array(y), reset=False, **SEVERAL_OUTPUTS)
+        X, targets, weight, groups = self._read("bootstrap", X, y, sample_weight, groups)
         group = indices("bootstrap", equations[0].labels, groups, len(X))
-        weight = np.asarray(_check_sample_weight(as_array(sample_weight), X, dtype=np.float64))
-        targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
         seed = seed_of(self.random_state)
         results: list[Any] = []
         shares = [len(part) for part in np.array_split(np.arange(draws), min(draws, 8))]
         loss = settings_of(self, seed).rules.loss
         for o, (equation, table) in enumerate(zip(equations, self._tables(), strict=True)):
-            keep = np.ones(len(X), dtype=bool)
+            keep = weight > 0
             wild = table.wild if self.loss == "auto" else ()
             keep[[row for row in wild if row < len(X)]] = False
             rows = rows_of(equation, X, targets[:, o], weight, keep, group, equation.labels)
@@ -222,32 +243,26 @@ class Results:
         Returns another estimator, whose `equations_` is this equation, and warns of its notes.
         Raises ValueError where the law has no finite values.
         """
-        from sklearn.utils.validation import _check_sample_weight, validate_data
-
         equations = self._pick(None)
-        X, groups = self._separated(X, groups, "refit")
-        X, y = validate_data(self, X, as_array(y), reset=False, **SEVERAL_OUTPUTS)
-        weight = np.asarray(_check_sample_weight(as_array(sample_weight), X, dtype=np.float64))
-        targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
+        column = groups if isinstance(groups, str) else self._group_column
+        X, targets, weight, groups = self._read("refit", X, y, sample_weight, groups)
         labels, group = equations[0].labels, None
         if labels is None or groups is None:
             indices("refit", labels, groups, len(X))
         else:
             labels, group = read_labels("refit", groups, len(X))
-        if targets.shape[1] != len(equations):
-            raise ValueError(f"refit: y must have {len(equations)} columns, got {targets.shape[1]}")
         noise = float(self.noise) if is_number(self.noise) else None
         loss, tables = settings_of(self, 0).rules.loss, []
-        used = weight > 0
+        used, than = weight > 0, "rows than the law has terms"
         for equation, of_equation in zip(equations, targets.T, strict=True):
             if labels is not None and group is not None:
-                check_sizes("refit", labels, group[used], equation.terms, "the law")
+                check_sizes("refit", labels, group[used], equation.terms, than)
             rows = rows_of(equation, X, of_equation, weight, used, group, labels, noise)
             rows, equation = refitted(equation, rows, loss)
             notes = rows.notes + notes_of(rows, equation)
             tables.append(EquationTable(Laws([equation], 0, [], equation.noise, True, notes)))
         other = copy.copy(self)
-        other._seen = Seen.of(X, targets)
+        other._seen, other._group_column = Seen.of(X, targets), column
         other._set(tables)
         return other
 
@@ -258,16 +273,13 @@ class Results:
 
         X, y, groups: data to draw, with the columns of `fit`. output: which of several outputs.
         """
-        from sklearn.utils.validation import validate_data
-
         table = self._tables()[check_output(self._tables(), output)]
         if (X is None) != (y is None):
             raise ValueError("plot: X and y must be given together, got one of them")
         equation, prediction = table[table.best], None
         if X is not None:
-            X, groups = self._separated(X, groups, "plot")
-            X, y = validate_data(self, X, as_array(y), reset=False, **SEVERAL_OUTPUTS)
-            y = np.asarray(y).reshape(len(X), -1)[:, output]
+            X, targets, _, groups = self._read("plot", X, y, None, groups)
+            y = targets[:, output]
             group = indices("plot", equation.labels, groups, len(X))
             prediction = equation._predicted(X, group)
         return draw(table, equation, prediction, y)

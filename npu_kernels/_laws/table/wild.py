@@ -50,7 +50,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
             return replace(laws_of_all, complete=False)
     errors = _errors(rows, without, keep)
     if keep.all() or not without.complete or np.median(errors[~keep]) < GAP * errors[keep].max():
-        return laws_of_all
+        return replace(laws_of_all, complete=without.complete)
     return _named(rows, laws_of_all, without, ~keep, bool(settings.leave_out))
 
 
@@ -113,13 +113,14 @@ def _suspects(errors: Array) -> Array:
 
 def _named(rows: Rows, laws_of_all: Laws, without: Laws, wild: Array, leave_out: bool) -> Laws:
     """The laws with the wild rows named. leave_out: those without these rows, or with them."""
-    numbers = rows.origin[wild]
-    order = np.argsort(numbers)
+    order = np.argsort(rows.origin[wild])
+    numbers = rows.origin[wild][order]
     best, other = (table.equations[table.best] for table in (without, laws_of_all))
     group = None if rows.group is None else rows.group[wild][order]
     predicted = best._predicted(rows.X[wild][order], group)
-    values = zip(numbers[order], rows.y[wild][order], predicted, strict=True)
-    named = [f"row {row}: {y:.6g} for {law:.6g}" for row, y, law in values]
+    equal = [np.flatnonzero(rows.first_equal == number).tolist() for number in numbers]
+    values = zip(equal, rows.y[wild][order], predicted, strict=True)
+    named = [f"row {row}: {y:.6g} for {law:.6g}" for copies, y, law in values for row in copies]
     text = (
         f"{len(named)} {'row is' if len(named) == 1 else 'rows are'} far from the law of all "
         f"others ({'; '.join(named[:NAMED])}; the first row is 0)"
@@ -129,5 +130,5 @@ def _named(rows: Rows, laws_of_all: Laws, without: Laws, wild: Array, leave_out:
     else:
         text += f". Without {'it' if len(named) == 1 else 'them'}: {best}"
     chosen = without if leave_out else laws_of_all
-    rows_named = tuple(int(row) for row in numbers[order])
+    rows_named = tuple(sorted(row for copies in equal for row in copies))
     return replace(chosen, notes=(*chosen.notes, f"{text}."), wild=rows_named)
