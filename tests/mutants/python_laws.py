@@ -89,7 +89,7 @@ EQUATIONS = [
         "equations-errors-of-predictions": ("rms=_relative(data.target - prediction, data.target, rows.weight)", "rms=_relative(residuals, data.target * data.weight, rows.weight)"),
     }),
     *mutants(PACKAGE + "_laws/table/output.py", ("tests/laws/test_equations_zeros.py -k candidate", "tests/laws/test_equations_notes.py", "tests/laws/test_equations_factor.py", "tests/laws/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap or hardly or choose'", "tests/laws/test_equations_scale.py", "tests/laws/test_equations_estimator.py -k 'weights or order'", "tests/laws/test_equations.py -k 'three_per_cent'", "tests/benchmarks/test_equations_benchmark.py -k near"), {
-        "equations-weights-of-equal-rows": ("np.bincount(np.cumsum(new) - 1, weights=weight)", "weight[new]"),
+        "equations-weights-of-equal-rows": ("np.bincount(index, weights=weight)", "weight[new]"),
         "equations-held-out-rows": ("training = np.sort(order[held:])", "training = np.sort(order)"),
         "equations-powers-that-are-near": ("if law.cost > lowest + RIVAL_COST:", "if law.cost > lowest:"),
         "equations-beside-the-best": ("return fits + [(data, law, near) for", "return fits[:] + [(data, law, near) for _ in () for"),

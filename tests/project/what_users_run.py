@@ -147,6 +147,7 @@ COMMANDS = [
     Entry("NPU_KERNELS_TORCH",
           ("project/test_build::test_without_torch_the_build_names_the_commands",),
           "2026-11-24 36a7032"),
+    Entry("NPU_KERNELS_BUILD", ("make -j2 lint test-setup",), WHOLE),
     Entry("NPU_KERNELS_FETCH_TORCH", (), NO_RECORD, "downloads a torch of several gigabytes"),
     Entry("NPU_KERNELS_CPU_ISA", ("backends/test_isa::test_environment_variable",), WHOLE),
     Entry("NPU_KERNELS_TEST_ROWS", ("layers/test_rows::test_error_of_many_rows",),
