@@ -61,6 +61,15 @@ CASES: dict[str, tuple[tuple[int, int, int], dict[str, Any], Any]] = {
 }  # fmt: skip
 
 
+def test_the_plan_is_that_of_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each one in turn, as where kernels are compiled for several targets in one process."""
+    x, sizes = torch.empty(0, 512), Sizes(1, 4096, 512, 512, True)
+    monkeypatch.setattr(npu_large, "large_is_faster", lambda *_: True)
+    for architecture in ("sm_80", "sm_90", "sm_80"):
+        monkeypatch.setattr(tuning, "architecture_of", lambda device: architecture)  # noqa: B023
+        assert npu_large.plan_of(x, True, sizes) == PLANS[architecture]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_parity(case: str, device: str, kernels: ModuleType) -> None:
     """Errors of y, s and all gradients are at most twice the eager ones."""

@@ -87,7 +87,7 @@ def compile_instead(target: str, compiles: bool = True) -> Iterator[list[Compila
     amd = target.startswith("gfx")
     gpu = GPUTarget("hip", target, 64) if amd else GPUTarget("cuda", int(target[3:]), 32)
     done: list[Compilation] = []
-    compiled: set[int] = set()
+    compiled: dict[int, Any] = {}  # kept: the id of a kernel that is gone may be another one's
     run, log_option = JITFunction.run, triton.knobs.nvidia.dump_ptxas_log
     functions: list[JITFunction] = []
 
@@ -107,7 +107,7 @@ def compile_instead(target: str, compiles: bool = True) -> Iterator[list[Compila
             kernel = kernel.result() if callable(getattr(kernel, "result", None)) else kernel
         seconds = time.perf_counter() - started
         if id(kernel) not in compiled:  # else a repeated launch
-            compiled.add(id(kernel))
+            compiled[id(kernel)] = kernel
             done.append(Compilation(self.__name__, arguments, kernel, log.getvalue(), seconds))
         return kernel
 

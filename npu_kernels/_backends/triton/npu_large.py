@@ -171,8 +171,7 @@ def plan_for(architecture: str, precision: str) -> Plan | None:
 
 
 @functools.cache
-def _plan(device: torch.device, imaginary: bool, precision: str) -> Plan | None:
-    architecture = tuning.architecture_of(device)
+def _plan(architecture: str, device: torch.device, imaginary: bool, precision: str) -> Plan | None:
     plan = plan_for(architecture, precision)
     if plan is None or (_OLD_TRITON and (architecture == "sm_100" or not imaginary)):
         return None
@@ -191,7 +190,7 @@ def plan_of(x: Tensor, imaginary: bool, sizes: Sizes) -> Plan | None:
     architecture = tuning.architecture_of(x.device)
     if not large_is_faster(architecture, sizes.I, sizes.O, sizes.K, capturing(x)):
         return None
-    return _plan(x.device, imaginary, float32_matmul_precision())
+    return _plan(architecture, x.device, imaginary, float32_matmul_precision())
 
 
 def _operand(planes: Tensor, rows: int, cols: int, plan: Plan) -> Any:
