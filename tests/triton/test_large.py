@@ -62,7 +62,7 @@ CASES: dict[str, tuple[tuple[int, int, int], dict[str, Any], Any]] = {
 
 
 def test_the_plan_is_that_of_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each one in turn, as where kernels are compiled for several targets in one process."""
+    """Kernels may be compiled for several targets in one process."""
     x, sizes = torch.empty(0, 512), Sizes(1, 4096, 512, 512, True)
     monkeypatch.setattr(npu_large, "large_is_faster", lambda *_: True)
     for architecture in ("sm_80", "sm_90", "sm_80"):
@@ -166,7 +166,7 @@ def test_inputs_of_outputs_far_below_others(
 def test_outputs_far_below_others_in_one_of_two_models(
     far: int, device: str, kernels: ModuleType
 ) -> None:
-    """Tiles of 64 rows: the padding to 128 rows makes a tile more than the rows need."""
+    """Padding to 128 rows makes a tile of 64 rows more than the rows need."""
     sample, grad_y = _far_output(True, far, device)
     tensors = {name: cast(Tensor, tensor).expand(2, *cast(Tensor, tensor).shape).contiguous()
                for name, tensor in sample.tensors.items()}  # fmt: skip
