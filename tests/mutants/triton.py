@@ -78,9 +78,9 @@ NPU = [
         "triton-tape-device": ("if active is not self.driver or active.get_current_device() != device:", "if active is not self.driver:"),
         "triton-tape-precision": ("if not names.issubset(_ANY_PRECISION):", "if False:"),
         "triton-tape-other-launches": ("self.launches and self.seen == len(self.launches)", "self.launches"),
-        "triton-tape-a-tensor-twice": ("return len(set(map(id, tensors))) == len(tensors) and not any(", "return not any("),
-        "triton-tape-address-of-one-call": ("tensor.data_ptr() & _UNALIGNED or tensor.get_device() not in devices", "tensor.get_device() not in devices"),
-        "triton-tape-device-of-one-call": ("tensor.data_ptr() & _UNALIGNED or tensor.get_device() not in devices", "tensor.data_ptr() & _UNALIGNED"),
+        "triton-tape-a-tensor-twice": ("if len(set(map(id, tensors))) < len(tensors):", "if False:"),
+        "triton-tape-address-of-one-call": ("return not any(tensor.data_ptr() & _UNALIGNED for tensor in tensors)", "return True"),
+        "triton-tape-device-of-one-call": ("if devices and devices != {driver.active.get_current_device()}:", "if False:"),
     }),
     *mutants(TRITON_FOLDER + "npu_small.py", LAST_BATCH, {
         "triton-last-batch-clip": ("clip = not straight_through ", "clip = not straight_through and splits == 1 "),

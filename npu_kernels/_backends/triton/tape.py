@@ -280,12 +280,15 @@ def _recordable(operands: Sequence[Tensor | None]) -> bool:
 
     Not with a tensor that is passed twice, which may be two tensors in a later call, nor with an
     address or a current device that no replay accepts. A later call may be without the obstacle.
+    On the CPU, where kernels are interpreted, there may be no driver to ask for a device.
     """
     tensors = [tensor for tensor in operands if tensor is not None]
-    devices = driver.active.get_current_device(), _CPU
-    return len(set(map(id, tensors))) == len(tensors) and not any(
-        tensor.data_ptr() & _UNALIGNED or tensor.get_device() not in devices for tensor in tensors
-    )
+    if len(set(map(id, tensors))) < len(tensors):
+        return False
+    devices = {tensor.get_device() for tensor in tensors} - {_CPU}
+    if devices and devices != {driver.active.get_current_device()}:
+        return False
+    return not any(tensor.data_ptr() & _UNALIGNED for tensor in tensors)
 
 
 def capturing(x: Tensor) -> bool:
