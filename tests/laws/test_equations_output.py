@@ -242,7 +242,7 @@ def test_data_that_a_fitted_model_refuses(noisy):
     X, y, model = noisy
     for call in (model.bootstrap, model.refit):
         for weight in (np.zeros(300), -np.ones(300), np.append(-1, np.ones(299))):
-            rule = "sample_weight must be at least 0 and not all 0|Sample weights must contain at least one"
+            rule = "sample_weight must be at least 0 and not all 0, got|Sample weights must contain at least one"
             with pytest.raises(ValueError, match=rule):
                 call(X, y, sample_weight=weight)
     for call in (model.bootstrap, model.refit, model.plot):

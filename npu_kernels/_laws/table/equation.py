@@ -89,7 +89,8 @@ class Equation:
         free: which exponents are no simple fractions ``[K, n]``.
         positive: which inputs are never negative ``[n]``.
         rms: root mean square of the residuals of all rows, over that of y.
-        error: the same on rows that were not fitted, or leaving out one row at a time.
+        error: the same on rows that were not fitted, or leaving out one row at a time. Where all
+            rows chose this form, the larger one of it and of the form before that choice.
         held_out: how many rows were not fitted; 0: one row at a time was left out.
         bic: the criterion, see `NPURegressor`.
         exact: whether the residuals are those of rounding.

@@ -87,7 +87,7 @@ class Results:
     def _read(
         self, function: str, X: Any, y: Any, sample_weight: Any, groups: Any, first: bool = False
     ) -> tuple[Array, Array, Array, Any]:
-        """X, y ``[N, O]`` and the weights, checked, and the labels.
+        """Return X, y ``[N, O]`` and the weights, checked, and the labels.
 
         first: whether they are those of `fit`, which say what further data must be like.
         """
@@ -102,7 +102,9 @@ class Results:
         X, y = validate_data(self, X, as_array(y), **options, ensure_min_samples=1 + first)
         weight = np.asarray(_check_sample_weight(as_array(sample_weight), X, dtype=np.float64))
         if (weight < 0).any() or not weight.any():
-            raise ValueError(f"{function}: sample_weight must be at least 0 and not all 0")
+            sizes = f"{weight.min():g} to {weight.max():g}"
+            rule = "sample_weight must be at least 0 and not all 0"
+            raise ValueError(f"{function}: {rule}, got {sizes}")
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
         if not first and targets.shape[1] != len(self._tables()):
             rule = f"y must have {len(self._tables())} columns"
