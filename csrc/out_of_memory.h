@@ -1,5 +1,5 @@
-// A failed allocation says so, whoever made it: torch passes on what an exception says, and std::bad_alloc says its
-// name.
+// An error of a failed allocation that names memory: torch shows only the text of an exception, and that of
+// std::bad_alloc is its name. An exception of a class derived from it has a text of its own and passes.
 #pragma once
 
 #include <cstdint>

@@ -14,9 +14,9 @@
 //   dx = dA A + dH G + (dE W) / x, the last where |x| >= eps
 //   dA' x    dH' x    dW = dE' L + sign(W) sum over m of m (dT' [m] / (1 + m |W|), or d1' [m] where that factor is 0)
 //
-// A product without one factor is the product divided by it, or, if that one alone is 0, the product of the rest:
-// whether it is depends on W and m alone, so that the division comes after the sum over rows, and every sum is a matrix
-// product of one kernel, `add_product`.
+// The derivative by a factor is the product of the other factors: the product divided by this factor, or, where this
+// factor alone is 0, their product d1. Whether a factor is 0 depends on W and m alone. So the division comes after the
+// sum over rows, and every sum is a matrix product of one kernel, `add_product`.
 #include "layers/inalu.h"
 #include "api.h"
 #include "nac.h"

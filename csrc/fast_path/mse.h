@@ -10,7 +10,8 @@ namespace npu_fast_path {
 struct Loss {
   bool models, shared_target;
 
-  bool fit(const Tensor& y, const Tensor& target) {
+  // Whether the shapes go together; sets `shared_target`.
+  bool match_shapes(const Tensor& y, const Tensor& target) {
     const auto values = y.sizes(), targets = target.sizes();
     if (y.numel() == 0 || (models && values.empty())) return false;
     shared_target = models && targets.size() + 1 == values.size();
@@ -62,7 +63,7 @@ struct MSEFastPath : Node<MSEFastPath> {
     if (!grad_loss.defined()) return grads;
     const variable_list saved = ctx->get_saved_variables();
     Loss kind{ctx->saved_data["models"].toBool(), false};
-    kind.fit(saved[0], saved[1]);
+    kind.match_shapes(saved[0], saved[1]);
     grads[0] = fast_backward(grad_loss, saved) ? mse_backward(grad_loss, saved[0], saved[1], kind)
                                                : call_general("mse", 1, grad_loss, saved[0], saved[1], kind.models)[0];
     return grads;
@@ -75,7 +76,7 @@ inline PyObject* mse(PyObject*, PyObject* const* args, Py_ssize_t count) {
   const at::ScalarType dtype = THPVariable_Unpack(args[0]).scalar_type();
   Loss kind{args[2] == Py_True, false};
   if (!real(dtype) || !nothing_watches() || !unpack(args[0], dtype, y) || !unpack(args[1], dtype, target) ||
-      !target.defined() || target.requires_grad() || !kind.fit(y, target))
+      !target.defined() || target.requires_grad() || !kind.match_shapes(y, target))
     Py_RETURN_NOTIMPLEMENTED;
   Tensor loss;
   {

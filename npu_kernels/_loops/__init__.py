@@ -1,7 +1,8 @@
 """Loops of training steps, for `training.run` and `fit`.
 
 steps.py       the ordinary loop, and the base of all loops
-plan.py        which steps C++ can make, and the plan that it gets
+obstacles.py   why C++ cannot make the steps of a training
+plan.py        the plan that C++ gets
 records.py     the fields of a plan, which C++ has too
 captured.py    steps by a CUDA graph
 loss.py        the mean squared error
@@ -14,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from npu_kernels._loops import captured, plan
+from npu_kernels._loops import captured, obstacles
 from npu_kernels._loops.captured import Captured
 from npu_kernels._loops.plan import Fused
 from npu_kernels._loops.steps import Loop, Ordinary
@@ -32,5 +33,5 @@ def loop_for(
     if x.is_cuda:
         reason = captured.obstacle(model, optimizer, x)
         return (Captured, None) if reason is None else (Ordinary, reason)
-    reason = plan.obstacle(model, optimizer, x, *data)
+    reason = obstacles.obstacle(model, optimizer, x, *data)
     return (Fused, None) if reason is None else (Ordinary, reason)

@@ -25,7 +25,7 @@ from torch.compiler import is_compiling
 
 from npu_kernels._common.chains import STEADY, chain
 from npu_kernels._common.notices import warn
-from npu_kernels._loops import plan
+from npu_kernels._loops import obstacles
 from npu_kernels._loops.steps import Ordinary
 from npu_kernels._operators.precision import float32_matmul_precision
 
@@ -42,7 +42,7 @@ def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> s
         return "of torch.compile, autocast or inference mode"
     if torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured already"
-    problem = plan.call_obstacle(model.modules())
+    problem = obstacles.call_obstacle(model.modules())
     if problem is not None:
         return problem
     for _, layer in chain(model):
@@ -52,7 +52,7 @@ def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> s
     for parameter in model.parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             return "a parameter has hooks"
-    return plan.optimizer_obstacle(optimizer)
+    return obstacles.optimizer_obstacle(optimizer)
 
 
 class Captured(Ordinary):

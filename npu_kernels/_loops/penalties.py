@@ -1,4 +1,7 @@
-"""The penalties "l1", "frobenius", "madsen" and "paper", and the schedule of their weights."""
+"""The penalties "l1", "frobenius", "madsen" and "paper", and the schedule of their weights.
+
+steps.py adds them to the loss; steps by C++ have their own in csrc/training_loop.h.
+"""
 
 from __future__ import annotations
 

@@ -32,13 +32,12 @@ def _autocasts(x: Any) -> bool:
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
-def _reads_halves(layer: str, x: Tensor, weights: Sequence[Any], autocast: bool) -> bool:
-    """Whether the kernels read float16 and bfloat16 themselves.
+def _kernels_read_halves(layer: str, x: Tensor, weights: Sequence[Any], autocast: bool) -> bool:
+    """Whether the kernels read these float16 or bfloat16 operands without a cast.
 
-    They then give what a cast to float32 before them would.
-
-    Triton's do, of one dtype, or, under autocast, beside float32 in x or the first weight.
-    Otherwise casts are needed, or there is nothing to cast.
+    They then give what a cast to float32 before them would. Triton's kernels can, outside of
+    autocast for operands of one dtype. Under autocast x or the first weight must be of float32, and
+    any other operand of float32, float16 or bfloat16. Where all are of float32 no cast is needed.
     """
     if eager_only() or backend_for(x) != "triton":
         return False
@@ -72,7 +71,7 @@ def call(
     if not autocast and not fits(x, weights, EXPECTED[layer]):
         unrecorded(check, layer, x, weights)
         half = x.dtype in HALVES
-    if (autocast or half) and not (fused and _reads_halves(layer, x, weights, autocast)):
+    if (autocast or half) and not (fused and _kernels_read_halves(layer, x, weights, autocast)):
         with torch.autocast(x.device.type, enabled=False):
             x_32, *weights_32 = in_float32([x, *weights])
             y = call(layer, formula, x_32, weights_32, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 from collections.abc import Sequence
@@ -14,20 +13,17 @@ from torch import Tensor, nn
 
 from npu_kernels._common.checks import check_whole
 from npu_kernels._common.notices import warn
-from npu_kernels._common.seeds import stream
 from npu_kernels._jobs.driver import drive
+from npu_kernels.fitting._cross_validation import FEWEST_ROWS, cross_validated
 from npu_kernels.fitting._data import Batches, check, collect, table
 from npu_kernels.fitting._records import Fit, Fits, Recipe
 from npu_kernels.fitting._run import Run
 from npu_kernels.fitting._scale import with_coefficient, without_coefficient
 from npu_kernels.formula import select
-from npu_kernels.layers import Unit
 
 BATCHED_ROWS = 2048  # taken from batches
 FEW_HELD_OUT = 5  # rows; the error of fewer says little
-FEWEST_ROWS = 4  # of which a cross-validation can be made
 ENOUGH_HELD_OUT = 10  # rows from which on their error is the score
-FOLDS = 5  # parts of a cross-validation
 LARGE_ERROR = 1e-3  # in float32; a warning where the error is small in float64
 
 
@@ -170,42 +166,11 @@ def fit_many(
     return replace(fits, models=without_coefficient(fits.models, model))
 
 
-# ---- few rows ---------------------------------------------------------------------------------
-
-
-def cross_validated(
-    model: nn.Module, x: Tensor, y: Tensor, seed: int, recipe: Recipe, progress: bool | None
-) -> tuple[float, int] | None:
-    """Return the weighted mean squared error of x ``[N, I]``, y ``[N, O]``, and the parts' number.
-
-    None after Ctrl-C. N is at least 4. The rows are dealt to parts. For each part a model is fitted
-    to the rows of the others, some of them held out, all in one batch of models. Its errors have
-    the weights of the rows that it was fitted to.
-    """
-    count = len(x)
-    folds = min(FOLDS, count // 2)
-    size = count // folds
-    order = torch.randperm(count, generator=stream("folds", seed)).to(x.device)
-    parts = [order[size * k : size * (k + 1)] for k in range(folds)]
-    training_rows = [order[~torch.isin(order, part)] for part in parts]
-    batch = copy.deepcopy(model)
-    for unit in batch.modules():
-        if isinstance(unit, Unit) and unit.num_models is not None:
-            unit.num_models *= folds
-    fitted_x, fitted_y = (torch.stack([t[rows] for rows in training_rows]) for t in (x, y))
-    run = Run(batch, fitted_x, fitted_y, [seed] * folds, recipe, "fit, cross-validation")
-    drive(run, progress, None, note=lambda: _note(run))
-    if run.stage is not None:
-        return None
-    x, y = (torch.stack([t[rows] for rows in parts]) for t in (x, y))
-    return float(run.error_of(x, y).mean()), folds
-
-
 # ---- the loop ------------------------------------------------------------------------------------
 
 
 def _complete(run: Run, progress: bool | None, checkpoint: str | os.PathLike[str] | None) -> Fits:
-    drive(run, progress, checkpoint, note=lambda: _note(run))
+    drive(run, progress, checkpoint, note=run.note)
     return run.result()
 
 
@@ -230,9 +195,3 @@ def _warn_of_score(run: Run, score: float, folds: int) -> None:
             "own float32, whose range is too small for the constants or powers of these units: fit "
             "model.double()",
         )
-
-
-def _note(run: Run) -> str:
-    best = f", error {run.history[-1]['worst']:.1e}" if run.history else ""
-    solved = f", {int(run.solved.sum())} of {run.problems} solved" if run.problems > 1 else ""
-    return f"{run.alive} models{best}{solved}"

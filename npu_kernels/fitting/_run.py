@@ -177,6 +177,12 @@ class Run:
     # ---- results ---------------------------------------------------------------------------------
 
     @torch.no_grad()
+    def note(self) -> str:
+        """Return what the progress shows beside the time."""
+        best = f", error {self.history[-1]['worst']:.1e}" if self.history else ""
+        solved = f", {int(self.solved.sum())} of {self.problems} solved"
+        return f"{self.alive} models{best}{solved if self.problems > 1 else ''}"
+
     def result(self) -> Fits:
         """Return the best models so far."""
         judge, pool = self.judge, self.judge.pool

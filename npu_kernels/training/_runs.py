@@ -19,7 +19,7 @@ from npu_kernels._common.notices import warn
 from npu_kernels._jobs import saved
 from npu_kernels._jobs.driver import drive
 from npu_kernels._jobs.fingerprint import check_same, described, digest, fingerprint
-from npu_kernels._loops import Captured, Fused, Loop, Ordinary, loop_for, plan
+from npu_kernels._loops import Captured, Fused, Loop, Ordinary, loop_for, obstacles
 from npu_kernels.layers import Unit
 from npu_kernels.training import _continued as continued
 from npu_kernels.training._arguments import (
@@ -177,7 +177,7 @@ def run(
     parameters = (p for part in modules for p in part._parameters.values() if p is not None)
     check_data(model, next(parameters, None), x, y, models)
     check_sample_weight(sample_weight, y)
-    plan.check_memory(modules, x=x, y=y, sample_weight=sample_weight, rows=rows)
+    obstacles.check_memory(modules, x=x, y=y, sample_weight=sample_weight, rows=rows)
     check_choice("run", "nonfinite", nonfinite, ("keep", "zero"))
     drawn = DrawnRows(x.shape[-2], steps, batch_size, rows, generator)
     weights = checked_penalties(model, penalties)

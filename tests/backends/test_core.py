@@ -14,7 +14,7 @@ from tests.support.building import (
     one_process_at_a_time,
     run_core_tests,
 )
-from tools.tables import FORMATS, TABLES
+from tools.simd_tables import FORMATS, TABLES
 
 
 @needs_compiler
@@ -42,7 +42,7 @@ def test_core(tmp_path: Path) -> None:
 
 
 def test_tables() -> None:
-    """csrc/core/simd/tables.h has the numbers that `python -m tools.tables` computes."""
+    """csrc/core/simd/tables.h has the numbers that `python -m tools.simd_tables` computes."""
     code = (ROOT / "csrc/core/simd/tables.h").read_text(encoding="utf-8")
     for table, numbers in TABLES.items():
         for form in FORMATS:

@@ -10,8 +10,8 @@ import torch
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from npu_kernels._laws.table import output, rounding, search
+from npu_kernels._laws.table.kept_results import Work
 from npu_kernels._laws.table.varpro import Points
-from npu_kernels._laws.table.work import Work
 from npu_kernels.equations import NPURegressor
 from tests.support.laws import approximate, noise, uniform
 

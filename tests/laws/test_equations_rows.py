@@ -62,11 +62,11 @@ def test_rows_that_are_like_those_of_a_fit():
     seen = Seen.of(X, X[:, :1])
     rows = np.array([[1.0, 1.3], [0.6, 2.9], [1.5, 9.0], [1.5, 1.0]])
     y = np.array([[10.0], [10.0], [10.0], [3.1]])
-    assert seen.far(rows, y).tolist() == [True, False, False, False]
-    assert seen.far(rows, -y).tolist() == [True, False, False, True]
-    assert seen.far(rows, np.full((4, 1), np.inf)).tolist() == [False] * 4
-    assert seen.far(X, np.full((len(X), 1), 10.0)).mean() > 0.9
-    assert not Seen.of(X[:5], X[:5, :1]).far(rows, y).any()
+    assert seen.surprising(rows, y).tolist() == [True, False, False, False]
+    assert seen.surprising(rows, -y).tolist() == [True, False, False, True]
+    assert seen.surprising(rows, np.full((4, 1), np.inf)).tolist() == [False] * 4
+    assert seen.surprising(X, np.full((len(X), 1), 10.0)).mean() > 0.9
+    assert not Seen.of(X[:5], X[:5, :1]).surprising(rows, y).any()
 
 
 def test_predictions_far_outside_are_said():

@@ -213,7 +213,7 @@ EQUATIONS = [
         "equations-rows-like-those-of-a-fit": ("far[far] = within & ", "far[far] = within | "),
         "equations-alike-by-chance": ("correlation > CHANCE * chance", "correlation > 0 * chance"),
     }),
-    *mutants(PACKAGE + "_laws/table/work.py", "tests/laws/test_equations_checkpoint.py", {
+    *mutants(PACKAGE + "_laws/table/kept_results.py", "tests/laws/test_equations_checkpoint.py", {
         "equations-state-of-the-generator": ("        generator.bit_generator.state = json.loads(state)\n", ""),
         "equations-seed-of-a-checkpoint": ("self.seed, self.kept = seed, results", "self.kept = results"),
         "equations-kept-at-once": ("                self._work.checkpoint.keep()", "                pass"),

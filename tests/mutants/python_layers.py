@@ -231,8 +231,10 @@ FORMULA = [
 ]  # fmt: skip
 
 FITTING = [
-    *mutants(PACKAGE + "fitting/_fit.py", "tests/fitting/test_fit_checkpoint.py -k cross_validation", {
+    *mutants(PACKAGE + "fitting/_cross_validation.py", "tests/fitting/test_fit_checkpoint.py -k cross_validation", {
         "fit-cross-validation-after-ctrl-c": ("    if run.stage is not None:\n        return None\n", ""),
+    }),
+    *mutants(PACKAGE + "fitting/_fit.py", "tests/fitting/test_fit_checkpoint.py -k cross_validation", {
         "fit-complete-without-its-score": ("complete = validated is not None", "pass"),
     }),
     *mutants(PACKAGE + "fitting/_run.py", "tests/fitting/test_fit_stages.py -k without_rounds", {

@@ -47,20 +47,12 @@ TRAINING = [
     }),
     *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
         "run-penalties-of-all-units": ("            if whole_weights or name not in ONLY_WHOLE:", "            if True:"),
-        "run-hooks": ("            if attributes[name]:", "            if False:"),
         "run-number-of-steps": ('["step"] += steps', '["step"] += 1'),
         "run-version": ("torch.autograd.graph.increment_version([*written, *moments, self.losses])", "pass"),
         "run-bound": ("low, high = interval or (-(bound or 0.0), bound or 0.0)", "low, high = interval or (-1.0, 1.0)"),
     }),
     *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_obstacles.py tests/training/test_training_loops.py", {
         "run-frozen-weights-are-trained": ("if parameter.requires_grad else None", ""),
-        "run-hooks-of-all-modules": ("if torch_module._has_any_global_hook():", "if False:"),
-        "run-calls-that-are-replaced": ("        if method is not None:", "        if False:"),
-        "run-compiled-modules": ("if part._compiled_call_impl is not None:", "if False:"),
-        "run-shape-of-a-parameter": ("if parameter.shape != shape:", "if False:"),
-        "run-memory-of-two-parameters": ("if parameter.data_ptr() in seen:", "if False:"),
-        "run-parameters-of-no-layer": ("    nested = any(layer._modules for layer in layers)\n", "    nested = False\n"),
-        "run-state-of-other-settings": ('if state.keys() != {"step", *names}:', "if False:"),
         "run-order-of-a-state": (
             "moments += [state[name] for name in update.names]",
             'moments += [v for n, v in state.items() if n != "step"]',
@@ -70,11 +62,21 @@ TRAINING = [
             "if group is not None:",
         ),
     }),
-    *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_run_errors.py -k storage", {
+    *mutants(PACKAGE + "_loops/obstacles.py", "tests/training/test_training_obstacles.py tests/training/test_training_loops.py", {
+        "run-hooks": ("            if attributes[name]:", "            if False:"),
+        "run-hooks-of-all-modules": ("if torch_module._has_any_global_hook():", "if False:"),
+        "run-calls-that-are-replaced": ("        if method is not None:", "        if False:"),
+        "run-compiled-modules": ("if part._compiled_call_impl is not None:", "if False:"),
+        "run-shape-of-a-parameter": ("if parameter.shape != shape:", "if False:"),
+        "run-memory-of-two-parameters": ("if parameter.data_ptr() in seen:", "if False:"),
+        "run-parameters-of-no-layer": ("    nested = any(layer._modules for layer in layers)\n", "    nested = False\n"),
+        "run-state-of-other-settings": ('if state.keys() != {"step", *names}:', "if False:"),
+    }),
+    *mutants(PACKAGE + "_loops/obstacles.py", "tests/training/test_training_run_errors.py -k storage", {
         "run-freed-storages": ("    if storage < needed:", "    if False:"),
         "run-offset-in-a-storage": ("(tensor.storage_offset() + last)", "(2 * tensor.storage_offset() + last)"),
     }),
-    *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_obstacles.py -k surroundings", {
+    *mutants(PACKAGE + "_loops/obstacles.py", "tests/training/test_training_obstacles.py -k surroundings", {
         "run-device-of-x": ("if not (x.is_cpu and fast and", "if not (fast and"),
         "run-forced-backends": ("if not (x.is_cpu and fast and", "if not (x.is_cpu and"),
         "run-compilers": ("if is_compiling() or torch.is_autocast", "if torch.is_autocast"),

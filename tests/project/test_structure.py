@@ -52,7 +52,7 @@ MEASURED = {
     "npu_kernels._laws.table.refine": "the deviations that the criterion compares",
     "npu_kernels._operators": "the records of layers, the choice of a backend, the precision",
     "npu_kernels._testing.samples": "inputs of every layer",
-    "npu_kernels._loops.plan": "what a training's call of C++ is made of",
+    "npu_kernels._loops.obstacles": "whether a training is one call of C++",
     "npu_kernels._time_loop": "the formula that a kernel of a time loop is compared with",
 }
 # On a page, and in no `__all__`: the base class, which `from npu_kernels import *` leaves out.

@@ -20,7 +20,7 @@ from npu_kernels import (
     RealNPU,
     backend_for,
 )
-from npu_kernels._loops import captured, plan
+from npu_kernels._loops import captured, obstacles, plan
 from npu_kernels._loops.steps import Ordinary
 from npu_kernels.training import Run, run
 from npu_kernels.training import _runs as runs
@@ -198,7 +198,7 @@ def test_calls_that_are_replaced(name: str, path: str, monkeypatch: pytest.Monke
     change(part)
     x, y = data(None, NUMBERS)
     expected = nn.functional.mse_loss(model(x), y)
-    for obstacle, tensor in ((plan.obstacle, x), (captured.obstacle, CUDA)):
+    for obstacle, tensor in ((obstacles.obstacle, x), (captured.obstacle, CUDA)):
         with monkeypatch.context() as patch:
             patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
             optimizer = torch.optim.Adam(model.parameters())

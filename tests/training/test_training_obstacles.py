@@ -17,7 +17,7 @@ from npu_kernels import (
     functional,
     use_backend,
 )
-from npu_kernels._loops import plan
+from npu_kernels._loops import obstacles
 from npu_kernels.training import _runs as runs
 from npu_kernels.training import run
 from tests.conftest import needs_library
@@ -72,9 +72,9 @@ MODEL_OBSTACLES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
         "clip of NAU is neither True nor False",
     ),
     "empty": (lambda m: [m.pop(0) for _ in range(2)], "the model is empty"),
-    "wide": (lambda m: m.append(NAU(3, plan.WIDEST_NAU + 1)),
+    "wide": (lambda m: m.append(NAU(3, obstacles.WIDEST_NAU + 1)),
              "torch's own product is faster for a NAU"),
-    "deep": (lambda m: m.append(NAU(plan.WIDEST_NAU + 1, 3)),
+    "deep": (lambda m: m.append(NAU(obstacles.WIDEST_NAU + 1, 3)),
              "torch's own product is faster for a NAU"),
     "pruned": (lambda m: m[1]._parameters.pop("weight"), "weight of NAU is pruned or parametrized"),
     "shared layer": (lambda m: m.append(m[1]), "a parameter of NAU belongs to two layers"),
@@ -114,7 +114,7 @@ MODEL_OBSTACLES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
 
 def _why(model: nn.Module, optimizer: Any = None, x: Tensor | None = None) -> str | None:
     x = torch.rand(5, 2) if x is None else x
-    return plan.obstacle(model, optimizer or torch.optim.Adam(model.parameters()), x)
+    return obstacles.obstacle(model, optimizer or torch.optim.Adam(model.parameters()), x)
 
 
 def _model() -> Any:
@@ -148,7 +148,7 @@ def test_obstacles_of_the_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr("npu_kernels._operators.dispatch._chosen", {"cpu": "reference"})
         assert "C++ kernels are not used" in str(_why(model))
     with monkeypatch.context() as patch:
-        patch.setattr(plan, "is_compiling", lambda: True)
+        patch.setattr(obstacles, "is_compiling", lambda: True)
         assert "torch.compile" in str(_why(model))
     with torch.autocast("cpu"):
         assert "autocast" in str(_why(model))
@@ -284,7 +284,7 @@ def _replace(patch: pytest.MonkeyPatch, target: Any, name: str, factor: Any) -> 
 @needs_library
 @pytest.mark.parametrize("name", ["step", "zero_grad"])
 @pytest.mark.parametrize("of_class", [False, True])
-@pytest.mark.parametrize("kind", [*plan.ADAMS, torch.optim.RMSprop])
+@pytest.mark.parametrize("kind", [*obstacles.ADAMS, torch.optim.RMSprop])
 def test_methods_of_an_optimiser_that_are_replaced(
     kind: Any, of_class: bool, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,11 +354,11 @@ def test_a_parameter_twice_in_a_group() -> None:
 def test_obstacles_of_the_data() -> None:
     model, x = _model(), torch.rand(5, 2)
     optimizer = torch.optim.Adam(model.parameters())
-    assert plan.obstacle(model, optimizer, x, x, x[1:]) is None
-    assert plan.obstacle(model, optimizer, torch._neg_view(x)) is None  # torch resolves it
+    assert obstacles.obstacle(model, optimizer, x, x, x[1:]) is None
+    assert obstacles.obstacle(model, optimizer, torch._neg_view(x)) is None  # torch resolves it
     zeros = torch._efficientzerotensor((5, 3))
-    assert "zeros without memory" in str(plan.obstacle(model, optimizer, x, zeros))
+    assert "zeros without memory" in str(obstacles.obstacle(model, optimizer, x, zeros))
     weights = model[1].weight.detach()
     for shared in (weights, weights.view(-1)[-1:]):
-        reason = plan.obstacle(model, optimizer, x, shared)
+        reason = obstacles.obstacle(model, optimizer, x, shared)
         assert reason == "a parameter shares its memory with another tensor"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from npu_kernels import NAU, NPU, RealNPU
-from npu_kernels._loops import plan
+from npu_kernels._loops import obstacles
 from npu_kernels._loops.steps import Ordinary
 from npu_kernels.training import SteppedSchedule, run
 from tests.conftest import needs_library
@@ -241,7 +241,7 @@ def test_in_another_thread() -> None:
 def test_how_steps_are_made_is_told() -> None:
     assert not run(model(fused=False), X, Y, steps=1, lr=0.1, progress=False).fused
     result = run(model(), X, Y, steps=1, lr=0.1, progress=False)
-    assert result.fused is (plan.obstacle(model(), result.optimizer, X) is None)
+    assert result.fused is (obstacles.obstacle(model(), result.optimizer, X) is None)
     assert not result.captured
 
 

@@ -385,7 +385,7 @@ class Chunk {
         for (int64_t o = first; o < end; o += kTileOuts<complex>) {
           const int outs = int(least<int64_t>(kTileOuts<complex>, end - o));
           weights_.pack(in_, model, gate, i0, ins, o, outs, negative);
-          for (int t = 0; t < count; ++t) multiply(tiles[t], i0, ins, o - first, outs);
+          for (int t = 0; t < count; ++t) add_block(tiles[t], i0, ins, o - first, outs);
         }
         i0 += kInBlock;
       } while (i0 < in_.in);
@@ -397,14 +397,14 @@ class Chunk {
   }
 
  private:
-  // Adds the packed block, whose inputs begin at i0, to P and Q of `outs` outs, the `at`-th and following of those
-  // kept.
-  void multiply(const Tile& t, int64_t i0, int64_t ins, int64_t at, int outs) {
-    with_constant<1, kTileRows>(t.registers, [&](auto r) { multiply_by<decltype(r)::value>(t, i0, ins, at, outs); });
+  // Adds the products of the packed block of weights (its inputs begin at i0) to P and Q of `outs` outputs, beginning
+  // at the kept output number `at`.
+  void add_block(const Tile& t, int64_t i0, int64_t ins, int64_t at, int outs) {
+    with_constant<1, kTileRows>(t.registers, [&](auto r) { add_block_of<decltype(r)::value>(t, i0, ins, at, outs); });
   }
 
   template <int R>
-  void multiply_by(const Tile& t, int64_t i0, int64_t ins, int64_t at, int outs) {
+  void add_block_of(const Tile& t, int64_t i0, int64_t ins, int64_t at, int outs) {
     const T *log_r = t.log_r + i0 * R * W, *reals = weights_.reals, *phases = weights_.phases;
     const Slot* slots = t.slots + i0 / Phase<T>::inputs * R;
     T *p = t.p + at * R * W, *q = t.q + at * R * W;

@@ -155,7 +155,7 @@ class ImplicitStep : public PairStep<T, Units> {
     place(i, u, h, v(i));
     return v(i);
   }
-  // (1 - h g J(v))' x = dk, and what `pull` needs of v.
+  // Solves (1 - h g J(v))' x = dk; x overwrites dk. Leaves in stage(0) what `pull` needs of v.
   void solve_transposed(const Reg* v, Reg h, Reg* dk) {
     const Reg scaled = diagonal() * h;
     units().slope(v, change_, stage(0));

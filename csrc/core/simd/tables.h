@@ -1,5 +1,5 @@
 // The numbers of log and exp by tables, for instruction sets that look up 32 floats or 16 doubles at once (AVX-512).
-// `python -m tools.tables` computes them.
+// `python -m tools.simd_tables` computes them.
 //
 // The logarithm:
 //

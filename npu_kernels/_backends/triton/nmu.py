@@ -1,4 +1,4 @@
-"""Neural Multiplication Unit, a sibling of the Neural Power Unit layer: forward and backward.
+"""NMU and NMRU, siblings of the Neural Power Unit layer: forward and backward.
 
 Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, equation 4, after Madsen and
 Johansen, "Neural Arithmetic Units", ICLR 2020. The weight is not clipped here. For every model k of

@@ -314,7 +314,7 @@ def tensor(function: str, name: str, value: Any) -> Tensor:
 
 
 def _refuse_dates(function: str, name: str, value: Any) -> None:
-    """Raise TypeError for dates and distances in time: their numbers would be those of a unit."""
+    """Raise TypeError for dates and durations: as numbers they depend on a unit, such as ns."""
     import datetime
 
     import numpy

@@ -138,30 +138,31 @@ def _names(law: Law, number: list[int]) -> list[str]:
     return texts
 
 
-def estimated(law: Law, free: Law, number: list[int]) -> tuple[list[Estimate], list[str]]:
+def estimated(law: Law, unrounded: Law, number: list[int]) -> tuple[list[Estimate], list[str]]:
     """Return the law's parameters, and directions that the data do not tell.
 
-    If there are fractions among the exponents, these are estimated as free numbers.
+    unrounded: the same law before its exponents became fractions; if some did, the exponents are
+    estimated by it. number: the position of each term in the law's text.
     """
     errors, blind = _errors(law)
-    loose = errors if free is law else _errors(free)[0]
+    loose = errors if unrounded is law else _errors(unrounded)[0]
     shape, data = law.problem.shape, law.problem.data
     exponents, rates, u0 = unscaled(law)
     values = shape.join(exponents, rates, u0)
     factor = 1 / units(data, shape, exponents)
     parts = torch.ones_like(exponents), factor, data.size.expand_as(u0)
     unit = shape.join(*parts).tolist()
-    free_values = shape.join(*unscaled(free))
+    free_values = shape.join(*unscaled(unrounded))
     names, estimates = _names(law, number), []
     h, d = shape.terms, shape.states
     powers = shape.split(law.free)[0].any(1).tolist()
-    fractions = bool((free.free & ~law.free)[: h * d].any())
+    fractions = bool((unrounded.free & ~law.free)[: h * d].any())
     for i in [*range(h * d, shape.weights), *range(h * d), *range(shape.weights, shape.size)]:
         if law.free[i] and not (i < h * d and fractions):
             logarithmic = h * d <= i < shape.weights and powers[(i - h * d) % h]
             numbers = float(values[i]), float(errors[i])
             estimates.append(Estimate(names[i], *numbers, logarithmic, None, i, unit[i]))
-        elif free.free[i]:
+        elif unrounded.free[i]:
             numbers = float(free_values[i]), float(loose[i])
             estimates.append(Estimate(names[i], *numbers, False, float(values[i]), i, 1.0))
     return estimates, blind

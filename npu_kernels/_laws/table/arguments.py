@@ -33,10 +33,10 @@ from npu_kernels._laws.products.limits import (
     read_whole,
 )
 from npu_kernels._laws.products.units import Exponents, constrain, dimensions, factor
+from npu_kernels._laws.table.kept_results import Work
 from npu_kernels._laws.table.refine import Rules
 from npu_kernels._laws.table.search import Settings
 from npu_kernels._laws.table.stepwise import MOST_TERMS
-from npu_kernels._laws.table.work import Work
 
 Array = Any
 

@@ -30,13 +30,13 @@ from npu_kernels._laws.table.arguments import (
     work_of,
 )
 from npu_kernels._laws.table.estimates import Rows
+from npu_kernels._laws.table.kept_results import Steps, Work
 from npu_kernels._laws.table.output import FEW_ROWS, Laws, merged, merged_by_group
 from npu_kernels._laws.table.results import EquationWarning, Results
 from npu_kernels._laws.table.rows import Seen
 from npu_kernels._laws.table.search import POWERS, Settings
 from npu_kernels._laws.table.table import EquationTable, shown
 from npu_kernels._laws.table.wild import laws
-from npu_kernels._laws.table.work import Steps, Work
 
 Array = Any
 

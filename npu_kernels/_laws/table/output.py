@@ -26,6 +26,7 @@ from npu_kernels._laws.table import cancelling, identities, ratio, refine, round
 from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.estimates import Rows, equation_of, held_out, left_out, sizes
 from npu_kernels._laws.table.identities import Fit
+from npu_kernels._laws.table.kept_results import Steps
 from npu_kernels._laws.table.refine import Rules, Sum
 from npu_kernels._laws.table.rows import alike, spread
 from npu_kernels._laws.table.search import (
@@ -39,7 +40,6 @@ from npu_kernels._laws.table.search import (
     search,
     search_on,
 )
-from npu_kernels._laws.table.work import Steps
 
 Array = Any
 
@@ -294,7 +294,7 @@ def _finished(
         rule = "no law of these signs and bounds could be fitted to all rows"
         raise ValueError(f"NPURegressor: {rule} of {rows.output}")
     fits = _split(_reconsidered(fits, settings), held, settings)
-    fits = _uncancelled(_beside(fits, settings), held, settings)
+    fits = _uncancelled(_with_neighbours(fits, settings), held, settings)
     fits = identities.resolved(fits, rows.functions, held, settings.rules.loss)
     fits.sort(key=lambda fit: (len(fit[2].c), fit[2].cost))
     best = min(fit[2].cost for fit in fits)
@@ -469,10 +469,10 @@ def _form(law: Sum, below: int) -> Any:
     return tuple(sorted(terms[:above])), tuple(sorted(terms[above:]))
 
 
-def _beside(fits: list[Fit], settings: Settings) -> list[Fit]:
-    """The fits, and those that steps of single exponents reach from the best one.
+def _with_neighbours(fits: list[Fit], settings: Settings) -> list[Fit]:
+    """The fits, and every sum that changes of one exponent after another reach from the best one.
 
-    Many rows leave no doubt about a simple exponent.
+    Beyond `MORE_ROWS` rows the exponents are certain, and no change is tried.
     """
     data, law, best = min(fits, key=lambda fit: fit[2].cost)
     if is_exact(data, best) or data.rows > MORE_ROWS or settings.rules.exponents == "real":

@@ -147,7 +147,7 @@ class Results:
                     f"{', '.join(map(str, beyond[:MOST_ROWS]))} (the first is row 0)",
                     EquationWarning,
                 )
-        far = self._seen.far(X, results)
+        far = self._seen.surprising(X, results)
         if far.any():
             rows = ", ".join(map(str, np.flatnonzero(far)[:MOST_ROWS]))
             warn(

@@ -70,14 +70,14 @@ class Seen:
         """Return what is kept of the rows of a fit."""
         return cls(X[spread(len(X), ROWS)], y.min(0), y.max(0))
 
-    def far(self, X: Array, y: Array) -> Array:
-        """Return which rows are like those of the fit, and have a y far outside of its range."""
+    def surprising(self, X: Array, y: Array) -> Array:
+        """Return a mask of the rows of X like the fit's, with a y far outside of its range."""
         with np.errstate(over="ignore", invalid="ignore"):
             room = REMARKABLE * (self.high - self.low)
             outside = (y < self.low - room) | (y > self.high + room)
         far: Array = (outside & np.isfinite(y)).any(1)
         if not far.any() or len(self.X) < FEWEST:
-            return far & False
+            return np.zeros_like(far)
         columns = [np.sort(column) for column in self.X.T]
         seen, new = (
             np.column_stack([ranks(x, of) for x, of in zip(part.T, columns, strict=True)])

@@ -23,10 +23,10 @@ from npu_kernels._laws.products.library import Library
 from npu_kernels._laws.products.problem import AllRows, Output, Problem
 from npu_kernels._laws.table import refine, rounding
 from npu_kernels._laws.table.group_solver import solver_of
+from npu_kernels._laws.table.kept_results import Steps
 from npu_kernels._laws.table.refine import Rules, Sum
 from npu_kernels._laws.table.rows import alike
 from npu_kernels._laws.table.varpro import Points, Solver
-from npu_kernels._laws.table.work import Steps
 
 Array = Any
 Form = tuple[OutputFunction | None, float, int]  # of y, its power, and `Scaled.below`

@@ -77,9 +77,10 @@ class Solver:
     def project(self, u: Tensor, parity: Tensor, start: Tensor | None = None) -> tuple[Tensor, ...]:
         """Solve for the coefficients.
 
-        Returns the terms of length 1 ``[S, K, N]``, their lengths ``[S, K]``, their coefficients,
-        residuals ``[S, N]``, squared errors ``[S]`` and the inverse Gram matrices. start: residuals
-        that weight the rows of a robust loss.
+        Returns the terms divided by their lengths ``[S, K, N]``, the lengths ``[S, K]``, the
+        coefficients of the divided terms ``[S, K]``, residuals ``[S, N]``, squared errors ``[S]``
+        and the inverse Gram matrices ``[S, K, K]``. start: residuals from which a robust loss takes
+        the weights of the rows; None: all rows weigh the same.
         """
         bounds = None
         if self.limits is not None:

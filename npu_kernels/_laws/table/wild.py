@@ -1,4 +1,4 @@
-"""Wild rows of a table: few, and far from the law of all others."""
+"""Wild rows of a table, its outliers: few, and far from the law of all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of csrc/core/simd/tables.h: `python -m tools.tables` prints them."""
+"""The numbers of csrc/core/simd/tables.h: `python -m tools.simd_tables` prints them."""
 
 from __future__ import annotations
 
