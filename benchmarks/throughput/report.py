@@ -52,12 +52,15 @@ COLUMNS = {
     "scipy": "SciPy, no gradient",
     "diffrax": "diffrax",
 }
-# They compute something else: `nn.Linear` of the shape, one model of the K.
-YARDSTICKS = {"linear": "`nn.Linear`", "one-model": "K single models"}
+# No other program of the same function: `nn.Linear` of the shape, one model of the K, one thread.
+YARDSTICKS = {
+    "linear": "`nn.Linear`", "one-model": "K single models", "one-thread": "ours, one thread",
+}  # fmt: skip
 ON_GPUS = {
     name: COLUMNS[name] for name in ("eager", "compile", "compile-graph", "compile-autotune")
 }
 ON_PAGES = {"eager": "eager", "compile": "`torch.compile`"}
+ONE_THREAD = "one-thread"
 # Passes replayed from a CUDA graph: another program's is divided by ours.
 OUR_GRAPH, GRAPHS = "graph", {"eager-graph": "eager", "linear-graph": "`nn.Linear`"}
 # The rows of the summary of several processors.
@@ -275,6 +278,31 @@ def derivatives(rows: Sequence[Row]) -> str:
     return "\n".join(parts).strip()
 
 
+def thread_gains(rows: Sequence[Row]) -> str:
+    """What threads gain: our time with one, with several, and the quotient of every pass.
+
+    A pass with one thread and the same with several took turns in one process.
+    """
+    parts = []
+    for machine, groups in grouped(rows).items():
+        counts = sorted({count for _, count in groups})
+        for count in counts:
+            records = [
+                {
+                    **_case(case),
+                    "one thread": _time(group[ONE_THREAD]),
+                    named_threads(count): _time(group["ours"]),
+                    "gain": _ratio(group[ONE_THREAD]),
+                }
+                for (case, of_case), group in groups.items()
+                if of_case == count and {"ours", ONE_THREAD} <= group.keys()
+            ]
+            if records:
+                table = record_table(records)
+                parts.append(f"{_where(machine)}.{_doubts(table)}\n\n{table}")
+    return "\n".join(parts).strip()
+
+
 def gpus(rows: Sequence[Row]) -> str:
     """A table for each GPU: wall times of passes and of replayed graphs, kernels' time, memory."""
     of_gpus = [row for row in rows if row.get("device") == GPU]
@@ -322,9 +350,9 @@ def short(rows: Sequence[Row], processor: str | None = None) -> str:
     where = (
         f"{_where(machine)}; {named_threads(threads)}, float32 (the ODE: float64). B rows, "
         "I inputs, O outputs, K models; in the row of the ODE they are steps, features, hidden "
-        "units, models. The columns eager, `torch.compile` and `nn.Linear` are their time divided "
-        "by ours: **above 1 npu_kernels is faster**. `nn.Linear` of the same shape computes "
-        "another function. Errors are relative."
+        "units, models. The columns eager, `torch.compile` and `nn.Linear` have the time of that "
+        "program divided by ours: **above 1 npu_kernels is faster**. `nn.Linear` of the same shape "
+        "computes another function. Errors are relative to results in float64."
     )
     text = record_table(records)
     return f"{where}{_doubts(text)}\n\n{text}".strip()
@@ -335,6 +363,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Sequence[Row]], str], str]] = {
     "page": ("throughput-summary", summary, "the main cases on several processors"),
     "rows": ("throughput-rows", many_rows, "the time of a row by the number of rows"),
     "derivatives": ("throughput-derivatives", derivatives, "the time of derivatives"),
+    "threads": ("throughput-threads", thread_gains, "what several threads gain"),
     "gpus": ("throughput-gpus", gpus, "the rows of GPUs"),
 }
 

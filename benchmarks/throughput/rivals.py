@@ -12,6 +12,7 @@ graph, eager-graph, linear-graph
                    a pass of ours, eager, linear captured in a CUDA graph and replayed (on a GPU)
 complex            Re(exp(W log x)) in complex64, the gate as in the layer
 one-model          our layer with one of the models: what K models should not cost much more than
+one-thread         ours in one thread, for rows with several: it says what these gain
 jax                jax.jit of the formula and its vjp, jax.lax.scan of a run, if JAX is installed
 torchdiffeq, scipy, diffrax
                    dopri5 of these, where they are installed (the pass "adaptive")
@@ -41,6 +42,7 @@ OURS, EAGER, LAYERS, LOOP = "ours", "eager", "layers", "loop"
 COMPILE, COMPILE_GRAPH, AUTOTUNE = "compile", "compile-graph", "compile-autotune"
 OURS_COMPILE = "ours-compile"
 COMPLEX, ONE_MODEL, JAX, LINEAR = "complex", "one-model", "jax", "linear"
+ONE_THREAD = "one-thread"
 TORCHDIFFEQ, SCIPY, DIFFRAX = SOLVERS = "torchdiffeq", "scipy", "diffrax"
 GRAPH, EAGER_GRAPH, LINEAR_GRAPH = "graph", "eager-graph", "linear-graph"
 GRAPHS = {GRAPH: OURS, EAGER_GRAPH: EAGER, LINEAR_GRAPH: LINEAR}  # captured passes of whom
@@ -50,9 +52,12 @@ COMPILED = {
     COMPILE_GRAPH: "reduce-overhead",
     AUTOTUNE: "max-autotune",
 }  # mode
-RIVALS = (OURS, EAGER, LAYERS, LOOP, *COMPILED, COMPLEX, ONE_MODEL, JAX, *SOLVERS, LINEAR, *GRAPHS)
-# Yardsticks: they compute something else, so no error is stated.
-OTHER_FUNCTION = ONE_MODEL, LINEAR, LINEAR_GRAPH
+RIVALS = (
+    OURS, EAGER, LAYERS, LOOP, *COMPILED, COMPLEX, ONE_MODEL, ONE_THREAD, JAX, *SOLVERS, LINEAR,
+    *GRAPHS,
+)  # fmt: skip
+# They compute something else, or are ours with other means: nobody loses to them.
+YARDSTICKS = ONE_MODEL, ONE_THREAD, LINEAR, LINEAR_GRAPH
 Capture = tuple[Callable[[], object], Any]  # what replays a pass, and what the pass returned
 
 
@@ -270,6 +275,8 @@ def not_applicable(
     rival: str, case: Case, threads: int, device: str = "cpu", captures: bool | None = None
 ) -> str | None:
     """The reason for leaving a rival out: None when it takes part, "" when it makes no sense."""
+    if rival == ONE_THREAD:
+        return None if threads > 1 and device == "cpu" else ""
     models, training_pass = case.size.models > 1, case.kind in (cases.TRAIN, cases.RUN)
     captures = device != "cpu" if captures is None else captures
     if case.kind == cases.ADAPTIVE or rival in SOLVERS:
@@ -316,6 +323,20 @@ def _all_cores(name: str, threads: int) -> str | None:
     return f"{rule} (taskset gives it fewer)"
 
 
+def _in_one_thread(workload: Workload) -> Workload:
+    """The workload with torch's number of threads changed around each run: .2 microseconds."""
+
+    def run() -> object:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return workload.run()
+        finally:
+            torch.set_num_threads(threads)
+
+    return replace(workload, run=run)
+
+
 def _rollout(rival: str, case: Case, operands: Operands) -> Workload:
     if rival == ONE_MODEL:
         return replace(rollouts.ours(_single(case), _model(operands, 0)), results=None)
@@ -360,6 +381,8 @@ def build(
     capture: Callable[[Callable[[], Any]], Capture] | None = None,
 ) -> Workload:  # fmt: skip
     """The rival's workload for the case; `capture` is the device's, for those in GRAPHS."""
+    if rival == ONE_THREAD:
+        return _in_one_thread(build(OURS, case, operands))
     if case.kind == cases.ADAPTIVE:
         return adaptives.PASSES[rival](case, operands)
     of_pass = {cases.ROLLOUT: _rollout, cases.RUN: _run}

@@ -21,6 +21,7 @@ LEAST_REPETITIONS, MOST_REPETITIONS = 7, 300
 UNSTEADY = 2.0  # between the 20 and 80 percentiles of a ratio
 CROWDED = 0.1  # of the time, that threads of ours were ready to run and other work had their core
 TASKS = Path("/proc/self/task")
+WALL, PROCESSOR = "wall time", "processor time"  # of a row
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,11 @@ def doubtful(row: Mapping[str, Any]) -> bool:
     """Whether a row says too little for a verdict: repetitions disagree, or the cores were shared.
 
     The second is not seen in the spread: beside a busy process every operation of torch's, with two
-    threads, takes a turn of the scheduler, steadily.
+    threads, takes a turn of the scheduler, steadily. Processor time leaves it out.
     """
-    return bool(
-        row.get("ratio_p80", row["ratio"]) > UNSTEADY * row.get("ratio_p20", row["ratio"])
-        or (row.get("waited") or 0.0) > CROWDED
-    )
+    waited = 0.0 if row.get("clock") == PROCESSOR else row.get("waited") or 0.0
+    spread_out = row.get("ratio_p80", row["ratio"]) > UNSTEADY * row.get("ratio_p20", row["ratio"])
+    return bool(spread_out or waited > CROWDED)
 
 
 DOUBT = (

@@ -33,6 +33,7 @@ from benchmarks.throughput.cases import (
     training_cases,
     wide_training_cases,
 )
+from benchmarks.throughput.workloads import Workload
 from npu_kernels._backends import cpu
 from tests.support.building import run_python
 from tests.support.throughput import MODELS, TINY
@@ -294,6 +295,9 @@ def test_who_takes_part():
     training = [case for case in training_cases() if case.kind == TRAIN]
     assert rivals.not_applicable(rivals.ONE_MODEL, several, 1) is None
     assert rivals.not_applicable(rivals.ONE_MODEL, single, 1) == ""
+    assert rivals.not_applicable(rivals.ONE_THREAD, single, 2) is None
+    assert rivals.not_applicable(rivals.ONE_THREAD, single, 1) == ""
+    assert rivals.not_applicable(rivals.ONE_THREAD, single, 2, "cuda") == ""
     assert rivals.not_applicable(rivals.LOOP, training[1], 1) is None
     assert rivals.not_applicable(rivals.LOOP, training[0], 1) == ""
     assert rivals.not_applicable(rivals.COMPLEX, Case("nmu", STEP, TINY), 1) == ""
@@ -301,6 +305,23 @@ def test_who_takes_part():
     run, rollout = training_cases()[-1], rollout_cases()[0]
     for without in (run, rollout):
         assert rivals.not_applicable(rivals.OURS_COMPILE, without, 1) == ""
+
+
+def test_one_thread_is_ours_with_one_thread_and_leaves_their_number(monkeypatch):
+    counts = []
+
+    class Recorder(UNITS["npu"]):
+        def forward(self, x):
+            counts.append(torch.get_num_threads())
+            return super().forward(x)
+
+    monkeypatch.setitem(UNITS, "npu", Recorder)
+    case = Case("npu", STEP, TINY)
+    torch.set_num_threads(2)
+    for name in (rivals.ONE_THREAD, rivals.OURS):
+        rivals.build(name, case, draw(case)).run()
+    assert counts == [1, 2]
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
@@ -335,6 +356,28 @@ def test_a_case_makes_rows():
     assert "share_of_limit" not in linear
     assert "ours" in suite.show(ours)
     assert said == []
+
+
+def test_processor_time_beside_jax(monkeypatch):
+    """A rival that leaves the core to somebody else for 4 ms of every call costs as without it."""
+
+    def eager_with_pauses(case, operands):
+        workload = rivals.build(rivals.EAGER, case, operands)
+
+        def run():
+            workload.run()
+            time.sleep(0.004)
+
+        return Workload(run, workload.results)
+
+    monkeypatch.setattr(rivals, "_jax", eager_with_pauses)
+    monkeypatch.setattr(rivals, "not_applicable", lambda *_, **__: None)
+    case = Case("npu", STEP, TINY)
+    rows = suite.measure(case, [rivals.JAX], 1, 0.1)
+    assert {row["clock"] for row in rows} == {timing.PROCESSOR}
+    assert rows[1]["median_us"] < 2000
+    rows = suite.measure(case, [rivals.EAGER], 1, 0.01)
+    assert {row["clock"] for row in rows} == {timing.WALL}
 
 
 def test_losses_are_named():

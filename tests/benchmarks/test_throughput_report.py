@@ -26,6 +26,8 @@ def test_who_is_doubtful():
     assert timing.doubtful({**row, "ratio_p80": 8.1})
     # steady, beside other work: torch waits in every operation
     assert timing.doubtful({**row, "waited": 0.11})
+    assert not timing.doubtful({**row, "waited": 0.11, "clock": timing.PROCESSOR})
+    assert timing.doubtful({**row, "ratio_p80": 8.1, "clock": timing.PROCESSOR})
 
 
 def test_a_crowd_is_seen(monkeypatch, tmp_path):
@@ -207,6 +209,24 @@ def test_the_time_of_derivatives(tmp_path):
         "gradient of a loss with dy/dx", "tangent of y",
     ]  # fmt: skip
     assert all("| **0.50** |" in record for record in records)
+
+
+def test_what_threads_gain(tmp_path):
+    page, size = tmp_path / "page.md", Size(10, 5, 3)
+    rows = [
+        made_up(rival, ratio, of_size, threads=threads)
+        for of_size, threads in ((size, 2), (size, 1), (TINY, 2))
+        for rival, ratio in (("ours", 1.0), ("eager", 5.0), ("one-thread", 1.75))
+        if (threads, of_size, rival) not in ((1, size, "one-thread"), (2, TINY, "one-thread"))
+    ]
+    page.write_text("<!-- throughput-threads:begin -->\n<!-- throughput-threads:end -->\n")
+    file = write(tmp_path / "threads.jsonl", rows)
+    assert report.main([str(file), "--threads", str(page)]) == 0
+    head, _, *records = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    assert head == "| layer | pass | B, I, O, K | one thread | 2 threads | gain |"
+    assert [record.split(" | ")[2:] for record in records] == [
+        ["10, 5, 3, 1", "175 µs", "100 µs", "1.75 |"]
+    ]
 
 
 def test_the_pages_of_all_tables_are_written(tmp_path):
