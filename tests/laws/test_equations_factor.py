@@ -10,7 +10,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from npu_kernels._laws.products.problem import Columns, all_rows
 from npu_kernels._laws.products.units import Exponents
-from npu_kernels._laws.table import refine
+from npu_kernels._laws.table import output, refine
 from npu_kernels.equations import NPURegressor
 from tests.support.laws import RNG, noise, terms, uniform
 
@@ -126,3 +126,43 @@ def test_criteria_of_both_kinds_are_comparable():
     logs = np.log(y / X[:, 0])
     lognormal = 200 * np.log(np.var(logs)) + 2 * np.log(y).sum()
     assert likelihoods[1] - likelihoods[0] == pytest.approx(lognormal - normal, rel=1e-9)
+
+
+# ---- errors in proportion ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"loss": "huber"}, {"max_terms": None}])
+def test_relative_errors_do_not_make_coefficients_smaller(options):
+    """Weights by y itself would: 1.85 for 2 here, with an interval of 0.05."""
+    draw = np.random.default_rng(0)
+    X = draw.uniform(0.5, 3, (400, 2))
+    y = 2 * X[:, 0] / X[:, 1] * (1 + 0.2 * draw.standard_normal(400))
+    options = {"max_terms": 1, "starts": 4, "ratios": False, **options}
+    model = NPURegressor(random_state=0, noise="relative", **options).fit(X, y)
+    again = model.refit(X, y)
+    for first, second in zip(model.intervals(), again.intervals(), strict=True):
+        assert abs(first.value - second.value) < 0.2 * first.error
+    prediction, law = model.predict(X), 2 * X[:, 0] / X[:, 1]
+    assert abs(np.mean(prediction / law) - 1) < 0.03
+    for interval in model.bootstrap(X, y, draws=20):
+        assert interval.low - interval.error < interval.value < interval.high + interval.error
+
+
+def test_ctrl_c_in_the_search_for_relative_errors_leaves_the_first_law(monkeypatch):
+    calls, first = [], output._first
+
+    def interrupted(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return first(*arguments, **options)
+
+    monkeypatch.setattr(output, "_first", interrupted)
+    draw = np.random.default_rng(0)
+    X = draw.uniform(0.5, 3, (60, 2))
+    y = 2 * X[:, 0] / X[:, 1] * (1 + 0.01 * draw.standard_normal(60))
+    with pytest.warns(UserWarning, match="interrupted"):
+        model = NPURegressor(random_state=0, max_terms=1, noise="relative").fit(X, y)
+    assert len(calls) == 2
+    assert not model.equations_.complete
+    assert model.best_.exponents.tolist() == [[1, -1]]

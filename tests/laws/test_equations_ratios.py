@@ -344,18 +344,6 @@ def test_a_pole_within_the_ranges_of_the_inputs_is_said():
     assert model.best_.below == 1
 
 
-def test_terms_that_are_the_same_are_one():
-    problem, candidates = problem_of(uniform(1, 20)), Candidates()
-    for rows in ([[1.0], [0.0]], [[1.0], [1.0], [1.0]]):
-        u = np.array(rows)
-        law = refine.Sum(u, np.zeros_like(u), u > 5, np.ones(len(u)), 1.0, 1.0, 1.0)
-        candidates.add(replace(problem, below=len(u) - 1), law)
-    assert not candidates.sums
-    u = np.array([[1.0], [1.0]])
-    candidates.add(problem, refine.Sum(u, np.zeros_like(u), u > 5, np.ones(2), 1.0, 1.0, 1.0))
-    assert len(candidates.sums) == 1
-
-
 def test_a_checkpoint_of_ratios(tmp_path, monkeypatch):
     X = LAWS["pade"][1][:100]
     y, path = noisy(pade(X)), tmp_path / "law.pt"

@@ -15,7 +15,7 @@ from npu_kernels._laws.products.units import Exponents
 Array = Any
 
 BOUND = 6.0  # the largest size of an exponent, unless the user says otherwise
-APART = 0.1  # difference of exponents up to which a product is like one that is excluded
+APART = 0.1  # difference of exponents up to which a product is like one of `terms`
 
 
 @dataclass(frozen=True)
@@ -99,18 +99,30 @@ class ScaledLimits:
         return low, high
 
     def of_terms(self, u: Array, parity: Array, below: int) -> ScaledLimits:
-        """Return the limits of a law that has these terms in any case, with coefficients of 0."""
-        low, high = self.bounds(u, below)
+        """Return the limits of a law that has these terms in any case, with coefficients of 0.
+
+        The terms that every sum has are the first ones, in any order.
+        """
+        others = replace(self, u=self.u[:0], low=self.low[:0], high=self.high[:0])
+        low, high = others.bounds(u, below)
+        for k, term in enumerate(u[: len(self.u)]):
+            same = int(np.abs(self.u - term).max(1, initial=0.0).argmin())
+            low[k], high[k] = self.low[same], self.high[same]
         return replace(self, u=u, parity=parity, low=low, high=high)
 
-    def refuses(self, u: Array, c: Array) -> bool:
+    def refuses(self, u: Array, c: Array, below: int) -> bool:
         """Return whether a sum has a term that is excluded, or one whose coefficient is 0.
 
-        Of groups, a coefficient is 0 where it is in all of them.
+        A term like one that every sum has is excluded as well: it would take what the bounds of
+        that coefficient leave. Of groups, a coefficient is 0 where it is in all of them. below: how
+        many terms, the last ones, are in the denominator.
         """
+        above = u[len(self.u) : len(u) - below]
         u, c = u[len(self.u) :], c[len(self.u) :]
-        near = np.abs(u[:, None, :] - self.excluded).max(2, initial=0.0) < APART
-        return bool(near.any() or (c == 0).all(axis=tuple(range(1, c.ndim))).any())
+        for terms, barred in ((u, self.excluded), (above, self.u)):
+            if (np.abs(terms[:, None, :] - barred).max(2, initial=0.0) < APART).any():
+                return True
+        return bool((c == 0).all(axis=tuple(range(1, c.ndim))).any())
 
 
 # ---- arguments of the estimator and of `ode.fit` -------------------------------------------------

@@ -6,6 +6,7 @@ Noise, search, the last fit to all rows, standard errors.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -137,11 +138,13 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
     output, kind = measured(rows)
     first = partial(_first, rows, training=training, settings=settings, powers=powers[:1])
     candidates = first(output, Candidates())
+    if kind == "relative":
+        output, candidates = _reweighted(output, root, first, candidates)
     if rows.noise is None and candidates.complete and not candidates.exact():
-        size = _predicted(candidates, output)
-        if size is not None:
+        prediction = _predicted(candidates, output)
+        if prediction is not None:
             relative, constant = Candidates(), candidates
-            divided = replace(output, weight=root / size)
+            divided = in_proportion(output, root, prediction)
             try:
                 relative = first(divided, relative)
             except KeyboardInterrupt:
@@ -175,7 +178,35 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
     if not candidates.complete:  # the last fits after Ctrl-C do not belong to the complete fit
         warn("NPURegressor: the search was interrupted; its equations until then are kept")
         settings = replace(settings, steps=Steps())
+    elif kind == "relative" and not candidates.exact():
+        output = in_proportion(output, root, _predicted(candidates, output))
     return _finished(rows, output, candidates, np.sort(order[:held]), kind, settings)
+
+
+def in_proportion(output: Output, root: Array, prediction: Array | None) -> Output:
+    """Return the data with errors in proportion to a law's prediction; None: as they are.
+
+    Errors in proportion to y itself would give rows more weight whose error makes y smaller: the
+    coefficients would be too small. root: the square roots of the rows' weights.
+    """
+    return output if prediction is None else replace(output, weight=root / sizes(prediction))
+
+
+def _reweighted(
+    output: Output, root: Array, first: Callable[..., Candidates], candidates: Candidates
+) -> tuple[Output, Candidates]:
+    """The data and the sums of a second search, with errors in proportion to the first one's law.
+
+    The errors of the first search are in proportion to y itself.
+    """
+    if not candidates.complete or candidates.exact():
+        return output, candidates
+    again, found = in_proportion(output, root, _predicted(candidates, output)), Candidates()
+    try:
+        found = first(again, found)
+    except KeyboardInterrupt:
+        candidates.complete = False
+    return (again, found) if found.sums else (output, candidates)
 
 
 def _spare(group: Array, order: Array, held: int, max_terms: int) -> tuple[Array, int]:
@@ -237,14 +268,14 @@ def _error(candidates: Candidates) -> float:
 
 
 def _predicted(candidates: Candidates, output: Output) -> Array | None:
-    """The sizes of the predictions of y by the best sum."""
+    """The predictions of y by the best sum, in any unit and sign."""
     best = candidates.best()
     if best is not None:
         output = replace(output, function=best[0].function)
     data = None if best is None else output.scaled(best[0].power, best[0].below)
     if best is None or data is None:
         return None
-    return sizes(data.predict(best[1].u, best[1].parity, best[1].c)[0])
+    return data.predict(best[1].u, best[1].parity, best[1].c)[0]
 
 
 def _likelier(other: Candidates, current: Candidates) -> bool:
@@ -295,6 +326,7 @@ def _finished(
         raise ValueError(f"NPURegressor: {rule} of {rows.output}")
     fits = _split(_reconsidered(fits, settings), held, settings)
     fits = _uncancelled(_with_neighbours(fits, settings), held, settings)
+    fits = _shortened(fits, output, held, settings.rules.loss)
     fits = identities.resolved(fits, rows.functions, held, settings.rules.loss)
     fits.sort(key=lambda fit: (len(fit[2].c), fit[2].cost))
     best = min(fit[2].cost for fit in fits)
@@ -460,6 +492,32 @@ def _split(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
     sums = settings.steps.sums(data.inputs, split)
     added = [(data, law, refine.refit(data, law, rules.loss)) for law in sums]
     return fits + [fit for fit in added if math.isfinite(fit[2].cost)]
+
+
+def _shortened(fits: list[Fit], output: Output, held: Array, loss: str) -> list[Fit]:
+    """The fits, and the best one without terms whose absence lowers the criterion, one by one.
+
+    A search that missed a short law may have found it with one term more, above or below the line.
+    """
+    while True:
+        data, _, best = min(fits, key=lambda fit: fit[2].cost)
+        if is_exact(data, best):
+            return fits
+        of_form = replace(output, error=math.inf, function=data.function)
+        shorter, terms = list[Fit](), len(best.c)
+        for k in range(data.fixed, terms):
+            below = data.below - (k >= terms - data.below)
+            rows = data if below == data.below else of_form.scaled(data.power, below)
+            if rows is None or below == terms - 1:  # no term is left above the line
+                continue
+            law = best.take(np.arange(terms) != k)
+            fitted = refine.refit(rows, law, loss)
+            if fitted.cost < best.cost:
+                training = rows.choose(np.setdiff1d(np.arange(rows.rows), held))
+                shorter.append((rows, refine.refit(training, law, loss), fitted))
+        if not shorter:
+            return fits
+        fits = [*fits, min(shorter, key=lambda fit: fit[2].cost)]
 
 
 def _form(law: Sum, below: int) -> Any:

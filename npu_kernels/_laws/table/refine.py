@@ -59,6 +59,17 @@ class Sum:
         """Return the sum of some of its terms, not fitted."""
         return Sum(self.u[stay], self.parity[stay], self.free[stay], self.c[stay])
 
+    def repeats_a_term(self, below: int, mixed: Array) -> bool:
+        """Return whether two terms are equal, or one below the line is the 1 of the denominator.
+
+        below: how many terms, the last ones, are in the denominator. mixed: the columns of both
+        signs ``[m]``, where a parity makes a difference.
+        """
+        both = np.column_stack([self.u, self.parity * mixed])
+        rows = [*map(tuple, (both.round(6) + 0.0).tolist())]
+        above, zero = len(rows) - below, (0.0,) * (2 * self.u.shape[1])
+        return len({*rows[:above]}) < above or len({*rows[above:], zero}) <= below
+
     def has_form_of(self, other: Sum) -> bool:
         """Return whether the two differ in their parameters only."""
         if self.u.shape != other.u.shape or (self.free != other.free).any():
@@ -217,7 +228,8 @@ def loss_roots(problem: Data, r: Array, loss: str) -> tuple[float, Array | None]
 def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) -> Sum:
     """Levenberg-Marquardt for c and the free exponents in y itself, and the errors of the result.
 
-    The cost is infinite if nothing is finite.
+    The errors are infinite if nothing is finite, if limits refuse the sum, and if it has a term in
+    two parts: they are no sums of their own, and two coefficients could leave the bounds of one.
     """
     if isinstance(problem, AllRows) and problem.at_once:
         problem = problem.block
@@ -254,7 +266,8 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
         law, r, P, rss, root, mu = trial, r2, P2, rss2, root2, mu / 10
         if gain < 1e-10:
             break
-    if not math.isfinite(rss) or (limits is not None and limits.refuses(law.u, law.c)):
+    refused = limits is not None and limits.refuses(law.u, law.c, problem.below)
+    if not math.isfinite(rss) or refused or law.repeats_a_term(problem.below, problem.mixed):
         return replace(law, rss=math.inf, press=math.inf, cost=math.inf)
     law = _without_held(problem, law)
     errors, variances = decisive_errors(problem, law, r, P, root)

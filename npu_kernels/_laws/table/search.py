@@ -68,10 +68,6 @@ class Candidates:
 
     def add(self, problem: Problem, law: Sum) -> None:
         key = (form(problem), len(law.c))
-        rows, zero = [tuple(row) for row in law.u.tolist()], (0.0,) * law.u.shape[1]
-        above = len(rows) - problem.below
-        if len(set(rows[:above])) < above or len({*rows[above:], zero}) <= problem.below:
-            return  # a term in two parts
         if law.cost < (self.sums[key][1].cost if key in self.sums else math.inf):
             self.sums[key] = (problem, law)
 

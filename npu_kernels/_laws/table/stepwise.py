@@ -21,7 +21,7 @@ from npu_kernels._laws.products.limits import APART
 from npu_kernels._laws.products.problem import AllRows, Problem
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.estimates import Rows, equation_of
-from npu_kernels._laws.table.output import Laws, beyond_notes, measured
+from npu_kernels._laws.table.output import Laws, beyond_notes, in_proportion, measured
 from npu_kernels._laws.table.refine import EXACT_ERROR, Rules, Sum
 from npu_kernels._laws.table.search import Settings, chosen_rows, is_exact
 
@@ -41,8 +41,15 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     powers: of y, of which the first is taken; None: y itself.
     """
     output, kind = measured(rows)
-    data = replace(output, function=rows.output_functions[0]).scaled((powers or (1.0,))[0])
+    output, power = replace(output, function=rows.output_functions[0]), (powers or (1.0,))[0]
+    data = output.scaled(power)
     fits = [] if data is None else sums(data, settings)
+    if data is not None and fits and kind == "relative":
+        best = min(fits, key=lambda fit: fit[1])[0]
+        root = np.sqrt(rows.weight / rows.weight.mean())
+        prediction = data.predict(best.u, best.parity, best.c)[0]
+        data = in_proportion(output, root, prediction).scaled(power)
+        fits = [] if data is None else sums(data, settings)
     if data is None or not fits:
         rule = "no sum of simple products could be fitted"
         raise ValueError(f"NPURegressor: {rule} to {rows.output}")

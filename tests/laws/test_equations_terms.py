@@ -1,0 +1,82 @@
+"""The terms of a law differ, and each of them is needed; those that it must have keep bounds."""
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from npu_kernels._laws.table.refine import Sum
+from npu_kernels.equations import EquationWarning, NPURegressor
+
+
+def root_law(seed, rows):
+    """Data of ``-6 + x0**(1/2) + 0.4 x0``, whose terms are nearly those of other powers."""
+    draw = np.random.default_rng(seed)
+    X = draw.uniform(0.2, 5, (rows, 1))
+    return X, -6 + X[:, 0] ** 0.5 + 0.4 * X[:, 0] + 1e-3 * draw.standard_normal(rows)
+
+
+@pytest.mark.parametrize(
+    ("seed", "rows", "options"),
+    [
+        (15, 60, {"exponents": (0, 2), "loss": "squared", "noise": "constant"}),
+        (4, 80, {"starts": 16}),
+        (8, 80, {}),
+    ],
+    ids=["a constant twice", "a denominator of constants", "a root above and below"],
+)
+def test_a_law_found_with_one_term_more_loses_it(seed, rows, options):
+    X, y = root_law(seed, rows)
+    best = NPURegressor(random_state=0, **options).fit(X, y).best_
+    assert best.below == 0
+    assert sorted(best.exponents[:, 0].tolist()) == [0, 0.5, 1]
+    again = NPURegressor(random_state=0, **options).fit(X, y).refit(X, y).best_
+    assert np.isfinite(again.coef_std).all()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_bound_is_not_left_by_a_term_like_its_own(sign):
+    draw = np.random.default_rng(0)
+    X = draw.uniform(0.5, 3, (60, 2))
+    y = 2 * X[:, 0] / X[:, 1] + 0.01 * draw.standard_normal(60)
+    for options in ({}, {"max_terms": 6, "starts": 4}):
+        model = NPURegressor(random_state=0, terms={"x0": (1, 1)}, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EquationWarning)  # no law fits well
+            best = model.fit(sign * X, y).best_
+        like = np.abs(best.exponents - [1, 0]).max(1) < 0.1
+        assert best.coef[like] == pytest.approx([1.0], rel=1e-12)
+
+
+def test_terms_that_are_equal():
+    def law(*exponents):
+        u = np.array(exponents, dtype=float)
+        return Sum(u, np.zeros_like(u), np.zeros(u.shape, dtype=bool), np.ones(len(u)))
+
+    none, all_mixed = np.zeros(2, dtype=bool), np.ones(2, dtype=bool)
+    assert not law([1, 0], [0, 1], [0, 0]).repeats_a_term(0, none)
+    assert law([1, 0], [0, 1], [1, 1e-9]).repeats_a_term(0, none)
+    assert not law([1, 0], [0, 1], [1, 0]).repeats_a_term(1, none)  # above and below the line
+    assert law([1, 0], [0, 1], [0, 0]).repeats_a_term(1, none)  # the 1 of the denominator
+    same = law([1, 0], [1, 0])
+    odd = replace(same, parity=np.array([[1.0, 0], [0, 0]]))
+    assert odd.repeats_a_term(0, none)
+    assert not odd.repeats_a_term(0, all_mixed)  # x and |x|
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_refit_and_bootstrap_keep_each_bound_to_its_term(order):
+    draw = np.random.default_rng(0)
+    X = draw.uniform(0.5, 3, (100, 2))
+    y = 2 * X[:, 0] - 10 * X[:, 1] + 0.01 * draw.standard_normal(100)
+    bounds = [("x0", (1, 2.5)), ("x1", None)]
+    terms = dict(bounds[k] for k in order)
+    model = NPURegressor(random_state=0, terms=terms, max_terms=2).fit(X, y)
+    again = model.refit(X, y).best_
+    assert again.text(6) == model.best_.text(6)
+    for interval, sure in zip(model.bootstrap(X, y, draws=10), model.intervals(), strict=True):
+        assert interval.low - sure.error < sure.value < interval.high + sure.error
+    groups = np.arange(100) % 2
+    model = NPURegressor(random_state=0, terms=terms, max_terms=2).fit(X, y, groups=groups)
+    assert np.allclose(model.refit(X, y, groups=groups).best_.coef, model.best_.coef, rtol=1e-6)
