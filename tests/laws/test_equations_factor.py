@@ -148,6 +148,17 @@ def test_relative_errors_do_not_make_coefficients_smaller(options):
         assert interval.low - interval.error < interval.value < interval.high + interval.error
 
 
+def test_a_fit_of_relative_errors_is_that_of_its_refit():
+    """The weights of the last fit are those of the law that was found, not of the one before."""
+    draw = np.random.default_rng(1)
+    X = draw.uniform(0.5, 3, (200, 2))
+    y = (2 * X[:, 0] + 3 / X[:, 1]) * (1 + 0.4 * draw.standard_normal(200))
+    options = {"exponents": "integers", "max_terms": 2, "ratios": False, "noise": "relative"}
+    model = NPURegressor(**{**QUICK, "starts": 4}, **options).fit(X, y)
+    for first, second in zip(model.intervals(), model.refit(X, y).intervals(), strict=True):
+        assert abs(first.value - second.value) < 0.2 * first.error
+
+
 def test_ctrl_c_in_the_search_for_relative_errors_leaves_the_first_law(monkeypatch):
     calls, first = [], output._first
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from npu_kernels._laws.table.refine import Sum
+from npu_kernels._laws.products.problem import Columns, all_rows
+from npu_kernels._laws.products.units import Exponents
+from npu_kernels._laws.table.refine import Sum, refit
 from npu_kernels.equations import EquationWarning, NPURegressor
 
 
@@ -63,6 +65,10 @@ def test_terms_that_are_equal():
     odd = replace(same, parity=np.array([[1.0, 0], [0, 0]]))
     assert odd.repeats_a_term(0, none)
     assert not odd.repeats_a_term(0, all_mixed)  # x and |x|
+    X = np.random.default_rng(0).uniform(1, 2, (20, 2))
+    data = all_rows(Columns.of(X), X[:, 0], np.ones(20), 1.0, Exponents.unrestricted(2), None)
+    assert refit(data, same).cost == np.inf
+    assert refit(data, law([1, 0], [0, 1])).cost < np.inf
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

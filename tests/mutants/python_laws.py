@@ -152,9 +152,27 @@ EQUATIONS = [
         "known-minus": ("return -of(node.operand) if isinstance(node.op, ast.USub) else of(node.operand)", "return of(node.operand)"),
         "known-endless-power": ("size < LARGEST_POWER and math.isfinite(base**exponent)", "True"),
     }),
+    *mutants(PACKAGE + "_laws/products/limits.py", "tests/laws/test_equations_terms.py -k bound", {
+        "terms-like-one-that-is-set": ("((u, self.excluded), (above, self.u))", "((u, self.excluded),)"),
+        "terms-bounds-of-another": ("= self.low[same], self.high[same]", "= self.low[k], self.high[k]"),
+    }),
+    *mutants(PACKAGE + "_laws/table/refine.py", "tests/laws/test_equations_terms.py", {
+        "terms-twice": ("refused or law.repeats_a_term(problem.below, problem.mixed)", "refused"),
+        "terms-of-other-parity": ("self.parity * mixed", "self.parity"),
+    }),
+    *mutants(PACKAGE + "_laws/table/output.py", "tests/laws/test_equations_terms.py", {
+        "terms-that-are-not-needed": ("            if fitted.cost < best.cost:\n", "            if False:\n"),
+    }),
+    *mutants(PACKAGE + "_laws/table/output.py", "tests/laws/test_equations_factor.py -k 'relative or ctrl_c'", {
+        "relative-to-y-itself": ("    if kind == \"relative\":\n", "    if False:\n"),
+        "relative-weights-of-the-last-fit": ("        output = in_proportion(output, root, _predicted(candidates, output))\n", "        pass\n"),
+    }),
+    *mutants(PACKAGE + "_laws/table/stepwise.py", "tests/laws/test_equations_factor.py -k relative", {
+        "relative-to-y-itself-stepwise": ("fits and kind == \"relative\":", "False:"),
+    }),
     *mutants(PACKAGE + "_laws/products/limits.py", "tests/laws/test_equations_known.py", {
         "known-sign-of-y": ("sign = sign if abs(power) == 1 else 1.0", "sign = 1.0"),
-        "known-excluded-terms": ("return bool(near.any() or", "return bool("),
+        "known-excluded-terms": ("((u, self.excluded), (above, self.u))", "((above, self.u),)"),
         "known-signs-of-negative-columns": ("signs = 1 - 2 * ((np.round(u) @ self.outer[0]) % 2)", "signs = np.ones(shape)"),
         "known-bounds-that-follow": ("return (self.low > -BOUND) | (self.high < BOUND) | self.integer", "return self.integer"),
     }),
