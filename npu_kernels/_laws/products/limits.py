@@ -110,19 +110,16 @@ class ScaledLimits:
             low[k], high[k] = self.low[same], self.high[same]
         return replace(self, u=u, parity=parity, low=low, high=high)
 
-    def refuses(self, u: Array, c: Array, below: int) -> bool:
+    def refuses(self, u: Array, c: Array) -> bool:
         """Return whether a sum has a term that is excluded, or one whose coefficient is 0.
 
         A term like one that every sum has is excluded as well: it would take what the bounds of
-        that coefficient leave. Of groups, a coefficient is 0 where it is in all of them. below: how
-        many terms, the last ones, are in the denominator.
+        that coefficient leave. Of groups, a coefficient is 0 where it is in all of them.
         """
-        above = u[len(self.u) : len(u) - below]
         u, c = u[len(self.u) :], c[len(self.u) :]
-        for terms, barred in ((u, self.excluded), (above, self.u)):
-            if (np.abs(terms[:, None, :] - barred).max(2, initial=0.0) < APART).any():
-                return True
-        return bool((c == 0).all(axis=tuple(range(1, c.ndim))).any())
+        barred = np.concatenate([self.excluded, self.u])
+        near = np.abs(u[:, None, :] - barred).max(2, initial=0.0) < APART
+        return bool(near.any() or (c == 0).all(axis=tuple(range(1, c.ndim))).any())
 
 
 # ---- arguments of the estimator and of `ode.fit` -------------------------------------------------

@@ -116,9 +116,10 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             ``"v*t - 9.81*t**2/2"``, with sin, cos, tan, exp, log and sqrt. ``y**p`` is this part
             and the sum or ratio that is found; p is 1 unless `output_powers` says otherwise.
         terms: products that the sum has, as text or as the exponents of all columns:
-            ``["x0*x1**2", "1"]``; a search for others adds to them. A dict has bounds of the
-            coefficients, ``{"x0": (0, 5), "x1": (None, 0), "x2": None}``, and 0 for a term that the
-            law has not: ``{"1": 0}``. p is then 1 as with `known`, and no ratios are tried.
+            ``["x0*x1**2", "1"]``; a search adds others, none with exponents within 0.1 of theirs. A
+            dict has bounds of the coefficients, ``{"x0": (0, 5), "x1": (None, 0), "x2": None}``,
+            and 0 for a term that the law has not: ``{"1": 0}``. p is then 1 as with `known`, and no
+            ratios are tried.
         signs: "positive" for coefficients that are not below 0, but for those in `terms`.
         integer_exponents: True for whole exponents only, or the names of columns that have those.
 

@@ -266,7 +266,7 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
         law, r, P, rss, root, mu = trial, r2, P2, rss2, root2, mu / 10
         if gain < 1e-10:
             break
-    refused = limits is not None and limits.refuses(law.u, law.c, problem.below)
+    refused = limits is not None and limits.refuses(law.u, law.c)
     if not math.isfinite(rss) or refused or law.repeats_a_term(problem.below, problem.mixed):
         return replace(law, rss=math.inf, press=math.inf, cost=math.inf)
     law = _without_held(problem, law)
