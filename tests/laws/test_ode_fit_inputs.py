@@ -47,6 +47,20 @@ def solution(model: nn.Sequential, u0: Tensor, inputs: Any, t: Tensor = T) -> Te
     return path
 
 
+@pytest.mark.parametrize("simplify", [True, False])
+def test_coefficients_stay_beside_inputs(simplify: bool) -> None:
+    """``x' = -0.7 x + 1.3 v**2``, of a model whose exponents alone are estimated."""
+    dose = KNOTS, 20 + 10 * KNOTS.sin()
+    u = solution(law([[1, 0], [0, 2]], [[-0.7, 1.3]]), numbers(500), dose)
+    model = law([[1.05, 0], [0, 1.95]], [[-0.7, 1.3]])
+    model[0].requires_grad_(True)
+    model[1].requires_grad_(False)
+    result = ode.fit(model, T, u, inputs=dose, start="model", simplify=simplify)
+    torch.testing.assert_close(result.weights()[1][0], model[1].weight, rtol=1e-12, atol=0)
+    powers = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    torch.testing.assert_close(result.weights()[0][0], powers, rtol=0, atol=1e-3)
+
+
 def test_a_forced_decay_is_found() -> None:
     """``x' = -0.7 x + 1.3 v``, where v is switched on and off."""
     true = law([[1, 0], [0, 1]], [[-0.7, 1.3]])

@@ -89,8 +89,9 @@ def fit(
         observed: which states the columns of u are, if not all; the others were not measured.
         names: of the D states, or of the D states and the inputs.
         start: "search" for a law of any form, or "model": from the model's own exponents and
-            coefficients. Zeros among them remain 0, and a layer whose weights have
-            requires_grad=False stays as it is.
+            coefficients. Zeros among them remain 0. Of a layer whose weights have
+            requires_grad=False the numbers stay as they are, whatever else is said here: none is
+            estimated.
         simplify: remove terms and exponents that the data do not need, and make exponents
             fractions, by the Bayesian information criterion. False: estimate all numbers.
         max_denominator: of these fractions.
@@ -105,8 +106,8 @@ def fit(
         conserved: sums ``[m, D]`` of the states that do not change: ``[[1, 1, 1]]`` for ``S + I +
             R``. The law is then one of flows between states.
         signs: "positive" for coefficients (with stoichiometry or conserved: rates) that are not
-            below 0; "model", with ``start="model"``: they keep the model's signs, in which its
-            starts must agree.
+            below 0, in a model of ``start="model"`` too; "model", with ``start="model"``: they keep
+            the model's signs, in which its starts must agree.
         method: of integration: "rk4", "kvaerno5" (implicit, for stiff laws), or "auto": rk4, and
             kvaerno5 too for starts of ``start="model"`` whose trajectories rk4 does not follow, or
             where no start has a finite trajectory by rk4.
@@ -128,8 +129,9 @@ def fit(
     implicit ones of a tolerance that is made smaller until then.
 
     States whose values are (nearly) all positive are amounts: their first states are not below 0.
-    States of both signs get integer exponents (with ``start="model"`` those nearest to the
-    model's), none below 0 if they pass 0 in a series. Raises ValueError and TypeError for arguments
+    States of both signs get integer exponents, none below 0 if they pass 0 in a series. With
+    ``start="model"`` they are the ones nearest to the model's, or its own, whole or not, where they
+    stay. Raises ValueError and TypeError for arguments
     that do not fit, such as dates, ValueError for a file that is a damaged checkpoint or one of
     another fit (other data, model, options or versions of torch or npu_kernels), OSError if it
     cannot be written, ImportError without scipy, RuntimeError if no start has a finite trajectory.

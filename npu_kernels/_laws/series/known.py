@@ -50,8 +50,11 @@ class Known:
     def rates(self, coefficients: Tensor) -> Tensor:
         """Return the rates ``[K, R, h]`` of a model's coefficients ``[K, D, h]``."""
         if self.columns is None:
+            self._check_signs("coefficient", coefficients)
             return coefficients
         rates = torch.linalg.pinv(self.columns) @ coefficients
+        if self.signs == "positive" and bool((rates < 0).any()):
+            rates = _not_below_zero(self.columns, coefficients, rates)
         rates = torch.where(rates.abs() < ZERO_FLOW * rates.abs().amax(), 0.0, rates)
         off = (self.columns @ rates - coefficients).abs().max()
         if bool(off > TIED * coefficients.abs().max()):
@@ -59,7 +62,30 @@ class Known:
                 f"{NAME}: model must have the coefficients of some rates with start='model' and "
                 "stoichiometry or conserved: those of one term are a sum of these columns"
             )
+        self._check_signs("rate", rates)
         return rates
+
+    def _check_signs(self, noun: str, numbers: Tensor) -> None:
+        """Raise ValueError for a model's coefficients or rates that contradict the signs."""
+        if self.signs == "positive" and bool((numbers < 0).any()):
+            raise ValueError(
+                f"{NAME}: signs must be 'any' or 'model' for a model with a {noun} below 0, "
+                f"got 'positive' and {float(numbers.min()):.6g}"
+            )
+
+
+def _not_below_zero(columns: Tensor, coefficients: Tensor, rates: Tensor) -> Tensor:
+    """Return rates that are not below 0 where they give the coefficients, else the given ones.
+
+    Columns that depend on one another, as those of both directions of a flow, have many rates.
+    """
+    from scipy.optimize import nnls
+
+    A, terms = columns.numpy(), coefficients.movedim(1, -1)  # [K, h, D]
+    solved = [torch.from_numpy(nnls(A, b.numpy())[0]) for b in terms.reshape(-1, len(columns))]
+    others = torch.stack(solved).view(*terms.shape[:2], -1).movedim(-1, 1)
+    off = (columns @ others - coefficients).abs().max()
+    return others if bool(off <= TIED * coefficients.abs().max()) else rates
 
 
 def common_signs(rates: Tensor) -> Tensor:

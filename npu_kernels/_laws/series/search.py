@@ -90,6 +90,8 @@ class Search:
         raw = self.rules.rates(nn.functional.pad(raw, (0, 0, 0, shape.inputs)))
         if self.rules.signs == "model":
             self.shape = shape = replace(shape, signs=common_signs(raw))
+        if not nau.weight.requires_grad:
+            self.shape = shape = replace(shape, log_sizes=data.size.log())
         first = self.first(len(raw))
         x = shape.join(exponents, raw * units(data, shape, exponents), first)
         free_exponents = (exponents != 0) & shape.free_exponents(data.positive) & trained
