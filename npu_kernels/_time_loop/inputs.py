@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from npu_kernels._common.checks import check_numbers, check_tensor
+from npu_kernels._common.checks import check_numbers, check_real, check_tensor
 from npu_kernels._time_loop.loop import Weights
 
 ROUNDINGS = 4  # of a dtype, in a time that is given in it
@@ -74,6 +74,8 @@ def read(function: str, inputs: Any, like: Tensor, converts: bool = False) -> In
     for name, part in (("times", times), ("values", values)):
         if isinstance(part, Tensor):
             check_tensor(function, f"inputs' {name}", part)
+            if name == "times" or converts:
+                check_real(function, f"inputs' {name}", part)
         else:
             check_numbers(function, f"inputs' {name}", part)
     is_like = not isinstance(values, Tensor) or (values.dtype, values.device) == (
@@ -97,10 +99,16 @@ def read(function: str, inputs: Any, like: Tensor, converts: bool = False) -> In
             f"{function}: inputs must be times (T,) with T of at least 2 and values (T,) or "
             f"(T, inputs), got shapes {tuple(times.shape)} and {tuple(values.shape)}"
         )
-    if not (times.diff() > 0).all() or not times.isfinite().all():
-        raise ValueError(f"{function}: inputs must have times that are finite and rise")
+    rule = "inputs must have times that are finite and rise"
+    if not times.isfinite().all():
+        raise ValueError(f"{function}: {rule}, got {float(times[~times.isfinite()][0])}")
+    if not (times.diff() > 0).all():
+        index = int((times.diff() <= 0).nonzero()[0])
+        pair = ", ".join(f"{float(time):.9g}" for time in times[index : index + 2])
+        raise ValueError(f"{function}: {rule}, got {pair}")
     if not values.isfinite().all():
-        raise ValueError(f"{function}: inputs must have finite values")
+        wrong = float(values[~values.isfinite()][0])
+        raise ValueError(f"{function}: inputs must have finite values, got {wrong}")
     return Inputs(times, values, rounding)
 
 

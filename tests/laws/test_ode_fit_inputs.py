@@ -181,6 +181,14 @@ def test_jacobians_with_inputs(method: str) -> None:
         ({"inputs": (KNOTS[:3], KNOTS[:3])}, ValueError, "inputs must cover all times, 0 to 10, got"),
         ({"inputs": [(KNOTS, KNOTS)] * 3}, ValueError,
          "inputs must be .* a list of 1 such pairs, one for each series, got 3"),
+        ({"t": [T, T], "u": [T + 1, T + 2], "inputs": [(KNOTS, KNOTS)]}, ValueError,
+         "inputs must be .* a list of 2 such pairs, one for each series, got 1"),
+        ({"inputs": (KNOTS.flip(0), KNOTS)}, ValueError,
+         "inputs must have times that are finite and rise, got 12, 11.5"),
+        ({"inputs": (KNOTS * math.nan, KNOTS)}, ValueError, "inputs must have times .*, got nan"),
+        ({"inputs": (KNOTS, KNOTS / 0)}, ValueError, "inputs must have finite values, got nan"),
+        ({"inputs": (KNOTS, KNOTS + 1j)}, TypeError, "inputs' values must be real, got torch.complex"),
+        ({"inputs": [KNOTS + 1j, KNOTS]}, TypeError, "inputs' times must be real, got torch.complex"),
         ({"inputs": (KNOTS, KNOTS.expand(2, -1).T)}, ValueError,
          r"model must map D \+ 2 \(states and inputs\) to h to D features"),
         ({"inputs": (KNOTS, KNOTS), "exponents": 3}, ValueError,
@@ -189,7 +197,7 @@ def test_jacobians_with_inputs(method: str) -> None:
 )  # fmt: skip
 def test_errors(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match="^ode.fit: " + message):
-        ode.fit(models(1, 1, 2), T, T + 1, **options)
+        ode.fit(models(1, 1, 2), **{"t": T, "u": T + 1, **options})
 
 
 def test_a_law_without_inputs_takes_none() -> None:

@@ -368,6 +368,7 @@ def other(weights: Tensor) -> nn.Sequential:
         ({"signs": "negative"}, "signs must be 'any', 'positive', or with start='model' also"),
         ({"signs": "model"}, "signs must be 'any', 'positive', or with start='model' also 'model'"),
         ({"stoichiometry": [[1, 2, 3]]}, "stoichiometry must be finite numbers of shape (D, reac"),
+        ({"stoichiometry": [[math.nan], [1]]}, "of shape (D, reactions) with D = 2, got nan"),
         ({"stoichiometry": [[1, 0], [1, 0]]}, "stoichiometry must have a number other than 0"),
         ({"conserved": [[1.0]]}, "conserved must be finite numbers of shape (sums, D) with D = 2"),
         ({"conserved": [[1, 0], [0, 1]]}, "conserved must leave a state that may change"),
@@ -388,6 +389,14 @@ def other(weights: Tensor) -> nn.Sequential:
             "model must have the coefficients of some rates",
         ),
         (
+            {"model": law_of([[1.0, 0.0]], [[math.nan], [1.0]]), "start": "model"},
+            "model must have finite coefficients with start='model', got nan",
+        ),
+        (
+            {"model": law_of([[math.nan, 0.0]], [[1.0], [1.0]]), "start": "model"},
+            "model must have finite exponents with start='model', got nan",
+        ),
+        (
             {"exponents": (0, 0.5), "model": known(), "start": "model"},
             "exponents must be bounds that the model's own exponents keep",
         ),
@@ -398,3 +407,10 @@ def test_bad_input(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=r"^ode\.fit: ") as caught:
         ode.fit(**arguments)
     assert said in str(caught.value)
+
+
+def test_terms_are_a_list() -> None:
+    with pytest.raises(
+        TypeError, match=r"^ode\.fit: terms must be a list of products, \['x0\*x1'\], got 'x0\*x1'$"
+    ):
+        ode.fit(model(2, 2, 2), T, U, terms="x0*x1")

@@ -82,10 +82,11 @@ def fit(
             such pairs has those of each series. The model's NPU then has D + J in_features, the
             states first: products of powers contain the inputs, and no equation has them.
         sigma: standard deviations of the errors of u: a number, one for each column, or one for
-            each value. None: each column has one of its own, which is estimated. "relative": in
-            proportion to the states, by an unknown factor for each column; logarithms are fitted
-            where all values are above 0. Elsewhere the size of a smooth curve counts, at least a
-            tenth of the column's root mean square.
+            each value; none below the value's rounding in float64 (where it is 0: its column's).
+            None: each column has one of its own, which is estimated. "relative": in proportion to
+            the states, by an unknown factor for each column; logarithms are fitted where all values
+            are above 0. Elsewhere the size of a smooth curve counts, at least a tenth of the
+            column's root mean square.
         observed: which states the columns of u are, if not all; the others were not measured.
         names: of the D states, or of the D states and the inputs.
         start: "search" for a law of any form, or "model": from the model's own exponents and

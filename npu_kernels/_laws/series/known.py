@@ -164,6 +164,8 @@ def read_known(
     if inputs:
         columns = torch.eye(fitted, dtype=torch.float64) if columns is None else columns
         columns = torch.cat([columns, columns.new_zeros(inputs, columns.shape[1])])
+    if isinstance(terms, str):
+        raise TypeError(f"{NAME}: terms must be a list of products, [{terms!r}], got {terms!r}")
     term_rows = torch.zeros(0, states, dtype=torch.float64)
     if terms is not None:
         term_rows = _matrix("terms", exponent_rows(NAME, terms, names), "(terms, D)", states, 1)
@@ -182,10 +184,13 @@ def read_known(
 
 def _matrix(name: str, value: Any, shape: str, states: int, dimension: int) -> Tensor:
     matrix = tensor(NAME, name, value)
-    if matrix.dim() != 2 or matrix.shape[dimension] != states or not matrix.isfinite().all():
+    fits = matrix.dim() == 2 and matrix.shape[dimension] == states
+    if not fits or not matrix.isfinite().all():
+        got = f"shape {tuple(matrix.shape)}"
+        if fits:
+            got = str(float(matrix[~matrix.isfinite()][0]))
         raise ValueError(
-            f"{NAME}: {name} must be finite numbers of shape {shape} with D = {states}, "
-            f"got shape {tuple(matrix.shape)}"
+            f"{NAME}: {name} must be finite numbers of shape {shape} with D = {states}, got {got}"
         )
     return matrix
 
