@@ -19,7 +19,7 @@ from npu_kernels._laws.series import data as series
 from npu_kernels._laws.series import inputs as driving
 from npu_kernels._laws.series.data import NAME, Series
 from npu_kernels._laws.series.job import Job
-from npu_kernels._laws.series.known import read_known
+from npu_kernels._laws.series.known import Known, read_known
 from npu_kernels._laws.series.result import SeriesFit, finished
 from npu_kernels._laws.series.search import ALL_STEPS, Search
 from npu_kernels._laws.series.sensitivity import (
@@ -153,7 +153,7 @@ def fit(
     _check(start, simplify, method)
     max_denominator = check_whole(NAME, "max_denominator", max_denominator)
     seed = check_whole(NAME, "seed", seed, 0, bounded=False)
-    data, power, nau = _read(model, t, u, u0, inputs, sigma, observed, names)
+    data, facts, power, nau = _read(model, t, u, u0, inputs, sigma, observed, names)
     searching = start == "search"
     if start == "model" and _is_new(power):
         notices.warn(NEW_WEIGHTS)
@@ -161,9 +161,9 @@ def fit(
         exponents, integer_exponents, terms, stoichiometry, conserved, signs,
         data.names, power.out_features, searching, data.inputs,
     )  # fmt: skip
-    determined = {"model": _identity(power, nau, start), "data": digest(data)}
+    determined = {"model": _identity(power, nau, start), **facts}
     determined |= {"start": repr(start), "simplify": repr(simplify)}
-    determined |= {"what is known": digest(rules)}
+    determined |= _known_facts(rules, stoichiometry, conserved)
     determined |= {"max_denominator": repr(max_denominator), "seed": repr(seed)}
     determined |= {"method": repr(method)}
     job = Job(NAME, ALL_STEPS, determined)
@@ -194,8 +194,11 @@ def fit(
 
 def _read(
     model: Any, t: Any, u: Any, u0: Any, inputs: Any, sigma: Any, observed: Any, names: Any
-) -> tuple[Series, RealNPU, NAU]:
-    """Return the checked series, with the inputs behind the states, and the model's layers."""
+) -> tuple[Series, dict[str, str], RealNPU, NAU]:
+    """Return the checked series, what decides it by argument, and the model's layers.
+
+    The inputs are behind the states.
+    """
     count = driving.columns(inputs)
     power, nau = _layers(model, count)
     states = nau.out_features
@@ -206,10 +209,30 @@ def _read(
     data = series.read(t, u, u0, sigma, observed, names, states)
     data = sized(data) if data.sized else data
     series.check_no_empty_name(input_names)
+    states_seen = sorted(range(states) if observed is None else observed)
+    facts = {"t": digest(data.times), "u": digest(data.values, data.seen), "u0": digest(data.start)}
+    facts["sigma"] = digest(data.weight) if data.has_sigma else repr(sigma)
+    facts |= {"observed": repr(states_seen), "names": repr((*data.names, *input_names))}
+    facts["inputs"] = "None"
     if count:
         tables = driving.read(inputs, len(data.times))
+        facts["inputs"] = digest(*(part for table in tables for part in table[:2]))
         data = driving.with_inputs(data, tables, input_names)
-    return data, power, nau
+    return data, facts, power, nau
+
+
+def _known_facts(rules: Known, stoichiometry: Any, conserved: Any) -> dict[str, str]:
+    """Return what is known of a law by argument, as text."""
+    facts = {
+        "exponents": repr((rules.low.tolist(), rules.high.tolist())),
+        "integer_exponents": repr(rules.integer.tolist()),
+        "terms": repr(rules.terms.tolist()),
+        "signs": repr(rules.signs),
+    }
+    for name, matrix in (("stoichiometry", stoichiometry), ("conserved", conserved)):
+        given = None if matrix is None else series.tensor(NAME, name, matrix).tolist()
+        facts[name] = repr(given)
+    return facts
 
 
 def _identity(power: RealNPU, nau: NAU, start: str) -> str:
