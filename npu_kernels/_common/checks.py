@@ -117,7 +117,7 @@ def check_numbers(function: str, name: str, value: Any) -> None:
 
 def check_real(function: str, name: str, value: Any) -> None:
     """Raise TypeError for a complex number, or a tensor, array or table of such."""
-    dtypes = getattr(value, "dtypes", None)  # a DataFrame's, one for each column
+    dtypes: Any = getattr(value, "dtypes", None)  # a DataFrame's, one for each column
     types = list(dtypes) if hasattr(dtypes, "__iter__") else [getattr(value, "dtype", None)]
     for dtype in types:
         if getattr(dtype, "is_complex", False) or getattr(dtype, "kind", "") == "c":

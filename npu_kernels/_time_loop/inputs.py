@@ -114,9 +114,8 @@ def read(function: str, inputs: Any, like: Tensor, converts: bool = False) -> In
 
 def _rounding(times: Any) -> float:
     """Return the relative error that sums of times in their dtype may have; 0 for lists."""
-    dtype = torch.as_tensor(times).dtype if hasattr(times, "dtype") else None
-    is_floating = dtype is not None and dtype.is_floating_point
-    return ROUNDINGS * torch.finfo(dtype).eps if is_floating else 0.0
+    dtype = torch.as_tensor(times).dtype if hasattr(times, "dtype") else torch.int64
+    return ROUNDINGS * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
 
 
 def check_covered(function: str, inputs: Inputs, times: Tensor) -> None:

@@ -81,9 +81,9 @@ def checked_penalties(model: nn.Module, penalties: Any) -> dict[str, Schedule]:
             checks.is_number(weight) or isinstance(weight, SteppedSchedule) or callable(weight)
         ):
             rule = "must be a number, a SteppedSchedule or a function of the step"
-            error, got = TypeError, type(weight).__name__
-            if isinstance(weight, float):
-                error, got = ValueError, repr(weight)
+            is_nan = isinstance(weight, float)
+            got = repr(weight) if is_nan else type(weight).__name__
+            error = ValueError if is_nan else TypeError
             raise error(f"run: the weight of penalty {name!r} {rule}, got {got}")
         if name in plan.ONLY_WHOLE:
             units = [part for part in model.modules() if isinstance(part, Unit)]
