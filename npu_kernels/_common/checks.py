@@ -100,7 +100,7 @@ def check_number(
 
 
 def check_numbers(function: str, name: str, value: Any) -> None:
-    """Raise TypeError for a bool, text, bytes or a Decimal in lists of numbers or arrays.
+    """Raise TypeError for a bool, text, bytes, a Decimal or a complex number in lists or arrays.
 
     What else is no number, their conversion says.
     """
@@ -109,9 +109,21 @@ def check_numbers(function: str, name: str, value: Any) -> None:
             check_numbers(function, name, entry)
         return
     dtype: Any = getattr(value, "dtype", None)
+    check_real(function, name, value)
     wrong = dtype is torch.bool or getattr(dtype, "kind", "") in tuple("bSU")
     if wrong or isinstance(value, (bool, str, bytes, Decimal)):
         raise TypeError(f"{function}: {name} must be numbers, got {value!r}")
+
+
+def check_real(function: str, name: str, value: Any) -> None:
+    """Raise TypeError for a complex number, or a tensor, array or table of such."""
+    dtypes: Any = getattr(value, "dtypes", None)  # a DataFrame's, one for each column
+    types = list(dtypes) if hasattr(dtypes, "__iter__") else [getattr(value, "dtype", None)]
+    for dtype in types:
+        if getattr(dtype, "is_complex", False) or getattr(dtype, "kind", "") == "c":
+            raise TypeError(f"{function}: {name} must be real, got {dtype}")
+    if isinstance(value, complex):
+        raise TypeError(f"{function}: {name} must be real, got {value!r}")
 
 
 def check_level(function: str, value: Any) -> float:

@@ -53,7 +53,7 @@ class Job(Resumable, Protocol):
 def drive(
     job: Job,
     progress: bool | None,
-    checkpoint: str | os.PathLike[str] | None,
+    checkpoint: str | os.PathLike[str] | Checkpoint | None,
     *,
     first: int = 1,
     note: Callable[[], str] = str,
@@ -65,13 +65,16 @@ def drive(
     Args:
         job: the work.
         progress: show it on stderr; None: if that is a terminal.
-        checkpoint: the file from which it continues and in which it is kept.
+        checkpoint: the file from which it continues and in which it is kept; a `Checkpoint` has
+            continued it, or other work that holds its state.
         first: steps of the first slice; later ones take `SLICE_SECONDS`.
         note: what the progress says beside the share that is done.
         limit: the most steps of the next slice.
         ended: called after each slice; True ends the job.
     """
-    file = None if checkpoint is None else Checkpoint(job, checkpoint)
+    file = checkpoint
+    if file is not None and not isinstance(file, Checkpoint):
+        file = Checkpoint(job, file)
     steps, before = first, job.done
     shown = sys.stderr.isatty() if progress is None else progress
     with interruptible() as pressed, Progress(job.function, job.total, sys.stderr, shown) as bar:

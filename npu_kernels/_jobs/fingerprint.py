@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import npu_kernels
 
 PIECE = 2**24  # elements hashed at once
 LONG = 200  # characters: values that are longer are not shown
+DIGEST = re.compile("[0-9a-f]{32}")  # of `digest`, which is not shown either
 
 
 def fingerprint(**facts: str) -> dict[str, str]:
@@ -32,7 +34,8 @@ def check_same(saved: Any, current: dict[str, str], title: str = "fit") -> None:
     for name in {**current, **saved}:
         if saved.get(name) != current.get(name):
             values = f"{saved.get(name)}, here {current.get(name)}"
-            short = name not in ("model", "data") and len(values) <= LONG
+            is_digest = any(map(DIGEST.fullmatch, (saved.get(name, ""), current.get(name, ""))))
+            short = name not in ("model", "data") and len(values) <= LONG and not is_digest
             said.append(f"{name} ({values})" if short else name)
     if said:
         raise ValueError(f"it is of another {title}: other {', '.join(said)}")

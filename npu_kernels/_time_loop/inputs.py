@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from npu_kernels._common.checks import check_numbers, check_tensor
+from npu_kernels._common.checks import check_numbers, check_real, check_tensor
 from npu_kernels._time_loop.loop import Weights
 
+ROUNDINGS = 4  # of a dtype, in a time that is given in it
 SAME_TIME = 1e-12  # of the span: times that are nearer are one
 
 
@@ -25,6 +26,17 @@ class Inputs(NamedTuple):
 
     times: Tensor
     values: Tensor
+    rounding: float = 0.0  # relative, of the times as the user gave them
+
+    def at_steps(self, dt: float) -> Inputs:
+        """Return the inputs with the exact times of steps, where theirs are those but for rounding.
+
+        0.2 in float32 is no multiple of a dt of 0.05.
+        """
+        exact = (self.times / dt).round() * dt
+        near = (exact - self.times).abs() <= self.rounding * self.times.abs()
+        times = torch.where(near, exact, self.times)
+        return self._replace(times=times) if bool((times.diff() > 0).all()) else self
 
     def piece(self, middle: float) -> tuple[Tensor, Tensor, Tensor]:
         """Return time, values and slopes of the inputs at the begin of the piece around a time."""
@@ -62,6 +74,8 @@ def read(function: str, inputs: Any, like: Tensor, converts: bool = False) -> In
     for name, part in (("times", times), ("values", values)):
         if isinstance(part, Tensor):
             check_tensor(function, f"inputs' {name}", part)
+            if name == "times" or converts:
+                check_real(function, f"inputs' {name}", part)
         else:
             check_numbers(function, f"inputs' {name}", part)
     is_like = not isinstance(values, Tensor) or (values.dtype, values.device) == (
@@ -74,6 +88,7 @@ def read(function: str, inputs: Any, like: Tensor, converts: bool = False) -> In
             f"{like.device}, got {values.dtype} on {values.device}"
         )
     try:
+        rounding = _rounding(times)
         times = torch.as_tensor(times, dtype=torch.float64, device="cpu").detach().contiguous()
         values = torch.as_tensor(values, dtype=like.dtype, device=like.device)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -84,11 +99,23 @@ def read(function: str, inputs: Any, like: Tensor, converts: bool = False) -> In
             f"{function}: inputs must be times (T,) with T of at least 2 and values (T,) or "
             f"(T, inputs), got shapes {tuple(times.shape)} and {tuple(values.shape)}"
         )
-    if not (times.diff() > 0).all() or not times.isfinite().all():
-        raise ValueError(f"{function}: inputs must have times that are finite and rise")
+    rule = "inputs must have times that are finite and rise"
+    if not times.isfinite().all():
+        raise ValueError(f"{function}: {rule}, got {float(times[~times.isfinite()][0])}")
+    if not (times.diff() > 0).all():
+        index = int((times.diff() <= 0).nonzero()[0])
+        pair = ", ".join(f"{float(time):.9g}" for time in times[index : index + 2])
+        raise ValueError(f"{function}: {rule}, got {pair}")
     if not values.isfinite().all():
-        raise ValueError(f"{function}: inputs must have finite values")
-    return Inputs(times, values)
+        wrong = float(values[~values.isfinite()][0])
+        raise ValueError(f"{function}: inputs must have finite values, got {wrong}")
+    return Inputs(times, values, rounding)
+
+
+def _rounding(times: Any) -> float:
+    """Return the relative error that sums of times in their dtype may have; 0 for lists."""
+    dtype = torch.as_tensor(times).dtype if hasattr(times, "dtype") else torch.int64
+    return ROUNDINGS * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
 
 
 def check_covered(function: str, inputs: Inputs, times: Tensor) -> None:

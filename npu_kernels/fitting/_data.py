@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from npu_kernels._common.checks import check_tensor
+from npu_kernels._common.checks import check_real, check_tensor
 from npu_kernels._common.seeds import stream
 from npu_kernels.fitting._records import Recipe
 
@@ -75,6 +75,7 @@ def table(function: str, name: str, value: Any) -> Any:
         return value
     import numpy
 
+    check_real(function, name, value)
     try:
         tensor = torch.from_numpy(numpy.array(value, dtype=numpy.float64))
     except (TypeError, ValueError) as error:

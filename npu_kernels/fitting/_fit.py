@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from npu_kernels._common.checks import check_whole
 from npu_kernels._common.notices import warn
+from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._jobs.driver import drive
 from npu_kernels.fitting._cross_validation import FEWEST_ROWS, cross_validated
 from npu_kernels.fitting._data import Batches, check, collect, table
@@ -67,12 +68,13 @@ def fit(
         progress: show how far it is and how long it will take, on stderr; None: if that is a
             terminal.
         checkpoint: a file. If it exists, the fit continues from it, with the same bits as without
-            an interruption. It is updated, and at the end holds the finished fit. Whether it can
+            an interruption. It is updated, and at the end holds the finished fit, also its
+            cross-validation. Whether it can
             be written is checked first; if a later write fails, the fit warns and continues.
 
     Ctrl-C ends the fit, saves it if there is a checkpoint, and returns the best model so far
     (`complete` is False). In a cross-validation it leaves the error of the held-out rows as the
-    score.
+    score; with a checkpoint the same call goes on with it.
 
     Returns a `Fit`. Its score is the error of the held-out rows, by which the model was chosen;
     where fewer than 10 are held out, that of a cross-validation in up to 5 parts, each predicted by
@@ -94,11 +96,12 @@ def fit(
     check("fit", x, y, 2)
     trained = with_coefficient(model)
     run = Run(trained, x.unsqueeze(0), y.unsqueeze(0), [seed], recipe, "fit")
-    fits = _complete(run, progress, checkpoint)
+    file = None if checkpoint is None else Checkpoint(run, checkpoint)
+    fits = _complete(run, progress, file)
     score, folds, complete = float(fits.score), 0, fits.complete
     few = run.data.held_out.y.shape[1] < ENOUGH_HELD_OUT
     if few and complete and len(x) >= FEWEST_ROWS:
-        validated = cross_validated(trained, x, y, seed, run.recipe, progress)
+        validated = cross_validated(run, trained, x, y, progress, file)
         score, folds = validated or (score, folds)
         complete = validated is not None
     _warn_of_score(run, score, folds)
@@ -113,7 +116,7 @@ def fit(
         chosen=fits.chosen[0],
         candidates=fits.candidates[0],
         history=fits.history,
-        seconds=fits.seconds,
+        seconds=fits.seconds + (0.0 if run.validation is None else run.validation.seconds),
         complete=complete,
     )
 
@@ -169,7 +172,9 @@ def fit_many(
 # ---- the loop ------------------------------------------------------------------------------------
 
 
-def _complete(run: Run, progress: bool | None, checkpoint: str | os.PathLike[str] | None) -> Fits:
+def _complete(
+    run: Run, progress: bool | None, checkpoint: str | os.PathLike[str] | Checkpoint | None
+) -> Fits:
     drive(run, progress, checkpoint, note=run.note)
     return run.result()
 

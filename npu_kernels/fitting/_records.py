@@ -200,7 +200,7 @@ class Fit:
         chosen: the candidate that the model is.
         candidates: all of them.
         history: numbers at the end of each stage.
-        seconds: of computing.
+        seconds: of computing, also of the cross-validation.
         complete: False if the fit was interrupted.
         folds: the parts in which few rows' score is cross-validated; 0: the score is not.
     """

@@ -33,7 +33,7 @@ from npu_kernels.fitting._stages import (
 from npu_kernels.fitting._training import Refinement, Search
 from npu_kernels.layers import Unit
 
-STATE_FORMAT = 2  # of a saved state; its number changes with the entries or their meaning
+STATE_FORMAT = 3  # of a saved state; its number changes with the entries or their meaning
 _HISTORY = ("stage", "rounds", "models", "solved", "best", "worst", "rows")  # of each stage
 
 
@@ -103,6 +103,8 @@ class Run:
         self.rows = torch.zeros(self.problems, dtype=torch.long, device=template.device)
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
+        self.validation: Run | None = None  # a cross-validation that is saved with this fit
+        self.saved_validation: dict[str, Any] | None = None  # its state in a file, not yet read
 
     def _check_output(self, search: Search) -> None:
         function, rows = self.function, search.rows
@@ -257,6 +259,7 @@ class Run:
             **self._tensors(),
             "history": self.history,
             "seconds": self.seconds,
+            "validation": self.validation.state() if self.validation else self.saved_validation,
             "pool": self.judge.pool.state(),
             "search": search,
             "refinement": None if refinement is None else refinement.state(),
@@ -277,6 +280,9 @@ class Run:
         done = sum(self._rounds[:number]) + stage_done
         saved.integer(state["done"], "done", done, done)
         seconds = saved.number(state["seconds"], "seconds", 0.0)
+        validation = state["validation"]
+        if validation is not None:
+            validation = saved.mapping(validation, "validation")
         entries = saved.sequence(state["history"], "history", number)
         history = [_history_entry(entry) for entry in entries]
         targets = self._tensors()
@@ -288,6 +294,7 @@ class Run:
         stage = self._restored_stage(state, number, done)
         self.stage, self._stage_done, self.done, self.seconds = stage, stage_done, done, seconds
         self.history, judge.pool = history, pool
+        self.saved_validation = validation
         for name, target in targets.items():
             target.copy_(tensors[name])
 

@@ -32,13 +32,15 @@ def integrate(
         times = checks.check_times(function, options.t)
     else:
         times = torch.arange(options.steps + 1, dtype=torch.float64) * options.dt
+        inputs = inputs.at_steps(options.dt)
     parts = known.pieces(function, inputs, times)
     between = [piece.times[~piece.is_output] for piece in parts]
     if not options.is_adaptive and any(len(part) for part in between):
         wrong = next(float(part[0]) for part in between if len(part))
         raise ValueError(
             f"{function}: inputs must have their times at steps of dt={options.dt:g} with method "
-            f"{options.method!r}, got {wrong:g}; t= with adaptive steps takes any times"
+            f"{options.method!r}, got {wrong:.9g}, nearest to the step at "
+            f"{round(wrong / options.dt) * options.dt:.9g}; t= with adaptive steps takes any times"
         )
     extras: list[Any] = []
 

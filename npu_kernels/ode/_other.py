@@ -21,6 +21,7 @@ from npu_kernels.ode._checks import FIXED
 from npu_kernels.ode._solver import Inputs
 
 TORCHDIFFEQ = {"euler": "euler", "midpoint": "midpoint", "rk4_38": "rk4"}  # names of methods
+IMPLICIT_OPTIONS = "rtol", "atol", "max_steps"
 ADAPTIVE = "dopri5"  # where t is given and no method
 
 Model = Callable[[Tensor], Tensor] | Callable[[Tensor, Tensor], Tensor]
@@ -81,6 +82,12 @@ def rollout_any(
     if method == methods.IMPLICIT and slope is model:
         raise ValueError(
             f"rollout_any: method {method!r} takes a model of u alone, got one of t and u"
+        )
+    unknown = [name for name in options if name not in IMPLICIT_OPTIONS]
+    if method == methods.IMPLICIT and unknown:
+        names = ", ".join(IMPLICIT_OPTIONS)
+        raise TypeError(
+            f"rollout_any: options of method {method!r} must be of {names}, got {unknown[0]!r}"
         )
     checked_slope, features = _checked(slope, u0.shape[-1]), u0.shape[-1]
     if inputs is None:

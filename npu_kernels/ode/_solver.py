@@ -88,7 +88,8 @@ def rollout(
             and values ``[T]`` or ``[T, J]``, linear between the times, the same for all models and
             starts. The NPU then has D + J in_features, the states first: ``u' = model(u, v)``. The
             values get a gradient. The trajectory is computed in pieces between these times, a call
-            each, with max_steps each; of fixed steps they must be at steps from the time 0 on.
+            each, with max_steps each; of fixed steps they must be at steps from the time 0 on, up
+            to the rounding of the times' dtype.
 
     Returns:
         The trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t. With

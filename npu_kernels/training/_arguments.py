@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -80,10 +81,16 @@ def checked_penalties(model: nn.Module, penalties: Any) -> dict[str, Schedule]:
             checks.is_number(weight) or isinstance(weight, SteppedSchedule) or callable(weight)
         ):
             rule = "must be a number, a SteppedSchedule or a function of the step"
-            got = type(weight).__name__
-            raise TypeError(f"run: the weight of penalty {name!r} {rule}, got {got}")
+            is_nan = isinstance(weight, float)
+            got = repr(weight) if is_nan else type(weight).__name__
+            error = ValueError if is_nan else TypeError
+            raise error(f"run: the weight of penalty {name!r} {rule}, got {got}")
         if name in plan.ONLY_WHOLE:
-            regularizer(model)  # raises if there are none of its units
+            units = [part for part in model.modules() if isinstance(part, Unit)]
+            if not any(unit.whole_weights for unit in units):
+                rule = "must be none of 'madsen' and 'paper' for a model without NAU, NMU and NMRU"
+                raise ValueError(f"run: penalties {rule}, got {name!r}")
+            regularizer(model)  # raises for weights of another number of models
     return dict(penalties)
 
 
@@ -94,11 +101,17 @@ def projection(project: Any) -> tuple[bool, float | None]:
     return True, check_number("run", "project", project, above=0, finite=False, other="True, False")
 
 
-def made_optimizer(model: nn.Module, optimizer: Any, lr: Any) -> torch.optim.Optimizer:
-    """Return the optimiser of the call, with the call's learning rate."""
+def made_optimizer(
+    model: nn.Module, parameters: Iterable[Tensor], optimizer: Any, lr: Any
+) -> torch.optim.Optimizer:
+    """Return the optimiser of the call, with the call's learning rate.
+
+    parameters: the model's.
+    """
     if lr is not None and not callable(lr):
         lr = check_number("run", "lr", lr, minimum=0, other="a function of the step")
     if isinstance(optimizer, torch.optim.Optimizer):
+        _check_optimizer(parameters, optimizer)
         if lr is not None and not callable(lr):
             for group in optimizer.param_groups:
                 group["lr"] = lr
@@ -107,13 +120,42 @@ def made_optimizer(model: nn.Module, optimizer: Any, lr: Any) -> torch.optim.Opt
     if not isinstance(optimizer, str) or optimizer not in kinds:
         rule = "optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer"
         raise ValueError(f"run: {rule}, got {optimizer!r}")
-    if lr is None:
-        raise ValueError(f"run: lr must be given with optimizer {optimizer!r}")
-    settings: dict[str, Any] = {"lr": checked_rate(lr(1), 1) if callable(lr) else lr}
-    parameters = list(model.parameters())
-    if optimizer == "adam" and all(p.is_cuda and p.is_floating_point() for p in parameters):
+    settings: dict[str, Any] = {}
+    if lr is not None:
+        settings["lr"] = checked_rate(lr(1), 1) if callable(lr) else lr
+    trained = list(model.parameters())
+    if optimizer == "adam" and all(p.is_cuda and p.is_floating_point() for p in trained):
         settings["fused"] = True  # one launch for all parameters, a third of a captured step's time
-    return optimizers.make(kinds[optimizer], parameters, **settings)
+    return optimizers.make(kinds[optimizer], trained, **settings)
+
+
+def _check_optimizer(parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError for an optimiser of other parameters, or whose step needs a closure."""
+    of_model = set(map(id, parameters))
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    if of_model.isdisjoint(map(id, trained)):
+        rule = "must have at least one parameter of model"
+        kind = type(optimizer).__name__
+        raise ValueError(f"run: optimizer {rule}, got {kind} of {len(trained)} other parameters")
+    try:
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+    except (TypeError, ValueError):  # a step without a signature
+        closure = None
+    if closure is not None and closure.default is closure.empty:
+        kind = type(optimizer).__name__
+        raise ValueError(f"run: optimizer must make its steps without a closure, got {kind}")
+
+
+def listed_callbacks(callbacks: Any) -> list[Callable[[Any], Any]]:
+    """Return the callbacks of the call; raise TypeError for what cannot be called."""
+    if callbacks is None or callable(callbacks):
+        return [] if callbacks is None else [callbacks]
+    functions = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+    for function in functions:
+        if not callable(function):
+            rule = "must be a function, or several in a list"
+            raise TypeError(f"run: callbacks {rule}, got {function!r}")
+    return functions
 
 
 class DrawnRows:
@@ -136,6 +178,9 @@ class DrawnRows:
             self.indices = rows.contiguous()
         if batch is not None:
             self.batch = check_whole("run", "batch_size", batch)
+        if not isinstance(generator, (torch.Generator, type(None))):
+            rule = "must be a torch.Generator or None"
+            raise TypeError(f"run: generator {rule}, got {type(generator).__name__}")
         self.seeded = generator is None  # by torch's generator
         if batch is None:  # none is used, so none is saved
             generator = None

@@ -30,6 +30,7 @@ from npu_kernels.training._arguments import (
     checked_penalties,
     checked_rate,
     checked_weight,
+    listed_callbacks,
     made_optimizer,
     projection,
     schedule_values,
@@ -129,8 +130,10 @@ def run(
         y: targets ``[N, O]``, or ``[K, N, O]``.
         steps: their number.
         optimizer: "adam" or "rmsprop", torch's with their defaults (Adam on a GPU fused), or an
-            optimiser of `torch.optim` over the model's parameters, whose state is continued.
-        lr: the learning rate, or a function of the step (from 1); None: the optimiser's own.
+            optimiser of `torch.optim` with parameters of the model, whose state is continued and
+            whose step needs no closure.
+        lr: the learning rate, or a function of the step (from 1); None: the optimiser's own,
+            of "adam" and "rmsprop" torch's default.
         batch_size: rows of a step, drawn uniformly with replacement, the same for all models; None:
             all rows.
         rows: the rows of each step instead, ``[steps, batch]`` int64. If x has fresh rows for all
@@ -174,20 +177,20 @@ def run(
         raise ValueError(f"run: loss must be 'mse', got {loss!r}")
     modules = list(model.modules())
     models = num_models_of("run", modules)
-    parameters = (p for part in modules for p in part._parameters.values() if p is not None)
-    check_data(model, next(parameters, None), x, y, models)
+    parameters = [p for part in modules for p in part._parameters.values() if p is not None]
+    check_data(model, next(iter(parameters), None), x, y, models)
     check_sample_weight(sample_weight, y)
     obstacles.check_memory(modules, x=x, y=y, sample_weight=sample_weight, rows=rows)
     check_choice("run", "nonfinite", nonfinite, ("keep", "zero"))
     drawn = DrawnRows(x.shape[-2], steps, batch_size, rows, generator)
     weights = checked_penalties(model, penalties)
     gates, bound = projection(project)
-    torch_optimizer = made_optimizer(model, optimizer, lr)
+    torch_optimizer = made_optimizer(model, parameters, optimizer, lr)
     every = -(-steps // MOST_LOSSES) if every is None else every
     every = check_whole("run", "every", every)
     if stretch is not None:
         stretch = check_whole("run", "stretch", stretch)
-    functions = [callbacks] if callable(callbacks) else list(callbacks or ())
+    functions = listed_callbacks(callbacks)
     data = [x.contiguous(), y.contiguous()]
     data += [] if sample_weight is None else [sample_weight.contiguous()]
     kind = _fastest(model, torch_optimizer, data)

@@ -348,3 +348,13 @@ def _call(model: Any = None, x: Any = None, y: Any = None, **options: Any) -> No
 def test_errors(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_complex_numbers_are_refused(name: str) -> None:
+    """Their imaginary parts would be lost."""
+    pandas = pytest.importorskip("pandas")
+    arrays = {"x": rows(1, 2, 20).numpy(), "y": rows(1, 1, 20).numpy()}
+    for table in (arrays[name] + 1j, pandas.DataFrame(arrays[name] + 1j)):
+        with pytest.raises(TypeError, match=rf"^fit: {name} must be real, got complex64$"):
+            fit(RealNPU(2, 1, num_models=2), *{**arrays, name: table}.values())

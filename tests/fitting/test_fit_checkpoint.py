@@ -14,6 +14,7 @@ from torch import nn
 
 import npu_kernels
 from npu_kernels import NAU, NPU, RealNPU, fit
+from npu_kernels._jobs import files
 from npu_kernels.fitting import Run, fit_many
 from npu_kernels.fitting._scale import with_coefficient
 from tests.support.fits import SHORT, hard, rows, same
@@ -94,6 +95,62 @@ def test_ctrl_c_in_the_cross_validation(
     assert same(part.model, undisturbed.model)
     assert (part.folds, part.complete) == (0, False)
     assert part.score == float(run.result().score)
+
+
+def test_the_cross_validation_is_in_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted it is continued to the bit, and once finished it is not made again."""
+    x = rows(1, 2, 30)
+    model, y = RealNPU(2, 1, num_models=4), x.sum(1, keepdim=True)
+    path = tmp_path / "fit"
+    undisturbed = fit(model, x, y, recipe=SHORT)
+    assert undisturbed.folds == 5
+    advance, reached, rounds_made = Run.advance, list[int](), list[int]()
+
+    def interrupted(run: Run, rounds: int) -> None:
+        advance(run, min(rounds, 7))
+        if run.problems > 1 and run.done > 5:  # a part is a problem
+            reached.append(run.done)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def counted(run: Run, rounds: int) -> None:
+        before = run.done
+        advance(run, rounds)
+        rounds_made.append(run.done - before)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "advance", interrupted)
+        part = fit(model, x, y, recipe=SHORT, checkpoint=path)
+    assert (part.folds, part.complete) == (0, False)
+    monkeypatch.setattr(Run, "advance", counted)
+    continued = fit(model, x, y, recipe=SHORT, checkpoint=path)
+    total = Run(with_coefficient(model), x[None], y[None], [0], SHORT, "fit").total
+    assert sum(rounds_made) == total - reached[0]
+    assert (continued.score, continued.folds) == (undisturbed.score, 5)
+    assert same(continued.model, undisturbed.model)
+    assert continued.complete
+    rounds_made.clear()
+    finished = fit(model, x, y, recipe=SHORT, checkpoint=path)
+    assert not rounds_made
+    assert (finished.score, finished.folds) == (undisturbed.score, 5)
+    assert finished.seconds == continued.seconds > part.seconds > 0
+
+
+def test_a_crafted_cross_validation_is_refused(tmp_path: Path) -> None:
+    x = rows(1, 2, 30)
+    model, y = RealNPU(2, 1, num_models=4), x.sum(1, keepdim=True)
+    path = tmp_path / "fit"
+    fit(model, x, y, recipe=SHORT, checkpoint=path)
+    state = files.load(path, ["fingerprint"])
+    for wrong, said in (
+        (3, "its validation must be a dict of names, got 3"),
+        ({}, "it is no state of a fit: without fingerprint"),
+        ({**state["validation"], "done": -1}, "its done must be an integer of at least"),
+    ):
+        files.save(path, {**state, "validation": wrong})
+        with pytest.raises(ValueError, match=rf"^fit: checkpoint must be .*: {said}"):
+            fit(model, x, y, recipe=SHORT, checkpoint=path)
 
 
 @pytest.mark.parametrize(("change", "difference"), [

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from npu_kernels import ode
+from npu_kernels import NAU, RealNPU, ode
 from npu_kernels._jobs.files import load
 from npu_kernels.optim import least_squares
 from tests.support.time_series import T, known, model, noise, predators, solution
@@ -126,8 +126,32 @@ def test_the_search_is_continued_to_the_bit(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"u": 1}, r"it is of another fit: other data$"),
-        ({"sigma": 0.1}, r"other data$"),
+        ({"u": 1}, r"it is of another fit: other u$"),
+        ({"t": T + 1}, r"fit: other t$"),
+        ({"sigma": 0.1}, r"fit: other sigma$"),
+        ({"sigma": "relative"}, r"fit: other sigma \(None, here 'relative'\)$"),
+        ({"u0": [2.0, 1.0]}, r"fit: other u0$"),
+        (
+            {"names": ["x", "y"]},
+            r"fit: other names \(\('x0', 'x1'\), here \('x', 'y'\)\)$",
+        ),
+        (
+            {"exponents": (-2, 2)},
+            r"fit: other exponents \(\(\[-6.0, -6.0\], .*, here \(\[-2.0, -2.0\], \[2.0, 2.0\]\)\)$",
+        ),
+        (
+            {"integer_exponents": ["x1"]},
+            r"fit: other integer_exponents \(\[False, False\], here \[False, True\]\)$",
+        ),
+        ({"signs": "model"}, r"fit: other signs \('any', here 'model'\)$"),
+        (
+            {"stoichiometry": [[1, 0], [0, 1]]},
+            r"fit: other stoichiometry \(None, here \[\[1.0, 0.0\], \[0.0, 1.0\]\]\)$",
+        ),
+        (
+            {"start": "search", "terms": ["x0*x1"]},
+            r"other model, start \('model', here 'search'\), terms \(\[\], here \[\[1.0, 1.0\]\]\)$",
+        ),
         ({"model": 1}, r"other model$"),
         ({"seed": 4}, r"other seed \(0, here 4\)$"),
         ({"simplify": True}, r"other simplify \(False, here True\)$"),
@@ -146,11 +170,23 @@ def test_a_checkpoint_of_another_fit(change: dict[str, Any], said: str, tmp_path
     before = path.read_bytes()
     law = known((1.0, -0.6, 0.5, -0.8)) if "model" in change else known()
     u = u + 1e-9 if "u" in change else u
-    options |= {
-        name: value for name, value in change.items() if name not in ("u", "model", "content")
-    }
+    t, special = change.get("t", T), ("t", "u", "model", "content")
+    options |= {name: value for name, value in change.items() if name not in special}
     with pytest.raises(
         ValueError, match=rf"^ode.fit: checkpoint must be a new file or one of this same .*{said}"
     ):
-        ode.fit(law, T, u, **options)
+        ode.fit(law, t, u, **options)
     assert path.read_bytes() == before
+
+
+def test_a_checkpoint_of_other_inputs(tmp_path: Path) -> None:
+    law = nn.Sequential(RealNPU(2, 1), NAU(1, 1)).double()
+    options: dict[str, Any] = {"start": "model", "simplify": False, "checkpoint": tmp_path / "law"}
+    with torch.no_grad():
+        law[0].weight_re.fill_(1.0)
+        law[0].gate.fill_(1.0)
+        law[1].weight.fill_(0.01)
+    u = T / 10 + 1
+    ode.fit(law, T, u, inputs=(T, T + 1), **options)
+    with pytest.raises(ValueError, match=r"it is of another fit: other inputs$"):
+        ode.fit(law, T, u, inputs=(T, T + 2), **options)

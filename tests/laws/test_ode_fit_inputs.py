@@ -47,6 +47,20 @@ def solution(model: nn.Sequential, u0: Tensor, inputs: Any, t: Tensor = T) -> Te
     return path
 
 
+@pytest.mark.parametrize("simplify", [True, False])
+def test_coefficients_stay_beside_inputs(simplify: bool) -> None:
+    """``x' = -0.7 x + 1.3 v**2``, of a model whose exponents alone are estimated."""
+    dose = KNOTS, 20 + 10 * KNOTS.sin()
+    u = solution(law([[1, 0], [0, 2]], [[-0.7, 1.3]]), numbers(500), dose)
+    model = law([[1.05, 0], [0, 1.95]], [[-0.7, 1.3]])
+    model[0].requires_grad_(True)
+    model[1].requires_grad_(False)
+    result = ode.fit(model, T, u, inputs=dose, start="model", simplify=simplify)
+    torch.testing.assert_close(result.weights()[1][0], model[1].weight, rtol=1e-12, atol=0)
+    powers = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    torch.testing.assert_close(result.weights()[0][0], powers, rtol=0, atol=1e-3)
+
+
 def test_a_forced_decay_is_found() -> None:
     """``x' = -0.7 x + 1.3 v``, where v is switched on and off."""
     true = law([[1, 0], [0, 1]], [[-0.7, 1.3]])
@@ -167,6 +181,14 @@ def test_jacobians_with_inputs(method: str) -> None:
         ({"inputs": (KNOTS[:3], KNOTS[:3])}, ValueError, "inputs must cover all times, 0 to 10, got"),
         ({"inputs": [(KNOTS, KNOTS)] * 3}, ValueError,
          "inputs must be .* a list of 1 such pairs, one for each series, got 3"),
+        ({"t": [T, T], "u": [T + 1, T + 2], "inputs": [(KNOTS, KNOTS)]}, ValueError,
+         "inputs must be .* a list of 2 such pairs, one for each series, got 1"),
+        ({"inputs": (KNOTS.flip(0), KNOTS)}, ValueError,
+         "inputs must have times that are finite and rise, got 12, 11.5"),
+        ({"inputs": (KNOTS * math.nan, KNOTS)}, ValueError, "inputs must have times .*, got nan"),
+        ({"inputs": (KNOTS, KNOTS / 0)}, ValueError, "inputs must have finite values, got nan"),
+        ({"inputs": (KNOTS, KNOTS + 1j)}, TypeError, "inputs' values must be real, got torch.complex"),
+        ({"inputs": [KNOTS + 1j, KNOTS]}, TypeError, "inputs' times must be real, got torch.complex"),
         ({"inputs": (KNOTS, KNOTS.expand(2, -1).T)}, ValueError,
          r"model must map D \+ 2 \(states and inputs\) to h to D features"),
         ({"inputs": (KNOTS, KNOTS), "exponents": 3}, ValueError,
@@ -175,7 +197,7 @@ def test_jacobians_with_inputs(method: str) -> None:
 )  # fmt: skip
 def test_errors(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match="^ode.fit: " + message):
-        ode.fit(models(1, 1, 2), T, T + 1, **options)
+        ode.fit(models(1, 1, 2), **{"t": T, "u": T + 1, **options})
 
 
 def test_a_law_without_inputs_takes_none() -> None:

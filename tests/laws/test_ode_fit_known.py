@@ -178,6 +178,79 @@ def test_coefficients_keep_the_models_signs() -> None:
     assert signed == [pytest.approx(0.4, abs=0.1)]  # the other one ends at 0
 
 
+@pytest.mark.parametrize(
+    ("rates", "options", "said"),
+    [
+        ([[-0.4]], {}, "with a coefficient below 0, got 'positive' and -0.4"),
+        ([[-0.4], [0.4]], {"stoichiometry": [[1], [-1]]}, "with a rate below 0, got 'positive'"),
+    ],
+)
+def test_a_models_negative_coefficients_are_none_of_positive_signs(
+    rates: Any, options: dict[str, Any], said: str
+) -> None:
+    law = law_of([[1.0] * len(rates)], rates)
+    u = torch.stack([1 / (1 + 0.5 * T)] * len(rates), 1)
+    with pytest.raises(ValueError, match=r"^ode\.fit: signs must be 'any' or 'model'") as caught:
+        ode.fit(law, T, u, start="model", signs="positive", **options)
+    assert said in str(caught.value)
+
+
+def test_flows_of_both_directions_have_positive_rates_of_a_model() -> None:
+    u = torch.rand(len(T), 2, dtype=torch.float64) + 0.5
+    data = read(T, u, "fit", None, None, None, 2)
+    rules = read_known(None, False, None, None, [[1, 1]], "positive", data.names, 2, False)
+    coefficients = torch.tensor([[[-0.4, 0.1], [0.4, -0.1]]], dtype=torch.float64)
+    rates = rules.rates(coefficients)
+    assert bool((rates >= 0).all())
+    assert rules.columns is not None
+    torch.testing.assert_close(rules.columns @ rates, coefficients)
+
+
+# ---- coefficients that stay ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("simplify", [True, False])
+@pytest.mark.parametrize(
+    ("size", "options"), [(1.0, {}), (5.0, {}), (0.2, {}), (5.0, {"stoichiometry": [[-2.0]]})]
+)
+def test_coefficients_that_stay(size: float, options: dict[str, Any], simplify: bool) -> None:
+    """u' = -0.5 u**2 of any size: its exponent is estimated beside a coefficient that stays."""
+    u = size / (1 + 0.5 * T)
+    law = law_of([[1.6]], [[-0.5 / size]])
+    law[1].requires_grad_(False)
+    result = ode.fit(law, T, u, start="model", simplify=simplify, **options)
+    assert result.weights()[0].item() == pytest.approx(2.0, abs=1e-4)
+    assert result.weights()[1].item() == pytest.approx(-0.5 / size, rel=1e-12)
+    assert [estimate.name for estimate in result.estimates] == [
+        "exponent of x0 in term 1",
+        "first x0",
+    ]
+    exponent, _ = result.intervals()
+    assert exponent.low <= 2.0 <= exponent.high
+
+
+@pytest.mark.filterwarnings("ignore::npu_kernels.ode.PoorFitWarning")  # -0.4 is not the law's
+@pytest.mark.parametrize("simplify", [True, False])
+@pytest.mark.parametrize("size", [1.0, 5.0])
+def test_wrong_coefficients_stay_too(size: float, simplify: bool) -> None:
+    law = law_of([[2.0]], [[-0.4]])
+    law[1].requires_grad_(False)
+    result = ode.fit(law, T, size / (1 + 0.5 * T), start="model", simplify=simplify)
+    assert result.weights()[1].item() == pytest.approx(-0.4, rel=1e-12)
+    assert result.verdict.good is False
+
+
+@pytest.mark.filterwarnings("ignore::npu_kernels.ode.PoorFitWarning")
+@pytest.mark.parametrize("simplify", [True, False])
+def test_coefficients_of_whole_exponents_stay(simplify: bool) -> None:
+    """States of both signs, whose exponents do not move: only the first states are estimated."""
+    law = law_of([[0.0, 1.0], [1.0, 0.0]], [[1.1, 0.0], [0.0, -0.9]])
+    law[1].requires_grad_(False)
+    result = ode.fit(law, T, 3 * CIRCLE, start="model", simplify=simplify)
+    torch.testing.assert_close(result.weights()[1][0], law[1].weight, rtol=1e-12, atol=0)
+    assert [estimate.name for estimate in result.estimates] == ["first x0", "first x1"]
+
+
 def test_bounds_of_all_numbers() -> None:
     data = read(*epidemic(), "fit", None, None, None, 3).scaled()
     rules = read_known((-1, [1, 2, 3]), False, None, SIR, None, "positive", "SIR", 2, True)
@@ -295,6 +368,7 @@ def other(weights: Tensor) -> nn.Sequential:
         ({"signs": "negative"}, "signs must be 'any', 'positive', or with start='model' also"),
         ({"signs": "model"}, "signs must be 'any', 'positive', or with start='model' also 'model'"),
         ({"stoichiometry": [[1, 2, 3]]}, "stoichiometry must be finite numbers of shape (D, reac"),
+        ({"stoichiometry": [[math.nan], [1]]}, "of shape (D, reactions) with D = 2, got nan"),
         ({"stoichiometry": [[1, 0], [1, 0]]}, "stoichiometry must have a number other than 0"),
         ({"conserved": [[1.0]]}, "conserved must be finite numbers of shape (sums, D) with D = 2"),
         ({"conserved": [[1, 0], [0, 1]]}, "conserved must leave a state that may change"),
@@ -315,6 +389,14 @@ def other(weights: Tensor) -> nn.Sequential:
             "model must have the coefficients of some rates",
         ),
         (
+            {"model": law_of([[1.0, 0.0]], [[math.nan], [1.0]]), "start": "model"},
+            "model must have finite coefficients with start='model', got nan",
+        ),
+        (
+            {"model": law_of([[math.nan, 0.0]], [[1.0], [1.0]]), "start": "model"},
+            "model must have finite exponents with start='model', got nan",
+        ),
+        (
             {"exponents": (0, 0.5), "model": known(), "start": "model"},
             "exponents must be bounds that the model's own exponents keep",
         ),
@@ -325,3 +407,10 @@ def test_bad_input(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=r"^ode\.fit: ") as caught:
         ode.fit(**arguments)
     assert said in str(caught.value)
+
+
+def test_terms_are_a_list() -> None:
+    with pytest.raises(
+        TypeError, match=r"^ode\.fit: terms must be a list of products, \['x0\*x1'\], got 'x0\*x1'$"
+    ):
+        ode.fit(model(2, 2, 2), T, U, terms="x0*x1")

@@ -82,9 +82,27 @@ def test_fixed_steps_with_their_slopes() -> None:
     torch.testing.assert_close(path, exact, rtol=1e-5, atol=1e-6)
     v = torch.from_numpy(np.interp(t, KNOTS, VALUES)).unsqueeze(1)
     torch.testing.assert_close(slopes, -A * path + B * v)
-    said = r"inputs must have their times at steps of dt=0.3 with method 'rk4', got 0.5; t="
+    said = r"inputs must have their times at steps of dt=0.3 with method 'rk4', got 0.5, nearest to"
+    said += r" the step at 0.6; t= with adaptive steps"
     with pytest.raises(ValueError, match="^rollout: " + said):
         ode.rollout(model, u0, steps=10, dt=0.3, method="rk4", inputs=(KNOTS, VALUES))
+
+
+def test_times_at_steps_in_their_own_dtype() -> None:
+    """0.2 and 0.7 in float32 are no multiples of 0.05 in float64, and neither is a sum of 0.05."""
+    model, u0 = forced(), torch.tensor([0.5], dtype=torch.float64)
+    options: dict[str, Any] = {"steps": 14, "dt": 0.05, "method": "rk4"}
+    values, times = VALUES, [0.0, 0.2, 0.5, 0.7]
+    exact = ode.rollout(model, u0, inputs=(times, values), **options)
+    summed = torch.full((14,), 0.05).cumsum(0)[[3, 9, 13]]
+    for rounded in (
+        torch.tensor(times),
+        np.array(times, dtype=np.float32),
+        torch.cat([torch.zeros(1), summed]),
+    ):
+        assert torch.equal(ode.rollout(model, u0, inputs=(rounded, values), **options), exact)
+    with pytest.raises(ValueError, match=r"got 0\.200002, nearest to the step at 0\.2;"):
+        ode.rollout(model, u0, inputs=(torch.tensor([0, 0.200002, 0.5, 0.7]), values), **options)
 
 
 def test_models_starts_falling_times_and_clipped_weights() -> None:

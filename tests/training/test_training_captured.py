@@ -458,7 +458,8 @@ def test_adam_by_name_is_fused_on_a_gpu() -> None:
         fused = {}
         for devices in (("cuda",), ("cpu",), ("cuda", "cpu")):
             model = nn.ParameterList([sides[device] for device in devices])
-            optimizer = made_optimizer(model, "adam", 0.1)
+            optimizer = made_optimizer(model, model.parameters(), "adam", 0.1)
             fused[devices] = optimizer.param_groups[0]["fused"]
-            assert made_optimizer(model, "rmsprop", 0.1).defaults["lr"] == 0.1
+            other = made_optimizer(model, model.parameters(), "rmsprop", 0.1)
+            assert other.defaults["lr"] == 0.1
     assert fused == {("cuda",): True, ("cpu",): None, ("cuda", "cpu"): None}

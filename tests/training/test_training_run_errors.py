@@ -23,10 +23,12 @@ VALUE_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"loss": "mae"}, "loss must be 'mse', got 'mae'"),
     ({"optimizer": "sgd"},
      "optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer, got 'sgd'"),
-    ({"lr": None}, "lr must be given with optimizer 'adam'"),
+    ({"optimizer": torch.optim.Adam(RealNPU(2, 1).parameters())},
+     "optimizer must have at least one parameter of model, got Adam of 2 other parameters"),
     ({"lr": -1.0}, "lr must be a function of the step, or finite and at least 0, got -1.0"),
     ({"penalties": {"l2": 1.0}},
      "penalties must be of 'l1', 'frobenius', 'madsen', 'paper', 'whole', got 'l2'"),
+    ({"penalties": {"l1": float("nan")}}, "the weight of penalty 'l1' must be a number, .*, got nan"),
     ({"project": 0.0}, "project must be True, False, or greater than 0, got 0.0"),
     ({"nonfinite": "skip"}, "nonfinite must be one of 'keep', 'zero', got 'skip'"),
     ({"sample_weight": torch.rand(5, 1)},
@@ -40,6 +42,9 @@ TYPE_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"model": 1}, "model must be a torch.nn.Module, got int"),
     ({"x": torch.rand(5, 2, dtype=torch.float64)}, "x must have the dtype of model, torch.float32"),
     ({"penalties": ["l1"]}, "penalties must be a dict of names and weights, got list"),
+    ({"generator": 3}, "generator must be a torch.Generator or None, got int"),
+    ({"callbacks": 3}, "callbacks must be a function, or several in a list, got 3"),
+    ({"callbacks": [print, 3]}, "callbacks must be a function, or several in a list, got 3"),
     ({"penalties": {"l1": "1"}}, "the weight of penalty 'l1' must be a number, .*, got str"),
     ({"sample_weight": 1.0}, "sample_weight must be a torch.Tensor, got float"),
     ({"checkpoint": 3}, "checkpoint must be a path, got int"),
@@ -62,7 +67,8 @@ def test_errors(arguments: dict[str, Any], message: str, error: type[Exception])
 
 
 def test_madsen_needs_whole_weights() -> None:
-    with pytest.raises(ValueError, match="regularizer: no parameters"):
+    said = "^run: penalties must be none of 'madsen' and 'paper' for a model without NAU, NMU and"
+    with pytest.raises(ValueError, match=said):
         run(
             RealNPU(2, 1),
             torch.rand(3, 2),
@@ -71,6 +77,27 @@ def test_madsen_needs_whole_weights() -> None:
             lr=0.1,
             penalties={"madsen": 1.0},
         )
+
+
+def test_an_optimizer_whose_step_needs_a_closure() -> None:
+    model = MODELS["npu nau"](None, torch.float32)
+    with pytest.raises(
+        ValueError, match=r"^run: optimizer must make its steps without a closure, got LBFGS$"
+    ):
+        run(
+            model, torch.rand(5, 2), torch.rand(5, 3), steps=1,
+            optimizer=torch.optim.LBFGS(model.parameters()),
+        )  # fmt: skip
+
+
+def test_an_optimizer_of_some_parameters_and_of_others() -> None:
+    """It needs one of the model's."""
+    model, other = MODELS["npu nau"](None, torch.float32), torch.nn.Linear(2, 2)
+    before = model[0].weight_re.clone()  # type: ignore[index]
+    parameters = [model[1].weight, *other.parameters()]  # type: ignore[index]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    run(model, torch.rand(5, 2), torch.rand(5, 3), steps=2, optimizer=optimizer, project=False)
+    assert torch.equal(model[0].weight_re, before)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("name", ["x", "y", "sample_weight", "rows", "a parameter of model"])

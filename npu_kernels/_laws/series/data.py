@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from npu_kernels._common.checks import check_numbers, is_whole
+from npu_kernels._common.checks import check_numbers, check_real, is_whole
 
 NAME = "ode.fit"
 FAR = 2.0  # times the median distance; samples farther apart get nodes in between
@@ -302,6 +302,7 @@ def tensor(function: str, name: str, value: Any) -> Tensor:
     import numpy
 
     if isinstance(value, Tensor):
+        check_real(function, name, value)
         return value.detach().cpu().double()
     _refuse_dates(function, name, value)
     check_numbers(function, name, value)
@@ -405,7 +406,8 @@ def _times(time: Tensor, table: Tensor, index: int) -> Tensor:
         )
     if len(time.unique()) < 2:
         raise ValueError(
-            f"{NAME}: t must have at least two different times, got {time.unique().tolist()}"
+            f"{NAME}: t must have at least two different times, got {time.unique().tolist()} "
+            f"in series {index}"
         )
     return time
 
@@ -441,7 +443,21 @@ def _errors(
                 f"{NAME}: sigma must be greater than 0 and finite, got {float(error[bad][0])!r}"
             )
         errors.append(torch.where(table.isnan(), 1.0, error))
+    _check_rounding(errors, tables)
     return errors, True
+
+
+def _check_rounding(errors: list[Tensor], tables: list[Tensor]) -> None:
+    """Raise ValueError for errors that are smaller than the values' own rounding in float64."""
+    values, error = torch.cat(tables).nan_to_num(0.0), torch.cat(errors)
+    half = torch.finfo(torch.float64).eps / 2
+    size = torch.where(values == 0, values.abs().amax(0), values.abs())  # of 0: its column's
+    small = error < half * size
+    if small.any():
+        raise ValueError(
+            f"{NAME}: sigma must be at least the values' rounding in float64, {half:.2g} of their "
+            f"size, got {float(error[small][0]):g} for the value {float(values[small][0]):g}"
+        )
 
 
 def _start(u0: Any, series: int, features: int) -> Tensor:
@@ -449,6 +465,8 @@ def _start(u0: Any, series: int, features: int) -> Tensor:
         if u0 != "fit":
             raise ValueError(f"{NAME}: u0 must be 'fit' or numbers (nan where unknown), got {u0!r}")
         return torch.full((series, features), math.nan, dtype=torch.float64)
+    if u0 is None:
+        raise ValueError(f"{NAME}: u0 must be 'fit' or numbers (nan where unknown), got None")
     start = tensor(NAME, "u0", u0)
     has_inf = bool(start.isinf().any())
     if tuple(start.shape) not in ((features,), (series, features)) or has_inf:

@@ -71,7 +71,8 @@ def changes(law: Law) -> Tensor | None:
 
 def units(data: Series, shape: Shape, exponents: Tensor) -> Tensor:
     """Return factors ``[..., R, h]`` from rates in the user's units to scaled ones."""
-    products = torch.exp(exponents @ data.size.log())  # [..., h]
+    logs = data.size.log() if shape.log_sizes is None else torch.zeros_like(data.size)
+    products = torch.exp(exponents @ logs)  # [..., h]
     sizes = data.size if shape.rate_size is None else shape.rate_size
     return data.time * products.unsqueeze(-2) / sizes.unsqueeze(-1)
 

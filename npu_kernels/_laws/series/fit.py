@@ -19,7 +19,7 @@ from npu_kernels._laws.series import data as series
 from npu_kernels._laws.series import inputs as driving
 from npu_kernels._laws.series.data import NAME, Series
 from npu_kernels._laws.series.job import Job
-from npu_kernels._laws.series.known import read_known
+from npu_kernels._laws.series.known import Known, read_known
 from npu_kernels._laws.series.result import SeriesFit, finished
 from npu_kernels._laws.series.search import ALL_STEPS, Search
 from npu_kernels._laws.series.sensitivity import (
@@ -82,15 +82,17 @@ def fit(
             such pairs has those of each series. The model's NPU then has D + J in_features, the
             states first: products of powers contain the inputs, and no equation has them.
         sigma: standard deviations of the errors of u: a number, one for each column, or one for
-            each value. None: each column has one of its own, which is estimated. "relative": in
-            proportion to the states, by an unknown factor for each column; logarithms are fitted
-            where all values are above 0. Elsewhere the size of a smooth curve counts, at least a
-            tenth of the column's root mean square.
+            each value; none below the value's rounding in float64 (where it is 0: its column's).
+            None: each column has one of its own, which is estimated. "relative": in proportion to
+            the states, by an unknown factor for each column; logarithms are fitted where all values
+            are above 0. Elsewhere the size of a smooth curve counts, at least a tenth of the
+            column's root mean square.
         observed: which states the columns of u are, if not all; the others were not measured.
         names: of the D states, or of the D states and the inputs.
         start: "search" for a law of any form, or "model": from the model's own exponents and
-            coefficients. Zeros among them remain 0, and a layer whose weights have
-            requires_grad=False stays as it is.
+            coefficients. Zeros among them remain 0. Of a layer whose weights have
+            requires_grad=False the numbers stay as they are, whatever else is said here: none is
+            estimated.
         simplify: remove terms and exponents that the data do not need, and make exponents
             fractions, by the Bayesian information criterion. False: estimate all numbers.
         max_denominator: of these fractions.
@@ -105,8 +107,8 @@ def fit(
         conserved: sums ``[m, D]`` of the states that do not change: ``[[1, 1, 1]]`` for ``S + I +
             R``. The law is then one of flows between states.
         signs: "positive" for coefficients (with stoichiometry or conserved: rates) that are not
-            below 0; "model", with ``start="model"``: they keep the model's signs, in which its
-            starts must agree.
+            below 0, in a model of ``start="model"`` too; "model", with ``start="model"``: they keep
+            the model's signs, in which its starts must agree.
         method: of integration: "rk4", "kvaerno5" (implicit, for stiff laws), or "auto": rk4, and
             kvaerno5 too for starts of ``start="model"`` whose trajectories rk4 does not follow, or
             where no start has a finite trajectory by rk4.
@@ -128,8 +130,9 @@ def fit(
     implicit ones of a tolerance that is made smaller until then.
 
     States whose values are (nearly) all positive are amounts: their first states are not below 0.
-    States of both signs get integer exponents (with ``start="model"`` those nearest to the
-    model's), none below 0 if they pass 0 in a series. Raises ValueError and TypeError for arguments
+    States of both signs get integer exponents, none below 0 if they pass 0 in a series. With
+    ``start="model"`` they are the ones nearest to the model's, or its own, whole or not, where they
+    stay. Raises ValueError and TypeError for arguments
     that do not fit, such as dates, ValueError for a file that is a damaged checkpoint or one of
     another fit (other data, model, options or versions of torch or npu_kernels), OSError if it
     cannot be written, ImportError without scipy, RuntimeError if no start has a finite trajectory.
@@ -150,7 +153,7 @@ def fit(
     _check(start, simplify, method)
     max_denominator = check_whole(NAME, "max_denominator", max_denominator)
     seed = check_whole(NAME, "seed", seed, 0, bounded=False)
-    data, power, nau = _read(model, t, u, u0, inputs, sigma, observed, names)
+    data, facts, power, nau = _read(model, t, u, u0, inputs, sigma, observed, names)
     searching = start == "search"
     if start == "model" and _is_new(power):
         notices.warn(NEW_WEIGHTS)
@@ -158,9 +161,9 @@ def fit(
         exponents, integer_exponents, terms, stoichiometry, conserved, signs,
         data.names, power.out_features, searching, data.inputs,
     )  # fmt: skip
-    determined = {"model": _identity(power, nau, start), "data": digest(data)}
+    determined = {"model": _identity(power, nau, start), **facts}
     determined |= {"start": repr(start), "simplify": repr(simplify)}
-    determined |= {"what is known": digest(rules)}
+    determined |= _known_facts(rules, stoichiometry, conserved)
     determined |= {"max_denominator": repr(max_denominator), "seed": repr(seed)}
     determined |= {"method": repr(method)}
     job = Job(NAME, ALL_STEPS, determined)
@@ -191,8 +194,11 @@ def fit(
 
 def _read(
     model: Any, t: Any, u: Any, u0: Any, inputs: Any, sigma: Any, observed: Any, names: Any
-) -> tuple[Series, RealNPU, NAU]:
-    """Return the checked series, with the inputs behind the states, and the model's layers."""
+) -> tuple[Series, dict[str, str], RealNPU, NAU]:
+    """Return the checked series, what decides it by argument, and the model's layers.
+
+    The inputs are behind the states.
+    """
     count = driving.columns(inputs)
     power, nau = _layers(model, count)
     states = nau.out_features
@@ -203,10 +209,30 @@ def _read(
     data = series.read(t, u, u0, sigma, observed, names, states)
     data = sized(data) if data.sized else data
     series.check_no_empty_name(input_names)
+    states_seen = sorted(range(states) if observed is None else observed)
+    facts = {"t": digest(data.times), "u": digest(data.values, data.seen), "u0": digest(data.start)}
+    facts["sigma"] = digest(data.weight) if data.has_sigma else repr(sigma)
+    facts |= {"observed": repr(states_seen), "names": repr((*data.names, *input_names))}
+    facts["inputs"] = "None"
     if count:
         tables = driving.read(inputs, len(data.times))
+        facts["inputs"] = digest(*(part for table in tables for part in table[:2]))
         data = driving.with_inputs(data, tables, input_names)
-    return data, power, nau
+    return data, facts, power, nau
+
+
+def _known_facts(rules: Known, stoichiometry: Any, conserved: Any) -> dict[str, str]:
+    """Return what is known of a law by argument, as text."""
+    facts = {
+        "exponents": repr((rules.low.tolist(), rules.high.tolist())),
+        "integer_exponents": repr(rules.integer.tolist()),
+        "terms": repr(rules.terms.tolist()),
+        "signs": repr(rules.signs),
+    }
+    for name, matrix in (("stoichiometry", stoichiometry), ("conserved", conserved)):
+        given = None if matrix is None else series.tensor(NAME, name, matrix).tolist()
+        facts[name] = repr(given)
+    return facts
 
 
 def _identity(power: RealNPU, nau: NAU, start: str) -> str:

@@ -39,9 +39,13 @@ def cleaned(law: Law) -> Law:
 
 
 def loosened(law: Law, loosen: bool) -> Law:
-    """Free all numbers that are not 0: exponents only where they may be fractions, if `loosen`."""
+    """Free all numbers that are not 0, but for coefficients that stay.
+
+    Exponents are free only where they may be fractions, if `loosen`.
+    """
     exponents, coefficients, _ = law.problem.shape.split(law.x)
     _, _, starts = law.problem.shape.split(law.free)
     allowed = law.problem.shape.free_exponents(law.problem.data.positive)
     powers = (exponents != 0) & allowed & loosen
-    return replace(law, free=law.problem.shape.join(powers, coefficients != 0, starts))
+    free_coefficients = (coefficients != 0) & (law.problem.shape.log_sizes is None)
+    return replace(law, free=law.problem.shape.join(powers, free_coefficients, starts))

@@ -22,7 +22,7 @@ def read(inputs: Any, series: int, function: str = NAME) -> list[Inputs]:
     """Return the inputs of each series; raise ValueError or TypeError for what are none."""
     is_list = isinstance(inputs, list) and all(isinstance(part, tuple) for part in inputs)
     parts = inputs if is_list else [inputs]
-    if len(parts) not in (1, series):
+    if is_list and len(parts) != series:
         raise ValueError(
             f"{function}: inputs must be (times, values) or a list of {series} such pairs, one for "
             f"each series, got {len(parts)}"

@@ -19,7 +19,7 @@ from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._jobs.fingerprint import check_same, digest, fingerprint
 from npu_kernels._jobs.progress import Progress
 
-VERSION = 2  # of a saved state
+VERSION = 3  # of a saved state
 
 
 class Descent(NamedTuple):

@@ -50,8 +50,11 @@ class Known:
     def rates(self, coefficients: Tensor) -> Tensor:
         """Return the rates ``[K, R, h]`` of a model's coefficients ``[K, D, h]``."""
         if self.columns is None:
+            self._check_signs("coefficient", coefficients)
             return coefficients
         rates = torch.linalg.pinv(self.columns) @ coefficients
+        if self.signs == "positive" and bool((rates < 0).any()):
+            rates = _not_below_zero(self.columns, coefficients, rates)
         rates = torch.where(rates.abs() < ZERO_FLOW * rates.abs().amax(), 0.0, rates)
         off = (self.columns @ rates - coefficients).abs().max()
         if bool(off > TIED * coefficients.abs().max()):
@@ -59,7 +62,30 @@ class Known:
                 f"{NAME}: model must have the coefficients of some rates with start='model' and "
                 "stoichiometry or conserved: those of one term are a sum of these columns"
             )
+        self._check_signs("rate", rates)
         return rates
+
+    def _check_signs(self, noun: str, numbers: Tensor) -> None:
+        """Raise ValueError for a model's coefficients or rates that contradict the signs."""
+        if self.signs == "positive" and bool((numbers < 0).any()):
+            raise ValueError(
+                f"{NAME}: signs must be 'any' or 'model' for a model with a {noun} below 0, "
+                f"got 'positive' and {float(numbers.min()):.6g}"
+            )
+
+
+def _not_below_zero(columns: Tensor, coefficients: Tensor, rates: Tensor) -> Tensor:
+    """Return rates that are not below 0 where they give the coefficients, else the given ones.
+
+    Columns that depend on one another, as those of both directions of a flow, have many rates.
+    """
+    from scipy.optimize import nnls
+
+    A, terms = columns.numpy(), coefficients.movedim(1, -1)  # [K, h, D]
+    solved = [torch.from_numpy(nnls(A, b.numpy())[0]) for b in terms.reshape(-1, len(columns))]
+    others = torch.stack(solved).view(*terms.shape[:2], -1).movedim(-1, 1)
+    off = (columns @ others - coefficients).abs().max()
+    return others if bool(off <= TIED * coefficients.abs().max()) else rates
 
 
 def common_signs(rates: Tensor) -> Tensor:
@@ -138,6 +164,8 @@ def read_known(
     if inputs:
         columns = torch.eye(fitted, dtype=torch.float64) if columns is None else columns
         columns = torch.cat([columns, columns.new_zeros(inputs, columns.shape[1])])
+    if isinstance(terms, str):
+        raise TypeError(f"{NAME}: terms must be a list of products, [{terms!r}], got {terms!r}")
     term_rows = torch.zeros(0, states, dtype=torch.float64)
     if terms is not None:
         term_rows = _matrix("terms", exponent_rows(NAME, terms, names), "(terms, D)", states, 1)
@@ -156,10 +184,13 @@ def read_known(
 
 def _matrix(name: str, value: Any, shape: str, states: int, dimension: int) -> Tensor:
     matrix = tensor(NAME, name, value)
-    if matrix.dim() != 2 or matrix.shape[dimension] != states or not matrix.isfinite().all():
+    fits = matrix.dim() == 2 and matrix.shape[dimension] == states
+    if not fits or not matrix.isfinite().all():
+        got = f"shape {tuple(matrix.shape)}"
+        if fits:
+            got = str(float(matrix[~matrix.isfinite()][0]))
         raise ValueError(
-            f"{NAME}: {name} must be finite numbers of shape {shape} with D = {states}, "
-            f"got shape {tuple(matrix.shape)}"
+            f"{NAME}: {name} must be finite numbers of shape {shape} with D = {states}, got {got}"
         )
     return matrix
 

@@ -82,6 +82,7 @@ class Search:
             gate = power.gate.detach().cpu().double().view(-1, 1, shape.states)
             exponents = exponents * (gate != 0)
         trained = power.weight_re.requires_grad
+        _check_finite(exponents, nau.weight.detach())
         if trained:  # states of both signs have whole exponents
             exponents = exponents.where(data.positive, exponents.round())
         check_within(exponents, self.rules)
@@ -90,6 +91,8 @@ class Search:
         raw = self.rules.rates(nn.functional.pad(raw, (0, 0, 0, shape.inputs)))
         if self.rules.signs == "model":
             self.shape = shape = replace(shape, signs=common_signs(raw))
+        if not nau.weight.requires_grad:
+            self.shape = shape = replace(shape, log_sizes=data.size.log())
         first = self.first(len(raw))
         x = shape.join(exponents, raw * units(data, shape, exponents), first)
         free_exponents = (exponents != 0) & shape.free_exponents(data.positive) & trained
@@ -408,6 +411,15 @@ def _varied(values: Tensor, kinds: list[Form]) -> list[int]:
         if values[n].isfinite() and alike < TWINS and len(chosen) < 2 * LEADING:
             chosen.append(n)
     return chosen
+
+
+def _check_finite(exponents: Tensor, coefficients: Tensor) -> None:
+    """Raise ValueError for a model's numbers that are none."""
+    for noun, numbers in (("exponents", exponents), ("coefficients", coefficients)):
+        if not numbers.isfinite().all():
+            wrong = float(numbers[~numbers.isfinite()][0])
+            rule = f"model must have finite {noun} with start='model'"
+            raise ValueError(f"{NAME}: {rule}, got {wrong}")
 
 
 def batches(starts: int) -> list[slice]:

@@ -45,6 +45,9 @@ class Shape:
     fixed: int = 0  # the first terms, whose exponents stay
     signs: Tensor | None = None  # [R, h] of rates: 1 for not below 0, -1 for not above 0, 0
     inputs: int = 0  # the last states, which no equation has
+    # [D], logarithms of the states' sizes where all coefficients stay: then the rates of the
+    # vector do not change with the exponents, as those of scaled states would. None: scaled.
+    log_sizes: Tensor | None = None
 
     @property
     def rates(self) -> int:
@@ -66,8 +69,10 @@ class Shape:
         exponents, rates = exponents.reshape(*lead, h, d), rates.reshape(*lead, self.rates, h)
         return exponents, rates, starts.reshape(*lead, s, d)
 
-    def coefficients(self, rates: Tensor) -> Tensor:
-        """Return the coefficients ``[.., D, h]`` of rates ``[.., R, h]``."""
+    def coefficients(self, exponents: Tensor, rates: Tensor) -> Tensor:
+        """Return the scaled coefficients ``[.., D, h]`` of a vector's exponents and rates."""
+        if self.log_sizes is not None:
+            rates = rates * torch.exp(exponents @ self.log_sizes).unsqueeze(-2)
         return rates if self.columns is None else self.columns @ rates
 
     def free_exponents(self, positive: Tensor) -> Tensor:
@@ -160,7 +165,7 @@ class Trajectories:
     def states(self, x: Tensor) -> Tensor:
         """Return the states ``[K, S, M, D]`` of laws ``[K, N]``."""
         exponents, rates, u = self.shape.split(x)
-        coefficients = self.shape.coefficients(rates)
+        coefficients = self.shape.coefficients(exponents, rates)
         models, series, d = u.shape
         lengths, u = self.data.lengths, u.reshape(-1, d)
         laws = _repeated(exponents, series), _repeated(coefficients, series)
@@ -302,7 +307,7 @@ class Stretches:
     def states(self, x: Tensor) -> Tensor:
         """Return the ends of the stretches ``[K, S, M - 1, D]`` of laws ``[K, N]``."""
         exponents, rates, _ = self.shape.split(x)
-        coefficients = self.shape.coefficients(rates)
+        coefficients = self.shape.coefficients(exponents, rates)
         lengths, models = self.data.lengths, len(x)
         begin = self.smooth[:, :-1].reshape(-1, self.shape.states).repeat(models, 1)
         count = lengths.numel()
@@ -357,7 +362,7 @@ def derivatives(
     parts = [_repeated(exponents, count), _repeated(rates, count), begin]
     leaves = [part.detach().requires_grad_() for part in parts]
     with torch.enable_grad():
-        coefficients, distances = shape.coefficients(leaves[1]), lengths.flatten().repeat(models)
+        coefficients, distances = shape.coefficients(*leaves[:2]), lengths.flatten().repeat(models)
         laws = leaves[0], coefficients
         if slopes is not None:
             laws = driven(*laws, slopes.flatten(0, 1).repeat(models, 1))

@@ -106,7 +106,7 @@ def judged(law: Law, degrees: int, unidentified: int, names: tuple[str, ...]) ->
         faults.append("There are as many parameters as measurements: any law would fit.")
     elif degrees < FEW_DEGREES:
         remarks.append(f"Degrees of freedom: {degrees}. Nearly any law would fit.")
-    rows = law.problem.shape.coefficients(law.problem.shape.split(law.x)[1])
+    rows = law.problem.shape.coefficients(*law.problem.shape.split(law.x)[:2])
     faults += _undefined(law, names)
     still = [name for name, row in zip(names, rows, strict=False) if not row.any()]
     if still:
