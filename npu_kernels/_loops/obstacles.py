@@ -29,7 +29,7 @@ KINDS: dict[type[Unit], type[tuple[Any, ...]]] = {
     NMRU: records.Nmru,
     NAU: records.Nau,
 }
-ADAMS = (optim.Adam, torch.optim.Adam, torch.optim.AdamW)
+OPTIMIZERS = (optim.Adam, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
 WIDEST_NAU = 64  # features; beyond, torch's own product is faster than our kernel for the NAU
 _LETTERS = {kind: ops.WEIGHTS[record.__name__.lower()] for kind, record in KINDS.items()}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -54,8 +54,7 @@ def _defined(method: Any) -> Any:
 # The methods of each optimiser's class as they are at import: somebody may replace them later.
 _STEPS = ("step", "zero_grad")
 _DEFINED_STEPS: dict[type[torch.optim.Optimizer], list[Any]] = {
-    kind: [_defined(getattr(kind, name)) for name in _STEPS]
-    for kind in (*ADAMS, torch.optim.RMSprop)
+    kind: [_defined(getattr(kind, name)) for name in _STEPS] for kind in OPTIMIZERS
 }
 
 
@@ -195,7 +194,7 @@ def optimizer_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
 
     None if it is one of these, with numbers as settings.
     """
-    if type(optimizer) not in (*ADAMS, torch.optim.RMSprop):
+    if type(optimizer) not in OPTIMIZERS:
         return f"{type(optimizer).__name__} is neither torch's Adam, AdamW nor RMSprop"
     for name, defined in zip(_STEPS, _DEFINED_STEPS[type(optimizer)], strict=True):
         if _defined(getattr(optimizer, name)) is not defined:

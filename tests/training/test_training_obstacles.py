@@ -284,7 +284,7 @@ def _replace(patch: pytest.MonkeyPatch, target: Any, name: str, factor: Any) -> 
 @needs_library
 @pytest.mark.parametrize("name", ["step", "zero_grad"])
 @pytest.mark.parametrize("of_class", [False, True])
-@pytest.mark.parametrize("kind", [*obstacles.ADAMS, torch.optim.RMSprop])
+@pytest.mark.parametrize("kind", obstacles.OPTIMIZERS)
 def test_methods_of_an_optimiser_that_are_replaced(
     kind: Any, of_class: bool, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
