@@ -218,6 +218,31 @@ def test_terms_that_the_law_has_not():
 
 
 @approximate
+@pytest.mark.parametrize(
+    "options", [{}, {"signs": "positive"}, {"max_terms": 1}, {"terms": {"x0/x1": 0, "x0": None}}]
+)
+@pytest.mark.parametrize("groups", [None, ["u", "v"] * 150])
+def test_a_law_without_its_best_term(options, groups):
+    """Exponents that move end at the product that is excluded."""
+    X = uniform(2)
+    y = 2 * X[:, 0] / X[:, 1] + 0.01 * noise()
+    fitted = model(**{"terms": {"x0/x1": 0}, **options}).fit(X, y, groups=groups)
+    for equation in fitted.equations_:
+        assert np.abs(equation.exponents - [1, -1]).max(1).min() > 0.1
+    limit = 0.5 if options.get("max_terms") == 1 else 0.1
+    assert fitted.best_.error < limit
+
+
+@approximate
+def test_a_term_that_units_exclude_may_be_excluded():
+    pytest.importorskip("pint")
+    X = uniform(2)
+    y = 2 * X[:, 0] / X[:, 1] + 0.01 * noise()
+    fitted = model(units=["m", "s"], y_units="m/s", terms={"1": 0}).fit(X, y)
+    check(fitted, {(1, -1): 2})
+
+
+@approximate
 def test_a_known_part_has_the_dimension_of_y():
     pytest.importorskip("pint")
     X = uniform(2)

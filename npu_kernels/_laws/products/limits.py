@@ -67,7 +67,10 @@ class Limits:
         with np.errstate(over="ignore", invalid="ignore"):
             factor = factor * np.exp(self.terms @ sizes[1] - sizes[0])
             low, high = np.sort([self.coef_low * factor, self.coef_high * factor], axis=0)
-        parity, excluded = np.where(signed, np.abs(u) % 2, 0.0), self.excluded[:, exponents.free]
+        full = exponents.full(self.excluded[:, exponents.free], power)
+        possible = np.isclose(full, self.excluded).all(1)  # units allow no term like the others
+        excluded = self.excluded[possible][:, exponents.free]
+        parity = np.where(signed, np.abs(u) % 2, 0.0)
         return ScaledLimits(u, parity, low, high, excluded, self.positive, outer, sign)
 
 
@@ -109,8 +112,14 @@ class ScaledLimits:
         Of groups, a coefficient is 0 where it is in all of them.
         """
         u, c = u[len(self.u) :], c[len(self.u) :]
-        near = np.abs(u[:, None, :] - self.excluded).max(2, initial=0.0) < APART
-        return bool(near.any() or (c == 0).all(axis=tuple(range(1, c.ndim))).any())
+        lost = (c == 0).all(axis=tuple(range(1, c.ndim)))
+        return bool(self.excludes(u).any() or lost.any())
+
+    def excludes(self, u: Array) -> Array:
+        """Return which exponents ``[..., m]`` are those of a term that is excluded ``[...]``."""
+        far = np.abs(u[..., None, :] - self.excluded).max(-1, initial=0.0)
+        near: Array = (far < APART).any(-1)
+        return near
 
 
 # ---- arguments of the estimator and of `ode.fit` -------------------------------------------------
