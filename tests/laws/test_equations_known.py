@@ -237,8 +237,8 @@ def test_a_law_without_its_best_term(options, groups):
 def test_a_term_that_units_exclude_may_be_excluded():
     pytest.importorskip("pint")
     X = uniform(2)
-    y = 2 * X[:, 0] / X[:, 1] + 0.01 * noise()
-    fitted = model(units=["m", "s"], y_units="m/s", terms={"1": 0}).fit(X, y)
+    options = {"units": ["m", "s"], "y_units": "m/s", "terms": {"1": 0}}
+    fitted = model(**options).fit(X, 2 * X[:, 0] / X[:, 1])
     check(fitted, {(1, -1): 2})
 
 
@@ -453,6 +453,31 @@ def test_refit_begins_with_the_law_itself():
     data, start = _started(fitted.best_, rows, "refit")
     prediction = data.sign * data.unit * data.predict(start.u, start.parity, start.c)[0]
     np.testing.assert_allclose(prediction, fitted.predict(other))
+
+
+@approximate
+def test_refit_takes_a_y_of_the_other_sign_for_an_error():
+    """As `fit` does, of any size: the first sum of `fit` has larger errors than the law."""
+    X = uniform(1)
+    y = (1 + X[:, 0]) ** -2 + 1e-4 * noise()
+    fitted = model(output_powers=(-0.5,)).fit(X, y)
+    y[X[:, 0].argmax()] = -0.05
+    for factor in (1, -1):
+        other = fitted.refit(X, factor * y).best_
+        assert other.power == -0.5
+        assert other.coef == pytest.approx(fitted.best_.coef, rel=0.05)
+        assert other.predict(X) == pytest.approx(factor * fitted.predict(X), rel=0.05)
+    assert len(fitted.bootstrap(X, y, draws=10)) == 2
+
+
+def test_refit_says_which_data_are_none_of_a_law():
+    X = uniform(2)
+    fitted = model().fit(X, 2 * X[:, 0] ** 0.5 + X[:, 1])
+    with pytest.raises(ValueError, match="refit: columns must not be negative .* in x0$"):
+        fitted.refit(X - 1, X[:, 0])
+    fitted = model(noise="factor").fit(X, 2 * X[:, 0] * np.exp(0.3 * noise()))
+    with pytest.raises(ValueError, match="refit: y must have one sign .* got y from -1 to 1"):
+        fitted.refit(X, np.tile([1.0, -1.0], 150))
 
 
 @approximate
