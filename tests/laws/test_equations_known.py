@@ -340,6 +340,24 @@ def test_limits_that_cannot_be(options, message):
         model(**options).fit(uniform(2), uniform(1)[:, 0])
 
 
+@pytest.mark.parametrize("max_terms", [4, None])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"terms": ["x1**(1/2)"]}, "whole exponents .* negative in some rows, got 0.5 for x1"),
+        ({"terms": {"1/x0": None}}, "no negative .* columns that are 0 in some rows, got -1 for x0"),
+        ({"exponents": (-2, -1)}, r"at least 0 .* 0 in some rows, got \(-2, -1\) for x0"),
+    ],
+)
+def test_limits_that_the_columns_exclude(options, message, max_terms):
+    X = uniform(2)
+    X[:5, 0], X[:, 1] = 0.0, X[:, 1] - 1
+    with pytest.raises(ValueError, match=message):
+        model(max_terms=max_terms, **options).fit(X, 2 + X[:, 0] - X[:, 1])
+    others = {"terms": ["x0**(1/2)", "1/x1"]}
+    model(**others).fit(X, 2 * X[:, 0] ** 0.5 - 1 / X[:, 1])
+
+
 # ---- signs and exponents -------------------------------------------------------------------------
 
 

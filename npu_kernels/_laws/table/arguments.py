@@ -367,6 +367,11 @@ def exponents_of(
             ((X < 0).any(0), "the column is negative in some rows"),
         ):
             check_whole_within("NPURegressor", names, *bounds, whole, reason)
+        for i in np.flatnonzero(varies & (X == 0).any(0) & (limits.high < 0)).tolist():
+            rule = "exponents must have bounds with a number of at least 0 where the column is 0"
+            actual = f"({limits.low[i]:g}, {limits.high[i]:g}) for {names[i]}"
+            raise ValueError(f"NPURegressor: {rule} in some rows, got {actual}")
+        _check_terms(limits.terms, X, names)
         _check_limits(limits, exponents, names, powers)
     return exponents
 
@@ -388,6 +393,19 @@ def _check_part(
         f"NPURegressor: known must have the dimension of {output}, {needs}, got {part.text!r} with "
         f"the dimension {has}"
     )
+
+
+def _check_terms(terms: Array, X: Array, names: tuple[str, ...]) -> None:
+    """ValueError for exponents of terms ``[F, n]`` with which some rows have no finite product."""
+    for wrong, rule, some in (
+        ((X < 0).any(0) & (terms % 1 != 0), "whole exponents", "negative"),
+        ((X == 0).any(0) & (terms < 0), "no negative exponents", "0"),
+    ):
+        for k, i in np.argwhere(wrong).tolist():
+            raise ValueError(
+                f"NPURegressor: terms must have {rule} of columns that are {some} in some rows, "
+                f"got {terms[k, i]:g} for {names[i]}"
+            )
 
 
 def _check_limits(
