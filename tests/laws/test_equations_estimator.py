@@ -154,6 +154,7 @@ def test_same_seed_same_numbers_whatever_the_order_of_rows(noisy):
     np.testing.assert_array_equal(reordered.coef_, model.coef_)
 
 
+@pytest.mark.filterwarnings("ignore:NPURegressor. 36 rows are too few")
 def test_weights_are_repetitions():
     X = uniform(2, 50)
     y = X[:, 0] / X[:, 1] + 0.1 * noise(50)
@@ -299,6 +300,7 @@ def test_numbers_out_of_range(options, message):
         NPURegressor(**options).fit(X, X[:, 0])
 
 
+@pytest.mark.filterwarnings("ignore:NPURegressor. 1 rows are not more")
 def test_one_row_that_counts():
     X = uniform(2, 60)
     rule = "at least 2 different rows with a sample_weight greater than 0, got 1"

@@ -232,8 +232,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         labels = group = None
         if groups is not None:
             check_groups(self)
-            labels, group = read_labels("NPURegressor", groups, len(X))
-        self._warn(X, names, input_units is not None, group)
+            labels, group = read_labels("NPURegressor", groups, len(X), weight > 0)
+        self._warn(X, names, input_units is not None, group, weight > 0)
         settings = settings_of(self, seed_of(self.random_state), group is not None)
         if group is None or labels is None:
             X, targets, weight, origin, equal = merged(X, targets, weight)
@@ -321,8 +321,11 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         return results
 
     def _warn(
-        self, X: Array, names: tuple[str, ...], constants_matter: bool, group: Array | None
-    ) -> None:
+        self, X: Array, names: tuple[str, ...], constants_matter: bool, group: Array | None,
+        used: Array,
+    ) -> None:  # fmt: skip
+        if not used.all():
+            X, group = X[used], None if group is None else group[used]
         unused = [names[i] for i in np.flatnonzero(constant(X, group))]
         if unused and not constants_matter and len(X) > 1:
             where = "constant columns" + " (in each group)" * (group is not None)

@@ -220,7 +220,7 @@ class Results:
         draws, level = check_whole("bootstrap", "draws", draws, 10), check_level("bootstrap", level)
         equations = self._pick(None)
         X, targets, weight, groups = self._read("bootstrap", X, y, sample_weight, groups)
-        group = indices("bootstrap", equations[0].labels, groups, len(X))
+        group = indices("bootstrap", equations[0].labels, groups, len(X), weight > 0)
         seed = seed_of(self.random_state)
         results: list[Any] = []
         shares = [len(part) for part in np.array_split(np.arange(draws), min(draws, 8))]
@@ -248,14 +248,14 @@ class Results:
         equations = self._pick(None)
         column = groups if isinstance(groups, str) else self._group_column
         X, targets, weight, groups = self._read("refit", X, y, sample_weight, groups)
-        labels, group = equations[0].labels, None
+        labels, group, used = equations[0].labels, None, weight > 0
         if labels is None or groups is None:
             indices("refit", labels, groups, len(X))
         else:
-            labels, group = read_labels("refit", groups, len(X))
+            labels, group = read_labels("refit", groups, len(X), used)
         noise = float(self.noise) if is_number(self.noise) else None
         loss, tables = settings_of(self, 0).rules.loss, []
-        used, than = weight > 0, "rows than the law has terms"
+        than = "rows than the law has terms"
         for equation, of_equation in zip(equations, targets.T, strict=True):
             if labels is not None and group is not None:
                 check_sizes("refit", labels, group[used], equation.terms, than)
@@ -264,7 +264,7 @@ class Results:
             notes = rows.notes + notes_of(rows, equation)
             tables.append(EquationTable(Laws([equation], 0, [], equation.noise, True, notes)))
         other = copy.copy(self)
-        other._seen, other._group_column = Seen.of(X, targets), column
+        other._seen, other._group_column = Seen.of(X[used], targets[used]), column
         other._set(tables)
         return other
 
