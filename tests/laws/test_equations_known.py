@@ -345,7 +345,10 @@ def test_limits_that_cannot_be(options, message):
     ("options", "message"),
     [
         ({"terms": ["x1**(1/2)"]}, "whole exponents .* negative in some rows, got 0.5 for x1"),
-        ({"terms": {"1/x0": None}}, "no negative .* columns that are 0 in some rows, got -1 for x0"),
+        (
+            {"terms": {"1/x0": None}},
+            "no negative .* columns that are 0 in some rows, got -1 for x0",
+        ),
         ({"exponents": (-2, -1)}, r"at least 0 .* 0 in some rows, got \(-2, -1\) for x0"),
     ],
 )
@@ -491,10 +494,10 @@ def test_refit_takes_a_y_of_the_other_sign_for_an_error():
 def test_refit_says_which_data_are_none_of_a_law():
     X = uniform(2)
     fitted = model().fit(X, 2 * X[:, 0] ** 0.5 + X[:, 1])
-    with pytest.raises(ValueError, match="refit: columns must not be negative .* in x0$"):
+    with pytest.raises(ValueError, match=r"refit: columns must not be negative .* in x0$"):
         fitted.refit(X - 1, X[:, 0])
     fitted = model(noise="factor").fit(X, 2 * X[:, 0] * np.exp(0.3 * noise()))
-    with pytest.raises(ValueError, match="refit: y must have one sign .* got y from -1 to 1"):
+    with pytest.raises(ValueError, match=r"refit: y must have one sign .* got y from -1 to 1"):
         fitted.refit(X, np.tile([1.0, -1.0], 150))
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from npu_kernels._laws.products.groups import starts
-from npu_kernels._laws.products.problem import AllRows, Columns, Output, root_mean_square
+from npu_kernels._laws.products.problem import AllRows, Columns, Output
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.equation import Equation, Interval
 from npu_kernels._laws.table.estimates import (
