@@ -429,6 +429,13 @@ def test_warnings_do_not_count_rows_of_weight_0():
     assert "constant columns tell nothing and are left out: x2" in messages
 
 
+def test_a_table_of_labels_only():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    X = pandas.DataFrame({"site": [1, 2] * 20})
+    with pytest.raises(ValueError, match="other columns than that of groups, got only 'site'"):
+        model().fit(X, X["site"], groups="site")
+
+
 def test_missing_labels_of_pandas():
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     X = RNG(0).uniform(1, 2, (40, 2))

@@ -148,6 +148,12 @@ def test_known_parts_that_cannot_be(text, message):
         model(known=text).fit(uniform(2), uniform(1)[:, 0])
 
 
+def test_blanks_around_a_known_part_are_left_out():
+    X = uniform(2)
+    fitted = model(known=" x0\n", max_terms=1).fit(X, X[:, 0] + 3 * X[:, 1])
+    assert fitted.best_.text() == "y = x0 + 3*x1"
+
+
 def test_known_parts_are_text():
     with pytest.raises(TypeError, match="known must be an expression as text, got 3"):
         model(known=3).fit(uniform(2), uniform(1)[:, 0])

@@ -220,10 +220,10 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         check_parameters(self)
         outputs = column_names(y)
         column = groups if isinstance(groups, str) else None
-        single = np.asarray(as_array(y)).ndim == 1
         X, targets, weight, groups = self._read(
             "NPURegressor", X, y, sample_weight, groups, first=True
         )
+        single = np.asarray(as_array(y)).ndim == 1
         default_names = [f"x{i}" for i in range(X.shape[1])]
         names = tuple(map(str, getattr(self, "feature_names_in_", default_names)))
         count = targets.shape[1]

@@ -18,7 +18,7 @@ from npu_kernels._common.notices import warn
 from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._jobs.progress import Progress
 from npu_kernels._laws.products.groups import as_labels, separated
-from npu_kernels._laws.table.arguments import as_array, column_names
+from npu_kernels._laws.table.arguments import as_array, check_jobs, column_names
 from npu_kernels._laws.table.estimator import NPURegressor
 from npu_kernels._laws.table.ranks import Exchange
 
@@ -113,6 +113,7 @@ def fit_many(
     model = NPURegressor() if model is None else model
     if not isinstance(model, NPURegressor):
         raise TypeError(f"fit_many: model must be a NPURegressor, got {type(model).__name__}")
+    check_jobs("fit_many", n_jobs)
     folder = None if checkpoint is None else Path(checkpoint)
     if folder is not None:
         folder.mkdir(exist_ok=True)

@@ -13,6 +13,8 @@ from npu_kernels._laws.products.groups import indices, read_labels, separated
 from npu_kernels._laws.table.arguments import (
     as_array,
     check_columns,
+    check_jobs,
+    check_numeric,
     check_output,
     check_sizes,
     seed_of,
@@ -98,6 +100,8 @@ class Results:
             check_columns(X)
         else:
             X, groups = self._separated(function, X, groups)
+        check_numeric(function, "y", y)
+        check_numeric(function, "sample_weight", sample_weight)
         options = {"multi_output": True, "y_numeric": True, "dtype": np.float64, "reset": first}
         X, y = validate_data(self, X, as_array(y), **options, ensure_min_samples=1 + first)
         weight = np.asarray(_check_sample_weight(as_array(sample_weight), X, dtype=np.float64))
@@ -106,6 +110,11 @@ class Results:
             rule = "sample_weight must be at least 0 and not all 0"
             raise ValueError(f"{function}: {rule}, got {sizes}")
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
+        wrong = ~np.isfinite(targets).all(1)
+        if wrong.any():  # None among objects
+            row = int(wrong.argmax())
+            rule = f"y must be finite numbers, got another one in row {row} (the first row is 0)"
+            raise ValueError(f"{function}: {rule}")
         if not first and targets.shape[1] != len(self._tables()):
             rule = f"y must have {len(self._tables())} columns"
             raise ValueError(f"{function}: {rule}, got {targets.shape[1]}")
@@ -162,6 +171,7 @@ class Results:
         """Return R**2 of the predictions. groups: as in `predict`."""
         from sklearn.metrics import r2_score
 
+        check_numeric("score", "y", y)
         weight = as_array(sample_weight)
         return float(r2_score(as_array(y), self.predict(X, groups), sample_weight=weight))
 
@@ -217,6 +227,7 @@ class Results:
         """
         from joblib import Parallel, delayed
 
+        check_jobs("bootstrap", self.n_jobs)
         draws, level = check_whole("bootstrap", "draws", draws, 10), check_level("bootstrap", level)
         equations = self._pick(None)
         X, targets, weight, groups = self._read("bootstrap", X, y, sample_weight, groups)
@@ -291,4 +302,5 @@ class Results:
 
         level: of the intervals.
         """
+        level = check_level("report", level)
         return "\n\n".join(report(table, level) for table in self._tables())

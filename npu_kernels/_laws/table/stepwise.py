@@ -21,7 +21,7 @@ from npu_kernels._laws.products.limits import APART
 from npu_kernels._laws.products.problem import AllRows, Problem
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.estimates import Rows, equation_of
-from npu_kernels._laws.table.output import Laws, beyond_notes, measured
+from npu_kernels._laws.table.output import POWERS_NEED, Laws, beyond_notes, measured
 from npu_kernels._laws.table.refine import EXACT_ERROR, Rules, Sum
 from npu_kernels._laws.table.search import Settings, chosen_rows, is_exact
 
@@ -45,7 +45,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     fits = [] if data is None else sums(data, settings)
     if data is None or not fits:
         rule = "no sum of simple products could be fitted"
-        raise ValueError(f"NPURegressor: {rule} to {rows.output}")
+        raise ValueError(f"NPURegressor: {rule} to {rows.output}; {POWERS_NEED}")
     equations = [
         equation_of(rows, data, law, math.sqrt(error), data.rows, kind) for law, error in fits
     ]
