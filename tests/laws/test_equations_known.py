@@ -244,8 +244,11 @@ def test_a_term_that_units_exclude_may_be_excluded():
     pytest.importorskip("pint")
     X = uniform(2)
     options = {"units": ["m", "s"], "y_units": "m/s", "terms": {"1": 0}}
-    fitted = model(**options).fit(X, 2 * X[:, 0] / X[:, 1])
-    check(fitted, {(1, -1): 2})
+    y = 2 * X[:, 0] / X[:, 1]
+    check(model(**options).fit(X, y), {(1, -1): 2})
+    for max_terms in (4, None):
+        with pytest.raises(ValueError, match="could be fitted to y"):
+            model(**options | {"terms": {"x0/x1": 0}, "max_terms": max_terms}).fit(X, y)
 
 
 @approximate

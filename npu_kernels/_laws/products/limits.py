@@ -68,8 +68,8 @@ class Limits:
             factor = factor * np.exp(self.terms @ sizes[1] - sizes[0])
             low, high = np.sort([self.coef_low * factor, self.coef_high * factor], axis=0)
         full = exponents.full(self.excluded[:, exponents.free], power)
-        possible = np.isclose(full, self.excluded).all(1)  # units allow no term like the others
-        excluded = self.excluded[possible][:, exponents.free]
+        possible: Array = np.isclose(full, self.excluded)  # units exclude the others
+        excluded = self.excluded[possible.all(1)][:, exponents.free]
         parity = np.where(signed, np.abs(u) % 2, 0.0)
         return ScaledLimits(u, parity, low, high, excluded, self.positive, outer, sign)
 

@@ -251,10 +251,12 @@ class Results:
         """Fit the parameters of the best equation to other data, with its form kept.
 
         X, y, sample_weight, groups: as in `fit`. All rows count: wild ones are not looked for.
-        Groups may be others than those of `fit`.
+        Groups may be others than those of `fit`. For a power of y other than 1 and -1, what has
+        another sign than y has on average is taken for an error, of any size.
 
         Returns another estimator, whose `equations_` is this equation, and warns of its notes.
-        Raises ValueError where the law has no finite values.
+        Raises ValueError where the law has no finite values, and for negative columns whose
+        exponents are no whole numbers.
         """
         equations = self._pick(None)
         column = groups if isinstance(groups, str) else self._group_column

@@ -70,6 +70,8 @@ def sums(data: AllRows, settings: Settings) -> list[tuple[Sum, float]]:
         if level == 2 and len(inputs) > MOST_INPUTS_OF_PAIRS:
             inputs = np.flatnonzero(np.any([(law.u != 0).any(0) for law, _ in best], axis=0))
         library = Library(rows, generator, _lattice(rows, settings.rules, level, inputs))
+        if not len(library.u):  # units leave the excluded products only
+            continue
         laws_of_level = _of_level(data, rows, fold, library)
         if laws_of_level and (not best or _lowest(laws_of_level) < _lowest(best)):
             best = laws_of_level
