@@ -28,7 +28,7 @@ Array = Any  # np.ndarray; numpy's own types change from version to version
 
 NEAR_END = 0.05  # of the size of y: distance from the end of a domain where errors may decide
 MOST_NOISE = 1e50  # over the size of y: squares of more, or of less than its inverse, are lost
-MOST_DECADES = 1e100  # of y over its size, to a power: squares of more are no numbers
+MOST_OF_POWER = 1e300  # of y over its size, to a power: the inverses of more are no numbers
 LARGEST = 1e15  # of a prediction by a function of y, and of its slope, over the size of y
 BLOCK_ROWS = 20_000  # rows in memory at once, where all rows are gone through
 
@@ -239,7 +239,7 @@ class Problem(Scaled):
             weight = self.weight * (slope / np.maximum(y, 1e-300) if self.factor else slope)
         elif self.factor:
             with np.errstate(over="ignore"):
-                z = np.clip(y**p, 1 / MOST_DECADES, MOST_DECADES)
+                z = np.clip(y**p, 1 / MOST_OF_POWER, MOST_OF_POWER)
             return self._without_addend(z), self.weight * np.abs(self.base / (p * z))
         elif p == 1:
             z, weight = y, self.weight
