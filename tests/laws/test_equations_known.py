@@ -487,7 +487,7 @@ def test_refit_begins_with_the_law_itself():
 
 @approximate
 def test_refit_takes_a_y_of_the_other_sign_for_an_error():
-    """As `fit` does, of any size: the first sum of `fit` has larger errors than the law."""
+    """Errors have any size, as in `fit`, whose first sum has larger ones than the law."""
     X = uniform(1)
     y = (1 + X[:, 0]) ** -2 + 1e-4 * noise()
     fitted = model(output_powers=(-0.5,)).fit(X, y)

@@ -132,8 +132,8 @@ def test_numbers_near_the_end_of_float64(noise):
     X = uniform(2, 60)
     fitted = NPURegressor(random_state=0, noise=noise).fit(X, 1e-320 * X[:, 0])
     assert fitted.best_.predict(X) == pytest.approx(1e-320 * X[:, 0], rel=1e-3)
-    one = np.where(np.arange(60) == 0, 1e-320, X[:, 0])
-    assert NPURegressor(random_state=0, noise=noise, starts=8).fit(X, one).best_.terms
+    y = np.where(np.arange(60) == 0, 1e-320, X[:, 0])
+    assert NPURegressor(random_state=0, noise=noise, starts=8).fit(X, y).best_.terms
 
 
 @pytest.mark.parametrize("exponent", [-300, -170, 155, 300])

@@ -94,11 +94,11 @@ def separated(function: str, X: Any, groups: Any) -> tuple[Any, Any]:
     if groups not in names:
         rule = "groups must be labels, or the name of a column of X"
         raise ValueError(f"{function}: {rule}, got {groups!r}")
-    others = [name for name in names if name != groups]
-    if not others:
+    inputs = [name for name in names if name != groups]
+    if not inputs:
         rule = "X must have other columns than that of groups"
         raise ValueError(f"{function}: {rule}, got only {groups!r}")
-    return X[others], X[groups]
+    return X[inputs], X[groups]
 
 
 def read_labels(
