@@ -173,7 +173,7 @@ def _functions(texts: list[str] | None) -> list[str] | dict[str, list[str]] | No
 
 def _given_units(texts: list[str], names: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in texts]
-    for name, equals, _ in pairs:
+    for text, (name, equals, _) in zip(texts, pairs, strict=True):
         if not equals or name not in names:
-            raise ValueError(f"--units must be NAME=UNIT of {', '.join(names)}, got {name}{equals}")
+            raise ValueError(f"--units must be NAME=UNIT of {', '.join(names)}, got {text}")
     return {name: unit for name, _, unit in pairs}

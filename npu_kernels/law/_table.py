@@ -7,6 +7,7 @@ import csv
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,4 +204,10 @@ def _split(lines: list[str]) -> list[list[str]]:
     ]
     if fitting:
         return fitting[0]
-    return max(candidates, key=lambda rows: (len(rows[0]), len(rows)))
+
+    def like_others(rows: list[list[str]]) -> tuple[int, int]:
+        """How many lines have the most frequent number of cells, unless it is 1."""
+        [(width, count)] = Counter(map(len, rows)).most_common(1)
+        return count * (width > 1), len(rows[0])
+
+    return max(candidates, key=like_others)

@@ -154,6 +154,7 @@ def test_same_seed_same_numbers_whatever_the_order_of_rows(noisy):
     np.testing.assert_array_equal(reordered.coef_, model.coef_)
 
 
+@pytest.mark.filterwarnings("ignore:NPURegressor. 36 rows are too few")
 def test_weights_are_repetitions():
     X = uniform(2, 50)
     y = X[:, 0] / X[:, 1] + 0.1 * noise(50)
@@ -174,8 +175,41 @@ def test_data_that_cannot_be_used():
         NPURegressor().fit(np.where(X > 2.9, np.nan, X), y)
     with pytest.raises(ValueError, match="sample_weight must be at least 0"):
         NPURegressor().fit(X, y, -np.ones(60))
-    with pytest.raises(ValueError, match="output_powers other than 1 need a y of one sign"):
-        NPURegressor(output_powers=(2,)).fit(X, y - 1)
+    for max_terms in (4, None):
+        with pytest.raises(ValueError, match="output_powers other than 1 need a y of one sign"):
+            NPURegressor(max_terms, output_powers=(2,)).fit(X, y - 1)
+
+
+@pytest.mark.parametrize(("words", "rule"), [
+    (["a"] * 60, "must be numbers, got 'a'"),
+    (np.array(["a"] * 60), "must be numbers, got 'a'"),
+    ([1.0, "b"] * 30, "must be numbers, got 'b'"),
+    ([[1], [1, 2]] * 30, r"must be numbers, got \[1\]"),
+])  # fmt: skip
+def test_words_for_numbers_are_named(words, rule):
+    X = uniform(2, 60)
+    with pytest.raises(ValueError, match=f"NPURegressor: y {rule}"):
+        NPURegressor().fit(X, words)
+    with pytest.raises(ValueError, match=f"NPURegressor: sample_weight {rule}"):
+        NPURegressor().fit(X, X[:, 0], words)
+    fitted = NPURegressor(random_state=0, starts=8).fit(X, X[:, 0])
+    with pytest.raises(ValueError, match=f"score: y {rule}"):
+        fitted.score(X, words)
+    with pytest.raises(ValueError, match=f"refit: y {rule}"):
+        fitted.refit(X, words)
+
+
+def test_a_y_of_objects_has_numbers():
+    X = uniform(2, 60)
+    with pytest.raises(ValueError, match="y must be finite numbers, got another one in row 1"):
+        NPURegressor().fit(X, [1.0, None] * 30)
+
+
+def test_processes_of_the_bootstrap_are_checked():
+    X = uniform(2, 60)
+    fitted = NPURegressor(random_state=0, starts=8).fit(X, X[:, 0]).set_params(n_jobs=0)
+    with pytest.raises(ValueError, match="bootstrap: n_jobs must be None, or an integer other"):
+        fitted.bootstrap(X, X[:, 0])
 
 
 @pytest.mark.parametrize(("name", "value", "rule"), [
@@ -185,7 +219,14 @@ def test_data_that_cannot_be_used():
     ("exponents", None, "exponents must be one of .*, or their bounds .low, high., got None"),
     ("loss", "l1", "loss must be one of 'auto', 'squared'"),
     ("noise", -1, "noise must be None, 'constant', 'relative', 'factor' or a number greater than 0"),
-    ("output_powers", (0,), "output_powers must be 'auto' or numbers other than 0"),
+    ("output_powers", (0,), "output_powers must be 'auto' or a list of numbers other than 0"),
+    ("output_powers", 2, "output_powers must be 'auto' or a list of numbers other than 0, got 2"),
+    ("n_jobs", "a", "n_jobs must be None, or an integer other than 0, got 'a'"),
+    ("n_jobs", 1.5, "n_jobs must be None, or an integer other than 0, got 1.5"),
+    ("n_jobs", True, "n_jobs must be None, or an integer other than 0, got True"),
+    ("n_jobs", 0, "n_jobs must be None, or an integer other than 0, got 0"),
+    ("verbose", "a", "verbose must be True, False, or an integer of at least 0, got 'a'"),
+    ("verbose", -1, "verbose must be True, False, or an integer of at least 0, got -1"),
 ])  # fmt: skip
 def test_bad_parameters_are_named(name, value, rule):
     with pytest.raises(ValueError, match=rule):
@@ -299,6 +340,7 @@ def test_numbers_out_of_range(options, message):
         NPURegressor(**options).fit(X, X[:, 0])
 
 
+@pytest.mark.filterwarnings("ignore:NPURegressor. 1 rows are not more")
 def test_one_row_that_counts():
     X = uniform(2, 60)
     rule = "at least 2 different rows with a sample_weight greater than 0, got 1"

@@ -360,10 +360,14 @@ def test_metadata_routing():
     ("options", "groups", "message"),
     [
         ({}, ["a"] * 7, r"groups must have one label for each of 40 rows, got shape \(7,\)"),
-        ({}, [["a"]] * 40, r"one label for each of 40 rows, got shape \(40, 1\)"),
+        ({}, np.array([["a"]] * 40), r"one label for each of 40 rows, got shape \(40, 1\)"),
         ({}, ["a"] * 39 + [None], "groups must have no missing label, got one in row 39"),
         ({}, [float("nan")] + [1.0] * 39, "no missing label, got one in row 0"),
         ({}, np.array(["a", 1] * 20, dtype=object), "groups must be labels of one type"),
+        ({}, [np.nan, "a"] * 20, "groups must have no missing label, got one in row 0"),
+        ({}, [1, "1"] * 20, "groups must be labels of one type"),
+        ({}, [b"a", "a"] * 20, "groups must be labels of one type"),
+        ({}, [["a"]] * 40, r"groups must be labels, numbers or text, got \['a'\] in row 0"),
         ({}, "site", "groups must be labels, or the name of a column of X, got 'site'"),
         (
             {},
@@ -378,6 +382,58 @@ def test_groups_that_cannot_be(options, groups, message):
     X = RNG(0).uniform(1, 2, (40, 2))
     with pytest.raises(ValueError, match=message):
         model(**options).fit(X, X[:, 0], groups=groups)
+
+
+def test_labels_of_a_list_stay_what_they_are():
+    """NumPy would make one number of both."""
+    _, X, index = table(0, rows=40, groups=2)
+    of_numbers, of_numpy = [2**53 + 1, 2.0**53], [np.int64(3), 4]
+    for labels in (of_numbers, of_numpy):
+        chosen = [labels[k] for k in index]
+        fitted = model(max_terms=1).fit(X, X[:, 0] * (1 + index), groups=chosen)
+        assert fitted.best_.labels == tuple(sorted(labels))
+        assert {type(label) for label in fitted.best_.labels} <= {int, float}
+        np.testing.assert_allclose(fitted.predict(X, chosen), X[:, 0] * (1 + index))
+
+
+def test_rows_of_weight_0_are_as_if_absent():
+    """Their labels may be of no group, missing, or of another type."""
+    draw, X, index = table(0, rows=60, groups=2)
+    y = X[:, 0] * (1 + index) + 0.01 * draw.standard_normal(60)
+    labels, weight = np.array(["u", "v"], dtype=object)[index], np.ones(60)
+    labels[:3], weight[:3] = ["w", None, 1], 0
+    y[:3] = 1e3
+    options = {"max_terms": 2, "loss": "squared"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted = model(**options).fit(X, y, weight, groups=labels)
+    expected = model(**options).fit(X[3:], y[3:], groups=labels[3:])
+    assert fitted.best_.labels == ("u", "v")
+    assert fitted.best_.text() == expected.best_.text()
+    np.testing.assert_array_equal(fitted.best_.coef, expected.best_.coef)
+    drawn = fitted.bootstrap(X, y, 10, sample_weight=weight, groups=labels)
+    assert drawn == expected.bootstrap(X[3:], y[3:], 10, groups=labels[3:])
+    refitted = fitted.refit(X, y, weight, groups=labels).best_
+    np.testing.assert_allclose(refitted.coef, expected.best_.coef, rtol=1e-6)
+
+
+def test_warnings_do_not_count_rows_of_weight_0():
+    _, X, _ = table(0, rows=60)
+    weight = np.where(np.arange(60) < 30, 1, 0)
+    X[:30, 2] = 1
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(max_terms=1).fit(X, X[:, 0], weight)
+    messages = " ".join(str(warning.message) for warning in caught)
+    assert "30 rows are too few" in messages
+    assert "constant columns tell nothing and are left out: x2" in messages
+
+
+def test_a_table_of_labels_only():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    X = pandas.DataFrame({"site": [1, 2] * 20})
+    with pytest.raises(ValueError, match="other columns than that of groups, got only 'site'"):
+        model().fit(X, X["site"], groups="site")
 
 
 def test_missing_labels_of_pandas():

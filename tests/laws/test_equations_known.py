@@ -148,6 +148,12 @@ def test_known_parts_that_cannot_be(text, message):
         model(known=text).fit(uniform(2), uniform(1)[:, 0])
 
 
+def test_blanks_around_a_known_part_are_left_out():
+    X = uniform(2)
+    fitted = model(known=" x0\n", max_terms=1).fit(X, X[:, 0] + 3 * X[:, 1])
+    assert fitted.best_.text() == "y = x0 + 3*x1"
+
+
 def test_known_parts_are_text():
     with pytest.raises(TypeError, match="known must be an expression as text, got 3"):
         model(known=3).fit(uniform(2), uniform(1)[:, 0])
@@ -215,6 +221,34 @@ def test_terms_that_the_law_has_not():
     actual = model(terms={"1": 0}, max_terms=2).fit(X, y)
     for equation in actual.equations_:
         assert np.abs(equation.exponents).max(1).min() > 0.1
+
+
+@approximate
+@pytest.mark.parametrize(
+    "options", [{}, {"signs": "positive"}, {"max_terms": 1}, {"terms": {"x0/x1": 0, "x0": None}}]
+)
+@pytest.mark.parametrize("groups", [None, ["u", "v"] * 150])
+def test_a_law_without_its_best_term(options, groups):
+    """Exponents that move end at the product that is excluded."""
+    X = uniform(2)
+    y = 2 * X[:, 0] / X[:, 1] + 0.01 * noise()
+    fitted = model(**{"terms": {"x0/x1": 0}, **options}).fit(X, y, groups=groups)
+    for equation in fitted.equations_:
+        assert np.abs(equation.exponents - [1, -1]).max(1).min() > 0.1
+    limit = 0.5 if options.get("max_terms") == 1 else 0.1
+    assert fitted.best_.error < limit
+
+
+@approximate
+def test_a_term_that_units_exclude_may_be_excluded():
+    pytest.importorskip("pint")
+    X = uniform(2)
+    options = {"units": ["m", "s"], "y_units": "m/s", "terms": {"1": 0}}
+    y = 2 * X[:, 0] / X[:, 1]
+    check(model(**options).fit(X, y), {(1, -1): 2})
+    for max_terms in (4, None):
+        with pytest.raises(ValueError, match="could be fitted to y"):
+            model(**options | {"terms": {"x0/x1": 0}, "max_terms": max_terms}).fit(X, y)
 
 
 @approximate
@@ -313,6 +347,27 @@ def test_terms_have_the_dimension_of_y():
 def test_limits_that_cannot_be(options, message):
     with pytest.raises(ValueError, match=message):
         model(**options).fit(uniform(2), uniform(1)[:, 0])
+
+
+@pytest.mark.parametrize("max_terms", [4, None])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"terms": ["x1**(1/2)"]}, "whole exponents .* negative in some rows, got 0.5 for x1"),
+        (
+            {"terms": {"1/x0": None}},
+            "no negative .* columns that are 0 in some rows, got -1 for x0",
+        ),
+        ({"exponents": (-2, -1)}, r"at least 0 .* 0 in some rows, got \(-2, -1\) for x0"),
+    ],
+)
+def test_limits_that_the_columns_exclude(options, message, max_terms):
+    X = uniform(2)
+    X[:5, 0], X[:, 1] = 0.0, X[:, 1] - 1
+    with pytest.raises(ValueError, match=message):
+        model(max_terms=max_terms, **options).fit(X, 2 + X[:, 0] - X[:, 1])
+    others = {"terms": ["x0**(1/2)", "1/x1"]}
+    model(**others).fit(X, 2 * X[:, 0] ** 0.5 - 1 / X[:, 1])
 
 
 # ---- signs and exponents -------------------------------------------------------------------------
@@ -428,6 +483,31 @@ def test_refit_begins_with_the_law_itself():
     data, start = _started(fitted.best_, rows, "refit")
     prediction = data.sign * data.unit * data.predict(start.u, start.parity, start.c)[0]
     np.testing.assert_allclose(prediction, fitted.predict(other))
+
+
+@approximate
+def test_refit_takes_a_y_of_the_other_sign_for_an_error():
+    """Errors have any size, as in `fit`, whose first sum has larger ones than the law."""
+    X = uniform(1)
+    y = (1 + X[:, 0]) ** -2 + 1e-4 * noise()
+    fitted = model(output_powers=(-0.5,)).fit(X, y)
+    y[X[:, 0].argmax()] = -0.05
+    for factor in (1, -1):
+        other = fitted.refit(X, factor * y).best_
+        assert other.power == -0.5
+        assert other.coef == pytest.approx(fitted.best_.coef, rel=0.05)
+        assert other.predict(X) == pytest.approx(factor * fitted.predict(X), rel=0.05)
+    assert len(fitted.bootstrap(X, y, draws=10)) == 2
+
+
+def test_refit_says_which_data_are_none_of_a_law():
+    X = uniform(2)
+    fitted = model().fit(X, 2 * X[:, 0] ** 0.5 + X[:, 1])
+    with pytest.raises(ValueError, match=r"refit: columns must not be negative .* in x0$"):
+        fitted.refit(X - 1, X[:, 0])
+    fitted = model(noise="factor").fit(X, 2 * X[:, 0] * np.exp(0.3 * noise()))
+    with pytest.raises(ValueError, match=r"refit: y must have one sign .* got y from -1 to 1"):
+        fitted.refit(X, np.tile([1.0, -1.0], 150))
 
 
 @approximate

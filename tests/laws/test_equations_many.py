@@ -196,6 +196,9 @@ def test_arguments_that_cannot_be_used():
         fit_many({"p": (X,)})
     with pytest.raises(TypeError, match=r"^fit_many: model must be a NPURegressor, got int$"):
         fit_many(PROBLEMS, 3)
+    for n_jobs in (0, 1.5, "a", True):
+        with pytest.raises(ValueError, match=f"fit_many: n_jobs must be None, .* got {n_jobs!r}$"):
+            fit_many(PROBLEMS, MODEL, n_jobs=n_jobs)
 
 
 def on_a_rank(rank, ranks):

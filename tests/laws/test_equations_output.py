@@ -91,6 +91,24 @@ def test_table_and_report(noisy):
     assert "hardly tell" not in report
 
 
+@pytest.mark.parametrize("level", ["a", None, 1])
+def test_a_level_of_a_report_is_between_0_and_1(noisy, level):
+    with pytest.raises(ValueError, match=f"report: level must be between 0 and 1, got {level!r}"):
+        noisy[2].report(level=level)
+
+
+def test_digits_are_those_of_every_decimal():
+    X = uniform(2)
+    y = 2 * X[:, 0] ** 0.537 * np.exp(0.731 * X[:, 1]) * (1 + 0.001 * noise())
+    best = NPURegressor(random_state=0, starts=8, max_terms=1, functions="exp").fit(X, y).best_
+    written = eval(best.text(17).split(" = ")[1], {"x0": X[:, 0], "x1": X[:, 1], "exp": np.exp})
+    assert best.free.any()
+    np.testing.assert_allclose(written, best.predict(X), rtol=1e-14)
+    for digits in (-1, 0, 1.5, "a", True):
+        with pytest.raises(ValueError, match=f"digits must be .* at least 1, got {digits!r}"):
+            best.text(digits)
+
+
 def test_held_out_error_is_that_of_fresh_rows(noisy):
     _, y, model = noisy
     X = uniform(3, 4000, seed=5)

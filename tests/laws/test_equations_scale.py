@@ -126,6 +126,16 @@ def test_predictions_of_blocks(monkeypatch):
     assert replace(model.best_).predict(np.empty((0, 3))).shape == (0,)
 
 
+@pytest.mark.filterwarnings("ignore:NPURegressor", "error::RuntimeWarning")
+@pytest.mark.parametrize("noise", [None, "relative", "factor"])
+def test_numbers_near_the_end_of_float64(noise):
+    X = uniform(2, 60)
+    fitted = NPURegressor(random_state=0, noise=noise).fit(X, 1e-320 * X[:, 0])
+    assert fitted.best_.predict(X) == pytest.approx(1e-320 * X[:, 0], rel=1e-3)
+    y = np.where(np.arange(60) == 0, 1e-320, X[:, 0])
+    assert NPURegressor(random_state=0, noise=noise, starts=8).fit(X, y).best_.terms
+
+
 @pytest.mark.parametrize("exponent", [-300, -170, 155, 300])
 @pytest.mark.parametrize("power", [1, 2, -1])
 def test_any_size_of_y(exponent, power):

@@ -102,7 +102,7 @@ def test_units_of_the_header_and_of_the_command(tmp_path, capsys):
     assert "units" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([path, *FAST, "--units", "d=kg"])
-    assert "--units must be NAME=UNIT of a, b, c, got d=" in capsys.readouterr().err
+    assert "--units must be NAME=UNIT of a, b, c, got d=kg" in capsys.readouterr().err
 
 
 def test_columns_of_labels_are_named_and_not_used(tmp_path, capsys):
@@ -149,6 +149,10 @@ def test_dates_get_the_line_to_write(date, tmp_path, capsys):
     (b"\1\0\2\0", "is no text file"),
     (b"a,b,c\n", "must have a header and rows, got 1 lines"),
     (b"a,b,c\n1,2,3\n1,2\n", "must have 3 cells in each line, as in its first, got 2 in line 3"),
+    (
+        b"a [m],b [s],v [m/s]\n1,2,3\n4,5,6\n7,8,9,1\n2,3,4\n",
+        "must have 3 cells in each line, as in its first, got 4 in line 4",
+    ),
     (b"a,a,c\n1,2,3\n4,5,6\n", "must have different names of columns, got a, a, c"),
     (b"a,,c\n1,2,3\n4,5,6\n", "must have a name of every column, got column 2 without one"),
     (b"a,b,\n1,2,\n4,5,\n", "got column 3 without one (a delimiter too many in each line?)"),

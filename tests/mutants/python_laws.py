@@ -153,7 +153,7 @@ EQUATIONS = [
         "known-endless-power": ("size < LARGEST_POWER and math.isfinite(base**exponent)", "True"),
     }),
     *mutants(PACKAGE + "_laws/products/limits.py", "tests/laws/test_equations_terms.py -k bound", {
-        "terms-like-one-that-is-set": ("np.concatenate([self.excluded, self.u])", "self.excluded"),
+        "terms-like-one-that-is-set": ("return np.concatenate([self.excluded, self.u])", "return self.excluded"),
         "terms-bounds-of-another": ("= self.low[same], self.high[same]", "= self.low[k], self.high[k]"),
     }),
     *mutants(PACKAGE + "_laws/table/refine.py", "tests/laws/test_equations_terms.py", {
@@ -172,7 +172,7 @@ EQUATIONS = [
     }),
     *mutants(PACKAGE + "_laws/products/limits.py", "tests/laws/test_equations_known.py", {
         "known-sign-of-y": ("sign = sign if abs(power) == 1 else 1.0", "sign = 1.0"),
-        "known-excluded-terms": ("np.concatenate([self.excluded, self.u])", "self.u"),
+        "known-excluded-terms": ("return np.concatenate([self.excluded, self.u])", "return self.u"),
         "known-signs-of-negative-columns": ("signs = 1 - 2 * ((np.round(u) @ self.outer[0]) % 2)", "signs = np.ones(shape)"),
         "known-bounds-that-follow": ("return (self.low > -BOUND) | (self.high < BOUND) | self.integer", "return self.integer"),
     }),

@@ -6,6 +6,7 @@ weight 0 fill the smaller ones.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,22 +94,38 @@ def separated(function: str, X: Any, groups: Any) -> tuple[Any, Any]:
     if groups not in names:
         rule = "groups must be labels, or the name of a column of X"
         raise ValueError(f"{function}: {rule}, got {groups!r}")
-    return X[[name for name in names if name != groups]], X[groups]
+    inputs = [name for name in names if name != groups]
+    if not inputs:
+        rule = "X must have other columns than that of groups"
+        raise ValueError(f"{function}: {rule}, got only {groups!r}")
+    return X[inputs], X[groups]
 
 
-def read_labels(function: str, groups: Any, rows: int) -> tuple[tuple[Any, ...], Array]:
-    """Return the sorted labels of an argument `groups`, and their index for each row."""
-    column = _column(function, groups, rows)
+def read_labels(
+    function: str, groups: Any, rows: int, used: Array | None = None
+) -> tuple[tuple[Any, ...], Array]:
+    """Return the sorted labels of an argument `groups`, and their index for each row.
+
+    used: a mask of the rows; None: all. The index of the others, whose labels do not matter, is -1.
+    """
+    used = np.ones(rows, dtype=bool) if used is None else used
+    column, index = _column(function, groups, rows, used), np.full(rows, -1)
     try:
-        labels, index = np.unique(column, return_inverse=True)
+        labels, of_used = np.unique(column[used], return_inverse=True)
     except TypeError:
         rule = "groups must be labels of one type, numbers or text"
         raise ValueError(f"{function}: {rule}, got several") from None
-    return tuple(labels.tolist()), index.ravel()
+    index[used] = of_used.ravel()
+    return tuple(labels.tolist()), index
 
 
-def indices(function: str, labels: tuple[Any, ...] | None, groups: Any, rows: int) -> Array | None:
-    """Return the index among the labels for each row; None for a law without groups."""
+def indices(
+    function: str, labels: tuple[Any, ...] | None, groups: Any, rows: int, used: Array | None = None
+) -> Array | None:
+    """Return the index among the labels for each row; None for a law without groups.
+
+    used: see `read_labels`.
+    """
     if labels is None:
         if groups is not None:
             rule = "groups must be None for a law without groups"
@@ -118,25 +135,42 @@ def indices(function: str, labels: tuple[Any, ...] | None, groups: Any, rows: in
         rule = "groups must be the labels of the rows, as the law has a group for each"
         raise ValueError(f"{function}: {rule}, got None")
     number = {label: index for index, label in enumerate(labels)}
-    column = _column(function, groups, rows).tolist()
+    used = np.ones(rows, dtype=bool) if used is None else used
+    index = np.full(rows, -1)
+    column = _column(function, groups, rows, used)[used].tolist()
     unknown = next((label for label in column if label not in number), None)
     if unknown is not None:
         shown = ", ".join(map(repr, labels[:NAMED_LABELS])) + ", ..." * (len(labels) > NAMED_LABELS)
         raise ValueError(f"{function}: groups must be labels of fit, {shown}, got {unknown!r}")
-    return np.array([number[label] for label in column], dtype=int)
+    index[used] = [number[label] for label in column]
+    return index
 
 
-def _column(function: str, groups: Any, rows: int) -> Array:
-    """The labels of all rows, checked."""
-    tensor = isinstance(groups, torch.Tensor)
-    column = np.asarray(groups.detach().cpu() if tensor else groups)
+def as_labels(groups: Any) -> Array:
+    """Return labels as an array, those of a list as they are: NumPy would make text of numbers."""
+    if isinstance(groups, torch.Tensor):
+        return groups.detach().cpu().numpy()
+    if not isinstance(groups, (list, tuple)):
+        return np.asarray(groups)
+    labels = np.empty(len(groups), dtype=object)
+    for i, label in enumerate(groups):
+        labels[i] = label.item() if isinstance(label, (np.generic, torch.Tensor)) else label
+    return labels
+
+
+def _column(function: str, groups: Any, rows: int, used: Array) -> Array:
+    """The labels of all rows, checked for those that are used."""
+    column = as_labels(groups)
     if column.shape != (rows,):
         rule = f"groups must have one label for each of {rows} rows"
         raise ValueError(f"{function}: {rule}, got shape {column.shape}")
-    missing = [i for i, label in enumerate(column.tolist()) if _is_missing(label)]
-    if missing:
-        rule = f"groups must have no missing label, got one in row {missing[0]}"
-        raise ValueError(f"{function}: {rule} (the first row is 0)")
+    for i, label in enumerate(column.tolist()):
+        if used[i] and _is_missing(label):
+            rule = f"groups must have no missing label, got one in row {i}"
+            raise ValueError(f"{function}: {rule} (the first row is 0)")
+        if not isinstance(label, Hashable):
+            rule = "groups must be labels, numbers or text"
+            raise ValueError(f"{function}: {rule}, got {label!r} in row {i} (the first row is 0)")
     return column
 
 

@@ -80,6 +80,8 @@ class Library:
             A = self._laid(problem.products(self.u, self.parity)) * weight[:, None]
             size = np.sqrt((self._split(A) ** 2).sum(1))  # [G, M]
         good = np.isfinite(size).all(0) & (size > 0).any(0)
+        if problem.limits is not None and u is None:
+            good &= ~problem.limits.excludes(self.u)
         self.u, self.parity = self.u[good], self.parity[good]
         self.size = size[:, good]  # lengths of the products [G, M]
         length = np.where(self.size > 0, self.size, 1.0)
@@ -148,6 +150,29 @@ class Library:
                 chosen = (*remaining, *self._next(remaining, 1))
             exchanged.add((chosen[0], *sorted(chosen[1:])))
         return sorted(exchanged, key=self._error)
+
+    def sets(self, count: int, beam: int, u: Array, parity: Array) -> list[tuple[int, ...]]:
+        """Return sets of so many products, chosen one after the other, the best first.
+
+        u, parity: of terms beside them.
+        """
+        present = self.terms(u, parity)
+
+        def columns(chosen: tuple[int, ...]) -> Array:
+            return np.column_stack([present, self.A[:, list(chosen)]])
+
+        def error(chosen: tuple[int, ...]) -> float:
+            return float((self.remainder(columns(chosen)) ** 2).sum())
+
+        sets: list[tuple[int, ...]] = [()]
+        for _ in range(count):
+            longer = set[tuple[int, ...]]()
+            for chosen in sets:
+                A = columns(chosen)
+                following = self.best(self.remainder(A), A, beam)
+                longer |= {tuple(sorted((*chosen, k))) for k in following}
+            sets = sorted(longer, key=lambda chosen: (error(chosen), chosen))[:beam]
+        return sets
 
     def _next(self, chosen: tuple[int, ...], count: int) -> list[int]:
         """The products that explain most of what a set leaves."""

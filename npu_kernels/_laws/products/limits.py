@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,10 @@ class Limits:
         with np.errstate(over="ignore", invalid="ignore"):
             factor = factor * np.exp(self.terms @ sizes[1] - sizes[0])
             low, high = np.sort([self.coef_low * factor, self.coef_high * factor], axis=0)
-        parity, excluded = np.where(signed, np.abs(u) % 2, 0.0), self.excluded[:, exponents.free]
+        full = exponents.full(self.excluded[:, exponents.free], power)
+        possible: Array = np.isclose(full, self.excluded)  # units exclude the others
+        excluded = self.excluded[possible.all(1)][:, exponents.free]
+        parity = np.where(signed, np.abs(u) % 2, 0.0)
         return ScaledLimits(u, parity, low, high, excluded, self.positive, outer, sign)
 
 
@@ -117,9 +121,19 @@ class ScaledLimits:
         that coefficient leave. Of groups, a coefficient is 0 where it is in all of them.
         """
         u, c = u[len(self.u) :], c[len(self.u) :]
-        barred = np.concatenate([self.excluded, self.u])
-        near = np.abs(u[:, None, :] - barred).max(2, initial=0.0) < APART
-        return bool(near.any() or (c == 0).all(axis=tuple(range(1, c.ndim))).any())
+        lost = (c == 0).all(axis=tuple(range(1, c.ndim)))
+        return bool(self.excludes(u).any() or lost.any())
+
+    @cached_property
+    def barred(self) -> Array:
+        """The exponents ``[E + F, m]`` of the terms that no other term may be like."""
+        return np.concatenate([self.excluded, self.u])
+
+    def excludes(self, u: Array) -> Array:
+        """Return which exponents ``[..., m]`` are nearly those of a barred term ``[...]``."""
+        far = np.abs(u[..., None, :] - self.barred).max(-1, initial=0.0)
+        near: Array = (far < APART).any(-1)
+        return near
 
 
 # ---- arguments of the estimator and of `ode.fit` -------------------------------------------------

@@ -28,6 +28,7 @@ Array = Any  # np.ndarray; numpy's own types change from version to version
 
 NEAR_END = 0.05  # of the size of y: distance from the end of a domain where errors may decide
 MOST_NOISE = 1e50  # over the size of y: squares of more, or of less than its inverse, are lost
+MOST_OF_POWER = 1e300  # of y over its size, to a power: the inverses of more are no numbers
 LARGEST = 1e15  # of a prediction by a function of y, and of its slope, over the size of y
 BLOCK_ROWS = 20_000  # rows in memory at once, where all rows are gone through
 
@@ -145,8 +146,8 @@ class Problem(Scaled):
     @cached_property
     def units(self) -> float:
         """What makes criteria comparable: minus twice the log of d residual / d y in all rows."""
-        slope = self.weight / np.abs(self.target) if self.factor else self.weight
-        return -2 * float(np.log(slope / self.unit).sum())
+        logs = np.log(self.weight) - math.log(self.unit)  # the quotient may be no number
+        return -2 * float((logs - np.log(np.abs(self.target)) if self.factor else logs).sum())
 
     def predict(self, u: Array, parity: Array, c: Array) -> tuple[Array, Array, Array]:
         """Return the prediction of the target, weighted residuals ``[N]``, and products ``[N, K]``.
@@ -237,7 +238,8 @@ class Problem(Scaled):
             z, slope = self._of_function(self.function)
             weight = self.weight * (slope / np.maximum(y, 1e-300) if self.factor else slope)
         elif self.factor:
-            z = y**p
+            with np.errstate(over="ignore"):
+                z = np.clip(y**p, 1 / MOST_OF_POWER, MOST_OF_POWER)
             return self._without_addend(z), self.weight * np.abs(self.base / (p * z))
         elif p == 1:
             z, weight = y, self.weight

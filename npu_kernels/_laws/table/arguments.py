@@ -49,8 +49,19 @@ CHOICES = {
 }
 
 
+def check_jobs(function: str, value: Any) -> None:
+    """ValueError for a number of processes that joblib does not know."""
+    if value is not None and (not is_whole(value) or value == 0):
+        raise ValueError(
+            f"{function}: n_jobs must be None, or an integer other than 0, got {value!r}"
+        )
+
+
 def check_parameters(model: Any) -> None:
     """ValueError for a parameter that cannot be."""
+    check_jobs("NPURegressor", model.n_jobs)
+    if not isinstance(model.verbose, (bool, np.bool_)):
+        check_whole("NPURegressor", "verbose", model.verbose, 0, other="True, False")
     names = ["max_denominator", "starts"] + ["max_terms"] * (model.max_terms is not None)
     for name in names:
         check_whole("NPURegressor", name, getattr(model, name))
@@ -81,7 +92,8 @@ def check_parameters(model: Any) -> None:
     numbers = is_list and all(math.isfinite(as_number(p)) and p != 0 for p in powers)
     if not ((numbers and len(powers)) or (isinstance(powers, str) and powers == "auto")):
         raise ValueError(
-            f"NPURegressor: output_powers must be 'auto' or numbers other than 0, got {powers!r}"
+            "NPURegressor: output_powers must be 'auto' or a list of numbers other than 0, got "
+            f"{powers!r}"
         )
     _check_together(model)
 
@@ -176,7 +188,7 @@ def part_of(model: Any, names: tuple[str, ...], X: Array, origin: Array) -> Expr
         return None
     if not isinstance(model.known, str):
         raise TypeError(f"NPURegressor: known must be an expression as text, got {model.known!r}")
-    part = Expression(model.known, names, "NPURegressor: known")
+    part = Expression(model.known.strip(), names, "NPURegressor: known")
     values = part.values(X)
     wrong = ~np.isfinite(values)
     if wrong.any():
@@ -237,6 +249,20 @@ def as_array(table: Any) -> Any:
     if isinstance(table, torch.Tensor) and not table.is_complex():
         return table.detach().cpu().double().numpy()
     return table
+
+
+def check_numeric(function: str, argument: str, value: Any) -> None:
+    """ValueError that names what is no number in an argument; other faults are left to others."""
+    try:
+        np.asarray(as_array(value), dtype=np.float64)
+    except (TypeError, ValueError):
+        if value is None or getattr(value, "ndim", 1) == 0 or hasattr(value, "tocsr"):
+            return
+        for entry in np.asarray(value, dtype=object).ravel().tolist():
+            try:
+                float(entry)
+            except (TypeError, ValueError):
+                raise ValueError(f"{function}: {argument} must be numbers, got {entry!r}") from None
 
 
 def column_names(table: Any) -> list[str] | None:
@@ -367,6 +393,11 @@ def exponents_of(
             ((X < 0).any(0), "the column is negative in some rows"),
         ):
             check_whole_within("NPURegressor", names, *bounds, whole, reason)
+        for i in np.flatnonzero(varies & (X == 0).any(0) & (limits.high < 0)).tolist():
+            rule = "exponents must have bounds with a number of at least 0 where the column is 0"
+            actual = f"({limits.low[i]:g}, {limits.high[i]:g}) for {names[i]}"
+            raise ValueError(f"NPURegressor: {rule} in some rows, got {actual}")
+        _check_terms(limits.terms, X, names)
         _check_limits(limits, exponents, names, powers)
     return exponents
 
@@ -388,6 +419,19 @@ def _check_part(
         f"NPURegressor: known must have the dimension of {output}, {needs}, got {part.text!r} with "
         f"the dimension {has}"
     )
+
+
+def _check_terms(terms: Array, X: Array, names: tuple[str, ...]) -> None:
+    """ValueError for exponents of terms ``[F, n]`` with which some rows have no finite product."""
+    for wrong, rule, some in (
+        ((X < 0).any(0) & (terms % 1 != 0), "whole exponents", "negative"),
+        ((X == 0).any(0) & (terms < 0), "no negative exponents", "0"),
+    ):
+        for k, i in np.argwhere(wrong).tolist():
+            raise ValueError(
+                f"NPURegressor: terms must have {rule} of columns that are {some} in some rows, "
+                f"got {terms[k, i]:g} for {names[i]}"
+            )
 
 
 def _check_limits(

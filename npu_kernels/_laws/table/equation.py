@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npu_kernels._common import display
-from npu_kernels._common.checks import check_level
+from npu_kernels._common.checks import check_level, check_whole
 from npu_kernels._laws.products.expression import Expression
 from npu_kernels._laws.products.functions import Functions, OutputFunction
 from npu_kernels._laws.products.groups import indices, summed
 from npu_kernels._laws.products.limits import Limits
 from npu_kernels._laws.products.problem import blocks
-from npu_kernels._laws.products.text import exponent_text, term_text
+from npu_kernels._laws.products.text import DIGITS, exponent_text, term_text
 from npu_kernels._laws.products.units import Exponents
 
 if TYPE_CHECKING:
@@ -347,7 +347,12 @@ class Equation:
         return term_text(self._factored[1][k], self.exponents[k], names, digits)
 
     def text(self, digits: int = 4) -> str:
-        """The equation in Python's operators, decimals with so many significant digits."""
+        """The equation in Python's operators, decimals with so many significant digits.
+
+        Exponents that are no fractions have at least six.
+        """
+        digits = check_whole("text", "digits", digits)
+        fine = max(digits, DIGITS)
         factor, rows, above = self._factored[0], self._written[0], self.terms - self.below
         numbers = [*self._decimals(), *[1.0] * (self.below > 0)]
         present = [*(np.atleast_2d(self.scaled) != 0).any(0), *[True] * (self.below > 0)]
@@ -363,10 +368,12 @@ class Equation:
             body = body if above == 1 and (rows[0] >= 0).all() else f"({body})"
             body = f"{body}/({_sum_text([below[-1], *below[:-1]])})"
         if self.part is not None:
-            part = self.part.text if factor == 1 else f"({self.part.text})/{factor**self.power:g}"
+            part = self.part.text
+            if factor != 1:
+                part = f"({part})/{factor**self.power:.{fine}g}"
             body = _sum_text([part, body] if numerator else [part])
         if self.power != 1:
-            body = f"({body})**{exponent_text(1 / self.power)}"
+            body = f"({body})**{exponent_text(1 / self.power, fine)}"
         if factor != 1:
             body = f"{factor:g}*({body})" if self.power == 1 else f"{factor:g}*{body}"
         if self.sign < 0:

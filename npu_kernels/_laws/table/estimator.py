@@ -221,10 +221,10 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         check_parameters(self)
         outputs = column_names(y)
         column = groups if isinstance(groups, str) else None
-        single = np.asarray(as_array(y)).ndim == 1
         X, targets, weight, groups = self._read(
             "NPURegressor", X, y, sample_weight, groups, first=True
         )
+        single = np.asarray(as_array(y)).ndim == 1
         default_names = [f"x{i}" for i in range(X.shape[1])]
         names = tuple(map(str, getattr(self, "feature_names_in_", default_names)))
         count = targets.shape[1]
@@ -233,8 +233,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         labels = group = None
         if groups is not None:
             check_groups(self)
-            labels, group = read_labels("NPURegressor", groups, len(X))
-        self._warn(X, names, input_units is not None, group)
+            labels, group = read_labels("NPURegressor", groups, len(X), weight > 0)
+        self._warn(X, names, input_units is not None, group, weight > 0)
         settings = settings_of(self, seed_of(self.random_state), group is not None)
         if group is None or labels is None:
             X, targets, weight, origin, equal = merged(X, targets, weight)
@@ -322,8 +322,11 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         return results
 
     def _warn(
-        self, X: Array, names: tuple[str, ...], constants_matter: bool, group: Array | None
-    ) -> None:
+        self, X: Array, names: tuple[str, ...], constants_matter: bool, group: Array | None,
+        used: Array,
+    ) -> None:  # fmt: skip
+        if not used.all():
+            X, group = X[used], None if group is None else group[used]
         unused = [names[i] for i in np.flatnonzero(constant(X, group))]
         if unused and not constants_matter and len(X) > 1:
             where = "constant columns" + " (in each group)" * (group is not None)

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._jobs.progress import Progress
-from npu_kernels._laws.products.groups import separated
-from npu_kernels._laws.table.arguments import as_array, column_names
+from npu_kernels._laws.products.groups import as_labels, separated
+from npu_kernels._laws.table.arguments import as_array, check_jobs, column_names
 from npu_kernels._laws.table.estimator import NPURegressor
 from npu_kernels._laws.table.ranks import Exchange
 
@@ -113,6 +113,7 @@ def fit_many(
     model = NPURegressor() if model is None else model
     if not isinstance(model, NPURegressor):
         raise TypeError(f"fit_many: model must be a NPURegressor, got {type(model).__name__}")
+    check_jobs("fit_many", n_jobs)
     folder = None if checkpoint is None else Path(checkpoint)
     if folder is not None:
         folder.mkdir(exist_ok=True)
@@ -255,5 +256,5 @@ def _digest(X: Any, y: Any, weight: Any, groups: Any) -> str:
     X, labels = separated("fit_many", X, groups)
     numbers = [as_array(part) for part in (X, y, weight) if part is not None]
     tensors = [torch.from_numpy(np.array(part, dtype=np.float64, order="C")) for part in numbers]
-    texts = [] if labels is None else [str(np.asarray(labels).tolist())]
+    texts = [] if labels is None else [str(as_labels(labels).tolist())]
     return digest(*tensors, *names, *texts)

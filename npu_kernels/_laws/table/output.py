@@ -52,6 +52,7 @@ RIVAL_ERRORS = 1.1  # ratio of squared errors to the best: see `_reconsidered`
 STRUCTURE = 0.5  # correlation of neighbours from which hardly any of the residuals is noise
 APPROXIMATION = 0.3  # the same, from which a law misses something
 SMALL_FACTOR = 0.1  # standard deviation of log y below which factors are relative errors
+POWERS_NEED = "output_powers other than 1 need a y of one sign without zeros, -1 one without zeros"
 TELL = 6.0  # difference of the criteria below which the data hardly tell two equations apart
 
 
@@ -172,8 +173,7 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
         limited = "" if rows.limits is None else f" with {rows.limits}"
         raise ValueError(
             f"NPURegressor: no sum of products of powers{limited} could be fitted to "
-            f"{rows.output}; output_powers other than 1 need a y of one sign without zeros, -1 one "
-            "without zeros"
+            f"{rows.output}; {POWERS_NEED}"
         )
     if not candidates.complete:  # the last fits after Ctrl-C do not belong to the complete fit
         warn("NPURegressor: the search was interrupted; its equations until then are kept")

@@ -196,7 +196,9 @@ def triangle(J: Array) -> Array:
 
 def lengths(R: Array) -> Array:
     """The lengths of the columns; 1 for a column of zeros."""
-    length = np.sqrt((R**2).sum(0))
+    with np.errstate(over="ignore"):
+        length = np.sqrt((R**2).sum(0))
+    length = np.where(np.isinf(length), np.hypot.reduce(R), length)  # squares may be no numbers
     return np.where(length > 0, length, 1.0)
 
 
@@ -417,4 +419,5 @@ def covariance(problem: Data, law: Sum) -> Array:
         return np.full_like(R, np.nan)
     length = lengths(R)
     inverse = np.linalg.pinv(R / length, rcond=1e-13)
-    return inverse @ inverse.T / np.outer(length, length)
+    with np.errstate(over="ignore"):
+        return inverse @ inverse.T / np.outer(length, length)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from npu_kernels._laws.products.groups import starts
-from npu_kernels._laws.products.problem import AllRows, Columns, Output, root_mean_square
+from npu_kernels._laws.products.problem import AllRows, Columns, Output
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.equation import Equation, Interval
 from npu_kernels._laws.table.estimates import (
@@ -102,17 +102,15 @@ def _started(
     if equation.noise == "relative":
         root = root / sizes(rows.y if is_new else equation._predicted(rows.X, rows.group))
     noise = None if isinstance(rows.noise, str) else rows.noise
-    output = Output(
-        columns, rows.y, root, equation.constraint, noise,
-        equation.relative_rms * root_mean_square(rows.y, root), equation.noise == "factor",
-        equation.function, equation.limits,
+    output = Output(  # any y of the other sign is taken for an error, as in the last fit of `fit`
+        columns, rows.y, root, equation.constraint, noise, math.inf,
+        equation.noise == "factor", equation.function, equation.limits,
         None if equation.part is None else equation.part.values(rows.X), rows.group,
     )  # fmt: skip
     data = output.scaled(equation.power, equation.below)
-    if data is None:
-        raise ValueError(
-            f"{function}: y must be greater than 0 for the output power {equation.power:g}"
-        )
+    if data is None or _fractional(equation, columns).any():
+        _refuse(equation, columns, rows.y, function)
+    assert data is not None
     free = equation.free[:, equation.constraint.free]
     u = equation.exponents[:, equation.constraint.free]
     parity = np.where(data.mixed, np.abs(u) % 2, 0.0)
@@ -123,6 +121,26 @@ def _started(
     shift[:above] += equation.power * math.log(equation.scale / data.scale)
     c = equation.scaled * np.exp(shift) * outer_signs(data, u)
     return data, Sum(u, parity, free, c.T)
+
+
+def _fractional(equation: Equation, columns: Columns) -> Array:
+    """The columns with negative values whose exponents in the law are no whole numbers ``[n]``."""
+    fractional = (equation.free | (equation.exponents % 1 != 0)).any(0)
+    negative: Array = columns.negative & fractional
+    return negative
+
+
+def _refuse(equation: Equation, columns: Columns, y: Array, function: str) -> NoReturn:
+    """Raise the ValueError that says why rows are none of a law."""
+    if equation.noise == "factor" and not ((y > 0).all() or (y < 0).all()):
+        rule = "y must have one sign and no zeros, as the errors of the law are factors of y"
+        raise ValueError(f"{function}: {rule}, got y from {y.min():g} to {y.max():g}")
+    negative = _fractional(equation, columns)
+    if negative.any():
+        names = ", ".join(equation.names[i] for i in np.flatnonzero(negative))
+        rule = "columns must not be negative where their exponents are no whole numbers"
+        raise ValueError(f"{function}: {rule}, got negative values in {names}")
+    raise ValueError(f"{function}: the law must have finite values in all rows")
 
 
 def _solved(data: AllRows, u: Array, parity: Array) -> Array:

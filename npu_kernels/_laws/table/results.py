@@ -13,6 +13,8 @@ from npu_kernels._laws.products.groups import indices, read_labels, separated
 from npu_kernels._laws.table.arguments import (
     as_array,
     check_columns,
+    check_jobs,
+    check_numeric,
     check_output,
     check_sizes,
     seed_of,
@@ -98,6 +100,8 @@ class Results:
             check_columns(X)
         else:
             X, groups = self._separated(function, X, groups)
+        check_numeric(function, "y", y)
+        check_numeric(function, "sample_weight", sample_weight)
         options = {"multi_output": True, "y_numeric": True, "dtype": np.float64, "reset": first}
         X, y = validate_data(self, X, as_array(y), **options, ensure_min_samples=1 + first)
         weight = np.asarray(_check_sample_weight(as_array(sample_weight), X, dtype=np.float64))
@@ -106,6 +110,11 @@ class Results:
             rule = "sample_weight must be at least 0 and not all 0"
             raise ValueError(f"{function}: {rule}, got {sizes}")
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
+        wrong = ~np.isfinite(targets).all(1)
+        if wrong.any():  # None among objects
+            row = int(wrong.argmax())
+            rule = f"y must be finite numbers, got another one in row {row} (the first row is 0)"
+            raise ValueError(f"{function}: {rule}")
         if not first and targets.shape[1] != len(self._tables()):
             rule = f"y must have {len(self._tables())} columns"
             raise ValueError(f"{function}: {rule}, got {targets.shape[1]}")
@@ -162,6 +171,7 @@ class Results:
         """Return R**2 of the predictions. groups: as in `predict`."""
         from sklearn.metrics import r2_score
 
+        check_numeric("score", "y", y)
         weight = as_array(sample_weight)
         return float(r2_score(as_array(y), self.predict(X, groups), sample_weight=weight))
 
@@ -217,10 +227,11 @@ class Results:
         """
         from joblib import Parallel, delayed
 
+        check_jobs("bootstrap", self.n_jobs)
         draws, level = check_whole("bootstrap", "draws", draws, 10), check_level("bootstrap", level)
         equations = self._pick(None)
         X, targets, weight, groups = self._read("bootstrap", X, y, sample_weight, groups)
-        group = indices("bootstrap", equations[0].labels, groups, len(X))
+        group = indices("bootstrap", equations[0].labels, groups, len(X), weight > 0)
         seed = seed_of(self.random_state)
         results: list[Any] = []
         shares = [len(part) for part in np.array_split(np.arange(draws), min(draws, 8))]
@@ -240,22 +251,24 @@ class Results:
         """Fit the parameters of the best equation to other data, with its form kept.
 
         X, y, sample_weight, groups: as in `fit`. All rows count: wild ones are not looked for.
-        Groups may be others than those of `fit`.
+        Groups may be others than those of `fit`. For a power of y other than 1 and -1, what has
+        another sign than y has on average is taken for an error, of any size.
 
         Returns another estimator, whose `equations_` is this equation, and warns of its notes.
-        Raises ValueError where the law has no finite values.
+        Raises ValueError where the law has no finite values, and for negative columns whose
+        exponents are no whole numbers.
         """
         equations = self._pick(None)
         column = groups if isinstance(groups, str) else self._group_column
         X, targets, weight, groups = self._read("refit", X, y, sample_weight, groups)
-        labels, group = equations[0].labels, None
+        labels, group, used = equations[0].labels, None, weight > 0
         if labels is None or groups is None:
             indices("refit", labels, groups, len(X))
         else:
-            labels, group = read_labels("refit", groups, len(X))
+            labels, group = read_labels("refit", groups, len(X), used)
         noise = float(self.noise) if is_number(self.noise) else None
         loss, tables = settings_of(self, 0).rules.loss, []
-        used, than = weight > 0, "rows than the law has terms"
+        than = "rows than the law has terms"
         for equation, of_equation in zip(equations, targets.T, strict=True):
             if labels is not None and group is not None:
                 check_sizes("refit", labels, group[used], equation.terms, than)
@@ -264,7 +277,7 @@ class Results:
             notes = rows.notes + notes_of(rows, equation)
             tables.append(EquationTable(Laws([equation], 0, [], equation.noise, True, notes)))
         other = copy.copy(self)
-        other._seen, other._group_column = Seen.of(X, targets), column
+        other._seen, other._group_column = Seen.of(X[used], targets[used]), column
         other._set(tables)
         return other
 
@@ -291,4 +304,5 @@ class Results:
 
         level: of the intervals.
         """
+        level = check_level("report", level)
         return "\n\n".join(report(table, level) for table in self._tables())

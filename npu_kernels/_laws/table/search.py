@@ -206,6 +206,8 @@ def _one_power(
         sums = steps.sums(inputs, partial(_simplified, more, distinct, rules))
         if of_function and not fixed and terms > 1 and not any(is_exact(more, law) for law in sums):
             sums += steps.sums(inputs, partial(_with_constant, more, library, terms, rules))
+        if not sums and more.limits is not None and len(more.limits.barred):
+            sums = steps.sums(inputs, partial(_of_library, more, library, terms, rules))
         if not sums:
             break
         best_sum = min(sums, key=lambda law: law.cost)
@@ -260,6 +262,23 @@ def _with_constant(problem: Problem, library: Library, terms: int, rules: Rules)
     for chosen in library.with_constant(terms, BEAM):
         u, parity = library.u[list(chosen)], library.parity[list(chosen)]
         c = library.solved(list(chosen))
+        law = Sum(u, parity, np.zeros(u.shape, dtype=bool), c)
+        laws.append(refine.refit(problem, law, rules.loss))
+    return [law for law in laws if math.isfinite(law.cost)]
+
+
+def _of_library(problem: Problem, library: Library, terms: int, rules: Rules) -> list[Sum]:
+    """Sums of simple products, of which none is like a barred one.
+
+    Exponents that move end at a barred product where this is the best one.
+    """
+    limits = problem.limits
+    assert limits is not None
+    laws: list[Sum] = []
+    for chosen in library.sets(terms - problem.fixed, BEAM, limits.u, limits.parity):
+        u = np.vstack([limits.u, library.u[list(chosen)]])
+        parity = np.vstack([limits.parity, library.parity[list(chosen)]])
+        c = library.coefficients(library.terms(u, parity))
         law = Sum(u, parity, np.zeros(u.shape, dtype=bool), c)
         laws.append(refine.refit(problem, law, rules.loss))
     return [law for law in laws if math.isfinite(law.cost)]

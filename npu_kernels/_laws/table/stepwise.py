@@ -17,11 +17,16 @@ from typing import Any
 import numpy as np
 
 from npu_kernels._laws.products.library import Library
-from npu_kernels._laws.products.limits import APART
 from npu_kernels._laws.products.problem import AllRows, Problem
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.estimates import Rows, equation_of
-from npu_kernels._laws.table.output import Laws, beyond_notes, in_proportion, measured
+from npu_kernels._laws.table.output import (
+    POWERS_NEED,
+    Laws,
+    beyond_notes,
+    in_proportion,
+    measured,
+)
 from npu_kernels._laws.table.refine import EXACT_ERROR, Rules, Sum
 from npu_kernels._laws.table.search import Settings, chosen_rows, is_exact
 
@@ -52,7 +57,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
         fits = [] if data is None else sums(data, settings)
     if data is None or not fits:
         rule = "no sum of simple products could be fitted"
-        raise ValueError(f"NPURegressor: {rule} to {rows.output}")
+        raise ValueError(f"NPURegressor: {rule} to {rows.output}; {POWERS_NEED}")
     equations = [
         equation_of(rows, data, law, math.sqrt(error), data.rows, kind) for law, error in fits
     ]
@@ -77,6 +82,8 @@ def sums(data: AllRows, settings: Settings) -> list[tuple[Sum, float]]:
         if level == 2 and len(inputs) > MOST_INPUTS_OF_PAIRS:
             inputs = np.flatnonzero(np.any([(law.u != 0).any(0) for law, _ in best], axis=0))
         library = Library(rows, generator, _lattice(rows, settings.rules, level, inputs))
+        if not len(library.u):  # units leave the excluded products only
+            continue
         laws_of_level = _of_level(data, rows, fold, library)
         if laws_of_level and (not best or _lowest(laws_of_level) < _lowest(best)):
             best = laws_of_level
@@ -153,10 +160,7 @@ def _lattice(problem: Problem, rules: Rules, level: int, inputs: Array) -> Array
     u = u[~(rough | (u < problem.low) | (u > problem.high)).any(1)]
     if problem.limits is None:
         return u
-    fixed = problem.limits.u
-    barred = np.concatenate([fixed, problem.limits.excluded])
-    like = (np.abs(u[:, None] - barred) < APART).all(2).any(1)
-    return np.concatenate([fixed, u[~like]])
+    return np.concatenate([problem.limits.u, u[~problem.limits.excludes(u)]])
 
 
 def _solved(gram: Array, chosen: list[int], bounds: Array | None) -> Array:
