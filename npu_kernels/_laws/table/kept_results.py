@@ -25,7 +25,7 @@ from npu_kernels._laws.table.varpro import Points
 
 Array = Any
 
-FORMAT = 1  # of a saved state
+FORMAT = 2  # of a saved state
 
 
 class Work:

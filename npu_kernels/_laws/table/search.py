@@ -181,7 +181,7 @@ def _one_power(
     library, solver = Library(few, generator), solver_of(few, rules.loss)
     with np.errstate(over="ignore", invalid="ignore"):
         squares = float(library.target @ library.target)
-    if not (len(library.u) and math.isfinite(squares)):
+    if not ((len(library.u) or data.fixed) and math.isfinite(squares)):
         return []  # this power of y spans more decades than there are numbers
     large = solver if more is few else solver_of(more, rules.loss)
     beam: Points | None = None
@@ -192,9 +192,10 @@ def _one_power(
     starts, count = settings.starts, SIMPLIFIED
     if not first:
         starts, count = max(8, starts // 2), count // 2
-    # Where the units leave no exponent free there is one product of powers.
-    max_terms = min(settings.max_terms, max(1, len(training) - 1)) if inputs else 1
     fixed, fewest = data.fixed, max(1, data.fixed)
+    # Where the units leave no exponent free there is one product of powers.
+    has_choice = inputs and len(library.u)
+    max_terms = min(settings.max_terms, max(1, len(training) - 1)) if has_choice else fewest
     errors += [math.inf] * (fewest - 1)
     for terms in range(fewest, max_terms + 1):
         fitted = partial(_fitted, solver, large, library, beam, terms, starts, generator)
