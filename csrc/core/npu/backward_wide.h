@@ -1,5 +1,6 @@
-// The backward of layers with many inputs, by the formulas of npu/backward.cpp: a register holds `width` inputs of one row, so that nothing is turned and no
-// sum runs over lanes. A chunk of rows becomes panels (npu/backward_panels.h); ranges of I are then independent.
+// The backward of layers with many inputs, by the formulas of npu/backward.cpp: a register holds `width` inputs of one
+// row, so that nothing is turned and no sum runs over lanes. A chunk of rows becomes panels (npu/backward_panels.h);
+// ranges of I are then independent.
 #pragma once
 
 #include "npu/backward_panels.h"
