@@ -139,8 +139,8 @@ def test_relative_errors_do_not_make_coefficients_smaller(options):
     y = 2 * X[:, 0] / X[:, 1] * (1 + 0.2 * draw.standard_normal(400))
     options = {"max_terms": 1, "starts": 4, "ratios": False, **options}
     model = NPURegressor(random_state=0, noise="relative", **options).fit(X, y)
-    again = model.refit(X, y)
-    for first, second in zip(model.intervals(), again.intervals(), strict=True):
+    refitted = model.refit(X, y)
+    for first, second in zip(model.intervals(), refitted.intervals(), strict=True):
         assert abs(first.value - second.value) < 0.2 * first.error
     prediction, law = model.predict(X), 2 * X[:, 0] / X[:, 1]
     assert abs(np.mean(prediction / law) - 1) < 0.03

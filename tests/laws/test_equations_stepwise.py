@@ -69,6 +69,7 @@ def test_what_is_known_holds():
     assert fitted.best_.text().startswith("y = sin(2*x1) + 0.")
     without = model(terms={"1": 0}).fit(X, y)
     assert all((0, 0, 0) not in terms(equation) for equation in without.equations_)
+    assert [equation.terms for equation in without.equations_] == list(range(1, 11))
 
 
 @pytest.mark.parametrize("sign", [1, -1])

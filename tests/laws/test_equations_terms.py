@@ -33,8 +33,8 @@ def test_a_law_found_with_one_term_more_loses_it(seed, rows, options):
     best = NPURegressor(random_state=0, **options).fit(X, y).best_
     assert best.below == 0
     assert sorted(best.exponents[:, 0].tolist()) == [0, 0.5, 1]
-    again = NPURegressor(random_state=0, **options).fit(X, y).refit(X, y).best_
-    assert np.isfinite(again.coef_std).all()
+    refitted = NPURegressor(random_state=0, **options).fit(X, y).refit(X, y).best_
+    assert np.isfinite(refitted.coef_std).all()
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -61,13 +61,13 @@ def test_terms_that_are_equal():
     assert law([1, 0], [0, 1], [1, 1e-9]).repeats_a_term(0, none)
     assert not law([1, 0], [0, 1], [1, 0]).repeats_a_term(1, none)  # above and below the line
     assert law([1, 0], [0, 1], [0, 0]).repeats_a_term(1, none)  # the 1 of the denominator
-    same = law([1, 0], [1, 0])
-    odd = replace(same, parity=np.array([[1.0, 0], [0, 0]]))
+    twice = law([1, 0], [1, 0])
+    odd = replace(twice, parity=np.array([[1.0, 0], [0, 0]]))
     assert odd.repeats_a_term(0, none)
     assert not odd.repeats_a_term(0, all_mixed)  # x and |x|
     X = np.random.default_rng(0).uniform(1, 2, (20, 2))
     data = all_rows(Columns.of(X), X[:, 0], np.ones(20), 1.0, Exponents.unrestricted(2), None)
-    assert refit(data, same).cost == np.inf
+    assert refit(data, twice).cost == np.inf
     assert refit(data, law([1, 0], [0, 1])).cost < np.inf
 
 
@@ -79,8 +79,8 @@ def test_refit_and_bootstrap_keep_each_bound_to_its_term(order):
     bounds = [("x0", (1, 2.5)), ("x1", None)]
     terms = dict(bounds[k] for k in order)
     model = NPURegressor(random_state=0, terms=terms, max_terms=2).fit(X, y)
-    again = model.refit(X, y).best_
-    assert again.text(6) == model.best_.text(6)
+    refitted = model.refit(X, y).best_
+    assert refitted.text(6) == model.best_.text(6)
     for interval, sure in zip(model.bootstrap(X, y, draws=10), model.intervals(), strict=True):
         assert interval.low - sure.error < sure.value < interval.high + sure.error
     groups = np.arange(100) % 2

@@ -59,7 +59,7 @@ EQUATIONS = [
         "functions-beyond-the-image": ("return (t < low - 1e-9) | (t > high + 1e-9)", "return t < low - 1e-9"),
     }),
     *mutants(PACKAGE + "_laws/products/text.py", "tests/laws/test_equations_functions.py -k 'not noisy and not repeated'", {
-        "functions-powers-of-exponentials": ("argument(self.variable, w * self.factor)", "argument(self.variable, w)"),
+        "functions-powers-of-exponentials": ("argument(self.variable, w * self.factor, digits)", "argument(self.variable, w, digits)"),
     }),
     *mutants(PACKAGE + "_laws/table/identities.py", "tests/laws/test_equations_functions.py -k 'equal or first_function or other_function or logarithms'", {
         "identities-power": ("w[j] += 2 * power", "w[j] += 2 * m"),
@@ -152,9 +152,21 @@ EQUATIONS = [
         "known-minus": ("return -of(node.operand) if isinstance(node.op, ast.USub) else of(node.operand)", "return of(node.operand)"),
         "known-endless-power": ("size < LARGEST_POWER and math.isfinite(base**exponent)", "True"),
     }),
+    *mutants(PACKAGE + "_laws/series/sensitivity.py", "tests/laws/test_ode_fit_known.py", {
+        "ode-fit-frozen-coefficients-in-scaled-units": ("        if self.log_sizes is not None:\n", "        if False:\n"),
+    }),
+    *mutants(PACKAGE + "_laws/series/forms.py", "tests/laws/test_ode_fit_known.py", {
+        "ode-fit-frozen-coefficients-freed": (" & (law.problem.shape.log_sizes is None)", ""),
+    }),
+    *mutants(PACKAGE + "training/_arguments.py", "tests/training/test_training_run_errors.py", {
+        "run-optimiser-of-another-model": ("    if of_model.isdisjoint(map(id, trained)):\n", "    if False:\n"),
+    }),
+    *mutants(PACKAGE + "_laws/products/groups.py", "tests/laws/test_equations_groups.py", {
+        "groups-labels-as-text": ("    if not isinstance(groups, (list, tuple)):\n", "    if True:\n"),
+    }),
     *mutants(PACKAGE + "_laws/products/limits.py", "tests/laws/test_equations_terms.py -k bound", {
         "terms-like-one-that-is-set": ("return np.concatenate([self.excluded, self.u])", "return self.excluded"),
-        "terms-bounds-of-another": ("= self.low[same], self.high[same]", "= self.low[k], self.high[k]"),
+        "terms-bounds-of-another": ("= self.low[index], self.high[index]", "= self.low[k], self.high[k]"),
     }),
     *mutants(PACKAGE + "_laws/table/refine.py", "tests/laws/test_equations_terms.py", {
         "terms-twice": ("refused or law.repeats_a_term(problem.below, problem.mixed)", "refused"),
@@ -215,7 +227,7 @@ EQUATIONS = [
         "stepwise-held-out-errors": ("error = np.append(-c, 1.0) @ part[np.ix_(index, index)]", "error = np.append(-c, 1.0) @ total[np.ix_(index, index)]"),
         "stepwise-exchanges": ("if better is not None and better not in chosen:", "if False:"),
         "stepwise-inputs-of-both-signs": ("(problem.signed & (u < 0)) | (whole", "(whole"),
-        "stepwise-excluded": ("barred = np.concatenate([fixed, problem.limits.excluded])", "barred = fixed"),
+        "stepwise-excluded": ("u[~problem.limits.excludes(u)]", "u"),
         "stepwise-gain": ("gain -= W[:, -1] @ W[:, :-1]", "pass"),
     }),
     *mutants(PACKAGE + "_laws/table/wild.py", "tests/laws/test_equations_wild.py", {

@@ -90,6 +90,7 @@ def test_an_optimizer_whose_step_needs_a_closure() -> None:
         )  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:.*makes its steps one by one:UserWarning")
 def test_an_optimizer_of_some_parameters_and_of_others() -> None:
     """It needs one of the model's."""
     model, other = MODELS["npu nau"](None, torch.float32), torch.nn.Linear(2, 2)

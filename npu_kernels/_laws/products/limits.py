@@ -107,11 +107,11 @@ class ScaledLimits:
 
         The terms that every sum has are the first ones, in any order.
         """
-        others = replace(self, u=self.u[:0], low=self.low[:0], high=self.high[:0])
-        low, high = others.bounds(u, below)
+        without_terms = replace(self, u=self.u[:0], low=self.low[:0], high=self.high[:0])
+        low, high = without_terms.bounds(u, below)
         for k, term in enumerate(u[: len(self.u)]):
-            same = int(np.abs(self.u - term).max(1, initial=0.0).argmin())
-            low[k], high[k] = self.low[same], self.high[same]
+            index = int(np.abs(self.u - term).max(1, initial=0.0).argmin())
+            low[k], high[k] = self.low[index], self.high[index]
         return replace(self, u=u, parity=parity, low=low, high=high)
 
     def refuses(self, u: Array, c: Array) -> bool:

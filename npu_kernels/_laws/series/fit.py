@@ -230,8 +230,8 @@ def _known_facts(rules: Known, stoichiometry: Any, conserved: Any) -> dict[str, 
         "signs": repr(rules.signs),
     }
     for name, matrix in (("stoichiometry", stoichiometry), ("conserved", conserved)):
-        given = None if matrix is None else series.tensor(NAME, name, matrix).tolist()
-        facts[name] = repr(given)
+        numbers = None if matrix is None else series.tensor(NAME, name, matrix).tolist()
+        facts[name] = repr(numbers)
     return facts
 
 

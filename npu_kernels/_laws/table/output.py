@@ -201,12 +201,12 @@ def _reweighted(
     """
     if not candidates.complete or candidates.exact():
         return output, candidates
-    again, found = in_proportion(output, root, _predicted(candidates, output)), Candidates()
+    divided, second = in_proportion(output, root, _predicted(candidates, output)), Candidates()
     try:
-        found = first(again, found)
+        second = first(divided, second)
     except KeyboardInterrupt:
         candidates.complete = False
-    return (again, found) if found.sums else (output, candidates)
+    return (divided, second) if second.sums else (output, candidates)
 
 
 def _spare(group: Array, order: Array, held: int, max_terms: int) -> tuple[Array, int]:
