@@ -46,7 +46,11 @@ def measure(
         runs = {name: workload.run for name, workload in workloads.items()}
         runs |= {name: peak.run for name, peak in (peaks or {}).items()}
         read = time.process_time if clock == timing.PROCESSOR else time.perf_counter
-        times = timing.interleaved(runs, seconds, finish=device.synchronize, clock=read)
+        wakes = rivals.ONE_THREAD in workloads
+        block = timing.THREADS_BLOCK_SECONDS if wakes else timing.BLOCK_SECONDS
+        times = timing.interleaved(
+            runs, seconds, block=block, finish=device.synchronize, clock=read
+        )
     rows = []
     for name in workloads:
         row: Row = {

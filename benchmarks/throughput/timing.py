@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 BLOCK_SECONDS = 0.002  # of a rival in a repetition at least: the clock's own cost disappears
+# The same beside one thread: threads that have gone to sleep meanwhile are woken at its beginning.
+THREADS_BLOCK_SECONDS = 0.03
 LEAST_REPETITIONS, MOST_REPETITIONS = 7, 300
 UNSTEADY = 2.0  # between the 20 and 80 percentiles of a ratio
 CROWDED = 0.1  # of the time, that threads of ours were ready to run and other work had their core
