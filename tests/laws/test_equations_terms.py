@@ -86,3 +86,15 @@ def test_refit_and_bootstrap_keep_each_bound_to_its_term(order):
     groups = np.arange(100) % 2
     model = NPURegressor(random_state=0, terms=terms, max_terms=2).fit(X, y, groups=groups)
     assert np.allclose(model.refit(X, y, groups=groups).best_.coef, model.best_.coef, rtol=1e-6)
+
+
+def test_exponents_stay_where_all_rows_would_move_them_to_an_excluded_product():
+    draw = np.random.default_rng(4)
+    X = 10 ** draw.uniform(-0.7, 0.7, (70, 1))
+    y = 4.3 * X[:, 0] - 0.12 / X[:, 0] + 0.09 * draw.standard_normal(70)
+    model = NPURegressor(random_state=0, starts=4, max_terms=1, terms={"x0": 0, "1": 0})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EquationWarning)  # no law fits well
+        best = model.fit(X, y).best_
+    assert (np.abs(best.exponents[:, 0] - 1) >= 0.1).all()
+    assert best.rms < 0.3

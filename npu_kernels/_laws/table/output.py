@@ -552,4 +552,8 @@ def _steps(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
 
 
 def _refitted(data: AllRows, law: Sum, rules: Rules) -> Sum:
-    return refine.refit(data, law, rules.loss)
+    """The law fitted to all rows; with its exponents where free ones end at an excluded product."""
+    fitted = refine.refit(data, law, rules.loss)
+    if math.isfinite(fitted.cost) or data.limits is None or not law.free.any():
+        return fitted
+    return refine.refit(data, replace(law, free=np.zeros_like(law.free)), rules.loss)
