@@ -132,10 +132,12 @@ def fit(
     States whose values are (nearly) all positive are amounts: their first states are not below 0.
     States of both signs get integer exponents, none below 0 if they pass 0 in a series. With
     ``start="model"`` they are the ones nearest to the model's, or its own, whole or not, where they
-    stay. Raises ValueError and TypeError for arguments
-    that do not fit, such as dates, ValueError for a file that is a damaged checkpoint or one of
-    another fit (other data, model, options or versions of torch or npu_kernels), OSError if it
-    cannot be written, ImportError without scipy, RuntimeError if no start has a finite trajectory.
+    stay.
+
+    Raises ValueError and TypeError for arguments that do not fit, such as dates, ValueError for a
+    file that is a damaged checkpoint or one of another fit (other data, model, options or versions
+    of torch or npu_kernels), OSError if it cannot be written, ImportError without scipy,
+    RuntimeError if no start has a finite trajectory.
 
         >>> import torch
         >>> from npu_kernels import NAU, RealNPU, ode
