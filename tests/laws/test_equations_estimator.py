@@ -201,7 +201,7 @@ def test_words_for_numbers_are_named(words, rule):
 
 def test_a_y_of_objects_has_numbers():
     X = uniform(2, 60)
-    with pytest.raises(ValueError, match="y must be finite numbers, got another one in row 1"):
+    with pytest.raises(ValueError, match="y must be finite numbers, got nan in row 1"):
         NPURegressor().fit(X, [1.0, None] * 30)
 
 

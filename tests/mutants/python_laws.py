@@ -92,15 +92,17 @@ EQUATIONS = [
         "equations-weights-of-equal-rows": ("np.bincount(index, weights=weight)", "weight[new]"),
         "equations-held-out-rows": ("training = np.sort(order[held:])", "training = np.sort(order)"),
         "equations-powers-that-are-near": ("if law.cost > lowest + RIVAL_COST:", "if law.cost > lowest:"),
-        "equations-beside-the-best": ("return fits + [(data, law, near) for", "return fits[:] + [(data, law, near) for _ in () for"),
         "equations-alternatives-of-one-form": ("if key in forms or not", "if not"),
         "equations-alternatives-that-are-far": ("if best < fitted.cost < best + TELL:", "if best < fitted.cost:"),
         "equations-factors": ("return spread > SMALL_FACTOR and", "return spread > 1e9 and"),
         "equations-approximations": ("if likeness > APPROXIMATION:", "if likeness > 9:"),
-        "equations-cancelling-pairs": ("if near is None or min(near) < data.fixed:", "if True:"),
         "equations-relative-errors": ("return rival.cost + b.units < law.cost + a.units - 2", "return False"),
     }),
-    *mutants(PACKAGE + "_laws/table/output.py", "tests/laws/test_equations_splitting.py", {
+    *mutants(PACKAGE + "_laws/table/other_forms.py", ("tests/laws/test_equations_zeros.py -k candidate", "tests/laws/test_equations_notes.py", "tests/laws/test_equations_factor.py", "tests/laws/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap or hardly or choose'", "tests/laws/test_equations_scale.py", "tests/laws/test_equations_estimator.py -k 'weights or order'", "tests/laws/test_equations.py -k 'three_per_cent'", "tests/benchmarks/test_equations_benchmark.py -k near"), {
+        "equations-beside-the-best": ("return fits + [(data, law, near) for", "return fits[:] + [(data, law, near) for _ in () for"),
+        "equations-cancelling-pairs": ("if near is None or min(near) < data.fixed:", "if True:"),
+    }),
+    *mutants(PACKAGE + "_laws/table/other_forms.py", "tests/laws/test_equations_splitting.py", {
         "equations-terms-for-two": ("if not (halves and best.free.any()) or", "if True or"),
         "equations-terms-of-other-powers": ("or data.power != 1 or data.below", "or data.below"),
         "equations-halves-that-are-not-allowed": ("rules.exponents == \"fractions\" and rules.max_denominator > 1 ", "True "),
@@ -172,7 +174,7 @@ EQUATIONS = [
         "terms-twice": ("refused or law.repeats_a_term(problem.below, problem.mixed)", "refused"),
         "terms-of-other-parity": ("self.parity * mixed", "self.parity"),
     }),
-    *mutants(PACKAGE + "_laws/table/output.py", "tests/laws/test_equations_terms.py", {
+    *mutants(PACKAGE + "_laws/table/other_forms.py", "tests/laws/test_equations_terms.py", {
         "terms-that-are-not-needed": ("            if fitted.cost < best.cost:\n", "            if False:\n"),
     }),
     *mutants(PACKAGE + "_laws/table/output.py", "tests/laws/test_equations_factor.py -k 'relative or ctrl_c'", {

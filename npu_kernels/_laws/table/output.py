@@ -15,19 +15,19 @@ import numpy as np
 
 from npu_kernels._common.checks import is_number
 from npu_kernels._common.notices import warn
-from npu_kernels._laws.products.groups import of_rows, ranks
+from npu_kernels._laws.products.groups import ranks
 from npu_kernels._laws.products.problem import (
     AllRows,
     Columns,
     Output,
-    Problem,
     blocks,
 )
-from npu_kernels._laws.table import cancelling, identities, ratio, refine, rounding, splitting
+from npu_kernels._laws.table import cancelling, identities, ratio, refine
 from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.estimates import Rows, equation_of, held_out, left_out, sizes
 from npu_kernels._laws.table.identities import Fit
 from npu_kernels._laws.table.kept_results import Steps
+from npu_kernels._laws.table.other_forms import TELL, other_forms
 from npu_kernels._laws.table.refine import Rules, Sum
 from npu_kernels._laws.table.rows import alike, spread
 from npu_kernels._laws.table.search import (
@@ -36,8 +36,6 @@ from npu_kernels._laws.table.search import (
     SEARCH_ROWS,
     Candidates,
     Settings,
-    chosen_rows,
-    is_exact,
     search,
     search_on,
 )
@@ -48,12 +46,10 @@ FEW_ROWS = 40  # rows below which none are held out
 HELD_OUT = 0.2  # share of the rows
 MOST_HELD_OUT_ROWS = 5000
 RIVAL_COST = 20.0  # difference of the criteria of the search up to which all rows decide
-RIVAL_ERRORS = 1.1  # ratio of squared errors to the best: see `_reconsidered`
 STRUCTURE = 0.5  # correlation of neighbours from which hardly any of the residuals is noise
 APPROXIMATION = 0.3  # the same, from which a law misses something
 SMALL_FACTOR = 0.1  # standard deviation of log y below which factors are relative errors
 POWERS_NEED = "output_powers other than 1 need a y of one sign without zeros, -1 one without zeros"
-TELL = 6.0  # difference of the criteria below which the data hardly tell two equations apart
 
 
 @dataclass(frozen=True)
@@ -324,9 +320,7 @@ def _finished(
     if not fits:
         rule = "no law of these signs and bounds could be fitted to all rows"
         raise ValueError(f"NPURegressor: {rule} of {rows.output}")
-    fits = _split(_reconsidered(fits, settings), held, settings)
-    fits = _uncancelled(_with_neighbours(fits, settings), held, settings)
-    fits = _shortened(fits, output, held, settings.rules.loss)
+    fits = other_forms(fits, output, held, settings)
     fits = identities.resolved(fits, rows.functions, held, settings.rules.loss)
     fits.sort(key=lambda fit: (len(fit[2].c), fit[2].cost))
     best = min(fit[2].cost for fit in fits)
@@ -410,145 +404,11 @@ def beyond_notes(equation: Equation) -> tuple[str, ...]:
     )
 
 
-def _uncancelled(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
-    """The fits; with a sum of other terms if the best has two that nearly cancel.
-
-    The best is left out where the data hardly tell it from the next one.
-    """
-    rules, tried = settings.rules, False
-    if rules.exponents != "fractions" or rules.max_denominator < 2:
-        return fits
-    while True:
-        data, _, best = min(fits, key=lambda fit: fit[2].cost)
-        if data.below:
-            return fits
-        if data.group is None:
-            part = data.take(spread(data.rows, SEARCH_ROWS))
-        else:  # rows of every group
-            part, _ = chosen_rows(data, np.arange(data.rows), np.random.default_rng(settings.seed))
-        terms = part.predict(best.u, best.parity, best.c)[2] * of_rows(best.c, part.group)
-        near = None if is_exact(data, best) else cancelling.pair(terms, best.u)
-        if near is None or min(near) < data.fixed:
-            return fits
-        if not tried:
-            tried = True
-            other = partial(_instead, data, part, best, near, held, settings)
-            laws_of_search = settings.steps.sums(data.inputs, other)
-            fits = fits + [
-                (data, other, refine.refit(data, other, rules.loss)) for other in laws_of_search
-            ]
-            continue
-        rest = [fit for fit in fits if fit[2] is not best]
-        if min((fit[2].cost for fit in rest), default=math.inf) > best.cost + TELL:
-            return fits
-        fits = rest
-
-
-def _instead(
-    data: AllRows, part: Problem, best: Sum, near: tuple[int, int], held: Array, settings: Settings
-) -> list[Sum]:
-    """Sums with other terms than two that nearly cancel, fitted to the rows that are not held out.
-
-    part: the rows that choose them.
-    """
-    rules, generator = settings.rules, np.random.default_rng([settings.seed, 2])
-    sums = cancelling.instead(part, best, near, settings.max_terms, generator)
-    training = data.choose(np.setdiff1d(np.arange(data.rows), held))
-    fitted = [refine.refit(training, law, rules.loss) for law in sums]
-    return [law for law in fitted if math.isfinite(law.cost)]
-
-
-def _reconsidered(fits: list[Fit], settings: Settings) -> list[Fit]:
-    """The fits with exponents that all rows tell from the fractions of the search, which has fewer.
-
-    This concerns the best sum and those with fewer terms whose errors are nearly as small. Others
-    cannot become the best: fractions cost the search only little.
-    """
-    data, _, best = min(fits, key=lambda fit: fit[2].cost)
-    if is_exact(data, best):
-        return fits
-    result = []
-    for data, law, fitted in fits:
-        if len(fitted.c) <= len(best.c) and fitted.press < RIVAL_ERRORS * best.press:
-            other = partial(rounding.reconsidered, data, fitted, settings.rules)
-            fitted = settings.steps.sum(data.inputs, other)
-        result.append((data, law, fitted))
-    return result
-
-
-def _split(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
-    """The fits, and if the best has terms that are not simple, those with pairs in their place.
-
-    Such a sum for another power of y often stands for a law of another form: it stays as it is.
-    """
-    data, _, best = min(fits, key=lambda fit: fit[2].cost)
-    rules = settings.rules
-    halves = rules.exponents == "fractions" and rules.max_denominator > 1  # as the products have
-    if not (halves and best.free.any()) or data.power != 1 or data.below or is_exact(data, best):
-        return fits
-    generator = np.random.default_rng([settings.seed, 3])
-    few, more = chosen_rows(data, np.setdiff1d(np.arange(data.rows), held), generator)
-    split = partial(splitting.split, few, more, best, rules, settings.max_terms, generator)
-    sums = settings.steps.sums(data.inputs, split)
-    added = [(data, law, refine.refit(data, law, rules.loss)) for law in sums]
-    return fits + [fit for fit in added if math.isfinite(fit[2].cost)]
-
-
-def _shortened(fits: list[Fit], output: Output, held: Array, loss: str) -> list[Fit]:
-    """The fits, and the best one without terms whose absence lowers the criterion, one by one.
-
-    A search that missed a short law may have found it with one term more, above or below the line.
-    """
-    while True:
-        data, _, best = min(fits, key=lambda fit: fit[2].cost)
-        if is_exact(data, best):
-            return fits
-        of_form = replace(output, error=math.inf, function=data.function)
-        shorter, terms = list[Fit](), len(best.c)
-        for k in range(data.fixed, terms):
-            below = data.below - (k >= terms - data.below)
-            rows = data if below == data.below else of_form.scaled(data.power, below)
-            if rows is None or below == terms - 1:  # no term is left above the line
-                continue
-            law = best.take(np.arange(terms) != k)
-            fitted = refine.refit(rows, law, loss)
-            if fitted.cost < best.cost:
-                training = rows.choose(np.setdiff1d(np.arange(rows.rows), held))
-                shorter.append((rows, refine.refit(training, law, loss), fitted))
-        if not shorter:
-            return fits
-        fits = [*fits, min(shorter, key=lambda fit: fit[2].cost)]
-
-
 def _form(law: Sum, below: int) -> Any:
     """What two laws have in common that differ in coefficients and in the order of terms only."""
     terms = [tuple(row) for row in (np.column_stack([law.u, law.parity]).round(6) + 0.0).tolist()]
     above = len(terms) - below  # + 0.0: no -0
     return tuple(sorted(terms[:above])), tuple(sorted(terms[above:]))
-
-
-def _with_neighbours(fits: list[Fit], settings: Settings) -> list[Fit]:
-    """The fits, and every sum that changes of one exponent after another reach from the best one.
-
-    Beyond `MORE_ROWS` rows the exponents are certain, and no change is tried.
-    """
-    data, law, best = min(fits, key=lambda fit: fit[2].cost)
-    if is_exact(data, best) or data.rows > MORE_ROWS or settings.rules.exponents == "real":
-        return fits
-    steps = partial(_steps, data, best, settings.rules)
-    return fits + [(data, law, near) for near in settings.steps.sums(data.inputs, steps)]
-
-
-def _steps(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
-    """The neighbours of a sum, of the best of them, and so on until none is better."""
-    tried = list[Sum]()
-    while True:
-        neighbours = rounding.neighbours(data, law, rules)
-        tried += neighbours
-        better = min(neighbours, key=lambda neighbour: neighbour.cost, default=law)
-        if better.cost >= law.cost:
-            return tried
-        law = better
 
 
 def _refitted(data: AllRows, law: Sum, rules: Rules) -> Sum:

@@ -113,7 +113,8 @@ class Results:
         wrong = ~np.isfinite(targets).all(1)
         if wrong.any():  # None among objects
             row = int(wrong.argmax())
-            rule = f"y must be finite numbers, got another one in row {row} (the first row is 0)"
+            value = targets[row][~np.isfinite(targets[row])][0]
+            rule = f"y must be finite numbers, got {value:g} in row {row} (the first row is 0)"
             raise ValueError(f"{function}: {rule}")
         if not first and targets.shape[1] != len(self._tables()):
             rule = f"y must have {len(self._tables())} columns"
