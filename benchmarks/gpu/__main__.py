@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tell("the end")
     for name, (done, failed, waiting) in results:
         print(f"  {name:<9} {done} done, {failed} failed, {waiting} left")
-    advice = "the same command does what is left, and what failed once more"
+    advice = "the same command does what is left, and once more what failed once"
     print(f"  rows: {options.out / ROWS}; {advice}")
     return int(any(failed or waiting for _, (_, failed, waiting) in results))
 

@@ -23,13 +23,21 @@ ROWS, LOG = "rows.jsonl", "log.txt"
 PROGRAM = ("-m", "benchmarks.gpu.worker")
 START_SECONDS = 120.0  # for a worker to import torch and to find the device
 SHORTEST = 5.0  # seconds: with less left no item is begun
+MOST_FAILURES = 2  # of an item, which would cost other parts their time
+TOO_LONG = "took longer than"
+
+
+def _copy_files(source: Path, target: Path) -> None:
+    for path in source.iterdir():
+        if path.is_file():
+            shutil.copy2(path, target / path.name)
 
 
 class Record:
     """Rows of results, written as they come into one folder or two.
 
     Args:
-        out: the folder that later commands go on from.
+        out: the folder that later commands go on from. Where it has no rows, it begins as `copy`.
         copy: another folder, for a machine that does not keep the first one; or None.
     """
 
@@ -39,14 +47,14 @@ class Record:
         self._lock = threading.Lock()
         for folder in self.folders:
             folder.mkdir(parents=True, exist_ok=True)
+        if len(self.folders) > 1 and not (out / ROWS).exists():  # go on from an earlier machine's
+            _copy_files(self.folders[1], out)
         self.mirror()
 
     def mirror(self) -> None:
         """Copy what is new to the other folder."""
         for folder in self.folders[1:]:
-            for path in self.out.iterdir():
-                if path.is_file():
-                    shutil.copy2(path, folder / path.name)
+            _copy_files(self.out, folder)
 
     def add(self, row: Row) -> None:
         """Write a row into the file that it names, without one into the common file."""
@@ -67,10 +75,10 @@ class Record:
                 continue
             if row.get("part") != part or "end" not in row or not machine.items() <= row.items():
                 continue
-            if row["end"]:
-                failed[row["item"]] += 1
-            else:
+            if not row["end"]:
                 done.add(row["item"])
+            elif not row.get("cut_off"):
+                failed[row["item"]] += 1
         return done, failed
 
 
@@ -123,10 +131,12 @@ class Worker:
                 row = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 self.kill()
-                return f"took longer than {seconds:.0f} s"
+                return f"{TOO_LONG} {seconds:.0f} s"
             if row is None:
                 return f"the process ended with status {self._process.wait()}, see {LOG}"
             if last == "end" and "end" in row:
+                if row.get("broken"):
+                    self.kill()  # before it takes the next item into its end, which may be slow
                 return str(row["end"])
             emit(row)
             if last in row:
@@ -176,7 +186,8 @@ class Crew:
     ) -> tuple[int, int, int]:  # fmt: skip
         """(done, failed, left) of a part's items that earlier commands have not done.
 
-        An item that has failed before comes late. keep: a worker may go on with the next part.
+        An item that has failed before comes late, and no more after MOST_FAILURES times. An item
+        that the part's end cut off is left. keep: a worker may go on with the next part.
         """
         deadline = time.monotonic() + seconds
         waiting: queue.Queue[str] = queue.Queue()
@@ -189,7 +200,11 @@ class Crew:
         if first is None:
             return 0, 1, len(list(items))
         done, failed = self.record.attempts(part, first.place)
-        chosen = sorted((item for item in items if item not in done), key=lambda item: failed[item])
+        missing = sorted(
+            (item for item in items if item not in done), key=lambda item: failed[item]
+        )
+        chosen = [item for item in missing if failed[item] < MOST_FAILURES]
+        count["failed"] = len(missing) - len(chosen)
         for item in chosen:
             waiting.put(item)
         if done:
@@ -208,8 +223,9 @@ class Crew:
                     item = waiting.get_nowait()
                 except queue.Empty:
                     break
-                limit = min(item_seconds, deadline - time.monotonic())
-                count["failed" if self._item(worker, part, item, limit) else "done"] += 1
+                left = deadline - time.monotonic()
+                outcome = self._item(worker, part, item, min(item_seconds, left), left)
+                count[outcome] += 1
             if worker is not None and worker.lives and keep:
                 self._idle = worker
             elif worker is not None:
@@ -223,7 +239,7 @@ class Crew:
         for thread in more:
             thread.join()
         self.record.mirror()
-        return count["done"], count["failed"], waiting.qsize()
+        return count["done"], count["failed"], waiting.qsize() + count["left"]
 
     def _worker(self, part: str, deadline: float) -> Worker | None:
         worker = Worker(self.record.out, self.rehearsal)
@@ -236,7 +252,11 @@ class Crew:
             return None
         return worker
 
-    def _item(self, worker: Worker, part: str, item: str, seconds: float) -> str:
+    def _item(self, worker: Worker, part: str, item: str, seconds: float, left: float) -> str:
+        """Do an item and record its end; return done, failed or left.
+
+        seconds: of this item; left: of the part.
+        """
         common = {"part": part, "item": item, **worker.place}
         begin = time.monotonic()
 
@@ -248,10 +268,12 @@ class Crew:
 
         why = worker.do(part, item, seconds, emit)
         taken_seconds = time.monotonic() - begin
-        self.record.add({**common, "end": why, "seconds": round(taken_seconds, 2)})
-        end = "FAILED: " + why if why else "done"
+        cut_off = seconds == left and why.startswith(TOO_LONG)
+        row = {**common, "end": why, "seconds": round(taken_seconds, 2)}
+        self.record.add({**row, "cut_off": True} if cut_off else row)
+        end = "cut off" if cut_off else f"FAILED: {why}" if why else "done"
         self.tell(f"{part}: {item}: {end} in {taken_seconds:.1f} s")
-        return why
+        return "left" if cut_off else "failed" if why else "done"
 
 
 def told(row: Row) -> str:

@@ -55,10 +55,13 @@ def loops(stage: Any, item: str, emit: Callable[[dict[str, Any]], None]) -> None
         rows = train(Size.parse(size), options.get("optimizer", "adam"), stage)
     else:
         rows = roll(Size.parse(size), stage)
-    for row in rows:
+    bad = []
+    for row in rows:  # all of them: those after a bad one are measured too
         emit(row)
         if row["bad"]:
-            raise AssertionError(f"{row['rival']}: {row['bad']}")
+            bad.append(f"{row['rival']}: {row['bad']}")
+    if bad:
+        raise AssertionError("; ".join(bad))
 
 
 # ---- trainings -----------------------------------------------------------------------------------

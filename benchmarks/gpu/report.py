@@ -21,65 +21,74 @@ def _size(text: str) -> str:
     return text.replace("x", ", ") + ("" if text.count("x") == 3 else ", 1")
 
 
-def _where(rows: Sequence[Row]) -> str:
-    """The GPU and the versions of the rows."""
-    machines = {f"{r['gpu']}, torch {r['torch']}, Triton {r['triton']}" for r in rows}
-    return "; ".join(sorted(machines)) + ":"
+def _tables(
+    rows: Sequence[Row], name: str, needed: set[str], record: Callable[[dict[str, Row]], Row]
+) -> str:
+    """A table for each GPU and versions: a line for each item, from its rows by a field.
 
-
-def _by_item(rows: Sequence[Row], name: str) -> dict[str, dict[str, Row]]:
-    """The rows of each item by the value of a field."""
-    items: dict[str, dict[str, Row]] = {}
+    needed: values of the field; items that lack one, which failed on the way, are left out.
+    """
+    items: dict[str, dict[str, dict[str, Row]]] = {}
     for row in rows:
-        items.setdefault(row["item"], {})[row[name]] = row
-    return items
+        machine = f"{row['gpu']}, torch {row['torch']}, Triton {row['triton']}:"
+        items.setdefault(machine, {}).setdefault(row["item"], {})[row[name]] = row
+    tables = []
+    for machine, groups in sorted(items.items()):
+        records = [record(group) for group in groups.values() if group.keys() >= needed]
+        if records:
+            tables.append(f"{machine}\n\n{record_table(records)}")
+    return "\n\n".join(tables).strip()
 
 
 def trainings(rows: Sequence[Row]) -> str:
     """The time of a step by `training.run`, in a graph and one by one, ours and eager's."""
     chosen = [r for r in rows if r["part"] == "loops" and r["item"].startswith("training")]
-    records = []
-    for group in _by_item(chosen, "rival").values():
+
+    def record(group: dict[str, Row]) -> Row:
         ours = group["ours, CUDA graph"]
-        records.append({
+        return {
             "B, I, O, K": _size(ours["size"]), "optimiser": OPTIMIZERS[ours["optimizer"]],
             "a captured step": f"{ours['median_us']:.0f} µs",
             "capture": f"{ours['begin_ms']:.0f} ms",
             "one by one": f"{group['ours']['ratio']:.1f}",
             "eager, captured": f"{group['eager, CUDA graph']['ratio']:.1f}",
             "eager, one by one": f"{group['eager']['ratio']:.1f}",
-        })  # fmt: skip
-    return f"{_where(chosen)}\n\n{record_table(records)}".strip()
+        }  # fmt: skip
+
+    rivals = {"ours, CUDA graph", "ours", "eager, CUDA graph", "eager"}
+    return _tables(chosen, "rival", rivals, record)
 
 
 def rollouts(rows: Sequence[Row]) -> str:
     """The time of a rollout and its gradients, in one launch and step by step."""
     chosen = [r for r in rows if r["part"] == "loops" and r["item"].startswith("rollout")]
-    records = []
-    for group in _by_item(chosen, "rival").values():
-        records.append({
+
+    def record(group: dict[str, Row]) -> Row:
+        return {
             "steps, D, h, K": _size(group["ours"]["size"]),
             "one launch": f"{group['ours']['median_us'] / 1e3:.1f} ms",
             "eager": f"{group['eager']['ratio']:.0f}",
             "torchdiffeq": f"{group['torchdiffeq']['ratio']:.0f}" if "torchdiffeq" in group else "",
-        })  # fmt: skip
-    return f"{_where(chosen)}\n\n{record_table(records)}".strip()
+        }  # fmt: skip
+
+    return _tables(chosen, "rival", {"ours", "eager"}, record)
 
 
 def crossover(rows: Sequence[Row]) -> str:
     """Layers by the one-pass kernels and by those on planes."""
     chosen = [row for row in rows if row["part"] == "crossover"]
-    records = []
-    for group in _by_item(chosen, "kernels").values():
+
+    def record(group: dict[str, Row]) -> Row:
         one_pass, planes = group["one-pass"], group["planes"]
-        records.append({
+        return {
             "B, I, O, K": _size(planes["size"]), "precision": planes["precision"],
             **{f"{name}, µs": f"{one_pass[key]:.0f} ({planes[key]:.0f})" for name, key in
                (("alone", "alone_us"), ("in a graph", "graph_us"))},
             "error": f"{max(one_pass['errors']):.1e} ({max(planes['errors']):.1e})",
             "eager's error": f"{max(planes['eager_errors']):.1e}",
-        })  # fmt: skip
-    return f"{_where(chosen)}\n\n{record_table(records)}".strip()
+        }  # fmt: skip
+
+    return _tables(chosen, "kernels", {"one-pass", "planes"}, record)
 
 
 # A block's mark and what makes it.

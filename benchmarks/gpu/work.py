@@ -103,7 +103,6 @@ def smoke(stage: Stage, item: str, emit: Emit) -> None:
     start = time.perf_counter()
     pairs, first, second = launch(stage, layer, Size.parse(text), dtype, named)
     seconds = time.perf_counter() - start
-    torch.set_float32_matmul_precision("highest")
     kind = precision if precision in ALLOWED else named.get("dtype", "")
     good = all(error <= _bound(eager, dtype, kind) for error, eager in pairs)
     same_bits = all(map(torch.equal, first, second))
@@ -295,7 +294,6 @@ def warm(stage: Stage, item: str, emit: Emit) -> None:
     case, names = Case("npu", STEP, Size.parse(text)), named["rivals"].split(",")
     with use_backend("triton") if stage.rehearsal else contextlib.nullcontext():
         suite.measure(case, names, torch.get_num_threads(), 0.01, device=stage.device)
-    torch.set_float32_matmul_precision("highest")
 
 
 def crossover(stage: Stage, item: str, emit: Emit) -> None:
@@ -341,7 +339,6 @@ def crossover(stage: Stage, item: str, emit: Emit) -> None:
             "graph_us": round(graph, 1), "errors": error, "eager_errors": eager,
             "good": label not in bad,
         })  # fmt: skip
-    torch.set_float32_matmul_precision("highest")
     if bad:
         raise AssertionError(f"errors beyond the bound, see the row: {', '.join(bad)}")
 

@@ -61,6 +61,8 @@ def main(argv: list[str] | None = None) -> int:
         answers.write(json.dumps(row) + "\n")
         answers.flush()
 
+    import torch
+
     from benchmarks.gpu.work import DO, Stage
     from benchmarks.throughput.precompile import end_with_parent
 
@@ -71,13 +73,15 @@ def main(argv: list[str] | None = None) -> int:
     for line in sys.stdin:
         order = json.loads(line)
         reason = ""
+        torch.set_float32_matmul_precision("highest")  # whatever the last item has set
         try:
             DO[order["part"]](stage, order["item"], emit)
         except Exception as error:  # whatever it is, the next item comes
             traceback.print_exc()
             reason = f"{type(error).__name__}: {error}"[:1000]
         broken = _settle()
-        emit({"end": reason or (f"the device broke: {broken}" if broken else "")})
+        end = reason or (f"the device broke: {broken}" if broken else "")
+        emit({"end": end, "broken": bool(broken)})
         if broken:
             os._exit(3)  # what is left to do on the device would hang or fail
     if stage.pool is not None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 MOST_WHOLE = 2**63 - 1  # torch and C++ have no integers beyond
+FINEST_FRACTION = 1000  # the greatest denominator: each one up to it is tried
 
 
 def check_tensor(function: str, name: str, value: Any) -> None:
@@ -60,18 +61,25 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def check_whole(
-    function: str, name: str, value: Any, minimum: int = 1, *, other: str = "", bounded: bool = True
-) -> int:
+    function: str, name: str, value: Any, minimum: int = 1, *, other: str = "",
+    bounded: bool = True, maximum: int = MOST_WHOLE,
+) -> int:  # fmt: skip
     """Return the integer as an int; ValueError unless it is at least `minimum`.
 
-    other: what the argument may also be. bounded: it must also be below 2**63.
+    other: what the argument may also be. bounded: it must also be at most `maximum`.
     """
-    too_large = bounded and is_whole(value) and value > MOST_WHOLE
+    too_large = bounded and is_whole(value) and value > maximum
     if not is_whole(value) or value < minimum or too_large:
+        limit = " and below 2**63" if maximum == MOST_WHOLE else f" and at most {maximum}"
         rule = f"{other}, or " if other else ""
-        rule += f"an integer of at least {minimum}" + (" and below 2**63" if too_large else "")
+        rule += f"an integer of at least {minimum}" + limit * too_large
         raise ValueError(f"{function}: {name} must be {rule}, got {value!r}")
     return int(value)
+
+
+def check_denominator(function: str, name: str, value: Any) -> int:
+    """Return the greatest denominator of a fraction; ValueError unless it is 1 to 1000."""
+    return check_whole(function, name, value, maximum=FINEST_FRACTION)
 
 
 def check_number(

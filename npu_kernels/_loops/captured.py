@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
+from npu_kernels._backends.triton import for_graph
 from npu_kernels._common.chains import STEADY, chain
 from npu_kernels._common.notices import warn
 from npu_kernels._loops import obstacles
@@ -69,7 +70,7 @@ class Captured(Ordinary):
         counts = {} if self.graph is None else self.graph.counts
         with torch.cuda.device(self.x.device):
             count = self._begin(done, rows, schedules)
-            with capturable(self.optimizer, self.x.device, counts):
+            with capturable(self.optimizer, self.x.device, counts), for_graph():
                 graph = self.graph
                 # Where replays make the steps, they take the call's rows and numbers.
                 serves = graph is not None and graph.inputs.renew(rows, schedules)

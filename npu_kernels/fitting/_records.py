@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from npu_kernels._common import display
 from npu_kernels._common.checks import (
+    FINEST_FRACTION,
     as_number,
     check_choice,
     check_number,
@@ -118,8 +119,12 @@ class Recipe:
         rule(
             "denominators",
             divisors in ((), [])
-            or (integers(divisors, 1) and list(divisors) == sorted(set(divisors))),
-            "be increasing integers of at least 1",
+            or (
+                integers(divisors, 1)
+                and list(divisors) == sorted(set(divisors))
+                and divisors[-1] <= FINEST_FRACTION
+            ),
+            f"be increasing integers from 1 to {FINEST_FRACTION}",
         )
         for setting in fields(self):
             object.__setattr__(self, setting.name, _plain(getattr(self, setting.name)))

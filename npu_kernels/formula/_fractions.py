@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from npu_kernels._common.checks import check_floating, check_whole
+from npu_kernels._common.checks import check_denominator, check_floating
 
 # From this size on the numbers of float64 are at least 1/128 apart: too far for fractions.
 _FRACTION_LIMIT = 2.0**45
@@ -21,10 +21,10 @@ def as_fraction(weights: Tensor, max_denominator: int = 12) -> tuple[Tensor, Ten
 
     Args:
         weights: a tensor of any shape, floating-point.
-        max_denominator: the greatest denominator, 1 for whole numbers.
+        max_denominator: the greatest denominator, from 1 (whole numbers) to 1000.
 
-    Raises TypeError for weights that are no floating-point tensor, ValueError for a denominator
-    below 1.
+    Raises TypeError for weights that are no floating-point tensor, ValueError for another
+    denominator.
 
         >>> import torch
         >>> from npu_kernels.formula import as_fraction
@@ -32,7 +32,7 @@ def as_fraction(weights: Tensor, max_denominator: int = 12) -> tuple[Tensor, Ten
         (tensor([ 1., -1.,  2.], dtype=torch.float64), tensor([3., 2., 1.], dtype=torch.float64))
     """
     check_floating("as_fraction", "weights", weights)
-    max_denominator = check_whole("as_fraction", "max_denominator", max_denominator)
+    max_denominator = check_denominator("as_fraction", "max_denominator", max_denominator)
     exact = weights.detach().double()
     numerator, denominator = exact.round(), torch.ones_like(exact)
     error = (exact - numerator).abs()
@@ -51,10 +51,10 @@ def nearest_fraction(weights: Tensor, max_denominator: int = 12) -> Tensor:
 
     Args:
         weights: a floating-point tensor.
-        max_denominator: the greatest denominator, at least 1.
+        max_denominator: the greatest denominator, from 1 to 1000.
 
     Returns a tensor of the same shape, dtype and device. Raises TypeError for weights that are no
-    floating-point tensor, ValueError for a denominator below 1.
+    floating-point tensor, ValueError for another denominator.
 
         >>> import torch
         >>> from npu_kernels.formula import nearest_fraction

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels._common import display
-from npu_kernels._common.checks import check_whole
+from npu_kernels._common.checks import check_denominator, check_whole
 from npu_kernels.formula._code import TorchFunction, torch_function, with_comment
 from npu_kernels.formula._models import POWER_UNITS, Layer, check_model, epsilon, layers_of
 from npu_kernels.layers import NALU, NMRU, iNALU
@@ -213,7 +213,7 @@ def read(
     sympy = require_sympy()
     layers = layers_of("read", module)
     index = check_model("read", layers, model)
-    max_denominator = check_whole("read", "max_denominator", max_denominator)
+    max_denominator = check_denominator("read", "max_denominator", max_denominator)
     chain = list(layers.values())
     symbols = _symbols(sympy, inputs, chain[0].in_features, positive)
     count = chain[-1].out_features

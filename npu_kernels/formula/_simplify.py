@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels._common.chains import full_name
-from npu_kernels._common.checks import check_module, check_number, check_whole
+from npu_kernels._common.checks import check_denominator, check_module, check_number, check_whole
 from npu_kernels.formula._fractions import nearest_fraction
 from npu_kernels.formula._models import (
     GATES,
@@ -416,7 +416,7 @@ def simplify(
     if not isinstance(steps, (tuple, list)) or any(name not in STEPS for name in steps):
         raise ValueError(f"simplify: steps must be of 'gates', 'prune' and 'round', got {steps!r}")
     threshold = check_number("simplify", "threshold", threshold, above=0, finite=False)
-    max_denominator = check_whole("simplify", "max_denominator", max_denominator)
+    max_denominator = check_denominator("simplify", "max_denominator", max_denominator)
     if tolerance not in (None, "auto"):
         rules: dict[str, Any] = {"minimum": 0, "finite": False, "other": "'auto', None"}
         tolerance = check_number("simplify", "tolerance", tolerance, **rules)

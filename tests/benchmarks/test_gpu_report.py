@@ -49,6 +49,26 @@ def test_a_table_of_made_up_rows(tmp_path: Path) -> None:
     assert page.read_text() == insert(empty, report.rollouts(rows), "gpu-rollouts")
 
 
+def test_machines_have_tables_of_their_own() -> None:
+    """An item that failed before its last row has no line in them."""
+    common = {"torch": "2", "triton": "3", "part": "loops", "item": "rollout 3x2x2x5"}
+    common |= {"size": "3x2x2x5"}
+    rows = [
+        common | {"gpu": gpu, "rival": rival, "median_us": us, "ratio": us / ours}
+        for gpu, ours in (("B", 2500.0), ("A", 500.0))
+        for rival, us in (("ours", ours), ("eager", 5000.0))
+    ]
+    table = "| steps, D, h, K | one launch | eager |"
+    assert report.rollouts(rows).replace(" --- |", "").splitlines() == [
+        "A, torch 2, Triton 3:", "", table, "|", "| 3, 2, 2, 5 | 0.5 ms | 10 |",
+        "",
+        "B, torch 2, Triton 3:", "", table, "|", "| 3, 2, 2, 5 | 2.5 ms | 2 |",
+    ]  # fmt: skip
+    incomplete = common | {"gpu": "A", "item": "rollout 4x2x2x5", "rival": "ours"}
+    assert report.rollouts([*rows, incomplete]) == report.rollouts(rows)
+    assert report.rollouts([incomplete]) == ""
+
+
 def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([str(tmp_path / "none"), "--page", str(tmp_path / "page")]) == 1
     assert "report: " in capsys.readouterr().err

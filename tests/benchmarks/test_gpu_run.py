@@ -27,6 +27,9 @@ say(place={"gpu": os.environ.get("FAKE_GPU", "a"), "torch": "2"})
 for line in sys.stdin:
     item = json.loads(line)["item"]
     if item == "hangs": time.sleep(60)
+    if item == "breaks":
+        say(end="the device broke", broken=True)
+        time.sleep(60)
     if item == "dies": os._exit(7)
     say(rival="eager", median_us=1.0, ratio=2.0, file="bench.jsonl")
     say(end="ValueError: no" if item == "fails" and not os.environ.get("MENDED") else "")
@@ -96,7 +99,32 @@ def test_a_part_ends_with_its_time(team: Any) -> None:
     begin = time.monotonic()
     done, failed, waiting = team("hangs", "one", "two", seconds=2.0, item_seconds=60.0)
     assert time.monotonic() - begin < 8
-    assert (done, failed, waiting) == (0, 1, 2)
+    assert (done, failed, waiting) == (0, 0, 3)  # the part's end has cut the first off
+
+
+def test_an_item_that_fails_twice_costs_no_more_time(team: Any, tmp_path: Path) -> None:
+    """The part's end is no failure of the item that it cuts off."""
+    assert team("fails", "one") == (1, 1, 0)
+    assert team("fails", "one") == (0, 1, 0)
+    assert team("fails", "one") == (0, 1, 0)
+    assert [row["item"] for row in rows_of_ends(tmp_path)] == ["fails", "one", "fails"]
+    for _ in range(3):
+        assert team("hangs", seconds=1.0, item_seconds=60.0) == (0, 0, 1)
+    assert [row["item"] for row in rows_of_ends(tmp_path)][3:] == ["hangs"] * 3
+
+
+def test_the_next_item_has_a_worker_whose_device_works(team: Any, tmp_path: Path) -> None:
+    assert team("breaks", "one", "two") == (2, 1, 0)
+    assert [row["item"] for row in rows_of_ends(tmp_path)] == ["breaks", "one", "two"]
+
+
+def test_another_machine_goes_on_from_the_copies(team: Any, tmp_path: Path) -> None:
+    assert team("one", "fails") == (1, 1, 0)
+    shutil.rmtree(tmp_path / "out")
+    assert team("one", "fails", "two") == (1, 1, 0)
+    for folder in ("out", "copy"):
+        ends = [row for row in rows(tmp_path / folder / "rows.jsonl") if "end" in row]
+        assert [row["item"] for row in ends] == ["one", "fails", "two", "fails"]
 
 
 def test_a_worker_that_does_not_start_is_told(

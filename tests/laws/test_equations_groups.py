@@ -468,7 +468,7 @@ def test_labels_of_other_rows():
     with pytest.raises(ValueError, match="refit: groups must be the labels of the rows"):
         fitted.refit(X, y)
     with pytest.raises(
-        ValueError, match=r"refit: each .* more rows than the law has terms, 2, got 2"
+        ValueError, match=r"refit: each .* more different rows than the law has terms, 2, got 2"
     ):
         fitted.refit(X[:6], y[:6], groups=["a", "a", "a", "a", "b", "b"])
     with pytest.raises(ValueError, match="torch_module: the law must be that of one group"):

@@ -188,12 +188,12 @@ def test_each_error_is_at_least_that_of_its_form_on_the_rows_held_out():
     y = law + 0.5 * law.std() * generator.standard_normal(60)
     options = {"random_state": 0, "output_powers": (1,), "max_terms": 2, "noise": "constant"}
     table = NPURegressor(**options, loss="squared", ratios=False).fit(X, y).equations_
-    X, targets, weight, *_ = merged(X, y[:, None], np.ones(60))
+    X, targets, weight, origin, *_ = merged(X, y[:, None], np.ones(60))
     held = np.random.default_rng([seed_of(0), 1]).permutation(60)[:12]
     used = ~np.isin(np.arange(60), held)
     assert len(table.alternatives) > 1
     for equation in [*table, *table.alternatives]:
-        rows = rows_of(equation, X, targets[:, 0], weight, used, None, None)
+        rows = rows_of(equation, X[used], targets[used, 0], weight[used], origin[used], None, None)
         _, fitted = refitted(equation, rows, "squared")
         errors = targets[held, 0] - fitted.predict(X[held])
         expected = np.sqrt(np.mean(errors**2) / np.mean(targets[held, 0] ** 2))

@@ -109,7 +109,7 @@ def test_only_exponents_that_are_no_fractions_become_free_again(power):
 def test_equal_rows_become_one_with_their_weights():
     X = np.array([[1.0, 5], [0, 7], [1, 5], [1, 5], [0, 6], [1, 4]])
     y = np.array([[2.0], [3], [2], [9], [1], [1]])
-    rows, values, total, origin, first = merged(X, y, np.array([1.0, 2, 4, 8, 16, 0]))
+    rows, values, total, origin, first, _ = merged(X, y, np.array([1.0, 2, 4, 8, 16, 0]))
     assert rows.tolist() == [[0, 6], [0, 7], [1, 5], [1, 5]]
     assert values.tolist() == [[1], [3], [2], [9]]
     assert total.tolist() == [16, 2, 5, 8]

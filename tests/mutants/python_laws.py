@@ -221,7 +221,7 @@ EQUATIONS = [
     *mutants(PACKAGE + "_laws/table/refine.py", "tests/laws/test_equations_groups.py -k 'drawn_laws or leverage'", {
         "groups-errors-that-decide": ("return np.sqrt(r * errors), variances", "return errors, variances"),
     }),
-    *mutants(PACKAGE + "_laws/table/refitting.py", "tests/laws/test_equations_known.py -k 'refit'", {
+    *mutants(PACKAGE + "_laws/table/refitting.py", "tests/laws/test_equations_refit.py", {
         "refit-scale-of-y": ("shift[:above] += equation.power * math.log(equation.scale / data.scale)", "pass"),
         "refit-kind-of-errors": ("equation = equation_of(rows, data, law, error, 0, equation.noise)", 'equation = equation_of(rows, data, law, error, 0, "constant")'),
     }),

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from npu_kernels import NAU, NMU, NPU, iNALU, use_backend
+from npu_kernels._backends.triton import for_graph
 from npu_kernels._jobs import driver
 from npu_kernels._loops import captured, loop_for
 from npu_kernels._loops.captured import FEWEST_STEPS, FIRST_STEPS, Captured
@@ -183,6 +184,23 @@ def test_as_the_ordinary_loop(
     assert_same(runs[0], runs[1])
     assert (runs[0].captured, runs[1].captured) == (True, False)
     assert ("replay" in events) == (name != "one by one between callbacks")
+
+
+@pytest.mark.usefixtures("gpu_is_played")
+def test_steps_before_a_capture_launch_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel cannot be loaded while a stream is captured."""
+    chosen: list[bool] = []
+    step = Captured.step
+
+    def noted(self: Captured, *arguments: Any) -> Tensor:
+        chosen.append(for_graph.entered > 0)
+        return step(self, *arguments)
+
+    monkeypatch.setattr(Captured, "step", noted)
+    assert run(model_of(None), *data(), steps=40).captured
+    begins = len(chosen) - FIRST_STEPS - 1  # that give the optimiser its state
+    assert chosen == [False] * begins + [True] * (FIRST_STEPS + 1)
+    assert for_graph.entered == 0
 
 
 @pytest.mark.usefixtures("gpu_is_played")

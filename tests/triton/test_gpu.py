@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import npu_kernels
-from npu_kernels import reference
+from npu_kernels import reference, training
 from npu_kernels._testing.samples import RECORDS, Sample, normwise_error
 from tests.support.compare import assert_equal, assert_near
 from tests.support.kernels import ALL, backward, forward, outputs
@@ -28,7 +28,7 @@ def _needs_memory(gigabytes: float) -> None:
 
 
 @pytest.mark.parametrize("num_models", [None, 8])
-@pytest.mark.parametrize("sizes", [(100, 6, 2), (256, 64, 48)])
+@pytest.mark.parametrize("sizes", [(100, 6, 2), (256, 64, 48), (160, 144, 112)])
 @pytest.mark.parametrize("layer", UNITS)
 def test_training_step_in_a_graph(
     layer: str, gpu: str, sizes: tuple[int, int, int], num_models: int | None
@@ -81,6 +81,15 @@ def test_training_step_in_a_graph(
     ):
         assert torch.equal(ordinary, replayed)
         assert not torch.equal(ordinary, first)
+
+
+@pytest.mark.parametrize("features", [48, 176, 272])
+def test_steps_of_a_training_are_captured(features: int, gpu: str) -> None:
+    """Whether a graph takes the kernels of ordinary calls or, as for 176 features, others."""
+    x = torch.rand(96, features, device=gpu) + 0.5
+    result = training.run(npu_kernels.NPU(features, features, device=gpu), x, x, steps=60)
+    assert result.captured
+    assert torch.isfinite(result.losses).all()
 
 
 @pytest.mark.parametrize("sizes", [(100, 6, 2), (100, 100, 100)])

@@ -27,7 +27,8 @@ import torch
 
 from npu_kernels._operators import ops
 
-__all__ = ["available", "launchers", "ode_fits", "register", "repeated"]  # and the launchers' names
+# And the launchers' names.
+__all__ = ["available", "for_graph", "launchers", "ode_fits", "register", "repeated"]
 
 _INTERPRET = "TRITON_INTERPRET"
 _MODULES = ("npu", "nmu", "nalu", "ode")  # with launchers
@@ -101,6 +102,23 @@ def available(device_type: str = "cuda") -> tuple[bool, str]:
     if not problem and interprets:
         problem = f"in a process started with {_INTERPRET}=1 triton interprets, on cpu tensors"
     return not problem, problem
+
+
+class for_graph:
+    """Choose kernels in the block for a CUDA graph, where launches cost the host nothing.
+
+    It holds in all threads: a backward runs in one of autograd's. The steps before a capture belong
+    to the block, because a kernel cannot be loaded while a stream is captured. So a capture outside
+    of such a block takes the kernels of ordinary calls, which the steps before it have loaded.
+    """
+
+    entered = 0
+
+    def __enter__(self) -> None:
+        for_graph.entered += 1
+
+    def __exit__(self, *error: object) -> None:
+        for_graph.entered -= 1
 
 
 def ode_fits(d: int, h: int, dtype: torch.dtype) -> bool:

@@ -107,7 +107,7 @@ def describe(architecture: str) -> str:
         )
         for captured in (False, True)
     }  # fmt: skip
-    graph = f"in a CUDA graph from {smallest[True]} x {smallest[True]}"
+    graph = f"in the CUDA graphs of training.run from {smallest[True]} x {smallest[True]}"
     source = f"on {architecture} ({chip.source})"
     sizes = f"{smallest[False]} x {smallest[False]}, {graph},"
     return f"kernels on planes from {sizes} {source}, else one-pass kernels"

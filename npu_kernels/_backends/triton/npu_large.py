@@ -64,7 +64,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from npu_kernels._backends.triton import tuning
+from npu_kernels._backends.triton import for_graph, tuning
 from npu_kernels._backends.triton.costs import large_is_faster
 from npu_kernels._backends.triton.launch import Sizes, needed
 from npu_kernels._backends.triton.npu_large_backward_kernels import (
@@ -83,7 +83,7 @@ from npu_kernels._backends.triton.npu_planes import (
     upstream_planes,
     weight_planes,
 )
-from npu_kernels._backends.triton.tape import capturing, start
+from npu_kernels._backends.triton.tape import start
 from npu_kernels._backends.triton.weight_gradients import Gradients
 from npu_kernels._operators.precision import float32_matmul_precision
 
@@ -188,7 +188,7 @@ def plan_of(x: Tensor, imaginary: bool, sizes: Sizes) -> Plan | None:
     if _forced:
         return _forced[-1]
     architecture = tuning.architecture_of(x.device)
-    if not large_is_faster(architecture, sizes.I, sizes.O, sizes.K, capturing(x)):
+    if not large_is_faster(architecture, sizes.I, sizes.O, sizes.K, for_graph.entered > 0):
         return None
     return _plan(architecture, x.device, imaginary, float32_matmul_precision())
 

@@ -38,7 +38,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from npu_kernels._backends.triton import tuning
+from npu_kernels._backends.triton import for_graph, tuning
 from npu_kernels._backends.triton.launch import contiguous
 from npu_kernels._operators.precision import float32_matmul_precision
 
@@ -291,11 +291,6 @@ def _recordable(operands: Sequence[Tensor | None]) -> bool:
     return not any(tensor.data_ptr() & _UNALIGNED for tensor in tensors)
 
 
-def capturing(x: Tensor) -> bool:
-    """Return whether launches with x go into a CUDA graph: then they cost the host nothing."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
 def _undisturbed() -> bool:
     """Return whether nothing observes launches or changes what is compiled."""
     try:
@@ -326,7 +321,7 @@ class Repeated:
         if not _undisturbed():
             return self.launcher(*arguments), None
         tensors = arguments[: self.operands]
-        settings = tuning.generation(), capturing(arguments[0])
+        settings = tuning.generation(), for_graph.entered > 0
         signature: list[Any] = [*settings, *arguments[self.operands :]]
         for tensor in tensors:
             if tensor is None:

@@ -7,6 +7,7 @@ import math
 from fractions import Fraction
 
 ZERO = 1e-12  # size below which an exponent counts as 0
+MOST_DENOMINATOR = 64  # of a fraction that is an exponent
 
 
 def factor_nats(inputs: int, signs: int = 1) -> float:
@@ -29,4 +30,5 @@ def exponent_nats(exponent: float, inputs: int | None = None) -> float:
     nats = 0.6 * max(0.0, abs(exponent) - 1)
     if inputs is not None:
         nats = factor_nats(inputs, signs=2) + (0.7 + nats)
-    return nats + 1.3 * math.log(Fraction(exponent).limit_denominator(64).denominator)
+    fraction = Fraction(exponent).limit_denominator(MOST_DENOMINATOR)
+    return nats + 1.3 * math.log(fraction.denominator)

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from npu_kernels._laws.products.exponent_length import MOST_DENOMINATOR
+
 Array = Any
 Operator = Callable[[Any, Any], Any]
 Dimension = dict[str, Fraction]  # the powers of base dimensions, none of them 0
@@ -176,7 +178,8 @@ class Expression:
                     self._refuse_dimensions()
                 if not first:
                     return first
-                return scaled(first, Fraction(_number(node.right)).limit_denominator(64))
+                power = Fraction(_number(node.right)).limit_denominator(MOST_DENOMINATOR)
+                return scaled(first, power)
             if isinstance(node.op, (ast.Add, ast.Sub)):
                 if first is not None and second is not None and first != second:
                     self._refuse_dimensions()

@@ -42,6 +42,20 @@ class Limits:
         low, high = self.low, self.high
         return np.where(np.isinf(low), -bound, low), np.where(np.isinf(high), bound, high)
 
+    def of_coefficients(self, exponents: Array, below: int) -> tuple[Array, Array]:
+        """Return the bounds of a law's coefficients ``[K]``.
+
+        exponents: of its terms ``[K, n]``, those of `terms` first, in any order. below: how many
+        terms, the last ones, are in the denominator.
+        """
+        low, high = np.full(len(exponents), -math.inf), np.full(len(exponents), math.inf)
+        if self.positive:
+            low[: len(exponents) - below] = 0.0
+        for k, term in enumerate(exponents[: len(self.terms)]):
+            index = int(np.abs(self.terms - term).max(1, initial=0.0).argmin())
+            low[k], high[k] = self.coef_low[index], self.coef_high[index]
+        return low, high
+
     def __str__(self) -> str:
         """What they are, for messages."""
         rows = zip(self.terms.tolist(), self.coef_low, self.coef_high, strict=True)

@@ -7,6 +7,8 @@ from fractions import Fraction
 from keyword import iskeyword
 from typing import Any
 
+from npu_kernels._laws.products.exponent_length import MOST_DENOMINATOR
+
 Array = Any
 
 ROUNDING = 2.0**-52
@@ -54,7 +56,7 @@ def argument(variable: str, factor: float, digits: int = DIGITS) -> str:
 
 def exponent_text(w: float, digits: int = DIGITS) -> str:
     """``3``, ``(3/2)``, ``(-1)``, ``1.47``. digits: of a decimal."""
-    fraction = Fraction(float(w)).limit_denominator(64)
+    fraction = Fraction(float(w)).limit_denominator(MOST_DENOMINATOR)
     if abs(float(fraction) - w) > 1e-12:
         return f"{w:.{digits}g}" if w > 0 else f"({w:.{digits}g})"
     return str(fraction) if fraction.denominator == 1 and w > 0 else f"({fraction})"

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from npu_kernels._laws.products.exponent_length import MOST_DENOMINATOR
+
 Array = Any
 
 INSTALL = "NPURegressor: units need pint: pip install 'npu_kernels[units]' (or: pip install pint)"
@@ -79,7 +81,9 @@ def dimensions(
             raise ValueError(message) from None
         if zero.magnitude != 0:
             _refuse_offset(registry, name, unit, argument)
-        columns.append({base: Fraction(p).limit_denominator(64) for base, p in powers.items()})
+        columns.append(
+            {b: Fraction(p).limit_denominator(MOST_DENOMINATOR) for b, p in powers.items()}
+        )
     return columns
 
 

@@ -15,6 +15,7 @@ from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._jobs.driver import interruptible
 from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._jobs.progress import Progress
+from npu_kernels._laws.products.exponent_length import MOST_DENOMINATOR
 from npu_kernels._laws.series import data as series
 from npu_kernels._laws.series import inputs as driving
 from npu_kernels._laws.series.data import NAME, Series
@@ -95,7 +96,7 @@ def fit(
             estimated.
         simplify: remove terms and exponents that the data do not need, and make exponents
             fractions, by the Bayesian information criterion. False: estimate all numbers.
-        max_denominator: of these fractions.
+        max_denominator: of these fractions, at most 64.
         exponents: their bounds ``(low, high)``, each a number, or one for each state and, behind
             them, each input; None: -6 to 6.
         integer_exponents: True for whole exponents only, or the names of states and inputs that
@@ -153,7 +154,9 @@ def fit(
     except ImportError as error:
         raise ImportError(INSTALL) from error
     _check(start, simplify, method)
-    max_denominator = check_whole(NAME, "max_denominator", max_denominator)
+    max_denominator = check_whole(
+        NAME, "max_denominator", max_denominator, maximum=MOST_DENOMINATOR
+    )
     seed = check_whole(NAME, "seed", seed, 0, bounded=False)
     data, facts, power, nau = _read(model, t, u, u0, inputs, sigma, observed, names)
     searching = start == "search"

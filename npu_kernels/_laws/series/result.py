@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from npu_kernels._common import display
 from npu_kernels._common.checks import check_level
+from npu_kernels._laws.products.exponent_length import MOST_DENOMINATOR
 from npu_kernels._laws.series.alternatives import WINDOW, alternatives
 from npu_kernels._laws.series.data import Series, tensor
 from npu_kernels._laws.series.estimates import (
@@ -369,7 +370,7 @@ def _taken(w: float | None) -> str:
 
     if w is None:
         return ""
-    fraction = Fraction(w).limit_denominator(64)
+    fraction = Fraction(w).limit_denominator(MOST_DENOMINATOR)
     return str(fraction) if float(fraction) == w else f"{w:.6g}"
 
 

@@ -14,6 +14,7 @@ import torch
 
 from npu_kernels._common.checks import as_number, check_choice, check_whole, is_whole
 from npu_kernels._jobs.fingerprint import digest
+from npu_kernels._laws.products.exponent_length import MOST_DENOMINATOR
 from npu_kernels._laws.products.expression import Expression
 from npu_kernels._laws.products.functions import (
     Functions,
@@ -62,9 +63,10 @@ def check_parameters(model: Any) -> None:
     check_jobs("NPURegressor", model.n_jobs)
     if not isinstance(model.verbose, (bool, np.bool_)):
         check_whole("NPURegressor", "verbose", model.verbose, 0, other="True, False")
-    names = ["max_denominator", "starts"] + ["max_terms"] * (model.max_terms is not None)
-    for name in names:
+    for name in ["starts"] + ["max_terms"] * (model.max_terms is not None):
         check_whole("NPURegressor", name, getattr(model, name))
+    largest = MOST_DENOMINATOR
+    check_whole("NPURegressor", "max_denominator", model.max_denominator, maximum=largest)
     for name, choices in CHOICES.items():
         check_choice("NPURegressor", name, getattr(model, name), choices)
     exponents = model.exponents
@@ -79,11 +81,8 @@ def check_parameters(model: Any) -> None:
     if ratios != "auto" and not isinstance(ratios, (bool, np.bool_)):
         rule = "ratios must be True, False or 'auto'"
         raise ValueError(f"NPURegressor: {rule}, got {ratios!r}")
-    if (
-        noise is not None
-        and noise not in ("constant", "relative", "factor")
-        and not 0 < as_number(noise) < math.inf
-    ):
+    is_kind = isinstance(noise, str) and noise in ("constant", "relative", "factor")
+    if not (noise is None or is_kind or 0 < as_number(noise) < math.inf):
         raise ValueError(
             "NPURegressor: noise must be None, 'constant', 'relative', 'factor' or a number "
             f"greater than 0, got {noise!r}"
@@ -221,8 +220,12 @@ def limits_of(model: Any, functions: Functions) -> Limits | None:
         rule = f"terms must be at most the {largest} of max_terms"
         raise ValueError(f"NPURegressor: {rule}, got {len(terms[0])}")
     low, high = limits.exponent_bounds(BOUND)
-    if ((terms[0] < low) | (terms[0] > high) | (integer & (terms[0] % 1 != 0))).any():
-        rule = "terms must be within the bounds of exponents, and whole with integer_exponents"
+    whole = integer | (model.exponents == "integers" if bounds is None else False)
+    if ((terms[0] < low) | (terms[0] > high) | (whole & (terms[0] % 1 != 0))).any():
+        rule = (
+            "terms must be within the bounds of exponents, and whole with integer_exponents or "
+            "exponents='integers'"
+        )
         raise ValueError(f"NPURegressor: {rule}, got {model.terms!r}")
     return limits
 

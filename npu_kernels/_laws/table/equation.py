@@ -59,13 +59,18 @@ class Interval:
             low, high = sorted((value * factor, value / factor))
         return cls(name, value, error, low, high)
 
+    def within(self, low: float, high: float) -> Interval:
+        """Return the interval that ends where a bound of the parameter is."""
+        ends = min(max(self.low, low), self.value), max(min(self.high, high), self.value)
+        return replace(self, low=ends[0], high=ends[1])
+
     def __str__(self) -> str:
         return (
             f"{self.name} = {self.value:.6g} ± {self.error:.2g} ({self.low:.6g} to {self.high:.6g})"
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no single answer whether they are equal
 class Equation:
     """A law ``y**power = sum_k coef[k] prod_i x_i**exponents[k, i]`` that was found in data.
 
@@ -163,7 +168,10 @@ class Equation:
         of y, as a sine of 1.2 is none, y is that of the nearest value. groups: the labels of the
         rows ``[N]``, for a law of groups.
         """
-        X = np.asarray(X, dtype=np.float64)
+        X, count = np.asarray(X, dtype=np.float64), len(self.functions.inputs)
+        if X.ndim != 2 or X.shape[1] != count:
+            rule = f"X must have the shape [N, {count}]"
+            raise ValueError(f"predict: {rule}, got {list(X.shape)}")
         return self._predicted(X, indices("predict", self.labels, groups, len(X)))
 
     def _predicted(self, X: Array, group: Array | None) -> Array:
@@ -457,7 +465,7 @@ class Equation:
     def intervals(self, level: float = 0.95) -> list[Interval]:
         """Confidence intervals of all coefficients and free exponents.
 
-        They come from the linearised model and Student's t.
+        They come from the linearised model and Student's t, and end where bounds are known.
 
         The coefficient of a term with free exponents belongs to inputs of 1, which may be far from
         the data: its interval is one of its logarithm, so it never changes sign.
@@ -468,6 +476,11 @@ class Equation:
         t = float(stats.t.ppf(0.5 + level / 2, self.degrees)) if self.degrees > 0 else math.inf
         results = []
         written = self._written[0]
+        bounds = np.full((2, self.terms), [[-math.inf], [math.inf]])
+        ends = np.full((2, len(self.names)), [[-math.inf], [math.inf]])
+        if self.limits is not None:
+            bounds = np.stack(self.limits.of_coefficients(self.exponents, self.below))
+            ends = np.stack([self.limits.low, self.limits.high])
         for k in range(self.terms):
             product = term_text(1.0, written[k], self.functions.written_names, 1)
             name = "constant" if product == "1" else f"coefficient of {product}"
@@ -477,13 +490,14 @@ class Equation:
                 names = [f"coefficient c{k + 1}[{label}]" for label in self.labels]
             numbers = np.column_stack([self.coef.T[k].ravel(), self.coef_std.T[k].ravel()])
             for name, (c, error) in zip(names, numbers.tolist(), strict=True):
-                results.append(Interval.of(name, c, error, t, one_sign=bool(self.free[k].any())))
+                interval = Interval.of(name, c, error, t, one_sign=bool(self.free[k].any()))
+                results.append(interval.within(*bounds[:, k]))
             for i in np.flatnonzero(self.free[k]):
                 name = f"exponent of {self.names[i]} in term {k + 1}"
                 if self.below and written[-1, i] != 0:
                     name += " less that in the denominator's first term"
                 w, error = float(self.exponents[k, i]), float(self.exponents_std[k, i])
-                results.append(Interval.of(name, w, error, t))
+                results.append(Interval.of(name, w, error, t).within(*ends[:, i]))
         return results
 
 
@@ -495,4 +509,6 @@ def _sum_text(parts: list[str]) -> str:
 
 def _rational(sympy: Any, w: float) -> Any:
     fraction = Fraction(float(w)).limit_denominator(720)
+    if abs(float(fraction) - w) > 1e-12 * max(1.0, abs(w)):  # a bound, or a power that was given
+        return sympy.Float(w)
     return sympy.Rational(fraction.numerator, fraction.denominator)

@@ -31,7 +31,7 @@ from npu_kernels._laws.table.arguments import (
 )
 from npu_kernels._laws.table.estimates import Rows
 from npu_kernels._laws.table.kept_results import Steps, Work
-from npu_kernels._laws.table.output import FEW_ROWS, Laws, merged, merged_by_group
+from npu_kernels._laws.table.output import FEW_ROWS, Laws, merged
 from npu_kernels._laws.table.results import EquationWarning, Results
 from npu_kernels._laws.table.rows import Seen
 from npu_kernels._laws.table.search import POWERS, Settings
@@ -82,7 +82,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             those other than 1 and -1 if y has one sign but for its errors.
         exponents: "fractions" (free where no fraction fits), "integers" or "real"; or the bounds of
             fractions ``(low, high)``, each a number or one for each column: no ratios are tried.
-        max_denominator: of the fractions.
+        max_denominator: of the fractions, at most 64.
         units: of the columns of X, ``["kg", "m", "s**-1"]``, or a dict by column names; needs pint.
             With y_units, every term has y's dimension and the constants have none. A constant with
             a dimension must be a column.
@@ -236,10 +236,11 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             labels, group = read_labels("NPURegressor", groups, len(X), weight > 0)
         self._warn(X, names, input_units is not None, group, weight > 0)
         settings = settings_of(self, seed_of(self.random_state), group is not None)
-        if group is None or labels is None:
-            X, targets, weight, origin, equal = merged(X, targets, weight)
-        else:
-            X, targets, weight, origin, equal, group = merged_by_group(X, group, targets, weight)
+        X, targets, weight, origin, equal, group = merged(X, targets, weight, group)
+        if len(X) < 2:
+            rule = "X and y must have at least 2 different rows with a sample_weight greater than 0"
+            raise ValueError(f"NPURegressor: {rule}, got {len(X)}")
+        if group is not None and labels is not None:
             than = "different rows than max_terms"
             check_sizes("NPURegressor", labels, group, settings.max_terms, than)
         several = isinstance(self.y_units, (list, tuple))
@@ -268,6 +269,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             results = self._resumed(tasks, settings, record, checkpoint)
         tables = [EquationTable(law) for law in results]
         self._single, self._seen, self._group_column = single, Seen.of(X, targets), column
+        self._left_out = [np.flatnonzero(np.isin(origin, table.wild)) for table in tables]
         self._set(tables)
         return self
 

@@ -51,6 +51,13 @@ class Dense:
         return step[: self.terms], step[self.terms :]
 
 
+def lengths_of_groups(A: Array, first: Array) -> Array:
+    """Return the lengths of the columns in each group. first: the groups' first rows."""
+    with np.errstate(over="ignore"):
+        lengths: Array = np.sqrt(np.add.reduceat(A**2, first))
+    return lengths
+
+
 @dataclass(frozen=True)
 class Arrow:
     """``R (step) = b``: the rows of each group's coefficients, and those of the exponents alone."""
@@ -69,9 +76,9 @@ class Arrow:
         """
         A, first = np.column_stack([J, target]), starts(group)
         rows = np.zeros((len(first), terms, A.shape[1]))
-        size = np.sqrt(np.add.reduceat(A[:, :terms] ** 2, first))
+        size = lengths_of_groups(A[:, :terms], first)
         for k in range(terms):
-            length = np.sqrt(np.add.reduceat(A[:, k] ** 2, first))
+            length = lengths_of_groups(A[:, k], first)
             length[length <= DEPENDENT * size[:, k]] = 0.0
             rows[:, k, k] = length
             A[:, k] /= np.where(length > 0, length, math.inf)[group]

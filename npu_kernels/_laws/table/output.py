@@ -66,13 +66,21 @@ class Laws:
     wild: tuple[int, ...] = ()  # rows that were left out, or should be
 
 
-def merged(X: Array, y: Array, weight: Array) -> tuple[Array, ...]:
+def merged(
+    X: Array, y: Array, weight: Array, group: Array | None = None
+) -> tuple[Array, Array, Array, Array, Array, Array | None]:
     """Return the rows in a fixed order, equal rows as one with the sum of their weights.
 
-    Rows of weight 0 are left out. The result does not depend on the order of the measurements. The
-    last arrays have the rows' numbers, of equal ones that of the first, and for each row of the
-    table the number of the first one that is equal, -1 for a row of weight 0.
+    group: numbers of groups, by which rows are sorted first.
+
+    Rows of weight 0 are left out. The result does not depend on the order of the measurements.
+    Behind X, y and weight are the rows' numbers, of equal ones that of the first; for each row of
+    the table the number of the first one that is equal, -1 for a row of weight 0; and the groups.
     """
+    if group is not None:
+        keyed, *parts, _ = merged(np.column_stack([group, X]), y, weight)
+        y, weight, origin, equal = parts
+        return np.ascontiguousarray(keyed[:, 1:]), y, weight, origin, equal, keyed[:, 0].astype(int)
     origin, first_equal = np.flatnonzero(weight > 0), np.full(len(weight), -1)
     if len(origin) < len(weight):
         X, y, weight = X[origin], y[origin], weight[origin]
@@ -84,20 +92,11 @@ def merged(X: Array, y: Array, weight: Array) -> tuple[Array, ...]:
     for rows in blocks(len(X) - 1):
         after = slice(rows.start + 1, rows.stop + 1)
         new[after] = (X[rows] != X[after]).any(1) | (y[rows] != y[after]).any(1)
-    if new.sum() < 2:
-        rule = "X and y must have at least 2 different rows with a sample_weight greater than 0"
-        raise ValueError(f"NPURegressor: {rule}, got {new.sum()}")
     index = np.cumsum(new) - 1
     first_equal[origin] = origin[new][index]
     if new.all():
-        return X, y, weight, origin, first_equal
-    return X[new], y[new], np.bincount(index, weights=weight), origin[new], first_equal
-
-
-def merged_by_group(X: Array, group: Array, y: Array, weight: Array) -> tuple[Array, ...]:
-    """Return what `merged` does and the numbers of groups, by which the rows are sorted."""
-    keyed, *parts = merged(np.column_stack([group, X]), y, weight)
-    return np.ascontiguousarray(keyed[:, 1:]), *parts, keyed[:, 0].astype(int)
+        return X, y, weight, origin, first_equal, None
+    return X[new], y[new], np.bincount(index, weights=weight), origin[new], first_equal, None
 
 
 def measured(rows: Rows) -> tuple[Output, str]:

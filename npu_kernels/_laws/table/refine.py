@@ -89,6 +89,11 @@ class Rules:
     def denominators(self) -> range:
         return range(1, (self.max_denominator if self.exponents == "fractions" else 1) + 1)
 
+    @property
+    def are_whole(self) -> bool:
+        """Whether all exponents are whole numbers."""
+        return self.exponents != "real" and len(self.denominators) == 1
+
 
 def misfit(problem: Data, rss: float) -> float:
     """Minus twice the logarithm of the likelihood, up to a constant."""
@@ -334,8 +339,7 @@ def _equations(
     R, b = R[:q, :q], R[:q, q]
     if not np.isfinite(R).all():
         return None
-    length = np.sqrt((R**2).sum(0))
-    length[length == 0] = 1.0
+    length = lengths(R)
     return Dense(R / length, b, length, len(law.c))
 
 
@@ -406,17 +410,28 @@ def _leverages(
         return h, 1 / (np.maximum(size[K:], 1e-12) * length[K:]) ** 2
 
 
+def _known(problem: Data, law: Sum) -> Array:
+    """The coefficients whose bounds are one number: their indices."""
+    if problem.limits is None:
+        return np.zeros(0, dtype=int)
+    limits = problem.limits.of_terms(law.u, law.parity, problem.below)
+    return np.flatnonzero(limits.low == limits.high)
+
+
 def covariance(problem: Data, law: Sum) -> Array:
     """``(J^T J)^-1`` of c and the free exponents: the covariance over the errors' variance.
 
-    Of groups it is ``[G, K + free, K + free]``.
+    Of groups it is ``[G, K + free, K + free]``. It is 0 for coefficients that have one value.
     """
+    known = _known(problem, law)
     if problem.group is not None:
         J = _of_block(problem, law, None, None)
+        J[:, known] = 0.0
         return Arrow.of(J, len(law.c), np.zeros(len(J)), problem.group).covariance()
     R = triangle(np.concatenate([triangle(J) for _, J in derivatives(problem, law)]))
     if not np.isfinite(R).all():
         return np.full_like(R, np.nan)
+    R[:, known] = 0.0
     length = lengths(R)
     inverse = np.linalg.pinv(R / length, rcond=1e-13)
     with np.errstate(over="ignore"):

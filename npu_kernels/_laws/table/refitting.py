@@ -28,21 +28,18 @@ UNTOLD = 1e-10  # of a singular value of derivatives of length 1: below, rows te
 
 
 def rows_of(
-    equation: Equation, X: Array, y: Array, weight: Array, used: Array, group: Array | None,
+    equation: Equation, X: Array, y: Array, weight: Array, origin: Array, group: Array | None,
     labels: Any, noise: float | None = None,
 ) -> Rows:  # fmt: skip
-    """Return the rows that are used, sorted by group, for a law of known form.
+    """Return rows for a law of known form.
 
-    noise: the standard deviation of the errors, if it was measured. The labels of the groups may be
-    others than those of the law.
+    origin: the rows' numbers in the table. group: the rows are sorted by it. noise: the standard
+    deviation of the errors, if it was measured. The labels of the groups may be others than those
+    of the law.
     """
-    rows = np.flatnonzero(used)
-    if group is not None:
-        rows = rows[np.argsort(group[rows], kind="stable")]
-        group = group[rows]
     parts = equation.functions, equation.output, (equation.function,), equation.constraint
     of_law = equation.part, equation.limits, group, labels
-    return Rows(X[rows], y[rows], weight[rows], *parts, noise, (), rows, *of_law)
+    return Rows(X, y, weight, *parts, noise, (), origin, *of_law)
 
 
 def refitted(equation: Equation, rows: Rows, loss: str) -> tuple[Rows, Equation]:

@@ -21,7 +21,7 @@ from npu_kernels._laws.table.arguments import (
     settings_of,
 )
 from npu_kernels._laws.table.equation import Equation
-from npu_kernels._laws.table.output import Laws, notes_of
+from npu_kernels._laws.table.output import Laws, merged, notes_of
 from npu_kernels._laws.table.plot import draw
 from npu_kernels._laws.table.refitting import intervals as percentiles
 from npu_kernels._laws.table.refitting import refitted, resampled, rows_of
@@ -50,6 +50,7 @@ class Results:
     _single: bool  # whether y had one dimension
     _seen: Seen
     _group_column: str | None  # of X, that has the labels of groups
+    _left_out: list[Array]  # the wild rows of each output among the merged rows
 
     def _set(self, tables: list[EquationTable]) -> None:
         """Set the attributes that a fit gives, and warn of the tables' notes."""
@@ -219,9 +220,9 @@ class Results:
         The rows are drawn with replacement, those of each group from its own.
 
         Args:
-            X, y, sample_weight, groups: the data of `fit`; the rows that it left out are left out
-                here too.
-            draws: how often the parameters are estimated again.
+            X, y, sample_weight, groups: the data of `fit`, in any order; the rows that it left out
+                are left out here too.
+            draws: how often the parameters are estimated again, at least 10.
             level: of the intervals.
 
         Returns what `intervals` does. For errors that are neither equal nor in proportion to y.
@@ -233,15 +234,19 @@ class Results:
         equations = self._pick(None)
         X, targets, weight, groups = self._read("bootstrap", X, y, sample_weight, groups)
         group = indices("bootstrap", equations[0].labels, groups, len(X), weight > 0)
+        X, targets, weight, origin, _, group = merged(X, targets, weight, group)
+        if not self._seen.are_of(X, targets):
+            raise ValueError("bootstrap: X and y must be the data of fit, got others")
         seed = seed_of(self.random_state)
         results: list[Any] = []
         shares = [len(part) for part in np.array_split(np.arange(draws), min(draws, 8))]
         loss = settings_of(self, seed).rules.loss
-        for o, (equation, table) in enumerate(zip(equations, self._tables(), strict=True)):
-            keep = weight > 0
-            wild = table.wild if self.loss == "auto" else ()
-            keep[[row for row in wild if row < len(X)]] = False
-            rows = rows_of(equation, X, targets[:, o], weight, keep, group, equation.labels)
+        for o, equation in enumerate(equations):
+            keep = np.ones(len(X), dtype=bool)
+            keep[self._left_out[o]] = self.loss != "auto"
+            used = X[keep], targets[keep, o], weight[keep], origin[keep]
+            of_used = None if group is None else group[keep]
+            rows = rows_of(equation, *used, of_used, equation.labels)
             data = equation, rows, loss
             calls = (delayed(resampled)(*data, [seed, o, n], k) for n, k in enumerate(shares))
             parts = Parallel(n_jobs=self.n_jobs)(calls)
@@ -269,16 +274,18 @@ class Results:
             labels, group = read_labels("refit", groups, len(X), used)
         noise = float(self.noise) if is_number(self.noise) else None
         loss, tables = settings_of(self, 0).rules.loss, []
-        than = "rows than the law has terms"
+        X, targets, weight, origin, _, group = merged(X, targets, weight, group)
+        than = "different rows than the law has terms"
         for equation, of_equation in zip(equations, targets.T, strict=True):
             if labels is not None and group is not None:
-                check_sizes("refit", labels, group[used], equation.terms, than)
-            rows = rows_of(equation, X, of_equation, weight, used, group, labels, noise)
+                check_sizes("refit", labels, group, equation.terms, than)
+            rows = rows_of(equation, X, of_equation, weight, origin, group, labels, noise)
             rows, equation = refitted(equation, rows, loss)
             notes = rows.notes + notes_of(rows, equation)
             tables.append(EquationTable(Laws([equation], 0, [], equation.noise, True, notes)))
         other = copy.copy(self)
-        other._seen, other._group_column = Seen.of(X[used], targets[used]), column
+        other._seen, other._group_column = Seen.of(X, targets), column
+        other._left_out = [np.zeros(0, dtype=int) for _ in tables]
         other._set(tables)
         return other
 

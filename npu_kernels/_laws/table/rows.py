@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -62,13 +62,20 @@ class Seen:
     """Some rows of a fit, and the range of y."""
 
     X: Array  # [M, n]
+    y: Array  # [M, O]
     low: Array  # [O]
     high: Array  # [O]
 
     @classmethod
     def of(cls, X: Array, y: Array) -> Seen:
         """Return what is kept of the rows of a fit."""
-        return cls(X[spread(len(X), ROWS)], y.min(0), y.max(0))
+        some = spread(len(X), ROWS)
+        return cls(X[some], y[some], y.min(0), y.max(0))
+
+    def are_of(self, X: Array, y: Array) -> bool:
+        """Return whether these rows may be all rows of the fit."""
+        pairs = zip(astuple(self), astuple(Seen.of(X, y)), strict=True)
+        return all(np.array_equal(ours, theirs) for ours, theirs in pairs)
 
     def surprising(self, X: Array, y: Array) -> Array:
         """Return a mask of the rows of X like the fit's, with a y far outside of its range."""

@@ -178,7 +178,8 @@ def _one_power(
     patient = settings.patient
     if patient:
         few = few.proportional()
-    library, solver = Library(few, generator), solver_of(few, rules.loss)
+    library = Library(few, generator, whole=rules.are_whole)
+    solver = solver_of(few, rules.loss)
     with np.errstate(over="ignore", invalid="ignore"):
         squares = float(library.target @ library.target)
     if not ((len(library.u) or data.fixed) and math.isfinite(squares)):

@@ -155,7 +155,7 @@ def _lattice(problem: Problem, rules: Rules, level: int, inputs: Array) -> Array
         both[:, i], both[:, j] = (1, 1, -1, -1), (1, -1, 1, -1)
         rows.append(both)
     u = np.concatenate(rows)
-    whole = problem.signed | (rules.exponents == "integers")
+    whole = problem.signed | rules.are_whole
     rough = (problem.signed & (u < 0)) | (whole & (u % 1 != 0))
     u = u[~(rough | (u < problem.low) | (u > problem.high)).any(1)]
     if problem.limits is None:

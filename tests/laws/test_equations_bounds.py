@@ -1,0 +1,81 @@
+"""`NPURegressor` where exponents are whole or at a bound, and intervals that end at bounds."""
+
+import numpy as np
+import pytest
+
+from tests.support.laws import approximate, model, noise, terms, uniform
+
+
+@approximate
+@pytest.mark.parametrize("whole", [{"exponents": "integers"}, {"max_denominator": 1}])
+@pytest.mark.parametrize("options", [{"output_functions": ["log"]}, {"terms": {"x0**2": 0}}])
+@pytest.mark.parametrize("max_terms", [2, None])
+def test_no_exponent_is_a_fraction(whole, options, max_terms):
+    """Where the law's exponents are fractions, or its product is excluded."""
+    X = uniform(2, 60)
+    y = 2 * X[:, 0] ** 2
+    if "terms" not in options:
+        y = np.exp(1.3 * np.sqrt(X[:, 0] / X[:, 1]) + 0.2 + 0.01 * noise(60))
+    fitted = model(max_terms=max_terms, **whole, **options).fit(X, y)
+    for equation in [*fitted.equations_, *fitted.equations_.alternatives]:
+        simple = equation.exponents[~equation.free]
+        assert (simple % 1 == 0).all(), equation
+        assert "integers" not in whole.values() or not equation.free.any()
+
+
+@approximate
+def test_intervals_end_at_bounds():
+    """A coefficient that is known has no error, and does not add to those of others."""
+    X = uniform(2, 60)
+    y = X[:, 0] + 2 * X[:, 1] ** 2 + 0.1 * noise(60)
+    options = {"output_powers": (1,), "noise": "constant", "loss": "squared", "max_terms": 2}
+    fitted = model(terms={"x0": (1, 1), "x1**2": None}, **options).fit(X, y)
+    by_name = {interval.name: interval for interval in fitted.intervals()}
+    known, other = by_name["coefficient of x0"], by_name["coefficient of x1**2"]
+    assert (known.value, known.error, known.low, known.high) == (1, 0, 1, 1)
+    alone = model(known="x0", terms=["x1**2"], **options | {"max_terms": 1}).fit(X, y)
+    assert other.error == pytest.approx(alone.intervals()[0].error, rel=0.02)
+    labels = np.repeat(["u", "v"], 30)
+    grouped = model(terms={"x0": (1, 1), "x1**2": None}, **options).fit(X, y, groups=labels)
+    of_term = list(terms(grouped.best_.of("u"))).index((1, 0))
+    assert (grouped.best_.coef_std[:, of_term] == 0).all()
+    assert (grouped.best_.coef_std[:, 1 - of_term] > 0).all()
+    bounded = model(terms={"x0": (0, 1), "x1**2": (0, 2.01)}, **options).fit(X, y)
+    for interval in bounded.intervals():
+        most = 1 if interval.name == "coefficient of x0" else 2.01
+        assert 0 <= interval.low <= interval.value <= interval.high <= most
+    free = model(exponents=(0.3, 0.97), **options | {"max_terms": 1}).fit(
+        X, X[:, 0] + 0.1 * noise(60)
+    )
+    for interval in free.intervals():
+        assert "exponent" not in interval.name or 0.3 <= interval.low <= interval.high <= 0.97
+    signed = model(signs="positive", **options).fit(X, X[:, 0] + 0.01 * X[:, 1] + 0.3 * noise(60))
+    assert all(interval.low >= 0 for interval in signed.intervals())
+
+
+def test_every_form_has_the_exponents_of_bounds():
+    """Those are no simple fractions."""
+    X = uniform(1, 60) * 1e12
+    fitted = model(terms=[[0.123457]], max_terms=1, output_powers=(1,)).fit(
+        X, 3 * X[:, 0] ** 0.123457
+    )
+    sympy = pytest.importorskip("sympy")
+    values = sympy.lambdify("x0", fitted.sympy())(X[:, 0])
+    assert values == pytest.approx(fitted.predict(X), rel=1e-12)
+
+
+def test_errors_of_arguments_name_them():
+    X = uniform(2, 60)
+    with pytest.raises(ValueError, match=r"NPURegressor: noise must be None, .* got array\("):
+        model(noise=np.full(60, 0.1)).fit(X, X[:, 0])
+    with pytest.raises(
+        ValueError, match=r"NPURegressor: terms must be .* exponents='integers', got"
+    ):
+        model(exponents="integers", terms=["x0**0.5"]).fit(X, X[:, 0])
+    law = model().fit(X, X[:, 0]).best_
+    for wrong in (X[:, :1], X[0]):
+        with pytest.raises(ValueError, match=r"predict: X must have the shape \[N, 2\], got \["):
+            law.predict(wrong)
+    assert law == law
+    assert law != model().fit(X, X[:, 1]).best_
+    assert len({law, law}) == 1
