@@ -40,6 +40,13 @@ def check_choice(function: str, name: str, value: Any, choices: Iterable[str]) -
         raise ValueError(f"{function}: {name} must be one of {names}, got {value!r}")
 
 
+def check_flag(function: str, name: str, value: Any) -> bool:
+    """Return the value; TypeError unless it is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{function}: {name} must be True or False, got {value!r}")
+    return value
+
+
 def is_whole(value: Any) -> TypeGuard[int]:
     """Whether it is an integer, Python's or another library's such as NumPy's, and no bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)

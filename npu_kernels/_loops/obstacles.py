@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -133,6 +134,9 @@ def _layers_obstacle(
                 problem = _parameter_obstacle(parameter, shapes.get(name), x.dtype, seen)
                 if problem is not None:
                     return f"a parameter of {title} {problem}"
+    for first, second in itertools.pairwise(layers):
+        if first.out_features != second.in_features:
+            return f"{type(second).__name__} takes another number of features than it gets"
     nested = any(layer._modules for layer in layers)
     if nested or any(part._parameters for part in modules if not isinstance(part, Unit)):
         return "a parameter belongs to no layer of the chain"

@@ -41,7 +41,13 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import reference
-from npu_kernels._common.checks import check_choice, check_floating, check_module, check_number
+from npu_kernels._common.checks import (
+    check_choice,
+    check_flag,
+    check_floating,
+    check_module,
+    check_number,
+)
 from npu_kernels._operators import ops
 from npu_kernels._time_loop import reference as time_loop
 from npu_kernels.interop import reference_layers
@@ -218,8 +224,7 @@ def _check_lost(
     kind: what a module becomes: "same" attributes, "new" ones, new and "transposed", or None.
     """
     check_module(function, "model", model)
-    if not isinstance(inplace, bool):
-        raise TypeError(f"{function}: inplace must be True or False, got {inplace!r}")
+    check_flag(function, "inplace", inplace)
     if isinstance(allow, str) or not isinstance(allow, Collection):
         raise TypeError(f"{function}: allow must be a collection of names, got {allow!r}")
     owners: dict[int, int] = {}

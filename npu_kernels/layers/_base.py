@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from npu_kernels._common.checks import check_whole
+from npu_kernels._common.checks import check_flag, check_whole
 
 Device = torch.device | str | int | None
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of parameters
 
 
 def glorot_(parameter: Tensor, scale: float = 1.0) -> Tensor:
@@ -28,7 +29,8 @@ class Unit(nn.Module):
         num_models: K independent models in one call; None for one model without a leading
             dimension.
 
-    Raises ValueError for sizes that are no integers of at least 1.
+    Raises ValueError for sizes that are no integers of at least 1, TypeError for another dtype than
+    float16, bfloat16, float32 and float64 and for a flag that is neither True nor False.
     """
 
     # What `training.project_` clamps: parameter -> its interval, None where the caller chooses the
@@ -48,8 +50,8 @@ class Unit(nn.Module):
 
     def _create(self, shapes: dict[str, str], device: Device, dtype: torch.dtype | None) -> None:
         """Register and draw parameters; shapes are in O, I and J for 2 I, and get K in front."""
-        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            rule = "a floating-point torch.dtype"
+        if dtype not in (None, *DTYPES):
+            rule = f"one of {', '.join(map(str, DTYPES))}"
             raise TypeError(f"{type(self).__name__}: dtype must be {rule}, got {dtype!r}")
         sizes = {"O": self.out_features, "I": self.in_features, "J": 2 * self.in_features}
         models = [] if self.num_models is None else [self.num_models]
@@ -86,7 +88,7 @@ class ClippedUnit(Unit):
         clip: bool = True,
     ) -> None:
         super().__init__(in_features, out_features, num_models)
-        self.clip = clip
+        self.clip = check_flag(type(self).__name__, "clip", clip)
         self._create({"weight": "OI"}, device, dtype)
 
     def extra_repr(self) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import functional
-from npu_kernels._common.checks import check_number
+from npu_kernels._common.checks import check_flag, check_number
 from npu_kernels.layers._base import Device, Unit, glorot_
 
 __all__ = ["NAC", "NALU", "iNALU"]
@@ -108,7 +108,7 @@ class NALU(Unit):
         super().__init__(in_features, out_features, num_models)
         self.eps = check_number("NALU", "eps", eps, above=0)
         shapes = {"weight": "OI", "mask": "OI", "gate_weight": "OI"}
-        if bias:
+        if check_flag("NALU", "bias", bias):
             shapes["gate_bias"] = "O"
         else:
             self.register_parameter("gate_bias", None)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import functional
-from npu_kernels._common.checks import check_choice, check_number
+from npu_kernels._common.checks import check_choice, check_flag, check_number
 from npu_kernels.layers._base import ClippedUnit, Device, Unit
 
 __all__ = ["NMRU", "NMU"]
@@ -109,7 +109,7 @@ class NMRU(Unit):
         super().__init__(in_features, out_features, num_models)
         self.eps = check_number("NMRU", "eps", eps, minimum=0)
         check_choice("NMRU", "sign", sign, ("product", "separate"))
-        self.clip, self.sign = clip, sign
+        self.clip, self.sign = check_flag("NMRU", "clip", clip), sign
         self._create({"weight": "OJ"}, device, dtype)
 
     def reset_parameters(self) -> None:

@@ -12,6 +12,7 @@ from torch.jit import is_tracing
 
 from npu_kernels._common.checks import (
     as_number,
+    check_flag,
     check_number,
     check_numbers,
     check_tensor,
@@ -74,10 +75,7 @@ class Options(NamedTuple):
         for name in ("memory", "nonfinite"):
             check_choice(self.function, name, getattr(self, name), _CHOICES[name])
         for name in ("derivatives", "error", "statistics", "clip"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(
-                    f"{self.function}: {name} must be True or False, got {getattr(self, name)!r}"
-                )
+            check_flag(self.function, name, getattr(self, name))
         return self._replace(**numbers) if numbers else self
 
     def _check_fixed(self) -> dict[str, Any]:

@@ -434,7 +434,9 @@ U = torch.rand(25, 2, dtype=torch.float64) + 0.5
     ({"observed": [0, 2]}, ValueError, "observed must be numbers of states, 0 to 1, got [0, 2]"),
     ({"observed": [1, 1]}, ValueError, "observed must name every state once, got [1, 1]"),
     ({"names": ["a"]}, ValueError, "names must be 2 different names (of the states), got ['a']"),
-    ({"names": ["a", ""]}, ValueError, "names must have no empty name, got ['a', '']"),
+    ({"names": ["a", ""]}, ValueError,
+     "names must have printable characters only, and no name may be empty, got ['a', '']"),
+    ({"names": ["a", "b\n"]}, ValueError, "names must have printable characters only"),
     ({"u": U * 1e300}, ValueError, "with a largest size from 1e-100 to 1e+100, got ["),
     ({"u": U * 1e-300}, ValueError, "with a largest size from 1e-100 to 1e+100, got ["),
     ({"terms": ["x0", "x0"]}, ValueError, "terms must differ, got ['x0', 'x0']"),
@@ -445,6 +447,8 @@ U = torch.rand(25, 2, dtype=torch.float64) + 0.5
     ({"simplify": 1}, TypeError, "simplify must be True or False, got 1"),
     ({"seed": -1}, ValueError, "seed must be an integer of at least 0, got -1"),
     ({"max_denominator": 0}, ValueError, "max_denominator must be an integer of at least 1, got 0"),
+    ({"max_denominator": 65}, ValueError,
+     "max_denominator must be an integer of at least 1 and at most 64, got 65"),
 ])  # fmt: skip
 def test_bad_input(change: dict[str, Any], error: type[Exception], said: str) -> None:
     arguments = {"model": model(2, 2, 2), "t": T, "u": U, **change}

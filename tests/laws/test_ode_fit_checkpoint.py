@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from npu_kernels import NAU, RealNPU, ode
 from npu_kernels._jobs.files import load
+from npu_kernels._laws.series.search import Search
 from npu_kernels.optim import least_squares
 from tests.support.time_series import T, known, model, noise, predators, solution
 
@@ -45,6 +46,26 @@ def test_ctrl_c_gives_the_best_law_until_then() -> None:
     assert keyboard.steps < 20
     assert "interrupted" in result.report()
     assert result.model[0].weight_re.isfinite().all()
+
+
+def test_ctrl_c_before_there_is_a_law(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no fault of the series, and the same call goes on from the checkpoint."""
+    drawn = Search.drawn
+
+    def press(search: Search) -> tuple[Tensor, Tensor]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return drawn(search)
+
+    starts, u, path = model(2, 3, 4), noise(predators(T), 0.01), tmp_path / "law.pt"
+    with monkeypatch.context() as patch:
+        patch.setattr(Search, "drawn", press)
+        with pytest.raises(KeyboardInterrupt, match=r"ode\.fit: interrupted before .* a law"):
+            ode.fit(starts, T, u, checkpoint=path)
+    assert path.exists()
+    state = torch.get_rng_state()
+    continued = ode.fit(starts, T, u, checkpoint=path)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(continued.law.x, ode.fit(starts, T, u).law.x)
 
 
 class Counted:

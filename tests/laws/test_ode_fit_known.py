@@ -160,6 +160,22 @@ def test_terms_that_are_given() -> None:
     assert not any(estimate.taken is None for estimate in powers)
 
 
+@pytest.mark.parametrize("terms", [[[1, 0.5]], ["x0*x1**(1/2)"], [[0, 2]]])
+def test_a_law_keeps_the_terms_that_are_given(terms: list[Any]) -> None:
+    """Where the series hardly tell a term from others, and where they have none like it."""
+    t = torch.linspace(0, 8, 8, dtype=torch.float64)
+    u = noise(solution([[1.0, 0.5]], [[-0.3], [-0.3]], [1.0, 0.7], t), 0.03)
+    for simplify in (True, False):
+        result = ode.fit(
+            model(2, 2, 3), t, u, terms=terms, sigma=0.02,
+            u0=[1.0, 0.7], simplify=simplify,
+        )  # fmt: skip
+        exponents, coefficients = (weights[0] for weights in result.weights())
+        given = [0.0, 2.0] if terms == [[0, 2]] else [1.0, 0.5]
+        assert given in exponents.tolist()
+        assert coefficients[:, exponents.tolist().index(given)].any()
+
+
 def test_coefficients_keep_the_models_signs() -> None:
     """Growth that becomes faster, c' = 0.3 c + 0.05 c**2, and a model whose growth becomes slower."""
     c = noise(solution([[1.0], [2.0]], [[0.3, 0.05]], [1.0], T / 2), 0.01)

@@ -44,15 +44,27 @@ def test_a_house_message() -> None:
     ((2, 2), {"num_models": "3"}, ValueError,
      r"num_models must be an integer of at least 1, got '3'"),
     ((2, 2), {"dtype": torch.int32}, TypeError,
-     r"dtype must be a floating-point torch.dtype, got torch.int32"),
+     r"dtype must be one of torch.float16, .*, torch.float64, got torch.int32"),
     ((2, 2), {"dtype": "float32"}, TypeError,
-     r"dtype must be a floating-point torch.dtype, got 'float32'"),
+     r"dtype must be one of torch.float16, .*, torch.float64, got 'float32'"),
+    ((2, 2), {"dtype": torch.float8_e4m3fn}, TypeError,
+     r"dtype must be one of torch.float16, .*, torch.float64, got torch.float8_e4m3fn"),
 ])  # fmt: skip
 def test_sizes(
     unit: type[Unit], arguments: Any, options: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=f"^{unit.__name__}: {message}$"):
         unit(*arguments, **options)
+
+
+@pytest.mark.parametrize(("unit", "flag"), [
+    (NAU, "clip"), (NMU, "clip"), (NMRU, "clip"), (NALU, "bias"),
+])  # fmt: skip
+def test_flags(unit: type[Unit], flag: str) -> None:
+    for wrong in ("False", 1, None):
+        message = f"^{unit.__name__}: {flag} must be True or False, got {wrong!r}$"
+        with pytest.raises(TypeError, match=message):
+            unit(2, 2, **{flag: wrong})
 
 
 @pytest.mark.parametrize(("unit", "options", "message"), [

@@ -76,6 +76,8 @@ MODEL_OBSTACLES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
              "torch's own product is faster for a NAU"),
     "deep": (lambda m: m.append(NAU(obstacles.WIDEST_NAU + 1, 3)),
              "torch's own product is faster for a NAU"),
+    "widths that differ": (lambda m: m.append(NAU(4, 1)),
+                           "NAU takes another number of features than it gets"),
     "pruned": (lambda m: m[1]._parameters.pop("weight"), "weight of NAU is pruned or parametrized"),
     "shared layer": (lambda m: m.append(m[1]), "a parameter of NAU belongs to two layers"),
     "shared memory": (

@@ -24,7 +24,10 @@ NEGATIVE_NATS = FRACTION_NATS = math.log(5)
 
 
 def criteria(problem: Trajectories, x: Tensor, free: Tensor) -> Tensor:
-    """Return the criterion of K laws ``[K, N]``; inf where one is not finite."""
+    """Return the criterion of K laws ``[K, N]``.
+
+    It is inf where a law is not finite, or lacks a term that it is known to have.
+    """
     data, n = problem.data, int(problem.data.seen.sum())
     squares = problem.residual(x).view(len(x), -1, data.values.shape[2]).square().sum(1)  # [K, D]
     if data.has_sigma:
@@ -34,11 +37,15 @@ def criteria(problem: Trajectories, x: Tensor, free: Tensor) -> Tensor:
         mean = (squares / count.clamp(min=1)).maximum(data.exact.square().clamp(min=1e-300))
         likelihood = (count * mean.log()).sum(1)
     shape = problem.shape
-    exponents, fixed = shape.split(x)[0].flatten(1), ~shape.split(free)[0].flatten(1)
+    exponents, rates, _ = shape.split(x)
+    free_exponents, free_rates, _ = shape.split(free)
+    exponents, fixed = exponents.flatten(1), ~free_exponents.flatten(1)
     pairs = zip(exponents, fixed, strict=True)
     described = torch.tensor([sum(map(exponent_nats, row[keep].tolist())) for row, keep in pairs])
     described = described + factor_nats(shape.states) * (exponents != 0).sum(1)
     described = described + NEGATIVE_NATS * (exponents < 0).sum(1)
     described = described + FRACTION_NATS * (exponents != exponents.round()).sum(1)
     values = likelihood + math.log(n) * free.sum(1) + 2 * described
+    has_terms = ((rates != 0) | free_rates)[:, :, : shape.fixed].any(1).all(1)
+    values = values.where(has_terms, math.inf)
     return values.nan_to_num(math.inf, math.inf)

@@ -384,14 +384,15 @@ def _names(names: Any, u: Any, features: int, observed: Any) -> tuple[str, ...]:
         raise ValueError(
             f"{NAME}: names must be {features} different names (of the states), got {names!r}"
         )
-    check_no_empty_name(names)
+    check_names(names)
     return tuple(str(name) for name in names)
 
 
-def check_no_empty_name(names: Sequence[Any]) -> None:
-    """ValueError for a name of no letters."""
-    if not all(str(name).strip() for name in names):
-        raise ValueError(f"{NAME}: names must have no empty name, got {list(names)!r}")
+def check_names(names: Sequence[Any]) -> None:
+    """ValueError for a name that cannot be printed."""
+    if not all(str(name).strip() and str(name).isprintable() for name in names):
+        rule = "names must have printable characters only, and no name may be empty"
+        raise ValueError(f"{NAME}: {rule}, got {list(names)!r}")
 
 
 def _times(time: Tensor, table: Tensor, index: int) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from npu_kernels._common import notices
-from npu_kernels._common.checks import check_whole
+from npu_kernels._common.checks import check_flag, check_whole
 from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._jobs.driver import interruptible
 from npu_kernels._jobs.fingerprint import digest
@@ -213,7 +213,7 @@ def _read(
         names, input_names = list(names)[:states], list(names)[states:]
     data = series.read(t, u, u0, sigma, observed, names, states)
     data = sized(data) if data.sized else data
-    series.check_no_empty_name(input_names)
+    series.check_names(input_names)
     states_seen = sorted(range(states) if observed is None else observed)
     facts = {"t": digest(data.times), "u": digest(data.values, data.seen), "u0": digest(data.start)}
     facts["sigma"] = digest(data.weight) if data.has_sigma else repr(sigma)
@@ -270,8 +270,7 @@ def _is_new(power: RealNPU) -> bool:
 def _check(start: Any, simplify: Any, method: Any) -> None:
     if start not in ("search", "model"):
         raise ValueError(f"{NAME}: start must be 'search' or 'model', got {start!r}")
-    if not isinstance(simplify, bool):
-        raise TypeError(f"{NAME}: simplify must be True or False, got {simplify!r}")
+    check_flag(NAME, "simplify", simplify)
     if method not in (AUTO, FIXED, IMPLICIT):
         rule = f"{AUTO!r}, {FIXED!r} or {IMPLICIT!r}"
         raise ValueError(f"{NAME}: method must be {rule}, got {method!r}")

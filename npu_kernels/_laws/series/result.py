@@ -396,10 +396,11 @@ def finished(
     used = (coefficients != 0).any(0)
     used[0] |= not used.any()
     count = len(data.names) - data.inputs
-    model = nn.Sequential(
-        RealNPU(len(data.names), int(used.sum()), dtype=torch.float64),
-        NAU(int(used.sum()), count, clip=False, dtype=torch.float64),
-    )
+    with torch.random.fork_rng(devices=[]):  # the caller's random state stays
+        model = nn.Sequential(
+            RealNPU(len(data.names), int(used.sum()), dtype=torch.float64),
+            NAU(int(used.sum()), count, clip=False, dtype=torch.float64),
+        )
     with torch.no_grad():
         model[0].weight_re.copy_(exponents[used])  # type: ignore[operator]
         model[0].gate.copy_((exponents[used] != 0).any(0))  # type: ignore[operator]

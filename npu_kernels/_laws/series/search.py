@@ -59,6 +59,10 @@ class NoLawError(RuntimeError):
     """No start has a finite trajectory."""
 
 
+class NoLawYet(KeyboardInterrupt):
+    """Ctrl-C ended the search before there was a law."""
+
+
 class Search:
     """The search for a law of a scaled series, from all starts at once."""
 
@@ -174,7 +178,7 @@ class Search:
         start, lost = self.data.start, hidden(result)
         if lost > MAX_LOST and self.is_complete and start.isnan().any() and not self.job.pressed:
             self.data = replace(self.data, start=start.where(~start.isnan(), self.smooth[:, 0]))
-            with contextlib.suppress(NoLawError):
+            with contextlib.suppress(NoLawError, NoLawYet):
                 other = self.best(*self.drawn(), max_denominator, loosen=True, both=False)
                 result = other if hidden(other) < min(lost, 1.0) / 2 else result
         return result
@@ -219,6 +223,8 @@ class Search:
             stiff = self.are_stiff(x)
             if stiff.any():
                 go_through(x[stiff], free[stiff], IMPLICIT)
+        if not outcomes and self.job.pressed:
+            raise NoLawYet(f"{NAME}: interrupted before there was a law")
         if not outcomes:
             raise NoLawError(NO_LAW)
         law, loose = min(outcomes, key=lambda pair: pair[0].criterion())
