@@ -58,8 +58,8 @@ def fit(
             (`torch.nn.Sequential(NPU(2, 6, num_models=64), ...)`); num_models is the number of
             starts. It is not changed; only the shapes, dtype and device of its parameters matter.
         x: rows ``[N, in_features]``: a float32 or float64 tensor, or a NumPy array or DataFrame of
-            any numbers; or batches: an iterable of (x, y), or a function that makes one from a
-            `torch.Generator`. Some rows are held out for choosing.
+            any numbers; or batches: an iterable of pairs (x, y), or a function that makes a pair
+            from a `torch.Generator`. Some rows are held out for choosing.
         y: targets ``[N, out_features]`` beside an x of rows; an array or Series may also be
             ``[N]``.
         seed: of the starts, the held-out rows and the order of the rows, at least 0.

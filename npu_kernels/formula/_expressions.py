@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels.formula._code import Expression
-from npu_kernels.formula._fractions import as_fraction
+from npu_kernels.formula._fractions import FRACTION_LIMIT, as_fraction
 from npu_kernels.formula._models import POWER_UNITS, epsilon, value
 from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, iNALU
 from npu_kernels.reference import nac_weight
@@ -66,7 +66,7 @@ class Builder:
     def numbers(self, tensor: Tensor, dtype: torch.dtype) -> Any:
         """Return nested lists of sympy numbers; the tensor follows from parameters of `dtype`."""
         p, q = as_fraction(tensor, self.max_denominator)
-        exact = tensor.to(dtype) == (p / q).to(dtype)
+        exact = (tensor.to(dtype) == (p / q).to(dtype)) & (tensor.abs() < FRACTION_LIMIT)
 
         def convert(number: Any, *fraction: Any) -> Any:
             if isinstance(number, list):

@@ -8,7 +8,7 @@ from torch import Tensor
 from npu_kernels._common.checks import check_denominator, check_floating
 
 # From this size on the numbers of float64 are at least 1/128 apart: too far for fractions.
-_FRACTION_LIMIT = 2.0**45
+FRACTION_LIMIT = 2.0**45
 
 
 @torch.no_grad()
@@ -40,7 +40,7 @@ def as_fraction(weights: Tensor, max_denominator: int = 12) -> tuple[Tensor, Ten
     for q in range(2, max_denominator + 1):
         p = (exact * q).round()
         distance = (exact - p / q).abs()
-        better = (distance < error) & (exact.abs() < _FRACTION_LIMIT)
+        better = (distance < error) & (exact.abs() < FRACTION_LIMIT)
         numerator, error = torch.where(better, p, numerator), torch.where(better, distance, error)
         denominator = denominator.masked_fill(better, q)
     return numerator + 0.0, denominator  # no -0

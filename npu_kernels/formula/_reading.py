@@ -184,8 +184,8 @@ def read(
             and no ``[x < 0]`` is needed. Or the data, ``[N, I]`` as a tensor, array or DataFrame:
             the inputs without a negative number.
         max_denominator: a weight that is, to its dtype's last digit, a fraction with at most this
-            denominator is written as a fraction. A weight that is only near a fraction stays:
-            `simplify` changes it.
+            denominator is written as a fraction, unless its size is 2^45 or more. A weight that is
+            only near a fraction stays: `simplify` changes it.
 
     Products of powers are correct for inputs of both signs: a weight w with an open gate gives
     ``x**w`` where w is whole, else ``|x|**w`` and, with the other inputs, a factor

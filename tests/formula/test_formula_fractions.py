@@ -6,8 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from npu_kernels.formula import as_fraction, nearest_fraction
+from npu_kernels import NAU
+from npu_kernels.formula import as_fraction, nearest_fraction, read
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -65,6 +67,21 @@ def test_large_numbers_become_whole(sign):
     numerator, denominator = as_fraction(weights, 12)
     assert denominator.tolist() == [4, 1]
     assert numerator.tolist() == [4 * below, sign * 2.0**45]
+
+
+def test_a_formula_has_large_weights_in_powers_of_ten():
+    """Their digits are no more than those of their dtype."""
+    pytest.importorskip("sympy")
+    unit = NAU(1, 1, clip=False, dtype=torch.float64)
+    for weight, text in (
+        (5.000000001820141e29, "5.0e+29*x"),
+        (2.0**45, "3.518e+13*x"),
+        (2.0**44, "17592186044416*x"),
+    ):
+        nn.init.constant_(unit.weight, weight)
+        formula = read(unit)
+        assert str(formula) == f"y = {text}"
+        assert float(formula(torch.ones(1, 1, dtype=torch.float64))) == weight
 
 
 def test_errors():

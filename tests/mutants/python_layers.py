@@ -195,7 +195,7 @@ FORMULA = [
     }),
     *mutants(PACKAGE + "formula/_fractions.py", "tests/formula/test_formula_fractions.py", {
         "fractions-lowest-terms": ("better = (distance < error)", "better = (distance <= error)"),
-        "fractions-large-numbers": (" & (exact.abs() < _FRACTION_LIMIT)", ""),
+        "fractions-large-numbers": (" & (exact.abs() < FRACTION_LIMIT)", ""),
         "fractions-minus-zero": ("return numerator + 0.0, denominator", "return numerator, denominator"),
         "fractions-greatest-denominator": ("range(2, max_denominator + 1)", "range(2, max_denominator)"),
     }),
