@@ -120,7 +120,7 @@ def fit(
 
     Returns a `SeriesFit`, and warns with a `PoorFitWarning` if its `verdict` is not good: its
     message says what to try. Ctrl-C ends the search, saves it if there is a checkpoint, and gives
-    the best law until then (`complete` is False).
+    the best law until then (`complete` is False), or raises KeyboardInterrupt if there is none.
 
     The method, in float64: the series are smoothed, and sets of products of powers that explain the
     states or their slopes best become the starts. Levenberg-Marquardt fits each stretch from node
