@@ -223,8 +223,9 @@ class Crew:
                     item = waiting.get_nowait()
                 except queue.Empty:
                     break
-                left = deadline - time.monotonic()
-                outcome = self._item(worker, part, item, min(item_seconds, left), left)
+                remaining = deadline - time.monotonic()
+                limit = min(item_seconds, remaining)
+                outcome = self._item(worker, part, item, limit, remaining)
                 count[outcome] += 1
             if worker is not None and worker.lives and keep:
                 self._idle = worker
@@ -252,10 +253,10 @@ class Crew:
             return None
         return worker
 
-    def _item(self, worker: Worker, part: str, item: str, seconds: float, left: float) -> str:
+    def _item(self, worker: Worker, part: str, item: str, seconds: float, part_seconds: float) -> str:
         """Do an item and record its end; return done, failed or left.
 
-        seconds: of this item; left: of the part.
+        seconds: of this item; part_seconds: that are left of the part.
         """
         common = {"part": part, "item": item, **worker.place}
         begin = time.monotonic()
@@ -268,7 +269,7 @@ class Crew:
 
         why = worker.do(part, item, seconds, emit)
         taken_seconds = time.monotonic() - begin
-        cut_off = seconds == left and why.startswith(TOO_LONG)
+        cut_off = seconds == part_seconds and why.startswith(TOO_LONG)
         row = {**common, "end": why, "seconds": round(taken_seconds, 2)}
         self.record.add({**row, "cut_off": True} if cut_off else row)
         end = "cut off" if cut_off else f"FAILED: {why}" if why else "done"

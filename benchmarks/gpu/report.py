@@ -37,7 +37,7 @@ def _tables(
         records = [record(group) for group in groups.values() if group.keys() >= needed]
         if records:
             tables.append(f"{machine}\n\n{record_table(records)}")
-    return "\n\n".join(tables).strip()
+    return "\n".join(tables).strip()
 
 
 def trainings(rows: Sequence[Row]) -> str:

@@ -123,8 +123,8 @@ def test_another_machine_goes_on_from_the_copies(team: Any, tmp_path: Path) -> N
     shutil.rmtree(tmp_path / "out")
     assert team("one", "fails", "two") == (1, 1, 0)
     for folder in ("out", "copy"):
-        ends = [row for row in rows(tmp_path / folder / "rows.jsonl") if "end" in row]
-        assert [row["item"] for row in ends] == ["one", "fails", "two", "fails"]
+        end_rows = [row for row in rows(tmp_path / folder / "rows.jsonl") if "end" in row]
+        assert [row["item"] for row in end_rows] == ["one", "fails", "two", "fails"]
 
 
 def test_a_worker_that_does_not_start_is_told(

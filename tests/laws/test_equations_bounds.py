@@ -7,20 +7,20 @@ from tests.support.laws import approximate, model, noise, terms, uniform
 
 
 @approximate
-@pytest.mark.parametrize("whole", [{"exponents": "integers"}, {"max_denominator": 1}])
+@pytest.mark.parametrize("integers", [{"exponents": "integers"}, {"max_denominator": 1}])
 @pytest.mark.parametrize("options", [{"output_functions": ["log"]}, {"terms": {"x0**2": 0}}])
 @pytest.mark.parametrize("max_terms", [2, None])
-def test_no_exponent_is_a_fraction(whole, options, max_terms):
+def test_no_exponent_is_a_fraction(integers, options, max_terms):
     """Where the law's exponents are fractions, or its product is excluded."""
     X = uniform(2, 60)
     y = 2 * X[:, 0] ** 2
     if "terms" not in options:
         y = np.exp(1.3 * np.sqrt(X[:, 0] / X[:, 1]) + 0.2 + 0.01 * noise(60))
-    fitted = model(max_terms=max_terms, **whole, **options).fit(X, y)
+    fitted = model(max_terms=max_terms, **integers, **options).fit(X, y)
     for equation in [*fitted.equations_, *fitted.equations_.alternatives]:
         simple = equation.exponents[~equation.free]
         assert (simple % 1 == 0).all(), equation
-        assert "integers" not in whole.values() or not equation.free.any()
+        assert "integers" not in integers.values() or not equation.free.any()
 
 
 @approximate
@@ -31,10 +31,10 @@ def test_intervals_end_at_bounds():
     options = {"output_powers": (1,), "noise": "constant", "loss": "squared", "max_terms": 2}
     fitted = model(terms={"x0": (1, 1), "x1**2": None}, **options).fit(X, y)
     by_name = {interval.name: interval for interval in fitted.intervals()}
-    known, other = by_name["coefficient of x0"], by_name["coefficient of x1**2"]
-    assert (known.value, known.error, known.low, known.high) == (1, 0, 1, 1)
-    alone = model(known="x0", terms=["x1**2"], **options | {"max_terms": 1}).fit(X, y)
-    assert other.error == pytest.approx(alone.intervals()[0].error, rel=0.02)
+    first, second = by_name["coefficient of x0"], by_name["coefficient of x1**2"]
+    assert (first.value, first.error, first.low, first.high) == (1, 0, 1, 1)
+    reference = model(known="x0", terms=["x1**2"], **options | {"max_terms": 1}).fit(X, y)
+    assert second.error == pytest.approx(reference.intervals()[0].error, rel=0.02)
     labels = np.repeat(["u", "v"], 30)
     grouped = model(terms={"x0": (1, 1), "x1**2": None}, **options).fit(X, y, groups=labels)
     of_term = list(terms(grouped.best_.of("u"))).index((1, 0))
@@ -42,8 +42,8 @@ def test_intervals_end_at_bounds():
     assert (grouped.best_.coef_std[:, 1 - of_term] > 0).all()
     bounded = model(terms={"x0": (0, 1), "x1**2": (0, 2.01)}, **options).fit(X, y)
     for interval in bounded.intervals():
-        most = 1 if interval.name == "coefficient of x0" else 2.01
-        assert 0 <= interval.low <= interval.value <= interval.high <= most
+        upper = 1 if interval.name == "coefficient of x0" else 2.01
+        assert 0 <= interval.low <= interval.value <= interval.high <= upper
     free = model(exponents=(0.3, 0.97), **options | {"max_terms": 1}).fit(
         X, X[:, 0] + 0.1 * noise(60)
     )
@@ -54,7 +54,7 @@ def test_intervals_end_at_bounds():
 
 
 def test_every_form_has_the_exponents_of_bounds():
-    """Those are no simple fractions."""
+    """Exponents at bounds are no simple fractions."""
     X = uniform(1, 60) * 1e12
     fitted = model(terms=[[0.123457]], max_terms=1, output_powers=(1,)).fit(
         X, 3 * X[:, 0] ** 0.123457

@@ -123,7 +123,7 @@ def test_a_refit_to_rows_that_tell_nothing():
 
 
 def test_equal_rows_count_as_one_with_their_weights():
-    """As in `fit`: four copies of each row tell no more than the rows."""
+    """Four copies of each row tell no more than the rows, as in `fit`."""
     X = uniform(2, 60)
     y = 2 * X[:, 0] ** 2 * (1 + 0.02 * noise(60))
     fitted = model(max_terms=1, noise="relative").fit(X, y)
@@ -131,8 +131,8 @@ def test_equal_rows_count_as_one_with_their_weights():
     once, repeated = fitted.refit(X, y), fitted.refit(*copies)
     assert repeated.intervals() == once.intervals()
     assert repeated.equations_.notes == once.equations_.notes
-    again = model(max_terms=1, noise="relative").fit(*copies)
-    assert again.bootstrap(*copies, draws=10) == fitted.bootstrap(X, y, draws=10)
+    of_copies = model(max_terms=1, noise="relative").fit(*copies)
+    assert of_copies.bootstrap(*copies, draws=10) == fitted.bootstrap(X, y, draws=10)
 
 
 @pytest.mark.filterwarnings("ignore:NPURegressor. 1 row is far")

@@ -171,9 +171,9 @@ def test_a_law_keeps_the_terms_that_are_given(terms: list[Any]) -> None:
             u0=[1.0, 0.7], simplify=simplify,
         )  # fmt: skip
         exponents, coefficients = (weights[0] for weights in result.weights())
-        given = [0.0, 2.0] if terms == [[0, 2]] else [1.0, 0.5]
-        assert given in exponents.tolist()
-        assert coefficients[:, exponents.tolist().index(given)].any()
+        term = [0.0, 2.0] if terms == [[0, 2]] else [1.0, 0.5]
+        assert term in exponents.tolist()
+        assert coefficients[:, exponents.tolist().index(term)].any()
 
 
 def test_coefficients_keep_the_models_signs() -> None:

@@ -27,10 +27,10 @@ LEAST_LENGTH = 1e-4  # of the part of a product outside of the terms beside it; 
 PRODUCTS = 1500  # of two inputs; half as many of more
 
 
-def lattice(problem: Problem, generator: Any, whole: bool = False) -> Array:
+def lattice(problem: Problem, generator: Any, integers: bool = False) -> Array:
     """Return exponents ``[M, m]`` of no input, of one, of two, and drawn ones of more.
 
-    They are whole where an input has both signs, and with `whole` everywhere.
+    They are whole where an input has both signs, and with `integers` everywhere.
     """
     m = problem.inputs
     parts = [np.zeros((1, m))]
@@ -53,7 +53,7 @@ def lattice(problem: Problem, generator: Any, whole: bool = False) -> Array:
         rank = generator.random((PRODUCTS // 2, m)).argsort(1).argsort(1)
         parts.append(np.where(rank < active, drawn, 0.0))
     u = np.concatenate(parts)
-    fractional = (u[:, problem.signed | whole] % 1 != 0).any(1)
+    fractional = (u[:, problem.signed | integers] % 1 != 0).any(1)
     outside = ((u < problem.low) | (u > problem.high)).any(1)
     if (fractional | outside).all():  # bounds between the exponents of the lattice
         return np.unique(np.clip(u[~fractional], problem.low, problem.high), axis=0)
@@ -69,9 +69,9 @@ class Library:
     """
 
     def __init__(
-        self, problem: Problem, generator: Any, u: Array = None, whole: bool = False
+        self, problem: Problem, generator: Any, u: Array = None, integers: bool = False
     ) -> None:
-        self.u = lattice(problem, generator, whole) if u is None else u
+        self.u = lattice(problem, generator, integers) if u is None else u
         self.parity = np.where(problem.signed, np.abs(self.u) % 2, 0.0)
         self.problem = problem
         self.layout = None if problem.group is None else Layout.of(problem.group)

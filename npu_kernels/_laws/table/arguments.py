@@ -220,8 +220,8 @@ def limits_of(model: Any, functions: Functions) -> Limits | None:
         rule = f"terms must be at most the {largest} of max_terms"
         raise ValueError(f"NPURegressor: {rule}, got {len(terms[0])}")
     low, high = limits.exponent_bounds(BOUND)
-    whole = integer | (model.exponents == "integers" if bounds is None else False)
-    if ((terms[0] < low) | (terms[0] > high) | (whole & (terms[0] % 1 != 0))).any():
+    integers_only = integer | (bounds is None and model.exponents == "integers")
+    if ((terms[0] < low) | (terms[0] > high) | (integers_only & (terms[0] % 1 != 0))).any():
         rule = (
             "terms must be within the bounds of exponents, and whole with integer_exponents or "
             "exponents='integers'"

@@ -61,8 +61,8 @@ class Interval:
 
     def within(self, low: float, high: float) -> Interval:
         """Return the interval that ends where a bound of the parameter is."""
-        ends = min(max(self.low, low), self.value), max(min(self.high, high), self.value)
-        return replace(self, low=ends[0], high=ends[1])
+        low = min(max(self.low, low), self.value)
+        return replace(self, low=low, high=max(min(self.high, high), self.value))
 
     def __str__(self) -> str:
         return (
@@ -477,10 +477,10 @@ class Equation:
         results = []
         written = self._written[0]
         bounds = np.full((2, self.terms), [[-math.inf], [math.inf]])
-        ends = np.full((2, len(self.names)), [[-math.inf], [math.inf]])
+        exponent_bounds = np.full((2, len(self.names)), [[-math.inf], [math.inf]])
         if self.limits is not None:
             bounds = np.stack(self.limits.of_coefficients(self.exponents, self.below))
-            ends = np.stack([self.limits.low, self.limits.high])
+            exponent_bounds = np.stack([self.limits.low, self.limits.high])
         for k in range(self.terms):
             product = term_text(1.0, written[k], self.functions.written_names, 1)
             name = "constant" if product == "1" else f"coefficient of {product}"
@@ -497,7 +497,7 @@ class Equation:
                 if self.below and written[-1, i] != 0:
                     name += " less that in the denominator's first term"
                 w, error = float(self.exponents[k, i]), float(self.exponents_std[k, i])
-                results.append(Interval.of(name, w, error, t).within(*ends[:, i]))
+                results.append(Interval.of(name, w, error, t).within(*exponent_bounds[:, i]))
         return results
 
 

@@ -410,7 +410,7 @@ def _leverages(
         return h, 1 / (np.maximum(size[K:], 1e-12) * length[K:]) ** 2
 
 
-def _known(problem: Data, law: Sum) -> Array:
+def _constants(problem: Data, law: Sum) -> Array:
     """The coefficients whose bounds are one number: their indices."""
     if problem.limits is None:
         return np.zeros(0, dtype=int)
@@ -423,15 +423,15 @@ def covariance(problem: Data, law: Sum) -> Array:
 
     Of groups it is ``[G, K + free, K + free]``. It is 0 for coefficients that have one value.
     """
-    known = _known(problem, law)
+    constants = _constants(problem, law)
     if problem.group is not None:
         J = _of_block(problem, law, None, None)
-        J[:, known] = 0.0
+        J[:, constants] = 0.0
         return Arrow.of(J, len(law.c), np.zeros(len(J)), problem.group).covariance()
     R = triangle(np.concatenate([triangle(J) for _, J in derivatives(problem, law)]))
     if not np.isfinite(R).all():
         return np.full_like(R, np.nan)
-    R[:, known] = 0.0
+    R[:, constants] = 0.0
     length = lengths(R)
     inverse = np.linalg.pinv(R / length, rcond=1e-13)
     with np.errstate(over="ignore"):

@@ -178,7 +178,7 @@ def _one_power(
     patient = settings.patient
     if patient:
         few = few.proportional()
-    library = Library(few, generator, whole=rules.are_whole)
+    library = Library(few, generator, integers=rules.are_whole)
     solver = solver_of(few, rules.loss)
     with np.errstate(over="ignore", invalid="ignore"):
         squares = float(library.target @ library.target)
