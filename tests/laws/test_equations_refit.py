@@ -144,6 +144,7 @@ def test_a_bootstrap_leaves_out_the_wild_rows_in_any_order():
     assert fitted.equations_.wild == (7,)
     order = RNG(3).permutation(60)
     drawn = fitted.bootstrap(X, y, draws=20)
+    assert drawn[0].error < 0.01
     assert fitted.bootstrap(X[order], y[order], draws=20) == drawn
     for other in ((X, 3 * y), (X[:1], y[:1]), (X[:-1], y[:-1]), (X[order], y)):
         with pytest.raises(ValueError, match="bootstrap: X and y must be the data of fit, got oth"):

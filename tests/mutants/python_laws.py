@@ -221,6 +221,20 @@ EQUATIONS = [
     *mutants(PACKAGE + "_laws/table/refine.py", "tests/laws/test_equations_groups.py -k 'drawn_laws or leverage'", {
         "groups-errors-that-decide": ("return np.sqrt(r * errors), variances", "return errors, variances"),
     }),
+    *mutants(PACKAGE + "_laws/table/results.py", "tests/laws/test_equations_refit.py -k 'equal_rows or in_any_order'", {
+        "bootstrap-of-other-data": ("if not self._seen.are_of(X, targets):", "if False:"),
+        "bootstrap-with-wild-rows": ("keep[self._left_out[o]] =", "keep[[]] ="),
+    }),
+    *mutants(PACKAGE + "_laws/table/refine.py", "tests/laws/test_equations_bounds.py", {
+        "bounds-errors-of-constants": ("    R[:, constants] = 0.0\n", ""),
+        "bounds-errors-of-constants-of-groups": ("        J[:, constants] = 0.0\n", ""),
+        "bounds-whole-exponents": ("self.exponents != \"real\" and len(self.denominators) == 1", "False"),
+    }),
+    *mutants(PACKAGE + "_laws/table/equation.py", "tests/laws/test_equations_bounds.py", {
+        "bounds-of-intervals": ("results.append(interval.within(*bounds[:, k]))", "results.append(interval)"),
+        "bounds-of-exponents": (".within(*exponent_bounds[:, i])", ""),
+        "bounds-as-fractions": ("if abs(float(fraction) - w) > 1e-12 * max(1.0, abs(w)):", "if False:"),
+    }),
     *mutants(PACKAGE + "_laws/table/refitting.py", "tests/laws/test_equations_refit.py", {
         "refit-scale-of-y": ("shift[:above] += equation.power * math.log(equation.scale / data.scale)", "pass"),
         "refit-kind-of-errors": ("equation = equation_of(rows, data, law, error, 0, equation.noise)", 'equation = equation_of(rows, data, law, error, 0, "constant")'),
@@ -319,6 +333,12 @@ SERIES = [
     }),
     *mutants(PACKAGE + "_laws/series/simplify.py", "tests/laws/test_ode_fit_search.py -k whole_numbers_within", {
         "series-nearest-whole-number-alone": ("for k in WHOLE if abs(k - w) < reach", "for k in WHOLE if False"),
+    }),
+    *mutants(PACKAGE + "_laws/series/criterion.py", "tests/laws/test_ode_fit_known.py -k keeps_the_terms", {
+        "series-terms-that-are-given": ("    values = values.where(has_terms, math.inf)\n", ""),
+    }),
+    *mutants(PACKAGE + "_laws/series/search.py", "tests/laws/test_ode_fit_checkpoint.py -k before_there_is_a_law", {
+        "series-early-interrupt": ("if not outcomes and self.job.pressed:", "if False:"),
     }),
     *mutants(PACKAGE + "_laws/series/criterion.py", "tests/laws/test_ode_fit_search.py -k no_whole_number", {
         "series-fractions-have-no-price": ("FRACTION_NATS * (exponents != exponents.round()).sum(1)", "0"),
