@@ -253,7 +253,9 @@ class Crew:
             return None
         return worker
 
-    def _item(self, worker: Worker, part: str, item: str, seconds: float, part_seconds: float) -> str:
+    def _item(
+        self, worker: Worker, part: str, item: str, seconds: float, part_seconds: float
+    ) -> str:
         """Do an item and record its end; return done, failed or left.
 
         seconds: of this item; part_seconds: that are left of the part.

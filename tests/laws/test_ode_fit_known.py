@@ -176,6 +176,12 @@ def test_a_law_keeps_the_terms_that_are_given(terms: list[Any]) -> None:
         assert coefficients[:, exponents.tolist().index(term)].any()
 
 
+def test_terms_of_a_series_that_is_still() -> None:
+    """No equation has a term."""
+    result = ode.fit(model(1, 1, 2), T, torch.full((len(T), 1), 2.0), terms=[[1]], names=["x"])
+    assert str(result.equation) == "x' = 0"
+
+
 def test_coefficients_keep_the_models_signs() -> None:
     """Growth that becomes faster, c' = 0.3 c + 0.05 c**2, and a model whose growth becomes slower."""
     c = noise(solution([[1.0], [2.0]], [[0.3, 0.05]], [1.0], T / 2), 0.01)

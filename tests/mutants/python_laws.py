@@ -335,7 +335,7 @@ SERIES = [
         "series-nearest-whole-number-alone": ("for k in WHOLE if abs(k - w) < reach", "for k in WHOLE if False"),
     }),
     *mutants(PACKAGE + "_laws/series/criterion.py", "tests/laws/test_ode_fit_known.py -k keeps_the_terms", {
-        "series-terms-that-are-given": ("    values = values.where(has_terms, math.inf)\n", ""),
+        "series-terms-that-are-given": ("        values = values.where(has_terms, math.inf)\n", ""),
     }),
     *mutants(PACKAGE + "_laws/series/search.py", "tests/laws/test_ode_fit_checkpoint.py -k before_there_is_a_law", {
         "series-early-interrupt": ("if not outcomes and self.job.pressed:", "if False:"),

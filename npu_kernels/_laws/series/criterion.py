@@ -46,6 +46,7 @@ def criteria(problem: Trajectories, x: Tensor, free: Tensor) -> Tensor:
     described = described + NEGATIVE_NATS * (exponents < 0).sum(1)
     described = described + FRACTION_NATS * (exponents != exponents.round()).sum(1)
     values = likelihood + math.log(n) * free.sum(1) + 2 * described
-    has_terms = ((rates != 0) | free_rates)[:, :, : shape.fixed].any(1).all(1)
-    values = values.where(has_terms, math.inf)
+    if not data.still.all():  # else no equation has a term
+        has_terms = ((rates != 0) | free_rates)[:, :, : shape.fixed].any(1).all(1)
+        values = values.where(has_terms, math.inf)
     return values.nan_to_num(math.inf, math.inf)
