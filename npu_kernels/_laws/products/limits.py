@@ -19,6 +19,13 @@ BOUND = 6.0  # the largest size of an exponent, unless the user says otherwise
 APART = 0.1  # difference of exponents up to which a product is like one of `terms`
 
 
+def _nearest(terms: Array, exponents: Array) -> Array:
+    """Return the index of the term ``[F, m]`` that each of the first F rows of exponents is."""
+    apart = np.abs(terms[:, None] - exponents[: len(terms)]).max(-1, initial=0.0)
+    nearest: Array = apart.argmin(0) if len(terms) else np.zeros(0, dtype=int)
+    return nearest
+
+
 @dataclass(frozen=True)
 class Limits:
     """Limits of exponents and coefficients, in the user's columns and units."""
@@ -51,9 +58,8 @@ class Limits:
         low, high = np.full(len(exponents), -math.inf), np.full(len(exponents), math.inf)
         if self.positive:
             low[: len(exponents) - below] = 0.0
-        for k, term in enumerate(exponents[: len(self.terms)]):
-            index = int(np.abs(self.terms - term).max(1, initial=0.0).argmin())
-            low[k], high[k] = self.coef_low[index], self.coef_high[index]
+        index = _nearest(self.terms, exponents)
+        low[: len(index)], high[: len(index)] = self.coef_low[index], self.coef_high[index]
         return low, high
 
     def __str__(self) -> str:
@@ -123,9 +129,8 @@ class ScaledLimits:
         """
         without_terms = replace(self, u=self.u[:0], low=self.low[:0], high=self.high[:0])
         low, high = without_terms.bounds(u, below)
-        for k, term in enumerate(u[: len(self.u)]):
-            index = int(np.abs(self.u - term).max(1, initial=0.0).argmin())
-            low[k], high[k] = self.low[index], self.high[index]
+        index = _nearest(self.u, u)
+        low[: len(index)], high[: len(index)] = self.low[index], self.high[index]
         return replace(self, u=u, parity=parity, low=low, high=high)
 
     def refuses(self, u: Array, c: Array) -> bool:

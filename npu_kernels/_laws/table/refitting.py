@@ -11,7 +11,7 @@ import numpy as np
 from npu_kernels._laws.products.groups import starts
 from npu_kernels._laws.products.problem import AllRows, Columns, Output
 from npu_kernels._laws.table import refine
-from npu_kernels._laws.table.equation import Equation, Interval
+from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.estimates import (
     Rows,
     equation_of,
@@ -20,6 +20,7 @@ from npu_kernels._laws.table.estimates import (
     sizes,
     unscaled,
 )
+from npu_kernels._laws.table.interval import Interval
 from npu_kernels._laws.table.refine import Sum
 
 Array = Any
