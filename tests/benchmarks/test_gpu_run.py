@@ -127,6 +127,37 @@ def test_another_machine_goes_on_from_the_copies(team: Any, tmp_path: Path) -> N
         assert [row["item"] for row in end_rows] == ["one", "fails", "two", "fails"]
 
 
+def test_rows_after_a_bad_one_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.gpu import loops
+
+    measured = [
+        {"rival": name, "bad": bad} for name, bad in (("a", "slow"), ("b", ""), ("c", "off"))
+    ]
+    monkeypatch.setattr(loops, "roll", lambda *_: iter(measured))
+    emitted: list[dict[str, Any]] = []
+    with pytest.raises(AssertionError, match="a: slow; c: off"):
+        loops.loops(None, "rollout 3x2x2", emitted.append)
+    assert emitted == measured
+
+
+# An item that sets the precision, and one that says which there is.
+PRECISIONS = """
+import sys, torch
+from benchmarks.gpu import work, worker
+def sets(stage, item, emit): torch.set_float32_matmul_precision("high")
+def says(stage, item, emit): emit({"precision": torch.get_float32_matmul_precision()})
+work.DO.update(sets=sets, says=says)
+worker.main(["--out", sys.argv[1], "--rehearse"])
+"""
+
+
+def test_no_item_has_the_precision_of_the_item_before(tmp_path: Path) -> None:
+    orders = "".join(json.dumps({"part": part, "item": ""}) + "\n" for part in ("sets", "says"))
+    command = [sys.executable, "-c", PRECISIONS, str(tmp_path)]
+    run = subprocess.run(command, input=orders, capture_output=True, text=True, cwd=ROOT)
+    assert {"precision": "highest"} in map(json.loads, run.stdout.splitlines()), run.stderr
+
+
 def test_a_worker_that_does_not_start_is_told(
     team: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

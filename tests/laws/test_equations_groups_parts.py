@@ -21,6 +21,14 @@ from npu_kernels._laws.table.varpro import Solver
 from tests.support.laws import RNG
 
 
+@pytest.mark.filterwarnings("error")
+def test_lengths_beyond_all_numbers_are_no_warning():
+    """A column whose length float64 cannot hold counts as dependent on others."""
+    J = np.full((6, 3), 1e200)
+    arrow = Arrow.of(J, 2, np.ones(6), np.array([0, 0, 0, 1, 1, 1]))
+    assert (arrow.groups[:, 0, 0] == 0).all()
+
+
 def test_layouts():
     group = np.array([0, 0, 0, 1, 2, 2])
     layout = Layout.of(group)
