@@ -3,6 +3,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -45,6 +46,10 @@ inline bool nothing_watches() {
          (included == c10::default_included_set || (included == kInference && c10::InferenceMode::is_enabled())) &&
          !at::autocast::is_autocast_enabled(at::kCPU) && !torch::autograd::AnomalyMode::is_enabled();
 }
+
+// Whether what is saved for a backward goes through somebody's hooks. A checkpoint pairs it by its order with what a
+// second forward saves. That one may be watched, so that both must go the general way.
+inline bool hooks_see_saved() { return !at::SavedTensorDefaultHooks::get_tls_state().stack.empty(); }
 
 inline c10::DispatchKeySet keys_of_cpu_tensors(bool inference) {
   const c10::InferenceMode mode(inference);

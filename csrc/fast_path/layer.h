@@ -197,6 +197,8 @@ struct Fast {
         Py_RETURN_NOTIMPLEMENTED;
       differentiable = differentiable || needs_grad(operands[i]);
     }
+    differentiable = differentiable && at::GradMode::is_enabled();
+    if (differentiable && hooks_see_saved()) Py_RETURN_NOTIMPLEMENTED;
     Options options{};
     Py_ssize_t at = kOperands;
     for (size_t i = 0; i < kOptions; ++i) {
@@ -210,9 +212,8 @@ struct Fast {
     Tensor y;
     {
       const pybind11::gil_scoped_release without_gil;
-      y = at::GradMode::is_enabled() && differentiable
-              ? apply(operands, options, n, std::make_index_sequence<kOperands>{})
-              : forward(operands, options, n, false)[0];
+      y = differentiable ? apply(operands, options, n, std::make_index_sequence<kOperands>{})
+                         : forward(operands, options, n, false)[0];
     }
     return THPVariable_Wrap(std::move(y));
   }

@@ -78,11 +78,12 @@ inline PyObject* mse(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!real(dtype) || !nothing_watches() || !unpack(args[0], dtype, y) || !unpack(args[1], dtype, target) ||
       !target.defined() || target.requires_grad() || !kind.match_shapes(y, target))
     Py_RETURN_NOTIMPLEMENTED;
+  const bool differentiable = at::GradMode::is_enabled() && needs_grad(y);
+  if (differentiable && hooks_see_saved()) Py_RETURN_NOTIMPLEMENTED;
   Tensor loss;
   {
     const pybind11::gil_scoped_release without_gil;
-    loss = at::GradMode::is_enabled() && needs_grad(y) ? MSEFastPath::apply(y, target, kind)
-                                                       : mse_forward(y, target, kind);
+    loss = differentiable ? MSEFastPath::apply(y, target, kind) : mse_forward(y, target, kind);
   }
   return THPVariable_Wrap(std::move(loss));
 }

@@ -216,13 +216,16 @@ inline PyObject* ode(PyObject*, PyObject* const* args, Py_ssize_t count) {
   r.steps = PyLong_AsLongLongAndOverflow(args[6], &overflow);  // -1 where it overflows
   r.dt = PyFloat_AS_DOUBLE(args[7]);
   if (r.steps < 1 || !std::isfinite(r.dt) || r.dt == 0) Py_RETURN_NOTIMPLEMENTED;
+  const bool differentiable =
+      at::GradMode::is_enabled() &&
+      (needs_grad(weight_re) || needs_grad(u0) || needs_grad(weight) || needs_grad(gate) || needs_grad(weight_im));
+  if (differentiable && hooks_see_saved()) Py_RETURN_NOTIMPLEMENTED;
   variable_list found;
   bool finite = true;
   {
     const pybind11::gil_scoped_release without_gil;
     const auto optional = [](const Tensor& t) { return t.defined() ? std::optional<Tensor>(t) : std::nullopt; };
-    if (at::GradMode::is_enabled() &&
-        (needs_grad(weight_re) || needs_grad(u0) || needs_grad(weight) || needs_grad(gate) || needs_grad(weight_im))) {
+    if (differentiable) {
       found = RolloutFastPath::apply(u0, weight_re, optional(weight_im), optional(gate), weight, r);
     } else {
       RolloutResult result = rollout_forward(r, u0, weight_re, weight_im, gate, weight, false);

@@ -10,6 +10,7 @@ not tell; without it they are full float32.
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -63,8 +64,10 @@ reason: str = "not loaded yet"
 
 def _flat(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     extra = tensor.dim() - weight.dim()
-    if extra > 0:
-        return tensor.flatten(weight.dim() - 2, -2)
+    if extra > 0:  # by a view: a gradient that stands for many has no `flatten`
+        lead = tensor.shape[: weight.dim() - 2]
+        rows = math.prod(tensor.shape[weight.dim() - 2 : -1])
+        return tensor.reshape(*lead, rows, tensor.shape[-1])
     return tensor.unsqueeze(0) if extra < 0 and weight.dim() == 2 else tensor
 
 

@@ -12,20 +12,27 @@ every call. `torch.func` transforms and forward-mode differentiation do not see 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import Function, forward_ad
 from torch.compiler import is_compiling
+from torch.jit import is_tracing
 
 from npu_kernels import reference
 from npu_kernels._operators import dispatch, ops, second_derivatives
 
 HALVES = (torch.float16, torch.bfloat16)
 _transforms_active = torch._C._are_functorch_transforms_active
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_is_batched = torch._C._functorch.is_batchedtensor
+_get_unwrapped = torch._C._functorch.get_unwrapped
+_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 Gradients = Callable[..., tuple[Tensor | None, ...]]
 # The derivatives of the gradients in closed form.
@@ -37,6 +44,40 @@ _CLOSED_FORMS: dict[str, Callable[..., list[Tensor | None]]] = {
 def eager_only() -> bool:
     """Whether a `torch.func` transform or forward-mode differentiation is active."""
     return _transforms_active() or forward_ad._current_level >= 0
+
+
+def outside_of_transforms(tensors: Sequence[Tensor | None]) -> list[Tensor | None] | None:
+    """Return tensors as they are outside of the active transforms, where hooks see what is saved.
+
+    A checkpoint's backward runs the forward again, and pairs what both save by its order alone.
+    Modes, transforms and the backend may have changed meanwhile. So under saved-tensor hooks a call
+    goes one way whatever is active: `apply_alone` of the layer's Function, with these tensors.
+
+    None: there are no hooks, nothing needs a gradient, or a transform concerns a tensor.
+    """
+    if is_compiling() or is_tracing() or not _saved_tensor_hooks(True):
+        return None
+    if not torch.is_grad_enabled():
+        return None
+    plain = list(tensors)
+    if eager_only():
+        for index, tensor in enumerate(tensors):
+            if tensor is not None:
+                if forward_ad.unpack_dual(tensor).tangent is not None:
+                    return None
+                while _is_wrapped(tensor):  # what a layer before gave under `torch.func.jvp`
+                    if _is_batched(tensor):
+                        return None
+                    tensor = _get_unwrapped(tensor)
+                plain[index] = tensor
+    return plain if any(tensor is not None and tensor.requires_grad for tensor in plain) else None
+
+
+def apply_alone(function: type[Function], *inputs: Any) -> Any:
+    """Apply a Function to tensors that no active transform concerns."""
+    active = _transforms_active()
+    with temporarily_clear_interpreter_stack() if active else contextlib.nullcontext():
+        return super(Function, function).apply(*inputs)  # type: ignore[misc]
 
 
 def differentiate(
@@ -74,6 +115,7 @@ class Derivative:
     def __init__(self, layer: ops.Layer) -> None:
         self.forward_operator, self.backward_operator = layer.forward, layer.backward
         self.backward_name = f"{layer.name}_backward"
+        self.forward_formula: Callable[..., Any] = getattr(reference, f"{layer.name}_forward")
         self.formula: Callable[..., tuple[Tensor, ...]] = getattr(reference, self.backward_name)
         self.closed_form = _CLOSED_FORMS.get(layer.name)
         self.operands, self.keep, self.takes_y = layer.operands, layer.keep, layer.takes_y
@@ -110,6 +152,9 @@ class Derivative:
         arguments: the operands, what was saved, all options and `needs`. A gradient is None if its
         bit in `needs` is 0.
         """
+        if plain := outside_of_transforms((grad_y, *arguments[: self.saved_end])):
+            rest = arguments[self.saved_end :]
+            return apply_alone(self.backward_function, *plain, *rest)
         if eager_only():  # vmap over this backward, or a tangent in grad_y
             grads = self._by_formula(grad_y, arguments)
         elif torch.is_grad_enabled():
@@ -126,6 +171,8 @@ class Derivative:
 
     def compute(self, grad_y: Tensor, *arguments: Any) -> Any:
         """Call the backward operator, or its launcher where that needs no dispatcher of torch."""
+        if not is_compiling() and dispatch.forced() == "reference":
+            return self.formula(grad_y, *arguments)
         tensors = grad_y, *arguments[: self.operands]
         run = dispatch.launcher(self.backward_name, tensors) or self.backward_operator
         return run(grad_y, *arguments)
@@ -177,7 +224,9 @@ def _layer_steps(derivative: Derivative) -> Steps:
         ctx.options = inputs[derivative.operands :]
         ctx.forced = None if is_compiling() else dispatch.forced()
         arguments = inputs[: derivative.forward_inputs] + derivative.keep
-        return derivative.save(ctx, inputs, derivative.forward_operator(*arguments))
+        by_formula = ctx.forced == "reference"
+        run = derivative.forward_formula if by_formula else derivative.forward_operator
+        return derivative.save(ctx, inputs, run(*arguments))
 
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         needs = derivative.bits_of[ctx.needs_input_grad[: derivative.operands]]

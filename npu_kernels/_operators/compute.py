@@ -15,7 +15,7 @@ from npu_kernels import reference
 from npu_kernels._backends import fast_path
 from npu_kernels._common.checks import check_choice
 from npu_kernels._operators import autograd, dispatch, ops, tangents, transforms
-from npu_kernels._operators.autograd import eager_only
+from npu_kernels._operators.autograd import apply_alone, eager_only, outside_of_transforms
 from npu_kernels._operators.checks import EPS, check_positive
 from npu_kernels._operators.dispatch import backend_for, by_fast_path
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
@@ -30,18 +30,25 @@ def _kernels(layer: ops.Layer) -> Callable[..., Any]:
     operands, forward_inputs = layer.operands, layer.operands + len(layer.options)
     forward, discard = layer.forward, (False,) * len(layer.keep)
     forward_name, launching = f"{layer.name}_forward", autograd.LAUNCHING[layer.name]
-    function = autograd.FUNCTIONS[layer.name].apply
+    function = autograd.FUNCTIONS[layer.name]
+    apply = function.apply
     transformed = transforms.FUNCTIONS[layer.name].apply
 
     def run(*inputs: Any) -> Any:
-        if backend_for(inputs[0]) != "reference":
+        backend = backend_for(inputs[0])
+        if plain := outside_of_transforms(inputs[:operands]):
+            options = inputs[operands:]
+            if backend != "reference" and (launcher := dispatch.launcher(forward_name, plain)):
+                return launching(launcher, *plain, *options)
+            return apply_alone(function, *plain, *options)
+        if backend != "reference":
             if eager_only():
                 if transforms.fused(*inputs[1:operands]):
                     return transformed(*inputs)[0]
             else:
                 launcher = dispatch.launcher(forward_name, inputs[:operands])
                 if torch.is_grad_enabled() and any_requires_grad(inputs):
-                    return function(*inputs) if launcher is None else launching(launcher, *inputs)
+                    return apply(*inputs) if launcher is None else launching(launcher, *inputs)
                 outputs = (launcher or forward)(*inputs[:forward_inputs], *discard)
                 return outputs[0] if discard else outputs
         return NotImplemented

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from npu_kernels._operators.autograd import HALVES, eager_only, in_float32
+from npu_kernels._operators.autograd import HALVES, eager_only, in_float32, outside_of_transforms
 from npu_kernels._operators.checks import EXPECTED, check, fits, unrecorded
 from npu_kernels._operators.dispatch import backend_for
 
@@ -38,6 +38,7 @@ def _kernels_read_halves(layer: str, x: Tensor, weights: Sequence[Any], autocast
     They then give what a cast to float32 before them would. Triton's kernels can, outside of
     autocast for operands of one dtype. Under autocast x or the first weight must be of float32, and
     any other operand of float32, float16 or bfloat16. Where all are of float32 no cast is needed.
+    Under saved-tensor hooks every backend gets the cast, so that all save the same dtypes.
     """
     if eager_only() or backend_for(x) != "triton":
         return False
@@ -48,7 +49,7 @@ def _kernels_read_halves(layer: str, x: Tensor, weights: Sequence[Any], autocast
         if set(dtypes) == {torch.float32} or (dtypes[0] in HALVES and dtypes[1] in HALVES):
             return False
         unrecorded(check, layer, x, weights, True)
-    return True
+    return outside_of_transforms((x, *weights)) is None
 
 
 def call(

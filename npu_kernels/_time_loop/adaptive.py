@@ -15,7 +15,12 @@ from torch import Tensor
 from torch.autograd import Function
 
 from npu_kernels._operators import ops
-from npu_kernels._operators.autograd import differentiate, eager_only
+from npu_kernels._operators.autograd import (
+    apply_alone,
+    differentiate,
+    eager_only,
+    outside_of_transforms,
+)
 from npu_kernels._time_loop.adaptive_reference import Control, replay
 from npu_kernels._time_loop.loop import Weights, as_rows, slope_function
 from npu_kernels._time_loop.methods import PAIRS, Method
@@ -68,6 +73,8 @@ def _from_models(call: Call, has_models: bool, result: Tensor, starts_dim: int) 
 def run(call: Call, t: Tensor, u0: Tensor, weights: Weights) -> tuple[Tensor, ...]:
     """Return the trajectory, counts, clock and last state, differentiable if asked for."""
     tensors = t, u0, *weights
+    if plain := outside_of_transforms(tensors):
+        return apply_alone(AdaptiveFunction, call, *plain)  # type: ignore[no-any-return]
     if torch.is_grad_enabled() and any(w is not None and w.requires_grad for w in tensors):
         return AdaptiveFunction.apply(call, *tensors)  # type: ignore[no-untyped-call,no-any-return]
     return forward(call, False, *tensors)[:4]

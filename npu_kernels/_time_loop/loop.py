@@ -22,7 +22,12 @@ from npu_kernels import reference as formulas
 from npu_kernels._backends import fast_path
 from npu_kernels._common.chains import replaced_method
 from npu_kernels._operators import dispatch, ops
-from npu_kernels._operators.autograd import differentiate, eager_only
+from npu_kernels._operators.autograd import (
+    apply_alone,
+    differentiate,
+    eager_only,
+    outside_of_transforms,
+)
 from npu_kernels._time_loop import reference
 from npu_kernels.layers import NAU, PowerUnit
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
@@ -160,9 +165,13 @@ def by_fast_path(loop: Loop, u0: Tensor, weights: Weights) -> tuple[Tensor, Tens
 
 def run(loop: Loop, u0: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
     """Return trajectory and derivatives, in one call where the backend has the loop."""
+    tensors = u0, *weights
+    if plain := outside_of_transforms(tensors):  # without stages, whose layout is a backend's own
+        loop = loop._replace(memory="checkpointed")
+        trajectory, slopes = apply_alone(RolloutFunction, loop, *plain)
+        return trajectory, slopes if loop.derivatives else None
     if not _has_time_loop(weights[0]) or eager_only():
         return _eager(loop, u0, weights)
-    tensors = u0, *weights
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         trajectory, slopes = RolloutFunction.apply(loop, *tensors)  # type: ignore[no-untyped-call]
     else:
@@ -212,7 +221,9 @@ def _forward(
     """Call the operator: ``(trajectory, derivatives, stages)``, stages empty unless `keep`."""
     rows = as_rows(u0, weights[0], loop.has_starts)  # type: ignore[arg-type]
     options = loop.tableau, loop.steps, loop.dt, loop.eps, loop.clip, loop.derivatives, keep
-    trajectory, slopes, stages = ops.ode_forward(rows, *weights, *options)
+    by_formula = not is_compiling() and dispatch.forced() == "reference"
+    solve: Callable[..., Any] = reference.ode_forward if by_formula else ops.ode_forward
+    trajectory, slopes, stages = solve(rows, *weights, *options)
     if not loop.has_starts:
         trajectory = trajectory.squeeze(-3)
         slopes = slopes.squeeze(-3) if loop.derivatives else slopes
@@ -273,8 +284,9 @@ def _rollout_backward(
     if torch.is_grad_enabled() and not eager_only():
         grads = grad_trajectory, grad_derivatives
         return tuple(differentiate(_formula(loop), operands, needed, grads))
+    by_formula = eager_only() or (not is_compiling() and dispatch.forced() == "reference")
     adjoint: Callable[..., tuple[Tensor, ...]] = (
-        reference.ode_backward if eager_only() else ops.ode_backward
+        reference.ode_backward if by_formula else ops.ode_backward
     )
     paths: tuple[Tensor | None, ...] = grad_trajectory, grad_derivatives, trajectory
     if not loop.has_starts:

@@ -14,7 +14,7 @@ from npu_kernels import functional
 from npu_kernels._common.errors import NonFiniteError
 from npu_kernels._common.notices import warn
 from npu_kernels._operators import dispatch
-from npu_kernels._operators.autograd import eager_only
+from npu_kernels._operators.autograd import eager_only, outside_of_transforms
 from npu_kernels._operators.transforms import is_vmapped
 from npu_kernels._time_loop import adaptive_reference as reference
 from npu_kernels._time_loop import methods
@@ -80,7 +80,8 @@ class _Result(NamedTuple):
 
 
 def _solve(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
-    if dispatch.backend_for(weights[0]) == "cpu" and not eager_only():
+    fused = not eager_only() or outside_of_transforms((times, u0, *weights)) is not None
+    if fused and dispatch.backend_for(weights[0]) == "cpu":
         return _Result(*run(call, times, u0, weights))
     return _eager(call, times, u0, weights)
 

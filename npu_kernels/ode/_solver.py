@@ -72,7 +72,8 @@ def rollout(
             one. Adaptive steps, of each trajectory: "full", the time and the state of every
             accepted step (and an implicit one's seven slopes), or "checkpointed", the times and
             every 32nd state (in the eager form about sqrt(steps) states). The rest is computed
-            again, on the CPU to the same bits.
+            again, on the CPU to the same bits. Under saved-tensor hooks, such as those of
+            `torch.utils.checkpoint`, fixed steps are "checkpointed".
         nonfinite: "raise" (`NonFiniteError` names model and step or time) or "keep": trajectories
             with inf and nan are returned, and do not affect those of the other models and starts.
             Where adaptive steps end early, which "raise" reports as a `StepSizeError`, the states

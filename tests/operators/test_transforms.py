@@ -58,6 +58,9 @@ def test_private_names_of_torch() -> None:
     assert torch._C._is_any_autocast_enabled() is False
     assert forward_ad._current_level == -1
     assert not autograd.eager_only()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    with torch.autograd.graph.save_on_cpu():
+        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     seen = []
 
     def watch(x: Tensor) -> Tensor:
