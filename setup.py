@@ -6,7 +6,10 @@ Environment:
   NPU_KERNELS_NO_FAST_PATH=1 install without the fast path from Python to the C++ kernels: small
   layers take longer.
   NPU_KERNELS_TORCH=FOLDER   the torch package to build against; its headers are enough.
+  CXX, CXXFLAGS, LDFLAGS     the C++ compiler, with arguments or a launcher if need be, and more
+                             options for it. Fast-math in them has no effect.
   CMAKE_ARGS="-D... -D..."   more arguments for CMake.
+  MAX_JOBS=N                 compile at most N files at once, or CMAKE_BUILD_PARALLEL_LEVEL=N.
   NPU_KERNELS_BUILD=FOLDER   compile there and keep it: the next build compiles only what has
   changed.
   NPU_KERNELS_FETCH_TORCH=1  let an isolated build download a torch of its own (several gigabytes).
@@ -38,20 +41,29 @@ WITHOUT_CPP = os.environ.get("NPU_KERNELS_NO_CPP", "0") not in ("", "0") or sys.
 WITHOUT_FAST_PATH = os.environ.get("NPU_KERNELS_NO_FAST_PATH", "0") not in ("", "0")
 FETCH_TORCH = os.environ.get("NPU_KERNELS_FETCH_TORCH", "0") not in ("", "0")
 
-NO_TORCH = """
+# uv names itself to the builds that it runs. Its environments have no pip.
+PIP = "uv pip" if os.environ.get("UV") else "pip"
+# A folder that pip or uv made for this build, and that is gone or hidden afterwards.
+UNPACKED = any(
+    part.startswith(("pip-req-build-", "pip-install-", "sdists-v", "git-v")) for part in ROOT.parts
+)
+SOURCE = "SOURCE" if UNPACKED else shlex.quote(str(ROOT))
+SAYS_SOURCE = "(SOURCE is what the command that failed installs.)\n" if UNPACKED else ""
+
+NO_TORCH = f"""
 npu_kernels: the C++ kernels are built against torch's headers, and this build sees no torch >= 2.10. Install torch
-first (pip install torch). If it is installed already, the build is kept apart from it. Then either
-  build with the torch that you have:   pip install setuptools cmake ninja
-                                        pip install --no-build-isolation {source}
-  or name its folder:                   NPU_KERNELS_TORCH=.../site-packages/torch pip install {source}
-  or let the build fetch its own:       NPU_KERNELS_FETCH_TORCH=1 pip install {source}
-  or leave the C++ kernels out:         NPU_KERNELS_NO_CPP=1 pip install {source}
-"""
-NO_TOOL = """
-npu_kernels: the C++ kernels need {what}, and there is none on the PATH. Either
-  install it:                     {command}
-  or leave the C++ kernels out:   NPU_KERNELS_NO_CPP=1 pip install {source}
-"""
+first ({PIP} install torch). If it is installed already, the build is kept apart from it. Then either
+  build with the torch that you have:   {PIP} install setuptools cmake ninja
+                                        {PIP} install --no-build-isolation {SOURCE}
+  or name its folder:                   NPU_KERNELS_TORCH=.../site-packages/torch {PIP} install {SOURCE}
+  or let the build fetch its own:       NPU_KERNELS_FETCH_TORCH=1 {PIP} install {SOURCE}
+  or leave the C++ kernels out:         NPU_KERNELS_NO_CPP=1 {PIP} install {SOURCE}
+{SAYS_SOURCE}"""
+NO_TOOL = f"""
+npu_kernels: the C++ kernels need {{what}}, and there is none on the PATH. Either
+  install it:                     {{command}}
+  or leave the C++ kernels out:   NPU_KERNELS_NO_CPP=1 {PIP} install {SOURCE}
+{SAYS_SOURCE}"""
 NO_FAST_PATH = """
 npu_kernels: built without the fast path from Python to the C++ kernels (its compiler's words stand above; it needs
 Python's headers, looked for in {include}; Debian, Ubuntu: apt-get install python3-dev). All works, small layers take
@@ -75,7 +87,7 @@ def torch_folder() -> Path:
         # The stable ABI's thread functions came with 2.10.
         if "parallel_for" in _read(folder / "include/torch/csrc/stable/ops.h"):
             return folder.resolve()
-    sys.exit(NO_TORCH.format(source=ROOT))
+    sys.exit(NO_TORCH)
 
 
 def _read(path: Path) -> str:
@@ -106,7 +118,50 @@ def need(*candidates: str, what: str, command: str) -> str:
     for candidate in candidates:
         if candidate and shutil.which(candidate):
             return candidate
-    sys.exit(NO_TOOL.format(what=what, command=command, source=ROOT))
+    sys.exit(NO_TOOL.format(what=what, command=command))
+
+
+def cxx() -> str:
+    """The C++ compiler, as CMake reads it from CXX: with arguments, or behind a launcher."""
+    command = os.environ.get("CXX", "").strip() or need(
+        "c++", "g++", "clang++", what="a C++17 compiler",
+        command="apt-get install g++   (Debian, Ubuntu)   |   dnf install gcc-c++   (Fedora)   |   "
+        "xcode-select --install   (Mac)",
+    )  # fmt: skip
+    name, *arguments = [command] if shutil.which(command) else shlex.split(command)
+    if not (path := shutil.which(name)):
+        sys.exit(
+            f"npu_kernels: CXX must name a C++ compiler, got {command!r}: there is no program {name!r}"
+        )
+    return shlex.join([os.path.abspath(path), *arguments])
+
+
+def jobs() -> list[str]:
+    """Ninja's -j by the variables that other builds obey; the smaller number, if both are set."""
+    names = ("MAX_JOBS", "CMAKE_BUILD_PARALLEL_LEVEL")
+    limits = {name: text for name in names if (text := os.environ.get(name, ""))}
+    for name, text in limits.items():
+        if not re.fullmatch(r"[1-9][0-9]*", text):
+            sys.exit(f"npu_kernels: {name} must be a whole number from 1 on, got {text!r}")
+    return ["-j", str(min(map(int, limits.values())))] if limits else []
+
+
+def configure(build: Path, compiler: str, *arguments: str) -> None:
+    """Run CMake. It reads these variables for a new folder only, so a folder that is kept from a
+    build with others is cleared."""
+    environment = {**os.environ, "CXX": compiler}
+    names = ("CXX", "CXXFLAGS", "LDFLAGS", "CMAKE_ARGS")
+    settings = "".join(f"{name}={environment.get(name, '')}\n" for name in names)
+    record = build / "settings.txt"
+    build.mkdir(parents=True, exist_ok=True)
+    if _read(record) != settings:
+        for old in (record, build / "CMakeCache.txt"):
+            old.unlink(missing_ok=True)
+        shutil.rmtree(build / "CMakeFiles", ignore_errors=True)
+    command = ["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", *arguments]
+    command += shlex.split(os.environ.get("CMAKE_ARGS", ""))
+    subprocess.run(command, check=True, env=environment)
+    record.write_text(settings)
 
 
 def terminal() -> TextIO | None:
@@ -126,7 +181,10 @@ def compile_with_ninja(build: Path, *targets: str) -> int:
     start, said, seen = time.monotonic(), 0, terminal()
     environment = {**os.environ, "NINJA_STATUS": "[%f/%t] "}
     with subprocess.Popen(
-        ["ninja", "-C", str(build), *targets], stdout=subprocess.PIPE, text=True, env=environment
+        ["ninja", "-C", str(build), *jobs(), *targets],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as run:
         assert run.stdout is not None
         for line in run.stdout:
@@ -169,28 +227,15 @@ class BuildKernels(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         torch, build, wanted = torch_folder(), self.build_folder, fast_paths()
-        compiler = need(
-            os.environ.get("CXX", ""), "c++", "g++", "clang++", what="a C++17 compiler",
-            command="apt-get install g++   (Debian, Ubuntu)   |   dnf install gcc-c++   (Fedora)   |   "
-            "xcode-select --install   (Mac)",
-        )  # fmt: skip
-        need("cmake", what="CMake >= 3.18", command="pip install cmake")
-        need("ninja", what="Ninja", command="pip install ninja")
-        build.mkdir(parents=True, exist_ok=True)
+        compiler = cxx()
+        jobs()  # a wrong number ends the build before it begins
+        need("cmake", what="CMake >= 3.18", command=f"{PIP} install cmake")
+        need("ninja", what="Ninja", command=f"{PIP} install ninja")
         headers = [path for path in wanted if (Path(path.split("|")[2]) / "Python.h").exists()]
-        configure = [
-            "cmake",
-            "-S",
-            str(ROOT),
-            "-B",
-            str(build),
-            "-G",
-            "Ninja",
-            f"-DTORCH_DIR={torch}",
-        ]
-        configure += [f"-DNPU_KERNELS_FAST_PATHS={';'.join(headers)}"]
-        configure += [f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_BUILD_TYPE=Release"]
-        subprocess.run(configure + shlex.split(os.environ.get("CMAKE_ARGS", "")), check=True)
+        configure(
+            build, compiler, f"-DTORCH_DIR={torch}",
+            f"-DNPU_KERNELS_FAST_PATHS={';'.join(headers)}", "-DCMAKE_BUILD_TYPE=Release",
+        )  # fmt: skip
         for old in build.glob("fast_path-*.so"):  # what is there afterwards has been built now
             old.unlink()
         if compile_with_ninja(build, "npu_kernels_cpu", "fast_path") != 0:

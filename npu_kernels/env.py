@@ -48,7 +48,7 @@ def _origin() -> str:
         return "a source tree that is not installed"
     lines = (installed.read_text("WHEEL") or "").splitlines()
     tags = [line.partition(":")[2].strip() for line in lines if "Tag" in line]
-    direct_url = json.loads(installed.read_text("direct_url.json") or "{}")
+    direct_url = cpu.direct_url()
     source = f", from {direct_url['url']}" if "url" in direct_url else ""
     if direct_url.get("dir_info", {}).get("editable"):
         return f"built on this machine{source}, editable"

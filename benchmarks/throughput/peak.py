@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -53,7 +54,13 @@ def _library(isa: str) -> ctypes.CDLL:
         headers = SOURCE.parents[2] / "csrc"
         flags = ["-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-w"]
         flags += [*FLAGS[isa], f"-DNPU_ISA={isa}", f"-I{headers}", f"-I{headers / 'core'}"]
-        command = [os.environ.get("CXX", "c++"), *flags, str(SOURCE), "-o", str(target)]
+        command = [
+            *shlex.split(os.environ.get("CXX") or "c++"),
+            *flags,
+            str(SOURCE),
+            "-o",
+            str(target),
+        ]
         subprocess.run(command, check=True, capture_output=True, text=True)
         return ctypes.CDLL(str(target))
 

@@ -9,24 +9,63 @@ bfloat16, otherwise avx512); on arm64 "baseline" or "neon".
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
+import importlib.util
+import json
 import os
+import shlex
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import torch
 
 LIBRARY = Path(__file__).resolve().parent.parent / "lib" / "libnpu_kernels_cpu.so"
 _TREE = LIBRARY.parents[2]
-BUILD_COMMAND = (
-    f"pip install --no-build-isolation {_TREE}"
-    if (_TREE / "setup.py").exists()
-    # From the index, for the installed torch: neither a wheel nor pip's copy of an earlier build.
-    else "pip install --force-reinstall --no-deps --no-cache-dir "
-    "--no-binary npu_kernels npu_kernels"
-)
 ISA_VARIABLE = "NPU_KERNELS_CPU_ISA"
 
 _symbols: ctypes.CDLL | None = None
 _reason = "not loaded yet"
+
+
+def direct_url() -> dict[str, Any]:
+    """Return what an installer wrote of the folder, archive or repository that it was given.
+
+    Empty where the package came from an index, or is not installed. The standard: PEP 610.
+    """
+    try:
+        text = importlib.metadata.distribution("npu_kernels").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    record: dict[str, Any] = json.loads(text or "{}")
+    return record
+
+
+def _source() -> str:
+    """Return what pip is to be told to install, so that it builds what is installed here."""
+    if (_TREE / "setup.py").exists():
+        return f"-e {shlex.quote(str(_TREE))}"  # into the tree: it is what Python imports
+    record = direct_url()
+    url = record.get("url", "")
+    path = Path(unquote(urlsplit(url).path))
+    if "vcs_info" in record:
+        return shlex.quote(f"{record['vcs_info']['vcs']}+{url}@{record['vcs_info']['commit_id']}")
+    if "dir_info" in record and (path / "setup.py").exists():
+        return shlex.quote(str(path))
+    exists = path.exists() or not url.startswith("file:")
+    if "archive_info" in record and path.suffix != ".whl" and exists:
+        return shlex.quote(url)
+    return "--no-binary npu_kernels npu_kernels"  # the source distribution of the index
+
+
+def build_command() -> str:
+    """Return the command that builds the library and the fast path for the installed torch."""
+    install = "pip install"
+    if importlib.util.find_spec("pip") is None:  # an environment of uv, whose builds see no torch
+        folder = shlex.quote(str(Path(torch.__file__).parent))
+        install = f"NPU_KERNELS_TORCH={folder} uv pip install"
+    # pip would keep a package of the same version, and take its own copy of an earlier build.
+    return f"{install} --force-reinstall --no-deps --no-cache-dir {_source()}"
 
 
 def load() -> None:
@@ -40,7 +79,7 @@ def load() -> None:
     if _symbols is not None:
         return
     if not LIBRARY.exists():
-        _reason = f"the C++ library is not built (build it with `{BUILD_COMMAND}`)"
+        _reason = f"the C++ library is not built (build it with `{build_command()}`)"
         return
     try:
         torch.ops.load_library(str(LIBRARY))

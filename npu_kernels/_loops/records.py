@@ -134,7 +134,7 @@ def check(text: str) -> None:
             "npu_kernels: the C++ library was built from other sources: the fields of its plan of "
             "training steps are not those of npu_kernels/_loops/records.py, which differ in "
             f"{'; '.join(other)}. "
-            f"Build it with `{cpu.BUILD_COMMAND}`"
+            f"Build it with `{cpu.build_command()}`"
         )
 
 

@@ -152,7 +152,7 @@ def _default(device_type: str) -> str:
 def _notice(device_type: str, backend: str) -> str:
     """Return what is slower than it need be with that backend, and the mend; "" if nothing is."""
     if backend == "reference" and device_type != "meta":  # meta tensors compute nothing
-        build = f"; build the kernels with `{cpu.BUILD_COMMAND}`" if device_type == "cpu" else ""
+        build = f"; build the kernels with `{cpu.build_command()}`" if device_type == "cpu" else ""
         return (
             f"npu_kernels: {device_type} tensors are computed by the slower eager formulas "
             f"({_explain(device_type)}){build}"
@@ -161,7 +161,7 @@ def _notice(device_type: str, backend: str) -> str:
         return (
             "npu_kernels: small layers on the CPU take longer than they need, because the fast "
             f"path from Python to the kernels is missing: {_no_fast_path}. To build it for this "
-            f"torch: `{cpu.BUILD_COMMAND}`"
+            f"torch: `{cpu.build_command()}`"
         )
     return ""
 

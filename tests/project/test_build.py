@@ -3,6 +3,7 @@ says."""
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.building import ROOT, needs_compiler, one_process_at_a_time, run_python
+from tests.support.building import (
+    ROOT,
+    cmake_configure,
+    needs_compiler,
+    one_process_at_a_time,
+    run_python,
+)
 
 USE_LAYER = """
 import warnings, torch
@@ -154,18 +161,68 @@ def test_one_openmp_runtime_in_the_process() -> None:
     assert len(runtimes) == 1, runtimes
 
 
-def test_without_the_kernels_says_so_once(tmp_path: Path) -> None:
-    wheel = build_wheel(tmp_path, NPU_KERNELS_NO_CPP="1")
+@pytest.fixture(scope="module")
+def site_without_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("without")
+    wheel = build_wheel(folder, NPU_KERNELS_NO_CPP="1")
     assert wheel.name.endswith("-py3-none-any.whl")
-    site = unpack(wheel, tmp_path / "site")
-    run = run_python("-c", USE_LAYER, env={"PYTHONPATH": str(site)}, cwd=tmp_path)
+    return unpack(wheel, folder / "site")
+
+
+def test_without_the_kernels_says_so_once(site_without_kernels: Path, tmp_path: Path) -> None:
+    run = run_python("-c", USE_LAYER, env={"PYTHONPATH": str(site_without_kernels)}, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
-    assert str(site) in run.stdout
+    assert str(site_without_kernels) in run.stdout
     assert (
         "warnings 1 npu_kernels: cpu tensors are computed by the slower eager formulas"
         in run.stdout
     )
     assert "--no-binary npu_kernels npu_kernels" in run.stdout  # from the index, where no tree is
+
+
+NAME_COMMANDS = """
+import json, os, pathlib, sys
+from npu_kernels._backends import cpu
+(record,) = pathlib.Path(os.environ["PYTHONPATH"]).glob("*.dist-info")
+for direct_url in json.load(sys.stdin):
+    (record / "direct_url.json").write_text(json.dumps(direct_url))
+    print(cpu.build_command())
+sys.modules["pip"] = None  # as in an environment of uv
+print(cpu.build_command())
+"""
+
+
+def test_the_command_that_builds_the_kernels_names_what_was_installed(
+    site_without_kernels: Path, tmp_path: Path
+) -> None:
+    site = shutil.copytree(site_without_kernels, tmp_path / "site")
+    folder, archive = tmp_path / "a folder", tmp_path / "npu_kernels-0.1.0.tar.gz"
+    folder.mkdir()
+    (folder / "setup.py").touch()
+    archive.touch()
+    git = {"vcs": "git", "commit_id": "0123abcd"}
+    web = "https://example.org/npu_kernels"
+    index = "--no-binary npu_kernels npu_kernels"
+    cases: list[tuple[dict, str]] = [
+        ({"url": folder.as_uri(), "dir_info": {}}, shlex.quote(str(folder))),
+        ({"url": f"{web}.git", "vcs_info": git}, f"git+{web}.git@0123abcd"),
+        ({"url": archive.as_uri(), "archive_info": {}}, archive.as_uri()),
+        ({"url": f"{web}.zip", "archive_info": {}}, f"{web}.zip"),
+        # nothing can be built from these
+        ({"url": f"{web}-py3-none-any.whl", "archive_info": {}}, index),
+        ({"url": (tmp_path / "gone").as_uri(), "dir_info": {}}, index),
+        ({"url": (tmp_path / "gone.zip").as_uri(), "archive_info": {}}, index),
+    ]
+    run = subprocess.run(
+        [sys.executable, "-c", NAME_COMMANDS], input=json.dumps([record for record, _ in cases]),
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(site)}, cwd=tmp_path,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    *commands, by_uv = run.stdout.splitlines()
+    install = "pip install --force-reinstall --no-deps --no-cache-dir"
+    assert commands == [f"{install} {source}" for _, source in cases]
+    assert by_uv.startswith("NPU_KERNELS_TORCH=")
+    assert by_uv.endswith(f"/torch uv {install} {index}")
 
 
 def failing_build(tmp_path: Path, **env: str) -> str:
@@ -190,13 +247,25 @@ def tools(folder: Path, *missing: str, **scripts: str) -> str:
     return str(folder)
 
 
-def test_without_torch_the_build_names_the_commands(tmp_path: Path) -> None:
-    message = failing_build(tmp_path, NPU_KERNELS_TORCH=str(tmp_path))  # a torch without headers
+@pytest.mark.parametrize(("uv", "pip"), [("", "pip"), ("/usr/bin/uv", "uv pip")])
+def test_without_torch_the_build_names_the_commands(tmp_path: Path, uv: str, pip: str) -> None:
+    # a torch without headers
+    message = failing_build(tmp_path, NPU_KERNELS_TORCH=str(tmp_path), UV=uv)
     assert "sees no torch >= 2.10" in message
-    assert "pip install --no-build-isolation" in message
-    assert "NPU_KERNELS_TORCH=" in message
-    assert "NPU_KERNELS_FETCH_TORCH=1 pip install" in message
-    assert "NPU_KERNELS_NO_CPP=1 pip install" in message
+    assert f"  {pip} install --no-build-isolation {tmp_path / 'tree'}\n" in message
+    assert (
+        f"NPU_KERNELS_TORCH=.../site-packages/torch {pip} install {tmp_path / 'tree'}\n" in message
+    )
+    assert f"NPU_KERNELS_FETCH_TORCH=1 {pip} install" in message
+    assert f"NPU_KERNELS_NO_CPP=1 {pip} install" in message
+
+
+def test_a_message_names_no_folder_that_pip_deletes(tmp_path: Path) -> None:
+    unpacked = tmp_path / "pip-req-build-1a2b"
+    unpacked.mkdir()
+    message = failing_build(unpacked, NPU_KERNELS_TORCH=str(tmp_path), UV="")
+    assert "pip install --no-build-isolation SOURCE\n" in message
+    assert "SOURCE is what the command that failed installs" in message
 
 
 def test_an_isolated_build_finds_the_environments_torch(tmp_path: Path) -> None:
@@ -216,6 +285,135 @@ for done in range(1, 21):
     print(f"[{done}/20] made")
 (build / "libnpu_kernels_cpu.so").touch()
 """
+
+
+@pytest.mark.parametrize(
+    ("variables", "options"),
+    [
+        ({}, []),
+        ({"MAX_JOBS": "3"}, ["-j", "3"]),
+        ({"MAX_JOBS": "3", "CMAKE_BUILD_PARALLEL_LEVEL": "2"}, ["-j", "2"]),
+    ],
+)
+def test_at_most_as_many_compile_at_once_as_the_variables_say(
+    tmp_path: Path, variables: dict, options: list
+) -> None:
+    path = tools(tmp_path / "bin", cmake="", ninja="import sys\nprint(sys.argv[3:])\n" + NINJA)
+    run = run_python(
+        "setup.py", "build_ext", "--build-temp", str(tmp_path), "--build-lib", str(tmp_path),
+        env={"PATH": path, "NPU_KERNELS_NO_FAST_PATH": "1", "MAX_JOBS": "",
+             "CMAKE_BUILD_PARALLEL_LEVEL": "", **variables},
+        cwd=copy_of_the_tree(tmp_path),
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert str([*options, "npu_kernels_cpu", "fast_path"]) in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "rule"),
+    [
+        ("MAX_JOBS", "many", "must be a whole number from 1 on, got 'many'"),
+        ("CMAKE_BUILD_PARALLEL_LEVEL", "0", "must be a whole number from 1 on, got '0'"),
+        ("CXX", "no-such-g++ -m64", "must name a C++ compiler, got 'no-such-g++ -m64'"),
+    ],
+)
+def test_a_wrong_variable_ends_the_build(
+    tmp_path: Path, variable: str, value: str, rule: str
+) -> None:
+    path = tools(tmp_path / "bin")
+    assert f"{variable} {rule}" in failing_build(tmp_path, PATH=path, **{variable: value})
+
+
+# Says that it has compiled, and leaves the rest to Ninja.
+NO_COMPILATION = """
+import os, pathlib, sys
+if "npu_kernels_cpu" not in sys.argv:
+    os.execv({ninja!r}, ["ninja", *sys.argv[1:]])
+(pathlib.Path(sys.argv[2]) / "libnpu_kernels_cpu.so").touch()
+"""
+
+
+@needs_compiler
+def test_a_kept_folder_takes_another_compiler_and_other_options(tmp_path: Path) -> None:
+    ninja = shutil.which("ninja")
+    path = tools(tmp_path / "bin", "cmake", "c++", ninja=NO_COMPILATION.format(ninja=ninja))
+    tree, build = copy_of_the_tree(tmp_path), tmp_path / "build"
+
+    def compile_command(**env: str) -> str:
+        run = run_python(
+            "setup.py", "build_ext", "--build-lib", str(tmp_path),
+            env={"PATH": f"{path}:{os.environ['PATH']}", "NPU_KERNELS_NO_FAST_PATH": "1",
+                 "NPU_KERNELS_BUILD": str(build), "CMAKE_ARGS": "-DNPU_KERNELS_ISAS=baseline", **env},
+            cwd=tree,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        commands = [ninja, "-C", str(build), "-t", "commands", "npu_kernels_cpu"]
+        lines = subprocess.run(commands, capture_output=True, text=True, check=True).stdout
+        (line,) = [line for line in lines.splitlines() if line.endswith("/ops.cpp")]
+        return line
+
+    compiler = shutil.which("c++") or shutil.which("g++")
+    first = compile_command(CXX=f"env {compiler} -DFIRST -DSECOND", CXXFLAGS="-DTHIRD")
+    assert shlex.split(first)[:4] == [shutil.which("env"), compiler, "-DFIRST", "-DSECOND"]
+    assert " -DTHIRD " in first
+    second = compile_command(CXX=compiler, CXXFLAGS="-DFOURTH")
+    assert shlex.split(second)[0] == compiler
+    assert " -DFOURTH " in second
+    assert "FIRST" not in second
+    assert "THIRD" not in second
+
+
+FAST_MATH = (
+    "-Ofast -ffast-math -funsafe-math-optimizations -ffinite-math-only -fassociative-math "
+    "-freciprocal-math -fno-signed-zeros"
+)
+
+
+@needs_compiler
+def test_fast_math_in_the_environment_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXXFLAGS", FAST_MATH)
+    monkeypatch.setenv("LDFLAGS", FAST_MATH)
+    cmake_configure(
+        tmp_path, f"-DTORCH_DIR={tmp_path}", "-DNPU_KERNELS_ISAS=baseline",
+        f"-DNPU_KERNELS_FAST_PATHS=fast_path|{tmp_path}|{tmp_path}",
+    )  # fmt: skip
+    ninja = ["ninja", "-C", str(tmp_path)]
+    lines = subprocess.run(
+        [*ninja, "-t", "commands", "npu_kernels_cpu", "fast_path"],
+        capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    commands = [line for line in lines if FAST_MATH in line]
+    for product in ("core/nau.cpp.o ", "ops.cpp.o ", "module.cpp.o ", "cpu.so ", "fast_path.so "):
+        assert [line for line in commands if f"{product}" in line.partition(" -o ")[2]], product
+    assert all(line.rindex(FAST_MATH) < line.find(" -fno-fast-math ") for line in commands)
+
+    (command,) = [line for line in commands if line.endswith("/core/nau.cpp")]
+    target = tmp_path / command.partition(" -o ")[2].split()[0]
+    objects = []
+    for line in (command, command.replace(FAST_MATH, "")):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(line, shell=True, check=True, cwd=tmp_path)
+        objects.append(target.read_bytes())
+    assert objects[0] == objects[1]
+
+    if sys.platform == "linux":  # where a stand-in for one of torch's libraries is linked alike
+        subprocess.run([*ninja, "c10"], check=True)
+        library = tmp_path / "torch" / "libc10.so"
+        run = run_python("-c", f"import ctypes; ctypes.CDLL({str(library)!r}); print(2.0**-1060)")
+        assert run.stdout == "8.095e-320\n"  # not flushed to zero
+
+
+@needs_compiler
+@pytest.mark.parametrize("option", ["-ffast-math", "-ffinite-math-only"])
+def test_fast_math_does_not_compile(option: str) -> None:
+    header = ROOT / "csrc" / "core" / "simd" / "registers.h"
+    compiler = shutil.which("c++") or "g++"
+    command = [compiler, "-std=c++17", "-fsyntax-only", "-DNPU_ISA=baseline", "-x", "c++"]
+    run = subprocess.run([*command, option, str(header)], capture_output=True, text=True)
+    assert run.returncode != 0
+    assert "compile with -fno-fast-math" in run.stderr
 
 
 def test_a_build_within_pip_tells_the_terminal_how_far_it_is(tmp_path: Path) -> None:

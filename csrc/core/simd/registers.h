@@ -4,6 +4,12 @@
 #include <cstdint>
 #include <type_traits>
 
+// CMakeLists.txt takes these options back. Not every compiler obeys, and not every build uses CMake.
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
+    defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__)
+#error "npu_kernels: fast-math changes results in silence; compile with -fno-fast-math, without any part of it"
+#endif
+
 #if defined(__AVX512F__)
 #define NPU_VECTOR_BYTES 64
 #elif defined(__AVX2__)
