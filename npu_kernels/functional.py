@@ -6,9 +6,10 @@ own rows, a two-dimensional ``x [B, I]`` is shared by all models, and the result
 
 Dtypes: float32 and float64 are computed as they are; float16 and bfloat16 tensors are computed in
 float32 and the result is cast back (on a GPU within the kernels, which keep y and s for the
-backward in the result's dtype). Under `torch.autocast` everything is computed in float32 and the
-result is float32, as for ``log``, ``exp`` and ``prod``. All tensors of a call have one dtype
-(autocast lifts this) and one device.
+backward in the result's dtype). Under `torch.autocast` float16, bfloat16 and float32 tensors, also
+mixed, are computed in float32 and the result is float32, as for ``log``, ``exp`` and ``prod``. As
+for these, autocast does not cast float64: float64 tensors alone give float64. All tensors of a call
+have one dtype (autocast lifts this for all but float64) and one device.
 
 Errors: ValueError for shapes, devices and values, TypeError for dtypes, RuntimeError for a backend
 that cannot run.
@@ -17,7 +18,8 @@ Under `torch.func.vmap` the fused operators compute, a vmap over weights as one 
 dimension; under the other `torch.func` transforms and forward-mode differentiation the eager
 formulas do, so that every mode is correct. On the CPU the NPU's tangents are computed by a kernel
 unless they must be differentiable. `torch.jit.trace` records the eager formulas too, which
-have derivatives wherever the traced module runs.
+have derivatives wherever the traced module runs. `torch.fx.symbolic_trace` records each function as
+one call.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from npu_kernels._common.checks import check_choice
 from npu_kernels._operators import autograd, compute, dispatch, ops
 from npu_kernels._operators.checks import check_positive
 from npu_kernels._operators.dispatch import by_fast_path
-from npu_kernels._operators.operands import call
+from npu_kernels._operators.operands import call, record, stands_in
 from npu_kernels.reference import CLIP
 
 __all__ = ["inalu", "nac", "nalu", "nau", "nmru", "nmu", "npu"]
@@ -105,6 +107,8 @@ def npu(
     if y is not NotImplemented:  # the general way below handles errors and special cases
         return y
     weights = weight_re, weight_im, gate
+    if stands_in(x, weight_re):
+        return record(npu, x, *weights, eps=eps, gate_gradient=gate_gradient)
     return call("npu", compute.npu, x, weights, eps=eps, gate_gradient=gate_gradient, fused=True)
 
 
@@ -125,6 +129,8 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     y = by_fast_path(fast_path.nau, x, weight, clip)
     if y is not NotImplemented:
         return y
+    if stands_in(x, weight):
+        return record(nau, x, weight, clip=clip)
     return call("nau", reference.nau, x, (weight,), clip=clip)
 
 
@@ -148,6 +154,8 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     y = by_fast_path(fast_path.nmu, x, weight, clip)
     if y is not NotImplemented:
         return y
+    if stands_in(x, weight):
+        return record(nmu, x, weight, clip=clip)
     return call("nmu", compute.nmu_clipped if clip else compute.nmu, x, (weight,), fused=True)
 
 
@@ -192,6 +200,8 @@ def nmru(
     y = by_fast_path(fast_path.nmru, x, weight, eps, clip, sign)
     if y is not NotImplemented:
         return y
+    if stands_in(x, weight):
+        return record(nmru, x, weight, eps=eps, clip=clip, sign=sign)
     eps = check_positive("nmru", "eps", eps, getattr(x, "dtype", torch.float32))
     if sign != "product" and sign != "separate":  # quicker than a call
         check_choice("nmru", "sign", sign, ("product", "separate"))
@@ -216,6 +226,8 @@ def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
     y = by_fast_path(fast_path.nac, x, weight, mask)
     if y is not NotImplemented:
         return y
+    if stands_in(x, weight):
+        return record(nac, x, weight, mask)
     return call("nac", reference.nac, x, (weight, mask))
 
 
@@ -250,6 +262,8 @@ def nalu(
     y = by_fast_path(fast_path.nalu, x, *weights, eps)
     if y is not NotImplemented:
         return y
+    if stands_in(x, weight):
+        return record(nalu, x, *weights, eps=eps)
     eps = check_positive("nalu", "eps", eps, getattr(x, "dtype", torch.float32))
     return call("nalu", compute.nalu, x, weights, eps=eps, fused=True)
 
@@ -289,6 +303,8 @@ def inalu(
     y = by_fast_path(fast_path.inalu, x, *weights, eps, omega)
     if y is not NotImplemented:
         return y
+    if stands_in(x, weight_add):
+        return record(inalu, x, *weights, eps=eps, omega=omega)
     dtype = getattr(x, "dtype", torch.float32)
     eps = check_positive("inalu", "eps", eps, dtype)
     omega = check_positive("inalu", "omega", omega, dtype)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from npu_kernels._operators.autograd import HALVES, eager_only, in_float32, outside_of_transforms
 from npu_kernels._operators.checks import EXPECTED, check, fits, unrecorded
@@ -50,6 +51,22 @@ def _kernels_read_halves(layer: str, x: Tensor, weights: Sequence[Any], autocast
             return False
         unrecorded(check, layer, x, weights, True)
     return outside_of_transforms((x, *weights)) is None
+
+
+def stands_in(x: Any, weight: Any) -> bool:
+    """Whether an operand stands for a tensor and takes the call over, as `torch.fx`'s proxies do.
+
+    Subclasses of tensors are tensors.
+    """
+    if isinstance(x, Tensor) and isinstance(weight, Tensor):
+        return False
+    return has_torch_function((x, weight))
+
+
+def record(function: Callable[..., Tensor], *operands: Any, **options: Any) -> Tensor:
+    """Return what an operand makes of the call that it takes over: a node of a graph."""
+    result: Tensor = handle_torch_function(function, operands, *operands, **options)
+    return result
 
 
 def call(

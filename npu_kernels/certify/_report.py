@@ -45,9 +45,9 @@ NOTES = """
   done once for each element count nothing, nor do fused time loops and training loops.
 - **fork** after the kernels have run on several threads: call `torch.set_num_threads(1)` in the
   child first, as for any torch operator.
-- **Half precision and autocast.** Under autocast everything is computed in float32 and the result
-  is float32. Without it, float16 and bfloat16 tensors are computed in float32 and the result is
-  cast back.
+- **Half precision and autocast.** Under autocast all but float64, which torch does not cast, is
+  computed in float32 and the result is float32. Without it, float16 and bfloat16 tensors are
+  computed in float32 and the result is cast back.
 """
 
 

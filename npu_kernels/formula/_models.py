@@ -80,6 +80,8 @@ def value(layer: Layer, name: str, model: int | None) -> Tensor | None:
         tensor = original * layer.get_buffer(f"{name}_mask")
     if tensor is None:
         return None
+    if hasattr(tensor, "full_tensor"):  # a DTensor, of which each rank has a part
+        tensor = tensor.full_tensor()
     if isinstance(layer, Unit) and layer.num_models is not None and model is not None:
         tensor = tensor[model]
     return tensor.detach()
@@ -116,6 +118,9 @@ def select(module: nn.Module, model: int | None = None) -> nn.Module:
     for name, layer in layers.items():
         if hasattr(layer, "parametrizations"):
             raise ValueError(f"select: layer {name!r} must not be parametrized")
+        if any(hasattr(parameter, "full_tensor") for parameter in layer.parameters()):
+            advice = "load its full state dict into a model that is not"
+            raise ValueError(f"select: layer {name!r} must not be sharded; {advice}")
         if any(key.endswith("_orig") for key, _ in layer.named_parameters(recurse=False)):
             advice = "torch.nn.utils.prune.remove makes it permanent"
             raise ValueError(f"select: layer {name!r} must not be pruned; {advice}")

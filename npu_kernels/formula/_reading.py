@@ -173,13 +173,16 @@ def read(
     Args:
         module: NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU, Linear, or a Sequential of
             these, nested or not. Expressions grow with every layer's width, so this is for models
-            of some tens of units.
+            of some tens of units. Of a model with sharded parameters (FSDP2, DTensor) every rank
+            must call it, since each has a part of them.
         inputs: I names, or sympy symbols with assumptions of their own; x0, x1, ... unless given.
         outputs: O names; y0, y1, ... unless given.
         model: index of the model to read where the layers have `num_models`.
         eps: True: the units' eps stays, and the expressions equal the model to rounding at every
-            input, 0 included. False: eps is left out of ``|x| + eps``, so that powers read as
-            powers. `Formula.note` says what that changes, for inputs not much greater than eps.
+            input, 0 included, unless a layer's cosine is 0 and another power unit reads it: the
+            model then computes with the rounding error of ``cos(pi / 2)``, the formula with 0.
+            False: eps is left out of ``|x| + eps``, so that powers read as powers. `Formula.note`
+            says what that changes, for inputs not much greater than eps.
         positive: inputs that are never negative, by name, or True for all: their ``|x|`` is x then,
             and no ``[x < 0]`` is needed. Or the data, ``[N, I]`` as a tensor, array or DataFrame:
             the inputs without a negative number.

@@ -1,13 +1,29 @@
 """Conversion of other code's layers into ours and back.
 
 `swap` replaces the eager layers of a model by the fused modules, `to_reference` goes back, with the
-weights carried over. Both change a copy of the model, unless ``inplace=True``. Eager layers of
-other code are recognised by the names and shapes of their parameters, never by their class:
+weights carried over. Both change a copy of the model, unless ``inplace=True``.
+
+`swap` takes the eager layers of this package (`npu_kernels.interop.reference_layers`), and power
+units of other code. It recognises these by the names of their parameters, never by their class:
+
+=========  ============================================================
+ours       names
+=========  ============================================================
+weight_re  ``Re, W_real, W_hat, weight_re``
+weight_im  ``Im, W_im, W_imag, W_i, weight_im``; without it a RealNPU
+gate       ``g, G, gate``; without it a NaiveNPU
+=========  ============================================================
+
+Whether the weights are ``[O, I]`` or ``[I, O]``, and whether the layer computes a power unit at
+all, its own forward tells: `swap` calls it with drawn weights and inputs of both signs. What it
+adds to ``|x|`` is its attribute ``eps`` or ``epsilon``, else the argument `eps`, and its forward is
+called at ``x = 0`` to compare. The new layers compute float16 and bfloat16 in float32.
+
+`to_reference` and `from_parameters` know two published layouts:
 
 ==========  ==============================  ======================================================
 layout      parameters                      what differs from ours
 ==========  ==============================  ======================================================
-reference   ours                            nothing (`npu_kernels.interop.reference_layers`)
 julia       ``Re, Im [O, I], g [I]``        eps: machine epsilon of the dtype, as ours. Gate:
                                             clipped as ours; from NeuralArithmetic.jl 1.0.3 with
                                             a straight-through gradient: say
@@ -20,9 +36,8 @@ pytorch     ``W_real, W_im [I, O], g [I]``  eps: its module's attribute ``eps``,
                                             belongs to the training loop: `training.project_`.
 ==========  ==============================  ======================================================
 
-In both, without ``Im`` or ``W_im`` it is a RealNPU, without ``g`` a NaiveNPU.
-
-Build the optimizer after the swap: one that was made before belongs to the old model's parameters.
+Swap first, then compile, wrap for several processes or add hooks, and build the optimizer: one that
+was made before belongs to the old model's parameters.
 
     >>> import torch
     >>> from npu_kernels import interop, reference_layers
@@ -34,8 +49,11 @@ Build the optimizer after the swap: one that was made before belongs to the old 
 from __future__ import annotations
 
 import copy
+import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +67,10 @@ from npu_kernels._common.checks import (
     check_number,
 )
 from npu_kernels._operators import ops
+from npu_kernels._operators.checks import EPS
 from npu_kernels._time_loop import reference as time_loop
 from npu_kernels.interop import reference_layers
+from npu_kernels.interop._published import EPS_NAMES, PUBLIC_NAMES, Trial, names_of, stated_eps
 from npu_kernels.interop.reference_layers import EAGER, LAYOUTS, PublishedNPU
 from npu_kernels.layers import NPU, NaiveNPU, RealNPU, Unit
 
@@ -62,16 +82,6 @@ def _layout_of(names: set[str]) -> str | None:
         if layout_names[0] in names and len(names) > 1 and names <= set(layout_names):
             return layout
     return None
-
-
-def _copied(source: nn.Module, target: type[nn.Module]) -> nn.Module:
-    """Return the module as another class that shares parameters, buffers, mode and options."""
-    result = target.__new__(target)
-    result.__dict__.update(source.__dict__)
-    # Registers of its own, so that what is added to one is not added to the other.
-    for name in ("_parameters", "_buffers", "_modules"):
-        result.__dict__[name] = dict(source.__dict__[name])
-    return result
 
 
 def _as_parameter(name: str, value: Any, transposed: bool) -> nn.Parameter:
@@ -149,28 +159,14 @@ def from_parameters(
     return layer
 
 
-def _outcome(module: nn.Module) -> str | None:
-    """Return "new" or "transposed" for a published layer, as `_check_lost` takes it; else None."""
-    layout = _layout_of({name for name, _ in module.named_parameters(recurse=False)})
-    if layout is None or any(True for _ in module.children()):
-        return None
-    layout_names, transposed = LAYOUTS[layout]
-    weight = getattr(module, layout_names[0])
-    if weight.dim() != 2:
-        return None
-    inputs, outputs = weight.shape if transposed else tuple(weight.shape)[::-1]
-    # Other code may use the same names for other shapes and another formula; it stays as it is.
-    stated = (getattr(module, "in_features", inputs), getattr(module, "out_features", outputs))
-    other, gate = getattr(module, layout_names[1], None), getattr(module, layout_names[2], None)
-    fits = stated == (inputs, outputs) and (other is None or other.shape == weight.shape)
-    if not fits or (gate is not None and gate.shape != (inputs,)):
-        return None
-    return "transposed" if transposed else "new"
-
-
 # Attributes that a layer may have: the new module has them too, or they only describe the layer.
-_CARRIED = {"in_features", "out_features", "eps", "gate_gradient", "layout", "num_models"}
-_CARRIED |= {"init_im", "_scale_im"}
+_CARRIED = {"gate_gradient", "layout", "num_models", "init_im", "_scale_im", "device", *EPS_NAMES}
+_CARRIED |= {
+    f"{side}_{size}"
+    for side in ("in", "out", "input", "output")
+    for size in ("features", "dim", "size")
+}
+_CARRIED |= {"_is_torch_compile"}  # torch.compile leaves it on a module that it once wrapped
 _OWN_METHODS = {"__init__", "__repr__", "forward", "extra_repr", "reset_parameters"}
 
 
@@ -200,6 +196,15 @@ def _beyond_formula(module: nn.Module) -> dict[str, str]:
     return extras
 
 
+def _is_derived(module: nn.Module, classes: Mapping[type[nn.Module], type[nn.Module]]) -> bool:
+    """Whether a layer's class derives from one that is changed; the layer itself is not changed.
+
+    Parametrization and FSDP2 derive such classes.
+    """
+    kinds = {*classes, *classes.values()}  # an eager class derives from its fused one
+    return isinstance(module, tuple(classes)) and type(module) not in kinds
+
+
 def _replaced_parameters(module: nn.Module, owners: Mapping[int, int]) -> dict[str, str]:
     """Return what parameters ``[I, O]`` lose by becoming new ones: hooks, sharing with layers."""
     replaced = {}
@@ -212,38 +217,81 @@ def _replaced_parameters(module: nn.Module, owners: Mapping[int, int]) -> dict[s
     return replaced
 
 
-def _check_lost(
-    function: str,
-    model: nn.Module,
-    allow: Collection[str],
-    inplace: bool,
-    kind: Callable[[nn.Module], str | None],
-) -> None:
-    """Raise ValueError for anything that a new module would not have, before any change.
+class _Change(NamedTuple):
+    """A new layer in the place of another one."""
 
-    kind: what a module becomes: "same" attributes, "new" ones, new and "transposed", or None.
+    make: Callable[[nn.Module], nn.Module]
+    transposed: bool  # its parameters are new ones too
+
+
+def _who(path: str, module: nn.Module) -> str:
+    return type(module).__name__ + (f" {path!r}" if path else "")
+
+
+def _check_calls(function: str, model: nn.Module, layers: set[nn.Module], inplace: bool) -> None:
+    """Raise ValueError where a call would still run the old forward of a layer, or the old model.
+
+    layers: those that are to be changed.
     """
-    check_module(function, "model", model)
-    check_flag(function, "inplace", inplace)
-    if isinstance(allow, str) or not isinstance(allow, Collection):
-        raise TypeError(f"{function}: allow must be a collection of names, got {allow!r}")
-    owners: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    dynamo: Any = sys.modules.get("torch._dynamo")  # slow to import
+    wrapper = getattr(dynamo, "OptimizedModule", ())
+    compiled = {module._orig_mod for module in model.modules() if isinstance(module, wrapper)}
     for path, module in model.named_modules():
-        outcome = kind(module)
-        if outcome is None:
-            continue
-        who = type(module).__name__ + (f" {path!r}" if path else "")
+        who, forward = f"{function}: {_who(path, module)}", module.__dict__.get("forward")
+        if module not in layers:
+            if isinstance(forward, FunctionType) and not (inplace or isinstance(module, wrapper)):
+                rule = "has a forward of its own, which a copy would run on the model itself"
+                raise ValueError(f"{who} {rule}; say inplace=True")
+        elif module in compiled or module._compiled_call_impl is not None:
+            raise ValueError(f"{who} is compiled by itself; {function} first, compile after")
+        elif forward is not None or "_call_impl" in module.__dict__:
+            rule = "has a forward of its own, as by torch.compile(layer.forward) or another package"
+            raise ValueError(f"{who} {rule}; {function} first, compile after")
+
+
+def _check_sharded(
+    function: str,
+    named: Mapping[str, nn.Module],
+    renewed: Collection[str],
+    classes: Mapping[type[nn.Module], type[nn.Module]],
+) -> None:
+    """Raise ValueError for sharded layers that cannot be changed.
+
+    They are those that would get new parameters, and those of a class that FSDP2 derived.
+    """
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # slow to import
+    derived = getattr(fsdp, "FSDPModule", ())
+    for path, module in named.items():
+        sharded = any(hasattr(p, "full_tensor") for p in module._parameters.values())
+        if (sharded and path in renewed) or (
+            isinstance(module, derived) and _is_derived(module, classes)
+        ):
+            rule = f"has sharded parameters (DTensor); {function} first, shard after"
+            raise ValueError(f"{function}: {_who(path, module)} {rule}")
+
+
+def _check_lost(
+    function: str, model: nn.Module, allow: Collection[str], changes: Mapping[str, _Change]
+) -> None:
+    """Raise ValueError for anything that a new layer would not have."""
+    named = dict(model.named_modules())
+    parameters = [p for module in named.values() for p in module._parameters.values()]
+    owners = Counter(map(id, parameters))
+    parallel = nn.parallel.DistributedDataParallel
+    wrappers = [module for module in named.values() if isinstance(module, parallel)]
+    wrapped = {module for wrapper in wrappers for module in wrapper.modules()}
+    for path, change in changes.items():
+        module = named[path]
+        who = _who(path, module)
         filled = (name for name, value in module.__dict__.items() if value)
-        hooks = [name for name in filled if name.endswith("_hooks")]
-        hooks = [name for name in hooks if outcome != "same" or "state_dict" not in name]
-        if hooks:
+        if hooks := [name for name in filled if name.endswith("_hooks")]:
             advice = "remove them first and add them after"
             raise ValueError(f"{who} has hooks ({', '.join(hooks)}); {advice}")
-        lost = {} if outcome == "same" else _beyond_formula(module)
-        if outcome == "transposed":
+        lost = _beyond_formula(module)
+        if change.transposed:
+            if module in wrapped:
+                rule = "is within DistributedDataParallel, which would not see its new parameters"
+                raise ValueError(f"{function}: {who} {rule}; {function} first, wrap after")
             lost |= _replaced_parameters(module, owners)
         lost = {name: text for name, text in lost.items() if name not in allow}
         if lost:
@@ -258,7 +306,7 @@ def _deep_copy(function: str, model: nn.Module) -> nn.Module:
     """Return a copy of the model, its parameters with the hooks and attributes of the originals."""
     try:
         copied = copy.deepcopy(model)
-    except (RuntimeError, TypeError) as error:  # the result of a computation, a lock, a file
+    except Exception as error:  # the result of a computation, a lock, a file, a sharded model
         raise RuntimeError(
             f"{function}: model cannot be copied ({error}); say inplace=True"
         ) from error
@@ -276,23 +324,61 @@ def _deep_copy(function: str, model: nn.Module) -> nn.Module:
     return copied
 
 
-def _replace(
+def _become(module: nn.Module, new: type[nn.Module] | nn.Module) -> None:
+    """Turn the module itself into another class or layer, so that whatever holds it has that."""
+    if isinstance(new, type):
+        module.__class__ = new
+        return
+    new.train(module.training)
+    module.__class__ = type(new)
+    module.__dict__.clear()
+    module.__dict__.update(new.__dict__)
+
+
+def _convert(
     function: str,
     model: nn.Module,
+    allow: Collection[str],
     inplace: bool,
-    change: Callable[[nn.Module], nn.Module | None],
+    classes: Mapping[type[nn.Module], type[nn.Module]],
+    is_renewed: Callable[[nn.Module], bool],
+    change: Callable[[str, nn.Module], _Change],
 ) -> nn.Module:
-    """Return the model with its modules changed, a shared one once; all of them or none."""
+    """Return the model, or a copy, with its layers changed; all of them or none.
+
+    classes: those that become others. is_renewed: whether a new layer is made instead; change:
+    which one, by its title for messages and the old layer.
+    """
+    check_module(function, "model", model)
+    check_flag(function, "inplace", inplace)
+    if isinstance(allow, str) or not isinstance(allow, Collection):
+        raise TypeError(f"{function}: allow must be a collection of names, got {allow!r}")
+    named = dict(model.named_modules())
+    renewed = {path: module for path, module in named.items() if is_renewed(module)}
+    reclassed = [
+        path for path, module in named.items() if type(module) in classes and path not in renewed
+    ]
+    layers = {named[path] for path in (*renewed, *reclassed)}
+    _check_sharded(function, named, renewed, classes)
+    results = (Unit, PublishedNPU)
+    done = (isinstance(m, results) and not _is_derived(m, classes) for m in named.values())
+    if not layers and not any(done):
+        kinds = ", ".join(sorted({type(module).__name__ for module in named.values()}))
+        rule = f"model must have a layer that {function} knows (see the docstring of interop)"
+        raise ValueError(f"{function}: {rule}, got {kinds}")
+    _check_calls(function, model, layers, inplace)
+    changes = {path: change(_who(path, module), module) for path, module in renewed.items()}
+    _check_lost(function, model, allow, changes)
+
     model = model if inplace else _deep_copy(function, model)
-    modules = list(model.modules())
-    new = {module: replacement for module in modules if (replacement := change(module)) is not None}
-    for module, module_after in new.items():
-        module_after.train(module.training)
-    for module in modules:
-        for name, child in module._modules.items():
-            if child in new:
-                module._modules[name] = new[child]
-    return new.get(model, model)
+    named = dict(model.named_modules())
+    new: list[tuple[nn.Module, type[nn.Module] | nn.Module]] = [
+        (named[path], classes[type(named[path])]) for path in reclassed
+    ]
+    new += [(named[path], change.make(named[path])) for path, change in changes.items()]
+    for module, module_after in new:
+        _become(module, module_after)
+    return model
 
 
 def swap(
@@ -307,46 +393,63 @@ def swap(
 
     Args:
         model: any module; if it is itself such a layer the result is the new module.
-        eps: for layers that have no attribute ``eps``: None for the machine epsilon of the dtype.
-        gate_gradient: of the replaced published layers, "clip" or "straight_through".
-        allow: names of what a published layer has beyond its formula and may lose: methods of its
+        eps: for other code's layers that have no attribute ``eps`` or ``epsilon``: None for the
+            machine epsilon of the dtype.
+        gate_gradient: of other code's layers, "clip" or "straight_through".
+        allow: names of what other code's layer has beyond its formula and may lose: methods of its
             class and of the classes that it derives from, such as a penalty or a clipping after
             each step, attributes such as ``npu_clip``, buffers; and of parameters ``[I, O]`` that
             lose hooks or their sharing.
-        inplace: false changes a copy and leaves the model as it is; true changes the model itself.
+        inplace: false changes a copy and leaves the model as it is; true changes the model itself:
+            each layer stays the same object and gets another class.
 
     Returns the copy, or with `inplace` the model. The copy is a deep one: it shares no tensor with
     the model, what is shared within the model is shared within the copy, hooks of modules and
-    parameters stay, gradients are not copied. In place, weights ``[I, O]`` become new parameters
-    and others stay the same objects. In both cases build the optimizer afterwards: one that was
-    made before changes the old parameters. Layers that fit no layout, pruned and parametrized ones,
-    and subclasses of this package's layers, stay as they are. Raises ValueError, before anything is
-    changed, for a layer with hooks and for one that would lose what `allow` does not name; and
-    RuntimeError for a model that cannot be copied.
+    parameters stay, gradients are not copied. A module that was compiled by ``module.compile()`` is
+    not compiled in the copy. In place, weights ``[I, O]`` become new parameters and others stay the
+    same objects. In both cases build the optimizer afterwards: one that was made before changes the
+    old parameters.
+
+    Layers with other names of parameters, parametrized ones, and classes derived from this
+    package's layers stay as they are. Raises ValueError, before anything is changed, for a model
+    without any layer that is known or of this package; for a layer that has the names but computes
+    another function, or adds another eps; for a layer that is compiled by itself or has a forward
+    of its own; for other code's layer that has hooks, is sharded, or would lose what `allow` does
+    not name. Raises RuntimeError for a model that cannot be copied.
     """
 
-    def kind(module: nn.Module) -> str | None:
-        if type(module) in _FUSED:
-            return "same"
-        return None if isinstance(module, Unit) else _outcome(module)
+    def is_renewed(module: nn.Module) -> bool:
+        ours = isinstance(module, (Unit, torch.jit.ScriptModule))
+        return not ours and names_of(module) is not None
 
-    def change(module: nn.Module) -> nn.Module | None:
-        outcome = kind(module)
-        if outcome is None:
-            return None
-        if outcome == "same":
-            return _copied(module, _FUSED[type(module)])
-        own_eps = getattr(module, "eps", eps)
-        return from_parameters(
-            dict(module.named_parameters(recurse=False)),
-            eps=eps if own_eps is None else float(own_eps),
-            gate_gradient=getattr(module, "gate_gradient", gate_gradient),
-        )
+    def change(who: str, module: nn.Module) -> _Change:
+        names = names_of(module) or {}
+        stated = stated_eps(module)
+        own_eps = eps if stated is None else stated
+        said = "argument" if stated is None and eps is not None else "attribute" if stated else ""
+        trial = Trial(module, names, own_eps)
+        try:
+            transposed = trial.transposed()
+            trial.check_eps(transposed, said)
+        except ValueError as error:
+            parameters = f"has the names of a power unit's parameters ({', '.join(names.values())})"
+            raise ValueError(f"swap: {who} {parameters} but {error}") from None
+        layout = "pytorch" if transposed else "julia"
+
+        def make(module: nn.Module) -> nn.Module:
+            keys = dict(zip(PUBLIC_NAMES, LAYOUTS[layout][0], strict=True))
+            return from_parameters(
+                {keys[ours]: module._parameters[name] for ours, name in names.items()},
+                eps=own_eps,
+                gate_gradient=getattr(module, "gate_gradient", gate_gradient),
+                layout=layout,
+            )
+
+        return _Change(make, transposed)
 
     if eps is not None:
         check_number("swap", "eps", eps, above=0, other="None")
-    _check_lost("swap", model, allow, inplace, kind)
-    return _replace("swap", model, inplace, change)
+    return _convert("swap", model, allow, inplace, _FUSED, is_renewed, change)
 
 
 def to_reference(
@@ -366,38 +469,35 @@ def to_reference(
     may lose their hooks or their sharing.
     inplace: false changes a copy, true the model itself, as in `swap`.
 
-    Subclasses of the fused modules stay as they are. Returns the copy, or with `inplace` the model.
-    Raises ValueError, before anything is changed, for other layouts, for a layer with hooks, for
-    one that would lose what `allow` does not name, and for `num_models` in a published layout; and
-    RuntimeError for a model that cannot be copied.
+    Parametrized layers and classes derived from the fused modules stay as they are. Returns the
+    copy, or with `inplace` the model. Raises ValueError, before anything is changed, for other
+    layouts; for a model without any layer of this package; for a layer that is compiled by itself
+    or has a forward of its own; in a published layout also for `num_models`, and for a layer that
+    has hooks, is sharded, or would lose what `allow` does not name. Raises RuntimeError for a model
+    that cannot be copied.
     """
     check_choice("to_reference", "layout", layout, ("reference", *LAYOUTS))
+    published = () if layout == "reference" else (NPU, RealNPU, NaiveNPU)
 
-    def kind(module: nn.Module) -> str | None:
-        if type(module) not in EAGER:
-            return None
-        if layout == "reference" or type(module) not in (NPU, RealNPU, NaiveNPU):
-            return "same"
+    def change(who: str, module: nn.Module) -> _Change:
         count = getattr(module, "num_models", None)
         if count is not None:
             rule = f"layout {layout!r} has no num_models"
             raise ValueError(f"to_reference: {rule}, this layer has {count}")
-        return "transposed" if LAYOUTS[layout][1] else "new"
+        return _Change(make, LAYOUTS[layout][1])
 
-    def change(module: nn.Module) -> nn.Module | None:
-        outcome = kind(module)
-        if outcome is None:
-            return None
-        if outcome == "same":
-            return _copied(module, EAGER[type(module)])
+    def make(module: nn.Module) -> nn.Module:
         unit: Any = module
-        eps, weights = unit.eps, (unit.weight_re, unit.weight_im, unit.gate)
+        weights = unit.weight_re, unit.weight_im, unit.gate
+        eps = unit.eps
         if eps is None and layout == "pytorch":
-            eps = torch.finfo(unit.weight_re.dtype).eps
+            eps = EPS[unit.weight_re.dtype]
         return PublishedNPU(layout, *weights, eps=eps, gate_gradient=unit.gate_gradient)
 
-    _check_lost("to_reference", model, allow, inplace, kind)
-    return _replace("to_reference", model, inplace, change)
+    def is_renewed(module: nn.Module) -> bool:
+        return type(module) in published
+
+    return _convert("to_reference", model, allow, inplace, EAGER, is_renewed, change)
 
 
 # ---- torch.export ----

@@ -17,7 +17,7 @@ from npu_kernels import layers, reference
 from npu_kernels._common.chains import note_methods
 from npu_kernels._common.checks import check_choice
 from npu_kernels._operators import ops
-from npu_kernels._operators.operands import call
+from npu_kernels._operators.operands import call, record, stands_in
 
 __all__ = [
     "NAC", "NALU", "NAU", "NMRU", "NMU", "NPU", "NaiveNPU", "PublishedNPU", "RealNPU", "iNALU",
@@ -30,9 +30,16 @@ LAYOUTS: dict[str, tuple[tuple[str, str, str], bool]] = {
 }
 
 
+def _by_formula(layer: str, x: Tensor, *weights: Tensor | None, **options: Any) -> Tensor:
+    """Compute a layer by its formula; `torch.fx` records it as one call."""
+    if stands_in(x, weights[0]):
+        return record(_by_formula, layer, x, *weights, **options)
+    return call(layer, getattr(reference, layer), x, weights, **options)
+
+
 def _power(layer: layers.PowerUnit, x: Tensor) -> Tensor:
     weights = [getattr(layer, name) for name in ops.WEIGHTS["npu"]]
-    return call("npu", reference.npu, x, weights, eps=layer.eps, gate_gradient=layer.gate_gradient)
+    return _by_formula("npu", x, *weights, eps=layer.eps, gate_gradient=layer.gate_gradient)
 
 
 class NPU(layers.NPU):
@@ -60,7 +67,7 @@ class NMU(layers.NMU):
     """Neural Multiplication Unit, a layer, eager: `npu_kernels.NMU` by `reference.nmu`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return call("nmu", reference.nmu, x, (self.weight,), clip=self.clip)
+        return _by_formula("nmu", x, self.weight, clip=self.clip)
 
 
 class NMRU(layers.NMRU):
@@ -68,8 +75,7 @@ class NMRU(layers.NMRU):
 
     def forward(self, x: Tensor) -> Tensor:
         eps = self.eps if self.training else 0.0
-        options: dict[str, Any] = {"eps": eps, "clip": self.clip, "sign": self.sign}
-        return call("nmru", reference.nmru, x, (self.weight,), **options)
+        return _by_formula("nmru", x, self.weight, eps=eps, clip=self.clip, sign=self.sign)
 
 
 class iNALU(layers.iNALU):
@@ -77,7 +83,7 @@ class iNALU(layers.iNALU):
 
     def forward(self, x: Tensor) -> Tensor:
         weights = [getattr(self, name) for name in ops.WEIGHTS["inalu"]]
-        return call("inalu", reference.inalu, x, weights, eps=self.eps, omega=self.omega)
+        return _by_formula("inalu", x, *weights, eps=self.eps, omega=self.omega)
 
 
 # The package's modules of these three are plain torch.
@@ -100,7 +106,8 @@ class PublishedNPU(nn.Module):
         weight_re, weight_im, gate: ``[O, I]``, ``[O, I]`` or None (RealNPU), ``[I]`` or None
             (NaiveNPU).
         eps: added to ``|x|``. The Julia package has the machine epsilon of the dtype (None), the
-            PyTorch code that of float32 in any dtype.
+            PyTorch code that of float32 in any dtype. float16 and bfloat16 are computed in float32,
+            with its epsilon.
         gate_gradient: "clip" or "straight_through" (the Julia package from 1.0.3).
     """
 
@@ -132,8 +139,8 @@ class PublishedNPU(nn.Module):
         weight_im, gate = (getattr(self, name, None) for name in names[1:])
         if transposed:
             weight_re, weight_im = weight_re.t(), None if weight_im is None else weight_im.t()
-        eps, gate_gradient = self.eps, self.gate_gradient
-        return reference.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
+        weights, eps = (weight_re, weight_im, gate), self.eps
+        return _by_formula("npu", x, *weights, eps=eps, gate_gradient=self.gate_gradient)
 
     def extra_repr(self) -> str:
         return f"layout={self.layout!r}, eps={self.eps}"

@@ -109,7 +109,9 @@ class LBFGS:
 
     Args:
         closure: gets points ``[A, N]`` and the numbers of their problems ``[A]`` (int64,
-            ascending), gives f ``[A]`` and the gradient ``[A, N]``; the solver copies both.
+            ascending), gives f ``[A]`` and the gradient ``[A, N]``; the solver copies both. It is
+            called under ``torch.no_grad``: a closure that differentiates enters
+            ``torch.enable_grad``.
         x0: ``[K, N]``, float32 or float64, not changed.
         history: the number of pairs (step, change of the gradient) that a direction is made from.
         max_iterations: of one problem.
@@ -450,7 +452,8 @@ def lbfgs(closure: Closure, x0: Tensor, **options: Any) -> Result:
 
     Args:
         closure: ``closure(x [A, N], active [A])`` gives the values ``[A]`` and gradients ``[A, N]``
-            of the problems that are still running; `active` has their numbers.
+            of the problems that are still running; `active` has their numbers. It is called under
+            ``torch.no_grad``: a closure that differentiates enters ``torch.enable_grad``.
         x0: the starts, ``[K, N]``, float32 or float64.
         options: the other arguments of `LBFGS`, which has their meanings and defaults.
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,12 @@ from npu_kernels import (
     NPU,
     NaiveNPU,
     RealNPU,
+    formula,
     functional,
     iNALU,
+    interop,
+    reference_layers,
+    training,
     use_backend,
 )
 from npu_kernels._operators import dispatch
@@ -117,6 +122,42 @@ def _data_parallel(rank: int, ranks: int) -> None:
     for parameter, want in zip(sharded.parameters(), expected, strict=True):
         assert isinstance(parameter.grad, DTensor)
         assert normwise_error(parameter.grad.full_tensor(), want) < SHARDED_ROUNDING
+
+
+def _what_reads_a_sharded_model(rank: int, ranks: int) -> None:
+    """`interop`, formulas and penalties of FSDP2's models."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (ranks,))
+    x = torch.randn(8 * ranks, 3, dtype=torch.float64)
+    plain = _model()
+    (plain(x).square().mean() + training.l1(plain, 0.1)).backward()
+    sharded: Any = fully_shard(interop.to_reference(plain), mesh=mesh)
+    with pytest.raises(RuntimeError, match=r"^swap: model cannot be copied .*; say inplace=True$"):
+        interop.swap(sharded)
+    interop.swap(sharded, inplace=True)
+    assert [type(layer) for layer in sharded] == [NPU, NAU, NMU]
+    if find_spec("sympy"):
+        assert str(formula.read(sharded[2])) == str(formula.read(plain[2]))
+    with pytest.raises(ValueError, match=r"^select: layer '0' must not be sharded"):
+        formula.select(sharded)
+    penalty: Any = training.l1(sharded, 0.1)
+    (sharded(x.chunk(ranks)[rank]).square().mean() + penalty.full_tensor()).backward()
+    for parameter, want in zip(sharded.parameters(), plain.parameters(), strict=True):
+        assert normwise_error(parameter.grad.full_tensor(), want.grad) < SHARDED_ROUNDING
+
+    layer = reference_layers.NMU(3, 3)
+    rule = r"has sharded parameters \(DTensor\); swap first, shard after$"
+    for unit in (layer, interop.to_reference(NPU(3, 3), "julia")):
+        with pytest.raises(ValueError, match=rf"^swap: FSDP{type(unit).__name__} {rule}"):
+            interop.swap(fully_shard(unit, mesh=mesh), inplace=True)
+    layout = interop.to_reference(NPU(3, 3), "pytorch")
+    replicated = nn.parallel.DistributedDataParallel(layout)
+    with pytest.raises(
+        ValueError, match=r"^swap: PublishedNPU 'module' is within Dist.* wrap after$"
+    ):
+        interop.swap(replicated, inplace=True)
 
 
 _TWO = ((None, False), (4, True))
@@ -381,8 +422,8 @@ def test_styles_that_cannot_be_used() -> None:
 
 
 def test_two_processes() -> None:
-    """DDP, FSDP2, every sharding of the operators, models over the ranks, styles."""
-    _spawn(2, _data_parallel, _on_a_line, _models, _styles)
+    """DDP, FSDP2 and what reads its models, every sharding of operators, models, styles."""
+    _spawn(2, _data_parallel, _what_reads_a_sharded_model, _on_a_line, _models, _styles)
 
 
 def test_nalu_by_triton() -> None:

@@ -2,16 +2,33 @@
 
 import copy
 import math
+import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.nn.utils import parametrizations, prune
 
 import npu_kernels
-from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU, interop
+from npu_kernels import (
+    NAC,
+    NALU,
+    NAU,
+    NMRU,
+    NMU,
+    NPU,
+    NaiveNPU,
+    RealNPU,
+    functional,
+    iNALU,
+    interop,
+)
 from npu_kernels._testing.samples import normwise_error
 from npu_kernels.interop import reference_layers
+from tests.conftest import compiles
 
 
 class PyTorchPublished(nn.Module):
@@ -162,11 +179,10 @@ def test_what_is_not_swapped() -> None:
     """Other shapes under the same names, other layers, and what would lose something."""
     other = PyTorchPublished(3, 3)
     other.g = nn.Parameter(torch.rand(3, 3))  # a gate per weight
-    wide = PyTorchPublished(3, 2)
-    wide.in_features, wide.out_features = 2, 3
-    model = nn.Sequential(other, wide, nn.Linear(3, 3))
-    kinds = [type(m) for m in model]
-    assert [type(m) for m in interop.swap(model)] == kinds  # type: ignore[attr-defined]
+    with pytest.raises(
+        ValueError, match=r"another function: .* g must have shape \(3,\), got \(3,"
+    ):
+        interop.swap(nn.Sequential(JuliaPublished(3, 3), other))
     hooked = JuliaPublished(3, 3)
     hooked.register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match="JuliaPublished has hooks"):
@@ -178,6 +194,256 @@ def test_what_is_not_swapped() -> None:
     ):
         interop.to_reference(NPU(3, 2), "flux")
     assert npu_kernels.interop is interop
+
+
+# ---- public cells ---------------------------------------------------------------------------
+
+
+class Cell(nn.Module):
+    """A power unit as public code writes it: its own names, order of weights and eps."""
+
+    def __init__(
+        self, inputs: int, outputs: int, names: tuple[str, ...], transposed: bool, eps: float = 1e-6
+    ) -> None:
+        super().__init__()
+        self.in_dim, self.out_dim = inputs, outputs
+        if eps:
+            self.epsilon = eps
+        self._names, self._transposed = names, transposed
+        for name in names:
+            shape = (inputs, outputs) if transposed else (outputs, inputs)
+            value = torch.rand(inputs) if name in ("g", "G", "gate") else torch.randn(shape) / 2
+            self.register_parameter(name, nn.Parameter(value))
+        self.register_parameter("bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        matrices = [p.t() if self._transposed else p for p in self.parameters() if p.dim() == 2]
+        re, im = matrices if len(matrices) == 2 else (matrices[0], torch.zeros_like(matrices[0]))
+        gates = [p for p in self.parameters() if p.dim() == 1]
+        g = gates[0].clamp(0, 1) if gates else torch.ones_like(x[0])
+        log_r = (g * (x.abs() + getattr(self, "epsilon", 1e-8)) + (1 - g)).log()
+        k = math.pi * g * (x < 0)
+        growth = linear(log_r, re) - linear(k, im)
+        return growth.exp() * (linear(log_r, im) + linear(k, re)).cos()
+
+
+PRIVATE = ("_names", "_transposed")  # attributes of Cell, and what its layers do without
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    "names", [("W_real", "W_im"), ("W_real", "W_imag", "G"), ("W_hat", "W_i", "gate"), ("Re", "g")]
+)
+def test_cells_in_both_orders_of_their_weights(names: tuple[str, ...], transposed: bool) -> None:
+    """The module's own forward tells which order it is, also where the weights are square."""
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.float64, 1e-12)):
+        for inputs, outputs in ((3, 3), (2, 4), (5, 1)):
+            cell = Cell(inputs, outputs, names, transposed).to(dtype)
+            layer = interop.swap(cell, allow=PRIVATE)
+            x = torch.randn(9, inputs, dtype=dtype)
+            x[0, 0] = 0.0
+            assert isinstance(layer, (NPU, RealNPU, NaiveNPU))
+            assert (layer.in_features, layer.out_features) == (inputs, outputs)
+            assert normwise_error(layer(x), cell(x)) < tolerance
+
+
+class _NoEps(Cell):
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.to(torch.complex64).log()
+        return linear(z, torch.complex(self.W_real, self.W_im)).exp().real
+
+
+def test_a_number_that_a_cell_adds_and_does_not_state() -> None:
+    cell = Cell(3, 2, ("W_real", "W_im"), False, eps=0.0)
+    message = r"^swap: Cell 'a' .* x \*\* 1 as 1e-08 at x = 0, .* gives 1\.19e-07; say eps=1e-08$"
+    with pytest.raises(ValueError, match=message):
+        interop.swap(nn.ModuleDict({"a": cell}), allow=PRIVATE)
+    with pytest.raises(ValueError, match=r"gives 0\.001; say eps=1e-08$"):
+        interop.swap(cell, allow=PRIVATE, eps=1e-3)
+    assert interop.swap(cell, allow=PRIVATE, eps=1e-8).eps == 1e-8
+    none = _NoEps(3, 2, ("W_real", "W_im"), False, eps=0.0)
+    with pytest.raises(ValueError, match="say which eps it shall add"):
+        interop.swap(none, allow=PRIVATE)
+    assert interop.swap(none, allow=PRIVATE, eps=1e-20).eps == 1e-20
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda forward, x: forward(x) + 0.1,
+        lambda forward, x: forward(x.abs()),
+        lambda forward, x: forward(x)[:, :1],
+        lambda forward, x: forward(x).no_such_attribute,
+        lambda forward, x: (forward(x),),
+    ],
+)
+@pytest.mark.parametrize("inputs", [1, 3])
+def test_another_function_is_refused(change: Callable[[Any, Tensor], Any], inputs: int) -> None:
+    class Other(Cell):
+        def forward(self, x: Tensor) -> Tensor:
+            return change(super().forward, x)
+
+    names = ("W_real", "W_im")
+    model = nn.Sequential(NPU(2, inputs), Other(inputs, 3, names, False))
+    message = r"^swap: Other '1' .*\(W_real, W_im\) but computes another function: with weights \[O"
+    with pytest.raises(ValueError, match=message):
+        interop.swap(model, allow=PRIVATE)
+
+
+def test_a_trial_leaves_the_module_and_the_random_numbers_as_they_are() -> None:
+    class Counting(Cell):
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls = getattr(self, "calls", 0) + 1
+            return super().forward(x)
+
+    cell = Counting(3, 3, ("Re", "Im"), True).bfloat16()
+    values, state = copy.deepcopy(cell.state_dict()), torch.get_rng_state()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert interop.swap(cell, allow=PRIVATE).weight_re.dtype is torch.bfloat16
+    assert torch.equal(state, torch.get_rng_state())
+    assert "calls" not in vars(cell)
+    assert all(torch.equal(value, cell.state_dict()[name]) for name, value in values.items())
+    assert interop.swap(cell.to("meta"), allow=PRIVATE).weight_re.is_meta
+
+
+def test_a_model_without_any_known_layer() -> None:
+    """Nothing is swapped without a word; a model of our layers needs no change."""
+    plain = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    for change in (interop.swap, interop.to_reference):
+        message = rf"model must have a layer that {change.__name__} knows .* got Linear, Seq"
+        with pytest.raises(ValueError, match=message):
+            change(plain)
+        change(nn.Sequential(NAU(2, 3), nn.Tanh()))
+    derived = nn.Sequential(parametrizations.weight_norm(reference_layers.NMU(3, 3), "weight"))
+    with pytest.raises(ValueError, match="got ModuleDict, ParametrizationList, ParametrizedNMU"):
+        interop.swap(derived)
+    eager = interop.to_reference(nn.Sequential(NPU(2, 3)))
+    assert type(interop.to_reference(eager)[0]) is reference_layers.NPU
+    assert type(interop.swap(interop.swap(eager))[0]) is NPU
+
+
+LAYERS = (NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", LAYERS, ids=lambda kind: kind.__name__)
+def test_every_dtype_to_every_layout_and_back(kind: Any, dtype: torch.dtype) -> None:
+    """The same function, near 0 too: half precision computes in float32, with float32's eps."""
+    layer = kind(3, 4, dtype=dtype)
+    if getattr(layer, "gate", None) is not None:
+        nn.init.ones_(layer.gate)  # an open gate passes eps
+    x = torch.randn(8, 3).to(dtype)
+    x[0], x[1, 1] = 1e-3, 0.0
+    y = layer(x)
+    power_unit = kind in LAYERS[:3]
+    for layout in ("reference", "julia", "pytorch") if power_unit else ("reference",):
+        eager = interop.to_reference(layer, layout)
+        back = interop.swap(eager)
+        assert type(back) is kind
+        tolerance = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float64: 1e-11}
+        rtol = tolerance.get(dtype, 1e-4)
+        for module in (eager, back):
+            assert torch.allclose(module(x), y, rtol=rtol, atol=0, equal_nan=True)
+
+
+# ---- what goes on to run the old forward ----------------------------------------------------
+
+
+def _compiled_in_place(layer: nn.Module) -> nn.Module:
+    layer.compile(backend="eager")
+    return layer
+
+
+def _with_forward(layer: Any) -> nn.Module:
+    forward = layer.forward
+    layer.forward = lambda x: forward(x)
+    return layer
+
+
+def _with_compiled_forward(layer: Any) -> nn.Module:
+    layer.forward = torch.compile(layer.forward, backend="eager")
+    return layer
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize(
+    ("wrap", "path", "rule"),
+    [
+        (_compiled_in_place, "1", "is compiled by itself"),
+        (lambda layer: torch.compile(layer, backend="eager"), "1._orig_mod", "is compiled by itself"),
+        (_with_forward, "1", "has a forward of its own"),
+        (_with_compiled_forward, "1", "has a forward of its own"),
+    ],
+)  # fmt: skip
+def test_layers_that_are_compiled_or_wrapped(
+    wrap: Callable[[nn.Module], nn.Module], path: str, rule: str, inplace: bool
+) -> None:
+    """Their calls would go on to run the old layer's formula, with the old weights."""
+    eager = (reference_layers.NMU(3, 3), PyTorchPublished(3, 3))
+    for function, layers in (("swap", eager), ("to_reference", (NMU(3, 3), NPU(3, 3)))):
+        for layer in layers:
+            model = nn.Sequential(nn.Tanh(), wrap(layer))
+            message = (
+                rf"^{function}: {type(layer).__name__} '{path}' {rule}.*; {function} first, comp"
+            )
+            with pytest.raises(ValueError, match=message):
+                getattr(interop, function)(model, inplace=inplace)
+
+
+@compiles
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_compiled_model(inplace: bool) -> None:
+    """Its layers are swapped, and later weights count: in the wrapper, and compiled in place."""
+    x = torch.rand(6, 3)
+    for in_place in (False, True):
+        model = nn.Sequential(reference_layers.NPU(3, 3), nn.Tanh())
+        compiled: Any = torch.compile(model, backend="eager")
+        compiled = _compiled_in_place(model) if in_place else compiled
+        y = compiled(x)
+        swapped: Any = interop.swap(compiled, inplace=inplace)
+        assert (swapped is compiled) == inplace
+        assert type(swapped[0] if in_place else swapped._orig_mod[0]) is NPU
+        assert normwise_error(swapped(x), y) < 1e-5
+        state = {name: value / 2 for name, value in swapped.state_dict().items()}
+        swapped.load_state_dict(state, assign=True)
+        re, im, gate = state.values()
+        expected = functional.npu(x, re, im, gate).tanh()
+        assert normwise_error(swapped(x), expected) < 1e-5
+
+
+def test_a_forward_of_a_containers_own() -> None:
+    """A copy would run a function on the old container; a method is copied with its module."""
+    model: Any = nn.Sequential(reference_layers.NMU(3, 3))
+    with pytest.raises(ValueError, match=r"^swap: Sequential has a forward .*; say inplace=True$"):
+        interop.swap(_with_forward(model))
+    interop.swap(model, inplace=True)
+    assert type(model[0]) is NMU
+    model.forward = types.MethodType(nn.Sequential.forward, model)
+    eager: Any = interop.to_reference(model)
+    with torch.no_grad():
+        eager[0].weight.fill_(0.5)
+    x = torch.rand(6, 3)
+    assert torch.equal(eager(x), eager[0](x))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_hooks_pruning_and_buffers_of_our_layers_stay(inplace: bool) -> None:
+    """Nothing but the class of the layer changes."""
+    layer: Any = reference_layers.NPU(3, 3)
+    layer.register_buffer("note", torch.ones(2))
+    seen: list[type] = []
+    layer.register_forward_hook(lambda module, *_: seen.append(type(module)))
+    prune.random_unstructured(layer, "weight_re", 0.5)
+    x = torch.rand(6, 3)
+    y, layer.weight_re = layer(x).detach(), layer.weight_re.detach()
+    swapped: Any = interop.swap(layer, inplace=inplace)
+    assert (swapped is layer) == inplace
+    assert normwise_error(swapped(x), y) < 1e-5
+    assert seen == [reference_layers.NPU, NPU]
+    assert set(swapped.state_dict()) == {
+        "weight_re_orig", "weight_re_mask", "weight_im", "gate", "note"
+    }  # fmt: skip
 
 
 # ---- what would be lost ---------------------------------------------------------------------
@@ -258,7 +524,9 @@ def test_subclasses_buffers_and_changed_methods_count() -> None:
 
     subclass = Own(2, 2)
     assert interop.swap(subclass, inplace=True) is subclass
-    assert interop.to_reference(subclass, inplace=True) is subclass
+    model = nn.Sequential(subclass, NPU(2, 2))
+    interop.to_reference(model, inplace=True)
+    assert [type(m) for m in model] == [Own, reference_layers.NPU]
 
 
 def test_transposed_weights_do_not_lose_hooks_or_sharing() -> None:
