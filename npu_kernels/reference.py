@@ -16,11 +16,13 @@ The functions at the end have the signatures of the registered operators: this m
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_exporting
 from torch.nn.functional import linear
 
 __all__ = ["inalu", "nac", "nalu", "nau", "nmru", "nmu", "npu"]
@@ -38,6 +40,21 @@ def clip_gate(gate: Tensor, gate_gradient: str = CLIP) -> Tensor:
     if gate_gradient == CLIP:
         return clipped
     return clipped.detach() + (gate - gate.detach())  # adds an exact zero that carries the gradient
+
+
+def constant(value: float, x: Tensor) -> float | Tensor:
+    """Return the number, while `torch.export` records as a tensor ``[1]`` of x's dtype.
+
+    Exporters to ONNX drop a scalar up to 1e-8 that is added, and round numbers to float32. So the
+    tensor is a sum of numbers that float32 holds. (onnxruntime drops terms below 1e-45.)
+    """
+    if not is_exporting():
+        return value
+    total: float | Tensor = 0.0
+    for _ in range(1 if x.dtype is torch.float32 else 3):
+        part = ctypes.c_float(value).value
+        total, value = total + x.new_full((1,), part), value - part
+    return total
 
 
 def _rows(vector: Tensor) -> Tensor:
@@ -59,15 +76,15 @@ def exponents(
     x: Tensor, weight_re: Tensor, weight_im: Tensor | None, g: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return ``(P, Q, r, log r, m)`` for an already clipped gate; m is 1 where x < 0, else 0."""
-    r, m = x.abs() + eps, (x < 0).to(x.dtype)
+    r, m, pi = x.abs() + constant(eps, x), (x < 0).to(x.dtype), constant(math.pi, x)
     k = m
     if g is not None:
         g = _rows(g)
         r, k = g * r + (1 - g), g * m
     log_r = r.log()
-    p, q = _apply(log_r, weight_re), math.pi * _apply(k, weight_re)
+    p, q = _apply(log_r, weight_re), pi * _apply(k, weight_re)
     if weight_im is not None:
-        p, q = p - math.pi * _apply(k, weight_im), q + _apply(log_r, weight_im)
+        p, q = p - pi * _apply(k, weight_im), q + _apply(log_r, weight_im)
     return p, q, r, log_r, m
 
 
@@ -118,7 +135,7 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
 
 def _with_reciprocals(x: Tensor, eps: float) -> Tensor:
     """Return ``[x, 1 / (x + eps)]``; with eps 0, ``1 / x``, so that 1 / -0 is -inf."""
-    return torch.cat([x, (x + eps if eps else x).reciprocal()], -1)
+    return torch.cat([x, (x + constant(eps, x) if eps else x).reciprocal()], -1)
 
 
 def nmru(
@@ -137,7 +154,7 @@ def nmru(
     if sign == "product":
         return nmu(both, weight, clip=clip)
     product = nmu(both.abs(), weight, clip=clip)
-    return product * (math.pi * _apply((both < 0).to(x.dtype), weight)).cos()
+    return product * (constant(math.pi, x) * _apply((both < 0).to(x.dtype), weight)).cos()
 
 
 def nac_weight(weight: Tensor, mask: Tensor) -> Tensor:
@@ -175,7 +192,8 @@ def nalu(
         gate = gate + _rows(gate_bias)
     g = gate.sigmoid()
     w = nac_weight(weight, mask)
-    return g * _apply(x, w) + (1 - g) * _apply((x.abs() + eps).log(), w).exp()
+    log_x = (x.abs() + constant(eps, x)).log()
+    return g * _apply(x, w) + (1 - g) * _apply(log_x, w).exp()
 
 
 def inalu(
@@ -202,7 +220,8 @@ def inalu(
     training loop. `product` computes ``prod_i (w_oi x_i + 1 - w_oi)``, `nmu_forward` unless given.
     """
     w = nac_weight(weight_mul, mask_mul)
-    m = _apply(x.abs().clamp(min=eps).log(), w).clamp(max=omega).exp()
+    log_x = x.abs().clamp(min=constant(eps, x)).log()
+    m = _apply(log_x, w).clamp(max=constant(omega, x)).exp()
     s = (product or nmu_forward)(x.detach().sign(), w.abs())
     g = _apply(x, gate_weight).sigmoid()
     return g * nac(x, weight_add, mask_add) + (1 - g) * m * s
@@ -358,7 +377,8 @@ def nalu_forward(
     h = _apply(x, gate_weight)
     if gate_bias is not None:
         h = h + _rows(gate_bias)
-    a, t = nac(x, weight, mask), nac((x.abs() + eps).log(), weight, mask).exp()
+    log_x = (x.abs() + constant(eps, x)).log()
+    a, t = nac(x, weight, mask), nac(log_x, weight, mask).exp()
     y = h.sigmoid() * a + (-h).sigmoid() * t
     return (y, h, a, t) if save else (y, x.new_empty(0), x.new_empty(0), x.new_empty(0))
 
@@ -426,11 +446,11 @@ def inalu_forward(
     0, with 2 for more. ``y = g a + (1 - g) t`` where that number is 0, else ``g a``.
     """
     w = nac_weight(weight_mul, mask_mul)
-    e = _apply(x.abs().clamp(min=eps).log(), w)
+    e = _apply(x.abs().clamp(min=constant(eps, x)).log(), w)
     sizes = w.abs() if w.dim() == 2 else w.abs().unsqueeze(-3)  # [K, 1, O, I]
     factors = sizes * x.sign().unsqueeze(-2) + (1 - sizes)  # [K, B, O, I]
     zero = factors == 0
-    t = e.clamp(max=omega).exp() * factors.masked_fill(zero, 1).prod(-1)
+    t = e.clamp(max=constant(omega, x)).exp() * factors.masked_fill(zero, 1).prod(-1)
     zeros = zero.sum(-1).clamp(max=2)
     h, a = _apply(x, gate_weight), nac(x, weight_add, mask_add)
     y = h.sigmoid() * a + (-h).sigmoid() * t.masked_fill(zeros > 0, 0)
