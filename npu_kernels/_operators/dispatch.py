@@ -26,6 +26,7 @@ from torch.nn import Parameter
 
 from npu_kernels import reference
 from npu_kernels._backends import cpu
+from npu_kernels._backends.triton import for_graph
 from npu_kernels._common.checks import check_choice
 from npu_kernels._common.notices import warn
 from npu_kernels._operators import ops
@@ -95,9 +96,27 @@ class use_backend(contextlib.ContextDecorator):
         _thread.forced = name
 
 
-def as_forward(name: str | None) -> contextlib.AbstractContextManager[object]:
-    """Force the backend, if any, that was forced in the forward of a backward."""
-    return contextlib.nullcontext() if name is None else use_backend(name)
+def kept() -> tuple[str | None, bool] | None:
+    """Return what a backward keeps of its forward, for `as_forward`; None if all is as usual.
+
+    It is the forced backend, and whether kernels are chosen for a CUDA graph.
+    """
+    name, graph = forced(), for_graph.active()
+    return None if name is None and not graph else (name, graph)
+
+
+def as_forward(
+    choices: tuple[str | None, bool] | None,
+) -> contextlib.AbstractContextManager[object]:
+    """Choose as the forward of a backward did: on a GPU, autograd runs this in its own thread."""
+    blocks = contextlib.ExitStack()
+    if choices is not None:
+        name, graph = choices
+        if name is not None:
+            blocks.enter_context(use_backend(name))
+        if graph:
+            blocks.enter_context(for_graph())
+    return blocks
 
 
 def constant_in_graphs(function: _Function) -> _Function:

@@ -20,6 +20,7 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
@@ -104,21 +105,25 @@ def available(device_type: str = "cuda") -> tuple[bool, str]:
     return not problem, problem
 
 
+_for_graph: ContextVar[bool] = ContextVar("npu_kernels.for_graph", default=False)
+
+
 class for_graph:
     """Choose kernels in the block for a CUDA graph, where launches cost the host nothing.
 
-    It holds in all threads: a backward runs in one of autograd's. The steps before a capture belong
-    to the block, because a kernel cannot be loaded while a stream is captured. So a capture outside
-    of such a block takes the kernels of ordinary calls, which the steps before it have loaded.
+    It holds for its thread, or within asyncio for its task, and for the backward of each forward in
+    it, in any thread (`dispatch.kept`). The steps before a capture belong to the block, because a
+    kernel cannot be loaded while a stream is captured. So a capture outside of such a block takes
+    the kernels of ordinary calls, which the steps before it have loaded.
     """
 
-    entered = 0
+    active = _for_graph.get  # whether this thread or task is in such a block
 
     def __enter__(self) -> None:
-        for_graph.entered += 1
+        self.token = _for_graph.set(True)
 
     def __exit__(self, *error: object) -> None:
-        for_graph.entered -= 1
+        _for_graph.reset(self.token)
 
 
 def ode_fits(d: int, h: int, dtype: torch.dtype) -> bool:
