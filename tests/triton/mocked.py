@@ -102,7 +102,7 @@ def mock() -> None:
     triton.runtime.driver.set_active(driver)
     # JITFunction takes it from here for every device.
     triton.compiler.compile = lambda src, **_: _Kernel(src)
-    dispatch._chosen["cpu"], dispatch._cpu_runs = "triton", False
+    dispatch._chosen[torch.device("cpu")], dispatch._cpu_runs = "triton", False
     dispatch._interprets = lambda: True
     dispatch._launchers.update(backend.repeated())
     for name in fast_path.NAMES:  # as they answer for CUDA tensors
