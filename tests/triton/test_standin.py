@@ -21,7 +21,8 @@ pytest.importorskip("triton")
 
 CHECKS = (
     "check_parameters_of_replays", "check_no_kernel_is_compiled_for_another_batch",
-    "check_widths_of_stores", "check_sizes_are_not_shifted_in_32_bits",
+    "check_no_kernel_is_compiled_for_other_addresses_of_parameters", "check_widths_of_stores",
+    "check_sizes_are_not_shifted_in_32_bits",
     "check_sizes_of_2_31_elements", "check_which_waves_are_full",
 )  # fmt: skip
 
@@ -112,14 +113,19 @@ def test_where_triton_cannot_launch(standin: dict[str, str], tmp_path: Path) -> 
     no_compiler["PATH"] = str(path)
     for changes, problem in (
         (no_compiler | cache, "finds? .*C compiler"),
-        (standin | {"TRITON_CACHE_DIR": str(file / "cache")}, "NotADirectoryError.*TRITON_CACHE_DIR"),
+        (
+            standin | {"TRITON_CACHE_DIR": str(file / "cache")},
+            "NotADirectoryError.*TRITON_CACHE_DIR",
+        ),
     ):
         state, backends, notices, registered = _choice(changes, new)
         assert re.search(rf"^unavailable: triton .*{problem}", state), state
         assert (backends[::2], registered) == (["reference"] * 4, False)
         assert all(re.search(problem, error) for error in backends[1::2])
         assert len(notices) == 1
-        assert re.search(rf"cuda tensors are computed by the slower eager formulas .*{problem}", notices[0])
+        assert re.search(
+            rf"cuda tensors are computed by the slower eager formulas .*{problem}", notices[0]
+        )
     available = "available", ["triton"] * 4, [], True
     assert tuple(_choice(standin | cache, new)) == available
     # What Triton 3.7 and later ones need of a compiler is in the folder now.
@@ -137,7 +143,7 @@ def test_an_old_gpu_beside_a_new_one(standin: dict[str, str]) -> None:
     assert state == f"available: {why}"
     error = backends[2]
     assert backends == ["triton", "reference", error, "triton", "reference", error]
-    assert f"backend 'triton' cannot run on cuda:1 tensors. Candidates: " in error
+    assert "backend 'triton' cannot run on cuda:1 tensors. Candidates: " in error
     assert why in error
     assert "cuda:1 tensors are computed by the slower eager formulas" in notice
     assert why in notice
