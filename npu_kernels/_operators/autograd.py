@@ -175,16 +175,16 @@ def _layer_steps(derivative: Derivative) -> Steps:
 
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         ctx.options = inputs[derivative.operands :]
-        ctx.kept = None if is_compiling() else dispatch.kept()
+        ctx.choices = None if is_compiling() else dispatch.choices()
         arguments = inputs[: derivative.forward_inputs] + derivative.keep
         return derivative.save(ctx, inputs, derivative.forward_operator(*arguments))
 
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         needs = derivative.bits_of[ctx.needs_input_grad[: derivative.operands]]
         arguments = *ctx.saved_tensors, *ctx.options, needs
-        if ctx.kept is None:
+        if ctx.choices is None:
             return *derivative.gradients(grad_y, *arguments), *derivative.no_options
-        with dispatch.as_forward(ctx.kept):
+        with dispatch.as_forward(ctx.choices):
             return *derivative.gradients(grad_y, *arguments), *derivative.no_options
 
     return forward, backward
@@ -223,7 +223,7 @@ def _launching_steps(derivative: Derivative) -> Steps:
     """
 
     def forward(ctx: Any, launcher: Any, *inputs: Any) -> Tensor:
-        ctx.options, ctx.kept = inputs[derivative.operands :], dispatch.kept()
+        ctx.options, ctx.choices = inputs[derivative.operands :], dispatch.choices()
         outputs, ctx.tape = launcher.call(inputs[: derivative.forward_inputs] + derivative.keep)
         return derivative.save(ctx, inputs, outputs)
 
@@ -231,13 +231,13 @@ def _launching_steps(derivative: Derivative) -> Steps:
         tape = ctx.tape
         needs = derivative.bits_of[ctx.needs_input_grad[1 : 1 + derivative.operands]]
         arguments = *ctx.saved_tensors, *ctx.options, needs
-        repeats = tape is not None and ctx.kept is None
+        repeats = tape is not None and ctx.choices is None
         if repeats and not eager_only() and not torch.is_grad_enabled():
             launcher = dispatch.launcher(derivative.backward_name, (grad_y,))
             if launcher is not None:
                 grads = launcher.call_after(tape, (grad_y, *arguments))
                 return None, *derivative.present(grads, needs), *derivative.no_options
-        with dispatch.as_forward(ctx.kept):
+        with dispatch.as_forward(ctx.choices):
             return None, *derivative.gradients(grad_y, *arguments), *derivative.no_options
 
     return forward, backward

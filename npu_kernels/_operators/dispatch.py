@@ -98,22 +98,22 @@ class use_backend(contextlib.ContextDecorator):
         _thread.forced = name
 
 
-def kept() -> tuple[str | None, bool] | None:
-    """Return what a backward keeps of its forward, for `as_forward`; None if all is as usual.
+def choices() -> tuple[str | None, bool] | None:
+    """Return the forced backend, and whether kernels are chosen for a CUDA graph; None if neither.
 
-    It is the forced backend, and whether kernels are chosen for a CUDA graph.
+    A backward takes those of its forward, by `as_forward`.
     """
     name, graph = forced(), for_graph.active()
     return None if name is None and not graph else (name, graph)
 
 
 def as_forward(
-    choices: tuple[str | None, bool] | None,
+    chosen: tuple[str | None, bool] | None,
 ) -> contextlib.AbstractContextManager[object]:
     """Choose as the forward of a backward did: on a GPU, autograd runs this in its own thread."""
     blocks = contextlib.ExitStack()
-    if choices is not None:
-        name, graph = choices
+    if chosen is not None:
+        name, graph = chosen
         if name is not None:
             blocks.enter_context(use_backend(name))
         if graph:

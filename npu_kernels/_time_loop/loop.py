@@ -232,7 +232,7 @@ class RolloutFunction(Function):
         trajectory, slopes, stages = _forward(loop, loop.memory == "full", u0, weights)
         ctx.save_for_backward(u0, trajectory, *weights, stages)
         ctx.loop = loop
-        ctx.kept = None if is_compiling() else dispatch.kept()
+        ctx.choices = None if is_compiling() else dispatch.choices()
         ctx.set_materialize_grads(False)
         if not loop.derivatives:
             ctx.mark_non_differentiable(slopes)
@@ -241,9 +241,9 @@ class RolloutFunction(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         needs = sum(bool(need) << bit for bit, need in enumerate(ctx.needs_input_grad[1:]))
-        if ctx.kept is None:
+        if ctx.choices is None:
             return None, *_rollout_backward(ctx.loop, needs, *grads, *ctx.saved_tensors)
-        with dispatch.as_forward(ctx.kept):
+        with dispatch.as_forward(ctx.choices):
             return None, *_rollout_backward(ctx.loop, needs, *grads, *ctx.saved_tensors)
 
 

@@ -37,7 +37,7 @@ WHOLE, CUT_OFF = '{"name": "a", "value": 1}\n', '{"name": "b", "va'
 def test_a_damaged_file_is_named_with_its_line(
     command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before any work; the file stays as it is."""
+    """Nothing is measured, and the file stays as it is."""
     file, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
     file.write_text(damaged := f"\n{CUT_OFF}\n{WHOLE}")
     page.write_text("")
@@ -63,7 +63,7 @@ def _run(file: Path) -> int:
 def test_a_run_adds_to_a_file_that_a_kill_cut_off(end: str, tmp_path: Path) -> None:
     """A part of a last line is removed, a whole one without its end gets it."""
     file = tmp_path / "rows.jsonl"
-    kept = [{"name": "a", "value": 1}, *([{"name": "b"}] if end.endswith("}") else [])]
+    rows = [{"name": "a", "value": 1}, *([{"name": "b"}] if end.endswith("}") else [])]
     new = {"name": "c", "value": 3}
 
     def complete() -> None:
@@ -72,7 +72,7 @@ def test_a_run_adds_to_a_file_that_a_kill_cut_off(end: str, tmp_path: Path) -> N
     for add in (lambda: _run(file), complete):
         file.write_text(WHOLE + end)
         add()
-        assert rows_command.read(file) == [*kept, new]
+        assert rows_command.read(file) == [*rows, new]
 
 
 def test_tuning_goes_on_from_a_file_that_a_kill_cut_off(tmp_path: Path) -> None:

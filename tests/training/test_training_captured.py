@@ -39,11 +39,11 @@ events: list[str] = []
 class Stream:
     """Stands for torch.cuda.Stream: a stream of the device that was current when it was made."""
 
-    here: Any = 0  # the current device, which has the tensors
+    now: Any = 0  # the current device, which has the tensors
     current: Any = None
 
     def __init__(self) -> None:
-        self.device = Stream.here
+        self.device = Stream.now
 
     def wait_stream(self, other: Any) -> None:
         events.append("wait")
@@ -60,7 +60,7 @@ class Graph(TorchDispatchMode):
 
     def capture_begin(self, *pool: Any, **settings: Any) -> None:
         events.append("capture")
-        self.captures = Stream.current.device == Stream.here
+        self.captures = Stream.current.device == Stream.now
         if self.captures:
             self.__enter__()
 
@@ -135,7 +135,7 @@ def gpu_is_played(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
     monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", None)
-    monkeypatch.setattr(Stream, "here", 0)
+    monkeypatch.setattr(Stream, "now", 0)
     monkeypatch.setattr(Stream, "current", Stream())
     for name in ("adam", "rmsprop"):
         module = sys.modules[f"torch.optim.{name}"]  # torch.optim deletes their names
@@ -439,7 +439,7 @@ def test_a_capture_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("gpu_is_played")
 def test_a_run_on_a_second_device() -> None:
     """torch's own stream for captures belongs to the device of a process's first capture."""
-    for Stream.here in (0, 1):
+    for Stream.now in (0, 1):
         Stream.current = Stream()
         events.clear()
         assert run(model_of(None), *data(), steps=40).captured
@@ -465,7 +465,7 @@ def test_an_empty_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("gpu_is_played")
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_stream_after_a_capture(fails: bool) -> None:
-    """Is the user's. torch leaves its own where the end of a capture fails."""
+    """It is the user's. torch leaves its own where the end of a capture fails."""
     model, before = model_of(None), Stream.current
     notice = pytest.warns(UserWarning, match="no CUDA graph")
     with notice if fails else contextlib.nullcontext():
@@ -479,7 +479,7 @@ def test_the_stream_after_a_capture(fails: bool) -> None:
 def test_a_capture_has_one_stream(
     before: bool, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the stream of a tensor that the user has kept; afterwards torch's setting is his."""
+    """A tensor that the user has kept does not change it; afterwards torch's setting is his."""
     if not hasattr(torch.autograd.graph, "set_override_stale_capture_stream"):
         pytest.skip("torch has no such setting before 2.13")
     seen: list[bool] = []
@@ -504,7 +504,7 @@ def test_a_capture_has_one_stream(
 def test_the_notice_names_tensors_that_are_alive(
     gpu_is_played: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where torch cannot leave their streams."""
+    """They are a cause where torch cannot leave their streams."""
     name = "set_override_stale_capture_stream"
     monkeypatch.delattr(torch.autograd.graph, name, raising=False)
     match = r"If a tensor computed from the parameters is alive.* `del` it: before torch 2\.13"

@@ -449,7 +449,7 @@ def check_who_wants_to_see_operators() -> None:
 
 
 def check_kernels_of_graphs_are_their_threads() -> None:
-    """Beside a block for a graph, other threads launch as ever; a backward launches what belongs to
+    """Other threads than that of a block for a graph launch as ever; a backward launches what belongs to
     its forward, in whichever thread it runs."""
     layer, x = npu_kernels.NPU(192, 192), torch.rand(64, 192)
     usual = {"npu_forward_kernel"}, {"npu_backward_x_kernel", "npu_backward_w_kernel"}
@@ -468,9 +468,9 @@ def check_kernels_of_graphs_are_their_threads() -> None:
 
     losses: list[Tensor] = []
     with ThreadPoolExecutor(1) as thread:
-        for way in (contextlib.nullcontext, lambda: torch.profiler.profile(acc_events=True)):
+        for watch in (contextlib.nullcontext, lambda: torch.profiler.profile(acc_events=True)):
             for _ in range(4):  # launched, recorded, and repeated
-                with way():
+                with watch():
                     with backend.for_graph():
                         assert names(forward) == large[0]
                         assert thread.submit(names, forward).result() == usual[0]

@@ -180,8 +180,8 @@ def check_no_kernel_is_compiled_for_another_batch() -> None:
 
 
 def check_no_kernel_is_compiled_for_other_addresses_of_parameters() -> None:
-    """In small layers, where weights and gate may be views of one flat vector; with many rows their
-    gradients are sums of partial ones."""
+    """Small layers' weights and gate may be views of one flat vector; with many rows their gradients
+    are sums of partial ones."""
     for rows, dtype in ((100, torch.float32), (9000, torch.float64)):
         seen, flat = [], torch.empty(60, dtype=dtype)
         for shift in range(4):

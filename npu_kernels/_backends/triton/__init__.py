@@ -160,9 +160,9 @@ _for_graph: ContextVar[bool] = ContextVar("npu_kernels.for_graph", default=False
 class for_graph:
     """Choose kernels in the block for a CUDA graph, where launches cost the host nothing.
 
-    It holds for its thread, or within asyncio for its task, and for the backward of each forward in
-    it, in any thread (`dispatch.kept`). The steps before a capture belong to the block, because a
-    kernel cannot be loaded while a stream is captured. So a capture outside of such a block takes
+    It holds for its thread, or within asyncio for its task, and in any thread for the backward of
+    each forward in it (`dispatch.choices`). The steps before a capture belong to the block, because
+    a kernel cannot be loaded while a stream is captured. So a capture outside of such a block takes
     the kernels of ordinary calls, which the steps before it have loaded.
     """
 

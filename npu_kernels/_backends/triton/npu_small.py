@@ -115,9 +115,7 @@ def _store_sums(
         tl.store(ptrs, acc_gate.to(grad_gate_ptr.dtype.element_ty), mask=mask_i)
 
 
-@triton.jit(
-    do_not_specialize=["K", "B", "tiles"], do_not_specialize_on_alignment=_PARAMETERS
-)
+@triton.jit(do_not_specialize=["K", "B", "tiles"], do_not_specialize_on_alignment=_PARAMETERS)
 def npu_small_backward_kernel(
     grad_y_ptr,  # [K, B, O]
     x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr,
