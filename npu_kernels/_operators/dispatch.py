@@ -111,13 +111,14 @@ def as_forward(
     chosen: tuple[str | None, bool] | None,
 ) -> contextlib.AbstractContextManager[object]:
     """Choose as the forward of a backward did: on a GPU, autograd runs this in its own thread."""
+    if chosen is None:
+        return contextlib.nullcontext()
+    name, graph = chosen
     blocks = contextlib.ExitStack()
-    if chosen is not None:
-        name, graph = chosen
-        if name is not None:
-            blocks.enter_context(use_backend(name))
-        if graph:
-            blocks.enter_context(for_graph())
+    if name is not None:
+        blocks.enter_context(use_backend(name))
+    if graph:
+        blocks.enter_context(for_graph())
     return blocks
 
 
