@@ -39,11 +39,11 @@ events: list[str] = []
 class Stream:
     """Stands for torch.cuda.Stream: a stream of the device that was current when it was made."""
 
-    now: Any = 0  # the current device, which has the tensors
+    active: Any = 0  # the current device, which has the tensors
     current: Any = None
 
     def __init__(self) -> None:
-        self.device = Stream.now
+        self.device = Stream.active
 
     def wait_stream(self, other: Any) -> None:
         events.append("wait")
@@ -60,7 +60,7 @@ class Graph(TorchDispatchMode):
 
     def capture_begin(self, *pool: Any, **settings: Any) -> None:
         events.append("capture")
-        self.captures = Stream.current.device == Stream.now
+        self.captures = Stream.current.device == Stream.active
         if self.captures:
             self.__enter__()
 
@@ -135,7 +135,7 @@ def gpu_is_played(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
     monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", None)
-    monkeypatch.setattr(Stream, "now", 0)
+    monkeypatch.setattr(Stream, "active", 0)
     monkeypatch.setattr(Stream, "current", Stream())
     for name in ("adam", "rmsprop"):
         module = sys.modules[f"torch.optim.{name}"]  # torch.optim deletes their names
@@ -439,7 +439,7 @@ def test_a_capture_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("gpu_is_played")
 def test_a_run_on_a_second_device() -> None:
     """torch's own stream for captures belongs to the device of a process's first capture."""
-    for Stream.now in (0, 1):
+    for Stream.active in (0, 1):
         Stream.current = Stream()
         events.clear()
         assert run(model_of(None), *data(), steps=40).captured

@@ -102,7 +102,7 @@ def _choice(environment: dict[str, str], capabilities: list[tuple[int, int]]) ->
 
 
 def test_where_triton_cannot_launch(standin: dict[str, str], tmp_path: Path) -> None:
-    """Without a C compiler or a folder to write to: the formulas, one notice, and `env` says it."""
+    """Formulas compute, without a C compiler or a cache that can be written; `env` says why."""
     new, file = [(9, 0), (9, 0)], tmp_path / "file"
     file.touch()
     cache, path = {"TRITON_CACHE_DIR": str(tmp_path / "cache")}, tmp_path / "path"

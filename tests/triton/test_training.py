@@ -61,7 +61,7 @@ def test_every_device(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
 # torch's, of the steps before the capture.
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 def test_while_a_result_is_alive(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From torch 2.13 on a step is captured nevertheless; before, the notice names the cause."""
+    """A step is captured from torch 2.13 on; before, the notice names the cause."""
     (x, y), runs = (t.to(gpu) for t in data()), []
     able = hasattr(torch.autograd.graph, "set_override_stale_capture_stream")
     for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
