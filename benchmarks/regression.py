@@ -30,7 +30,7 @@ from torch import nn
 from benchmarks.arguments import command
 from benchmarks.drawing import COLORS, figure, save
 from benchmarks.marked_blocks import crossed, renew
-from benchmarks.rows_command import Row, complete, read
+from benchmarks.rows_command import Row, complete, read, told
 from npu_kernels import NPURegressor, RealNPU
 from npu_kernels._jobs import files
 from npu_kernels.training import project_, run
@@ -183,18 +183,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--report", type=Path, metavar="PAGE", help="write the tables there, and run nothing")
     add("--pictures", type=Path, metavar="FOLDER", help="draw the settings there, run nothing")
     options = parser.parse_args(argv)
-    rows = read(options.out, missing_ok=True)
-    if options.report:
-        renew(options.report, {mark: table(rows, kind) for mark, kind in MARKS.items()})
-    for setting in SETTINGS if options.pictures else ():
-        picture(rows, setting, options.pictures / f"setting-{setting}.png")
-    if options.report or options.pictures:
-        return
-    torch.set_num_threads(1)
-    splits = itertools.product(tables(), METHODS, (*range(SPLITS), "beyond"))
-    complete(options.out, ("table", "method", "split"), splits, measure, shown=["r2"])
-    values = [(name, value) for name, setting in SETTINGS.items() for value in setting[2]]
-    complete(options.out, ("setting", "value"), values, vary, shown=["share"])
+    with told(parser):
+        if options.report or options.pictures:
+            rows = read(options.out, missing_ok=True)
+            if options.report:
+                renew(options.report, {mark: table(rows, kind) for mark, kind in MARKS.items()})
+            for setting in SETTINGS if options.pictures else ():
+                picture(rows, setting, options.pictures / f"setting-{setting}.png")
+            return
+        torch.set_num_threads(1)
+        splits = itertools.product(tables(), METHODS, (*range(SPLITS), "beyond"))
+        complete(options.out, ("table", "method", "split"), splits, measure, shown=["r2"])
+        values = [(name, value) for name, setting in SETTINGS.items() for value in setting[2]]
+        complete(options.out, ("setting", "value"), values, vary, shown=["share"])
 
 
 if __name__ == "__main__":

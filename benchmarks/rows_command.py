@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,64 @@ from npu_kernels._jobs import files
 Row = dict[str, Any]
 
 
-def read(*paths: Path, missing_ok: bool = False) -> list[Row]:
-    """Return the rows of files of JSON lines; missing_ok: a file that is not there has none."""
+class ReportError(Exception):
+    """A file that cannot be used, named."""
+
+
+def read(*paths: Path, missing_ok: bool = False, needed: Sequence[str] = ()) -> list[Row]:
+    """Return the rows of files of JSON lines; ReportError names file and line.
+
+    missing_ok: a file that is not there has no rows. needed: keys that every row has.
+    """
     existing = [path for path in paths if path.exists() or not missing_ok]
-    lines = [line for path in existing for line in path.read_text().splitlines()]
-    return [json.loads(line) for line in lines if line.strip()]
+    return [row for path in existing for row in _rows(path, _text(path), needed)]
+
+
+def earlier(path: Path, needed: Sequence[str] = ()) -> list[Row]:
+    """Return the rows of a file that a run adds to; a last line that a kill cut off is removed.
+
+    Raises ReportError for a file with other content, and does not change it. needed: keys that
+    every row has; the first is the first of its line.
+    """
+    if not path.exists():
+        return []
+    text = _text(path)
+    beginning, last = f'{{"{needed[0]}": ' if needed else "{", text.rpartition("\n")[2]
+    if last.startswith(beginning) or beginning.startswith(last):
+        try:
+            _rows(path, last, ())
+        except ReportError:
+            text = text.removesuffix(last)
+    rows = _rows(path, text, needed)
+    if last:
+        files.write(path, text + "\n" * (text[-1:] not in ("", "\n")))
+    return rows
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReportError(f"cannot read {path}: {error}") from None
+
+
+def _rows(path: Path, text: str, needed: Sequence[str]) -> list[Row]:
+    rows = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number} is no"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ReportError(f"{where} JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise ReportError(f"{where} row: {line[:80]}")
+        missing = [key for key in needed if key not in row]
+        if missing:
+            raise ReportError(f"{where} row of these: without {', '.join(missing)}")
+        rows.append(row)
+    return rows
 
 
 def complete(
@@ -31,13 +85,26 @@ def complete(
     names: of the columns that a row is known by, whose values `planned` has and `measure` gets.
     shown: the columns that are printed as well.
     """
-    rows = read(path, missing_ok=True)
+    rows = earlier(path)
     done = {tuple(row.get(name) for name in names) for row in rows}
     for key in planned:
         if key not in done:
             rows.append(measure(*key))
-            files.write(path, "".join(json.dumps(row) + "\n" for row in rows))
+            _write(path, rows)
             print(*key, *(rows[-1][name] for name in shown), flush=True)
+
+
+def _write(path: Path, rows: Iterable[Row]) -> None:
+    files.write(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+@contextmanager
+def told(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """End the command with a message, and status 1, where a file of rows or a page is unusable."""
+    try:
+        yield
+    except (ReportError, MarksError) as error:
+        sys.exit(f"{parser.prog}: {error}")
 
 
 def run(
@@ -62,13 +129,15 @@ def run(
     if options.page:
         try:
             renew(options.page, {mark: table(read(*options.files))})
-        except (MarksError, OSError) as error:
+        except (MarksError, ReportError, OSError) as error:
             print(f"{parser.prog}: {error}", file=sys.stderr)
             return 1
         return 0
-    rows = measure(options)
-    if options.json:
-        with options.json.open("a") as output:
-            output.writelines(json.dumps(row) + "\n" for row in rows)
+    with told(parser):
+        if options.json:
+            earlier(options.json)  # before the work
+        rows = measure(options)
+        if options.json:
+            _write(options.json, [*earlier(options.json), *rows])
     print(table(rows))
     return 0

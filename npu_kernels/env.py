@@ -68,12 +68,13 @@ def _matmul_precision() -> str:
 
 def _large_layers() -> str:
     """Say which Triton kernels large layers take on the device, or else on each architecture."""
-    cuda = torch.cuda.is_available() and torch.version.hip is None
-    if not cuda or not dispatch.reasons("cuda")["triton"][0]:
-        return "; ".join(map(costs.describe, costs.CHIPS))
-    from npu_kernels._backends.triton import tuning
+    if torch.cuda.is_available() and torch.version.hip is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+        if dispatch.reasons(device)["triton"][0]:
+            from npu_kernels._backends.triton import tuning
 
-    return costs.describe(tuning.architecture_of(torch.device("cuda", torch.cuda.current_device())))
+            return costs.describe(tuning.architecture_of(device))
+    return "; ".join(map(costs.describe, costs.CHIPS))
 
 
 def environment() -> dict[str, str]:
@@ -101,7 +102,8 @@ def environment() -> dict[str, str]:
     }
     for device_type in ("cpu", "cuda"):
         for backend, (runs, reason) in dispatch.reasons(device_type).items():
-            facts[f"{backend} on {device_type}"] = "available" if runs else f"unavailable: {reason}"
+            state = "available" if runs else "unavailable"
+            facts[f"{backend} on {device_type}"] = f"{state}: {reason}" if reason else state
     return facts
 
 

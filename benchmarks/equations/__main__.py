@@ -31,7 +31,7 @@ from benchmarks.equations.laws import LAWS, Law
 from benchmarks.equations.report import METHODS, PLANNED_SEEDS, page, picture
 from benchmarks.equations.rivals import RIVALS, installed, powers
 from benchmarks.equations.srsd import laws_of
-from benchmarks.rows_command import Row, complete, read
+from benchmarks.rows_command import Row, complete, read, told
 from npu_kernels._jobs import files
 from npu_kernels.env import processor
 
@@ -161,18 +161,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--picture", type=files.output, help="draw the shares over the noise, and run nothing")
     options = parser.parse_args(argv)
     if options.report or options.picture:
-        rows = read(options.out, missing_ok=True)
-        if options.report:
-            files.write(options.report, page(options.report.read_text(), rows))
-        if options.picture:
-            picture(rows, options.picture)
+        with told(parser):
+            rows = read(options.out, missing_ok=True)
+            if options.report:
+                files.write(options.report, page(options.report.read_text(), rows))
+            if options.picture:
+                picture(rows, options.picture)
         return
     from threadpoolctl import threadpool_limits
 
     absent = [m for m in options.methods if m not in (*METHODS[:2], *installed())]
     if absent:
         parser.error(f"not installed: {', '.join(absent)} (pip install {' '.join(absent)})")
-    with threadpool_limits(1):
+    with told(parser), threadpool_limits(1):
         for method in options.methods:
             measure(LAWS[0], 0.0, 0, method, 50)  # imports
         for seed in range(options.seeds):

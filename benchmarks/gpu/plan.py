@@ -35,10 +35,12 @@ LAUNCHES = (
 # Some 30 GiB each: one after the other, or a GPU of 80 GB has no room for them.
 HUGE = "more_than_2_31"
 # Files of tests and into how many items they are cut.
-FIRST_TESTS = (("test_large.py", 4), ("test_half.py", 2), ("test_gpu.py", 4))
+FIRST_TESTS = (
+    ("test_large.py", 4), ("test_half.py", 2), ("test_gpu.py", 4), ("test_training.py", 3),
+)  # fmt: skip
 TESTS = (
     ("test_kernels.py", 6), ("test_special_values.py", 1), ("test_precision.py", 2),
-    ("test_ode.py", 2), ("test_training.py", 1), ("test_tuning.py", 1),
+    ("test_ode.py", 2), ("test_tuning.py", 1),
 )  # fmt: skip
 # Sizes, and a precision that is not "highest".
 CASES = (
@@ -82,8 +84,8 @@ LOOPS = (
     "rollout 200x3x9", "rollout 200x3x9x100", "training 1024x64x64 optimizer=named",
 )  # fmt: skip
 
-COMMAND_SECONDS = 560.0  # of a command, unless it says another number
-COMMANDS = 3  # for all parts
+COMMAND_SECONDS = 380.0  # of a command, unless it says another number
+COMMANDS = 5  # for all parts; two are enough for those until "huge"
 
 
 def _shards(files: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
@@ -96,20 +98,20 @@ PARTS = {
     "smoke": Part("first launch of every kernel, its error against float64", 100, 60, LAUNCHES, 12),
     "tests": Part("pytest -m gpu, what runs only there", 150, 140, tuple(
         f"{item} without={HUGE}" for item in _shards(FIRST_TESTS)
-    ), 12),
-    "huge": Part("pytest -m gpu, tensors of more than 2^31 elements", 80, 75, (
-        f"test_gpu.py 0/1 only={HUGE}",
-    )),
+    ), 13),
     "memcheck": Part("first launches under compute-sanitizer", 80, 70, (
         "npu 256x512x512", f"npu {SMALL}",
     ), 2),
     "bench": Part("the main sizes against eager, and in CUDA graphs", 80, 60, BENCH),
-    "warm": Part("the code of torch.compile for these sizes, in several processes", 100, 95,
-                 COMPILE, 9),
-    "compile": Part("the main sizes against torch.compile", 190, 90, COMPILE),
     "loops": Part("trainings in CUDA graphs, rollouts beside torchdiffeq", 100, 40, LOOPS),
     "crossover": Part("one-pass kernels and planes, in graphs and without", 120, 60,
                       CROSSOVER),
+    "huge": Part("pytest -m gpu, tensors of more than 2^31 elements", 80, 75, (
+        f"test_gpu.py 0/1 only={HUGE}",
+    )),
+    "warm": Part("the code of torch.compile for these sizes, in several processes", 100, 95,
+                 COMPILE, 9),
+    "compile": Part("the main sizes against torch.compile", 190, 90, COMPILE),
     "more": Part("pytest -m gpu, the other tests", 150, 140, _shards(TESTS), 12),
     "tune": Part("the fastest configuration of each kernel, by priority", 150, 60, TUNED),
     "rebench": Part("the main sizes with the tuned tables", 60, 60, AGAIN),
@@ -120,13 +122,13 @@ REHEARSED = {
     "env": ("env",),
     "smoke": ("nmu 5x3x2x2 shared", "ode 3x2x2"),
     "tests": (f"test_tuning.py 0/40 without={HUGE}",),
-    "huge": PARTS["huge"].items,
     "memcheck": ("npu 3x2x2",),
     "bench": ("2x3x2 rivals=eager,graph,linear",),
-    "warm": ("2x3x2 rivals=eager",),
-    "compile": (),
     "loops": ("training 5x2x4", "rollout 3x2x2"),
     "crossover": ("3x20x17",),
+    "huge": PARTS["huge"].items,
+    "warm": ("2x3x2 rivals=eager",),
+    "compile": (),
     "more": ("test_tuning.py 1/40",),
     "tune": ("nmu_forward 5+7x3x2",),
     "rebench": ("2x3x2 high rivals=eager",),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.arguments import command
 from benchmarks.marked_blocks import MarksError, record_table, renew
+from benchmarks.rows_command import ReportError, Row, read
 
-Row = dict[str, Any]
 OPTIMIZERS = {
     "adam": "Adam", "named": '`"adam"`', "fused-decay": "fused Adam, a rate that falls",
 }  # fmt: skip
@@ -105,14 +103,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--page", type=Path, action="append", required=True, help="a document; several are allowed")
     options = parser.parse_args(argv)
     try:
-        rows = [
-            json.loads(line) for path in options.files for line in path.read_text().splitlines()
-        ]
+        rows = read(*options.files)
         for page in options.page:
             text = page.read_text()
             marks = [mark for mark in BLOCKS if f"<!-- {mark}:begin -->" in text]
             renew(page, {mark: BLOCKS[mark](rows) for mark in marks})
-    except (MarksError, OSError, ValueError) as error:
+    except (ReportError, MarksError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
     return 0

@@ -17,12 +17,13 @@ from typing import Any, TextIO
 import torch
 
 from benchmarks.arguments import command, listed, positive, seconds
+from benchmarks.rows_command import ReportError, earlier
 from benchmarks.throughput import cases as suite_cases
 from benchmarks.throughput import environment, peak, resume, rivals, suite
 from benchmarks.throughput.cases import GPU_SIZES, PASSES, QUICK_SIZES, Case, Size
 from benchmarks.throughput.devices import DEVICES, Device
 from benchmarks.throughput.environment import cores, named_threads
-from benchmarks.throughput.results import ReportError
+from benchmarks.throughput.results import NEEDED
 from npu_kernels import backend_for
 from npu_kernels._jobs import files
 from npu_kernels._jobs.progress import Progress
@@ -134,11 +135,11 @@ def measure(
         "matmul_precision": options.precision,
         "settings": {"seconds": of_case, "memory": with_memory},
     }
-    earlier, tell = resume.usable(before, common), _once()
+    usable, tell = resume.usable(before, common), _once()
     rows: list[suite.Row] = []
     for count in options.threads or (sorted({1, cores()}) if device.name == "cpu" else [1]):
         old = {
-            case: resume.complete(earlier.get((case, count), {}), case, names, count, device.name)
+            case: resume.complete(usable.get((case, count), {}), case, names, count, device.name)
             for case in cases
         }
         rows += [row for case_rows in old.values() for row in case_rows]
@@ -198,16 +199,16 @@ def _measure_cases(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     options = arguments(argv)
-    if options.tune:
-        from benchmarks.throughput import tune
-
-        path = None if options.tune == "shipped" else Path(options.tune)
-        sizes = options.sizes or (QUICK_SIZES if options.quick else GPU_SIZES)
-        jobs = options.jobs or max(1, cores() - 2)
-        of_kernel = options.seconds or tune.SECONDS
-        return tune.main(sizes, options.precision, of_kernel, path, options.json, jobs)
     try:
-        before = resume.earlier(options.json) if options.json else []
+        if options.tune:
+            from benchmarks.throughput import tune
+
+            path = None if options.tune == "shipped" else Path(options.tune)
+            sizes = options.sizes or (QUICK_SIZES if options.quick else GPU_SIZES)
+            jobs = options.jobs or max(1, cores() - 2)
+            of_kernel = options.seconds or tune.SECONDS
+            return tune.main(sizes, options.precision, of_kernel, path, options.json, jobs)
+        before = earlier(options.json, NEEDED) if options.json else []
         with options.json.open("a") if options.json else nullcontext() as output:
             measure(options, output, before)
     except KeyboardInterrupt:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import rows_command
+from benchmarks.rows_command import ReportError, Row
 from benchmarks.throughput.cases import Case
 
-Row = dict[str, Any]
 Group = dict[str, Row]  # rival -> row
 # Processor, instruction set, torch, npu_kernels, commit, matmul precision.
 Machine = tuple[str, ...]
@@ -33,30 +33,9 @@ PROCESSORS = {
 INSTRUCTION_SETS = "baseline", "avx2", "avx512", "avx512_bf16", "amx"  # a processor's best is shown
 
 
-class ReportError(Exception):
-    """A file that cannot be used, named."""
-
-
-def read(paths: Iterable[Path], text: str | None = None) -> list[Row]:
-    """The rows of the files, or of `text` in their place; ReportError names file and line."""
-    rows: list[Row] = []
-    for path in paths:
-        try:
-            lines = (path.read_text() if text is None else text).splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ReportError(f"cannot read {path}: {error}") from None
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ReportError(f"{path}, line {number} is no JSON: {error}") from None
-            missing = [key for key in NEEDED if not isinstance(row, dict) or key not in row]
-            if missing:
-                lacks = f"no row of the suite: without {', '.join(missing)}"
-                raise ReportError(f"{path}, line {number} is {lacks}")
-            rows.append(row)
+def read(paths: Iterable[Path]) -> list[Row]:
+    """The rows of the files; ReportError names file and line."""
+    rows = rows_command.read(*paths, needed=NEEDED)
     if not rows:
         raise ReportError("there are no rows")
     return rows

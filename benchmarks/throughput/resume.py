@@ -7,45 +7,15 @@ takes the later one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable
-from pathlib import Path
 
+from benchmarks.rows_command import Row
 from benchmarks.throughput import rivals, timing
 from benchmarks.throughput.cases import Case
-from benchmarks.throughput.results import Group, Groups, ReportError, Row, by_case, read
-from npu_kernels._jobs import files
+from benchmarks.throughput.results import Group, Groups, by_case
 
 # What differs between environments of runs that may be put together.
 PASSING = ("date", "load_average")
-BEGINNING = '{"layer": '  # of every row
-
-
-def earlier(path: Path) -> list[Row]:
-    """The rows of a file that a run is to go on with; a last line that a kill cut off is removed.
-
-    Raises ReportError for a file with other content, and does not change it.
-    """
-    if not path.exists():
-        return []
-    try:
-        text = path.read_text()
-    except UnicodeDecodeError as error:
-        raise ReportError(f"{path} is no text: {error}") from None
-    last = text.rpartition("\n")[2]
-    if last and not _is_row(last) and (last.startswith(BEGINNING) or BEGINNING.startswith(last)):
-        text = text.removesuffix(last)
-    rows = read([path], text) if text.strip() else []
-    if last:
-        files.write(path, text + "\n" * (text[-1:] not in ("", "\n")))
-    return rows
-
-
-def _is_row(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except json.JSONDecodeError:
-        return False
 
 
 def usable(rows: Iterable[Row], common: Row) -> Groups:

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import rows_command
 from benchmarks.throughput.cases import Size
 from benchmarks.throughput.devices import DEVICES
 from benchmarks.throughput.orders import Order, Task, order, tasks
@@ -251,13 +252,10 @@ def describe(row: Row) -> str:
 def earlier(path: Path | None, where: Row) -> set[str]:
     """The tasks, as text, of which a file has a row of this device and these versions."""
     done = set()
-    if path is not None and path.exists():
-        for line in path.read_text().splitlines():
-            # A kill may have cut a line off.
-            with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
-                row = json.loads(line)
-                if all(row.get(name) == value for name, value in where.items()):
-                    done.add(str(Task.from_dict(row)))
+    for row in [] if path is None else rows_command.earlier(path):
+        if all(row.get(name) == value for name, value in where.items()):
+            with contextlib.suppress(KeyError, TypeError):  # another command's row
+                done.add(str(Task.from_dict(row)))
     return done
 
 
@@ -286,11 +284,11 @@ def main(
     try:
         # Before the work: the table can be read, and more can be written.
         write({}, architecture, path)
+        done = earlier(rows, where)
         output = rows.open("a") if rows is not None else contextlib.nullcontext()
     except (OSError, ValueError) as error:
         print(f"--tune: {table} cannot be used: {error}", file=sys.stderr)
         return 2
-    done = earlier(rows, where)
     with Pool(jobs, target) as pool, output as file:
         tuner = Tuner(where, architecture, path, pool=pool)
         for task in tasks(sizes, precision):

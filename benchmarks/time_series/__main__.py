@@ -22,6 +22,7 @@ started again.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import time
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,7 @@ from torch import Tensor, nn
 from benchmarks.arguments import command, listed
 from benchmarks.marked_blocks import insert, record_table
 from benchmarks.marked_blocks import table as markdown_table
-from benchmarks.rows_command import Row, complete, read
+from benchmarks.rows_command import Row, complete, read, told
 from benchmarks.time_series import odebench
 from npu_kernels import NAU, RealNPU, ode
 from npu_kernels._jobs import files
@@ -275,6 +276,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--picture", type=files.output, help="draw ODEBench's rows into this file, run nothing")
     options = parser.parse_args(argv)
     out = options.out or (ODEBENCH_OUT if options.odebench else OUT)
+    with told(parser):
+        _work(options, out)
+
+
+def _work(options: argparse.Namespace, out: Path) -> None:
     if options.picture:
         odebench.picture(read(ODEBENCH_OUT), options.picture)
     if options.report:

@@ -16,7 +16,8 @@ are as before.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -68,9 +69,9 @@ class Captured(Ordinary):
             super().advance(done, rows, schedules)
             return
         counts = {} if self.graph is None else self.graph.counts
-        with torch.cuda.device(self.x.device):
+        with torch.cuda.device(self.x.device), for_graph():
             count = self._begin(done, rows, schedules)
-            with capturable(self.optimizer, self.x.device, counts), for_graph():
+            with capturable(self.optimizer, self.x.device, counts):
                 graph = self.graph
                 # Where replays make the steps, they take the call's rows and numbers.
                 serves = graph is not None and graph.inputs.renew(rows, schedules)
@@ -106,19 +107,32 @@ class Captured(Ordinary):
                 self.record(done + step, self.step(inputs.rows, inputs.weights.values))
         torch.cuda.current_stream().wait_stream(side)
         count += FIRST_STEPS
+        inputs.take(count)
         graph = torch.cuda.CUDAGraph()
+        error: Tensor | None = None
+        reason: Exception | None = None
         try:
-            with torch.cuda.graph(graph):
-                error = self.step(inputs.rows, inputs.weights.values)
-        except RuntimeError as problem:
-            self.works = False
-            first = str(problem).partition("\n")[0]
-            warn(
-                "npu_kernels: training.run makes its steps one by one, because no CUDA graph can "
-                f"be captured of them ({type(problem).__name__}: {first})"
-            )
+            with _capturing(graph, side):
+                try:
+                    error = self.step(inputs.rows, inputs.weights.values)
+                except (
+                    RuntimeError
+                ) as problem:  # the end of the capture may fail too, and says less
+                    reason = problem
+        except (RuntimeError, UserWarning) as problem:
+            reason = reason or problem
+        if error is not None and reason is None:
+            self.graph = _Graph(graph, inputs, error, counts, _fingerprint(self))
             return count
-        self.graph = _Graph(graph, inputs, error, counts, _fingerprint(self))
+        if error is not None and isinstance(reason, UserWarning):
+            self.record(done + count, error)  # the graph is empty, because the step was made
+            count += 1
+        self.works = False
+        first = str(reason).partition("\n")[0]
+        warn(
+            "npu_kernels: training.run makes its steps one by one, because no CUDA graph can "
+            f"be captured of them ({type(reason).__name__}: {first}){_hint()}"
+        )
         return count
 
     def _replay(self, graph: _Graph, done: int, count: int, steps: int) -> int:
@@ -222,6 +236,48 @@ class _Inputs:
             self.rows.copy_(self.all_rows[step])
         self.rates.take(step)
         self.weights.take(step)
+
+
+@contextlib.contextmanager
+def _capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[None]:
+    """Capture the block's work on this stream; afterwards torch's settings are as before.
+
+    The stream is named because torch keeps one for all captures of a process, on the device of the
+    first. On another device it would capture nothing, which is a warning of torch and an error
+    here.
+
+    As long as a tensor computed from a parameter is alive, backwards add its gradients on the
+    stream of that computation. A capture fails where that is another stream, unless torch is told
+    to take the captured one (from 2.13 on).
+    """
+    before = torch.cuda.current_stream()  # not restored by torch if the end of the capture fails
+    set_override = _set_override()
+    override = set_override is not None and torch._C._override_stale_capture_stream()
+    try:
+        if set_override is not None:
+            set_override(True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "The CUDA Graph is empty", UserWarning)
+            with torch.cuda.graph(graph, stream=stream):
+                yield
+    finally:
+        torch.cuda.set_stream(before)
+        if set_override is not None:
+            set_override(override)
+
+
+def _set_override() -> Callable[[bool], None] | None:
+    return getattr(torch.autograd.graph, "set_override_stale_capture_stream", None)
+
+
+def _hint() -> str:
+    """Return a cause of failing captures that torch before 2.13 has, and the mend."""
+    if _set_override() is not None:
+        return ""
+    return (
+        ". If a tensor computed from the parameters is alive, such as an earlier loss, `del` it: "
+        "before torch 2.13 it may be the cause"
+    )
 
 
 @contextlib.contextmanager

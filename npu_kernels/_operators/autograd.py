@@ -171,7 +171,7 @@ class Derivative:
 
     def compute(self, grad_y: Tensor, *arguments: Any) -> Any:
         """Call the backward operator, or its launcher where that needs no dispatcher of torch."""
-        if not is_compiling() and dispatch.forced() == "reference":
+        if dispatch.forces_formulas():
             return self.formula(grad_y, *arguments)
         tensors = grad_y, *arguments[: self.operands]
         run = dispatch.launcher(self.backward_name, tensors) or self.backward_operator
@@ -222,18 +222,18 @@ def _layer_steps(derivative: Derivative) -> Steps:
 
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         ctx.options = inputs[derivative.operands :]
-        ctx.forced = None if is_compiling() else dispatch.forced()
+        ctx.choices = None if is_compiling() else dispatch.choices()
         arguments = inputs[: derivative.forward_inputs] + derivative.keep
-        by_formula = ctx.forced == "reference"
+        by_formula = dispatch.forces_formulas()
         run = derivative.forward_formula if by_formula else derivative.forward_operator
         return derivative.save(ctx, inputs, run(*arguments))
 
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         needs = derivative.bits_of[ctx.needs_input_grad[: derivative.operands]]
         arguments = *ctx.saved_tensors, *ctx.options, needs
-        if ctx.forced is None:
+        if ctx.choices is None:
             return *derivative.gradients(grad_y, *arguments), *derivative.no_options
-        with dispatch.as_forward(ctx.forced):  # on a GPU, autograd runs this in its own thread
+        with dispatch.as_forward(ctx.choices):
             return *derivative.gradients(grad_y, *arguments), *derivative.no_options
 
     return forward, backward
@@ -272,7 +272,7 @@ def _launching_steps(derivative: Derivative) -> Steps:
     """
 
     def forward(ctx: Any, launcher: Any, *inputs: Any) -> Tensor:
-        ctx.options, ctx.forced = inputs[derivative.operands :], dispatch.forced()
+        ctx.options, ctx.choices = inputs[derivative.operands :], dispatch.choices()
         outputs, ctx.tape = launcher.call(inputs[: derivative.forward_inputs] + derivative.keep)
         return derivative.save(ctx, inputs, outputs)
 
@@ -280,13 +280,13 @@ def _launching_steps(derivative: Derivative) -> Steps:
         tape = ctx.tape
         needs = derivative.bits_of[ctx.needs_input_grad[1 : 1 + derivative.operands]]
         arguments = *ctx.saved_tensors, *ctx.options, needs
-        repeats = tape is not None and ctx.forced is None
+        repeats = tape is not None and ctx.choices is None
         if repeats and not eager_only() and not torch.is_grad_enabled():
             launcher = dispatch.launcher(derivative.backward_name, (grad_y,))
             if launcher is not None:
                 grads = launcher.call_after(tape, (grad_y, *arguments))
                 return None, *derivative.present(grads, needs), *derivative.no_options
-        with dispatch.as_forward(ctx.forced):  # on a GPU, autograd runs this in its own thread
+        with dispatch.as_forward(ctx.choices):
             return None, *derivative.gradients(grad_y, *arguments), *derivative.no_options
 
     return forward, backward

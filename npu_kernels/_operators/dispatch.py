@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from torch.nn import Parameter
 
 from npu_kernels import reference
 from npu_kernels._backends import cpu
+from npu_kernels._backends.triton import for_graph
 from npu_kernels._common.checks import check_choice
 from npu_kernels._common.notices import warn
 from npu_kernels._operators import ops
@@ -42,7 +44,8 @@ _interpreter = threading.RLock()  # Triton's interpreter keeps its state in glob
 _launchers: dict[str, Callable[..., Any]] = {}  # of Triton's kernels, once they can be launched
 # Operator -> what reaches Triton's interpreter in another way than `launch`.
 interpreted: dict[str, Callable[..., Any]] = {}
-_chosen: dict[str, str] = {}  # device type -> backend where none is forced, filled at first use
+# Device -> backend where none is forced, filled at first use.
+_chosen: dict[torch.device, str] = {}
 
 
 class _Thread(threading.local):
@@ -97,9 +100,33 @@ class use_backend(contextlib.ContextDecorator):
         _thread.forced = name
 
 
-def as_forward(name: str | None) -> contextlib.AbstractContextManager[object]:
-    """Force the backend, if any, that was forced in the forward of a backward."""
-    return contextlib.nullcontext() if name is None else use_backend(name)
+def choices() -> tuple[str | None, bool] | None:
+    """Return the forced backend, and whether kernels are chosen for a CUDA graph; None if neither.
+
+    A backward takes those of its forward, by `as_forward`.
+    """
+    name, graph = forced(), for_graph.active()
+    return None if name is None and not graph else (name, graph)
+
+
+def as_forward(
+    chosen: tuple[str | None, bool] | None,
+) -> contextlib.AbstractContextManager[object]:
+    """Choose as the forward of a backward did: on a GPU, autograd runs this in its own thread."""
+    if chosen is None:
+        return contextlib.nullcontext()
+    name, graph = chosen
+    blocks = contextlib.ExitStack()
+    if name is not None:
+        blocks.enter_context(use_backend(name))
+    if graph:
+        blocks.enter_context(for_graph())
+    return blocks
+
+
+def forces_formulas() -> bool:
+    """Whether `use_backend` names the eager formulas. While compiling, `backend_for` sees to it."""
+    return not is_compiling() and forced() == "reference"
 
 
 def constant_in_graphs(function: _Function) -> _Function:
@@ -113,49 +140,57 @@ def triton() -> ModuleType:
     return importlib.import_module("npu_kernels._backends.triton")
 
 
-def _state(backend: str, device_type: str) -> tuple[bool, str]:
+def _state(backend: str, device: torch.device) -> tuple[bool, str]:
     if backend == "reference":
         return True, ""
     if backend == "cpu":
-        return cpu.available(device_type)
+        return cpu.available(device.type)
     try:
-        return triton().available(device_type)  # type: ignore[no-any-return]
+        return triton().available(device)  # type: ignore[no-any-return]
     except ImportError as error:
         return False, str(error)
 
 
-def reasons(device_type: str) -> dict[str, tuple[bool, str]]:
-    """Whether each backend runs on tensors of that device type, and if not, why."""
-    return {backend: _state(backend, device_type) for backend in BACKENDS}
+def reasons(device: torch.device | str) -> dict[str, tuple[bool, str]]:
+    """Whether each backend runs on tensors of that device, and if not, why.
+
+    A device without an index stands for all of its type, of which one must run; the reason then
+    names those that do not.
+    """
+    return {backend: _state(backend, torch.device(device)) for backend in BACKENDS}
 
 
-def _explain(device_type: str) -> str:
-    answers = reasons(device_type).items()
+def _explain(device: torch.device) -> str:
+    answers = reasons(device).items()
     return "; ".join(f"{name}: {'available' if ok else why}" for name, (ok, why) in answers)
 
 
 @constant_in_graphs
-def _default(device_type: str) -> str:
-    """Return the backend for a device type when none is forced; its first use makes it ready."""
-    if device_type not in _chosen:
-        backend = {"cpu": "cpu", "cuda": "triton"}.get(device_type, "reference")
-        backend = backend if _state(backend, device_type)[0] else "reference"
-        _chosen[device_type] = backend
+def _default(device: torch.device) -> str:
+    """Return the backend for a device when none is forced; its first use makes it ready."""
+    if device not in _chosen:
+        backend = {"cpu": "cpu", "cuda": "triton"}.get(device.type, "reference")
+        backend = backend if _state(backend, device)[0] else "reference"
         if backend == "triton":
             triton().register()
             _launchers.update(triton().repeated())
-        if notice := _notice(device_type, backend):
+        notice = _notice(device, backend)
+        said = list(itertools.starmap(_notice, _chosen.items()))
+        _chosen[device] = backend
+        if notice and notice not in said:
             warn(notice)
-    return _chosen[device_type]
+    return _chosen[device]
 
 
-def _notice(device_type: str, backend: str) -> str:
+def _notice(device: torch.device, backend: str) -> str:
     """Return what is slower than it need be with that backend, and the mend; "" if nothing is."""
-    if backend == "reference" and device_type != "meta":  # meta tensors compute nothing
-        build = f"; build the kernels with `{cpu.build_command()}`" if device_type == "cpu" else ""
+    if backend == "reference" and device.type != "meta":  # meta tensors compute nothing
+        every = torch.device(device.type)
+        subject = device if _state("triton", every)[0] else every  # what holds for one device
+        build = f"; build the kernels with `{cpu.build_command()}`" if device.type == "cpu" else ""
         return (
-            f"npu_kernels: {device_type} tensors are computed by the slower eager formulas "
-            f"({_explain(device_type)}){build}"
+            f"npu_kernels: {subject} tensors are computed by the slower eager formulas "
+            f"({_explain(subject)}){build}"
         )
     if backend == "cpu" and _no_fast_path:
         return (
@@ -174,11 +209,11 @@ def without_fast_path(reason: str) -> None:
 
 
 @constant_in_graphs
-def _forced_backend(name: str, device_type: str) -> str:
-    if not _state(name, device_type)[0]:
+def _forced_backend(name: str, device: torch.device) -> str:
+    if not _state(name, device)[0]:
         raise RuntimeError(
-            f"npu_kernels: backend {name!r} cannot run on {device_type} tensors. "
-            f"Candidates: {_explain(device_type)}"
+            f"npu_kernels: backend {name!r} cannot run on {device} tensors. "
+            f"Candidates: {_explain(device)}"
         )
     return name
 
@@ -196,8 +231,8 @@ def backend_for(tensor: Tensor) -> str:
         return "reference"
     name = _thread.forced if compiling else forced()
     if name is not None:
-        return _forced_backend(name, tensor.device.type)
-    return "cpu" if _cpu_runs and tensor.is_cpu else _default(tensor.device.type)
+        return _forced_backend(name, tensor.device)
+    return "cpu" if _cpu_runs and tensor.is_cpu else _default(tensor.device)
 
 
 def by_fast_path(function: Callable[..., Any] | None, *arguments: Any) -> Any:
@@ -276,7 +311,7 @@ def _interpret() -> torch.library.Library | None:
     Compiled graphs, exported programs, vmap and DTensor then run the interpreted kernels where they
     would run the C++ ones. In other processes this does nothing.
     """
-    if not (cpu.available()[0] and _state("triton", "cpu")[0]):
+    if not (cpu.available()[0] and _state("triton", torch.device("cpu"))[0]):
         return None  # without the C++ library `_run` is their kernel already
     library = torch.library.Library("npu_kernels", "IMPL", "CPU")
     for name in ops.NAMES:

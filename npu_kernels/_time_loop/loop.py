@@ -221,7 +221,7 @@ def _forward(
     """Call the operator: ``(trajectory, derivatives, stages)``, stages empty unless `keep`."""
     rows = as_rows(u0, weights[0], loop.has_starts)  # type: ignore[arg-type]
     options = loop.tableau, loop.steps, loop.dt, loop.eps, loop.clip, loop.derivatives, keep
-    by_formula = not is_compiling() and dispatch.forced() == "reference"
+    by_formula = dispatch.forces_formulas()
     solve: Callable[..., Any] = reference.ode_forward if by_formula else ops.ode_forward
     trajectory, slopes, stages = solve(rows, *weights, *options)
     if not loop.has_starts:
@@ -243,7 +243,7 @@ class RolloutFunction(Function):
         trajectory, slopes, stages = _forward(loop, loop.memory == "full", u0, weights)
         ctx.save_for_backward(u0, trajectory, *weights, stages)
         ctx.loop = loop
-        ctx.forced = None if is_compiling() else dispatch.forced()
+        ctx.choices = None if is_compiling() else dispatch.choices()
         ctx.set_materialize_grads(False)
         if not loop.derivatives:
             ctx.mark_non_differentiable(slopes)
@@ -252,9 +252,9 @@ class RolloutFunction(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         needs = sum(bool(need) << bit for bit, need in enumerate(ctx.needs_input_grad[1:]))
-        if ctx.forced is None:
+        if ctx.choices is None:
             return None, *_rollout_backward(ctx.loop, needs, *grads, *ctx.saved_tensors)
-        with dispatch.as_forward(ctx.forced):  # on a GPU this is a thread of autograd's own
+        with dispatch.as_forward(ctx.choices):
             return None, *_rollout_backward(ctx.loop, needs, *grads, *ctx.saved_tensors)
 
 
@@ -284,7 +284,7 @@ def _rollout_backward(
     if torch.is_grad_enabled() and not eager_only():
         grads = grad_trajectory, grad_derivatives
         return tuple(differentiate(_formula(loop), operands, needed, grads))
-    by_formula = eager_only() or (not is_compiling() and dispatch.forced() == "reference")
+    by_formula = eager_only() or dispatch.forces_formulas()
     adjoint: Callable[..., tuple[Tensor, ...]] = (
         reference.ode_backward if by_formula else ops.ode_backward
     )

@@ -331,7 +331,7 @@ def test_a_readme_without_markers_is_left_alone(text, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("", "there are no rows"), ("{", "line 1 is no JSON"), ("[]", "no row of the suite"),
+    [("", "there are no rows"), ("{", "line 1 is no JSON"), ("[]", "line 1 is no row"),
      ('{"layer": 1}', "without kind")],
 )  # fmt: skip
 def test_bad_files_are_named(content, message, tmp_path, capsys):

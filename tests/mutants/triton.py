@@ -66,7 +66,7 @@ NPU = [
         "triton-planes-logs-of-models": ("models_x = 1 if sizes.shared_x and not gated else sizes.K", "models_x = 1 if sizes.shared_x else sizes.K"),
     }),
     *mutants(TRITON_FOLDER + "npu_large.py", "tests/triton/test_large.py -k sooner", {
-        "triton-large-captured": ("sizes.K, for_graph.entered > 0)", "sizes.K, False)"),
+        "triton-large-captured": ("sizes.K, for_graph.active())", "sizes.K, False)"),
     }),
     *mutants(TRITON_FOLDER + "tape.py", "tests/triton/test_tape.py -k memory", {
         "triton-tape-lives-that-meet": ("first <= other_last and other_first <= last", "first < other_last and other_first < last"),

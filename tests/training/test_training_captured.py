@@ -36,6 +36,19 @@ from npu_kernels.training._arguments import made_optimizer
 events: list[str] = []
 
 
+class Stream:
+    """Stands for torch.cuda.Stream: a stream of the device that was current when it was made."""
+
+    active: Any = 0  # the current device, which has the tensors
+    current: Any = None
+
+    def __init__(self) -> None:
+        self.device = Stream.active
+
+    def wait_stream(self, other: Any) -> None:
+        events.append("wait")
+
+
 class Graph(TorchDispatchMode):
     """Stands for torch.cuda.CUDAGraph, and within it for what captures."""
 
@@ -43,10 +56,29 @@ class Graph(TorchDispatchMode):
         super().__init__()
         self.calls: list[tuple[Any, Any, Any, Any]] = []
         self.before: dict[int, tuple[Tensor, Tensor]] = {}
+        self.captures = self.fails = False
+
+    def capture_begin(self, *pool: Any, **settings: Any) -> None:
+        events.append("capture")
+        self.captures = Stream.current.device == Stream.active
+        if self.captures:
+            self.__enter__()
+
+    def capture_end(self) -> None:
+        if not self.captures:
+            warnings.warn("The CUDA Graph is empty. This usually means that ...", stacklevel=2)
+            return
+        self.__exit__(None, None, None)
+        with torch.no_grad():
+            for tensor, value in self.before.values():
+                tensor.copy_(value)
+        if self.fails:
+            raise RuntimeError("CUDA error: operation failed due to a previous error")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
+            self.fails = True
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
         if func._schema.is_mutable:
             for tensor in tree_leaves((args, kwargs)):
@@ -67,42 +99,44 @@ class Graph(TorchDispatchMode):
                         old.copy_(new)
 
 
-class Stream:
-    def wait_stream(self, other: Any) -> None:
-        events.append("wait")
+class On:
+    """Stands for torch.cuda.stream."""
 
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
 
-@contextlib.contextmanager
-def _capture(graph: Graph) -> Iterator[None]:
-    events.append("capture")
-    with graph:
-        yield
-    with torch.no_grad():
-        for tensor, value in graph.before.values():
-            tensor.copy_(value)
+    def __enter__(self) -> None:
+        events.append("side stream")
+        self.before, Stream.current = Stream.current, self.stream
 
-
-@contextlib.contextmanager
-def _on(stream: Stream) -> Iterator[None]:
-    events.append("side stream")
-    yield
-    events.append("back")
+    def __exit__(self, *error: Any) -> None:
+        events.append("back")
+        Stream.current = self.before
 
 
 @pytest.fixture
 def gpu_is_played(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """CPU tensors take the way of CUDA tensors; formulas compute, whose every operation is seen."""
+    """CPU tensors take the way of CUDA tensors; formulas compute, whose every operation is seen.
+
+    torch.cuda.graph is torch's own.
+    """
     # On a slow machine a slice of so many seconds may have too few steps for a capture.
     monkeypatch.setattr(driver, "SLICE_SECONDS", 1e9)
     for name, value in {
         "device": lambda device: contextlib.nullcontext(),
         "Stream": Stream,
-        "current_stream": Stream,
-        "stream": _on,
+        "current_stream": lambda: Stream.current,
+        "set_stream": lambda stream: setattr(Stream, "current", stream),
+        "stream": On,
         "CUDAGraph": Graph,
-        "graph": _capture,
+        "synchronize": lambda: None,
+        "empty_cache": lambda: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+    monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", None)
+    monkeypatch.setattr(Stream, "active", 0)
+    monkeypatch.setattr(Stream, "current", Stream())
     for name in ("adam", "rmsprop"):
         module = sys.modules[f"torch.optim.{name}"]  # torch.optim deletes their names
         monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda **_: ["cpu"])
@@ -193,14 +227,13 @@ def test_steps_before_a_capture_launch_its_kernels(monkeypatch: pytest.MonkeyPat
     step = Captured.step
 
     def noted(self: Captured, *arguments: Any) -> Tensor:
-        chosen.append(for_graph.entered > 0)
+        chosen.append(for_graph.active())
         return step(self, *arguments)
 
     monkeypatch.setattr(Captured, "step", noted)
     assert run(model_of(None), *data(), steps=40).captured
-    begins = len(chosen) - FIRST_STEPS - 1  # that give the optimiser its state
-    assert chosen == [False] * begins + [True] * (FIRST_STEPS + 1)
-    assert for_graph.entered == 0
+    assert chosen == [True] * (1 + FIRST_STEPS + 1)  # the first gives the optimiser its state
+    assert not for_graph.active()
 
 
 @pytest.mark.usefixtures("gpu_is_played")
@@ -288,10 +321,13 @@ def test_the_sequence() -> None:
         "side stream",
         "back",
         "wait",
+        "side stream",
         "capture",
+        "back",
         *["replay"] * (40 - 1 - FIRST_STEPS),
     ]
-    assert copied == list(range(1, 40))
+    first = 1 + FIRST_STEPS  # of a replay; its inputs lie there for the capture already
+    assert copied == [*range(1, first), first, *range(first, 40)]
     assert all(state["step"].item() == 40 for state in loop.optimizer.state.values())
     assert all(parameter.grad is None for parameter in loop.model.parameters())
     assert not any(group["capturable"] for group in loop.optimizer.param_groups)
@@ -400,8 +436,84 @@ def test_a_capture_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "replay" not in events
 
 
+@pytest.mark.usefixtures("gpu_is_played")
+def test_a_run_on_a_second_device() -> None:
+    """torch's own stream for captures belongs to the device of a process's first capture."""
+    for Stream.active in (0, 1):
+        Stream.current = Stream()
+        events.clear()
+        assert run(model_of(None), *data(), steps=40).captured
+        assert "replay" in events
+
+
+@pytest.mark.usefixtures("gpu_is_played")
+def test_an_empty_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notice, and the ordinary loop. The step that was not captured was made, and is no other."""
+    elsewhere = types.SimpleNamespace(device="another", wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: elsewhere)
+    results = []
+    for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
+        settings = {"lr": lambda step: 0.01 / step, "rows": torch.arange(200).view(40, 5) % 19}
+        notice = pytest.warns(UserWarning, match=r"no CUDA graph .*UserWarning: The CUDA Graph is")
+        with notice if make is run else contextlib.nullcontext():
+            results.append(make(model_of(3), *data(), steps=40, **settings))  # type: ignore[operator]
+    assert_same(results[0], results[1])
+    assert not results[0].captured
+    assert "replay" not in events
+
+
+@pytest.mark.usefixtures("gpu_is_played")
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_stream_after_a_capture(fails: bool) -> None:
+    """It is the user's. torch leaves its own where the end of a capture fails."""
+    model, before = model_of(None), Stream.current
+    notice = pytest.warns(UserWarning, match="no CUDA graph")
+    with notice if fails else contextlib.nullcontext():
+        run(nn.Sequential(*model, _Reads()) if fails else model, *data(), steps=30)
+    assert Stream.current is before
+
+
+@pytest.mark.usefixtures("gpu_is_played")
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_capture_has_one_stream(
+    before: bool, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor that the user has kept does not change it; afterwards torch's setting is his."""
+    if not hasattr(torch.autograd.graph, "set_override_stale_capture_stream"):
+        pytest.skip("torch has no such setting before 2.13")
+    seen: list[bool] = []
+    begin, setting = Graph.capture_begin, torch._C._override_stale_capture_stream
+
+    def noted(self: Graph, **settings: Any) -> None:
+        seen.append(setting())
+        begin(self, **settings)
+
+    monkeypatch.setattr(Graph, "capture_begin", noted)
+    torch.autograd.graph.set_override_stale_capture_stream(before)
+    try:
+        model = nn.Sequential(*model_of(None), *[_Reads()] * fails)
+        notice = pytest.warns(UserWarning, match="no CUDA graph")
+        with notice if fails else contextlib.nullcontext():
+            run(model, *data(), steps=30)
+        assert (seen, setting()) == ([True], before)
+    finally:
+        torch.autograd.graph.set_override_stale_capture_stream(False)
+
+
+def test_the_notice_names_tensors_that_are_alive(
+    gpu_is_played: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are a cause where torch cannot leave their streams."""
+    name = "set_override_stale_capture_stream"
+    monkeypatch.delattr(torch.autograd.graph, name, raising=False)
+    match = r"If a tensor computed from the parameters is alive.* `del` it: before torch 2\.13"
+    with pytest.warns(UserWarning, match=match):
+        run(nn.Sequential(*model_of(None), _Reads()), *data(), steps=30)
+
+
 def test_the_notice_of_a_capture_that_fails(gpu_is_played: None) -> None:
-    match = r"one by one, because no CUDA graph can be captured of them \(RuntimeError: CUDA error: .* capturing\)"
+    match = r"one by one, because no CUDA graph can be captured of them \(RuntimeError: CUDA error: .* capturing\)$"
     with pytest.warns(UserWarning, match=match):
         run(nn.Sequential(*model_of(None), _Reads()), *data(), steps=30, lr=0.01)
 

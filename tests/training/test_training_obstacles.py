@@ -147,7 +147,7 @@ def test_obstacles_of_the_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
             assert "C++ kernels are not used" in str(_why(model, x=x))
     with monkeypatch.context() as patch:  # no library
         patch.setattr("npu_kernels._operators.dispatch._cpu_runs", False)
-        patch.setattr("npu_kernels._operators.dispatch._chosen", {"cpu": "reference"})
+        patch.setattr("npu_kernels._operators.dispatch._chosen", {torch.device("cpu"): "reference"})
         assert "C++ kernels are not used" in str(_why(model))
     with monkeypatch.context() as patch:
         patch.setattr(obstacles, "is_compiling", lambda: True)

@@ -7,6 +7,7 @@ prints the processor time of a step; ``python -m tests.triton.mocked --checks`` 
 named ``check_*``, which `test_tape` reads.
 """
 
+import contextlib
 import itertools
 import json
 import statistics
@@ -16,6 +17,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -100,7 +102,7 @@ def mock() -> None:
     triton.runtime.driver.set_active(driver)
     # JITFunction takes it from here for every device.
     triton.compiler.compile = lambda src, **_: _Kernel(src)
-    dispatch._chosen["cpu"], dispatch._cpu_runs = "triton", False
+    dispatch._chosen[torch.device("cpu")], dispatch._cpu_runs = "triton", False
     dispatch._interprets = lambda: True
     dispatch._launchers.update(backend.repeated())
     for name in fast_path.NAMES:  # as they answer for CUDA tensors
@@ -444,6 +446,41 @@ def check_who_wants_to_see_operators() -> None:
     )(x).all()
     with torch.device("cpu"):  # a function mode
         assert dispatch.launcher("npu_forward", (x,)) is None
+
+
+def check_kernels_of_graphs_are_their_threads() -> None:
+    """Other threads than that of a block for a graph launch as ever; a backward launches what belongs to
+    its forward, in whichever thread it runs."""
+    layer, x = npu_kernels.NPU(192, 192), torch.rand(64, 192)
+    usual = {"npu_forward_kernel"}, {"npu_backward_x_kernel", "npu_backward_w_kernel"}
+    large = (
+        {"npu_large_forward_kernel"},
+        {"npu_large_backward_x_kernel", "npu_large_backward_w_kernel"},
+    )
+
+    def names(step: Callable[[], object]) -> set[str]:
+        launched.clear()
+        step()
+        return {call[0] for call in launched if call[0] in set.union(*usual, *large)}
+
+    def forward() -> None:
+        losses.append(layer(x).sum())
+
+    losses: list[Tensor] = []
+    with ThreadPoolExecutor(1) as thread:
+        for watch in (contextlib.nullcontext, lambda: torch.profiler.profile(acc_events=True)):
+            for _ in range(4):  # launched, recorded, and repeated
+                with watch():
+                    with backend.for_graph():
+                        assert names(forward) == large[0]
+                        assert thread.submit(names, forward).result() == usual[0]
+                        backward = losses.pop().backward
+                        assert thread.submit(names, backward).result() == usual[1]
+                    assert names(forward) == usual[0]
+                    assert names(losses.pop().backward) == usual[1]
+                    assert thread.submit(names, losses.pop().backward).result() == large[1]
+                    assert thread.submit(names, forward).result() == usual[0]
+                    losses.clear()
 
 
 def check_the_gradient_arrives_in_any_form() -> None:

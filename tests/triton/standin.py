@@ -179,6 +179,25 @@ def check_no_kernel_is_compiled_for_another_batch() -> None:
         assert not new, (sizes, new)
 
 
+def check_no_kernel_is_compiled_for_other_addresses_of_parameters() -> None:
+    """Small layers' weights and gate may be views of one flat vector; with many rows their gradients
+    are sums of partial ones."""
+    for rows, dtype in ((100, torch.float32), (9000, torch.float64)):
+        seen, flat = [], torch.empty(60, dtype=dtype)
+        for shift in range(4):
+            weight, weight_im, gate = flat[shift : shift + 49].split([21, 21, 7])
+            forward = [
+                torch.empty(rows, 7, dtype=dtype),
+                weight.view(3, 7),
+                weight_im.view(3, 7),
+                gate,
+            ]
+            y, s = backend.launchers()["npu_forward"](*forward, EPS, True)
+            backend.launchers()["npu_backward"](torch.empty_like(y), *forward, y, s, EPS, False, 15)
+            seen.append(set(loaded))
+        assert seen[1:] == seen[:1] * 3, [loaded[f].name for f in seen[-1] - seen[0]]
+
+
 PLANES = ("npu_x_planes_kernel", "npu_weight_planes_kernel", "npu_upstream_planes_kernel")
 
 

@@ -16,10 +16,13 @@ from tests.triton.conftest import INTERPRETS
 @pytest.fixture
 def _fresh() -> Iterator[None]:
     """Answers are remembered; forget them before and after."""
-    for function in (backend._import_problem, backend._device_problem):
-        function.cache_clear()
+    _forget()
     yield
-    for function in (backend._import_problem, backend._device_problem):
+    _forget()
+
+
+def _forget() -> None:
+    for function in (backend._import_problem, backend._device_problem, backend._old_devices):
         function.cache_clear()
 
 
@@ -79,17 +82,15 @@ def test_no_driver_and_old_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert backend.available("cuda") == (False, "torch finds no CUDA device or no working driver")
     monkeypatch.setattr(torch.version, "cuda", None)
-    backend._device_problem.cache_clear()
+    _forget()
     assert backend.available("cuda")[1].endswith("is built without CUDA")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
-    backend._device_problem.cache_clear()
-    assert backend.available("cuda") == (
-        False,
-        "device 0 has compute capability 7.5, the kernels need 8.0",
-    )
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7 - index, 5))
+    _forget()
+    old = [f"device {n} has compute capability {7 - n}.5, the kernels need 8.0" for n in range(2)]
+    assert backend.available("cuda") == backend.available("cuda:1") == (False, ", ".join(old))
 
 
 def test_reasons_reach_the_user() -> None:

@@ -24,7 +24,8 @@ CHECKS = (
     "check_the_same_launches", "check_nothing_is_compiled_for_a_last_batch",
     "check_what_must_not_be_repeated", "check_what_makes_another_call",
     "check_wrong_operands_are_still_errors", "check_steps_of_layers",
-    "check_who_wants_to_see_operators", "check_the_gradient_arrives_in_any_form",
+    "check_who_wants_to_see_operators", "check_kernels_of_graphs_are_their_threads",
+    "check_the_gradient_arrives_in_any_form",
     "check_a_launch_in_another_way", "check_another_triton",
 )  # fmt: skip
 

@@ -188,7 +188,7 @@ def plan_of(x: Tensor, imaginary: bool, sizes: Sizes) -> Plan | None:
     if _forced:
         return _forced[-1]
     architecture = tuning.architecture_of(x.device)
-    if not large_is_faster(architecture, sizes.I, sizes.O, sizes.K, for_graph.entered > 0):
+    if not large_is_faster(architecture, sizes.I, sizes.O, sizes.K, for_graph.active()):
         return None
     return _plan(architecture, x.device, imaginary, float32_matmul_precision())
 

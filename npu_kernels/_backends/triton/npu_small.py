@@ -34,8 +34,12 @@ from npu_kernels._backends.triton.weight_gradients import Gradients
 
 Tensor = torch.Tensor
 
+# They may be views of one flat vector, at addresses that 16 does not divide, and nothing is read
+# from them in vectors: the kernels for other addresses would be the same.
+_PARAMETERS = ["wre_ptr", "wim_ptr", "gate_ptr"]
 
-@triton.jit(do_not_specialize=["B"])
+
+@triton.jit(do_not_specialize=["B"], do_not_specialize_on_alignment=_PARAMETERS)
 def npu_small_forward_kernel(
     x_ptr,  # [K, B, I], or [B, I] with SHARED_X
     wre_ptr,  # [K, O, I]
@@ -111,7 +115,7 @@ def _store_sums(
         tl.store(ptrs, acc_gate.to(grad_gate_ptr.dtype.element_ty), mask=mask_i)
 
 
-@triton.jit(do_not_specialize=["K", "B", "tiles"])
+@triton.jit(do_not_specialize=["K", "B", "tiles"], do_not_specialize_on_alignment=_PARAMETERS)
 def npu_small_backward_kernel(
     grad_y_ptr,  # [K, B, O]
     x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr,

@@ -45,7 +45,7 @@ def _sum_rows(
 _SIZES = ["n_w", "n_x", "n_gate", "rows_w", "rows_x", "rows_gate", "end_re", "end_im", "end_x"]
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=["gate_ptr"])
 def sum_partials_kernel(
     src_re_ptr,  # [rows_w, n_w]
     dst_re_ptr,  # [n_w]

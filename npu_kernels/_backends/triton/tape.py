@@ -321,7 +321,7 @@ class Repeated:
         if not _undisturbed():
             return self.launcher(*arguments), None
         tensors = arguments[: self.operands]
-        settings = tuning.generation(), for_graph.entered > 0
+        settings = tuning.generation(), for_graph.active()
         signature: list[Any] = [*settings, *arguments[self.operands :]]
         for tensor in tensors:
             if tensor is None:

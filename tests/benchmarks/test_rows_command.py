@@ -1,0 +1,91 @@
+"""Files of rows that are cut off or damaged, in every command that reads or adds rows."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import regression, rows_command
+from benchmarks.equations import __main__ as equations
+from benchmarks.equations import workers
+from benchmarks.gpu import report as gpu_report
+from benchmarks.throughput import cold, tune
+from benchmarks.throughput import report as throughput_report
+from benchmarks.time_series import __main__ as time_series
+
+WHOLE, CUT_OFF = '{"name": "a", "value": 1}\n', '{"name": "b", "va'
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda file, page: equations.main(["--out", file, "--report", page]),
+        lambda file, page: equations.main(["--out", file, "--methods", "logarithms"]),
+        lambda file, page: time_series.main(["--out", file, "--report", page]),
+        lambda file, page: time_series.main(["--out", file]),
+        lambda file, page: regression.main(["--out", file, "--report", page]),
+        lambda file, page: regression.main(["--out", file]),
+        lambda file, page: cold.main(["--page", page, file]),
+        lambda file, page: cold.main(["--json", file]),
+        lambda file, page: workers.main(["--page", page, file]),
+        lambda file, page: workers.main(["--json", file]),
+        lambda file, page: gpu_report.main([file, "--page", page]),
+        lambda file, page: throughput_report.main([file]),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_line(
+    command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is measured, and the file stays as it is."""
+    file, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
+    file.write_text(damaged := f"\n{CUT_OFF}\n{WHOLE}")
+    page.write_text("")
+    try:
+        status = command(str(file), str(page))
+    except SystemExit as end:
+        status = end.code
+    message = f"{status}{capsys.readouterr().err}"
+    assert f"{file}, line 2 is no JSON: Unterminated string" in message
+    assert status == 1 or isinstance(status, str)  # which is printed, with status 1
+    assert file.read_text() == damaged
+
+
+def _run(file: Path) -> int:
+    def measure(options: argparse.Namespace) -> list[rows_command.Row]:
+        return [{"name": "c", "value": 3}]
+
+    parser = argparse.ArgumentParser()
+    return rows_command.run(parser, ["--json", str(file)], "mark", str, measure)
+
+
+@pytest.mark.parametrize("end", ["", "\n", CUT_OFF, "{", '{"name": "b"}'])
+def test_a_run_adds_to_a_file_that_a_kill_cut_off(end: str, tmp_path: Path) -> None:
+    """A part of a last line is removed, a whole one without its end gets it."""
+    file = tmp_path / "rows.jsonl"
+    rows = [{"name": "a", "value": 1}, *([{"name": "b"}] if end.endswith("}") else [])]
+    new = {"name": "c", "value": 3}
+
+    def complete() -> None:
+        rows_command.complete(file, ["name"], [("a",), ("c",)], lambda name: new)
+
+    for add in (lambda: _run(file), complete):
+        file.write_text(WHOLE + end)
+        add()
+        assert rows_command.read(file) == [*rows, new]
+
+
+def test_tuning_goes_on_from_a_file_that_a_kill_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(WHOLE + CUT_OFF)
+    assert tune.earlier(file, {"name": "a"}) == set()  # a row of something else
+    assert file.read_text() == WHOLE
+
+
+@pytest.mark.parametrize("content", ["[1]\n", "notes", "notes\n", "\xff\xfe"])
+def test_a_file_of_something_else_is_left_alone(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(content.encode("latin-1"))
+    with pytest.raises(SystemExit, match=rf"{file}"):
+        _run(file)
+    assert file.read_bytes() == content.encode("latin-1")
