@@ -16,7 +16,6 @@ The functions at the end have the signatures of the registered operators: this m
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Sequence
 
@@ -52,7 +51,8 @@ def constant(value: float, x: Tensor) -> float | Tensor:
         return value
     total: float | Tensor = 0.0
     for _ in range(1 if x.dtype is torch.float32 else 3):
-        part = ctypes.c_float(value).value
+        scaled = value * (2**29 + 1)  # Dekker's split: the first 24 bits
+        part = scaled - (scaled - value)
         total, value = total + x.new_full((1,), part), value - part
     return total
 

@@ -32,6 +32,7 @@ _transforms_active = torch._C._are_functorch_transforms_active
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _is_batched = torch._C._functorch.is_batchedtensor
 _get_unwrapped = torch._C._functorch.get_unwrapped
+_below_autograd = torch._C._AutoDispatchBelowAutograd
 _saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 Gradients = Callable[..., tuple[Tensor | None, ...]]
@@ -78,6 +79,14 @@ def apply_alone(function: type[Function], *inputs: Any) -> Any:
     active = _transforms_active()
     with temporarily_clear_interpreter_stack() if active else contextlib.nullcontext():
         return super(Function, function).apply(*inputs)  # type: ignore[misc]
+
+
+def undifferentiated(operator: Any, *arguments: Any) -> Any:
+    """Call an operator below autograd: the caller has a derivative of its own."""
+    if is_compiling():
+        return operator(*arguments)
+    with _below_autograd():
+        return operator(*arguments)
 
 
 def differentiate(
@@ -156,14 +165,14 @@ class Derivative:
             rest = arguments[self.saved_end :]
             return apply_alone(self.backward_function, *plain, *rest)
         if eager_only():  # vmap over this backward, or a tangent in grad_y
-            grads = self._by_formula(grad_y, arguments)
+            grads = self.by_formula(grad_y, arguments)
         elif torch.is_grad_enabled():
             return self.backward_function.apply(grad_y, *arguments)
         else:
             grads = self.compute(grad_y, *arguments)
         return self.present(grads, arguments[-1])
 
-    def _by_formula(self, grad_y: Tensor, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    def by_formula(self, grad_y: Tensor, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
         operands = arguments[: self.operands]
         rest = *self.recomputed, *arguments[self.saved_end :]
         pairs = zip(self.formula(*in_float32([grad_y, *operands]), *rest), operands, strict=True)
@@ -174,8 +183,9 @@ class Derivative:
         if dispatch.forces_formulas():
             return self.formula(grad_y, *arguments)
         tensors = grad_y, *arguments[: self.operands]
-        run = dispatch.launcher(self.backward_name, tensors) or self.backward_operator
-        return run(grad_y, *arguments)
+        if launcher := dispatch.launcher(self.backward_name, tensors):
+            return launcher(grad_y, *arguments)
+        return undifferentiated(self.backward_operator, grad_y, *arguments)
 
     def second(
         self,
@@ -224,9 +234,10 @@ def _layer_steps(derivative: Derivative) -> Steps:
         ctx.options = inputs[derivative.operands :]
         ctx.choices = None if is_compiling() else dispatch.choices()
         arguments = inputs[: derivative.forward_inputs] + derivative.keep
-        by_formula = dispatch.forces_formulas()
-        run = derivative.forward_formula if by_formula else derivative.forward_operator
-        return derivative.save(ctx, inputs, run(*arguments))
+        if dispatch.forces_formulas():
+            return derivative.save(ctx, inputs, derivative.forward_formula(*arguments))
+        outputs = undifferentiated(derivative.forward_operator, *arguments)
+        return derivative.save(ctx, inputs, outputs)
 
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         needs = derivative.bits_of[ctx.needs_input_grad[: derivative.operands]]
@@ -292,6 +303,35 @@ def _launching_steps(derivative: Derivative) -> Steps:
     return forward, backward
 
 
+def _differentiate_operator(derivative: Derivative) -> None:
+    """Give the forward operator itself a derivative, which exported programs call.
+
+    It is that of a gate that clips gradients: the operator does not know `gate_gradient`.
+    """
+    operands, options = derivative.operands, derivative.forward_inputs - derivative.operands
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.is_kept = bool(derivative.keep) and inputs[-1]
+        derivative.save(ctx, inputs, output)
+        ctx.options = inputs[operands : derivative.forward_inputs]
+        if derivative.keep:
+            ctx.mark_non_differentiable(*output[1:])
+
+    def backward(ctx: Any, grad_y: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        needs = derivative.bits_of[ctx.needs_input_grad[:operands]]
+        backward_options = (False,) * (len(derivative.no_options) - options)
+        arguments = *ctx.saved_tensors, *ctx.options, *backward_options, needs
+        if ctx.is_kept or not derivative.keep:
+            grads = derivative.gradients(grad_y, *arguments)
+        else:
+            grads = derivative.present(derivative.by_formula(grad_y, arguments), needs)
+        return *grads, *(None,) * (options + len(derivative.keep))
+
+    torch.library.register_autograd(
+        derivative.forward_operator, backward, setup_context=setup_context, lib=ops.library
+    )
+
+
 def _bits_of_flags(count: int) -> dict[tuple[bool, ...], int]:
     """Map which of `count` tensors need a gradient, as flags, to the same as bits."""
     choices = itertools.product((False, True), repeat=count)
@@ -299,6 +339,8 @@ def _bits_of_flags(count: int) -> dict[tuple[bool, ...], int]:
 
 
 _DERIVATIVES = {name: Derivative(layer) for name, layer in ops.LAYERS.items()}
+for _derivative in _DERIVATIVES.values():
+    _differentiate_operator(_derivative)
 FUNCTIONS: dict[str, Any] = {name: d.function for name, d in _DERIVATIVES.items()}
 GRADIENTS: dict[str, Gradients] = {name: d.gradients for name, d in _DERIVATIVES.items()}
 

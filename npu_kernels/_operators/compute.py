@@ -10,12 +10,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_exporting
 
 from npu_kernels import reference
 from npu_kernels._backends import fast_path
 from npu_kernels._common.checks import check_choice
 from npu_kernels._operators import autograd, dispatch, ops, tangents, transforms
-from npu_kernels._operators.autograd import apply_alone, eager_only, outside_of_transforms
+from npu_kernels._operators.autograd import (
+    apply_alone,
+    eager_only,
+    outside_of_transforms,
+    undifferentiated,
+)
 from npu_kernels._operators.checks import EPS, check_positive
 from npu_kernels._operators.dispatch import backend_for, by_fast_path
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
@@ -30,6 +36,7 @@ def _kernels(layer: ops.Layer) -> Callable[..., Any]:
     operands, forward_inputs = layer.operands, layer.operands + len(layer.options)
     forward, discard = layer.forward, (False,) * len(layer.keep)
     forward_name, launching = f"{layer.name}_forward", autograd.LAUNCHING[layer.name]
+    keep = layer.keep
     function = autograd.FUNCTIONS[layer.name]
     apply = function.apply
     transformed = transforms.FUNCTIONS[layer.name].apply
@@ -42,6 +49,9 @@ def _kernels(layer: ops.Layer) -> Callable[..., Any]:
                 return launching(launcher, *plain, *options)
             return apply_alone(function, *plain, *options)
         if backend != "reference":
+            if is_exporting():  # a program differentiates the operator itself
+                outputs = forward(*inputs[:forward_inputs], *keep)
+                return outputs[0] if keep else outputs
             if eager_only():
                 if transforms.fused(*inputs[1:operands]):
                     return transformed(*inputs)[0]
@@ -49,7 +59,10 @@ def _kernels(layer: ops.Layer) -> Callable[..., Any]:
                 launcher = dispatch.launcher(forward_name, inputs[:operands])
                 if torch.is_grad_enabled() and any_requires_grad(inputs):
                     return apply(*inputs) if launcher is None else launching(launcher, *inputs)
-                outputs = (launcher or forward)(*inputs[:forward_inputs], *discard)
+                arguments = *inputs[:forward_inputs], *discard
+                outputs = (
+                    launcher(*arguments) if launcher else undifferentiated(forward, *arguments)
+                )
                 return outputs[0] if discard else outputs
         return NotImplemented
 
@@ -85,7 +98,10 @@ def npu(
     straight_through = gate_gradient == STRAIGHT_THROUGH
     if eager_only() and tangents.has_kernel(inputs := (x, weight_re, weight_im, gate)):
         return tangents.npu(inputs, eps, straight_through)
-    y = _npu(x, weight_re, weight_im, gate, eps, straight_through)
+    if straight_through and is_exporting():  # which the operator does not know
+        y = NotImplemented
+    else:
+        y = _npu(x, weight_re, weight_im, gate, eps, straight_through)
     if y is NotImplemented:
         return reference.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
     return y

@@ -6,6 +6,7 @@ Every layer without a shorter way calls `call`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -90,7 +91,8 @@ def call(
         unrecorded(check, layer, x, weights)
         half = x.dtype in HALVES
     if (autocast or half) and not (fused and _kernels_read_halves(layer, x, weights, autocast)):
-        with torch.autocast(x.device.type, enabled=False):
+        off = torch.autocast(x.device.type, enabled=False) if autocast else nullcontext()
+        with off:
             x_32, *weights_32 = in_float32([x, *weights])
             y = call(layer, formula, x_32, weights_32, **options)
         return y.to(x.dtype) if half else y

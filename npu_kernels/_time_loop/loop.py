@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_exporting
 from torch.utils.checkpoint import checkpoint
 
 from npu_kernels import functional
@@ -27,6 +27,7 @@ from npu_kernels._operators.autograd import (
     differentiate,
     eager_only,
     outside_of_transforms,
+    undifferentiated,
 )
 from npu_kernels._time_loop import reference
 from npu_kernels.layers import NAU, PowerUnit
@@ -170,12 +171,18 @@ def run(loop: Loop, u0: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None
         loop = loop._replace(memory="checkpointed")
         trajectory, slopes = apply_alone(RolloutFunction, loop, *plain)
         return trajectory, slopes if loop.derivatives else None
-    if not _has_time_loop(weights[0]) or eager_only():
+    is_lost = loop.straight_through and is_exporting()  # the operator does not know it
+    if not _has_time_loop(weights[0]) or eager_only() or is_lost:
         return _eager(loop, u0, weights)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    if (
+        not is_exporting()
+        and torch.is_grad_enabled()
+        and any(t is not None and t.requires_grad for t in tensors)
+    ):
         trajectory, slopes = RolloutFunction.apply(loop, *tensors)  # type: ignore[no-untyped-call]
     else:
-        trajectory, slopes, _ = _forward(loop, False, u0, weights)
+        is_kept = is_exporting() and loop.memory == "full"
+        trajectory, slopes, _ = _forward(loop, is_kept, u0, weights)
     return trajectory, slopes if loop.derivatives else None
 
 
@@ -221,9 +228,11 @@ def _forward(
     """Call the operator: ``(trajectory, derivatives, stages)``, stages empty unless `keep`."""
     rows = as_rows(u0, weights[0], loop.has_starts)  # type: ignore[arg-type]
     options = loop.tableau, loop.steps, loop.dt, loop.eps, loop.clip, loop.derivatives, keep
-    by_formula = dispatch.forces_formulas()
-    solve: Callable[..., Any] = reference.ode_forward if by_formula else ops.ode_forward
-    trajectory, slopes, stages = solve(rows, *weights, *options)
+    if dispatch.forces_formulas():
+        trajectory, slopes, stages = reference.ode_forward(rows, *weights, *options)  # type: ignore[call-arg, arg-type]
+    else:
+        outputs = undifferentiated(ops.ode_forward, rows, *weights, *options)
+        trajectory, slopes, stages = outputs
     if not loop.has_starts:
         trajectory = trajectory.squeeze(-3)
         slopes = slopes.squeeze(-3) if loop.derivatives else slopes
@@ -258,6 +267,31 @@ class RolloutFunction(Function):
             return None, *_rollout_backward(ctx.loop, needs, *grads, *ctx.saved_tensors)
 
 
+def _of_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Save what the derivative of the operator itself takes, which exported programs call."""
+    u0, *weights = inputs[:5]
+    tableau, steps, dt, eps, clip, derivatives, save = inputs[5:]
+    trajectory, slopes, stages = output
+    memory = "full" if save else "checkpointed"
+    ctx.loop = Loop(tuple(tableau), steps, dt, eps, CLIP, clip, memory, derivatives, True)
+    ctx.save_for_backward(u0, trajectory, *weights, stages)
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(stages, *(() if derivatives else (slopes,)))
+
+
+def _operator_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    needs = sum(bool(need) << bit for bit, need in enumerate(ctx.needs_input_grad[:5]))
+    options = (None,) * 7
+    grad_trajectory, grad_derivatives, _ = grads
+    paths = grad_trajectory, grad_derivatives
+    return *_rollout_backward(ctx.loop, needs, *paths, *ctx.saved_tensors), *options
+
+
+torch.library.register_autograd(
+    ops.ode_forward, _operator_backward, setup_context=_of_operator, lib=ops.library
+)
+
+
 def _rollout_backward(
     loop: Loop,
     needs: int,
@@ -286,7 +320,9 @@ def _rollout_backward(
         return tuple(differentiate(_formula(loop), operands, needed, grads))
     by_formula = eager_only() or dispatch.forces_formulas()
     adjoint: Callable[..., tuple[Tensor, ...]] = (
-        reference.ode_backward if by_formula else ops.ode_backward
+        reference.ode_backward
+        if by_formula
+        else functools.partial(undifferentiated, ops.ode_backward)
     )
     paths: tuple[Tensor | None, ...] = grad_trajectory, grad_derivatives, trajectory
     if not loop.has_starts:
