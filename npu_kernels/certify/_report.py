@@ -31,9 +31,10 @@ NOTES = """
   without. A single `torch.func.jvp` of the NPU family takes the CPU kernel of forward mode. Other
   `torch.func` transforms, and per-sample gradients, compute by the eager formulas.
 - **Exported programs** hold the fused operators and need `import npu_kernels` where they run; so
-  does an AOTInductor package. `program.run_decompositions(npu_kernels.interop.decompositions())`
-  leaves plain aten, for C++, and for ExecuTorch, whose `to_edge` takes that program.
-  `torch.onnx.export(model, ...)` takes the formulas by itself.
+  does an AOTInductor package. A program's module can be trained.
+  `program.run_decompositions(npu_kernels.interop.decompositions())` leaves plain aten, for C++, and
+  for ExecuTorch, whose `to_edge` takes that program. `torch.onnx.export(model, ...)` takes the
+  formulas by itself, with eps and with float64's constants.
 - **torch.jit.trace** records the eager formulas: a traced program has the right derivatives, needs
   no `npu_kernels` where it runs, and is as slow as they are. `torch.export` keeps the fused
   operators.

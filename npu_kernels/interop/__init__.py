@@ -510,7 +510,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     `torch.onnx.export` records the formulas by itself.
 
     A program with the fused operators needs `import npu_kernels` where it runs; the decomposed one
-    needs torch alone.
+    needs torch alone. Its gradient of a gate is that of "clip": torch drops the ``detach`` of
+    "straight_through".
     """
     table: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions().items())
     for formulas, names in ((reference, ops.NAMES), (time_loop, ops.TIME_LOOPS)):

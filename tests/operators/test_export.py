@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from npu_kernels import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU, interop
+from npu_kernels import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU, interop, ode
 from npu_kernels._testing.samples import normwise_error
 from tests.conftest import compiles, needs_library
 from tests.support.building import needs_compiler
@@ -88,6 +88,98 @@ def test_onnx(source: str, tmp_path: Path) -> None:
         x = torch.randn(rows, 3)
         (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
         assert normwise_error(torch.from_numpy(y), model(x)) < 1e-5
+
+
+SMALL = {"eps": 1e-9}
+ONNX = {
+    "NPU": (NPU, {}), "RealNPU": (RealNPU, {}), "NaiveNPU": (NaiveNPU, {}), "NALU": (NALU, {}),
+    "iNALU": (iNALU, SMALL), "NMRU": (NMRU, SMALL), "NPU, small eps": (NPU, SMALL),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Exporting a model while it is in training mode")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ONNX)
+def test_onnx_keeps_eps(name: str, dtype: torch.dtype) -> None:
+    """At inputs where eps decides, by torch's optimizer, without it, and by the older exporter."""
+    pytest.importorskip("onnxscript")
+    onnxruntime: Any = pytest.importorskip("onnxruntime")
+    unit, options = ONNX[name]
+    torch.manual_seed(0)
+    layer = unit(2, 1, dtype=dtype, **options)
+    for weight in layer.parameters():
+        weight.data.mul_(2)
+    x = torch.tensor([[0.0, 2.0], [1.0, 2.0], [1e-12, 3.0], [-1e-12, 0.0]], dtype=dtype)
+    files = [
+        torch.onnx.export(
+            layer, (x,), verbose=False, optimize=optimize
+        ).model_proto.SerializeToString()  # type: ignore[union-attr]
+        for optimize in (True, False)
+    ]
+    if name != "NMRU":  # whose eps is for training, and this exporter records evaluation
+        buffer = io.BytesIO()
+        torch.onnx.export(layer, (x,), buffer, dynamo=False)
+        files.append(buffer.getvalue())
+    for file in files:
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        error = 1e-4 if dtype is torch.float32 else 1e-10
+        torch.testing.assert_close(torch.from_numpy(y), layer(x).detach(), rtol=error, atol=error)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("options", [{}, {"gate_gradient": "straight_through"}])
+def test_gradients_of_an_exported_program(options: dict[str, Any], strict: bool) -> None:
+    """An optimizer trains a program's module, whether it was exported with gradients or without."""
+    torch.manual_seed(0)
+    layers = [NPU(3, 4, **options), NMU(4, 4), NALU(4, 4), NAU(4, 3), iNALU(3, 3), NAC(3, 3)]
+    model = nn.Sequential(
+        nn.Linear(3, 3), *layers, NMRU(3, 3), RealNPU(3, 3), NaiveNPU(3, 2)
+    ).double()
+    model[1].gate.data[0] = 1.2  # where the two gradients of a gate differ
+    x = torch.rand(5, 3, dtype=torch.float64) + 0.5
+    expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    for grad_mode in (True, False):
+        with torch.set_grad_enabled(grad_mode):
+            program = torch.export.export(model, (x,), strict=strict).module()
+        parameters = dict(program.named_parameters())
+        grads = torch.autograd.grad(program(x).square().sum(), list(parameters.values()))
+        of_program = dict(zip(parameters, grads, strict=True))
+        for (name, _), want in zip(model.named_parameters(), expected, strict=True):
+            assert normwise_error(of_program[name], want) < 1e-9, name
+
+
+def test_second_derivatives_of_an_exported_program() -> None:
+    model, x = NPU(3, 2).double(), torch.rand(4, 3, dtype=torch.float64).add(0.5).requires_grad_()
+    program = torch.export.export(model, (x.detach(),)).module()
+    slopes = [
+        torch.autograd.grad(call(x).sum(), x, create_graph=True)[0] for call in (model, program)
+    ]
+    curvatures = [torch.autograd.grad(slope.square().sum(), x)[0] for slope in slopes]
+    assert normwise_error(curvatures[1], curvatures[0]) < 1e-10
+
+
+@pytest.mark.parametrize("options", [{}, {"gate_gradient": "straight_through"}])
+def test_gradients_of_an_exported_rollout(options: dict[str, Any]) -> None:
+    class Rollout(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Sequential(NPU(2, 3, **options), NAU(3, 2)).double()
+
+        def forward(self, u0: torch.Tensor) -> torch.Tensor:
+            path = ode.rollout(self.model, u0, steps=3, dt=0.1, nonfinite="keep")
+            assert isinstance(path, torch.Tensor)
+            return path
+
+    torch.manual_seed(0)
+    rollout, u0 = Rollout(), torch.rand(4, 2, dtype=torch.float64) + 0.5
+    rollout.model[0].gate.data[0] = 1.2
+    expected = torch.autograd.grad(rollout(u0).square().sum(), list(rollout.parameters()))
+    program = torch.export.export(rollout, (u0,)).module()
+    program(u0).square().sum().backward()
+    of_program = dict(program.named_parameters())
+    for (name, _), want in zip(rollout.named_parameters(), expected, strict=True):
+        assert normwise_error(of_program[name].grad, want) < 1e-10, name
 
 
 def test_bounds_of_exported_programs_are_floats() -> None:
