@@ -3,6 +3,7 @@
 #   make demo      build, then the demonstration: Kepler's law, the paper's arithmetic, the speed on this machine,
 #                  and a law from a table
 #   make test      build, then every test
+#   make test-isas the quick tests as processors with AVX2, and without it, have them
 #   make fuzz      calls that Hypothesis draws, other ones each time (make fuzz SECONDS=600: for each of the tests)
 #   make sanitize  the core and the extension under the address and undefined-behaviour sanitizers
 #   make tsan      the core with threads under the thread sanitizer
@@ -35,11 +36,6 @@ TORCH ?=
 BIN := $(VENV)/bin
 OLD_TRITON_VERSION := 3.6.0
 OLD_TRITON := build/triton-$(OLD_TRITON_VERSION)
-WORKERS := $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
-# One process more than there are cores: many tests wait for processes that they started. Whoever is done takes others' tests.
-# A test that hangs ends its worker after a quarter of an hour, and fails.
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
-OLD_TESTS := version or parity or zero or special or budgets or standin or tape
 THROUGHPUT := $(wildcard benchmarks/results/throughput-*.jsonl)
 # Whose rows the README and the pictures show.
 PROCESSOR ?= AMD Zen 5
@@ -50,20 +46,18 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Kept between builds; the core's unit tests are built there too.
 export NPU_KERNELS_BUILD := $(abspath build/cmake)
 
-.PHONY: demo test test-setup fuzz sanitize tsan allocations lint format bench speed mutants gpu tables docs site resources wheels test-wheels test-extras \
+.PHONY: demo test test-isas test-setup fuzz sanitize tsan allocations lint format bench speed mutants gpu tables docs site resources wheels test-wheels test-extras \
   test-arm-wheel test-sdist support version install clean
 
 demo: install
 	$(BIN)/python -m benchmarks.demo $(ARGS)
 
-# Processes of their own: Triton decides when it is imported whether it interprets, and then compiles nothing. The kernels
-# are tested with the newest Triton, and those that matter most with the oldest too.
 test: test-setup
-	$(PYTEST) --maxprocesses 8 --ignore tests/triton $(ARGS)
-	TRITON_INTERPRET=1 $(PYTEST) tests/triton $(ARGS)
-	AOT_QUICK=1 TRITON_INTERPRET=1 PYTHONPATH=$(OLD_TRITON) $(PYTEST) \
-	  tests/triton/test_version.py tests/triton/test_kernels.py tests/triton/test_special_values.py tests/triton/test_large.py \
-	  tests/triton/test_aot.py tests/triton/test_standin.py tests/triton/test_tape.py -m "not gpu" -k "$(OLD_TESTS)" $(ARGS)
+	$(BIN)/python -m tests.run $(ARGS)
+
+# The quick tests with MKL, torch, oneDNN and our kernels held to fewer instructions than the processor has.
+test-isas: test-setup
+	$(BIN)/python -m tests.run avx2 baseline $(ARGS)
 
 # All that the tests need. With -j2 the compiler works while packages are installed.
 test-setup: install $(OLD_TRITON)/.installed

@@ -52,7 +52,7 @@ def test_float32_error(name: str) -> None:
 
 @needs_library
 @pytest.mark.parametrize(
-    "size", [*((200, inputs, 10) for inputs in (6, 31, 64, 100, 256, 1000)), (4096, 64, 32)]
+    "size", [*((200, inputs, 10) for inputs in (31, 64, 100, 256, 1000)), (4096, 64, 32)]
 )
 def test_float32_error_of_long_sums(size: tuple[int, int, int]) -> None:
     """Twice the eager error where rounding adds up: a straight running sum would exceed it."""

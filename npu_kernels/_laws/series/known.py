@@ -208,8 +208,10 @@ def flows(conserved: Tensor) -> Tensor:
             vector = torch.linalg.svd(part)[2][-1]
             if bool((part @ vector).abs().max() > ZERO_FLOW * part.abs().max().clamp(min=1)):
                 continue
+            vector = vector / vector.abs().min() * -vector[0].sign()
+            whole = vector.round()  # LAPACK's last digits differ from processor to processor
             column = conserved.new_zeros(states)
-            column[list(chosen)] = vector / vector.abs().min() * -vector[0].sign()
+            column[list(chosen)] = whole.where((vector - whole).abs() < ZERO_FLOW, vector)
             supports.append(set(chosen))
             columns.append(column)
     if not columns:

@@ -1,0 +1,97 @@
+"""Runs all parts of the tests, and lists at the end what failed in each.
+
+python -m tests.run                 the parts of `make test`
+python -m tests.run avx2 baseline   the quick tests as a processor with fewer instructions has them
+"""
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+# Triton decides when it is imported whether it interprets, and then compiles nothing: so its tests
+# are processes of their own. The newest Triton has all of them, the oldest those that matter most.
+OLD_TESTS = "version or parity or zero or special or budgets or standin or tape"
+OLD_FILES = ("version", "kernels", "special_values", "large", "aot", "standin", "tape")
+OLD_TRITON = str(next(Path("build").glob("triton-*"), "build"))  # `make test-setup` puts it there
+QUICK = ("layers", "operators", "backends", "formula", "training", "ode", "fitting")
+# Other processors' results differ in the last digits: the same tests with the libraries held down.
+MKL = {"avx2": "AVX2", "baseline": "SSE4_2"}
+ATEN = {"avx2": "avx2", "baseline": "default"}
+ONEDNN = {"avx2": "AVX2", "baseline": "SSE41"}
+
+
+class Part(NamedTuple):
+    """The tests of one process: pytest's arguments and environment."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+
+
+def _held_to(instructions: str) -> Part:
+    environment = {
+        "MKL_ENABLE_INSTRUCTIONS": MKL[instructions],
+        "ATEN_CPU_CAPABILITY": ATEN[instructions],
+        "ONEDNN_MAX_CPU_ISA": ONEDNN[instructions],
+        "NPU_KERNELS_CPU_ISA": instructions,
+    }
+    return Part([f"tests/{folder}" for folder in QUICK], environment)
+
+
+PARTS = {
+    "package": Part(["--maxprocesses", "8", "--ignore", "tests/triton"], {}),
+    "triton": Part(["tests/triton"], {"TRITON_INTERPRET": "1"}),
+    "old triton": Part(
+        [*(f"tests/triton/test_{name}.py" for name in OLD_FILES), "-m", "not gpu", "-k", OLD_TESTS],
+        {"TRITON_INTERPRET": "1", "AOT_QUICK": "1", "PYTHONPATH": OLD_TRITON},
+    ),
+    "avx2": _held_to("avx2"),
+    "baseline": _held_to("baseline"),
+}
+ALWAYS = ("package", "triton", "old triton")
+
+
+def run(part: Part, arguments: list[str]) -> tuple[int, list[str]]:
+    """Run one part; return its exit status and the lines that name what failed."""
+    # One process more than there are cores: many tests wait for processes that they started. A test
+    # that hangs ends its worker after a quarter of an hour, and fails.
+    workers = str((os.cpu_count() or 1) + 1)
+    command = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "worksteal"]
+    command += ["-o", "faulthandler_timeout=900", "-o", "faulthandler_exit_on_timeout=true"]
+    process = subprocess.Popen(
+        [*command, *part.arguments, *arguments],
+        env={**os.environ, **part.environment},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    failures = []
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        if line.startswith(("FAILED", "ERROR")):
+            failures.append(line.rstrip())
+    return process.wait(), failures
+
+
+def main(arguments: list[str]) -> int:
+    names = list(itertools.takewhile(PARTS.__contains__, arguments))
+    options = arguments[len(names) :]  # pytest's
+    summary, is_good = [], True
+    for name in names or ALWAYS:
+        print(f"---- {name}", flush=True)
+        status, failures = run(PARTS[name], options)
+        is_empty = status == pytest.ExitCode.NO_TESTS_COLLECTED and bool(options)
+        is_good = is_good and (status == 0 or is_empty)
+        end = "no such tests" if is_empty else "passed" if status == 0 else f"failed, {status}"
+        summary += [f"{name}: {end}"]
+        summary += [f"    {line}" for line in failures]
+    print("\n".join(["", *summary]))
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
