@@ -28,6 +28,7 @@ ENOUGH_HELD_OUT = 10  # rows from which on their error is the score
 LARGE_ERROR = 1e-3  # in float32; a warning where the error is small in float64
 
 
+@torch.inference_mode(False)
 def fit(
     model: nn.Module,
     x: Any | Batches,
@@ -45,7 +46,8 @@ def fit(
     units' cosine. Gates are projected to [0, 1]. The best starts are refined by L-BFGS in float64
     and rounded to simple fractions. Where the last layer is an NAU, its weights are then solved by
     least squares, and units that it does not need leave. The model is chosen by its error on
-    held-out rows. The numbers depend on the arguments alone, not on global random states.
+    held-out rows. The numbers depend on the arguments alone, not on torch's global random state,
+    its default dtype, autocast or inference mode.
 
     Units: x and y may have any, from 1e-30 to 1e30, where a sum without clip can take up their
     size: ``NAU(clip=False)`` as the last layer for y, and for x after a first `RealNPU` or as the
@@ -133,6 +135,7 @@ def _tensors(x: Any, y: Any, rows: int, seed: int) -> tuple[Any, Any]:
     return collect("fit", x, rows, seed)
 
 
+@torch.inference_mode(False)
 def fit_many(
     model: nn.Module,
     x: Tensor,

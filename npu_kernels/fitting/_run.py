@@ -145,6 +145,11 @@ class Run:
         """Make rounds, steps of Adam or evaluations of L-BFGS of all models, fewer at the end."""
         rounds = check_whole(self.function, "rounds", rounds, 0)
         begin = time.perf_counter()
+        with torch.autocast(self.template.device.type, enabled=False):
+            self._advance(rounds)
+        self.seconds += time.perf_counter() - begin
+
+    def _advance(self, rounds: int) -> None:
         while self.stage is not None and (rounds > 0 or not self.stage.rounds):
             remaining, count = self.stage.rounds - self._stage_done, 0
             if remaining > 0:
@@ -157,7 +162,6 @@ class Run:
             self.done += count
             if self._stage_done == self.stage.rounds:
                 self._end_stage(self.stage)
-        self.seconds += time.perf_counter() - begin
 
     def _end_stage(self, stage: Stage) -> None:
         self.stage, self._stage_done = stage.end(), 0
@@ -202,7 +206,7 @@ class Run:
             score=self.scale.score(module, self.data.held_out).cpu(),
             scores=judge.scores.cpu(),
             retired=judge.retired.cpu(),
-            steps=self.rows.cpu() / self.recipe.batch,
+            steps=self.rows.cpu().double() / self.recipe.batch,
             rows=self.rows.cpu(),
             chosen=chosen,
             candidates=pool.listed(self.problems),

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import NALU, NAU, NMRU, NMU, NPU, RealNPU, fit
+from npu_kernels import NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, fit
 from npu_kernels.fitting import Recipe, fit_many
 from tests.support.fits import QUICK, SHORT, hard, parameters, rows, same
+from tests.support.modes import MODES
 
 # ---- what it finds -------------------------------------------------------------------------------
 
@@ -231,6 +232,19 @@ def test_the_seed_alone_decides() -> None:
     assert first.candidates == second.candidates
     assert not same(first.model, fit(model, x, y, seed=1, recipe=SHORT).model)
     assert (model.weight_re == 3).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("units", [(RealNPU, NAU), (NALU, NMU), (NMRU, NaiveNPU)])
+def test_the_modes_of_the_caller_do_not_matter(units: Any, mode: Any) -> None:
+    x, y = hard()
+    y = y + 0.01 * torch.sin(40 * x[:, :1])  # noise
+    model = nn.Sequential(units[0](2, 2, num_models=4), units[1](2, 1, num_models=4))
+    expected = fit(model, x, y, recipe=SHORT)
+    with mode():
+        result = fit(model, x, y, recipe=SHORT)
+    assert same(result.model, expected.model)
+    assert (result.score, result.steps) == (expected.score, expected.steps)
 
 
 def test_a_problem_does_not_depend_on_the_others() -> None:

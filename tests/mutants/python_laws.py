@@ -341,7 +341,7 @@ SERIES = [
         "series-early-interrupt": ("if not outcomes and self.job.pressed:", "if False:"),
     }),
     *mutants(PACKAGE + "_laws/series/criterion.py", "tests/laws/test_ode_fit_search.py -k no_whole_number", {
-        "series-fractions-have-no-price": ("FRACTION_NATS * (exponents != exponents.round()).sum(1)", "0"),
+        "series-fractions-have-no-price": ("FRACTION_NATS * (exponents != exponents.round()).sum(1).double()", "0"),
     }),
     *mutants(PACKAGE + "_laws/series/data.py", "tests/laws/test_ode_fit_search.py -k equal_distances", {
         "series-no-equal-distances": ("if is_equal and", "if False and"),

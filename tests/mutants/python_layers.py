@@ -269,7 +269,6 @@ FITTING = [
     }),
     *mutants(PACKAGE + "fitting/_batch.py", FITS, {
         "fit-rounded-gates": ("torch.where(self.kind == GATE, flat.round(), fractions)", "torch.where(self.kind == GATE, flat, fractions)"),
-        "fit-own-generator": ("for g in generators])  # [P, S, ]", "for g in [generators[0]] * len(generators)])  # [P, S, ]"),
         "fit-nan-scores": ("errors.nan_to_num(nan=math.inf, posinf=math.inf)", "errors"),
     }),
 ]  # fmt: skip
