@@ -216,7 +216,7 @@ def test_fractional_sir():
         "dI = 0.1*sqrt(I)*sqrt(S) - 0.01*I",
         "dR = 0.01*I - 0.05*R",
     ]
-    assert law.latex()[0] == r"dS = - 0.1 \sqrt{I} \sqrt{S} + 0.05 R"
+    assert law.latex()[0] == r"\mathrm{dS} = - 0.1 \sqrt{I} \sqrt{S} + 0.05 R"
     x = torch.rand(20, 3, dtype=torch.float64) * 100
     torch.testing.assert_close(law(x), in_float64(sir(), x), rtol=1e-13, atol=1e-13)
 
@@ -230,7 +230,7 @@ def test_latex_is_understood(unit):
     fill(layer, torch.Generator().manual_seed(3))
     module = nn.Sequential(layer, RealNPU(2, 1))
     for eps in (False, True):
-        for line in read(module, ["alpha", "x_1", "I"], eps=eps).latex():
+        for line in read(module, ["alpha", "x_1", "T_a-x^2 (%)"], eps=eps).latex():
             MathTextParser("path").parse(f"${line}$")
 
 

@@ -51,8 +51,8 @@ def test_names_of_several_letters_are_upright_in_latex():
     X = pandas.DataFrame(uniform(2, 60), columns=["mass", "v"])
     y = (X.mass * X.v**2).rename("energy")
     model = NPURegressor(random_state=0, output_powers=(1,)).fit(X, y)
-    assert model.latex() == r"\mathrm{energy} = 1.0 \,\mathrm{mass} v^{2}"
-    assert r"\mathrm{energy} &= 1.0 \,\mathrm{mass} v^{2}" in model.best_._repr_latex_()
+    assert model.latex() == r"\mathrm{energy} = 1.0\,\mathrm{mass}\,v^{2}"
+    assert r"\mathrm{energy} &= 1.0\,\mathrm{mass}\,v^{2}" in model.best_._repr_latex_()
 
 
 def test_candidates_as_a_frame_and_an_equation_in_a_shell(noisy):

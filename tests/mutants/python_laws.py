@@ -15,10 +15,6 @@ EQUATIONS = [
         "many-without-groups": ("groups=groups, checkpoint=path", "checkpoint=path"),
         "many-labels-in-no-digest": ("return digest(*tensors, *names, *texts)", "return digest(*tensors, *names)"),
     }),
-    *mutants(PACKAGE + "_laws/products/text.py", "tests/laws/test_equations_functions.py -k backquotes", {
-        "equations-names-without-backquotes": ('return name if name.isidentifier() and', "return name if True or"),
-        "equations-keywords-without-backquotes": (" and not iskeyword(name)", ""),
-    }),
     *mutants(PACKAGE + "_laws/products/functions.py", "tests/laws/test_equations_functions.py -k backquotes", {
         "equations-functions-without-backquotes": ("return Functions(tuple(map(written_name, self.inputs)), self.columns).names", "return (*map(written_name, self.inputs), *self.names[len(self.inputs) :])"),
     }),

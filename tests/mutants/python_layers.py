@@ -184,7 +184,6 @@ FORMULA = [
     *mutants(PACKAGE + "_common/display.py", "tests/common/test_display.py", {
         "display-cells-as-they-are": ("html.escape(str(cell))", "str(cell)"),
         "display-caption-as-it-is": ("html.escape(caption)", "caption"),
-        "display-commands-as-words": ("(?<![\\\\A-Za-z])", "(?<![A-Za-z])"),
         "display-one-line": ("except (ImportError, OverflowError):", "except KeyError:"),
     }),
     *mutants(PACKAGE + "_laws/table/estimator.py", "tests/common/test_display.py", {

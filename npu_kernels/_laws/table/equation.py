@@ -305,7 +305,7 @@ class Equation:
 
     def latex(self) -> str:
         """The equation in LaTeX, without dollars, names upright. Needs sympy."""
-        return display.upright(self.formula().latex()[0]).removeprefix(r"\,")
+        return self.formula().latex()[0]
 
     def _term(self, k: int, digits: int) -> str:
         """A term of a sum as text."""
