@@ -248,6 +248,17 @@ def test_a_call_writes_no_text(monkeypatch):
     assert torch.equal(expression.torch_function(x), expression(x))
 
 
+def test_constants_that_occur_several_times():
+    """A NALU of the square root of 2, which its sum and its gate have."""
+    model = nn.Sequential(nn.Linear(1, 1), RealNPU(1, 1), NALU(1, 1)).double()
+    with torch.no_grad():
+        numbers = 0.0, 2.0, 0.5, 1.0, 1.0, 1.0, 1.0
+        for parameter, number in zip(model.parameters(), numbers, strict=True):
+            parameter.fill_(number)
+    x = torch.rand(5, 1, dtype=torch.float64)
+    torch.testing.assert_close(read(model)(x), model(x).detach())
+
+
 def test_torch_function_stands_alone(tmp_path):
     model = nn.Sequential(NPU(3, 4, dtype=torch.float64), NAU(4, 2, dtype=torch.float64))
     fill(model, torch.Generator().manual_seed(5))

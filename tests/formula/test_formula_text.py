@@ -161,6 +161,16 @@ THREE_MODELS = NAU(2, 1, num_models=3)
 UNEQUAL_MODELS = nn.Sequential(NAU(2, 2, num_models=2), NAU(2, 1, num_models=3))
 
 
+def inverse_of_zero() -> nn.Sequential:
+    """The constant 0 to the power of -1, at most exp(omega)."""
+    model = nn.Sequential(NAU(1, 1), iNALU(1, 1))
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[1].weight_mul.fill_(-20)
+        model[1].mask_mul.fill_(20)
+    return model
+
+
 def power_of_zero() -> nn.Sequential:
     """The constant 0 to the power of -1/2."""
     zero = NAU(1, 1)
@@ -197,6 +207,8 @@ def not_finite() -> NAU:
     ((ONE_OUTPUT,), {"max_denominator": 0}, ValueError,
      r"read: max_denominator must be an integer of at least 1, got 0"),
     ((not_finite(),), {}, ValueError, r"read: the parameters must be finite"),
+    ((inverse_of_zero(),), {}, ValueError,
+     r"output y is infinite or undefined at all inputs; read with eps=True"),
     ((power_of_zero(),), {}, ValueError,
      r"output y is infinite or undefined at all inputs; read with eps=True"),
     ((UNEQUAL_MODELS,), {"model": 0}, ValueError,

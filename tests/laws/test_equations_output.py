@@ -45,6 +45,15 @@ def test_equation_in_every_form(noisy):
         model.sympy(9)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_coefficients_in_sympy_are_without_the_rounding_of_units(seed):
+    pytest.importorskip("sympy", reason="sympy is not installed")
+    x = np.exp(np.random.default_rng(seed).uniform(-5, 5, (40, 2))) * [1e-6, 1e4]
+    model = NPURegressor(terms=["x0**3/x1"], max_terms=1, random_state=0)
+    model.fit(x, 3 * x[:, 0] ** 3 / x[:, 1])
+    assert str(model.sympy()) == "3.0*x0**3/x1"
+
+
 def test_names_of_several_letters_are_upright_in_latex():
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     pytest.importorskip("sympy", reason="sympy is not installed")
