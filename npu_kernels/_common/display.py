@@ -15,7 +15,7 @@ GREEK = (
 SYMBOL = re.compile(rf"([A-Za-z]|{GREEK})(?:_?(\d+)|_([A-Za-z0-9]+))?('{{0,2}})")
 # Characters that mean something else, or have other distances, in formulas of LaTeX and MathJax
 SPECIAL = {c: f"\\{c}" for c in " _%$#&{}"} | {c: f"{{{c}}}" for c in "+*/=<>,;:"}
-SPECIAL |= {c: rf"\text{{{c}}}" for c in "-\"`"}  # a hyphen, not a minus
+SPECIAL |= {c: rf"\text{{{c}}}" for c in '-"`'}  # a hyphen, not a minus
 SPECIAL |= {"^": r"\hat{}", "~": r"{\sim}", "\\": r"\backslash "}
 
 

@@ -352,6 +352,13 @@ def test_units_of_differences_of_temperatures():
     check(model, {(1, 1): 0.3})
 
 
+def test_numbers_without_a_unit():
+    pytest.importorskip("pint", reason="pint is not installed")
+    X = uniform(2, 60)
+    model = NPURegressor(units=["m", "-"], y_units="m**2", random_state=0, max_terms=1)
+    check(model.fit(X, 3 * X[:, 0] ** 2 / X[:, 1]), {(2, -1): 3.0})
+
+
 def test_units_that_cannot_be_met_are_refused():
     pytest.importorskip("pint", reason="pint is not installed")
     X = uniform(3, 60)

@@ -110,14 +110,6 @@ EQUATIONS = [
     *mutants(PACKAGE + "_laws/products/library.py", "tests/laws/test_equations_groups_parts.py", {
         "equations-pairs-beside-terms": ("A = A - Q @ (Q.transpose(0, 2, 1) @ A)", "A = A * 1.0"),
     }),
-    *mutants(PACKAGE + "law/_table.py", "tests/laws/test_law_command.py", {
-        "law-commas-of-thousands": ("return not points and not thousands", "return not points"),
-        "law-commas-beside-points": ("return not points and not thousands", "return not thousands"),
-        "law-labels": ('if not any(re.match(r"', 'if not all(re.match(r"'),
-        "law-underscores": ('if "_" not in text else math.inf', 'if text else math.inf'),
-        "law-infinite-cells": ("return value if math.isfinite(value) else None", "return value"),
-        "law-lines-of-rows": ("rows, lines = rows[1:], lines[1:]", "rows, lines = rows[1:], lines[:-1]"),
-    }),
     *mutants(PACKAGE + "_laws/table/arguments.py", ("tests/laws/test_equations_estimator.py -k columns", "tests/laws/test_equations_notes.py -k scaler"), {
         "equations-columns-of-a-scaler": ("deviation = min(abs(variance - 1),", "deviation = max(abs(variance - 1),"),
         "equations-columns-of-dates": ('if column.dtype.kind in "mM":', 'if column.dtype.kind == "m":'),
