@@ -41,6 +41,27 @@ def test_complex_weights_and_mixed_signs() -> None:
     assert gate.tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+@pytest.mark.parametrize("exponents", [[[3.0, -2.0]], [[2.0, 3.0]], [[1.0, 0.0], [2.0, 3.0]]])
+def test_powers_of_inputs_of_both_signs(exponents: list[list[float]], noise: float) -> None:
+    """Between them the cosine of negative inputs passes 0."""
+    x = rows(0.1, 2, seed=3).double() * torch.tensor(
+        [[1.0, 1.0], [-1, 1], [1, -1], [-1, -1]]
+    ).repeat(100, 1)
+    powers = torch.tensor(exponents, dtype=torch.float64)
+    y = 2 * (x.unsqueeze(1) ** powers).prod(2).sum(1, keepdim=True)
+    generator = torch.Generator().manual_seed(3)
+    y = y * (1 + noise * torch.randn(y.shape, generator=generator, dtype=torch.float64))
+    model = nn.Sequential(
+        RealNPU(2, len(powers), num_models=48), NAU(len(powers), 1, clip=False, num_models=48)
+    )
+    result = fit(model.double(), x, y)
+    unit, total = result.model.children()
+    assert sorted((unit.weight_re * unit.gate).tolist()) == sorted(exponents)
+    torch.testing.assert_close(total.weight, torch.full_like(total.weight, 2), rtol=0.02, atol=0)
+    assert unit.in_features == 2
+
+
 def test_noise_and_a_root() -> None:
     """Rounded weights are chosen where the data cannot tell them from the fitted ones."""
     x = rows(0.5, 3, 2000)
