@@ -1,13 +1,22 @@
-"""What shells and notebooks show of a result: tables in text and in HTML, equations in LaTeX."""
+"""What shells and notebooks show of a result: tables, and the names of its variables."""
 
 from __future__ import annotations
 
 import html
 import re
 from collections.abc import Callable, Iterable, Sequence
+from keyword import iskeyword
 
-# A name of several letters, which LaTeX would set as a product of its letters.
-WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+# Greek letters as LaTeX has them. Not pi, which is a number in formulas.
+GREEK = (
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon"
+    "|phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Sigma|Upsilon|Phi|Psi|Omega"
+)
+SYMBOL = re.compile(rf"([A-Za-z]|{GREEK})(?:_?(\d+)|_([A-Za-z0-9]+))?('{{0,2}})")
+# Characters that mean something else, or have other distances, in formulas of LaTeX and MathJax
+SPECIAL = {c: f"\\{c}" for c in " _%$#&{}"} | {c: f"{{{c}}}" for c in "+*/=<>,;:"}
+SPECIAL |= {c: rf"\text{{{c}}}" for c in '-"`'}  # a hyphen, not a minus
+SPECIAL |= {"^": r"\hat{}", "~": r"{\sim}", "\\": r"\backslash "}
 
 
 def table(
@@ -33,9 +42,28 @@ def text(caption: str, rows: Iterable[tuple[object, object]]) -> str:
     return "\n".join([caption, *lines])
 
 
-def upright(equation: str) -> str:
-    """Return LaTeX whose names of several letters are no products of these letters."""
-    return WORD.sub(r"\\,\\mathrm{\g<0>}", equation).replace(r"_{\,", "_{")
+def written_name(name: str) -> str:
+    """Return a name as a formula in text has it: in backquotes where Python could not read it."""
+    return name if name.isidentifier() and not iskeyword(name) else f"`{name}`"
+
+
+def latex_name(name: str) -> str:
+    """Return a name as LaTeX sets it in a formula.
+
+    A letter is a symbol, which may have an index: ``x0`` and ``x_0`` are ``x_{0}``, ``T_max`` is
+    ``T_{\\mathrm{max}}``. Any other name is upright, character by character.
+    """
+    symbol = SYMBOL.fullmatch(name)
+    if symbol is None:
+        escaped = "".join(SPECIAL.get(c, c) for c in name)
+        escaped = re.sub("[^\x00-\x7f]+", r"\\text{\g<0>}", escaped)
+        return rf"\mathrm{{{escaped}}}"
+    letter, number, word, primes = symbol.groups()
+    index = number or word or ""
+    if len(index) > 1 and not index.isdigit():
+        index = rf"\mathrm{{{index}}}"
+    letter = f"\\{letter}" if len(letter) > 1 else letter
+    return letter + (f"_{{{index}}}" if index else "") + primes
 
 
 def latex(write: Callable[[], Sequence[str]]) -> str | None:
@@ -47,5 +75,5 @@ def latex(write: Callable[[], Sequence[str]]) -> str | None:
         equations = write()
     except (ImportError, OverflowError):
         return None
-    rows = r" \\ ".join(upright(line).replace(" = ", " &= ", 1) for line in equations)
+    rows = r" \\ ".join(line.replace(" = ", " &= ", 1) for line in equations)
     return rf"$\displaystyle \begin{{aligned}} {rows} \end{{aligned}}$"

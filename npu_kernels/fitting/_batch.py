@@ -179,21 +179,23 @@ class Template:
         """Return the bounds of the uniform distribution that each start ``[S]`` is drawn from."""
 
         def turns(values: tuple[Any, ...], length: int = 1) -> Tensor:
-            return torch.tensor([values[s // length % len(values)] for s in range(starts)])
+            chosen = [float(values[s // length % len(values)]) for s in range(starts)]
+            return torch.tensor(chosen, dtype=torch.float32)
 
         if kind == GATE:
             return turns(recipe.gates), turns(recipe.gates)
         if kind == POWER:
-            high = turns(recipe.wide) * (2 / self._inputs(unit, recipe, starts)).sqrt().clamp(max=1)
+            inputs = self._inputs(unit, recipe, starts).float()
+            high = turns(recipe.wide) * (2 / inputs).sqrt().clamp(max=1)
             if name == "weight_im":
                 # Its range changes after all ranges of the real part: every combination comes up.
                 high = high * turns(recipe.imaginary, len(recipe.wide) * len(recipe.hidden))
             return -high, high
         if unit.intervals.get(name) == (0.0, 1.0):
-            return torch.zeros(starts), torch.ones(starts)
+            return turns((0.0,)), turns((1.0,))
         fan = 1 + unit.out_features if isinstance(unit, NALU) and name == "gate_bias" else 0
         bound = math.sqrt(6 / (fan or unit.in_features + unit.out_features))
-        return torch.full((starts,), -bound), torch.full((starts,), bound)
+        return turns((-bound,)), turns((bound,))
 
     def _inputs(self, unit: Unit, recipe: Recipe, starts: int) -> Tensor:
         """Return the number of inputs that a power unit starts with ``[S]``: all if the data's."""
@@ -208,7 +210,8 @@ class Template:
     ) -> list[Tensor]:
         """Return the starts of all problems, ``[problems * starts, ...]``, by their generators."""
         size = sum(self.sizes)
-        draws = torch.stack([torch.rand(starts, size, generator=g) for g in generators])  # [P, S, ]
+        drawn = (torch.rand(starts, size, generator=g, dtype=torch.float32) for g in generators)
+        draws = torch.stack([*drawn])  # [problems, S, size]
         columns = zip(self.units, self.kinds, self.shapes, draws.split(self.sizes, 2), strict=True)
         parts = []
         for (unit, name), kind, shape, part in columns:

@@ -165,7 +165,7 @@ class Pool:
         flat, kind = self.flat[index], self.kind[index].unsqueeze(1)
         powers = (kind == KINDS.index("powers")) & (self.parameter_kind == POWER)
         share = torch.where((kind == KINDS.index("rounded")) | powers, 0.5, 1.0)
-        return ((flat != 0) * share * (self.parameter_kind != GATE)).sum(1)
+        return ((flat != 0) * share * (self.parameter_kind != GATE)).double().sum(1)
 
     def _level(self) -> Tensor:
         """Return the level of simplicity ``[C]``, least for the simplest."""

@@ -45,12 +45,7 @@ def cross_validated(
     fitted_x, fitted_y = (torch.stack([t[rows] for rows in training_rows]) for t in (x, y))
     seeds = fit.seeds * folds
     run = Run(batch, fitted_x, fitted_y, seeds, fit.recipe, f"{fit.function}, cross-validation")
-    if file is not None and fit.saved_validation is not None:
-        try:
-            run.restore(fit.saved_validation)
-        except ValueError as error:
-            raise file.refused(error) from None
-    fit.validation = run
+    fit.follow("validation", run, file)
     drive(run, progress, file, note=run.note)
     if run.stage is not None:
         return None

@@ -20,6 +20,7 @@ from npu_kernels.fitting._data import Batches, check, collect, table
 from npu_kernels.fitting._records import Fit, Fits, Recipe
 from npu_kernels.fitting._run import Run
 from npu_kernels.fitting._scale import with_coefficient, without_coefficient
+from npu_kernels.fitting._signs import Signs
 from npu_kernels.formula import select
 
 BATCHED_ROWS = 2048  # taken from batches
@@ -28,6 +29,7 @@ ENOUGH_HELD_OUT = 10  # rows from which on their error is the score
 LARGE_ERROR = 1e-3  # in float32; a warning where the error is small in float64
 
 
+@torch.inference_mode(False)
 def fit(
     model: nn.Module,
     x: Any | Batches,
@@ -45,13 +47,18 @@ def fit(
     units' cosine. Gates are projected to [0, 1]. The best starts are refined by L-BFGS in float64
     and rounded to simple fractions. Where the last layer is an NAU, its weights are then solved by
     least squares, and units that it does not need leave. The model is chosen by its error on
-    held-out rows. The numbers depend on the arguments alone, not on global random states.
+    held-out rows. The numbers depend on the arguments alone, not on torch's global random state,
+    its default dtype, autocast or inference mode.
 
     Units: x and y may have any, from 1e-30 to 1e30, where a sum without clip can take up their
     size: ``NAU(clip=False)`` as the last layer for y, and for x after a first `RealNPU` or as the
     first layer. A model that ends with a single power unit gets this layer for its coefficient;
     where the coefficient is 1 it is left out of the result. A first `NPU` or `NaiveNPU`, and layers
     with clipped weights, need data near 1. Coefficients are rounded only where the data are exact.
+
+    Inputs of both signs: where the first layer is a `RealNPU` or `NPU` and the data are not solved,
+    a second fit has ``|x|`` and the signs as separate inputs, without the barriers. Its law is
+    taken if every exponent is a whole number, odd where the sign counts, and its error no larger.
 
     Args:
         model: a module of this package's units
@@ -98,15 +105,26 @@ def fit(
     run = Run(trained, x.unsqueeze(0), y.unsqueeze(0), [seed], recipe, "fit")
     file = None if checkpoint is None else Checkpoint(run, checkpoint)
     fits = _complete(run, progress, file)
-    score, folds, complete = float(fits.score), 0, fits.complete
-    few = run.data.held_out.y.shape[1] < ENOUGH_HELD_OUT
+    best, complete, job = select(fits.models, 0), fits.complete, run
+    signs = Signs(trained, x)
+    if complete and signs.exist and not run.solved.all():
+        wide, sizes = signs.wide(), signs.rows()
+        second = Run(wide, sizes.unsqueeze(0), y.unsqueeze(0), [seed], recipe, "fit, signs")
+        run.follow("signs", second, file)
+        drive(second, progress, file, note=second.note)
+        complete, with_signs = second.stage is None, second.result()
+        merged = signs.merged(select(with_signs.models, 0)) if complete else None
+        if merged is not None and with_signs.score <= fits.score * (1 + run.recipe.slack):
+            job, fits, best, trained, x = second, with_signs, merged, wide, sizes
+    score, folds = float(fits.score), 0
+    few = job.data.held_out.y.shape[1] < ENOUGH_HELD_OUT
     if few and complete and len(x) >= FEWEST_ROWS:
-        validated = cross_validated(run, trained, x, y, progress, file)
+        validated = cross_validated(job, trained, x, y, progress, file)
         score, folds = validated or (score, folds)
         complete = validated is not None
-    _warn_of_score(run, score, folds)
+    _warn_of_score(job, score, folds)
     return Fit(
-        model=without_coefficient(select(fits.models, 0), model),
+        model=without_coefficient(best, model),
         score=score,
         folds=folds,
         scores=fits.scores[0],
@@ -116,7 +134,7 @@ def fit(
         chosen=fits.chosen[0],
         candidates=fits.candidates[0],
         history=fits.history,
-        seconds=fits.seconds + (0.0 if run.validation is None else run.validation.seconds),
+        seconds=run.all_seconds(),
         complete=complete,
     )
 
@@ -133,6 +151,7 @@ def _tensors(x: Any, y: Any, rows: int, seed: int) -> tuple[Any, Any]:
     return collect("fit", x, rows, seed)
 
 
+@torch.inference_mode(False)
 def fit_many(
     model: nn.Module,
     x: Tensor,

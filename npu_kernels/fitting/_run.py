@@ -16,6 +16,7 @@ from npu_kernels._common.chains import chain
 from npu_kernels._common.checks import check_whole, is_whole
 from npu_kernels._common.seeds import stream
 from npu_kernels._jobs import saved
+from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._jobs.fingerprint import check_same, described, digest, fingerprint
 from npu_kernels.fitting._batch import Template
 from npu_kernels.fitting._choice import Judge, Pool
@@ -33,7 +34,8 @@ from npu_kernels.fitting._stages import (
 from npu_kernels.fitting._training import Refinement, Search
 from npu_kernels.layers import Unit
 
-STATE_FORMAT = 3  # of a saved state; its number changes with the entries or their meaning
+STATE_FORMAT = 4  # of a saved state; its number changes with the entries or their meaning
+LATER = ("signs", "validation")  # fits after a fit, which are saved with it
 _HISTORY = ("stage", "rounds", "models", "solved", "best", "worst", "rows")  # of each stage
 
 
@@ -103,8 +105,8 @@ class Run:
         self.rows = torch.zeros(self.problems, dtype=torch.long, device=template.device)
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
-        self.validation: Run | None = None  # a cross-validation that is saved with this fit
-        self.saved_validation: dict[str, Any] | None = None  # its state in a file, not yet read
+        self.later: dict[str, Run] = {}  # of `LATER`
+        self.saved_later: dict[str, dict[str, Any]] = {}  # their states in a file, not yet read
 
     def _check_output(self, search: Search) -> None:
         function, rows = self.function, search.rows
@@ -145,6 +147,11 @@ class Run:
         """Make rounds, steps of Adam or evaluations of L-BFGS of all models, fewer at the end."""
         rounds = check_whole(self.function, "rounds", rounds, 0)
         begin = time.perf_counter()
+        with torch.autocast(self.template.device.type, enabled=False):
+            self._advance(rounds)
+        self.seconds += time.perf_counter() - begin
+
+    def _advance(self, rounds: int) -> None:
         while self.stage is not None and (rounds > 0 or not self.stage.rounds):
             remaining, count = self.stage.rounds - self._stage_done, 0
             if remaining > 0:
@@ -157,7 +164,6 @@ class Run:
             self.done += count
             if self._stage_done == self.stage.rounds:
                 self._end_stage(self.stage)
-        self.seconds += time.perf_counter() - begin
 
     def _end_stage(self, stage: Stage) -> None:
         self.stage, self._stage_done = stage.end(), 0
@@ -202,7 +208,7 @@ class Run:
             score=self.scale.score(module, self.data.held_out).cpu(),
             scores=judge.scores.cpu(),
             retired=judge.retired.cpu(),
-            steps=self.rows.cpu() / self.recipe.batch,
+            steps=self.rows.cpu().double() / self.recipe.batch,
             rows=self.rows.cpu(),
             chosen=chosen,
             candidates=pool.listed(self.problems),
@@ -221,6 +227,21 @@ class Run:
         divided = self.scale.divided(x.to(device), y.to(device))
         rows = self.data.weighted(*divided, self.recipe)
         return self.scale.score(self.result().models, rows)
+
+    # ---- fits after this one ---------------------------------------------------------------------
+
+    def follow(self, name: str, run: Run, file: Checkpoint | None) -> None:
+        """Keep a fit after this one, which is saved with it; continue it from the file's state."""
+        if file is not None and name in self.saved_later:
+            try:
+                run.restore(self.saved_later[name])
+            except ValueError as error:
+                raise file.refused(error) from None
+        self.later[name] = run
+
+    def all_seconds(self) -> float:
+        """Return the seconds of this fit and of those after it."""
+        return self.seconds + sum(run.all_seconds() for run in self.later.values())
 
     # ---- saved and continued ---------------------------------------------------------------------
 
@@ -259,7 +280,8 @@ class Run:
             **self._tensors(),
             "history": self.history,
             "seconds": self.seconds,
-            "validation": self.validation.state() if self.validation else self.saved_validation,
+            **{name: self.saved_later.get(name) for name in LATER},
+            **{name: run.state() for name, run in self.later.items()},
             "pool": self.judge.pool.state(),
             "search": search,
             "refinement": None if refinement is None else refinement.state(),
@@ -280,9 +302,7 @@ class Run:
         done = sum(self._rounds[:number]) + stage_done
         saved.integer(state["done"], "done", done, done)
         seconds = saved.number(state["seconds"], "seconds", 0.0)
-        validation = state["validation"]
-        if validation is not None:
-            validation = saved.mapping(validation, "validation")
+        later = {n: saved.mapping(state[n], n) for n in LATER if state[n] is not None}
         entries = saved.sequence(state["history"], "history", number)
         history = [_history_entry(entry) for entry in entries]
         targets = self._tensors()
@@ -294,7 +314,7 @@ class Run:
         stage = self._restored_stage(state, number, done)
         self.stage, self._stage_done, self.done, self.seconds = stage, stage_done, done, seconds
         self.history, judge.pool = history, pool
-        self.saved_validation = validation
+        self.saved_later = later
         for name, target in targets.items():
             target.copy_(tensors[name])
 

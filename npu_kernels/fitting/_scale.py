@@ -111,7 +111,9 @@ class Scale:
         rows: those of the training.
         """
         x = _times(rows.x, self.x.unsqueeze(1)).to(self.template.dtype)
-        error = _times(models(x).double(), -self.y.unsqueeze(1)) - rows.y
+        with torch.autocast(x.device.type, enabled=False):
+            y = models(x)
+        error = _times(y.double(), -self.y.unsqueeze(1)) - rows.y
         score = (error.square_() * rows.weight).mean((1, 2))
         return score.nan_to_num(nan=math.inf, posinf=math.inf)
 

@@ -104,7 +104,7 @@ class Search:
         optimizer = Adam(module.parameters(), 1.0, BETAS, EPS)
         states = zip(self.template.names, self.moments, self.squares, strict=True)
         for name, moment, square in states:
-            state = {"step": torch.tensor(float(self.step))}
+            state = {"step": torch.tensor(float(self.step), dtype=torch.float32)}
             state |= {"exp_avg": moment, "exp_avg_sq": square}
             optimizer.state[module.get_parameter(name)] = state
         kind, _ = loop_for(module, optimizer, x)

@@ -190,10 +190,15 @@ def torch_function(symbols: Sequence[Expression], outputs: Sequence[Expression])
     shared, results = sympy.cse(list(outputs), symbols=fresh, order="none")
     writer = _Writer(code, arguments[0])
     lines = [f"def formula({', '.join(arguments)}):"]
-    for symbol, expression in shared:
-        lines.append(f"    {symbol} = {writer.bare(expression)}")
-        code[symbol] = str(symbol)
-    returned = ",\n        ".join(writer.bare(expression) for expression in results)
+    numbers: dict[Expression, Expression] = {}  # shared ones, which torch's functions do not take
+    for symbol, shared_expression in shared:
+        expression = shared_expression.xreplace(numbers)
+        if expression.is_number:
+            numbers[symbol] = expression
+        else:
+            lines.append(f"    {symbol} = {writer.bare(expression)}")
+            code[symbol] = str(symbol)
+    returned = ",\n        ".join(writer.bare(e.xreplace(numbers)) for e in results)
     lines.append(f"    return (\n        {returned},\n    )")
     return TorchFunction("\n".join(lines) + "\n", tuple(names))
 

@@ -177,7 +177,12 @@ def _clip_if(clip: bool, low: float, high: float) -> Change:
 
 
 def _bounded(kind: Any, e: Expression, bound: Expression) -> Expression:
-    """Return sympy's Max or Min, which would first factor a formula: seconds for several layers."""
+    """Return sympy's Max or Min, which would first factor a formula: seconds for several layers.
+
+    What is infinite or undefined stays so: sympy raises an error of its own for it.
+    """
+    if e in (sympy.zoo, sympy.nan):
+        return e
     return kind(e, bound, evaluate=bool(e.is_number))
 
 

@@ -7,6 +7,7 @@ from sympy.printing.latex import LatexPrinter
 from sympy.printing.precedence import PRECEDENCE
 from sympy.printing.str import StrPrinter
 
+from npu_kernels._common.display import latex_name, written_name
 from npu_kernels.formula._code import Expression, comparison
 
 
@@ -19,6 +20,9 @@ def rounded(expression: Expression, digits: int | None) -> Expression:
 
 
 class _Text(StrPrinter):  # type: ignore[misc]
+    def _print_Symbol(self, expr: Expression) -> str:
+        return written_name(expr.name)
+
     def _print_Heaviside(self, expr: Expression) -> str:
         x, relation = comparison(expr)
         return f"[{self._print(x)} {relation} 0]"
@@ -34,6 +38,9 @@ class _Text(StrPrinter):  # type: ignore[misc]
 
 
 class _Latex(LatexPrinter):  # type: ignore[misc]
+    def _print_Symbol(self, expr: Expression, style: str = "plain") -> str:
+        return latex_name(expr.name)
+
     def _print_Heaviside(self, expr: Expression, exp: str | None = None) -> str:
         x, relation = comparison(expr)
         relation = {"<=": r"\leq", ">=": r"\geq"}.get(relation, relation)
@@ -48,4 +55,7 @@ def text(expression: Expression, digits: int | None = 4) -> str:
 
 def latex(expression: Expression, digits: int | None = 4) -> str:
     """Return the expression in LaTeX."""
-    return str(_Latex().doprint(rounded(expression, digits)))
+    # Upright names beside each other would read as one: a thin space is between factors.
+    is_upright = any("mathrm" in latex_name(str(symbol)) for symbol in expression.free_symbols)
+    printer = _Latex({"mul_symbol": r"\,"} if is_upright else {})
+    return str(printer.doprint(rounded(expression, digits)))

@@ -38,7 +38,8 @@ class Formula:
     """What a model computes, as expressions; from `read`.
 
     ``str()`` gives one line per output, in Python's operators but with ``|x|``, and ``[x < 0]`` for
-    1 where x is negative and 0 elsewhere, decimals rounded to 4 digits. Calling the formula with
+    1 where x is negative and 0 elsewhere, decimals rounded to 4 digits. A name that Python could
+    not read, such as ``T-T0``, stands in backquotes. Calling the formula with
     ``x [..., I]`` gives ``[..., O]``, computed by `torch_function`, with all digits.
 
     Attributes:
@@ -66,10 +67,9 @@ class Formula:
         from npu_kernels.formula import _printing as printing
 
         digits = _check_digits("latex", digits)
-        sympy = require_sympy()
-        names = [sympy.latex(sympy.Symbol(name)) for name in self.names]
-        rows = zip(names, self.expressions, strict=True)
-        return [f"{name} = {printing.latex(expression, digits)}" for name, expression in rows]
+        require_sympy()
+        rows = zip(self.names, self.expressions, strict=True)
+        return [f"{display.latex_name(name)} = {printing.latex(e, digits)}" for name, e in rows]
 
     @functools.cached_property
     def torch_function(self) -> TorchFunction:

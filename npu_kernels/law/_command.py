@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
         "Ctrl-C gives the best law until then.",
     )
     parser.add_argument(
-        "file", type=Path, help="columns between tabs, ; , | or blanks; # starts a comment"
+        "file", type=Path, help="columns between tabs, ; , | or blanks; # % // start a comment"
     )
     parser.add_argument("--target", metavar="NAME", help="the column to explain; default: the last")
     parser.add_argument(
@@ -35,7 +35,11 @@ def main(arguments: list[str] | None = None) -> int:
         "--units", nargs="+", metavar="NAME=UNIT", default=[], help="in place of the header's"
     )
     parser.add_argument("--no-units", action="store_true", help="leave those of the header aside")
-    parser.add_argument("--skip-rows", action="store_true", help="that lack a number")
+    parser.add_argument("--skip-rows", action="store_true", help="with text in place of a number")
+    parser.add_argument(
+        "--header", choices=("yes", "no"), default="auto", help="is the first line; default: auto"
+    )
+    parser.add_argument("--decimal", choices=(".", ","), help="the decimal sign; default: as seen")
     parser.add_argument(
         "--functions",
         nargs="+",
@@ -71,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    table = _table.read(options.file)
+    table = _table.read(options.file, options.header, options.decimal, options.skip_rows)
     labels = table.labels()
     inputs, target = _columns(options, table, labels)
     names = [*inputs, target]
@@ -81,8 +85,9 @@ def _run(options: argparse.Namespace) -> int:
         raise ValueError(f"--seed must be from 0 to 2**32 - 1, got {options.seed}")
     if options.plot is not None:
         _check_picture(options.plot)
-    numbers = table.numbers(names, options.skip_rows)
-    groups = None if options.groups is None else table.texts(options.groups, numbers.index)
+    numbers = table.numbers(names, options.skip_rows, options.groups)
+    labels_of_rows = table.cells.loc[numbers.index]
+    groups = None if options.groups is None else list(labels_of_rows[options.groups])
     units = _units(options, table, names)
 
     from npu_kernels.equations import NPURegressor
@@ -104,9 +109,13 @@ def _run(options: argparse.Namespace) -> int:
     model.fit(X, y, checkpoint=options.checkpoint, groups=groups)
     with_units = "" if units is None else ", with units"
     facts = [f"{len(numbers)} rows of {', '.join(inputs)}{with_units}"]
-    left_out = len(table.lines) - len(numbers)
+    left_out = len(table.cells) - len(numbers)
     facts += [f"{left_out} rows left out"] * bool(left_out)
+    facts += [f"{', '.join(table.left_out)} left out"] * bool(table.left_out)
     facts += [f"groups by {options.groups}"] * (groups is not None)
+    unitless = [name for name in names if name not in table.units]
+    if table.units and units is None and not options.no_units:
+        facts.append(f"units not used, as {', '.join(unitless)} lack one")
     unused = [name for name in labels if name not in (*names, options.groups)]
     facts += [f"no numbers in {', '.join(unused)}"] * bool(unused)
     print("; ".join(facts))
@@ -121,19 +130,19 @@ def _columns(
     options: argparse.Namespace, table: _table.Table, labels: Collection[str]
 ) -> tuple[list[str], str]:
     """Return the inputs and the target; ValueError for columns that the table lacks."""
-    target: str = options.target or list(table.columns)[-1]
+    target: str = options.target or list(table.cells)[-1]
     aside = {target, options.groups, *labels}
-    inputs = options.inputs or [n for n in table.columns if n not in aside]
-    columns = ", ".join(table.columns)
+    inputs = options.inputs or [n for n in table.cells if n not in aside]
+    columns = ", ".join(table.cells)
     for option, names in (("--target", [target]), ("--inputs", inputs)):
-        unknown = [name for name in names if name not in table.columns]
+        unknown = [name for name in names if name not in table.cells]
         if unknown:
             raise ValueError(f"{option} must be of {columns}, got {', '.join(unknown)}")
     names = [*inputs, target]
     if len(names) < 2 or len(set(names)) < len(names):
         rule = f"--target and --inputs must be different columns of {columns}"
         raise ValueError(f"{rule}; got {', '.join(names)}")
-    if options.groups is not None and options.groups not in table.columns.keys() - set(names):
+    if options.groups is not None and options.groups not in set(table.cells) - set(names):
         raise ValueError(f"--groups must be another column of {columns}; got {options.groups}")
     return inputs, target
 
@@ -148,7 +157,16 @@ def _units(
         rule = "--units must complete the header's, so that every column has one"
         reason = "--no-units" if options.no_units else f"none of {', '.join(without)}"
         raise ValueError(f"{rule}, got {reason}")
-    return None if without or options.no_units else units
+    if without or options.no_units:
+        return None
+    from npu_kernels._laws.products.units import dimensions
+
+    try:
+        dimensions(names, [units[name] for name in names], "the table")
+    except ValueError as error:
+        ways = "--units NAME=UNIT gives another one, --no-units leaves all of them aside, and"
+        raise ValueError(f"{error} ({ways} # before a second line of names)") from None
+    return units
 
 
 def _check_picture(path: Path) -> None:

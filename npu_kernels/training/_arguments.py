@@ -26,6 +26,9 @@ def check_data(
     """Check that x and y fit each other, the model and its first parameter."""
     if parameter is None:
         raise ValueError(f"run: model must have parameters, got {type(model).__name__} without any")
+    if parameter.is_inference():
+        rule = "model must be made outside of torch.inference_mode() to have gradients"
+        raise ValueError(f"run: {rule}, got parameters that are inference tensors")
     for name, tensor in (("x", x), ("y", y)):
         check_tensor("run", name, tensor)
         if tensor.dtype is not parameter.dtype:

@@ -90,6 +90,7 @@ class Run:
 Callback = Callable[[Run], Any]
 
 
+@torch.inference_mode(False)
 def run(
     model: nn.Module,
     x: Tensor,

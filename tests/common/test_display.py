@@ -32,17 +32,14 @@ def test_cells_and_captions_are_escaped():
     assert display.table("", (), [], "a < b").endswith("</table><p>a &lt; b</p>")
 
 
-def test_equations_are_aligned_and_names_of_several_letters_are_upright():
-    text = display.latex(lambda: [r"hare' = \frac{hare lynx}{x_{1}}", "b = 2"])
-    assert text == (
-        r"$\displaystyle \begin{aligned} \,\mathrm{hare}' &= \frac{\,\mathrm{hare} \,\mathrm{lynx}}"
-        r"{x_{1}} \\ b &= 2 \end{aligned}$"
-    )
+def test_equations_are_aligned():
+    text = display.latex(lambda: ["a = 1 = 1", "b = 2"])
+    assert text == r"$\displaystyle \begin{aligned} a &= 1 = 1 \\ b &= 2 \end{aligned}$"
 
 
 def test_a_formula():
     read = formula.read(quotient(), ["mass", "r"], positive=True)
-    assert r"y &= \frac{\,\mathrm{mass}}{\sqrt{r}}" in read._repr_latex_()
+    assert r"y &= \frac{\mathrm{mass}}{\sqrt{r}}" in read._repr_latex_()
 
 
 def test_without_sympy_there_is_no_latex(monkeypatch):

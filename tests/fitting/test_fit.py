@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import NALU, NAU, NMRU, NMU, NPU, RealNPU, fit
+from npu_kernels import NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, fit
 from npu_kernels.fitting import Recipe, fit_many
 from tests.support.fits import QUICK, SHORT, hard, parameters, rows, same
+from tests.support.modes import MODES
 
 # ---- what it finds -------------------------------------------------------------------------------
 
@@ -38,6 +39,27 @@ def test_complex_weights_and_mixed_signs() -> None:
     assert re.tolist() == [[1, -1]]
     assert im.tolist() == [[0, 0]]
     assert gate.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+@pytest.mark.parametrize("exponents", [[[3.0, -2.0]], [[2.0, 3.0]], [[1.0, 0.0], [2.0, 3.0]]])
+def test_powers_of_inputs_of_both_signs(exponents: list[list[float]], noise: float) -> None:
+    """Between them the cosine of negative inputs passes 0."""
+    x = rows(0.1, 2, seed=3).double() * torch.tensor(
+        [[1.0, 1.0], [-1, 1], [1, -1], [-1, -1]]
+    ).repeat(100, 1)
+    powers = torch.tensor(exponents, dtype=torch.float64)
+    y = 2 * (x.unsqueeze(1) ** powers).prod(2).sum(1, keepdim=True)
+    generator = torch.Generator().manual_seed(3)
+    y = y * (1 + noise * torch.randn(y.shape, generator=generator, dtype=torch.float64))
+    model = nn.Sequential(
+        RealNPU(2, len(powers), num_models=48), NAU(len(powers), 1, clip=False, num_models=48)
+    )
+    result = fit(model.double(), x, y)
+    unit, total = result.model.children()
+    assert sorted((unit.weight_re * unit.gate).tolist()) == sorted(exponents)
+    torch.testing.assert_close(total.weight, torch.full_like(total.weight, 2), rtol=0.02, atol=0)
+    assert unit.in_features == 2
 
 
 def test_noise_and_a_root() -> None:
@@ -231,6 +253,19 @@ def test_the_seed_alone_decides() -> None:
     assert first.candidates == second.candidates
     assert not same(first.model, fit(model, x, y, seed=1, recipe=SHORT).model)
     assert (model.weight_re == 3).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("units", [(RealNPU, NAU), (NALU, NMU), (NMRU, NaiveNPU)])
+def test_the_modes_of_the_caller_do_not_matter(units: Any, mode: Any) -> None:
+    x, y = hard()
+    y = y + 0.01 * torch.sin(40 * x[:, :1])  # noise
+    model = nn.Sequential(units[0](2, 2, num_models=4), units[1](2, 1, num_models=4))
+    expected = fit(model, x, y, recipe=SHORT)
+    with mode():
+        result = fit(model, x, y, recipe=SHORT)
+    assert same(result.model, expected.model)
+    assert (result.score, result.steps) == (expected.score, expected.steps)
 
 
 def test_a_problem_does_not_depend_on_the_others() -> None:

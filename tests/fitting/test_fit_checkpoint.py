@@ -17,7 +17,7 @@ from npu_kernels import NAU, NPU, RealNPU, fit
 from npu_kernels._jobs import files
 from npu_kernels.fitting import Run, fit_many
 from npu_kernels.fitting._scale import with_coefficient
-from tests.support.fits import SHORT, hard, rows, same
+from tests.support.fits import SHORT, hard, parameters, rows, same
 
 # ---- interrupted ---------------------------------------------------------------------------------
 
@@ -135,6 +135,40 @@ def test_the_cross_validation_is_in_the_checkpoint(
     assert not rounds_made
     assert (finished.score, finished.folds) == (undisturbed.score, 5)
     assert finished.seconds == continued.seconds > part.seconds > 0
+
+
+@pytest.mark.parametrize("count", [200, 30])  # few rows have a cross-validation too
+def test_ctrl_c_in_the_fit_of_signs(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = rows(-2, 2, count).double()
+    model, y = RealNPU(2, 1, num_models=24).double(), x[:, :1] ** 2 * x[:, 1:] ** 3
+    undisturbed = fit(model, x, y)
+    assert parameters(undisturbed.model)[0].tolist() == [[2, 3]]
+    advance, functions = Run.advance, list[str]()
+
+    def interrupted(run: Run, rounds: int) -> None:
+        advance(run, min(rounds, 7))
+        if run.function == "fit, signs":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def noted(run: Run, rounds: int) -> None:
+        functions.append(run.function)
+        advance(run, rounds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "advance", interrupted)
+        part = fit(model, x, y, checkpoint=tmp_path / "fit")
+    assert not part.complete
+    assert parameters(part.model)[0].shape == (1, 2)
+    monkeypatch.setattr(Run, "advance", noted)
+    continued = fit(model, x, y, checkpoint=tmp_path / "fit")
+    assert "fit" not in functions
+    assert same(continued.model, undisturbed.model)
+    assert (continued.score, continued.folds) == (undisturbed.score, undisturbed.folds)
+    functions.clear()
+    assert same(fit(model, x, y, checkpoint=tmp_path / "fit").model, undisturbed.model)
+    assert not functions
 
 
 def test_a_crafted_cross_validation_is_refused(tmp_path: Path) -> None:

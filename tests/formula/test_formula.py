@@ -216,7 +216,7 @@ def test_fractional_sir():
         "dI = 0.1*sqrt(I)*sqrt(S) - 0.01*I",
         "dR = 0.01*I - 0.05*R",
     ]
-    assert law.latex()[0] == r"dS = - 0.1 \sqrt{I} \sqrt{S} + 0.05 R"
+    assert law.latex()[0] == r"\mathrm{dS} = - 0.1 \sqrt{I} \sqrt{S} + 0.05 R"
     x = torch.rand(20, 3, dtype=torch.float64) * 100
     torch.testing.assert_close(law(x), in_float64(sir(), x), rtol=1e-13, atol=1e-13)
 
@@ -230,7 +230,7 @@ def test_latex_is_understood(unit):
     fill(layer, torch.Generator().manual_seed(3))
     module = nn.Sequential(layer, RealNPU(2, 1))
     for eps in (False, True):
-        for line in read(module, ["alpha", "x_1", "I"], eps=eps).latex():
+        for line in read(module, ["alpha", "x_1", "T_a-x^2 (%)"], eps=eps).latex():
             MathTextParser("path").parse(f"${line}$")
 
 
@@ -246,6 +246,17 @@ def test_a_call_writes_no_text(monkeypatch):
     assert second == f"    # {expression}"
     x = torch.rand(5, 2)
     assert torch.equal(expression.torch_function(x), expression(x))
+
+
+def test_constants_that_occur_several_times():
+    """A NALU of the square root of 2, which its sum and its gate have."""
+    model = nn.Sequential(nn.Linear(1, 1), RealNPU(1, 1), NALU(1, 1)).double()
+    with torch.no_grad():
+        numbers = 0.0, 2.0, 0.5, 1.0, 1.0, 1.0, 1.0
+        for parameter, number in zip(model.parameters(), numbers, strict=True):
+            parameter.fill_(number)
+    x = torch.rand(5, 1, dtype=torch.float64)
+    torch.testing.assert_close(read(model)(x), model(x).detach())
 
 
 def test_torch_function_stands_alone(tmp_path):

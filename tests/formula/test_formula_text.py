@@ -121,6 +121,37 @@ def test_kepler():
     assert law.latex() == [r"T = R^{\frac{3}{2}}"]
 
 
+def test_names_that_are_no_identifiers():
+    law = read(power([1.0, 2.0]), ["a+b", "c"], positive=True)
+    assert str(law) == "y = `a+b`*c**2"
+    assert str(read(power([1.0, 0.5]), ["T-T0", "lambda"])) == (
+        "y = `T-T0`*sqrt(|`lambda`|)*[`lambda` >= 0]"
+    )
+    x = torch.tensor([[3.0, 3.0]], dtype=torch.float64)
+    assert law(x).item() == 27
+
+
+@pytest.mark.parametrize(("name", "latex"), [
+    ("x", "x"), ("x0", "x_{0}"), ("x_12", "x_{12}"), ("T_a", "T_{a}"), ("u'", "u'"),
+    ("T_max", r"T_{\mathrm{max}}"), ("alpha", r"\alpha"), ("Delta_T", r"\Delta_{T}"),
+    ("mass", r"\mathrm{mass}"), ("H2O", r"\mathrm{H2O}"), ("pi", r"\mathrm{pi}"),
+    ("xbar", r"\mathrm{xbar}"), ("a_b_c", r"\mathrm{a\_b\_c}"), ("A-B", r"\mathrm{A\text{-}B}"),
+    ("flow rate", r"\mathrm{flow\ rate}"), ("x^2", r"\mathrm{x\hat{}2}"),
+    ("load (%)", r"\mathrm{load\ (\%)}"), ("größe", r"\mathrm{gr\text{öß}e}"),
+    (r"a\b~$#&{}", r"\mathrm{a\backslash b{\sim}\$\#\&\{\}}"), ("a+b", r"\mathrm{a{+}b}"),
+    ("hare'", r"\mathrm{hare'}"),
+])  # fmt: skip
+def test_names_in_latex(name, latex):
+    """A name is one symbol, on both sides, and its exponent is that of all of it."""
+    law = read(power([2.0]), [name], outputs=[name])
+    assert law.latex() == [f"{latex} = {latex}^{{2}}"]
+
+
+def test_upright_names_stand_apart():
+    law = read(power([1.0, 2.0]), ["flow rate", "r"])
+    assert law.latex() == [r"y = \mathrm{flow\ rate}\,r^{2}"]
+
+
 ONE_OUTPUT = NAU(2, 1)
 
 
@@ -128,6 +159,16 @@ THREE_MODELS = NAU(2, 1, num_models=3)
 
 
 UNEQUAL_MODELS = nn.Sequential(NAU(2, 2, num_models=2), NAU(2, 1, num_models=3))
+
+
+def inverse_of_zero() -> nn.Sequential:
+    """The constant 0 to the power of -1, at most exp(omega)."""
+    model = nn.Sequential(NAU(1, 1), iNALU(1, 1))
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[1].weight_mul.fill_(-20)
+        model[1].mask_mul.fill_(20)
+    return model
 
 
 def power_of_zero() -> nn.Sequential:
@@ -166,6 +207,8 @@ def not_finite() -> NAU:
     ((ONE_OUTPUT,), {"max_denominator": 0}, ValueError,
      r"read: max_denominator must be an integer of at least 1, got 0"),
     ((not_finite(),), {}, ValueError, r"read: the parameters must be finite"),
+    ((inverse_of_zero(),), {}, ValueError,
+     r"output y is infinite or undefined at all inputs; read with eps=True"),
     ((power_of_zero(),), {}, ValueError,
      r"output y is infinite or undefined at all inputs; read with eps=True"),
     ((UNEQUAL_MODELS,), {"model": 0}, ValueError,

@@ -331,6 +331,7 @@ def test_steps_are_logged_and_printed_on_request(caplog, capsys):
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"random_state": -1}, "random_state must be None, an integer from 0 to 2..32 - 1"),
+    ({"random_state": np.random.default_rng(0)}, "such as rng.integers.* of a Generator, .*, got Gen"),
     ({"noise": 1e-300}, "noise must be between 1e-50 and 1e.50 of the size of y, .*, got 1e-300"),
     ({"noise": 1e300}, "noise must be between 1e-50 and 1e.50 of the size of y, .*, got 1e.300"),
 ])  # fmt: skip

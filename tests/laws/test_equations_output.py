@@ -45,14 +45,23 @@ def test_equation_in_every_form(noisy):
         model.sympy(9)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_coefficients_in_sympy_are_without_the_rounding_of_units(seed):
+    pytest.importorskip("sympy", reason="sympy is not installed")
+    x = np.exp(np.random.default_rng(seed).uniform(-5, 5, (40, 2))) * [1e-6, 1e4]
+    model = NPURegressor(terms=["x0**3/x1"], max_terms=1, random_state=0)
+    model.fit(x, 3 * x[:, 0] ** 3 / x[:, 1])
+    assert str(model.sympy()) == "3.0*x0**3/x1"
+
+
 def test_names_of_several_letters_are_upright_in_latex():
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     pytest.importorskip("sympy", reason="sympy is not installed")
     X = pandas.DataFrame(uniform(2, 60), columns=["mass", "v"])
     y = (X.mass * X.v**2).rename("energy")
     model = NPURegressor(random_state=0, output_powers=(1,)).fit(X, y)
-    assert model.latex() == r"\mathrm{energy} = 1.0 \,\mathrm{mass} v^{2}"
-    assert r"\mathrm{energy} &= 1.0 \,\mathrm{mass} v^{2}" in model.best_._repr_latex_()
+    assert model.latex() == r"\mathrm{energy} = 1.0\,\mathrm{mass}\,v^{2}"
+    assert r"\mathrm{energy} &= 1.0\,\mathrm{mass}\,v^{2}" in model.best_._repr_latex_()
 
 
 def test_candidates_as_a_frame_and_an_equation_in_a_shell(noisy):
@@ -341,6 +350,13 @@ def test_units_of_differences_of_temperatures():
     units = {"units": ["delta_degC", "W/delta_degC"], "y_units": "W"}
     model = NPURegressor(random_state=0, **units).fit(X, 0.3 * X[:, 0] * X[:, 1])
     check(model, {(1, 1): 0.3})
+
+
+def test_numbers_without_a_unit():
+    pytest.importorskip("pint", reason="pint is not installed")
+    X = uniform(2, 60)
+    model = NPURegressor(units=["m", "-"], y_units="m**2", random_state=0, max_terms=1)
+    check(model.fit(X, 3 * X[:, 0] ** 2 / X[:, 1]), {(2, -1): 3.0})
 
 
 def test_units_that_cannot_be_met_are_refused():

@@ -11,7 +11,7 @@ pytest.importorskip("pandas", reason="pandas is not installed")
 
 from npu_kernels._laws.table import estimator
 from npu_kernels.equations import NPURegressor
-from npu_kernels.law import _table, main
+from npu_kernels.law import main
 from tests.support.building import ROOT
 
 rng = np.random.default_rng(0)
@@ -115,7 +115,7 @@ def test_columns_of_labels_are_named_and_not_used(tmp_path, capsys):
 
 def test_cells_without_numbers_are_named(tmp_path, capsys):
     rows = text().splitlines()
-    for line, cell in ((3, ""), (5, "n.a."), (7, "about 3"), (9, "inf")):
+    for line, cell in ((3, "$5"), (5, "(6.5)"), (7, "about 3"), (9, "inf")):
         rows[line - 1] = f"{cell},{rows[line - 1].partition(',')[2]}"
     path = tmp_path / "data.csv"
     path.write_text("\n".join(rows))
@@ -124,12 +124,20 @@ def test_cells_without_numbers_are_named(tmp_path, capsys):
     assert stop.value.code == 2
     said = capsys.readouterr().err
     assert (
-        "line 3, column a is empty; line 5, column a has 'n.a.'; line 7, column a has 'about 3'; and 1 more"
+        "line 3, column a has '$5'; line 5, column a has '(6.5)'; line 7, column a has 'about 3'; and 1 more"
         in said
     )
     assert "--skip-rows leaves such rows out" in said
     assert main([str(path), *FAST, "--skip-rows"]) == 0
     assert capsys.readouterr().out.startswith("56 rows of a, b; 4 rows left out\nc = 3*a**2/b\n")
+
+
+def test_rows_with_empty_cells_are_left_out_and_counted(tmp_path, capsys):
+    rows = text().splitlines()
+    for line, cell in ((3, ""), (5, "NA"), (7, "#DIV/0!"), (9, "#N/A"), (11, "?"), (13, "-")):
+        rows[line - 1] = f"{cell},{rows[line - 1].partition(',')[2]}"
+    said = law_of("\n".join(rows), tmp_path, capsys)
+    assert said.startswith("54 rows of a, b; 6 rows left out\nc = 3*a**2/b\n")
 
 
 @pytest.mark.parametrize("date", ["2024-03-01", "1.3.2024", "03/01/24 12:00"])
@@ -140,31 +148,38 @@ def test_dates_get_the_line_to_write(date, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([str(path), *FAST, "--skip-rows"])
     said = capsys.readouterr().err
-    assert "column day has dates" in said
+    assert "column day must have numbers, such as days or years, got dates" in said
     assert 'table["day"] = (pandas.to_datetime(table["day"])' in said
 
 
 @pytest.mark.parametrize(("content", "message"), [
     (b"PK\3\4 a sheet", "is a workbook; save the sheet as CSV"),
     (b"\1\0\2\0", "is no text file"),
-    (b"a,b,c\n", "must have a header and rows, got 1 lines"),
-    (b"a,b,c\n1,2,3\n1,2\n", "must have 3 cells in each line, as in its first, got 2 in line 3"),
+    (b"a,b,c\n", "a header and rows without line breaks, got 1 lines such as ['a,b,c']"),
+    (b"a,b,c\n1,2,3\n1,2\n", "must have 3 cells in each line, as line 1, got 2 in line 3 (--skip-rows"),
     (
         b"a [m],b [s],v [m/s]\n1,2,3\n4,5,6\n7,8,9,1\n2,3,4\n",
-        "must have 3 cells in each line, as in its first, got 4 in line 4",
+        "must have 3 cells in each line, as line 1, got 4 in line 4",
     ),
-    (b"a,a,c\n1,2,3\n4,5,6\n", "must have different names of columns, got a, a, c"),
-    (b"a,,c\n1,2,3\n4,5,6\n", "must have a name of every column, got column 2 without one"),
-    (b"a,b,\n1,2,\n4,5,\n", "got column 3 without one (a delimiter too many in each line?)"),
-    (b"a\n1\n2\n", "columns that tabs, ; , | or blanks separate, the target and an input at least"),
-    (b"a~b\n1~2\n3~4\n", "got lines such as 'a~b'"),
-    (b"a,b\nNA,2\n3,4\n", "line 2, column a has 'NA'"),
+    (b"h,i\nj,k,l,m\n1,2,3\n4,5,6\n", "must have 3 cells in each line, as line 3, got 2 in line 1"),
+    (b"a,a,c\n1,2,3\n4,5,6\n", "must have different names of its columns, got 'a', 'a', 'c'"),
+    (b"a,,c\n1,2,3\n4,5,6\n", "must have different names of its columns, got 'a', '', 'c'"),
+    (b"a\n1\n2\n", "columns that tabs, ; , | or blanks separate, a header"),
+    (b"a~b\n1~2\n3~4\n", "got 3 lines such as ['a~b']"),
+    (b'a,b,"c\nd"\n1,2,3\n4,5,6\n', "rows without line breaks"),
     (b"a,b\nx,y\nz,w\n", "--target and --inputs must be different columns of a, b; got b"),
     (b"a,b,c\n1,2,yes\n3,4,no\n", "line 2, column c has 'yes'; line 3, column c has 'no'"),
-    (b"a,b,c\n5%,2,3\n6%,4,5\n", "line 2, column a has '5%'; line 3, column a has '6%'"),
-    (b'a,b,c\n"1,000.5",2,3\n', "line 2, column a has '1,000.5'"),
-    (b"a;b\n1,500;2\n2,500;3\n", "line 2, column a has '1,500'"),
-    (b'a,b,"c\nd"\n1,2,3\n4,5,6\n', "must have no cell with a line break"),
+    (b"a,b\n1,2\n3,4\nMean,12.3\n", "line 4, column a has 'Mean' (--skip-rows leaves such rows out"),
+    (b"a,b\n1_000,2\n3,4\n", "line 2, column a has '1_000'"),
+    (b"a,b\n1e999,2\n3,4\n", "line 2, column a has '1e999'"),
+    (b"a,b\n5%,2\n6,4\n", "line 2, column a has '5%'"),
+    (b"a,b\nNA,2\n4,NA\n", "a row must have numbers in all of a, b, got none (--inputs names"),
+    (b"a,7.62,y\n1,2,3\n4,5,6\n", "got both in line 1 (--header yes or --header no says what it is)"),
+    (b"a;b\n1,500;2\n2,500;3\n", "got '1,500' in line 2, which may have thousands (--decimal"),
+    (b"a;b\n1.937;9\n937;8\n", "got '1.937' in line 2, which may have thousands (--decimal"),
+    (b"a\tb\n1.937\t9\n2.937\t8\n", "got '1.937' in line 2, which may have thousands"),
+    (b'a,b\n"1.937",9\n937,8\n', "got '1.937' in line 2, which may have thousands"),
+    (b"a;b\n1,937;8,620\n2,345;6,789\n", "--decimal , or --decimal . says which"),
 ])  # fmt: skip
 def test_what_is_no_table(content, message, tmp_path, capsys):
     path = tmp_path / "data.csv"
@@ -218,21 +233,118 @@ def test_words_that_cannot_be(words, message, tmp_path, capsys, monkeypatch):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("cell", "decimal_comma", "value"), [
-    ("1.5", False, 1.5), (" -2e3 ", False, -2000.0), ("\N{MINUS SIGN}1", False, -1.0),
-    ("1,5", True, 1.5), ("1,5", False, None), ("1_000", False, None), ("nan", False, None),
-    ("1e999", False, None), ("1,000.5", True, None), ("", True, None), (",5e-1", True, 0.05),
-])  # fmt: skip
-def test_numbers(cell, decimal_comma, value):
-    assert _table.number(cell, decimal_comma) == value
+# ---- readings ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("cells", "commas"), [
-    (["1,5", "2"], True), (["1,500", "2"], False), (["1,500", "2,75"], True),
-    (["1,5", "2.5"], False), (["0,500", "2"], True), (["1,5", "a.b"], True),
+@pytest.fixture
+def read(tmp_path, capsys, monkeypatch):
+    """A function of a file's content that returns what is fitted, and the names of its columns."""
+    fitted = {}
+    fit = Mock(side_effect=lambda X, y, **_: fitted.update(X=X.assign(**{y.name: y})))
+    monkeypatch.setattr(NPURegressor, "fit", fit)
+    monkeypatch.setattr(NPURegressor, "report", lambda _: "")
+
+    def read(content, *words):
+        path = tmp_path / "data.csv"
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        assert main([str(path), *words]) == 0
+        said = capsys.readouterr().out.splitlines()[0]
+        return fitted["X"].to_numpy().tolist(), list(fitted["X"].columns), said
+
+    return read
+
+
+TWO = [[1.5, 2.0], [2.5, 4.0], [3.5, 8.0]]
+
+
+@pytest.mark.parametrize(("content", "names"), [
+    ("1.5,2\n2.5,4\n3.5,8\n", ["x0", "y"]),
+    ("a,b\n1.5,2\n2.5,4\n3.5,8\n", ["a", "b"]),
+    ("# a,b\n1.5,2\n2.5,4\n3.5,8\n", ["a", "b"]),
+    ("# a b\n1.5,2\n2.5,4\n3.5,8\n", ["a", "b"]),
+    ("% a b\n1.5 2\n2.5 4\n3.5 8\n", ["a", "b"]),
+    ("// from the lab\n# a b,,\n1.5,2\n2.5,4\n3.5,8\n", ["a", "b"]),
+    ("# 3 runs\n1.5,2\n2.5,4\n3.5,8\n", ["x0", "y"]),
+    ("Experiment 5\nin May\na,b\n1.5,2\n2.5,4\n3.5,8\n", ["a", "b"]),
+    ("sep=;\na;b\n1,5;2\n2,5;4\n3,5;8\n", ["a", "b"]),
+    (",a,b\n0,1.5,2\n1,2.5,4\n2,3.5,8\n", ["a", "b"]),
+    ('a b\n"1" 1.5 2\n"2" 2.5 4\n"3" 3.5 8\n', ["a", "b"]),  # as R writes it
+    ("a,b\n1.5,2,\n2.5,4,\n3.5,8,\n", ["a", "b"]),
+    ("a,b,\n1.5,2,\n2.5,4,\n,,\n3.5,8,\n", ["a", "b"]),
+    ("who,a,b\nme,1.5,2\nyou,2.5,4\nus,3.5,8\n", ["a", "b"]),
+    ("me,1.5,2\nyou,2.5,4\nus,3.5,8\n", ["x1", "y"]),
+    ("NA,7\n1.5,2\n2.5,4\n3.5,8\n", ["x0", "y"]),
+    ('1.5  2\t"a car"\n2.5  4\t"my car"\n3.5  8\t"no car"\n', ["x0", "x1"]),
+    ("a,b\nkg,m\n1.5,2\n2.5,4\n3.5,8\n", ["a", "b"]),
+    ("a,b\n[kg],[-]\n1.5,2\n2.5,4\n3.5,8\n", ["a", "b"]),
 ])  # fmt: skip
-def test_a_comma_that_may_stand_for_thousands_is_no_point(cells, commas):
-    assert _table.has_decimal_commas([cells]) is commas
+def test_headers_and_what_stands_above_them(content, names, read):
+    words = ["--target", "x1", "--inputs", "x0"] if "car" in content else []
+    numbers, columns, _ = read(content, *words)
+    assert numbers == TWO
+    assert columns == names
+
+
+def test_what_is_left_out_is_said(read):
+    said = read("Experiment 5\n,a,b\n7,1.5,2\n9,2.5,4\n3,,8\n")[2]
+    assert said == "2 rows of a; 1 rows left out; line 1, column 1 without a name left out"
+    said = read("a,b [m]\n1,2\n3,4\n")[2]
+    assert said == "2 rows of a; units not used, as a lack one"
+    said = read("a,b\n1,2\n3,4\n5\n", "--skip-rows")[2]
+    assert said == "2 rows of a; line 4 left out"
+
+
+def test_words_that_choose_a_reading(read):
+    assert read("a,7.62\n1.5,2\n2.5,4\n3.5,8\n", "--header", "yes")[:2] == (TWO, ["a", "7.62"])
+    assert read("7,7.62\n1.5,2\n2.5,4\n3.5,8\n", "--header", "yes")[:2] == (TWO, ["7", "7.62"])
+    numbers = read("a,7\n1.5,2\n2.5,4\n3.5,8\n", "--header", "no", "--skip-rows")[0]
+    assert numbers == TWO
+    content = "a;b\n1.937;9\n937;8\n"
+    assert read(content, "--decimal", ",")[0] == [[1937, 9], [937, 8]]
+    assert read(content, "--decimal", ".")[0] == [[1.937, 9], [937, 8]]
+
+
+@pytest.mark.parametrize(("cells", "numbers"), [
+    (["1.5", " -2e3 "], [1.5, -2000]), (["\N{MINUS SIGN}1", "\N{EN DASH}2.5"], [-1, -2.5]),
+    (["1.5D+03", "2d0"], [1500, 2]), ([".5", "-.25"], [0.5, -0.25]), (["3504.", "+7"], [3504, 7]),
+    (["1,5", "2"], [1.5, 2]), ([",5e-1", "0,500"], [0.05, 0.5]), (["1,500", "2,75"], [1.5, 2.75]),
+    (["1.500,5", "2"], [1500.5, 2]), (["1,500.5", "2"], [1500.5, 2]), (["1 500,5", "2"], [1500.5, 2]),
+    (["1'500.5", "2"], [1500.5, 2]), (["1\N{NO-BREAK SPACE}234\N{NO-BREAK SPACE}567", "2"], [1234567, 2]),
+    (["1.234.567", "1.234"], [1234567, 1234]), (["12.5%", "3 %"], [12.5, 3]),
+    (["12 V", "3.5 V"], [12, 3.5]), (["20 °C", "3 °C"], [20, 3]),
+])  # fmt: skip
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_numbers(cells, numbers, delimiter, read):
+    rows = "".join(f"{cell}{delimiter}{n}\n" for n, cell in enumerate(cells))
+    assert read(f"a{delimiter}b\n{rows}")[0] == [[v, n] for n, v in enumerate(numbers)]
+
+
+@pytest.mark.parametrize("rows", ["20,5 101,3\n21,5 102,3\n", "20,5  101,3\n21,5  102,3\n",
+                                  '"20,5","101,3"\n"21,5","102,3"\n'])  # fmt: skip
+def test_decimal_commas_are_no_delimiters(rows, read):
+    assert read(rows)[0] == [[20.5, 101.3], [21.5, 102.3]]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16", "utf-8-sig", "cp1252"])
+def test_encodings(encoding, read):
+    content = "höhe,b\r\n1.5,2\r\n2.5,4\r\n3.5,8\r\n".encode(encoding)
+    assert read(content)[:2] == (TWO, ["höhe", "b"])
+
+
+def test_units_of_cells_and_unknown_ones(read, capsys):
+    pytest.importorskip("pint", reason="pint is not installed")
+    said = read("a;b [V];y [-]\n12%;2;3\n13%;4;5\n", "--units", "a=%")[2]
+    assert said == "2 rows of a, b, with units"
+    assert read("a;b [V];y [-]\n12%;2;3\n13%;4;5\n")[2] == said
+    with pytest.raises(SystemExit):
+        read("a [Stk],b [m]\n1,2\n3,4\n")
+    said = capsys.readouterr().err
+    assert "has 'Stk', which is no unit" in said
+    assert "--no-units leaves all of them aside" in said
+    assert read("a [Stk],b [m]\n1,2\n3,4\n", "--no-units")[1] == ["a", "b"]
+    with pytest.raises(SystemExit):
+        read("first,second\nleft,right\n1,2\n3,4\n")
+    assert "# before a second line of names" in capsys.readouterr().err
 
 
 def test_a_picture(tmp_path, capsys):
@@ -265,9 +377,5 @@ def test_groups(tmp_path, capsys):
         with pytest.raises(SystemExit):
             main([str(path), *FAST, *words])
         assert message in capsys.readouterr().err
-    path.write_text(content.replace("oak", " ", 1))
-    with pytest.raises(SystemExit):
-        main([str(path), *FAST, "--groups", "tree"])
-    assert "every cell of groups must be a label: line 2, column tree is empty" in (
-        capsys.readouterr().err
-    )
+    said = law_of(content.replace("oak", " ", 1), tmp_path, capsys, "--groups", "tree")
+    assert said.startswith("59 rows of d; 1 rows left out; groups by tree\n")

@@ -16,6 +16,7 @@ from npu_kernels._laws.series.laws import Law
 from npu_kernels._laws.series.sensitivity import Shape, Trajectories
 from npu_kernels._laws.series.starts import matched, smoothed
 from tests.support.examples import ROOT
+from tests.support.modes import MODES
 from tests.support.time_series import T, known, model, noise, numbers, predators, solution
 
 scipy = pytest.importorskip("scipy", reason="scipy is not installed")
@@ -478,6 +479,19 @@ def test_bad_predictions() -> None:
         assert said in str(caught.value)
     with pytest.raises(ValueError, match="level must be between 0 and 1"):
         result.intervals(2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_modes_of_the_caller_do_not_matter(mode: Any) -> None:
+    start, u = known(), noise(predators(T), 0.02)
+    u[3:6, 0] = math.nan  # counts of numbers that float16 cannot divide
+    expected = ode.fit(start, T, u, start="model")
+    with mode():
+        result = ode.fit(start, T, u, start="model")
+    assert str(result) == str(expected)
+    pairs = zip(result.model.parameters(), expected.model.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+    assert result.standard_errors == expected.standard_errors
 
 
 def test_the_model_is_not_changed() -> None:

@@ -184,7 +184,6 @@ FORMULA = [
     *mutants(PACKAGE + "_common/display.py", "tests/common/test_display.py", {
         "display-cells-as-they-are": ("html.escape(str(cell))", "str(cell)"),
         "display-caption-as-it-is": ("html.escape(caption)", "caption"),
-        "display-commands-as-words": ("(?<![\\\\A-Za-z])", "(?<![A-Za-z])"),
         "display-one-line": ("except (ImportError, OverflowError):", "except KeyError:"),
     }),
     *mutants(PACKAGE + "_laws/table/estimator.py", "tests/common/test_display.py", {
@@ -269,7 +268,6 @@ FITTING = [
     }),
     *mutants(PACKAGE + "fitting/_batch.py", FITS, {
         "fit-rounded-gates": ("torch.where(self.kind == GATE, flat.round(), fractions)", "torch.where(self.kind == GATE, flat, fractions)"),
-        "fit-own-generator": ("for g in generators])  # [P, S, ]", "for g in [generators[0]] * len(generators)])  # [P, S, ]"),
         "fit-nan-scores": ("errors.nan_to_num(nan=math.inf, posinf=math.inf)", "errors"),
     }),
 ]  # fmt: skip

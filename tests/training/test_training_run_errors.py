@@ -66,6 +66,18 @@ def test_errors(arguments: dict[str, Any], message: str, error: type[Exception])
         run(settings.pop("model"), settings.pop("x"), settings.pop("y"), **settings)
 
 
+def test_inference_mode() -> None:
+    """A run leaves it, but parameters that were made in it never have gradients."""
+    x, y, model = torch.rand(5, 2), torch.rand(5, 3), MODELS["npu nau"](None, torch.float32)
+    before = [p.clone() for p in model.parameters()]
+    with torch.inference_mode():
+        run(model, x, y, steps=1, lr=0.1)
+        other = MODELS["npu nau"](None, torch.float32)
+        with pytest.raises(ValueError, match=r"^run: model must be made outside of torch\.infer"):
+            run(other, x, y, steps=1, lr=0.1)
+    assert not any(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
 def test_madsen_needs_whole_weights() -> None:
     said = "^run: penalties must be none of 'madsen' and 'paper' for a model without NAU, NMU and"
     with pytest.raises(ValueError, match=said):

@@ -15,13 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels._laws.products.text import (
-    ROUNDING,
-    argument,
-    exponential,
-    simple_fraction,
-    written_name,
-)
+from npu_kernels._common.display import written_name
+from npu_kernels._laws.products.text import ROUNDING, argument, exponential, simple_fraction
 
 Array = Any
 

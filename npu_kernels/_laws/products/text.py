@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from keyword import iskeyword
 from typing import Any
 
 from npu_kernels._laws.products.exponent_length import MOST_DENOMINATOR
@@ -60,11 +59,6 @@ def exponent_text(w: float, digits: int = DIGITS) -> str:
     if abs(float(fraction) - w) > 1e-12:
         return f"{w:.{digits}g}" if w > 0 else f"({w:.{digits}g})"
     return str(fraction) if fraction.denominator == 1 and w > 0 else f"({fraction})"
-
-
-def written_name(name: str) -> str:
-    """Return a column's name as a formula has it: in backquotes where Python could not read it."""
-    return name if name.isidentifier() and not iskeyword(name) else f"`{name}`"
 
 
 def _power(name: str, w: float, digits: int) -> str:

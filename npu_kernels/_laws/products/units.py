@@ -74,10 +74,11 @@ def dimensions(
         if not isinstance(unit, str):
             raise TypeError(f"NPURegressor: {argument} must be names of units, got {unit!r}")
         try:
-            zero = registry.Quantity(0.0, unit or "dimensionless").to_base_units()
+            zero = _quantity(registry, 0.0, unit).to_base_units()
             powers = zero.dimensionality
         except Exception as error:  # pint raises many classes for words that it does not know
-            message = f"NPURegressor: {argument} has {unit!r}, which is no unit: {error}"
+            reason = str(error) or type(error).__name__
+            message = f"NPURegressor: {argument} has {unit!r}, which is no unit: {reason}"
             raise ValueError(message) from None
         if zero.magnitude != 0:
             _refuse_offset(registry, name, unit, argument)
@@ -97,7 +98,12 @@ def factor(name: str, unit: str, argument: str) -> float | None:
         return None
     import pint
 
-    return float(_registry(pint).Quantity(1.0, unit or "dimensionless").to_base_units().magnitude)
+    return float(_quantity(_registry(pint), 1.0, unit).to_base_units().magnitude)
+
+
+def _quantity(registry: Any, value: float, unit: str) -> Any:
+    """Return pint's quantity; a number without a unit has "" or, as engineers write it, "-"."""
+    return registry.Quantity(value, "dimensionless" if unit.strip() in ("", "-") else unit)
 
 
 def _refuse_offset(registry: Any, name: str, unit: str, argument: str) -> None:

@@ -41,11 +41,12 @@ def criteria(problem: Trajectories, x: Tensor, free: Tensor) -> Tensor:
     free_exponents, free_rates, _ = shape.split(free)
     exponents, fixed = exponents.flatten(1), ~free_exponents.flatten(1)
     pairs = zip(exponents, fixed, strict=True)
-    described = torch.tensor([sum(map(exponent_nats, row[keep].tolist())) for row, keep in pairs])
-    described = described + factor_nats(shape.states) * (exponents != 0).sum(1)
-    described = described + NEGATIVE_NATS * (exponents < 0).sum(1)
-    described = described + FRACTION_NATS * (exponents != exponents.round()).sum(1)
-    values = likelihood + math.log(n) * free.sum(1) + 2 * described
+    nats = [sum(map(exponent_nats, row[keep].tolist())) for row, keep in pairs]
+    described = torch.tensor(nats, dtype=torch.float64)
+    described += factor_nats(shape.states) * (exponents != 0).sum(1).double()
+    described += NEGATIVE_NATS * (exponents < 0).sum(1).double()
+    described += FRACTION_NATS * (exponents != exponents.round()).sum(1).double()
+    values = likelihood + math.log(n) * free.sum(1).double() + 2 * described
     if not data.still.all():  # else no equation has a term
         has_terms = ((rates != 0) | free_rates)[:, :, : shape.fixed].any(1).all(1)
         values = values.where(has_terms, math.inf)

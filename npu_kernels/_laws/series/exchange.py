@@ -117,7 +117,7 @@ def _foreseen(law: Law, products: Tensor, plans: list[Exchange]) -> tuple[Tensor
     count = [len(plan.rows) - len(plan.gone) for plan in plans]
     price = math.log(int(law.problem.data.seen.sum()))
     moves = torch.zeros(len(plans), none + 1, dtype=move.dtype).scatter(1, chosen, move) / size
-    return squares + price * torch.tensor(count), moves
+    return squares + price * torch.tensor(count, dtype=squares.dtype), moves
 
 
 def _derivatives(law: Law, products: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from npu_kernels._common import notices
@@ -40,6 +41,7 @@ NEW_WEIGHTS = (
 INSTALL = f"{NAME} needs numpy and scipy: pip install 'npu_kernels[sklearn]'"
 
 
+@torch.inference_mode(False)
 def fit(
     model: nn.Module,
     t: Any,

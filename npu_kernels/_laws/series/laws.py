@@ -39,7 +39,7 @@ class Law:
         seen = self.problem.data.seen
         if self.problem.data.has_sigma:
             return torch.ones(seen.shape[2], dtype=self.x.dtype)
-        count = seen.sum((0, 1)).clamp(min=1)
+        count = seen.sum((0, 1)).clamp(min=1).double()
         squares = self.residuals().square().sum((0, 1))
         share = 1 - int(self.free.sum()) / int(seen.sum())
         return (squares / (count * max(share, 0.1))).sqrt().maximum(self.problem.data.exact)
@@ -217,7 +217,7 @@ def likelihood(data: Series) -> least_squares.Objective:
 
     It is the geometric mean of the columns' mean squares, which are weighted by their numbers.
     """
-    count = data.seen.sum((0, 1)).clamp(min=1)
+    count = data.seen.sum((0, 1)).clamp(min=1).double()
     shares = count * data.observed / int(data.seen.sum())
     floor = EXACT_SHARE * data.exact.square()
 

@@ -296,7 +296,7 @@ class Search:
         steps = max(1, law.problem.steps // 2)
         fine = replace(law.problem, data=data.refined(PARTS), steps=steps)
         path = fine.states(law.x.unsqueeze(0))[0].masked_fill(data.constant, 1.0)
-        path = path.maximum(torch.where(data.positive, LOWEST_AMOUNT, -math.inf))
+        path = torch.where(data.positive, path.clamp(min=LOWEST_AMOUNT), path)
         signed = (~shape.free_exponents(data.positive)).all(0)
         sets = ranked(data, path, shape, self.rules.terms, signed, self.seed, max_terms)
         return sets.some(slice(0, RENEWED))

@@ -58,7 +58,7 @@ def foreseen(laws: Sequence[Law], max_denominator: int) -> Tensor:
         C = covariance(law, matrix)
         prices = [price for _, price in _plan(law, list(_fractions(law, C, max_denominator)), C)]
         falls.append(-min(0.0, *itertools.accumulate(prices)) if prices else 0.0)
-    return torch.tensor(falls)
+    return torch.tensor(falls, dtype=torch.float64)
 
 
 def _removals(law: Law, _: Any) -> Iterator[Change]:

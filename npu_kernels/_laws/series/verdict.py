@@ -138,7 +138,7 @@ def _beside_errors(law: Law, degrees: int) -> tuple[Tensor, Tensor, Tensor, Tens
     The errors are those without any law. The last part ``[D]`` says whose residuals are so much
     greater that it is no chance.
     """
-    data, count = law.problem.data, law.problem.data.seen.sum((0, 1))
+    data, count = law.problem.data, law.problem.data.seen.sum((0, 1)).double()
     share = max(degrees / max(int(count.sum()), 1), 0.1)
     deviation = (law.residuals().square().sum((0, 1)) / (count * share)).sqrt()
     if data.has_sigma:

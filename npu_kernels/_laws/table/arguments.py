@@ -166,7 +166,8 @@ def seed_of(random_state: Any) -> int:
     try:
         return int(check_random_state(random_state).randint(2**31 - 1))
     except ValueError:
-        rule = "random_state must be None, an integer from 0 to 2**32 - 1 or a RandomState"
+        integer = "an integer from 0 to 2**32 - 1, such as rng.integers(2**32) of a Generator"
+        rule = f"random_state must be None, {integer}, or a RandomState"
         raise ValueError(f"NPURegressor: {rule}, got {random_state!r}") from None
 
 

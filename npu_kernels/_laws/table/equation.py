@@ -18,7 +18,7 @@ from npu_kernels._laws.products.functions import Functions, OutputFunction
 from npu_kernels._laws.products.groups import indices, summed
 from npu_kernels._laws.products.limits import Limits
 from npu_kernels._laws.products.problem import blocks
-from npu_kernels._laws.products.text import DIGITS, exponent_text, term_text
+from npu_kernels._laws.products.text import DIGITS, ROUNDING, exponent_text, term_text
 from npu_kernels._laws.products.units import Exponents
 from npu_kernels._laws.table.interval import Interval
 
@@ -286,7 +286,7 @@ class Equation:
             if isinstance(c, str):
                 number = sympy.IndexedBase(c.partition("[")[0])[sympy.Symbol("group")]
             else:
-                number = sympy.Float(c) if c != 1 else 1
+                number = _decimal(sympy, c) if c != 1 else 1
             terms.append(sympy.Mul(number, *powers))
         above = self.terms - self.below
         total = sympy.Add(*terms[:above])
@@ -305,7 +305,7 @@ class Equation:
 
     def latex(self) -> str:
         """The equation in LaTeX, without dollars, names upright. Needs sympy."""
-        return display.upright(self.formula().latex()[0]).removeprefix(r"\,")
+        return self.formula().latex()[0]
 
     def _term(self, k: int, digits: int) -> str:
         """A term of a sum as text."""
@@ -463,6 +463,12 @@ def _sum_text(parts: list[str]) -> str:
     return parts[0] + "".join(
         f" - {part[1:]}" if part.startswith("-") else f" + {part}" for part in parts[1:]
     )
+
+
+def _decimal(sympy: Any, c: float) -> Any:
+    """Return a coefficient without the rounding of its units: 3 in place of 2.99999999999999."""
+    short = float(f"{c:.12g}")
+    return sympy.Float(short if abs(short - c) <= 64 * ROUNDING * abs(c) else c)
 
 
 def _rational(sympy: Any, w: float) -> Any:

@@ -84,8 +84,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             fractions ``(low, high)``, each a number or one for each column: no ratios are tried.
         max_denominator: of the fractions, at most 64.
         units: of the columns of X, ``["kg", "m", "s**-1"]``, or a dict by column names; needs pint.
-            With y_units, every term has y's dimension and the constants have none. A constant with
-            a dimension must be a column.
+            A number without a unit has "" or "-". With y_units, every term has y's dimension and
+            the constants have none. A constant with a dimension must be a column.
         y_units: of y; a list for several outputs.
         starts: of the search, for each number of terms.
         loss: "squared", or "huber" or "soft_l1", which are less sensitive to outliers. "auto":
