@@ -102,6 +102,7 @@ def rollout(
     max_steps do not suffice; "auto" computes it again with "kvaerno5".
 
     The gradient is the exact one of these steps (the discrete adjoint), for u0 and all parameters.
+    Where a state or an input is 0, it is that from the right, the exact one of whole exponents.
     The sizes of adaptive steps count as constants; the gradient of a time is the state's derivative
     at it, that of the first one minus the sum of the others'. Higher derivatives are correct too,
     computed by the eager loop; of implicit steps, whose stages are solved to a small share of the
