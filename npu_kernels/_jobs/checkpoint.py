@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs import files, saved
 
-CHECKPOINT_SECONDS = 30.0  # between two savings
+FIRST_SECONDS, CHECKPOINT_SECONDS = 3.0, 30.0  # until the first saving, and between two
 
 
 class Resumable(Protocol):
@@ -45,6 +45,7 @@ class Checkpoint:
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"{function}: checkpoint must be a path, got {type(path).__name__}")
         self.work, self.path, self._saved = job, Path(path), time.monotonic()
+        self._seconds = FIRST_SECONDS  # until the next saving
         try:
             files.check_writable(self.path)
         except (OSError, ValueError) as error:
@@ -70,12 +71,12 @@ class Checkpoint:
 
     def keep(self) -> None:
         """Save the work if it was last saved long ago."""
-        if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
+        if time.monotonic() - self._saved > min(self._seconds, CHECKPOINT_SECONDS):
             self.save()
 
     def save(self) -> None:
         """Save the work; where this fails, warn, keep the former file and let the work go on."""
-        self._saved = time.monotonic()
+        self._saved, self._seconds = time.monotonic(), CHECKPOINT_SECONDS
         try:
             files.save(self.path, saved.plain(self.work.state(), "state"))
         except (OSError, TypeError) as error:  # the disk is full or gone; a new kind of value

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from npu_kernels._jobs.checkpoint import Checkpoint, Resumable
 from npu_kernels._jobs.progress import Progress
 
-SLICE_SECONDS = 0.2  # of work, between which progress, Ctrl-C and checkpoints have their turn
+SLICE_SECONDS = 0.2  # of work, between which progress, signals and checkpoints have their turn
+_Pause = Callable[[], None]
 
 
 @contextmanager
@@ -41,6 +42,52 @@ def interruptible() -> Iterator[list[bool]]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def terminable(save: Callable[[], object] | None, at_once: bool = False) -> Iterator[_Pause]:
+    """Call `save` before SIGTERM has its effect, which mostly is the end of the process.
+
+    Yields a function for the moments at which the work can be saved. at_once: it always can. A
+    second SIGTERM does not wait for such a moment, and after an error nothing is saved. None for
+    `save` leaves the signal as it is.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    is_main = threading.current_thread() is threading.main_thread()
+    if save is None or not is_main or before in (None, signal.SIG_IGN):
+        yield lambda: None
+        return
+    asked: list[bool] = []
+
+    def ask(number: int, frame: Any) -> None:
+        waits = not asked
+        asked.append(True)
+        if at_once:
+            pause()
+        elif not waits:
+            act()
+
+    def pause() -> None:
+        if asked:
+            asked.clear()
+            save()
+            act()
+
+    def act() -> None:
+        if callable(before):
+            before(signal.SIGTERM, None)
+        else:
+            signal.signal(signal.SIGTERM, before)
+            signal.raise_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, ask)
+    try:
+        yield pause
+        pause()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if asked:
+            act()
+
+
 class Job(Resumable, Protocol):
     """Work that is done in steps and can be saved between them."""
 
@@ -60,7 +107,7 @@ def drive(
     limit: Callable[[], int] | None = None,
     ended: Callable[[], bool] = bool,
 ) -> None:
-    """Do a job to its end, or until Ctrl-C, a fraction of a second at a time.
+    """Do a job to its end, or until Ctrl-C or SIGTERM, a fraction of a second at a time.
 
     Args:
         job: the work.
@@ -77,7 +124,11 @@ def drive(
         file = Checkpoint(job, file)
     steps, before = first, job.done
     shown = sys.stderr.isatty() if progress is None else progress
-    with interruptible() as pressed, Progress(job.function, job.total, sys.stderr, shown) as bar:
+    with (
+        interruptible() as pressed,
+        Progress(job.function, job.total, sys.stderr, shown) as bar,
+        terminable(None if file is None else file.save) as pause,
+    ):
         while job.done < job.total and not pressed:
             steps = min(steps, job.total - job.done, job.total if limit is None else limit())
             begin = time.monotonic()
@@ -86,6 +137,7 @@ def drive(
                 bar.update(job.done, note(), before)
             if ended():
                 break
+            pause()
             if file is not None:
                 file.keep()
             seconds = max(time.monotonic() - begin, 1e-6)

@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
     @property
     def control(self) -> Control:
-        return Control(self.rtol, self.atol, self.max_steps, self.max_at_bound)
+        return Control(self.rtol, self.atol, self.max_steps, self.max_at_bound, self.eps)
 
 
 def _as_models(
@@ -94,8 +94,7 @@ def forward(
         *_as_models(call, u0, weights),
         times,
         call.pair.numbers,
-        *call.control,
-        call.eps,
+        *call.control,  # its last one is eps
         call.clip,
         SAVED_EVERY[call.memory] if keep else 0,
     )

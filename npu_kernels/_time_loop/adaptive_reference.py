@@ -13,6 +13,10 @@ where q <= 1. The next step's size is
     h / 2                                         after one whose stages have no solution
 
 The last is for the steps of an implicit pair, which are in `implicit_reference`.
+
+A power layer sees |u| + eps. So the slope of u' = -a u jumps by 2 a eps at u = 0, and a state that
+has decayed goes to and fro there, whatever h is. A step in which a state of at most 10 eps changes
+its sign is allowed an error of 10 eps, in all states: those that depend on it jump, too.
 """
 
 from __future__ import annotations
@@ -35,6 +39,10 @@ from npu_kernels._time_loop.reference import combine, rows
 DONE, TOO_MANY, STUCK, NOT_FINITE, STIFF = range(5)
 BETA = 0.04  # exponent of the error of the step before, in the control
 EPS = torch.finfo(torch.float64).eps
+# Shares of the bound of stability from which a step is at it; the second where a state goes to and
+# fro at 0, which keeps steps below the bound.
+NEAR, NEAR_AT_ZERO = 0.98, 0.5
+SHORTEST = 10 * EPS  # of the time: shorter steps do not move it well
 Function = Callable[[Tensor], Tensor]
 
 
@@ -60,28 +68,29 @@ class Control(NamedTuple):
     """What bounds the steps.
 
     max_at_bound: a trajectory ends as STIFF where so many of its steps, and half of them, are at
-    the bound of stability.
+    the bound of stability. eps: a power layer's; 0 for any other model.
     """
 
     rtol: float
     atol: float
     max_steps: int
     max_at_bound: int
+    eps: float = 0.0
 
     @property
-    def tolerances(self) -> tuple[float, float]:
-        return self.rtol, self.atol
+    def tolerances(self) -> tuple[float, float, float]:
+        return self.rtol, self.atol, self.eps
 
 
 def step(
     f: Function, u: Tensor, k1: Tensor, h: Tensor, pair: Method
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Step by h ``[..., 1]``: the new state, the last stage's state, and all slopes."""
-    k, v = [k1], u
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Step by h ``[..., 1]``: the states behind u, of which the last is the new one; all slopes."""
+    states, k = [], [k1]
     for row in rows(pair.tableau):
-        before, v = v, u + h * combine(k, row)
-        k.append(f(v))
-    return v, before, k
+        states.append(u + h * combine(k, row))
+        k.append(f(states[-1]))
+    return states, k
 
 
 def _attempt(
@@ -90,8 +99,8 @@ def _attempt(
     """Try a step of size h ``[..., 1]`` where `runs` ``[...]``."""
     if pair.diagonal:
         return implicit.attempt(f, u, k1, h, runs, pair, control.tolerances)
-    new, before, k = step(detached(f), u, k1, h, pair)
-    return Attempt(new, before, k, runs, torch.zeros_like(runs), (STAGES - 1) * runs.long())
+    states, k = step(detached(f), u, k1, h, pair)
+    return Attempt(states, k, runs, torch.zeros_like(runs), (STAGES - 1) * runs.long())
 
 
 def _rms(x: Tensor) -> Tensor:
@@ -111,6 +120,25 @@ def _first_size(f: Function, u: Tensor, k: Tensor, span: float, rtol: float, ato
     return torch.minimum(100 * h0, h1)
 
 
+def _shortest(time: Tensor, span: float) -> Tensor:
+    """Return the size of a step that is too short, of trajectories at some times."""
+    return SHORTEST * time.abs().clamp(min=EPS * abs(span))
+
+
+def _units(u: Tensor, tried: Attempt, control: Control) -> tuple[Tensor, Tensor]:
+    """Return the units of a step's errors ``[..., D]``, and where it goes to and fro at 0.
+
+    The latter is ``[...]``, on the CPU.
+    """
+    largest = torch.maximum(u.abs(), tried.states[-1].abs())
+    units = control.atol + control.rtol * largest
+    changes = torch.stack([(state < 0) != (u < 0) for state in tried.states]).any(0)
+    jump = implicit.JUMP * control.eps
+    at_zero = (changes & (largest <= jump)).any(-1, keepdim=True)
+    units = torch.where(at_zero, units.clamp(min=jump), units)
+    return units, at_zero.squeeze(-1).cpu()
+
+
 def find_steps(f: Function, u0: Tensor, t: Tensor, pair: Method, control: Control) -> Steps:
     """The steps of every trajectory from t[0] to t[-1]; `t` in float64 on the CPU."""
     with torch.no_grad():
@@ -118,13 +146,14 @@ def find_steps(f: Function, u0: Tensor, t: Tensor, pair: Method, control: Contro
 
 
 def _find_steps(f: Function, u: Tensor, t: Tensor, pair: Method, control: Control) -> Steps:
-    rtol, atol, max_steps, max_at_bound = control
+    rtol, atol, max_steps, max_at_bound, _ = control
     values = detached(f)
     begin, end = float(t[0]), float(t[-1])
     span, sign = end - begin, 1 if end > begin else -1
     k1 = values(u)
     size = _first_size(values, u, k1, span, rtol, atol)
     time = torch.full_like(size, begin)
+    size = torch.maximum(size, 2 * _shortest(time, span))
     before = torch.full_like(size, 1e-4)  # the error of the accepted step before
     counts = torch.zeros(*size.shape, 5, dtype=torch.int64)
     clock = torch.full((*size.shape, 3), torch.nan, dtype=torch.float64)
@@ -138,8 +167,7 @@ def _find_steps(f: Function, u: Tensor, t: Tensor, pair: Method, control: Contro
     while (active := status < 0).any():
         status.masked_fill_(active & (stiff >= max_at_bound) & (2 * stiff >= accepted), STIFF)
         status.masked_fill_((status < 0) & (accepted + rejected >= max_steps), TOO_MANY)
-        tiny = size <= 10 * EPS * time.abs().clamp(min=EPS * abs(span))
-        stuck = (status < 0) & tiny
+        stuck = (status < 0) & (size <= _shortest(time, span))
         status[...] = torch.where(stuck, torch.where(broken, NOT_FINITE, STUCK), status)
         active = status < 0
         last = 1.01 * size >= (end - time).abs()
@@ -147,9 +175,9 @@ def _find_steps(f: Function, u: Tensor, t: Tensor, pair: Method, control: Contro
         h = new_time - time
         h_column = h.unsqueeze(-1).to(u)
         tried = _attempt(f, u, k1, h_column, active, pair, control)
-        new, k = tried.new, tried.slopes
+        new, k = tried.states[-1], tried.slopes
         evaluations += tried.evaluations
-        scale = atol + rtol * torch.maximum(u.abs(), new.abs())
+        scale, at_zero = _units(u, tried, control)
         q = _rms(h_column * combine(k, pair.error) / scale)
         broken = torch.where(tried.solved, ~q.isfinite(), tried.broken)
         good = tried.solved & (q <= 1)
@@ -159,8 +187,9 @@ def _find_steps(f: Function, u: Tensor, t: Tensor, pair: Method, control: Contro
         grown = torch.where(shrunk, torch.minimum(grown, h.abs()), grown)
         size = torch.where(good, grown, torch.where(active, h.abs() / factor.clamp(max=5.0), size))
         before = torch.where(good, q.clamp(min=1e-4), before)
-        apart, bend = _rms(new - tried.before), _rms(k[6] - k[5]) * h.abs()
-        at_bound = good & (apart > 0) & (bend > 0.98 * pair.stable * apart)
+        apart, bend = _rms(new - tried.states[-2]), _rms(k[6] - k[5]) * h.abs()
+        share = torch.where(at_zero, NEAR_AT_ZERO, NEAR)
+        at_bound = good & (apart > 0) & (bend > share * pair.stable * apart)
         clock[..., 2] = torch.where(at_bound & (stiff == 0), time, clock[..., 2])
         accepted += good
         rejected += active & ~good
@@ -264,8 +293,8 @@ def _repeat(
     """Return the new state and all slopes of a step, differentiable."""
     if pair.diagonal:
         return implicit.step(f, u, k1, h, pair, control.tolerances)
-    new, _, k = step(f, u, k1, h, pair)
-    return new, k
+    states, k = step(f, u, k1, h, pair)
+    return states[-1], k
 
 
 def _dense(

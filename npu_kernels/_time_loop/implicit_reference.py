@@ -7,7 +7,10 @@ stages of a step, M = 1 - h g J(u), and Newton's iteration changes slopes, not s
 
 until rate / (1 - rate) q is at most `bound`, where q is the root mean square of h g d / (atol +
 rtol |u|) and rate the ratio of the last two q (Hairer and Wanner, "Solving Ordinary Differential
-Equations II", IV.8). The derivative of a slope is that of the implicit function theorem,
+Equations II", IV.8). A power layer's slope jumps where a state changes its sign, as by a change of
+that state by 2 eps. Between both sides there may be no root, and d goes to and fro. There the
+iteration ends, with states that are right to a few eps. The derivative of a slope is that of the
+implicit function theorem,
 
     dk = (1 - h g J(v))^-1 df,    v = w + h g k
 
@@ -30,6 +33,7 @@ from npu_kernels._time_loop.reference import combine, rows
 
 NEWTON_ITERATIONS = 10  # for a stage, at most
 MOST_ERROR = 0.03  # that the iterations may leave, in units of the tolerance
+JUMP = 10.0  # eps: where a power layer's slope jumps, states are known no better
 LEAST_RATE = 0.1  # the least rate of convergence assumed in a stage's first iteration
 DERIVATIVES = 2  # how often a slope can be differentiated: one correction for each order
 Function = Callable[[Tensor], Tensor]
@@ -38,13 +42,12 @@ Function = Callable[[Tensor], Tensor]
 class Attempt(NamedTuple):
     """A step that was tried, of every trajectory.
 
-    new, before: the states of the last two stages ``[..., D]``. slopes: of all stages. solved,
-    broken, evaluations: ``[...]`` on the CPU: whether all stages have a solution, whether one is
-    not finite, how many slopes it took.
+    states: of the stages behind the first ``[..., D]``. slopes: of all stages. solved, broken,
+    evaluations: ``[...]`` on the CPU: whether all stages have a solution, whether one is not
+    finite, how many slopes it took.
     """
 
-    new: Tensor
-    before: Tensor
+    states: list[Tensor]
     slopes: list[Tensor]
     solved: Tensor
     broken: Tensor
@@ -125,9 +128,10 @@ class Newton:
         pair: Method,
         rtol: float,
         atol: float,
+        eps: float,
     ) -> None:
-        eps = torch.finfo(u.dtype).eps
-        self.bound = max(10 * eps / rtol, min(MOST_ERROR, math.sqrt(rtol)))
+        self.jump = JUMP * eps
+        self.bound = max(10 * torch.finfo(u.dtype).eps / rtol, min(MOST_ERROR, math.sqrt(rtol)))
         self.f, self.scaled, self.unit = detached(f), h * pair.diagonal, atol + rtol * u.abs()
         self.inverse = newton_inverse(f, u, self.scaled)
         self.solved, self.broken = runs.clone(), torch.zeros_like(runs)
@@ -142,6 +146,7 @@ class Newton:
                 break
             r = self.f(w + self.scaled * k) - k
             change = _times(self.inverse, r)
+            small = ((self.scaled * change).abs() <= self.jump).all(-1).cpu()
             k = torch.where(is_open.unsqueeze(-1).to(k.device), k + change, k)
             size = (self.scaled * change / self.unit).square().mean(-1).sqrt().cpu().double()
             rate = size / before if iteration else self.rate.clamp(min=LEAST_RATE)
@@ -149,8 +154,8 @@ class Newton:
             self.rate, before = torch.where(is_open, rate, self.rate), size
             self.evaluations += is_open
             done = (size == 0) | (rate * size <= self.bound * (1 - rate))
-            done |= grows & (size <= self.bound)  # rounding
             is_last = iteration + 1 == NEWTON_ITERATIONS
+            done |= (grows & (size <= self.bound)) | ((grows | is_last) & small)
             broken = is_open & ~size.isfinite()
             failed = is_open & ~done & (broken | grows | is_last)
             self.broken |= broken
@@ -166,20 +171,20 @@ def attempt(
     h: Tensor,
     runs: Tensor,
     pair: Method,
-    control: tuple[float, float],
+    control: tuple[float, float, float],
 ) -> Attempt:
-    """Try a step of size h ``[..., 1]`` where `runs` ``[...]``; control: rtol and atol."""
+    """Try a step of size h ``[..., 1]`` where `runs` ``[...]``; control: rtol, atol and eps."""
     newton = Newton(f, u, h, runs, pair, *control)
-    k, v = [k1], u
+    states, k = [], [k1]
     for row, guess in zip(rows(pair.tableau), guesses(pair), strict=True):
-        before, w = v, u + h * combine(k, row)
+        w = u + h * combine(k, row)
         k.append(newton.solve(w, combine(k, guess)))
-        v = w + newton.scaled * k[-1]
-    return Attempt(v, before, k, newton.solved, newton.broken, newton.evaluations)
+        states.append(w + newton.scaled * k[-1])
+    return Attempt(states, k, newton.solved, newton.broken, newton.evaluations)
 
 
 def step(
-    f: Function, u: Tensor, k1: Tensor, h: Tensor, pair: Method, control: tuple[float, float]
+    f: Function, u: Tensor, k1: Tensor, h: Tensor, pair: Method, control: tuple[float, float, float]
 ) -> tuple[Tensor, list[Tensor]]:
     """Step by h ``[..., 1]``, a constant: the new state and all slopes, differentiable."""
     newton = _everywhere(f, u, h, pair, control)
@@ -198,7 +203,7 @@ def output(
     h: Tensor,
     x: Tensor,
     pair: Method,
-    control: tuple[float, float],
+    control: tuple[float, float, float],
 ) -> Tensor:
     """The states at the shares x ``[..., 1]`` of steps of size h: each a stage of its own.
 
@@ -218,7 +223,7 @@ def output(
 
 
 def _everywhere(
-    f: Function, u: Tensor, h: Tensor, pair: Method, control: tuple[float, float]
+    f: Function, u: Tensor, h: Tensor, pair: Method, control: tuple[float, float, float]
 ) -> Newton:
     """Return Newton's method for a step of all rows, without derivatives."""
     with torch.no_grad():

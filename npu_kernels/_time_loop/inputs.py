@@ -50,8 +50,8 @@ class Inputs(NamedTuple):
 class Piece(NamedTuple):
     """A part of the trajectory in which the inputs are linear.
 
-    times ``[m]``: those of the result, and the piece's ends. is_output ``[m]``: which of them are
-    the result's. first: the inputs' values ``[J]`` at the first time. slope: theirs ``[J]``.
+    times ``[m]``, float64: those of the result, and the piece's ends. is_output ``[m]``: which of
+    them are the result's. first: the inputs' values ``[J]`` at the first time. slope: theirs.
     """
 
     times: Tensor
@@ -141,7 +141,7 @@ def pieces(function: str, inputs: Inputs, t: Tensor) -> list[Piece]:
     distance = (knots.unsqueeze(1) - values).abs()
     nearest = distance.min(1)
     new = knots[nearest.values > slack]
-    times = torch.cat([t, new.to(t)])
+    times = torch.cat([t.double(), new.to(t.device)])
     exact = torch.cat([values, new])
     is_edge = torch.arange(len(times)) >= len(t)
     is_edge[nearest.indices[nearest.values <= slack]] = True

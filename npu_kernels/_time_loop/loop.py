@@ -115,7 +115,8 @@ def slope_function(
     eps, gate_gradient, clip = options.eps, options.gate_gradient, options.clip
 
     def slope(u: Tensor) -> Tensor:
-        y = layers.npu(u, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
+        v = reference.right_of_zero(u)
+        y = layers.npu(v, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
         derivative: Tensor = layers.nau(y, weight, clip=clip)
         return derivative
 

@@ -17,6 +17,15 @@ from torch import Tensor
 from npu_kernels import reference
 
 
+def right_of_zero(u: Tensor) -> Tensor:
+    """Return u, where it is 0 plus the smallest normal number.
+
+    A power layer has the same value there, but the slope from the right, which is the exact one of
+    whole powers. Its own slope at 0 is 0.
+    """
+    return torch.where(u == 0, u + torch.finfo(u.dtype).tiny, u)
+
+
 def rows(tableau: Sequence[float]) -> list[Sequence[float]]:
     """The triangle's rows: one per stage, the last one the step's."""
     triangle: list[Sequence[float]] = []
@@ -97,7 +106,7 @@ def ode_forward(
     """
 
     def f(u: Tensor) -> Tensor:
-        y = reference.npu(u, weight_re, weight_im, gate, eps=eps)
+        y = reference.npu(right_of_zero(u), weight_re, weight_im, gate, eps=eps)
         return reference.nau(y, weight, clip=clip)
 
     states, slopes = solve(f, u0, tableau, steps, dt, derivatives)
@@ -136,11 +145,12 @@ def ode_backward(
     grads = [None if t is None else torch.zeros_like(t) for t in weights]
 
     def f(u: Tensor) -> Tensor:
-        y = reference.npu(u, weight_re, weight_im, gate, eps=eps)
+        y = reference.npu(right_of_zero(u), weight_re, weight_im, gate, eps=eps)
         return reference.nau(y, bounded, clip=False)
 
     def pull(v: Tensor, dk: Tensor) -> Tensor:
         """J' dk; adds to the parameters' gradients."""
+        v = right_of_zero(v)
         y, s = reference.npu_forward(v, weight_re, weight_im, gate, eps, True)
         dv, *of_npu = reference.npu_backward(
             dk @ bounded, v, weight_re, weight_im, gate, y, s, eps, straight_through, 15

@@ -75,9 +75,9 @@ def fit(
         progress: show how far it is and how long it will take, on stderr; None: if that is a
             terminal.
         checkpoint: a file. If it exists, the fit continues from it, with the same bits as without
-            an interruption. It is updated, and at the end holds the finished fit, also its
-            cross-validation. Whether it can be written is checked first; if a later write fails,
-            the fit warns and continues.
+            an interruption. It is updated, also before SIGTERM ends the process, and at the end
+            holds the finished fit, also its cross-validation. Whether it can be written is checked
+            first; if a later write fails, the fit warns and continues.
 
     Ctrl-C ends the fit, saves it if there is a checkpoint, and returns the best model so far
     (`complete` is False). In a cross-validation it leaves the error of the held-out rows as the

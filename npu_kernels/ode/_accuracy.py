@@ -119,6 +119,7 @@ def raise_inaccurate(
     trajectory: Tensor,
     error: Tensor,
     hint: Callable[[tuple[int, ...], Tensor], str],
+    eps: float,
     has_models: bool,
     has_starts: bool,
 ) -> None:
@@ -129,7 +130,7 @@ def raise_inaccurate(
     """
     size, largest = error.amax(-1), trajectory.detach().abs().amax(-1).cummax(-1).values
     # Near 0 nothing but the layer's own eps moves the state.
-    largest = largest.clamp(min=100 * torch.finfo(error.dtype).eps)
+    largest = largest.clamp(min=100 * eps)
     first = first_true(~(size <= largest))
     failed = (first >= 0).nonzero()
     if not len(failed):

@@ -15,6 +15,7 @@ from npu_kernels._common.errors import NonFiniteError
 from npu_kernels._common.notices import warn
 from npu_kernels._operators import dispatch
 from npu_kernels._operators.autograd import eager_only, outside_of_transforms
+from npu_kernels._operators.checks import EPS
 from npu_kernels._operators.transforms import is_vmapped
 from npu_kernels._time_loop import adaptive_reference as reference
 from npu_kernels._time_loop import methods
@@ -53,8 +54,11 @@ def integrate(options: checks.Options, u0: Tensor, weights: Weights) -> Any:
             f"{function}: rtol must be at least {minimum:.2g} in {u0.dtype}, got {options.rtol!r}"
         )
     times = checks.check_times(function, options.t)
+    atol = options.atol
+    if atol is None:
+        atol = checks.ATOL * min(1.0, eps / EPS[u0.dtype])
     call = Call(
-        options.method, options.rtol, options.atol, options.max_steps, options.max_steps + 1, eps,
+        options.method, options.rtol, atol, options.max_steps, options.max_steps + 1, eps,
         options.gate_gradient, options.clip, options.memory, has_starts,
     )  # fmt: skip
     if options.method == methods.AUTO:

@@ -79,7 +79,7 @@ class Options(NamedTuple):
         return self._replace(**numbers) if numbers else self
 
     def _check_fixed(self) -> dict[str, Any]:
-        defaults = {"rtol": RTOL, "atol": ATOL, "max_steps": MAX_STEPS, "statistics": False}
+        defaults = {"rtol": RTOL, "atol": None, "max_steps": MAX_STEPS, "statistics": False}
         for name, default in defaults.items():
             if (value := getattr(self, name)) != default:
                 raise ValueError(
@@ -111,7 +111,8 @@ class Options(NamedTuple):
                 f"{function}: t must be given for method {method!r}: the times of the result, "
                 "u0's first"
             )
-        tolerances = {n: check_number(function, n, getattr(self, n), above=0) for n in _TOLERANCES}
+        given = [n for n in _TOLERANCES if n != "atol" or self.atol is not None]
+        tolerances = {n: check_number(function, n, getattr(self, n), above=0) for n in given}
         return tolerances | {"max_steps": check_whole(function, "max_steps", self.max_steps)}
 
 

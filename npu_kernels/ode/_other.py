@@ -121,9 +121,11 @@ def _solved(
             'rollout_any: torchdiffeq is not installed; pip install "npu_kernels[ode]"'
         ) from error
     name = TORCHDIFFEQ.get(method, method)
-    states: Tensor = odeint(slope, u0, times.to(u0), method=name, **options)
+    # Times may need more digits than states; torchdiffeq gives the model its time in u0's dtype.
+    dtype = torch.promote_types(times.dtype, u0.dtype)
+    states: Tensor = odeint(slope, u0, times.to(u0.device, dtype), method=name, **options)
     is_lost = torch.is_grad_enabled() and not states.requires_grad
-    if is_lost and any(part.requires_grad for part in (u0, times, slope(times[0], u0))):
+    if is_lost and any(part.requires_grad for part in (u0, times, slope(times[0].to(u0), u0))):
         warn(
             f"rollout_any: method {method!r} gives a trajectory without a gradient; take one of "
             "torch's own methods, such as 'dopri5', or 'kvaerno5' for a stiff model, or call it "

@@ -34,7 +34,7 @@ def rollout(
     t: Tensor | Sequence[float] | Sequence[Tensor] | Sequence[Sequence[float]] | None = None,
     method: str | None = None,
     rtol: float = checks.RTOL,
-    atol: float = checks.ATOL,
+    atol: float | None = None,
     max_steps: int = checks.MAX_STEPS,
     memory: str = "full",
     nonfinite: str = "raise",
@@ -64,7 +64,9 @@ def rollout(
             "kvaerno5" (Kvaerno's, implicit, for stiff models) or "auto": tsit5, and kvaerno5 for
             each trajectory that is too stiff.
         rtol, atol: of an adaptive method, the bound of each step's estimated error: the root mean
-            square over the features of ``error / (atol + rtol |u|)`` is at most 1.
+            square over the features of ``error / (atol + rtol |u|)`` is at most 1. atol must be
+            small beside the states. None: 1e-9; times the layer's eps over the machine epsilon,
+            where eps is smaller, as in the model of an `ode.fit` in small units.
         max_steps: of an adaptive method, how many steps a trajectory may try.
         memory: what is kept for the backward pass beside the result. Fixed steps: "full", the
             stages' layer outputs, or "checkpointed": nothing in the fused loop, where every step
@@ -103,6 +105,7 @@ def rollout(
     max_steps do not suffice; "auto" computes it again with "kvaerno5".
 
     The gradient is the exact one of these steps (the discrete adjoint), for u0 and all parameters.
+    Where a state or an input is 0, it is that from the right, the exact one of whole exponents.
     The sizes of adaptive steps count as constants; the gradient of a time is the state's derivative
     at it, that of the first one minus the sum of the others'. Higher derivatives are correct too,
     computed by the eager loop; of implicit steps, whose stages are solved to a small share of the
@@ -143,7 +146,7 @@ def integrate(
     t: Tensor | Sequence[float] | Sequence[Tensor] | Sequence[Sequence[float]] | None = None,
     method: str | None = None,
     rtol: float = checks.RTOL,
-    atol: float = checks.ATOL,
+    atol: float | None = None,
     max_steps: int = checks.MAX_STEPS,
     memory: str = "full",
     nonfinite: str = "raise",
@@ -177,7 +180,9 @@ def integrate(
             "kvaerno5" (Kvaerno's, implicit, for stiff models) or "auto": tsit5, and kvaerno5 for
             each trajectory that is too stiff.
         rtol, atol: of an adaptive method, the bound of each step's estimated error: the root mean
-            square over the features of ``error / (atol + rtol |u|)`` is at most 1.
+            square over the features of ``error / (atol + rtol |u|)`` is at most 1. atol must be
+            small beside the states. None: 1e-9; times the layer's eps over the machine epsilon,
+            where eps is smaller, as in the model of an `ode.fit` in small units.
         max_steps: of an adaptive method, how many steps a trajectory may try.
         memory: what is kept for the backward pass, "full" or, less of it, "checkpointed".
         nonfinite: "raise" (`NonFiniteError` names model and step or time) or "keep": trajectories
@@ -258,13 +263,14 @@ def _with_error(options: Options, u0: Tensor, weights: Weights) -> tuple[Tensor,
         error = accuracy.estimate(trajectory, halved, options.order)
     shape = weights[0].dim() == 3, trajectory.dim() > weights[0].dim()
 
+    eps = EPS[trajectory.dtype] if options.eps is None else options.eps
+
     def hint(index: tuple[int, ...], state: Tensor) -> str:
-        eps = EPS[state.dtype] if options.eps is None else options.eps
         model = index[0] if shape[0] else None
         slope = accuracy.right_side(weights, model, options._replace(eps=eps))
         return accuracy.stiffness(slope, state.detach(), dt, method)
 
     if options.nonfinite == "raise":
-        accuracy.raise_inaccurate(function, trajectory, error, hint, *shape)
+        accuracy.raise_inaccurate(function, trajectory, error, hint, eps, *shape)
         checks.raise_nonfinite(function, trajectory, derivatives, *shape)
     return *outputs, error

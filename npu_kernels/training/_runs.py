@@ -154,13 +154,14 @@ def run(
             True ends the run.
         stretch: steps between calls of the callbacks; None: a hundredth of the steps.
         checkpoint: a file. If it exists, the run continues from it with the same numbers as without
-            an interruption. It is written every half a minute and at the end. It brings all that
-            moves: parameters, buffers, the optimiser's state, schedules, the generator. All
-            settings must be those of the first call, also steps, `every`, the optimiser's, the
-            generator's seed and which parameters require gradients; but the values of functions
-            for lr or a penalty cannot be compared. The optimiser's settings and the states of
-            schedules must be numbers, text, tensors, or lists and dicts of these. A model that
-            draws random numbers itself, such as by dropout, draws others.
+            an interruption. It is written in the first seconds, every half a minute, at the end,
+            and before SIGTERM ends the process. It brings all that moves: parameters, buffers, the
+            optimiser's state, schedules, the generator. All settings must be those of the first
+            call, also steps, `every`, the optimiser's, the generator's seed and which parameters
+            require gradients; but the values of functions for lr or a penalty cannot be compared.
+            The optimiser's settings and the states of schedules must be numbers, text, tensors, or
+            lists and dicts of these. A model that draws random numbers itself, such as by dropout,
+            draws others.
         progress: show how far it is, on stderr; None: if that is a terminal.
 
     Ctrl-C ends the run after the current call, saves it if there is a checkpoint, and returns the

@@ -4,6 +4,7 @@ import math
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,8 +175,14 @@ class Counting:
 
     function, fingerprint, total = "counting", {"a": "1"}, 10
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, press_at: int | None = None) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        press_at: int | None = None,
+        signal_number: int = signal.SIGINT,
+    ) -> None:
         self.done, self.now, self.press_at, self.sizes = 0, 0.0, press_at, list[int]()
+        self.signal_number = signal_number
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
     def advance(self, steps: int) -> None:
@@ -183,7 +190,7 @@ class Counting:
         self.now += steps
         self.sizes.append(steps)
         if self.done == self.press_at:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(self.signal_number)
 
     def state(self) -> dict[str, Any]:
         return {"fingerprint": self.fingerprint, "done": self.done}
@@ -194,7 +201,7 @@ class Counting:
 
 
 def test_how_often_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the last time is longer ago than that, and at the end."""
+    """Where the last time is longer ago than that, and at the end; the first time soon."""
     counts: list[int] = []
     write = files.save
     monkeypatch.setattr(
@@ -206,6 +213,10 @@ def test_how_often_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     counts.clear()
     driver.drive(Counting(monkeypatch), False, tmp_path / "file")
     assert counts == [10]
+    counts.clear()
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", 30.0)
+    driver.drive(Counting(monkeypatch), False, tmp_path / "third")
+    assert counts == [4, 10]
     counts.clear()
     driver.drive(Counting(monkeypatch), False, tmp_path / "other", ended=lambda: True)
     assert counts == [1]
@@ -242,10 +253,54 @@ def test_ctrl_c_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.fixture
+def sigterm() -> Iterator[list[Any]]:
+    """A handler of SIGTERM, which calls what is in the list."""
+    calls: list[Any] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: [call() for call in calls])
+    yield calls
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_saves_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sigterm: list[Any]
+) -> None:
+    """The user's own handler is called after a saving, and may let the work go on."""
+    seen: list[int] = []
+    sigterm.append(lambda: seen.append(files.load(tmp_path / "file", ["done"])["done"]))
+    monkeypatch.setattr(driver, "SLICE_SECONDS", 0.0)
+    before = signal.getsignal(signal.SIGTERM)
+    job = Counting(monkeypatch, press_at=4, signal_number=signal.SIGTERM)
+    driver.drive(job, False, tmp_path / "file")
+    assert seen == [4]
+    assert job.done == 10
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_sigterm_without_a_checkpoint_is_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sigterm: list[Any]
+) -> None:
+    job = Counting(monkeypatch, press_at=1, signal_number=signal.SIGTERM)
+    sigterm.append(lambda: sys.exit(143))
+    with pytest.raises(SystemExit):
+        driver.drive(job, False, None)
+
+
+def test_a_second_sigterm_does_not_wait(sigterm: list[Any]) -> None:
+    sigterm.append(lambda: sys.exit(143))
+    saved_work: list[str] = []
+    with driver.terminable(lambda: saved_work.append("saved")):
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(SystemExit):
+            signal.raise_signal(signal.SIGTERM)
+        assert not saved_work
+        sigterm.clear()
+
+
 def test_a_handler_that_is_not_pythons_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "getsignal", lambda number: None)
     monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("it was replaced"))
-    with driver.interruptible() as pressed:
+    with driver.interruptible() as pressed, driver.terminable(lambda: None):
         assert not pressed
 
 

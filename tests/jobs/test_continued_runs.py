@@ -21,6 +21,7 @@ from npu_kernels.training import SteppedSchedule
 from npu_kernels.training._continued import schedule_states
 from tests.conftest import needs_library
 from tests.jobs.runs import X, Y, chain, trained
+from tests.support.building import ROOT
 from tests.support.compare import assert_equal
 from tests.support.fits import SHORT, hard
 
@@ -261,6 +262,25 @@ def test_ended_at_the_beginning(
         patch.setattr(Progress, "__enter__", press)
         assert trained(tmp_path / "run", model=models[1]).steps == 0
     assert torch.equal(trained(tmp_path / "run", model=models[2]).losses, undisturbed.losses)
+
+
+TERMINATED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from tests.jobs.runs import trained
+
+trained(Path(sys.argv[1]), callbacks=[lambda part: os.kill(os.getpid(), signal.SIGTERM)])
+"""
+
+
+def test_sigterm_ends_a_process_that_has_saved(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TERMINATED, str(tmp_path / "run"), str(ROOT)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGTERM
+    part = files.load(tmp_path / "run", [])
+    undisturbed, rest = trained(None), trained(tmp_path / "run")
+    assert part["done"] == 10
+    assert torch.equal(rest.losses, undisturbed.losses)
 
 
 def test_a_generator_where_no_rows_are_drawn(tmp_path: Path) -> None:

@@ -83,6 +83,22 @@ def test_an_interrupted_fit_continues_to_the_same_bits(step, tmp_path, monkeypat
     assert numbers(resumed) == numbers(expected)
 
 
+def test_sigterm_loses_nothing(tmp_path, monkeypatch):
+    """All steps until the signal are in the file when the process ends."""
+    counted, path = Counted(monkeypatch), tmp_path / "law.pt"
+    expected, steps = counted.fit()
+    counted.at, counted.call = 8, lambda: signal.raise_signal(signal.SIGTERM)
+    before = signal.signal(signal.SIGTERM, lambda *_: path.rename(tmp_path / "then.pt"))
+    try:
+        counted.fit(checkpoint=path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    counted.at = 0
+    continued, more = counted.fit(checkpoint=tmp_path / "then.pt")
+    assert more < steps
+    assert numbers(continued) == numbers(expected)
+
+
 @pytest.mark.parametrize("step", [3, 7])
 def test_the_draws_of_starts_continue_too(step, tmp_path, monkeypatch):
     """Interrupted before the starts with two terms, in the first two searches. The last bits of

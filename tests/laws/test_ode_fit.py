@@ -185,10 +185,28 @@ def test_ends_that_are_not_reached() -> None:
         law[0].weight_re.fill_(0.5)
         law[0].gate.fill_(1.0)
         law[1].weight.fill_(0.1)
-    result = ode.fit(law, T, u, start="model", simplify=False, names=["u"])
+    with pytest.warns(ode.PoorFitWarning, match=r"less than half of .* \(R2 = 0\.05\)"):
+        result = ode.fit(law, T, u, start="model", simplify=False, names=["u"])
     coefficient, exponent, _ = result.intervals()
     assert (exponent.low, exponent.high) == (-math.inf, math.inf)
     assert coefficient.low == 0 < coefficient.value < coefficient.high < math.inf
+
+
+@pytest.mark.parametrize("unit", [1e-15, 1e-30])
+def test_small_units(unit: float) -> None:
+    """The layer's |u| + eps is as small beside the states as in the fit, and so is atol."""
+    u = noise(predators(T), 0.02)
+    plain, small = (
+        ode.fit(known(), T, size * u, start="model", simplify=False, names=["x", "y"])
+        for size in (1.0, unit)
+    )
+    assert small.score == pytest.approx(plain.score, rel=1e-6)
+    later = numbers(*T.tolist(), float(T[-1]) + 3, -1)
+    torch.testing.assert_close(small.predict(later) / unit, plain.predict(later))
+    path = ode.rollout(small.model, small.u0[0], t=T).detach()
+    torch.testing.assert_close(path / unit, plain.predict(T), rtol=1e-4, atol=1e-4)
+    path = ode.rollout(small.model, small.u0[0], t=T, method="kvaerno5").detach()
+    torch.testing.assert_close(path / unit, plain.predict(T), rtol=1e-4, atol=1e-4)
 
 
 def test_amounts_do_not_begin_below_0() -> None:

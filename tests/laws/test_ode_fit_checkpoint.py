@@ -114,6 +114,22 @@ def test_a_checkpoint_loses_nothing(
     assert torch.equal(resumed.law.x, expected.law.x)
 
 
+def test_sigterm_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All steps until the signal are in the file when the process ends."""
+    counted, path = Counted(monkeypatch), tmp_path / "law.pt"
+    expected, steps = counted.of()
+    counted.at, counted.call = 12, lambda: os.kill(os.getpid(), signal.SIGTERM)
+    before = signal.signal(signal.SIGTERM, lambda *_: os.rename(path, tmp_path / "then.pt"))
+    try:
+        counted.of(checkpoint=path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    counted.at = 0
+    continued, more = counted.of(checkpoint=tmp_path / "then.pt")
+    assert 11 + more == steps
+    assert torch.equal(continued.law.x, expected.law.x)
+
+
 def test_a_killed_fit_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

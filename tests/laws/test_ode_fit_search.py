@@ -22,7 +22,6 @@ from npu_kernels._laws.series.search import (
     SMALLEST_BATCH,
     Search,
     batches,
-    first_accurate,
     hopeful,
     is_exact,
     simplest,
@@ -30,6 +29,7 @@ from npu_kernels._laws.series.search import (
 from npu_kernels._laws.series.sensitivity import Shape, Trajectories
 from npu_kernels._laws.series.simplify import _fractions, _plan, changed, covariance, pruned
 from npu_kernels._laws.series.starts import matched, smoothed
+from npu_kernels._laws.series.steps import best_accurate
 from tests.support.time_series import T, model, noise, numbers, solution
 
 pytest.importorskip("scipy.optimize", reason="scipy is not installed")
@@ -119,21 +119,15 @@ def test_a_law_that_is_not_finite_is_simplified_without_an_error() -> None:
     assert simpler.x.isfinite().all()
 
 
-def test_laws_that_only_coarse_steps_keep_finite_are_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_laws_that_only_coarse_steps_solve_are_left_out() -> None:
+    """A pole is no law, however small the residuals are of steps that jump over it."""
     data = read(T, solution([[1.0]], [[-0.5]], [2.0], T), "fit", None, None, None, 1).scaled()
-    x = torch.cat([numbers(1, -1.5), data.values[0, 0]])
-    law = Law(Trajectories(data, Shape(1, 1, 1), 4), x, torch.ones(3, dtype=torch.bool))
-    near_a_pole, smooth = replace(law, x=x * 2), law
-
-    def finer(law: Law, job: Job) -> Law:
-        return replace(law, x=law.x * math.nan) if law is near_a_pole else law
-
-    monkeypatch.setattr("npu_kernels._laws.series.search.accurate", finer)
-    job = Job("test", 1, {})
-    assert first_accurate([near_a_pole, smooth], job) is smooth
-    assert first_accurate([near_a_pole], job) is None
+    x, free = torch.cat([numbers(1, -1.5), data.values[0, 0]]), torch.ones(3, dtype=torch.bool)
+    problem, job = Trajectories(data, Shape(1, 1, 1), 64), Job("test", 1, {})
+    smooth = Law(problem, x, free)
+    has_pole = Law(problem, torch.cat([numbers(2, 1.5), data.values[0, 0]]), free)
+    assert best_accurate([has_pole, smooth], job) is smooth
+    assert best_accurate([has_pole], job) is None
 
 
 LORENZ_POWERS = [[0, 1, 0], [1, 0, 0], [1, 0, 1], [0, 0, 1], [1, 1, 0]]
@@ -357,6 +351,7 @@ def test_the_climb_from_law_to_law_ends(monkeypatch: pytest.MonkeyPatch) -> None
         return [(best, best)]
 
     monkeypatch.setattr(searching, "better_laws", little_better)
+    monkeypatch.setattr(searching, "is_better", lambda *_: True)
     t, u = logistic()
     search = search_of(t, noise(u, 0.01), 2)
     x = torch.cat([numbers(1, 2, 6, -2.4 * float(search.data.size[0])), search.data.values[0, 0]])

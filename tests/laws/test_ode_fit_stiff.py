@@ -1,14 +1,14 @@
 """`ode.fit` of stiff laws: implicit steps where explicit ones do not follow a trajectory."""
 
 import math
+import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, RealNPU, ode
-from npu_kernels._laws.series import search as searching
-from npu_kernels._laws.series.criterion import criteria
 from npu_kernels._laws.series.data import read
 from npu_kernels._laws.series.job import Job
 from npu_kernels._laws.series.known import read_known
@@ -69,8 +69,41 @@ def test_a_stiff_law_is_fitted_from_the_exact_one(system) -> None:  # type: igno
     off = (result.predict(between) - true[1:]).abs() / u.abs().amax(0)
     assert float(off.max()) < 1e-4
     assert "implicit steps" in result.report()
+
+
+def test_stiff_laws_by_explicit_steps() -> None:
+    """Many steps solve a law that is not very stiff; a trajectory that none solves is no law."""
+    model, u0, t = oregonator()
+    u = ode.rollout(model, u0, t=t, method="kvaerno5", rtol=1e-10, atol=1e-14).detach()
+    options: dict[str, Any] = {"start": "model", "simplify": False, "method": "rk4"}
+    assert ode.fit(model, t, u, u0=u0, **options).score < 1e-5
+    model, u0, t = robertson()
+    u = ode.rollout(model, u0, t=t, method="kvaerno5", rtol=1e-10, atol=1e-14).detach()
     with pytest.raises(RuntimeError, match="no start has a finite trajectory"):
-        ode.fit(model, t, u, u0=u0, start="model", simplify=False, method="rk4")
+        ode.fit(model, t, u, u0=u0, **options)
+
+
+@pytest.mark.parametrize("method", ["auto", "rk4"])
+@pytest.mark.parametrize("w", [20.0, 80.0])
+def test_oscillations_between_the_samples(w: float, method: str) -> None:
+    """Several cycles between two samples: as many steps as they need, and intervals of the truth."""
+    t = torch.arange(12, dtype=torch.float64)
+    fall, turn = torch.exp(-0.05 * t), w * t
+    u = torch.stack([turn.cos(), -0.05 * turn.cos() - w * turn.sin()], 1) * fall.unsqueeze(1)
+    u = noise(u, 1e-3)
+    model = law([[1, 0], [0, 1]], [[0, 1], [-(w**2) - 0.0025, -0.1]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = ode.fit(model, t, u, names=["x", "v"], start="model", simplify=False, method=method)
+    assert found.score < 2e-3
+    torch.testing.assert_close(found.predict(t), u, rtol=0, atol=4e-3 * w)
+    intervals = {interval.name: interval for interval in found.intervals(0.999)}
+    for name, truth in (
+        ("coefficient of v in x'", 1.0),
+        ("coefficient of x in v'", -(w**2) - 0.0025),
+        ("coefficient of v in v'", -0.1),
+    ):
+        assert intervals[name].low < truth < intervals[name].high
 
 
 def test_explicit_steps_stay_where_they_follow_the_law() -> None:
@@ -127,14 +160,12 @@ def test_laws_that_finer_steps_make_infinite(monkeypatch: pytest.MonkeyPatch) ->
     x, free = search.drawn()
     problem = search.problem(FIXED)
 
-    def of_coarse_steps(of: Trajectories, x: Tensor, free: Tensor) -> Tensor:
-        values = criteria(of, x, free)
-        return values if of.steps == problem.steps else torch.full_like(values, math.inf)
+    residual = Trajectories.residual
 
-    monkeypatch.setattr(searching, "criteria", of_coarse_steps)
-    monkeypatch.setattr(
-        searching, "has_enough_steps", lambda law: law.problem.steps > problem.steps
-    )
+    def of_coarse_steps(of: Trajectories, x: Tensor) -> Tensor:
+        return residual(of, x) * (1 if of.steps == problem.steps else math.inf)
+
+    monkeypatch.setattr(Trajectories, "residual", of_coarse_steps)
     assert search.leading(problem, x, free) == []
     with pytest.raises(NoLawError, match="no start has a finite trajectory through the series"):
         search.best(x, free, 4, loosen=True, both=False)

@@ -65,8 +65,8 @@ FORWARD = [
     *mutants(CORE + "npu/gate.h", ("kernels 25000", "tests/layers/test_edges.py -k 'special_input or minus_zero or zero_has_no_sign'"), {
         "gate-without-eps": ("S::fma(gate_, S::abs(x) + eps_, rest_)", "S::fma(gate_, S::abs(x), rest_)"),
         "gate-size": ("*sum = S::fma(dr, size - S::set1(T(1)), *sum);", "*sum = S::fma(dr, size, *sum);"),
-        "gate-x-without-gate": ("S::with_sign_of(dr * gate_, x)", "S::with_sign_of(dr, x)"),
-        "gate-sign": ("S::with_sign_of(dr * gate_, x)", "dr * gate_"),
+        "gate-x-without-gate": ("return dr * gate_;", "return dr;"),
+        "gate-sign": ("S::with_sign_of(of_size(dl, x, sum), x)", "of_size(dl, x, sum)"),
     }),
     *mutants(CORE + "simd/avx512.h", "tests/layers/test_edges.py -k 'zero_has_no_sign or special_input'", {
         "sign-of-zero": ("_CMP_EQ_UQ);\n      return (Reg)_mm512_mask_mul_ps", "_CMP_UNORD_Q);\n      return (Reg)_mm512_mask_mul_ps"),

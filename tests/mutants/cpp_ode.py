@@ -136,7 +136,7 @@ ADAPTIVE = [
         "adaptive-guess-beyond-the-end": ("if (!(h0_ <= span_)) h0_ = span_;", ""),
         "adaptive-zero-slope": ("most <= 1e-15 ? std::fmax(1e-6, h0_ * 1e-3) :", "most <= 1e-15 ? h0_ * 1e-3 :"),
         "adaptive-bend-that-is-not-finite": ("if (!std::isfinite(d2)) h1 = h0_ * 1e-3;", ""),
-        "adaptive-first-step-of-a-hundred-guesses": ("size = std::fmin(100 * h0_, h1);", "size = h1;"),
+        "adaptive-first-step-of-a-hundred-guesses": ("std::fmin(100 * h0_, h1), 2", "h1, 2"),
         "adaptive-least-size-at-time-zero": ("std::fmax(std::fabs(time), kEps * span_)", "std::fabs(time)"),
         "adaptive-growth-after-a-rejection": ("size = shrunk_ ? std::fmin(grown, length) : grown;", "size = grown;"),
         "adaptive-growth-of-one-step": ("std::fmax(factor / std::pow(before_, kBeta), kLeast);", "(factor / std::pow(before_, kBeta));"),

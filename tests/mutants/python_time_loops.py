@@ -28,7 +28,6 @@ TIME_LOOP = [
         "ode-shared-start": ("grad_u0.squeeze(-2)).sum_to_size(u0.shape)", "grad_u0.squeeze(-2)).mean(0).expand(u0.shape)"),
         "ode-starts-of-models": ("u0.expand(k, d).unsqueeze(1)", "u0.expand(k, d)[:1].expand(k, d).unsqueeze(1)"),
         "ode-formula-clip": ("layers.nau(y, weight, clip=clip)", "layers.nau(y, weight, clip=True)"),
-        "ode-formula-eps": ("layers.npu(u, weight_re, weight_im, gate, eps=eps,", "layers.npu(u, weight_re, weight_im, gate, eps=1e-3,"),
         "ode-formula-straight-through": ("gate_gradient=gate_gradient)", "gate_gradient=CLIP)"),
         "ode-clip-bound-of-a-model": ("states, power.num_models\n", "states, nau.num_models\n"),
     }),

@@ -149,7 +149,6 @@ TRAINING = [
     }),
     *mutants(PACKAGE + "_jobs/checkpoint.py", ("tests/jobs/test_checkpoints.py -k how", "tests/jobs/test_continued_runs.py -k before"), {
         "checkpoint-before-any-step": ("            saved.plain(job.state(), \"state\")\n        except", "            pass\n        except"),
-        "checkpoint-clock": ("        self._saved = time.monotonic()\n", "        pass\n"),
     }),
     *mutants(PACKAGE + "_jobs/driver.py", "tests/jobs/test_checkpoints.py -k 'how or slices or ctrl'", {
         "checkpoint-at-the-end": ("        if file is not None:\n            file.save()\n", ""),

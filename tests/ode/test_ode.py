@@ -176,6 +176,51 @@ def test_batched_upstream_gradients(
     check_batched_gradients(function, [u0.requires_grad_(), *model.parameters()])
 
 
+def powers_of_three(dtype: torch.dtype = torch.float64, models: int | None = None) -> nn.Sequential:
+    """x' = y + .3 z, y' = .5 x^2 - .2 y z, z' = .7 y^3 - .4 x."""
+    options: dict[str, Any] = {"num_models": models, "dtype": dtype}
+    model = nn.Sequential(RealNPU(3, 6, **options), NAU(6, 3, **options))
+    exponents = [[0, 1, 0], [0, 0, 1], [2, 0, 0], [0, 1, 1], [0, 3, 0], [1, 0, 0]]
+    rates = [[1, 0.3, 0, 0, 0, 0], [0, 0, 0.5, -0.2, 0, 0], [0, 0, 0, 0, 0.7, -0.4]]
+    with torch.no_grad():
+        model[0].weight_re.copy_(torch.tensor(exponents, dtype=dtype))
+        model[0].gate.fill_(1)
+        model[1].weight.copy_(torch.tensor(rates, dtype=dtype))
+    return model
+
+
+def slope_of_three(u: Tensor) -> Tensor:
+    x, y, z = u.unbind(-1)
+    rows = y + 0.3 * z, 0.5 * x**2 - 0.2 * y * z, 0.7 * y**3 - 0.4 * x
+    return torch.stack(rows, -1)
+
+
+@pytest.mark.parametrize("method", ["rk4", "tsit5", "kvaerno5"])
+@pytest.mark.parametrize("memory", ["full", "checkpointed"])
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)], ids=["one", "starts", "models"])
+def test_gradients_at_states_of_0(
+    method: str, memory: str, shape: tuple[int, ...], backend: str
+) -> None:
+    """Gradients of whole exponents are those of the polynomials."""
+    u0 = torch.tensor([1.0, 0.0, -0.0], dtype=torch.float64).repeat(*shape, 1).requires_grad_()
+    model = powers_of_three(models=shape[0] if len(shape) == 2 else None)
+    options: dict[str, Any] = {"t": [0, 1.0], "rtol": 1e-7, "atol": 1e-8}
+    if method == "rk4":
+        options = {"steps": 4, "dt": 0.25}
+    path = ode.rollout(model, u0, method=method, memory=memory, **options)
+    exact, f, steps = u0, slope_of_three, 4 if method == "rk4" else 50
+    for _ in range(steps):
+        k1 = f(exact)
+        k2 = f(exact + 0.5 / steps * k1)
+        k3 = f(exact + 0.5 / steps * k2)
+        exact = exact + (k1 + 2 * k2 + 2 * k3 + f(exact + k3 / steps)) / (6 * steps)
+    weighting = torch.tensor([1.0, 2.0, 3.0]).double()
+    (ours,) = torch.autograd.grad((path[..., -1, :] * weighting).sum(), u0)
+    (theirs,) = torch.autograd.grad((exact * weighting).sum(), u0)
+    tolerance = 1e-12 if method == "rk4" else 1e-5
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
 # ---- between the steps ---------------------------------------------------------------------------
 
 

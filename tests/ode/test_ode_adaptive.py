@@ -181,6 +181,23 @@ def test_every_model_has_its_own_steps(dtype: torch.dtype, backend: str, method:
     torch.testing.assert_close(trajectory, exact, rtol=0, atol=2e-4)
 
 
+@pytest.mark.parametrize("method", [*METHODS, "kvaerno5"])
+@pytest.mark.parametrize(
+    ("begin", "day"),
+    [(1.7e12, 86.4e6), (1.7e15, 86.4e9), (1.7e18, 86.4e12), (-1.7e18, -86.4e12), (0.0, 1e25)],
+)
+def test_units_of_time(begin: float, day: float, method: str, backend: str) -> None:
+    """Milliseconds to nanoseconds since 1970: their spacings exceed Hairer's first step of 1e-6."""
+    options: dict[str, Any] = {"method": method, "rtol": 1e-8, "atol": 1e-10}
+    u0, t = torch.tensor([3.0, 1.0]).double(), torch.tensor([0, 0.5, 2.0]).double()
+    powers, rates = PREDATOR
+    slow = power_law(powers, (torch.tensor(rates).double() / day).tolist())
+    with torch.no_grad():
+        exact = ode.rollout(power_law(powers, rates), u0, t=t, **options)
+        path = ode.rollout(slow, u0, t=begin + day * t, **options)
+    torch.testing.assert_close(path, exact, rtol=1e-6, atol=1e-6)
+
+
 def test_times_are_read_off_the_same_steps() -> None:
     """Times between the ends change nothing else, and lie on one smooth curve."""
     model, u0, end = PROBLEMS[0]

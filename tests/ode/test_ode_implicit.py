@@ -123,7 +123,7 @@ def test_convergence() -> None:
         for steps in (20, 40, 80):
             u, k1, h = u0, f(u0), torch.full((1, 1), end / steps, dtype=torch.float64).double()
             for _ in range(steps):
-                u, k = implicit.step(f, u, k1, h, PAIR, (1e-12, 1e-12))
+                u, k = implicit.step(f, u, k1, h, PAIR, (1e-12, 1e-12, 0.0))
                 k1 = k[-1]
             errors.append(float((u - exact[:, 1]).abs().max()))  # type: ignore[index]
     ratios = [first / second for first, second in itertools.pairwise(errors)]
@@ -253,6 +253,98 @@ def test_float32() -> None:
     torch.testing.assert_close(result.double(), exact, rtol=2e-3, atol=1e-6)
 
 
+def enzyme(rate: float) -> tuple[list[list[float]], list[list[float]]]:
+    """S + E <-> C -> E + P; states S, E, C, P."""
+    rates = [[-rate, 1e3], [-rate, 1e3 + 1e2], [rate, -1e3 - 1e2], [0, 1e2]]
+    return [[1.0, 1, 0, 0], [0, 0, 1, 0]], rates
+
+
+def decay(rate: float) -> tuple[list[list[float]], list[list[float]]]:
+    return [[1.0]], [[-rate]]
+
+
+def becomes(rate: float) -> tuple[list[list[float]], list[list[float]]]:
+    """A -> B."""
+    return [[1.0, 0]], [[-rate], [rate]]
+
+
+CHAIN = [[1.0, 0, 0], [0, 1, 0]], [[-1e4, 0], [1e4, -1], [0, 1]]
+# Law, start, end, rtol, atol: states that decay to 0 long before the end.
+DECAYED: dict[str, tuple[Any, list[float], float, float, float]] = {
+    "decay": (decay(1e3), [1.0], 1.0, 1e-8, 1e-12),
+    "fast decay": (decay(1e10), [1.0], 1.0, 1e-8, 1e-12),
+    "A -> B": (becomes(1e7), [1.0, 0], 1.0, 1e-8, 1e-12),
+    "small atol": (decay(1e6), [1.0], 1.0, 1e-6, 1e-14),
+    "atol below eps": (decay(1e6), [1.0], 1.0, 1e-6, 1e-20),
+    "enzyme": (enzyme(1e6), [1.0, 0.1, 0, 0], 100.0, 1e-8, 1e-12),
+    "enzyme in mol/l": (enzyme(1e12), [1e-6, 1e-7, 0, 0], 100.0, 1e-8, 1e-15),
+}
+DECAYED_FLOAT32: dict[str, tuple[Any, list[float], float, float, float]] = {
+    "float32, default atol": (decay(100), [1.0], 1.0, 1e-5, 1e-9),
+    "float32, 100": (decay(100), [1.0], 1.0, 1e-5, 1e-7),
+    "float32, 1e4": (decay(1e4), [1.0], 1.0, 1e-5, 1e-7),
+    "float32, A -> B -> C": (CHAIN, [1.0, 0, 0], 5.0, 1e-5, 1e-7),
+}
+
+
+@needs_library
+@pytest.mark.parametrize("name", [*DECAYED, *DECAYED_FLOAT32])
+@pytest.mark.parametrize("method", ["kvaerno5", "auto"])
+def test_decayed_states(name: str, method: str) -> None:
+    """SciPy's Radau takes at least half the steps, though the slope of |u| + eps jumps at 0."""
+    integrate = pytest.importorskip("scipy.integrate", reason="scipy is not installed")
+    law, start, end, rtol, atol = {**DECAYED, **DECAYED_FLOAT32}[name]
+    dtype = torch.float32 if name in DECAYED_FLOAT32 else torch.float64
+    powers, rates = map(np.array, law)
+
+    def slope(_: float, u: Any) -> Any:
+        return rates @ np.prod(u**powers, 1)
+
+    radau = integrate.solve_ivp(slope, (0, end), start, method="Radau", rtol=rtol, atol=atol)
+    u0, t = torch.tensor(start, dtype=dtype), [0, end / 3, end]
+    options: dict[str, Any] = {"t": t, "rtol": rtol, "atol": atol, "statistics": True}
+    with torch.no_grad():
+        path, statistics = ode.rollout(
+            power_law(law[0], law[1], dtype), u0, method=method, **options
+        )
+    assert int(statistics.accepted + statistics.rejected) <= 2 * len(radau.t)
+    exact = torch.from_numpy(radau.y[:, -1]).to(dtype)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(path[-1], exact, rtol=10 * rtol, atol=10 * (eps + atol))
+
+
+@needs_library
+def test_decayed_states_of_some_of_many_models() -> None:
+    """Models that have decayed and others in one call are as in calls of their own."""
+    rates = [0.5, 1e3, 1e6, 1e9]
+    models = power_law([[[1.0]]] * 4, [[[-rate]] for rate in rates])
+    options: dict[str, Any] = {"t": [0, 0.5, 1.0], "method": "kvaerno5", "rtol": 1e-8}
+    path = ode.rollout(models, torch.ones(1).double(), atol=1e-15, **options)
+    exact = torch.exp(-torch.tensor(rates).double()[:, None] * torch.tensor([0, 0.5, 1]))
+    torch.testing.assert_close(path[..., 0], exact, rtol=1e-6, atol=1e-14)
+    (gradient,) = torch.autograd.grad(path[:, -1].sum(), models[1].weight)
+    first = torch.tensor([np.exp(-0.5), 0, 0, 0], dtype=torch.float64)
+    torch.testing.assert_close(gradient.flatten(), first, rtol=1e-6, atol=1e-9)
+    for k, rate in enumerate(rates):
+        single = ode.rollout(power_law(*decay(rate)), torch.ones(1).double(), atol=1e-15, **options)
+        assert torch.equal(path[k], single)
+
+
+@needs_library
+def test_decayed_states_in_eager_torch() -> None:
+    """The formulas take the steps of the C++ code, but for rounding at 0."""
+    options: dict[str, Any] = {"t": [0, 1.0], "rtol": 1e-4, "atol": 1e-14, "statistics": True}
+    counts = []
+    for backend in ("cpu", "reference"):
+        with use_backend(backend), torch.no_grad():
+            path, statistics = ode.rollout(
+                power_law(*decay(1e6)), torch.ones(1).double(), method="kvaerno5", **options
+            )
+        assert abs(float(path[-1])) < 1e-15
+        counts.append(int(statistics.accepted))
+    assert counts[1] == pytest.approx(counts[0], rel=0.3)
+
+
 @needs_library
 @pytest.mark.parametrize("d", [2, 7, 32])
 def test_many_states_and_pivots(d: int) -> None:
@@ -332,7 +424,7 @@ def test_a_matrix_without_an_inverse_is_a_rejected_step() -> None:
     u, h, runs = torch.ones(1, 1).double(), torch.ones(1, 1).double(), torch.ones(1).bool()
     with torch.no_grad():
         assert implicit.newton_inverse(f, u, h * PAIR.diagonal).isnan().all()
-        tried = implicit.attempt(f, u, f(u), h, runs, PAIR, (1e-3, 1e-3))
+        tried = implicit.attempt(f, u, f(u), h, runs, PAIR, (1e-3, 1e-3, 0.0))
         assert not tried.solved
         assert tried.broken
     # The first step is .26, a hundred times Hairer's first guess; the second one takes the rest.

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import NAU, NPU, RealNPU, ode
+from npu_kernels import NAU, NPU, RealNPU, ode, use_backend
 
 A, B = 0.8, 1.5
 KNOTS = torch.tensor([0.0, 0.5, 1.25, 3.0], dtype=torch.float64)
@@ -70,6 +70,41 @@ def test_the_response_to_an_input_is_exact(method: str, begin: float) -> None:
     ours = torch.autograd.grad(path.square().sum(), leaves)
     for gradient, true in zip(ours, torch.autograd.grad(exact.square().sum(), leaves), strict=True):
         torch.testing.assert_close(gradient, true, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("method", ["tsit5", "kvaerno5", "rk4"])
+def test_gradients_at_inputs_of_0(method: str, backend: str) -> None:
+    """The model is linear: the gradient of the values does not depend on them."""
+    options: dict[str, Any] = {"t": T, "rtol": 1e-8, "atol": 1e-10}
+    if method == "rk4":
+        options = {"steps": 16, "dt": 0.125}
+    results = []
+    for scale in (1.0, 0.0, -0.0):
+        values = (scale * VALUES).requires_grad_()
+        with use_backend(backend):
+            path = ode.rollout(
+                forced(), torch.ones(1).double(), method=method, inputs=(KNOTS, values), **options
+            )
+            results += torch.autograd.grad(path[-1].sum(), values)
+    assert (results[0] != 0).all()
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-7)
+
+
+def test_times_that_need_more_digits_than_states() -> None:
+    """Inputs that change within .01 at 1e6, which float32 cannot say."""
+    begin = 1e6
+    knots = begin + torch.tensor([0.0, 0.01, 0.02, 3.0], dtype=torch.float64)
+    values = torch.tensor([100.0, 100.0, 0.0, 0.0])
+    model = forced()
+    exact = ode.rollout(
+        model, torch.zeros(1).double(), t=[0, 1, 2], inputs=(knots - begin, values.double())
+    ).float()
+    model = model.float()
+    for t in (knots.new_tensor([0, 1, 2]) + begin, torch.tensor([0.0, 1, 2]) + begin):
+        path = ode.rollout(model, torch.zeros(1), t=t, inputs=(knots, values))
+        torch.testing.assert_close(path, exact, rtol=1e-5, atol=1e-5)
 
 
 def test_fixed_steps_with_their_slopes() -> None:

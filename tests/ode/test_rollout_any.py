@@ -41,6 +41,14 @@ def test_times(method: str | None, begin: float) -> None:
         torch.testing.assert_close(gradient, true, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", ["dopri5", "rk4_38", "kvaerno5"])
+def test_times_that_need_more_digits_than_states(method: str) -> None:
+    t = 1e6 + torch.tensor([0.0, 0.01, 0.02], dtype=torch.float64)
+    path = ode.rollout_any(lambda u: -u, torch.ones(1), t=t, method=method)
+    assert path.dtype == torch.float32
+    torch.testing.assert_close(path[:, 0].double(), (t[0] - t).exp(), rtol=0, atol=1e-6)
+
+
 def test_a_fixed_step_goes_from_each_time_to_the_next() -> None:
     path = ode.rollout_any(Decay(), torch.ones(1).double(), t=T, method="euler").detach()
     torch.testing.assert_close(path[1:, 0], (1 - 0.7 * T.diff()).cumprod(0))

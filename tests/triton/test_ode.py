@@ -16,7 +16,7 @@ from npu_kernels._testing.samples import (
     rms_error,
 )
 from npu_kernels._time_loop import reference as reference_ode
-from tests.ode.test_ode import LAYERS, D, away_from_zero, make
+from tests.ode.test_ode import LAYERS, D, away_from_zero, make, powers_of_three
 from tests.ode.test_ode_kernel import outputs_and_gradients
 from tests.support.compare import assert_equal, assert_near
 from tests.support.vmapped import check_batched_gradients
@@ -208,6 +208,18 @@ def test_special_values(layer: str, device: str) -> None:
             runs.append(ode.rollout(model, u0, derivatives=True, nonfinite="keep", **LOOP))
     for actual, expected in zip(*runs, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-14, equal_nan=True)
+
+
+def test_gradients_at_states_of_0(device: str) -> None:
+    """The slope from the right, as in the eager loop."""
+    u0 = torch.tensor([[1.0, 0, -0.0], [0, 2, 0]], dtype=torch.float64, device=device)
+    model, grads = powers_of_three().to(device), []
+    for backend in ("triton", "reference"):
+        with use_backend(backend):
+            path = ode.rollout(model, u0.requires_grad_(), steps=2, dt=0.25, method="rk4")
+            grads += torch.autograd.grad(path.square().sum(), u0)
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-12, atol=1e-14)
+    assert (grads[0] != 0).all()
 
 
 def test_every_output_is_written(device: str) -> None:

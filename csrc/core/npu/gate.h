@@ -22,13 +22,21 @@ class Gate {
   NPU_INLINE Reg log(Reg x) const { return VectorMath<T>::log(S::fma(gate_, S::abs(x) + eps_, rest_)); }
 
   // dx of dL: dr ghat sign(x), dr = dL / r; 0 at 0, nan at nan. `sum` takes dr (|x| + eps - 1), the gate's gradient.
-  NPU_INLINE Reg spread(Reg dl, Reg x, Reg* sum) const {
-    const Reg size = S::abs(x) + eps_, dr = dl / S::fma(gate_, size, rest_);
-    *sum = S::fma(dr, size - S::set1(T(1)), *sum);
-    return S::with_sign_of(dr * gate_, x);
+  NPU_INLINE Reg spread(Reg dl, Reg x, Reg* sum) const { return S::with_sign_of(of_size(dl, x, sum), x); }
+  // The same with the slope from the right at 0, which is the exact one of whole powers: the time loops take it.
+  NPU_INLINE Reg spread_right(Reg dl, Reg x, Reg* sum) const {
+    const Reg dx = of_size(dl, x, sum);
+    return S::select(x < S::zero(), -dx, dx);
   }
 
  private:
+  // d|x| of dL.
+  NPU_INLINE Reg of_size(Reg dl, Reg x, Reg* sum) const {
+    const Reg size = S::abs(x) + eps_, dr = dl / S::fma(gate_, size, rest_);
+    *sum = S::fma(dr, size - S::set1(T(1)), *sum);
+    return dr * gate_;
+  }
+
   const Reg gate_, rest_, eps_;
 };
 

@@ -12,6 +12,9 @@ class AdaptiveForward {
   using S = Simd<T>;
   using Reg = typename S::Reg;
   static constexpr int W = S::width;
+  // Shares of the bound of stability from which a step is at it; the second where a state goes to and fro at 0, which
+  // keeps steps below the bound.
+  static constexpr double kNear = 0.98, kNearAtZero = 0.5;
 
  public:
   template <typename... Tolerances>  // what an implicit step needs
@@ -86,25 +89,41 @@ class AdaptiveForward {
   // Where the state of lane l at time m goes.
   int64_t at(int l, int64_t m) const { return ((row_ + l) * f_.count + m) * features(); }
 
+  // The least unit of the errors: 0 but in the lanes where a state of at most kOdeJump eps changes its sign.
+  Reg least_unit() const {
+    const Reg jump = S::set1(T(kOdeJump * double(f_.inputs.eps)));
+    Reg least = S::zero();
+    for (int64_t d = 0; d < step_.count(); ++d) {
+      auto changes = S::zero() > S::zero();
+      for (int i = 1; i < OdePair::kStages; ++i)
+        changes = changes | ((step_.v(i)[d] < S::zero()) ^ (u_[d] < S::zero()));
+      const auto near = (S::abs(u_[d]) <= jump) & (S::abs(step_.v(6)[d]) <= jump);
+      least = S::select(near & changes, jump, least);
+    }
+    return least;
+  }
+
   // Which lanes' steps are accepted; whether any is.
   bool judge(Reg h) {
     Reg errors = S::zero(), apart = S::zero(), bend = S::zero();
-    const Reg* last = step_.v(6);
+    const Reg least = least_unit(), *last = step_.v(6);
     for (int64_t d = 0; d < step_.count(); ++d) {
       Reg error = S::zero();
       for (int j = 0; j < OdePair::kStages; ++j)
         if (f_.pair.error(j) != 0) error = S::fma(S::set1(T(f_.pair.error(j))), step_.k(j)[d], error);
       const Reg before = S::abs(u_[d]), after = S::abs(last[d]);
-      error = h * error / scale(S::select(before > after, before, after));
+      const Reg unit = scale(S::select(before > after, before, after));
+      error = h * error / S::select(unit < least, least, unit);
       errors = S::fma(error, error, errors);
       const Reg away = last[d] - step_.v(5)[d], turn = step_.k(6)[d] - step_.k(5)[d];
       apart = S::fma(away, away, apart);
       bend = S::fma(turn, turn, bend);
     }
-    alignas(64) T error[W], distance[W], change[W];
+    alignas(64) T error[W], distance[W], change[W], at_zero[W];
     S::store(error, errors);
     S::store(distance, apart);
     S::store(change, bend);
+    S::store(at_zero, least);
     bool any = false;
     for (int l = 0; l < W; ++l) good_[l] = T(0);
     for (int l = 0; l < lanes_; ++l) {
@@ -120,7 +139,8 @@ class AdaptiveForward {
         own.evaluations += OdePair::kStages - 1;
       }
       const double moved = rms(distance, l);
-      const bool bound = moved > 0 && rms(change, l) * std::fabs(own.h) > 0.98 * f_.pair.stable() * moved;
+      const double share = at_zero[l] != T(0) ? kNearAtZero : kNear;
+      const bool bound = moved > 0 && rms(change, l) * std::fabs(own.h) > share * f_.pair.stable() * moved;
       const bool good = own.judge(rms(error, l), bound);
       good_[l] = T(good);
       any |= good;

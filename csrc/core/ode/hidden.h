@@ -166,7 +166,7 @@ class HiddenLanes {
     }
     for (int64_t r = 0; r < count; ++r) {
       const Reg x = stage.load(r);
-      dv[r] = Gate<T>(gate_[r], eps).spread(total(sum, r), x, &grad_gate_[r]);
+      dv[r] = Gate<T>(gate_[r], eps).spread_right(total(sum, r), x, &grad_gate_[r]);
       if (turned) grad_gate_[r] = S::select(x < S::zero(), S::fma(pi, total(phase, r), grad_gate_[r]), grad_gate_[r]);
     }
   }

@@ -100,6 +100,7 @@ class ImplicitStep : public PairStep<T, Units> {
         rtol_(rtol),
         atol_(atol),
         bound_(std::fmax(kRounding * std::numeric_limits<T>::epsilon() / rtol, std::fmin(kMostError, std::sqrt(rtol)))),
+        jump_(kOdeJump * double(in.eps)),
         jacobian_(count() * count()),
         unit_(count()),
         w_(count()),
@@ -213,36 +214,41 @@ class ImplicitStep : public PairStep<T, Units> {
       units().slope(v, change_, stage);
       for (int64_t d = 0; d < count(); ++d) change_[d] = change_[d] - slope[d];
       matrix_.solve(change_);
-      Reg sum = S::zero();
+      Reg sum = S::zero(), farthest = S::zero();
       for (int64_t d = 0; d < count(); ++d) {
-        const Reg size = scaled * change_[d] / unit_[d];
+        const Reg moved = S::abs(scaled * change_[d]), size = moved / unit_[d];
         sum = S::fma(size, size, sum);
+        farthest = S::select(moved > farthest, moved, farthest);
         slope[d] = S::select(is_open, slope[d] + change_[d], slope[d]);
       }
-      alignas(64) T sums[W];
+      alignas(64) T sums[W], farthests[W];
       S::store(sums, sum);
+      S::store(farthests, farthest);
       any = false;
       for (int l = 0; l < W; ++l) {
         if (open[l] == T(0)) continue;
-        const bool goes_on = judge(lanes_[l], std::sqrt(double(sums[l] / T(count()))), iteration);
+        const bool small = farthests[l] <= T(jump_);
+        const bool goes_on = judge(lanes_[l], std::sqrt(double(sums[l] / T(count()))), small, iteration);
         open[l] = T(goes_on);
         any |= goes_on;
       }
     }
   }
-  // Whether a lane needs another change after one of this size.
-  bool judge(Lane& lane, double size, int iteration) {
+  // Whether a lane needs another change after one of this size. small: as that of a slope that jumps.
+  bool judge(Lane& lane, double size, bool small, int iteration) {
     ++lane.evaluations;
     lane.rate = iteration > 0 ? size / lane.before : std::fmax(lane.rate, kLeastRate);
     lane.before = size;
-    const bool grows = iteration > 0 && lane.rate >= 1;  // below the bound that is rounding
-    if (size == 0 || lane.rate * size <= bound_ * (1 - lane.rate) || (grows && size <= bound_)) return false;
+    const bool grows = iteration > 0 && lane.rate >= 1, ends = grows || iteration + 1 == kIterations;
+    if (size == 0 || lane.rate * size <= bound_ * (1 - lane.rate)) return false;
+    if (grows && size <= bound_) return false;  // that is rounding
     lane.broken = !std::isfinite(size);
-    lane.runs = !(lane.broken || grows || iteration + 1 == kIterations);
+    if (ends && small && !lane.broken) return false;
+    lane.runs = !(lane.broken || ends);
     return lane.runs;
   }
 
-  const double rtol_, atol_, bound_;
+  const double rtol_, atol_, bound_, jump_;
   double guess_[kStages][kStages] = {}, middle_;  // middle_: the time of k_5
   Scratch<Reg> jacobian_, unit_, w_, slope_, change_;
   LaneMatrix<T> matrix_;

@@ -9,6 +9,8 @@
 //
 //   jacobian  J = A (diag(y) Wr - diag(s) Wi) diag(g sign(v) / r)
 //
+// sign(0) is 1: from the right the slope is the exact one of whole powers.
+//
 // A lane never depends on another one: where some are negative, the terms of the others are masked, not multiplied by
 // 0.
 #pragma once
@@ -187,7 +189,7 @@ class Lanes {
     }
     for (int64_t d = 0; d < d_count; ++d) {
       const Reg x = stage.load(d);
-      dv[d] = Gate<T>(gate_[d], eps).spread(sum[d], x, &grad_gate_[d]);
+      dv[d] = Gate<T>(gate_[d], eps).spread_right(sum[d], x, &grad_gate_[d]);
       grad_gate_[d] = S::select(x < S::zero(), S::fma(pi, phase[d], grad_gate_[d]), grad_gate_[d]);
     }
   }
@@ -199,7 +201,7 @@ class Lanes {
     Features<Reg, D> of_log(scratch_), rate(scratch_ + d_count);
     Reg ignored = S::zero();
     for (int64_t d = 0; d < d_count; ++d)
-      rate[d] = Gate<T>(gate_[d], eps).spread(S::set1(T(1)), stage.load(d), &ignored);
+      rate[d] = Gate<T>(gate_[d], eps).spread_right(S::set1(T(1)), stage.load(d), &ignored);
     for (int64_t n = 0; n < d_count * d_count; ++n) j[n] = S::zero();
     for (int64_t o = 0; o < h; ++o) {
       const Reg* w = weights_ + o * 3 * d_count;

@@ -42,9 +42,11 @@ class StepControl {
     const double d2 = bend / h0_, most = d1_ > d2 ? d1_ : d2;
     double h1 = most <= 1e-15 ? std::fmax(1e-6, h0_ * 1e-3) : std::pow(0.01 / most, 0.2);
     if (!std::isfinite(d2)) h1 = h0_ * 1e-3;
-    size = std::fmin(100 * h0_, h1);  // next() ends at the last time
+    size = std::fmax(std::fmin(100 * h0_, h1), 2 * shortest());  // next() ends at the last time
   }
 
+  // Shorter steps do not move the time well.
+  double shortest() const { return 10 * kEps * std::fmax(std::fabs(time), kEps * span_); }
   double sign() const { return end_ > time ? 1 : -1; }
   // Whether there is a step to try.
   bool next(int64_t max_steps, int64_t max_at_bound) {
@@ -54,7 +56,7 @@ class StepControl {
       status = kStiff;
     } else if (accepted + rejected >= max_steps) {
       status = kTooMany;
-    } else if (size <= 10 * kEps * std::fmax(std::fabs(time), kEps * span_)) {
+    } else if (size <= shortest()) {
       status = broken_ ? kNotFinite : kStuck;
     } else {
       last_ = 1.01 * size >= std::fabs(end_ - time);

@@ -10,7 +10,7 @@ such a layer to 16 x 16.
               y = exp(P) cos(Q)    s = exp(P) sin(Q)    k = A y
     pull      dy = A' dk    dP = dy y    dQ = -dy s    dA += dk y'
               dWr += dP L' + dQ t'    dWi += dQ L' - dP t'
-              dL = Wr' dP + Wi' dQ    dr = dL / r    dv = dr g sign(v)
+              dL = Wr' dP + Wi' dQ    dr = dL / r    dv = dr g sign(v), sign(0) = 1
               dg += dr (|v| + eps - 1) + pi sum_o (Wr dQ - Wi dP) where v < 0
 
 The steps' coefficients are compile-time constants, TABLEAU, a lower triangle by rows
@@ -126,7 +126,7 @@ def _pull(
     if NEEDS & 8:
         sum_gate += dr * (size - 1.0)
         sum_gate += tl.where(negative, tl.sum(d_turn, axis=1)[:, None, :] * PI, 0.0)
-    dv = tl.where(v > 0, d_size, tl.where(negative, -d_size, d_size * v))
+    dv = tl.where(negative, -d_size, d_size)
     return dv, (sum_re, sum_im, sum_gate, sum_a)
 
 

@@ -17,6 +17,7 @@ from npu_kernels._laws.series.forms import Form, Met, form, loosened
 from npu_kernels._laws.series.job import Job
 from npu_kernels._laws.series.laws import REFIT_STEPS, Law, minimise, refitted, stacked
 from npu_kernels._laws.series.simplify import changed, covariance, foreseen, rounded
+from npu_kernels._laws.series.steps import accurate
 
 WINDOW = 2 * math.log(20)  # of the criterion
 UNFORESEEN = 4.0  # of the criterion: the error of the quadratic approximation that is allowed
@@ -34,8 +35,13 @@ def alternatives(
     limit = best.criterion() + WINDOW
     candidates = _candidates(free, met, limit)
     candidates.pop(form(best), None)
-    laws = _fitted(candidates, best, free, limit, max_denominator, job)
-    return [pair for pair in laws if form(pair[0]) != form(best)]
+    pairs: list[tuple[Law, Law]] = []
+    for law, loose in _fitted(candidates, best, free, limit, max_denominator, job):
+        fine = None if form(law) == form(best) else accurate(law, job)
+        if fine is not None and fine.criterion() < limit:
+            is_same = fine.problem is law.problem
+            pairs.append((fine, loose if is_same else replace(loose, problem=fine.problem)))
+    return sorted(pairs, key=lambda pair: pair[0].criterion())
 
 
 def better_laws(

@@ -23,13 +23,17 @@ SAME_CRITERION = 0.05  # difference of the criterion below which a law is no bet
 NEGATIVE_NATS = FRACTION_NATS = math.log(5)
 
 
-def criteria(problem: Trajectories, x: Tensor, free: Tensor) -> Tensor:
+def criteria(
+    problem: Trajectories, x: Tensor, free: Tensor, residual: Tensor | None = None
+) -> Tensor:
     """Return the criterion of K laws ``[K, N]``.
 
-    It is inf where a law is not finite, or lacks a term that it is known to have.
+    It is inf where a law is not finite, or lacks a term that it is known to have. residual: the
+    laws', if it is known.
     """
     data, n = problem.data, int(problem.data.seen.sum())
-    squares = problem.residual(x).view(len(x), -1, data.values.shape[2]).square().sum(1)  # [K, D]
+    residual = problem.residual(x) if residual is None else residual
+    squares = residual.view(len(x), -1, data.values.shape[2]).square().sum(1)  # [K, D]
     if data.has_sigma:
         likelihood = squares.sum(1)
     else:

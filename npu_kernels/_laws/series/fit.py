@@ -13,7 +13,7 @@ from torch import nn
 from npu_kernels._common import notices
 from npu_kernels._common.checks import check_flag, check_whole
 from npu_kernels._jobs.checkpoint import Checkpoint
-from npu_kernels._jobs.driver import interruptible
+from npu_kernels._jobs.driver import interruptible, terminable
 from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._jobs.progress import Progress
 from npu_kernels._laws.products.exponent_length import MOST_DENOMINATOR
@@ -118,7 +118,8 @@ def fit(
         seed: of the starts, at least 0.
         progress: show the progress on stderr; None: if that is a terminal.
         checkpoint: a file. If it exists, the fit continues from it, with the same bits as without
-            an interruption. It is written every half a minute, and at the end.
+            an interruption. It is written in the first seconds, every half a minute, at the end,
+            and before SIGTERM ends the process.
 
     Returns a `SeriesFit`, and warns with a `PoorFitWarning` if its `verdict` is not good: its
     message says what to try. Ctrl-C ends the search, saves it if there is a checkpoint, and gives
@@ -176,7 +177,11 @@ def fit(
     job = Job(NAME, ALL_STEPS, determined)
     job.checkpoint = None if checkpoint is None else Checkpoint(job, checkpoint)
     shown = sys.stderr.isatty() if progress is None else progress
-    with interruptible() as job.pressed, Progress(NAME, ALL_STEPS, sys.stderr, shown) as job.bar:
+    with (
+        interruptible() as job.pressed,
+        Progress(NAME, ALL_STEPS, sys.stderr, shown) as job.bar,
+        terminable(None if checkpoint is None else job.save, at_once=True),
+    ):
         try:
             starts = power.num_models or 1
             search = Search(data.scaled(), rules, power.out_features, starts, seed, job, method)
@@ -190,8 +195,7 @@ def fit(
             job.checkpoint = None  # a file whose content leads to an error stays as it is
             raise
         finally:
-            if job.checkpoint is not None:
-                job.checkpoint.save()
+            job.save()
     result = finished(law, free, data, job.seconds, not job.pressed, met, denominator)
     if not result.verdict.good:
         hint = advice(law, searching, power.num_models or 1, power.out_features)

@@ -92,6 +92,11 @@ class Job:
         self._ended = bool(self.pressed)
         self.checkpoint.keep()
 
+    def save(self) -> None:
+        """Write the checkpoint, if there is one."""
+        if self.checkpoint is not None:
+            self.checkpoint.save()
+
     # ---- saved and continued -------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:

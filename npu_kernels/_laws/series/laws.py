@@ -36,13 +36,8 @@ class Law:
 
     def deviations(self) -> Tensor:
         """Standard deviations of the weighted residuals ``[D]``; 1 where the user gave them."""
-        seen = self.problem.data.seen
-        if self.problem.data.has_sigma:
-            return torch.ones(seen.shape[2], dtype=self.x.dtype)
-        count = seen.sum((0, 1)).clamp(min=1).double()
-        squares = self.residuals().square().sum((0, 1))
-        share = 1 - int(self.free.sum()) / int(seen.sum())
-        return (squares / (count * max(share, 0.1))).sqrt().maximum(self.problem.data.exact)
+        residual = self.problem.residual(self.x.unsqueeze(0))
+        return deviations(self.problem, residual, self.free.unsqueeze(0))[0]
 
     def residuals(self) -> Tensor:
         """The weighted residuals ``[S, M, D]``."""
@@ -85,6 +80,18 @@ class Law:
         touched = (vectors[:, blind].abs() > 1e-3).any(1).nonzero().squeeze(1)
         inverse[touched, touched] = math.inf
         return inverse, list(vectors[:, blind].mT)
+
+
+def deviations(problem: Trajectories, residual: Tensor, free: Tensor) -> Tensor:
+    """Return the standard deviations of the residuals of K laws ``[K, D]``, as `Law` has them."""
+    data, seen = problem.data, problem.data.seen
+    if data.has_sigma:
+        return residual.new_ones(len(residual), seen.shape[2])
+    count = seen.sum((0, 1)).clamp(min=1).double()
+    squares = residual.unflatten(1, (-1, seen.shape[2])).square().sum(1)
+    share = (1 - free.sum(1, keepdim=True).double() / int(seen.sum())).clamp(min=0.1)
+    errors: Tensor = (squares / (count * share)).sqrt().maximum(data.exact)
+    return errors
 
 
 def refitted(laws: Sequence[Law], job: Job | None = None) -> list[Law]:

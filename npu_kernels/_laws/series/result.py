@@ -24,10 +24,10 @@ from npu_kernels._laws.series.estimates import (
 from npu_kernels._laws.series.forms import Met
 from npu_kernels._laws.series.inputs import read as read_inputs
 from npu_kernels._laws.series.laws import Law
+from npu_kernels._laws.series.path import Path
 from npu_kernels._laws.series.profile import distances
-from npu_kernels._laws.series.sensitivity import IMPLICIT, flow
+from npu_kernels._laws.series.sensitivity import EPSILON, IMPLICIT
 from npu_kernels._laws.series.verdict import Verdict, judged
-from npu_kernels._time_loop import inputs as known
 from npu_kernels._time_loop.inputs import Inputs
 from npu_kernels.layers import NAU, RealNPU
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from npu_kernels.equations import Interval
     from npu_kernels.formula import Formula
 
+SMALL_UNIT = 1e-3  # size of a state: smaller ones have an eps of this size, as in the fit
 MAX_RELATIVE_ERROR = 1.0  # standard error; above, the data hardly tell a coefficient
-MAX_PREDICTION_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class SeriesFit:
 
     Attributes:
         model: ``RealNPU(D, n) -> NAU(n, D)`` in float64, for `rollout`; with J inputs its NPU has
-            D + J in_features.
+            D + J in_features. Where states are small, its eps is as small beside them as in the
+            fit.
         names: of the D states.
         input_names: of the known inputs.
         u0: the states at the first times ``[S, D]``.
@@ -193,21 +194,20 @@ class SeriesFit:
             raise ValueError(
                 f"predict: series must be one of the {len(self.u0)} series, got {series!r}"
             )
-        first = float(self.data.times[series, 0])
-        start = self.u0[series]
-        if u0 is not None:
-            first, start = float(times.min()), tensor("predict", "u0", u0)
+        path, size = self._path(inputs, series), self.law.problem.data.size[: len(self.names)]
+        if u0 is None and inputs is None:
+            states = path.along(times) * size
+        elif u0 is None:
+            states = path.beyond(path.starts[0], times, float(path.nodes[0])) * size
+        else:
+            start = tensor("predict", "u0", u0)
             if start.shape != self.u0.shape[1:] or not start.isfinite().all():
                 raise ValueError(
                     f"predict: u0 must be finite of shape ({len(self.names)},), got {u0!r}"
                 )
-        table = self._inputs(inputs, series)
-        after, states = times >= first, times.new_empty(len(times), len(self.names))
-        for part, order in ((after, 1.0), (~after, -1.0)):
-            index = part.nonzero().squeeze(1)
-            index = index[(order * times[index]).argsort(stable=True)]
-            path = torch.cat([times.new_tensor([first]), times[index]])
-            states[index] = self._path(start, path, table)
+            first = times.min()
+            states = path.beyond(start / size, times, float(first)) * size
+            states = torch.where((times == first).unsqueeze(1), start, states)
         return states if isinstance(t, Tensor) else states.numpy()
 
     def _inputs(self, inputs: Any, series: int) -> Inputs | None:
@@ -228,53 +228,9 @@ class SeriesFit:
             )
         return table
 
-    def _path(self, u: Tensor, times: Tensor, table: Inputs | None) -> Tensor:
-        """Return the states at all times but the first, from the state u at the first."""
-        exponents, coefficients = self.weights()
-        if table is None:
-            return self._along(exponents, coefficients, u, times)[1:]
-        distinct, index = times.unique_consecutive(return_inverse=True)
-        if len(distinct) < 2:
-            return u.expand(len(times) - 1, -1)
-
-        def solve(piece: known.Piece, state: Tensor) -> Tensor:
-            weights = known.driven((exponents, None, None, coefficients), piece.slope, False)
-            begin = known.with_inputs(state, piece.first)
-            return self._along(weights[0], weights[3], begin, piece.times)[:, : len(self.names)]
-
-        return known.along(known.pieces("predict", table, distinct), u, solve)[index][1:]
-
-    def _along(self, exponents: Tensor, coefficients: Tensor, u: Tensor, times: Tensor) -> Tensor:
-        """Return the states at all times from the state u at the first, for a law's weights."""
-        problem = self.law.problem
-        size, time = torch.ones_like(u), 1.0
-        if self.method == IMPLICIT:  # the tolerance is one of scaled states
-            size, time = problem.data.size, problem.data.time
-            products = torch.exp(exponents @ size.log()).unsqueeze(-2)
-            coefficients = coefficients * products * time / size.unsqueeze(-1)
-        states = [u.unsqueeze(0) / size]
-        for length in times.diff() / time:
-            steps = problem.steps
-            if self.method != IMPLICIT:
-                steps = math.ceil(abs(float(length)) / self.step - 1e-9)
-            if steps > MAX_PREDICTION_STEPS:
-                raise ValueError(
-                    f"predict: t must be within {MAX_PREDICTION_STEPS} steps of {self.step:g}, "
-                    f"got {times.tolist()}"
-                )
-            if steps:
-                path = flow(
-                    exponents,
-                    coefficients,
-                    states[-1],
-                    length.reshape(1),
-                    steps,
-                    method=self.method,
-                )
-                states.append(path[:, -1])
-            else:
-                states.append(states[-1])
-        return torch.cat(states) * size
+    def _path(self, inputs: Any, series: int) -> Path:
+        """Return the fitted trajectory of one of the series, with its inputs or other ones."""
+        return Path(self.law, series, self.data.times[series], self._inputs(inputs, series))
 
     def plot(self) -> Any:
         """A matplotlib figure: measured points and the law's curves, a panel for each state."""
@@ -395,10 +351,15 @@ def finished(
     coefficients = unscaled_coefficients(law, rates)
     used = (coefficients != 0).any(0)
     used[0] |= not used.any()
-    count = len(data.names) - data.inputs
+    count, smallest = len(data.names) - data.inputs, float(scaled.size.min())
     with torch.random.fork_rng(devices=[]):  # the caller's random state stays
         model = nn.Sequential(
-            RealNPU(len(data.names), int(used.sum()), dtype=torch.float64),
+            RealNPU(
+                len(data.names),
+                int(used.sum()),
+                dtype=torch.float64,
+                eps=EPSILON * smallest if smallest < SMALL_UNIT else None,
+            ),
             NAU(int(used.sum()), count, clip=False, dtype=torch.float64),
         )
     with torch.no_grad():

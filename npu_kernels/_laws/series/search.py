@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -24,18 +23,18 @@ from npu_kernels._laws.series.sensitivity import FIXED, IMPLICIT, Stretches, Tra
 from npu_kernels._laws.series.sets import Ranked, ranked
 from npu_kernels._laws.series.simplify import foreseen, pruned, rounded
 from npu_kernels._laws.series.starts import DRAWN_SETS, drawn, matched, smoothed
+from npu_kernels._laws.series.steps import FIRST_STEPS, MANY_STEPS, best_accurate, explicit, solved
 from npu_kernels._laws.series.verdict import MAX_LOST, lost_from_curve
 from npu_kernels._time_loop.methods import AUTO
 from npu_kernels.layers import NAU, RealNPU
 
 NO_LAW = (
-    f"{NAME}: no start has a finite trajectory through the series; take more starts (num_models), "
-    "fewer terms, or start='model' with a law that is nearly right"
+    f"{NAME}: no start has a finite trajectory through the series that the steps of its method "
+    "solve; take more starts (num_models), fewer terms, method='auto' or 'kvaerno5', or "
+    "start='model' with a law that is nearly right"
 )
-# Runge-Kutta steps from node to node: of stretches, of trajectories, and the greatest number.
-STRETCH_STEPS, FIRST_STEPS, MAX_STEPS_BETWEEN = 4, 8, 64
+STRETCH_STEPS = 4  # of Runge and Kutta from node to node
 SERIES_STEPS, FEWEST_STEPS = 400, 2  # of a series, with which the search begins; from node to node
-STEP_ERROR = 0.1  # of the errors' standard deviation: the error that the steps may have
 STRETCHES, HORIZON, TRAJECTORY, LAST = 40, 10, 30, 60  # steps of least squares
 PIECES = (0.1, 0.25, 0.5)  # of the nodes: pieces that begin at smoothed states
 HORIZONS = (0.25, 0.5)  # of the nodes: beginnings that are fitted first, where states are unknown
@@ -201,15 +200,17 @@ class Search:
             for part in batches(len(x)):
                 laws = [] if self.job.pressed else self.run(x[part], free[part], both, method)
                 tried: Met = {}
+                pair = None
                 if laws and max_denominator:
                     pair = simplest(laws, max_denominator, loosen, tried, self.job)
+                if pair is not None:
                     best = min((law.criterion() for law, _ in outcomes), default=math.inf)
-                    is_better = pair[0].criterion() < best - SAME_CRITERION
-                    if is_better and self.is_complete and not both:
+                    is_lowest = pair[0].criterion() < best - SAME_CRITERION
+                    if is_lowest and self.is_complete and not both:
                         pair = self.improved(pair, max_denominator, loosen, tried)
                         pair = self.exchanged(pair, max_denominator, loosen, tried)
                     outcomes.append(pair)
-                elif laws:
+                elif laws and not max_denominator:
                     outcomes.append((laws[0], laws[0]))
                     for law in laws[1:]:
                         meet(tried, law.criterion(), law)
@@ -220,7 +221,7 @@ class Search:
 
         go_through(x, free, FIXED if self.method == AUTO else self.method)
         if self.method == AUTO and (both or not outcomes):
-            stiff = self.are_stiff(x)
+            stiff = self.are_stiff(x) if outcomes else self.stay(x, IMPLICIT)
             if stiff.any():
                 go_through(x[stiff], free[stiff], IMPLICIT)
         if not outcomes and self.job.pressed:
@@ -256,7 +257,7 @@ class Search:
             if not laws or laws[0].criterion() > law.criterion() + LEADING_CRITERION:
                 break
             other = simplest(laws, max_denominator, loosen, met, self.job)
-            if not other[0].criterion() < law.criterion() - SAME_CRITERION:
+            if other is None or not is_better(other[0], law):
                 break
             meet(met, law.criterion(), law)
             pair = other
@@ -274,7 +275,7 @@ class Search:
             if not others or not others[0].criterion() < law.criterion():
                 break
             other = simplest(others, max_denominator, loosen, met, self.job)
-            if not other[0].criterion() < law.criterion() - SAME_CRITERION:
+            if other is None or not is_better(other[0], law):
                 break
             meet(met, law.criterion(), law)
             pair = other
@@ -305,7 +306,8 @@ class Search:
         """Return the problem with which the search begins."""
         nodes = self.data.times.shape[1]
         steps = min(FIRST_STEPS, max(FEWEST_STEPS, SERIES_STEPS // nodes))
-        return Trajectories(self.data, self.shape, steps, method=method)
+        may_be_stiff = self.method == AUTO
+        return Trajectories(self.data, self.shape, steps, method=method, stiff=may_be_stiff)
 
     def are_stiff(self, x: Tensor) -> Tensor:
         """Return which laws ``[K]`` have trajectories that only implicit steps follow."""
@@ -323,6 +325,8 @@ class Search:
         both: whether the trajectories also start from x itself, which may be nearly right.
         """
         problem, nodes = self.problem(method), self.data.times.shape[1]
+        if both:  # steps that solve the laws that are given, if there are some
+            problem = solved(problem, x, free)[0]
         if self.is_complete:
             fitted = self.pieces(problem, x, free)
             x, free = (torch.cat([x, fitted]), torch.cat([free, free])) if both else (fitted, free)
@@ -358,14 +362,11 @@ class Search:
         """Return the laws of the best criteria, each of another form; none if none stays finite."""
         kinds = [form(Law(problem, *pair)) for pair in zip(x, free, strict=True)]
         coarse, coarse_x, coarse_values = problem, x, criteria(problem, x, free)
-        values = coarse_values
-        while not has_enough_steps(Law(problem, x[values.argmin()], free[values.argmin()])):
-            problem = problem.finer()
-            values = criteria(problem, x, free)
+        problem, values = solved(problem, x, free)
         chosen = _varied(values, kinds)
         if chosen:  # else no value is finite
             x, _ = minimise(problem, x[chosen], free[chosen], LAST, 1e-5, self.job)
-            values = criteria(problem, x, free[chosen])
+            problem, values = solved(problem, x, free[chosen])
         if self.is_complete and values.min() > coarse_values.min() + LOST_CRITERION:
             others = _varied(coarse_values, kinds)
             refit = self.refit_in_pieces(coarse.finer(), coarse_x[others], free[others])
@@ -377,9 +378,11 @@ class Search:
                 laws.setdefault(kinds[chosen[n]], Law(problem, x[n], free[chosen[n]]))
         if not laws:
             return []
-        first, *rest = list(laws.values())[:LEADING]
-        first = accurate(first.refitted(self.job), self.job)
-        rest = [replace(law, problem=first.problem) for law in rest]
+        first = best_accurate((law.refitted(self.job) for law in laws.values()), self.job)
+        if first is None:
+            return []
+        other_laws = [law for kind, law in laws.items() if kind != form(first)][: LEADING - 1]
+        rest = [replace(law, problem=first.problem) for law in other_laws]
         return [first, *(refitted(rest, self.job) if rest else [])]
 
     def refit_in_pieces(
@@ -395,12 +398,12 @@ class Search:
             x = torch.cat([x[:, : self.shape.weights], first], 1)
             x = self.pieces(problem, x, free, max(STRETCH_STEPS, problem.steps))
             x, _ = minimise(problem, x, free, TRAJECTORY, 1e-5, self.job)
-            values = criteria(problem, x, free)
-            best = values.argmin()
-            is_better = values[best] < lowest - SAME_CRITERION and not self.job.pressed
-            if not is_better or has_enough_steps(Law(problem, x[best], free[best])):
-                return problem, x, values
-            problem, lowest = problem.finer(), float(values[best])
+            fine, values = solved(problem, x, free)
+            falls = values.min() < lowest - SAME_CRITERION and not self.job.pressed
+            enough = fine.steps == problem.steps and fine.method == problem.method
+            if not falls or enough or problem.steps >= MANY_STEPS:
+                return fine, x, values
+            problem, lowest = problem.finer(), float(values.min())
 
 
 def hidden(result: tuple[Law, Law, Met]) -> float:
@@ -435,18 +438,6 @@ def batches(starts: int) -> list[slice]:
     return [*batches(starts // 2), slice(starts // 2, starts)]
 
 
-def accurate(law: Law, job: Job) -> Law:
-    """Halve the steps until their error is `STEP_ERROR` of the measurements' errors."""
-    while is_finite(law) and not has_enough_steps(law):
-        law = replace(law, problem=law.problem.finer()).refitted(job)
-    return law
-
-
-def first_accurate(laws: Iterable[Law], job: Job) -> Law | None:
-    """Return the first of some laws that stays finite with accurate steps; None if none does."""
-    return next(filter(is_finite, (accurate(law, job) for law in laws)), None)
-
-
 def is_exact(law: Law) -> bool:
     """Return whether a law's residuals are exact, and no exponent of it is free."""
     problem = law.problem
@@ -461,37 +452,35 @@ def is_finite(law: Law) -> bool:
     return math.isfinite(law.criterion())
 
 
-def has_enough_steps(law: Law) -> bool:
-    """Return whether the steps are as accurate as `STEP_ERROR` says, or as many as there may be."""
-    if law.problem.steps >= MAX_STEPS_BETWEEN:
-        return True
-    finer = replace(law, problem=law.problem.finer())
-    off = (finer.residuals() - law.residuals()) / law.deviations()
-    return bool((off.abs() < STEP_ERROR).all())
+def is_better(law: Law, other: Law) -> bool:
+    return law.criterion() < other.criterion() - SAME_CRITERION
 
 
 def simplest(
     laws: list[Law], max_denominator: int, loosen: bool, met: Met, job: Job
-) -> tuple[Law, Law]:
+) -> tuple[Law, Law] | None:
     """Return the best of some laws, pruned and rounded, and of its alternatives, and of theirs.
 
     The second law is the same one with all numbers free. loosen: whether exponents may be free.
-    met: gets the laws that were tried.
+    met: gets the laws that were tried. None where no steps solve any of the laws.
     """
     candidates = hopeful(pruned(laws, job, met), max_denominator)
     simple = sorted(rounded(candidates, max_denominator, job), key=Law.criterion)
     shorter = (min(law, *pruned([law], job, met), key=Law.criterion) for law in simple)
-    best = first_accurate((law.refitted(job) for law in shorter), job) or simple[0]
+    best = best_accurate((law.refitted(job) for law in shorter), job) or best_accurate(laws, job)
+    if best is None:
+        return None
     free = loosened(best, loosen).refitted(job)
     for _ in range(MOST_CLIMBS):
         others = better_laws(best, free, met, max_denominator, job)
-        better = None if job.pressed else first_accurate((law for law, _ in others), job)
-        if better is None:
+        better = None if job.pressed else best_accurate((law for law, _ in others), job)
+        if better is None or not is_better(better, best):
             break
         meet(met, best.criterion(), best)
         best = better
         free = loosened(best, loosen).refitted(job)
-    return best, free
+    final = explicit(best, job)
+    return final, free if final is best else loosened(final, loosen).refitted(job)
 
 
 def hopeful(laws: list[Law], max_denominator: int) -> list[Law]:
@@ -504,12 +493,18 @@ def hopeful(laws: list[Law], max_denominator: int) -> list[Law]:
 def rivals(best: Law, met: Met) -> Met:
     """Return the laws of other forms that are not much worse than the best one.
 
-    Beside an exact law those of more numbers are left out: it needs no more.
+    Beside an exact law those of more numbers are left out: it needs no more. So are laws that no
+    steps solve.
     """
     limit, best_form = best.criterion() + RIVAL_CRITERION, form(best)
     size = sum(map(sum, best_form)) if is_exact(best) else math.inf
-    return {
-        kind: pair
+    near = {
+        kind: pair[1]
         for kind, pair in met.items()
         if pair[0] < limit and kind != best_form and sum(map(sum, kind)) <= size
     }
+    if not near:
+        return {}
+    values = solved(best.problem, *stacked(list(near.values())))[1].tolist()
+    pairs = zip(near.items(), values, strict=True)
+    return {kind: (value, law) for (kind, law), value in pairs if value < limit}

@@ -25,7 +25,7 @@ FIXED, IMPLICIT = "rk4", methods.IMPLICIT
 RK4, EPSILON = methods.METHODS[FIXED], torch.finfo(torch.float64).eps
 SAME_DISTANCE = 1e-9  # relative difference of distances in time that count as equal
 IMPLICIT_TOLERANCE = 1e-3  # rtol and atol of implicit steps, for one step from node to node
-MAX_IMPLICIT_STEPS = 10_000  # that a trajectory may try
+MAX_IMPLICIT_STEPS = 100_000  # that a trajectory may try
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,7 @@ class Trajectories:
     shape: Shape
     steps: int  # of Runge and Kutta, from node to node
     method: str = field(default=FIXED, kw_only=True)
+    stiff: bool = field(default=False, kw_only=True)  # whether implicit steps may follow
 
     def first(self, nodes: int) -> Trajectories:
         return replace(self, data=self.data.first(nodes))

@@ -20,6 +20,8 @@ from npu_kernels._laws.series.starts import smoothed, spline_errors
 
 MAX_RATIO = 2.0  # of the law's residuals to the errors, above which it misses something
 MAX_MISSED = 0.05  # of the series' variation: a law that misses more does not fit
+MUCH_MISSED = 0.5  # of it: so much is no chance, however few samples there are
+MIN_EXPLAINED = 0.5  # share of the variation (R2) that a law explains at least
 MAX_LOST = 0.3  # of it, from the smooth curve's first states on
 MAX_CHANCE = 1e-5  # of so great a ratio where the law is right: few samples vary much
 MAX_AUTOCORRELATION, MAX_DEVIATIONS = 0.5, 4.0  # of neighbours; in its own standard errors
@@ -89,7 +91,8 @@ def judged(law: Law, degrees: int, unidentified: int, names: tuple[str, ...]) ->
         if not count[d] or not spread[d] > 0 or bool(deviation[d] <= 2 * data.exact[d]):
             continue
         much = bool(missed[d] > MAX_MISSED)
-        if is_misfit[d]:
+        is_far = bool(ratio[d] > MAX_RATIO) and bool(missed[d] > MUCH_MISSED)
+        if is_misfit[d] or is_far:
             of = "the errors that sigma says" if data.has_sigma else "those of a smooth curve"
             text = f"The residuals of {name} are {float(ratio[d]):.2g} times {of}"
             text += f": the law misses {100 * float(missed[d]):.2g} % of its variation."
@@ -102,6 +105,10 @@ def judged(law: Law, degrees: int, unidentified: int, names: tuple[str, ...]) ->
             text += f"{float(correlation[d]):.2f}): they are no errors of single measurements."
             share_left = deviation[d] / spread[d]
             (faults if share_left > MAX_MISSED and not data.has_sigma else remarks).append(text)
+    explained = _explained(law)
+    if not explained >= MIN_EXPLAINED:
+        text = "The law explains less than half of the series' variation"
+        faults.append(f"{text} (R2 = {explained:.2f}).")
     if degrees <= 0:
         faults.append("There are as many parameters as measurements: any law would fit.")
     elif degrees < FEW_DEGREES:
@@ -165,6 +172,18 @@ def _lost(law: Law, d: int) -> float:
     residuals = replace(law, x=x).residuals()[..., d][law.problem.data.seen[..., d]]
     share = residuals.square().mean().sqrt() / law.problem.data.spread()[d]
     return float(share.nan_to_num(math.inf)) if first.isfinite().all() else 0.0
+
+
+def _explained(law: Law) -> float:
+    """Return the share of the variation that a law explains, R2, with columns weighted equally.
+
+    A series without variation counts as explained.
+    """
+    data = law.problem.data
+    variation = data.spread().square() * (data.seen.sum((0, 1)) - 1)
+    varies = variation > 0
+    left = law.residuals().square().sum((0, 1))[varies] / variation[varies]
+    return 1 - float(left.mean()) if len(left) else 1.0
 
 
 def _undefined(law: Law, names: tuple[str, ...]) -> list[str]:

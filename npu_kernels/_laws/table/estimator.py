@@ -11,6 +11,7 @@ import numpy as np
 
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs.checkpoint import Checkpoint
+from npu_kernels._jobs.driver import terminable
 from npu_kernels._laws.products.groups import constant, read_labels
 from npu_kernels._laws.table.arguments import (
     as_array,
@@ -203,8 +204,9 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
                 count as one row with the sum of their weights, a row with weight 0 not at all.
             checkpoint: a file. If it exists, the fit continues from it, with the same bits as
                 without an interruption; without a random_state it has the seed of the fit before.
-                Several outputs are then searched one after another. It is written every half a
-                minute and at the end, and is for the same versions of npu_kernels, torch and numpy.
+                Several outputs are then searched one after another. It is written in the first
+                seconds, every half a minute, at the end, and before SIGTERM ends the process, and
+                is for the same versions of npu_kernels, torch and numpy.
             groups: a label for each row ``[N]``, or the name of a column of X that has them. Each
                 group has coefficients of its own, the exponents are those of all. No ratios are
                 tried, and each group needs more different rows than `max_terms`. `predict` then
@@ -285,13 +287,13 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         """`_one_by_one`, continued from a checkpoint and kept there."""
         record.checkpoint = Checkpoint(record, path)
         try:
-            return self._one_by_one(outputs, replace(settings, seed=record.seed), record.steps)
+            with terminable(record.save, at_once=True):
+                return self._one_by_one(outputs, replace(settings, seed=record.seed), record.steps)
         except Exception:
             record.checkpoint = None  # a file whose content leads to an error stays as it is
             raise
         finally:
-            if record.checkpoint is not None:
-                record.checkpoint.save()
+            record.save()
 
     def _searched(self, outputs: list[Rows], settings: Settings) -> list[Laws]:
         """The laws of the outputs, in processes if `n_jobs` says so."""

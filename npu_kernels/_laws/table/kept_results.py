@@ -55,6 +55,11 @@ class Work:
         """The steps of an output by its index."""
         return Steps(self, output)
 
+    def save(self) -> None:
+        """Write the checkpoint, if there is one."""
+        if self.checkpoint is not None:
+            self.checkpoint.save()
+
     def state(self) -> dict[str, Any]:
         """All that `restore` needs, in tensors and numbers."""
         return {"fingerprint": self.fingerprint, "seed": self.seed, "kept": self.kept}
