@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
         "Ctrl-C gives the best law until then.",
     )
     parser.add_argument(
-        "file", type=Path, help="columns between tabs, ; , | or blanks; # % // start a comment"
+        "file", type=Path, help="columns between tabs, ; , | or blanks; # %% // start a comment"
     )
     parser.add_argument("--target", metavar="NAME", help="the column to explain; default: the last")
     parser.add_argument(
@@ -35,11 +35,16 @@ def main(arguments: list[str] | None = None) -> int:
         "--units", nargs="+", metavar="NAME=UNIT", default=[], help="in place of the header's"
     )
     parser.add_argument("--no-units", action="store_true", help="leave those of the header aside")
-    parser.add_argument("--skip-rows", action="store_true", help="with text in place of a number")
     parser.add_argument(
-        "--header", choices=("yes", "no"), default="auto", help="is the first line; default: auto"
+        "--skip-rows", action="store_true", help="with text for a number, or other widths"
     )
-    parser.add_argument("--decimal", choices=(".", ","), help="the decimal sign; default: as seen")
+    parser.add_argument(
+        "--header",
+        choices=("yes", "no"),
+        default="auto",
+        help="in the first line; default: as seen",
+    )
+    parser.add_argument("--decimal", choices=(".", ","), help="sign of numbers; default: as seen")
     parser.add_argument(
         "--functions",
         nargs="+",

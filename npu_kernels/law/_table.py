@@ -229,7 +229,7 @@ def read(path: Path, header: str, decimal: str | None, skip_rows: bool) -> Table
     begin = next(n for n, row in rows.items() if len(row) == width)
     above = [row for n, row in rows.items() if n < begin]
     table = {n: row for n, row in rows.items() if n >= begin and len(row) == width}
-    cells = pandas.DataFrame(list(table.values()), list(table))
+    cells = pandas.DataFrame(list(table.values()), list(table), dtype=object)
     suffixes = [_without_unit(cells, column) for column in cells]
     values = _values(path, cells, delimiter, decimal)
     titled, is_text = _kinds_of_lines(path, cells, values, header)

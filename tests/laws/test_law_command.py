@@ -189,6 +189,13 @@ def test_what_is_no_table(content, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_help(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    assert "# % // start a comment" in " ".join(capsys.readouterr().out.split())
+
+
 def test_an_absent_file_and_an_absent_column(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([str(tmp_path / "absent.csv")])
