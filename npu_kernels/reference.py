@@ -64,7 +64,7 @@ def _rows(vector: Tensor) -> Tensor:
 
 def _apply(x: Tensor, weight: Tensor) -> Tensor:
     """Return ``x W'`` for one weight matrix or one per model."""
-    return linear(x, weight) if weight.dim() == 2 else x @ weight.mT
+    return linear(x, weight) if weight.dim() == 2 else x @ weight.transpose(-2, -1)
 
 
 def _for_shared(grad_x: Tensor, x: Tensor) -> Tensor:

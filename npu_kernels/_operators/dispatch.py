@@ -66,10 +66,10 @@ class use_backend(contextlib.ContextDecorator):
     The choice holds until the block ends, for its thread, or within asyncio for its task and the
     tasks that it starts. A backward keeps the choice of its forward, in any thread. So does that of
     `torch.utils.checkpoint`, whichever backend computes the forward again; but for rollouts by
-    adaptive steps and for compiled code the block must enclose both. Other threads are not
-    affected, even if the block starts them. Enter the block outside of functions that
-    `torch.compile` compiles; these take the choice that any task of their thread made last. Raises
-    ValueError for an unknown name; a call under a backend that cannot run on its tensors raises
+    adaptive steps, selective checkpoints and compiled code the block must enclose both. Other
+    threads are not affected, even if the block starts them. Enter the block outside of functions
+    that `torch.compile` compiles; these take the choice that any task of their thread made last.
+    Raises ValueError for an unknown name; a call under a backend that cannot run on its tensors raises
     RuntimeError with the reason of every backend.
 
         >>> import torch, npu_kernels

@@ -48,7 +48,7 @@ def combine(k: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
 def _advance(u: Tensor, dt: float, row: Sequence[float], k: Sequence[Tensor]) -> Tensor:
     for coefficient, slope in zip(row, k, strict=True):
         if coefficient != 0:
-            u = u + (dt * coefficient) * slope
+            u = u + reference.constant(dt * coefficient, u) * slope
     return u
 
 

@@ -48,7 +48,9 @@ NOTES = """
   child first, as for any torch operator.
 - **Half precision and autocast.** Under autocast all but float64, which torch does not cast, is
   computed in float32 and the result is float32. Without it, float16 and bfloat16 tensors are
-  computed in float32 and the result is cast back.
+  computed in float32 and the result is cast back. One case of torch's own is left: a `NAU` or `NAC`
+  that is compiled and called under autocast, with the backward outside, has a gradient in half
+  precision, as `torch.nn.functional.linear` has there.
 """
 
 

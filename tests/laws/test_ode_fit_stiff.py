@@ -94,10 +94,12 @@ def test_oscillations_between_the_samples(w: float, method: str) -> None:
     model = law([[1, 0], [0, 1]], [[0, 1], [-(w**2) - 0.0025, -0.1]])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = ode.fit(model, t, u, names=["x", "v"], start="model", simplify=False, method=method)
-    assert found.score < 2e-3
-    torch.testing.assert_close(found.predict(t), u, rtol=0, atol=4e-3 * w)
-    intervals = {interval.name: interval for interval in found.intervals(0.999)}
+        result = ode.fit(
+            model, t, u, names=["x", "v"], start="model", simplify=False, method=method
+        )
+    assert result.score < 2e-3
+    torch.testing.assert_close(result.predict(t), u, rtol=0, atol=4e-3 * w)
+    intervals = {interval.name: interval for interval in result.intervals(0.999)}
     for name, truth in (
         ("coefficient of v in x'", 1.0),
         ("coefficient of x in v'", -(w**2) - 0.0025),

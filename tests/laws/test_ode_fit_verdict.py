@@ -183,14 +183,14 @@ def test_few_samples_that_rise_and_fall(number: int, terms: int) -> None:
     """No law of one state does: its own steps must solve it, and it is no good one."""
     t, c = risen_and_fallen(number)
     with pytest.warns(ode.PoorFitWarning):
-        found = ode.fit(model(1, terms, 12), t, c, names=["c"])
-    assert not found.verdict.good
+        result = ode.fit(model(1, terms, 12), t, c, names=["c"])
+    assert not result.verdict.good
     measured = torch.tensor(c).double()
-    off = found.predict(numbers(*t))[:, 0] - measured
-    assert float(off.square().mean().sqrt() / measured.std()) == pytest.approx(found.score)
-    exact = ode.rollout(found.model, found.u0[0], t=t, method="kvaerno5", rtol=1e-8)
+    off = result.predict(numbers(*t))[:, 0] - measured
+    assert float(off.square().mean().sqrt() / measured.std()) == pytest.approx(result.score)
+    exact = ode.rollout(result.model, result.u0[0], t=t, method="kvaerno5", rtol=1e-8)
     errors = 0.3 * float(off.square().mean().sqrt())  # thrice what the steps may have
-    torch.testing.assert_close(found.predict(numbers(*t)), exact.detach(), rtol=0, atol=errors)
+    torch.testing.assert_close(result.predict(numbers(*t)), exact.detach(), rtol=0, atol=errors)
 
 
 def test_residuals_that_follow_one_another() -> None:

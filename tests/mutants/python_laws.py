@@ -349,7 +349,6 @@ SERIES = [
         "series-fractions-from-a-model": ("(exponents != 0) & shape.free_exponents(data.positive) & trained", "(exponents != 0) & trained"),
         "series-roots-of-signed-states": ("exponents = exponents.where(data.positive, exponents.round())", "pass"),
         "series-held-exponents-rounded": ("if trained:  # states", "if True:  # states"),
-        "series-laws-that-end-infinite": ("        if not laws:\n            return []\n        first,", "        first,"),
     }),
     *mutants(PACKAGE + "_laws/series/known.py", "tests/laws/test_ode_fit_known.py -k signs_that_are_kept", {
         "series-starts-of-other-signs": ("if bool((low * high < 0).any()):", "if False:"),

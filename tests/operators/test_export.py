@@ -98,15 +98,17 @@ ONNX = {
 
 
 @pytest.mark.filterwarnings("ignore:Exporting a model while it is in training mode")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("dtype", "models"), [(torch.float32, None), (torch.float64, None), (torch.float64, 2)]
+)
 @pytest.mark.parametrize("name", ONNX)
-def test_onnx_keeps_eps(name: str, dtype: torch.dtype) -> None:
+def test_onnx_keeps_eps(name: str, dtype: torch.dtype, models: int | None) -> None:
     """At inputs where eps decides, by torch's optimizer, without it, and by the older exporter."""
     pytest.importorskip("onnxscript")
     onnxruntime: Any = pytest.importorskip("onnxruntime")
     unit, options = ONNX[name]
     torch.manual_seed(0)
-    layer = unit(2, 1, dtype=dtype, **options)
+    layer = unit(2, 1, dtype=dtype, num_models=models, **options)
     for weight in layer.parameters():
         weight.data.mul_(2)
     x = torch.tensor([[0.0, 2.0], [1.0, 2.0], [1e-12, 3.0], [-1e-12, 0.0]], dtype=dtype)

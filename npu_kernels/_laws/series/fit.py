@@ -113,8 +113,9 @@ def fit(
             below 0, in a model of ``start="model"`` too; "model", with ``start="model"``: they keep
             the model's signs, in which its starts must agree.
         method: of integration: "rk4", "kvaerno5" (implicit, for stiff laws), or "auto": rk4, and
-            kvaerno5 too for starts of ``start="model"`` whose trajectories rk4 does not follow, or
-            where no start has a finite trajectory by rk4.
+            kvaerno5 for laws that 64 steps from sample to sample do not solve, for starts of
+            ``start="model"`` whose trajectories rk4 does not follow, or where no start has a finite
+            trajectory by rk4.
         seed: of the starts, at least 0.
         progress: show the progress on stderr; None: if that is a terminal.
         checkpoint: a file. If it exists, the fit continues from it, with the same bits as without
@@ -131,7 +132,8 @@ def fit(
     fused time loop; the derivatives are those of its adjoint, chained along the nodes. Sets of
     products are chosen and fitted again along the trajectory of the best law. Steps are
     classic Runge-Kutta ones, halved until their error is a tenth of that of the measurements, or
-    implicit ones of a tolerance that is made smaller until then.
+    implicit ones of a tolerance that is made smaller until then. A law that no steps solve so is no
+    result.
 
     States whose values are (nearly) all positive are amounts: their first states are not below 0.
     States of both signs get integer exponents, none below 0 if they pass 0 in a series. With

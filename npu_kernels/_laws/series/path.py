@@ -16,7 +16,10 @@ from npu_kernels._time_loop.adaptive_reference import DONE, TOO_MANY
 from npu_kernels.reference import CLIP
 
 TOLERANCE = 1e-9  # rtol and atol, of scaled states, beyond the series
-MAX_STEPS, MAX_AT_BOUND = 1_000_000, 100  # of a trajectory; with as many the law is stiff
+MAX_PREDICTION_STEPS, MAX_AT_BOUND = (
+    1_000_000,
+    100,
+)  # of a trajectory; with as many the law is stiff
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,10 @@ class Path:
         is_implicit = self.law.problem.method == IMPLICIT
         path = u.unsqueeze(0)
         for method in (IMPLICIT,) if is_implicit else (methods.EXPLICIT, IMPLICIT):
-            bounds = MAX_STEPS, MAX_STEPS + 1 if method == IMPLICIT else MAX_AT_BOUND
+            bounds = (
+                MAX_PREDICTION_STEPS,
+                MAX_PREDICTION_STEPS + 1 if method == IMPLICIT else MAX_AT_BOUND,
+            )
             call = adaptive.Call(
                 method, TOLERANCE, TOLERANCE, *bounds, EPSILON, CLIP, False, "full", False
             )
@@ -121,7 +127,7 @@ class Path:
                 break
         if status == TOO_MANY:
             raise ValueError(
-                f"predict: t must be nearer to the series: after {MAX_STEPS} steps the trajectory "
-                "has not come to its end"
+                f"predict: t must be within {MAX_PREDICTION_STEPS} adaptive steps, got times whose "
+                "last one is not reached by so many"
             )
         return path[0]

@@ -283,7 +283,10 @@ class SeriesFit:
             f"Residuals {kind}are {self.score:.2g} of the measurements' standard deviation."
         )
         if self.method == IMPLICIT:
-            lines.append("The law is stiff: its trajectories are those of implicit steps.")
+            lines.append(
+                "The law is stiff, or fast beside the samples: its trajectories are those of "
+                "implicit steps."
+            )
         lines.append(f"Verdict: {self.verdict}")
         fitted = self.law.problem.data
         if (self.data.start.isnan() & ~fitted.start.isnan() & ~fitted.constant).any():

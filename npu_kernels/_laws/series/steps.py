@@ -21,9 +21,9 @@ from npu_kernels._laws.series.sensitivity import FIXED, IMPLICIT, Trajectories
 
 STEP_ERROR = 0.1  # of the errors' standard deviation: the error that the steps may have
 # Steps from node to node. Where no implicit ones may follow Runge and Kutta's, there are up to
-# MOST_STEPS of these, in a series of SERIES_STEPS.
-FIRST_STEPS, MANY_STEPS, MOST_STEPS, SERIES_STEPS = 8, 64, 4096, 100_000
-RIVAL_CRITERION = 30.0  # above the best law's: finer steps are not tried for worse ones
+# MOST_STEPS of these, in a series of ALL_EXPLICIT_STEPS.
+FIRST_STEPS, MANY_STEPS, MOST_STEPS, ALL_EXPLICIT_STEPS = 8, 64, 4096, 100_000
+HOPELESS_CRITERION = 30.0  # above the best law's: finer steps are not tried for worse ones
 
 
 def solved(problem: Trajectories, x: Tensor, free: Tensor) -> tuple[Trajectories, Tensor]:
@@ -46,7 +46,7 @@ def solved(problem: Trajectories, x: Tensor, free: Tensor) -> tuple[Trajectories
         errors = deviations(finer, residual, free[is_open]).unsqueeze(1)
         good = (off.abs() < STEP_ERROR * errors).flatten(1).all(1) & now.isfinite()
         values[is_open[good]], level[is_open[good]] = now[good], len(problems) - 1
-        rest = ~good & ~(now >= values.min() + RIVAL_CRITERION)
+        rest = ~good & ~(now >= values.min() + HOPELESS_CRITERION)
         if not values.isfinite().any():  # coarse steps may leave the finite numbers
             rest = ~good
         is_open, residual = is_open[rest], halved[rest]
@@ -60,7 +60,7 @@ def _ladder(problem: Trajectories) -> Iterator[Trajectories]:
     """Yield the problem, and those of twice as many steps each; then implicit ones, if may be."""
     is_implicit, most = problem.method == IMPLICIT, MANY_STEPS
     if not is_implicit and not problem.stiff:
-        most = max(most, min(MOST_STEPS, SERIES_STEPS // problem.data.times.shape[1]))
+        most = max(most, min(MOST_STEPS, ALL_EXPLICIT_STEPS // problem.data.times.shape[1]))
     yield problem
     while 2 * problem.steps <= most:
         problem = problem.finer()
