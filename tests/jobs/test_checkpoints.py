@@ -299,6 +299,7 @@ def test_a_second_sigterm_does_not_wait(sigterm: list[Any]) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 @pytest.mark.parametrize("at_once", [False, True])
 def test_sigterm_ends_a_fork(tmp_path: Path, at_once: bool) -> None:
     """Such as a worker that the user's callback has started."""
