@@ -56,11 +56,12 @@ def terminable(save: Callable[[], object] | None, at_once: bool = False) -> Iter
         yield lambda: None
         return
     asked: list[bool] = []
+    process = os.getpid()
 
     def ask(number: int, frame: Any) -> None:
-        waits = not asked
+        waits = not asked and os.getpid() == process  # a fork has the handler and not the work
         asked.append(True)
-        if at_once:
+        if at_once and waits:
             pause()
         elif not waits:
             act()

@@ -1,6 +1,7 @@
 """What all work with a checkpoint shares: digests, fingerprints, saved values, the driver."""
 
 import math
+import os
 import signal
 import sys
 import time
@@ -295,6 +296,25 @@ def test_a_second_sigterm_does_not_wait(sigterm: list[Any]) -> None:
             signal.raise_signal(signal.SIGTERM)
         assert not saved_work
         sigterm.clear()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+@pytest.mark.parametrize("at_once", [False, True])
+def test_sigterm_ends_a_fork(tmp_path: Path, at_once: bool) -> None:
+    """Such as a worker that the user's callback has started."""
+    with driver.terminable(lambda: (tmp_path / "saved").touch(), at_once):
+        ready, tell = os.pipe()
+        child = os.fork()
+        if not child:
+            os.write(tell, b"x")  # Python drops signals that come while it forks
+            for _ in range(1000):  # one long pause may begin behind the signal
+                time.sleep(0.01)
+            os._exit(1)
+        os.read(ready, 1)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    assert not (tmp_path / "saved").exists()
 
 
 def test_a_handler_that_is_not_pythons_stays(monkeypatch: pytest.MonkeyPatch) -> None:
