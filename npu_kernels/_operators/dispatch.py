@@ -69,8 +69,8 @@ class use_backend(contextlib.ContextDecorator):
     adaptive steps, selective checkpoints and compiled code the block must enclose both. Other
     threads are not affected, even if the block starts them. Enter the block outside of functions
     that `torch.compile` compiles; these take the choice that any task of their thread made last.
-    Raises ValueError for an unknown name; a call under a backend that cannot run on its tensors raises
-    RuntimeError with the reason of every backend.
+    Raises ValueError for an unknown name; a call under a backend that cannot run on its tensors
+    raises RuntimeError with the reason of every backend.
 
         >>> import torch, npu_kernels
         >>> layer, x = npu_kernels.NPU(2, 6), torch.rand(100, 2)
