@@ -15,7 +15,9 @@ gate       ``g, G, gate``; without it a NaiveNPU
 =========  ============================================================
 
 Whether the weights are ``[O, I]`` or ``[I, O]``, and whether the layer computes a power unit at
-all, its own forward tells: `swap` calls it with drawn weights and inputs of both signs. What it
+all, its own forward tells: `swap` calls it with drawn weights, gates also outside of [0, 1], and
+inputs of both signs, in float64 where the layer can compute in it. A layer that clips its weights,
+inputs or results within its forward computes another function. What it
 adds to ``|x|`` is its attribute ``eps`` or ``epsilon``, else the argument `eps`, and its forward is
 called at ``x = 0`` to compare. The new layers compute float16 and bfloat16 in float32.
 

@@ -290,6 +290,77 @@ def test_another_function_is_refused(change: Callable[[Any, Tensor], Any], input
         interop.swap(model, allow=PRIVATE)
 
 
+class Altered(PyTorchPublished):
+    """The published layer with one step that may be another."""
+
+    def __init__(self, inputs: int, outputs: int, imaginary: bool, steps: dict[str, Any]) -> None:
+        super().__init__(inputs, outputs, imaginary)
+        self.steps = steps
+
+    def _step(self, name: str, value: Tensor) -> Tensor:
+        return self.steps.get(name, lambda value: value)(value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self._step("x", x)
+        re = self._step("weight", self.W_real)
+        im = self._step("weight", self.W_im) if hasattr(self, "W_im") else torch.zeros_like(re)
+        g = self.steps.get("gate", lambda g: g.clamp(0, 1))(self.g)
+        log_r = (g * (x.abs() + self.eps) + (1 - g)).log()
+        k = math.pi * self._step("phase", g) * (x < 0)
+        y = (log_r @ re - k @ im).exp() * (log_r @ im + k @ re).cos()
+        return self._step("y", y)
+
+
+WRONG_STEPS: dict[str, dict[str, Any]] = {
+    "phase without gate": {"phase": torch.ones_like},
+    "relu": {"y": torch.relu},
+    "gate from below": {"gate": lambda g: g.clamp(min=0)},
+    "gate from above": {"gate": lambda g: g.clamp(max=1)},
+    "abs gate": {"gate": torch.abs},
+    "rounded gate": {"gate": lambda g: (g > 0.5).to(g)},
+    "free gate": {"gate": lambda g: g},
+    "weights to 1": {"weight": lambda w: w.clamp(-1, 1)},
+    "weights to 2": {"weight": lambda w: w.clamp(-2, 2)},
+    "inputs to 10": {"x": lambda x: x.clamp(-10, 10)},
+    "results to 100": {"y": lambda y: y.clamp(-100, 100)},
+    "results from -100": {"y": lambda y: y.clamp(min=-100)},
+    "finite results": {"y": torch.nan_to_num},
+    "finite inputs": {"x": torch.nan_to_num},
+}
+
+
+@pytest.mark.parametrize("imaginary", [False, True])
+@pytest.mark.parametrize("wrong", WRONG_STEPS)
+def test_a_layer_with_one_other_step_is_refused(wrong: str, imaginary: bool) -> None:
+    """However few inputs it has: the trial sees each kind of gate, weight, input and result."""
+    for inputs, outputs in ((1, 1), (1, 4), (3, 3)):
+        for dtype in (torch.float32, torch.float64):
+            right = Altered(inputs, outputs, imaginary, {}).to(dtype)
+            assert interop.swap(right, allow=["steps"]).out_features == outputs
+            other = Altered(inputs, outputs, imaginary, WRONG_STEPS[wrong]).to(dtype)
+            with pytest.raises(ValueError, match="computes another function"):
+                interop.swap(other, allow=["steps"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_layer_that_computes_in_float32_alone_is_accepted(dtype: torch.dtype) -> None:
+    """It casts whatever it gets."""
+
+    class Casting(Cell):
+        def forward(self, x: Tensor) -> Tensor:
+            single = copy.copy(self)
+            single._parameters = {
+                name: None if p is None else nn.Parameter(p.float())
+                for name, p in self._parameters.items()
+            }
+            return Cell.forward(single, x.float())
+
+    for inputs, outputs in ((1, 1), (3, 3), (40, 5)):
+        for transposed in (False, True):
+            cell = Casting(inputs, outputs, ("W_real", "W_im", "g"), transposed).to(dtype)
+            assert interop.swap(cell, allow=PRIVATE).in_features == inputs
+
+
 def test_a_trial_leaves_the_module_and_the_random_numbers_as_they_are() -> None:
     class Counting(Cell):
         def forward(self, x: Tensor) -> Tensor:
