@@ -18,7 +18,7 @@ import pytest
 OLD_TESTS = "version or parity or zero or special or budgets or standin or tape"
 OLD_FILES = ("version", "kernels", "special_values", "large", "aot", "standin", "tape")
 OLD_TRITON = str(next(Path("build").glob("triton-*"), "build"))  # `make test-setup` puts it there
-QUICK = ("layers", "operators", "backends", "formula", "training", "ode", "fitting")
+QUICK = ("layers", "operators", "formula", "training")
 # Other processors' results differ in the last digits: the same tests with the libraries held down.
 MKL = {"avx2": "AVX2", "baseline": "SSE4_2"}
 ATEN = {"avx2": "avx2", "baseline": "default"}
