@@ -3,7 +3,6 @@
 #   make demo      build, then the demonstration: Kepler's law, the paper's arithmetic, the speed on this machine,
 #                  and a law from a table
 #   make test      build, then every test
-#   make test-isas the quick tests as processors with AVX2, and without it, have them
 #   make fuzz      calls that Hypothesis draws, other ones each time (make fuzz SECONDS=600: for each of the tests)
 #   make sanitize  the core and the extension under the address and undefined-behaviour sanitizers
 #   make tsan      the core with threads under the thread sanitizer
@@ -46,7 +45,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Kept between builds; the core's unit tests are built there too.
 export NPU_KERNELS_BUILD := $(abspath build/cmake)
 
-.PHONY: demo test test-isas test-setup fuzz sanitize tsan allocations lint format bench speed mutants gpu tables docs site resources wheels test-wheels test-extras \
+.PHONY: demo test test-setup fuzz sanitize tsan allocations lint format bench speed mutants gpu tables docs site resources wheels test-wheels test-extras \
   test-arm-wheel test-sdist support version install clean
 
 demo: install
@@ -54,10 +53,6 @@ demo: install
 
 test: test-setup
 	$(BIN)/python -m tests.run $(ARGS)
-
-# The quick tests with MKL, torch, oneDNN and our kernels held to fewer instructions than the processor has.
-test-isas: test-setup
-	$(BIN)/python -m tests.run avx2 baseline $(ARGS)
 
 # All that the tests need. With -j2 the compiler works while packages are installed.
 test-setup: install $(OLD_TRITON)/.installed

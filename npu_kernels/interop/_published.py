@@ -31,7 +31,7 @@ WEIGHT_SIZES = 0.03, 1.0, 3.0
 TRIAL_DRAWS = 6 * len(WEIGHT_SIZES)  # each gate is below 0, within (0, 1) and above 1 twice a size
 LARGE_WEIGHTS = 4  # of one output, on average; more would overflow
 SMALLEST_X, LARGEST_X = 1e-3, 1e8
-TOLERANCE = 1e-6  # of a result, for each unit of its exponent; eight roundings of float32
+TRIAL_TOLERANCE = 1e-6  # of a result, for each unit of its exponent; eight roundings of float32
 EPS_TOLERANCE = 1e-2
 
 
@@ -85,8 +85,8 @@ class Trial:
                 if not reason:
                     return transposed
                 reasons[transposed] = reason
-        each = (f"with weights {'[I, O]' if t else '[O, I]'} {r}" for t, r in reasons.items())
-        raise ValueError(f"computes another function: {'; '.join(each)}")
+        orders = (f"with weights {'[I, O]' if t else '[O, I]'} {r}" for t, r in reasons.items())
+        raise ValueError(f"computes another function: {'; '.join(orders)}")
 
     def check_eps(self, transposed: bool, said: str) -> None:
         """Raise ValueError where the module adds another number to ``|x|``.
@@ -239,11 +239,11 @@ def _compare(y: Tensor, x: Tensor, weights: dict[str, Any], eps: float, dtype: t
     lost = growth.isnan() | (growth > high + 30)
     if bool((lost & y.isfinite()).any()):
         return "results are finite where they must be inf or NaN"
-    kept = (growth > low) & (growth < high)
-    kept[-2] = False  # where powers of one input may leave the range
+    in_range = (growth > low) & (growth < high)
+    in_range[-2] = False  # where powers of one input may leave the range
     if dtype is not torch.float64:  # so may they in a narrower one
-        kept &= exponent < high
-    difference = ((y - expected).abs() / growth.exp())[kept]
-    if bool((difference <= TOLERANCE * (1 + exponent[kept])).all()):
+        in_range &= exponent < high
+    difference = ((y - expected).abs() / growth.exp())[in_range]
+    if bool((difference <= TRIAL_TOLERANCE * (1 + exponent[in_range])).all()):
         return ""
     return f"results differ by {float(difference.max()):.2g} of their size"

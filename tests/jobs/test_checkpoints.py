@@ -302,7 +302,7 @@ def test_a_second_sigterm_does_not_wait(sigterm: list[Any]) -> None:
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 @pytest.mark.parametrize("at_once", [False, True])
 def test_sigterm_ends_a_fork(tmp_path: Path, at_once: bool) -> None:
-    """Such as a worker that the user's callback has started."""
+    """A worker that the user's callback has started."""
     with driver.terminable(lambda: (tmp_path / "saved").touch(), at_once):
         ready, tell = os.pipe()
         child = os.fork()

@@ -18,7 +18,7 @@ NALUS = "tests/operators/test_reference.py -k nalu"
 
 REFERENCE = [
     *mutants(PACKAGE + "reference.py", FORMULAS, {
-        "reference-shrink-sign": ("p - math.pi * _apply(k, weight_im), q +", "p + math.pi * _apply(k, weight_im), q +"),
+        "reference-shrink-sign": ("p - pi * _apply(k, weight_im), q +", "p + pi * _apply(k, weight_im), q +"),
         "reference-phase-without-gate": ("r, k = g * r + (1 - g), g * m", "r, k = g * r + (1 - g), m"),
         "reference-gate-above-one": ("clipped = gate.clamp(0.0, 1.0)", "clipped = gate.clamp(0.0, 2.0)"),
         "reference-straight-through": ("return clipped.detach() + (gate - gate.detach())", "return clipped"),

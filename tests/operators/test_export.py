@@ -103,7 +103,7 @@ ONNX = {
 )
 @pytest.mark.parametrize("name", ONNX)
 def test_onnx_keeps_eps(name: str, dtype: torch.dtype, models: int | None) -> None:
-    """At inputs where eps decides, by torch's optimizer, without it, and by the older exporter."""
+    """Inputs where eps decides; with torch's optimizer, without, and the older exporter."""
     pytest.importorskip("onnxscript")
     onnxruntime: Any = pytest.importorskip("onnxruntime")
     unit, options = ONNX[name]

@@ -47,7 +47,7 @@ def _results(model: nn.Module, x: Tensor) -> list[Tensor]:
 def test_values_and_gradients(
     kind: Any, options: dict[str, Any], num_models: int | None, dtype: torch.dtype
 ) -> None:
-    """Those of the layer, of eager layers too, for the graph, its copy and its pickled one."""
+    """The graph, its copy and its pickled one give the values of the layer, eager ones too."""
     layer = kind(3, 2, num_models=num_models, dtype=dtype, **options)
     with torch.no_grad():  # also where something is clipped
         for parameter in layer.parameters():

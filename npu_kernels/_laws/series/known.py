@@ -209,9 +209,9 @@ def flows(conserved: Tensor) -> Tensor:
             if bool((part @ vector).abs().max() > ZERO_FLOW * part.abs().max().clamp(min=1)):
                 continue
             vector = vector / vector.abs().min() * -vector[0].sign()
-            whole = vector.round()  # LAPACK's last digits differ from processor to processor
+            rounded = vector.round()  # LAPACK's last digits differ from processor to processor
             column = conserved.new_zeros(states)
-            column[list(chosen)] = whole.where((vector - whole).abs() < ZERO_FLOW, vector)
+            column[list(chosen)] = rounded.where((vector - rounded).abs() < ZERO_FLOW, vector)
             supports.append(set(chosen))
             columns.append(column)
     if not columns:

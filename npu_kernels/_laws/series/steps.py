@@ -40,13 +40,13 @@ def solved(problem: Trajectories, x: Tensor, free: Tensor) -> tuple[Trajectories
         if finer.method != method:
             residual, method = finer.residual(x[is_open]), finer.method
         problems.append(finer)
-        now = criteria(finer, x[is_open], free[is_open], residual)
+        finer_criteria = criteria(finer, x[is_open], free[is_open], residual)
         halved = finer.finer().residual(x[is_open])
         off = (halved - residual).unflatten(1, (-1, problem.shape.states))
         errors = deviations(finer, residual, free[is_open]).unsqueeze(1)
-        good = (off.abs() < STEP_ERROR * errors).flatten(1).all(1) & now.isfinite()
-        values[is_open[good]], level[is_open[good]] = now[good], len(problems) - 1
-        rest = ~good & ~(now >= values.min() + HOPELESS_CRITERION)
+        good = (off.abs() < STEP_ERROR * errors).flatten(1).all(1) & finer_criteria.isfinite()
+        values[is_open[good]], level[is_open[good]] = finer_criteria[good], len(problems) - 1
+        rest = ~good & ~(finer_criteria >= values.min() + HOPELESS_CRITERION)
         if not values.isfinite().any():  # coarse steps may leave the finite numbers
             rest = ~good
         is_open, residual = is_open[rest], halved[rest]
@@ -58,11 +58,11 @@ def solved(problem: Trajectories, x: Tensor, free: Tensor) -> tuple[Trajectories
 
 def _ladder(problem: Trajectories) -> Iterator[Trajectories]:
     """Yield the problem, and those of twice as many steps each; then implicit ones, if may be."""
-    is_implicit, most = problem.method == IMPLICIT, MANY_STEPS
+    is_implicit, limit = problem.method == IMPLICIT, MANY_STEPS
     if not is_implicit and not problem.stiff:
-        most = max(most, min(MOST_STEPS, ALL_EXPLICIT_STEPS // problem.data.times.shape[1]))
+        limit = max(limit, min(MOST_STEPS, ALL_EXPLICIT_STEPS // problem.data.times.shape[1]))
     yield problem
-    while 2 * problem.steps <= most:
+    while 2 * problem.steps <= limit:
         problem = problem.finer()
         yield problem
     if not is_implicit and problem.stiff:
