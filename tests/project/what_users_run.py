@@ -82,6 +82,7 @@ COMMANDS = [
           "2026-11-27 65c9eaa"),
     Entry("python -m npu_kernels.law", ("laws/test_law_command::test_the_planets",), WHOLE),
     Entry("python -m pytest", ("make -j2 site test SITE_ARGS=--quick",), WHOLE),
+    Entry("python -m tests.run", ("make -j2 site test SITE_ARGS=--quick",), NO_RECORD),
     Entry("python -m benchmarks.demo",
           ("benchmarks/test_demo::test_the_whole_demonstration_runs",
            "project/test_what_users_run::test_help"), "2026-11-25 6b410c9"),
