@@ -42,6 +42,9 @@ CALLS: list[Call] = [
     # A gate near 1, whose 1 - g cancels in the formula in float64.
     Call("nalu", in_features=193, out_features=4, special=(("gate_weight", "whole"),),
          isa="baseline"),
+    # Two rows of one phase, -51.9, that cancel in a weight's gradient.
+    Call("npu", (2,), 121, 17, models=4, without=("weight_im", "gate"), dtype="float16",
+         isa="baseline", layouts=("overlapping", "expanded", "contiguous")),
     # 1 / x overflows in products with other factors: gradients of the formula are inf, the kernel's
     # are numbers.
     Call("nmru", (300,), 3, isa="baseline", layouts=("permuted", "contiguous", "contiguous"),

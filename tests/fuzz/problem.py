@@ -29,7 +29,7 @@ class Problem:
     dtype: what is computed in.
     needs: the names of the tensors that require a gradient.
     overflows: whether products of parts of a result overflow, in an order that a kernel may choose.
-    inexact: `exact`, with intermediate gradients changed too, where rounding errors of them remain
+    inexact: `exact`, with intermediate results or gradients changed too, where rounding errors of them remain
         and they cancel.
     trajectories: whether the results are states [..., steps + 1, D], and their derivatives.
     same_bits: whether the number of threads may not change a bit (torch's own matrix products do
