@@ -38,6 +38,8 @@ def _held_to(instructions: str) -> Part:
         "ATEN_CPU_CAPABILITY": ATEN[instructions],
         "ONEDNN_MAX_CPU_ISA": ONEDNN[instructions],
         "NPU_KERNELS_CPU_ISA": instructions,
+        # torch's compiler would take what it kept from a run with other instructions.
+        "TORCHINDUCTOR_CACHE_DIR": str(Path("build/inductor", instructions).absolute()),
     }
     return Part([f"tests/{folder}" for folder in QUICK], environment)
 

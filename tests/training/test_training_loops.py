@@ -440,20 +440,11 @@ def test_options_that_a_layer_refuses(layer: Any, attribute: str, value: Any, me
 
 @needs_library
 def test_centered_rmsprop_of_a_large_gradient() -> None:
-    """A finite mean whose square is infinite makes torch's step 0, and no nan."""
-    results = []
-    for by_hand in (True, False):
-        model = NAU(1, 1, clip=False)
-        nn.init.constant_(model.weight, 0.5)
-        optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01, centered=True)
-        x, y = torch.tensor([[1e12], [1.0]]), torch.zeros(2, 1)
-        if by_hand:
-            for _ in range(2):
-                optimizer.zero_grad()
-                nn.functional.mse_loss(model(x), y).backward()
-                optimizer.step()
-        else:
-            assert run(model, x, y, steps=2, optimizer=optimizer).fused
-        assert optimizer.state[model.weight]["square_avg"].isinf()
-        results.append(model.weight.detach().clone())
-    assert torch.equal(*results)
+    """A finite mean whose square is infinite makes the step 0, and no nan."""
+    model = NAU(1, 1, clip=False)
+    nn.init.constant_(model.weight, 0.5)
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01, centered=True)
+    x, y = torch.tensor([[1e12], [1.0]]), torch.zeros(2, 1)
+    assert run(model, x, y, steps=2, optimizer=optimizer).fused
+    assert optimizer.state[model.weight]["square_avg"].isinf()
+    assert model.weight.item() == 0.5
