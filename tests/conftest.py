@@ -1,8 +1,10 @@
 """Fixtures that all tests share."""
 
 import contextlib
+import shutil
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +25,9 @@ with contextlib.suppress(ImportError):  # most tests on a GPU do without it
 ISAS = cpu.supported_isas() if cpu.available()[0] else []
 needs_library = pytest.mark.skipif(
     not cpu.available()[0], reason=f"the cpu backend cannot run: {cpu.available()[1]}"
+)
+needs_fast_path = pytest.mark.skipif(
+    fast_path.npu is None, reason="the fast path is not built for this torch and Python"
 )
 
 
@@ -58,21 +63,27 @@ def _seed() -> None:
     params=[
         "reference",
         pytest.param("cpu", marks=needs_library),
-        pytest.param(
-            "operators",
-            marks=pytest.mark.skipif(fast_path.npu is None, reason="they are what `cpu` calls"),
-        ),
+        pytest.param("operators", marks=needs_fast_path),  # without it, they are what `cpu` calls
     ]
 )
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Every backend of the CPU, forced; C++ kernels called directly and by their operators."""
     name = request.param
     if name == "operators":
-        for name in ("npu", "nmu", "nau", "nac", "nalu", "inalu", "mse", "adam", "ode"):
+        for name in fast_path.NAMES:
             monkeypatch.setattr(fast_path, name, None)
         name = "cpu"
     with use_backend(name):
         yield name
+
+
+@pytest.fixture(scope="session")
+def bare_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds the package without its C++ library, for processes that begin there."""
+    folder = tmp_path_factory.mktemp("bare")
+    source = Path(__file__).resolve().parents[1] / "npu_kernels"
+    shutil.copytree(source, folder / "npu_kernels", ignore=shutil.ignore_patterns("lib"))
+    return folder
 
 
 compiles = pytest.mark.usefixtures("fresh_compiler")

@@ -4,7 +4,6 @@
 and the shape functions (what an operator returns without computing it); in `autograd` its
 derivative; in `transforms` its rule under vmap; in `sharding` its rules under DTensor; in
 `interop.flops` the number of its operations; in `functional` the call; in `_testing` the samples.
-`tests/operators/test_records.py` checks that every record has every rule.
 
 The C++ library adds the CPU kernels; `dispatch` adds the kernel for every other case. The schemas
 have no keyword-only arguments, so that calling an operator costs as little as possible.

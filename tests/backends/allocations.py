@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from npu_kernels import NAU, NPU, ode
 from npu_kernels._backends import fast_path
-from npu_kernels._testing.samples import RECORDS
 from npu_kernels.optim import Adam
 from npu_kernels.training import mse_loss
 from npu_kernels.training import run as run_steps
+from tests.support.samples import RECORDS
 
 OURS, TORCHS = re.compile(r"libnpu_kernels_cpu|fast_path-"), re.compile(r"libc10\.so")
 IN_A_THREAD, IN_OURS = 2, 4  # flags of failing_malloc_disarm

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import npu_kernels
 from npu_kernels import NAC, NALU, NAU, NMU, NPU, env, functional, iNALU, reference
 from npu_kernels._backends import fast_path
-from npu_kernels._testing.samples import RECORDS, Sample
 from tests.conftest import needs_library
 from tests.support.compare import assert_equal, normwise_error
+from tests.support.samples import RECORDS, Sample
 
 pytestmark = needs_library
 

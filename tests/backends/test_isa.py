@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_leaves
 from npu_kernels import functional, reference
 from npu_kernels._backends import cpu
 from npu_kernels._operators import ops
-from npu_kernels._testing.samples import RECORDS, error_bound
 from tests.conftest import ISAS, needs_library
 from tests.support.compare import assert_near
 from tests.support.kernels import assert_parity, errors, forward, outputs, with_zero_factors
+from tests.support.samples import RECORDS, error_bound
 
 pytestmark = needs_library
 CPUINFO = Path("/proc/cpuinfo")

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from npu_kernels import NAU, env, functional, reference
 from npu_kernels._backends import cpu, fast_path
-from npu_kernels._testing.samples import RECORDS, Sample, normwise_error
 from tests.conftest import needs_library
 from tests.support.building import run_python
+from tests.support.samples import RECORDS, Sample, normwise_error
 
 pytestmark = [
     needs_library,

@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from npu_kernels import NPU
 from npu_kernels._backends import cpu
-from npu_kernels._testing.samples import RECORDS, Sample
 from tests.conftest import needs_library
 from tests.support.building import run_python
 from tests.support.compare import assert_equal
+from tests.support.samples import RECORDS, Sample
 
 pytestmark = needs_library
 

@@ -171,7 +171,7 @@ def test_everything_of_the_plan_can_be_read() -> None:
     """Sizes, layers, rivals and files are there; the limits fit so many commands."""
     from benchmarks.gpu.work import DO
     from benchmarks.throughput import rivals
-    from npu_kernels._testing.samples import RECORDS
+    from tests.support.samples import RECORDS
 
     seconds = plan.COMMANDS * plan.COMMAND_SECONDS
     assert sum(part.seconds for part in plan.PARTS.values()) <= seconds == 5 * 380

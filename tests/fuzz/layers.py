@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from npu_kernels import reference
-from npu_kernels._testing.samples import RECORDS, OperatorRecord
 from tests.fuzz.memory import DTYPES, KINDS, LAYOUTS, Memory
 from tests.fuzz.problem import ISAS, Change, Problem, Tensors
+from tests.support.samples import RECORDS, OperatorRecord
 
 # Around the widths of vectors, panels and tiles.
 EDGES = (

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from npu_kernels import use_backend
 from npu_kernels._backends import cpu, fast_path
-from npu_kernels._testing.samples import fill_uninitialized_with_nan
 from tests.fuzz.memory import bits
+from tests.support.samples import fill_uninitialized_with_nan
 
 FAST = ("npu", "nmu", "nmru", "nau", "nac", "nalu", "inalu", "mse", "adam", "ode")
 ISAS: tuple[str | None, ...] = tuple(cpu.supported_isas()) if cpu.available()[0] else (None,)

@@ -35,9 +35,9 @@ from npu_kernels import (
     use_backend,
 )
 from npu_kernels._operators import dispatch
-from npu_kernels._testing.samples import RECORDS, CountCalls, Sample, normwise_error
 from tests.conftest import needs_library
 from tests.support.compare import assert_near
+from tests.support.samples import RECORDS, CountCalls, Sample, normwise_error
 
 pytestmark = [
     needs_library,

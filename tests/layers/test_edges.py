@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from npu_kernels import functional, reference
-from npu_kernels._testing.samples import RECORDS, normwise_error
 from tests.conftest import needs_library
+from tests.support.samples import RECORDS, normwise_error
 
 SPECIAL = [
     0.0, -0.0, 1e-45, -1e-45, 1e-40, -1e-40, 1e-38, -1e-38, 1e38, -1e38, 1.0, -1.0, math.inf,

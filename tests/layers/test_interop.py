@@ -26,9 +26,9 @@ from npu_kernels import (
     iNALU,
     interop,
 )
-from npu_kernels._testing.samples import normwise_error
 from npu_kernels.interop import reference_layers
 from tests.conftest import compiles
+from tests.support.samples import normwise_error
 
 
 class PyTorchPublished(nn.Module):

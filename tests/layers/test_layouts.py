@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from npu_kernels._testing.samples import RECORDS, OperatorRecord, Sample, normwise_error
 from tests.support.compare import assert_near
+from tests.support.samples import RECORDS, OperatorRecord, Sample, normwise_error
 
 sizes = st.integers(1, 40)
 ROUNDING = 1e-11

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from npu_kernels import NMRU, functional, reference
 from npu_kernels._operators import ops
-from npu_kernels._testing.samples import RECORDS, normwise_error
 from npu_kernels.training import project_, regularizer
 from tests.conftest import needs_library
+from tests.support.samples import RECORDS, normwise_error
 
 SIGNS = ("product", "separate")
 EPS = torch.finfo(torch.float32).eps

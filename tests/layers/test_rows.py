@@ -12,11 +12,11 @@ from torch import Tensor
 
 from npu_kernels import functional, ode, reference
 from npu_kernels._operators import ops
-from npu_kernels._testing.samples import RECORDS, Sample, fill_uninitialized_with_nan
 from npu_kernels._time_loop import reference as reference_ode
 from npu_kernels.optim import Adam
 from npu_kernels.training import mse_loss
 from tests.conftest import needs_library
+from tests.support.samples import RECORDS, Sample, fill_uninitialized_with_nan
 
 EPS = torch.finfo(torch.float32).eps
 LAYERS: dict[str, tuple[str, tuple[str, ...]]] = {  # the record, and what is left out

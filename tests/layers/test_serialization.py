@@ -12,9 +12,9 @@ from torch.nn.utils import parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
 from npu_kernels import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU, interop
-from npu_kernels._testing.samples import normwise_error
 from npu_kernels.interop import reference_layers
 from tests.support.compare import assert_equal, assert_near
+from tests.support.samples import normwise_error
 
 UNITS = [NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU]
 every_unit = pytest.mark.parametrize("name", [unit.__name__ for unit in UNITS])

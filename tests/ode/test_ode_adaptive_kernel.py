@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from npu_kernels import NAU, ode, use_backend
 from npu_kernels._backends import cpu
 from npu_kernels._operators import ops
-from npu_kernels._testing.samples import fill_uninitialized_with_nan
 from npu_kernels._time_loop.methods import PAIRS
 from tests.conftest import needs_library
 from tests.ode.test_ode import LAYERS, away_from_zero
 from tests.ode.test_ode_adaptive import PREDATOR, gradients, power_law
 from tests.support.compare import assert_equal, assert_near
+from tests.support.samples import fill_uninitialized_with_nan
 
 pytestmark = needs_library
 TIMES = torch.tensor([1.0, 1.02, 1.05, 1.3, 1.31, 1.4], dtype=torch.float64)

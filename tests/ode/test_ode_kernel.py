@@ -12,7 +12,11 @@ from torch import Tensor, nn
 from npu_kernels import ode, use_backend
 from npu_kernels._backends import cpu
 from npu_kernels._operators import ops
-from npu_kernels._testing.samples import (
+from npu_kernels._time_loop import reference
+from tests.conftest import needs_library
+from tests.ode.test_ode import LAYERS, D, away_from_zero, make, starts
+from tests.support.compare import assert_equal, assert_near
+from tests.support.samples import (
     LAYOUTS,
     error_bound,
     fill_uninitialized_with_nan,
@@ -20,10 +24,6 @@ from npu_kernels._testing.samples import (
     rms_error,
     with_layout,
 )
-from npu_kernels._time_loop import reference
-from tests.conftest import needs_library
-from tests.ode.test_ode import LAYERS, D, away_from_zero, make, starts
-from tests.support.compare import assert_equal, assert_near
 
 
 def outputs_and_gradients(

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from npu_kernels import functional
-from npu_kernels._operators import ops
-from npu_kernels._testing.samples import RECORDS, OperatorRecord
 from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
 from tests.conftest import needs_library
 from tests.operators.bad_calls import ErrorSample, error_samples
+from tests.support.kernels import ops
+from tests.support.samples import RECORDS, OperatorRecord
 
 CASES = [(record, sample) for record in RECORDS.values() for sample in error_samples(record)]
 
@@ -150,7 +150,9 @@ def test_memory_freed_before_a_backward() -> None:
     """Of what the forward saved and of the upstream gradient, also of the iNALU's flags."""
     x, y = torch.rand(3, 4), torch.rand(3, 2)
     sizes = {"O": 2, "I": 4}
-    weights = [torch.rand([sizes[s] for s in letters]) for letters in ops.WEIGHTS["inalu"].values()]
+    weights = [
+        torch.rand([sizes[s] for s in letters]) for letters in RECORDS["inalu"].shapes.values()
+    ]
     out = ops.inalu_forward(x, *weights, 1e-7, 20.0, True)
     for number in range(1, len(out)):
         kept = [t.clone() for t in out[1:]]

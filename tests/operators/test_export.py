@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from npu_kernels import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU, interop, ode
-from npu_kernels._testing.samples import normwise_error
 from tests.conftest import compiles, needs_library
 from tests.support.building import needs_compiler
+from tests.support.samples import normwise_error
 
 # torch's own warnings about itself
 pytestmark = [

@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import npu_kernels.interop.flops
 from npu_kernels import NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU, interop, use_backend
-from npu_kernels._operators import ops
 from tests.conftest import needs_library
 
 ROWS, INPUTS, OUTPUTS = 7, 3, 2
@@ -128,18 +127,6 @@ def test_the_parts_of_a_model() -> None:
         torch.func.vmap(lambda p, b: torch.func.functional_call(layers[0], (p, b), x))(*stacked)
     assert counter.get_total_flops() == 3 * 4 * PRODUCT
     assert products(interop.to_reference(NPU(INPUTS, OUTPUTS)), False, backward=False) == 4
-
-
-def test_every_product_belongs_to_the_layer() -> None:
-    for layer in ops.LAYERS.values():
-        assert set(layer.products) <= {*layer.weights, *layer.options}
-        uses = {
-            word
-            for purposes in layer.products.values()
-            for text in purposes
-            for word in text.split()
-        }
-        assert uses <= {"y", "x", *layer.weights}
 
 
 def test_the_package_does_not_import_the_counter() -> None:

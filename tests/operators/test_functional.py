@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +15,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npu_kernels import NAU, NPU, backend_for, functional, ode, reference, use_backend
-from npu_kernels._backends import cpu, fast_path
-from npu_kernels._operators import dispatch, ops
-from npu_kernels._operators.checks import fits
-from npu_kernels._testing.samples import RECORDS, Sample, normwise_error
 from tests.conftest import needs_library
+from tests.support.building import run_python
 from tests.support.compare import assert_near
+from tests.support.samples import RECORDS, Sample, normwise_error
 
 every_operator = pytest.mark.parametrize("name", list(RECORDS))
 
@@ -173,12 +173,12 @@ class _Spy(torch.utils._python_dispatch.TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
-        self.forced: list[str | None] = []
+        self.backends: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "npu_kernels":
             self.names.append(func.name().removeprefix("npu_kernels::"))
-            self.forced.append(dispatch.forced())
+            self.backends.append(backend_for(args[0]))
         return func(*args, **(kwargs or {}))
 
 
@@ -279,48 +279,48 @@ def test_a_backward_has_the_choice_of_its_forward(name: str | None) -> None:
     with _Spy(), use_backend(name) if name else contextlib.nullcontext():
         losses = [sample.call(functional.npu).sum(), ode.rollout(model, u0, steps=2, dt=0.1).sum()]
 
-    def backward(loss: torch.Tensor) -> tuple[list[str], list[str | None], str | None]:
-        with _Spy() as spy:
+    def backward(loss: torch.Tensor) -> tuple[list[str], list[str], str]:
+        with use_backend("reference"), _Spy() as spy:
             loss.backward()
-        return spy.names, spy.forced, dispatch.forced()
+            return spy.names, spy.backends, backend_for(loss)
 
     for loss, operator in zip(losses, ("npu_backward", "ode_backward"), strict=True):
-        assert in_a_thread(lambda loss=loss: backward(loss)) == ([operator], [name], None)
+        expected = ([operator], ["cpu"]) if name else ([], [])
+        assert in_a_thread(lambda loss=loss: backward(loss)) == (*expected, "reference")
 
 
-@pytest.fixture
-def _no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "_symbols", None)
-    monkeypatch.setattr(cpu, "_reason", "the C++ library is not built")
-    monkeypatch.setattr(dispatch, "_cpu_runs", False)
-    monkeypatch.setattr(fast_path, "npu", None)
-    monkeypatch.setattr(dispatch, "_chosen", {})
+WITHOUT_LIBRARY = """
+import torch, warnings
+from npu_kernels import backend_for, functional, reference, use_backend
+x, weight = torch.rand(4, 3), torch.rand(2, 3)
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    y = functional.npu(x, weight)
+    assert torch.equal(y, functional.npu(x, weight))
+(notice,) = seen
+print(notice.message)
+assert torch.equal(y, reference.npu(x, weight)) and backend_for(x) == "reference"
+eps = torch.finfo(torch.float32).eps
+assert torch.equal(y, torch.ops.npu_kernels.npu_forward(x, weight, None, None, eps, True)[0])
+with use_backend("cpu"):
+    for tensor in (x, torch.ones(1, 2, device="meta")):
+        try:
+            functional.npu(tensor, tensor)
+        except RuntimeError as error:
+            print(error)
+"""
 
 
-@pytest.mark.usefixtures("_no_library")
-def test_without_the_library_one_notice() -> None:
-    sample = RECORDS["npu"].sample(4, 3, 2)
-    message = r"^npu_kernels: cpu tensors are computed by the slower eager formulas .*not built.*build .* with `pip"
-    with pytest.warns(UserWarning, match=message):
-        y = sample.call(functional.npu)
-    assert torch.equal(y, sample.call(functional.npu))  # a second warning would be an error
-    assert backend_for(sample.x) == "reference"
-
-
-@pytest.mark.usefixtures("_no_library")
-def test_forcing_what_cannot_run() -> None:
-    sample = RECORDS["npu"].sample(4, 3, 2)
-    for name in ("cpu", "triton"):
-        if dispatch.reasons("cpu")[name][0]:
-            continue
-        message = rf"backend '{name}' cannot run on cpu tensors. Candidates: reference: available; cpu: .+; triton: .+"
-        with use_backend(name), pytest.raises(RuntimeError, match=message):
-            sample.call(functional.npu)
-    with (
-        use_backend("cpu"),
-        pytest.raises(RuntimeError, match=r"on meta tensors.*cpu: runs on cpu tensors only"),
-    ):
-        functional.npu(torch.ones(1, 2, device="meta"), torch.ones(1, 2, device="meta"))
+def test_without_the_library(bare_package: Path) -> None:
+    """One notice; formulas compute, also those of the operators; what is forced cannot run."""
+    run = run_python("-c", WITHOUT_LIBRARY, cwd=bare_package)
+    assert run.returncode == 0, run.stderr
+    notice, *errors = run.stdout.splitlines()
+    slow = "npu_kernels: cpu tensors are computed by the slower eager formulas "
+    assert re.match(rf"{slow}.*not built.*build .* with `pip", notice), notice
+    candidates = "Candidates: reference: available; cpu: .+; triton: .+"
+    assert re.search(f"backend 'cpu' cannot run on cpu tensors. {candidates}", errors[0])
+    assert re.search("on meta tensors.*cpu: runs on cpu tensors only", errors[1])
 
 
 def test_unknown_backend() -> None:
@@ -328,16 +328,6 @@ def test_unknown_backend() -> None:
         ValueError, match=r"name must be one of 'reference', 'cpu', 'triton', got 'cuda'"
     ):
         use_backend("cuda")
-
-
-def test_operators_run_where_nothing_is_compiled() -> None:
-    """The default kernel of every operator, here for a device without one: the reference."""
-    sample = RECORDS["npu"].sample(4, 3, 2)
-    with use_backend("reference"):
-        y, s = dispatch._run("npu_forward", sample.x, *sample.tensors.values(), 1e-3, True)
-    expected = ops.npu_forward(sample.x, *sample.tensors.values(), 1e-3, True)
-    assert normwise_error(y, expected[0]) < 1e-14
-    assert normwise_error(s, expected[1]) < 1e-14
 
 
 def test_one_tensor_in_two_places_is_checked_in_both() -> None:
@@ -348,30 +338,20 @@ def test_one_tensor_in_two_places_is_checked_in_both() -> None:
         functional.npu(torch.rand(4, 3), weight, weight, weight)
 
 
-def test_the_short_check_knows_devices() -> None:
-    """Plain operands of one GPU pass as those of the CPU do; others go to the full check."""
-
-    def operands(device: str, *other_devices: str) -> tuple[Tensor, list[Tensor]]:
-        devices = [device, *other_devices, *([device] * (3 - len(other_devices)))]
+def test_all_operands_are_on_one_device() -> None:
+    def operands(*devices: str) -> list[Tensor]:
         shapes = [(5, 3), (2, 3), (2, 3), (3,)]
-        x, *weights = [
-            torch.empty(shape, device=each_device)
-            for shape, each_device in zip(shapes, devices, strict=True)
+        return [
+            torch.empty(shape, device=device) for shape, device in zip(shapes, devices, strict=True)
         ]
-        return x, weights
 
-    expected = (("OI", False), ("OI", True), ("I", True))
-    with FakeTensorMode():
+    with FakeTensorMode(), use_backend("reference"):
         for device in ("cpu", "cuda:0"):
-            x, weights = operands(device)
-            assert fits(x, weights, expected)
-            assert not fits(torch.empty(5, 2, device=device), weights, expected)
-            assert not fits(x.double(), weights, expected)
-        for mixed in (
-            ("cuda:0", "cuda:1"),
-            ("cuda:0", "cuda:0", "cpu"),
-            ("cpu", "cuda:0"),
-            ("cpu", "cpu", "cuda:0"),
-        ):
-            assert not fits(*operands(*mixed), expected)
-        assert not fits(*operands("meta"), expected)
+            y = functional.npu(*operands(*[device] * 4))
+            assert (str(y.device), y.shape) == (device, (5, 2))
+        for device, other in (("cuda:0", "cuda:1"), ("cuda:0", "cpu"), ("cpu", "cuda:0")):
+            for position in range(1, 4):
+                devices = [device] * 4
+                devices[position] = other
+                with pytest.raises(ValueError, match=r"^npu: all tensors must have one device"):
+                    functional.npu(*operands(*devices))

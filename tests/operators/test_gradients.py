@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from npu_kernels import functional, reference
-from npu_kernels._testing.samples import LAYOUTS, RECORDS, Sample, normwise_error, with_layout
 from tests.conftest import needs_library
 from tests.support.compare import assert_equal, assert_near
+from tests.support.samples import LAYOUTS, RECORDS, Sample, normwise_error, with_layout
 from tests.support.vmapped import check_batched_gradients
 
 SETTINGS = [(None, False), (2, False), (2, True)]  # models, whether they share x

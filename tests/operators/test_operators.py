@@ -10,18 +10,17 @@ import torch
 from packaging.version import Version
 
 from npu_kernels import reference
-from npu_kernels._operators import ops
-from npu_kernels._testing.samples import (
+from tests.conftest import needs_library
+from tests.support.compare import assert_equal
+from tests.support.kernels import ALL, assert_parity, backward, errors, forward, ops, outputs
+from tests.support.kernels import options as options_of
+from tests.support.samples import (
     LAYOUTS,
     RECORDS,
     error_bound,
     fill_uninitialized_with_nan,
     with_layout,
 )
-from tests.conftest import needs_library
-from tests.support.compare import assert_equal
-from tests.support.kernels import ALL, assert_parity, backward, errors, forward, outputs
-from tests.support.kernels import options as options_of
 
 FUSED = ("npu", "nmu", "nmru", "nalu", "inalu")  # by the C++ library
 

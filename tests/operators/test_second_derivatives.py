@@ -1,16 +1,16 @@
 """The closed form of the NPU's second derivatives, beside the formula differentiated by torch."""
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from npu_kernels import NPU, functional, reference, use_backend
-from npu_kernels._backends import fast_path
-from npu_kernels._operators.second_derivatives import npu_second
 from tests.conftest import needs_library
-from tests.support.compare import normwise_error
+from tests.support.compare import assert_equal, normwise_error
 
 ADDED_EPS = 1e-3
 FLOAT64 = torch.float64
@@ -43,46 +43,46 @@ def test_closed_form(
     straight_through: bool, backend: str,
 ) -> None:  # fmt: skip
     """Every subset of the gradients that come, and each gradient single."""
-    operands = _operands(models, shared, imaginary, gated, positive)
-    leaves = [None if t is None else t.clone().requires_grad_() for t in operands]
-    first = reference.npu_backward(*leaves, None, None, ADDED_EPS, straight_through)  # type: ignore[arg-type,call-arg]
-    _, x, weight_re, weight_im, gate = operands
-    g = None if gate is None else gate.clamp(0, 1)
-    p, q, *_ = reference.exponents(x, weight_re, weight_im, g, ADDED_EPS)  # type: ignore[arg-type]
-    saved = p.exp() * q.cos(), p.exp() * q.sin()
-    for flags in itertools.product((False, True), repeat=4):
-        directions = [
-            torch.randn_like(grad) if flag and leaf is not None else None
-            for flag, grad, leaf in zip(flags, first, leaves[1:], strict=True)
-        ]
-        if all(grad is None for grad in directions):
-            continue
-        terms = [
-            (grad * v).sum() for grad, v in zip(first, directions, strict=True) if v is not None
-        ]
-        sources = [leaf for leaf in leaves if leaf is not None]
-        expected = iter(
-            torch.autograd.grad(sum(terms), sources, retain_graph=True, materialize_grads=True)  # type: ignore[arg-type]
+    leaves = [
+        None if t is None else t.requires_grad_()
+        for t in _operands(models, shared, imaginary, gated, positive)
+    ]
+    grad_y, *operands = leaves
+    sources = [leaf for leaf in leaves if leaf is not None]
+    options = {
+        "eps": ADDED_EPS,
+        "gate_gradient": "straight_through" if straight_through else "clip",
+    }
+
+    def gradients(function: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(
+            function(*operands, **options), sources[1:], grad_y, create_graph=True
         )
-        context = *saved, ADDED_EPS, straight_through, directions
 
-        def second(
-            needed: list[bool], context: tuple[object, ...] = context
-        ) -> list[Tensor | None]:
-            with use_backend(backend):
-                return npu_second(*operands, *context, needed)  # type: ignore[arg-type,call-arg]
+    formula = gradients(reference.npu)
+    # under hooks the closed form serves every backend, also the formulas
+    with use_backend(backend), saved_tensors_hooks(lambda t: t, lambda t: t):
+        first = gradients(functional.npu)
+        for count in range(1, len(first) + 1):
+            for chosen in itertools.combinations(range(len(first)), count):
+                directions = [torch.randn_like(first[n]) for n in chosen]
 
-        actual = second([True] * 5)
-        for n, leaf in enumerate(leaves):
-            if leaf is None:
-                continue
-            wanted_grad, grad = next(expected), actual[n]
-            assert grad is not None
-            assert grad.shape == wanted_grad.shape
-            torch.testing.assert_close(grad, wanted_grad, rtol=1e-10, atol=1e-10)
-            single = second([n == index for index in range(5)])
-            assert [index for index, of_one in enumerate(single) if of_one is not None] == [n]
-            assert torch.equal(single[n], grad)  # type: ignore[arg-type]
+                def second(
+                    outputs: tuple[Tensor, ...],
+                    by: list[Tensor],
+                    chosen: tuple[int, ...] = chosen,
+                    directions: list[Tensor] = directions,
+                ) -> tuple[Tensor, ...]:
+                    return torch.autograd.grad(
+                        [outputs[n] for n in chosen], by, directions,
+                        retain_graph=True, materialize_grads=True,
+                    )  # fmt: skip
+
+                actual, expected = second(first, sources), second(formula, sources)
+                for grad, want in zip(actual, expected, strict=True):
+                    torch.testing.assert_close(grad, want, rtol=1e-10, atol=1e-10)
+                singles = [second(first, [source])[0] for source in sources]
+                assert_equal(singles, actual)
 
 
 @needs_library
@@ -116,22 +116,15 @@ def test_a_loss_of_a_derivative(dtype: torch.dtype) -> None:
 
 
 @needs_library
-def test_the_closed_form_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Second derivatives take it, but not if they are differentiated again."""
-    calls = list[torch.dtype]()
-    original = npu_second
-
-    def counted(grad_y: Tensor, *context: object) -> list[Tensor | None]:
-        calls.append(grad_y.dtype)
-        return original(grad_y, *context)  # type: ignore[arg-type]
-
-    from npu_kernels._operators import autograd
-
-    monkeypatch.setattr(autograd._DERIVATIVES["npu"], "closed_form", counted)
-    monkeypatch.setattr(fast_path, "npu", None)  # which has the same in C++
+def test_the_closed_form_is_taken(backend: str) -> None:
+    """By second derivatives under hooks, but not if they are differentiated again."""
+    x, weight = (torch.rand(n, 3, dtype=FLOAT64).requires_grad_() for n in (5, 2))
     for create_graph in (False, True):
-        x = (torch.rand(5, 3) + 0.5).to(FLOAT64).requires_grad_()
-        weight = torch.rand(2, 3).to(FLOAT64).requires_grad_()
-        (slope,) = torch.autograd.grad(functional.npu(x, weight).sum(), x, create_graph=True)
-        torch.autograd.grad(slope.sum(), weight, create_graph=create_graph)
-    assert calls == [FLOAT64]
+        with (
+            saved_tensors_hooks(lambda t: t, lambda t: t),
+            torch.profiler.profile(acc_events=True) as profile,
+        ):
+            (slope,) = torch.autograd.grad(functional.npu(x, weight).sum(), x, create_graph=True)
+            torch.autograd.grad(slope.sum(), weight, create_graph=create_graph)
+        calls = [event.name for event in profile.events()].count("npu_kernels::npu_second")
+        assert calls == (backend == "cpu" and not create_graph)

@@ -1,19 +1,17 @@
 """The C++ kernel of the NPU's second derivatives, and the tangent that it gives to forward mode."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from npu_kernels import functional, reference, use_backend
-from npu_kernels._backends import cpu, fast_path
-from npu_kernels._operators import ops
-from npu_kernels._operators.second_derivatives import npu_second
-from tests.conftest import needs_library
-from tests.support.compare import normwise_error
+from npu_kernels import functional, reference
+from tests.conftest import needs_fast_path, needs_library
+from tests.support.compare import assert_equal, normwise_error
+from tests.support.kernels import ops
 
 pytestmark = [
     needs_library,
@@ -34,14 +32,6 @@ SIZES = [
 ]
 
 
-@pytest.fixture(params=cpu.supported_isas() if cpu.available()[0] else [])
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = cpu.isa()
-    cpu.set_isa(request.param)
-    yield request.param
-    cpu.set_isa(before)
-
-
 def _case(models: int, rows: int, inputs: int, outs: int, positive: bool) -> list[Tensor]:
     """grad_y, x, weight_re, weight_im and gate, then the direction of all but the first."""
     torch.manual_seed(0)
@@ -56,9 +46,17 @@ def _case(models: int, rows: int, inputs: int, outs: int, positive: bool) -> lis
     return [torch.randn(*lead, rows, outs, dtype=FLOAT64), *operands, *along]
 
 
-def _saved(x: Tensor, re: Tensor, im: Tensor | None, gate: Tensor | None) -> tuple[Tensor, Tensor]:
-    p, q, *_ = reference.exponents(x, re, im, gate, ADDED_EPS)
-    return p.exp() * q.cos(), p.exp() * q.sin()
+def _second(
+    function: Callable[..., Tensor], case: list[Tensor | None], dtype: torch.dtype = FLOAT64
+) -> tuple[Tensor, ...]:
+    """The derivatives along the directions, by grad_y and each operand that there is."""
+    leaves = [None if t is None else t.to(dtype).requires_grad_() for t in case[:5]]
+    grad_y, *operands = leaves
+    sources = [leaf for leaf in leaves if leaf is not None]
+    y = function(*operands, eps=ADDED_EPS)
+    first = torch.autograd.grad(y, sources[1:], grad_y, create_graph=True)
+    along = [t.to(dtype) for t in case[5:] if t is not None]
+    return torch.autograd.grad(first, sources, along, materialize_grads=True)
 
 
 @pytest.mark.parametrize("positive", [False, True])
@@ -67,52 +65,43 @@ def _saved(x: Tensor, re: Tensor, im: Tensor | None, gate: Tensor | None) -> tup
 def test_sizes(
     isa: str, size: tuple[int, int, int, int], complex_weights: bool, positive: bool
 ) -> None:
-    """The kernel in both dtypes beside the closed form in float64."""
-    case = _case(*size, positive)
-    grad_y, x, re, im, gate, v_x, v_re, v_im, v_gate = case
+    """The kernel in both dtypes beside the formula in float64, differentiated twice by torch."""
+    case: list[Tensor | None] = [*_case(*size, positive)]
     if not complex_weights:
-        case[3] = case[7] = im = v_im = None  # type: ignore[call-overload,assignment]
-    saved = _saved(x, re, im, gate)
-    with use_backend("reference"):
-        expected = npu_second(
-            grad_y, x, re, im, gate, *saved, ADDED_EPS, False, [v_x, v_re, v_im, v_gate], [True] * 5
-        )
+        case[3] = case[7] = None
+    expected = _second(reference.npu, case)
     for dtype in (torch.float32, FLOAT64):
-        operands = [None if t is None else t.to(dtype) for t in (*case[:5], *saved, *case[5:])]
-        actual = ops.npu_second(*operands, ADDED_EPS, False, 31)
-        for name, a, b in zip(["grad_y", "x", "re", "im", "gate"], actual, expected, strict=True):
-            if b is None:
-                continue
-            error = normwise_error(a, b)
-            assert error < 200 * torch.finfo(dtype).eps, (isa, dtype, name, error)
+        for number, pair in enumerate(
+            zip(_second(functional.npu, case, dtype), expected, strict=True)
+        ):
+            error = normwise_error(*pair)
+            assert error < 200 * torch.finfo(dtype).eps, (isa, dtype, number, error)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_bits_at_any_number_of_threads(size: tuple[int, int, int, int]) -> None:
-    grad_y, x, re, im, gate, *along = _case(*size, False)
-    operands = grad_y, x, re, im, gate, *_saved(x, re, im, gate), *along
+    case = _case(*size, False)
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            results.append(ops.npu_second(*operands, ADDED_EPS, False, 31))
+            results.append(_second(functional.npu, [*case]))
     finally:
         torch.set_num_threads(before)
     for result in results[1:]:
-        assert all(map(torch.equal, result, results[0]))
+        assert_equal(result, results[0])
 
 
 def test_no_rows() -> None:
-    grad_y, x, re, im, gate, *along = _case(0, 4, 3, 2, False)
-    empty = grad_y[:0], x[:0], re, im, gate, *(t[:0] for t in _saved(x, re, im, gate))
-    grads = ops.npu_second(*empty, along[0][:0], *along[1:], ADDED_EPS, False, 31)
+    grad_y, x, re, im, gate, v_x, *along = _case(0, 4, 3, 2, False)
+    grads = _second(functional.npu, [grad_y[:0], x[:0], re, im, gate, v_x[:0], *along])
     assert [grad.shape for grad in grads] == [(0, 2), (0, 3), (2, 3), (2, 3), (3,)]
     assert all(not grad.any() for grad in grads)
 
 
 def test_the_operator_refuses_what_does_not_fit() -> None:
     grad_y, x, re, im, gate, v_x, v_re, v_im, v_gate = _case(0, 4, 3, 2, False)
-    saved = _saved(x, re, im, gate)
+    saved = ops.npu_forward(x, re, im, gate, ADDED_EPS, True)
 
     def second(*along: Tensor | None, im: Tensor | None = im, gate: Tensor | None = gate) -> None:
         ops.npu_second(grad_y, x, re, im, gate, *saved, *along, ADDED_EPS, False, 31)
@@ -132,7 +121,7 @@ def test_the_operator_refuses_what_does_not_fit() -> None:
 # ---- the fast path's node ----
 
 
-@pytest.mark.skipif(fast_path.npu is None, reason="the fast path is not built")
+@needs_fast_path
 @pytest.mark.parametrize("shape", [(3,), (5, 3), (2, 5, 3), (2, 4, 5, 3)])
 @pytest.mark.parametrize("gate_gradient", ["clip", "straight_through"])
 def test_rows_of_any_shape(shape: tuple[int, ...], gate_gradient: str) -> None:
@@ -161,7 +150,7 @@ def test_rows_of_any_shape(shape: tuple[int, ...], gate_gradient: str) -> None:
             assert normwise_error(a, b) < 1e-9
 
 
-@pytest.mark.skipif(fast_path.npu is None, reason="the fast path is not built")
+@needs_fast_path
 def test_a_graph_sees_its_operands() -> None:
     """An operand that changes in place is refused; gradients that do not come are left out."""
     x = torch.rand(5, 3, dtype=FLOAT64).requires_grad_()

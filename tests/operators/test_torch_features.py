@@ -14,9 +14,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
 from npu_kernels import NAU, NMU, NPU, backend_for, functional, iNALU, reference, use_backend
-from npu_kernels._testing.samples import normwise_error
 from tests.conftest import compiled_backends, compiles, needs_library
 from tests.support.compare import assert_near
+from tests.support.samples import normwise_error
 
 # torch's own warnings about itself: when it traces an autograd.Function, loads forward mode, and
 # saves a program.

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from npu_kernels._testing.samples import normwise_error
+from tests.support.samples import normwise_error
 
 
 def assert_equal(actuals: Iterable[Tensor], expected: Iterable[Tensor], case: object = "") -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from npu_kernels._testing.samples import RECORDS, CountCalls, normwise_error
 from tests.support.compare import assert_near
+from tests.support.samples import RECORDS, CountCalls, normwise_error
 
 ROUNDING = 1e-11
 
