@@ -59,6 +59,15 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@contextlib.contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Calls reach the kernels through the registered operators."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in fast_path.NAMES:
+            patch.setattr(fast_path, name, None)
+        yield
+
+
 @pytest.fixture(
     params=[
         "reference",
@@ -66,14 +75,11 @@ def _seed() -> None:
         pytest.param("operators", marks=needs_fast_path),  # without it, they are what `cpu` calls
     ]
 )
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every backend of the CPU, forced; C++ kernels called directly and by their operators."""
-    name = request.param
-    if name == "operators":
-        for name in fast_path.NAMES:
-            monkeypatch.setattr(fast_path, name, None)
-        name = "cpu"
-    with use_backend(name):
+    by_operators = request.param == "operators"
+    name = "cpu" if by_operators else request.param
+    with use_backend(name), without_fast_path() if by_operators else contextlib.nullcontext():
         yield name
 
 

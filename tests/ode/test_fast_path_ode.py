@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import ode, use_backend
-from npu_kernels._backends import fast_path
-from tests.conftest import needs_library
+from tests.conftest import needs_library, without_fast_path
 from tests.ode.test_ode import LAYERS, D, make, starts
 from tests.support.compare import assert_equal
 
@@ -46,7 +45,6 @@ def test_same_bits_as_the_operators(
     shape: tuple[int, ...],
     method: str,
     dtype: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, u0 = make(layer, models, dtype), starts(*shape, dtype=dtype)
     assert taken(model, u0, method=method)
@@ -58,8 +56,8 @@ def test_same_bits_as_the_operators(
     actuals = [outcome(model, u0, method=method, **options) for options in option_sets]
     with torch.no_grad():
         inference = ode.rollout(model, u0, steps=6, dt=0.05, method=method)
-    monkeypatch.setattr(fast_path, "ode", None)
-    expected = [outcome(model, u0, method=method, **options) for options in option_sets]
+    with without_fast_path():
+        expected = [outcome(model, u0, method=method, **options) for options in option_sets]
     for actual, want in zip(actuals, expected, strict=True):
         assert all(
             torch.equal(a, b) and a.shape == b.shape for a, b in zip(actual, want, strict=True)
@@ -67,7 +65,7 @@ def test_same_bits_as_the_operators(
     assert torch.equal(inference, expected[0][0])
 
 
-def test_strided_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strided_operands() -> None:
     model, u0 = make(models=3), starts(D, 4, 3).permute(2, 1, 0)
     for parameter in model.parameters():
         parameter.data = (
@@ -75,8 +73,8 @@ def test_strided_operands(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     actuals = outcome(model, u0)
     assert taken(model, u0)
-    monkeypatch.setattr(fast_path, "ode", None)
-    assert_equal(actuals, outcome(model, u0))
+    with without_fast_path():
+        assert_equal(actuals, outcome(model, u0))
 
 
 def test_gradients_of_a_part_of_the_results() -> None:

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, ode, use_backend
-from npu_kernels._backends import cpu
-from npu_kernels._operators import ops
 from npu_kernels._time_loop.methods import PAIRS
 from tests.conftest import needs_library
 from tests.ode.test_ode import LAYERS, away_from_zero
 from tests.ode.test_ode_adaptive import PREDATOR, gradients, power_law
 from tests.support.compare import assert_equal, assert_near
+from tests.support.kernels import ops
 from tests.support.samples import fill_uninitialized_with_nan
 
 pytestmark = needs_library
@@ -148,18 +147,10 @@ def test_every_number_of_steps_between_checkpoints(
 
 
 @pytest.mark.parametrize("method", ["dopri5", "kvaerno5"])
-def test_other_instruction_sets(method: str) -> None:
-    model, u0 = smooth("NPU", 3, 5, 3), away_from_zero(3, 2, 3)
-    expected, before = gradients(model, u0, TIMES, method=method, rtol=1e-8), cpu.isa()
-    try:
-        for isa in cpu.supported_isas():
-            cpu.set_isa(isa)
-            for actual, want in zip(
-                gradients(model, u0, TIMES, method=method, rtol=1e-8), expected, strict=True
-            ):
-                torch.testing.assert_close(actual, want, rtol=1e-9, atol=1e-11)
-    finally:
-        cpu.set_isa(before)
+def test_every_instruction_set(method: str, isa: str) -> None:
+    fused, eager = both(smooth("NPU", 3, 5, 3), away_from_zero(3, 2, 3), method=method, rtol=1e-8)
+    for actual, want in zip(fused, eager, strict=True):
+        torch.testing.assert_close(actual, want, rtol=1e-9, atol=1e-10)
 
 
 def test_some_gradients_alone() -> None:
@@ -239,7 +230,7 @@ def test_wrong_operands_of_the_operator(method: str) -> None:
         with pytest.raises(RuntimeError, match="ode_adaptive: .*" + message):
             ops.ode_adaptive_forward(*{**operands, **change}.values(), *numbers)
     with pytest.raises(RuntimeError, match="u0 must be contiguous, on the CPU"):
-        torch.ops.npu_kernels.ode_adaptive_forward.default.redispatch(
+        ops.ode_adaptive_forward.default.redispatch(
             torch._C.DispatchKeySet(torch._C.DispatchKey.CPU),
             *{**operands, "u0": u0.to("meta")}.values(),
             *rest,
@@ -319,9 +310,7 @@ def _kept(every: int) -> tuple[list[Tensor | None], list[Tensor], list[Any]]:
         for shape in ((1, 8, 3), (1, 4, 3), (1, 3, 4))
     )
     operands = [u0 + 0.5, weight_re, None, None, 0.1 * weight, TIMES]
-    out = torch.ops.npu_kernels.ode_adaptive_forward(
-        *operands, pair.numbers, 1e-3, 1e-6, 50, 50, 1e-7, True, every
-    )
+    out = ops.ode_adaptive_forward(*operands, pair.numbers, 1e-3, 1e-6, 50, 50, 1e-7, True, every)
     return operands, list(out), pair.numbers
 
 
@@ -330,7 +319,7 @@ def test_more_steps_between_checkpoints_than_there_are() -> None:
     results = []
     for every in (50, 2**62, 2**63 - 1):
         operands, (path, _, counts, _, times, states), pair = _kept(every)
-        grads = torch.ops.npu_kernels.ode_adaptive_backward(
+        grads = ops.ode_adaptive_backward(
             path,
             torch.ones_like(path),
             *operands,
@@ -357,13 +346,13 @@ def test_sizes_without_memory_of_their_own() -> None:
     _, _, pair = _kept(0)
     empty = functools.partial(torch.empty, dtype=torch.float64)
     with pytest.raises(RuntimeError, match=r"ode_adaptive: the sizes are too large"):
-        torch.ops.npu_kernels.ode_adaptive_forward(
+        ops.ode_adaptive_forward(
             empty(1, 0, 2**60), empty(1, 0, 2**60), None, None, empty(1, 2**60, 0),
             TIMES, pair, 1e-3, 1e-6, 50, 50, 1e-7, True, 0,
         )  # fmt: skip
     for steps, starts in ((2**62, 0), (2**63 - 1, 0), (2**58, 1)):
         with pytest.raises(RuntimeError, match=r"ode_forward: the sizes are too large"):
-            torch.ops.npu_kernels.ode_forward(
+            ops.ode_forward(
                 empty(starts, 2), empty(3, 2), None, None, empty(2, 3),
                 [1.0], steps, 0.1, 1e-7, True, False, False,
             )  # fmt: skip
@@ -377,6 +366,4 @@ def test_memory_smaller_than_an_operand(operand: int) -> None:
     operands[operand] = tensor = tensor.clone()
     tensor.untyped_storage().resize_(tensor.nbytes - 1)
     with pytest.raises(RuntimeError, match=r"ode_adaptive: .* must have memory for its shape"):
-        torch.ops.npu_kernels.ode_adaptive_forward(
-            *operands, pair, 1e-3, 1e-6, 50, 50, 1e-7, True, 0
-        )
+        ops.ode_adaptive_forward(*operands, pair, 1e-3, 1e-6, 50, 50, 1e-7, True, 0)
