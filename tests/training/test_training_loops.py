@@ -1,6 +1,7 @@
 """The loops of `training.run` make the same numbers: what is frozen, held in part, or called in
 another way."""
 
+import contextlib
 import copy
 import warnings
 from collections.abc import Callable
@@ -20,13 +21,11 @@ from npu_kernels import (
     RealNPU,
     backend_for,
 )
-from npu_kernels._loops import captured, obstacles, plan
-from npu_kernels._loops.steps import Ordinary
 from npu_kernels.training import Run, run
-from npu_kernels.training import _runs as runs
 from tests.conftest import needs_library
-from tests.training.test_training_obstacles import _model, _overlap
-from tests.training.test_training_run import MODELS, NOTICE, assert_same, data
+from tests.support.loops import NOTICE, one_by_one, why
+from tests.training.test_training_obstacles import OnGpu, _model, _overlap
+from tests.training.test_training_run import MODELS, assert_same, data
 
 NUMBERS = torch.float64
 
@@ -47,21 +46,21 @@ def outside(models: int | None) -> nn.Sequential:
 
 def in_each_loop(
     model: nn.Module,
-    monkeypatch: pytest.MonkeyPatch,
     prepare: Callable[[nn.Module], Any],
     **settings: Any,
 ) -> list[Run]:
     """The run in C++, and by the ordinary loop; prepare: freezes parameters, returns an optimiser
     or None."""
     results = []
-    for loop in (plan.Fused, Ordinary):
-        with monkeypatch.context() as patch:
-            patch.setattr(runs, "loop_for", lambda *_, loop=loop: (loop, None))
-            twin = copy.deepcopy(model)
-            optimizer = prepare(twin)
-            more = {} if optimizer is None else {"optimizer": optimizer}
-            x, y = data(None, NUMBERS)
-            results.append(run(twin, x, y, steps=7, **{"lr": 0.01, **more, **settings}))
+    for loop in (contextlib.nullcontext(), one_by_one()):
+        twin = copy.deepcopy(model)
+        optimizer = prepare(twin)
+        more = {} if optimizer is None else {"optimizer": optimizer}
+        with loop:
+            results.append(
+                run(twin, *data(None, NUMBERS), steps=7, **{"lr": 0.01, **more, **settings})
+            )
+    assert [result.fused for result in results] == [True, False]
     return results
 
 
@@ -94,15 +93,12 @@ PREPARED: dict[str, Callable[[nn.Module], Any]] = {
 @pytest.mark.parametrize("project", [False, True, 0.4])
 @pytest.mark.parametrize("name", PREPARED)
 def test_parameters_that_are_not_trained(
-    name: str, project: bool | float, models: int | None, monkeypatch: pytest.MonkeyPatch
+    name: str, project: bool | float, models: int | None
 ) -> None:
     """Each loop clamps them as `project_` does, and changes them in no other way."""
     model = outside(models)
     penalties = {"l1": 1e-3, "madsen": 1e-3}
-    fused, ordinary = in_each_loop(
-        model, monkeypatch, PREPARED[name], project=project, penalties=penalties
-    )
-    assert [fused.fused, ordinary.fused] == [True, False]
+    fused, ordinary = in_each_loop(model, PREPARED[name], project=project, penalties=penalties)
     assert_same(fused, ordinary, 1e-10)
     held = {
         id(p) for group in fused.optimizer.param_groups for p in group["params"] if p.requires_grad
@@ -121,12 +117,12 @@ def test_parameters_that_are_not_trained(
 
 
 @needs_library
-def test_a_frozen_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_layer_alone() -> None:
     """Losses and gradients of one layer come from one kernel."""
     model = RealNPU(2, 3, num_models=3, dtype=NUMBERS)
     with torch.no_grad():
         model.gate.copy_(torch.tensor([1.5, -0.5], dtype=NUMBERS).expand(3, 2))
-    fused, ordinary = in_each_loop(model, monkeypatch, freeze("gate"))
+    fused, ordinary = in_each_loop(model, freeze("gate"))
     assert_same(fused, ordinary, 1e-11)
     assert torch.equal(fused.model.gate[0], torch.tensor([1.0, 0.0], dtype=NUMBERS))  # type: ignore[index]
     before = fused.model.gate._version
@@ -192,18 +188,15 @@ REPLACED = {
 def test_calls_that_are_replaced(name: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model's own losses; the reason names what is replaced."""
     change, reason = REPLACED[name]
-    monkeypatch.setattr(runs, "_noticed", set())
     model = nn.Sequential(NPU(2, 4, dtype=NUMBERS), nn.Sequential(NAU(4, 3, dtype=NUMBERS)))
     part = model.get_submodule(path)
     change(part)
     x, y = data(None, NUMBERS)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for tensor in (x, x.as_subclass(OnGpu)):
+        if tensor is not x or backend_for(x) == "cpu":
+            assert why(model, x=tensor, y=y) == reason.format(type(part).__name__)
     expected = nn.functional.mse_loss(model(x), y)
-    for obstacle, tensor in ((obstacles.obstacle, x), (captured.obstacle, CUDA)):
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-            optimizer = torch.optim.Adam(model.parameters())
-            if tensor is CUDA or backend_for(x) == "cpu":
-                assert obstacle(model, optimizer, tensor) == reason.format(type(part).__name__)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", f".*{NOTICE}")
         result = run(model, x, y, steps=1, lr=0.01)
@@ -221,22 +214,15 @@ def test_calls_that_are_replaced_on_the_class(
     x, y = data(None, NUMBERS)
     part = model.get_submodule(path)
     change(part, monkeypatch)
-    expected = nn.functional.mse_loss(model(x), y)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    reason = captured.obstacle(model, torch.optim.Adam(model.parameters()), CUDA)
+    reason = why(model, x=x.as_subclass(OnGpu), y=y)
     assert f"of {type(part).__name__} is replaced" in str(reason)
+    expected = nn.functional.mse_loss(model(x), y)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", f".*{NOTICE}")
         result = run(model, x, y, steps=1, lr=0.01)
     assert not result.fused
     torch.testing.assert_close(result.losses[0], expected)
-
-
-class _Cuda:
-    is_cuda, device = True, torch.device("cuda")
-
-
-CUDA: Any = _Cuda()
 
 
 @needs_library
@@ -263,7 +249,7 @@ def test_subclasses_call_their_own() -> None:
 
 @needs_library
 @pytest.mark.parametrize("maximize", [False, True])
-def test_rmsprop_maximizes(maximize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rmsprop_maximizes(maximize: bool) -> None:
     """Weight decay keeps its sign."""
 
     def prepare(model: nn.Module) -> torch.optim.Optimizer:
@@ -271,25 +257,25 @@ def test_rmsprop_maximizes(maximize: bool, monkeypatch: pytest.MonkeyPatch) -> N
             model.parameters(), maximize=maximize, weight_decay=0.1, centered=True
         )
 
-    fused, ordinary = in_each_loop(outside(2), monkeypatch, prepare, lr=1e-3, project=False)
+    fused, ordinary = in_each_loop(outside(2), prepare, lr=1e-3, project=False)
     assert_same(fused, ordinary, 1e-10)
 
 
 @needs_library
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop])
-def test_infinite_weights_stay(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_infinite_weights_stay(kind: Any) -> None:
     """Where gradients that are not finite count as 0: no decay makes nan of them."""
     model = NAU(2, 3, clip=False, dtype=NUMBERS)
     with torch.no_grad():
         model.weight.fill_(torch.inf)
     for result in in_each_loop(
-        model, monkeypatch, lambda m: kind(m.parameters()), project=False, nonfinite="zero"
+        model, lambda m: kind(m.parameters()), project=False, nonfinite="zero"
     ):
         assert torch.equal(result.model.weight, model.weight)  # type: ignore[arg-type]
 
 
 @needs_library
-def test_groups_and_states_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_and_states_in_another_order() -> None:
     """Each parameter has its own group's settings; a state has names, not an order."""
 
     def prepare(model: Any) -> torch.optim.Optimizer:
@@ -308,13 +294,13 @@ def test_groups_and_states_in_another_order(monkeypatch: pytest.MonkeyPatch) -> 
         return optimizer
 
     fused, ordinary = in_each_loop(
-        outside(2), monkeypatch, prepare, project=False, penalties={"paper": 0.1, "l1": 0.2}
+        outside(2), prepare, project=False, penalties={"paper": 0.1, "l1": 0.2}
     )
     assert_same(fused, ordinary, 1e-10)
 
 
 @needs_library
-def test_options_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_layers() -> None:
     """Each option reaches its kernel; the NMRU's eps counts in training mode only."""
     chains = [
         NaiveNPU(2, 3, eps=0.3, dtype=NUMBERS),
@@ -331,7 +317,7 @@ def test_options_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
         with torch.no_grad():
             for parameter in layer.parameters():
                 parameter.mul_(3)
-        fused, ordinary = in_each_loop(layer, monkeypatch, lambda _: None, project=False, lr=1e-3)
+        fused, ordinary = in_each_loop(layer, lambda _: None, project=False, lr=1e-3)
         assert_same(fused, ordinary, 1e-9)
 
 

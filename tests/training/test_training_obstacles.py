@@ -1,10 +1,12 @@
 """What keeps `training.run` from its fused loop: obstacles of the model, the optimiser and the
 surroundings, and what a user replaces."""
 
+import copy
 import functools
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +17,23 @@ from torch import Tensor, nn
 from npu_kernels import (
     NAU,
     functional,
+    optim,
     use_backend,
 )
-from npu_kernels._loops import obstacles
-from npu_kernels.training import _runs as runs
 from npu_kernels.training import run
 from tests.conftest import needs_library
-from tests.training.test_training_run import MODELS, NOTICE, data
+from tests.support.building import run_python
+from tests.support.loops import NOTICE, new_notices, why
+from tests.training.test_training_run import MODELS, data
+
+OPTIMIZERS = (optim.Adam, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
+
+
+class OnGpu(Tensor):
+    """A tensor of the CPU that says that it is on a GPU; what is computed from it does not."""
+
+    is_cuda = True
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
 
 def _rename(layer: nn.Module) -> None:
@@ -51,6 +63,11 @@ def _with_grad_hook(layer: Any) -> None:
     layer.weight.register_post_accumulate_grad_hook(lambda _: None)
 
 
+def _made_in_inference_mode(chain: nn.Sequential) -> None:
+    with torch.inference_mode():
+        chain[1] = NAU(6, 3)
+
+
 def _overlap(first: Tensor, second: Tensor) -> None:
     """Give parameters memory of which one number is shared."""
     memory = torch.rand(first.numel() + second.numel() - 1)
@@ -71,14 +88,14 @@ MODEL_OBSTACLES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
         lambda m: setattr(m[1], "clip", "no"),
         "clip of NAU is neither True nor False",
     ),
-    "empty": (lambda m: [m.pop(0) for _ in range(2)], "the model is empty"),
-    "wide": (lambda m: m.append(NAU(3, obstacles.WIDEST_NAU + 1)),
+    "wide": (lambda m: m.append(NAU(3, 65)),
              "torch's own product is faster for a NAU"),
-    "deep": (lambda m: m.append(NAU(obstacles.WIDEST_NAU + 1, 3)),
+    "deep": (lambda m: m.append(NAU(65, 3)),
              "torch's own product is faster for a NAU"),
     "widths that differ": (lambda m: m.append(NAU(4, 1)),
                            "NAU takes another number of features than it gets"),
     "pruned": (lambda m: m[1]._parameters.pop("weight"), "weight of NAU is pruned or parametrized"),
+    "made in inference mode": (_made_in_inference_mode, "lazily negated, or made in inference mode"),
     "shared layer": (lambda m: m.append(m[1]), "a parameter of NAU belongs to two layers"),
     "shared memory": (
         lambda m: (
@@ -114,11 +131,6 @@ MODEL_OBSTACLES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
 }  # fmt: skip
 
 
-def _why(model: nn.Module, optimizer: Any = None, x: Tensor | None = None) -> str | None:
-    x = torch.rand(5, 2) if x is None else x
-    return obstacles.obstacle(model, optimizer or torch.optim.Adam(model.parameters()), x)
-
-
 def _model() -> Any:
     return MODELS["npu nau"](None, torch.float32)
 
@@ -129,47 +141,48 @@ def test_obstacles_of_the_model(name: str) -> None:
     change, reason = MODEL_OBSTACLES[name]
     model = _model()
     optimizer = torch.optim.Adam(model.parameters())
-    assert _why(model, optimizer) is None
+    assert why(model, optimizer) is None
     change(model)
     with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(_why(model, optimizer))
+        raise AssertionError(why(model, optimizer))
 
 
 @needs_library
-def test_obstacles_of_the_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = _model()
-    assert _why(model, x=torch.rand(5, 2).half()) == "torch.float16 is neither float32 nor float64"
-    assert "C++ kernels are not used" in str(_why(model, x=torch.rand(5, 2, device="meta")))
-    with use_backend("reference"):
-        assert "C++ kernels are not used" in str(_why(model))
-    for name, x in (("cpu", torch.rand(5, 2, device="meta")), ("triton", torch.rand(5, 2))):
-        with use_backend(name):  # it cannot run there: the model's call says so, if it has units
-            assert "C++ kernels are not used" in str(_why(model, x=x))
-    with monkeypatch.context() as patch:  # no library
-        patch.setattr("npu_kernels._operators.dispatch._cpu_runs", False)
-        patch.setattr("npu_kernels._operators.dispatch._chosen", {torch.device("cpu"): "reference"})
-        assert "C++ kernels are not used" in str(_why(model))
-    with monkeypatch.context() as patch:
-        patch.setattr(obstacles, "is_compiling", lambda: True)
-        assert "torch.compile" in str(_why(model))
+def test_obstacles_of_the_surroundings() -> None:
+    model, x, y = _model(), torch.rand(5, 2), torch.rand(5, 3)
+    half = copy.deepcopy(model).half(), None, x.half(), y.half()
+    assert why(*half) == "torch.float16 is neither float32 nor float64"
+    for name in ("reference", "triton"):  # the model's call may say that it cannot run
+        with use_backend(name):
+            assert "C++ kernels are not used" in str(why(model))
     with torch.autocast("cpu"):
-        assert "autocast" in str(_why(model))
-    with torch.inference_mode():
-        assert "inference mode" in str(_why(model))
-        made_within = _model()
-    assert "inference mode" in str(_why(made_within))
+        assert "autocast" in str(why(model))
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
-        assert _why(model) == "a module has hooks"
+        assert why(model) == "a module has hooks"
     finally:
         handle.remove()
     torch.set_float32_matmul_precision("medium")
     try:
-        assert "precision of float32 products" in str(_why(model))
-        assert _why(model.double(), x=torch.rand(5, 2).double()) is None
+        assert "precision of float32 products" in str(why(model))
+        assert why(model.double(), x=x.double()) is None
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert _why(model.float()) is None
+    assert why(model.float()) is None
+
+
+WITHOUT_LIBRARY = """
+import torch, npu_kernels
+x = torch.rand(5, 2)
+result = npu_kernels.training.run(npu_kernels.NPU(2, 2), x, x, steps=1, lr=0.1)
+print(result.fused)
+"""
+
+
+def test_without_the_library(bare_package: Path) -> None:
+    run = run_python("-c", WITHOUT_LIBRARY, cwd=bare_package)
+    assert run.stdout == "False\n"
+    assert f"{NOTICE}, because the C++ kernels are not used for these tensors" in run.stderr
 
 
 def _stepped(kind: Any = torch.optim.Adam, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -211,9 +224,9 @@ STATES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 def test_states_that_are_not_plain(name: str) -> None:
     change, reason = STATES[name]
     model, optimizer, state = _stepped()
-    assert _why(model, optimizer) is None
+    assert why(model, optimizer) is None
     change(state)
-    assert reason in str(_why(model, optimizer))
+    assert reason in str(why(model, optimizer))
 
 
 @needs_library
@@ -221,9 +234,9 @@ def test_states_of_other_settings() -> None:
     """RMSprop keeps more where it is centered or has a momentum."""
     for name, value in (("centered", True), ("momentum", 0.5)):
         model, optimizer, _ = _stepped(torch.optim.RMSprop)
-        assert _why(model, optimizer) is None
+        assert why(model, optimizer) is None
         optimizer.param_groups[0][name] = value
-        assert "of other settings" in str(_why(model, optimizer))
+        assert "of other settings" in str(why(model, optimizer))
 
 
 @needs_library
@@ -232,7 +245,7 @@ def test_settings_of_optimizers(name: str) -> None:
     model = _model()
     optimizer = torch.optim.Adam(model.parameters())
     optimizer.param_groups[0][name] = True
-    assert _why(model, optimizer) == "the optimiser is amsgrad, capturable or differentiable"
+    assert why(model, optimizer) == "the optimiser is amsgrad, capturable or differentiable"
 
 
 @needs_library
@@ -243,7 +256,7 @@ def test_settings_that_are_tensors(name: str) -> None:
     optimizer = kind(model.parameters())
     value: Any = torch.tensor(0.5)
     optimizer.param_groups[0][name] = (0.9, value) if name == "betas" else value
-    assert _why(model, optimizer) == "a setting of the optimiser is a tensor"
+    assert why(model, optimizer) == "a setting of the optimiser is a tensor"
 
 
 @needs_library
@@ -252,14 +265,14 @@ def test_hooks_of_optimizers(register: str) -> None:
     model = _model()
     optimizer = torch.optim.Adam(model.parameters())
     handle = getattr(optimizer, register)(lambda *_: None)
-    assert _why(model, optimizer) == "the optimiser has hooks"
+    assert why(model, optimizer) == "the optimiser has hooks"
     handle.remove()
-    assert _why(model, optimizer) is None
+    assert why(model, optimizer) is None
     handle = getattr(
         sys.modules["torch.optim.optimizer"], register.replace("register_", "register_optimizer_")
     )(lambda *_: None)
     try:
-        assert _why(model, optimizer) == "the optimiser has hooks"
+        assert why(model, optimizer) == "the optimiser has hooks"
     finally:
         handle.remove()
 
@@ -286,20 +299,19 @@ def _replace(patch: pytest.MonkeyPatch, target: Any, name: str, factor: Any) -> 
 @needs_library
 @pytest.mark.parametrize("name", ["step", "zero_grad"])
 @pytest.mark.parametrize("of_class", [False, True])
-@pytest.mark.parametrize("kind", obstacles.OPTIMIZERS)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_methods_of_an_optimiser_that_are_replaced(
     kind: Any, of_class: bool, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "_noticed", set())
     model, x, y = _model(), *data(None, torch.float32)
     optimizer = kind(model.parameters(), lr=0.0)
-    assert _why(model, optimizer) is None
+    assert why(model, optimizer) is None
     target = kind if of_class else optimizer
     with monkeypatch.context() as patch:
         _replace(patch, target, name, 0.5)
-        assert _why(model, optimizer) == f"{name} of the optimiser is replaced"
+        assert why(model, optimizer) == f"{name} of the optimiser is replaced"
         before = [p.detach().clone() for p in model.parameters()]
-        with pytest.warns(UserWarning, match=f"{name} of the optimiser is replaced"):
+        with new_notices(), pytest.warns(UserWarning, match=f"{name} of the optimiser is replaced"):
             result = run(model, x, y, steps=2, optimizer=optimizer, project=False)
     assert not result.fused
     for parameter, old in zip(model.parameters(), before, strict=True):
@@ -313,7 +325,7 @@ def test_a_scheduler_does_not_replace_a_step() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     torch.optim.lr_scheduler.StepLR(optimizer, 5)
     assert "step" in vars(optimizer)
-    assert _why(model, optimizer) is None
+    assert why(model, optimizer) is None
 
 
 def test_gradients_that_a_replaced_zero_grad_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +348,7 @@ def test_a_function_that_is_replaced(name: str, monkeypatch: pytest.MonkeyPatch)
     model, x, y = _model(), *data(None, torch.float32)
     inner = getattr(functional, name)
     monkeypatch.setattr(functional, name, lambda *a, **options: 2 * inner(*a, **options))
-    assert _why(model) == f"functional.{name} is replaced"
+    assert why(model) == f"functional.{name} is replaced"
     expected = nn.functional.mse_loss(model(x), y)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", f".*{NOTICE}")
@@ -349,18 +361,15 @@ def test_a_function_that_is_replaced(name: str, monkeypatch: pytest.MonkeyPatch)
 def test_a_parameter_twice_in_a_group() -> None:
     model = _model()
     optimizer = torch.optim.Adam([model[1].weight, model[1].weight])
-    assert _why(model, optimizer) == "the optimiser has a parameter twice"
+    assert why(model, optimizer) == "the optimiser has a parameter twice"
 
 
 @needs_library
 def test_obstacles_of_the_data() -> None:
-    model, x = _model(), torch.rand(5, 2)
-    optimizer = torch.optim.Adam(model.parameters())
-    assert obstacles.obstacle(model, optimizer, x, x, x[1:]) is None
-    assert obstacles.obstacle(model, optimizer, torch._neg_view(x)) is None  # torch resolves it
-    zeros = torch._efficientzerotensor((5, 3))
-    assert "zeros without memory" in str(obstacles.obstacle(model, optimizer, x, zeros))
+    model, x, y = _model(), torch.rand(5, 2), torch.rand(5, 3)
+    assert why(model, x=torch._neg_view(x)) is None  # torch resolves it
+    assert "zeros without memory" in str(why(model, y=torch._efficientzerotensor((5, 3))))
     weights = model[1].weight.detach()
-    for shared in (weights, weights.view(-1)[-1:]):
-        reason = obstacles.obstacle(model, optimizer, x, shared)
+    for shared in ({"x": weights.view(-1)[:10].view(5, 2)}, {"y": weights.view(-1)[3:].view(5, 3)}):
+        reason = why(model, **{"x": x, "y": y, **shared})
         assert reason == "a parameter shares its memory with another tensor"

@@ -15,15 +15,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
-from npu_kernels._backends import cpu
-from npu_kernels._loops import plan
 from npu_kernels.optim import Adam
 from npu_kernels.training import Run, SteppedSchedule, run
-from tests.conftest import ISAS, needs_library
+from tests.conftest import needs_library
 from tests.support.compare import assert_equal
+from tests.support.loops import NOTICE, new_notices
+from tests.support.samples import CountCalls
 
 STEPS, ROWS = 50, 21
-NOTICE = "training.run makes its steps one by one"
 
 Make = Callable[[int | None, torch.dtype], nn.Module]
 
@@ -173,16 +172,10 @@ def test_penalties_at_their_kinks(size: float) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("isa", ISAS)
 def test_instruction_sets(isa: str) -> None:
-    before = cpu.isa()
-    cpu.set_isa(isa)
-    try:
-        for dtype, within in ((torch.float32, 2e-4), (torch.float64, 1e-11)):
-            fused, ordinary = both(MODELS["npu nau"], 3, dtype)
-            assert_same(fused, ordinary, within)
-    finally:
-        cpu.set_isa(before)
+    for dtype, within in ((torch.float32, 2e-4), (torch.float64, 1e-11)):
+        fused, ordinary = both(MODELS["npu nau"], 3, dtype)
+        assert_same(fused, ordinary, within)
 
 
 @needs_library
@@ -235,7 +228,6 @@ SMALL: dict[str, Make] = {
 
 
 @needs_library
-@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("per_model", [False, True])
 @pytest.mark.parametrize("batch", [40, 128, 300, 1100])
 @pytest.mark.parametrize("name", SMALL)
@@ -258,12 +250,7 @@ def test_small_power_units_alone(name: str, batch: int, per_model: bool, isa: st
     twin = copy.deepcopy(model)
     twin.register_forward_hook(lambda *_: None)
     settings = {"steps": 6, "rows": rows, "lr": 0.01, "every": 2, "progress": False}
-    before = cpu.isa()
-    cpu.set_isa(isa)
-    try:
-        fused = run(model, x, y, **settings)
-    finally:
-        cpu.set_isa(before)
+    fused = run(model, x, y, **settings)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", f".*{NOTICE}")
         ordinary = run(twin, x, y, **settings)
@@ -272,7 +259,6 @@ def test_small_power_units_alone(name: str, batch: int, per_model: bool, isa: st
 
 
 @needs_library
-@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", [NPU, RealNPU])
 def test_rows_behind_the_last_count_nowhere(kind: Any, isa: str) -> None:
     """Registers are filled up with rows of 0, of which these powers are infinite."""
@@ -283,12 +269,7 @@ def test_rows_behind_the_last_count_nowhere(kind: Any, isa: str) -> None:
     x = 0.9 + 0.2 * torch.rand(37, 2, dtype=torch.float64)
     twin = copy.deepcopy(model)
     twin.register_forward_hook(lambda *_: None)
-    before = cpu.isa()
-    cpu.set_isa(isa)
-    try:
-        fused = run(model, x, x[:, :1], steps=3, lr=1e-3)
-    finally:
-        cpu.set_isa(before)
+    fused = run(model, x, x[:, :1], steps=3, lr=1e-3)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", f".*{NOTICE}")
         assert_same(fused, run(twin, x, x[:, :1], steps=3, lr=1e-3), 1e-10)
@@ -470,22 +451,20 @@ def test_ctrl_c() -> None:
     (lambda model: prune.l1_unstructured(model[1], "weight", 1), "hooks"),
 ])  # fmt: skip
 @needs_library
-def test_ordinary_loop(
-    change: Callable[[nn.Sequential], Any], reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ordinary_loop(change: Callable[[nn.Sequential], Any], reason: str) -> None:
     """What cannot be fused makes ordinary steps, and says why once."""
-    monkeypatch.setattr("npu_kernels.training._runs._noticed", set())
     model = MODELS["npu nau"](None, torch.float32)
     change(model)  # type: ignore[arg-type]
     x, y = data(None, torch.float32)
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.warns(UserWarning, match=f"{NOTICE}, because .*{reason}"):
-        result = run(model, x, y, steps=2, lr=0.01)
+    with new_notices():
+        with pytest.warns(UserWarning, match=f"{NOTICE}, because .*{reason}"):
+            result = run(model, x, y, steps=2, lr=0.01)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            run(model, x, y, steps=1, lr=0.01)
     assert not result.fused
     assert not all(map(torch.equal, before, model.parameters()))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run(model, x, y, steps=1, lr=0.01)
 
 
 @needs_library
@@ -505,16 +484,9 @@ def test_optimizers_that_are_not_fused() -> None:
 
 
 @needs_library
-def test_a_short_training_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_training_is_one_call() -> None:
     """A call costs more than the steps of a small model."""
-    lengths: list[int] = []
-    advance = plan.Fused.advance
-
-    def counted(loop: plan.Fused, done: int, rows: Tensor | None, schedules: Tensor) -> None:
-        lengths.append(schedules.shape[1])
-        advance(loop, done, rows, schedules)
-
-    monkeypatch.setattr(plan.Fused, "advance", counted)
     x = torch.rand(20, 2)
-    run(NPU(2, 1), x, x[:, :1], steps=16, lr=0.01, progress=False)
-    assert lengths == [16]
+    with CountCalls() as count:
+        run(NPU(2, 1), x, x[:, :1], steps=16, lr=0.01, progress=False)
+    assert count.calls["train"] == 1

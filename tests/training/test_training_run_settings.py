@@ -2,15 +2,14 @@
 
 import math
 import threading
+import time
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from npu_kernels import NAU, NPU, RealNPU
-from npu_kernels._loops import obstacles
-from npu_kernels._loops.steps import Ordinary
+from npu_kernels import NAU, NPU, RealNPU, backend_for
 from npu_kernels.training import SteppedSchedule, run
 from tests.conftest import needs_library
 
@@ -82,22 +81,24 @@ def test_data_of_any_strides(fused: bool) -> None:
     assert torch.equal(result.losses, plain.losses)
 
 
-def test_few_rows_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("npu_kernels.training._runs.MOST_DRAWN", 32)
-    expected, sizes = losses(batch_size=4, generator=torch.Generator().manual_seed(1), steps=60), []
-    draw = torch.randint
+def drawn(monkeypatch: pytest.MonkeyPatch, batch: int, steps: int) -> list[int]:
+    """The steps whose rows a run draws at a time."""
+    sizes, draw = [], torch.randint
 
     def spied(high: int, size: tuple[int, ...], **options: Any) -> torch.Tensor:
-        sizes.append(size)
+        sizes.append(size[0])
         return draw(high, size, **options)
 
-    monkeypatch.setattr(torch, "randint", spied)
-    actual = losses(batch_size=4, generator=torch.Generator().manual_seed(1), steps=60)
-    assert torch.equal(actual, expected)
-    assert max(size[0] for size in sizes) == 8
-    sizes.clear()
-    losses(batch_size=40, generator=torch.Generator().manual_seed(1), steps=3)
-    assert sizes == [(1, 40)] * 3
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "randint", spied)
+        losses(model=model(fused=False), batch_size=batch, steps=steps, generator=torch.Generator())
+    return sizes
+
+
+def test_few_rows_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most four million."""
+    assert drawn(monkeypatch, 2**21, 3) == [2, 1]
+    assert drawn(monkeypatch, 2**22 + 1, 2) == [1, 1]
 
 
 # ---- optimisers and schedules --------------------------------------------------------------------
@@ -212,21 +213,12 @@ def test_callbacks() -> None:
 
 
 def test_a_run_without_callbacks_is_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slices grow; callbacks do not cut them where there are none."""
-    sizes, advance = [], Ordinary.advance
-
-    def spied(self: Any, done: int, rows: Any, schedules: torch.Tensor) -> None:
-        sizes.append(schedules.shape[1])
-        advance(self, done, rows, schedules)
-
-    monkeypatch.setattr(Ordinary, "advance", spied)
-    monkeypatch.setattr("npu_kernels._jobs.driver.SLICE_SECONDS", 1e6)
-    losses(model=model(fused=False), steps=200)
-    assert sizes == [16, 128, 56]
-    sizes.clear()
-    monkeypatch.setattr("npu_kernels._jobs.driver.SLICE_SECONDS", 0.0)
-    losses(model=model(fused=False), steps=20)
-    assert sizes == [16, 1, 1, 1, 1]
+    """The slices grow until they take a fraction of a second."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    assert drawn(monkeypatch, 3, 200) == [16, 128, 56]
+    monkeypatch.setattr(time, "monotonic", lambda: now.append(now[-1] + 1e6) or now[-1])  # type: ignore[func-returns-value]
+    assert drawn(monkeypatch, 3, 20) == [16, 1, 1, 1, 1]
 
 
 def test_in_another_thread() -> None:
@@ -241,7 +233,7 @@ def test_in_another_thread() -> None:
 def test_how_steps_are_made_is_told() -> None:
     assert not run(model(fused=False), X, Y, steps=1, lr=0.1, progress=False).fused
     result = run(model(), X, Y, steps=1, lr=0.1, progress=False)
-    assert result.fused is (obstacles.obstacle(model(), result.optimizer, X) is None)
+    assert result.fused is (backend_for(X) == "cpu")
     assert not result.captured
 
 
