@@ -26,6 +26,7 @@ from npu_kernels import (
     NPU,
     NaiveNPU,
     RealNPU,
+    env,
     formula,
     functional,
     iNALU,
@@ -34,7 +35,6 @@ from npu_kernels import (
     training,
     use_backend,
 )
-from npu_kernels._operators import dispatch
 from tests.conftest import needs_library
 from tests.support.compare import assert_near
 from tests.support.samples import RECORDS, CountCalls, Sample, normwise_error
@@ -253,10 +253,8 @@ def _on_a_line(rank: int, ranks: int) -> None:
 def _triton_on_a_line(rank: int, ranks: int) -> None:
     """The operators of one layer by Triton's kernels."""
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-    from npu_kernels._backends import triton
-
+    assert env.environment()["triton on cpu"] == "available"
     with use_backend("triton"), CountCalls() as counted:
-        assert triton.available("cpu") == (True, "")
         # the interpreter takes seconds for each placement
         _operators(rank, ranks, (ranks,), {"nalu": _TWO[1:]})
     assert counted.calls["nalu_backward"] > 0
@@ -428,9 +426,9 @@ def test_two_processes() -> None:
 
 def test_nalu_by_triton() -> None:
     """Interpreted, in processes that have not imported Triton before."""
-    runs, reason = dispatch.reasons("cpu")["triton"]
-    if not runs and "TRITON_INTERPRET" not in reason:
-        pytest.skip(reason)
+    state = env.environment()["triton on cpu"]
+    if state != "available" and "TRITON_INTERPRET" not in state:
+        pytest.skip(state)
     _spawn(2, _triton_on_a_line)
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from npu_kernels import NMRU, functional, reference
-from npu_kernels._operators import ops
 from npu_kernels.training import project_, regularizer
 from tests.conftest import needs_library
+from tests.support.kernels import ops
 from tests.support.samples import RECORDS, normwise_error
 
 SIGNS = ("product", "separate")
