@@ -23,6 +23,7 @@ with contextlib.suppress(ImportError):  # most tests on a GPU do without it
     hypothesis.settings.load_profile("npu_kernels")
 
 ISAS = cpu.supported_isas() if cpu.available()[0] else []
+isa_in_use, set_isa = cpu.isa, cpu.set_isa  # of this process
 needs_library = pytest.mark.skipif(
     not cpu.available()[0], reason=f"the cpu backend cannot run: {cpu.available()[1]}"
 )
@@ -109,7 +110,7 @@ def fresh_compiler() -> Iterator[None]:
 @pytest.fixture(params=ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every instruction set that this processor has, in use."""
-    before = cpu.isa()
-    cpu.set_isa(request.param)
+    before = isa_in_use()
+    set_isa(request.param)
     yield request.param
-    cpu.set_isa(before)
+    set_isa(before)

@@ -7,6 +7,7 @@ Torch's code outside it (its operators, its autograd engine) may say "std::bad_a
 everyone.
 """
 
+import contextlib
 import copy
 import ctypes
 import json
@@ -21,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, NPU, ode
-from npu_kernels._backends import fast_path
 from npu_kernels.optim import Adam
 from npu_kernels.training import mse_loss
 from npu_kernels.training import run as run_steps
+from tests.conftest import without_fast_path
 from tests.support.samples import RECORDS
 
 OURS, TORCHS = re.compile(r"libnpu_kernels_cpu|fast_path-"), re.compile(r"libc10\.so")
@@ -225,16 +226,12 @@ def run(case: Case, malloc: Malloc) -> dict[str, Any]:
 
 def main(path: str) -> None:
     torch.set_num_threads(2)
-    if path == "operators":
-        for name in ("npu", "nmu", "nmru", "nau", "nac", "nalu", "inalu", "mse", "adam", "ode"):
-            setattr(fast_path, name, None)
-    else:
-        assert fast_path.npu is not None, fast_path.reason
     malloc = Malloc()
-    for case in (*layers(), *others(), *trainings()):
-        if path == "operators" and case[0].startswith("adam"):
-            continue  # torch's own step, which stops halfway
-        print(json.dumps(run(case, malloc)), flush=True)
+    with without_fast_path() if path == "operators" else contextlib.nullcontext():
+        for case in (*layers(), *others(), *trainings()):
+            if path == "operators" and case[0].startswith("adam"):
+                continue  # torch's own step, which stops halfway
+            print(json.dumps(run(case, malloc)), flush=True)
 
 
 if __name__ == "__main__":

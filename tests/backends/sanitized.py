@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from npu_kernels._backends import cpu, fast_path
+from npu_kernels import env
 from tests.support.building import ROOT, cmake_configure, run_core_tests
 
 SANITIZERS = ("address", "undefined")
@@ -69,11 +69,11 @@ class Sanitized:
         shutil.copy(ROOT / "pyproject.toml", self.tree)
         library = self.tree / "npu_kernels" / "lib"
         library.mkdir()
-        shutil.copy(self.folder / "libnpu_kernels_cpu.so", library / cpu.LIBRARY.name)
-        shutil.copy(
-            fast_path.LIBRARY if quick else self.folder / "fast_path.so",
-            library / fast_path.LIBRARY.name,
-        )
+        facts = env.environment()
+        shutil.copy(self.folder / "libnpu_kernels_cpu.so", library)
+        name = facts["fast path"]
+        installed = Path(facts["cpu library"]).with_name(name)
+        shutil.copy(installed if quick else self.folder / "fast_path.so", library / name)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run Python in the tree, with the sanitizers loaded before anything else."""

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from npu_kernels._backends import fast_path
-from tests.conftest import needs_library
+from tests.conftest import needs_fast_path, needs_library
 from tests.support.building import ROOT, needs_compiler, run_python
 
 pytestmark = [
@@ -37,10 +36,8 @@ def failing_malloc(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-@pytest.mark.parametrize("path", ["fast", "operators"])
+@pytest.mark.parametrize("path", [pytest.param("fast", marks=needs_fast_path), "operators"])
 def test_every_allocation_fails_in_turn(path: str, failing_malloc: Path) -> None:
-    if path == "fast" and fast_path.npu is None:
-        pytest.skip(f"no fast path: {fast_path.reason}")
     run = run_python(
         "-m", "tests.backends.allocations", path, env={"LD_PRELOAD": str(failing_malloc)}
     )

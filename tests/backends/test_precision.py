@@ -5,6 +5,7 @@ where that is faster; elsewhere everything is float32 whatever it says. The fast
 it for all of them.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,16 +16,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from npu_kernels import NAU, env, functional, reference
-from npu_kernels._backends import cpu, fast_path
-from tests.conftest import needs_library
+from tests.conftest import (
+    ISAS,
+    isa_in_use,
+    needs_fast_path,
+    needs_library,
+    set_isa,
+    without_fast_path,
+)
 from tests.support.building import run_python
 from tests.support.samples import RECORDS, Sample, normwise_error
 
-pytestmark = [
-    needs_library,
-    pytest.mark.skipif(fast_path.npu is None, reason="only the fast path knows the setting"),
-]
-ISAS = cpu.supported_isas() if cpu.available()[0] else []
+pytestmark = [needs_library, needs_fast_path]  # which alone knows the setting
 BFLOAT16 = [isa for isa in ISAS if isa in ("avx512_bf16", "amx")]
 needs_bfloat16 = pytest.mark.skipif(
     not BFLOAT16, reason="this processor does not multiply bfloat16"
@@ -34,9 +37,9 @@ SIZE = (256, 64, 64)  # whole tiles
 
 @pytest.fixture(autouse=True)
 def _restore() -> Iterator[None]:
-    isa = cpu.isa()
+    isa = isa_in_use()
     yield
-    cpu.set_isa(isa)
+    set_isa(isa)
     torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
     torch.set_float32_matmul_precision("highest")  # of every device
 
@@ -51,7 +54,7 @@ def outcome(sample: Sample, forward: str = "highest", backward: str | None = Non
     """The result and the gradients, each way under a precision."""
     torch.set_float32_matmul_precision(forward)
     y = sample.call(functional.npu)
-    assert "FastPath<npu::NpuLayer>" in y.grad_fn.name() or fast_path.npu is None
+    assert "FastPath<npu::NpuLayer>" in y.grad_fn.name()
     torch.set_float32_matmul_precision(backward or forward)
     return [y.detach(), *torch.autograd.grad(y, sample.leaves(), torch.ones_like(y))]
 
@@ -73,7 +76,7 @@ def test_errors(isa: str, size: tuple[int, int, int], options: dict[str, object]
     exact = case.map(Tensor.double).requires_grad()
     y = reference.npu(exact.x, *exact.tensors.values(), eps=torch.finfo(torch.float32).eps)
     expected = [y.detach(), *torch.autograd.grad(y, exact.leaves(), torch.ones_like(y))]
-    cpu.set_isa(isa)
+    set_isa(isa)
     full, high, medium = outcome(case), outcome(case, "high"), outcome(case, "medium")
     for in_float32, in_two_products, in_one_product, want in zip(
         full, high, medium, expected, strict=True
@@ -87,16 +90,16 @@ def test_errors(isa: str, size: tuple[int, int, int], options: dict[str, object]
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_avx512_bf16_is_avx512_above_medium(precision: str) -> None:
     case = sample()
-    cpu.set_isa("avx512")
+    set_isa("avx512")
     expected = outcome(case, precision)
-    cpu.set_isa("avx512_bf16")
+    set_isa("avx512_bf16")
     assert same(outcome(case, precision), expected)
 
 
 @needs_bfloat16
 def test_each_way_has_its_own_precision() -> None:
     case = sample()
-    cpu.set_isa("avx512_bf16")
+    set_isa("avx512_bf16")
     full, mixed = outcome(case), outcome(case, "highest", "medium")
     assert torch.equal(mixed[0], full[0])
     assert not any(torch.equal(a, b) for a, b in zip(mixed[1:], full[1:], strict=True))
@@ -108,7 +111,7 @@ def test_each_way_has_its_own_precision() -> None:
 )
 def test_layers_that_fill_no_tiles_are_float32(size: tuple[int, int, int]) -> None:
     case = sample(size)
-    cpu.set_isa("avx512_bf16")
+    set_isa("avx512_bf16")
     assert same(outcome(case, "medium"), outcome(case))
 
 
@@ -181,7 +184,7 @@ def test_every_way_to_the_kernels_obeys(call_kernels: Callable[..., Tensor], isa
             results.append([y.detach(), *torch.autograd.grad(y, operands, torch.ones_like(y))])
         return results
 
-    cpu.set_isa(isa)
+    set_isa(isa)
     full, _ = outcomes()
     torch.set_float32_matmul_precision("medium")
     plain, other = outcomes()
@@ -197,7 +200,7 @@ def test_a_compiled_graph_obeys_what_holds_when_it_runs() -> None:
     """Whatever held when it was compiled."""
     case = sample()
     operands = case.leaves()
-    cpu.set_isa("avx512_bf16")
+    set_isa("avx512_bf16")
     plain = {precision: outcome(case, precision) for precision in ("highest", "medium")}
     torch._dynamo.reset()
     for first, second in (("highest", "medium"), ("medium", "highest")):
@@ -216,17 +219,16 @@ def test_without_the_fast_path_everything_is_float32() -> None:
     code = """
 import torch
 torch.__version__ = "2.10.0"
-from npu_kernels import functional
-from npu_kernels._backends import fast_path
+from npu_kernels import env, functional
 x, weight = torch.randn(256, 64), torch.randn(64, 64) / 8
 found = []
 for precision in ("highest", "medium"):
     torch.set_float32_matmul_precision(precision)
     found.append(functional.npu(x, weight))
-print(fast_path.npu, torch.equal(*found))
+print(env.environment()["fast path"][:3], torch.equal(*found))
 """
     child = run_python("-c", code)
-    assert child.stdout == "None True\n", child.stderr
+    assert child.stdout == "no: True\n", child.stderr
 
 
 @pytest.mark.parametrize(
@@ -256,16 +258,16 @@ def test_nau_has_one_precision(
 @pytest.mark.parametrize("precision", ["high", "medium"])
 def test_other_instruction_sets_are_float32(isa: str, precision: str) -> None:
     case = sample()
-    cpu.set_isa(isa)
+    set_isa(isa)
     assert same(outcome(case, precision), outcome(case))
 
 
 @needs_bfloat16
 @pytest.mark.parametrize("setting", ["backends", "backends.mkldnn", "backends.mkldnn.matmul"])
-def test_settings_of_devices(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_devices(setting: str) -> None:
     """The CPU's own setting counts, also where it differs from the one for all devices."""
     case = sample()
-    cpu.set_isa("avx512_bf16")
+    set_isa("avx512_bf16")
     full, medium = outcome(case), outcome(case, "medium")
     torch.set_float32_matmul_precision("highest")
     torch.backends.mkldnn.matmul.fp32_precision = "none"  # so that the wider settings hold
@@ -277,11 +279,11 @@ def test_settings_of_devices(setting: str, monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
             torch.get_float32_matmul_precision()
         assert env.environment()["float32 matmul precision"].startswith("cpu medium, cuda ")
-        for _ in range(2):
-            y = case.call(functional.npu)
+        for way in (contextlib.nullcontext(), without_fast_path()):
+            with way:
+                y = case.call(functional.npu)
             assert torch.equal(y, medium[0])
             assert not torch.equal(y, full[0])
-            monkeypatch.setattr(fast_path, "npu", None)
     finally:
         torch.backends.mkldnn.matmul.fp32_precision = "none"
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from npu_kernels._backends import fast_path
 from tests.backends.sanitized import FILES, SANITIZERS, Sanitized
-from tests.conftest import needs_library
+from tests.conftest import needs_fast_path, needs_library
 from tests.support.building import ROOT, needs_compiler, one_process_at_a_time, run_core_tests
 
 pytestmark = [
@@ -18,18 +17,19 @@ pytestmark = [
     pytest.mark.skipif(
         not sys.platform.startswith("linux"), reason="needs LD_PRELOAD and GCC's sanitizers"
     ),
-    pytest.mark.skipif(fast_path.npu is None, reason=f"no fast path: {fast_path.reason}"),
+    needs_fast_path,
 ]
 
 # An x whose memory is smaller than its storage says.
 OVERFLOW = """
 import ctypes, torch, npu_kernels
-from npu_kernels._backends import cpu, fast_path
-print(cpu.LIBRARY, fast_path.npu is not None)
+from npu_kernels import env, use_backend
+from tests.conftest import without_fast_path
+print(env.environment()["cpu library"])
 x, layer = torch.rand(100, 2), npu_kernels.NPU(2, 3)
 layer(x)
 if {operators}:
-    fast_path.npu = None
+    without_fast_path().__enter__()
 malloc = ctypes.CDLL(None).malloc
 malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 x = torch.frombuffer((ctypes.c_char * x.nbytes).from_address(malloc(64)), dtype=x.dtype).view(100, 2)

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from npu_kernels import NPU
-from npu_kernels._backends import cpu
+from npu_kernels import NPU, env
 from tests.conftest import needs_library
 from tests.support.building import run_python
 from tests.support.compare import assert_equal
@@ -207,7 +206,7 @@ def test_retreat_lasts_while_others_run() -> None:
     """Calls work alone after threads had to wait, until such work has paid for it: no time that
     passes between the calls does, and none that torch's own operators take. Tests decisions, no
     speed."""
-    debt = ctypes.CDLL(str(cpu.LIBRARY)).npu_kernels_thread_debt
+    debt = ctypes.CDLL(env.environment()["cpu library"]).npu_kernels_thread_debt
     debt.restype = ctypes.c_int64
     layer, x, other = NPU(100, 100), torch.randn(100, 100), torch.randn(256, 256)
     busy = [
