@@ -1,12 +1,10 @@
-"""What all work with a checkpoint shares: digests, fingerprints, saved values, the driver."""
+"""What all work with a checkpoint shares: what it is known by, when it is saved, signals."""
 
-import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,243 +12,144 @@ import pytest
 import torch
 from torch import nn
 
-from npu_kernels import NMRU, NPU
-from npu_kernels._jobs import checkpoint, driver, files, fingerprint, saved
-from npu_kernels._jobs.fingerprint import described, digest
-from npu_kernels.layers import Unit
+from npu_kernels import NMRU, NPU, training
+from npu_kernels._jobs import files
+from tests.jobs.runs import X, Y, chain, trained
 
-DTYPES = (
-    torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32,
-    torch.float64, torch.complex64, torch.float8_e4m3fn,
-)  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore:.*makes its steps one by one")
+OTHER_DATA = "run: checkpoint must be .*: it is of another run: other data$"
 
 
-# ---- digests -------------------------------------------------------------------------------------
+def run(path: Path | None, steps: int = 2, **settings: Any) -> training.Run:
+    """A run of one step after the other, of which the callbacks see each."""
+    settings = {"model": None, "x": X, "y": Y, "lr": 0.01, "progress": False, **settings}
+    model, x, y = settings.pop("model") or chain(), settings.pop("x"), settings.pop("y")
+    return training.run(model, x, y, steps=steps, stretch=1, checkpoint=path, **settings)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_digest_of_every_dtype(dtype: torch.dtype) -> None:
-    """It tells values, dtypes and shapes apart, and not how they lie in memory."""
-    raw = (
-        torch.arange(24, dtype=torch.uint8) % 2
-        if dtype is torch.bool
-        else torch.arange(24, dtype=torch.uint8)
-    )
-    tensor = raw.view(dtype).reshape(-1, 1).expand(-1, 2)
-    changed = tensor.clone()
-    changed.view(torch.uint8).view(-1)[-1] ^= 1
-    assert digest(tensor) == digest(tensor.clone())
-    assert digest(tensor) == digest(tensor.clone().T.contiguous().T)
-    assert len(
-        {
-            digest(tensor),
-            digest(changed),
-            digest(tensor.flatten()),
-            digest(tensor.clone().view(torch.uint8)),
-        }
-    ) == (3 if dtype is torch.uint8 else 4)
-    assert digest(tensor[:0]) != digest(tensor[:0].flatten())
-    assert digest(tensor.flatten()[::3]) == digest(tensor.flatten()[::3].clone())
+def begun(path: Path, **settings: Any) -> None:
+    run(path, callbacks=lambda part: True, **settings)
 
 
-def test_digest_of_lazy_signs() -> None:
-    x = torch.randn(5, 3)
-    assert digest(torch._neg_view(x)) == digest(-x)
-    z = torch.randn(5, 3, dtype=torch.complex64)
-    assert digest(z.conj()) == digest(torch.conj_physical(z))
-    assert digest(z.conj().imag) == digest(-z.imag)
+# ---- what it is known by -------------------------------------------------------------------------
 
 
-def test_digest_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for every size of the pieces, and every piece counts."""
-    x = torch.randn(10)
-    expected = digest(x)
-    monkeypatch.setattr(fingerprint, "PIECE", 3)
-    assert digest(x) == expected
-    for index in range(10):
-        other = x.clone()
-        other[index] += 1
-        assert digest(other) != expected
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_every_number_of_the_data_counts(dtype: torch.dtype, tmp_path: Path) -> None:
+    """And not how they lie in memory."""
+    settings: dict[str, Any] = {"model": nn.Linear(2, 2, dtype=dtype), "x": X.to(dtype)}
+    begun(tmp_path / "run", y=Y.to(dtype), **settings)
+    begun(tmp_path / "run", y=Y.to(dtype).T.contiguous().T, **settings)
+    for index in (0, -1):
+        y = Y.to(dtype, copy=True)
+        bits = y.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])
+        bits.view(-1)[index] ^= 1
+        with pytest.raises(ValueError, match=OTHER_DATA):
+            begun(tmp_path / "run", y=y, **settings)
 
 
-def test_digest_tells_parts_apart() -> None:
-    @dataclass
-    class One:
-        a: Any
-        b: Any
-
-    parts = [(1, 23), (12, 3), ("1", 23), (123,), (One(1, 23),), (One(12, 3),), (None,), ()]
-    assert len({digest(*values) for values in parts}) == len(parts)
-    assert digest(One(torch.ones(2), 1)) == digest(One(torch.ones(2), 1))
-
-
-# ---- fingerprints --------------------------------------------------------------------------------
+def test_large_data_count_to_their_end(tmp_path: Path) -> None:
+    """They are read in pieces of 2^24 numbers."""
+    x = torch.ones(2**23 + 3, 2)
+    settings: dict[str, Any] = {"x": x, "y": x, "rows": torch.zeros(2, 1, dtype=torch.int64)}
+    begun(tmp_path / "run", **settings)
+    x[-1, -1] += 1
+    with pytest.raises(ValueError, match=OTHER_DATA):
+        begun(tmp_path / "run", **settings)
 
 
-def test_description_of_a_model() -> None:
-    """All that decides its numbers, but for the values of its parameters."""
-
-    class Buffered(nn.Module):
-        def __init__(self, size: int) -> None:
-            super().__init__()
-            self.register_buffer("kept", torch.zeros(size), persistent=False)
-
-    models = [
-        NMRU(2, 3), NMRU(2, 3, eps=1e-3), NMRU(2, 3, clip=False), NMRU(2, 3, num_models=2),
-        NMRU(2, 3).eval(), NPU(2, 3), NPU(2, 3, gate_gradient="straight_through"),
-        NPU(2, 3, eps=1e-3), nn.Linear(2, 3), nn.Sequential(nn.Linear(2, 3)), Buffered(1),
-        Buffered(2), nn.Dropout(0.5), nn.Dropout(0.5).eval(),
-    ]  # fmt: skip
-    assert len({described(model, Unit) for model in models}) == len(models)
-    assert described(NMRU(2, 3), Unit) == described(NMRU(2, 3), Unit)
+class Buffered(nn.Linear):
+    def __init__(self, size: int) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("kept", torch.zeros(size), persistent=False)
 
 
-# ---- values of a file ----------------------------------------------------------------------------
+# All that decides a model's numbers, but for the values of its parameters.
+MODELS: list[tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = [
+    (lambda: NMRU(2, 2), lambda: NMRU(2, 2, eps=1e-3)),
+    (lambda: NMRU(2, 2), lambda: NMRU(2, 2, clip=False)),
+    (lambda: NMRU(2, 2), lambda: NMRU(2, 2, num_models=2)),
+    (lambda: NMRU(2, 2), lambda: NMRU(2, 2).eval()),
+    (lambda: NMRU(2, 2), lambda: NMRU(2, 2, sign="separate")),
+    (lambda: NPU(2, 2), lambda: NPU(2, 2, gate_gradient="straight_through")),
+    (lambda: nn.Linear(2, 2), lambda: nn.Sequential(nn.Linear(2, 2))),
+    (lambda: Buffered(1), lambda: Buffered(2)),
+    (lambda: nn.Sequential(nn.Linear(2, 2), nn.Dropout()),
+     lambda: nn.Sequential(nn.Linear(2, 2), nn.Dropout().eval())),
+]  # fmt: skip
 
 
-def test_tensors_of_a_file_get_memory_of_their_own() -> None:
-    """Whatever strides, signs and records of gradients they have there: kernels write to them."""
-    for value in (
-        torch.ones(1).expand(5),
-        torch.ones(10)[::2],
-        nn.Parameter(torch.ones(5)),
-        torch._neg_view(-torch.ones(5)),
+@pytest.mark.parametrize("number", range(len(MODELS)))
+def test_another_model_is_refused(number: int, tmp_path: Path) -> None:
+    first, second = MODELS[number]
+    begun(tmp_path / "run", model=first())
+    begun(tmp_path / "run", model=first())
+    with pytest.raises(
+        ValueError, match=r"it is of another run: other .*model(, requires_grad.*)?$"
     ):
-        read = saved.tensor(value, "x", (5,), torch.float32)
-        assert read.is_contiguous()
-        assert not (read.requires_grad)
-        assert not (read.is_neg())
-        assert read.untyped_storage().nbytes() == 20
-        assert read.data_ptr() != value.data_ptr()
-    for wrong in (
-        torch.ones(5, device="meta"),
-        torch.ones(5).to_sparse(),
-        torch.ones(5).to_mkldnn(),
-        [1.0] * 5,
-    ):
-        with pytest.raises(
-            ValueError, match=r"^its x must be a tensor of torch.float32 and shape \(5\), got"
-        ):
-            saved.tensor(wrong, "x", (5,), torch.float32)
-    bounds: tuple[Any, ...] = ("x", (2,), torch.float32, "cpu", 0.0, 1.0)
-    assert len(saved.tensor(torch.tensor([0.0, 1.0]), *bounds)) == 2
-    for wrong in ([-0.1, 1.0], [0.0, 1.1], [0.0, math.nan]):
-        with pytest.raises(ValueError, match=r"^its x must lie within \[0.0, 1.0\]"):
-            saved.tensor(torch.tensor(wrong), *bounds)
+        begun(tmp_path / "run", model=second())
 
 
-def test_numbers_of_a_file() -> None:
-    assert [saved.integer(n, "n", 2, 4) for n in (2, 4)] == [2, 4]
-    assert [saved.number(n, "n", 2.0) for n in (2, 2.0, 1e300)] == [2, 2.0, 1e300]
-    assert saved.number(math.inf, "n", finite=False) == math.inf
-    for wrong in (1, 5, 2.0, True, "2", None, torch.tensor(2)):
-        with pytest.raises(
-            ValueError, match=r"^its n must be an integer of at least 2, at most 4, got"
-        ):
-            saved.integer(wrong, "n", 2, 4)
-    for low, high in ((0, 1), (0, 4)):  # as an integer, True would lie within these
-        with pytest.raises(ValueError, match=r"^its n must be an integer of at least 0, .* True$"):
-            saved.integer(True, "n", low, high)
-    for wrong in (1.9, math.inf, math.nan, True, "2", None, torch.tensor(2.0)):
-        with pytest.raises(ValueError, match=r"^its n must be a number of at least 2.0, got"):
-            saved.number(wrong, "n", 2.0)
-    for wrong in (True, "2", None):
-        with pytest.raises(ValueError, match=r"^its n must be a number, got"):
-            saved.number(wrong, "n", finite=False)
-    for finite in (True, False):
-        with pytest.raises(ValueError, match=r"^its n must be a number"):
-            saved.number(10**400, "n", finite=finite)
-    with pytest.raises(ValueError, match=r"^its n must be a number"):
-        saved.number(-1.0, "n", 0.0, finite=False)
-    with pytest.raises(ValueError, match=r"^its n must be an integer of at least 0, got 9223"):
-        saved.integer(2**63, "n")
-    with pytest.raises(ValueError, match=r"got 'a{99}[.]{3}$"):
-        saved.number("a" * 1000, "n")
+def test_tensors_of_a_file_get_memory_of_their_own(tmp_path: Path) -> None:
+    """Whatever strides and signs they have there: the numbers are the same, and kernels write them."""
+    path = tmp_path / "run"
+    expected = trained(None)
+    trained(path, 20)
+    state = files.load(path, [])
+    moments = state["optimizer"]["state"]
+    state["parameters"] = [
+        nn.Parameter(torch.stack([t, t], -1)[..., 0]) for t in state["parameters"]
+    ]
+    moments[0]["exp_avg"] = torch._neg_view(-moments[0]["exp_avg"])
+    moments[1]["exp_avg_sq"] = moments[1]["exp_avg_sq"].T.contiguous().T
+    files.save(path, state)
+    rest = trained(path)
+    assert torch.equal(rest.losses, expected.losses)
+    assert rest.fused == expected.fused
 
 
-# ---- the driver ----------------------------------------------------------------------------------
+# ---- when it is saved ----------------------------------------------------------------------------
 
 
-class Counting:
-    """Work of ten steps, of which each takes a second of a clock that stands still otherwise."""
-
-    function, fingerprint, total = "counting", {"a": "1"}, 10
-
-    def __init__(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        press_at: int | None = None,
-        signal_number: int = signal.SIGINT,
-    ) -> None:
-        self.done, self.now, self.press_at, self.sizes = 0, 0.0, press_at, list[int]()
-        self.signal_number = signal_number
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
-
-    def advance(self, steps: int) -> None:
-        self.done += steps
-        self.now += steps
-        self.sizes.append(steps)
-        if self.done == self.press_at:
-            signal.raise_signal(self.signal_number)
-
-    def state(self) -> dict[str, Any]:
-        return {"fingerprint": self.fingerprint, "done": self.done}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        fingerprint.check_same(state["fingerprint"], self.fingerprint, "count")
-        self.done = state["done"]
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that a test sets, as its last number."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[-1])
+    return now
 
 
-def test_how_often_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the last time is longer ago than that, and at the end; the first time soon."""
-    counts: list[int] = []
-    write = files.save
-    monkeypatch.setattr(
-        files, "save", lambda path, state: (counts.append(state["done"]), write(path, state))
-    )
-    monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", 3.0)
-    driver.drive(Counting(monkeypatch), False, tmp_path / "file")
-    assert counts == [4, 8, 10]
-    counts.clear()
-    driver.drive(Counting(monkeypatch), False, tmp_path / "file")
-    assert counts == [10]
-    counts.clear()
-    monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", 30.0)
-    driver.drive(Counting(monkeypatch), False, tmp_path / "third")
-    assert counts == [4, 10]
-    counts.clear()
-    driver.drive(Counting(monkeypatch), False, tmp_path / "other", ended=lambda: True)
-    assert counts == [1]
+def test_how_often_it_is_saved(tmp_path: Path, clock: list[float]) -> None:
+    """Soon for the first time, then every half a minute, and at the end."""
+    path, counts = tmp_path / "run", [0]
+
+    def tick(part: training.Run) -> None:
+        clock.append(clock[-1] + 1.0)
+        if path.exists() and (done := files.load(path, [])["done"]) != counts[-1]:
+            counts.append(done)
+
+    run(path, 80, callbacks=tick)
+    assert counts == [0, 4, 35, 66]
+    assert files.load(path, [])["done"] == 80
 
 
-def test_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They grow eightfold at most, to what takes that long, and a limit holds."""
-    monkeypatch.setattr(driver, "SLICE_SECONDS", 3.0)
-    job = Counting(monkeypatch)
-    driver.drive(job, False, None)
-    assert job.sizes == [1, 3, 3, 3]
-    monkeypatch.setattr(driver, "SLICE_SECONDS", 100.0)
-    job = Counting(monkeypatch)
-    driver.drive(job, False, None)
-    assert job.sizes == [1, 8, 1]
-    job = Counting(monkeypatch)
-    driver.drive(job, False, None, limit=lambda: 4)
-    assert job.sizes == [1, 4, 4, 1]
+def press(number: int, at: int, times: int = 1) -> Callable[[training.Run], None]:
+    """A callback that raises a signal behind a step."""
+
+    def callback(part: training.Run) -> None:
+        for _ in range(times if part.steps == at else 0):
+            signal.raise_signal(number)
+
+    return callback
 
 
-def test_ctrl_c_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "SLICE_SECONDS", 0.0)
-    job = Counting(monkeypatch, press_at=4)
-    driver.drive(job, False, tmp_path / "file")
-    assert job.done == 4
-    assert files.load(tmp_path / "file", ["done"])["done"] == 4
+def test_ctrl_c_saves(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
-    with driver.interruptible() as pressed:
-        assert not pressed
-        signal.raise_signal(signal.SIGINT)
-        assert pressed
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+    assert run(tmp_path / "run", 10, callbacks=press(signal.SIGINT, 4)).steps == 4
+    assert files.load(tmp_path / "run", [])["done"] == 4
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", 10, callbacks=press(signal.SIGINT, 6, times=2))
+    assert files.load(tmp_path / "run", [])["done"] == 4
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -263,47 +162,33 @@ def sigterm() -> Iterator[list[Any]]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_sigterm_saves_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sigterm: list[Any]
-) -> None:
+def test_sigterm_saves_first(tmp_path: Path, sigterm: list[Any]) -> None:
     """The user's own handler is called after a saving, and may let the work go on."""
     seen: list[int] = []
-    sigterm.append(lambda: seen.append(files.load(tmp_path / "file", ["done"])["done"]))
-    monkeypatch.setattr(driver, "SLICE_SECONDS", 0.0)
+    sigterm.append(lambda: seen.append(files.load(tmp_path / "run", [])["done"]))
     before = signal.getsignal(signal.SIGTERM)
-    job = Counting(monkeypatch, press_at=4, signal_number=signal.SIGTERM)
-    driver.drive(job, False, tmp_path / "file")
-    assert seen == [4]
-    assert job.done == 10
+    result = run(tmp_path / "run", 10, callbacks=press(signal.SIGTERM, 4))
+    assert (seen, result.steps) == ([4], 10)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_sigterm_without_a_checkpoint_is_as_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sigterm: list[Any]
-) -> None:
-    job = Counting(monkeypatch, press_at=1, signal_number=signal.SIGTERM)
+@pytest.mark.parametrize("times", [1, 2])
+def test_sigterm_that_does_not_wait(times: int, tmp_path: Path, sigterm: list[Any]) -> None:
+    """Without a checkpoint, or a second one."""
     sigterm.append(lambda: sys.exit(143))
+    path = tmp_path / "run" if times == 2 else None
     with pytest.raises(SystemExit):
-        driver.drive(job, False, None)
-
-
-def test_a_second_sigterm_does_not_wait(sigterm: list[Any]) -> None:
-    sigterm.append(lambda: sys.exit(143))
-    saved_work: list[str] = []
-    with driver.terminable(lambda: saved_work.append("saved")):
-        signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(SystemExit):
-            signal.raise_signal(signal.SIGTERM)
-        assert not saved_work
-        sigterm.clear()
+        run(path, 10, callbacks=press(signal.SIGTERM, 1, times))
+    assert not (tmp_path / "run").exists()
+    sigterm.clear()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-@pytest.mark.parametrize("at_once", [False, True])
-def test_sigterm_ends_a_fork(tmp_path: Path, at_once: bool) -> None:
+def test_sigterm_ends_a_fork(tmp_path: Path) -> None:
     """A worker that the user's callback has started."""
-    with driver.terminable(lambda: (tmp_path / "saved").touch(), at_once):
+
+    def work(part: training.Run) -> None:
         ready, tell = os.pipe()
         child = os.fork()
         if not child:
@@ -314,89 +199,38 @@ def test_sigterm_ends_a_fork(tmp_path: Path, at_once: bool) -> None:
         os.read(ready, 1)
         os.kill(child, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
-    assert not (tmp_path / "saved").exists()
+        assert not (tmp_path / "run").exists()
+
+    assert run(tmp_path / "run", 2, callbacks=work).complete
 
 
-def test_a_handler_that_is_not_pythons_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_is_not_pythons_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(signal, "getsignal", lambda number: None)
     monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("it was replaced"))
-    with driver.interruptible() as pressed, driver.terminable(lambda: None):
-        assert not pressed
+    assert run(tmp_path / "run").complete
 
 
-@pytest.mark.parametrize(
-    ("asked", "terminal", "shown"),
-    [(None, True, True), (None, False, False), (True, False, True), (False, True, False)],
-)
-def test_whether_progress_is_shown(
-    asked: Any, terminal: bool, shown: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-
-    class Bar:
-        def __init__(self, function: str, total: int, stream: Any, shown: bool) -> None:
-            seen.extend((function, total, shown))
-
-        def __enter__(self) -> Any:
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            pass
-
-        def update(self, done: float, note: str, before: float) -> None:
-            seen.append((done, note, before))
-
-    monkeypatch.setattr(driver, "Progress", Bar)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
-    job = Counting(monkeypatch)
-    job.done = 7
-    driver.drive(job, asked, None, note=lambda: "note", limit=lambda: 1)
-    updates = [(8, "note", 7), (9, "note", 7), (10, "note", 7)] if shown else []
-    assert seen == ["counting", 10, shown, *updates]
+# ---- wrong files ---------------------------------------------------------------------------------
 
 
-def test_what_differs_is_said() -> None:
-    """Values where they are short; of model and data only that they differ."""
-    check = fingerprint.check_same
-    current = {"model": "a", "data": "b", "x": "1", "long": "c"}
-    check(dict(current), current)
-    for change, said in (
-        ({"x": "2"}, r"^it is of another fit: other x \(2, here 1\)$"),
-        ({"model": "2", "data": "3"}, "^it is of another fit: other model, data$"),
-        ({"long": "d" * 200}, "^it is of another fit: other long$"),
-        ({"more": "4"}, r"^it is of another fit: other more \(4, here None\)$"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            check({**current, **change}, current)
-    with pytest.raises(ValueError, match=r"^it is of another run: other x \(None, here 1\)$"):
-        check({name: current[name] for name in ("model", "data", "long")}, current, "run")
-    for nothing in (None, "x", []):
-        with pytest.raises(ValueError, match=r"^it is of an earlier version of npu_kernels$"):
-            check(nothing, current)
-
-
-def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Counting(monkeypatch)
-    with pytest.raises(TypeError, match=r"^counting: checkpoint must be a path, got int$"):
-        checkpoint.Checkpoint(job, 3)  # type: ignore[arg-type]
-    with pytest.raises(
-        ValueError, match=r"^counting: checkpoint must be a file that can be written, got .*udcff"
-    ):
-        checkpoint.Checkpoint(job, str(tmp_path / "\udcff\ud800"))
-    checkpoint.Checkpoint(job, str(tmp_path / "new")).save()
-    assert files.load(tmp_path / "new", ["done"])["done"] == 0
+def test_paths(tmp_path: Path) -> None:
+    wrong: Any = 3
+    with pytest.raises(TypeError, match=r"^run: checkpoint must be a path, got int$"):
+        run(wrong)
+    rule = r"^run: checkpoint must be a file that can be written, got .*udcff"
+    with pytest.raises(ValueError, match=rule):
+        run(tmp_path / "\udcff\ud800")
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Counting(monkeypatch)
-    checkpoint.Checkpoint(job, tmp_path / "file").save()
+    begun(tmp_path / "run")
 
     def failing(*_: Any) -> Any:
         raise PermissionError("no")
 
-    monkeypatch.setattr(files, "load", failing)
-    with pytest.raises(
-        PermissionError,
-        match=r"^counting: checkpoint must be a new file or one of this same counting",
-    ):
-        checkpoint.Checkpoint(job, tmp_path / "file")
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    rule = r"^run: checkpoint must be a new file or one of this same run"
+    with pytest.raises(PermissionError, match=rule):
+        run(tmp_path / "run")

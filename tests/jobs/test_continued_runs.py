@@ -1,9 +1,12 @@
 """A training continues from its checkpoint with the same settings, and refuses others."""
 
 import copy
+import hashlib
+import io
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,17 +16,12 @@ import pytest
 import torch
 from torch import nn
 
-from npu_kernels import RealNPU, fit, fitting
-from npu_kernels._jobs import checkpoint, files
-from npu_kernels._jobs.fingerprint import digest
-from npu_kernels._jobs.progress import Progress
+from npu_kernels._jobs import files
 from npu_kernels.training import SteppedSchedule
-from npu_kernels.training._continued import schedule_states
 from tests.conftest import needs_library
 from tests.jobs.runs import X, Y, chain, trained
 from tests.support.building import ROOT
 from tests.support.compare import assert_equal
-from tests.support.fits import SHORT, hard
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*makes its steps one by one")
 
@@ -252,15 +250,16 @@ def test_ended_at_the_beginning(
 ) -> None:
     """Ctrl-C before the first step: the optimiser has no state yet."""
     models = [chain() if fused else chain().append(nn.Identity()) for _ in range(3)]
-    undisturbed, enter = trained(None, model=models[0]), Progress.__enter__
+    undisturbed = trained(None, model=models[0])
 
-    def press(bar: Any) -> Any:
-        signal.raise_signal(signal.SIGINT)
-        return enter(bar)
+    class Pressing(io.StringIO):
+        def isatty(self) -> bool:  # the progress asks before the first step
+            signal.raise_signal(signal.SIGINT)
+            return False
 
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "__enter__", press)
-        assert trained(tmp_path / "run", model=models[1]).steps == 0
+        patch.setattr(sys, "stderr", Pressing())
+        assert trained(tmp_path / "run", model=models[1], progress=True).steps == 0
     assert torch.equal(trained(tmp_path / "run", model=models[2]).losses, undisturbed.losses)
 
 
@@ -318,40 +317,18 @@ def test_a_run_of_any_data_is_saved_and_continued(kind: str, tmp_path: Path) -> 
         assert torch.equal(undisturbed.losses, trained(None).losses)
 
 
-def test_what_cannot_be_saved_fails_before_any_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The digest is made once, before the first step, for all kinds of work."""
-    calls: list[str] = []
-
-    def failing(*_: Any) -> str:
-        calls.append("digest")
-        raise RuntimeError("no digest")
-
-    for module in ("training._runs", "fitting._run"):
-        monkeypatch.setattr(f"npu_kernels.{module}.digest", failing)
-    model = chain()
-    before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(RuntimeError, match=r"no digest"):
-        trained(tmp_path / "run", model=model)
-    assert_equal(before, model.parameters())
-    monkeypatch.setattr(fitting.Run, "advance", lambda *_: pytest.fail("work was done"))
-    x, y = hard()
-    with pytest.raises(RuntimeError, match=r"no digest"):
-        fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=tmp_path / "fit")
-    assert len(calls) == 2
-
-
 def test_the_data_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    monkeypatch.setattr(
-        "npu_kernels.training._runs.digest", lambda *parts: calls.append(1) or digest(*parts)
-    )
-    monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", 0.0)
-    trained(tmp_path / "run", 20)
-    assert len(calls) == 1
-    trained(tmp_path / "run")
-    assert len(calls) == 2
+    """However often the run is saved: here behind each stretch, of a minute each."""
+    digests, make, now = [], hashlib.blake2b, [0.0]
+
+    def noted(*arguments: Any, digest_size: int) -> Any:
+        digests.append(digest_size)
+        return make(*arguments, digest_size=digest_size)
+
+    monkeypatch.setattr(hashlib, "blake2b", noted)
+    monkeypatch.setattr(time, "monotonic", lambda: now[-1])
+    trained(tmp_path / "run", 30, callbacks=[lambda part: now.append(now[-1] + 60) and False])
+    assert (digests.count(16), digests.count(32)) == (1, 3)  # of data, and of what is written
 
 
 WITHOUT_NUMPY = """
@@ -359,15 +336,13 @@ import sys
 sys.modules["numpy"] = None
 import torch
 from npu_kernels import NAU, NPU
-from npu_kernels._jobs.fingerprint import digest
 from npu_kernels.training import run
 path = sys.argv[1]
-x = torch.rand(20, 2)
+x = torch.rand(20, 2).bfloat16()
 for n in range(2):
-    found = run(torch.nn.Sequential(NPU(2, 3), NAU(3, 2)), x, x, steps=20, lr=0.01, checkpoint=path, progress=False,
+    found = run(torch.nn.Sequential(NPU(2, 3), NAU(3, 2)).bfloat16(), x, x, steps=20, lr=0.01, checkpoint=path, progress=False,
                 stretch=5, callbacks=lambda part: n == 0)
     assert (found.steps, found.complete) == ((5, False), (20, True))[n]
-print(digest(torch.ones(3, dtype=torch.bfloat16)))
 """
 
 
@@ -378,7 +353,6 @@ def test_without_numpy(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == digest(torch.ones(3, dtype=torch.bfloat16))
 
 
 def numpy_rate(part: Any) -> None:
@@ -473,13 +447,18 @@ def test_parameters_outside_of_the_model(tmp_path: Path) -> None:
     assert torch.equal(trained(tmp_path / "run", make=make).losses, undisturbed.losses)
 
 
-def test_schedules_are_tried_with_copies() -> None:
+def test_schedules_are_tried_with_copies(tmp_path: Path) -> None:
     """The state of the second cannot be loaded: the first one is as it was."""
-    schedules = {name: SteppedSchedule(1e-3, 1.0, step=15) for name in ("l1", "frobenius")}
-    before, moved = repr(schedules), copy.deepcopy(schedules["l1"])
-    for _ in range(20):
-        moved.step()
-    states = {"l1": moved.state_dict(), "frobenius": moved.state_dict() | {"beta": "1"}}
+
+    def schedules() -> dict[str, SteppedSchedule]:
+        return {name: SteppedSchedule(1e-3, 1.0, step=15) for name in ("l1", "frobenius")}
+
+    path, second = tmp_path / "run", schedules()
+    trained(path, 20, penalties=schedules())
+    state = files.load(path, [])
+    state["schedules"]["frobenius"]["beta"] = "1"
+    files.save(path, state)
+    before = repr(second)
     with pytest.raises(ValueError, match="its schedule of 'frobenius' cannot be loaded"):
-        schedule_states(states, schedules)
-    assert repr(schedules) == before
+        trained(path, penalties=second)
+    assert repr(second) == before

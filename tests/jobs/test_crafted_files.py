@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import NAU, NPU, fit, fitting, ode
+from npu_kernels import NAU, NPU, fit, ode
 from npu_kernels._jobs import files
-from npu_kernels.fitting._scale import with_coefficient
 from npu_kernels.training import SteppedSchedule
 from tests.jobs.runs import chain, trained
-from tests.support.fits import SHORT, hard
+from tests.support.fits import SHORT, hard, interrupted_fit
 from tests.support.time_series import T, known, predators
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*makes its steps one by one")
@@ -74,9 +73,8 @@ class Fitting(Work):
     def begin(self) -> None:
         x, y = hard()
         self.model = nn.Sequential(NPU(2, 3, num_models=8), NAU(3, 1, num_models=8, clip=False))
-        under_way = fitting.Run(with_coefficient(self.model), x[None], y[None], [0], SHORT, "fit")
-        under_way.advance(self.AT)
-        files.save(self.path, under_way.state())
+        with interrupted_fit(self.AT):
+            fit(copy.deepcopy(self.model), x, y, recipe=SHORT, checkpoint=self.path)
 
     def go_on(self) -> Any:
         return fit(self.model, *hard(), recipe=SHORT, checkpoint=self.path)

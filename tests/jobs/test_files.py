@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import platform
 import re
 import secrets
 import stat
@@ -20,10 +21,11 @@ from benchmarks.paper.runner import Folder, complete
 from benchmarks.throughput import tune
 from npu_kernels import certify
 from npu_kernels._jobs import files
-from npu_kernels.certify._command import JSON, MARKDOWN
 from tests.benchmarks.test_paper_runner import plan, quietly, stop_after
 from tools.aot import __main__ as aot
 
+HOST = re.sub("[^A-Za-z0-9-]", "-", platform.node()) or "host"
+JSON, MARKDOWN = Path("npu_kernels_certificate.json"), Path("npu_kernels_certificate.md")
 STATE = {"a": torch.arange(9.0), "b": [1.5, "text", None], "c": {"d": torch.ones(2, 3)}}
 
 
@@ -55,7 +57,7 @@ def _killed(path: Path) -> None:
 
 def _leftover(path: Path) -> Path:
     """The name of a file that a killed process left."""
-    return path.with_name(f"{path.name}.{files._host()}.{'0' * 16}.tmp")
+    return path.with_name(f"{path.name}.{HOST}.{'0' * 16}.tmp")
 
 
 def _refuse(*arguments: object) -> None:
@@ -130,14 +132,13 @@ def test_leftovers_of_killed_processes_go_and_others_stay(tmp_path: Path) -> Non
     leftovers = sorted(os.listdir(tmp_path))
     assert len(leftovers) == 2, "the files of the killed processes"
     assert all(
-        re.fullmatch(rf"(state|other)\.{files._host()}\.[0-9a-f]{{16}}\.tmp", name)
-        for name in leftovers
+        re.fullmatch(rf"(state|other)\.{HOST}\.[0-9a-f]{{16}}\.tmp", name) for name in leftovers
     )
-    foreign = [name.replace(files._host(), "elsewhere") for name in leftovers]
+    foreign = [name.replace(HOST, "elsewhere") for name in leftovers]
     foreign += [
         "notes.tmp",
-        f"state.{files._host()}.{'0' * 16}.tmp.old",
-        f"state.{files._host()}.{'0' * 15}.tmp",
+        f"state.{HOST}.{'0' * 16}.tmp.old",
+        f"state.{HOST}.{'0' * 15}.tmp",
     ]
     for name in foreign:
         (tmp_path / name).touch()
@@ -185,16 +186,16 @@ def test_a_file_that_another_process_writes_stays(
 def test_a_file_that_was_removed_before_it_was_locked_is_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, turns = files._lock, []
+    lock, turns = fcntl.flock, []
 
-    def late(descriptor: int, wait: bool = False) -> bool:
-        if wait and not turns:  # the other process comes between
+    def late(descriptor: int, operation: int) -> None:
+        if not turns:  # the other process comes between
             turns.append(1)
             files.remove_leftovers(tmp_path)
             assert not os.listdir(tmp_path)
-        return lock(descriptor, wait)
+        lock(descriptor, operation)
 
-    monkeypatch.setattr(files, "_lock", late)
+    monkeypatch.setattr(fcntl, "flock", late)
     files.write(tmp_path / "state", "new")
     assert turns
     assert (tmp_path / "state").read_text() == "new"
@@ -220,7 +221,7 @@ def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(
     victim = tmp_path / "victim"
     victim.write_text("precious")
     names = [
-        f"state.{files._host()}.{os.getpid()}.tmp",
+        f"state.{HOST}.{os.getpid()}.tmp",
         f"state.{os.getpid()}.tmp",
         _leftover(Path("state")).name,
     ]

@@ -3,12 +3,16 @@ on both."""
 
 import io
 import re
+import sys
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from npu_kernels._jobs import progress
+from npu_kernels import training
 from npu_kernels._jobs.progress import Progress
+from tests.jobs.runs import X, Y, chain
 
 
 class Terminal(io.StringIO):
@@ -16,27 +20,61 @@ class Terminal(io.StringIO):
         return True
 
 
+def shown(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, seconds: float = 0.0, **settings: Any
+) -> str:
+    """What a run of 200 steps, each of which takes so long, writes to stderr."""
+    now = [0.0]
+    options = {"steps": 200, "lr": 0.01, "stretch": 1, "progress": True, **settings}
+    with monkeypatch.context() as patch:
+        patch.setattr("tqdm.std.time", lambda: now[-1])
+        patch.setattr(sys, "stderr", stream)
+        training.run(
+            chain(), X, Y, callbacks=lambda part: now.append(now[-1] + seconds) and False, **options
+        )
+    return stream.getvalue()
+
+
 def test_a_log_gets_few_lines_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, clock = io.StringIO(), [0.0]
-    monkeypatch.setattr(progress, "LINE_SECONDS", 10.0)
-    with Progress("training", 200, stream) as bar:
-        bar._bar._time = lambda: clock[0]
-        bar._bar.start_t = bar._bar.last_print_t = 0.0
-        for done in range(1, 201):
-            clock[0] = done / 4  # 50 s
-            bar.update(done, "2 of 4 batches")
-    lines = stream.getvalue().splitlines()
-    assert "\r" not in stream.getvalue()
-    assert lines[0] == "training:  20 %, 00:10 passed, 00:40 left, 2 of 4 batches"
-    assert [line[10:14] for line in lines] == [" 20 ", " 40 ", " 60 ", " 80 ", "100 ", "100 "]
+    """One every half a minute."""
+    said = shown(monkeypatch, io.StringIO(), 1.0)
+    assert "\r" not in said
+    lines = [re.fullmatch(r"run: +(\d+) %, (\d+):(\d+) passed, (\d+):(\d+) left", line)
+             for line in said.splitlines()]  # fmt: skip
+    numbers = [tuple(map(int, line.groups())) for line in lines if line]
+    assert len(numbers) == len(lines) == 7
+    for percent, *times in numbers:
+        passed, left = (60 * times[n] + times[n + 1] for n in (0, 2))
+        assert passed + left == pytest.approx(200, abs=8)
+        assert percent == pytest.approx(passed / 2, abs=1)
+    assert numbers[-1][0] == 100
 
 
-def test_short_work_is_one_line_in_a_log() -> None:
-    stream = io.StringIO()
-    with Progress("training", 1000, stream) as bar:
-        for done in range(1, 1001):
-            bar.update(done)
-    assert stream.getvalue() == "training: 100 %, 00:00 passed, 00:00 left\n"
+def test_short_work_is_one_line_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = shown(monkeypatch, io.StringIO(), 1e-9)
+    assert said == "run: 100 %, 00:00 passed, 00:00 left\n"
+
+
+def test_the_time_left_does_not_count_what_was_done_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"steps": 200, "lr": 0.01, "checkpoint": tmp_path / "run"}
+    training.run(
+        chain(), X, Y, stretch=100, callbacks=lambda part: True, progress=False, **settings
+    )
+    said = shown(monkeypatch, io.StringIO(), 1.0, **settings).splitlines()
+    assert re.fullmatch(r"run: +6\d %, 00:3\d passed, 01:[01]\d left", said[0]), said
+
+
+@pytest.mark.parametrize(
+    ("asked", "terminal", "seen"),
+    [(None, True, True), (None, False, False), (True, False, True), (False, True, False)],
+)
+def test_whether_it_is_shown(
+    asked: Any, terminal: bool, seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = shown(monkeypatch, Terminal() if terminal else io.StringIO(), progress=asked)
+    assert ("100 %" in said or "%" in said) == seen
 
 
 def test_a_bar_is_gone_at_the_end_and_where_other_lines_are_printed() -> None:
@@ -46,32 +84,17 @@ def test_a_bar_is_gone_at_the_end_and_where_other_lines_are_printed() -> None:
         with bar.aside():
             assert stream.getvalue().endswith("\r")
             stream.write("a line\n")
-        shown = stream.getvalue().rpartition("a line\n")[2]
-        assert re.match(r"\s*training:  50 % \|.+\| 00:00 passed, \d\d:\d\d left, 1 model", shown)
+        line = stream.getvalue().rpartition("a line\n")[2]
+        assert re.match(r"\s*training:  50 % \|.+\| 00:00 passed, \d\d:\d\d left, 1 model", line)
         bar.update(2)
         assert threading.active_count() == threads
     assert stream.getvalue().count("\n") == 1
     assert stream.getvalue().endswith("\r")
 
 
-def test_the_time_left_does_not_count_what_was_done_before() -> None:
-    with Progress("large", 1.0, io.StringIO()) as bar:
-        bar.update(0.6, before=0.5)
-        shown = bar._bar.format_dict | {"elapsed": 10.0}
-        assert "00:40 left" in bar._bar.format_meter(**shown)
-
-
-def test_nothing_is_shown_where_nobody_wants_it() -> None:
-    stream = Terminal()
-    with Progress("fit", 10, stream, shown=False) as bar:
-        bar.update(10)
-        with bar.aside():
-            pass
-    assert stream.getvalue() == ""
-
-
 def test_what_is_not_shown_makes_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bar of tqdm takes as long as some steps of a small training."""
-    monkeypatch.setattr("npu_kernels._jobs.progress._bar", lambda: pytest.fail("a bar was made"))
-    with Progress("fit", 10, Terminal(), shown=False) as bar:
+    monkeypatch.setattr("tqdm.std.tqdm.__init__", lambda *_, **__: pytest.fail("a bar was made"))
+    assert shown(monkeypatch, Terminal(), progress=False) == ""
+    with Progress("fit", 10, Terminal(), shown=False) as bar, bar.aside():
         bar.update(10)

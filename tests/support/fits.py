@@ -1,9 +1,14 @@
 """Rows, settings and comparisons of the tests of `fit`."""
 
+import contextlib
+import signal
+from collections.abc import Iterator
+
+import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels.fitting import Recipe
+from npu_kernels.fitting import Recipe, Run
 
 SHORT = Recipe(
     rungs=((20, 1.0), (10, 0.5)), refine=12, settle=6, rows=(32, 64), denominators=(1, 2)
@@ -28,3 +33,18 @@ def hard() -> tuple[Tensor, Tensor]:
     """A sum, which no single power unit is: all stages run."""
     x = rows(1, 2, 90)
     return x, x.sum(1, keepdim=True)
+
+
+@contextlib.contextmanager
+def interrupted_fit(at: int) -> Iterator[None]:
+    """Ctrl-C after so many rounds of a fit, made one by one."""
+    advance = Run.advance
+
+    def advance_one(self: Run, rounds: int) -> None:
+        advance(self, 1)
+        if self.done == at:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "advance", advance_one)
+        yield
