@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, NPU, RealNPU, fit, formula, ode, reference_layers
-from npu_kernels._common.chains import chain, replaced_method, units_of
 from tests.support.fits import QUICK, rows
 
 
@@ -30,13 +29,12 @@ def model_of(last: Callable[..., nn.Module] = NAU) -> nn.Sequential:
     return nn.Sequential(NPU(2, 3), nn.Sequential(nn.Identity(), last(3, 2)))
 
 
-def test_chain() -> None:
+def test_a_chain_of_different_units() -> None:
+    """Nested, with Identities, and of classes that change no method of a call."""
     model = model_of()
-    assert [path for path, _ in chain(model)] == ["0", "1.0", "1.1"]
-    assert chain(Chain(NPU(2, 3)))[0][0] == ""
-    assert [path for path, _ in units_of(model)] == ["0", "1.1"]
-    assert units_of(nn.Sequential(model[0], model[0])) == []
-    assert units_of(nn.Sequential(model[0], nn.Linear(3, 2))) == []
+    flat = nn.Sequential(model[0], model[1][1])
+    assert str(formula.read(model)) == str(formula.read(flat))
+    formula.read(nn.Sequential(Same(2, 3), NAU(3, 2)))
 
 
 @pytest.mark.parametrize("method", ["forward", "_call_impl", "__call__"])
@@ -44,34 +42,29 @@ def test_chain() -> None:
 def test_methods_replaced_on_a_class(
     kind: type[nn.Module], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert replaced_method(Same(2, 3)) is None
     if (kind, method) == (nn.Module, "forward"):
         return  # every layer has a forward
     monkeypatch.setattr(kind, method, lambda self, x: x)
-    assert replaced_method(NPU(2, 3)) == replaced_method(Same(2, 3)) == method
-    assert units_of(model_of()) == []
+    for layer in (NPU(2, 3), Same(2, 3)):
+        with pytest.raises(TypeError, match=r"^read: module"):
+            formula.read(nn.Sequential(layer, NAU(3, 2)))
 
 
 def test_a_chain_that_calls_its_parts_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of()
-    monkeypatch.setattr(nn.Sequential, "__iter__", lambda self: iter(()))
-    assert chain(model) == [("", model)]
-    monkeypatch.undo()
-    assert len(chain(model)) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.Sequential, "__iter__", lambda self: iter(()))
+        with pytest.raises(TypeError, match=r"^read: module"):
+            formula.read(model)
+    formula.read(model)
     model[1].forward = lambda x: x
-    assert chain(model)[1] == ("1", model[1])
-
-
-def test_methods_of_derived_classes() -> None:
-    assert [replaced_method(part) for part in (Doubled(2, 3), Chain())] == ["forward"] * 2
-    assert units_of(model_of(Doubled)) == []
-    assert replaced_method(nn.Dropout()) is None
+    with pytest.raises(TypeError, match=r"^read: module"):
+        formula.read(model)
 
 
 def test_eager_layers_compute_what_their_classes_say() -> None:
     """Their forward is another one, of the same formula."""
     model = nn.Sequential(reference_layers.RealNPU(2, 3), NAU(3, 1))
-    assert len(units_of(model)) == 2
     assert "cos" in str(formula.read(model))
     with pytest.raises(TypeError, match=r"^rollout: .* with their own forward"):
         ode.rollout(nn.Sequential(model[0], NAU(3, 2)), torch.ones(2), steps=2, dt=0.1)

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from npu_kernels import NAU, RealNPU, fit, formula
-from npu_kernels._common import display
 from npu_kernels.training import run
 
 pytest.importorskip("sympy", reason="sympy is not installed")
@@ -22,19 +21,25 @@ def quotient():
 
 
 def test_cells_and_captions_are_escaped():
-    text = display.table("a < b\nc", ("x",), [("<script>",)])
-    assert "<caption><code>a &lt; b<br>c</code></caption>" in text
-    assert "<th>x</th>" in text
-    assert "<td>&lt;script&gt;</td>" in text
-    assert display.table("", (), [("a", 1)]) == (
-        "<table><tbody><tr><td>a</td><td>1</td></tr></tbody></table>"
-    )
-    assert display.table("", (), [], "a < b").endswith("</table><p>a &lt; b</p>")
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    from npu_kernels import NPURegressor
+
+    table = pandas.DataFrame(X.numpy(), columns=["<script>", "a & b"])
+    model = NPURegressor(random_state=0).fit(table, QUOTIENT[:, 0].numpy())
+    text = model._repr_html_()
+    assert "<caption><code>y = `&lt;script&gt;`/`a &amp; b`</code></caption>" in text
+    assert "<td>coefficient of `&lt;script&gt;`/`a &amp; b`</td>" in text
+    assert "<th>" in model.equations_._repr_html_()
 
 
 def test_equations_are_aligned():
-    text = display.latex(lambda: ["a = 1 = 1", "b = 2"])
-    assert text == r"$\displaystyle \begin{aligned} a &= 1 = 1 \\ b &= 2 \end{aligned}$"
+    layer = RealNPU(2, 2)
+    layer.load_state_dict({"weight_re": torch.eye(2), "gate": torch.ones(2)})
+    text = formula.read(layer)._repr_latex_()
+    assert text == (
+        r"$\displaystyle \begin{aligned} y_{0} &= x_{0} \\ y_{1} &= x_{1} \end{aligned}$"
+    )
 
 
 def test_a_formula():

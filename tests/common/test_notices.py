@@ -1,20 +1,22 @@
 """Every warning points to the user's line, from however deep."""
 
 import importlib.util
+import itertools
+import json
+import os
 import re
+import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from npu_kernels._backends import cpu, fast_path
-from npu_kernels._common import notices
-from npu_kernels._jobs import checkpoint, files
-from npu_kernels._operators import dispatch
+from tests.conftest import needs_fast_path
 from tests.project.test_structure import modules
+from tests.support.building import ROOT, run_python
+from tests.support.loops import new_notices
 
 # The user's file. The warning of each function must point to its line with the comment "here".
 CODE = """
@@ -189,69 +191,89 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     return _load(tmp_path_factory.mktemp("user"), "npu_kernels_torch_user")
 
 
-def _points(
-    user: ModuleType, name: str, message: str, *arguments: Any, definition: str | None = None
-) -> None:
-    """Call a function of the user's, all of whose warnings with this message must point to its
-    line, or to another's.
-
-    place: the name of the other one.
-    """
+def _line(user: ModuleType, definition: str) -> tuple[str, int]:
+    """The file and the line of a definition to which its warnings must point."""
     assert user.__file__ is not None
     lines = Path(user.__file__).read_text().splitlines()
     first = next(
-        i for i, line in enumerate(lines) if re.match(rf"(def|class) {definition or name}\b", line)
+        i for i, line in enumerate(lines) if re.match(rf"(def|class) {definition}\b", line)
     )
     line = next(i for i in range(first, len(lines)) if lines[i].endswith("# here")) + 1
+    return user.__file__, line
+
+
+def _points(user: ModuleType, name: str, message: str, *arguments: Any) -> None:
+    """Call a function of the user's, all of whose warnings with this message point to its line."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         getattr(user, name)(*arguments)
     ours = [warning for warning in seen if re.search(message, str(warning.message))]
     assert ours, [str(warning.message) for warning in seen]
-    assert {(warning.filename, warning.lineno) for warning in ours} == {(user.__file__, line)}
+    assert {(warning.filename, warning.lineno) for warning in ours} == {_line(user, name)}
 
 
-@pytest.fixture
-def _without_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither library, and the notice of it not given yet."""
-    monkeypatch.setattr(cpu, "_symbols", None)
-    monkeypatch.setattr(cpu, "_reason", "it is not built")
-    monkeypatch.setattr(dispatch, "_cpu_runs", False)
-    monkeypatch.setattr(dispatch, "_chosen", {})
-    for name in ("npu", "nau"):
-        monkeypatch.setattr(fast_path, name, None)
+# In forks of a process, each of which calls one of the user's functions, as the notice is given
+# once in a process.
+FORKS = """
+import json, os, sys, warnings
+import torch
+if sys.argv[1]:
+    torch.__version__ = sys.argv[1]
+sys.path.insert(0, sys.argv[2])
+import npu_kernels_torch_user as user
+for name in sys.argv[3:]:
+    if os.fork():
+        os.wait()
+        continue
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        getattr(user, name)()
+    print(json.dumps([name, *([str(w.message), w.filename, w.lineno] for w in seen)]), flush=True)
+    os._exit(0)
+"""
+OF_THE_BACKEND = {
+    **dict.fromkeys(
+        ("layer", "function", "sequential", "without_gradients", "decorated_layer", "compiled",
+         "graph", "by_joblib"),
+    ),
+    "in_a_users_module": "Mine",  # the user's innermost line counts
+}  # fmt: skip
 
 
-@pytest.mark.usefixtures("_without_library")
-@pytest.mark.parametrize("name", [
-    "layer", "function", "sequential", "without_gradients", "decorated_layer", "compiled", "graph",
-    "by_joblib",
-])  # fmt: skip
-def test_of_the_backend(name: str, user: ModuleType) -> None:
-    if name == "by_joblib":
-        pytest.importorskip("joblib")
-    _points(user, name, SLOW)
+def _of_processes(user: ModuleType, package: Path, version: str, names: list[str]) -> list[str]:
+    """The texts of the notices, one for each function, each of which points to its line."""
+    assert user.__file__ is not None
+    folder = str(Path(user.__file__).parent)
+    run = run_python("-c", FORKS, version, folder, *names, cwd=package)
+    answers = [json.loads(line) for line in run.stdout.splitlines()]
+    assert [name for name, *_ in answers] == names, run.stderr
+    texts = []
+    for name, *seen in answers:
+        ((text, *line),) = [w for w in seen if w[0].startswith("npu_kernels:")]
+        assert tuple(line) == _line(user, OF_THE_BACKEND[name] or name), name
+        texts.append(text)
+    return texts
 
 
-def test_of_the_fast_path(user: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not cpu.available()[0]:
-        pytest.skip("needs the C++ library")
-    monkeypatch.setattr(dispatch, "_cpu_runs", False)
-    monkeypatch.setattr(dispatch, "_chosen", {})
-    monkeypatch.setattr(dispatch, "_no_fast_path", "it is not built")
-    for name in ("npu", "nau"):
-        monkeypatch.setattr(fast_path, name, None)
-    _points(
-        user, "sequential", "the fast path from Python to the kernels is missing: it is not built"
-    )
+def test_of_the_backend(user: ModuleType, bare_package: Path) -> None:
+    """Without the library; whatever calls the layer."""
+    pytest.importorskip("joblib")
+    for text in _of_processes(user, bare_package, "", list(OF_THE_BACKEND)):
+        assert text.startswith(SLOW)
+
+
+@needs_fast_path
+def test_of_the_fast_path(user: ModuleType) -> None:
+    (text,) = _of_processes(user, ROOT, "2.10.0", ["sequential"])
+    assert "the fast path from Python to the kernels is missing: there is no fast_path-" in text
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_of_all_others(name: str, user: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_all_others(name: str, user: ModuleType) -> None:
     if OTHERS[name].startswith("NPU"):
         pytest.importorskip("sklearn")
-    monkeypatch.setattr("npu_kernels.training._runs._noticed", set())
-    _points(user, name, OTHERS[name])
+    with new_notices():
+        _points(user, name, OTHERS[name])
 
 
 @pytest.mark.parametrize("name", ["saved_run", "saved_fit", "saved_regressor", "saved_series"])
@@ -260,57 +282,37 @@ def test_of_checkpoints(
 ) -> None:
     pytest.importorskip({"saved_regressor": "sklearn", "saved_series": "scipy"}.get(name, "torch"))
 
-    def refuse(path: Path, state: Any) -> None:
+    def refuse(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", -1.0)
-    monkeypatch.setattr(files, "save", refuse)
+    minutes = itertools.count(0, 60)  # it is saved at each opportunity
+    monkeypatch.setattr(time, "monotonic", lambda: next(minutes))
+    monkeypatch.setattr(os, "fsync", refuse)
     _points(user, name, LOST, tmp_path / "state")
-
-
-@pytest.mark.usefixtures("_without_library")
-def test_a_users_module_that_torch_calls(user: ModuleType) -> None:
-    """The user's innermost line counts."""
-    _points(user, "in_a_users_module", SLOW, definition="Mine")
 
 
 def test_each_line_is_warned_of_by_the_users_filters(user: ModuleType) -> None:
     """Filters by module see the user's: "default" warns of a line once, "error" raises."""
-    call: Callable[[], None] = _load(Path(str(user.__file__)).parent, "caller", CALLER).call
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("ignore")
-        warnings.filterwarnings("default", module="caller$")
-        call()
-        call()
-    assert [str(warning.message) for warning in seen] == ["here"]
+        warnings.filterwarnings("default", "rollout: ", module="npu_kernels_torch_user$")
+        user.stiff()
+        user.stiff()
+    assert len(seen) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(ResourceWarning, match=r"^here$"):
-            call()
+        with pytest.raises(UserWarning, match=r"^rollout: .* steps"):
+            user.stiff()
 
 
-CALLER = """
-from npu_kernels._common.notices import warn
-
-def call():
-    warn("here", ResourceWarning)
-"""
-
-
-def test_without_a_user_the_outermost_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread of torch is one that no Python code has begun."""
-    monkeypatch.setattr(notices, "_is_between", lambda frame: True)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        notices.warn("here")
-    assert [warning.category for warning in seen] == [UserWarning]
-    assert seen[0].filename not in (__file__, notices.__file__)
-
-
-def test_no_stack_level_is_counted() -> None:
-    """`npu_kernels._common.notices` alone says where a warning points."""
-    for name, (path, _) in modules().items():
-        if name.split(".")[0] == "npu_kernels" and name != "npu_kernels._common.notices":
-            text = path.read_text(encoding="utf-8")
-            assert "stacklevel" not in text, name
-            assert not re.search(r"warnings\.warn|from warnings import", text), name
+def test_one_place_warns() -> None:
+    """It alone says where a warning points."""
+    places = {
+        name
+        for name, (path, _) in modules().items()
+        if name.split(".")[0] == "npu_kernels"
+        and re.search(
+            r"stacklevel|warnings\.warn|from warnings import", path.read_text(encoding="utf-8")
+        )
+    }
+    assert len(places) == 1

@@ -28,7 +28,6 @@ from npu_kernels import (
     ode,
     training,
 )
-from npu_kernels._common import checks
 from npu_kernels.equations import NPURegressor
 from npu_kernels.fitting import Recipe, fit_many
 from npu_kernels.optim import lbfgs as minimiser
@@ -347,71 +346,70 @@ def test_times_beyond_the_floats() -> None:
         _rollout(t=[0.0, 10**400], method="dopri5")
 
 
-# ---- the checks themselves -----------------------------------------------------------------------
+# ---- bounds ----------------------------------------------------------------------------------------
+
+
+def test_numbers_become_pythons() -> None:
+    layer = RealNPU(np.int64(2), np.int64(3), num_models=np.int64(1), eps=np.float32(0.5))
+    sizes = layer.in_features, layer.out_features, layer.num_models
+    assert [type(value) for value in (*sizes, layer.eps)] == [int, int, int, float]
+    assert (sizes, layer.eps) == ((2, 3, 1), 0.5)
 
 
 def test_integers_within_bounds() -> None:
-    assert checks.check_whole("f", "n", np.int64(3), 3) == 3
-    assert type(checks.check_whole("f", "n", np.int64(3))) is int
-    for value, minimum in ((2, 3), (0, 1), (-1, 0)):
-        with pytest.raises(
-            ValueError, match=rf"^f: n must be an integer of at least {minimum}, got {value}$"
-        ):
-            checks.check_whole("f", "n", value, minimum)
-    with pytest.raises(
-        ValueError, match=r"^f: n must be None, or an integer of at least 1, got 0$"
+    for door, call, valid, least in (
+        ("run: steps", lambda n: _run(steps=n), 1, 1),
+        ("Recipe: settle", lambda n: Recipe(settle=n), 0, 0),
+        ("RealNPU: num_models", lambda n: RealNPU(2, 1, num_models=n), 1, 1),
     ):
-        checks.check_whole("f", "n", 0, other="None")
+        call(valid)
+        for wrong in (least - 1, -(2**70)):
+            rule = f"^{door} must be (None, or )?an integer of at least {least}, got {wrong}$"
+            with pytest.raises(ValueError, match=rule):
+                call(wrong)
 
 
-@pytest.mark.parametrize(("limits", "valid", "wrong", "rule"), [
-    ({}, [-1e300, 0, 5], [math.inf, -math.inf, 10**400, np.longdouble(10) ** 4000], "finite"),
-    ({"minimum": 0}, [0, -0.0, 1e300], [-1e-300, math.inf], "finite and at least 0"),
-    ({"above": 0}, [1e-300, 1e300], [0, -0.0, -1, math.inf], "finite and greater than 0"),
-    ({"above": 0, "finite": False}, [1e-300, math.inf], [0, -math.inf], "greater than 0"),
-    ({"minimum": 0, "finite": False, "other": "None"}, [0, math.inf], [-1, -math.inf],
-     "None, or at least 0"),
-    ({"other": "a tensor"}, [0], [math.inf], "a tensor, or finite"),
+BEYOND = 10**400, np.longdouble(10) ** 4000
+NO_NUMBERS = math.nan, "1", 1j, [1.0], torch.tensor(1.0), np.array(1.0)
+
+
+@pytest.mark.parametrize(("door", "call", "valid", "wrong", "rule"), [
+    ("rollout: atol", lambda v: _adaptive(atol=v), [1e-300, 1e300],
+     [0, -0.0, -1, math.inf, *BEYOND], "finite and greater than 0"),
+    ("run: lr", lambda v: _run(lr=v), [0, 1e-300], [-1e-300, math.inf, *BEYOND],
+     "a function of the step, or finite and at least 0"),
+    ("run: project", lambda v: _run(project=v), [1e-300, math.inf], [0, -0.0, -math.inf, None],
+     "True, False, or greater than 0"),
 ])  # fmt: skip
 def test_real_numbers_within_bounds(
-    limits: Any, valid: list[Any], wrong: list[Any], rule: str
+    door: str, call: Door, valid: list[Any], wrong: list[Any], rule: str
 ) -> None:
     for value in valid:
-        number = checks.check_number("f", "v", value, **limits)
-        assert number == value
-        assert type(number) is float
-    for value in (*wrong, math.nan, None, "1", 1j, [1.0], torch.tensor(1.0), np.array(1.0)):
+        call(value)
+    for value in (*wrong, *NO_NUMBERS):
         with pytest.raises(
-            ValueError, match=f"^f: v must be {rule}, got {re.escape(repr(value))}$"
+            ValueError, match=f"^{door} must be {rule}, got {re.escape(repr(value))}$"
         ):
-            checks.check_number("f", "v", value, **limits)
+            call(value)
 
 
 def test_levels() -> None:
-    assert checks.check_level("f", np.float32(0.5)) == 0.5
+    equation = _regressor().best_
+    equation.intervals(np.float32(0.5))
     for value in (0, 1, 0.0, 1.0, -0.5, 1.5, math.nan, True, "0.5"):
-        with pytest.raises(ValueError, match=f"^f: level must be between 0 and 1, got {value!r}$"):
-            checks.check_level("f", value)
+        with pytest.raises(ValueError, match=f"level must be between 0 and 1, got {value!r}$"):
+            equation.intervals(value)
 
 
-def test_only_dense_tensors() -> None:
-    checks.check_tensor("f", "x", torch.ones(2))
-    with pytest.raises(
-        TypeError, match=r"^f: x must be a dense tensor, got layout torch.sparse_coo$"
-    ):
-        checks.check_tensor("f", "x", torch.eye(2).to_sparse())
+def test_only_dense_tensors_and_modules() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
-    with pytest.raises(TypeError, match=r"^f: x must be a dense tensor, got a nested tensor$"):
-        checks.check_tensor("f", "x", nested)
-
-
-def test_only_tensors_and_modules() -> None:
-    with pytest.raises(
-        TypeError, match=r"^f: x must be a torch.Tensor, got ndarray; torch.as_tensor makes one$"
+    for x, message in (
+        (torch.eye(2).to_sparse(), "a dense tensor, got layout torch.sparse_coo"),
+        (nested, "a dense tensor, got a nested tensor"),
+        (np.ones(2), "a torch.Tensor, got ndarray; torch.as_tensor makes one"),
+        ([1.0], "a torch.Tensor, got list"),
     ):
-        checks.check_tensor("f", "x", np.ones(2))
-    with pytest.raises(TypeError, match=r"^f: x must be a torch.Tensor, got list$"):
-        checks.check_tensor("f", "x", [1.0])
-    checks.check_module("f", "m", NAU(1, 1))
-    with pytest.raises(TypeError, match=r"^f: m must be a torch.nn.Module, got type$"):
-        checks.check_module("f", "m", NAU)
+        with pytest.raises(TypeError, match=f"^run: x must be {message}$"):
+            training.run(_model(), x, X, steps=1, lr=0.1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^run: model must be a torch.nn.Module, got type$"):
+        training.run(NAU, X, X, steps=1, lr=0.1)  # type: ignore[arg-type]
