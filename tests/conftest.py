@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from npu_kernels import backend_for, use_backend
-from npu_kernels._backends import cpu, fast_path
+from tests.support.machine import (
+    HAS_FAST_PATH,
+    ISAS,
+    RUNS,
+    WHY_NOT,
+    isa_in_use,
+    set_isa,
+    without_fast_path,
+)
 
 with contextlib.suppress(ImportError):  # most tests on a GPU do without it
     import hypothesis
@@ -22,13 +30,9 @@ with contextlib.suppress(ImportError):  # most tests on a GPU do without it
     )
     hypothesis.settings.load_profile("npu_kernels")
 
-ISAS = cpu.supported_isas() if cpu.available()[0] else []
-isa_in_use, set_isa = cpu.isa, cpu.set_isa  # of this process
-needs_library = pytest.mark.skipif(
-    not cpu.available()[0], reason=f"the cpu backend cannot run: {cpu.available()[1]}"
-)
+needs_library = pytest.mark.skipif(not RUNS, reason=f"the cpu backend cannot run: {WHY_NOT}")
 needs_fast_path = pytest.mark.skipif(
-    fast_path.npu is None, reason="the fast path is not built for this torch and Python"
+    not HAS_FAST_PATH, reason="the fast path is not built for this torch and Python"
 )
 
 
@@ -58,15 +62,6 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
-
-
-@contextlib.contextmanager
-def without_fast_path() -> Iterator[None]:
-    """Calls reach the kernels through the registered operators."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in fast_path.NAMES:
-            patch.setattr(fast_path, name, None)
-        yield
 
 
 @pytest.fixture(

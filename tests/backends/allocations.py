@@ -25,7 +25,7 @@ from npu_kernels import NAU, NPU, ode
 from npu_kernels.optim import Adam
 from npu_kernels.training import mse_loss
 from npu_kernels.training import run as run_steps
-from tests.conftest import without_fast_path
+from tests.support.machine import without_fast_path
 from tests.support.samples import RECORDS
 
 OURS, TORCHS = re.compile(r"libnpu_kernels_cpu|fast_path-"), re.compile(r"libc10\.so")

@@ -6,7 +6,6 @@ import re
 import subprocess
 from pathlib import Path
 
-from tests.conftest import ISAS
 from tests.support.building import (
     ROOT,
     cmake_configure,
@@ -14,6 +13,7 @@ from tests.support.building import (
     one_process_at_a_time,
     run_core_tests,
 )
+from tests.support.machine import ISAS
 from tools.simd_tables import FORMATS, TABLES
 
 

@@ -19,8 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import npu_kernels
 from npu_kernels import NAC, NALU, NAU, NMU, NPU, env, functional, iNALU, reference
-from tests.conftest import needs_library, without_fast_path
+from tests.conftest import needs_library
 from tests.support.compare import assert_equal, normwise_error
+from tests.support.machine import without_fast_path
 from tests.support.samples import RECORDS, Sample
 
 pytestmark = needs_library

@@ -14,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from npu_kernels import env, functional, reference
-from tests.conftest import ISAS, isa_in_use, needs_library, set_isa
+from tests.conftest import needs_library
 from tests.support.compare import assert_near
 from tests.support.kernels import assert_parity, errors, forward, ops, outputs, with_zero_factors
+from tests.support.machine import ISAS, isa_in_use, set_isa
 from tests.support.samples import RECORDS, error_bound
 
 pytestmark = needs_library

@@ -16,15 +16,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from npu_kernels import NAU, env, functional, reference
-from tests.conftest import (
-    ISAS,
-    isa_in_use,
-    needs_fast_path,
-    needs_library,
-    set_isa,
-    without_fast_path,
-)
+from tests.conftest import needs_fast_path, needs_library
 from tests.support.building import run_python
+from tests.support.machine import ISAS, isa_in_use, set_isa, without_fast_path
 from tests.support.samples import RECORDS, Sample, normwise_error
 
 pytestmark = [needs_library, needs_fast_path]  # which alone knows the setting

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from npu_kernels import use_backend
-from npu_kernels._backends import cpu, fast_path
 from tests.fuzz.memory import bits
+from tests.support import machine
 from tests.support.samples import fill_uninitialized_with_nan
 
-FAST = ("npu", "nmu", "nmru", "nau", "nac", "nalu", "inalu", "mse", "adam", "ode")
-ISAS: tuple[str | None, ...] = tuple(cpu.supported_isas()) if cpu.available()[0] else (None,)
+ISAS: tuple[str | None, ...] = tuple(machine.ISAS) or (None,)
 Tensors = dict[str, Tensor]
 Change = Callable[[Tensor], Tensor]
 # the results, "y0", "y1", and the gradients, by the names of their tensors
@@ -57,22 +56,17 @@ class Problem:
 def computed_by(route: str, isa: str | None = None, threads: int = 1) -> Iterator[None]:
     """route: "fast" (from Python straight to C++), "operators" (the same kernels, registered), or a
     backend's name."""
-    functions = {name: getattr(fast_path, name) for name in FAST}
-    before_isa, before_threads = cpu.isa() if isa else None, torch.get_num_threads()
+    before_isa, before_threads = machine.isa_in_use() if isa else None, torch.get_num_threads()
+    way = contextlib.nullcontext() if route == "fast" else machine.without_fast_path()
     try:
-        if route != "fast":
-            for name in FAST:
-                setattr(fast_path, name, None)
         if isa:
-            cpu.set_isa(isa)
+            machine.set_isa(isa)
         torch.set_num_threads(threads)
-        with use_backend("cpu" if route in ("fast", "operators") else route):
+        with way, use_backend("cpu" if route in ("fast", "operators") else route):
             yield
     finally:
-        for name, function in functions.items():
-            setattr(fast_path, name, function)
         if before_isa:
-            cpu.set_isa(before_isa)
+            machine.set_isa(before_isa)
         torch.set_num_threads(before_threads)
 
 

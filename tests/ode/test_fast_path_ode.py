@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import ode, use_backend
-from tests.conftest import needs_library, without_fast_path
+from tests.conftest import needs_library
 from tests.ode.test_ode import LAYERS, D, make, starts
 from tests.support.compare import assert_equal
+from tests.support.machine import without_fast_path
 
 pytestmark = needs_library
 H = 4

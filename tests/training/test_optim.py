@@ -15,7 +15,8 @@ from torch.optim.optimizer import (
 from npu_kernels import NAU, NPU, use_backend
 from npu_kernels.optim import Adam
 from npu_kernels.training import mse_loss
-from tests.conftest import compiles, needs_library, without_fast_path
+from tests.conftest import compiles, needs_library
+from tests.support.machine import without_fast_path
 
 OPTIONS: list[dict[str, Any]] = [
     {},
