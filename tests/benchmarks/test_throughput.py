@@ -34,7 +34,7 @@ from benchmarks.throughput.cases import (
     wide_training_cases,
 )
 from benchmarks.throughput.workloads import Workload
-from npu_kernels._backends import cpu
+from tests.conftest import needs_library
 from tests.support.building import run_python
 from tests.support.throughput import MODELS, TINY
 
@@ -418,7 +418,7 @@ def test_peak_memory():
 # ---- the guard -----------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not cpu.available()[0], reason=f"no C++ kernels: {cpu.available()[1]}")
+@needs_library
 @pytest.mark.parametrize(
     "case",
     [Case("npu", FORWARD, Size(100, 6, 2)), Case("npu", STEP, Size(100, 6, 2)),
