@@ -273,8 +273,8 @@ def test_settings_of_devices(setting: str) -> None:
         with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
             torch.get_float32_matmul_precision()
         assert env.environment()["float32 matmul precision"].startswith("cpu medium, cuda ")
-        for way in (contextlib.nullcontext(), without_fast_path()):
-            with way:
+        for route in (contextlib.nullcontext(), without_fast_path()):
+            with route:
                 y = case.call(functional.npu)
             assert torch.equal(y, medium[0])
             assert not torch.equal(y, full[0])

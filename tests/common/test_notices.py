@@ -256,7 +256,7 @@ def _of_processes(user: ModuleType, package: Path, version: str, names: list[str
 
 
 def test_of_the_backend(user: ModuleType, bare_package: Path) -> None:
-    """Without the library; whatever calls the layer."""
+    """The library is missing; anything may call the layer."""
     pytest.importorskip("joblib")
     for text in _of_processes(user, bare_package, "", list(OF_THE_BACKEND)):
         assert text.startswith(SLOW)
@@ -307,7 +307,7 @@ def test_each_line_is_warned_of_by_the_users_filters(user: ModuleType) -> None:
 
 def test_one_place_warns() -> None:
     """It alone says where a warning points."""
-    places = {
+    sources = {
         name
         for name, (path, _) in modules().items()
         if name.split(".")[0] == "npu_kernels"
@@ -315,4 +315,4 @@ def test_one_place_warns() -> None:
             r"stacklevel|warnings\.warn|from warnings import", path.read_text(encoding="utf-8")
         )
     }
-    assert len(places) == 1
+    assert len(sources) == 1

@@ -357,14 +357,14 @@ def test_numbers_become_pythons() -> None:
 
 
 def test_integers_within_bounds() -> None:
-    for door, call, valid, least in (
+    for door, call, valid, minimum in (
         ("run: steps", lambda n: _run(steps=n), 1, 1),
         ("Recipe: settle", lambda n: Recipe(settle=n), 0, 0),
         ("RealNPU: num_models", lambda n: RealNPU(2, 1, num_models=n), 1, 1),
     ):
         call(valid)
-        for wrong in (least - 1, -(2**70)):
-            rule = f"^{door} must be (None, or )?an integer of at least {least}, got {wrong}$"
+        for wrong in (minimum - 1, -(2**70)):
+            rule = f"^{door} must be (None, or )?an integer of at least {minimum}, got {wrong}$"
             with pytest.raises(ValueError, match=rule):
                 call(wrong)
 

@@ -76,7 +76,7 @@ def test_starts_that_overflow_are_retired() -> None:
 def test_the_rate_falls_in_a_stretch_and_from_one_to_the_next(
     done: int, low: float, high: float
 ) -> None:
-    """Without moments the first step of Adam is as long as the rate, a later one about half of it."""
+    """The step of Adam without moments: the first is as long as the rate, later ones half of it."""
     x, y = hard()
     run = Run(RealNPU(2, 1, num_models=4), x[None], y[None], [0], SHORT)
     run.advance(done)

@@ -238,9 +238,9 @@ def test_a_call_writes_no_text(monkeypatch):
     expression = read(RealNPU(2, 1))
     written = sympy.printing.str.StrPrinter.doprint
 
-    def names_only(printer, what):
-        assert what.is_Symbol, "sympy takes long to write it"
-        return written(printer, what)
+    def names_only(printer, expression):
+        assert expression.is_Symbol, "sympy takes long to write it"
+        return written(printer, expression)
 
     monkeypatch.setattr(sympy.printing.str.StrPrinter, "doprint", names_only)
     assert expression(torch.rand(5, 2)).shape == (5, 1)

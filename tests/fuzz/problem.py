@@ -57,12 +57,12 @@ def computed_by(route: str, isa: str | None = None, threads: int = 1) -> Iterato
     """route: "fast" (from Python straight to C++), "operators" (the same kernels, registered), or a
     backend's name."""
     before_isa, before_threads = machine.isa_in_use() if isa else None, torch.get_num_threads()
-    way = contextlib.nullcontext() if route == "fast" else machine.without_fast_path()
+    route_used = contextlib.nullcontext() if route == "fast" else machine.without_fast_path()
     try:
         if isa:
             machine.set_isa(isa)
         torch.set_num_threads(threads)
-        with way, use_backend("cpu" if route in ("fast", "operators") else route):
+        with route_used, use_backend("cpu" if route in ("fast", "operators") else route):
             yield
     finally:
         if before_isa:

@@ -114,9 +114,9 @@ def test_tensors_of_a_file_get_memory_of_their_own(tmp_path: Path) -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A clock that a test sets, as its last number."""
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[-1])
-    return now
+    times = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: times[-1])
+    return times
 
 
 def test_how_often_it_is_saved(tmp_path: Path, clock: list[float]) -> None:
@@ -133,11 +133,11 @@ def test_how_often_it_is_saved(tmp_path: Path, clock: list[float]) -> None:
     assert files.load(path, [])["done"] == 80
 
 
-def press(number: int, at: int, times: int = 1) -> Callable[[training.Run], None]:
+def press(number: int, step: int, times: int = 1) -> Callable[[training.Run], None]:
     """A callback that raises a signal behind a step."""
 
     def callback(part: training.Run) -> None:
-        for _ in range(times if part.steps == at else 0):
+        for _ in range(times if part.steps == step else 0):
             signal.raise_signal(number)
 
     return callback
@@ -174,7 +174,7 @@ def test_sigterm_saves_first(tmp_path: Path, sigterm: list[Any]) -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_sigterm_that_does_not_wait(times: int, tmp_path: Path, sigterm: list[Any]) -> None:
-    """Without a checkpoint, or a second one."""
+    """No checkpoint, or a second signal."""
     sigterm.append(lambda: sys.exit(143))
     path = tmp_path / "run" if times == 2 else None
     with pytest.raises(SystemExit):

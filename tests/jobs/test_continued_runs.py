@@ -319,15 +319,15 @@ def test_a_run_of_any_data_is_saved_and_continued(kind: str, tmp_path: Path) -> 
 
 def test_the_data_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often the run is saved: here behind each stretch, of a minute each."""
-    digests, make, now = [], hashlib.blake2b, [0.0]
+    digests, make, clock = [], hashlib.blake2b, [0.0]
 
     def noted(*arguments: Any, digest_size: int) -> Any:
         digests.append(digest_size)
         return make(*arguments, digest_size=digest_size)
 
     monkeypatch.setattr(hashlib, "blake2b", noted)
-    monkeypatch.setattr(time, "monotonic", lambda: now[-1])
-    trained(tmp_path / "run", 30, callbacks=[lambda part: now.append(now[-1] + 60) and False])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[-1])
+    trained(tmp_path / "run", 30, callbacks=[lambda part: clock.append(clock[-1] + 60) and False])
     assert (digests.count(16), digests.count(32)) == (1, 3)  # of data, and of what is written
 
 

@@ -24,13 +24,17 @@ def shown(
     monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, seconds: float = 0.0, **settings: Any
 ) -> str:
     """What a run of 200 steps, each of which takes so long, writes to stderr."""
-    now = [0.0]
+    clock = [0.0]
     options = {"steps": 200, "lr": 0.01, "stretch": 1, "progress": True, **settings}
     with monkeypatch.context() as patch:
-        patch.setattr("tqdm.std.time", lambda: now[-1])
+        patch.setattr("tqdm.std.time", lambda: clock[-1])
         patch.setattr(sys, "stderr", stream)
         training.run(
-            chain(), X, Y, callbacks=lambda part: now.append(now[-1] + seconds) and False, **options
+            chain(),
+            X,
+            Y,
+            callbacks=lambda part: clock.append(clock[-1] + seconds) and False,
+            **options,
         )
     return stream.getvalue()
 
@@ -44,9 +48,9 @@ def test_a_log_gets_few_lines_with_the_time_left(monkeypatch: pytest.MonkeyPatch
     numbers = [tuple(map(int, line.groups())) for line in lines if line]
     assert len(numbers) == len(lines) == 7
     for percent, *times in numbers:
-        passed, left = (60 * times[n] + times[n + 1] for n in (0, 2))
-        assert passed + left == pytest.approx(200, abs=8)
-        assert percent == pytest.approx(passed / 2, abs=1)
+        before, after = (60 * times[n] + times[n + 1] for n in (0, 2))
+        assert before + after == pytest.approx(200, abs=8)
+        assert percent == pytest.approx(before / 2, abs=1)
     assert numbers[-1][0] == 100
 
 

@@ -51,13 +51,13 @@ class _Kept(TorchDispatchMode):
 def test_nothing_is_kept_without_a_gradient() -> None:
     model = power_law(*PREDATOR)
     options: dict[str, Any] = {"t": [0, 0.5], "method": "dopri5"}
-    with _Kept() as kept:
+    with _Kept() as states:
         with torch.no_grad():
             ode.rollout(model, start(), **options)
         ode.rollout(model.requires_grad_(False), start(), **options)
         times = torch.tensor([0, 0.5], requires_grad=True)
         ode.rollout(model, start(), t=times, method="dopri5")
-    assert kept.strides == [0, 0, 1]
+    assert states.strides == [0, 0, 1]
 
 
 @pytest.mark.parametrize("memory", ["full", "checkpointed"])

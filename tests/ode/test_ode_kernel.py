@@ -139,9 +139,9 @@ def test_a_gradient_that_can_be_differentiated_is_the_same(
     terms = {"trajectory": path.sin(), "derivatives": slopes.sin(), "both": path.sin() + slopes}
     loss = terms[upstream].sum()
     once = torch.autograd.grad(loss, leaves, retain_graph=True)
-    again = torch.autograd.grad(loss, leaves, create_graph=True)
-    assert all(grad.requires_grad for grad in again)
-    assert_near(again, once, 1e-12)
+    differentiable = torch.autograd.grad(loss, leaves, create_graph=True)
+    assert all(grad.requires_grad for grad in differentiable)
+    assert_near(differentiable, once, 1e-12)
 
 
 @needs_library

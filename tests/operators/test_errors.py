@@ -147,7 +147,7 @@ def test_memory_smaller_than_a_tensor(size: int) -> None:
 
 @needs_library
 def test_memory_freed_before_a_backward() -> None:
-    """Of what the forward saved and of the upstream gradient, also of the iNALU's flags."""
+    """What the forward saved, the upstream gradient, and the flags of an iNALU."""
     x, y = torch.rand(3, 4), torch.rand(3, 2)
     sizes = {"O": 2, "I": 4}
     weights = [

@@ -117,7 +117,7 @@ def test_a_loss_of_a_derivative(dtype: torch.dtype) -> None:
 
 @needs_library
 def test_the_closed_form_is_taken(backend: str) -> None:
-    """By second derivatives under hooks, but not if they are differentiated again."""
+    """Second derivatives under hooks take it, but not if they are differentiated again."""
     x, weight = (torch.rand(n, 3, dtype=FLOAT64).requires_grad_() for n in (5, 2))
     for create_graph in (False, True):
         with (

@@ -36,13 +36,13 @@ def hard() -> tuple[Tensor, Tensor]:
 
 
 @contextlib.contextmanager
-def interrupted_fit(at: int) -> Iterator[None]:
+def interrupted_fit(rounds_made: int) -> Iterator[None]:
     """Ctrl-C after so many rounds of a fit, made one by one."""
     advance = Run.advance
 
     def advance_one(self: Run, rounds: int) -> None:
         advance(self, 1)
-        if self.done == at:
+        if self.done == rounds_made:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.MonkeyPatch.context() as patch:

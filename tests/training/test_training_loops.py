@@ -379,7 +379,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.filterwarnings(f"ignore:.*{NOTICE}")
 def test_what_a_callback_changes(name: str) -> None:
-    """From then on the ordinary loop makes the steps: the losses of a loop written by hand."""
+    """The ordinary loop makes the steps from then on: the losses of a loop written by hand."""
     x, y = data(None, torch.float32)
     models = [_model() for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())

@@ -96,7 +96,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, batch: int, steps: int) -> list[int]:
 
 
 def test_few_rows_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most four million."""
+    """Four million at most."""
     assert drawn(monkeypatch, 2**21, 3) == [2, 1]
     assert drawn(monkeypatch, 2**22 + 1, 2) == [1, 1]
 
@@ -214,10 +214,10 @@ def test_callbacks() -> None:
 
 def test_a_run_without_callbacks_is_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slices grow until they take a fraction of a second."""
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     assert drawn(monkeypatch, 3, 200) == [16, 128, 56]
-    monkeypatch.setattr(time, "monotonic", lambda: now.append(now[-1] + 1e6) or now[-1])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(time, "monotonic", lambda: clock.append(clock[-1] + 1e6) or clock[-1])  # type: ignore[func-returns-value]
     assert drawn(monkeypatch, 3, 20) == [16, 1, 1, 1, 1]
 
 
