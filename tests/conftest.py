@@ -20,6 +20,8 @@ with contextlib.suppress(ImportError):  # most tests on a GPU do without it
     )
     hypothesis.settings.load_profile("npu_kernels")
 
+pytest_plugins = ["tests.slow"]
+
 ISAS = cpu.supported_isas() if cpu.available()[0] else []
 needs_library = pytest.mark.skipif(
     not cpu.available()[0], reason=f"the cpu backend cannot run: {cpu.available()[1]}"
