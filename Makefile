@@ -37,7 +37,7 @@ BIN := $(VENV)/bin
 OLD_TRITON_VERSION := 3.6.0
 OLD_TRITON := build/triton-$(OLD_TRITON_VERSION)
 THROUGHPUT := $(wildcard benchmarks/results/throughput-*.jsonl)
-# Whose rows the README and the pictures show.
+# Whose rows the pictures show.
 PROCESSOR ?= AMD Zen 5
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/core/* csrc/core/*/* csrc/layers/* csrc/fast_path/*)
 # The build finds the cmake and ninja of .venv.
@@ -111,7 +111,7 @@ gpu:
 
 tables: install
 	$(BIN)/python -m benchmarks.throughput.report $(THROUGHPUT) --tables docs/tables \
-	  --page docs/performance.md --gpus docs/gpus.md --readme README.md \
+	  --page docs/performance.md --gpus docs/gpus.md \
 	  --picture docs/images/throughput.png --processor "$(PROCESSOR)"
 	$(BIN)/python -m benchmarks.gpu.report benchmarks/results/gpu-*.jsonl --page docs/gpus.md --page docs/large-layers.md
 	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/rows-*.jsonl --rows docs/many-rows.md

@@ -322,42 +322,6 @@ def gpus(rows: Sequence[Row]) -> str:
     return "\n".join(parts).strip()
 
 
-def short(rows: Sequence[Row], processor: str | None = None) -> str:
-    """The README's table: `SHORT` on a processor with its most threads, and what we lose."""
-    machine, groups = chosen(rows, processor)
-    threads = max(count for _, count in groups)
-    lost = [
-        key
-        for key, group in groups.items()
-        if any(row["ratio"] < 1 and rival not in YARDSTICKS for rival, row in group.items())
-    ]
-    records = []
-    for case, count in dict.fromkeys([*((case, threads) for case in SHORT), *lost]):
-        group = groups.get((case, count), {})
-        if "ours" not in group:
-            continue
-        name = f"{_layer(case)}, {PASS_NAMES[case.kind]}{_no_negatives(case)}"
-        if case.kind == cases.ROLLOUT:
-            name = f"neural ODE, {case.size.rows} steps, forward and backward"
-        records.append(
-            {
-                "": name + ("" if count == threads else f", {named_threads(count)}"),
-                "B, I, O, K": _size(case.size),
-                **_compared(group, ON_PAGES | {"linear": YARDSTICKS["linear"]}),
-                "error (eager's)": _pair(group, "error", ".1e"),
-            }
-        )
-    where = (
-        f"{_where(machine)}; {named_threads(threads)}, float32 (the ODE: float64). B rows, "
-        "I inputs, O outputs, K models; in the row of the ODE they are steps, features, hidden "
-        "units, models. The columns eager, `torch.compile` and `nn.Linear` have the time of that "
-        "program divided by ours: **above 1 npu_kernels is faster**. `nn.Linear` of the same shape "
-        "computes another function. Errors are relative to results in float64."
-    )
-    text = record_table(records)
-    return f"{where}{_doubts(text)}\n\n{text}".strip()
-
-
 # Options that put a block into a page: the block's mark, what makes it, and what it shows.
 BLOCKS: dict[str, tuple[str, Callable[[Sequence[Row]], str], str]] = {
     "page": ("throughput-summary", summary, "the main cases on several processors"),
@@ -377,13 +341,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--tables", type=Path, metavar="FOLDER", help=tables)
     for name, (mark, _, shown) in BLOCKS.items():
         add(f"--{name}", type=Path, metavar="FILE", help=f"put {shown} into its block {mark}")
-    readme = "put a short table of one processor into its block throughput"
-    add("--readme", type=Path, metavar="FILE", help=readme)
     add("--picture", type=Path, metavar="FILE", help="draw each rival's time divided by ours")
-    whose = "whose rows the short table and the picture show; needed where there are several"
+    whose = "whose rows the picture shows; needed where there are several"
     add("--processor", metavar="NAME", help=whose)
     options = vars(parser.parse_args(argv))
-    processor = options["processor"]
     try:
         rows = read(options["files"])
         for name, text in pages(rows).items() if options["tables"] else ():
@@ -391,14 +352,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, (mark, make, _) in BLOCKS.items():
             if options[name]:
                 renew(options[name], {mark: make(rows)})
-        if options["readme"]:
-            renew(options["readme"], {"throughput": short(rows, processor)})
         if options["picture"]:
-            picture(rows, options["picture"], processor)
+            picture(rows, options["picture"], options["processor"])
     except (ReportError, MarksError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    if not any(options[name] for name in ("tables", *BLOCKS, "readme", "picture")):
+    if not any(options[name] for name in ("tables", *BLOCKS, "picture")):
         print("\n".join(pages(rows).values()), end="")
     return 0
 
