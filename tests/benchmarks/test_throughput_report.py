@@ -148,8 +148,6 @@ def test_machines_and_precisions_have_their_own_tables():
     assert 'matmul precision "high"' in text
 
 
-
-
 def write(path: Path, rows: list[dict[str, object]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
