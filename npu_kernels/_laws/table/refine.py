@@ -36,7 +36,7 @@ Data = Problem | AllRows
 
 SOLVED_ERROR = 1e-14  # of the target's deviation: no step makes smaller errors smaller
 OWN_ROW = 1e-3  # of a leverage less than 1: a law passes through such a row
-UNTOLD = 1e-12  # of a leverage less than 1, by rounding
+ROUNDED = 1e-12  # of a leverage less than 1, by rounding
 SMALLEST_LIMIT = 1e-12  # of the target's deviation: errors below are no outliers
 
 
@@ -363,7 +363,7 @@ def left_out(
     h, variances = told
     errors, own = r / np.maximum(1 - h, OWN_ROW), h > 1 - OWN_ROW
     if own.any() and r @ r > problem.exact:
-        sizes = np.abs(r[own]) / np.maximum(1 - h[own], UNTOLD)
+        sizes = np.abs(r[own]) / np.maximum(1 - h[own], ROUNDED)
         errors[own] = np.copysign(np.minimum(sizes, np.abs(problem.rest[own])), r[own])
     return errors, variances
 
