@@ -8,7 +8,7 @@ prints all tables, unless an option says where they go.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.arguments import command
@@ -64,6 +64,7 @@ ONE_THREAD = "one-thread"
 # Passes replayed from a CUDA graph: another program's is divided by ours.
 OUR_GRAPH, GRAPHS = "graph", {"eager-graph": "eager", "linear-graph": "`nn.Linear`"}
 # The rows of the summary of several processors.
+OF_SUMMARY = {"eager": "eager", "compile": "compile", "jax": "JAX"}
 SUMMARY = (*SHORT, Case("npu", STEP, Size(100, 100, 1)), Case("npu", STEP, Size(4096, 256, 256)))
 LAYERS = {name: unit.__name__ for name, unit in UNITS.items()}
 
@@ -198,21 +199,35 @@ def _doubts(*tables: str) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """The main cases on several processors, at one thread; nothing for one processor."""
-    return _compared_processors(rows, ("eager", "compile", "jax"), SUMMARY).strip()
+    """A table of the main cases for each processor, at one thread."""
+    parts = []
+    for name in _processors(rows):
+        machine, groups = chosen(rows, name)
+        records = [
+            _case(case)
+            | {title: _ratio(groups[case, 1].get(rival)) for rival, title in OF_SUMMARY.items()}
+            for case, threads in groups
+            if threads == 1 and case in SUMMARY
+        ]
+        if records:
+            parts.append(f"**{name}**\n\n{record_table(records)}\n{_where(machine)}.")
+    return "\n\n".join(parts)
 
 
-def _compared_processors(
-    rows: Sequence[Row], rivals: Sequence[str], only: Collection[Case] | None = None
-) -> str:
-    """A table of the cases that several processors have, all of them or those of `only`."""
-    rows = [row for row in rows if row.get("device") != GPU]
-    names = {machine[0]: None for machine in grouped(rows) if machine[-1] == "highest"}
-    best = {name: chosen(rows, name) for name in names}
+def _processors(rows: Sequence[Row]) -> list[str]:
+    """The processors of rows of the highest precision, in their order."""
+    of_processors = [row for row in rows if row.get("device") != GPU]
+    machines = (machine for machine in grouped(of_processors) if machine[-1] == "highest")
+    return list(dict.fromkeys(machine[0] for machine in machines))
+
+
+def _compared_processors(rows: Sequence[Row], rivals: Sequence[str]) -> str:
+    """A table of the cases that several processors have."""
+    best = {name: chosen(rows, name) for name in _processors(rows)}
     measured: dict[Case, dict[str, Group]] = {}
     for name, (_, groups) in best.items():
         for (case, threads), group in groups.items():
-            if threads == 1 and (only is None or case in only):
+            if threads == 1:
                 measured.setdefault(case, {})[name] = group
     ratios = {
         case: {(rival, n): _ratio(of.get(n, {}).get(rival)) for rival in rivals for n in best}

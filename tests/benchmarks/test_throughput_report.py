@@ -163,10 +163,10 @@ def test_a_block_is_replaced_and_nothing_else(tmp_path):
     for _ in range(2):  # again gives the same
         assert report.main([str(file), "--page", str(page)]) == 0
         text = page.read_text()
-        assert text.startswith(f"before\n{begin}\nAbacus 3, kernels for")
-        assert text.endswith(f"|\n{end}\nafter\n")
+        assert text.startswith(f"before\n{begin}\n**Abacus 3**\n")
+        assert text.endswith(f".\n{end}\nafter\n")
         assert "old" not in text
-        assert text.count("| --- |\n") == 1
+        assert text.count("| --- |\n") == 2
 
 
 def test_the_time_of_a_row_by_the_number_of_rows(tmp_path):
@@ -296,8 +296,10 @@ def test_processors_side_by_side():
     main = report.SHORT[4].size
     rows += on("Abacus 3", "avx512", 2.0, main) + on("Slide rule", "amx", 4.0, main)
     lines = [line for line in report.summary(rows).splitlines() if line.startswith("|")]
-    assert lines[2:] == ["| NPU | step | 100, 6, 2, 1 | 2.00 | 4.00 |"]  # only cases of the summary
-    assert report.summary(on("Abacus 3", "avx512", 3.0, main)) == ""
+    header = "| layer | pass | B, I, O, K | eager |"
+    table = [header, "| --- | --- | --- | --- |"]  # only cases of the summary
+    case = "| NPU | step | 100, 6, 2, 1 | {} |"
+    assert lines == [*table, case.format("2.00"), *table, case.format("4.00")]
 
 
 @pytest.mark.parametrize(
