@@ -2,7 +2,8 @@
 #
 #   make demo      build, then the demonstration: Kepler's law, the paper's arithmetic, the speed on this machine,
 #                  and a law from a table
-#   make test      build, then every test
+#   make test      build, then the quick tests: some minutes
+#   make check     build, then every test, with the libraries of other processors too
 #   make fuzz      calls that Hypothesis draws, other ones each time (make fuzz SECONDS=600: for each of the tests)
 #   make sanitize  the core and the extension under the address and undefined-behaviour sanitizers
 #   make tsan      the core with threads under the thread sanitizer
@@ -36,7 +37,7 @@ BIN := $(VENV)/bin
 OLD_TRITON_VERSION := 3.6.0
 OLD_TRITON := build/triton-$(OLD_TRITON_VERSION)
 THROUGHPUT := $(wildcard benchmarks/results/throughput-*.jsonl)
-# Whose rows the README and the pictures show.
+# Whose rows the pictures show.
 PROCESSOR ?= AMD Zen 5
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/core/* csrc/core/*/* csrc/layers/* csrc/fast_path/*)
 # The build finds the cmake and ninja of .venv.
@@ -45,17 +46,20 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Kept between builds; the core's unit tests are built there too.
 export NPU_KERNELS_BUILD := $(abspath build/cmake)
 
-.PHONY: demo test test-setup fuzz sanitize tsan allocations lint format bench speed mutants gpu tables docs site resources wheels test-wheels test-extras \
+.PHONY: demo test check check-setup fuzz sanitize tsan allocations lint format bench speed mutants gpu tables docs site resources wheels test-wheels test-extras \
   test-arm-wheel test-sdist support version install clean
 
 demo: install
 	$(BIN)/python -m benchmarks.demo $(ARGS)
 
-test: test-setup
+test: install
 	$(BIN)/python -m tests.run $(ARGS)
 
+check: check-setup
+	$(BIN)/python -m tests.run --all $(ARGS)
+
 # All that the tests need. With -j2 the compiler works while packages are installed.
-test-setup: install $(OLD_TRITON)/.installed
+check-setup: install $(OLD_TRITON)/.installed
 
 fuzz: install
 	NPU_KERNELS_FUZZ=$(SECONDS) $(BIN)/python -m pytest tests/fuzz $(ARGS)
@@ -66,7 +70,7 @@ $(OLD_TRITON)/.installed: $(VENV)/.requirements
 	$(BIN)/pip install --no-deps --target $(OLD_TRITON) triton==$(OLD_TRITON_VERSION)
 	@touch $@
 
-# All instruction sets; `make test` has a quick part of these two. ARGS="tests/training/test_optim.py -k states" chooses tests.
+# All instruction sets; `make check` has a quick part of these two. ARGS="tests/training/test_optim.py -k states" chooses tests.
 sanitize: install
 	$(BIN)/python -m tests.backends.sanitized $(ARGS)
 
@@ -107,7 +111,7 @@ gpu:
 
 tables: install
 	$(BIN)/python -m benchmarks.throughput.report $(THROUGHPUT) --tables docs/tables \
-	  --page docs/performance.md --gpus docs/gpus.md --readme README.md \
+	  --page docs/performance.md --gpus docs/gpus.md \
 	  --picture docs/images/throughput.png --processor "$(PROCESSOR)"
 	$(BIN)/python -m benchmarks.gpu.report benchmarks/results/gpu-*.jsonl --page docs/gpus.md --page docs/large-layers.md
 	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/rows-*.jsonl --rows docs/many-rows.md

@@ -206,7 +206,7 @@ def long_description() -> str:
     """README.md for a package index, which has no files beside it: without pictures of the
     repository, and with the texts of the links into it."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    text = re.sub(r"!\[[^\]]*\]\((?!https?:)[^)]*\)\n*", "", text)
+    text = re.sub(r'<img src="(?!https?:)[^>]*>\n*', "", text)
     return re.sub(r"\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", text)
 
 

@@ -36,7 +36,7 @@ def draw(models: dict[str, list[float]], path: Path) -> None:
     axes[0][0].set_ylabel("y")
     ticks: dict[float, str] = {-3: "≤ 0.001", -2: "0.01", -1: "0.1", 0: "1", 1: "≥ 10"}
     scale(drawing, list(axes[0]), drawn, "absolute error", ticks)
-    headline(drawing, f"{FORMULA} is learnt in the box: the error within and without")
+    headline(drawing, f"Error of {FORMULA}, trained in the blue box")
     save(drawing, path)
 
 

@@ -30,6 +30,8 @@ with contextlib.suppress(ImportError):  # most tests on a GPU do without it
     )
     hypothesis.settings.load_profile("npu_kernels")
 
+pytest_plugins = ["tests.slow"]
+
 needs_library = pytest.mark.skipif(not RUNS, reason=f"the cpu backend cannot run: {WHY_NOT}")
 needs_fast_path = pytest.mark.skipif(
     not HAS_FAST_PATH, reason="the fast path is not built for this torch and Python"

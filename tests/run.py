@@ -1,10 +1,11 @@
-"""Runs all parts of the tests, and lists at the end what failed in each.
+"""Runs the tests, and lists at the end what failed in each part.
 
-python -m tests.run                 the parts of `make test`
-python -m tests.run avx2 baseline   the quick tests as a processor with fewer instructions has them
+python -m tests.run                   `make test`: the quick tests of the package and of Triton's kernels
+python -m tests.run --all             `make check`: every test, and the quick ones with fewer instructions
+python -m tests.run triton avx2       these parts; --all: with their slow tests
+Other arguments are those of pytest.
 """
 
-import itertools
 import os
 import subprocess
 import sys
@@ -17,8 +18,7 @@ import pytest
 # are processes of their own. The newest Triton has all of them, the oldest those that matter most.
 OLD_TESTS = "version or parity or zero or special or budgets or standin or tape"
 OLD_FILES = ("version", "kernels", "special_values", "large", "aot", "standin", "tape")
-OLD_TRITON = str(next(Path("build").glob("triton-*"), "build"))  # `make test-setup` puts it there
-QUICK = ("layers", "operators", "formula", "training")
+OLD_TRITON = str(next(Path("build").glob("triton-*"), "build"))  # `make check-setup` puts it there
 # Other processors' results differ in the last digits: the same tests with the libraries held down.
 MKL = {"avx2": "AVX2", "baseline": "SSE4_2"}
 ATEN = {"avx2": "avx2", "baseline": "default"}
@@ -26,10 +26,11 @@ ONEDNN = {"avx2": "AVX2", "baseline": "SSE41"}
 
 
 class Part(NamedTuple):
-    """The tests of one process: pytest's arguments and environment."""
+    """The tests of one process: pytest's arguments and environment, and whether slow ones run."""
 
     arguments: list[str]
     environment: dict[str, str]
+    has_slow: bool = True
 
 
 def _held_to(instructions: str) -> Part:
@@ -41,7 +42,7 @@ def _held_to(instructions: str) -> Part:
         # torch's compiler would take what it kept from a run with other instructions.
         "TORCHINDUCTOR_CACHE_DIR": str(Path("build/inductor", instructions).absolute()),
     }
-    return Part([f"tests/{folder}" for folder in QUICK], environment)
+    return Part(["--ignore", "tests/triton"], environment, has_slow=False)
 
 
 PARTS = {
@@ -54,16 +55,17 @@ PARTS = {
     "avx2": _held_to("avx2"),
     "baseline": _held_to("baseline"),
 }
-ALWAYS = ("package", "triton", "old triton")
+QUICK = ("package", "triton")
 
 
-def run(part: Part, arguments: list[str]) -> tuple[int, list[str]]:
+def run(part: Part, arguments: list[str], slow: bool) -> tuple[int, list[str]]:
     """Run one part; return its exit status and the lines that name what failed."""
-    # One process more than there are cores: many tests wait for processes that they started. A test
-    # that hangs ends its worker after a quarter of an hour, and fails.
-    workers = str((os.cpu_count() or 1) + 1)
+    # Many slow tests wait for processes that they started. A test that hangs ends its worker after
+    # a quarter of an hour, and fails.
+    workers = str((os.cpu_count() or 1) + slow)
     command = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "worksteal"]
     command += ["-o", "faulthandler_timeout=900", "-o", "faulthandler_exit_on_timeout=true"]
+    command += [] if slow else ["-m", "not slow"]
     process = subprocess.Popen(
         [*command, *part.arguments, *arguments],
         env={**os.environ, **part.environment},
@@ -80,12 +82,13 @@ def run(part: Part, arguments: list[str]) -> tuple[int, list[str]]:
 
 
 def main(arguments: list[str]) -> int:
-    names = list(itertools.takewhile(PARTS.__contains__, arguments))
-    options = arguments[len(names) :]  # pytest's
+    is_all = "--all" in arguments
+    names = [name for name in arguments if name in PARTS]
+    options = [argument for argument in arguments if argument not in {*names, "--all"}]  # pytest's
     summary, is_good = [], True
-    for name in names or ALWAYS:
+    for name in names or (PARTS if is_all else QUICK):
         print(f"---- {name}", flush=True)
-        status, failures = run(PARTS[name], options)
+        status, failures = run(PARTS[name], options, is_all and PARTS[name].has_slow)
         is_empty = status == pytest.ExitCode.NO_TESTS_COLLECTED and bool(options)
         is_good = is_good and (status == 0 or is_empty)
         end = "no such tests" if is_empty else "passed" if status == 0 else f"failed, {status}"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.equations.rivals import RIVALS
 from benchmarks.equations.srsd import OTHERS, laws_of
@@ -129,34 +133,31 @@ def published() -> str:
 
 
 def picture(rows: Sequence[Row], path: Path) -> None:
-    """Draw the shares found without noise and with 1 %: a line for each class of equations."""
-    from benchmarks.drawing import COLORS, figure, headline, legend, save
-    from benchmarks.paper.summary import wilson
+    """Draw the shares found without noise and with 1 % as numbers in coloured cells.
 
-    kinds = list(TITLES)
-    drawing, axes = figure(len(SHOWN_NOISES), 1, 6.4, share="all")
+    Its rows are classes of equations, its columns programs. What was not run is grey.
+    """
+    from benchmarks.drawing import figure, headline, save
+
     methods = [m for m in METHODS if any(row["method"] == m for row in rows)]
-    for axis, noise in zip(axes[:, 0], SHOWN_NOISES, strict=True):
-        for k, method in enumerate(methods):
-            cells = {y: cell_rows(rows, kind, noise, method) for y, kind in enumerate(kinds)}
-            cells = {y: cell for y, cell in cells.items() if cell}
-            counts = [(sum(row["found"] for row in cell), len(cell)) for cell in cells.values()]
-            shares = [100 * count / total for count, total in counts]
-            bounds = [wilson(*pair) for pair in counts]
-            error = [
-                [max(0.0, s - 100 * low) for s, (low, _) in zip(shares, bounds, strict=True)],
-                [max(0.0, 100 * high - s) for s, (_, high) in zip(shares, bounds, strict=True)],
-            ]
-            heights = [y + 0.14 * (k - (len(methods) - 1) / 2) for y in cells]
-            look = {"fmt": "o", "markersize": 4.5, "color": COLORS[method]}
-            axis.errorbar(shares, heights, xerr=error, label=NAMES.get(method, method), **look)
-        axis.set_yticks(range(len(kinds)), [TITLES[kind] for kind in kinds])
+    drawing, axes = figure(1, len(SHOWN_NOISES), 0.27 * len(TITLES) + 1.9, share="row")
+    for axis, noise in zip(axes[0], SHOWN_NOISES, strict=True):
+        shares = np.full((len(TITLES), len(methods)), np.nan)
+        for (y, kind), (x, method) in itertools.product(enumerate(TITLES), enumerate(methods)):
+            if cell := cell_rows(rows, kind, noise, method):
+                shares[y, x] = 100 * sum(row["found"] for row in cell) / len(cell)
+        axis.set_facecolor("0.85")
+        axis.imshow(shares, cmap="Blues", vmin=0, vmax=130, aspect="auto")
+        for y, x in zip(*np.nonzero(~np.isnan(shares)), strict=True):
+            color = "white" if shares[y, x] > 80 else "black"
+            axis.text(x, y, f"{shares[y, x]:.0f}", ha="center", va="center", color=color)
+        axis.set_xticks(range(len(methods)), [textwrap.fill(NAMES.get(m, m), 14) for m in methods])
+        axis.tick_params("x", rotation=90)
+        axis.set_yticks(range(len(TITLES)), list(TITLES.values()))
+        axis.tick_params(length=0)
+        axis.spines[:].set_visible(False)
         axis.set_title("no noise" if noise == 0 else f"noise of {100 * noise:g} %")
-        axis.grid(axis="x", alpha=0.4)
-    axis.invert_yaxis()
-    axis.set_xlabel("equations found (%)")
-    legend(axes[0][0], 2)
-    headline(drawing, "Equations found in data", "Lines: 95 % intervals, wide where few were run.")
+    headline(drawing, "Equations found (%)", "Grey: not run.")
     save(drawing, path)
 
 

@@ -114,7 +114,7 @@ ADAPTIVE_TIMES = 51
 ROLLOUT_STEPS, ROLLOUT_SHAPE, ROLLOUT_DT = 200, (3, 9), 0.05  # features and hidden units
 
 
-# The cases of the short table and of the picture, in their order.
+# The cases of the picture, in their order.
 SHORT = (
     Case("npu-nau", TRAIN, Size(100, 2, 4, 1), "positive"),
     Case("npu-nau", TRAIN, Size(100, 2, 4, 20), "positive"),

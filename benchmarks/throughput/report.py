@@ -8,7 +8,7 @@ prints all tables, unless an option says where they go.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.arguments import command
@@ -64,6 +64,7 @@ ONE_THREAD = "one-thread"
 # Passes replayed from a CUDA graph: another program's is divided by ours.
 OUR_GRAPH, GRAPHS = "graph", {"eager-graph": "eager", "linear-graph": "`nn.Linear`"}
 # The rows of the summary of several processors.
+OF_SUMMARY = {"eager": "eager", "compile": "compile", "jax": "JAX"}
 SUMMARY = (*SHORT, Case("npu", STEP, Size(100, 100, 1)), Case("npu", STEP, Size(4096, 256, 256)))
 LAYERS = {name: unit.__name__ for name, unit in UNITS.items()}
 
@@ -198,21 +199,35 @@ def _doubts(*tables: str) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """The main cases on several processors, at one thread; nothing for one processor."""
-    return _compared_processors(rows, ("eager", "compile", "jax"), SUMMARY).strip()
+    """A table of the main cases for each processor, at one thread."""
+    parts = []
+    for name in _processors(rows):
+        machine, groups = chosen(rows, name)
+        records = [
+            _case(case)
+            | {title: _ratio(groups[case, 1].get(rival)) for rival, title in OF_SUMMARY.items()}
+            for case, threads in groups
+            if threads == 1 and case in SUMMARY
+        ]
+        if records:
+            parts.append(f"**{name}**\n\n{record_table(records)}\n{_where(machine)}.")
+    return "\n\n".join(parts)
 
 
-def _compared_processors(
-    rows: Sequence[Row], rivals: Sequence[str], only: Collection[Case] | None = None
-) -> str:
-    """A table of the cases that several processors have, all of them or those of `only`."""
-    rows = [row for row in rows if row.get("device") != GPU]
-    names = {machine[0]: None for machine in grouped(rows) if machine[-1] == "highest"}
-    best = {name: chosen(rows, name) for name in names}
+def _processors(rows: Sequence[Row]) -> list[str]:
+    """The processors of rows of the highest precision, in their order."""
+    of_processors = [row for row in rows if row.get("device") != GPU]
+    machines = (machine for machine in grouped(of_processors) if machine[-1] == "highest")
+    return list(dict.fromkeys(machine[0] for machine in machines))
+
+
+def _compared_processors(rows: Sequence[Row], rivals: Sequence[str]) -> str:
+    """A table of the cases that several processors have."""
+    best = {name: chosen(rows, name) for name in _processors(rows)}
     measured: dict[Case, dict[str, Group]] = {}
     for name, (_, groups) in best.items():
         for (case, threads), group in groups.items():
-            if threads == 1 and (only is None or case in only):
+            if threads == 1:
                 measured.setdefault(case, {})[name] = group
     ratios = {
         case: {(rival, n): _ratio(of.get(n, {}).get(rival)) for rival in rivals for n in best}
@@ -322,42 +337,6 @@ def gpus(rows: Sequence[Row]) -> str:
     return "\n".join(parts).strip()
 
 
-def short(rows: Sequence[Row], processor: str | None = None) -> str:
-    """The README's table: `SHORT` on a processor with its most threads, and what we lose."""
-    machine, groups = chosen(rows, processor)
-    threads = max(count for _, count in groups)
-    lost = [
-        key
-        for key, group in groups.items()
-        if any(row["ratio"] < 1 and rival not in YARDSTICKS for rival, row in group.items())
-    ]
-    records = []
-    for case, count in dict.fromkeys([*((case, threads) for case in SHORT), *lost]):
-        group = groups.get((case, count), {})
-        if "ours" not in group:
-            continue
-        name = f"{_layer(case)}, {PASS_NAMES[case.kind]}{_no_negatives(case)}"
-        if case.kind == cases.ROLLOUT:
-            name = f"neural ODE, {case.size.rows} steps, forward and backward"
-        records.append(
-            {
-                "": name + ("" if count == threads else f", {named_threads(count)}"),
-                "B, I, O, K": _size(case.size),
-                **_compared(group, ON_PAGES | {"linear": YARDSTICKS["linear"]}),
-                "error (eager's)": _pair(group, "error", ".1e"),
-            }
-        )
-    where = (
-        f"{_where(machine)}; {named_threads(threads)}, float32 (the ODE: float64). B rows, "
-        "I inputs, O outputs, K models; in the row of the ODE they are steps, features, hidden "
-        "units, models. The columns eager, `torch.compile` and `nn.Linear` have the time of that "
-        "program divided by ours: **above 1 npu_kernels is faster**. `nn.Linear` of the same shape "
-        "computes another function. Errors are relative to results in float64."
-    )
-    text = record_table(records)
-    return f"{where}{_doubts(text)}\n\n{text}".strip()
-
-
 # Options that put a block into a page: the block's mark, what makes it, and what it shows.
 BLOCKS: dict[str, tuple[str, Callable[[Sequence[Row]], str], str]] = {
     "page": ("throughput-summary", summary, "the main cases on several processors"),
@@ -377,13 +356,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--tables", type=Path, metavar="FOLDER", help=tables)
     for name, (mark, _, shown) in BLOCKS.items():
         add(f"--{name}", type=Path, metavar="FILE", help=f"put {shown} into its block {mark}")
-    readme = "put a short table of one processor into its block throughput"
-    add("--readme", type=Path, metavar="FILE", help=readme)
     add("--picture", type=Path, metavar="FILE", help="draw each rival's time divided by ours")
-    whose = "whose rows the short table and the picture show; needed where there are several"
+    whose = "whose rows the picture shows; needed where there are several"
     add("--processor", metavar="NAME", help=whose)
     options = vars(parser.parse_args(argv))
-    processor = options["processor"]
     try:
         rows = read(options["files"])
         for name, text in pages(rows).items() if options["tables"] else ():
@@ -391,14 +367,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, (mark, make, _) in BLOCKS.items():
             if options[name]:
                 renew(options[name], {mark: make(rows)})
-        if options["readme"]:
-            renew(options["readme"], {"throughput": short(rows, processor)})
         if options["picture"]:
-            picture(rows, options["picture"], processor)
+            picture(rows, options["picture"], options["processor"])
     except (ReportError, MarksError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    if not any(options[name] for name in ("tables", *BLOCKS, "readme", "picture")):
+    if not any(options[name] for name in ("tables", *BLOCKS, "picture")):
         print("\n".join(pages(rows).values()), end="")
     return 0
 

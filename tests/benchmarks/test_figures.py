@@ -34,7 +34,7 @@ LEFT_OUT = {
 }
 # The blocks that a test compares with what makes them.
 BLOCKS = {
-    *("throughput", "throughput-summary", "throughput-gpus", "throughput-cold", "equations"),
+    *("throughput-summary", "throughput-gpus", "throughput-cold", "equations"),
     "equations-workers",
     *("gpu-trainings", "gpu-rollouts", "gpu-crossover"),
     *("published", "support", "throughput-rows", "throughput-derivatives", "throughput-threads"),
@@ -96,9 +96,8 @@ def of(name: str) -> list[Path]:
 
 
 def test_throughput_tables_are_those_of_the_results() -> None:
-    rows, readme = results.read(of("throughput")), (ROOT / "README.md").read_text()
+    rows = results.read(of("throughput"))
     assert {page.name: page.read_text() for page in TABLES.iterdir()} == report.pages(rows)
-    (processor,) = re.findall(r"<!-- throughput:begin -->\n(.*?), kernels for", readme)
     for name, mark, text in (
         ("docs/performance.md", "throughput-summary", report.summary(rows)),
         ("docs/gpus.md", "throughput-gpus", report.gpus(rows)),
@@ -107,7 +106,6 @@ def test_throughput_tables_are_those_of_the_results() -> None:
         ("docs/threads.md", "throughput-threads", report.thread_gains(results.read(of("threads")))),
         ("docs/first-call.md", cold.COLD_MARK, cold.table(rows_command.read(*of("cold")))),
         ("docs/distributed.md", workers.MARK, workers.table(rows_command.read(*of("workers")))),
-        ("README.md", "throughput", report.short(rows, processor)),
     ):  # fmt: skip
         page = (ROOT / name).read_text()
         assert page == insert(page, text, mark), name

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.throughput import report, results, suite, timing
-from benchmarks.throughput.cases import STEP, Size
+from benchmarks.throughput.cases import Size
 from tests.support.building import run_python
 from tests.support.throughput import MODELS, TINY, all_tables, made_up, made_up_rows
 
@@ -148,31 +148,25 @@ def test_machines_and_precisions_have_their_own_tables():
     assert 'matmul precision "high"' in text
 
 
-BEGIN, END = "<!-- throughput:begin -->", "<!-- throughput:end -->"
-
-
 def write(path: Path, rows: list[dict[str, object]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-@pytest.mark.parametrize(
-    ("option", "name"), [("--page", "throughput-summary"), ("--readme", "throughput")]
-)
-def test_a_block_is_replaced_and_nothing_else(option, name, tmp_path):
+def test_a_block_is_replaced_and_nothing_else(tmp_path):
     size = report.SHORT[4].size
     rows = [made_up(rival, 2.0, size) for rival in ("ours", "eager")]
     rows += [{**row, "environment": {"processor": "Slide rule"}} for row in rows]
     file, page = write(tmp_path / "rows.jsonl", rows), tmp_path / "page.md"
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    begin, end = "<!-- throughput-summary:begin -->", "<!-- throughput-summary:end -->"
     page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     for _ in range(2):  # again gives the same
-        assert report.main([str(file), option, str(page), "--processor", "Abacus 3"]) == 0
+        assert report.main([str(file), "--page", str(page)]) == 0
         text = page.read_text()
-        assert text.startswith(f"before\n{begin}\nAbacus 3, kernels for")
-        assert text.endswith(f"|\n{end}\nafter\n")
+        assert text.startswith(f"before\n{begin}\n**Abacus 3**\n")
+        assert text.endswith(f".\n{end}\nafter\n")
         assert "old" not in text
-        assert text.count("| --- |\n") == 1
+        assert text.count("| --- |\n") == 2
 
 
 def test_the_time_of_a_row_by_the_number_of_rows(tmp_path):
@@ -237,22 +231,6 @@ def test_the_pages_of_all_tables_are_written(tmp_path):
         assert text.startswith("---\norphan: true\n---\n")
 
 
-def test_the_short_table_has_its_rows_and_every_one_that_we_lose():
-    shown, other = next(case for case in report.SHORT if case.kind == STEP), Size(5, 4, 3)
-    rows = [
-        made_up("ours", 1.0, shown.size, threads=2),
-        made_up("eager", 3.0, shown.size, threads=2),
-    ]
-    # won, and no row of the short table
-    rows += [made_up("ours", 1.0, other), made_up("eager", 3.0, other)]
-    rows += [made_up("ours", 1.0, TINY), made_up("eager", 0.9, TINY), made_up("linear", 0.5, other)]
-    lines = [line for line in report.short(rows).splitlines() if line.startswith("| NPU")]
-    assert len(lines) == 2
-    assert "| 100, 6, 2, 1 |" in lines[0]
-    assert "1 thread | 5, 3, 2, 1 |" in lines[1]
-    assert "**0.90**" in lines[1]
-
-
 def test_a_processor_is_chosen_by_name_and_shown_at_its_best():
     def on(processor: str, isa: str, commit: str, date: str) -> list[dict[str, object]]:
         where = {"processor": processor, "instruction_set": isa, "commit": commit, "date": date}
@@ -268,11 +246,13 @@ def test_a_processor_is_chosen_by_name_and_shown_at_its_best():
     rows += [
         {**row, "matmul_precision": "medium"} for row in on("Abacus 3", "amx", "medium", "2026-03")
     ]
-    assert "at newer;" in report.short(rows, "Abacus 3")
-    assert "at else;" in report.short(rows, "Slide rule")
+    for name, commit in (("Abacus 3", "newer"), ("Slide rule", "else")):
+        _, groups = results.chosen(rows, name)
+        (group,) = groups.values()
+        assert group["ours"]["environment"]["commit"] == commit
     for name in (None, "Abacus 4"):
         with pytest.raises(results.ReportError, match="must name one of: Abacus 3, Slide rule"):
-            report.short(rows, name)
+            results.chosen(rows, name)
     # the pages have them all, and the processors side by side
     assert all_tables(rows).count("\n## ") == 6
 
@@ -286,7 +266,7 @@ def test_generations_of_one_name_are_told_apart():
             for rival in ("ours", "eager")
         ]
     for name in ("AMD Zen 5", "AMD Zen 4", "AMD EPYC"):
-        assert f"{name}, kernels for" in report.short(rows, name)
+        assert results.chosen(rows, name)[0][0] == name
 
 
 def test_processors_side_by_side():
@@ -316,17 +296,10 @@ def test_processors_side_by_side():
     main = report.SHORT[4].size
     rows += on("Abacus 3", "avx512", 2.0, main) + on("Slide rule", "amx", 4.0, main)
     lines = [line for line in report.summary(rows).splitlines() if line.startswith("|")]
-    assert lines[2:] == ["| NPU | step | 100, 6, 2, 1 | 2.00 | 4.00 |"]  # only cases of the summary
-    assert report.summary(on("Abacus 3", "avx512", 3.0, main)) == ""
-
-
-@pytest.mark.parametrize("text", ["", f"{END} {BEGIN}", f"{BEGIN}{BEGIN}{END}"])
-def test_a_readme_without_markers_is_left_alone(text, tmp_path, capsys):
-    file, readme = write(tmp_path / "rows.jsonl", made_up_rows()), tmp_path / "README.md"
-    readme.write_text(text)
-    assert report.main([str(file), "--readme", str(readme)]) == 1
-    assert readme.read_text() == text
-    assert f"report: {readme} needs {BEGIN}" in capsys.readouterr().err
+    header = "| layer | pass | B, I, O, K | eager |"
+    table = [header, "| --- | --- | --- | --- |"]  # only cases of the summary
+    case = "| NPU | step | 100, 6, 2, 1 | {} |"
+    assert lines == [*table, case.format("2.00"), *table, case.format("4.00")]
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ def test_processes_of_the_bootstrap_are_checked():
     ("exponents", "reals", "exponents must be one of fractions, integers, real, or their bounds"),
     ("exponents", None, "exponents must be one of .*, or their bounds .low, high., got None"),
     ("loss", "l1", "loss must be one of 'auto', 'squared'"),
-    ("noise", -1, "noise must be None, 'constant', 'relative', 'factor' or a number greater than 0"),
+    ("noise", -1, "noise must be None, 'constant', 'relative', 'factor' or numbers greater than 0"),
     ("output_powers", (0,), "output_powers must be 'auto' or a list of numbers other than 0"),
     ("output_powers", 2, "output_powers must be 'auto' or a list of numbers other than 0, got 2"),
     ("n_jobs", "a", "n_jobs must be None, or an integer other than 0, got 'a'"),

@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
+from npu_kernels._laws.products.exponent_length import exponent_nats
 from npu_kernels._laws.products.groups import Layout, balanced, ranks, read_labels, starts
 from npu_kernels._laws.products.library import Library
 from npu_kernels._laws.products.problem import Columns, all_rows
@@ -167,7 +168,8 @@ def test_products_are_chosen_by_all_groups():
             part = rows.group == g
             c = np.linalg.lstsq(P[part][:, chosen], z[part], rcond=None)[0]
             squares += float(((z[part] - P[part][:, chosen] @ c) ** 2).sum())
-        return squares
+        nats = [2 * sum(exponent_nats(w, 2) for w in library.u[k].tolist()) for k in chosen]
+        return len(z) * np.log(squares) + sum(nats)
 
     none = np.empty((len(library.target), 0))
     assert library.best(library.target, none, 5) == sorted(range(5), key=lambda k: left([k]))

@@ -18,7 +18,7 @@ def test_refit_keeps_the_form():
     assert other_model.best_.coef[0] == pytest.approx(-200, rel=0.01)
     assert other_model.best_.exponents[0].tolist() == pytest.approx([0.55, -1, 0], abs=0.01)
     assert len(other_model.equations_) == 1
-    assert other_model.best_.error == pytest.approx(0.1 / np.sqrt(np.mean(y**2)), rel=0.3)
+    assert other_model.best_.error == pytest.approx(0.1 / y.std(), rel=0.3)
     assert np.abs(other_model.predict(other) - y).max() < 1
     assert other_model.intervals()[0].low < -200 < other_model.intervals()[0].high
 
@@ -120,19 +120,6 @@ def test_a_refit_to_rows_that_tell_nothing():
         other = power.refit(X * 0 + 1, X[:, 0])
     assert (other.exponents_std_[other.best_.free] == np.inf).all()
     assert power.refit(X, 2 * X[:, 0] ** 1.5).coef_ == pytest.approx([2])
-
-
-def test_equal_rows_count_as_one_with_their_weights():
-    """Four copies of each row tell no more than the rows, as in `fit`."""
-    X = uniform(2, 60)
-    y = 2 * X[:, 0] ** 2 * (1 + 0.02 * noise(60))
-    fitted = model(max_terms=1, noise="relative").fit(X, y)
-    copies = np.repeat(X, 4, axis=0), np.repeat(y, 4)
-    once, repeated = fitted.refit(X, y), fitted.refit(*copies)
-    assert repeated.intervals() == once.intervals()
-    assert repeated.equations_.notes == once.equations_.notes
-    of_copies = model(max_terms=1, noise="relative").fit(*copies)
-    assert of_copies.bootstrap(*copies, draws=10) == fitted.bootstrap(X, y, draws=10)
 
 
 @pytest.mark.filterwarnings("ignore:NPURegressor. 1 row is far")

@@ -15,9 +15,8 @@ from npu_kernels._laws.products.problem import Columns, all_rows
 from npu_kernels._laws.products.units import Exponents
 from npu_kernels._laws.table import refine, rounding
 from npu_kernels._laws.table.estimates import sizes
-from npu_kernels._laws.table.output import merged
 from npu_kernels.equations import NPURegressor
-from tests.support.laws import RNG, noise, uniform
+from tests.support.laws import RNG, few_rows, noise, uniform
 
 QUICK = {"random_state": 0, "max_terms": 1, "output_powers": (1,), "starts": 8, "noise": "constant"}
 
@@ -106,17 +105,6 @@ def test_only_exponents_that_are_no_fractions_become_free_again(power):
     assert refined.cost < simple.cost
 
 
-def test_equal_rows_become_one_with_their_weights():
-    X = np.array([[1.0, 5], [0, 7], [1, 5], [1, 5], [0, 6], [1, 4]])
-    y = np.array([[2.0], [3], [2], [9], [1], [1]])
-    rows, values, total, origin, first, _ = merged(X, y, np.array([1.0, 2, 4, 8, 16, 0]))
-    assert rows.tolist() == [[0, 6], [0, 7], [1, 5], [1, 5]]
-    assert values.tolist() == [[1], [3], [2], [9]]
-    assert total.tolist() == [16, 2, 5, 8]
-    assert origin.tolist() == [4, 1, 0, 3]
-    assert first.tolist() == [0, 1, 0, 3, 4, -1]
-
-
 def test_predictions_of_blocks(monkeypatch):
     X = uniform(3)
     model = NPURegressor(**QUICK).fit(X, X[:, 0] * X[:, 1])
@@ -172,3 +160,111 @@ def test_powers_of_outputs_beyond_all_numbers_are_not_tried():
     X = RNG(0).uniform(1, 600, (100, 1))
     model = NPURegressor(random_state=0).fit(X, 10.0 ** -RNG(0).uniform(1, 300, 100))
     assert np.isfinite(model.predict(X)).all()
+
+
+# ---- what is exact -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1e3, -1e8, 9192631770.0, 1.7e12])
+def test_a_law_beside_a_large_constant(size):
+    """All digits of y count: a constant alone explains nothing of it."""
+    X = uniform(2, 60)
+    y = size + 0.8 * X[:, 0] ** 2 / X[:, 1]
+    model = NPURegressor(random_state=0, starts=8).fit(X, y)
+    assert model.best_.exact
+    assert model.best_.exponents.tolist() == [[0, 0], [2, -1]]
+    assert model.best_.coef[1] == pytest.approx(0.8, abs=1e-14 * abs(size))
+    assert model.score(X, y) == pytest.approx(1, abs=1e-6)
+    assert not any(equation.exact for equation in model.equations_ if equation.terms == 1)
+
+
+def test_a_law_beside_large_constants_of_groups_and_a_large_known_part():
+    X, index = uniform(2, 90), np.arange(90) % 3
+    options = {"random_state": 0, "starts": 8}
+    model = NPURegressor(**options).fit(X, 1e9 * (1 + index) + (1 + index) * X[:, 0], groups=index)
+    assert model.best_.exact
+    assert model.best_.exponents.tolist() == [[0, 0], [1, 0]]
+    model = NPURegressor(known="1e9*x0", **options).fit(X, 1e9 * X[:, 0] + 0.5 * X[:, 1] ** 2)
+    assert model.best_.exact
+    assert model.best_.exponents.tolist() == [[0, 2]]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_residuals_of_the_rounding_of_y_are_exact(dtype):
+    X = uniform(2, 60)
+    y = torch.from_numpy(2 * X[:, 0] ** 2 / X[:, 1] + 3 * X[:, 1]).to(getattr(torch, dtype))
+    model = NPURegressor(random_state=0, starts=8).fit(X, y)
+    assert model.best_.exact
+    assert sorted(model.best_.exponents.tolist()) == [[0, 1], [2, -1]]
+    assert not NPURegressor(random_state=0, starts=8).fit(X, y.double()).best_.exact
+
+
+def test_a_constant_explains_nothing():
+    X, e = uniform(2, 60), noise(60)
+    options = {"random_state": 0, "starts": 8, "max_terms": 2, "output_powers": (1,)}
+    model = NPURegressor(**options).fit(X, 100 + e)
+    assert not model.best_.exponents.any()
+    assert model.best_.rms == pytest.approx(1)
+    assert "(R2 0)" in model.report()
+    assert "It explains little of y." in model.report()
+    constant = NPURegressor(**options).fit(X, np.full(60, 5.0) + 1e-15 * e)
+    assert constant.best_.exact
+    assert "explains little" not in constant.report()
+
+
+def test_as_many_parameters_as_rows_are_not_exact():
+    X = uniform(1, 60)
+    fitted = NPURegressor(random_state=0, starts=8).fit(X, 3 * X[:, 0])
+    assert fitted.best_.exact
+    other = fitted.refit(X[:1], 5 * X[:1, 0])
+    assert not other.best_.exact
+    report = other.report()
+    assert "It has as many parameters as rows: any law of this form would fit." in report
+    assert "coefficient of x0 = 5, without a standard error" in report
+    assert "inf" not in report
+    assert not fitted.refit(X[[0] * 9], 5 * X[[0] * 9, 0]).best_.exact  # one row, nine times
+
+
+# ---- a straight line over a constant -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [10, 1e4])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_line_over_a_constant_is_found_where_its_criterion_is_lower(size, seed):
+    """Other powers fit nearly as well, and some of them by chance better."""
+    draw = RNG(seed)
+    X = draw.uniform(1, 5, (200, 3))
+    y = size + 0.3 * X[:, 0] + draw.standard_normal(200)
+    options = {"random_state": 0, "noise": "constant", "output_powers": (1,), "ratios": False}
+    model = NPURegressor(starts=8, max_terms=2, **options).fit(X, y)
+    line = NPURegressor(terms=["1", "x0"], max_terms=2, **options).fit(X, y).best_
+    assert model.best_.bic < line.bic + 0.01
+    near = [model.best_, *model.equations_.alternatives]
+    assert any(law.bic == pytest.approx(line.bic, abs=0.01) for law in near) == (
+        line.bic < model.best_.bic + 6
+    )
+
+
+@few_rows
+@pytest.mark.parametrize("seed", [24, 25, 28])
+def test_pairs_of_simple_products_in_noise(seed):
+    """The search for free exponents passes by the law, whose criterion is far lower."""
+    draw = RNG(seed)
+    X = np.exp(draw.uniform(-0.6, 0.6, (30, 3)))
+    law = X[:, 2] ** 2 - X[:, 1] ** 2 / np.sqrt(X[:, 0])
+    y = law + 0.2 * law.std() * draw.standard_normal(30)
+    model = NPURegressor(random_state=0, output_powers=(1,), max_terms=2).fit(X, y)
+    assert sorted(model.best_.exponents.tolist()) == [[-0.5, 2, 0], [0, 0, 2]]
+
+
+# ---- single products -----------------------------------------------------------------------------
+
+
+def test_a_single_product_is_not_written_as_a_power_of_one():
+    draw = RNG(0)
+    x = draw.uniform(1, 5, 4000)
+    y = 3 * x**0.75 * np.exp(0.6 * draw.standard_normal(4000))
+    options = {"starts": 8, "max_terms": 2, "output_powers": (1, -2), "noise": "factor"}
+    model = NPURegressor(random_state=0, ratios=False, **options).fit(x[:, None], y)
+    assert all(equation.power == 1 for equation in model.equations_ if equation.terms == 1)
+    assert "Predictions are medians, means are 1.2 times as large" in model.report()

@@ -122,13 +122,13 @@ def test_a_search_from_measured_states_that_finds_nothing(monkeypatch: pytest.Mo
 def test_the_variation_of_states_whose_errors_are_in_proportion() -> None:
     """The values over their own sizes are nearly 1, however much they vary."""
     t = torch.linspace(0, 4, 60, dtype=torch.float64)
-    u = torch.stack([2.0 + torch.sin(1.5 * t), torch.sin(1.5 * t), 3 + 1e-12 * t], 1)
+    u = torch.stack([2.0 + torch.sin(1.5 * t), torch.sin(1.5 * t), 3 + 1e-16 * t], 1)
     spread = sized(read(t, u, "fit", "relative", None, None, 3).scaled()).spread()
     x = u[:, 0]
     mean = (1 / x).sum() / (1 / x.square()).sum()
     assert float(spread[0]) == pytest.approx(float(((x - mean) / x).std()), rel=0.1)
     assert float(spread[1]) > 0.9
-    assert float(spread[2]) == 0
+    assert float(spread[2]) == 0  # by rounding
 
 
 def test_known_errors_are_those_that_count() -> None:
@@ -314,3 +314,16 @@ def test_powers_of_a_state_that_is_below_zero(power: float, errors: str) -> None
     is_told = "x has values below 0" in str(result.verdict)
     assert is_told == (power == 1.5 and errors == "small around 0")
     assert is_told == (not result.verdict.good)
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(1e7, "float64"), (1.7e12, "float64"), (300, "float32")]
+)
+def test_a_series_beside_a_large_constant_changes(size: float, dtype: str) -> None:
+    """All digits of the measurements count, and no more."""
+    u = (size + 100 * T).to(getattr(torch, dtype))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = ode.fit(model(1, 1, 4), T, u)
+    assert result.law.problem.data.exact[0] < 1e-3 * result.law.problem.data.deviation()[0]
+    assert result.intervals()[0].value == pytest.approx(100, rel=3e-3)

@@ -2,7 +2,7 @@
 notice.
 
     python -m tests.mutants                      all of them, those that were tried before left out
-    python -m tests.mutants --language cpp       cpp, python or triton
+    python -m tests.mutants --language cpp       cpp or triton
     python -m tests.mutants --only NAME          those whose name contains NAME, tried again
 
 It works on a copy of the tree in build/mutants and keeps a build there, in which a mutant of a C++

@@ -12,28 +12,11 @@ from tests.mutants.cpp_npu import NPU
 from tests.mutants.cpp_ode import TIME_LOOPS
 from tests.mutants.cpp_others import OTHERS
 from tests.mutants.cpp_training import TRAINING_LOOP
-from tests.mutants.gpu_plan import GPU_PLAN
-from tests.mutants.python_laws import LAWS
-from tests.mutants.python_layers import BESIDE_LAWS
-from tests.mutants.python_time_loops import TIME_LOOP
-from tests.mutants.python_training import TRAINING
 from tests.mutants.session import Session
 from tests.mutants.triton import TRITON
 from tests.support.building import ROOT
 
-MUTANTS = [
-    *NPU,
-    *OTHERS,
-    *TIME_LOOPS,
-    *EXTENSION,
-    *TRAINING_LOOP,
-    *BESIDE_LAWS,
-    *LAWS,
-    *GPU_PLAN,
-    *TRAINING,
-    *TIME_LOOP,
-    *TRITON,
-]
+MUTANTS = [*NPU, *OTHERS, *TIME_LOOPS, *EXTENSION, *TRAINING_LOOP, *TRITON]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutants", description="Wrong changes that a test must notice."
     )
-    parser.add_argument("--language", choices=("cpp", "python", "triton"))
+    parser.add_argument("--language", choices=("cpp", "triton"))
     parser.add_argument(
         "--only",
         metavar="NAME",

@@ -15,7 +15,7 @@ from tests.mutants.session import Session
 from tests.support.building import ROOT
 
 
-@pytest.mark.parametrize("language", ["cpp", "python", "triton"])
+@pytest.mark.parametrize("language", ["cpp", "triton"])
 def test_every_mutant_applies(language: str) -> None:
     mutants = [mutant for mutant in MUTANTS if mutant.language == language]
     assert len(mutants) >= 30
@@ -118,6 +118,6 @@ def test_tests_that_prove_nothing(
 def test_one_of_the_list(tmp_path: Path) -> None:
     """The whole list is a command (`make mutants`); here is seen that its copy of this tree
     works."""
-    chosen = [mutant for mutant in MUTANTS if mutant.name == "fractions-minus-zero"]
+    chosen = [mutant for mutant in MUTANTS if mutant.name == "triton-last-batch-nmu"]
     assert len(chosen) == 1
     assert Session(ROOT, tmp_path, chosen).run() == 0

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from npu_kernels._laws.products.exponent_length import exponent_nats
 from npu_kernels._laws.products.groups import Layout
 from npu_kernels._laws.products.problem import Problem
 
@@ -91,6 +92,19 @@ class Library:
         self.factors = A[:, good] / np.where(weight == 0, 1.0, weight)[:, None]
         self.low, self.high = problem.low, problem.high
         self.weight = weight
+        inputs = problem.exponents.inputs
+        described = (sum(exponent_nats(w, inputs) for w in row) for row in self.u.tolist())
+        self.nats = 2 * np.fromiter(described, float, len(self.u))  # as the criterion has them
+
+    def price(self, squares: Array, nats: Array) -> Array:
+        """Return the part of the criterion that differs between sums of as many products.
+
+        squares: that they leave of the target.
+        """
+        problem = self.problem
+        if problem.noise is not None:
+            return squares / problem.noise**2 + nats
+        return problem.rows * np.log(np.maximum(squares, problem.exact or 1e-300)) + nats
 
     def _laid(self, rows: Array) -> Array:
         """Rows in the order of the library."""
@@ -123,7 +137,7 @@ class Library:
         return self.target - (self._split(A) @ c.T[:, :, None]).ravel()
 
     def best(self, residual: Array, present: Array, count: int) -> list[int]:
-        """Return the products that lower the squared error most, the best first.
+        """Return the products that lower the criterion most, the best first.
 
         present: the terms ``[N, K]`` that stay.
         """
@@ -133,8 +147,13 @@ class Library:
         if present.shape[1]:
             rest = _outside(np.linalg.qr(self._split(present))[0], A)
         score = np.where(rest > 1e-9, gain / np.maximum(rest, 1e-9), 0.0).sum(0)
-        order: list[int] = np.argsort(-score, kind="stable")[:count].tolist()
+        price = self.price(float(residual @ residual) - score, self.nats)
+        order: list[int] = np.argsort(price, kind="stable")[:count].tolist()
         return order
+
+    def single(self, count: int) -> list[tuple[int, ...]]:
+        """Return the products that explain most of the target, the best first."""
+        return [(k,) for k in self.best(self.target, np.empty((len(self.target), 0)), count)]
 
     def with_constant(self, terms: int, beam: int) -> list[tuple[int, ...]]:
         """Return sets of so many products, of which one is the constant.
@@ -164,7 +183,8 @@ class Library:
             return np.column_stack([present, self.A[:, list(chosen)]])
 
         def error(chosen: tuple[int, ...]) -> float:
-            return float((self.remainder(columns(chosen)) ** 2).sum())
+            squares = (self.remainder(columns(chosen)) ** 2).sum()
+            return float(self.price(squares, self.nats[list(chosen)].sum()))
 
         sets: list[tuple[int, ...]] = [()]
         for _ in range(count):
@@ -183,8 +203,10 @@ class Library:
         return self.best(residual, Q.reshape(len(residual), -1), count)
 
     def _error(self, chosen: tuple[int, ...]) -> float:
-        """Minus the squares that a set explains."""
-        return -float((self._explained(chosen)[1] ** 2).sum())
+        """The price of a set."""
+        Q, explained = self._explained(chosen)
+        squares = ((self.target - (Q @ explained).ravel()) ** 2).sum()
+        return float(self.price(squares, self.nats[list(chosen)].sum()))
 
     def _explained(self, chosen: tuple[int, ...]) -> tuple[Array, Array]:
         """Orthonormal columns of a set ``[G, n, K]``, and the target's parts ``[G, K, 1]``."""
@@ -216,7 +238,7 @@ class Library:
         return [(v, b) for _, v, b in pairs[:count]]
 
     def pairs(self, count: int, present: Array = None, repeats: int = 4) -> list[tuple[int, int]]:
-        """Return the pairs of products with the smallest squared error, the best first.
+        """Return the pairs of products with the lowest criterion, the best first.
 
         present: terms ``[N, K]`` beside them. Each product is in at most `repeats` pairs.
         """
@@ -224,6 +246,7 @@ class Library:
         A, target = self._split(self.A), self._split(self.target[:, None])
         if present is not None:  # only what is outside of them counts
             Q = np.linalg.qr(self._split(present))[0]
+            target = target - Q @ (Q.transpose(0, 2, 1) @ target)
             A = A - Q @ (Q.transpose(0, 2, 1) @ A)
             length = np.sqrt((A**2).sum(1, keepdims=True))
             A = np.where(length > LEAST_LENGTH, A / np.maximum(length, LEAST_LENGTH), 0.0)
@@ -236,9 +259,11 @@ class Library:
         gain = np.zeros(len(i))
         for of_group, products in zip(b[:, some], A[:, :, some], strict=True):
             gain += _gains_of_pairs(of_group, products.T @ products, i, j)
+        nats = self.nats[some]
+        price = self.price(float((target**2).sum()) - gain, nats[i] + nats[j])
         top = min(len(gain), 60 * count)
-        order = np.argpartition(-gain, top - 1)[:top] if top else np.empty(0, dtype=int)
-        order = order[np.argsort(-gain[order], kind="stable")]
+        order = np.argpartition(price, top - 1)[:top] if top else np.empty(0, dtype=int)
+        order = order[np.argsort(price[order], kind="stable")]
         used = np.zeros(len(some), dtype=int)
         pairs = []
         for k in order:

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from npu_kernels._laws.products.exponent_length import ZERO
 from npu_kernels._laws.products.functions import OutputFunction
@@ -26,11 +27,23 @@ from npu_kernels._laws.products.units import Exponents
 
 Array = Any  # np.ndarray; numpy's own types change from version to version
 
+EXACT_ERROR = 1e-9  # of the deviation of y: residuals below are those of rounding
+FLOAT64_ROUNDING = 8 * float(np.finfo(np.float64).eps)  # of a size: what a sum in float64 loses
 NEAR_END = 0.05  # of the size of y: distance from the end of a domain where errors may decide
 MOST_NOISE = 1e50  # over the size of y: squares of more, or of less than its inverse, are lost
 MOST_OF_POWER = 1e300  # of y over its size, to a power: the inverses of more are no numbers
 LARGEST = 1e15  # of a prediction by a function of y, and of its slope, over the size of y
 BLOCK_ROWS = 20_000  # rows in memory at once, where all rows are gone through
+
+
+def digits_of(values: Any) -> float:
+    """Return the relative error to which numbers are rounded, by their dtype."""
+    if isinstance(values, torch.Tensor):
+        eps = torch.finfo(values.dtype).eps if values.is_floating_point() else 0.0
+    else:
+        dtype = np.asarray(values).dtype
+        eps = float(np.finfo(dtype).eps) if dtype.kind == "f" else 0.0
+    return max(eps / 2, FLOAT64_ROUNDING)
 
 
 def blocks(rows: int) -> Iterator[slice]:
@@ -108,6 +121,7 @@ class Scaled:
     noise: float | None  # the known standard deviation of the target's errors
     floor: float  # root mean square of the weighted targets to which errors gave the other sign
     factor: bool  # errors are factors: residuals are those of logarithms
+    digits: float  # the relative error to which y is rounded
     below: int  # of a ratio: how many terms, the last ones, are the denominator's beside a 1
     limits: ScaledLimits | None  # of terms and coefficients, where any are set
 
@@ -118,13 +132,9 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class Problem(Scaled):
-    """Some rows of one output for one power, in memory: what one search works on."""
+class Target(Scaled):
+    """Rows of a target, which a sum has to explain."""
 
-    logs: Array  # [N, m]: of the effective inputs
-    negative: Array | None  # [N, m]: 1 where an effective input is negative; None if none is
-    zeros: Zeros | None  # None if no column is 0 in these rows
-    base: Array  # [N]: the factor of every term
     target: Array  # [N]
     weight: Array  # [N]: square roots of the rows' weights
     addend: Array | None  # [N]: a part of every sum; None: there is none
@@ -135,13 +145,55 @@ class Problem(Scaled):
         return len(self.target)
 
     @cached_property
+    def size(self) -> float:
+        """The sum of squares that a constant leaves of the target, one in each group.
+
+        Squares of residuals are compared with it.
+        """
+        with np.errstate(over="ignore"):
+            return float(self.rest @ self.rest)
+
+    @cached_property
+    def rest(self) -> Array:
+        """The weighted residuals of a constant, one in each group ``[N]``."""
+        values = self.target
+        if self.factor:
+            values = np.log(values)
+        elif self.addend is not None and self.power == 1 and self.function is None:
+            values = values - self.addend
+        return about_mean(self.weight * values, self.weight, self.group)
+
+    @cached_property
+    def exact(self) -> float:
+        """The sum of squares up to which residuals are those of rounding."""
+        sizes = np.ones(1) if self.factor else np.abs(self.target)
+        if self.addend is not None and not self.factor:
+            sizes = sizes + np.abs(self.addend)
+        return EXACT_ERROR**2 * self.size + float(((self.digits * self.weight * sizes) ** 2).sum())
+
+
+@dataclass(frozen=True)
+class Problem(Target):
+    """Some rows of one output for one power, in memory: what one search works on."""
+
+    logs: Array  # [N, m]: of the effective inputs
+    negative: Array | None  # [N, m]: 1 where an effective input is negative; None if none is
+    zeros: Zeros | None  # None if no column is 0 in these rows
+    base: Array  # [N]: the factor of every term
+
+    @cached_property
     def inputs(self) -> int:
         return int(self.logs.shape[1])
 
     @cached_property
-    def size(self) -> float:
-        """The sum of squares to which those of residuals are compared."""
-        return float(((self.weight * (1.0 if self.factor else self.target)) ** 2).sum())
+    def different(self) -> int:
+        """How many rows differ from those before them: of sorted rows the number of different ones.
+
+        A law with as many parameters may pass through all of them.
+        """
+        parts = [self.logs, self.base, self.target]
+        columns = np.column_stack(parts if self.negative is None else [*parts, self.negative])
+        return 1 + int((columns[1:] != columns[:-1]).any(1).sum())
 
     @cached_property
     def units(self) -> float:
@@ -283,40 +335,35 @@ class Problem(Scaled):
         slope = np.where(inside, np.minimum(slope, limit), 0.0)
         if not self.factor:
             distance = self.weight * function.margin(y) / self.unit
-            far = distance / (NEAR_END * math.sqrt(self.size / self.rows) or 1.0)
+            size = root_mean_square(self.weight * y / self.unit, np.ones(len(y)))
+            far = distance / (NEAR_END * size)
             slope = slope * np.minimum(far, 1.0) ** 2
         return value / self.scale, slope
 
 
 @dataclass(frozen=True)
-class AllRows(Scaled):
+class AllRows(Target):
     """All rows of one output for one power.
 
     Chosen rows, or block after block, become a `Problem`.
     """
 
     columns: Columns
-    target: Array  # [N]
-    weight: Array  # [N]: square roots of the rows' weights
-    addend: Array | None  # [N]: a part of every sum; None: there is none
-    group: Array | None  # [N]: see `Problem.group`
     offset: Array  # [n]: w0 of the exponents
     matrix: Array  # [n, m]: Z of the exponents
-
-    @cached_property
-    def rows(self) -> int:
-        return len(self.target)
 
     @cached_property
     def inputs(self) -> int:
         return int(self.matrix.shape[1])
 
     @cached_property
-    def size(self) -> float:
-        """See `Problem.size`."""
-        target = np.ones(self.rows) if self.factor else self.target
-        parts = (((self.weight[b] * target[b]) ** 2).sum() for b in blocks(self.rows))
-        return float(sum(parts))
+    def different(self) -> int:
+        """See `Problem.different`."""
+        count, X, y = 1, self.columns.X, self.target
+        for rows in blocks(self.rows - 1):
+            after = slice(rows.start + 1, rows.stop + 1)
+            count += int(((X[rows] != X[after]).any(1) | (y[rows] != y[after])).sum())
+        return count
 
     def take(self, rows: Any) -> Problem:
         """Return the problem with some rows, a slice or indices."""
@@ -401,12 +448,13 @@ class Output:
     function: OutputFunction | None = None
     limits: Limits | None = None
     addend: Array | None = None  # [N]: a part of every sum
-    group: Array | None = None  # [N]: see `Problem.group`
+    group: Array | None = None  # [N]: see `Target.group`
+    digits: float = FLOAT64_ROUNDING  # the relative error to which y is rounded
 
     def scaled(self, power: float, below: int = 0) -> AllRows | None:
         return all_rows(
             self.columns, self.y, self.weight, power, self.exponents, self.noise, self.error,
-            self.factor, self.function, below, self.limits, self.addend, self.group,
+            self.factor, self.function, below, self.limits, self.addend, self.group, self.digits,
         )  # fmt: skip
 
 
@@ -414,7 +462,7 @@ def all_rows(
     columns: Columns, y: Array, weight: Array, power: float, exponents: Exponents,
     noise: float | None, error: float = 0.0, factor: bool = False,
     function: OutputFunction | None = None, below: int = 0, limits: Limits | None = None,
-    addend: Array | None = None, group: Array | None = None,
+    addend: Array | None = None, group: Array | None = None, digits: float = FLOAT64_ROUNDING,
 ) -> AllRows | None:  # fmt: skip
     """Return the rows of one output for one output power, or None if the data exclude this power.
 
@@ -423,7 +471,7 @@ def all_rows(
     error: an estimate of the standard deviation of ``weight * y``. factor: the errors are factors,
     so that y has one sign and no zeros. function: of y, of which the power is that of the law.
     below: see `Scaled`. limits: of exponents and coefficients. addend: a part of every sum. group:
-    see `Problem`.
+    see `Target`. digits: the relative error to which y is rounded.
     """
     unit = scale = root_mean_square(y, weight) or 1.0
     if noise is not None and not 1 / MOST_NOISE < noise / unit < MOST_NOISE:
@@ -470,9 +518,22 @@ def all_rows(
         addend = (sign if abs(power) == 1 else 1.0) * addend / scale**power
     return AllRows(
         power, function, sign, unit, scale, low, high, signed, mixed, exponents,
-        None if noise is None else noise / unit, floor, factor, below, scaled_limits,
-        columns, target, weight, addend, group, offset, matrix,
+        None if noise is None else noise / unit, floor, factor, digits, below, scaled_limits,
+        target, weight, addend, group, columns, offset, matrix,
     )  # fmt: skip
+
+
+def about_mean(target: Array, root: Array, group: Array | None = None) -> Array:
+    """Return what a constant leaves of a target, one for each group ``[N]``.
+
+    target: times the roots of the weights.
+    """
+    root = root / (root.max() or 1.0)  # squares of roots alone may be no numbers
+    group = np.zeros(len(root), dtype=int) if group is None else group
+    sums, squares = (np.bincount(group, weights=root * part) for part in (target, root))
+    mean = sums / np.where(squares > 0, squares, 1.0)
+    rest: Array = target - root * mean[group]
+    return rest
 
 
 def root_mean_square(y: Array, weight: Array) -> float:

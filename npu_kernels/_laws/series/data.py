@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels._common.checks import check_numbers, check_real, is_whole
+from npu_kernels._laws.products.problem import FLOAT64_ROUNDING, digits_of
 
 NAME = "ode.fit"
 FAR = 2.0  # times the median distance; samples farther apart get nodes in between
@@ -22,7 +23,7 @@ MOST_NODES = 4  # for each sample
 # Nodes of equal distances, at most so many for each sample, where all samples lie on such ones.
 MOST_EQUAL, EQUAL_DISTANCE = 3.0, 1e-9
 EXACT_RESIDUAL = 1e-5  # of a column's standard deviation: smaller residuals count as exact
-ROUNDED_RESIDUAL = 1e-9  # of a column's size: residuals below are those of rounding
+BELOW_ZERO = 1e-9  # of a column's size: a solver's error where an amount ends at 0
 # A column has both signs if it has values below minus this share of its greatest one, or below
 # minus so many standard deviations of its errors.
 SIGNED, NOISY = 0.1, 4.0
@@ -47,6 +48,7 @@ class Series:
     size: Tensor  # [D], units of the states; 1: the user's
     exact: Tensor  # [D], unweighted residuals that count as exact
     inputs: int = 0  # the last states, which are known: not fitted, linear between the nodes
+    digits: float = FLOAT64_ROUNDING  # of a column's size: residuals below are those of rounding
     sized: bool = False  # weights are 1 over the size of a smooth curve
 
     @property
@@ -89,14 +91,14 @@ class Series:
     def still(self) -> Tensor:
         """Which states never change within a series ``[D]``, once the series are `scaled`."""
         is_repeated = (self.seen.sum(1) > 1).any(0)
-        return is_repeated & (self.deviation() <= ROUNDED_RESIDUAL)
+        return is_repeated & (self.deviation() <= self.digits)
 
     @property
     def constant(self) -> Tensor:
         """Which of these have one value in all series ``[D]``."""
         low = torch.where(self.seen, self.values, math.inf).amin((0, 1))
         high = torch.where(self.seen, self.values, -math.inf).amax((0, 1))
-        return self.still & (high - low <= ROUNDED_RESIDUAL)
+        return self.still & (high - low <= self.digits)
 
     def first(self, nodes: int) -> Series:
         """Return the first nodes of every series."""
@@ -141,7 +143,7 @@ class Series:
         scaled = replace(
             self, times=times, values=values, weight=weight, start=start, time=time, size=size
         )
-        exact = (EXACT_RESIDUAL * scaled.deviation()).clamp(min=ROUNDED_RESIDUAL)
+        exact = (EXACT_RESIDUAL * scaled.deviation()).clamp(min=self.digits)
         return replace(scaled, exact=exact)
 
     def deviation(self) -> Tensor:
@@ -165,7 +167,7 @@ class Series:
         values = self.values.where(seen, 1.0)
         values = values.log() if self.relative else values
         means = (weight * values).sum((0, 1)) / weight.sum((0, 1)).clamp(min=1e-300)
-        off = torch.nn.functional.hardshrink(values - means, ROUNDED_RESIDUAL)
+        off = torch.nn.functional.hardshrink(values - means, self.digits)
         squares = (weight * off.square()).sum((0, 1))
         return (squares / (seen.sum((0, 1)) - 1).clamp(min=1)).sqrt()
 
@@ -175,6 +177,7 @@ class Series:
 
 def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, features: int) -> Series:
     """Return the arguments of `fit` as a `Series`; raise ValueError or TypeError for wrong ones."""
+    digits = max(map(digits_of, u if isinstance(u, (list, tuple)) and len(u) else [u]))
     parts = enumerate(_parts("u", u, 2))
     tables = [_columns(part, index, features, observed) for index, part in parts]
     time_parts = _parts("t", t, 1)
@@ -203,7 +206,7 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
     low = torch.where(seen, values_of_all, math.inf).amin(0)
     high = torch.where(seen, values_of_all, -math.inf).amax(0)
     start_low = start.nan_to_num(math.inf).amin(0)
-    noise = NOISY * _noise(times, tables) + ROUNDED_RESIDUAL * high.clamp(min=0)
+    noise = NOISY * _noise(times, tables) + BELOW_ZERO * high.clamp(min=0)
     lowest_amount = torch.minimum(SIGNED * high.clamp(min=0), noise)
     positive = (low >= -lowest_amount) & (start_low >= 0)
     nodes = _nodes(times)
@@ -217,7 +220,8 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
         weight[s, node_index] = torch.where(table[order].isnan(), 0.0, 1 / error[order])
     size, exact = torch.ones(features, dtype=torch.float64), torch.zeros(features)
     columns = grid, values, weight, start, positive
-    return Series(*columns, names, has_sigma, relative, 1.0, size, exact.double(), sized=sized)
+    about = has_sigma, relative, 1.0, size, exact.double()
+    return Series(*columns, names, *about, digits=digits, sized=sized)
 
 
 def _noise(times: list[Tensor], tables: list[Tensor]) -> Tensor:

@@ -223,7 +223,8 @@ def _read(
     data = sized(data) if data.sized else data
     series.check_names(input_names)
     states_seen = sorted(range(states) if observed is None else observed)
-    facts = {"t": digest(data.times), "u": digest(data.values, data.seen), "u0": digest(data.start)}
+    values = digest(data.values, data.seen, torch.tensor(data.digits))
+    facts = {"t": digest(data.times), "u": values, "u0": digest(data.start)}
     facts["sigma"] = digest(data.weight) if data.has_sigma else repr(sigma)
     facts |= {"observed": repr(states_seen), "names": repr((*data.names, *input_names))}
     facts["inputs"] = "None"

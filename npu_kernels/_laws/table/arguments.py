@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from npu_kernels._common.checks import as_number, check_choice, check_whole, is_whole
+from npu_kernels._common.checks import as_number, check_choice, check_whole, is_number, is_whole
 from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._laws.products.exponent_length import MOST_DENOMINATOR
 from npu_kernels._laws.products.expression import Expression
@@ -33,6 +33,7 @@ from npu_kernels._laws.products.limits import (
     read_terms,
     read_whole,
 )
+from npu_kernels._laws.products.problem import MOST_NOISE
 from npu_kernels._laws.products.units import Exponents, constrain, dimensions, factor
 from npu_kernels._laws.table.kept_results import Work
 from npu_kernels._laws.table.refine import Rules
@@ -82,10 +83,10 @@ def check_parameters(model: Any) -> None:
         rule = "ratios must be True, False or 'auto'"
         raise ValueError(f"NPURegressor: {rule}, got {ratios!r}")
     is_kind = isinstance(noise, str) and noise in ("constant", "relative", "factor")
-    if not (noise is None or is_kind or 0 < as_number(noise) < math.inf):
+    if not (noise is None or is_kind or _are_errors(noise)):
         raise ValueError(
-            "NPURegressor: noise must be None, 'constant', 'relative', 'factor' or a number "
-            f"greater than 0, got {noise!r}"
+            "NPURegressor: noise must be None, 'constant', 'relative', 'factor' or numbers "
+            f"greater than 0, one or an array for the rows, got {noise!r}"
         )
     is_list = isinstance(powers, (Sequence, np.ndarray)) and not isinstance(powers, str)
     numbers = is_list and all(math.isfinite(as_number(p)) and p != 0 for p in powers)
@@ -95,6 +96,18 @@ def check_parameters(model: Any) -> None:
             f"{powers!r}"
         )
     _check_together(model)
+
+
+def _are_errors(noise: Any) -> bool:
+    """Whether it is a standard deviation, or an array of some of like sizes."""
+    try:
+        sigma = np.asarray(as_array(noise), dtype=np.float64)
+    except (TypeError, ValueError):
+        return False
+    if not sigma.ndim:
+        return 0 < as_number(noise) < math.inf
+    sizes = sigma.min(initial=math.inf), sigma.max(initial=0.0)
+    return bool(0 < sizes[0] <= sizes[1] < math.inf and sizes[1] / sizes[0] < MOST_NOISE)
 
 
 def _check_together(model: Any) -> None:
@@ -253,6 +266,34 @@ def as_array(table: Any) -> Any:
     if isinstance(table, torch.Tensor) and not table.is_complex():
         return table.detach().cpu().double().numpy()
     return table
+
+
+def are_counts(sample_weight: Any) -> bool:
+    """Return whether weights are integers by their dtype: how often each row counts."""
+    if isinstance(sample_weight, torch.Tensor):
+        return not sample_weight.is_floating_point()
+    values = np.asarray(sample_weight)
+    return (values if values.dtype != object else np.array(values.tolist())).dtype.kind in "biu"
+
+
+def known_errors(
+    function: str, noise: Any, weight: Array, outputs: int
+) -> tuple[float | str | None, Array]:
+    """Return the kind of errors, or those of a row of weight 1, and the weights ``[N, outputs]``.
+
+    noise: as in `NPURegressor`. weight: of the rows ``[N]``.
+    """
+    weights = np.repeat(weight[:, None], outputs, axis=1)
+    if noise is None or isinstance(noise, str) or is_number(noise):
+        return noise, weights
+    sigma = np.asarray(as_array(noise), dtype=np.float64)
+    if sigma.shape not in ((len(weight),), weights.shape):
+        rule = f"noise must have a number for each row, [{len(weight)}]"
+        rule += f" or one for each output, [{len(weight)}, {outputs}]" * (outputs > 1)
+        remedy = "sample_weight=1 / noise**2 with noise=1 is cut with the rows in cross-validation"
+        raise ValueError(f"{function}: {rule}, got shape {list(sigma.shape)}; {remedy}")
+    smallest = float(sigma.min())
+    return smallest, weights * (smallest / sigma.reshape(len(weight), -1)) ** 2
 
 
 def check_numeric(function: str, argument: str, value: Any) -> None:

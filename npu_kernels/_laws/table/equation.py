@@ -51,19 +51,22 @@ class Equation:
         exponents_std: their standard errors ``[K, n]``; 0 of a simple fraction.
         free: which exponents are no simple fractions ``[K, n]``.
         positive: which inputs are never negative ``[n]``.
-        rms: root mean square of the residuals of all rows, over that of y.
+        rms: root mean square of the residuals of all rows, over the standard deviation of y: the
+            square root of 1 - R**2.
         error: the same on rows that were not fitted, or leaving out one row at a time. Where all
             rows chose this form, the larger one of it and of the form before that choice.
         held_out: how many rows were not fitted; 0: one row at a time was left out.
         bic: the criterion, see `NPURegressor`.
-        exact: whether the residuals are those of rounding.
+        exact: whether the residuals are those of rounding: of y, by its dtype, or below 1e-9 of its
+            standard deviation. With as many parameters as rows that differ it is false.
         degrees: rows minus parameters.
         scaled: the coefficients for inputs and y over their scales ``[K]``, or ``[G, K]``.
         log_mean: logarithms of the inputs' scales ``[n]``.
         scale: the scale of y.
         constraint: the linear constraint of the exponents that the units give.
         noise: what the errors were taken for, see `EquationTable`.
-        relative_rms: `rms` with every row over the size of its errors.
+        relative_rms: root mean square of the residuals over that of y, with every row over the size
+            of its errors.
         functions: the columns of functions beside the inputs.
         function: of y, of which the sum of the terms is the value; None: of y itself.
         below: how many terms are in the denominator, besides a 1; 0: the law is a sum.
@@ -423,7 +426,8 @@ class Equation:
     def intervals(self, level: float = 0.95) -> list[Interval]:
         """Confidence intervals of all coefficients and free exponents.
 
-        They come from the linearised model and Student's t, and end where bounds are known.
+        They come from the linearised model and Student's t, or the normal distribution where the
+        errors of y are known, and end where bounds are known.
 
         The coefficient of a term with free exponents belongs to inputs of 1, which may be far from
         the data: its interval is one of its logarithm, so it never changes sign.
@@ -431,7 +435,8 @@ class Equation:
         from scipy import stats
 
         level = check_level("intervals", level)
-        t = float(stats.t.ppf(0.5 + level / 2, self.degrees)) if self.degrees > 0 else math.inf
+        degrees = math.inf if self.noise == "known" else self.degrees
+        t = float(stats.t.ppf(0.5 + level / 2, degrees)) if degrees > 0 else math.inf
         results = []
         written = self._written[0]
         bounds = np.full((2, self.terms), [[-math.inf], [math.inf]])

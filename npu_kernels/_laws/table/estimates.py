@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from npu_kernels._common.checks import is_number
 from npu_kernels._laws.products.expression import Expression
 from npu_kernels._laws.products.functions import Functions, OutputFunction
 from npu_kernels._laws.products.groups import of_rows
@@ -31,19 +33,29 @@ class Rows:
 
     X: Array  # [N, inputs]
     y: Array  # [N]
-    weight: Array  # [N]: in proportion to 1 / variance
+    weight: Array  # [N]: 1 / variance, in units of `noise` where it is a number
     functions: Functions  # of the columns of X
     output: str  # name of y
     output_functions: tuple[OutputFunction | None, ...]  # to try
     exponents: Exponents  # that units allow
-    noise: float | str | None  # as in `NPURegressor`
+    noise: float | str | None  # as in `NPURegressor`; a number is that of rows of weight 1
+    digits: float  # the relative error to which y is rounded
     notes: tuple[str, ...]  # what a reader should know of the data
     origin: Array  # [N]: the rows' numbers in the table that was given
     part: Expression | None = None  # of every sum, which is set
     limits: Limits | None = None  # of terms, exponents and coefficients
     group: Array | None = None  # [N]: indices of labels, sorted
     labels: tuple[Any, ...] | None = None  # of groups with coefficients of their own
-    first_equal: Array = None  # for each row of the table: see `merged`
+
+    @cached_property
+    def root(self) -> Array:
+        """The square roots of the rows' weights, of which the mean is 1."""
+        return np.sqrt(self.weight / self.weight.mean())
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation of the errors of ``root * y``, if it is known."""
+        return float(self.noise) / math.sqrt(self.weight.mean()) if is_number(self.noise) else None
 
     def take(self, rows: Array) -> Rows:
         """Return some of the rows."""
@@ -59,24 +71,30 @@ def sizes(y: Array) -> Array:
     return size / root_mean_square(size, np.ones(len(size)))
 
 
-def _relative(errors: Array, target: Array, weight: Array) -> float:
-    """The root mean square of errors over that of the target; the weights are those of `fit`."""
-    squares, size = float(weight @ errors**2), float(weight @ target**2)
-    return math.sqrt(squares / size) if size > 0 else math.sqrt(squares / len(weight))
+def _relative(rows: Rows, data: AllRows, errors: Array, held: Any = slice(None)) -> float:
+    """The root mean square of errors over that of y about its mean; weights are those of `fit`.
+
+    What y is rounded to belongs to it. held: the rows of the errors; the mean is that of all.
+    """
+    weight, y = rows.weight[held], data.target[held]
+    mean = rows.weight @ data.target / rows.weight.sum()
+    squares = float(weight @ errors**2)
+    size = float(weight @ ((y - mean) ** 2 + (rows.digits * y) ** 2))
+    return math.sqrt(squares / (size or float(weight.sum())))
 
 
 def held_out(rows: Rows, data: AllRows, law: Sum, held: Array) -> float:
     """The relative error on the rows that were held out."""
     part = data.take(held)
     errors = part.target - part.predict(law.u, law.parity, law.c)[0]
-    return _relative(errors, part.target, rows.weight[held])
+    return _relative(rows, data, errors, held)
 
 
 def left_out(rows: Rows, data: AllRows, law: Sum) -> float:
     """The relative error of leaving out one row at a time, with the form of the law kept."""
     residuals = data.predict(law.u, law.parity, law.c)[1]
     errors, _ = refine.left_out(data, law, residuals)
-    return _relative(errors / data.weight, data.target, rows.weight)
+    return _relative(rows, data, errors / data.weight)
 
 
 def outer_signs(data: AllRows, u: Array) -> Array:
@@ -131,6 +149,7 @@ def equation_of(
         law = replace(law, c=coef.T)
     order = np.lexsort([-np.sum(squares, axis=0), term_index >= above, term_index >= data.fixed])
     prediction, residuals, _ = data.predict(law.u, law.parity, law.c)
+    sizes = data.weight * (1.0 if data.factor else data.target)
     return Equation(
         names=rows.functions.names, output=rows.output, functions=rows.functions,
         function=data.function, power=p, sign=data.sign if abs(p) != 1 else 1.0,
@@ -138,12 +157,12 @@ def equation_of(
         exponents=full[order],
         exponents_std=spread[order], free=free[order],
         positive=tuple(bool(v) for v in ~columns.negative),
-        rms=_relative(data.target - prediction, data.target, rows.weight), error=error,
+        rms=_relative(rows, data, data.target - prediction), error=error,
         held_out=held_out, bic=law.cost,
         exact=is_exact(data, law), degrees=float(data.rows - law.parameters),
         scaled=(coef * factor)[..., order], log_mean=columns.log_mean, scale=data.scale,
         constraint=rows.exponents, noise=kind,
-        relative_rms=math.sqrt(float(residuals @ residuals) / (data.size or 1.0)),
+        relative_rms=math.sqrt(float(residuals @ residuals) / (float(sizes @ sizes) or 1.0)),
         below=data.below, part=rows.part, limits=rows.limits, labels=rows.labels,
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ from npu_kernels._common.notices import warn
 from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._jobs.driver import terminable
 from npu_kernels._laws.products.groups import constant, read_labels
+from npu_kernels._laws.products.problem import digits_of
 from npu_kernels._laws.table.arguments import (
     as_array,
     check_groups,
@@ -21,6 +22,7 @@ from npu_kernels._laws.table.arguments import (
     column_names,
     columns_of,
     exponents_of,
+    known_errors,
     limits_of,
     outputs_of,
     part_of,
@@ -32,7 +34,7 @@ from npu_kernels._laws.table.arguments import (
 )
 from npu_kernels._laws.table.estimates import Rows
 from npu_kernels._laws.table.kept_results import Steps, Work
-from npu_kernels._laws.table.output import FEW_ROWS, Laws, merged
+from npu_kernels._laws.table.output import FEW_ROWS, Laws, first_of_equal, ordered
 from npu_kernels._laws.table.results import EquationWarning, Results
 from npu_kernels._laws.table.rows import Seen
 from npu_kernels._laws.table.search import POWERS, Settings
@@ -95,8 +97,9 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             no rows are looked for.
         noise: the errors of y. "constant": equal for all rows, of unknown size. "relative": in
             proportion to y. "factor": y is the law times a factor whose logarithm is normal; y
-            has one sign then. None: whichever of the three is likelier. A number: their known
-            standard deviation. With max_terms=None, None means "constant".
+            has one sign then, and predictions are medians. None: whichever of the three is
+            likelier. A number, or one for each row ``[N]`` or row and output ``[N, O]``: their
+            known standard deviations. With max_terms=None, None means "constant".
         random_state: an integer for the same numbers each time.
         n_jobs: processes for several outputs and for the bootstrap, as in joblib.
         verbose: 1 prints each step to stderr. The logger "npu_kernels.equations" gets it in any
@@ -200,8 +203,10 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         Args:
             X: ``[N, n]``, an array, a tensor, or a DataFrame, whose column names become symbols.
             y: ``[N]``, or ``[N, O]`` for several outputs.
-            sample_weight: ``[N]``, in proportion to 1 / variance of each row's error. Equal rows
-                count as one row with the sum of their weights, a row with weight 0 not at all.
+            sample_weight: ``[N]``. Integers, by their dtype, say how often a row counts: 2 is the
+                row twice. Other numbers say how precise a row is: they are in proportion to
+                1 / variance of its error, and the variance is ``noise**2 / sample_weight`` where
+                `noise` is a number. A row with weight 0 does not count.
             checkpoint: a file. If it exists, the fit continues from it, with the same bits as
                 without an interruption; without a random_state it has the seed of the fit before.
                 Several outputs are then searched one after another. It is written in the first
@@ -223,7 +228,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         check_parameters(self)
         outputs = column_names(y)
         column = groups if isinstance(groups, str) else None
-        X, targets, weight, groups = self._read(
+        X, targets, weight, rows, groups = self._read(
             "NPURegressor", X, y, sample_weight, groups, first=True
         )
         single = np.asarray(as_array(y)).ndim == 1
@@ -236,15 +241,17 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         if groups is not None:
             check_groups(self)
             labels, group = read_labels("NPURegressor", groups, len(X), weight > 0)
-        self._warn(X, names, input_units is not None, group, weight > 0)
         settings = settings_of(self, seed_of(self.random_state), group is not None)
-        X, targets, weight, origin, equal, group = merged(X, targets, weight, group)
-        if len(X) < 2:
+        noise, weights = known_errors("NPURegressor", self.noise, weight, count)
+        X, targets, weights, origin, group = ordered(X, targets, weights, rows, group)
+        self._warn(X, names, input_units is not None, group)
+        new = first_of_equal(X, targets, group)
+        if new.sum() < 2:
             rule = "X and y must have at least 2 different rows with a sample_weight greater than 0"
-            raise ValueError(f"NPURegressor: {rule}, got {len(X)}")
+            raise ValueError(f"NPURegressor: {rule}, got {new.sum()}")
         if group is not None and labels is not None:
             than = "different rows than max_terms"
-            check_sizes("NPURegressor", labels, group, settings.max_terms, than)
+            check_sizes("NPURegressor", labels, group[new], settings.max_terms, than)
         several = isinstance(self.y_units, (list, tuple))
         y_units = self.y_units if several else [self.y_units] * count
         if len(y_units) != count:
@@ -254,19 +261,20 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         columns, part = functions.expand(X), part_of(self, names, X, origin)
         limits = limits_of(self, functions)
         tasks = []
-        for y_of_task, name, unit in zip(targets.T, outputs, y_units, strict=True):
+        digits = digits_of(y)
+        for o, (y_of_task, name, unit) in enumerate(zip(targets.T, outputs, y_units, strict=True)):
             of_units = functions, input_units, name, unit, limits, self._powers() or POWERS, part
             exponents = exponents_of(columns, *of_units, group)
             of_y = outputs_of(self.output_functions, y_of_task, origin, name, unit)
             notes = scaled_columns(X, y_of_task, names, name)
-            data = X, y_of_task, weight, functions, name, of_y, exponents
-            about = notes, origin, part, limits, group, labels, equal
-            tasks.append(Rows(*data, self.noise, *about))
+            data = X, y_of_task, weights[:, o], functions, name, of_y, exponents
+            about = notes, origin, part, limits, group, labels
+            tasks.append(Rows(*data, noise, digits, *about))
         del columns
         if checkpoint is None:
             results = self._searched(tasks, settings)
         else:
-            data = X, targets, weight, *([] if group is None else [group])
+            data = X, targets, weights, np.array(digits), *([] if group is None else [group])
             record = work_of(self, settings.seed, names, labels, *data)
             results = self._resumed(tasks, settings, record, checkpoint)
         tables = [EquationTable(law) for law in results]
@@ -326,11 +334,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         return results
 
     def _warn(
-        self, X: Array, names: tuple[str, ...], constants_matter: bool, group: Array | None,
-        used: Array,
-    ) -> None:  # fmt: skip
-        if not used.all():
-            X, group = X[used], None if group is None else group[used]
+        self, X: Array, names: tuple[str, ...], constants_matter: bool, group: Array | None
+    ) -> None:
         unused = [names[i] for i in np.flatnonzero(constant(X, group))]
         if unused and not constants_matter and len(X) > 1:
             where = "constant columns" + " (in each group)" * (group is not None)

@@ -44,6 +44,8 @@ class Interval:
         return replace(self, low=low, high=max(min(self.high, high), self.value))
 
     def __str__(self) -> str:
+        if not math.isfinite(self.error):
+            return f"{self.name} = {self.value:.6g}, without a standard error"
         return (
             f"{self.name} = {self.value:.6g} ± {self.error:.2g} ({self.low:.6g} to {self.high:.6g})"
         )

@@ -69,7 +69,7 @@ def _split(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
     if not (halves and best.free.any()) or data.power != 1 or data.below or is_exact(data, best):
         return fits
     generator = np.random.default_rng([settings.seed, 3])
-    few, more = chosen_rows(data, np.setdiff1d(np.arange(data.rows), held), generator)
+    few, more = chosen_rows(data, np.setdiff1d(np.arange(data.rows), held), settings.seed)
     split = partial(splitting.split, few, more, best, rules, settings.max_terms, generator)
     sums = settings.steps.sums(data.inputs, split)
     added = [(data, law, refine.refit(data, law, rules.loss)) for law in sums]
@@ -115,7 +115,7 @@ def _uncancelled(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
         if data.group is None:
             part = data.take(spread(data.rows, SEARCH_ROWS))
         else:  # rows of every group
-            part, _ = chosen_rows(data, np.arange(data.rows), np.random.default_rng(settings.seed))
+            part, _ = chosen_rows(data, np.arange(data.rows), settings.seed)
         terms = part.predict(best.u, best.parity, best.c)[2] * of_rows(best.c, part.group)
         near = None if is_exact(data, best) else cancelling.pair(terms, best.u)
         if near is None or min(near) < data.fixed:

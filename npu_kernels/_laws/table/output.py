@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels._common.checks import is_number
 from npu_kernels._common.notices import warn
 from npu_kernels._laws.products.groups import ranks
 from npu_kernels._laws.products.problem import (
@@ -48,6 +47,7 @@ MOST_HELD_OUT_ROWS = 5000
 RIVAL_COST = 20.0  # difference of the criteria of the search up to which all rows decide
 STRUCTURE = 0.5  # correlation of neighbours from which hardly any of the residuals is noise
 APPROXIMATION = 0.3  # the same, from which a law misses something
+ANOTHER_LAW = 0.05  # share of a prediction by which laws differ of which weights are made anew
 SMALL_FACTOR = 0.1  # standard deviation of log y below which factors are relative errors
 POWERS_NEED = "output_powers other than 1 need a y of one sign without zeros, -1 one without zeros"
 
@@ -66,51 +66,47 @@ class Laws:
     wild: tuple[int, ...] = ()  # rows that were left out, or should be
 
 
-def merged(
-    X: Array, y: Array, weight: Array, group: Array | None = None
-) -> tuple[Array, Array, Array, Array, Array, Array | None]:
-    """Return the rows in a fixed order, equal rows as one with the sum of their weights.
+def ordered(
+    X: Array, y: Array, weight: Array, rows: Array, group: Array | None = None
+) -> tuple[Array, Array, Array, Array, Array | None]:
+    """Return the rows of these indices in an order that does not depend on the table's.
 
-    group: numbers of groups, by which rows are sorted first.
+    weight ``[N, O]``: one for each output. group: numbers of groups, by which rows are sorted
+    first.
 
-    Rows of weight 0 are left out. The result does not depend on the order of the measurements.
-    Behind X, y and weight are the rows' numbers, of equal ones that of the first; for each row of
-    the table the number of the first one that is equal, -1 for a row of weight 0; and the groups.
+    Behind X, y and weight are the rows' indices and groups.
     """
-    if group is not None:
-        keyed, *parts, _ = merged(np.column_stack([group, X]), y, weight)
-        y, weight, origin, equal = parts
-        return np.ascontiguousarray(keyed[:, 1:]), y, weight, origin, equal, keyed[:, 0].astype(int)
-    origin, first_equal = np.flatnonzero(weight > 0), np.full(len(weight), -1)
-    if len(origin) < len(weight):
-        X, y, weight = X[origin], y[origin], weight[origin]
-    order = np.argsort(X[:, 0], kind="stable")
-    if (np.diff(X[order, 0]) == 0).any():
-        order = np.lexsort([*y.T[::-1], *X.T[::-1]])  # the last key is the first to decide
-    X, y, weight, origin = X[order], y[order], weight[order], origin[order]
+    keys = [*([] if group is None else [group[rows]]), X[rows, 0]]
+    rows = rows[np.lexsort(keys[::-1])]
+    if (np.diff(X[rows, 0]) == 0).any():
+        keys = [part[rows] for part in ([] if group is None else [group])]
+        keys += [*X[rows].T, *y[rows].T, *weight[rows].T]
+        rows = rows[np.lexsort(keys[::-1])]  # the last key is the first to decide
+    return X[rows], y[rows], weight[rows], rows, None if group is None else group[rows]
+
+
+def first_of_equal(X: Array, y: Array, group: Array | None) -> Array:
+    """Return which rows differ from those before them, of rows that are `ordered`."""
     new = np.ones(len(X), dtype=bool)
     for rows in blocks(len(X) - 1):
         after = slice(rows.start + 1, rows.stop + 1)
         new[after] = (X[rows] != X[after]).any(1) | (y[rows] != y[after]).any(1)
-    index = np.cumsum(new) - 1
-    first_equal[origin] = origin[new][index]
-    if new.all():
-        return X, y, weight, origin, first_equal, None
-    return X[new], y[new], np.bincount(index, weights=weight), origin[new], first_equal, None
+        if group is not None:
+            new[after] |= group[rows] != group[after]
+    return new
 
 
 def measured(rows: Rows) -> tuple[Output, str]:
     """Return the data with errors as far as they are set, and the kind of errors."""
-    root = np.sqrt(rows.weight / rows.weight.mean())
-    noise = float(rows.noise) if is_number(rows.noise) else None
-    kind = "constant" if noise is None else "known"
+    root = rows.root
+    kind = "constant" if rows.deviation is None else "known"
     if rows.noise == "relative":
         root, kind = root / sizes(rows.y), "relative"
     columns = Columns.of(rows.functions.expand(rows.X))
     addend = None if rows.part is None else rows.part.values(rows.X)
     output = Output(
-        columns, rows.y, root, rows.exponents, noise,
-        limits=rows.limits, addend=addend, group=rows.group,
+        columns, rows.y, root, rows.exponents, rows.deviation,
+        limits=rows.limits, addend=addend, group=rows.group, digits=rows.digits,
     )  # fmt: skip
     if rows.noise == "factor":
         if not ((rows.y > 0).all() or (rows.y < 0).all()):
@@ -124,7 +120,7 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
     """The equations of one output from all of its rows."""
     if not rows.y.any():
         rows = replace(rows, noise=None)
-    root = np.sqrt(rows.weight / rows.weight.mean())
+    root = rows.root
     order = np.random.default_rng([settings.seed, 1]).permutation(len(rows.y))
     held = min(MOST_HELD_OUT_ROWS, int(HELD_OUT * len(order))) if len(order) >= FEW_ROWS else 0
     if rows.group is not None:
@@ -175,7 +171,16 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
         settings = replace(settings, steps=Steps())
     elif kind == "relative" and not candidates.exact():
         output = in_proportion(output, root, _predicted(candidates, output))
-    return _finished(rows, output, candidates, np.sort(order[:held]), kind, settings)
+    finished = partial(_finished, rows, candidates=candidates, held=np.sort(order[:held]))
+    laws = finished(output, kind=kind, settings=settings)
+    law = laws.equations[laws.best]
+    if kind == "relative" and candidates.complete and not law.exact:
+        prediction = law._predicted(rows.X, rows.group)
+        change = sizes(prediction) * output.weight / root
+        if np.abs(change - 1).max() > ANOTHER_LAW:  # all rows chose it, the search the weights
+            output = in_proportion(output, root, prediction)
+            laws = finished(output, kind=kind, settings=settings)
+    return laws
 
 
 def in_proportion(output: Output, root: Array, prediction: Array | None) -> Output:
@@ -304,6 +309,7 @@ def _finished(
     fits: list[Fit] = []
     for terms in sorted({terms for _, terms in candidates.sums}):
         pairs = [pair for key, pair in candidates.sums.items() if key[-1] == terms]
+        pairs += [pair for pair in candidates.near if len(pair[1].c) == terms]
         lowest = min(law.cost for _, law in pairs)
         for training, law in pairs:
             if law.cost > lowest + RIVAL_COST:
@@ -319,7 +325,7 @@ def _finished(
     if not fits:
         rule = "no law of these signs and bounds could be fitted to all rows"
         raise ValueError(f"NPURegressor: {rule} of {rows.output}")
-    fits = other_forms(fits, output, held, settings)
+    fits = _without_roots(other_forms(fits, output, held, settings), settings.rules)
     fits = identities.resolved(fits, rows.functions, held, settings.rules.loss)
     fits.sort(key=lambda fit: (len(fit[2].c), fit[2].cost))
     best = min(fit[2].cost for fit in fits)
@@ -349,8 +355,29 @@ def _finished(
     inflation = np.ones(len(rows.y))  # of many rows none has much influence
     if settings.leave_out is not None and len(inflation) <= MORE_ROWS:
         data, _, law = min(fits, key=lambda fit: fit[2].cost)
-        inflation = refine.decisive_errors(data, law, inflation)[0]
+        residuals = data.predict(law.u, law.parity, law.c)[1]
+        errors = refine.decisive_errors(data, law, residuals)[0]
+        inflation = np.where(residuals == 0, 1.0, errors / np.where(residuals == 0, 1.0, residuals))
     return Laws(equations, chosen, alternatives, kind, candidates.complete, notes, inflation)
+
+
+def _without_roots(fits: list[Fit], rules: Rules) -> list[Fit]:
+    """The fits without single products for a power of y that are products for y as well."""
+
+    def is_product(fit: Fit) -> bool:
+        return len(fit[2].c) == 1 and fit[0].function is None and fit[0].addend is None
+
+    plain = next((fit[0] for fit in fits if is_product(fit) and fit[0].power == 1), None)
+    if plain is None:
+        return fits
+
+    def is_root(fit: Fit) -> bool:
+        u = fit[2].u / fit[0].power
+        possible = (plain.low <= u) & (u <= plain.high) & (~plain.signed | (u == 0))
+        possible &= (u % 1 == 0) | (rules.exponents != "integers")
+        return is_product(fit) and fit[0].power != 1 and bool(possible.all())
+
+    return [fit for fit in fits if not is_root(fit)]
 
 
 def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:

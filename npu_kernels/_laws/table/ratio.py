@@ -83,8 +83,7 @@ def one_power(
     best = candidates.best()
     if best is None or not data.inputs or not may_be_ratio(candidates, settings):
         return []
-    generator = np.random.default_rng([settings.seed, 3])
-    few, more = chosen_rows(data, training, generator)
+    few, more = chosen_rows(data, training, settings.seed)
     used = np.flatnonzero((best[1].u != 0).any(0))
     if len(used) > MOST_INPUTS:
         used = np.sort(np.argsort(-np.abs(best[1].u).sum(0), kind="stable")[:MOST_INPUTS])
@@ -118,7 +117,7 @@ def reciprocals(
     ]
     if data is None or not ratios:
         return candidates
-    _, more = chosen_rows(data, training, np.random.default_rng([settings.seed, 3]))
+    _, more = chosen_rows(data, training, settings.seed)
     for key in ratios:
         problem, law = candidates.sums[key]
         u = np.vstack([-law.u[:1], law.u[1:] - law.u[0]])

@@ -34,9 +34,10 @@ from npu_kernels._laws.table.linearised import Arrow, Dense
 Array = Any
 Data = Problem | AllRows
 
-EXACT_ERROR = 1e-9  # relative root mean square error below which data count as exact
-SOLVED_ERROR = 1e-14  # the same error, below which no step makes it smaller
-SMALLEST_LIMIT = 1e-12  # of the root mean square of the target: errors below are no outliers
+SOLVED_ERROR = 1e-14  # of the target's deviation: no step makes smaller errors smaller
+OWN_ROW = 1e-3  # of a leverage less than 1: a law passes through such a row
+ROUNDED = 1e-12  # of a leverage less than 1, by rounding
+SMALLEST_LIMIT = 1e-12  # of the target's deviation: errors below are no outliers
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,7 @@ def misfit(problem: Data, rss: float) -> float:
     if problem.noise is not None:
         return rss / problem.noise**2
     N = problem.rows
-    floor = EXACT_ERROR**2 * problem.size / N
-    return N * math.log(max(rss / N, floor, 1e-300))
+    return N * math.log(max(rss / N, problem.exact / N, 1e-300))
 
 
 def freedom(problem: Data, variances: Iterable[float], press: float) -> list[float]:
@@ -113,8 +113,7 @@ def freedom(problem: Data, variances: Iterable[float], press: float) -> list[flo
     if problem.noise is not None:
         noise = problem.noise**2
     else:
-        floor = EXACT_ERROR**2 * problem.size / problem.rows
-        noise = max(press / problem.rows, floor, 1e-300)
+        noise = max(press / problem.rows, problem.exact / problem.rows, 1e-300)
     inputs, width = factor_nats(problem.exponents.inputs, signs=2), math.log(2 * BOUND)
     nats = []
     for variance in variances:
@@ -354,13 +353,19 @@ def left_out(
 ) -> tuple[Array, Array]:
     """The weighted leave-one-out errors, to first order, and the variances for `criterion`.
 
-    r: the weighted residuals. The errors are infinite where there are too few rows.
+    r: the weighted residuals. The errors are infinite where there are too few rows. A law that
+    passes through a row has no error there; without the row it would be another one, but hardly
+    worse than a constant.
     """
-    told = _leverages(problem, law, P, root) if problem.rows > law.parameters else None
+    told = _leverages(problem, law, P, root) if problem.different > law.parameters else None
     if told is None:
         return np.full(problem.rows, math.inf), np.empty(0)
     h, variances = told
-    return r / np.maximum(1 - h, 1e-3), variances
+    errors, own = r / np.maximum(1 - h, OWN_ROW), h > 1 - OWN_ROW
+    if own.any() and r @ r > problem.exact:
+        sizes = np.abs(r[own]) / np.maximum(1 - h[own], ROUNDED)
+        errors[own] = np.copysign(np.minimum(sizes, np.abs(problem.rest[own])), r[own])
+    return errors, variances
 
 
 def decisive_errors(

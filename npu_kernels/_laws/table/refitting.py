@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from npu_kernels._laws.products.groups import starts
-from npu_kernels._laws.products.problem import AllRows, Columns, Output
+from npu_kernels._laws.products.problem import FLOAT64_ROUNDING, AllRows, Columns, Output
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.estimates import (
@@ -30,21 +30,23 @@ UNTOLD = 1e-10  # of a singular value of derivatives of length 1: below, rows te
 
 def rows_of(
     equation: Equation, X: Array, y: Array, weight: Array, origin: Array, group: Array | None,
-    labels: Any, noise: float | None = None,
+    labels: Any, noise: float | str | None = None, digits: float = FLOAT64_ROUNDING,
 ) -> Rows:  # fmt: skip
     """Return rows for a law of known form.
 
-    origin: the rows' numbers in the table. group: the rows are sorted by it. noise: the standard
-    deviation of the errors, if it was measured. The labels of the groups may be others than those
-    of the law.
+    origin: the rows' numbers in the table. group: the rows are sorted by it. noise: as in
+    `NPURegressor`, of which only a number matters. digits: the relative error to which y is
+    rounded. The labels of the groups may be others than those of the law.
     """
     parts = equation.functions, equation.output, (equation.function,), equation.constraint
     of_law = equation.part, equation.limits, group, labels
-    return Rows(X, y, weight, *parts, noise, (), origin, *of_law)
+    return Rows(X, y, weight, *parts, noise, digits, (), origin, *of_law)
 
 
 def refitted(equation: Equation, rows: Rows, loss: str) -> tuple[Rows, Equation]:
     """Return the rows, and the law with its form and the parameters that fit them best."""
+    if rows.deviation is not None or equation.noise == "known":
+        equation = replace(equation, noise="constant" if rows.deviation is None else "known")
     for again in range(2):  # errors in proportion to y are in proportion to the first law's y
         is_new = not again and rows.labels is not None
         data, start = _started(equation, rows, "refit", is_new)
@@ -96,14 +98,14 @@ def _started(
     function: that is called, for messages. is_new: the groups are others than the law's.
     """
     columns = Columns.of(equation.functions.expand(rows.X))
-    root = np.sqrt(rows.weight / rows.weight.mean())
+    root = rows.root
     if equation.noise == "relative":
         root = root / sizes(rows.y if is_new else equation._predicted(rows.X, rows.group))
-    noise = None if isinstance(rows.noise, str) else rows.noise
     output = Output(  # any y of the other sign is taken for an error, as in the last fit of `fit`
-        columns, rows.y, root, equation.constraint, noise, math.inf,
+        columns, rows.y, root, equation.constraint, rows.deviation, math.inf,
         equation.noise == "factor", equation.function, equation.limits,
         None if equation.part is None else equation.part.values(rows.X), rows.group,
+        rows.digits,
     )  # fmt: skip
     data = output.scaled(equation.power, equation.below)
     if data is None or _fractional(equation, columns).any():

@@ -7,21 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels._common.checks import check_level, check_whole, is_number, is_whole
+from npu_kernels._common.checks import check_level, check_whole, is_whole
 from npu_kernels._common.notices import warn
 from npu_kernels._laws.products.groups import indices, read_labels, separated
+from npu_kernels._laws.products.problem import digits_of
 from npu_kernels._laws.table.arguments import (
+    are_counts,
     as_array,
     check_columns,
     check_jobs,
     check_numeric,
     check_output,
     check_sizes,
+    known_errors,
     seed_of,
     settings_of,
 )
 from npu_kernels._laws.table.equation import Equation
-from npu_kernels._laws.table.output import Laws, merged, notes_of
+from npu_kernels._laws.table.output import Laws, first_of_equal, notes_of, ordered
 from npu_kernels._laws.table.plot import draw
 from npu_kernels._laws.table.refitting import intervals as percentiles
 from npu_kernels._laws.table.refitting import refitted, resampled, rows_of
@@ -89,8 +92,10 @@ class Results:
 
     def _read(
         self, function: str, X: Any, y: Any, sample_weight: Any, groups: Any, first: bool = False
-    ) -> tuple[Array, Array, Array, Any]:
-        """Return X, y ``[N, O]`` and the weights, checked, and the labels.
+    ) -> tuple[Array, Array, Array, Array, Any]:
+        """Return X, y ``[N, O]`` and the weights ``[N]``, checked, and the labels.
+
+        Before the labels are the indices of rows with a weight, each as often as it counts.
 
         first: whether they are those of `fit`, which say what further data must be like.
         """
@@ -110,6 +115,9 @@ class Results:
             sizes = f"{weight.min():g} to {weight.max():g}"
             rule = "sample_weight must be at least 0 and not all 0"
             raise ValueError(f"{function}: {rule}, got {sizes}")
+        rows = np.flatnonzero(weight)
+        if are_counts(sample_weight):
+            rows, weight = np.repeat(rows, weight[rows].astype(int)), (weight > 0).astype(float)
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
         wrong = ~np.isfinite(targets).all(1)
         if wrong.any():  # None among objects
@@ -120,7 +128,7 @@ class Results:
         if not first and targets.shape[1] != len(self._tables()):
             rule = f"y must have {len(self._tables())} columns"
             raise ValueError(f"{function}: {rule}, got {targets.shape[1]}")
-        return X, targets, weight, groups
+        return X, targets, weight, rows, groups
 
     def _one_or_all(self, values: list[Any]) -> Any:
         return values[0] if self._single else values
@@ -232,9 +240,10 @@ class Results:
         check_jobs("bootstrap", self.n_jobs)
         draws, level = check_whole("bootstrap", "draws", draws, 10), check_level("bootstrap", level)
         equations = self._pick(None)
-        X, targets, weight, groups = self._read("bootstrap", X, y, sample_weight, groups)
+        X, targets, weight, used, groups = self._read("bootstrap", X, y, sample_weight, groups)
         group = indices("bootstrap", equations[0].labels, groups, len(X), weight > 0)
-        X, targets, weight, origin, _, group = merged(X, targets, weight, group)
+        noise, weights = known_errors("bootstrap", self.noise, weight, len(equations))
+        X, targets, weights, origin, group = ordered(X, targets, weights, used, group)
         if not self._seen.are_of(X, targets):
             raise ValueError("bootstrap: X and y must be the data of fit, got others")
         seed = seed_of(self.random_state)
@@ -244,11 +253,13 @@ class Results:
         for o, equation in enumerate(equations):
             keep = np.ones(len(X), dtype=bool)
             keep[self._left_out[o]] = self.loss != "auto"
-            used = X[keep], targets[keep, o], weight[keep], origin[keep]
-            of_used = None if group is None else group[keep]
-            rows = rows_of(equation, *used, of_used, equation.labels)
-            data = equation, rows, loss
-            calls = (delayed(resampled)(*data, [seed, o, n], k) for n, k in enumerate(shares))
+            data = X[keep], targets[keep, o], weights[keep, o], origin[keep]
+            of_group = None if group is None else group[keep]
+            rows = rows_of(equation, *data, of_group, equation.labels, noise, digits_of(y))
+            calls = (
+                delayed(resampled)(equation, rows, loss, [seed, o, n], k)
+                for n, k in enumerate(shares)
+            )
             parts = Parallel(n_jobs=self.n_jobs)(calls)
             results.append(percentiles(equation, np.concatenate(parts), level))
         return self._one_or_all(results)
@@ -257,6 +268,7 @@ class Results:
         """Fit the parameters of the best equation to other data, with its form kept.
 
         X, y, sample_weight, groups: as in `fit`. All rows count: wild ones are not looked for.
+        If `noise` is an array, it is that of these rows: see `set_params`.
         Groups may be others than those of `fit`. For a power of y other than 1 and -1, what has
         another sign than y has on average is taken for an error, of any size.
 
@@ -266,20 +278,21 @@ class Results:
         """
         equations = self._pick(None)
         column = groups if isinstance(groups, str) else self._group_column
-        X, targets, weight, groups = self._read("refit", X, y, sample_weight, groups)
-        labels, group, used = equations[0].labels, None, weight > 0
+        X, targets, weight, used, groups = self._read("refit", X, y, sample_weight, groups)
+        labels, group = equations[0].labels, None
         if labels is None or groups is None:
             indices("refit", labels, groups, len(X))
         else:
-            labels, group = read_labels("refit", groups, len(X), used)
-        noise = float(self.noise) if is_number(self.noise) else None
+            labels, group = read_labels("refit", groups, len(X), weight > 0)
+        noise, weights = known_errors("refit", self.noise, weight, len(equations))
         loss, tables = settings_of(self, 0).rules.loss, []
-        X, targets, weight, origin, _, group = merged(X, targets, weight, group)
-        than = "different rows than the law has terms"
-        for equation, of_equation in zip(equations, targets.T, strict=True):
+        X, targets, weights, origin, group = ordered(X, targets, weights, used, group)
+        new, than = first_of_equal(X, targets, group), "different rows than the law has terms"
+        for o, equation in enumerate(equations):
             if labels is not None and group is not None:
-                check_sizes("refit", labels, group, equation.terms, than)
-            rows = rows_of(equation, X, of_equation, weight, origin, group, labels, noise)
+                check_sizes("refit", labels, group[new], equation.terms, than)
+            data = X, targets[:, o], weights[:, o], origin, group, labels
+            rows = rows_of(equation, *data, noise, digits_of(y))
             rows, equation = refitted(equation, rows, loss)
             notes = rows.notes + notes_of(rows, equation)
             tables.append(EquationTable(Laws([equation], 0, [], equation.noise, True, notes)))
@@ -301,7 +314,7 @@ class Results:
             raise ValueError("plot: X and y must be given together, got one of them")
         equation, prediction = table[table.best], None
         if X is not None:
-            X, targets, _, groups = self._read("plot", X, y, None, groups)
+            X, targets, _, _, groups = self._read("plot", X, y, None, groups)
             y = targets[:, output]
             group = indices("plot", equation.labels, groups, len(X))
             prediction = equation._predicted(X, group)

@@ -115,11 +115,11 @@ def _with(law: Sum, plan: list[tuple[int, int, float]]) -> Sum:
 
 
 def _fewer_than_rows(problem: Data, law: Sum) -> Sum:
-    """The sum with fewer parameters than rows: the smallest exponents become 0.
+    """The sum with fewer parameters than different rows: the smallest exponents become 0.
 
     With as many parameters every error is 0, and none can be estimated.
     """
-    limit = max(0, problem.rows - law.c.size - 1)
+    limit = max(0, problem.different - law.c.size - 1)
     if law.free.sum() <= limit:
         return law
     order = np.argsort(-np.abs(np.where(law.free, law.u, 0)), axis=None, kind="stable")

@@ -13,6 +13,7 @@ ROWS = 200  # that are compared with each other
 FEWEST = 10  # rows from which residuals tell anything
 LIKE = 0.95  # share of the rows of a fit that are like the others
 REMARKABLE = 0.5  # of the range of y: how far outside of it a prediction is remarkable
+EQUAL_POINTS = 1e-12  # squared distance of equal points, by rounding
 CHANCE = 4.0  # standard deviations of a correlation from which it is none of chance
 
 
@@ -33,10 +34,12 @@ def distances(points: Array, targets: Array) -> Array:
 
 
 def apart(points: Array) -> Array:
-    """Return the squared distances of points from each other, infinite from themselves."""
+    """Return the squared distances of points from each other, infinite from equal ones.
+
+    A row that occurs twice has the same error twice.
+    """
     squares = distances(points, points)
-    np.fill_diagonal(squares, np.inf)
-    return squares
+    return np.where(squares > EQUAL_POINTS, squares, np.inf)
 
 
 def alike(X: Array, residuals: Array) -> float:

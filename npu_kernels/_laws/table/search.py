@@ -36,10 +36,11 @@ SEARCH_ROWS = 300  # rows to which all starts are fitted
 MORE_ROWS = 3000  # rows to which the best sums are fitted
 ROWS_OF_GROUP = 12  # of each group, as far as it has them, among both of these
 BEAM = 6  # sums to which a term is added
+SIMPLE_PAIRS = 16  # of simple products, among which the criterion chooses
 SIMPLIFIED = 4  # sums of one number of terms whose exponents are made simple
 ITERATIONS = 40  # of a batch of starts
 HALVINGS = (6, 12, 20)  # iterations after which only the better half continues
-ROUGH_ERROR = 0.2  # relative root mean square error from which a sum may lack several terms
+ROUGH_ERROR = 0.2  # over the deviation of y: from it on a sum may lack several terms
 POWER_ERRORS = 4.0  # ratio of squared errors to those of the first power, up to which to go on
 
 
@@ -65,6 +66,7 @@ class Candidates:
     sums: dict[tuple[Form, int], tuple[Problem, Sum]] = field(default_factory=dict)
     errors: list[float] = field(default_factory=list)  # of the first power, by number of terms
     complete: bool = True
+    near: list[tuple[Problem, Sum]] = field(default_factory=list)  # simple sums close to the best
 
     def add(self, problem: Problem, law: Sum) -> None:
         key = (form(problem), len(law.c))
@@ -113,7 +115,8 @@ def form(problem: Problem | AllRows) -> Form:
 
 
 def is_exact(problem: Problem | AllRows, law: Sum) -> bool:
-    return law.rss <= refine.EXACT_ERROR**2 * problem.size
+    """Whether the residuals are those of rounding, where there are rows to tell it."""
+    return law.rss <= problem.exact and law.parameters < problem.different
 
 
 def search_on(
@@ -173,7 +176,7 @@ def _one_power(
 ) -> list[float]:
     """Add sums of 1 to `max_terms` terms for one power; return the squared error of each number."""
     generator = np.random.default_rng([settings.seed, round(12 * data.power) % 1000])
-    few, more = chosen_rows(data, training, generator)
+    few, more = chosen_rows(data, training, settings.seed)
     rules, steps, inputs = settings.rules, settings.steps, data.inputs
     patient = settings.patient
     if patient:
@@ -188,7 +191,7 @@ def _one_power(
     beam: Points | None = None
     of_function = data.function is not None
     reference, best = [] if patient or of_function else candidates.errors, math.inf
-    errors: list[float] = []
+    errors, simple = list[float](), list[Sum]()
     worse, first = 0, not reference  # the other powers have half as many starts
     starts, count = settings.starts, SIMPLIFIED
     if not first:
@@ -206,8 +209,11 @@ def _one_power(
             continue
         distinct = _distinct(beam, count, fixed)
         sums = steps.sums(inputs, partial(_simplified, more, distinct, rules))
-        if of_function and not fixed and terms > 1 and not any(is_exact(more, law) for law in sums):
-            sums += steps.sums(inputs, partial(_with_constant, more, library, terms, rules))
+        if not fixed and not any(is_exact(more, law) for law in sums):
+            of_simple = partial(_of_simple, more, library, terms, simple, rules)
+            simple = steps.sums(inputs, of_simple)
+            sums += simple
+            candidates.near += [(more, law) for law in simple[1:]]
         if not sums and more.limits is not None and len(more.limits.barred):
             sums = steps.sums(inputs, partial(_of_library, more, library, terms, rules))
         if not sums:
@@ -221,7 +227,7 @@ def _one_power(
             name = f"power {data.power:g}" if data.function is None else data.function.name
             settings.show(f"{name}, {terms} terms: criterion {cost:.1f}")
         worse = worse + 1 if cost > best else 0
-        rough = errors[-1] > ROUGH_ERROR**2 * (more.size if more.addend is None else large.size)
+        rough = errors[-1] > ROUGH_ERROR**2 * more.size
         if (worse > rough and not patient) or any(is_exact(more, law) for law in sums):
             break
         if reference and errors[-1] > POWER_ERRORS * reference[min(terms, len(reference)) - 1]:
@@ -230,9 +236,12 @@ def _one_power(
     return errors
 
 
-def chosen_rows(data: AllRows, training: Array, generator: Any) -> tuple[Problem, Problem]:
-    """Return the problems with the rows to which all starts are fitted, and the best sums."""
-    order, fewest = generator.permutation(len(training)), 0
+def chosen_rows(data: AllRows, training: Array, seed: int) -> tuple[Problem, Problem]:
+    """Return the problems with the rows to which all starts are fitted, and the best sums.
+
+    They are the same rows for every form: criteria of other rows could not be compared.
+    """
+    order, fewest = np.random.default_rng([seed, 3]).permutation(len(training)), 0
     if data.group is not None:
         group = data.group[training]
         order, fewest = balanced(group, order), ROWS_OF_GROUP * int(group[-1] + 1)
@@ -255,18 +264,38 @@ def _simplified(problem: Problem, sums: list[Sum], rules: Rules) -> list[Sum]:
     return laws
 
 
-def _with_constant(problem: Problem, library: Library, terms: int, rules: Rules) -> list[Sum]:
-    """Sums of a constant and simple products, which a function of y often has.
+def _of_simple(
+    problem: Problem, library: Library, terms: int, shorter: list[Sum], rules: Rules
+) -> list[Sum]:
+    """Sums of products of the library, the best first; the criterion chooses among many of them.
 
-    Their exponents are simple from the beginning: a logarithm is near to powers that cancel.
+    Their exponents are simple from the beginning, unless none shall be. Many sums with free
+    exponents fit nearly as well as the law where errors or a constant are large, and simple ones
+    near them are no longer the law. A logarithm is near to powers that cancel.
+
+    shorter: such sums with one term less, to which products are added.
     """
+    sets = library.with_constant(terms, BEAM) if terms > 1 else library.single(BEAM)
+    sets += library.pairs(SIMPLE_PAIRS) if terms == 2 else []
+    products = dict[Any, tuple[Array, Array]]()  # each once, in whatever order of its terms
+
+    def add(u: Array, parity: Array) -> None:
+        products.setdefault(frozenset(map(tuple, np.hstack([u, parity]).tolist())), (u, parity))
+
+    for chosen in sets:
+        add(library.u[list(chosen)], library.parity[list(chosen)])
+    for law in shorter[:SIMPLIFIED] if terms > 2 else []:
+        A = library.terms(law.u, law.parity)
+        for k in library.best(library.remainder(A), A, SIMPLIFIED):
+            add(np.vstack([law.u, library.u[k]]), np.vstack([law.parity, library.parity[k]]))
     laws: list[Sum] = []
-    for chosen in library.with_constant(terms, BEAM):
-        u, parity = library.u[list(chosen)], library.parity[list(chosen)]
-        c = library.solved(list(chosen))
-        law = Sum(u, parity, np.zeros(u.shape, dtype=bool), c)
-        laws.append(refine.refit(problem, law, rules.loss))
-    return [law for law in laws if math.isfinite(law.cost)]
+    for u, parity in products.values():
+        free = (u != 0) & ~problem.signed & (rules.exponents == "real")
+        c = library.coefficients(library.terms(u, parity))
+        laws.append(refine.refit(problem, Sum(u, parity, free, c), rules.loss, 4))
+    laws = sorted(laws, key=lambda law: law.cost)[:SIMPLIFIED]
+    laws = [refine.refit(problem, law, rules.loss) for law in laws if math.isfinite(law.cost)]
+    return sorted((law for law in laws if math.isfinite(law.cost)), key=lambda law: law.cost)
 
 
 def _of_library(problem: Problem, library: Library, terms: int, rules: Rules) -> list[Sum]:
@@ -349,8 +378,8 @@ def _starts(
         add()
         starts = 1
     elif terms == 1:
-        for k in library.best(library.target, np.empty((len(library.target), 0)), starts // 2):
-            add(k)
+        for chosen in library.single(starts // 2):
+            add(*chosen)
         picks.append(logarithmic(solver))
     elif beam is not None:
         share = max(4, starts // (2 * len(beam.rss)))

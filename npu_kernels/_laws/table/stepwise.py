@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from npu_kernels._laws.products.library import Library
-from npu_kernels._laws.products.problem import AllRows, Problem
+from npu_kernels._laws.products.problem import AllRows, Problem, about_mean
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.estimates import Rows, equation_of
 from npu_kernels._laws.table.output import (
@@ -27,7 +27,7 @@ from npu_kernels._laws.table.output import (
     in_proportion,
     measured,
 )
-from npu_kernels._laws.table.refine import EXACT_ERROR, Rules, Sum
+from npu_kernels._laws.table.refine import Rules, Sum
 from npu_kernels._laws.table.search import Settings, chosen_rows, is_exact
 
 Array = Any
@@ -51,9 +51,8 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     fits = [] if data is None else sums(data, settings)
     if data is not None and fits and kind == "relative":
         best = min(fits, key=lambda fit: fit[1])[0]
-        root = np.sqrt(rows.weight / rows.weight.mean())
         prediction = data.predict(best.u, best.parity, best.c)[0]
-        data = in_proportion(output, root, prediction).scaled(power)
+        data = in_proportion(output, rows.root, prediction).scaled(power)
         fits = [] if data is None else sums(data, settings)
     if data is None or not fits:
         rule = "no sum of simple products could be fitted"
@@ -69,10 +68,10 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
 def sums(data: AllRows, settings: Settings) -> list[tuple[Sum, float]]:
     """Return sums of 1, 2, ... terms of the best level, each with its squared held-out error.
 
-    The error is the mean of the weighted squares over that of the target.
+    The error is the mean of the weighted squares over that which a constant leaves.
     """
     generator = np.random.default_rng([settings.seed, 4])
-    _, rows = chosen_rows(data, np.arange(data.rows), generator)
+    _, rows = chosen_rows(data, np.arange(data.rows), settings.seed)
     fold = generator.permutation(rows.rows) % FOLDS
     best = list[tuple[Sum, float]]()
     inputs = np.arange(rows.inputs)
@@ -101,6 +100,9 @@ def _of_level(
     A = np.column_stack([library.A, library.target])
     parts = [A[fold == part].T @ A[fold == part] for part in range(FOLDS)]
     total = np.sum(parts, axis=0)
+    weight = rows.linear()[1]
+    size = float((about_mean(library.target, weight) ** 2).sum())
+    size += rows.digits**2 * float(total[-1, -1])
     fixed, constant = rows.fixed, np.flatnonzero((library.u == 0).all(1))
     begin = list(range(fixed)) if fixed else constant.tolist()
     limit = min(MOST_TERMS, rows.rows // 2)
@@ -124,7 +126,7 @@ def _of_level(
         errors = squares.get(len(chosen), [])
         if not math.isfinite(law.cost) or len(errors) < FOLDS:
             continue
-        error = sum(errors) / float(total[-1, -1] or 1.0)
+        error = sum(errors) / (size or 1.0)
         if is_exact(data, law):
             law = _without_rounding(data, rows, law)
             return [*(pair for pair in laws if len(pair[0].c) < len(law.c)), (law, error)]
@@ -136,7 +138,7 @@ def _without_rounding(data: AllRows, rows: Problem, law: Sum) -> Sum:
     """The exact sum without terms that are no more than its error."""
     products = rows.predict(law.u, law.parity, law.c)[2] * law.c
     sizes = np.linalg.norm(products * rows.weight[:, None], axis=0)
-    stay = sizes > EXACT_ERROR * np.linalg.norm(rows.weight * rows.target)
+    stay = sizes > math.sqrt(rows.exact)
     stay[: rows.fixed] = True
     stay[sizes.argmax()] = True
     short = refine.refit(data, law.take(stay))

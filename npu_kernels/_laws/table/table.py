@@ -10,7 +10,7 @@ from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.output import Laws
 
 MOST_NAMED = 3  # alternatives in a report
-LITTLE = 0.9  # of y's root mean square: the error above which an equation explains little
+LITTLE = 0.9  # of y's standard deviation: the error above which an equation explains little
 
 
 class EquationTable(list[Equation]):
@@ -84,8 +84,10 @@ def shown(table: EquationTable) -> str:
     """The chosen equation in HTML: its parameters with 95 % intervals, and its error."""
     equation, rows = table[table.best], []
     for interval in equation.intervals():
-        limits = f"{interval.low:.4g} to {interval.high:.4g}"
-        rows.append((interval.name, f"{interval.value:.4g}", f"{interval.error:.2g}", limits))
+        error, limits = f"{interval.error:.2g}", f"{interval.low:.4g} to {interval.high:.4g}"
+        if not math.isfinite(interval.error):
+            error, limits = "", ""
+        rows.append((interval.name, f"{interval.value:.4g}", error, limits))
     where = "rows that were not fitted" if equation.held_out else "rows left out one at a time"
     rows.append((f"relative error of {where}", f"{equation.error:.2g}", "", ""))
     return display.table(equation.text(), ("", "estimate", "standard error", "95 %"), rows)
@@ -94,7 +96,6 @@ def shown(table: EquationTable) -> str:
 def report(table: EquationTable, level: float = 0.95) -> str:
     """The chosen equation, its parameters and how far it is to be trusted."""
     equation = table[table.best]
-    unit = f"of {equation.output}'s root mean square"
     lines = [equation.text(), ""]
     if not table.complete:
         lines.append("The search was interrupted: this is the best equation until then.")
@@ -119,22 +120,33 @@ def report(table: EquationTable, level: float = 0.95) -> str:
         kind = {
             "constant": "taken as equal for all rows",
             "relative": f"in proportion to y, about {typical:.2g} of it",
-            "factor": f"a factor of y, about {math.exp(min(typical, 700.0)):.3g} up or down",
+            "factor": f"a factor of y, about {math.exp(min(typical, 700.0)):.3g} up or down. "
+            f"Predictions are medians, means are {math.exp(min(typical**2 / 2, 700.0)):.3g} times "
+            "as large",
         }
         errors = kind.get(table.noise, "as given")
-        lines.append(f"Residuals: {equation.rms:.2g} {unit}; errors {errors}.")
-        lines.append(f"Error {where}: {equation.error:.2g} {unit}.")
-    if not equation.held_out:
+        unit = f"of {equation.output}'s standard deviation"
+        for name, error, more in (
+            ("Residuals", equation.rms, f"; errors {errors}"),
+            (f"Error {where}", equation.error, ""),
+        ):
+            if math.isfinite(error):
+                score = round(1 - error**2, 6) + 0.0
+                lines.append(f"{name}: {error:.2g} {unit} (R2 {score:.6g}){more}.")
+    if equation.degrees < 1:
+        lines.append("It has as many parameters as rows: any law of this form would fit.")
+    elif not equation.held_out:
         limit = "the choice of the equation itself is not tested on other rows"
         lines.append(f"With so few rows {limit}.")
     kinds = f"standard errors and {100 * level:g} % intervals"
     lines.append(f"Estimates with {kinds}, given the form of the equation:")
     intervals = equation.intervals(level)
     lines += [f"  {interval}" for interval in intervals]
-    if equation.error > LITTLE:
+    if equation.degrees >= 1 and equation.error > LITTLE:
         lines.append(f"It explains little of {equation.output}.")
     for interval in () if equation.exact else intervals:
-        if interval.low <= 0 <= interval.high or interval.error > abs(interval.value):
+        unsure = interval.low <= 0 <= interval.high or interval.error > abs(interval.value)
+        if unsure and math.isfinite(interval.error):
             lines.append(f"The data hardly tell the {interval.name}: it may be 0.")
     for other in table.alternatives[:MOST_NAMED]:
         higher = f"criterion {other.bic - equation.bic:.1f} higher"

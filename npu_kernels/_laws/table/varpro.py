@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from npu_kernels._laws.products.problem import Problem
+from npu_kernels._laws.products.problem import Problem, about_mean
 
 Array = Any
 
@@ -58,7 +58,7 @@ class Solver:
         self.inner = pair_index(m)
         products = self.logs[:, self.upper[0]] * self.logs[:, self.upper[1]]
         self.moments = torch.cat([self.logs, products], 1)  # [N, m + m (m + 1) / 2]
-        self.size = float(self.target.square().sum())
+        self.size = float((about_mean(z * weight, weight, problem.group) ** 2).sum())
         self.robust = loss != "squared"
         self.of_function = problem.function is not None
         self.limit = math.inf  # residuals beyond count linearly

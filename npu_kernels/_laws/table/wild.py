@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from npu_kernels._laws.products.problem import EXACT_ERROR
 from npu_kernels._laws.table import refine, stepwise
 from npu_kernels._laws.table.estimates import Rows, sizes
 from npu_kernels._laws.table.output import Laws, searched
@@ -63,17 +64,23 @@ def _lacks(rows: Rows, keep: Array, settings: Settings) -> bool:
 
 
 def _errors(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
-    """The sizes of the errors of all rows by the best law; of the kept ones leaving each out."""
+    """The sizes of the errors of all rows by the best law; of the kept ones leaving each out.
+
+    Those of rounding are below 1.
+    """
     prediction = laws_of_all.equations[laws_of_all.best]._predicted(rows.X, rows.group)
-    errors = np.sqrt(rows.weight / rows.weight.mean()) * np.abs(rows.y - prediction)
+    errors = rows.root * np.abs(rows.y - prediction)
     if laws_of_all.noise == "factor":
         with np.errstate(divide="ignore", invalid="ignore"):
             errors = np.abs(np.log(rows.y / prediction))
     elif laws_of_all.noise == "relative":
         errors /= sizes(prediction)
     errors[keep] *= laws_of_all.inflation
-    largest = 1.0 if laws_of_all.noise == "factor" else float(np.abs(rows.y).max()) or 1.0
-    return np.nan_to_num(errors / largest, nan=math.inf)
+    size, largest = 1.0, 1.0
+    if laws_of_all.noise != "factor":
+        size, largest = float(np.abs(rows.y - rows.y.mean()).max()), float(np.abs(rows.y).max())
+    rounding = EXACT_ERROR * size + rows.digits * largest
+    return np.nan_to_num(errors / (rounding or 1.0), nan=math.inf)
 
 
 def _suspected(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
@@ -89,7 +96,7 @@ def _suspected(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
 
 
 def _scale(errors: Array) -> float:
-    return max(refine.robust_scale(errors), refine.EXACT_ERROR)
+    return max(refine.robust_scale(errors), 1.0)
 
 
 def _suspects(errors: Array) -> Array:
@@ -118,9 +125,8 @@ def _named(rows: Rows, laws_of_all: Laws, without: Laws, wild: Array, leave_out:
     best, other = (table.equations[table.best] for table in (without, laws_of_all))
     group = None if rows.group is None else rows.group[wild][order]
     predicted = best._predicted(rows.X[wild][order], group)
-    equal = [np.flatnonzero(rows.first_equal == number).tolist() for number in numbers]
-    values = zip(equal, rows.y[wild][order], predicted, strict=True)
-    named = [f"row {row}: {y:.6g} for {law:.6g}" for copies, y, law in values for row in copies]
+    values = zip(numbers.tolist(), rows.y[wild][order], predicted, strict=True)
+    named = list(dict.fromkeys(f"row {row}: {y:.6g} for {law:.6g}" for row, y, law in values))
     text = (
         f"{len(named)} {'row is' if len(named) == 1 else 'rows are'} far from the law of all "
         f"others ({'; '.join(named[:NAMED])}; the first row is 0)"
@@ -130,5 +136,5 @@ def _named(rows: Rows, laws_of_all: Laws, without: Laws, wild: Array, leave_out:
     else:
         text += f". Without {'it' if len(named) == 1 else 'them'}: {best}"
     chosen = without if leave_out else laws_of_all
-    rows_named = tuple(sorted(row for copies in equal for row in copies))
+    rows_named = tuple(dict.fromkeys(numbers.tolist()))  # one that counts twice is named once
     return replace(chosen, notes=(*chosen.notes, f"{text}."), wild=rows_named)
