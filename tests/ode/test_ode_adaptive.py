@@ -480,11 +480,11 @@ def test_times_may_be_dense(method: str) -> None:
     """Between the steps is the interpolant: a hundred times cost no step more, to the tolerance."""
     options: dict[str, Any] = {"method": method, "rtol": 1e-6, "atol": 1e-8, "statistics": True}
     u0, dense = torch.ones(1).double(), torch.linspace(0, 3, 101, dtype=torch.float64)
-    ends, few = ode.rollout(linear(1.0), u0, t=[0, 3], **options)
-    path, many = ode.rollout(linear(1.0), u0, t=dense, **options)
-    assert many.accepted == few.accepted < 60
-    torch.testing.assert_close(path[-1], ends[-1], rtol=1e-12, atol=0)
-    rate = math.log(float(ends[-1].detach())) / 3
+    at_ends, few = ode.rollout(linear(1.0), u0, t=[0, 3], **options)
+    path, of_dense = ode.rollout(linear(1.0), u0, t=dense, **options)
+    assert of_dense.accepted == few.accepted < 60
+    torch.testing.assert_close(path[-1], at_ends[-1], rtol=1e-12, atol=0)
+    rate = math.log(float(at_ends[-1].detach())) / 3
     torch.testing.assert_close(path[:, 0], (rate * dense).exp(), rtol=1e-4, atol=1e-5)
 
 

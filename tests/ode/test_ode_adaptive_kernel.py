@@ -117,19 +117,19 @@ def test_bits(models: int | None, batch: int | None, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "atol", "ends"),
+    ("method", "atol", "end_times"),
     [
         ("dopri5", 1e-9, (0.05, 1.7, 1.75, 1.8, 1.85, 1.9, 1.95, 2.0)),
         ("kvaerno5", 1e-11, (0.05, *(0.6 + 0.02 * n for n in range(16)))),
     ],
 )
 def test_every_number_of_steps_between_checkpoints(
-    method: str, atol: float, ends: tuple[float, ...]
+    method: str, atol: float, end_times: tuple[float, ...]
 ) -> None:
     """Around 32: the last state may begin a segment."""
     model = power_law([[1.0]], [[-1.0]])
     counts = set()
-    for end in ends:
+    for end in end_times:
         t = torch.tensor([0, end / 3, end], dtype=torch.float64)
         u0, options = (
             torch.tensor([[1.0], [3.0]]).double(),
@@ -301,8 +301,8 @@ def test_counts_whose_sum_overflows() -> None:
         ops.ode_adaptive_backward(path, path, *operands, *end)
 
 
-def _kept(every: int) -> tuple[list[Tensor | None], list[Tensor], list[Any]]:
-    """The operands of the operators, what a forward keeps for `every`, and the pair."""
+def _kept(stride: int) -> tuple[list[Tensor | None], list[Tensor], list[Any]]:
+    """The operands of the operators, what a forward keeps for a `stride`, and the pair."""
     pair = PAIRS["dopri5"]
     generator = torch.Generator().manual_seed(0)
     u0, weight_re, weight = (
@@ -310,15 +310,15 @@ def _kept(every: int) -> tuple[list[Tensor | None], list[Tensor], list[Any]]:
         for shape in ((1, 8, 3), (1, 4, 3), (1, 3, 4))
     )
     operands = [u0 + 0.5, weight_re, None, None, 0.1 * weight, TIMES]
-    out = ops.ode_adaptive_forward(*operands, pair.numbers, 1e-3, 1e-6, 50, 50, 1e-7, True, every)
+    out = ops.ode_adaptive_forward(*operands, pair.numbers, 1e-3, 1e-6, 50, 50, 1e-7, True, stride)
     return operands, list(out), pair.numbers
 
 
 def test_more_steps_between_checkpoints_than_there_are() -> None:
-    """The memory for states is that of the longest trajectory, however large `every` is."""
+    """The memory for states is that of the longest trajectory, however large the stride is."""
     results = []
-    for every in (50, 2**62, 2**63 - 1):
-        operands, (path, _, counts, _, times, states), pair = _kept(every)
+    for stride in (50, 2**62, 2**63 - 1):
+        operands, (path, _, counts, _, times, states), pair = _kept(stride)
         grads = ops.ode_adaptive_backward(
             path,
             torch.ones_like(path),
@@ -331,7 +331,7 @@ def test_more_steps_between_checkpoints_than_there_are() -> None:
             1e-6,
             1e-7,
             True,
-            every,
+            stride,
             False,
             63,
         )
