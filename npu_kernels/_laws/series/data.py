@@ -324,26 +324,50 @@ def _refuse_dates(function: str, name: str, value: Any) -> None:
 
     import numpy
 
+    for column in getattr(value, "columns", ()):
+        _refuse_dates(function, f"{name}[{column!r}]", value[column])
     try:
         array = numpy.asarray(value)
     except ValueError:  # rows of different lengths, which are refused elsewhere
         return
-    first = array.flat[0] if array.dtype == object and array.size else None
+    first = array.flat[0] if array.dtype.kind in "OU" and array.size else None
+    first_name = f"{name}.iloc[0]" if hasattr(value, "iloc") else f"{name}[0]"
+    if isinstance(first, str) and _is_date(first):
+        dates, first_date = (f"pandas.to_datetime({part})" for part in (name, first_name))
+        raise TypeError(
+            f"{function}: {name} must be numbers, got dates as text, such as {str(first)!r}; "
+            f"in days they are ({dates} - {first_date}) / pandas.Timedelta(days=1)"
+        )
     is_date = array.dtype.kind == "M" or isinstance(first, datetime.date)
     if not is_date and array.dtype.kind != "m" and not isinstance(first, datetime.timedelta):
         return
     if array.dtype == object:
-        day, first_name = "datetime.timedelta(days=1)", f"{name}[0]"
+        day = "datetime.timedelta(days=1)"
         numbers = f"[(x - {first_name}) / {day} for x in {name}]" if is_date else ""
         numbers = numbers or f"[x / {day} for x in {name}]"
     else:
         day = 'numpy.timedelta64(1, "D")'
-        first_name = f"{name}.iloc[0]" if hasattr(value, "iloc") else f"{name}[0]"
         numbers = f"({name} - {first_name}) / {day}" if is_date else f"{name} / {day}"
     raise TypeError(
         f"{function}: {name} must be numbers, got {'dates' if is_date else 'distances in time'}; "
         f"in days they are {numbers}"
     )
+
+
+def _is_date(text: str) -> bool:
+    """Return whether pandas reads a text as a date, which is no number."""
+    try:
+        float(text)
+    except ValueError:
+        pass
+    else:
+        return False
+    try:
+        import pandas
+
+        return not pandas.isna(pandas.to_datetime(text))
+    except (ImportError, ValueError, OverflowError):
+        return False
 
 
 def _columns(table: Tensor, index: int, features: int, observed: Any) -> Tensor:

@@ -135,7 +135,8 @@ class SeriesFit:
         Profiles: a number's interval ends where the sum of squares, with all others fitted again,
         has risen by the square of Student's t (of the normal distribution's, if the user gave
         sigma), in units of the errors' variance. An end that is not reached is infinite, and 0 for
-        a coefficient of a term with free exponents, which keeps its sign. If the law has fractions,
+        a coefficient of a term with free exponents, which keeps its sign. No interval leaves the
+        bounds of exponents or the signs that the search had. If the law has fractions,
         the exponents keep the estimates and intervals that they have as free numbers; those of
         coefficients and first states are given the fractions. Every call makes these fits, in one
         batch.
@@ -155,7 +156,11 @@ class SeriesFit:
             for estimate, *pair in zip(told, low.tolist(), high.tolist(), strict=True):
                 below, above = sorted(map(estimate.at, pair))
                 limits[estimate.name] = below, above
-        return [Interval(e.name, e.value, e.error, *limits[e.name]) for e in self.estimates]
+        bounds = torch.stack(self.law.problem.shape.limits(), 1).tolist()
+        return [
+            Interval(e.name, e.value, e.error, *limits[e.name]).within(*bounds[e.index])
+            for e in self.estimates
+        ]
 
     def alternatives(self) -> list[SeriesFit]:
         """Laws of other forms that the data hardly tell from this one, the best first.

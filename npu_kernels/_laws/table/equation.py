@@ -50,6 +50,8 @@ class Equation:
         exponents: the exponents ``[K, n]``.
         exponents_std: their standard errors ``[K, n]``; 0 of a simple fraction.
         free: which exponents are no simple fractions ``[K, n]``.
+        freed: the exponents that are free in place of fractions, one at a time, and their standard
+            errors ``[2, K, n]``; not a number elsewhere.
         positive: which inputs are never negative ``[n]``.
         rms: root mean square of the residuals of all rows, over the standard deviation of y: the
             square root of 1 - R**2.
@@ -84,6 +86,7 @@ class Equation:
     exponents: Array
     exponents_std: Array
     free: Array
+    freed: Array
     positive: tuple[bool, ...]
     rms: float
     error: float
@@ -456,12 +459,25 @@ class Equation:
                 interval = Interval.of(name, c, error, t, one_sign=bool(self.free[k].any()))
                 results.append(interval.within(*bounds[:, k]))
             for i in np.flatnonzero(self.free[k]):
-                name = f"exponent of {self.names[i]} in term {k + 1}"
-                if self.below and written[-1, i] != 0:
-                    name += " less that in the denominator's first term"
+                name = self._exponent_name(k, i)
                 w, error = float(self.exponents[k, i]), float(self.exponents_std[k, i])
                 results.append(Interval.of(name, w, error, t).within(*exponent_bounds[:, i]))
         return results
+
+    def _exponent_name(self, k: int, i: int) -> str:
+        name = f"exponent of {self.names[i]} in term {k + 1}"
+        if self.below and self._written[0][-1, i] != 0:
+            name += " less that in the denominator's first term"
+        return name
+
+    def fractions(self) -> list[str]:
+        """Return each fraction of the exponents as text, beside what it is as a free exponent."""
+        return [
+            f"{self._exponent_name(k, i)} = {exponent_text(self.exponents[k, i]).strip('()')}; "
+            f"free: {value:.6g} ± {error:.2g}"
+            for k, i in np.argwhere(~np.isnan(self.freed[0])).tolist()
+            for value, error in [self.freed[:, k, i]]
+        ]
 
 
 def _sum_text(parts: list[str]) -> str:

@@ -18,6 +18,7 @@ from npu_kernels._laws.products.problem import AllRows, root_mean_square
 from npu_kernels._laws.products.units import Exponents
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.equation import Equation
+from npu_kernels._laws.table.free_exponents import covariance, exponent_errors, freed
 from npu_kernels._laws.table.refine import Sum
 from npu_kernels._laws.table.search import is_exact
 
@@ -117,27 +118,26 @@ def unscaled(data: AllRows, u: Array) -> tuple[Array, Array]:
 
 
 def equation_of(
-    rows: Rows, data: AllRows, law: Sum, error: float, held_out: int, kind: str
-) -> Equation:
-    """The law in the units of the data, with standard errors."""
+    rows: Rows, data: AllRows, law: Sum, error: float, held_out: int, kind: str,
+    loss: str = "squared",
+) -> Equation:  # fmt: skip
+    """The law in the units of the data, with standard errors. loss: that it was fitted by."""
     columns, matrix, p = data.columns, data.matrix, data.power
     K = len(law.c)
     above = K - data.below
     full, shift = unscaled(data, law.u)
     factor = outer_signs(data, law.u)
-    C = _covariance(data, law)
+    C = covariance(data, law)
     determined = bool(np.isfinite(C).all())  # otherwise all standard errors are infinite
     C = C if determined else np.zeros_like(C)
-    coef, k, i = law.c.T, *np.nonzero(law.free)
+    coef = law.c.T
     coef_std = _errors(coef, C, law.free, matrix.T @ columns.log_mean) * shift
-    spread, of_exponents = np.zeros_like(full), C.reshape(-1, *C.shape[-2:])[0, K:, K:]
-    for term in range(K):
-        of_term = k == term
-        Z, inner = matrix[:, i[of_term]], of_exponents[np.ix_(of_term, of_term)]
-        spread[term] = np.sqrt(np.maximum(np.diag(Z @ inner @ Z.T), 0.0))
-    free = (law.free @ (matrix != 0).T) > 0
+    errors, free = exponent_errors(data, law, C), (law.free @ (matrix != 0).T) > 0
     if not determined:
-        coef_std, spread = np.full_like(coef_std, math.inf), np.where(free, math.inf, 0.0)
+        coef_std, errors = np.full_like(coef_std, math.inf), np.where(free, math.inf, 0.0)
+    in_place = np.full((2, *full.shape), np.nan)
+    for other in freed(data, law, loss):
+        in_place[:, other.where] = other.exponents[other.where], other.errors[other.where]
     squares = []
     for _, part in data.blocks():
         terms = part.predict(law.u, law.parity, law.c)[2] * of_rows(law.c, part.group)
@@ -155,7 +155,7 @@ def equation_of(
         function=data.function, power=p, sign=data.sign if abs(p) != 1 else 1.0,
         coef=(coef * shift * factor)[..., order], coef_std=coef_std[..., order],
         exponents=full[order],
-        exponents_std=spread[order], free=free[order],
+        exponents_std=errors[order], free=free[order], freed=in_place[:, order],
         positive=tuple(bool(v) for v in ~columns.negative),
         rms=_relative(rows, data, data.target - prediction), error=error,
         held_out=held_out, bic=law.cost,
@@ -180,14 +180,3 @@ def _errors(coef: Array, C: Array, free: Array, log_mean: Array) -> Array:
     variances = np.diagonal(T @ C @ T.swapaxes(-1, -2), axis1=-2, axis2=-1)
     errors: Array = np.sqrt(np.maximum(variances, 0.0))
     return errors
-
-
-def _covariance(data: AllRows, law: Sum) -> Array:
-    """The covariance of the coefficients and the free exponents."""
-    if data.noise is not None:
-        variance = data.noise**2
-    else:
-        degrees = data.rows - law.parameters
-        variance = law.rss / degrees if degrees > 0 else math.inf
-    C = refine.covariance(data, law)
-    return C * variance if math.isfinite(variance) else np.full_like(C, math.inf)

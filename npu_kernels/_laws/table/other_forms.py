@@ -16,9 +16,10 @@ import numpy as np
 from npu_kernels._laws.products.groups import of_rows
 from npu_kernels._laws.products.problem import AllRows, Output, Problem
 from npu_kernels._laws.table import cancelling, refine, rounding, splitting
+from npu_kernels._laws.table.free_exponents import freed
 from npu_kernels._laws.table.identities import Fit
 from npu_kernels._laws.table.refine import Rules, Sum
-from npu_kernels._laws.table.rows import spread
+from npu_kernels._laws.table.rows import NARROW, spread, widths
 from npu_kernels._laws.table.search import (
     MORE_ROWS,
     SEARCH_ROWS,
@@ -30,14 +31,16 @@ from npu_kernels._laws.table.search import (
 Array = Any
 
 RIVAL_ERRORS = 1.1  # ratio of squared errors to the best: see `_reconsidered`
+EQUAL = 2.0  # difference of the criteria up to which the simplest of some forms is taken
 TELL = 6.0  # difference of the criteria below which the data hardly tell two equations apart
 
 
 def other_forms(fits: list[Fit], output: Output, held: Array, settings: Settings) -> list[Fit]:
     """Return the fits, and those of other forms. held: indices of rows held out."""
-    fits = _split(_reconsidered(fits, settings), held, settings)
-    fits = _uncancelled(_with_neighbours(fits, settings), held, settings)
-    return _shortened(fits, output, held, settings.rules.loss)
+    fits = _with_single_power(_reconsidered(fits, settings), settings.rules)
+    fits = _with_neighbours(_split(fits, held, settings), settings)
+    fits = _shortened(_uncancelled(fits, held, settings), output, held, settings.rules.loss)
+    return _as_lines(_standing(fits, settings.rules), output, held, settings.rules.loss)
 
 
 def _reconsidered(fits: list[Fit], settings: Settings) -> list[Fit]:
@@ -56,6 +59,18 @@ def _reconsidered(fits: list[Fit], settings: Settings) -> list[Fit]:
             fitted = settings.steps.sum(data.inputs, other)
         result.append((data, law, fitted))
     return result
+
+
+def _with_single_power(fits: list[Fit], rules: Rules) -> list[Fit]:
+    """The fits, with the product of free powers of all inputs, and its simpler forms."""
+    data, _, best = min(fits, key=lambda fit: fit[2].cost)
+    products = [fit for fit in fits if len(fit[2].c) == 1 and _is_plain(fit[0])]
+    if not products or is_exact(data, best) or data.fixed or rules.exponents == "integers":
+        return fits
+    data, law, product = min(products, key=lambda fit: fit[2].cost)
+    product = refine.refit(data, replace(product, free=~data.signed[None, :]), rules.loss)
+    laws = [product, rounding.simplified(data, product, rules)]
+    return fits + [(data, law, other) for other in laws if math.isfinite(other.cost)]
 
 
 def _split(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
@@ -172,3 +187,80 @@ def _shortened(fits: list[Fit], output: Output, held: Array, loss: str) -> list[
         if not shorter:
             return fits
         fits = [*fits, min(shorter, key=lambda fit: fit[2].cost)]
+
+
+def _standing(fits: list[Fit], rules: Rules) -> list[Fit]:
+    """The fits, with free exponents in place of fractions that the rows exclude.
+
+    This concerns the best sum and, of not too many rows, those that the data hardly tell from it.
+    The best one with free exponents in place of fractions that stand is one more of these.
+    """
+    checked, window = list[Sum](), TELL if fits[0][0].rows <= MORE_ROWS else 0.0
+    while rules.exponents == "fractions":
+        best = min(fit[2].cost for fit in fits)
+        near = [fit for fit in fits if fit[2].cost <= best + window]
+        near = [fit for fit in near if not any(fit[2] is law for law in checked)]
+        if not near:
+            break
+        data, law, fitted = min(near, key=lambda fit: fit[2].cost)
+        checked.append(fitted)
+        full = data.exponents.full(fitted.u, data.power, data.below)
+        others = list(freed(data, fitted, rules.loss))
+        stands = not any(other.excludes(full) for other in others)
+        if not stands:
+            fits = [other for other in fits if other[2] is not fitted]
+        if not stands or fitted.cost == best:
+            fits = fits + [(data, law, other.law) for other in others]
+    return fits
+
+
+def _as_lines(fits: list[Fit], output: Output, held: Array, loss: str) -> list[Fit]:
+    """The fits; without those that are no better than lines in columns of hardly any width.
+
+    Every power is nearly a line there: the simplest form is taken, one without more parameters.
+    """
+    best = min((fit[2] for fit in fits), key=lambda law: law.cost)
+    sums = [fit for fit in fits if _is_plain(fit[0])]
+    tied = fits[0][0].inputs < len(fits[0][0].matrix)  # by units, which say what the powers are
+    if not sums or tied:
+        return fits
+    data, _, fitted = min(sums, key=lambda fit: fit[2].cost)
+    narrow = (fitted.u != 0).any(0) & (widths(data.columns.X) < NARROW)
+    if not narrow.any() or data.fixed:
+        return fits
+    line = refine.refit(data, _line(fitted, narrow), loss)
+    lines = _shortened([(data, line, line)], output, held, loss)
+
+    def is_line(fit: Fit) -> bool:
+        u = fit[2].u[:, narrow]
+        return _is_plain(fit[0]) and bool(((u == 0) | (u == 1)).all())
+
+    lines = [fit for fit in fits + lines if is_line(fit)]
+    lines = [fit for fit in lines if fit[2].parameters <= best.parameters]
+    simplest = min((fit[2].cost for fit in lines), default=math.inf)
+    if not simplest <= best.cost + EQUAL:
+        return fits
+    return [fit for fit in fits + lines if fit[2].cost >= simplest]
+
+
+def _is_plain(data: AllRows) -> bool:
+    """Whether laws are sums for y itself."""
+    return data.power == 1 and data.function is None and not data.below
+
+
+def _line(law: Sum, narrow: Array) -> Sum:
+    """The sum of first order in some columns, around their geometric means."""
+    terms = dict[Any, Array]()
+    for u, parity, free, c in zip(law.u, law.parity, law.free, law.c, strict=True):
+        rest = np.where(narrow, 0.0, [u, parity, free])
+        parts = [(rest, c * (1 - u[narrow].sum()))]
+        for i in np.flatnonzero(narrow):
+            term = rest.copy()
+            term[0, i] = 1.0
+            parts.append((term, c * u[i]))
+        for term, part in parts:
+            key = tuple(term.ravel().tolist())
+            terms[key] = terms.get(key, 0.0) + part
+    shape = -1, 3, len(narrow)
+    u, parity, free = np.array(list(terms)).reshape(shape).swapaxes(0, 1)
+    return Sum(u, parity, free > 0, np.stack(list(terms.values())))

@@ -16,6 +16,7 @@ import numpy as np
 from npu_kernels._common.notices import warn
 from npu_kernels._laws.products.groups import ranks
 from npu_kernels._laws.products.problem import (
+    EXACT_ERROR,
     AllRows,
     Columns,
     Output,
@@ -28,7 +29,7 @@ from npu_kernels._laws.table.identities import Fit
 from npu_kernels._laws.table.kept_results import Steps
 from npu_kernels._laws.table.other_forms import TELL, other_forms
 from npu_kernels._laws.table.refine import Rules, Sum
-from npu_kernels._laws.table.rows import alike, spread
+from npu_kernels._laws.table.rows import NARROW, alike, spread, widths
 from npu_kernels._laws.table.search import (
     MORE_ROWS,
     POWERS,
@@ -47,6 +48,7 @@ MOST_HELD_OUT_ROWS = 5000
 RIVAL_COST = 20.0  # difference of the criteria of the search up to which all rows decide
 STRUCTURE = 0.5  # correlation of neighbours from which hardly any of the residuals is noise
 APPROXIMATION = 0.3  # the same, from which a law misses something
+FLAT = 0.1  # size of a term's exponents below which it stands for a logarithm
 ANOTHER_LAW = 0.05  # share of a prediction by which laws differ of which weights are made anew
 SMALL_FACTOR = 0.1  # standard deviation of log y below which factors are relative errors
 POWERS_NEED = "output_powers other than 1 need a y of one sign without zeros, -1 one without zeros"
@@ -342,7 +344,7 @@ def _finished(
             remaining = data.choose(np.setdiff1d(np.arange(data.rows), held))
             other = refine.refit(remaining, fitted, settings.rules.loss)
             error = max(error, held_out(rows, data, other, held))
-        equation = equation_of(rows, data, fitted, error, len(held), kind)
+        equation = equation_of(rows, data, fitted, error, len(held), kind, settings.rules.loss)
         if first:
             equations.append(equation)
         if best < fitted.cost < best + TELL:
@@ -382,9 +384,10 @@ def _without_roots(fits: list[Fit], rules: Rules) -> list[Fit]:
 
 def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
     """What a reader should know of the law."""
-    notes = [*beyond_notes(equation)]
+    notes = [*beyond_notes(equation), *_narrow_notes(rows, equation)]
     if equation.exact:
         return tuple(notes)
+    notes += _flat_notes(equation)
     some = spread(len(rows.y), SEARCH_ROWS)
     X = rows.functions.expand(rows.X[some])
     near = None
@@ -407,10 +410,9 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
                 "Its denominator is 0 for some inputs within their ranges, where it is infinite. "
                 "All rows are on one side."
             )
-    group = None if rows.group is None else rows.group[some]
-    residuals = rows.y[some] - equation._predicted(rows.X[some], group)
-    used = (equation.exponents != 0).any(0)
-    likeness = max(alike(X[:, used], residuals), alike(rows.X[some], residuals))
+    residuals = rows.y - equation._predicted(rows.X, rows.group)
+    X = rows.functions.expand(rows.X)[:, (equation.exponents != 0).any(0)]
+    likeness = max(alike(X, residuals), alike(rows.X, residuals))
     if likeness > APPROXIMATION:
         notes.append(
             "It is an approximation, no law: the residuals of rows beside each other are alike "
@@ -418,6 +420,35 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
             "(max_terms) are missing."
         )
     return tuple(notes)
+
+
+def _narrow_notes(rows: Rows, equation: Equation) -> list[str]:
+    """Notes of columns of hardly any width, whose exponents no units tell.
+
+    Where a law is exact, rows tell the powers of narrower columns.
+    """
+    if len(rows.exponents.free) < rows.exponents.inputs:
+        return []
+    X = rows.functions.expand(rows.X)
+    shares, used = widths(X), (equation.exponents != 0).any(0)
+    limit = math.sqrt(EXACT_ERROR) if equation.exact else NARROW
+    return [
+        f"The values of {name} differ by {shares[i]:.2g} of their size: every power of them is "
+        "nearly a line, so their exponents are arbitrary. Subtract an origin, such as "
+        f"{name} - {X[:, i].min():.6g}, unless the law is known to be one of {name} itself."
+        for i, name in enumerate(equation.names)
+        if used[i] and shares[i] < limit
+    ]
+
+
+def _flat_notes(equation: Equation) -> list[str]:
+    """Notes of terms whose exponents are all near 0."""
+    size = np.abs(equation.exponents).max(1, initial=0.0)
+    return [
+        f"The exponents of {equation._term(k, 4)} are near 0: the term stands for a logarithm or "
+        "another function."
+        for k in np.flatnonzero((size > 0) & (size < FLAT)).tolist()
+    ]
 
 
 def beyond_notes(equation: Equation) -> tuple[str, ...]:

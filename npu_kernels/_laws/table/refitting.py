@@ -54,7 +54,7 @@ def refitted(equation: Equation, rows: Rows, loss: str) -> tuple[Rows, Equation]
         if not math.isfinite(law.rss):
             raise ValueError("refit: the law must have finite values in all rows")
         error = left_out(rows, data, law)
-        equation = equation_of(rows, data, law, error, 0, equation.noise)
+        equation = equation_of(rows, data, law, error, 0, equation.noise, loss)
     untold = _untold(data, law) if equation.labels is None else ""
     if untold:
         free = equation.free

@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from npu_kernels._laws.products.problem import blocks
+
 Array = Any
 
-ROWS = 200  # that are compared with each other
+ROWS = 200  # that are compared with others
 FEWEST = 10  # rows from which residuals tell anything
 LIKE = 0.95  # share of the rows of a fit that are like the others
 REMARKABLE = 0.5  # of the range of y: how far outside of it a prediction is remarkable
 EQUAL_POINTS = 1e-12  # squared distance of equal points, by rounding
+NARROW = 0.05  # width of a column over its size below which its powers are nearly lines
 CHANCE = 4.0  # standard deviations of a correlation from which it is none of chance
 
 
@@ -33,31 +36,46 @@ def distances(points: Array, targets: Array) -> Array:
     return squares
 
 
-def apart(points: Array) -> Array:
-    """Return the squared distances of points from each other, infinite from equal ones.
+def nearest(points: Array, of: Array) -> tuple[Array, Array]:
+    """Return the points' nearest ones of others, which are not equal: squared distances, indices.
 
     A row that occurs twice has the same error twice.
     """
-    squares = distances(points, points)
-    return np.where(squares > EQUAL_POINTS, squares, np.inf)
+    least, index = np.full(len(points), np.inf), np.zeros(len(points), dtype=int)
+    for part in blocks(len(of)):
+        squares = distances(points, of[part])
+        squares = np.where(squares > EQUAL_POINTS, squares, np.inf)
+        nearer = squares.min(1) < least
+        index[nearer] = part.start + squares.argmin(1)[nearer]
+        least = np.minimum(least, squares.min(1))
+    return least, index
 
 
 def alike(X: Array, residuals: Array) -> float:
-    """Return the correlation of the residuals of rows beside each other, 0 if it may be chance.
+    """Return the correlation of residuals with those of the nearest rows, 0 if it may be chance.
 
-    Of pure noise it is 0. Ranks are compared, so that single rows do not decide.
+    Of pure noise it is 0. Ranks are compared, so that single rows do not decide. Some rows tell,
+    and their nearest ones are looked for among all.
     """
     if len(X) < FEWEST or not X.shape[1]:
         return 0.0
     some = spread(len(X), ROWS)
-    X, residuals = X[some], residuals[some]
     points = np.column_stack([ranks(column, np.sort(column)) for column in X.T])
     size = ranks(residuals, np.sort(residuals)) - 0.5
-    index = apart(points).argmin(1)
-    variance = float(size @ size)
-    correlation = float(size @ size[index]) / variance if variance > 0 else 0.0
+    beside = size[nearest(points[some], points)[1]]
+    size = size[some]
+    variance = float(np.sqrt((size @ size) * (beside @ beside)))
+    correlation = float(size @ beside) / variance if variance > 0 else 0.0
     chance = 1 / np.sqrt(len(some) / 1.5)  # many rows are the nearest of each other
     return correlation if correlation > CHANCE * chance else 0.0
+
+
+def widths(X: Array) -> Array:
+    """Return the widths of columns over their sizes ``[n]``; infinite of constant ones."""
+    low, high = X.min(0), X.max(0)
+    size = np.maximum(np.abs(low), np.abs(high))
+    size = np.where(size > 0, size, 1.0)  # a difference of large numbers may be none
+    return np.where(high > low, high / size - low / size, np.inf)
 
 
 @dataclass(frozen=True)
@@ -93,7 +111,7 @@ class Seen:
             np.column_stack([ranks(x, of) for x, of in zip(part.T, columns, strict=True)])
             for part in (self.X, X[far])
         )
-        limit = np.quantile(apart(seen).min(1), LIKE)
+        limit = np.quantile(nearest(seen, seen)[0], LIKE)
         within = ((new > 0) & (new < 1)).all(1)
         far[far] = within & (distances(new, seen).min(1) <= limit)
         return far

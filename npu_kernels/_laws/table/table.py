@@ -141,7 +141,7 @@ def report(table: EquationTable, level: float = 0.95) -> str:
     kinds = f"standard errors and {100 * level:g} % intervals"
     lines.append(f"Estimates with {kinds}, given the form of the equation:")
     intervals = equation.intervals(level)
-    lines += [f"  {interval}" for interval in intervals]
+    lines += [f"  {line}" for line in (*intervals, *equation.fractions())]
     if equation.degrees >= 1 and equation.error > LITTLE:
         lines.append(f"It explains little of {equation.output}.")
     for interval in () if equation.exact else intervals:
