@@ -188,7 +188,7 @@ def test_ends_that_are_not_reached() -> None:
     with pytest.warns(ode.PoorFitWarning, match=r"less than half of .* \(R2 = 0\.05\)"):
         result = ode.fit(law, T, u, start="model", simplify=False, names=["u"])
     coefficient, exponent, _ = result.intervals()
-    assert (exponent.low, exponent.high) == (-math.inf, math.inf)
+    assert (exponent.low, exponent.high) == (-6, 6)  # the bounds of the search
     assert coefficient.low == 0 < coefficient.value < coefficient.high < math.inf
 
 

@@ -287,6 +287,25 @@ def test_dates_of_a_table() -> None:
     assert eval(line, {"t": t, "numpy": numpy}).tolist() == list(range(25))
 
 
+def test_dates_that_are_text() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    day = pandas.Series(pandas.date_range("2014-05-23", periods=25), index=range(3, 28))
+    text = day.dt.strftime("%d-%b-%y")
+    table = pandas.DataFrame({"day": text, "x": 1.0})
+    for t, u in ((text, predators(T)), (text.to_numpy(), predators(T)), (T, table)):
+        with pytest.raises(TypeError) as caught:
+            ode.fit(known(), t, u, start="model")
+        said, _, line = str(caught.value).partition("they are ")
+        assert "must be numbers, got dates as text, such as '23-May-14'" in said
+        assert "fit: u['day'] must" in said or u is not table
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pandas does not know the format of such dates
+            days = eval(line, {"t": t, "u": u, "pandas": pandas})
+        assert list(days) == list(range(25))
+    with pytest.raises(TypeError, match="could not convert string to float: 'none'"):
+        ode.fit(known(), text.where(day < day.iloc[5], "none").iloc[::-1], predators(T))
+
+
 def test_weights_of_a_new_layer_are_no_law() -> None:
     with pytest.warns(UserWarning, match="which are those of a new layer: its gates are 0.5"):
         ode.fit(model(1, 1), T, numbers(*[1.0] * 25) + 0.01 * T, start="model", simplify=False)

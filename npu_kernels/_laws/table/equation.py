@@ -22,6 +22,8 @@ from npu_kernels._laws.products.text import DIGITS, ROUNDING, exponent_text, ter
 from npu_kernels._laws.products.units import Exponents
 from npu_kernels._laws.table.interval import Interval
 
+EXCLUDED = 2.0  # standard errors from a free exponent at which rows exclude a fraction
+
 if TYPE_CHECKING:
     from npu_kernels.formula import Formula
 
@@ -458,7 +460,7 @@ class Equation:
             for name, (c, error) in zip(names, numbers.tolist(), strict=True):
                 interval = Interval.of(name, c, error, t, one_sign=bool(self.free[k].any()))
                 results.append(interval.within(*bounds[:, k]))
-            for i in np.flatnonzero(self.free[k]):
+            for i in np.flatnonzero(self.free[k]).tolist():
                 name = self._exponent_name(k, i)
                 w, error = float(self.exponents[k, i]), float(self.exponents_std[k, i])
                 results.append(Interval.of(name, w, error, t).within(*exponent_bounds[:, i]))
@@ -472,12 +474,14 @@ class Equation:
 
     def fractions(self) -> list[str]:
         """Return each fraction of the exponents as text, beside what it is as a free exponent."""
-        return [
-            f"{self._exponent_name(k, i)} = {exponent_text(self.exponents[k, i]).strip('()')}; "
-            f"free: {value:.6g} ± {error:.2g}"
-            for k, i in np.argwhere(~np.isnan(self.freed[0])).tolist()
-            for value, error in [self.freed[:, k, i]]
-        ]
+        results = []
+        for k, i in np.argwhere(~np.isnan(self.freed[0])).tolist():
+            fraction = exponent_text(self.exponents[k, i]).strip("()")
+            value, error = self.freed[:, k, i].tolist()
+            apart = float(abs(value - self.exponents[k, i])) / max(error, 1e-300)
+            text = f"{self._exponent_name(k, i)} = {fraction}; free: {value:.6g} ± {error:.2g}"
+            results.append(text + f", {apart:.1f} errors away" * (apart > EXCLUDED))
+        return results
 
 
 def _sum_text(parts: list[str]) -> str:

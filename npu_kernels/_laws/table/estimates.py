@@ -18,7 +18,11 @@ from npu_kernels._laws.products.problem import AllRows, root_mean_square
 from npu_kernels._laws.products.units import Exponents
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.equation import Equation
-from npu_kernels._laws.table.free_exponents import covariance, exponent_errors, freed
+from npu_kernels._laws.table.free_exponents import (
+    covariance,
+    exponent_errors,
+    in_place_of_fractions,
+)
 from npu_kernels._laws.table.refine import Sum
 from npu_kernels._laws.table.search import is_exact
 
@@ -128,16 +132,9 @@ def equation_of(
     full, shift = unscaled(data, law.u)
     factor = outer_signs(data, law.u)
     C = covariance(data, law)
-    determined = bool(np.isfinite(C).all())  # otherwise all standard errors are infinite
-    C = C if determined else np.zeros_like(C)
-    coef = law.c.T
-    coef_std = _errors(coef, C, law.free, matrix.T @ columns.log_mean) * shift
-    errors, free = exponent_errors(data, law, C), (law.free @ (matrix != 0).T) > 0
-    if not determined:
-        coef_std, errors = np.full_like(coef_std, math.inf), np.where(free, math.inf, 0.0)
-    in_place = np.full((2, *full.shape), np.nan)
-    for other in freed(data, law, loss):
-        in_place[:, other.where] = other.exponents[other.where], other.errors[other.where]
+    coef, coef_std = law.c.T, np.full_like(law.c.T, math.inf)
+    if np.isfinite(C).all():  # otherwise all standard errors are infinite
+        coef_std = _errors(coef, C, law.free, matrix.T @ columns.log_mean) * shift
     squares = []
     for _, part in data.blocks():
         terms = part.predict(law.u, law.parity, law.c)[2] * of_rows(law.c, part.group)
@@ -154,8 +151,9 @@ def equation_of(
         names=rows.functions.names, output=rows.output, functions=rows.functions,
         function=data.function, power=p, sign=data.sign if abs(p) != 1 else 1.0,
         coef=(coef * shift * factor)[..., order], coef_std=coef_std[..., order],
-        exponents=full[order],
-        exponents_std=errors[order], free=free[order], freed=in_place[:, order],
+        exponents=full[order], exponents_std=exponent_errors(data, law, C)[order],
+        free=((law.free @ (matrix != 0).T) > 0)[order],
+        freed=in_place_of_fractions(data, law, loss)[:, order],
         positive=tuple(bool(v) for v in ~columns.negative),
         rms=_relative(rows, data, data.target - prediction), error=error,
         held_out=held_out, bic=law.cost,

@@ -11,12 +11,11 @@ import numpy as np
 
 from npu_kernels._laws.products.problem import AllRows
 from npu_kernels._laws.table import refine
+from npu_kernels._laws.table.equation import EXCLUDED
 from npu_kernels._laws.table.refine import Sum
 from npu_kernels._laws.table.search import is_exact
 
 Array = Any
-
-EXCLUDED = 2.0  # standard errors from a free exponent at which a fraction does not stand
 
 
 @dataclass(frozen=True)
@@ -48,15 +47,14 @@ def covariance(data: AllRows, law: Sum) -> Array:
 def exponent_errors(data: AllRows, law: Sum, C: Array) -> Array:
     """Return the standard errors of the columns' exponents ``[K, n]``. C: the covariance."""
     K, (k, i) = len(law.c), np.nonzero(law.free)
+    if not np.isfinite(C).all():
+        return np.where((law.free @ (data.matrix != 0).T) > 0, math.inf, 0.0)
     errors = np.zeros((K, len(data.matrix)))
     of_exponents = C.reshape(-1, *C.shape[-2:])[0, K:, K:]  # the same in all groups
     for term in range(K):
         of_term = k == term
         Z, inner = data.matrix[:, i[of_term]], of_exponents[np.ix_(of_term, of_term)]
-        if np.isfinite(inner).all():
-            errors[term] = np.sqrt(np.maximum(np.diag(Z @ inner @ Z.T), 0.0))
-        else:
-            errors[term, (Z != 0).any(1)] = math.inf
+        errors[term] = np.sqrt(np.maximum(np.diag(Z @ inner @ Z.T), 0.0))
     return errors
 
 
@@ -81,3 +79,14 @@ def freed(data: AllRows, law: Sum, loss: str) -> Iterator[Freed]:
             exponents = data.exponents.full(other.u, data.power, data.below)
             errors = exponent_errors(data, other, covariance(data, other))
             yield Freed(other, where, exponents, errors)
+
+
+def in_place_of_fractions(data: AllRows, law: Sum, loss: str) -> Array:
+    """Return the exponents that are free in place of fractions, and their errors ``[2, K, n]``.
+
+    They are not a number elsewhere.
+    """
+    told = np.full((2, len(law.c), len(data.matrix)), np.nan)
+    for rival in freed(data, law, loss):
+        told[:, rival.where] = rival.exponents[rival.where], rival.errors[rival.where]
+    return told

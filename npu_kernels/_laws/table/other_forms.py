@@ -31,13 +31,13 @@ from npu_kernels._laws.table.search import (
 Array = Any
 
 RIVAL_ERRORS = 1.1  # ratio of squared errors to the best: see `_reconsidered`
-EQUAL = 2.0  # difference of the criteria up to which the simplest of some forms is taken
+AS_GOOD = 2.0  # difference of the criteria up to which the simplest of some forms is taken
 TELL = 6.0  # difference of the criteria below which the data hardly tell two equations apart
 
 
 def other_forms(fits: list[Fit], output: Output, held: Array, settings: Settings) -> list[Fit]:
     """Return the fits, and those of other forms. held: indices of rows held out."""
-    fits = _with_single_power(_reconsidered(fits, settings), settings.rules)
+    fits = _with_single_power(_reconsidered(fits, settings), settings)
     fits = _with_neighbours(_split(fits, held, settings), settings)
     fits = _shortened(_uncancelled(fits, held, settings), output, held, settings.rules.loss)
     return _as_lines(_standing(fits, settings.rules), output, held, settings.rules.loss)
@@ -61,15 +61,21 @@ def _reconsidered(fits: list[Fit], settings: Settings) -> list[Fit]:
     return result
 
 
-def _with_single_power(fits: list[Fit], rules: Rules) -> list[Fit]:
+def _with_single_power(fits: list[Fit], settings: Settings) -> list[Fit]:
     """The fits, with the product of free powers of all inputs, and its simpler forms."""
     data, _, best = min(fits, key=lambda fit: fit[2].cost)
     products = [fit for fit in fits if len(fit[2].c) == 1 and _is_plain(fit[0])]
+    rules = settings.rules
     if not products or is_exact(data, best) or data.fixed or rules.exponents == "integers":
         return fits
     data, law, product = min(products, key=lambda fit: fit[2].cost)
-    product = refine.refit(data, replace(product, free=~data.signed[None, :]), rules.loss)
-    laws = [product, rounding.simplified(data, product, rules)]
+
+    def powers() -> list[Sum]:
+        free = replace(product, free=~data.signed[None, :])
+        free = refine.refit(data, free, rules.loss)
+        return [free, rounding.simplified(data, free, rules)]
+
+    laws = settings.steps.sums(data.inputs, powers)
     return fits + [(data, law, other) for other in laws if math.isfinite(other.cost)]
 
 
@@ -192,6 +198,8 @@ def _shortened(fits: list[Fit], output: Output, held: Array, loss: str) -> list[
 def _standing(fits: list[Fit], rules: Rules) -> list[Fit]:
     """The fits, with free exponents in place of fractions that the rows exclude.
 
+    A fraction stands where the criterion tells it from the free exponent: one that is known to
+    many digits is near a fraction by chance hardly ever, and small errors may have any cause.
     This concerns the best sum and, of not too many rows, those that the data hardly tell from it.
     The best one with free exponents in place of fractions that stand is one more of these.
     """
@@ -205,12 +213,13 @@ def _standing(fits: list[Fit], rules: Rules) -> list[Fit]:
         data, law, fitted = min(near, key=lambda fit: fit[2].cost)
         checked.append(fitted)
         full = data.exponents.full(fitted.u, data.power, data.below)
-        others = list(freed(data, fitted, rules.loss))
-        stands = not any(other.excludes(full) for other in others)
+        rivals = list(freed(data, fitted, rules.loss))
+        close = [rival for rival in rivals if rival.law.cost < fitted.cost + TELL]
+        stands = not any(rival.excludes(full) for rival in close)
         if not stands:
-            fits = [other for other in fits if other[2] is not fitted]
+            fits = [fit for fit in fits if fit[2] is not fitted]
         if not stands or fitted.cost == best:
-            fits = fits + [(data, law, other.law) for other in others]
+            fits = fits + [(data, law, rival.law) for rival in rivals]
     return fits
 
 
@@ -238,7 +247,7 @@ def _as_lines(fits: list[Fit], output: Output, held: Array, loss: str) -> list[F
     lines = [fit for fit in fits + lines if is_line(fit)]
     lines = [fit for fit in lines if fit[2].parameters <= best.parameters]
     simplest = min((fit[2].cost for fit in lines), default=math.inf)
-    if not simplest <= best.cost + EQUAL:
+    if not simplest <= best.cost + AS_GOOD:
         return fits
     return [fit for fit in fits + lines if fit[2].cost >= simplest]
 
