@@ -123,9 +123,12 @@ def unscaled(data: AllRows, u: Array) -> tuple[Array, Array]:
 
 def equation_of(
     rows: Rows, data: AllRows, law: Sum, error: float, held_out: int, kind: str,
-    loss: str = "squared",
+    loss: str | None = None,
 ) -> Equation:  # fmt: skip
-    """The law in the units of the data, with standard errors. loss: that it was fitted by."""
+    """The law in the units of the data, with standard errors.
+
+    loss: that free exponents are fitted by in place of fractions; None: none are.
+    """
     columns, matrix, p = data.columns, data.matrix, data.power
     K = len(law.c)
     above = K - data.below

@@ -58,12 +58,12 @@ def exponent_errors(data: AllRows, law: Sum, C: Array) -> Array:
     return errors
 
 
-def freed(data: AllRows, law: Sum, loss: str) -> Iterator[Freed]:
+def freed(data: AllRows, law: Sum, loss: str | None) -> Iterator[Freed]:
     """Yield the sum with each of its fractions as a free exponent, one at a time.
 
-    Terms that were given keep theirs, and so does an exact sum.
+    Terms that were given keep theirs, and so does an exact sum. loss: None yields nothing.
     """
-    if is_exact(data, law):
+    if loss is None or is_exact(data, law):
         return
     full = data.exponents.full(law.u, data.power, data.below)
     tied = data.matrix != 0
@@ -81,7 +81,7 @@ def freed(data: AllRows, law: Sum, loss: str) -> Iterator[Freed]:
             yield Freed(other, where, exponents, errors)
 
 
-def in_place_of_fractions(data: AllRows, law: Sum, loss: str) -> Array:
+def in_place_of_fractions(data: AllRows, law: Sum, loss: str | None) -> Array:
     """Return the exponents that are free in place of fractions, and their errors ``[2, K, n]``.
 
     They are not a number elsewhere.

@@ -40,7 +40,7 @@ def other_forms(fits: list[Fit], output: Output, held: Array, settings: Settings
     fits = _with_single_power(_reconsidered(fits, settings), settings)
     fits = _with_neighbours(_split(fits, held, settings), settings)
     fits = _shortened(_uncancelled(fits, held, settings), output, held, settings.rules.loss)
-    return _as_lines(_standing(fits, settings.rules), output, held, settings.rules.loss)
+    return _as_lines(_standing(fits, settings.rules), output, held, settings)
 
 
 def _reconsidered(fits: list[Fit], settings: Settings) -> list[Fit]:
@@ -223,33 +223,35 @@ def _standing(fits: list[Fit], rules: Rules) -> list[Fit]:
     return fits
 
 
-def _as_lines(fits: list[Fit], output: Output, held: Array, loss: str) -> list[Fit]:
+def _as_lines(fits: list[Fit], output: Output, held: Array, settings: Settings) -> list[Fit]:
     """The fits; without those that are no better than lines in columns of hardly any width.
 
     Every power is nearly a line there: the simplest form is taken, one without more parameters.
     """
-    best = min((fit[2] for fit in fits), key=lambda law: law.cost)
+    best, loss = min((fit[2] for fit in fits), key=lambda law: law.cost), settings.rules.loss
     sums = [fit for fit in fits if _is_plain(fit[0])]
     tied = fits[0][0].inputs < len(fits[0][0].matrix)  # by units, which say what the powers are
-    if not sums or tied:
+    if not sums or tied or settings.rules.exponents == "real":
         return fits
     data, _, fitted = min(sums, key=lambda fit: fit[2].cost)
     narrow = (fitted.u != 0).any(0) & (widths(data.columns.X) < NARROW)
-    if not narrow.any() or data.fixed:
+    line = _line(fitted, narrow)
+    if not narrow.any() or data.fixed or ((line.u < data.low) | (line.u > data.high)).any():
         return fits
-    line = refine.refit(data, _line(fitted, narrow), loss)
-    lines = _shortened([(data, line, line)], output, held, loss)
+    training = data.choose(np.setdiff1d(np.arange(data.rows), held))
+    pair = refine.refit(training, line, loss), refine.refit(data, line, loss)
+    lines = fits + _shortened([(data, *pair)], output, held, loss)
 
     def is_line(fit: Fit) -> bool:
         u = fit[2].u[:, narrow]
         return _is_plain(fit[0]) and bool(((u == 0) | (u == 1)).all())
 
-    lines = [fit for fit in fits + lines if is_line(fit)]
+    lines = [fit for fit in lines if is_line(fit) and len(fit[2].c) <= settings.max_terms]
     lines = [fit for fit in lines if fit[2].parameters <= best.parameters]
-    simplest = min((fit[2].cost for fit in lines), default=math.inf)
-    if not simplest <= best.cost + AS_GOOD:
+    simplest = min(lines, key=lambda fit: fit[2].cost, default=None)
+    if simplest is None or not simplest[2].cost <= best.cost + AS_GOOD:
         return fits
-    return [fit for fit in fits + lines if fit[2].cost >= simplest]
+    return [simplest, *(fit for fit in fits if fit[2].cost > simplest[2].cost)]
 
 
 def _is_plain(data: AllRows) -> bool:

@@ -384,16 +384,16 @@ def _without_roots(fits: list[Fit], rules: Rules) -> list[Fit]:
 
 def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
     """What a reader should know of the law."""
-    notes = [*beyond_notes(equation), *_narrow_notes(rows, equation)]
+    X = rows.functions.expand(rows.X)
+    notes = [*beyond_notes(equation), *_narrow_notes(rows, equation, X)]
     if equation.exact:
         return tuple(notes)
     notes += _flat_notes(equation)
     some = spread(len(rows.y), SEARCH_ROWS)
-    X = rows.functions.expand(rows.X[some])
     near = None
     if equation.terms > 1 and not equation.below:
         of_group = equation.scaled if rows.group is None else equation.scaled[rows.group[some]]
-        terms = equation._products(X) * of_group
+        terms = equation._products(X[some]) * of_group
         near = cancelling.pair(terms, equation.exponents)
     if near is not None:
         first, second = (equation._term(k, 4) for k in near)
@@ -411,8 +411,8 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
                 "All rows are on one side."
             )
     residuals = rows.y - equation._predicted(rows.X, rows.group)
-    X = rows.functions.expand(rows.X)[:, (equation.exponents != 0).any(0)]
-    likeness = max(alike(X, residuals), alike(rows.X, residuals))
+    used = (equation.exponents != 0).any(0)
+    likeness = max(alike(X[:, used], residuals), alike(rows.X, residuals))
     if likeness > APPROXIMATION:
         notes.append(
             "It is an approximation, no law: the residuals of rows beside each other are alike "
@@ -422,14 +422,13 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _narrow_notes(rows: Rows, equation: Equation) -> list[str]:
+def _narrow_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:
     """Notes of columns of hardly any width, whose exponents no units tell.
 
-    Where a law is exact, rows tell the powers of narrower columns.
+    Where a law is exact, rows tell the powers of narrower columns. X: all columns of the law.
     """
     if len(rows.exponents.free) < rows.exponents.inputs:
         return []
-    X = rows.functions.expand(rows.X)
     shares, used = widths(X), (equation.exponents != 0).any(0)
     limit = math.sqrt(EXACT_ERROR) if equation.exact else NARROW
     return [
