@@ -270,14 +270,15 @@ def _error(candidates: Candidates) -> float:
 
 
 def _predicted(candidates: Candidates, output: Output) -> Array | None:
-    """The predictions of y by the best sum, in any unit and sign."""
+    """The predictions of y by the best sum, in any unit and sign, if it has one for each row."""
     best = candidates.best()
     if best is not None:
         output = replace(output, function=best[0].function)
     data = None if best is None else output.scaled(best[0].power, best[0].below)
     if best is None or data is None:
         return None
-    return data.predict(best[1].u, best[1].parity, best[1].c)[0]
+    prediction = data.predict(best[1].u, best[1].parity, best[1].c)[0]
+    return prediction if np.isfinite(prediction).all() else None
 
 
 def _likelier(other: Candidates, current: Candidates) -> bool:

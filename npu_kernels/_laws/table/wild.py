@@ -11,26 +11,31 @@ import numpy as np
 from npu_kernels._laws.products.problem import EXACT_ERROR
 from npu_kernels._laws.table import refine, stepwise
 from npu_kernels._laws.table.estimates import Rows, sizes
-from npu_kernels._laws.table.output import Laws, searched
+from npu_kernels._laws.table.output import APPROXIMATION, Laws, searched
+from npu_kernels._laws.table.rows import alike
 from npu_kernels._laws.table.search import Settings
 
 Array = Any
 
 FEWEST_WITH_WILD = 15  # rows from which wild ones are looked for
-WILD_ROUNDS = 3  # searches without the rows that seem wild
+WILD_ROUNDS = 5  # searches without the rows that seem wild
 WILD = 7.0  # robust standard deviations from which a row is suspected
-MOST_WILD = 0.03  # share of the rows
+MOST_WILD = 0.2  # share of the rows
+TRIMMED = 0.03  # share of the rows that are suspected where more are far from a wrong law
 SHARE = 0.25  # of all squares in the error of a row, from which it is suspected
 TRIMMED_SHARE = 0.5  # of all squares in the largest errors, from which these are suspected
+FAR_BEYOND = 100.0  # ratio of a value to all others of its column, from which it is no reading
+MISSING = (0.0, -1.0, *(sign * (10.0**k - 1) for sign in (-1, 1) for k in range(1, 7)))
+FEW_VALUES = 10  # different ones, at most, among which 0 or 9 is an ordinary one
 GAP = 3.0  # ratio of the median error of wild rows to the largest of the others
+TAILS = 3.0  # ratio of the standard deviation with wild rows to that without, from which tails are
 NAMED = 5  # rows that a note names
 
 
 def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
     """Return the equations of one output. powers: None for all, as far as needed.
 
-    A few rows that are far from the law of all others are named, and left out if the settings say
-    so.
+    Rows that are far from the law of all others are named, and left out if the settings say so.
     """
     if not settings.max_terms:
         return stepwise.laws(rows, settings, powers)
@@ -40,8 +45,9 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
         return laws_of_all
     if laws_of_all.equations[laws_of_all.best].exact:
         return laws_of_all
+    odd = _odd_values(rows).any(1)
+    suspects = odd if odd.any() else _suspected(rows, without, keep)
     for _ in range(WILD_ROUNDS):
-        suspects = _suspected(rows, without, keep)
         if not without.complete or (suspects == ~keep).all() or _lacks(rows, ~suspects, settings):
             break
         keep = ~suspects
@@ -49,10 +55,65 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
             without = laws_of_all if keep.all() else searched(rows.take(keep), settings, powers)
         except KeyboardInterrupt:
             return replace(laws_of_all, complete=False)
-    errors = _errors(rows, without, keep)
-    if keep.all() or not without.complete or np.median(errors[~keep]) < GAP * errors[keep].max():
+        suspects = _suspected(rows, without, keep)
+    if keep.all() or not without.complete or not _believed(rows, laws_of_all, without, keep, odd):
         return replace(laws_of_all, complete=without.complete)
     return _named(rows, laws_of_all, without, ~keep, bool(settings.leave_out))
+
+
+def _believed(rows: Rows, laws_of_all: Laws, without: Laws, keep: Array, odd: Array) -> bool:
+    """Whether rows are wild that are far from the law of the others.
+
+    There is a gap between their errors and those of the others, or they make most of the standard
+    deviation. They are no part of a curve, which lie beside each other. Each counts as a parameter
+    of the law without it, which is better nevertheless; of odd values each different one.
+    """
+    errors = _errors(rows, without, keep)
+    squares = np.minimum(errors, 1e100) ** 2 + 1
+    is_apart = np.median(errors[~keep]) >= GAP * errors[keep].max()
+    if not is_apart and squares.mean() < TAILS**2 * squares[keep].mean():
+        return False
+    if alike(rows.X[~odd], (~keep[~odd]).astype(float)) > APPROXIMATION:
+        return False
+    everything = np.ones(len(keep), dtype=bool)
+    of_all = _errors(rows, replace(laws_of_all, noise=without.noise), everything)
+    gain = math.log(float((np.minimum(of_all, 1e100) ** 2 + 1).mean() / squares[keep].mean()))
+    wild = np.column_stack([rows.X, rows.y])[~keep]
+    values = len(np.unique(wild[_odd_values(rows)[~keep]])) + int((~keep & ~odd).sum())
+    shorter = _length(laws_of_all) - _length(without) - values
+    return len(keep) * gain + shorter * math.log(len(keep)) > 0
+
+
+def _length(laws: Laws) -> int:
+    """The parameters of the best law, and its exponents."""
+    law = laws.equations[laws.best]
+    return law.parameters + int((law.exponents[~law.free] != 0).sum())
+
+
+def _odd_values(rows: Rows) -> Array:
+    """Which values of X and y ``[N, n + 1]`` may be no readings."""
+    return np.column_stack([_odd(column) for column in (*rows.X.T, rows.y)])
+
+
+def _odd(column: Array) -> Array:
+    """Which values are far beyond all others, or stand for a missing one and are outside of them.
+
+    A distribution over many decades is not far beyond itself.
+    """
+    most = int(MOST_WILD * len(column))
+    odd = np.zeros(len(column), dtype=bool)
+    sizes = np.sort(np.abs(column))
+    center, below, above = np.median(sizes), sizes[-most - 1 : -1], sizes[-most:]
+    if center > 0:
+        with np.errstate(over="ignore"):
+            gaps = (above / below > FAR_BEYOND) & (above / below > below / center)
+        odd = np.abs(column) >= (above[gaps].min() if gaps.any() else math.inf)
+    for value in MISSING:
+        missing = column == value
+        others = column[~missing & ~odd]
+        if 0 < missing.sum() <= most and len(np.unique(others)) > FEW_VALUES:
+            odd |= missing & ((value < others.min()) | (value > others.max()))
+    return odd
 
 
 def _lacks(rows: Rows, keep: Array, settings: Settings) -> bool:
@@ -106,9 +167,9 @@ def _suspects(errors: Array) -> Array:
     largest errors still hold most of the squares: without these rows the next law is a better one.
     """
     suspects = errors > WILD * _scale(errors)
-    most = max(1, int(MOST_WILD * len(errors)))
-    if 0 < suspects.sum() <= most:
+    if 0 < suspects.sum() <= max(1, MOST_WILD * len(errors)):
         return suspects
+    most = max(1, int(TRIMMED * len(errors)))
     squares = np.minimum(errors, 1e100) ** 2
     largest = np.argsort(-errors, kind="stable")[:most]
     if squares[largest].sum() < TRIMMED_SHARE * squares.sum():
@@ -125,8 +186,12 @@ def _named(rows: Rows, laws_of_all: Laws, without: Laws, wild: Array, leave_out:
     best, other = (table.equations[table.best] for table in (without, laws_of_all))
     group = None if rows.group is None else rows.group[wild][order]
     predicted = best._predicted(rows.X[wild][order], group)
-    values = zip(numbers.tolist(), rows.y[wild][order], predicted, strict=True)
-    named = list(dict.fromkeys(f"row {row}: {y:.6g} for {law:.6g}" for row, y, law in values))
+    said = [f"{y:.6g} for {law:.6g}" for y, law in zip(rows.y[wild][order], predicted, strict=True)]
+    odd = _odd_values(rows)[wild][order]
+    for k, i in zip(*np.nonzero(odd[:, :-1]), strict=True):
+        said[k] = f"{rows.functions.inputs[i]} is {rows.X[wild][order][k, i]:.6g}"
+    pairs = zip(numbers.tolist(), said, strict=True)
+    named = list(dict.fromkeys(f"row {row}: {words}" for row, words in pairs))
     text = (
         f"{len(named)} {'row is' if len(named) == 1 else 'rows are'} far from the law of all "
         f"others ({'; '.join(named[:NAMED])}; the first row is 0)"
