@@ -69,19 +69,26 @@ def _believed(rows: Rows, laws_of_all: Laws, without: Laws, keep: Array, odd: Ar
     of the law without it, which is better nevertheless; of odd values each different one.
     """
     errors = _errors(rows, without, keep)
-    squares = np.minimum(errors, 1e100) ** 2 + 1
+    squares = _squares(errors)
     is_apart = np.median(errors[~keep]) >= GAP * errors[keep].max()
     if not is_apart and squares.mean() < TAILS**2 * squares[keep].mean():
         return False
     if alike(rows.X[~odd], (~keep[~odd]).astype(float)) > APPROXIMATION:
         return False
-    everything = np.ones(len(keep), dtype=bool)
-    of_all = _errors(rows, replace(laws_of_all, noise=without.noise), everything)
-    gain = math.log(float((np.minimum(of_all, 1e100) ** 2 + 1).mean() / squares[keep].mean()))
+    everything, kind = np.ones(len(keep), dtype=bool), without.noise
+    of_all = _squares(_errors(rows, replace(laws_of_all, noise=kind), everything, rows.y)).mean()
+    of_kept = _squares(_errors(rows, without, keep, rows.y))[keep].mean()
+    gain = math.log(of_all / of_kept)
     wild = np.column_stack([rows.X, rows.y])[~keep]
     values = len(np.unique(wild[_odd_values(rows)[~keep]])) + int((~keep & ~odd).sum())
     shorter = _length(laws_of_all) - _length(without) - values
     return len(keep) * gain + shorter * math.log(len(keep)) > 0
+
+
+def _squares(errors: Array) -> Array:
+    """Squares that are finite, and not 0."""
+    squares: Array = np.minimum(errors, 1e100) ** 2 + 1
+    return squares
 
 
 def _length(laws: Laws) -> int:
@@ -124,10 +131,11 @@ def _lacks(rows: Rows, keep: Array, settings: Settings) -> bool:
     return int(sizes.min()) <= settings.max_terms
 
 
-def _errors(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
+def _errors(rows: Rows, laws_of_all: Laws, keep: Array, of: Array | None = None) -> Array:
     """The sizes of the errors of all rows by the best law; of the kept ones leaving each out.
 
-    Those of rounding are below 1.
+    Those of rounding are below 1. of: numbers that relative errors are in proportion to, other than
+    the predictions.
     """
     prediction = laws_of_all.equations[laws_of_all.best]._predicted(rows.X, rows.group)
     errors = rows.root * np.abs(rows.y - prediction)
@@ -135,7 +143,8 @@ def _errors(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
         with np.errstate(divide="ignore", invalid="ignore"):
             errors = np.abs(np.log(rows.y / prediction))
     elif laws_of_all.noise == "relative":
-        errors /= sizes(prediction)
+        size = np.nan_to_num(np.abs(prediction))
+        errors /= sizes(np.minimum(size, size[keep].max()) if of is None else of)
     errors[keep] *= laws_of_all.inflation
     size, largest = 1.0, 1.0
     if laws_of_all.noise != "factor":
@@ -170,7 +179,7 @@ def _suspects(errors: Array) -> Array:
     if 0 < suspects.sum() <= max(1, MOST_WILD * len(errors)):
         return suspects
     most = max(1, int(TRIMMED * len(errors)))
-    squares = np.minimum(errors, 1e100) ** 2
+    squares = _squares(errors)
     largest = np.argsort(-errors, kind="stable")[:most]
     if squares[largest].sum() < TRIMMED_SHARE * squares.sum():
         return squares > max(SHARE, 8 / len(errors)) * squares.sum()
