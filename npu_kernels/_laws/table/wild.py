@@ -12,13 +12,15 @@ from npu_kernels._laws.products.problem import EXACT_ERROR
 from npu_kernels._laws.table import refine, stepwise
 from npu_kernels._laws.table.estimates import Rows, sizes
 from npu_kernels._laws.table.output import APPROXIMATION, Laws, searched
+from npu_kernels._laws.table.refitting import refitted
 from npu_kernels._laws.table.rows import alike
 from npu_kernels._laws.table.search import Settings
 
 Array = Any
 
 FEWEST_WITH_WILD = 15  # rows from which wild ones are looked for
-WILD_ROUNDS = 5  # searches without the rows that seem wild
+ROUGH = 0.3  # of y's standard deviation: the error from which wild rows may have hidden the law
+WILD_ROUNDS = 3  # searches without the rows that seem wild
 WILD = 7.0  # robust standard deviations from which a row is suspected
 MOST_WILD = 0.2  # share of the rows
 TRIMMED = 0.03  # share of the rows that are suspected where more are far from a wrong law
@@ -40,22 +42,24 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     if not settings.max_terms:
         return stepwise.laws(rows, settings, powers)
     laws_of_all, keep = searched(rows, settings, powers), np.ones(len(rows.y), dtype=bool)
-    without = laws_of_all
-    if settings.leave_out is None or len(keep) < FEWEST_WITH_WILD:
+    best = laws_of_all.equations[laws_of_all.best]
+    if settings.leave_out is None or len(keep) < FEWEST_WITH_WILD or best.exact:
         return laws_of_all
-    if laws_of_all.equations[laws_of_all.best].exact:
-        return laws_of_all
-    odd = _odd_values(rows).any(1)
-    suspects = odd if odd.any() else _suspected(rows, without, keep)
-    for _ in range(WILD_ROUNDS):
-        if not without.complete or (suspects == ~keep).all() or _lacks(rows, ~suspects, settings):
-            break
-        keep = ~suspects
-        try:
+    without, odd = laws_of_all, _odd_values(rows).any(1)
+    try:
+        suspects = odd if odd.any() else _suspected(rows, laws_of_all, keep)
+        if not odd.any() and (best.rms > ROUGH or suspects.mean() > TRIMMED):
+            robust = replace(settings, rules=replace(settings.rules, loss="huber"))
+            suspects = _suspected(rows, searched(rows, robust, powers), keep)
+        for _ in range(WILD_ROUNDS):
+            is_settled = (suspects == ~keep).all() or _lacks(rows, ~suspects, settings)
+            if is_settled or not without.complete:
+                break
+            keep = ~suspects
             without = laws_of_all if keep.all() else searched(rows.take(keep), settings, powers)
-        except KeyboardInterrupt:
-            return replace(laws_of_all, complete=False)
-        suspects = _suspected(rows, without, keep)
+            suspects = _suspected(rows, without, keep)
+    except KeyboardInterrupt:
+        return replace(laws_of_all, complete=False)
     if keep.all() or not without.complete or not _believed(rows, laws_of_all, without, keep, odd):
         return replace(laws_of_all, complete=without.complete)
     return _named(rows, laws_of_all, without, ~keep, bool(settings.leave_out))
@@ -156,10 +160,16 @@ def _errors(rows: Rows, laws_of_all: Laws, keep: Array, of: Array | None = None)
 def _suspected(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
     """The rows that seem wild by the best law.
 
-    Where wild rows made the noise seem to be in proportion, and many rows are then far from the
-    law, equal errors tell.
+    Wild rows have moved it: its parameters are estimated again with less of their weight. Where
+    they made the noise seem to be in proportion, and many rows are then far from the law, equal
+    errors tell.
     """
     errors = _errors(rows, laws_of_all, keep)
+    if (errors > WILD * _scale(errors)).any():
+        best = laws_of_all.equations[laws_of_all.best]
+        _, robust = refitted(best, rows.take(keep), "huber")
+        laws_of_all = replace(laws_of_all, equations=[robust], best=0)
+        errors = _errors(rows, laws_of_all, keep)
     if (errors > WILD * _scale(errors)).mean() > MOST_WILD:
         errors = _errors(rows, replace(laws_of_all, noise="constant"), keep)
     return _suspects(errors)
