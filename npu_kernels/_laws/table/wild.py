@@ -1,8 +1,9 @@
-"""Wild rows of a table, its outliers: few, and far from the law of all others."""
+"""Wild rows of a table, its outliers: far from the law of all others."""
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -167,9 +168,10 @@ def _suspected(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
     errors = _errors(rows, laws_of_all, keep)
     if (errors > WILD * _scale(errors)).any():
         best = laws_of_all.equations[laws_of_all.best]
-        _, robust = refitted(best, rows.take(keep), "huber")
-        laws_of_all = replace(laws_of_all, equations=[robust], best=0)
-        errors = _errors(rows, laws_of_all, keep)
+        with suppress(ValueError):  # a law without a value in some row stays as it is
+            _, robust = refitted(best, rows.take(keep), "huber")
+            laws_of_all = replace(laws_of_all, equations=[robust], best=0)
+            errors = _errors(rows, laws_of_all, keep)
     if (errors > WILD * _scale(errors)).mean() > MOST_WILD:
         errors = _errors(rows, replace(laws_of_all, noise="constant"), keep)
     return _suspects(errors)
@@ -211,14 +213,17 @@ def _named(rows: Rows, laws_of_all: Laws, without: Laws, wild: Array, leave_out:
         said[k] = f"{rows.functions.inputs[i]} is {rows.X[wild][order][k, i]:.6g}"
     pairs = zip(numbers.tolist(), said, strict=True)
     named = list(dict.fromkeys(f"row {row}: {words}" for row, words in pairs))
+    more = [f"{len(named) - NAMED} more"] if len(named) > NAMED else []
     text = (
         f"{len(named)} {'row is' if len(named) == 1 else 'rows are'} far from the law of all "
-        f"others ({'; '.join(named[:NAMED])}; the first row is 0)"
+        f"others ({'; '.join(named[:NAMED] + more)}; the first row is 0)"
     )
     if leave_out:
         text += f", and left out. With {'it' if len(named) == 1 else 'them'}: {other}"
     else:
         text += f". Without {'it' if len(named) == 1 else 'them'}: {best}"
+    if wild.mean() > TRIMMED and not odd.any():
+        text = f"The errors of {best.output} have heavy tails: {text}"
     chosen = without if leave_out else laws_of_all
     rows_named = tuple(dict.fromkeys(numbers.tolist()))  # one that counts twice is named once
     return replace(chosen, notes=(*chosen.notes, f"{text}."), wild=rows_named)
