@@ -103,8 +103,12 @@ def _length(laws: Laws) -> int:
 
 
 def _odd_values(rows: Rows) -> Array:
-    """Which values of X and y ``[N, n + 1]`` may be no readings."""
-    return np.column_stack([_odd(column) for column in (*rows.X.T, rows.y)])
+    """Which values of X and y ``[N, n + 1]`` may be no readings: in y also the few below 0."""
+    odd = np.column_stack([_odd(column) for column in (*rows.X.T, rows.y)])
+    below = rows.y <= 0 if np.median(rows.y) > 0 else rows.y >= 0
+    if below.sum() <= max(3, TRIMMED * len(below)):
+        odd[:, -1] |= below
+    return odd
 
 
 def _odd(column: Array) -> Array:
