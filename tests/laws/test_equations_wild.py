@@ -7,7 +7,6 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from benchmarks.equations.__main__ import measure
 from benchmarks.equations.srsd import laws_of
-from npu_kernels._laws.table import wild
 from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.laws import RNG, approximate, check, few_rows, noise, terms, uniform
 
@@ -127,18 +126,6 @@ def test_wild_rows_that_make_the_noise_seem_to_be_in_proportion():
     assert measure(law, 0.01, 0, "NPURegressor", 1000)["found"]
 
 
-@pytest.mark.parametrize("share", [0.4, 0.6])
-def test_the_largest_errors_are_suspected_if_they_hold_most_of_the_squares(share):
-    """More rows than can be wild are far from the law."""
-    errors = np.abs(RNG(0).standard_normal(1000))
-    errors[:100] += 20
-    largest = RNG(1).permutation(100)[:30]
-    others = np.sum(np.delete(errors, largest) ** 2)
-    errors[largest] = np.sqrt(share / (1 - share) * others / 30)
-    assert wild._suspects(errors).sum() == (30 if share > 0.5 else 0)
-    assert wild._suspects(errors)[largest].all() == (share > 0.5)
-
-
 @pytest.mark.parametrize(("rows", "signs"), [(60, [1]), (300, [1]), (2500, [-1, 1])])
 def test_heavy_tails_of_an_eighth_of_the_rows(rows, signs):
     """Kepler's third law with the errors of a catalogue, of one sign or of both."""
@@ -178,9 +165,9 @@ def test_wild_rows_that_hide_the_law():
 @approximate
 @pytest.mark.parametrize(
     ("column", "value"),
-    [(0, -999), (1, 9999), (1, 0), (0, 1e30), (2, -1), (2, 99999), ("y", 9999), ("y", 0)],
+    [(0, -999), (2, 9999), (1, 0), (0, 1e30), (2, -1), (1, 99999), ("y", 9999), ("y", 0)],
 )
-@pytest.mark.parametrize("rows", [[7], [7, 20, 41]])
+@pytest.mark.parametrize("rows", [[20], [7, 20, 41]])
 def test_values_that_stand_for_missing_ones(column, value, rows):
     X, y = table(60)
     (y if column == "y" else X[:, column])[rows] = value
@@ -195,7 +182,9 @@ def test_values_that_stand_for_missing_ones(column, value, rows):
 def test_a_lost_decimal_point():
     X, y = table(60)
     X[[3, 9], 1] *= [1e14, 1e5]
-    with pytest.warns(EquationWarning, match="2 rows are far from the law of all others .row 3: x1"):
+    with pytest.warns(
+        EquationWarning, match="2 rows are far from the law of all others .row 3: x1"
+    ):
         model = NPURegressor(**QUICK).fit(X, y)
     check(model, LAW, rel=0.03)
     assert model.equations_.wild == (3, 9)

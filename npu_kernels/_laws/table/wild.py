@@ -24,9 +24,7 @@ ROUGH = 0.3  # of y's standard deviation: the error from which wild rows may hav
 WILD_ROUNDS = 3  # searches without the rows that seem wild
 WILD = 7.0  # robust standard deviations from which a row is suspected
 MOST_WILD = 0.2  # share of the rows
-TRIMMED = 0.03  # share of the rows that are suspected where more are far from a wrong law
-SHARE = 0.25  # of all squares in the error of a row, from which it is suspected
-TRIMMED_SHARE = 0.5  # of all squares in the largest errors, from which these are suspected
+FEW = 0.03  # share of the rows
 FAR_BEYOND = 100.0  # ratio of a value to all others of its column, from which it is no reading
 MISSING = (0.0, -1.0, *(sign * (10.0**k - 1) for sign in (-1, 1) for k in range(1, 7)))
 FEW_VALUES = 10  # different ones, at most, among which 0 or 9 is an ordinary one
@@ -49,7 +47,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     without, odd = laws_of_all, _odd_values(rows).any(1)
     try:
         suspects = odd if odd.any() else _suspected(rows, laws_of_all, keep)
-        if not odd.any() and (best.rms > ROUGH or suspects.mean() > TRIMMED):
+        if not odd.any() and (best.rms > ROUGH or suspects.mean() > FEW):
             robust = replace(settings, rules=replace(settings.rules, loss="huber"))
             suspects = _suspected(rows, searched(rows, robust, powers), keep)
         for _ in range(WILD_ROUNDS):
@@ -75,7 +73,7 @@ def _believed(rows: Rows, laws_of_all: Laws, without: Laws, keep: Array, odd: Ar
     """
     errors = _errors(rows, without, keep)
     squares = _squares(errors)
-    is_apart = np.median(errors[~keep]) >= GAP * errors[keep].max()
+    is_apart = odd[~keep].all() or np.median(errors[~keep]) >= GAP * errors[keep].max()
     if not is_apart and squares.mean() < TAILS**2 * squares[keep].mean():
         return False
     if alike(rows.X[~odd], (~keep[~odd]).astype(float)) > APPROXIMATION:
@@ -106,7 +104,7 @@ def _odd_values(rows: Rows) -> Array:
     """Which values of X and y ``[N, n + 1]`` may be no readings: in y also the few below 0."""
     odd = np.column_stack([_odd(column) for column in (*rows.X.T, rows.y)])
     below = rows.y <= 0 if np.median(rows.y) > 0 else rows.y >= 0
-    if below.sum() <= max(3, TRIMMED * len(below)):
+    if below.sum() <= max(3, FEW * len(below)):
         odd[:, -1] |= below
     return odd
 
@@ -178,30 +176,12 @@ def _suspected(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
             errors = _errors(rows, laws_of_all, keep)
     if (errors > WILD * _scale(errors)).mean() > MOST_WILD:
         errors = _errors(rows, replace(laws_of_all, noise="constant"), keep)
-    return _suspects(errors)
+    suspects: Array = errors > WILD * _scale(errors)
+    return suspects if suspects.mean() <= MOST_WILD else np.zeros_like(suspects)
 
 
 def _scale(errors: Array) -> float:
     return max(refine.robust_scale(errors), 1.0)
-
-
-def _suspects(errors: Array) -> Array:
-    """The rows whose errors are far larger than the others', few; else those with most of all.
-
-    Many wild rows can make the law of all rows so wrong that most have large errors. Then the
-    largest errors still hold most of the squares: without these rows the next law is a better one.
-    """
-    suspects = errors > WILD * _scale(errors)
-    if 0 < suspects.sum() <= max(1, MOST_WILD * len(errors)):
-        return suspects
-    most = max(1, int(TRIMMED * len(errors)))
-    squares = _squares(errors)
-    largest = np.argsort(-errors, kind="stable")[:most]
-    if squares[largest].sum() < TRIMMED_SHARE * squares.sum():
-        return squares > max(SHARE, 8 / len(errors)) * squares.sum()
-    suspects = np.zeros(len(errors), dtype=bool)
-    suspects[largest] = True
-    return suspects
 
 
 def _named(rows: Rows, laws_of_all: Laws, without: Laws, wild: Array, leave_out: bool) -> Laws:
@@ -226,7 +206,7 @@ def _named(rows: Rows, laws_of_all: Laws, without: Laws, wild: Array, leave_out:
         text += f", and left out. With {'it' if len(named) == 1 else 'them'}: {other}"
     else:
         text += f". Without {'it' if len(named) == 1 else 'them'}: {best}"
-    if wild.mean() > TRIMMED and not odd.any():
+    if wild.mean() > FEW and not odd.any():
         text = f"The errors of {best.output} have heavy tails: {text}"
     chosen = without if leave_out else laws_of_all
     rows_named = tuple(dict.fromkeys(numbers.tolist()))  # one that counts twice is named once
