@@ -135,24 +135,8 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
     if kind == "relative":
         output, candidates = _reweighted(output, root, first, candidates)
     if rows.noise is None and candidates.complete and not candidates.exact():
-        prediction = _predicted(candidates, output)
-        if prediction is not None:
-            relative, constant = Candidates(), candidates
-            divided = in_proportion(output, root, prediction)
-            try:
-                relative = first(divided, relative)
-            except KeyboardInterrupt:
-                relative.complete = False
-            if _likelier(relative, constant):
-                output, kind, candidates = divided, "relative", relative
-            candidates.complete = constant.complete and relative.complete
-            if candidates.complete and _may_be_factors(candidates, constant, settings.rules):
-                factors = replace(output, weight=root, factor=True)
-                of_factors = first(factors, Candidates())
-                complete = of_factors.complete
-                if _likelier(of_factors, candidates):
-                    output, kind, candidates = factors, "factor", of_factors
-                candidates.complete = complete
+        errors = _likeliest_errors(root, output, candidates, first, settings.rules)
+        output, kind, candidates = errors
     if candidates.complete:
         known_error = replace(output, error=_error(candidates))
         if None in rows.output_functions:
@@ -183,6 +167,38 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
             output = in_proportion(output, root, prediction)
             laws = finished(output, kind=kind, settings=settings)
     return laws
+
+
+def _likeliest_errors(
+    root: Array,
+    output: Output,
+    constant: Candidates,
+    first: Callable[[Output, Candidates], Candidates],
+    rules: Rules,
+) -> tuple[Output, str, Candidates]:
+    """The data, the kind of errors and the sums: errors are equal, in proportion to y, or factors.
+
+    constant: the sums with equal errors. root: the square roots of the rows' weights.
+    """
+    kind, candidates, prediction = "constant", constant, _predicted(constant, output)
+    if prediction is None:
+        return output, kind, candidates
+    relative, divided = Candidates(), in_proportion(output, root, prediction)
+    try:
+        relative = first(divided, relative)
+    except KeyboardInterrupt:
+        relative.complete = False
+    if _likelier(relative, constant):
+        output, kind, candidates = divided, "relative", relative
+    candidates.complete = constant.complete and relative.complete
+    if candidates.complete and _may_be_factors(candidates, constant, rules):
+        factors = replace(output, weight=root, factor=True)
+        of_factors = first(factors, Candidates())
+        complete = of_factors.complete
+        if _likelier(of_factors, candidates):
+            output, kind, candidates = factors, "factor", of_factors
+        candidates.complete = complete
+    return output, kind, candidates
 
 
 def in_proportion(output: Output, root: Array, prediction: Array | None) -> Output:

@@ -361,10 +361,10 @@ def left_out(
     if told is None:
         return np.full(problem.rows, math.inf), np.empty(0)
     h, variances = told
-    errors, own = r / np.maximum(1 - h, OWN_ROW), h > 1 - OWN_ROW
-    if own.any() and r @ r > problem.exact:
-        sizes = np.abs(r[own]) / np.maximum(1 - h[own], ROUNDED)
-        errors[own] = np.copysign(np.minimum(sizes, np.abs(problem.rest[own])), r[own])
+    errors, passed = r / np.maximum(1 - h, OWN_ROW), h > 1 - OWN_ROW
+    if passed.any() and r @ r > problem.exact:
+        sizes = np.abs(r[passed]) / np.maximum(1 - h[passed], ROUNDED)
+        errors[passed] = np.copysign(np.minimum(sizes, np.abs(problem.rest[passed])), r[passed])
     return errors, variances
 
 

@@ -41,14 +41,14 @@ def nearest(points: Array, of: Array) -> tuple[Array, Array]:
 
     A row that occurs twice has the same error twice.
     """
-    least, index = np.full(len(points), np.inf), np.zeros(len(points), dtype=int)
+    smallest, index = np.full(len(points), np.inf), np.zeros(len(points), dtype=int)
     for part in blocks(len(of)):
         squares = distances(points, of[part])
         squares = np.where(squares > EQUAL_POINTS, squares, np.inf)
-        nearer = squares.min(1) < least
+        nearer = squares.min(1) < smallest
         index[nearer] = part.start + squares.argmin(1)[nearer]
-        least = np.minimum(least, squares.min(1))
-    return least, index
+        smallest = np.minimum(smallest, squares.min(1))
+    return smallest, index
 
 
 def alike(X: Array, residuals: Array) -> float:
