@@ -92,9 +92,10 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         y_units: of y; a list for several outputs.
         starts: of the search, for each number of terms.
         loss: "squared", or "huber" or "soft_l1", which are less sensitive to outliers. "auto":
-            "squared" without the few rows, if any, that are far from the law of all others. They
-            are named, as with "squared", which keeps them. With max_terms=None it is "squared", and
-            no rows are looked for.
+            "squared" without the rows, at most a fifth, that are far from the law of all others:
+            wild values of y, and values of X that stand for missing ones. They are named, as with
+            "squared", which keeps them. With max_terms=None it is "squared", and no rows are looked
+            for.
         noise: the errors of y. "constant": equal for all rows, of unknown size. "relative": in
             proportion to y. "factor": y is the law times a factor whose logarithm is normal; y
             has one sign then, and predictions are medians. None: whichever of the three is

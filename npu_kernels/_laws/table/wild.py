@@ -23,6 +23,7 @@ FEWEST_WITH_WILD = 15  # rows from which wild ones are looked for
 ROUGH = 0.3  # of y's standard deviation: the error from which wild rows may have hidden the law
 WILD_ROUNDS = 3  # searches without the rows that seem wild
 WILD = 7.0  # robust standard deviations from which a row is suspected
+SHARE = 0.25  # of all squares in the error of a row, from which it is suspected too
 MOST_WILD = 0.2  # share of the rows
 FEW = 0.03  # share of the rows
 FAR_BEYOND = 100.0  # ratio of a value to all others of its column, from which it is no reading
@@ -124,9 +125,9 @@ def _odd(column: Array) -> Array:
         odd = np.abs(column) >= (above[gaps].min() if gaps.any() else math.inf)
     for value in MISSING:
         missing = column == value
-        others = column[~missing & ~odd]
-        if 0 < missing.sum() <= most and len(np.unique(others)) > FEW_VALUES:
-            odd |= missing & ((value < others.min()) | (value > others.max()))
+        readings = column[~missing & ~odd]
+        if 0 < missing.sum() <= most and len(np.unique(readings)) > FEW_VALUES:
+            odd |= missing & ((value < readings.min()) | (value > readings.max()))
     return odd
 
 
@@ -177,6 +178,9 @@ def _suspected(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
     if (errors > WILD * _scale(errors)).mean() > MOST_WILD:
         errors = _errors(rows, replace(laws_of_all, noise="constant"), keep)
     suspects: Array = errors > WILD * _scale(errors)
+    if not suspects.any():  # a law that wild rows have bent is far from all rows
+        squares = np.minimum(errors, 1e100) ** 2
+        suspects = squares > max(SHARE, 8 / len(errors)) * squares.sum()
     return suspects if suspects.mean() <= MOST_WILD else np.zeros_like(suspects)
 
 
@@ -206,7 +210,7 @@ def _named(rows: Rows, laws_of_all: Laws, without: Laws, wild: Array, leave_out:
         text += f", and left out. With {'it' if len(named) == 1 else 'them'}: {other}"
     else:
         text += f". Without {'it' if len(named) == 1 else 'them'}: {best}"
-    if wild.mean() > FEW and not odd.any():
+    if (~odd.any(1)).sum() > FEW * len(wild):
         text = f"The errors of {best.output} have heavy tails: {text}"
     chosen = without if leave_out else laws_of_all
     rows_named = tuple(dict.fromkeys(numbers.tolist()))  # one that counts twice is named once
