@@ -24,13 +24,14 @@ ROUGH = 0.3  # of y's standard deviation: the error from which wild rows may hav
 WILD_ROUNDS = 3  # searches without the rows that seem wild
 WILD = 7.0  # robust standard deviations from which a row is suspected
 SHARE = 0.25  # of all squares in the error of a row, from which it is suspected too
-MOST_WILD = 0.2  # share of the rows
-FEW = 0.03  # share of the rows
+MOST_WILD = 0.2  # share of the rows, and of the values of a column that are no readings
+FEW = 0.03  # share of the rows up to which tails are not heavy
 FAR_BEYOND = 100.0  # ratio of a value to all others of its column, from which it is no reading
 MISSING = (0.0, -1.0, *(sign * (10.0**k - 1) for sign in (-1, 1) for k in range(1, 7)))
 FEW_VALUES = 10  # different ones, at most, among which 0 or 9 is an ordinary one
+FEW_BELOW = 3  # rows with a y of the other sign than all others
 GAP = 3.0  # ratio of the median error of wild rows to the largest of the others
-TAILS = 3.0  # ratio of the standard deviation with wild rows to that without, from which tails are
+TAILS = 3.0  # of the standard deviations with and without wild rows: their ratio for heavy tails
 NAMED = 5  # rows that a note names
 
 
@@ -102,10 +103,10 @@ def _length(laws: Laws) -> int:
 
 
 def _odd_values(rows: Rows) -> Array:
-    """Which values of X and y ``[N, n + 1]`` may be no readings: in y also the few below 0."""
+    """Which values of X and y ``[N, n + 1]`` may be no readings: in y also few of another sign."""
     odd = np.column_stack([_odd(column) for column in (*rows.X.T, rows.y)])
     below = rows.y <= 0 if np.median(rows.y) > 0 else rows.y >= 0
-    if below.sum() <= max(3, FEW * len(below)):
+    if below.sum() <= FEW_BELOW:
         odd[:, -1] |= below
     return odd
 
@@ -125,9 +126,11 @@ def _odd(column: Array) -> Array:
         odd = np.abs(column) >= (above[gaps].min() if gaps.any() else math.inf)
     for value in MISSING:
         missing = column == value
+        if not 0 < missing.sum() <= most:
+            continue
         readings = column[~missing & ~odd]
-        if 0 < missing.sum() <= most and len(np.unique(readings)) > FEW_VALUES:
-            odd |= missing & ((value < readings.min()) | (value > readings.max()))
+        if not readings.min() <= value <= readings.max() and len(np.unique(readings)) > FEW_VALUES:
+            odd |= missing
     return odd
 
 
