@@ -1,5 +1,6 @@
 """The time loop: the fused loop and its adjoint, against the eager ones."""
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from npu_kernels import ode, use_backend
 from tests.conftest import needs_library
@@ -127,15 +129,21 @@ def at_the_bounds(**nau: Any) -> nn.Sequential:
 @pytest.mark.parametrize("clip", [True, False])
 @pytest.mark.parametrize("gate_gradient", ["clip", "straight_through"])
 @pytest.mark.parametrize("upstream", ["trajectory", "derivatives", "both"])
+@pytest.mark.parametrize("hooked", [False, True])
 def test_a_gradient_that_can_be_differentiated_is_the_same(
-    clip: bool, gate_gradient: str, upstream: str, backend: str
+    clip: bool, gate_gradient: str, upstream: str, hooked: bool, backend: str
 ) -> None:
-    """The formula behind second derivatives is what the adjoint differentiates."""
+    """The formula behind second derivatives is what the adjoint differentiates.
+
+    Under hooks of saved tensors every backend has an adjoint, also the formulas.
+    """
     model = at_the_bounds(clip=clip)
     model[0].gate_gradient, model[0].eps = gate_gradient, 0.25
     leaves = [away_from_zero(2, 2, D).requires_grad_(), *model.parameters()]
     options: dict[str, Any] = {"steps": 4, "dt": 0.05, "method": "rk4_38"}
-    path, slopes = ode.rollout(model, leaves[0], derivatives=True, **options)
+    hooks = saved_tensors_hooks(lambda t: t, lambda t: t) if hooked else contextlib.nullcontext()
+    with hooks:
+        path, slopes = ode.rollout(model, leaves[0], derivatives=True, **options)
     terms = {"trajectory": path.sin(), "derivatives": slopes.sin(), "both": path.sin() + slopes}
     loss = terms[upstream].sum()
     once = torch.autograd.grad(loss, leaves, retain_graph=True)
