@@ -15,7 +15,7 @@ def test_its_tests_are_there() -> None:
         functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         assert not function or function in functions, name
     assert all(name.split("::")[0] in slow for name in stay)
-    assert lines({}, slow, stay) == LIST.read_text().split()
+    assert lines({}, slow, stay) == LIST.read_text().splitlines()
 
 
 def test_functions_and_files_stand_for_their_slow_tests() -> None:

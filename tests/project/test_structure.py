@@ -321,6 +321,16 @@ from npu_kernels._backends import cpu
     }
 
 
+def test_the_contract_uses_public_names_alone() -> None:
+    """The helpers of tests that it imports do the same."""
+    trees = {name: tree for name, (_, tree) in modules().items()}
+    names = {name for name in trees if name.startswith("tests.contract.")}
+    names |= {helper for name in names for helper in imported(trees[name]) if "tests." in helper}
+    assert "tests.support.time_series" in names
+    private = {name: private_names(trees[name]) for name in names}
+    assert [name for name in names if private[name] or private_doors(name, trees[name])] == []
+
+
 def test_few_loose_modules() -> None:
     loose = [path.name for path in (ROOT / "npu_kernels").glob("*.py") if path.stem != "__init__"]
     assert len(loose) <= 4

@@ -115,6 +115,9 @@ COMMANDS = [
           "2026-11-23 f74aa68"),
     Entry("python -m tests.triton.mocked", ("triton/test_tape::test_processor_time_of_a_step",),
           WHOLE),
+    Entry("python -m tools.contract",
+          ("contract/test_contract::test_signatures", "contract/test_contract::test_results"),
+          NO_RECORD),
     Entry("python -m tools.aot", ("triton/test_aot::test_budgets",), "2026-11-26 3c79360"),
     # ---- examples
     Entry("python examples/law_of_a_time_series.py",
