@@ -99,3 +99,13 @@ def test_fit_of_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     y = 1000 * x[:, :1] * x[:, 1:] + 1
     result = fit(model, x, y, recipe=QUICK)
     torch.testing.assert_close(result.model(x), y, rtol=1e-4, atol=0)
+
+
+def test_a_fit_sees_units_between_identities() -> None:
+    """Their factors take up targets of any size."""
+    options: Any = {"num_models": 16, "dtype": torch.float64}
+    units = RealNPU(2, 1, **options), NAU(1, 1, clip=False, **options)
+    x = rows(1, 2).double()
+    y = 1e9 * x[:, :1] * x[:, 1:]
+    result = fit(nn.Sequential(nn.Identity(), *units), x, y, recipe=QUICK)
+    torch.testing.assert_close(result.model(x), y, rtol=1e-4, atol=0)
