@@ -133,7 +133,7 @@ def test_heavy_tails_of_an_eighth_of_the_rows(rows, signs):
     axis, mass = (np.exp(s * generator.standard_normal(rows)) for s in (1.2, 0.35))
     errors = 0.0035 * generator.standard_normal(rows)
     tails = generator.permutation(rows)[: rows // 8]
-    errors[tails] += (0.05 + generator.exponential(0.3, rows // 8)) * generator.choice(
+    errors[tails] += (0.02 + generator.exponential(0.3, rows // 8)) * generator.choice(
         signs, rows // 8
     )
     y = 365.25 * axis**1.5 / mass**0.5 * np.exp(errors)
@@ -142,14 +142,14 @@ def test_heavy_tails_of_an_eighth_of_the_rows(rows, signs):
     assert terms(model.best_) == pytest.approx({(1.5, -0.5): 365.25}, rel=0.003)
     [interval] = model.intervals()
     assert abs(interval.value - 365.25) < 3 * interval.error
-    assert len(set(tails.tolist()) - set(model.equations_.wild)) <= 0.05 * rows / 8
+    assert len(set(tails.tolist()) - set(model.equations_.wild)) <= 0.1 * rows / 8
     assert len(model.equations_.wild) <= 0.15 * rows
 
 
 @few_rows
 def test_wild_rows_that_hide_the_law():
-    """With them one term is the likeliest; the search for the two is one with another loss."""
-    generator = RNG(0)
+    """A single term is likelier with these rows; the robust loss finds the sum of two."""
+    generator = RNG(1)
     X, y = table(60, 0.02)
     tails = generator.permutation(60)[:6]
     y[tails] *= np.exp(generator.choice([-1, 1], 6) * generator.uniform(1, 2.3, 6))
@@ -212,13 +212,13 @@ def test_values_of_a_law_are_not_taken_for_missing_ones(size):
 
 
 def test_readings_just_below_0_of_a_root():
-    """They exclude the law's power of y, so that rows have to be left out before it is tried."""
+    """Two rows exclude the law's power of y: it is tried without them."""
     x = uniform(1, 60, 1, 5)[:, 0]
-    y = np.sqrt(x - 1)
+    y = np.sqrt(x - 1) * (1 + 0.01 * noise(60))
     lowest = np.argsort(x)[:2]
     y[lowest] = -0.001
     with pytest.warns(EquationWarning, match="2 rows are far from the law of all others"):
         model = NPURegressor(random_state=0, output_powers=(1, 2)).fit(x[:, None], y)
     assert model.best_.power == 2
-    assert terms(model.best_) == pytest.approx({(1,): 1.0, (0,): -1.0}, rel=1e-6)
+    assert terms(model.best_) == pytest.approx({(1,): 1.0, (0,): -1.0}, rel=0.01)
     assert set(model.equations_.wild) == set(lowest.tolist())

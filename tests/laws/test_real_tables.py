@@ -13,7 +13,7 @@ from tests.laws.real_tables import TABLES
 
 # Saturn flattens the inner moons' orbits: a small constant stands beside the known term.
 BESIDE = {"moons of Saturn": 1}
-OUTLIERS = {"hills": 17, "Forbes": 11}  # rows that the books name
+OUTLIERS = {"hills": 17}  # the row that the book corrects
 
 
 @pytest.mark.parametrize("name", TABLES)

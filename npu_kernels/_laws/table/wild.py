@@ -11,6 +11,7 @@ import numpy as np
 
 from npu_kernels._laws.products.problem import EXACT_ERROR
 from npu_kernels._laws.table import refine, stepwise
+from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.estimates import Rows, sizes
 from npu_kernels._laws.table.output import APPROXIMATION, Laws, searched
 from npu_kernels._laws.table.refitting import refitted
@@ -23,11 +24,11 @@ FEWEST_WITH_WILD = 15  # rows from which wild ones are looked for
 ROUGH = 0.3  # of y's standard deviation: the error from which wild rows may have hidden the law
 WILD_ROUNDS = 3  # searches without the rows that seem wild
 WILD = 7.0  # robust standard deviations from which a row is suspected
-SHARE = 0.25  # of all squares in the error of a row, from which it is suspected too
 MOST_WILD = 0.2  # share of the rows, and of the values of a column that are no readings
 FEW = 0.03  # share of the rows up to which tails are not heavy
 FAR_BEYOND = 100.0  # ratio of a value to all others of its column, from which it is no reading
-MISSING = (0.0, -1.0, *(sign * (10.0**k - 1) for sign in (-1, 1) for k in range(1, 7)))
+# Numbers that stand for missing values: 0, -1, and nines such as -999 and 9999.
+CODES = (0.0, -1.0, *(sign * (10.0**k - 1) for sign in (-1, 1) for k in range(1, 7)))
 FEW_VALUES = 10  # different ones, at most, among which 0 or 9 is an ordinary one
 FEW_BELOW = 3  # rows with a y of the other sign than all others
 GAP = 3.0  # ratio of the median error of wild rows to the largest of the others
@@ -46,9 +47,9 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     best = laws_of_all.equations[laws_of_all.best]
     if settings.leave_out is None or len(keep) < FEWEST_WITH_WILD or best.exact:
         return laws_of_all
-    without, odd = laws_of_all, _odd_values(rows).any(1)
+    without, odd = laws_of_all, _odd_values(rows, best)
     try:
-        suspects = odd if odd.any() else _suspected(rows, laws_of_all, keep)
+        suspects = odd.any(1) if odd.any() else _suspected(rows, laws_of_all, keep)
         if not odd.any() and (best.rms > ROUGH or suspects.mean() > FEW):
             robust = replace(settings, rules=replace(settings.rules, loss="huber"))
             suspects = _suspected(rows, searched(rows, robust, powers), keep)
@@ -63,7 +64,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
         return replace(laws_of_all, complete=False)
     if keep.all() or not without.complete or not _believed(rows, laws_of_all, without, keep, odd):
         return replace(laws_of_all, complete=without.complete)
-    return _named(rows, laws_of_all, without, ~keep, bool(settings.leave_out))
+    return _named(rows, laws_of_all, without, ~keep, odd, bool(settings.leave_out))
 
 
 def _believed(rows: Rows, laws_of_all: Laws, without: Laws, keep: Array, odd: Array) -> bool:
@@ -73,19 +74,19 @@ def _believed(rows: Rows, laws_of_all: Laws, without: Laws, keep: Array, odd: Ar
     deviation. They are no part of a curve, which lie beside each other. Each counts as a parameter
     of the law without it, which is better nevertheless; of odd values each different one.
     """
-    errors = _errors(rows, without, keep)
+    errors, is_odd = _errors(rows, without, keep), odd.any(1)
     squares = _squares(errors)
-    is_apart = odd[~keep].all() or np.median(errors[~keep]) >= GAP * errors[keep].max()
+    is_apart = is_odd[~keep].all() or np.median(errors[~keep]) >= GAP * errors[keep].max()
     if not is_apart and squares.mean() < TAILS**2 * squares[keep].mean():
         return False
-    if alike(rows.X[~odd], (~keep[~odd]).astype(float)) > APPROXIMATION:
+    if alike(rows.X[~is_odd], (~keep[~is_odd]).astype(float)) > APPROXIMATION:
         return False
     everything, kind = np.ones(len(keep), dtype=bool), without.noise
     of_all = _squares(_errors(rows, replace(laws_of_all, noise=kind), everything, rows.y)).mean()
     of_kept = _squares(_errors(rows, without, keep, rows.y))[keep].mean()
     gain = math.log(of_all / of_kept)
     wild = np.column_stack([rows.X, rows.y])[~keep]
-    values = len(np.unique(wild[_odd_values(rows)[~keep]])) + int((~keep & ~odd).sum())
+    values = len(np.unique(wild[odd[~keep]])) + int((~keep & ~is_odd).sum())
     shorter = _length(laws_of_all) - _length(without) - values
     return len(keep) * gain + shorter * math.log(len(keep)) > 0
 
@@ -102,11 +103,14 @@ def _length(laws: Laws) -> int:
     return law.parameters + int((law.exponents[~law.free] != 0).sum())
 
 
-def _odd_values(rows: Rows) -> Array:
-    """Which values of X and y ``[N, n + 1]`` may be no readings: in y also few of another sign."""
+def _odd_values(rows: Rows, best: Equation) -> Array:
+    """Which values of X and y ``[N, n + 1]`` may be no readings.
+
+    In y they are also few of another sign where the best law is a sum: they exclude powers of y.
+    """
     odd = np.column_stack([_odd(column) for column in (*rows.X.T, rows.y)])
     below = rows.y <= 0 if np.median(rows.y) > 0 else rows.y >= 0
-    if below.sum() <= FEW_BELOW:
+    if best.terms > 1 and below.sum() <= FEW_BELOW:
         odd[:, -1] |= below
     return odd
 
@@ -124,7 +128,7 @@ def _odd(column: Array) -> Array:
         with np.errstate(over="ignore"):
             gaps = (above / below > FAR_BEYOND) & (above / below > below / center)
         odd = np.abs(column) >= (above[gaps].min() if gaps.any() else math.inf)
-    for value in MISSING:
+    for value in CODES:
         missing = column == value
         if not 0 < missing.sum() <= most:
             continue
@@ -168,8 +172,7 @@ def _suspected(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
     """The rows that seem wild by the best law.
 
     Wild rows have moved it: its parameters are estimated again with less of their weight. Where
-    they made the noise seem to be in proportion, and many rows are then far from the law, equal
-    errors tell.
+    many rows are far from it, the law is wrong and tells nothing of them.
     """
     errors = _errors(rows, laws_of_all, keep)
     if (errors > WILD * _scale(errors)).any():
@@ -178,12 +181,7 @@ def _suspected(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
             _, robust = refitted(best, rows.take(keep), "huber")
             laws_of_all = replace(laws_of_all, equations=[robust], best=0)
             errors = _errors(rows, laws_of_all, keep)
-    if (errors > WILD * _scale(errors)).mean() > MOST_WILD:
-        errors = _errors(rows, replace(laws_of_all, noise="constant"), keep)
     suspects: Array = errors > WILD * _scale(errors)
-    if not suspects.any():  # a law that wild rows have bent is far from all rows
-        squares = np.minimum(errors, 1e100) ** 2
-        suspects = squares > max(SHARE, 8 / len(errors)) * squares.sum()
     return suspects if suspects.mean() <= MOST_WILD else np.zeros_like(suspects)
 
 
@@ -191,7 +189,9 @@ def _scale(errors: Array) -> float:
     return max(refine.robust_scale(errors), 1.0)
 
 
-def _named(rows: Rows, laws_of_all: Laws, without: Laws, wild: Array, leave_out: bool) -> Laws:
+def _named(
+    rows: Rows, laws_of_all: Laws, without: Laws, wild: Array, odd: Array, leave_out: bool
+) -> Laws:
     """The laws with the wild rows named. leave_out: those without these rows, or with them."""
     order = np.argsort(rows.origin[wild])
     numbers = rows.origin[wild][order]
@@ -199,7 +199,7 @@ def _named(rows: Rows, laws_of_all: Laws, without: Laws, wild: Array, leave_out:
     group = None if rows.group is None else rows.group[wild][order]
     predicted = best._predicted(rows.X[wild][order], group)
     said = [f"{y:.6g} for {law:.6g}" for y, law in zip(rows.y[wild][order], predicted, strict=True)]
-    odd = _odd_values(rows)[wild][order]
+    odd = odd[wild][order]
     for k, i in zip(*np.nonzero(odd[:, :-1]), strict=True):
         said[k] = f"{rows.functions.inputs[i]} is {rows.X[wild][order][k, i]:.6g}"
     pairs = zip(numbers.tolist(), said, strict=True)
