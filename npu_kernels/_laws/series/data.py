@@ -358,10 +358,10 @@ def _is_date(text: str) -> bool:
     """Return whether pandas reads a text as a date, which is no number."""
     try:
         float(text)
-    except ValueError:
-        pass
-    else:
         return False
+    except ValueError:
+        if not any(map(str.isdigit, text)):  # pandas knows "now"
+            return False
     try:
         import pandas
 
