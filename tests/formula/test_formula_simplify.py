@@ -275,7 +275,9 @@ def test_rows_behind_a_closed_gate_have_no_effect():
         model[0].weight.fill_(0.5)
         model[1].weight_re.fill_(1.0)
         model[1].gate.copy_(torch.tensor([1.0, 0.0, 1.0]))
-    without_effect_on_y = {("0.weight", (1, 0)), ("0.weight", (1, 1)), ("1.weight_re", (0, 1))}
+        model[1].weight_re[0, 2] = 0.0  # whose gate has none either
+    without_effect_on_y = {("1.weight_re", (0, 1)), ("1.gate", (2,))}
+    without_effect_on_y |= {("0.weight", (row, column)) for row in (1, 2) for column in (0, 1)}
     assert unused(model, data(width=2))[1] == without_effect_on_y
 
 
