@@ -17,8 +17,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
+from npu_kernels._laws.digits import FLOAT64_ROUNDING
 from npu_kernels._laws.products.exponent_length import ZERO
 from npu_kernels._laws.products.functions import OutputFunction
 from npu_kernels._laws.products.groups import summed
@@ -28,22 +28,11 @@ from npu_kernels._laws.products.units import Exponents
 Array = Any  # np.ndarray; numpy's own types change from version to version
 
 EXACT_ERROR = 1e-9  # of the deviation of y: residuals below are those of rounding
-FLOAT64_ROUNDING = 8 * float(np.finfo(np.float64).eps)  # of a size: what a sum in float64 loses
 NEAR_END = 0.05  # of the size of y: distance from the end of a domain where errors may decide
 MOST_NOISE = 1e50  # over the size of y: squares of more, or of less than its inverse, are lost
 MOST_OF_POWER = 1e300  # of y over its size, to a power: the inverses of more are no numbers
 LARGEST = 1e15  # of a prediction by a function of y, and of its slope, over the size of y
 BLOCK_ROWS = 20_000  # rows in memory at once, where all rows are gone through
-
-
-def digits_of(values: Any) -> float:
-    """Return the relative error to which numbers are rounded, by their dtype."""
-    if isinstance(values, torch.Tensor):
-        eps = torch.finfo(values.dtype).eps if values.is_floating_point() else 0.0
-    else:
-        dtype = np.asarray(values).dtype
-        eps = float(np.finfo(dtype).eps) if dtype.kind == "f" else 0.0
-    return max(eps / 2, FLOAT64_ROUNDING)
 
 
 def blocks(rows: int) -> Iterator[slice]:

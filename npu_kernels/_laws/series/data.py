@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels._common.checks import check_numbers, check_real, is_whole
-from npu_kernels._laws.products.problem import FLOAT64_ROUNDING, digits_of
+from npu_kernels._laws.digits import FLOAT64_ROUNDING, digits_of
 
 NAME = "ode.fit"
 FAR = 2.0  # times the median distance; samples farther apart get nodes in between

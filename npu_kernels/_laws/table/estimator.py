@@ -12,8 +12,8 @@ import numpy as np
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._jobs.driver import terminable
+from npu_kernels._laws.digits import digits_of
 from npu_kernels._laws.products.groups import constant, read_labels
-from npu_kernels._laws.products.problem import digits_of
 from npu_kernels._laws.table.arguments import (
     as_array,
     check_groups,

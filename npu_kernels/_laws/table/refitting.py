@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from npu_kernels._laws.digits import FLOAT64_ROUNDING
 from npu_kernels._laws.products.groups import starts
-from npu_kernels._laws.products.problem import FLOAT64_ROUNDING, AllRows, Columns, Output
+from npu_kernels._laws.products.problem import AllRows, Columns, Output
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.equation import Equation
 from npu_kernels._laws.table.estimates import (

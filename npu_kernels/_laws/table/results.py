@@ -9,8 +9,8 @@ import numpy as np
 
 from npu_kernels._common.checks import check_level, check_whole, is_whole
 from npu_kernels._common.notices import warn
+from npu_kernels._laws.digits import digits_of
 from npu_kernels._laws.products.groups import indices, read_labels, separated
-from npu_kernels._laws.products.problem import digits_of
 from npu_kernels._laws.table.arguments import (
     are_counts,
     as_array,
