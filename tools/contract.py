@@ -3,6 +3,7 @@
 The files are `signatures.json` and `results.json` in `tests/contract`.
 """
 
+import argparse
 import sys
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.contract.cases import CASES
 
 def main() -> int:
     """Write both files; a call that raises keeps its results, and makes the exit status 1."""
+    argparse.ArgumentParser("python -m tools.contract", None, __doc__).parse_args()
     torch.set_num_threads(1)
     names = signatures.signatures()
     old_names = signatures.read() if signatures.FILE.exists() else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -63,6 +64,14 @@ def check_sample_weight(weight: Any, y: Tensor) -> None:
     if got != rule or weight.requires_grad:
         facts = f"shape, dtype and device of y, {_listed(rule)}, and no gradient"
         raise ValueError(f"run: sample_weight must have {facts}, got {_listed(got)}")
+
+
+def check_sizes(weight: Tensor | None) -> None:
+    """Check the values of sample_weight, whose memory was checked."""
+    if weight is None:
+        return
+    if len(wrong := weight[~((weight >= 0) & (weight < math.inf))]):
+        raise ValueError(f"run: sample_weight must be finite and at least 0, got {wrong[0].item()}")
 
 
 def _listed(values: Iterable[Any]) -> str:

@@ -27,6 +27,7 @@ from npu_kernels.training._arguments import (
     Schedule,
     check_data,
     check_sample_weight,
+    check_sizes,
     checked_penalties,
     checked_rate,
     checked_weight,
@@ -141,7 +142,7 @@ def run(
             steps, one step's after the other's, ``torch.arange(len(x)).view(steps, batch)``.
         generator: draws the rows; None: a new one, seeded by torch's.
         loss: "mse", the mean over rows and outputs, of each model by itself.
-        sample_weight: weights of the squared errors, of y's shape; None: 1.
+        sample_weight: weights of the squared errors, of y's shape, none below 0; None: 1.
         penalties: name to weight: "l1" and "frobenius" of all parameters (`l1`), "madsen" and
             "paper" of the weights of NAU, NMU and NMRU (`regularizer`), "whole" as "madsen" but of
             all parameters. A weight is a number, a `SteppedSchedule` or a function of the step
@@ -183,6 +184,7 @@ def run(
     check_data(model, next(iter(parameters), None), x, y, models)
     check_sample_weight(sample_weight, y)
     obstacles.check_memory(modules, x=x, y=y, sample_weight=sample_weight, rows=rows)
+    check_sizes(sample_weight)
     check_choice("run", "nonfinite", nonfinite, ("keep", "zero"))
     drawn = DrawnRows(x.shape[-2], steps, batch_size, rows, generator)
     weights = checked_penalties(model, penalties)

@@ -1,0 +1,196 @@
+"""Whether `NPURegressor` finds the same equation on every processor, and from the same rows.
+
+    python -m benchmarks.equations.processors [--tables N] [--rows N] [--variants ...] [--out FILE]
+    python -m benchmarks.equations.processors --page PAGE --out FILE
+
+Every table is fitted as it is, and in each variant: with MKL, OpenBLAS, ATen and NumPy held to
+AVX2 and to SSE4.2, with two threads, with the rows in another order, and with every y changed by
+1e-13 of itself. Tables are those of the benchmark of equations, first seed, and 100 more drawn
+laws, with noise 0 and 1 % of y's root mean square, in shuffled order: the first N are a fair
+sample. Two equations are the same if powers, functions and exponents are equal, free exponents
+within 0.002. "bic" is `NPURegressor`'s criterion of the equation. A run can be interrupted and
+started again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import rows_command
+from benchmarks.arguments import command, listed, positive
+from benchmarks.equations import criterion
+from benchmarks.equations.laws import Law, drawn, drawn_ratio
+from benchmarks.equations.srsd import laws_of
+from benchmarks.marked_blocks import record_table, renew
+from benchmarks.rows_command import Row
+from npu_kernels._jobs import files
+from npu_kernels.env import processor
+
+MARK = "equations-processors"
+OUT = Path(__file__).parents[1] / "results" / "equation-processors.jsonl"
+AS_IT_IS = "as it is"
+HELD = {  # what the libraries of each name are held to
+    "AVX2": {
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "OPENBLAS_CORETYPE": "Haswell",
+    },
+    "SSE4.2": {
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+        "ATEN_CPU_CAPABILITY": "default",
+        "OPENBLAS_CORETYPE": "Nehalem",
+    },
+}
+VARIANTS = (AS_IT_IS, *HELD, "two threads", "rows shuffled", "y changed by 1e-13")
+NOISES = (0.0, 0.01)
+KNOWN_BY = ("equation", "noise", "rows", "variant")
+CLOSE = 0.002  # of free exponents
+WORSE = 0.01  # of a criterion: a worse equation
+
+
+def all_laws() -> list[Law]:
+    """Laws in shuffled order."""
+    laws = [*laws_of(0), *(drawn(1000 + k) for k in range(60))]
+    laws += [drawn_ratio(1000 + k) for k in range(40)]
+    return [laws[k] for k in np.random.default_rng(0).permutation(len(laws))]
+
+
+def environment(variant: str) -> dict[str, str]:
+    """Return the environment of a variant's process."""
+    threads = "2" if variant == "two threads" else "1"
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    added = dict.fromkeys(names, threads) | HELD.get(variant, {})
+    if variant in HELD:
+        from numpy._core._multiarray_umath import __cpu_dispatch__
+
+        wide = [name for name in __cpu_dispatch__ if variant == "SSE4.2" or _is_wide(name)]
+        added["NPY_DISABLE_CPU_FEATURES"] = " ".join(wide)
+    return {**os.environ, **added}
+
+
+def _is_wide(name: str) -> bool:
+    """Whether a feature, as NumPy names it, has vectors of 512 bits."""
+    return "512" in name or name == "X86_V4"
+
+
+def measure(law: Law, noise: float, rows: int, variant: str) -> Row:
+    """One row of results, by the libraries of this process."""
+    from pandas import DataFrame
+
+    from npu_kernels import NPURegressor
+
+    generator = np.random.default_rng([0, len(law.name), *law.name.encode()])
+    X = law.draw(rows, generator)
+    y = law.measured(X, noise, generator)
+    if variant == "rows shuffled":
+        order = np.random.default_rng(1).permutation(rows)
+        X, y = X[order], y[order]
+    if variant == "y changed by 1e-13":
+        y = y * (1 + 1e-13 * np.random.default_rng(1).standard_normal(rows))
+    model = NPURegressor(
+        random_state=0, functions=law.functions or None,
+        output_functions="auto" if law.function else None, max_terms=max(4, len(law.terms)),
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        best = model.fit(DataFrame(X, columns=law.inputs) if law.functions else X, y).best_
+    return {
+        "equation": law.name, "class": law.kind, "noise": noise, "rows": rows, "variant": variant,
+        "formula": str(best), "power": best.power, "below": best.below,
+        "function": best.function.name if best.function else "",
+        "exponents": sorted(best.exponents.tolist()), "bic": criterion.of(best, X, y),
+        "processor": processor(),
+    }  # fmt: skip
+
+
+def same(one: Row, other: Row) -> bool:
+    """Whether two rows have the same equation."""
+    names = ("power", "below", "function")
+    a, b = np.array(one["exponents"]), np.array(other["exponents"])
+    return (
+        all(one[name] == other[name] for name in names)
+        and a.shape == b.shape
+        and bool(np.allclose(a, b, rtol=0, atol=CLOSE))
+    )
+
+
+def pairs(rows: Sequence[Row]) -> dict[str, list[tuple[Row, Row]]]:
+    """Return the rows of each variant, with the row of the same table as it is."""
+    tables = {tuple(row[name] for name in KNOWN_BY): row for row in rows}
+    found: dict[str, list[tuple[Row, Row]]] = {variant: [] for variant in VARIANTS[1:]}
+    for row in rows:
+        base = tables.get((*(row[name] for name in KNOWN_BY[:-1]), AS_IT_IS))
+        if row["variant"] != AS_IT_IS and base:
+            found[row["variant"]].append((base, row))
+    return {variant: list_ for variant, list_ in found.items() if list_}
+
+
+def worse(base: Row, row: Row) -> bool:
+    """Whether one of two equations has a criterion that is worse by more than 1 %."""
+    a, b = base["bic"], row["bic"]
+    if a is None or b is None:
+        return a is not b
+    return bool(abs(a - b) > WORSE * max(abs(a), abs(b)))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return a Markdown table: for each variant, how many equations stay the same."""
+    records = []
+    for variant, both in pairs(rows).items():
+        differing = [pair for pair in both if not same(*pair)]
+        records.append({
+            "changed": variant,
+            "tables": str(len(both)),
+            "the same equation": f"{100 * (1 - len(differing) / len(both)):.1f} %",
+            "others": str(len(differing)),
+            "whose criterion differs by more than 1 %": str(sum(worse(*p) for p in differing)),
+        })  # fmt: skip
+    where = ", ".join(dict.fromkeys(row["processor"] for row in rows))
+    return f"{where}:\n\n{record_table(records)}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what the file lacks, or write the table; return the exit status."""
+    parser = command("benchmarks.equations.processors", __doc__)
+    add = parser.add_argument
+    add("--tables", type=positive, default=1000, help="number of tables: the first of all")
+    add("--rows", type=positive, default=300, help="rows of each table")
+    add("--variants", type=listed(str, VARIANTS), default=",".join(VARIANTS))
+    add("--out", type=files.output, default=OUT)
+    add("--page", type=Path, help="put a table of the rows there, and measure nothing")
+    add("--here", action="store_true", help="in this process, whatever its libraries do")
+    options = parser.parse_args(argv)
+    if options.page:
+        with rows_command.told(parser):
+            renew(options.page, {MARK: table(rows_command.read(options.out))})
+        return 0
+    if not options.here:
+        for variant in options.variants:
+            words = ["--tables", str(options.tables), "--rows", str(options.rows), "--here"]
+            words += ["--variants", variant, "--out", str(options.out)]
+            run = [sys.executable, "-m", "benchmarks.equations.processors", *words]
+            if status := subprocess.run(run, env=environment(variant), check=False).returncode:
+                return status
+        print(table(rows_command.read(options.out)))
+        return 0
+    laws = {law.name: law for law in all_laws()}
+    tables = itertools.islice(itertools.product(laws, NOISES), options.tables)
+    planned = [(*one, options.rows, variant) for one in tables for variant in options.variants]
+    with rows_command.told(parser):
+        rows_command.complete(
+            options.out, KNOWN_BY, planned,
+            lambda name, *settings: measure(laws[name], *settings), shown=("formula",),
+        )  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
