@@ -136,3 +136,72 @@ TABLES = {
         "434.8 50.76 477.3 55.05 536.8 61.01 593.1 66.4 689.1 75.47 760 81.78",
     ),
 }  # fmt: skip
+
+
+class Series(NamedTuple):
+    """A time series: the first column is the time.
+
+    terms: of the known law; none where it must be in doubt, since the series does not tell it, or
+    no sum of products is known.
+    """
+
+    source: str
+    columns: str
+    rows: str
+    terms: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> np.ndarray:
+        return np.fromstring(self.rows, sep=" ").reshape(-1, len(self.columns.split()))
+
+
+SERIES = {
+    "yeast": Series(
+        "amounts of yeast, an hour apart, Carlson 1913", "t N",
+        "0 9.6 1 18.3 2 29 3 47.2 4 71.1 5 119.1 6 174.6 7 257.3 8 350.7 9 441 10 513.3 11 559.7 "
+        "12 594.8 13 629.4 14 640.8 15 651.1 16 655.9 17 659.6 18 661.8",
+        ("N in N'", "N**2 in N'"),
+    ),
+    "census": Series(
+        "population of the United States (millions), Bureau of the Census; Pearl and Reed 1920", "t N",
+        "1790 3.929 1800 5.308 1810 7.24 1820 9.638 1830 12.866 1840 17.069 1850 23.192 1860 31.443 "
+        "1870 38.558 1880 50.156 1890 62.948 1900 75.995 1910 91.972 1920 105.711 1930 122.775 "
+        "1940 131.669 1950 150.697",
+        ("N in N'", "N**2 in N'"),
+    ),
+    "sunflower": Series(
+        "mean heights (cm) by days, Reed and Holland 1919", "t h",
+        "7 17.93 14 36.36 21 67.76 28 98.1 35 131 42 169.5 49 205.5 56 228.3 63 247.1 70 250.5 "
+        "77 253.8 84 254.5",
+    ),
+    "orange tree": Series(
+        "circumferences (mm) by days, Draper and Smith 1998 (R's Orange, tree 1)", "t c",
+        "118 30 484 58 664 87 1004 115 1231 120 1372 142 1582 145",
+    ),
+    "pine": Series(
+        "heights (feet) by years, Kung 1986 (R's Loblolly, seed 301)", "t h",
+        "3 4.51 5 10.89 10 28.72 15 41.74 20 52.7 25 60.92",
+    ),
+    "indomethacin": Series(
+        "concentrations (mg/l) by hours, Kwan and others 1976 (R's Indometh, subject 1)", "t c",
+        ".25 1.5 .5 .94 .75 .78 1 .48 1.25 .37 2 .19 3 .12 4 .11 5 .08 6 .07 8 .05",
+    ),
+    "nitrogen dioxide": Series(
+        "decay at 300 C (mol/l, s): of second order, as textbooks have it", "t c",
+        "0 .01 50 .00787 100 .00649 200 .00481 300 .0038",
+    ),
+    "butadiene": Series(
+        "dimerisation (mol/l, s): of second order, as textbooks have it", "t c",
+        "0 .01 1000 .00625 1800 .00476 2800 .0037 3600 .00313 4400 .0027 5200 .00241 6200 .00208",
+    ),
+    "influenza": Series(
+        "boys in bed by days, British Medical Journal 1978: the susceptible were not counted", "t I",
+        "0 3 1 8 2 26 3 76 4 225 5 298 6 258 7 233 8 189 9 128 10 68 11 29 12 14 13 4",
+    ),
+    "lynx and hare": Series(
+        "pelts (thousands) 1900 to 1920, Hudson's Bay Company; Odum 1953", "t H L",
+        "0 30 4 1 47.2 6.1 2 70.2 9.8 3 77.4 35.2 4 36.3 59.4 5 20.6 41.7 6 18.1 19 7 21.4 13 "
+        "8 22 8.3 9 25.4 9.1 10 27.1 7.4 11 40.3 8 12 57 12.3 13 76.6 19.5 14 52.3 45.7 "
+        "15 19.5 51.1 16 11.2 29.7 17 7.6 15.8 18 14.6 9.7 19 16.2 10.1 20 24.7 8.6",
+    ),
+}  # fmt: skip
