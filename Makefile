@@ -15,7 +15,7 @@
 #   make docs      the documentation's pages, in build/docs
 #   make site      the pages in a headless browser: widths, themes, pictures, contrast (make site SITE_ARGS=--quick)
 #   make mutants   small wrong changes to the code, of which a test must notice every one (hours; make mutants ARGS="--language cpp")
-#   make resources docs/triton-resources.md: what every Triton kernel compiles to
+#   make resources benchmarks/results/triton-resources.md: what every Triton kernel compiles to
 #   make wheels    what a release uploads, in dist/: the sdist, and one wheel for many torches and Pythons
 #                  (make wheels ARGS="--targets x86_64 aarch64" for Linux on Arm too, by a cross compiler)
 #   make test-wheels  dist/'s wheel in empty environments: every release of torch with every Python that is here, or one
@@ -140,7 +140,7 @@ site: docs $(VENV)/.site
 resources: install $(OLD_TRITON)/.installed
 	-$(BIN)/python -m tools.aot --table build/triton-new.json
 	-PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m tools.aot --table build/triton-old.json
-	$(BIN)/python -m tools.aot.report build/triton-new.json build/triton-old.json --out docs/triton-resources.md
+	$(BIN)/python -m tools.aot.report build/triton-new.json build/triton-old.json --out benchmarks/results/triton-resources.md
 
 wheels: $(VENV)/.release
 	$(BIN)/python -m release.wheels $(ARGS)

@@ -28,7 +28,6 @@ LEFT_OUT = {
     "CHANGELOG.md": "history: the figures of their day",
     "benchmarks/NOTES.md": "a diary of what was tried",
     "docs/compatibility.md": "python -m npu_kernels.certify writes it",
-    "docs/triton-resources.md": "make resources writes it",
     **{str(page.relative_to(ROOT)): "make tables writes it" for page in TABLES.glob("*.md")},
     "docs/reliability.md": "bounds, each with its test (tests/project/test_reliability.py)",
 }
