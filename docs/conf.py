@@ -62,8 +62,8 @@ exclude_patterns = ["_build"]
 # Files beside docs/ that have a page here: links to the file, which also work in the repository, go
 # to the page.
 PAGES = {
-    "../CHANGELOG.md": "changelog.md",
-    "../CONTRIBUTING.md": "contributing.md",
+    "../CHANGELOG.md": "project.md#changelog",
+    "../CONTRIBUTING.md": "project.md#contributing",
 }
 
 DOWNLOAD = re.compile(r"\s*\{nb-download\}`[^`]*`\.?")
