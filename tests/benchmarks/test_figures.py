@@ -100,10 +100,10 @@ def test_throughput_tables_are_those_of_the_results() -> None:
     for name, mark, text in (
         ("docs/performance.md", "throughput-summary", report.summary(rows)),
         ("docs/gpus.md", "throughput-gpus", report.gpus(rows)),
-        ("docs/many-rows.md", "throughput-rows", report.many_rows(results.read(of("rows")))),
-        ("docs/derivatives.md", "throughput-derivatives", report.derivatives(results.read(of("derivatives")))),
-        ("docs/threads.md", "throughput-threads", report.thread_gains(results.read(of("threads")))),
-        ("docs/first-call.md", cold.COLD_MARK, cold.table(rows_command.read(*of("cold")))),
+        ("docs/performance.md", "throughput-rows", report.many_rows(results.read(of("rows")))),
+        ("docs/performance.md", "throughput-derivatives", report.derivatives(results.read(of("derivatives")))),
+        ("docs/performance.md", "throughput-threads", report.thread_gains(results.read(of("threads")))),
+        ("docs/performance.md", cold.COLD_MARK, cold.table(rows_command.read(*of("cold")))),
         ("docs/distributed.md", workers.MARK, workers.table(rows_command.read(*of("workers")))),
     ):  # fmt: skip
         page = (ROOT / name).read_text()
