@@ -113,7 +113,7 @@ tables: install
 	$(BIN)/python -m benchmarks.throughput.report $(THROUGHPUT) --tables docs/tables \
 	  --page docs/performance.md --gpus docs/gpus.md \
 	  --picture docs/images/throughput.png --processor "$(PROCESSOR)"
-	$(BIN)/python -m benchmarks.gpu.report benchmarks/results/gpu-*.jsonl --page docs/gpus.md --page docs/large-layers.md
+	$(BIN)/python -m benchmarks.gpu.report benchmarks/results/gpu-*.jsonl --page docs/gpus.md
 	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/rows-*.jsonl --rows docs/performance.md
 	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/derivatives-*.jsonl --derivatives docs/performance.md
 	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/threads-*.jsonl --threads docs/performance.md
