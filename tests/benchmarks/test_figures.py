@@ -102,7 +102,7 @@ def test_throughput_tables_are_those_of_the_results() -> None:
         ("docs/performance.md", "throughput-derivatives", report.derivatives(results.read(of("derivatives")))),
         ("docs/performance.md", "throughput-threads", report.thread_gains(results.read(of("threads")))),
         ("docs/performance.md", cold.COLD_MARK, cold.table(rows_command.read(*of("cold")))),
-        ("docs/distributed.md", workers.MARK, workers.table(rows_command.read(*of("workers")))),
+        ("docs/in-your-training.md", workers.MARK, workers.table(rows_command.read(*of("workers")))),
     ):  # fmt: skip
         page = (ROOT / name).read_text()
         assert page == insert(page, text, mark), name
