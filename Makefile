@@ -123,8 +123,8 @@ tables: install
 	  docs/choosing-a-layer.md
 	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper-text
 	$(BIN)/python -m benchmarks.regression --report docs/when-not-to-use.md --pictures docs/images
-	$(BIN)/python -m benchmarks.equations --report docs/equations.md --picture docs/images/equations.png
-	$(BIN)/python -m benchmarks.time_series --report docs/time-series.md --picture docs/images/odebench.png
+	$(BIN)/python -m benchmarks.equations --report docs/how-well.md --picture docs/images/equations.png
+	$(BIN)/python -m benchmarks.time_series --report docs/how-well.md --picture docs/images/odebench.png
 	$(BIN)/python -m benchmarks.extrapolation --out docs/images/extrapolation.png
 
 # Warnings are errors; links between pages are checked; the tutorials are executed; no page needs a network.

@@ -70,12 +70,12 @@ NO_MEASUREMENT = {
         "docs/compatibility.md": ["at most 30 %", "(50 % from"],
     },
     "a definition: noise that is added, an interval, a threshold": {
-        "docs/equations.md": ["is 1 % of y's", "within 2 % of"],
-        "docs/paper.md": ["the largest 5 % of"],
-        "docs/time-series.md": [
-            *("errors of 1 %", "At 1 %", "at 1 % noise", "at 1 % in"),
+        "docs/how-well.md": [
+            *("is 1 % of y's", "within 2 % of", "At 1 %", "at 1 % noise", "at 1 % in"),
             *("95 % interval", "their 95 %"),
         ],
+        "docs/paper.md": ["the largest 5 % of"],
+        "docs/time-series.md": ["errors of 1 %"],
         "docs/tutorials/from-a-table.md": ["95 % intervals"],
         "docs/tutorials/train-and-extrapolate.md": ["with errors of 2 %"],
     },
