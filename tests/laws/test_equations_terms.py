@@ -26,8 +26,13 @@ def root_law(seed, rows):
 )
 def test_a_law_found_with_one_term_more_loses_it(seed, rows, options):
     X, y = root_law(seed, rows)
-    best = NPURegressor(random_state=0, **options).fit(X, y).best_
+    table = NPURegressor(random_state=0, **options).fit(X, y).equations_
+    best = table[table.best]
     assert best.below == 0
+    for law in [*table, *table.alternatives]:  # none has a term twice, the 1 below included
+        above, below = np.split(law.exponents[:, 0].round(6), [law.terms - law.below])
+        assert len(set(above)) == len(above)
+        assert len({0.0, *below}) == len(below) + 1
     assert sorted(best.exponents[:, 0].tolist()) == [0, 0.5, 1]
     refitted = NPURegressor(random_state=0, **options).fit(X, y).refit(X, y).best_
     assert np.isfinite(refitted.coef_std).all()
