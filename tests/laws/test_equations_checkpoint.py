@@ -39,8 +39,8 @@ IRREGULAR = {"exponents": "real", "noise": "constant"}
 @pytest.mark.parametrize("options", [{}, IRREGULAR])
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.4, 0.6, 0.95])
 def test_a_fit_interrupted_at_any_moment_continues_to_the_same_bits(share, options, tmp_path):
-    """Before a first law, in each search, and in the last fit. Where there is no law, the starts
-    that are drawn decide, and so whether the draws continue too."""
+    """Ctrl-C comes before a first law, in a search, or in the last fit. Where there is no law, the
+    starts that are drawn decide, and so whether the draws continue too."""
     path, y = tmp_path / "law.pt", np.sin(2 * X[:, 0]) * X[:, 1] + X[:, 2]
     y = y if options else Y
     with at_call(0) as calls:
@@ -54,9 +54,9 @@ def test_a_fit_interrupted_at_any_moment_continues_to_the_same_bits(share, optio
     assert continued.equations_.complete
     assert more[0] < 0.7 * calls[0] or share < 0.9
     assert numbers(continued) == numbers(expected)
-    with at_call(0) as least:
+    with at_call(0) as few:
         resumed = fitted(y, path=path, **options)
-    assert least[0] < 0.5 * calls[0]
+    assert few[0] < 0.5 * calls[0]
     assert numbers(resumed) == numbers(expected)
 
 

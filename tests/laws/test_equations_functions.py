@@ -277,7 +277,10 @@ def test_inverses_and_slopes(name, unit):
 
 def test_errors_may_leave_the_domain_of_a_function():
     x = np.sort(uniform(1, 60), 0)
-    y, options = np.exp(x[:, 0] - 2) + 0.1 * np.abs(noise(60)), {"starts": 4, "max_terms": 2, "noise": "constant"}
+    y, options = (
+        np.exp(x[:, 0] - 2) + 0.1 * np.abs(noise(60)),
+        {"starts": 4, "max_terms": 2, "noise": "constant"},
+    )
     for rows, value, outside in ((1, -0.05, False), (1, -1.0, True), (31, -1e-3, True)):
         bad = np.where(np.arange(60) < rows, value, y)
         refused = pytest.raises(ValueError, match=f"log needs a y greater than 0, got {value:g} in")

@@ -402,7 +402,10 @@ def test_labels_of_a_tensor(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "cpu", lambda t: copied.append(1) or plain(t))
     _, X, index = table(0, 60, 2)
     fitted = model(max_terms=1, starts=4)
-    for labels, expected in ((torch.tensor([2.5, 1.0]), "(1.0, 2.5)"), (torch.tensor([3, 4]), "(3, 4)")):
+    for labels, expected in (
+        (torch.tensor([2.5, 1.0]), "(1.0, 2.5)"),
+        (torch.tensor([3, 4]), "(3, 4)"),
+    ):
         labels = labels[torch.from_numpy(index)].requires_grad_(labels.is_floating_point())
         y = labels.detach().numpy() * X[:, 0]
         fitted.fit(X, y, groups=labels)

@@ -419,6 +419,8 @@ def test_expressions_are_those_of_python():
     text = "-a**2*b/3 + sqrt(exp(b)) - log(a)*pi/(a + 1e2*-b) + cos(2)**-(1/2*4) + +1"
     expected = -(a**2) * b / 3 + np.sqrt(np.exp(b)) - np.log(a) * np.pi / (a - 100 * b)
     expected += np.cos(2) ** -2 + 1
-    fitted = model(known=text, max_terms=1).fit(pandas.DataFrame(X, columns=["a", "b"]), expected + a)
+    fitted = model(known=text, max_terms=1).fit(
+        pandas.DataFrame(X, columns=["a", "b"]), expected + a
+    )
     assert fitted.best_.exact
     check(fitted, {(1, 0): 1}, rel=1e-9)

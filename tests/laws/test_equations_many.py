@@ -241,7 +241,7 @@ def _problems(act):
 
 def _a_slow_rank(rank):
     """A rank silent for longer than the group's timeout is waited for."""
-    slept: list[int] = []
+    slept = []
     outcomes = fit_many(_problems(lambda: slept or slept.append(time.sleep(7))), MODEL)
     assert outcomes.complete
     assert [str(outcome)[-9:] for outcome in outcomes] == ["= 3*x0/x1", "y = x0**2"]

@@ -13,7 +13,6 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.laws import RNG, noise, terms, uniform
 
-
 LINE = {"random_state": 0, "terms": ["x0"], "max_terms": 1, "starts": 1, "noise": "constant"}
 
 
@@ -22,8 +21,8 @@ def likeness(X, y):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EquationWarning)
         notes = NPURegressor(loss="squared", **LINE).fit(X, y).equations_.notes
-    found = re.findall(r"their correlation is (\S+)\)", " ".join(notes))
-    return float(found[0]) if found else 0.0
+    correlations = re.findall(r"their correlation is (\S+)\)", " ".join(notes))
+    return float(correlations[0]) if correlations else 0.0
 
 
 def test_noise_is_alike_by_chance_only():
@@ -38,11 +37,11 @@ def test_what_a_law_misses_is_alike_and_less_so_with_noise():
     X = uniform(2, 400)
     missed = np.sin(2 * X[:, 0]) * X[:, 1]
     y = X[:, 0] + missed
-    alike = likeness(X, y)
-    assert 0.7 < alike < 1
+    exact = likeness(X, y)
+    assert 0.7 < exact < 1
     sizes = np.column_stack([X[:, 0], np.exp(10 * X[:, 1])])
-    assert likeness(sizes, y) == alike  # whatever the sizes
-    assert alike > likeness(X, y + 0.3 * noise(400)) > 0
+    assert likeness(sizes, y) == exact  # whatever the sizes
+    assert exact > likeness(X, y + 0.3 * noise(400)) > 0
     assert likeness(X, y + 20 * noise(400)) == 0
     assert likeness(X[:5], y[:5]) == 0
 
@@ -85,7 +84,7 @@ def test_predictions_on_rows_that_are_like_those_of_a_fit():
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             model.predict(rows)
-        return " ".join(str(one.message) for one in said)
+        return " ".join(str(warning.message) for warning in said)
 
     for factor in (10, -10):
         assert "1 predictions are far outside of the y of fit" in surprising(factor, rows)

@@ -35,7 +35,7 @@ def test_memory_grows_with_a_few_numbers_for_each_row():
 
 @pytest.mark.parametrize("power", [1, -1])
 def test_blocks_give_what_all_rows_at_once_do(power):
-    """Only the rows of the last block have zeros and both signs."""
+    """Zeros and both signs are in rows of the last block alone."""
     costs = []
     for rows in (15_000, 45_000):
         X, row = uniform(3, rows), np.arange(rows)

@@ -8,6 +8,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 from npu_kernels.equations import NPURegressor
 from tests.support.laws import noise, terms, uniform
 
+
 @pytest.mark.parametrize(
     ("coefficients", "law"),
     [

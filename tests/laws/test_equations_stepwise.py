@@ -137,6 +137,6 @@ def test_terms_are_exchanged():
     X = uniform(3, 60)
     y = X[:, 0] + X[:, 1] + 0.01 * noise(60)
     X[:, 2] = y + 0.1 * noise(60, 2)
-    one, two = model(terms={"1": 0}).fit(X, y).equations_[:2]
-    assert one.exponents.tolist() == [[0, 0, 1]]
-    assert sorted(two.exponents.tolist()) == [[0, 1, 0], [1, 0, 0]]
+    single, pair = model(terms={"1": 0}).fit(X, y).equations_[:2]
+    assert single.exponents.tolist() == [[0, 0, 1]]
+    assert sorted(pair.exponents.tolist()) == [[0, 1, 0], [1, 0, 0]]

@@ -60,7 +60,7 @@ def at_call(number: float, act: Callable[[], object] | None = None) -> Iterator[
 
 
 def calls_of(function: Callable[[], object]) -> int:
-    """How many functions of the package a function calls: its work, the same on every machine."""
+    """The number of calls of functions of the package: work that is the same on every machine."""
     with at_call(0) as calls:
         function()
     return calls[0]
