@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from npu_kernels import NAU, RealNPU, ode
+from npu_kernels import ode
 from npu_kernels.optim import least_squares
-from tests.support.time_series import T, known, model, noise, predators, solution
+from tests.support.time_series import T, known, law_of, model, noise, predators, solution
 
 pytest.importorskip("scipy.optimize", reason="scipy is not installed")
 pytest.importorskip("scipy.stats")
@@ -87,7 +87,7 @@ def test_a_checkpoint_loses_nothing(
     interrupted, made = counted.of(checkpoint=path)
     assert not interrupted.complete
     assert "interrupted" in interrupted.report()
-    assert made < steps
+    assert made < interrupted_step + 55  # to the best law until then
     counted.at = 0
     continued, more = counted.of(checkpoint=path)
     assert continued.complete
@@ -202,12 +202,8 @@ def test_a_checkpoint_of_another_fit(change: dict[str, Any], said: str, tmp_path
 
 
 def test_a_checkpoint_of_other_inputs(tmp_path: Path) -> None:
-    law = nn.Sequential(RealNPU(2, 1), NAU(1, 1)).double()
+    law = law_of([[1, 1]], [[0.01]])
     options: dict[str, Any] = {"start": "model", "simplify": False, "checkpoint": tmp_path / "law"}
-    with torch.no_grad():
-        law[0].weight_re.fill_(1.0)
-        law[0].gate.fill_(1.0)
-        law[1].weight.fill_(0.01)
     u = T / 10 + 1
     ode.fit(law, T, u, inputs=(T, T + 1), **options)
     with pytest.raises(ValueError, match=r"it is of another fit: other inputs$"):

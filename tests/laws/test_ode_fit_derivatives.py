@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy
 import pytest
-import torch
-from torch import nn
 
-from npu_kernels import NAU, RealNPU, ode
+from npu_kernels import ode
+from tests.support.time_series import law_of
 
 scipy = pytest.importorskip("scipy", reason="scipy is not installed")
 pytest.importorskip("scipy.integrate")
@@ -73,12 +72,7 @@ def test_standard_errors_are_those_of_scipy(case: str, method: str) -> None:
     ]
     tables = [u * (1 + 0.01 * random.standard_normal(u.shape)) for u in tables]
     tables[0][3, 1] = numpy.nan  # is missing
-    model = nn.Sequential(RealNPU(powers.shape[1], 3), NAU(3, 2, clip=False)).double()
-    with torch.no_grad():
-        model[0].weight_re.copy_(torch.tensor(powers))  # type: ignore[operator]
-        model[0].gate.fill_(1)  # type: ignore[operator]
-        model[1].weight.copy_(torch.tensor(matrix @ rates))  # type: ignore[operator]
-    model[0].requires_grad_(case == "exponents")
+    model = law_of(powers, matrix @ rates, fixed=case != "exponents")
     result = ode.fit(model, times, tables, start="model", simplify=False, method=method, **options)
     free_rates = rates != 0
     free_powers = (powers != 0) & (case == "exponents")
