@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -241,7 +241,7 @@ def _compiled_for(
 @pytest.mark.parametrize("precision", ["highest", "high"])
 @pytest.mark.parametrize("name", ["npu", "nmu", "inalu"])
 def test_a_ragged_last_batch_launches_the_same_kernels(
-    name: str, precision: str, device: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
+    name: str, precision: str, device: str, kernels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is compiled anew for fewer rows of a 256 x 256 layer, and splits stay."""
     if device != "cpu":
@@ -331,7 +331,7 @@ def test_launches_of_a_step(
     shared: bool,
     limit: int,
     device: str,
-    kernels: ModuleType,
+    kernels: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Forward and backward: at most four, two or (NALU) three where rows fit one program."""
