@@ -273,9 +273,7 @@ def test_launches_of_a_small_step(gpu: str) -> None:
 
 @pytest.mark.parametrize("sizes", [(4096, 256, 256), (4099, 257, 259)])
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_large_layer(
-    sizes: tuple[int, int, int], precision: str, gpu: str, kernels: Any
-) -> None:
+def test_large_layer(sizes: tuple[int, int, int], precision: str, gpu: str, kernels: Any) -> None:
     """The shipped configurations at full size: twice the eager error against float64."""
     sample = RECORDS["npu"].sample(*sizes, dtype=torch.float32, device=gpu)
     exact = sample.map(Tensor.double)

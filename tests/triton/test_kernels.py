@@ -165,17 +165,15 @@ def test_gradients_of_a_shared_x_that_nobody_needs(
     name: str, device: str, kernels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No memory is taken for those of the models, which would be summed."""
-    from npu_kernels._backends.triton import launch
-
     sample = RECORDS[name].sample(17, 5, 3, num_models=2, shared=True, device=device)
     grad_y = torch.randn_like(forward(sample, reference)[0])
-    empty, shapes = launch.empty, list[tuple[int, ...]]()
+    empty, shapes = Tensor.new_empty, list[tuple[int, ...]]()
 
-    def noted(like: Tensor, shape: tuple[int, ...], *dtype: Any) -> Tensor:
+    def noted(like: Tensor, shape: tuple[int, ...], **options: Any) -> Tensor:
         shapes.append(shape)
-        return empty(like, shape, *dtype)
+        return empty(like, shape, **options)
 
-    monkeypatch.setattr(launch, "empty", noted)
+    monkeypatch.setattr(Tensor, "new_empty", noted)
     of_each_model = 2, 17, 5
     backward(sample, kernels, grad_y, ALL)
     assert of_each_model in shapes
@@ -305,9 +303,7 @@ def test_half_precision_storage(
 
 @pytest.mark.parametrize("sizes", [(0, 3, 2), (4, 0, 2), (4, 3, 0), (0, 20, 17), (4, 20, 0)])
 @pytest.mark.parametrize("name", FUSED)
-def test_empty_tensors(
-    name: str, sizes: tuple[int, int, int], device: str, kernels: Any
-) -> None:
+def test_empty_tensors(name: str, sizes: tuple[int, int, int], device: str, kernels: Any) -> None:
     record, (b, i, o) = RECORDS[name], sizes
     sample = record.sample(b, max(i, 1), o, num_models=2, device=device)
     if i == 0:

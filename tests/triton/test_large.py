@@ -110,9 +110,7 @@ def test_sums_of_one_term(plan: Any, device: str, kernels: Any) -> None:
 
 
 @pytest.mark.parametrize("without", [(), ("weight_im",)])
-def test_blocks_of_smaller_weights(
-    without: tuple[str, ...], device: str, kernels: Any
-) -> None:
+def test_blocks_of_smaller_weights(without: tuple[str, ...], device: str, kernels: Any) -> None:
     sample = RECORDS["npu"].sample(20, 270, 17, dtype=torch.float32, device=device, without=without)
     for weight in (sample.tensors["weight_re"], sample.tensors["weight_im"]):
         if weight is not None:
@@ -189,9 +187,7 @@ def test_inputs_of_outputs_far_below_others(
 
 
 @pytest.mark.parametrize("far", [0, 150])
-def test_outputs_far_below_others_in_one_of_two_models(
-    far: int, device: str, kernels: Any
-) -> None:
+def test_outputs_far_below_others_in_one_of_two_models(far: int, device: str, kernels: Any) -> None:
     """Padding to 128 rows makes a tile of 64 rows more than the rows need."""
     sample, grad_y = _far_output(True, far, device)
     tensors = {name: cast(Tensor, tensor).expand(2, *cast(Tensor, tensor).shape).contiguous()
@@ -296,9 +292,7 @@ def test_negative_inputs_in_a_few_steps(plan: Any, device: str, kernels: Any) ->
 
 
 @pytest.mark.parametrize("imaginary", [True, False])
-def test_gates_at_their_ends_and_zero_inputs(
-    imaginary: bool, device: str, kernels: Any
-) -> None:
+def test_gates_at_their_ends_and_zero_inputs(imaginary: bool, device: str, kernels: Any) -> None:
     sample = RECORDS["npu"].sample(20, 8, 17, device=device, dtype=torch.float32)
     gate = torch.tensor([-0.5, 0.0, 0.5, 1.0, 1.5, 1.0, 0.25, 0.0], device=device)
     sample = Sample(
@@ -323,9 +317,7 @@ def test_gates_at_their_ends_and_zero_inputs(
 
 @pytest.mark.parametrize("plan", [PLAN, POINTERS])
 @pytest.mark.parametrize("size", [1e-12, 1e-6, 1e3])
-def test_sizes_of_weights_and_gradients(
-    size: float, plan: Any, device: str, kernels: Any
-) -> None:
+def test_sizes_of_weights_and_gradients(size: float, plan: Any, device: str, kernels: Any) -> None:
     """Rows of grad_x and grad_weight are as accurate as float32, whatever the sizes of rows."""
     sample = RECORDS["npu"].sample(40, 20, 70, device=device, dtype=torch.float32)
     sample.x.copy_(
@@ -365,9 +357,7 @@ SPECIAL = (0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 1.0, -1.0, math.inf, -m
 
 
 @pytest.mark.parametrize(("imaginary", "plan"), [(True, PLAN), (False, PLAN), (True, POINTERS)])
-def test_special_inputs_and_weights(
-    imaginary: bool, plan: Any, device: str, kernels: Any
-) -> None:
+def test_special_inputs_and_weights(imaginary: bool, plan: Any, device: str, kernels: Any) -> None:
     """Every row of y and s is the formula's, also of infinite and NaN inputs and weights."""
     torch.manual_seed(0)
     x = torch.rand(len(SPECIAL), 20, device=device) + 1.5

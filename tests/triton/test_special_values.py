@@ -83,9 +83,7 @@ def test_infinite_input_in_split_products(passes: int, device: str, kernels: Any
 
 @pytest.mark.parametrize("name", ["nalu", "inalu"])
 @pytest.mark.parametrize("passes", [0, 6])
-def test_special_input_of_the_nalus(
-    name: str, passes: int, device: str, kernels: Any
-) -> None:
+def test_special_input_of_the_nalus(name: str, passes: int, device: str, kernels: Any) -> None:
     """Rows with one special input give what the formula gives, also in split products."""
     from npu_kernels._backends.triton import tuning
 
