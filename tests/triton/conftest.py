@@ -56,24 +56,33 @@ def kernels() -> Iterator[Any]:
 
 
 class Launch(NamedTuple):
-    kernel: str
+    """A kernel of the interpreter, and what it was launched with."""
+
+    kernel: Any
     arguments: tuple[Any, ...]
     options: dict[str, Any]
-    function: Any
+
+
+class Launches(list[Launch]):
+    """The launches of a test. The list may be cleared."""
+
+    runs = True  # whether the kernels compute, too
+
+    def names(self) -> list[str]:
+        return [launch.kernel.__name__ for launch in self]
 
 
 @pytest.fixture
-def launched(device: str, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
-    """The launches of a test, of the interpreter alone; the list may be cleared."""
+def launched(device: str, monkeypatch: pytest.MonkeyPatch) -> Launches:
     if device != "cpu":
         pytest.skip("of the interpreter's launches")
     interpreter = pytest.importorskip("triton.runtime.interpreter")
-    launches: list[Launch] = []
-    run = interpreter.InterpretedFunction.run
+    launches, run = Launches(), interpreter.InterpretedFunction.run
 
-    def note(function: Any, *arguments: Any, **options: Any) -> Any:
-        launches.append(Launch(function.fn.__name__, arguments, options, function))
-        return run(function, *arguments, **options)
+    def note(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        launches.append(Launch(kernel, arguments, options))
+        if launches.runs:
+            run(kernel, *arguments, grid=grid, warmup=warmup, **options)
 
     monkeypatch.setattr(interpreter.InterpretedFunction, "run", note)
     return launches

@@ -18,16 +18,16 @@ import triton.language as tl
 
 from npu_kernels._backends.triton import (
     for_graph,
-    npu,
     npu_large,
     npu_planes,
     reduction,
     tuning,
 )
-from npu_kernels._backends.triton.launch import Sizes
-from npu_kernels._backends.triton.npu_large import HIGH_PLANS, PLANS, Tiles, use_plan
-from npu_kernels._backends.triton.npu_planes import HI_LO, NARROW, TILE, WIDE
 from tests.support.compare import assert_near
+from tests.triton.conftest import Launches
+
+HIGH_PLANS, PLANS, use_plan = npu_large.HIGH_PLANS, npu_large.PLANS, npu_large.use_plan
+HI_LO, NARROW, TILE, WIDE = npu_planes.HI_LO, npu_planes.NARROW, npu_planes.TILE, npu_planes.WIDE
 
 # Few programs, so that each takes several tiles. The interpreter reads by descriptors as a GPU of
 # the newer kind does.
@@ -39,7 +39,7 @@ HIGH = HIGH_PLANS["sm_90"]._replace(multiprocessors=2)
 def _with(plan: Any, **changes: int) -> Any:
     """The plan with these changes of all its tiles."""
     tiles = {name: tiles._replace(**changes) for name, tiles in plan._asdict().items()
-             if isinstance(tiles, Tiles)}  # fmt: skip
+             if isinstance(tiles, npu_large.Tiles)}  # fmt: skip
     return plan._replace(**tiles)
 
 
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[tuple[int, int, int], dict[str, Any], Any]] = {
 
 def test_the_plan_is_that_of_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels may be compiled for several targets in one process."""
-    x, sizes = torch.empty(0, 512), Sizes(1, 4096, 512, 512, True)
+    x, sizes = torch.empty(0, 512), npu_large.Sizes(1, 4096, 512, 512, True)
     monkeypatch.setattr(npu_large, "large_is_faster", lambda *_: True)
     for architecture in ("sm_80", "sm_90", "sm_80"):
         monkeypatch.setattr(tuning, "architecture_of", lambda device: architecture)  # noqa: B023
@@ -224,29 +224,24 @@ def test_the_greatest_value_meets_an_imaginary_weight_alone(
     torch.testing.assert_close(grad_gate[3].double(), want[3], rtol=1e-5, atol=0.0)
 
 
-def _flags(sample: Sample, grad_y: Tensor, kernels: Any, plan: Any) -> list[list[int]]:
+def _flags(sample: Sample, grad_y: Tensor, launched: Launches, plan: Any) -> list[list[int]]:
     """Which tiles of rows and inputs are computed again."""
-    flags: list[Tensor] = []
-
-    def note(kernel: Any, *arguments: Any) -> None:
-        start(kernel, *arguments)
-        if kernel is npu.npu_repair_x_kernel:
-            flags.extend(a for a in arguments if getattr(a, "dtype", None) is torch.int32)
-
-    start = vars(npu_large)["start"]
-    with pytest.MonkeyPatch.context() as patch, use_plan(plan):
-        patch.setattr(npu_large, "start", note)
-        kernels.npu_backward(grad_y, *_saved(sample, reference), EPS, False, 15)
-    (tiles,) = flags
+    launched.clear()
+    with use_plan(plan):
+        outputs(sample, torch.ops.npu_kernels, grad_y)
+    (arguments,) = (a for k, a, _ in launched if k.__name__ == "npu_repair_x_kernel")
+    (tiles,) = (a for a in arguments if getattr(a, "dtype", None) is torch.int32)
     return tiles.reshape(-(-sample.x.shape[-2] // TILE), -1).tolist()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("plan", [PLAN, POINTERS])
-def test_which_tiles_are_computed_again(plan: Any, device: str, kernels: Any) -> None:
+def test_which_tiles_are_computed_again(
+    plan: Any, device: str, kernels: Any, launched: Launches
+) -> None:
     """None of a dense layer, where terms cancel, nor for rows of zeros or inputs without a weight."""
     sample = RECORDS["npu"].sample(140, 270, 80, dtype=torch.float32, device=device)
     grad_y = torch.randn(140, 80, device=device)
-    assert _flags(sample, grad_y, kernels, _on(device, plan)) == [[0] * 3] * 2
+    assert _flags(sample, grad_y, launched, _on(device, plan)) == [[0] * 3] * 2
     weight_re, weight_im = sample.tensors["weight_re"], sample.tensors["weight_im"]
     real = {**sample.tensors, "weight_im": torch.zeros_like(weight_im)}
     cancelling = Sample("npu", sample.x.abs() + 0.1, real)
@@ -254,15 +249,15 @@ def test_which_tiles_are_computed_again(plan: Any, device: str, kernels: Any) ->
     y = forward(cancelling, reference)[0]
     grad_y[5] = 0.0
     grad_y[5, :2] = 1 / y[5, :2] * torch.tensor([1.0, -1.0], device=device)
-    assert _flags(cancelling, grad_y, kernels, _on(device, plan)) == [[0] * 3] * 2
+    assert _flags(cancelling, grad_y, launched, _on(device, plan)) == [[0] * 3] * 2
     grad_y[[3, 5, 139]] = 0.0
     for name in ("weight_re", "weight_im"):
         sample.tensors[name][:, [2, 260]] = 0.0
-    assert _flags(sample, grad_y, kernels, _on(device, plan)) == [[0] * 3] * 2
+    assert _flags(sample, grad_y, launched, _on(device, plan)) == [[0] * 3] * 2
     for name in ("weight_re", "weight_im"):
         sample.tensors[name][:79, 130] = 0.0
     grad_y[135, 79] = 0.0  # one row that this input does not reach
-    assert _flags(sample, grad_y, kernels, _on(device, plan)) == [[0] * 3, [0, 1, 0]]
+    assert _flags(sample, grad_y, launched, _on(device, plan)) == [[0] * 3, [0, 1, 0]]
 
 
 @pytest.mark.parametrize("plan", [HIGH, _with(HIGH, depth=64), HIGH_PLANS["sm_80"]])
@@ -469,7 +464,7 @@ def test_sums_of_many_numbers(device: str) -> None:
 
 
 def _large(i: int, o: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
-    sizes = Sizes(1, 7, i, o, True)
+    sizes = npu_large.Sizes(1, 7, i, o, True)
     return npu_large.plan_of(torch.empty(1, dtype=dtype, device=device), True, sizes)
 
 

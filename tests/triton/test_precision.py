@@ -9,11 +9,12 @@ from torch import Tensor
 from npu_kernels import reference
 from npu_kernels._testing.samples import RECORDS, error_bound
 from tests.support.kernels import errors, outputs
+from tests.triton.conftest import Launches
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from npu_kernels._backends.triton import npu, tuning  # noqa: E402
+from npu_kernels._backends.triton import npu_large, tuning  # noqa: E402
 from npu_kernels._backends.triton.device_math import exp_accurate, sincos, split  # noqa: E402
 
 
@@ -189,21 +190,18 @@ def test_launches_obey_settings_of_devices(
     expected: set[str],
     device: str,
     kernels: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    launched: Launches,
 ) -> None:
     """CUDA's own setting counts, also where torch refuses to answer for all devices."""
-    asked: list[str] = []
-    find = tuning._find
-    for kernel in [function for name, function in vars(npu).items() if name.endswith("_kernel")]:
-        # what they compute is another test's
-        monkeypatch.setattr(kernel, "run", lambda *a, **k: None)
-    monkeypatch.setattr(tuning, "_find", lambda *a: asked.append(a[3]) or find(*a))
-    sample = RECORDS["npu"].sample(4, 17, 3, dtype=torch.float32, device=device)
+    sample = RECORDS["npu"].sample(4, 256, 256, dtype=torch.float32, device=device)
+    launched.runs = False  # what they compute is another test's
 
     def launch() -> set[str]:
-        asked.clear()
-        outputs(sample, kernels, torch.ones(4, 3, device=device))
-        return set(asked)
+        launched.clear()
+        with npu_large.use_plan(None):  # the kernels of all sizes
+            outputs(sample, kernels, torch.ones(4, 256, device=device))
+        passes = {options["PASSES"] for _, _, options in launched if "PASSES" in options}
+        return {{6: "highest", 3: "high", 1: "medium"}[n] for n in passes}
 
     holder: Any = torch
     for name in setting.split("."):
