@@ -24,6 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
 
 from npu_kernels._backends.triton import launchers, npu_large, npu_planes, repeat
+from npu_kernels._backends.triton.launch import Sizes
 from tests.triton.mocked import calls
 
 EPS = 1e-7
@@ -254,7 +255,7 @@ def check_which_waves_are_full() -> None:
         ("highest", "high"), (4096, 16384, 65536), range(512, 2049, 64)
     ):
         torch.set_float32_matmul_precision(precision)
-        sizes = npu_large.Sizes(1, rows, width, width, True)
+        sizes = Sizes(1, rows, width, width, True)
         shape = npu_planes.padded(sizes, True, True)
         plan = npu_large.plan_of(x, True, sizes)
         assert plan is not None

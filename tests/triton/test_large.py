@@ -23,6 +23,7 @@ from npu_kernels._backends.triton import (
     reduction,
     tuning,
 )
+from npu_kernels._backends.triton.launch import Sizes
 from tests.support.compare import assert_near
 from tests.triton.conftest import Launches
 
@@ -69,7 +70,7 @@ CASES: dict[str, tuple[tuple[int, int, int], dict[str, Any], Any]] = {
 
 def test_the_plan_is_that_of_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels may be compiled for several targets in one process."""
-    x, sizes = torch.empty(0, 512), npu_large.Sizes(1, 4096, 512, 512, True)
+    x, sizes = torch.empty(0, 512), Sizes(1, 4096, 512, 512, True)
     monkeypatch.setattr(npu_large, "large_is_faster", lambda *_: True)
     for architecture in ("sm_80", "sm_90", "sm_80"):
         monkeypatch.setattr(tuning, "architecture_of", lambda device: architecture)  # noqa: B023
@@ -464,7 +465,7 @@ def test_sums_of_many_numbers(device: str) -> None:
 
 
 def _large(i: int, o: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
-    sizes = npu_large.Sizes(1, 7, i, o, True)
+    sizes = Sizes(1, 7, i, o, True)
     return npu_large.plan_of(torch.empty(1, dtype=dtype, device=device), True, sizes)
 
 
