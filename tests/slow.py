@@ -4,7 +4,8 @@
 function with all of its cases, or a file. ``-m "not slow"`` leaves them out. A line that begins
 with "+" is a slow test that stays, since its file has no quick one.
 
---measure-slow  writes the lines of the tests that run, and keeps those of all others
+--measure-slow  writes the lines of the files that run, and keeps the lines of all others; where -m
+                or -k choose tests of a file it writes nothing
 --check-slow    fails if a test takes more than `FAILS` seconds and is not in the list
 """
 
@@ -92,7 +93,8 @@ class _Times:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self.config.getoption("--measure-slow"):
+        chosen = self.config.option.markexpr or self.config.option.keyword  # not whole files
+        if self.config.getoption("--measure-slow") and not chosen:
             LIST.write_text("\n".join(lines(self.taken, *read())) + "\n")
         if self.config.getoption("--check-slow") and self._missing():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -13,8 +13,6 @@ from tests.support.examples import ROOT
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 
-from npu_kernels._laws.products.problem import Columns, all_rows
-from npu_kernels._laws.products.units import Exponents
 from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.laws import RNG, approximate, check, few_rows, force, noise, uniform
 
@@ -239,24 +237,23 @@ def test_sums_with_columns_that_are_negative_in_all_rows():
     check(NPURegressor(random_state=0).fit(X, y), expected)
 
 
+@few_rows
 def test_output_powers_need_a_y_whose_other_sign_errors_explain():
-    y = np.linspace(-0.1, 2, 50)
-    columns, free = Columns.of(uniform(2, 50)), Exponents.unrestricted(2)
-    for power in (2.0, -2.0):
-        assert all_rows(columns, y, np.ones(50), power, free, None) is None
-        assert all_rows(columns, y, np.ones(50), power, free, None, error=0.01) is None
-        crossed = all_rows(columns, y, np.ones(50), power, free, None, error=0.05)
-        with_sigma = all_rows(columns, y, np.ones(50), power, free, 0.05)
-        assert crossed is not None
-        assert with_sigma is not None
-        for rows in (crossed, with_sigma):
-            z, weight = rows.take(slice(None)).linear()
-            assert np.isfinite(z * weight).all()
-            assert ((weight > 0) == (y > (0 if power < 0 else -1))).all()
-            assert (np.sign(z[weight > 0]) == np.sign(y[weight > 0])).all()
-            if power > 0:  # rows near 0 have the weight of the errors there
-                assert weight[np.abs(y) < 0.05].max() < 1.01 / (2 * rows.floor)
-    assert all_rows(columns, np.maximum(y, 0), np.ones(50), 2.0, free, None) is None
+    X, y = uniform(1, 50, low=1, high=5), np.linspace(-0.1, 2, 50)
+    for power in (2, -2):
+        options = {"random_state": 0, "output_powers": (power,), "max_terms": 1, "starts": 4}
+        for noise_of_y in (None, 0.01):
+            with pytest.raises(ValueError, match="other than 1 need a y of one sign without zeros"):
+                NPURegressor(noise=noise_of_y, **options).fit(X, y)
+        assert np.isfinite(NPURegressor(noise=0.05, **options).fit(X, y).predict(X)).all()
+        with pytest.raises(ValueError, match="other than 1 need a y of one sign without zeros"):
+            NPURegressor(**options).fit(X, np.maximum(y, 0))
+        product = X[:, 0] ** (6 / power)
+        crossed = 2 * product + 0.02 * noise(50)
+        assert (crossed < 0).any() == (power < 0)
+        model = NPURegressor(noise=0.02, terms=["x0**6"], **options).fit(X, crossed)
+        expected = (crossed @ product / (product @ product)) ** power
+        check(model, {(6,): expected}, rel=1e-6, power=power)
 
 
 @approximate

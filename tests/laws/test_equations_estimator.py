@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import signal
 import warnings
 
 import numpy as np
@@ -28,6 +27,7 @@ from tests.support.laws import (
     terms,
     uniform,
 )
+from tests.support.moments import at_call, at_line, calls_of
 
 
 @pytest.fixture(scope="module")
@@ -267,55 +267,30 @@ def test_constant_and_zero_targets():
     assert (NPURegressor(random_state=0).fit(X, np.zeros(60)).predict(X) == 0).all()
 
 
-def interrupt(call, monkeypatch, request):
-    """Press Ctrl-C in a fit of starts by its number; return the list that such fits fill."""
-    from npu_kernels._laws.table import search
-
-    # a process in the background ignores it
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    plain, calls = search._fitted, []
-
-    def stopping(*arguments):
-        calls.append(1)
-        if len(calls) == call:
-            signal.raise_signal(signal.SIGINT)
-        return plain(*arguments)
-
-    monkeypatch.setattr(search, "_fitted", stopping)
-    return calls
-
-
-@pytest.mark.parametrize("call", [3, 4])
-def test_interrupt_gives_what_was_found(call, monkeypatch, request):
+@pytest.mark.parametrize("line", [2, 5])
+def test_interrupt_gives_what_was_found(line):
     """Ctrl-C in the first search, and in the second one, for errors in proportion to y."""
     X = uniform(3, 100)
     y = X[:, 0] * X[:, 1] + X[:, 2] + 0.1 * noise(100)
-    calls = interrupt(call, monkeypatch, request)
-    with pytest.warns(UserWarning, match="the search was interrupted"):
-        model = NPURegressor(random_state=0).fit(X, y)
+    with pytest.warns(UserWarning, match="the search was interrupted"), at_line(line):
+        model = NPURegressor(random_state=0, starts=8).fit(X, y)
     assert not model.equations_.complete
     assert model.best_.terms == 2
-    assert len(calls) == call
     assert "interrupted" in model.report()
 
 
 @approximate
-def test_interrupt_ends_the_search_for_later_outputs_too(monkeypatch, request):
-    """They get a law of one term, and Ctrl-C before that raises."""
+def test_interrupt_ends_the_search_for_later_outputs_too():
+    """They get a law of one term, and Ctrl-C before a first law raises."""
     X = uniform(3, 100)
     y = X[:, 0] * X[:, 1] + X[:, 2] + 0.1 * noise(100)
-    calls = interrupt(3, monkeypatch, request)
-    with pytest.warns(UserWarning, match="the search was interrupted"):
-        model = NPURegressor(random_state=0).fit(X, np.column_stack([y, 2 * y]))
+    y, model = np.column_stack([y, 2 * y]), NPURegressor(random_state=0, starts=8)
+    with pytest.warns(UserWarning, match="the search was interrupted"), at_line(2):
+        model.fit(X, y)
     assert [table.complete for table in model.equations_] == [False, False]
     assert [equation.terms for equation in model.best_] == [2, 1]
-    assert len(calls) < 20
-    calls.clear()
-    monkeypatch.undo()
-    calls = interrupt(1, monkeypatch, request)
-    with pytest.raises(KeyboardInterrupt):
-        NPURegressor(random_state=0).fit(X, y)
+    with pytest.raises(KeyboardInterrupt), at_call(0.01 * calls_of(lambda: model.fit(X, y))):
+        model.fit(X, y)
 
 
 def test_steps_are_logged_and_printed_on_request(caplog, capsys):

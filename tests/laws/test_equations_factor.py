@@ -1,18 +1,14 @@
 """Errors that are factors of y, as in allometry and hydrology: least squares of logarithms, by
 themselves where they are likelier than equal errors and errors in proportion to y."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-from npu_kernels._laws.products.problem import Columns, all_rows
-from npu_kernels._laws.products.units import Exponents
-from npu_kernels._laws.table import output, refine
 from npu_kernels.equations import NPURegressor
-from tests.support.laws import RNG, noise, terms, uniform
+from tests.support.laws import RNG, noise, standard_errors, terms, uniform
+from tests.support.moments import at_call, calls_of
 
 QUICK = {"random_state": 0, "output_powers": (1,), "starts": 16}
 
@@ -66,7 +62,7 @@ def test_other_errors_are_no_factors(kind):
     y = {"constant": y + 0.4 * e, "relative": y * (1 + 0.2 * e), "small": y * np.exp(0.05 * e)}[
         kind
     ]
-    model = NPURegressor(max_terms=2, **QUICK).fit(X, y)
+    model = NPURegressor(max_terms=2, **QUICK).fit(X, 1e3 * y)
     assert model.equations_.noise == {"small": "relative"}.get(kind, kind)
 
 
@@ -80,52 +76,29 @@ def test_factors_that_are_said():
         NPURegressor(noise="factor", **QUICK).fit(x, y - y.mean())
 
 
-def rows_of(X, y, power, factor):
-    free = Exponents.unrestricted(X.shape[1])
-    rows = all_rows(Columns.of(X), y, np.ones(len(y)), power, free, None, factor=factor)
-    assert rows is not None
-    return rows.take(slice(None))
+@pytest.mark.parametrize("power", [1, 2, -1])
+@pytest.mark.parametrize("kind", ["factor", "constant"])
+def test_standard_errors_of_powers_of_y(power, kind):
+    X = uniform(2, 80)
+    y = (X[:, 0] ** 2 + 3 * X[:, 1]) ** (1 / power)
+    y = y * np.exp(0.1 * noise(80)) if kind == "factor" else y + 0.02 * noise(80)
+    options = {"exponents": "real", "max_terms": 2, "starts": 8, "loss": "squared"}
+    model = NPURegressor(
+        random_state=0, output_powers=(power,), noise=kind, ratios=False, **options
+    )
+    best = model.fit(X, y).best_
+    assert best.free.sum() == 2
 
+    def law(parameters):
+        u = best.exponents.copy()
+        u[best.free] = parameters[2:]
+        values = ((X[:, None] ** u).prod(2) @ parameters[:2]) ** (1 / power)
+        return np.log(values) if kind == "factor" else values
 
-@pytest.mark.parametrize("power", [1.0, 2.0, -1.0])
-def test_derivatives_of_logarithms(power):
-    X = uniform(2, 50)
-    y = (X[:, 0] ** 2 + 3 * X[:, 1]) ** (1 / power) * np.exp(0.2 * noise(50))
-    problem = rows_of(X, y, power, True)
-    u, c = np.array([[1.9, 0.1], [0.0, 1.2]]), np.array([0.4, 0.7])
-    law = refine.Sum(u, np.zeros_like(u), np.ones_like(u, dtype=bool), c)
-
-    def residuals(law):
-        return problem.predict(law.u, law.parity, law.c)[1]
-
-    J = refine.jacobian(problem, law, problem.predict(u, law.parity, c)[2])
-    for column in range(6):
-        step = np.zeros(6)
-        step[column] = 1e-6
-        moved = [
-            replace(law, c=c + s * step[:2], u=u + s * step[2:].reshape(2, 2)) for s in (1, -1)
-        ]
-        slope = (residuals(moved[1]) - residuals(moved[0])) / 2e-6
-        np.testing.assert_allclose(J[:, column], slope, rtol=1e-6, atol=1e-8)
-
-
-def test_criteria_of_both_kinds_are_comparable():
-    """Criteria and units differ by the log likelihoods of the densities of y."""
-    X = uniform(1, 200)
-    y = 3 * X[:, 0] * np.exp(0.2 * noise(200))
-    equal, factors = rows_of(X, y, 1.0, False), rows_of(X, y, 1.0, True)
-    likelihoods = []
-    for problem in (equal, factors):
-        start = refine.Sum(
-            np.ones((1, 1)), np.zeros((1, 1)), np.zeros((1, 1), dtype=bool), np.ones(1)
-        )
-        law = refine.refit(problem, start)
-        likelihoods.append(refine.misfit(problem, law.rss) + problem.units)
-    c = (X[:, 0] @ y) / (X[:, 0] @ X[:, 0])
-    normal = 200 * np.log(np.mean((y - c * X[:, 0]) ** 2))
-    logs = np.log(y / X[:, 0])
-    lognormal = 200 * np.log(np.var(logs)) + 2 * np.log(y).sum()
-    assert likelihoods[1] - likelihoods[0] == pytest.approx(lognormal - normal, rel=1e-9)
+    parameters = np.append(best.coef, best.exponents[best.free])
+    expected = standard_errors(law, parameters, np.log(y) if kind == "factor" else y)
+    errors = np.append(best.coef_std, best.exponents_std[best.free])
+    np.testing.assert_allclose(errors, expected, rtol=1e-4)
 
 
 # ---- errors in proportion ------------------------------------------------------------------------
@@ -159,21 +132,16 @@ def test_a_fit_of_relative_errors_is_that_of_its_refit():
         assert abs(first.value - second.value) < 0.2 * first.error
 
 
-def test_ctrl_c_in_the_search_for_relative_errors_leaves_the_first_law(monkeypatch):
-    calls, first = [], output._first
-
-    def interrupted(*arguments, **options):
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return first(*arguments, **options)
-
-    monkeypatch.setattr(output, "_first", interrupted)
+@pytest.mark.parametrize("share", [0.4, 0.5, 0.6])
+def test_ctrl_c_in_the_search_for_relative_errors_leaves_the_first_law(share):
     draw = np.random.default_rng(0)
     X = draw.uniform(0.5, 3, (60, 2))
     y = 2 * X[:, 0] / X[:, 1] * (1 + 0.01 * draw.standard_normal(60))
-    with pytest.warns(UserWarning, match="interrupted"):
-        model = NPURegressor(random_state=0, max_terms=1, noise="relative").fit(X, y)
-    assert len(calls) == 2
+    model = NPURegressor(
+        random_state=0, max_terms=1, noise="relative", output_powers=(1,), ratios=False
+    )
+    calls = calls_of(lambda: model.fit(X, y))
+    with pytest.warns(UserWarning, match="interrupted"), at_call(share * calls):
+        model.fit(X, y)
     assert not model.equations_.complete
     assert model.best_.exponents.tolist() == [[1, -1]]

@@ -1,5 +1,6 @@
 """Functions of inputs and of y: laws with them in every form, identities, units, and bad values."""
 
+import contextlib
 import pickle
 
 import numpy as np
@@ -12,21 +13,8 @@ pytest.importorskip("pandas", reason="pandas is not installed")
 import pandas
 from sklearn.base import clone
 
-from npu_kernels._laws.products.functions import (
-    OUTPUT_FUNCTIONS,
-    Column,
-    Functions,
-    OutputFunction,
-    functions_of,
-)
-from npu_kernels._laws.products.problem import Columns, all_rows
-from npu_kernels._laws.products.text import argument
-from npu_kernels._laws.products.units import Exponents
-from npu_kernels._laws.table import refine
-from npu_kernels._laws.table.identities import resolved
-from npu_kernels._laws.table.refine import Sum
 from npu_kernels.equations import EquationWarning, NPURegressor, fit_many
-from tests.support.laws import RNG, few_rows, uniform
+from tests.support.laws import RNG, few_rows, noise, standard_errors, uniform
 
 ROWS = 300
 
@@ -180,34 +168,6 @@ def test_the_first_function_decides_between_laws_of_one_length():
     assert "cos" in str(model({"t": ("cos", "sin")}).fit(X, y).best_)
 
 
-def test_a_law_is_written_with_the_other_function():
-    """Terms that the search did not find: ``r - r cos(t)**2``, and ``r cos(t)**2 + r sin(t)**2 / 2``."""
-    functions = functions_of(ANGLE, X.to_numpy(), np.arange(ROWS), tuple(X), [1.0] * 3)
-    columns = Columns.of(functions.expand(X.to_numpy()))
-    names = list(functions.names)
-
-    def fit_of(y, *products):
-        data = all_rows(columns, y, np.ones(ROWS), 1.0, Exponents.unrestricted(5), None)
-        u = np.zeros((len(products), 5))
-        for k, product in enumerate(products):
-            for name, w in product.items():
-                u[k, names.index(name)] = w
-        law = Sum(u, u % 2 * 0, np.zeros(u.shape, dtype=bool), np.ones(len(u)))
-        law = refine.refit(data, law)
-        return data, law, law
-
-    y = (X.r * np.sin(X.t) ** 2).to_numpy()
-    long = fit_of(y, {"r": 1}, {"r": 1, "cos(t)": 2})
-    best = resolved([long], functions, np.arange(20), "squared")[0][2]
-    assert best.u.tolist() == [[1, 0, 0, 2, 0]]
-    mixed = fit_of(y + 2 * X.r.to_numpy(), {"r": 1, "sin(t)": 2}, {"r": 1, "cos(t)": 2})
-    fits = resolved([mixed], functions, np.arange(20), "squared")
-    two = [law for _, _, law in fits if len(law.c) == 2]
-    assert len(two) == 1
-    assert sorted(two[0].u.tolist()) == [[1, 0, 0, 0, 0], [1, 0, 0, 2, 0]]
-    assert resolved([long], Functions(tuple(X)), np.arange(20), "squared") == [long]
-
-
 def test_a_product_is_no_sum_of_logarithms():
     fitted = model(("log",), ("identity", "log")).fit(X + 1, (X.r + 1) * (X.F + 1))
     assert str(fitted.best_) == "y = r*F"
@@ -244,11 +204,13 @@ def test_units_choose_the_columns_and_degrees_are_converted():
 
 
 @pytest.mark.parametrize(("factor", "text"), [
-    (1.0, "x"), (-1.0, "-x"), (0.5, "x/2"), (-1.5, "-3*x/2"), (0.01, "x/100"), (0.37, "0.37*x"),
-    (np.pi / 180, "pi*x/180"), (0.1234567, "0.123457*x"), (2.0, "2*x"),
+    (1.0, "x0"), (-1.0, "-x0"), (0.5, "x0/2"), (-1.5, "-3*x0/2"), (0.01, "0.01*x0"),
+    (0.37, "0.37*x0"), (0.1234567, "0.123457*x0"), (2.0, "2*x0"),
 ])  # fmt: skip
 def test_arguments_as_text(factor, text):
-    assert argument("x", factor) == text
+    x = uniform(1, 60)
+    law = model({"x0": "exp"}, max_terms=1, starts=4).fit(x, np.exp(factor * x[:, 0])).best_
+    assert str(law) == f"y = exp({text})"
 
 
 def test_exponentials_of_any_scale():
@@ -262,11 +224,6 @@ def test_exponentials_of_any_scale():
 
 
 def test_zeros_of_functions_are_zeros():
-    column = Column("sin", 0, 1.0)
-    assert column.values(np.array([np.pi, 0.0, 2 * np.pi])).tolist() == [0, 0, 0]
-    assert Column("cos", 0, 1.0).values(np.array([np.pi / 2])) == 0
-    assert Column("log", 0, 1.0).values(np.array([1 + 2**-52])) == 0
-    assert column.values(np.array([1e-30])) == pytest.approx(1e-30, abs=1e-16)
     angles = X.assign(t=np.where(np.arange(ROWS) % 3, X.t, np.pi))
     y = 2 * X.r * np.sin(angles.t) + X.F
     fitted = model(ANGLE).fit(angles, y)
@@ -275,6 +232,13 @@ def test_zeros_of_functions_are_zeros():
     np.testing.assert_allclose(
         fitted.torch_module()(values).detach()[:, 0], fitted.predict(angles), rtol=1e-12
     )
+    zeros = X[:3].assign(t=[np.pi, 0.0, 2 * np.pi])
+    sine = model(ANGLE, starts=8).fit(X, X.r * np.sin(X.t))
+    assert sine.predict(zeros).tolist() == [0, 0, 0]
+    cosine = model(ANGLE, starts=8).fit(X, X.r * np.cos(X.t))
+    assert (cosine.predict(X[:1].assign(t=np.pi / 2)) == 0).all()
+    logarithm = model({"F": "log"}, starts=8).fit(X, X.r * np.log(X.F))
+    assert (logarithm.predict(X[:1].assign(F=1 + 2**-52)) == 0).all()
 
 
 def test_constant_columns_have_no_functions():
@@ -286,31 +250,45 @@ def test_constant_columns_have_no_functions():
     assert str(fitted.best_) == "y = r*sin(t)"
 
 
-@pytest.mark.parametrize("name", OUTPUT_FUNCTIONS)
-@pytest.mark.parametrize("factor", [1.0, np.pi / 180])
-def test_inverses_and_slopes(name, factor):
-    function = OutputFunction(name, factor)
-    low, high = {"log": (0.1, 9), "exp": (-5, 9), "sin": (-1.4, 1.4), "cos": (0.1, 3),
-                 "tan": (-1.4, 1.4), "logit": (0.05, 0.9), "log(1+1/y)": (0.1, 9)}[name]  # fmt: skip
-    y = np.linspace(low, high, 50) / factor
-    assert function.inside(y).all()
-    assert function.outside(y) is None
-    t = function.value(y)
-    np.testing.assert_allclose(function.inverse(t), y, rtol=1e-12, atol=1e-12)
-    step = 1e-6
-    numeric = (function.inverse(t + step) - function.inverse(t - step)) / (2 * step)
-    np.testing.assert_allclose(function.slope(t), numeric, rtol=1e-4)
-    assert not function.beyond(t).any()
+INVERSES = {
+    "log": np.exp, "exp": np.log, "sin": np.arcsin, "cos": np.arccos, "tan": np.arctan,
+    "logit": lambda t: 1 / (1 + np.exp(-t)), "log(1+1/y)": lambda t: 1 / np.expm1(t),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INVERSES)
+@pytest.mark.parametrize("unit", ["", "deg"])
+def test_inverses_and_slopes(name, unit):
+    """Predictions have the inverses of functions of y, standard errors their slopes."""
+    pytest.importorskip("pint", reason="pint is not installed")
+    x, size = uniform(1, 60), 180 / np.pi if unit else 1.0
+
+    def law(c):
+        return size * INVERSES[name](c[0] * x[:, 0])
+
+    y = law([0.3]) + 0.003 * size * noise(60)
+    options = {"terms": ["x0"], "max_terms": 1, "noise": "constant", "loss": "squared"}
+    fitted = model(None, name, units=[""], y_units=unit, **options).fit(x, y)
+    np.testing.assert_allclose(fitted.predict(x), law(fitted.coef_), rtol=1e-12)
+    expected = standard_errors(law, fitted.coef_, y)
+    assert fitted.coef_std_ == pytest.approx(expected, rel=1e-5)
+    assert abs(fitted.coef_[0] - 0.3) < 4 * expected[0]
 
 
 def test_errors_may_leave_the_domain_of_a_function():
-    function = OutputFunction("log")
-    y = np.r_[np.ones(9), -0.2]
-    assert function.outside(y) is None
-    assert function.inside(y).sum() == 9
-    assert function.outside(np.r_[np.ones(9), -2.0]) == 9
-    assert function.outside(np.r_[np.ones(4), -np.full(5, 1e-3)]) is not None
-    assert OutputFunction("sin").outside(np.array([0.1, 0.5, 1.6])) is None
+    x = np.sort(uniform(1, 60), 0)
+    y, options = (
+        np.exp(x[:, 0] - 2) + 0.1 * np.abs(noise(60)),
+        {"starts": 4, "max_terms": 2, "noise": "constant"},
+    )
+    for rows, value, outside in ((1, -0.05, False), (1, -1.0, True), (31, -1e-3, True)):
+        bad = np.where(np.arange(60) < rows, value, y)
+        refused = pytest.raises(ValueError, match=f"log needs a y greater than 0, got {value:g} in")
+        with refused if outside else contextlib.nullcontext():
+            assert np.isfinite(model(None, "log", **options).fit(x, bad).predict(x)).all()
+    angles = np.arcsin(x[:, 0] / 3.1) + 0.05 * noise(60)
+    angles[angles.argmax()] = 1.6
+    assert model(None, "sin", **options).fit(x, angles).best_.function is not None
 
 
 def test_predict_says_where_the_sum_is_no_sine():

@@ -396,6 +396,25 @@ def test_labels_of_a_list_stay_what_they_are():
         np.testing.assert_allclose(fitted.predict(X, chosen), X[:, 0] * (1 + index))
 
 
+def test_labels_of_a_tensor(monkeypatch):
+    """Tensors may have a gradient, or be on a device from which they are copied."""
+    copied, plain = [], torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda t: copied.append(1) or plain(t))
+    _, X, index = table(0, 60, 2)
+    fitted = model(max_terms=1, starts=4)
+    for labels, expected in (
+        (torch.tensor([2.5, 1.0]), "(1.0, 2.5)"),
+        (torch.tensor([3, 4]), "(3, 4)"),
+    ):
+        labels = labels[torch.from_numpy(index)].requires_grad_(labels.is_floating_point())
+        y = labels.detach().numpy() * X[:, 0]
+        fitted.fit(X, y, groups=labels)
+        assert str(fitted.best_.labels) == expected
+        assert len(copied) >= 1
+        copied.clear()
+        np.testing.assert_allclose(fitted.predict(X, groups=labels), y)
+
+
 def test_rows_of_weight_0_are_as_if_absent():
     """Their labels may be of no group, missing, or of another type."""
     draw, X, index = table(0, rows=60, groups=2)

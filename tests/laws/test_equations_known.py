@@ -3,14 +3,6 @@
 import numpy as np
 import pytest
 
-from npu_kernels._laws.products.expression import Expression
-from npu_kernels._laws.products.functions import functions_of
-from npu_kernels._laws.products.limits import Limits
-from npu_kernels._laws.products.problem import Columns, all_rows
-from npu_kernels._laws.products.units import Exponents
-from npu_kernels._laws.table.arguments import limits_of
-from npu_kernels._laws.table.refine import Sum, refit
-from npu_kernels._laws.table.varpro import Solver
 from tests.support.laws import RNG, approximate, check, model, noise, terms, uniform
 
 
@@ -84,19 +76,6 @@ def test_a_known_part_of_negative_y_and_inputs():
     X = uniform(3)
     fitted = model(known="-x0*x1").fit(-X, -X[:, 0] * X[:, 1] - 3 * X[:, 2])
     check(fitted, {(0, 0, 1): 3})
-
-
-@pytest.mark.parametrize("factor", [False, True])
-@pytest.mark.parametrize("power", [1.0, 2.0])
-def test_the_search_is_for_the_rest_of_a_known_part(power, factor):
-    X = uniform(1)
-    rest, part = 2 * X[:, 0] ** 3, 5 * X[:, 0]
-    data = all_rows(
-        Columns.of(X), (rest + part) ** (1 / power), np.ones(300), power,
-        Exponents.unrestricted(1), None, factor=factor, addend=part,
-    )  # fmt: skip
-    z, _ = data.take(slice(0, 300)).linear()
-    np.testing.assert_allclose(z * data.scale**power, rest)
 
 
 def test_a_known_part_with_names_of_columns():
@@ -186,25 +165,15 @@ def test_bounds_of_coefficients_hold_for_negative_columns_and_y():
     assert terms(fitted.best_)[1, 0] == pytest.approx(2.5, rel=1e-12)
 
 
+@approximate
 def test_the_other_coefficients_suit_one_at_its_bound():
-    """Both in the search and in the last fit."""
     X = uniform(2)
     X[:, 1] += 2 * X[:, 0]
-    terms_and_bounds = np.eye(2), np.array([2.5, -np.inf]), np.array([4.0, np.inf])
-    bound, whole_numbers = np.full(2, 6.0), np.zeros(2, dtype=bool)
-    limits = Limits(-bound, bound, whole_numbers, False, *terms_and_bounds, np.zeros((0, 2)))
     y = 2 * X[:, 0] + X[:, 1] + 0.1 * noise()
-    free = Exponents.unrestricted(2)
-    data = all_rows(Columns.of(X), y, np.ones(300), 1.0, free, None, limits=limits)
+    options = {"max_terms": 2, "noise": "constant", "loss": "squared"}
+    fitted = model(terms={"x0": (2.5, 4), "x1": None}, **options).fit(X, y)
     rest = y - 2.5 * X[:, 0]
-    expected = [2.5, rest @ X[:, 1] / (X[:, 1] @ X[:, 1])]
-    size = data.scale / np.exp(data.columns.log_mean)
-    problem = data.take(slice(0, 300))
-    zeros = np.zeros((2, 2))
-    points = Solver(problem).run(np.eye(2)[None], zeros[None], 5)
-    assert (points.c[0].numpy() * size).tolist() == pytest.approx(expected)
-    start = Sum(np.eye(2), zeros, zeros.astype(bool), np.ones(2))
-    assert (refit(problem, start).c * size).tolist() == pytest.approx(expected)
+    check(fitted, {(1, 0): 2.5, (0, 1): rest @ X[:, 1] / (X[:, 1] @ X[:, 1])})
 
 
 @approximate
@@ -414,15 +383,18 @@ def test_exponents_of_some_columns_are_whole():
 @pytest.mark.parametrize(
     "options", [{}, {"signs": "positive"}, {"integer_exponents": True}, {"terms": ["x0**4"]}]
 )
+@approximate
 def test_exponents_of_a_power_of_y_have_the_same_room(options):
     X = uniform(2)
-    rows = Columns.of(X), np.sqrt(X[:, 0] ** 8 + X[:, 1] ** 8), np.ones(300), 2.0
-    limits = limits_of(
-        model(**options), functions_of(None, X, np.arange(300), ("x0", "x1"), [1, 1])
-    )
-    data = all_rows(*rows, Exponents.unrestricted(2), None, limits=limits)
-    assert data.low.tolist() == [-12, -12]
-    assert data.high.tolist() == [12, 12]
+    square = X[:, 0] ** 8 + X[:, 1] ** 12
+    law = {(8, 0): 1, (0, 12): 1}
+    if "terms" in options:
+        square, law = square + X[:, 0] ** 4, {**law, (4, 0): 1}
+    fitted = model(output_powers=(2,), max_terms=3, starts=8, **options).fit(X, np.sqrt(square))
+    check(fitted, law, power=2)
+    if not options:
+        beyond = model(output_powers=(2,), max_terms=1, starts=8).fit(X, X[:, 0] ** 7)
+        assert beyond.best_.exponents[0, 0] == 12
 
 
 def test_bounds_of_exponents_may_be_wide():
@@ -441,9 +413,14 @@ def test_no_terms_are_no_limit():
 
 
 def test_expressions_are_those_of_python():
-    X = RNG(0).uniform(0.5, 2, (5, 2))
+    pandas = pytest.importorskip("pandas")
+    X = RNG(0).uniform(0.5, 2, (60, 2))
     a, b = X.T
     text = "-a**2*b/3 + sqrt(exp(b)) - log(a)*pi/(a + 1e2*-b) + cos(2)**-(1/2*4) + +1"
     expected = -(a**2) * b / 3 + np.sqrt(np.exp(b)) - np.log(a) * np.pi / (a - 100 * b)
-    values = Expression(text, ("a", "b"), "known").values(X)
-    assert values == pytest.approx(expected + np.cos(2) ** -2 + 1)
+    expected += np.cos(2) ** -2 + 1
+    fitted = model(known=text, max_terms=1).fit(
+        pandas.DataFrame(X, columns=["a", "b"]), expected + a
+    )
+    assert fitted.best_.exact
+    check(fitted, {(1, 0): 1}, rel=1e-9)

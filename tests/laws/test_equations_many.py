@@ -18,11 +18,11 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 import joblib
 
-from npu_kernels._laws.table import many, ranks, search
-from npu_kernels.equations import NPURegressor, fit_many
+from npu_kernels.equations import NPURegressor, Outcomes, fit_many
 from tests.layers.test_distributed import _free_port, _spawn
 from tests.support.building import ROOT
 from tests.support.laws import uniform
+from tests.support.moments import at_call, at_line, calls_of
 
 X = uniform(2, 60)
 MODEL = NPURegressor(random_state=0, max_terms=1, starts=4, output_powers=(1,))
@@ -61,32 +61,30 @@ def test_processes_give_the_same():
     assert same(fit_many(PROBLEMS, MODEL, n_jobs=2))
 
 
-def test_a_folder_of_checkpoints(tmp_path, monkeypatch):
+def test_a_folder_of_checkpoints(tmp_path):
     """New problems alone are searched, in whatever order."""
     folder = tmp_path / "laws"
     assert same(fit_many(PROBLEMS, MODEL, checkpoint=folder))
     assert len(list(folder.iterdir())) == 2
-    calls, plain = [], search._fitted
-    monkeypatch.setattr(search, "_fitted", lambda *arguments: calls.append(1) or plain(*arguments))
     turned = dict(reversed([*PROBLEMS.items(), ("new", (X, X[:, 1] ** 3))]))
     outcomes = fit_many(turned, MODEL, checkpoint=folder)
     assert str(outcomes).splitlines()[0] == "new: y = x1**3"
-    assert same(many.Outcomes(outcomes[:0:-1]))
-    assert len(calls) == 1
+    assert same(Outcomes(outcomes[:0:-1]))
+    assert len(list(folder.iterdir())) == 3
     with pytest.raises(FileNotFoundError):
         fit_many(PROBLEMS, MODEL, checkpoint=tmp_path / "absent" / "laws")
 
 
-def test_a_checkpoint_is_found_by_the_data_of_its_problem(tmp_path, monkeypatch):
+def test_a_checkpoint_is_found_by_the_data_of_its_problem(tmp_path):
     """Not by its name, which for a sequence is the place, and need not be that of a file."""
     square, cube = (X, X[:, 0] ** 2), (X, X[:, 1] ** 3)
     fit_many([square, cube], MODEL, checkpoint=tmp_path)
-    monkeypatch.setattr(search, "_fitted", lambda *arguments: pytest.fail("searched again"))
     assert str(fit_many([cube, square], MODEL, checkpoint=tmp_path)) == "0: y = x1**3\n1: y = x0**2"
     assert str(fit_many({"a/b": cube}, MODEL, checkpoint=tmp_path)) == "a/b: y = x1**3"
+    assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_groups_of_a_problem(tmp_path, monkeypatch):
+def test_groups_of_a_problem(tmp_path):
     """Labels are the fourth part; a checkpoint of other labels is another one."""
     labels = np.repeat(["a", "b"], 30)
     y = np.where(labels == "a", 2.0, 5.0) * X[:, 0] ** 2
@@ -95,38 +93,23 @@ def test_groups_of_a_problem(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 2
     assert outcomes[0].model.predict(X, groups=labels) == pytest.approx(y)
     assert outcomes[0].model.best_.labels == ("a", "b")
-    monkeypatch.setattr(search, "_fitted", lambda *arguments: pytest.fail("searched again"))
     assert str(fit_many(problems, MODEL, checkpoint=tmp_path)) == str(outcomes)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize("call_index", [1, 2])
-def test_interrupt_gives_what_was_found(call_index, monkeypatch, request):
+def test_interrupt_gives_what_was_found():
     """Ctrl-C before a problem has any equation, and within its search."""
-    # a process in the background ignores it
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    model = NPURegressor(
-        random_state=0, max_terms=2, starts=4, output_powers=(1,), noise="constant"
-    )
+    options = {"max_terms": 2, "starts": 4, "output_powers": (1,), "ratios": False}
+    model = NPURegressor(random_state=0, noise="constant", **options)
     y = X[:, 0] + X[:, 1] ** 2 + 0.1 * (uniform(1, 60, seed=4)[:, 0] - 1.75)
-    calls, plain = [], search._fitted
-
-    def stopping(*arguments):
-        calls.append(1)
-        if len(calls) == call_index + 2:  # two for the first problem
-            signal.raise_signal(signal.SIGINT)
-        return plain(*arguments)
-
-    monkeypatch.setattr(search, "_fitted", stopping)
-    within = (
-        pytest.warns(UserWarning, match="was interrupted")
-        if call_index == 2
-        else contextlib.nullcontext()
-    )
-    with within:
+    with at_line(3), pytest.warns(UserWarning, match="was interrupted"):
         outcomes = fit_many([(X, y), (X, 2 * y), (X, 3 * y)], model)
     assert not outcomes.complete
-    assert [outcome.complete for outcome in outcomes] == [True] + [False] * (call_index - 1)
+    assert [outcome.complete for outcome in outcomes] == [True, False]
+    with at_call(1.1 * calls_of(lambda: fit_many([(X, y)], model))):
+        outcomes = fit_many([(X, y), (X, 2 * y), (X, 3 * y)], model)
+    assert not outcomes.complete
+    assert [outcome.complete for outcome in outcomes] == [True]
 
 
 INTERRUPTED = """
@@ -201,13 +184,32 @@ def test_arguments_that_cannot_be_used():
             fit_many(PROBLEMS, MODEL, n_jobs=n_jobs)
 
 
+class _Read:
+    """Measurements that act when they are read."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def __array__(self, dtype=None, copy=None):
+        self.act()
+        return X
+
+    def __len__(self):
+        return len(X)
+
+
 def on_a_rank(rank, ranks):
-    calls, plain = [], many._one
-    many._one = lambda *arguments: calls.append(1) or plain(*arguments)
-    outcomes = fit_many(PROBLEMS, MODEL)
-    assert same(outcomes)
+    read = []
+    problems = {
+        name: (_Read(lambda name=name: read.append(name)), X[:, 0] ** k)
+        for k, name in enumerate("abcd", 1)
+    }
+    outcomes = fit_many(problems, MODEL)
+    assert [str(outcome) for outcome in outcomes] == [
+        "a: y = x0", "b: y = x0**2", "c: y = x0**3", "d: y = x0**4",
+    ]  # fmt: skip
     assert outcomes.complete
-    assert len(calls) == len(PROBLEMS) // ranks
+    assert set(read) == set("abcd"[rank::ranks])
 
 
 @pytest.mark.skipif(
@@ -231,43 +233,44 @@ def _process(rank, store_port):
     os._exit(0)  # see `tests.layers.test_distributed._child`
 
 
+def _problems(act):
+    """Two problems, of which the second rank's is read with an action. A name is as long as no
+    value of a store may be."""
+    return {"quotient": PROBLEMS["quotient"], "a" * 10**7: (_Read(act), X[:, 0] ** 2)}
+
+
 def _a_slow_rank(rank):
     """A rank silent for longer than the group's timeout is waited for."""
-    plain, pieces = many._one, ranks.PIECE
-    many._one = lambda *arguments: (time.sleep(7 * rank), plain(*arguments))[1]
-    ranks.PIECE = 100
-    outcomes = fit_many(dict(list(PROBLEMS.items())[:2]), MODEL)
+    slept = []
+    outcomes = fit_many(_problems(lambda: slept or slept.append(time.sleep(7))), MODEL)
     assert outcomes.complete
-    assert [str(outcome)[:7] for outcome in outcomes] == ["quotien", "text: V"]
-    many._one, ranks.PIECE = plain, pieces
+    assert [str(outcome)[-9:] for outcome in outcomes] == ["= 3*x0/x1", "y = x0**2"]
 
 
 def _a_rank_that_fails(rank):
     """Its error is raised there, at once; the other rank has its own results."""
-    plain = many._fitted
+    problems = _problems(sys.exit)
     if rank == 1:
-        many._fitted = lambda *arguments: 1 / 0
-        with pytest.raises(ZeroDivisionError):
-            fit_many(PROBLEMS, MODEL)
-        many._fitted = plain
+        with pytest.raises(SystemExit):
+            fit_many(problems, MODEL)
         return
     start = time.monotonic()
     with pytest.warns(
         UserWarning, match=r"^fit_many: the results of 1 of 2 ranks are missing, .*: 1$"
     ):
-        outcomes = fit_many(PROBLEMS, MODEL)
-    assert [outcome.name for outcome in outcomes] == ["quotient", "square"]
+        outcomes = fit_many(problems, MODEL)
+    assert [outcome.name for outcome in outcomes] == ["quotient"]
     assert not outcomes.complete
-    assert time.monotonic() - start < ranks.SILENCE / 2
+    assert time.monotonic() - start < 60
 
 
 def _a_rank_that_dies(rank):
-    if rank == 1:
-        many._fitted = lambda *arguments: os._exit(0)
-    ranks.SILENCE = 3
-    with pytest.warns(UserWarning, match=r"gave no sign of life for 3 seconds: 1$"):
-        outcomes = fit_many(PROBLEMS, MODEL)
-    assert [outcome.name for outcome in outcomes] == ["quotient", "square"]
+    """The five minutes of silence pass by a clock that is fast."""
+    plain = time.monotonic
+    time.monotonic = lambda: 100 * plain()
+    with pytest.warns(UserWarning, match=r"gave no sign of life for 300 seconds: 1$"):
+        outcomes = fit_many(_problems(lambda: os._exit(0)), MODEL)
+    assert [outcome.name for outcome in outcomes] == ["quotient"]
 
 
 @pytest.mark.skipif(
@@ -353,17 +356,18 @@ def test_a_backend_without_generators(monkeypatch):
 
     def call(self, jobs):
         sizes.append(len(jobs))
-        if len(sizes) == 4:
+        if len(sizes) == 5:
             raise KeyboardInterrupt
         return plain(self, jobs)
 
     monkeypatch.setattr(joblib.Parallel, "__call__", call)
     assert same(fit_many(PROBLEMS, MODEL, n_jobs=2))
-    monkeypatch.setattr(many, "BATCH", 1)
-    assert len(fit_many(dict(list(PROBLEMS.items())[:1]), MODEL, n_jobs=2)) == 1
-    outcomes = fit_many(PROBLEMS, MODEL, n_jobs=2)
-    assert sizes == [4, 1, 2, 2]
-    assert [outcome.name for outcome in outcomes] == ["quotient", "text"]
+    nine = fit_many([PROBLEMS["square"]] * 9, MODEL, n_jobs=2)
+    assert nine.complete
+    assert str(nine).splitlines() == [f"{k}: y = x0**2" for k in range(9)]
+    outcomes = fit_many([PROBLEMS["square"]] * 9, MODEL, n_jobs=2)
+    assert sizes == [4, 8, 1, 8, 1]
+    assert len(outcomes) == 8
     assert not outcomes.complete
 
 

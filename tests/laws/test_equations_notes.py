@@ -12,7 +12,6 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from npu_kernels._laws.table import cancelling
 from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.laws import RNG, check, noise, uniform
 
@@ -77,7 +76,6 @@ def test_near_powers_that_cancel_give_way_to_fractions(seed):
     X, y = polynomial(1000, seed)
     model = NPURegressor(**QUICK).fit(X, y)
     best = model.best_
-    assert cancelling.pair(best._products(X) * best.scaled, best.exponents) is None
     assert np.abs(best.coef).max() < 20
     assert best.rms * y.std() == pytest.approx(0.01 * np.sqrt(np.mean(y**2)), rel=0.15)
     assert noted(model) == ()
@@ -90,19 +88,6 @@ def test_powers_that_stand_for_a_logarithm_are_said():
     with pytest.warns(EquationWarning, match=r"Two terms nearly cancel: .*x2\*x3.* and "):
         model = NPURegressor(**QUICK).fit(X, y)
     assert "a logarithm" in noted(model)[0]
-
-
-def test_pairs_that_cancel():
-    x = uniform(1, 50)
-    terms = np.column_stack([x**1.8, -(x**1.78), 3 * x**2, -3 * x**0.5])
-    exponents = np.array([[1.8], [1.78], [2.0], [0.5]])
-    assert cancelling.pair(terms, exponents) == (0, 1)
-    assert cancelling.pair(terms[:, 1:], exponents[1:]) is None
-    assert cancelling.pair(np.abs(terms), exponents) is None
-    assert cancelling.pair(terms * [1, 0.5, 1, 1], exponents) is None
-    far = np.column_stack([x, -x * np.exp(1e-3 * noise(50))[:, None]])  # equal on these rows only
-    assert cancelling.pair(far, np.array([[1.0, 0.0], [0.0, 1.0]])) is None
-    assert cancelling.pair(np.zeros((5, 2)), np.ones((2, 1))) == (0, 1)
 
 
 # ---- scaled columns ------------------------------------------------------------------------------

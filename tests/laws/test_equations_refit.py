@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from npu_kernels._laws.table.refitting import _started, rows_of
 from npu_kernels.equations import EquationWarning
 from tests.support.laws import RNG, approximate, model, noise, terms, uniform
 
@@ -32,16 +31,6 @@ def test_refit_keeps_the_kind_of_errors(options):
     assert other_model.equations_.noise == fitted.equations_.noise
     assert list(terms(other_model.best_)) == [(2, 0)]
     assert other_model.best_.coef[0] == pytest.approx(1000 * fitted.best_.coef[0], rel=0.02)
-
-
-def test_refit_begins_with_the_law_itself():
-    X = uniform(3)
-    fitted = model(ratios=False).fit(X, 3 * X[:, 0] ** 0.37 / X[:, 1] + 0.001 * noise())
-    other, y = 5 * uniform(3, seed=5), 1e6 * noise()
-    rows = rows_of(fitted.best_, other, y, np.ones(300), np.arange(300), None, None)
-    data, start = _started(fitted.best_, rows, "refit")
-    prediction = data.sign * data.unit * data.predict(start.u, start.parity, start.c)[0]
-    np.testing.assert_allclose(prediction, fitted.predict(other))
 
 
 @approximate

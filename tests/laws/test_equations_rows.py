@@ -1,6 +1,7 @@
 """Rows beside each other: residuals that are no noise, and what the search does about them; and
 predictions far outside of the y of a fit, on rows like its."""
 
+import re
 import warnings
 from dataclasses import replace
 
@@ -9,26 +10,40 @@ import pytest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-from npu_kernels._laws.table.rows import Seen, alike
 from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.laws import RNG, noise, terms, uniform
 
+LINE = {"random_state": 0, "terms": ["x0"], "max_terms": 1, "starts": 1, "noise": "constant"}
+
+
+def likeness(X, y):
+    """The correlation of residuals beside each other that the notes of a line say, or 0."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EquationWarning)
+        notes = NPURegressor(loss="squared", **LINE).fit(X, y).equations_.notes
+    correlations = re.findall(r"their correlation is (\S+)\)", " ".join(notes))
+    return float(correlations[0]) if correlations else 0.0
+
 
 def test_noise_is_alike_by_chance_only():
-    for seed in range(50):
-        X = uniform(3, 60 + 20 * seed, seed=seed)
+    for seed in range(6):
+        X = uniform(3, 60 + 80 * seed, seed=seed)
         e = noise(len(X), seed)
-        assert alike(X, e) == alike(X, e * X[:, 0] ** 3) == alike(X, e**3) == 0
+        for errors in (e, e * X[:, 0] ** 3, e**3):
+            assert likeness(X, X[:, 0] + errors) == 0
 
 
 def test_what_a_law_misses_is_alike_and_less_so_with_noise():
     X = uniform(2, 400)
     missed = np.sin(2 * X[:, 0]) * X[:, 1]
-    assert 0.7 < alike(X, missed) < 1
-    assert alike(np.exp(10 * X), missed) == alike(X, missed)  # whatever the sizes
-    assert alike(X, missed) > alike(X, missed + noise(400)) > 0
-    assert alike(X, missed + 20 * noise(400)) == 0
-    assert alike(X, np.zeros(400)) == alike(X[:, :0], missed) == alike(X[:5], missed[:5]) == 0
+    y = X[:, 0] + missed
+    exact = likeness(X, y)
+    assert 0.7 < exact < 1
+    sizes = np.column_stack([X[:, 0], np.exp(10 * X[:, 1])])
+    assert likeness(sizes, y) == exact  # whatever the sizes
+    assert exact > likeness(X, y + 0.3 * noise(400)) > 0
+    assert likeness(X, y + 20 * noise(400)) == 0
+    assert likeness(X[:5], y[:5]) == 0
 
 
 def impedance(seed):
@@ -56,17 +71,26 @@ def test_the_search_goes_on_with_every_output_power():
     assert model.best_.power == 2
 
 
-def test_rows_that_are_like_those_of_a_fit():
+def test_predictions_on_rows_that_are_like_those_of_a_fit():
     X = uniform(2, 300)
     X = X[np.abs(X[:, 0] - X[:, 1]) < 1]  # two corners are empty
-    seen = Seen.of(X, X[:, :1])
-    rows = np.array([[1.0, 1.3], [0.6, 2.9], [1.5, 9.0], [1.5, 1.0]])
-    y = np.array([[10.0], [10.0], [10.0], [3.1]])
-    assert seen.surprising(rows, y).tolist() == [True, False, False, False]
-    assert seen.surprising(rows, -y).tolist() == [True, False, False, True]
-    assert seen.surprising(rows, np.full((4, 1), np.inf)).tolist() == [False] * 4
-    assert seen.surprising(X, np.full((len(X), 1), 10.0)).mean() > 0.9
-    assert not Seen.of(X[:5], X[:5, :1]).surprising(rows, y).any()
+    rows = np.array([[1.0, 1.3], [0.6, 2.9], [1.5, 9.0]])
+
+    def surprising(factor, rows):
+        """What is said where a law is so many times the one of the fit."""
+        model = NPURegressor(**LINE).fit(X, X[:, 0])
+        table = model.equations_
+        table[table.best] = replace(table[table.best], scaled=factor * table[table.best].scaled)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            model.predict(rows)
+        return " ".join(str(warning.message) for warning in said)
+
+    for factor in (10, -10):
+        assert "1 predictions are far outside of the y of fit" in surprising(factor, rows)
+        assert "like those of fit: rows 0 (" in surprising(factor, rows)
+    assert surprising(2, rows) == ""
+    assert int(re.findall(r"\d+", surprising(-30, X))[0]) > 0.9 * len(X)
 
 
 def test_predictions_far_outside_are_said():

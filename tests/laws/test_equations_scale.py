@@ -2,7 +2,6 @@
 y of any size."""
 
 import tracemalloc
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,13 +9,8 @@ import torch
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-from npu_kernels._laws.products import problem
-from npu_kernels._laws.products.problem import Columns, all_rows
-from npu_kernels._laws.products.units import Exponents
-from npu_kernels._laws.table import refine, rounding
-from npu_kernels._laws.table.estimates import sizes
 from npu_kernels.equations import NPURegressor
-from tests.support.laws import RNG, few_rows, noise, uniform
+from tests.support.laws import RNG, few_rows, noise, standard_errors, uniform
 
 QUICK = {"random_state": 0, "max_terms": 1, "output_powers": (1,), "starts": 8, "noise": "constant"}
 
@@ -39,39 +33,38 @@ def test_memory_grows_with_a_few_numbers_for_each_row():
     assert peak(more) - peak(few) < 6 * 4 * 8 * (more - few)
 
 
-@pytest.mark.parametrize(("power", "loss"), [(1.0, "squared"), (1.0, "huber"), (-1.0, "squared")])
-def test_blocks_give_what_all_rows_at_once_do(power, loss, monkeypatch):
-    monkeypatch.setattr(problem, "BLOCK_ROWS", 103)
-    X = uniform(3, 1000)
-    if power == 1:
-        X[::3, 2] *= -1
-        X[::7, 1] = 0
-    y = (X[:, 0] ** 1.5 + 0.3 * X[:, 1] * X[:, 2] ** 2) ** (1 / power) + 0.01 * noise(1000)
-    weight = RNG(3).uniform(0.5, 2, 1000)
-    rows = all_rows(Columns.of(X), y, weight, power, Exponents.unrestricted(3), None)
-    at_once = rows.take(slice(None))
-    assert len(list(rows.blocks())) == 10
-    u = np.array([[1.4, 0, 0], [0, 1.1, 2]])
-    start = refine.Sum(u, np.zeros((2, 3)), (u != 0) & ~rows.signed, np.ones(2))
-    undivided, in_blocks = refine.refit(at_once, start, loss), refine.refit(rows, start, loss)
-    assert undivided.rss < refine.refit(at_once, start, loss, 0).rss
-    for name in ("u", "c", "rss", "press", "cost"):
-        assert getattr(in_blocks, name) == pytest.approx(getattr(undivided, name), rel=1e-7)
-    assert refine.covariance(rows, undivided) == pytest.approx(
-        refine.covariance(at_once, undivided), rel=1e-7
-    )
-    everything = rows.choose(np.arange(1000))
-    assert refine.refit(everything, start, loss).rss == in_blocks.rss
+@pytest.mark.parametrize("power", [1, -1])
+def test_blocks_give_what_all_rows_at_once_do(power):
+    """Zeros and both signs are in rows of the last block alone."""
+    costs = []
+    for rows in (15_000, 45_000):
+        X, row = uniform(3, rows), np.arange(rows)
+        last = (X[:, 0] > np.quantile(X[:, 0], 0.9)) & (power == 1)
+        X[last & (row % 3 == 0), 2] *= -1
+        X[last & (row % 7 == 0), 1] = 0
+        products = np.column_stack([X[:, 0] ** 1.5, X[:, 1] * X[:, 2] ** 3])
+        y = (products @ [1, 0.3]) ** (1 / power) + 0.01 * noise(rows)
+        options = {"max_terms": 2, "starts": 1, "output_powers": (power,), "noise": "constant"}
+        model = NPURegressor(random_state=0, terms=["x0**(3/2)", "x1*x2**3"], **options)
+        best = model.fit(X, y).best_
+        assert sorted(best.exponents.tolist()) == [[0, 1, 3], [1.5, 0, 0]]
+        products = (X[:, None] ** best.exponents).prod(2)
 
+        def law(c, products=products):
+            return (products @ c) ** (1 / power)
 
-def test_zeros_and_signs_of_columns_over_blocks(monkeypatch):
-    monkeypatch.setattr(problem, "BLOCK_ROWS", 4)
-    X = np.array([[1.0, 2.0, 0.0]] * 9)
-    X[8] = [-4.0, 2.0, 0.0]
-    columns = Columns.of(X)
-    assert columns.negative.tolist() == [True, False, False]
-    assert columns.zero.tolist() == [False, False, True]
-    assert columns.log_mean == pytest.approx([np.log(4) / 9, np.log(2), 0])
+        errors = y - law(best.coef)
+        slopes = products if power == 1 else -products * law(best.coef)[:, None] ** 2
+        assert np.abs(slopes.T @ errors).max() < 1e-5 * np.abs(slopes.T @ y).max()
+        assert best.coef_std == pytest.approx(standard_errors(law, best.coef, y), rel=1e-5)
+        assert best.rms == pytest.approx(np.sqrt(np.mean(errors**2)) / y.std(), rel=1e-9)
+        parts = [best.predict(part) for part in np.array_split(X, 9)]
+        np.testing.assert_allclose(best.predict(X), np.concatenate(parts), rtol=1e-14)
+        leverage = (np.linalg.qr(slopes)[0] ** 2).sum(1)
+        press = np.mean((errors / (1 - leverage)) ** 2) / np.mean(y**2)
+        costs.append(best.bic - rows * np.log(press) - (2 + (power < 0)) * np.log(rows))
+    assert costs[0] == pytest.approx(costs[1], abs=0.01)
+    assert best.predict(np.empty((0, 3))).shape == (0,)
 
 
 def test_exponents_that_only_all_rows_tell_from_fractions():
@@ -85,33 +78,6 @@ def test_exponents_that_only_all_rows_tell_from_fractions():
     assert 0 < all_.exponents_std_[0, 0] < 0.002
     y = 2.2 * X[:, 0] ** 1.5 + 0.5 * noise(rows)
     assert NPURegressor(**QUICK).fit(X, y).exponents_ == [[1.5]]
-
-
-@pytest.mark.parametrize("power", [1.47, 1.5])
-def test_only_exponents_that_are_no_fractions_become_free_again(power):
-    X = uniform(2, 1000)
-    y = 2.2 * X[:, 0] ** power * X[:, 1] ** 2 + 0.05 * noise(1000)
-    rows = all_rows(Columns.of(X), y, np.ones(1000), 1.0, Exponents.unrestricted(2), None)
-    fixed = np.zeros((1, 2), dtype=bool)
-    simple = refine.refit(
-        rows, refine.Sum(np.array([[1.5, 2.0]]), np.zeros((1, 2)), fixed, np.ones(1))
-    )
-    refined = rounding.reconsidered(rows, simple, refine.Rules())
-    if power == 1.5:
-        assert refined is simple
-        return
-    assert refined.free.tolist() == [[True, False]]
-    assert refined.u[0].tolist() == [pytest.approx(1.47, abs=0.003), 2]
-    assert refined.cost < simple.cost
-
-
-def test_predictions_of_blocks(monkeypatch):
-    X = uniform(3)
-    model = NPURegressor(**QUICK).fit(X, X[:, 0] * X[:, 1])
-    at_once = model.predict(X)
-    monkeypatch.setattr(problem, "BLOCK_ROWS", 70)
-    assert model.predict(X) == pytest.approx(at_once, rel=1e-14)
-    assert replace(model.best_).predict(np.empty((0, 3))).shape == (0,)
 
 
 @pytest.mark.filterwarnings("ignore:NPURegressor", "error::RuntimeWarning")
@@ -148,10 +114,10 @@ def test_any_size_of_y(exponent, power):
 
 def test_relative_errors_of_outputs_over_hundreds_of_decades():
     """Weights are the inverses of the sizes, and their squares are numbers."""
-    size = sizes(10.0 ** -np.arange(0.0, 300.0))
-    assert np.isfinite(1 / size**2).all()
-    assert np.mean(size**2) == pytest.approx(1)
-    assert (np.diff(size) <= 0).all()
+    X, factors = 10.0 ** -np.arange(0, 300.0)[:, None], 1 + 0.01 * noise(300)
+    options = {"terms": ["x0"], "max_terms": 1, "starts": 1, "loss": "squared"}
+    model = NPURegressor(random_state=0, noise="relative", **options).fit(X, 3 * X[:, 0] * factors)
+    assert model.coef_ == pytest.approx([3], rel=0.01)
 
 
 @pytest.mark.filterwarnings("ignore::npu_kernels.equations.EquationWarning")

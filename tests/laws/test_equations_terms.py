@@ -1,14 +1,10 @@
 """The terms of a law differ, and each of them is needed; those that it must have keep bounds."""
 
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from npu_kernels._laws.products.problem import Columns, all_rows
-from npu_kernels._laws.products.units import Exponents
-from npu_kernels._laws.table.refine import Sum, refit
 from npu_kernels.equations import EquationWarning, NPURegressor
 
 
@@ -30,8 +26,13 @@ def root_law(seed, rows):
 )
 def test_a_law_found_with_one_term_more_loses_it(seed, rows, options):
     X, y = root_law(seed, rows)
-    best = NPURegressor(random_state=0, **options).fit(X, y).best_
+    table = NPURegressor(random_state=0, **options).fit(X, y).equations_
+    best = table[table.best]
     assert best.below == 0
+    for law in [*table, *table.alternatives]:  # none has a term twice, the 1 below included
+        above, below = np.split(law.exponents[:, 0].round(6), [law.terms - law.below])
+        assert len(set(above)) == len(above)
+        assert len({0.0, *below}) == len(below) + 1
     assert sorted(best.exponents[:, 0].tolist()) == [0, 0.5, 1]
     refitted = NPURegressor(random_state=0, **options).fit(X, y).refit(X, y).best_
     assert np.isfinite(refitted.coef_std).all()
@@ -49,26 +50,6 @@ def test_a_bound_is_not_left_by_a_term_like_its_own(sign):
             best = model.fit(sign * X, y).best_
         like = np.abs(best.exponents - [1, 0]).max(1) < 0.1
         assert best.coef[like] == pytest.approx([1.0], rel=1e-12)
-
-
-def test_terms_that_are_equal():
-    def law(*exponents):
-        u = np.array(exponents, dtype=float)
-        return Sum(u, np.zeros_like(u), np.zeros(u.shape, dtype=bool), np.ones(len(u)))
-
-    none, all_mixed = np.zeros(2, dtype=bool), np.ones(2, dtype=bool)
-    assert not law([1, 0], [0, 1], [0, 0]).repeats_a_term(0, none)
-    assert law([1, 0], [0, 1], [1, 1e-9]).repeats_a_term(0, none)
-    assert not law([1, 0], [0, 1], [1, 0]).repeats_a_term(1, none)  # above and below the line
-    assert law([1, 0], [0, 1], [0, 0]).repeats_a_term(1, none)  # the 1 of the denominator
-    twice = law([1, 0], [1, 0])
-    odd = replace(twice, parity=np.array([[1.0, 0], [0, 0]]))
-    assert odd.repeats_a_term(0, none)
-    assert not odd.repeats_a_term(0, all_mixed)  # x and |x|
-    X = np.random.default_rng(0).uniform(1, 2, (20, 2))
-    data = all_rows(Columns.of(X), X[:, 0], np.ones(20), 1.0, Exponents.unrestricted(2), None)
-    assert refit(data, twice).cost == np.inf
-    assert refit(data, law([1, 0], [0, 1])).cost < np.inf
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

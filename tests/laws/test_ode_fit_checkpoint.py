@@ -1,71 +1,57 @@
 """`ode.fit` that is interrupted, killed, and continued."""
 
+import io
+import itertools
 import os
 import shutil
 import signal
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from npu_kernels import NAU, RealNPU, ode
-from npu_kernels._jobs.files import load
-from npu_kernels._laws.series.search import Search
+from npu_kernels import ode
 from npu_kernels.optim import least_squares
-from tests.support.time_series import T, known, model, noise, predators, solution
+from tests.support.time_series import T, known, law_of, model, noise, predators, solution
 
 pytest.importorskip("scipy.optimize", reason="scipy is not installed")
 pytest.importorskip("scipy.stats")
 
 
-def test_ctrl_c_gives_the_best_law_until_then() -> None:
-    class Keyboard:
-        """Presses at the first step."""
+def bits(result: ode.SeriesFit) -> list[Any]:
+    """All numbers of a law, the exponents that became fractions among them."""
+    parts = *result.weights(), result.u0
+    return [*(part.tolist() for part in parts), result.estimates, result.bic]
 
-        def __init__(self) -> None:
-            self.steps = 0
 
-        def update(self, done: float, note: str = "", before: float = 0) -> None:
-            self.steps += 1
-            if self.steps == 5:
-                os.kill(os.getpid(), signal.SIGINT)
+class Terminal(io.StringIO):
+    """Presses Ctrl-C as soon as the progress is shown."""
 
-        def __enter__(self) -> Any:
-            return self
+    def isatty(self) -> bool:
+        return True
 
-        def __exit__(self, *error: object) -> None:
-            pass
-
-    keyboard = Keyboard()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("npu_kernels._laws.series.fit.Progress", lambda *_: keyboard)
-        result = ode.fit(known(), T, noise(predators(T), 0.01), start="model")
-    assert not result.complete
-    assert keyboard.steps < 20
-    assert "interrupted" in result.report()
-    assert result.model[0].weight_re.isfinite().all()
+    def write(self, text: str) -> int:
+        if not self.tell():
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().write(text)
 
 
 def test_ctrl_c_before_there_is_a_law(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no fault of the series, and the same call goes on from the checkpoint."""
-    drawn = Search.drawn
-
-    def press(search: Search) -> tuple[Tensor, Tensor]:
-        os.kill(os.getpid(), signal.SIGINT)
-        return drawn(search)
-
     starts, u, path = model(2, 3, 4), noise(predators(T), 0.01), tmp_path / "law.pt"
     with monkeypatch.context() as patch:
-        patch.setattr(Search, "drawn", press)
+        patch.setattr(sys, "stderr", Terminal())
         with pytest.raises(KeyboardInterrupt, match=r"ode\.fit: interrupted before .* a law"):
-            ode.fit(starts, T, u, checkpoint=path)
+            ode.fit(starts, T, u, checkpoint=path, progress=True)
     assert path.exists()
     state = torch.get_rng_state()
     continued = ode.fit(starts, T, u, checkpoint=path)
     assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(continued.law.x, ode.fit(starts, T, u).law.x)
+    assert bits(continued) == bits(ode.fit(starts, T, u))
 
 
 class Counted:
@@ -98,20 +84,19 @@ def test_a_checkpoint_loses_nothing(
     expected, steps = counted.of()
     assert interrupted_step < steps
     counted.at, counted.call = interrupted_step, lambda: os.kill(os.getpid(), signal.SIGINT)
-    interrupted, _ = counted.of(checkpoint=path)
+    interrupted, made = counted.of(checkpoint=path)
     assert not interrupted.complete
-    assert sum(descent[4] for descent in load(path, ["kept"])["kept"].values()) == interrupted_step
+    assert "interrupted" in interrupted.report()
+    assert made < interrupted_step + 55  # to the best law until then
     counted.at = 0
     continued, more = counted.of(checkpoint=path)
     assert continued.complete
     assert interrupted_step + more == steps
-    assert torch.equal(continued.law.x, expected.law.x)
-    assert torch.equal(continued.free.x, expected.free.x)
-    assert continued.bic == expected.bic
+    assert bits(continued) == bits(expected)
     assert continued.seconds > interrupted.seconds
     resumed, more = counted.of(checkpoint=path)
     assert more == 0
-    assert torch.equal(resumed.law.x, expected.law.x)
+    assert bits(resumed) == bits(expected)
 
 
 def test_sigterm_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,14 +112,15 @@ def test_sigterm_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     counted.at = 0
     continued, more = counted.of(checkpoint=tmp_path / "then.pt")
     assert 11 + more == steps
-    assert torch.equal(continued.law.x, expected.law.x)
+    assert bits(continued) == bits(expected)
 
 
 def test_a_killed_fit_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is written while the fit runs, also without Ctrl-C."""
-    monkeypatch.setattr("npu_kernels._jobs.checkpoint.CHECKPOINT_SECONDS", 0.0)
+    clock = itertools.count(0.0, 60.0)  # a minute between two looks at it
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     path, earlier = tmp_path / "law.pt", tmp_path / "earlier.pt"
     counted = Counted(monkeypatch)
     counted.at, counted.call = 15, lambda: shutil.copyfile(path, earlier)
@@ -142,7 +128,7 @@ def test_a_killed_fit_goes_on_from_its_checkpoint(
     counted.at = 0
     continued, more = counted.of(checkpoint=earlier)
     assert 14 + more == steps
-    assert torch.equal(continued.law.x, undisturbed.law.x)
+    assert bits(continued) == bits(undisturbed)
 
 
 def test_the_search_is_continued_to_the_bit(
@@ -156,8 +142,7 @@ def test_the_search_is_continued_to_the_bit(
     counted.at = 0
     continued = ode.fit(model(1, 1, 6), T, noise(c, 0.01), **options)
     expected = ode.fit(model(1, 1, 6), T, noise(c, 0.01), names=["c"])
-    assert torch.equal(continued.law.x, expected.law.x)
-    assert torch.equal(continued.free.x, expected.free.x)
+    assert bits(continued) == bits(expected)
 
 
 @pytest.mark.parametrize(
@@ -217,12 +202,8 @@ def test_a_checkpoint_of_another_fit(change: dict[str, Any], said: str, tmp_path
 
 
 def test_a_checkpoint_of_other_inputs(tmp_path: Path) -> None:
-    law = nn.Sequential(RealNPU(2, 1), NAU(1, 1)).double()
+    law = law_of([[1, 1]], [[0.01]])
     options: dict[str, Any] = {"start": "model", "simplify": False, "checkpoint": tmp_path / "law"}
-    with torch.no_grad():
-        law[0].weight_re.fill_(1.0)
-        law[0].gate.fill_(1.0)
-        law[1].weight.fill_(0.01)
     u = T / 10 + 1
     ode.fit(law, T, u, inputs=(T, T + 1), **options)
     with pytest.raises(ValueError, match=r"it is of another fit: other inputs$"):

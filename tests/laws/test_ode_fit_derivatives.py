@@ -1,128 +1,93 @@
-"""The derivatives of the trajectories of `ode.fit`, and the minimisation that they serve."""
+"""The derivatives of the trajectories of `ode.fit`: its standard errors are those of SciPy's."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from typing import Any
 
+import numpy
 import pytest
-import torch
-from torch import Tensor
 
-from npu_kernels._laws.series.data import Series, read
-from npu_kernels._laws.series.job import Job
-from npu_kernels._laws.series.laws import Law, limits, minimise
-from npu_kernels._laws.series.sensitivity import Shape, Stretches, Trajectories, chained
-from npu_kernels._laws.series.simplify import pruned
-from npu_kernels.optim import least_squares
-from tests.support.time_series import T, known, noise, numbers, predators, solution
+from npu_kernels import ode
+from tests.support.time_series import law_of
 
+scipy = pytest.importorskip("scipy", reason="scipy is not installed")
+pytest.importorskip("scipy.integrate")
+pytest.importorskip("scipy.optimize")
 
-@pytest.mark.parametrize("relative", [False, True])
-@pytest.mark.parametrize(
-    "times", [[0.0, 0.3, 1.0, 1.2, 3.0, 3.1, 4.0], [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0]]
-)
-def test_jacobians_are_those_of_the_residuals(times: list[float], relative: bool) -> None:
-    generator = torch.Generator().manual_seed(0)
-    t, u = numbers(*times), torch.rand(7, 2, generator=generator, dtype=torch.float64) + 0.5
-    u[3, 1] = math.nan
-    data = read(
-        [t, t[:5] + 1], [u, u[:5]], "fit", "relative" if relative else None, None, None, 2
-    ).scaled()
-    shape = Shape(3, 2, 2)
-    x = 0.5 * torch.rand(2, shape.size, generator=generator, dtype=torch.float64) + 0.2
-    for problem in (Trajectories(data, shape, 8), Stretches(data, shape, 8, data.values + 1)):
-        r, jacobian = problem.jacobian(x)
-        torch.testing.assert_close(r, problem.residual(x))
-        columns = [
-            (problem.residual(x + 1e-6 * e) - problem.residual(x - 1e-6 * e)) / 2e-6
-            for e in torch.eye(len(x[0]))
-        ]
-        torch.testing.assert_close(jacobian, torch.stack(columns, -1), rtol=1e-5, atol=1e-7)
+POWERS, RATES = [[1.0, 0], [1, 1], [0, 1]], [[1.2, -0.6, 0], [0, 0.5, -0.8]]
+STARTS = [[2.0, 1.0], [1.0, 2.5]]
+GRID, IRREGULAR = numpy.linspace(0, 4, 17), numpy.linspace(0, 2, 17) ** 2
+TIMES = {
+    "irregular": [IRREGULAR],
+    "few": [GRID[::4]],
+    "with gaps, in any order": [GRID[[0, 1, 2, 5, 6, 16, 15, 14, 13, 12, 11]]],
+    "repeated": [IRREGULAR.round(1)[[0, 5, 5, 16, 10, 10, 10, 12]]],
+    "two series": [IRREGULAR, GRID[:12]],
+}
+DOSE = numpy.array([0, 1.5, 3, 6]), numpy.array([1, 2, 0.5, 1])
 
 
-def test_the_path_is_that_of_rollout() -> None:
-    data = read(T, predators(T), "fit", None, None, None, 2)
-    law = known()
-    x = torch.cat([law[0].weight_re.flatten(), law[1].weight.flatten(), numbers(2.0, 1.0)]).detach()
-    for series in (
-        data,
-        Series(**{**data.__dict__, "times": data.times + 1e-6 * torch.rand(data.times.shape)}),
-    ):
-        states = Trajectories(series, Shape(3, 2, 1), 16).states(x.unsqueeze(0))
-        torch.testing.assert_close(states[0, 0], predators(T), rtol=1e-4, atol=1e-4)
+def states(powers: Any, rates: Any, u0: Any, t: Any, dose: Any = None) -> Any:
+    """The states ``[M, D]`` at times by SciPy; dose: times and values of an input."""
+
+    def slope(time: float, u: Any) -> Any:
+        factors = u if dose is None else numpy.append(u, numpy.interp(time, *dose))
+        return rates @ numpy.prod(factors**powers, 1)
+
+    largest = numpy.inf if dose is None else 0.05
+    distinct, index = numpy.unique(t, return_inverse=True)
+    solved = scipy.integrate.solve_ivp(
+        slope, (0, distinct[-1]), u0, t_eval=distinct, rtol=1e-10, atol=1e-12, max_step=largest
+    )
+    return solved.y.T[index]
 
 
-def test_derivatives_along_the_nodes_follow_the_chain_rule() -> None:
-    generator = torch.Generator().manual_seed(0)
-    for stretches in (1, 2, 7, 16):
-        for_law = torch.randn(2, 3, stretches, 2, 4, generator=generator, dtype=torch.float64)
-        for_u = torch.randn(2, 3, stretches, 2, 2, generator=generator, dtype=torch.float64)
-        result = chained(for_law, for_u)
-        chain = torch.cat([torch.zeros(2, 3, 2, 4), torch.eye(2).expand(2, 3, 2, 2)], 3).double()
-        for m in range(stretches):
-            torch.testing.assert_close(result[:, :, m], chain)
-            chain = for_u[:, :, m] @ chain
-            chain[..., :4] += for_law[:, :, m]
-        torch.testing.assert_close(result[:, :, stretches], chain)
+def standard_errors(residuals: Any, x: Any) -> Any:
+    """Those of least squares whose errors have the size 1, by central differences."""
+    columns = [
+        (residuals(x + step) - residuals(x - step)) / (2 * step.sum())
+        for step in numpy.diag(1e-5 * numpy.abs(x).clip(0.1))
+    ]
+    jacobian = numpy.stack(columns, 1)
+    return numpy.sqrt(numpy.diag(numpy.linalg.inv(jacobian.T @ jacobian)))
 
 
-@pytest.mark.parametrize("value", [math.inf, math.nan, 1e200])
-def test_derivatives_that_are_not_finite_tell_nothing(value: float) -> None:
-    """LAPACK ends with an assertion where the information is not finite."""
+@pytest.mark.parametrize("method", ["rk4", "kvaerno5"])
+@pytest.mark.parametrize("case", ["plain", "relative", "exponents", "reactions", "input", *TIMES])
+def test_standard_errors_are_those_of_scipy(case: str, method: str) -> None:
+    powers, matrix, rates = numpy.array(POWERS), numpy.eye(2), numpy.array(RATES)
+    times, dose, options = TIMES.get(case, [GRID]), None, {}
+    if case == "relative":
+        options["sigma"] = "relative"
+    elif case == "reactions":  # one rate takes from x what it gives to y
+        matrix, rates = numpy.array([[-1, 0], [1, -1]]), numpy.array([[0, 0.5, 0], [0, 0, 0.8]])
+        options["stoichiometry"] = matrix
+    elif case == "input":
+        powers, dose = numpy.hstack([powers, [[1], [0], [0]]]), DOSE
+        options["inputs"] = DOSE
+    starts = numpy.array(STARTS[: len(times)])
+    random = numpy.random.default_rng(0)
+    tables = [
+        states(powers, matrix @ rates, *pair, dose) for pair in zip(starts, times, strict=True)
+    ]
+    tables = [u * (1 + 0.01 * random.standard_normal(u.shape)) for u in tables]
+    tables[0][3, 1] = numpy.nan  # is missing
+    model = law_of(powers, matrix @ rates, fixed=case != "exponents")
+    result = ode.fit(model, times, tables, start="model", simplify=False, method=method, **options)
+    free_rates = rates != 0
+    free_powers = (powers != 0) & (case == "exponents")
+    split = numpy.cumsum([free_rates.sum(), free_powers.sum()])
 
-    class Steep(Trajectories):
-        def jacobian(self, x: Tensor, states: Tensor | None = None) -> tuple[Tensor, Tensor]:
-            r, j = super().jacobian(x, states)
-            j[:, 3:5] = value
-            return r, j
+    def residuals(x: Any) -> Any:
+        coefficients, exponents = numpy.zeros(rates.shape), powers.copy()
+        coefficients[free_rates], exponents[free_powers], first = numpy.split(x, split)
+        parts = []
+        for u, t, u0 in zip(tables, times, first.reshape(-1, 2), strict=True):
+            path = states(exponents, matrix @ coefficients, u0, t, dose)
+            off = numpy.log(path / u) if case == "relative" else path - u
+            parts.append((off / result.sigma.numpy())[~numpy.isnan(u)])
+        return numpy.concatenate(parts)
 
-    data = read(T, solution([[1.0]], [[-0.5]], [2.0], T), "fit", None, None, None, 1).scaled()
-    x = torch.cat([numbers(1, 1), numbers(-1.5, -1.5), data.values[0, 0]])
-    law = Law(Steep(data, Shape(2, 1, 1), 4), x, torch.ones(5, dtype=torch.bool))
-    assert law.information().isfinite().all()
-    (simpler,) = pruned([law], Job("test", 1, {}))
-    assert simpler.x.isfinite().all()
-
-
-def counted(name: str, method: Any, lanes: Counter[str]) -> Any:
-    """Return a method of a problem that counts its laws."""
-
-    def counting(problem: Any, x: Tensor, *options: Any, **named: Any) -> Any:
-        lanes[name] += len(x)
-        return method(problem, x, *options, **named)
-
-    return counting
-
-
-def test_laws_that_stay_keep_their_normal_equations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps are those of `least_squares.step`, and laws that did not move need no derivatives.
-
-    Neither are the states of a trial that became the law computed twice.
-    """
-    data = read(T, noise(predators(T), 0.05), "fit", None, None, None, 2).scaled()
-    shape, generator = Shape(3, 2, 1), torch.Generator().manual_seed(0)
-    steps, parts = 6, [parameter.flatten() for parameter in known().parameters()]
-    law = torch.cat([parts[0], parts[-1], data.values[0, 0]]).detach()
-    start = law + 0.3 * torch.randn(5, shape.size, generator=generator, dtype=torch.float64)
-    free = (law != 0).expand(5, -1)
-    for problem in (Trajectories(data, shape, 4), Stretches(data, shape, 4, data.values)):
-        x, damping = start, torch.full_like(start[:, 0], least_squares.FIRST_DAMPING)
-        moves = torch.zeros(steps, 5, dtype=torch.bool)
-        for n in range(steps):
-            before, bounds = x, limits(problem)
-            x, damping, error = least_squares.step(
-                x, damping, free, problem.residual, problem.jacobian, bounds
-            )
-            moves[n] = (x != before).any(1)
-        lanes: Counter[str] = Counter()
-        for name in ("states", "jacobian"):
-            method = counted(name, getattr(type(problem), name), lanes)
-            monkeypatch.setattr(type(problem), name, method)
-        results = minimise(problem, start, free, steps, -math.inf)
-        for result, expected in zip(results, (x, error), strict=True):
-            torch.testing.assert_close(result, expected, rtol=1e-8, atol=1e-8)
-        assert 5 < int(moves.sum()) < 5 * steps - 5
-        assert lanes["jacobian"] == 5 + int(moves[:-1].sum())
-        assert lanes["states"] == 5 * steps + 5 * isinstance(problem, Trajectories)
+    estimates = numpy.array([(one.value, one.error) for one in result.estimates])
+    expected = standard_errors(residuals, estimates[:, 0])
+    assert estimates[:, 1] == pytest.approx(expected, rel=1e-3)

@@ -8,12 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, RealNPU, ode
-from npu_kernels._laws.series.data import read
-from npu_kernels._laws.series.inputs import read as read_inputs
-from npu_kernels._laws.series.inputs import with_inputs
-from npu_kernels._laws.series.known import read_known
-from npu_kernels._laws.series.sensitivity import FIXED, IMPLICIT, Stretches, Trajectories
-from tests.support.time_series import noise, numbers
+from tests.support.time_series import law_of, noise, numbers
 
 pytest.importorskip("scipy.optimize", reason="scipy is not installed")
 
@@ -27,19 +22,6 @@ def models(states: int, inputs: int, terms: int, starts: int | None = None) -> n
     )
 
 
-def law(exponents: list[list[float]], coefficients: list[list[float]]) -> nn.Sequential:
-    """Return the law as a model whose exponents stay."""
-    states, terms = len(coefficients), len(exponents)
-    model = nn.Sequential(RealNPU(len(exponents[0]), terms), NAU(terms, states, clip=False))
-    model = model.double()
-    with torch.no_grad():
-        model[0].weight_re.copy_(torch.tensor(exponents))  # type: ignore[operator]
-        model[0].gate.fill_(1)  # type: ignore[operator]
-        model[1].weight.copy_(torch.tensor(coefficients))  # type: ignore[operator]
-    model[0].requires_grad_(False)
-    return model
-
-
 def solution(model: nn.Sequential, u0: Tensor, inputs: Any, t: Tensor = T) -> Tensor:
     with torch.no_grad():
         path = ode.rollout(model, u0, t=t, inputs=inputs, rtol=1e-10, atol=1e-12)
@@ -51,9 +33,8 @@ def solution(model: nn.Sequential, u0: Tensor, inputs: Any, t: Tensor = T) -> Te
 def test_coefficients_stay_beside_inputs(simplify: bool) -> None:
     """``x' = -0.7 x + 1.3 v**2``, of a model whose exponents alone are estimated."""
     dose = KNOTS, 20 + 10 * KNOTS.sin()
-    u = solution(law([[1, 0], [0, 2]], [[-0.7, 1.3]]), numbers(500), dose)
-    model = law([[1.05, 0], [0, 1.95]], [[-0.7, 1.3]])
-    model[0].requires_grad_(True)
+    u = solution(law_of([[1, 0], [0, 2]], [[-0.7, 1.3]]), numbers(500), dose)
+    model = law_of([[1.05, 0], [0, 1.95]], [[-0.7, 1.3]])
     model[1].requires_grad_(False)
     result = ode.fit(model, T, u, inputs=dose, start="model", simplify=simplify)
     torch.testing.assert_close(result.weights()[1][0], model[1].weight, rtol=1e-12, atol=0)
@@ -63,7 +44,7 @@ def test_coefficients_stay_beside_inputs(simplify: bool) -> None:
 
 def test_a_forced_decay_is_found() -> None:
     """``x' = -0.7 x + 1.3 v``, where v is switched on and off."""
-    true = law([[1, 0], [0, 1]], [[-0.7, 1.3]])
+    true = law_of([[1, 0], [0, 1]], [[-0.7, 1.3]])
     dose = numbers(0, 1, 1.2, 4, 4.2, 7, 7.2, 12), numbers(1, 1, 0.1, 0.1, 2, 2, 0.1, 0.1)
     u = noise(solution(true, numbers(0.5), dose), 0.01)
     result = ode.fit(models(1, 1, 2, 4), T, u, inputs=dose, names=["x", "v"])
@@ -101,7 +82,7 @@ def test_a_forced_decay_is_found() -> None:
 
 def test_seasonal_predators_and_prey_are_found() -> None:
     """``x' = x v - 0.6 x y``, ``y' = 0.5 x y - 0.8 y``, with a growth v of the seasons."""
-    true = law([[1, 0, 1], [1, 1, 0], [0, 1, 0]], [[1, -0.6, 0], [0, 0.5, -0.8]])
+    true = law_of([[1, 0, 1], [1, 1, 0], [0, 1, 0]], [[1, -0.6, 0], [0, 0.5, -0.8]])
     season = KNOTS, 1.2 + 0.8 * torch.sin(2 * math.pi * KNOTS / 4)
     t = torch.linspace(0, 10, 31, dtype=torch.float64)
     u = solution(true, numbers(2, 1), season, t)
@@ -114,11 +95,11 @@ def test_seasonal_predators_and_prey_are_found() -> None:
 
 def test_inputs_of_each_series_and_a_known_form() -> None:
     """Two series with doses and times of their own; numbers of a law of known form."""
-    true = law([[1, 0], [0, 1]], [[-0.7, 1.3]])
+    true = law_of([[1, 0], [0, 1]], [[-0.7, 1.3]])
     doses = [(KNOTS[::3], torch.sin(KNOTS[::3])), (numbers(0, 5, 12), numbers(1, 0, 2))]
     times = [T[::2], T[:15] ** 1.2]
     u = [solution(true, numbers(1), dose, t) for dose, t in zip(doses, times, strict=True)]
-    guess = law([[1, 0], [0, 1]], [[-0.3, 0.6]])
+    guess = law_of([[1, 0], [0, 1]], [[-0.3, 0.6]], fixed=True)
     result = ode.fit(guess, times, u, inputs=doses, start="model", names=["x"])
     torch.testing.assert_close(
         result.model[1].weight.detach(), true[1].weight.detach(), rtol=1e-4, atol=0
@@ -132,10 +113,10 @@ def test_inputs_of_each_series_and_a_known_form() -> None:
 def test_inputs_beside_one_rate_in_two_equations() -> None:
     """Contacts change with the season: one rate takes from S what it gives to I."""
     season = KNOTS[::4], 1 + 0.5 * torch.sin(KNOTS[::4])
-    true = law([[1, 1, 1], [0, 1, 0]], [[-0.9, 0], [0.9, -0.3]])
+    true = law_of([[1, 1, 1], [0, 1, 0]], [[-0.9, 0], [0.9, -0.3]])
     t = T[::2]
     u = solution(true, numbers(1, 0.1), season, t)
-    guess = law([[1, 1, 1], [0, 1, 0]], [[-0.6, 0], [0.6, -0.5]])
+    guess = law_of([[1, 1, 1], [0, 1, 0]], [[-0.6, 0], [0.6, -0.5]], fixed=True)
     result = ode.fit(
         guess, t, u, inputs=season, names=["S", "I", "season"], start="model", simplify=False,
         stoichiometry=[[-1, 0], [1, -1]],
@@ -145,33 +126,6 @@ def test_inputs_beside_one_rate_in_two_equations() -> None:
         "coefficient of S*I*season in S -> I": pytest.approx(0.9, rel=1e-4),
         "coefficient of I in I ->": pytest.approx(0.3, rel=1e-4),
     }
-
-
-@pytest.mark.parametrize("method", [FIXED, IMPLICIT])
-def test_jacobians_with_inputs(method: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    u = torch.rand(5, 2, generator=generator, dtype=torch.float64) + 0.5
-    t = numbers(0, 0.3, 1, 1.2, 2)
-    data = read([t, t[:4] + 1], [u, u[:4]], "fit", None, None, None, 2)
-    inputs = numbers(0, 0.7, 1.5, 3), numbers(1, 2, 0.5, 1)
-    data = with_inputs(data, read_inputs(inputs, 2), ["v"]).scaled()
-    known = read_known(None, False, None, None, None, "any", data.names, 3, True, 1)
-    shape = known.shape(3, data)
-    assert shape.rates == 2
-    x = 0.5 * torch.rand(2, shape.size, generator=generator, dtype=torch.float64) + 0.2
-    starts = torch.cat([data.values[:, 0, :2] + 1, data.values[:, 0, 2:]], 1)
-    x[:, shape.weights :] = starts.flatten()
-    for problem in (
-        Trajectories(data, shape, 16, method=method),
-        Stretches(data, shape, 16, data.values + 1, method=method),
-    ):
-        r, jacobian = problem.jacobian(x)
-        torch.testing.assert_close(r, problem.residual(x))
-        columns = [
-            (problem.residual(x + 1e-6 * e) - problem.residual(x - 1e-6 * e)) / 2e-6
-            for e in torch.eye(shape.size)
-        ]
-        torch.testing.assert_close(jacobian, torch.stack(columns, -1), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import ode
-from npu_kernels._laws.series.data import read
-from npu_kernels._laws.series.forms import loosened
-from npu_kernels._laws.series.job import Job
-from npu_kernels._laws.series.known import flows, read_known
-from npu_kernels._laws.series.laws import Law, limits
-from npu_kernels._laws.series.search import Search
-from npu_kernels._laws.series.sensitivity import Stretches, Trajectories
-from tests.support.time_series import T, known, model, noise, numbers, predators, solution
+from tests.support.time_series import T, known, law_of, model, noise, numbers, predators, solution
 
 scipy = pytest.importorskip("scipy", reason="scipy is not installed")
 pytest.importorskip("scipy.integrate")
@@ -39,14 +32,8 @@ def epidemic(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def test_influenza_in_a_boarding_school() -> None:
     """S' = -b S I, I' = b S I - g I: one b. SciPy's least squares of this law give the same."""
-    law = model(2, 2).double()
-    with torch.no_grad():
-        law[0].weight_re.copy_(torch.tensor([[1.0, 1.0], [0.0, 1.0]]))
-        law[0].gate.fill_(1.0)
-        law[1].weight.copy_(torch.tensor([[-0.002, 0.0], [0.002, -0.5]]))
-    law[0].requires_grad_(False)
     result = ode.fit(
-        law,
+        law_of([[1, 1], [0, 1]], [[-0.002, 0.0], [0.002, -0.5]], fixed=True),
         range(14),
         torch.tensor(IN_BED, dtype=torch.float64).unsqueeze(1),
         observed=[1],
@@ -107,29 +94,22 @@ def test_conserved_sums_stay() -> None:
     torch.testing.assert_close(sums, sums[:1].expand(5), rtol=1e-9, atol=0)
 
 
-def test_flows_of_as_few_states_as_possible() -> None:
-    pairs = flows(torch.ones(1, 3, dtype=torch.float64))
-    assert sorted(pairs.T.tolist()) == [[-1, 0, 1], [-1, 1, 0], [0, -1, 1]]
-    weighted = flows(torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5]], dtype=torch.float64))
-    torch.testing.assert_close(weighted, numbers(-1, -1, 2).unsqueeze(1))
-    free = flows(torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64))
-    assert sorted(free.T.tolist()) == [[-1, 0, 0], [0, -1, 0]]
-
-
-def test_jacobians_of_tied_coefficients() -> None:
-    t, u = epidemic()
-    data = read(t, u, "fit", None, None, None, 3).scaled()
-    shape = read_known(None, False, None, SIR, None, "any", "SIR", 2, True).shape(2, data)
-    assert (shape.rates, shape.weights, shape.size) == (2, 10, 13)
-    generator = torch.Generator().manual_seed(0)
-    x = 0.5 * torch.rand(2, shape.size, generator=generator, dtype=torch.float64) + 0.2
-    for problem in (Trajectories(data, shape, 4), Stretches(data, shape, 4, data.values + 1)):
-        _, result = problem.jacobian(x)
-        columns = [
-            (problem.residual(x + 1e-6 * e) - problem.residual(x - 1e-6 * e)) / 2e-6
-            for e in torch.eye(shape.size)
-        ]
-        torch.testing.assert_close(result, torch.stack(columns, -1), rtol=1e-5, atol=1e-7)
+@pytest.mark.parametrize(
+    ("sums", "changes", "reactions"),
+    [
+        ([[1, 1, 1]], [-0.5, 0.2, 0.3], {"x0 -> x1", "x0 -> x2", "x1 -> x2"}),
+        ([[1, 0, 0.5], [0, 1, 0.5]], [-0.2, -0.2, 0.4], {"x0 + x1 -> 2 x2"}),
+        ([[0, 0, 1]], [-0.5, -0.2, 0], {"x0 ->", "x1 ->"}),
+    ],
+)
+def test_flows_of_as_few_states_as_possible(sums: Any, changes: Any, reactions: Any) -> None:
+    rates = numbers(*changes).unsqueeze(1)
+    u = solution([[1, 0, 0]], rates.tolist(), [2, 3, 1], T)
+    law = law_of([[1, 0, 0]], rates, fixed=True)
+    result = ode.fit(law, T, u, conserved=sums, start="model", simplify=False)
+    terms = [f"coefficient of x0 in {reaction}" for reaction in reactions]
+    assert {name for name in result.standard_errors if "first" not in name} == set(terms)
+    torch.testing.assert_close(result.weights()[1][0], rates, rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore::npu_kernels.ode.PoorFitWarning")  # within narrow bounds
@@ -148,8 +128,6 @@ def test_whole_exponents_only() -> None:
     result = ode.fit(model(1, 2, 8), T, c, integer_exponents=True, names=["c"])
     assert set(result.weights()[0].flatten().tolist()) <= {-1.0, 0.0, 1.0, 2.0, 3.0}
     assert not any("exponent" in estimate.name for estimate in result.estimates)
-    rules = read_known(None, ["y"], None, None, None, "any", ["x", "y"], 2, True)
-    assert rules.integer.tolist() == [False, True]
 
 
 def test_terms_that_are_given() -> None:
@@ -185,12 +163,7 @@ def test_terms_of_a_series_that_is_still() -> None:
 def test_coefficients_keep_the_models_signs() -> None:
     """Growth that becomes faster, c' = 0.3 c + 0.05 c**2, and a model whose growth becomes slower."""
     c = noise(solution([[1.0], [2.0]], [[0.3, 0.05]], [1.0], T / 2), 0.01)
-    law = model(1, 2).double()
-    with torch.no_grad():
-        law[0].weight_re.copy_(numbers(1, 2).unsqueeze(1))
-        law[0].gate.fill_(1.0)
-        law[1].weight.copy_(numbers(0.5, -0.1))
-    law[0].requires_grad_(False)
+    law = law_of([[1], [2]], [[0.5, -0.1]], fixed=True)
     options: dict[str, Any] = {"start": "model", "simplify": False, "sigma": 1.0}
     unsigned, signed = (
         ode.fit(law, T / 2, c, signs=rule, **options).weights()[1].flatten().tolist()
@@ -198,6 +171,11 @@ def test_coefficients_keep_the_models_signs() -> None:
     )
     assert unsigned == pytest.approx([0.3, 0.05], rel=0.3)
     assert signed == [pytest.approx(0.4, abs=0.1)]  # the other one ends at 0
+    slower = solution([[1.0], [2.0]], [[0.5, -0.1]], [1.0], T / 2)
+    law = law_of([[1], [2]], [[0.3, 0.05]], fixed=True)
+    for rule in ("positive", "model"):
+        result = ode.fit(law, T / 2, slower, signs=rule, **options)
+        assert result.weights()[1].flatten().tolist() == [pytest.approx(0.4, abs=0.1)]
 
 
 @pytest.mark.parametrize(
@@ -218,14 +196,18 @@ def test_a_models_negative_coefficients_are_none_of_positive_signs(
 
 
 def test_flows_of_both_directions_have_positive_rates_of_a_model() -> None:
-    u = torch.rand(len(T), 2, dtype=torch.float64) + 0.5
-    data = read(T, u, "fit", None, None, None, 2)
-    rules = read_known(None, False, None, None, [[1, 1]], "positive", data.names, 2, False)
-    coefficients = torch.tensor([[[-0.4, 0.1], [0.4, -0.1]]], dtype=torch.float64)
-    rates = rules.rates(coefficients)
-    assert bool((rates >= 0).all())
-    assert rules.columns is not None
-    torch.testing.assert_close(rules.columns @ rates, coefficients)
+    """x0' = -0.4 x0 + 0.1 x1, x1' = 0.4 x0 - 0.1 x1."""
+    powers, rates = [[1, 0], [0, 1]], [[-0.4, 0.1], [0.4, -0.1]]
+    u = solution(powers, rates, [2, 1], T)
+    result = ode.fit(
+        law_of(powers, rates, fixed=True), T, u, conserved=[[1, 1]], signs="positive",
+        start="model", simplify=False,
+    )  # fmt: skip
+    values = {estimate.name: estimate.value for estimate in result.estimates[:2]}
+    assert values == {
+        "coefficient of x0 in x0 -> x1": pytest.approx(0.4, rel=1e-4),
+        "coefficient of x1 in x1 -> x0": pytest.approx(0.1, rel=1e-4),
+    }
 
 
 # ---- coefficients that stay ----------------------------------------------------------------------
@@ -273,39 +255,20 @@ def test_coefficients_of_whole_exponents_stay(simplify: bool) -> None:
     assert [estimate.name for estimate in result.estimates] == ["first x0", "first x1"]
 
 
-def test_bounds_of_all_numbers() -> None:
-    data = read(*epidemic(), "fit", None, None, None, 3).scaled()
-    rules = read_known((-1, [1, 2, 3]), False, None, SIR, None, "positive", "SIR", 2, True)
-    low, high = limits(Trajectories(data, rules.shape(2, data), 4))
-    assert low.tolist() == [-1] * 6 + [0] * 7
-    assert high.tolist() == [1, 2, 3, 1, 2, 3] + [math.inf] * 7
+@pytest.mark.filterwarnings("ignore::npu_kernels.ode.PoorFitWarning")
+def test_each_state_has_its_own_bounds() -> None:
+    """Of the exponents that explain the series, 1.5 and 1.5, one is beyond them."""
+    u = solution([[0, 1.5], [1.5, 0]], [[0, -0.5], [-0.5, 0]], [1, 2], T)
+    law = law_of([[0, 1], [1, 0]], [[0, -0.4], [-0.4, 0]])
+    result = ode.fit(law, T, u, exponents=(-1, [1.2, 3]), start="model", simplify=False)
+    powers = result.weights()[0][0].tolist()
+    assert powers == [[0, pytest.approx(1.5, abs=1e-3)], [1.2, 0]]
+    second, first = (one for one in result.intervals() if one.name.startswith("exponent"))
+    assert first.high == 1.2
+    assert second.low < 1.5 < second.high
 
 
 # ---- a model's own exponents and signs -----------------------------------------------------------
-
-
-def law_of(powers: Any, rates: Any, gate: Any = 1.0) -> nn.Sequential:
-    """Return a model of these exponents and coefficients; with one dimension more, of starts."""
-    powers, rates, gate = (
-        torch.as_tensor(part, dtype=torch.float64) for part in (powers, rates, gate)
-    )
-    terms, states = powers.shape[-2:]
-    law = model(states, terms, len(powers) if powers.dim() == 3 else None).double()
-    with torch.no_grad():
-        law[0].weight_re.copy_(powers)
-        law[0].gate.copy_(gate.expand_as(law[0].gate))
-        law[1].weight.copy_(rates)
-    return law
-
-
-def search_from(law: nn.Sequential, u: Tensor, **options: Any) -> tuple[Search, Tensor]:
-    """Return the search that begins with a model, and the exponents of its laws."""
-    data = read(T, u, "fit", None, None, None, u.shape[1])
-    whole, signs = options.get("integer_exponents", False), options.get("signs", "any")
-    terms = law[0].out_features
-    rules = read_known(None, whole, None, None, None, signs, data.names, terms, False)
-    search = Search(data.scaled(), rules, terms, 1, 0, Job("test", 1, {}), "rk4")
-    return search, search.shape.split(search.begin(*law)[0])[0]
 
 
 @pytest.mark.filterwarnings("ignore::npu_kernels.ode.PoorFitWarning")  # the law has a root
@@ -327,16 +290,20 @@ def test_states_of_both_signs_have_whole_exponents_from_a_model_too() -> None:
     torch.testing.assert_close(
         result.weights()[1][0], numbers(1, 0, 0, -1).view(2, 2), rtol=1e-4, atol=1e-4
     )
-    law[0].requires_grad_(False)
-    assert search_from(law, CIRCLE)[1].tolist() == [[[0.0, 1.1], [0.9, 0.0]]]
+    law[0].requires_grad_(False)  # they stay, whole or not
+    with pytest.warns(ode.PoorFitWarning, match="x1 has values below 0 .* not defined there"):
+        result = ode.fit(law, T, CIRCLE, start="model", simplify=False)
+    assert result.weights()[0][0].tolist() == [[0.0, 1.1], [0.9, 0.0]]
 
 
+@pytest.mark.filterwarnings("ignore::npu_kernels.ode.PoorFitWarning")
 def test_an_exponent_behind_a_closed_gate_is_none() -> None:
-    law = law_of([[1.0, 7.0]], [[-0.5], [0.0]], gate=[1.0, 0.0])
-    assert search_from(law, CIRCLE + 2)[1].tolist() == [[[1.0, 0.0]]]
+    law = law_of([[1.0, 7.0]], [[-0.5], [0.0]], gate=[1.0, 0.0], fixed=True)
+    result = ode.fit(law, T, CIRCLE + 2, start="model", simplify=False)
+    assert result.weights()[0][0].tolist() == [[1.0, 0.0]]
     law[0].gate.data.fill_(1.0)
     with pytest.raises(ValueError, match="exponents must be bounds that the model's own exponents"):
-        search_from(law, CIRCLE + 2)
+        ode.fit(law, T, CIRCLE + 2, start="model", simplify=False)
 
 
 def test_starts_must_agree_in_the_signs_that_are_kept() -> None:
@@ -348,22 +315,26 @@ def test_starts_must_agree_in_the_signs_that_are_kept() -> None:
     ):
         ode.fit(law, T, T + 1, start="model", signs="model")
     with torch.no_grad():
-        law[1].weight[:, 0] = torch.tensor([[0.0, -0.1], [0.4, -0.2]])
-    search, _ = search_from(law, (T + 1).unsqueeze(1), signs="model")
-    assert search.shape.signs.tolist() == [[1, -1]]  # a coefficient of 0 has no sign, and stays 0
+        law[1].weight[:, 0] = torch.tensor([[0.0, -0.1], [0.4, -0.2]])  # 0 has no sign
+    u = solution([[1], [2]], [[0.3, -0.05]], [1], T)
+    law[0].requires_grad_(False)
+    result = ode.fit(law, T, u, start="model", signs="model", simplify=False)
+    assert result.weights()[1].flatten().tolist() == pytest.approx([0.3, -0.05], rel=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore::npu_kernels.ode.PoorFitWarning")
 def test_numbers_that_are_freed() -> None:
     """Not exponents that must be whole, nor any if no exponent is to be free."""
-    law = law_of([[1.5, 1.0]], [[-0.5], [0.0]])
-    search, _ = search_from(law, CIRCLE + 2, integer_exponents=["x1"])
-    x, free = search.begin(*law)
-    held = Law(search.problem("rk4"), x[0], torch.zeros_like(free[0]))
-    for loosen in (True, False):
-        exponents, rates, starts = search.shape.split(loosened(held, loosen).free)
-        assert exponents.tolist() == [[loosen, False]]
-        assert rates.tolist() == [[True], [False]]
-        assert not starts.any()
+    u = solution([[0.4, 1.0]], [[-0.3], [0.0]], [2, 1], T)
+    for fixed in (False, True):
+        law = law_of([[0.4, 1.0]], [[-0.3], [0.0]], fixed=fixed)
+        for simplify in (False, True):
+            result = ode.fit(
+                law, T, noise(u, 0.01), u0=[2, 1], integer_exponents=["x1"], start="model",
+                simplify=simplify,
+            )  # fmt: skip
+            exponents = [name for name in result.standard_errors if name.startswith("exponent")]
+            assert exponents == ([] if fixed else ["exponent of x0 in term 1"])
 
 
 U = torch.rand(25, 2, dtype=torch.float64) + 0.5

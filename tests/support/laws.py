@@ -46,6 +46,15 @@ def model(**options) -> NPURegressor:
     return NPURegressor(random_state=0, **{"starts": 16, **options})
 
 
+def standard_errors(law, parameters, y) -> np.ndarray:
+    """Those of least squares ``y = law(parameters)``, by differences of the law."""
+    p = np.asarray(parameters, float)
+    steps = 1e-5 * np.diag(np.maximum(np.abs(p), 1e-2))
+    J = np.stack([(law(p + s) - law(p - s)) / (2 * s.sum()) for s in steps], 1)
+    variance = np.sum((y - law(p)) ** 2) / (len(y) - len(p))
+    return np.sqrt(np.diag(np.linalg.inv(J.T @ J)) * variance)
+
+
 def force(X):
     return 70 * X[:, 0] * X[:, 1] / X[:, 2] ** 2
 

@@ -1,5 +1,7 @@
 """Series with known laws, for the tests of `ode.fit`."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -43,13 +45,28 @@ def predators(t: Tensor, u0: tuple[float, float] = (2.0, 1.0)) -> Tensor:
     return solution([[1, 0], [1, 1], [0, 1]], [[1.2, -0.6, 0], [0, 0.5, -0.8]], list(u0), t)
 
 
+def law_of(powers: Any, rates: Any, gate: Any = 1.0, fixed: bool = False) -> nn.Sequential:
+    """A model of these exponents and coefficients; with one dimension more, of starts.
+
+    fixed: whether the exponents stay.
+    """
+    powers, rates, gate = (
+        torch.as_tensor(part, dtype=torch.float64) for part in (powers, rates, gate)
+    )
+    starts = len(powers) if powers.dim() == 3 else None
+    law = nn.Sequential(
+        RealNPU(powers.shape[-1], powers.shape[-2], num_models=starts),
+        NAU(powers.shape[-2], rates.shape[-2], num_models=starts, clip=False),
+    ).double()
+    with torch.no_grad():
+        law[0].weight_re.copy_(powers)
+        law[0].gate.copy_(gate.expand_as(law[0].gate))
+        law[1].weight.copy_(rates)
+    law[0].requires_grad_(not fixed)
+    return law
+
+
 def known(data: tuple[float, ...] = (1.2, -0.6, 0.5, -0.8)) -> nn.Sequential:
     """A model of that form with these coefficients, whose exponents stay."""
-    layers = model(2, 3).double()
-    with torch.no_grad():
-        layers[0].weight_re.copy_(torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]))
-        layers[0].gate.fill_(1.0)
-        a, b, c, d = data
-        layers[1].weight.copy_(torch.tensor([[a, b, 0.0], [0.0, c, d]]))
-    layers[0].requires_grad_(False)
-    return layers
+    a, b, c, d = data
+    return law_of([[1, 0], [1, 1], [0, 1]], [[a, b, 0], [0, c, d]], fixed=True)

@@ -4,14 +4,13 @@ import contextlib
 import importlib.util
 import os
 from collections.abc import Iterator
-from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy
 import pytest
 import torch
 
-from npu_kernels._backends import triton as kernels_module
-from npu_kernels._operators.precision import float32_matmul_precision
+from npu_kernels import backend_for, use_backend
 from npu_kernels._testing.samples import fill_uninitialized_with_nan
 
 INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
@@ -21,9 +20,15 @@ if INTERPRETS and importlib.util.find_spec("triton"):
     quicken()
 
 
-def _skip_unless_available(device: str) -> None:
-    runs, reason = kernels_module.available(device)
-    if not runs:
+def skip_unless_available(device: str) -> None:
+    """Skip a test with the reason why Triton's kernels do not run on a device's tensors."""
+    try:
+        with use_backend("triton"):
+            backend_for(torch.empty(1, device=device))
+    except (
+        RuntimeError,
+        AssertionError,
+    ) as reason:  # torch's own, of a device that it does not have
         pytest.skip(f"the triton backend does not run on {device} tensors: {reason}")
 
 
@@ -32,21 +37,55 @@ def _skip_unless_available(device: str) -> None:
 )
 def device(request: pytest.FixtureRequest) -> str:
     """The CPU if Triton interprets, the GPU if there is one; skipped with the reason otherwise."""
-    _skip_unless_available(request.param)
+    skip_unless_available(request.param)
     return request.param
 
 
 @pytest.fixture
 def gpu() -> str:
     """Skip tests that mean something on a GPU only (mark them `gpu`)."""
-    _skip_unless_available("cuda")
+    skip_unless_available("cuda")
     return "cuda"
 
 
 @pytest.fixture
-def kernels() -> ModuleType:
-    """The launchers, which have the operators' names and signatures."""
-    return kernels_module
+def kernels() -> Iterator[Any]:
+    """The registered operators, which launch Triton's kernels."""
+    with use_backend("triton"):
+        yield torch.ops.npu_kernels
+
+
+class Launch(NamedTuple):
+    """A kernel of the interpreter, and what it was launched with."""
+
+    kernel: Any
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+class Launches(list[Launch]):
+    """The launches of a test. The list may be cleared."""
+
+    runs = True  # whether the kernels compute, too
+
+    def names(self) -> list[str]:
+        return [launch.kernel.__name__ for launch in self]
+
+
+@pytest.fixture
+def launched(device: str, monkeypatch: pytest.MonkeyPatch) -> Launches:
+    if device != "cpu":
+        pytest.skip("of the interpreter's launches")
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    launches, run = Launches(), interpreter.InterpretedFunction.run
+
+    def note(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        launches.append(Launch(kernel, arguments, options))
+        if launches.runs:
+            run(kernel, *arguments, grid=grid, warmup=warmup, **options)
+
+    monkeypatch.setattr(interpreter.InterpretedFunction, "run", note)
+    return launches
 
 
 @pytest.fixture(params=["small", "tiles"])
@@ -66,7 +105,7 @@ def _settings() -> Iterator[None]:
 
     New memory is NaN there, so that a test sees a kernel that reads what nobody wrote.
     """
-    before = float32_matmul_precision("cpu")
+    before = torch.get_float32_matmul_precision()
     fill = fill_uninitialized_with_nan() if INTERPRETS else contextlib.nullcontext()
     with numpy.errstate(all="ignore"), fill:
         yield

@@ -30,14 +30,15 @@ from triton.runtime.jit import JITFunction
 
 import npu_kernels
 from npu_kernels._backends import fast_path
-from npu_kernels._backends import triton as backend
-from npu_kernels._backends.triton import tape, tuning
-from npu_kernels._operators import autograd, dispatch, ops
+from npu_kernels._backends.triton import for_graph, launchers, repeat, tape, tuning
+from npu_kernels._operators import dispatch
 from npu_kernels._testing.samples import RECORDS
-from tests.support.kernels import options
+from tests.support.kernels import ALL, KEEP, NPU, forward, options
 from tools.aot.compiling import StubDriver
 
 LAYERS = ("npu", "nmu", "nmru", "nalu", "inalu")
+OPERATORS = [f"{layer}_{direction}" for layer in LAYERS for direction in ("forward", "backward")]
+repeated: dict[str, Any] = {}  # the launchers that leave out what is the same at every call
 launched: list[
     tuple[Any, ...]
 ] = []  # kernel, programs, stream, its tensors' addresses, numbers and constants
@@ -104,13 +105,14 @@ def mock() -> None:
     triton.compiler.compile = lambda src, **_: _Kernel(src)
     dispatch._chosen[torch.device("cpu")], dispatch._cpu_runs = "triton", False
     dispatch._interprets = lambda: True
-    dispatch._launchers.update(backend.repeated())
+    repeated.update({name: repeat(name, launchers()[name]) for name in OPERATORS})
+    dispatch._launchers.update(repeated)
     for name in fast_path.NAMES:  # as they answer for CUDA tensors
         setattr(fast_path, name, lambda *arguments: NotImplemented)
     library = torch.library.Library("npu_kernels", "IMPL", "CPU")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")
-        for name, launcher in backend.repeated().items():
+        for name, launcher in repeated.items():
             library.impl(name, launcher, allow_override=True)
     _alive.append(library)
 
@@ -131,19 +133,21 @@ def _step(in_features: int, out_features: int) -> Callable[[], object]:
 def _least() -> Callable[[], object]:
     """What torch takes for a Function of these tensors that allocates and computes nothing."""
 
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        y = torch.empty_like(grad_y)
-        ctx.save_for_backward(*inputs[:4], y, torch.empty_like(y))
-        return y
+    class Least(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Tensor:
+            y = torch.empty_like(grad_y)
+            ctx.save_for_backward(*inputs[:4], y, torch.empty_like(y))
+            return y
 
-    def backward(ctx: Any, _: Tensor) -> tuple[Any, ...]:
-        return *map(torch.empty_like, ctx.saved_tensors[:4]), None, None
+        @staticmethod
+        def backward(ctx: Any, _: Tensor) -> tuple[Any, ...]:
+            return *map(torch.empty_like, ctx.saved_tensors[:4]), None, None
 
-    function: Any = autograd._function("Least", forward, backward)
     layer = npu_kernels.NPU(6, 2)
     x, grad_y = torch.rand(100, 6, requires_grad=True), torch.ones(100, 2)
     leaves = [x, *layer.parameters()]
-    return lambda: torch.autograd.grad(function.apply(*leaves, 1e-7, False), leaves, grad_y)
+    return lambda: torch.autograd.grad(Least.apply(*leaves, 1e-7, False), leaves, grad_y)
 
 
 def _without_tapes(step: Callable[[], object]) -> Callable[[], object]:
@@ -187,7 +191,7 @@ def _count_ordinary() -> None:
     for module in (
         "npu", "npu_small", "nmu", "nalu_forward_kernels", "nalu_backward_kernels", "reduction",
     ):  # fmt: skip
-        for value in vars(sys.modules[f"{backend.__name__}.{module}"]).values():
+        for value in vars(sys.modules[f"{launchers.__module__}.{module}"]).values():
             if type(value) is JITFunction and "run" not in vars(value):
 
                 def run(self: Any, *arguments: Any, **rest: Any) -> Any:
@@ -214,20 +218,19 @@ def calls(
     **changes: Any,
 ) -> Any:  # fmt: skip
     """Functions that call a layer's launchers, each with its tensors, on a sample."""
-    layer = ops.LAYERS[name]
     sample = RECORDS[name].sample(*sizes, num_models=models, dtype=torch.float64, **changes)
-    operands = [None if t is None else t.to(dtype) for t in (sample.x, *sample.tensors.values())]
-    x, weight = operands[0], operands[1]
-    own_options = options(sample)
-    shape = (*weight.shape[:-2], sizes[0], weight.shape[-2])
-    kept_tensors = [torch.empty(shape, dtype=own_type or dtype) for own_type in layer.kept.values()]
-    grad_y, y = torch.ones(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
-    saved = [*([y] if layer.takes_y else []), *kept_tensors]
-    more = (False,) * len(layer.backward_options)
-    forward = [*operands], (*own_options, *layer.keep)
-    backward = [grad_y, *operands, *saved], (*own_options, *more, (1 << layer.operands) - 1)
-    assert x is not None
-    return {f"{name}_forward": forward, f"{name}_backward": backward}
+    sample = sample.map(lambda tensor: tensor.to(dtype))
+    operands, keep = [sample.x, *sample.tensors.values()], KEEP.get(name, ())
+    on_meta = forward(sample.map(lambda tensor: tensor.to("meta")), torch.ops.npu_kernels)
+    y, *saved = (torch.empty(part.shape, dtype=part.dtype) for part in on_meta)
+    if name == NPU:
+        saved = [y, *saved]
+    more = (False,) * (name == NPU)
+    backward = [torch.ones_like(y), *operands, *saved], (*options(sample), *more, ALL)
+    return {
+        f"{name}_forward": (operands, (*options(sample), *keep)),
+        f"{name}_backward": backward,
+    }
 
 
 def check_the_same_launches() -> None:
@@ -238,9 +241,9 @@ def check_the_same_launches() -> None:
             (s, d) for s in sizes for d in (torch.float32, torch.float64, torch.bfloat16)
         ):
             for operator, (tensors, rest) in calls(name, shape, dtype, models).items():
-                repeated = backend.repeat(operator, backend.launchers()[operator])
+                repeated = repeat(operator, launchers()[operator])
                 seen = []
-                for call in (backend.launchers()[operator], repeated, repeated, repeated):
+                for call in (launchers()[operator], repeated, repeated, repeated):
                     launched.clear()
                     ordinary.clear()
                     result = call(*tensors, *rest)
@@ -281,7 +284,7 @@ def check_nothing_is_compiled_for_a_last_batch() -> None:
             compiled.clear()
             launches = calls(name, (rows, *full[1:]), dtype, without=without, **changes)
             for operator, (tensors, rest) in launches.items():
-                backend.launchers()[operator](*tensors, *rest)
+                launchers()[operator](*tensors, *rest)
             if compiled and rows < full[0]:
                 faults.append(f"{layer} {full} {label} {dtype}: {rows} rows: {compiled}")
     assert not faults, "\n".join(faults)
@@ -290,7 +293,7 @@ def check_nothing_is_compiled_for_a_last_batch() -> None:
 def check_what_must_not_be_repeated() -> None:
     """Hooks, debug mode, another stream or device, an address that 16 does not divide."""
     tensors, rest = calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
-    repeated: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
+    repeated: Any = repeat("npu_forward", launchers()["npu_forward"])
 
     def is_ordinary(*operands: Any) -> bool:
         ordinary.clear()
@@ -316,7 +319,7 @@ def check_what_must_not_be_repeated() -> None:
         )
         assert is_ordinary(), knob
         setattr(runtime, knob, before)
-    kernel = sys.modules[f"{backend.__name__}.npu_small"].npu_small_forward_kernel
+    kernel = sys.modules[f"{launchers.__module__}.npu_small"].npu_small_forward_kernel
     kernel.pre_run_hooks.append(lambda *a, **k: None)
     assert is_ordinary()
     kernel.pre_run_hooks.clear()
@@ -345,7 +348,7 @@ def check_what_makes_another_call() -> None:
     """Shapes, dtypes, options, absent operands, configurations and, for products, the precision."""
     tensors, rest = calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
     large, large_rest = calls("npu", (64, 256, 256), torch.float32)["npu_forward"]
-    repeated: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
+    repeated: Any = repeat("npu_forward", launchers()["npu_forward"])
 
     def launch(operands: Any = tensors, options: Any = rest) -> tuple[Any, ...]:
         for _ in range(3):
@@ -369,7 +372,7 @@ def check_what_makes_another_call() -> None:
     torch.set_float32_matmul_precision("highest")
     assert highest[10:] != medium[10:]
     assert launch(large, large_rest)[10:] == highest[10:]
-    other: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
+    other: Any = repeat("npu_forward", launchers()["npu_forward"])
     for _ in range(3):  # one tensor twice: nothing says which of the two a launch takes
         other(tensors[0], tensors[1], tensors[1], tensors[3], *rest)
     launched.clear()
@@ -383,14 +386,12 @@ def check_what_makes_another_call() -> None:
 def check_wrong_operands_are_still_errors() -> None:
     tensors, rest = calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
     for _ in range(3):
-        backend.repeated()["npu_forward"](*tensors, *rest)
+        repeated["npu_forward"](*tensors, *rest)
     for _ in range(3):
         with pytest.raises(
             ValueError, match=r"weight_im must have shape \(2, 6\), got shape \(1, 6\)"
         ):
-            backend.repeated()["npu_forward"](
-                tensors[0], tensors[1], tensors[2][:1], tensors[3], *rest
-            )
+            repeated["npu_forward"](tensors[0], tensors[1], tensors[2][:1], tensors[3], *rest)
 
 
 def check_steps_of_layers() -> None:
@@ -471,7 +472,7 @@ def check_kernels_of_graphs_are_their_threads() -> None:
         for watch in (contextlib.nullcontext, lambda: torch.profiler.profile(acc_events=True)):
             for _ in range(4):  # launched, recorded, and repeated
                 with watch():
-                    with backend.for_graph():
+                    with for_graph():
                         assert names(forward) == large[0]
                         assert thread.submit(names, forward).result() == usual[0]
                         backward = losses.pop().backward
@@ -505,8 +506,8 @@ def check_the_gradient_arrives_in_any_form() -> None:
 def check_a_launch_in_another_way() -> None:
     """Launchers that launch without `start`, or compute with torch, are not recorded."""
     tensors, rest = calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
-    launcher = backend.launchers()["npu_forward"]
-    kernel = sys.modules[f"{backend.__name__}.reduction"].sum_partials_kernel
+    launcher = launchers()["npu_forward"]
+    kernel = sys.modules[f"{launchers.__module__}.reduction"].sum_partials_kernel
 
     def launches(*arguments: Any) -> Any:
         kernel[(1,)](*[None] * 15, *[1] * 9, *[False] * 6, ROWS=16, BLOCK=64)
@@ -517,7 +518,7 @@ def check_a_launch_in_another_way() -> None:
         return y.zero_(), s
 
     for other in (launches, computes):
-        repeated = backend.repeat("npu_forward", other)
+        repeated = repeat("npu_forward", other)
         for _ in range(4):
             ordinary.clear()
             repeated(*tensors, *rest)
@@ -527,7 +528,7 @@ def check_a_launch_in_another_way() -> None:
 def check_another_triton() -> None:
     """Every launch is Triton's own where an attribute that our launcher uses is missing."""
     tensors, rest = calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
-    repeated: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
+    repeated: Any = repeat("npu_forward", launchers()["npu_forward"])
     original = tape._Recorder.launch
 
     def launch(

@@ -23,8 +23,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
 
-from npu_kernels._backends import triton as backend
-from npu_kernels._backends.triton import npu_large, npu_planes
+from npu_kernels._backends.triton import launchers, npu_large, npu_planes, repeat
 from npu_kernels._backends.triton.launch import Sizes
 from tests.triton.mocked import calls
 
@@ -137,7 +136,7 @@ def _large(
 
 
 def _step(rows: int, inputs: int, outputs: int) -> None:
-    (forward, backward), kernels = _large(rows, inputs, outputs), backend.launchers()
+    (forward, backward), kernels = _large(rows, inputs, outputs), launchers()
     kernels["npu_forward"](*forward, EPS, True)
     kernels["npu_backward"](*backward, EPS, False, 15)
 
@@ -156,8 +155,8 @@ def check_parameters_of_replays() -> None:
     for label, (tensors, rest) in cases.items():
         operator = label.split()[-1]
         torch.set_float32_matmul_precision("high" if " high " in label else "highest")
-        launcher = backend.launchers()[operator]
-        repeated, seen = backend.repeat(operator, launcher), []
+        launcher = launchers()[operator]
+        repeated, seen = repeat(operator, launcher), []
         for call in (launcher, repeated, repeated, repeated):
             launches.clear()
             results = list(call(*tensors, *rest))
@@ -192,8 +191,8 @@ def check_no_kernel_is_compiled_for_other_addresses_of_parameters() -> None:
                 weight_im.view(3, 7),
                 gate,
             ]
-            y, s = backend.launchers()["npu_forward"](*forward, EPS, True)
-            backend.launchers()["npu_backward"](torch.empty_like(y), *forward, y, s, EPS, False, 15)
+            y, s = launchers()["npu_forward"](*forward, EPS, True)
+            launchers()["npu_backward"](torch.empty_like(y), *forward, y, s, EPS, False, 15)
             seen.append(set(loaded))
         assert seen[1:] == seen[:1] * 3, [loaded[f].name for f in seen[-1] - seen[0]]
 
@@ -295,11 +294,11 @@ def processor_times(library: Any) -> dict[str, float]:
     # Operands are small, because the processor's allocator, unlike a GPU's, is slow for large ones.
     for name, sizes in (("large", (64, 64, 64)), ("small", (100, 6, 2))):
         forward, backward = _large(*sizes)
-        launchers = backend.launchers()
-        repeated = {operator: backend.repeat(operator, launchers[operator]) for operator in (
+        ordinary = launchers()
+        repeated = {operator: repeat(operator, ordinary[operator]) for operator in (
             "npu_forward", "npu_backward",
         )}  # fmt: skip
-        for label, kind in ((name, repeated), (f"{name} ordinary", launchers)):
+        for label, kind in ((name, repeated), (f"{name} ordinary", ordinary)):
 
             def step(kind: Any = kind, forward: Any = forward, backward: Any = backward) -> None:
                 kind["npu_forward"](*forward, EPS, True)
@@ -315,7 +314,7 @@ def processor_times(library: Any) -> dict[str, float]:
 def main() -> None:
     torch.set_num_threads(1)
     library = listen()
-    backend.launchers()
+    launchers()
     for name, check in list(globals().items()):
         if name.startswith("check_"):
             begin, fault = time.perf_counter(), ""

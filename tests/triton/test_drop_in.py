@@ -1,7 +1,6 @@
 """The interpreted kernels as the registered operators, in `use_backend` and only there."""
 
 import functools
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,38 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NALU, NMU, NPU, functional, iNALU, use_backend
-from npu_kernels._backends import triton as backend
-from npu_kernels._operators import ops
 from npu_kernels._testing.samples import normwise_error
 from tests.conftest import compiles
 from tests.support.compare import assert_equal, assert_near
 from tests.support.vmapped import check_one_call
+from tests.triton.conftest import Launches, skip_unless_available
 
 
 @pytest.fixture(autouse=True)
 def _interpreted() -> None:
-    runs, reason = backend.available("cpu")
-    if not runs:
-        pytest.skip(reason)
+    skip_unless_available("cpu")
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Count the runs of each launcher."""
-    counts: Counter[str] = Counter()
-    for name in ops.NAMES:
-
-        def count(
-            *arguments: object, name: str = name, launcher: object = getattr(backend, name)
-        ) -> object:
-            counts[name] += 1
-            return launcher(*arguments)
-
-        monkeypatch.setattr(backend, name, count)
-    return counts
-
-
-ONE_STEP = {"npu_forward": 1, "npu_backward": 1, "nmu_forward": 1, "nmu_backward": 1}
+def device() -> str:
+    return "cpu"
 
 
 def _model() -> nn.Module:
@@ -54,18 +36,18 @@ def _step(model: nn.Module, x: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(model(x).square().sum(), list(model.parameters())))
 
 
-def test_only_inside_use_backend(launches: Counter[str]) -> None:
+def test_only_inside_use_backend(launched: Launches) -> None:
     """Operators called directly too; outside they are the C++ kernels or the formulas."""
     model, x = _model(), torch.randn(5, 3, dtype=torch.float64)
+    nmu_forward = torch.ops.npu_kernels.nmu_forward
     with use_backend("triton"):
         inside = _step(model, x)
-        assert launches == ONE_STEP
-        direct = ops.nmu_forward(x, x[:2].abs())
-        assert launches["nmu_forward"] == 2
-    launches.clear()
+        assert len(launched) == 4  # forward and backward of both layers
+        direct = nmu_forward(x, x[:2].abs())
+        assert len(launched) == 5
     outside = _step(model, x)
-    assert normwise_error(ops.nmu_forward(x, x[:2].abs()), direct) < 1e-12
-    assert not launches
+    assert normwise_error(nmu_forward(x, x[:2].abs()), direct) < 1e-12
+    assert len(launched) == 5
     assert_near(inside, outside, 1e-11)
 
 
@@ -73,29 +55,28 @@ def test_only_inside_use_backend(launches: Counter[str]) -> None:
 @pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning"
 )  # torch's, about itself
-def test_compiled_graphs_and_exported_programs(launches: Counter[str]) -> None:
+def test_compiled_graphs_and_exported_programs(launched: Launches) -> None:
     model, x = _model(), torch.randn(5, 3, dtype=torch.float64)
     expected = _step(model, x)
     with use_backend("triton"):
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         results = _step(compiled, x)
-        assert launches == ONE_STEP
+        assert len(launched) == 4
         program = torch.export.export(model, (x,), strict=False).module()
-        launches.clear()
+        launched.clear()
         y = program(x)
-        assert launches == {"npu_forward": 1, "nmu_forward": 1}
+        assert len(launched) == 2
     assert_near(results, expected, 1e-11)
     assert normwise_error(y, model(x)) < 1e-11
 
 
 @pytest.mark.parametrize(
-    ("layer", "name"),
-    [(NPU, "npu"), (NMU, "nmu"), (NALU, "nalu"), (functools.partial(NALU, bias=True), "nalu"),
-     (iNALU, "inalu")],
+    "layer",
+    [NPU, NMU, NALU, functools.partial(NALU, bias=True), iNALU],
     ids=["NPU", "NMU", "NALU", "NALU with bias", "iNALU"],
 )  # fmt: skip
 def test_vmap_over_stacked_modules_is_one_launch(
-    layer: Callable[..., nn.Module], name: str, launches: Counter[str]
+    layer: Callable[..., nn.Module], launched: Launches
 ) -> None:
     """The gradient by plain autograd, inside and outside."""
     modules = [layer(3, 2, dtype=torch.float64) for _ in range(4)]
@@ -110,6 +91,9 @@ def test_vmap_over_stacked_modules_is_one_launch(
         torch.func.vmap(loss)(state).sum().backward()
         return {key: value.grad for key, value in state.items() if value.grad is not None}
 
+    with use_backend("triton"):
+        torch.autograd.grad(modules[0](x).sum(), list(modules[0].parameters()))
+    of_one = launched.names()
     single_grads = [torch.autograd.grad(m(x).square().sum(), list(m.parameters())) for m in modules]
     expected = {
         key: torch.stack(grads)
@@ -121,10 +105,10 @@ def test_vmap_over_stacked_modules_is_one_launch(
         lambda: torch.func.grad(lambda s: torch.func.vmap(loss)(s).sum())(frozen),
     )
     for call in calls:
-        launches.clear()
+        launched.clear()
         with use_backend("triton"):
             actual = call()
-        assert launches == {f"{name}_forward": 1, f"{name}_backward": 1}
+        assert launched.names() == of_one
         assert actual.keys() == expected.keys()
         assert all(normwise_error(actual[key], expected[key]) < 1e-11 for key in expected)
 

@@ -5,7 +5,7 @@ from tests.fuzz.budget import fuzz
 from tests.fuzz.layers import OPTIONS, Call, calls
 from tests.fuzz.oracle import check
 from tests.fuzz.problem import run
-from tests.triton.conftest import _skip_unless_available
+from tests.triton.conftest import skip_unless_available
 
 
 def check_interpreted(call: Call) -> None:
@@ -14,7 +14,7 @@ def check_interpreted(call: Call) -> None:
 
 
 def test_calls() -> None:
-    _skip_unless_available("cpu")
+    skip_unless_available("cpu")
     layers = tuple(name for name in OPTIONS if name not in ("nau", "nac"))  # which are plain torch
     small = calls(
         layers, routes=("triton",), isas=(None,), threads=(1,), greatest=20, max_work=1500

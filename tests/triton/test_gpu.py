@@ -1,7 +1,7 @@
 """What only a GPU can show: graphs, streams, devices, huge tensors, real launches."""
 
 import gc
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -144,7 +144,7 @@ def test_vmap_over_stacked_modules(layer: str, gpu: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_other_stream(name: str, gpu: str, kernels: ModuleType) -> None:
+def test_other_stream(name: str, gpu: str, kernels: Any) -> None:
     """Kernels run on the current stream: their input is made there, late."""
     sample = RECORDS[name].sample(64, 6, 5, num_models=2, device=gpu)
     grad_y = torch.randn_like(forward(sample, reference)[0])
@@ -161,7 +161,7 @@ def test_other_stream(name: str, gpu: str, kernels: ModuleType) -> None:
     assert_equal(actual, expected)
 
 
-def test_other_device(gpu: str, kernels: ModuleType) -> None:
+def test_other_device(gpu: str, kernels: Any) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs two devices, there is {torch.cuda.device_count()}")
     for name in LAYERS:
@@ -176,7 +176,7 @@ def test_other_device(gpu: str, kernels: ModuleType) -> None:
 
 @pytest.mark.parametrize(("in_features", "out_features"), [(2, 9), (17, 3), (3, 17)])
 def test_more_than_2_31_elements(
-    in_features: int, out_features: int, gpu: str, kernels: ModuleType
+    in_features: int, out_features: int, gpu: str, kernels: Any
 ) -> None:
     """Offsets beyond 32 bits: the last rows of outputs and grad_x are right, and the sums."""
     _needs_memory(40)  # y, s and grad_y take 8 GiB each, x and its gradient up to 8
@@ -199,7 +199,7 @@ def test_more_than_2_31_elements(
 
 
 @pytest.mark.parametrize("name", ["nmu", "nalu", "inalu"])
-def test_more_than_2_31_elements_of_siblings(name: str, gpu: str, kernels: ModuleType) -> None:
+def test_more_than_2_31_elements_of_siblings(name: str, gpu: str, kernels: Any) -> None:
     """The same for the other layers: the last rows against a call with these rows alone."""
     _needs_memory(60)  # y, grad_y and what is kept take 8 GiB each, x and its gradient 2
     rows, tail = ELEMENTS // 9 + 1000, 500
@@ -220,7 +220,7 @@ def test_more_than_2_31_elements_of_siblings(name: str, gpu: str, kernels: Modul
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_many_models(name: str, gpu: str, kernels: ModuleType) -> None:
+def test_many_models(name: str, gpu: str, kernels: Any) -> None:
     """More models than a grid has rows in its second dimension."""
     sample = RECORDS[name].sample(3, 4, 2, num_models=70000, dtype=torch.float32, device=gpu)
     grad_y = torch.ones_like(forward(sample, reference)[0])
@@ -231,7 +231,7 @@ def test_many_models(name: str, gpu: str, kernels: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("precision", ["highest", "high"])
-def test_a_ragged_last_batch(precision: str, gpu: str, kernels: ModuleType) -> None:
+def test_a_ragged_last_batch(precision: str, gpu: str, kernels: Any) -> None:
     """Rows of a smaller batch have the bits of a larger one, and nothing is compiled for it."""
     from npu_kernels._backends.triton import npu, reduction
 
@@ -273,9 +273,7 @@ def test_launches_of_a_small_step(gpu: str) -> None:
 
 @pytest.mark.parametrize("sizes", [(4096, 256, 256), (4099, 257, 259)])
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_large_layer(
-    sizes: tuple[int, int, int], precision: str, gpu: str, kernels: ModuleType
-) -> None:
+def test_large_layer(sizes: tuple[int, int, int], precision: str, gpu: str, kernels: Any) -> None:
     """The shipped configurations at full size: twice the eager error against float64."""
     sample = RECORDS["npu"].sample(*sizes, dtype=torch.float32, device=gpu)
     exact = sample.map(Tensor.double)

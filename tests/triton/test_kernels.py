@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -57,7 +56,7 @@ def _cheap_samples(name: str, dtype: torch.dtype, device: str) -> Iterator[Sampl
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_float64_parity(name: str, device: str, kernels: ModuleType) -> None:
+def test_float64_parity(name: str, device: str, kernels: Any) -> None:
     """Every size, layout, number of models and optional tensor; nan where nothing is written."""
     for sample in _cheap_samples(name, torch.float64, device):
         grad_y = torch.randn_like(forward(sample, reference)[0])
@@ -71,7 +70,7 @@ def test_float64_parity(name: str, device: str, kernels: ModuleType) -> None:
 @pytest.mark.parametrize("name", ["nalu", "inalu"])
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, True)])
 def test_zero_inputs_and_factors(
-    name: str, num_models: int | None, shared: bool, device: str, kernels: ModuleType
+    name: str, num_models: int | None, shared: bool, device: str, kernels: Any
 ) -> None:
     """Gradients where x, or factors of the sign product, are 0 are products of the others."""
     sample = RECORDS[name].sample(19, 5, 18, num_models=num_models, shared=shared, device=device)
@@ -79,7 +78,7 @@ def test_zero_inputs_and_factors(
     assert_parity(sample, kernels)
 
 
-def test_omega_bounds_the_exponent_and_its_gradient(device: str, kernels: ModuleType) -> None:
+def test_omega_bounds_the_exponent_and_its_gradient(device: str, kernels: Any) -> None:
     sample, omega = RECORDS["inalu"].sample(19, 5, 18, device=device), 0.1
     tensors, runs = list(sample.tensors.values()), []
     for of in (kernels, reference):
@@ -98,7 +97,7 @@ def test_float64_parity_on_tiles(
     num_models: int | None,
     shared: bool,
     device: str,
-    kernels: ModuleType,
+    kernels: Any,
 ) -> None:
     for without in ((), ("weight_im",), ("gate",)):
         sample = RECORDS["npu"].sample(
@@ -108,7 +107,7 @@ def test_float64_parity_on_tiles(
 
 
 @both_routes
-def test_float32_error(name: str, route: str, device: str, kernels: ModuleType) -> None:
+def test_float32_error(name: str, route: str, device: str, kernels: Any) -> None:
     """Errors are at most twice the eager layer's, both against float64."""
     record = RECORDS[name]
     for sizes in ((33, 5, 3), (100, 6, 2), (33, 15, 15))[: 2 if name in ("nmu", "nmru") else 3]:
@@ -125,7 +124,7 @@ def test_float32_error(name: str, route: str, device: str, kernels: ModuleType) 
 
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_upstream_layouts(name: str, layout: str, device: str, kernels: ModuleType) -> None:
+def test_upstream_layouts(name: str, layout: str, device: str, kernels: Any) -> None:
     """An upstream gradient of any strides, 0 among them, gives the bits of a contiguous one."""
     for sizes in ((9, 4, 3), (9, 17, 16)) if name == "npu" else ((9, 4, 3),):
         sample = RECORDS[name].sample(*sizes, num_models=2, device=device)
@@ -140,7 +139,7 @@ def test_upstream_layouts(name: str, layout: str, device: str, kernels: ModuleTy
      ("nmru", "small", True), ("nalu", "small", False), ("inalu", "small", True)],
     indirect=["route"],
 )  # fmt: skip
-def test_needs(name: str, shared: bool, route: str, device: str, kernels: ModuleType) -> None:
+def test_needs(name: str, shared: bool, route: str, device: str, kernels: Any) -> None:
     """Every subset gives the bits of the full set, and empty tensors for the rest.
 
     On a GPU the compiler fuses other multiply-adds where fewer gradients are computed.
@@ -163,20 +162,18 @@ def test_needs(name: str, shared: bool, route: str, device: str, kernels: Module
 
 @pytest.mark.parametrize("name", ["nalu", "inalu"])
 def test_gradients_of_a_shared_x_that_nobody_needs(
-    name: str, device: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
+    name: str, device: str, kernels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No memory is taken for those of the models, which would be summed."""
-    from npu_kernels._backends.triton import launch
-
     sample = RECORDS[name].sample(17, 5, 3, num_models=2, shared=True, device=device)
     grad_y = torch.randn_like(forward(sample, reference)[0])
-    empty, shapes = launch.empty, list[tuple[int, ...]]()
+    empty, shapes = Tensor.new_empty, list[tuple[int, ...]]()
 
-    def noted(like: Tensor, shape: tuple[int, ...], *dtype: Any) -> Tensor:
+    def noted(like: Tensor, shape: tuple[int, ...], **options: Any) -> Tensor:
         shapes.append(shape)
-        return empty(like, shape, *dtype)
+        return empty(like, shape, **options)
 
-    monkeypatch.setattr(launch, "empty", noted)
+    monkeypatch.setattr(Tensor, "new_empty", noted)
     of_each_model = 2, 17, 5
     backward(sample, kernels, grad_y, ALL)
     assert of_each_model in shapes
@@ -187,7 +184,7 @@ def test_gradients_of_a_shared_x_that_nobody_needs(
 
 
 @both_routes
-def test_runs_are_bitwise_equal(name: str, route: str, device: str, kernels: ModuleType) -> None:
+def test_runs_are_bitwise_equal(name: str, route: str, device: str, kernels: Any) -> None:
     """Rows split among programs and added up again: the same bits every time."""
     from npu_kernels._backends.triton import tuning
 
@@ -214,7 +211,7 @@ def test_runs_are_bitwise_equal(name: str, route: str, device: str, kernels: Mod
 
 
 @both_routes
-def test_inputs_are_unchanged(name: str, route: str, device: str, kernels: ModuleType) -> None:
+def test_inputs_are_unchanged(name: str, route: str, device: str, kernels: Any) -> None:
     for layout in ("contiguous", "expanded"):
         sample = RECORDS[name].sample(9, 5, 3, num_models=2, layout=layout, device=device)
         copies = [t.clone() for t in sample.leaves()]
@@ -272,7 +269,7 @@ def test_batched_upstream_gradients(
         check_batched_gradients(record.function, leaves)
 
 
-def test_straight_through_gate(route: str, device: str, kernels: ModuleType) -> None:
+def test_straight_through_gate(route: str, device: str, kernels: Any) -> None:
     sample = RECORDS["npu"].sample(9, 5, 3, device=device)
     gate = torch.tensor([-0.5, 0.0, 0.5, 1.0, 1.5], dtype=torch.float64, device=device)
     sample = Sample(sample.name, sample.x, {**sample.tensors, "gate": gate})
@@ -291,7 +288,7 @@ def test_straight_through_gate(route: str, device: str, kernels: ModuleType) -> 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @both_routes
 def test_half_precision_storage(
-    name: str, dtype: torch.dtype, route: str, device: str, kernels: ModuleType
+    name: str, dtype: torch.dtype, route: str, device: str, kernels: Any
 ) -> None:
     """Half-precision tensors are computed in float32 and rounded once (here truncated)."""
     sample = RECORDS[name].sample(33, 5, 3, num_models=2, dtype=dtype, device=device)
@@ -306,9 +303,7 @@ def test_half_precision_storage(
 
 @pytest.mark.parametrize("sizes", [(0, 3, 2), (4, 0, 2), (4, 3, 0), (0, 20, 17), (4, 20, 0)])
 @pytest.mark.parametrize("name", FUSED)
-def test_empty_tensors(
-    name: str, sizes: tuple[int, int, int], device: str, kernels: ModuleType
-) -> None:
+def test_empty_tensors(name: str, sizes: tuple[int, int, int], device: str, kernels: Any) -> None:
     record, (b, i, o) = RECORDS[name], sizes
     sample = record.sample(b, max(i, 1), o, num_models=2, device=device)
     if i == 0:
@@ -318,7 +313,7 @@ def test_empty_tensors(
     assert_equal(outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y))
 
 
-def test_negative_inputs_in_a_few_tiles(device: str, kernels: ModuleType) -> None:
+def test_negative_inputs_in_a_few_tiles(device: str, kernels: Any) -> None:
     """Tiles without a negative input skip the products with the mask; those with one must not."""
     sample = RECORDS["npu"].sample(70, 40, 17, device=device)
     sample.x.abs_()
@@ -330,7 +325,7 @@ def test_negative_inputs_in_a_few_tiles(device: str, kernels: ModuleType) -> Non
 # ---- errors ---------------------------------------------------------------------------------
 
 
-def test_bad_operands(device: str, kernels: ModuleType) -> None:
+def test_bad_operands(device: str, kernels: Any) -> None:
     """Kernels compute addresses from sizes: what does not fit must not reach them."""
     x, w = torch.ones(4, 3, device=device), torch.ones(2, 3, device=device)
     with pytest.raises(

@@ -3,7 +3,6 @@ them."""
 
 import math
 import mmap
-from types import ModuleType
 from typing import Any, cast
 
 import pytest
@@ -19,16 +18,17 @@ import triton.language as tl
 
 from npu_kernels._backends.triton import (
     for_graph,
-    npu,
     npu_large,
     npu_planes,
     reduction,
     tuning,
 )
 from npu_kernels._backends.triton.launch import Sizes
-from npu_kernels._backends.triton.npu_large import HIGH_PLANS, PLANS, Tiles, use_plan
-from npu_kernels._backends.triton.npu_planes import HI_LO, NARROW, TILE, WIDE
 from tests.support.compare import assert_near
+from tests.triton.conftest import Launches
+
+HIGH_PLANS, PLANS, use_plan = npu_large.HIGH_PLANS, npu_large.PLANS, npu_large.use_plan
+HI_LO, NARROW, TILE, WIDE = npu_planes.HI_LO, npu_planes.NARROW, npu_planes.TILE, npu_planes.WIDE
 
 # Few programs, so that each takes several tiles. The interpreter reads by descriptors as a GPU of
 # the newer kind does.
@@ -40,7 +40,7 @@ HIGH = HIGH_PLANS["sm_90"]._replace(multiprocessors=2)
 def _with(plan: Any, **changes: int) -> Any:
     """The plan with these changes of all its tiles."""
     tiles = {name: tiles._replace(**changes) for name, tiles in plan._asdict().items()
-             if isinstance(tiles, Tiles)}  # fmt: skip
+             if isinstance(tiles, npu_large.Tiles)}  # fmt: skip
     return plan._replace(**tiles)
 
 
@@ -78,7 +78,7 @@ def test_the_plan_is_that_of_the_architecture(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_parity(case: str, device: str, kernels: ModuleType) -> None:
+def test_parity(case: str, device: str, kernels: Any) -> None:
     """Errors of y, s and all gradients are at most twice the eager ones."""
     sizes, options, plan = CASES[case]
     torch.manual_seed(0)
@@ -91,7 +91,7 @@ def test_parity(case: str, device: str, kernels: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("plan", [PLAN, POINTERS])
-def test_sums_of_one_term(plan: Any, device: str, kernels: ModuleType) -> None:
+def test_sums_of_one_term(plan: Any, device: str, kernels: Any) -> None:
     """The error of an exponent is at most 2^-21 of it; eager's is smaller."""
     torch.manual_seed(0)
     sample = RECORDS["npu"].sample(
@@ -111,9 +111,7 @@ def test_sums_of_one_term(plan: Any, device: str, kernels: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("without", [(), ("weight_im",)])
-def test_blocks_of_smaller_weights(
-    without: tuple[str, ...], device: str, kernels: ModuleType
-) -> None:
+def test_blocks_of_smaller_weights(without: tuple[str, ...], device: str, kernels: Any) -> None:
     sample = RECORDS["npu"].sample(20, 270, 17, dtype=torch.float32, device=device, without=without)
     for weight in (sample.tensors["weight_re"], sample.tensors["weight_im"]):
         if weight is not None:
@@ -126,7 +124,7 @@ def test_blocks_of_smaller_weights(
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("plan", [PLAN, POINTERS])
 def test_a_huge_weight_touches_its_output_alone(
-    plan: Any, gated: bool, device: str, kernels: ModuleType
+    plan: Any, gated: bool, device: str, kernels: Any
 ) -> None:
     """Nothing at all where its gate is closed; else its output is 0 in this case."""
     torch.manual_seed(0)
@@ -174,7 +172,7 @@ def _far_output(imaginary: bool, far: int, device: str) -> tuple[Sample, Tensor]
     (True, PLAN), (False, PLAN), (True, POINTERS), (True, HIGH), (True, _with(PLAN, rows=64)),
 ])  # fmt: skip
 def test_inputs_of_outputs_far_below_others(
-    imaginary: bool, plan: Any, far: int, device: str, kernels: ModuleType
+    imaginary: bool, plan: Any, far: int, device: str, kernels: Any
 ) -> None:
     """Gradients of x and of the gate are right for every input, and in every row."""
     sample, grad_y = _far_output(imaginary, far, device)
@@ -190,9 +188,7 @@ def test_inputs_of_outputs_far_below_others(
 
 
 @pytest.mark.parametrize("far", [0, 150])
-def test_outputs_far_below_others_in_one_of_two_models(
-    far: int, device: str, kernels: ModuleType
-) -> None:
+def test_outputs_far_below_others_in_one_of_two_models(far: int, device: str, kernels: Any) -> None:
     """Padding to 128 rows makes a tile of 64 rows more than the rows need."""
     sample, grad_y = _far_output(True, far, device)
     tensors = {name: cast(Tensor, tensor).expand(2, *cast(Tensor, tensor).shape).contiguous()
@@ -211,7 +207,7 @@ def test_outputs_far_below_others_in_one_of_two_models(
 
 @pytest.mark.parametrize("plan", [PLAN, POINTERS])
 def test_the_greatest_value_meets_an_imaginary_weight_alone(
-    plan: Any, device: str, kernels: ModuleType
+    plan: Any, device: str, kernels: Any
 ) -> None:
     """Where the gate is closed its sine may be 0: the gradient consists of far smaller values."""
     sample = RECORDS["npu"].sample(16, 32, 64, dtype=torch.float32, device=device)
@@ -229,29 +225,24 @@ def test_the_greatest_value_meets_an_imaginary_weight_alone(
     torch.testing.assert_close(grad_gate[3].double(), want[3], rtol=1e-5, atol=0.0)
 
 
-def _flags(sample: Sample, grad_y: Tensor, kernels: ModuleType, plan: Any) -> list[list[int]]:
+def _flags(sample: Sample, grad_y: Tensor, launched: Launches, plan: Any) -> list[list[int]]:
     """Which tiles of rows and inputs are computed again."""
-    flags: list[Tensor] = []
-
-    def note(kernel: Any, *arguments: Any) -> None:
-        start(kernel, *arguments)
-        if kernel is npu.npu_repair_x_kernel:
-            flags.extend(a for a in arguments if getattr(a, "dtype", None) is torch.int32)
-
-    start = vars(npu_large)["start"]
-    with pytest.MonkeyPatch.context() as patch, use_plan(plan):
-        patch.setattr(npu_large, "start", note)
-        kernels.npu_backward(grad_y, *_saved(sample, reference), EPS, False, 15)
-    (tiles,) = flags
+    launched.clear()
+    with use_plan(plan):
+        outputs(sample, torch.ops.npu_kernels, grad_y)
+    (arguments,) = (a for k, a, _ in launched if k.__name__ == "npu_repair_x_kernel")
+    (tiles,) = (a for a in arguments if getattr(a, "dtype", None) is torch.int32)
     return tiles.reshape(-(-sample.x.shape[-2] // TILE), -1).tolist()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("plan", [PLAN, POINTERS])
-def test_which_tiles_are_computed_again(plan: Any, device: str, kernels: ModuleType) -> None:
+def test_which_tiles_are_computed_again(
+    plan: Any, device: str, kernels: Any, launched: Launches
+) -> None:
     """None of a dense layer, where terms cancel, nor for rows of zeros or inputs without a weight."""
     sample = RECORDS["npu"].sample(140, 270, 80, dtype=torch.float32, device=device)
     grad_y = torch.randn(140, 80, device=device)
-    assert _flags(sample, grad_y, kernels, _on(device, plan)) == [[0] * 3] * 2
+    assert _flags(sample, grad_y, launched, _on(device, plan)) == [[0] * 3] * 2
     weight_re, weight_im = sample.tensors["weight_re"], sample.tensors["weight_im"]
     real = {**sample.tensors, "weight_im": torch.zeros_like(weight_im)}
     cancelling = Sample("npu", sample.x.abs() + 0.1, real)
@@ -259,19 +250,19 @@ def test_which_tiles_are_computed_again(plan: Any, device: str, kernels: ModuleT
     y = forward(cancelling, reference)[0]
     grad_y[5] = 0.0
     grad_y[5, :2] = 1 / y[5, :2] * torch.tensor([1.0, -1.0], device=device)
-    assert _flags(cancelling, grad_y, kernels, _on(device, plan)) == [[0] * 3] * 2
+    assert _flags(cancelling, grad_y, launched, _on(device, plan)) == [[0] * 3] * 2
     grad_y[[3, 5, 139]] = 0.0
     for name in ("weight_re", "weight_im"):
         sample.tensors[name][:, [2, 260]] = 0.0
-    assert _flags(sample, grad_y, kernels, _on(device, plan)) == [[0] * 3] * 2
+    assert _flags(sample, grad_y, launched, _on(device, plan)) == [[0] * 3] * 2
     for name in ("weight_re", "weight_im"):
         sample.tensors[name][:79, 130] = 0.0
     grad_y[135, 79] = 0.0  # one row that this input does not reach
-    assert _flags(sample, grad_y, kernels, _on(device, plan)) == [[0] * 3, [0, 1, 0]]
+    assert _flags(sample, grad_y, launched, _on(device, plan)) == [[0] * 3, [0, 1, 0]]
 
 
 @pytest.mark.parametrize("plan", [HIGH, _with(HIGH, depth=64), HIGH_PLANS["sm_80"]])
-def test_one_product(plan: Any, device: str, kernels: ModuleType) -> None:
+def test_one_product(plan: Any, device: str, kernels: Any) -> None:
     """A product at `high` and `medium` has the error of float16's 11 bits."""
     sample = RECORDS["npu"].sample(40, 70, 17, dtype=torch.float32, device=device)
     with use_plan(_on(device, plan)):
@@ -280,7 +271,7 @@ def test_one_product(plan: Any, device: str, kernels: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("plan", [PLAN, _with(PLAN, depth=32, rows=64), POINTERS])
-def test_negative_inputs_in_a_few_steps(plan: Any, device: str, kernels: ModuleType) -> None:
+def test_negative_inputs_in_a_few_steps(plan: Any, device: str, kernels: Any) -> None:
     """Tiles without a negative input skip the product with the mask; those with one must not."""
     sample = RECORDS["npu"].sample(140, 200, 17, device=device, dtype=torch.float32)
     sample.x.abs_().add_(0.1)
@@ -297,9 +288,7 @@ def test_negative_inputs_in_a_few_steps(plan: Any, device: str, kernels: ModuleT
 
 
 @pytest.mark.parametrize("imaginary", [True, False])
-def test_gates_at_their_ends_and_zero_inputs(
-    imaginary: bool, device: str, kernels: ModuleType
-) -> None:
+def test_gates_at_their_ends_and_zero_inputs(imaginary: bool, device: str, kernels: Any) -> None:
     sample = RECORDS["npu"].sample(20, 8, 17, device=device, dtype=torch.float32)
     gate = torch.tensor([-0.5, 0.0, 0.5, 1.0, 1.5, 1.0, 0.25, 0.0], device=device)
     sample = Sample(
@@ -324,9 +313,7 @@ def test_gates_at_their_ends_and_zero_inputs(
 
 @pytest.mark.parametrize("plan", [PLAN, POINTERS])
 @pytest.mark.parametrize("size", [1e-12, 1e-6, 1e3])
-def test_sizes_of_weights_and_gradients(
-    size: float, plan: Any, device: str, kernels: ModuleType
-) -> None:
+def test_sizes_of_weights_and_gradients(size: float, plan: Any, device: str, kernels: Any) -> None:
     """Rows of grad_x and grad_weight are as accurate as float32, whatever the sizes of rows."""
     sample = RECORDS["npu"].sample(40, 20, 70, device=device, dtype=torch.float32)
     sample.x.copy_(
@@ -366,9 +353,7 @@ SPECIAL = (0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 1.0, -1.0, math.inf, -m
 
 
 @pytest.mark.parametrize(("imaginary", "plan"), [(True, PLAN), (False, PLAN), (True, POINTERS)])
-def test_special_inputs_and_weights(
-    imaginary: bool, plan: Any, device: str, kernels: ModuleType
-) -> None:
+def test_special_inputs_and_weights(imaginary: bool, plan: Any, device: str, kernels: Any) -> None:
     """Every row of y and s is the formula's, also of infinite and NaN inputs and weights."""
     torch.manual_seed(0)
     x = torch.rand(len(SPECIAL), 20, device=device) + 1.5
@@ -391,7 +376,7 @@ def test_special_inputs_and_weights(
 
 
 @pytest.mark.parametrize("plan", [PLAN, POINTERS])
-def test_needs(plan: Any, device: str, kernels: ModuleType) -> None:
+def test_needs(plan: Any, device: str, kernels: Any) -> None:
     """Every subset has the bits of the full set, and empty tensors for the rest."""
     sample = RECORDS["npu"].sample(17, 5, 18, device=device, dtype=torch.float32)
     grad_y = torch.randn(17, 18, device=device)
@@ -405,7 +390,7 @@ def test_needs(plan: Any, device: str, kernels: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_storage(dtype: torch.dtype, device: str, kernels: ModuleType) -> None:
+def test_half_precision_storage(dtype: torch.dtype, device: str, kernels: Any) -> None:
     sample = RECORDS["npu"].sample(20, 18, 17, dtype=dtype, device=device)
     sample.x.add_(sample.x.sign())  # or gradients do not fit float16
     for name in ("weight_re", "weight_im"):

@@ -8,18 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import ode, use_backend
-from npu_kernels._operators import ops
 from npu_kernels._testing.samples import (
     error_bound,
     fill_uninitialized_with_nan,
     normwise_error,
     rms_error,
 )
-from npu_kernels._time_loop import reference as reference_ode
 from tests.ode.test_ode import LAYERS, D, away_from_zero, make, powers_of_three
 from tests.ode.test_ode_kernel import outputs_and_gradients
 from tests.support.compare import assert_equal, assert_near
 from tests.support.vmapped import check_batched_gradients
+from tests.triton.conftest import Launches
 
 pytest.importorskip("triton")
 
@@ -113,18 +112,15 @@ def test_batched_upstream_gradients(options: dict[str, Any], device: str) -> Non
 
 
 @pytest.mark.parametrize("method", ["euler", "rk4_38"])
-def test_checkpointed(method: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpointed(method: str, device: str, kernels: Any) -> None:
     """Results are the same without stages: bitwise where the interpreter computes."""
-    outputs = []
-    forward = ops.ode_forward
-    monkeypatch.setattr(
-        ops, "ode_forward", lambda *args: outputs.append(forward(*args)) or outputs[-1]
-    )
     model, u0 = case(device, batch=3)
+    for keep in (True, False):
+        call = *operands(model, u0), [1.0], 3, 0.1, 1e-16, True, False, keep
+        assert (kernels.ode_forward(*call)[2].numel() > 0) is keep
     full, checkpointed = (
         on("triton", model, u0, method=method, memory=memory) for memory in ("full", "checkpointed")
     )
-    assert [stages.numel() > 0 for _, _, stages in outputs] == [True, False]
     for actual, want in zip(checkpointed, full, strict=True):
         assert (
             torch.equal(actual, want) if device == "cpu" else normwise_error(actual, want) < 1e-13
@@ -147,32 +143,30 @@ def test_options_of_the_layers(device: str) -> None:
 
 def test_some_programs_for_many_starts(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However the starts are divided, all are counted, and each once."""
-    from npu_kernels._backends.triton import ode as launcher
+    from npu_kernels._backends.triton import ode as kernels_of_loops
 
     model, u0 = case(device, batch=11, d=2, h=3)  # 4 starts a program
     want = on("reference", model, u0)
     for programs in (1, 4, 4096):
-        monkeypatch.setattr(launcher, "PROGRAMS", programs)
+        monkeypatch.setattr(kernels_of_loops, "PROGRAMS", programs)
         for memory in ("full", "checkpointed"):
             assert_near(on("triton", model, u0, memory=memory), want, 5e-13)
 
 
-def test_a_large_model_is_stepped_through(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    forward = ops.ode_forward
-    monkeypatch.setattr(ops, "ode_forward", lambda *args: calls.append(1) or forward(*args))
-    for h, expected in ((128, 1), (129, 0)):
-        calls.clear()
+def test_a_large_model_is_stepped_through(device: str, launched: Launches) -> None:
+    for h, is_one_launch in ((128, True), (129, False)):
         model, u0 = case(device, models=None, h=h)
+        launched.clear()
         actuals, want = (on(name, model, u0, steps=1) for name in ("triton", "reference"))
-        assert len(calls) == expected
+        assert ("ode_forward_kernel" in launched.names()) is is_one_launch
         assert_near(actuals, want, 1e-12)
-    parameters = (model[0].weight_re, model[0].weight_im, model[0].gate, model[1].weight)
-    arguments = (u0[None], *(p.detach() for p in parameters))
     options = ([1.0], 2, 0.1, 1e-16, True, False, False)
-    with use_backend("triton"):
-        formula = reference_ode.ode_forward(*arguments, *options)  # type: ignore[call-arg]
-        assert torch.equal(forward(*arguments, *options)[0], formula[0])
+    paths = []
+    for backend in ("triton", "reference"):
+        with use_backend(backend):
+            path, *_ = torch.ops.npu_kernels.ode_forward(*operands(model, u0[None]), *options)
+            paths.append(path)
+    assert_near(paths[:1], paths[1:], 1e-12)
 
 
 def test_divergence_stays_where_it_is(device: str) -> None:
@@ -274,29 +268,32 @@ def test_gradcheck(device: str) -> None:
         torch.autograd.gradcheck(function, operands)
 
 
-def test_wrong_operands_reach_no_kernel(device: str) -> None:
-    from npu_kernels._backends.triton import ode as launcher
+def operands(model: nn.Sequential, u0: Tensor) -> tuple[Tensor, ...]:
+    """Those of the operator."""
+    power, sums = model
+    weights = power.weight_re, power.weight_im, power.gate, sums.weight
+    return u0, *(weight.detach() for weight in weights)  # type: ignore[union-attr]
 
+
+def test_wrong_operands_reach_no_kernel(device: str, kernels: Any) -> None:
     model, u0 = case(device, batch=2)
-    parameters = [
-        p.detach() for p in (model[0].weight_re, model[0].weight_im, model[0].gate, model[1].weight)
-    ]
+    _, *parameters = operands(model, u0)
     options = (3, 0.1, 1e-16, True, False, True)
     with pytest.raises(
         ValueError,
         match=r"^ode_forward: weight must have shape \(2, 3, 5\), got shape \(2, 5, 3\)$",
     ):
-        launcher.ode_forward(u0, *parameters[:3], parameters[3].mT, [1.0], *options)  # type: ignore[call-arg]
+        kernels.ode_forward(u0, *parameters[:3], parameters[3].mT, [1.0], *options)
     with pytest.raises(
         ValueError, match=r"^ode_forward: tableau must be a lower triangle by rows, got 2 numbers$"
     ):
-        launcher.ode_forward(u0, *parameters, [1.0, 0.5], *options)  # type: ignore[call-arg]
+        kernels.ode_forward(u0, *parameters, [1.0, 0.5], *options)
     with pytest.raises(ValueError, match=r"^ode_forward: steps must be positive, got 0$"):
-        launcher.ode_forward(u0, *parameters, [1.0], 0, *options[1:])  # type: ignore[call-arg]
-    path, _, stages = launcher.ode_forward(u0, *parameters, [1.0], *options)  # type: ignore[call-arg]
+        kernels.ode_forward(u0, *parameters, [1.0], 0, *options[1:])
+    path, _, stages = kernels.ode_forward(u0, *parameters, [1.0], *options)
     with pytest.raises(
         ValueError, match=r"^ode_backward: stages must be what .*, got shape \(1, 3, 16, 1\)$"
     ):
-        launcher.ode_backward(
+        kernels.ode_backward(
             path, None, path, *parameters, stages[..., :1], [1.0], 0.1, 1e-16, True, False, 31
-        )  # type: ignore[call-arg]
+        )

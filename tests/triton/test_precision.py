@@ -1,6 +1,5 @@
 """The arithmetic inside the Triton kernels: schemes of products, exp, sine and cosine."""
 
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,11 +9,12 @@ from torch import Tensor
 from npu_kernels import reference
 from npu_kernels._testing.samples import RECORDS, error_bound
 from tests.support.kernels import errors, outputs
+from tests.triton.conftest import Launches
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from npu_kernels._backends.triton import npu, tuning  # noqa: E402
+from npu_kernels._backends.triton import npu_large, tuning  # noqa: E402
 from npu_kernels._backends.triton.device_math import exp_accurate, sincos, split  # noqa: E402
 
 
@@ -116,7 +116,7 @@ TILES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("passes", "bound"), [(0, None), (6, None), (3, 1e-4), (1, 6e-2)])
-def test_schemes(passes: int, bound: float | None, device: str, kernels: ModuleType) -> None:
+def test_schemes(passes: int, bound: float | None, device: str, kernels: Any) -> None:
     """PASSES 0 and 6: at most twice the eager error; 3 and 1: errors of their class."""
     launch = {"PASSES": passes, "num_warps": 4, "num_stages": 2}
     with (
@@ -140,7 +140,7 @@ def test_schemes(passes: int, bound: float | None, device: str, kernels: ModuleT
 @pytest.mark.parametrize("name", ["nalu", "inalu"])
 @pytest.mark.parametrize(("passes", "bound"), [(6, None), (3, 1e-3), (1, 0.3)])
 def test_schemes_of_the_nalus(
-    name: str, passes: int, bound: float | None, device: str, kernels: ModuleType
+    name: str, passes: int, bound: float | None, device: str, kernels: Any
 ) -> None:
     config = {
         "BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 32, "PASSES": passes, "num_warps": 4,
@@ -162,7 +162,7 @@ def test_schemes_of_the_nalus(
         assert pairs[0][0] > 2 * pairs[0][1]  # or the scheme is not what it says
 
 
-def test_precision_setting_is_obeyed(device: str, kernels: ModuleType) -> None:
+def test_precision_setting_is_obeyed(device: str, kernels: Any) -> None:
     """`torch.set_float32_matmul_precision` decides which products a large layer uses."""
     x = torch.rand(1, device=device)
     for kernel in tuning.PRODUCTS:
@@ -189,22 +189,19 @@ def test_launches_obey_settings_of_devices(
     value: str,
     expected: set[str],
     device: str,
-    kernels: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
+    kernels: Any,
+    launched: Launches,
 ) -> None:
     """CUDA's own setting counts, also where torch refuses to answer for all devices."""
-    asked: list[str] = []
-    find = tuning._find
-    for kernel in [function for name, function in vars(npu).items() if name.endswith("_kernel")]:
-        # what they compute is another test's
-        monkeypatch.setattr(kernel, "run", lambda *a, **k: None)
-    monkeypatch.setattr(tuning, "_find", lambda *a: asked.append(a[3]) or find(*a))
-    sample = RECORDS["npu"].sample(4, 17, 3, dtype=torch.float32, device=device)
+    sample = RECORDS["npu"].sample(4, 256, 256, dtype=torch.float32, device=device)
+    launched.runs = False  # what they compute is another test's
 
     def launch() -> set[str]:
-        asked.clear()
-        outputs(sample, kernels, torch.ones(4, 3, device=device))
-        return set(asked)
+        launched.clear()
+        with npu_large.use_plan(None):  # the kernels of all sizes
+            outputs(sample, kernels, torch.ones(4, 256, device=device))
+        passes = {options["PASSES"] for _, _, options in launched if "PASSES" in options}
+        return {{6: "highest", 3: "high", 1: "medium"}[n] for n in passes}
 
     holder: Any = torch
     for name in setting.split("."):
@@ -221,7 +218,7 @@ def test_launches_obey_settings_of_devices(
     assert launch() == {"highest"}
 
 
-def test_default_is_as_accurate_as_eager_on_a_large_layer(device: str, kernels: ModuleType) -> None:
+def test_default_is_as_accurate_as_eager_on_a_large_layer(device: str, kernels: Any) -> None:
     """The shipped configuration at `highest` with few rows: long sums, several tiles."""
     x = torch.rand(1, device=device)
     configs = {name: tuning.lookup(name, x, 256, 256, 1) for name in tuning.PRODUCTS}
@@ -242,7 +239,7 @@ def test_default_is_as_accurate_as_eager_on_a_large_layer(device: str, kernels: 
             assert error <= error_bound(eager, torch.float32, 1.0)
 
 
-def test_float64_constants(device: str, kernels: ModuleType) -> None:
+def test_float64_constants(device: str, kernels: Any) -> None:
     """pi and eps - 1 enter float64 arithmetic as float64: a float32 constant would show."""
     x = torch.full((1, 1), -1.0, dtype=torch.float64, device=device)
     for weight in (x * -0.3, (x * -0.3).expand(20, 1)):

@@ -2,7 +2,7 @@
 
 import math
 from fractions import Fraction
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_special_input(
 
 
 @pytest.mark.parametrize("passes", [6, 3, 1])
-def test_infinite_input_in_split_products(passes: int, device: str, kernels: ModuleType) -> None:
+def test_infinite_input_in_split_products(passes: int, device: str, kernels: Any) -> None:
     """The forward is the formula's, where planes of an infinity would sum to nan."""
     from npu_kernels._backends.triton import tuning
 
@@ -83,9 +83,7 @@ def test_infinite_input_in_split_products(passes: int, device: str, kernels: Mod
 
 @pytest.mark.parametrize("name", ["nalu", "inalu"])
 @pytest.mark.parametrize("passes", [0, 6])
-def test_special_input_of_the_nalus(
-    name: str, passes: int, device: str, kernels: ModuleType
-) -> None:
+def test_special_input_of_the_nalus(name: str, passes: int, device: str, kernels: Any) -> None:
     """Rows with one special input give what the formula gives, also in split products."""
     from npu_kernels._backends.triton import tuning
 
@@ -102,7 +100,7 @@ def test_special_input_of_the_nalus(
         assert normwise_error(output[row], want[row]) < 1e-5, value
 
 
-def test_extreme_products(device: str, kernels: ModuleType) -> None:
+def test_extreme_products(device: str, kernels: Any) -> None:
     """exp saturates to inf and 0, and subnormal results are rounded, not flushed."""
     x = torch.full((1, 1), 2.0, device=device)
     exponents = torch.tensor(
@@ -116,7 +114,7 @@ def test_extreme_products(device: str, kernels: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_nmu_special_factors(dtype: torch.dtype, device: str, kernels: ModuleType) -> None:
+def test_nmu_special_factors(dtype: torch.dtype, device: str, kernels: Any) -> None:
     """Zero factors, and products that overflow or underflow while those of the others do not."""
     tiny, huge = (1e-30, 1e30) if dtype == torch.float32 else (1e-200, 1e200)
     rows = [
@@ -144,7 +142,7 @@ def test_nmu_special_factors(dtype: torch.dtype, device: str, kernels: ModuleTyp
 
 
 @pytest.mark.parametrize("separate", [False, True])
-def test_nmru_zero_factors_and_signs(separate: bool, device: str, kernels: ModuleType) -> None:
+def test_nmru_zero_factors_and_signs(separate: bool, device: str, kernels: Any) -> None:
     """Factors of 0, of inputs and reciprocals; a reciprocal of the other sign."""
     eps = 0.25
     rows = [
@@ -167,7 +165,7 @@ def test_nmru_zero_factors_and_signs(separate: bool, device: str, kernels: Modul
     assert (expected[0] == 0).any()
 
 
-def test_nmu_infinite_factor(device: str, kernels: ModuleType) -> None:
+def test_nmu_infinite_factor(device: str, kernels: Any) -> None:
     """Gradients that an infinite factor enters are not finite; the other rows are right."""
     x = torch.tensor([[math.inf, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, math.nan, 3.0]], device=device)
     grad_x, _ = kernels.nmu_backward(

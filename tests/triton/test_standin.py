@@ -90,7 +90,9 @@ with warnings.catch_warnings(record=True) as notices:
                 npu_kernels.backend_for(tensor)
             except RuntimeError as error:
                 backends.append(str(error))
-registered = torch._C._dispatch_has_kernel_for_dispatch_key("npu_kernels::npu_forward", "CUDA")
+names = [f"npu_kernels::{layer}_{direction}" for layer in ("npu", "nmu", "nmru", "nalu", "inalu")
+         for direction in ("forward", "backward")]
+registered = all(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA") for name in names)
 texts = [str(notice.message) for notice in notices]
 print(json.dumps([env.environment()["triton on cuda"], backends, texts, registered]), flush=True)
 os._exit(0)  # without unloading

@@ -45,14 +45,18 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
         return stepwise.laws(rows, settings, powers)
     laws_of_all, keep = searched(rows, settings, powers), np.ones(len(rows.y), dtype=bool)
     best = laws_of_all.equations[laws_of_all.best]
-    if settings.leave_out is None or len(keep) < FEWEST_WITH_WILD or best.exact:
+    unlooked = settings.leave_out is None or len(keep) < FEWEST_WITH_WILD or best.exact
+    if unlooked or not laws_of_all.complete:  # a search after Ctrl-C would keep steps of its own
         return laws_of_all
     without, odd = laws_of_all, _odd_values(rows, best)
     try:
         suspects = odd.any(1) if odd.any() else _suspected(rows, laws_of_all, keep)
         if not odd.any() and (best.rms > ROUGH or suspects.mean() > FEW):
             robust = replace(settings, rules=replace(settings.rules, loss="huber"))
-            suspects = _suspected(rows, searched(rows, robust, powers), keep)
+            of_huber = searched(rows, robust, powers)
+            if not of_huber.complete:
+                return replace(laws_of_all, complete=False)
+            suspects = _suspected(rows, of_huber, keep)
         for _ in range(WILD_ROUNDS):
             is_settled = (suspects == ~keep).all() or _lacks(rows, ~suspects, settings)
             if is_settled or not without.complete:
