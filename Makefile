@@ -15,7 +15,7 @@
 #   make docs      the documentation's pages, in build/docs
 #   make site      the pages in a headless browser: widths, themes, pictures, contrast (make site SITE_ARGS=--quick)
 #   make mutants   small wrong changes to the code, of which a test must notice every one (hours; make mutants ARGS="--language cpp")
-#   make resources docs/triton-resources.md: what every Triton kernel compiles to
+#   make resources benchmarks/results/triton-resources.md: what every Triton kernel compiles to
 #   make wheels    what a release uploads, in dist/: the sdist, and one wheel for many torches and Pythons
 #                  (make wheels ARGS="--targets x86_64 aarch64" for Linux on Arm too, by a cross compiler)
 #   make test-wheels  dist/'s wheel in empty environments: every release of torch with every Python that is here, or one
@@ -113,18 +113,18 @@ tables: install
 	$(BIN)/python -m benchmarks.throughput.report $(THROUGHPUT) --tables docs/tables \
 	  --page docs/performance.md --gpus docs/gpus.md \
 	  --picture docs/images/throughput.png --processor "$(PROCESSOR)"
-	$(BIN)/python -m benchmarks.gpu.report benchmarks/results/gpu-*.jsonl --page docs/gpus.md --page docs/large-layers.md
-	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/rows-*.jsonl --rows docs/many-rows.md
-	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/derivatives-*.jsonl --derivatives docs/derivatives.md
-	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/threads-*.jsonl --threads docs/threads.md
-	$(BIN)/python -m benchmarks.throughput.cold --page docs/first-call.md benchmarks/results/cold-*.jsonl
-	$(BIN)/python -m benchmarks.equations.workers --page docs/distributed.md benchmarks/results/workers-*.jsonl
+	$(BIN)/python -m benchmarks.gpu.report benchmarks/results/gpu-*.jsonl --page docs/gpus.md
+	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/rows-*.jsonl --rows docs/performance.md
+	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/derivatives-*.jsonl --derivatives docs/performance.md
+	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/threads-*.jsonl --threads docs/performance.md
+	$(BIN)/python -m benchmarks.throughput.cold --page docs/performance.md benchmarks/results/cold-*.jsonl
+	$(BIN)/python -m benchmarks.equations.workers --page docs/in-your-training.md benchmarks/results/workers-*.jsonl
 	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper --insert docs/paper.md \
 	  docs/choosing-a-layer.md
 	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper-text
 	$(BIN)/python -m benchmarks.regression --report docs/when-not-to-use.md --pictures docs/images
-	$(BIN)/python -m benchmarks.equations --report docs/equations.md --picture docs/images/equations.png
-	$(BIN)/python -m benchmarks.time_series --report docs/time-series.md --picture docs/images/odebench.png
+	$(BIN)/python -m benchmarks.equations --report docs/how-well.md --picture docs/images/equations.png
+	$(BIN)/python -m benchmarks.time_series --report docs/how-well.md --picture docs/images/odebench.png
 	$(BIN)/python -m benchmarks.extrapolation --out docs/images/extrapolation.png
 
 # Warnings are errors; links between pages are checked; the tutorials are executed; no page needs a network.
@@ -140,7 +140,7 @@ site: docs $(VENV)/.site
 resources: install $(OLD_TRITON)/.installed
 	-$(BIN)/python -m tools.aot --table build/triton-new.json
 	-PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m tools.aot --table build/triton-old.json
-	$(BIN)/python -m tools.aot.report build/triton-new.json build/triton-old.json --out docs/triton-resources.md
+	$(BIN)/python -m tools.aot.report build/triton-new.json build/triton-old.json --out benchmarks/results/triton-resources.md
 
 wheels: $(VENV)/.release
 	$(BIN)/python -m release.wheels $(ARGS)

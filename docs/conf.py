@@ -62,17 +62,13 @@ exclude_patterns = ["_build"]
 # Files beside docs/ that have a page here: links to the file, which also work in the repository, go
 # to the page.
 PAGES = {
-    "../CHANGELOG.md": "changelog.md",
-    "../CONTRIBUTING.md": "contributing.md",
-    "../benchmarks/NOTES.md": "notes.md",
-    "../benchmarks/README.md": "benchmarks.md",
-    "../benchmarks/results/README.md": "results.md",
-    "../benchmarks/results/paper/report.md": "paper-report.md",
-    "../benchmarks/results/paper-text/report.md": "paper-text.md",
+    "../CHANGELOG.md": "project.md#changelog",
+    "../CONTRIBUTING.md": "project.md#contributing",
 }
 
 DOWNLOAD = re.compile(r"\s*\{nb-download\}`[^`]*`\.?")
 RELATIVE_LINK = re.compile(r"\[([^\]]*)\]\(\.\./([^)]*)\)")
+LINK_OUTSIDE = re.compile(r"\[([^\]]*)\]\((\.\./[^)#]*\.md)[^)]*\)")
 
 COLUMNS = re.compile(r"\S {2,}\S")
 
@@ -111,9 +107,12 @@ def literal_blocks(
 
 
 def own_pages(app: Any, name: str, source: list[str]) -> None:
-    """Links to files that have a page go to the page."""
+    """Links to files outside docs/ go to their page; without a page, the file is a download."""
+    if "/" in name:  # all others link to no such file
+        return
     for file, page in PAGES.items():
         source[0] = source[0].replace(f"]({file}", f"]({page}")
+    source[0] = LINK_OUTSIDE.sub(r"{download}`\1 <\2>`", source[0])
 
 
 def notebooks_alone(app: Any, exception: Exception | None) -> None:

@@ -3,7 +3,7 @@
     python -m benchmarks.equations                                    # the rows that the file lacks
     python -m benchmarks.equations --classes b --noise 0.01 --seeds 1 # a part of them
     python -m benchmarks.equations --methods pysindy,gplearn,pyoperon # those that are installed
-    python -m benchmarks.equations --report docs/equations.md --picture docs/images/equations.png
+    python -m benchmarks.equations --report docs/how-well.md --picture docs/images/equations.png
 
 Noise is normal, equal for all rows, in units of y's root mean square. An equation is found if at
 400 points, each input drawn over four decades around the middle of its range with the signs that it

@@ -293,10 +293,18 @@ def derivatives(rows: Sequence[Row]) -> str:
     return "\n".join(parts).strip()
 
 
-def thread_gains(rows: Sequence[Row]) -> str:
-    """What threads gain: our time with one, with several, and the quotient of every pass.
+def _of_threads(case: Case) -> bool:
+    """Whether a case is in the table of threads: steps of the NPU, trainings and rollouts."""
+    if case.layer == "npu":
+        return case.kind == STEP and not case.no_negatives
+    return case.layer not in LAYERS
 
-    A pass with one thread and the same with several took turns in one process.
+
+def thread_gains(rows: Sequence[Row]) -> str:
+    """Our time with one thread, with several, and the quotient.
+
+    Of single layers only the NPU's steps. A pass with one thread and the same with several took
+    turns in one process.
     """
     parts = []
     for machine, groups in grouped(rows).items():
@@ -310,7 +318,7 @@ def thread_gains(rows: Sequence[Row]) -> str:
                     "gain": _ratio(group[ONE_THREAD]),
                 }
                 for (case, of_case), group in groups.items()
-                if of_case == count and {"ours", ONE_THREAD} <= group.keys()
+                if of_case == count and {"ours", ONE_THREAD} <= group.keys() and _of_threads(case)
             ]
             if records:
                 table = record_table(records)

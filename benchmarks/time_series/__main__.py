@@ -1,7 +1,7 @@
 """The share of time series in which `ode.fit` finds known laws, and its 95 % intervals are right.
 
     python -m benchmarks.time_series --noise 0,0.01,0.05 --seeds 50 # the rows that the file lacks
-    python -m benchmarks.time_series --report docs/time-series.md   # the table of the file's rows
+    python -m benchmarks.time_series --report docs/how-well.md   # the tables of the file's rows
     python -m benchmarks.time_series --odebench --noise 0,0.01,0.05 --dropped 0,0.5
     python -m benchmarks.time_series --odebench --methods ode.fit,pysindy --systems 27,104
 

@@ -232,7 +232,7 @@ def test_a_program_that_is_installed_predicts(name):
 
 
 def test_tables_of_the_guide():
-    page = (ROOT / "docs" / "equations.md").read_text()
+    page = (ROOT / "docs" / "how-well.md").read_text()
     assert page == report.page(page, benchmark.read(benchmark.OUT))
 
 

@@ -79,7 +79,7 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
 
 
 def test_the_table_is_that_of_the_rows():
-    page = (ROOT / "docs" / "time-series.md").read_text()
+    page = (ROOT / "docs" / "how-well.md").read_text()
     rows = benchmark.read(benchmark.OUT), benchmark.read(benchmark.ODEBENCH_OUT)
     assert page == benchmark.page(page, *rows)
 

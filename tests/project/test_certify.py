@@ -16,7 +16,7 @@ from npu_kernels._operators import dispatch
 from tests.conftest import needs_library
 from tests.support.building import ROOT, run_python
 
-TABLE = ROOT / "docs" / "compatibility.md"
+TABLE = ROOT / "benchmarks" / "results" / "compatibility.md"
 # These take seconds, and tests of their own measure the same.
 SLOW = (
     "torch.compile", "torch.export", "ONNX", "AOTInductor", "two processes", "fork",

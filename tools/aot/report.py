@@ -1,6 +1,6 @@
 """The resource tables of `tools.aot` as one document.
 
-    python -m tools.aot.report TABLE.json... --out docs/triton-resources.md
+    python -m tools.aot.report TABLE.json... --out benchmarks/results/triton-resources.md
 
 `make resources` compiles everything with the newest and the oldest Triton and writes it.
 """
@@ -18,11 +18,7 @@ from npu_kernels._jobs import files
 
 Row = dict[str, Any]
 
-HEAD = """---
-orphan: true
----
-
-# What the Triton kernels compile to
+HEAD = """# What the Triton kernels compile to
 
 Made by `make resources` from `python -m tools.aot`, which compiles every kernel and shipped
 configuration ahead of time, without a GPU, and fails when one exceeds its budget: a register spill,
