@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from npu_kernels import reference
-from npu_kernels._testing.samples import RECORDS, Sample, error_bound, normwise_error
 from tests.support.kernels import EPS, errors, forward, outputs
+from tests.support.samples import RECORDS, Sample, error_bound, normwise_error
 
 pytest.importorskip("triton")
 import triton.language as tl
