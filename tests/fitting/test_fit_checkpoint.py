@@ -16,8 +16,8 @@ from torch import nn
 
 import npu_kernels
 from npu_kernels import NAU, NPU, RealNPU, fit
-from npu_kernels._jobs import files
 from npu_kernels.fitting import Run, fit_many
+from tests.support import checkpoints
 from tests.support.fits import SHORT, hard, parameters, rows, same
 
 # ---- interrupted ---------------------------------------------------------------------------------
@@ -176,13 +176,13 @@ def test_a_crafted_cross_validation_is_refused(tmp_path: Path) -> None:
     model, y = RealNPU(2, 1, num_models=4), x.sum(1, keepdim=True)
     path = tmp_path / "fit"
     fit(model, x, y, recipe=SHORT, checkpoint=path)
-    state = files.load(path, ["fingerprint"])
+    state = checkpoints.load(path, ["fingerprint"])
     for wrong, said in (
         (3, "its validation must be a dict of names, got 3"),
         ({}, "it is no state of a fit: without fingerprint"),
         ({**state["validation"], "done": -1}, "its done must be an integer of at least"),
     ):
-        files.save(path, {**state, "validation": wrong})
+        checkpoints.save(path, {**state, "validation": wrong})
         with pytest.raises(ValueError, match=rf"^fit: checkpoint must be .*: {said}"):
             fit(model, x, y, recipe=SHORT, checkpoint=path)
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from npu_kernels import NMRU, NPU, training
-from npu_kernels._jobs import files
 from tests.jobs.runs import X, Y, chain, trained
+from tests.support import checkpoints
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*makes its steps one by one")
 OTHER_DATA = "run: checkpoint must be .*: it is of another run: other data$"
@@ -95,14 +95,14 @@ def test_tensors_of_a_file_get_memory_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "run"
     expected = trained(None)
     trained(path, 20)
-    state = files.load(path, [])
+    state = checkpoints.load(path, [])
     moments = state["optimizer"]["state"]
     state["parameters"] = [
         nn.Parameter(torch.stack([t, t], -1)[..., 0]) for t in state["parameters"]
     ]
     moments[0]["exp_avg"] = torch._neg_view(-moments[0]["exp_avg"])
     moments[1]["exp_avg_sq"] = moments[1]["exp_avg_sq"].T.contiguous().T
-    files.save(path, state)
+    checkpoints.save(path, state)
     rest = trained(path)
     assert torch.equal(rest.losses, expected.losses)
     assert rest.fused == expected.fused
@@ -125,12 +125,12 @@ def test_how_often_it_is_saved(tmp_path: Path, clock: list[float]) -> None:
 
     def tick(part: training.Run) -> None:
         clock.append(clock[-1] + 1.0)
-        if path.exists() and (done := files.load(path, [])["done"]) != counts[-1]:
+        if path.exists() and (done := checkpoints.load(path, [])["done"]) != counts[-1]:
             counts.append(done)
 
     run(path, 80, callbacks=tick)
     assert counts == [0, 4, 35, 66]
-    assert files.load(path, [])["done"] == 80
+    assert checkpoints.load(path, [])["done"] == 80
 
 
 def press(number: int, step: int, times: int = 1) -> Callable[[training.Run], None]:
@@ -146,10 +146,10 @@ def press(number: int, step: int, times: int = 1) -> Callable[[training.Run], No
 def test_ctrl_c_saves(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     assert run(tmp_path / "run", 10, callbacks=press(signal.SIGINT, 4)).steps == 4
-    assert files.load(tmp_path / "run", [])["done"] == 4
+    assert checkpoints.load(tmp_path / "run", [])["done"] == 4
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run", 10, callbacks=press(signal.SIGINT, 6, times=2))
-    assert files.load(tmp_path / "run", [])["done"] == 4
+    assert checkpoints.load(tmp_path / "run", [])["done"] == 4
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -165,7 +165,7 @@ def sigterm() -> Iterator[list[Any]]:
 def test_sigterm_saves_first(tmp_path: Path, sigterm: list[Any]) -> None:
     """The user's own handler is called after a saving, and may let the work go on."""
     seen: list[int] = []
-    sigterm.append(lambda: seen.append(files.load(tmp_path / "run", [])["done"]))
+    sigterm.append(lambda: seen.append(checkpoints.load(tmp_path / "run", [])["done"]))
     before = signal.getsignal(signal.SIGTERM)
     result = run(tmp_path / "run", 10, callbacks=press(signal.SIGTERM, 4))
     assert (seen, result.steps) == ([4], 10)

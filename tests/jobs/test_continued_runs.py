@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch import nn
 
-from npu_kernels._jobs import files
 from npu_kernels.training import SteppedSchedule
 from tests.conftest import needs_library
 from tests.jobs.runs import X, Y, chain, trained
+from tests.support import checkpoints
 from tests.support.building import ROOT
 from tests.support.compare import assert_equal
 
@@ -230,16 +230,16 @@ def test_an_own_optimiser(make: Any, tmp_path: Path) -> None:
     assert torch.equal(trained(path, **settings).losses, undisturbed.losses)
     for key, value in (("note", 3), ("count", "x"), ("count", True), ("sum", torch.zeros(1))):
         path.write_bytes(content)
-        state = files.load(path, [])
+        state = checkpoints.load(path, [])
         state["optimizer"]["state"][0][key] = value
-        files.save(path, state)
+        checkpoints.save(path, state)
         if make is Noted:
             with pytest.raises(
                 ValueError, match=rf"its optimizer's state of parameter 0, {key}, must be "
             ):
                 trained(path, **settings)
     state["optimizer"]["state"][0] = [1]
-    files.save(path, state)
+    checkpoints.save(path, state)
     with pytest.raises(ValueError, match=r"its optimizer's state of parameter 0 must be a dict"):
         trained(path, **settings)
 
@@ -276,7 +276,7 @@ trained(Path(sys.argv[1]), callbacks=[lambda part: os.kill(os.getpid(), signal.S
 def test_sigterm_ends_a_process_that_has_saved(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TERMINATED, str(tmp_path / "run"), str(ROOT)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGTERM
-    part = files.load(tmp_path / "run", [])
+    part = checkpoints.load(tmp_path / "run", [])
     undisturbed, rest = trained(None), trained(tmp_path / "run")
     assert part["done"] == 10
     assert torch.equal(rest.losses, undisturbed.losses)
@@ -285,9 +285,9 @@ def test_sigterm_ends_a_process_that_has_saved(tmp_path: Path) -> None:
 def test_a_generator_where_no_rows_are_drawn(tmp_path: Path) -> None:
     path, settings = tmp_path / "run", {"batch_size": None, "generator": None}
     trained(path, 20, **settings)
-    state = files.load(path, [])
+    state = checkpoints.load(path, [])
     state["generator"] = torch.Generator().get_state()
-    files.save(path, state)
+    checkpoints.save(path, state)
     with pytest.raises(ValueError, match=r"its generator must be None, since no rows are drawn"):
         trained(path, **settings)
 
@@ -425,7 +425,7 @@ def test_what_a_file_cannot_hold(
     assert rest.steps == 60
     (warning,) = [w for w in recwarn if "could not be written" in str(w.message)]
     assert "['note']" in str(warning.message)
-    assert files.load(tmp_path / "run", [])["done"] == 10
+    assert checkpoints.load(tmp_path / "run", [])["done"] == 10
 
 
 def _noted(parameters: Any, value: Any) -> Any:
@@ -455,9 +455,9 @@ def test_schedules_are_tried_with_copies(tmp_path: Path) -> None:
 
     path, second = tmp_path / "run", schedules()
     trained(path, 20, penalties=schedules())
-    state = files.load(path, [])
+    state = checkpoints.load(path, [])
     state["schedules"]["frobenius"]["beta"] = "1"
-    files.save(path, state)
+    checkpoints.save(path, state)
     before = repr(second)
     with pytest.raises(ValueError, match="its schedule of 'frobenius' cannot be loaded"):
         trained(path, penalties=second)

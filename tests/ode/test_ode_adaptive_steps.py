@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from npu_kernels import reference
-from npu_kernels._time_loop.adaptive_reference import Control, find_steps
+from npu_kernels._time_loop import adaptive_reference
 from npu_kernels._time_loop.methods import PAIRS
 from tests.conftest import needs_library
 from tests.ode.test_ode_adaptive import EXPLICIT, tableau_rows
@@ -163,8 +163,8 @@ def eager(case: Case, pair: Any) -> Run:
     def f(u: torch.Tensor) -> torch.Tensor:
         return reference.nau(reference.npu(u, powers, None, gate, eps=case.eps), rates, clip=False)
 
-    bounds = Control(case.rtol, case.atol, case.max_steps, case.max_steps)
-    steps = find_steps(f, u0, t, pair, bounds)
+    bounds = adaptive_reference.Control(case.rtol, case.atol, case.max_steps, case.max_steps)
+    steps = adaptive_reference.find_steps(f, u0, t, pair, bounds)
     return run_of(
         steps.times[0, 0].tolist(), steps.counts[0, 0].tolist(), steps.clock[0, 0].tolist()
     )

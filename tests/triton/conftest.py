@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from npu_kernels import backend_for, use_backend
-from npu_kernels._testing.samples import fill_uninitialized_with_nan
+from tests.support.samples import fill_uninitialized_with_nan
 
 INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
 if INTERPRETS and importlib.util.find_spec("triton"):

@@ -32,8 +32,8 @@ import npu_kernels
 from npu_kernels._backends import fast_path
 from npu_kernels._backends.triton import for_graph, launchers, repeat, tape, tuning
 from npu_kernels._operators import dispatch
-from npu_kernels._testing.samples import RECORDS
 from tests.support.kernels import ALL, KEEP, NPU, forward, options
+from tests.support.samples import RECORDS
 from tools.aot.compiling import StubDriver
 
 LAYERS = ("npu", "nmu", "nmru", "nalu", "inalu")

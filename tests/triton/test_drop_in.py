@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NALU, NMU, NPU, functional, iNALU, use_backend
-from npu_kernels._testing.samples import normwise_error
 from tests.conftest import compiles
 from tests.support.compare import assert_equal, assert_near
+from tests.support.samples import normwise_error
 from tests.support.vmapped import check_one_call
 from tests.triton.conftest import Launches, skip_unless_available
 

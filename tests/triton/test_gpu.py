@@ -9,9 +9,9 @@ from torch import Tensor
 
 import npu_kernels
 from npu_kernels import reference, training
-from npu_kernels._testing.samples import RECORDS, Sample, normwise_error
 from tests.support.compare import assert_equal, assert_near
 from tests.support.kernels import ALL, backward, forward, outputs
+from tests.support.samples import RECORDS, Sample, normwise_error
 
 pytestmark = pytest.mark.gpu
 LAYERS = ("npu", "nmu", "nmru", "nalu", "inalu")

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from npu_kernels import use_backend
-from npu_kernels._testing.samples import RECORDS, Sample, normwise_error
 from npu_kernels.interop import reference_layers
 from tests.support.compare import assert_near
+from tests.support.samples import RECORDS, Sample, normwise_error
 
 pytest.importorskip("triton")
 LAYERS = ("npu", "nmu", "nmru", "nalu", "inalu")

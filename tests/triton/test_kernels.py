@@ -10,15 +10,6 @@ import torch
 from torch import Tensor
 
 from npu_kernels import reference, use_backend
-from npu_kernels._testing.samples import (
-    LAYOUTS,
-    RECORDS,
-    Sample,
-    error_bound,
-    fill_uninitialized_with_nan,
-    normwise_error,
-    with_layout,
-)
 from tests.support.compare import assert_equal, assert_near
 from tests.support.kernels import (
     ALL,
@@ -29,6 +20,15 @@ from tests.support.kernels import (
     forward,
     outputs,
     with_zero_factors,
+)
+from tests.support.samples import (
+    LAYOUTS,
+    RECORDS,
+    Sample,
+    error_bound,
+    fill_uninitialized_with_nan,
+    normwise_error,
+    with_layout,
 )
 from tests.support.vmapped import check_batched_gradients
 

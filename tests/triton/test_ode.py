@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import ode, use_backend
-from npu_kernels._testing.samples import (
+from tests.ode.test_ode import LAYERS, D, away_from_zero, make, powers_of_three
+from tests.ode.test_ode_kernel import outputs_and_gradients
+from tests.support.compare import assert_equal, assert_near
+from tests.support.samples import (
     error_bound,
     fill_uninitialized_with_nan,
     normwise_error,
     rms_error,
 )
-from tests.ode.test_ode import LAYERS, D, away_from_zero, make, powers_of_three
-from tests.ode.test_ode_kernel import outputs_and_gradients
-from tests.support.compare import assert_equal, assert_near
 from tests.support.vmapped import check_batched_gradients
 from tests.triton.conftest import Launches
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from npu_kernels import reference
-from npu_kernels._testing.samples import RECORDS, error_bound
 from tests.support.kernels import errors, outputs
+from tests.support.samples import RECORDS, error_bound
 from tests.triton.conftest import Launches
 
 triton = pytest.importorskip("triton")

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from npu_kernels import functional, reference, use_backend
-from npu_kernels._testing.samples import (
+from tests.support.compare import assert_near
+from tests.support.kernels import forward
+from tests.support.samples import (
     RECORDS,
     normwise_error,
 )
-from tests.support.compare import assert_near
-from tests.support.kernels import forward
 
 SPECIAL = (0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 1.0, -1.0, math.inf, -math.inf, math.nan)
 

@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.throughput import orders, tune
 from benchmarks.throughput.cases import Size
-from npu_kernels._testing.samples import RECORDS
 from tests.support.kernels import ALL, backward, forward
+from tests.support.samples import RECORDS
 from tests.triton.conftest import Launch, Launches
 
 pytest.importorskip("triton")
