@@ -78,6 +78,17 @@ def test_a_known_part_of_negative_y_and_inputs():
     check(fitted, {(0, 0, 1): 3})
 
 
+@pytest.mark.parametrize("seed", [3, 9, 21, 26, 30, 32])
+def test_the_search_is_for_the_rest_of_a_known_part(seed):
+    draw = RNG(seed)
+    X = draw.uniform(0.5, 3, (80, 2))
+    exponents = draw.choice([-2, -1, -0.5, 0.5, 1, 2], (2, 2))
+    rest = (X[:, None] ** exponents).prod(2) @ draw.choice([-3, -1, 2, 5], 2)
+    options = {"max_terms": 2, "starts": 2, "output_powers": (1,), "noise": "constant"}
+    best = model(known="50*x0", **options).fit(X, 50 * X[:, 0] + rest).best_
+    assert sorted(best.exponents.tolist()) == sorted(exponents.tolist())
+
+
 def test_a_known_part_with_names_of_columns():
     pandas = pytest.importorskip("pandas")
     X = uniform(2)

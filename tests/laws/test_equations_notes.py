@@ -90,6 +90,21 @@ def test_powers_that_stand_for_a_logarithm_are_said():
     assert "a logarithm" in noted(model)[0]
 
 
+def test_pairs_that_do_not_cancel():
+    """They have one sign, or are equal on these rows only."""
+    X = uniform(2, 80, low=0.5, high=2)
+    like = np.column_stack([X[:, 0], X[:, 0] * np.exp(1e-3 * noise(80))])
+    for inputs, products, c in ((X, ("x0", "x0*x1**(1/4)"), 2), (like, ("x0", "x1"), -2)):
+        law = np.column_stack(
+            [eval(text, dict(zip(("x0", "x1"), inputs.T, strict=True))) for text in products]
+        )
+        y = law @ [2, c] + 1e-4 * noise(80, 5)
+        options = {"terms": products, "max_terms": 2, "starts": 1, "noise": "constant"}
+        model = NPURegressor(**QUICK, **options).fit(inputs, y)
+        assert not model.best_.exact
+        assert noted(model) == ()
+
+
 # ---- scaled columns ------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from npu_kernels.equations import NPURegressor
-from tests.support.laws import noise, terms, uniform
+from tests.support.laws import RNG, noise, terms, uniform
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,15 @@ def test_two_terms_that_one_term_is_near_to(coefficients, law) -> None:
     assert set(terms(NPURegressor(**settings).fit(X, y).best_)) == set(law)
     model = NPURegressor(**settings, max_denominator=1, starts=8).fit(X, y)
     assert not (model.exponents_ % 1 == 0.5).any()
+
+
+def test_two_products_in_place_of_a_term_that_is_not_simple() -> None:
+    """The search with few starts alone finds ``x0**2*x1**1.955`` and ``x1**(1/3)``."""
+    draw = RNG(1)
+    X = draw.uniform(0.5, 3, (80, 2))
+    law = np.sort(draw.choice([-1, -0.5, 0, 0.5, 1, 2], (3, 2)), 0)
+    y = (X[:, None] ** law).prod(2) @ np.array([2.5, -0.8, -0.33])
+    y += 0.01 * y.std() * draw.standard_normal(80)
+    options = {"output_powers": (1,), "ratios": False, "max_terms": 3, "noise": "constant"}
+    best = NPURegressor(random_state=0, starts=2, **options).fit(X, y).best_
+    assert set(terms(best)) == {tuple(row) for row in law.tolist()}
