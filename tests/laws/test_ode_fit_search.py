@@ -57,6 +57,16 @@ def test_intervals_of_a_law_that_was_searched_contain_the_truth() -> None:
     assert inside >= 0.8 * total
 
 
+@pytest.mark.parametrize("method", ["rk4", "auto"])
+@pytest.mark.parametrize(("power", "rate"), [(2, 0.2), (-1, -1.0)])
+def test_a_law_with_a_pole_is_none(power: float, rate: float, method: str) -> None:
+    """However small the residuals are of steps that jump over it."""
+    law = law_of([[power]], [[rate]]).requires_grad_(False)
+    u = solution([[1.0]], [[-0.5]], [2.0], T)
+    with pytest.raises(RuntimeError, match="no start has a finite trajectory"):
+        ode.fit(law, T, u, u0=[2.0], start="model", simplify=False, method=method)
+
+
 LORENZ_POWERS = [[0, 1, 0], [1, 0, 0], [1, 0, 1], [0, 0, 1], [1, 1, 0]]
 LORENZ_RATES = [[10, -10, 0, 0, 0], [-1, 99.96, -1, 0, 0], [0, 0, 0, -8 / 3, 1]]
 
