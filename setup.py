@@ -95,7 +95,7 @@ def _read(path: Path) -> str:
 
 
 def fast_path_name(torch: Path) -> str:
-    """The fast path's file, for one torch and one Python: npu_kernels/_backends/fast_path.py looks
+    """The fast path's file, for one torch and one Python: npu_kernels/_operators/fast_path.py looks
     for this name."""
     found = re.search(r"__version__ = '([^']+)'", _read(torch / "version.py"))
     python = f"{sys.implementation.cache_tag}{getattr(sys, 'abiflags', '')}"

@@ -215,7 +215,7 @@ STABLE_TORCH_LIBRARY_IMPL(npu_kernels, CPU, library) {
   });
 }
 
-// For ctypes (npu_kernels/_backends/cpu.py).
+// For ctypes (npu_kernels/_operators/cpu.py).
 extern "C" {
 __attribute__((visibility("default"))) const char* npu_kernels_isa() { return npu::isa(); }
 __attribute__((visibility("default"))) const char* npu_kernels_supported_isas() { return npu::supported_isas(); }

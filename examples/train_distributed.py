@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from npu_kernels import NAU, NPU
-from npu_kernels.sharding import shard_models
+from npu_kernels.interop.sharding import shard_models
 
 
 def batch(rows: int, generator: torch.Generator, device: str) -> tuple[Tensor, Tensor]:

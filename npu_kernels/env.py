@@ -13,10 +13,9 @@ from pathlib import Path
 import torch
 
 from npu_kernels import __version__
-from npu_kernels._backends import cpu, fast_path
-from npu_kernels._backends.triton import costs
-from npu_kernels._operators import dispatch
+from npu_kernels._operators import cpu, dispatch, fast_path
 from npu_kernels._operators.precision import float32_matmul_precision
+from npu_kernels._triton import costs
 
 __all__ = ["environment"]
 
@@ -71,7 +70,7 @@ def _large_layers() -> str:
     if torch.cuda.is_available() and torch.version.hip is None:
         device = torch.device("cuda", torch.cuda.current_device())
         if dispatch.reasons(device)["triton"][0]:
-            from npu_kernels._backends.triton import tuning
+            from npu_kernels._triton import tuning
 
             return costs.describe(tuning.architecture_of(device))
     return "; ".join(map(costs.describe, costs.CHIPS))

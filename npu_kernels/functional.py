@@ -28,9 +28,8 @@ import torch
 from torch import Tensor
 
 from npu_kernels import reference
-from npu_kernels._backends import fast_path
 from npu_kernels._common.checks import check_choice
-from npu_kernels._operators import autograd, compute, dispatch, ops
+from npu_kernels._operators import autograd, compute, dispatch, fast_path, ops
 from npu_kernels._operators.checks import check_positive
 from npu_kernels._operators.dispatch import by_fast_path
 from npu_kernels._operators.operands import call, record, stands_in

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 import npu_kernels
-from npu_kernels._backends import cpu, fast_path
+from npu_kernels._operators import cpu, fast_path
 from npu_kernels._testing import samples as testing
 from npu_kernels._testing.samples import Sample
 

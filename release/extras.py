@@ -48,7 +48,7 @@ assert path.shape == (5, 2)
 """,
     "laws": """
 import pathlib
-from npu_kernels.law import main
+from npu_kernels.equations.__main__ import main
 a, b = np.random.default_rng(0).uniform(1, 2, (2, 60))
 rows = [f"{x},{y},{x * y * y / 2}" for x, y in zip(a, b)]
 pathlib.Path("data.csv").write_text("\\n".join(["m [kg],v [m/s],E [J]", *rows]))

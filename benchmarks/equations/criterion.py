@@ -14,11 +14,11 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.equations.laws import Law
-from npu_kernels._laws.products.functions import OutputFunction
-from npu_kernels._laws.products.problem import Columns, all_rows
-from npu_kernels._laws.products.units import Exponents
-from npu_kernels._laws.table.refine import Sum, refit
 from npu_kernels.equations import Equation
+from npu_kernels.equations._products.functions import OutputFunction
+from npu_kernels.equations._products.problem import Columns, all_rows
+from npu_kernels.equations._products.units import Exponents
+from npu_kernels.equations._table.refine import Sum, refit
 
 # The power of y, the function of y, and how many terms a denominator has beside a 1.
 Form = tuple[float, OutputFunction | None, int]

@@ -30,8 +30,8 @@ from benchmarks.throughput.precompile import Pool
 from npu_kernels import reference, use_backend
 from npu_kernels._operators import dispatch
 from npu_kernels._testing.samples import RECORDS, error_bound, rms_error
-from npu_kernels._time_loop import reference as ode_reference
 from npu_kernels.ode import METHODS
+from npu_kernels.ode._loop import reference as ode_reference
 from tests.support.kernels import ALL, backward, errors, forward, outputs
 
 Row = dict[str, Any]
@@ -155,7 +155,7 @@ def _loop(
     stage: Stage, layer: str, size: Size, dtype: torch.dtype, named: dict[str, str]
 ) -> tuple[Errors, list[Tensor], list[Tensor]]:
     """The time loop of NPU and NAU; the size is starts x D x h."""
-    from npu_kernels._backends import triton as kernels
+    from npu_kernels import _triton as kernels
 
     generator = torch.Generator().manual_seed(0)
 
@@ -261,7 +261,7 @@ def bench(stage: Stage, item: str, emit: Emit, tuned: bool = False) -> None:
     """A case of the throughput suite, forward + backward: rows in the suite's form, in a file."""
     text, named = words(item)
     precision = named.get("precision", "highest")
-    from npu_kernels._backends.triton import tuning
+    from npu_kernels._triton import tuning
 
     tuning.use_tables(stage.table if tuned and stage.table.exists() else tuning.TABLES)
     torch.set_float32_matmul_precision(precision)
@@ -301,7 +301,7 @@ def crossover(stage: Stage, item: str, emit: Emit) -> None:
 
     Microseconds of a forward and a backward, alone and in a CUDA graph.
     """
-    from npu_kernels._backends.triton import npu_large, repeated, tuning
+    from npu_kernels._triton import npu_large, repeated, tuning
 
     text, named = words(item)
     size, kernels = Size.parse(text), SimpleNamespace(**repeated())

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from benchmarks.paper.optimizers import Optimizer
 from npu_kernels import training
-from npu_kernels._loops import obstacles
 from npu_kernels.fitting import Run
+from npu_kernels.training._loops import obstacles
 
 ALIGNMENT = 64  # elements; a whole number of any machine's vectors
 

@@ -17,7 +17,7 @@ import torch
 
 import npu_kernels
 from benchmarks.throughput.devices import DEVICES, Device
-from npu_kernels._backends import cpu
+from npu_kernels._operators import cpu
 from npu_kernels.env import processor
 
 TRIALS = 5

@@ -31,7 +31,7 @@ class Task:
     @property
     def key(self) -> str:
         """The key of the entry in the table, which holds for any number of rows."""
-        from npu_kernels._backends.triton import tuning
+        from npu_kernels._triton import tuning
 
         sizes = (self.size.inputs, self.size.outputs, self.size.models)
         return tuning.exact_key(self.kernel, torch.float32, self.precision, sizes)
@@ -54,7 +54,7 @@ class Order:
 
 def tasks(sizes: Sequence[Size], precision: str) -> list[Task]:
     """The NPU's kernels at all sizes, then the other layers'."""
-    from npu_kernels._backends.triton import tuning
+    from npu_kernels._triton import tuning
 
     planned = []
     for kernels in (None, OTHERS):
@@ -69,7 +69,7 @@ def order(task: Task, device: str, values: bool = True) -> Order:
 
     values: without them the operands are memory that nobody has written, for a compiler.
     """
-    from npu_kernels._backends.triton import nalu, nmu, npu
+    from npu_kernels._triton import nalu, nmu, npu
 
     size, kernel = task.size, task.kernel
     generator = torch.Generator().manual_seed(0)

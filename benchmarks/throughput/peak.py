@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from npu_kernels._backends import cpu
+from npu_kernels._operators import cpu
 
 SOURCE = Path(__file__).with_name("peak.cpp")
 VECTORS, TILES = "multiply-adds", "tiles"

@@ -64,7 +64,7 @@ def _order(task: Task) -> Order:
 
 def _compile(task: Task, config: Config) -> str:
     """The reason why the configuration cannot be compiled; empty if it is."""
-    from npu_kernels._backends.triton import tuning
+    from npu_kernels._triton import tuning
 
     with tuning.use_config(task.kernel, config):
         try:
@@ -76,7 +76,7 @@ def _compile(task: Task, config: Config) -> str:
 
 def _import() -> None:
     """Import what a worker needs seconds for before its first compilation."""
-    from npu_kernels._backends.triton import launchers
+    from npu_kernels._triton import launchers
 
     launchers()
     time.sleep(0.1)  # so that another worker takes the next such order

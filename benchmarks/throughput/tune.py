@@ -7,7 +7,7 @@ candidates together (`precompile`). A configuration that cannot be compiled or l
 does not compute what the shipped one does, does not count.
 
 What is faster than the shipped entry is added to the table under the sizes' own key
-(`npu_kernels._backends.triton.tuning`) as soon as its search ends, so that nothing changes for
+(`npu_kernels._triton.tuning`) as soon as its search ends, so that nothing changes for
 other sizes, and the launches of the next process use it. A row of every search goes to a file of
 its own, by which the next run knows what is done. ``python -m tools.aot`` then compiles the new
 entries too, for machines without the GPU.
@@ -119,7 +119,7 @@ def device_time(
 
 def shipped(task: Task, device: str) -> Config:
     """The configuration that a launch uses now, as a table's entry."""
-    from npu_kernels._backends.triton import tuning
+    from npu_kernels._triton import tuning
 
     size, x = task.size, torch.empty(0, device=device)
     choice = tuning.lookup(task.kernel, x, size.inputs, size.outputs, size.models)
@@ -139,7 +139,7 @@ def tune(
     The row has the microseconds of a call, how many candidates were tried, and how many failed for
     which reason.
     """
-    from npu_kernels._backends.triton import tuning
+    from npu_kernels._triton import tuning
 
     task = order.task
     bucket = tuning.bucket(task.size.inputs, task.size.outputs)
@@ -190,7 +190,7 @@ def tune(
 
 def write(entries: dict[str, Config], architecture: str, path: Path | None) -> Path:
     """Add entries to a table: the one in the file, else a copy of the shipped one."""
-    from npu_kernels._backends.triton import tuning
+    from npu_kernels._triton import tuning
 
     path = path or tuning.TABLES
     tables: dict[str, Any] = tuning.load_table(path if path.exists() else tuning.TABLES)
@@ -264,7 +264,7 @@ def place() -> tuple[Row, str, tuple[str, Any, int]]:
     import triton
 
     target = triton.runtime.driver.active.get_current_target()
-    from npu_kernels._backends.triton import tuning
+    from npu_kernels._triton import tuning
 
     versions = {"torch": torch.__version__, "triton": triton.__version__}
     where = {"gpu": torch.cuda.get_device_name(), **versions}
@@ -276,7 +276,7 @@ def main(
     rows: Path | None = None, jobs: int = 1,
 ) -> int:  # fmt: skip
     """Tune for the current CUDA device; returns the exit status."""
-    from npu_kernels._backends.triton import tuning
+    from npu_kernels._triton import tuning
 
     where, architecture, target = place()
     print(f"{where['gpu']}: table {architecture}, precision {precision!r}")

@@ -17,7 +17,7 @@
 // Loaded, it also tells the registered operators the float32 matmul precision (csrc/precision.h).
 //
 // Unlike ops.cpp these files know torch's C++ classes, which change with its releases: they serve the torch and the
-// Python that they were compiled with, and npu_kernels/_backends/fast_path.py loads them for no other.
+// Python that they were compiled with, and npu_kernels/_operators/fast_path.py loads them for no other.
 #include "adam.h"
 #include "layer.h"
 #include "mse.h"

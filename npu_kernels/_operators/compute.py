@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.compiler import is_exporting
 
 from npu_kernels import reference
-from npu_kernels._backends import fast_path
 from npu_kernels._common.checks import check_choice
-from npu_kernels._operators import autograd, dispatch, ops, tangents, transforms
+from npu_kernels._operators import autograd, dispatch, fast_path, ops, tangents, transforms
 from npu_kernels._operators.autograd import (
     apply_alone,
     eager_only,

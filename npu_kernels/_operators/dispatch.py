@@ -26,11 +26,10 @@ from torch.jit import is_tracing
 from torch.nn import Parameter
 
 from npu_kernels import reference
-from npu_kernels._backends import cpu
-from npu_kernels._backends.triton import for_graph
 from npu_kernels._common.checks import check_choice
 from npu_kernels._common.notices import warn
-from npu_kernels._operators import ops
+from npu_kernels._operators import cpu, ops
+from npu_kernels._triton import for_graph
 
 BACKENDS = ("reference", "cpu", "triton")
 
@@ -137,7 +136,7 @@ def constant_in_graphs(function: _Function) -> _Function:
 
 def triton() -> ModuleType:
     """Import the Triton backend's module; ImportError where it or triton is missing."""
-    return importlib.import_module("npu_kernels._backends.triton")
+    return importlib.import_module("npu_kernels._triton")
 
 
 def _state(backend: str, device: torch.device) -> tuple[bool, str]:

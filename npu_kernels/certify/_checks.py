@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from npu_kernels import use_backend
-from npu_kernels._backends import cpu
-from npu_kernels._operators import dispatch
+from npu_kernels._operators import cpu, dispatch
 
 _INTERPRET = "TRITON_INTERPRET"
 # Checks that `--quick` leaves out: they start compilers or processes, and run no kernel that other

@@ -111,7 +111,7 @@ def _distributed(rank: int, column: Column) -> None:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    from npu_kernels.sharding import shard_models
+    from npu_kernels.interop.sharding import shard_models
 
     x, single = inputs(column, 8, 3, dtype=torch.float64), model_of(column, torch.float64)
     single(x).square().mean().backward()

@@ -38,8 +38,8 @@ NOTES = """
 - **torch.jit.trace** records the eager formulas: a traced program has the right derivatives, needs
   no `npu_kernels` where it runs, and is as slow as they are. `torch.export` keeps the fused
   operators.
-- **DTensor** knows the operators after `import npu_kernels.sharding`. Rows, outputs and models may
-  be sharded, inputs never: a tensor that comes sharded over them is gathered.
+- **DTensor** knows the operators after `import npu_kernels.interop.sharding`. Rows, outputs and
+  models may be sharded, inputs never: a tensor that comes sharded over them is gathered.
 - **FlopCounterMode** counts the fused layers after `import npu_kernels.interop.flops`: 2
   operations for each row, output and input of each product of rows and weights in a layer's
   formula, forward and the gradients that are needed. Logarithms, exponentials, cosines and what is

@@ -70,7 +70,6 @@ from npu_kernels._common.checks import (
 )
 from npu_kernels._operators import ops
 from npu_kernels._operators.checks import EPS
-from npu_kernels._time_loop import reference as time_loop
 from npu_kernels.interop import reference_layers
 from npu_kernels.interop._published import EPS_NAMES, PUBLIC_NAMES, Trial, names_of, stated_eps
 from npu_kernels.interop.reference_layers import EAGER, LAYOUTS, PublishedNPU
@@ -515,6 +514,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     needs torch alone. Its gradient of a gate is that of "clip": torch drops the ``detach`` of
     "straight_through".
     """
+    from npu_kernels.ode._loop import reference as time_loop
+
     table: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions().items())
     for formulas, names in ((reference, ops.NAMES), (time_loop, ops.TIME_LOOPS)):
         table |= {getattr(ops, name): getattr(formulas, name) for name in names}

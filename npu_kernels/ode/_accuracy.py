@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from npu_kernels._time_loop import methods
-from npu_kernels._time_loop.loop import slope_function
 from npu_kernels.ode._checks import first_true, trajectory_name
+from npu_kernels.ode._loop import methods
+from npu_kernels.ode._loop.loop import slope_function
 
 MIN_STIFF_STEPS = 100  # adaptive steps at the bound of stability; fewer cost little
 ADVICE = "ode.rollout(model, u0, t=..., method='kvaerno5')"

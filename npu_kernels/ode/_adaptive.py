@@ -17,12 +17,12 @@ from npu_kernels._operators import dispatch
 from npu_kernels._operators.autograd import eager_only, outside_of_transforms
 from npu_kernels._operators.checks import EPS
 from npu_kernels._operators.transforms import is_vmapped
-from npu_kernels._time_loop import adaptive_reference as reference
-from npu_kernels._time_loop import methods
-from npu_kernels._time_loop.adaptive import Call, run
-from npu_kernels._time_loop.loop import Weights, as_rows, slope_function
 from npu_kernels.ode import _accuracy as accuracy
 from npu_kernels.ode import _checks as checks
+from npu_kernels.ode._loop import adaptive_reference as reference
+from npu_kernels.ode._loop import methods
+from npu_kernels.ode._loop.adaptive import Call, run
+from npu_kernels.ode._loop.loop import Weights, as_rows, slope_function
 
 
 class Statistics(NamedTuple):

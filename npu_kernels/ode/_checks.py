@@ -20,8 +20,8 @@ from npu_kernels._common.checks import (
 )
 from npu_kernels._common.errors import NonFiniteError
 from npu_kernels._operators.checks import EPS, check_positive, unrecorded
-from npu_kernels._time_loop import methods
-from npu_kernels._time_loop.loop import Weights
+from npu_kernels.ode._loop import methods
+from npu_kernels.ode._loop.loop import Weights
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
 RTOL, ATOL, MAX_STEPS = 1e-6, 1e-9, 10_000

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from npu_kernels._time_loop.loop import Weights
 from npu_kernels.ode import _checks as checks
 from npu_kernels.ode._adaptive import Statistics
+from npu_kernels.ode._loop.loop import Weights
 
 Solve = Callable[[checks.Options, Tensor, Weights], Any]
 

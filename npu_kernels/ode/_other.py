@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from npu_kernels._common.checks import check_number, check_tensor, check_whole
 from npu_kernels._common.errors import NonFiniteError
 from npu_kernels._common.notices import warn
-from npu_kernels._time_loop import adaptive_reference as reference
-from npu_kernels._time_loop import inputs as known
-from npu_kernels._time_loop import methods
 from npu_kernels.ode import _checks as checks
 from npu_kernels.ode._accuracy import StepSizeError
 from npu_kernels.ode._checks import FIXED
+from npu_kernels.ode._loop import adaptive_reference as reference
+from npu_kernels.ode._loop import inputs as known
+from npu_kernels.ode._loop import methods
 from npu_kernels.ode._solver import Inputs
 
 TORCHDIFFEQ = {"euler": "euler", "midpoint": "midpoint", "rk4_38": "rk4"}  # names of methods

@@ -11,15 +11,15 @@ from torch.compiler import is_compiling
 from torch.jit import is_tracing
 
 from npu_kernels._operators.checks import EPS
-from npu_kernels._time_loop import inputs as known
-from npu_kernels._time_loop import methods
-from npu_kernels._time_loop.loop import Loop, Weights, by_fast_path, layers_of, run
 from npu_kernels.ode import _accuracy as accuracy
 from npu_kernels.ode import _adaptive as adaptive
 from npu_kernels.ode import _checks as checks
 from npu_kernels.ode import _each_start as each_start
 from npu_kernels.ode import _inputs as driven
 from npu_kernels.ode._checks import Options
+from npu_kernels.ode._loop import inputs as known
+from npu_kernels.ode._loop import methods
+from npu_kernels.ode._loop.loop import Loop, Weights, by_fast_path, layers_of, run
 from npu_kernels.reference import CLIP
 
 Inputs = tuple[Tensor | Sequence[float], Tensor | Sequence[float] | Sequence[Sequence[float]]]

@@ -13,9 +13,8 @@ import torch
 from torch.compiler import is_compiling
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from npu_kernels._backends import fast_path
 from npu_kernels._common import optimizers
-from npu_kernels._operators import dispatch
+from npu_kernels._operators import dispatch, fast_path
 
 __all__ = ["Adam"]
 

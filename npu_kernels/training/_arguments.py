@@ -14,9 +14,9 @@ from npu_kernels import optim
 from npu_kernels._common import checks, optimizers
 from npu_kernels._common.chains import chain
 from npu_kernels._common.checks import check_number, check_tensor, check_whole
-from npu_kernels._loops import obstacles, plan
-from npu_kernels._loops.penalties import SteppedSchedule, regularizer
 from npu_kernels.layers import Unit
+from npu_kernels.training._loops import obstacles, plan
+from npu_kernels.training._loops.penalties import SteppedSchedule, regularizer
 
 Schedule = float | SteppedSchedule | Callable[[int], float]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from npu_kernels._common.checks import is_number
 from npu_kernels._jobs import saved
-from npu_kernels._loops.penalties import SteppedSchedule
+from npu_kernels.training._loops.penalties import SteppedSchedule
 
 # Settings of an optimiser's group that decide no numbers.
 _IMPLEMENTATION = {"params", "foreach", "fused", "capturable", "differentiable"}

@@ -19,7 +19,6 @@ from npu_kernels._common.notices import warn
 from npu_kernels._jobs import saved
 from npu_kernels._jobs.driver import drive
 from npu_kernels._jobs.fingerprint import check_same, described, digest, fingerprint
-from npu_kernels._loops import Captured, Fused, Loop, Ordinary, loop_for, obstacles
 from npu_kernels.layers import Unit
 from npu_kernels.training import _continued as continued
 from npu_kernels.training._arguments import (
@@ -37,6 +36,7 @@ from npu_kernels.training._arguments import (
     schedule_values,
 )
 from npu_kernels.training._continued import described_setting
+from npu_kernels.training._loops import Captured, Fused, Loop, Ordinary, loop_for, obstacles
 
 MOST_DRAWN = 2**22  # rows drawn at once
 FIRST_SLICE = 16  # steps: a short training is one call

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from npu_kernels._backends import fast_path
+from npu_kernels._operators import fast_path
 from tests.conftest import needs_library
 from tests.support.compare import assert_equal
 from tests.support.plain import (

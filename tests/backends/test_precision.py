@@ -141,7 +141,7 @@ def vmapped(x: Tensor, *weights: Tensor) -> Tensor:
 def distributed(*operands: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    import npu_kernels.sharding  # noqa: F401
+    import npu_kernels.interop.sharding  # noqa: F401
 
     mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
     placements = [Shard(0), *(Replicate() for _ in operands[1:])]

@@ -246,7 +246,7 @@ def test_huge_tensors_are_tested_one_test_after_the_other() -> None:
 
 def test_large_layers_are_checked_before_they_are_timed() -> None:
     """The first launches are those of the kernels on planes, in each of their forms."""
-    costs = pytest.importorskip("npu_kernels._backends.triton.costs")
+    costs = pytest.importorskip("npu_kernels._triton.costs")
 
     def is_large(item: str) -> bool:
         size = Size.parse(item.split()[1])
@@ -276,7 +276,7 @@ SLOWER = {
 
 def test_the_model_takes_the_faster_kernels_of_measured_rows() -> None:
     """Measured on an H200; of times that differ by less than 5 % either may be taken."""
-    costs = pytest.importorskip("npu_kernels._backends.triton.costs")
+    costs = pytest.importorskip("npu_kernels._triton.costs")
     times: dict[str, dict[str, dict[str, Any]]] = {}
     for path in sorted((ROOT / "benchmarks" / "results").glob("gpu-nvidia-h200-*.jsonl")):
         for row in rows(path):
@@ -303,7 +303,7 @@ def test_rows_belong_to_the_code_that_made_them(
     from benchmarks.throughput import environment
 
     files = (
-        "benchmarks/gpu/work.py", "npu_kernels/_backends/triton/npu_planes.py",
+        "benchmarks/gpu/work.py", "npu_kernels/_triton/npu_planes.py",
         "tests/triton/test_gpu.py", "tests/support/kernels.py",
     )  # fmt: skip
     for file in (*files, "benchmarks/throughput/environment.py"):
@@ -344,7 +344,7 @@ def test_a_profiler_that_counts_nothing_gives_no_time(monkeypatch: pytest.Monkey
 
 
 def test_tuned_kernels_are_known() -> None:
-    tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
+    tuning = pytest.importorskip("npu_kernels._triton.tuning")
     for item in plan.TUNED:
         kernel, size, more_rows = plan.rows_of(plan.words(item)[0])
         assert kernel in tuning.KERNELS

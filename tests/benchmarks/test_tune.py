@@ -88,7 +88,7 @@ def test_search_ends_when_time_is_up() -> None:
 
 
 def test_a_written_table_has_the_new_entries_and_the_shipped_ones(tmp_path: Path) -> None:
-    tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
+    tuning = pytest.importorskip("npu_kernels._triton.tuning")
     key = tuning.exact_key("npu_forward", torch.float32, "highest", (4096, 256, 1))
     entry = {
         "BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4, "num_stages": 1,
@@ -254,7 +254,7 @@ def test_workers_compile_for_a_gpu_that_is_not_there(
 import triton
 from benchmarks.throughput import orders, precompile
 from benchmarks.throughput.cases import Size
-from npu_kernels._backends.triton import tuning
+from npu_kernels._triton import tuning
 precompile.compile_only(("cuda", 90, 32))
 seen = []
 triton.knobs.compilation.listener = lambda *, cache_hit, **more: seen.append(cache_hit)
@@ -310,7 +310,7 @@ def test_tuning_goes_on_where_it_ended(
 
 
 def test_launches_read_another_table(tmp_path: Path) -> None:
-    tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
+    tuning = pytest.importorskip("npu_kernels._triton.tuning")
     key = tuning.exact_key("npu_forward", torch.float32, "highest", (4096, 256, 1))
     entry = {
         "BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4, "num_stages": 1,
@@ -331,7 +331,7 @@ def test_a_compilation_that_never_ends_leaves_time_for_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A step's compilations have half of the time left; what is not ready is not launched."""
-    tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
+    tuning = pytest.importorskip("npu_kernels._triton.tuning")
     asked: list[float] = []
     launched: list[tune.Config] = []
 
@@ -362,7 +362,7 @@ def test_a_compilation_that_never_ends_leaves_time_for_the_others(
 
 def test_a_configuration_is_for_all_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The geometric mean of the times decides, and every result is compared."""
-    tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
+    tuning = pytest.importorskip("npu_kernels._triton.tuning")
     start = {"BLOCK_B": 16, "BLOCK_O": 4, "num_warps": 1}
     monkeypatch.setattr(tune, "shipped", lambda task, device: start)
     orders_of: list[orders.Order] = []

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from npu_kernels import NAU, NPU, NPURegressor, RealNPU, formula, interop, layers, ode, training
 from npu_kernels import fitting as fits
-from npu_kernels import law as law_command
+from npu_kernels.equations import __main__ as law_command
 from npu_kernels.equations import fit_many as fit_tables
 from npu_kernels.interop import reference_layers
 from npu_kernels.optim import Adam, lbfgs, least_squares

@@ -43,9 +43,12 @@ def signatures() -> Entries:
             entries[path] = [f"is {paths[id(value)]}"]
         else:
             entries |= _of_class(path, value) if inspect.isclass(value) else {path: _lines(value)}
-    for name, module in modules.items():
-        if hasattr(module, "main"):
-            entries |= _of_command(name, module.main)
+    suffix = ".__main__"
+    packages = [name.removesuffix(suffix) for name in walked if name.endswith(suffix)]
+    commands = {name: module for name, module in modules.items() if hasattr(module, "main")}
+    commands |= {name: importlib.import_module(name + suffix) for name in packages}
+    for name, module in commands.items():
+        entries |= _of_command(name, module.main)
     return dict(sorted(entries.items()))
 
 

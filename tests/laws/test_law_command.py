@@ -1,4 +1,4 @@
-"""``python -m npu_kernels.law``: tables of many forms, and what is no table."""
+"""``python -m npu_kernels.equations``: tables of many forms, and what is no table."""
 
 from pathlib import Path
 from unittest.mock import Mock
@@ -10,7 +10,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 pytest.importorskip("pandas", reason="pandas is not installed")
 
 from npu_kernels.equations import NPURegressor
-from npu_kernels.law import main
+from npu_kernels.equations.__main__ import main
 from tests.support.building import ROOT
 
 rng = np.random.default_rng(0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels import ode
-from npu_kernels._laws.series import sets
+from npu_kernels.equations._series import sets
 from tests.support.time_series import T, law_of, model, noise, solution
 
 pytest.importorskip("scipy.optimize", reason="scipy is not installed")

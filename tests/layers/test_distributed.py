@@ -206,7 +206,7 @@ def _operators(
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-    import npu_kernels.sharding  # noqa: F401
+    import npu_kernels.interop.sharding  # noqa: F401
 
     mesh = init_device_mesh("cpu", mesh_shape)
     cases = [(name, *setting) for name, settings in sizes.items() for setting in settings]
@@ -288,7 +288,7 @@ def _inputs_of_models(spread: nn.Module, unsharded: nn.Module, ranks: int) -> No
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, distribute_tensor
 
-    from npu_kernels.sharding import shard_models
+    from npu_kernels.interop.sharding import shard_models
 
     mesh = init_device_mesh("cpu", (ranks,))
     x = torch.randn(9, 3, dtype=torch.float64)
@@ -302,7 +302,7 @@ def _models(rank: int, ranks: int) -> None:
     """An ensemble over the ranks: each keeps its share, and trains it as one process does."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    from npu_kernels.sharding import shard_models
+    from npu_kernels.interop.sharding import shard_models
 
     options: Any = {"num_models": 4, "dtype": torch.float64}
     layers = NAU(5, 4, **options), RealNPU(4, 4, **options), NMU(4, 2, **options)
@@ -347,7 +347,7 @@ def _styles(rank: int, ranks: int) -> None:
     from torch.distributed.tensor.debug import CommDebugMode
     from torch.distributed.tensor.parallel import parallelize_module
 
-    from npu_kernels.sharding import UnitParallel
+    from npu_kernels.interop.sharding import UnitParallel
 
     mesh = init_device_mesh("cpu", (ranks,))
     units = NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU
@@ -390,7 +390,7 @@ def _styles_with_fsdp(rank: int, ranks: int) -> None:
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import parallelize_module
 
-    from npu_kernels.sharding import UnitParallel
+    from npu_kernels.interop.sharding import UnitParallel
 
     mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("data", "outputs"))
     x = torch.randn(16, 3, dtype=torch.float64)
@@ -406,7 +406,7 @@ def _styles_with_fsdp(rank: int, ranks: int) -> None:
 
 
 def test_styles_that_cannot_be_used() -> None:
-    from npu_kernels.sharding import UnitParallel
+    from npu_kernels.interop.sharding import UnitParallel
 
     with pytest.raises(
         ValueError, match=r"over must be one of 'rows', 'outputs', 'models', got 'in'"

@@ -42,7 +42,7 @@ class Mutant:
     def language(self) -> str:
         if self.file.startswith("csrc/"):
             return "cpp"
-        return "triton" if self.file.startswith("npu_kernels/_backends/triton/") else "python"
+        return "triton" if self.file.startswith("npu_kernels/_triton/") else "python"
 
     def test_files(self) -> list[str]:
         """The files of its pytest tests."""

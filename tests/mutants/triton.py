@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import mutants
 
-TRITON_FOLDER = "npu_kernels/_backends/triton/"
+TRITON_FOLDER = "npu_kernels/_triton/"
 KERNELS = "tests/triton/test_kernels.py -k "
 SPECIAL = "tests/triton/test_special_values.py -k "
 TILES = (KERNELS + "'on_tiles or straight'", KERNELS + "'float64_parity and npu'")

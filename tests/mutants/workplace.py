@@ -26,7 +26,7 @@ class BrokenError(Exception):
 def isa_of(mutant: Mutant) -> str:
     """The instruction set that a C++ mutant is compiled for; BrokenError where this processor does
     not have it."""
-    from npu_kernels._backends import cpu
+    from npu_kernels._operators import cpu
 
     supported = cpu.supported_isas()
     # AMX's instructions are emulated where there are none.
@@ -120,7 +120,7 @@ class Workplace:
             for path in (self.root / "npu_kernels" / "lib").glob("*.so"):
                 self._replace(path, to / path.name)
             return
-        from npu_kernels._backends import cpu, fast_path
+        from npu_kernels._operators import cpu, fast_path
 
         build = self._build(isa_of(mutant), ["npu_kernels_cpu", "fast_path"])
         self._replace(build / cpu.LIBRARY.name, to / cpu.LIBRARY.name)

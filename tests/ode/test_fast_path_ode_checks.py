@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from npu_kernels._backends import fast_path
+from npu_kernels._operators import fast_path
 from tests.conftest import needs_library
 from tests.support.plain import B, D, H, K, Wrapped, changed, plain_ode
 

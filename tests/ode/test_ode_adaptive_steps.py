@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from npu_kernels import reference
-from npu_kernels._time_loop import adaptive_reference
-from npu_kernels._time_loop.methods import PAIRS
+from npu_kernels.ode._loop import adaptive_reference
+from npu_kernels.ode._loop.methods import PAIRS
 from tests.conftest import needs_library
 from tests.ode.test_ode_adaptive import EXPLICIT, tableau_rows
 from tests.support.kernels import ops

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import ode, use_backend
-from npu_kernels._time_loop import adaptive_reference
-from npu_kernels._time_loop.methods import PAIRS
+from npu_kernels.ode._loop import adaptive_reference
+from npu_kernels.ode._loop.methods import PAIRS
 from tests.conftest import needs_library
 from tests.ode.test_ode_accuracy import linear
 from tests.ode.test_ode_adaptive import PREDATOR, gradients, power_law, tableau_rows

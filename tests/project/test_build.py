@@ -105,7 +105,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_works_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
     assert "-py3-none-" in wheel.name  # the kernels: torch's stable ABI and no Python
     site = unpack(wheel, tmp_path / "site")
-    code = USE_LAYER + "print(npu_kernels._backends.cpu.supported_isas())"
+    code = USE_LAYER + "print(npu_kernels._operators.cpu.supported_isas())"
     run = run_python("-c", code, env={"PYTHONPATH": str(site)}, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert str(site) in run.stdout
@@ -182,7 +182,7 @@ def test_without_the_kernels_says_so_once(site_without_kernels: Path, tmp_path: 
 
 NAME_COMMANDS = """
 import json, os, pathlib, sys
-from npu_kernels._backends import cpu
+from npu_kernels._operators import cpu
 (record,) = pathlib.Path(os.environ["PYTHONPATH"]).glob("*.dist-info")
 for direct_url in json.load(sys.stdin):
     (record / "direct_url.json").write_text(json.dumps(direct_url))

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels import certify, functional, reference, use_backend
-from npu_kernels._backends import cpu
-from npu_kernels._operators import dispatch
+from npu_kernels._operators import cpu, dispatch
 from tests.conftest import needs_library
 from tests.support.building import ROOT, run_python
 

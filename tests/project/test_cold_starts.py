@@ -24,7 +24,7 @@ before = set(sys.modules)
 import npu_kernels
 """
 COMPILER = ("torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes", "sympy")
-ROOMS = tuple(f"npu_kernels.{name}" for name in ("ode", "fitting", "formula", "equations", "_laws"))
+ROOMS = tuple(f"npu_kernels.{name}" for name in ("ode", "fitting", "formula", "equations"))
 PICTURES = ("matplotlib", "sympy")
 
 

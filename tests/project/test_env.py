@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from npu_kernels import __version__, env
-from npu_kernels._backends import cpu
+from npu_kernels._operators import cpu
 
 
 def test_environment() -> None:

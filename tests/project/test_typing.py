@@ -55,7 +55,7 @@ def test_a_users_file_outside_of_the_tree(installed: None, tmp_path: Path) -> No
     run = run_python(*command, env={"PYTHONPATH": "", "MYPYPATH": ""}, cwd=tmp_path)
     lines = [line for line in run.stdout.splitlines() if "note: " not in line or "Revealed" in line]
     assert lines[:-1] == [
-        'user.py:4: note: Revealed type is "npu_kernels._laws.table.estimator.NPURegressor"',
+        'user.py:4: note: Revealed type is "npu_kernels.equations._table.estimator.NPURegressor"',
         'user.py:5: error: Unexpected keyword argument "no_such_argument" for "NPURegressor"  [call-arg]',
         'user.py:6: error: Module has no attribute "no_such_name"  [attr-defined]',
     ], run.stdout + run.stderr

@@ -36,7 +36,7 @@ WITH_HELP = [
     "benchmarks.throughput",
     "benchmarks.throughput.report", "benchmarks.throughput.cold", "benchmarks.time_series",
     "benchmarks.extrapolation", "benchmarks.regression", "npu_kernels.certify", "npu_kernels.env",
-    "npu_kernels.law",
+    "npu_kernels.equations",
     "release.wheels", "release.try_install", "release.extras", "release.emulated",
     "release.support", "tests.mutants", "tools.aot", "tools.aot.report",
 ]  # fmt: skip

@@ -81,7 +81,7 @@ COMMANDS = [
     Entry("python -m npu_kernels.certify",
           ("project/test_certify::test_quick_checks_pass", "project/test_certify::test_command"),
           "2026-11-27 65c9eaa"),
-    Entry("python -m npu_kernels.law", ("laws/test_law_command::test_the_planets",), WHOLE),
+    Entry("python -m npu_kernels.equations", ("laws/test_law_command::test_the_planets",), WHOLE),
     Entry("python -m pytest", ("make -j2 site check SITE_ARGS=--quick",), WHOLE),
     Entry("python -m tests.run", ("make -j2 site check SITE_ARGS=--quick",), NO_RECORD),
     Entry("python -m benchmarks.demo",

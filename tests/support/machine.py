@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from npu_kernels._backends import cpu, fast_path
+from npu_kernels._operators import cpu, fast_path
 
 RUNS, WHY_NOT = cpu.available()  # the C++ library
 ISAS = cpu.supported_isas() if RUNS else []

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from npu_kernels._backends import fast_path
+from npu_kernels._operators import fast_path
 from npu_kernels.optim import Adam
 from tests.conftest import needs_library
 from tests.support.plain import Wrapped, negated, plain_adam

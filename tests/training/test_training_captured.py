@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from npu_kernels import NAU, NMU, NPU, functional, iNALU, use_backend
-from npu_kernels._backends.triton import for_graph
+from npu_kernels._triton import for_graph
 from npu_kernels.optim import Adam
 from npu_kernels.training import Run, SteppedSchedule, run
 from tests.support.loops import one_by_one, why

@@ -92,7 +92,7 @@ def launched(device: str, monkeypatch: pytest.MonkeyPatch) -> Launches:
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both sets of NPU kernels for layers that are small enough for either."""
     pytest.importorskip("triton")
-    from npu_kernels._backends.triton import tuning
+    from npu_kernels._triton import tuning
 
     if request.param == "tiles":
         monkeypatch.setattr(tuning, "SMALL", 0)

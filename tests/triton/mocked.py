@@ -29,9 +29,8 @@ from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 import npu_kernels
-from npu_kernels._backends import fast_path
-from npu_kernels._backends.triton import for_graph, launchers, repeat, tape, tuning
-from npu_kernels._operators import dispatch
+from npu_kernels._operators import dispatch, fast_path
+from npu_kernels._triton import for_graph, launchers, repeat, tape, tuning
 from tests.support.kernels import ALL, KEEP, NPU, forward, options
 from tests.support.samples import RECORDS
 from tools.aot.compiling import StubDriver

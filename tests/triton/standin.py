@@ -23,8 +23,8 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
 
-from npu_kernels._backends.triton import launchers, npu_large, npu_planes, repeat
-from npu_kernels._backends.triton.launch import Sizes
+from npu_kernels._triton import launchers, npu_large, npu_planes, repeat
+from npu_kernels._triton.launch import Sizes
 from tests.triton.mocked import calls
 
 EPS = 1e-7

@@ -14,7 +14,7 @@ from tools.aot import compiling as aot
 from tools.aot import report as aot_report
 
 pytest.importorskip("triton")
-from npu_kernels._backends.triton import tuning
+from npu_kernels._triton import tuning
 
 ROW: dict[str, Any] = {
     "target": "sm_90", "spill_bytes": 0, "registers": 200, "shared_bytes": 1000,

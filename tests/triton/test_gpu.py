@@ -233,7 +233,7 @@ def test_many_models(name: str, gpu: str, kernels: Any) -> None:
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_a_ragged_last_batch(precision: str, gpu: str, kernels: Any) -> None:
     """Rows of a smaller batch have the bits of a larger one, and nothing is compiled for it."""
-    from npu_kernels._backends.triton import npu, reduction
+    from npu_kernels._triton import npu, reduction
 
     torch.set_float32_matmul_precision(precision)
     sample = RECORDS["npu"].sample(1024, 256, 256, dtype=torch.float32, device=gpu)

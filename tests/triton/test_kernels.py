@@ -186,7 +186,7 @@ def test_gradients_of_a_shared_x_that_nobody_needs(
 @both_routes
 def test_runs_are_bitwise_equal(name: str, route: str, device: str, kernels: Any) -> None:
     """Rows split among programs and added up again: the same bits every time."""
-    from npu_kernels._backends.triton import tuning
+    from npu_kernels._triton import tuning
 
     # Two programs for each model, the first with three tiles of rows, one after the other.
     splits = {"npu_small_backward": {"BLOCK_B": 16, "num_warps": 4, "programs": 4}}

@@ -16,14 +16,14 @@ from tests.support.samples import RECORDS, Sample, error_bound, normwise_error
 pytest.importorskip("triton")
 import triton.language as tl
 
-from npu_kernels._backends.triton import (
+from npu_kernels._triton import (
     for_graph,
     npu_large,
     npu_planes,
     reduction,
     tuning,
 )
-from npu_kernels._backends.triton.launch import Sizes
+from npu_kernels._triton.launch import Sizes
 from tests.support.compare import assert_near
 from tests.triton.conftest import Launches
 

@@ -143,7 +143,7 @@ def test_options_of_the_layers(device: str) -> None:
 
 def test_some_programs_for_many_starts(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However the starts are divided, all are counted, and each once."""
-    from npu_kernels._backends.triton import ode as kernels_of_loops
+    from npu_kernels._triton import ode as kernels_of_loops
 
     model, u0 = case(device, batch=11, d=2, h=3)  # 4 starts a program
     want = on("reference", model, u0)

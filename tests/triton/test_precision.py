@@ -14,8 +14,8 @@ from tests.triton.conftest import Launches
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from npu_kernels._backends.triton import npu_large, tuning  # noqa: E402
-from npu_kernels._backends.triton.device_math import exp_accurate, sincos, split  # noqa: E402
+from npu_kernels._triton import npu_large, tuning  # noqa: E402
+from npu_kernels._triton.device_math import exp_accurate, sincos, split  # noqa: E402
 
 
 @triton.jit

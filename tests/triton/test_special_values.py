@@ -60,7 +60,7 @@ def test_special_input(
 @pytest.mark.parametrize("passes", [6, 3, 1])
 def test_infinite_input_in_split_products(passes: int, device: str, kernels: Any) -> None:
     """The forward is the formula's, where planes of an infinity would sum to nan."""
-    from npu_kernels._backends.triton import tuning
+    from npu_kernels._triton import tuning
 
     x = torch.rand(len(SPECIAL), 20, device=device) + 0.5
     x[:, 3] = torch.tensor(SPECIAL)
@@ -85,7 +85,7 @@ def test_infinite_input_in_split_products(passes: int, device: str, kernels: Any
 @pytest.mark.parametrize("passes", [0, 6])
 def test_special_input_of_the_nalus(name: str, passes: int, device: str, kernels: Any) -> None:
     """Rows with one special input give what the formula gives, also in split products."""
-    from npu_kernels._backends.triton import tuning
+    from npu_kernels._triton import tuning
 
     sample = RECORDS[name].sample(len(SPECIAL), 5, 3, dtype=torch.float32, device=device)
     sample.x[:, 1] = torch.tensor(SPECIAL)

@@ -59,7 +59,7 @@ def test_a_later_call_without_its_obstacle_is_recorded(
     obstacle: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call whose recording would serve no other call leaves the recording to a later one."""
-    from npu_kernels._backends.triton import tape
+    from npu_kernels._triton import tape
 
     tensors, device = (torch.rand(4, 4), torch.rand(4, 4)), 0
     others = {"address": (torch.rand(17)[1:].view(4, 4), tensors[1]), "twice": tensors[:1] * 2}
@@ -86,7 +86,7 @@ def test_a_later_call_without_its_obstacle_is_recorded(
 
 def test_tensors_share_memory_that_nobody_needs() -> None:
     """Tensors that live at once have places of their own; a later one takes an earlier one's."""
-    from npu_kernels._backends.triton.tape import _packed
+    from npu_kernels._triton.tape import _packed
 
     assert _packed([]) == ([], 0)
     assert _packed([(512, 0, 1), (1024, 2, 3), (512, 1, 2)]) == ([0, 0, 1024], 1536)

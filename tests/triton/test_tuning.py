@@ -20,7 +20,7 @@ from tests.triton.conftest import Launch, Launches
 pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget
 
-from npu_kernels._backends.triton import tuning
+from npu_kernels._triton import tuning
 
 KEY = re.compile(
     r"(\w+) (float16|bfloat16|float32|float64) (highest|high|medium|any) (\w+( odd)?|i\d+ o\d+ k\d+)"

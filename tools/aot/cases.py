@@ -33,7 +33,7 @@ def _npu(
     *sizes: Any, im: bool = True, gated: bool = True, needs: int = 15, sin: bool = True,
     **options: Any,
 ) -> None:  # fmt: skip
-    from npu_kernels._backends.triton import npu
+    from npu_kernels._triton import npu
 
     x, weight, gate, y = _operands(*sizes, **options)
     w_im, g = weight if im else None, gate if gated else None
@@ -43,14 +43,14 @@ def _npu(
 
 
 def _npu_in_one_pass(*sizes: Any, **options: Any) -> None:
-    from npu_kernels._backends.triton.npu_large import use_plan
+    from npu_kernels._triton.npu_large import use_plan
 
     with use_plan(None):
         _npu(*sizes, **options)
 
 
 def _nmu(*sizes: Any, **options: Any) -> None:
-    from npu_kernels._backends.triton import nmu
+    from npu_kernels._triton import nmu
 
     x, weight, _, y = _operands(*sizes, **options)
     nmu.nmu_forward(x, weight)
@@ -58,7 +58,7 @@ def _nmu(*sizes: Any, **options: Any) -> None:
 
 
 def _nmru(*sizes: Any, separate: bool = True, **options: Any) -> None:
-    from npu_kernels._backends.triton import nmu
+    from npu_kernels._triton import nmu
 
     x, half, _, y = _operands(*sizes, **options)
     weight = torch.cat([half, half], -1)
@@ -67,7 +67,7 @@ def _nmru(*sizes: Any, separate: bool = True, **options: Any) -> None:
 
 
 def _nalu(*sizes: Any, bias: bool = True, needs: int = 31, **options: Any) -> None:
-    from npu_kernels._backends.triton import nalu
+    from npu_kernels._triton import nalu
 
     x, w, _, y = _operands(*sizes, **options)
     b = w[..., 0].contiguous() if bias else None
@@ -76,7 +76,7 @@ def _nalu(*sizes: Any, bias: bool = True, needs: int = 31, **options: Any) -> No
 
 
 def _inalu(*sizes: Any, save: bool = True, needs: int = 63, **options: Any) -> None:
-    from npu_kernels._backends.triton import nalu
+    from npu_kernels._triton import nalu
 
     x, w, _, y = _operands(*sizes, **options)
     nalu.inalu_forward(x, w, w, w, w, w, EPS, 20.0, save)
@@ -89,7 +89,7 @@ def _ode(
     d: int, h: int, starts: int, method: str = "rk4", save: bool = True, im: bool = True,
     dtype: torch.dtype = torch.float32,
 ) -> None:  # fmt: skip
-    from npu_kernels._backends.triton import ode
+    from npu_kernels._triton import ode
     from npu_kernels.ode import METHODS
 
     weight, gate = torch.empty([3, h, d], dtype=dtype), torch.empty([3, d], dtype=dtype)
@@ -215,7 +215,7 @@ def _variants(all_large: bool) -> Iterator[Case]:
 
 def stored_cases(target: str) -> Iterator[Case]:
     """Calls for the measured entries of a table, whose keys have exact sizes."""
-    from npu_kernels._backends.triton import tuning
+    from npu_kernels._triton import tuning
 
     pattern = re.compile(r"(\w+) (\w+) (\w+) i(\d+) o(\d+) k(\d+)")
     seen = set()
@@ -297,7 +297,7 @@ def _launch(target: str, chosen: Iterable[Case], stored: bool) -> Iterator[tuple
 
 def _not_reached(target: str, reached: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
     """A fault for every shipped configuration that no call used; `reached`: kernels and options."""
-    from npu_kernels._backends.triton import tuning
+    from npu_kernels._triton import tuning
 
     missing = []
     for key, entry in tuning.tables_in_use()[target].items():

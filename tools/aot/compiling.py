@@ -79,7 +79,7 @@ def compile_instead(target: str, compiles: bool = True) -> Iterator[list[Compila
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction
 
-    from npu_kernels._backends.triton import tuning
+    from npu_kernels._triton import tuning
 
     if triton.knobs.runtime.interpret:
         problem = "kernels cannot be compiled in a process with TRITON_INTERPRET=1"

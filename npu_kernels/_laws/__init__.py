@@ -1,1 +1,0 @@
-"""What finds a law: in a table of measurements, in time series, and what both use."""

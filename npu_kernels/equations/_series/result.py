@@ -1,0 +1,407 @@
+"""The result of `fit`: a law as a module and as an equation, its uncertainty, predictions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels._common import display
+from npu_kernels._common.checks import check_level
+from npu_kernels.equations._products.exponent_length import MOST_DENOMINATOR
+from npu_kernels.equations._series.alternatives import WINDOW, alternatives
+from npu_kernels.equations._series.data import Series, tensor
+from npu_kernels.equations._series.estimates import (
+    Estimate,
+    estimated,
+    unscaled,
+    unscaled_coefficients,
+)
+from npu_kernels.equations._series.forms import Met
+from npu_kernels.equations._series.inputs import read as read_inputs
+from npu_kernels.equations._series.laws import Law
+from npu_kernels.equations._series.path import Path
+from npu_kernels.equations._series.profile import distances
+from npu_kernels.equations._series.sensitivity import EPSILON, IMPLICIT
+from npu_kernels.equations._series.verdict import Verdict, judged
+from npu_kernels.layers import NAU, RealNPU
+from npu_kernels.ode._loop.inputs import Inputs
+
+if TYPE_CHECKING:
+    from npu_kernels.equations import Interval
+    from npu_kernels.formula import Formula
+
+SMALL_UNIT = 1e-3  # size of a state: smaller ones have an eps of this size, as in the fit
+MAX_RELATIVE_ERROR = 1.0  # standard error; above, the data hardly tell a coefficient
+
+
+@dataclass(frozen=True)
+class SeriesFit:
+    """A law of time series, from `fit`.
+
+    Attributes:
+        model: ``RealNPU(D, n) -> NAU(n, D)`` in float64, for `rollout`; with J inputs its NPU has
+            D + J in_features. Where states are small, its eps is as small beside them as in the
+            fit.
+        names: of the D states.
+        input_names: of the known inputs.
+        u0: the states at the first times ``[S, D]``.
+        score: Root mean square of the residuals over the standard deviation of the measurements,
+            with columns weighted equally; in logarithms where errors are relative.
+        sigma: Standard deviation of the errors of each column ``[D]``, estimated (relative errors:
+            a share; nan for states that were not measured); None for the user's.
+        bic: the Bayesian information criterion.
+        degrees: measurements minus parameters.
+        estimates: the parameters.
+        unidentified: parameters, and sets of them, that the data do not tell.
+        complete: False after Ctrl-C.
+        seconds: of time that the fit took.
+        step: the longest step of time in the fit by rk4.
+        data: the series.
+        law: the law as a vector in scaled units.
+        free: the same form, fitted with free exponents in place of fractions.
+        met: laws of other forms, for `alternatives`.
+        max_denominator: of exponents, 0 without fractions.
+    """
+
+    model: nn.Sequential
+    names: tuple[str, ...]
+    input_names: tuple[str, ...]
+    u0: Tensor
+    score: float
+    sigma: Tensor | None
+    bic: float
+    degrees: int
+    estimates: tuple[Estimate, ...] = field(repr=False)
+    unidentified: tuple[str, ...]
+    complete: bool
+    seconds: float
+    step: float
+    data: Series = field(repr=False)
+    law: Law = field(repr=False)
+    free: Law = field(repr=False)
+    met: Met = field(repr=False)
+    max_denominator: int = field(repr=False)
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """Exponents ``[1, n, D]`` and coefficients ``[1, D, n]``."""
+        power, nau = self.model
+        assert isinstance(power, RealNPU)
+        assert isinstance(nau, NAU)
+        return power.weight_re.detach().unsqueeze(0), nau.weight.detach().unsqueeze(0)
+
+    @property
+    def method(self) -> str:
+        """Method of integration, "rk4" or, for a stiff law, "kvaerno5"."""
+        return self.law.problem.method
+
+    # ---- the equation --------------------------------------------------------------------------
+
+    @property
+    def equation(self) -> Formula:
+        """The law as a `npu_kernels.formula.Formula`, in text one line per state. Needs sympy."""
+        from npu_kernels.formula import read
+
+        names = *self.names, *self.input_names
+        flags = zip(names, self.data.positive.tolist(), strict=True)
+        positive = [name for name, is_positive in flags if is_positive]
+        outputs = [f"{name}'" for name in self.names]
+        return read(self.model, names, outputs=outputs, positive=positive)
+
+    def sympy(self) -> tuple[Any, ...]:
+        """The right-hand sides as sympy expressions, one for each state."""
+        return self.equation.expressions
+
+    def latex(self) -> list[str]:
+        """One equation in LaTeX for each state, without dollars."""
+        return self.equation.latex()
+
+    # ---- uncertainty ---------------------------------------------------------------------------
+
+    @property
+    def standard_errors(self) -> dict[str, float]:
+        """Standard errors of all parameters by name; inf for those that the data do not tell."""
+        return {estimate.name: estimate.error for estimate in self.estimates}
+
+    def intervals(self, level: float = 0.95) -> list[Interval]:
+        """Confidence intervals of coefficients, exponents and fitted first states, given the terms.
+
+        level: of confidence.
+
+        Profiles: a number's interval ends where the sum of squares, with all others fitted again,
+        has risen by the square of Student's t (of the normal distribution's, if the user gave
+        sigma), in units of the errors' variance. An end that is not reached is infinite, and 0 for
+        a coefficient of a term with free exponents, which keeps its sign. No interval leaves the
+        bounds of exponents or the signs that the search had. If the law has fractions,
+        the exponents keep the estimates and intervals that they have as free numbers; those of
+        coefficients and first states are given the fractions. Every call makes these fits, in one
+        batch.
+        """
+        from scipy import stats
+
+        from npu_kernels.equations import Interval
+
+        level = check_level("intervals", level)
+        degrees = math.inf if self.sigma is None else self.degrees
+        t = float(stats.t.ppf(0.5 + level / 2, degrees)) if degrees > 0 else math.inf
+        limits = {estimate.name: (-math.inf, math.inf) for estimate in self.estimates}
+        for law, is_final in ((self.law, True), (self.free, False)):
+            told = [e for e in self.estimates if (e.taken is None) is is_final]
+            told = [e for e in told if math.isfinite(e.error * t)]
+            low, high = distances(law, [e.index for e in told], [e.logarithmic for e in told], t)
+            for estimate, *pair in zip(told, low.tolist(), high.tolist(), strict=True):
+                below, above = sorted(map(estimate.at, pair))
+                limits[estimate.name] = below, above
+        bounds = torch.stack(self.law.problem.shape.limits(), 1).tolist()
+        return [
+            Interval(e.name, e.value, e.error, *limits[e.name]).within(*bounds[e.index])
+            for e in self.estimates
+        ]
+
+    def alternatives(self) -> list[SeriesFit]:
+        """Laws of other forms that the data hardly tell from this one, the best first.
+
+        Their posterior odds to this law are above 1:20: their criterion `bic` is at most 6.0 more.
+        The candidates are the forms that the search met, and this law without one of its numbers.
+        Every call makes these fits. The true law need not be among them. The search has gone on to
+        those that are better: an alternative's `bic` is not lower, unless nothing was simplified.
+        """
+        from npu_kernels.equations._series.job import Job
+
+        job = Job("alternatives", 1, {})
+        laws = alternatives(self.law, self.free, self.met, self.max_denominator, job)
+        seconds, limit = job.seconds, self.max_denominator
+        return [finished(*pair, self.data, seconds, True, {}, limit) for pair in laws]
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Whether the law explains the series, by its residuals beside those of a smooth curve."""
+        return judged(self.law, self.degrees, len(self.unidentified), self.names)
+
+    # ---- predictions ---------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(self, t: Any, u0: Any = None, series: int = 0, inputs: Any = None) -> Any:
+        """Return the states ``[M, D]`` at times t ``[M]``, in any order: of the kind of t.
+
+        u0: the states ``[D]`` at the earliest of these times; None: the trajectory of one of the
+        series that were fitted. series: its index. inputs: as in `fit`, where the law has some;
+        None: those of this series.
+        """
+        times = tensor("predict", "t", t)
+        if times.dim() != 1 or not len(times) or not times.isfinite().all():
+            raise ValueError(f"predict: t must be finite times of shape (M,), got {t!r}")
+        if not -len(self.u0) <= series < len(self.u0):
+            raise ValueError(
+                f"predict: series must be one of the {len(self.u0)} series, got {series!r}"
+            )
+        path, size = self._path(inputs, series), self.law.problem.data.size[: len(self.names)]
+        if u0 is None and inputs is None:
+            states = path.along(times) * size
+        elif u0 is None:
+            states = path.beyond(path.starts[0], times, float(path.nodes[0])) * size
+        else:
+            start = tensor("predict", "u0", u0)
+            if start.shape != self.u0.shape[1:] or not start.isfinite().all():
+                raise ValueError(
+                    f"predict: u0 must be finite of shape ({len(self.names)},), got {u0!r}"
+                )
+            first = times.min()
+            states = path.beyond(start / size, times, float(first)) * size
+            states = torch.where((times == first).unsqueeze(1), start, states)
+        return states if isinstance(t, Tensor) else states.numpy()
+
+    def _inputs(self, inputs: Any, series: int) -> Inputs | None:
+        """Return the inputs of a prediction, None for a law without any."""
+        if not self.input_names:
+            if inputs is not None:
+                raise ValueError("predict: inputs must be None for a law without inputs")
+            return None
+        if inputs is None:
+            times = self.data.times[series]
+            is_new = torch.cat([times.new_ones(1), times.diff()]) > 0
+            return Inputs(times[is_new], self.data.values[series, is_new, len(self.names) :])
+        (table,) = read_inputs(inputs, 1, "predict")
+        if table.values.shape[1] != len(self.input_names):
+            raise ValueError(
+                f"predict: inputs must have {len(self.input_names)} columns, "
+                f"{', '.join(self.input_names)}, got {table.values.shape[1]}"
+            )
+        return table
+
+    def _path(self, inputs: Any, series: int) -> Path:
+        """Return the fitted trajectory of one of the series, with its inputs or other ones."""
+        return Path(self.law, series, self.data.times[series], self._inputs(inputs, series))
+
+    def plot(self) -> Any:
+        """A matplotlib figure: measured points and the law's curves, a panel for each state."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError("plot needs matplotlib: pip install matplotlib") from error
+        height = 0.5 + 1.8 * len(self.names)
+        figure = Figure(figsize=(5.2, height), layout="constrained")
+        axes = figure.subplots(len(self.names), 1, squeeze=False, sharex=True)[:, 0]
+        for s in range(len(self.u0)):
+            t = self.data.times[s]
+            fine = torch.linspace(float(t[0]), float(t[-1]), 201, dtype=torch.float64)
+            curve = self.predict(fine, series=s)
+            for d, axis in enumerate(axes):
+                seen = self.data.seen[s, :, d]
+                (line,) = axis.plot(fine.numpy(), curve[:, d].numpy())
+                points = t[seen].numpy(), self.data.values[s, seen, d].numpy()
+                axis.plot(*points, ".", color=line.get_color())
+        for name, axis in zip(self.names, axes, strict=True):
+            axis.set(title=name)
+        axes[-1].set(xlabel="time")
+        is_whole = bool((self.data.times == self.data.times.round()).all())  # years, days
+        axes[-1].locator_params(axis="x", integer=is_whole)
+        return figure
+
+    def __str__(self) -> str:
+        return f"{self.equation}\n{self.verdict}"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (one.name, f"{one.value:.4g}", f"{one.error:.2g}", _taken(one.taken))
+            for one in self.estimates
+        ]
+        header = "", "estimate", "standard error", "taken as"
+        return display.table(str(self.equation), header, rows, str(self.verdict))
+
+    def report(self, level: float = 0.95) -> str:
+        """Return the equations, their parameters with intervals of this level, and all warnings."""
+        lines = [*str(self.equation).splitlines(), ""]
+        if not self.complete:
+            lines.append("The search was interrupted: this is the best law until then.")
+        count, terms = int(self.data.seen.sum()), self.model[0].out_features
+        lines.append(
+            f"{terms} term{'' if terms == 1 else 's'} and {len(self.estimates)} parameters "
+            f"from {count} measurements in {len(self.u0)} series."
+        )
+        kind = "of logarithms " if self.data.relative else ""
+        lines.append(
+            f"Residuals {kind}are {self.score:.2g} of the measurements' standard deviation."
+        )
+        if self.method == IMPLICIT:
+            lines.append(
+                "The law is stiff, or fast beside the samples: its trajectories are those of "
+                "implicit steps."
+            )
+        lines.append(f"Verdict: {self.verdict}")
+        fitted = self.law.problem.data
+        if (self.data.start.isnan() & ~fitted.start.isnan() & ~fitted.constant).any():
+            lines.append("First states are a smooth curve's: fitted ones hide what the law misses.")
+        if self.sigma is not None and self.verdict.good:
+            unit = " of the value" if self.data.in_proportion else ""
+            pairs = [
+                pair for pair in zip(self.names, self.sigma, strict=True) if pair[1].isfinite()
+            ]
+            parts = [f"{name} {float(sigma):.3g}{unit}" for name, sigma in pairs]
+            lines.append(f"Errors of the measurements, estimated: {', '.join(parts)}.")
+        observed = zip(self.names, self.data.observed.tolist(), strict=False)
+        hidden = [name for name, seen in observed if not seen]
+        if hidden:
+            lines.append(f"Not measured: {', '.join(hidden)}.")
+        lines.append(
+            f"Estimates with standard errors and {100 * level:g} % intervals, given the terms:"
+        )
+        for estimate, interval in zip(self.estimates, self.intervals(level), strict=True):
+            taken = _taken(estimate.taken)
+            lines.append(f"  {interval}{', taken as ' * bool(taken)}{taken}")
+        for name in self.unidentified:
+            lines.append(f"The data do not tell {name}.")
+        for estimate in self.estimates:
+            bound = MAX_RELATIVE_ERROR * abs(estimate.value)
+            if math.isfinite(estimate.error) and estimate.error > bound:
+                lines.append(
+                    f"The data hardly tell the {estimate.name}: its standard error is greater than "
+                    "itself."
+                )
+        if rivals := sum(value < self.bic + WINDOW for value, _ in self.met.values()):
+            laws = "another law is" if rivals == 1 else f"{rivals} other laws are"
+            lines.append(f"In the search {laws} nearly as good: alternatives() compares them.")
+        return "\n".join(lines)
+
+
+def _taken(w: float | None) -> str:
+    """Return the number that a law has in place of an estimate, empty if there is none."""
+    from fractions import Fraction
+
+    if w is None:
+        return ""
+    fraction = Fraction(w).limit_denominator(MOST_DENOMINATOR)
+    return str(fraction) if float(fraction) == w else f"{w:.6g}"
+
+
+# ---- from a scaled law -------------------------------------------------------------------------
+
+
+def finished(
+    law: Law,
+    free: Law,
+    data: Series,
+    seconds: float,
+    complete: bool,
+    met: Met,
+    max_denominator: int,
+) -> SeriesFit:
+    """Return the result, in the user's units.
+
+    free: the same law with all of its numbers free. met, max_denominator: for `alternatives`.
+    """
+    scaled = law.problem.data
+    exponents, rates, u0 = unscaled(law)
+    coefficients = unscaled_coefficients(law, rates)
+    used = (coefficients != 0).any(0)
+    used[0] |= not used.any()
+    count, smallest = len(data.names) - data.inputs, float(scaled.size.min())
+    with torch.random.fork_rng(devices=[]):  # the caller's random state stays
+        model = nn.Sequential(
+            RealNPU(
+                len(data.names),
+                int(used.sum()),
+                dtype=torch.float64,
+                eps=EPSILON * smallest if smallest < SMALL_UNIT else None,
+            ),
+            NAU(int(used.sum()), count, clip=False, dtype=torch.float64),
+        )
+    with torch.no_grad():
+        model[0].weight_re.copy_(exponents[used])  # type: ignore[operator]
+        model[0].gate.copy_((exponents[used] != 0).any(0))  # type: ignore[operator]
+        model[1].weight.copy_(coefficients[:count, used])  # type: ignore[operator]
+    number = (used.cumsum(0) - 1).tolist()
+    estimates, blind = estimated(law, free, number)
+    residuals, seen = law.residuals(), scaled.seen
+    spread = scaled.spread()
+    score = [
+        float(residuals[..., d][seen[..., d]].square().mean().sqrt() / spread[d])
+        for d in range(len(data.names))
+        if seen[..., d].any() and spread[d] > 0
+    ]
+    sigma = law.deviations() * (1.0 if scaled.in_proportion else scaled.size)
+    lengths = data.lengths
+    return SeriesFit(
+        model=model,
+        names=data.names[:count],
+        input_names=data.names[count:],
+        u0=u0[:, :count],
+        score=math.sqrt(sum(part**2 for part in score) / max(len(score), 1)),
+        sigma=None if data.has_sigma else torch.where(data.observed, sigma, math.nan)[:count],
+        bic=law.criterion(),
+        degrees=int(seen.sum()) - int(free.free.sum()),
+        estimates=tuple(estimates),
+        unidentified=tuple(blind),
+        complete=complete,
+        seconds=seconds,
+        step=float(lengths.max()) / law.problem.steps,
+        data=data,
+        law=law,
+        free=free,
+        met=met,
+        max_denominator=max_denominator,
+    )

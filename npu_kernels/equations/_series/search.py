@@ -1,0 +1,522 @@
+"""The search for a law: many starts, their trajectories fitted, the best ones made simpler."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels._common.seeds import stream
+from npu_kernels.equations._series.alternatives import UNFORESEEN, better_laws
+from npu_kernels.equations._series.criterion import SAME_CRITERION, criteria
+from npu_kernels.equations._series.data import NAME, Series
+from npu_kernels.equations._series.estimates import units
+from npu_kernels.equations._series.exchange import exchanged
+from npu_kernels.equations._series.forms import Form, Met, form, loosened, meet
+from npu_kernels.equations._series.job import Job
+from npu_kernels.equations._series.known import Known, check_within, common_signs
+from npu_kernels.equations._series.laws import Law, minimise, refitted, stacked
+from npu_kernels.equations._series.sensitivity import (
+    FIXED,
+    IMPLICIT,
+    Stretches,
+    Trajectories,
+    windows,
+)
+from npu_kernels.equations._series.sets import Ranked, ranked
+from npu_kernels.equations._series.simplify import foreseen, pruned, rounded
+from npu_kernels.equations._series.starts import DRAWN_SETS, drawn, matched, smoothed
+from npu_kernels.equations._series.steps import (
+    FIRST_STEPS,
+    MANY_STEPS,
+    best_accurate,
+    explicit,
+    solved,
+)
+from npu_kernels.equations._series.verdict import MAX_LOST, lost_from_curve
+from npu_kernels.layers import NAU, RealNPU
+from npu_kernels.ode._loop.methods import AUTO
+
+NO_LAW = (
+    f"{NAME}: no start has a finite trajectory through the series that the steps of its method "
+    "solve; take more starts (num_models), fewer terms, method='auto' or 'kvaerno5', or "
+    "start='model' with a law that is nearly right"
+)
+STRETCH_STEPS = 4  # of Runge and Kutta from node to node
+SERIES_STEPS, FEWEST_STEPS = 400, 2  # of a series, with which the search begins; from node to node
+STRETCHES, HORIZON, TRAJECTORY, LAST = 40, 10, 30, 60  # steps of least squares
+PIECES = (0.1, 0.25, 0.5)  # of the nodes: pieces that begin at smoothed states
+HORIZONS = (0.25, 0.5)  # of the nodes: beginnings that are fitted first, where states are unknown
+SMALL_RATE = 1e-3  # scaled: of starts that would have the wrong sign
+SMALLEST_BATCH = 12  # starts that are searched at once
+LEADING = 4  # laws of a batch that are made simpler
+TWINS = 2  # laws of one form that are fitted to the end: the better one is made simpler
+RIVAL_CRITERION = 24.0  # above the best law's: of the other laws that the result keeps
+LOST_CRITERION = 50.0  # above that with coarse steps: accurate steps have lost the series
+LEADING_CRITERION = 30.0  # above the best law's: of the laws that are made simpler
+BEYOND_SERIES = 1e3  # scaled: states beyond have left the series
+RENEWALS = 2  # searches from the best law's trajectory on
+MOST_EXCHANGES = 4  # from the best law to one of another product
+RENEWED, PARTS = 12, 4  # starts of such a search; of the distance between two nodes
+LOWEST_AMOUNT = 1e-9  # scaled: of a trajectory, along which there are powers
+MOST_CLIMBS = 12  # from a law to a better alternative
+ALL_STEPS = STRETCHES + len(PIECES) * HORIZON + TRAJECTORY + LAST + 40  # for the progress
+
+
+class NoLawError(RuntimeError):
+    """No start has a finite trajectory."""
+
+
+class NoLawYet(KeyboardInterrupt):
+    """Ctrl-C ended the search before there was a law."""
+
+
+class Search:
+    """The search for a law of a scaled series, from all starts at once."""
+
+    def __init__(
+        self, data: Series, rules: Known, terms: int, starts: int, seed: int, job: Job, method: str
+    ) -> None:
+        self.data, self.starts, self.seed, self.job = data, starts, seed, job
+        self.rules, self.method = rules, method
+        self.shape = rules.shape(terms, data)
+        self.smooth, self.slopes = smoothed(data)
+        if data.inputs:  # known, and no equation is to explain their slopes
+            self.smooth[..., -data.inputs :] = data.values[..., -data.inputs :]
+            self.slopes[..., -data.inputs :] = 0
+        self.is_complete = bool(self.smooth.isfinite().all())  # every state at every node
+
+    def begin(self, power: RealNPU, nau: NAU) -> tuple[Tensor, Tensor]:
+        """Return the model's own laws ``[K, N]``, and which numbers are free."""
+        data, shape = self.data, self.shape
+        exponents = power.weight_re.detach().cpu().double().view(-1, shape.terms, shape.states)
+        if power.gate is not None:
+            gate = power.gate.detach().cpu().double().view(-1, 1, shape.states)
+            exponents = exponents * (gate != 0)
+        trained = power.weight_re.requires_grad
+        _check_finite(exponents, nau.weight.detach())
+        if trained:  # states of both signs have whole exponents
+            exponents = exponents.where(data.positive, exponents.round())
+        check_within(exponents, self.rules)
+        rows = shape.states - shape.inputs
+        raw = nau.weight.detach().cpu().double().view(-1, rows, shape.terms)
+        raw = self.rules.rates(nn.functional.pad(raw, (0, 0, 0, shape.inputs)))
+        if self.rules.signs == "model":
+            self.shape = shape = replace(shape, signs=common_signs(raw))
+        if not nau.weight.requires_grad:
+            self.shape = shape = replace(shape, log_sizes=data.size.log())
+        first = self.first(len(raw))
+        x = shape.join(exponents, raw * units(data, shape, exponents), first)
+        free_exponents = (exponents != 0) & shape.free_exponents(data.positive) & trained
+        free_coefficients = (raw != 0) & nau.weight.requires_grad
+        return x, shape.join(free_exponents, free_coefficients, data.start.isnan().expand_as(first))
+
+    def drawn(self) -> tuple[Tensor, Tensor]:
+        """Return laws of any form ``[K, N]``, and which numbers are free.
+
+        A state that passes 0 has no negative powers: no trajectory goes through their pole.
+        """
+        shape, constant = self.shape, self.data.constant
+        values = torch.where(self.data.seen, self.data.values, -math.inf).amax(1)
+        start = self.data.start.where(~(self.data.start.isnan() & constant), values)
+        self.data = replace(self.data, start=start)
+        assert shape.low is not None
+        low = torch.where(self.data.crossing, shape.low.clamp(min=0.0), shape.low)
+        self.shape = shape = replace(shape, low=low)
+        fixed = ~shape.free_exponents(self.data.positive)  # [h, D]
+        signed = fixed.all(0)
+        if self.is_complete:
+            # The data tell nothing of powers of a state that has one value: here it is 1.
+            smoothed_states = self.smooth.masked_fill(constant, 1.0), self.slopes
+            exponents, coefficients, free, used = matched(
+                self.data, *smoothed_states, shape, self.rules.terms, signed, self.starts, self.seed
+            )
+        else:
+            generator = stream("time series", self.seed)
+            count = max(DRAWN_SETS, self.starts)  # the first ones do not depend on the number
+            exponents = drawn(count, shape, signed, generator)
+            size = (count, shape.states, shape.terms)
+            coefficients = torch.randn(size, generator=generator, dtype=torch.float64)
+            exponents, coefficients = exponents[: self.starts], coefficients[: self.starts]
+            exponents[:, : shape.fixed] = self.rules.terms
+            free = torch.ones_like(exponents, dtype=torch.bool)
+            used = torch.ones(self.starts, shape.terms, dtype=torch.bool)
+        return self.joined(exponents, coefficients, free, used, self.first(self.starts))
+
+    def joined(
+        self, exponents: Tensor, coefficients: Tensor, free: Tensor, used: Tensor, first: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return laws of some products ``[K, N]``, and which numbers are free.
+
+        used ``[K, h]``: terms that are there. first ``[K, S, D]``: first states.
+        """
+        shape, constant = self.shape, self.data.constant
+        fixed = ~shape.free_exponents(self.data.positive)  # [h, D]
+        still = self.data.still.unsqueeze(1)
+        exponents, free = exponents.where(~constant, 0.0), free & ~constant & ~fixed
+        rates = coefficients.where(~still, 0.0)
+        free_rates = used.unsqueeze(1).expand(-1, shape.rates, -1)
+        if shape.columns is not None:
+            rates = torch.linalg.pinv(shape.columns) @ rates
+        else:
+            free_rates = free_rates & ~still
+        if shape.signs is not None:
+            rates = rates.clamp(min=SMALL_RATE) * used.unsqueeze(1)
+        x = shape.join(exponents, rates, first)
+        unknown = self.data.start.isnan().expand_as(first)
+        return x, shape.join(free, free_rates, unknown)
+
+    def first(self, models: int) -> Tensor:
+        """Return first states ``[K, S, D]``: the user's, measured, or drawn."""
+        size = self.shape.series, self.shape.states
+        guesses = [
+            torch.randn(size, generator=stream("first states", self.seed, n), dtype=torch.float64)
+            for n in range(models)
+        ]
+        start = torch.where(self.data.start.isnan(), self.smooth[:, 0], self.data.start)
+        return torch.where(start.isfinite(), start, torch.stack(guesses).exp())
+
+    def from_drawn_starts(self, max_denominator: int) -> tuple[Law, Law, Met]:
+        """Return what `best` does, from drawn starts.
+
+        First states of its own may hide what a law misses of the series. Where they do, the search
+        begins anew with those of the smooth curve, which stay.
+        """
+        result = self.best(*self.drawn(), max_denominator, loosen=True, both=False)
+        start, lost = self.data.start, hidden(result)
+        if lost > MAX_LOST and self.is_complete and start.isnan().any() and not self.job.pressed:
+            self.data = replace(self.data, start=start.where(~start.isnan(), self.smooth[:, 0]))
+            with contextlib.suppress(NoLawError, NoLawYet):
+                other = self.best(*self.drawn(), max_denominator, loosen=True, both=False)
+                result = other if hidden(other) < min(lost, 1.0) / 2 else result
+        return result
+
+    def best(
+        self, x: Tensor, free: Tensor, max_denominator: int, loosen: bool, both: bool
+    ) -> tuple[Law, Law, Met]:
+        """Return the best law, the same law with all of its numbers free, and laws of other forms.
+
+        x, free: the starts. max_denominator: of exponents, 0 to simplify nothing. In the free law
+        exponents are free if `loosen`. both: see `run`.
+
+        Each batch of starts is a search by itself, and the best of their laws is the result. The
+        batches of 2K starts are those of K and one more: so more starts give no worse criterion.
+        """
+        outcomes: list[tuple[Law, Law]] = []
+        met: Met = {}
+
+        def go_through(x: Tensor, free: Tensor, method: str) -> None:
+            for part in batches(len(x)):
+                laws = [] if self.job.pressed else self.run(x[part], free[part], both, method)
+                tried: Met = {}
+                pair = None
+                if laws and max_denominator:
+                    pair = simplest(laws, max_denominator, loosen, tried, self.job)
+                if pair is not None:
+                    best = min((law.criterion() for law, _ in outcomes), default=math.inf)
+                    is_lowest = pair[0].criterion() < best - SAME_CRITERION
+                    if is_lowest and self.is_complete and not both:
+                        pair = self.improved(pair, max_denominator, loosen, tried)
+                        pair = self.exchanged(pair, max_denominator, loosen, tried)
+                    outcomes.append(pair)
+                elif laws and not max_denominator:
+                    outcomes.append((laws[0], laws[0]))
+                    for law in laws[1:]:
+                        meet(tried, law.criterion(), law)
+                for value, law in tried.values():
+                    meet(met, value, law)
+                if outcomes and max_denominator and is_exact(outcomes[-1][0]):
+                    break  # another law could only be simpler, and `improved` has looked for it
+
+        go_through(x, free, FIXED if self.method == AUTO else self.method)
+        if self.method == AUTO and (both or not outcomes):
+            stiff = self.are_stiff(x) if outcomes else self.stay(x, IMPLICIT)
+            if stiff.any():
+                go_through(x[stiff], free[stiff], IMPLICIT)
+        if not outcomes and self.job.pressed:
+            raise NoLawYet(f"{NAME}: interrupted before there was a law")
+        if not outcomes:
+            raise NoLawError(NO_LAW)
+        law, loose = min(outcomes, key=lambda pair: pair[0].criterion())
+        return law, loose, rivals(law, met)
+
+    def improved(
+        self, pair: tuple[Law, Law], max_denominator: int, loosen: bool, met: Met
+    ) -> tuple[Law, Law]:
+        """Return the best law, and its free one, of searches from sets along its trajectory.
+
+        Its trajectory is a better smooth curve than the spline from which the search began. An
+        exact law is left only for sets whose approximate criterion is better: they have few terms.
+        """
+        for _ in range(RENEWALS if is_finite(pair[0]) else 0):
+            law, max_terms = pair[0], self.shape.terms
+            if is_exact(law):
+                max_terms = self.max_terms(law.criterion() - SAME_CRITERION)
+            if max_terms <= self.shape.fixed or self.job.pressed:
+                break
+            sets = self.along(law, max_terms)
+            if is_exact(law):
+                sets = sets.some(sets.criteria < law.criterion() - SAME_CRITERION)
+            if not len(sets.used):
+                break
+            first = self.shape.split(law.x)[2].expand(len(sets.used), -1, -1)
+            x, free = self.joined(*sets[:4], first)
+            x, error = minimise(law.problem, x, free, TRAJECTORY, 1e-3, self.job)
+            laws = self.leading(law.problem, x, free) if error.isfinite().any() else []
+            if not laws or laws[0].criterion() > law.criterion() + LEADING_CRITERION:
+                break
+            other = simplest(laws, max_denominator, loosen, met, self.job)
+            if other is None or not is_better(other[0], law):
+                break
+            meet(met, law.criterion(), law)
+            pair = other
+        return pair
+
+    def exchanged(
+        self, pair: tuple[Law, Law], max_denominator: int, loosen: bool, met: Met
+    ) -> tuple[Law, Law]:
+        """Return the best law, and its free one, to which exchanges of products lead."""
+        for _ in range(MOST_EXCHANGES):
+            law = pair[0]
+            if is_exact(law) or not is_finite(law) or self.job.pressed:
+                break
+            others = exchanged(law, self.job)[:LEADING]
+            if not others or not others[0].criterion() < law.criterion():
+                break
+            other = simplest(others, max_denominator, loosen, met, self.job)
+            if other is None or not is_better(other[0], law):
+                break
+            meet(met, law.criterion(), law)
+            pair = other
+        return pair
+
+    def max_terms(self, criterion: float) -> int:
+        """Return how many terms a set of this approximate criterion may have, if it is exact."""
+        data, fitted = self.data, self.shape.states - self.shape.inputs
+        count = data.seen.sum((0, 1))
+        likelihood = float((count * data.exact.square().log()).sum())
+        return math.ceil((criterion - likelihood) / (math.log(int(count.sum())) * fitted)) - 1
+
+    def along(self, law: Law, max_terms: int) -> Ranked:
+        """Return the sets of products that explain the series best along a law's trajectory.
+
+        max_terms: of a set.
+        """
+        shape, data = self.shape, self.data
+        steps = max(1, law.problem.steps // 2)
+        fine = replace(law.problem, data=data.refined(PARTS), steps=steps)
+        path = fine.states(law.x.unsqueeze(0))[0].masked_fill(data.constant, 1.0)
+        path = torch.where(data.positive, path.clamp(min=LOWEST_AMOUNT), path)
+        signed = (~shape.free_exponents(data.positive)).all(0)
+        sets = ranked(data, path, shape, self.rules.terms, signed, self.seed, max_terms)
+        return sets.some(slice(0, RENEWED))
+
+    def problem(self, method: str) -> Trajectories:
+        """Return the problem with which the search begins."""
+        nodes = self.data.times.shape[1]
+        steps = min(FIRST_STEPS, max(FEWEST_STEPS, SERIES_STEPS // nodes))
+        may_be_stiff = self.method == AUTO
+        return Trajectories(self.data, self.shape, steps, method=method, stiff=may_be_stiff)
+
+    def are_stiff(self, x: Tensor) -> Tensor:
+        """Return which laws ``[K]`` have trajectories that only implicit steps follow."""
+        is_lost = ~self.stay(x, FIXED)
+        return is_lost & self.stay(x, IMPLICIT) if is_lost.any() else is_lost
+
+    def stay(self, x: Tensor, method: str) -> Tensor:
+        """Return which laws ``[K]`` have trajectories that do not leave the series far behind."""
+        states = self.problem(method).states(x)
+        return (states.abs() < BEYOND_SERIES).flatten(1).all(1)
+
+    def run(self, x: Tensor, free: Tensor, both: bool, method: str) -> list[Law]:
+        """Return the best laws, each fitted to all of the series, the best first; none may be.
+
+        both: whether the trajectories also start from x itself, which may be nearly right.
+        """
+        problem, nodes = self.problem(method), self.data.times.shape[1]
+        if both:  # steps that solve the laws that are given, if there are some
+            problem = solved(problem, x, free)[0]
+        if self.is_complete:
+            fitted = self.pieces(problem, x, free)
+            x, free = (torch.cat([x, fitted]), torch.cat([free, free])) if both else (fitted, free)
+        for share in () if self.is_complete else HORIZONS:
+            part = problem.first(max(3, round(share * nodes)))
+            if part.data.seen.any():
+                x, _ = minimise(part, x, free, HORIZON, 1e-3, self.job)
+        x, error = minimise(problem, x, free, TRAJECTORY, 1e-3, self.job)
+        return self.leading(problem, x, free) if error.isfinite().any() else []
+
+    def pieces(
+        self, problem: Trajectories, x: Tensor, free: Tensor, steps: int = STRETCH_STEPS
+    ) -> Tensor:
+        """Fit exponents and coefficients to stretches from node to node, then to longer pieces.
+
+        steps: of a stretch. Pieces take those of the problem.
+        """
+        only = free.clone()
+        only[:, self.shape.weights :] = False
+        method = problem.method
+        stretches = Stretches(self.data, self.shape, steps, self.smooth, method=method)
+        x, _ = minimise(stretches, x, only, STRETCHES, 1e-4, self.job)
+        for share in PIECES:
+            count = max(2, round(share * self.data.times.shape[1]))
+            part, lanes = windows(problem, x, self.smooth, count)
+            mask = torch.zeros_like(lanes, dtype=torch.bool)
+            mask[:, : self.shape.weights] = only[:, : self.shape.weights]
+            lanes, _ = minimise(part, lanes, mask, HORIZON, 1e-3, self.job)
+            x = torch.cat([lanes[:, : self.shape.weights], x[:, self.shape.weights :]], 1)
+        return x
+
+    def leading(self, problem: Trajectories, x: Tensor, free: Tensor) -> list[Law]:
+        """Return the laws of the best criteria, each of another form; none if none stays finite."""
+        kinds = [form(Law(problem, *pair)) for pair in zip(x, free, strict=True)]
+        coarse, coarse_x, coarse_values = problem, x, criteria(problem, x, free)
+        problem, values = solved(problem, x, free)
+        chosen = _varied(values, kinds)
+        if chosen:  # else no value is finite
+            x, _ = minimise(problem, x[chosen], free[chosen], LAST, 1e-5, self.job)
+            problem, values = solved(problem, x, free[chosen])
+        if self.is_complete and values.min() > coarse_values.min() + LOST_CRITERION:
+            others = _varied(coarse_values, kinds)
+            refit = self.refit_in_pieces(coarse.finer(), coarse_x[others], free[others])
+            if refit[2].min() < values.min():
+                chosen, (problem, x, values) = others, refit
+        laws: dict[Form, Law] = {}
+        for n in values.argsort(stable=True).tolist():
+            if values[n] < values.min() + LEADING_CRITERION:
+                laws.setdefault(kinds[chosen[n]], Law(problem, x[n], free[chosen[n]]))
+        if not laws:
+            return []
+        first = best_accurate((law.refitted(self.job) for law in laws.values()), self.job)
+        if first is None:
+            return []
+        other_laws = [law for kind, law in laws.items() if kind != form(first)][: LEADING - 1]
+        rest = [replace(law, problem=first.problem) for law in other_laws]
+        return [first, *(refitted(rest, self.job) if rest else [])]
+
+    def refit_in_pieces(
+        self, problem: Trajectories, x: Tensor, free: Tensor
+    ) -> tuple[Trajectories, Tensor, Tensor]:
+        """Fit laws anew with accurate steps; return their problem, numbers and criteria.
+
+        Where neighbouring trajectories part fast, numbers that were fitted with coarse steps are no
+        start for the whole series with accurate ones. They are a start for its pieces.
+        """
+        first, lowest = self.first(len(x)).flatten(1), math.inf
+        while True:
+            x = torch.cat([x[:, : self.shape.weights], first], 1)
+            x = self.pieces(problem, x, free, max(STRETCH_STEPS, problem.steps))
+            x, _ = minimise(problem, x, free, TRAJECTORY, 1e-5, self.job)
+            fine, values = solved(problem, x, free)
+            falls = values.min() < lowest - SAME_CRITERION and not self.job.pressed
+            enough = fine.steps == problem.steps and fine.method == problem.method
+            if not falls or enough or problem.steps >= MANY_STEPS:
+                return fine, x, values
+            problem, lowest = problem.finer(), float(values.min())
+
+
+def hidden(result: tuple[Law, Law, Met]) -> float:
+    """Return the share of the variation that the best law misses from measured first states."""
+    law, free, _ = result
+    return lost_from_curve(law, int(law.problem.data.seen.sum()) - int(free.free.sum()))
+
+
+def _varied(values: Tensor, kinds: list[Form]) -> list[int]:
+    """Return the laws of the best criteria ``[K]``, at most `TWINS` of a form."""
+    chosen: list[int] = []
+    for n in values.argsort(stable=True).tolist():
+        alike = sum(kinds[n] == kinds[other] for other in chosen)
+        if values[n].isfinite() and alike < TWINS and len(chosen) < 2 * LEADING:
+            chosen.append(n)
+    return chosen
+
+
+def _check_finite(exponents: Tensor, coefficients: Tensor) -> None:
+    """Raise ValueError for a model's numbers that are none."""
+    for noun, numbers in (("exponents", exponents), ("coefficients", coefficients)):
+        if not numbers.isfinite().all():
+            wrong = float(numbers[~numbers.isfinite()][0])
+            rule = f"model must have finite {noun} with start='model'"
+            raise ValueError(f"{NAME}: {rule}, got {wrong}")
+
+
+def batches(starts: int) -> list[slice]:
+    """Return the parts of the starts: those of 2K starts are those of K, and one more."""
+    if starts % 2 or starts < 2 * SMALLEST_BATCH:
+        return [slice(0, starts)]
+    return [*batches(starts // 2), slice(starts // 2, starts)]
+
+
+def is_exact(law: Law) -> bool:
+    """Return whether a law's residuals are exact, and no exponent of it is free."""
+    problem = law.problem
+    if problem.data.has_sigma or law.free[: problem.shape.terms * problem.shape.states].any():
+        return False
+    count = problem.data.seen.sum((0, 1)).clamp(min=1)
+    squares = law.residuals().square().sum((0, 1)) / count
+    return bool((squares <= problem.data.exact.square()).all())
+
+
+def is_finite(law: Law) -> bool:
+    return math.isfinite(law.criterion())
+
+
+def is_better(law: Law, other: Law) -> bool:
+    return law.criterion() < other.criterion() - SAME_CRITERION
+
+
+def simplest(
+    laws: list[Law], max_denominator: int, loosen: bool, met: Met, job: Job
+) -> tuple[Law, Law] | None:
+    """Return the best of some laws, pruned and rounded, and of its alternatives, and of theirs.
+
+    The second law is the same one with all numbers free. loosen: whether exponents may be free.
+    met: gets the laws that were tried. None where no steps solve any of the laws.
+    """
+    candidates = hopeful(pruned(laws, job, met), max_denominator)
+    simple = sorted(rounded(candidates, max_denominator, job), key=Law.criterion)
+    shorter = (min(law, *pruned([law], job, met), key=Law.criterion) for law in simple)
+    best = best_accurate((law.refitted(job) for law in shorter), job) or best_accurate(laws, job)
+    if best is None:
+        return None
+    free = loosened(best, loosen).refitted(job)
+    for _ in range(MOST_CLIMBS):
+        others = better_laws(best, free, met, max_denominator, job)
+        better = None if job.pressed else best_accurate((law for law, _ in others), job)
+        if better is None or not is_better(better, best):
+            break
+        meet(met, best.criterion(), best)
+        best = better
+        free = loosened(best, loosen).refitted(job)
+    final = explicit(best, job)
+    return final, free if final is best else loosened(final, loosen).refitted(job)
+
+
+def hopeful(laws: list[Law], max_denominator: int) -> list[Law]:
+    """Return the laws that may be the best one when their exponents are fractions."""
+    values = criteria(laws[0].problem, *stacked(laws)) - foreseen(laws, max_denominator)
+    limit = values.min() + 2 * UNFORESEEN  # both laws' values are approximations
+    return [law for law, value in zip(laws, values, strict=True) if value <= limit]
+
+
+def rivals(best: Law, met: Met) -> Met:
+    """Return the laws of other forms that are not much worse than the best one.
+
+    Beside an exact law those of more numbers are left out: it needs no more. So are laws that no
+    steps solve.
+    """
+    limit, best_form = best.criterion() + RIVAL_CRITERION, form(best)
+    size = sum(map(sum, best_form)) if is_exact(best) else math.inf
+    near = {
+        kind: pair[1]
+        for kind, pair in met.items()
+        if pair[0] < limit and kind != best_form and sum(map(sum, kind)) <= size
+    }
+    if not near:
+        return {}
+    values = solved(best.problem, *stacked(list(near.values())))[1].tolist()
+    pairs = zip(near.items(), values, strict=True)
+    return {kind: (value, law) for (kind, law), value in pairs if value < limit}

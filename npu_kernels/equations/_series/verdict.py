@@ -1,0 +1,279 @@
+"""The verdict on a law of time series: whether it explains them as well as a smooth curve does.
+
+The residuals of a smoothing spline, and the distances of neighbouring samples from polynomials,
+estimate the errors of the measurements without any law. A law whose residuals are much greater
+misses a part of the series, whatever it is. So does one whose residuals follow one another, where
+errors of measurements would not.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from npu_kernels.equations._series.data import NAME, Series, is_below_zero
+from npu_kernels.equations._series.laws import Law
+from npu_kernels.equations._series.starts import smoothed, spline_errors
+
+MAX_RATIO = 2.0  # of the law's residuals to the errors, above which it misses something
+MAX_MISSED = 0.05  # of the series' variation: a law that misses more does not fit
+MUCH_MISSED = 0.5  # of it: so much is no chance, however few samples there are
+MIN_EXPLAINED = 0.5  # share of the variation (R2) that a law explains at least
+MAX_LOST = 0.3  # of it, from the smooth curve's first states on
+MAX_CHANCE = 1e-5  # of so great a ratio where the law is right: few samples vary much
+MAX_AUTOCORRELATION, MAX_DEVIATIONS = 0.5, 4.0  # of neighbours; in its own standard errors
+ORDER = 4  # of the differences of neighbouring samples
+FEW_DEGREES = 5  # of freedom
+
+
+class PoorFitWarning(UserWarning):
+    """The law that `ode.fit` returns does not explain the series.
+
+    message: says why, and what to try. verdict: that of the law.
+    """
+
+    def __init__(self, message: str, verdict: Verdict) -> None:
+        super().__init__(message)
+        self.verdict = verdict
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Residuals of a law beside the errors of its series.
+
+    Attributes:
+        errors: standard deviations of the measurements' errors by column ``[D]`` without any law:
+            those of a smoothing spline, or the user's, which are 1 in units of themselves; nan for
+            columns of too few samples. A share of the value where errors are relative.
+        ratio: standard deviations of the residuals over these errors ``[D]``; about 1 for a law
+            that explains the series.
+        missed: the share of each column's standard deviation that neither the law nor its errors
+            explain ``[D]``.
+        autocorrelation: of neighbouring residuals of each column ``[D]``; about 0 for errors of
+            measurements.
+        faults: why the law does not explain the series, in sentences; empty for a law that does.
+        remarks: what else limits the trust in it.
+    """
+
+    errors: Tensor
+    ratio: Tensor
+    missed: Tensor
+    autocorrelation: Tensor
+    faults: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def good(self) -> bool:
+        """Whether no fault was met."""
+        return not self.faults
+
+    def __str__(self) -> str:
+        said = [*self.faults, *self.remarks]
+        return " ".join(said) or "The law explains the series as well as a smooth curve does."
+
+
+def judged(law: Law, degrees: int, unidentified: int, names: tuple[str, ...]) -> Verdict:
+    """Return the verdict on a law.
+
+    degrees: of freedom. unidentified: the number of parameters that the data do not tell.
+    """
+    data, seen = law.problem.data, law.problem.data.seen
+    errors, deviation, ratio, is_misfit = _beside_errors(law, degrees)
+    count, spread = seen.sum((0, 1)), data.spread()
+    missed = (deviation.square() - errors.square()).clamp(min=0).sqrt() / spread
+    correlation, pairs = _autocorrelation(law.residuals(), seen)
+    faults: list[str] = []
+    remarks: list[str] = []
+    for d, name in enumerate(names):
+        if not count[d] or not spread[d] > 0 or bool(deviation[d] <= 2 * data.exact[d]):
+            continue
+        much = bool(missed[d] > MAX_MISSED)
+        is_far = bool(ratio[d] > MAX_RATIO) and bool(missed[d] > MUCH_MISSED)
+        if is_misfit[d] or is_far:
+            of = "the errors that sigma says" if data.has_sigma else "those of a smooth curve"
+            text = f"The residuals of {name} are {float(ratio[d]):.2g} times {of}"
+            text += f": the law misses {100 * float(missed[d]):.2g} % of its variation."
+            lost = 0.0 if much else _lost(law, d)
+            if lost > MAX_LOST:
+                text += f" From the smooth curve's first states it misses {100 * lost:.2g} %."
+            (faults if much or lost > MAX_LOST else remarks).append(text)
+        elif correlation[d] > max(MAX_AUTOCORRELATION, MAX_DEVIATIONS / math.sqrt(pairs[d])):
+            text = f"The residuals of {name} follow one another (autocorrelation "
+            text += f"{float(correlation[d]):.2f}): they are no errors of single measurements."
+            share_left = deviation[d] / spread[d]
+            (faults if share_left > MAX_MISSED and not data.has_sigma else remarks).append(text)
+    explained = _explained(law)
+    if not explained >= MIN_EXPLAINED:
+        text = "The law explains less than half of the series' variation"
+        faults.append(f"{text} (R2 = {explained:.2f}).")
+    if degrees <= 0:
+        faults.append("There are as many parameters as measurements: any law would fit.")
+    elif degrees < FEW_DEGREES:
+        remarks.append(f"Degrees of freedom: {degrees}. Nearly any law would fit.")
+    rows = law.problem.shape.coefficients(*law.problem.shape.split(law.x)[:2])
+    faults += _undefined(law, names)
+    still = [name for name, row in zip(names, rows, strict=False) if not row.any()]
+    if still:
+        remarks.append(f"The law says that {', '.join(still)} {_do(still)} not change.")
+    constant = [name for name, fixed in zip(names, data.constant.tolist(), strict=False) if fixed]
+    if constant:
+        text = f"The series have one value of {', '.join(constant)}"
+        remarks.append(f"{text}: the data tell nothing of what depends on it.")
+    if unidentified:
+        remarks.append(f"The data do not tell {unidentified} of the parameters.")
+    unit = torch.ones_like(errors) if data.in_proportion or data.has_sigma else data.size
+    parts = errors * unit, ratio, missed, correlation
+    errors, ratio, missed, correlation = (torch.where(count > 0, p, math.nan) for p in parts)
+    return Verdict(errors, ratio, missed, correlation, tuple(faults), tuple(remarks))
+
+
+def lost_from_curve(law: Law, degrees: int) -> float:
+    """Return the share of the variation that a law misses from the smooth curve's first states.
+
+    The greatest share counts, of states whose residuals are greater than errors are by chance.
+    """
+    columns = _beside_errors(law, degrees)[3].nonzero().squeeze(1).tolist()
+    return max((_lost(law, d) for d in columns), default=0.0)
+
+
+def _beside_errors(law: Law, degrees: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return standard deviations of errors and residuals ``[D]``, and how many times these are.
+
+    The errors are those without any law. The last part ``[D]`` says whose residuals are so much
+    greater that it is no chance.
+    """
+    data, count = law.problem.data, law.problem.data.seen.sum((0, 1)).double()
+    share = max(degrees / max(int(count.sum()), 1), 0.1)
+    deviation = (law.residuals().square().sum((0, 1)) / (count * share)).sqrt()
+    if data.has_sigma:
+        errors, freedom = torch.ones_like(deviation), torch.full_like(deviation, math.inf)
+    else:
+        errors, freedom = smooth_errors(data)
+    floor = torch.zeros_like(errors) if data.has_sigma else data.exact
+    ratio = deviation / torch.maximum(errors, floor)
+    chances = map(_chance, ratio, count * share, freedom)
+    is_rare = torch.tensor([chance < MAX_CHANCE for chance in chances])
+    is_inexact = (data.spread() > 0) & (deviation > 2 * data.exact)
+    return errors, deviation, ratio, is_inexact & (ratio > MAX_RATIO) & is_rare
+
+
+def _lost(law: Law, d: int) -> float:
+    """Return the share of a state's variation that a law misses from the curve's first states.
+
+    Where the errors are much smaller than the residuals, the smooth curve tells these states better
+    than the law does. 0 for states without a curve.
+    """
+    shape, first = law.problem.shape, smoothed(law.problem.data)[0][:, 0]
+    exponents, rates, _ = shape.split(law.x)
+    x = shape.join(exponents, rates, first)
+    residuals = replace(law, x=x).residuals()[..., d][law.problem.data.seen[..., d]]
+    share = residuals.square().mean().sqrt() / law.problem.data.spread()[d]
+    return float(share.nan_to_num(math.inf)) if first.isfinite().all() else 0.0
+
+
+def _explained(law: Law) -> float:
+    """Return the share of the variation that a law explains, R2, with columns weighted equally.
+
+    A series without variation counts as explained.
+    """
+    data = law.problem.data
+    variation = data.spread().square() * (data.seen.sum((0, 1)) - 1)
+    varies = variation > 0
+    left = law.residuals().square().sum((0, 1))[varies] / variation[varies]
+    return 1 - float(left.mean()) if len(left) else 1.0
+
+
+def _undefined(law: Law, names: tuple[str, ...]) -> list[str]:
+    """Return sentences for states that were measured where the law's powers are not defined."""
+    powers = law.problem.shape.split(law.x)[0]
+    return [
+        f"{name} has values below 0 whose errors are much smaller, and the law has powers of it "
+        "that are not defined there."
+        for d, name in enumerate(names)
+        if not (powers[:, d] == powers[:, d].round()).all() and is_below_zero(law.problem.data, d)
+    ]
+
+
+def smooth_errors(data: Series) -> tuple[Tensor, Tensor]:
+    """Return the standard deviations ``[D]`` of the errors without any law, and their degrees.
+
+    A spline through few points may follow their errors. So its residuals count only where they are
+    greater than what neighbouring samples deviate from polynomials. nan: too few samples.
+    """
+    squares, count = torch.zeros(2, data.values.shape[2], dtype=torch.float64).unbind(0)
+    for s in range(len(data.times)):
+        for d in range(data.values.shape[2]):
+            seen = data.seen[s, :, d]
+            t, y = data.times[s, seen], data.values[s, seen, d]
+            keep = torch.cat([t.new_ones(1), t.diff()])[: len(t)] > 0  # the first of one time
+            t, y = t[keep], y[keep].log() if data.relative else y[keep]
+            weight = data.weight[s, seen, d][keep]
+            if len(t) > ORDER:
+                times, values = t.unfold(0, ORDER + 1, 1), y.unfold(0, ORDER + 1, 1)
+                gaps = times.unsqueeze(2) - times.unsqueeze(1) + torch.eye(ORDER + 1)
+                weights = 1 / gaps.prod(2)  # of a divided difference
+                spreads = weights / weight.unfold(0, ORDER + 1, 1)
+                weights = weights / spreads.norm(dim=1, keepdim=True)
+                squares[d] += (weights * values).sum(1).square().sum()
+                count[d] += len(times)
+    errors, freedom = spline_errors(data)
+    local = torch.where(count > 0, squares / count.clamp(min=1), math.nan).sqrt()
+    is_local = ~(errors > local)
+    return torch.where(is_local, local, errors), torch.where(is_local, count / 2, freedom)
+
+
+def _do(names: list[str]) -> str:
+    return "does" if len(names) == 1 else "do"
+
+
+def _chance(ratio: Tensor, degrees: Tensor, freedom: Tensor) -> float:
+    """Return the probability of so great a ratio where the law is right, by the F distribution."""
+    from scipy import stats
+
+    square, count = float(ratio) ** 2, max(float(degrees), 1.0)
+    if math.isinf(float(freedom)):
+        return float(stats.chi2.sf(square * count, count))
+    return float(stats.f.sf(square, count, max(float(freedom), 1.0)))
+
+
+def _autocorrelation(residuals: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the autocorrelation of neighbouring residuals ``[D]``, and the numbers of pairs."""
+    products, squares, pairs = (residuals.new_zeros(residuals.shape[2]) for _ in range(3))
+    for series, present in zip(residuals, seen, strict=True):
+        for d in range(residuals.shape[2]):
+            values = series[present[:, d], d]
+            products[d] += (values[1:] * values[:-1]).sum()
+            squares[d] += values.square().sum()
+            pairs[d] += max(len(values) - 1, 0)
+    return products / squares.clamp(min=1e-300), pairs.clamp(min=1)
+
+
+def advice(law: Law, searched: bool, starts: int, terms: int) -> str:
+    """Return what to try after a poor fit.
+
+    searched: whether the fit began with any laws. starts, terms: the model's.
+    """
+    data = law.problem.data
+    used = int((law.problem.shape.split(law.x)[1] != 0).any(0).sum())
+    tries = []
+    if not searched:
+        tries.append("start='search', which takes nothing but the model's sizes")
+    elif used in (0, terms):
+        tries.append(f"more terms than {terms} (the NPU's out_features)")
+    tries.append(f"more starts than {starts} (num_models)")
+    if not data.in_proportion and not data.has_sigma:
+        tries.append("sigma='relative' if errors grow with the values")
+    tries.append("further states, measured or not (observed=)")
+    return (
+        f"Try {'; '.join(tries)}. Quotients of sums, exponentials and laws of time itself are no "
+        "sums of products of powers."
+    )
+
+
+def poor_fit(verdict: Verdict, hint: str) -> PoorFitWarning:
+    """Return the warning of a poor fit; hint: what to try."""
+    text = f"{NAME}: the law does not explain the series. {' '.join(verdict.faults)} {hint}"
+    return PoorFitWarning(text, verdict)

@@ -1,0 +1,503 @@
+"""One law: its formula, parameters with standard errors, predictions, and its layers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npu_kernels._common import display
+from npu_kernels._common.checks import check_level, check_whole
+from npu_kernels.equations._products.expression import Expression
+from npu_kernels.equations._products.functions import Functions, OutputFunction
+from npu_kernels.equations._products.groups import indices, summed
+from npu_kernels.equations._products.limits import Limits
+from npu_kernels.equations._products.problem import blocks
+from npu_kernels.equations._products.text import DIGITS, ROUNDING, exponent_text, term_text
+from npu_kernels.equations._products.units import Exponents
+from npu_kernels.equations._table.interval import Interval
+
+EXCLUDED = 2.0  # standard errors from a free exponent at which rows exclude a fraction
+
+if TYPE_CHECKING:
+    from npu_kernels.formula import Formula
+
+Array = Any
+
+
+@dataclass(frozen=True, eq=False)  # arrays have no single answer whether they are equal
+class Equation:
+    """A law ``y**power = sum_k coef[k] prod_i x_i**exponents[k, i]`` that was found in data.
+
+    With `labels` each of G groups of rows has coefficients of its own, ``coef[g, k]``, and the
+    exponents are those of all. `of` gives the law of one group, without labels. As text and for
+    sympy the coefficients of a law of groups are symbols, ``c1[group]``.
+
+    `terms` is K, the number of terms. The x_i are the inputs and their `functions`, and the law may
+    be one for a `function` of y. With `below` greater than 0 it is a ratio: the last `below` terms
+    and a 1 are its denominator. As text, the terms of the denominator have no common factor.
+
+    Attributes:
+        names: of the x_i, n of them: the inputs', and such as "sin(angle)".
+        output: the name of y.
+        power: the power of y on the left-hand side.
+        sign: the sign of y, where power is neither 1 nor -1.
+        coef: the coefficients ``[K]``, or ``[G, K]``.
+        coef_std: their standard errors ``[K]``, or ``[G, K]``.
+        exponents: the exponents ``[K, n]``.
+        exponents_std: their standard errors ``[K, n]``; 0 of a simple fraction.
+        free: which exponents are no simple fractions ``[K, n]``.
+        freed: the exponents that are free in place of fractions, one at a time, and their standard
+            errors ``[2, K, n]``; not a number elsewhere.
+        positive: which inputs are never negative ``[n]``.
+        rms: root mean square of the residuals of all rows, over the standard deviation of y: the
+            square root of 1 - R**2.
+        error: the same on rows that were not fitted, or leaving out one row at a time. Where all
+            rows chose this form, the larger one of it and of the form before that choice.
+        held_out: how many rows were not fitted; 0: one row at a time was left out.
+        bic: the criterion, see `NPURegressor`.
+        exact: whether the residuals are those of rounding: of y, by its dtype, or below 1e-9 of its
+            standard deviation. With as many parameters as rows that differ it is false.
+        degrees: rows minus parameters.
+        scaled: the coefficients for inputs and y over their scales ``[K]``, or ``[G, K]``.
+        log_mean: logarithms of the inputs' scales ``[n]``.
+        scale: the scale of y.
+        constraint: the linear constraint of the exponents that the units give.
+        noise: what the errors were taken for, see `EquationTable`.
+        relative_rms: root mean square of the residuals over that of y, with every row over the size
+            of its errors.
+        functions: the columns of functions beside the inputs.
+        function: of y, of which the sum of the terms is the value; None: of y itself.
+        below: how many terms are in the denominator, besides a 1; 0: the law is a sum.
+        part: of the sum, beside its terms or the ratio, which was known; None: there is none.
+        limits: of terms and coefficients, which were known.
+        labels: of the groups, sorted; None: there are none.
+    """
+
+    names: tuple[str, ...]
+    output: str
+    power: float
+    sign: float
+    coef: Array
+    coef_std: Array
+    exponents: Array
+    exponents_std: Array
+    free: Array
+    freed: Array
+    positive: tuple[bool, ...]
+    rms: float
+    error: float
+    held_out: int
+    bic: float
+    exact: bool
+    degrees: float
+    scaled: Array = field(repr=False)
+    log_mean: Array = field(repr=False)
+    scale: float = field(repr=False)
+    constraint: Exponents = field(repr=False)
+    noise: str = field(repr=False)
+    relative_rms: float = field(repr=False)
+    functions: Functions = field(repr=False)
+    function: OutputFunction | None = field(repr=False)
+    below: int
+    part: Expression | None = field(repr=False)
+    limits: Limits | None = field(repr=False)
+    labels: tuple[Any, ...] | None
+
+    @property
+    def terms(self) -> int:
+        return len(self.exponents)
+
+    @property
+    def parameters(self) -> int:
+        """Number of coefficients, and of exponents that are not simple fractions."""
+        return int(self.coef.size) + int(self.free.sum())
+
+    def of(self, label: Any) -> Equation:
+        """Return the law of one group, by its label, as one without groups."""
+        if self.labels is None:
+            raise ValueError(f"of: the law must have groups, got one without for {label!r}")
+        index = indices("of", self.labels, [label], 1)
+        assert index is not None
+        parts = {name: getattr(self, name)[index[0]] for name in ("coef", "coef_std", "scaled")}
+        return replace(self, **parts, labels=None)
+
+    def predict(self, X: Array, groups: Any = None) -> Array:
+        """y ``[N]`` for inputs X. Infinite where an input with a negative exponent is 0.
+
+        Not a number where a function of an input is none. Where the sum is no value of the function
+        of y, as a sine of 1.2 is none, y is that of the nearest value. groups: the labels of the
+        rows ``[N]``, for a law of groups.
+        """
+        X, count = np.asarray(X, dtype=np.float64), len(self.functions.inputs)
+        if X.ndim != 2 or X.shape[1] != count:
+            rule = f"X must have the shape [N, {count}]"
+            raise ValueError(f"predict: {rule}, got {list(X.shape)}")
+        return self._predicted(X, indices("predict", self.labels, groups, len(X)))
+
+    def _predicted(self, X: Array, group: Array | None) -> Array:
+        """`predict` for indices of labels."""
+        parts = [
+            self._of_block(X[rows], None if group is None else group[rows])
+            for rows in blocks(len(X))
+        ]
+        return np.concatenate(parts or [np.empty(0)])
+
+    def _columns(self, X: Array) -> Array:
+        """The inputs and the functions that the law has ``[N, n]``."""
+        return self.functions.expand(X, (self.exponents != 0).any(0))
+
+    def _beyond(self, X: Array, group: Array | None) -> Array:
+        """The rows whose sum is no value of the function of y ``[N]``."""
+        if self.function is None:
+            return np.zeros(len(X), dtype=bool)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.function.beyond(self.scale * self._sums(X, group))
+
+    def _sums(self, X: Array, group: Array | None) -> Array:
+        """The sums of the terms, or the ratios ``[N]``. group: the indices of labels."""
+        products, above = self._products(self._columns(X)), self.terms - self.below
+        sums = summed(products[:, :above], self.scaled.T[:above], group)
+        if self.below:
+            sums = sums / self._divisors(products)
+        return sums if self.part is None else sums + self.part.values(X) / self.scale**self.power
+
+    def _divisors(self, products: Array) -> Array:
+        """The denominators over their terms with the coefficient 1 ``[N]``."""
+        above = self.terms - self.below
+        divisors: Array = 1.0 + products[:, above:] @ self.scaled[above:]
+        return divisors
+
+    def _of_block(self, X: Array, group: Array | None) -> Array:
+        """`predict` of some rows."""
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            sums = self._sums(X, group)
+            if self.function is not None:
+                return self.function.inverse(self.scale * sums)
+            if self.power == 1:
+                return self.scale * sums
+            results: Array = (
+                self.sign * self.scale * np.sign(sums) * np.abs(sums) ** (1 / self.power)
+            )
+        return results
+
+    def _products(self, X: Array) -> Array:
+        """The products of the terms ``[N, K]``, of columns over their scales."""
+        zero = X == 0
+        logs = np.log(np.where(zero, 1.0, np.abs(X))) - np.where(zero, 0.0, self.log_mean)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            P = np.exp(logs @ self.exponents.T)
+            P = P * (1.0 - 2.0 * (((X < 0) @ np.abs(np.round(self.exponents)).T) % 2))
+            for i in np.flatnonzero(zero.any(0)):
+                w = self.exponents[:, i]
+                P[zero[:, i]] *= np.where(w > 0, 0.0, np.where(w < 0, math.inf, 1.0))
+        return P
+
+    @cached_property
+    def _factored(self) -> tuple[float, Any]:
+        """A factor of y, and the coefficients of y over it; of groups these are names.
+
+        The factor is 1, or a power of 10 if coefficients or a power of y are no numbers without it.
+        """
+        if self.labels is not None:
+            return 1.0, [f"c{k + 1}[group]" for k in range(self.terms)]
+        plain = self.power == 1 and not self.below
+        power = 0.0 if plain else self.power * math.log10(self.scale)
+        lost = (self.coef == 0) & (self.scaled != 0)
+        if np.isfinite(self.coef).all() and not lost.any() and abs(power) < 200:
+            return 1.0, self.coef
+        factor = 10.0 ** max(-300, min(300, round(math.log10(self.scale))))
+        size = np.full(self.terms, self.power * math.log(self.scale / factor))
+        size[self.terms - self.below :] = 0.0
+        with np.errstate(over="ignore", under="ignore"):
+            return factor, self.scaled * np.exp(size - self.exponents @ self.log_mean)
+
+    @cached_property
+    def beyond_float64(self) -> Array:
+        """Which coefficients float64 cannot hold ``[K]``, whatever the factor of y."""
+        coef = self.coef if self.labels is not None else self._factored[1]
+        return ~np.isfinite(coef) | ((coef == 0) & (self.scaled != 0))
+
+    def _numbers(self, function: str) -> tuple[float, Array]:
+        """`_factored`; OverflowError where float64 cannot hold a coefficient."""
+        if self.beyond_float64.any():
+            rule = "the coefficients must be numbers that float64 can hold"
+            raise OverflowError(f"{function}: {rule}, got {self.text()}")
+        return self._factored
+
+    def _decimals(self) -> list[Any]:
+        """The coefficients of `_factored`, decimals of any size where float64 cannot hold them."""
+        factor, coef = self._factored
+        if self.labels is not None or not self.beyond_float64.any():
+            return list(coef)
+        size = np.full(self.terms, self.power * math.log10(self.scale / factor))
+        size[self.terms - self.below :] = 0.0
+        sizes = size - self.exponents @ self.log_mean / math.log(10)
+        return [
+            Decimal(float(scaled)) * Decimal(10) ** Decimal(float(exponent)) if beyond else c
+            for c, beyond, scaled, exponent in zip(
+                coef, self.beyond_float64, self.scaled, sizes, strict=True
+            )
+        ]
+
+    @cached_property
+    def _written(self) -> tuple[Array, Array]:
+        """The exponents of the formula, and which are no simple fractions ``[K, n]``.
+
+        Those of a ratio end with the denominator's term that has the coefficient 1. The terms of
+        the denominator have no negative exponents and no common factor.
+        """
+        if not self.below:
+            return self.exponents, self.free
+        rows = np.vstack([self.exponents, np.zeros(len(self.names))])
+        loose = np.vstack([self.free, np.zeros(len(self.names), dtype=bool)])
+        below = rows[self.terms - self.below :]
+        least = below.argmin(0), np.arange(len(self.names))
+        rows = rows - below[least]
+        loose = (loose | loose[self.terms - self.below :][least]) & (rows != 0)
+        return rows, loose
+
+    # ---- as text ---------------------------------------------------------------------------------
+
+    def sympy(self) -> Any:
+        """The right-hand side as a sympy expression of symbols with the inputs' names.
+
+        Needs sympy. A coefficient of groups is ``c1[group]``. Raises OverflowError for one that
+        float64 cannot hold.
+        """
+        return self.formula().expressions[0]
+
+    def formula(self) -> Formula:
+        """Return a `npu_kernels.formula.Formula`: text, LaTeX and torch code.
+
+        Needs sympy. Raises OverflowError for a coefficient that float64 cannot hold.
+        """
+        from npu_kernels.formula._reading import Formula, require_sympy
+
+        sympy = require_sympy()
+        pairs = zip(self.functions.inputs, self.positive, strict=False)
+        symbols = tuple(
+            sympy.Symbol(n, positive=True) if p else sympy.Symbol(n, real=True) for n, p in pairs
+        )
+        terms, columns = [], self.functions.symbols(sympy, symbols)
+        factor, coef = self._numbers("formula")
+        for c, row, free in zip([*coef, *[1.0] * (self.below > 0)], *self._written, strict=True):
+            powers = [
+                symbol ** (sympy.Float(w) if loose else _rational(sympy, w))
+                for symbol, w, loose in zip(columns, row, free, strict=True)
+            ]
+            if isinstance(c, str):
+                number = sympy.IndexedBase(c.partition("[")[0])[sympy.Symbol("group")]
+            else:
+                number = _decimal(sympy, c) if c != 1 else 1
+            terms.append(sympy.Mul(number, *powers))
+        above = self.terms - self.below
+        total = sympy.Add(*terms[:above])
+        if self.below:
+            total = total / sympy.Add(*terms[above:])
+        if self.part is not None:
+            part = self.part.evaluate(symbols, sympy, sympy.sympify)
+            total += part / (1 if factor == 1 else sympy.Float(factor**self.power))
+        if self.power != 1:
+            total = sympy.Mul(int(self.sign), total ** (1 / _rational(sympy, self.power)))
+        if factor != 1:
+            total = sympy.Mul(sympy.Float(factor), total)
+        if self.function is not None:
+            total = self.function.symbolic(sympy, total)
+        return Formula(symbols, (self.output,), (total,), "")
+
+    def latex(self) -> str:
+        """The equation in LaTeX, without dollars, names upright. Needs sympy."""
+        return self.formula().latex()[0]
+
+    def _term(self, k: int, digits: int) -> str:
+        """A term of a sum as text."""
+        names = self.functions.written_names
+        return term_text(self._factored[1][k], self.exponents[k], names, digits)
+
+    def text(self, digits: int = 4) -> str:
+        """The equation in Python's operators, decimals with so many significant digits.
+
+        Exponents that are no fractions have at least six.
+        """
+        digits = check_whole("text", "digits", digits)
+        fine = max(digits, DIGITS)
+        factor, rows, above = self._factored[0], self._written[0], self.terms - self.below
+        numbers = [*self._decimals(), *[1.0] * (self.below > 0)]
+        present = [*(np.atleast_2d(self.scaled) != 0).any(0), *[True] * (self.below > 0)]
+        parts = [
+            term_text(c, row, self.functions.written_names, digits)
+            for c, row in zip(numbers, rows, strict=True)
+        ]
+        shown = [part for part, stays in zip(parts, present, strict=True) if stays]
+        count = sum(present[:above])  # terms with the coefficient 0 are not written
+        numerator, below = shown[:count], shown[count:]
+        body = _sum_text(numerator or ["0"])
+        if below and numerator:
+            body = body if above == 1 and (rows[0] >= 0).all() else f"({body})"
+            body = f"{body}/({_sum_text([below[-1], *below[:-1]])})"
+        if self.part is not None:
+            part = self.part.text
+            if factor != 1:
+                part = f"({part})/{factor**self.power:.{fine}g}"
+            body = _sum_text([part, body] if numerator else [part])
+        if self.power != 1:
+            body = f"({body})**{exponent_text(1 / self.power, fine)}"
+        if factor != 1:
+            body = f"{factor:g}*({body})" if self.power == 1 else f"{factor:g}*{body}"
+        if self.sign < 0:
+            body = f"-{body}"
+        if self.function is not None:
+            body = self.function.text(body)
+        return f"{self.output} = {body}"
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return f"Equation({self.text()!r}, error={self.error:.2g})"
+
+    def _repr_latex_(self) -> str | None:
+        return display.latex(lambda: self.formula().latex())
+
+    # ---- as layers -------------------------------------------------------------------------------
+
+    def torch_module(self) -> Any:
+        """The law as fused layers in float64.
+
+        ``RealNPU(n, K) -> NAU(K, 1)``, and ``-> RealNPU(1, 1)`` for a power. A ratio is
+        ``RealNPU(n, K + 1) -> NAU(K + 1, 2) -> RealNPU(2, 1)``.
+
+        It takes ``[..., n]`` and gives ``[..., 1]``. With a power other than 1 it equals `predict`
+        where the sum of the terms is positive, as it is on the data. Functions are layers without
+        weights before and behind these, and a part that was known is added without weights. Raises
+        OverflowError for a coefficient that float64 cannot hold.
+        """
+        import torch
+
+        from npu_kernels.equations._table.module import (
+            FunctionColumns,
+            FunctionOfOutput,
+            Products,
+            WithPart,
+            product,
+        )
+        from npu_kernels.layers import NAU, RealNPU
+
+        if self.labels is not None:
+            rule = "the law must be that of one group, as of(label) gives it"
+            raise ValueError(f"torch_module: {rule}, got {len(self.labels)} groups")
+        factor, coef = self._numbers("torch_module")
+        inputs = len(self.functions.inputs)
+        used = np.flatnonzero((self.exponents != 0).any(0)[inputs:])
+        columns = [self.functions.columns[i] for i in used]
+        exponents, ratio = self._written[0][:, [*range(inputs), *(inputs + used)]], self.below > 0
+        first = Products(exponents.shape[1], len(exponents), eps=1e-300, dtype=torch.float64)
+        second = NAU(len(exponents), 1 + ratio, clip=False, dtype=torch.float64)
+        parts: list[Any] = [first, second]
+        with torch.no_grad():
+            first.weight_re.copy_(torch.from_numpy(exponents))
+            first.gate.copy_(torch.from_numpy((exponents != 0).any(0).astype(float)))  # type: ignore[union-attr]
+            weights = np.zeros((1 + ratio, len(exponents)))
+            above = self.terms - self.below
+            weights[0, :above] = coef[:above]
+            weights[-1, above:] = [*coef[above:], *[1.0] * ratio]
+            second.weight.copy_(torch.from_numpy(weights))
+            root = 1 / self.power
+            if ratio:  # a numerator of 0 is no eps
+                exponent = root if self.part is None else 1.0
+                parts.append(product(Products, exponent, -exponent))
+            if self.part is not None:
+                parts = [WithPart(self.part, factor**self.power, *parts)]
+            if root != 1 and (self.part is not None or not ratio):
+                parts.append(product(RealNPU, root))
+            if self.sign * factor != 1:
+                last = NAU(1, 1, clip=False, dtype=torch.float64)
+                last.weight.fill_(self.sign * factor)
+                parts.append(last)
+        if columns:
+            parts.insert(0, FunctionColumns(columns))
+        if self.function is not None:
+            parts.append(FunctionOfOutput(self.function))
+        return torch.nn.Sequential(*parts)
+
+    # ---- uncertainty -----------------------------------------------------------------------------
+
+    def intervals(self, level: float = 0.95) -> list[Interval]:
+        """Confidence intervals of all coefficients and free exponents.
+
+        They come from the linearised model and Student's t, or the normal distribution where the
+        errors of y are known, and end where bounds are known.
+
+        The coefficient of a term with free exponents belongs to inputs of 1, which may be far from
+        the data: its interval is one of its logarithm, so it never changes sign.
+        """
+        from scipy import stats
+
+        level = check_level("intervals", level)
+        degrees = math.inf if self.noise == "known" else self.degrees
+        t = float(stats.t.ppf(0.5 + level / 2, degrees)) if degrees > 0 else math.inf
+        results = []
+        written = self._written[0]
+        bounds = np.full((2, self.terms), [[-math.inf], [math.inf]])
+        exponent_bounds = np.full((2, len(self.names)), [[-math.inf], [math.inf]])
+        if self.limits is not None:
+            bounds = np.stack(self.limits.of_coefficients(self.exponents, self.below))
+            exponent_bounds = np.stack([self.limits.low, self.limits.high])
+        for k in range(self.terms):
+            product = term_text(1.0, written[k], self.functions.written_names, 1)
+            name = "constant" if product == "1" else f"coefficient of {product}"
+            name += " in the denominator" * (k >= self.terms - self.below)
+            names = [name]
+            if self.labels is not None:
+                names = [f"coefficient c{k + 1}[{label}]" for label in self.labels]
+            numbers = np.column_stack([self.coef.T[k].ravel(), self.coef_std.T[k].ravel()])
+            for name, (c, error) in zip(names, numbers.tolist(), strict=True):
+                interval = Interval.of(name, c, error, t, one_sign=bool(self.free[k].any()))
+                results.append(interval.within(*bounds[:, k]))
+            for i in np.flatnonzero(self.free[k]).tolist():
+                name = self._exponent_name(k, i)
+                w, error = float(self.exponents[k, i]), float(self.exponents_std[k, i])
+                results.append(Interval.of(name, w, error, t).within(*exponent_bounds[:, i]))
+        return results
+
+    def _exponent_name(self, k: int, i: int) -> str:
+        name = f"exponent of {self.names[i]} in term {k + 1}"
+        if self.below and self._written[0][-1, i] != 0:
+            name += " less that in the denominator's first term"
+        return name
+
+    def fractions(self) -> list[str]:
+        """Return each fraction of the exponents as text, beside what it is as a free exponent."""
+        results = []
+        for k, i in np.argwhere(~np.isnan(self.freed[0])).tolist():
+            fraction = exponent_text(self.exponents[k, i]).strip("()")
+            value, error = self.freed[:, k, i].tolist()
+            apart = float(abs(value - self.exponents[k, i])) / max(error, 1e-300)
+            text = f"{self._exponent_name(k, i)} = {fraction}; free: {value:.6g} ± {error:.2g}"
+            results.append(text + f", {apart:.1f} errors away" * (apart > EXCLUDED))
+        return results
+
+
+def _sum_text(parts: list[str]) -> str:
+    return parts[0] + "".join(
+        f" - {part[1:]}" if part.startswith("-") else f" + {part}" for part in parts[1:]
+    )
+
+
+def _decimal(sympy: Any, c: float) -> Any:
+    """Return a coefficient without the rounding of its units: 3 in place of 2.99999999999999."""
+    short = float(f"{c:.12g}")
+    return sympy.Float(short if abs(short - c) <= 64 * ROUNDING * abs(c) else c)
+
+
+def _rational(sympy: Any, w: float) -> Any:
+    fraction = Fraction(float(w)).limit_denominator(720)
+    if abs(float(fraction) - w) > 1e-12 * max(1.0, abs(w)):  # a bound, or a power that was given
+        return sympy.Float(w)
+    return sympy.Rational(fraction.numerator, fraction.denominator)

@@ -1,0 +1,260 @@
+"""Many tables of measurements, each with its own law."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from npu_kernels._common.notices import warn
+from npu_kernels._jobs.fingerprint import digest
+from npu_kernels._jobs.progress import Progress
+from npu_kernels.equations._products.groups import as_labels, separated
+from npu_kernels.equations._table.arguments import as_array, check_jobs, column_names
+from npu_kernels.equations._table.estimator import NPURegressor
+from npu_kernels.equations._table.ranks import Exchange
+
+BATCH = 4  # problems for each process at once, where joblib's backend gives results as a list only
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a problem.
+
+    Attributes:
+        name: the key or index of the problem.
+        model: fitted; None if it could not be.
+        error: why it could not be.
+    """
+
+    name: Any
+    model: NPURegressor | None
+    error: Exception | None = None
+
+    @property
+    def complete(self) -> bool:
+        """False if Ctrl-C ended the search. The model then has the best law until there."""
+        return self.model is None or all(table.complete for table in self.model._tables())
+
+    def __str__(self) -> str:
+        if self.model is None:
+            return (
+                f"{self.name}: {type(self.error).__name__}: {str(self.error).partition(chr(10))[0]}"
+            )
+        best = self.model.best_
+        return f"{self.name}: " + "; ".join(map(str, best if isinstance(best, list) else [best]))
+
+
+class Outcomes(list[Outcome]):
+    """An `Outcome` for each problem that was begun, in their order; ``str()`` has a line for each.
+
+    outcomes: these. complete: false if Ctrl-C ended it; problems are then missing or their search
+    was interrupted.
+    """
+
+    def __init__(self, outcomes: Sequence[Outcome] = (), complete: bool = True) -> None:
+        super().__init__(outcomes)
+        self.complete = complete
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (list(self), self.complete)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
+
+
+def fit_many(
+    problems: Any,
+    model: NPURegressor | None = None,
+    n_jobs: int | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
+) -> Outcomes:
+    """Fit a `NPURegressor` to each of many problems.
+
+    An error in one of them does not touch the others.
+
+    Args:
+        problems: ``(X, y)``, ``(X, y, sample_weight)`` or ``(X, y, sample_weight, groups)`` of
+            each, as `NPURegressor.fit` takes them; a sequence, or a dict whose keys become names.
+        model: with the parameters for all; an integer random_state gives the same numbers each
+            time. It is not fitted.
+        n_jobs: processes, as in joblib, whose backends (Dask, Ray) bring further machines. Where a
+            worker is lost, a warning says so, and the problems at work are fitted again, each by
+            itself; one that loses its worker again has that error as its outcome.
+        checkpoint: a folder, made if it is absent, with a file for each problem. The same call
+            continues from it; so does one with more problems, or with the problems in another
+            order.
+        progress: true shows it on stderr, None does so on a terminal.
+
+    In a process group of `torch.distributed`, as torchrun makes it, every rank fits its share of
+    the problems, and all ranks return all outcomes. However long a rank takes, the others wait; one
+    without a sign of life for five minutes is lost, which a warning says, and its problems are
+    missing. Ctrl-C ends it with what was found until then. Raises TypeError and ValueError for
+    arguments that cannot be used, OSError for a folder that cannot be made.
+
+        >>> import numpy as np
+        >>> from npu_kernels.equations import NPURegressor, fit_many
+        >>> X = np.random.default_rng(0).uniform(0.5, 3, (100, 2))
+        >>> problems = {"p": (X, 3 * X[:, 0] / X[:, 1]), "q": (X, X[:, 0] ** 2)}
+        >>> print(fit_many(problems, NPURegressor(random_state=0)))
+        p: y = 3*x0/x1
+        q: y = x0**2
+    """
+    named = _problems(problems)
+    model = NPURegressor() if model is None else model
+    if not isinstance(model, NPURegressor):
+        raise TypeError(f"fit_many: model must be a NPURegressor, got {type(model).__name__}")
+    check_jobs("fit_many", n_jobs)
+    folder = None if checkpoint is None else Path(checkpoint)
+    if folder is not None:
+        folder.mkdir(exist_ok=True)
+    grouped = dist.is_available() and dist.is_initialized()
+    shown = sys.stderr.isatty() if progress is None else progress
+    if not grouped:
+        shares: list[Any] = [_share(list(range(len(named))), named, model, folder, n_jobs, shown)]
+    else:
+        with Exchange("fit_many") as exchange:
+            share = list(range(exchange.rank, len(named), exchange.size))
+            mine = _share(share, named, model, folder, n_jobs, shown and exchange.rank == 0)
+            shares = exchange.gather(mine)
+    outcomes = {
+        index: outcome
+        for share in shares
+        if share is not None
+        for index, outcome in share[0].items()
+    }
+    complete = all(share is not None and share[1] for share in shares)
+    return Outcomes([outcomes[index] for index in sorted(outcomes)], complete)
+
+
+def _share(
+    share: list[int],
+    named: list[tuple[Any, tuple[Any, ...]]],
+    model: NPURegressor,
+    folder: Path | None,
+    n_jobs: int | None,
+    shown: bool,
+) -> tuple[dict[int, Outcome], bool]:
+    """The outcomes of some of the problems by their index, and whether all are complete."""
+    outcomes: dict[int, Outcome] = {}
+    complete = True
+    with Progress("fit_many", max(1, len(share)), sys.stderr, shown) as bar:
+        try:
+            fitted = _fitted([named[index] for index in share], model, folder, n_jobs)
+            for index, outcome in zip(share, fitted, strict=False):
+                outcomes[index] = outcome
+                bar.update(len(outcomes))
+                complete = complete and outcome.complete
+        except KeyboardInterrupt:
+            complete = False
+    return outcomes, complete
+
+
+def _problems(problems: Any) -> list[tuple[Any, tuple[Any, ...]]]:
+    """Names and data; checks that there are two to four parts."""
+    if isinstance(problems, Mapping):
+        named = list(problems.items())
+    elif isinstance(problems, Sequence) and not isinstance(problems, str):
+        named = list(enumerate(problems))
+    else:
+        raise TypeError(
+            "fit_many: problems must be a sequence or a dict of (X, y), "
+            f"got {type(problems).__name__}"
+        )
+    for name, data in named:
+        if not isinstance(data, (tuple, list)) or not 2 <= len(data) <= 4:
+            raise ValueError(
+                "fit_many: problems must be (X, y), (X, y, sample_weight) or (X, y, sample_weight, "
+                f"groups), got another one for {name!r}"
+            )
+    return named
+
+
+def _fitted(
+    named: list[tuple[Any, tuple[Any, ...]]],
+    model: NPURegressor,
+    folder: Path | None,
+    n_jobs: int | None,
+) -> Iterator[Outcome]:
+    """The outcomes in order; none after the one that Ctrl-C has ended."""
+    if n_jobs in (None, 1):
+        for name, data in named:
+            outcome = _one(name, data, model, folder)
+            yield outcome
+            if not outcome.complete:
+                return
+        return
+    from joblib import effective_n_jobs
+
+    done = 0
+    while done < len(named):
+        try:
+            for outcome in _in_parallel(named[done:], model, folder, n_jobs):
+                done += 1
+                yield outcome
+        except Exception as error:  # the backend's own, since `_one` keeps those of a fit
+            at_work = named[done : done + effective_n_jobs(n_jobs)]
+            warn(
+                f"fit_many: a worker was lost ({type(error).__name__}); the next problems are "
+                f"fitted again, one at a time: {', '.join(str(name) for name, _ in at_work)}"
+            )
+            for problem in at_work:
+                done += 1
+                try:
+                    yield from _in_parallel([problem], model, folder, n_jobs)
+                except Exception as again:
+                    yield Outcome(problem[0], None, again)
+
+
+def _in_parallel(
+    named: list[tuple[Any, tuple[Any, ...]]],
+    model: NPURegressor,
+    folder: Path | None,
+    n_jobs: int | None,
+) -> Iterator[Outcome]:
+    """The outcomes in order, by joblib's backend."""
+    from joblib import Parallel, delayed, effective_n_jobs
+
+    jobs = [delayed(_one)(name, data, model, folder) for name, data in named]
+    try:
+        parallel = Parallel(n_jobs=n_jobs, return_as="generator")
+    except ValueError:  # the backend gives lists only, as ray's does: some at a time, for Ctrl-C
+        with Parallel(n_jobs=n_jobs) as parallel:
+            size = BATCH * effective_n_jobs(n_jobs)
+            for start in range(0, len(jobs), size):
+                yield from parallel(jobs[start : start + size])
+        return
+    with contextlib.closing(parallel(jobs)) as outcomes:
+        yield from outcomes
+
+
+def _one(name: Any, data: tuple[Any, ...], model: NPURegressor, folder: Path | None) -> Outcome:
+    """Fit one problem."""
+    from sklearn.base import clone
+
+    try:
+        X, y, weight, groups = (*data, None, None)[:4]
+        path = None if folder is None else folder / f"{_digest(X, y, weight, groups)}.pt"
+        fitted = clone(model).fit(X, y, weight, groups=groups, checkpoint=path)
+    except Exception as error:  # of any kind: the other problems shall be fitted
+        return Outcome(name, None, error)
+    return Outcome(name, fitted)
+
+
+def _digest(X: Any, y: Any, weight: Any, groups: Any) -> str:
+    """A text that is another one for other data."""
+    names = column_names(X), column_names(y)
+    X, labels = separated("fit_many", X, groups)
+    numbers = [as_array(part) for part in (X, y, weight) if part is not None]
+    tensors = [torch.from_numpy(np.array(part, dtype=np.float64, order="C")) for part in numbers]
+    texts = [] if labels is None else [str(as_labels(labels).tolist())]
+    return digest(*tensors, *names, *texts)

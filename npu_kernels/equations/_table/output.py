@@ -1,0 +1,492 @@
+"""From the rows of one output to its equations.
+
+Noise, search, the last fit to all rows, standard errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from npu_kernels._common.notices import warn
+from npu_kernels.equations._products.groups import ranks
+from npu_kernels.equations._products.problem import (
+    EXACT_ERROR,
+    AllRows,
+    Columns,
+    Output,
+    blocks,
+)
+from npu_kernels.equations._table import cancelling, identities, ratio, refine
+from npu_kernels.equations._table.equation import Equation
+from npu_kernels.equations._table.estimates import Rows, equation_of, held_out, left_out, sizes
+from npu_kernels.equations._table.identities import Fit
+from npu_kernels.equations._table.kept_results import Steps
+from npu_kernels.equations._table.other_forms import TELL, other_forms
+from npu_kernels.equations._table.refine import Rules, Sum
+from npu_kernels.equations._table.rows import NARROW, alike, spread, widths
+from npu_kernels.equations._table.search import (
+    MORE_ROWS,
+    POWERS,
+    SEARCH_ROWS,
+    Candidates,
+    Settings,
+    search,
+    search_on,
+)
+
+Array = Any
+
+FEW_ROWS = 40  # rows below which none are held out
+HELD_OUT = 0.2  # share of the rows
+MOST_HELD_OUT_ROWS = 5000
+RIVAL_COST = 20.0  # difference of the criteria of the search up to which all rows decide
+STRUCTURE = 0.5  # correlation of neighbours from which hardly any of the residuals is noise
+APPROXIMATION = 0.3  # the same, from which a law misses something
+FLAT = 0.1  # size of a term's exponents below which it stands for a logarithm
+ANOTHER_LAW = 0.05  # share of a prediction by which laws differ of which weights are made anew
+SMALL_FACTOR = 0.1  # standard deviation of log y below which factors are relative errors
+POWERS_NEED = "output_powers other than 1 need a y of one sign without zeros, -1 one without zeros"
+
+
+@dataclass(frozen=True)
+class Laws:
+    """The equations of one output."""
+
+    equations: list[Equation]  # the fewest terms first
+    best: int  # an index
+    alternatives: list[Equation]  # that the data hardly tell from the best, the likeliest first
+    noise: str  # "constant", "relative", "factor" or "known"
+    complete: bool  # False after Ctrl-C
+    notes: tuple[str, ...] = ()  # what a reader should know, each a sentence or more
+    inflation: Array = None  # [N]: leave-one-out errors of the best over its residuals
+    wild: tuple[int, ...] = ()  # rows that were left out, or should be
+
+
+def ordered(
+    X: Array, y: Array, weight: Array, rows: Array, group: Array | None = None
+) -> tuple[Array, Array, Array, Array, Array | None]:
+    """Return the rows of these indices in an order that does not depend on the table's.
+
+    weight ``[N, O]``: one for each output. group: numbers of groups, by which rows are sorted
+    first.
+
+    Behind X, y and weight are the rows' indices and groups.
+    """
+    keys = [*([] if group is None else [group[rows]]), X[rows, 0]]
+    rows = rows[np.lexsort(keys[::-1])]
+    if (np.diff(X[rows, 0]) == 0).any():
+        keys = [part[rows] for part in ([] if group is None else [group])]
+        keys += [*X[rows].T, *y[rows].T, *weight[rows].T]
+        rows = rows[np.lexsort(keys[::-1])]  # the last key is the first to decide
+    return X[rows], y[rows], weight[rows], rows, None if group is None else group[rows]
+
+
+def first_of_equal(X: Array, y: Array, group: Array | None) -> Array:
+    """Return which rows differ from those before them, of rows that are `ordered`."""
+    new = np.ones(len(X), dtype=bool)
+    for rows in blocks(len(X) - 1):
+        after = slice(rows.start + 1, rows.stop + 1)
+        new[after] = (X[rows] != X[after]).any(1) | (y[rows] != y[after]).any(1)
+        if group is not None:
+            new[after] |= group[rows] != group[after]
+    return new
+
+
+def measured(rows: Rows) -> tuple[Output, str]:
+    """Return the data with errors as far as they are set, and the kind of errors."""
+    root = rows.root
+    kind = "constant" if rows.deviation is None else "known"
+    if rows.noise == "relative":
+        root, kind = root / sizes(rows.y), "relative"
+    columns = Columns.of(rows.functions.expand(rows.X))
+    addend = None if rows.part is None else rows.part.values(rows.X)
+    output = Output(
+        columns, rows.y, root, rows.exponents, rows.deviation,
+        limits=rows.limits, addend=addend, group=rows.group, digits=rows.digits,
+    )  # fmt: skip
+    if rows.noise == "factor":
+        if not ((rows.y > 0).all() or (rows.y < 0).all()):
+            rule = "noise='factor' needs a y of one sign without zeros"
+            raise ValueError(f"NPURegressor: {rule}, which {rows.output} is not")
+        output, kind = replace(output, factor=True), "factor"
+    return output, kind
+
+
+def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
+    """The equations of one output from all of its rows."""
+    if not rows.y.any():
+        rows = replace(rows, noise=None)
+    root = rows.root
+    order = np.random.default_rng([settings.seed, 1]).permutation(len(rows.y))
+    held = min(MOST_HELD_OUT_ROWS, int(HELD_OUT * len(order))) if len(order) >= FEW_ROWS else 0
+    if rows.group is not None:
+        order, held = _spare(rows.group, order, held, settings.max_terms)
+    training = np.sort(order[held:])
+    powers = POWERS if powers is None else powers
+    output, kind = measured(rows)
+    first = partial(_first, rows, training=training, settings=settings, powers=powers[:1])
+    candidates = first(output, Candidates())
+    if kind == "relative":
+        output, candidates = _reweighted(output, root, first, candidates)
+    if rows.noise is None and candidates.complete and not candidates.exact():
+        errors = _likeliest_errors(root, output, candidates, first, settings.rules)
+        output, kind, candidates = errors
+    if candidates.complete:
+        known_error = replace(output, error=_error(candidates))
+        if None in rows.output_functions:
+            if -1.0 in powers and rows.part is None:
+                candidates = ratio.reciprocals(output, training, settings, candidates)
+            candidates = search(known_error, training, settings, powers[1:], candidates)
+            candidates = _ratios(known_error, training, settings, powers[1:], candidates)
+        if candidates.complete and not candidates.exact() and candidates.structure() > STRUCTURE:
+            candidates = search_on(known_error, training, settings, candidates)
+    if not candidates.sums:
+        limited = "" if rows.limits is None else f" with {rows.limits}"
+        raise ValueError(
+            f"NPURegressor: no sum of products of powers{limited} could be fitted to "
+            f"{rows.output}; {POWERS_NEED}"
+        )
+    if not candidates.complete:  # the last fits after Ctrl-C do not belong to the complete fit
+        warn("NPURegressor: the search was interrupted; its equations until then are kept")
+        settings = replace(settings, steps=Steps())
+    elif kind == "relative" and not candidates.exact():
+        output = in_proportion(output, root, _predicted(candidates, output))
+    finished = partial(_finished, rows, candidates=candidates, held=np.sort(order[:held]))
+    laws = finished(output, kind=kind, settings=settings)
+    law = laws.equations[laws.best]
+    if kind == "relative" and candidates.complete and not law.exact:
+        prediction = law._predicted(rows.X, rows.group)
+        change = sizes(prediction) * output.weight / root
+        if np.abs(change - 1).max() > ANOTHER_LAW:  # all rows chose it, the search the weights
+            output = in_proportion(output, root, prediction)
+            laws = finished(output, kind=kind, settings=settings)
+    return laws
+
+
+def _likeliest_errors(
+    root: Array,
+    output: Output,
+    constant: Candidates,
+    first: Callable[[Output, Candidates], Candidates],
+    rules: Rules,
+) -> tuple[Output, str, Candidates]:
+    """The data, the kind of errors and the sums: errors are equal, in proportion to y, or factors.
+
+    constant: the sums with equal errors. root: the square roots of the rows' weights.
+    """
+    kind, candidates, prediction = "constant", constant, _predicted(constant, output)
+    if prediction is None:
+        return output, kind, candidates
+    relative, divided = Candidates(), in_proportion(output, root, prediction)
+    try:
+        relative = first(divided, relative)
+    except KeyboardInterrupt:
+        relative.complete = False
+    if _likelier(relative, constant):
+        output, kind, candidates = divided, "relative", relative
+    candidates.complete = constant.complete and relative.complete
+    if candidates.complete and _may_be_factors(candidates, constant, rules):
+        factors = replace(output, weight=root, factor=True)
+        of_factors = first(factors, Candidates())
+        complete = of_factors.complete
+        if _likelier(of_factors, candidates):
+            output, kind, candidates = factors, "factor", of_factors
+        candidates.complete = complete
+    return output, kind, candidates
+
+
+def in_proportion(output: Output, root: Array, prediction: Array | None) -> Output:
+    """Return the data with errors in proportion to a law's prediction; None: as they are.
+
+    Errors in proportion to y itself would give rows more weight whose error makes y smaller: the
+    coefficients would be too small. root: the square roots of the rows' weights.
+    """
+    return output if prediction is None else replace(output, weight=root / sizes(prediction))
+
+
+def _reweighted(
+    output: Output, root: Array, first: Callable[..., Candidates], candidates: Candidates
+) -> tuple[Output, Candidates]:
+    """The data and the sums of a second search, with errors in proportion to the first one's law.
+
+    The errors of the first search are in proportion to y itself.
+    """
+    if not candidates.complete or candidates.exact():
+        return output, candidates
+    divided, second = in_proportion(output, root, _predicted(candidates, output)), Candidates()
+    try:
+        second = first(divided, second)
+    except KeyboardInterrupt:
+        candidates.complete = False
+    return (divided, second) if second.sums else (output, candidates)
+
+
+def _spare(group: Array, order: Array, held: int, max_terms: int) -> tuple[Array, int]:
+    """An order of rows whose first ones are to be held out, and their number.
+
+    They are a share of every group, which keeps more rows than there are terms. held: the number
+    without groups.
+    """
+    sizes = np.bincount(group)
+    most = np.minimum((HELD_OUT * sizes).astype(int), sizes - max_terms - 1)
+    spare = ranks(group, order) < most[group[order]]
+    return np.concatenate([order[spare], order[~spare]]), min(held, int(spare.sum()))
+
+
+def _first(
+    rows: Rows,
+    output: Output,
+    candidates: Candidates,
+    training: Array,
+    settings: Settings,
+    powers: tuple[float, ...],
+) -> Candidates:
+    """Search the first power of y and the functions of y, after an exact sum for shorter ones.
+
+    Ratios are looked for where no sum seems a law.
+    """
+    for function in rows.output_functions:
+        if candidates.exact():
+            settings = replace(settings, max_terms=candidates.shortest_exact() - 1)
+        if not candidates.complete or not settings.max_terms:
+            break
+        of_form = replace(output, function=function)
+        of_y = powers if function is None else (1.0,)
+        candidates = search(of_form, training, settings, of_y, candidates)
+        if function is None:
+            candidates = _ratios(output, training, settings, of_y, candidates)
+    return candidates
+
+
+def _ratios(
+    output: Output,
+    training: Array,
+    settings: Settings,
+    powers: tuple[float, ...],
+    candidates: Candidates,
+) -> Candidates:
+    """The candidates, with ratios for some of the output powers."""
+    powers = tuple(power for power in powers if power in ratio.OUTPUT_POWERS)
+    if not candidates.complete or not powers or not ratio.may_be_ratio(candidates, settings):
+        return candidates
+    patient = replace(settings, patient=True)
+    return search(output, training, patient, powers, candidates, ratio.one_power)
+
+
+def _error(candidates: Candidates) -> float:
+    """The standard deviation of the errors of ``weight * y`` by the best sum."""
+    best = candidates.best()
+    return 0.0 if best is None else best[0].unit * math.sqrt(best[1].rss / best[0].rows)
+
+
+def _predicted(candidates: Candidates, output: Output) -> Array | None:
+    """The predictions of y by the best sum, in any unit and sign, if it has one for each row."""
+    best = candidates.best()
+    if best is not None:
+        output = replace(output, function=best[0].function)
+    data = None if best is None else output.scaled(best[0].power, best[0].below)
+    if best is None or data is None:
+        return None
+    prediction = data.predict(best[1].u, best[1].parity, best[1].c)[0]
+    return prediction if np.isfinite(prediction).all() else None
+
+
+def _likelier(other: Candidates, current: Candidates) -> bool:
+    """Whether errors of another kind are likelier than those of what was current."""
+    first, second = current.best(), other.best()
+    if first is None or second is None:
+        return False
+    (a, law), (b, rival) = first, second
+    return rival.cost + b.units < law.cost + a.units - 2
+
+
+def _may_be_factors(current: Candidates, constant: Candidates, rules: Rules) -> bool:
+    """Whether errors that are factors make a law likelier that was found for errors of other kinds.
+
+    Small factors are the same as small errors in proportion to y.
+    """
+    first, equal = current.best(), constant.best()
+    if first is None or equal is None or (equal[0].target <= 0).any():
+        return False
+    problem, law = first
+    factors = replace(problem, weight=equal[0].weight, factor=True)
+    law = refine.refit(factors, law, rules.loss)
+    spread = math.sqrt(law.rss / factors.rows) if math.isfinite(law.cost) else 0.0
+    return spread > SMALL_FACTOR and law.cost + factors.units < first[1].cost + problem.units - 2
+
+
+def _finished(
+    rows: Rows, output: Output, candidates: Candidates, held: Array, kind: str, settings: Settings
+) -> Laws:
+    """The best sum of each number of terms, fitted to all rows. held: indices of rows held out."""
+    fits: list[Fit] = []
+    for terms in sorted({terms for _, terms in candidates.sums}):
+        pairs = [pair for key, pair in candidates.sums.items() if key[-1] == terms]
+        pairs += [pair for pair in candidates.near if len(pair[1].c) == terms]
+        lowest = min(law.cost for _, law in pairs)
+        for training, law in pairs:
+            if law.cost > lowest + RIVAL_COST:
+                continue
+            of_form = replace(output, error=math.inf, function=training.function)
+            data = of_form.scaled(training.power, training.below)
+            assert data is not None
+            refitted = partial(_refitted, data, law, settings.rules)
+            fitted = settings.steps.sum(data.inputs, refitted)
+            if not math.isfinite(fitted.cost) and (data.below or data.limits is not None):
+                continue  # there is a pole between the other rows, or a coefficient became 0
+            fits.append((data, law, fitted if math.isfinite(fitted.rss) else law))
+    if not fits:
+        rule = "no law of these signs and bounds could be fitted to all rows"
+        raise ValueError(f"NPURegressor: {rule} of {rows.output}")
+    fits = _without_roots(other_forms(fits, output, held, settings), settings.rules)
+    fits = identities.resolved(fits, rows.functions, held, settings.rules.loss)
+    fits.sort(key=lambda fit: (len(fit[2].c), fit[2].cost))
+    best = min(fit[2].cost for fit in fits)
+    forms: set[Any] = set()
+    equations, alternatives = list[Equation](), list[Equation]()
+    for data, law, fitted in fits:
+        first = not equations or equations[-1].terms < len(fitted.c)
+        key = data.function, data.power, data.below, _form(fitted, data.below)
+        if key in forms or not (first or fitted.cost < best + TELL):
+            continue
+        forms.add(key)
+        error = held_out(rows, data, law, held) if len(held) else left_out(rows, data, fitted)
+        if len(held) and not law.has_form_of(fitted):  # which the rows held out have chosen as well
+            remaining = data.choose(np.setdiff1d(np.arange(data.rows), held))
+            other = refine.refit(remaining, fitted, settings.rules.loss)
+            error = max(error, held_out(rows, data, other, held))
+        equation = equation_of(rows, data, fitted, error, len(held), kind, settings.rules.loss)
+        if first:
+            equations.append(equation)
+        if best < fitted.cost < best + TELL:
+            alternatives.append(equation)
+    alternatives.sort(key=lambda equation: equation.bic)
+    chosen = int(np.argmin([equation.bic for equation in equations]))
+    notes = rows.notes
+    if candidates.complete:
+        notes += notes_of(rows, equations[chosen])
+    inflation = np.ones(len(rows.y))  # of many rows none has much influence
+    if settings.leave_out is not None and len(inflation) <= MORE_ROWS:
+        data, _, law = min(fits, key=lambda fit: fit[2].cost)
+        residuals = data.predict(law.u, law.parity, law.c)[1]
+        errors = refine.decisive_errors(data, law, residuals)[0]
+        inflation = np.where(residuals == 0, 1.0, errors / np.where(residuals == 0, 1.0, residuals))
+    return Laws(equations, chosen, alternatives, kind, candidates.complete, notes, inflation)
+
+
+def _without_roots(fits: list[Fit], rules: Rules) -> list[Fit]:
+    """The fits without single products for a power of y that are products for y as well."""
+
+    def is_product(fit: Fit) -> bool:
+        return len(fit[2].c) == 1 and fit[0].function is None and fit[0].addend is None
+
+    plain = next((fit[0] for fit in fits if is_product(fit) and fit[0].power == 1), None)
+    if plain is None:
+        return fits
+
+    def is_root(fit: Fit) -> bool:
+        u = fit[2].u / fit[0].power
+        possible = (plain.low <= u) & (u <= plain.high) & (~plain.signed | (u == 0))
+        possible &= (u % 1 == 0) | (rules.exponents != "integers")
+        return is_product(fit) and fit[0].power != 1 and bool(possible.all())
+
+    return [fit for fit in fits if not is_root(fit)]
+
+
+def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
+    """What a reader should know of the law."""
+    X = rows.functions.expand(rows.X)
+    notes = [*beyond_notes(equation), *_narrow_notes(rows, equation, X)]
+    if equation.exact:
+        return tuple(notes)
+    notes += _flat_notes(equation)
+    some = spread(len(rows.y), SEARCH_ROWS)
+    near = None
+    if equation.terms > 1 and not equation.below:
+        of_group = equation.scaled if rows.group is None else equation.scaled[rows.group[some]]
+        terms = equation._products(X[some]) * of_group
+        near = cancelling.pair(terms, equation.exponents)
+    if near is not None:
+        first, second = (equation._term(k, 4) for k in near)
+        notes.append(
+            f"Two terms nearly cancel: {first} and {second}. They stand for another function, such "
+            "as a logarithm, or for other powers: their exponents are no law."
+        )
+    if equation.below:
+        generator = np.random.default_rng(0)
+        apart = np.column_stack([generator.permutation(column) for column in rows.X[some].T])
+        divisors = equation._divisors(equation._products(equation._columns(apart)))
+        if (divisors <= 0).any():
+            notes.append(
+                "Its denominator is 0 for some inputs within their ranges, where it is infinite. "
+                "All rows are on one side."
+            )
+    residuals = rows.y - equation._predicted(rows.X, rows.group)
+    used = (equation.exponents != 0).any(0)
+    likeness = max(alike(X[:, used], residuals), alike(rows.X, residuals))
+    if likeness > APPROXIMATION:
+        notes.append(
+            "It is an approximation, no law: the residuals of rows beside each other are alike "
+            f"(their correlation is {likeness:.2f}). Another function, a column or more terms "
+            "(max_terms) are missing."
+        )
+    return tuple(notes)
+
+
+def _narrow_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:
+    """Notes of columns of hardly any width, whose exponents no units tell.
+
+    Where a law is exact, rows tell the powers of narrower columns. X: all columns of the law.
+    """
+    if len(rows.exponents.free) < rows.exponents.inputs:
+        return []
+    shares, used = widths(X), (equation.exponents != 0).any(0)
+    limit = math.sqrt(EXACT_ERROR) if equation.exact else NARROW
+    return [
+        f"The values of {name} differ by {shares[i]:.2g} of their size: every power of them is "
+        "nearly a line, so their exponents are arbitrary. Subtract an origin, such as "
+        f"{name} - {X[:, i].min():.6g}, unless the law is known to be one of {name} itself."
+        for i, name in enumerate(equation.names)
+        if used[i] and shares[i] < limit
+    ]
+
+
+def _flat_notes(equation: Equation) -> list[str]:
+    """Notes of terms whose exponents are all near 0."""
+    size = np.abs(equation.exponents).max(1, initial=0.0)
+    return [
+        f"The exponents of {equation._term(k, 4)} are near 0: the term stands for a logarithm or "
+        "another function."
+        for k in np.flatnonzero((size > 0) & (size < FLAT)).tolist()
+    ]
+
+
+def beyond_notes(equation: Equation) -> tuple[str, ...]:
+    """What a reader should know of coefficients that float64 cannot hold."""
+    if not equation.beyond_float64.any():
+        return ()
+    return (
+        "float64 cannot hold its coefficients in the units of these columns: sympy, latex and "
+        "torch_module cannot write it. Divide the columns by their sizes.",
+    )
+
+
+def _form(law: Sum, below: int) -> Any:
+    """What two laws have in common that differ in coefficients and in the order of terms only."""
+    terms = [tuple(row) for row in (np.column_stack([law.u, law.parity]).round(6) + 0.0).tolist()]
+    above = len(terms) - below  # + 0.0: no -0
+    return tuple(sorted(terms[:above])), tuple(sorted(terms[above:]))
+
+
+def _refitted(data: AllRows, law: Sum, rules: Rules) -> Sum:
+    """The law fitted to all rows; with its exponents where free ones end at an excluded product."""
+    fitted = refine.refit(data, law, rules.loss)
+    if math.isfinite(fitted.cost) or data.limits is None or not law.free.any():
+        return fitted
+    return refine.refit(data, replace(law, free=np.zeros_like(law.free)), rules.loss)

@@ -1,0 +1,443 @@
+"""One sum of products: least squares in y itself, and the criterion that decides.
+
+The criterion is the Bayesian information criterion, ``N log(RSS / N) + K log N`` for K
+coefficients, plus twice the length, in nats, of a description of the exponents: to which inputs
+they belong, how simple they are, and of a free one how precisely it is known (Laplace's method).
+RSS is the sum of squared leave-one-out errors, ``r / (1 - h)`` with the leverage h of the
+linearised model (Allen's PRESS), so that a term that helps only a few rows is not worth its cost.
+With several groups of rows it is that of errors of equal variance: see `decisive_errors`.
+With few rows there is a correction as by Hurvich and Tsai (1989), ``2 q (q + 1) / (N - q - 1)``,
+where q counts the coefficients and all exponents other than 0: simple ones were chosen by the data
+as well.
+
+All rows of large data are gone through in blocks, and the triangular factors of the blocks'
+derivatives are joined.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from npu_kernels.equations._products.exponent_length import ZERO, exponent_nats, factor_nats
+from npu_kernels.equations._products.groups import of_rows
+from npu_kernels.equations._products.limits import BOUND, ScaledLimits
+from npu_kernels.equations._products.problem import AllRows, Problem
+from npu_kernels.equations._table.linearised import Arrow, Dense
+
+Array = Any
+Data = Problem | AllRows
+
+SOLVED_ERROR = 1e-14  # of the target's deviation: no step makes smaller errors smaller
+OWN_ROW = 1e-3  # of a leverage less than 1: a law passes through such a row
+ROUNDED = 1e-12  # of a leverage less than 1, by rounding
+SMALLEST_LIMIT = 1e-12  # of the target's deviation: errors below are no outliers
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A sum of K products of powers, with the errors of its last fit."""
+
+    u: Array  # [K, m]: exponents of the effective inputs
+    parity: Array  # [K, m]: 1 where an exponent is odd, for the sign
+    free: Array  # [K, m]: the exponents that are parameters of the fit
+    c: Array  # [K]: coefficients; [K, G] of groups
+    rss: float = math.inf  # the loss: the sum of squared residuals, or a robust one
+    press: float = math.inf  # the same of leave-one-out errors
+    cost: float = math.inf  # the criterion
+
+    @cached_property
+    def parameters(self) -> int:
+        return int(self.c.size) + int(self.free.sum())
+
+    def take(self, stay: Array) -> Sum:
+        """Return the sum of some of its terms, not fitted."""
+        return Sum(self.u[stay], self.parity[stay], self.free[stay], self.c[stay])
+
+    def repeats_a_term(self, below: int, mixed: Array) -> bool:
+        """Return whether two terms are equal, or one below the line is the 1 of the denominator.
+
+        below: how many terms, the last ones, are in the denominator. mixed: the columns of both
+        signs ``[m]``, where a parity makes a difference.
+        """
+        both = np.column_stack([self.u, self.parity * mixed])
+        rows = [*map(tuple, (both.round(6) + 0.0).tolist())]
+        above, zero = len(rows) - below, (0.0,) * (2 * self.u.shape[1])
+        return len({*rows[:above]}) < above or len({*rows[above:], zero}) <= below
+
+    def has_form_of(self, other: Sum) -> bool:
+        """Return whether the two differ in their parameters only."""
+        if self.u.shape != other.u.shape or (self.free != other.free).any():
+            return False
+        return bool((self.u == other.u)[~self.free].all())
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which exponents are simple, and what is minimised."""
+
+    exponents: str = "fractions"  # or "integers", or "real": none is simple
+    max_denominator: int = 4  # the greatest denominator of a fraction
+    loss: str = "squared"  # or "huber", or "soft_l1"
+
+    @cached_property
+    def denominators(self) -> range:
+        return range(1, (self.max_denominator if self.exponents == "fractions" else 1) + 1)
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether all exponents are whole numbers."""
+        return self.exponents != "real" and len(self.denominators) == 1
+
+
+def misfit(problem: Data, rss: float) -> float:
+    """Minus twice the logarithm of the likelihood, up to a constant."""
+    if problem.noise is not None:
+        return rss / problem.noise**2
+    N = problem.rows
+    return N * math.log(max(rss / N, problem.exact / N, 1e-300))
+
+
+def freedom(problem: Data, variances: Iterable[float], press: float) -> list[float]:
+    """The nats that each free exponent costs, by Laplace's method.
+
+    These are the logarithm of the width 2 `BOUND` over the standard error. variances: of the
+    exponents for errors of variance 1.
+    """
+    if problem.noise is not None:
+        noise = problem.noise**2
+    else:
+        noise = max(press / problem.rows, problem.exact / problem.rows, 1e-300)
+    inputs, width = factor_nats(problem.exponents.inputs, signs=2), math.log(2 * BOUND)
+    nats = []
+    for variance in variances:
+        error = math.sqrt(2 * math.pi * max(float(variance) * noise, 1e-300))
+        nats.append(inputs + max(1.0, width - math.log(error)))
+    return nats
+
+
+def criterion(problem: Data, law: Sum, press: float, variances: Array) -> float:
+    """The criterion of a sum with its sum of squared leave-one-out errors.
+
+    variances: of the free exponents for errors of variance 1, each with those before it fixed.
+    """
+    N, inputs = problem.rows, problem.exponents.inputs
+    fixed = law.u[~law.free]
+    described = sum(map(exponent_nats, fixed.tolist(), itertools.repeat(inputs)))
+    described += sum(freedom(problem, variances, press))
+    chosen = law.parameters + int((np.abs(fixed) > ZERO).sum())
+    correction = 2 * chosen * (chosen + 1) / max(N - chosen - 1, 0.1)
+    # What an output power costs, or a function, and a denominator: with one term above, as the
+    # power -1.
+    above = len(law.c) - problem.below
+    forms = int(problem.power != 1 or problem.function is not None)
+    forms += (problem.below > 0) * min(above, 2)
+    of_coefficient = math.log(N)
+    if problem.group is not None:  # a group's coefficients are known by its rows
+        of_coefficient = float(np.log(np.bincount(problem.group)).sum())
+    penalty = len(law.c) * of_coefficient + forms * (6.0 + math.log(N))
+    return misfit(problem, press) + penalty + 2 * described + correction
+
+
+# ---- least squares -------------------------------------------------------------------------------
+
+
+def jacobian(problem: Problem, law: Sum, P: Array, root: Array | None = None) -> Array:
+    """Derivatives of the weighted prediction for c and the free exponents ``[N, K + free]``.
+
+    Those for c are for the coefficients of the row's group. P: the terms ``[N, K]``. root: factors
+    of the rows ``[N]``.
+    """
+    k, i = np.nonzero(law.free)
+    K = len(law.c)
+    J = np.empty((len(P), K + len(k)))
+    J[:, :K] = P
+    c = of_rows(law.c, problem.group)[..., k]
+    np.multiply(P[:, k] * c, problem.logs[:, i], out=J[:, K:])
+    slope, p = problem.weight, problem.power
+    above = len(law.c) - problem.below  # a ratio is linear in the coefficients of its numerator
+    if problem.function is not None:
+        sums = problem.total(P[:, :above], law.c[:above])
+        slope = slope * problem.steepness(problem.function, sums)
+    elif problem.factor:
+        sums = problem.total(P[:, :above], law.c[:above])
+        slope = slope / (p * np.maximum(sums, 1e-300))
+    elif p != 1:
+        sums = np.abs(problem.total(P[:, :above], law.c[:above]))
+        sums = np.maximum(sums, 1e-300)
+        slope = slope * sums ** (1 / p - 1) / abs(p) * math.copysign(1, p)
+    with np.errstate(over="ignore", invalid="ignore"):
+        J *= slope[:, None]
+    return J if root is None else J * root[:, None]
+
+
+def derivatives(
+    problem: Data, law: Sum, P: Array | None = None, root: Array | None = None
+) -> Iterable[tuple[slice, Array]]:
+    """`jacobian` block after block. P: the terms, where `Problem.predict` gave them."""
+    if isinstance(problem, Problem):
+        P = problem.predict(law.u, law.parity, law.c)[2] if P is None else P
+        yield slice(0, problem.rows), jacobian(problem, law, P, root)
+        return
+    for rows, part in problem.blocks():
+        P = part.predict(law.u, law.parity, law.c)[2]
+        yield rows, jacobian(part, law, P, None if root is None else root[rows])
+
+
+def triangle(J: Array) -> Array:
+    """R of J = Q R; not a number where J is not finite."""
+    if not np.isfinite(J).all():
+        return np.full((J.shape[1],) * 2, np.nan)
+    R: Array = np.linalg.qr(J, mode="r")
+    return R
+
+
+def lengths(R: Array) -> Array:
+    """The lengths of the columns; 1 for a column of zeros."""
+    with np.errstate(over="ignore"):
+        length = np.sqrt((R**2).sum(0))
+    length = np.where(np.isinf(length), np.hypot.reduce(R), length)  # squares may be no numbers
+    return np.where(length > 0, length, 1.0)
+
+
+def robust_scale(r: Array) -> float:
+    """A robust standard deviation of residuals."""
+    return 1.4826 * float(np.median(np.abs(r)))
+
+
+def loss_roots(problem: Data, r: Array, loss: str) -> tuple[float, Array | None]:
+    """The loss's value as a sum of squares, and factors of the rows ``[N]``.
+
+    Least squares of the rows times these factors have the loss's gradient; None: all are 1.
+    """
+    if loss == "squared":
+        with np.errstate(over="ignore"):
+            return float(r @ r), None
+    smallest = SMALLEST_LIMIT * math.sqrt(problem.size / problem.rows)  # most errors may be 0
+    limit = max(1.345 * robust_scale(r), smallest, 1e-150)  # whose square is a number
+    with np.errstate(over="ignore", invalid="ignore"):
+        t = np.abs(r) / limit
+        if loss == "huber":
+            value = np.where(t <= 1, t * t, 2 * t - 1)
+            weight = 1 / np.maximum(t, 1)
+        else:
+            value, weight = 2 * (np.sqrt(1 + t * t) - 1), 1 / np.sqrt(1 + t * t)
+        return float(value.sum()) * limit * limit, np.sqrt(weight) if len(weight) > 1 else None
+
+
+def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) -> Sum:
+    """Levenberg-Marquardt for c and the free exponents in y itself, and the errors of the result.
+
+    The errors are infinite if nothing is finite, if limits refuse the sum, and if it has a term in
+    two parts: they are no sums of their own, and two coefficients could leave the bounds of one.
+    """
+    if isinstance(problem, AllRows) and problem.at_once:
+        problem = problem.block
+    law = _without_held(problem, law)
+    k, i = np.nonzero(law.free)
+    held = problem.held[i]
+    low, high, limits = problem.low[i], problem.high[i], problem.limits
+    law = replace(law, c=_within(problem, law.u, law.c))
+    _, r, P = problem.predict(law.u, law.parity, law.c)
+    rss, root = loss_roots(problem, r, loss)
+    mu = 1e-4
+    for _ in range(iterations):
+        if not math.isfinite(rss) or rss <= SOLVED_ERROR**2 * problem.size:
+            break
+        equations = _equations(problem, law, P, r, root)
+        if equations is None:
+            break
+        better, at_bounds = False, _at_bounds(problem, law, equations.descent())
+        for _ in range(8):
+            step, change = equations.step(mu, at_bounds)
+            u, change = law.u.copy(), np.clip(change, -1, 1)
+            change[held & (u[k, i] == 0)] = 0.0
+            u[k, i] = np.clip(u[k, i] + change, low, high)
+            trial = replace(law, u=u, c=_within(problem, u, law.c + step))
+            _, r2, P2 = problem.predict(u, law.parity, trial.c)
+            rss2, root2 = loss_roots(problem, r2, loss)
+            if rss2 < rss:
+                better = True
+                break
+            mu *= 10
+        if not better:
+            break
+        gain = (rss - rss2) / rss
+        law, r, P, rss, root, mu = trial, r2, P2, rss2, root2, mu / 10
+        if gain < 1e-10:
+            break
+    refused = limits is not None and limits.refuses(law.u, law.c)
+    if not math.isfinite(rss) or refused or law.repeats_a_term(problem.below, problem.mixed):
+        return replace(law, rss=math.inf, press=math.inf, cost=math.inf)
+    law = _without_held(problem, law)
+    errors, variances = decisive_errors(problem, law, r, P, root)
+    press = loss_roots(problem, errors, loss)[0]
+    cost = criterion(problem, law, press, variances) if math.isfinite(press) else math.inf
+    return replace(law, rss=rss, press=press, cost=cost)
+
+
+def _bounds(problem: Data, limits: ScaledLimits, u: Array, c: Array) -> tuple[Array, Array]:
+    """The bounds of coefficients c, ``[K]`` or ``[K, G]``."""
+    low, high = limits.bounds(u, problem.below)
+    return (low, high) if c.ndim == 1 else (low[:, None], high[:, None])
+
+
+def _within(problem: Data, u: Array, c: Array) -> Array:
+    """The coefficients within their bounds."""
+    if problem.limits is None:
+        return c
+    return np.clip(c, *_bounds(problem, problem.limits, u, c))
+
+
+def _at_bounds(problem: Data, law: Sum, descent: Array) -> Array | None:
+    """The coefficients that stay, as their step would leave their bounds.
+
+    descent: the direction in which the error falls.
+    """
+    if problem.limits is None:
+        return None
+    low, high = _bounds(problem, problem.limits, law.u, law.c)
+    stays: Array = ((law.c <= low) & (descent <= 0)) | ((law.c >= high) & (descent >= 0))
+    return stays
+
+
+def _without_held(problem: Data, law: Sum) -> Sum:
+    """The sum whose exponents of 0 are no parameters where they have to stay: see `Zeros`.
+
+    They are even.
+    """
+    stays = law.free & (law.u == 0) & problem.held
+    if not stays.any():
+        return law
+    return replace(law, free=law.free & ~stays, parity=np.where(stays, 0.0, law.parity))
+
+
+def _equations(
+    problem: Data, law: Sum, P: Array | None, r: Array, root: Array | None
+) -> Dense | Arrow | None:
+    """The equations of the step of least squares, or None where they are not finite."""
+    target = r if root is None else r * root
+    if problem.group is not None:
+        J = _of_block(problem, law, P, root)
+        finite = np.isfinite(J).all() and np.isfinite(target).all()
+        return Arrow.of(J, len(law.c), target, problem.group) if finite else None
+    factors: list[Array] = []
+    for rows, J in derivatives(problem, law, P, root):
+        A = np.column_stack([J, target[rows]])
+        if not np.isfinite(A).all():
+            return None
+        factors.append(np.linalg.qr(A, mode="r"))
+    R = factors[0] if len(factors) == 1 else triangle(np.concatenate(factors))
+    q = R.shape[1] - 1
+    R, b = R[:q, :q], R[:q, q]
+    if not np.isfinite(R).all():
+        return None
+    length = lengths(R)
+    return Dense(R / length, b, length, len(law.c))
+
+
+def _of_block(problem: Data, law: Sum, P: Array | None, root: Array | None) -> Array:
+    """`jacobian` of rows that are one block."""
+    [(_, J)] = derivatives(problem, law, P, root)
+    return J
+
+
+def left_out(
+    problem: Data, law: Sum, r: Array, P: Array | None = None, root: Array | None = None
+) -> tuple[Array, Array]:
+    """The weighted leave-one-out errors, to first order, and the variances for `criterion`.
+
+    r: the weighted residuals. The errors are infinite where there are too few rows. A law that
+    passes through a row has no error there; without the row it would be another one, but hardly
+    worse than a constant.
+    """
+    told = _leverages(problem, law, P, root) if problem.different > law.parameters else None
+    if told is None:
+        return np.full(problem.rows, math.inf), np.empty(0)
+    h, variances = told
+    errors, passed = r / np.maximum(1 - h, OWN_ROW), h > 1 - OWN_ROW
+    if passed.any() and r @ r > problem.exact:
+        sizes = np.abs(r[passed]) / np.maximum(1 - h[passed], ROUNDED)
+        errors[passed] = np.copysign(np.minimum(sizes, np.abs(problem.rest[passed])), r[passed])
+    return errors, variances
+
+
+def decisive_errors(
+    problem: Data, law: Sum, r: Array, P: Array | None = None, root: Array | None = None
+) -> tuple[Array, Array]:
+    """The errors that decide, and the variances: those of `left_out`, unless there are groups.
+
+    Of groups they are ``r / sqrt(1 - h)``, which have the same variance in all rows. A group has
+    few rows, and single ones with a leverage near 1 would decide with their leave-one-out errors.
+    """
+    errors, variances = left_out(problem, law, r, P, root)
+    if problem.group is None or problem.group[-1] == 0:
+        return errors, variances
+    with np.errstate(invalid="ignore"):
+        return np.sqrt(r * errors), variances
+
+
+def _leverages(
+    problem: Data, law: Sum, P: Array | None, root: Array | None
+) -> tuple[Array, Array] | None:
+    """The leverages ``[N]``, and the variances; None where derivatives are not finite."""
+    K = len(law.c)
+    if problem.group is not None:
+        J = _of_block(problem, law, P, root)
+        if not np.isfinite(J).all():
+            return None
+        return Arrow.of(J, K, np.zeros(len(J)), problem.group).leverage()
+    single = isinstance(problem, Problem)
+    parts = list(derivatives(problem, law, P, root)) if single else []
+    factors = [triangle(J) for _, J in parts or derivatives(problem, law, P, root)]
+    stacked = np.concatenate(factors)
+    if not np.isfinite(stacked).all():
+        return None
+    inner, R = np.linalg.qr(stacked)
+    length = lengths(R)
+    size = np.abs(np.diag(R)) / length
+    basis, h, begin = inner[:, size > 1e-10], np.empty(problem.rows), 0
+    # Blocks are computed again: memory for all J and Q would grow with the rows.
+    blocks = parts or derivatives(problem, law, P, root)
+    for (rows, J), factor in zip(blocks, factors, strict=True):
+        Q = np.linalg.qr(J)[0]
+        h[rows] = ((Q @ basis[begin : begin + len(factor)]) ** 2).sum(1)
+        begin += len(factor)
+    # R_jj**2 is the part of a column orthogonal to those before it: one over its variance with the
+    # later ones fixed.
+    with np.errstate(over="ignore", divide="ignore"):
+        return h, 1 / (np.maximum(size[K:], 1e-12) * length[K:]) ** 2
+
+
+def _constants(problem: Data, law: Sum) -> Array:
+    """The coefficients whose bounds are one number: their indices."""
+    if problem.limits is None:
+        return np.zeros(0, dtype=int)
+    limits = problem.limits.of_terms(law.u, law.parity, problem.below)
+    return np.flatnonzero(limits.low == limits.high)
+
+
+def covariance(problem: Data, law: Sum) -> Array:
+    """``(J^T J)^-1`` of c and the free exponents: the covariance over the errors' variance.
+
+    Of groups it is ``[G, K + free, K + free]``. It is 0 for coefficients that have one value.
+    """
+    constants = _constants(problem, law)
+    if problem.group is not None:
+        J = _of_block(problem, law, None, None)
+        J[:, constants] = 0.0
+        return Arrow.of(J, len(law.c), np.zeros(len(J)), problem.group).covariance()
+    R = triangle(np.concatenate([triangle(J) for _, J in derivatives(problem, law)]))
+    if not np.isfinite(R).all():
+        return np.full_like(R, np.nan)
+    R[:, constants] = 0.0
+    length = lengths(R)
+    inverse = np.linalg.pinv(R / length, rcond=1e-13)
+    with np.errstate(over="ignore"):
+        return inverse @ inverse.T / np.outer(length, length)

@@ -1,0 +1,465 @@
+"""The search: the best sums of 1, 2, ... products of powers for each output power.
+
+It adds one term at a time to the best sums so far: the products of the library that explain most of
+the residuals. For two terms it also takes the best of all pairs. Then terms are exchanged. All
+starts are fitted in one batch (`varpro`), the best are fitted to more rows, and their exponents
+made simple (`rounding`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from npu_kernels.equations._products.functions import OutputFunction
+from npu_kernels.equations._products.groups import balanced
+from npu_kernels.equations._products.library import Library
+from npu_kernels.equations._products.problem import AllRows, Output, Problem
+from npu_kernels.equations._table import refine, rounding
+from npu_kernels.equations._table.group_solver import solver_of
+from npu_kernels.equations._table.kept_results import Steps
+from npu_kernels.equations._table.refine import Rules, Sum
+from npu_kernels.equations._table.rows import alike
+from npu_kernels.equations._table.varpro import Points, Solver
+
+Array = Any
+Form = tuple[OutputFunction | None, float, int]  # of y, its power, and `Scaled.below`
+
+POWERS = (1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
+SEARCH_ROWS = 300  # rows to which all starts are fitted
+MORE_ROWS = 3000  # rows to which the best sums are fitted
+ROWS_OF_GROUP = 12  # of each group, as far as it has them, among both of these
+BEAM = 6  # sums to which a term is added
+SIMPLE_PAIRS = 16  # of simple products, among which the criterion chooses
+SIMPLIFIED = 4  # sums of one number of terms whose exponents are made simple
+ITERATIONS = 40  # of a batch of starts
+HALVINGS = (6, 12, 20)  # iterations after which only the better half continues
+ROUGH_ERROR = 0.2  # over the deviation of y: from it on a sum may lack several terms
+POWER_ERRORS = 4.0  # ratio of squared errors to those of the first power, up to which to go on
+
+
+@dataclass
+class Settings:
+    """What the search may do."""
+
+    max_terms: int = 4  # 0: as many as `stepwise` chooses
+    rules: Rules = field(default_factory=Rules)
+    starts: int = 64  # for each number of terms
+    seed: int = 0
+    leave_out: bool | None = None  # wild rows; None: they are not looked for
+    show: Callable[[str], None] | None = None  # tells a line of progress
+    patient: bool = False  # see `search_on`
+    ratios: bool | str = "auto"  # see `NPURegressor`
+    steps: Steps = field(default_factory=Steps)  # of a checkpoint
+
+
+@dataclass
+class Candidates:
+    """The best sum of each form and number of terms so far; complete is False after Ctrl-C."""
+
+    sums: dict[tuple[Form, int], tuple[Problem, Sum]] = field(default_factory=dict)
+    errors: list[float] = field(default_factory=list)  # of the first power, by number of terms
+    complete: bool = True
+    near: list[tuple[Problem, Sum]] = field(default_factory=list)  # simple sums close to the best
+
+    def add(self, problem: Problem, law: Sum) -> None:
+        key = (form(problem), len(law.c))
+        if law.cost < (self.sums[key][1].cost if key in self.sums else math.inf):
+            self.sums[key] = (problem, law)
+
+    def best(self) -> tuple[Problem, Sum] | None:
+        return min(self.sums.values(), key=lambda pair: pair[1].cost, default=None)
+
+    def exact(self) -> bool:
+        """Whether a sum's residuals are those of rounding."""
+        return bool(self.shortest_exact())
+
+    def shortest_exact(self) -> int:
+        """The number of terms of the shortest exact sum; 0 if there is none."""
+        exact = (len(law.c) for problem, law in self.sums.values() if is_exact(problem, law))
+        return min(exact, default=0)
+
+    def structure(self) -> float:
+        """How alike the residuals of the best sum are in rows beside each other: see `alike`."""
+        best = self.best()
+        if best is None:
+            return 0.0
+        problem, law = best
+        residuals = problem.predict(law.u, law.parity, law.c)[1]
+        used = (law.u != 0).any(0)
+        return max(alike(problem.logs[:, c], residuals) for c in (used, slice(None)))
+
+    def settled(self) -> bool:
+        """Whether no other output power is tried: a sum is exact, or the best is a simple product.
+
+        A power of a sum is often close to a sum of simple products, but not to one product, which
+        has every power.
+        """
+        best = self.best()
+        if best is None or self.exact():
+            return best is not None
+        problem, law = best
+        close = law.rss < ROUGH_ERROR**2 * problem.size
+        return close and not law.free.any() and len(law.c) == 1 and (form(problem), 2) in self.sums
+
+
+def form(problem: Problem | AllRows) -> Form:
+    """The function of y and its power that are a sum, or a ratio with so many terms below."""
+    return problem.function, problem.power, problem.below
+
+
+def is_exact(problem: Problem | AllRows, law: Sum) -> bool:
+    """Whether the residuals are those of rounding, where there are rows to tell it."""
+    return law.rss <= problem.exact and law.parameters < problem.different
+
+
+def search_on(
+    output: Output, training: Array, settings: Settings, candidates: Candidates
+) -> Candidates:
+    """Search the forms again, without an early end, and add to the candidates.
+
+    Starts are fitted with errors in proportion to y: with equal ones the largest rows would decide
+    alone. The forms whose search ended with the fewest terms come first.
+    """
+    reached = dict[Form, int]()
+    for key, terms in candidates.sums:
+        reached[key] = max(terms, reached.get(key, 0))
+    patient = replace(settings, patient=True)
+    for function, power, below in sorted(reached, key=reached.__getitem__):
+        if below:
+            continue
+        of_form = replace(output, function=function)
+        candidates = search(of_form, training, patient, (power,), candidates)
+        if not candidates.complete:
+            break
+    return candidates
+
+
+def search(
+    output: Output,
+    training: Array,
+    settings: Settings,
+    powers: tuple[float, ...],
+    candidates: Candidates,
+    one_power: Callable[..., list[float]] | None = None,
+) -> Candidates:
+    """Search some output powers and add to the candidates. training: indices of the rows to use.
+
+    one_power: what searches one of them; None: the search for sums.
+
+    Ctrl-C ends it with the candidates until then; if there are none, it raises KeyboardInterrupt.
+    """
+    try:
+        for power in powers:
+            end = candidates.exact() if settings.patient else candidates.settled()
+            if end and output.function is None:
+                break
+            rows = output.scaled(power)
+            if rows is not None:
+                errors = (one_power or _one_power)(rows, training, settings, candidates)
+                candidates.errors = candidates.errors or errors
+    except KeyboardInterrupt:
+        if not candidates.sums:
+            raise
+        candidates.complete = False
+    return candidates
+
+
+def _one_power(
+    data: AllRows, training: Array, settings: Settings, candidates: Candidates
+) -> list[float]:
+    """Add sums of 1 to `max_terms` terms for one power; return the squared error of each number."""
+    generator = np.random.default_rng([settings.seed, round(12 * data.power) % 1000])
+    few, more = chosen_rows(data, training, settings.seed)
+    rules, steps, inputs = settings.rules, settings.steps, data.inputs
+    patient = settings.patient
+    if patient:
+        few = few.proportional()
+    library = Library(few, generator, integers=rules.are_whole)
+    solver = solver_of(few, rules.loss)
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = float(library.target @ library.target)
+    if not ((len(library.u) or data.fixed) and math.isfinite(squares)):
+        return []  # this power of y spans more decades than there are numbers
+    large = solver if more is few else solver_of(more, rules.loss)
+    beam: Points | None = None
+    of_function = data.function is not None
+    reference, best = [] if patient or of_function else candidates.errors, math.inf
+    errors, simple = list[float](), list[Sum]()
+    worse, first = 0, not reference  # the other powers have half as many starts
+    starts, count = settings.starts, SIMPLIFIED
+    if not first:
+        starts, count = max(8, starts // 2), count // 2
+    fixed, fewest = data.fixed, max(1, data.fixed)
+    # Where the units leave no exponent free there is one product of powers.
+    has_choice = inputs and len(library.u)
+    max_terms = min(settings.max_terms, max(1, len(training) - 1)) if has_choice else fewest
+    errors += [math.inf] * (fewest - 1)
+    for terms in range(fewest, max_terms + 1):
+        fitted = partial(_fitted, solver, large, library, beam, terms, starts, generator)
+        beam = steps.points(generator, terms, inputs, fitted)
+        if terms == 1 and not (first or fixed) and max_terms > 1:  # each power has the same
+            errors.append(math.inf)
+            continue
+        distinct = _distinct(beam, count, fixed)
+        sums = steps.sums(inputs, partial(_simplified, more, distinct, rules))
+        if not fixed and not any(is_exact(more, law) for law in sums):
+            of_simple = partial(_of_simple, more, library, terms, simple, rules)
+            simple = steps.sums(inputs, of_simple)
+            sums += simple
+            candidates.near += [(more, law) for law in simple[1:]]
+        if not sums and more.limits is not None and len(more.limits.barred):
+            sums = steps.sums(inputs, partial(_of_library, more, library, terms, rules))
+        if not sums:
+            break
+        best_sum = min(sums, key=lambda law: law.cost)
+        for law in [*sums, *steps.sums(inputs, partial(_shortened, more, best_sum, rules))]:
+            candidates.add(more, law)
+        errors.append(min(law.rss for law in sums))
+        cost = best_sum.cost
+        if settings.show is not None:
+            name = f"power {data.power:g}" if data.function is None else data.function.name
+            settings.show(f"{name}, {terms} terms: criterion {cost:.1f}")
+        worse = worse + 1 if cost > best else 0
+        rough = errors[-1] > ROUGH_ERROR**2 * more.size
+        if (worse > rough and not patient) or any(is_exact(more, law) for law in sums):
+            break
+        if reference and errors[-1] > POWER_ERRORS * reference[min(terms, len(reference)) - 1]:
+            break
+        best = min(best, cost)
+    return errors
+
+
+def chosen_rows(data: AllRows, training: Array, seed: int) -> tuple[Problem, Problem]:
+    """Return the problems with the rows to which all starts are fitted, and the best sums.
+
+    They are the same rows for every form: criteria of other rows could not be compared.
+    """
+    order, fewest = np.random.default_rng([seed, 3]).permutation(len(training)), 0
+    if data.group is not None:
+        group = data.group[training]
+        order, fewest = balanced(group, order), ROWS_OF_GROUP * int(group[-1] + 1)
+    first = max(SEARCH_ROWS, fewest)
+    few = data.take(training[np.sort(order[:first])])
+    if len(training) <= first:
+        return few, few
+    return few, data.take(training[np.sort(order[: max(MORE_ROWS, fewest)])])
+
+
+def _simplified(problem: Problem, sums: list[Sum], rules: Rules) -> list[Sum]:
+    """The sums with simple exponents and finite errors; none behind an exact sum."""
+    laws: list[Sum] = []
+    for law in sums:
+        simple = rounding.simplified(problem, law, rules)
+        if math.isfinite(simple.cost):
+            laws.append(simple)
+        if is_exact(problem, simple) and not simple.free.any():
+            break
+    return laws
+
+
+def _of_simple(
+    problem: Problem, library: Library, terms: int, shorter: list[Sum], rules: Rules
+) -> list[Sum]:
+    """Sums of products of the library, the best first; the criterion chooses among many of them.
+
+    Their exponents are simple from the beginning, unless none shall be. Many sums with free
+    exponents fit nearly as well as the law where errors or a constant are large, and simple ones
+    near them are no longer the law. A logarithm is near to powers that cancel.
+
+    shorter: such sums with one term less, to which products are added.
+    """
+    sets = library.with_constant(terms, BEAM) if terms > 1 else library.single(BEAM)
+    sets += library.pairs(SIMPLE_PAIRS) if terms == 2 else []
+    products = dict[Any, tuple[Array, Array]]()  # each once, in whatever order of its terms
+
+    def add(u: Array, parity: Array) -> None:
+        products.setdefault(frozenset(map(tuple, np.hstack([u, parity]).tolist())), (u, parity))
+
+    for chosen in sets:
+        add(library.u[list(chosen)], library.parity[list(chosen)])
+    for law in shorter[:SIMPLIFIED] if terms > 2 else []:
+        A = library.terms(law.u, law.parity)
+        for k in library.best(library.remainder(A), A, SIMPLIFIED):
+            add(np.vstack([law.u, library.u[k]]), np.vstack([law.parity, library.parity[k]]))
+    laws: list[Sum] = []
+    for u, parity in products.values():
+        free = (u != 0) & ~problem.signed & (rules.exponents == "real")
+        c = library.coefficients(library.terms(u, parity))
+        laws.append(refine.refit(problem, Sum(u, parity, free, c), rules.loss, 4))
+    laws = sorted(laws, key=lambda law: law.cost)[:SIMPLIFIED]
+    laws = [refine.refit(problem, law, rules.loss) for law in laws if math.isfinite(law.cost)]
+    return sorted((law for law in laws if math.isfinite(law.cost)), key=lambda law: law.cost)
+
+
+def _of_library(problem: Problem, library: Library, terms: int, rules: Rules) -> list[Sum]:
+    """Sums of simple products, of which none is like a barred one.
+
+    Exponents that move end at a barred product where this is the best one.
+    """
+    limits = problem.limits
+    assert limits is not None
+    laws: list[Sum] = []
+    for chosen in library.sets(terms - problem.fixed, BEAM, limits.u, limits.parity):
+        u = np.vstack([limits.u, library.u[list(chosen)]])
+        parity = np.vstack([limits.parity, library.parity[list(chosen)]])
+        c = library.coefficients(library.terms(u, parity))
+        law = Sum(u, parity, np.zeros(u.shape, dtype=bool), c)
+        laws.append(refine.refit(problem, law, rules.loss))
+    return [law for law in laws if math.isfinite(law.cost)]
+
+
+def _shortened(problem: Problem, law: Sum, rules: Rules) -> list[Sum]:
+    """A sum without each of its terms: the search for fewer terms may have missed it."""
+    laws: list[Sum] = []
+    for removed in range(problem.fixed, len(law.c)) if len(law.c) > 1 else ():
+        stay = np.arange(len(law.c)) != removed
+        short = refine.refit(problem, law.take(stay), rules.loss)
+        if math.isfinite(short.cost) and short.rss < 2 * law.rss:
+            free = (short.u != 0) & (np.arange(len(short.c)) >= problem.fixed)[:, None]
+            laws.append(rounding.simplified(problem, replace(short, free=free), rules))
+    return [short for short in laws if math.isfinite(short.cost)]
+
+
+def _fitted(
+    solver: Solver,
+    large: Solver,
+    library: Library,
+    beam: Points | None,
+    terms: int,
+    starts: int,
+    generator: Any,
+) -> Points:
+    """The best sums of `terms` terms, the best first. large: the solver with more rows."""
+    u, parity = _starts(solver, library, beam, terms, starts, generator)
+    points = solver.run(u, parity, ITERATIONS, HALVINGS)
+    points = points.take(points.rss.argsort()[:BEAM])
+    if terms > max(1, solver.fixed):
+        u, parity = _exchanged(solver, library, points.take(torch.arange(min(2, len(points.rss)))))
+        points = _joined(points, solver.run(u, parity, ITERATIONS // 2, HALVINGS))
+    if large is not solver:
+        points = large.run(points.u, points.parity, 12)
+        points = points.take(points.rss.argsort())
+    return points
+
+
+def _joined(first: Points, second: Points) -> Points:
+    """The best sums of both with different errors, at most `BEAM`."""
+    names = ("u", "parity", "c", "rss")
+    both = Points(*[torch.cat([getattr(first, n), getattr(second, n)]) for n in names])
+    errors, chosen = both.rss.tolist(), list[int]()
+    for j in both.rss.argsort().tolist():
+        if all(abs(errors[j] / max(errors[i], 1e-300) - 1) > 1e-6 for i in chosen):
+            chosen.append(j)
+    return both.take(torch.tensor(chosen[:BEAM]))
+
+
+def _starts(
+    solver: Solver, library: Library, beam: Points | None, terms: int, starts: int, generator: Any
+) -> tuple[Array, Array]:
+    """Exponents and parities ``[S, K, m]`` to start from."""
+    picks: list[tuple[Array, Array]] = []
+    fixed = solver.fixed
+    limits = solver.limits if fixed else None
+
+    def add(*chosen: int) -> None:
+        u, parity = library.u[list(chosen)], library.parity[list(chosen)]
+        if limits is not None:
+            u, parity = np.vstack([limits.u, u]), np.vstack([limits.parity, parity])
+        picks.append((u, parity))
+
+    if terms == fixed:
+        add()
+        starts = 1
+    elif terms == 1:
+        for chosen in library.single(starts // 2):
+            add(*chosen)
+        picks.append(logarithmic(solver))
+    elif beam is not None:
+        share = max(4, starts // (2 * len(beam.rss)))
+        for b in range(len(beam.rss)):
+            u, parity = beam.u[b].numpy(), beam.parity[b].numpy()
+            for v, odd in _beside(solver, library, beam.u[b], beam.parity[b], share):
+                picks.append((np.vstack([u, v]), np.vstack([parity, odd])))
+        if terms == 2 and not fixed:
+            for pair in library.pairs(starts // 2):
+                add(*pair)
+        if solver.of_function and not fixed:
+            for chosen in library.with_constant(terms, BEAM):
+                add(*chosen)
+    while len(picks) < starts:
+        add(*generator.integers(len(library.u), size=terms - fixed))
+    u, parity = (np.stack([pick[part] for pick in picks]) for part in (0, 1))
+    moved = u + 0.02 * generator.standard_normal(u.shape)
+    moved[:, :fixed] = u[:, :fixed]
+    return np.where((u == 0) & solver.held.numpy(), 0.0, moved), parity
+
+
+def _beside(
+    solver: Solver, library: Library, u: Any, parity: Any, count: int
+) -> list[tuple[Array, Array]]:
+    """Exponents and parities of products to add to a sum.
+
+    These are products of the library, and products of a term of the sum and a factor.
+    """
+    A = solver.terms(u, parity).T.numpy()
+    A = A / np.maximum(np.linalg.norm(A, axis=0), 1e-300)
+    r = library.remainder(A)
+    if solver.robust:
+        limit = 3 * refine.robust_scale(r)
+        r = np.clip(r, -limit, limit)
+    near = library.near(r, A, u.numpy(), parity.numpy(), count // 2)
+    return [(library.u[k], library.parity[k]) for k in library.best(r, A, count - len(near))] + near
+
+
+def _exchanged(solver: Solver, library: Library, points: Points) -> tuple[Array, Array]:
+    """Each sum with each of its terms replaced by one of the library."""
+    us: list[Array] = []
+    parities: list[Array] = []
+    for u, parity in zip(points.u, points.parity, strict=True):
+        for removed in range(solver.fixed, len(u)):
+            stay = [k for k in range(len(u)) if k != removed]
+            for v, odd in _beside(solver, library, u[stay], parity[stay], 4):
+                us.append(np.vstack([u[stay].numpy(), v]))
+                parities.append(np.vstack([parity[stay].numpy(), odd]))
+    return np.stack(us), np.stack(parities)
+
+
+def logarithmic(solver: Solver) -> tuple[Array, Array]:
+    """Least squares of the logarithms: one product, rows weighted as the target's errors are."""
+    L, weight = solver.logs.numpy(), solver.weight.numpy()
+    z = solver.target.numpy() / np.where(weight > 0, weight, 1.0)
+    size = np.maximum(np.abs(z), 1e-12)
+    scale = weight * np.abs(z)
+    A = np.concatenate([L, solver.constants], 1) * scale[:, None]
+    u = np.linalg.lstsq(A, np.log(size) * scale, rcond=1e-10)[0][None, : L.shape[1]]
+    u = np.clip(u, solver.low.numpy(), solver.high.numpy())
+    parity = np.zeros_like(u)
+    if solver.negative is not None:
+        negative = solver.negative.numpy()
+        for i in np.flatnonzero(negative.any(0)):
+            parity[0, i] = round(u[0, i]) % 2
+    return u, parity
+
+
+def _distinct(points: Points, count: int, fixed: int) -> list[Sum]:
+    """The best sums whose errors differ, at most `count`. fixed: terms whose exponents stay."""
+    laws: list[Sum] = []
+    seen: list[float] = []
+    for j, error in enumerate(points.rss.tolist()):
+        if len(laws) == count:
+            break
+        if not math.isfinite(error) or any(abs(error / max(s, 1e-300) - 1) < 1e-5 for s in seen):
+            continue
+        seen.append(error)
+        u, parity, c = (part[j].numpy().copy() for part in (points.u, points.parity, points.c))
+        free = np.ones(u.shape, dtype=bool)
+        free[:fixed] = False
+        laws.append(Sum(u, parity, free, c))
+    return laws

@@ -1,0 +1,156 @@
+"""The candidates of one output by their number of terms, and a report on them in words."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from npu_kernels._common import display
+from npu_kernels.equations._table.equation import Equation
+from npu_kernels.equations._table.output import Laws
+
+MOST_NAMED = 3  # alternatives in a report
+LITTLE = 0.9  # of y's standard deviation: the error above which an equation explains little
+
+
+class EquationTable(list[Equation]):
+    """The equations of one output, the fewest terms first.
+
+    ``str()`` is a table.
+
+    Attributes:
+        best: the index of the chosen equation.
+        alternatives: equations that the data hardly tell from the chosen one, the likeliest first:
+            their criterion is less than 6 higher. They may have as many terms.
+        noise: what was taken for the errors of y: "constant", "relative" (in proportion to y),
+            "factor" (the law times a factor) or "known".
+        complete: false after Ctrl-C.
+        wild: numbers of the rows that are far from the law of all others; see `loss`.
+        notes: what a reader should know of the data and the law; `NPURegressor.fit` warns of it.
+
+    laws: what a search found.
+    """
+
+    def __init__(self, laws: Laws) -> None:
+        super().__init__(laws.equations)
+        self.best, self.alternatives = laws.best, laws.alternatives
+        self.noise, self.complete, self.notes = laws.noise, laws.complete, laws.notes
+        self.wild = laws.wild
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = self.best, self.alternatives, self.noise, self.complete, self.notes
+        return type(self), (Laws(list(self), *parts, wild=self.wild),)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        """The cells of the table, the header first."""
+        rows: list[tuple[str, ...]]
+        rows = [("", "terms", "parameters", "error", "BIC", "exact", "formula")]
+        for index, equation in enumerate(self):
+            mark = "*" if index == self.best else ""
+            counts = str(equation.terms), str(equation.parameters)
+            errors = f"{equation.error:.2e}", f"{equation.bic:.1f}"
+            exact = "yes" if equation.exact else "no"
+            rows.append((mark, *counts, *errors, exact, equation.text()))
+        return rows
+
+    def frame(self) -> Any:
+        """The candidates as a DataFrame, with their numbers in full. Needs pandas."""
+        try:
+            from pandas import DataFrame
+        except ImportError as error:
+            raise ImportError("frame needs pandas: pip install pandas") from error
+        names = ("terms", "parameters", "rms", "error", "bic", "exact")
+        rows = [[getattr(equation, name) for name in names] for equation in self]
+        frame = DataFrame(rows, columns=list(names))
+        frame["best"] = frame.index == self.best
+        frame["formula"] = [equation.text() for equation in self]
+        return frame
+
+    def _repr_html_(self) -> str:
+        header, *rows = self._rows()
+        return display.table("", header, rows)
+
+    def __str__(self) -> str:
+        rows = self._rows()
+        widths = [max(len(row[i]) for row in rows) for i in range(6)]
+        lines = []
+        for *cells, text in rows:
+            padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+            lines.append(f"{' '.join(padded)}  {text}")
+        return "\n".join(lines)
+
+
+def shown(table: EquationTable) -> str:
+    """The chosen equation in HTML: its parameters with 95 % intervals, and its error."""
+    equation, rows = table[table.best], []
+    for interval in equation.intervals():
+        error, limits = f"{interval.error:.2g}", f"{interval.low:.4g} to {interval.high:.4g}"
+        if not math.isfinite(interval.error):
+            error, limits = "", ""
+        rows.append((interval.name, f"{interval.value:.4g}", error, limits))
+    where = "rows that were not fitted" if equation.held_out else "rows left out one at a time"
+    rows.append((f"relative error of {where}", f"{equation.error:.2g}", "", ""))
+    return display.table(equation.text(), ("", "estimate", "standard error", "95 %"), rows)
+
+
+def report(table: EquationTable, level: float = 0.95) -> str:
+    """The chosen equation, its parameters and how far it is to be trusted."""
+    equation = table[table.best]
+    lines = [equation.text(), ""]
+    if not table.complete:
+        lines.append("The search was interrupted: this is the best equation until then.")
+    lines += table.notes
+    counts = (equation.terms, "term"), (equation.parameters, "continuous parameter")
+    words = [f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts]
+    if equation.below:
+        sizes = f"{equation.terms - equation.below} and {equation.below + 1} terms"
+        lines.append(f"It is a ratio of {sizes} with {words[1]}.")
+    else:
+        lines.append(f"It has {' and '.join(words)}.")
+    if equation.labels is not None:
+        groups = f"{len(equation.labels)} groups" if len(equation.labels) > 1 else "The one group"
+        lines.append(f"{groups}: coefficients are each group's own, exponents those of all.")
+    where = "with one row left out at a time"
+    if equation.held_out:
+        where = f"of {equation.held_out} rows that were not fitted"
+    if equation.exact:
+        lines.append("It is exact: the residuals are those of rounding.")
+    else:
+        typical = equation.relative_rms
+        kind = {
+            "constant": "taken as equal for all rows",
+            "relative": f"in proportion to y, about {typical:.2g} of it",
+            "factor": f"a factor of y, about {math.exp(min(typical, 700.0)):.3g} up or down. "
+            f"Predictions are medians, means are {math.exp(min(typical**2 / 2, 700.0)):.3g} times "
+            "as large",
+        }
+        errors = kind.get(table.noise, "as given")
+        unit = f"of {equation.output}'s standard deviation"
+        for name, error, more in (
+            ("Residuals", equation.rms, f"; errors {errors}"),
+            (f"Error {where}", equation.error, ""),
+        ):
+            if math.isfinite(error):
+                score = round(1 - error**2, 6) + 0.0
+                lines.append(f"{name}: {error:.2g} {unit} (R2 {score:.6g}){more}.")
+    if equation.degrees < 1:
+        lines.append("It has as many parameters as rows: any law of this form would fit.")
+    elif not equation.held_out:
+        limit = "the choice of the equation itself is not tested on other rows"
+        lines.append(f"With so few rows {limit}.")
+    kinds = f"standard errors and {100 * level:g} % intervals"
+    lines.append(f"Estimates with {kinds}, given the form of the equation:")
+    intervals = equation.intervals(level)
+    lines += [f"  {line}" for line in (*intervals, *equation.fractions())]
+    if equation.degrees >= 1 and equation.error > LITTLE:
+        lines.append(f"It explains little of {equation.output}.")
+    for interval in () if equation.exact else intervals:
+        unsure = interval.low <= 0 <= interval.high or interval.error > abs(interval.value)
+        if unsure and math.isfinite(interval.error):
+            lines.append(f"The data hardly tell the {interval.name}: it may be 0.")
+    for other in table.alternatives[:MOST_NAMED]:
+        higher = f"criterion {other.bic - equation.bic:.1f} higher"
+        lines.append(f"The data hardly tell it from: {other.text()} ({higher})")
+    if len(table.alternatives) > MOST_NAMED:
+        lines.append(f"Nor from {len(table.alternatives) - MOST_NAMED} more (`alternatives`).")
+    return "\n".join(lines)

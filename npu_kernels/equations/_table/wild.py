@@ -1,0 +1,224 @@
+"""Wild rows of a table, its outliers: far from the law of all others."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from npu_kernels.equations._products.problem import EXACT_ERROR
+from npu_kernels.equations._table import refine, stepwise
+from npu_kernels.equations._table.equation import Equation
+from npu_kernels.equations._table.estimates import Rows, sizes
+from npu_kernels.equations._table.output import APPROXIMATION, Laws, searched
+from npu_kernels.equations._table.refitting import refitted
+from npu_kernels.equations._table.rows import alike
+from npu_kernels.equations._table.search import Settings
+
+Array = Any
+
+FEWEST_WITH_WILD = 15  # rows from which wild ones are looked for
+ROUGH = 0.3  # of y's standard deviation: the error from which wild rows may have hidden the law
+WILD_ROUNDS = 3  # searches without the rows that seem wild
+WILD = 7.0  # robust standard deviations from which a row is suspected
+MOST_WILD = 0.2  # share of the rows, and of the values of a column that are no readings
+FEW = 0.03  # share of the rows up to which tails are not heavy
+FAR_BEYOND = 100.0  # ratio of a value to all others of its column, from which it is no reading
+# Numbers that stand for missing values: 0, -1, and nines such as -999 and 9999.
+CODES = (0.0, -1.0, *(sign * (10.0**k - 1) for sign in (-1, 1) for k in range(1, 7)))
+FEW_VALUES = 10  # different ones, at most, among which 0 or 9 is an ordinary one
+FEW_BELOW = 3  # rows with a y of the other sign than all others
+GAP = 3.0  # ratio of the median error of wild rows to the largest of the others
+TAILS = 3.0  # of the standard deviations with and without wild rows: their ratio for heavy tails
+NAMED = 5  # rows that a note names
+
+
+def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
+    """Return the equations of one output. powers: None for all, as far as needed.
+
+    Rows that are far from the law of all others are named, and left out if the settings say so.
+    """
+    if not settings.max_terms:
+        return stepwise.laws(rows, settings, powers)
+    laws_of_all, keep = searched(rows, settings, powers), np.ones(len(rows.y), dtype=bool)
+    best = laws_of_all.equations[laws_of_all.best]
+    unlooked = settings.leave_out is None or len(keep) < FEWEST_WITH_WILD or best.exact
+    if unlooked or not laws_of_all.complete:  # a search after Ctrl-C would keep steps of its own
+        return laws_of_all
+    without, odd = laws_of_all, _odd_values(rows, best)
+    try:
+        suspects = odd.any(1) if odd.any() else _suspected(rows, laws_of_all, keep)
+        if not odd.any() and (best.rms > ROUGH or suspects.mean() > FEW):
+            robust = replace(settings, rules=replace(settings.rules, loss="huber"))
+            of_huber = searched(rows, robust, powers)
+            if not of_huber.complete:
+                return replace(laws_of_all, complete=False)
+            suspects = _suspected(rows, of_huber, keep)
+        for _ in range(WILD_ROUNDS):
+            is_settled = (suspects == ~keep).all() or _lacks(rows, ~suspects, settings)
+            if is_settled or not without.complete:
+                break
+            keep = ~suspects
+            without = laws_of_all if keep.all() else searched(rows.take(keep), settings, powers)
+            suspects = _suspected(rows, without, keep)
+    except KeyboardInterrupt:
+        return replace(laws_of_all, complete=False)
+    if keep.all() or not without.complete or not _believed(rows, laws_of_all, without, keep, odd):
+        return replace(laws_of_all, complete=without.complete)
+    return _named(rows, laws_of_all, without, ~keep, odd, bool(settings.leave_out))
+
+
+def _believed(rows: Rows, laws_of_all: Laws, without: Laws, keep: Array, odd: Array) -> bool:
+    """Whether rows are wild that are far from the law of the others.
+
+    There is a gap between their errors and those of the others, or they make most of the standard
+    deviation. They are no part of a curve, which lie beside each other. Each counts as a parameter
+    of the law without it, which is better nevertheless; of odd values each different one.
+    """
+    errors, is_odd = _errors(rows, without, keep), odd.any(1)
+    squares = _squares(errors)
+    is_apart = is_odd[~keep].all() or np.median(errors[~keep]) >= GAP * errors[keep].max()
+    if not is_apart and squares.mean() < TAILS**2 * squares[keep].mean():
+        return False
+    if alike(rows.X[~is_odd], (~keep[~is_odd]).astype(float)) > APPROXIMATION:
+        return False
+    everything, kind = np.ones(len(keep), dtype=bool), without.noise
+    of_all = _squares(_errors(rows, replace(laws_of_all, noise=kind), everything, rows.y)).mean()
+    of_kept = _squares(_errors(rows, without, keep, rows.y))[keep].mean()
+    gain = math.log(of_all / of_kept)
+    wild = np.column_stack([rows.X, rows.y])[~keep]
+    values = len(np.unique(wild[odd[~keep]])) + int((~keep & ~is_odd).sum())
+    shorter = _length(laws_of_all) - _length(without) - values
+    return len(keep) * gain + shorter * math.log(len(keep)) > 0
+
+
+def _squares(errors: Array) -> Array:
+    """Squares that are finite, and not 0."""
+    squares: Array = np.minimum(errors, 1e100) ** 2 + 1
+    return squares
+
+
+def _length(laws: Laws) -> int:
+    """The parameters of the best law, and its exponents."""
+    law = laws.equations[laws.best]
+    return law.parameters + int((law.exponents[~law.free] != 0).sum())
+
+
+def _odd_values(rows: Rows, best: Equation) -> Array:
+    """Which values of X and y ``[N, n + 1]`` may be no readings.
+
+    In y they are also few of another sign where the best law is a sum: they exclude powers of y.
+    """
+    odd = np.column_stack([_odd(column) for column in (*rows.X.T, rows.y)])
+    below = rows.y <= 0 if np.median(rows.y) > 0 else rows.y >= 0
+    if best.terms > 1 and below.sum() <= FEW_BELOW:
+        odd[:, -1] |= below
+    return odd
+
+
+def _odd(column: Array) -> Array:
+    """Which values are far beyond all others, or stand for a missing one and are outside of them.
+
+    A distribution over many decades is not far beyond itself.
+    """
+    most = int(MOST_WILD * len(column))
+    odd = np.zeros(len(column), dtype=bool)
+    sizes = np.sort(np.abs(column))
+    center, below, above = np.median(sizes), sizes[-most - 1 : -1], sizes[-most:]
+    if center > 0:
+        with np.errstate(over="ignore"):
+            gaps = (above / below > FAR_BEYOND) & (above / below > below / center)
+        odd = np.abs(column) >= (above[gaps].min() if gaps.any() else math.inf)
+    for value in CODES:
+        missing = column == value
+        if not 0 < missing.sum() <= most:
+            continue
+        readings = column[~missing & ~odd]
+        if not readings.min() <= value <= readings.max() and len(np.unique(readings)) > FEW_VALUES:
+            odd |= missing
+    return odd
+
+
+def _lacks(rows: Rows, keep: Array, settings: Settings) -> bool:
+    """Whether a group would have no more rows than terms."""
+    if rows.group is None:
+        return False
+    sizes = np.bincount(rows.group[keep], minlength=int(rows.group[-1]) + 1)
+    return int(sizes.min()) <= settings.max_terms
+
+
+def _errors(rows: Rows, laws_of_all: Laws, keep: Array, of: Array | None = None) -> Array:
+    """The sizes of the errors of all rows by the best law; of the kept ones leaving each out.
+
+    Those of rounding are below 1. of: numbers that relative errors are in proportion to, other than
+    the predictions.
+    """
+    prediction = laws_of_all.equations[laws_of_all.best]._predicted(rows.X, rows.group)
+    errors = rows.root * np.abs(rows.y - prediction)
+    if laws_of_all.noise == "factor":
+        with np.errstate(divide="ignore", invalid="ignore"):
+            errors = np.abs(np.log(rows.y / prediction))
+    elif laws_of_all.noise == "relative":
+        size = np.nan_to_num(np.abs(prediction))
+        errors /= sizes(np.minimum(size, size[keep].max()) if of is None else of)
+    errors[keep] *= laws_of_all.inflation
+    size, largest = 1.0, 1.0
+    if laws_of_all.noise != "factor":
+        size, largest = float(np.abs(rows.y - rows.y.mean()).max()), float(np.abs(rows.y).max())
+    rounding = EXACT_ERROR * size + rows.digits * largest
+    return np.nan_to_num(errors / (rounding or 1.0), nan=math.inf)
+
+
+def _suspected(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
+    """The rows that seem wild by the best law.
+
+    Wild rows have moved it: its parameters are estimated again with less of their weight. Where
+    many rows are far from it, the law is wrong and tells nothing of them.
+    """
+    errors = _errors(rows, laws_of_all, keep)
+    if (errors > WILD * _scale(errors)).any():
+        best = laws_of_all.equations[laws_of_all.best]
+        with suppress(ValueError):  # a law without a value in some row stays as it is
+            _, robust = refitted(best, rows.take(keep), "huber")
+            laws_of_all = replace(laws_of_all, equations=[robust], best=0)
+            errors = _errors(rows, laws_of_all, keep)
+    suspects: Array = errors > WILD * _scale(errors)
+    return suspects if suspects.mean() <= MOST_WILD else np.zeros_like(suspects)
+
+
+def _scale(errors: Array) -> float:
+    return max(refine.robust_scale(errors), 1.0)
+
+
+def _named(
+    rows: Rows, laws_of_all: Laws, without: Laws, wild: Array, odd: Array, leave_out: bool
+) -> Laws:
+    """The laws with the wild rows named. leave_out: those without these rows, or with them."""
+    order = np.argsort(rows.origin[wild])
+    numbers = rows.origin[wild][order]
+    best, other = (table.equations[table.best] for table in (without, laws_of_all))
+    group = None if rows.group is None else rows.group[wild][order]
+    predicted = best._predicted(rows.X[wild][order], group)
+    said = [f"{y:.6g} for {law:.6g}" for y, law in zip(rows.y[wild][order], predicted, strict=True)]
+    odd = odd[wild][order]
+    for k, i in zip(*np.nonzero(odd[:, :-1]), strict=True):
+        said[k] = f"{rows.functions.inputs[i]} is {rows.X[wild][order][k, i]:.6g}"
+    pairs = zip(numbers.tolist(), said, strict=True)
+    named = list(dict.fromkeys(f"row {row}: {words}" for row, words in pairs))
+    more = [f"{len(named) - NAMED} more"] if len(named) > NAMED else []
+    text = (
+        f"{len(named)} {'row is' if len(named) == 1 else 'rows are'} far from the law of all "
+        f"others ({'; '.join(named[:NAMED] + more)}; the first row is 0)"
+    )
+    if leave_out:
+        text += f", and left out. With {'it' if len(named) == 1 else 'them'}: {other}"
+    else:
+        text += f". Without {'it' if len(named) == 1 else 'them'}: {best}"
+    if (~odd.any(1)).sum() > FEW * len(wild):
+        text = f"The errors of {best.output} have heavy tails: {text}"
+    chosen = without if leave_out else laws_of_all
+    rows_named = tuple(dict.fromkeys(numbers.tolist()))  # one that counts twice is named once
+    return replace(chosen, notes=(*chosen.notes, f"{text}."), wild=rows_named)

@@ -1,0 +1,1 @@
+"""Time loops of a power layer and a NAU, methods, formulas and fused loops."""

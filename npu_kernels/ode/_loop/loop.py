@@ -1,0 +1,360 @@
+"""The time loop by fixed steps, and its gradient: one call of a backend, or a call for each step.
+
+The first derivative is the discrete adjoint, one call; second and higher ones are those of the
+eager adjoint.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.compiler import is_compiling, is_exporting
+from torch.utils.checkpoint import checkpoint
+
+from npu_kernels import functional
+from npu_kernels import reference as formulas
+from npu_kernels._common.chains import replaced_method
+from npu_kernels._operators import dispatch, fast_path, ops
+from npu_kernels._operators.autograd import (
+    apply_alone,
+    differentiate,
+    eager_only,
+    outside_of_transforms,
+    undifferentiated,
+)
+from npu_kernels.layers import NAU, PowerUnit
+from npu_kernels.ode._loop import reference
+from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
+
+Weights = tuple[Tensor, Tensor | None, Tensor | None, Tensor]  # weight_re, weight_im, gate, weight
+
+
+class Loop(NamedTuple):
+    """The options of a time loop, all checked."""
+
+    tableau: tuple[float, ...]  # the method's, a lower triangle by rows (`reference`)
+    steps: int
+    dt: float
+    eps: float | None  # added to |u|; None for the dtype's in the fast path
+    gate_gradient: str  # "clip" or "straight_through"
+    clip: bool  # the NAU's weight, to [-1, 1]
+    memory: str  # "full" keeps the stages for the backward pass; "checkpointed" does not
+    derivatives: bool  # return the right-hand side at every state too
+    has_starts: bool  # u0 has a dimension of starts
+
+    @property
+    def straight_through(self) -> bool:
+        return self.gate_gradient == STRAIGHT_THROUGH
+
+
+def layers_of(
+    model: Any,
+    function: str = "rollout",
+    units: str = "NPU, RealNPU or NaiveNPU",
+    advice: str = "; ode.rollout_any runs any model, through torchdiffeq",
+    inputs: int = 0,
+) -> tuple[PowerUnit, NAU]:
+    """Return the two layers of a model that the fused loop knows; raise TypeError or ValueError.
+
+    units: what the messages call the first layer. advice: the end of the messages. inputs: features
+    of the first layer that are no states.
+    """
+    rule = f"{function}: model must be an nn.Sequential of {units} and NAU"
+    names = ""
+    if isinstance(model, nn.Sequential):
+        names = f"({', '.join(type(layer).__name__ for layer in model)})"
+    if not isinstance(model, nn.Sequential) or len(model) != 2:
+        raise TypeError(f"{rule}, got {type(model).__name__}{names}{advice}")
+    power, nau = model
+    for layer, base in ((power, PowerUnit), (nau, NAU)):
+        fits = isinstance(layer, base) and type(layer).forward is base.forward
+        # A compiler cannot trace the comparison with methods that were noted before.
+        if not fits or not (is_compiling() or replaced_method(layer) is None):
+            raise TypeError(f"{rule} with their own forward, got Sequential{names}{advice}")
+    hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+    for part in (model, power, nau):
+        if any(getattr(part, name) for name in hooks):
+            raise ValueError(
+                f"{function}: model must have no hooks, one call computes all of its steps; "
+                f"{type(part).__name__} has some{advice}"
+            )
+    states = power.in_features - inputs  # type: ignore[operator]
+    sizes = power.out_features, states, power.num_models
+    if (nau.in_features, nau.out_features, nau.num_models) != sizes:
+        first = f"D + {inputs} (states and inputs)" if inputs else "D"
+        raise ValueError(
+            f"{function}: model must map {first} to h to D features for the same models, got "
+            f"{power} and {nau}"
+        )
+    return power, nau  # type: ignore[return-value]
+
+
+def as_rows(u0: Tensor, weight_re: Tensor, has_starts: bool) -> Tensor:
+    """Return u0 as ``[B, D]``, or ``[K, B, D]`` with models."""
+    if weight_re.dim() == 2:
+        return u0 if has_starts else u0.unsqueeze(0)
+    k, d = weight_re.shape[0], weight_re.shape[2]
+    return u0.expand(k, -1, -1) if has_starts else u0.expand(k, d).unsqueeze(1)
+
+
+def slope_function(
+    weights: Sequence[Tensor | None], options: Any, layers: Any = formulas
+) -> Callable[[Tensor], Tensor]:
+    """Return the right-hand side ``u' = NAU(NPU(u))``, by the functions of `layers`.
+
+    options: eps, gate_gradient and clip, as a `Loop` has them.
+    """
+    weight_re, weight_im, gate, weight = weights
+    eps, gate_gradient, clip = options.eps, options.gate_gradient, options.clip
+
+    def slope(u: Tensor) -> Tensor:
+        v = reference.right_of_zero(u)
+        y = layers.npu(v, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
+        derivative: Tensor = layers.nau(y, weight, clip=clip)
+        return derivative
+
+    return slope
+
+
+# ---- the operators -----------------------------------------------------------------------------
+
+
+@dispatch.constant_in_graphs
+def _fits_one_launch(d: int, h: int, dtype: torch.dtype) -> bool:
+    return bool(dispatch.triton().ode_fits(d, h, dtype))
+
+
+def _has_time_loop(weight_re: Tensor) -> bool:
+    """Return whether the backend computes the time loop of such models in one call."""
+    backend = dispatch.backend_for(weight_re)
+    h, d = weight_re.shape[-2:]
+    return backend == "cpu" or (backend == "triton" and _fits_one_launch(d, h, weight_re.dtype))
+
+
+def _run_operator(name: str, *args: Any) -> Any:
+    """Compute a time loop off the CPU, or interpreted: by Triton's kernel where the model fits."""
+    weight_re = args[1 if name == "ode_forward" else 3]
+    if dispatch.backend_for(weight_re) == "triton" and _has_time_loop(weight_re):
+        return dispatch.launch(name, *args)
+    return tuple(output.contiguous() for output in getattr(reference, name)(*args))
+
+
+for _name in ops.TIME_LOOPS:
+    ops.library.impl(_name, functools.partial(_run_operator, _name), "CompositeExplicitAutograd")
+    dispatch.interpreted[_name] = _run_operator
+
+
+# ---- the loop ----------------------------------------------------------------------------------
+
+
+def by_fast_path(loop: Loop, u0: Tensor, weights: Weights) -> tuple[Tensor, Tensor, bool] | None:
+    """Return trajectory, derivatives and whether all is finite; None where `run` must compute them.
+
+    It checks the tensors itself, and finds `Loop.has_starts` by their shapes.
+    """
+    if fast_path.ode is None or is_compiling() or dispatch.forced() not in dispatch.FAST_PATH:
+        return None
+    result = fast_path.ode(u0, *weights, *loop[:-1])
+    return None if result is NotImplemented else result
+
+
+def run(loop: Loop, u0: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
+    """Return trajectory and derivatives, in one call where the backend has the loop."""
+    tensors = u0, *weights
+    if plain := outside_of_transforms(tensors):  # without stages, whose layout is a backend's own
+        loop = loop._replace(memory="checkpointed")
+        trajectory, slopes = apply_alone(RolloutFunction, loop, *plain)
+        return trajectory, slopes if loop.derivatives else None
+    is_lost = loop.straight_through and is_exporting()  # the operator does not know it
+    if not _has_time_loop(weights[0]) or eager_only() or is_lost:
+        return _eager(loop, u0, weights)
+    if (
+        not is_exporting()
+        and torch.is_grad_enabled()
+        and any(t is not None and t.requires_grad for t in tensors)
+    ):
+        trajectory, slopes = RolloutFunction.apply(loop, *tensors)  # type: ignore[no-untyped-call]
+    else:
+        is_kept = is_exporting() and loop.memory == "full"
+        trajectory, slopes, _ = _forward(loop, is_kept, u0, weights)
+    return trajectory, slopes if loop.derivatives else None
+
+
+def _eager(loop: Loop, u0: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
+    """Call the layers' functions in every step: any device, any mode of differentiation."""
+    slope = slope_function(weights, loop, functional)
+    rows = as_rows(u0, weights[0], loop.has_starts)
+    saves_memory = loop.memory == "checkpointed" and torch.is_grad_enabled() and not eager_only()
+    with torch.autocast(u0.device.type, enabled=False):
+        solve = _checkpointed if saves_memory else reference.solve
+        states, slopes = solve(slope, rows, loop.tableau, loop.steps, loop.dt, loop.derivatives)
+        trajectory = torch.stack(states, -2)
+        derivatives = torch.stack(slopes, -2) if loop.derivatives else None
+    if not loop.has_starts:
+        return trajectory.squeeze(-3), None if derivatives is None else derivatives.squeeze(-3)
+    return trajectory, derivatives
+
+
+def _checkpointed(
+    slope: Callable[[Tensor], Tensor],
+    u0: Tensor,
+    tableau: Sequence[float],
+    steps: int,
+    dt: float,
+    with_last: bool,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Solve in about sqrt(steps) segments, of which only the first states are kept."""
+    length = math.isqrt(steps - 1) + 1
+    states, slopes = [u0], []
+    for first in range(0, steps, length):
+        count = min(length, steps - first)
+        last = with_last and first + count == steps
+        segment = slope, states[-1], tableau, count, dt, last
+        more, k = checkpoint(reference.solve, *segment, use_reentrant=False)
+        states += more[1:]
+        slopes += k
+    return states, slopes
+
+
+def _forward(
+    loop: Loop, keep: bool, u0: Tensor, weights: Sequence[Tensor | None]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Call the operator: ``(trajectory, derivatives, stages)``, stages empty unless `keep`."""
+    rows = as_rows(u0, weights[0], loop.has_starts)  # type: ignore[arg-type]
+    options = loop.tableau, loop.steps, loop.dt, loop.eps, loop.clip, loop.derivatives, keep
+    if dispatch.forces_formulas():
+        trajectory, slopes, stages = reference.ode_forward(rows, *weights, *options)  # type: ignore[call-arg, arg-type]
+    else:
+        outputs = undifferentiated(ops.ode_forward, rows, *weights, *options)
+        trajectory, slopes, stages = outputs
+    if not loop.has_starts:
+        trajectory = trajectory.squeeze(-3)
+        slopes = slopes.squeeze(-3) if loop.derivatives else slopes
+    return trajectory, slopes, stages
+
+
+class RolloutFunction(Function):
+    """``(trajectory, derivatives)`` from a `Loop`, u0 and the weights; derivatives may be empty.
+
+    u0 is the caller's: a view for autograd would cost a tenth of a single model's loop.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, loop: Loop, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        u0, *weights = tensors
+        assert u0 is not None
+        trajectory, slopes, stages = _forward(loop, loop.memory == "full", u0, weights)
+        ctx.save_for_backward(u0, trajectory, *weights, stages)
+        ctx.loop = loop
+        ctx.choices = None if is_compiling() else dispatch.choices()
+        ctx.set_materialize_grads(False)
+        if not loop.derivatives:
+            ctx.mark_non_differentiable(slopes)
+        return trajectory, slopes
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        needs = sum(bool(need) << bit for bit, need in enumerate(ctx.needs_input_grad[1:]))
+        if ctx.choices is None:
+            return None, *_rollout_backward(ctx.loop, needs, *grads, *ctx.saved_tensors)
+        with dispatch.as_forward(ctx.choices):
+            return None, *_rollout_backward(ctx.loop, needs, *grads, *ctx.saved_tensors)
+
+
+def _of_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Save what the derivative of the operator itself takes, which exported programs call."""
+    u0, *weights = inputs[:5]
+    tableau, steps, dt, eps, clip, derivatives, save = inputs[5:]
+    trajectory, slopes, stages = output
+    memory = "full" if save else "checkpointed"
+    ctx.loop = Loop(tuple(tableau), steps, dt, eps, CLIP, clip, memory, derivatives, True)
+    ctx.save_for_backward(u0, trajectory, *weights, stages)
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(stages, *(() if derivatives else (slopes,)))
+
+
+def _operator_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    needs = sum(bool(need) << bit for bit, need in enumerate(ctx.needs_input_grad[:5]))
+    options = (None,) * 7
+    grad_trajectory, grad_derivatives, _ = grads
+    paths = grad_trajectory, grad_derivatives
+    return *_rollout_backward(ctx.loop, needs, *paths, *ctx.saved_tensors), *options
+
+
+torch.library.register_autograd(
+    ops.ode_forward, _operator_backward, setup_context=_of_operator, lib=ops.library
+)
+
+
+def _rollout_backward(
+    loop: Loop,
+    needs: int,
+    grad_trajectory: Tensor | None,
+    grad_derivatives: Tensor | None,
+    u0: Tensor,
+    trajectory: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    weight: Tensor,
+    stages: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """Return five gradients, None for those without their bit in `needs`.
+
+    They are differentiable where grad mode asks for it.
+    """
+    if grad_derivatives is not None and grad_derivatives.numel() == 0:
+        grad_derivatives = None
+    if grad_trajectory is None and grad_derivatives is None:
+        return (None,) * 5
+    operands = (u0, weight_re, weight_im, gate, weight)
+    needed = [bool(needs >> bit & 1) for bit in range(5)]
+    if torch.is_grad_enabled() and not eager_only():
+        grads = grad_trajectory, grad_derivatives
+        return tuple(differentiate(_formula(loop), operands, needed, grads))
+    by_formula = eager_only() or dispatch.forces_formulas()
+    adjoint: Callable[..., tuple[Tensor, ...]] = (
+        reference.ode_backward
+        if by_formula
+        else functools.partial(undifferentiated, ops.ode_backward)
+    )
+    paths: tuple[Tensor | None, ...] = grad_trajectory, grad_derivatives, trajectory
+    if not loop.has_starts:
+        paths = tuple(None if path is None else path.unsqueeze(-3) for path in paths)
+    saved = trajectory.new_empty(0) if stages is None else stages
+    options = list(loop.tableau), loop.dt, loop.eps, loop.clip, loop.straight_through
+    grad_u0, *grad_weights = adjoint(*paths, *operands[1:], saved, *options, needs)
+    if needed[0]:
+        grad_u0 = (grad_u0 if loop.has_starts else grad_u0.squeeze(-2)).sum_to_size(u0.shape)
+    pairs = zip((grad_u0, *grad_weights), needed, strict=True)
+    return tuple(grad if need else None for grad, need in pairs)
+
+
+def _backward_of_the_fast_path(*arguments: Any) -> tuple[Tensor | None, ...]:
+    """Call `_rollout_backward` with the fast path's arguments; the fast path has no `Loop`."""
+    tableau, dt, eps, clip, straight_through, has_starts, needs = arguments[9:]
+    steps = arguments[3].shape[-2] - 1
+    gate_gradient = STRAIGHT_THROUGH if straight_through else CLIP
+    has_derivatives = arguments[1] is not None
+    options = eps, gate_gradient, clip, "full", has_derivatives, has_starts
+    return _rollout_backward(Loop(tuple(tableau), steps, dt, *options), needs, *arguments[:9])
+
+
+fast_path.set_backward("ode", _backward_of_the_fast_path)
+
+
+def _formula(loop: Loop) -> Callable[..., tuple[Tensor, Tensor]]:
+    def formula(u0: Tensor, *weights: Tensor | None) -> tuple[Tensor, Tensor]:
+        rows = as_rows(u0, weights[0], loop.has_starts)  # type: ignore[arg-type]
+        slope = slope_function(weights, loop)
+        states, slopes = reference.solve(slope, rows, loop.tableau, loop.steps, loop.dt, True)
+        paths = torch.stack(states, -2), torch.stack(slopes, -2)
+        return paths if loop.has_starts else (paths[0].squeeze(-3), paths[1].squeeze(-3))
+
+    return formula

@@ -1,0 +1,272 @@
+"""The reasons why one C++ call cannot make the steps of a training.
+
+`captured` asks for some of them too, before it captures a step in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+from torch.nn.modules import module as torch_module
+from torch.optim import lr_scheduler
+from torch.optim import optimizer as torch_optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from npu_kernels import functional, optim
+from npu_kernels._common.chains import chain, replaced_method
+from npu_kernels._operators import dispatch, ops
+from npu_kernels._operators.precision import float32_matmul_precision
+from npu_kernels.layers import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit
+from npu_kernels.training._loops import records
+
+KINDS: dict[type[Unit], type[tuple[Any, ...]]] = {
+    **dict.fromkeys((NPU, RealNPU, NaiveNPU), records.Npu),
+    NMU: records.Nmu,
+    NMRU: records.Nmru,
+    NAU: records.Nau,
+}
+OPTIMIZERS = (optim.Adam, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
+WIDEST_NAU = 64  # features; beyond, torch's own product is faster than our kernel for the NAU
+_LETTERS = {kind: ops.WEIGHTS[record.__name__.lower()] for kind, record in KINDS.items()}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_NUMBERS = ("lr", "eps", "betas", "alpha", "weight_decay", "momentum")  # settings of an optimiser
+_FUNCTIONS = {kind: record.__name__.lower() for kind, record in KINDS.items()}  # of the layers
+_FUNCTIONS_AT_IMPORT = {name: getattr(functional, name) for name in _FUNCTIONS.values()}
+
+
+def _defined(method: Any) -> Any:
+    """Return the function of a method, without what torch's optimisers and schedulers wrap it in.
+
+    What anybody else has wrapped it in stays, also by `functools.wraps`.
+    """
+    function = getattr(method, "__func__", method)
+    variables = getattr(function, "__globals__", None)
+    if variables is vars(torch_optimizer) or variables is vars(lr_scheduler):
+        inner = getattr(function, "__wrapped__", None)
+        return function if inner is None else _defined(inner)
+    return function
+
+
+# The methods of each optimiser's class as they are at import: somebody may replace them later.
+_STEPS = ("step", "zero_grad")
+_DEFINED_STEPS: dict[type[torch.optim.Optimizer], list[Any]] = {
+    kind: [_defined(getattr(kind, name)) for name in _STEPS] for kind in OPTIMIZERS
+}
+
+
+def obstacle(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, *data: Tensor
+) -> str | None:
+    """Return the reason why one call cannot make the steps; None if it can.
+
+    Prehooks of a parameter's AccumulateGrad node cannot be seen from Python: the call ignores them.
+
+    data: y, and the weight of errors if there is one. Raises the error of the layers' own call for
+    options that they refuse.
+    """
+    fast = dispatch.forced() in dispatch.FAST_PATH
+    if not (x.is_cpu and fast and dispatch.backend_for(x) == "cpu"):
+        return "the C++ kernels are not used for these tensors"
+    if x.dtype not in (torch.float32, torch.float64):
+        return f"{x.dtype} is neither float32 nor float64"
+    if is_compiling() or torch.is_autocast_enabled("cpu") or torch.is_inference_mode_enabled():
+        return "of torch.compile, autocast or inference mode"
+    modules, layers = list(model.modules()), [layer for _, layer in chain(model)]
+    problem = call_obstacle(modules) or _layers_obstacle(modules, layers, x)
+    problem = problem or optimizer_obstacle(optimizer) or _state_obstacle(optimizer)
+    problem = problem or _memory_obstacle(layers, optimizer, (x, *data))
+    if problem is None:
+        for layer in layers:
+            assert isinstance(layer, Unit)
+            layer(x.new_empty(0, layer.in_features))  # checks its options
+    return problem
+
+
+def call_obstacle(modules: Iterable[nn.Module]) -> str | None:
+    """Return the reason why a call may do something else than the layers' classes say, or None."""
+    if torch_module._has_any_global_hook():
+        return "a module has hooks"
+    for part in modules:
+        attributes = part.__dict__
+        for name in _HOOKS:
+            if attributes[name]:
+                return "a module has hooks"
+        method = replaced_method(part)
+        if method is not None:
+            return f"{method} of {type(part).__name__} is replaced"
+        if part._compiled_call_impl is not None:
+            return f"{type(part).__name__} is compiled"
+    return None
+
+
+def _layers_obstacle(
+    modules: Sequence[nn.Module], layers: Sequence[nn.Module], x: Tensor
+) -> str | None:
+    if not layers:
+        return "the model is empty"
+    seen: set[int] = set()
+    for layer in layers:
+        title = type(layer).__name__
+        if not isinstance(layer, Unit) or type(layer) not in KINDS:
+            return f"{title} has no place in a chain of NPU, RealNPU, NaiveNPU, NAU, NMU and NMRU"
+        name = _FUNCTIONS[type(layer)]
+        if getattr(functional, name) is not _FUNCTIONS_AT_IMPORT[name]:
+            return f"functional.{name} is replaced"
+        if type(getattr(layer, "clip", True)) is not bool:
+            return f"clip of {title} is neither True nor False"
+        if isinstance(layer, NAU):
+            if max(layer.in_features, layer.out_features) > WIDEST_NAU:
+                rule = f"a NAU with more than {WIDEST_NAU} features"
+                return f"torch's own product is faster for {rule}"
+            if x.dtype is torch.float32 and float32_matmul_precision("cpu") != "highest":
+                return "the precision of float32 products is not 'highest'"
+        for name in layer.intervals:
+            if name not in layer._parameters:
+                return f"{name} of {title} is pruned or parametrized"
+        shapes = _shapes(layer)
+        for name, parameter in layer._parameters.items():
+            if parameter is not None:
+                problem = _parameter_obstacle(parameter, shapes.get(name), x.dtype, seen)
+                if problem is not None:
+                    return f"a parameter of {title} {problem}"
+    for first, second in itertools.pairwise(layers):
+        if first.out_features != second.in_features:
+            return f"{type(second).__name__} takes another number of features than it gets"
+    nested = any(layer._modules for layer in layers)
+    if nested or any(part._parameters for part in modules if not isinstance(part, Unit)):
+        return "a parameter belongs to no layer of the chain"
+    return None
+
+
+def _shapes(layer: Unit) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parameters in the layer's formula, by its sizes."""
+    sizes = {"O": layer.out_features, "I": layer.in_features, "J": 2 * layer.in_features}
+    models = () if layer.num_models is None else (layer.num_models,)
+    return {
+        name: (*models, *map(sizes.__getitem__, letters))
+        for name, letters in _LETTERS[type(layer)].items()
+    }
+
+
+def _parameter_obstacle(
+    parameter: Tensor, shape: tuple[int, ...] | None, dtype: torch.dtype, seen: set[int]
+) -> str | None:
+    if type(parameter) is not nn.Parameter or not parameter.is_cpu or parameter.dtype is not dtype:
+        return f"is no plain parameter of {dtype} on the CPU"
+    if parameter.data_ptr() in seen:
+        return "belongs to two layers"
+    seen.add(parameter.data_ptr())
+    if parameter.shape != shape:
+        return f"has shape {tuple(parameter.shape)}, which is not the layer's"
+    if not parameter.is_contiguous() or parameter.is_inference() or _is_lazy(parameter):
+        return "is not contiguous, lazily negated, or made in inference mode"
+    hooked = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+    return "has hooks" if hooked else None
+
+
+def _is_lazy(tensor: Tensor) -> bool:
+    """Whether a tensor's memory lacks its numbers: they are yet to be negated, or all are 0."""
+    return tensor.is_neg() or tensor._is_zerotensor()
+
+
+def _memory_obstacle(
+    layers: Iterable[nn.Module], optimizer: torch.optim.Optimizer, data: Iterable[Tensor]
+) -> str | None:
+    if any(tensor._is_zerotensor() for tensor in data):
+        return "the data are zeros without memory"
+    parameters = [p for layer in layers for p in layer._parameters.values() if p is not None]
+    moments = [t for p in parameters for t in optimizer.state.get(p, {}).values()]
+    written = [*parameters, *(t for t in moments if isinstance(t, Tensor))]
+    pieces = [(t.data_ptr(), t.data_ptr() + t.nbytes, True) for t in written]
+    pieces += [(t.data_ptr(), t.data_ptr() + t.nbytes, False) for t in data]
+    any_end = written_end = 0  # where the tensors before it end: all of them, those that change
+    for begin, end, changes in sorted(pieces):
+        if begin < (any_end if changes else written_end):
+            return "a parameter shares its memory with another tensor"
+        any_end = max(any_end, end)
+        written_end = max(written_end, end) if changes else written_end
+    return None
+
+
+def optimizer_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
+    """Return the reason why a step may be another than that of torch's Adam, AdamW or RMSprop.
+
+    None if it is one of these, with numbers as settings.
+    """
+    if type(optimizer) not in OPTIMIZERS:
+        return f"{type(optimizer).__name__} is neither torch's Adam, AdamW nor RMSprop"
+    for name, defined in zip(_STEPS, _DEFINED_STEPS[type(optimizer)], strict=True):
+        if _defined(getattr(optimizer, name)) is not defined:
+            return f"{name} of the optimiser is replaced"
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    if hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+        return "the optimiser has hooks"
+    for group in optimizer.param_groups:
+        if group.get("amsgrad") or group.get("capturable") or group.get("differentiable"):
+            return "the optimiser is amsgrad, capturable or differentiable"
+        if len(set(map(id, group["params"]))) < len(group["params"]):
+            return "the optimiser has a parameter twice"
+        for name in _NUMBERS:
+            setting = group.get(name, 0.0)
+            for number in setting if isinstance(setting, (tuple, list)) else (setting,):
+                if not isinstance(number, (int, float)):
+                    return "a setting of the optimiser is a tensor"
+    return None
+
+
+def _state_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
+    for group in optimizer.param_groups:
+        names = state_names(optimizer, group)
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            if not state:
+                continue
+            if state.keys() != {"step", *names}:
+                return "the optimiser's state is of other settings"
+            if not all(_like(state[name], parameter) for name in names):
+                return "the optimiser's state is not plain"
+    return None
+
+
+def _like(value: Tensor, parameter: Tensor) -> bool:
+    plain = value.is_cpu and value.is_contiguous() and not _is_lazy(value)
+    return plain and value.shape == parameter.shape and value.dtype is parameter.dtype
+
+
+def state_names(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list[str]:
+    """Return the names of an optimiser's state of a parameter, beside the number of its steps."""
+    if isinstance(optimizer, torch.optim.Adam):
+        return ["exp_avg", "exp_avg_sq"]
+    names = ["square_avg"]
+    names += ["grad_avg"] if group["centered"] else []
+    return names + (["momentum_buffer"] if group["momentum"] > 0 else [])
+
+
+def check_memory(modules: Iterable[nn.Module], **tensors: Any) -> None:
+    """Raise ValueError for a parameter or tensor whose storage was freed or made smaller."""
+    for name, tensor in tensors.items():
+        _check_storage(name, tensor)
+    for part in modules:
+        for parameter in part._parameters.values():
+            _check_storage("a parameter of model", parameter)
+
+
+def _check_storage(name: str, tensor: Any) -> None:
+    if type(tensor) not in (Tensor, nn.Parameter):
+        return
+    last = tensor.numel()
+    if last == 0:
+        return
+    if not tensor.is_contiguous():
+        pairs = zip(tensor.shape, tensor.stride(), strict=True)
+        last = 1 + sum((size - 1) * stride for size, stride in pairs)
+    needed = (tensor.storage_offset() + last) * tensor.itemsize
+    storage = tensor.untyped_storage().nbytes()
+    if storage < needed:
+        rule = f"memory for its shape {tuple(tensor.shape)}, {needed} bytes"
+        raise ValueError(f"run: {name} must have {rule}, got a storage of {storage} bytes")

@@ -1,0 +1,168 @@
+"""The plan of a training: what one C++ call gets, to make many steps."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels._common.chains import chain
+from npu_kernels.layers import NAU, NMRU, NMU, PowerUnit, Unit
+from npu_kernels.training._loops import records
+from npu_kernels.training._loops.obstacles import KINDS, state_names
+from npu_kernels.training._loops.steps import Loop
+
+PENALTIES = {**{name: name for name in records.PENALTIES}, "whole": "madsen"}  # and their formulas
+ONLY_WHOLE = ("madsen", "paper")  # penalties of the weights of NAU, NMU and NMRU alone
+_KIND_NUMBERS = {kind: records.KINDS.index(record) for kind, record in KINDS.items()}
+_PENALTY_NUMBERS = {name: records.PENALTIES.index(form) for name, form in PENALTIES.items()}
+_UNBOUNDED = (-math.inf, math.inf)
+_NO_ROWS = torch.empty(0, dtype=torch.int64, device="cpu")  # all rows at each step
+
+
+def clamped(
+    units: Sequence[nn.Module], gates: bool, bound: float | None
+) -> Iterator[tuple[Tensor, float, float]]:
+    """Yield the parameters that `project_` clamps, with their intervals."""
+    for unit in units:
+        for name, interval in unit.intervals.items() if isinstance(unit, Unit) else ():
+            parameter = unit._parameters.get(name)
+            if parameter is not None and (gates if name == "gate" else bound is not None):
+                low, high = interval or (-(bound or 0.0), bound or 0.0)
+                yield parameter, low, high
+
+
+class Fused(Loop):
+    """Steps by C++, of a model without an `obstacles.obstacle`."""
+
+    def advance(self, done: int, rows: Tensor | None, schedules: Tensor) -> None:
+        """Write the plan (records.py), make the steps, and count them in the optimiser's state."""
+        plan, steps, optimizer = records.Plan(), schedules.shape[1], self.optimizer
+        layers = [layer for _, layer in chain(self.model) if isinstance(layer, Unit)]
+        parameters = [p for layer in layers for p in layer._parameters.values() if p is not None]
+        plan.add(self._call(done, steps, len(layers)))
+        index = {id(p): n for n, p in enumerate(parameters)}
+        for layer in layers:
+            kind = _KIND_NUMBERS[type(layer)]
+            plan.add(records.Layer(kind, layer.in_features, layer.out_features))
+            plan.add(_formula(layer, index, self.x.dtype))
+        intervals = self._intervals(layers)
+        whole_layers = [layer for layer in layers if layer.whole_weights]
+        whole_weights = {id(p) for layer in whole_layers for p in layer._parameters.values()}
+        groups = {id(p): n for n, g in enumerate(optimizer.param_groups) for p in g["params"]}
+        updates: dict[tuple[int, bool], _Update] = {}
+        states: list[dict[str, Tensor]] = []
+        moments: list[Tensor] = []
+        written: list[Tensor] = []
+        for parameter in parameters:
+            key = id(parameter)
+            group = groups.get(key) if parameter.requires_grad else None
+            low, high = intervals.get(key, _UNBOUNDED)
+            plan.add(records.Parameter(group is not None, low, high))
+            if group is not None or key in intervals:
+                written.append(parameter)
+            if group is not None:
+                update = updates.get((group, key in whole_weights))
+                if update is None:
+                    update = updates[group, key in whole_weights] = _Update(
+                        self, group, key in whole_weights
+                    )
+                state = optimizer.state[parameter]
+                if not state:
+                    _begin_state(state, update.names, parameter)
+                states.append(state)
+                plan.add(records.Update(group, update.penalties, float(state["step"])))
+                plan.extend(update.settings)
+                moments += [state[name] for name in update.names]
+        weight = self._no_weight if self.weight is None else self.weight
+        data = self.losses, self.x, self.y, weight, _NO_ROWS if rows is None else rows
+        detached = [p.detach() for p in parameters]
+        torch.ops.npu_kernels.train(
+            detached, moments, *data, schedules, plan.integers, plan.numbers
+        )
+        for state in states:
+            state["step"] += steps
+        for parameter in parameters:
+            parameter.grad = None
+        torch.autograd.graph.increment_version([*written, *moments, self.losses])
+
+    @functools.cached_property
+    def _no_weight(self) -> Tensor:
+        return self.x.new_empty(0)
+
+    def _call(self, done: int, steps: int, layers: int) -> records.Call:
+        return records.Call(
+            rmsprop=isinstance(self.optimizer, torch.optim.RMSprop),
+            models=self.models or 1,
+            steps=steps,
+            before=done,
+            every=self.every,
+            shared_x=self.models is not None and self.x.dim() == 2,
+            shared_y=self.models is not None and self.y.dim() == 2,
+            finite=self.finite,
+            layers=layers,
+        )
+
+    def _intervals(self, layers: Sequence[Unit]) -> dict[int, tuple[float, float]]:
+        """Return the intervals that parameters are clamped into, by their identity."""
+        if self.intervals is None:
+            return {id(p): (low, high) for p, low, high in clamped(layers, self.gates, self.bound)}
+        get = self.model.get_parameter
+        return {id(get(name)): interval for name, interval in self.intervals.items()}
+
+
+class _Update:
+    """The part of the plan that a group's parameters with whole weights share, or its others."""
+
+    def __init__(self, loop: Loop, group: int, whole_weights: bool) -> None:
+        groups = loop.optimizer.param_groups
+        self.names = state_names(loop.optimizer, groups[group])
+        self.settings = records.Plan()
+        self.penalties = 0  # their number
+        for row, name in enumerate(loop.penalties, len(groups)):
+            if whole_weights or name not in ONLY_WHOLE:
+                self.settings.add(records.Penalty(_PENALTY_NUMBERS[name], row))
+                self.penalties += 1
+        self.settings.add(_settings(loop.optimizer, groups[group]))
+
+
+def _settings(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any]
+) -> records.Adam | records.RMSprop:
+    if isinstance(optimizer, torch.optim.RMSprop):
+        return records.RMSprop(**{name: group[name] for name in records.RMSprop._fields})
+    beta1, beta2 = group["betas"]
+    decoupled = group.get("decoupled_weight_decay", False)
+    settings = {name: group[name] for name in ("maximize", "eps", "weight_decay")}
+    return records.Adam(decoupled=decoupled, beta1=beta1, beta2=beta2, **settings)
+
+
+def _formula(layer: Unit, index: Mapping[int, int], dtype: torch.dtype) -> tuple[Any, ...]:
+    """Return the numbers of the parameters that are a layer's weights, and its options."""
+    parameters = layer._parameters
+    if isinstance(layer, PowerUnit):
+        return records.Npu(
+            weight_re=index.get(id(parameters["weight_re"]), -1),
+            weight_im=index.get(id(parameters["weight_im"]), -1),
+            gate=index.get(id(parameters["gate"]), -1),
+            eps=torch.finfo(dtype).eps if layer.eps is None else layer.eps,
+            straight_through=layer.gate_gradient == "straight_through",
+        )
+    weight = index.get(id(parameters["weight"]), -1)
+    if isinstance(layer, NMRU):
+        eps = layer.eps if layer.training else 0.0
+        return records.Nmru(weight, eps, clip=layer.clip, separate=layer.sign == "separate")
+    assert isinstance(layer, (NAU, NMU))
+    return (records.Nau if isinstance(layer, NAU) else records.Nmu)(weight, layer.clip)
+
+
+def _begin_state(state: dict[str, Tensor], names: Sequence[str], parameter: Tensor) -> None:
+    """Fill an optimiser's empty state of a parameter as torch does at a first step."""
+    number = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+    state["step"] = torch.tensor(0.0, dtype=number)
+    for name in names:
+        state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
