@@ -118,6 +118,7 @@ tables: install
 	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/derivatives-*.jsonl --derivatives docs/performance.md
 	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/threads-*.jsonl --threads docs/performance.md
 	$(BIN)/python -m benchmarks.throughput.cold --page docs/performance.md benchmarks/results/cold-*.jsonl
+	$(BIN)/python -m benchmarks.equations.processors --page docs/how-well.md
 	$(BIN)/python -m benchmarks.equations.workers --page docs/in-your-training.md benchmarks/results/workers-*.jsonl
 	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper --insert docs/paper.md \
 	  docs/choosing-a-layer.md

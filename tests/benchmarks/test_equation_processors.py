@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.equations import processors
 from benchmarks.rows_command import read
+from tests.support.building import ROOT
 
 ROW = {
     "equation": "law", "noise": 0.0, "rows": 300, "power": 1.0, "below": 0, "function": "",
@@ -15,16 +16,18 @@ ROW = {
 }  # fmt: skip
 
 
-def test_the_same_equations_with_fewer_instructions_other_rows_and_other_digits(
+def test_the_same_equations_with_fewer_instructions_and_other_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     file = tmp_path / "rows.jsonl"
-    assert processors.main(["--tables", "8", "--rows", "100", "--out", str(file)]) == 0
+    changed = ["SSE4.2", "rows shuffled"]
+    words = ["--tables", "4", "--rows", "60", "--variants", ",".join(["as it is", *changed])]
+    assert processors.main([*words, "--out", str(file)]) == 0
     found = processors.pairs(read(file))
-    assert list(found) == list(processors.VARIANTS[1:])
+    assert list(found) == changed
     for variant, both in found.items():
-        assert len(both) == 8
+        assert len(both) == 4
         for base, row in both:
             assert processors.same(base, row), (variant, base["formula"], row["formula"])
 
@@ -41,6 +44,11 @@ def test_the_same_equations_with_fewer_instructions_other_rows_and_other_digits(
 )
 def test_the_judge(change: dict[str, object], is_same: bool) -> None:
     assert processors.same(ROW, ROW | change) is is_same
+
+
+def test_the_page_has_the_table_of_the_results() -> None:
+    page = (ROOT / "docs" / "how-well.md").read_text()
+    assert processors.table(read(processors.OUT)) in page
 
 
 def test_the_table(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ LEFT_OUT = {
 # The blocks that a test compares with what makes them.
 BLOCKS = {
     *("throughput-summary", "throughput-gpus", "throughput-cold", "equations"),
+    "equations-processors",
     "equations-workers",
     *("gpu-trainings", "gpu-rollouts", "gpu-crossover"),
     *("published", "support", "throughput-rows", "throughput-derivatives", "throughput-threads"),

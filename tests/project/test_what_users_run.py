@@ -32,7 +32,8 @@ FORMS = {
 OF_OTHERS = {"setuptools", "torch", "scikit"}
 # Commands with arguments; those that a person who releases runs too, which make calls.
 WITH_HELP = [
-    "benchmarks.demo", "benchmarks.equations", "benchmarks.equations.workers", "benchmarks.paper",
+    "benchmarks.demo", "benchmarks.equations", "benchmarks.equations.processors",
+    "benchmarks.equations.workers", "benchmarks.paper",
     "benchmarks.throughput",
     "benchmarks.throughput.report", "benchmarks.throughput.cold", "benchmarks.time_series",
     "benchmarks.extrapolation", "benchmarks.regression", "npu_kernels.certify", "npu_kernels.env",

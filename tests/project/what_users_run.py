@@ -90,6 +90,10 @@ COMMANDS = [
     Entry("python -m benchmarks.equations",
           ("benchmarks/test_equations_benchmark::test_a_run_adds_what_the_file_lacks",),
           "2026-11-23 6a59952"),
+    Entry("python -m benchmarks.equations.processors",
+          ("benchmarks/test_equation_processors::"
+           "test_the_same_equations_with_fewer_instructions_and_other_rows",),
+          NO_RECORD),
     Entry("python -m benchmarks.equations.workers",
           ("benchmarks/test_equation_workers::test_rows_of_two_numbers_of_workers",),
           "2026-11-26 6857bd0"),
