@@ -220,7 +220,7 @@ def test_profiles_keep_their_events() -> None:
 
 def is_private(name: str) -> bool:
     """Whether a part of the dotted name begins with an underscore, `__main__` aside."""
-    return any(part.startswith("_") for part in name.removesuffix(".__main__").split("."))
+    return any(part.startswith("_") for part in name.replace(".__main__", "").split("."))
 
 
 def private_imports(importer: str, tree: ast.Module) -> list[str]:
