@@ -117,6 +117,11 @@ def _split(lines: Sequence[str], delimiter: str) -> list[list[str]]:
     return [[c.strip() for c in row] for row in rows] if len(rows) == len(lines) else []
 
 
+def _widths(lines: Sequence[str], delimiter: str) -> list[int]:
+    """The numbers of cells of lines."""
+    return [len(row) for row in _split(lines, delimiter)]
+
+
 def _quality(lines: Sequence[str], delimiter: str) -> tuple[float, int]:
     """How well a delimiter cuts lines: the share of numbers in lines of one width, their number.
 
@@ -134,8 +139,8 @@ def _quality(lines: Sequence[str], delimiter: str) -> tuple[float, int]:
     return share + (count == len(rows) and share > 0.25 and delimiter in "\t;|"), count
 
 
-def _cells(path: Path) -> tuple[dict[int, list[str]], list[str], str]:
-    """The cells of a file by their lines, the comments before them, and the delimiter."""
+def _cells(path: Path) -> tuple[dict[int, list[str]], list[str], dict[int, str], str]:
+    """The cells of a file by their lines, the comments before and among them, and the delimiter."""
     content = path.read_bytes()
     if content[:2] == b"PK":
         raise ValueError(f"{path} is a workbook; save the sheet as CSV")
@@ -149,12 +154,13 @@ def _cells(path: Path) -> tuple[dict[int, list[str]], list[str], str]:
     kept = {n: t for n, t in lines.items() if not COMMENT.match(t)}
     texts, start = list(kept.values()), min(kept, default=0)
     comments = [COMMENT.sub("", t, 1) for n, t in lines.items() if n < start]
+    among = {n: t for n, t in lines.items() if n > start and n not in kept}
     delimiter = max(separator[1] if separator else DELIMITERS, key=lambda d: _quality(texts, d))
     rows = _split(texts, delimiter)
     if len(rows) < 2 or max(map(len, rows)) < 2:
         rule = "columns that tabs, ; , | or blanks separate, a header and rows without line breaks"
         raise ValueError(f"{path} must have {rule}, got {len(texts)} lines such as {texts[:1]}")
-    return dict(zip(kept, rows, strict=True)), comments, delimiter
+    return dict(zip(kept, rows, strict=True)), comments, among, delimiter
 
 
 def _values(path: Path, cells: Frame, delimiter: str, decimal: str | None) -> Frame:
@@ -224,7 +230,7 @@ def read(path: Path, header: str, decimal: str | None, skip_rows: bool) -> Table
     """
     import pandas
 
-    rows, comments, delimiter = _cells(path)
+    rows, comments, among, delimiter = _cells(path)
     width = Counter(map(len, rows.values())).most_common(1)[0][0]
     begin = next(n for n, row in rows.items() if len(row) == width)
     above = [row for n, row in rows.items() if n < begin]
@@ -246,6 +252,9 @@ def read(path: Path, header: str, decimal: str | None, skip_rows: bool) -> Table
     has_units = bool(titles) and any(is_text[titled : titled + 1])
     below = list(cells.iloc[int(titled)].str.strip("[]()")) if has_units else [""] * width
     cells, left_out = cells.iloc[titled + has_units :], [f"line {n}" for n in others]
+    hidden = [n for n, line in among.items() if _widths([line], delimiter) == [width]]
+    if hidden:
+        left_out += [f"{len(hidden)} rows as comments, the first is line {hidden[0]}"]
     names: dict[int, str] = {}
     units: dict[str, str] = {}
     for column, title in enumerate(titles or [*(f"x{i}" for i in range(width - 1)), "y"]):
@@ -259,6 +268,9 @@ def read(path: Path, header: str, decimal: str | None, skip_rows: bool) -> Table
             raise ValueError(f"{path} must have different names of its columns, got {got}")
         names[column] = name
         unit = [u for u in (*in_title, below[column] or None, suffixes[column]) if u is not None]
+        if len({u.strip() for u in unit} - {"", "-"}) > 1:
+            got = " and ".join(repr(u) for u in unit)
+            raise ValueError(f"column {name} must have one unit in {path}, got {got}")
         units.update(zip([name], unit, strict=False))
     cells = cells[list(names)].rename(columns=names)
     values = values.rename(columns=names).loc[cells.index, cells.columns]

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from npu_kernels.equations import NPURegressor
-from tests.support.laws import RNG, noise, standard_errors, terms, uniform
+from tests.support.laws import RNG, few_rows, noise, standard_errors, terms, uniform
 from tests.support.moments import at_call, calls_of
 
 QUICK = {"random_state": 0, "output_powers": (1,), "starts": 16}
@@ -32,6 +32,20 @@ def test_factors_give_the_exponents_of_logarithms(spread):
         assert model.best_.relative_rms == pytest.approx(np.sqrt(np.mean(logs**2)), rel=1e-6)
         typical = np.exp(model.best_.relative_rms)
         assert f"errors a factor of y, about {typical:.3g} up or down." in model.report()
+
+
+@few_rows
+@pytest.mark.parametrize("rows", [15, 30])
+def test_the_error_of_rows_left_out_is_that_of_y(rows):
+    """The form is fixed, so that the law without a row is a mean of logarithms."""
+    x, y = animals(1, 0.4, rows)
+    options = {"noise": "factor", "terms": ["x0**(3/4)"], "max_terms": 1}
+    model = NPURegressor(**options, **QUICK).fit(x, y)
+    logs = np.log(y) - 0.75 * np.log(x[:, 0])
+    without = np.array([np.delete(logs, row).mean() for row in range(rows)])
+    errors = y - np.exp(without) * x[:, 0] ** 0.75
+    expected = np.sqrt(np.sum(errors**2) / np.sum((y - y.mean()) ** 2))
+    assert model.best_.error == pytest.approx(expected, rel=0.02)
 
 
 def test_standard_errors_and_bootstrap_of_factors():

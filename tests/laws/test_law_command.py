@@ -298,6 +298,8 @@ def test_what_is_left_out_is_said(read):
     assert said == "2 rows of a; units not used, as a lack one"
     said = read("a,b\n1,2\n3,4\n5\n", "--skip-rows")[2]
     assert said == "2 rows of a; line 4 left out"
+    said = read("id,a,b\n1,1,2\n#2,3,4\n# measured again\n3,5,6\n#4,7,8\n", "--inputs", "a")[2]
+    assert said == "2 rows of a; 2 rows as comments, the first is line 3 left out"
 
 
 def test_words_that_choose_a_reading(read):
@@ -351,6 +353,10 @@ def test_units_of_cells_and_unknown_ones(read, capsys):
     with pytest.raises(SystemExit):
         read("first,second\nleft,right\n1,2\n3,4\n")
     assert "# before a second line of names" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        read("L [m],y [s]\n3.1 cm,2\n4 cm,3\n")
+    assert "column L must have one unit in" in (said := capsys.readouterr().err)
+    assert "got 'm' and 'cm'" in said
 
 
 def test_a_picture(tmp_path, capsys):

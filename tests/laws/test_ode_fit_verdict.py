@@ -54,6 +54,17 @@ def test_a_law_that_does_not_fit_says_so() -> None:
     assert "Errors of the measurements" not in report
 
 
+@pytest.mark.parametrize("column", [0, 1])
+def test_a_value_that_is_far_from_the_law_is_named(column: int) -> None:
+    u = noise(predators(T), 0.02)
+    u[10, column] += 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ode.PoorFitWarning)
+        result = ode.fit(known(), T, u, start="model", simplify=False)
+    said = f"A value of x{column} is more than 8 times as far from the law as most (t = 2.5)."
+    assert said in result.report()
+
+
 @pytest.mark.parametrize(("first", "end", "good"), [(0.968, 10.0, False), (0.96, 6.0, True)])
 def test_a_law_that_fits_from_a_start_that_was_not_measured(
     first: float, end: float, good: bool

@@ -27,6 +27,8 @@ MAX_CHANCE = 1e-5  # of so great a ratio where the law is right: few samples var
 MAX_AUTOCORRELATION, MAX_DEVIATIONS = 0.5, 4.0  # of neighbours; in its own standard errors
 ORDER = 4  # of the differences of neighbouring samples
 FEW_DEGREES = 5  # of freedom
+# A value is an outlier if its residual is so many times that of most values of a column.
+OUTLIER, MIN_VALUES = 8.0, 12
 
 
 class PoorFitWarning(UserWarning):
@@ -105,6 +107,7 @@ def judged(law: Law, degrees: int, unidentified: int, names: tuple[str, ...]) ->
             text += f"{float(correlation[d]):.2f}): they are no errors of single measurements."
             share_left = deviation[d] / spread[d]
             (faults if share_left > MAX_MISSED and not data.has_sigma else remarks).append(text)
+    remarks += _outliers(law, names)
     explained = _explained(law)
     if not explained >= MIN_EXPLAINED:
         text = "The law explains less than half of the series' variation"
@@ -184,6 +187,24 @@ def _explained(law: Law) -> float:
     varies = variation > 0
     left = law.residuals().square().sum((0, 1))[varies] / variation[varies]
     return 1 - float(left.mean()) if len(left) else 1.0
+
+
+def _outliers(law: Law, names: tuple[str, ...]) -> list[str]:
+    """Return sentences for columns with values that are far from the law of all others."""
+    data, residuals, texts = law.problem.data, law.residuals().abs(), []
+    for d, name in enumerate(names):
+        seen = data.seen[..., d]
+        sizes, typical = residuals[..., d], 1.4826 * residuals[..., d][seen].median()
+        is_far = seen & (sizes > OUTLIER * torch.maximum(typical, data.exact[d]))
+        if seen.sum() < MIN_VALUES or not is_far.any():
+            continue
+        time = float(data.times[is_far][sizes[is_far].argmax()] * data.time)
+        count = int(is_far.sum())
+        number = "A value" if count == 1 else f"{count} values"
+        of_most = f"more than {OUTLIER:g} times as far from the law as most"
+        text = f"{number} of {name} {'is' if count == 1 else 'are'} {of_most} (t = {time:.4g})."
+        texts.append(f"{text} Try without (nan): such values may decide the law.")
+    return texts
 
 
 def _undefined(law: Law, names: tuple[str, ...]) -> list[str]:

@@ -98,8 +98,11 @@ def held_out(rows: Rows, data: AllRows, law: Sum, held: Array) -> float:
 def left_out(rows: Rows, data: AllRows, law: Sum) -> float:
     """The relative error of leaving out one row at a time, with the form of the law kept."""
     residuals = data.predict(law.u, law.parity, law.c)[1]
-    errors, _ = refine.left_out(data, law, residuals)
-    return _relative(rows, data, errors / data.weight)
+    errors = refine.left_out(data, law, residuals)[0] / data.weight
+    if data.factor:  # those of log y
+        with np.errstate(over="ignore"):
+            errors = -data.target * np.expm1(-errors)
+    return _relative(rows, data, errors)
 
 
 def outer_signs(data: AllRows, u: Array) -> Array:
