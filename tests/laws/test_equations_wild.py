@@ -222,3 +222,16 @@ def test_readings_just_below_0_of_a_root():
     assert model.best_.power == 2
     assert terms(model.best_) == pytest.approx({(1,): 1.0, (0,): -1.0}, rel=0.01)
     assert set(model.equations_.wild) == set(lowest.tolist())
+
+
+@few_rows
+@pytest.mark.parametrize("rows", [8, 12])
+def test_a_slip_among_few_rows(rows):
+    """As in Anscombe's third set: a line, and one row that is not on it."""
+    x = 4 + 10 * uniform(1, rows)
+    y = 4 + 0.3454 * x[:, 0] + 0.004 * noise(rows)
+    y[3] += 4
+    with pytest.warns(EquationWarning, match="1 row is far from the law of all others"):
+        model = NPURegressor(random_state=0).fit(x, y)
+    assert model.equations_.wild == (3,)
+    check(model, {(1,): 0.3454, (0,): 4}, rel=0.02)

@@ -20,7 +20,7 @@ from npu_kernels.equations._table.search import Settings
 
 Array = Any
 
-FEWEST_WITH_WILD = 15  # rows from which wild ones are looked for
+FEWEST_WITH_WILD = 8  # rows from which wild ones are looked for
 ROUGH = 0.3  # of y's standard deviation: the error from which wild rows may have hidden the law
 WILD_ROUNDS = 3  # searches without the rows that seem wild
 WILD = 7.0  # robust standard deviations from which a row is suspected
@@ -32,6 +32,7 @@ CODES = (0.0, -1.0, *(sign * (10.0**k - 1) for sign in (-1, 1) for k in range(1,
 FEW_VALUES = 10  # different ones, at most, among which 0 or 9 is an ordinary one
 FEW_BELOW = 3  # rows with a y of the other sign than all others
 GAP = 3.0  # ratio of the median error of wild rows to the largest of the others
+FEW_ROWS, WIDE_GAP = 15, 10.0  # below so many rows, which a law may follow, the gap is wider
 TAILS = 3.0  # of the standard deviations with and without wild rows: their ratio for heavy tails
 NAMED = 5  # rows that a note names
 
@@ -74,14 +75,17 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
 def _believed(rows: Rows, laws_of_all: Laws, without: Laws, keep: Array, odd: Array) -> bool:
     """Whether rows are wild that are far from the law of the others.
 
-    There is a gap between their errors and those of the others, or they make most of the standard
-    deviation. They are no part of a curve, which lie beside each other. Each counts as a parameter
-    of the law without it, which is better nevertheless; of odd values each different one.
+    There is a gap between their errors and those of the others, or, of many rows, they make most of
+    the standard deviation. They are no part of a curve, which lie beside each other. Each counts as
+    a parameter of the law without it, which is better nevertheless; of odd values each different
+    one.
     """
     errors, is_odd = _errors(rows, without, keep), odd.any(1)
     squares = _squares(errors)
-    is_apart = is_odd[~keep].all() or np.median(errors[~keep]) >= GAP * errors[keep].max()
-    if not is_apart and squares.mean() < TAILS**2 * squares[keep].mean():
+    are_few = len(keep) < FEW_ROWS
+    gap = WIDE_GAP if are_few else GAP
+    is_apart = is_odd[~keep].all() or np.median(errors[~keep]) >= gap * errors[keep].max()
+    if not is_apart and (are_few or squares.mean() < TAILS**2 * squares[keep].mean()):
         return False
     if alike(rows.X[~is_odd], (~keep[~is_odd]).astype(float)) > APPROXIMATION:
         return False
