@@ -24,8 +24,8 @@ using Tensors = std::vector<Tensor>;
 // ---- the records of a plan -----------------------------------------------------------------------------------------
 
 // A plan is records, one after the other: their integers in one list, their numbers in another, each in the order of
-// its fields. npu_kernels/training/_loops/records.py has the same records. When the library loads, it compares the names of
-// their fields with those here.
+// its fields. npu_kernels/training/_loops/records.py has the same records. When the library loads, it compares the
+// names of their fields with those here.
 #define NPU_INTEGER(field) int64_t field;
 #define NPU_NUMBER(field) double field;
 #define NPU_FIELD_NAME(field) " " #field

@@ -132,7 +132,7 @@ def check(text: str) -> None:
         other = sorted({*theirs} ^ {*fields()}) or ["the order of the records"]
         raise RuntimeError(
             "npu_kernels: the C++ library was built from other sources: the fields of its plan of "
-            "training steps differ from npu_kernels/training/_loops/records.py in "
+            "training steps and of npu_kernels/training/_loops/records.py differ in "
             f"{'; '.join(other)}. "
             f"Build it with `{cpu.build_command()}`"
         )
