@@ -227,7 +227,7 @@ def test_readings_just_below_0_of_a_root():
 @few_rows
 @pytest.mark.parametrize("rows", [8, 12])
 def test_a_slip_among_few_rows(rows):
-    """As in Anscombe's third set: a line, and one row that is not on it."""
+    """A line and one row that is not on it, as in Anscombe's third set."""
     x = 4 + 10 * uniform(1, rows)
     y = 4 + 0.3454 * x[:, 0] + 0.004 * noise(rows)
     y[3] += 4

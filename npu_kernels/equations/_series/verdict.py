@@ -27,8 +27,9 @@ MAX_CHANCE = 1e-5  # of so great a ratio where the law is right: few samples var
 MAX_AUTOCORRELATION, MAX_DEVIATIONS = 0.5, 4.0  # of neighbours; in its own standard errors
 ORDER = 4  # of the differences of neighbouring samples
 FEW_DEGREES = 5  # of freedom
-# A value is an outlier if its residual is so many times that of most values of a column.
-OUTLIER, MIN_VALUES = 8.0, 12
+# A value is an outlier if its residual is so many times that of most values of a column, and there
+# is a gap: so many times the largest of all others.
+OUTLIER, OUTLIER_GAP, MIN_VALUES = 8.0, 2.0, 12
 
 
 class PoorFitWarning(UserWarning):
@@ -192,11 +193,14 @@ def _explained(law: Law) -> float:
 def _outliers(law: Law, names: tuple[str, ...]) -> list[str]:
     """Return sentences for columns with values that are far from the law of all others."""
     data, residuals, texts = law.problem.data, law.residuals().abs(), []
+    least = torch.maximum(OUTLIER * data.exact, MAX_MISSED * data.spread())
     for d, name in enumerate(names):
         seen = data.seen[..., d]
         sizes, typical = residuals[..., d], 1.4826 * residuals[..., d][seen].median()
-        is_far = seen & (sizes > OUTLIER * torch.maximum(typical, data.exact[d]))
+        is_far = seen & (sizes > torch.maximum(OUTLIER * typical, least[d]))
         if seen.sum() < MIN_VALUES or not is_far.any():
+            continue
+        if sizes[is_far].min() < OUTLIER_GAP * sizes[seen & ~is_far].max():
             continue
         time = float(data.times[is_far][sizes[is_far].argmax()] * data.time)
         count = int(is_far.sum())
