@@ -38,7 +38,7 @@ COMMANDS = [
     Entry("make allocations", ("backends/test_allocations::test_every_allocation_fails_in_turn",),
           WHOLE),
     Entry("make demo", ("benchmarks/test_demo::test_the_whole_demonstration_runs",),
-          "2026-11-26 c7dcabc"),
+          "2026-11-28 8576632"),
     Entry("make bench",
           ("benchmarks/test_throughput_command::test_the_suite_writes_rows_that_the_report_reads",),
           "2026-11-27 fc85ec4"),
@@ -75,7 +75,7 @@ COMMANDS = [
           "2026-11-27 5892cbb"),
     Entry("make test-arm-wheel", ("project/test_what_users_run::test_help",), "2026-11-22 6e29343"),
     Entry("make test-sdist", ("project/test_sdist::test_it_holds_what_git_holds",),
-          "2026-11-27 65c9eaa"),
+          "2026-11-28 8576632"),
     # ---- python -m
     Entry("python -m npu_kernels.env", ("project/test_env::test_command",), WHOLE),
     Entry("python -m npu_kernels.certify",
