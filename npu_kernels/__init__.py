@@ -10,12 +10,12 @@ The layer of Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020; not an acce
 """
 
 import sys
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from npu_kernels import functional, interop, layers, optim, reference, training
+from npu_kernels._common.lazy import lazily
 from npu_kernels._operators.dispatch import backend_for as backend_for
 from npu_kernels._operators.dispatch import use_backend as use_backend
 from npu_kernels.interop import reference_layers
@@ -68,21 +68,12 @@ if not TYPE_CHECKING:  # type checkers know the names by the imports, and report
     if _has_numpy():
         __all__ += ["NPURegressor"]  # by __getattr__
 
-    # Modules and functions that take time to import, or need packages that may be missing.
-    _MODULES = ("fitting", "formula", "ode")
-    _FUNCTIONS = {
-        "NPURegressor": "npu_kernels.equations",
-        "fit": "npu_kernels.fitting",
-        "fit_many": "npu_kernels.fitting",
-    }
-
-    def __getattr__(name: str) -> Any:
-        """Import a module, or a function or class of one, at its first use."""
-        if name in _MODULES:
-            return import_module(f"npu_kernels.{name}")
-        if name in _FUNCTIONS:
-            return getattr(import_module(_FUNCTIONS[name]), name)
-        raise AttributeError(f"module 'npu_kernels' has no attribute {name!r}")
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            **{name: f"npu_kernels.{name}" for name in ("fitting", "formula", "ode")},
+            "NPURegressor": "npu_kernels.equations",
+            "fit": "npu_kernels.fitting",
+            "fit_many": "npu_kernels.fitting",
+        },
+    )

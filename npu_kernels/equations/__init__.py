@@ -8,8 +8,9 @@ __main__.py  the command ``python -m npu_kernels.equations``, with _reading.py
 Tables need numpy and scikit-learn: ``pip install 'npu_kernels[sklearn]'``.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from npu_kernels._common.lazy import lazily
 
 if TYPE_CHECKING:
     from npu_kernels.equations._table.equation import Equation as Equation
@@ -21,21 +22,16 @@ if TYPE_CHECKING:
     from npu_kernels.equations._table.results import EquationWarning as EquationWarning
     from npu_kernels.equations._table.table import EquationTable as EquationTable
 else:
-    # Series need no numpy: the modules of tables are imported at their first use.
+    _TABLE = "npu_kernels.equations._table"
     _MODULES = {
-        "Equation": "equation",
-        "EquationTable": "table",
-        "EquationWarning": "results",
-        "Interval": "interval",
-        "NPURegressor": "estimator",
-        "Outcome": "many",
-        "Outcomes": "many",
-        "fit_many": "many",
+        "Equation": f"{_TABLE}.equation",
+        "EquationTable": f"{_TABLE}.table",
+        "EquationWarning": f"{_TABLE}.results",
+        "Interval": f"{_TABLE}.interval",
+        "NPURegressor": f"{_TABLE}.estimator",
+        "Outcome": f"{_TABLE}.many",
+        "Outcomes": f"{_TABLE}.many",
+        "fit_many": f"{_TABLE}.many",
     }
     __all__ = list(_MODULES)
-
-    def __getattr__(name: str) -> Any:
-        """Import what tables have, at its first use."""
-        if name in _MODULES:
-            return getattr(import_module(f"npu_kernels.equations._table.{_MODULES[name]}"), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__, __dir__ = lazily(__name__, _MODULES)  # series need no numpy

@@ -8,10 +8,10 @@ first_nonfinite  where trajectories leave the finite numbers
 rollout_any      any other model, through torchdiffeq or by implicit steps in eager torch
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from npu_kernels._common.errors import NonFiniteError
+from npu_kernels._common.lazy import lazily
 from npu_kernels.ode._accuracy import InaccurateError, StepSizeError, StiffWarning
 from npu_kernels.ode._adaptive import Statistics
 from npu_kernels.ode._checks import first_nonfinite
@@ -45,20 +45,16 @@ __all__ = [
     "rollout_any",
 ]
 
-# What finds equations solves with the modules of this folder: imported at the first use.
-_OF_SERIES = {
-    "Estimate": "estimates",
-    "PoorFitWarning": "verdict",
-    "SeriesFit": "result",
-    "Verdict": "verdict",
-    "fit": "fit",
-}
-
-
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """Import what `fit` is and gives, at its first use."""
-        if name in _OF_SERIES:
-            return getattr(import_module(f"npu_kernels.equations._series.{_OF_SERIES[name]}"), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # The search for equations solves with the modules of this folder, and so comes after them.
+    _SERIES = "npu_kernels.equations._series"
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "Estimate": f"{_SERIES}.estimates",
+            "PoorFitWarning": f"{_SERIES}.verdict",
+            "SeriesFit": f"{_SERIES}.result",
+            "Verdict": f"{_SERIES}.verdict",
+            "fit": f"{_SERIES}.fit",
+        },
+    )

@@ -115,3 +115,11 @@ def test_a_method_that_was_replaced_is_called() -> None:
         "print(len(groups), 'torch._dynamo' in sys.modules)"
     )
     assert _printed(code) == "2 False"
+
+
+def test_names_are_listed_before_their_first_use() -> None:
+    """An editor or a shell completes them."""
+    code = "import npu_kernels\nfrom npu_kernels import equations, ode\n"
+    code += "for package in (npu_kernels, equations, ode):\n"
+    code += "    print(sorted(set(package.__all__) - set(dir(package))))\n"
+    assert _printed(code).splitlines() == ["[]"] * 3
