@@ -65,8 +65,8 @@ def same(law: Law, power: float, sums: Any, function: str = "") -> bool:
 Outcome = tuple[bool, int, str, Any, Row]  # right, size, formula, predict, more of the row
 
 
-def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
-    """`NPURegressor`, told which inputs have functions, that y may have some, and of many terms."""
+def best_equation(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Any:
+    """That of `NPURegressor`, told of functions of inputs and of y, and of many terms."""
     from pandas import DataFrame
 
     from npu_kernels import NPURegressor
@@ -74,10 +74,17 @@ def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
     of_y = "auto" if law.function else None
     with_names = DataFrame(X, columns=law.inputs) if law.functions else X
     model = NPURegressor(
-        random_state=seed, functions=law.functions or None, output_functions=of_y,
+        random_state=seed,
+        functions=law.functions or None,
+        output_functions=of_y,
         max_terms=max(4, len(law.terms)),
-    )  # fmt: skip
-    best = model.fit(with_names, y).best_
+    )
+    return model.fit(with_names, y).best_
+
+
+def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
+    """The outcome of `NPURegressor`."""
+    best = best_equation(law, X, y, seed)
 
     def sums(points: np.ndarray) -> Any:
         if best.function is not None:  # y may be rounded to a constant

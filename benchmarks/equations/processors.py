@@ -7,9 +7,8 @@ Every table is fitted as it is, and in each variant: with MKL, OpenBLAS, ATen an
 AVX2 and to SSE4.2, with two threads, with the rows in another order, and with every y changed by
 1e-13 of itself. Tables are those of the benchmark of equations, first seed, and 100 more drawn
 laws, with noise 0 and 1 % of y's root mean square, in shuffled order: the first N are a fair
-sample. Two equations are the same if powers, functions and exponents are equal, free exponents
-within 0.002. "bic" is `NPURegressor`'s criterion of the equation. A run can be interrupted and
-started again.
+sample. Two equations are the same if powers and functions are equal, and exponents within 0.002.
+"bic" is `NPURegressor`'s criterion of the equation. A run can be interrupted and started again.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ import numpy as np
 from benchmarks import rows_command
 from benchmarks.arguments import command, listed, positive
 from benchmarks.equations import criterion
+from benchmarks.equations.__main__ import best_equation
 from benchmarks.equations.laws import Law, drawn, drawn_ratio
 from benchmarks.equations.srsd import laws_of
 from benchmarks.marked_blocks import record_table, renew
@@ -52,8 +52,8 @@ HELD = {  # what the libraries of each name are held to
 VARIANTS = (AS_IT_IS, *HELD, "two threads", "rows shuffled", "y changed by 1e-13")
 NOISES = (0.0, 0.01)
 KNOWN_BY = ("equation", "noise", "rows", "variant")
-CLOSE = 0.002  # of free exponents
-WORSE = 0.01  # of a criterion: a worse equation
+CLOSE = 0.002  # the difference of exponents
+MAX_DIFFERENCE = 0.01  # of a criterion
 
 
 def all_laws() -> list[Law]:
@@ -83,10 +83,6 @@ def _is_wide(name: str) -> bool:
 
 def measure(law: Law, noise: float, rows: int, variant: str) -> Row:
     """One row of results, by the libraries of this process."""
-    from pandas import DataFrame
-
-    from npu_kernels import NPURegressor
-
     generator = np.random.default_rng([0, len(law.name), *law.name.encode()])
     X = law.draw(rows, generator)
     y = law.measured(X, noise, generator)
@@ -95,20 +91,23 @@ def measure(law: Law, noise: float, rows: int, variant: str) -> Row:
         X, y = X[order], y[order]
     if variant == "y changed by 1e-13":
         y = y * (1 + 1e-13 * np.random.default_rng(1).standard_normal(rows))
-    model = NPURegressor(
-        random_state=0, functions=law.functions or None,
-        output_functions="auto" if law.function else None, max_terms=max(4, len(law.terms)),
-    )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        best = model.fit(DataFrame(X, columns=law.inputs) if law.functions else X, y).best_
+        best = best_equation(law, X, y, seed=0)
     return {
-        "equation": law.name, "class": law.kind, "noise": noise, "rows": rows, "variant": variant,
-        "formula": str(best), "power": best.power, "below": best.below,
+        "equation": law.name,
+        "class": law.kind,
+        "noise": noise,
+        "rows": rows,
+        "variant": variant,
+        "formula": str(best),
+        "power": best.power,
+        "below": best.below,
         "function": best.function.name if best.function else "",
-        "exponents": sorted(best.exponents.tolist()), "bic": criterion.of(best, X, y),
+        "exponents": sorted(best.exponents.tolist()),
+        "bic": criterion.of(best, X, y),
         "processor": processor(),
-    }  # fmt: skip
+    }
 
 
 def same(one: Row, other: Row) -> bool:
@@ -130,15 +129,15 @@ def pairs(rows: Sequence[Row]) -> dict[str, list[tuple[Row, Row]]]:
         base = tables.get((*(row[name] for name in KNOWN_BY[:-1]), AS_IT_IS))
         if row["variant"] != AS_IT_IS and base:
             found[row["variant"]].append((base, row))
-    return {variant: list_ for variant, list_ in found.items() if list_}
+    return {variant: both for variant, both in found.items() if both}
 
 
-def worse(base: Row, row: Row) -> bool:
-    """Whether one of two equations has a criterion that is worse by more than 1 %."""
+def criteria_differ(base: Row, row: Row) -> bool:
+    """Whether the criteria of two equations differ by more than 1 %."""
     a, b = base["bic"], row["bic"]
     if a is None or b is None:
         return a is not b
-    return bool(abs(a - b) > WORSE * max(abs(a), abs(b)))
+    return bool(abs(a - b) > MAX_DIFFERENCE * max(abs(a), abs(b)))
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -146,13 +145,16 @@ def table(rows: Sequence[Row]) -> str:
     records = []
     for variant, both in pairs(rows).items():
         differing = [pair for pair in both if not same(*pair)]
-        records.append({
-            "changed": variant,
-            "tables": str(len(both)),
-            "the same equation": f"{100 * (1 - len(differing) / len(both)):.1f} %",
-            "others": str(len(differing)),
-            "whose criterion differs by more than 1 %": str(sum(worse(*p) for p in differing)),
-        })  # fmt: skip
+        far = sum(criteria_differ(*pair) for pair in differing)
+        records.append(
+            {
+                "changed": variant,
+                "tables": str(len(both)),
+                "the same equation": f"{100 * (1 - len(differing) / len(both)):.1f} %",
+                "others": str(len(differing)),
+                "whose criterion differs by more than 1 %": str(far),
+            }
+        )
     where = ", ".join(dict.fromkeys(row["processor"] for row in rows))
     return f"{where}:\n\n{record_table(records)}"
 
@@ -186,9 +188,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     planned = [(*one, options.rows, variant) for one in tables for variant in options.variants]
     with rows_command.told(parser):
         rows_command.complete(
-            options.out, KNOWN_BY, planned,
-            lambda name, *settings: measure(laws[name], *settings), shown=("formula",),
-        )  # fmt: skip
+            options.out,
+            KNOWN_BY,
+            planned,
+            lambda name, *settings: measure(laws[name], *settings),
+            shown=("formula",),
+        )
     return 0
 
 

@@ -117,11 +117,6 @@ def _split(lines: Sequence[str], delimiter: str) -> list[list[str]]:
     return [[c.strip() for c in row] for row in rows] if len(rows) == len(lines) else []
 
 
-def _widths(lines: Sequence[str], delimiter: str) -> list[int]:
-    """The numbers of cells of lines."""
-    return [len(row) for row in _split(lines, delimiter)]
-
-
 def _quality(lines: Sequence[str], delimiter: str) -> tuple[float, int]:
     """How well a delimiter cuts lines: the share of numbers in lines of one width, their number.
 
@@ -252,9 +247,10 @@ def read(path: Path, header: str, decimal: str | None, skip_rows: bool) -> Table
     has_units = bool(titles) and any(is_text[titled : titled + 1])
     below = list(cells.iloc[int(titled)].str.strip("[]()")) if has_units else [""] * width
     cells, left_out = cells.iloc[titled + has_units :], [f"line {n}" for n in others]
-    hidden = [n for n, line in among.items() if _widths([line], delimiter) == [width]]
-    if hidden:
-        left_out += [f"{len(hidden)} rows as comments, the first is line {hidden[0]}"]
+    split = {n: _split([line], delimiter) for n, line in among.items()}
+    if rows_as_comments := [n for n, row in split.items() if row and len(row[0]) == width]:
+        count, first = len(rows_as_comments), rows_as_comments[0]
+        left_out += [f"{count} rows that begin as comments do (the first is line {first})"]
     names: dict[int, str] = {}
     units: dict[str, str] = {}
     for column, title in enumerate(titles or [*(f"x{i}" for i in range(width - 1)), "y"]):
@@ -270,7 +266,8 @@ def read(path: Path, header: str, decimal: str | None, skip_rows: bool) -> Table
         unit = [u for u in (*in_title, below[column] or None, suffixes[column]) if u is not None]
         if len({u.strip() for u in unit} - {"", "-"}) > 1:
             got = " and ".join(repr(u) for u in unit)
-            raise ValueError(f"column {name} must have one unit in {path}, got {got}")
+            how = "convert the numbers, and write the unit in the header or in the cells"
+            raise ValueError(f"column {name} must have one unit in {path}, got {got} ({how})")
         units.update(zip([name], unit, strict=False))
     cells = cells[list(names)].rename(columns=names)
     values = values.rename(columns=names).loc[cells.index, cells.columns]

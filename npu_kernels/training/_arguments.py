@@ -66,8 +66,8 @@ def check_sample_weight(weight: Any, y: Tensor) -> None:
         raise ValueError(f"run: sample_weight must have {facts}, got {_listed(got)}")
 
 
-def check_sizes(weight: Tensor | None) -> None:
-    """Check the values of sample_weight, whose memory was checked."""
+def check_weight_values(weight: Tensor | None) -> None:
+    """Check the values of sample_weight. Its memory must have been checked: reading may crash."""
     if weight is None:
         return
     if len(wrong := weight[~((weight >= 0) & (weight < math.inf))]):

@@ -26,7 +26,7 @@ from npu_kernels.training._arguments import (
     Schedule,
     check_data,
     check_sample_weight,
-    check_sizes,
+    check_weight_values,
     checked_penalties,
     checked_rate,
     checked_weight,
@@ -184,7 +184,7 @@ def run(
     check_data(model, next(iter(parameters), None), x, y, models)
     check_sample_weight(sample_weight, y)
     obstacles.check_memory(modules, x=x, y=y, sample_weight=sample_weight, rows=rows)
-    check_sizes(sample_weight)
+    check_weight_values(sample_weight)
     check_choice("run", "nonfinite", nonfinite, ("keep", "zero"))
     drawn = DrawnRows(x.shape[-2], steps, batch_size, rows, generator)
     weights = checked_penalties(model, penalties)

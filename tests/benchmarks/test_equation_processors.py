@@ -56,5 +56,5 @@ def test_the_table(tmp_path: Path) -> None:
     third = ROW | {"variant": "AVX2", "power": 2.0, "bic": 102.0}
     rows = [first, second, third, second | {"variant": "AVX2"}]
     assert processors.table(rows).splitlines()[-1] == "| AVX2 | 2 | 50.0 % | 1 | 1 |"
-    assert not processors.worse(first, third | {"bic": 100.5})
-    assert processors.worse(first, third | {"bic": None})
+    assert not processors.criteria_differ(first, third | {"bic": 100.5})
+    assert processors.criteria_differ(first, third | {"bic": None})

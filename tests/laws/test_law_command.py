@@ -299,7 +299,7 @@ def test_what_is_left_out_is_said(read):
     said = read("a,b\n1,2\n3,4\n5\n", "--skip-rows")[2]
     assert said == "2 rows of a; line 4 left out"
     said = read("id,a,b\n1,1,2\n#2,3,4\n# measured again\n3,5,6\n#4,7,8\n", "--inputs", "a")[2]
-    assert said == "2 rows of a; 2 rows as comments, the first is line 3 left out"
+    assert said == "2 rows of a; 2 rows that begin as comments do (the first is line 3) left out"
 
 
 def test_words_that_choose_a_reading(read):

@@ -47,7 +47,7 @@ def model(**options) -> NPURegressor:
 
 
 def standard_errors(law, parameters, y) -> np.ndarray:
-    """Those of least squares ``y = law(parameters)``, by differences of the law."""
+    """Return the standard errors of least squares ``y = law(parameters)``, by finite differences."""
     p = np.asarray(parameters, float)
     steps = 1e-5 * np.diag(np.maximum(np.abs(p), 1e-2))
     J = np.stack([(law(p + s) - law(p - s)) / (2 * s.sum()) for s in steps], 1)

@@ -75,7 +75,7 @@ class Launches(list[Launch]):
 @pytest.fixture
 def launched(device: str, monkeypatch: pytest.MonkeyPatch) -> Launches:
     if device != "cpu":
-        pytest.skip("of the interpreter's launches")
+        pytest.skip("launches are seen in Triton's interpreter only")
     interpreter = pytest.importorskip("triton.runtime.interpreter")
     launches, run = Launches(), interpreter.InterpretedFunction.run
 

@@ -269,7 +269,7 @@ def test_gradcheck(device: str) -> None:
 
 
 def operands(model: nn.Sequential, u0: Tensor) -> tuple[Tensor, ...]:
-    """Those of the operator."""
+    """Return the operands of the operator of time loops."""
     power, sums = model
     weights = power.weight_re, power.weight_im, power.gate, sums.weight
     return u0, *(weight.detach() for weight in weights)  # type: ignore[union-attr]

@@ -180,7 +180,7 @@ class SeriesFit:
     @cached_property
     def verdict(self) -> Verdict:
         """Whether the law explains the series, by its residuals beside those of a smooth curve."""
-        return judged(self.law, self.degrees, len(self.unidentified), self.names)
+        return judged(self.law, self.data.times, self.degrees, len(self.unidentified), self.names)
 
     # ---- predictions ---------------------------------------------------------------------------
 

@@ -27,8 +27,8 @@ MAX_CHANCE = 1e-5  # of so great a ratio where the law is right: few samples var
 MAX_AUTOCORRELATION, MAX_DEVIATIONS = 0.5, 4.0  # of neighbours; in its own standard errors
 ORDER = 4  # of the differences of neighbouring samples
 FEW_DEGREES = 5  # of freedom
-# A value is an outlier if its residual is so many times that of most values of a column, and there
-# is a gap: so many times the largest of all others.
+# A value is an outlier if its residual is so many times the typical one of its column, and so many
+# times the largest of the values that are not.
 OUTLIER, OUTLIER_GAP, MIN_VALUES = 8.0, 2.0, 12
 
 
@@ -78,10 +78,13 @@ class Verdict:
         return " ".join(said) or "The law explains the series as well as a smooth curve does."
 
 
-def judged(law: Law, degrees: int, unidentified: int, names: tuple[str, ...]) -> Verdict:
+def judged(
+    law: Law, times: Tensor, degrees: int, unidentified: int, names: tuple[str, ...]
+) -> Verdict:
     """Return the verdict on a law.
 
-    degrees: of freedom. unidentified: the number of parameters that the data do not tell.
+    times: the user's ``[S, M]``. degrees: of freedom. unidentified: the number of parameters that
+    the data do not tell.
     """
     data, seen = law.problem.data, law.problem.data.seen
     errors, deviation, ratio, is_misfit = _beside_errors(law, degrees)
@@ -108,7 +111,7 @@ def judged(law: Law, degrees: int, unidentified: int, names: tuple[str, ...]) ->
             text += f"{float(correlation[d]):.2f}): they are no errors of single measurements."
             share_left = deviation[d] / spread[d]
             (faults if share_left > MAX_MISSED and not data.has_sigma else remarks).append(text)
-    remarks += _outliers(law, names)
+    remarks += _outliers(law, times, names)
     explained = _explained(law)
     if not explained >= MIN_EXPLAINED:
         text = "The law explains less than half of the series' variation"
@@ -190,24 +193,22 @@ def _explained(law: Law) -> float:
     return 1 - float(left.mean()) if len(left) else 1.0
 
 
-def _outliers(law: Law, names: tuple[str, ...]) -> list[str]:
+def _outliers(law: Law, times: Tensor, names: tuple[str, ...]) -> list[str]:
     """Return sentences for columns with values that are far from the law of all others."""
     data, residuals, texts = law.problem.data, law.residuals().abs(), []
     least = torch.maximum(OUTLIER * data.exact, MAX_MISSED * data.spread())
     for d, name in enumerate(names):
-        seen = data.seen[..., d]
-        sizes, typical = residuals[..., d], 1.4826 * residuals[..., d][seen].median()
+        seen, sizes = data.seen[..., d], residuals[..., d]
+        if seen.sum() < MIN_VALUES:
+            continue
+        typical = 1.4826 * sizes[seen].median()  # the standard deviation of normal errors
         is_far = seen & (sizes > torch.maximum(OUTLIER * typical, least[d]))
-        if seen.sum() < MIN_VALUES or not is_far.any():
+        if not is_far.any() or sizes[is_far].min() < OUTLIER_GAP * sizes[seen & ~is_far].max():
             continue
-        if sizes[is_far].min() < OUTLIER_GAP * sizes[seen & ~is_far].max():
-            continue
-        time = float(data.times[is_far][sizes[is_far].argmax()] * data.time)
-        count = int(is_far.sum())
-        number = "A value" if count == 1 else f"{count} values"
-        of_most = f"more than {OUTLIER:g} times as far from the law as most"
-        text = f"{number} of {name} {'is' if count == 1 else 'are'} {of_most} (t = {time:.4g})."
-        texts.append(f"{text} Try without (nan): such values may decide the law.")
+        time, count = float(times[is_far][sizes[is_far].argmax()]), int(is_far.sum())
+        values = f"A value of {name} is" if count == 1 else f"{count} values of {name} are"
+        far = f"more than {OUTLIER:g} times as far from the law as most (t = {time:.6g})"
+        texts.append(f"{values} {far}. It may decide the law: fit again with nan in its place.")
     return texts
 
 

@@ -99,7 +99,7 @@ def left_out(rows: Rows, data: AllRows, law: Sum) -> float:
     """The relative error of leaving out one row at a time, with the form of the law kept."""
     residuals = data.predict(law.u, law.parity, law.c)[1]
     errors = refine.left_out(data, law, residuals)[0] / data.weight
-    if data.factor:  # those of log y
+    if data.factor:  # the error e of log y stands for the prediction y exp(-e)
         with np.errstate(over="ignore"):
             errors = -data.target * np.expm1(-errors)
     return _relative(rows, data, errors)

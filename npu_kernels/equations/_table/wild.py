@@ -46,8 +46,9 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
         return stepwise.laws(rows, settings, powers)
     laws_of_all, keep = searched(rows, settings, powers), np.ones(len(rows.y), dtype=bool)
     best = laws_of_all.equations[laws_of_all.best]
-    unlooked = settings.leave_out is None or len(keep) < FEWEST_WITH_WILD or best.exact
-    if unlooked or not laws_of_all.complete:  # a search after Ctrl-C would keep steps of its own
+    if settings.leave_out is None or len(keep) < FEWEST_WITH_WILD or best.exact:
+        return laws_of_all
+    if not laws_of_all.complete:  # after Ctrl-C another search would spoil the checkpoint
         return laws_of_all
     without, odd = laws_of_all, _odd_values(rows, best)
     try:

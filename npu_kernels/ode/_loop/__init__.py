@@ -1,1 +1,1 @@
-"""Time loops of a power layer and a NAU, methods, formulas and fused loops."""
+"""Time loops of a power layer and a NAU: methods, formulas and the fused loop."""
