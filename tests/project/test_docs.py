@@ -18,6 +18,9 @@ NUMBER = re.compile(r"[-+]?\d+\.\d+e[-+]\d+")
 EXAMPLES = [
     example for page in examples.pages() for example in examples.of_page(page)
 ] + examples.of_docstrings()
+# Tests by the place of an example on its page: tests/slow.txt has them, and lines move.
+PAGES = [example.name.partition(":")[0] for example in EXAMPLES]
+NUMBERED = [f"{page}, {PAGES[:k].count(page) + 1}" for k, page in enumerate(PAGES)]
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +65,7 @@ def run_session(example: Example) -> None:
 @pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning"
 )  # torch._dynamo's own
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+@pytest.mark.parametrize("example", EXAMPLES, ids=NUMBERED)
 def test_example(example):
     """Alone, with names of its own only; what belongs together says so on its page."""
     pytest.importorskip("sympy", reason="sympy is not installed")
