@@ -15,9 +15,9 @@ import numpy as np
 
 from benchmarks.equations.laws import Law
 from npu_kernels.equations import Equation
-from npu_kernels.equations._products.functions import OutputFunction
-from npu_kernels.equations._products.problem import Columns, all_rows
-from npu_kernels.equations._products.units import Exponents
+from npu_kernels.equations._expression import OutputFunction
+from npu_kernels.equations._limits import Exponents
+from npu_kernels.equations._problem import Columns, all_rows
 from npu_kernels.equations._table.refine import Sum, refit
 
 # The power of y, the function of y, and how many terms a denominator has beside a 1.

@@ -42,7 +42,7 @@ from benchmarks.time_series import odebench
 from npu_kernels import NAU, RealNPU, ode
 from npu_kernels._jobs import files
 from npu_kernels.env import processor
-from npu_kernels.equations._series.alternatives import WINDOW
+from npu_kernels.equations._series.simplify import WINDOW
 
 OUT = Path(__file__).parents[1] / "results" / "time-series.jsonl"
 ODEBENCH_OUT = OUT.with_name("odebench.jsonl")

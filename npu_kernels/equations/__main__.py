@@ -3,12 +3,285 @@
 from __future__ import annotations
 
 import argparse
+import codecs
+import csv
+import math
+import re
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from npu_kernels._jobs import files
-from npu_kernels.equations import _reading
+
+# ---- reading text files --------------------------------------------------------------------------
+# Tables of text files, read as a person reads them. What has two readings is refused.
+
+Frame = Any  # of pandas
+
+NAMED_CELLS = 3  # in a message
+SAMPLE = 500  # lines by which the delimiter is chosen
+DELIMITERS = "\t", ";", ",", "|", "  ", " "  # the last two: two blanks or more, one or more
+ERRORS = "#n/a", "#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!"  # Excel's
+MISSING = {*ERRORS, *"-\u2013\u2014?.", "", "na", "n/a", "n.a.", "nan", "null", "none"}
+COMMENT = re.compile(rf"\s*(?!{'|'.join(map(re.escape, ERRORS))})(?:#|%|//)[#%/\s]*", re.IGNORECASE)
+DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}( .*)?")
+TITLE = re.compile(r"(.*?)(?:\s*\[([^\[\]]*)\]|\s+\(([^()]*)\))?")  # speed [m/s], speed (m/s)
+SUFFIX = re.compile(r"(?<=[\d.])\s?([%°]\S*|(?<=\s)[^\W\d]\S*)$")  # 12.5%, 12 V
+# A number, by its decimal sign. The other sign, ' or a blank separates thousands.
+NUMBERS = {
+    point: re.compile(
+        rf"[-+]?(?:[1-9]\d{{0,2}}([{other}'\u2019\s])\d{{3}}(?:\1\d{{3}})*"
+        rf"|\d+|(?=[{point}]\d))(?:[{point}]\d{decimals})?(?:[eEdD][-+]?\d+)?"
+    )
+    for point, other, decimals in ((".", ",", "*"), (",", ".", "+"))
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """The columns of a file, and what was left out of it, in words.
+
+    The frames have text, and its numbers or nan, by the line of the file from 1. A column has a
+    unit where the header, the line below it or all of its numbers have one.
+    """
+
+    cells: Frame
+    values: Frame
+    units: dict[str, str]
+    left_out: list[str]
+
+    def numbers(self, names: list[str], skip_rows: bool, groups: str | None = None) -> Frame:
+        """The rows that have a number in each of these columns, and a label in that of groups.
+
+        skip_rows: leave out rows of other cells than numbers and empty ones; else: a ValueError.
+        """
+        cells, values = self.cells[names], self.values[names]
+        wrong = (values.isna() & ~is_missing(cells)).to_numpy().nonzero()
+        texts = [(cells.index[i], names[j], cells.iat[i, j]) for i, j in zip(*wrong, strict=True)]
+        for line, name, text in texts:
+            if DATE.fullmatch(text):
+                days = f'(pandas.to_datetime(table["{name}"]) - pandas.Timestamp("2000-01-01"))'
+                how = f'in Python table["{name}"] = {days}.dt.days'
+                got = f"got dates, {text!r} in line {line} ({how})"
+                raise ValueError(f"column {name} must have numbers, such as days or years, {got}")
+        if texts and not skip_rows:
+            said = [f"line {n}, column {c} has {text!r}" for n, c, text in texts]
+            said[NAMED_CELLS:] = [f"and {len(said) - NAMED_CELLS} more"] * (len(said) > NAMED_CELLS)
+            ways = "--skip-rows leaves such rows out, --inputs names the columns to use"
+            raise ValueError(f"every cell must be a number or empty: {'; '.join(said)} ({ways})")
+        table = values[values.notna().all(axis=1) & (groups is None or self.cells[groups] != "")]
+        if table.empty:
+            rule = f"a row must have numbers in all of {', '.join(names)}"
+            raise ValueError(f"{rule}, got none (--inputs names the columns to use)")
+        return table
+
+    def labels(self) -> list[str]:
+        """The columns in which no cell begins as a number does, signs before it aside."""
+        return [name for name, cells in self.cells.items() if not cells.str.match(r"\W*\d").any()]
+
+
+def is_missing(cells: Frame) -> Frame:
+    return cells.map(str.lower).isin(MISSING)
+
+
+def number(cell: str, point: str) -> float | None:
+    """The number in a cell with this decimal sign; None without one."""
+    match = NUMBERS[point].fullmatch(cell.replace("\u2212", "-").replace("\u2013", "-"))
+    if match is None:
+        return None
+    text = match[0].replace(match[1] or " ", "").replace(",", ".").lower().replace("d", "e")
+    return float(text) if math.isfinite(float(text)) else None
+
+
+def is_number(cell: str) -> bool:
+    return any(number(cell, point) is not None for point in NUMBERS)
+
+
+def decoded(content: bytes) -> str:
+    """The text of a file in UTF-8 or UTF-16, which may lack its mark, or else Western European."""
+    zeros = [content[n::2].count(0) for n in (0, 1)]
+    encoding = ("utf-16-be" if zeros[0] > zeros[1] else "utf-16-le") if any(zeros) else "utf-8-sig"
+    is_marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        return content.decode("utf-16" if is_marked else encoding)
+    except UnicodeDecodeError:
+        return content.decode("cp1252", errors="replace")
+
+
+def _split(lines: Sequence[str], delimiter: str) -> list[list[str]]:
+    """The cells of lines; nothing where a cell goes beyond its line."""
+    if delimiter == "  ":
+        return [re.split(r"\s{2,}", line.strip()) for line in lines]
+    if delimiter == " ":
+        lines = [re.sub(r"\s+", " ", line.strip()) for line in lines]
+    try:
+        rows = list(csv.reader(lines, delimiter=delimiter, skipinitialspace=True))
+    except csv.Error:
+        return []
+    return [[c.strip() for c in row] for row in rows] if len(rows) == len(lines) else []
+
+
+def _quality(lines: Sequence[str], delimiter: str) -> tuple[float, int]:
+    """How well a delimiter cuts lines: the share of numbers in lines of one width, their number.
+
+    Numbers may have commas and blanks. Any other delimiter that cuts all lines alike is better.
+    """
+    rows = _split(lines[:SAMPLE], delimiter)
+    width, count = Counter(map(len, rows)).most_common(1)[0] if rows else (0, 0)
+    if width < 2:
+        return 0.0, 0
+    cells = [c for row in [row for row in rows if len(row) == width][1:] or rows for c in row]
+    if delimiter == "," and '"' not in "".join(lines[:SAMPLE]):  # 20,5 101,3 has no thousands
+        cells = [re.sub(r"\s+(?=\d)", "*", cell) for cell in cells]
+    numbers = sum(cell.lower() in MISSING or is_number(SUFFIX.sub("", cell)) for cell in cells)
+    share = numbers / len(cells) * count / len(rows)
+    return share + (count == len(rows) and share > 0.25 and delimiter in "\t;|"), count
+
+
+def _cells(path: Path) -> tuple[dict[int, list[str]], list[str], dict[int, str], str]:
+    """The cells of a file by their lines, the comments before and among them, and the delimiter."""
+    content = path.read_bytes()
+    if content[:2] == b"PK":
+        raise ValueError(f"{path} is a workbook; save the sheet as CSV")
+    text = decoded(content)
+    if re.search(r"[\0-\x08\x0e-\x1f]", text):
+        raise ValueError(f"{path} is no text file")
+    lines = {n: t for n, t in enumerate(text.splitlines(), 1) if t.strip("\t ;,|")}
+    separator = re.fullmatch(r'"?sep=(.)\W*', next(iter(lines.values()), ""), re.IGNORECASE)
+    if separator:
+        del lines[min(lines)]
+    kept = {n: t for n, t in lines.items() if not COMMENT.match(t)}
+    texts, start = list(kept.values()), min(kept, default=0)
+    comments = [COMMENT.sub("", t, 1) for n, t in lines.items() if n < start]
+    among = {n: t for n, t in lines.items() if n > start and n not in kept}
+    delimiter = max(separator[1] if separator else DELIMITERS, key=lambda d: _quality(texts, d))
+    rows = _split(texts, delimiter)
+    if len(rows) < 2 or max(map(len, rows)) < 2:
+        rule = "columns that tabs, ; , | or blanks separate, a header and rows without line breaks"
+        raise ValueError(f"{path} must have {rule}, got {len(texts)} lines such as {texts[:1]}")
+    return dict(zip(kept, rows, strict=True)), comments, among, delimiter
+
+
+def _values(path: Path, cells: Frame, delimiter: str, decimal: str | None) -> Frame:
+    """The numbers in cells, by the decimal sign that reads most of them; ValueError for a tie."""
+    both = {point: cells.map(number, point=point).astype(float) for point in NUMBERS}
+    point, comma = both.values()
+    counts = [int(values.count().sum()) for values in both.values()]
+    if decimal is not None or counts[0] != counts[1]:
+        return both[decimal or (",", ".")[counts[0] > counts[1]]]
+    differ = (point != comma) & point.notna()
+    has_point = cells.map(lambda cell: "." in cell)
+    # A column of thousands has points in some numbers, a column of decimals has them in all.
+    mixed = (differ.any() & (point.notna() & ~has_point).any()).any() or delimiter in "\t;"
+    unclear = (differ & (~has_point | mixed)).to_numpy().nonzero()
+    for row, column in zip(*unclear, strict=True):
+        got = f"got {cells.iat[row, column]!r} in line {cells.index[row]}, which may have thousands"
+        how = "--decimal , or --decimal . says which"
+        raise ValueError(f"{path} must have a number that shows its decimal sign, {got} ({how})")
+    return point
+
+
+def _without_unit(cells: Frame, column: int) -> str | None:
+    """Take the unit out of the cells of a column in which all numbers have it, and return it."""
+    below = cells.loc[cells.index[1:], column]
+    units = below[~is_missing(below)].str.extract(SUFFIX)[0].unique()
+    if len(units) != 1 or not isinstance(units[0], str):
+        return None
+    cells[column] = cells[column].str.removesuffix(units[0]).str.strip()
+    return units[0]
+
+
+def _titles_above(above: list[list[str]], comment: str, cells: Frame, delimiter: str) -> list[str]:
+    """The names in the line or the comment above a table; nothing where it has none."""
+    options = [*_split([comment], delimiter), re.split(r"[\s,;|]+", comment.strip("\t ,;|"))]
+    if above:  # rows begin with an index without a name, or end with a delimiter
+        is_empty = is_missing(cells.iloc[:, -1]).all()
+        options = [[*above[-1], ""] if is_empty else ["", *above[-1]]]
+    for titles in options:
+        if len(titles) == cells.shape[1] and titles.count("") == bool(above):
+            return [] if any(map(is_number, titles)) else titles
+    return []
+
+
+def _kinds_of_lines(
+    path: Path, cells: Frame, values: Frame, header: str
+) -> tuple[bool, list[bool]]:
+    """Whether the first line is a header, and which lines have text in place of all numbers."""
+    is_numeric = 2 * values.iloc[1:].count() > (~is_missing(cells.iloc[1:])).sum()
+    has_text = (values.isna() & ~is_missing(cells) & is_numeric).any(axis=1)
+    has_number = (values.notna() & is_numeric).any(axis=1)
+    begin = cells.index[0]
+    if header == "auto" and has_text[begin] and has_number[begin]:
+        got = f"got both in line {begin} (--header yes or --header no says what it is)"
+        raise ValueError(f"{path} must begin with names or with numbers, {got}")
+    is_header = bool(has_text[begin]) or not is_numeric.any()
+    return {"yes": True, "no": False}.get(header, is_header), list(has_text & ~has_number)
+
+
+def read(path: Path, header: str, decimal: str | None, skip_rows: bool) -> Table:
+    """Read a table; ValueError for a file that has none, or more than one reading.
+
+    Comments, empty lines and text above the table are left out. Without a header, which may be in
+    the last comment, the columns are x0, x1, ... and y, the last one.
+
+    header: whether the first line is one, "yes", "no" or "auto". decimal: the sign before decimals.
+    skip_rows: leave out lines of another number of cells; else: a ValueError.
+    """
+    import pandas
+
+    rows, comments, among, delimiter = _cells(path)
+    width = Counter(map(len, rows.values())).most_common(1)[0][0]
+    begin = next(n for n, row in rows.items() if len(row) == width)
+    above = [row for n, row in rows.items() if n < begin]
+    table = {n: row for n, row in rows.items() if n >= begin and len(row) == width}
+    cells = pandas.DataFrame(list(table.values()), list(table), dtype=object)
+    suffixes = [_without_unit(cells, column) for column in cells]
+    values = _values(path, cells, delimiter, decimal)
+    titled, is_text = _kinds_of_lines(path, cells, values, header)
+    titles = list(cells.loc[begin]) if titled else []
+    if header == "auto" and not titled:
+        titles = _titles_above(above, "".join(comments[-1:]), cells, delimiter)
+    others = [n for n in rows if n not in table]
+    wrong = [n for n in others if n > begin or not titles]
+    if wrong and not skip_rows:
+        got = f"got {len(rows[wrong[0]])} in line {wrong[0]} (--skip-rows leaves such lines out)"
+        raise ValueError(f"{path} must have {width} cells in each line, as line {begin}, {got}")
+    if above and titles and not titled:
+        others.remove(max(n for n in others if n < begin))
+    has_units = bool(titles) and any(is_text[titled : titled + 1])
+    below = list(cells.iloc[int(titled)].str.strip("[]()")) if has_units else [""] * width
+    cells, left_out = cells.iloc[titled + has_units :], [f"line {n}" for n in others]
+    split = {n: _split([line], delimiter) for n, line in among.items()}
+    if rows_as_comments := [n for n, row in split.items() if row and len(row[0]) == width]:
+        count, first = len(rows_as_comments), rows_as_comments[0]
+        left_out += [f"{count} rows that begin as comments do (the first is line {first})"]
+    names: dict[int, str] = {}
+    units: dict[str, str] = {}
+    for column, title in enumerate(titles or [*(f"x{i}" for i in range(width - 1)), "y"]):
+        name, *in_title = TITLE.fullmatch(title).groups()  # type: ignore[union-attr]
+        is_empty = is_missing(cells[column]).all()
+        if name in ("", "Unnamed: 0") and (is_empty or column == 0):
+            left_out += ["column 1 without a name"] * (not is_empty)
+            continue
+        if not name or name in names.values():
+            got = ", ".join(map(repr, titles))
+            raise ValueError(f"{path} must have different names of its columns, got {got}")
+        names[column] = name
+        unit = [u for u in (*in_title, below[column] or None, suffixes[column]) if u is not None]
+        if len({u.strip() for u in unit} - {"", "-"}) > 1:
+            got = " and ".join(repr(u) for u in unit)
+            how = "convert the numbers, and write the unit in the header or in the cells"
+            raise ValueError(f"column {name} must have one unit in {path}, got {got} ({how})")
+        units.update(zip([name], unit, strict=False))
+    cells = cells[list(names)].rename(columns=names)
+    values = values.rename(columns=names).loc[cells.index, cells.columns]
+    return Table(cells, values, units, left_out)
+
+
+# ---- the command ---------------------------------------------------------------------------------
 
 INSTALL = "pip install 'npu_kernels[laws]'"
 
@@ -80,7 +353,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    table = _reading.read(options.file, options.header, options.decimal, options.skip_rows)
+    table = read(options.file, options.header, options.decimal, options.skip_rows)
     labels = table.labels()
     inputs, target = _columns(options, table, labels)
     names = [*inputs, target]
@@ -132,7 +405,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _columns(
-    options: argparse.Namespace, table: _reading.Table, labels: Collection[str]
+    options: argparse.Namespace, table: Table, labels: Collection[str]
 ) -> tuple[list[str], str]:
     """Return the inputs and the target; ValueError for columns that the table lacks."""
     target: str = options.target or list(table.cells)[-1]
@@ -153,7 +426,7 @@ def _columns(
 
 
 def _units(
-    options: argparse.Namespace, table: _reading.Table, names: Sequence[str]
+    options: argparse.Namespace, table: Table, names: Sequence[str]
 ) -> Mapping[str, str] | None:
     """Return the unit of each column; None without them."""
     units = table.units | _given_units(options.units, names)
@@ -164,7 +437,7 @@ def _units(
         raise ValueError(f"{rule}, got {reason}")
     if without or options.no_units:
         return None
-    from npu_kernels.equations._products.units import dimensions
+    from npu_kernels.equations._limits import dimensions
 
     try:
         dimensions(names, [units[name] for name in names], "the table")

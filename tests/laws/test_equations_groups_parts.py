@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-from npu_kernels.equations._table.linearised import Arrow
+from npu_kernels.equations._table.refine import Arrow
 from tests.support.laws import RNG
 
 

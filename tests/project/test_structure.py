@@ -51,8 +51,10 @@ IMPORTED_ELSEWHERE = {
 MEASURED = {
     "npu_kernels._triton": "kernels, launchers and tables are compiled, tuned and timed",
     "npu_kernels._jobs": "results and checkpoints that survive a kill, progress",
-    "npu_kernels.equations._products": "the library of laws that the criterion looks for",
-    "npu_kernels.equations._series.alternatives": "what one series cannot tell apart",
+    "npu_kernels.equations._expression": "functions of y, for the criterion",
+    "npu_kernels.equations._limits": "exponents without units, for the criterion",
+    "npu_kernels.equations._problem": "the rows that the criterion sees",
+    "npu_kernels.equations._series.simplify": "what one series cannot tell apart",
     "npu_kernels.equations._table.refine": "the deviations that the criterion compares",
     "npu_kernels._operators": "the records of layers, the choice of a backend, the precision",
     "npu_kernels._testing.samples": "inputs of every layer",

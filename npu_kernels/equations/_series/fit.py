@@ -16,12 +16,11 @@ from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._jobs.driver import interruptible, terminable
 from npu_kernels._jobs.fingerprint import digest
 from npu_kernels._jobs.progress import Progress
-from npu_kernels.equations._products.exponent_length import MOST_DENOMINATOR
+from npu_kernels.equations._numbers import MOST_DENOMINATOR
 from npu_kernels.equations._series import data as series
-from npu_kernels.equations._series import inputs as driving
 from npu_kernels.equations._series.data import NAME, Series
-from npu_kernels.equations._series.job import Job
 from npu_kernels.equations._series.known import Known, read_known
+from npu_kernels.equations._series.laws import Job
 from npu_kernels.equations._series.result import SeriesFit, finished
 from npu_kernels.equations._series.search import ALL_STEPS, Search
 from npu_kernels.equations._series.sensitivity import (
@@ -212,11 +211,11 @@ def _read(
 
     The inputs are behind the states.
     """
-    count = driving.columns(inputs)
+    count = series.input_columns(inputs)
     power, nau = _layers(model, count)
     states = nau.out_features
     series.check_observed(observed, states)
-    input_names = driving.column_names(inputs, count)
+    input_names = series.input_names(inputs, count)
     if count and names is not None and len(names) == states + count:
         names, input_names = list(names)[:states], list(names)[states:]
     data = series.read(t, u, u0, sigma, observed, names, states)
@@ -229,9 +228,9 @@ def _read(
     facts |= {"observed": repr(states_seen), "names": repr((*data.names, *input_names))}
     facts["inputs"] = "None"
     if count:
-        tables = driving.read(inputs, len(data.times))
+        tables = series.read_inputs(inputs, len(data.times))
         facts["inputs"] = digest(*(part for table in tables for part in table[:2]))
-        data = driving.with_inputs(data, tables, input_names)
+        data = series.with_inputs(data, tables, input_names)
     return data, facts, power, nau
 
 

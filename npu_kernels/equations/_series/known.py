@@ -125,7 +125,7 @@ def read_known(
     terms.
     """
     # `ode` is imported without NumPy too.
-    from npu_kernels.equations._products.limits import (
+    from npu_kernels.equations._limits import (
         check_terms,
         check_whole_within,
         exponent_rows,

@@ -1,20 +1,189 @@
-"""One law for time series: its most likely numbers and their uncertainty."""
+"""One law for time series: its most likely numbers, its criterion, and the steps that solve it."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from npu_kernels.equations._series.criterion import criteria
+from npu_kernels._jobs import saved
+from npu_kernels._jobs.checkpoint import Checkpoint
+from npu_kernels._jobs.fingerprint import check_same, digest, fingerprint
+from npu_kernels._jobs.progress import Progress
+from npu_kernels.equations._numbers import exponent_nats, factor_nats
 from npu_kernels.equations._series.data import Series
-from npu_kernels.equations._series.job import Descent, Job
-from npu_kernels.equations._series.sensitivity import Stretches, Trajectories
+from npu_kernels.equations._series.sensitivity import FIXED, IMPLICIT, Stretches, Trajectories
 from npu_kernels.optim import least_squares
+
+# ---- minimisations that continue -----------------------------------------------------------------
+# The minimisations of one fit of time series: their progress, Ctrl-C, and their checkpoint.
+#
+# Nearly all of a fit's time is spent in `minimise`. The progress of each minimisation is saved
+# under a digest of its arguments. A fit that is started again reads those that are done, continues
+# the one that was interrupted, and so comes to the same bits.
+
+VERSION = 3  # of a saved state
+
+
+class Descent(NamedTuple):
+    """The progress of a minimisation of K laws."""
+
+    x: Tensor  # [K, N], the laws
+    damping: Tensor  # [K]
+    error: Tensor  # [K], half of the sum of squares
+    calm: Tensor  # [K], last steps without a gain
+    steps: int
+
+
+class Job:
+    """The progress of a fit.
+
+    function: the user's. total: the steps that it may take. determined: its data and options by
+    name, in text.
+    """
+
+    def __init__(self, function: str, total: int, determined: dict[str, str]) -> None:
+        self.function = function
+        self.total = total
+        self.fingerprint = fingerprint(format=str(VERSION), **determined)
+        self.checkpoint: Checkpoint | None = None
+        self.bar: Progress | None = None
+        self.pressed: Sequence[bool] = ()
+        self._descents: dict[str, Descent] = {}
+        self._done = self._before = 0
+        self._seconds, self._begin = 0.0, time.monotonic()
+        self._ended = False  # by Ctrl-C: later minimisations are no part of the fit
+
+    @property
+    def seconds(self) -> float:
+        """The time of this process and those before it."""
+        return self._seconds + time.monotonic() - self._begin
+
+    def go_on(self) -> bool:
+        """Count one step more; return False after Ctrl-C."""
+        self._done = min(self._done + 1, self.total - 1)
+        if self.bar is not None:
+            self.bar.update(self._done, before=self._before)
+        return not self.pressed
+
+    # ---- minimisations -------------------------------------------------------------------------
+
+    def key(self, *determined: Any) -> str:
+        """Return the digest of a minimisation's arguments; empty without a checkpoint."""
+        return "" if self.checkpoint is None else digest(*determined)
+
+    def saved(self, key: str, x: Tensor, steps: int) -> Descent | None:
+        """Return a minimisation's progress from the checkpoint, None without any.
+
+        It must have laws like x, and at most `steps` steps.
+        """
+        descent = self._descents.get(key)
+        if descent is not None:
+            if descent.x.shape != x.shape or descent.steps > steps:
+                assert self.checkpoint is not None
+                file, self.checkpoint = self.checkpoint, None  # the file stays as it is
+                raise file.refused(ValueError(f"its minimisation {key} is another one"))
+            self._before = min(self._before + descent.steps, self.total - 1)
+            self._done = min(self._done + descent.steps, self.total - 1)
+        return descent
+
+    def keep(self, key: str, descent: Descent) -> None:
+        """Save a minimisation's progress."""
+        if self.checkpoint is None or self._ended:
+            return
+        self._descents[key] = descent
+        self._ended = bool(self.pressed)
+        self.checkpoint.keep()
+
+    def save(self) -> None:
+        """Write the checkpoint, if there is one."""
+        if self.checkpoint is not None:
+            self.checkpoint.save()
+
+    # ---- saved and continued -------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return all that `restore` needs, in tensors and numbers."""
+        descents = {key: tuple(descent) for key, descent in self._descents.items()}
+        return {"fingerprint": self.fingerprint, "seconds": self.seconds, "kept": descents}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a `state`; raise ValueError, which says what differs, for another fit's."""
+        check_same(state["fingerprint"], self.fingerprint)
+        saved.record(state, "content", self.state().keys())
+        seconds = saved.number(state["seconds"], "seconds", 0.0)
+        parts = saved.mapping(state["kept"], "kept")
+        descents = {key: _descent(part, f"minimisation {key}") for key, part in parts.items()}
+        self._seconds, self._descents = seconds, descents
+
+
+def _descent(parts: Any, name: str) -> Descent:
+    """Return a minimisation that was saved."""
+    x, damping, error, calm, steps = saved.sequence(parts, name, 5)
+    x = saved.tensor(x, f"{name}, x,", (None, None), torch.float64)
+    damping, error, calm = (
+        saved.tensor(part, f"{name}, {word},", (len(x),), torch.float64)
+        for part, word in ((damping, "damping"), (error, "error"), (calm, "calm"))
+    )
+    return Descent(x, damping, error, calm, saved.integer(steps, f"{name}, steps,"))
+
+
+# ---- the criterion -------------------------------------------------------------------------------
+# The criterion by which laws of time series are compared.
+#
+# It is the Bayesian information criterion of the trajectory: minus twice the logarithm of the
+# likelihood plus log n for each free number, and twice the length of the products' description.
+# That says of each factor which state it is a power of, and which power. Where the errors are
+# unknown, each column has a variance of its own, the mean square of its residuals, but never below
+# that of residuals that count as exact.
+
+SAME_CRITERION = 0.05  # difference of the criterion below which a law is no better than another
+# The description of a negative exponent is longer, and that of one that is no whole number, a free
+# one too: of those of laws about one in six is negative, and about one in six no whole number.
+NEGATIVE_NATS = FRACTION_NATS = math.log(5)
+
+
+def criteria(
+    problem: Trajectories, x: Tensor, free: Tensor, residual: Tensor | None = None
+) -> Tensor:
+    """Return the criterion of K laws ``[K, N]``.
+
+    It is inf where a law is not finite, or lacks a term that it is known to have. residual: the
+    laws', if it is known.
+    """
+    data, n = problem.data, int(problem.data.seen.sum())
+    residual = problem.residual(x) if residual is None else residual
+    squares = residual.view(len(x), -1, data.values.shape[2]).square().sum(1)  # [K, D]
+    if data.has_sigma:
+        likelihood = squares.sum(1)
+    else:
+        count = data.seen.sum((0, 1))
+        mean = (squares / count.clamp(min=1)).maximum(data.exact.square().clamp(min=1e-300))
+        likelihood = (count * mean.log()).sum(1)
+    shape = problem.shape
+    exponents, rates, _ = shape.split(x)
+    free_exponents, free_rates, _ = shape.split(free)
+    exponents, fixed = exponents.flatten(1), ~free_exponents.flatten(1)
+    pairs = zip(exponents, fixed, strict=True)
+    nats = [sum(map(exponent_nats, row[keep].tolist())) for row, keep in pairs]
+    described = torch.tensor(nats, dtype=torch.float64)
+    described += factor_nats(shape.states) * (exponents != 0).sum(1).double()
+    described += NEGATIVE_NATS * (exponents < 0).sum(1).double()
+    described += FRACTION_NATS * (exponents != exponents.round()).sum(1).double()
+    values = likelihood + math.log(n) * free.sum(1).double() + 2 * described
+    if not data.still.all():  # else no equation has a term
+        has_terms = ((rates != 0) | free_rates)[:, :, : shape.fixed].any(1).all(1)
+        values = values.where(has_terms, math.inf)
+    return values.nan_to_num(math.inf, math.inf)
+
+
+# ---- laws ----------------------------------------------------------------------------------------
 
 EXACT_SHARE = 1e-2  # of the square of an exact residual: a mean square that need not fall more
 MAX_CALM_STEPS = 3  # without a gain: then the minimisation of a law ends
@@ -256,3 +425,147 @@ def limits(problem: Trajectories | Stretches) -> tuple[Tensor, Tensor]:
         problem.shape.series
     )
     return low, high
+
+
+# ---- forms ---------------------------------------------------------------------------------------
+# The form of a law: which of its numbers are not 0.
+
+# For each term, which exponents and which coefficients are not 0.
+Form = tuple[tuple[bool, ...], ...]
+Met = dict[Form, tuple[float, Law]]  # the best law of each form, with its criterion
+
+
+def form(law: Law) -> Form:
+    """Return the law's form, whatever the order of its terms; empty without any term."""
+    exponents, coefficients, _ = law.problem.shape.split(law.x != 0)
+    rows = torch.cat([exponents, coefficients.mT], 1)[coefficients.any(0)]
+    return tuple(sorted(tuple(row) for row in rows.tolist()))
+
+
+def meet(met: Met, value: float, law: Law) -> None:
+    """Add a law if it is the best one of its form."""
+    kind = form(law)
+    if kind and value < met.get(kind, (math.inf,))[0]:
+        met[kind] = value, law
+
+
+def cleaned(law: Law) -> Law:
+    """Remove the exponents of terms that are in no equation."""
+    exponents, coefficients, starts = law.problem.shape.split(law.x)
+    free_e, free_c, free_s = law.problem.shape.split(law.free)
+    used = (coefficients != 0).any(0).unsqueeze(1)
+    exponents, free_e = torch.where(used, exponents, 0.0), free_e & used
+    join = law.problem.shape.join
+    return replace(law, x=join(exponents, coefficients, starts), free=join(free_e, free_c, free_s))
+
+
+def loosened(law: Law, loosen: bool) -> Law:
+    """Free all numbers that are not 0, but for coefficients that stay.
+
+    Exponents are free only where they may be fractions, if `loosen`.
+    """
+    exponents, coefficients, _ = law.problem.shape.split(law.x)
+    _, _, starts = law.problem.shape.split(law.free)
+    allowed = law.problem.shape.free_exponents(law.problem.data.positive)
+    powers = (exponents != 0) & allowed & loosen
+    free_coefficients = (coefficients != 0) & (law.problem.shape.log_sizes is None)
+    return replace(law, free=law.problem.shape.join(powers, free_coefficients, starts))
+
+
+# ---- steps ---------------------------------------------------------------------------------------
+# Steps from node to node that solve a law of time series, and laws that none of them solves.
+#
+# A law whose residuals change with the steps describes the steps and not the series. So laws are
+# compared by steps whose error is a small share of the measurements' errors: classic Runge-Kutta
+# steps, halved until then, or implicit ones. The error is the change by steps of half the size.
+
+STEP_ERROR = 0.1  # of the errors' standard deviation: the error that the steps may have
+# Steps from node to node. Where no implicit ones may follow Runge and Kutta's, there are up to
+# MOST_STEPS of these, in a series of ALL_EXPLICIT_STEPS.
+FIRST_STEPS, MANY_STEPS, MOST_STEPS, ALL_EXPLICIT_STEPS = 8, 64, 4096, 100_000
+HOPELESS_CRITERION = 30.0  # above the best law's: finer steps are not tried for worse ones
+
+
+def solved(problem: Trajectories, x: Tensor, free: Tensor) -> tuple[Trajectories, Tensor]:
+    """Return the problem whose steps solve the best of K laws ``[K, N]``, and criteria ``[K]``.
+
+    These are inf for laws that the steps do not solve.
+    """
+    values = x.new_full((len(x),), math.inf)
+    level = torch.zeros(len(x), dtype=torch.long)
+    is_open = torch.arange(len(x))
+    problems: list[Trajectories] = []
+    residual, method = problem.residual(x), problem.method
+    for finer in _ladder(problem):
+        if finer.method != method:
+            residual, method = finer.residual(x[is_open]), finer.method
+        problems.append(finer)
+        finer_criteria = criteria(finer, x[is_open], free[is_open], residual)
+        halved = finer.finer().residual(x[is_open])
+        off = (halved - residual).unflatten(1, (-1, problem.shape.states))
+        errors = deviations(finer, residual, free[is_open]).unsqueeze(1)
+        good = (off.abs() < STEP_ERROR * errors).flatten(1).all(1) & finer_criteria.isfinite()
+        values[is_open[good]], level[is_open[good]] = finer_criteria[good], len(problems) - 1
+        rest = ~good & ~(finer_criteria >= values.min() + HOPELESS_CRITERION)
+        if not values.isfinite().any():  # coarse steps may leave the finite numbers
+            rest = ~good
+        is_open, residual = is_open[rest], halved[rest]
+        if not len(is_open):
+            break
+    number = int(level[values.argmin()]) if len(x) else 0
+    return problems[number], values.where(level <= number, math.inf)
+
+
+def _ladder(problem: Trajectories) -> Iterator[Trajectories]:
+    """Yield the problem, and those of twice as many steps each; then implicit ones, if may be."""
+    is_implicit, limit = problem.method == IMPLICIT, MANY_STEPS
+    if not is_implicit and not problem.stiff:
+        limit = max(limit, min(MOST_STEPS, ALL_EXPLICIT_STEPS // problem.data.times.shape[1]))
+    yield problem
+    while 2 * problem.steps <= limit:
+        problem = problem.finer()
+        yield problem
+    if not is_implicit and problem.stiff:
+        yield from _ladder(replace(problem, method=IMPLICIT, steps=FIRST_STEPS))
+
+
+def accurate(law: Law, job: Job) -> Law | None:
+    """Return a law fitted by steps that solve it; None where no steps do."""
+    while True:
+        problem, value = solved(law.problem, law.x.unsqueeze(0), law.free.unsqueeze(0))
+        if not value.isfinite():
+            return None
+        if (problem.steps, problem.method) == (law.problem.steps, law.problem.method):
+            return law
+        law = replace(law, problem=problem).refitted(job)
+
+
+def explicit(law: Law, job: Job) -> Law:
+    """Return a law by explicit steps where they solve it: another law may have needed others."""
+    problem = law.problem
+    if problem.method == IMPLICIT and problem.stiff:
+        begun = replace(problem, method=FIXED, steps=FIRST_STEPS)
+        fine = accurate(replace(law, problem=begun), job)
+        if fine is not None and fine.problem.method == FIXED:
+            return fine.refitted(job)
+    return law
+
+
+def best_accurate(laws: Iterable[Law], job: Job) -> Law | None:
+    """Return the best of some laws by steps that solve them; None where none is solved.
+
+    The laws are in order of their criteria. Those behind the first one that finer steps make no
+    worse are not tried.
+    """
+    best, lowest = None, math.inf
+    for law in laws:
+        coarse = law.criterion()
+        if best is not None and coarse >= lowest:
+            break
+        fine = accurate(law, job)
+        value = math.inf if fine is None else fine.criterion()
+        if value < lowest:
+            best, lowest = fine, value
+        if best is not None and lowest <= coarse + SAME_CRITERION:
+            break
+    return best

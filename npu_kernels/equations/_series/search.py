@@ -10,15 +10,28 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels._common.seeds import stream
-from npu_kernels.equations._series.alternatives import UNFORESEEN, better_laws
-from npu_kernels.equations._series.criterion import SAME_CRITERION, criteria
 from npu_kernels.equations._series.data import NAME, Series
 from npu_kernels.equations._series.estimates import units
-from npu_kernels.equations._series.exchange import exchanged
-from npu_kernels.equations._series.forms import Form, Met, form, loosened, meet
-from npu_kernels.equations._series.job import Job
 from npu_kernels.equations._series.known import Known, check_within, common_signs
-from npu_kernels.equations._series.laws import Law, minimise, refitted, stacked
+from npu_kernels.equations._series.laws import (
+    FIRST_STEPS,
+    MANY_STEPS,
+    SAME_CRITERION,
+    Form,
+    Job,
+    Law,
+    Met,
+    best_accurate,
+    criteria,
+    explicit,
+    form,
+    loosened,
+    meet,
+    minimise,
+    refitted,
+    solved,
+    stacked,
+)
 from npu_kernels.equations._series.sensitivity import (
     FIXED,
     IMPLICIT,
@@ -26,15 +39,21 @@ from npu_kernels.equations._series.sensitivity import (
     Trajectories,
     windows,
 )
-from npu_kernels.equations._series.sets import Ranked, ranked
-from npu_kernels.equations._series.simplify import foreseen, pruned, rounded
-from npu_kernels.equations._series.starts import DRAWN_SETS, drawn, matched, smoothed
-from npu_kernels.equations._series.steps import (
-    FIRST_STEPS,
-    MANY_STEPS,
-    best_accurate,
-    explicit,
-    solved,
+from npu_kernels.equations._series.simplify import (
+    UNFORESEEN,
+    better_laws,
+    exchanged,
+    foreseen,
+    pruned,
+    rounded,
+)
+from npu_kernels.equations._series.starts import (
+    DRAWN_SETS,
+    Ranked,
+    drawn,
+    matched,
+    ranked,
+    smoothed,
 )
 from npu_kernels.equations._series.verdict import MAX_LOST, lost_from_curve
 from npu_kernels.layers import NAU, RealNPU

@@ -13,16 +13,35 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from npu_kernels.equations._products.exponent_length import exponent_nats, factor_nats
-from npu_kernels.equations._series.criterion import FRACTION_NATS, NEGATIVE_NATS, criteria
-from npu_kernels.equations._series.forms import Met, cleaned, meet
-from npu_kernels.equations._series.job import Job
-from npu_kernels.equations._series.laws import Law, information, limits, minimise, refitted, stacked
+from npu_kernels.equations._numbers import exponent_nats, factor_nats
+from npu_kernels.equations._series.laws import (
+    FRACTION_NATS,
+    MAX_DERIVATIVE,
+    NEGATIVE_NATS,
+    REFIT_STEPS,
+    SAME_CRITERION,
+    Form,
+    Job,
+    Law,
+    Met,
+    accurate,
+    cleaned,
+    criteria,
+    form,
+    information,
+    limits,
+    loosened,
+    meet,
+    minimise,
+    refitted,
+    stacked,
+)
+from npu_kernels.equations._series.starts import allowed, whole_products
 
 TRIALS = 12  # changed laws of a law in one batch
 HOPE = 10.0  # price up to which a change belongs to the list that is tried at once
@@ -235,3 +254,268 @@ def _followed(law: Law, changes: list[Change], C: Any) -> Tensor:
     x[law.free] -= torch.from_numpy(move)
     low, high = limits(law.problem)
     return x.clamp(low, high)
+
+
+# ---- exchange of products ------------------------------------------------------------------------
+# Laws that differ from one law by a coefficient more, or by a product for another.
+#
+# New coefficients are those of the law's products in other equations, and of products of whole
+# powers. The trajectory's derivatives for all of these numbers say by how much the sum of squares
+# would fall, as if it were quadratic. The laws that promise most are fitted.
+
+TRIED = 24  # laws that are fitted
+TRIED_STEPS = 12  # of least squares
+PRODUCTS_AT_ONCE = 16  # of which derivatives are computed
+
+
+class Exchange(NamedTuple):
+    """A change of a law with p free numbers."""
+
+    gone: tuple[int, ...]  # which of these become 0
+    product: int  # that gets coefficients
+    rows: tuple[int, ...]  # the equations, or reactions, of these coefficients
+
+
+def exchanged(law: Law, job: Job) -> list[Law]:
+    """Return the fitted laws that one exchange leads to, the best first."""
+    shape, constant = law.problem.shape, law.problem.data.constant
+    exponents, rates, _ = shape.split(law.x)
+    law_products = exponents[(rates != 0).any(0)]
+    library = whole_products(shape.states)
+    library = library[allowed(library, shape) & ~library[:, constant].any(1)]
+    products = torch.cat(
+        [law_products, library[(library.unsqueeze(1) != law_products).any(2).all(1)]]
+    )
+    plans = _plans(law, len(law_products), len(products))
+    prices, moves = _foreseen(law, products, plans)
+    trials: list[Law] = []
+    for n in prices.argsort(stable=True).tolist():
+        trial = _after(law, products, plans[n], moves[n])
+        trials += [] if trial is None else [trial]
+        if len(trials) == TRIED:
+            break
+    if not trials:
+        return []
+    x, free = stacked(trials)
+    x, _ = minimise(law.problem, x, free, TRIED_STEPS, 1e-3, job, is_short=True, likely=True)
+    values = criteria(law.problem, x, free)
+    order = values.argsort(stable=True).tolist()
+    return [replace(trials[n], x=x[n]) for n in order if values[n].isfinite()]
+
+
+def _plans(law: Law, law_products: int, products: int) -> list[Exchange]:
+    """Return all exchanges: of no coefficient, of one, and of all that a product has.
+
+    law_products: how many the law has, which come first.
+    """
+    shape = law.problem.shape
+    h, first = shape.terms, shape.terms * shape.states
+    rates = shape.split(law.x)[1]
+    is_there = torch.nn.functional.pad(
+        rates[:, (rates != 0).any(0)] != 0, (0, products - law_products)
+    )
+    new = [(k, (d,)) for k, d in (~is_there.mT).nonzero().tolist()]
+    index = enumerate(law.free.nonzero().squeeze(1).tolist())
+    numbers = [(n, divmod(i - first, h)) for n, i in index if first <= i < shape.weights]
+    plans = [Exchange((), *pair) for pair in new]
+    plans += [Exchange((n,), *pair) for n, _ in numbers for pair in new]
+    for k in range(h):
+        column = [(n, d) for n, (d, term) in numbers if term == k]
+        if len(column) > 1:
+            gone, rows = zip(*column, strict=True)
+            plans += [Exchange(gone, product, rows) for product in range(law_products, products)]
+    return plans
+
+
+def _foreseen(law: Law, products: Tensor, plans: list[Exchange]) -> tuple[Tensor, Tensor]:
+    """Return the criteria after exchanges ``[P]``, and how the numbers move ``[P, p + n R + 1]``.
+
+    Both are those of the quadratic approximation. The numbers are the p free ones, and the
+    coefficients of the n products, which are 0 before.
+    """
+    rates, p = law.problem.shape.rates, int(law.free.sum())
+    A, r = _derivatives(law, products)
+    none = A.shape[1] - 1  # a number without effect: so all exchanges have as many
+    size = A.norm(dim=0).clamp(min=1e-300)
+    size[none] = 1.0
+    A = A / size
+    gram, along = A.mT @ A, A.mT @ r
+    gram.diagonal().add_(RIDGE)
+    width = p + max((len(plan.rows) for plan in plans), default=0)
+    rows, gone = [], torch.zeros(len(plans), p, dtype=law.x.dtype)
+    for n, (lost, product, equations) in enumerate(plans):
+        columns = [m for m in range(p) if m not in lost]
+        columns += [p + product * rates + d for d in equations]
+        rows.append(columns + [none] * (width - len(columns)))
+        gone[n, list(lost)] = 1.0
+    chosen = torch.tensor(rows, dtype=torch.long).view(-1, width)
+    off = gone * (law.x[law.free] * size[:p])
+    slope = along[chosen] - (off @ gram[:p]).gather(1, chosen)
+    matrix = gram[chosen.unsqueeze(2), chosen.unsqueeze(1)]
+    is_none = (chosen == none).unsqueeze(2)
+    matrix = torch.where(is_none, torch.eye(width, dtype=matrix.dtype), matrix)
+    move = -torch.linalg.solve(matrix, slope.unsqueeze(2)).squeeze(2)
+    squares = ((off @ gram[:p, :p]) * off).sum(1) - 2 * off @ along[:p] + (move * slope).sum(1)
+    count = [len(plan.rows) - len(plan.gone) for plan in plans]
+    price = math.log(int(law.problem.data.seen.sum()))
+    moves = torch.zeros(len(plans), none + 1, dtype=move.dtype).scatter(1, chosen, move) / size
+    return squares + price * torch.tensor(count, dtype=squares.dtype), moves
+
+
+def _derivatives(law: Law, products: Tensor) -> tuple[Tensor, Tensor]:
+    """Return derivatives of the residuals ``[M, p + n R + 1]``, and these ``[M]``.
+
+    They are for the free numbers, for coefficients of the products, and 0. All are in units of the
+    errors.
+    """
+    problem, shape, count = law.problem, law.problem.shape, len(products)
+    wide = replace(shape, terms=shape.terms + 1, signs=None)
+    parts = (part.expand(count, -1, -1) for part in shape.split(law.x))
+    exponents, rates, starts = parts
+    more = torch.nn.functional.pad(rates, (0, 1))
+    x = wide.join(torch.cat([exponents, products.unsqueeze(1)], 1), more, starts)
+    last = wide.terms * shape.states + shape.terms
+    columns = slice(last, wide.weights, wide.terms)
+    by_products = torch.cat(
+        [
+            replace(problem, shape=wide).jacobian(part)[1][:, :, columns]
+            for part in x.split(PRODUCTS_AT_ONCE)
+        ]
+    )
+    residual, jacobian = problem.jacobian(law.x.unsqueeze(0))
+    by_law, none = jacobian[0][:, law.free], residual.mT * 0
+    A = torch.cat([by_law, by_products.movedim(0, 1).flatten(1), none], 1)
+    deviations = law.deviations().repeat(len(A) // shape.states)
+    usable = (A.abs() < MAX_DERIVATIVE).all(1) & deviations.isfinite()
+    A = torch.where(usable.unsqueeze(1), A / deviations.unsqueeze(1), 0.0)
+    return A, torch.where(usable, residual[0] / deviations, 0.0)
+
+
+def _after(law: Law, products: Tensor, plan: Exchange, moves: Tensor) -> Law | None:
+    """Return the law after an exchange; None if it has too many products."""
+    shape, index = law.problem.shape, law.free.nonzero().squeeze(1)
+    x, free = law.x.clone(), law.free.clone()
+    terms = (shape.split(x)[1] != 0).any(0).nonzero().squeeze(1).tolist()
+    x[index] += moves[: len(index)]
+    gone = index[list(plan.gone)]
+    x[gone], free[gone] = 0.0, False
+    exponents, rates, _ = shape.split(x)  # views, as are those below
+    free_exponents, free_rates, _ = shape.split(free)
+    is_own = plan.product < len(terms)
+    spare = [k for k in range(shape.fixed, shape.terms) if not rates[:, k].any()]
+    if not is_own and not spare:
+        return None
+    k = terms[plan.product] if is_own else spare[0]
+    if not is_own:
+        exponents[k], free_exponents[k] = products[plan.product], False
+    rows, first = list(plan.rows), len(index) + plan.product * shape.rates
+    rates[rows, k], free_rates[rows, k] = moves[first : first + shape.rates][rows], True
+    low, high = limits(law.problem)
+    return cleaned(replace(law, x=x.clamp(low, high), free=free))
+
+
+# ---- alternatives --------------------------------------------------------------------------------
+# Other laws that the data hardly tell from the best one.
+#
+# A law belongs to them if its posterior odds to the best one are above 1:20 ("Occam's window",
+# Madigan and Raftery 1994), which by the Bayesian information criterion is a difference below 2 log
+# 20. The candidates are the forms that the search met, and the best law without one of its numbers.
+# A form is fitted with all of its numbers free, and its exponents are rounded anew: fractions that
+# suit the best law need not suit another one.
+
+WINDOW = 2 * math.log(20)  # of the criterion
+UNFORESEEN = 4.0  # of the criterion: the error of the quadratic approximation that is allowed
+MOST_MET = 40  # laws that the search met: those that are tried
+
+
+def alternatives(
+    best: Law, free: Law, met: Met, max_denominator: int, job: Job
+) -> list[tuple[Law, Law]]:
+    """Return the laws within the window beside the best one, the best first.
+
+    Each is paired with the same law whose numbers are all free. free: the best law with all numbers
+    free. met: laws of other forms. max_denominator: of exponents.
+    """
+    limit = best.criterion() + WINDOW
+    candidates = _candidates(free, met, limit)
+    candidates.pop(form(best), None)
+    pairs: list[tuple[Law, Law]] = []
+    for law, loose in _fitted(candidates, best, free, limit, max_denominator, job):
+        fine = None if form(law) == form(best) else accurate(law, job)
+        if fine is not None and fine.criterion() < limit:
+            is_same = fine.problem is law.problem
+            pairs.append((fine, loose if is_same else replace(loose, problem=fine.problem)))
+    return sorted(pairs, key=lambda pair: pair[0].criterion())
+
+
+def better_laws(
+    best: Law, free: Law, met: Met, max_denominator: int, job: Job
+) -> list[tuple[Law, Law]]:
+    """Return the laws of lower criteria than the best one's, as `alternatives` does.
+
+    The best law's own form is tried, too: its exponents are rounded anew.
+    """
+    limit = best.criterion() - SAME_CRITERION
+    candidates = _candidates(free, met, limit) | {form(best): free}
+    return _fitted(candidates, best, free, limit, max_denominator, job)
+
+
+def _fitted(
+    candidates: dict[Form, Law],
+    best: Law,
+    free: Law,
+    limit: float,
+    max_denominator: int,
+    job: Job,
+) -> list[tuple[Law, Law]]:
+    """Return the best law of each form below the limit, the best first, as `alternatives` does."""
+    if not candidates:
+        return []
+    loosen = bool(free.problem.shape.split(free.free)[0].any())
+    starts = [loosened(replace(law, problem=best.problem), loosen) for law in candidates.values()]
+    x, masks = stacked(starts)
+    x, _ = minimise(best.problem, x, masks, REFIT_STEPS, 1e-4, job, is_short=True, likely=True)
+    starts = [replace(law, x=numbers) for law, numbers in zip(starts, x, strict=True)]
+    values = criteria(best.problem, x, masks) - foreseen(starts, max_denominator)
+    near = (values < limit + UNFORESEEN).nonzero().squeeze(1).tolist()
+    if not near or not job.go_on():
+        return []
+    loose = refitted([starts[n] for n in near], job)
+    laws: dict[Form, tuple[float, Law, Law]] = {}
+    for law, model in zip(rounded(loose, max_denominator, job), loose, strict=True):
+        value, kind = law.criterion(), form(law)
+        bound = min(limit, laws[kind][0] if kind in laws else math.inf)
+        if _distinct(law) and value < bound:
+            laws[kind] = value, law, model
+    return [pair[1:] for pair in sorted(laws.values(), key=lambda rival: rival[0])]
+
+
+def _candidates(free: Law, met: Met, limit: float) -> dict[Form, Law]:
+    """Return the laws whose criterion may come below the limit, by their forms."""
+    laws = {form(law): law for law in _smaller(free)}
+    hopes = [(value - _gain(law), kind) for kind, (value, law) in met.items()]
+    for hope, kind in sorted(hopes, key=lambda pair: pair[0])[:MOST_MET]:
+        if hope < limit:
+            laws.setdefault(kind, met[kind][1])
+    return laws
+
+
+def _gain(law: Law) -> float:
+    """Return how much the criterion may fall, at most, if free exponents become fractions."""
+    powers = law.free[: law.problem.shape.terms * law.problem.shape.states]
+    return (math.log(int(law.problem.data.seen.sum())) + 2 * FRACTION_NATS) * int(powers.sum())
+
+
+def _smaller(free: Law) -> list[Law]:
+    """Return the law without one of its free exponents or coefficients, for each of them."""
+    C = covariance(free, free.information())
+    numbers = free.free[: free.problem.shape.weights].nonzero().squeeze(1).tolist()
+    laws = changed([(free, [((i,), 0.0)], C) for i in numbers]) if numbers else []
+    return [candidate for candidate in laws if form(candidate)]
+
+
+def _distinct(law: Law) -> bool:
+    """Return whether no two terms have the same exponents: they would be one."""
+    exponents, coefficients, _ = law.problem.shape.split(law.x)
+    rows = exponents[(coefficients != 0).any(0)]
+    return len(rows.unique(dim=0)) == len(rows)

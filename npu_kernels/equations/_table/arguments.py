@@ -14,9 +14,8 @@ import torch
 
 from npu_kernels._common.checks import as_number, check_choice, check_whole, is_number, is_whole
 from npu_kernels._jobs.fingerprint import digest
-from npu_kernels.equations._products.exponent_length import MOST_DENOMINATOR
-from npu_kernels.equations._products.expression import Expression
-from npu_kernels.equations._products.functions import (
+from npu_kernels.equations._expression import (
+    Expression,
     Functions,
     OutputFunction,
     check_functions,
@@ -24,20 +23,23 @@ from npu_kernels.equations._products.functions import (
     functions_of,
     output_functions_of,
 )
-from npu_kernels.equations._products.groups import constant
-from npu_kernels.equations._products.limits import (
+from npu_kernels.equations._limits import (
     BOUND,
+    Exponents,
     Limits,
     check_whole_within,
+    constrain,
+    dimensions,
+    factor,
     read_bounds,
     read_terms,
     read_whole,
 )
-from npu_kernels.equations._products.problem import MOST_NOISE
-from npu_kernels.equations._products.units import Exponents, constrain, dimensions, factor
-from npu_kernels.equations._table.kept_results import Work
+from npu_kernels.equations._numbers import MOST_DENOMINATOR
+from npu_kernels.equations._problem import MOST_NOISE
+from npu_kernels.equations._rows import constant
 from npu_kernels.equations._table.refine import Rules
-from npu_kernels.equations._table.search import Settings
+from npu_kernels.equations._table.search import Settings, Work
 from npu_kernels.equations._table.stepwise import MOST_TERMS
 
 Array = Any

@@ -1,32 +1,107 @@
-"""A law in the units of its data, with standard errors, and its error on other rows."""
+"""A law in the units of its data, with standard errors; its error on other rows; its refits."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from npu_kernels._common.checks import is_number
-from npu_kernels.equations._products.expression import Expression
-from npu_kernels.equations._products.functions import Functions, OutputFunction
-from npu_kernels.equations._products.groups import of_rows
-from npu_kernels.equations._products.limits import Limits
-from npu_kernels.equations._products.problem import AllRows, root_mean_square
-from npu_kernels.equations._products.units import Exponents
+from npu_kernels.equations._equation import EXCLUDED, Equation
+from npu_kernels.equations._expression import Expression, Functions, OutputFunction
+from npu_kernels.equations._limits import Exponents, Limits
+from npu_kernels.equations._numbers import FLOAT64_ROUNDING, Interval
+from npu_kernels.equations._problem import AllRows, Columns, Output, root_mean_square
+from npu_kernels.equations._rows import of_rows, starts
 from npu_kernels.equations._table import refine
-from npu_kernels.equations._table.equation import Equation
-from npu_kernels.equations._table.free_exponents import (
-    covariance,
-    exponent_errors,
-    in_place_of_fractions,
-)
 from npu_kernels.equations._table.refine import Sum
 from npu_kernels.equations._table.search import is_exact
 
 Array = Any
+
+# ---- free exponents ------------------------------------------------------------------------------
+# Free exponents in place of fractions, and whether rows exclude a fraction.
+
+
+@dataclass(frozen=True)
+class Freed:
+    """A sum with a free exponent in place of a fraction, for the columns of the data."""
+
+    law: Sum
+    where: Array  # [K, n]: the fractions that it has no more: several where units tie them
+    exponents: Array  # [K, n]
+    errors: Array  # [K, n]: their standard errors
+
+    def excludes(self, fractions: Array) -> bool:
+        """Return whether the rows exclude one of the fractions that exponents ``[K, n]`` have."""
+        apart = np.abs(self.exponents - fractions) > EXCLUDED * self.errors
+        return bool((apart & self.where).any())
+
+
+def covariance(data: AllRows, law: Sum) -> Array:
+    """Return the covariance of the coefficients and the free exponents."""
+    if data.noise is not None:
+        variance = data.noise**2
+    else:
+        degrees = data.rows - law.parameters
+        variance = law.rss / degrees if degrees > 0 else math.inf
+    C = refine.covariance(data, law)
+    return C * variance if math.isfinite(variance) else np.full_like(C, math.inf)
+
+
+def exponent_errors(data: AllRows, law: Sum, C: Array) -> Array:
+    """Return the standard errors of the columns' exponents ``[K, n]``. C: the covariance."""
+    K, (k, i) = len(law.c), np.nonzero(law.free)
+    if not np.isfinite(C).all():
+        return np.where((law.free @ (data.matrix != 0).T) > 0, math.inf, 0.0)
+    errors = np.zeros((K, len(data.matrix)))
+    of_exponents = C.reshape(-1, *C.shape[-2:])[0, K:, K:]  # the same in all groups
+    for term in range(K):
+        of_term = k == term
+        Z, inner = data.matrix[:, i[of_term]], of_exponents[np.ix_(of_term, of_term)]
+        errors[term] = np.sqrt(np.maximum(np.diag(Z @ inner @ Z.T), 0.0))
+    return errors
+
+
+def freed(data: AllRows, law: Sum, loss: str | None) -> Iterator[Freed]:
+    """Yield the sum with each of its fractions as a free exponent, one at a time.
+
+    Terms that were given keep theirs, and so does an exact sum. loss: None yields nothing.
+    """
+    if loss is None or is_exact(data, law):
+        return
+    full = data.exponents.full(law.u, data.power, data.below)
+    tied = data.matrix != 0
+    fractional = ((full % 1 != 0) @ tied) & ~law.free & ~data.signed
+    fractional[: data.fixed] = False
+    for k, j in np.argwhere(fractional):
+        free = law.free.copy()
+        free[k, j] = True
+        other = refine.refit(data, replace(law, free=free), loss)
+        if math.isfinite(other.cost):
+            where = np.zeros(full.shape, dtype=bool)
+            where[k] = tied[:, j] & (full[k] % 1 != 0)
+            exponents = data.exponents.full(other.u, data.power, data.below)
+            errors = exponent_errors(data, other, covariance(data, other))
+            yield Freed(other, where, exponents, errors)
+
+
+def in_place_of_fractions(data: AllRows, law: Sum, loss: str | None) -> Array:
+    """Return the exponents that are free in place of fractions, and their errors ``[2, K, n]``.
+
+    They are not a number elsewhere.
+    """
+    told = np.full((2, len(law.c), len(data.matrix)), np.nan)
+    for rival in freed(data, law, loss):
+        told[:, rival.where] = rival.exponents[rival.where], rival.errors[rival.where]
+    return told
+
+
+# ---- estimates -----------------------------------------------------------------------------------
 
 NOISE_FLOOR = 0.1  # of the median of |y|: below it, errors in proportion to y grow no smaller
 SMALLEST_SIZE = 1e-100  # of an output that relative errors are in proportion to, over the greatest
@@ -184,3 +259,185 @@ def _errors(coef: Array, C: Array, free: Array, log_mean: Array) -> Array:
     variances = np.diagonal(T @ C @ T.swapaxes(-1, -2), axis1=-2, axis2=-1)
     errors: Array = np.sqrt(np.maximum(variances, 0.0))
     return errors
+
+
+# ---- refits --------------------------------------------------------------------------------------
+# Refits of a law with its form kept: to new data, and to rows drawn anew (the bootstrap).
+
+UNTOLD = 1e-10  # of a singular value of derivatives of length 1: below, rows tell nothing of it
+
+
+def rows_of(
+    equation: Equation, X: Array, y: Array, weight: Array, origin: Array, group: Array | None,
+    labels: Any, noise: float | str | None = None, digits: float = FLOAT64_ROUNDING,
+) -> Rows:  # fmt: skip
+    """Return rows for a law of known form.
+
+    origin: the rows' numbers in the table. group: the rows are sorted by it. noise: as in
+    `NPURegressor`, of which only a number matters. digits: the relative error to which y is
+    rounded. The labels of the groups may be others than those of the law.
+    """
+    parts = equation.functions, equation.output, (equation.function,), equation.constraint
+    of_law = equation.part, equation.limits, group, labels
+    return Rows(X, y, weight, *parts, noise, digits, (), origin, *of_law)
+
+
+def refitted(equation: Equation, rows: Rows, loss: str) -> tuple[Rows, Equation]:
+    """Return the rows, and the law with its form and the parameters that fit them best."""
+    if rows.deviation is not None or equation.noise == "known":
+        equation = replace(equation, noise="constant" if rows.deviation is None else "known")
+    for again in range(2):  # errors in proportion to y are in proportion to the first law's y
+        is_new = not again and rows.labels is not None
+        data, start = _started(equation, rows, "refit", is_new)
+        law = refine.refit(_of_terms(data, start), start, loss)
+        if not math.isfinite(law.rss):
+            raise ValueError("refit: the law must have finite values in all rows")
+        error = left_out(rows, data, law)
+        equation = equation_of(rows, data, law, error, 0, equation.noise, loss)
+    untold = _untold(data, law) if equation.labels is None else ""
+    if untold:
+        free = equation.free
+        equation = replace(
+            equation, coef_std=np.full_like(equation.coef, math.inf),
+            exponents_std=np.where(free, math.inf, equation.exponents_std),
+        )  # fmt: skip
+        rows = replace(rows, notes=(untold,))
+    return rows, equation
+
+
+def _of_terms(data: AllRows, law: Sum) -> AllRows:
+    """The rows, for the terms of a law: a coefficient that its limits make 0 is no error."""
+    if data.limits is None:
+        return data
+    return replace(data, limits=data.limits.of_terms(law.u, law.parity, data.below))
+
+
+def _untold(data: AllRows, law: Sum) -> str:
+    """A note if the rows do not tell all parameters of a law; without a note the empty text."""
+    R = refine.triangle(
+        np.concatenate([refine.triangle(J) for _, J in refine.derivatives(data, law)])
+    )
+    k, _ = np.nonzero(law.free)
+    told = np.append(np.ones(len(law.c), dtype=bool), law.c[k] != 0)
+    R = (R / refine.lengths(R))[:, told]
+    rank = int(np.linalg.matrix_rank(R, tol=UNTOLD)) if R.size and np.isfinite(R).all() else 0
+    if rank == told.sum():
+        return ""
+    return (
+        f"The rows tell {rank} of the law's {told.sum()} parameters: the others are no estimates, "
+        "and no parameter has a standard error."
+    )
+
+
+def _started(
+    equation: Equation, rows: Rows, function: str, is_new: bool = False
+) -> tuple[AllRows, Sum]:
+    """The rows of a fit, and the law for them with the parameters that it has.
+
+    function: that is called, for messages. is_new: the groups are others than the law's.
+    """
+    columns = Columns.of(equation.functions.expand(rows.X))
+    root = rows.root
+    if equation.noise == "relative":
+        root = root / sizes(rows.y if is_new else equation._predicted(rows.X, rows.group))
+    output = Output(  # any y of the other sign is taken for an error, as in the last fit of `fit`
+        columns, rows.y, root, equation.constraint, rows.deviation, math.inf,
+        equation.noise == "factor", equation.function, equation.limits,
+        None if equation.part is None else equation.part.values(rows.X), rows.group,
+        rows.digits,
+    )  # fmt: skip
+    data = output.scaled(equation.power, equation.below)
+    if data is None or _fractional(equation, columns).any():
+        _refuse(equation, columns, rows.y, function)
+    assert data is not None
+    free = equation.free[:, equation.constraint.free]
+    u = equation.exponents[:, equation.constraint.free]
+    parity = np.where(data.mixed, np.abs(u) % 2, 0.0)
+    if is_new:
+        return data, Sum(u, parity, free, _solved(data, u, parity))
+    above = equation.terms - equation.below
+    shift = equation.exponents @ (columns.log_mean - equation.log_mean)
+    shift[:above] += equation.power * math.log(equation.scale / data.scale)
+    c = equation.scaled * np.exp(shift) * outer_signs(data, u)
+    return data, Sum(u, parity, free, c.T)
+
+
+def _fractional(equation: Equation, columns: Columns) -> Array:
+    """The columns with negative values whose exponents in the law are no whole numbers ``[n]``."""
+    fractional = (equation.free | (equation.exponents % 1 != 0)).any(0)
+    negative: Array = columns.negative & fractional
+    return negative
+
+
+def _refuse(equation: Equation, columns: Columns, y: Array, function: str) -> NoReturn:
+    """Raise the ValueError that says why rows are none of a law."""
+    if equation.noise == "factor" and not ((y > 0).all() or (y < 0).all()):
+        rule = "y must have one sign and no zeros, as the errors of the law are factors of y"
+        raise ValueError(f"{function}: {rule}, got y from {y.min():g} to {y.max():g}")
+    negative = _fractional(equation, columns)
+    if negative.any():
+        names = ", ".join(equation.names[i] for i in np.flatnonzero(negative))
+        rule = "columns must not be negative where their exponents are no whole numbers"
+        raise ValueError(f"{function}: {rule}, got negative values in {names}")
+    raise ValueError(f"{function}: the law must have finite values in all rows")
+
+
+def _solved(data: AllRows, u: Array, parity: Array) -> Array:
+    """The coefficients ``[K, G]`` by least squares to first order."""
+    problem = data.block
+    assert problem.group is not None
+    z, weight = problem.linear()
+    A = problem.products(u, parity) * weight[:, None]
+    parts = (problem.group == g for g in range(problem.group[-1] + 1))
+    c = [np.linalg.lstsq(A[part], (z * weight)[part], rcond=1e-12)[0] for part in parts]
+    return np.stack(c, 1)
+
+
+def _drawn(data: AllRows, generator: Any) -> Array:
+    """Indices of rows with replacement; of each group as many as it has."""
+    if data.group is None:
+        rows: Array = generator.integers(data.rows, size=data.rows)
+        return rows
+    sizes = np.bincount(data.group)
+    parts = zip(starts(data.group), sizes, strict=True)
+    return np.concatenate([first + generator.integers(n, size=n) for first, n in parts])
+
+
+def resampled(equation: Equation, rows: Rows, loss: str, seed: list[int], draws: int) -> Array:
+    """Estimate coefficients and free exponents from drawn rows: ``[draws, parameters]``.
+
+    The rows of each estimate are drawn with replacement, those of a group from its own.
+    """
+    data, start = _started(equation, rows, "bootstrap")
+    data = _of_terms(data, start)
+    start = refine.refit(data, start, loss)
+    signs = outer_signs(data, start.u)
+    generator = np.random.default_rng(seed)
+    results: list[Array] = []
+    for _ in range(draws):
+        drawn = data.choose(_drawn(data, generator))
+        law = refine.refit(drawn, replace(start, rss=np.inf), loss)
+        full, shift = unscaled(data, law.u)
+        c = (law.c.T * signs * shift).T
+        results.append(np.concatenate([c.ravel(), full[equation.free]]))
+    return np.array(results)
+
+
+def intervals(equation: Equation, draws: Array, level: float) -> list[Interval]:
+    """Percentiles of the estimates, in the order of `Equation.intervals`."""
+    size = np.abs(draws).max(0)
+    size = np.where((size > 0) & np.isfinite(size), size, 1.0)
+    with np.errstate(invalid="ignore"):
+        low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2], axis=0)
+        error = size * (draws / size).std(0, ddof=1)
+    count = equation.coef.size
+    exponents = np.cumsum(equation.free.ravel()).reshape(equation.free.shape) - 1 + count
+    columns, groups = list[int](), count // equation.terms
+    for k in range(equation.terms):  # in the order of the equation's intervals
+        columns += range(k * groups, (k + 1) * groups)
+        columns += [int(exponents[k, i]) for i in np.flatnonzero(equation.free[k])]
+    numbers = np.stack([error, low, high], 1)[columns].tolist()
+    results = []
+    for interval, (deviation, first, last) in zip(equation.intervals(level), numbers, strict=True):
+        results.append(replace(interval, error=deviation, low=first, high=last))
+    return results

@@ -14,28 +14,20 @@ from typing import Any
 import numpy as np
 
 from npu_kernels._common.notices import warn
-from npu_kernels.equations._products.groups import ranks
-from npu_kernels.equations._products.problem import (
-    EXACT_ERROR,
-    AllRows,
-    Columns,
-    Output,
-    blocks,
-)
-from npu_kernels.equations._table import cancelling, identities, ratio, refine
-from npu_kernels.equations._table.equation import Equation
+from npu_kernels.equations._equation import Equation
+from npu_kernels.equations._problem import EXACT_ERROR, AllRows, Columns, Output
+from npu_kernels.equations._rows import NARROW, alike, blocks, ranks, spread, widths
+from npu_kernels.equations._table import ratio, refine
 from npu_kernels.equations._table.estimates import Rows, equation_of, held_out, left_out, sizes
-from npu_kernels.equations._table.identities import Fit
-from npu_kernels.equations._table.kept_results import Steps
-from npu_kernels.equations._table.other_forms import TELL, other_forms
+from npu_kernels.equations._table.forms import TELL, Fit, cancelling_pair, other_forms, resolved
 from npu_kernels.equations._table.refine import Rules, Sum
-from npu_kernels.equations._table.rows import NARROW, alike, spread, widths
 from npu_kernels.equations._table.search import (
     MORE_ROWS,
     POWERS,
     SEARCH_ROWS,
     Candidates,
     Settings,
+    Steps,
     search,
     search_on,
 )
@@ -345,7 +337,7 @@ def _finished(
         rule = "no law of these signs and bounds could be fitted to all rows"
         raise ValueError(f"NPURegressor: {rule} of {rows.output}")
     fits = _without_roots(other_forms(fits, output, held, settings), settings.rules)
-    fits = identities.resolved(fits, rows.functions, held, settings.rules.loss)
+    fits = resolved(fits, rows.functions, held, settings.rules.loss)
     fits.sort(key=lambda fit: (len(fit[2].c), fit[2].cost))
     best = min(fit[2].cost for fit in fits)
     forms: set[Any] = set()
@@ -411,7 +403,7 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
     if equation.terms > 1 and not equation.below:
         of_group = equation.scaled if rows.group is None else equation.scaled[rows.group[some]]
         terms = equation._products(X[some]) * of_group
-        near = cancelling.pair(terms, equation.exponents)
+        near = cancelling_pair(terms, equation.exponents)
     if near is not None:
         first, second = (equation._term(k, 4) for k in near)
         notes.append(

@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels.equations._products.exponent_length import exponent_nats
-from npu_kernels.equations._products.problem import AllRows, Output, Problem
-from npu_kernels.equations._table import refine, rounding
+from npu_kernels.equations._numbers import exponent_nats
+from npu_kernels.equations._problem import AllRows, Output, Problem
+from npu_kernels.equations._rows import alike
+from npu_kernels.equations._table import refine
 from npu_kernels.equations._table.refine import Rules, Sum
-from npu_kernels.equations._table.rows import alike
 from npu_kernels.equations._table.search import Candidates, Settings, chosen_rows, is_exact
 
 Array = Any
@@ -198,7 +198,7 @@ def _refined(problem: Problem, law: Sum, rules: Rules) -> Sum:
     free = (law.u != 0) & ~problem.signed
     if rules.exponents == "integers" or not free.any():
         return law
-    other = rounding.simplified(problem, replace(law, free=free), rules)
+    other = refine.simplified(problem, replace(law, free=free), rules)
     return other if other.cost < law.cost or rules.exponents == "real" else law
 
 

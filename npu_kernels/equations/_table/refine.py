@@ -25,13 +25,164 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels.equations._products.exponent_length import ZERO, exponent_nats, factor_nats
-from npu_kernels.equations._products.groups import of_rows
-from npu_kernels.equations._products.limits import BOUND, ScaledLimits
-from npu_kernels.equations._products.problem import AllRows, Problem
-from npu_kernels.equations._table.linearised import Arrow, Dense
+from npu_kernels.equations._limits import BOUND, ScaledLimits
+from npu_kernels.equations._numbers import ZERO, exponent_nats, factor_nats
+from npu_kernels.equations._problem import AllRows, Problem
+from npu_kernels.equations._rows import of_rows, starts
 
 Array = Any
+
+# ---- linearised problems -------------------------------------------------------------------------
+# The steps of least squares: for one set of parameters, and where groups have coefficients.
+#
+# Where each group of rows has K coefficients of its own and all share F exponents, the matrix of
+# the derivatives is an arrow: a block of each group, and the columns of the exponents. The blocks
+# are eliminated group by group (modified Gram-Schmidt), for all groups at once. What is left are
+# equations of the exponents alone. So the work grows with the rows, not with the groups.
+
+DEPENDENT = 1e-12  # share of a column's length that the columns before it have to leave
+LEAST_DAMPING = 1e-22  # of the squares of columns of length 1: what no row tells stays as it is
+
+
+@dataclass(frozen=True)
+class Dense:
+    """``R (length * step) = b`` for K coefficients and the exponents; R has columns of length 1."""
+
+    R: Array  # [q, q]
+    b: Array  # [q]
+    length: Array  # [q]
+    terms: int  # K
+
+    def descent(self) -> Array:
+        """Return the direction of the coefficients ``[K]`` in which the error falls."""
+        descent: Array = (self.R.T @ self.b)[: self.terms]
+        return descent
+
+    def step(self, mu: float, stays: Array | None) -> tuple[Array, Array]:
+        """Return the damped steps of coefficients ``[K]`` and of exponents ``[F]``.
+
+        stays: the coefficients that do not move.
+        """
+        A, rhs, q = self.R, self.b, self.R.shape[1]
+        if mu > 1e-9:
+            A = np.concatenate([A, math.sqrt(mu) * np.eye(q)])
+            rhs = np.concatenate([rhs, np.zeros(q)])
+        if stays is not None:
+            A = np.where(np.append(stays, np.zeros(q - self.terms, dtype=bool)), 0.0, A)
+        step = np.linalg.lstsq(A, rhs, rcond=1e-13)[0] / self.length
+        return step[: self.terms], step[self.terms :]
+
+
+def lengths_of_groups(A: Array, first: Array) -> Array:
+    """Return the lengths of the columns in each group. first: the groups' first rows."""
+    with np.errstate(over="ignore"):
+        lengths: Array = np.sqrt(np.add.reduceat(A**2, first))
+    return lengths
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """``R (step) = b``: the rows of each group's coefficients, and those of the exponents alone."""
+
+    groups: Array  # [G, K, K + F + 1]: of coefficients, exponents and b
+    shared: Array  # [at most F + 1, F + 1]: of exponents and b
+    orthonormal: Array  # [N, K]: the columns of the coefficients
+    remainder: Array  # [N, F]: what these leave of the columns of the exponents
+
+    @classmethod
+    def of(cls, J: Array, terms: int, target: Array, group: Array) -> Arrow:
+        """Return the equations of derivatives ``[N, K + F]``.
+
+        terms: K, the columns of the coefficients, which are those of the row's group. group: its
+        number, sorted.
+        """
+        A, first = np.column_stack([J, target]), starts(group)
+        rows = np.zeros((len(first), terms, A.shape[1]))
+        size = lengths_of_groups(A[:, :terms], first)
+        for k in range(terms):
+            length = lengths_of_groups(A[:, k], first)
+            length[length <= DEPENDENT * size[:, k]] = 0.0
+            rows[:, k, k] = length
+            A[:, k] /= np.where(length > 0, length, math.inf)[group]
+            after = A[:, k + 1 :]
+            rows[:, k, k + 1 :] = np.add.reduceat(A[:, k, None] * after, first)
+            after -= A[:, k, None] * rows[:, k, k + 1 :][group]
+        shared = np.linalg.qr(A[:, terms:], mode="r")
+        return cls(rows, shared, A[:, :terms], A[:, terms:-1])
+
+    @property
+    def terms(self) -> int:
+        return int(self.groups.shape[1])
+
+    def lengths(self) -> tuple[Array, Array]:
+        """Return the lengths of the columns ``[G, K]`` and ``[F]``; 1 for a column of zeros."""
+        K = self.terms
+        own = np.sqrt((self.groups[..., :K] ** 2).sum(1))
+        of_all = (self.groups[..., K:-1] ** 2).sum((0, 1)) + (self.shared[:, :-1] ** 2).sum(0)
+        exponents = np.sqrt(of_all)
+        return np.where(own > 0, own, 1.0), np.where(exponents > 0, exponents, 1.0)
+
+    def descent(self) -> Array:
+        """Return the direction of the coefficients ``[K, G]`` in which the error falls."""
+        K = self.terms
+        descent: Array = np.einsum("gjk,gj->kg", self.groups[..., :K], self.groups[..., -1])
+        return descent
+
+    def step(self, mu: float, stays: Array | None) -> tuple[Array, Array]:
+        """Return the damped steps of coefficients ``[K, G]`` and of exponents ``[F]``.
+
+        stays: the coefficients that do not move.
+        """
+        K, (own, exponents) = self.terms, self.lengths()
+        F, damping = len(exponents), math.sqrt(max(mu, LEAST_DAMPING))
+        rows = self.groups.copy()
+        rows[..., :K] /= own[:, None]
+        rows[..., K:-1] /= exponents
+        added = np.zeros_like(rows)
+        added[:, np.arange(K), np.arange(K)] = damping
+        if stays is not None:
+            rows[..., :K] = np.where(stays.T[:, None], 0.0, rows[..., :K])
+            added[:, np.arange(K), np.arange(K)] = np.where(stays.T, 1.0, damping)
+        R: Array = np.linalg.qr(np.concatenate([rows, added], 1), mode="r")
+        shared = self.shared / np.append(exponents, 1.0)
+        parts = R[:, K:, K:].reshape(-1, F + 1), shared, damping * np.eye(F, F + 1)
+        below = np.concatenate(parts)
+        change = np.linalg.lstsq(below[:, :-1], below[:, -1], rcond=1e-13)[0] if F else np.zeros(0)
+        b = R[:, :K, -1] - R[:, :K, K:-1] @ change
+        c = np.linalg.solve(R[:, :K, :K], b[..., None])[..., 0]
+        return (c / own).T, change / exponents
+
+    def leverage(self) -> tuple[Array, Array]:
+        """Return the leverages of the rows ``[N]``, and the variances of the exponents ``[F]``.
+
+        A variance is that with the later exponents fixed, for errors of variance 1.
+        """
+        length = self.lengths()[1]
+        Q, R = np.linalg.qr(self.remainder)
+        size = np.abs(np.diag(R)) / length
+        h = (self.orthonormal**2).sum(1) + (Q[:, size > 1e-10] ** 2).sum(1)
+        with np.errstate(over="ignore", divide="ignore"):
+            return h, 1 / (np.maximum(size, 1e-12) * length) ** 2
+
+    def covariance(self) -> Array:
+        """Return the covariances ``[G, K + F, K + F]``, for errors of variance 1.
+
+        They are those of a group's coefficients and the exponents.
+        """
+        K, (own, exponents) = self.terms, self.lengths()
+        outer = np.linalg.pinv(self.shared[:, :-1] / exponents, rcond=1e-13)
+        R = self.groups[..., :K] / own[:, None]
+        inner = np.linalg.pinv(R, rcond=1e-13)
+        cross = -inner @ (self.groups[..., K:-1] / exponents) @ outer
+        rows = np.concatenate([cross, np.broadcast_to(outer, (len(own), *outer.shape))], 1)
+        C = rows @ rows.transpose(0, 2, 1)
+        C[:, :K, :K] += inner @ inner.transpose(0, 2, 1)
+        size = np.concatenate([own, np.broadcast_to(exponents, (len(own), len(exponents)))], 1)
+        return C / (size[:, :, None] * size[:, None])
+
+
+# ---- least squares and the criterion -------------------------------------------------------------
+
 Data = Problem | AllRows
 
 SOLVED_ERROR = 1e-14  # of the target's deviation: no step makes smaller errors smaller
@@ -441,3 +592,161 @@ def covariance(problem: Data, law: Sum) -> Array:
     inverse = np.linalg.pinv(R / length, rcond=1e-13)
     with np.errstate(over="ignore"):
         return inverse @ inverse.T / np.outer(length, length)
+
+
+# ---- simple exponents ----------------------------------------------------------------------------
+# Simple exponents of one sum of products, where the criterion falls.
+
+STEP = 0.4  # from an exponent to those that are tried in its place
+LOST = 1e-10  # share of a variance that is rounding: the other exponents determine this one
+
+
+def simple_near(problem: Data, rules: Rules, value: float, i: int, parity: float) -> list[float]:
+    """The simple exponents near the value of input i, the nearest of each denominator."""
+    if problem.mixed[i]:
+        odd = 2 * round((value - parity) / 2) + parity
+        if not problem.low[i] <= odd <= problem.high[i]:
+            odd -= math.copysign(2, odd)
+        values = [float(odd)] + [0.0] * int(parity == 0)
+    elif problem.signed[i]:
+        values = [float(round(value)), 0.0]
+    else:
+        values = [round(value * q) / q for q in rules.denominators] + [0.0] * int(abs(value) < 1)
+    return [o for o in dict.fromkeys(values) if problem.low[i] <= o <= problem.high[i]]
+
+
+def simplified(problem: Data, law: Sum, rules: Rules) -> Sum:
+    """The sum with simple exponents where this lowers the criterion.
+
+    Inputs of both signs always have whole exponents.
+    """
+    law = refit(problem, _fewer_than_rows(problem, law), rules.loss)
+    forced = problem.signed[None, :] & law.free
+    if forced.any():
+        u = law.u.copy()
+        for k, i in np.argwhere(forced):
+            parity = law.parity[k, i]
+            u[k, i] = (simple_near(problem, rules, u[k, i], i, parity) or [parity])[0]
+        law = refit(problem, replace(law, u=u, free=law.free & ~forced), rules.loss)
+    if rules.exponents == "real" or not math.isfinite(law.rss):
+        return law
+    best = law
+    for q in rules.denominators:  # all exponents together
+        u = np.clip(np.round(law.u * q) / q, problem.low, problem.high)
+        near = law.free & (np.abs(u - law.u) < 0.3 / q)
+        rounded = replace(law, u=np.where(near, u, law.u), free=law.free & ~near)
+        rounded = refit(problem, rounded, rules.loss, 8)
+        best = rounded if rounded.cost < best.cost else best
+    for _ in range(4):
+        plan = _plan(problem, best, rules)
+        while plan:
+            trial = refit(problem, _with(best, plan), rules.loss, 10)
+            if trial.cost < best.cost:
+                break
+            plan = plan[: len(plan) // 2]
+        if not plan:
+            break
+        best = trial
+    if rules.exponents == "integers" and best.free.any():
+        u = np.clip(np.where(best.free, np.round(best.u), best.u), problem.low, problem.high)
+        best = refit(problem, replace(best, u=u, free=np.zeros_like(best.free)), rules.loss)
+    return best
+
+
+def reconsidered(problem: Data, law: Sum, rules: Rules) -> Sum:
+    """The sum, with other exponents where these rows tell them from the simple ones.
+
+    The rows are more than those that chose the exponents.
+    """
+    free = law.free | ((np.abs(law.u) > ZERO) & ~problem.signed)
+    free[: problem.fixed] = False
+    if rules.exponents == "integers" or (free == law.free).all():
+        return law
+    freed = refit(problem, replace(law, free=free), rules.loss, 6)
+    if not math.isfinite(freed.cost):
+        return law
+    rounded = _with(freed, _plan(problem, freed, rules))
+    u, free = rounded.u, rounded.free
+    unchanged = (free == law.free).all() and (u[~free] == law.u[~free]).all()
+    rounded = law if unchanged else refit(problem, rounded, rules.loss)
+    return min((law, freed, rounded), key=lambda candidate: candidate.cost)
+
+
+def neighbours(problem: Data, law: Sum, rules: Rules) -> list[Sum]:
+    """The sum with one exponent changed to a simple one nearby, for each exponent other than 0."""
+    laws = []
+    for k, i in np.argwhere(np.abs(law.u) > ZERO):
+        if k < problem.fixed:
+            continue
+        value, parity = float(law.u[k, i]), float(law.parity[k, i])
+        near = [0.0] if not (problem.mixed[i] and parity) else []
+        near = [zero for zero in near if problem.low[i] <= zero <= problem.high[i]]
+        for shift in (-STEP, 0.0, STEP):
+            near += simple_near(problem, rules, value + shift, i, parity)
+        for exponent in dict.fromkeys(near):
+            if exponent != value or law.free[k, i]:
+                laws.append(refit(problem, _with(law, [(k, i, exponent)]), rules.loss, 8))
+    return [neighbour for neighbour in laws if math.isfinite(neighbour.cost)]
+
+
+def _with(law: Sum, plan: list[tuple[int, int, float]]) -> Sum:
+    """The sum with the exponents of a plan, which are no longer free."""
+    u, free = law.u.copy(), law.free.copy()
+    for k, i, exponent in plan:
+        u[k, i], free[k, i] = exponent, False
+    return replace(law, u=u, free=free)
+
+
+def _fewer_than_rows(problem: Data, law: Sum) -> Sum:
+    """The sum with fewer parameters than different rows: the smallest exponents become 0.
+
+    With as many parameters every error is 0, and none can be estimated.
+    """
+    limit = max(0, problem.different - law.c.size - 1)
+    if law.free.sum() <= limit:
+        return law
+    order = np.argsort(-np.abs(np.where(law.free, law.u, 0)), axis=None, kind="stable")
+    free = np.zeros_like(law.free)
+    free.flat[order[:limit]] = True
+    free &= law.free
+    zero = law.free & ~free
+    nearest = np.clip(0.0, problem.low, problem.high)
+    u, parity = np.where(zero, nearest, law.u), np.where(zero, 0.0, law.parity)
+    return replace(law, u=u, parity=parity, free=free)
+
+
+def _plan(problem: Data, law: Sum, rules: Rules) -> list[tuple[int, int, float]]:
+    """Exponents ``(term, input, value)`` to set, in order, by a quadratic approximation.
+
+    The squared error is approximated around its minimum: setting a parameter that is d from its
+    value raises it by ``d**2 / C_jj``, and moves the others by their covariance with it.
+    """
+    k, i = np.nonzero(law.free)
+    K, n = len(law.c), problem.exponents.inputs
+    if not len(k):
+        return []
+    C = covariance(problem, law)[..., K:, K:]
+    C = C if C.ndim == 2 else C[0]  # exponents are those of all groups
+    lost = LOST * np.diag(C)
+    values, remaining, rss = law.u[k, i].copy(), list(range(len(k))), law.rss
+    plan: list[tuple[int, int, float]] = []
+    growth = law.press / max(law.rss, 1e-300)  # leave-one-out errors, taken to grow in proportion
+    while remaining := [j for j in remaining if C[j, j] > lost[j]]:
+        best: tuple[float, int, float, float] | None = None
+        nats = freedom(problem, [C[j, j] for j in remaining], rss * growth)
+        for j, free in zip(remaining, nats, strict=True):
+            parity = float(law.parity[k[j], i[j]])
+            for exponent in simple_near(problem, rules, float(values[j]), int(i[j]), parity):
+                error = rss + (values[j] - exponent) ** 2 / max(C[j, j], 1e-300)
+                described = 2 * exponent_nats(exponent, n)
+                price = misfit(problem, error * growth) - 2 * free + described
+                if best is None or price < best[0]:
+                    best = (price, j, exponent, error)
+        if best is None or best[0] >= misfit(problem, rss * growth):
+            break
+        _, j, exponent, rss = best
+        values = values + C[:, j] / max(C[j, j], 1e-300) * (exponent - values[j])
+        C = C - np.outer(C[:, j], C[j]) / max(C[j, j], 1e-300)
+        remaining.remove(j)
+        plan.append((int(k[j]), int(i[j]), float(exponent)))
+    return plan

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels.equations._products.library import Library
-from npu_kernels.equations._products.problem import AllRows, Problem, about_mean
+from npu_kernels.equations._library import Library
+from npu_kernels.equations._problem import AllRows, Problem, about_mean
 from npu_kernels.equations._table import refine
 from npu_kernels.equations._table.estimates import Rows, equation_of
 from npu_kernels.equations._table.output import (

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels.equations._products.problem import EXACT_ERROR
+from npu_kernels.equations._equation import Equation
+from npu_kernels.equations._problem import EXACT_ERROR
+from npu_kernels.equations._rows import alike
 from npu_kernels.equations._table import refine, stepwise
-from npu_kernels.equations._table.equation import Equation
-from npu_kernels.equations._table.estimates import Rows, sizes
+from npu_kernels.equations._table.estimates import Rows, refitted, sizes
 from npu_kernels.equations._table.output import APPROXIMATION, Laws, searched
-from npu_kernels.equations._table.refitting import refitted
-from npu_kernels.equations._table.rows import alike
 from npu_kernels.equations._table.search import Settings
 
 Array = Any

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels.equations._products.exponent_length import exponent_nats
-from npu_kernels.equations._products.groups import Layout
-from npu_kernels.equations._products.problem import Problem
+from npu_kernels.equations._numbers import exponent_nats
+from npu_kernels.equations._problem import Problem
+from npu_kernels.equations._rows import Layout
 
 Array = Any
 

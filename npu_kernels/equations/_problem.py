@@ -18,12 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels.equations._products.digits import FLOAT64_ROUNDING
-from npu_kernels.equations._products.exponent_length import ZERO
-from npu_kernels.equations._products.functions import OutputFunction
-from npu_kernels.equations._products.groups import summed
-from npu_kernels.equations._products.limits import BOUND, Limits, ScaledLimits
-from npu_kernels.equations._products.units import Exponents
+from npu_kernels.equations._expression import OutputFunction
+from npu_kernels.equations._limits import BOUND, Exponents, Limits, ScaledLimits
+from npu_kernels.equations._numbers import FLOAT64_ROUNDING, ZERO
+from npu_kernels.equations._rows import BLOCK_ROWS, blocks, summed
 
 Array = Any  # np.ndarray; numpy's own types change from version to version
 
@@ -32,13 +30,6 @@ NEAR_END = 0.05  # of the size of y: distance from the end of a domain where err
 MOST_NOISE = 1e50  # over the size of y: squares of more, or of less than its inverse, are lost
 MOST_OF_POWER = 1e300  # of y over its size, to a power: the inverses of more are no numbers
 LARGEST = 1e15  # of a prediction by a function of y, and of its slope, over the size of y
-BLOCK_ROWS = 20_000  # rows in memory at once, where all rows are gone through
-
-
-def blocks(rows: int) -> Iterator[slice]:
-    """Slices of at most `BLOCK_ROWS` that cover all rows."""
-    for begin in range(0, rows, BLOCK_ROWS):
-        yield slice(begin, min(begin + BLOCK_ROWS, rows))
 
 
 @dataclass(frozen=True)

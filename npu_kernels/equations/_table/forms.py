@@ -6,6 +6,7 @@ terms in place of two that nearly cancel, and fewer terms.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from functools import partial
@@ -13,22 +14,207 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels.equations._products.groups import of_rows
-from npu_kernels.equations._products.problem import AllRows, Output, Problem
-from npu_kernels.equations._table import cancelling, refine, rounding, splitting
-from npu_kernels.equations._table.free_exponents import freed
-from npu_kernels.equations._table.identities import Fit
+from npu_kernels.equations._expression import Functions
+from npu_kernels.equations._library import Library
+from npu_kernels.equations._problem import AllRows, Output, Problem
+from npu_kernels.equations._rows import NARROW, of_rows, spread, widths
+from npu_kernels.equations._table import refine
+from npu_kernels.equations._table.estimates import freed
 from npu_kernels.equations._table.refine import Rules, Sum
-from npu_kernels.equations._table.rows import NARROW, spread, widths
 from npu_kernels.equations._table.search import (
     MORE_ROWS,
     SEARCH_ROWS,
+    SIMPLIFIED,
     Settings,
     chosen_rows,
     is_exact,
 )
 
 Array = Any
+
+# ---- two terms in place of one -------------------------------------------------------------------
+# Two simple products in place of one or two terms of a law whose exponents are not simple.
+#
+# Such a term often stands for two that have simple exponents. The search may miss these: it fits
+# all exponents, and the errors of its rows then make other terms fit as well.
+
+PRODUCT_PAIRS = 20  # for each choice of terms that leave
+
+
+def split_terms(
+    few: Problem, more: Problem, law: Sum, rules: Rules, max_terms: int, generator: Any
+) -> list[Sum]:
+    """Return sums with two simple products in place of terms, one of which has free exponents.
+
+    few, more: the rows that choose the products, and the sums.
+    """
+    library, sums = Library(few, generator), list[Sum]()
+    for leaving in _leaving(law, few.fixed, max_terms):
+        stay = law.take(np.setdiff1d(np.arange(len(law.c)), leaving))
+        for pair in library.pairs(PRODUCT_PAIRS, library.terms(stay.u, stay.parity)):
+            sums.append(refine.refit(more, with_products(stay, library, pair), rules.loss, 4))
+    sums = sorted(sums, key=lambda law: law.cost)[:SIMPLIFIED]
+    return [refine.simplified(more, law, rules) for law in sums if math.isfinite(law.cost)]
+
+
+def _leaving(law: Sum, fixed: int, max_terms: int) -> list[tuple[int, ...]]:
+    """The terms that leave: each with free exponents alone, and with another one."""
+    terms, free = len(law.c), law.free.any(1)
+    single = [(k,) for k in range(fixed, terms) if free[k] and terms < max_terms]
+    pairs = itertools.combinations(range(fixed, terms), 2)
+    return [*single, *((j, k) for j, k in pairs if free[j] or free[k])]
+
+
+def with_products(law: Sum, library: Library, chosen: tuple[int, ...]) -> Sum:
+    """Return a sum with some products of the library, whose exponents are not free."""
+    products = list(chosen)
+    u = np.vstack([law.u, library.u[products]])
+    parity = np.vstack([law.parity, library.parity[products]])
+    free = np.vstack([law.free, np.zeros((len(products), u.shape[1]), dtype=bool)])
+    return Sum(u, parity, free, library.coefficients(library.terms(u, parity)))
+
+
+# ---- terms that nearly cancel --------------------------------------------------------------------
+# Pairs of near powers of opposite sign, whose sum is far smaller than either of them.
+#
+# Such a pair stands for another function, ``c (x**(w + d) - x**w)`` for a logarithm, or for powers
+# that are not near each other. Its exponents are no law.
+
+NEAR = 0.5  # difference of the exponents of near powers
+CANCEL = 0.2  # size of a sum over that of its smaller term, below which the terms nearly cancel
+BEAM = 6  # sets of products of each number
+
+
+def cancelling_pair(terms: Array, exponents: Array) -> tuple[int, int] | None:
+    """Return the two terms that nearly cancel, the pair of which least is left.
+
+    terms: their values ``[N, K]``. exponents: theirs ``[K, n]``.
+    """
+    size = np.linalg.norm(terms, axis=0)
+    nearest: tuple[float, int, int] | None = None
+    for k in range(1, len(exponents)):
+        for j in range(k):
+            if np.abs(exponents[j] - exponents[k]).max(initial=0.0) < NEAR:
+                rest = float(np.linalg.norm(terms[:, j] + terms[:, k]))
+                rest /= max(min(size[j], size[k]), 1e-300)
+                if rest < (nearest[0] if nearest else CANCEL):
+                    nearest = rest, j, k
+    return nearest[1:] if nearest else None
+
+
+def without_cancelling(
+    problem: Problem, law: Sum, terms: tuple[int, int], max_terms: int, generator: Any
+) -> list[Sum]:
+    """Return sums with one to three simple products in place of two terms."""
+    stay = np.array([k not in terms for k in range(len(law.c))])
+    library = Library(problem, generator)
+    rest = library.terms(law.u[stay], law.parity[stay])
+    rest = rest / np.maximum(np.linalg.norm(rest, axis=0), 1e-300)
+    sets: list[tuple[int, ...]] = [()]
+    sums = list[Sum]()
+    for _ in range(min(3, max_terms - int(stay.sum()))):
+        scored = dict[tuple[int, ...], float]()
+        for chosen in sets:
+            present = np.column_stack([rest, library.A[:, list(chosen)]])
+            for k in library.best(library.remainder(present), present, BEAM):
+                more = tuple(sorted((*chosen, k)))
+                if k not in chosen and more not in scored:
+                    A = np.column_stack([rest, library.A[:, list(more)]])
+                    r = library.remainder(A)
+                    scored[more] = float(r @ r)
+        sets = sorted(scored, key=scored.__getitem__)[:BEAM]
+        for chosen in sets[:3]:
+            sums.append(with_products(law.take(stay), library, chosen))
+    return sums
+
+
+# ---- equal functions -----------------------------------------------------------------------------
+# Laws that are the same function: by sin**2 + cos**2 = 1, or by a function of y.
+#
+# ``a - a cos(t)**2`` is ``a sin(t)**2``, and ``exp(log(a) + log(b))`` is ``a b``. Only the shortest
+# of equal laws stays.
+
+# All rows, a law that was fitted without those held out, and one fitted to all rows: of the same
+# form, or of one near it that all rows chose.
+Fit = tuple[AllRows, Sum, Sum]
+
+HIGHEST = 6  # even power that is written with the other function
+EQUAL = 1e-9  # of the largest y: the difference of laws that are the same
+COMPARED_ROWS = 300
+
+
+def resolved(fits: list[Fit], functions: Functions, held: Array, loss: str) -> list[Fit]:
+    """Return the fits, each also written with the other function of a circle, without equal ones.
+
+    held: indices of rows held out.
+    """
+    if not functions.columns and all(data.function is None for data, _, _ in fits):
+        return fits
+    written = list[Fit]()
+    for pair in functions.circles():
+        for columns in (pair, pair[::-1]):
+            for data, law, _ in fits:
+                training = data.choose(np.setdiff1d(np.arange(data.rows), held))
+                for other in _rewritten(data, law, *columns):
+                    other = refine.refit(training, other, loss)
+                    if math.isfinite(other.cost):
+                        written.append((data, other, refine.refit(data, other, loss)))
+    return _distinct(fits + [fit for fit in written if math.isfinite(fit[2].cost)])
+
+
+def _rewritten(data: AllRows, law: Sum, column: int, other: int) -> list[Sum]:
+    """The sum with ``1 - other**2`` for the square of a column, and that without each term.
+
+    There are none with more terms.
+    """
+    free = data.exponents.free
+    if not np.isin((column, other), free).all() or data.fixed:
+        return []
+    i, j = (int(np.flatnonzero(free == index)[0]) for index in (column, other))
+    half = np.where(law.free[:, i] | (law.u[:, i] > HIGHEST), 0.0, law.u[:, i] / 2)
+    if not ((half > 0) & (half % 1 == 0)).any():
+        return []
+    sizes = np.exp(2 * data.columns.log_mean[[column, other]])  # squares of the columns' scales
+    terms = dict[Any, tuple[Array, Array, Array, float]]()
+    for k, c in enumerate(law.c):
+        m = int(half[k]) if half[k] > 0 and half[k] % 1 == 0 else 0
+        for power in range(m + 1):
+            w, factor = law.u[k].copy(), math.comb(m, power) * (-sizes[1]) ** power / sizes[0] ** m
+            w[i] -= 2 * m
+            w[j] += 2 * power
+            key = tuple((np.concatenate([w, law.parity[k]]).round(9) + 0.0).tolist())
+            before = terms[key][3] if key in terms else 0.0
+            terms[key] = w, law.parity[k], law.free[k] & (w != 0), before + c * factor
+    if len(terms) > len(law.c) + 1:
+        return []
+    u, parity, fitted, c = (np.stack(part) for part in zip(*terms.values(), strict=True))
+    written = Sum(u, parity, fitted, c)
+    index = np.arange(len(c)) if len(c) > 1 else np.empty(0, dtype=int)
+    shorter = [written.take(index != k) for k in index]
+    return [candidate for candidate in (written, *shorter) if len(candidate.c) <= len(law.c)]
+
+
+def _distinct(fits: list[Fit]) -> list[Fit]:
+    """The shortest of equal laws, or that whose functions come first."""
+
+    def length(fit: Fit) -> Any:
+        data, _, law = fit
+        columns = data.exponents.free[np.flatnonzero((law.u != 0).any(0))].tolist()
+        return len(law.c), law.parameters, data.function is not None, round(law.cost, 4), columns
+
+    stay, values = list[Fit](), list[Array]()
+    for fit in sorted(fits, key=length):
+        data, _, law = fit
+        some = data.take(spread(data.rows, COMPARED_ROWS))
+        y = data.sign * data.unit * some.predict(law.u, law.parity, law.c)[0]
+        limit = EQUAL * np.abs(y).max()
+        if not any(np.abs(y - other).max() <= limit for other in values):
+            stay.append(fit)
+            values.append(y)
+    return stay
+
+
+# ---- all forms -----------------------------------------------------------------------------------
 
 RIVAL_ERRORS = 1.1  # ratio of squared errors to the best: see `_reconsidered`
 AS_GOOD = 2.0  # difference of the criteria up to which the simplest of some forms is taken
@@ -55,7 +241,7 @@ def _reconsidered(fits: list[Fit], settings: Settings) -> list[Fit]:
     result = []
     for data, law, fitted in fits:
         if len(fitted.c) <= len(best.c) and fitted.press < RIVAL_ERRORS * best.press:
-            other = partial(rounding.reconsidered, data, fitted, settings.rules)
+            other = partial(refine.reconsidered, data, fitted, settings.rules)
             fitted = settings.steps.sum(data.inputs, other)
         result.append((data, law, fitted))
     return result
@@ -73,7 +259,7 @@ def _with_single_power(fits: list[Fit], settings: Settings) -> list[Fit]:
     def powers() -> list[Sum]:
         free = replace(product, free=~data.signed[None, :])
         free = refine.refit(data, free, rules.loss)
-        return [free, rounding.simplified(data, free, rules)]
+        return [free, refine.simplified(data, free, rules)]
 
     laws = settings.steps.sums(data.inputs, powers)
     return fits + [(data, law, other) for other in laws if math.isfinite(other.cost)]
@@ -91,7 +277,7 @@ def _split(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
         return fits
     generator = np.random.default_rng([settings.seed, 3])
     few, more = chosen_rows(data, np.setdiff1d(np.arange(data.rows), held), settings.seed)
-    split = partial(splitting.split, few, more, best, rules, settings.max_terms, generator)
+    split = partial(split_terms, few, more, best, rules, settings.max_terms, generator)
     sums = settings.steps.sums(data.inputs, split)
     added = [(data, law, refine.refit(data, law, rules.loss)) for law in sums]
     return fits + [fit for fit in added if math.isfinite(fit[2].cost)]
@@ -113,7 +299,7 @@ def _steps(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
     """The neighbours of a sum, of the best of them, and so on until none is better."""
     tried = list[Sum]()
     while True:
-        neighbours = rounding.neighbours(data, law, rules)
+        neighbours = refine.neighbours(data, law, rules)
         tried += neighbours
         better = min(neighbours, key=lambda neighbour: neighbour.cost, default=law)
         if better.cost >= law.cost:
@@ -138,7 +324,7 @@ def _uncancelled(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
         else:  # rows of every group
             part, _ = chosen_rows(data, np.arange(data.rows), settings.seed)
         terms = part.predict(best.u, best.parity, best.c)[2] * of_rows(best.c, part.group)
-        near = None if is_exact(data, best) else cancelling.pair(terms, best.u)
+        near = None if is_exact(data, best) else cancelling_pair(terms, best.u)
         if near is None or min(near) < data.fixed:
             return fits
         if not tried:
@@ -163,7 +349,7 @@ def _instead(
     part: the rows that choose them.
     """
     rules, generator = settings.rules, np.random.default_rng([settings.seed, 2])
-    sums = cancelling.instead(part, best, near, settings.max_terms, generator)
+    sums = without_cancelling(part, best, near, settings.max_terms, generator)
     training = data.choose(np.setdiff1d(np.arange(data.rows), held))
     fitted = [refine.refit(training, law, rules.loss) for law in sums]
     return [law for law in fitted if math.isfinite(law.cost)]

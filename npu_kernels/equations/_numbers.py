@@ -1,0 +1,189 @@
+"""The numbers of equations: their digits, the length and the text of exponents, intervals.
+
+Needs no NumPy unless it is given what only NumPy reads: the search in time series works without.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import torch
+
+Array = Any
+
+# ---- digits --------------------------------------------------------------------------------------
+
+FLOAT64_ROUNDING = 8 * torch.finfo(torch.float64).eps  # of a size: what a sum in float64 loses
+
+
+def digits_of(values: Any) -> float:
+    """Return the relative error to which numbers are rounded, by their dtype."""
+    if isinstance(values, torch.Tensor):
+        eps = torch.finfo(values.dtype).eps if values.is_floating_point() else 0.0
+    else:
+        import numpy as np
+
+        dtype = np.asarray(values).dtype
+        eps = float(np.finfo(dtype).eps) if dtype.kind == "f" else 0.0
+    return max(eps / 2, FLOAT64_ROUNDING)
+
+
+# ---- description lengths -------------------------------------------------------------------------
+# The description length of an exponent, a part of the criteria for tables and for series.
+
+ZERO = 1e-12  # size below which an exponent counts as 0
+MOST_DENOMINATOR = 64  # of a fraction that is an exponent
+
+
+def factor_nats(inputs: int, signs: int = 1) -> float:
+    """The nats that say which of the inputs a factor is a power of, and of which sign.
+
+    signs: the number of signs that are as likely.
+    """
+    return math.log(signs * inputs)
+
+
+@functools.lru_cache(maxsize=4096)
+def exponent_nats(exponent: float, inputs: int | None = None) -> float:
+    """The nats that describe a simple exponent, 0 for an exponent of 0.
+
+    With `inputs`, the number of inputs, the description also says which of these the exponent
+    belongs to.
+    """
+    if abs(exponent) < ZERO:
+        return 0.0
+    nats = 0.6 * max(0.0, abs(exponent) - 1)
+    if inputs is not None:
+        nats = factor_nats(inputs, signs=2) + (0.7 + nats)
+    fraction = Fraction(exponent).limit_denominator(MOST_DENOMINATOR)
+    return nats + 1.3 * math.log(fraction.denominator)
+
+
+# ---- text ----------------------------------------------------------------------------------------
+# Exponents and terms of laws as text in Python's operators.
+
+ROUNDING = 2.0**-52
+DIGITS = 6  # of an exponent that is no fraction, and of a factor in a function
+
+
+class Exponential(str):
+    """The name of a column ``exp(factor x)``, whose powers are exponentials again."""
+
+    __slots__ = ("factor", "variable")
+    variable: str
+    factor: float
+
+    def power(self, w: float, digits: int = DIGITS) -> str:
+        """``exp(-2*x)`` for w = -2. digits: of a decimal."""
+        return f"exp({argument(self.variable, w * self.factor, digits)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exponential, (str(self), self.variable, self.factor)
+
+
+def exponential(name: str, variable: str, factor: float) -> Exponential:
+    """Return the name of a column of exponentials."""
+    result = Exponential(name)
+    result.variable, result.factor = variable, factor
+    return result
+
+
+def simple_fraction(value: float) -> Fraction | None:
+    """The simple fraction that a number is to rounding, or None."""
+    fraction = Fraction(value).limit_denominator(100_000)
+    return fraction if abs(float(fraction) - value) <= 4 * ROUNDING * abs(value) else None
+
+
+def argument(variable: str, factor: float, digits: int = DIGITS) -> str:
+    """Return ``factor * variable`` as text: ``x/2``, ``pi*x/180``, ``0.137*x``."""
+    for unit, pi in ((1.0, ""), (math.pi, "pi*")):
+        fraction = simple_fraction(factor / unit)
+        if fraction is not None and (fraction.denominator <= 12 or abs(fraction.numerator) == 1):
+            top = {1: "", -1: "-"}.get(fraction.numerator, f"{fraction.numerator}*")
+            below = f"/{fraction.denominator}" if fraction.denominator > 1 else ""
+            return f"{top}{pi}{variable}{below}"
+    return f"{factor:.{digits}g}*{variable}"
+
+
+def exponent_text(w: float, digits: int = DIGITS) -> str:
+    """``3``, ``(3/2)``, ``(-1)``, ``1.47``. digits: of a decimal."""
+    fraction = Fraction(float(w)).limit_denominator(MOST_DENOMINATOR)
+    if abs(float(fraction) - w) > 1e-12:
+        return f"{w:.{digits}g}" if w > 0 else f"({w:.{digits}g})"
+    return str(fraction) if fraction.denominator == 1 and w > 0 else f"({fraction})"
+
+
+def _power(name: str, w: float, digits: int) -> str:
+    return name if abs(w - 1) < 1e-12 else f"{name}**{exponent_text(w, digits)}"
+
+
+def term_text(c: float | str, row: Array, names: tuple[str, ...], digits: int) -> str:
+    """One term: ``0.7003*M*m/r**2``. c: its coefficient, or the name of it.
+
+    digits: of the coefficient; exponents that are no fractions have at least `DIGITS`.
+    """
+    fine = max(digits, DIGITS)
+    pairs = [(name, w) for name, w in zip(names, row, strict=True) if w != 0]
+    above = [_power(n, w, fine) for n, w in pairs if w > 0 and not isinstance(n, Exponential)]
+    above += [name.power(w, fine) for name, w in pairs if isinstance(name, Exponential)]
+    below = [_power(n, -w, fine) for n, w in pairs if w < 0 and not isinstance(n, Exponential)]
+    number = c if isinstance(c, str) else f"{c:.{digits}g}"
+    top = "*".join(above)
+    if top:
+        top = {"1": top, "-1": f"-{top}"}.get(number, f"{number}*{top}")
+    top = top or number
+    if not below:
+        return top
+    return f"{top}/{below[0] if len(below) == 1 else '(' + '*'.join(below) + ')'}"
+
+
+# ---- intervals -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The estimate of a parameter.
+
+    Attributes:
+        name: which parameter it is.
+        value: the estimate.
+        error: its standard error.
+        low: the lower end of the confidence interval.
+        high: the upper end.
+    """
+
+    name: str
+    value: float
+    error: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(
+        cls, name: str, value: float, error: float, t: float, one_sign: bool = False
+    ) -> Interval:
+        """Make an interval of t standard errors on both sides of an estimate.
+
+        one_sign: of the standard errors of its logarithm.
+        """
+        low, high = value - t * error, value + t * error
+        if one_sign and value != 0 and math.isfinite(error):
+            factor = math.exp(min(t * error / abs(value), 700.0))
+            low, high = sorted((value * factor, value / factor))
+        return cls(name, value, error, low, high)
+
+    def within(self, low: float, high: float) -> Interval:
+        """Return the interval that ends where a bound of the parameter is."""
+        low = min(max(self.low, low), self.value)
+        return replace(self, low=low, high=max(min(self.high, high), self.value))
+
+    def __str__(self) -> str:
+        if not math.isfinite(self.error):
+            return f"{self.name} = {self.value:.6g}, without a standard error"
+        return (
+            f"{self.name} = {self.value:.6g} ± {self.error:.2g} ({self.low:.6g} to {self.high:.6g})"
+        )

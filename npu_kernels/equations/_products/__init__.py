@@ -1,1 +1,0 @@
-"""Products of powers: columns, units, a library of exponents, the length of a description."""
