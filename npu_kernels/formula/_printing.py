@@ -48,7 +48,7 @@ class _Latex(LatexPrinter):  # type: ignore[misc]
         return text if exp is None else f"{text}^{{{exp}}}"
 
 
-def text(expression: Expression, digits: int | None = 4) -> str:
+def written(expression: Expression, digits: int | None = 4) -> str:
     """Return the expression as Python-like text."""
     return str(_Text({"full_prec": False}).doprint(rounded(expression, digits)))
 

@@ -60,7 +60,7 @@ class Formula:
 
         digits = _check_digits("text", digits)
         rows = zip(self.names, self.expressions, strict=True)
-        return "\n".join(f"{name} = {printing.text(e, digits)}" for name, e in rows)
+        return "\n".join(f"{name} = {printing.written(e, digits)}" for name, e in rows)
 
     def latex(self, digits: int | None = 4) -> list[str]:
         """One equation per output, without dollars; `digits` as for `text`."""

@@ -98,20 +98,20 @@ def _auto(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
     the time, and a path of one method has the interpolant and the derivative of that method.
     """
     explicit = call._replace(method=methods.EXPLICIT, max_at_bound=accuracy.MIN_STIFF_STEPS)
-    implicit = call._replace(method=methods.IMPLICIT)
+    by_implicit = call._replace(method=methods.IMPLICIT)
     first = _solve(explicit, times, u0, weights)
     index = (first.counts[..., 3] != reference.DONE).nonzero(as_tuple=True)
     if not len(index[0]):
         return first
     if len(index[0]) * first.counts.shape[-1] == first.counts.numel():
-        second = _solve(implicit, times, u0, weights)
+        second = _solve(by_implicit, times, u0, weights)
         return second._replace(counts=_with_evaluations(second.counts, first.counts))
     rows = as_rows(u0, weights[0], call.has_starts)
     device_index = tuple(part.to(u0.device) for part in index)
     has_models = len(index) == 2
     laws = tuple(w[device_index[0]] if has_models and w is not None else w for w in weights)
     second = _solve(
-        implicit._replace(has_starts=not has_models),
+        by_implicit._replace(has_starts=not has_models),
         times,
         rows[device_index],
         laws,  # type: ignore[arg-type]

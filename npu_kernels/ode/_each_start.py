@@ -25,7 +25,7 @@ def has_rows(t: Any) -> bool:
     return getattr(t, "ndim", 1) == 2
 
 
-def integrate(options: checks.Options, u0: Tensor, weights: Weights, solve: Solve) -> Any:
+def integrate_each_start(options: checks.Options, u0: Tensor, weights: Weights, solve: Solve) -> Any:
     """Return what `solve` returns for common times, nan after the last time of each start.
 
     Starts whose first and last times are the same are one call, at the times of all of them.

@@ -16,7 +16,7 @@ from npu_kernels.ode._loop.loop import Weights
 Solve = Callable[[checks.Options, Tensor, Weights], Any]
 
 
-def integrate(
+def integrate_with_inputs(
     options: checks.Options, u0: Tensor, weights: Weights, inputs: known.Inputs, solve: Solve
 ) -> Tensor | tuple[Any, ...]:
     """Return what `solve` returns without inputs."""

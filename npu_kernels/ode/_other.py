@@ -91,20 +91,20 @@ def rollout_any(
         )
     checked_slope, features = _checked(slope, u0.shape[-1]), u0.shape[-1]
     if inputs is None:
-        return _solved(checked_slope, u0, times, method, options)
+        return _by_torchdiffeq(checked_slope, u0, times, method, options)
 
     def solve(piece: known.Piece, state: Tensor) -> Tensor:
         def moved(time: Tensor, u: Tensor) -> Tensor:
             return known.with_inputs(checked_slope(time, u), piece.slope)
 
         begin = known.with_inputs(state, piece.first)
-        return _solved(moved, begin, piece.times, method, options)[..., :features]
+        return _by_torchdiffeq(moved, begin, piece.times, method, options)[..., :features]
 
     parts = known.pieces("rollout_any", known.read("rollout_any", inputs, u0), times)
     return known.along(parts, u0, solve)
 
 
-def _solved(
+def _by_torchdiffeq(
     slope: Callable[[Tensor, Tensor], Tensor],
     u0: Tensor,
     times: Tensor,

@@ -211,10 +211,10 @@ def _solved(
     """Compute by fixed or adaptive steps, for common times or each start's, with inputs or not."""
     if options.is_adaptive and each_start.has_rows(options.t):
         solve = functools.partial(_solved, inputs=inputs)
-        paths: Tensor | tuple[Tensor, ...] = each_start.integrate(options, u0, weights, solve)
+        paths: Tensor | tuple[Tensor, ...] = each_start.integrate_each_start(options, u0, weights, solve)
         return paths
     if inputs is not None:
-        return driven.integrate(options, u0, weights, inputs, _solved)
+        return driven.integrate_with_inputs(options, u0, weights, inputs, _solved)
     if options.is_adaptive:
         result: Tensor | tuple[Tensor, ...] = adaptive.integrate(options, u0, weights)
         return result

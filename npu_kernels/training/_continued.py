@@ -35,7 +35,7 @@ def described_setting(setting: Any) -> str:
     return f"a {type(setting).__name__}"
 
 
-def settings(optimizer: torch.optim.Optimizer, model: nn.Module, lr: Any) -> dict[str, str]:
+def optimizer_settings(optimizer: torch.optim.Optimizer, model: nn.Module, lr: Any) -> dict[str, str]:
     """Return an optimiser's parameters and settings as text; lr: that of `run`."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = optimizer.param_groups

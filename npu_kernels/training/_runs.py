@@ -312,7 +312,7 @@ class _Task:
             model=described(loop.model, Unit),
             dtype=str(loop.x.dtype),
             requires_grad=str(trained),
-            **continued.settings(loop.optimizer, loop.model, self.lr),
+            **continued.optimizer_settings(loop.optimizer, loop.model, self.lr),
             steps=str(self.total),
             batch_size=str(rows.batch),
             generator=str(seed),

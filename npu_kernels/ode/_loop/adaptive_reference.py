@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from npu_kernels.ode._loop import implicit_reference as implicit
 from npu_kernels.ode._loop.implicit_reference import Attempt, detached
 from npu_kernels.ode._loop.methods import STAGES, Method
-from npu_kernels.ode._loop.reference import combine, rows
+from npu_kernels.ode._loop.reference import combine, stage_rows
 
 # How a trajectory ended. STUCK: its steps became too small for its time to move. NOT_FINITE: the
 # same because its next state is not finite, or its first slope. STIFF: so many of its steps were at
@@ -87,7 +87,7 @@ def step(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Step by h ``[..., 1]``: the states behind u, of which the last is the new one; all slopes."""
     states, k = [], [k1]
-    for row in rows(pair.tableau):
+    for row in stage_rows(pair.tableau):
         states.append(u + h * combine(k, row))
         k.append(f(states[-1]))
     return states, k

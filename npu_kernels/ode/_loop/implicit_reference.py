@@ -29,7 +29,7 @@ from torch import Tensor
 
 from npu_kernels._operators.autograd import eager_only
 from npu_kernels.ode._loop.methods import STAGES, Method
-from npu_kernels.ode._loop.reference import combine, rows
+from npu_kernels.ode._loop.reference import combine, stage_rows
 
 NEWTON_ITERATIONS = 10  # for a stage, at most
 MOST_ERROR = 0.03  # that the iterations may leave, in units of the tolerance
@@ -102,7 +102,7 @@ def newton_inverse(f: Function, u: Tensor, scaled: Tensor) -> Tensor:
 @functools.lru_cache
 def _nodes(pair: Method) -> list[float]:
     """The times of a step's stages."""
-    return [0.0] + [math.fsum(row) + pair.diagonal for row in rows(pair.tableau)]
+    return [0.0] + [math.fsum(row) + pair.diagonal for row in stage_rows(pair.tableau)]
 
 
 @functools.lru_cache
@@ -176,7 +176,7 @@ def attempt(
     """Try a step of size h ``[..., 1]`` where `runs` ``[...]``; control: rtol, atol and eps."""
     newton = Newton(f, u, h, runs, pair, *control)
     states, k = [], [k1]
-    for row, guess in zip(rows(pair.tableau), guesses(pair), strict=True):
+    for row, guess in zip(stage_rows(pair.tableau), guesses(pair), strict=True):
         w = u + h * combine(k, row)
         k.append(newton.solve(w, combine(k, guess)))
         states.append(w + newton.scaled * k[-1])
@@ -189,7 +189,7 @@ def step(
     """Step by h ``[..., 1]``, a constant: the new state and all slopes, differentiable."""
     newton = _everywhere(f, u, h, pair, control)
     k, v = [k1], u
-    for row, guess in zip(rows(pair.tableau), guesses(pair), strict=True):
+    for row, guess in zip(stage_rows(pair.tableau), guesses(pair), strict=True):
         w = u + h * combine(k, row)
         k.append(_slope(f, newton, w, combine(k, guess)))
         v = w + newton.scaled * k[-1]

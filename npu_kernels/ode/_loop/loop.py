@@ -192,7 +192,7 @@ def _eager(loop: Loop, u0: Tensor, weights: Weights) -> tuple[Tensor, Tensor | N
     rows = as_rows(u0, weights[0], loop.has_starts)
     saves_memory = loop.memory == "checkpointed" and torch.is_grad_enabled() and not eager_only()
     with torch.autocast(u0.device.type, enabled=False):
-        solve = _checkpointed if saves_memory else reference.solve
+        solve = _checkpointed if saves_memory else reference.explicit_steps
         states, slopes = solve(slope, rows, loop.tableau, loop.steps, loop.dt, loop.derivatives)
         trajectory = torch.stack(states, -2)
         derivatives = torch.stack(slopes, -2) if loop.derivatives else None
@@ -216,7 +216,7 @@ def _checkpointed(
         count = min(length, steps - first)
         last = with_last and first + count == steps
         segment = slope, states[-1], tableau, count, dt, last
-        more, k = checkpoint(reference.solve, *segment, use_reentrant=False)
+        more, k = checkpoint(reference.explicit_steps, *segment, use_reentrant=False)
         states += more[1:]
         slopes += k
     return states, slopes
@@ -353,7 +353,7 @@ def _formula(loop: Loop) -> Callable[..., tuple[Tensor, Tensor]]:
     def formula(u0: Tensor, *weights: Tensor | None) -> tuple[Tensor, Tensor]:
         rows = as_rows(u0, weights[0], loop.has_starts)  # type: ignore[arg-type]
         slope = slope_function(weights, loop)
-        states, slopes = reference.solve(slope, rows, loop.tableau, loop.steps, loop.dt, True)
+        states, slopes = reference.explicit_steps(slope, rows, loop.tableau, loop.steps, loop.dt, True)
         paths = torch.stack(states, -2), torch.stack(slopes, -2)
         return paths if loop.has_starts else (paths[0].squeeze(-3), paths[1].squeeze(-3))
 

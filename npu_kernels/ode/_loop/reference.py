@@ -1,7 +1,7 @@
 """The time loop ``u' = NAU(NPU(u))`` by explicit Runge-Kutta steps, in eager torch.
 
 The specification and the oracle of the fused loop, like `npu_kernels.reference` for the layers:
-`solve` is the plain loop over any f, differentiable to any order, and the functions at the end have
+`explicit_steps` is the plain loop over any f, differentiable to any order, and the functions at the end have
 the operators' signatures. `methods` has the tableaus and the formula of a step.
 
 Shapes: ``u [B, D]`` with weights without, ``[K, B, D]`` with weights with a model dimension.
@@ -26,7 +26,7 @@ def right_of_zero(u: Tensor) -> Tensor:
     return torch.where(u == 0, u + torch.finfo(u.dtype).tiny, u)
 
 
-def rows(tableau: Sequence[float]) -> list[Sequence[float]]:
+def stage_rows(tableau: Sequence[float]) -> list[Sequence[float]]:
     """The triangle's rows: one per stage, the last one the step's."""
     triangle: list[Sequence[float]] = []
     first = 0
@@ -63,7 +63,7 @@ def _stages(
     return v, k
 
 
-def solve(
+def explicit_steps(
     f: Callable[[Tensor], Tensor],
     u0: Tensor,
     tableau: Sequence[float],
@@ -72,7 +72,7 @@ def solve(
     with_last: bool,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The states at 0 .. steps, and f at these states, f at the last one only `with_last`."""
-    triangle, states, slopes = rows(tableau), [u0], []
+    triangle, states, slopes = stage_rows(tableau), [u0], []
     for _ in range(steps):
         _, k = _stages(f, states[-1], dt, triangle)
         slopes.append(k[0])
@@ -139,7 +139,7 @@ def ode_backward(
         dv_i = J(v_i)' dk_i
         the gradient of u_n = g + sum_i dv_i + that of trajectory
     """
-    triangle = rows(tableau)
+    triangle = stage_rows(tableau)
     bounded = weight.clamp(-1.0, 1.0) if clip else weight
     weights = weight_re, weight_im, gate, weight
     grads = [None if t is None else torch.zeros_like(t) for t in weights]

@@ -16,10 +16,10 @@ from npu_kernels.training._loops import records
 from npu_kernels.training._loops.obstacles import KINDS, state_names
 from npu_kernels.training._loops.steps import Loop
 
-PENALTIES = {**{name: name for name in records.PENALTIES}, "whole": "madsen"}  # and their formulas
+PENALTIES = {**{name: name for name in records.FORMULAS}, "whole": "madsen"}  # and their formulas
 ONLY_WHOLE = ("madsen", "paper")  # penalties of the weights of NAU, NMU and NMRU alone
 _KIND_NUMBERS = {kind: records.KINDS.index(record) for kind, record in KINDS.items()}
-_PENALTY_NUMBERS = {name: records.PENALTIES.index(form) for name, form in PENALTIES.items()}
+_PENALTY_NUMBERS = {name: records.FORMULAS.index(form) for name, form in PENALTIES.items()}
 _UNBOUNDED = (-math.inf, math.inf)
 _NO_ROWS = torch.empty(0, dtype=torch.int64, device="cpu")  # all rows at each step
 

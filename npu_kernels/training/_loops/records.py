@@ -70,7 +70,7 @@ class Update(NamedTuple):
 
 
 class Penalty(NamedTuple):
-    kind: int  # in `PENALTIES`
+    kind: int  # in `FORMULAS`
     schedule: int  # a row of the schedules
 
 
@@ -93,7 +93,7 @@ class RMSprop(NamedTuple):
 
 
 KINDS: tuple[type[tuple[Any, ...]], ...] = (Npu, Nmu, Nmru, Nau)
-PENALTIES = ("l1", "frobenius", "madsen", "paper")
+FORMULAS = ("l1", "frobenius", "madsen", "paper")
 RECORDS = (Call, Layer, Parameter, Update, Penalty, Adam, RMSprop, *KINDS)
 # The number of integers of each record, which come before its numbers.
 _INTEGERS = {
@@ -121,7 +121,7 @@ class Plan:
 def fields() -> list[str]:
     """Return a line of field names for each record: integers before the bar, numbers after it."""
     rows = [(r.__name__.lower(), list(get_type_hints(r)), _INTEGERS[r]) for r in RECORDS]
-    rows.append(("penalties", list(PENALTIES), len(PENALTIES)))
+    rows.append(("penalties", list(FORMULAS), len(FORMULAS)))
     return [" ".join([f"{name}:", *names[:n], "|", *names[n:]]) for name, names, n in rows]
 
 
