@@ -38,12 +38,12 @@ from npu_kernels.ode._loop.reference import combine, stage_rows
 # the bound of stability that another method should take it.
 DONE, TOO_MANY, STUCK, NOT_FINITE, STIFF = range(5)
 BETA = 0.04  # exponent of the error of the step before, in the control
-EPS = torch.finfo(torch.float64).eps
+ROUNDING = torch.finfo(torch.float64).eps
 # Shares of the bound of stability from which a step is at it; the second where a state goes to and
 # fro at 0, which keeps steps below the bound.
 NEAR, NEAR_AT_ZERO = 0.98, 0.5
-SHORTEST = 10 * EPS  # of the time: shorter steps do not move it well
-Function = Callable[[Tensor], Tensor]
+SHORTEST = 10 * ROUNDING  # of the time: shorter steps do not move it well
+RightSide = Callable[[Tensor], Tensor]
 
 
 class Steps(NamedTuple):
@@ -83,7 +83,7 @@ class Control(NamedTuple):
 
 
 def step(
-    f: Function, u: Tensor, k1: Tensor, h: Tensor, pair: Method
+    f: RightSide, u: Tensor, k1: Tensor, h: Tensor, pair: Method
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Step by h ``[..., 1]``: the states behind u, of which the last is the new one; all slopes."""
     states, k = [], [k1]
@@ -94,7 +94,7 @@ def step(
 
 
 def _attempt(
-    f: Function, u: Tensor, k1: Tensor, h: Tensor, runs: Tensor, pair: Method, control: Control
+    f: RightSide, u: Tensor, k1: Tensor, h: Tensor, runs: Tensor, pair: Method, control: Control
 ) -> Attempt:
     """Try a step of size h ``[..., 1]`` where `runs` ``[...]``."""
     if pair.diagonal:
@@ -107,7 +107,7 @@ def _rms(x: Tensor) -> Tensor:
     return x.square().mean(-1).sqrt().cpu().double()
 
 
-def _first_size(f: Function, u: Tensor, k: Tensor, span: float, rtol: float, atol: float) -> Tensor:
+def _first_size(f: RightSide, u: Tensor, k: Tensor, span: float, rtol: float, atol: float) -> Tensor:
     """Hairer's starting step (II.4), positive."""
     scale = atol + rtol * u.abs()
     d0, d1 = _rms(u / scale), _rms(k / scale)
@@ -122,7 +122,7 @@ def _first_size(f: Function, u: Tensor, k: Tensor, span: float, rtol: float, ato
 
 def _shortest(time: Tensor, span: float) -> Tensor:
     """Return the size of a step that is too short, of trajectories at some times."""
-    return SHORTEST * time.abs().clamp(min=EPS * abs(span))
+    return SHORTEST * time.abs().clamp(min=ROUNDING * abs(span))
 
 
 def _units(u: Tensor, tried: Attempt, control: Control) -> tuple[Tensor, Tensor]:
@@ -139,13 +139,13 @@ def _units(u: Tensor, tried: Attempt, control: Control) -> tuple[Tensor, Tensor]
     return units, at_zero.squeeze(-1).cpu()
 
 
-def find_steps(f: Function, u0: Tensor, t: Tensor, pair: Method, control: Control) -> Steps:
+def find_steps(f: RightSide, u0: Tensor, t: Tensor, pair: Method, control: Control) -> Steps:
     """The steps of every trajectory from t[0] to t[-1]; `t` in float64 on the CPU."""
     with torch.no_grad():
         return _find_steps(f, u0.detach(), t.detach(), pair, control)
 
 
-def _find_steps(f: Function, u: Tensor, t: Tensor, pair: Method, control: Control) -> Steps:
+def _find_steps(f: RightSide, u: Tensor, t: Tensor, pair: Method, control: Control) -> Steps:
     rtol, atol, max_steps, max_at_bound, _ = control
     values = detached(f)
     begin, end = float(t[0]), float(t[-1])
@@ -217,7 +217,7 @@ def _pack(step_ends: list[Tensor], accepts: list[Tensor], time: Tensor, accepted
 
 
 def replay(
-    f: Function,
+    f: RightSide,
     u0: Tensor,
     t: Tensor,
     times: Tensor,
@@ -288,7 +288,7 @@ def replay(
 
 
 def _repeat(
-    f: Function, u: Tensor, k1: Tensor, h: Tensor, pair: Method, control: Control
+    f: RightSide, u: Tensor, k1: Tensor, h: Tensor, pair: Method, control: Control
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the new state and all slopes of a step, differentiable."""
     if pair.diagonal:
@@ -298,7 +298,7 @@ def _repeat(
 
 
 def _dense(
-    f: Function,
+    f: RightSide,
     states: Tensor,
     end_states: Tensor,
     slopes: Tensor,

@@ -36,7 +36,7 @@ MOST_ERROR = 0.03  # that the iterations may leave, in units of the tolerance
 JUMP = 10.0  # eps: where a power layer's slope jumps, states are known no better
 LEAST_RATE = 0.1  # the least rate of convergence assumed in a stage's first iteration
 DERIVATIVES = 2  # how often a slope can be differentiated: one correction for each order
-Function = Callable[[Tensor], Tensor]
+RightSide = Callable[[Tensor], Tensor]
 
 
 class Attempt(NamedTuple):
@@ -54,12 +54,12 @@ class Attempt(NamedTuple):
     evaluations: Tensor
 
 
-def detached(f: Function) -> Function:
+def detached(f: RightSide) -> RightSide:
     """Return f without derivatives, also in forward mode and under `torch.func`."""
     return lambda u: f(u).detach()
 
 
-def jacobian(f: Function, u: Tensor) -> Tensor:
+def jacobian(f: RightSide, u: Tensor) -> Tensor:
     """``df_i / du_j [..., D, D]`` at ``u [..., D]``, a constant for autograd."""
     constant, d = u.detach(), u.shape[-1]
     if eager_only():
@@ -93,7 +93,7 @@ def _times(matrix: Tensor, x: Tensor) -> Tensor:
     return (matrix * x.unsqueeze(-2)).sum(-1)
 
 
-def newton_inverse(f: Function, u: Tensor, scaled: Tensor) -> Tensor:
+def newton_inverse(f: RightSide, u: Tensor, scaled: Tensor) -> Tensor:
     """The inverse of 1 - h g J(u); scaled ``[..., 1]``: h g."""
     eye = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
     return inverse(eye - scaled.detach().unsqueeze(-1) * jacobian(f, u))
@@ -121,7 +121,7 @@ class Newton:
 
     def __init__(
         self,
-        f: Function,
+        f: RightSide,
         u: Tensor,
         h: Tensor,
         runs: Tensor,
@@ -165,7 +165,7 @@ class Newton:
 
 
 def attempt(
-    f: Function,
+    f: RightSide,
     u: Tensor,
     k1: Tensor,
     h: Tensor,
@@ -184,7 +184,7 @@ def attempt(
 
 
 def step(
-    f: Function, u: Tensor, k1: Tensor, h: Tensor, pair: Method, control: tuple[float, float, float]
+    f: RightSide, u: Tensor, k1: Tensor, h: Tensor, pair: Method, control: tuple[float, float, float]
 ) -> tuple[Tensor, list[Tensor]]:
     """Step by h ``[..., 1]``, a constant: the new state and all slopes, differentiable."""
     newton = _everywhere(f, u, h, pair, control)
@@ -197,7 +197,7 @@ def step(
 
 
 def output(
-    f: Function,
+    f: RightSide,
     u: Tensor,
     k: list[Tensor],
     h: Tensor,
@@ -223,7 +223,7 @@ def output(
 
 
 def _everywhere(
-    f: Function, u: Tensor, h: Tensor, pair: Method, control: tuple[float, float, float]
+    f: RightSide, u: Tensor, h: Tensor, pair: Method, control: tuple[float, float, float]
 ) -> Newton:
     """Return Newton's method for a step of all rows, without derivatives."""
     with torch.no_grad():
@@ -231,7 +231,7 @@ def _everywhere(
         return Newton(f, u.detach(), h, runs, pair, *control)
 
 
-def _slope(f: Function, newton: Newton, w: Tensor, guess: Tensor) -> Tensor:
+def _slope(f: RightSide, newton: Newton, w: Tensor, guess: Tensor) -> Tensor:
     """The slope of a stage, differentiable.
 
     Each correction with the stage's own Jacobian squares the error of the slope, and makes its

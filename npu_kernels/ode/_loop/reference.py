@@ -1,8 +1,8 @@
 """The time loop ``u' = NAU(NPU(u))`` by explicit Runge-Kutta steps, in eager torch.
 
 The specification and the oracle of the fused loop, like `npu_kernels.reference` for the layers:
-`explicit_steps` is the plain loop over any f, differentiable to any order, and the functions at the end have
-the operators' signatures. `methods` has the tableaus and the formula of a step.
+`explicit_steps` is the plain loop over any f, differentiable to any order, and the functions after
+it have the operators' signatures. `methods` has the tableaus and the formula of a step.
 
 Shapes: ``u [B, D]`` with weights without, ``[K, B, D]`` with weights with a model dimension.
 """
@@ -109,7 +109,7 @@ def ode_forward(
         y = reference.npu(right_of_zero(u), weight_re, weight_im, gate, eps=eps)
         return reference.nau(y, weight, clip=clip)
 
-    states, slopes = solve(f, u0, tableau, steps, dt, derivatives)
+    states, slopes = explicit_steps(f, u0, tableau, steps, dt, derivatives)
     none = u0.new_empty(0)
     return torch.stack(states, -2), torch.stack(slopes, -2) if derivatives else none, none
 

@@ -21,15 +21,9 @@ from npu_kernels import functional, optim
 from npu_kernels._common.chains import chain, replaced_method
 from npu_kernels._operators import dispatch, ops
 from npu_kernels._operators.precision import float32_matmul_precision
-from npu_kernels.layers import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit
-from npu_kernels.training._loops import records
+from npu_kernels.layers import NAU, Unit
+from npu_kernels.training._loops.plan import KINDS, state_names
 
-KINDS: dict[type[Unit], type[tuple[Any, ...]]] = {
-    **dict.fromkeys((NPU, RealNPU, NaiveNPU), records.Npu),
-    NMU: records.Nmu,
-    NMRU: records.Nmru,
-    NAU: records.Nau,
-}
 OPTIMIZERS = (optim.Adam, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
 WIDEST_NAU = 64  # features; beyond, torch's own product is faster than our kernel for the NAU
 _LETTERS = {kind: ops.WEIGHTS[record.__name__.lower()] for kind, record in KINDS.items()}
@@ -236,15 +230,6 @@ def _state_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
 def _like(value: Tensor, parameter: Tensor) -> bool:
     plain = value.is_cpu and value.is_contiguous() and not _is_lazy(value)
     return plain and value.shape == parameter.shape and value.dtype is parameter.dtype
-
-
-def state_names(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list[str]:
-    """Return the names of an optimiser's state of a parameter, beside the number of its steps."""
-    if isinstance(optimizer, torch.optim.Adam):
-        return ["exp_avg", "exp_avg_sq"]
-    names = ["square_avg"]
-    names += ["grad_avg"] if group["centered"] else []
-    return names + (["momentum_buffer"] if group["momentum"] > 0 else [])
 
 
 def check_memory(modules: Iterable[nn.Module], **tensors: Any) -> None:

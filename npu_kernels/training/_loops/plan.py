@@ -11,14 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels._common.chains import chain
-from npu_kernels.layers import NAU, NMRU, NMU, PowerUnit, Unit
+from npu_kernels.layers import NAU, NMRU, NMU, NPU, NaiveNPU, PowerUnit, RealNPU, Unit
 from npu_kernels.training._loops import records
-from npu_kernels.training._loops.obstacles import KINDS, state_names
 from npu_kernels.training._loops.steps import Loop
 
+KINDS: dict[type[Unit], type[tuple[Any, ...]]] = {
+    **dict.fromkeys((NPU, RealNPU, NaiveNPU), records.Npu),
+    NMU: records.Nmu,
+    NMRU: records.Nmru,
+    NAU: records.Nau,
+}
 PENALTIES = {**{name: name for name in records.FORMULAS}, "whole": "madsen"}  # and their formulas
 ONLY_WHOLE = ("madsen", "paper")  # penalties of the weights of NAU, NMU and NMRU alone
-_KIND_NUMBERS = {kind: records.KINDS.index(record) for kind, record in KINDS.items()}
+_KIND_NUMBERS = {kind: records.LAYERS.index(record) for kind, record in KINDS.items()}
 _PENALTY_NUMBERS = {name: records.FORMULAS.index(form) for name, form in PENALTIES.items()}
 _UNBOUNDED = (-math.inf, math.inf)
 _NO_ROWS = torch.empty(0, dtype=torch.int64, device="cpu")  # all rows at each step
@@ -128,6 +133,15 @@ class _Update:
                 self.settings.add(records.Penalty(_PENALTY_NUMBERS[name], row))
                 self.penalties += 1
         self.settings.add(_settings(loop.optimizer, groups[group]))
+
+
+def state_names(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list[str]:
+    """Return the names of an optimiser's state of a parameter, beside the number of its steps."""
+    if isinstance(optimizer, torch.optim.Adam):
+        return ["exp_avg", "exp_avg_sq"]
+    names = ["square_avg"]
+    names += ["grad_avg"] if group["centered"] else []
+    return names + (["momentum_buffer"] if group["momentum"] > 0 else [])
 
 
 def _settings(

@@ -25,7 +25,7 @@ class Call(NamedTuple):
 
 
 class Layer(NamedTuple):
-    kind: int  # in `KINDS`
+    kind: int  # in `LAYERS`
     in_features: int
     out_features: int
 
@@ -92,9 +92,9 @@ class RMSprop(NamedTuple):
     momentum: float
 
 
-KINDS: tuple[type[tuple[Any, ...]], ...] = (Npu, Nmu, Nmru, Nau)
+LAYERS: tuple[type[tuple[Any, ...]], ...] = (Npu, Nmu, Nmru, Nau)
 FORMULAS = ("l1", "frobenius", "madsen", "paper")
-RECORDS = (Call, Layer, Parameter, Update, Penalty, Adam, RMSprop, *KINDS)
+RECORDS = (Call, Layer, Parameter, Update, Penalty, Adam, RMSprop, *LAYERS)
 # The number of integers of each record, which come before its numbers.
 _INTEGERS = {
     record: sum(kind is not float for kind in get_type_hints(record).values()) for record in RECORDS
