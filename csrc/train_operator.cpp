@@ -1,5 +1,5 @@
 // The operator `train`: training steps of a chain of layers (training_loop.h). Its arguments are a plan that
-// npu_kernels/training/_loops/plan.py writes; here it is read and checked, so that a wrong one is an error and no wrong
+// npu_kernels/training/_plan.py writes; here it is read and checked, so that a wrong one is an error and no wrong
 // access.
 #include "training_loop.h"
 
@@ -24,7 +24,7 @@ using Tensors = std::vector<Tensor>;
 // ---- the records of a plan -----------------------------------------------------------------------------------------
 
 // A plan is records, one after the other: their integers in one list, their numbers in another, each in the order of
-// its fields. npu_kernels/training/_loops/records.py has the same records. When the library loads, it compares the
+// its fields. npu_kernels/training/_plan.py has the same records. When the library loads, it compares the
 // names of their fields with those here.
 #define NPU_INTEGER(field) int64_t field;
 #define NPU_NUMBER(field) double field;

@@ -22,7 +22,7 @@ from benchmarks.paper.simple import picture
 from benchmarks.paper.simple import task as simple
 from benchmarks.paper.tables import select
 from npu_kernels import formula
-from npu_kernels._jobs.progress import Progress
+from npu_kernels._jobs.driver import Progress
 from npu_kernels.env import processor
 
 OPERATIONS = ("x + y", "x * y", "x / y", "sqrt(x)")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, RealNPU, formula
-from npu_kernels._jobs.progress import Progress
+from npu_kernels._jobs.driver import Progress
 from npu_kernels.training import project_
 
 DATA = Path(__file__).with_name("kepler.csv")

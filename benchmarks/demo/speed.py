@@ -14,7 +14,7 @@ from benchmarks.throughput import rivals, suite, timing
 from benchmarks.throughput.cases import ENSEMBLES, LARGE, QUICK_SIZES, STEP, TINY, Case, Size
 from benchmarks.throughput.environment import named_threads
 from npu_kernels import backend_for
-from npu_kernels._jobs.progress import Progress
+from npu_kernels._jobs.driver import Progress
 
 DEMO_SIZES = (*TINY, *LARGE, ENSEMBLES[0])
 SIZE_SECONDS = 2.0  # per size, for all rivals together

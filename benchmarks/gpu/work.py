@@ -31,7 +31,7 @@ from npu_kernels import reference, use_backend
 from npu_kernels._operators import dispatch
 from npu_kernels._testing.samples import RECORDS, error_bound, rms_error
 from npu_kernels.ode import METHODS
-from npu_kernels.ode._loop import reference as ode_reference
+from npu_kernels.ode import _loop as ode_reference
 from tests.support.kernels import ALL, backward, errors, forward, outputs
 
 Row = dict[str, Any]

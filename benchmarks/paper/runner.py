@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from npu_kernels._jobs import files
-from npu_kernels._jobs.fingerprint import digest, fingerprint
+from npu_kernels._jobs.checkpoint import digest, fingerprint
 
 FORMAT = 3  # raise it when the same settings give other numbers than before
 SLICE_SECONDS = 0.5  # between looks at the clock and at requests to stop

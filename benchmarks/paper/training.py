@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from benchmarks.paper.optimizers import Optimizer
 from npu_kernels import training
 from npu_kernels.fitting import Run
-from npu_kernels.training._loops import obstacles
+from npu_kernels.training import _fallbacks as fallbacks
 
 ALIGNMENT = 64  # elements; a whole number of any machine's vectors
 
@@ -140,7 +140,7 @@ class Training:
     def _fused_optimizer(self) -> torch.optim.Optimizer | None:
         """Return torch's optimiser on views of our state; None if C++ cannot make these steps."""
         optimizer = self.optimizer.torchs(self.buffer.parameters)
-        if obstacles.obstacle(self.module, optimizer, self.buffer.flat) is not None:
+        if fallbacks.reason(self.module, optimizer, self.buffer.flat) is not None:
             return None
         states = [self.buffer.parts(flat) for flat in self.optimizer.state]
         for parameter, *parts in zip(self.buffer.parameters, *states, strict=True):

@@ -32,7 +32,7 @@ import torch
 import torch.distributed
 
 from benchmarks.paper.runner import Batch, Folder, complete, order
-from npu_kernels._jobs.progress import Progress
+from npu_kernels._jobs.driver import Progress
 
 WATCH_SECONDS = 0.5
 TICK_SECONDS = 5.0

@@ -26,7 +26,7 @@ from benchmarks.throughput.environment import cores, named_threads
 from benchmarks.throughput.results import NEEDED
 from npu_kernels import backend_for
 from npu_kernels._jobs import files
-from npu_kernels._jobs.progress import Progress
+from npu_kernels._jobs.driver import Progress
 
 SECONDS, QUICK_SECONDS = 3.0, 0.3  # for all rivals of a case together
 

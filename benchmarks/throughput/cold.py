@@ -26,7 +26,7 @@ from benchmarks.arguments import command, listed, positive
 from benchmarks.marked_blocks import record_table
 from benchmarks.rows_command import Row
 from benchmarks.throughput import environment, results, timing
-from npu_kernels._jobs.progress import Progress
+from npu_kernels._jobs.driver import Progress
 
 COLD_MARK = "throughput-cold"
 PROCESSES = 7

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kStages = npu::OdePair::kStages, kPowers = npu::OdePair::kPowers;
 
-// Dormand and Prince's pair with Shampine's interpolant, as in npu_kernels/ode/_loop/methods.py.
+// Dormand and Prince's pair with Shampine's interpolant, as in npu_kernels/ode/_methods.py.
 // clang-format off
 const double kNumbers[npu::OdePair::kNumbers] = {
     1. / 5,
@@ -105,7 +105,7 @@ struct Problem : OdeModel {
     }
     return steps;
   }
-  // The steps that Hairer's control takes (npu_kernels/ode/_loop/adaptive_reference.py).
+  // The steps that Hairer's control takes (npu_kernels/ode/_adaptive.py).
   Control control(Long u, const std::vector<double>& t, long double tolerance, int64_t max_steps) const {
     const auto rms = [&](const auto& of) {
       long double sum = 0;

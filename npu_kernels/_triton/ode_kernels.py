@@ -14,7 +14,7 @@ such a layer to 16 x 16.
               dg += dr (|v| + eps - 1) + pi sum_o (Wr dQ - Wi dP) where v < 0
 
 The steps' coefficients are compile-time constants, TABLEAU, a lower triangle by rows
-(`npu_kernels.ode._loop.reference`); dt is a double, whatever the states are. The forward pass
+(`npu_kernels.ode._loop`); dt is a double, whatever the states are. The forward pass
 saves v, L [D] and y, s [h] of every stage, or nothing: then the backward pass recomputes every step
 from the trajectory, as it always does for the slope at the last state.
 

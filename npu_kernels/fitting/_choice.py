@@ -12,10 +12,19 @@ import torch
 from torch import Tensor
 
 from npu_kernels._jobs import saved
-from npu_kernels.fitting._batch import COEFFICIENT, FREE, GATE, LINEAR, POWER, Population, Template
 from npu_kernels.fitting._data import Data
-from npu_kernels.fitting._records import Candidate, Recipe
-from npu_kernels.fitting._scale import LastSum, Scale
+from npu_kernels.fitting._population import (
+    COEFFICIENT,
+    FREE,
+    GATE,
+    LINEAR,
+    POWER,
+    LastSum,
+    Population,
+    Scale,
+    Template,
+)
+from npu_kernels.fitting._recipe import Candidate, Recipe
 
 KINDS = ("raw", "refined", "powers", "rounded")
 # Levels of simplicity: the denominator, plus _PARAMETER for each parameter that is not 0, plus

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from npu_kernels._common.checks import check_real, check_tensor
 from npu_kernels._common.seeds import stream
-from npu_kernels.fitting._records import Recipe
+from npu_kernels.fitting._recipe import Recipe
 
 HELD_OUT_ROWS = 8192  # of a problem at most: more of them cost more and help little
 

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from npu_kernels._common.seeds import stream
 from npu_kernels._jobs import saved
-from npu_kernels.fitting._batch import Population, Template
 from npu_kernels.fitting._data import Rows
-from npu_kernels.fitting._records import Recipe
+from npu_kernels.fitting._population import Population, Template
+from npu_kernels.fitting._recipe import Recipe
 from npu_kernels.optim import Adam
 from npu_kernels.optim.lbfgs import LBFGS, Status
-from npu_kernels.training._loops import Loop, loop_for
+from npu_kernels.training._run import loop_for
+from npu_kernels.training._steps import Loop
 
 BETAS, EPS = (0.9, 0.99), 1e-8
 LAST_RATE = 0.05  # of the first, at the end of a stretch

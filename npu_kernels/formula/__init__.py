@@ -14,11 +14,9 @@
 """
 
 from npu_kernels.formula._code import TorchFunction
-from npu_kernels.formula._fractions import as_fraction, nearest_fraction
-from npu_kernels.formula._models import select
+from npu_kernels.formula._models import as_fraction, nearest_fraction, select
 from npu_kernels.formula._reading import Formula, read
-from npu_kernels.formula._scoring import relative_error
-from npu_kernels.formula._simplify import Change, Simplified, Step, simplify
+from npu_kernels.formula._simplify import Change, Simplified, Step, relative_error, simplify
 
 __all__ = [
     "Change",

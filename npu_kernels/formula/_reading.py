@@ -56,7 +56,7 @@ class Formula:
 
     def text(self, digits: int | None = 4) -> str:
         """One line per output; decimals with `digits` significant digits, None for all."""
-        from npu_kernels.formula import _printing as printing
+        from npu_kernels.formula import _expressions as printing
 
         digits = _check_digits("text", digits)
         rows = zip(self.names, self.expressions, strict=True)
@@ -64,7 +64,7 @@ class Formula:
 
     def latex(self, digits: int | None = 4) -> list[str]:
         """One equation per output, without dollars; `digits` as for `text`."""
-        from npu_kernels.formula import _printing as printing
+        from npu_kernels.formula import _expressions as printing
 
         digits = _check_digits("latex", digits)
         require_sympy()

@@ -514,7 +514,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     needs torch alone. Its gradient of a gate is that of "clip": torch drops the ``detach`` of
     "straight_through".
     """
-    from npu_kernels.ode._loop import reference as time_loop
+    from npu_kernels.ode import _loop as time_loop
 
     table: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions().items())
     for formulas, names in ((reference, ops.NAMES), (time_loop, ops.TIME_LOOPS)):

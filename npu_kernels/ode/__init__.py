@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 
 from npu_kernels._common.errors import NonFiniteError
 from npu_kernels._common.lazy import lazily
-from npu_kernels.ode._accuracy import InaccurateError, StepSizeError, StiffWarning
 from npu_kernels.ode._adaptive import Statistics
-from npu_kernels.ode._checks import first_nonfinite
+from npu_kernels.ode._checks import InaccurateError, StepSizeError, StiffWarning, first_nonfinite
 from npu_kernels.ode._interpolation import interpolate
-from npu_kernels.ode._loop.methods import METHODS
-from npu_kernels.ode._other import rollout_any
-from npu_kernels.ode._solver import integrate, rollout
+from npu_kernels.ode._methods import METHODS
+from npu_kernels.ode._rollout import integrate, rollout, rollout_any
 
 if TYPE_CHECKING:
     from npu_kernels.equations._series.estimates import Estimate

@@ -1,28 +1,523 @@
-"""Adaptive steps: check, choose, call, and say what went wrong."""
+"""Adaptive steps in eager torch: the specification and the oracle of the fused steps.
+
+`find_steps` chooses the steps, every trajectory its own; `replay` repeats them, differentiable to
+any order, with their sizes as constants. They run where no fused steps do. Shapes: ``u0 [..., D]``,
+and ``[...]`` for one number of each trajectory.
+
+Step control: Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I", II.4 and
+IV.2. With q the root mean square of error / (atol + rtol max(|u|, |u_new|)), a step is accepted
+where q <= 1. The next step's size is
+
+    h / max(0.1, q^0.17 / q_before^0.04 / 0.9)    after an accepted step
+    h / min(5, q^0.17 / 0.9)                      after a rejected one
+    h / 2                                         after one whose stages have no solution
+
+The last is for the steps of an implicit pair, which are in `_implicit`.
+
+A power layer sees |u| + eps. So the slope of u' = -a u jumps by 2 a eps at u = 0, and a state that
+has decayed goes to and fro there, whatever h is. A step in which a state of at most 10 eps changes
+its sign is allowed an error of 10 eps, in all states: those that depend on it jump, too.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.compiler import is_compiling
 from torch.jit import is_tracing
+from torch.utils.checkpoint import checkpoint
 
 from npu_kernels import functional
 from npu_kernels._common.errors import NonFiniteError
 from npu_kernels._common.notices import warn
-from npu_kernels._operators import dispatch
-from npu_kernels._operators.autograd import eager_only, outside_of_transforms
+from npu_kernels._operators import dispatch, ops
+from npu_kernels._operators.autograd import (
+    apply_alone,
+    differentiate,
+    eager_only,
+    outside_of_transforms,
+)
 from npu_kernels._operators.checks import EPS
 from npu_kernels._operators.transforms import is_vmapped
-from npu_kernels.ode import _accuracy as accuracy
 from npu_kernels.ode import _checks as checks
-from npu_kernels.ode._loop import adaptive_reference as reference
-from npu_kernels.ode._loop import methods
-from npu_kernels.ode._loop.adaptive import Call, run
-from npu_kernels.ode._loop.loop import Weights, as_rows, slope_function
+from npu_kernels.ode import _implicit as implicit
+from npu_kernels.ode import _methods as methods
+from npu_kernels.ode._implicit import Attempt, detached
+from npu_kernels.ode._loop import Weights, as_rows, combine, slope_function, stage_rows
+from npu_kernels.ode._methods import PAIRS, STAGES, Method
+from npu_kernels.reference import STRAIGHT_THROUGH
+
+# How a trajectory ended. STUCK: its steps became too small for its time to move. NOT_FINITE: the
+# same because its next state is not finite, or its first slope. STIFF: so many of its steps were at
+# the bound of stability that another method should take it.
+DONE, TOO_MANY, STUCK, NOT_FINITE, STIFF = range(5)
+BETA = 0.04  # exponent of the error of the step before, in the control
+ROUNDING = torch.finfo(torch.float64).eps
+# Shares of the bound of stability from which a step is at it; the second where a state goes to and
+# fro at 0, which keeps steps below the bound.
+NEAR, NEAR_AT_ZERO = 0.98, 0.5
+SHORTEST = 10 * ROUNDING  # of the time: shorter steps do not move it well
+RightSide = Callable[[Tensor], Tensor]
+
+
+class Steps(NamedTuple):
+    """The steps that the control chose; on the CPU, but for `last`.
+
+    times: the ends of the accepted steps ``[..., N]``, in float64; a trajectory of fewer repeats
+        its last one.
+    counts: ``[..., 5]``: accepted and rejected steps, accepted ones at the bound of stability, how
+        the trajectory ended, evaluations of f.
+    clock: ``[..., 3]`` in float64: time reached, size of the step that would come next, time of the
+        first step at the bound of stability (nan: none).
+    last: the state reached ``[..., D]``, on u0's device.
+    """
+
+    times: Tensor
+    counts: Tensor
+    clock: Tensor
+    last: Tensor
+
+
+class Control(NamedTuple):
+    """What bounds the steps.
+
+    max_at_bound: a trajectory ends as STIFF where so many of its steps, and half of them, are at
+    the bound of stability. eps: a power layer's; 0 for any other model.
+    """
+
+    rtol: float
+    atol: float
+    max_steps: int
+    max_at_bound: int
+    eps: float = 0.0
+
+    @property
+    def tolerances(self) -> tuple[float, float, float]:
+        return self.rtol, self.atol, self.eps
+
+
+def step(
+    f: RightSide, u: Tensor, k1: Tensor, h: Tensor, pair: Method
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Step by h ``[..., 1]``: the states behind u, of which the last is the new one; all slopes."""
+    states, k = [], [k1]
+    for row in stage_rows(pair.tableau):
+        states.append(u + h * combine(k, row))
+        k.append(f(states[-1]))
+    return states, k
+
+
+def _attempt(
+    f: RightSide, u: Tensor, k1: Tensor, h: Tensor, runs: Tensor, pair: Method, control: Control
+) -> Attempt:
+    """Try a step of size h ``[..., 1]`` where `runs` ``[...]``."""
+    if pair.diagonal:
+        return implicit.attempt(f, u, k1, h, runs, pair, control.tolerances)
+    states, k = step(detached(f), u, k1, h, pair)
+    return Attempt(states, k, runs, torch.zeros_like(runs), (STAGES - 1) * runs.long())
+
+
+def _rms(x: Tensor) -> Tensor:
+    return x.square().mean(-1).sqrt().cpu().double()
+
+
+def _first_size(
+    f: RightSide, u: Tensor, k: Tensor, span: float, rtol: float, atol: float
+) -> Tensor:
+    """Hairer's starting step (II.4), positive."""
+    scale = atol + rtol * u.abs()
+    d0, d1 = _rms(u / scale), _rms(k / scale)
+    h0 = torch.where((d0 < 1e-5) | (d1 < 1e-5), 1e-6, 0.01 * d0 / d1).clamp(max=abs(span))
+    signed = h0.copysign(torch.tensor(span)).unsqueeze(-1).to(u)
+    d2 = _rms((f(u + signed * k) - k) / scale) / h0
+    rate = torch.maximum(d1, d2)
+    h1 = torch.where(rate <= 1e-15, torch.clamp(h0 * 1e-3, min=1e-6), (0.01 / rate) ** 0.2)
+    h1 = torch.where(d2.isfinite(), h1, h0 * 1e-3)
+    return torch.minimum(100 * h0, h1)
+
+
+def _shortest(time: Tensor, span: float) -> Tensor:
+    """Return the size of a step that is too short, of trajectories at some times."""
+    return SHORTEST * time.abs().clamp(min=ROUNDING * abs(span))
+
+
+def _units(u: Tensor, tried: Attempt, control: Control) -> tuple[Tensor, Tensor]:
+    """Return the units of a step's errors ``[..., D]``, and where it goes to and fro at 0.
+
+    The latter is ``[...]``, on the CPU.
+    """
+    largest = torch.maximum(u.abs(), tried.states[-1].abs())
+    units = control.atol + control.rtol * largest
+    changes = torch.stack([(state < 0) != (u < 0) for state in tried.states]).any(0)
+    jump = implicit.JUMP * control.eps
+    at_zero = (changes & (largest <= jump)).any(-1, keepdim=True)
+    units = torch.where(at_zero, units.clamp(min=jump), units)
+    return units, at_zero.squeeze(-1).cpu()
+
+
+def find_steps(f: RightSide, u0: Tensor, t: Tensor, pair: Method, control: Control) -> Steps:
+    """The steps of every trajectory from t[0] to t[-1]; `t` in float64 on the CPU."""
+    with torch.no_grad():
+        return _find_steps(f, u0.detach(), t.detach(), pair, control)
+
+
+def _find_steps(f: RightSide, u: Tensor, t: Tensor, pair: Method, control: Control) -> Steps:
+    rtol, atol, max_steps, max_at_bound, _ = control
+    values = detached(f)
+    begin, end = float(t[0]), float(t[-1])
+    span, sign = end - begin, 1 if end > begin else -1
+    k1 = values(u)
+    size = _first_size(values, u, k1, span, rtol, atol)
+    time = torch.full_like(size, begin)
+    size = torch.maximum(size, 2 * _shortest(time, span))
+    before = torch.full_like(size, 1e-4)  # the error of the accepted step before
+    counts = torch.zeros(*size.shape, 5, dtype=torch.int64)
+    clock = torch.full((*size.shape, 3), torch.nan, dtype=torch.float64)
+    accepted, rejected, stiff, status, evaluations = counts.unbind(-1)
+    evaluations += 2
+    status[...] = torch.where(k1.isfinite().all(-1).cpu(), -1, NOT_FINITE)
+    shrunk = torch.zeros_like(status, dtype=torch.bool)  # the last step tried was rejected
+    broken = shrunk.clone()  # and was not finite
+    step_ends: list[Tensor] = []
+    accepts: list[Tensor] = []
+    while (active := status < 0).any():
+        status.masked_fill_(active & (stiff >= max_at_bound) & (2 * stiff >= accepted), STIFF)
+        status.masked_fill_((status < 0) & (accepted + rejected >= max_steps), TOO_MANY)
+        stuck = (status < 0) & (size <= _shortest(time, span))
+        status[...] = torch.where(stuck, torch.where(broken, NOT_FINITE, STUCK), status)
+        active = status < 0
+        last = 1.01 * size >= (end - time).abs()
+        new_time = torch.where(last, end, time + sign * size)
+        h = new_time - time
+        h_column = h.unsqueeze(-1).to(u)
+        tried = _attempt(f, u, k1, h_column, active, pair, control)
+        new, k = tried.states[-1], tried.slopes
+        evaluations += tried.evaluations
+        scale, at_zero = _units(u, tried, control)
+        q = _rms(h_column * combine(k, pair.error) / scale)
+        broken = torch.where(tried.solved, ~q.isfinite(), tried.broken)
+        good = tried.solved & (q <= 1)
+        factor = torch.where(tried.solved, q ** (0.2 - 0.75 * BETA) / 0.9, 2.0)
+        factor = torch.where(broken, 5.0, factor)
+        grown = h.abs() / (factor / before**BETA).clamp(min=0.1)
+        grown = torch.where(shrunk, torch.minimum(grown, h.abs()), grown)
+        size = torch.where(good, grown, torch.where(active, h.abs() / factor.clamp(max=5.0), size))
+        before = torch.where(good, q.clamp(min=1e-4), before)
+        apart, bend = _rms(new - tried.states[-2]), _rms(k[6] - k[5]) * h.abs()
+        share = torch.where(at_zero, NEAR_AT_ZERO, NEAR)
+        at_bound = good & (apart > 0) & (bend > share * pair.stable * apart)
+        clock[..., 2] = torch.where(at_bound & (stiff == 0), time, clock[..., 2])
+        accepted += good
+        rejected += active & ~good
+        stiff += at_bound
+        evaluations += good if pair.diagonal else 0  # where the next step is linearised
+        shrunk = ~good
+        time = torch.where(good, new_time, time)
+        status.masked_fill_(good & last, DONE)
+        moved = good.unsqueeze(-1).to(u.device)
+        u, k1 = torch.where(moved, new, u), torch.where(moved, k[6], k1)
+        step_ends.append(time)
+        accepts.append(good)
+    clock[..., 0], clock[..., 1] = time, size * sign
+    return Steps(_pack(step_ends, accepts, time, accepted), counts, clock, u)
+
+
+def _pack(step_ends: list[Tensor], accepts: list[Tensor], time: Tensor, accepted: Tensor) -> Tensor:
+    """Return the times of the accepted steps ``[..., N]``, one after the other."""
+    if not step_ends or accepted.numel() == 0:
+        return time.new_empty(*time.shape, 0)
+    order = torch.stack(accepts, -1).logical_not().to(torch.int8).argsort(dim=-1, stable=True)
+    times = torch.stack(step_ends, -1).gather(-1, order)[..., : int(accepted.max())]
+    is_step = torch.arange(times.shape[-1]) < accepted.unsqueeze(-1)
+    return torch.where(is_step, times, time.unsqueeze(-1))
+
+
+def replay(
+    f: RightSide,
+    u0: Tensor,
+    t: Tensor,
+    times: Tensor,
+    pair: Method,
+    control: Control,
+    length: int | None = None,
+) -> Tensor:
+    """Return the states ``[..., M, D]`` at t, from steps that end at `times` ``[..., N]``.
+
+    Behind the last step they are nan. Differentiable with respect to u0, t and the weights of f.
+    control: its tolerances are those of an implicit pair's stages.
+    length: steps of a segment, of which only the first state is kept for a derivative; None keeps
+    everything.
+    """
+    lead, steps = u0.shape[:-1], times.shape[-1]
+    if steps == 0:
+        outputs = u0.new_full((*lead, len(t) - 1, u0.shape[-1]), torch.nan)
+        return torch.cat([u0.unsqueeze(-2), outputs], -2)
+    exact = t.to("cpu", torch.float64)
+    values = exact.detach()
+    shift = (exact[1:] - values[1:]) - (exact[0] - values[0])  # zeros with t's derivative
+    sign = 1.0 if values[-1] > values[0] else -1.0
+    step_ends = torch.cat([values[0].expand(*lead, 1), times], -1)
+    sizes = step_ends.diff(dim=-1)
+    sorted_ends, targets = sign * step_ends[..., 1:], (sign * values[1:]).expand(*lead, -1)
+    index = torch.searchsorted(sorted_ends.contiguous(), targets.contiguous())
+    reached = index < steps
+    index = index.clamp(max=steps - 1)
+    size = sizes.gather(-1, index)
+    size = torch.where(reached, size, 1.0)
+    x = ((values[1:] - step_ends.gather(-1, index) + shift) / size).to(u0.device)
+
+    def segment(
+        u: Tensor, k1: Tensor, x: Tensor, first: int, count: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        inside = reached & (index >= first) & (index < first + count)
+        columns = inside.reshape(-1, inside.shape[-1]).any(0).nonzero().squeeze(-1)
+        states, slopes, end_states = [], [], []
+        for n in range(first, first + count):
+            new, k = _repeat(f, u, k1, sizes[..., n, None].to(u), pair, control)
+            states.append(u)
+            slopes.append(torch.stack(k, -2))
+            end_states.append(new)
+            u, k1 = new, k[-1]
+        step_index = (index - first).clamp(0, count - 1)[..., columns].to(u.device)
+        # Elsewhere a step of size 0, whose state is finite.
+        is_inside = inside[..., columns].to(u.device)
+        share = torch.where(is_inside, x[..., columns], 1.0).to(u)
+        h = torch.where(is_inside, size[..., columns].to(u.device), 0.0).to(u)
+        path = torch.stack(states, -2), torch.stack(end_states, -2), torch.stack(slopes, -3)
+        outputs = _dense(f, *path, step_index, share, h, pair, control)
+        outputs = torch.where(is_inside.unsqueeze(-1), outputs, 0)
+        return u, k1, outputs, columns.to(u.device)
+
+    u, k1, result = u0, f(u0), u0.new_zeros(*lead, len(values) - 1, u0.shape[-1])
+    length = length or steps
+    for first in range(0, steps, length):
+        count = min(length, steps - first)
+        if length < steps:
+            u, k1, outputs, columns = checkpoint(
+                segment, u, k1, x, first, count, use_reentrant=False
+            )
+        else:
+            u, k1, outputs, columns = segment(u, k1, x, first, count)
+        result = result.index_add(-2, columns, outputs)
+    result = torch.where(reached.unsqueeze(-1).to(u.device), result, torch.nan)
+    return torch.cat([u0.unsqueeze(-2), result], -2)
+
+
+def _repeat(
+    f: RightSide, u: Tensor, k1: Tensor, h: Tensor, pair: Method, control: Control
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the new state and all slopes of a step, differentiable."""
+    if pair.diagonal:
+        return implicit.step(f, u, k1, h, pair, control.tolerances)
+    states, k = step(f, u, k1, h, pair)
+    return states[-1], k
+
+
+def _dense(
+    f: RightSide,
+    states: Tensor,
+    end_states: Tensor,
+    slopes: Tensor,
+    index: Tensor,
+    x: Tensor,
+    size: Tensor,
+    pair: Method,
+    control: Control,
+) -> Tensor:
+    """The interpolant of step index ``[..., C]`` at x.
+
+    states, end_states ``[..., N, D]``: of the steps. slopes ``[..., N, 7, D]``.
+    """
+    d = states.shape[-1]
+    columns = index.unsqueeze(-1).expand(*index.shape, d)
+    u = states.gather(-2, columns)
+    k = slopes.gather(-3, index[..., None, None].expand(*index.shape, STAGES, d))
+    if pair.diagonal:
+        rows = [part.flatten(-3, -2) for part in (u, *k.unbind(-2))]  # as f takes them
+        h, share = (part.flatten(-2).unsqueeze(-1) for part in (size, x))
+        within = implicit.output(f, rows[0], rows[1:], h, share, pair, control.tolerances)
+        # At the end the state itself; its derivatives for t are the solution's, as the next step's.
+        shift, end = h * (share - 1), end_states.gather(-2, columns).flatten(-3, -2)
+        end = end + shift * f(end + shift / 2 * rows[-1])
+        return torch.where(share == 1, end, within).view_as(u)
+    total = torch.zeros_like(u)
+    for p in reversed(range(4)):
+        q = combine(k.unbind(-2), pair.dense[p::4])
+        total = (total + q) * x.unsqueeze(-1)
+    return u + size.unsqueeze(-1) * total
+
+
+# ---- fused steps ---------------------------------------------------------------------------------
+#
+# The first derivative is the discrete adjoint of the accepted steps, one call; second and higher
+# ones are those of the eager steps of the same sizes. Each trajectory keeps the times of its
+# accepted steps, and every state, or every 32nd one.
+
+SAVED_EVERY = {"full": 1, "checkpointed": 32}  # steps from one saved state to the next
+
+
+class Call(NamedTuple):
+    """The options of adaptive steps, all checked."""
+
+    method: str
+    rtol: float
+    atol: float
+    max_steps: int
+    max_at_bound: int  # steps at the bound of stability, before the trajectory ends
+    eps: float  # added to |u|
+    gate_gradient: str  # "clip" or "straight_through"
+    clip: bool  # the NAU's weight, to [-1, 1]
+    memory: str  # "full" or "checkpointed"
+    has_starts: bool  # u0 has a dimension of starts
+
+    @property
+    def pair(self) -> Method:
+        return PAIRS[self.method]
+
+    @property
+    def control(self) -> Control:
+        return Control(self.rtol, self.atol, self.max_steps, self.max_at_bound, self.eps)
+
+
+def _as_models(
+    call: Call, u0: Tensor, weights: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Return u0 ``[K, B, D]`` and the weights with a dimension of models, contiguous."""
+    weight_re = weights[0]
+    assert weight_re is not None
+    tensors = as_rows(u0, weight_re, call.has_starts), *weights
+    if weight_re.dim() == 2:
+        tensors = tuple(None if t is None else t.unsqueeze(0) for t in tensors)
+    return tuple(None if t is None else t.contiguous() for t in tensors)
+
+
+def _from_models(call: Call, has_models: bool, result: Tensor, starts_dim: int) -> Tensor:
+    """Return ``[K, B, ..]`` without the dimensions that the caller's tensors lack."""
+    result = result if call.has_starts else result.squeeze(starts_dim)
+    return result if has_models else result.squeeze(0)
+
+
+def run(call: Call, t: Tensor, u0: Tensor, weights: Weights) -> tuple[Tensor, ...]:
+    """Return the trajectory, counts, clock and last state, differentiable if asked for."""
+    tensors = t, u0, *weights
+    if plain := outside_of_transforms(tensors):
+        return apply_alone(AdaptiveFunction, call, *plain)  # type: ignore[no-any-return]
+    if torch.is_grad_enabled() and any(w is not None and w.requires_grad for w in tensors):
+        return AdaptiveFunction.apply(call, *tensors)  # type: ignore[no-untyped-call,no-any-return]
+    return forward(call, False, *tensors)[:4]
+
+
+def forward(
+    call: Call, keep: bool, t: Tensor, u0: Tensor, *weights: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Call the operator.
+
+    Returns the caller's trajectory; counts, clock and the last state ``[(K,) B, ..]``; the saved
+    times and states, none unless `keep`; the trajectory ``[K, B, M, D]`` where the backward reads
+    it, none for an explicit method.
+    """
+    times = t.detach().to("cpu", torch.float64).contiguous()
+    path, last, counts, clock, saved_times, states = ops.ode_adaptive_forward(
+        *_as_models(call, u0, weights),
+        times,
+        call.pair.numbers,
+        *call.control,  # its last one is eps
+        call.clip,
+        SAVED_EVERY[call.memory] if keep else 0,
+    )
+    has_models = weights[0].dim() == 3  # type: ignore[union-attr]
+    state = (counts, clock, last) if has_models else (counts[0], clock[0], last[0])
+    result = _from_models(call, has_models, path, -3)
+    return result, *state, saved_times, states, path if call.pair.diagonal else path.new_empty(0)
+
+
+class AdaptiveFunction(Function):
+    """The trajectory, counts, clock and last state of a `Call`, t, u0 and the weights."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        path, counts, clock, last, *saved = forward(call, True, *tensors)  # type: ignore[arg-type]
+        ctx.save_for_backward(*tensors, counts, clock, *saved)
+        ctx.call = call
+        ctx.mark_non_differentiable(counts, clock, last)
+        return path, counts, clock, last
+
+    @staticmethod
+    def backward(ctx: Any, grad_path: Tensor, *_: Any) -> tuple[Any, ...]:
+        call, needed = ctx.call, ctx.needs_input_grad[1:]
+        *operands, counts, clock, times, states, path = ctx.saved_tensors
+        if torch.is_grad_enabled() or eager_only():
+            step_ends = _step_ends(counts[..., 0], clock, times)
+            return None, *_by_formula(call, needed, grad_path, operands, step_ends)
+        return None, *_fused(call, needed, grad_path, operands, counts, times, states, path)
+
+
+def _fused(
+    call: Call,
+    needed: tuple[bool, ...],
+    grad_path: Tensor,
+    operands: list[Tensor],
+    counts: Tensor,
+    times: Tensor,
+    states: Tensor,
+    path: Tensor,
+) -> tuple[Tensor | None, ...]:
+    t, u0, *weights = operands
+    has_models = counts.dim() == 3
+    grad_rows = grad_path if call.has_starts else grad_path.unsqueeze(-3)
+    needs = sum(bool(need) << bit for bit, need in enumerate((*needed[1:], needed[0])))
+    is_straight_through = call.gate_gradient == STRAIGHT_THROUGH
+    *grads, grad_t = ops.ode_adaptive_backward(
+        path,
+        (grad_rows if has_models else grad_rows.unsqueeze(0)).contiguous(),
+        *_as_models(call, u0, weights),
+        t.detach().to("cpu", torch.float64).contiguous(),
+        *(counts, times, states, call.pair.numbers, call.rtol, call.atol, call.eps, call.clip),
+        *(SAVED_EVERY[call.memory], is_straight_through, needs),
+    )
+    of_times = grad_t.sum(0)
+    of_times[0] = -of_times.sum()
+    results: list[Tensor | None] = [of_times.to(t), *[None] * 5]
+    if needed[1]:
+        results[1] = _from_models(call, has_models, grads[0], -2).sum_to_size(u0.shape)
+    for index, grad in enumerate(grads[1:], 2):
+        if needed[index]:
+            results[index] = grad if has_models else grad.squeeze(0)
+    return tuple(results)
+
+
+def _step_ends(accepted: Tensor, clock: Tensor, times: Tensor) -> Tensor:
+    """Return the ends of the steps ``[.., N]``; after a trajectory's last step its end again."""
+    number = torch.arange(int(accepted.max())) if accepted.numel() else accepted.new_empty(0)
+    is_step = number < accepted.unsqueeze(-1)
+    return clock[..., :1].expand(is_step.shape).masked_scatter(is_step, times)
+
+
+def _by_formula(
+    call: Call,
+    needed: tuple[bool, ...],
+    grad_path: Tensor,
+    operands: list[Tensor],
+    step_ends: Tensor,
+) -> list[Tensor | None]:
+    """Return the gradients of the eager steps of the same sizes, differentiable."""
+
+    def formula(t: Tensor, u0: Tensor, *weights: Tensor | None) -> tuple[Tensor]:
+        rows = as_rows(u0, weights[0], call.has_starts)  # type: ignore[arg-type]
+        path = replay(slope_function(weights, call), rows, t, step_ends, call.pair, call.control)
+        return (path if call.has_starts else path.squeeze(-3),)
+
+    return differentiate(formula, tuple(operands), needed, (grad_path,))
+
+
+# ---- the calls -----------------------------------------------------------------------------------
+#
+# Adaptive steps: check, choose, call, and say what went wrong.
 
 
 class Statistics(NamedTuple):
@@ -75,7 +570,7 @@ def integrate(options: checks.Options, u0: Tensor, weights: Weights) -> Any:
 
 
 class _Result(NamedTuple):
-    """A trajectory, and the control's counts, clock and last state, as in `reference.Steps`."""
+    """A trajectory, and the control's counts, clock and last state, as in `Steps`."""
 
     path: Tensor
     counts: Tensor
@@ -97,10 +592,10 @@ def _auto(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
     not reached. Such a trajectory is computed anew from its start: a stiff model is stiff most of
     the time, and a path of one method has the interpolant and the derivative of that method.
     """
-    explicit = call._replace(method=methods.EXPLICIT, max_at_bound=accuracy.MIN_STIFF_STEPS)
+    explicit = call._replace(method=methods.EXPLICIT, max_at_bound=checks.MIN_STIFF_STEPS)
     by_implicit = call._replace(method=methods.IMPLICIT)
     first = _solve(explicit, times, u0, weights)
-    index = (first.counts[..., 3] != reference.DONE).nonzero(as_tuple=True)
+    index = (first.counts[..., 3] != DONE).nonzero(as_tuple=True)
     if not len(index[0]):
         return first
     if len(index[0]) * first.counts.shape[-1] == first.counts.numel():
@@ -137,10 +632,10 @@ def _eager(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
     rows = as_rows(u0, weights[0], call.has_starts)
     plain_times = times.to("cpu", torch.float64)
     with torch.autocast(u0.device.type, enabled=False):
-        steps = reference.find_steps(slope, rows, plain_times, call.pair, call.control)
+        steps = find_steps(slope, rows, plain_times, call.pair, call.control)
         saves = call.memory == "checkpointed" and not eager_only()
         length = math.isqrt(max(steps.times.shape[-1], 1) - 1) + 1 if saves else None
-        path = reference.replay(slope, rows, times, steps.times, call.pair, call.control, length)
+        path = replay(slope, rows, times, steps.times, call.pair, call.control, length)
     path = path if call.has_starts else path.squeeze(-3)
     return _Result(path, steps.counts, steps.clock, steps.last)
 
@@ -161,15 +656,15 @@ def _report(options: checks.Options, call: Call, result: _Result, weights: Weigh
         return index, checks.trajectory_name(position, has_models, call.has_starts), rest
 
     def hint(index: tuple[int, ...]) -> str:
-        slope = accuracy.right_side(weights, index[0] if has_models else None, call)
-        return accuracy.at_the_bound(slope, result.last[index], float(clock[index][1]), call.method)
+        slope = checks.right_side(weights, index[0] if has_models else None, call)
+        return checks.at_the_bound(slope, result.last[index], float(clock[index][1]), call.method)
 
-    failed = status != reference.DONE
+    failed = status != DONE
     if options.nonfinite == "raise" and failed.any():
         index, name, rest = first_of(failed)
         reached = f"{float(clock[index][0]):.9g}"
         keep = "nonfinite='keep' returns it as it is, with nan from there on"
-        if status[index] == reference.NOT_FINITE:
+        if status[index] == NOT_FINITE:
             raise NonFiniteError(
                 f"{options.function}: {name} is not finite from t = {reached} on{rest}; {keep}",
                 checks.first_nonfinite(result.path),
@@ -177,14 +672,14 @@ def _report(options: checks.Options, call: Call, result: _Result, weights: Weigh
         reason = (
             f"needs more than max_steps={call.max_steps} steps: it has reached t = {reached}, with "
             f"{int(rejected[index])} steps rejected{hint(index)}"
-            if status[index] == reference.TOO_MANY
+            if status[index] == TOO_MANY
             else f"stops at t = {reached}: its steps became too small for the time to change, as "
             "they do before a pole or at a jump"
         )
         times = clock[..., 0] if call.has_starts else clock[..., 0].squeeze(-1)
-        raise accuracy.StepSizeError(f"{options.function}: {name} {reason}{rest}; {keep}", times)
-    is_bound = (stiff >= accuracy.MIN_STIFF_STEPS) & (2 * stiff >= accepted)
-    bound = (status == reference.DONE) & is_bound
+        raise checks.StepSizeError(f"{options.function}: {name} {reason}{rest}; {keep}", times)
+    is_bound = (stiff >= checks.MIN_STIFF_STEPS) & (2 * stiff >= accepted)
+    bound = (status == DONE) & is_bound
     if bound.any():
         index, name, rest = first_of(bound)
         if advice := hint(index):
@@ -194,4 +689,4 @@ def _report(options: checks.Options, call: Call, result: _Result, weights: Weigh
                 f"t = {float(clock[index][2]):g}{rest}{advice}"
             )
             steps = stiff.clone() if call.has_starts else stiff.squeeze(-1)
-            warn(accuracy.StiffWarning(message, steps))
+            warn(checks.StiffWarning(message, steps))

@@ -30,9 +30,7 @@ model's loss then is its own data term plus its own penalty, and the sum over th
 as if it were alone.
 """
 
-from npu_kernels.training._loops.loss import mse_loss
-from npu_kernels.training._loops.penalties import SteppedSchedule, l1, regularizer
-from npu_kernels.training._loops.projection import project_
-from npu_kernels.training._runs import Run, run
+from npu_kernels.training._penalties import SteppedSchedule, l1, mse_loss, project_, regularizer
+from npu_kernels.training._run import Run, run
 
 __all__ = ["Run", "SteppedSchedule", "l1", "mse_loss", "project_", "regularizer", "run"]

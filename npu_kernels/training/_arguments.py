@@ -15,8 +15,9 @@ from npu_kernels._common import checks, optimizers
 from npu_kernels._common.chains import chain
 from npu_kernels._common.checks import check_number, check_tensor, check_whole
 from npu_kernels.layers import Unit
-from npu_kernels.training._loops import obstacles, plan
-from npu_kernels.training._loops.penalties import SteppedSchedule, regularizer
+from npu_kernels.training import _fallbacks as fallbacks
+from npu_kernels.training import _plan as plan
+from npu_kernels.training._penalties import SteppedSchedule, regularizer
 
 Schedule = float | SteppedSchedule | Callable[[int], float]
 
@@ -149,7 +150,7 @@ def _check_optimizer(parameters: Iterable[Tensor], optimizer: torch.optim.Optimi
         rule = "must have at least one parameter of model"
         kind = type(optimizer).__name__
         raise ValueError(f"run: optimizer {rule}, got {kind} of {len(trained)} other parameters")
-    if type(optimizer) in obstacles.OPTIMIZERS:
+    if type(optimizer) in fallbacks.OPTIMIZERS:
         return
     try:
         closure = inspect.signature(optimizer.step).parameters.get("closure")

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from npu_kernels import NALU, NAU, NPU, RealNPU, fit
 from npu_kernels.fitting import Run
-from npu_kernels.fitting._batch import Population
 from npu_kernels.fitting._choice import Pool
+from npu_kernels.fitting._population import Population
 from tests.support.fits import SHORT, hard, parameters, rows
 
 POWER, LINEAR = 1, 2  # kinds of parameters

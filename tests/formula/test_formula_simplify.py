@@ -170,7 +170,7 @@ def test_simplest_fraction_that_the_tolerance_allows():
     assert fractions == [0.61, 0.6, 0.5, 1.0]
 
 
-def sum_of(*weights: float) -> tuple[NAU, formula._scoring.Score]:
+def sum_of(*weights: float) -> tuple[NAU, formula._simplify.Score]:
     """A sum with these weights, and a score: how far they have moved in all."""
     layer = NAU(len(weights), 1, dtype=torch.float64)
     layer.weight.data = torch.tensor([weights], dtype=torch.float64)

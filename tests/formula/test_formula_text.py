@@ -253,7 +253,7 @@ def test_importing_needs_no_sympy_and_a_missing_one_is_named():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-@pytest.mark.parametrize("name", ["fractions", "models", "reading"])
+@pytest.mark.parametrize("name", ["models", "reading"])
 def test_examples(name):
     module = getattr(formula, f"_{name}")
     result = doctest.testmod(module, extraglobs={"nn": nn, "NAU": NAU, "RealNPU": RealNPU})

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from npu_kernels import training
-from npu_kernels._jobs.progress import Progress
+from npu_kernels._jobs.driver import Progress
 from tests.jobs.runs import X, Y, chain
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, RealNPU, ode, use_backend
-from npu_kernels.ode._loop.methods import PAIRS
+from npu_kernels.ode._methods import PAIRS
 from tests.ode.test_ode import make
 from tests.ode.test_ode_accuracy import linear
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, ode, use_backend
-from npu_kernels.ode._loop.methods import PAIRS
+from npu_kernels.ode._methods import PAIRS
 from tests.conftest import needs_library
 from tests.ode.test_ode import LAYERS, away_from_zero
 from tests.ode.test_ode_adaptive import PREDATOR, gradients, power_law

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from npu_kernels import reference
-from npu_kernels.ode._loop import adaptive_reference
-from npu_kernels.ode._loop.methods import PAIRS
+from npu_kernels.ode import _adaptive as adaptive
+from npu_kernels.ode._methods import PAIRS
 from tests.conftest import needs_library
 from tests.ode.test_ode_adaptive import EXPLICIT, tableau_rows
 from tests.support.kernels import ops
@@ -163,8 +163,8 @@ def eager(case: Case, pair: Any) -> Run:
     def f(u: torch.Tensor) -> torch.Tensor:
         return reference.nau(reference.npu(u, powers, None, gate, eps=case.eps), rates, clip=False)
 
-    bounds = adaptive_reference.Control(case.rtol, case.atol, case.max_steps, case.max_steps)
-    steps = adaptive_reference.find_steps(f, u0, t, pair, bounds)
+    bounds = adaptive.Control(case.rtol, case.atol, case.max_steps, case.max_steps)
+    steps = adaptive.find_steps(f, u0, t, pair, bounds)
     return run_of(
         steps.times[0, 0].tolist(), steps.counts[0, 0].tolist(), steps.clock[0, 0].tolist()
     )

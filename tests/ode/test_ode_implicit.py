@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import ode, use_backend
-from npu_kernels.ode._loop import adaptive_reference
-from npu_kernels.ode._loop.methods import PAIRS
+from npu_kernels.ode import _adaptive as adaptive
+from npu_kernels.ode._methods import PAIRS
 from tests.conftest import needs_library
 from tests.ode.test_ode_accuracy import linear
 from tests.ode.test_ode_adaptive import PREDATOR, gradients, power_law, tableau_rows
@@ -366,7 +366,7 @@ def test_gradients_are_differences_of_the_same_steps() -> None:
     weighting = torch.tensor([1.0, 1e4, 1.0]).double()
     parameters = [u0, model[0].weight_re, model[1].weight]
     result = torch.autograd.grad((path[:, 1:] * weighting).sum(), parameters)
-    control = adaptive_reference.Control(1e-12, 1e-16, 1, 1)
+    control = adaptive.Control(1e-12, 1e-16, 1, 1)
     generator = torch.Generator().manual_seed(3)
     for parameter, grad in zip(parameters, result, strict=True):
         direction = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
@@ -375,7 +375,7 @@ def test_gradients_are_differences_of_the_same_steps() -> None:
         for step in (-2, -1, 1, 2):
             with torch.no_grad():
                 parameter += step * 1e-3 * direction
-                again = adaptive_reference.replay(model, u0, t, times[None], PAIR, control)
+                again = adaptive.replay(model, u0, t, times[None], PAIR, control)
                 parameter -= step * 1e-3 * direction
             values[step] = float((again[:, 1:] * weighting).sum())
         reference_value = (8 * (values[1] - values[-1]) - (values[2] - values[-2])) / 12e-3

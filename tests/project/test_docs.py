@@ -81,7 +81,7 @@ def test_examples_are_found():
         "README.md",
         "docs/choosing-a-layer.md",
         "npu_kernels/fitting/_fit.py",
-        "npu_kernels/ode/_solver.py",
+        "npu_kernels/ode/_rollout.py",
     } <= names
 
 

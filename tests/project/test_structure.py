@@ -58,7 +58,7 @@ MEASURED = {
     "npu_kernels.equations._table.refine": "the deviations that the criterion compares",
     "npu_kernels._operators": "the records of layers, the choice of a backend, the precision",
     "npu_kernels._testing.samples": "inputs of every layer",
-    "npu_kernels.training._loops.obstacles": "whether a training is one call of C++",
+    "npu_kernels.training._fallbacks": "whether a training is one call of C++",
     "npu_kernels.ode._loop": "the formula that a kernel of a time loop is compared with",
 }
 # On a page, and in no `__all__`: the base class, which `from npu_kernels import *` leaves out.
@@ -269,10 +269,10 @@ def test_private_imports_are_seen() -> None:
 import npu_kernels.ode
 from npu_kernels._jobs import files
 from npu_kernels.fitting import _run
-from npu_kernels.ode._solver import rollout
+from npu_kernels.ode._rollout import rollout
 """
     tree = ast.parse(code)
-    private = ["npu_kernels.fitting._run", "npu_kernels.ode._solver"]
+    private = ["npu_kernels.fitting._run", "npu_kernels.ode._rollout"]
     assert private_imports("npu_kernels.formula", tree) == private
     assert private_imports("npu_kernels.fitting._fit", tree) == private[1:]
     assert private_imports("tools.aot", tree) == ["npu_kernels._jobs.files", *private]
@@ -309,9 +309,9 @@ def test_private_names_are_seen() -> None:
     code = """
 import npu_kernels._jobs.files
 from npu_kernels import ode, _common
-from npu_kernels.ode import _solver as solver
-from npu_kernels.ode._solver import rollout
-monkeypatch.setattr("npu_kernels.training._runs.DRAWN", "npu_kernels._a b")
+from npu_kernels.ode import _rollout as solver
+from npu_kernels.ode._rollout import rollout
+monkeypatch.setattr("npu_kernels.training._run.DRAWN", "npu_kernels._a b")
 SCRIPT = '''
 from npu_kernels._operators import cpu
 '''
@@ -319,9 +319,9 @@ from npu_kernels._operators import cpu
     assert private_names(ast.parse(code)) == {
         "npu_kernels._jobs.files",
         "npu_kernels._common",
-        "npu_kernels.ode._solver",
-        "npu_kernels.ode._solver.rollout",
-        "npu_kernels.training._runs.DRAWN",
+        "npu_kernels.ode._rollout",
+        "npu_kernels.ode._rollout.rollout",
+        "npu_kernels.training._run.DRAWN",
         "npu_kernels._operators.cpu",
     }
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels.training import _runs as runs
+from npu_kernels.training import _run as runs
 from npu_kernels.training import run
 
 NOTICE = "training.run makes its steps one by one"

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from npu_kernels.training._loops import records
+from npu_kernels.training import _plan as records
 from tests.conftest import needs_library
 
 pytestmark = needs_library

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import npu_kernels
-from npu_kernels.training import _runs, run
-from npu_kernels.training._loops.captured import Captured
+from npu_kernels.training import _run as _runs
+from npu_kernels.training import run
+from npu_kernels.training._captured import Captured
 from tests.training.test_training_captured import SETTINGS, assert_same, data, model_of, ordinary
 
 pytestmark = pytest.mark.gpu

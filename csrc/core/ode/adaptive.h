@@ -11,7 +11,7 @@ namespace npu {
 namespace NPU_ISA {
 
 // A layer sees |u| + eps, so that its slope jumps at u = 0: there states are known to kOdeJump eps and no better
-// (npu_kernels/ode/_loop/adaptive_reference.py).
+// (npu_kernels/ode/_adaptive.py).
 constexpr double kOdeJump = 10;
 
 // The stages of a step. Units: Lanes, a register of trajectories.

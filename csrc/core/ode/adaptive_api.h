@@ -6,7 +6,7 @@
 namespace npu {
 
 // An embedded Runge-Kutta pair of seven stages, the last of which is the next step's first: the coefficients in the
-// order of npu_kernels/ode/_loop/methods.py.
+// order of npu_kernels/ode/_methods.py.
 struct OdePair {
   static constexpr int64_t kStages = 7, kPowers = 4, kNumbers = 21 + 7 + 7 * 4 + 2;
   const double* numbers;

@@ -4,7 +4,7 @@
 //
 // Newton's iteration with one matrix for all stages of a step, 1 - h g J(u), on the slopes: k loses no digits where h
 // is small, and is no f(v), which would multiply v's error by a stiff model's rates. So k_7 is the next step's k_1.
-// npu_kernels/ode/_loop/implicit_reference.py has the formulas.
+// npu_kernels/ode/_implicit.py has the formulas.
 #pragma once
 
 #include "ode/adaptive.h"

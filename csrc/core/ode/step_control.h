@@ -1,6 +1,6 @@
 // The control of one trajectory's adaptive steps: their sizes, which are accepted, and how they end.
 //
-// It is Hairer, Norsett and Wanner's (npu_kernels/ode/_loop/adaptive_reference.py has its formulas); times and sizes
+// It is Hairer, Norsett and Wanner's (npu_kernels/ode/_adaptive.py has its formulas); times and sizes
 // are in double.
 #pragma once
 

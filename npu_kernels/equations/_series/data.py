@@ -16,8 +16,8 @@ from torch import Tensor
 
 from npu_kernels._common.checks import check_numbers, check_real, is_whole
 from npu_kernels.equations._numbers import FLOAT64_ROUNDING, digits_of
-from npu_kernels.ode._loop import inputs as known
-from npu_kernels.ode._loop.inputs import Inputs
+from npu_kernels.ode import _inputs as known
+from npu_kernels.ode._inputs import Inputs
 
 NAME = "ode.fit"
 FAR = 2.0  # times the median distance; samples farther apart get nodes in between

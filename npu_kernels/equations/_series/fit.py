@@ -12,10 +12,8 @@ from torch import nn
 
 from npu_kernels._common import notices
 from npu_kernels._common.checks import check_flag, check_whole
-from npu_kernels._jobs.checkpoint import Checkpoint
-from npu_kernels._jobs.driver import interruptible, terminable
-from npu_kernels._jobs.fingerprint import digest
-from npu_kernels._jobs.progress import Progress
+from npu_kernels._jobs.checkpoint import Checkpoint, digest
+from npu_kernels._jobs.driver import Progress, interruptible, terminable
 from npu_kernels.equations._numbers import MOST_DENOMINATOR
 from npu_kernels.equations._series import data as series
 from npu_kernels.equations._series.data import NAME, Series
@@ -30,8 +28,8 @@ from npu_kernels.equations._series.sensitivity import (
 from npu_kernels.equations._series.starts import sized
 from npu_kernels.equations._series.verdict import advice, poor_fit
 from npu_kernels.layers import NAU, RealNPU
-from npu_kernels.ode._loop.loop import layers_of
-from npu_kernels.ode._loop.methods import AUTO
+from npu_kernels.ode._loop import layers_of
+from npu_kernels.ode._methods import AUTO
 
 NEW_WEIGHTS = (
     f"{NAME}: start='model' begins with the model's own weights, which are those of a new layer: "

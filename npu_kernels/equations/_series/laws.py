@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from npu_kernels._jobs import saved
-from npu_kernels._jobs.checkpoint import Checkpoint
-from npu_kernels._jobs.fingerprint import check_same, digest, fingerprint
-from npu_kernels._jobs.progress import Progress
+from npu_kernels._jobs.checkpoint import Checkpoint, check_same, digest, fingerprint
+from npu_kernels._jobs.driver import Progress
 from npu_kernels.equations._numbers import exponent_nats, factor_nats
 from npu_kernels.equations._series.data import Series
 from npu_kernels.equations._series.sensitivity import FIXED, IMPLICIT, Stretches, Trajectories

@@ -26,10 +26,11 @@ from npu_kernels.equations._series.sensitivity import EPSILON, IMPLICIT, driven,
 from npu_kernels.equations._series.simplify import WINDOW, alternatives
 from npu_kernels.equations._series.verdict import Verdict, judged
 from npu_kernels.layers import NAU, RealNPU
-from npu_kernels.ode._loop import adaptive, methods
-from npu_kernels.ode._loop import inputs as known
-from npu_kernels.ode._loop.adaptive_reference import DONE, TOO_MANY
-from npu_kernels.ode._loop.inputs import Inputs
+from npu_kernels.ode import _adaptive as adaptive
+from npu_kernels.ode import _inputs as known
+from npu_kernels.ode import _methods as methods
+from npu_kernels.ode._adaptive import DONE, TOO_MANY
+from npu_kernels.ode._inputs import Inputs
 from npu_kernels.reference import CLIP
 
 if TYPE_CHECKING:

@@ -57,7 +57,7 @@ from npu_kernels.equations._series.starts import (
 )
 from npu_kernels.equations._series.verdict import MAX_LOST, lost_from_curve
 from npu_kernels.layers import NAU, RealNPU
-from npu_kernels.ode._loop.methods import AUTO
+from npu_kernels.ode._methods import AUTO
 
 NO_LAW = (
     f"{NAME}: no start has a finite trajectory through the series that the steps of its method "

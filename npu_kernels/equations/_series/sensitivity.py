@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from npu_kernels.equations._series.data import Series
-from npu_kernels.ode._loop import adaptive, methods
-from npu_kernels.ode._loop import inputs as known
-from npu_kernels.ode._loop.loop import Loop, by_fast_path, run
+from npu_kernels.ode import _adaptive as adaptive
+from npu_kernels.ode import _inputs as known
+from npu_kernels.ode import _methods as methods
+from npu_kernels.ode._loop import Loop, by_fast_path, run
 from npu_kernels.reference import CLIP
 
 FIXED, IMPLICIT = "rk4", methods.IMPLICIT

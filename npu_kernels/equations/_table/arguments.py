@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from npu_kernels._common.checks import as_number, check_choice, check_whole, is_number, is_whole
-from npu_kernels._jobs.fingerprint import digest
+from npu_kernels._jobs.checkpoint import digest
 from npu_kernels.equations._expression import (
     Expression,
     Functions,

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from npu_kernels._common.notices import warn
-from npu_kernels._jobs.fingerprint import digest
-from npu_kernels._jobs.progress import Progress
+from npu_kernels._jobs.checkpoint import digest
+from npu_kernels._jobs.driver import Progress
 from npu_kernels.equations._rows import as_labels, separated
 from npu_kernels.equations._table.arguments import as_array, check_jobs, column_names
 from npu_kernels.equations._table.estimator import NPURegressor

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 from npu_kernels._jobs import saved
-from npu_kernels._jobs.checkpoint import Checkpoint
-from npu_kernels._jobs.fingerprint import check_same, fingerprint
+from npu_kernels._jobs.checkpoint import Checkpoint, check_same, fingerprint
 from npu_kernels.equations._expression import OutputFunction
 from npu_kernels.equations._library import Library
 from npu_kernels.equations._problem import AllRows, Output, Problem

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from npu_kernels._operators.autograd import eager_only
-from npu_kernels.ode._loop.methods import STAGES, Method
-from npu_kernels.ode._loop.reference import combine, stage_rows
+from npu_kernels.ode._loop import combine, stage_rows
+from npu_kernels.ode._methods import STAGES, Method
 
 NEWTON_ITERATIONS = 10  # for a stage, at most
 MOST_ERROR = 0.03  # that the iterations may leave, in units of the tolerance
@@ -184,7 +184,12 @@ def attempt(
 
 
 def step(
-    f: RightSide, u: Tensor, k1: Tensor, h: Tensor, pair: Method, control: tuple[float, float, float]
+    f: RightSide,
+    u: Tensor,
+    k1: Tensor,
+    h: Tensor,
+    pair: Method,
+    control: tuple[float, float, float],
 ) -> tuple[Tensor, list[Tensor]]:
     """Step by h ``[..., 1]``, a constant: the new state and all slopes, differentiable."""
     newton = _everywhere(f, u, h, pair, control)

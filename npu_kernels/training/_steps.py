@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from npu_kernels._common.chains import num_models_of
 from npu_kernels.layers import Unit
-from npu_kernels.training._loops.loss import mse_loss
-from npu_kernels.training._loops.penalties import l1, regularizer
-from npu_kernels.training._loops.projection import project_
+from npu_kernels.training._penalties import l1, mse_loss, project_, regularizer
 
 Term = Callable[[nn.Module, Any], Tensor]
 TERMS: dict[str, Term] = {

@@ -28,14 +28,14 @@ from npu_kernels._common.chains import STEADY, chain
 from npu_kernels._common.notices import warn
 from npu_kernels._operators.precision import float32_matmul_precision
 from npu_kernels._triton import for_graph
-from npu_kernels.training._loops import obstacles
-from npu_kernels.training._loops.steps import Ordinary
+from npu_kernels.training import _fallbacks as fallbacks
+from npu_kernels.training._steps import Ordinary
 
 FIRST_STEPS = 3  # made one by one before a capture
 FEWEST_STEPS = 16  # of a call for which a graph is captured
 
 
-def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> str | None:
+def reason(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> str | None:
     """Return the reason why a step cannot be captured in a CUDA graph; None if it can be tried."""
     if not x.is_cuda:
         return f"{x.device.type} tensors have no CUDA graphs"
@@ -44,7 +44,7 @@ def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> s
         return "of torch.compile, autocast or inference mode"
     if torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured already"
-    problem = obstacles.call_obstacle(model.modules())
+    problem = fallbacks.call_reason(model.modules())
     if problem is not None:
         return problem
     for _, layer in chain(model):
@@ -54,7 +54,7 @@ def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> s
     for parameter in model.parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             return "a parameter has hooks"
-    return obstacles.optimizer_obstacle(optimizer)
+    return fallbacks.optimizer_reason(optimizer)
 
 
 class Captured(Ordinary):

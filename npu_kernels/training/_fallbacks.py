@@ -22,7 +22,7 @@ from npu_kernels._common.chains import chain, replaced_method
 from npu_kernels._operators import dispatch, ops
 from npu_kernels._operators.precision import float32_matmul_precision
 from npu_kernels.layers import NAU, Unit
-from npu_kernels.training._loops.plan import KINDS, state_names
+from npu_kernels.training._plan import KINDS, state_names
 
 OPTIMIZERS = (optim.Adam, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
 WIDEST_NAU = 64  # features; beyond, torch's own product is faster than our kernel for the NAU
@@ -53,7 +53,7 @@ _DEFINED_STEPS: dict[type[torch.optim.Optimizer], list[Any]] = {
 }
 
 
-def obstacle(
+def reason(
     model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, *data: Tensor
 ) -> str | None:
     """Return the reason why one call cannot make the steps; None if it can.
@@ -71,9 +71,9 @@ def obstacle(
     if is_compiling() or torch.is_autocast_enabled("cpu") or torch.is_inference_mode_enabled():
         return "of torch.compile, autocast or inference mode"
     modules, layers = list(model.modules()), [layer for _, layer in chain(model)]
-    problem = call_obstacle(modules) or _layers_obstacle(modules, layers, x)
-    problem = problem or optimizer_obstacle(optimizer) or _state_obstacle(optimizer)
-    problem = problem or _memory_obstacle(layers, optimizer, (x, *data))
+    problem = call_reason(modules) or _layers_reason(modules, layers, x)
+    problem = problem or optimizer_reason(optimizer) or _state_reason(optimizer)
+    problem = problem or _memory_reason(layers, optimizer, (x, *data))
     if problem is None:
         for layer in layers:
             assert isinstance(layer, Unit)
@@ -81,7 +81,7 @@ def obstacle(
     return problem
 
 
-def call_obstacle(modules: Iterable[nn.Module]) -> str | None:
+def call_reason(modules: Iterable[nn.Module]) -> str | None:
     """Return the reason why a call may do something else than the layers' classes say, or None."""
     if torch_module._has_any_global_hook():
         return "a module has hooks"
@@ -98,7 +98,7 @@ def call_obstacle(modules: Iterable[nn.Module]) -> str | None:
     return None
 
 
-def _layers_obstacle(
+def _layers_reason(
     modules: Sequence[nn.Module], layers: Sequence[nn.Module], x: Tensor
 ) -> str | None:
     if not layers:
@@ -125,7 +125,7 @@ def _layers_obstacle(
         shapes = _shapes(layer)
         for name, parameter in layer._parameters.items():
             if parameter is not None:
-                problem = _parameter_obstacle(parameter, shapes.get(name), x.dtype, seen)
+                problem = _parameter_reason(parameter, shapes.get(name), x.dtype, seen)
                 if problem is not None:
                     return f"a parameter of {title} {problem}"
     for first, second in itertools.pairwise(layers):
@@ -147,7 +147,7 @@ def _shapes(layer: Unit) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _parameter_obstacle(
+def _parameter_reason(
     parameter: Tensor, shape: tuple[int, ...] | None, dtype: torch.dtype, seen: set[int]
 ) -> str | None:
     if type(parameter) is not nn.Parameter or not parameter.is_cpu or parameter.dtype is not dtype:
@@ -168,7 +168,7 @@ def _is_lazy(tensor: Tensor) -> bool:
     return tensor.is_neg() or tensor._is_zerotensor()
 
 
-def _memory_obstacle(
+def _memory_reason(
     layers: Iterable[nn.Module], optimizer: torch.optim.Optimizer, data: Iterable[Tensor]
 ) -> str | None:
     if any(tensor._is_zerotensor() for tensor in data):
@@ -187,7 +187,7 @@ def _memory_obstacle(
     return None
 
 
-def optimizer_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
+def optimizer_reason(optimizer: torch.optim.Optimizer) -> str | None:
     """Return the reason why a step may be another than that of torch's Adam, AdamW or RMSprop.
 
     None if it is one of these, with numbers as settings.
@@ -213,7 +213,7 @@ def optimizer_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
     return None
 
 
-def _state_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
+def _state_reason(optimizer: torch.optim.Optimizer) -> str | None:
     for group in optimizer.param_groups:
         names = state_names(optimizer, group)
         for parameter in group["params"]:

@@ -1,30 +1,172 @@
-"""The plan of a training: what one C++ call gets, to make many steps."""
+"""The plan of a training: what one C++ call gets, to make many steps.
+
+The records of a plan have the names of their fields in C++ too (csrc/train_operator.cpp). A plan is
+two lists, of integers and of numbers. A record adds its integers to the one and its numbers to the
+other, in the order of its fields. C++ reads them in the order of its fields: `check` compares the
+names.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from npu_kernels._common.chains import chain
+from npu_kernels._operators import cpu
 from npu_kernels.layers import NAU, NMRU, NMU, NPU, NaiveNPU, PowerUnit, RealNPU, Unit
-from npu_kernels.training._loops import records
-from npu_kernels.training._loops.steps import Loop
+from npu_kernels.training._steps import Loop
+
+
+class Call(NamedTuple):
+    rmsprop: bool  # otherwise Adam
+    models: int
+    steps: int
+    before: int  # steps made before
+    every: int  # steps from one recorded loss to the next
+    shared_x: bool  # all models have the same x
+    shared_y: bool
+    finite: bool  # an entry of a gradient that is not finite counts as 0
+    layers: int  # how many
+
+
+class Layer(NamedTuple):
+    kind: int  # in `LAYERS`
+    in_features: int
+    out_features: int
+
+
+# A record for each kind of layer: the numbers of the parameters that are its weights, -1 for none;
+# its options.
+class Npu(NamedTuple):
+    weight_re: int
+    weight_im: int
+    gate: int
+    eps: float
+    straight_through: float
+
+
+class Nmu(NamedTuple):
+    weight: int
+    clip: float
+
+
+class Nmru(NamedTuple):
+    weight: int
+    eps: float
+    clip: float
+    separate: float
+
+
+class Nau(NamedTuple):
+    weight: int
+    clip: float
+
+
+class Parameter(NamedTuple):
+    trained: bool
+    low: float  # the interval that it is clamped into, trained or not
+    high: float
+
+
+class Update(NamedTuple):
+    rate: int  # a row of the schedules
+    penalties: int  # how many
+    steps_before: float  # that the optimiser has made
+
+
+class Penalty(NamedTuple):
+    kind: int  # in `FORMULAS`
+    schedule: int  # a row of the schedules
+
+
+class Adam(NamedTuple):
+    maximize: bool
+    decoupled: bool
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+
+
+class RMSprop(NamedTuple):
+    maximize: bool
+    centered: bool
+    alpha: float
+    eps: float
+    weight_decay: float
+    momentum: float
+
+
+LAYERS: tuple[type[tuple[Any, ...]], ...] = (Npu, Nmu, Nmru, Nau)
+FORMULAS = ("l1", "frobenius", "madsen", "paper")
+RECORDS = (Call, Layer, Parameter, Update, Penalty, Adam, RMSprop, *LAYERS)
+# The number of integers of each record, which come before its numbers.
+_INTEGERS = {
+    record: sum(kind is not float for kind in get_type_hints(record).values()) for record in RECORDS
+}
+
+
+class Plan:
+    """A plan, to which records are added in turn."""
+
+    def __init__(self) -> None:
+        self.integers: list[int] = []
+        self.numbers: list[float] = []
+
+    def add(self, record: tuple[Any, ...]) -> None:
+        count = _INTEGERS[type(record)]
+        self.integers += record[:count]
+        self.numbers += record[count:]
+
+    def extend(self, other: Plan) -> None:
+        self.integers += other.integers
+        self.numbers += other.numbers
+
+
+def fields() -> list[str]:
+    """Return a line of field names for each record: integers before the bar, numbers after it."""
+    rows = [(r.__name__.lower(), list(get_type_hints(r)), _INTEGERS[r]) for r in RECORDS]
+    rows.append(("penalties", list(FORMULAS), len(FORMULAS)))
+    return [" ".join([f"{name}:", *names[:n], "|", *names[n:]]) for name, names, n in rows]
+
+
+def check(text: str) -> None:
+    """Raise RuntimeError unless the library's fields, a text, are those of Python, in order."""
+    theirs = text.splitlines()
+    if theirs != fields():
+        other = sorted({*theirs} ^ {*fields()}) or ["the order of the records"]
+        raise RuntimeError(
+            "npu_kernels: the C++ library was built from other sources: the fields of its plan of "
+            "training steps and of npu_kernels/training/_plan.py differ in "
+            f"{'; '.join(other)}. "
+            f"Build it with `{cpu.build_command()}`"
+        )
+
+
+cpu.load()
+if cpu.available()[0]:
+    check(cpu.plan_fields())
+
+
+# ---- plan ----------------------------------------------------------------------------------------
+#
+# The plan of a training: what one C++ call gets, to make many steps.
 
 KINDS: dict[type[Unit], type[tuple[Any, ...]]] = {
-    **dict.fromkeys((NPU, RealNPU, NaiveNPU), records.Npu),
-    NMU: records.Nmu,
-    NMRU: records.Nmru,
-    NAU: records.Nau,
+    **dict.fromkeys((NPU, RealNPU, NaiveNPU), Npu),
+    NMU: Nmu,
+    NMRU: Nmru,
+    NAU: Nau,
 }
-PENALTIES = {**{name: name for name in records.FORMULAS}, "whole": "madsen"}  # and their formulas
+PENALTIES = {**{name: name for name in FORMULAS}, "whole": "madsen"}  # and their formulas
 ONLY_WHOLE = ("madsen", "paper")  # penalties of the weights of NAU, NMU and NMRU alone
-_KIND_NUMBERS = {kind: records.LAYERS.index(record) for kind, record in KINDS.items()}
-_PENALTY_NUMBERS = {name: records.FORMULAS.index(form) for name, form in PENALTIES.items()}
+_KIND_NUMBERS = {kind: LAYERS.index(record) for kind, record in KINDS.items()}
+_PENALTY_NUMBERS = {name: FORMULAS.index(form) for name, form in PENALTIES.items()}
 _UNBOUNDED = (-math.inf, math.inf)
 _NO_ROWS = torch.empty(0, dtype=torch.int64, device="cpu")  # all rows at each step
 
@@ -42,18 +184,18 @@ def clamped(
 
 
 class Fused(Loop):
-    """Steps by C++, of a model without an `obstacles.obstacle`."""
+    """Steps by C++, of a model without an `fallbacks.reason`."""
 
     def advance(self, done: int, rows: Tensor | None, schedules: Tensor) -> None:
-        """Write the plan (records.py), make the steps, and count them in the optimiser's state."""
-        plan, steps, optimizer = records.Plan(), schedules.shape[1], self.optimizer
+        """Write the plan, make the steps, and count them in the optimiser's state."""
+        plan, steps, optimizer = Plan(), schedules.shape[1], self.optimizer
         layers = [layer for _, layer in chain(self.model) if isinstance(layer, Unit)]
         parameters = [p for layer in layers for p in layer._parameters.values() if p is not None]
         plan.add(self._call(done, steps, len(layers)))
         index = {id(p): n for n, p in enumerate(parameters)}
         for layer in layers:
             kind = _KIND_NUMBERS[type(layer)]
-            plan.add(records.Layer(kind, layer.in_features, layer.out_features))
+            plan.add(Layer(kind, layer.in_features, layer.out_features))
             plan.add(_formula(layer, index, self.x.dtype))
         intervals = self._intervals(layers)
         whole_layers = [layer for layer in layers if layer.whole_weights]
@@ -67,7 +209,7 @@ class Fused(Loop):
             key = id(parameter)
             group = groups.get(key) if parameter.requires_grad else None
             low, high = intervals.get(key, _UNBOUNDED)
-            plan.add(records.Parameter(group is not None, low, high))
+            plan.add(Parameter(group is not None, low, high))
             if group is not None or key in intervals:
                 written.append(parameter)
             if group is not None:
@@ -80,7 +222,7 @@ class Fused(Loop):
                 if not state:
                     _begin_state(state, update.names, parameter)
                 states.append(state)
-                plan.add(records.Update(group, update.penalties, float(state["step"])))
+                plan.add(Update(group, update.penalties, float(state["step"])))
                 plan.extend(update.settings)
                 moments += [state[name] for name in update.names]
         weight = self._no_weight if self.weight is None else self.weight
@@ -99,8 +241,8 @@ class Fused(Loop):
     def _no_weight(self) -> Tensor:
         return self.x.new_empty(0)
 
-    def _call(self, done: int, steps: int, layers: int) -> records.Call:
-        return records.Call(
+    def _call(self, done: int, steps: int, layers: int) -> Call:
+        return Call(
             rmsprop=isinstance(self.optimizer, torch.optim.RMSprop),
             models=self.models or 1,
             steps=steps,
@@ -126,11 +268,11 @@ class _Update:
     def __init__(self, loop: Loop, group: int, whole_weights: bool) -> None:
         groups = loop.optimizer.param_groups
         self.names = state_names(loop.optimizer, groups[group])
-        self.settings = records.Plan()
+        self.settings = Plan()
         self.penalties = 0  # their number
         for row, name in enumerate(loop.penalties, len(groups)):
             if whole_weights or name not in ONLY_WHOLE:
-                self.settings.add(records.Penalty(_PENALTY_NUMBERS[name], row))
+                self.settings.add(Penalty(_PENALTY_NUMBERS[name], row))
                 self.penalties += 1
         self.settings.add(_settings(loop.optimizer, groups[group]))
 
@@ -144,22 +286,20 @@ def state_names(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list
     return names + (["momentum_buffer"] if group["momentum"] > 0 else [])
 
 
-def _settings(
-    optimizer: torch.optim.Optimizer, group: dict[str, Any]
-) -> records.Adam | records.RMSprop:
+def _settings(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Adam | RMSprop:
     if isinstance(optimizer, torch.optim.RMSprop):
-        return records.RMSprop(**{name: group[name] for name in records.RMSprop._fields})
+        return RMSprop(**{name: group[name] for name in RMSprop._fields})
     beta1, beta2 = group["betas"]
     decoupled = group.get("decoupled_weight_decay", False)
     settings = {name: group[name] for name in ("maximize", "eps", "weight_decay")}
-    return records.Adam(decoupled=decoupled, beta1=beta1, beta2=beta2, **settings)
+    return Adam(decoupled=decoupled, beta1=beta1, beta2=beta2, **settings)
 
 
 def _formula(layer: Unit, index: Mapping[int, int], dtype: torch.dtype) -> tuple[Any, ...]:
     """Return the numbers of the parameters that are a layer's weights, and its options."""
     parameters = layer._parameters
     if isinstance(layer, PowerUnit):
-        return records.Npu(
+        return Npu(
             weight_re=index.get(id(parameters["weight_re"]), -1),
             weight_im=index.get(id(parameters["weight_im"]), -1),
             gate=index.get(id(parameters["gate"]), -1),
@@ -169,9 +309,9 @@ def _formula(layer: Unit, index: Mapping[int, int], dtype: torch.dtype) -> tuple
     weight = index.get(id(parameters["weight"]), -1)
     if isinstance(layer, NMRU):
         eps = layer.eps if layer.training else 0.0
-        return records.Nmru(weight, eps, clip=layer.clip, separate=layer.sign == "separate")
+        return Nmru(weight, eps, clip=layer.clip, separate=layer.sign == "separate")
     assert isinstance(layer, (NAU, NMU))
-    return (records.Nau if isinstance(layer, NAU) else records.Nmu)(weight, layer.clip)
+    return (Nau if isinstance(layer, NAU) else Nmu)(weight, layer.clip)
 
 
 def _begin_state(state: dict[str, Tensor], names: Sequence[str], parameter: Tensor) -> None:

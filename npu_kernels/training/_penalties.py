@@ -1,15 +1,14 @@
-"""The penalties "l1", "frobenius", "madsen" and "paper", and the schedule of their weights.
-
-steps.py adds them to the loss; steps by C++ have their own in csrc/training_loop.h.
-"""
+"""The loss of a training step, its penalties, and the projection after it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn.utils import parametrize
 
 from npu_kernels._common.chains import num_models_of
@@ -17,12 +16,87 @@ from npu_kernels._common.checks import (
     as_number,
     check_choice,
     check_floating,
+    check_module,
     check_number,
     check_whole,
 )
+from npu_kernels._operators import dispatch, fast_path
+from npu_kernels._operators.checks import unrecorded
 from npu_kernels.layers import Unit
 
-__all__ = ["SteppedSchedule", "l1", "regularizer"]
+
+def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Tensor:
+    """Return the mean squared error, one for each model where there are several.
+
+    Args:
+        y: of any shape; with models ``[K, ...]``.
+        target: of the shape of y; with models also ``[...]``, the same for all of them.
+        num_models: K, the first dimension of y. The sum of the ``[K]`` losses trains every model
+            as if it were alone.
+
+    Returns a scalar, or ``[K]`` with models. Raises TypeError unless both are tensors of one
+    floating dtype, ValueError for other shapes.
+
+    On the CPU one call computes it and one its gradient: for a small model,
+    `torch.nn.functional.mse_loss` costs as much as the layers.
+
+        >>> import torch
+        >>> from npu_kernels.training import mse_loss
+        >>> mse_loss(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 2.0]), num_models=2)
+        tensor([0., 4.])
+    """
+    fast = not is_compiling() and dispatch.forced() in dispatch.FAST_PATH
+    if fast_path.mse is not None and fast and _leads(num_models, y):
+        loss = fast_path.mse(y, target, num_models is not None)
+        if loss is not NotImplemented:
+            return loss  # type: ignore[no-any-return]
+    unrecorded(_check_loss, y, target, num_models)
+    if num_models is None:
+        return nn.functional.mse_loss(y, target)
+    count = math.prod(y.shape[1:])  # not -1: num_models may be 0
+    return (y - target).square().reshape(num_models, count).mean(1)
+
+
+def _leads(num_models: Any, y: Any) -> bool:
+    """Return whether num_models is None, or an int and the first dimension of y."""
+    if num_models is None:
+        return True
+    plain = type(num_models) is int and isinstance(y, Tensor) and not y.is_nested
+    return plain and y.shape[:1] == (num_models,)
+
+
+def _check_loss(y: Any, target: Any, num_models: int | None) -> None:
+    if num_models is not None and not isinstance(num_models, torch.SymInt):
+        check_whole("mse_loss", "num_models", num_models, 0)
+    for name, tensor in (("y", y), ("target", target)):
+        check_floating("mse_loss", name, tensor)
+    if target.dtype != y.dtype:
+        got = f"y {y.dtype}, target {target.dtype}"
+        raise TypeError(f"mse_loss: y and target must have one dtype, got {got}")
+    shape, got = tuple(y.shape), f"got shape {tuple(target.shape)}"
+    if num_models is not None and shape[:1] != (num_models,):
+        rule = f"y must have leading dimension {num_models!r} (num_models)"
+        raise ValueError(f"mse_loss: {rule}, got shape {shape}")
+    if target.shape != shape and (num_models is None or target.shape != shape[1:]):
+        shared = "" if num_models is None else f" or {shape[1:]} (shared by all models)"
+        raise ValueError(f"mse_loss: target must have the shape of y, {shape}{shared}, {got}")
+
+
+def _mse_backward(grad_loss: Tensor, y: Tensor, target: Tensor, models: bool) -> tuple[Tensor]:
+    """Return the gradient of y by torch's operations, which have any derivative and transform."""
+    count = y.numel() // (y.shape[0] if models else 1)
+    scale = grad_loss.reshape(-1, *(1,) * (y.dim() - 1)) if models else grad_loss
+    return ((2 / count) * scale * (y - target),)
+
+
+fast_path.set_backward("mse", _mse_backward)
+
+
+# ---- penalties -----------------------------------------------------------------------------------
+#
+# The penalties "l1", "frobenius", "madsen" and "paper", and the schedule of their weights.
+#
+# `_steps` adds them to the loss; steps by C++ have their own in csrc/training_loop.h.
 
 Parameters = nn.Module | Tensor | Iterable[Tensor]
 
@@ -190,3 +264,77 @@ class SteppedSchedule:
     def __repr__(self) -> str:
         settings = f"end={self.end}, step={self.interval}, growth={self.growth}"
         return f"SteppedSchedule(beta={self.beta}, {settings})"
+
+
+# ---- projection ----------------------------------------------------------------------------------
+#
+# The projection of parameters into their intervals after an optimiser's step.
+
+
+@torch.no_grad()
+def project_(model: nn.Module, *, gates: bool = True, weights: float | None = None) -> None:
+    """Clamp the units' parameters into their intervals, in place, after an optimiser's step.
+
+    A gate outside of [0, 1] has no gradient and stays outside. Projection after each step keeps its
+    gradient.
+
+    Args:
+        model: a module; all its units are projected.
+        gates: clamp the gates of NPU and RealNPU to [0, 1].
+        weights: None leaves the weights; a bound w clamps the power units' weights to [-w, w], and
+            the weights of NAU, NMU and NMRU to their own intervals, [-1, 1] and [0, 1].
+
+    The tensors that the optimiser trains are projected: of a pruned parameter
+    (`torch.nn.utils.prune`) its original, of a parametrized one (`torch.nn.utils.parametrize`) the
+    original whose value is the projected one, by the right_inverse.
+
+    Raises TypeError if the model is not a module, ValueError if it has no units, if the bound is
+    not greater than 0, and for a parameter that cannot be projected, such as one with a
+    parametrization without right_inverse.
+    """
+    check_module("project_", "model", model)
+    if weights is not None:
+        weights = check_number("project_", "weights", weights, above=0, finite=False, other="None")
+    units = [(path, unit) for path, unit in model.named_modules() if isinstance(unit, Unit)]
+    if not units:
+        got = f"{type(model).__name__} without any"
+        raise ValueError(f"project_: model must have units of npu_kernels, got {got}")
+    for path, unit in units:
+        for name, interval in unit.intervals.items():
+            if name == "gate":
+                if gates and interval is not None:
+                    _project(path, unit, name, *interval)
+            elif weights is not None:
+                _project(path, unit, name, *(interval or (-weights, weights)))
+
+
+def _project(path: str, unit: Unit, name: str, low: float, high: float) -> None:
+    parameters = unit._parameters
+    # The original of a pruned one, since 0 lies in every interval:
+    parameter = parameters[name] if name in parameters else parameters.get(f"{name}_orig")
+    if parameter is not None:
+        parameter.clamp_(low, high)
+        return
+    value = getattr(unit, name, None)
+    if value is None:
+        return
+    title = f"{name} of {type(unit).__name__}" + (f" {path!r}" if path else "")
+    if not parametrize.is_parametrized(unit, name):
+        rule = "must be a parameter, pruned or parametrized; it is computed from others"
+        raise ValueError(f"project_: {title} {rule}")
+    parts = unit.parametrizations[name]  # type: ignore[index]
+    fixed = [type(part).__name__ for part in parts if not hasattr(part, "right_inverse")]
+    if fixed:
+        raise ValueError(
+            f"project_: {title} is parametrized by {', '.join(fixed)} without right_inverse, so "
+            "what the optimiser trains cannot be projected"
+        )
+    projected = value.clamp(low, high)
+    if not torch.equal(projected, value):
+        setattr(unit, name, projected)
+        value, slack = getattr(unit, name), 1e-3 * (high - low)
+        if ((value < low - slack) | (value > high + slack)).any():
+            raise ValueError(
+                f"project_: the right_inverse of {title} must give its value back, but it left "
+                f"[{low}, {high}]"
+            )
