@@ -1,6 +1,6 @@
 """The contract of the package, written anew: ``python -m tools.contract`` prints what changes.
 
-The files are `signatures.json` and `results.json` in `tests/contract`.
+The files are `signatures.json`, `results.json` and `bad_arguments.txt` in `tests/contract`.
 """
 
 import argparse
@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from tests.contract import results, signatures
+from tests.contract import messages, results, signatures
 from tests.contract.cases import CASES
 
 
 def main() -> int:
-    """Write both files; a call that raises keeps its results, and makes the exit status 1."""
+    """Write the files; a call that raises keeps its results, and makes the exit status 1."""
     argparse.ArgumentParser("python -m tools.contract", None, __doc__).parse_args()
     torch.set_num_threads(1)
     names = signatures.signatures()
@@ -22,6 +22,8 @@ def main() -> int:
     for line in signatures.differences(old_names, names):
         print(line)
     signatures.write(names)
+    for line in messages.write():
+        print(line)
     old: dict[str, Any] = results.read() if results.FILE.exists() else {"cases": {}}
     is_same, failed, new = old.get("processor") == results.processor(), 0, {}
     if not is_same:

@@ -42,7 +42,7 @@ def collect(function: str, batches: Any, rows: int, seed: int) -> tuple[Tensor, 
     if not xs:
         raise ValueError(f"{function}: x must give at least one batch")
     for name, tensors in (("x", xs), ("y", ys)):
-        kinds = {(t.shape[1], t.dtype, t.device) for t in tensors}
+        kinds = dict.fromkeys((t.shape[1], t.dtype, t.device) for t in tensors)
         if len(kinds) > 1:
             got = " and ".join(f"{n} columns of {dtype} on {device}" for n, dtype, device in kinds)
             rule = f"{name} of all batches must have the same columns, dtype and device"

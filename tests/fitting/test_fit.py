@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, fit
-from npu_kernels.fitting import Recipe, fit_many
+from npu_kernels.fitting import fit_many
 from tests.support.fits import QUICK, SHORT, hard, parameters, rows, same
 from tests.support.modes import MODES
 
@@ -305,84 +305,6 @@ def test_batches() -> None:
 
 
 # ---- messages ------------------------------------------------------------------------------------
-
-
-def _call(model: Any = None, x: Any = None, y: Any = None, **options: Any) -> None:
-    fit(
-        RealNPU(2, 1, num_models=4) if model is None else model,
-        torch.ones(9, 2) if x is None else x,
-        y,
-        **options,
-    )
-
-
-@pytest.mark.parametrize(("call", "error", "message"), [
-    (lambda: _call(), ValueError, r"^fit: y must be given with an x of rows, got None$"),
-    (lambda: _call(x=[], y=torch.ones(9, 1)), TypeError,
-     r"^fit: x must be .* got list; batches bring their own y$"),
-    (lambda: _call(x=[]), ValueError, r"^fit: x must give at least one batch$"),
-    (lambda: _call(x=3), TypeError,
-     r"^fit: x must be a tensor, batches \(x, y\), or a function .*, got int$"),
-    (lambda: _call(x=[1]), TypeError, r"^fit: a batch must be two tensors \(x, y\), got int$"),
-    (lambda: _call(x=[(torch.ones(3, 2), torch.ones(4, 1))]), ValueError,
-     r"^fit: a batch must have shapes \(B, I\) and \(B, O\) with B of at least 1, got \(3, 2\) and "
-     r"\(4, 1\)$"),
-    (lambda: _call(y=torch.ones(9)), ValueError,
-     r"^fit: y must have shape \(N, out_features\), got shape \(9,\)$"),
-    (lambda: _call(y=torch.ones(8, 1)), ValueError,
-     r"^fit: x and y must have the same rows, got shapes"),
-    (lambda: _call(y=torch.ones(9, 2)), ValueError,
-     r"^fit: y must have last dimension 1, as the model's, got 2$"),
-    (lambda: _call(x=torch.ones(1, 2), y=torch.ones(1, 1)), ValueError,
-     r"x must have at least 2 rows .*, got 1$"),
-    (lambda: _call(y=torch.full((9, 1), torch.nan)), ValueError,
-     r"^fit: y must be finite, got 9 that are not$"),
-    (lambda: _call(y=torch.ones(9, 1).half()), TypeError,
-     r"^fit: y must be float32 or float64, got torch.float16$"),
-    (lambda: _call(y=torch.ones(9, 1), seed=-1), ValueError,
-     r"^fit: seed must be an integer of at least 0, got -1$"),
-    (lambda: _call(model=3, y=torch.ones(9, 1)), TypeError,
-     r"^fit: model must be a torch.nn.Module, got int$"),
-    (lambda: _call(model=RealNPU(2, 1), y=torch.ones(9, 1)), ValueError,
-     r"^fit: every unit of model must have the same num_models \(the number of starts\), got "
-     r"\[None\]$"),
-    (lambda: _call(model=nn.Sequential(NAU(2, 2, num_models=3), nn.Linear(2, 1)),
-                   y=torch.ones(9, 1)), ValueError,
-     r"^fit: every parameter of model must belong to a unit of npu_kernels, got 1.weight$"),
-    (lambda: _call(model=nn.Tanh(), y=torch.ones(9, 1)), ValueError,
-     r"^fit: model must have units of npu_kernels, got Tanh without any$"),
-    (lambda: _call(model=NAU(2, 1, num_models=3, dtype=torch.bfloat16), y=torch.ones(9, 1)),
-     TypeError, r"^fit: model must be float32 or float64, got torch.bfloat16$"),
-    (lambda: fit_many(NAU(2, 1, num_models=5), torch.ones(2, 9, 2), torch.ones(2, 9, 1)),
-     ValueError, r"^fit_many: num_models must be a multiple of the number of problems, 2, got 5$"),
-    (lambda: fit_many(NAU(2, 1, num_models=4), torch.ones(2, 9, 2), torch.ones(2, 9, 1), seeds=[1]),
-     ValueError, r"^fit_many: seeds must be 2 integers of at least 0, one per problem, got \[1\]$"),
-    (lambda: Recipe(batch=0), ValueError,
-     r"^Recipe: batch must be an integer of at least 1, got 0$"),
-    (lambda: Recipe(rate=0.0), ValueError,
-     r"^Recipe: rate must be finite and greater than 0, got 0.0$"),
-    (lambda: Recipe(gates=(2.0,)), ValueError,
-     r"^Recipe: gates must be numbers from 0 to 1, got \(2.0,\)$"),
-    (lambda: Recipe(wide=()), ValueError,
-     r"^Recipe: wide must be finite numbers of at least 0, got \(\)$"),
-    (lambda: Recipe(loss="l1"), ValueError,
-     r"^Recipe: loss must be one of 'relative', 'squared', got 'l1'$"),
-    (lambda: Recipe(holdout=1.0), ValueError,
-     r"^Recipe: holdout must lie between 0 and 1, got 1.0$"),
-    (lambda: Recipe(rungs=((5, 0.5),)), ValueError,
-     r"^Recipe: rungs must be pairs .* the shares falling from 1"),
-    (lambda: Recipe(finalists=(1, 0)), ValueError,
-     r"^Recipe: finalists must be two integers of at least 1"),
-    (lambda: Recipe(denominators=(2, 1)), ValueError,
-     r"^Recipe: denominators must be increasing integers"),
-    (lambda: Recipe(refine=-1), ValueError,
-     r"^Recipe: refine must be an integer of at least 0, got -1$"),
-    (lambda: Recipe(slack=-1), ValueError,
-     r"^Recipe: slack must be finite and at least 0, got -1$"),
-])  # fmt: skip
-def test_errors(call: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
 
 
 @pytest.mark.parametrize("name", ["x", "y"])

@@ -82,17 +82,3 @@ def test_a_formula_has_large_weights_in_powers_of_ten():
         formula = read(unit)
         assert str(formula) == f"y = {text}"
         assert float(formula(torch.ones(1, 1, dtype=torch.float64))) == weight
-
-
-def test_errors():
-    with pytest.raises(
-        TypeError, match=r"^as_fraction: weights must have a floating-point dtype, got torch.int64$"
-    ):
-        nearest_fraction(torch.tensor([1]))
-    with pytest.raises(TypeError, match=r"^as_fraction: weights must be a torch.Tensor, got list$"):
-        as_fraction([0.5])
-    for bad in (0, -1, 1.5, True):
-        with pytest.raises(
-            ValueError, match=rf"max_denominator must be an integer of at least 1, got {bad}"
-        ):
-            as_fraction(torch.tensor([0.5]), bad)

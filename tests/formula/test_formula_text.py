@@ -152,87 +152,16 @@ def test_upright_names_stand_apart():
     assert law.latex() == [r"y = \mathrm{flow\ rate}\,r^{2}"]
 
 
-ONE_OUTPUT = NAU(2, 1)
-
-
-THREE_MODELS = NAU(2, 1, num_models=3)
-
-
-UNEQUAL_MODELS = nn.Sequential(NAU(2, 2, num_models=2), NAU(2, 1, num_models=3))
-
-
-def inverse_of_zero() -> nn.Sequential:
-    """The constant 0 to the power of -1, at most exp(omega)."""
-    model = nn.Sequential(NAU(1, 1), iNALU(1, 1))
-    with torch.no_grad():
-        model[0].weight.zero_()
-        model[1].weight_mul.fill_(-20)
-        model[1].mask_mul.fill_(20)
-    return model
-
-
-def power_of_zero() -> nn.Sequential:
-    """The constant 0 to the power of -1/2."""
+def test_a_power_of_zero_has_a_formula_with_eps():
     zero = NAU(1, 1)
     zero.weight.data.fill_(0.0)
-    return nn.Sequential(zero, power([-0.5]).float())
+    model = nn.Sequential(zero, power([-0.5]).float())
+    assert read(model, eps=True)(torch.ones(1, 1)).item() == pytest.approx(2.0**11.5)
 
 
-def not_finite() -> NAU:
-    layer = NAU(1, 1)
-    layer.weight.data.fill_(torch.nan)
-    return layer
-
-
-@pytest.mark.parametrize(("arguments", "options", "error", "message"), [
-    ((nn.Sequential(NAU(2, 2), nn.ReLU()),), {}, TypeError,
-     r"read: module '1' must be a Sequential of NPU, .*, Linear, got ReLU"),
-    ((lambda x: x,), {}, TypeError, r"read: module must be a torch.nn.Module, got function"),
-    ((nn.Sequential(),), {}, ValueError, r"read: module must have at least one layer"),
-    ((nn.Sequential(NAU(2, 3), NAU(2, 1)),), {}, ValueError,
-     r"read: '1' must have in_features 3 .*, got 2"),
-    ((ONE_OUTPUT, ["x"]), {}, ValueError,
-     r"read: inputs must be 2 different names \(in_features\), got \['x'\]"),
-    ((ONE_OUTPUT, ["x", "x"]), {}, ValueError, r"read: inputs must be 2 different names"),
-    ((ONE_OUTPUT, "xy"), {}, ValueError, r"read: inputs must be 2 different names .* got 'xy'"),
-    ((ONE_OUTPUT, [1, 2]), {}, TypeError, r"read: inputs must be names or sympy symbols, got 1"),
-    ((ONE_OUTPUT,), {"outputs": ["a", "b"]}, ValueError,
-     r"read: outputs must be 1 names \(out_features\)"),
-    ((ONE_OUTPUT, ["x", "y"]), {"positive": ["z"]}, ValueError,
-     r"read: positive must name inputs, got \['z'\]"),
-    ((THREE_MODELS,), {}, ValueError, r"model must be an index into the 3 models, got None"),
-    ((THREE_MODELS,), {"model": 3}, ValueError, r"model must be an index into the 3 models, got 3"),
-    ((ONE_OUTPUT,), {"model": 0}, ValueError,
-     r"model must be None where no layer has num_models, got 0"),
-    ((ONE_OUTPUT,), {"max_denominator": 0}, ValueError,
-     r"read: max_denominator must be an integer of at least 1, got 0"),
-    ((not_finite(),), {}, ValueError, r"read: the parameters must be finite"),
-    ((inverse_of_zero(),), {}, ValueError,
-     r"output y is infinite or undefined at all inputs; read with eps=True"),
-    ((power_of_zero(),), {}, ValueError,
-     r"output y is infinite or undefined at all inputs; read with eps=True"),
-    ((UNEQUAL_MODELS,), {"model": 0}, ValueError,
-     r"read: the layers must have one num_models, got \[2, 3\]"),
-])  # fmt: skip
-def test_errors(arguments, options, error, message):
-    with pytest.raises(error, match=message):
-        read(*arguments, **options)
-
-
-def test_a_power_of_zero_has_a_formula_with_eps():
-    assert read(power_of_zero(), eps=True)(torch.ones(1, 1)).item() == pytest.approx(2.0**11.5)
-
-
-def test_errors_of_a_formula_and_of_select():
-    with pytest.raises(
-        ValueError,
-        match=r"formula: x must be a floating-point tensor with last dimension 2 \(x0, x1\)",
-    ):
-        read(ONE_OUTPUT)(torch.ones(3, 3))
+def test_a_parametrized_layer_is_read():
     unit = power([0.5])
     nn.utils.parametrizations.weight_norm(unit, "weight_re")
-    with pytest.raises(ValueError, match=r"select: layer '' must not be parametrized"):
-        formula.select(unit)
     assert "|x|" in str(read(unit))
 
 

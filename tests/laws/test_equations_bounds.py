@@ -64,29 +64,9 @@ def test_every_form_has_the_exponents_of_bounds():
     assert values == pytest.approx(fitted.predict(X), rel=1e-12)
 
 
-def test_errors_of_arguments_name_them():
+def test_laws_are_compared():
     X = uniform(2, 60)
-    for noise_of_rows in (np.zeros(60), [0.1, np.nan], [[0.1], [0.1, 0.2]], ["a"]):
-        with pytest.raises(
-            ValueError, match=r"NPURegressor: noise must be None, .* got (array\(|\[)"
-        ):
-            model(noise=noise_of_rows).fit(X, X[:, 0])
-    with pytest.raises(
-        ValueError, match=r"noise must have a number for each row, \[60\], got .*59"
-    ):
-        model(noise=np.ones(59)).fit(X, X[:, 0])
-    with pytest.raises(
-        ValueError, match=r"each row, \[60\] or one for each output, \[60, 2\], got"
-    ):
-        model(noise=np.ones((60, 3))).fit(X, X)
-    with pytest.raises(
-        ValueError, match=r"NPURegressor: terms must be .* exponents='integers', got"
-    ):
-        model(exponents="integers", terms=["x0**0.5"]).fit(X, X[:, 0])
     law = model().fit(X, X[:, 0]).best_
-    for wrong in (X[:, :1], X[0]):
-        with pytest.raises(ValueError, match=r"predict: X must have the shape \[N, 2\], got \["):
-            law.predict(wrong)
     assert law == law
     assert law != model().fit(X, X[:, 1]).best_
     assert len({law, law}) == 1

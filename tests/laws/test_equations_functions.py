@@ -311,25 +311,6 @@ def test_predict_says_where_an_input_has_no_logarithm():
 # ---- arguments -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"functions": ("sin", "sinh")}, r"functions must be of sin, cos, log, exp, .* got \('sin', 'si"),
-    ({"functions": {"t": "sinh"}}, "functions must be of"),
-    ({"functions": 3}, "functions must be of"),
-    ({"functions": {"z": "sin"}}, "functions must name columns of r, F, t, got 'z'"),
-    ({"functions": "log"}, r"log needs numbers greater than 0, got -1 in row 7 of t \(the first"),
-    ({"functions": {"F": "exp"}}, r"exp needs numbers up to 700 \(subtract a mean\), got .* of F"),
-    ({"output_functions": "sinh"}, "output_functions must be 'auto' or of identity, log, "),
-    ({"output_functions": []}, "output_functions must be 'auto' or of"),
-    ({"output_functions": ["log"]}, r"log needs a y greater than 0, got -90 in row 11 of y \(the"),
-    ({"output_functions": ("sin",)}, "sin needs a y between -1.5708 and 1.5708, got -90 in row 11"),
-])  # fmt: skip
-def test_bad_arguments_and_values(options, message):
-    bad = X.assign(t=np.where(np.arange(ROWS) == 7, -1.0, X.t + 1), F=X.F + 1000)
-    y = np.where(np.arange(ROWS) == 11, -90.0, X.r)
-    with pytest.raises(ValueError, match=f"^NPURegressor: .*{message}"):
-        NPURegressor(**options).fit(bad, y)
-
-
 def test_rows_without_weight_may_have_any_values():
     bad = X.assign(F=np.where(np.arange(ROWS) == 7, -1.0, X.F))
     weight = np.where(np.arange(ROWS) == 7, 0.0, 1.0)

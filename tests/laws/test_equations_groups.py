@@ -356,34 +356,6 @@ def test_metadata_routing():
 # ---- bad input -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "groups", "message"),
-    [
-        ({}, ["a"] * 7, r"groups must have one label for each of 40 rows, got shape \(7,\)"),
-        ({}, np.array([["a"]] * 40), r"one label for each of 40 rows, got shape \(40, 1\)"),
-        ({}, ["a"] * 39 + [None], "groups must have no missing label, got one in row 39"),
-        ({}, [float("nan")] + [1.0] * 39, "no missing label, got one in row 0"),
-        ({}, np.array(["a", 1] * 20, dtype=object), "groups must be labels of one type"),
-        ({}, [np.nan, "a"] * 20, "groups must have no missing label, got one in row 0"),
-        ({}, [1, "1"] * 20, "groups must be labels of one type"),
-        ({}, [b"a", "a"] * 20, "groups must be labels of one type"),
-        ({}, [["a"]] * 40, r"groups must be labels, numbers or text, got \['a'\] in row 0"),
-        ({}, "site", "groups must be labels, or the name of a column of X, got 'site'"),
-        (
-            {},
-            ["a"] * 36 + ["b"] * 4,
-            "more different rows than max_terms, 4, got 4 in group 'b'",
-        ),
-        ({"max_terms": None}, ["a"] * 40, "max_terms must be a number with groups, got None"),
-        ({"ratios": True}, ["a"] * 40, "ratios must be 'auto' or False with groups"),
-    ],
-)
-def test_groups_that_cannot_be(options, groups, message):
-    X = RNG(0).uniform(1, 2, (40, 2))
-    with pytest.raises(ValueError, match=message):
-        model(**options).fit(X, X[:, 0], groups=groups)
-
-
 def test_labels_of_a_list_stay_what_they_are():
     """NumPy would make one number of both."""
     _, X, index = table(0, rows=40, groups=2)
@@ -448,13 +420,6 @@ def test_warnings_do_not_count_rows_of_weight_0():
     assert "constant columns tell nothing and are left out: x2" in messages
 
 
-def test_a_table_of_labels_only():
-    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
-    X = pandas.DataFrame({"site": [1, 2] * 20})
-    with pytest.raises(ValueError, match="other columns than that of groups, got only 'site'"):
-        model().fit(X, X["site"], groups="site")
-
-
 def test_missing_labels_of_pandas():
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     X = RNG(0).uniform(1, 2, (40, 2))
@@ -475,27 +440,3 @@ def test_torch_code_is_that_of_one_group():
         fitted.best_.formula()(x)
     of_second = fitted.best_.of(1).formula()(x)
     torch.testing.assert_close(of_second[:, 0], 2 * x[:, 0])
-
-
-def test_labels_of_other_rows():
-    X, y, index, _ = two_terms(18)
-    fitted = model(max_terms=2).fit(X, y, groups=LABELS[index])
-    with pytest.raises(ValueError, match=r"predict: groups must be labels of fit, 'ash', .*'yew'"):
-        fitted.predict(X[:2], groups=["ash", "yew"])
-    with pytest.raises(ValueError, match="predict: groups must be the labels of the rows"):
-        fitted.predict(X)
-    with pytest.raises(ValueError, match="refit: groups must be the labels of the rows"):
-        fitted.refit(X, y)
-    with pytest.raises(
-        ValueError, match=r"refit: each .* more different rows than the law has terms, 2, got 2"
-    ):
-        fitted.refit(X[:6], y[:6], groups=["a", "a", "a", "a", "b", "b"])
-    with pytest.raises(ValueError, match="torch_module: the law must be that of one group"):
-        fitted.torch_module()
-    with pytest.raises(ValueError, match=r"of: groups must be labels of fit, .*'yew'"):
-        fitted.sympy(group="yew")
-    plain = model(max_terms=1, output_powers=(1,)).fit(X, X[:, 0])
-    with pytest.raises(ValueError, match="groups must be None for a law without groups, got list"):
-        plain.predict(X[:1], groups=["ash"])
-    with pytest.raises(ValueError, match=r"of: the law must have groups, got .*'ash'"):
-        plain.best_.of("ash")

@@ -167,23 +167,6 @@ def test_progress(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_arguments_that_cannot_be_used():
-    with pytest.raises(
-        TypeError,
-        match=r"^fit_many: problems must be a sequence or a dict of \(X, y\), got ndarray$",
-    ):
-        fit_many(X)
-    with pytest.raises(
-        ValueError, match=r"^fit_many: problems must be .* got another one for 'p'$"
-    ):
-        fit_many({"p": (X,)})
-    with pytest.raises(TypeError, match=r"^fit_many: model must be a NPURegressor, got int$"):
-        fit_many(PROBLEMS, 3)
-    for n_jobs in (0, 1.5, "a", True):
-        with pytest.raises(ValueError, match=f"fit_many: n_jobs must be None, .* got {n_jobs!r}$"):
-            fit_many(PROBLEMS, MODEL, n_jobs=n_jobs)
-
-
 class _Read:
     """Measurements that act when they are read."""
 

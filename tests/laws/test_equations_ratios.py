@@ -231,15 +231,6 @@ def test_ratios_are_only_looked_for_where_no_sum_seems_a_law(caplog):
     assert "ratios" not in caplog.text
 
 
-def test_ratios_must_be_a_choice():
-    X = uniform(1, 50)
-    for wrong in ("yes", 2, None):
-        with pytest.raises(
-            ValueError, match=f"ratios must be True, False or 'auto', got {wrong!r}"
-        ):
-            NPURegressor(ratios=wrong).fit(X, X[:, 0])
-
-
 def test_intervals_of_a_ratio():
     """Intervals of the linearised model and of resampled rows have the law's constants."""
     X = LAWS["pade"][1]

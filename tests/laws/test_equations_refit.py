@@ -49,16 +49,6 @@ def test_refit_takes_a_y_of_the_other_sign_for_an_error():
         assert len(refitted_model.bootstrap(X, factor * y, draws=10)) == 2
 
 
-def test_refit_says_which_data_are_none_of_a_law():
-    X = uniform(2)
-    fitted = model().fit(X, 2 * X[:, 0] ** 0.5 + X[:, 1])
-    with pytest.raises(ValueError, match=r"refit: columns must not be negative .* in x0$"):
-        fitted.refit(X - 1, X[:, 0])
-    fitted = model(noise="factor").fit(X, 2 * X[:, 0] * np.exp(0.3 * noise()))
-    with pytest.raises(ValueError, match=r"refit: y must have one sign .* got y from -1 to 1"):
-        fitted.refit(X, np.tile([1.0, -1.0], 150))
-
-
 @approximate
 def test_refit_of_limits_and_a_known_part():
     X = uniform(2)

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from benchmarks.time_series.__main__ import CASES
-from npu_kernels import NAU, NPU, NaiveNPU, ode
+from npu_kernels import ode
 from tests.support.examples import ROOT
 from tests.support.modes import MODES
 from tests.support.time_series import T, known, law_of, model, noise, numbers, predators, solution
@@ -353,70 +352,6 @@ def test_blind_directions_have_infinite_errors() -> None:
 
 # ---- bad input -----------------------------------------------------------------------------------
 
-U = torch.rand(25, 2, dtype=torch.float64) + 0.5
-
-
-@pytest.mark.parametrize(("change", "error", "said"), [
-    ({"model": nn.Linear(2, 2)}, TypeError,
-     "ode.fit: model must be an nn.Sequential of RealNPU and NAU, got Linear"),
-    ({"model": nn.Sequential(NPU(2, 2), NAU(2, 2))}, TypeError,
-     "model must be an nn.Sequential of RealNPU and NAU, since the exponents of a law are real, "
-     "got Sequential(NPU, NAU)"),
-    ({"model": nn.Sequential(NaiveNPU(2, 2), NAU(2, 2)), "start": "model"}, TypeError,
-     "got Sequential(NaiveNPU, NAU)"),
-    ({"t": T[:-1]}, ValueError, "t must have a time for each row of u, 25 in series 0, got 24"),
-    ({"t": T * math.nan}, ValueError, "t must be finite, got nan"),
-    ({"t": torch.zeros(25)}, ValueError, "t must have at least two different times, got [0.0]"),
-    ({"t": [T, T[:1]], "u": [U, U[:1]]}, ValueError,
-     "t must have at least two different times, got [0.0] in series 1"),
-    ({"t": T + 1j}, TypeError, "t must be real, got torch.complex128"),
-    ({"u": U.numpy() + 1j}, TypeError, "u must be real, got complex128"),
-    ({"u": [[1j, 1]] * 25}, TypeError, "u must be real, got 1j"),
-    ({"u0": numbers(1, 1) + 0j}, TypeError, "u0 must be real, got torch.complex128"),
-    ({"u0": None}, ValueError, "u0 must be 'fit' or numbers (nan where unknown), got None"),
-    ({"sigma": 1e-300}, ValueError, "sigma must be at least the values' rounding in float64, 1.1e-16"),
-    ({"sigma": 1e-30}, ValueError, "of their size, got 1e-30 for the value "),
-    ({"u": U * (U > 1), "sigma": torch.where(U > 1, 0.1, 1e-17)}, ValueError,
-     "got 1e-17 for the value 0"),
-    ({"t": [T, T]}, ValueError, "t must have one entry for each series of u, 1, got 2"),
-    ({"t": ["now"] * 25}, TypeError, "t must be numbers, got 'now'"),
-    ({"u": U[:, :1]}, ValueError,
-     "u must have 2 columns (the model's features), got shape (25, 1) in series 0"),
-    ({"u": U / 0}, ValueError, "u must be finite or nan (missing), got inf in series 0"),
-    ({"u": U * math.nan}, ValueError, "u must have at least one value that is not nan"),
-    ({"u0": "guess"}, ValueError, "u0 must be 'fit' or numbers (nan where unknown), got 'guess'"),
-    ({"u0": [1.0]}, ValueError, "u0 must have shape (2,) or (1, 2) (series, D), finite or nan"),
-    ({"sigma": -1.0}, ValueError, "sigma must be greater than 0 and finite, got -1.0"),
-    ({"sigma": "absolute"}, ValueError,
-     "sigma must be None, 'relative' or numbers, got 'absolute'"),
-    ({"sigma": [1.0, 2.0, 3.0]}, ValueError,
-     "sigma must be a number, one for each column, or have the shape of u"),
-    ({"observed": [0, 2]}, ValueError, "observed must be numbers of states, 0 to 1, got [0, 2]"),
-    ({"observed": [1, 1]}, ValueError, "observed must name every state once, got [1, 1]"),
-    ({"names": ["a"]}, ValueError, "names must be 2 different names (of the states), got ['a']"),
-    ({"names": ["a", ""]}, ValueError,
-     "names must have printable characters only, and no name may be empty, got ['a', '']"),
-    ({"names": ["a", "b\n"]}, ValueError, "names must have printable characters only"),
-    ({"u": U * 1e300}, ValueError, "with a largest size from 1e-100 to 1e+100, got ["),
-    ({"u": U * 1e-300}, ValueError, "with a largest size from 1e-100 to 1e+100, got ["),
-    ({"terms": ["x0", "x0"]}, ValueError, "terms must differ, got ['x0', 'x0']"),
-    ({"conserved": [[0, 0]]}, ValueError, "conserved must have a number other than 0 in each row"),
-    ({"exponents": (0.2, 0.8), "integer_exponents": ["x1"]}, ValueError,
-     "where integer_exponents has the state, got (0.2, 0.8) for x1"),
-    ({"start": "middle"}, ValueError, "start must be 'search' or 'model', got 'middle'"),
-    ({"simplify": 1}, TypeError, "simplify must be True or False, got 1"),
-    ({"seed": -1}, ValueError, "seed must be an integer of at least 0, got -1"),
-    ({"max_denominator": 0}, ValueError, "max_denominator must be an integer of at least 1, got 0"),
-    ({"max_denominator": 65}, ValueError,
-     "max_denominator must be an integer of at least 1 and at most 64, got 65"),
-])  # fmt: skip
-def test_bad_input(change: dict[str, Any], error: type[Exception], said: str) -> None:
-    arguments = {"model": model(2, 2, 2), "t": T, "u": U, **change}
-    with pytest.raises(error) as caught:
-        ode.fit(**arguments)
-    assert said in str(caught.value)
-    assert "rollout_any" not in str(caught.value)
-
 
 @pytest.mark.parametrize("value", [0.0, 2.0])
 def test_series_that_do_not_change(value: float) -> None:
@@ -424,20 +359,6 @@ def test_series_that_do_not_change(value: float) -> None:
     assert str(result.equation) == "x0' = 0\nx1' = 0"
     assert not result.intervals()
     assert (result.predict(T) == value).all()
-
-
-def test_bad_predictions() -> None:
-    result = ode.fit(known(), T, predators(T), start="model", simplify=False)
-    for arguments, said in (
-        (([[1.0]],), "t must be finite times of shape (M,)"),
-        (([1.0], [1.0]), "u0 must be finite of shape (2,)"),
-        (([1.0], None, 3), "series must be one of the 1 series, got 3"),
-    ):
-        with pytest.raises(ValueError, match="predict") as caught:
-            result.predict(*arguments)
-        assert said in str(caught.value)
-    with pytest.raises(ValueError, match="level must be between 0 and 1"):
-        result.intervals(2)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -128,32 +128,6 @@ def test_inputs_beside_one_rate_in_two_equations() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"inputs": KNOTS}, TypeError, r"inputs must be a pair \(times, values\), got Tensor"),
-        ({"inputs": (KNOTS[:3], KNOTS[:3])}, ValueError, "inputs must cover all times, 0 to 10, got"),
-        ({"inputs": [(KNOTS, KNOTS)] * 3}, ValueError,
-         "inputs must be .* a list of 1 such pairs, one for each series, got 3"),
-        ({"t": [T, T], "u": [T + 1, T + 2], "inputs": [(KNOTS, KNOTS)]}, ValueError,
-         "inputs must be .* a list of 2 such pairs, one for each series, got 1"),
-        ({"inputs": (KNOTS.flip(0), KNOTS)}, ValueError,
-         "inputs must have times that are finite and rise, got 12, 11.5"),
-        ({"inputs": (KNOTS * math.nan, KNOTS)}, ValueError, "inputs must have times .*, got nan"),
-        ({"inputs": (KNOTS, KNOTS / 0)}, ValueError, "inputs must have finite values, got nan"),
-        ({"inputs": (KNOTS, KNOTS + 1j)}, TypeError, "inputs' values must be real, got torch.complex"),
-        ({"inputs": [KNOTS + 1j, KNOTS]}, TypeError, "inputs' times must be real, got torch.complex"),
-        ({"inputs": (KNOTS, KNOTS.expand(2, -1).T)}, ValueError,
-         r"model must map D \+ 2 \(states and inputs\) to h to D features"),
-        ({"inputs": (KNOTS, KNOTS), "exponents": 3}, ValueError,
-         "exponents must be two bounds, each a number or one for each of 2 states and inputs"),
-    ],
-)  # fmt: skip
-def test_errors(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match="^ode.fit: " + message):
-        ode.fit(models(1, 1, 2), **{"t": T, "u": T + 1, **options})
-
-
 def test_a_law_without_inputs_takes_none() -> None:
     t, model = torch.linspace(0, 4, 20, dtype=torch.float64), models(1, 0, 1)
     result = ode.fit(model, t, 1 / (1 + 0.5 * t))

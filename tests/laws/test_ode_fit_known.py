@@ -337,73 +337,8 @@ def test_numbers_that_are_freed() -> None:
             assert exponents == ([] if fixed else ["exponent of x0 in term 1"])
 
 
-U = torch.rand(25, 2, dtype=torch.float64) + 0.5
-
-
 def other(weights: Tensor) -> nn.Sequential:
     law = known()
     with torch.no_grad():
         law[1].weight.copy_(weights)
     return law
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"exponents": 3}, "exponents must be two bounds, each a number or one for each of 2"),
-        ({"exponents": (2, -2)}, "exponents must be two bounds"),
-        ({"exponents": ([1, 2, 3], 4)}, "exponents must be two bounds"),
-        (
-            {"integer_exponents": ["z"]},
-            "integer_exponents must be True, False, or names of states, x0, x1, got ['z']",
-        ),
-        ({"integer_exponents": "x0"}, "integer_exponents must be True, False, or names of states"),
-        ({"signs": "negative"}, "signs must be 'any', 'positive', or with start='model' also"),
-        ({"signs": "model"}, "signs must be 'any', 'positive', or with start='model' also 'model'"),
-        ({"stoichiometry": [[1, 2, 3]]}, "stoichiometry must be finite numbers of shape (D, reac"),
-        ({"stoichiometry": [[math.nan], [1]]}, "of shape (D, reactions) with D = 2, got nan"),
-        ({"stoichiometry": [[1, 0], [1, 0]]}, "stoichiometry must have a number other than 0"),
-        ({"conserved": [[1.0]]}, "conserved must be finite numbers of shape (sums, D) with D = 2"),
-        ({"conserved": [[1, 0], [0, 1]]}, "conserved must leave a state that may change"),
-        (
-            {"conserved": [[1, 1]], "stoichiometry": [[1], [-1]]},
-            "conserved must be None beside stoichiometry",
-        ),
-        ({"terms": [[1.0]]}, "terms must be finite numbers of shape (terms, D) with D = 2"),
-        ({"terms": [[7.0, 0.0]]}, "terms must be within the bounds of exponents"),
-        ({"terms": [[1.5, 0]], "integer_exponents": True}, "and whole with integer_exponents"),
-        ({"terms": [[1, 0], [0, 1], [1, 1]]}, "terms must be at most the 2 terms of the model"),
-        (
-            {"terms": [[1, 0]], "model": known(), "start": "model"},
-            "terms must be None with start='model'",
-        ),
-        (
-            {"stoichiometry": [[-1], [1]], "model": known(), "start": "model"},
-            "model must have the coefficients of some rates",
-        ),
-        (
-            {"model": law_of([[1.0, 0.0]], [[math.nan], [1.0]]), "start": "model"},
-            "model must have finite coefficients with start='model', got nan",
-        ),
-        (
-            {"model": law_of([[math.nan, 0.0]], [[1.0], [1.0]]), "start": "model"},
-            "model must have finite exponents with start='model', got nan",
-        ),
-        (
-            {"exponents": (0, 0.5), "model": known(), "start": "model"},
-            "exponents must be bounds that the model's own exponents keep",
-        ),
-    ],
-)
-def test_bad_input(change: dict[str, Any], said: str) -> None:
-    arguments = {"model": model(2, 2, 2), "t": T, "u": U, **change}
-    with pytest.raises(ValueError, match=r"^ode\.fit: ") as caught:
-        ode.fit(**arguments)
-    assert said in str(caught.value)
-
-
-def test_terms_are_a_list() -> None:
-    with pytest.raises(
-        TypeError, match=r"^ode\.fit: terms must be a list of products, \['x0\*x1'\], got 'x0\*x1'$"
-    ):
-        ode.fit(model(2, 2, 2), T, U, terms="x0*x1")

@@ -102,9 +102,3 @@ def test_explicit_steps_stay_where_they_follow_the_law() -> None:
         assert str(result.equation) == "x' = -0.6*x*y + 1.2*x\ny' = 0.5*x*y - 0.8*y"
     implicit = results["kvaerno5"].predict(T, u0=[1.0, 2.5])
     torch.testing.assert_close(implicit, predators(T, (1.0, 2.5)), rtol=1e-5, atol=1e-5)
-
-
-def test_a_method_that_is_none() -> None:
-    for method in ("euler", None):
-        with pytest.raises(ValueError, match=r"fit: method must be 'auto', .* got"):
-            ode.fit(known((1.0, -0.5, 0.4, -1.0)), T, predators(T), method=method)  # type: ignore[arg-type]

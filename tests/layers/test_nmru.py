@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -57,26 +56,6 @@ def test_starts_as_published_and_says_its_options() -> None:
     assert 0.74 < layer.weight.max() <= 0.75
     assert repr(NMRU(2, 6)) == "NMRU(in_features=2, out_features=6)"
     assert "clip=False, sign='separate'" in repr(NMRU(2, 6, clip=False, sign="separate"))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sign": "cos"}, "sign must be one of 'product', 'separate', got 'cos'"),
-        ({"eps": -1.0}, "eps must be finite and at least 0, got -1.0"),
-        ({"eps": math.inf}, "eps must be finite and at least 0, got inf"),
-    ],
-)
-def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^NMRU: {message}$"):
-        NMRU(2, 2, **options)
-
-
-def test_bad_sign_of_the_function() -> None:
-    with pytest.raises(
-        ValueError, match=r"^nmru: sign must be one of 'product', 'separate', got 'cos'$"
-    ):
-        functional.nmru(torch.rand(3, 2), torch.rand(1, 4), sign="cos")
 
 
 @needs_library

@@ -1,14 +1,13 @@
 """Trajectories of neural ODEs, their gradients, options and errors."""
 
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import NAU, NMU, NPU, NaiveNPU, RealNPU, ode, trace, use_backend
+from npu_kernels import NAU, NPU, NaiveNPU, RealNPU, ode, trace, use_backend
 from tests.support.vmapped import check_batched_gradients
 
 D, H = 3, 5
@@ -252,14 +251,9 @@ def test_hermite_backwards_in_time() -> None:
     torch.testing.assert_close(values, (times**3 - times)[:, None], rtol=1e-14, atol=1e-14)
 
 
-@pytest.mark.parametrize("time", [-0.01, 0.31, float("nan"), float("inf")])
-def test_interpolation_between_the_ends_alone(time: float) -> None:
+def test_a_rounding_error_behind_the_end_is_the_end() -> None:
     trajectory = torch.arange(4, dtype=torch.float64)[:, None]
-    with pytest.raises(
-        ValueError, match=r"^interpolate: times must lie between 0 and 0.3 \(steps dt\), got"
-    ):
-        ode.interpolate(trajectory, [0.1, time], dt=0.1)
-    assert 3 * 0.1 / 0.1 > 3  # a rounding error behind the end is the end
+    assert 3 * 0.1 / 0.1 > 3
     assert float(ode.interpolate(trajectory, [3 * 0.1], dt=0.1)) == 3
 
 
@@ -309,18 +303,6 @@ def test_nonfinite_derivatives_of_a_finite_trajectory() -> None:
         ode.rollout(model, u0, derivatives=True, **options)  # type: ignore[arg-type]
 
 
-def test_errors_of_other_numbers_of_models() -> None:
-    with pytest.raises(
-        ValueError, match=r"^rollout: u0 must have shape .*, got shape \(2, 4, 3\)$"
-    ):
-        ode.rollout(make(models=3), starts(2, 4, D), steps=2, dt=0.1)
-    model = nn.Sequential(RealNPU(3, 5, num_models=2), NAU(5, 3, num_models=3))
-    with pytest.raises(
-        ValueError, match=r"^rollout: model must map D to h to D features for the same models"
-    ):
-        ode.rollout(model, torch.ones(3), steps=2, dt=0.1)
-
-
 def test_nonfinite_is_reported() -> None:
     model, u0 = diverging(3), torch.full((D,), 3.0, dtype=torch.float64)
     with pytest.raises(ode.NonFiniteError, match=r"^rollout: model 2 is not finite from step (\d+) on, the first of 1 "
@@ -355,88 +337,6 @@ def test_divergence_does_not_spoil_the_others() -> None:
 
 
 # ---- errors --------------------------------------------------------------------------------------
-
-ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
-    (lambda: ode.rollout(nn.Linear(3, 3), starts(D), steps=3, dt=1.0), TypeError,
-     r"rollout: model must be an nn.Sequential of NPU, RealNPU or NaiveNPU and NAU, got Linear; "
-     r"ode.rollout_any"),
-    (lambda: ode.rollout(nn.Sequential(NPU(3, 4), NMU(4, 3)), starts(D), steps=3, dt=1.0),
-     TypeError,
-     r"rollout: model must be .* got Sequential\(NPU, NMU\); ode.rollout_any runs any model, "
-     r"through torchdiffeq$"),
-    (lambda: ode.rollout(nn.Sequential(NPU(3, 4), NAU(4, 2)), starts(D), steps=3, dt=1.0),
-     ValueError,
-     r"rollout: model must map D to h to D features for the same models, got NPU\(in_features=3, "
-     r"out_"),
-    (lambda: ode.rollout(make(), starts(D), steps=0, dt=1.0), ValueError,
-     r"rollout: steps must be an integer of at least 1, got 0$"),
-    (lambda: ode.rollout(make(), starts(D), steps=3, dt=float("nan")), ValueError,
-     r"rollout: dt must be finite and other than 0, got nan$"),
-    (lambda: ode.rollout(make(), starts(D), steps=3, dt=1.0, method="rk5"), ValueError,
-     r"rollout: method must be one of 'euler', 'midpoint', 'rk4', 'rk4_38', 'dopri5', 'tsit5', "
-     r"'kvaerno5', 'auto', got 'rk5'$"),
-    (lambda: ode.rollout(make(), starts(D), steps=3, dt=1.0, memory="none"), ValueError,
-     r"rollout: memory must be one of 'full', 'checkpointed', got 'none'$"),
-    (lambda: ode.rollout(make(), starts(D), steps=3, dt=1.0, nonfinite="drop"), ValueError,
-     r"rollout: nonfinite must be one of 'raise', 'keep', got 'drop'$"),
-    (lambda: ode.rollout(make(), starts(4), steps=3, dt=1.0), ValueError,
-     r"rollout: u0 must have shape \(3,\) or \(starts, 3\), got shape \(4,\)$"),
-    (lambda: ode.rollout(make(models=2), starts(3, D), steps=3, dt=1.0), ValueError,
-     r"rollout: u0 must have shape \(3,\), \(2, 3\) \(num_models, D\), \(2, starts, 3\) or \(1, "
-     r"starts, 3\) \(shared by all models\), got shape \(3, 3\)$"),
-    (lambda: ode.rollout(make(), [1.0, 2.0, 3.0], steps=3, dt=1.0), TypeError,  # type: ignore[arg-type]
-     r"rollout: u0 must be a torch.Tensor, got list$"),
-    (lambda: ode.rollout(make(), starts(D, dtype=torch.float32), steps=3, dt=1.0), TypeError,
-     r"rollout: all tensors must have one dtype, got u0 torch.float32, weight_re torch.float64"),
-    (lambda: ode.rollout(make(dtype=torch.float16), starts(D, dtype=torch.float16), steps=3,
-                         dt=1.0), TypeError,
-     r"rollout: u0 must be float32 or float64, got torch.float16$"),
-    (lambda: ode.rollout(make(), starts(D).to("meta"), steps=3, dt=1.0), ValueError,
-     r"rollout: all tensors must have one device, got u0 meta, weight_re cpu"),
-    (lambda: ode.integrate(starts(D), *(torch.rand(4, 3), None, None, torch.rand(4, 3)), steps=3,
-                           dt=1.0), TypeError, r"integrate: all tensors must have one dtype"),
-    (lambda: ode.integrate(torch.rand(3), *(torch.rand(4, 3), None, None, torch.rand(4, 3)),
-                           steps=3, dt=1.0), ValueError,
-     r"integrate: weight must have shape \(3, 4\) beside weight_re of shape \(4, 3\), got shape "
-     r"\(4, 3\)$"),
-    (lambda: ode.interpolate(torch.rand(4, 3), [3.5], dt=1.0), ValueError,
-     r"interpolate: times must lie between 0 and 3 \(steps dt\), got 3.5$"),
-    (lambda: ode.interpolate(torch.rand(4, 3), [1.0], dt=1.0, method="hermite"), ValueError,
-     r"interpolate: derivatives must be given for method 'hermite' .*, got method 'hermite'$"),
-    (lambda: ode.interpolate(torch.rand(4, 3), [1.0], dt=1.0, method="cubic"), ValueError,
-     r"interpolate: method must be one of 'linear', 'hermite', got 'cubic'$"),
-    (lambda: ode.interpolate(torch.rand(4, 3), torch.rand(1, 1), dt=1.0), ValueError,
-     r"interpolate: times must have one dimension, got shape \(1, 1\)$"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "error", "message"), ERRORS, ids=range(len(ERRORS)))
-def test_errors(call: Callable[[], object], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match="^" + message):
-        call()
-
-
-def test_hooks_and_forwards_of_their_own_are_refused() -> None:
-    model = make()
-    handle = model[0].register_forward_hook(lambda *_: None)
-    with pytest.raises(
-        ValueError, match=r"^rollout: model must have no hooks, .* NPU has some; ode.rollout_any"
-    ):
-        ode.rollout(model, starts(D), steps=3, dt=1.0)
-    handle.remove()
-    ode.rollout(model, starts(D), steps=3, dt=0.1)
-
-    class Twice(NAU):
-        def forward(self, x: Tensor) -> Tensor:
-            return 2 * super().forward(x)
-
-    with pytest.raises(
-        TypeError,
-        match=r"^rollout: model must be .* with their own forward, got Sequential\(NPU, Twi",
-    ):
-        ode.rollout(
-            nn.Sequential(make()[0], Twice(H, D, dtype=torch.float64)), starts(D), steps=3, dt=1.0
-        )
 
 
 # ---- eager ---------------------------------------------------------------------------------------

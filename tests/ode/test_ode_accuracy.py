@@ -109,8 +109,3 @@ def test_a_state_of_zeros_is_accurate() -> None:
     path, error = ode.rollout(linear(-1.0), torch.zeros(1).double(), steps=3, dt=0.1, error=True)
     assert error.max() < 1e-15
     assert path.shape == error.shape
-
-
-def test_wrong_option() -> None:
-    with pytest.raises(TypeError, match=r"^rollout: error must be True or False, got 'yes'$"):
-        ode.rollout(linear(-1.0), torch.ones(1).double(), steps=3, dt=0.1, error="yes")

@@ -93,22 +93,6 @@ def test_inputs_at_times_of_each_start() -> None:
         torch.testing.assert_close(path[n, : len(row)], single, rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("t", "message"),
-    [
-        (ROWS[:3], r"t of two dimensions must have a row for each start, got 3 rows beside u0 of "
-                   r"shape \(4, 2\)$"),
-        ([*ROWS[:3], [0.0, math.nan, 1.0]],
-         r"t must have nan only after the last time of a start, got \[0.0, nan, 1.0\] for start 3"),
-        ([*ROWS[:3], [0.0]], r"t must have at least two times for each start, got \[0.0\] for start 3"),
-        ([*ROWS[:3], [0.0, 1.0, 0.5]], r"t must be finite and rise, or fall, .* got 1, 0.5"),
-    ],
-)  # fmt: skip
-def test_errors(t: Any, message: str) -> None:
-    with pytest.raises(ValueError, match="^rollout: " + message):
-        ode.rollout(models(), starts(), t=t)
-
-
 def test_a_start_that_fails_has_its_number() -> None:
     model = nn.Sequential(RealNPU(1, 1), NAU(1, 1)).double()
     with torch.no_grad():

@@ -160,33 +160,3 @@ def test_models_starts_falling_times_and_clipped_weights() -> None:
     torch.testing.assert_close(ode.rollout(single, u0[1, 2], t=T, **options), path[1, 2])
     back = ode.rollout(model, path[:, :, -1].detach(), t=T.flip(0), **options)
     torch.testing.assert_close(back.flip(2), path, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "error", "message"),
-    [
-        (VALUES, TypeError, r"inputs must be a pair \(times, values\), got Tensor"),
-        ((KNOTS, "up"), TypeError, r"inputs' values must be numbers, got 'up'"),
-        ((KNOTS, VALUES.float()), TypeError, "inputs' values must have u0's dtype and device, torch.float64 on cpu, got torch.float32 on cpu"),
-        ((KNOTS, VALUES[:2]), ValueError, r"inputs must be times \(T,\) .*, got shapes \(4,\) and \(2, 1\)"),
-        ((KNOTS.flip(0), VALUES), ValueError, "inputs must have times that are finite and rise"),
-        ((KNOTS, VALUES / 0), ValueError, "inputs must have finite values"),
-        ((KNOTS[:3], VALUES[:3]), ValueError, "inputs must cover all times, 0 to 2, got 0 to 1.25"),
-    ],
-)  # fmt: skip
-def test_errors(inputs: Any, error: type[Exception], message: str) -> None:
-    u0 = torch.ones(1, dtype=torch.float64)
-    with pytest.raises(error, match="^rollout: " + message):
-        ode.rollout(forced(), u0, t=T, inputs=inputs)
-    with pytest.raises(error, match="^rollout_any: " + message):
-        ode.rollout_any(forced(), u0, t=T, inputs=inputs, method="kvaerno5")
-
-
-def test_models_that_do_not_fit() -> None:
-    u0, inputs = torch.ones(1, dtype=torch.float64), (KNOTS, VALUES)
-    with pytest.raises(ValueError, match=r"model must map D \+ 2 \(states and inputs\) to h to D"):
-        ode.rollout(forced(), u0, t=T, inputs=(KNOTS, VALUES.expand(2, -1).T))
-    with pytest.raises(ValueError, match=r"u0 must have last dimension 1 .* got shape \(2,\)"):
-        ode.rollout(forced(), u0.expand(2), t=T, inputs=inputs)
-    with pytest.raises(ValueError, match="error must be False beside inputs, got True"):
-        ode.rollout(forced(), u0, steps=2, dt=0.25, method="rk4", error=True, inputs=inputs)

@@ -54,20 +54,6 @@ def test_a_fixed_step_goes_from_each_time_to_the_next() -> None:
     torch.testing.assert_close(path[1:, 0], (1 - 0.7 * T.diff()).cumprod(0))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"steps": 2}, r"steps must be None beside t, the times of the result, got 2"),
-        ({"dt": 0.1}, r"dt must be None beside t, the times of the result, got 0.1"),
-        ({"t": [0, 0]}, r"t must be finite and rise, or fall, .* got 0, 0"),
-        ({"t": None}, r"steps must be an integer of at least 1, got None"),
-    ],
-)
-def test_errors(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match="^rollout_any: " + message):
-        ode.rollout_any(Decay(), torch.ones(1).double(), **{"t": [0, 1], **options})
-
-
 def test_a_lost_gradient_is_named() -> None:
     """Of u0, of a module, of what a function refers to; nothing is said where none is asked for."""
     lost: dict[str, Any] = {"t": T, "method": "scipy_solver", "options": {"solver": "LSODA"}}

@@ -323,21 +323,6 @@ def test_without_the_library(bare_package: Path) -> None:
     assert re.search("on meta tensors.*cpu: runs on cpu tensors only", errors[1])
 
 
-def test_unknown_backend() -> None:
-    with pytest.raises(
-        ValueError, match=r"name must be one of 'reference', 'cpu', 'triton', got 'cuda'"
-    ):
-        use_backend("cuda")
-
-
-def test_one_tensor_in_two_places_is_checked_in_both() -> None:
-    weight = torch.rand(2, 3)
-    with pytest.raises(
-        ValueError, match=r"^npu: gate must have shape \(3,\) \(in_features\), got shape \(2, 3\)$"
-    ):
-        functional.npu(torch.rand(4, 3), weight, weight, weight)
-
-
 def test_all_operands_are_on_one_device() -> None:
     def operands(*devices: str) -> list[Tensor]:
         shapes = [(5, 3), (2, 3), (2, 3), (3,)]

@@ -443,38 +443,6 @@ def test_resumed_as_uninterrupted() -> None:
         LBFGS(differentiated(rosenbrock), x0[:3]).load_state_dict(uninterrupted.state_dict())
 
 
-@pytest.mark.parametrize(("x0", "options", "kind", "message"), [
-    (torch.zeros(3), {}, ValueError, r"x0 must have shape \(K, N\), N at least 1, got \(3,\)"),
-    (torch.zeros(3, 0), {}, ValueError, r"x0 must have shape .* got \(3, 0\)"),
-    (torch.zeros(3, 2).half(), {}, TypeError, "x0 must be float32 or float64, got torch.float16"),
-    (torch.zeros(3, 2), {"history": 0}, ValueError,
-     "history must be an integer of at least 1, got 0"),
-    (torch.zeros(3, 2), {"max_iterations": -1}, ValueError,
-     "max_iterations must be an integer of at least 1, got -1"),
-    (torch.zeros(3, 2), {"max_evaluations": 0}, ValueError,
-     "max_evaluations must be an integer of at least 1, got 0"),
-    (torch.zeros(3, 2), {"max_line_search": 0}, ValueError,
-     "max_line_search must be an integer of at least 1, got 0"),
-    (torch.zeros(3, 2), {"gradient_tolerance": -1.0}, ValueError,
-     "gradient_tolerance must be finite and at least 0, got -1.0"),
-    (torch.zeros(3, 2), {"x_tolerance": -1.0}, ValueError,
-     "x_tolerance must be finite and at least 0, got -1.0"),
-    (torch.zeros(3, 2), {"f_tolerance": math.nan}, ValueError,
-     "f_tolerance must be finite and at least 0"),
-])  # fmt: skip
-def test_errors(x0: Tensor, options: dict[str, float], kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        lbfgs(differentiated(rosenbrock), x0, **options)
-
-
-def test_wrong_closures_are_named() -> None:
-    rule = r"must give f of shape \(3,\) and a gradient of shape \(3, 2\)"
-    with pytest.raises(ValueError, match=rule + r", got \(\)"):
-        lbfgs(lambda x, active: (x.sum(), x), torch.zeros(3, 2))
-    with pytest.raises(ValueError, match=rule + r", got \(3,\) and \(2, 3\)"):
-        lbfgs(lambda x, active: (x.sum(1), x.mT), torch.zeros(3, 2))
-
-
 def test_empty_batch_and_unchanged_start() -> None:
     assert lbfgs(differentiated(rosenbrock), torch.zeros(0, 4)).x.shape == (0, 4)
     x0 = starts()

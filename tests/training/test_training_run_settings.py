@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from npu_kernels import NAU, NPU, RealNPU, backend_for
+from npu_kernels import NAU, NPU, backend_for
 from npu_kernels.training import SteppedSchedule, run
 from tests.conftest import needs_library
 
@@ -247,69 +247,6 @@ def test_torchs_own_learning_rate(name: str, rate: float) -> None:
 
 
 # ---- errors --------------------------------------------------------------------------------------
-
-K2 = {"model": model(k=2)}
-VALUE_ERRORS: list[tuple[dict[str, Any], str]] = [
-    ({"model": nn.Sequential(NPU(2, 3, num_models=2), NAU(3, 2))},
-     r"the units of one model must have one num_models, got \[2, None\]"),
-    ({"model": nn.Identity()}, "model must have parameters, got Identity without any"),
-    ({"model": nn.Sequential()}, "model must have parameters, got Sequential without any"),
-    ({"x": X.to("meta")}, "x must be on the device of model, cpu, got meta"),
-    ({"y": Y.to("meta")}, "y must be on the device of model, cpu, got meta"),
-    ({"y": Y.clone().requires_grad_()}, "y must not require a gradient"),
-    ({"x": X[:, 0]}, r"x must have two dimensions, got shape \(21,\)"),
-    ({"y": Y[None, None]}, "y must have two dimensions, got shape"),
-    ({**K2, "x": X.expand(3, -1, -1)},
-     r"x must have two dimensions, or three and 2 models first, got shape \(3, 21, 2\)"),
-    ({"x": X[:0], "y": Y[:0]}, "x and y must have the same number of rows, at least 1"),
-    ({**K2, "x": X.expand(2, -1, -1), "y": Y[:20].expand(2, -1, -1)},
-     "x and y must have the same number of rows"),
-    ({"sample_weight": Y.double()}, "sample_weight must have shape, dtype and device of y"),
-    ({"sample_weight": Y.to("meta")}, "sample_weight must have shape, dtype and device of y"),
-    ({"sample_weight": Y.clone().requires_grad_()}, "sample_weight must have .* no gradient"),
-    ({"lr": True}, "lr must be a function of the step, or finite and at least 0, got True"),
-    ({"lr": "0.1"}, "lr must be a function of the step, or finite and at least 0"),
-    ({"lr": math.inf}, "lr must be a function of the step, or finite and at least 0"),
-    ({"lr": math.nan}, "lr must be a function of the step, or finite and at least 0"),
-    ({"optimizer": 3}, "optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer, got 3"),
-    ({"project": "1"}, "project must be True, False, or greater than 0, got '1'"),
-    ({"project": math.nan}, "project must be True, False, or greater than 0, got nan"),
-    ({"project": -1}, "project must be True, False, or greater than 0, got -1"),
-    ({"rows": torch.zeros(1, 2, dtype=torch.int32)},
-     "rows must be int64 of shape .*, got torch.int32"),
-    ({"rows": torch.zeros(1, dtype=torch.int64)},
-     r"rows must be int64 of shape .* got torch.int64 of shape \(1,\)"),
-    ({"rows": torch.zeros(2, 2, dtype=torch.int64)},
-     r"rows must be int64 .* steps 1, .* shape \(2, 2\)"),
-    ({"rows": torch.zeros(1, 0, dtype=torch.int64)}, r"rows must be int64 .* shape \(1, 0\)"),
-    ({"rows": torch.tensor([[-1, 3]])}, r"rows must lie within \[0, 21\), got -1 to 3"),
-    ({"rows": torch.tensor([[0, 21]])}, r"rows must lie within \[0, 21\), got 0 to 21"),
-    ({"batch_size": True}, "batch_size must be an integer of at least 1, got True"),
-    ({"steps": 1.0}, "steps must be an integer of at least 1, got 1.0"),
-]  # fmt: skip
-TYPE_ERRORS: list[tuple[dict[str, Any], str]] = [
-    ({"x": 3}, "x must be a torch.Tensor, got int"),
-    ({"y": Y.to_sparse()}, "y must be a dense tensor"),
-    ({"y": Y.double()}, "y must have the dtype of model, torch.float32, got torch.float64"),
-    ({"penalties": {"l1": True}}, "the weight of penalty 'l1' must be a number, .* got bool"),
-    ({"rows": [[0]]}, "rows must be a torch.Tensor, got list"),
-]  # fmt: skip
-ERRORS = [
-    *((*case, ValueError) for case in VALUE_ERRORS),
-    *((*case, TypeError) for case in TYPE_ERRORS),
-]
-
-
-@pytest.mark.parametrize(("change", "message", "error"), ERRORS)
-def test_errors(change: dict[str, Any], message: str, error: type[Exception]) -> None:
-    settings = {"model": model(), "x": X, "y": Y, "steps": 1, "lr": 0.1, **change}
-    with pytest.raises(error, match=f"run: {message}"):
-        run(settings.pop("model"), settings.pop("x"), settings.pop("y"), **settings)
-
-
-def test_a_penalty_without_parameters_is_an_error() -> None:
-    with pytest.raises(ValueError, match="run: penalties must be none of 'madsen' and 'paper'"):
-        run(RealNPU(2, 2), X, Y, steps=1, lr=0.1, penalties={"paper": 1.0})
 
 
 def test_what_lies_on_the_border_is_taken() -> None:
