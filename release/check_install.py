@@ -1,5 +1,5 @@
 """Checks the npu_kernels that this Python has installed: every layer against its eager formulas,
-and training.
+training, and the commands `npu_kernels.env` and `npu_kernels.certify`.
 
     python release/check_install.py [--fast-path] [--row FILE [--sha256 HASH]]
 
@@ -26,10 +26,11 @@ from torch import Tensor
 
 import npu_kernels
 from npu_kernels._operators import cpu, fast_path
-from npu_kernels._testing import samples as testing
-from npu_kernels._testing.samples import Sample
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # for the tests; `npu_kernels` is imported already
+
+from tests.support.samples import RECORDS, Sample  # noqa: E402
 
 
 def outcome(sample: Sample, function: Callable[..., Tensor]) -> list[Tensor]:
@@ -43,7 +44,7 @@ def outcome(sample: Sample, function: Callable[..., Tensor]) -> list[Tensor]:
 def check_layers() -> int:
     """Values and gradients of every layer's samples, as a user calls them; the number of calls."""
     calls = 0
-    for record in testing.RECORDS.values():
+    for record in RECORDS.values():
         for dtype, tolerance in ((torch.float32, 2e-3), (torch.float64, 1e-9)):
             for sample in record.samples(dtype):
                 pairs = zip(
@@ -111,7 +112,8 @@ def main() -> None:
         )  # the notice of a missing fast path
         calls = check_layers()
         check_training()
-    subprocess.run([sys.executable, "-m", "npu_kernels.env"], check=True)
+    for command in ("env", "certify"):
+        subprocess.run([sys.executable, "-m", f"npu_kernels.{command}"], check=True)
     tags = importlib.metadata.distribution("npu_kernels").read_text("WHEEL") or ""
     row = {
         "npu_kernels": npu_kernels.__version__,

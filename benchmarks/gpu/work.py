@@ -29,10 +29,10 @@ from benchmarks.throughput.orders import Task
 from benchmarks.throughput.precompile import Pool
 from npu_kernels import reference, use_backend
 from npu_kernels._operators import dispatch
-from npu_kernels._testing.samples import RECORDS, error_bound, rms_error
 from npu_kernels.ode import METHODS
 from npu_kernels.ode import _loop as ode_reference
 from tests.support.kernels import ALL, backward, errors, forward, outputs
+from tests.support.samples import RECORDS, error_bound, rms_error
 
 Row = dict[str, Any]
 Emit = Callable[[Row], None]

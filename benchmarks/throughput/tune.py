@@ -34,7 +34,7 @@ from benchmarks.throughput.cases import Size
 from benchmarks.throughput.devices import DEVICES
 from benchmarks.throughput.orders import Order, Task, order, tasks
 from benchmarks.throughput.precompile import Pool
-from npu_kernels._testing.samples import normwise_error
+from tests.support.samples import normwise_error
 
 SECONDS = 20.0  # for one kernel at one size
 GAIN = 0.02  # less is noise

@@ -255,8 +255,8 @@ def _backward_operator_steps(derivative: Derivative) -> Steps:
     recomputed = derivative.recomputed
 
     def forward(ctx: Any, grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
-        kept = derivative.saved_end if derivative.closed_form else derivative.operands
-        ctx.save_for_backward(grad_y, *arguments[:kept])
+        stored = derivative.saved_end if derivative.closed_form else derivative.operands
+        ctx.save_for_backward(grad_y, *arguments[:stored])
         ctx.options = arguments[derivative.saved_end :]
         ctx.set_materialize_grads(False)
         return derivative.present(derivative.compute(grad_y, *arguments), arguments[-1])

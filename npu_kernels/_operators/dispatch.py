@@ -184,8 +184,8 @@ def _default(device: torch.device) -> str:
 def _notice(device: torch.device, backend: str) -> str:
     """Return what is slower than it need be with that backend, and the mend; "" if nothing is."""
     if backend == "reference" and device.type != "meta":  # meta tensors compute nothing
-        every = torch.device(device.type)
-        subject = device if _state("triton", every)[0] else every  # what holds for one device
+        of_type = torch.device(device.type)
+        subject = device if _state("triton", of_type)[0] else of_type  # what holds for one device
         build = f"; build the kernels with `{cpu.build_command()}`" if device.type == "cpu" else ""
         return (
             f"npu_kernels: {subject} tensors are computed by the slower eager formulas "

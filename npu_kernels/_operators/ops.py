@@ -3,7 +3,7 @@
 `LAYERS` says once what a layer's two operators take and give. A record determines: here the schemas
 and the shape functions (what an operator returns without computing it); in `autograd` its
 derivative; in `transforms` its rule under vmap; in `sharding` its rules under DTensor; in
-`interop.flops` the number of its operations; in `functional` the call; in `_testing` the samples.
+`interop.flops` the number of its operations; in `functional` the call; in tests the samples.
 
 The C++ library adds the CPU kernels; `dispatch` adds the kernel for every other case. The schemas
 have no keyword-only arguments, so that calling an operator costs as little as possible.

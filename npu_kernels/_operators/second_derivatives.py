@@ -232,14 +232,14 @@ def _rows(vector: Tensor) -> Tensor:
     return vector if vector.dim() == 1 else vector.unsqueeze(-2)
 
 
-def _joined(left: Tensor | None, right: Tensor | None) -> Tensor | None:
-    return left if left is None or right is None else torch.cat((left, right), -1)
+def _joined(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    return first if first is None or second is None else torch.cat((first, second), -1)
 
 
 def _block(real: Tensor, imaginary: Tensor, phases: bool) -> Tensor:
     """Return ``(Wr, -Wi; Wi, Wr)``, or its first columns where b is 0."""
-    left = torch.cat((real, imaginary), -2)
-    return torch.cat((left, torch.cat((-imaginary, real), -2)), -1) if phases else left
+    columns = torch.cat((real, imaginary), -2)
+    return torch.cat((columns, torch.cat((-imaginary, real), -2)), -1) if phases else columns
 
 
 def _of_weights(
@@ -248,9 +248,9 @@ def _of_weights(
     """Return the gradients of Wr and Wi from those of M."""
     if weight_im is None:
         return sum(of_matrix[1:], start=of_matrix[0]), None
-    left, *right = of_matrix[0].split(inputs, -1)
-    (re, im) = left.chunk(2, -2)
-    if not right:
+    of_a, *of_b = of_matrix[0].split(inputs, -1)
+    (re, im) = of_a.chunk(2, -2)
+    if not of_b:
         return re, im
-    top, bottom = right[0].chunk(2, -2)
+    top, bottom = of_b[0].chunk(2, -2)
     return re + bottom, im - top

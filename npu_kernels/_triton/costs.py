@@ -78,8 +78,8 @@ def seconds(chip: Chip, i: int, o: int, k: int, captured: bool = False) -> tuple
     moved = k * (ASSUMED_ROWS * (2 * 10 * i + 28 * o) + 56 * i * o)
     large = products + moved / chip.bandwidth
 
-    def total(work: float, launches: int) -> float:
-        device = work + launches * chip.captured + chip.overhead
+    def total(computing: float, launches: int) -> float:
+        device = computing + launches * chip.captured + chip.overhead
         return device if captured else max(launches * chip.launch, device + 2 * chip.launch)
 
     return total(one_pass, 4), total(large, 10)

@@ -19,10 +19,10 @@ from benchmarks.paper import __main__ as paper
 from benchmarks.paper import session
 from benchmarks.paper.runner import Folder, complete
 from benchmarks.throughput import tune
-from npu_kernels import certify
 from npu_kernels._jobs import files
 from tests.benchmarks.test_paper_runner import plan, quietly, stop_after
 from tools.aot import __main__ as aot
+from tools.certify import command as certificate
 
 HOST = re.sub("[^A-Za-z0-9-]", "-", platform.node()) or "host"
 JSON, MARKDOWN = Path("npu_kernels_certificate.json"), Path("npu_kernels_certificate.md")
@@ -400,7 +400,7 @@ def test_the_paper_names_a_folder_that_it_cannot_make(
 
 @pytest.mark.parametrize(
     ("main", "arguments"),
-    [(certify.main, ["--json"]), (certify.main, ["--markdown"]), (aot.main, ["--table"])],
+    [(certificate.main, ["--json"]), (certificate.main, ["--markdown"]), (aot.main, ["--table"])],
 )
 def test_a_report_that_cannot_be_written_is_named_before_any_work(
     main: object, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -432,12 +432,12 @@ def test_only_a_part_of_the_certificate_never_replaces_the_whole(
     for name in (JSON, MARKDOWN):
         name.write_text("whole")
     part = ["--only", "empty", "--column", "reference"]
-    assert certify.main(part) == 0
+    assert certificate.main(part) == 0
     assert "1 cells, 0 failed; no file written" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        certify.main([*part, "--json", str(tmp_path / JSON)])
+        certificate.main([*part, "--json", str(tmp_path / JSON)])
     assert "is the file of whole certificates" in capsys.readouterr().err
-    assert certify.main([*part, "--json", "part.json"]) == 0
+    assert certificate.main([*part, "--json", "part.json"]) == 0
     assert "part.json written" in capsys.readouterr().out
     assert all(name.read_text() == "whole" for name in (JSON, MARKDOWN))
 
@@ -447,7 +447,9 @@ def test_a_certificate_that_cannot_be_written_any_more_is_printed(
 ) -> None:
     monkeypatch.setattr(files, "write", _refuse)
     path = tmp_path / "part.md"
-    assert certify.main(["--only", "empty", "--column", "reference", "--markdown", str(path)]) == 1
+    assert (
+        certificate.main(["--only", "empty", "--column", "reference", "--markdown", str(path)]) == 1
+    )
     printed = capsys.readouterr().out
     assert "# Compatibility" in printed
     assert f"{path} could not be written: No space left on device; it is printed above" in printed

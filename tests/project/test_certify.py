@@ -1,4 +1,4 @@
-"""``python -m npu_kernels.certify`` and the table in the documentation made from it."""
+"""``python -m npu_kernels.certify``, ``python -m tools.certify``, and the table made from that."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from npu_kernels import certify, functional, reference, use_backend
 from npu_kernels._operators import cpu, dispatch
 from tests.conftest import needs_library
 from tests.support.building import ROOT, run_python
+from tools.certify import command, matrix
 
 TABLE = ROOT / "benchmarks" / "results" / "compatibility.md"
 # These take seconds, and tests of their own measure the same.
@@ -23,12 +24,45 @@ SLOW = (
 )  # fmt: skip
 
 
+def test_of_an_installation(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every layer on every backend of this machine; who reads it sees what did not run, and why."""
+    assert certify.main([]) == 0, capsys.readouterr().out
+    *lines, end = capsys.readouterr().out.splitlines()
+    runs, absent = certify.places()
+    checked = [line for line in lines if line.startswith("ok ")]
+    assert len(checked) == 7 * len(runs)
+    assert end == f"{len(checked)} checked, 0 failed"
+    assert {f"not run: {name}: {reason}" for name, reason in absent.items()} <= set(lines)
+    for isa in cpu.supported_isas() if cpu.available()[0] else ():
+        assert any(line.startswith(f"ok    inalu by cpu {isa}: ") for line in checked)
+
+
+def test_an_installation_that_computes_something_else_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A value that is wrong by a hundred-thousandth, and a gradient behind a right value."""
+    nmu, nau = functional.nmu, functional.nau
+
+    def wrong_gradient(*arguments: Any, **options: Any) -> Tensor:
+        y = nau(*arguments, **options)
+        return y + 1e-5 * (y - y.detach())
+
+    monkeypatch.setattr(functional, "nmu", lambda *a, **options: (1 + 1e-5) * nmu(*a, **options))
+    monkeypatch.setattr(functional, "nau", wrong_gradient)
+    monkeypatch.setattr(certify, "places", lambda: ([certify.Place("reference")], {}))
+    assert certify.main([]) == 1
+    output = capsys.readouterr().out
+    assert "FAIL  nmu by reference on cpu: AssertionError: shapes " in output
+    assert "FAIL  nau by reference on cpu: AssertionError: shapes " in output
+    assert "7 checked, 2 failed" in output
+
+
 @needs_library
 def test_quick_checks_pass() -> None:
-    titles = [title for title in certify.CHECKS if not title.startswith(SLOW)]
-    column = certify.Column("cpu", isa=cpu.isa())
+    titles = [title for title in matrix.CHECKS if not title.startswith(SLOW)]
+    column = matrix.Column("cpu", isa=cpu.isa())
     before = cpu.isa()
-    results = certify.measure(titles, [column])
+    results = matrix.measure(titles, [column])
     assert [result.check for result in results] == titles
     assert [(r.check, r.detail) for r in results if r.status != "ok"] == []
     assert cpu.isa() == before
@@ -39,16 +73,16 @@ def test_the_quick_form_passes(
 ) -> None:
     """Every layer and every backend of this machine, the interpreted kernels too."""
     # tests/triton has these, in a process that interprets already
-    slow = (*certify._checks.SLOW_INTERPRETED, "torch.compile", "torch.export")
-    monkeypatch.setattr(certify._checks, "SLOW_INTERPRETED", slow)
-    assert certify.main(["--quick", "--json", str(tmp_path / "quick.json")]) == 0, (
+    slow = (*matrix.SLOW_INTERPRETED, "torch.compile", "torch.export")
+    monkeypatch.setattr(matrix, "SLOW_INTERPRETED", slow)
+    assert command.main(["--quick", "--json", str(tmp_path / "quick.json")]) == 0, (
         capsys.readouterr().out
     )
     results = json.loads((tmp_path / "quick.json").read_text())["results"]
     assert {result["column"] for result in results} == {
-        column.name for column in certify.columns(quick=True)
+        column.name for column in matrix.columns(quick=True)
     }
-    checks = [title for title in certify.CHECKS if not title.startswith(certify._checks.SLOW)]
+    checks = [title for title in matrix.CHECKS if not title.startswith(matrix.SLOW)]
     assert list(dict.fromkeys(result["check"] for result in results)) == checks
 
 
@@ -57,7 +91,7 @@ def test_all_of_the_table_is_measured() -> None:
     rows = [line for line in TABLE.read_text().splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
     head, _, *body = cells
-    assert [row[0] for row in body] == list(certify.CHECKS)
+    assert [row[0] for row in body] == list(matrix.CHECKS)
     assert "reference on cpu" in head
     assert any(name.startswith("cpu ") for name in head)
     for row in body:
@@ -69,7 +103,7 @@ def test_all_of_the_table_is_measured() -> None:
             f"\nNot run, and so not in the table: {name}: " in TABLE.read_text()
         )
     assert "\nMeasured with npu_kernels " in TABLE.read_text()
-    assert TABLE.read_text().endswith(certify.NOTES)
+    assert TABLE.read_text().endswith(command.NOTES)
 
 
 def test_a_failure_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,12 +118,12 @@ def test_a_failure_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "gradcheck, batched",
     ]  # fmt: skip
     arguments += ["--column", "cpu " if cpu.available()[0] else "reference"]
-    assert certify.main(arguments) == 0
+    assert command.main(arguments) == 0
     report = json.loads((tmp_path / "c.json").read_text())
     assert report["passed"]
     assert report["versions"]["torch"] == torch.__version__
     assert len(report["results"]) == len(
-        [c for c in certify.columns() if c.name.startswith(arguments[-1])]
+        [c for c in matrix.columns() if c.name.startswith(arguments[-1])]
     )
     if cpu.available()[0]:
         library = torch.library.Library("npu_kernels", "IMPL", "CPU")
@@ -97,7 +131,7 @@ def test_a_failure_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             warnings.filterwarnings("ignore", "Warning only once for all operators")
             library.impl("npu_backward", wrong, allow_override=True)
         try:
-            assert certify.main(arguments) == 1
+            assert command.main(arguments) == 1
         finally:
             library._destroy()
         assert not json.loads((tmp_path / "c.json").read_text())["passed"]
@@ -107,27 +141,27 @@ def test_a_failure_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_what_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
-    result = certify.run("torch.compile, inductor: the same", certify.Column("reference"))
+    result = matrix.run("torch.compile, inductor: the same", matrix.Column("reference"))
     assert (result.status, result.detail) == ("n/a", "no C++ compiler")
-    assert "n/a: no C++ compiler" in certify.markdown([result], {"torch": "x"}, {})
+    assert "n/a: no C++ compiler" in command.markdown([result], {"torch": "x"}, {})
     monkeypatch.setattr(
         dispatch, "reasons", lambda device_type: {"triton": (False, "no such thing")}
     )
     for name in ("triton interpreted", "triton on cuda"):
-        assert name not in [column.name for column in certify.columns()]
-        assert certify.not_run()[name] == "no such thing"
-        text = certify.markdown([result], {"torch": "x"}, certify.not_run())
+        assert name not in [column.name for column in matrix.columns()]
+        assert matrix.not_run()[name] == "no such thing"
+        text = command.markdown([result], {"torch": "x"}, matrix.not_run())
         assert f"\nNot run, and so not in the table: {name}: no such thing." in text
     with pytest.raises(SystemExit):
-        certify.main(["--only", "no such check"])
+        command.main(["--only", "no such check"])
 
 
 def test_interpreted_kernels_in_a_process_of_their_own() -> None:
     """The report of a run without TRITON_INTERPRET=1; what fails there arrives here."""
     pytest.importorskip("triton")
-    column = certify.Column("triton")
-    assert column in certify.columns()
-    results = certify.measure(["an empty batch", "no such check"], [column])
+    column = matrix.Column("triton")
+    assert column in matrix.columns()
+    results = matrix.measure(["an empty batch", "no such check"], [column])
     assert [(result.column, result.status) for result in results] == [
         ("triton interpreted", "ok"),
         ("triton interpreted", "fail"),
@@ -139,7 +173,7 @@ def test_interpreted_kernels_in_a_process_of_their_own() -> None:
 def test_command(tmp_path: Path) -> None:
     """The command as a user calls it; no warnings, no path of this machine in the report."""
     child = run_python(
-        "-m", "npu_kernels.certify", "--only", "empty", "--column", "reference", "--json",
+        "-m", "tools.certify", "--only", "empty", "--column", "reference", "--json",
         "part.json", "--markdown", "part.md", cwd=tmp_path, env={"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert child.returncode == 0, child.stderr
@@ -162,6 +196,6 @@ def test_threads_compute_by_the_columns_backend(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(functional, "npu", noting)
     title = "the same bits at 1, 2 and 4 threads, from 8 Python threads, and every time"
     with use_backend("reference"):
-        certify.CHECKS[title](certify.Column("reference"))
+        matrix.CHECKS[title](matrix.Column("reference"))
     assert len(seen) == 20
     assert set(seen) == {"reference"}

@@ -57,7 +57,6 @@ MEASURED = {
     "npu_kernels.equations._series.simplify": "what one series cannot tell apart",
     "npu_kernels.equations._table.refine": "the deviations that the criterion compares",
     "npu_kernels._operators": "the records of layers, the choice of a backend, the precision",
-    "npu_kernels._testing.samples": "inputs of every layer",
     "npu_kernels.training._fallbacks": "whether a training is one call of C++",
     "npu_kernels.ode._loop": "the formula that a kernel of a time loop is compared with",
 }
@@ -243,7 +242,6 @@ def test_private_modules_stay_in_their_folder() -> None:
         " <- ".join(".".join(path.split(".")[:2]) for path in (importer, name))
         for importer, (_, tree) in modules().items()
         if importer.split(".")[0] == "npu_kernels"
-        and not importer.startswith("npu_kernels.certify")
         for name in private_imports(importer, tree)
     }
     assert pairs == IMPORTED_ELSEWHERE.keys()

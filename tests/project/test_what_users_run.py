@@ -40,6 +40,7 @@ WITH_HELP = [
     "npu_kernels.equations",
     "release.wheels", "release.try_install", "release.extras", "release.emulated",
     "release.support", "tests.mutants", "tools.aot", "tools.aot.report",
+    "tools.certify",
 ]  # fmt: skip
 
 

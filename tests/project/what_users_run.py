@@ -78,7 +78,9 @@ COMMANDS = [
           "2026-11-28 a802790"),
     # ---- python -m
     Entry("python -m npu_kernels.env", ("project/test_env::test_command",), WHOLE),
-    Entry("python -m npu_kernels.certify",
+    Entry("python -m npu_kernels.certify", ("project/test_certify::test_of_an_installation",),
+          WHOLE),
+    Entry("python -m tools.certify",
           ("project/test_certify::test_quick_checks_pass", "project/test_certify::test_command"),
           "2026-11-28 a802790"),
     Entry("python -m npu_kernels.equations", ("laws/test_law_command::test_the_planets",), WHOLE),

@@ -21,9 +21,18 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from npu_kernels import NMU, NPU, functional
-from npu_kernels._testing.samples import RECORDS, Sample
-from npu_kernels.certify._checks import Column, Unavailable, check, columns
-from npu_kernels.certify._samples import ROUNDING, equal, inputs, model_of, require
+from tests.support.samples import RECORDS, Sample
+from tools.certify.matrix import (
+    ROUNDING,
+    Column,
+    Unavailable,
+    check,
+    columns,
+    equal,
+    inputs,
+    model_of,
+    require,
+)
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
@@ -79,7 +88,7 @@ class _Rows(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         with torch.no_grad():
-            return self.layer(self.x[index])  # type: ignore[no-any-return]
+            return self.layer(self.x[index])
 
 
 @check("fork after use, and DataLoader workers")

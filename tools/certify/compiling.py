@@ -14,8 +14,18 @@ from torch import Tensor, nn
 from torch.utils._triton import has_triton
 
 from npu_kernels import NAU, NMU, NPU, functional, interop
-from npu_kernels.certify._checks import Column, Unavailable, check
-from npu_kernels.certify._samples import ROUNDING, equal, inputs, leaves_of, model_of, require, step
+from tools.certify.matrix import (
+    ROUNDING,
+    Column,
+    Unavailable,
+    check,
+    equal,
+    inputs,
+    leaves_of,
+    model_of,
+    require,
+    step,
+)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
-"""``python -m npu_kernels.certify``."""
+"""``python -m tools.certify``."""
 
 import sys
 
-from npu_kernels.certify import main
+from tools.certify.command import main
 
 if __name__ == "__main__":  # children that start anew import this file too
     sys.exit(main())

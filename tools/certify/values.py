@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from npu_kernels import functional, reference
-from npu_kernels._testing.samples import (
+from tests.support.samples import (
     RECORDS,
     Sample,
     error_bound,
     fill_uninitialized_with_nan,
     with_layout,
 )
-from npu_kernels.certify._checks import Column, Unavailable, check
-from npu_kernels.certify._samples import FUSED, equal, model_of, require
+from tools.certify.matrix import FUSED, Column, Unavailable, check, equal, model_of, require
 
 
 def _exact_npu(

@@ -1,1 +1,0 @@
-"""Samples and errors of every layer, for tests, benchmarks and certification."""
