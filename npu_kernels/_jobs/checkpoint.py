@@ -7,8 +7,10 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,10 +19,11 @@ from torch import Tensor, nn
 
 import npu_kernels
 from npu_kernels._common.notices import warn
-from npu_kernels._jobs import files, saved
+from npu_kernels._jobs import files
 
 PIECE = 2**24  # elements hashed at once
 LONG = 200  # characters: values that are longer are not shown
+PLAIN = bool, int, float, str, bytes, type(None)  # values that a file has as they are
 DIGEST = re.compile("[0-9a-f]{32}")  # of `digest`, which is not shown either
 
 
@@ -95,6 +98,80 @@ def _pieces(tensor: Tensor) -> Iterator[ctypes.Array[ctypes.c_uint8]]:
         yield (ctypes.c_uint8 * len(plain)).from_address(plain.data_ptr())
 
 
+# ---- what a file holds ---------------------------------------------------------------------------
+# Its checksum tells damage, its fingerprint other work, and torch reads no code from it.
+
+
+def plain(value: Any, name: str) -> Any:
+    """Return a state with numbers of other libraries, such as NumPy's, as Python's.
+
+    Raises TypeError, which names the entry, for what would not be loaded again.
+    """
+    if type(value) in PLAIN or isinstance(value, Tensor):
+        return value
+    if isinstance(value, dict) and type(value) in (dict, OrderedDict):
+        return {plain(k, f"a key of {name}"): plain(v, f"{name}[{k!r}]") for k, v in value.items()}
+    if type(value) in (list, tuple):
+        entries = [plain(entry, f"{name}[{number}]") for number, entry in enumerate(value)]
+        return type(value)(entries)
+    if isinstance(value, Real):
+        return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, str):
+        return str(value)
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return plain(value.item(), name)  # NumPy's bool
+    try:
+        files.loaded(files.dumped(value))
+    except Exception as error:  # of any kind, by the class of the value
+        kind = type(value).__name__
+        raise TypeError(f"{name} is a {kind}, which a checkpoint cannot hold") from error
+    return value
+
+
+def like(value: Any, template: Any, name: str = "content") -> Any:
+    """Return a saved value of a template's form, its tensors as copies on the template's devices.
+
+    template: dicts with the keys, lists and tuples with the lengths, tensors with the dtypes and
+    sizes that the value must have; a size 0 stands for any, and None for any value.
+
+    Raises ValueError, which names the entry, for a value of another form.
+    """
+    if template is None:
+        template = value
+    if isinstance(template, Tensor):
+        return _tensor_like(value, template, name)
+    kind: Any = Real if isinstance(template, Real) else type(template)
+    if not isinstance(value, kind):
+        rule = f"must be of type {type(template).__name__}"
+        raise ValueError(f"its {name} {rule}, got {type(value).__name__}")
+    if isinstance(template, dict):
+        if value.keys() != template.keys():
+            others = ", ".join(sorted(map(str, value.keys() ^ template.keys()))[:3])
+            raise ValueError(f"its {name} is another one: it differs in {others}")
+        return {key: like(value[key], template[key], f"{name}, {key}") for key in template}
+    if isinstance(template, (list, tuple)):
+        if len(value) != len(template):
+            raise ValueError(f"its {name} must have length {len(template)}, got {len(value)}")
+        pairs = zip(value, template, strict=True)
+        return type(template)(
+            [like(part, of, f"{name}, {n}") for n, (part, of) in enumerate(pairs)]
+        )
+    return value
+
+
+def _tensor_like(value: Any, template: Tensor, name: str) -> Tensor:
+    form = f"{template.dtype} and shape {tuple(template.shape)}"
+    if not isinstance(value, Tensor):
+        raise ValueError(f"its {name} must be a tensor of {form}, got {type(value).__name__}")
+    sizes = len(value.shape) == len(template.shape) and all(
+        size in (0, got) for size, got in zip(template.shape, value.shape, strict=True)
+    )
+    if value.dtype is not template.dtype or not sizes:
+        got = f"{value.dtype} and shape {tuple(value.shape)}"
+        raise ValueError(f"its {name} must be a tensor of {form}, got {got}")
+    return value.detach().to(template.device).clone(memory_format=torch.contiguous_format)
+
+
 # ---- the file ------------------------------------------------------------------------------------
 #
 # The file from which long work continues after an interruption.
@@ -143,7 +220,7 @@ class Checkpoint:
             raise _kind(error)(f"{function}: {rule}, got {str(path)!r}: {reason}") from None
         try:
             # What cannot be saved fails before any step; later settings are not in the fingerprint.
-            saved.plain(job.state(), "state")
+            plain(job.state(), "state")
         except TypeError as error:
             raise TypeError(f"{function}: {error}") from None
         if self.path.exists():
@@ -167,7 +244,7 @@ class Checkpoint:
         """Save the work; where this fails, warn, keep the former file and let the work go on."""
         self._saved, self._seconds = time.monotonic(), CHECKPOINT_SECONDS
         try:
-            files.save(self.path, saved.plain(self.work.state(), "state"))
+            files.save(self.path, plain(self.work.state(), "state"))
         except (OSError, TypeError) as error:  # the disk is full or gone; a new kind of value
             warn(
                 f"{self.work.function}: checkpoint {str(self.path)!r} could not be written "
@@ -175,6 +252,46 @@ class Checkpoint:
                 f"the {self.work.function} goes on without",
                 RuntimeWarning,
             )
+
+
+class Memo:
+    """Results of long work by their keys: what its checkpoint holds is not computed again.
+
+    Each result must be determined by the fingerprint and the results before it.
+
+    Args:
+        function: what the user has called.
+        facts: what decides the work's numbers, by name.
+    """
+
+    def __init__(self, function: str, facts: dict[str, str]) -> None:
+        self.function, self.fingerprint = function, fingerprint(**facts)
+        self.kept: dict[str, Any] = {}
+        self.checkpoint: Checkpoint | None = None
+
+    def __call__(self, key: str, compute: Callable[[], Any]) -> Any:
+        """Return the result of a key, in tensors, numbers and text; computed if it is new."""
+        if key not in self.kept:
+            self.keep(key, compute())
+        return self.kept[key]
+
+    def keep(self, key: str, result: Any) -> None:
+        """Take a result, and write the checkpoint from time to time."""
+        self.kept[key] = result
+        if self.checkpoint is not None:
+            self.checkpoint.keep()
+
+    def save(self) -> None:
+        """Write the checkpoint, if there is one."""
+        if self.checkpoint is not None:
+            self.checkpoint.save()
+
+    def state(self) -> dict[str, Any]:
+        return {"fingerprint": self.fingerprint, "kept": self.kept}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        check_same(state["fingerprint"], self.fingerprint)
+        self.kept = like(state, dict.fromkeys(self.state()))["kept"]
 
 
 def _kind(error: OSError | ValueError) -> type[Exception]:

@@ -160,17 +160,16 @@ def load(path: Path, keys: Collection[str]) -> dict[str, Any]:
     """Return the dictionary that `save` wrote, on the CPU; it must have these keys.
 
     Raises ValueError, which says what the file is, for any other content: empty, cut off, changed,
-    or somebody else's. A file of plain `torch.save` is taken too; it has no checksum.
+    or somebody else's.
     """
     content = path.read_bytes()
     if not content:
         raise ValueError("it is empty")
-    if content.startswith(_HEAD):
-        checksum, content = content[len(_HEAD) : len(_HEAD) + _SIZE], content[len(_HEAD) + _SIZE :]
-        if checksum != _checksum(content):
-            raise ValueError("it is damaged: cut off or changed")
-    elif not content.startswith(b"PK"):
+    if not content.startswith(_HEAD):
         raise ValueError("it is no file that npu_kernels saved")
+    checksum, content = content[len(_HEAD) : len(_HEAD) + _SIZE], content[len(_HEAD) + _SIZE :]
+    if checksum != _checksum(content):
+        raise ValueError("it is damaged: cut off or changed")
     try:
         state = loaded(content)
     except Exception:  # what other content makes torch.load raise depends on where it is wrong

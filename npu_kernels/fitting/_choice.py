@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from npu_kernels._jobs import saved
+from npu_kernels._jobs.checkpoint import like
 from npu_kernels.fitting._data import Data
 from npu_kernels.fitting._population import (
     COEFFICIENT,
@@ -49,21 +48,24 @@ def ranks(problem: Tensor, score: Tensor) -> Tensor:
     return rank
 
 
-class Pool:
-    """Candidates: their parameters ``[C, P]``, and ``[C]`` of each other field of `_NAMES`."""
+class Pool(NamedTuple):
+    """Models that may be chosen, C of them."""
 
-    _NAMES = ("flat", "problem", "start", "kind", "denominator", "score", "base")
+    flat: Tensor  # their parameters [C, P], float64
+    problem: Tensor  # [C], as the others
+    start: Tensor
+    kind: Tensor  # its number in `KINDS`
+    denominator: Tensor
+    score: Tensor
+    base: Tensor  # the score before rounding
+    parameter_kind: Tensor  # [P]
 
-    def __init__(self, template: Template) -> None:
-        device = template.device
-        self.parameter_kind = template.kind
-        self.flat = torch.empty(0, len(template.kind), dtype=torch.float64, device=device)
-        self.problem, self.start, self.kind, self.denominator = (
-            torch.empty(0, dtype=torch.long, device=device) for _ in range(4)
-        )
-        self.score, self.base = (
-            torch.empty(0, dtype=torch.float64, device=device) for _ in range(2)
-        )
+    @classmethod
+    def empty(cls, parameter_kind: Tensor) -> Pool:
+        """Return the pool without models; parameter_kind: the template's."""
+        index, real = parameter_kind[:0], parameter_kind[:0].double()
+        flat = torch.empty(0, len(parameter_kind)).to(real)
+        return cls(flat, index, index, index, index, real, real, parameter_kind)
 
     def add(
         self,
@@ -73,16 +75,25 @@ class Pool:
         score: Tensor,
         base: Tensor,
         count: int,
-    ) -> None:
-        """Add the best `count` models of each problem; `base` are the scores before rounding."""
+    ) -> Pool:
+        """Return a pool with the best `count` models of each problem, too.
+
+        base: the scores before rounding.
+        """
         best = (ranks(models.problem, score) < count) & score.isfinite()
-        models, score, base = models.take(best), score[best], base[best]
+        models = models.take(best)
         kinds = torch.full_like(models.problem, KINDS.index(kind))
         denominators = torch.full_like(models.problem, denominator)
-        parameters = models.flat, models.problem, models.start
-        fields = *parameters, kinds, denominators, score, base
-        for name, tensor in zip(self._NAMES, fields, strict=True):
-            setattr(self, name, torch.cat([getattr(self, name), tensor]))
+        return Pool(
+            flat=torch.cat([self.flat, models.flat]),
+            problem=torch.cat([self.problem, models.problem]),
+            start=torch.cat([self.start, models.start]),
+            kind=torch.cat([self.kind, kinds]),
+            denominator=torch.cat([self.denominator, denominators]),
+            score=torch.cat([self.score, score[best]]),
+            base=torch.cat([self.base, base[best]]),
+            parameter_kind=self.parameter_kind,
+        )
 
     def best(self, problems: int) -> Tensor:
         """Return the least score of each problem ``[problems]``."""
@@ -187,38 +198,6 @@ class Pool:
         kind, denominator = KINDS[int(self.kind[index])], int(self.denominator[index])
         return Candidate(kind, denominator, int(self.start[index]), score, score - base)
 
-    def copy(self) -> Pool:
-        return copy.copy(self)  # tensors are replaced, not changed
-
-    def state(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._NAMES}
-
-    @classmethod
-    def restored(
-        cls, template: Template, state: Any, problems: int, starts: int, denominators: Sequence[int]
-    ) -> Pool:
-        """Return the pool of a state; ValueError for a wrong one."""
-        saved.record(state, "pool", cls._NAMES)
-        result = cls(template)
-        highest = {
-            "problem": problems - 1,
-            "start": starts - 1,
-            "kind": len(KINDS) - 1,
-            "denominator": max(denominators, default=0),
-            "score": torch.finfo(torch.float64).max,
-        }
-        rows: int | None = None
-        for name in cls._NAMES:
-            like: Tensor = getattr(result, name)
-            bounds = (0, highest[name]) if name in highest else ()
-            shape = (rows, *like.shape[1:])
-            value = saved.tensor(
-                state[name], f"pool's {name}", shape, like.dtype, template.device, *bounds
-            )
-            setattr(result, name, value)
-            rows = len(value)
-        return result
-
 
 def _least(score: Tensor, problem: Tensor, problems: int) -> Tensor:
     """Return the least score of each problem ``[problems]``."""
@@ -254,12 +233,31 @@ class Judge:
         fractions = template.has(GATE, POWER, LINEAR, COEFFICIENT)
         self.denominators = recipe.denominators if fractions else ()
         self.last, self._sum_rows = LastSum(template), data.training.first(SUM_ROWS)
-        self.pool = Pool(template)
+        self.pool = Pool.empty(template.kind)
         zeros = functools.partial(torch.zeros, device=template.device)
         shape = (self.problems, starts)
         self.scores = zeros(shape, dtype=torch.float64) + math.inf  # each start's last one
         self.retired = zeros(shape, dtype=torch.long)  # the stages after which starts were dropped
         self.solved = zeros(self.problems, dtype=torch.bool)
+
+    # ---- saved and continued ---------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "pool": self.pool._asdict(),
+            "scores": self.scores,
+            "retired": self.retired,
+            "solved": self.solved,
+        }
+
+    def restore(self, state: Any) -> None:
+        """Continue from a state; ValueError, before any change, for a wrong one."""
+        empty = Pool.empty(self.template.kind)._asdict()
+        state = like(state, self.state() | {"pool": empty}, "judge")
+        self.pool, self.scores = Pool(**state["pool"]), state["scores"]
+        self.retired, self.solved = state["retired"], state["solved"]
+
+    # ---- scores ----------------------------------------------------------------------------------
 
     def errors(self, models: Population) -> Tensor:
         """Return the held-out errors ``[A]``."""
@@ -272,7 +270,7 @@ class Judge:
         """
         raw = self.errors(models)
         self.scores[models.problem, models.start] = raw
-        self.pool.add(models, kind, 0, raw, raw, count)
+        self.pool = self.pool.add(models, kind, 0, raw, raw, count)
         least_errors = raw.clone()
         for denominator in self.denominators:
             least_errors = torch.minimum(least_errors, self.add_rounded(models, denominator, raw))
@@ -307,14 +305,16 @@ class Judge:
         solves = score <= self.tolerance
         used = solves & ~self.solved[problem] if solved_only else torch.ones_like(solves)
         kind = "powers" if free else "rounded"
-        self.pool.add(rounded, kind, denominator, score.masked_fill(~used, math.inf), base, 1)
+        self.pool = self.pool.add(
+            rounded, kind, denominator, score.masked_fill(~used, math.inf), base, 1
+        )
         for divisor in (0, denominator) if free else ():
             simple = rounded.at(self.scale.coefficients(rounded.flat, problem, divisor))
             error = self.errors(simple)
             exact = error <= self.tolerance
             allowed = used if divisor == 0 and not solved_only else exact
             error = error.masked_fill(~allowed, math.inf)
-            self.pool.add(simple, "rounded", denominator, error, base, 1)
+            self.pool = self.pool.add(simple, "rounded", denominator, error, base, 1)
             solves |= exact
         self.solved[problem[solves]] = True
         return score
@@ -325,12 +325,12 @@ class Judge:
             self.add_rounded(models, denominator, base)
             return
         if self.template.has(LINEAR, FREE):
-            self.pool.add(models, "powers", denominator, self.errors(models), base, 1)
+            self.pool = self.pool.add(models, "powers", denominator, self.errors(models), base, 1)
         divisors = self.denominators if self.template.has(LINEAR) else self.denominators[:1]
         for divisor in divisors:
             rounded = models.rounded(self.template, divisor, (LINEAR,))
             score = self.errors(rounded)
-            self.pool.add(rounded, "rounded", max(denominator, divisor), score, base, 1)
+            self.pool = self.pool.add(rounded, "rounded", max(denominator, divisor), score, base, 1)
             self.solved[models.problem[score <= self.tolerance]] = True
 
     def add_with_fewer_units(self) -> None:
@@ -350,7 +350,9 @@ class Judge:
             error = self.errors(models)
             for n, p in enumerate(owners):
                 part, (kind, denominator) = slice(n, n + 1), (chosen[p].kind, chosen[p].denominator)
-                self.pool.add(models.take(part), kind, denominator, error[part], base[part], 1)
+                self.pool = self.pool.add(
+                    models.take(part), kind, denominator, error[part], base[part], 1
+                )
 
     def choose(self, pool: Pool) -> tuple[Tensor, list[Candidate]]:
         """Return the parameters ``[problems, P]`` and the candidate that each problem gets."""

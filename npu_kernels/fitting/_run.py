@@ -15,9 +15,15 @@ from torch import Tensor, nn
 from npu_kernels._common.chains import chain
 from npu_kernels._common.checks import check_whole, is_whole
 from npu_kernels._common.seeds import stream
-from npu_kernels._jobs import saved
-from npu_kernels._jobs.checkpoint import Checkpoint, check_same, described, digest, fingerprint
-from npu_kernels.fitting._choice import Judge, Pool
+from npu_kernels._jobs.checkpoint import (
+    Checkpoint,
+    check_same,
+    described,
+    digest,
+    fingerprint,
+    like,
+)
+from npu_kernels.fitting._choice import Judge
 from npu_kernels.fitting._data import Data, Rows, check
 from npu_kernels.fitting._population import GATE, POWER, Population, Scale, Template
 from npu_kernels.fitting._recipe import Fits, Recipe
@@ -200,7 +206,7 @@ class Settling(Refining):
                 models.flat[mask] = rounded.flat
             return Settling.begin(judge, self.number + 1, self.moved, models, held, rounding)
         base, unrounded = judge.errors(models), models.take(plain)
-        judge.pool.add(unrounded, self.kind, 0, base[plain], base[plain], 1)
+        judge.pool = judge.pool.add(unrounded, self.kind, 0, base[plain], base[plain], 1)
         judge.scores[unrounded.problem, unrounded.start] = base[plain]
         base = judge.scores[models.problem, models.start]
         for denominator in judge.denominators:
@@ -226,9 +232,8 @@ def refining_rows(judge: Judge, number: int, moved: int) -> Rows:
 
 # ---- the fit -------------------------------------------------------------------------------------
 
-STATE_FORMAT = 4  # of a saved state; its number changes with the entries or their meaning
+STATE_FORMAT = 5  # of a saved state; its number changes with the entries or their meaning
 LATER = ("signs", "validation")  # fits after a fit, which are saved with it
-_HISTORY = ("stage", "rounds", "models", "solved", "best", "worst", "rows")  # of each stage
 
 
 def _checked_seeds(function: str, seeds: Sequence[int], problems: int) -> list[int]:
@@ -387,9 +392,9 @@ class Run:
         """Return the best models so far."""
         judge, pool = self.judge, self.judge.pool
         if self.stage is not None:
-            pool, models = pool.copy(), self.stage.population()
+            models = self.stage.population()
             score = judge.errors(models)
-            pool.add(models, self.stage.kind, 0, score, score, 1)
+            pool = pool.add(models, self.stage.kind, 0, score, score, 1)
         flat, chosen = judge.choose(pool)
         problem = torch.arange(self.problems, device=flat.device)
         module = self.template.build(self.scale.original(flat, problem))
@@ -451,34 +456,23 @@ class Run:
             **{f"recipe.{name}": repr(value) for name, value in asdict(self.recipe).items()},
         )
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """The tensors of the state that change in place."""
-        judge = self.judge
-        tensors = {"scores": judge.scores, "retired": judge.retired, "solved": judge.solved}
-        return tensors | {"rows": self.rows}
-
     def state(self) -> dict[str, Any]:
         """All that `restore` needs, in tensors and numbers."""
         stage = self.stage
-        search = stage.search.state() if isinstance(stage, Searching) else None
-        refinement = stage.refinement if isinstance(stage, Refining) else None
-        empty = torch.empty(0, dtype=torch.long)
         return {
             "fingerprint": self.fingerprint,
             "done": self.done,
             "stage": len(self._rounds) if stage is None else stage.number,
-            "at": self._stage_done,
-            "_moved": 0 if stage is None else stage.moved,
-            **self._tensors(),
+            "stage_done": self._stage_done,
+            "moved": 0 if stage is None else stage.moved,
+            "rows": self.rows,
             "history": self.history,
             "seconds": self.seconds,
+            "judge": self.judge.state(),
+            "search": stage.search.state() if isinstance(stage, Searching) else None,
+            "refinement": stage.refinement.state() if isinstance(stage, Refining) else None,
             **{name: self.saved_later.get(name) for name in LATER},
             **{name: run.state() for name, run in self.later.items()},
-            "pool": self.judge.pool.state(),
-            "search": search,
-            "refinement": None if refinement is None else refinement.state(),
-            "rounding": empty if refinement is None else refinement.rounding,
-            "origin": empty if refinement is None else refinement.models.start,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -486,58 +480,22 @@ class Run:
         if not isinstance(state, dict) or "fingerprint" not in state:
             raise ValueError("it is no state of a fit: without fingerprint")
         check_same(state["fingerprint"], self.fingerprint)
-        saved.record(state, "content", self.state().keys())
-        judge, device = self.judge, self.template.device
-        number = saved.integer(state["stage"], "stage", 0, len(self._rounds))
-        ahead = [*self._rounds, 1][number]
-        stage_done = saved.integer(state["at"], "at", 0, max(0, ahead - 1))
-        done = sum(self._rounds[:number]) + stage_done
-        saved.integer(state["done"], "done", done, done)
-        seconds = saved.number(state["seconds"], "seconds", 0.0)
-        later = {n: saved.mapping(state[n], n) for n in LATER if state[n] is not None}
-        entries = saved.sequence(state["history"], "history", number)
-        history = [_history_entry(entry) for entry in entries]
-        targets = self._tensors()
-        tensors = {
-            n: saved.tensor(state[n], n, t.shape, t.dtype, device) for n, t in targets.items()
-        }
-        limits = judge.problems, judge.starts
-        pool = Pool.restored(self.template, state["pool"], *limits, judge.denominators)
-        stage = self._restored_stage(state, number, done)
-        self.stage, self._stage_done, self.done, self.seconds = stage, stage_done, done, seconds
-        self.history, judge.pool = history, pool
-        self.saved_later = later
-        for name, target in targets.items():
-            target.copy_(tensors[name])
+        form: dict[str, Any] = dict.fromkeys(self.state())
+        state = like(state, form | {"done": 0, "stage": 0, "rows": self.rows})
+        stage = self._restored_stage(state, state["stage"])
+        self.judge.restore(state["judge"])
+        self.stage, self._stage_done, self.done = stage, state["stage_done"], state["done"]
+        self.rows, self.history, self.seconds = state["rows"], state["history"], state["seconds"]
+        self.saved_later = {name: state[name] for name in LATER if state[name] is not None}
 
-    def _restored_stage(self, state: dict[str, Any], number: int, done: int) -> Stage | None:
+    def _restored_stage(self, state: dict[str, Any], number: int) -> Stage | None:
         judge, template, rungs = self.judge, self.template, len(self.recipe.rungs)
-        moved = saved.integer(state["_moved"], "_moved", 0, len(template.kind))
-        searching, ended = number < rungs, number == len(self._rounds)
-        for name, absent in (("search", not searching), ("refinement", searching or ended)):
-            if absent and state[name] is not None:
-                got = type(state[name]).__name__
-                raise ValueError(f"its {name} must be None in stage {number}, got {got}")
-        highest = {"origin": judge.starts - 1, "rounding": max(judge.denominators, default=0)}
-        start, rounding = (
-            saved.tensor(state[name], name, (None,), torch.long, template.device, 0, limit)
-            for name, limit in highest.items()
-        )
-        if len(start) != len(rounding):
-            raise ValueError(f"its rounding must have {len(start)} numbers, got {len(rounding)}")
-        if ended:
+        if number == len(self._rounds):
             return None
-        if searching:
-            restored = (template, self.recipe, self.data.training, state["search"])
-            search = Search.restored(*restored, judge.problems, judge.starts, done)
+        if number < rungs:
+            rows = self.data.training
+            search = Search.restored(template, self.recipe, rows, state["search"])
             return Searching(judge, number, search)
-        rows = refining_rows(judge, number, moved)
-        parts = (state["refinement"], judge.problems, start, rounding)
-        kind = Settling if number > rungs else Refining
-        return kind(judge, number, moved, Refinement.restored(template, rows, *parts))
-
-
-def _history_entry(entry: Any) -> dict[str, Any]:
-    """Return an entry of a saved history, checked."""
-    saved.record(entry, "history", _HISTORY)
-    return {name: saved.number(entry[name], f"history's {name}", finite=False) for name in _HISTORY}
+        rows = refining_rows(judge, number, state["moved"])
+        refinement = Refinement.restored(template, rows, state["refinement"])
+        return (Settling if number > rungs else Refining)(judge, number, state["moved"], refinement)

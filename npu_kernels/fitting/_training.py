@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels._common.seeds import stream
-from npu_kernels._jobs import saved
+from npu_kernels._jobs.checkpoint import like
 from npu_kernels.fitting._data import Rows
 from npu_kernels.fitting._population import Population, Template
 from npu_kernels.fitting._recipe import Recipe
@@ -40,8 +40,6 @@ class Search:
         tensors: the parameters, ``[K, ...]`` each; a problem's starts come one after the other.
         starts: of each problem.
     """
-
-    _STATE = ("tensors", "moments", "squares", "problem", "start", "step")
 
     def __init__(
         self, template: Template, recipe: Recipe, rows: Rows, tensors: list[Tensor], starts: int
@@ -130,38 +128,24 @@ class Search:
         return self.template.flatten(self.tensors).double()
 
     def state(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._STATE}
+        return {
+            "tensors": self.tensors,
+            "moments": self.moments,
+            "squares": self.squares,
+            "problem": self.problem,
+            "start": self.start,
+            "step": self.step,
+        }
 
     @classmethod
-    def restored(
-        cls,
-        template: Template,
-        recipe: Recipe,
-        rows: Rows,
-        state: Any,
-        problems: int,
-        starts: int,
-        done: int,
-    ) -> Search:
+    def restored(cls, template: Template, recipe: Recipe, rows: Rows, state: Any) -> Search:
         """Return the search of a state; ValueError for a wrong one."""
-        saved.record(state, "search", cls._STATE)
-        dtype, device = template.dtype, template.device
-        problem, start = (
-            saved.tensor(state[name], f"search's {name}", (None,), torch.long, device, 0, count - 1)
-            for name, count in (("problem", problems), ("start", starts))
-        )
-        models = len(problem)
-        if len(start) != models:
-            raise ValueError(f"its search's start must have {models} numbers, got {len(start)}")
-        result = cls(template, recipe, rows, [torch.empty(0)], starts)
-        for name in ("tensors", "moments", "squares"):
-            title = f"search's {name}"
-            parts = saved.sequence(state[name], title, len(template.shapes))
-            pairs = zip(parts, template.shapes, strict=True)
-            tensors = [saved.tensor(t, title, (models, *s), dtype, device) for t, s in pairs]
-            setattr(result, name, tensors)
-        result.problem, result.start = problem, start
-        result.step = saved.integer(state["step"], "search's step", 0, done)
+        none = torch.empty(0, len(template.kind), dtype=template.dtype, device=template.device)
+        result = cls(template, recipe, rows, template.unflatten(none), 1)
+        state = like(state, result.state(), "search")
+        result.tensors, result.moments = state["tensors"], state["moments"]
+        result.squares, result.step = state["squares"], state["step"]
+        result.problem, result.start = state["problem"], state["start"]
         return result
 
 
@@ -228,28 +212,21 @@ class Refinement:
     def state(self) -> dict[str, Any]:
         return {
             "start": self.models.flat,
-            "held": self.held,
             "problem": self.models.problem,
+            "origin": self.models.start,
+            "held": self.held,
+            "rounding": self.rounding,
             "solver": self.solver.state_dict(),
         }
 
     @classmethod
-    def restored(
-        cls,
-        template: Template,
-        rows: Rows,
-        state: Any,
-        problems: int,
-        start: Tensor,
-        rounding: Tensor,
-    ) -> Refinement:
+    def restored(cls, template: Template, rows: Rows, state: Any) -> Refinement:
         """Return the refinement of a state; ValueError for a wrong one."""
-        saved.record(state, "refinement", ("start", "held", "problem", "solver"))
-        device, shape = template.device, (len(start), len(template.kind))
-        flat = saved.tensor(state["start"], "refinement's start", shape, torch.float64, device)
-        held = saved.tensor(state["held"], "refinement's held", shape, torch.bool, device)
-        owners = (state["problem"], "refinement's problem", shape[:1], torch.long, device)
-        models = Population(flat, saved.tensor(*owners, 0, problems - 1), start)
-        result = cls(template, rows, models, held, rounding)
+        none = torch.empty(0, len(template.kind), dtype=torch.float64, device=template.device)
+        index = template.kind[:0]
+        form = {"start": none, "problem": index, "origin": index, "held": none.bool()}
+        state = like(state, form | {"rounding": index, "solver": None}, "refinement")
+        models = Population(state["start"], state["problem"], state["origin"])
+        result = cls(template, rows, models, state["held"], state["rounding"])
         result.solver.load_state_dict(state["solver"])
         return result

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels._common.checks import check_number, check_whole
-from npu_kernels._jobs import saved
+from npu_kernels._jobs.checkpoint import like
 
 __all__ = ["LBFGS", "Result", "Status", "lbfgs"]
 
@@ -211,18 +211,13 @@ class LBFGS:
 
         ValueError for another state, which changes nothing.
         """
-        highest = {"purpose": _ZOOM, "status": max(Status), "low": 1}
         tensors = {name: getattr(self, name) for name in self._STATE}
-        read = {}
         try:
-            saved.record(state, "state", tensors.keys())
-            for name, t in tensors.items():
-                bounds = () if t.is_floating_point() else (0, highest.get(name, math.inf))
-                read[name] = saved.tensor(state[name], name, t.shape, t.dtype, t.device, *bounds)
+            read = like(state, tensors, "state")
         except ValueError as error:
             raise ValueError(f"lbfgs: {error}") from None
-        for name, t in tensors.items():
-            t.copy_(read[name])
+        for name, tensor in tensors.items():
+            tensor.copy_(read[name])
 
     @torch.no_grad()
     def round(self) -> bool:

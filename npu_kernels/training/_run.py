@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import os
@@ -16,10 +15,9 @@ from torch import Tensor, nn
 
 from npu_kernels._common import display, optimizers
 from npu_kernels._common.chains import num_models_of
-from npu_kernels._common.checks import check_choice, check_module, check_whole, is_number
+from npu_kernels._common.checks import check_choice, check_module, check_whole
 from npu_kernels._common.notices import warn
-from npu_kernels._jobs import saved
-from npu_kernels._jobs.checkpoint import check_same, described, digest, fingerprint
+from npu_kernels._jobs.checkpoint import check_same, described, digest, fingerprint, like, plain
 from npu_kernels._jobs.driver import drive
 from npu_kernels.layers import Unit
 from npu_kernels.training import _captured as captured
@@ -77,118 +75,6 @@ def optimizer_settings(
     if callable(lr):  # the groups have its last value
         facts["optimizer.lr"] = described_setting(lr)
     return facts
-
-
-def optimizer_state(
-    value: Any, optimizer: torch.optim.Optimizer, needed: Iterable[Tensor]
-) -> dict[str, Any]:
-    """Return the `state_dict` in a file, checked, for this optimiser.
-
-    Only the numbers among the groups' settings are taken from it: callbacks may have changed them.
-
-    Args:
-        value: the file's.
-        optimizer: with the settings that were asked for. It is not changed.
-        needed: parameters that have made steps, if they require gradients: they have a state.
-    """
-    current = optimizer.state_dict()
-    state = saved.record(value, "optimizer", current.keys())
-    olds = current["param_groups"]
-    groups = saved.sequence(state["param_groups"], "optimizer's param_groups", len(olds))
-    checked_groups = []
-    for number, (group, old) in enumerate(zip(groups, olds, strict=True)):
-        group = saved.record(group, f"optimizer's group {number}", old.keys())
-        title = f"optimizer's group {number}, params,"
-        numbers = [saved.integer(n, title) for n in saved.sequence(group["params"], title)]
-        if numbers != old["params"]:
-            raise ValueError(f"its optimizer's group {number} has other params")
-        checked_groups.append(
-            {name: _setting(group[name], f"optimizer's {name}", old[name]) for name in old}
-        )
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    expected = _after_a_step(optimizer)
-    moving = {id(parameter) for parameter in needed if parameter.requires_grad}
-    trained = {n for n, p in enumerate(parameters) if id(p) in moving and expected.get(n)}
-    states = state["state"]
-    if not isinstance(states, dict) or not states.keys() <= set(range(len(parameters))):
-        rule = f"a dict of parameters' numbers below {len(parameters)}"
-        raise ValueError(f"its optimizer's state must be {rule}")
-    if not trained <= states.keys():
-        raise ValueError("its optimizer's state lacks parameters that were trained")
-    checked = {}
-    for number, entries in states.items():
-        name = f"optimizer's state of parameter {number}"
-        like: Any = expected.get(number, entries)
-        entries = saved.record(entries, name, like.keys() if isinstance(like, Mapping) else ())
-        checked[number] = {k: _entry(entries[k], f"{name}, {k},", like[k]) for k in entries}
-    return {"state": checked, "param_groups": checked_groups}
-
-
-def _after_a_step(optimizer: torch.optim.Optimizer) -> dict[int, Any]:
-    """Return an optimiser's state after a step of a copy; empty where the copy can make none."""
-    try:
-        twin = copy.deepcopy(optimizer)
-        for group in twin.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.zeros_like(parameter)
-        with torch.no_grad():
-            twin.step()
-    except Exception:  # a class of its user's may need anything
-        return {}
-    state: dict[int, Any] = twin.state_dict()["state"]
-    return state
-
-
-def _setting(value: Any, name: str, old: Any) -> Any:
-    """Return a group's setting: the file's value where it consists of numbers, else the old one."""
-    if isinstance(old, Tensor):
-        return saved.tensor(value, name, old.shape, old.dtype, old.device)
-    if is_number(old):
-        return saved.number(value, name)
-    if isinstance(old, (tuple, list)) and name != "optimizer's params":
-        parts = saved.sequence(value, name, len(old))
-        return type(old)(_setting(part, name, was) for part, was in zip(parts, old, strict=True))
-    return old
-
-
-def _entry(value: Any, name: str, like: Any) -> Any:
-    """Return an entry of a parameter's state, checked: of the kind of another, `like`."""
-    if isinstance(like, Tensor):
-        low = 0.0 if name.endswith(" step,") else -math.inf
-        return saved.tensor(value, name, like.shape, like.dtype, low=low)
-    if is_number(like):
-        return saved.number(value, name)
-    if type(value) is not type(like):
-        rule = f"must be of type {type(like).__name__}, got {type(value).__name__}"
-        raise ValueError(f"its {name} {rule}")
-    return value
-
-
-def generator_state(value: Any, generator: torch.Generator | None) -> Tensor | None:
-    """Return the saved state, checked for this generator; None without a generator."""
-    if generator is None:
-        if value is not None:
-            raise ValueError("its generator must be None, since no rows are drawn")
-        return None
-    current = generator.get_state()
-    state = saved.tensor(value, "generator", current.shape, current.dtype)
-    try:
-        torch.Generator(generator.device).set_state(state)
-    except RuntimeError as error:
-        raise ValueError(f"its generator is no state of one: {error}") from None
-    return state
-
-
-def schedule_states(value: Any, schedules: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the saved states of those schedules that have one, each tried with a copy."""
-    names = [name for name, schedule in schedules.items() if hasattr(schedule, "state_dict")]
-    states = saved.record(value, "schedules", names)
-    for name, state in states.items():
-        try:
-            copy.deepcopy(schedules[name]).load_state_dict(state)
-        except Exception as error:  # a class of its user's may raise anything
-            raise ValueError(f"its schedule of {name!r} cannot be loaded: {error}") from None
-    return states
 
 
 # ---- the choice of a loop ------------------------------------------------------------------------
@@ -512,30 +398,25 @@ class _Task:
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`; ValueError, before any change, for a wrong or another run's."""
+        """Continue from a `state`; ValueError, before any change, for another run's."""
         check_same(state["fingerprint"], self.fingerprint, "run")
-        loop, generator = self.loop, self.rows.generator
-        current = self.state()
-        saved.record(state, "content", current.keys())
-        done = saved.integer(state["done"], "done", 0, self.total)
-        pairs = [("losses", loop.losses, state["losses"])]
-        for name in ("parameters", "buffers"):
-            targets = current[name]
-            values = saved.sequence(state[name], name, len(targets))
-            pairs += [(name, target, value) for target, value in zip(targets, values, strict=True)]
-        moved = [
-            (target, saved.tensor(value, name, target.shape, target.dtype, target.device))
-            for name, target, value in pairs
+        loop, current = self.loop, self.state()
+        settings = [  # None: of those the file does not decide
+            {name: None if name in _IMPLEMENTATION else group[name] for name in group}
+            for group in current["optimizer"]["param_groups"]
         ]
-        needed = loop.model.parameters() if done > 0 and isinstance(loop, Fused) else ()
-        optimizer = optimizer_state(state["optimizer"], loop.optimizer, needed)
-        drawn = generator_state(state["generator"], generator)
-        schedules = schedule_states(state["schedules"], self.penalties)
-        for target, value in moved:
-            target.copy_(value)
-        loop.optimizer.load_state_dict(optimizer)
-        if generator is not None and drawn is not None:
-            generator.set_state(drawn)
-        for name, schedule in schedules.items():
+        moved = {"optimizer": {"state": None, "param_groups": settings}, "schedules": None}
+        state = like(state, plain(current | moved, "state"))
+        groups = zip(state["optimizer"]["param_groups"], loop.optimizer.param_groups, strict=True)
+        for group, own in groups:
+            group |= {name: own[name] for name in _IMPLEMENTATION & own.keys() - {"params"}}
+        for name in ("parameters", "buffers"):
+            for target, value in zip(current[name], state[name], strict=True):
+                target.copy_(value)
+        loop.losses.copy_(state["losses"])
+        loop.optimizer.load_state_dict(state["optimizer"])
+        if self.rows.generator is not None:
+            self.rows.generator.set_state(state["generator"])
+        for name, schedule in state["schedules"].items():
             self.penalties[name].load_state_dict(schedule)  # type: ignore[union-attr]
-        self.done = done
+        self.done = state["done"]

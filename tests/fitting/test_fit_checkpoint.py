@@ -178,9 +178,9 @@ def test_a_crafted_cross_validation_is_refused(tmp_path: Path) -> None:
     fit(model, x, y, recipe=SHORT, checkpoint=path)
     state = checkpoints.load(path, ["fingerprint"])
     for wrong, said in (
-        (3, "its validation must be a dict of names, got 3"),
+        (3, "it is no state of a fit: without fingerprint"),
         ({}, "it is no state of a fit: without fingerprint"),
-        ({**state["validation"], "done": -1}, "its done must be an integer of at least"),
+        ({**state["validation"], "done": "1"}, "its content, done must be of type int, got str"),
     ):
         checkpoints.save(path, {**state, "validation": wrong})
         with pytest.raises(ValueError, match=rf"^fit: checkpoint must be .*: {said}"):

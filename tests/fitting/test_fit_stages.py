@@ -1,7 +1,6 @@
 """The stages of `fit`: what each of them does."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -229,11 +228,11 @@ def test_the_simplest_of_those_that_are_about_as_good(
     spread: the standard deviation of the difference of their errors over 100 held-out rows. fitted:
     the simple one's error on 1,000 training rows, in which the best one's is 1.
     """
-    pool = Pool(SimpleNamespace(kind=torch.tensor([POWER, LINEAR]), device=torch.device("cpu")))
+    pool = Pool.empty(torch.tensor([POWER, LINEAR]))
     best, other = torch.tensor([[1.0, 1.0], [2.0, 0.0]], dtype=torch.float64)
     for flat, kind, denominator, value in ((best, "raw", 0, 1.0), (other, "rounded", 1, score)):
         error, zero = torch.tensor([value], dtype=torch.float64), torch.tensor([0])
-        pool.add(Population(flat[None], zero, zero), kind, denominator, error, error, 5)
+        pool = pool.add(Population(flat[None], zero, zero), kind, denominator, error, error, 5)
     alternating = torch.tensor([-1.0, 1.0], dtype=torch.float64).repeat(50)
 
     def losses(flat: Tensor, problem: int) -> Tensor:
@@ -263,12 +262,14 @@ def test_training_rows_speak_against_a_model(
     models: list[tuple[list[int], str, float, float]], rows: int, chosen: int
 ) -> None:
     """Each model has its parameters, kind, held-out error, and error on the training rows."""
-    pool = Pool(SimpleNamespace(kind=torch.tensor([POWER, LINEAR]), device=torch.device("cpu")))
+    pool = Pool.empty(torch.tensor([POWER, LINEAR]))
     flats = torch.tensor([flat for flat, *_ in models], dtype=torch.float64)
     zero = torch.tensor([0])
     for flat, (_, kind, score, _) in zip(flats, models, strict=True):
         error = torch.tensor([score], dtype=torch.float64)
-        pool.add(Population(flat[None], zero, zero), kind, int(kind == "rounded"), error, error, 5)
+        pool = pool.add(
+            Population(flat[None], zero, zero), kind, int(kind == "rounded"), error, error, 5
+        )
 
     def errors(flat: Tensor, column: int, count: int) -> Tensor:
         values = [models[flats.tolist().index(one)][column] for one in flat.tolist()]

@@ -226,22 +226,7 @@ def test_an_own_optimiser(make: Any, tmp_path: Path) -> None:
     path, settings = tmp_path / "run", {"make": make, "lr": None}
     undisturbed = trained(None, **settings)
     trained(path, 20, **settings)
-    content = path.read_bytes()
     assert torch.equal(trained(path, **settings).losses, undisturbed.losses)
-    for key, value in (("note", 3), ("count", "x"), ("count", True), ("sum", torch.zeros(1))):
-        path.write_bytes(content)
-        state = checkpoints.load(path, [])
-        state["optimizer"]["state"][0][key] = value
-        checkpoints.save(path, state)
-        if make is Noted:
-            with pytest.raises(
-                ValueError, match=rf"its optimizer's state of parameter 0, {key}, must be "
-            ):
-                trained(path, **settings)
-    state["optimizer"]["state"][0] = [1]
-    checkpoints.save(path, state)
-    with pytest.raises(ValueError, match=r"its optimizer's state of parameter 0 must be a dict"):
-        trained(path, **settings)
 
 
 @pytest.mark.parametrize("fused", [pytest.param(True, marks=needs_library), False])
@@ -280,16 +265,6 @@ def test_sigterm_ends_a_process_that_has_saved(tmp_path: Path) -> None:
     undisturbed, rest = trained(None), trained(tmp_path / "run")
     assert part["done"] == 10
     assert torch.equal(rest.losses, undisturbed.losses)
-
-
-def test_a_generator_where_no_rows_are_drawn(tmp_path: Path) -> None:
-    path, settings = tmp_path / "run", {"batch_size": None, "generator": None}
-    trained(path, 20, **settings)
-    state = checkpoints.load(path, [])
-    state["generator"] = torch.Generator().get_state()
-    checkpoints.save(path, state)
-    with pytest.raises(ValueError, match=r"its generator must be None, since no rows are drawn"):
-        trained(path, **settings)
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "negative bit", "conjugate bit"])
@@ -445,20 +420,3 @@ def test_parameters_outside_of_the_model(tmp_path: Path) -> None:
     assert undisturbed.fused
     trained(tmp_path / "run", 20, make=make)
     assert torch.equal(trained(tmp_path / "run", make=make).losses, undisturbed.losses)
-
-
-def test_schedules_are_tried_with_copies(tmp_path: Path) -> None:
-    """The state of the second cannot be loaded: the first one is as it was."""
-
-    def schedules() -> dict[str, SteppedSchedule]:
-        return {name: SteppedSchedule(1e-3, 1.0, step=15) for name in ("l1", "frobenius")}
-
-    path, second = tmp_path / "run", schedules()
-    trained(path, 20, penalties=schedules())
-    state = checkpoints.load(path, [])
-    state["schedules"]["frobenius"]["beta"] = "1"
-    checkpoints.save(path, state)
-    before = repr(second)
-    with pytest.raises(ValueError, match="its schedule of 'frobenius' cannot be loaded"):
-        trained(path, penalties=second)
-    assert repr(second) == before

@@ -438,7 +438,7 @@ def test_resumed_as_uninterrupted() -> None:
         pass
     assert_equal(second.result(), uninterrupted.result())
     with pytest.raises(
-        ValueError, match=r"lbfgs: its x must be .*shape \(3, 6\), got .*shape \(12, 6\)"
+        ValueError, match=r"lbfgs: its state, x must be .*shape \(3, 6\), got .*shape \(12, 6\)"
     ):
         LBFGS(differentiated(rosenbrock), x0[:3]).load_state_dict(uninterrupted.state_dict())
 

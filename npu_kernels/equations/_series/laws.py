@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from npu_kernels._jobs import saved
-from npu_kernels._jobs.checkpoint import Checkpoint, check_same, digest, fingerprint
+from npu_kernels._jobs.checkpoint import Memo, digest
 from npu_kernels._jobs.driver import Progress
 from npu_kernels.equations._numbers import exponent_nats, factor_nats
 from npu_kernels.equations._series.data import Series
@@ -40,7 +39,7 @@ class Descent(NamedTuple):
     steps: int
 
 
-class Job:
+class Job(Memo):
     """The progress of a fit.
 
     function: the user's. total: the steps that it may take. determined: its data and options by
@@ -48,13 +47,10 @@ class Job:
     """
 
     def __init__(self, function: str, total: int, determined: dict[str, str]) -> None:
-        self.function = function
+        super().__init__(function, {"format": str(VERSION), **determined})
         self.total = total
-        self.fingerprint = fingerprint(format=str(VERSION), **determined)
-        self.checkpoint: Checkpoint | None = None
         self.bar: Progress | None = None
         self.pressed: Sequence[bool] = ()
-        self._descents: dict[str, Descent] = {}
         self._done = self._before = 0
         self._seconds, self._begin = 0.0, time.monotonic()
         self._ended = False  # by Ctrl-C: later minimisations are no part of the fit
@@ -77,60 +73,31 @@ class Job:
         """Return the digest of a minimisation's arguments; empty without a checkpoint."""
         return "" if self.checkpoint is None else digest(*determined)
 
-    def saved(self, key: str, x: Tensor, steps: int) -> Descent | None:
-        """Return a minimisation's progress from the checkpoint, None without any.
-
-        It must have laws like x, and at most `steps` steps.
-        """
-        descent = self._descents.get(key)
-        if descent is not None:
-            if descent.x.shape != x.shape or descent.steps > steps:
-                assert self.checkpoint is not None
-                file, self.checkpoint = self.checkpoint, None  # the file stays as it is
-                raise file.refused(ValueError(f"its minimisation {key} is another one"))
-            self._before = min(self._before + descent.steps, self.total - 1)
-            self._done = min(self._done + descent.steps, self.total - 1)
+    def saved(self, key: str) -> Descent | None:
+        """Return a minimisation's progress from the checkpoint, None without any."""
+        if key not in self.kept:
+            return None
+        descent = Descent._make(self.kept[key])
+        self._before = min(self._before + descent.steps, self.total - 1)
+        self._done = min(self._done + descent.steps, self.total - 1)
         return descent
 
     def keep(self, key: str, descent: Descent) -> None:
         """Save a minimisation's progress."""
-        if self.checkpoint is None or self._ended:
-            return
-        self._descents[key] = descent
-        self._ended = bool(self.pressed)
-        self.checkpoint.keep()
-
-    def save(self) -> None:
-        """Write the checkpoint, if there is one."""
-        if self.checkpoint is not None:
-            self.checkpoint.save()
+        if self.checkpoint is not None and not self._ended:
+            self._ended = bool(self.pressed)
+            super().keep(key, tuple(descent))
 
     # ---- saved and continued -------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Return all that `restore` needs, in tensors and numbers."""
-        descents = {key: tuple(descent) for key, descent in self._descents.items()}
-        return {"fingerprint": self.fingerprint, "seconds": self.seconds, "kept": descents}
+        return super().state() | {"seconds": self.seconds}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a `state`; raise ValueError, which says what differs, for another fit's."""
-        check_same(state["fingerprint"], self.fingerprint)
-        saved.record(state, "content", self.state().keys())
-        seconds = saved.number(state["seconds"], "seconds", 0.0)
-        parts = saved.mapping(state["kept"], "kept")
-        descents = {key: _descent(part, f"minimisation {key}") for key, part in parts.items()}
-        self._seconds, self._descents = seconds, descents
-
-
-def _descent(parts: Any, name: str) -> Descent:
-    """Return a minimisation that was saved."""
-    x, damping, error, calm, steps = saved.sequence(parts, name, 5)
-    x = saved.tensor(x, f"{name}, x,", (None, None), torch.float64)
-    damping, error, calm = (
-        saved.tensor(part, f"{name}, {word},", (len(x),), torch.float64)
-        for part, word in ((damping, "damping"), (error, "error"), (calm, "calm"))
-    )
-    return Descent(x, damping, error, calm, saved.integer(steps, f"{name}, steps,"))
+        super().restore(state)
+        self._seconds = state["seconds"]
 
 
 # ---- the criterion -------------------------------------------------------------------------------
@@ -314,7 +281,7 @@ def minimise(
     if likely and not problem.data.has_sigma:
         objective, exact = likelihood(problem.data), 0.0
     key = "" if job is None else job.key(problem, x, free, steps, tolerance, likely)
-    state = job.saved(key, x, steps) if job is not None and key else None
+    state = job.saved(key) if job is not None and key else None
     if state is None:
         error = torch.full_like(x[:, 0], math.inf)
         damping = torch.full_like(error, least_squares.FIRST_DAMPING)

@@ -259,8 +259,7 @@ def work_of(
     determined = {"data": data_digest, "names": repr(names), **options}
     if labels is not None:
         determined["groups"] = repr(labels)
-    groups = None if labels is None else len(labels)
-    return Work(seed, model.random_state is None, determined, groups)
+    return Work(seed, model.random_state is None, determined)
 
 
 def as_array(table: Any) -> Any:

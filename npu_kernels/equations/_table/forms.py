@@ -242,7 +242,7 @@ def _reconsidered(fits: list[Fit], settings: Settings) -> list[Fit]:
     for data, law, fitted in fits:
         if len(fitted.c) <= len(best.c) and fitted.press < RIVAL_ERRORS * best.press:
             other = partial(refine.reconsidered, data, fitted, settings.rules)
-            fitted = settings.steps.sum(data.inputs, other)
+            fitted = settings.steps.sum(other)
         result.append((data, law, fitted))
     return result
 
@@ -261,7 +261,7 @@ def _with_single_power(fits: list[Fit], settings: Settings) -> list[Fit]:
         free = refine.refit(data, free, rules.loss)
         return [free, refine.simplified(data, free, rules)]
 
-    laws = settings.steps.sums(data.inputs, powers)
+    laws = settings.steps.sums(powers)
     return fits + [(data, law, other) for other in laws if math.isfinite(other.cost)]
 
 
@@ -278,7 +278,7 @@ def _split(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
     generator = np.random.default_rng([settings.seed, 3])
     few, more = chosen_rows(data, np.setdiff1d(np.arange(data.rows), held), settings.seed)
     split = partial(split_terms, few, more, best, rules, settings.max_terms, generator)
-    sums = settings.steps.sums(data.inputs, split)
+    sums = settings.steps.sums(split)
     added = [(data, law, refine.refit(data, law, rules.loss)) for law in sums]
     return fits + [fit for fit in added if math.isfinite(fit[2].cost)]
 
@@ -292,7 +292,7 @@ def _with_neighbours(fits: list[Fit], settings: Settings) -> list[Fit]:
     if is_exact(data, best) or data.rows > MORE_ROWS or settings.rules.exponents == "real":
         return fits
     steps = partial(_steps, data, best, settings.rules)
-    return fits + [(data, law, near) for near in settings.steps.sums(data.inputs, steps)]
+    return fits + [(data, law, near) for near in settings.steps.sums(steps)]
 
 
 def _steps(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
@@ -330,7 +330,7 @@ def _uncancelled(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
         if not tried:
             tried = True
             other = partial(_instead, data, part, best, near, held, settings)
-            laws_of_search = settings.steps.sums(data.inputs, other)
+            laws_of_search = settings.steps.sums(other)
             fits = fits + [
                 (data, other, refine.refit(data, other, rules.loss)) for other in laws_of_search
             ]

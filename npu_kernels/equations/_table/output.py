@@ -329,7 +329,7 @@ def _finished(
             data = of_form.scaled(training.power, training.below)
             assert data is not None
             refitted = partial(_refitted, data, law, settings.rules)
-            fitted = settings.steps.sum(data.inputs, refitted)
+            fitted = settings.steps.sum(refitted)
             if not math.isfinite(fitted.cost) and (data.below or data.limits is not None):
                 continue  # there is a pole between the other rows, or a coefficient became 0
             fits.append((data, law, fitted if math.isfinite(fitted.rss) else law))

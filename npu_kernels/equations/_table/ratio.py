@@ -96,7 +96,7 @@ def one_power(
 
     for below in range(1, settings.max_terms):
         problem = replace(more, below=below)
-        laws = settings.steps.sums(data.inputs, partial(with_terms, below))
+        laws = settings.steps.sums(partial(with_terms, below))
         for law in laws:
             candidates.add(problem, law)
     if settings.show is not None:
