@@ -41,11 +41,6 @@ X = np.random.default_rng(0).uniform(1, 2, (60, 2))
 model = NPURegressor(random_state=0, starts=8, units=["kg", "m/s"], y_units="J")
 assert str(model.fit(X, X[:, 0] * X[:, 1] ** 2 / 2).best_) == "y = 0.5*x0*x1**2"
 """,
-    "ode": """
-from npu_kernels import ode
-path = ode.rollout_any(torch.nn.Linear(2, 2), torch.ones(2), t=torch.linspace(0, 1, 5))
-assert path.shape == (5, 2)
-""",
     "laws": """
 import pathlib
 from npu_kernels.equations.__main__ import main

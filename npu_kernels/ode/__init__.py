@@ -5,7 +5,6 @@ integrate        the same for weights that are no modules
 interpolate      a trajectory at any times, linear or by cubic Hermite polynomials
 fit              from time series to their law, as an equation with confidence intervals
 first_nonfinite  where trajectories leave the finite numbers
-rollout_any      any other model, through torchdiffeq or by implicit steps in eager torch
 """
 
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from npu_kernels.ode._adaptive import Statistics
 from npu_kernels.ode._checks import InaccurateError, StepSizeError, StiffWarning, first_nonfinite
 from npu_kernels.ode._interpolation import interpolate
 from npu_kernels.ode._methods import METHODS
-from npu_kernels.ode._rollout import integrate, rollout, rollout_any
+from npu_kernels.ode._rollout import integrate, rollout
 
 if TYPE_CHECKING:
     from npu_kernels.equations._series.estimates import Estimate
@@ -40,7 +39,6 @@ __all__ = [
     "integrate",
     "interpolate",
     "rollout",
-    "rollout_any",
 ]
 
 if not TYPE_CHECKING:

@@ -553,9 +553,17 @@ def integrate(options: checks.Options, u0: Tensor, weights: Weights) -> Any:
     if atol is None:
         atol = checks.ATOL * min(1.0, eps / EPS[u0.dtype])
     call = Call(
-        options.method, options.rtol, atol, options.max_steps, options.max_steps + 1, eps,
-        options.gate_gradient, options.clip, options.memory, has_starts,
-    )  # fmt: skip
+        method=options.method,
+        rtol=options.rtol,
+        atol=atol,
+        max_steps=options.max_steps,
+        max_at_bound=options.max_steps + 1,
+        eps=eps,
+        gate_gradient=options.gate_gradient,
+        clip=options.clip,
+        memory=options.memory,
+        has_starts=has_starts,
+    )
     if options.method == methods.AUTO:
         result = _auto(call, times, u0, weights)
         call = call._replace(method=methods.IMPLICIT)  # whose ends the result has

@@ -238,7 +238,7 @@ def layers_of(
     model: Any,
     function: str = "rollout",
     units: str = "NPU, RealNPU or NaiveNPU",
-    advice: str = "; ode.rollout_any runs any model, through torchdiffeq",
+    advice: str = "; torchdiffeq's odeint takes any model",
     inputs: int = 0,
 ) -> tuple[PowerUnit, NAU]:
     """Return the two layers of a model that the fused loop knows; raise TypeError or ValueError.

@@ -94,9 +94,13 @@ class Captured(Ordinary):
         return 1
 
     def _capture(
-        self, done: int, count: int, rows: Tensor | None, schedules: Tensor,
+        self,
+        done: int,
+        count: int,
+        rows: Tensor | None,
+        schedules: Tensor,
         counts: dict[int, Tensor],
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Make the steps before a graph, and the graph; return the call's steps so far."""
         inputs = _Inputs(self, rows, schedules)
         side = torch.cuda.Stream()
@@ -158,11 +162,13 @@ def _fingerprint(loop: Captured) -> list[object]:
     for module in loop.model.modules():
         facts.append(type(module))
         # Hooks are in dictionaries, which are empty as long as a step can be captured.
-        facts.append([
-            (name, len(value) if isinstance(value, dict) else value)
-            for name, value in vars(module).items()
-            if isinstance(value, dict | bool | int | float | str | None)
-        ])  # fmt: skip
+        facts.append(
+            [
+                (name, len(value) if isinstance(value, dict) else value)
+                for name, value in vars(module).items()
+                if isinstance(value, dict | bool | int | float | str | None)
+            ]
+        )
     for tensor in tensors:
         if isinstance(tensor, Tensor):
             hooks = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)

@@ -134,10 +134,12 @@ class Run:
         first_last = [f"{float(losses[i].min()):.3g}" for i in (0, -1)] if len(losses) else ["", ""]
         maker = "C++" if self.fused else "a CUDA graph" if self.captured else "the ordinary loop"
         return [
-            ("steps", self.steps), ("made by", maker),
+            ("steps", self.steps),
+            ("made by", maker),
             ("first and last loss", " and ".join(first_last)),
-            ("models", losses.shape[1]), ("complete", "yes" if self.complete else "no"),
-        ]  # fmt: skip
+            ("models", losses.shape[1]),
+            ("complete", "yes" if self.complete else "no"),
+        ]
 
     def __str__(self) -> str:
         return display.text(type(self.model).__name__, self._rows())

@@ -103,7 +103,6 @@ def _dense_calls() -> dict[str, Callable[[Callable[[Tensor], Tensor]], object]]:
         "integrate weight_re": lambda bad: ode.integrate(G, bad(W), None, None, V, **grid),
         "integrate gate": lambda bad: ode.integrate(G, W, None, bad(G), V, **grid),
         "integrate weight": lambda bad: ode.integrate(G, W, None, None, bad(V), **grid),
-        "rollout_any u0": lambda bad: ode.rollout_any(lambda u: -u, bad(G), **grid),
         "interpolate trajectory": lambda bad: ode.interpolate(bad(W), [0.0], dt=0.1),
         "interpolate times": lambda bad: ode.interpolate(W, bad(G), dt=0.1),
         "interpolate derivatives": lambda bad: ode.interpolate(
@@ -144,29 +143,6 @@ def _pruned() -> nn.Sequential:
 def test_numpy_numbers_are_numbers() -> None:
     project_(_model(), weights=np.float64(2.0))
     assert l1(W, np.float32(2.0)).item() == pytest.approx(2 * W.sum().item())
-
-
-# ---- functions of time ----------------------------------------------------------------------
-
-
-class _Falling(nn.Module):
-    def forward(self, t: Tensor, u: Tensor) -> Tensor:
-        return -u * t
-
-
-def test_rollout_any_takes_functions_of_u_and_of_t_and_u() -> None:
-    pytest.importorskip("torchdiffeq")
-    run = functools.partial(ode.rollout_any, u0=torch.ones(2), steps=3, dt=0.5)
-    assert torch.equal(run(lambda u: -u), run(lambda t, u: -u))
-    assert torch.equal(run(lambda u, scale=1.0: -scale * u), run(torch.neg))
-    assert torch.equal(run(functools.partial(lambda k, u: -k * u, 1.0)), run(lambda *u: -u[0]))
-    assert torch.equal(run(_Falling()), run(lambda t, u: -u * t))
-    assert run(_Falling())[1].tolist() == [1, 1]  # at t = 0 nothing falls
-    for wrong in (lambda u: u[:1], lambda u: None):  # torch would expand the first
-        with pytest.raises(
-            ValueError, match=r"^rollout_any: model must give the shape of u, \(2,\), got "
-        ):
-            run(wrong)
 
 
 def test_a_pruned_layer_is_read_as_it_is() -> None:

@@ -88,10 +88,6 @@ def rollout(**options: Any) -> Any:
     return ode.rollout(chain_of(1, 1), torch.ones(1).double(), **options)
 
 
-def rollout_any(model: Any = torch.neg, **options: Any) -> Any:
-    return ode.rollout_any(model, torch.ones(1).double(), **options)
-
-
 def run(**options: Any) -> Any:
     settings = {
         "model": chain(),

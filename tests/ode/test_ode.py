@@ -110,21 +110,6 @@ def test_equals_torchdiffeq(layer: str, method: str) -> None:
         strict=True,
     ):
         torch.testing.assert_close(our, their, rtol=1e-9, atol=1e-9 * float(their.abs().max()))
-    assert torch.equal(ode.rollout_any(model, u0, steps=30, dt=1 / 64, method=method), theirs)
-
-
-def test_rollout_any_takes_any_model() -> None:
-    pytest.importorskip("torchdiffeq")
-    model = nn.Sequential(nn.Linear(D, 4), nn.Tanh(), nn.Linear(4, D)).double()
-    u0 = starts(2, D)
-    trajectory = ode.rollout_any(model, u0, steps=4, dt=0.5, method="rk4_38")
-    assert trajectory.shape == (2, 5, D)
-    exact = ode.rollout_any(model, u0, steps=4, dt=0.5, method="dopri5", rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(trajectory, exact, rtol=1e-2, atol=1e-2)
-    with pytest.raises(
-        ValueError, match=r"^rollout_any: method 'rk4' is the classic .* say 'rk4_38'"
-    ):
-        ode.rollout_any(model, u0, steps=4, dt=0.5, method="rk4")
 
 
 # ---- gradients -----------------------------------------------------------------------------------

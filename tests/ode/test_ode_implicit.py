@@ -432,51 +432,6 @@ def test_ends_before_the_end(backend: str) -> None:
         assert all(p.grad is None or p.grad.isfinite().all() for p in robertson.parameters())
 
 
-# ---- other models --------------------------------------------------------------------------------
-
-
-def test_any_model() -> None:
-    """A stiff network without a compiled loop: to the tolerance, with the gradient of its steps."""
-    torch.manual_seed(1)
-    network = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-    rates = torch.tensor([1.0, 3e3], dtype=torch.float64)
-
-    class Stiff(nn.Module):
-        def forward(self, u: Tensor) -> Tensor:
-            return network(u) - rates * u
-
-    u0 = torch.tensor([[1.0, 0.5], [0.2, -1.0]], dtype=torch.float64, requires_grad=True)
-    options: dict[str, Any] = {"steps": 3, "dt": 0.1, "rtol": 1e-8, "atol": 1e-10}
-    path = ode.rollout_any(Stiff(), u0, method="kvaerno5", **options)
-    exact = ode.rollout_any(Stiff(), u0, method="dopri5", **options)
-    torch.testing.assert_close(path, exact, rtol=1e-6, atol=1e-8)
-    single = ode.rollout_any(Stiff(), u0[0], method="kvaerno5", **options)
-    torch.testing.assert_close(single, path[0], rtol=1e-12, atol=1e-14)
-    leaves = [u0, *network.parameters()]
-    ours = torch.autograd.grad(path[:, -1].square().sum(), leaves)
-    theirs = torch.autograd.grad(exact[:, -1].square().sum(), leaves)
-    for gradient, expected in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-8)
-    line = ode.rollout_any(torch.ones_like, u0, method="kvaerno5", **options)
-    torch.testing.assert_close(line[:, -1], u0 + 0.3)
-
-
-@pytest.mark.parametrize(
-    ("model", "options", "error", "message"),
-    [
-        (lambda u: u**2, {}, ode.StepSizeError, r"a trajectory stops at t = (0\.99|1\.0)\d*, its steps"),
-        (lambda u: (u - 2).log(), {}, ode.NonFiniteError, "a trajectory is not finite from t = 0 on"),
-        (lambda u: -u, {"max_steps": 3}, ode.StepSizeError, r"a trajectory needs more than max_steps=3"),
-    ],
-)  # fmt: skip
-def test_any_model_errors(
-    model: Any, options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    u0 = torch.ones(1, dtype=torch.float64)
-    with pytest.raises(error, match="^rollout_any: " + message):
-        ode.rollout_any(model, u0, steps=2, dt=1.0, method="kvaerno5", **options)
-
-
 # ---- auto ----------------------------------------------------------------------------------------
 
 

@@ -69,6 +69,8 @@ def run_session(example: Example) -> None:
 def test_example(example):
     """Alone, with names of its own only; what belongs together says so on its page."""
     pytest.importorskip("sympy", reason="sympy is not installed")
+    if "torchdiffeq" in example.code:
+        pytest.importorskip("torchdiffeq", reason="torchdiffeq is not installed")
     if "NPURegressor" in example.code or "ode.fit(" in example.code:
         for name in ("sklearn", "pandas", "pint"):
             pytest.importorskip(name, reason=f"{name} is not installed")

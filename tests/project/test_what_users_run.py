@@ -29,7 +29,7 @@ FORMS = {
     r"(?:^|[ `])(ctest|torchrun|compute-sanitizer) ": "{}",
 }
 # what documents name with `pip install`, and is not ours
-OF_OTHERS = {"setuptools", "torch", "scikit"}
+OF_OTHERS = {"setuptools", "torch", "scikit", "torchdiffeq"}
 # Commands with arguments; those that a person who releases runs too, which make calls.
 WITH_HELP = [
     "benchmarks.demo", "benchmarks.equations", "benchmarks.equations.processors",

@@ -143,8 +143,6 @@ COMMANDS = [
           "2026-11-27 5892cbb"),
     Entry("pip install npu_kernels[laws]", ("project/test_what_users_run::test_examples_of_extras",),
           "2026-11-27 5892cbb"),
-    Entry("pip install npu_kernels[ode]", ("project/test_what_users_run::test_examples_of_extras",),
-          "2026-11-27 5892cbb"),
     Entry("pip install npu_kernels[sklearn]", ("project/test_what_users_run::test_examples_of_extras",),
           "2026-11-27 5892cbb"),
     Entry("pip install npu_kernels[triton]", ("project/test_what_users_run::test_examples_of_extras",),
