@@ -175,7 +175,7 @@ WEIGHTS: dict[str, Mapping[str, str]] = {
 }
 
 # Neural Power Unit and NAU in a time loop: operators of another kind, defined below and in
-# `ode._loop.loop`.
+# `ode._loop`.
 TIME_LOOP_SCHEMAS = (
     "ode_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate, Tensor weight,"
     " float[] tableau, int steps, float dt, float eps, bool clip, bool derivatives, bool save)"
@@ -185,7 +185,7 @@ TIME_LOOP_SCHEMAS = (
     " float[] tableau, float dt, float eps, bool clip, bool straight_through, int needs)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-# The same with steps of varying sizes, for `ode._loop.adaptive`; on the CPU alone. The lengths of
+# The same with steps of varying sizes, for `ode._adaptive`; on the CPU alone. The lengths of
 # the last two outputs follow from the values, so that there are no shape functions.
 ADAPTIVE_SCHEMAS = (
     "ode_adaptive_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate,"
@@ -204,7 +204,7 @@ SECOND_SCHEMA = (
     " Tensor y, Tensor s, Tensor? along_x, Tensor? along_re, Tensor? along_im, Tensor? along_gate,"
     " float eps, bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
-# Many training steps, for `training._loops.plan`; on the CPU alone.
+# Many training steps, for `training._plan`; on the CPU alone.
 TRAIN = "train"
 TRAIN_SCHEMA = (
     "train(Tensor(a!)[] parameters, Tensor(b!)[] state, Tensor(c!) losses, Tensor x, Tensor y,"
@@ -222,8 +222,8 @@ def _names(schemas: Sequence[str]) -> tuple[str, ...]:
 
 SCHEMAS = tuple(schema for layer in LAYERS.values() for schema in layer.schemas())
 NAMES = _names(SCHEMAS)  # of the layers' operators
-TIME_LOOPS = _names(TIME_LOOP_SCHEMAS)  # formulas in ode._loop.reference
-ADAPTIVE = _names(ADAPTIVE_SCHEMAS)  # formulas in ode._loop.adaptive_reference
+TIME_LOOPS = _names(TIME_LOOP_SCHEMAS)  # formulas in ode._loop
+ADAPTIVE = _names(ADAPTIVE_SCHEMAS)  # formulas in ode._adaptive
 
 for _schema in SCHEMAS + TIME_LOOP_SCHEMAS:
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))

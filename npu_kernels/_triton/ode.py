@@ -85,7 +85,7 @@ def ode_forward(
     tableau: list[float], steps: int, dt: float, eps: float, clip: bool, derivatives: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return ``(trajectory, derivatives, stages)`` of `ode._loop.reference`, in one launch.
+    """Return ``(trajectory, derivatives, stages)`` of `ode._loop`, in one launch.
 
     Derivatives are empty without `derivatives`, stages without `save`.
     """
