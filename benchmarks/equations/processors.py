@@ -152,7 +152,7 @@ def table(rows: Sequence[Row]) -> str:
                 "tables": str(len(both)),
                 "the same equation": f"{100 * (1 - len(differing) / len(both)):.1f} %",
                 "others": str(len(differing)),
-                "whose criterion differs by more than 1 %": str(far),
+                "whose BIC differs by more than 1 %": str(far),
             }
         )
     where = ", ".join(dict.fromkeys(row["processor"] for row in rows))

@@ -24,11 +24,11 @@ NAMES = {"logarithms": "least squares of logarithms"}
 TITLES = {
     "a": "one product", "ad": "one product, two columns more",
     "b": "sum", "bd": "sum, two columns more",
-    "c1": "power of a sum", "c1d": "power of a sum, two columns more", "sum": "drawn sum",
-    "ratio": "ratio of sums", "dratio": "drawn ratio of sums",
+    "c1": "power of a sum", "c1d": "power of a sum, two columns more", "sum": "random sum",
+    "ratio": "ratio of sums", "dratio": "random ratio of sums",
     "srsd": "SRSD", "srsdf": "SRSD, functions", "srsdd": "SRSD, dummy columns",
     "srsdr": "SRSD, ratios", "srsdm": "SRSD, more than four terms",
-    "wild": "product or sum, wild rows",
+    "wild": "product or sum, outliers",
 }  # fmt: skip
 WHOLE_SRSD = "srsd", "srsdf", "srsdr", "srsdm"  # with `OTHERS`, all equations of SRSD
 SHOWN_NOISES = (0.0, 0.01)  # in the picture
@@ -71,9 +71,8 @@ def table(rows: Sequence[Row]) -> str:
         f"{PLANNED_SEEDS} seeds; a star marks",
         "a cell that lacks equations of a seed. In brackets: median processor time in seconds; "
         "median size in terms,",
-        "for gplearn and pyoperon in nodes of a tree. Not told apart: those not found whose "
-        "criterion (BIC) on these",
-        "rows is no larger than the law's.\n",
+        "for gplearn and pyoperon in nodes of a tree. Not distinguishable: equations that were not",
+        "found, whose BIC on these rows is no larger than the true equation's.\n",
         "| | noise | planned | " + " | ".join(NAMES.get(m, f"`{m}`") for m in methods) + " |",
         "| --- | --- | --- |" + " --- |" * len(methods),
     ]
@@ -118,7 +117,7 @@ def _cell(group: Sequence[Row]) -> str:
     star = "\\*" if incomplete(group) else ""
     share = f"{sum(row['found'] for row in group)} of {len(group)}{star}"
     undecided = sum(map(not_told_apart, group))
-    share += f", {undecided} not told apart" if undecided else ""
+    share += f", {undecided} not distinguishable" if undecided else ""
     return f"{share} ({statistics.median(seconds):.2g} s; {statistics.median(size):g})"
 
 

@@ -210,13 +210,13 @@ def table(rows: list[Row]) -> str:
         right = group[group.form]
         told = right[right.rates.notna()] if "rates" in right else right[:0]
         records.append({
-            "law": TITLES[case], "noise": f"{100 * noise:g} %", "draws": str(len(group)),
+            "system": TITLES[case], "noise": f"{100 * noise:g} %", "data sets": str(len(group)),
             "method": method, "form right": str(sum(group.form)),
             "exponents exact": str(sum(group.exact)) if method == "search" else "-",
             "true exponents in their intervals": _of(group.inside, group.exponents),
             "where the form is right": _of(right.inside, right.exponents),
             "coefficients there": _of(told.inside_rates, told.rates) if len(told) else "-",
-            "all of a draw": str(sum(group.inside == group.exponents)),
+            "all of a data set": str(sum(group.inside == group.exponents)),
             "seconds": f"{group.seconds.median():.2g}",
         })  # fmt: skip
     return record_table(records).rstrip("\n")
@@ -226,20 +226,20 @@ def table_of_laws(rows: list[Row]) -> str:
     """The shares for the law and its alternatives, of the searches that have them."""
     searched = [r for r in rows if "laws" in r and (r["case"], r["noise"], r["seed"]) not in DESIGN]
     return record_table({
-        "law": TITLES[case], "noise": f"{100 * noise:g} %", "draws": str(len(group)),
+        "system": TITLES[case], "noise": f"{100 * noise:g} %", "data sets": str(len(group)),
         "form right": str(sum(group.form)),
-        "form right of one of the laws": f"{sum(group.among):g}",
+        "form right of one of the equations": f"{sum(group.among):g}",
         "true exponents in its intervals": _of(group.inside_among, group.exponents),
-        "in those of the law found alone": _of(group.inside, group.exponents),
-        "all of a draw": str(sum(group.inside_among == group.exponents)),
-        "laws: mean": f"{group.laws.mean():.1f}", "most": f"{group.laws.max():.0f}",
+        "in the intervals of the result alone": _of(group.inside, group.exponents),
+        "all of a data set": str(sum(group.inside_among == group.exponents)),
+        "equations: mean": f"{group.laws.mean():.1f}", "most": f"{group.laws.max():.0f}",
         "seconds for them": f"{group.seconds_among.median():.2g}",
     } for (case, noise), group in groups(searched, "case", "noise")).rstrip("\n")  # fmt: skip
 
 
 def table_of_wrong(rows: list[Row]) -> str:
-    """The draws at 1 % noise of a wrong form, and by how much the criterion prefers it."""
-    header = ["law", "draw", "found", "criterion of the true form, more", "laws"]
+    """The data sets at 1 % noise with a wrong form, and by how much the BIC prefers it."""
+    header = ["system", "data set", "found", "BIC of the true form, more", "equations"]
     wrong = [row for row in rows if "laws" in row and row["noise"] == 0.01 and not row["form"]]
     lines, beyond = [], f"more than {WINDOW:.1f}, or not met"
     for row in sorted(wrong, key=lambda r: (list(CASES).index(r["case"]), r["seed"])):

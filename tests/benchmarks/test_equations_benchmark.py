@@ -182,7 +182,7 @@ def test_an_equation_is_told_apart_from_the_law_by_the_criterion():
     assert row["set"] == "medium"
     told = {**row, "bic": row["truth_bic"] + 1}
     old = {key: value for key, value in row.items() if key not in ("bic", "truth_bic")}
-    assert "0 of 4\\*, 2 not told apart (" in report.table([row, told, row, old])
+    assert "0 of 4\\*, 2 not distinguishable (" in report.table([row, told, row, old])
     assert report.table([row, {**row, "class": "gone"}]) == report.table([row])
 
 
