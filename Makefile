@@ -105,7 +105,7 @@ speed: install
 mutants: install
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-# What needs a GPU, right results first; at most 380 seconds, and the same command goes on. Installs nothing.
+# What needs a GPU, right results first; at most 430 seconds, and the same command goes on. Installs nothing.
 gpu:
 	PYTHON="$(PYTHON)" benchmarks/gpu.sh $(ARGS)
 

@@ -1,4 +1,4 @@
-"""The part "loops" of a run on a GPU: trainings by `training.run`, and rollouts of a neural ODE."""
+"""Loops on a GPU: trainings by `training.run`, and rollouts of a neural ODE."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import importlib.util
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu.plan import words
 from benchmarks.throughput import rollouts, timing
 from benchmarks.throughput.cases import (
     EPS,
@@ -47,27 +46,7 @@ class UnknownLayer(nn.Identity):
     """A layer that `training.run` does not know, so that it makes its steps one by one."""
 
 
-def loops(stage: Any, item: str, emit: Callable[[dict[str, Any]], None]) -> None:
-    """An item's rows: "training 100x2x4x1000 optimizer=named" or "rollout 200x3x9"."""
-    text, options = words(item)
-    task, size = text.split()
-    if task == "training":
-        rows = train(Size.parse(size), options.get("optimizer", "adam"), stage)
-    else:
-        rows = roll(Size.parse(size), stage)
-    bad = []
-    for row in rows:  # all of them: those after a bad one are measured too
-        emit(row)
-        if row["bad"]:
-            bad.append(f"{row['rival']}: {row['bad']}")
-    if bad:
-        raise AssertionError("; ".join(bad))
-
-
-# ---- trainings -----------------------------------------------------------------------------------
-
-
-def train(size: Size, optimizer: str, stage: Any) -> Iterator[dict[str, Any]]:
+def train(size: Size, stage: Any, optimizer: str = "adam") -> Iterator[dict[str, Any]]:
     """Microseconds of a step of NPU and NAU by `training.run`: a row for each of `RIVALS`.
 
     optimizer: "adam" is torch's with its defaults, "named" what `run` takes for that name,
@@ -135,9 +114,6 @@ def _run(
             model, x, y, steps=steps, optimizer="adam" if chosen == "named" else chosen, lr=rate,
             every=steps // 4, progress=False,
         )  # fmt: skip
-
-
-# ---- rollouts ------------------------------------------------------------------------------------
 
 
 def roll(size: Size, stage: Any) -> Iterator[dict[str, Any]]:

@@ -1,34 +1,43 @@
-"""The work of each part's items, in a worker process: a function for each part."""
+"""A worker process: reads items, a line each, and answers with rows; all else goes to stderr.
+
+The answer to an item ends with ``{"end": reason}``, the reason empty if the item did not fail. A
+worker whose device no longer works ends after that line. Items are those of `benchmarks.gpu`.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import gc
 import json
-import operator
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
-from benchmarks.gpu.loops import loops
-from benchmarks.gpu.plan import rows_of, words
-from benchmarks.throughput import environment, suite, tune
+import npu_kernels
+from benchmarks.gpu import loops, questions
+from benchmarks.throughput import environment, suite, timing, tune
 from benchmarks.throughput.cases import STEP, Case, Size
 from benchmarks.throughput.devices import DEVICES, Device
 from benchmarks.throughput.orders import Task
-from benchmarks.throughput.precompile import Pool
-from npu_kernels import reference, use_backend
+from benchmarks.throughput.precompile import Pool, end_with_parent
+from npu_kernels import _triton, reference, use_backend
 from npu_kernels._operators import dispatch
+from npu_kernels._triton import npu_large, tuning
+from npu_kernels._triton.costs import large_is_faster
 from npu_kernels.ode import METHODS
 from npu_kernels.ode import _loop as ode_reference
 from tests.support.kernels import ALL, backward, errors, forward, outputs
@@ -36,23 +45,20 @@ from tests.support.samples import RECORDS, error_bound, rms_error
 
 Row = dict[str, Any]
 Emit = Callable[[Row], None]
+Errors = list[tuple[float, float]]  # ours, eager's
 BENCH_SECONDS = 1.5  # of timing for all rivals of a case
+ROUNDS = 3  # of timing two kinds of kernels, one after the other
 TUNE_SECONDS = 10.0  # for a kernel at a size
-PASSES = 25  # of which the median time counts
 # Root mean square errors that are allowed whatever eager's are: of splits of float32 into fewer
 # planes; in float64 the eager formula is the reference.
 ALLOWED = {"high": 1e-3, "medium": 1e-1, "float64": 1e-12}
 TABLE, BENCH_ROWS, TUNED_ROWS = "tables.json", "throughput.jsonl", "throughput-tuned.jsonl"
-
-
-class Stage:
-    """Where the items run: a GPU, or in a rehearsal the CPU with Triton's interpreter."""
-
-    def __init__(self, out: Path, rehearsal: bool) -> None:
-        self.out, self.rehearsal, self.table = out, rehearsal, out / TABLE
-        self.device: Device = Rehearsal() if rehearsal else DEVICES["cuda"]
-        self.limits: dict[str, environment.Limits] = {}
-        self.pool: Pool | None = None
+# Words of an item, and what they are.
+KINDS = {
+    **dict.fromkeys(("high", "medium"), "precision"),
+    **dict.fromkeys(("float64", "float16", "bfloat16"), "dtype"),
+    "shared": "shared", "graph": "graph",
+}  # fmt: skip
 
 
 class Rehearsal(Device):
@@ -78,6 +84,54 @@ class Rehearsal(Device):
         return lambda: None
 
 
+class Stage:
+    """Where the items run: a GPU, or in a rehearsal the CPU with Triton's interpreter."""
+
+    def __init__(self, out: Path, rehearsal: bool) -> None:
+        self.out, self.rehearsal, self.table = out, rehearsal, out / TABLE
+        self.device: Any = Rehearsal() if rehearsal else DEVICES["cuda"]
+        self.limits: dict[str, environment.Limits] = {}
+        self.pool: Pool | None = None
+
+    def kernels(self) -> contextlib.AbstractContextManager[object]:
+        """The kernels for layers. On a GPU they are the first choice, which costs nothing."""
+        return use_backend("triton") if self.rehearsal else contextlib.nullcontext()
+
+
+class Words:
+    """What an item says: "npu 5x3x2 high without=gate". `first`: all that has no name."""
+
+    def __init__(self, text: str) -> None:
+        self.named: dict[str, str] = {}
+        self.first: list[str] = []
+        for word in text.split():
+            name, equals, value = word.partition("=")
+            if equals:
+                self.named[name] = value
+            elif word in KINDS:
+                self.named[KINDS[word]] = word
+            else:
+                self.first.append(word)
+        self.precision = self.named.get("precision", "highest")
+
+    def sample(self, stage: Stage, dtype: torch.dtype = torch.float32) -> Any:
+        """The sample of a layer and a size."""
+        layer, size = self.first[0], Size.parse(self.first[1])
+        return RECORDS[layer].sample(
+            size.rows, size.inputs, size.outputs, dtype=dtype, device=stage.device.name,
+            num_models=None if size.models == 1 else size.models, shared="shared" in self.named,
+            without=tuple(self.named["without"].split(",")) if "without" in self.named else (),
+        )  # fmt: skip
+
+
+def place(stage: Stage, item: str, emit: Emit) -> None:
+    """The facts of every row: the device and the versions that results depend on."""
+    gpu = "none" if stage.rehearsal else torch.cuda.get_device_name()
+    versions = {"torch": torch, "triton": triton, "npu_kernels": npu_kernels}
+    numbers = {name: package.__version__ for name, package in versions.items()}
+    emit({"gpu": gpu, **numbers, "sources": environment.sources()})
+
+
 def env(stage: Stage, item: str, emit: Emit) -> None:
     """Versions, the device, and why a backend does not run."""
     runs, reason = dispatch.reasons(stage.device.name)["triton"]
@@ -89,26 +143,40 @@ def env(stage: Stage, item: str, emit: Emit) -> None:
         raise RuntimeError(f"the Triton kernels do not run here: {reason}")
 
 
+def decide(stage: Stage, item: str, emit: Emit) -> None:
+    """One of the questions that only a GPU answers: a row for each answer."""
+    bad = []
+    for right, text, facts in questions.QUESTIONS[item](stage.device):
+        emit({"right": right, "told": f"{'ok' if right else 'BAD'}: {text}: {facts}"})
+        if not right:
+            bad.append(text)
+    if bad:
+        raise AssertionError("; ".join(bad))
+
+
 # ---- first launches ------------------------------------------------------------------------------
 
 
 def smoke(stage: Stage, item: str, emit: Emit) -> None:
     """One layer's kernels: all errors, the seconds of the first call, the same bits twice."""
-    (layer, text), named = words(item)[0].split(), words(item)[1]
-    dtype = getattr(torch, named.get("dtype", "float32"))
-    precision = named.get("precision", "highest")
-    torch.set_float32_matmul_precision(precision)
+    words = Words(item)
+    layer, size = words.first
+    dtype = getattr(torch, words.named.get("dtype", "float32"))
+    torch.set_float32_matmul_precision(words.precision)
     torch.manual_seed(0)  # the same numbers whatever ran before in this process
-    launch = _loop if layer == "ode" else _layer
     start = time.perf_counter()
-    pairs, first, second = launch(stage, layer, Size.parse(text), dtype, named)
+    with _triton.for_graph() if "graph" in words.named else contextlib.nullcontext():
+        if layer == "ode":
+            pairs, first, second = _time_loop(stage, Size.parse(size), dtype)
+        else:
+            pairs, first, second = _layer(words.sample(stage, dtype))
     seconds = time.perf_counter() - start
-    kind = precision if precision in ALLOWED else named.get("dtype", "")
+    kind = words.precision if words.precision in ALLOWED else words.named.get("dtype", "")
     good = all(error <= _bound(eager, dtype, kind) for error, eager in pairs)
     same_bits = all(map(torch.equal, first, second))
     emit({
-        "layer": layer, "size": text, "dtype": str(dtype).removeprefix("torch."),
-        "precision": precision, "errors": [error for error, _ in pairs],
+        "layer": layer, "size": size, "dtype": str(dtype).removeprefix("torch."),
+        "precision": words.precision, "errors": [error for error, _ in pairs],
         "eager_errors": [eager for _, eager in pairs], "seconds": round(seconds, 2),
         "same_bits": same_bits, "good": good,
     })  # fmt: skip
@@ -122,41 +190,29 @@ def _bound(eager: float, dtype: torch.dtype, kind: str) -> float:
     return max(ALLOWED.get(kind, 0.0), error_bound(eager, dtype))
 
 
-Errors = list[tuple[float, float]]  # ours, eager's
-
-
-def _layer(
-    stage: Stage, layer: str, size: Size, dtype: torch.dtype, named: dict[str, str]
-) -> tuple[Errors, list[Tensor], list[Tensor]]:
+def _layer(sample: Any) -> tuple[Errors, list[Tensor], list[Tensor]]:
+    """Errors of a layer's kernels, and their results of two calls."""
     kernels = dispatch.triton()
-    sample = RECORDS[layer].sample(
-        size.rows, size.inputs, size.outputs, num_models=None if size.models == 1 else size.models,
-        shared="shared" in named, dtype=dtype, device=stage.device.name,
-        without=tuple(named["without"].split(",")) if "without" in named else (),
-    )  # fmt: skip
-    if dtype is torch.float32:
+    if sample.x.dtype is torch.float32:
         pairs = errors(sample, kernels)
     else:
-        exact = sample.map(Tensor.double)
         grad_y = torch.randn_like(forward(sample, reference)[0])
-        truth = outputs(exact, reference, grad_y.double())
+        truth = outputs(sample.map(Tensor.double), reference, grad_y.double())
         results = outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y)
         pairs = _errors(*results, truth)
     grad_y = torch.ones_like(forward(sample, kernels)[0])
     return pairs, outputs(sample, kernels, grad_y), outputs(sample, kernels, grad_y)
 
 
-def _errors(ours: list[Tensor], eager: list[Tensor], truth: list[Tensor]) -> Errors:
+def _errors(ours: Sequence[Tensor], eager: Sequence[Tensor], truth: Sequence[Tensor]) -> Errors:
     triples = zip(ours, eager, truth, strict=True)
     return [(rms_error(o, true), rms_error(e, true)) for o, e, true in triples]
 
 
-def _loop(
-    stage: Stage, layer: str, size: Size, dtype: torch.dtype, named: dict[str, str]
+def _time_loop(
+    stage: Stage, size: Size, dtype: torch.dtype
 ) -> tuple[Errors, list[Tensor], list[Tensor]]:
-    """The time loop of NPU and NAU; the size is starts x D x h."""
-    from npu_kernels import _triton as kernels
-
+    """Errors of the time loop of NPU and NAU, and results of two; the size is starts x D x h."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -175,25 +231,24 @@ def _loop(
         return [path, slopes, *functions.ode_backward(*backward)]
 
     truth = run(ode_reference, *(operand.double() for operand in operands))
-    ours, second, eager = (run(f, *operands) for f in (kernels, kernels, ode_reference))
+    ours, second, eager = (run(f, *operands) for f in (_triton, _triton, ode_reference))
     return _errors(ours, eager, truth), ours, second
 
 
 def memcheck(stage: Stage, item: str, emit: Emit) -> None:
     """The first launches of an item in a process under compute-sanitizer; in a rehearsal alone."""
     checker = shutil.which("compute-sanitizer")
-    log = stage.out / f"memcheck-{item}.txt".replace(" ", "-")
-    command = [sys.executable, "-m", "benchmarks.gpu.worker", "--out", str(stage.out)]
+    command = [sys.executable, "-m", "benchmarks.gpu.work", "--out", str(stage.out)]
     if stage.rehearsal:
         command.append("--rehearse")
     elif checker is None:
         emit({"skipped": "compute-sanitizer is not installed"})
         return
     else:
-        command = [checker, "--error-exitcode", "9", "--log-file", str(log), *command]
+        command = [checker, "--error-exitcode", "9", *command]
     run = subprocess.run(
-        command, input=json.dumps({"part": "smoke", "item": item}) + "\n", text=True,
-        stdout=subprocess.PIPE, env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+        command, input=f"smoke {item}\n", text=True, stdout=subprocess.PIPE,
+        env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
     )  # fmt: skip
     answers = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
     for row in answers:
@@ -201,10 +256,9 @@ def memcheck(stage: Stage, item: str, emit: Emit) -> None:
             emit(row)
     end = answers[-1].get("end", "no answer") if answers else "no answer"
     if end or run.returncode:
-        told = log.read_text()[-1000:] if log.exists() else ""
-        raise AssertionError(
-            f"{end or 'the memory checker found faults'}, {run.returncode}: {told}"
-        )
+        told = "\n".join(line for line in run.stdout.splitlines() if line.startswith("====="))
+        end = end or "the memory checker found faults"
+        raise AssertionError(f"{end}, {run.returncode}: {told[-1000:]}")
 
 
 # ---- tests ---------------------------------------------------------------------------------------
@@ -239,12 +293,13 @@ def tests(stage: Stage, item: str, emit: Emit) -> None:
     except ImportError:
         emit({"skipped": "pytest is not installed"})
         return
-    first, named = words(item)
-    name, part = first.split()
+    words = Words(item)
+    name, part = words.first
     number, count = map(int, part.split("/"))
     shard = Shard(number, count, emit)
     marks = [] if stage.rehearsal else ["-m", "gpu"]
-    if named:
+    if words.named:
+        named = words.named
         marks += ["-k", named["only"] if "only" in named else f"not {named['without']}"]
     folder = Path(__file__).resolve().parents[2] / "tests" / "triton"
     flags = ["-q", "-p", "no:cacheprovider", "--no-header", *marks, str(folder / name)]
@@ -257,90 +312,100 @@ def tests(stage: Stage, item: str, emit: Emit) -> None:
 # ---- speed ---------------------------------------------------------------------------------------
 
 
-def bench(stage: Stage, item: str, emit: Emit, tuned: bool = False) -> None:
-    """A case of the throughput suite, forward + backward: rows in the suite's form, in a file."""
-    text, named = words(item)
-    precision = named.get("precision", "highest")
-    from npu_kernels._triton import tuning
+def bench(stage: Stage, item: str, emit: Emit, warming: bool = False) -> None:
+    """A case of the throughput suite, forward + backward: rows in the suite's form, in a file.
 
+    warming: nothing is measured, but the code of the rivals is then in the compilers' caches.
+    """
+    words = Words(item)
+    layer, size = words.first
+    tuned = words.named.get("table") == "tuned"
     tuning.use_tables(stage.table if tuned and stage.table.exists() else tuning.TABLES)
-    torch.set_float32_matmul_precision(precision)
-    if precision not in stage.limits:
-        stage.limits[precision] = environment.measure_limits(stage.device)
-    case, names = Case("npu", STEP, Size.parse(text)), named["rivals"].split(",")
-    # A forced backend would cost a few microseconds of each call.
-    with use_backend("triton") if stage.rehearsal else contextlib.nullcontext():
+    torch.set_float32_matmul_precision(words.precision)
+    if not warming and words.precision not in stage.limits:
+        stage.limits[words.precision] = environment.measure_limits(stage.device)
+    with stage.kernels():
         rows = suite.measure(
-            case, names, torch.get_num_threads(), 0.05 if stage.rehearsal else BENCH_SECONDS,
-            limits=stage.limits[precision], with_memory=not stage.rehearsal,
-            tell=lambda line: emit({"note": line}), device=stage.device,
+            Case(layer, STEP, Size.parse(size)), words.named["rivals"].split(","),
+            torch.get_num_threads(), 0.05 if stage.rehearsal or warming else BENCH_SECONDS,
+            limits=stage.limits.get(words.precision), device=stage.device,
+            with_memory=not (stage.rehearsal or warming), tell=lambda line: emit({"note": line}),
         )  # fmt: skip
     common = {
         "environment": environment.describe(stage.device), "backend": "triton",
-        "matmul_precision": precision, "tuned": tuned,
+        "matmul_precision": words.precision, "tuned": tuned,
         "settings": {"seconds": BENCH_SECONDS, "memory": True},
     }  # fmt: skip
-    for row in rows:
+    for row in [] if warming else rows:
         emit({**row, **common, "threads": 1, "file": TUNED_ROWS if tuned else BENCH_ROWS})
 
 
 def warm(stage: Stage, item: str, emit: Emit) -> None:
-    """The code of a case's rivals, in the compilers' caches: nothing is measured."""
+    """The code of a case's rivals, in the compilers' caches."""
     from torch._inductor import config
 
     config.compile_threads = 2  # other processes compile too
-    text, named = words(item)
-    torch.set_float32_matmul_precision(named.get("precision", "highest"))
-    case, names = Case("npu", STEP, Size.parse(text)), named["rivals"].split(",")
-    with use_backend("triton") if stage.rehearsal else contextlib.nullcontext():
-        suite.measure(case, names, torch.get_num_threads(), 0.01, device=stage.device)
+    bench(stage, item, emit, warming=True)
 
 
-def crossover(stage: Stage, item: str, emit: Emit) -> None:
-    """A layer by the one-pass kernels and by those on planes: times, and errors beside them.
+def compare(stage: Stage, item: str, emit: Emit) -> None:
+    """A layer by two kinds of kernels: microseconds of a forward and a backward, and their errors.
 
-    Microseconds of a forward and a backward, alone and in a CUDA graph.
+    of=planes: the one-pass kernels, and those on planes. of=tape: each launch by Triton, and
+    repeated by the tape. Both are timed alone and in a CUDA graph, in several rounds. `taken` says
+    whether the model of costs takes the kernels on planes.
     """
-    from npu_kernels._triton import npu_large, repeated, tuning
-
-    text, named = words(item)
-    size, kernels = Size.parse(text), SimpleNamespace(**repeated())
-    device: Any = stage.device
-    precision = named.get("precision", "highest")
-    architecture = "sm_90" if stage.rehearsal else tuning.architecture_of(torch.device("cuda", 0))
-    passes = 1 if stage.rehearsal else PASSES
-    plans = {"one-pass": None, "planes": npu_large.plan_for(architecture, precision)}
-    sample = RECORDS["npu"].sample(
-        size.rows, size.inputs, size.outputs, num_models=None if size.models == 1 else size.models,
-        dtype=torch.float32, device=stage.device.name,
-    )  # fmt: skip
+    words = Words(item)
+    device, precision, sample = stage.device, words.precision, words.sample(stage)
+    size, architecture = Size.parse(words.first[1]), tuning.architecture_of(sample.x.device)
+    kernels = {"launches": _triton.launchers(), "tape": _triton.repeated()}
+    blocks: dict[str, Any] = dict.fromkeys(kernels, contextlib.nullcontext())
+    if words.named["of"] == "planes":
+        plans = {"one-pass": None, "planes": npu_large.plan_for(architecture, precision)}
+        blocks = {kind: npu_large.use_plan(plan) for kind, plan in plans.items()}
+        kernels = dict.fromkeys(plans, kernels["tape"])
+        if plans["planes"] is None:
+            emit({"skipped": f"no plan for {architecture}"})
+            return
     grad_y = torch.ones_like(forward(sample, reference)[0])
     want = _pass(reference, sample.map(Tensor.double), grad_y.double())
     torch.set_float32_matmul_precision(precision)
-    eager = [rms_error(*pair) for pair in zip(_pass(reference, sample, grad_y), want, strict=True)]
+    pairs: dict[str, Errors] = {}
+    eager, times = _pass(reference, sample, grad_y), defaultdict[tuple[str, str], list[float]](list)
+    for _ in range(1 if stage.rehearsal else ROUNDS):
+        for kind, block in blocks.items():
+            run = partial(_pass, SimpleNamespace(**kernels[kind]), sample, grad_y)
+            with block:
+                replay, results = device.capture(run)
+                replay()
+                pairs[kind] = _errors(results, eager, want)
+                for name, values in _timed(stage, {"alone_us": run, "graph_us": replay}).items():
+                    times[kind, name] += values
+    sizes = architecture, size.inputs, size.outputs, size.models
+    taken = {"alone": large_is_faster(*sizes), "graph": large_is_faster(*sizes, True)}
     bad = []
-    for label, chosen in plans.items():
-        if label == "planes" and chosen is None:
-            emit({"skipped": f"no plan for {architecture}"})
-            continue
-        with npu_large.use_plan(chosen):
-            run = partial(_pass, kernels, sample, grad_y)
-            replay, results = device.capture(run)
-            alone, graph = (
-                1e6 * statistics.median(device.seconds(call) for _ in range(passes))
-                for call in (run, replay)
-            )
-            error = [rms_error(*pair) for pair in zip(results, want, strict=True)]
-        bounds = [_bound(each, torch.float32, precision) for each in eager]
-        if not all(map(operator.le, error, bounds)):
-            bad.append(label)
+    for kind, errors_of in pairs.items():
+        if not all(ours <= _bound(eager, torch.float32, precision) for ours, eager in errors_of):
+            bad.append(kind)
+        micro = {
+            name: round(1e6 * timing.spread(times[kind, name]).median, 1)
+            for name in ("alone_us", "graph_us")
+        }
         emit({
-            "size": text, "precision": precision, "kernels": label, "alone_us": round(alone, 1),
-            "graph_us": round(graph, 1), "errors": error, "eager_errors": eager,
-            "good": label not in bad,
+            "size": words.first[1], "precision": precision, "kernels": kind, **micro,
+            "errors": [ours for ours, _ in errors_of], "taken": taken,
+            "eager_errors": [eager for _, eager in errors_of], "good": kind not in bad,
+            "told": f"{kind} {micro['alone_us']} us, in a graph {micro['graph_us']} us",
         })  # fmt: skip
     if bad:
         raise AssertionError(f"errors beyond the bound, see the row: {', '.join(bad)}")
+
+
+def _timed(stage: Stage, runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    """Seconds of each, in turns; of one call in a rehearsal."""
+    if stage.rehearsal:
+        return {name: [stage.device.seconds(run)] for name, run in runs.items()}
+    return timing.interleaved(runs, BENCH_SECONDS / ROUNDS, finish=stage.device.synchronize)
 
 
 def _pass(kernels: Any, sample: Any, grad_y: Tensor) -> list[Tensor]:
@@ -349,10 +414,17 @@ def _pass(kernels: Any, sample: Any, grad_y: Tensor) -> list[Tensor]:
     return [*results, *backward(sample, kernels, grad_y, ALL, results=results)]
 
 
+def rows_of(text: str) -> tuple[str, str, tuple[int, ...]]:
+    """The kernel, its size, and other numbers of rows: of ``"nmu_forward 128+4096x100x100"``."""
+    kernel, size = text.split()
+    first, *more = size.partition("x")[0].split("+")
+    return kernel, first + size[size.index("x") :], tuple(map(int, more))
+
+
 def tune_one(stage: Stage, item: str, emit: Emit) -> None:
     """The fastest configuration of one kernel at one size, into the table."""
-    text, named = words(item)
-    kernel, size, more_rows = rows_of(text)
+    words = Words(item)
+    kernel, size, more_rows = rows_of(" ".join(words.first))
     if stage.rehearsal:
         where, architecture = {"gpu": "none"}, "sm_90"
     else:
@@ -363,15 +435,77 @@ def tune_one(stage: Stage, item: str, emit: Emit) -> None:
         where, architecture, stage.table, device=stage.device.name, pool=stage.pool,
         timer=lambda run, best: tune.device_time(run, best, stage.device),
     )  # fmt: skip
-    task = Task(kernel, Size.parse(size), named.get("precision", "highest"))
+    task = Task(kernel, Size.parse(size), words.precision)
     row = tuner.run(task, 1 if stage.rehearsal else TUNE_SECONDS, more_rows)
     emit({**row, "told": tune.describe(row)})
 
 
+def loop(measure: Callable[..., Iterator[Row]], stage: Stage, item: str, emit: Emit) -> None:
+    """A training or a rollout: a row for each rival, also after one that is bad."""
+    words, bad = Words(item), []
+    for row in measure(Size.parse(words.first[0]), stage, **words.named):
+        emit(row)
+        if row["bad"]:
+            bad.append(f"{row['rival']}: {row['bad']}")
+    if bad:
+        raise AssertionError("; ".join(bad))
+
+
+# ---- the process ---------------------------------------------------------------------------------
+
 DO: dict[str, Callable[[Stage, str, Emit], None]] = {
-    "env": env, "smoke": smoke, "tests": tests, "memcheck": memcheck, "bench": bench,
-    "warm": warm, "compile": bench, "loops": loops, "crossover": crossover, "huge": tests,
-    "more": tests, "tune": tune_one,
-    # With the table that the tuner has written.
-    "rebench": partial(bench, tuned=True), "autotune": partial(bench, tuned=True),
+    "place": place, "env": env, "decide": decide, "smoke": smoke, "memcheck": memcheck,
+    "tests": tests, "warm": warm, "bench": bench, "compare": compare, "tune": tune_one,
+    "training": partial(loop, loops.train), "rollout": partial(loop, loops.roll),
 }  # fmt: skip
+
+
+def _settle() -> str:
+    """Free an item's memory; return why the device no longer works in this process, or ""."""
+    if not torch.cuda.is_initialized():
+        return ""
+    try:
+        gc.collect()  # graphs, with the memory that they keep
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Answer items; return the exit status: 3 if the device broke."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.work")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rehearse", action="store_true")
+    options = parser.parse_args(argv)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    end_with_parent()
+
+    def emit(row: Row) -> None:
+        answers.write(json.dumps(row) + "\n")
+        answers.flush()
+
+    stage = Stage(options.out, options.rehearse)
+    for line in sys.stdin:
+        word, _, item = line.strip().partition(" ")
+        reason = ""
+        torch.set_float32_matmul_precision("highest")  # whatever the last item has set
+        try:
+            DO[word](stage, item, emit)
+        except Exception as error:  # whatever it is, the next item comes
+            traceback.print_exc()
+            reason = f"{type(error).__name__}: {error}"[:1000]
+        broken = _settle()
+        emit({"end": reason or (f"the device broke: {broken}" if broken else ""),
+              "broken": bool(broken)})  # fmt: skip
+        if broken:
+            os._exit(3)  # what is left to do on the device would hang or fail
+    if stage.pool is not None:
+        stage.pool.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -46,6 +46,7 @@ COLUMNS = {
     "ours-compile": "our layers, compiled",
     "compile-graph": "compile, CUDA graphs",
     "compile-autotune": "autotune",
+    "hand-written": "backward by hand, compiled",
     "complex": "complex64",
     "jax": "JAX",
     "torchdiffeq": "torchdiffeq",
@@ -57,7 +58,8 @@ YARDSTICKS = {
     "linear": "`nn.Linear`", "one-model": "K single models", "one-thread": "ours, one thread",
 }  # fmt: skip
 ON_GPUS = {
-    name: COLUMNS[name] for name in ("eager", "compile", "compile-graph", "compile-autotune")
+    name: COLUMNS[name]
+    for name in ("eager", "compile", "compile-graph", "compile-autotune", "hand-written")
 }
 ON_PAGES = {"eager": "eager", "compile": "`torch.compile`"}
 ONE_THREAD = "one-thread"

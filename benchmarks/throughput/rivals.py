@@ -8,6 +8,7 @@ compile            torch.compile of eager, default mode
 ours-compile       torch.compile of our layer; to train it, with torch's loss and Adam
 compile-graph      mode="reduce-overhead": torch's own CUDA graphs (on a GPU)
 compile-autotune   mode="max-autotune"
+hand-written       torch.compile of a forward and a backward written by hand in torch (on a GPU)
 graph, eager-graph, linear-graph
                    a pass of ours, eager, linear captured in a CUDA graph and replayed (on a GPU)
 complex            Re(exp(W log x)) in complex64, the gate as in the layer
@@ -41,6 +42,7 @@ from npu_kernels import functional, optim, reference, training
 OURS, EAGER, LAYERS, LOOP = "ours", "eager", "layers", "loop"
 COMPILE, COMPILE_GRAPH, AUTOTUNE = "compile", "compile-graph", "compile-autotune"
 OURS_COMPILE = "ours-compile"
+HAND_WRITTEN = "hand-written"
 COMPLEX, ONE_MODEL, JAX, LINEAR = "complex", "one-model", "jax", "linear"
 ONE_THREAD = "one-thread"
 TORCHDIFFEQ, SCIPY, DIFFRAX = SOLVERS = "torchdiffeq", "scipy", "diffrax"
@@ -51,6 +53,7 @@ COMPILED = {
     OURS_COMPILE: "default",
     COMPILE_GRAPH: "reduce-overhead",
     AUTOTUNE: "max-autotune",
+    HAND_WRITTEN: "default",
 }  # mode
 RIVALS = (
     OURS, EAGER, LAYERS, LOOP, *COMPILED, COMPLEX, ONE_MODEL, ONE_THREAD, JAX, *SOLVERS, LINEAR,
@@ -92,6 +95,34 @@ COMPLEX_FORMULAS: dict[str, Callable[..., Tensor]] = {
     "npu": _complex_npu,
     "realnpu": lambda x, weight, gate: _complex_npu(x, weight, torch.zeros_like(weight), gate),
 }
+
+
+class HandWritten(torch.autograd.Function):
+    """An NPU that saves its logarithms, phases, exponentials and sines for a backward by hand."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor) -> Tensor:
+        g, negative = gate.clamp(0, 1).unsqueeze(-2), (x < 0).to(x.dtype)
+        r = g * (x.abs() + EPS) + (1 - g)
+        log_r, k = r.log(), math.pi * g * negative
+        size = (log_r @ weight_re.mT - k @ weight_im.mT).exp()
+        q = log_r @ weight_im.mT + k @ weight_re.mT
+        y, s = size * q.cos(), size * q.sin()
+        ctx.save_for_backward(x, weight_re, weight_im, gate, log_r, k, y, s)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, ...]:
+        x, weight_re, weight_im, gate, log_r, k, y, s = ctx.saved_tensors
+        p, q = grad_y * y, -grad_y * s
+        of_log, of_k = p @ weight_re + q @ weight_im, q @ weight_re - p @ weight_im
+        of_r, g = of_log / log_r.exp(), gate.clamp(0, 1).unsqueeze(-2)
+        of_gate = of_r * (x.abs() + EPS - 1) + math.pi * of_k * (x < 0)
+        inside = (gate >= 0) & (gate <= 1)
+        return (
+            of_r * g * x.sign(), p.mT @ log_r + q.mT @ k, q.mT @ log_r - p.mT @ k,
+            of_gate.sum(-2) * inside,
+        )  # fmt: skip
 
 
 class Formula(nn.Module):
@@ -289,6 +320,7 @@ def not_applicable(
         **dict.fromkeys(GRAPHS, not (captures and layer_pass)),
         OURS_COMPILE: case.kind not in (cases.FORWARD, cases.STEP, cases.TRAIN),
         COMPILE_GRAPH: device == "cpu" or not layer_pass,
+        HAND_WRITTEN: device == "cpu" or case.layer != "npu" or case.kind != cases.STEP,
         LAYERS: not training_pass,
         ONE_MODEL: not models or case.kind == cases.RUN,
         COMPLEX: case.layer not in COMPLEX_FORMULAS,
@@ -370,7 +402,8 @@ def _run(rival: str, case: Case, operands: Operands) -> Workload:
 
 def _formula(rival: str, case: Case, operands: Operands) -> nn.Module:
     """The eager formula, compiled for a rival that compiles it."""
-    module = Formula(FORMULAS[case.layer], operands.parameters)
+    function: Any = HandWritten.apply if rival == HAND_WRITTEN else FORMULAS[case.layer]
+    module = Formula(function, operands.parameters)
     if rival in COMPILED:
         module.compile(dynamic=False, mode=COMPILED[rival])
     return module

@@ -235,6 +235,26 @@ def test_rivals_compute_the_same(case, monkeypatch):
         assert rivals.COMPLEX in compared
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
+@pytest.mark.parametrize("size", [TINY, MODELS], ids=str)
+def test_a_backward_by_hand(size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled without a break of the graph."""
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_to_graphs)
+    case = Case("npu", STEP, size)
+    operands = draw(case)
+    workload = rivals.build(rivals.HAND_WRITTEN, case, operands)
+    assert workload.results is not None
+    assert rivals.error(workload.results(), rivals.exact(case, operands)) < 2e-5
+    assert rivals.not_applicable(rivals.HAND_WRITTEN, case, 1) == ""  # on the CPU
+
+
+def compile_to_graphs(module: torch.nn.Module, **options: object) -> None:
+    torch._dynamo.reset()
+    module.forward = torch.compile(  # type: ignore[method-assign]
+        module.forward, backend="aot_eager", fullgraph=True
+    )
+
+
 def test_jax_is_measured_where_it_gets_as_many_cores(monkeypatch):
     monkeypatch.setattr(rivals.importlib.util, "find_spec", lambda name: object())
     case = Case("npu", STEP, TINY)
