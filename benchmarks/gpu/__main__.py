@@ -181,7 +181,7 @@ REHEARSED = {
 
 
 class Worker:
-    """A process that runs items, one after the other; `place`: the facts of all of its rows."""
+    """A process that runs items, one after the other; `machine`: the facts of all of its rows."""
 
     def __init__(self, out: Path, rehearsal: bool) -> None:
         environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
@@ -195,8 +195,8 @@ class Worker:
                 program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
                 cwd=ROOT, env=environment, start_new_session=True,
             )  # fmt: skip
-        self.alive, self.place = True, Row()
-        self.problem = self.do("place", START_SECONDS, self.place.update)
+        self.alive, self.machine = True, Row()
+        self.problem = self.do("machine", START_SECONDS, self.machine.update)
 
     def do(self, item: str, seconds: float, emit: Callable[[Row], None]) -> str:
         """Run an item; return why it failed, or "". After `seconds` the process is killed."""
@@ -299,14 +299,14 @@ class Run:
         first = self._worker(name)
         if first is None:
             return 0, 1, len(part.items)
-        done, failed = self.attempts(first.place)
+        done, failed = self.attempts(first.machine)
         missing = sorted((i for i in part.items if i not in done), key=lambda i: failed[i])
         waiting = deque(item for item in missing if failed[item] < MOST_FAILURES)
         count = Counter(failed=len(missing) - len(waiting))
         if len(missing) < len(part.items):
             self.tell(f"{name}: {len(part.items) - len(missing)} items are done already")
 
-        def work(worker: Worker | None) -> None:
+        def serve(worker: Worker | None) -> None:
             while waiting and deadline - time.monotonic() > SHORTEST:
                 worker = worker if worker is not None and worker.alive else self._worker(name)
                 if worker is None:
@@ -318,10 +318,10 @@ class Run:
                     count[self._item(worker, name, item, part.item_seconds, remaining)] += 1
 
         more = range(min(jobs, len(waiting)) - 1)
-        threads = [threading.Thread(target=work, args=(None,)) for _ in more]
+        threads = [threading.Thread(target=serve, args=(None,)) for _ in more]
         for thread in threads:
             thread.start()
-        work(first)
+        serve(first)
         for thread in threads:
             thread.join()
         if part.jobs > 1:  # first launches and pytest leave settings behind that times depend on
@@ -345,7 +345,7 @@ class Run:
 
     def _item(self, worker: Worker, part: str, item: str, limit: float, remaining: float) -> str:
         """Do an item, at most `limit` or the part's `remaining` seconds; done, failed or left."""
-        common = {"part": part, "item": item, **worker.place}
+        common = {"part": part, "item": item, **worker.machine}
         begin = time.monotonic()
 
         def emit(row: Row) -> None:
@@ -354,12 +354,12 @@ class Run:
                 self.tell(f"{item}: {told(row)}")
 
         why = worker.do(item, min(limit, remaining), emit)
-        taken = time.monotonic() - begin
-        cut_off = bool(why) and taken >= remaining
-        row = {**common, "end": why, "seconds": round(taken, 2)}
+        duration = time.monotonic() - begin
+        cut_off = bool(why) and duration >= remaining
+        row = {**common, "end": why, "seconds": round(duration, 2)}
         self.add({**row, "cut_off": True} if cut_off else row)
         end = "cut off" if cut_off else f"FAILED: {why}" if why else "done"
-        self.tell(f"{item}: {end} in {taken:.1f} s")
+        self.tell(f"{item}: {end} in {duration:.1f} s")
         if not why:
             self._done.add(item)
         return "left" if cut_off else "failed" if why else "done"
@@ -428,14 +428,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                 part = part._replace(seconds=120, item_seconds=90, items=REHEARSED[name])
             part_seconds = min(part.seconds, limit - (start - begin))
             if part_seconds < SHORTEST or not part.items:
-                done, failed, left = 0, 0, len(part.items)
+                done, failed, waiting = 0, 0, len(part.items)
             else:
                 tell(f"{name}: {part.title}, at most {part_seconds:.0f} s")
                 jobs = min(part.jobs, options.jobs or max(1, (os.cpu_count() or 1) - 2))
-                done, failed, left = run.part(name, part, jobs, part_seconds)
-            bad = bad or bool(failed or left)
-            taken = time.monotonic() - start
-            lines.append(f"{name:<9} {taken:4.0f} s: {done} done, {failed} failed, {left} left")
+                done, failed, waiting = run.part(name, part, jobs, part_seconds)
+            bad = bad or bool(failed or waiting)
+            duration = time.monotonic() - start
+            lines.append(
+                f"{name:<9} {duration:4.0f} s: {done} done, {failed} failed, {waiting} left"
+            )
     finally:
         run.close()
     tell("the end")

@@ -67,8 +67,8 @@ def graphs(device: Any) -> Answers:
             one_by_one = nn.Sequential(copy.deepcopy(model), UnknownLayer())
             steps = 60 if _on_gpu(device) else 8
             runs = [
-                _silent_run(each, x, x.mean(-1, keepdim=True), steps=steps, **setting)
-                for each in (model, one_by_one)
+                _silent_run(module, x, x.mean(-1, keepdim=True), steps=steps, **setting)
+                for module in (model, one_by_one)
             ]
             losses = _difference(runs[0].losses, runs[1].losses)
             pairs = zip(model.parameters(), one_by_one.parameters(), strict=True)

@@ -124,7 +124,7 @@ class Words:
         )  # fmt: skip
 
 
-def place(stage: Stage, item: str, emit: Emit) -> None:
+def machine(stage: Stage, item: str, emit: Emit) -> None:
     """The facts of every row: the device and the versions that results depend on."""
     gpu = "none" if stage.rehearsal else torch.cuda.get_device_name()
     versions = {"torch": torch, "triton": triton, "npu_kernels": npu_kernels}
@@ -382,7 +382,7 @@ def compare(stage: Stage, item: str, emit: Emit) -> None:
                 for name, values in _timed(stage, {"alone_us": run, "graph_us": replay}).items():
                     times[kind, name] += values
     sizes = architecture, size.inputs, size.outputs, size.models
-    taken = {"alone": large_is_faster(*sizes), "graph": large_is_faster(*sizes, True)}
+    chosen = {"alone": large_is_faster(*sizes), "graph": large_is_faster(*sizes, True)}
     bad = []
     for kind, errors_of in pairs.items():
         if not all(ours <= _bound(eager, torch.float32, precision) for ours, eager in errors_of):
@@ -393,7 +393,7 @@ def compare(stage: Stage, item: str, emit: Emit) -> None:
         }
         emit({
             "size": words.first[1], "precision": precision, "kernels": kind, **micro,
-            "errors": [ours for ours, _ in errors_of], "taken": taken,
+            "errors": [ours for ours, _ in errors_of], "taken": chosen,
             "eager_errors": [eager for _, eager in errors_of], "good": kind not in bad,
             "told": f"{kind} {micro['alone_us']} us, in a graph {micro['graph_us']} us",
         })  # fmt: skip
@@ -454,7 +454,7 @@ def loop(measure: Callable[..., Iterator[Row]], stage: Stage, item: str, emit: E
 # ---- the process ---------------------------------------------------------------------------------
 
 DO: dict[str, Callable[[Stage, str, Emit], None]] = {
-    "place": place, "env": env, "decide": decide, "smoke": smoke, "memcheck": memcheck,
+    "machine": machine, "env": env, "decide": decide, "smoke": smoke, "memcheck": memcheck,
     "tests": tests, "warm": warm, "bench": bench, "compare": compare, "tune": tune_one,
     "training": partial(loop, loops.train), "rollout": partial(loop, loops.roll),
 }  # fmt: skip

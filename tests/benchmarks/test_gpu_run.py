@@ -29,7 +29,7 @@ for item in map(str.strip, sys.stdin):
         say(end="the device broke", broken=True)
         time.sleep(60)
     if item == "dies": os._exit(7)
-    if item == "place": say(gpu=os.environ.get("FAKE_GPU", "a"), torch="2")
+    if item == "machine": say(gpu=os.environ.get("FAKE_GPU", "a"), torch="2")
     else: say(rival="eager", median_us=1.0, ratio=2.0, file="bench.jsonl")
     say(end="ValueError: no" if item == "fails" and not os.environ.get("MENDED") else "")
 """
