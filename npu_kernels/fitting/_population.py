@@ -59,8 +59,11 @@ class Population:
     @staticmethod
     def concatenate(parts: Sequence[Population]) -> Population:
         """Return all models of several populations."""
-        fields = zip(*((p.flat, p.problem, p.start) for p in parts), strict=True)
-        return Population(*map(torch.cat, fields))
+        return Population(
+            flat=torch.cat([part.flat for part in parts]),
+            problem=torch.cat([part.problem for part in parts]),
+            start=torch.cat([part.start for part in parts]),
+        )
 
 
 def _kind(unit: Unit, name: str) -> int:
@@ -125,10 +128,10 @@ class Template:
             raise ValueError(f"{function}: {rule}, got {self.device}")
         self.shapes = [tuple(t.shape[1:]) for t in tensors]
         self.sizes = [math.prod(shape) for shape in self.shapes]
-        self.kinds = [_kind(*owner) for owner in self.units]
+        self.kinds = [_kind(unit, name) for unit, name in self.units]
         self.intervals = [
-            _interval(*owner, kind, recipe.bound)
-            for owner, kind in zip(self.units, self.kinds, strict=True)
+            _interval(unit, name, kind, recipe.bound)
+            for (unit, name), kind in zip(self.units, self.kinds, strict=True)
         ]
         # The kind of each of the P parameters of one model [P]:
         sizes = torch.tensor(self.sizes)
@@ -153,7 +156,7 @@ class Template:
     def unflatten(self, flat: Tensor) -> list[Tensor]:
         """Return rows ``[K, P]`` as contiguous tensors ``[K, ...]``."""
         parts = zip(flat.split(self.sizes, 1), self.shapes, strict=True)
-        return [part.contiguous().view(-1, *shape) for part, shape in parts]
+        return [part.contiguous().view((-1, *shape)) for part, shape in parts]
 
     def build(self, flat: Tensor) -> nn.Module:
         """Return a new module of K models with copies of rows ``[K, P]``."""
@@ -217,7 +220,7 @@ class Template:
         for (unit, name), kind, shape, part in columns:
             bounds = self._start_bounds(unit, name, kind, recipe, starts)
             low, high = (bound.view(1, -1, 1) for bound in bounds)
-            part = (low + (high - low) * part).view(len(draws), starts, *shape)
+            part = (low + (high - low) * part).view((len(draws), starts, *shape))
             if kind in (GATE, POWER):
                 count = self._inputs(unit, recipe, starts).unsqueeze(1)
                 used = torch.arange(unit.in_features) < count  # [S, I]

@@ -109,8 +109,8 @@ class Searching(Stage):
         moved_count = int(moved.max()) if len(moved) else 0
         models = models.rounded(template, 1, (GATE,))
         rounding = torch.zeros_like(models.start)
-        rest = (moved_count, models, template.kind == GATE, rounding)
-        return Refining.begin(judge, self.number + 1, *rest)
+        held = template.kind == GATE
+        return Refining.begin(judge, self.number + 1, moved_count, models, held, rounding)
 
 
 class Refining(Stage):
@@ -184,9 +184,14 @@ class Refining(Stage):
             starts.append(models.at(torch.where(near, rounded, models.flat)))
             held.append(near | gate)
             rounding.append(torch.full_like(models.start, denominator))
-        models = Population.concatenate(starts)
-        rest = (self.moved, models, torch.cat(held), torch.cat(rounding))
-        return Settling.begin(judge, self.number + 1, *rest)
+        return Settling.begin(
+            judge,
+            self.number + 1,
+            self.moved,
+            Population.concatenate(starts),
+            torch.cat(held),
+            torch.cat(rounding),
+        )
 
 
 class Settling(Refining):
@@ -287,7 +292,8 @@ class Run:
         self._dtypes = f"x {x.dtype}, y {y.dtype}, model {template.dtype}"
         x, y, dtype = x.to(template.device), y.to(template.device), y.dtype
         self.scale = Scale(template, x, y)
-        self.data = Data.split(*self.scale.divided(x, y), self.seeds, recipe, template.device)
+        x, y = self.scale.divided(x, y)
+        self.data = Data.split(x, y, self.seeds, recipe, template.device)
         self.judge = judge = Judge(template, recipe, self.data, self.scale, starts, dtype)
         generators = [stream("start", seed) for seed in self.seeds]
         tensors = template.start(generators, starts, recipe)
@@ -421,8 +427,8 @@ class Run:
         They are weighted as those of the loss.
         """
         device = self.template.device
-        divided = self.scale.divided(x.to(device), y.to(device))
-        rows = self.data.weighted(*divided, self.recipe)
+        x, y = self.scale.divided(x.to(device), y.to(device))
+        rows = self.data.weighted(x, y, self.recipe)
         return self.scale.score(self.result().models, rows)
 
     # ---- fits after this one ---------------------------------------------------------------------

@@ -333,7 +333,10 @@ class _Simplifier:
             self.fix(entry)
             number, error, accepted = self.choose(entry, options(before), 1 + len(ranked))
             self.fix(entry, accepted)
-            changes.append(Change(*entry, float(before), number, single_error, error, accepted))
+            parameter, index = entry
+            changes.append(
+                Change(parameter, index, float(before), number, single_error, error, accepted)
+            )
             if accepted:
                 self.error = error
                 if self.refit is not None:  # the refit has moved the other entries
@@ -378,7 +381,10 @@ class _Simplifier:
             self.fix(entry)
             if before != 0:
                 self.error = self.score(self.module)
-                changes.append(Change(*entry, before, 0.0, self.error, self.error, True))
+                parameter, index = entry
+                changes.append(
+                    Change(parameter, index, before, 0.0, self.error, self.error, accepted=True)
+                )
         if changes:
             self.record("unused", start, changes)
 

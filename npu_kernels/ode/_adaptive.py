@@ -48,6 +48,7 @@ from npu_kernels.ode import _checks as checks
 from npu_kernels.ode import _implicit as implicit
 from npu_kernels.ode import _methods as methods
 from npu_kernels.ode._implicit import Attempt, detached
+from npu_kernels.ode._implicit import Control as Control
 from npu_kernels.ode._loop import Weights, as_rows, combine, slope_function, stage_rows
 from npu_kernels.ode._methods import PAIRS, STAGES, Method
 from npu_kernels.reference import STRAIGHT_THROUGH
@@ -83,24 +84,6 @@ class Steps(NamedTuple):
     last: Tensor
 
 
-class Control(NamedTuple):
-    """What bounds the steps.
-
-    max_at_bound: a trajectory ends as STIFF where so many of its steps, and half of them, are at
-    the bound of stability. eps: a power layer's; 0 for any other model.
-    """
-
-    rtol: float
-    atol: float
-    max_steps: int
-    max_at_bound: int
-    eps: float = 0.0
-
-    @property
-    def tolerances(self) -> tuple[float, float, float]:
-        return self.rtol, self.atol, self.eps
-
-
 def step(
     f: RightSide, u: Tensor, k1: Tensor, h: Tensor, pair: Method
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -117,7 +100,7 @@ def _attempt(
 ) -> Attempt:
     """Try a step of size h ``[..., 1]`` where `runs` ``[...]``."""
     if pair.diagonal:
-        return implicit.attempt(f, u, k1, h, runs, pair, control.tolerances)
+        return implicit.attempt(f, u, k1, h, runs, pair, control)
     states, k = step(detached(f), u, k1, h, pair)
     return Attempt(states, k, runs, torch.zeros_like(runs), (STAGES - 1) * runs.long())
 
@@ -176,7 +159,7 @@ def _find_steps(f: RightSide, u: Tensor, t: Tensor, pair: Method, control: Contr
     time = torch.full_like(size, begin)
     size = torch.maximum(size, 2 * _shortest(time, span))
     before = torch.full_like(size, 1e-4)  # the error of the accepted step before
-    counts = torch.zeros(*size.shape, 5, dtype=torch.int64)
+    counts = torch.zeros((*size.shape, 5), dtype=torch.int64)
     clock = torch.full((*size.shape, 3), torch.nan, dtype=torch.float64)
     accepted, rejected, stiff, status, evaluations = counts.unbind(-1)
     evaluations += 2
@@ -230,7 +213,7 @@ def _find_steps(f: RightSide, u: Tensor, t: Tensor, pair: Method, control: Contr
 def _pack(step_ends: list[Tensor], accepts: list[Tensor], time: Tensor, accepted: Tensor) -> Tensor:
     """Return the times of the accepted steps ``[..., N]``, one after the other."""
     if not step_ends or accepted.numel() == 0:
-        return time.new_empty(*time.shape, 0)
+        return time.new_empty((*time.shape, 0))
     order = torch.stack(accepts, -1).logical_not().to(torch.int8).argsort(dim=-1, stable=True)
     times = torch.stack(step_ends, -1).gather(-1, order)[..., : int(accepted.max())]
     is_step = torch.arange(times.shape[-1]) < accepted.unsqueeze(-1)
@@ -261,9 +244,9 @@ def replay(
     values = exact.detach()
     shift = (exact[1:] - values[1:]) - (exact[0] - values[0])  # zeros with t's derivative
     sign = 1.0 if values[-1] > values[0] else -1.0
-    step_ends = torch.cat([values[0].expand(*lead, 1), times], -1)
+    step_ends = torch.cat([values[0].expand((*lead, 1)), times], -1)
     sizes = step_ends.diff(dim=-1)
-    sorted_ends, targets = sign * step_ends[..., 1:], (sign * values[1:]).expand(*lead, -1)
+    sorted_ends, targets = sign * step_ends[..., 1:], (sign * values[1:]).expand((*lead, -1))
     index = torch.searchsorted(sorted_ends.contiguous(), targets.contiguous())
     reached = index < steps
     index = index.clamp(max=steps - 1)
@@ -288,12 +271,21 @@ def replay(
         is_inside = inside[..., columns].to(u.device)
         share = torch.where(is_inside, x[..., columns], 1.0).to(u)
         h = torch.where(is_inside, size[..., columns].to(u.device), 0.0).to(u)
-        path = torch.stack(states, -2), torch.stack(end_states, -2), torch.stack(slopes, -3)
-        outputs = _dense(f, *path, step_index, share, h, pair, control)
+        outputs = _dense(
+            f=f,
+            states=torch.stack(states, -2),
+            end_states=torch.stack(end_states, -2),
+            slopes=torch.stack(slopes, -3),
+            index=step_index,
+            x=share,
+            size=h,
+            pair=pair,
+            control=control,
+        )
         outputs = torch.where(is_inside.unsqueeze(-1), outputs, 0)
         return u, k1, outputs, columns.to(u.device)
 
-    u, k1, result = u0, f(u0), u0.new_zeros(*lead, len(values) - 1, u0.shape[-1])
+    u, k1, result = u0, f(u0), u0.new_zeros((*lead, len(values) - 1, u0.shape[-1]))
     length = length or steps
     for first in range(0, steps, length):
         count = min(length, steps - first)
@@ -313,7 +305,7 @@ def _repeat(
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the new state and all slopes of a step, differentiable."""
     if pair.diagonal:
-        return implicit.step(f, u, k1, h, pair, control.tolerances)
+        return implicit.step(f, u, k1, h, pair, control)
     states, k = step(f, u, k1, h, pair)
     return states[-1], k
 
@@ -334,13 +326,13 @@ def _dense(
     states, end_states ``[..., N, D]``: of the steps. slopes ``[..., N, 7, D]``.
     """
     d = states.shape[-1]
-    columns = index.unsqueeze(-1).expand(*index.shape, d)
+    columns = index.unsqueeze(-1).expand((*index.shape, d))
     u = states.gather(-2, columns)
-    k = slopes.gather(-3, index[..., None, None].expand(*index.shape, STAGES, d))
+    k = slopes.gather(-3, index[..., None, None].expand((*index.shape, STAGES, d)))
     if pair.diagonal:
         rows = [part.flatten(-3, -2) for part in (u, *k.unbind(-2))]  # as f takes them
         h, share = (part.flatten(-2).unsqueeze(-1) for part in (size, x))
-        within = implicit.output(f, rows[0], rows[1:], h, share, pair, control.tolerances)
+        within = implicit.output(f, rows[0], rows[1:], h, share, pair, control)
         # At the end the state itself; its derivatives for t are the solution's, as the next step's.
         shift, end = h * (share - 1), end_states.gather(-2, columns).flatten(-3, -2)
         end = end + shift * f(end + shift / 2 * rows[-1])
@@ -409,11 +401,11 @@ def run(call: Call, t: Tensor, u0: Tensor, weights: Weights) -> tuple[Tensor, ..
         return apply_alone(AdaptiveFunction, call, *plain)  # type: ignore[no-any-return]
     if torch.is_grad_enabled() and any(w is not None and w.requires_grad for w in tensors):
         return AdaptiveFunction.apply(call, *tensors)  # type: ignore[no-untyped-call,no-any-return]
-    return forward(call, False, *tensors)[:4]
+    return forward(call, False, t, u0, weights)[:4]
 
 
 def forward(
-    call: Call, keep: bool, t: Tensor, u0: Tensor, *weights: Tensor | None
+    call: Call, keep: bool, t: Tensor, u0: Tensor, weights: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
     """Call the operator.
 
@@ -426,7 +418,11 @@ def forward(
         *_as_models(call, u0, weights),
         times,
         call.pair.numbers,
-        *call.control,  # its last one is eps
+        call.rtol,
+        call.atol,
+        call.max_steps,
+        call.max_at_bound,
+        call.eps,
         call.clip,
         SAVED_EVERY[call.memory] if keep else 0,
     )
@@ -441,7 +437,10 @@ class AdaptiveFunction(Function):
 
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        path, counts, clock, last, *saved = forward(call, True, *tensors)  # type: ignore[arg-type]
+        t, u0, *weights = tensors
+        assert t is not None
+        assert u0 is not None
+        path, counts, clock, last, *saved = forward(call, True, t, u0, weights)
         ctx.save_for_backward(*tensors, counts, clock, *saved)
         ctx.call = call
         ctx.mark_non_differentiable(counts, clock, last)
@@ -477,8 +476,17 @@ def _fused(
         (grad_rows if has_models else grad_rows.unsqueeze(0)).contiguous(),
         *_as_models(call, u0, weights),
         t.detach().to("cpu", torch.float64).contiguous(),
-        *(counts, times, states, call.pair.numbers, call.rtol, call.atol, call.eps, call.clip),
-        *(SAVED_EVERY[call.memory], is_straight_through, needs),
+        counts,
+        times,
+        states,
+        call.pair.numbers,
+        call.rtol,
+        call.atol,
+        call.eps,
+        call.clip,
+        SAVED_EVERY[call.memory],
+        is_straight_through,
+        needs,
     )
     of_times = grad_t.sum(0)
     of_times[0] = -of_times.sum()
@@ -589,7 +597,7 @@ class _Result(NamedTuple):
 def _solve(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
     fused = not eager_only() or outside_of_transforms((times, u0, *weights)) is not None
     if fused and dispatch.backend_for(weights[0]) == "cpu":
-        return _Result(*run(call, times, u0, weights))
+        return _Result._make(run(call, times, u0, weights))
     return _eager(call, times, u0, weights)
 
 

@@ -146,11 +146,12 @@ def check_dt(function: str, dt: Any) -> float:
 # ---- tensors -----------------------------------------------------------------------------------
 
 
-def fits(u0: Any, weight_re: Any, weight_im: Any, gate: Any, weight: Any) -> bool:
+def fits(u0: Any, weights: Sequence[Any]) -> bool:
     """Return whether this is the common valid case on the CPU, by the cheapest comparisons.
 
     What does not fit goes to `check_tensors`, which says why.
     """
+    weight_re, weight_im, gate, weight = weights
     try:
         dtype, shape = weight_re.dtype, weight_re.shape
         *models, h, d = shape
@@ -227,7 +228,7 @@ def has_starts(function: str, u0: Tensor, weight_re: Tensor) -> bool:
 def check_operands(options: Options, u0: Tensor, weights: Weights) -> tuple[float, bool]:
     """Return eps, by default the dtype's, and whether u0 has a dimension of starts; or raise."""
     function = options.function
-    if is_tracing() or not fits(u0, *weights):
+    if is_tracing() or not fits(u0, weights):
         names = "weight_re", "weight_im", "gate", "weight"
         unrecorded(check_tensors, function, u0, dict(zip(names, weights, strict=True)))
     if options.eps is None:

@@ -39,6 +39,20 @@ DERIVATIVES = 2  # how often a slope can be differentiated: one correction for e
 RightSide = Callable[[Tensor], Tensor]
 
 
+class Control(NamedTuple):
+    """What bounds the steps.
+
+    max_at_bound: a trajectory ends as STIFF where so many of its steps, and half of them, are at
+    the bound of stability. eps: a power layer's; 0 for any other model.
+    """
+
+    rtol: float
+    atol: float
+    max_steps: int
+    max_at_bound: int
+    eps: float = 0.0
+
+
 class Attempt(NamedTuple):
     """A step that was tried, of every trajectory.
 
@@ -72,7 +86,7 @@ def jacobian(f: RightSide, u: Tensor) -> Tensor:
         constant.requires_grad_()
         sums = f(constant).flatten(0, -2).sum(0)
         if not sums.requires_grad:
-            return u.new_zeros(*u.shape, d)
+            return u.new_zeros((*u.shape, d))
         options: dict[str, Any] = {"retain_graph": True, "materialize_grads": True}
         rows = [torch.autograd.grad(total, constant, **options)[0] for total in sums]
     return torch.stack(rows, -2)
@@ -126,13 +140,13 @@ class Newton:
         h: Tensor,
         runs: Tensor,
         pair: Method,
-        rtol: float,
-        atol: float,
-        eps: float,
+        control: Control,
     ) -> None:
-        self.jump = JUMP * eps
+        rtol = control.rtol
+        self.jump = JUMP * control.eps
         self.bound = max(10 * torch.finfo(u.dtype).eps / rtol, min(MOST_ERROR, math.sqrt(rtol)))
-        self.f, self.scaled, self.unit = detached(f), h * pair.diagonal, atol + rtol * u.abs()
+        self.f, self.scaled = detached(f), h * pair.diagonal
+        self.unit = control.atol + rtol * u.abs()
         self.inverse = newton_inverse(f, u, self.scaled)
         self.solved, self.broken = runs.clone(), torch.zeros_like(runs)
         self.rate = torch.ones(runs.shape, dtype=torch.float64)
@@ -171,10 +185,10 @@ def attempt(
     h: Tensor,
     runs: Tensor,
     pair: Method,
-    control: tuple[float, float, float],
+    control: Control,
 ) -> Attempt:
-    """Try a step of size h ``[..., 1]`` where `runs` ``[...]``; control: rtol, atol and eps."""
-    newton = Newton(f, u, h, runs, pair, *control)
+    """Try a step of size h ``[..., 1]`` where `runs` ``[...]``."""
+    newton = Newton(f, u, h, runs, pair, control)
     states, k = [], [k1]
     for row, guess in zip(stage_rows(pair.tableau), guesses(pair), strict=True):
         w = u + h * combine(k, row)
@@ -189,7 +203,7 @@ def step(
     k1: Tensor,
     h: Tensor,
     pair: Method,
-    control: tuple[float, float, float],
+    control: Control,
 ) -> tuple[Tensor, list[Tensor]]:
     """Step by h ``[..., 1]``, a constant: the new state and all slopes, differentiable."""
     newton = _everywhere(f, u, h, pair, control)
@@ -208,7 +222,7 @@ def output(
     h: Tensor,
     x: Tensor,
     pair: Method,
-    control: tuple[float, float, float],
+    control: Control,
 ) -> Tensor:
     """The states at the shares x ``[..., 1]`` of steps of size h: each a stage of its own.
 
@@ -227,13 +241,11 @@ def output(
     return w + newton.scaled * _slope(f, newton, w, guess)
 
 
-def _everywhere(
-    f: RightSide, u: Tensor, h: Tensor, pair: Method, control: tuple[float, float, float]
-) -> Newton:
+def _everywhere(f: RightSide, u: Tensor, h: Tensor, pair: Method, control: Control) -> Newton:
     """Return Newton's method for a step of all rows, without derivatives."""
     with torch.no_grad():
         runs = torch.ones(u.shape[:-1], dtype=torch.bool)
-        return Newton(f, u.detach(), h, runs, pair, *control)
+        return Newton(f, u.detach(), h, runs, pair, control)
 
 
 def _slope(f: RightSide, newton: Newton, w: Tensor, guess: Tensor) -> Tensor:

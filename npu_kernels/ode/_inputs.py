@@ -175,7 +175,7 @@ def along(parts: list[Piece], u0: Tensor, solve: Callable[[Piece, Tensor], Tenso
 
 def with_inputs(states: Tensor, first: Tensor) -> Tensor:
     """Return states ``[..., D + J]``: the given ones, then the inputs' values ``[J]``."""
-    return torch.cat([states, first.to(states).expand(*states.shape[:-1], -1)], -1)
+    return torch.cat([states, first.to(states).expand((*states.shape[:-1], -1))], -1)
 
 
 def driven(weights: Weights, slope: Tensor, clip: bool) -> Weights:
@@ -189,11 +189,11 @@ def driven(weights: Weights, slope: Tensor, clip: bool) -> Weights:
     count = slope.shape[-1]
 
     def with_product(exponents: Tensor) -> Tensor:
-        return torch.cat([exponents, exponents.new_zeros(*models, 1, states + count)], -2)
+        return torch.cat([exponents, exponents.new_zeros((*models, 1, states + count))], -2)
 
-    rows = weight.new_zeros(*models, count, h)
-    column = torch.cat([slope.new_zeros(*slope.shape[:-1], states), slope], -1).unsqueeze(-1)
-    weight = torch.cat([torch.cat([weight, rows], -2), column.expand(*models, -1, 1)], -1)
+    rows = weight.new_zeros((*models, count, h))
+    column = torch.cat([slope.new_zeros((*slope.shape[:-1], states)), slope], -1).unsqueeze(-1)
+    weight = torch.cat([torch.cat([weight, rows], -2), column.expand((*models, -1, 1))], -1)
     im = None if weight_im is None else with_product(weight_im)
     return with_product(weight_re), im, gate, weight
 
@@ -250,5 +250,5 @@ def integrate_with_inputs(
         behind = [part[..., 1:, :states] for part in extras]
         return path, torch.cat([extras[0][..., :1, :states], *behind], -2)
     if options.statistics:
-        return path, Statistics(*map(sum, zip(*extras, strict=True)))  # type: ignore[arg-type]
+        return path, Statistics._make(map(sum, zip(*extras, strict=True)))
     return path

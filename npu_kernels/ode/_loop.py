@@ -397,8 +397,9 @@ def _checkpointed(
     for first in range(0, steps, length):
         count = min(length, steps - first)
         last = with_last and first + count == steps
-        segment = slope, states[-1], tableau, count, dt, last
-        more, k = checkpoint(explicit_steps, *segment, use_reentrant=False)
+        more, k = checkpoint(
+            explicit_steps, slope, states[-1], tableau, count, dt, last, use_reentrant=False
+        )
         states += more[1:]
         slopes += k
     return states, slopes
@@ -411,10 +412,10 @@ def _forward(
     rows = as_rows(u0, weights[0], loop.has_starts)  # type: ignore[arg-type]
     options = loop.tableau, loop.steps, loop.dt, loop.eps, loop.clip, loop.derivatives, keep
     if dispatch.forces_formulas():
-        trajectory, slopes, stages = ode_forward(rows, *weights, *options)  # type: ignore[call-arg, arg-type]
+        forward: Callable[..., tuple[Tensor, ...]] = ode_forward
     else:
-        outputs = undifferentiated(ops.ode_forward, rows, *weights, *options)
-        trajectory, slopes, stages = outputs
+        forward = functools.partial(undifferentiated, ops.ode_forward)
+    trajectory, slopes, stages = forward(rows, *weights, *options)
     if not loop.has_starts:
         trajectory = trajectory.squeeze(-3)
         slopes = slopes.squeeze(-3) if loop.derivatives else slopes
@@ -444,9 +445,9 @@ class RolloutFunction(Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         needs = sum(bool(need) << bit for bit, need in enumerate(ctx.needs_input_grad[1:]))
         if ctx.choices is None:
-            return None, *_rollout_backward(ctx.loop, needs, *grads, *ctx.saved_tensors)
+            return None, *_rollout_backward(ctx.loop, needs, grads, ctx.saved_tensors)
         with dispatch.as_forward(ctx.choices):
-            return None, *_rollout_backward(ctx.loop, needs, *grads, *ctx.saved_tensors)
+            return None, *_rollout_backward(ctx.loop, needs, grads, ctx.saved_tensors)
 
 
 def _of_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -454,19 +455,29 @@ def _of_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) 
     u0, *weights = inputs[:5]
     tableau, steps, dt, eps, clip, derivatives, save = inputs[5:]
     trajectory, slopes, stages = output
-    memory = "full" if save else "checkpointed"
-    ctx.loop = Loop(tuple(tableau), steps, dt, eps, CLIP, clip, memory, derivatives, True)
+    ctx.loop = Loop(
+        tableau=tuple(tableau),
+        steps=steps,
+        dt=dt,
+        eps=eps,
+        gate_gradient=CLIP,
+        clip=clip,
+        memory="full" if save else "checkpointed",
+        derivatives=derivatives,
+        has_starts=True,
+    )
     ctx.save_for_backward(u0, trajectory, *weights, stages)
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(stages, *(() if derivatives else (slopes,)))
+    if derivatives:
+        ctx.mark_non_differentiable(stages)
+    else:
+        ctx.mark_non_differentiable(stages, slopes)
 
 
 def _operator_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     needs = sum(bool(need) << bit for bit, need in enumerate(ctx.needs_input_grad[:5]))
     options = (None,) * 7
-    grad_trajectory, grad_derivatives, _ = grads
-    paths = grad_trajectory, grad_derivatives
-    return *_rollout_backward(ctx.loop, needs, *paths, *ctx.saved_tensors), *options
+    return *_rollout_backward(ctx.loop, needs, grads[:2], ctx.saved_tensors), *options
 
 
 torch.library.register_autograd(
@@ -475,22 +486,17 @@ torch.library.register_autograd(
 
 
 def _rollout_backward(
-    loop: Loop,
-    needs: int,
-    grad_trajectory: Tensor | None,
-    grad_derivatives: Tensor | None,
-    u0: Tensor,
-    trajectory: Tensor,
-    weight_re: Tensor,
-    weight_im: Tensor | None,
-    gate: Tensor | None,
-    weight: Tensor,
-    stages: Tensor | None,
+    loop: Loop, needs: int, grads: Sequence[Tensor | None], saved: Sequence[Any]
 ) -> tuple[Tensor | None, ...]:
     """Return five gradients, None for those without their bit in `needs`.
 
     They are differentiable where grad mode asks for it.
+
+    grads: of the trajectory and of the derivatives. saved: u0, the trajectory, the weights, and the
+    stages, None for none.
     """
+    grad_trajectory, grad_derivatives = grads
+    u0, trajectory, weight_re, weight_im, gate, weight, stages = saved
     if grad_derivatives is not None and grad_derivatives.numel() == 0:
         grad_derivatives = None
     if grad_trajectory is None and grad_derivatives is None:
@@ -498,8 +504,8 @@ def _rollout_backward(
     operands = (u0, weight_re, weight_im, gate, weight)
     needed = [bool(needs >> bit & 1) for bit in range(5)]
     if torch.is_grad_enabled() and not eager_only():
-        grads = grad_trajectory, grad_derivatives
-        return tuple(differentiate(_formula(loop), operands, needed, grads))
+        paths_grads = grad_trajectory, grad_derivatives
+        return tuple(differentiate(_formula(loop), operands, needed, paths_grads))
     by_formula = eager_only() or dispatch.forces_formulas()
     adjoint: Callable[..., tuple[Tensor, ...]] = (
         ode_backward if by_formula else functools.partial(undifferentiated, ops.ode_backward)
@@ -507,9 +513,9 @@ def _rollout_backward(
     paths: tuple[Tensor | None, ...] = grad_trajectory, grad_derivatives, trajectory
     if not loop.has_starts:
         paths = tuple(None if path is None else path.unsqueeze(-3) for path in paths)
-    saved = trajectory.new_empty(0) if stages is None else stages
+    stages = trajectory.new_empty(0) if stages is None else stages
     options = list(loop.tableau), loop.dt, loop.eps, loop.clip, loop.straight_through
-    grad_u0, *grad_weights = adjoint(*paths, *operands[1:], saved, *options, needs)
+    grad_u0, *grad_weights = adjoint(*paths, *operands[1:], stages, *options, needs)
     if needed[0]:
         grad_u0 = (grad_u0 if loop.has_starts else grad_u0.squeeze(-2)).sum_to_size(u0.shape)
     pairs = zip((grad_u0, *grad_weights), needed, strict=True)
@@ -519,11 +525,18 @@ def _rollout_backward(
 def _backward_of_the_fast_path(*arguments: Any) -> tuple[Tensor | None, ...]:
     """Call `_rollout_backward` with the fast path's arguments; the fast path has no `Loop`."""
     tableau, dt, eps, clip, straight_through, has_starts, needs = arguments[9:]
-    steps = arguments[3].shape[-2] - 1
-    gate_gradient = STRAIGHT_THROUGH if straight_through else CLIP
-    has_derivatives = arguments[1] is not None
-    options = eps, gate_gradient, clip, "full", has_derivatives, has_starts
-    return _rollout_backward(Loop(tuple(tableau), steps, dt, *options), needs, *arguments[:9])
+    loop = Loop(
+        tableau=tuple(tableau),
+        steps=arguments[3].shape[-2] - 1,
+        dt=dt,
+        eps=eps,
+        gate_gradient=STRAIGHT_THROUGH if straight_through else CLIP,
+        clip=clip,
+        memory="full",
+        derivatives=arguments[1] is not None,
+        has_starts=has_starts,
+    )
+    return _rollout_backward(loop, needs, arguments[:2], arguments[2:9])
 
 
 fast_path.set_backward("ode", _backward_of_the_fast_path)

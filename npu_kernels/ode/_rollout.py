@@ -64,12 +64,12 @@ def integrate_each_start(
             padding = (0, 0, 0, length - len(rows[n]))
             paths[n] = torch.nn.functional.pad(states, padding, value=math.nan)
             if rest:
-                counts[n] = Statistics(*(part[..., position] for part in rest[0]))
+                counts[n] = Statistics._make(part[..., position] for part in rest[0])
     path = torch.stack([paths[n] for n in range(len(rows))], -3)
     if not options.statistics:
         return path
     columns = zip(*(counts[n] for n in range(len(rows))), strict=True)
-    return path, Statistics(*(torch.stack(column, -1) for column in columns))
+    return path, Statistics._make(torch.stack(column, -1) for column in columns)
 
 
 def _rows(function: str, t: Any) -> list[Tensor]:
@@ -337,9 +337,8 @@ def _by_fixed_steps(options: Options, u0: Tensor, weights: Weights) -> Tensor | 
     if fast is not None:
         trajectory, slopes, finite = fast
         if raises and not finite:
-            dimensions = weights[0].dim()
-            shape = dimensions == 3, u0.dim() == dimensions
-            checks.raise_nonfinite(options.function, trajectory, slopes, *shape)
+            has_models, has_starts = weights[0].dim() == 3, u0.dim() == weights[0].dim()
+            checks.raise_nonfinite(options.function, trajectory, slopes, has_models, has_starts)
         return (trajectory, slopes) if options.derivatives else trajectory
     eps, has_starts = checks.check_operands(options, u0, weights)
     if raises and (is_compiling() or is_tracing() or torch._C._are_functorch_transforms_active()):
@@ -349,8 +348,8 @@ def _by_fixed_steps(options: Options, u0: Tensor, weights: Weights) -> Tensor | 
         )
     trajectory, derivatives = run(loop._replace(eps=eps, has_starts=has_starts), u0, weights)
     if raises:
-        shape = weights[0].dim() == 3, has_starts
-        checks.raise_nonfinite(options.function, trajectory, derivatives, *shape)
+        has_models = weights[0].dim() == 3
+        checks.raise_nonfinite(options.function, trajectory, derivatives, has_models, has_starts)
     return trajectory if derivatives is None else (trajectory, derivatives)
 
 
@@ -366,16 +365,15 @@ def _with_error(options: Options, u0: Tensor, weights: Weights) -> tuple[Tensor,
         halved = _by_fixed_steps(second, u0, weights)
         assert isinstance(halved, Tensor)
         error = checks.estimate(trajectory, halved, options.order)
-    shape = weights[0].dim() == 3, trajectory.dim() > weights[0].dim()
-
+    has_models, has_starts = weights[0].dim() == 3, trajectory.dim() > weights[0].dim()
     eps = EPS[trajectory.dtype] if options.eps is None else options.eps
 
     def hint(index: tuple[int, ...], state: Tensor) -> str:
-        model = index[0] if shape[0] else None
+        model = index[0] if has_models else None
         slope = checks.right_side(weights, model, options._replace(eps=eps))
         return checks.stiffness(slope, state.detach(), dt, method)
 
     if options.nonfinite == "raise":
-        checks.raise_inaccurate(function, trajectory, error, hint, eps, *shape)
-        checks.raise_nonfinite(function, trajectory, derivatives, *shape)
+        checks.raise_inaccurate(function, trajectory, error, hint, eps, has_models, has_starts)
+        checks.raise_nonfinite(function, trajectory, derivatives, has_models, has_starts)
     return *outputs, error

@@ -303,13 +303,13 @@ def project_(model: nn.Module, *, gates: bool = True, weights: float | None = No
         for name, interval in unit.intervals.items():
             if name == "gate":
                 if gates and interval is not None:
-                    _project(path, unit, name, *interval)
+                    _project(path, unit, name, interval)
             elif weights is not None:
-                _project(path, unit, name, *(interval or (-weights, weights)))
+                _project(path, unit, name, interval or (-weights, weights))
 
 
-def _project(path: str, unit: Unit, name: str, low: float, high: float) -> None:
-    parameters = unit._parameters
+def _project(path: str, unit: Unit, name: str, interval: tuple[float, float]) -> None:
+    (low, high), parameters = interval, unit._parameters
     # The original of a pruned one, since 0 lies in every interval:
     parameter = parameters[name] if name in parameters else parameters.get(f"{name}_orig")
     if parameter is not None:
