@@ -146,8 +146,8 @@ def like(value: Any, template: Any, name: str = "content") -> Any:
         raise ValueError(f"its {name} {rule}, got {type(value).__name__}")
     if isinstance(template, dict):
         if value.keys() != template.keys():
-            others = ", ".join(sorted(map(str, value.keys() ^ template.keys()))[:3])
-            raise ValueError(f"its {name} is another one: it differs in {others}")
+            differing = ", ".join(sorted(map(str, value.keys() ^ template.keys()))[:3])
+            raise ValueError(f"its {name} is another one: it differs in {differing}")
         return {key: like(value[key], template[key], f"{name}, {key}") for key in template}
     if isinstance(template, (list, tuple)):
         if len(value) != len(template):

@@ -21,6 +21,7 @@ its sign is allowed an error of 10 eps, in all states: those that depend on it j
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -287,14 +288,10 @@ def replay(
 
     u, k1, result = u0, f(u0), u0.new_zeros((*lead, len(values) - 1, u0.shape[-1]))
     length = length or steps
+    saves = length < steps
+    repeat = functools.partial(checkpoint, segment, use_reentrant=False) if saves else segment
     for first in range(0, steps, length):
-        count = min(length, steps - first)
-        if length < steps:
-            u, k1, outputs, columns = checkpoint(
-                segment, u, k1, x, first, count, use_reentrant=False
-            )
-        else:
-            u, k1, outputs, columns = segment(u, k1, x, first, count)
+        u, k1, outputs, columns = repeat(u, k1, x, first, min(length, steps - first))
         result = result.index_add(-2, columns, outputs)
     result = torch.where(reached.unsqueeze(-1).to(u.device), result, torch.nan)
     return torch.cat([u0.unsqueeze(-2), result], -2)

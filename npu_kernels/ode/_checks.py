@@ -111,8 +111,8 @@ class Options(NamedTuple):
                 f"{function}: t must be given for method {method!r}: the times of the result, "
                 "u0's first"
             )
-        given = [n for n in _TOLERANCES if n != "atol" or self.atol is not None]
-        tolerances = {n: check_number(function, n, getattr(self, n), above=0) for n in given}
+        names = [n for n in _TOLERANCES if n != "atol" or self.atol is not None]
+        tolerances = {n: check_number(function, n, getattr(self, n), above=0) for n in names}
         return tolerances | {"max_steps": check_whole(function, "max_steps", self.max_steps)}
 
 

@@ -410,8 +410,11 @@ class _Task:
         moved = {"optimizer": {"state": None, "param_groups": settings}, "schedules": None}
         state = like(state, plain(current | moved, "state"))
         groups = zip(state["optimizer"]["param_groups"], loop.optimizer.param_groups, strict=True)
-        for group, own in groups:
-            group |= {name: own[name] for name in _IMPLEMENTATION & own.keys() - {"params"}}
+        for group, current_group in groups:
+            group |= {
+                name: current_group[name]
+                for name in _IMPLEMENTATION & current_group.keys() - {"params"}
+            }
         for name in ("parameters", "buffers"):
             for target, value in zip(current[name], state[name], strict=True):
                 target.copy_(value)
