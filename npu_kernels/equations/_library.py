@@ -23,7 +23,6 @@ Array = Any
 SINGLE = (-3.0, -2.0, -1.5, -1.0, -0.5, 0.5, 1.0, 1.5, 2.0, 3.0)
 PAIRED = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
 SEVERAL = (-2.0, -1.0, -1.0, 1.0, 1.0, 2.0)
-EXCHANGES = 3  # of every product of a set
 LEAST_LENGTH = 1e-4  # of the part of a product outside of the terms beside it; the whole has 1
 PRODUCTS = 1500  # of two inputs; half as many of more
 
@@ -155,23 +154,6 @@ class Library:
         """Return the products that explain most of the target, the best first."""
         return [(k,) for k in self.best(self.target, np.empty((len(self.target), 0)), count)]
 
-    def with_constant(self, terms: int, beam: int) -> list[tuple[int, ...]]:
-        """Return sets of so many products, of which one is the constant.
-
-        They are chosen one after the other, and then exchanged one at a time.
-        """
-        sets: list[tuple[int, ...]] = [(int(i),) for i in np.flatnonzero((self.u == 0).all(1))]
-        for _ in range(terms - 1):
-            longer = {(*chosen, k) for chosen in sets for k in self._next(chosen, beam)}
-            sets = sorted(longer, key=self._error)[:beam]
-        exchanged = set[tuple[int, ...]]()
-        for chosen in sets:
-            for position in [*range(1, terms)] * EXCHANGES:
-                remaining = chosen[:position] + chosen[position + 1 :]
-                chosen = (*remaining, *self._next(remaining, 1))
-            exchanged.add((chosen[0], *sorted(chosen[1:])))
-        return sorted(exchanged, key=self._error)
-
     def sets(self, count: int, beam: int, u: Array, parity: Array) -> list[tuple[int, ...]]:
         """Return sets of so many products, chosen one after the other, the best first.
 
@@ -195,23 +177,6 @@ class Library:
                 longer |= {tuple(sorted((*chosen, k))) for k in following}
             sets = sorted(longer, key=lambda chosen: (error(chosen), chosen))[:beam]
         return sets
-
-    def _next(self, chosen: tuple[int, ...], count: int) -> list[int]:
-        """The products that explain most of what a set leaves."""
-        Q, explained = self._explained(chosen)
-        residual = self.target - (Q @ explained).ravel()
-        return self.best(residual, Q.reshape(len(residual), -1), count)
-
-    def _error(self, chosen: tuple[int, ...]) -> float:
-        """The price of a set."""
-        Q, explained = self._explained(chosen)
-        squares = ((self.target - (Q @ explained).ravel()) ** 2).sum()
-        return float(self.price(squares, self.nats[list(chosen)].sum()))
-
-    def _explained(self, chosen: tuple[int, ...]) -> tuple[Array, Array]:
-        """Orthonormal columns of a set ``[G, n, K]``, and the target's parts ``[G, K, 1]``."""
-        Q, _ = np.linalg.qr(self._split(self.A[:, list(chosen)]))
-        return Q, Q.transpose(0, 2, 1) @ self._split(self.target[:, None])
 
     def near(
         self, residual: Array, present: Array, u: Array, parity: Array, count: int

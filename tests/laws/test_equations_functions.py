@@ -204,7 +204,7 @@ def test_units_choose_the_columns_and_degrees_are_converted():
 
 
 @pytest.mark.parametrize(("factor", "text"), [
-    (1.0, "x0"), (-1.0, "-x0"), (0.5, "x0/2"), (-1.5, "-3*x0/2"), (0.01, "0.01*x0"),
+    (1.0, "x0"), (-1.0, "-x0"), (0.5, "x0/2"), (-1.5, "-3*x0/2"), (0.13, "0.13*x0"),
     (0.37, "0.37*x0"), (0.1234567, "0.123457*x0"), (2.0, "2*x0"),
 ])  # fmt: skip
 def test_arguments_as_text(factor, text):

@@ -497,8 +497,7 @@ def simplest(
     """
     candidates = hopeful(pruned(laws, job, met), max_denominator)
     simple = sorted(rounded(candidates, max_denominator, job), key=Law.criterion)
-    shorter = (min(law, *pruned([law], job, met), key=Law.criterion) for law in simple)
-    best = best_accurate((law.refitted(job) for law in shorter), job) or best_accurate(laws, job)
+    best = best_accurate((law.refitted(job) for law in simple), job) or best_accurate(laws, job)
     if best is None:
         return None
     free = loosened(best, loosen).refitted(job)

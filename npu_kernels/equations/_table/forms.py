@@ -1,7 +1,7 @@
 """Other forms of the laws that a search has found, where all rows suggest them.
 
-Free exponents in place of simple ones, two terms in place of one, simple exponents nearby, other
-terms in place of two that nearly cancel, and fewer terms.
+Free exponents in place of simple ones, two terms in place of one, simple exponents nearby, and
+fewer terms.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import numpy as np
 from npu_kernels.equations._expression import Functions
 from npu_kernels.equations._library import Library
 from npu_kernels.equations._problem import AllRows, Output, Problem
-from npu_kernels.equations._rows import NARROW, of_rows, spread, widths
+from npu_kernels.equations._rows import NARROW, spread, widths
 from npu_kernels.equations._table import refine
 from npu_kernels.equations._table.estimates import freed
 from npu_kernels.equations._table.refine import Rules, Sum
 from npu_kernels.equations._table.search import (
     MORE_ROWS,
-    SEARCH_ROWS,
     SIMPLIFIED,
     Settings,
     chosen_rows,
@@ -82,7 +81,6 @@ def with_products(law: Sum, library: Library, chosen: tuple[int, ...]) -> Sum:
 
 NEAR = 0.5  # difference of the exponents of near powers
 CANCEL = 0.2  # size of a sum over that of its smaller term, below which the terms nearly cancel
-BEAM = 6  # sets of products of each number
 
 
 def cancelling_pair(terms: Array, exponents: Array) -> tuple[int, int] | None:
@@ -100,32 +98,6 @@ def cancelling_pair(terms: Array, exponents: Array) -> tuple[int, int] | None:
                 if rest < (nearest[0] if nearest else CANCEL):
                     nearest = rest, j, k
     return nearest[1:] if nearest else None
-
-
-def without_cancelling(
-    problem: Problem, law: Sum, terms: tuple[int, int], max_terms: int, generator: Any
-) -> list[Sum]:
-    """Return sums with one to three simple products in place of two terms."""
-    stay = np.array([k not in terms for k in range(len(law.c))])
-    library = Library(problem, generator)
-    rest = library.terms(law.u[stay], law.parity[stay])
-    rest = rest / np.maximum(np.linalg.norm(rest, axis=0), 1e-300)
-    sets: list[tuple[int, ...]] = [()]
-    sums = list[Sum]()
-    for _ in range(min(3, max_terms - int(stay.sum()))):
-        scored = dict[tuple[int, ...], float]()
-        for chosen in sets:
-            present = np.column_stack([rest, library.A[:, list(chosen)]])
-            for k in library.best(library.remainder(present), present, BEAM):
-                more = tuple(sorted((*chosen, k)))
-                if k not in chosen and more not in scored:
-                    A = np.column_stack([rest, library.A[:, list(more)]])
-                    r = library.remainder(A)
-                    scored[more] = float(r @ r)
-        sets = sorted(scored, key=scored.__getitem__)[:BEAM]
-        for chosen in sets[:3]:
-            sums.append(with_products(law.take(stay), library, chosen))
-    return sums
 
 
 # ---- equal functions -----------------------------------------------------------------------------
@@ -225,7 +197,7 @@ def other_forms(fits: list[Fit], output: Output, held: Array, settings: Settings
     """Return the fits, and those of other forms. held: indices of rows held out."""
     fits = _with_single_power(_reconsidered(fits, settings), settings)
     fits = _with_neighbours(_split(fits, held, settings), settings)
-    fits = _shortened(_uncancelled(fits, held, settings), output, held, settings.rules.loss)
+    fits = _shortened(fits, output, held, settings.rules.loss)
     return _as_lines(_standing(fits, settings.rules), output, held, settings)
 
 
@@ -305,54 +277,6 @@ def _steps(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
         if better.cost >= law.cost:
             return tried
         law = better
-
-
-def _uncancelled(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
-    """The fits; with a sum of other terms if the best has two that nearly cancel.
-
-    The best is left out where the data hardly tell it from the next one.
-    """
-    rules, tried = settings.rules, False
-    if rules.exponents != "fractions" or rules.max_denominator < 2:
-        return fits
-    while True:
-        data, _, best = min(fits, key=lambda fit: fit[2].cost)
-        if data.below:
-            return fits
-        if data.group is None:
-            part = data.take(spread(data.rows, SEARCH_ROWS))
-        else:  # rows of every group
-            part, _ = chosen_rows(data, np.arange(data.rows), settings.seed)
-        terms = part.predict(best.u, best.parity, best.c)[2] * of_rows(best.c, part.group)
-        near = None if is_exact(data, best) else cancelling_pair(terms, best.u)
-        if near is None or min(near) < data.fixed:
-            return fits
-        if not tried:
-            tried = True
-            other = partial(_instead, data, part, best, near, held, settings)
-            laws_of_search = settings.steps.sums(other)
-            fits = fits + [
-                (data, other, refine.refit(data, other, rules.loss)) for other in laws_of_search
-            ]
-            continue
-        rest = [fit for fit in fits if fit[2] is not best]
-        if min((fit[2].cost for fit in rest), default=math.inf) > best.cost + TELL:
-            return fits
-        fits = rest
-
-
-def _instead(
-    data: AllRows, part: Problem, best: Sum, near: tuple[int, int], held: Array, settings: Settings
-) -> list[Sum]:
-    """Sums with other terms than two that nearly cancel, fitted to the rows that are not held out.
-
-    part: the rows that choose them.
-    """
-    rules, generator = settings.rules, np.random.default_rng([settings.seed, 2])
-    sums = without_cancelling(part, best, near, settings.max_terms, generator)
-    training = data.choose(np.setdiff1d(np.arange(data.rows), held))
-    fitted = [refine.refit(training, law, rules.loss) for law in sums]
-    return [law for law in fitted if math.isfinite(law.cost)]
 
 
 def _shortened(fits: list[Fit], output: Output, held: Array, loss: str) -> list[Fit]:

@@ -159,8 +159,6 @@ def _ratios(few: Problem, more: Problem, used: Array, settings: Settings) -> dic
     if rules.exponents == "real":
         pairs = []
     pairs += [(below, _refined(_with_below(more, below), law, rules)) for below, law in chosen]
-    if pairs:
-        pairs.append(_without_needless(more, *min(pairs, key=lambda pair: pair[1].cost), rules))
     results: dict[int, list[Sum]] = {}
     for below, law in pairs:
         if _positive_between(_with_below(more, below), law):
@@ -175,22 +173,6 @@ def _with_below(problem: Problem, below: int) -> Problem:
 
 def _cost(fitted: Fitted) -> float:
     return fitted.law.cost
-
-
-def _without_needless(problem: Problem, below: int, law: Sum, rules: Rules) -> tuple[int, Sum]:
-    """The ratio, and how many terms it has below, without the terms that it is likelier without."""
-    while True:
-        shorter = list[tuple[int, Sum]]()
-        above = len(law.c) - below
-        for k in range(len(law.c)):
-            if above > 1 if k < above else below > 1:
-                fewer, short = below - (k >= above), law.take(np.arange(len(law.c)) != k)
-                fitted = refine.refit(_with_below(problem, fewer), short, rules.loss)
-                shorter.append((fewer, fitted))
-        best = min(shorter, key=lambda pair: pair[1].cost, default=(below, law))
-        if not best[1].cost < law.cost:
-            return below, law
-        below, law = best
 
 
 def _refined(problem: Problem, law: Sum, rules: Rules) -> Sum:

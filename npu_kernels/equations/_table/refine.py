@@ -745,8 +745,9 @@ def _plan(problem: Data, law: Sum, rules: Rules) -> list[tuple[int, int, float]]
         if best is None or best[0] >= misfit(problem, rss * growth):
             break
         _, j, exponent, rss = best
-        values = values + C[:, j] / max(C[j, j], 1e-300) * (exponent - values[j])
-        C = C - np.outer(C[:, j], C[j]) / max(C[j, j], 1e-300)
+        gain = C[:, j] / max(C[j, j], 1e-300)  # first: products of variances may overflow
+        values = values + gain * (exponent - values[j])
+        C = C - np.outer(gain, C[j])
         remaining.remove(j)
         plan.append((int(k[j]), int(i[j]), float(exponent)))
     return plan

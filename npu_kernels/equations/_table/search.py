@@ -1,7 +1,7 @@
 """The search: the best sums of 1, 2, ... products of powers for each output power.
 
 It adds one term at a time to the best sums so far: the products of the library that explain most of
-the residuals. For two terms it also takes the best of all pairs. Then terms are exchanged. All
+the residuals. For two terms it also takes the best of all pairs. All
 starts are fitted in one batch (`varpro`), the best are fitted to more rows, and their exponents
 made simple (`refine.simplified`).
 """
@@ -166,7 +166,6 @@ class Candidates:
     sums: dict[tuple[Form, int], tuple[Problem, Sum]] = field(default_factory=dict)
     errors: list[float] = field(default_factory=list)  # of the first power, by number of terms
     complete: bool = True
-    near: list[tuple[Problem, Sum]] = field(default_factory=list)  # simple sums close to the best
 
     def add(self, problem: Problem, law: Sum) -> None:
         key = (form(problem), len(law.c))
@@ -313,7 +312,6 @@ def _one_power(
             of_simple = partial(_of_simple, more, library, terms, simple, rules)
             simple = steps.sums(of_simple)
             sums += simple
-            candidates.near += [(more, law) for law in simple[1:]]
         if not sums and more.limits is not None and len(more.limits.barred):
             sums = steps.sums(partial(_of_library, more, library, terms, rules))
         if not sums:
@@ -375,7 +373,7 @@ def _of_simple(
 
     shorter: such sums with one term less, to which products are added.
     """
-    sets = library.with_constant(terms, BEAM) if terms > 1 else library.single(BEAM)
+    sets = library.single(BEAM) if terms == 1 else []
     sets += library.pairs(SIMPLE_PAIRS) if terms == 2 else []
     products = dict[Any, tuple[Array, Array]]()  # each once, in whatever order of its terms
 
@@ -440,24 +438,10 @@ def _fitted(
     u, parity = _starts(solver, library, beam, terms, starts, generator)
     points = solver.run(u, parity, ITERATIONS, HALVINGS)
     points = points.take(points.rss.argsort()[:BEAM])
-    if terms > max(1, solver.fixed):
-        u, parity = _exchanged(solver, library, points.take(torch.arange(min(2, len(points.rss)))))
-        points = _joined(points, solver.run(u, parity, ITERATIONS // 2, HALVINGS))
     if large is not solver:
         points = large.run(points.u, points.parity, 12)
         points = points.take(points.rss.argsort())
     return points
-
-
-def _joined(first: Points, second: Points) -> Points:
-    """The best sums of both with different errors, at most `BEAM`."""
-    names = ("u", "parity", "c", "rss")
-    both = Points(*[torch.cat([getattr(first, n), getattr(second, n)]) for n in names])
-    errors, chosen = both.rss.tolist(), list[int]()
-    for j in both.rss.argsort().tolist():
-        if all(abs(errors[j] / max(errors[i], 1e-300) - 1) > 1e-6 for i in chosen):
-            chosen.append(j)
-    return both.take(torch.tensor(chosen[:BEAM]))
 
 
 def _starts(
@@ -480,7 +464,6 @@ def _starts(
     elif terms == 1:
         for chosen in library.single(starts // 2):
             add(*chosen)
-        picks.append(logarithmic(solver))
     elif beam is not None:
         share = max(4, starts // (2 * len(beam.rss)))
         for b in range(len(beam.rss)):
@@ -490,9 +473,6 @@ def _starts(
         if terms == 2 and not fixed:
             for pair in library.pairs(starts // 2):
                 add(*pair)
-        if solver.of_function and not fixed:
-            for chosen in library.with_constant(terms, BEAM):
-                add(*chosen)
     while len(picks) < starts:
         add(*generator.integers(len(library.u), size=terms - fixed))
     u, parity = (np.stack([pick[part] for pick in picks]) for part in (0, 1))
@@ -516,36 +496,6 @@ def _beside(
         r = np.clip(r, -limit, limit)
     near = library.near(r, A, u.numpy(), parity.numpy(), count // 2)
     return [(library.u[k], library.parity[k]) for k in library.best(r, A, count - len(near))] + near
-
-
-def _exchanged(solver: Solver, library: Library, points: Points) -> tuple[Array, Array]:
-    """Each sum with each of its terms replaced by one of the library."""
-    us: list[Array] = []
-    parities: list[Array] = []
-    for u, parity in zip(points.u, points.parity, strict=True):
-        for removed in range(solver.fixed, len(u)):
-            stay = [k for k in range(len(u)) if k != removed]
-            for v, odd in _beside(solver, library, u[stay], parity[stay], 4):
-                us.append(np.vstack([u[stay].numpy(), v]))
-                parities.append(np.vstack([parity[stay].numpy(), odd]))
-    return np.stack(us), np.stack(parities)
-
-
-def logarithmic(solver: Solver) -> tuple[Array, Array]:
-    """Least squares of the logarithms: one product, rows weighted as the target's errors are."""
-    L, weight = solver.logs.numpy(), solver.weight.numpy()
-    z = solver.target.numpy() / np.where(weight > 0, weight, 1.0)
-    size = np.maximum(np.abs(z), 1e-12)
-    scale = weight * np.abs(z)
-    A = np.concatenate([L, solver.constants], 1) * scale[:, None]
-    u = np.linalg.lstsq(A, np.log(size) * scale, rcond=1e-10)[0][None, : L.shape[1]]
-    u = np.clip(u, solver.low.numpy(), solver.high.numpy())
-    parity = np.zeros_like(u)
-    if solver.negative is not None:
-        negative = solver.negative.numpy()
-        for i in np.flatnonzero(negative.any(0)):
-            parity[0, i] = round(u[0, i]) % 2
-    return u, parity
 
 
 def _distinct(points: Points, count: int, fixed: int) -> list[Sum]:

@@ -61,9 +61,7 @@ class Solver:
         self.moments = torch.cat([self.logs, products], 1)  # [N, m + m (m + 1) / 2]
         self.size = float((about_mean(z * weight, weight, problem.group) ** 2).sum())
         self.robust = loss != "squared"
-        self.of_function = problem.function is not None
         self.limit = math.inf  # residuals beyond count linearly
-        self.constants = np.ones((len(z), 1))  # a column of 1 for each group of rows
 
     def terms(self, u: Tensor, parity: Tensor) -> Tensor:
         """Return weighted products ``[S, K, N]``."""
@@ -281,7 +279,6 @@ class GroupSolver(Solver):
             self.negative = self.negative[index]
         if self.zeros is not None:
             self.zeros = replace(self.zeros, zero=self.zeros.zero[layout.index])
-        self.constants = torch.eye(self.groups).repeat_interleave(self._rows, 0).double().numpy()
 
     @property
     def _rows(self) -> int:
