@@ -137,9 +137,9 @@ def read_known(
     fitted = states - inputs
     noun = "states and inputs" if inputs else "states"
     bounds = read_bounds(NAME, exponents, states, noun)
-    whole = read_whole(NAME, integer_exponents, names, noun)
-    check_whole_within(NAME, names, *bounds, whole, "integer_exponents has the state")
-    low, high, integer = map(torch.from_numpy, (*bounds, whole))
+    chosen = read_whole(NAME, integer_exponents, names, noun)
+    check_whole_within(NAME, names, *bounds, chosen, "integer_exponents has the state")
+    low, high, integer = map(torch.from_numpy, (*bounds, chosen))
     if signs not in ("any", "positive", "model") or (signs == "model" and searching):
         rule = "'any', 'positive', or with start='model' also 'model'"
         raise ValueError(f"{NAME}: signs must be {rule}, got {signs!r}")

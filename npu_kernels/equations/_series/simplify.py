@@ -98,8 +98,8 @@ def _fractions(law: Law, C: Any, max_denominator: int) -> Iterator[Change]:
     for n, i in enumerate(exponents.nonzero().squeeze(1).tolist()):
         w, reach = float(law.x[i]), WITHIN * math.sqrt(max(C[n, n], 0.0))
         near = [round(w * q) / q for q in range(1, 1 + max_denominator)]
-        whole = [float(k) for k in WHOLE if abs(k - w) < reach]
-        for fraction in dict.fromkeys((*near, *whole)):
+        integers = [float(k) for k in WHOLE if abs(k - w) < reach]
+        for fraction in dict.fromkeys((*near, *integers)):
             if 0 < abs(fraction) <= MAX_ROUNDED and low[i] <= fraction <= high[i]:
                 yield (i,), fraction
 

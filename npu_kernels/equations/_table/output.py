@@ -225,8 +225,8 @@ def _spare(group: Array, order: Array, held: int, max_terms: int) -> tuple[Array
     without groups.
     """
     sizes = np.bincount(group)
-    most = np.minimum((HELD_OUT * sizes).astype(int), sizes - max_terms - 1)
-    spare = ranks(group, order) < most[group[order]]
+    limits = np.minimum((HELD_OUT * sizes).astype(int), sizes - max_terms - 1)
+    spare = ranks(group, order) < limits[group[order]]
     return np.concatenate([order[spare], order[~spare]]), min(held, int(spare.sum()))
 
 

@@ -117,10 +117,10 @@ class Arrow:
     def lengths(self) -> tuple[Array, Array]:
         """Return the lengths of the columns ``[G, K]`` and ``[F]``; 1 for a column of zeros."""
         K = self.terms
-        own = np.sqrt((self.groups[..., :K] ** 2).sum(1))
+        lengths = np.sqrt((self.groups[..., :K] ** 2).sum(1))
         of_all = (self.groups[..., K:-1] ** 2).sum((0, 1)) + (self.shared[:, :-1] ** 2).sum(0)
         exponents = np.sqrt(of_all)
-        return np.where(own > 0, own, 1.0), np.where(exponents > 0, exponents, 1.0)
+        return np.where(lengths > 0, lengths, 1.0), np.where(exponents > 0, exponents, 1.0)
 
     def descent(self) -> Array:
         """Return the direction of the coefficients ``[K, G]`` in which the error falls."""
@@ -133,10 +133,10 @@ class Arrow:
 
         stays: the coefficients that do not move.
         """
-        K, (own, exponents) = self.terms, self.lengths()
+        K, (lengths, exponents) = self.terms, self.lengths()
         F, damping = len(exponents), math.sqrt(max(mu, LEAST_DAMPING))
         rows = self.groups.copy()
-        rows[..., :K] /= own[:, None]
+        rows[..., :K] /= lengths[:, None]
         rows[..., K:-1] /= exponents
         added = np.zeros_like(rows)
         added[:, np.arange(K), np.arange(K)] = damping
@@ -150,7 +150,7 @@ class Arrow:
         change = np.linalg.lstsq(below[:, :-1], below[:, -1], rcond=1e-13)[0] if F else np.zeros(0)
         b = R[:, :K, -1] - R[:, :K, K:-1] @ change
         c = np.linalg.solve(R[:, :K, :K], b[..., None])[..., 0]
-        return (c / own).T, change / exponents
+        return (c / lengths).T, change / exponents
 
     def leverage(self) -> tuple[Array, Array]:
         """Return the leverages of the rows ``[N]``, and the variances of the exponents ``[F]``.
@@ -169,15 +169,17 @@ class Arrow:
 
         They are those of a group's coefficients and the exponents.
         """
-        K, (own, exponents) = self.terms, self.lengths()
+        K, (lengths, exponents) = self.terms, self.lengths()
         outer = np.linalg.pinv(self.shared[:, :-1] / exponents, rcond=1e-13)
-        R = self.groups[..., :K] / own[:, None]
+        R = self.groups[..., :K] / lengths[:, None]
         inner = np.linalg.pinv(R, rcond=1e-13)
         cross = -inner @ (self.groups[..., K:-1] / exponents) @ outer
-        rows = np.concatenate([cross, np.broadcast_to(outer, (len(own), *outer.shape))], 1)
+        rows = np.concatenate([cross, np.broadcast_to(outer, (len(lengths), *outer.shape))], 1)
         C = rows @ rows.transpose(0, 2, 1)
         C[:, :K, :K] += inner @ inner.transpose(0, 2, 1)
-        size = np.concatenate([own, np.broadcast_to(exponents, (len(own), len(exponents)))], 1)
+        size = np.concatenate(
+            [lengths, np.broadcast_to(exponents, (len(lengths), len(exponents)))], 1
+        )
         return C / (size[:, :, None] * size[:, None])
 
 

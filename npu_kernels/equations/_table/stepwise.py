@@ -157,8 +157,8 @@ def _lattice(problem: Problem, rules: Rules, level: int, inputs: Array) -> Array
         both[:, i], both[:, j] = (1, 1, -1, -1), (1, -1, 1, -1)
         rows.append(both)
     u = np.concatenate(rows)
-    whole = problem.signed | rules.are_whole
-    rough = (problem.signed & (u < 0)) | (whole & (u % 1 != 0))
+    integer = problem.signed | rules.are_whole
+    rough = (problem.signed & (u < 0)) | (integer & (u % 1 != 0))
     u = u[~(rough | (u < problem.low) | (u > problem.high)).any(1)]
     if problem.limits is None:
         return u

@@ -105,8 +105,8 @@ class Solver:
         # A second time, on the residuals: the normal equations lose half of the digits.
         c = c + (inverse @ (weighted @ r.unsqueeze(2))).squeeze(2)
         if bounds is not None:
-            ends = bounds[0] * length, bounds[1] * length
-            c, inverse = _bounded(c, ends, gram, inverse, weighted, A, target)
+            within = bounds[0] * length, bounds[1] * length
+            c, inverse = _bounded(c, within, gram, inverse, weighted, A, target)
         r = target - (c.unsqueeze(1) @ A).squeeze(1)
         squares = self._robust(r) if self.robust else r.square()
         return A, length, c, r, squares.sum(1).nan_to_num_(nan=math.inf), inverse
