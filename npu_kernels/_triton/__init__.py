@@ -5,13 +5,12 @@ a process started with ``TRITON_INTERPRET=1``, where Triton's interpreter runs t
 Importing this module imports no triton.
 
     npu           NPU on matrix tiles                    npu_small    layers with I, O < 16
-    npu_large     large layers: npu_large_*_kernels      costs        which layers are large
+    npu_large     large layers                           costs        which layers are large
     npu_planes    the operands of large layers           launch       helpers of launchers
-    nmu           the multiplication unit                reduction    sums of partial results
-    nalu          NALU, iNALU: nalu_*_kernels, nac       tuning       configurations: tables.json
-    ode           the time loop: ode_kernels             tape         repeated calls, in less time
+    nmu           NMU and NMRU                           reduction    sums of partial results
+    nalu          NALU and iNALU                         tuning       configurations: tables.json
+    ode           the time loop                          tape         repeated calls, in less time
     device_math   arithmetic inside kernels
-    weight_gradients    the end of an NPU's backward
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ from npu_kernels._triton.device_math import (
 from npu_kernels._triton.npu_large import large_backward, large_forward, plan_of
 from npu_kernels._triton.npu_planes import FLAGS_OF_PROGRAM, TILE
 from npu_kernels._triton.npu_small import small_backward, small_forward
+from npu_kernels._triton.reduction import Gradients, store_weight_gradients
 from npu_kernels._triton.tape import start
-from npu_kernels._triton.weight_gradients import Gradients, store_weight_gradients
 
 Tensor = torch.Tensor
 _TILE = tl.constexpr(TILE)

@@ -29,8 +29,8 @@ from npu_kernels._triton.device_math import (
     sincos,
 )
 from npu_kernels._triton.launch import Sizes, accumulator
+from npu_kernels._triton.reduction import Gradients
 from npu_kernels._triton.tape import start
-from npu_kernels._triton.weight_gradients import Gradients
 
 Tensor = torch.Tensor
 

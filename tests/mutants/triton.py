@@ -46,7 +46,7 @@ NPU = [
             "((gate_row + pid_s * tiles_o + pid_o) * K) * I",
         ),
     }),
-    *mutants(TRITON_FOLDER + "weight_gradients.py", TILES, {
+    *mutants(TRITON_FOLDER + "reduction.py", TILES, {
         "triton-backward-clip-always": ("clip=not straight_through)", "clip=True)"),
         "triton-backward-weight-im-sign": ("acc_sq - acc_mp * (ghat * PI)", "acc_sq + acc_mp * (ghat * PI)"),
     }),
@@ -114,14 +114,14 @@ NPU = [
     *mutants(TRITON_FOLDER + "tuning.py", "tests/triton/test_tuning.py -k whichever_is_current", {
         "triton-tables-of-the-current-gpu": ('with torch.cuda.device(device) if device.type == "cuda" else nullcontext():', "with nullcontext():"),
     }),
-    *mutants(TRITON_FOLDER + "npu_large_forward_kernels.py", LARGE, {
+    *mutants(TRITON_FOLDER + "npu_large.py", LARGE, {
         "triton-large-scales-of-models": ("scales = scale_ptr + k * tiles_n * OUTPUTS", "scales = scale_ptr + 0 * k"),
         "triton-large-repair": ("if bad > 0:", "if bad > 9:"),
         "triton-large-list-ahead": ("tl.minimum(tl.maximum(listed + 1, 0) // PARTS, last)", "tl.minimum(tl.maximum(listed, 0) // PARTS, last)"),
         "triton-large-lo-of-x": ("left + (1 - second)", "left"),
         "triton-large-lo-of-weights": ("right + second", "right"),
     }),
-    *mutants(TRITON_FOLDER + "npu_large_backward_kernels.py", LARGE, {
+    *mutants(TRITON_FOLDER + "npu_large.py", LARGE, {
         "triton-large-scales-of-inputs": ("offs = k * pitch + first_i + offs_i\n", "offs = first_i + offs_i\n"),
         "triton-large-greatest-of-all-tiles": ("greatest = tl.maximum(greatest, scale)", "greatest = scale"),
         "triton-large-rows-of-zeros": ("tl.where(greatest > LEAST_INVERSE, greatest, 0.0)", "greatest"),
@@ -131,7 +131,7 @@ NPU = [
         "triton-large-lo-of-logs": ("right += (kind == 1)", "right += (kind == 9)"),
         "triton-large-negatives-skipped": ("tl.where(any_negative > 0, tiles", "tl.where(any_negative > 1, tiles"),
     }),
-    *mutants(TRITON_FOLDER + "weight_gradients.py", LARGE, {
+    *mutants(TRITON_FOLDER + "reduction.py", LARGE, {
         "triton-large-clip-always": ("clip=not straight_through)", "clip=True)"),
     }),
     *mutants(TRITON_FOLDER + "npu.py", KERNELS + "'needs and npu'", {
@@ -178,7 +178,7 @@ SIBLINGS = [
         "triton-reduction-clip-above": ("(gate >= 0) & (gate <= 1)", "(gate >= 0)"),
         "triton-reduction-clip-at-the-ends": ("(gate >= 0) & (gate <= 1)", "(gate > 0) & (gate < 1)"),
     }),
-    *mutants(TRITON_FOLDER + "nalu_forward_kernels.py", NALU, {
+    *mutants(TRITON_FOLDER + "nalu.py", NALU, {
         "triton-inalu-sign": ("t = tl.where((state & 1) != 0, -t, t)", "t = tl.where((state & 1) != 0, t, t)"),
         "triton-inalu-count-of-zeros": ("tl.minimum(state >> 1, 2) * 2", "tl.minimum(state >> 1, 1) * 2"),
         "triton-inalu-zero-product": ("sigmoid(-h) * product\n", "sigmoid(-h) * t\n"),
@@ -188,19 +188,19 @@ SIBLINGS = [
         ),
         "triton-inalu-factor-of-zeros": ("state, x == 0, 1.0 - tl.abs(w),", "state, x == 0, 1.0 - 2.0 * tl.abs(w),"),
     }),
-    *mutants(TRITON_FOLDER + "nalu_backward_kernels.py", NALU, {
+    *mutants(TRITON_FOLDER + "nalu.py", NALU, {
         "triton-inalu-one-zero": ("tl.where((flags >> 1) == 1, d_product * t, 0.0)", "tl.where((flags >> 1) >= 1, d_product * t, 0.0)"),
         "triton-nalu-slope-at-zero": ("acc_log * signum(x) / (tl.abs(x) + EPS)", "acc_log / (tl.abs(x) + EPS)"),
         "triton-nalu-gate-slope": ("d_a * rest * (a - product)", "d_a * (a - product)"),
         "triton-inalu-sign-of-the-weight": ("return FACTOR * signum(w) * tl.where", "return FACTOR * tl.where"),
     }),
-    *mutants(TRITON_FOLDER + "nalu_backward_kernels.py", KERNELS + "omega", {
+    *mutants(TRITON_FOLDER + "nalu.py", KERNELS + "omega", {
         "triton-inalu-gradient-beyond-omega": ("d_e = tl.where((flags & 1) != 0, 0.0, d_t)", "d_e = d_t"),
     }),
 ]  # fmt: skip
 
 TIME_LOOP = [
-    *mutants(TRITON_FOLDER + "ode_kernels.py", ODE, {
+    *mutants(TRITON_FOLDER + "ode.py", ODE, {
         "triton-ode-upper-clip": ("tl.where(a > 1, 1.0, a)", "tl.where(a > 9, 1.0, a)"),
         "triton-ode-gate-phase-everywhere": (
             "sum_gate += tl.where(negative, tl.sum(d_turn, axis=1)[:, None, :] * PI, 0.0)",

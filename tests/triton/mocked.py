@@ -187,9 +187,7 @@ def processor_times(rounds: int = 30, calls: int = 40) -> dict[str, float]:
 
 def _count_ordinary() -> None:
     """Note launches that go through Triton's own `run`, without replacing it."""
-    for module in (
-        "npu", "npu_small", "nmu", "nalu_forward_kernels", "nalu_backward_kernels", "reduction",
-    ):  # fmt: skip
+    for module in ("npu", "npu_small", "nmu", "nalu", "reduction"):
         for value in vars(sys.modules[f"{launchers.__module__}.{module}"]).values():
             if type(value) is JITFunction and "run" not in vars(value):
 
