@@ -30,9 +30,8 @@ from torch import Tensor
 from npu_kernels import reference
 from npu_kernels._common.checks import check_choice
 from npu_kernels._operators import autograd, compute, dispatch, fast_path, ops
-from npu_kernels._operators.checks import check_positive
 from npu_kernels._operators.dispatch import by_fast_path
-from npu_kernels._operators.operands import call, record, stands_in
+from npu_kernels._operators.operands import call, check_positive, record, stands_in
 from npu_kernels.reference import CLIP
 
 __all__ = ["inalu", "nac", "nalu", "nau", "nmru", "nmu", "npu"]

@@ -1,12 +1,20 @@
-"""Checks of arguments, shared by several modules."""
+"""What several modules share: checks of arguments, errors, warnings, seeds and optimisers.
+
+Warnings point to the user's line. Random numbers depend on their purpose and a seed alone. Torch's
+optimisers are made without torch's compiler, whose import takes longer than a short training.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable
+import sys
+import warnings
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from numbers import Integral, Real
-from typing import Any, TypeGuard
+from types import FrameType, MethodType
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -153,3 +161,96 @@ def check_module(function: str, name: str, value: Any) -> None:
     """Raise TypeError unless it is a module."""
     if not isinstance(value, torch.nn.Module):
         raise TypeError(f"{function}: {name} must be a torch.nn.Module, got {type(value).__name__}")
+
+
+# ---- errors ----
+
+
+class NonFiniteError(FloatingPointError):
+    """A value is inf or nan; an ArithmeticError too.
+
+    `npu_kernels.ode` and `npu_kernels.trace` raise it under their own names.
+
+    message: names the model and the step, or the module, the unit and the row.
+    first: in `ode`, the first such step of each trajectory (`ode.first_nonfinite`), else None.
+    found: in `trace`, the `trace.NonFinite` record, else None.
+    """
+
+    def __init__(self, message: str, first: Any = None, *, found: Any = None) -> None:
+        super().__init__(message)
+        self.first = first
+        self.found = found
+
+
+# ---- warnings ----
+
+# What lies between a user's line and a warning: this package, and the code of others that calls it
+# for the user.
+BETWEEN = ("npu_kernels", "torch", "contextlib", "joblib", "sklearn")
+
+
+def warn(message: str | Warning, category: type[Warning] = UserWarning) -> None:
+    """Warn as `warnings.warn` at the line of the user's code that led here."""
+    frame = _users_frame()
+    variables = frame.f_globals
+    warnings.warn_explicit(
+        message,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=variables.get("__name__", "<string>"),
+        registry=variables.setdefault("__warningregistry__", {}),
+    )
+
+
+def _users_frame() -> FrameType:
+    """Return the innermost frame of the user's code; the outermost one in a thread of torch."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_between(frame):
+        frame = frame.f_back
+    return frame
+
+
+def _is_between(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__")  # absent in code that torch.fx wrote
+    return name is None or name.partition(".")[0] in BETWEEN
+
+
+# ---- seeds ----
+
+
+def stream(purpose: str, seed: int, block: int = 0) -> torch.Generator:
+    """Return a generator on the CPU that depends on these three alone."""
+    digest = hashlib.blake2b(f"fit:{purpose}:{seed}:{block}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+# ---- optimisers ----
+
+_Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
+
+
+def plain_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a bound method of an optimiser that does not import torch's compiler.
+
+    torch wraps what must not be compiled in a function that imports `torch._dynamo` when it is
+    called. Before that import nothing is compiled, so the wrapped function does the same. A method
+    that somebody has replaced or wrapped is returned as it is.
+    """
+    wrapper = getattr(method, "__func__", None)
+    inner = getattr(wrapper, "__wrapped__", None)
+    by_torch = getattr(wrapper, "__globals__", None) is vars(torch._compile)
+    if inner is None or not by_torch or "torch._dynamo" in sys.modules:
+        return method
+    return MethodType(inner, method.__self__)  # type: ignore[attr-defined]
+
+
+def make_optimizer(
+    kind: type[_Optimizer], parameters: Iterable[Tensor], **settings: Any
+) -> _Optimizer:
+    """Return an optimiser of this class; making it does not import torch's compiler."""
+    optimizer = kind.__new__(kind)
+    optimizer.add_param_group = plain_method(optimizer.add_param_group)  # type: ignore[method-assign]
+    optimizer.__init__(parameters, **settings)  # type: ignore[misc]
+    del optimizer.add_param_group
+    return optimizer

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import npu_kernels
-from npu_kernels._common.notices import warn
+from npu_kernels._common.checks import warn
 from npu_kernels._jobs import files
 
 PIECE = 2**24  # elements hashed at once

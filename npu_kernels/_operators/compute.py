@@ -14,15 +14,22 @@ from torch.compiler import is_exporting
 
 from npu_kernels import reference
 from npu_kernels._common.checks import check_choice
-from npu_kernels._operators import autograd, dispatch, fast_path, ops, tangents, transforms
+from npu_kernels._operators import (
+    autograd,
+    dispatch,
+    fast_path,
+    ops,
+    second_derivatives,
+    transforms,
+)
 from npu_kernels._operators.autograd import (
     apply_alone,
     eager_only,
     outside_of_transforms,
     undifferentiated,
 )
-from npu_kernels._operators.checks import EPS, check_positive
 from npu_kernels._operators.dispatch import backend_for, by_fast_path
+from npu_kernels._operators.operands import EPS, check_positive
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
 
@@ -95,8 +102,10 @@ def npu(
     if gate_gradient != CLIP and gate_gradient != STRAIGHT_THROUGH:  # quicker than a call
         check_choice("npu", "gate_gradient", gate_gradient, (CLIP, STRAIGHT_THROUGH))
     straight_through = gate_gradient == STRAIGHT_THROUGH
-    if eager_only() and tangents.has_kernel(inputs := (x, weight_re, weight_im, gate)):
-        return tangents.npu(inputs, eps, straight_through)
+    if eager_only() and second_derivatives.has_tangent_kernel(
+        inputs := (x, weight_re, weight_im, gate)
+    ):
+        return second_derivatives.npu_with_tangent(inputs, eps, straight_through)
     if straight_through and is_exporting():  # which the operator does not know
         y = NotImplemented
     else:

@@ -26,8 +26,7 @@ from torch.jit import is_tracing
 from torch.nn import Parameter
 
 from npu_kernels import reference
-from npu_kernels._common.checks import check_choice
-from npu_kernels._common.notices import warn
+from npu_kernels._common.checks import check_choice, warn
 from npu_kernels._operators import cpu, ops
 from npu_kernels._triton import for_graph
 

@@ -1,4 +1,4 @@
-"""The derivative of the NPU's gradients in closed form, as second derivatives need it.
+"""The derivative of the NPU's gradients in closed form, for second derivatives and tangents.
 
 A double backward by the eager formula runs that formula's own forward, backward and the backward of
 both. The closed form reads the forward's results and takes half of the products. With
@@ -14,19 +14,24 @@ weights and gate, is that of ``S = sum grad_y (y P' - s Q')``, where
     dS/dM = f u' + d u''       dS/du = M' f + N' d       dS/du' = M' d
 
 On the CPU one C++ kernel computes it, csrc/core/npu/second.cpp; elsewhere products of torch do.
+
+In forward mode y and its tangent come from kernels on the CPU: the tangent is a result of the same
+operator, ``npu_second``. Where the tangent must itself be differentiable, and under any transform
+but one ``jvp``, the eager formula is used.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 from npu_kernels._operators import dispatch, ops
-
-__all__ = ["npu_second"]
 
 
 class _System:
@@ -254,3 +259,44 @@ def _of_weights(
         return re, im
     top, bottom = of_b[0].chunk(2, -2)
     return re + bottom, im - top
+
+
+# ---- the NPU in forward mode ----
+
+_functorch = torch._C._functorch
+_JVP = _functorch.TransformType.Jvp
+
+
+def _needs_grad(tensor: Tensor) -> bool:
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if tensor.requires_grad:
+            return True
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor.requires_grad or type(tensor) not in (Tensor, Parameter)
+
+
+def has_tangent_kernel(operands: tuple[Tensor | None, ...]) -> bool:
+    """Whether `npu_with_tangent` computes these operands in the active transforms."""
+    if forward_ad._current_level < 0 or torch.compiler.is_compiling():
+        return False
+    levels = _functorch.get_interpreter_stack() or ()
+    if len(levels) > 1 or any(level.key() != _JVP for level in levels):
+        return False
+    if torch.is_grad_enabled() and any(t is not None and _needs_grad(t) for t in operands):
+        return False
+    return dispatch.backend_for(operands[0]) == "cpu"  # type: ignore[arg-type]
+
+
+def npu_with_tangent(
+    inputs: tuple[Tensor | None, ...], eps: float, straight_through: bool
+) -> Tensor:
+    """Return y with its tangent, if any of x, weight_re, weight_im and gate has one."""
+    duals = [None if t is None else forward_ad.unpack_dual(t) for t in inputs]
+    operands: Any = [None if dual is None else dual.primal for dual in duals]
+    along = [None if dual is None else dual.tangent for dual in duals]
+    if all(tangent is None for tangent in along):
+        return ops.npu_forward(*operands, eps, False)[0]  # type: ignore[no-any-return]
+    y, s = ops.npu_forward(*operands, eps, True)
+    only_tangent = 1
+    (tangent, *_) = by_kernel(y, operands, (y, s), along, eps, straight_through, only_tangent)
+    return forward_ad.make_dual(y, tangent)  # type: ignore[no-any-return]

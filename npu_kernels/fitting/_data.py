@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from npu_kernels._common.checks import check_real, check_tensor
-from npu_kernels._common.seeds import stream
+from npu_kernels._common.checks import check_real, check_tensor, stream
 from npu_kernels.fitting._recipe import Recipe
 
 HELD_OUT_ROWS = 8192  # of a problem at most: more of them cost more and help little

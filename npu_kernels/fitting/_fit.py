@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels._common.checks import check_whole
-from npu_kernels._common.notices import warn
-from npu_kernels._common.seeds import stream
+from npu_kernels._common.checks import check_whole, stream, warn
 from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._jobs.driver import drive
 from npu_kernels.fitting._data import Batches, check, collect, table

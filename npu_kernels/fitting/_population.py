@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from npu_kernels._common.chains import full_name, units_of
 from npu_kernels._common.checks import check_module
 from npu_kernels.fitting._data import Rows
 from npu_kernels.fitting._recipe import Recipe
 from npu_kernels.formula import nearest_fraction
 from npu_kernels.layers import NALU, NAU, NPU, NaiveNPU, RealNPU, Unit
+from npu_kernels.layers._chains import full_name, units_of
 
 # The kinds of parameters. A coefficient, the weight of a sum that is not clipped, may have any size
 # and unit: it is rounded only where the data are exact. A free one is never rounded.

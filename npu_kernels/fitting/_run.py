@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels._common.chains import chain
-from npu_kernels._common.checks import check_whole, is_whole
-from npu_kernels._common.seeds import stream
+from npu_kernels._common.checks import check_whole, is_whole, stream
 from npu_kernels._jobs.checkpoint import (
     Checkpoint,
     check_same,
@@ -29,6 +27,7 @@ from npu_kernels.fitting._population import GATE, POWER, Population, Scale, Temp
 from npu_kernels.fitting._recipe import Fits, Recipe
 from npu_kernels.fitting._training import Refinement, Search
 from npu_kernels.layers import Unit
+from npu_kernels.layers._chains import chain
 
 NEAR_FRACTION = 0.15  # share of two fractions' distance: a power nearer to one is set to it first
 LOOK_ROUNDS = 100  # of refining, after which it is seen which problems are solved

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from npu_kernels._common.seeds import stream
+from npu_kernels._common.checks import stream
 from npu_kernels._jobs.checkpoint import like
 from npu_kernels.fitting._data import Rows
 from npu_kernels.fitting._population import Population, Template

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels._common.chains import chain, full_name, replaced_method
 from npu_kernels._common.checks import check_denominator, check_floating, check_module, is_whole
 from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
+from npu_kernels.layers._chains import chain, full_name, replaced_method
 
 # From this size on the numbers of float64 are at least 1/128 apart: too far for fractions.
 FRACTION_LIMIT = 2.0**45

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels._common.chains import full_name
 from npu_kernels._common.checks import (
     check_denominator,
     check_floating,
@@ -32,6 +31,7 @@ from npu_kernels.formula._models import (
     without_effect,
 )
 from npu_kernels.layers import NAU
+from npu_kernels.layers._chains import full_name
 
 Score = Callable[[nn.Module], float]
 Loss = Callable[[nn.Module], Tensor]

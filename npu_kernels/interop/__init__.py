@@ -69,7 +69,7 @@ from npu_kernels._common.checks import (
     check_number,
 )
 from npu_kernels._operators import ops
-from npu_kernels._operators.checks import EPS
+from npu_kernels._operators.operands import EPS
 from npu_kernels.interop import reference_layers
 from npu_kernels.interop._published import EPS_NAMES, PUBLIC_NAMES, Trial, names_of, stated_eps
 from npu_kernels.interop.reference_layers import EAGER, LAYOUTS, PublishedNPU

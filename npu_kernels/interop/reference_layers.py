@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import layers, reference
-from npu_kernels._common.chains import note_methods
 from npu_kernels._common.checks import check_choice
 from npu_kernels._operators import ops
 from npu_kernels._operators.operands import call, record, stands_in
+from npu_kernels.layers._chains import note_methods
 
 __all__ = [
     "NAC", "NALU", "NAU", "NMRU", "NMU", "NPU", "NaiveNPU", "PublishedNPU", "RealNPU", "iNALU",

@@ -9,7 +9,7 @@ first_nonfinite  where trajectories leave the finite numbers
 
 from typing import TYPE_CHECKING
 
-from npu_kernels._common.errors import NonFiniteError
+from npu_kernels._common.checks import NonFiniteError
 from npu_kernels._common.lazy import lazily
 from npu_kernels.ode._adaptive import Statistics
 from npu_kernels.ode._checks import InaccurateError, StepSizeError, StiffWarning, first_nonfinite

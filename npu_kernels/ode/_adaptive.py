@@ -34,8 +34,7 @@ from torch.jit import is_tracing
 from torch.utils.checkpoint import checkpoint
 
 from npu_kernels import functional
-from npu_kernels._common.errors import NonFiniteError
-from npu_kernels._common.notices import warn
+from npu_kernels._common.checks import NonFiniteError, warn
 from npu_kernels._operators import dispatch, ops
 from npu_kernels._operators.autograd import (
     apply_alone,
@@ -43,7 +42,7 @@ from npu_kernels._operators.autograd import (
     eager_only,
     outside_of_transforms,
 )
-from npu_kernels._operators.checks import EPS
+from npu_kernels._operators.operands import EPS
 from npu_kernels._operators.transforms import is_vmapped
 from npu_kernels.ode import _checks as checks
 from npu_kernels.ode import _implicit as implicit

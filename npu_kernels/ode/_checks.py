@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.jit import is_tracing
 
 from npu_kernels._common.checks import (
+    NonFiniteError,
     as_number,
     check_flag,
     check_number,
@@ -18,8 +19,7 @@ from npu_kernels._common.checks import (
     check_tensor,
     check_whole,
 )
-from npu_kernels._common.errors import NonFiniteError
-from npu_kernels._operators.checks import EPS, check_positive, unrecorded
+from npu_kernels._operators.operands import EPS, check_positive, unrecorded
 from npu_kernels.ode import _methods as methods
 from npu_kernels.ode._loop import Weights, slope_function
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH

@@ -22,7 +22,6 @@ from torch.compiler import is_compiling, is_exporting
 from torch.utils.checkpoint import checkpoint
 
 from npu_kernels import functional, reference
-from npu_kernels._common.chains import replaced_method
 from npu_kernels._operators import dispatch, fast_path, ops
 from npu_kernels._operators.autograd import (
     apply_alone,
@@ -32,6 +31,7 @@ from npu_kernels._operators.autograd import (
     undifferentiated,
 )
 from npu_kernels.layers import NAU, PowerUnit
+from npu_kernels.layers._chains import replaced_method
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.jit import is_tracing
 
-from npu_kernels._operators.checks import EPS
+from npu_kernels._operators.operands import EPS
 from npu_kernels.ode import _adaptive as adaptive
 from npu_kernels.ode import _checks as checks
 from npu_kernels.ode import _inputs as known

@@ -13,7 +13,7 @@ import torch
 from torch.compiler import is_compiling
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from npu_kernels._common import optimizers
+from npu_kernels._common import checks
 from npu_kernels._operators import dispatch, fast_path
 
 __all__ = ["Adam"]
@@ -39,7 +39,7 @@ class Adam(_TorchAdam):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters; torch's compiler is not imported for it."""
-        optimizers.plain(super().add_param_group)(param_group)
+        checks.plain_method(super().add_param_group)(param_group)
 
     def _plain(self) -> bool:
         return (

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import optim
-from npu_kernels._common import checks, optimizers
-from npu_kernels._common.chains import chain
+from npu_kernels._common import checks
 from npu_kernels._common.checks import check_number, check_tensor, check_whole
 from npu_kernels.layers import Unit
+from npu_kernels.layers._chains import chain
 from npu_kernels.training import _fallbacks as fallbacks
 from npu_kernels.training import _plan as plan
 from npu_kernels.training._penalties import SteppedSchedule, regularizer
@@ -139,7 +139,7 @@ def made_optimizer(
     trained = list(model.parameters())
     if optimizer == "adam" and all(p.is_cuda and p.is_floating_point() for p in trained):
         settings["fused"] = True  # one launch for all parameters, a third of a captured step's time
-    return optimizers.make(kinds[optimizer], trained, **settings)
+    return checks.make_optimizer(kinds[optimizer], trained, **settings)
 
 
 def _check_optimizer(parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> None:

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from npu_kernels._common.chains import STEADY, chain
-from npu_kernels._common.notices import warn
+from npu_kernels._common.checks import warn
 from npu_kernels._operators.precision import float32_matmul_precision
 from npu_kernels._triton import for_graph
+from npu_kernels.layers._chains import STEADY, chain
 from npu_kernels.training import _fallbacks as fallbacks
 from npu_kernels.training._steps import Ordinary
 

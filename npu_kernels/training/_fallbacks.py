@@ -18,10 +18,10 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from npu_kernels import functional, optim
-from npu_kernels._common.chains import chain, replaced_method
 from npu_kernels._operators import dispatch, ops
 from npu_kernels._operators.precision import float32_matmul_precision
 from npu_kernels.layers import NAU, Unit
+from npu_kernels.layers._chains import chain, replaced_method
 from npu_kernels.training._plan import KINDS, state_names
 
 OPTIMIZERS = (optim.Adam, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)

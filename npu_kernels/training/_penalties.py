@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.utils import parametrize
 
-from npu_kernels._common.chains import num_models_of
 from npu_kernels._common.checks import (
     as_number,
     check_choice,
@@ -21,8 +20,9 @@ from npu_kernels._common.checks import (
     check_whole,
 )
 from npu_kernels._operators import dispatch, fast_path
-from npu_kernels._operators.checks import unrecorded
+from npu_kernels._operators.operands import unrecorded
 from npu_kernels.layers import Unit
+from npu_kernels.layers._chains import num_models_of
 
 
 def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Tensor:

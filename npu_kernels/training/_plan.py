@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from npu_kernels._common.chains import chain
 from npu_kernels._operators import cpu
 from npu_kernels.layers import NAU, NMRU, NMU, NPU, NaiveNPU, PowerUnit, RealNPU, Unit
+from npu_kernels.layers._chains import chain
 from npu_kernels.training._steps import Loop
 
 

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels._common import display, optimizers
-from npu_kernels._common.chains import num_models_of
-from npu_kernels._common.checks import check_choice, check_module, check_whole
-from npu_kernels._common.notices import warn
+from npu_kernels._common import checks, display
+from npu_kernels._common.checks import check_choice, check_module, check_whole, warn
 from npu_kernels._jobs.checkpoint import check_same, described, digest, fingerprint, like, plain
 from npu_kernels._jobs.driver import drive
 from npu_kernels.layers import Unit
+from npu_kernels.layers._chains import num_models_of
 from npu_kernels.training import _captured as captured
 from npu_kernels.training import _fallbacks as fallbacks
 from npu_kernels.training._arguments import (
@@ -392,7 +391,7 @@ class _Task:
             "done": self.done,
             "parameters": [p.detach() for p in loop.model.parameters()],
             "buffers": list(loop.model.buffers()),
-            "optimizer": optimizers.plain(loop.optimizer.state_dict)(),
+            "optimizer": checks.plain_method(loop.optimizer.state_dict)(),
             "losses": loop.losses,
             "generator": None if generator is None else generator.get_state(),
             "schedules": {name: weight.state_dict() for name, weight in stateful.items()},

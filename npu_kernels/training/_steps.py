@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels._common.chains import num_models_of
 from npu_kernels.layers import Unit
+from npu_kernels.layers._chains import num_models_of
 from npu_kernels.training._penalties import l1, mse_loss, project_, regularizer
 
 Term = Callable[[nn.Module, Any], Tensor]

@@ -33,9 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import reference
-from npu_kernels._common.checks import check_choice
-from npu_kernels._common.errors import NonFiniteError
-from npu_kernels._common.notices import warn
+from npu_kernels._common.checks import NonFiniteError, check_choice, warn
 from npu_kernels._operators.autograd import eager_only
 from npu_kernels.layers import PowerUnit, Unit
 

@@ -86,10 +86,10 @@ def test_torch_still_wraps_what_may_not_be_compiled() -> None:
     # If torch changes how, `plain` returns the slow method, and the tests above say so.
     code = (
         "import torch, torch._dynamo\n"
-        "from npu_kernels._common import optimizers\n"
+        "from npu_kernels._common import checks\n"
         "optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)\n"
         "method = optimizer.add_param_group\n"
-        "print(optimizers.plain(method) == method)"
+        "print(checks.plain_method(method) == method)"
     )
     assert _printed(code) == "True"
 
@@ -98,7 +98,7 @@ def test_a_method_that_was_replaced_is_called() -> None:
     code = (
         "import functools, sys, torch\n"
         "from npu_kernels.optim import Adam\n"
-        "from npu_kernels._common import optimizers\n"
+        "from npu_kernels._common import checks\n"
         "kind, groups = torch.optim.Optimizer, []\n"
         "def watched(method):\n"
         "    @functools.wraps(method)\n"
@@ -109,7 +109,7 @@ def test_a_method_that_was_replaced_is_called() -> None:
         "kind.add_param_group = watched(kind.add_param_group)\n"
         "parameters = [torch.zeros(1, requires_grad=True)]\n"
         "Adam(parameters)\n"
-        "optimizer = optimizers.make(torch.optim.RMSprop, parameters, lr=0.5)\n"
+        "optimizer = checks.make_optimizer(torch.optim.RMSprop, parameters, lr=0.5)\n"
         "assert type(optimizer) is torch.optim.RMSprop and 'add_param_group' not in vars(optimizer)\n"
         "assert optimizer.param_groups[0]['lr'] == 0.5\n"
         "print(len(groups), 'torch._dynamo' in sys.modules)"

@@ -44,7 +44,12 @@ IMPORTED_ELSEWHERE = {
     "npu_kernels.equations <- npu_kernels.formula": "the printed formula",
     "npu_kernels.equations <- npu_kernels.ode": "time series are solved while their law is looked for",
     "npu_kernels.fitting <- npu_kernels.training": "the loops of training steps",
+    "npu_kernels.fitting <- npu_kernels.layers": "the layers that a model calls in turn",
+    "npu_kernels.formula <- npu_kernels.layers": "the same",
+    "npu_kernels.interop <- npu_kernels.layers": "the same",
     "npu_kernels.interop <- npu_kernels.ode": "the formulas of the operators of time loops",
+    "npu_kernels.ode <- npu_kernels.layers": "the layers that a model calls in turn",
+    "npu_kernels.training <- npu_kernels.layers": "the same",
     "npu_kernels.ode <- npu_kernels.equations": "`ode.fit`, at its first use",
 }
 # Private modules that benchmarks and tools import, each with the reason.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from npu_kernels._common import notices
+from npu_kernels._common import checks
 from npu_kernels._common.checks import check_flag, check_whole
 from npu_kernels._jobs.checkpoint import Checkpoint, digest
 from npu_kernels._jobs.driver import Progress, interruptible, terminable
@@ -163,7 +163,7 @@ def fit(
     data, facts, power, nau = _read(model, t, u, u0, inputs, sigma, observed, names)
     searching = start == "search"
     if start == "model" and _is_new(power):
-        notices.warn(NEW_WEIGHTS)
+        checks.warn(NEW_WEIGHTS)
     rules = read_known(
         exponents, integer_exponents, terms, stoichiometry, conserved, signs,
         data.names, power.out_features, searching, data.inputs,
@@ -198,7 +198,7 @@ def fit(
     result = finished(law, free, data, job.seconds, not job.pressed, met, denominator)
     if not result.verdict.good:
         hint = advice(law, searching, power.num_models or 1, power.out_features)
-        notices.warn(poor_fit(result.verdict, hint))
+        checks.warn(poor_fit(result.verdict, hint))
     return result
 
 

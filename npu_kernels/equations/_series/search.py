@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from npu_kernels._common.seeds import stream
+from npu_kernels._common.checks import stream
 from npu_kernels.equations._series.data import NAME, Series
 from npu_kernels.equations._series.estimates import units
 from npu_kernels.equations._series.known import Known, check_within, common_signs

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from npu_kernels._common.seeds import stream
+from npu_kernels._common.checks import stream
 from npu_kernels.equations._series.data import Series
 from npu_kernels.equations._series.sensitivity import Shape
 

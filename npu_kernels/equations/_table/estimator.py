@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels._common.checks import check_level, check_whole, is_whole
-from npu_kernels._common.notices import warn
+from npu_kernels._common.checks import check_level, check_whole, is_whole, warn
 from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._jobs.driver import terminable
 from npu_kernels.equations._equation import Equation

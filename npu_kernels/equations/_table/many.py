@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from npu_kernels._common.notices import warn
+from npu_kernels._common.checks import warn
 from npu_kernels._jobs.checkpoint import digest
 from npu_kernels._jobs.driver import Progress
 from npu_kernels.equations._rows import as_labels, separated

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels._common.notices import warn
+from npu_kernels._common.checks import warn
 from npu_kernels.equations._equation import Equation
 from npu_kernels.equations._problem import EXACT_ERROR, AllRows, Columns, Output
 from npu_kernels.equations._rows import NARROW, alike, blocks, ranks, spread, widths
