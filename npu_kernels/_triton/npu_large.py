@@ -128,16 +128,16 @@ def _add_terms(
         listed = turn - first
         part = listed // PARTS
         masked = (listed >= 0).to(tl.int32)
-        left, right = masked * PLANES, masked * PLANES  # planes
+        plane_x, plane_w = masked * PLANES, masked * PLANES
         i = (1 - masked) * turn * DEPTH + masked * ((block - part) * STEP + listed * DEPTH)
         if LOW:
             second = (turn >= steps).to(tl.int32)
-            left, right = left + (1 - second), right + second
+            plane_x, plane_w = plane_x + (1 - second), plane_w + second
             i -= (second - masked) * steps * DEPTH
         block = tl.load(blocks_ptr + tl.minimum(tl.maximum(listed + 1, 0) // PARTS, last))
-        x = load_tile(logs, row + left * rows_x, i, pitch, ROWS, DEPTH, DESCRIPTORS)
+        x = load_tile(logs, row + plane_x * rows_x, i, pitch, ROWS, DEPTH, DESCRIPTORS)
         w = tl.trans(
-            load_tile(weights, packed + right * rows_w, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
+            load_tile(weights, packed + plane_w * rows_w, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
         )
         if FRESH:
             acc = tl.fma(tl.dot(x, w), unit, acc)
@@ -472,12 +472,12 @@ def _sums_over_rows(
         # one turn ahead: the products must not wait for it
         after = tl.minimum(turn + 1, last) // TURNS
         following = tl.load(column_scale_ptr + after * packed.to(tl.int64))
-        left, right = row + b, x_row + b
+        row_d, right = row + b, x_row + b
         if KINDS > 1:
-            left += (kind == 0).to(tl.int32) * rows
+            row_d += (kind == 0).to(tl.int32) * rows
         if KINDS == 3:
             right += (kind == 1).to(tl.int32) * rows_x
-        d = tl.trans(load_tile(upstream, left, col, packed, DEPTH, ROWS, DESCRIPTORS))
+        d = tl.trans(load_tile(upstream, row_d, col, packed, DEPTH, ROWS, DESCRIPTORS))
         x = load_tile(right_planes, right, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
         acc = tl.fma(tl.dot(d, x), (scale * (1.0 / LOG_SCALE))[:, None], acc)
     return acc

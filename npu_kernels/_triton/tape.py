@@ -123,11 +123,11 @@ class Tape:
         self.hooks = [kernel.pre_run_hooks for kernel in self.kernels]
         self.allocations = list(recorder.allocations)
         operands = len(recorder.tensors) - len(self.allocations)
-        shared, lives, kept = [], [], list(range(operands))  # kept: tensors of their own
+        shared, lives, single = [], [], list(range(operands))  # single: tensors by themselves
         for number, (_, _, _, size, first, _) in enumerate(self.allocations):
             index = operands + number
             if index in results:
-                kept.append(index)
+                single.append(index)
             else:
                 shared.append(number)
                 lives.append((size, first, recorder.last_use.get(index, first)))
@@ -135,7 +135,7 @@ class Tape:
         for number, offset in zip(shared, offsets, strict=True):
             self.allocations[number] = self.allocations[number]._replace(offset=offset)
         # a tensor if there is one, else a tuple
-        self.results = itemgetter(*map(kept.index, results))
+        self.results = itemgetter(*map(single.index, results))
 
     def replay(self, operands: Sequence[Tensor | None]) -> Any:
         """Return the launcher's result; None, without a launch, if the recording does not fit."""
