@@ -2,7 +2,7 @@
 #
 #   make demo      build, then the demonstration: Kepler's law, the paper's arithmetic, the speed on this machine,
 #                  and a law from a table
-#   make test      build, then the quick tests: about six minutes on two cores
+#   make test      build, then the quick tests: about five minutes on two cores
 #   make check     build, then every test, with the libraries of other processors too
 #   make fuzz      calls that Hypothesis draws, other ones each time (make fuzz SECONDS=600: for each of the tests)
 #   make sanitize  the core and the extension under the address and undefined-behaviour sanitizers
@@ -43,6 +43,13 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h
 # The build finds the cmake and ninja of .venv.
 export PATH := $(abspath $(BIN)):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Python keeps the bytecode of what it imports, so that pip need not compile all that it installs.
+export PIP_COMPILE := 0
+unexport PYTHONDONTWRITEBYTECODE
+# The compiler works while packages are installed. Several targets are made one after the other.
+ifneq ($(filter 0 1,$(words $(MAKECMDGOALS))),)
+MAKEFLAGS += -j2
+endif
 # Kept between builds; the core's unit tests are built there too.
 export NPU_KERNELS_BUILD := $(abspath build/cmake)
 
@@ -58,7 +65,7 @@ test: install
 check: check-setup
 	$(BIN)/python -m tests.run --all $(ARGS)
 
-# All that the tests need. With -j2 the compiler works while packages are installed.
+# All that the tests need.
 check-setup: install $(OLD_TRITON)/.installed
 
 fuzz: install
@@ -83,7 +90,7 @@ allocations: install
 	$(BIN)/python -m pytest tests/backends/test_allocations.py $(ARGS)
 
 # Nothing built is needed: CI compiles meanwhile.
-lint: $(VENV)/.requirements $(VENV)/.lint
+lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -175,7 +182,7 @@ $(VENV)/.created:
 	  { echo "python's venv module is missing; Debian, Ubuntu: apt-get install python3-venv"; exit 1; }
 	@touch $@
 
-# What the build needs.
+# What the build needs. One pip after the other writes into .venv; that of the build beside them installs nothing else.
 $(VENV)/.tools: $(VENV)/.created requirements.txt constraints.txt
 	$(BIN)/pip install -c constraints.txt torch setuptools cmake ninja
 	@touch $@
@@ -184,7 +191,7 @@ $(VENV)/.requirements: $(VENV)/.tools
 	$(BIN)/pip install -r requirements.txt
 	@touch $@
 
-$(VENV)/.lint: $(VENV)/.created requirements-lint.txt constraints.txt
+$(VENV)/.lint: $(VENV)/.requirements requirements-lint.txt
 	$(BIN)/pip install -r requirements-lint.txt
 	@touch $@
 
@@ -192,11 +199,11 @@ $(VENV)/.release: $(VENV)/.created requirements-release.txt constraints.txt
 	$(BIN)/pip install -r requirements-release.txt
 	@touch $@
 
-$(VENV)/.docs: $(VENV)/.created requirements-docs.txt constraints.txt
+$(VENV)/.docs: $(VENV)/.requirements requirements-docs.txt
 	$(BIN)/pip install -r requirements-docs.txt
 	@touch $@
 
-$(VENV)/.site: $(VENV)/.docs requirements-site.txt constraints.txt
+$(VENV)/.site: $(VENV)/.docs requirements-site.txt
 	$(BIN)/pip install -r requirements-site.txt
 	@touch $@
 
