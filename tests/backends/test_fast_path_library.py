@@ -12,7 +12,7 @@ import torch
 
 from npu_kernels import env
 from tests.conftest import needs_fast_path, needs_library
-from tests.support.building import run_python
+from tests.support.building import run_forked
 
 pytestmark = needs_library
 TAG = sys.implementation.cache_tag
@@ -20,7 +20,7 @@ TAG = sys.implementation.cache_tag
 
 def as_torch(version: str, code: str) -> str:
     """The output, with warnings, of code in a process whose torch says that it is that version."""
-    run = run_python("-c", f"import torch; torch.__version__ = {version!r}; {code}")
+    run = run_forked(f"import torch; torch.__version__ = {version!r}; {code}")
     assert run.returncode == 0, run.stderr
     return run.stdout + run.stderr
 
@@ -93,7 +93,7 @@ def test_the_best_library_that_exists(bare_package: Path, tmp_path: Path) -> Non
     shutil.copytree(bare_package, tmp_path, dirs_exist_ok=True)
     (tmp_path / "npu_kernels" / "lib").mkdir()
     shutil.copy(env.environment()["cpu library"], tmp_path / "npu_kernels" / "lib")
-    run = run_python("-c", ASK, json.dumps(CASES), cwd=tmp_path)
+    run = run_forked(ASK, json.dumps(CASES), cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     said = run.stdout.splitlines()
     for (version, flags, names, best), line in zip(CASES, said, strict=True):

@@ -1,10 +1,8 @@
 """Every instruction set that this processor has."""
 
 import itertools
-import os
 import platform
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from npu_kernels import env, functional, reference
 from tests.conftest import needs_library
+from tests.support.building import run_forked
 from tests.support.compare import assert_near
 from tests.support.kernels import assert_parity, errors, forward, ops, outputs, with_zero_factors
 from tests.support.machine import ISAS, isa_in_use, set_isa
@@ -151,10 +150,7 @@ def test_unknown() -> None:
 
 
 def _child(isa: str, code: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "NPU_KERNELS_CPU_ISA": isa}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
+    return run_forked(code, env={"NPU_KERNELS_CPU_ISA": isa})
 
 
 @pytest.mark.parametrize("name", ISAS[:1])

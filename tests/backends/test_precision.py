@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from npu_kernels import NAU, env, functional, reference
 from tests.conftest import needs_fast_path, needs_library
-from tests.support.building import run_python
+from tests.support.building import run_forked
 from tests.support.machine import ISAS, isa_in_use, set_isa, without_fast_path
 from tests.support.samples import RECORDS, Sample, normwise_error
 
@@ -221,7 +221,7 @@ for precision in ("highest", "medium"):
     found.append(functional.npu(x, weight))
 print(env.environment()["fast path"][:3], torch.equal(*found))
 """
-    child = run_python("-c", code)
+    child = run_forked(code)
     assert child.stdout == "no: True\n", child.stderr
 
 

@@ -35,7 +35,7 @@ from benchmarks.throughput.cases import (
 )
 from benchmarks.throughput.workloads import Workload
 from tests.conftest import needs_library
-from tests.support.building import run_python
+from tests.support.building import run_forked
 from tests.support.throughput import MODELS, TINY
 
 WITHOUT_TOOLS = [name for name in rivals.RIVALS if name not in (*rivals.COMPILED, rivals.JAX)]
@@ -271,7 +271,7 @@ def test_cores_are_those_of_the_process():
     first = min(os.sched_getaffinity(0))
     code = f"import os; os.sched_setaffinity(0, [{first}])"
     code += "; from benchmarks.throughput.environment import cores"
-    assert run_python("-c", f"{code}; print(cores())").stdout.strip() == "1"
+    assert run_forked(f"{code}; print(cores())").stdout.strip() == "1"
 
 
 def test_the_formula_for_jax_by_numpy():

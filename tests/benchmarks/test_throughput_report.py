@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.throughput import report, results, suite, timing
 from benchmarks.throughput.cases import Size
-from tests.support.building import run_python
+from tests.support.building import run_forked
 from tests.support.throughput import MODELS, TINY, all_tables, made_up, made_up_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
@@ -66,7 +66,7 @@ busy.kill()
 busy.wait()
 print(crowd.waited)
 """
-    child = run_python("-c", code)
+    child = run_forked(code)
     assert child.returncode == 0, child.stderr
     assert float(child.stdout) > timing.CROWDED
 

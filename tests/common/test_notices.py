@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import needs_fast_path
 from tests.project.test_structure import modules
-from tests.support.building import ROOT, run_python
+from tests.support.building import ROOT, run_forked
 from tests.support.loops import new_notices
 
 # The user's file. The warning of each function must point to its line with the comment "here".
@@ -244,7 +244,7 @@ def _of_processes(user: ModuleType, package: Path, version: str, names: list[str
     """The texts of the notices, one for each function, each of which points to its line."""
     assert user.__file__ is not None
     folder = str(Path(user.__file__).parent)
-    run = run_python("-c", FORKS, version, folder, *names, cwd=package)
+    run = run_forked(FORKS, version, folder, *names, cwd=package)
     answers = [json.loads(line) for line in run.stdout.splitlines()]
     assert [name for name, *_ in answers] == names, run.stderr
     texts = []

@@ -1,7 +1,6 @@
 """Paths of public modules that documents named once go on working."""
 
-import subprocess
-import sys
+from tests.support.building import run_forked
 
 MOVED = (
     ("npu_kernels.trace", "non_finite", "npu_kernels.training.trace"),
@@ -19,5 +18,5 @@ assert {name}.__module__ == {module!r}, {name}.__module__
 
 def test_an_old_path_is_the_module() -> None:
     code = "".join(CODE.format(path=path, name=name, module=module) for path, name, module in MOVED)
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ran = run_forked(code)
     assert ran.returncode == 0, ran.stderr

@@ -21,6 +21,7 @@ from benchmarks.paper.runner import Folder, complete
 from benchmarks.throughput import tune
 from npu_kernels._jobs import files
 from tests.benchmarks.test_paper_runner import plan, quietly, stop_after
+from tests.support.building import run_forked
 from tools.aot import __main__ as aot
 from tools.certify import command as certificate
 
@@ -335,7 +336,8 @@ files.remove_leftovers(path.parent)
 """
     leftover = _leftover(tmp_path / "state")
     leftover.touch()
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "state")], check=True)
+    run = run_forked(code, str(tmp_path / "state"))
+    assert run.returncode == 0, run.stderr
     assert (tmp_path / "state").read_text() == "new"
     assert sorted(os.listdir(tmp_path)) == ["state", leftover.name]
 

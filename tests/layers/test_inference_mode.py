@@ -13,7 +13,7 @@ from npu_kernels import NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU, ode
 from npu_kernels.optim import Adam
 from npu_kernels.training import mse_loss
 from tests.conftest import needs_fast_path, needs_library
-from tests.support.building import run_python
+from tests.support.building import run_forked
 from tests.support.samples import CountCalls
 
 pytestmark = [needs_library, needs_fast_path]
@@ -130,7 +130,7 @@ with torch.inference_mode():
     layer(x)
 print(layer(x).grad_fn.name())
 """
-    child = run_python("-c", code)
+    child = run_forked(code)
     assert "FastPath<npu::NpuLayer>" in child.stdout, child.stderr
 
 

@@ -1,7 +1,5 @@
 """What torch's FlopCounterMode counts for the layers."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -11,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import npu_kernels.interop.flops
 from npu_kernels import NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU, interop, use_backend
 from tests.conftest import needs_library
+from tests.support.building import run_forked
 
 ROWS, INPUTS, OUTPUTS = 7, 3, 2
 PRODUCT = 2 * ROWS * INPUTS * OUTPUTS
@@ -131,6 +130,5 @@ def test_the_parts_of_a_model() -> None:
 
 def test_the_package_does_not_import_the_counter() -> None:
     code = "import sys, npu_kernels; print('torch.utils.flop_counter' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "False"
+    assert run_forked(code).stdout.strip() == "False"
     assert npu_kernels.interop.flops.__all__ == []

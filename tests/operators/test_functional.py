@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npu_kernels import NAU, NPU, backend_for, functional, ode, reference, use_backend
 from tests.conftest import needs_library
-from tests.support.building import run_python
+from tests.support.building import run_forked
 from tests.support.compare import assert_near
 from tests.support.samples import RECORDS, Sample, normwise_error
 
@@ -313,7 +313,7 @@ with use_backend("cpu"):
 
 def test_without_the_library(bare_package: Path) -> None:
     """One notice; formulas compute, also those of the operators; what is forced cannot run."""
-    run = run_python("-c", WITHOUT_LIBRARY, cwd=bare_package)
+    run = run_forked(WITHOUT_LIBRARY, cwd=bare_package)
     assert run.returncode == 0, run.stderr
     notice, *errors = run.stdout.splitlines()
     slow = "npu_kernels: cpu tensors are computed by the slower eager formulas "

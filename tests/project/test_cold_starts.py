@@ -1,10 +1,10 @@
 """What a first call imports, in a fresh process, and what it costs beside a second one."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests.support.building import run_forked
 
 START = """
 import json, sys, time
@@ -29,7 +29,7 @@ PICTURES = ("matplotlib", "sympy")
 
 
 def _printed(code: str) -> str:
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    ran = run_forked(code)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()
 

@@ -14,7 +14,7 @@ import pytest
 
 from release.extras import EXAMPLES, code_of
 from tests.project.what_users_run import COMMANDS, INSTALLATIONS, NO_RECORD, WHOLE, Entry
-from tests.support.building import ROOT, run_python
+from tests.support.building import ROOT, run_forked
 
 PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md", "benchmarks/results/README.md"]
 WORKFLOWS = [*sorted(ROOT.glob(".github/**/*.yml")), ROOT / ".ci" / "run"]
@@ -161,7 +161,7 @@ def test_examples_of_extras(extra: str, tmp_path: Path) -> None:
     """The code runs with all extras installed; `make test-extras` has each of them alone."""
     for name in ("sklearn", "sympy", "pandas", "pint", "matplotlib", "torchdiffeq", "triton"):
         pytest.importorskip(name, reason=f"{name} is not installed")
-    run = run_python("-c", code_of(extra), cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    run = run_forked(code_of(extra), cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
     assert run.returncode == 0, run.stderr
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import examples
-from tests.support.building import ROOT, run_python
+from tests.support.building import ROOT, run_forked, run_python
 
 WITHOUT_NUMPY = """
 import sys, warnings
@@ -51,9 +51,7 @@ def test_quick_start(tmp_path: Path) -> None:
 
 def test_star_import_leaves_out_the_estimator(tmp_path: Path) -> None:
     assert run_without_numpy(STAR + REGRESSOR, tmp_path).split() == ["3", "False", "numpy"]
-    with_numpy = run_python(
-        "-c", "import torch\n" + STAR, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path
-    )
+    with_numpy = run_forked("import torch\n" + STAR, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
     assert with_numpy.stdout.split() == ["3", "True"], with_numpy.stderr
 
 
@@ -65,5 +63,5 @@ def test_training_run(checkpoint: str, tmp_path: Path) -> None:
 def test_a_stand_in_for_numpy(tmp_path: Path) -> None:
     """A module without a __spec__, as documentation tools and tests make them."""
     code = "import sys, types\nimport torch\nsys.modules['numpy'] = types.ModuleType('numpy')\n"
-    run = run_python("-c", code + STAR, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
+    run = run_forked(code + STAR, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
     assert run.stdout.split() == ["3", "False"], run.stderr

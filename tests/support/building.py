@@ -1,10 +1,14 @@
 """What the tests that build something share."""
 
+import atexit
 import contextlib
+import functools
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,3 +67,70 @@ def run_python(
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, env=environment, cwd=cwd
     )
+
+
+# A process with torch alone, which forks for every line that it gets.
+SERVER = """
+import json, os, sys, traceback
+import torch
+for line in sys.stdin:
+    request = json.loads(line)
+    child = os.fork()
+    if child:
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    status = 1
+    try:
+        for number, path in enumerate((os.devnull, *request["output"])):
+            os.dup2(os.open(path, os.O_RDWR), number)
+        os.chdir(request["cwd"])
+        os.environ.update(request["env"])
+        sys.argv = ["-c", *request["arguments"]]
+        sys.path[1:1] = filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))
+        exec(compile(request["code"], "<string>", "exec"), {"__name__": "__main__"})
+        status = 0
+    except SystemExit as stop:
+        status = stop.code or 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(status)
+"""
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONWARNINGS": "default", "NPU_KERNELS_BUILD": ""}
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=environment, cwd=ROOT,
+    )  # fmt: skip
+    atexit.register(server.communicate)  # which ends it
+    return server
+
+
+def run_forked(
+    code: str, *arguments: str, env: dict[str, str] | None = None, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """As ``run_python("-c", code)``, but torch is imported already: this saves a second or two.
+
+    So it is for code that imports torch first, and cares about nothing that happens before.
+    """
+    if not hasattr(os, "fork"):
+        return run_python("-c", code, *arguments, env=env, cwd=cwd)
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with tempfile.TemporaryDirectory() as folder:
+        output = [Path(folder, name) for name in ("stdout", "stderr")]
+        for path in output:
+            path.touch()
+        request = {
+            "code": code, "arguments": arguments, "env": env or {}, "cwd": str(cwd),
+            "output": list(map(str, output)),
+        }  # fmt: skip
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        status = int(server.stdout.readline())
+        said = [path.read_text() for path in output]
+    return subprocess.CompletedProcess(["python", "-c", code, *arguments], status, *said)

@@ -22,7 +22,7 @@ from npu_kernels import (
 )
 from npu_kernels.training import run
 from tests.conftest import needs_library
-from tests.support.building import run_python
+from tests.support.building import run_forked
 from tests.support.loops import NOTICE, new_notices, why
 from tests.training.test_training_run import MODELS, data
 
@@ -180,7 +180,7 @@ print(result.fused)
 
 
 def test_without_the_library(bare_package: Path) -> None:
-    run = run_python("-c", WITHOUT_LIBRARY, cwd=bare_package)
+    run = run_forked(WITHOUT_LIBRARY, cwd=bare_package)
     assert run.stdout == "False\n"
     assert f"{NOTICE}, because the C++ kernels are not used for these tensors" in run.stderr
 

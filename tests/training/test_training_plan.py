@@ -4,7 +4,6 @@ import math
 import mmap
 import random
 import re
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from npu_kernels.training import _plan as records
 from tests.conftest import needs_library
+from tests.support.building import run_forked
 
 pytestmark = needs_library
 ROOT = Path(__file__).resolve().parents[2]
@@ -437,9 +437,7 @@ def another(t: Tensor, draw: random.Random) -> tuple[Tensor, str]:
 def in_a_process(function: str, argument: str = "") -> str:
     """What the function prints; a crash fails the test, with the last call's name."""
     script = SCRIPT.format(function=function, argument=argument)
-    process = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=300
-    )
+    process = run_forked(script)
     assert process.returncode == 0, process.stdout[-500:] + process.stderr[-2000:]
     return process.stdout
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import needs_library
-from tests.support.building import ROOT, run_python
+from tests.support.building import ROOT, run_forked
 
 pytestmark = needs_library
 NAME = "libnpu_kernels_cpu.so"
@@ -24,7 +24,7 @@ def test_a_library_of_other_sources_is_an_error(
     assert text in library
     (tmp_path / "npu_kernels" / "lib").mkdir()
     (tmp_path / "npu_kernels" / "lib" / NAME).write_bytes(library.replace(text, other))
-    run = run_python("-c", "import npu_kernels", cwd=tmp_path)
+    run = run_forked("import npu_kernels", cwd=tmp_path)
     assert "the C++ library was built from other sources" in run.stderr
     assert message in run.stderr
     assert "Build it with `pip install" in run.stderr

@@ -1,9 +1,6 @@
 """Whether the Triton backend runs, its reasons when it does not, and its registration."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +9,12 @@ import pytest
 import torch
 
 from npu_kernels import backend_for, use_backend
+from tests.support.building import run_forked
 from tests.triton.conftest import INTERPRETS
 
 
 def _python(code: str, **variables: str) -> str:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment | variables
-    )
+    run = run_forked(code, env={"TRITON_INTERPRET": "", **variables})
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
 
