@@ -46,7 +46,7 @@ def exponents_of(equation) -> list[tuple[float, ...]]:
 # ---- the law -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("error", [0.0, 0.01])
 def test_drawn_laws(seed, error):
     draw = RNG(200 + seed)
@@ -75,7 +75,7 @@ def test_drawn_laws(seed, error):
     assert best.parameters == terms * groups
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [2, 3])  # without noise, and with it
 def test_one_group_is_no_group(seed):
     X, y, _, _ = two_terms(seed, 0.01 * (seed > 2), groups=1)
     plain, grouped = model().fit(X, y), model().fit(X, y, groups=["site"] * len(y))

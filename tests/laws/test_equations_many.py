@@ -142,7 +142,7 @@ def test_interrupted_processes_give_what_was_found(tmp_path):
         try:
             for _ in range(1200):
                 if process.poll() is not None or (
-                    folder.exists() and len(list(folder.iterdir())) > 20
+                    folder.exists() and len(list(folder.iterdir())) > 3
                 ):
                     break
                 time.sleep(0.1)

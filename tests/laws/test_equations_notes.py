@@ -53,7 +53,7 @@ def test_what_a_law_with_too_few_terms_misses_is_said():
 @pytest.mark.filterwarnings("ignore:NPURegressor. The errors of y have heavy tails")
 @pytest.mark.parametrize("kind", ["constant", "relative", "cubed"])
 def test_a_law_with_noise_is_no_approximation(kind):
-    for seed in range(4):
+    for seed in range(2):
         X, e = uniform(3, 300, seed=seed), noise(300, 50 + seed)
         y = 3 * X[:, 0] ** 2 / X[:, 1]
         y = y + 0.05 * {"constant": e, "relative": e * y, "cubed": e**3}[kind]
@@ -70,7 +70,7 @@ def polynomial(rows, seed, size=0.01):
     return x, y + size * np.sqrt(np.mean(y**2)) * noise(rows, 30 + seed)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_near_powers_that_cancel_give_way_to_fractions(seed):
     """The search alone gives -482.1*x0**1.76283 + 479*x0**1.75845 and the like."""
     X, y = polynomial(1000, seed)

@@ -99,9 +99,12 @@ ONNX = {
 
 @pytest.mark.filterwarnings("ignore:Exporting a model while it is in training mode")
 @pytest.mark.parametrize(
-    ("dtype", "models"), [(torch.float32, None), (torch.float64, None), (torch.float64, 2)]
+    ("name", "dtype", "models"),
+    [
+        *((name, torch.float64, 2) for name in ONNX),
+        *((name, torch.float32, None) for name in ("NPU, small eps", "iNALU", "NMRU")),
+    ],
 )
-@pytest.mark.parametrize("name", ONNX)
 def test_onnx_keeps_eps(name: str, dtype: torch.dtype, models: int | None) -> None:
     """Inputs where eps decides; with torch's optimizer, without, and the older exporter."""
     pytest.importorskip("onnxscript")
