@@ -64,7 +64,7 @@ def doubtful(row: Mapping[str, Any]) -> bool:
 
 DOUBT = (
     "noisy: its repetitions disagree by more than a factor of 2, or other work on the machine "
-    "took the cores. No verdict is made of it"
+    "took the cores. No conclusion is drawn from it"
 )
 
 

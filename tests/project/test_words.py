@@ -27,7 +27,7 @@ WORDS = {
 # Names that public modules, docstrings, messages and pages had before they became standard ones.
 OLD_NAMES = (
     r"best_(?!\w)", r"\bcoef_std_?\b", r"\bexponents_std_?\b", r"\boutput_(powers|functions)\b",
-    r"\bstandard_errors\b", r"\bverdicts?\b", r"\bwhole_weights\b", r"\bUnitParallel\b",
+    r"\bstandard_errors\b", r"(?<!\.)\b[Vv]erdicts?\b|result\.verdict", r"\bwhole_weights\b", r"\bUnitParallel\b",
     r"\bnon_finite\(", r"\bformula\.read\b", r"\bSeriesFit\b", r"\.wild\b", r"\bintervals\(",
     r"\bstarts=", r"\bdraws=", r"\bstretch=", r"\bfitting\.(Fit|Fits|Run)\b", r"\btraining\.Run\b",
     r"(?<!y_)\bunits=", r"noise=\"(constant|relative|factor)\"",

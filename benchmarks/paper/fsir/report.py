@@ -276,7 +276,7 @@ def _weights(rows: Sequence[Rows], models: Path) -> str:
     theirs = {row["quantity"]: row["value"] for row in published.load("fsir_weights")}
     paper = f"paper S^{theirs['exponent of S']:.2f} I^{theirs['exponent of I']:.2f}"
     run = f"(error {number(best['mse'])}, {best['n_params']} parameters)"
-    return f"{paper}, here S^{s:.2f} I^{i:.2f} {run}; one run each, so no verdict"
+    return f"{paper}, here S^{s:.2f} I^{i:.2f} {run}; one run each, so no comparison"
 
 
 ENTRIES = (
