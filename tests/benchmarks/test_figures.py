@@ -69,8 +69,8 @@ NO_MEASUREMENT = {
     },
     "a definition: noise that is added, an interval, a threshold": {
         "docs/how-well.md": [
-            *("is 1 % of y's", "within 2 % of", "At 1 %", "at 1 % noise", "at 1 % in"),
-            *("95 % interval", "their 95 %"),
+            *("is 1 % of y's", "within 2 % of", "At 1 %", "at 1 % noise", "model at 1 %"),
+            *("95 % interval", "less than 95 % of"),
         ],
         "docs/paper.md": ["the largest 5 % of"],
         "docs/time-series.md": ["errors of 1 %"],

@@ -83,7 +83,7 @@ def compare(account: Account) -> list[str]:
     by_model = ", ".join(f"{name} {1e6 * value:.0f}" for name, value in per_step.items())
     ratio = f"{total / seconds:.1f} times as much"
     if (measured.get("waited") or 0.0) > timing.CROWDED:
-        ratio = "no ratio (other work took the cores while eager torch was timed)"
+        ratio = "no verdict (other work took the cores while eager torch was timed)"
     return [
         f"eager torch, one model at a time: {duration(total)} of work for the same runs, {ratio}; "
         f"microseconds of one step of one model: {by_model}"
