@@ -117,6 +117,15 @@ class Series:
         times, values = between(self.times), between(self.values)
         return replace(self, times=times, values=values, weight=torch.zeros_like(values))
 
+    def without(self, values: Tensor) -> Series:
+        """Return the series without some of the values ``[S, M, D]``, as if they were nan."""
+        states = slice(len(self.positive) - self.inputs)
+        weight = self.weight.masked_fill(values, 0.0)
+        tables = self.values.masked_fill(weight == 0, math.nan)[..., states]
+        amounts = _amounts(self.times.unbind(), tables.unbind(), self.start[:, states])
+        positive = torch.cat([amounts, self.positive[states.stop :]])
+        return replace(self, weight=weight, positive=positive)
+
     def weighted(self, factor: Tensor) -> Series:
         """Return the series with the weights of all columns multiplied by ``factor [D]``."""
         return replace(self, weight=self.weight * factor)
@@ -205,12 +214,7 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
     if bool(((largest > LARGEST_STATE) | ((largest > 0) & (largest < 1 / LARGEST_STATE))).any()):
         rule = f"u must have columns of zeros or with a largest size from {1 / LARGEST_STATE:g} to"
         raise ValueError(f"{NAME}: {rule} {LARGEST_STATE:g}, got {largest.tolist()}")
-    low = torch.where(seen, values_of_all, math.inf).amin(0)
-    high = torch.where(seen, values_of_all, -math.inf).amax(0)
-    start_low = start.nan_to_num(math.inf).amin(0)
-    noise = NOISY * _noise(times, tables) + BELOW_ZERO * high.clamp(min=0)
-    lowest_amount = torch.minimum(SIGNED * high.clamp(min=0), noise)
-    positive = (low >= -lowest_amount) & (start_low >= 0)
+    positive = _amounts(times, tables, start)
     nodes = _nodes(times)
     rows = max(len(time) for time in nodes)
     values, weight = torch.zeros(2, len(tables), rows, features, dtype=torch.float64).unbind(0)
@@ -226,7 +230,17 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
     return Series(*columns, names, *about, digits=digits, sized=sized)
 
 
-def _noise(times: list[Tensor], tables: list[Tensor]) -> Tensor:
+def _amounts(times: Sequence[Tensor], tables: Sequence[Tensor], start: Tensor) -> Tensor:
+    """Return which states ``[D]`` are amounts, never negative. start ``[S, D]``: nan if unknown."""
+    values = torch.cat([*tables])
+    low, high = values.nan_to_num(math.inf).amin(0), values.nan_to_num(-math.inf).amax(0)
+    start_low = start.nan_to_num(math.inf).amin(0)
+    noise = NOISY * _noise(times, tables) + BELOW_ZERO * high.clamp(min=0)
+    lowest_amount = torch.minimum(SIGNED * high.clamp(min=0), noise)
+    return (low >= -lowest_amount) & (start_low >= 0)
+
+
+def _noise(times: Sequence[Tensor], tables: Sequence[Tensor]) -> Tensor:
     """Return the standard deviations ``[D]`` of errors, inf in columns of too few values.
 
     They are those of values beside the line through their neighbours (Gasser, Sroka and

@@ -19,6 +19,7 @@ from npu_kernels.equations._series import data as series
 from npu_kernels.equations._series.data import NAME, Series
 from npu_kernels.equations._series.known import Known, read_known
 from npu_kernels.equations._series.laws import Job
+from npu_kernels.equations._series.outliers import Found, found_without
 from npu_kernels.equations._series.result import SeriesFit, finished
 from npu_kernels.equations._series.search import ALL_STEPS, Search
 from npu_kernels.equations._series.sensitivity import (
@@ -183,19 +184,22 @@ def fit(
     ):
         try:
             starts = power.num_models or 1
-            search = Search(data.scaled(), rules, power.out_features, starts, seed, job, method)
             denominator = max_denominator if simplify else 0
-            if searching:
-                law, free, met = search.from_drawn_starts(denominator)
-            else:
+
+            def found_in(data: Series) -> Found:
+                search = Search(data.scaled(), rules, power.out_features, starts, seed, job, method)
+                if searching:
+                    return search.from_drawn_starts(denominator)
                 loosen = power.weight_re.requires_grad
-                law, free, met = search.best(*search.begin(power, nau), denominator, loosen, True)
+                return search.best(*search.begin(power, nau), denominator, loosen, True)
+
+            (law, free, met), left_out = found_without(data, found_in, job)
         except Exception:
             job.checkpoint = None  # a file whose content leads to an error stays as it is
             raise
         finally:
             job.save()
-    result = finished(law, free, data, job.seconds, not job.pressed, met, denominator)
+    result = finished(law, free, data, job.seconds, not job.pressed, met, denominator, left_out)
     if not result.verdict.good:
         hint = advice(law, searching, power.num_models or 1, power.out_features)
         checks.warn(poor_fit(result.verdict, hint))

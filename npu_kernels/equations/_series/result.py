@@ -185,7 +185,8 @@ class SeriesFit:
         complete: False after Ctrl-C.
         seconds: of time that the fit took.
         step: the longest step of time in the fit by rk4.
-        data: the series.
+        data: the series, without the values that are left out.
+        left_out: which values were left out ``[S, M, D]``: they are far from the law of the others.
         law: the law as a vector in scaled units.
         free: the same form, fitted with free exponents in place of fractions.
         met: laws of other forms, for `alternatives`.
@@ -206,6 +207,7 @@ class SeriesFit:
     seconds: float
     step: float
     data: Series = field(repr=False)
+    left_out: Tensor = field(repr=False)
     law: Law = field(repr=False)
     free: Law = field(repr=False)
     met: Met = field(repr=False)
@@ -297,12 +299,13 @@ class SeriesFit:
         job = Job("alternatives", 1, {})
         laws = alternatives(self.law, self.free, self.met, self.max_denominator, job)
         seconds, limit = job.seconds, self.max_denominator
-        return [finished(*pair, self.data, seconds, True, {}, limit) for pair in laws]
+        return [finished(*pair, self.data, seconds, True, {}, limit, self.left_out) for pair in laws]
 
     @cached_property
     def verdict(self) -> Verdict:
         """Whether the law explains the series, by its residuals beside those of a smooth curve."""
-        return judged(self.law, self.data.times, self.degrees, len(self.unidentified), self.names)
+        about = self.degrees, len(self.unidentified), self.names
+        return judged(self.law, self.data, self.left_out, *about)
 
     # ---- predictions ---------------------------------------------------------------------------
 
@@ -471,6 +474,7 @@ def finished(
     complete: bool,
     met: Met,
     max_denominator: int,
+    left_out: Tensor,
 ) -> SeriesFit:
     """Return the result, in the user's units.
 
@@ -521,7 +525,8 @@ def finished(
         complete=complete,
         seconds=seconds,
         step=float(lengths.max()) / law.problem.steps,
-        data=data,
+        data=data.without(left_out),
+        left_out=left_out,
         law=law,
         free=free,
         met=met,

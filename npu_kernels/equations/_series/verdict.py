@@ -16,6 +16,7 @@ from torch import Tensor
 
 from npu_kernels.equations._series.data import NAME, Series, is_below_zero
 from npu_kernels.equations._series.laws import Law
+from npu_kernels.equations._series.outliers import said
 from npu_kernels.equations._series.starts import smoothed, spline_errors
 
 MAX_RATIO = 2.0  # of the law's residuals to the errors, above which it misses something
@@ -27,9 +28,6 @@ MAX_CHANCE = 1e-5  # of so great a ratio where the law is right: few samples var
 MAX_AUTOCORRELATION, MAX_DEVIATIONS = 0.5, 4.0  # of neighbours; in its own standard errors
 ORDER = 4  # of the differences of neighbouring samples
 FEW_DEGREES = 5  # of freedom
-# A value is an outlier if its residual is so many times the typical one of its column, and so many
-# times the largest of the values that are not.
-OUTLIER, OUTLIER_GAP, MIN_VALUES = 8.0, 2.0, 12
 
 
 class PoorFitWarning(UserWarning):
@@ -79,12 +77,17 @@ class Verdict:
 
 
 def judged(
-    law: Law, times: Tensor, degrees: int, unidentified: int, names: tuple[str, ...]
+    law: Law,
+    measured: Series,
+    left_out: Tensor,
+    degrees: int,
+    unidentified: int,
+    names: tuple[str, ...],
 ) -> Verdict:
     """Return the verdict on a law.
 
-    times: the user's ``[S, M]``. degrees: of freedom. unidentified: the number of parameters that
-    the data do not tell.
+    measured: the user's series. left_out ``[S, M, D]``: which of its values the law was fitted
+    without. degrees: of freedom. unidentified: the number of parameters that the data do not tell.
     """
     data, seen = law.problem.data, law.problem.data.seen
     errors, deviation, ratio, is_misfit = _beside_errors(law, degrees)
@@ -111,7 +114,7 @@ def judged(
             text += f"{float(correlation[d]):.2f}): they are no errors of single measurements."
             share_left = deviation[d] / spread[d]
             (faults if share_left > MAX_MISSED and not data.has_sigma else remarks).append(text)
-    remarks += _outliers(law, times, names)
+    remarks += said(law, measured, left_out, names)
     explained = _explained(law)
     if not explained >= MIN_EXPLAINED:
         text = "The law explains less than half of the series' variation"
@@ -191,25 +194,6 @@ def _explained(law: Law) -> float:
     varies = variation > 0
     left = law.residuals().square().sum((0, 1))[varies] / variation[varies]
     return 1 - float(left.mean()) if len(left) else 1.0
-
-
-def _outliers(law: Law, times: Tensor, names: tuple[str, ...]) -> list[str]:
-    """Return sentences for columns with values that are far from the law of all others."""
-    data, residuals, texts = law.problem.data, law.residuals().abs(), []
-    least = torch.maximum(OUTLIER * data.exact, MAX_MISSED * data.spread())
-    for d, name in enumerate(names):
-        seen, sizes = data.seen[..., d], residuals[..., d]
-        if seen.sum() < MIN_VALUES:
-            continue
-        typical = 1.4826 * sizes[seen].median()  # the standard deviation of normal errors
-        is_far = seen & (sizes > torch.maximum(OUTLIER * typical, least[d]))
-        if not is_far.any() or sizes[is_far].min() < OUTLIER_GAP * sizes[seen & ~is_far].max():
-            continue
-        time, count = float(times[is_far][sizes[is_far].argmax()]), int(is_far.sum())
-        values = f"A value of {name} is" if count == 1 else f"{count} values of {name} are"
-        far = f"more than {OUTLIER:g} times as far from the law as most (t = {time:.6g})"
-        texts.append(f"{values} {far}. It may decide the law: fit again with nan in its place.")
-    return texts
 
 
 def _undefined(law: Law, names: tuple[str, ...]) -> list[str]:

@@ -1,0 +1,174 @@
+"""Values of time series that are far from the law of all others.
+
+A wild value moves the law, and may hide it. So the values that are far from curves through their
+neighbours are left out as well, and the law of the others says which of them are wild.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from npu_kernels.equations._series.data import Series
+from npu_kernels.equations._series.laws import Job, Law, Met
+from npu_kernels.equations._series.starts import LEAST_SIZE, sized
+
+# A value is an outlier if its residual is so many times the typical one of its column, and so many
+# times the largest of the values that are not.
+OUTLIER, GAP, MIN_VALUES = 8.0, 2.0, 12
+MIN_SHARE, MOST = 0.05, 0.2  # of the column's variation; of its values
+TYPICAL = 1.4826  # standard deviation of normal errors over their median size
+SIDE = 4  # neighbours of a value before it, and behind it
+ROUGH = 2.0  # of the errors beside the neighbours: residuals of a law that a wild value may move
+NAMED = 5  # outliers of a column in a sentence
+ROUNDS = 3  # searches without the values that seem wild
+
+Found = tuple[Law, Law, Met]  # a law, the same with free exponents, and laws of other forms
+
+
+def found_without(
+    data: Series, search: Callable[[Series], Found], job: Job
+) -> tuple[Found, Tensor]:
+    """Return what a search finds in a series without its wild values, and these ``[S, M, D]``."""
+    of_all = found = search(data)
+    left_out = none = torch.zeros_like(data.seen)
+    beside, errors = beside_neighbours(data)
+    suspects = outliers(of_all[0], data)
+    if bool((_deviations(of_all[0]) > ROUGH * errors).any()):
+        suspects = suspects | (beside > OUTLIER * errors)
+    for _ in range(ROUNDS):
+        if not suspects.any() or bool((suspects == left_out).all()) or job.pressed:
+            break
+        left_out = suspects
+        try:
+            found = search(without(data, left_out))
+        except RuntimeError:  # no start has a finite trajectory
+            return of_all, none
+        suspects = outliers(found[0], data)
+    is_settled = bool((suspects == left_out).all()) and not job.pressed
+    count = data.seen.sum((0, 1))
+    if is_settled and _length(found[0], count) < _length(of_all[0], count):
+        return found, left_out
+    return of_all, none
+
+
+def without(data: Series, values: Tensor) -> Series:
+    data = data.without(values)
+    return sized(data) if data.sized else data
+
+
+def outliers(law: Law, data: Series) -> Tensor:
+    """Return which values ``[S, M, D]`` of a series are far from the law of some of them."""
+    fitted, states = law.problem.data, law.problem.states(law.x.unsqueeze(0))[0]
+    weight = torch.ones_like(states)
+    if data.has_sigma:
+        weight = data.weight * fitted.size
+    elif data.sized:
+        weight = 1 / states.abs().clamp(min=LEAST_SIZE)
+    values = data.values / fitted.size
+    off = states.log() - values.log() if data.relative else states - values
+    off = torch.where(fitted.seen, law.residuals(), off * weight).abs()
+    off = torch.where(data.seen, off.nan_to_num(math.inf), 0.0)
+    least = torch.maximum(OUTLIER * fitted.exact, MIN_SHARE * fitted.spread())
+    far = torch.zeros_like(data.seen)
+    for d in range(far.shape[2]):
+        seen, sizes = data.seen[..., d], off[..., d]
+        if seen.sum() < MIN_VALUES:
+            continue
+        limit = torch.maximum(OUTLIER * TYPICAL * sizes[seen].median(), least[d])
+        is_far = seen & (sizes > limit)
+        few = 0 < is_far.sum() <= MOST * seen.sum()
+        if few and sizes[is_far].min() >= GAP * sizes[seen & ~is_far].max():
+            far[..., d] = is_far
+    return far
+
+
+def said(law: Law, data: Series, left_out: Tensor, names: tuple[str, ...]) -> list[str]:
+    """Return sentences on the columns with values that are far from the law of all others."""
+    texts, far = [], left_out if left_out.any() else outliers(law, data)
+    states = law.problem.states(law.x.unsqueeze(0))[0] * law.problem.data.size
+    for d, name in enumerate(names):
+        is_far = far[..., d]
+        if not (count := int(is_far.sum())):
+            continue
+        columns = data.times, data.values[..., d], states[..., d]
+        rows = zip(*(column[is_far].tolist() for column in columns), strict=True)
+        values = [f"t = {t:.6g}: {y:.6g} for {u:.6g}" for t, y, u in rows]
+        values[NAMED:] = [f"{count - NAMED} more"] * (count > NAMED)
+        text = f"A value of {name} is" if count == 1 else f"{count} values of {name} are"
+        text += f" more than {OUTLIER:g} times as far from the law as most"
+        text += f" ({'; '.join(values)})"
+        if left_out.any():
+            text += ", and left out."
+        else:
+            text += ". It may decide the law: fit again with nan in its place."
+        texts.append(text)
+    return texts
+
+
+def beside_neighbours(data: Series) -> tuple[Tensor, Tensor]:
+    """Return the distances of values ``[S, M, D]`` from curves through their neighbours.
+
+    A distance is the median of those from parabolas through three of eight neighbours, each in
+    units of its own standard deviation. So two of these may be wild. Also return the standard
+    deviations ``[D]`` of the errors, as far as the parabolas follow the curve.
+    """
+    off = torch.zeros_like(data.values)
+    errors = torch.full_like(data.values[0, 0], math.inf)
+    for d in range(off.shape[2]):
+        for s in range(len(off)):
+            seen = data.seen[s, :, d].nonzero().squeeze(1)
+            if len(seen) < MIN_VALUES:
+                continue
+            y = data.values[s, seen, d]
+            y = y.log() if data.relative else y
+            off[s, seen, d] = _off_parabolas(data.times[s, seen], y) * data.weight[s, seen, d]
+        seen = data.seen[..., d]
+        if seen.sum() >= MIN_VALUES:
+            errors[d] = TYPICAL * off[..., d][seen].median()
+        if (off[..., d] > OUTLIER * errors[d]).sum() > MOST * seen.sum():
+            errors[d] = math.inf
+    return off, errors
+
+
+def _off_parabolas(t: Tensor, y: Tensor) -> Tensor:
+    """Return how far values ``[M]`` are from parabolas through their neighbours."""
+    at = torch.arange(len(t))
+    first = (at - SIDE).clamp(0, len(t) - 2 * SIDE - 1)
+    window = first.unsqueeze(1) + torch.arange(2 * SIDE)
+    window = window + (window >= at.unsqueeze(1)).long()  # the value itself is none
+    triples = torch.tensor(list(itertools.combinations(range(2 * SIDE), 3)))
+    knots = t[window][:, triples]  # [M, triples, 3]
+    gaps = knots.unsqueeze(3) - knots.unsqueeze(2) + torch.eye(3)
+    weights = (t[:, None, None] - knots).unsqueeze(2).expand(gaps.shape)
+    weights = torch.where(torch.eye(3).bool(), 1.0, weights / gaps).prod(3)
+    off = y.unsqueeze(1) - (weights * y[window][:, triples]).sum(2)
+    return (off / (1 + weights.square().sum(2)).sqrt()).nanmedian(1).values.abs()
+
+
+def _deviations(law: Law) -> Tensor:
+    """Return the root mean squares ``[D]`` of a law's residuals, in the user's units."""
+    data = law.problem.data
+    unit = 1.0 if data.in_proportion or data.has_sigma else data.size
+    count = data.seen.sum((0, 1)).clamp(min=1)
+    squares = (law.residuals().square().sum((0, 1)) / count).maximum(data.exact.square())
+    return squares.sqrt() * unit
+
+
+def _length(law: Law, count: Tensor) -> float:
+    """Return the description's length of all values ``[D]`` by a law.
+
+    Each value that the law was fitted without counts as a number of its own.
+    """
+    data = law.problem.data
+    left_out = int(count.sum() - data.seen.sum())
+    exponents, _, _ = law.problem.shape.split(law.x)
+    numbers = int(law.free.sum()) + int((exponents != 0).sum()) + left_out
+    share = data.seen.sum((0, 1)) / count.clamp(min=1)
+    squares = _deviations(law).square() * share
+    likelihood = count * (squares if data.has_sigma else squares.log())
+    return float(likelihood[count > 0].sum()) + numbers * math.log(int(count.sum()))
