@@ -133,3 +133,47 @@ def test_a_law_without_inputs_takes_none() -> None:
     result = ode.fit(model, t, 1 / (1 + 0.5 * t))
     with pytest.raises(ValueError, match="predict: inputs must be None for a law without inputs"):
         result.predict(t, inputs=(KNOTS, KNOTS))
+
+
+EDGES = (3.0, 5.25, 8.0)
+
+
+def switched(t: Tensor, low: float, high: float) -> Tensor:
+    """An input that is high from 3 to 5.25, and from 8 on."""
+    return torch.where((torch.bucketize(t, numbers(*EDGES), right=True) % 2).bool(), high, low)
+
+
+def answer(t: Tensor, low: float, high: float) -> Tensor:
+    """The solution of ``x' = -0.8 x + 2 v`` from 0.4, piece by piece."""
+    x = torch.full_like(t, 0.4)
+    begin, first, value = 0.0, 0.4, low
+    for end in (*EDGES, 10.0):
+        rest = 2 * value / 0.8
+        x = torch.where(t > begin, rest + (first - rest) * torch.exp(-0.8 * (t - begin)), x)
+        first = rest + (first - rest) * math.exp(-0.8 * (end - begin))
+        begin, value = end, low + high - value
+    return x
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (1.0, 3.0)])
+@pytest.mark.filterwarnings("ignore::npu_kernels.ode.PoorFitWarning")
+def test_an_input_that_is_switched_between_samples(low: float, high: float) -> None:
+    t = torch.linspace(0, 10, 41, dtype=torch.float64)
+    x = noise(answer(t, low, high).unsqueeze(1), 0.003)
+    sampled = t, switched(t, low, high)
+    result = ode.fit(models(1, 1, 2, 8), t, x, inputs=sampled, names=["x", "v"])
+    said = "v jumps between its times (first from t = 2.75 to 3), where it is taken as linear"
+    assert said in str(result.verdict)
+    assert not result.left_out.any()
+    around = torch.stack([numbers(*EDGES) - 1e-4, numbers(*EDGES) + 1e-4], 1).flatten()
+    times = torch.cat([t[~torch.isin(t, numbers(*EDGES))], around]).sort().values
+    exact = ode.fit(
+        models(1, 1, 2, 8), t, x, inputs=(times, switched(times, low, high)), names=["x", "v"]
+    )
+    assert "jumps" not in str(exact.verdict)
+    assert exact.verdict.good
+    for one in (result, exact):  # v has two values, so all of its powers are one
+        assert set(one.weights()[0][0, :, 1].tolist()) <= {0.0, 1.0}
+    powers, weights = (part[0] for part in exact.weights())
+    rates = dict(zip(map(tuple, powers.tolist()), weights[0].tolist(), strict=True))
+    assert rates == pytest.approx({(1.0, 0.0): -0.8, (0.0, 1.0): 2.0}, rel=0.03)

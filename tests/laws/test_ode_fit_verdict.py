@@ -55,14 +55,73 @@ def test_a_law_that_does_not_fit_says_so() -> None:
 
 
 @pytest.mark.parametrize("column", [0, 1])
-def test_a_value_that_is_far_from_the_law_is_named(column: int) -> None:
+def test_a_value_that_is_far_from_the_law_is_left_out(column: int) -> None:
+    """As if it were nan: the law, its numbers and their intervals are those of the others."""
     u = noise(predators(T), 0.02)
+    missing = u.clone()
     u[10, column] += 2
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ode.PoorFitWarning)
+    missing[10, column] = math.nan
+    with pytest.warns(UserWarning, match=f"A value of x{column} is more than 8 times") as caught:
         result = ode.fit(known(), 1970 + T, u, start="model", simplify=False)
-    said = f"A value of x{column} is more than 8 times as far from the law as most (t = 1972.5)."
-    assert said in result.report()
+    assert [warning.category for warning in caught] == [UserWarning]
+    right = ode.fit(known(), 1970 + T, missing, start="model", simplify=False)
+    assert result.intervals() == right.intervals()
+    assert result.degrees == right.degrees
+    assert result.left_out.nonzero().tolist() == [[0, 10, column]]
+    told = str(result.verdict)
+    assert "as far from the law as most (t = 1972.5: " in told
+    assert told.endswith("), and left out.")
+    value, law = told.partition("1972.5: ")[2].partition(")")[0].split(" for ")
+    assert float(value) == pytest.approx(float(u[10, column]), rel=1e-5)
+    assert float(law) == pytest.approx(float(right.predict(1970 + T)[10, column]), rel=1e-3)
+    assert f"Verdict: {told}" in result.report()
+    assert "from 49 measurements" in result.report()
+
+
+@pytest.mark.parametrize(
+    "wild", [{15: 10.0}, {2: 10.0}, {20: -1.0}, {12: 0.1, 31: 5.0}, {14: 0.0, 15: 0.0}]
+)
+@pytest.mark.filterwarnings("ignore:ode.fit. .* as far from the law as most")
+def test_wild_values_do_not_decide_the_law(wild: dict[int, float]) -> None:
+    t = torch.linspace(0, 12, 40, dtype=torch.float64)
+    u = noise(predators(t), 0.02)
+    for row, factor in wild.items():
+        u[row, 0] *= factor
+    result = ode.fit(model(2, 3, 8), t, u, names=["x", "y"])
+    assert sorted(result.left_out[0, :, 0].nonzero().squeeze(1).tolist()) == sorted(wild)
+    weights, powers = result.weights()[1][0], result.weights()[0][0].tolist()
+    found = {
+        (d, *row): float(weights[d, k])
+        for k, row in enumerate(powers)
+        for d in (0, 1)
+        if weights[d, k]
+    }
+    true = {(0, 1, 0): 1.2, (0, 1, 1): -0.6, (1, 1, 1): 0.5, (1, 0, 1): -0.8}
+    assert found == pytest.approx(true, rel=0.05)
+    assert result.verdict.good
+
+
+@pytest.mark.filterwarnings("ignore:ode.fit. .* as far from the law as most")
+def test_a_code_for_a_missing_value_does_not_change_what_a_state_is() -> None:
+    """-999 is no sign that an amount may be below 0, whose exponents would be whole numbers."""
+    t = torch.linspace(0, 8, 30, dtype=torch.float64)
+    u = noise((2 - 0.2 * t).square().unsqueeze(1), 0.005)  # u' = -0.4 u**0.5
+    u[[7, 21]] = -999
+    result = ode.fit(model(1, 2, 8), t, u)
+    assert result.left_out[0, :, 0].nonzero().squeeze(1).tolist() == [7, 21]
+    assert result.weights()[0][0].tolist() == [[0.5]]
+    assert float(result.weights()[1]) == pytest.approx(-0.4, rel=0.02)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_series_without_wild_values_loses_none(number: int) -> None:
+    """Spikes, few samples, no errors, errors that are large: all values count."""
+    t = torch.linspace(0, 12, [25, 40, 30, 60][number], dtype=torch.float64)
+    u = noise(predators(t, (4.0, 0.3)), [0.0, 0.01, 0.05, 0.1][number], number)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = ode.fit(model(2, 3, 8), t, u)
+    assert not result.left_out.any()
 
 
 @pytest.mark.parametrize(("first", "end", "good"), [(0.968, 10.0, False), (0.96, 6.0, True)])

@@ -31,6 +31,9 @@ BELOW_ZERO = 1e-9  # of a column's size: a solver's error where an amount ends a
 SIGNED, NOISY = 0.1, 4.0
 # A value lies below 0 if it is so many standard deviations of at least so many values around 0.
 NEAR_ZERO, FEWEST_NEAR = 12.0, 4
+# An input jumps if it has so few values, most of them like the one before, and one more as long
+# after another one as samples are apart.
+FEW_VALUES, FEWEST_PAIRS, LONG_JUMP = 5, 6, 0.9
 LARGEST_STATE = 1e100  # size of a state; squares beyond, or below its inverse, are lost
 
 
@@ -52,6 +55,10 @@ class Series:
     inputs: int = 0  # the last states, which are known: not fitted, linear between the nodes
     digits: float = FLOAT64_ROUNDING  # of a column's size: residuals below are those of rounding
     sized: bool = False  # weights are 1 over the size of a smooth curve
+    # Of each input: whether it has two values, whose powers are one, and the times of its first
+    # jump, between which it may have changed at any time; none without such a jump.
+    two_values: tuple[bool, ...] = ()
+    jumps: tuple[tuple[float, ...], ...] = ()
 
     @property
     def in_proportion(self) -> bool:
@@ -648,7 +655,32 @@ def with_inputs(data: Series, tables: Sequence[Inputs], names: Sequence[str]) ->
         size=torch.ones(states + count, dtype=torch.float64),
         exact=torch.zeros(states + count, dtype=torch.float64),
         inputs=count,
+        two_values=tuple(_different_values(tables, j) == 2 for j in range(count)),
+        jumps=tuple(_first_jump(data, tables, j) for j in range(count)),
     )
+
+
+def _different_values(tables: Sequence[Inputs], j: int) -> int:
+    """Return how many values an input has, but for rounding."""
+    values = torch.cat([table.values[:, j] for table in tables]).sort().values
+    return 1 + int((values.diff() > FLOAT64_ROUNDING * values.abs().max()).sum())
+
+
+def _first_jump(data: Series, tables: Sequence[Inputs], j: int) -> tuple[float, ...]:
+    """Return the times of an input's first jump, if it has any as long as samples are apart."""
+    if not 1 < _different_values(tables, j) <= FEW_VALUES:
+        return ()
+    gaps = data.lengths[data.lengths > 0]
+    steps = torch.cat([table.values[:, j].diff() for table in tables])
+    if len(steps) < FEWEST_PAIRS or 2 * (steps == 0).sum() < len(steps):
+        return ()
+    for table in tables:
+        is_long = (table.values[:, j].diff() != 0) & (
+            table.times.diff() >= LONG_JUMP * float(gaps.median())
+        )
+        for k in is_long.nonzero().squeeze(1).tolist():
+            return float(table.times[k]), float(table.times[k + 1])
+    return ()
 
 
 def interpolated(table: Inputs, times: Tensor) -> Tensor:

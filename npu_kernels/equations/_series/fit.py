@@ -19,7 +19,7 @@ from npu_kernels.equations._series import data as series
 from npu_kernels.equations._series.data import NAME, Series
 from npu_kernels.equations._series.known import Known, read_known
 from npu_kernels.equations._series.laws import Job
-from npu_kernels.equations._series.outliers import Found, found_without
+from npu_kernels.equations._series.outliers import Found, found_without, said
 from npu_kernels.equations._series.result import SeriesFit, finished
 from npu_kernels.equations._series.search import ALL_STEPS, Search
 from npu_kernels.equations._series.sensitivity import (
@@ -79,8 +79,9 @@ def fit(
             nan for unknown ones. Where fitted ones would hide what a law misses, those of a smooth
             curve may be taken; the report says so.
         inputs: known columns v(t), such as a forcing, a temperature or a dose: ``(times, values)``,
-            values ``[T]`` or ``[T, J]``, linear between the times, which must cover t. A list of
-            such pairs has those of each series. The model's NPU then has D + J in_features, the
+            values ``[T]`` or ``[T, J]``, linear between the times, which must cover t. One that is
+            switched needs the times just before and behind each edge. A list of such pairs has
+            those of each series. The model's NPU then has D + J in_features, the
             states first: products of powers contain the inputs, and no equation has them.
         sigma: standard deviations of the errors of u: a number, one for each column, or one for
             each value; none below the value's rounding in float64 (where it is 0: its column's).
@@ -119,6 +120,9 @@ def fit(
         checkpoint: a file. If it exists, the fit continues from it, with the same bits as without
             an interruption. It is written in the first seconds, every half a minute, at the end,
             and before SIGTERM ends the process.
+
+    Values that are far from the law of all others, at most a fifth of a column's, are left out, as
+    if they were nan: a warning and the `verdict` name them. `left_out` says which they are.
 
     Returns a `SeriesFit`, and warns with a `PoorFitWarning` if its `verdict` is not good: its
     message says what to try. Ctrl-C ends the search, saves it if there is a checkpoint, and gives
@@ -200,6 +204,8 @@ def fit(
         finally:
             job.save()
     result = finished(law, free, data, job.seconds, not job.pressed, met, denominator, left_out)
+    if left_out.any():
+        notices.warn(f"{NAME}: {' '.join(said(result.law, data, left_out, result.names))}")
     if not result.verdict.good:
         hint = advice(law, searching, power.num_models or 1, power.out_features)
         checks.warn(poor_fit(result.verdict, hint))

@@ -36,9 +36,11 @@ def found_without(
     """Return what a search finds in a series without its wild values, and these ``[S, M, D]``."""
     of_all = found = search(data)
     left_out = none = torch.zeros_like(data.seen)
-    beside, errors = beside_neighbours(data)
+    if any(data.jumps):  # the input may be at fault for what is far from the law
+        return of_all, none
     suspects = outliers(of_all[0], data)
-    if bool((_deviations(of_all[0]) > ROUGH * errors).any()):
+    if is_rough(of_all[0], data):
+        beside, errors = beside_neighbours(data)
         suspects = suspects | (beside > OUTLIER * errors)
     for _ in range(ROUNDS):
         if not suspects.any() or bool((suspects == left_out).all()) or job.pressed:
@@ -133,6 +135,11 @@ def beside_neighbours(data: Series) -> tuple[Tensor, Tensor]:
         if (off[..., d] > OUTLIER * errors[d]).sum() > MOST * seen.sum():
             errors[d] = math.inf
     return off, errors
+
+
+def is_rough(law: Law, data: Series) -> bool:
+    """Return whether residuals of a law are much greater than errors beside the neighbours."""
+    return bool((_deviations(law) > ROUGH * beside_neighbours(data)[1]).any())
 
 
 def _off_parabolas(t: Tensor, y: Tensor) -> Tensor:

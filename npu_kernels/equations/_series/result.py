@@ -299,7 +299,9 @@ class SeriesFit:
         job = Job("alternatives", 1, {})
         laws = alternatives(self.law, self.free, self.met, self.max_denominator, job)
         seconds, limit = job.seconds, self.max_denominator
-        return [finished(*pair, self.data, seconds, True, {}, limit, self.left_out) for pair in laws]
+        return [
+            finished(*pair, self.data, seconds, True, {}, limit, self.left_out) for pair in laws
+        ]
 
     @cached_property
     def verdict(self) -> Verdict:

@@ -35,6 +35,7 @@ from npu_kernels.equations._series.laws import (
 from npu_kernels.equations._series.sensitivity import (
     FIXED,
     IMPLICIT,
+    Shape,
     Stretches,
     Trajectories,
     windows,
@@ -144,7 +145,7 @@ class Search:
         self.data = replace(self.data, start=start)
         assert shape.low is not None
         low = torch.where(self.data.crossing, shape.low.clamp(min=0.0), shape.low)
-        self.shape = shape = replace(shape, low=low)
+        self.shape = shape = self._of_two_values(replace(shape, low=low))
         fixed = ~shape.free_exponents(self.data.positive)  # [h, D]
         signed = fixed.all(0)
         if self.is_complete:
@@ -164,6 +165,21 @@ class Search:
             free = torch.ones_like(exponents, dtype=torch.bool)
             used = torch.ones(self.starts, shape.terms, dtype=torch.bool)
         return self.joined(exponents, coefficients, free, used, self.first(self.starts))
+
+    def _of_two_values(self, shape: Shape) -> Shape:
+        """Return the bounds without the powers of inputs of two values: they are 1, or the first.
+
+        Bounds of the user's that exclude the first power stay.
+        """
+        assert shape.low is not None
+        assert shape.high is not None
+        pad = torch.zeros(shape.states - shape.inputs, dtype=torch.bool)
+        has_two = torch.cat([pad, torch.tensor(self.data.two_values, dtype=torch.bool)])
+        has_two &= (shape.low <= 1) & (shape.high >= 1)
+        low = torch.where(has_two, shape.low.clamp(min=0.0), shape.low)
+        high = torch.where(has_two, shape.high.clamp(max=1.0), shape.high)
+        integer = has_two if shape.integer is None else shape.integer | has_two
+        return replace(shape, low=low, high=high, integer=integer)
 
     def joined(
         self, exponents: Tensor, coefficients: Tensor, free: Tensor, used: Tensor, first: Tensor

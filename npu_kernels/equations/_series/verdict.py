@@ -16,7 +16,7 @@ from torch import Tensor
 
 from npu_kernels.equations._series.data import NAME, Series, is_below_zero
 from npu_kernels.equations._series.laws import Law
-from npu_kernels.equations._series.outliers import said
+from npu_kernels.equations._series.outliers import is_rough, said
 from npu_kernels.equations._series.starts import smoothed, spline_errors
 
 MAX_RATIO = 2.0  # of the law's residuals to the errors, above which it misses something
@@ -114,6 +114,7 @@ def judged(
             text += f"{float(correlation[d]):.2f}): they are no errors of single measurements."
             share_left = deviation[d] / spread[d]
             (faults if share_left > MAX_MISSED and not data.has_sigma else remarks).append(text)
+    (faults if is_rough(law, measured) else remarks).extend(_jumps(measured))
     remarks += said(law, measured, left_out, names)
     explained = _explained(law)
     if not explained >= MIN_EXPLAINED:
@@ -194,6 +195,16 @@ def _explained(law: Law) -> float:
     varies = variation > 0
     left = law.residuals().square().sum((0, 1))[varies] / variation[varies]
     return 1 - float(left.mean()) if len(left) else 1.0
+
+
+def _jumps(data: Series) -> list[str]:
+    """Return sentences on inputs that jump between samples."""
+    return [
+        f"{name} jumps between its times (first from t = {jump[0]:.6g} to {jump[1]:.6g}), where it "
+        "is taken as linear: if it is switched, add the times just before and behind each edge."
+        for name, jump in zip(data.names[len(data.names) - data.inputs :], data.jumps, strict=True)
+        if jump
+    ]
 
 
 def _undefined(law: Law, names: tuple[str, ...]) -> list[str]:
