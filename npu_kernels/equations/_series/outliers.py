@@ -20,6 +20,7 @@ from npu_kernels.equations._series.starts import LEAST_SIZE, sized
 # A value is an outlier if its residual is so many times the typical one of its column, and so many
 # times the largest of the values that are not.
 OUTLIER, GAP, MIN_VALUES = 8.0, 2.0, 12
+FEW, WIDE_GAP = 15, 10.0  # below so many values, which a law may follow, the gap is wider
 MIN_SHARE, MOST = 0.05, 0.2  # of the column's variation; of its values
 TYPICAL = 1.4826  # standard deviation of normal errors over their median size
 SIDE = 4  # neighbours of a value before it, and behind it
@@ -83,8 +84,9 @@ def outliers(law: Law, data: Series) -> Tensor:
             continue
         limit = torch.maximum(OUTLIER * TYPICAL * sizes[seen].median(), least[d])
         is_far = seen & (sizes > limit)
-        few = 0 < is_far.sum() <= MOST * seen.sum()
-        if few and sizes[is_far].min() >= GAP * sizes[seen & ~is_far].max():
+        gap = WIDE_GAP if seen.sum() < FEW else GAP
+        is_some = bool(0 < is_far.sum() <= MOST * seen.sum())
+        if is_some and sizes[is_far].min() >= gap * sizes[seen & ~is_far].max():
             far[..., d] = is_far
     return far
 
