@@ -242,3 +242,64 @@ def test_a_slip_among_few_rows(rows):
         model = NPURegressor(random_state=0).fit(x, y)
     assert model.equations_.wild == (3,)
     check(model, {(1,): 0.3454, (0,): 4}, rel=0.02)
+
+
+def law_of_groups(seed, size):
+    """A table of three groups, its law, and y with errors of this size."""
+    generator = RNG(seed)
+    label = generator.choice(3, 90)
+    x, z = np.exp(generator.uniform(-1, 2, 90)), np.exp(generator.uniform(0, 1.5, 90))
+    y = np.array([1, 3, -2])[label] * x**0.5 + np.array([0.5, 1, 2])[label] / z
+    return np.column_stack([x, z]), label, y, y + size * np.std(y) * generator.standard_normal(90)
+
+
+@pytest.mark.parametrize("size", [0.0, 0.01, 0.05])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_slip_in_a_group(seed, size):
+    """It moves the coefficients of its group alone, or has a term that follows it."""
+    X, label, law, y = law_of_groups(seed, size)
+    row = int(RNG(seed).integers(90))
+    true = y[row]
+    y[row] += [-1, 1][seed % 2] * RNG(seed).uniform(2, 6) * np.std(law)
+    with pytest.warns(EquationWarning, match=f"1 row is far from .* .row {row}: {y[row]:.6g} for "):
+        model = NPURegressor(**QUICK).fit(X, y, groups=label)
+    assert model.equations_.wild == (row,)
+    y[row] = true
+    assert np.std(model.predict(X, groups=label) - law) <= 1e-9 + max(size, 1e-9) * np.std(law)
+
+
+@approximate
+@pytest.mark.parametrize("errors", ["equal", "in proportion"])
+def test_groups_without_a_slip_lose_no_row(errors):
+    for seed in range(3):
+        X, label, law, _ = law_of_groups(seed, 0.0)
+        scatter = 0.1 * RNG(seed + 9).standard_normal(90)
+        y = law + scatter * (np.std(law) if errors == "equal" else np.abs(law))
+        assert NPURegressor(**QUICK).fit(X, y, groups=label).equations_.wild == ()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_one_code_is_left_out_of_all_rows_that_have_it(seed):
+    """The law with the code comes near one of these rows, whose y is near 0."""
+    generator = RNG(seed)
+    X = np.exp(generator.normal(size=(120, 2)) * [1, 1.5])
+    X[[20, 80], 1] = 1, 500
+    root = np.sqrt(X[:, 0])
+    y = (1 + 0.015 * generator.normal(size=120)) / (2 * root * X[:, 1] + 2e-4 * root * X[:, 1] ** 4)
+    X[[20, 80], 0] = -999
+    with pytest.warns(EquationWarning, match="row 20: x0 is -999; row 80: x0 is -999"):
+        model = NPURegressor(random_state=0, output_powers=(-1,)).fit(X, y)
+    assert model.equations_.wild == (20, 80)
+    check(model, {(0.5, 1): 2, (0.5, 4): 2e-4}, rel=0.05, power=-1)
+
+
+def test_terms_that_follow_a_code_are_no_exact_law():
+    generator = RNG(332)
+    X = np.exp(generator.uniform(-1.5, 2, (144, 3)))
+    y = 1.6 * X[:, 0] / X[:, 1]
+    X[[92, 109, 115], 0] = 9999
+    with pytest.warns(EquationWarning, match="3 rows are far from the law of all others"):
+        model = NPURegressor(random_state=0).fit(X, y)
+    assert model.equations_.wild == (92, 109, 115)
+    check(model, {(1, -1, 0): 1.6})
+    assert model.best_.exact

@@ -33,7 +33,7 @@ SIGNED, NOISY = 0.1, 4.0
 NEAR_ZERO, FEWEST_NEAR = 12.0, 4
 # An input jumps if it has so few values, most of them like the one before, and one more as long
 # after another one as samples are apart.
-FEW_VALUES, FEWEST_PAIRS, LONG_JUMP = 5, 6, 0.9
+FEW_LEVELS, FEWEST_PAIRS, LONG_JUMP = 5, 6, 0.9
 LARGEST_STATE = 1e100  # size of a state; squares beyond, or below its inverse, are lost
 
 
@@ -668,7 +668,7 @@ def _different_values(tables: Sequence[Inputs], j: int) -> int:
 
 def _first_jump(data: Series, tables: Sequence[Inputs], j: int) -> tuple[float, ...]:
     """Return the times of an input's first jump, if it has any as long as samples are apart."""
-    if not 1 < _different_values(tables, j) <= FEW_VALUES:
+    if not 1 < _different_values(tables, j) <= FEW_LEVELS:
         return ()
     gaps = data.lengths[data.lengths > 0]
     steps = torch.cat([table.values[:, j].diff() for table in tables])

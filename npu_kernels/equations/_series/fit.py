@@ -19,7 +19,7 @@ from npu_kernels.equations._series import data as series
 from npu_kernels.equations._series.data import NAME, Series
 from npu_kernels.equations._series.known import Known, read_known
 from npu_kernels.equations._series.laws import Job
-from npu_kernels.equations._series.outliers import Found, found_without, said
+from npu_kernels.equations._series.outliers import Outcome, found_without, said
 from npu_kernels.equations._series.result import SeriesFit, finished
 from npu_kernels.equations._series.search import ALL_STEPS, Search
 from npu_kernels.equations._series.sensitivity import (
@@ -190,14 +190,14 @@ def fit(
             starts = power.num_models or 1
             denominator = max_denominator if simplify else 0
 
-            def found_in(data: Series) -> Found:
+            def law_of(data: Series) -> Outcome:
                 search = Search(data.scaled(), rules, power.out_features, starts, seed, job, method)
                 if searching:
                     return search.from_drawn_starts(denominator)
                 loosen = power.weight_re.requires_grad
                 return search.best(*search.begin(power, nau), denominator, loosen, True)
 
-            (law, free, met), left_out = found_without(data, found_in, job)
+            (law, free, met), left_out = found_without(data, law_of, job)
         except Exception:
             job.checkpoint = None  # a file whose content leads to an error stays as it is
             raise

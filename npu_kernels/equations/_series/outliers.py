@@ -19,23 +19,23 @@ from npu_kernels.equations._series.starts import LEAST_SIZE, sized
 
 # A value is an outlier if its residual is so many times the typical one of its column, and so many
 # times the largest of the values that are not.
-OUTLIER, GAP, MIN_VALUES = 8.0, 2.0, 12
-FEW, WIDE_GAP = 15, 10.0  # below so many values, which a law may follow, the gap is wider
+OUTLIER, OUTLIER_GAP, MIN_VALUES = 8.0, 2.0, 12
+FEW_MEASURED, WIDER_GAP = 15, 10.0  # below so many values, which a law may follow, the gap is wider
 MIN_SHARE, MOST = 0.05, 0.2  # of the column's variation; of its values
 TYPICAL = 1.4826  # standard deviation of normal errors over their median size
 SIDE = 4  # neighbours of a value before it, and behind it
-ROUGH = 2.0  # of the errors beside the neighbours: residuals of a law that a wild value may move
-NAMED = 5  # outliers of a column in a sentence
-ROUNDS = 3  # searches without the values that seem wild
+ROUGH_RATIO = 2.0  # of a law's residuals to the errors beside neighbours: a value may have moved it
+NAMED_VALUES = 5  # outliers of a column in a sentence
+MOST_SEARCHES = 3  # searches without the values that seem wild
 
-Found = tuple[Law, Law, Met]  # a law, the same with free exponents, and laws of other forms
+Outcome = tuple[Law, Law, Met]  # a law, the same with free exponents, and laws of other forms
 
 
 def found_without(
-    data: Series, search: Callable[[Series], Found], job: Job
-) -> tuple[Found, Tensor]:
+    data: Series, search: Callable[[Series], Outcome], job: Job
+) -> tuple[Outcome, Tensor]:
     """Return what a search finds in a series without its wild values, and these ``[S, M, D]``."""
-    of_all = found = search(data)
+    of_all = outcome = search(data)
     left_out = none = torch.zeros_like(data.seen)
     if any(data.jumps):  # the input may be at fault for what is far from the law
         return of_all, none
@@ -43,23 +43,24 @@ def found_without(
     if is_rough(of_all[0], data):
         beside, errors = beside_neighbours(data)
         suspects = suspects | (beside > OUTLIER * errors)
-    for _ in range(ROUNDS):
+    for _ in range(MOST_SEARCHES):
         if not suspects.any() or bool((suspects == left_out).all()) or job.pressed:
             break
         left_out = suspects
         try:
-            found = search(without(data, left_out))
+            outcome = search(without(data, left_out))
         except RuntimeError:  # no start has a finite trajectory
             return of_all, none
-        suspects = outliers(found[0], data)
+        suspects = outliers(outcome[0], data)
     is_settled = bool((suspects == left_out).all()) and not job.pressed
     count = data.seen.sum((0, 1))
-    if is_settled and _length(found[0], count) < _length(of_all[0], count):
-        return found, left_out
+    if is_settled and _length(outcome[0], count) < _length(of_all[0], count):
+        return outcome, left_out
     return of_all, none
 
 
 def without(data: Series, values: Tensor) -> Series:
+    """Return the series without some values, with weights by the smooth curve of the others."""
     data = data.without(values)
     return sized(data) if data.sized else data
 
@@ -84,7 +85,7 @@ def outliers(law: Law, data: Series) -> Tensor:
             continue
         limit = torch.maximum(OUTLIER * TYPICAL * sizes[seen].median(), least[d])
         is_far = seen & (sizes > limit)
-        gap = WIDE_GAP if seen.sum() < FEW else GAP
+        gap = WIDER_GAP if seen.sum() < FEW_MEASURED else OUTLIER_GAP
         is_some = bool(0 < is_far.sum() <= MOST * seen.sum())
         if is_some and sizes[is_far].min() >= gap * sizes[seen & ~is_far].max():
             far[..., d] = is_far
@@ -102,7 +103,7 @@ def said(law: Law, data: Series, left_out: Tensor, names: tuple[str, ...]) -> li
         columns = data.times, data.values[..., d], states[..., d]
         rows = zip(*(column[is_far].tolist() for column in columns), strict=True)
         values = [f"t = {t:.6g}: {y:.6g} for {u:.6g}" for t, y, u in rows]
-        values[NAMED:] = [f"{count - NAMED} more"] * (count > NAMED)
+        values[NAMED_VALUES:] = [f"{count - NAMED_VALUES} more"] * (count > NAMED_VALUES)
         text = f"A value of {name} is" if count == 1 else f"{count} values of {name} are"
         text += f" more than {OUTLIER:g} times as far from the law as most"
         text += f" ({'; '.join(values)})"
@@ -141,7 +142,7 @@ def beside_neighbours(data: Series) -> tuple[Tensor, Tensor]:
 
 def is_rough(law: Law, data: Series) -> bool:
     """Return whether residuals of a law are much greater than errors beside the neighbours."""
-    return bool((_deviations(law) > ROUGH * beside_neighbours(data)[1]).any())
+    return bool((_deviations(law) > ROUGH_RATIO * beside_neighbours(data)[1]).any())
 
 
 def _off_parabolas(t: Tensor, y: Tensor) -> Tensor:

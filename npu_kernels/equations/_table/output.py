@@ -362,7 +362,7 @@ def _finished(
     if settings.leave_out is not None and len(inflation) <= MORE_ROWS:
         data, _, law = min(fits, key=lambda fit: fit[2].cost)
         residuals = data.predict(law.u, law.parity, law.c)[1]
-        errors = refine.decisive_errors(data, law, residuals)[0]
+        errors = refine.left_out(data, law, residuals)[0]
         inflation = np.where(residuals == 0, 1.0, errors / np.where(residuals == 0, 1.0, residuals))
     return Laws(equations, chosen, alternatives, kind, candidates.complete, notes, inflation)
 

@@ -45,11 +45,14 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
         return stepwise.laws(rows, settings, powers)
     laws_of_all, keep = searched(rows, settings, powers), np.ones(len(rows.y), dtype=bool)
     best = laws_of_all.equations[laws_of_all.best]
-    if settings.leave_out is None or len(keep) < FEWEST_WITH_WILD or best.exact:
+    if settings.leave_out is None or len(keep) < FEWEST_WITH_WILD:
+        return laws_of_all
+    odd = _odd_values(rows, best)
+    if best.exact and not odd.any():  # terms that follow odd values may make a law exact
         return laws_of_all
     if not laws_of_all.complete:  # after Ctrl-C another search would spoil the checkpoint
         return laws_of_all
-    without, odd = laws_of_all, _odd_values(rows, best)
+    without = laws_of_all
     try:
         suspects = odd.any(1) if odd.any() else _suspected(rows, laws_of_all, keep)
         if not odd.any() and (best.rms > ROUGH or suspects.mean() > FEW):
@@ -64,7 +67,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
                 break
             keep = ~suspects
             without = laws_of_all if keep.all() else searched(rows.take(keep), settings, powers)
-            suspects = _suspected(rows, without, keep)
+            suspects = _with_twins(rows, odd, _suspected(rows, without, keep))
     except KeyboardInterrupt:
         return replace(laws_of_all, complete=False)
     if keep.all() or not without.complete or not _believed(rows, laws_of_all, without, keep, odd):
@@ -168,7 +171,8 @@ def _errors(rows: Rows, laws_of_all: Laws, keep: Array, of: Array | None = None)
     elif laws_of_all.noise == "relative":
         size = np.nan_to_num(np.abs(prediction))
         errors /= sizes(np.minimum(size, size[keep].max()) if of is None else of)
-    errors[keep] *= laws_of_all.inflation
+    with np.errstate(over="ignore"):
+        errors[keep] *= laws_of_all.inflation
     size, largest = 1.0, 1.0
     if laws_of_all.noise != "factor":
         size, largest = float(np.abs(rows.y - rows.y.mean()).max()), float(np.abs(rows.y).max())
@@ -191,6 +195,16 @@ def _suspected(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
             errors = _errors(rows, laws_of_all, keep)
     suspects: Array = errors > WILD * _scale(errors)
     return suspects if suspects.mean() <= MOST_WILD else np.zeros_like(suspects)
+
+
+def _with_twins(rows: Rows, odd: Array, suspects: Array) -> Array:
+    """The suspects, and all rows that have an odd value of theirs: it is one code in all of them.
+
+    Some of these rows may lie near the law by chance.
+    """
+    for column, is_odd in zip((*rows.X.T, rows.y), odd.T, strict=True):
+        suspects = suspects | (is_odd & np.isin(column, column[suspects & is_odd]))
+    return suspects
 
 
 def _scale(errors: Array) -> float:
