@@ -22,12 +22,15 @@ from npu_kernels._jobs import files
 Frame = Any  # of pandas
 
 NAMED_CELLS = 3  # in a message
+FEWEST_NAMES, MOST_CELLS = 3, 0.8  # that are numbers, in a header; of the cells below, decimals
 SAMPLE = 500  # lines by which the delimiter is chosen
 DELIMITERS = "\t", ";", ",", "|", "  ", " "  # the last two: two blanks or more, one or more
 ERRORS = "#n/a", "#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!"  # Excel's
 MISSING = {*ERRORS, *"-\u2013\u2014?.", "", "na", "n/a", "n.a.", "nan", "null", "none"}
 COMMENT = re.compile(rf"\s*(?!{'|'.join(map(re.escape, ERRORS))})(?:#|%|//)[#%/\s]*", re.IGNORECASE)
 DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}( .*)?")
+# 1.2020, a month, in all cells of a column; 01.02, a day, where one begins with 0.
+MONTH, DAY = re.compile(r"(0?[1-9]|1[0-2])\.(19|20)\d\d"), re.compile(r"[0-3]\d\.[01]\d\.?")
 TITLE = re.compile(r"(.*?)(?:\s*\[([^\[\]]*)\]|\s+\(([^()]*)\))?")  # speed [m/s], speed (m/s)
 SUFFIX = re.compile(r"(?<=[\d.])\s?([%°]\S*|(?<=\s)[^\W\d]\S*)$")  # 12.5%, 12 V
 # A number, by its decimal sign. The other sign, ' or a blank separates thousands.
@@ -62,6 +65,10 @@ class Table:
         wrong = (values.isna() & ~is_missing(cells)).to_numpy().nonzero()
         texts = [(cells.index[i], names[j], cells.iat[i, j]) for i, j in zip(*wrong, strict=True)]
         for line, name, text in texts:
+            if MONTH.fullmatch(text) or DAY.fullmatch(text):
+                how = "--decimal . reads them as numbers, --inputs names the columns to use"
+                got = f"got dates, {text!r} in line {line} ({how})"
+                raise ValueError(f"column {name} must have numbers, such as days or years, {got}")
             if DATE.fullmatch(text):
                 days = f'(pandas.to_datetime(table["{name}"]) - pandas.Timestamp("2000-01-01"))'
                 how = f'in Python table["{name}"] = {days}.dt.days'
@@ -170,8 +177,12 @@ def _values(path: Path, cells: Frame, delimiter: str, decimal: str | None) -> Fr
     both = {point: cells.map(number, point=point).astype(float) for point in NUMBERS}
     point, comma = both.values()
     counts = [int(values.count().sum()) for values in both.values()]
-    if decimal is not None or counts[0] != counts[1]:
-        return both[decimal or (",", ".")[counts[0] > counts[1]]]
+    if decimal is not None:
+        return both[decimal]
+    if counts[0] != counts[1]:
+        sign = (",", ".")[counts[0] > counts[1]]
+        _check_decimals(path, cells, both[sign], sign)
+        return both[sign].mask(cells.apply(_are_dates))
     differ = (point != comma) & point.notna()
     has_point = cells.map(lambda cell: "." in cell)
     # A column of thousands has points in some numbers, a column of decimals has them in all.
@@ -181,7 +192,34 @@ def _values(path: Path, cells: Frame, delimiter: str, decimal: str | None) -> Fr
         got = f"got {cells.iat[row, column]!r} in line {cells.index[row]}, which may have thousands"
         how = "--decimal , or --decimal . says which"
         raise ValueError(f"{path} must have a number that shows its decimal sign, {got} ({how})")
-    return point
+    return point.mask(cells.apply(_are_dates))
+
+
+def _are_dates(column: Frame) -> Frame:
+    """Whether the cells of a column are months of years, or days of months, such as 01.02."""
+    written = column[column.str.contains(r"\d")].iloc[1:]  # the first may be a header
+    days = written.str.fullmatch(DAY).all() and written.str.match("0").any()
+    are_dates = len(written) > 1 and (days or written.str.fullmatch(MONTH).all())
+    return are_dates & column.str.fullmatch(rf"{MONTH.pattern}|{DAY.pattern}")
+
+
+def _check_decimals(path: Path, cells: Frame, values: Frame, sign: str) -> None:
+    """ValueError for a column of decimals with a number whose other sign may be one as well.
+
+    sign: of decimals. Where a number has both signs, or the other one twice, it is of thousands.
+    """
+    other = "," if sign == "." else "."
+    for _, column in cells.where(values.notna(), "").items():
+        decimals = column[column.str.contains(sign, regex=False)]
+        unclear = column[column.str.fullmatch(rf"[-+]?[1-9]\d{{0,2}}[{other}]\d{{3}}")]
+        is_shown = (
+            decimals.str.contains(other, regex=False).any()
+            or (column.str.count(f"[{other}]") > 1).any()
+        )
+        if len(decimals) and len(unclear) and not is_shown:
+            got = f"got {unclear.iloc[0]!r} in line {unclear.index[0]} beside {decimals.iloc[0]!r}"
+            how = f"--decimal {sign} reads it as thousands"
+            raise ValueError(f"{path} must have one decimal sign in a column, {got} ({how})")
 
 
 def _without_unit(cells: Frame, column: int) -> str | None:
@@ -217,8 +255,25 @@ def _kinds_of_lines(
     if header == "auto" and has_text[begin] and has_number[begin]:
         got = f"got both in line {begin} (--header yes or --header no says what it is)"
         raise ValueError(f"{path} must begin with names or with numbers, {got}")
+    if header == "auto" and not has_text[begin] and _are_names(cells):
+        got = f"got whole numbers above decimals in line {begin}"
+        how = "--header yes or --header no says what they are"
+        raise ValueError(f"{path} must begin with names or with numbers, {got} ({how})")
     is_header = bool(has_text[begin]) or not is_numeric.any()
     return {"yes": True, "no": False}.get(header, is_header), list(has_text & ~has_number)
+
+
+def _are_names(cells: Frame) -> bool:
+    """Whether the first line may have names that are numbers, such as wavelengths.
+
+    They are whole numbers that rise, at least three of them, above numbers with decimals.
+    """
+    first, below = cells.iloc[0], cells.iloc[1:]
+    if len(first) < FEWEST_NAMES or not first.str.fullmatch(r"\d+").all():
+        return False
+    are_rising = first.astype(float).diff().iloc[1:].gt(0).all()
+    has_decimals = below.apply(lambda column: column.str.contains(r"\d[.,]\d").mean() > MOST_CELLS)
+    return bool(are_rising and has_decimals.all())
 
 
 def read(path: Path, header: str, decimal: str | None, skip_rows: bool) -> Table:

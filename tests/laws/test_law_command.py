@@ -302,6 +302,50 @@ def test_what_is_left_out_is_said(read):
     assert said == "2 rows of a; 2 rows that begin as comments do (the first is line 3) left out"
 
 
+DECIMALS = "0.5,1.25,2.5\n1.5,2.25,4.5\n2.5,3.75,8.5\n"
+MONTHS = "".join(f"{month}.2020;{month}.5\n" for month in (1, 2, 11, 12))
+
+
+@pytest.mark.parametrize(("content", "message", "words", "numbers"), [
+    (f"400,500,600\n{DECIMALS}", "got whole numbers above decimals in line 1 (--header yes or "
+     "--header no says what they are)", ["--header", "yes"], [0.5, 1.5, 2.5]),
+    (f"1,2,3\n{DECIMALS}", "got whole numbers above decimals in line 1", ["--header", "no"],
+     [1, 0.5, 1.5, 2.5]),
+    ("g;y\n99,1;1\n50.234;2\n53,2;3\n", "got '50.234' in line 3 beside '99,1' (--decimal , reads it "
+     "as thousands)", ["--decimal", ","], [99.1, 50234, 53.2]),
+    ("g;y\n9.123;1\n5,234;2\n53,2;3\n", "got '9.123' in line 2 beside '5,234'", ["--decimal", ","],
+     [9123, 5.234, 53.2]),
+    ('g\ty\n99.1\t1\n"50,234"\t2\n53.2\t3\n', "got '50,234' in line 3 beside '99.1'",
+     ["--decimal", "."], [99.1, 50234, 53.2]),
+    (f"month;y\n{MONTHS}", "column month must have numbers, such as days or years, got dates, "
+     "'1.2020' in line 2 (--decimal . reads them as numbers", ["--decimal", "."],
+     [1.202, 2.202, 11.202, 12.202]),
+    ("day;y\n01.02;1.5\n15.02;2\n03.11;3\n", "got dates, '01.02' in line 2 (--decimal . reads",
+     ["--decimal", "."], [1.02, 15.02, 3.11]),
+])  # fmt: skip
+def test_numbers_that_are_names_thousands_or_dates(
+    content, message, words, numbers, read, tmp_path, capsys
+):
+    path = tmp_path / "two.csv"
+    path.write_text(content)
+    with pytest.raises(SystemExit, match="2"):
+        main([str(path)])
+    assert message in capsys.readouterr().err
+    assert [row[0] for row in read(content, *words)[0]] == pytest.approx(numbers)
+
+
+def test_numbers_with_one_reading(read):
+    """First rows of whole numbers, thousands that show what they are, four decimals."""
+    assert read("0,0,0\n0.5,1.5,2.5\n1.5,2.5,3.5\n")[0][0] == [0, 0, 0]
+    assert read("1,2,3\n1.5,2,3\n2.5,4,6\n")[0][0] == [1, 2, 3]
+    assert read("a;b\n1.937;0,5\n2.500;1,5\n8.620;2\n")[0][0] == [1937, 0.5]
+    assert read("a;b\n1.937;1\n2.500,5;2\n620;3\n")[0][0] == [1937, 1]
+    assert read("a,b\n1.2020,1\n2.2520,2\n12.9,3\n")[0][0] == [1.202, 1]
+    assert read("a,b\n10.02,1\n12.10,2\n")[0][0] == [10.02, 1]
+    months = f"month;x;y\n{MONTHS.replace(';', ';2;')}"
+    assert read(months, "--inputs", "x")[0][0] == [2, 1.5]
+
+
 def test_words_that_choose_a_reading(read):
     assert read("a,7.62\n1.5,2\n2.5,4\n3.5,8\n", "--header", "yes")[:2] == (TWO, ["a", "7.62"])
     assert read("7,7.62\n1.5,2\n2.5,4\n3.5,8\n", "--header", "yes")[:2] == (TWO, ["7", "7.62"])

@@ -205,7 +205,7 @@ def fit(
             job.save()
     result = finished(law, free, data, job.seconds, not job.pressed, met, denominator, left_out)
     if left_out.any():
-        notices.warn(f"{NAME}: {' '.join(said(result.law, data, left_out, result.names))}")
+        checks.warn(f"{NAME}: {' '.join(said(result.law, data, left_out, result.names))}")
     if not result.verdict.good:
         hint = advice(law, searching, power.num_models or 1, power.out_features)
         checks.warn(poor_fit(result.verdict, hint))
