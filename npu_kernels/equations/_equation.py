@@ -168,6 +168,8 @@ class Equation:
         noise: what the errors were taken for, see `EquationTable`.
         relative_rms: root mean square of the residuals over that of y, with every row over the size
             of its errors.
+        floor: the size of y below which errors in proportion to y are those of a y of this size;
+            0: no row is below.
         functions: the columns of functions beside the inputs.
         function: of y, of which the sum of the terms is the value; None: of y itself.
         below: how many terms are in the denominator, besides a 1; 0: the law is a sum.
@@ -199,6 +201,7 @@ class Equation:
     constraint: Exponents = field(repr=False)
     noise: str = field(repr=False)
     relative_rms: float = field(repr=False)
+    floor: float = field(repr=False)
     functions: Functions = field(repr=False)
     function: OutputFunction | None = field(repr=False)
     below: int

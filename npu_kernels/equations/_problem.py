@@ -21,7 +21,7 @@ import numpy as np
 from npu_kernels.equations._expression import OutputFunction
 from npu_kernels.equations._limits import BOUND, Exponents, Limits, ScaledLimits
 from npu_kernels.equations._numbers import FLOAT64_ROUNDING, ZERO
-from npu_kernels.equations._rows import BLOCK_ROWS, blocks, summed
+from npu_kernels.equations._rows import BLOCK_ROWS, blocks, have_two_values, summed
 
 Array = Any  # np.ndarray; numpy's own types change from version to version
 
@@ -41,6 +41,7 @@ class Columns:
     negative: Array  # [n]: whether some x is negative
     zero: Array  # [n]: whether some x is 0
     mixed: Array  # [n]: whether the column has both signs
+    coded: Array  # [n]: whether it has two values of which one is 0, or that differ in sign alone
 
     @classmethod
     def of(cls, X: Array) -> Columns:
@@ -53,7 +54,11 @@ class Columns:
             count += (~zero).sum(0)
             negative |= (X[rows] < 0).any(0)
             positive |= (X[rows] > 0).any(0)
-        return cls(X, total / np.maximum(count, 1), negative, count < len(X), negative & positive)
+        zero, mixed = count < len(X), negative & positive
+        low, high = X.min(0), X.max(0)
+        coded = (zero & (negative != positive)) | (mixed & (low == -high))
+        coded[coded] = have_two_values(X[:, coded])
+        return cls(X, total / np.maximum(count, 1), negative, zero, mixed, coded)
 
     def logs(self, rows: Any) -> Array:
         """Return ``log |x| - log_mean`` of some rows, 0 where x is 0: see `Zeros`."""
@@ -109,6 +114,11 @@ class Scaled:
     def fixed(self) -> int:
         """How many terms, the first ones, every sum has, with exponents that stay."""
         return 0 if self.limits is None else len(self.limits.u)
+
+    @cached_property
+    def coded(self) -> Array:
+        """Which inputs ``[m]`` have exponents of 0 and 1 only, as columns of two values do."""
+        return self.signed & (self.low == 0) & (self.high == 1)
 
 
 @dataclass(frozen=True)
@@ -172,7 +182,8 @@ class Problem(Target):
         A law with as many parameters may pass through all of them.
         """
         parts = [self.logs, self.base, self.target]
-        columns = np.column_stack(parts if self.negative is None else [*parts, self.negative])
+        parts += [] if self.negative is None else [self.negative]
+        columns = np.column_stack(parts if self.zeros is None else [*parts, self.zeros.zero])
         return 1 + int((columns[1:] != columns[:-1]).any(1).sum())
 
     @cached_property
@@ -252,7 +263,8 @@ class Problem(Target):
         if self.factor:
             return self
         size = np.abs(self.target)
-        return replace(self, weight=self.weight / np.maximum(size, 1e-3 * np.median(size)))
+        typical = np.median(size) or size.mean() or 1.0  # most of y may be 0
+        return replace(self, weight=self.weight / np.maximum(size, 1e-3 * typical))
 
     def signs(self, parity: Array) -> Array:
         """Return the signs of terms ``[N, K]`` for parities of the exponents ``[K, m]``."""
@@ -489,6 +501,9 @@ def all_rows(
         outer = matrix[negative & ~columns.mixed].sum(0), offset[negative & ~columns.mixed].sum()
         sizes = power * math.log(scale), columns.log_mean
         scaled_limits = limits.scaled(exponents, power, signed, outer, sign, sizes)
+    coded = columns.coded[exponents.free]  # every power of them is a line
+    low[coded], high[coded] = np.maximum(low[coded], 0.0), np.minimum(high[coded], 1.0)
+    signed |= coded
     if not below:  # a finite y excludes a negative power of zero
         zero = columns.zero[exponents.free]
         low[zero] = np.maximum(low[zero], 0.0)

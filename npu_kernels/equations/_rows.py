@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -203,6 +204,10 @@ REMARKABLE = 0.5  # of the range of y: how far outside of it a prediction is rem
 EQUAL_POINTS = 1e-12  # squared distance of equal points, by rounding
 NARROW = 0.05  # width of a column over its size below which its powers are nearly lines
 CHANCE = 4.0  # standard deviations of a correlation from which it is none of chance
+FEW_NEIGHBOURS = 100  # rows below which neighbours alone tell little
+RARE = 5e-4  # probability of a pattern by chance, below which it is none of chance
+CURVES = 3  # polynomials that a smooth curve has beside the law
+OWN_PART = 0.1  # of a polynomial that the law's own terms leave, from which it is one of these
 
 
 def spread(rows: int, most: int) -> Array:
@@ -253,6 +258,80 @@ def alike(X: Array, residuals: Array) -> float:
     correlation = float(size @ beside) / variance if variance > 0 else 0.0
     chance = 1 / np.sqrt(len(some) / 1.5)  # many rows are the nearest of each other
     return correlation if correlation > CHANCE * chance else 0.0
+
+
+def pattern(X: Array, residuals: Array, derivatives: Array) -> float:
+    """Return how alike the residuals of few rows are along a column, 0 if it may be chance.
+
+    Neighbours tell little of few rows. It is the correlation with a smooth curve, or that of the
+    signs of neighbours.
+
+    derivatives: of the residuals for the law's parameters ``[N, q]``.
+    """
+    if not np.isfinite(np.column_stack([derivatives, residuals])).all():
+        return 0.0
+    size = np.linalg.norm(derivatives, axis=0)
+    law = np.linalg.qr(derivatives / np.where(size > 0, size, 1.0))[0]
+    rest, rare = residuals - law @ (law.T @ residuals), RARE / max(1, X.shape[1])
+    parts = ((_curve(x, rest, law, rare), _runs(x, residuals, rare)) for x in X.T)
+    return max((max(pair) for pair in parts), default=0.0)
+
+
+def _curve(column: Array, residuals: Array, law: Array, rare: float) -> float:
+    """The correlation of residuals with a smooth curve; 0 where its probability is not rare.
+
+    The curve is the sum of a few polynomials of the ranks that are no part of the law, and F of
+    least squares says whether it may be chance. law: an orthonormal basis of its derivatives.
+    """
+    from scipy.special import fdtrc
+
+    rows, parameters = law.shape
+    order, basis = 2 * ranks_among(column, np.sort(column)) - 1, law
+    degree = min(parameters + CURVES + 2, len(np.unique(column)) - 1)
+    for polynomial in np.polynomial.legendre.legvander(order, degree).T[1:]:
+        own = polynomial / np.linalg.norm(polynomial)
+        for _ in range(2):  # the second time for the rounding of the first
+            own = own - basis @ (basis.T @ own)
+        if (left := float(np.linalg.norm(own))) > OWN_PART:
+            basis = np.column_stack([basis, own / left])
+        if basis.shape[1] == parameters + CURVES:
+            break
+    terms, degrees = basis.shape[1] - parameters, rows - basis.shape[1]
+    squares = float(residuals @ residuals)
+    explained = float(((basis[:, parameters:].T @ residuals) ** 2).sum())
+    if not terms or degrees < 1 or not explained > 0:
+        return 0.0
+    ratio = explained / terms / (max(squares - explained, 1e-300) / degrees)
+    return math.sqrt(explained / squares) if fdtrc(terms, degrees, ratio) < rare else 0.0
+
+
+def _runs(column: Array, residuals: Array, rare: float) -> float:
+    """The correlation of the signs of neighbours; 0 where its probability is not rare.
+
+    Few runs of equal signs are rare by chance (Wald and Wolfowitz, 1940). Rows of one value of the
+    column count once.
+    """
+    index = np.unique(column, return_inverse=True)[1]
+    above = np.bincount(index, residuals) > 0
+    first, second = int(above.sum()), int((~above).sum())
+    if not first or not second:
+        return 0.0
+    runs, ways = 1 + int((above[1:] != above[:-1]).sum()), 0
+    for count in range(2, runs + 1):
+        longer, shorter = (count - 1) // 2, (count - 2) // 2
+        ways += math.comb(first - 1, longer) * math.comb(second - 1, shorter)
+        ways += math.comb(first - 1, shorter) * math.comb(second - 1, longer)
+    rarer = ways < rare * math.comb(first + second, first)
+    return 1 - 2 * (runs - 1) / (first + second - 1) if rarer else 0.0
+
+
+def have_two_values(X: Array) -> Array:
+    """Return which columns have two values ``[n]``."""
+    low, high = X.min(0), X.max(0)
+    two = low < high
+    for rows in blocks(len(X)):
+        two = two & ((X[rows] == low) | (X[rows] == high)).all(0)
+    return two
 
 
 def widths(X: Array) -> Array:

@@ -1,6 +1,7 @@
 """`NPURegressor` where the rows say less than a law: exponents that are no simple numbers, a
 column of hardly any width, residuals that are alike in few of many rows."""
 
+import math
 import re
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from npu_kernels import NPURegressor
+from tests.laws.real_tables import TABLES
 from tests.support.laws import RNG, noise, uniform
 
 QUICK = {"random_state": 0, "output_powers": (1,), "ratios": False, "starts": 16}
@@ -169,3 +171,115 @@ def test_terms_that_stand_for_a_logarithm():
     fitted = NPURegressor(**ONE).fit(X, y)
     assert abs(fitted.exponents_[0, 0]) < 0.1
     assert "near 0: the term stands for a logarithm or another function." in fitted.report()
+
+
+# ---- few rows: smooth residuals, and exponents at the end of those that are tried ----------------
+
+
+def vogel(rows):
+    """The viscosity of water by Vogel's equation, rounded to three decimals."""
+    T = np.linspace(273.15, 373.15, rows)
+    return T[:, None], np.round(0.02939 * np.exp(507.88 / (T - 149.3)), 3)
+
+
+@pytest.mark.parametrize("rows", [8, 10, 12, 14, 16, 18])
+def test_the_search_goes_on_where_a_power_leaves_a_curve(rows):
+    X, y = vogel(rows)
+    T = X[:, 0] / 300
+    A = np.column_stack([np.ones(rows), T, T**-1.5]) * y[:, None]  # 1 / y, errors in proportion
+    nearby = A @ np.linalg.lstsq(A, np.ones(rows), rcond=None)[0] - 1
+    model = NPURegressor(random_state=0).fit(X, y)
+    errors = model.predict(X) / y - 1
+    assert errors @ errors < 1.5 * nearby @ nearby  # a power alone has errors of 7 %
+    assert "approximation" not in model.report()
+
+
+def test_viscosities_of_water_are_no_power():
+    T, y = TABLES["water"].values.T
+    scaled = T / 300
+    A = np.column_stack([np.ones(14), scaled, scaled**-1.5])
+    nearby = 1 / (A @ np.linalg.lstsq(A, 1 / y, rcond=None)[0]) / y - 1
+    errors = NPURegressor(random_state=0).fit(T[:, None], y).predict(T[:, None]) / y - 1
+    assert np.sqrt(np.mean(nearby**2)) == pytest.approx(0.0008, abs=0.0001)
+    assert errors @ errors <= nearby @ nearby
+
+
+@pytest.mark.parametrize("exponent", [8, -8])
+def test_an_exponent_that_the_rows_have_beyond_the_last_one(exponent):
+    x = np.linspace(1, 3, 30)
+    y = 2 * x**exponent * (1 + 0.02 * RNG(0).standard_normal(30))
+    told = NPURegressor(noise="relative", **ONE).fit(x[:, None], y).report()
+    words = re.search(r"exponent (\S+) of x0 is the last one .* free it is (\S+) ± (\S+)\.", told)
+    value, error = free_power(x[:, None], y, x**exponent)
+    assert float(words[1]) == math.copysign(6, exponent)
+    assert abs(float(words[2]) - value) < 4 * error
+
+
+def test_the_last_exponent_is_named_only_where_the_rows_exclude_it():
+    x = np.linspace(1, 3, 30)
+    y = 2 / x**6 * (1 + 0.02 * RNG(0).standard_normal(30))
+    model = NPURegressor(random_state=0).fit(x[:, None], y)
+    assert str(model.best_).endswith("/x0**6")
+    assert "the last one that is tried" not in model.report()
+
+
+def misfits():
+    late = [0.76, 1.22, 1.04, 0.77, 1.28, 1.44, 1.44, 1.28, 0.93, 0.70, 0.91]
+    sigmoid = np.array([0.0] * 5 + [0.27] + [0.0] * 10 + late)
+    x = np.linspace(-3, 3, 22)
+    curves = {
+        "step": (np.arange(27.0), sigmoid),
+        "logistic": (x, 1 / (1 + np.exp(-2 * x)).round(3)),
+    }
+    return curves | {"platinum": TABLES["platinum"].values.T}
+
+
+@pytest.mark.parametrize("name", ["step", "logistic", "platinum"])
+def test_a_smooth_misfit_of_few_rows_is_an_approximation(name):
+    x, y = misfits()[name]
+    model = NPURegressor(random_state=0, output_powers=(1,), ratios=False).fit(x[:, None], y)
+    assert "It is an approximation" in model.report()
+
+
+def clean(seed):
+    """A drawn table of 8 to 40 rows, and one or two products with errors."""
+    draw = RNG(seed)
+    inputs = int(draw.integers(1, 4))
+    X = np.exp(draw.uniform(0, draw.uniform(1, 3), (int(draw.integers(8, 41)), inputs)))
+    w = draw.choice([-2, -1, -0.5, 0.5, 1, 2], (2, inputs)) * (np.arange(inputs) < 2)
+    y = np.prod(X[:, None] ** w[: 1 + seed % 2], axis=2) @ draw.uniform(0.5, 2, 1 + seed % 2)
+    return X, y * (1 + draw.choice([0.01, 0.03]) * draw.standard_normal(len(X)))
+
+
+def test_few_rows_with_noise_are_no_approximation():
+    told = [NPURegressor(**QUICK, max_terms=2).fit(*clean(seed)).report() for seed in range(60)]
+    assert sum("approximation" in words for words in told) == 0
+    assert not any("the last one that is tried" in words for words in told)
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def test_a_line_is_not_lost_for_small_rows():
+    x, y = TABLES["Norris"].values.T
+    slope, constant = np.polyfit(x, y, 1)
+    assert (slope, constant) == pytest.approx((1.00211682, -0.262323), rel=1e-6)  # NIST
+    model = NPURegressor(random_state=0).fit(x[:, None], y)
+    laws = [model.best_, *model.equations_.alternatives]
+    lines = [law for law in laws if law.exponents.ravel().tolist() == [1, 0]]
+    assert any(law.coef == pytest.approx([slope, constant], rel=1e-6) for law in lines)
+
+
+def test_the_size_below_which_errors_are_equal_is_said():
+    draw = RNG(1)
+    x = np.exp(draw.uniform(0, 5, 60))
+    y = 3 * x**2 * (1 + 0.03 * draw.standard_normal(60))
+    model = NPURegressor(noise="relative", **ONE).fit(x[:, None], y)
+    below = re.search(
+        r"in proportion to y.*\(where y is below (\S+), as at (\S+)\)", model.report()
+    )
+    floor = 0.1 * np.median(model.predict(x[:, None]))
+    assert float(below[1]) == float(below[2]) == pytest.approx(floor, rel=0.01)
+    narrow = x > 20
+    told = NPURegressor(noise="relative", **ONE).fit(x[narrow, None], y[narrow]).report()
+    assert "where y is below" not in told

@@ -198,6 +198,7 @@ def test_a_lost_decimal_point():
 
 
 @approximate
+@pytest.mark.filterwarnings("ignore:.*has two values")
 @pytest.mark.parametrize("size", [0.0, 0.02])
 def test_values_of_a_law_are_not_taken_for_missing_ones(size):
     """Zeros, many decades, heavy tails of an input, counts, dummy columns, two levels."""

@@ -37,7 +37,7 @@ from npu_kernels.equations._limits import (
 )
 from npu_kernels.equations._numbers import MOST_DENOMINATOR
 from npu_kernels.equations._problem import MOST_NOISE
-from npu_kernels.equations._rows import constant
+from npu_kernels.equations._rows import constant, have_two_values, spread
 from npu_kernels.equations._table.refine import Rules
 from npu_kernels.equations._table.search import Settings, Work
 from npu_kernels.equations._table.stepwise import MOST_TERMS
@@ -45,6 +45,8 @@ from npu_kernels.equations._table.stepwise import MOST_TERMS
 Array = Any
 
 LOGGER = logging.getLogger("npu_kernels.equations")
+EQUAL_COLUMNS = 1e-12  # relative difference of columns that are the same
+MOST_COMPARED = 20  # rows that tell which columns may be the same
 SCALED = 1e-6  # deviation of a mean from 0, of a variance from 1, that a scaler's rounding leaves
 EXPONENTS = "fractions", "integers", "real"
 CHOICES = {
@@ -355,6 +357,8 @@ def scaled_columns(X: Array, y: Array, names: tuple[str, ...], output: str) -> t
     for name, column in zip([*names, output], [*X.T, y], strict=True):
         if np.abs(column).max() > math.sqrt(len(column)) + 1:  # no other sizes, whose squares
             continue  # may be no numbers
+        if have_two_values(column[:, None])[0]:  # levels of a design
+            continue
         mean, variance, rows = float(column.mean()), float(column.var()), len(column)
         deviation = min(abs(variance - 1), abs(variance * rows / (rows - 1) - 1))
         scaled += [name] if abs(mean) < SCALED and deviation < SCALED else []
@@ -364,6 +368,36 @@ def scaled_columns(X: Array, y: Array, names: tuple[str, ...], output: str) -> t
         f"{', '.join(scaled)}: mean 0 and standard deviation 1, as StandardScaler makes them. A "
         "law of the measured numbers is no law of these: leave the scaler out. Sizes do not "
         "matter here.",
+    )
+
+
+def copies(X: Array) -> dict[int, tuple[int, float]]:
+    """Return the columns that are others times a number: by index that of the first, the number."""
+    first, found = dict[Any, list[int]](), dict[int, tuple[int, float]]()
+    largest = np.abs(X).argmax(0) if len(X) else np.zeros(0, dtype=int)
+    some = spread(len(X), MOST_COMPARED)
+    for i, row in enumerate(largest.tolist()):
+        size = X[row, i]
+        if size == 0 or (X[:, i] == size).all():
+            continue
+        with np.errstate(under="ignore"):
+            key = (row, *(X[some, i] / size).round(9).tolist())
+        for j in first.setdefault(key, []):
+            factor = size / X[row, j]
+            if np.allclose(X[:, i], factor * X[:, j], rtol=EQUAL_COLUMNS, atol=0):
+                found[i] = j, float(factor)
+                break
+        else:
+            first[key].append(i)
+    return found
+
+
+def copied_columns(X: Array, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a note for each column that is another one times a number."""
+    return tuple(
+        f"{names[i]} is {'' if factor == 1 else f'{factor:.6g}*'}{names[j]} in all rows: nothing "
+        f"tells the two apart, and the law may have either in place of the other."
+        for i, (j, factor) in copies(X).items()
     )
 
 
@@ -412,7 +446,7 @@ def exponents_of(
     """Return the exponents that units allow, of columns X.
 
     Exponents of columns that are constant, or constant in each group, follow from the others, or
-    are 0. limits, powers, part: of the law.
+    are 0. Without units and limits, those of `copies` are 0. limits, powers, part: of the law.
     """
     names = columns.names
     units = None if units is None else [*units, *[""] * len(columns.columns)]
@@ -420,6 +454,8 @@ def exponents_of(
         supplied, absent = ("units", "y_units") if y_units is None else ("y_units", "units")
         raise ValueError(f"NPURegressor: {absent} must be given with {supplied}, got None")
     varies = ~constant(X, group)
+    if units is None and limits is None:  # one column stands for all that it tells the same as
+        varies[list(copies(X))] = False
     varying = np.flatnonzero(varies)
     if units is None or y_units is None:
         n = X.shape[1]

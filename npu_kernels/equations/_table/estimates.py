@@ -151,6 +151,13 @@ def sizes(y: Array) -> Array:
     return size / root_mean_square(size, np.ones(len(size)))
 
 
+def _floor(y: Array) -> float:
+    """Return the size below which `sizes` raises some of y; 0: there are none."""
+    size = np.abs(y)
+    floor = NOISE_FLOOR * float(np.median(size))
+    return floor if (size < floor).any() else 0.0
+
+
 def _relative(rows: Rows, data: AllRows, errors: Array, held: Any = slice(None)) -> float:
     """The root mean square of errors over that of y about its mean; weights are those of `fit`.
 
@@ -242,6 +249,7 @@ def equation_of(
         scaled=(coef * factor)[..., order], log_mean=columns.log_mean, scale=data.scale,
         constraint=rows.exponents, noise=kind,
         relative_rms=math.sqrt(float(residuals @ residuals) / (float(sizes @ sizes) or 1.0)),
+        floor=data.unit * _floor(prediction) if kind == "relative" else 0.0,
         below=data.below, part=rows.part, limits=rows.limits, labels=rows.labels,
     )  # fmt: skip
 
@@ -288,7 +296,7 @@ def refitted(equation: Equation, rows: Rows, loss: str) -> tuple[Rows, Equation]
         equation = replace(equation, noise="constant" if rows.deviation is None else "known")
     for again in range(2):  # errors in proportion to y are in proportion to the first law's y
         is_new = not again and rows.labels is not None
-        data, start = _started(equation, rows, "refit", is_new)
+        data, start = started(equation, rows, "refit", is_new)
         law = refine.refit(_of_terms(data, start), start, loss)
         if not math.isfinite(law.rss):
             raise ValueError("refit: the law must have finite values in all rows")
@@ -329,7 +337,7 @@ def _untold(data: AllRows, law: Sum) -> str:
     )
 
 
-def _started(
+def started(
     equation: Equation, rows: Rows, function: str, is_new: bool = False
 ) -> tuple[AllRows, Sum]:
     """The rows of a fit, and the law for them with the parameters that it has.
@@ -408,7 +416,7 @@ def resampled(equation: Equation, rows: Rows, loss: str, seed: list[int], draws:
 
     The rows of each estimate are drawn with replacement, those of a group from its own.
     """
-    data, start = _started(equation, rows, "bootstrap")
+    data, start = started(equation, rows, "bootstrap")
     data = _of_terms(data, start)
     start = refine.refit(data, start, loss)
     signs = outer_signs(data, start.u)

@@ -28,6 +28,7 @@ from npu_kernels.equations._table.arguments import (
     check_sizes,
     column_names,
     columns_of,
+    copied_columns,
     exponents_of,
     known_errors,
     limits_of,
@@ -573,7 +574,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             of_units = functions, input_units, name, unit, limits, self._powers() or POWERS, part
             exponents = exponents_of(columns, *of_units, group)
             of_y = outputs_of(self.output_functions, y_of_task, origin, name, unit)
-            notes = scaled_columns(X, y_of_task, names, name)
+            notes = copied_columns(X, names) + scaled_columns(X, y_of_task, names, name)
             data = X, y_of_task, weights[:, o], functions, name, of_y, exponents
             about = notes, origin, part, limits, group, labels
             tasks.append(Rows(*data, noise, digits, *about))

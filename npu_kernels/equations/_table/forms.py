@@ -17,7 +17,7 @@ import numpy as np
 from npu_kernels.equations._expression import Functions
 from npu_kernels.equations._library import Library
 from npu_kernels.equations._problem import AllRows, Output, Problem
-from npu_kernels.equations._rows import NARROW, spread, widths
+from npu_kernels.equations._rows import NARROW, have_two_values, spread, widths
 from npu_kernels.equations._table import refine
 from npu_kernels.equations._table.estimates import freed
 from npu_kernels.equations._table.refine import Rules, Sum
@@ -334,9 +334,10 @@ def _standing(fits: list[Fit], rules: Rules) -> list[Fit]:
 
 
 def _as_lines(fits: list[Fit], output: Output, held: Array, settings: Settings) -> list[Fit]:
-    """The fits; without those that are no better than lines in columns of hardly any width.
+    """The fits; without those that are no better than lines in narrow columns or of two values.
 
-    Every power is nearly a line there: the simplest form is taken, one without more parameters.
+    Every power is nearly a line in a column of hardly any width, and one in a column of two values:
+    the simplest form is taken, one without more parameters.
     """
     best, loss = min((fit[2] for fit in fits), key=lambda law: law.cost), settings.rules.loss
     sums = [fit for fit in fits if _is_plain(fit[0])]
@@ -344,7 +345,9 @@ def _as_lines(fits: list[Fit], output: Output, held: Array, settings: Settings) 
     if not sums or tied or settings.rules.exponents == "real":
         return fits
     data, _, fitted = min(sums, key=lambda fit: fit[2].cost)
-    narrow = (fitted.u != 0).any(0) & (widths(data.columns.X) < NARROW)
+    X = data.columns.X
+    two = have_two_values(X)
+    narrow = (fitted.u != 0).any(0) & ((widths(X) < NARROW) | two)
     line = _line(fitted, narrow)
     if not narrow.any() or data.fixed or ((line.u < data.low) | (line.u > data.high)).any():
         return fits
@@ -361,12 +364,20 @@ def _as_lines(fits: list[Fit], output: Output, held: Array, settings: Settings) 
     simplest = min(lines, key=lambda fit: fit[2].cost, default=None)
     if simplest is None or not simplest[2].cost <= best.cost + AS_GOOD:
         return fits
-    return [simplest, *(fit for fit in fits if fit[2].cost > simplest[2].cost)]
+    same = _products(simplest[2])  # of two values the line is no approximation
+    rest = [fit for fit in fits if fit[2].cost > simplest[2].cost]
+    rest = [fit for fit in rest if not _is_plain(fit[0]) or _products(_line(fit[2], two)) != same]
+    return [simplest, *rest]
 
 
 def _is_plain(data: AllRows) -> bool:
     """Whether laws are sums for y itself."""
     return data.power == 1 and data.function is None and not data.below
+
+
+def _products(law: Sum) -> set[Any]:
+    """What the terms of a sum are but for their coefficients."""
+    return {tuple(row) for row in (np.column_stack([law.u, law.parity]).round(6) + 0.0).tolist()}
 
 
 def _line(law: Sum, narrow: Array) -> Sum:

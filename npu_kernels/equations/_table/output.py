@@ -14,11 +14,30 @@ from typing import Any
 import numpy as np
 
 from npu_kernels._common.checks import warn
-from npu_kernels.equations._equation import Equation
+from npu_kernels.equations._equation import EXCLUDED, Equation
+from npu_kernels.equations._limits import BOUND
 from npu_kernels.equations._problem import EXACT_ERROR, AllRows, Columns, Output
-from npu_kernels.equations._rows import NARROW, alike, blocks, ranks, spread, widths
+from npu_kernels.equations._rows import (
+    FEW_NEIGHBOURS,
+    NARROW,
+    alike,
+    blocks,
+    have_two_values,
+    ranks,
+    spread,
+    widths,
+)
 from npu_kernels.equations._table import ratio, refine
-from npu_kernels.equations._table.estimates import Rows, equation_of, held_out, left_out, sizes
+from npu_kernels.equations._table.estimates import (
+    Rows,
+    covariance,
+    equation_of,
+    exponent_errors,
+    held_out,
+    left_out,
+    sizes,
+    started,
+)
 from npu_kernels.equations._table.forms import TELL, Fit, cancelling_pair, other_forms, resolved
 from npu_kernels.equations._table.refine import Rules, Sum
 from npu_kernels.equations._table.search import (
@@ -289,12 +308,16 @@ def _predicted(candidates: Candidates, output: Output) -> Array | None:
 
 
 def _likelier(other: Candidates, current: Candidates) -> bool:
-    """Whether errors of another kind are likelier than those of what was current."""
+    """Whether errors of another kind are likelier than those of what was current.
+
+    They have to be much likelier for a law with more parameters.
+    """
     first, second = current.best(), other.best()
     if first is None or second is None:
         return False
     (a, law), (b, rival) = first, second
-    return rival.cost + b.units < law.cost + a.units - 2
+    gain = TELL if rival.parameters > law.parameters else 2.0  # the data hardly tell less
+    return rival.cost + b.units < law.cost + a.units - gain
 
 
 def _may_be_factors(current: Candidates, constant: Candidates, rules: Rules) -> bool:
@@ -389,7 +412,7 @@ def _without_roots(fits: list[Fit], rules: Rules) -> list[Fit]:
 def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
     """What a reader should know of the law."""
     X = rows.functions.expand(rows.X)
-    notes = [*beyond_notes(equation), *_narrow_notes(rows, equation, X)]
+    notes = [*beyond_notes(equation), *_narrow_notes(rows, equation, X), *_level_notes(equation, X)]
     if equation.exact:
         return tuple(notes)
     notes += _flat_notes(equation)
@@ -417,6 +440,10 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
     residuals = rows.y - equation._predicted(rows.X, rows.group)
     used = (equation.exponents != 0).any(0)
     likeness = max(alike(X[:, used], residuals), alike(rows.X, residuals))
+    if len(rows.y) < FEW_NEIGHBOURS or np.abs(equation.exponents).max(initial=0.0) >= BOUND:
+        data, law = started(equation, rows, "fit")
+        likeness = max(likeness, refine.pattern_of(data, law, rows.X))
+        notes += _bound_notes(data, law, equation.names)
     if likeness > APPROXIMATION:
         notes.append(
             "It is an approximation, no law: the residuals of rows beside each other are alike "
@@ -441,6 +468,48 @@ def _narrow_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:
         f"{name} - {X[:, i].min():.6g}, unless the law is known to be one of {name} itself."
         for i, name in enumerate(equation.names)
         if used[i] and shares[i] < limit
+    ]
+
+
+def _bound_notes(data: AllRows, law: Sum, names: tuple[str, ...]) -> list[str]:
+    """Notes of exponents at the end of those that are tried, which the rows exclude."""
+    bound, notes = BOUND * max(1.0, abs(data.power)), list[str]()
+    if data.limits is not None or data.below or ((data.matrix != 0).sum(0) > 1).any():
+        return notes
+    ends = np.full_like(data.high, math.inf)
+    wide = replace(data, low=-ends, high=ends)
+    for k, i in np.argwhere(np.abs(law.u) >= bound).tolist():
+        free = law.free.copy()
+        free[k, i] = True
+        other = refine.refit(wide, replace(law, free=free))
+        j = data.exponents.free[i]
+        error = exponent_errors(wide, other, covariance(wide, other))[k, j]
+        if math.isfinite(other.cost) and abs(other.u[k, i]) > bound + EXCLUDED * error:
+            notes.append(
+                f"The exponent {law.u[k, i]:g} of {names[j]} is the last one that is tried, and "
+                f"the rows exclude it: free it is {other.u[k, i]:.4g} ± {error:.2g}."
+            )
+    return notes
+
+
+def _level_notes(equation: Equation, X: Array) -> list[str]:
+    """A note of columns of two values where any exponent makes the same law. X: all columns."""
+    if equation.below or equation.power != 1 or equation.function is not None:
+        return []
+    terms = {tuple(row) for row in equation.exponents.round(9).tolist()}
+
+    def is_line(i: int) -> bool:
+        others = [(*row[:i], 0.0, *row[i + 1 :]) for row in terms if row[i] == 1]
+        beside = (X[:, i] == 0).any() or terms.issuperset(others)
+        return bool(others and beside and all(row[i] in (0, 1) for row in terms))
+
+    named = [equation.names[i] for i in np.flatnonzero(have_two_values(X)).tolist() if is_line(i)]
+    if not named:
+        return []
+    columns = f"{', '.join(named)} {'has' if len(named) == 1 else 'have'}"
+    return [
+        f"{columns} two values: nothing tells the exponents there, which are taken as 1. Between "
+        "the two the law is a guess, a line."
     ]
 
 

@@ -472,5 +472,6 @@ def lattices(problem: Problem, used: Array, zero: Array, halves: bool) -> tuple[
     for w in (above, below):
         u = np.zeros((len(w), problem.inputs))
         u[:, used] = w
-        results.append(u[~(u[:, zero] < 0).any(1)])
+        outside = (u > problem.high).any(1) | (u[:, zero] < 0).any(1)
+        results.append(u[~outside])
     return results[0], results[1]

@@ -26,9 +26,14 @@ from typing import Any
 import numpy as np
 
 from npu_kernels.equations._limits import BOUND, ScaledLimits
-from npu_kernels.equations._numbers import ZERO, exponent_nats, factor_nats
+from npu_kernels.equations._numbers import (
+    FLOAT64_ROUNDING,
+    ZERO,
+    exponent_nats,
+    factor_nats,
+)
 from npu_kernels.equations._problem import AllRows, Problem
-from npu_kernels.equations._rows import of_rows, starts
+from npu_kernels.equations._rows import FEW_NEIGHBOURS, of_rows, pattern, starts
 
 Array = Any
 
@@ -284,7 +289,7 @@ def criterion(problem: Data, law: Sum, press: float, variances: Array) -> float:
     fixed = law.u[~law.free]
     described = sum(map(exponent_nats, fixed.tolist(), itertools.repeat(inputs)))
     described += sum(freedom(problem, variances, press))
-    chosen = law.parameters + int((np.abs(fixed) > ZERO).sum())
+    chosen = law.parameters + int(((np.abs(law.u) > ZERO) & ~law.free & ~problem.coded).sum())
     correction = 2 * chosen * (chosen + 1) / max(N - chosen - 1, 0.1)
     # What an output power costs, or a function, and a denominator: with one term above, as the
     # power -1.
@@ -341,6 +346,23 @@ def derivatives(
     for rows, part in problem.blocks():
         P = part.predict(law.u, law.parity, law.c)[2]
         yield rows, jacobian(part, law, P, None if root is None else root[rows])
+
+
+def pattern_of(problem: Data, law: Sum, X: Array) -> float:
+    """Return how alike the weighted residuals of few rows are along a column: see `pattern`.
+
+    X: the columns. It is 0 of many rows, and of groups.
+    """
+    if problem.group is not None or problem.rows >= FEW_NEIGHBOURS:
+        return 0.0
+    problem = problem.block if isinstance(problem, AllRows) else problem
+    with np.errstate(all="ignore"):  # what is not finite tells nothing
+        _, residuals, P = problem.predict(law.u, law.parity, law.c)
+        J = jacobian(problem, law, P)
+        rounding = FLOAT64_ROUNDING * (np.abs(J[:, : len(law.c)]) @ np.abs(law.c))
+    if not (np.abs(residuals) > rounding).any():  # large terms cancel
+        return 0.0
+    return pattern(X, residuals, J)
 
 
 def triangle(J: Array) -> Array:
@@ -501,6 +523,16 @@ def _of_block(problem: Data, law: Sum, P: Array | None, root: Array | None) -> A
     return J
 
 
+def may_err(problem: Data, law: Sum) -> bool:
+    """Return whether a law has fewer parameters than there are rows that differ.
+
+    With as many it may pass through all of them. Where all columns have two values, every function
+    of them is such a law, and rows that are there again tell its errors.
+    """
+    again = problem.coded.all() and problem.rows > problem.different
+    return law.parameters < problem.different + again
+
+
 def left_out(
     problem: Data, law: Sum, r: Array, P: Array | None = None, root: Array | None = None
 ) -> tuple[Array, Array]:
@@ -510,7 +542,7 @@ def left_out(
     passes through a row has no error there; without the row it would be another one, but hardly
     worse than a constant.
     """
-    told = _leverages(problem, law, P, root) if problem.different > law.parameters else None
+    told = _leverages(problem, law, P, root) if may_err(problem, law) else None
     if told is None:
         return np.full(problem.rows, math.inf), np.empty(0)
     h, variances = told

@@ -118,10 +118,12 @@ def report(table: EquationTable, level: float = 0.95) -> str:
     if equation.exact:
         lines.append("It is exact: the residuals are those of rounding.")
     else:
-        typical = equation.relative_rms
+        typical, floor = equation.relative_rms, ""
+        if equation.floor:
+            floor = f" (where y is below {equation.floor:.3g}, as at {equation.floor:.3g})"
         kind = {
             "constant": "taken as equal for all rows",
-            "relative": f"in proportion to y, about {typical:.2g} of it",
+            "relative": f"in proportion to y, about {typical:.2g} of it{floor}",
             "factor": f"a factor of y, about {math.exp(min(typical, 700.0)):.3g} up or down. "
             f"Predictions are medians, means are {math.exp(min(typical**2 / 2, 700.0)):.3g} times "
             "as large",

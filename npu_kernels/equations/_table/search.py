@@ -21,6 +21,7 @@ import torch
 from npu_kernels._jobs.checkpoint import Memo
 from npu_kernels.equations._expression import OutputFunction
 from npu_kernels.equations._library import Library
+from npu_kernels.equations._limits import BOUND
 from npu_kernels.equations._problem import AllRows, Output, Problem
 from npu_kernels.equations._rows import alike, balanced
 from npu_kernels.equations._table import refine
@@ -192,7 +193,8 @@ class Candidates:
         problem, law = best
         residuals = problem.predict(law.u, law.parity, law.c)[1]
         used = (law.u != 0).any(0)
-        return max(alike(problem.logs[:, c], residuals) for c in (used, slice(None)))
+        likeness = max(alike(problem.logs[:, c], residuals) for c in (used, slice(None)))
+        return max(likeness, refine.pattern_of(problem, law, problem.logs))
 
     def settled(self) -> bool:
         """Whether no other output power is tried: a sum is exact, or the best is a simple product.
@@ -205,7 +207,11 @@ class Candidates:
             return best is not None
         problem, law = best
         close = law.rss < ROUGH_ERROR**2 * problem.size
-        return close and not law.free.any() and len(law.c) == 1 and (form(problem), 2) in self.sums
+        close &= bool((np.abs(law.u) < BOUND).all())
+        simple = (
+            close and not law.free.any() and len(law.c) == 1 and (form(problem), 2) in self.sums
+        )
+        return simple and not self.structure()
 
 
 def form(problem: Problem | AllRows) -> Form:
@@ -215,7 +221,7 @@ def form(problem: Problem | AllRows) -> Form:
 
 def is_exact(problem: Problem | AllRows, law: Sum) -> bool:
     """Whether the residuals are those of rounding, where there are rows to tell it."""
-    return law.rss <= problem.exact and law.parameters < problem.different
+    return law.rss <= problem.exact and refine.may_err(problem, law)
 
 
 def search_on(
@@ -326,7 +332,9 @@ def _one_power(
             settings.show(f"{name}, {terms} terms: criterion {cost:.1f}")
         worse = worse + 1 if cost > best else 0
         rough = errors[-1] > ROUGH_ERROR**2 * more.size
-        if (worse > rough and not patient) or any(is_exact(more, law) for law in sums):
+        if (worse > rough and not (patient or more.coded.all())) or any(
+            is_exact(more, law) for law in sums
+        ):
             break
         if reference and errors[-1] > POWER_ERRORS * reference[min(terms, len(reference)) - 1]:
             break
