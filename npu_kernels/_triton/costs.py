@@ -102,11 +102,12 @@ def describe(architecture: str) -> str:
         return f"one-pass kernels at every size on {architecture}"
     smallest = {
         captured: next(
-            n for n in range(LEAST_FEATURES, 1 << 16, 16)
+            n
+            for n in range(LEAST_FEATURES, 1 << 16, 16)
             if large_is_faster(architecture, n, n, 1, captured)
         )
         for captured in (False, True)
-    }  # fmt: skip
+    }
     graph = f"in the CUDA graphs of training.run from {smallest[True]} x {smallest[True]}"
     source = f"on {architecture} ({chip.source})"
     sizes = f"{smallest[False]} x {smallest[False]}, {graph},"

@@ -102,12 +102,22 @@ def _factors(acc_s, state, chosen, f, ACC: tl.constexpr, PASSES: tl.constexpr):
 def _sums(
     x_ptr,  # the tile's first row
     wa_ptr,  # the tile's first output, as the other weights' pointers
-    ma_ptr, wm_ptr, mm_ptr, gw_ptr,
+    ma_ptr,
+    wm_ptr,
+    mm_ptr,
+    gw_ptr,
     rows,  # of the tile that exist
-    outputs, I,
-    EPS: tl.constexpr, INALU: tl.constexpr, SIGNS: tl.constexpr, ACC: tl.constexpr,
-    PASSES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-):  # fmt: skip
+    outputs,
+    I,
+    EPS: tl.constexpr,
+    INALU: tl.constexpr,
+    SIGNS: tl.constexpr,
+    ACC: tl.constexpr,
+    PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
     """``a, h (without bias), W L, log |s|, state [BLOCK_B, BLOCK_O]``, and whether an x is 0.
 
     log |s| and state, those of the factors of x < 0, only with SIGNS.
@@ -147,10 +157,20 @@ def _sums(
 
 @triton.jit
 def _zero_factors(
-    acc_s, state, x_ptr, wm_ptr, mm_ptr, rows, outputs, I,
-    ACC: tl.constexpr, PASSES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr,
+    acc_s,
+    state,
+    x_ptr,
+    wm_ptr,
+    mm_ptr,
+    rows,
+    outputs,
+    I,
+    ACC: tl.constexpr,
+    PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
     BLOCK_I: tl.constexpr,
-):  # fmt: skip
+):
     """Multiply by the factors of x = 0: in a second loop, which saves registers in the first."""
     offs_b = tl.arange(0, BLOCK_B)
     offs_o = tl.arange(0, BLOCK_O)
@@ -167,9 +187,16 @@ def _zero_factors(
 
 @triton.jit
 def _products(
-    e, log_s, state, flags_ptr, out, mask,
-    OMEGA: tl.constexpr, INALU: tl.constexpr, SAVE: tl.constexpr,
-):  # fmt: skip
+    e,
+    log_s,
+    state,
+    flags_ptr,
+    out,
+    mask,
+    OMEGA: tl.constexpr,
+    INALU: tl.constexpr,
+    SAVE: tl.constexpr,
+):
     """The product without its factors that are 0, and with them; store the iNALU's flags."""
     if INALU:
         bounded = e > OMEGA
@@ -195,11 +222,25 @@ def nalu_forward_kernel(
     gw_ptr,  # [K, O, I]
     bias_ptr,  # [K, O], NALU, or none
     y_ptr,  # [K, B, O]
-    h_ptr, a_ptr, t_ptr, flags_ptr, B, O, I,
-    EPS: tl.constexpr, OMEGA: tl.constexpr, INALU: tl.constexpr, HAS_BIAS: tl.constexpr,
-    SHARED_X: tl.constexpr, SAVE: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-):  # fmt: skip
+    h_ptr,
+    a_ptr,
+    t_ptr,
+    flags_ptr,
+    B,
+    O,
+    I,
+    EPS: tl.constexpr,
+    OMEGA: tl.constexpr,
+    INALU: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SHARED_X: tl.constexpr,
+    SAVE: tl.constexpr,
+    ACC: tl.constexpr,
+    PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
     tiles_b = tl.cdiv(B, BLOCK_B)
     tiles_o = tl.cdiv(O, BLOCK_O)
     pid = tl.program_id(0)
@@ -287,12 +328,30 @@ def _upstream(pointers, offs, mask, INALU: tl.constexpr, ACC: tl.constexpr):
 @triton.jit(do_not_specialize=["K", "B"])
 def nalu_backward_x_kernel(
     grad_y_ptr,  # [K, B, O]
-    x_ptr, wa_ptr, ma_ptr, wm_ptr, mm_ptr, gw_ptr, h_ptr, a_ptr, t_ptr, flags_ptr,
+    x_ptr,
+    wa_ptr,
+    ma_ptr,
+    wm_ptr,
+    mm_ptr,
+    gw_ptr,
+    h_ptr,
+    a_ptr,
+    t_ptr,
+    flags_ptr,
     grad_x_ptr,  # [K, B, I]
-    K, B, I, O,
-    EPS: tl.constexpr, INALU: tl.constexpr, SHARED_X: tl.constexpr, ACC: tl.constexpr,
-    PASSES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-):  # fmt: skip
+    K,
+    B,
+    I,
+    O,
+    EPS: tl.constexpr,
+    INALU: tl.constexpr,
+    SHARED_X: tl.constexpr,
+    ACC: tl.constexpr,
+    PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
     tiles_b = tl.cdiv(B, BLOCK_B)
     tiles_i = tl.cdiv(I, BLOCK_I)
     pid = tl.program_id(0)
@@ -315,9 +374,12 @@ def nalu_backward_x_kernel(
         mask_o = offs_o < O - o
         mask_w = mask_o[:, None] & mask_i[None, :]
         d_a, d_h, d_e, _, _ = _upstream(
-            (grad_y_ptr, h_ptr, a_ptr, t_ptr, flags_ptr), start_y + offs_y,
-            mask_b[:, None] & mask_o[None, :], INALU, ACC,
-        )  # fmt: skip
+            (grad_y_ptr, h_ptr, a_ptr, t_ptr, flags_ptr),
+            start_y + offs_y,
+            mask_b[:, None] & mask_o[None, :],
+            INALU,
+            ACC,
+        )
         gate = tl.load(gw_ptr + start_w + offs_w, mask=mask_w, other=0.0).to(ACC)
         acc_x = add_product(acc_x, split(d_h, PASSES), split(gate, PASSES), PASSES)
         w = nac(wa_ptr, ma_ptr, start_w + offs_w, mask_w, ACC)
@@ -368,9 +430,24 @@ def _rare_sign_gradients(acc, x, d_t, d_one, w, ACC: tl.constexpr, PASSES: tl.co
 
 @triton.jit
 def _all_rare_sign_gradients(
-    acc, w, x_ptr, pointers, start_x, start_y, offs_i, offs_o, mask_i, mask_o, rows, O, I,
-    INALU: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr, BLOCK_B: tl.constexpr,
-):  # fmt: skip
+    acc,
+    w,
+    x_ptr,
+    pointers,
+    start_x,
+    start_y,
+    offs_i,
+    offs_o,
+    mask_i,
+    mask_o,
+    rows,
+    O,
+    I,
+    INALU: tl.constexpr,
+    ACC: tl.constexpr,
+    PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
     """Add `_rare_sign_gradients` of all rows: a second loop, which saves registers in the first."""
     offs_b = tl.arange(0, BLOCK_B)
     offs_x = offs_b[:, None] * I + offs_i[None, :]
@@ -380,7 +457,7 @@ def _all_rare_sign_gradients(
         x = tl.load(x_ptr + start_x + offs_x, mask=mask_b[:, None] & mask_i[None, :], other=1.0)
         _, _, _, d_t, d_one = _upstream(
             pointers, start_y + offs_y, mask_b[:, None] & mask_o[None, :], INALU, ACC
-        )  # fmt: skip
+        )
         acc = _rare_sign_gradients(acc, x, d_t, d_one, w, ACC, PASSES)
         start_x += BLOCK_B * I
         start_y += BLOCK_B * O
@@ -389,11 +466,29 @@ def _all_rare_sign_gradients(
 
 @triton.jit
 def _sums_over_rows(
-    x_ptr, pointers, start_x, start_y, offs_i, offs_o, mask_i, mask_o, rows, O, I,
-    EPS: tl.constexpr, INALU: tl.constexpr, NEED_ADD: tl.constexpr, NEED_MUL: tl.constexpr,
-    NEED_GATE: tl.constexpr, NEED_BIAS: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    pointers,
+    start_x,
+    start_y,
+    offs_i,
+    offs_o,
+    mask_i,
+    mask_o,
+    rows,
+    O,
+    I,
+    EPS: tl.constexpr,
+    INALU: tl.constexpr,
+    NEED_ADD: tl.constexpr,
+    NEED_MUL: tl.constexpr,
+    NEED_GATE: tl.constexpr,
+    NEED_BIAS: tl.constexpr,
+    ACC: tl.constexpr,
+    PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
     """Sums ``dA' x`` (NALU: plus ``dE' L``), ``dE' L``, ``dH' x``, ``dT' (x < 0)``, ``sum_b dH``.
 
     And a number above 0 if `_all_rare_sign_gradients` has terms to add.
@@ -413,7 +508,7 @@ def _sums_over_rows(
         x = x.to(ACC)
         d_a, d_h, d_e, d_t, d_one = _upstream(
             pointers, start_y + offs_y, mask_b[:, None] & mask_o[None, :], INALU, ACC
-        )  # fmt: skip
+        )
         x_planes = split(x, PASSES)
         if NEED_GATE:
             acc_gate = add_product(acc_gate, split(tl.trans(d_h), PASSES), x_planes, PASSES)
@@ -440,9 +535,17 @@ def _sums_over_rows(
 
 @triton.jit
 def _store_sum(
-    acc, weight_ptr, mask_ptr, grad_ptr, grad_mask_ptr, offs_w, out, mask_w, final,
+    acc,
+    weight_ptr,
+    mask_ptr,
+    grad_ptr,
+    grad_mask_ptr,
+    offs_w,
+    out,
+    mask_w,
+    final,
     ACC: tl.constexpr,
-):  # fmt: skip
+):
     """Store a sum over rows: if it is final gradients of weight and mask, else a partial sum."""
     if final:
         store_nac_gradients(acc, weight_ptr, mask_ptr, grad_ptr, grad_mask_ptr, offs_w, mask_w, ACC)
@@ -453,19 +556,40 @@ def _store_sum(
 @triton.jit(do_not_specialize=["K", "B"])
 def nalu_backward_w_kernel(
     grad_y_ptr,  # [K, B, O]
-    x_ptr, wa_ptr, ma_ptr, wm_ptr, mm_ptr, h_ptr, a_ptr, t_ptr, flags_ptr,
+    x_ptr,
+    wa_ptr,
+    ma_ptr,
+    wm_ptr,
+    mm_ptr,
+    h_ptr,
+    a_ptr,
+    t_ptr,
+    flags_ptr,
     add_ptr,  # gradient of A [splits, K, O, I]; with one split and FINAL of weight [K, O, I]
     add_mask_ptr,  # with one split and FINAL, of mask
     mul_ptr,  # of W, iNALU
     mul_mask_ptr,
     gate_ptr,  # of G
     bias_ptr,  # [splits, K, O]
-    K, B, O, I, rows_per_split,
-    EPS: tl.constexpr, INALU: tl.constexpr, SHARED_X: tl.constexpr, NEED_ADD: tl.constexpr,
-    NEED_MUL: tl.constexpr, NEED_GATE: tl.constexpr, NEED_BIAS: tl.constexpr, FINAL: tl.constexpr,
-    ACC: tl.constexpr, PASSES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr,
+    K,
+    B,
+    O,
+    I,
+    rows_per_split,
+    EPS: tl.constexpr,
+    INALU: tl.constexpr,
+    SHARED_X: tl.constexpr,
+    NEED_ADD: tl.constexpr,
+    NEED_MUL: tl.constexpr,
+    NEED_GATE: tl.constexpr,
+    NEED_BIAS: tl.constexpr,
+    FINAL: tl.constexpr,
+    ACC: tl.constexpr,
+    PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
     BLOCK_I: tl.constexpr,
-):  # fmt: skip
+):
     tiles_o = tl.cdiv(O, BLOCK_O)
     tiles_i = tl.maximum(tl.cdiv(I, BLOCK_I), 1)
     pid = tl.program_id(0)
@@ -542,9 +666,14 @@ def _arrange(tensors: list[Any]) -> _Weights:
 
 
 def _forward(
-    name: str, x: Tensor, weights: dict[str, Tensor], bias: Tensor | None,
-    eps: float, omega: float, save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    name: str,
+    x: Tensor,
+    weights: dict[str, Tensor],
+    bias: Tensor | None,
+    eps: float,
+    omega: float,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``(y, h, a, t, flags)``; all but y are empty without `save`."""
     weight = next(iter(weights.values()))
     K, B, I, O, shared_x = launch.model_sizes(name, x, weight)
@@ -565,16 +694,25 @@ def _forward(
         options = tuning.lookup("nalu_forward", x, I, O, K).options
         grid = K * -(-B // options["BLOCK_B"]) * -(-O // options["BLOCK_O"])
         start(
-            nalu_forward_kernel, grid, options, x, *arranged, bias, y, h, a, t, flags, B, O, I,
-            eps, omega, arranged.mul is not None, bias is not None, shared_x, save, acc,
-        )  # fmt: skip
+            nalu_forward_kernel,
+            grid,
+            options,
+            (x, *arranged, bias, y, h, a, t, flags),
+            (B, O, I),
+            (eps, omega, arranged.mul is not None, bias is not None, shared_x, save, acc),
+        )
     return y, h, a, t, flags
 
 
 def nalu_forward(
-    x: Tensor, weight: Tensor, mask: Tensor, gate_weight: Tensor, gate_bias: Tensor | None,
-    eps: float, save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    mask: Tensor,
+    gate_weight: Tensor,
+    gate_bias: Tensor | None,
+    eps: float,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``(y, h, a, t)``; all but y are empty without `save`. One launch."""
     weights = {"weight": weight, "mask": mask, "gate_weight": gate_weight}
     return _forward("nalu_forward", x, weights, gate_bias, eps, 0.0, save)[:4]
@@ -586,18 +724,31 @@ def _inalu_weights(*tensors: Tensor) -> dict[str, Tensor]:
 
 
 def inalu_forward(
-    x: Tensor, weight_add: Tensor, mask_add: Tensor, weight_mul: Tensor, mask_mul: Tensor,
-    gate_weight: Tensor, eps: float, omega: float, save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight_add: Tensor,
+    mask_add: Tensor,
+    weight_mul: Tensor,
+    mask_mul: Tensor,
+    gate_weight: Tensor,
+    eps: float,
+    omega: float,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``(y, h, a, t, flags)``; all but y are empty without `save`. One launch."""
     weights = _inalu_weights(weight_add, mask_add, weight_mul, mask_mul, gate_weight)
     return _forward("inalu_forward", x, weights, None, eps, omega, save)
 
 
 def _check_backward(
-    name: str, grad_y: Tensor, x: Tensor, weights: dict[str, Tensor], bias: Tensor | None,
-    saved: dict[str, Tensor], flags: Tensor | None, shape: tuple[int, ...],
-) -> None:  # fmt: skip
+    name: str,
+    grad_y: Tensor,
+    x: Tensor,
+    weights: dict[str, Tensor],
+    bias: Tensor | None,
+    saved: dict[str, Tensor],
+    flags: Tensor | None,
+    shape: tuple[int, ...],
+) -> None:
     """Raise for operands that do not belong together; shape: of the result."""
     weight_shape = tuple(next(iter(weights.values())).shape)
     operands = {"grad_y": (grad_y, shape)}
@@ -614,9 +765,13 @@ def _check_backward(
 
 
 def _partial_sums(
-    weights: _Weights, parts: _Weights, results: _Weights, part_bias: Tensor | None,
-    grad_bias: Tensor | None, final: bool,
-) -> dict[str, Any]:  # fmt: skip
+    weights: _Weights,
+    parts: _Weights,
+    results: _Weights,
+    part_bias: Tensor | None,
+    grad_bias: Tensor | None,
+    final: bool,
+) -> dict[str, Any]:
     """The arguments of `sum_partials` for the parts; where they are `final`, nothing is added."""
     sums: dict[str, Any] = {}
     if parts.add is not None:
@@ -648,9 +803,16 @@ def _both_forms(
 
 
 def _backward(
-    name: str, grad_y: Tensor, x: Tensor, weights: dict[str, Tensor], bias: Tensor | None,
-    saved: dict[str, Tensor], flags: Tensor | None, eps: float, needs: int,
-) -> list[Tensor]:  # fmt: skip
+    name: str,
+    grad_y: Tensor,
+    x: Tensor,
+    weights: dict[str, Tensor],
+    bias: Tensor | None,
+    saved: dict[str, Tensor],
+    flags: Tensor | None,
+    eps: float,
+    needs: int,
+) -> list[Tensor]:
     """Gradients of x, the weights in their order and the bias; empty where `needs` has no bit."""
     first = next(iter(weights.values()))
     K, B, I, O, shared_x = launch.model_sizes(name, x, first)
@@ -680,7 +842,7 @@ def _backward(
             options = tuning.lookup("nalu_backward_x", x, I, O, K).options
             grid = K * -(-B // options["BLOCK_B"]) * -(-I // options["BLOCK_I"])
             operands = (grad_y, x, *arranged, *inner, part_x)
-            start(nalu_backward_x_kernel, grid, options, *operands, K, B, I, O, *common, acc)
+            start(nalu_backward_x_kernel, grid, options, operands, (K, B, I, O), (*common, acc))
         if grad_x is not None and part_x is not grad_x:
             sums["x"] = part_x, grad_x
 
@@ -696,26 +858,34 @@ def _backward(
             return launch.empty(x, shape, acc) if need and (grad is None or not final) else grad
 
         parts = grad_weights._replace(
-            add=part(need_add, grad_weights.add), mul=part(need_mul, grad_weights.mul),
+            add=part(need_add, grad_weights.add),
+            mul=part(need_mul, grad_weights.mul),
             gate=part(need_gate, grad_weights.gate),
-        )  # fmt: skip
+        )
         part_bias = part(need_bias, grad_bias, shape[:-1])
         sums |= _partial_sums(arranged, parts, grad_weights, part_bias, grad_bias, final)
         if need_add or need_mul or need_gate or need_bias:
-            start(
-                nalu_backward_w_kernel, tiles * splits, options,
-                grad_y, x, *arranged[:4], *inner, *parts, part_bias,
-                K, B, O, I, rows_per_split, *common,
-                need_add, need_mul, need_gate, need_bias, both_forms, acc,
-            )  # fmt: skip
+            operands = (grad_y, x, *arranged[:4], *inner, *parts, part_bias)
+            numbers = (K, B, O, I, rows_per_split)
+            constants = (*common, need_add, need_mul, need_gate, need_bias, both_forms, acc)
+            start(nalu_backward_w_kernel, tiles * splits, options, operands, numbers, constants)
         sum_partials(acc, **sums)
     return grads
 
 
 def nalu_backward(
-    grad_y: Tensor, x: Tensor, weight: Tensor, mask: Tensor, gate_weight: Tensor,
-    gate_bias: Tensor | None, h: Tensor, a: Tensor, t: Tensor, eps: float, needs: int,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    grad_y: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mask: Tensor,
+    gate_weight: Tensor,
+    gate_bias: Tensor | None,
+    h: Tensor,
+    a: Tensor,
+    t: Tensor,
+    eps: float,
+    needs: int,
+) -> tuple[Tensor, ...]:
     """Gradients of x, weight, mask, gate_weight, gate_bias; empty without a bit in `needs`."""
     weights = {"weight": weight, "mask": mask, "gate_weight": gate_weight}
     saved = {"h": h, "a": a, "t": t}
@@ -723,10 +893,21 @@ def nalu_backward(
 
 
 def inalu_backward(
-    grad_y: Tensor, x: Tensor, weight_add: Tensor, mask_add: Tensor, weight_mul: Tensor,
-    mask_mul: Tensor, gate_weight: Tensor, h: Tensor, a: Tensor, t: Tensor, flags: Tensor,
-    eps: float, omega: float, needs: int,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    grad_y: Tensor,
+    x: Tensor,
+    weight_add: Tensor,
+    mask_add: Tensor,
+    weight_mul: Tensor,
+    mask_mul: Tensor,
+    gate_weight: Tensor,
+    h: Tensor,
+    a: Tensor,
+    t: Tensor,
+    flags: Tensor,
+    eps: float,
+    omega: float,
+    needs: int,
+) -> tuple[Tensor, ...]:
     """Gradients of x and the five weights in their order; empty without a bit in `needs`."""
     weights = _inalu_weights(weight_add, mask_add, weight_mul, mask_mul, gate_weight)
     saved = {"h": h, "a": a, "t": t}

@@ -117,9 +117,14 @@ def nmu_forward_kernel(
     x_ptr,  # [K, B, I], or [B, I] with SHARED_X
     w_ptr,  # [K, O, I]
     y_ptr,  # [K, B, O]
-    B, O, I,
-    SHARED_X: tl.constexpr, ACC: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr,
-):  # fmt: skip
+    B,
+    O,
+    I,
+    SHARED_X: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+):
     k, _pid_b, _pid_o, offs_b, offs_o, mask_b, mask_o = _tile(B, O, BLOCK_B, BLOCK_O)
     if not SHARED_X:
         x_ptr += k * B * I
@@ -142,10 +147,17 @@ def nmu_backward_kernel(
     w_ptr,  # [K, O, I]
     grad_x_ptr,  # [tiles_o, K, B, I]
     grad_w_ptr,  # [tiles_b, K, O, I]
-    K, B, O, I,
-    SHARED_X: tl.constexpr, NEED_X: tl.constexpr, NEED_W: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr,
-):  # fmt: skip
+    K,
+    B,
+    O,
+    I,
+    SHARED_X: tl.constexpr,
+    NEED_X: tl.constexpr,
+    NEED_W: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+):
     k, pid_b, pid_o, offs_b, offs_o, mask_b, mask_o = _tile(B, O, BLOCK_B, BLOCK_O)
     if not SHARED_X:
         x_ptr += k * B * I
@@ -212,10 +224,17 @@ def nmru_forward_kernel(
     x_ptr,  # [K, B, I], or [B, I] with SHARED_X
     w_ptr,  # [K, O, 2 I]
     y_ptr,  # [K, B, O]
-    B, O, I,
-    EPS: tl.constexpr, CLIP: tl.constexpr, SEPARATE: tl.constexpr, SHARED_X: tl.constexpr,
-    ACC: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr,
-):  # fmt: skip
+    B,
+    O,
+    I,
+    EPS: tl.constexpr,
+    CLIP: tl.constexpr,
+    SEPARATE: tl.constexpr,
+    SHARED_X: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+):
     k, _pid_b, _pid_o, offs_b, offs_o, mask_b, mask_o = _tile(B, O, BLOCK_B, BLOCK_O)
     if not SHARED_X:
         x_ptr += k * B * I
@@ -255,10 +274,20 @@ def _sum_weight(
 
 @triton.jit
 def _product_of_pairs(
-    x_ptr, w_ptr, I, offs_b, offs_o, mask_b, mask_o,
-    EPS: tl.constexpr, CLIP: tl.constexpr, SEPARATE: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    w_ptr,
+    I,
+    offs_b,
+    offs_o,
+    mask_b,
+    mask_o,
+    EPS: tl.constexpr,
+    CLIP: tl.constexpr,
+    SEPARATE: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+):
     """``mantissa, exponent`` of the product of nonzero factors, the number of zeros, and turns.
 
     turns: the argument of the cosine, over pi.
@@ -290,11 +319,20 @@ def nmru_backward_kernel(
     w_ptr,  # [K, O, 2 I]
     grad_x_ptr,  # [tiles_o, K, B, I]
     grad_w_ptr,  # [tiles_b, K, O, 2 I]
-    K, B, O, I,
-    EPS: tl.constexpr, CLIP: tl.constexpr, SEPARATE: tl.constexpr, SHARED_X: tl.constexpr,
-    NEED_X: tl.constexpr, NEED_W: tl.constexpr, ACC: tl.constexpr, BLOCK_B: tl.constexpr,
+    K,
+    B,
+    O,
+    I,
+    EPS: tl.constexpr,
+    CLIP: tl.constexpr,
+    SEPARATE: tl.constexpr,
+    SHARED_X: tl.constexpr,
+    NEED_X: tl.constexpr,
+    NEED_W: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK_B: tl.constexpr,
     BLOCK_O: tl.constexpr,
-):  # fmt: skip
+):
     k, pid_b, pid_o, offs_b, offs_o, mask_b, mask_o = _tile(B, O, BLOCK_B, BLOCK_O)
     if not SHARED_X:
         x_ptr += k * B * I
@@ -367,14 +405,27 @@ def _forward(
     with launch.device_of(x):
         options = _options("nmu_forward", x, K, factors, O)
         grid = K * -(-B // options["BLOCK_B"]) * -(-O // options["BLOCK_O"])
-        start(kernel, grid, options, x, weight, y, B, O, I, *layer_options, shared_x, acc)
+        start(
+            kernel,
+            grid,
+            options,
+            (x, weight, y),
+            (B, O, I),
+            (*layer_options, shared_x, acc),
+        )
     return y
 
 
 def _backward(
-    kernel: Any, grad_y: Tensor, x: Tensor, weight: Tensor, sizes: Sizes, factors: int,
-    layer_options: tuple[Any, ...], needs: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    kernel: Any,
+    grad_y: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    sizes: Sizes,
+    factors: int,
+    layer_options: tuple[Any, ...],
+    needs: int,
+) -> tuple[Tensor, Tensor]:
     """``(grad_x, grad_weight)``, by a launch and the sum of its parts; arguments as in _forward."""
     K, B, I, O, shared_x = sizes
     acc = launch.accumulator(x.dtype)
@@ -395,9 +446,13 @@ def _backward(
         if need_w and launch.is_partial(grad_w, tiles_b, acc):
             part_w = launch.empty(x, (tiles_b, K, O, factors), acc)
         start(
-            kernel, K * tiles_b * tiles_o, options, grad_y, x, weight, part_x, part_w, K, B, O, I,
-            *layer_options, shared_x, need_x, need_w, acc,
-        )  # fmt: skip
+            kernel,
+            K * tiles_b * tiles_o,
+            options,
+            (grad_y, x, weight, part_x, part_w),
+            (K, B, O, I),
+            (*layer_options, shared_x, need_x, need_w, acc),
+        )
         sum_partials(
             acc,
             re=(None if part_w is grad_w else part_w, grad_w) if need_w else None,

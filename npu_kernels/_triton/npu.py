@@ -71,9 +71,14 @@ _FLAGS = tl.constexpr(FLAGS_OF_PROGRAM)
 
 @triton.jit
 def _load_ghat(
-    gate_ptr, first, offs_i, mask_i,
-    HAS_GATE: tl.constexpr, ACC: tl.constexpr, BLOCK_I: tl.constexpr,
-):  # fmt: skip
+    gate_ptr,
+    first,
+    offs_i,
+    mask_i,
+    HAS_GATE: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
     """``ghat [BLOCK_I]``, 0 beyond the last input, so that r is 1 and L is 0 there."""
     if HAS_GATE:
         ghat = clamp_gate(tl.load(gate_ptr + first + offs_i, mask=mask_i, other=0.0).to(ACC))
@@ -89,10 +94,17 @@ def _exponents(
     wim_ptr,
     gate_ptr,  # of this model
     rows,  # of the tile that exist
-    outputs, I,
-    EPS: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, ACC: tl.constexpr,
-    PASSES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-):  # fmt: skip
+    outputs,
+    I,
+    EPS: tl.constexpr,
+    HAS_IM: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    ACC: tl.constexpr,
+    PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
     """``P, Q [BLOCK_B, BLOCK_O]``."""
     offs_b = tl.arange(0, BLOCK_B)
     offs_o = tl.arange(0, BLOCK_O)
@@ -133,11 +145,20 @@ def npu_forward_kernel(
     gate_ptr,  # [K, I]
     y_ptr,  # [K, B, O]
     s_ptr,  # [K, B, O]
-    B, O, I,
-    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr,
-    SAVE_SIN: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr, BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-):  # fmt: skip
+    B,
+    O,
+    I,
+    EPS: tl.constexpr,
+    SHARED_X: tl.constexpr,
+    HAS_IM: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    SAVE_SIN: tl.constexpr,
+    ACC: tl.constexpr,
+    PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
     tiles_b = tl.cdiv(B, BLOCK_B)
     tiles_o = tl.cdiv(O, BLOCK_O)
     pid = tl.program_id(0)  # programs that share rows of x run next to each other
@@ -185,14 +206,34 @@ def npu_forward_kernel(
 
 @triton.jit
 def _backward_x_tile(
-    grad_y_ptr, x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr, grad_x_ptr, gate_partial_ptr,
-    k, pid_b,
+    grad_y_ptr,
+    x_ptr,
+    wre_ptr,
+    wim_ptr,
+    gate_ptr,
+    y_ptr,
+    s_ptr,
+    grad_x_ptr,
+    gate_partial_ptr,
+    k,
+    pid_b,
     first_i,  # of the tile
-    K, B, I, O,
-    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr,
-    NEED_X: tl.constexpr, NEED_GATE: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-):  # fmt: skip
+    K,
+    B,
+    I,
+    O,
+    EPS: tl.constexpr,
+    SHARED_X: tl.constexpr,
+    HAS_IM: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    NEED_X: tl.constexpr,
+    NEED_GATE: tl.constexpr,
+    ACC: tl.constexpr,
+    PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
     """Store the gradient of x of a tile, and its part of the gate's."""
     first_b = pid_b * BLOCK_B
     offs_b = tl.arange(0, BLOCK_B)
@@ -241,14 +282,30 @@ def _backward_x_tile(
 @triton.jit(do_not_specialize=["K", "B"])
 def npu_backward_x_kernel(
     grad_y_ptr,  # [K, B, O]
-    x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr,
+    x_ptr,
+    wre_ptr,
+    wim_ptr,
+    gate_ptr,
+    y_ptr,
+    s_ptr,
     grad_x_ptr,  # [K, B, I]
     gate_partial_ptr,  # [rows, K, I], of which this kernel writes the first tiles_b rows
-    K, B, I, O,
-    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr,
-    NEED_X: tl.constexpr, NEED_GATE: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-):  # fmt: skip
+    K,
+    B,
+    I,
+    O,
+    EPS: tl.constexpr,
+    SHARED_X: tl.constexpr,
+    HAS_IM: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    NEED_X: tl.constexpr,
+    NEED_GATE: tl.constexpr,
+    ACC: tl.constexpr,
+    PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
     tiles_b = tl.cdiv(B, BLOCK_B)
     tiles_i = tl.cdiv(I, BLOCK_I)
     pid = tl.program_id(0)
@@ -265,17 +322,33 @@ def npu_backward_x_kernel(
 @triton.jit(do_not_specialize=["K", "B", "tiles", "tiles_b"])
 def npu_repair_x_kernel(
     grad_y_ptr,  # [K, B, O]
-    x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr,
+    x_ptr,
+    wre_ptr,
+    wim_ptr,
+    gate_ptr,
+    y_ptr,
+    s_ptr,
     grad_x_ptr,  # [K, B, I]
     gate_partial_ptr,  # [rows, K, I], of which this kernel writes the first tiles_b rows
     flags_ptr,  # [K tiles_b, tiles of 128 inputs]: tiles whose flag is 0 stay as they are
-    K, B, I, O,
+    K,
+    B,
+    I,
+    O,
     tiles,  # flags
     tiles_b,  # tiles of BLOCK_B rows of a model, padding included
-    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr,
-    NEED_X: tl.constexpr, NEED_GATE: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-):  # fmt: skip
+    EPS: tl.constexpr,
+    SHARED_X: tl.constexpr,
+    HAS_IM: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    NEED_X: tl.constexpr,
+    NEED_GATE: tl.constexpr,
+    ACC: tl.constexpr,
+    PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
     """Compute flagged tiles as `npu_backward_x_kernel` does, each program those of some flags."""
     tiles_i = tl.cdiv(I, _TILE)
     first = tl.program_id(0) * _FLAGS
@@ -301,16 +374,34 @@ def npu_repair_x_kernel(
 @triton.jit(do_not_specialize=["gate_row", "K", "B"])
 def npu_backward_w_kernel(
     grad_y_ptr,  # [K, B, O]
-    x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr,
+    x_ptr,
+    wre_ptr,
+    wim_ptr,
+    gate_ptr,
+    y_ptr,
+    s_ptr,
     grad_re_ptr,  # [splits, K, O, I]
     grad_im_ptr,  # [splits, K, O, I]
     gate_partial_ptr,  # [rows, K, I]
     gate_row,  # the first row of gate_partial that this kernel writes
-    K, B, O, I, rows_per_split,
-    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr,
-    NEED_RE: tl.constexpr, NEED_IM: tl.constexpr, NEED_GATE: tl.constexpr, ACC: tl.constexpr,
-    PASSES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-):  # fmt: skip
+    K,
+    B,
+    O,
+    I,
+    rows_per_split,
+    EPS: tl.constexpr,
+    SHARED_X: tl.constexpr,
+    HAS_IM: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    NEED_RE: tl.constexpr,
+    NEED_IM: tl.constexpr,
+    NEED_GATE: tl.constexpr,
+    ACC: tl.constexpr,
+    PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
     tiles_o, tiles_i = tl.cdiv(O, BLOCK_O), tl.cdiv(I, BLOCK_I)
     pid = tl.program_id(0)  # all tiles of one split read the same rows and run next to each other
     first_i = (pid % tiles_i).to(tl.int64) * BLOCK_I
@@ -374,9 +465,13 @@ def npu_backward_w_kernel(
 
 
 def _check(
-    name: str, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
+    name: str,
+    x: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
     **results: tuple[Tensor, tuple[int, ...]],
-) -> None:  # fmt: skip
+) -> None:
     """Raise for operands of wrong shapes, dtypes or devices; `results` with their shapes."""
     shape = weight_re.shape
     weights = {"weight_re": (weight_re, shape), "weight_im": (weight_im, shape)}
@@ -384,9 +479,13 @@ def _check(
 
 
 def npu_forward(
-    x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
-    eps: float, save_sin: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    eps: float,
+    save_sin: bool,
+) -> tuple[Tensor, Tensor]:
     """``(y, s)``, both ``[B, O]`` or ``[K, B, O]``; s is empty without `save_sin`. 1 or 3 launches.
 
     x ``[B, I]`` or ``[K, B, I]``, weights ``[O, I]`` or ``[K, O, I]``, gate ``[I]`` or ``[K, I]``;
@@ -413,16 +512,28 @@ def npu_forward(
         options = tuning.lookup("npu_forward", x, I, O, K).options
         grid = K * -(-B // options["BLOCK_B"]) * -(-O // options["BLOCK_O"])
         start(
-            npu_forward_kernel, grid, options, x, weight_re, weight_im, gate, y, s, B, O, I, eps,
-            shared_x, weight_im is not None, gate is not None, save_sin, acc,
-        )  # fmt: skip
+            npu_forward_kernel,
+            grid,
+            options,
+            (x, weight_re, weight_im, gate, y, s),
+            (B, O, I),
+            (eps, shared_x, weight_im is not None, gate is not None, save_sin, acc),
+        )
     return y, s
 
 
 def npu_backward(
-    grad_y: Tensor, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
-    y: Tensor, s: Tensor, eps: float, straight_through: bool, needs: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grad_y: Tensor,
+    x: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    y: Tensor,
+    s: Tensor,
+    eps: float,
+    straight_through: bool,
+    needs: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of ``(x, weight_re, weight_im, gate)``, those in `needs` (1, 2, 4, 8), else empty.
 
     Shapes as in :func:`npu_forward`, grad_y of any strides. A shared x has the sum of its models'
@@ -461,13 +572,20 @@ def npu_backward(
         part_x, part_re, part_im, part_gate = gradients.parts
         if need_x or need_gate:
             start(
-                npu_backward_x_kernel, K * tiles_b * -(-I // config_x["BLOCK_I"]), config_x,
-                *operands, part_x, part_gate, K, B, I, O, *flags, need_x, need_gate, acc,
-            )  # fmt: skip
+                npu_backward_x_kernel,
+                K * tiles_b * -(-I // config_x["BLOCK_I"]),
+                config_x,
+                (*operands, part_x, part_gate),
+                (K, B, I, O),
+                (*flags, need_x, need_gate, acc),
+            )
         if need_re or need_im or need_gate:
             start(
-                npu_backward_w_kernel, tiles_w * splits, config_w,
-                *operands, part_re, part_im, part_gate, tiles_b, K, B, O, I, rows_per_split,
-                *flags, need_re, need_im, need_gate, acc,
-            )  # fmt: skip
+                npu_backward_w_kernel,
+                tiles_w * splits,
+                config_w,
+                (*operands, part_re, part_im, part_gate),
+                (tiles_b, K, B, O, I, rows_per_split),
+                (*flags, need_re, need_im, need_gate, acc),
+            )
         return gradients.finish(straight_through)

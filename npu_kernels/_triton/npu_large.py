@@ -101,16 +101,25 @@ _FLAG_INPUTS = tl.constexpr(FLAG_INPUTS)
 
 @triton.jit
 def _add_terms(
-    acc, logs, weights, blocks_ptr, begin, end,
+    acc,
+    logs,
+    weights,
+    blocks_ptr,
+    begin,
+    end,
     row,  # the tile's first in a plane of x
     packed,  # the tile's first in a plane of the weights
     steps,
     rows_x,  # of a plane of x
-    rows_w, pitch,
+    rows_w,
+    pitch,
     PLANES: tl.constexpr,  # of a value: hi, lo or hi
-    LOW: tl.constexpr, FRESH: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    LOW: tl.constexpr,
+    FRESH: tl.constexpr,
+    ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-):  # fmt: skip
+):
     """Add products of planes to a tile, one of depth DEPTH in each turn from `begin` to `end`.
 
     `steps` turns multiply hi by hi of all inputs, further ones the mask by hi of the listed inputs.
@@ -148,10 +157,23 @@ def _add_terms(
 
 @triton.jit
 def _forward_sums(
-    logs, weights, blocks_ptr, count, row, packed, steps, rows_x, rows_w, pitch,
-    PLANES: tl.constexpr, HAS_IM: tl.constexpr, ROWS: tl.constexpr, PRODUCTS: tl.constexpr,
-    DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
-):  # fmt: skip
+    logs,
+    weights,
+    blocks_ptr,
+    count,
+    row,
+    packed,
+    steps,
+    rows_x,
+    rows_w,
+    pitch,
+    PLANES: tl.constexpr,
+    HAS_IM: tl.constexpr,
+    ROWS: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
     """The scaled sums with log r and with the mask; with HAS_IM the second has both, packed.
 
     First the small terms, which have a factor lo, in one long sum: what it loses is smaller still.
@@ -186,9 +208,19 @@ def _alternate(packed, COLS: tl.constexpr):
 
 @triton.jit
 def _store_outputs(
-    p, q, scale_ptr, y_ptr, s_ptr, first_o, offs_b, mask_b, O,
-    OUTPUTS: tl.constexpr, SAVE_SIN: tl.constexpr, REPAIR: tl.constexpr,
-):  # fmt: skip
+    p,
+    q,
+    scale_ptr,
+    y_ptr,
+    s_ptr,
+    first_o,
+    offs_b,
+    mask_b,
+    O,
+    OUTPUTS: tl.constexpr,
+    SAVE_SIN: tl.constexpr,
+    REPAIR: tl.constexpr,
+):
     """Store y and s from scaled sums, with REPAIR where y is NaN; return whether NaN was stored."""
     offs_o = first_o + tl.arange(0, OUTPUTS)
     mask = mask_b[:, None] & (offs_o < O)[None, :]
@@ -208,9 +240,18 @@ def _store_outputs(
 
 @triton.jit
 def _store_half(
-    p, q, scale_ptr, y_ptr, s_ptr, first_o, offs_b, mask_b, O,
-    SAVE_SIN: tl.constexpr, REPAIR: tl.constexpr,
-):  # fmt: skip
+    p,
+    q,
+    scale_ptr,
+    y_ptr,
+    s_ptr,
+    first_o,
+    offs_b,
+    mask_b,
+    O,
+    SAVE_SIN: tl.constexpr,
+    REPAIR: tl.constexpr,
+):
     """Store y and s of half a tile whose quarters alternate: one by one, which saves registers."""
     QUARTER: tl.constexpr = BLOCK // 4
     p_0, p_1 = _alternate(p, BLOCK // 2)
@@ -220,18 +261,38 @@ def _store_half(
     )
     tl.debug_barrier()
     bad += _store_outputs(
-        p_1, q_1, scale_ptr, y_ptr, s_ptr, first_o + QUARTER, offs_b, mask_b, O,
-        QUARTER, SAVE_SIN, REPAIR,
-    )  # fmt: skip
+        p_1,
+        q_1,
+        scale_ptr,
+        y_ptr,
+        s_ptr,
+        first_o + QUARTER,
+        offs_b,
+        mask_b,
+        O,
+        QUARTER,
+        SAVE_SIN,
+        REPAIR,
+    )
     tl.debug_barrier()
     return bad
 
 
 @triton.jit
 def _store_tile(
-    acc, other, scale_ptr, y_ptr, s_ptr, first_o, offs_b, mask_b, O,
-    HAS_IM: tl.constexpr, SAVE_SIN: tl.constexpr, REPAIR: tl.constexpr,
-):  # fmt: skip
+    acc,
+    other,
+    scale_ptr,
+    y_ptr,
+    s_ptr,
+    first_o,
+    offs_b,
+    mask_b,
+    O,
+    HAS_IM: tl.constexpr,
+    SAVE_SIN: tl.constexpr,
+    REPAIR: tl.constexpr,
+):
     """Store y and s of a tile from :func:`_forward_sums`; return whether NaN was stored."""
     if HAS_IM:
         p, q = _alternate(other, BLOCK)
@@ -260,15 +321,25 @@ def npu_large_forward_kernel(
     counts_ptr,
     scale_ptr,  # [K, tiles_n OUTPUTS]
     y_ptr,  # [K, B, O]
-    s_ptr, B, O,
+    s_ptr,
+    B,
+    O,
     steps,  # of DEPTH inputs
-    rows_x, rows_w, pitch, tiles,
+    rows_x,
+    rows_w,
+    pitch,
+    tiles,
     tiles_b,  # tiles of ROWS rows
-    tiles_n, programs,
+    tiles_n,
+    programs,
     OWN_X: tl.constexpr,  # every model has rows of x of its own
-    HAS_IM: tl.constexpr, SAVE_SIN: tl.constexpr, ROWS: tl.constexpr, PRODUCTS: tl.constexpr,
-    DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
-):  # fmt: skip
+    HAS_IM: tl.constexpr,
+    SAVE_SIN: tl.constexpr,
+    ROWS: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
     OUTPUTS: tl.constexpr = BLOCK // 2 if HAS_IM else BLOCK
     PLANES: tl.constexpr = 2 if PRODUCTS == 3 else 1
     STEP: tl.constexpr = _FLAG_INPUTS if DEPTH < _FLAG_INPUTS else DEPTH
@@ -284,10 +355,19 @@ def npu_large_forward_kernel(
             x_tile += k * tiles_b
         w_tile = k * tiles_n + n_tile
         operands = (
-            logs, weights, blocks_ptr + x_tile.to(tl.int64) * (pitch // STEP),
-            tl.load(counts_ptr + x_tile), x_tile * ROWS, w_tile * BLOCK, steps, rows_x, rows_w,
-            pitch, PLANES, HAS_IM,
-        )  # fmt: skip
+            logs,
+            weights,
+            blocks_ptr + x_tile.to(tl.int64) * (pitch // STEP),
+            tl.load(counts_ptr + x_tile),
+            x_tile * ROWS,
+            w_tile * BLOCK,
+            steps,
+            rows_x,
+            rows_w,
+            pitch,
+            PLANES,
+            HAS_IM,
+        )
         first_b = b_tile.to(tl.int64) * ROWS
         start = (k * B.to(tl.int64) + first_b) * O
         offs_b = tl.arange(0, ROWS)
@@ -350,10 +430,22 @@ def _halves_of_rows(acc):
 
 @triton.jit
 def _sums_with_weights(
-    upstream, weights, row_scale, row, w_row, first_i, packed, rows, rows_w, pitch,
+    upstream,
+    weights,
+    row_scale,
+    row,
+    w_row,
+    first_i,
+    packed,
+    rows,
+    rows_w,
+    pitch,
     block_scales,  # the scales of a model's rows, of one block of columns
-    ROWS: tl.constexpr, PRODUCTS: tl.constexpr, DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
-):  # fmt: skip
+    ROWS: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
     """``dL``, the gradient of log r, of a tile, scaled, and the greatest inverse scale of a row."""
     acc = tl.zeros([ROWS, BLOCK], tl.float32)
     greatest = tl.zeros([ROWS], tl.float32)
@@ -384,19 +476,32 @@ def npu_large_backward_x_kernel(
     row_scale_ptr,  # [K, tiles_n, tiles_b ROWS]
     scale_ptr,  # [K, pitch]
     bound_ptr,  # [K, pitch]: a sum below this, times the row's inverse scale, may be inaccurate
-    x_ptr, gate_ptr,
+    x_ptr,
+    gate_ptr,
     grad_x_ptr,  # [K, B, I]
     gate_partial_ptr,  # [tiles_b or more, K, I]
     flags_ptr,  # [K tiles_b, tiles_i]: 1 for a tile with a sum that may be inaccurate, else 0
-    K, B, I, packed,
+    K,
+    B,
+    I,
+    packed,
     rows,  # of a plane
-    rows_w, pitch, tiles,
+    rows_w,
+    pitch,
+    tiles,
     tiles_b,  # tiles of ROWS rows
-    tiles_i, programs,
-    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_GATE: tl.constexpr, NEED_X: tl.constexpr,
-    NEED_GATE: tl.constexpr, ROWS: tl.constexpr, PRODUCTS: tl.constexpr, DEPTH: tl.constexpr,
+    tiles_i,
+    programs,
+    EPS: tl.constexpr,
+    SHARED_X: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    NEED_X: tl.constexpr,
+    NEED_GATE: tl.constexpr,
+    ROWS: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+    DEPTH: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-):  # fmt: skip
+):
     offs_i = tl.arange(0, BLOCK)
     tiles_n = packed // BLOCK
     for tile in tl.range(
@@ -450,11 +555,23 @@ def npu_large_backward_x_kernel(
 
 @triton.jit
 def _sums_over_rows(
-    upstream, right_planes, column_scale_ptr, row, x_row, col, first_i, tiles, packed, rows,
+    upstream,
+    right_planes,
+    column_scale_ptr,
+    row,
+    x_row,
+    col,
+    first_i,
+    tiles,
+    packed,
+    rows,
     rows_x,  # from hi to lo of the right operand
-    pitch, KINDS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    pitch,
+    KINDS: tl.constexpr,
+    ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-):  # fmt: skip
+):
     """``dP' right`` and ``dQ' right`` of a tile, in packed rows, over `tiles` tiles of rows.
 
     A turn has one product of planes, KINDS turns those of two values: 3 with log r, 2 with the
@@ -504,21 +621,35 @@ def npu_large_backward_w_kernel(
     logs,  # [3 rows_x, pitch]
     column_scale_ptr,  # [1 or 2, K tiles_b, packed]
     flags_ptr,  # [models of x tiles_b BLOCK / FLAG_ROWS, pitch / max(FLAG_INPUTS, DEPTH)]
-    wre_ptr, wim_ptr, gate_ptr,
+    wre_ptr,
+    wim_ptr,
+    gate_ptr,
     grad_re_ptr,  # [splits, K, O, I]
     grad_im_ptr,
     gate_partial_ptr,  # [rows, K, I]
     gate_row,  # the first row of gate_partial that this kernel writes
-    K, O, I, packed,
+    K,
+    O,
+    I,
+    packed,
     rows,  # of a plane
-    rows_x, pitch, scale_plane,
+    rows_x,
+    pitch,
+    scale_plane,
     tiles_b,  # tiles of BLOCK rows
     tiles_of_split,
-    OWN_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, NEED_RE: tl.constexpr,
-    NEED_IM: tl.constexpr, NEED_GATE: tl.constexpr, FLAG_ROWS: tl.constexpr,
+    OWN_X: tl.constexpr,
+    HAS_IM: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    NEED_RE: tl.constexpr,
+    NEED_IM: tl.constexpr,
+    NEED_GATE: tl.constexpr,
+    FLAG_ROWS: tl.constexpr,
     ROWS: tl.constexpr,  # packed outputs of a tile
-    PRODUCTS: tl.constexpr, DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
-):  # fmt: skip
+    PRODUCTS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
     tiles_n, tiles_i = packed // ROWS, pitch // BLOCK
     pid = tl.program_id(0)  # all tiles of one split read the same rows and run next to each other
     i_tile = pid % tiles_i
@@ -610,6 +741,10 @@ class Plan(NamedTuple):
     def planes(self) -> int:
         """The planes of a value."""
         return HI_LO if self.products > 1 else HI
+
+    def scheme(self, depth: int) -> tuple[int, int, bool]:
+        """Return a kernel's last constants: the scheme of its products, in steps of this depth."""
+        return self.products, depth, self.descriptors
 
     def programs(self, tiles: Tiles) -> int:
         """The number of programs that fit the chip at once."""
@@ -710,9 +845,17 @@ def row_splits(tiles_b: int, tiles_w: int, programs: int) -> tuple[int, int]:
 
 
 def large_forward(
-    x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
-    eps: float, save_sin: bool, y: Tensor, s: Tensor, sizes: Sizes, plan: Plan,
-) -> None:  # fmt: skip
+    x: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    eps: float,
+    save_sin: bool,
+    y: Tensor,
+    s: Tensor,
+    sizes: Sizes,
+    plan: Plan,
+) -> None:
     """Fill y, and s if `save_sin`; operands contiguous, sizes positive. Three launches."""
     shape = padded(sizes, weight_im is not None, gate is not None)
     rows, depth, _ = plan.forward
@@ -724,32 +867,43 @@ def large_forward(
     tiles_b = shape.tiles_b * (TILE // rows)
     tiles = sizes.K * tiles_b * shape.tiles_n
     programs = min(tiles, plan.programs(plan.forward))
+    operands = _operand(logs.planes, rows, depth, plan), _operand(weights, TILE, depth, plan)
+    grid = tiles, tiles_b, shape.tiles_n, programs
     start(
-        npu_large_forward_kernel, programs, plan.forward.options,
-        _operand(logs.planes, rows, depth, plan), _operand(weights, TILE, depth, plan),
-        logs.blocks, logs.counts, scale, y, s, sizes.B, sizes.O, -(-sizes.I // depth),
-        rows_x, rows_w, shape.pitch, tiles, tiles_b, shape.tiles_n, programs, shape.models_x > 1,
-        weight_im is not None, save_sin, rows, plan.products, depth, plan.descriptors,
-    )  # fmt: skip
+        npu_large_forward_kernel,
+        programs,
+        plan.forward.options,
+        (*operands, logs.blocks, logs.counts, scale, y, s),
+        (sizes.B, sizes.O, -(-sizes.I // depth), rows_x, rows_w, shape.pitch, *grid),
+        (shape.models_x > 1, weight_im is not None, save_sin, rows, *plan.scheme(depth)),
+    )
 
 
 def large_backward(
-    grad_y: Tensor, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
-    y: Tensor, s: Tensor, eps: float, straight_through: bool, needs: int, sizes: Sizes, plan: Plan,
+    grad_y: Tensor,
+    x: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    y: Tensor,
+    s: Tensor,
+    eps: float,
+    straight_through: bool,
+    needs: int,
+    sizes: Sizes,
+    plan: Plan,
     repair: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The four gradients; operands contiguous, sizes positive. At most seven launches.
 
     repair: the kernel `npu_repair_x` of `npu`, which computes inaccurate tiles again.
     """
     K, B, I, O, shared_x = sizes
-    imaginary, gated = weight_im is not None, gate is not None
+    imaginary, gated, planes = weight_im is not None, gate is not None, plan.planes
     need_x, need_re, need_im, need_gate = needed(needs, x, weight_re, weight_im, gate)
     by_row, by_column = need_x or need_gate, need_re or need_im or need_gate
     shape = padded(sizes, imaginary, gated)
-    upstream = upstream_planes(
-        grad_y, y, s, imaginary, sizes, shape, by_row, by_column, plan.planes
-    )
+    upstream = upstream_planes(grad_y, y, s, imaginary, sizes, shape, by_row, by_column, planes)
 
     tiles_of_x, tiles_of_w = plan.backward_x, plan.backward_w
     if not imaginary:  # the quarters of whole tiles alternate
@@ -767,37 +921,40 @@ def large_backward(
 
     if by_row:
         weights, scale, bound = weight_planes(
-            weight_re, weight_im, gate, sizes, shape, phase=False, count=plan.planes
+            weight_re, weight_im, gate, sizes, shape, phase=False, count=planes
         )
         tiles = K * tiles_b * shape.tiles_i
         programs = min(tiles, plan.programs(tiles_of_x))
         row_tile, depth, _ = tiles_of_x
         flags = x.new_empty((tiles,), dtype=torch.int32)
+        left = _operand(upstream.by_row, row_tile, depth, plan)
+        right = _operand(weights, depth, TILE, plan)
+        grid = tiles, tiles_b, shape.tiles_i, programs
+        scales = upstream.row_scale, scale, bound
+        tensors: Any = left, right, *scales, x, gate, part_x, part_gate, flags
+        numbers: Any = K, B, I, shape.packed, rows, K * shape.packed, shape.pitch, *grid
+        constants: Any = eps, shared_x, gated, need_x, need_gate, row_tile, *plan.scheme(depth)
         start(
-            npu_large_backward_x_kernel, programs, tiles_of_x.options,
-            _operand(upstream.by_row, row_tile, depth, plan), _operand(weights, depth, TILE, plan),
-            upstream.row_scale, scale, bound, x, gate, part_x, part_gate, flags, K, B, I,
-            shape.packed, rows, K * shape.packed, shape.pitch, tiles, tiles_b, shape.tiles_i,
-            programs, eps, shared_x, gated, need_x, need_gate, row_tile,
-            plan.products, depth, plan.descriptors,
-        )  # fmt: skip
-        start(
-            repair, -(-tiles // FLAGS_OF_PROGRAM), REPAIR | {"BLOCK_B": row_tile},
-            grad_y, x, weight_re, weight_im, gate, y, s, part_x, part_gate, flags, K, B, I, O,
-            tiles, tiles_b, eps, shared_x, imaginary, gated, need_x, need_gate, tl.float32,
-        )  # fmt: skip
+            npu_large_backward_x_kernel, programs, tiles_of_x.options, tensors, numbers, constants
+        )
+
+        tensors = grad_y, x, weight_re, weight_im, gate, y, s, part_x, part_gate, flags
+        numbers = K, B, I, O, tiles, tiles_b
+        constants = eps, shared_x, imaginary, gated, need_x, need_gate, tl.float32
+        options, programs = REPAIR | {"BLOCK_B": row_tile}, -(-tiles // FLAGS_OF_PROGRAM)
+        start(repair, programs, options, tensors, numbers, constants)
     if by_column:
         row_tile, depth, _ = tiles_of_w
         flag_rows, step = TILE // 2, max(FLAG_INPUTS, depth)
-        logs = input_planes(x, gate, eps, sizes, shape, plan.planes, step, flag_rows)
-        start(
-            npu_large_backward_w_kernel, tiles_w * splits, tiles_of_w.options,
-            _operand(upstream.by_column, depth, row_tile, plan),
-            _operand(logs.planes, depth, TILE, plan),
-            upstream.column_scale, logs.flags, weight_re, weight_im, gate,
-            part_re, part_im, part_gate, tiles_b, K, O, I, shape.packed, rows, rows_x, shape.pitch,
-            rows // TILE * shape.packed, shape.tiles_b, tiles_of_split, shape.models_x > 1,
-            imaginary, gated, need_re, need_im, need_gate, flag_rows, row_tile,
-            plan.products, depth, plan.descriptors,
-        )  # fmt: skip
+        logs = input_planes(x, gate, eps, sizes, shape, planes, step, flag_rows)
+        left = _operand(upstream.by_column, depth, row_tile, plan)
+        right = _operand(logs.planes, depth, TILE, plan)
+        tensors = left, right, upstream.column_scale, logs.flags, weight_re, weight_im, gate
+        tensors = *tensors, part_re, part_im, part_gate
+        numbers = tiles_b, K, O, I, shape.packed, rows, rows_x, shape.pitch
+        numbers = *numbers, rows // TILE * shape.packed, shape.tiles_b, tiles_of_split
+        constants = shape.models_x > 1, imaginary, gated, need_re, need_im, need_gate, flag_rows
+        constants = *constants, row_tile, *plan.scheme(depth)
+        programs, options = tiles_w * splits, tiles_of_w.options
+        start(npu_large_backward_w_kernel, programs, options, tensors, numbers, constants)
     return gradients.finish(straight_through)

@@ -129,14 +129,18 @@ def npu_x_planes_kernel(
     blocks_ptr,  # [K tiles_b, Ip / STEP]: the steps with a negative input in a tile of rows
     counts_ptr,  # [K tiles_b]: the number of these steps
     flags_ptr,  # [K tiles_b, Ip / STEP]: 1 for a step with a negative input, else 0
-    B, I,
+    B,
+    I,
     pitch,  # Ip
     tiles_b,  # tiles of ROWS rows
     plane,  # elements of a plane
-    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_GATE: tl.constexpr, PLANES: tl.constexpr,
+    EPS: tl.constexpr,
+    SHARED_X: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    PLANES: tl.constexpr,
     STEP: tl.constexpr,  # inputs that share a flag
     ROWS: tl.constexpr,
-):  # fmt: skip
+):
     """Make the planes of ROWS rows of a model."""
     plane = _wide(plane)
     pid = tl.program_id(0).to(tl.int64)
@@ -179,9 +183,17 @@ def npu_x_planes_kernel(
 
 @triton.jit
 def _weights(
-    wre_ptr, wim_ptr, gate_ptr, k, offs_o, offs_i, O, I,
-    HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr,
-):  # fmt: skip
+    wre_ptr,
+    wim_ptr,
+    gate_ptr,
+    k,
+    offs_o,
+    offs_i,
+    O,
+    I,
+    HAS_IM: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+):
     """Real and imaginary weights of a tile, their sizes, and ``ghat``.
 
     Finite weights of an input whose gate is closed are 0: their sums are 0, whatever their size.
@@ -213,12 +225,18 @@ def npu_weight_planes_kernel(
     planes_ptr,  # [4, K N, Ip]: hi, lo of the weights, of their phase; [2, K N, Ip] without PHASE
     scale_ptr,  # 1 / scale: with PHASE of each output, [K, outputs], else of each input, [K, Ip]
     bound_ptr,  # [K, Ip], without PHASE: sums that may be inaccurate, see `npu_large`
-    O, I, pitch,
+    O,
+    I,
+    pitch,
     outputs,  # O, padded
     plane,  # elements of a plane
-    HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, PHASE: tl.constexpr, PLANES: tl.constexpr,
-    NARROW: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    HAS_IM: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    PHASE: tl.constexpr,
+    PLANES: tl.constexpr,
+    NARROW: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """Make the planes of NARROW outputs and all inputs (PHASE), or NARROW inputs and all outputs.
 
     So a program knows all weights that share a scale: it reads them twice, in steps of WIDE.
@@ -305,18 +323,23 @@ def _times_by_quarters(grad_y_ptr, factor_ptr, first_o, offs_b, mask_b, O):
 @triton.jit(do_not_specialize=["B", "tiles_b", "plane", "scale_plane"])
 def npu_upstream_planes_kernel(
     grad_y_ptr,  # [K, B, O]
-    y_ptr, s_ptr,
+    y_ptr,
+    s_ptr,
     row_planes_ptr,  # [1 or 2, K Bp, N]: hi, lo of dP and dQ; without HAS_IM of dP
     row_scale_ptr,  # 1 / scale, [K, N / BLOCK, Bp]
     column_planes_ptr,  # the same; without HAS_IM dP, then dQ
     column_scale_ptr,  # [1 or 2, K Bp / BLOCK, N]
-    B, O,
+    B,
+    O,
     packed,  # N
     tiles_b,
     plane,  # elements of a plane
     scale_plane,  # elements of the scales of dP
-    HAS_IM: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr, PLANES: tl.constexpr,
-):  # fmt: skip
+    HAS_IM: tl.constexpr,
+    BY_ROW: tl.constexpr,
+    BY_COLUMN: tl.constexpr,
+    PLANES: tl.constexpr,
+):
     """Make the planes of BLOCK rows and BLOCK packed outputs, with scales by row and by column.
 
     Without an imaginary weight, programs that make planes by column take turns with dP and dQ.
@@ -411,9 +434,15 @@ def _planes(like: Tensor, count: int, rows: int, cols: int) -> Tensor:
 
 
 def input_planes(
-    x: Tensor, gate: Tensor | None, eps: float, sizes: Sizes, shape: Padded, count: int, step: int,
+    x: Tensor,
+    gate: Tensor | None,
+    eps: float,
+    sizes: Sizes,
+    shape: Padded,
+    count: int,
+    step: int,
     rows: int,
-) -> InputPlanes:  # fmt: skip
+) -> InputPlanes:
     """Make the planes of x in one launch; x and gate contiguous.
 
     count: HI or HI_LO. rows, step: of a tile that has a flag.
@@ -425,10 +454,13 @@ def input_planes(
     flags = x.new_empty((tiles, shape.pitch // step), dtype=torch.int32)
     counts = x.new_empty((tiles,), dtype=torch.int32)
     start(
-        npu_x_planes_kernel, tiles, OPTIONS, x, gate, planes, blocks, counts, flags, sizes.B,
-        sizes.I, shape.pitch, tiles // shape.models_x, tiles * rows * shape.pitch, eps,
-        sizes.shared_x, gate is not None, count, step, rows,
-    )  # fmt: skip
+        npu_x_planes_kernel,
+        tiles,
+        OPTIONS,
+        (x, gate, planes, blocks, counts, flags),
+        (sizes.B, sizes.I, shape.pitch, tiles // shape.models_x, tiles * rows * shape.pitch),
+        (eps, sizes.shared_x, gate is not None, count, step, rows),
+    )
     return InputPlanes(planes, blocks, counts, flags)
 
 
@@ -441,9 +473,14 @@ class WeightPlanes(NamedTuple):
 
 
 def weight_planes(
-    weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
-    sizes: Sizes, shape: Padded, phase: bool, count: int,
-) -> WeightPlanes:  # fmt: skip
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    sizes: Sizes,
+    shape: Padded,
+    phase: bool,
+    count: int,
+) -> WeightPlanes:
     """Make the planes in one launch: with `phase` for the forward, else for the backward."""
     rows = sizes.K * shape.packed
     planes = _planes(weight_re, (1 + phase) * count, rows, shape.pitch)
@@ -452,10 +489,13 @@ def weight_planes(
     scale = weight_re.new_empty((sizes.K, length), dtype=torch.float32)
     bound = None if phase else weight_re.new_empty((sizes.K, length), dtype=torch.float32)
     start(
-        npu_weight_planes_kernel, sizes.K * length // NARROW, OPTIONS, weight_re, weight_im, gate,
-        planes, scale, bound, sizes.O, sizes.I, shape.pitch, outputs, rows * shape.pitch,
-        weight_im is not None, gate is not None, phase, count, NARROW, WIDE,
-    )  # fmt: skip
+        npu_weight_planes_kernel,
+        sizes.K * length // NARROW,
+        OPTIONS,
+        (weight_re, weight_im, gate, planes, scale, bound),
+        (sizes.O, sizes.I, shape.pitch, outputs, rows * shape.pitch),
+        (weight_im is not None, gate is not None, phase, count, NARROW, WIDE),
+    )
     return WeightPlanes(planes, scale, bound)
 
 
@@ -469,9 +509,16 @@ class UpstreamPlanes(NamedTuple):
 
 
 def upstream_planes(
-    grad_y: Tensor, y: Tensor, s: Tensor, imaginary: bool, sizes: Sizes, shape: Padded,
-    by_row: bool, by_column: bool, count: int,
-) -> UpstreamPlanes:  # fmt: skip
+    grad_y: Tensor,
+    y: Tensor,
+    s: Tensor,
+    imaginary: bool,
+    sizes: Sizes,
+    shape: Padded,
+    by_row: bool,
+    by_column: bool,
+    count: int,
+) -> UpstreamPlanes:
     """Make planes by row and by column in one launch; tensors contiguous."""
     tiles, parts = sizes.K * shape.tiles_b, 1 if imaginary else 2
     rows = tiles * TILE
@@ -486,8 +533,17 @@ def upstream_planes(
     result = UpstreamPlanes(by_rows, row_scale, columns, column_scale)
     if by_row or by_column:
         start(
-            npu_upstream_planes_kernel, tiles * shape.tiles_n * (parts if by_column else 1),
-            OPTIONS, grad_y, y, s, *result, sizes.B, sizes.O, shape.packed, shape.tiles_b,
-            rows * shape.packed, tiles * shape.packed, imaginary, by_row, by_column, count,
-        )  # fmt: skip
+            npu_upstream_planes_kernel,
+            tiles * shape.tiles_n * (parts if by_column else 1),
+            OPTIONS,
+            (grad_y, y, s, *result),
+            (
+                sizes.B,
+                sizes.O,
+                shape.packed,
+                shape.tiles_b,
+                *(n * shape.packed for n in (rows, tiles)),
+            ),
+            (imaginary, by_row, by_column, count),
+        )
     return result

@@ -48,10 +48,17 @@ def npu_small_forward_kernel(
     y_ptr,  # [K, B, O]
     s_ptr,  # [K, B, O]
     B,
-    I: tl.constexpr, O: tl.constexpr, SHARED_X: tl.constexpr, EPS: tl.constexpr,
-    HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, SAVE_SIN: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_O: tl.constexpr, BLOCK_B: tl.constexpr,
-):  # fmt: skip
+    I: tl.constexpr,
+    O: tl.constexpr,
+    SHARED_X: tl.constexpr,
+    EPS: tl.constexpr,
+    HAS_IM: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    SAVE_SIN: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
     tiles_b = tl.cdiv(B, BLOCK_B)
     pid = tl.program_id(0)
     k = (pid // tiles_b).to(tl.int64)
@@ -93,12 +100,23 @@ def _store_sums(
     acc_re,  # [BLOCK_O, BLOCK_I]
     acc_im,
     acc_gate,  # [BLOCK_I]
-    gate_ptr, grad_re_ptr, grad_im_ptr, grad_gate_ptr, k,
+    gate_ptr,
+    grad_re_ptr,
+    grad_im_ptr,
+    grad_gate_ptr,
+    k,
     split_model,  # which of the splits' models
-    offs_o, offs_i, mask_o,
-    I: tl.constexpr, O: tl.constexpr, NEED_RE: tl.constexpr, NEED_IM: tl.constexpr,
-    NEED_GATE: tl.constexpr, CLIP: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+    offs_o,
+    offs_i,
+    mask_o,
+    I: tl.constexpr,
+    O: tl.constexpr,
+    NEED_RE: tl.constexpr,
+    NEED_IM: tl.constexpr,
+    NEED_GATE: tl.constexpr,
+    CLIP: tl.constexpr,
+    ACC: tl.constexpr,
+):
     """Store the gradients of weights and gate, which are sums over this program's rows."""
     mask_i = offs_i < I
     offs_w = split_model * O * I + offs_o[:, None] * I + offs_i[None, :]
@@ -118,18 +136,35 @@ def _store_sums(
 @triton.jit(do_not_specialize=["K", "B", "tiles"], do_not_specialize_on_alignment=_PARAMETERS)
 def npu_small_backward_kernel(
     grad_y_ptr,  # [K, B, O]
-    x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr,
+    x_ptr,
+    wre_ptr,
+    wim_ptr,
+    gate_ptr,
+    y_ptr,
+    s_ptr,
     grad_x_ptr,  # [K, B, I]
     grad_re_ptr,  # [splits, K, O, I]
     grad_im_ptr,  # [splits, K, O, I]
     grad_gate_ptr,  # [splits, K, I]
-    K, B,
+    K,
+    B,
     tiles,  # of BLOCK_B rows for one program
-    I: tl.constexpr, O: tl.constexpr, SHARED_X: tl.constexpr, EPS: tl.constexpr,
-    HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, NEED_X: tl.constexpr, NEED_RE: tl.constexpr,
-    NEED_IM: tl.constexpr, NEED_GATE: tl.constexpr, CLIP: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_I: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_B: tl.constexpr,
-):  # fmt: skip
+    I: tl.constexpr,
+    O: tl.constexpr,
+    SHARED_X: tl.constexpr,
+    EPS: tl.constexpr,
+    HAS_IM: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    NEED_X: tl.constexpr,
+    NEED_RE: tl.constexpr,
+    NEED_IM: tl.constexpr,
+    NEED_GATE: tl.constexpr,
+    CLIP: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
     pid = tl.program_id(0)
     k = (pid % K).to(tl.int64)
     pid_s = (pid // K).to(tl.int64)
@@ -190,24 +225,43 @@ def npu_small_backward_kernel(
 
 
 def small_forward(
-    x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
-    eps: float, save_sin: bool, y: Tensor, s: Tensor, sizes: Sizes,
-) -> None:  # fmt: skip
+    x: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    eps: float,
+    save_sin: bool,
+    y: Tensor,
+    s: Tensor,
+    sizes: Sizes,
+) -> None:
     """Fill y, and s if `save_sin`; operands contiguous, sizes positive."""
     K, B, I, O, shared_x = sizes
+    acc, block_o = accumulator(x.dtype), triton.next_power_of_2(O)
     options = tuning.lookup("npu_small_forward", x, I, O, K).options
     start(
-        npu_small_forward_kernel, K * -(-B // options["BLOCK_B"]), options,
-        x, weight_re, weight_im, gate, y, s, B, I, O, shared_x, eps,
-        weight_im is not None, gate is not None, save_sin,
-        accumulator(x.dtype), triton.next_power_of_2(O),
-    )  # fmt: skip
+        npu_small_forward_kernel,
+        K * -(-B // options["BLOCK_B"]),
+        options,
+        (x, weight_re, weight_im, gate, y, s),
+        (B,),
+        (I, O, shared_x, eps, weight_im is not None, gate is not None, save_sin, acc, block_o),
+    )
 
 
 def small_backward(
-    grad_y: Tensor, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
-    y: Tensor, s: Tensor, eps: float, straight_through: bool, needs: int, sizes: Sizes,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grad_y: Tensor,
+    x: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    y: Tensor,
+    s: Tensor,
+    eps: float,
+    straight_through: bool,
+    needs: int,
+    sizes: Sizes,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The four gradients; operands contiguous, sizes positive."""
     K, B, I, O, shared_x = sizes
     acc = accumulator(x.dtype)
@@ -216,10 +270,15 @@ def small_backward(
     tiles = -(-blocks // max(1, programs // K))
     splits = -(-blocks // tiles)
     gradients = Gradients(x, weight_re, weight_im, gate, needs, sizes, splits, 0, acc)
+    present = weight_im is not None, gate is not None
+    tile = triton.next_power_of_2(I), triton.next_power_of_2(O)
     clip = not straight_through  # partial sums too, which are then sums of zeros
     start(
-        npu_small_backward_kernel, K * splits, options, grad_y, x, weight_re, weight_im, gate, y, s,
-        *gradients.parts, K, B, tiles, I, O, shared_x, eps, weight_im is not None, gate is not None,
-        *gradients.needed, clip, acc, triton.next_power_of_2(I), triton.next_power_of_2(O),
-    )  # fmt: skip
+        npu_small_backward_kernel,
+        K * splits,
+        options,
+        (grad_y, x, weight_re, weight_im, gate, y, s, *gradients.parts),
+        (K, B, tiles),
+        (I, O, shared_x, eps, *present, *gradients.needed, clip, acc, *tile),
+    )
     return gradients.finish(straight_through)

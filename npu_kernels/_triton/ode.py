@@ -56,13 +56,23 @@ from npu_kernels._triton.launch import (
     needed,
 )
 from npu_kernels._triton.reduction import sum_partials
+from npu_kernels._triton.tape import start
 
 
 @triton.jit
 def _layer(
-    wre_ptr, wim_ptr, gate_ptr, w_ptr, k, offs_d, offs_h,
-    D: tl.constexpr, H: tl.constexpr, CLIP: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+    wre_ptr,
+    wim_ptr,
+    gate_ptr,
+    w_ptr,
+    k,
+    offs_d,
+    offs_h,
+    D: tl.constexpr,
+    H: tl.constexpr,
+    CLIP: tl.constexpr,
+    ACC: tl.constexpr,
+):
     """``Wr, Wi, A [1, h, D]`` and the clipped gate ``[1, 1, D]`` of model k.
 
     Beyond the layer weights are 0 and the gate is 1.
@@ -115,9 +125,16 @@ def _advance(u, k, dt, ROW: tl.constexpr, TABLEAU: tl.constexpr):
 
 @triton.jit
 def _pull(
-    stage, dk, layer, mask_u, mask_y, sums,
-    EPS: tl.constexpr, HAS_IM: tl.constexpr, NEEDS: tl.constexpr,
-):  # fmt: skip
+    stage,
+    dk,
+    layer,
+    mask_u,
+    mask_y,
+    sums,
+    EPS: tl.constexpr,
+    HAS_IM: tl.constexpr,
+    NEEDS: tl.constexpr,
+):
     """``dv = J' dk [., 1, D]``, and the sums with this stage's gradients of the weights added."""
     v, log_r, y, s = stage
     w_re, w_im, a, ghat = layer
@@ -158,12 +175,20 @@ def ode_forward_kernel(
     trajectory_ptr,  # [K, B, steps + 1, D]
     derivatives_ptr,  # [K, B, steps + 1, D]
     stages_ptr,  # [K, B, steps STAGES, 2 D + 2 h]
-    B, steps,
+    B,
+    steps,
     dt: tl.float64,  # a plain float would reach the kernel as a float32
-    D: tl.constexpr, H: tl.constexpr, TABLEAU: tl.constexpr, STAGES: tl.constexpr,
-    EPS: tl.constexpr, CLIP: tl.constexpr, ACC: tl.constexpr, BLOCK_B: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+    D: tl.constexpr,
+    H: tl.constexpr,
+    TABLEAU: tl.constexpr,
+    STAGES: tl.constexpr,
+    EPS: tl.constexpr,
+    CLIP: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     HAS_IM: tl.constexpr = wim_ptr is not None
     tiles_b = tl.cdiv(B, BLOCK_B)
     pid = tl.program_id(0)
@@ -209,9 +234,16 @@ def ode_forward_kernel(
 
 @triton.jit
 def _stages(
-    u, step, layer, mask_u, mask_y,
-    STAGES: tl.constexpr, TABLEAU: tl.constexpr, EPS: tl.constexpr, HAS_IM: tl.constexpr,
-):  # fmt: skip
+    u,
+    step,
+    layer,
+    mask_u,
+    mask_y,
+    STAGES: tl.constexpr,
+    TABLEAU: tl.constexpr,
+    EPS: tl.constexpr,
+    HAS_IM: tl.constexpr,
+):
     """The state, logarithms, y and s of every stage of a step from u."""
     stages = ()
     v = u
@@ -247,12 +279,26 @@ def _upstream(g, dv, step, STAGE: tl.constexpr, STAGES: tl.constexpr, TABLEAU: t
 
 @triton.jit
 def _store_sums(
-    sums, gate_ptr, w_ptr, grad_re_ptr, grad_im_ptr, grad_gate_ptr, grad_w_ptr, model,
+    sums,
+    gate_ptr,
+    w_ptr,
+    grad_re_ptr,
+    grad_im_ptr,
+    grad_gate_ptr,
+    grad_w_ptr,
+    model,
     split_model,  # which of the splits' models
-    offs_h, offs_d, mask_h, mask_d,
-    D: tl.constexpr, H: tl.constexpr, HAS_IM: tl.constexpr, CLIP: tl.constexpr,
-    CLIP_GATE: tl.constexpr, NEEDS: tl.constexpr,
-):  # fmt: skip
+    offs_h,
+    offs_d,
+    mask_h,
+    mask_d,
+    D: tl.constexpr,
+    H: tl.constexpr,
+    HAS_IM: tl.constexpr,
+    CLIP: tl.constexpr,
+    CLIP_GATE: tl.constexpr,
+    NEEDS: tl.constexpr,
+):
     """Store the gradients of weights and gate, which are sums over this program's starts."""
     sum_re, sum_im, sum_gate, sum_a = sums
     offs_k = split_model * H * D
@@ -284,20 +330,34 @@ def ode_backward_kernel(
     grad_trajectory_ptr,  # [K, B, steps + 1, D]
     grad_derivatives_ptr,  # [K, B, steps + 1, D]
     trajectory_ptr,  # [K, B, steps + 1, D]
-    wre_ptr, wim_ptr, gate_ptr, w_ptr,
+    wre_ptr,
+    wim_ptr,
+    gate_ptr,
+    w_ptr,
     stages_ptr,  # None: every step is recomputed from the trajectory
     grad_u0_ptr,  # [K, B, D]
     grad_re_ptr,  # [splits, K, h, D]
     grad_im_ptr,  # [splits, K, h, D]
     grad_gate_ptr,  # [splits, K, D]
     grad_w_ptr,  # [splits, K, D, h]
-    K, B, steps,
+    K,
+    B,
+    steps,
     tiles,  # of BLOCK_B starts for one program
     dt: tl.float64,
-    D: tl.constexpr, H: tl.constexpr, TABLEAU: tl.constexpr, STAGES: tl.constexpr,
-    EPS: tl.constexpr, CLIP: tl.constexpr, CLIP_GATE: tl.constexpr, NEEDS: tl.constexpr,
-    ACC: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+    D: tl.constexpr,
+    H: tl.constexpr,
+    TABLEAU: tl.constexpr,
+    STAGES: tl.constexpr,
+    EPS: tl.constexpr,
+    CLIP: tl.constexpr,
+    CLIP_GATE: tl.constexpr,
+    NEEDS: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     HAS_IM: tl.constexpr = wim_ptr is not None
     pid = tl.program_id(0)
     model, split = (pid % K).to(tl.int64), (pid // K).to(tl.int64)
@@ -405,9 +465,13 @@ def _loop(name: str, tableau: list[float], steps: int) -> tuple[tuple[float, ...
 
 
 def _check_weights(
-    name: str, states: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
+    name: str,
+    states: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
     weight: Tensor,
-) -> tuple[int, ...]:  # fmt: skip
+) -> tuple[int, ...]:
     """Raise for weights of wrong shapes, dtypes or devices; return ``(K,)`` or ``()``."""
     *models, h, d = weight_re.shape
     shape = (*models, h, d)
@@ -418,10 +482,19 @@ def _check_weights(
 
 
 def ode_forward(
-    u0: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, weight: Tensor,
-    tableau: list[float], steps: int, dt: float, eps: float, clip: bool, derivatives: bool,
+    u0: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    weight: Tensor,
+    tableau: list[float],
+    steps: int,
+    dt: float,
+    eps: float,
+    clip: bool,
+    derivatives: bool,
     save: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``(trajectory, derivatives, stages)`` of `ode._loop`, in one launch.
 
     Derivatives are empty without `derivatives`, stages without `save`.
@@ -439,20 +512,34 @@ def ode_forward(
     options = _options(d, h, starts, u0)
     grid = math.prod(models) * -(-starts // options["BLOCK_B"])
     with device_of(u0):
-        ode_forward_kernel[(grid,)](
-            *contiguous(u0, weight_re, weight_im, gate, weight), trajectory,
-            slopes if derivatives else None, stages if save else None, starts, steps, dt, d, h,
-            triangle, num_stages, eps, clip, accumulator(u0.dtype), **options,
-        )  # fmt: skip
+        results = trajectory, slopes if derivatives else None, stages if save else None
+        start(
+            ode_forward_kernel,
+            grid,
+            options,
+            (*contiguous(u0, weight_re, weight_im, gate, weight), *results),
+            (starts, steps, dt),
+            (d, h, triangle, num_stages, eps, clip, accumulator(u0.dtype)),
+        )
     return trajectory, slopes, stages
 
 
 def ode_backward(
-    grad_trajectory: Tensor | None, grad_derivatives: Tensor | None, trajectory: Tensor,
-    weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, weight: Tensor,
-    stages: Tensor, tableau: list[float], dt: float, eps: float, clip: bool,
-    straight_through: bool, needs: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grad_trajectory: Tensor | None,
+    grad_derivatives: Tensor | None,
+    trajectory: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    weight: Tensor,
+    stages: Tensor,
+    tableau: list[float],
+    dt: float,
+    eps: float,
+    clip: bool,
+    straight_through: bool,
+    needs: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of u0, weight_re, weight_im, gate and weight, those in `needs`, else empty.
 
     Without stages every step is recomputed from the trajectory. At most two launches.
@@ -492,10 +579,14 @@ def ode_backward(
         *upstream.values(), trajectory, *parameters, stages if stages.numel() else None
     )
     with device_of(trajectory):
-        ode_backward_kernel[(math.prod(models) * splits,)](
-            *tensors, grad_u0, *parts, math.prod(models), starts, steps, tiles, dt, d, h, triangle,
-            num_stages, eps, clip, not straight_through, needs, acc, **options,
-        )  # fmt: skip
+        start(
+            ode_backward_kernel,
+            math.prod(models) * splits,
+            options,
+            (*tensors, grad_u0, *parts),
+            (math.prod(models), starts, steps, tiles, dt),
+            (d, h, triangle, num_stages, eps, clip, not straight_through, needs, acc),
+        )
         if splits > 1:
             re, im, gate_sum, x = (
                 pair if pair[1].numel() else None for pair in zip(parts, grads, strict=True)

@@ -52,20 +52,37 @@ _SIZES = ["n_w", "n_x", "n_gate", "rows_w", "rows_x", "rows_gate", "end_re", "en
 def sum_partials_kernel(
     src_re_ptr,  # [rows_w, n_w]
     dst_re_ptr,  # [n_w]
-    src_im_ptr, dst_im_ptr,
+    src_im_ptr,
+    dst_im_ptr,
     src_x_ptr,  # [rows_x, n_x]
     dst_x_ptr,
     src_gate_ptr,  # [rows_gate, n_gate]
     dst_gate_ptr,
     gate_ptr,  # [n_gate]
     re_weight_ptr,  # [n_w], given where the sum is of tanh(weight) sigmoid(mask)
-    re_mask_ptr, dst_re_mask_ptr, im_weight_ptr, im_mask_ptr, dst_im_mask_ptr, n_w, n_x, n_gate,
-    rows_w, rows_x, rows_gate,
+    re_mask_ptr,
+    dst_re_mask_ptr,
+    im_weight_ptr,
+    im_mask_ptr,
+    dst_im_mask_ptr,
+    n_w,
+    n_x,
+    n_gate,
+    rows_w,
+    rows_x,
+    rows_gate,
     end_re,  # program ids below this sum weight_re, then weight_im, x, gate
-    end_im, end_x,
-    ACC: tl.constexpr, CLIP: tl.constexpr, HAS_RE: tl.constexpr, HAS_IM: tl.constexpr,
-    HAS_X: tl.constexpr, HAS_GATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    end_im,
+    end_x,
+    ACC: tl.constexpr,
+    CLIP: tl.constexpr,
+    HAS_RE: tl.constexpr,
+    HAS_IM: tl.constexpr,
+    HAS_X: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     pid = tl.program_id(0)
     offs_block = tl.arange(0, BLOCK).to(tl.int64)
     if HAS_RE:
@@ -116,6 +133,7 @@ def sum_partials_kernel(
 Sum = tuple[torch.Tensor | None, torch.Tensor | None]
 # Weight, mask, destination of the mask's gradient.
 Nac = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+NO_NAC = None, None, None
 
 
 def sum_partials(
@@ -152,14 +170,19 @@ def sum_partials(
     end_im = blocks_re + blocks_im
     end_x = end_im + blocks_x
     # Some address of the same type stands for partial sums that are absent.
-    tensors = [(partial if s[0] is None else s[0], s[1]) if s else (None, None) for s in all_sums]
+    tensors: list[torch.Tensor | None] = []
+    for pair in all_sums:
+        source, destination = pair or (None, None)
+        tensors += [partial if pair and source is None else source, destination]
+    rows = rows_re or rows_im, rows_x, rows_gate
     start(
-        sum_partials_kernel, end_x + blocks_gate, options,
-        *(tensor for pair in tensors for tensor in pair), gate_value if clip else None,
-        *(re_nac or (None, None, None)), *(im_nac or (None, None, None)), n_re or n_im, n_x, n_gate,
-        rows_re or rows_im, rows_x, rows_gate, blocks_re, end_im, end_x, acc, clip,
-        re is not None, im is not None, x is not None, gate is not None,
-    )  # fmt: skip
+        sum_partials_kernel,
+        end_x + blocks_gate,
+        options,
+        (*tensors, gate_value if clip else None, *(re_nac or NO_NAC), *(im_nac or NO_NAC)),
+        (n_re or n_im, n_x, n_gate, *rows, blocks_re, end_im, end_x),
+        (acc, clip, re is not None, im is not None, x is not None, gate is not None),
+    )
 
 
 # ---- the end of an NPU's backward ----
@@ -174,9 +197,17 @@ class Gradients:
     """
 
     def __init__(
-        self, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
-        needs: int, sizes: Sizes, splits: int, gate_rows: int, acc: tl.dtype,
-    ) -> None:  # fmt: skip
+        self,
+        x: Tensor,
+        weight_re: Tensor,
+        weight_im: Tensor | None,
+        gate: Tensor | None,
+        needs: int,
+        sizes: Sizes,
+        splits: int,
+        gate_rows: int,
+        acc: tl.dtype,
+    ) -> None:
         """splits: parts of the rows. gate_rows: rows of the gate's partial sums, 0 for `splits`."""
         K, B, I, O, shared_x = sizes
         self.gate, self.acc = gate, acc
@@ -210,16 +241,28 @@ class Gradients:
 @triton.jit
 def store_weight_gradients(
     acc_sp,  # SP, SQ, MP, MQ [BLOCK_O, BLOCK_I]
-    acc_sq, acc_mp, acc_mq,
+    acc_sq,
+    acc_mp,
+    acc_mq,
     ghat,  # [1, BLOCK_I]
-    wre_ptr, wim_ptr, grad_re_ptr, grad_im_ptr,
+    wre_ptr,
+    wim_ptr,
+    grad_re_ptr,
+    grad_im_ptr,
     gate_partial_ptr,  # the tile's first input
     start_w,  # the tile's first weight
     split,  # the number of weights before this split
-    offs_o, offs_i, mask_o, mask_i, I,
-    HAS_IM: tl.constexpr, NEED_RE: tl.constexpr, NEED_IM: tl.constexpr, NEED_GATE: tl.constexpr,
+    offs_o,
+    offs_i,
+    mask_o,
+    mask_i,
+    I,
+    HAS_IM: tl.constexpr,
+    NEED_RE: tl.constexpr,
+    NEED_IM: tl.constexpr,
+    NEED_GATE: tl.constexpr,
     ACC: tl.constexpr,
-):  # fmt: skip
+):
     """Store the tile's gradients from its sums over rows."""
     mask_w = mask_o[:, None] & mask_i[None, :]
     offs_w = offs_o[:, None] * I + offs_i[None, :]

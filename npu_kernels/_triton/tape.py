@@ -267,8 +267,20 @@ class _Recorder(TorchDispatchMode):
         return Tape(self, indices)
 
 
-def start(kernel: Any, programs: int, options: dict[str, Any], *arguments: Any) -> None:
-    """Launch a kernel; arguments: tensors or None, then numbers, then constants."""
+def start(
+    kernel: Any,
+    programs: int,
+    options: dict[str, Any],
+    tensors: tuple[Any, ...],
+    numbers: tuple[Any, ...],
+    constants: tuple[Any, ...],
+) -> None:
+    """Launch a kernel with its arguments in their order.
+
+    tensors: tensors, descriptors or None. numbers: known when it runs. constants: when it is
+    compiled.
+    """
+    arguments = tensors + numbers + constants
     compiled = kernel[(programs,)](*arguments, **options)
     recorder = getattr(_recorders, "active", None)
     if recorder is not None:

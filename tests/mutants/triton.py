@@ -89,7 +89,7 @@ NPU = [
         "triton-last-batch-nmu": ("grad_w) if need_w else None", "grad_w) if part_w is not grad_w else None"),
     }),
     *mutants(TRITON_FOLDER + "nalu.py", LAST_BATCH, {
-        "triton-last-batch-nalu": ("need_bias, both_forms, acc,", "need_bias, final, acc,"),
+        "triton-last-batch-nalu": ("need_bias, both_forms, acc)", "need_bias, final, acc)"),
         "triton-last-batch-nalu-shared-x": ("        sums[name] = None, sums[name][1]\n", "        del sums[name]\n"),
     }),
     *mutants(TRITON_FOLDER + "nalu.py", KERNELS + "nobody_needs", {
