@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.drawing import available
-from benchmarks.paper import published
-from benchmarks.paper.simple import picture
+from benchmarks.paper import tables
+from benchmarks.paper.simple import report
 from benchmarks.paper.simple import task as simple
 from benchmarks.paper.tables import select
 from npu_kernels import formula
@@ -65,7 +65,7 @@ def _table(trained: Trained) -> None:
     both = [f"{m:.3g} +- {s:.2g}" for m, s in zip(mean.tolist(), spread.tolist(), strict=True)]
     rows = {f"this run, mean +- standard error of {seeds}": both}
     for model in ("NPU", "RealNPU"):
-        paper = select(published.load("simple"), model=model)
+        paper = select(tables.load("simple"), model=model)
         rows[f"paper, {model}"] = [f"{r['centre']:.3g} +- {r['spread']:.2g}" for r in paper]
     rows[f"this run, median of {seeds}"] = [f"{m:.3g}" for m in median.tolist()]
     best = errors[trained.best].tolist()
@@ -124,7 +124,7 @@ def run(folder: Path, *, steps: int = simple.STEPS, seeds: int = SEEDS) -> Train
     _formula(trained)
     path, best = folder / "arithmetic_error.png", {"NPU": trained.parameters[trained.best]}
     if available():
-        picture.error_surfaces(best, VARIANT, path, processor())
+        report.error_surfaces(best, VARIANT, path, processor())
         print(f"    Errors of the best seed: {path}")
     else:
         print("    No picture of the errors: matplotlib is not installed (pip install matplotlib)")

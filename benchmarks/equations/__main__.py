@@ -27,10 +27,9 @@ import numpy as np
 
 from benchmarks.arguments import command, listed
 from benchmarks.equations import criterion
-from benchmarks.equations.laws import LAWS, Law
+from benchmarks.equations.laws import LAWS, Law, laws_of
 from benchmarks.equations.report import METHODS, PLANNED_SEEDS, page, picture
 from benchmarks.equations.rivals import RIVALS, installed, powers
-from benchmarks.equations.srsd import laws_of
 from benchmarks.rows_command import Row, complete, read, told
 from npu_kernels._jobs import files
 from npu_kernels.env import processor

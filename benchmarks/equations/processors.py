@@ -27,8 +27,7 @@ from benchmarks import rows_command
 from benchmarks.arguments import command, listed, positive
 from benchmarks.equations import criterion
 from benchmarks.equations.__main__ import best_equation
-from benchmarks.equations.laws import Law, drawn, drawn_ratio
-from benchmarks.equations.srsd import laws_of
+from benchmarks.equations.laws import Law, drawn, drawn_ratio, laws_of
 from benchmarks.marked_blocks import record_table, renew
 from benchmarks.rows_command import Row
 from npu_kernels._jobs import files

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.equations.laws import OTHERS, laws_of
 from benchmarks.equations.rivals import RIVALS
-from benchmarks.equations.srsd import OTHERS, laws_of
 from benchmarks.marked_blocks import insert
 from benchmarks.marked_blocks import table as markdown_table
 

@@ -20,8 +20,7 @@ import numpy as np
 
 from benchmarks import rows_command
 from benchmarks.arguments import command, listed, positive
-from benchmarks.equations.laws import LAWS, drawn
-from benchmarks.equations.srsd import SRSD
+from benchmarks.equations.laws import LAWS, SRSD, drawn
 from benchmarks.marked_blocks import record_table
 from benchmarks.rows_command import Row
 from benchmarks.throughput import environment, results

@@ -23,10 +23,12 @@ from benchmarks.throughput.cases import (
     TRAIN,
     Case,
     Size,
+    both_ways,
     draw,
+    filled,
     hidden,
+    leaf,
 )
-from benchmarks.throughput.workloads import both_ways, filled, leaf
 from npu_kernels import NAU, NPU, training, use_backend
 
 # Steps of two runs. The difference is the time of steps alone, without what a run costs besides.

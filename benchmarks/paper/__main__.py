@@ -23,7 +23,7 @@ import torch
 from benchmarks.arguments import command, positive, writable_folder
 from benchmarks.drawing import SUFFIXES
 from benchmarks.marked_blocks import MarksError
-from benchmarks.paper import pictures, report, workers
+from benchmarks.paper import report, workers
 from benchmarks.paper.experiment import VARIANTS, Experiment
 from benchmarks.paper.registry import EXPERIMENTS
 from benchmarks.paper.runner import Batch, Folder
@@ -152,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = Folder(options.out / WORK)
     try:
         if options.experiment == "report":
-            pictures.draw_all(options.out, options.format)
+            report.draw_all(options.out, options.format)
             print(report.write(options.out))
             for page in options.insert:
                 print(f"{page}: {', '.join(report.insert(options.out, page)) or 'no marks'}")

@@ -3,6 +3,8 @@
 A statistic of runs is judged by its 95 % interval. The check holds if the whole interval obeys the
 rule, and does not hold if no part of it does; otherwise these runs cannot tell. A value that no
 chance changes has no interval.
+
+An `Entry` of the overview says in words how far a figure or table agrees with the paper's.
 """
 
 from __future__ import annotations
@@ -10,8 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from benchmarks.paper.summary import FEWEST, Statistic, interval, number, samples, wilson
+from benchmarks.paper import tables
+from benchmarks.paper.summary import FEWEST, SAME, Statistic, interval, number, samples, wilson
+from benchmarks.paper.tables import Rows
 
 SURE = 0.975  # share of a bootstrap's samples from which on an order holds
 
@@ -100,3 +105,60 @@ def ranked(
         return order(subject, rule, values, None)
     drawn = zip(*(map(of, samples(group, key)) for key, group in enumerate(groups)), strict=True)
     return order(subject, rule, values, [holds(*sample) for sample in drawn])
+
+
+# ---- the figures and tables of the paper ---------------------------------------------------------
+
+
+TEXT_AND_CODE = "[text and code](#where-the-papers-text-and-the-authors-code-disagree)"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A figure or table of the paper."""
+
+    item: str  # its name
+    shows: str
+    # From the rows of a table, those of the table beside it, and the file of its models.
+    agreement: Callable[[Sequence[Rows], Path], str]
+    why: str = "-"  # what is known of the reasons for differences, and what shows it
+    measured: bool = True  # whether it has numbers of runs: then full runs are needed to judge
+
+
+def counted(checks: Sequence[Check]) -> str:
+    """Say how many checks hold, how many do not, and how many cannot be told."""
+    counts = {value: sum(check.holds is value for check in checks) for value in (True, False, None)}
+    words = {False: "do not", None: "cannot be told"}
+    rest = [f"{counts[value]} {word}" for value, word in words.items() if counts[value]]
+    return ", ".join([f"{counts[True]} of {len(checks)} checks hold", *rest])
+
+
+def verdicts(cells: Sequence[tuple[str, str]], subject: str) -> str:
+    """Say how many pairs of ours and the paper's do not differ, and name those that do.
+
+    Args:
+        cells: each pair's name and verdict.
+        subject: what is compared.
+    """
+    words = {"**ours less": "ours less", "**ours greater": "ours greater", "**differs": "differ"}
+    equal = sum(verdict.startswith(SAME) for _, verdict in cells)
+    parts, judged = [f"{equal} of {len(cells)} {subject} do not differ"], equal
+    for start, word in words.items():
+        names = [name for name, verdict in cells if verdict.startswith(start)]
+        parts += [f"{len(names)} {word} ({', '.join(names)})"] if names else []
+        judged += len(names)
+    unknown = len(cells) - judged
+    return ", ".join([*parts, *([f"{unknown} cannot be judged yet"] if unknown else [])])
+
+
+def unmeasured(item: str, shows: str) -> Entry:
+    """A figure without numbers."""
+    return Entry(item, shows, lambda rows, models: "no numbers", measured=False)
+
+
+def definitions(item: str, shows: str) -> Entry:
+    """A table of the appendix that defines a task: on how many points text and code disagree."""
+    count = sum(item in str(row["place"]).split("; ") for row in tables.load("text_and_code"))
+    text = f"disagree on {count} point{'s' * (count > 1)}" if count else "agree"
+    said = f"text and code {text}; ours is the code's"
+    return Entry(item, shows, lambda rows, models: said, TEXT_AND_CODE, measured=False)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.paper.agreement import Entry
-from benchmarks.paper.checks import Check
+from benchmarks.paper.checks import Check, Entry
 from benchmarks.paper.runner import Batch, Folder
 from benchmarks.paper.tables import Rows
 

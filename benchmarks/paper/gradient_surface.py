@@ -25,13 +25,11 @@ from torch import Tensor
 
 from benchmarks.drawing import ERRORS, figure, headline, save, scale
 from benchmarks.marked_blocks import table
-from benchmarks.paper.agreement import Entry, counted
-from benchmarks.paper.checks import Check, at_most, statistic
+from benchmarks.paper.checks import Check, Entry, at_most, counted, statistic
 from benchmarks.paper.experiment import Experiment, Sources, Table
-from benchmarks.paper.markdown import middle
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.streams import stream
-from benchmarks.paper.summary import median
+from benchmarks.paper.summary import median, middle
 from benchmarks.paper.tables import Rows, column, select
 from npu_kernels import functional
 

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.drawing import available
 from benchmarks.durations import duration
-from benchmarks.paper import pictures, tables
+from benchmarks.paper import report, tables
 from benchmarks.paper.experiment import Experiment
 from benchmarks.paper.runner import Batch, Folder
 from npu_kernels._jobs import files
@@ -66,7 +66,7 @@ class Session:
             table.keep(self.pairs(), out / table.models_file)
         if complete and table.picture is not None:
             if available():
-                pictures.draw(table, out, self.options.format)
+                report.draw(table, out, self.options.format)
             else:
                 print(f"{table.name}: no picture, matplotlib is not installed")
 

@@ -1,4 +1,4 @@
-"""Statistics of runs: median, spread, intervals, comparisons, and numbers as text."""
+"""Statistics of runs: median, spread, intervals, comparisons; numbers with their spread as text."""
 
 from __future__ import annotations
 
@@ -141,3 +141,26 @@ def wilson(count: int, total: int, z: float = 1.959964) -> tuple[float, float]:
     centre = (share + spread / 2) / (1 + spread)
     half = z / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / (4 * total))
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+SIGNS = {"add": "+", "mul": "×", "div": "÷", "sqrt": "√", "sub": "-"}
+
+
+def plus_minus(centre: float, spread: float) -> str:
+    """A number, and its spread where it has one."""
+    return number(centre) if math.isnan(spread) else f"{number(centre)} ± {number(spread, 2)}"
+
+
+def between(value: float, bounds: tuple[float, float] | None) -> str:
+    """A number, and its interval where it has one."""
+    return number(value) + (f" ({number(bounds[0])} to {number(bounds[1])})" if bounds else "")
+
+
+def middle(values: Sequence[float], of: Statistic = median) -> str:
+    """A statistic of runs with its 95 % interval."""
+    return between(of(values), interval(of, values))
+
+
+def probable(value: float) -> str:
+    """A probability with two digits."""
+    return "< 0.001" if value < 0.001 else f"{value:.{2 if value >= 0.0995 else 3}f}"

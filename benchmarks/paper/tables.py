@@ -1,4 +1,7 @@
-"""Comma-separated files with comment lines (#) on top."""
+"""Comma-separated files with comment lines (#) on top.
+
+published/*.csv has the paper's numbers, as printed or plotted; each file names its source.
+"""
 
 from __future__ import annotations
 
@@ -53,3 +56,8 @@ def _value(text: str) -> Any:
         except ValueError:
             pass
     return text
+
+
+def load(name: str) -> list[dict[str, Any]]:
+    """A file's rows: "simple", "large", "pareto", "test_sets" and others."""
+    return read(Path(__file__).parent / "published" / f"{name}.csv")[1]

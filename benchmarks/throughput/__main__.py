@@ -19,7 +19,7 @@ import torch
 from benchmarks.arguments import command, listed, positive, seconds
 from benchmarks.rows_command import ReportError, earlier
 from benchmarks.throughput import cases as suite_cases
-from benchmarks.throughput import environment, peak, resume, rivals, suite
+from benchmarks.throughput import environment, peak, results, rivals, suite
 from benchmarks.throughput.cases import GPU_SIZES, PASSES, QUICK_SIZES, Case, Size
 from benchmarks.throughput.devices import DEVICES, Device
 from benchmarks.throughput.environment import cores, named_threads
@@ -135,11 +135,11 @@ def measure(
         "matmul_precision": options.precision,
         "settings": {"seconds": of_case, "memory": with_memory},
     }
-    usable, tell = resume.usable(before, common), _once()
+    usable, tell = results.usable(before, common), _once()
     rows: list[suite.Row] = []
     for count in options.threads or (sorted({1, cores()}) if device.name == "cpu" else [1]):
         old = {
-            case: resume.complete(usable.get((case, count), {}), case, names, count, device.name)
+            case: results.complete(usable.get((case, count), {}), case, names, count, device.name)
             for case in cases
         }
         rows += [row for case_rows in old.values() for row in case_rows]

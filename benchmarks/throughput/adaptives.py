@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.throughput.cases import EPS, Case, Operands
+from benchmarks.throughput.cases import EPS, Case, Operands, Workload, both_ways, leaf
 from benchmarks.throughput.rollouts import model_of
-from benchmarks.throughput.workloads import Workload, both_ways, leaf
 from npu_kernels import ode, reference, use_backend
 
 END, RTOL, ATOL = 20.0, 1e-6, 1e-9

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, func
 from torch.autograd import forward_ad
 
-from benchmarks.throughput.cases import HVP, JVP, SLOPE, Operands
-from benchmarks.throughput.workloads import Workload, leaf
+from benchmarks.throughput.cases import HVP, JVP, SLOPE, Operands, Workload, leaf
 
 Function = Callable[..., Tensor]  # of x and the parameters
 

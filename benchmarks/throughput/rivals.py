@@ -34,9 +34,20 @@ from torch import Tensor, nn
 
 import npu_kernels
 from benchmarks.throughput import adaptives, cases, derivatives, rollouts, runs
-from benchmarks.throughput.cases import EPS, PRODUCTS, SIBLINGS, UNITS, Case, Operands, hidden
+from benchmarks.throughput.cases import (
+    EPS,
+    PRODUCTS,
+    SIBLINGS,
+    UNITS,
+    Case,
+    Operands,
+    Workload,
+    both_ways,
+    filled,
+    hidden,
+    leaf,
+)
 from benchmarks.throughput.environment import cores
-from benchmarks.throughput.workloads import Workload, both_ways, filled, leaf
 from npu_kernels import functional, optim, reference, training
 
 OURS, EAGER, LAYERS, LOOP = "ours", "eager", "layers", "loop"

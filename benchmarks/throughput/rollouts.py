@@ -10,8 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from benchmarks.throughput.cases import EPS, ROLLOUT_DT, Case, Operands
-from benchmarks.throughput.workloads import Workload, both_ways, filled, leaf
+from benchmarks.throughput.cases import (
+    EPS,
+    ROLLOUT_DT,
+    Case,
+    Operands,
+    Workload,
+    both_ways,
+    filled,
+    leaf,
+)
 from npu_kernels import NAU, NPU, ode, reference
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.throughput.cases import EPS, LEARNING_RATE, RUN_STEPS, Operands
-from benchmarks.throughput.workloads import Workload
+from benchmarks.throughput.cases import EPS, LEARNING_RATE, RUN_STEPS, Operands, Workload
 from npu_kernels import optim, training
 
 

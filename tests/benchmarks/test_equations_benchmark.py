@@ -8,15 +8,19 @@ import pytest
 
 from benchmarks.equations import __main__ as benchmark
 from benchmarks.equations import criterion, report, rivals
-from benchmarks.equations.laws import LAWS, Range, drawn, with_dummies, with_wild_rows
-from benchmarks.equations.srsd import (
+from benchmarks.equations.laws import (
+    LAWS,
     MANY_TERMS,
     OTHERS,
     SRSD,
     SRSD_RATIOS,
     WITH_FUNCTIONS,
+    Range,
+    drawn,
     laws_of,
     mixed,
+    with_dummies,
+    with_wild_rows,
 )
 from tests.support.examples import ROOT
 

@@ -17,7 +17,6 @@ from benchmarks.paper.fsir_equation import search
 from benchmarks.paper.large import task as large
 from benchmarks.paper.registry import EXPERIMENTS
 from benchmarks.paper.runner import Folder
-from benchmarks.paper.simple import eager
 from benchmarks.paper.simple import task as simple
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +30,11 @@ SMALL: list[tuple[Any, str, Any]] = [
     (search, "QUICK", (2, 1, 1)),
     (search, "WIDTHS", (1, 2)),
     (gradient_surface, "W1", gradient_surface.W1[::10]),
-    (eager, "measure", lambda folder, steps: None),  # times, which no two runs have in common
+    (
+        simple,
+        "measure_eager",
+        lambda folder, steps: None,
+    ),  # times, which no two runs have in common
     (session, "available", lambda: False),  # no pictures
     (runner, "CHECKPOINT_SECONDS", 0.0),
 ]

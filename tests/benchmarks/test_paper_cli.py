@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.paper import agreement, overview, published, report, tables
+from benchmarks.paper import checks, report, tables
 from benchmarks.paper.__main__ import arguments, main
 from benchmarks.paper.checks import Check
 from benchmarks.paper.large import report as large_report
@@ -161,7 +161,7 @@ def test_verdicts_on_the_published_numbers() -> None:
             "test_mse": p["test_mse"],
             "n_params": p["n_params_abs_gt_1e-2"],
         }
-        for p in published.load("pareto")
+        for p in tables.load("pareto")
     ]
     for row in rows:
         row["train_mse"] = 0.0
@@ -226,16 +226,16 @@ ITEMS = [*(f"Figure {n}" for n in range(1, 8)), "Table 1", *(f"Table A{n}" for n
 
 
 def test_overview_has_every_figure_and_table(tmp_path: Path) -> None:
-    lines = overview.overview(tmp_path).splitlines()[2:]
-    short = overview.overview(tmp_path, with_causes=False).splitlines()
+    lines = report.overview(tmp_path).splitlines()[2:]
+    short = report.overview(tmp_path, with_causes=False).splitlines()
     assert short[0] == "| in the paper | shows | experiment | agreement |"
-    assert short[2:] == [line.rsplit(" | ", 1)[0] + " |" for line in lines if overview.NONE in line]
+    assert short[2:] == [line.rsplit(" | ", 1)[0] + " |" for line in lines if report.NONE in line]
     assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == ITEMS
-    measured = {line.split(" | ")[0].removeprefix("| ") for line in lines if overview.NONE in line}
+    measured = {line.split(" | ")[0].removeprefix("| ") for line in lines if report.NONE in line}
     assert measured == {"Figure 3", "Figure 4", "Figure 5", "Figure 7", "Table 1", "Table A2"}
     references = {
         reference
-        for row in published.load("text_and_code")
+        for row in tables.load("text_and_code")
         for reference in str(row["place"]).split("; ")
     }
     assert {reference for reference in references if not reference.startswith("Section")} <= set(
@@ -246,15 +246,14 @@ def test_overview_has_every_figure_and_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("comment", "factor", "expected"), [
     ("simple, variant code", 1.0, "24 of 24 means do not differ"),
     ("simple, variant code", 3.0, "0 of 24 means do not differ, 24 differ (+ NPU, "),
-    ("simple, variant code, quick: few steps", 1.0, overview.NONE),
+    ("simple, variant code, quick: few steps", 1.0, report.NONE),
 ])  # fmt: skip
 def test_overview_follows_the_rows(
     tmp_path: Path, comment: str, factor: float, expected: str
 ) -> None:
     """Rows with the published means and standard errors do not differ from them."""
     paper = {
-        (row["task"], row["model"]): (row["centre"], row["spread"])
-        for row in published.load("simple")
+        (row["task"], row["model"]): (row["centre"], row["spread"]) for row in tables.load("simple")
     }
     rows = [
         {"model": model, "seed": seed}
@@ -269,7 +268,7 @@ def test_overview_follows_the_rows(
         for row in rows:
             row.update({task: 100.0 + row[task] for task in simple.TASKS})  # type: ignore[operator]
     tables.write(tmp_path / "simple.csv", [comment], simple.COLUMNS, rows)
-    assert expected in overview.overview(tmp_path)
+    assert expected in report.overview(tmp_path)
 
 
 def test_overview_counts_verdicts() -> None:
@@ -280,9 +279,9 @@ def test_overview_counts_verdicts() -> None:
         ("d", "too few runs"),
     ]
     words = "1 of 4 x do not differ, 1 ours less (b), 1 ours greater (c), 1 cannot be judged yet"
-    assert agreement.verdicts(cells, "x") == words
-    checks = [Check("", "", "", holds) for holds in (True, None, False, True)]
-    assert agreement.counted(checks) == "2 of 4 checks hold, 1 do not, 1 cannot be told"
+    assert checks.verdicts(cells, "x") == words
+    found = [Check("", "", "", holds) for holds in (True, None, False, True)]
+    assert checks.counted(found) == "2 of 4 checks hold, 1 do not, 1 cannot be told"
 
 
 def test_disagreements_of_text_and_code_are_in_the_report(tmp_path: Path) -> None:
@@ -293,5 +292,5 @@ def test_disagreements_of_text_and_code_are_in_the_report(tmp_path: Path) -> Non
     )
     assert "| large | gate starts at 0.5 | at 1 for the NPU |" in text
     lines = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len(lines) == 2 + len(published.load("text_and_code"))
+    assert len(lines) == 2 + len(tables.load("text_and_code"))
     assert {line.count("|") for line in lines} == {5}

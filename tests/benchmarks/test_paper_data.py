@@ -7,10 +7,9 @@ import pytest
 import torch
 
 import npu_kernels
-from benchmarks.paper import published
+from benchmarks.paper import tables
 from benchmarks.paper.checks import ranked, share, statistic
 from benchmarks.paper.large import task as large
-from benchmarks.paper.optimizers import Adam, RMSProp
 from benchmarks.paper.simple import task as simple
 from benchmarks.paper.streams import Sobol, stream
 from benchmarks.paper.summary import (
@@ -21,14 +20,14 @@ from benchmarks.paper.summary import (
     probability,
     same_share,
 )
-from benchmarks.paper.training import Buffer, frobenius, l1
+from benchmarks.paper.training import Adam, Buffer, RMSProp, frobenius, l1
 from npu_kernels import training
 from tests.support.compare import assert_equal
 
 # ---- the exact checks ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", published.load("test_sets"), ids=lambda row: row["task"])
+@pytest.mark.parametrize("row", tables.load("test_sets"), ids=lambda row: row["task"])
 def test_zero_predictor_scores_as_on_the_published_test_set(row: dict[str, float]) -> None:
     tolerance = 1e-4 if row["task"] == "mul" else 1e-5  # a product of float32 sums
     task = large.TASKS[str(row["task"])]
@@ -167,8 +166,8 @@ def mad(values: list[float]) -> float:
 
 
 def test_published_medians_are_those_of_the_published_points() -> None:
-    points = published.load("pareto")
-    for row in published.load("large"):
+    points = tables.load("pareto")
+    for row in tables.load("large"):
         if row["metric"] != "test_mse" or row["n_points_in_pareto"] < 10:
             continue
         cell = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.paper import published
+from benchmarks.paper import tables
 from benchmarks.paper.fsir import adjoint
 from benchmarks.paper.fsir import dense as fsir_dense
 from benchmarks.paper.fsir import models as fsir_models
@@ -72,19 +72,19 @@ def test_true_equation_by_an_accurate_method_is_in_the_data() -> None:
 
 
 def test_published_prediction_scores_as_published() -> None:
-    rows = published.load("fsir_series")
+    rows = tables.load("fsir_series")
     predicted = torch.tensor(
         [[row[f"{name}_pred"] for name in fsir.NAMES] for row in rows], dtype=torch.float64
     )
     assert float((predicted - fsir.data()).square().mean()) == pytest.approx(0.015348, abs=1e-6)
-    best = min(row["mse"] for row in published.load("fsir_pareto") if row["kind"] == "run")
+    best = min(row["mse"] for row in tables.load("fsir_pareto") if row["kind"] == "run")
     assert best == pytest.approx(0.015348, abs=1e-6)
 
 
 def test_data_is_as_described() -> None:
     assert fsir.data().shape == (40, 3)
     assert torch.equal(fsir.data()[0], fsir.U0)
-    times = torch.tensor([row["t"] for row in published.load("fsir_series")], dtype=torch.float64)
+    times = torch.tensor([row["t"] for row in tables.load("fsir_series")], dtype=torch.float64)
     torch.testing.assert_close(times, fsir.TIMES)
 
 
@@ -96,9 +96,7 @@ def test_data_is_as_described() -> None:
 )
 def test_parameter_counts_are_the_authors(model: str, count: int) -> None:
     assert fsir.size(model, 12) == count
-    totals = {
-        row["n_params_total"] for row in published.load("fsir_pareto") if row["model"] == model
-    }
+    totals = {row["n_params_total"] for row in tables.load("fsir_pareto") if row["model"] == model}
     assert count in totals
 
 

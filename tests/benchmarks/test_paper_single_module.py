@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.paper import published, report, tables
+from benchmarks.paper import report, tables
 from benchmarks.paper.__main__ import arguments, main
 from benchmarks.paper.runner import Batch, Work
-from benchmarks.paper.single_module import best as single_module_best
 from benchmarks.paper.single_module import plan
+from benchmarks.paper.single_module import plan as single_module_best
 from benchmarks.paper.single_module import report as single_module_report
 from benchmarks.paper.single_module import task as single_module
 from benchmarks.paper.single_module.task import OPERATIONS, RANGES, RECIPES, Data, SingleModule
@@ -79,7 +79,7 @@ def test_test_rows_lie_beyond() -> None:
 
 
 @pytest.mark.parametrize(
-    "row", published.load("single_module_thresholds"), ids=lambda row: f"{row['op']} {row['range']}"
+    "row", tables.load("single_module_thresholds"), ids=lambda row: f"{row['op']} {row['range']}"
 )
 def test_thresholds_are_errors_of_weights_that_are_off(row: dict[str, Any]) -> None:
     """E[(f_off - f)^2] in closed form, of independent inputs uniform in size on one interval."""
@@ -312,7 +312,7 @@ def rows(
 def test_verdict_on_the_published_shares() -> None:
     theirs = [
         row
-        for row in published.load("single_module")
+        for row in tables.load("single_module")
         if row["unit"] == "RealNPU" and row["op"] == "div"
     ]
     shares = {row["range"]: row["solved"] for row in theirs if row["recipe"] == "plain"}

@@ -12,7 +12,7 @@ from benchmarks.paper import tables
 from benchmarks.paper.__main__ import arguments, main
 from benchmarks.paper.large import last_steps, report, snapshots
 from benchmarks.paper.large import task as large
-from benchmarks.paper.large.swing import Swing
+from benchmarks.paper.large.snapshots import Swing
 from benchmarks.paper.runner import Batch, order
 from benchmarks.paper.streams import Sobol
 from benchmarks.paper.summary import bootstrap, median, quantiles

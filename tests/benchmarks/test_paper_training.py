@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.paper import gradient_surface
 from benchmarks.paper.large import task as large
-from benchmarks.paper.layers import sigmoid
+from benchmarks.paper.models import sigmoid
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.simple import regularised
 from benchmarks.paper.simple import task as simple

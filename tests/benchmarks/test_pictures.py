@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import extrapolation
 from benchmarks.drawing import LETTERS, figure, headline, legend
-from benchmarks.paper import fsir, fsir_equation, large, pictures, single_module
+from benchmarks.paper import fsir, fsir_equation, large, report, single_module
 from benchmarks.paper.__main__ import main
 from benchmarks.paper.registry import TABLES
 
@@ -24,7 +24,7 @@ def test_every_committed_table_with_a_picture_has_the_files_that_it_is_drawn_fro
         monkeypatch.setattr(room.picture, "save", lambda drawing, path: drawn.append(path.name))
     for name in ("large", "fsir", "fsir-rk4", "fsir-equation", "single-module"):
         table = TABLES[name]
-        assert pictures.draw(
+        assert report.draw(
             table, RESULTS / "paper", "svg"
         ) == RESULTS / "paper" / table.picture_file("svg")
     assert drawn == [
@@ -34,8 +34,8 @@ def test_every_committed_table_with_a_picture_has_the_files_that_it_is_drawn_fro
         "fsir_equation.svg",
         "single_module.svg",
     ]
-    assert pictures.draw(TABLES["fitted"], RESULTS / "paper") is None  # it has none
-    assert pictures.draw(TABLES["large"], tmp_path) is None  # no table
+    assert report.draw(TABLES["fitted"], RESULTS / "paper") is None  # it has none
+    assert report.draw(TABLES["large"], tmp_path) is None  # no table
 
 
 @pytest.mark.parametrize(("suffix", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF")])

@@ -25,6 +25,7 @@ from benchmarks.throughput.cases import (
     UNITS,
     Case,
     Size,
+    Workload,
     adaptive_cases,
     all_cases,
     cost,
@@ -33,7 +34,6 @@ from benchmarks.throughput.cases import (
     training_cases,
     wide_training_cases,
 )
-from benchmarks.throughput.workloads import Workload
 from tests.conftest import needs_library
 from tests.support.building import run_forked
 from tests.support.throughput import MODELS, TINY

@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from benchmarks.equations.__main__ import measure
-from benchmarks.equations.srsd import laws_of
+from benchmarks.equations.laws import laws_of
 from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.laws import RNG, approximate, check, few_rows, noise, terms, uniform
 

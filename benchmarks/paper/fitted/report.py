@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.marked_blocks import crossed, record_table
-from benchmarks.paper import published
+from benchmarks.paper import tables
 from benchmarks.paper.checks import Check, statistic
 from benchmarks.paper.fitted.task import BUDGET, MODELS
-from benchmarks.paper.markdown import SIGNS
 from benchmarks.paper.simple import task as simple
-from benchmarks.paper.summary import median, number
+from benchmarks.paper.summary import SIGNS, median, number
 from benchmarks.paper.tables import Rows, column, select
 
 BETTER = {"simple": 10.0, "large": 1.0}  # times as good as published
@@ -22,9 +21,9 @@ BETTER = {"simple": 10.0, "large": 1.0}  # times as good as published
 def limit(task_set: str, task: str, model: str) -> float:
     """Simple: a tenth of the best layer in Table A2. Large: the layer's own cell of Table 1."""
     if task_set == "simple":
-        best = min(row["centre"] for row in select(published.load("simple"), task=task))
+        best = min(row["centre"] for row in select(tables.load("simple"), task=task))
     else:
-        table = published.load("large")
+        table = tables.load("large")
         (cell,) = select(table, task=task, model=model, metric="test_mse")
         best = cell["median"]
     return float(best) / BETTER[task_set]

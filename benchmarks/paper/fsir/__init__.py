@@ -1,12 +1,11 @@
-"""The fractional SIR model: task.py and dense.py train, models.py keeps the best, report.py and
-picture.py show."""
+"""The fractional SIR model: task.py and dense.py train, models.py and report.py show."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 
 from benchmarks.paper.experiment import Experiment, Option, Table
-from benchmarks.paper.fsir import models, picture, report, task
+from benchmarks.paper.fsir import models, report, task
 
 
 def _table(options: Namespace) -> str:
@@ -20,7 +19,7 @@ EXPERIMENT = Experiment(
         Table(
             "fsir", "Fractional SIR model", task.COLUMNS, report.section, report.checks,
             report.phase_table, keep=models.keep_best, models_section=models.section,
-            picture=picture.picture, entries=report.ENTRIES, beside="fsir-adjoint",
+            picture=report.picture, entries=report.ENTRIES, beside="fsir-adjoint",
         ),
         Table(
             "fsir-adjoint", "Fractional SIR model, the authors' gradient", task.COLUMNS,
@@ -29,7 +28,7 @@ EXPERIMENT = Experiment(
         Table(
             "fsir-rk4", "Fractional SIR model, accurate integrator", task.COLUMNS, report.section,
             report.accurate_checks, keep=models.keep_best, models_section=models.section,
-            picture=picture.picture,
+            picture=report.picture,
         ),
     ),
     task.plan,

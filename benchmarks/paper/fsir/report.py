@@ -1,4 +1,7 @@
-"""What the report says about the fractional SIR experiment: fronts, the paper's and ours."""
+"""What the report says about the fractional SIR experiment: fronts, the paper's and ours.
+
+The picture has the fronts, trajectories, and a RealNPU's diagram.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from benchmarks.drawing import figure, headline, save
 from benchmarks.marked_blocks import table
-from benchmarks.paper import published
-from benchmarks.paper.agreement import Entry, definitions, verdicts
-from benchmarks.paper.checks import Check, explained, judged, order, share, statistic
+from benchmarks.paper import tables
+from benchmarks.paper.checks import (
+    Check,
+    Entry,
+    definitions,
+    explained,
+    judged,
+    order,
+    share,
+    statistic,
+    verdicts,
+)
+from benchmarks.paper.experiment import Sources
 from benchmarks.paper.fsir import task as fsir
 from benchmarks.paper.fsir.models import FEW
-from benchmarks.paper.markdown import between, middle
-from benchmarks.paper.summary import FEWEST, bootstrap, compared, median, number, samples, wilson
+from benchmarks.paper.summary import (
+    FEWEST,
+    between,
+    bootstrap,
+    compared,
+    median,
+    middle,
+    number,
+    samples,
+    wilson,
+)
 from benchmarks.paper.tables import Rows, column, select
 
 BUDGETS = (20, 40, 80, 160, None)  # numbers of parameters at which the fronts are compared
@@ -38,7 +62,7 @@ def paper_rows() -> Rows:
     """The published runs in the columns of our table."""
     names = {name: f"{name}_inferred" for name in ("h", "beta", "run")}
     names |= {"model": "model", "mse": "mse", "n_params": "n_params_abs_gt_1e-3"}
-    runs = select(published.load("fsir_pareto"), kind="run")
+    runs = select(tables.load("fsir_pareto"), kind="run")
     return [{name: row[theirs] for name, theirs in names.items()} for row in runs]
 
 
@@ -273,7 +297,7 @@ def _weights(rows: Sequence[Rows], models: Path) -> str:
         return "no RealNPU with few parameters"
     exponents = np.array(best["parameters"][: 3 * best["h"]]).reshape(-1, 3)
     s, i, _ = exponents[np.argmax(np.abs(exponents[:, 0] * exponents[:, 1]))]
-    theirs = {row["quantity"]: row["value"] for row in published.load("fsir_weights")}
+    theirs = {row["quantity"]: row["value"] for row in tables.load("fsir_weights")}
     paper = f"paper S^{theirs['exponent of S']:.2f} I^{theirs['exponent of I']:.2f}"
     run = f"(error {number(best['mse'])}, {best['n_params']} parameters)"
     return f"{paper}, here S^{s:.2f} I^{i:.2f} {run}; one run each, so no comparison"
@@ -290,3 +314,98 @@ ENTRIES = (
     ),
     definitions("Table A1", "models of the fractional SIR task"),
 )
+
+
+# ---- the picture ---------------------------------------------------------------------------------
+
+
+COLORS = {"NPU": "tab:blue", "RealNPU": "tab:orange", "Dense": "tab:green"}
+STATES = {"S": "tab:blue", "I": "tab:red", "R": "tab:green"}
+
+
+def picture(sources: Sources, path: Path) -> bool:
+    """Draw fronts, the best models' predictions, and the weights of the sparsest good RealNPU."""
+    drawing, axes = figure(3, 1, 11)
+    draw_fronts(axes[0, 0], sources.rows)
+    chosen = json.loads(sources.models.read_text())
+    trajectories(axes[1, 0], chosen)
+    shown = chosen.get("sparse RealNPU", chosen.get("RealNPU"))
+    if shown is not None:
+        diagram(axes[2, 0], shown)
+    headline(
+        drawing,
+        "The fractional SIR model, learnt by neural ODEs",
+        "Read the diagram from the inputs (right) to the derivatives (left): blue adds, red "
+        "subtracts.",
+    )
+    save(drawing, path)
+    return True
+
+
+def draw_fronts(axis: Any, rows: Rows) -> None:
+    paper = paper_rows()
+    for model, color in COLORS.items():
+        for runs, filled in ((rows, True), (paper, False)):
+            mine = [row for row in of(runs, model) if row["mse"] < 1e5]
+            x, y = [row["n_params"] for row in mine], [row["mse"] for row in mine]
+            face, style = (color, "-") if filled else ("none", ":")
+            look = {"s": 10, "alpha": 0.6, "edgecolors": color, "linewidths": 0.6}
+            axis.scatter(x, y, color=face, **look)
+            best, label = front(mine), model if filled else None
+            x, y = [row["n_params"] for row in best], [row["mse"] for row in best]
+            axis.step(x, y, where="post", color=color, linestyle=style, label=label)
+    axis.set(xscale="log", yscale="log", ylim=(1e-3, 1e4))
+    axis.set(xlabel="non-zero parameters", ylabel="mean squared error")
+    axis.set_xticks([20, 50, 100, 200, 500], ["20", "50", "100", "200", "500"])
+    axis.minorticks_off()
+    axis.set_title("Lower left is better (dotted lines, hollow points: published)")
+    axis.legend()
+
+
+def trajectories(axis: Any, chosen: dict[str, Any]) -> None:
+    """Draw the best model's prediction on the data."""
+    name = min((name for name in chosen if name in COLORS), key=lambda name: chosen[name]["mse"])
+    best, times = chosen[name], torch.linspace(0, fsir.END, 401, dtype=torch.float64)
+    parameters = torch.tensor([best["parameters"]], dtype=torch.float64)
+    with torch.no_grad():
+        predicted = fsir.predict(best["model"], best["h"], parameters, best["integrator"], times)[0]
+    for (state, color), truth, line in zip(STATES.items(), fsir.data().T, predicted.T, strict=True):
+        axis.plot(fsir.TIMES.numpy(), truth.numpy(), "o", color=color, markersize=3)
+        axis.plot(times.numpy(), line.numpy(), color=color, label=state)
+    axis.set(xlabel="time", ylabel="group's share of the population (%)")
+    axis.set_title(f"Points: data. Lines: the best model, {name}, {best['h']} hidden units")
+    axis.legend()
+
+
+def diagram(axis: Any, best: dict[str, Any]) -> None:
+    """The layers from right to left: inputs, gates, powers, the NAU's weights, derivatives."""
+    parameters = torch.tensor([best["parameters"]], dtype=torch.float64)
+    weight_re, gate, weight = (part[0] for part in fsir.split("RealNPU", best["h"], parameters))
+    used = [j for j in range(best["h"]) if bool((weight[:, j].abs() > fsir.NON_ZERO).any())]
+    axis.set_axis_off()
+    size = f"{best['n_params']} parameters, mean squared error {best['mse']:.3g}"
+    axis.set_title(f"A RealNPU: {size}")
+
+    def height(index: int, count: int) -> float:
+        return 1 - (index + 0.5) / max(1, count)
+
+    for i, name in enumerate(fsir.NAMES):
+        axis.text(2.05, height(i, 3), f"{name}\ngate {float(gate[i]):.2f}", va="center")
+        axis.text(-0.05, height(i, 3), f"d{name}/dt", va="center", ha="right")
+    for rank, j in enumerate(used):
+        y = height(rank, len(used))
+        axis.plot(1, y, "o", color="black", markersize=4)
+        for i in range(3):
+            power = float(weight_re[j, i] * (gate[i].abs() > fsir.NON_ZERO))
+            for value, start, end in (
+                (float(weight[i, j]), (0.0, height(i, 3)), (0.95, y)),
+                (power, (1.05, y), (2.0, height(i, 3))),
+            ):
+                if abs(value) <= fsir.NON_ZERO:
+                    continue
+                color, width = "tab:red" if value < 0 else "tab:blue", min(1.0, abs(value))
+                axis.plot(*zip(start, end, strict=True), color=color, linewidth=0.5 + 2.5 * width)
+                share = 0.2 if start[0] > 0.5 else 0.8  # near the unit: no two texts meet
+                x, height_of_text = (start[k] + share * (end[k] - start[k]) for k in (0, 1))
+                axis.text(x, height_of_text, f"{value:.3g}", ha="center", va="bottom")
+    axis.set(xlim=(-0.4, 2.5), ylim=(0, 1))

@@ -39,11 +39,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.paper.fsir import adjoint, dense
-from benchmarks.paper.optimizers import Adam, Optimizer, RMSProp
-from benchmarks.paper.published import load
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.streams import stream
-from benchmarks.paper.training import Rows
+from benchmarks.paper.tables import load
+from benchmarks.paper.training import Adam, Optimizer, RMSProp, Rows
 from npu_kernels import ode
 from npu_kernels.optim.lbfgs import LBFGS
 

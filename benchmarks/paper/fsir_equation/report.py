@@ -1,4 +1,7 @@
-"""What the report says about the search for the fractional SIR model's equation."""
+"""What the report says about the search for the fractional SIR model's equation.
+
+The picture has the equation's weights, and its trajectory on the data.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+from benchmarks.drawing import figure, headline, save
 from benchmarks.marked_blocks import table
 from benchmarks.paper.checks import Check, at_most, within
-from benchmarks.paper.experiment import Results
+from benchmarks.paper.experiment import Results, Sources
 from benchmarks.paper.fsir.models import beside_the_true, paragraph
+from benchmarks.paper.fsir.report import diagram, trajectories
 from benchmarks.paper.fsir_equation import search
 from benchmarks.paper.summary import number
 from benchmarks.paper.tables import Rows, select
@@ -86,3 +91,24 @@ def models_section(path: Path) -> str:
     if best is None:
         return ""
     return beside_the_true(paragraph("What the search returns", best, f"start {best['start']}", 6))
+
+
+# ---- the picture ---------------------------------------------------------------------------------
+
+
+def picture(sources: Sources, path: Path) -> bool:
+    """False if no start has found the equation."""
+    chosen = json.loads(sources.models.read_text())
+    if "found" not in chosen:
+        return False
+    drawing, axes = figure(2, 1, 7)
+    best = {**chosen["found"], "model": "RealNPU", "integrator": "rk4", "beta": 0.0}
+    trajectories(axes[0, 0], {"RealNPU": best})
+    diagram(axes[1, 0], best)
+    headline(
+        drawing,
+        "The equation that was found in 40 points of the fractional SIR model",
+        "Diagram: powers of S, I and R (right), rates of the terms (left).",
+    )
+    save(drawing, path)
+    return True

@@ -1,17 +1,17 @@
-"""The large scale arithmetic task: task.py trains, report.py and picture.py show. snapshots.py has
-the last errors, swing.py what they tell of single steps, last_steps.py shows them."""
+"""The large scale arithmetic task: task.py trains, report.py shows. snapshots.py has the last
+errors and what they tell of single steps, last_steps.py shows them."""
 
 from __future__ import annotations
 
 from benchmarks.paper.experiment import Experiment, Option, Table
-from benchmarks.paper.large import last_steps, picture, report, snapshots, task
+from benchmarks.paper.large import last_steps, report, snapshots, task
 
 EXPERIMENT = Experiment(
     "large",
     (
         Table(
             "large", "Large scale arithmetic task", task.COLUMNS, report.section, report.checks,
-            report.short_table, key=task.key, picture=picture.picture, picture_name="pareto",
+            report.short_table, key=task.key, picture=report.picture, picture_name="pareto",
             entries=report.ENTRIES, beside="large-snapshots",
         ),
     ),

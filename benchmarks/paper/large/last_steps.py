@@ -12,10 +12,17 @@ from benchmarks.marked_blocks import record_table, table
 from benchmarks.paper.checks import Check, order
 from benchmarks.paper.large import snapshots
 from benchmarks.paper.large import task as large
-from benchmarks.paper.large.snapshots import GATES, POINTS
-from benchmarks.paper.large.swing import Swing, paper_points
-from benchmarks.paper.markdown import SIGNS, between
-from benchmarks.paper.summary import DRAWS, FEWEST, compared, median, number, quantiles
+from benchmarks.paper.large.snapshots import GATES, POINTS, Swing, paper_points
+from benchmarks.paper.summary import (
+    DRAWS,
+    FEWEST,
+    SIGNS,
+    between,
+    compared,
+    median,
+    number,
+    quantiles,
+)
 from benchmarks.paper.tables import Rows, select
 
 Cell = tuple[str, str, float | str]  # task, model, start of the gate ("-": none)

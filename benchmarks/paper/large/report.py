@@ -1,4 +1,4 @@
-"""What the report says about the large scale task: Table 1 beside ours, and the verdict."""
+"""What the report says about the large scale task: Table 1 beside ours, the verdict, a picture."""
 
 from __future__ import annotations
 
@@ -10,17 +10,39 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.drawing import figure, headline, save
 from benchmarks.marked_blocks import crossed, record_table
-from benchmarks.paper import published
-from benchmarks.paper.agreement import TEXT_AND_CODE, Entry, counted, definitions, verdicts
-from benchmarks.paper.checks import Check, at_most, explained, judged, order
+from benchmarks.paper import tables
+from benchmarks.paper.checks import (
+    TEXT_AND_CODE,
+    Check,
+    Entry,
+    at_most,
+    counted,
+    definitions,
+    explained,
+    judged,
+    order,
+    verdicts,
+)
+from benchmarks.paper.experiment import Sources
 from benchmarks.paper.large import last_steps
 from benchmarks.paper.large import task as large
 from benchmarks.paper.large.last_steps import in_order
-from benchmarks.paper.large.snapshots import authors
-from benchmarks.paper.large.swing import BEST, Swing, around, paper_points
-from benchmarks.paper.markdown import SIGNS, between, middle, plus_minus
-from benchmarks.paper.summary import SAME, Statistic, compared, interval, median, number
+from benchmarks.paper.large.snapshots import BEST, Swing, around, authors, paper_points
+from benchmarks.paper.large.task import TASKS
+from benchmarks.paper.summary import (
+    SAME,
+    SIGNS,
+    Statistic,
+    between,
+    compared,
+    interval,
+    median,
+    middle,
+    number,
+    plus_minus,
+)
 from benchmarks.paper.tables import Rows, column, select
 
 ONE_STEP = "one step of runs that swing together, and too few runs of the last steps' errors"
@@ -39,7 +61,7 @@ def of_best(values: Sequence[float]) -> float:
 
 
 def lines(rows: Rows, last: Rows = ()) -> Iterable[dict[str, str]]:
-    cells, paper = Cells(rows, last), select(published.load("large"), metric="test_mse")
+    cells, paper = Cells(rows, last), select(tables.load("large"), metric="test_mse")
     for task, model in itertools.product(large.TASKS, large.MODELS):
         errors = cells.values(task, model)
         if not errors:
@@ -195,7 +217,7 @@ class Cells:
 
 def checks(rows: Rows, last: Rows = ()) -> list[Check]:
     cells, numbers = Cells(rows, last), []
-    for limits in published.load("large_wanted"):
+    for limits in tables.load("large_wanted"):
         check = cells.judged(
             *(limits[key] for key in ("task", "model", "statistic", "low", "high"))
         )
@@ -285,3 +307,45 @@ ENTRIES = (
         "the code's last beta is that of the table in {}; ours is the code's",
     ),
 )  # fmt: skip
+
+
+# ---- the picture ---------------------------------------------------------------------------------
+
+
+COLORS = {
+    "NPU": "tab:blue", "RealNPU": "tab:orange", "NMU": "tab:green", "NALU": "tab:red",
+    "NaiveNPU": "tab:purple",
+}  # fmt: skip
+
+
+def picture(sources: Sources, path: Path) -> bool:
+    """Test error over non-zero parameters: ours full, the published points hollow."""
+    drawing, axes = figure(2, 2, 5.8)
+    paper = tables.load("pareto")
+    for axis, task in zip(axes.flat, TASKS, strict=True):
+        for model, color in COLORS.items():
+            runs = shown(sources.rows, task, model)
+            ours = [row for row in runs if math.isfinite(row["test_mse"])]
+            theirs = select(paper, task=task, model=model)
+            x, y = [row["n_params"] for row in ours], [row["test_mse"] for row in ours]
+            axis.scatter(x, y, label=model, color=color, s=16)
+            x, y = [r["n_params_abs_gt_1e-2"] for r in theirs], [r["test_mse"] for r in theirs]
+            axis.scatter(x, y, facecolors="none", edgecolors=color, s=16)
+        axis.set(xscale="log", yscale="log", title=f"task {SIGNS[task]}")
+        if task == "mul":
+            axis.set_ylim(0.1, 1e5)
+        if task == "sqrt":
+            axis.set_ylim(1e-4, 1e10)
+    for line in axes:
+        line[0].set_ylabel("test error")
+    for axis in axes[-1]:
+        axis.set_xlabel("parameters above 0.01")
+    handles = axes[0][0].get_legend_handles_labels()
+    drawing.legend(*handles, loc="outside lower center", ncols=5, frameon=False, columnspacing=1)
+    headline(
+        drawing,
+        "Arithmetic over 100 inputs: mean squared test error and size of the ten best runs. Lower "
+        "left is better. Full points: measured here, hollow: published",
+    )
+    save(drawing, path)
+    return True

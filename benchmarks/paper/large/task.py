@@ -35,10 +35,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.paper.models import Start, build, default_start, start_
-from benchmarks.paper.optimizers import Optimizer, RMSProp
 from benchmarks.paper.runner import Batch, chunks
 from benchmarks.paper.streams import Blocks, Sobol, stream
-from benchmarks.paper.training import Buffer, Rows, Training, frobenius, l1
+from benchmarks.paper.training import Buffer, Optimizer, RMSProp, Rows, Training, frobenius, l1
 from npu_kernels import RealNPU
 
 INPUTS, ROWS = 100, 128

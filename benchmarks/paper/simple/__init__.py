@@ -1,11 +1,11 @@
-"""The simple arithmetic task: task.py trains, eager.py times eager torch, the others show."""
+"""The simple arithmetic task: task.py trains, and times eager torch; report.py shows."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 
 from benchmarks.paper.experiment import Account, Experiment, Option, Table
-from benchmarks.paper.simple import eager, picture, report, task
+from benchmarks.paper.simple import report, task
 
 
 def _subset(options: Namespace) -> str:
@@ -14,7 +14,7 @@ def _subset(options: Namespace) -> str:
 
 
 def _times(account: Account) -> list[str]:
-    return [account.line(), *eager.compare(account)]
+    return [account.line(), *task.compare_with_eager(account)]
 
 
 EXPERIMENT = Experiment(
@@ -23,7 +23,7 @@ EXPERIMENT = Experiment(
         Table(
             "simple", "Simple arithmetic task", task.COLUMNS, report.section, report.checks,
             report.differences, guide=report.guide_table, key=task.key, keep=task.keep_best,
-            picture=picture.picture, entries=report.ENTRIES,
+            picture=report.picture, entries=report.ENTRIES,
         ),
     ),
     task.plan,
@@ -33,6 +33,6 @@ EXPERIMENT = Experiment(
     ),
     rounds=lambda options: [task.plan(options, list(task.RECIPES))],
     subset=_subset,
-    finish=eager.finish,
+    finish=task.finish,
     times=_times,
 )  # fmt: skip

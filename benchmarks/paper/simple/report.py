@@ -3,25 +3,49 @@
 The ranges come from the published numbers and from a re-implementation of the authors' code that
 was run with many more seeds: where Table A2 prints a mean over 20 runs of a heavy-tailed error, a
 faithful run is judged by its median. They hold for the variant "code" with all steps.
+
+The picture shows where the best model of each kind errs.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from benchmarks.drawing import error_map, figure, headline, save, scale
 from benchmarks.marked_blocks import record_table
-from benchmarks.paper import published
-from benchmarks.paper.agreement import Entry, definitions, unmeasured, verdicts
-from benchmarks.paper.checks import Check, ranked, statistic
-from benchmarks.paper.markdown import SIGNS, middle, plus_minus, probable
+from benchmarks.paper import tables
+from benchmarks.paper.checks import (
+    Check,
+    Entry,
+    definitions,
+    ranked,
+    statistic,
+    unmeasured,
+    verdicts,
+)
+from benchmarks.paper.experiment import Sources
 from benchmarks.paper.simple import task as simple
-from benchmarks.paper.summary import DRAWS, Statistic, mean, median, number, probability
+from benchmarks.paper.summary import (
+    DRAWS,
+    SIGNS,
+    Statistic,
+    mean,
+    median,
+    middle,
+    number,
+    plus_minus,
+    probability,
+    probable,
+)
 from benchmarks.paper.tables import Rows, select
 
 DIFFERS = 0.05  # a probability below which means differ
@@ -47,7 +71,7 @@ def pairs(rows: Rows) -> Iterator[tuple[str, str, list[float], dict[str, Any], f
         runs = select(rows, model=model)
         values = [row[task] for row in runs if not math.isnan(row[task])]
         if values:
-            (theirs,) = select(published.load("simple"), task=task, model=model)
+            (theirs,) = select(tables.load("simple"), task=task, model=model)
             chance = probability(values, theirs["centre"], theirs["spread"])
             yield task, model, values, theirs, chance
 
@@ -129,7 +153,7 @@ def checks(rows: Rows) -> list[Check]:
         return [row[task] for row in select(rows, model=model)]
 
     judged = []
-    for limits in published.load("simple_wanted"):
+    for limits in tables.load("simple_wanted"):
         model, task, of = limits["model"], limits["task"], STATISTICS[limits["statistic"]]
         subject = f"{model} {SIGNS[task]}, {of.__name__}"
         judged.append(statistic(subject, of, values(model, task), limits["low"], limits["high"]))
@@ -165,3 +189,48 @@ ENTRIES = (
     ),
     definitions("Table A3", "models of the simple task"),
 )
+
+
+# ---- the picture ---------------------------------------------------------------------------------
+
+
+FORMULAS = {"add": "x + y", "mul": "x y", "div": "x / y", "sqrt": "√x"}
+
+
+def error_surfaces(
+    best: dict[str, Tensor], variant: str, path: Path, processor: str,
+    operations: Sequence[str] = simple.TASKS,
+) -> None:  # fmt: skip
+    """log10 |error| of a model ``[P]`` of each kind: rows are models, columns tasks."""
+    drawing, axes = figure(len(best), len(operations), 1.12 * len(best) + 1.6, share="col")
+    wide = torch.arange(41, dtype=torch.float64).mul(0.2).sub(4.1)
+    positive = torch.arange(1, 51, dtype=torch.float64).mul(0.1)
+    *first, last = (FORMULAS[task] for task in operations)
+    learnt = f"{', '.join(first)} and {last}" if first else last
+    for line, (model, parameters) in zip(axes, best.items(), strict=True):
+        for axis, task in zip(line, operations, strict=True):
+            points = positive if task == "sqrt" else wide
+            error = simple.surface(model, variant, parameters, task, points, operations)
+            drawn = error_map(axis, points, error, (-4, 2), simple.TRAINING[variant])
+            axis.set(aspect="equal", xticks=[], yticks=[])
+        line[0].set_ylabel(model, fontweight="bold")
+    for axis, task in zip(axes[0], operations, strict=True):
+        axis.set_title(f"{FORMULAS[task]}, {'0 to 5' if task == 'sqrt' else '-4 to 4'}")
+    numbers = ("≤ 0.0001", "0.001", "0.01", "0.1", "1", "10", "≥ 100")
+    scale(drawing, axes, drawn, "absolute error", dict(zip(range(-4, 3), numbers, strict=True)))
+    headline(
+        drawing,
+        f"One model learns {learnt}: error of the best seed of each kind",
+        "x to the right, y upwards. Blue box: the training range. A model extrapolates where it "
+        f"stays light outside of the box. Trained on {processor}.",
+    )
+    save(drawing, path)
+
+
+def picture(sources: Sources, path: Path) -> bool:
+    """The maps of the chosen models."""
+    chosen = json.loads(sources.models.read_text())
+    best = {model: torch.tensor(values) for model, values in chosen["models"].items()}
+    operations = chosen.get("operations", simple.TASKS)
+    error_surfaces(best, sources.variant, path, chosen["processor"], operations)
+    return True

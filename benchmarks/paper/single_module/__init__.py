@@ -1,17 +1,17 @@
-"""The field's single-module benchmark: task.py trains, best.py fits, plan.py has the batches,
-report.py and picture.py show."""
+"""The field's single-module benchmark: task.py trains, plan.py fits and has the batches,
+report.py shows."""
 
 from __future__ import annotations
 
 from benchmarks.paper.experiment import Experiment, Option, Table
-from benchmarks.paper.single_module import picture, plan, report, task
+from benchmarks.paper.single_module import plan, report, task
 
 EXPERIMENT = Experiment(
     "single-module",
     (
         Table(
             "single-module", "The field's single-module benchmark", task.COLUMNS, report.section,
-            report.checks, guide=report.guide_table, key=report.key, picture=picture.picture,
+            report.checks, guide=report.guide_table, key=report.key, picture=report.picture,
         ),
     ),
     plan.plan,

@@ -26,7 +26,7 @@ Learning Mechanisms of Neural Division Modules", TMLR 2022; as the code of both 
              gradients clipped to 0.1. Not: its penalty and its new starts; its gate here depends on
              the input
 
-Recipe best is `npu_kernels.fit` on the training range: best.py.
+Recipe best is `npu_kernels.fit` on the training range: plan.py.
 
 All models of a unit and an operation, 25 seeds on 9 ranges, train in one call. A seed has one start
 and one stream of uniform numbers, which every range scales to itself, as in the published code.
@@ -43,13 +43,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.paper import published
-from benchmarks.paper.layers import sigmoid
-from benchmarks.paper.models import Start, default_start, start_
-from benchmarks.paper.optimizers import Adam
+from benchmarks.paper import tables
+from benchmarks.paper.models import Start, default_start, sigmoid, start_
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.streams import Blocks, stream
-from benchmarks.paper.training import Buffer, Rows, Training, unpenalised
+from benchmarks.paper.training import Adam, Buffer, Rows, Training, unpenalised
 from npu_kernels import NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
 from npu_kernels.env import processor
 from npu_kernels.layers import Unit as Layer
@@ -100,7 +98,7 @@ THRESHOLDS = ("fixed", "off_1e-4", "off_1e-5")  # columns of published/single_mo
 @functools.cache
 def thresholds(name: str) -> dict[tuple[str, str], float]:
     """Map (operation, range) to the test error below which a run counts as solved."""
-    rows = published.load("single_module_thresholds")
+    rows = tables.load("single_module_thresholds")
     return {(row["op"], row["range"]): row[name] for row in rows}
 
 
