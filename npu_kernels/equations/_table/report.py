@@ -95,6 +95,34 @@ def shown(table: EquationTable) -> str:
     return display.table(equation.text(), ("", "estimate", "standard error", "95 %"), rows)
 
 
+def _residuals(table: EquationTable, equation: Equation) -> list[str]:
+    """The report's lines on the residuals, and on the errors of rows that were left out."""
+    if equation.exact:
+        return ["It is exact: the residuals are those of rounding."]
+    where = "with one row left out at a time"
+    if equation.held_out:
+        where = f"of {equation.held_out} rows that were not fitted"
+    typical, floor = equation.relative_rms, ""
+    if equation.floor:
+        floor = f" (where y is below {equation.floor:.3g}, as at {equation.floor:.3g})"
+    kind = {
+        "constant": "taken as equal for all rows",
+        "relative": f"in proportion to y, about {typical:.2g} of it{floor}",
+        "factor": f"a factor of y, about {math.exp(min(typical, 700.0)):.3g} up or down. "
+        f"Predictions are medians, means are {math.exp(min(typical**2 / 2, 700.0)):.3g} times "
+        "as large",
+    }
+    unit = f"of {equation.output}'s standard deviation"
+    return [
+        f"{name}: {error:.2g} {unit} (R2 {round(1 - error**2, 6) + 0.0:.6g}){more}."
+        for name, error, more in (
+            ("Residuals", equation.rms, f"; errors {kind.get(table.noise, 'as given')}"),
+            (f"Error {where}", equation.error, ""),
+        )
+        if math.isfinite(error)
+    ]
+
+
 def report(table: EquationTable, level: float = 0.95) -> str:
     """The chosen equation, its parameters and how far it is to be trusted."""
     equation = table[table.best]
@@ -112,31 +140,7 @@ def report(table: EquationTable, level: float = 0.95) -> str:
     if equation.labels is not None:
         groups = f"{len(equation.labels)} groups" if len(equation.labels) > 1 else "The one group"
         lines.append(f"{groups}: coefficients are each group's own, exponents those of all.")
-    where = "with one row left out at a time"
-    if equation.held_out:
-        where = f"of {equation.held_out} rows that were not fitted"
-    if equation.exact:
-        lines.append("It is exact: the residuals are those of rounding.")
-    else:
-        typical, floor = equation.relative_rms, ""
-        if equation.floor:
-            floor = f" (where y is below {equation.floor:.3g}, as at {equation.floor:.3g})"
-        kind = {
-            "constant": "taken as equal for all rows",
-            "relative": f"in proportion to y, about {typical:.2g} of it{floor}",
-            "factor": f"a factor of y, about {math.exp(min(typical, 700.0)):.3g} up or down. "
-            f"Predictions are medians, means are {math.exp(min(typical**2 / 2, 700.0)):.3g} times "
-            "as large",
-        }
-        errors = kind.get(table.noise, "as given")
-        unit = f"of {equation.output}'s standard deviation"
-        for name, error, more in (
-            ("Residuals", equation.rms, f"; errors {errors}"),
-            (f"Error {where}", equation.error, ""),
-        ):
-            if math.isfinite(error):
-                score = round(1 - error**2, 6) + 0.0
-                lines.append(f"{name}: {error:.2g} {unit} (R2 {score:.6g}){more}.")
+    lines += _residuals(table, equation)
     if equation.degrees < 1:
         lines.append("It has as many parameters as rows: any law of this form would fit.")
     elif not equation.held_out:
