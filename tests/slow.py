@@ -79,9 +79,9 @@ def pytest_runtest_makereport(
         begin, clock, modules = item.stash[BEGIN]
         imported = len(sys.modules) - modules
         # A process that an earlier test began may end here, and bring its time.
-        most = (os.cpu_count() or 1) * (time.monotonic() - clock)
-        taken = min(seconds() - begin, most) if imported <= IMPORTS else math.nan
-        item.user_properties.append((PROPERTY, taken))
+        limit = (os.cpu_count() or 1) * (time.monotonic() - clock)
+        duration = min(seconds() - begin, limit) if imported <= IMPORTS else math.nan
+        item.user_properties.append((PROPERTY, duration))
     return (yield)
 
 

@@ -62,7 +62,7 @@ SPEED = re.compile(r"\b(?:fast|slow|(?:fast|slow)er|eager|torch|JAX|[µu]s|ms|\w
 # What looks like a measured figure and is none: phrases of a page, by the reason.
 NO_MEASUREMENT = {
     "a setting, a limit or a size of the code": {
-        "CONTRIBUTING.md": ["60 seconds for each", "more than 0.4 seconds", "from two seconds on"],
+        "CONTRIBUTING.md": ["60 seconds for each"],
         "docs/gpus.md": ["6 bytes for each element", "16\nbytes at a time"],
         "docs/performance.md": ["at least 2 ms", "a tenth of the time ("],
         "docs/compatibility.md": ["at most 30 %", "(50 % from"],

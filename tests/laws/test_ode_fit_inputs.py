@@ -172,8 +172,8 @@ def test_an_input_that_is_switched_between_samples(low: float, high: float) -> N
     )
     assert "jumps" not in str(exact.verdict)
     assert exact.verdict.good
-    for one in (result, exact):  # v has two values, so all of its powers are one
-        assert set(one.weights()[0][0, :, 1].tolist()) <= {0.0, 1.0}
+    for law in (result, exact):  # v has two values, so all of its powers are one
+        assert set(law.weights()[0][0, :, 1].tolist()) <= {0.0, 1.0}
     powers, weights = (part[0] for part in exact.weights())
     rates = dict(zip(map(tuple, powers.tolist()), weights[0].tolist(), strict=True))
     assert rates == pytest.approx({(1.0, 0.0): -0.8, (0.0, 1.0): 2.0}, rel=0.03)

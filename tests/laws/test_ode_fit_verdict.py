@@ -90,14 +90,14 @@ def test_wild_values_do_not_decide_the_law(wild: dict[int, float]) -> None:
     result = ode.fit(model(2, 3, 8), t, u, names=["x", "y"])
     assert sorted(result.left_out[0, :, 0].nonzero().squeeze(1).tolist()) == sorted(wild)
     weights, powers = result.weights()[1][0], result.weights()[0][0].tolist()
-    found = {
+    rates = {
         (d, *row): float(weights[d, k])
         for k, row in enumerate(powers)
         for d in (0, 1)
         if weights[d, k]
     }
     true = {(0, 1, 0): 1.2, (0, 1, 1): -0.6, (1, 1, 1): 0.5, (1, 0, 1): -0.8}
-    assert found == pytest.approx(true, rel=0.05)
+    assert rates == pytest.approx(true, rel=0.05)
     assert result.verdict.good
 
 

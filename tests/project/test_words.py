@@ -40,8 +40,8 @@ CODE = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)", re.M | re.S)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_words_of_pages(page) -> None:
     text = CODE.sub(" ", page.read_text("utf-8"))
-    found = {word: re.search(rf"\b({word})", text, re.I) for word in WORDS}
-    assert {match.group(): WORDS[word] for word, match in found.items() if match} == {}
+    matches = {word: re.search(rf"\b({word})", text, re.I) for word in WORDS}
+    assert {match.group(): WORDS[word] for word, match in matches.items() if match} == {}
 
 
 @pytest.mark.skipif(not RENAMED, reason="the names have not been changed yet")
@@ -55,10 +55,10 @@ def test_old_names() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    found = {
+    old = {
         (place, match.group())
         for place, text in texts.items()
         for name in OLD_NAMES
         if (match := re.search(name, text))
     }
-    assert sorted(found) == []
+    assert sorted(old) == []

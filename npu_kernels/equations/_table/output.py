@@ -56,6 +56,7 @@ Array = Any
 FEW_ROWS = 40  # rows below which none are held out
 HELD_OUT = 0.2  # share of the rows
 MOST_HELD_OUT_ROWS = 5000
+RIVAL_COST = 20.0  # difference of the criteria of the search up to which all rows decide
 STRUCTURE = 0.5  # correlation of neighbours from which hardly any of the residuals is noise
 APPROXIMATION = 0.3  # the same, from which a law misses something
 FLAT = 0.1  # size of a term's exponents below which it stands for a logarithm
@@ -342,15 +343,19 @@ def _finished(
     fits: list[Fit] = []
     for terms in sorted({terms for _, terms in candidates.sums}):
         pairs = [pair for key, pair in candidates.sums.items() if key[-1] == terms]
-        training, law = min(pairs, key=lambda pair: pair[1].cost)
-        of_form = replace(output, error=math.inf, function=training.function)
-        data = of_form.scaled(training.power, training.below)
-        assert data is not None
-        refitted = partial(_refitted, data, law, settings.rules)
-        fitted = settings.steps.sum(refitted)
-        if not math.isfinite(fitted.cost) and (data.below or data.limits is not None):
-            continue  # there is a pole between the other rows, or a coefficient became 0
-        fits.append((data, law, fitted if math.isfinite(fitted.rss) else law))
+        pairs += [pair for pair in candidates.near if len(pair[1].c) == terms]
+        lowest = min(law.cost for _, law in pairs)
+        for training, law in pairs:
+            if law.cost > lowest + RIVAL_COST:
+                continue
+            of_form = replace(output, error=math.inf, function=training.function)
+            data = of_form.scaled(training.power, training.below)
+            assert data is not None
+            refitted = partial(_refitted, data, law, settings.rules)
+            fitted = settings.steps.sum(refitted)
+            if not math.isfinite(fitted.cost) and (data.below or data.limits is not None):
+                continue  # there is a pole between the other rows, or a coefficient became 0
+            fits.append((data, law, fitted if math.isfinite(fitted.rss) else law))
     if not fits:
         rule = "no law of these signs and bounds could be fitted to all rows"
         raise ValueError(f"NPURegressor: {rule} of {rows.output}")

@@ -167,6 +167,7 @@ class Candidates:
     sums: dict[tuple[Form, int], tuple[Problem, Sum]] = field(default_factory=dict)
     errors: list[float] = field(default_factory=list)  # of the first power, by number of terms
     complete: bool = True
+    near: list[tuple[Problem, Sum]] = field(default_factory=list)  # simple sums close to the best
 
     def add(self, problem: Problem, law: Sum) -> None:
         key = (form(problem), len(law.c))
@@ -315,9 +316,9 @@ def _one_power(
         distinct = _distinct(beam, count, fixed)
         sums = steps.sums(partial(_simplified, more, distinct, rules))
         if not fixed and not any(is_exact(more, law) for law in sums):
-            of_simple = partial(_of_simple, more, library, terms, simple, rules)
-            simple = steps.sums(of_simple)
+            simple = steps.sums(partial(_of_simple, more, library, terms, simple, rules))
             sums += simple
+            candidates.near += [(more, law) for law in simple[1:]]
         if not sums and more.limits is not None and len(more.limits.barred):
             sums = steps.sums(partial(_of_library, more, library, terms, rules))
         if not sums:
