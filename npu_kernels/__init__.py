@@ -9,7 +9,6 @@
 The layer of Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020; not an accelerator.
 """
 
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -18,9 +17,7 @@ from npu_kernels import functional, interop, layers, optim, reference, training
 from npu_kernels._common.lazy import lazily
 from npu_kernels._operators.dispatch import backend_for as backend_for
 from npu_kernels._operators.dispatch import use_backend as use_backend
-from npu_kernels.interop import reference_layers
 from npu_kernels.layers import *  # noqa: F403
-from npu_kernels.optim import lbfgs
 from npu_kernels.training import trace
 
 if TYPE_CHECKING:
@@ -33,10 +30,6 @@ try:
     __version__ = version("npu_kernels")
 except PackageNotFoundError:  # imported from a source tree that is not installed
     __version__ = "0+unknown"
-
-# Earlier paths of public modules: `import npu_kernels.trace` gives the same module.
-for _module in (trace, lbfgs, reference_layers):
-    sys.modules[f"npu_kernels.{_module.__name__.rpartition('.')[2]}"] = _module
 
 
 def _has_numpy() -> bool:

@@ -13,7 +13,6 @@ import functools
 import importlib
 import itertools
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from types import ModuleType
@@ -28,7 +27,7 @@ from torch.nn import Parameter
 from npu_kernels import reference
 from npu_kernels._common.checks import check_choice, warn
 from npu_kernels._operators import cpu, ops
-from npu_kernels._triton import for_graph
+from npu_kernels._triton import for_graph, interpreted
 
 BACKENDS = ("reference", "cpu", "triton")
 
@@ -38,10 +37,9 @@ FAST_PATH = (None, "cpu")  # forced backends with which the fast path is taken
 _forced: ContextVar[str | None] = ContextVar("npu_kernels.use_backend", default=None)
 _outer: ContextVar[tuple[str | None, ...]] = ContextVar("npu_kernels.outer_blocks", default=())
 forced = _forced.get  # the backend that use_backend names in this thread or task
-_interpreter = threading.RLock()  # Triton's interpreter keeps its state in globals
 _launchers: dict[str, Callable[..., Any]] = {}  # of Triton's kernels, once they can be launched
 # Operator -> what reaches Triton's interpreter in another way than `launch`.
-interpreted: dict[str, Callable[..., Any]] = {}
+interpreted_by: dict[str, Callable[..., Any]] = {}
 # Device -> backend where none is forced, filled at first use.
 _chosen: dict[torch.device, str] = {}
 
@@ -244,8 +242,8 @@ def launch(name: str, *args: Any) -> Any:
     """Run Triton's kernels: compiled on CUDA tensors, interpreted on CPU ones, a call at a time."""
     tensors = args[:3]  # a gradient may be absent
     on_cpu = any(isinstance(tensor, Tensor) and tensor.is_cpu for tensor in tensors)
-    with _interpreter if on_cpu else contextlib.nullcontext():
-        return getattr(triton(), name)(*args)
+    with interpreted.lock if on_cpu else contextlib.nullcontext():
+        return triton().launchers()[name](*args)
 
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -304,30 +302,13 @@ def _run(name: str, *args: Any) -> Any:
 
 @functools.cache
 def _interpret() -> torch.library.Library | None:
-    """Let operators on CPU tensors call Triton's kernels, in a process where Triton interprets.
-
-    Compiled graphs, exported programs, vmap and DTensor then run the interpreted kernels where they
-    would run the C++ ones. In other processes this does nothing.
-    """
+    """Let operators on CPU tensors call Triton's kernels, in a process where Triton interprets."""
     if not (cpu.available()[0] and _state("triton", torch.device("cpu"))[0]):
         return None  # without the C++ library `_run` is their kernel already
-    library = torch.library.Library("npu_kernels", "IMPL", "CPU")
-    for name in ops.NAMES:
-        _launchers[name] = triton().repeat(name, functools.partial(launch, name))
-    for name in ops.NAMES + ops.TIME_LOOPS:
-        operator = f"npu_kernels::{name}"
-        run = functools.partial(interpreted.get(name, launch), name)
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(operator, "CPU"):
-            continue
-        compiled = torch.library.get_kernel(operator, "CPU")
-
-        def choose(keys: Any, *args: Any, run: Any = run, compiled: Any = compiled) -> Any:
-            return run(*args) if forced() == "triton" else compiled.call_boxed(keys, *args)
-
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Warning only once for all operators")
-            library.impl(name, choose, with_keyset=True, allow_override=True)
-    return library
+    names = ops.NAMES + ops.TIME_LOOPS
+    kernels = {name: functools.partial(interpreted_by.get(name, launch), name) for name in names}
+    _launchers.update({name: triton().repeat(name, kernels[name]) for name in ops.NAMES})
+    return interpreted.register(kernels, _interprets)
 
 
 for _name in ops.NAMES:

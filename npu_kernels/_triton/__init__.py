@@ -10,7 +10,7 @@ Importing this module imports no triton.
     nmu           NMU and NMRU                           reduction    sums of partial results
     nalu          NALU and iNALU                         tuning       configurations: tables.json
     ode           the time loop                          tape         repeated calls, in less time
-    device_math   arithmetic inside kernels
+    device_math   arithmetic inside kernels              interpreted  operators on CPU tensors
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ import torch
 
 from npu_kernels._operators import ops
 
-# And the launchers' names.
 __all__ = ["available", "for_graph", "launchers", "ode_fits", "register", "repeated"]
 
 _INTERPRET = "TRITON_INTERPRET"
@@ -43,21 +42,11 @@ def _load() -> dict[str, ModuleType]:
     return {name: importlib.import_module(f"{__name__}.{name}") for name in _MODULES}
 
 
-def _names_launcher(name: str) -> bool:
-    return name.endswith(("_forward", "_backward")) and not name.startswith("_")
-
-
 @functools.cache
 def launchers() -> dict[str, Callable[..., Any]]:
     """Return the functions named like the operators; imports triton."""
-    members = [member for module in _load().values() for member in vars(module).items()]
-    return {name: value for name, value in members if _names_launcher(name) and callable(value)}
-
-
-def __getattr__(name: str) -> Any:
-    if _names_launcher(name) and name in launchers():
-        return launchers()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    modules, names = _load().values(), ops.NAMES + ops.TIME_LOOPS
+    return {name: getattr(m, name) for m in modules for name in names if hasattr(m, name)}
 
 
 @functools.cache

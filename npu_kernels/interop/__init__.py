@@ -42,7 +42,8 @@ Swap first, then compile, wrap for several processes or add hooks, and build the
 was made before belongs to the old model's parameters.
 
     >>> import torch
-    >>> from npu_kernels import interop, reference_layers
+    >>> from npu_kernels import interop
+    >>> from npu_kernels.interop import reference_layers
     >>> model = interop.swap(torch.nn.Sequential(reference_layers.RealNPU(2, 6)))
     >>> type(model[0]).__module__
     'npu_kernels.layers._npu'

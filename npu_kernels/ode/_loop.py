@@ -329,7 +329,7 @@ def _run_operator(name: str, *args: Any) -> Any:
 
 for _name in ops.TIME_LOOPS:
     ops.library.impl(_name, functools.partial(_run_operator, _name), "CompositeExplicitAutograd")
-    dispatch.interpreted[_name] = _run_operator
+    dispatch.interpreted_by[_name] = _run_operator
 
 
 # ---- the loop ----------------------------------------------------------------------------------

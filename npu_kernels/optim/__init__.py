@@ -15,6 +15,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from npu_kernels._common import checks
 from npu_kernels._operators import dispatch, fast_path
+from npu_kernels.optim import lbfgs as lbfgs
 
 __all__ = ["Adam"]
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import NAU, NPU, RealNPU, fit, formula, ode, reference_layers
+from npu_kernels import NAU, NPU, RealNPU, fit, formula, ode
+from npu_kernels.interop import reference_layers
 from tests.support.fits import QUICK, rows
 
 

@@ -31,10 +31,10 @@ from npu_kernels import (
     functional,
     iNALU,
     interop,
-    reference_layers,
     training,
     use_backend,
 )
+from npu_kernels.interop import reference_layers
 from tests.conftest import needs_library
 from tests.support.compare import assert_near
 from tests.support.samples import RECORDS, CountCalls, Sample, normwise_error
