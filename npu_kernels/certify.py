@@ -234,7 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
                 errors = check_values(layer, place)
                 check_derivatives(layer, place)
             print(f"ok    {layer} by {place}: largest errors {errors}", flush=True)
-        except Exception as error:
+        except Exception as error:  # of any kind: the other layers are checked all the same
             failed += 1
             text = (str(error).strip().splitlines() or [""])[-1]
             print(f"FAIL  {layer} by {place}: {type(error).__name__}: {text}", flush=True)

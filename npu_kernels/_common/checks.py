@@ -169,7 +169,7 @@ def check_module(function: str, name: str, value: Any) -> None:
 class NonFiniteError(FloatingPointError):
     """A value is inf or nan; an ArithmeticError too.
 
-    `npu_kernels.ode` and `npu_kernels.trace` raise it under their own names.
+    `npu_kernels.ode` and `npu_kernels.training.trace` raise it under their own names.
 
     message: names the model and the step, or the module, the unit and the row.
     first: in `ode`, the first such step of each trajectory (`ode.first_nonfinite`), else None.

@@ -1,7 +1,8 @@
-"""Values of time series that are far from the law of all others.
+"""Outliers of time series: values that are far from the law of all other values.
 
-A wild value moves the law, and may hide it. So the values that are far from curves through their
-neighbours are left out as well, and the law of the others says which of them are wild.
+An outlier moves the law that is fitted with it, and may hide itself. So the search is repeated
+without the values that are far from the law or from curves through their neighbours. The law of
+the remaining values decides which of them are outliers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TYPICAL = 1.4826  # standard deviation of normal errors over their median size
 SIDE = 4  # neighbours of a value before it, and behind it
 ROUGH_RATIO = 2.0  # of a law's residuals to the errors beside neighbours: a value may have moved it
 NAMED_VALUES = 5  # outliers of a column in a sentence
-MOST_SEARCHES = 3  # searches without the values that seem wild
+MOST_SEARCHES = 3  # searches without suspected outliers
 
 Outcome = tuple[Law, Law, Met]  # a law, the same with free exponents, and laws of other forms
 
@@ -34,14 +35,14 @@ Outcome = tuple[Law, Law, Met]  # a law, the same with free exponents, and laws 
 def found_without(
     data: Series, search: Callable[[Series], Outcome], job: Job
 ) -> tuple[Outcome, Tensor]:
-    """Return what a search finds in a series without its wild values, and these ``[S, M, D]``."""
+    """Return what a search finds in a series without its outliers, and these ``[S, M, D]``."""
     of_all = outcome = search(data)
     left_out = none = torch.zeros_like(data.seen)
     if any(data.jumps):  # the input may be at fault for what is far from the law
         return of_all, none
     suspects = outliers(of_all[0], data)
-    if is_rough(of_all[0], data):
-        beside, errors = beside_neighbours(data)
+    beside, errors = beside_neighbours(data)
+    if is_rough(of_all[0], errors):
         suspects = suspects | (beside > OUTLIER * errors)
     for _ in range(MOST_SEARCHES):
         if not suspects.any() or bool((suspects == left_out).all()) or job.pressed:
@@ -119,8 +120,8 @@ def beside_neighbours(data: Series) -> tuple[Tensor, Tensor]:
     """Return the distances of values ``[S, M, D]`` from curves through their neighbours.
 
     A distance is the median of those from parabolas through three of eight neighbours, each in
-    units of its own standard deviation. So two of these may be wild. Also return the standard
-    deviations ``[D]`` of the errors, as far as the parabolas follow the curve.
+    units of its own standard deviation. So two of the neighbours may be outliers. Also return the
+    standard deviations ``[D]`` of the errors, as far as the parabolas follow the curve.
     """
     off = torch.zeros_like(data.values)
     errors = torch.full_like(data.values[0, 0], math.inf)
@@ -140,9 +141,9 @@ def beside_neighbours(data: Series) -> tuple[Tensor, Tensor]:
     return off, errors
 
 
-def is_rough(law: Law, data: Series) -> bool:
-    """Return whether residuals of a law are much greater than errors beside the neighbours."""
-    return bool((_deviations(law) > ROUGH_RATIO * beside_neighbours(data)[1]).any())
+def is_rough(law: Law, errors: Tensor) -> bool:
+    """Return whether residuals of a law are much larger than errors ``[D]`` beside neighbours."""
+    return bool((_deviations(law) > ROUGH_RATIO * errors).any())
 
 
 def _off_parabolas(t: Tensor, y: Tensor) -> Tensor:

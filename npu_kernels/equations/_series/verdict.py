@@ -16,7 +16,7 @@ from torch import Tensor
 
 from npu_kernels.equations._series.data import NAME, Series, is_below_zero
 from npu_kernels.equations._series.laws import Law
-from npu_kernels.equations._series.outliers import is_rough, said
+from npu_kernels.equations._series.outliers import beside_neighbours, is_rough, said
 from npu_kernels.equations._series.starts import smoothed, spline_errors
 
 MAX_RATIO = 2.0  # of the law's residuals to the errors, above which it misses something
@@ -114,7 +114,9 @@ def judged(
             text += f"{float(correlation[d]):.2f}): they are no errors of single measurements."
             share_left = deviation[d] / spread[d]
             (faults if share_left > MAX_MISSED and not data.has_sigma else remarks).append(text)
-    (faults if is_rough(law, measured) else remarks).extend(_jumps(measured))
+    if jumps := _jumps(measured):
+        rough = is_rough(law, beside_neighbours(measured)[1])
+        (faults if rough else remarks).extend(jumps)
     remarks += said(law, measured, left_out, names)
     explained = _explained(law)
     if not explained >= MIN_EXPLAINED:
