@@ -101,6 +101,9 @@ LOOPS = (
     "training 1024x64x64 optimizer=named", "training 100x2x4 optimizer=fused-decay",
     "rollout 200x3x9", "rollout 200x3x9x100", "training 100x2x4", "training 100x2x4x1000",
 )  # fmt: skip
+# Large layers by other tiles than the shipped ones.
+TILES = ("4096x256x256", "128x100x100x100", "4096x512x512", "65536x512x512", "65536x512x512 high",
+         "4096x512x512 high")  # fmt: skip
 TILED = ("npu_forward", "npu_backward_x", "npu_backward_w")
 TUNED = tuple(
     f"{kernel} {size}"
@@ -123,18 +126,22 @@ def _each(word: str, items: Sequence[str], more: str = "") -> tuple[str, ...]:
     return tuple(f"{word} {item}{more}" for item in items)
 
 
-QUESTIONS = ("graphs", "alive", "wrapped", "flagged", "rows", "host")
+QUESTIONS = ("graphs", "wrapped", "flagged", "alive")
+TIMED_QUESTIONS = ("host", "rows")
 # Right results first; then the times that count, in the order in which they decide something.
 PARTS = {
     "env": Part("versions, the GPU, what runs on it", 30, 30, ("env",)),
-    "decide": Part("questions that only a GPU answers", 80, 60, _each("decide", QUESTIONS)),
     "smoke": Part("first launch of every kernel, its error against float64", 90, 60,
                   _each("smoke", LAUNCHES), 14),
-    "check": Part("pytest -m gpu, compute-sanitizer, code of torch.compile", 200, 190, (
+    "check": Part("questions, pytest -m gpu, memory, code of torch.compile", 230, 220, (
+        *_each("decide", QUESTIONS),
         *_each("tests", _shards(FIRST_TESTS, f" without={HUGE}")),
         *_each("memcheck", ("npu 256x512x512", f"npu {SMALL}")),
+        *_each("warm tiles npu", TILES),
         *_each("warm", (*COMPILE, *OTHER_LAYERS)),
     ), 14),
+    "decide": Part("questions about times", 40, 35, _each("decide", TIMED_QUESTIONS)),
+    "tiles": Part("large layers by other tiles", 30, 20, _each("tiles npu", TILES)),
     "bench": Part("the main sizes against eager, and in CUDA graphs", 45, 40,
                   _each("bench npu", CASES, f" rivals={GRAPHS}")),
     "loops": Part("trainings in CUDA graphs, rollouts beside torchdiffeq", 70, 40, LOOPS),
@@ -156,14 +163,15 @@ PARTS = {
     "autotune": Part("the main sizes against torch.compile's max-autotune", 280, 95,
                      _each("bench npu", CASES, " rivals=compile-autotune table=tuned")),
 }  # fmt: skip
-FIRST, NEXT = tuple(PARTS)[:4], tuple(PARTS)[4:10]  # of the two commands
+FIRST, NEXT = tuple(PARTS)[:5], tuple(PARTS)[5:11]  # of the two commands
 # The same on the CPU, in Triton's interpreter: whether all of it runs.
 REHEARSED = {
     "env": ("env",),
-    "decide": _each("decide", QUESTIONS),
     "smoke": ("smoke nmu 5x3x2x2 shared", "smoke ode 3x2x2", "smoke npu 3x17x18 graph"),
-    "check": (f"tests test_tuning.py 0/40 without={HUGE}", "memcheck npu 3x2x2",
-              "warm npu 2x3x2 rivals=eager"),
+    "check": (*_each("decide", QUESTIONS), f"tests test_tuning.py 0/40 without={HUGE}",
+              "memcheck npu 3x2x2", "warm npu 2x3x2 rivals=eager"),
+    "decide": _each("decide", TIMED_QUESTIONS),
+    "tiles": ("tiles npu 3x20x17",),
     "bench": ("bench npu 2x3x2 rivals=eager,graph,linear",),
     "loops": ("training 5x2x4", "rollout 3x2x2"),
     "compile": (),

@@ -34,8 +34,8 @@ to O outputs a part of about ``2**-14.5 O`` is not exempt without an imaginary w
 with one: up to 2048 outputs, a sum flags its tile in vain with a probability of at most 1e-7. A sum
 just above the threshold has an error of up to ``2**-16``.
 
-The forward multiplies no mask for steps of inputs without a negative input in the tile's rows, and
-backward_w none for tiles of inputs without one in the program's rows.
+The forward multiplies no mask for tiles of inputs without a negative input in the tile's rows, and
+backward_w none for those without one in the program's rows.
 
 Where the chip copies tiles itself (compute capability 9.0 and more) tensor descriptors read the
 operands, elsewhere pointers. The forward and backward_x start as many programs as fit the chip at
@@ -78,7 +78,7 @@ from npu_kernels._triton.device_math import (
 from npu_kernels._triton.launch import Sizes, needed
 from npu_kernels._triton.npu_planes import (
     BLOCK,
-    FLAG_INPUTS,
+    FLAG_ROWS,
     FLAGS_OF_PROGRAM,
     HI,
     HI_LO,
@@ -96,7 +96,22 @@ from npu_kernels._triton.tape import start
 
 # ---- the forward ----
 
-_FLAG_INPUTS = tl.constexpr(FLAG_INPUTS)
+_FLAG_ROWS = tl.constexpr(FLAG_ROWS)
+LEAST_FLAGS = 32  # of a tile of rows: layers of up to 4096 inputs share a kernel
+
+
+@triton.jit
+def _flagged(flags_ptr, tiles_i, FLAGS: tl.constexpr, ROWS: tl.constexpr):
+    """The place of each tile of inputs among those with a negative one, -1 for others; how many.
+
+    The tile has ROWS rows; `flags_ptr` points to the first flag of its first row.
+    """
+    offs = tl.arange(0, FLAGS)
+    flagged = tl.zeros([FLAGS], tl.int32)
+    for part in tl.static_range(ROWS // _FLAG_ROWS):
+        ptrs = flags_ptr + part * tiles_i + offs
+        flagged = tl.maximum(flagged, tl.load(ptrs, mask=offs < tiles_i, other=0))
+    return tl.where(flagged > 0, tl.cumsum(flagged) - 1, -1), tl.sum(flagged)
 
 
 @triton.jit
@@ -104,7 +119,7 @@ def _add_terms(
     acc,
     logs,
     weights,
-    blocks_ptr,
+    places,  # of tiles of inputs among those that the mask is multiplied for
     begin,
     end,
     row,  # the tile's first in a plane of x
@@ -122,28 +137,25 @@ def _add_terms(
 ):
     """Add products of planes to a tile, one of depth DEPTH in each turn from `begin` to `end`.
 
-    `steps` turns multiply hi by hi of all inputs, further ones the mask by hi of the listed inputs.
+    `steps` turns multiply hi by hi of all inputs, further ones the mask by hi of the tiles of
+    inputs that have a place.
     With LOW `steps` turns multiply lo by hi, as many hi by lo, further ones the mask by lo.
     FRESH: matrix units truncate when they add, so each product starts from zero.
     """
-    STEP: tl.constexpr = _FLAG_INPUTS if DEPTH < _FLAG_INPUTS else DEPTH
-    PARTS: tl.constexpr = STEP // DEPTH  # turns for a listed step
+    PARTS: tl.constexpr = BLOCK // DEPTH  # turns for a tile of inputs
+    offs = tl.arange(0, places.shape[0])
     first = 2 * steps if LOW else steps  # turn with the mask
     unit = tl.where(steps > 0, 1.0, 0.0)  # 1, unknown to the compiler, which would join the sums
-    last = pitch // STEP - 1
-    # one turn ahead: the copy of a tile must not wait for its address
-    block = tl.load(blocks_ptr + tl.minimum(tl.maximum(begin - first, 0) // PARTS, last))
     for turn in range(loop_end(begin), loop_end(end)):
-        listed = turn - first
-        part = listed // PARTS
-        masked = (listed >= 0).to(tl.int32)
+        place = turn - first
+        masked = (place >= 0).to(tl.int32)
         plane_x, plane_w = masked * PLANES, masked * PLANES
-        i = (1 - masked) * turn * DEPTH + masked * ((block - part) * STEP + listed * DEPTH)
+        tile = tl.sum(tl.where(places == place // PARTS, offs, 0))
+        i = (1 - masked) * turn * DEPTH + masked * (tile * BLOCK + place % PARTS * DEPTH)
         if LOW:
             second = (turn >= steps).to(tl.int32)
             plane_x, plane_w = plane_x + (1 - second), plane_w + second
             i -= (second - masked) * steps * DEPTH
-        block = tl.load(blocks_ptr + tl.minimum(tl.maximum(listed + 1, 0) // PARTS, last))
         x = load_tile(logs, row + plane_x * rows_x, i, pitch, ROWS, DEPTH, DESCRIPTORS)
         w = tl.trans(
             load_tile(weights, packed + plane_w * rows_w, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
@@ -159,7 +171,7 @@ def _add_terms(
 def _forward_sums(
     logs,
     weights,
-    blocks_ptr,
+    places,
     count,
     row,
     packed,
@@ -178,20 +190,19 @@ def _forward_sums(
 
     First the small terms, which have a factor lo, in one long sum: what it loses is smaller still.
     """
-    STEP: tl.constexpr = _FLAG_INPUTS if DEPTH < _FLAG_INPUTS else DEPTH
-    turns = count * (STEP // DEPTH)  # with the mask
+    turns = count * (BLOCK // DEPTH)  # with the mask
     acc = tl.zeros([ROWS, BLOCK], tl.float32)
     other = tl.zeros([ROWS, BLOCK], tl.float32)
     for low in tl.static_range(1 if PRODUCTS == 3 else 0, -1, -1):
         first = (1 + low) * steps
         acc = _add_terms(
-            acc, logs, weights, blocks_ptr, 0 * steps, first + turns if HAS_IM else first, row,
+            acc, logs, weights, places, 0 * steps, first + turns if HAS_IM else first, row,
             packed, steps, rows_x, rows_w, pitch, PLANES, low == 1, PRODUCTS == 3 and low == 0,
             ROWS, DEPTH, DESCRIPTORS,
         )  # fmt: skip
         if not HAS_IM:
             other = _add_terms(
-                other, logs, weights, blocks_ptr, first, first + turns, row, packed, steps, rows_x,
+                other, logs, weights, places, first, first + turns, row, packed, steps, rows_x,
                 rows_w, pitch, PLANES, low == 1, PRODUCTS == 3 and low == 0, ROWS, DEPTH,
                 DESCRIPTORS,
             )  # fmt: skip
@@ -317,8 +328,7 @@ def _store_tile(
 def npu_large_forward_kernel(
     logs,  # [3 rows_x, pitch]
     weights,  # [4 rows_w, pitch]
-    blocks_ptr,  # [models of x tiles_b, pitch / max(FLAG_INPUTS, DEPTH)]
-    counts_ptr,
+    flags_ptr,  # [models of x tiles_b ROWS / FLAG_ROWS, pitch / BLOCK]
     scale_ptr,  # [K, tiles_n OUTPUTS]
     y_ptr,  # [K, B, O]
     s_ptr,
@@ -333,6 +343,7 @@ def npu_large_forward_kernel(
     tiles_n,
     programs,
     OWN_X: tl.constexpr,  # every model has rows of x of its own
+    FLAGS: tl.constexpr,  # at least pitch / BLOCK
     HAS_IM: tl.constexpr,
     SAVE_SIN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -342,7 +353,7 @@ def npu_large_forward_kernel(
 ):
     OUTPUTS: tl.constexpr = BLOCK // 2 if HAS_IM else BLOCK
     PLANES: tl.constexpr = 2 if PRODUCTS == 3 else 1
-    STEP: tl.constexpr = _FLAG_INPUTS if DEPTH < _FLAG_INPUTS else DEPTH
+    tiles_i = pitch // BLOCK
     for tile in tl.range(
         loop_end(tl.program_id(0)), loop_end(tiles), loop_end(programs), disable_licm=True
     ):
@@ -354,11 +365,13 @@ def npu_large_forward_kernel(
         if OWN_X:
             x_tile += k * tiles_b
         w_tile = k * tiles_n + n_tile
+        flags_of_tile = flags_ptr + x_tile.to(tl.int64) * (ROWS // _FLAG_ROWS) * tiles_i
+        places, count = _flagged(flags_of_tile, tiles_i, FLAGS, ROWS)
         operands = (
             logs,
             weights,
-            blocks_ptr + x_tile.to(tl.int64) * (pitch // STEP),
-            tl.load(counts_ptr + x_tile),
+            places,
+            count,
             x_tile * ROWS,
             w_tile * BLOCK,
             steps,
@@ -601,14 +614,12 @@ def _sums_over_rows(
 
 
 @triton.jit
-def _negatives(flags_ptr, x_tile, i_tile, tiles, pitch, DEPTH: tl.constexpr):
+def _negatives(flags_ptr, x_tile, i_tile, tiles, tiles_i):
     """The number of flagged tiles of rows with a negative input in a tile of inputs."""
-    STEP: tl.constexpr = _FLAG_INPUTS if DEPTH < _FLAG_INPUTS else DEPTH
-    FLAGS: tl.constexpr = BLOCK // STEP
-    flags_ptr += x_tile.to(tl.int64) * (pitch // STEP) + i_tile * FLAGS + tl.arange(0, FLAGS)
+    flags_ptr += x_tile.to(tl.int64) * tiles_i + i_tile
     number = 0
     for tile in range(loop_end(tiles)):
-        number += tl.max(tl.load(flags_ptr + tile * (pitch.to(tl.int64) // STEP)))
+        number += tl.load(flags_ptr + tile * tiles_i.to(tl.int64))
     return number
 
 
@@ -620,7 +631,7 @@ def npu_large_backward_w_kernel(
     upstream,  # by columns, [2 rows, packed]; without an imaginary weight [4 rows, packed]
     logs,  # [3 rows_x, pitch]
     column_scale_ptr,  # [1 or 2, K tiles_b, packed]
-    flags_ptr,  # [models of x tiles_b BLOCK / FLAG_ROWS, pitch / max(FLAG_INPUTS, DEPTH)]
+    flags_ptr,  # [models of x tiles_b BLOCK / FLAG_ROWS, pitch / BLOCK]
     wre_ptr,
     wim_ptr,
     gate_ptr,
@@ -644,7 +655,6 @@ def npu_large_backward_w_kernel(
     NEED_RE: tl.constexpr,
     NEED_IM: tl.constexpr,
     NEED_GATE: tl.constexpr,
-    FLAG_ROWS: tl.constexpr,
     ROWS: tl.constexpr,  # packed outputs of a tile
     PRODUCTS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -671,8 +681,8 @@ def npu_large_backward_w_kernel(
             packed, rows, rows_x, pitch, PRODUCTS, ROWS, DEPTH, DESCRIPTORS,
         )  # fmt: skip
     # Products with the mask, if an input of this tile is negative.
-    FLAGS: tl.constexpr = BLOCK // FLAG_ROWS
-    any_negative = _negatives(flags_ptr, x_tile * FLAGS, i_tile, tiles * FLAGS, pitch, DEPTH)
+    FLAGS: tl.constexpr = BLOCK // _FLAG_ROWS
+    any_negative = _negatives(flags_ptr, x_tile * FLAGS, i_tile, tiles * FLAGS, tiles_i)
     PLANES: tl.constexpr = 2 if PRODUCTS == 3 else 1
     row = row_tile * BLOCK
     if not HAS_IM:  # planes of dQ follow those of dP
@@ -859,7 +869,7 @@ def large_forward(
     """Fill y, and s if `save_sin`; operands contiguous, sizes positive. Three launches."""
     shape = padded(sizes, weight_im is not None, gate is not None)
     rows, depth, _ = plan.forward
-    logs = input_planes(x, gate, eps, sizes, shape, plan.planes, max(FLAG_INPUTS, depth), rows)
+    logs = input_planes(x, gate, eps, sizes, shape, plan.planes)
     weights, scale, _ = weight_planes(
         weight_re, weight_im, gate, sizes, shape, phase=True, count=plan.planes
     )
@@ -869,13 +879,14 @@ def large_forward(
     programs = min(tiles, plan.programs(plan.forward))
     operands = _operand(logs.planes, rows, depth, plan), _operand(weights, TILE, depth, plan)
     grid = tiles, tiles_b, shape.tiles_n, programs
+    flags = max(LEAST_FLAGS, triton.next_power_of_2(shape.tiles_i))
     start(
         npu_large_forward_kernel,
         programs,
         plan.forward.options,
-        (*operands, logs.blocks, logs.counts, scale, y, s),
+        (*operands, logs.flags, scale, y, s),
         (sizes.B, sizes.O, -(-sizes.I // depth), rows_x, rows_w, shape.pitch, *grid),
-        (shape.models_x > 1, weight_im is not None, save_sin, rows, *plan.scheme(depth)),
+        (shape.models_x > 1, flags, weight_im is not None, save_sin, rows, *plan.scheme(depth)),
     )
 
 
@@ -945,15 +956,14 @@ def large_backward(
         start(repair, programs, options, tensors, numbers, constants)
     if by_column:
         row_tile, depth, _ = tiles_of_w
-        flag_rows, step = TILE // 2, max(FLAG_INPUTS, depth)
-        logs = input_planes(x, gate, eps, sizes, shape, planes, step, flag_rows)
+        logs = input_planes(x, gate, eps, sizes, shape, planes)
         left = _operand(upstream.by_column, depth, row_tile, plan)
         right = _operand(logs.planes, depth, TILE, plan)
         tensors = left, right, upstream.column_scale, logs.flags, weight_re, weight_im, gate
         tensors = *tensors, part_re, part_im, part_gate
         numbers = tiles_b, K, O, I, shape.packed, rows, rows_x, shape.pitch
         numbers = *numbers, rows // TILE * shape.packed, shape.tiles_b, tiles_of_split
-        constants = shape.models_x > 1, imaginary, gated, need_re, need_im, need_gate, flag_rows
+        constants = shape.models_x > 1, imaginary, gated, need_re, need_im, need_gate
         constants = *constants, row_tile, *plan.scheme(depth)
         programs, options = tiles_w * splits, tiles_of_w.options
         start(npu_large_backward_w_kernel, programs, options, tensors, numbers, constants)

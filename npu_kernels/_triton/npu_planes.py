@@ -31,7 +31,7 @@ one of the forward depend on weights of inputs whose gate is closed: log r is 0 
 
 # ruff: noqa: SIM102 (an `if` on a compile-time constant stands alone, see device_math)
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -44,18 +44,36 @@ from npu_kernels._triton.tape import start
 Tensor = torch.Tensor
 
 TILE = 128  # rows and columns of the products' tiles
+FLAG_ROWS = 64  # rows and TILE inputs share a flag: whether one of them is negative
 BLOCK = tl.constexpr(TILE)
 _HALF = tl.constexpr(TILE // 2)
 _QUARTER = tl.constexpr(TILE // 4)
-NARROW, WIDE = 16, 256  # weights of a step that do not, and that do, share a scale
-FLAG_INPUTS = 64  # the fewest inputs that share a flag: whether one of them is negative
+_FLAG_ROWS = tl.constexpr(FLAG_ROWS)
 FLAGS_OF_PROGRAM = 16  # tiles that a program looks at, and computes again where they are flagged
 LOG_SCALE = tl.constexpr(256.0)
 _LIMIT = tl.constexpr(109)  # exponent of the greatest scale
 LEAST_INVERSE = tl.constexpr(2.0**-109)  # of a scale: all values are 0 or below 2**-94
 _LEAST_SUM = tl.constexpr(2.0**-6)  # 2**8 units, times 2**-14: see `npu_large`
+X_OPTIONS = {"num_warps": 16, "num_stages": 1, "enable_fp_fusion": True}
 # With 8 warps the upstream planes take so many registers that a multiprocessor holds one program.
-OPTIONS = {"num_warps": 16, "num_stages": 1, "enable_fp_fusion": True}
+UPSTREAM_OPTIONS = X_OPTIONS | {"num_warps": 16}
+
+
+class WeightTiles(NamedTuple):
+    """The tiles of weights that a program reads at once."""
+
+    narrow: int  # that do not share a scale
+    wide: int  # that do
+    warps: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options of Triton's compiler."""
+        return X_OPTIONS | {"num_warps": self.warps}
+
+
+FORWARD_WEIGHTS = WeightTiles(8, 128, 4)
+BACKWARD_WEIGHTS = WeightTiles(16, 128, 4)
 HI, HI_LO = 1, 2  # the planes of a value
 
 
@@ -114,71 +132,50 @@ def _wide(plane):
     return tl.multiple_of(plane.to(tl.int64), BLOCK)
 
 
-@triton.jit
-def _load_inputs(x_ptr, offs_b, mask_b, i, offs_i, I):
-    """The inputs from `i` on, 1 outside of x."""
-    mask = mask_b[:, None] & (offs_i < I - i)[None, :]
-    return tl.load(x_ptr + i + offs_b[:, None] * I + offs_i[None, :], mask=mask, other=1.0)
-
-
-@triton.jit(do_not_specialize=["B", "tiles_b", "plane"])
+@triton.jit(do_not_specialize=["B", "tiles_b", "tiles_i", "plane"])
 def npu_x_planes_kernel(
     x_ptr,  # [K, B, I], or [B, I] with SHARED_X
     gate_ptr,  # [K, I]
     planes_ptr,  # [3, K Bp, Ip]: hi and lo of log r, mask; [2, ...] without lo
-    blocks_ptr,  # [K tiles_b, Ip / STEP]: the steps with a negative input in a tile of rows
-    counts_ptr,  # [K tiles_b]: the number of these steps
-    flags_ptr,  # [K tiles_b, Ip / STEP]: 1 for a step with a negative input, else 0
+    flags_ptr,  # [K tiles_b, tiles_i]: 1 for a tile with a negative input, else 0
     B,
     I,
-    pitch,  # Ip
-    tiles_b,  # tiles of ROWS rows
+    tiles_b,  # tiles of FLAG_ROWS rows
+    tiles_i,  # tiles of BLOCK inputs
     plane,  # elements of a plane
     EPS: tl.constexpr,
     SHARED_X: tl.constexpr,
     HAS_GATE: tl.constexpr,
     PLANES: tl.constexpr,
-    STEP: tl.constexpr,  # inputs that share a flag
-    ROWS: tl.constexpr,
 ):
-    """Make the planes of ROWS rows of a model."""
+    """Make the planes of FLAG_ROWS rows and BLOCK inputs of a model."""
     plane = _wide(plane)
-    pid = tl.program_id(0).to(tl.int64)
-    k = pid // tiles_b
-    first_b = (pid % tiles_b) * ROWS
-    offs_b = tl.arange(0, ROWS)
-    offs_i = tl.arange(0, STEP)
-    mask_b = offs_b < B - first_b
-    x_ptr += first_b * I
+    pid = tl.program_id(0)
+    row_tile = (pid // tiles_i).to(tl.int64)
+    i = pid % tiles_i * BLOCK
+    k = row_tile // tiles_b
+    first_b = row_tile % tiles_b * _FLAG_ROWS
+    offs_b, offs_i = tl.arange(0, _FLAG_ROWS), tl.arange(0, BLOCK)
+    x_ptr += first_b * I + i
     if not SHARED_X:
         x_ptr += k * B * I
-    out_ptr = planes_ptr + pid * ROWS * pitch
-    steps = pitch // STEP
-    count = 0
-    following = _load_inputs(x_ptr, offs_b, mask_b, 0, offs_i, I)
-    for step in range(loop_end(steps)):
-        i = step * STEP
-        x = following.to(tl.float32)
-        # one step ahead, so that memory answers while this one is computed
-        following = _load_inputs(x_ptr, offs_b, mask_b, i + STEP, offs_i, I)
-        mask_i = offs_i < I - i
-        mask = mask_b[:, None] & mask_i[None, :]
-        if HAS_GATE:
-            gate = tl.load(gate_ptr + k * I + i + offs_i, mask=mask_i, other=0.0)
-            ghat = clamp_gate(gate.to(tl.float32))
-        else:
-            ghat = tl.full([STEP], 1.0, tl.float32)
-        logs = tl.log(magnitude(x, ghat[None, :], EPS))
-        negative = x < 0
-        offs = i + offs_b[:, None] * pitch + offs_i[None, :]
-        _store_planes(tl.where(mask, logs, 0.0) * LOG_SCALE, out_ptr + offs, plane, PLANES)
-        mask_plane = tl.where(negative, LOG_SCALE, 0.0).to(tl.float16)
-        tl.store(out_ptr + PLANES * plane + offs, mask_plane)
-        any_negative = tl.max(negative.to(tl.int32))
-        tl.store(flags_ptr + pid * steps + step, any_negative)
-        tl.store(blocks_ptr + pid * steps + count, step, mask=any_negative > 0)
-        count += any_negative
-    tl.store(counts_ptr + pid, count)
+    mask_i = offs_i < I - i
+    mask = (offs_b < B - first_b)[:, None] & mask_i[None, :]
+    x = tl.load(x_ptr + offs_b[:, None] * I + offs_i[None, :], mask=mask, other=1.0)
+    x = x.to(tl.float32)
+    if HAS_GATE:
+        gate = tl.load(gate_ptr + k * I + i + offs_i, mask=mask_i, other=0.0)
+        ghat = clamp_gate(gate.to(tl.float32))
+    else:
+        ghat = tl.full([BLOCK], 1.0, tl.float32)
+    logs = tl.log(magnitude(x, ghat[None, :], EPS))
+    negative = x < 0
+    pitch = tiles_i * BLOCK
+    to = planes_ptr + row_tile * _FLAG_ROWS * pitch + i
+    to += offs_b[:, None] * pitch + offs_i[None, :]
+    _store_planes(tl.where(mask, logs, 0.0) * LOG_SCALE, to, plane, PLANES)
+    tl.store(to + PLANES * plane, tl.where(negative, LOG_SCALE, 0.0).to(tl.float16))
+    tl.store(flags_ptr + pid, tl.max(negative.to(tl.int32)))
 
 
 @triton.jit
@@ -420,12 +417,10 @@ def padded(sizes: Sizes, imaginary: bool, gated: bool) -> Padded:
 
 
 class InputPlanes(NamedTuple):
-    """The planes of log r and of the mask, and the steps with negative inputs."""
+    """The planes of log r and of the mask, and which tiles have negative inputs."""
 
     planes: Tensor  # [3 models_x tiles_b TILE, pitch] at HI_LO
-    blocks: Tensor  # [models_x tiles, pitch / step], with tiles of `rows` rows
-    counts: Tensor  # [models_x tiles]
-    flags: Tensor  # as blocks
+    flags: Tensor  # [models_x tiles_b TILE / FLAG_ROWS, tiles_i]
 
 
 def _planes(like: Tensor, count: int, rows: int, cols: int) -> Tensor:
@@ -434,34 +429,22 @@ def _planes(like: Tensor, count: int, rows: int, cols: int) -> Tensor:
 
 
 def input_planes(
-    x: Tensor,
-    gate: Tensor | None,
-    eps: float,
-    sizes: Sizes,
-    shape: Padded,
-    count: int,
-    step: int,
-    rows: int,
+    x: Tensor, gate: Tensor | None, eps: float, sizes: Sizes, shape: Padded, count: int
 ) -> InputPlanes:
-    """Make the planes of x in one launch; x and gate contiguous.
-
-    count: HI or HI_LO. rows, step: of a tile that has a flag.
-    """
-    tiles = shape.models_x * shape.tiles_b * (TILE // rows)
-    planes = _planes(x, count + 1, tiles * rows, shape.pitch)
-    # Tensors by themselves: each begins at a multiple of 16 bytes, whatever the sizes.
-    blocks = x.new_empty((tiles, shape.pitch // step), dtype=torch.int32)
-    flags = x.new_empty((tiles, shape.pitch // step), dtype=torch.int32)
-    counts = x.new_empty((tiles,), dtype=torch.int32)
+    """Make the mask and HI or HI_LO planes of log r in one launch; operands contiguous."""
+    tiles = shape.models_x * shape.tiles_b * (TILE // FLAG_ROWS)
+    rows = tiles * FLAG_ROWS
+    planes = _planes(x, count + 1, rows, shape.pitch)
+    flags = x.new_empty((tiles, shape.tiles_i), dtype=torch.int32)
     start(
         npu_x_planes_kernel,
-        tiles,
-        OPTIONS,
-        (x, gate, planes, blocks, counts, flags),
-        (sizes.B, sizes.I, shape.pitch, tiles // shape.models_x, tiles * rows * shape.pitch),
-        (eps, sizes.shared_x, gate is not None, count, step, rows),
+        tiles * shape.tiles_i,
+        X_OPTIONS,
+        (x, gate, planes, flags),
+        (sizes.B, sizes.I, tiles // shape.models_x, shape.tiles_i, rows * shape.pitch),
+        (eps, sizes.shared_x, gate is not None, count),
     )
-    return InputPlanes(planes, blocks, counts, flags)
+    return InputPlanes(planes, flags)
 
 
 class WeightPlanes(NamedTuple):
@@ -488,13 +471,14 @@ def weight_planes(
     length = outputs if phase else shape.pitch
     scale = weight_re.new_empty((sizes.K, length), dtype=torch.float32)
     bound = None if phase else weight_re.new_empty((sizes.K, length), dtype=torch.float32)
+    tiles = FORWARD_WEIGHTS if phase else BACKWARD_WEIGHTS
     start(
         npu_weight_planes_kernel,
-        sizes.K * length // NARROW,
-        OPTIONS,
+        sizes.K * length // tiles.narrow,
+        tiles.options,
         (weight_re, weight_im, gate, planes, scale, bound),
         (sizes.O, sizes.I, shape.pitch, outputs, rows * shape.pitch),
-        (weight_im is not None, gate is not None, phase, count, NARROW, WIDE),
+        (weight_im is not None, gate is not None, phase, count, tiles.narrow, tiles.wide),
     )
     return WeightPlanes(planes, scale, bound)
 
@@ -535,7 +519,7 @@ def upstream_planes(
         start(
             npu_upstream_planes_kernel,
             tiles * shape.tiles_n * (parts if by_column else 1),
-            OPTIONS,
+            UPSTREAM_OPTIONS,
             (grad_y, y, s, *result),
             (
                 sizes.B,

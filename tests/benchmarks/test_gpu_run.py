@@ -182,7 +182,7 @@ def test_everything_of_the_plan_can_be_read() -> None:
         "smoke": {"dtype", "precision", "shared", "without", "graph"}, "memcheck": set(),
         "bench": {"rivals", "table", "precision"}, "compare": {"of", "precision"},
         "warm": {"rivals", "precision"}, "tests": {"only", "without"},
-        "training": {"optimizer"}, "rollout": set(), "tune": {"precision"},
+        "training": {"optimizer"}, "rollout": set(), "tune": {"precision"}, "tiles": {"precision"},
     }  # fmt: skip
     for item in items():
         kind, _, rest = item.partition(" ")
@@ -192,8 +192,8 @@ def test_everything_of_the_plan_can_be_read() -> None:
             assert rest in questions.QUESTIONS
         elif kind != "env":
             assert words.named.keys() <= known[kind], item
-        if kind in ("smoke", "memcheck", "bench", "warm", "compare"):
-            layer, size = words.first
+        if kind in ("smoke", "memcheck", "bench", "warm", "compare", "tiles"):
+            *_, layer, size = words.first
             Size.parse(size)
             assert layer == "ode" or layer in RECORDS
             assert set(words.named.get("rivals", "ours").split(",")) <= set(rivals.RIVALS)
@@ -212,7 +212,7 @@ def test_everything_of_the_plan_can_be_read() -> None:
 
 def test_right_results_come_before_times() -> None:
     """Two commands, a quarter of an hour with their starts, have what a change of kernels needs."""
-    assert gpu.FIRST == ("env", "decide", "smoke", "check")
+    assert gpu.FIRST == ("env", "smoke", "check", "decide", "tiles")
     assert gpu.NEXT == ("bench", "loops", "compile", "gains", "crossover", "huge")
     for names, limit in ((gpu.FIRST, gpu.FIRST_SECONDS), (gpu.NEXT, gpu.NEXT_SECONDS)):
         assert sum(gpu.PARTS[name].seconds for name in names) <= limit

@@ -54,7 +54,6 @@ NPU = [
         "triton-planes-rest-of-a-plane": ("rest = v - hi.to(tl.float32)", "rest = 0 * v"),
         "triton-planes-phase-sign": ("_store_planes(-w_im * turn", "_store_planes(w_im * turn"),
         "triton-planes-sign-of-dq": ("            sign = -1.0\n", "            sign = 1.0\n"),
-        "triton-planes-list-of-blocks": ("count += any_negative", "count += 1"),
         "triton-planes-room-for-pi": ("largest * 4.0 if PHASE", "largest * 1.0 if PHASE"),
         "triton-planes-closed-gates": ("w_re = tl.where(closed, w_re - w_re, w_re)", "w_re = tl.where(closed, w_re, w_re)"),
         "triton-planes-uneven-inputs": ("uneven = (smallest * scale < 1.0) & (largest > 0)", "uneven = largest < 0"),
@@ -117,7 +116,8 @@ NPU = [
     *mutants(TRITON_FOLDER + "npu_large.py", LARGE, {
         "triton-large-scales-of-models": ("scales = scale_ptr + k * tiles_n * OUTPUTS", "scales = scale_ptr + 0 * k"),
         "triton-large-repair": ("if bad > 0:", "if bad > 9:"),
-        "triton-large-list-ahead": ("tl.minimum(tl.maximum(listed + 1, 0) // PARTS, last)", "tl.minimum(tl.maximum(listed, 0) // PARTS, last)"),
+        "triton-large-places": ("tl.cumsum(flagged) - 1, -1)", "tl.cumsum(flagged) - 1, 0)"),
+        "triton-large-flags-of-all-rows": ("tl.maximum(flagged, tl.load(ptrs", "tl.maximum(0, tl.load(ptrs"),
         "triton-large-lo-of-x": ("plane_x + (1 - second)", "plane_x"),
         "triton-large-lo-of-weights": ("plane_w + second", "plane_w"),
     }),

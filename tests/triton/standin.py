@@ -238,14 +238,14 @@ def check_sizes_are_not_shifted_in_32_bits() -> None:
 def check_sizes_of_2_31_elements() -> None:
     """Parameters of planes whose elements, or those of several planes, exceed 32 bits."""
     kernel = npu_planes.npu_x_planes_kernel
-    x, half, index = torch.empty(16), torch.empty(16, dtype=torch.float16), torch.empty(4).int()
+    x, half, flags = torch.empty(16), torch.empty(16, dtype=torch.float16), torch.empty(4).int()
     for elements in (2**29, 2**30, 2**31):
         launches.clear()
         rows = elements // 512
-        arguments = (x, x, half, index, index, index, rows, 512, 512, rows // 64, elements)
-        kernel[(1,)](*arguments, EPS, True, True, npu_planes.HI_LO, 64, 64, **npu_planes.OPTIONS)
+        arguments = (x, x, half, flags, rows, 512, rows // 64, 4, elements)
+        kernel[(1,)](*arguments, EPS, True, True, npu_planes.HI_LO, **npu_planes.X_OPTIONS)
         (launch,) = launches
-        assert int.from_bytes(launch.parameters[10], "little") == elements
+        assert int.from_bytes(launch.parameters[8], "little") == elements
 
 
 def check_which_waves_are_full() -> None:

@@ -28,7 +28,7 @@ from tests.support.compare import assert_near
 from tests.triton.conftest import Launches
 
 HIGH_PLANS, PLANS, use_plan = npu_large.HIGH_PLANS, npu_large.PLANS, npu_large.use_plan
-HI_LO, NARROW, TILE, WIDE = npu_planes.HI_LO, npu_planes.NARROW, npu_planes.TILE, npu_planes.WIDE
+HI_LO, TILE, WEIGHTS = npu_planes.HI_LO, npu_planes.TILE, npu_planes.FORWARD_WEIGHTS
 
 # Few programs, so that each takes several tiles. The interpreter reads by descriptors as a GPU of
 # the newer kind does.
@@ -425,21 +425,20 @@ def _memory(elements: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Ten
 def test_planes_of_many_elements(plane: int, device: str) -> None:
     """The planes after the first are written where they lie, and nothing before them."""
     x = torch.tensor([[-2.0, 3.0, -0.5]], device=device)
-    index = torch.zeros(3, 2, dtype=torch.int32, device=device)
+    flags = torch.zeros(2, dtype=torch.int32, device=device)
     memory, planes = _memory(2 * plane + TILE * TILE, torch.float16, device)
     npu_planes.npu_x_planes_kernel[(1,)](
-        x, None, planes, *index, 1, 3, TILE, 1, plane, EPS, True, False, HI_LO, 64, TILE,
-        **npu_planes.OPTIONS,
+        x, None, planes, flags, 1, 3, 1, 1, plane, EPS, True, False, HI_LO, **npu_planes.X_OPTIONS,
     )  # fmt: skip
     assert planes[2 * plane : 2 * plane + 4].tolist() == [256, 0, 256, 0]
     sums = [(planes[n] + planes[n + plane].float()).item() / 256 for n in range(3)]
     assert sums == pytest.approx([math.log(2), math.log(3), math.log(0.5)], rel=1e-5)
     assert not memory[:8].any()
     memory, planes = _memory(3 * plane + TILE * TILE, torch.float16, device)
-    scale = torch.empty(NARROW, device=device)
+    scale = torch.empty(WEIGHTS.narrow, device=device)
     npu_planes.npu_weight_planes_kernel[(1,)](
         x, x, None, planes, scale, None, 1, 3, TILE, TILE // 2, plane, True, False, True,
-        HI_LO, NARROW, WIDE, **npu_planes.OPTIONS,
+        HI_LO, WEIGHTS.narrow, WEIGHTS.wide, **WEIGHTS.options,
     )  # fmt: skip
     weights, phases = (planes[n : n + 3].float() + planes[n + plane : n + plane + 3].float()
                        for n in (0, 2 * plane))  # fmt: skip
