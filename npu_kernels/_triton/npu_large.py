@@ -97,7 +97,8 @@ from npu_kernels._triton.tape import start
 # ---- the forward ----
 
 _FLAG_ROWS = tl.constexpr(FLAG_ROWS)
-LEAST_FLAGS = 32  # of a tile of rows: layers of up to 4096 inputs share a kernel
+LEAST_FLAGS = 32  # read at once: so layers of up to 4096 inputs share a kernel of the forward
+_LEAST_FLAGS = tl.constexpr(LEAST_FLAGS)
 
 
 @triton.jit
@@ -617,9 +618,12 @@ def _sums_over_rows(
 def _negatives(flags_ptr, x_tile, i_tile, tiles, tiles_i):
     """The number of flagged tiles of rows with a negative input in a tile of inputs."""
     flags_ptr += x_tile.to(tl.int64) * tiles_i + i_tile
+    offs = tl.arange(0, _LEAST_FLAGS)
     number = 0
-    for tile in range(loop_end(tiles)):
-        number += tl.load(flags_ptr + tile * tiles_i.to(tl.int64))
+    for step in range(loop_end(tl.cdiv(tiles, _LEAST_FLAGS))):
+        tile = step * _LEAST_FLAGS + offs
+        ptrs = flags_ptr + tile.to(tl.int64) * tiles_i
+        number += tl.sum(tl.load(ptrs, mask=tile < tiles, other=0))
     return number
 
 

@@ -54,9 +54,8 @@ LOG_SCALE = tl.constexpr(256.0)
 _LIMIT = tl.constexpr(109)  # exponent of the greatest scale
 LEAST_INVERSE = tl.constexpr(2.0**-109)  # of a scale: all values are 0 or below 2**-94
 _LEAST_SUM = tl.constexpr(2.0**-6)  # 2**8 units, times 2**-14: see `npu_large`
-X_OPTIONS = {"num_warps": 16, "num_stages": 1, "enable_fp_fusion": True}
 # With 8 warps the upstream planes take so many registers that a multiprocessor holds one program.
-UPSTREAM_OPTIONS = X_OPTIONS | {"num_warps": 16}
+OPTIONS = {"num_warps": 16, "num_stages": 1, "enable_fp_fusion": True}
 
 
 class WeightTiles(NamedTuple):
@@ -69,7 +68,7 @@ class WeightTiles(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """Return the options of Triton's compiler."""
-        return X_OPTIONS | {"num_warps": self.warps}
+        return OPTIONS | {"num_warps": self.warps}
 
 
 FORWARD_WEIGHTS = WeightTiles(8, 128, 4)
@@ -439,7 +438,7 @@ def input_planes(
     start(
         npu_x_planes_kernel,
         tiles * shape.tiles_i,
-        X_OPTIONS,
+        OPTIONS,
         (x, gate, planes, flags),
         (sizes.B, sizes.I, tiles // shape.models_x, shape.tiles_i, rows * shape.pitch),
         (eps, sizes.shared_x, gate is not None, count),
@@ -519,7 +518,7 @@ def upstream_planes(
         start(
             npu_upstream_planes_kernel,
             tiles * shape.tiles_n * (parts if by_column else 1),
-            UPSTREAM_OPTIONS,
+            OPTIONS,
             (grad_y, y, s, *result),
             (
                 sizes.B,

@@ -17,9 +17,9 @@ A recording is used only if it makes no visible difference:
 - nothing observes launches or changes what is compiled: launch hooks, which profilers set, hooks of
   a kernel, Triton's debug mode and instrumentation, a replaced ``JITFunction.run``
 
-Interpreted kernels, launchers that compute with torch, and versions of Triton whose compiled
-kernels differ from those of 3.6 to 3.9 are not recorded: they launch in Triton's own way at every
-call. A tensor descriptor, by which large layers (`npu_large`) read planes, is made anew.
+Interpreted kernels, launchers that compute with torch, and all kernels with a Triton outside of
+:data:`CHECKED` are not recorded: they launch in Triton's own way at every call. A tensor
+descriptor, by which large layers (`npu_large`) read planes, is made anew.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from operator import itemgetter, or_
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton import knobs
@@ -42,6 +43,7 @@ from npu_kernels._operators.precision import float32_matmul_precision
 from npu_kernels._triton import for_graph, tuning
 from npu_kernels._triton.launch import contiguous
 
+CHECKED = ("3.6", "3.7", "3.8", "3.9")  # versions of Triton with the launcher that is used here
 _UNALIGNED = 16 - 1  # bits of an address
 _ALIGNED = 512  # bytes, as torch's allocator does
 # Recordings of a launcher: numbers of rows that vary without end must not fill the memory.
@@ -179,7 +181,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.tensors = [tensor for tensor in operands if tensor is not None]
         self.indices = {id(tensor): index for index, tensor in enumerate(self.tensors)}
-        self.valid = True
+        self.valid = ".".join(triton.__version__.split(".")[:2]) in CHECKED
         self.indices[id(None)] = -1
         self.allocations: list[_Allocation] = []
         self.last_use: dict[int, int] = {}  # the last launch with a tensor

@@ -243,7 +243,7 @@ def check_sizes_of_2_31_elements() -> None:
         launches.clear()
         rows = elements // 512
         arguments = (x, x, half, flags, rows, 512, rows // 64, 4, elements)
-        kernel[(1,)](*arguments, EPS, True, True, npu_planes.HI_LO, **npu_planes.X_OPTIONS)
+        kernel[(1,)](*arguments, EPS, True, True, npu_planes.HI_LO, **npu_planes.OPTIONS)
         (launch,) = launches
         assert int.from_bytes(launch.parameters[8], "little") == elements
 

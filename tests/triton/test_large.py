@@ -428,7 +428,7 @@ def test_planes_of_many_elements(plane: int, device: str) -> None:
     flags = torch.zeros(2, dtype=torch.int32, device=device)
     memory, planes = _memory(2 * plane + TILE * TILE, torch.float16, device)
     npu_planes.npu_x_planes_kernel[(1,)](
-        x, None, planes, flags, 1, 3, 1, 1, plane, EPS, True, False, HI_LO, **npu_planes.X_OPTIONS,
+        x, None, planes, flags, 1, 3, 1, 1, plane, EPS, True, False, HI_LO, **npu_planes.OPTIONS,
     )  # fmt: skip
     assert planes[2 * plane : 2 * plane + 4].tolist() == [256, 0, 256, 0]
     sums = [(planes[n] + planes[n + plane].float()).item() / 256 for n in range(3)]

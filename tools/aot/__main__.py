@@ -32,7 +32,7 @@ import torch
 
 from npu_kernels._jobs import files
 from tools.aot.cases import compile_target
-from tools.aot.compiling import TARGETS
+from tools.aot.compiling import TABLES_OF, TARGETS
 from tools.aot.report import KEYS
 
 COLUMNS = ("target", *KEYS[:-1])
@@ -54,8 +54,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Compile, print and write the table; 1 if a budget is exceeded."""
     description = (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(prog="python -m tools.aot", description=description)
-    several = "repeat for several; default: all"
-    parser.add_argument("--target", action="append", choices=TARGETS, help=several)
+    several = "repeat for several; default: all that this Triton's tools know"
+    every = (*TARGETS, *TABLES_OF)
+    parser.add_argument("--target", action="append", choices=every, help=several)
     parser.add_argument("--table", type=files.output, help="write the resource table here, as JSON")
     parser.add_argument(
         "--quick", action="store_true",
@@ -67,7 +68,10 @@ def main(arguments: list[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes")
     options = parser.parse_args(arguments)
-    targets = options.target or TARGETS
+    import triton
+
+    recent = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
+    targets = options.target or (every if recent else TARGETS)
 
     variants = [
         "all" if options.variants else "some" if target == "sm_90" else "" for target in targets
@@ -81,8 +85,6 @@ def main(arguments: list[str] | None = None) -> int:
         with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
             compiled = list(pool.map(compile_target, *calls))
     rows = [row for of_target in compiled for row in of_target]
-    import triton
-
     print(render(rows))
     if options.table:
         table = {"triton": triton.__version__, "torch": torch.__version__, "rows": rows}
