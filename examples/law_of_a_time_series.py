@@ -2,7 +2,7 @@
 
     python examples/law_of_a_time_series.py [--plot PICTURE]       # hares and lynxes
     python examples/law_of_a_time_series.py --influenza [--plot PICTURE]
-    python examples/law_of_a_time_series.py FILE [--max-terms N] [--starts N] [--relative]
+    python examples/law_of_a_time_series.py FILE [--max-terms N] [--n-init N] [--proportional]
 
 The first column is time, the others are the states; an empty cell is a missing value. Lines that
 start with # are left out. The hares have Lotka and Volterra's law, the influenza in a boarding
@@ -62,9 +62,9 @@ def main() -> None:
     parser.add_argument("file", nargs="?", type=Path, default=PELTS)
     parser.add_argument("--influenza", action="store_true", help="instead of hares and lynxes")
     parser.add_argument("--max-terms", type=int, default=3, help="the most products of the law")
-    parser.add_argument("--starts", type=int, default=24)
+    parser.add_argument("--n-init", type=int, default=24)
     parser.add_argument(
-        "--relative", action="store_true", help="errors are in proportion to the states"
+        "--proportional", action="store_true", help="errors are in proportion to the states"
     )
     parser.add_argument(
         "--plot", type=Path, metavar="PICTURE", help="draw the series and the law into this file"
@@ -74,17 +74,17 @@ def main() -> None:
     file = IN_BED if arguments.influenza else arguments.file
     table = pandas.read_csv(file, comment="#")
     t, u = table.iloc[:, 0], table.iloc[:, 1:]
-    options: dict[str, Any] = {"sigma": "relative" if arguments.relative else None}
+    options: dict[str, Any] = {"sigma": "proportional" if arguments.proportional else None}
     if arguments.influenza:
         model = kermack_mckendrick()
         # Infection takes boys from S to I, recovery takes them away; S begins with all but one.
-        options = {"stoichiometry": [[-1, 0], [1, -1]], "start": "model"}
+        options = {"stoichiometry": [[-1, 0], [1, -1]], "init": "model"}
         options["u0"] = [762, float("nan")]
     elif file == PELTS:
         model = lotka_volterra()
-        options = {"sigma": "relative", "start": "model"}
+        options = {"sigma": "proportional", "init": "model"}
     else:
-        sizes, starts = (u.shape[1], arguments.max_terms), arguments.starts
+        sizes, starts = (u.shape[1], arguments.max_terms), arguments.n_init
         model = nn.Sequential(
             RealNPU(*sizes, num_models=starts), NAU(*sizes[::-1], num_models=starts)
         )

@@ -18,13 +18,13 @@ from npu_kernels._common.lazy import lazily
 from npu_kernels._operators.dispatch import backend_for as backend_for
 from npu_kernels._operators.dispatch import use_backend as use_backend
 from npu_kernels.layers import *  # noqa: F403
-from npu_kernels.training import trace
+from npu_kernels.training import debug
 
 if TYPE_CHECKING:
     from npu_kernels import fitting, formula, ode
     from npu_kernels.equations import NPURegressor as NPURegressor
     from npu_kernels.fitting import fit as fit
-    from npu_kernels.fitting import fit_many as fit_many
+    from npu_kernels.fitting import fit_batch as fit_batch
 
 try:
     __version__ = version("npu_kernels")
@@ -44,7 +44,7 @@ if not TYPE_CHECKING:  # type checkers know the names by the imports, and report
         "__version__",
         "backend_for",
         "fit",
-        "fit_many",
+        "fit_batch",
         "fitting",
         "formula",
         "functional",
@@ -53,7 +53,7 @@ if not TYPE_CHECKING:  # type checkers know the names by the imports, and report
         "ode",
         "optim",
         "reference",
-        "trace",
+        "debug",
         "training",
         "use_backend",
         *layers.__all__,
@@ -67,6 +67,6 @@ if not TYPE_CHECKING:  # type checkers know the names by the imports, and report
             **{name: f"npu_kernels.{name}" for name in ("fitting", "formula", "ode")},
             "NPURegressor": "npu_kernels.equations",
             "fit": "npu_kernels.fitting",
-            "fit_many": "npu_kernels.fitting",
+            "fit_batch": "npu_kernels.fitting",
         },
     )

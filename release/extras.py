@@ -23,14 +23,14 @@ with use_backend("triton"):
 """,
     "formula": """
 from npu_kernels import RealNPU, formula
-print(formula.read(RealNPU(2, 1), ["a", "b"], positive=True))
+print(formula.extract(RealNPU(2, 1), ["a", "b"], nonnegative=True))
 """,
     "sklearn": """
 from npu_kernels import NAU, NPURegressor, RealNPU, ode
 X = np.random.default_rng(0).uniform(1, 2, (60, 2))
-model = NPURegressor(random_state=0, starts=8).fit(X, X[:, 0] / X[:, 1])
-assert str(model.best_) == "y = x0/x1"
-print(model.report(), model.sympy(), model.bootstrap(X, X[:, 0] / X[:, 1], draws=10))
+model = NPURegressor(random_state=0, n_init=8).fit(X, X[:, 0] / X[:, 1])
+assert str(model.best_equation_) == "y = x0/x1"
+print(model.report(), model.sympy(), model.bootstrap(X, X[:, 0] / X[:, 1], n_resamples=10))
 t = np.linspace(0, 2, 30)
 layers = torch.nn.Sequential(RealNPU(1, 1), NAU(1, 1))
 print(ode.fit(layers, t, np.exp(-t)[:, None], progress=False))
@@ -38,8 +38,8 @@ print(ode.fit(layers, t, np.exp(-t)[:, None], progress=False))
     "units": """
 from npu_kernels import NPURegressor
 X = np.random.default_rng(0).uniform(1, 2, (60, 2))
-model = NPURegressor(random_state=0, starts=8, units=["kg", "m/s"], y_units="J")
-assert str(model.fit(X, X[:, 0] * X[:, 1] ** 2 / 2).best_) == "y = 0.5*x0*x1**2"
+model = NPURegressor(random_state=0, n_init=8, X_units=["kg", "m/s"], y_units="J")
+assert str(model.fit(X, X[:, 0] * X[:, 1] ** 2 / 2).best_equation_) == "y = 0.5*x0*x1**2"
 """,
     "laws": """
 import pathlib
@@ -47,7 +47,7 @@ from npu_kernels.equations.__main__ import main
 a, b = np.random.default_rng(0).uniform(1, 2, (2, 60))
 rows = [f"{x},{y},{x * y * y / 2}" for x, y in zip(a, b)]
 pathlib.Path("data.csv").write_text("\\n".join(["m [kg],v [m/s],E [J]", *rows]))
-assert main(["data.csv", "--starts", "8", "--plot", "law.png"]) == 0
+assert main(["data.csv", "--n-init", "8", "--plot", "law.png"]) == 0
 assert pathlib.Path("law.png").stat().st_size > 1000
 """,
 }

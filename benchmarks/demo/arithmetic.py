@@ -83,15 +83,15 @@ def _formula(trained: Trained) -> None:
     best = formula.select(trained.model, trained.best).double()
     pruned = formula.simplify(best, x, steps=("prune",), threshold=THRESHOLD)
     try:
-        read = functools.partial(formula.read, pruned.module, ("x", "y"), outputs=OPERATIONS)
-        general, positive = read(), read(positive=True)
+        read = functools.partial(formula.extract, pruned.module, ("x", "y"), outputs=OPERATIONS)
+        general, positive = read(), read(nonnegative=True)
     except ImportError as error:
         print(f"    No formula of the best seed: {error}")
         return
-    remaining, cost = pruned.steps[-1].parameters, pruned.steps[-1].after
+    remaining, cost = pruned.steps[-1].n_parameters, pruned.steps[-1].after
     print(
         "    The best seed as a formula, for x, y >= 0. Weights below "
-        f"{THRESHOLD:g} are made 0: {remaining} of\n    {pruned.parameters} remain, and the "
+        f"{THRESHOLD:g} are made 0: {remaining} of\n    {pruned.n_parameters} remain, and the "
         f"outputs move by {cost:.1e} of their size:"
     )
     wrap = textwrap.TextWrapper(118, "      ", " " * 16, break_long_words=False)

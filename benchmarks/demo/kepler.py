@@ -126,7 +126,7 @@ def _print_rounded(law: Law, bodies: list[Body]) -> None:
     """The law with the simplest weights that the orbits allow, and what that costs."""
     result = formula.simplify(law.model, *_columns(bodies), tolerance=TOLERANCE)
     try:
-        read = formula.read(result.module, ["axis"], outputs=["period"], positive=True)
+        read = formula.extract(result.module, ["axis"], outputs=["period"], nonnegative=True)
     except ImportError as error:
         print(f"    no rounded formula: {error}")
         return

@@ -41,7 +41,7 @@ def run() -> Any:
 
     X, height = measurements()
     begin = time.perf_counter()
-    model = NPURegressor(units=["m/s", "m/s^2", "s"], y_units="m", random_state=0)
+    model = NPURegressor(X_units=["m/s", "m/s^2", "s"], y_units="m", random_state=0)
     model.fit(
         pandas.DataFrame(X, columns=["speed", "gravity", "time"]),
         pandas.Series(height, name="height"),

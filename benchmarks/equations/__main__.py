@@ -75,10 +75,10 @@ def best_equation(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Any:
     model = NPURegressor(
         random_state=seed,
         functions=law.functions or None,
-        output_functions=of_y,
+        target_transforms=of_y,
         max_terms=max(4, len(law.terms)),
     )
-    return model.fit(with_names, y).best_
+    return model.fit(with_names, y).best_equation_
 
 
 def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
@@ -86,17 +86,19 @@ def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
     best = best_equation(law, X, y, seed)
 
     def sums(points: np.ndarray) -> Any:
-        if best.function is not None:  # y may be rounded to a constant
+        if best.target_transform is not None:  # y may be rounded to a constant
             columns = best.functions.expand(points)
             return powers(columns, best.exponents) @ best.coef
-        sign = best.sign if best.power != 1 else 1.0
+        sign = best.sign if best.target_power != 1 else 1.0
         values = sign * best.predict(points)
-        return np.sign(values) * np.abs(values) ** best.power
+        return np.sign(values) * np.abs(values) ** best.target_power
 
-    right = same(law, best.power, sums, best.function.name if best.function else "")
+    right = same(
+        law, best.target_power, sums, best.target_transform.name if best.target_transform else ""
+    )
     criteria = {} if right else {"bic": criterion.of(best, X, y)}
     more = criteria if right else criteria | {"truth_bic": criterion.of_law(law, X, y)}
-    return right, best.terms, str(best), best.predict, more
+    return right, best.n_terms, str(best), best.predict, more
 
 
 def logarithms(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:

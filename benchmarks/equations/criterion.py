@@ -26,12 +26,12 @@ Form = tuple[float, OutputFunction | None, int]
 
 def of(equation: Equation, X: np.ndarray, y: np.ndarray) -> float | None:
     """The criterion of an equation; None if it is not finite."""
-    above = np.arange(equation.terms) < equation.terms - equation.below
+    above = np.arange(equation.n_terms) < equation.n_terms - equation.n_denominator_terms
     coef = np.log(np.abs(equation.scaled)) - equation.exponents @ equation.log_mean
-    coef[above] += equation.power * math.log(equation.scale)
+    coef[above] += equation.target_power * math.log(equation.scale)
     sign = np.sign(equation.scaled)
-    sign[above] *= equation.sign if abs(equation.power) == 1 else 1
-    form = equation.power, equation.function, equation.below
+    sign[above] *= equation.sign if abs(equation.target_power) == 1 else 1
+    form = equation.target_power, equation.target_transform, equation.n_denominator_terms
     X = equation.functions.expand(X)
     return _cost(X, y, form, sign, coef, equation.exponents, equation.free, iterations=0)
 

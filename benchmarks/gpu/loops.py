@@ -63,7 +63,7 @@ def train(size: Size, stage: Any, optimizer: str = "adam") -> Iterator[dict[str,
     start = filled(nn.Sequential(*layers), operands.parameters)
     few_steps, many_steps = (4, 20) if stage.rehearsal else (FEW_STEPS, MANY_STEPS)
 
-    def timed(rival: str, steps: int) -> tuple[float, training.Run]:
+    def timed(rival: str, steps: int) -> tuple[float, training.TrainingResult]:
         captured, backend = RIVALS[rival]
         begin = time.perf_counter()
         with contextlib.nullcontext() if backend is None else use_backend(backend):
@@ -100,7 +100,7 @@ def train(size: Size, stage: Any, optimizer: str = "adam") -> Iterator[dict[str,
 
 def _run(
     start: nn.Module, captured: bool, x: Tensor, y: Tensor, optimizer: str, steps: int
-) -> training.Run:
+) -> training.TrainingResult:
     model = copy.deepcopy(start)
     if not captured:
         model = nn.Sequential(model, UnknownLayer())
@@ -114,7 +114,7 @@ def _run(
         warnings.simplefilter("ignore", UserWarning)  # that the steps are made one by one
         return training.run(
             model, x, y, steps=steps, optimizer="adam" if chosen == "named" else chosen, lr=rate,
-            every=steps // 4, progress=False,
+            record_every=steps // 4, progress=False,
         )  # fmt: skip
 
 

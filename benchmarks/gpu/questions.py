@@ -40,7 +40,7 @@ def _inputs(device: Any, *shape: int) -> Tensor:
     return torch.rand(*shape, device=device.name) + 0.5
 
 
-def _silent_run(*arguments: Any, **settings: Any) -> training.Run:
+def _silent_run(*arguments: Any, **settings: Any) -> training.TrainingResult:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return training.run(*arguments, progress=False, **settings)

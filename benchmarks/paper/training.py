@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import training
-from npu_kernels.fitting import Run
+from npu_kernels.fitting import FitJob
 from npu_kernels.training import _fallbacks as fallbacks
 
 ALIGNMENT = 64  # elements; a whole number of any machine's vectors
@@ -177,8 +177,9 @@ class Training:
         }
         rows = torch.arange(x.shape[1]).view(steps, -1)
         training.run(
-            self.module, x, y, steps=steps, rows=rows, optimizer=optimizer, penalties=penalties,
-            project=self.project, every=steps, progress=False,
+            self.module, x, y, steps=steps, batch_indices=rows, optimizer=optimizer,
+            penalties=penalties,
+            project=self.project, record_every=steps, progress=False,
         )  # fmt: skip
         return steps
 
@@ -193,7 +194,7 @@ class Training:
             self.penalty(self.buffer, grads, self.beta(step))
             self.optimizer.update(self.buffer.flat, self.buffer.flat_grads, step)
             if self.project:
-                training.project_(self.module, weights=self.project)
+                training.project_(self.module, weight_bound=self.project)
 
     def _observe(self, step: int, error: Tensor) -> None:
         """Keep what is needed of a step's errors ``[K, B, O]``."""
@@ -223,7 +224,7 @@ class Training:
 class Fit:
     """A fit by npu_kernels, as work for the runner; a step is Adam's, or an L-BFGS evaluation."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: FitJob) -> None:
         self.run, self.total, self.done = run, run.total, run.done
 
     def advance(self, steps: int) -> None:

@@ -104,7 +104,7 @@ SIBLING_SIZES = (Size(100, 6, 2), Size(128, 100, 100), Size(1024, 64, 64), Size(
 UNITS: dict[str, Any] = {
     name.lower(): unit
     for name, unit in vars(layers).items()
-    if isinstance(unit, type) and unit is not layers.Unit
+    if isinstance(unit, type) and unit is not layers.BaseLayer
 }
 TRAINING_ROWS = 100
 RUN_STEPS = 100
@@ -247,7 +247,7 @@ def draw(case: Case, seed: int = 0) -> Operands:
     elif case.layer in ("npu", "realnpu"):
         parameters = (glorot(), glorot(), gate) if case.layer == "npu" else (glorot(), gate)
     else:
-        intervals, weights = UNITS[case.layer].intervals, ops.WEIGHTS[case.layer].items()
+        intervals, weights = UNITS[case.layer].parameter_bounds, ops.WEIGHTS[case.layer].items()
         # Without a bias, as the modules' default.
         widths = {n: size.inputs * (1 + (s == "OJ")) for n, s in weights if s != "O"}
         shapes = {n: (*matrix[:-1], width) for n, width in widths.items()}

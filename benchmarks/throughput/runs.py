@@ -22,7 +22,7 @@ def ours(make: Callable[[], nn.Module], operands: Operands) -> Workload:
     def trained(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         training.run(
             module, operands.x, operands.grad_y, optimizer=optimizer, steps=RUN_STEPS,
-            every=RUN_STEPS, project=False, progress=False,
+            record_every=RUN_STEPS, project=False, progress=False,
         )  # fmt: skip
 
     def results() -> list[Tensor]:

@@ -128,11 +128,11 @@ CASES = {
 }
 
 
-def judge(case: Case, fit: ode.SeriesFit) -> dict[str, Any]:
+def judge(case: Case, fit: ode.SeriesFitResult) -> dict[str, Any]:
     """Whether the form is right, and the exponents; how many numbers are in their intervals."""
     exponents, rates, _ = case.parts()
     powers, coefficients = (part[0] for part in fit.weights())
-    intervals = {interval.name: interval for interval in fit.intervals()}
+    intervals = {interval.name: interval for interval in fit.confidence_intervals()}
     rate_intervals = [one for name, one in intervals.items() if not name.startswith(NO_RATES)]
     result = {"form": False, "exact": False, "inside": 0, "exponents": int((exponents != 0).sum())}
     result |= {"inside_rates": 0, "rates": int((rates != 0).sum())}
@@ -162,7 +162,7 @@ def measure(name: str, noise: float, seed: int, method: str) -> Row:
     begin = time.process_time()
     fit = ode.fit(
         case.model(method), t, u, u0=case.u0, names=case.names,
-        start="search" if searching else "model", simplify=searching, progress=False,
+        init="search" if searching else "model", simplify=searching, progress=False,
     )  # fmt: skip
     seconds = round(time.process_time() - begin, 2)
     key = {"case": name, "noise": noise, "seed": seed, "method": method}
@@ -171,7 +171,7 @@ def measure(name: str, noise: float, seed: int, method: str) -> Row:
     return row | (judge_all(case, fit) if searching else {})
 
 
-def judge_all(case: Case, fit: ode.SeriesFit) -> dict[str, Any]:
+def judge_all(case: Case, fit: ode.SeriesFitResult) -> dict[str, Any]:
     """Judge the law and its alternatives: how many, the best form, and that one's intervals."""
     begin = time.process_time()
     laws = [fit, *fit.alternatives()]

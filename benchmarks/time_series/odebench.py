@@ -4,8 +4,8 @@ Each system has two starts. A law is fitted to the series of one of them. "Recon
 from that start follows the true trajectory with R2 above 0.9 (columns weighted by their variances);
 "generalisation": so does the law from the other start. "Form right", of the systems whose right
 sides are sums of products of powers: exactly the true coefficients and exponents are not 0. Noise
-is multiplicative, as in the published benchmark, and `ode.fit` is told so (`sigma="relative"`). The
-laws are those of `ode.fit`, or of pysindy.
+is multiplicative, as in the published benchmark, and `ode.fit` is told so (`sigma="proportional"`).
+The laws are those of `ode.fit`, or of pysindy.
 
 pysindy is sparse regression of slopes on products (Brunton, Proctor and Kutz 2016). It is not
 needed otherwise: ``pip install pysindy``. Its settings are those of `GRID`, in which the
@@ -162,7 +162,7 @@ def fitted(
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ode.PoorFitWarning)
-        sigma = "relative" if has_noise else None
+        sigma = "proportional" if has_noise else None
         fit = ode.fit(model, times, torch.from_numpy(values), sigma=sigma, progress=False)
     exponents, coefficients = (part[0].numpy() for part in fit.weights())
     warned = any(issubclass(one.category, ode.PoorFitWarning) for one in caught)

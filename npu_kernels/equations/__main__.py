@@ -380,7 +380,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="sin, cos, log, exp of all inputs, or COLUMN=sin,cos of one",
     )
     parser.add_argument(
-        "--output-functions", nargs="+", metavar="NAME", help="of the target to try, or auto"
+        "--target-transforms", nargs="+", metavar="NAME", help="of the target to try, or auto"
     )
     parser.add_argument(
         "--ratios", choices=("auto", "yes", "no"), default="auto", help="of two sums; default: auto"
@@ -388,12 +388,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--groups", metavar="NAME", help="a column of labels, each with coefficients of its own"
     )
-    parser.add_argument("--known", metavar="TEXT", help="a part of the law, such as '9.81*t**2/2'")
+    parser.add_argument("--known-part", metavar="TEXT", help="of the law, such as '9.81*t**2/2'")
     parser.add_argument("--max-terms", type=int, help="of the law; default: 4")
     parser.add_argument(
         "--no-law", action="store_true", help="as many terms, up to 10, as predict best"
     )
-    parser.add_argument("--starts", type=int, default=64, help="of the search; default: 64")
+    parser.add_argument("--n-init", type=int, default=64, help="initialisations; default: 64")
     parser.add_argument("--seed", type=int, default=0, help="of the search; default: 0")
     parser.add_argument("--checkpoint", type=Path, help="a file to continue from, and to write")
     parser.add_argument("--plot", type=files.output, metavar="FILE", help="for a picture")
@@ -425,18 +425,18 @@ def _run(options: argparse.Namespace) -> int:
 
     from npu_kernels.equations import NPURegressor
 
-    of_target = "auto" if options.output_functions == ["auto"] else options.output_functions
+    of_target = "auto" if options.target_transforms == ["auto"] else options.target_transforms
     model = NPURegressor(
         None if options.no_law else 4 if options.max_terms is None else options.max_terms,
-        units=None if units is None else [units[name] for name in inputs],
+        X_units=None if units is None else [units[name] for name in inputs],
         y_units=None if units is None else units[target],
-        starts=options.starts,
+        n_init=options.n_init,
         random_state=options.seed,
         verbose=int(sys.stderr.isatty()),
         functions=_functions(options.functions),
-        output_functions=of_target,
+        target_transforms=of_target,
         ratios={"yes": True, "no": False}.get(options.ratios, options.ratios),
-        known=options.known,
+        known_part=options.known_part,
     )
     X, y = numbers[inputs], numbers[target]
     model.fit(X, y, checkpoint=options.checkpoint, groups=groups)

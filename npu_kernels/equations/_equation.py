@@ -129,102 +129,103 @@ EXCLUDED = 2.0  # standard errors from a free exponent at which rows exclude a f
 
 @dataclass(frozen=True, eq=False)  # arrays have no single answer whether they are equal
 class Equation:
-    """A law ``y**power = sum_k coef[k] prod_i x_i**exponents[k, i]`` that was found in data.
+    """A law ``y**target_power = sum_k coef[k] prod_i x_i**exponents[k, i]`` that was found in data.
 
     With `labels` each of G groups of rows has coefficients of its own, ``coef[g, k]``, and the
-    exponents are those of all. `of` gives the law of one group, without labels. As text and for
-    sympy the coefficients of a law of groups are symbols, ``c1[group]``.
+    exponents are those of all. `for_group` gives the law of one group, without labels. As text and
+    for sympy the coefficients of a law of groups are symbols, ``c1[group]``.
 
-    `terms` is K, the number of terms. The x_i are the inputs and their `functions`, and the law may
-    be one for a `function` of y. With `below` greater than 0 it is a ratio: the last `below` terms
-    and a 1 are its denominator. As text, the terms of the denominator have no common factor.
+    `n_terms` is K, the number of terms. The x_i are the inputs and their `functions`, and the law
+    may be one for a `target_transform` of y. With `n_denominator_terms` greater than 0 it is a
+    ratio: the last `n_denominator_terms` terms and a 1 are its denominator. As text, the terms of
+    the denominator have no common factor.
 
     Attributes:
         names: of the x_i, n of them: the inputs', and such as "sin(angle)".
         output: the name of y.
-        power: the power of y on the left-hand side.
-        sign: the sign of y, where power is neither 1 nor -1.
+        target_power: the power of y on the left-hand side.
+        sign: the sign of y, where target_power is neither 1 nor -1.
         coef: the coefficients ``[K]``, or ``[G, K]``.
-        coef_std: their standard errors ``[K]``, or ``[G, K]``.
+        coef_stderr: their standard errors ``[K]``, or ``[G, K]``.
         exponents: the exponents ``[K, n]``.
-        exponents_std: their standard errors ``[K, n]``; 0 of a simple fraction.
+        exponents_stderr: their standard errors ``[K, n]``; 0 of a simple fraction.
         free: which exponents are no simple fractions ``[K, n]``.
         freed: the exponents that are free in place of fractions, one at a time, and their standard
             errors ``[2, K, n]``; not a number elsewhere.
-        positive: which inputs are never negative ``[n]``.
-        rms: root mean square of the residuals of all rows, over the standard deviation of y: the
+        nonnegative: which inputs are never negative ``[n]``.
+        nrmse: root mean square of the residuals of all rows, over the standard deviation of y: the
             square root of 1 - R**2.
-        error: the same on rows that were not fitted, or leaving out one row at a time. Where all
-            rows chose this form, the larger one of it and of the form before that choice.
-        held_out: how many rows were not fitted; 0: one row at a time was left out.
+        holdout_nrmse: the same on rows that were not fitted, or leaving out one row at a time.
+            Where all rows chose this form, the larger one of it and of the form before that choice.
+        n_held_out: number of rows that were not fitted; 0: one row at a time was left out.
         bic: the criterion, see `NPURegressor`.
         exact: whether the residuals are those of rounding: of y, by its dtype, or below 1e-9 of its
             standard deviation. With as many parameters as rows that differ it is false.
-        degrees: rows minus parameters.
+        df_resid: rows minus parameters.
         scaled: the coefficients for inputs and y over their scales ``[K]``, or ``[G, K]``.
         log_mean: logarithms of the inputs' scales ``[n]``.
         scale: the scale of y.
         constraint: the linear constraint of the exponents that the units give.
         noise: what the errors were taken for, see `EquationTable`.
-        relative_rms: root mean square of the residuals over that of y, with every row over the size
-            of its errors.
+        weighted_nrmse: root mean square of the residuals over that of y, with every row over the
+            size of its errors.
         floor: the size of y below which errors in proportion to y are those of a y of this size;
             0: no row is below.
         functions: the columns of functions beside the inputs.
-        function: of y, of which the sum of the terms is the value; None: of y itself.
-        below: how many terms are in the denominator, besides a 1; 0: the law is a sum.
-        part: of the sum, beside its terms or the ratio, which was known; None: there is none.
+        target_transform: function of y whose value is the sum of the terms; None: of y itself.
+        n_denominator_terms: number of terms in the denominator, besides a 1; 0: a sum.
+        known_part: the known additive part of the sum or ratio; None: there is none.
         limits: of terms and coefficients, which were known.
         labels: of the groups, sorted; None: there are none.
     """
 
     names: tuple[str, ...]
     output: str
-    power: float
+    target_power: float
     sign: float
     coef: Array
-    coef_std: Array
+    coef_stderr: Array
     exponents: Array
-    exponents_std: Array
+    exponents_stderr: Array
     free: Array
     freed: Array
-    positive: tuple[bool, ...]
-    rms: float
-    error: float
-    held_out: int
+    nonnegative: tuple[bool, ...]
+    nrmse: float
+    holdout_nrmse: float
+    n_held_out: int
     bic: float
     exact: bool
-    degrees: float
+    df_resid: float
     scaled: Array = field(repr=False)
     log_mean: Array = field(repr=False)
     scale: float = field(repr=False)
     constraint: Exponents = field(repr=False)
     noise: str = field(repr=False)
-    relative_rms: float = field(repr=False)
+    weighted_nrmse: float = field(repr=False)
     floor: float = field(repr=False)
     functions: Functions = field(repr=False)
-    function: OutputFunction | None = field(repr=False)
-    below: int
-    part: Expression | None = field(repr=False)
+    target_transform: OutputFunction | None = field(repr=False)
+    n_denominator_terms: int
+    known_part: Expression | None = field(repr=False)
     limits: Limits | None = field(repr=False)
     labels: tuple[Any, ...] | None
 
     @property
-    def terms(self) -> int:
+    def n_terms(self) -> int:
         return len(self.exponents)
 
     @property
-    def parameters(self) -> int:
+    def n_parameters(self) -> int:
         """Number of coefficients, and of exponents that are not simple fractions."""
         return int(self.coef.size) + int(self.free.sum())
 
-    def of(self, label: Any) -> Equation:
+    def for_group(self, label: Any) -> Equation:
         """Return the law of one group, by its label, as one without groups."""
         if self.labels is None:
             raise ValueError(f"of: the law must have groups, got one without for {label!r}")
         index = indices("of", self.labels, [label], 1)
         assert index is not None
-        parts = {name: getattr(self, name)[index[0]] for name in ("coef", "coef_std", "scaled")}
+        parts = {name: getattr(self, name)[index[0]] for name in ("coef", "coef_stderr", "scaled")}
         return replace(self, **parts, labels=None)
 
     def predict(self, X: Array, groups: Any = None) -> Array:
@@ -254,22 +255,26 @@ class Equation:
 
     def _beyond(self, X: Array, group: Array | None) -> Array:
         """The rows whose sum is no value of the function of y ``[N]``."""
-        if self.function is None:
+        if self.target_transform is None:
             return np.zeros(len(X), dtype=bool)
         with np.errstate(over="ignore", invalid="ignore"):
-            return self.function.beyond(self.scale * self._sums(X, group))
+            return self.target_transform.beyond(self.scale * self._sums(X, group))
 
     def _sums(self, X: Array, group: Array | None) -> Array:
         """The sums of the terms, or the ratios ``[N]``. group: the indices of labels."""
-        products, above = self._products(self._columns(X)), self.terms - self.below
+        products, above = self._products(self._columns(X)), self.n_terms - self.n_denominator_terms
         sums = summed(products[:, :above], self.scaled.T[:above], group)
-        if self.below:
+        if self.n_denominator_terms:
             sums = sums / self._divisors(products)
-        return sums if self.part is None else sums + self.part.values(X) / self.scale**self.power
+        return (
+            sums
+            if self.known_part is None
+            else sums + self.known_part.values(X) / self.scale**self.target_power
+        )
 
     def _divisors(self, products: Array) -> Array:
         """The denominators over their terms with the coefficient 1 ``[N]``."""
-        above = self.terms - self.below
+        above = self.n_terms - self.n_denominator_terms
         divisors: Array = 1.0 + products[:, above:] @ self.scaled[above:]
         return divisors
 
@@ -277,12 +282,12 @@ class Equation:
         """`predict` of some rows."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             sums = self._sums(X, group)
-            if self.function is not None:
-                return self.function.inverse(self.scale * sums)
-            if self.power == 1:
+            if self.target_transform is not None:
+                return self.target_transform.inverse(self.scale * sums)
+            if self.target_power == 1:
                 return self.scale * sums
             results: Array = (
-                self.sign * self.scale * np.sign(sums) * np.abs(sums) ** (1 / self.power)
+                self.sign * self.scale * np.sign(sums) * np.abs(sums) ** (1 / self.target_power)
             )
         return results
 
@@ -305,15 +310,15 @@ class Equation:
         The factor is 1, or a power of 10 if coefficients or a power of y are no numbers without it.
         """
         if self.labels is not None:
-            return 1.0, [f"c{k + 1}[group]" for k in range(self.terms)]
-        plain = self.power == 1 and not self.below
-        power = 0.0 if plain else self.power * math.log10(self.scale)
+            return 1.0, [f"c{k + 1}[group]" for k in range(self.n_terms)]
+        plain = self.target_power == 1 and not self.n_denominator_terms
+        power = 0.0 if plain else self.target_power * math.log10(self.scale)
         lost = (self.coef == 0) & (self.scaled != 0)
         if np.isfinite(self.coef).all() and not lost.any() and abs(power) < 200:
             return 1.0, self.coef
         factor = 10.0 ** max(-300, min(300, round(math.log10(self.scale))))
-        size = np.full(self.terms, self.power * math.log(self.scale / factor))
-        size[self.terms - self.below :] = 0.0
+        size = np.full(self.n_terms, self.target_power * math.log(self.scale / factor))
+        size[self.n_terms - self.n_denominator_terms :] = 0.0
         with np.errstate(over="ignore", under="ignore"):
             return factor, self.scaled * np.exp(size - self.exponents @ self.log_mean)
 
@@ -335,8 +340,8 @@ class Equation:
         factor, coef = self._factored
         if self.labels is not None or not self.beyond_float64.any():
             return list(coef)
-        size = np.full(self.terms, self.power * math.log10(self.scale / factor))
-        size[self.terms - self.below :] = 0.0
+        size = np.full(self.n_terms, self.target_power * math.log10(self.scale / factor))
+        size[self.n_terms - self.n_denominator_terms :] = 0.0
         sizes = size - self.exponents @ self.log_mean / math.log(10)
         return [
             Decimal(float(scaled)) * Decimal(10) ** Decimal(float(exponent)) if beyond else c
@@ -352,14 +357,14 @@ class Equation:
         Those of a ratio end with the denominator's term that has the coefficient 1. The terms of
         the denominator have no negative exponents and no common factor.
         """
-        if not self.below:
+        if not self.n_denominator_terms:
             return self.exponents, self.free
         rows = np.vstack([self.exponents, np.zeros(len(self.names))])
         loose = np.vstack([self.free, np.zeros(len(self.names), dtype=bool)])
-        below = rows[self.terms - self.below :]
+        below = rows[self.n_terms - self.n_denominator_terms :]
         least = below.argmin(0), np.arange(len(self.names))
         rows = rows - below[least]
-        loose = (loose | loose[self.terms - self.below :][least]) & (rows != 0)
+        loose = (loose | loose[self.n_terms - self.n_denominator_terms :][least]) & (rows != 0)
         return rows, loose
 
     # ---- as text ---------------------------------------------------------------------------------
@@ -380,13 +385,15 @@ class Equation:
         from npu_kernels.formula._reading import Formula, require_sympy
 
         sympy = require_sympy()
-        pairs = zip(self.functions.inputs, self.positive, strict=False)
+        pairs = zip(self.functions.inputs, self.nonnegative, strict=False)
         symbols = tuple(
             sympy.Symbol(n, positive=True) if p else sympy.Symbol(n, real=True) for n, p in pairs
         )
         terms, columns = [], self.functions.symbols(sympy, symbols)
         factor, coef = self._numbers("formula")
-        for c, row, free in zip([*coef, *[1.0] * (self.below > 0)], *self._written, strict=True):
+        for c, row, free in zip(
+            [*coef, *[1.0] * (self.n_denominator_terms > 0)], *self._written, strict=True
+        ):
             powers = [
                 symbol ** (sympy.Float(w) if loose else _rational(sympy, w))
                 for symbol, w, loose in zip(columns, row, free, strict=True)
@@ -396,19 +403,19 @@ class Equation:
             else:
                 number = _decimal(sympy, c) if c != 1 else 1
             terms.append(sympy.Mul(number, *powers))
-        above = self.terms - self.below
+        above = self.n_terms - self.n_denominator_terms
         total = sympy.Add(*terms[:above])
-        if self.below:
+        if self.n_denominator_terms:
             total = total / sympy.Add(*terms[above:])
-        if self.part is not None:
-            part = self.part.evaluate(symbols, sympy, sympy.sympify)
-            total += part / (1 if factor == 1 else sympy.Float(factor**self.power))
-        if self.power != 1:
-            total = sympy.Mul(int(self.sign), total ** (1 / _rational(sympy, self.power)))
+        if self.known_part is not None:
+            part = self.known_part.evaluate(symbols, sympy, sympy.sympify)
+            total += part / (1 if factor == 1 else sympy.Float(factor**self.target_power))
+        if self.target_power != 1:
+            total = sympy.Mul(int(self.sign), total ** (1 / _rational(sympy, self.target_power)))
         if factor != 1:
             total = sympy.Mul(sympy.Float(factor), total)
-        if self.function is not None:
-            total = self.function.symbolic(sympy, total)
+        if self.target_transform is not None:
+            total = self.target_transform.symbolic(sympy, total)
         return Formula(symbols, (self.output,), (total,), "")
 
     def latex(self) -> str:
@@ -427,9 +434,16 @@ class Equation:
         """
         digits = check_whole("text", "digits", digits)
         fine = max(digits, DIGITS)
-        factor, rows, above = self._factored[0], self._written[0], self.terms - self.below
-        numbers = [*self._decimals(), *[1.0] * (self.below > 0)]
-        present = [*(np.atleast_2d(self.scaled) != 0).any(0), *[True] * (self.below > 0)]
+        factor, rows, above = (
+            self._factored[0],
+            self._written[0],
+            self.n_terms - self.n_denominator_terms,
+        )
+        numbers = [*self._decimals(), *[1.0] * (self.n_denominator_terms > 0)]
+        present = [
+            *(np.atleast_2d(self.scaled) != 0).any(0),
+            *[True] * (self.n_denominator_terms > 0),
+        ]
         parts = [
             term_text(c, row, self.functions.written_names, digits)
             for c, row in zip(numbers, rows, strict=True)
@@ -441,26 +455,26 @@ class Equation:
         if below and numerator:
             body = body if above == 1 and (rows[0] >= 0).all() else f"({body})"
             body = f"{body}/({_sum_text([below[-1], *below[:-1]])})"
-        if self.part is not None:
-            part = self.part.text
+        if self.known_part is not None:
+            part = self.known_part.text
             if factor != 1:
-                part = f"({part})/{factor**self.power:.{fine}g}"
+                part = f"({part})/{factor**self.target_power:.{fine}g}"
             body = _sum_text([part, body] if numerator else [part])
-        if self.power != 1:
-            body = f"({body})**{exponent_text(1 / self.power, fine)}"
+        if self.target_power != 1:
+            body = f"({body})**{exponent_text(1 / self.target_power, fine)}"
         if factor != 1:
-            body = f"{factor:g}*({body})" if self.power == 1 else f"{factor:g}*{body}"
+            body = f"{factor:g}*({body})" if self.target_power == 1 else f"{factor:g}*{body}"
         if self.sign < 0:
             body = f"-{body}"
-        if self.function is not None:
-            body = self.function.text(body)
+        if self.target_transform is not None:
+            body = self.target_transform.text(body)
         return f"{self.output} = {body}"
 
     def __str__(self) -> str:
         return self.text()
 
     def __repr__(self) -> str:
-        return f"Equation({self.text()!r}, error={self.error:.2g})"
+        return f"Equation({self.text()!r}, holdout_nrmse={self.holdout_nrmse:.2g})"
 
     def _repr_latex_(self) -> str | None:
         return display.latex(lambda: self.formula().latex())
@@ -489,7 +503,10 @@ class Equation:
         inputs = len(self.functions.inputs)
         used = np.flatnonzero((self.exponents != 0).any(0)[inputs:])
         columns = [self.functions.columns[i] for i in used]
-        exponents, ratio = self._written[0][:, [*range(inputs), *(inputs + used)]], self.below > 0
+        exponents, ratio = (
+            self._written[0][:, [*range(inputs), *(inputs + used)]],
+            self.n_denominator_terms > 0,
+        )
         first = Products(exponents.shape[1], len(exponents), eps=1e-300, dtype=torch.float64)
         second = NAU(len(exponents), 1 + ratio, clip=False, dtype=torch.float64)
         parts: list[Any] = [first, second]
@@ -497,17 +514,17 @@ class Equation:
             first.weight_re.copy_(torch.from_numpy(exponents))
             first.gate.copy_(torch.from_numpy((exponents != 0).any(0).astype(float)))  # type: ignore[union-attr]
             weights = np.zeros((1 + ratio, len(exponents)))
-            above = self.terms - self.below
+            above = self.n_terms - self.n_denominator_terms
             weights[0, :above] = coef[:above]
             weights[-1, above:] = [*coef[above:], *[1.0] * ratio]
             second.weight.copy_(torch.from_numpy(weights))
-            root = 1 / self.power
+            root = 1 / self.target_power
             if ratio:  # a numerator of 0 is no eps
-                exponent = root if self.part is None else 1.0
+                exponent = root if self.known_part is None else 1.0
                 parts.append(product(Products, exponent, -exponent))
-            if self.part is not None:
-                parts = [WithPart(self.part, factor**self.power, *parts)]
-            if root != 1 and (self.part is not None or not ratio):
+            if self.known_part is not None:
+                parts = [WithPart(self.known_part, factor**self.target_power, *parts)]
+            if root != 1 and (self.known_part is not None or not ratio):
                 parts.append(product(RealNPU, root))
             if self.sign * factor != 1:
                 last = NAU(1, 1, clip=False, dtype=torch.float64)
@@ -515,13 +532,13 @@ class Equation:
                 parts.append(last)
         if columns:
             parts.insert(0, FunctionColumns(columns))
-        if self.function is not None:
-            parts.append(FunctionOfOutput(self.function))
+        if self.target_transform is not None:
+            parts.append(FunctionOfOutput(self.target_transform))
         return torch.nn.Sequential(*parts)
 
     # ---- uncertainty -----------------------------------------------------------------------------
 
-    def intervals(self, level: float = 0.95) -> list[Interval]:
+    def confidence_intervals(self, level: float = 0.95) -> list[Interval]:
         """Confidence intervals of all coefficients and free exponents.
 
         They come from the linearised model and Student's t, or the normal distribution where the
@@ -532,36 +549,36 @@ class Equation:
         """
         from scipy import stats
 
-        level = check_level("intervals", level)
-        degrees = math.inf if self.noise == "known" else self.degrees
+        level = check_level("confidence_intervals", level)
+        degrees = math.inf if self.noise == "known" else self.df_resid
         t = float(stats.t.ppf(0.5 + level / 2, degrees)) if degrees > 0 else math.inf
         results = []
         written = self._written[0]
-        bounds = np.full((2, self.terms), [[-math.inf], [math.inf]])
+        bounds = np.full((2, self.n_terms), [[-math.inf], [math.inf]])
         exponent_bounds = np.full((2, len(self.names)), [[-math.inf], [math.inf]])
         if self.limits is not None:
-            bounds = np.stack(self.limits.of_coefficients(self.exponents, self.below))
+            bounds = np.stack(self.limits.of_coefficients(self.exponents, self.n_denominator_terms))
             exponent_bounds = np.stack([self.limits.low, self.limits.high])
-        for k in range(self.terms):
+        for k in range(self.n_terms):
             product = term_text(1.0, written[k], self.functions.written_names, 1)
             name = "constant" if product == "1" else f"coefficient of {product}"
-            name += " in the denominator" * (k >= self.terms - self.below)
+            name += " in the denominator" * (k >= self.n_terms - self.n_denominator_terms)
             names = [name]
             if self.labels is not None:
                 names = [f"coefficient c{k + 1}[{label}]" for label in self.labels]
-            numbers = np.column_stack([self.coef.T[k].ravel(), self.coef_std.T[k].ravel()])
+            numbers = np.column_stack([self.coef.T[k].ravel(), self.coef_stderr.T[k].ravel()])
             for name, (c, error) in zip(names, numbers.tolist(), strict=True):
                 interval = Interval.of(name, c, error, t, one_sign=bool(self.free[k].any()))
                 results.append(interval.within(*bounds[:, k]))
             for i in np.flatnonzero(self.free[k]).tolist():
                 name = self._exponent_name(k, i)
-                w, error = float(self.exponents[k, i]), float(self.exponents_std[k, i])
+                w, error = float(self.exponents[k, i]), float(self.exponents_stderr[k, i])
                 results.append(Interval.of(name, w, error, t).within(*exponent_bounds[:, i]))
         return results
 
     def _exponent_name(self, k: int, i: int) -> str:
         name = f"exponent of {self.names[i]} in term {k + 1}"
-        if self.below and self._written[0][-1, i] != 0:
+        if self.n_denominator_terms and self._written[0][-1, i] != 0:
             name += " less that in the denominator's first term"
         return name
 

@@ -574,14 +574,14 @@ class OutputFunction:
 
 
 def check_output_functions(functions: Any) -> None:
-    """ValueError for an argument `output_functions` that cannot be."""
+    """ValueError for an argument `target_transforms` that cannot be."""
     some = [functions] if isinstance(functions, str) else functions
     names = (IDENTITY, *OUTPUT_FUNCTIONS)
     if functions in (None, "auto"):
         return
     if not isinstance(some, Sequence) or not len(some) or not all(name in names for name in some):
         raise ValueError(
-            f"NPURegressor: output_functions must be 'auto' or of {', '.join(names)}, "
+            f"NPURegressor: target_transforms must be 'auto' or of {', '.join(names)}, "
             f"got {functions!r}"
         )
 
@@ -607,12 +607,12 @@ def output_functions_of(
         row = function.outside(y)
         if not automatic and factor is None:
             raise ValueError(
-                f"NPURegressor: output_functions: {name} takes numbers without a dimension, or "
+                f"NPURegressor: target_transforms: {name} takes numbers without a dimension, or "
                 f"angles, and {output} has a dimension"
             )
         if not automatic and row is not None:
             raise ValueError(
-                f"NPURegressor: output_functions: {name} needs {function.rule}, got {y[row]:.6g} "
+                f"NPURegressor: target_transforms: {name} needs {function.rule}, got {y[row]:.6g} "
                 f"in row {origin[row]} of {output} (the first row is 0)"
             )
         if factor is not None and row is None:

@@ -151,7 +151,7 @@ def constrain(
 
     Raises ValueError, with the reason, where no product of powers of the inputs has y's dimension.
     """
-    columns = dimensions(names, units, "units")
+    columns = dimensions(names, units, "X_units")
     (target,) = dimensions([output], [output_units], "y_units")
     bases = sorted({base for column in [*columns, target] for base in column})
     order = [*prefer, *(i for i in range(len(names)) if i not in prefer)]
@@ -427,9 +427,9 @@ def exponent_rows(
 def check_terms(function: str, terms: Any, exponents: Array) -> None:
     """ValueError unless the exponents ``[n, D]`` of terms are finite, and no two terms equal."""
     if not np.isfinite(exponents).all():
-        raise ValueError(f"{function}: terms must have finite exponents, got {terms!r}")
+        raise ValueError(f"{function}: required_terms must have finite exponents, got {terms!r}")
     if len({tuple(row) for row in exponents.tolist()}) < len(exponents):
-        raise ValueError(f"{function}: terms must differ, got {terms!r}")
+        raise ValueError(f"{function}: required_terms must differ, got {terms!r}")
 
 
 def read_terms(
@@ -445,7 +445,8 @@ def read_terms(
     if terms is None:
         return none, np.zeros(0), np.zeros(0), none
     rule = (
-        f"{function}: terms must be products of columns, such as 'x0*x1**2' or '1', as text or as "
+        f"{function}: required_terms must be products of columns, such as 'x0*x1**2' or '1', as "
+        f"text or as "
         f"{count} exponents each, or a dict of these with None, bounds (low, high) of the "
         "coefficient, or 0 for a term that is excluded"
     )

@@ -151,14 +151,14 @@ class Interval:
     Attributes:
         name: which parameter it is.
         value: the estimate.
-        error: its standard error.
+        stderr: its standard error.
         low: the lower end of the confidence interval.
         high: the upper end.
     """
 
     name: str
     value: float
-    error: float
+    stderr: float
     low: float
     high: float
 
@@ -182,8 +182,9 @@ class Interval:
         return replace(self, low=low, high=max(min(self.high, high), self.value))
 
     def __str__(self) -> str:
-        if not math.isfinite(self.error):
+        if not math.isfinite(self.stderr):
             return f"{self.name} = {self.value:.6g}, without a standard error"
         return (
-            f"{self.name} = {self.value:.6g} ± {self.error:.2g} ({self.low:.6g} to {self.high:.6g})"
+            f"{self.name} = {self.value:.6g} ± {self.stderr:.2g} ({self.low:.6g} to "
+            f"{self.high:.6g})"
         )

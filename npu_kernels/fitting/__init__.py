@@ -1,6 +1,6 @@
 """Training of Neural Power Units from many starts, rounded, chosen on held-out rows.
 
-_fit.py         `fit` and `fit_many`
+_fit.py         `fit` and `fit_batch`
 _run.py         a fit in progress: its stages in their order, saved and continued
 _choice.py      the models that may be chosen, their scores on the held-out rows, and the choice
 _training.py    many starts by Adam; L-BFGS in float64, with some parameters held
@@ -10,8 +10,8 @@ _data.py        rows from tensors or batches, split into training and held-out o
 _recipe.py      the settings, with defaults, and what a fit returns
 """
 
-from npu_kernels.fitting._fit import fit, fit_many
-from npu_kernels.fitting._recipe import Candidate, Fit, Fits, Recipe
-from npu_kernels.fitting._run import Run
+from npu_kernels.fitting._fit import fit, fit_batch
+from npu_kernels.fitting._recipe import BatchFitResult, Candidate, FitResult, Recipe
+from npu_kernels.fitting._run import FitJob
 
-__all__ = ["Candidate", "Fit", "Fits", "Recipe", "Run", "fit", "fit_many"]
+__all__ = ["BatchFitResult", "Candidate", "FitJob", "FitResult", "Recipe", "fit", "fit_batch"]

@@ -155,7 +155,7 @@ class Pool(NamedTuple):
         owners = self.problem.tolist()
         for index in order.tolist():
             candidate = self._candidate(index)
-            key = (owners[index], candidate.start, candidate.score)
+            key = (owners[index], candidate.init_index, candidate.loss)
             if key not in seen:
                 seen.add(key)
                 lists[owners[index]].append(candidate)
@@ -336,15 +336,15 @@ class Judge:
     def add_with_fewer_units(self) -> None:
         """Add the chosen models without the units of the last sum that they do not need."""
         flat, chosen = self.choose(self.pool)
-        owners = [p for p, candidate in enumerate(chosen) if candidate.start >= 0]
+        owners = [p for p, candidate in enumerate(chosen) if candidate.init_index >= 0]
         if not self.last.exists or not owners:
             return
         long, real = (
             functools.partial(torch.tensor, device=flat.device, dtype=dtype)
             for dtype in (torch.long, torch.float64)
         )
-        problem, start = long(owners), long([chosen[p].start for p in owners])
-        base = real([chosen[p].score for p in owners])
+        problem, start = long(owners), long([chosen[p].init_index for p in owners])
+        base = real([chosen[p].loss for p in owners])
         for fewer in self.last.fewer(flat[problem], problem, self._sum_rows):
             models = Population(fewer, problem, start)
             error = self.errors(models)

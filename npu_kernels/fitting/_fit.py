@@ -1,4 +1,4 @@
-"""`fit` and `fit_many`: the calls, their progress, and the warnings about their scores."""
+"""`fit` and `fit_batch`: the calls, their progress, and the warnings about their scores."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._jobs.driver import drive
 from npu_kernels.fitting._data import Batches, check, collect, table
 from npu_kernels.fitting._population import Signs, with_coefficient, without_coefficient
-from npu_kernels.fitting._recipe import Fit, Fits, Recipe
-from npu_kernels.fitting._run import Run
+from npu_kernels.fitting._recipe import BatchFitResult, FitResult, Recipe
+from npu_kernels.fitting._run import FitJob
 from npu_kernels.formula import select
-from npu_kernels.layers import Unit
+from npu_kernels.layers import BaseLayer
 
 FEWEST_ROWS = 4  # of which a cross-validation can be made
 FOLDS = 5  # parts of a cross-validation
 
 
 def cross_validated(
-    fit: Run,
+    fit: FitJob,
     model: nn.Module,
     x: Tensor,
     y: Tensor,
@@ -49,11 +49,11 @@ def cross_validated(
     training_rows = [order[~torch.isin(order, part)] for part in parts]
     batch = copy.deepcopy(model)
     for unit in batch.modules():
-        if isinstance(unit, Unit) and unit.num_models is not None:
+        if isinstance(unit, BaseLayer) and unit.num_models is not None:
             unit.num_models *= folds
     fitted_x, fitted_y = (torch.stack([t[rows] for rows in training_rows]) for t in (x, y))
     seeds = fit.seeds * folds
-    run = Run(batch, fitted_x, fitted_y, seeds, fit.recipe, f"{fit.function}, cross-validation")
+    run = FitJob(batch, fitted_x, fitted_y, seeds, fit.recipe, f"{fit.function}, cross-validation")
     fit.follow("validation", run, file)
     drive(run, progress, file, note=run.note)
     if run.stage is not None:
@@ -81,7 +81,7 @@ def fit(
     rows: int = BATCHED_ROWS,
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-) -> Fit:
+) -> FitResult:
     """Train a batch of models from many starts, and return the best one.
 
     Many short starts in one batch, some of them wide enough to lie beyond the barriers of the power
@@ -122,14 +122,14 @@ def fit(
 
     Ctrl-C ends the fit, saves it if there is a checkpoint, and returns the best model so far
     (`complete` is False). In a cross-validation it leaves the error of the held-out rows as the
-    score; with a checkpoint the same call goes on with it.
+    loss; with a checkpoint the same call goes on with it.
 
-    Returns a `Fit`. Its score is the error of the held-out rows, by which the model was chosen;
-    where fewer than 10 are held out, that of a cross-validation in up to 5 parts, each predicted by
-    a separate fit. Warns where fewer than 5 rows are held out, and where float32 is too small for
-    the model. Raises ValueError and TypeError for arguments that do not fit, ValueError for a
-    checkpoint that is damaged or of another fit (other data, settings, dtype or versions), OSError
-    for one that cannot be written.
+    Returns a `FitResult`. Its loss is the error of the held-out rows, by which the model was
+    chosen; where fewer than 10 are held out, that of a cross-validation in up to 5 parts, each
+    predicted by a separate fit. Warns where fewer than 5 rows are held out, and where float32 is
+    too small for the model. Raises ValueError and TypeError for arguments that do not fit,
+    ValueError for a checkpoint that is damaged or of another fit (other data, settings, dtype or
+    versions), OSError for one that cannot be written.
 
         >>> import torch
         >>> from npu_kernels import RealNPU, fit
@@ -143,35 +143,35 @@ def fit(
     x, y = _tensors(x, y, rows, seed)
     check("fit", x, y, 2)
     trained = with_coefficient(model)
-    run = Run(trained, x.unsqueeze(0), y.unsqueeze(0), [seed], recipe, "fit")
+    run = FitJob(trained, x.unsqueeze(0), y.unsqueeze(0), [seed], recipe, "fit")
     file = None if checkpoint is None else Checkpoint(run, checkpoint)
     fits = _complete(run, progress, file)
     best, complete, job = select(fits.models, 0), fits.complete, run
     signs = Signs(trained, x)
     if complete and signs.exist and not run.solved.all():
         wide, sizes = signs.wide(), signs.rows()
-        second = Run(wide, sizes.unsqueeze(0), y.unsqueeze(0), [seed], recipe, "fit, signs")
+        second = FitJob(wide, sizes.unsqueeze(0), y.unsqueeze(0), [seed], recipe, "fit, signs")
         run.follow("signs", second, file)
         drive(second, progress, file, note=second.note)
         complete, with_signs = second.stage is None, second.result()
         merged = signs.merged(select(with_signs.models, 0)) if complete else None
-        if merged is not None and with_signs.score <= fits.score * (1 + run.recipe.slack):
+        if merged is not None and with_signs.losses <= fits.losses * (1 + run.recipe.slack):
             job, fits, best, trained, x = second, with_signs, merged, wide, sizes
-    score, folds = float(fits.score), 0
+    score, folds = float(fits.losses), 0
     few = job.data.held_out.y.shape[1] < ENOUGH_HELD_OUT
     if few and complete and len(x) >= FEWEST_ROWS:
         validated = cross_validated(job, trained, x, y, progress, file)
         score, folds = validated or (score, folds)
         complete = validated is not None
     _warn_of_score(job, score, folds)
-    return Fit(
+    return FitResult(
         model=without_coefficient(best, model),
-        score=score,
-        folds=folds,
-        scores=fits.scores[0],
-        retired=fits.retired[0],
-        steps=float(fits.steps),
-        rows=int(fits.rows),
+        loss=score,
+        n_folds=folds,
+        init_losses=fits.init_losses[0],
+        n_stages=fits.n_stages[0],
+        n_steps=float(fits.n_steps),
+        n_rows=int(fits.n_rows),
         chosen=fits.chosen[0],
         candidates=fits.candidates[0],
         history=fits.history,
@@ -193,7 +193,7 @@ def _tensors(x: Any, y: Any, rows: int, seed: int) -> tuple[Any, Any]:
 
 
 @torch.inference_mode(False)
-def fit_many(
+def fit_batch(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
@@ -202,7 +202,7 @@ def fit_many(
     recipe: Recipe | None = None,
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-) -> Fits:
+) -> BatchFitResult:
     """Do `fit` for many problems at once, as one batch of models.
 
     Args:
@@ -218,14 +218,14 @@ def fit_many(
         checkpoint: a file from which an interrupted fit continues, with the same bits; it is
             updated.
 
-    Returns `Fits`: the best model of each problem, in one batch. Raises ValueError and TypeError
-    for arguments that do not fit, and for another fit's checkpoint.
+    Returns `BatchFitResult`: the best model of each problem, in one batch. Raises ValueError and
+    TypeError for arguments that do not fit, and for another fit's checkpoint.
     """
-    check("fit_many", x, y, 3)
+    check("fit_batch", x, y, 3)
     seeds = range(len(x)) if seeds is None else seeds
-    run = Run(with_coefficient(model), x, y, seeds, recipe, "fit_many")
+    run = FitJob(with_coefficient(model), x, y, seeds, recipe, "fit_batch")
     fits = _complete(run, progress, checkpoint)
-    _warn_of_score(run, float(fits.score.max()), 0)
+    _warn_of_score(run, float(fits.losses.max()), 0)
     return replace(fits, models=without_coefficient(fits.models, model))
 
 
@@ -233,23 +233,23 @@ def fit_many(
 
 
 def _complete(
-    run: Run, progress: bool | None, checkpoint: str | os.PathLike[str] | Checkpoint | None
-) -> Fits:
+    run: FitJob, progress: bool | None, checkpoint: str | os.PathLike[str] | Checkpoint | None
+) -> BatchFitResult:
     drive(run, progress, checkpoint, note=run.note)
     return run.result()
 
 
-def _warn_of_score(run: Run, score: float, folds: int) -> None:
+def _warn_of_score(run: FitJob, score: float, folds: int) -> None:
     """Warn of a score of few rows, and of one that float32 spoils."""
     held = run.data.held_out.y.shape[1]
     if held < FEW_HELD_OUT and not folds:
         rows = f"{held} held-out row{'' if held == 1 else 's'}"
         problem = f"{rows}, which the model was chosen by: it may be far too small"
-        warn(f"{run.function}: the score is that of {problem}; from {FEW_HELD_OUT} on it says more")
+        warn(f"{run.function}: the loss is that of {problem}; from {FEW_HELD_OUT} on it says more")
     elif held < FEW_HELD_OUT:
         warn(
             f"{run.function}: {run.data.training.y.shape[1] + held} rows are few: the model was "
-            f"chosen by {held} of them, and the score is cross-validated in {folds} parts, each "
+            f"chosen by {held} of them, and the loss is cross-validated in {folds} parts, each "
             "predicted by a fit to the others",
         )
     best = float(run.judge.pool.best(run.problems).max())

@@ -20,7 +20,7 @@ from npu_kernels._common.checks import check_module
 from npu_kernels.fitting._data import Rows
 from npu_kernels.fitting._recipe import Recipe
 from npu_kernels.formula import nearest_fraction
-from npu_kernels.layers import NALU, NAU, NPU, NaiveNPU, RealNPU, Unit
+from npu_kernels.layers import NALU, NAU, NPU, BaseLayer, NaiveNPU, RealNPU
 from npu_kernels.layers._chains import full_name, units_of
 
 # The kinds of parameters. A coefficient, the weight of a sum that is not clipped, may have any size
@@ -66,18 +66,18 @@ class Population:
         )
 
 
-def _kind(unit: Unit, name: str) -> int:
+def _kind(unit: BaseLayer, name: str) -> int:
     if isinstance(unit, (NPU, RealNPU, NaiveNPU)):
         return GATE if name == "gate" else POWER
     if isinstance(unit, NAU) and not unit.clip:
         return COEFFICIENT
-    return LINEAR if unit.whole_weights else FREE
+    return LINEAR if unit.integer_weights else FREE
 
 
-def _interval(unit: Unit, name: str, kind: int, bound: float) -> tuple[float, float]:
+def _interval(unit: BaseLayer, name: str, kind: int, bound: float) -> tuple[float, float]:
     if kind == POWER:
         return -bound, bound
-    interval = unit.intervals.get(name)
+    interval = unit.parameter_bounds.get(name)
     if interval is None or not getattr(unit, "clip", True):
         return -math.inf, math.inf
     return interval
@@ -98,7 +98,7 @@ class Template:
         owners = {}
         counts: set[Any] = set()
         for path, unit in model.named_modules():
-            if isinstance(unit, Unit):
+            if isinstance(unit, BaseLayer):
                 counts.add(unit.num_models)
                 for name, _ in unit.named_parameters(recurse=False):
                     owners[full_name(path, name)] = (unit, name)
@@ -130,7 +130,7 @@ class Template:
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.kinds = [_kind(unit, name) for unit, name in self.units]
         self.intervals = [
-            _interval(unit, name, kind, recipe.bound)
+            _interval(unit, name, kind, recipe.weight_bound)
             for (unit, name), kind in zip(self.units, self.kinds, strict=True)
         ]
         # The kind of each of the P parameters of one model [P]:
@@ -170,14 +170,14 @@ class Template:
             parameters[name].grad = None
             parameters[name].data = tensor
         for unit in model.modules():
-            if isinstance(unit, Unit):
+            if isinstance(unit, BaseLayer):
                 unit.num_models = len(tensors[0])
         return model
 
     # ---- starts, intervals, rounding -------------------------------------------------------------
 
     def _start_bounds(
-        self, unit: Unit, name: str, kind: int, recipe: Recipe, starts: int
+        self, unit: BaseLayer, name: str, kind: int, recipe: Recipe, starts: int
     ) -> tuple[Tensor, Tensor]:
         """Return the bounds of the uniform distribution that each start ``[S]`` is drawn from."""
 
@@ -194,13 +194,13 @@ class Template:
                 # Its range changes after all ranges of the real part: every combination comes up.
                 high = high * turns(recipe.imaginary, len(recipe.wide) * len(recipe.hidden))
             return -high, high
-        if unit.intervals.get(name) == (0.0, 1.0):
+        if unit.parameter_bounds.get(name) == (0.0, 1.0):
             return turns((0.0,)), turns((1.0,))
         fan = 1 + unit.out_features if isinstance(unit, NALU) and name == "gate_bias" else 0
         bound = math.sqrt(6 / (fan or unit.in_features + unit.out_features))
         return turns((-bound,)), turns((bound,))
 
-    def _inputs(self, unit: Unit, recipe: Recipe, starts: int) -> Tensor:
+    def _inputs(self, unit: BaseLayer, recipe: Recipe, starts: int) -> Tensor:
         """Return the number of inputs that a power unit starts with ``[S]``: all if the data's."""
         features = unit.in_features
         if unit is self.units[0][0]:
@@ -274,7 +274,7 @@ NEAR_ONE = 0.1  # a coefficient within this distance of 1 or -1 is tried as 1 or
 SMALLEST_SINGULAR = 1e-10  # share of the greatest singular value; those below are dropped
 
 
-def _free(unit: Unit) -> bool:
+def _free(unit: BaseLayer) -> bool:
     """Return whether a unit is a sum with weights of any size."""
     return isinstance(unit, NAU) and not unit.clip
 

@@ -27,8 +27,8 @@ class Recipe:
     Args:
         rungs: (steps, share) of each stretch of Adam: its steps, made with the best share of the
             starts.
-        batch: rows of a step.
-        rate: Adam's rate in the first stretch, half of it in each later one; within one it falls
+        batch_size: rows of a step.
+        lr: Adam's rate in the first stretch, half of it in each later one; within one it falls
             along a cosine.
         wide: power weights start in U(-w, w), ``w = wide * sqrt(2 / inputs)`` but at most wide;
             start s takes entry s, in turn.
@@ -37,8 +37,8 @@ class Recipe:
             powers does not learn.
         gates: the values at which the gates start, in turn as `wide`.
         imaginary: imaginary power weights start in U(-i w, i w), in turn.
-        bound: power weights stay in [-bound, bound]; gates, and weights of NAU, NMU and NMRU, in
-            the layers' intervals.
+        weight_bound: power weights stay in [-weight_bound, weight_bound]; gates, and weights of
+            NAU, NMU and NMRU, in the layers' intervals.
         finalists: the numbers of a problem's starts that go on to L-BFGS, and from there to
             rounding with refits.
         refine: L-BFGS evaluations before rounding.
@@ -58,13 +58,13 @@ class Recipe:
     """
 
     rungs: tuple[tuple[int, float], ...] = ((200, 1.0), (300, 0.25))
-    batch: int = 64
-    rate: float = 0.05
+    batch_size: int = 64
+    lr: float = 0.05
     wide: tuple[float, ...] = (2.0, 1.0)
     hidden: tuple[int, ...] = (2, 1, 4, 8)
     gates: tuple[float, ...] = (1.0,)
     imaginary: tuple[float, ...] = (0.25, 0.0)
-    bound: float = 6.0
+    weight_bound: float = 6.0
     finalists: tuple[int, int] = (4, 2)
     refine: int = 800
     settle: int = 100
@@ -94,9 +94,9 @@ class Recipe:
         def falling(values: Any) -> bool:
             return all(0 < b <= a for a, b in zip([1.0, *values], values, strict=False))
 
-        for name, least in (("batch", 1), ("refine", 0), ("settle", 0)):
+        for name, least in (("batch_size", 1), ("refine", 0), ("settle", 0)):
             check_whole("Recipe", name, getattr(self, name), least)
-        for name in ("rate", "bound"):
+        for name in ("lr", "weight_bound"):
             check_number("Recipe", name, getattr(self, name), above=0)
         check_number("Recipe", "slack", self.slack, minimum=0)
         check_choice("Recipe", "loss", self.loss, ("relative", "squared"))
@@ -147,29 +147,29 @@ class Candidate:
         kind: "raw" (as Adam left it), "refined" (gates 0 or 1, weights by L-BFGS), "powers" (powers
             rounded, the rest refitted) or "rounded" (all of it).
         denominator: 0 where nothing is rounded.
-        start: the index of its start.
-        score: its held-out error.
-        cost: its score less that of its start before rounding.
+        init_index: the index of its start.
+        loss: its held-out error.
+        cost: its loss less that of its start before rounding.
     """
 
     kind: str
     denominator: int
-    start: int
-    score: float
+    init_index: int
+    loss: float
     cost: float
 
 
 @dataclass(frozen=True)
-class Fits:
+class BatchFitResult:
     """The best models of all problems.
 
     Attributes:
         models: one batch, `num_models` the number of problems.
-        score: held-out errors ``[problems]`` in the models' dtype and the loss's unit.
-        scores: each start's error when it was last scored ``[problems, starts]``.
-        retired: the number of stages that each start went through ``[problems, starts]``.
-        steps: model-steps ``[problems]``, gradients of `batch` rows for one model.
-        rows: rows ``[problems]`` that those gradients took.
+        losses: held-out errors ``[problems]`` in the models' dtype and the loss's unit.
+        init_losses: each start's error when it was last scored ``[problems, starts]``.
+        n_stages: the number of stages that each start went through ``[problems, starts]``.
+        n_steps: model-steps ``[problems]``, gradients of `batch_size` rows for one model.
+        n_rows: rows ``[problems]`` that those gradients took.
         chosen: of each problem.
         candidates: of each problem.
         history: numbers at the end of each stage.
@@ -178,11 +178,11 @@ class Fits:
     """
 
     models: nn.Module
-    score: Tensor
-    scores: Tensor
-    retired: Tensor
-    steps: Tensor
-    rows: Tensor
+    losses: Tensor
+    init_losses: Tensor
+    n_stages: Tensor
+    n_steps: Tensor
+    n_rows: Tensor
     chosen: Sequence[Candidate]
     candidates: Sequence[Sequence[Candidate]]
     history: Sequence[dict[str, Any]] = field(repr=False)
@@ -191,53 +191,53 @@ class Fits:
 
 
 @dataclass(frozen=True)
-class Fit:
+class FitResult:
     """The best model, and how it was found.
 
     Attributes:
         model: without a model dimension; a single power unit whose law has a coefficient other than
             1 has ``NAU(1, 1, clip=False)`` after it.
-        score: its held-out error in its dtype, in the loss's unit.
-        scores: each start's error when it was last scored ``[starts]``.
-        retired: the number of stages that each start went through ``[starts]``.
-        steps: model-steps, gradients of `batch` rows for one model.
-        rows: rows that those gradients took.
+        loss: its held-out error in its dtype, in the loss's unit.
+        init_losses: each start's error when it was last scored ``[starts]``.
+        n_stages: the number of stages that each start went through ``[starts]``.
+        n_steps: model-steps, gradients of `batch_size` rows for one model.
+        n_rows: rows that those gradients took.
         chosen: the candidate that the model is.
         candidates: all of them.
         history: numbers at the end of each stage.
         seconds: of computing, also of the cross-validation.
         complete: False if the fit was interrupted.
-        folds: the parts in which few rows' score is cross-validated; 0: the score is not.
+        n_folds: the parts in which few rows' loss is cross-validated; 0: the loss is not.
     """
 
     model: nn.Module
-    score: float
-    scores: Tensor
-    retired: Tensor
-    steps: float
-    rows: int
+    loss: float
+    init_losses: Tensor
+    n_stages: Tensor
+    n_steps: float
+    n_rows: int
     chosen: Candidate
     candidates: Sequence[Candidate] = field(repr=False)
     history: Sequence[dict[str, Any]] = field(repr=False)
     seconds: float = 0.0
     complete: bool = True
-    folds: int = 0
+    n_folds: int = 0
 
     def _law(self) -> str:
         """The law in words, or the model's kind where it cannot be read."""
         try:
-            from npu_kernels.formula import read
+            from npu_kernels.formula import extract
 
-            return str(read(self.model))
+            return str(extract(self.model))
         except (ImportError, TypeError, ValueError):  # no sympy, or a model that it cannot read
             return type(self.model).__name__
 
     def _rows(self) -> list[tuple[str, object]]:
         rounded = f", denominators up to {self.chosen.denominator}" * (self.chosen.denominator > 0)
         return [
-            ("held-out error", f"{self.score:.3g}"),
+            ("held-out error", f"{self.loss:.3g}"),
             ("chosen", self.chosen.kind + rounded),
-            ("starts", len(self.scores)),
+            ("starts", len(self.init_losses)),
             ("seconds", f"{self.seconds:.2g}"),
             ("complete", "yes" if self.complete else "no"),
         ]

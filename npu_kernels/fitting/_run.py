@@ -24,9 +24,9 @@ from npu_kernels._jobs.checkpoint import (
 from npu_kernels.fitting._choice import Judge
 from npu_kernels.fitting._data import Data, Rows, check
 from npu_kernels.fitting._population import GATE, POWER, Population, Scale, Template
-from npu_kernels.fitting._recipe import Fits, Recipe
+from npu_kernels.fitting._recipe import BatchFitResult, Recipe
 from npu_kernels.fitting._training import Refinement, Search
-from npu_kernels.layers import Unit
+from npu_kernels.layers import BaseLayer
 from npu_kernels.layers._chains import chain
 
 NEAR_FRACTION = 0.15  # share of two fractions' distance: a power nearer to one is set to it first
@@ -89,7 +89,7 @@ class Searching(Stage):
         if not self.alive:
             return 0, 0
         count = self.search.advance(self.number, done, self.rounds, limit)
-        rows = count * min(self.judge.recipe.batch, self.search.rows.x.shape[1])
+        rows = count * min(self.judge.recipe.batch_size, self.search.rows.x.shape[1])
         return count, rows * torch.bincount(self.search.problem, minlength=self.judge.problems)
 
     def end(self) -> Stage:
@@ -251,7 +251,7 @@ def _checked_seeds(function: str, seeds: Sequence[int], problems: int) -> list[i
     return [int(seed) for seed in seeds]
 
 
-class Run:
+class FitJob:
     """A fit of several problems in progress.
 
     Args:
@@ -273,7 +273,7 @@ class Run:
         y: Tensor,
         seeds: Sequence[int],
         recipe: Recipe | None = None,
-        function: str = "fit_many",
+        function: str = "fit_batch",
     ) -> None:
         self.function = function
         self.recipe = recipe = Recipe() if recipe is None else recipe
@@ -307,14 +307,14 @@ class Run:
         self.rows = torch.zeros(self.problems, dtype=torch.long, device=template.device)
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
-        self.later: dict[str, Run] = {}  # of `LATER`
+        self.later: dict[str, FitJob] = {}  # of `LATER`
         self.saved_later: dict[str, dict[str, Any]] = {}  # their states in a file, not yet read
 
     def _check_output(self, search: Search) -> None:
         function, rows = self.function, search.rows
         first = chain(self.template.model)[0][1]
         columns, models = rows.x.shape[2], len(search.problem)
-        if isinstance(first, Unit) and columns != first.in_features:
+        if isinstance(first, BaseLayer) and columns != first.in_features:
             rule = f"last dimension {first.in_features} (in_features of model)"
             raise ValueError(f"{function}: x must have {rule}, got {columns}")
         x = rows.x[:1, :2].expand(models, -1, -1)[:, [0, -1]]
@@ -393,7 +393,7 @@ class Run:
         solved = f", {int(self.solved.sum())} of {self.problems} solved"
         return f"{self.alive} models{best}{solved if self.problems > 1 else ''}"
 
-    def result(self) -> Fits:
+    def result(self) -> BatchFitResult:
         """Return the best models so far."""
         judge, pool = self.judge, self.judge.pool
         if self.stage is not None:
@@ -404,14 +404,14 @@ class Run:
         problem = torch.arange(self.problems, device=flat.device)
         module = self.template.build(self.scale.original(flat, problem))
         self.scale.finish(module)
-        return Fits(
+        return BatchFitResult(
             models=module,
             # Of the module: its dtype has another eps and another rounding than float64.
-            score=self.scale.score(module, self.data.held_out).cpu(),
-            scores=judge.scores.cpu(),
-            retired=judge.retired.cpu(),
-            steps=self.rows.cpu().double() / self.recipe.batch,
-            rows=self.rows.cpu(),
+            losses=self.scale.score(module, self.data.held_out).cpu(),
+            init_losses=judge.scores.cpu(),
+            n_stages=judge.retired.cpu(),
+            n_steps=self.rows.cpu().double() / self.recipe.batch_size,
+            n_rows=self.rows.cpu(),
             chosen=chosen,
             candidates=pool.listed(self.problems),
             history=list(self.history),
@@ -432,7 +432,7 @@ class Run:
 
     # ---- fits after this one ---------------------------------------------------------------------
 
-    def follow(self, name: str, run: Run, file: Checkpoint | None) -> None:
+    def follow(self, name: str, run: FitJob, file: Checkpoint | None) -> None:
         """Keep a fit after this one, which is saved with it; continue it from the file's state."""
         if file is not None and name in self.saved_later:
             try:
@@ -453,7 +453,7 @@ class Run:
         pairs = [self.scale.restored(rows) for rows in (self.data.training, self.data.held_out)]
         return fingerprint(
             format=str(STATE_FORMAT),
-            model=described(self.template.model, Unit),
+            model=described(self.template.model, BaseLayer),
             dtypes=self._dtypes,
             device=self.template.device.type,
             seeds=repr(self.seeds),

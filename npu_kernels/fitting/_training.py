@@ -67,7 +67,7 @@ class Search:
         block, index = divmod(self.step, DRAWN_STEPS)
         if block != self._block:
             count, generator = self.rows.x.shape[1], stream("rows", 0, block)
-            shape = (DRAWN_STEPS, min(count, self.recipe.batch))
+            shape = (DRAWN_STEPS, min(count, self.recipe.batch_size))
             drawn = torch.randint(count, shape, generator=generator)
             self._block, self._drawn = block, drawn.to(self.template.device)
         return self._drawn[index : index + limit]
@@ -86,12 +86,12 @@ class Search:
             chosen = self._row_indices(limit)
             x, y, weight = (t[0].contiguous() for t in tensors)
         else:
-            numbers = sum(t.shape[2] for t in tensors) * self.recipe.batch * len(self.problem)
+            numbers = sum(t.shape[2] for t in tensors) * self.recipe.batch_size * len(self.problem)
             drawn = self._row_indices(min(limit, max(1, GATHERED_NUMBERS // numbers)))
             x, y, weight = (t[:, drawn.flatten()][self.problem] for t in tensors)
             chosen = torch.arange(drawn.numel(), device=drawn.device).view_as(drawn)
         count = len(chosen)
-        rates = [self.recipe.rate * 0.5**rung * falling(first + n, steps) for n in range(count)]
+        rates = [self.recipe.lr * 0.5**rung * falling(first + n, steps) for n in range(count)]
         loop = self._loop(x, y, weight, count)
         loop.advance(0, chosen, torch.tensor([rates], dtype=torch.float64))
         self.step += count
@@ -169,7 +169,7 @@ class Refinement:
         self.template, self.rows, self.held, self.rounding = template, rows, held, rounding
         # Clamped weights have no gradient outside of their interval: start inside.
         self.models = models.projected(template)
-        options: dict[str, Any] = {"history": HISTORY, "max_iterations": 2**31}
+        options: dict[str, Any] = {"history_size": HISTORY, "max_iterations": 2**31}
         options |= {"gradient_tolerance": 1e-6, "max_line_search": 15}
         self.solver = LBFGS(self._closure, self.models.flat, **options)
 

@@ -7,26 +7,26 @@
     >>> layer.gate.data = torch.tensor([1.0, 0.999])
     >>> x = torch.rand(200, 2) + 1
     >>> result = formula.simplify(layer, x, x[:, :1] / x[:, 1:], tolerance=1e-3)
-    >>> print(formula.read(result.module, ["a", "b"]))  # print(result) has each step's cost
+    >>> print(formula.extract(result.module, ["a", "b"]))  # print(result) has each step's cost
     y = a/b
 
-`read` needs sympy, ``pip install 'npu_kernels[formula]'``; the rest does not.
+`extract` needs sympy, ``pip install 'npu_kernels[formula]'``; the rest does not.
 """
 
 from npu_kernels.formula._code import TorchFunction
 from npu_kernels.formula._models import as_fraction, nearest_fraction, select
-from npu_kernels.formula._reading import Formula, read
-from npu_kernels.formula._simplify import Change, Simplified, Step, relative_error, simplify
+from npu_kernels.formula._reading import Formula, extract
+from npu_kernels.formula._simplify import Change, SimplifyResult, Step, relative_error, simplify
 
 __all__ = [
     "Change",
     "Formula",
-    "Simplified",
+    "SimplifyResult",
     "Step",
     "TorchFunction",
     "as_fraction",
+    "extract",
     "nearest_fraction",
-    "read",
     "relative_error",
     "select",
     "simplify",

@@ -80,7 +80,7 @@ class Builder:
             return sympy.Float(number)
 
         if not bool(tensor.isfinite().all()):
-            raise ValueError("read: the parameters must be finite, got inf or nan")
+            raise ValueError("extract: the parameters must be finite, got inf or nan")
         return convert(tensor.tolist(), p.tolist(), q.tolist(), exact.tolist())
 
     def parameter(self, layer: Any, *names: str, change: Change = None) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels._common.checks import check_denominator, check_floating, check_module, is_whole
-from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
+from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, BaseLayer, NaiveNPU, RealNPU, iNALU
 from npu_kernels.layers._chains import chain, full_name, replaced_method
 
 # From this size on the numbers of float64 are at least 1/128 apart: too far for fractions.
@@ -77,7 +77,7 @@ def nearest_fraction(weights: Tensor, max_denominator: int = 12) -> Tensor:
 # A Sequential as a list of layers, one model of a batch, and the parameters in a formula.
 
 POWER_UNITS = (NPU, RealNPU, NaiveNPU)
-Layer = Unit | nn.Linear
+Layer = BaseLayer | nn.Linear
 KINDS = (*POWER_UNITS, NAU, NMU, NMRU, NAC, NALU, iNALU, nn.Linear)
 
 
@@ -118,7 +118,7 @@ def check_model(function: str, layers: dict[str, Layer], model: int | None) -> i
 
     Raises ValueError.
     """
-    sizes = {layer.num_models for layer in layers.values() if isinstance(layer, Unit)}
+    sizes = {layer.num_models for layer in layers.values() if isinstance(layer, BaseLayer)}
     counts = sorted(size for size in sizes if size is not None)
     if len(counts) > 1:
         raise ValueError(f"{function}: the layers must have one num_models, got {counts}")
@@ -144,7 +144,7 @@ def value(layer: Layer, name: str, model: int | None) -> Tensor | None:
         return None
     if hasattr(tensor, "full_tensor"):  # a DTensor, of which each rank has a part
         tensor = tensor.full_tensor()
-    if isinstance(layer, Unit) and layer.num_models is not None and model is not None:
+    if isinstance(layer, BaseLayer) and layer.num_models is not None and model is not None:
         tensor = tensor[model]
     return tensor.detach()
 
@@ -188,7 +188,7 @@ def select(module: nn.Module, model: int | None = None) -> nn.Module:
             raise ValueError(f"select: layer {name!r} must not be pruned; {advice}")
     result = copy.deepcopy(module)
     for layer in layers_of("select", result, any_call=True).values():
-        if isinstance(layer, Unit) and layer.num_models is not None and index is not None:
+        if isinstance(layer, BaseLayer) and layer.num_models is not None and index is not None:
             layer.num_models = None
             for name, parameter in list(layer.named_parameters(recurse=False)):
                 tensor = parameter.detach()[index].clone()
@@ -228,7 +228,7 @@ def clip_(module: nn.Module) -> None:
             layer.gate.clamp_(0, 1)
         unclipped = getattr(layer, "sign", "product") != "product"  # an NMRU's cosine has no clip
         if isinstance(layer, (NAU, NMU, NMRU)) and layer.clip and not unclipped:
-            layer.weight.clamp_(*(layer.intervals["weight"] or (None, None)))
+            layer.weight.clamp_(*(layer.parameter_bounds["weight"] or (None, None)))
 
 
 def _nonzero_columns(layer: Any) -> Tensor:

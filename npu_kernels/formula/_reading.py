@@ -1,4 +1,4 @@
-"""The formula that a model computes: `read` and its result."""
+"""The formula that a model computes: `extract` and its result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def require_sympy() -> ModuleType:
 
 @dataclass(frozen=True)
 class Formula:
-    """What a model computes, as expressions; from `read`.
+    """What a model computes, as expressions; from `extract`.
 
     ``str()`` gives one line per output, in Python's operators but with ``|x|``, and ``[x < 0]`` for
     1 where x is negative and 0 elsewhere, decimals rounded to 4 digits. A name that Python could
@@ -119,53 +119,53 @@ def _note(layers: dict[str, Layer], eps: bool) -> str:
     return "eps is left out of the formula: " + "; ".join(parts) + "."
 
 
-def _positive_names(positive: Any, names: Sequence[str]) -> Collection[str]:
-    """Return the names of the inputs that are never negative, from `positive` of `read`."""
-    if isinstance(positive, bool):
-        return names if positive else ()
-    if hasattr(positive, "shape"):  # data [N, I]
-        rule, shape = f"must be data of shape (N, {len(names)})", tuple(positive.shape)
+def _nonnegative_names(nonnegative: Any, names: Sequence[str]) -> Collection[str]:
+    """Return the names of the inputs that are never negative, from `nonnegative` of `extract`."""
+    if isinstance(nonnegative, bool):
+        return names if nonnegative else ()
+    if hasattr(nonnegative, "shape"):  # data [N, I]
+        rule, shape = f"must be data of shape (N, {len(names)})", tuple(nonnegative.shape)
         if len(shape) != 2 or shape[1] != len(names) or not shape[0]:
-            raise ValueError(f"read: positive {rule} if it is data, got shape {shape}")
-        columns = positive.to_numpy().T if hasattr(positive, "columns") else positive.T
+            raise ValueError(f"extract: nonnegative {rule} if it is data, got shape {shape}")
+        columns = nonnegative.to_numpy().T if hasattr(nonnegative, "columns") else nonnegative.T
         return {name for name, column in zip(names, columns, strict=True) if (column >= 0).all()}
-    unknown = sorted(set(positive) - set(names))
+    unknown = sorted(set(nonnegative) - set(names))
     if unknown:
-        raise ValueError(f"read: positive must name inputs, got {unknown}")
-    return positive  # type: ignore[no-any-return]
+        raise ValueError(f"extract: nonnegative must name inputs, got {unknown}")
+    return nonnegative  # type: ignore[no-any-return]
 
 
 def _symbols(
-    sympy: ModuleType, inputs: Sequence[Any] | None, count: int, positive: Any
+    sympy: ModuleType, inputs: Sequence[Any] | None, count: int, nonnegative: Any
 ) -> tuple[Any, ...]:
     if inputs is None:
         inputs = [f"x{i}" for i in range(count)] if count > 1 else ["x"]
     names = [str(name) for name in inputs]
     if isinstance(inputs, str) or len(inputs) != count or len(set(names)) != count:
         rule = f"{count} different names (in_features)"
-        raise ValueError(f"read: inputs must be {rule}, got {inputs!r}")
-    positive = _positive_names(positive, names)
+        raise ValueError(f"extract: inputs must be {rule}, got {inputs!r}")
+    nonnegative = _nonnegative_names(nonnegative, names)
     symbols = []
     for name in inputs:
         if isinstance(name, sympy.Symbol):
             symbols.append(name)
         elif isinstance(name, str) and name.isprintable() and name.strip():
-            assumption = "positive" if name in positive else "real"
+            assumption = "positive" if name in nonnegative else "real"
             symbols.append(sympy.Symbol(name, **{assumption: True}))
         else:
-            raise TypeError(f"read: inputs must be names or sympy symbols, got {name!r}")
+            raise TypeError(f"extract: inputs must be names or sympy symbols, got {name!r}")
     return tuple(symbols)
 
 
 @torch.no_grad()
-def read(
+def extract(
     module: nn.Module,
     inputs: Sequence[Any] | None = None,
     *,
     outputs: Sequence[str] | None = None,
     model: int | None = None,
     eps: bool = False,
-    positive: bool | Collection[str] | Any = False,
+    nonnegative: bool | Collection[str] | Any = False,
     max_denominator: int = 12,
 ) -> Formula:
     """The formula that a model computes.
@@ -183,9 +183,9 @@ def read(
             model then computes with the rounding error of ``cos(pi / 2)``, the formula with 0.
             False: eps is left out of ``|x| + eps``, so that powers read as powers. `Formula.note`
             says what that changes, for inputs not much greater than eps.
-        positive: inputs that are never negative, by name, or True for all: their ``|x|`` is x then,
-            and no ``[x < 0]`` is needed. Or the data, ``[N, I]`` as a tensor, array or DataFrame:
-            the inputs without a negative number.
+        nonnegative: inputs that are never negative, by name, or True for all: their ``|x|`` is x
+            then, and no ``[x < 0]`` is needed. Or the data, ``[N, I]`` as a tensor, array or
+            DataFrame: the inputs without a negative number.
         max_denominator: a weight that is, to its dtype's last digit, a fraction with at most this
             denominator is written as a fraction, unless its size is 2^45 or more. A weight that is
             only near a fraction stays: `simplify` changes it.
@@ -204,27 +204,27 @@ def read(
 
         >>> import torch
         >>> from npu_kernels import RealNPU
-        >>> from npu_kernels.formula import read
+        >>> from npu_kernels.formula import extract
         >>> layer = RealNPU(3, 1)
         >>> layer.weight_re.data = torch.tensor([[1.0, 0.5, -2.0]])
         >>> layer.gate.data = torch.ones(3)
-        >>> print(read(layer, ["a", "b", "c"]))
+        >>> print(extract(layer, ["a", "b", "c"]))
         y = a*sqrt(|b|)*[b >= 0]/c**2
-        >>> print(read(layer, ["a", "b", "c"], positive=True))
+        >>> print(extract(layer, ["a", "b", "c"], nonnegative=True))
         y = a*sqrt(b)/c**2
     """
     sympy = require_sympy()
-    layers = layers_of("read", module)
-    index = check_model("read", layers, model)
-    max_denominator = check_denominator("read", "max_denominator", max_denominator)
+    layers = layers_of("extract", module)
+    index = check_model("extract", layers, model)
+    max_denominator = check_denominator("extract", "max_denominator", max_denominator)
     chain = list(layers.values())
-    symbols = _symbols(sympy, inputs, chain[0].in_features, positive)
+    symbols = _symbols(sympy, inputs, chain[0].in_features, nonnegative)
     count = chain[-1].out_features
     if outputs is None:
         outputs = [f"y{o}" for o in range(count)] if count > 1 else ["y"]
     valid = not isinstance(outputs, str) and len(outputs) == count
     if not valid or not all(name.isprintable() for name in outputs):
-        raise ValueError(f"read: outputs must be {count} names (out_features), got {outputs!r}")
+        raise ValueError(f"extract: outputs must be {count} names (out_features), got {outputs!r}")
 
     from npu_kernels.formula._expressions import Builder
 
@@ -234,6 +234,6 @@ def read(
         values = builder.layer(layer, values)
     for name, expression in zip(outputs, values, strict=True):
         if expression.has(sympy.zoo, sympy.oo, -sympy.oo, sympy.nan):
-            hint = "" if eps else "; read with eps=True, which is finite wherever the model is"
-            raise ValueError(f"read: output {name} is infinite or undefined at all inputs{hint}")
+            hint = "" if eps else "; extract with eps=True, which is finite wherever the model is"
+            raise ValueError(f"extract: output {name} is infinite or undefined at all inputs{hint}")
     return Formula(symbols, tuple(outputs), tuple(values), _note(layers, eps))

@@ -64,7 +64,7 @@ def _number(value: Any) -> float:
         error = float(value)
     except (TypeError, ValueError):
         got = type(value).__name__
-        raise TypeError(f"simplify: score must give a number, got {got}") from None
+        raise TypeError(f"simplify: loss must give a number, got {got}") from None
     return math.inf if math.isnan(error) else error
 
 
@@ -91,13 +91,13 @@ def scorer(
 ) -> tuple[Score, Loss | None]:
     """Return the score of a model as a float, and for data its differentiable form."""
     if (x is None) == (score is None) or (score is not None and y is not None):
-        rule = "either x (with or without y) or score must be given"
+        rule = "either x (with or without y) or loss must be given"
         raise ValueError(f"simplify: {rule}, got both or neither")
     loss = None if x is None else _data_loss(module, x, y)
     function: Callable[[nn.Module], Any] | None = loss or score
     if not callable(function):
         got = type(function).__name__
-        raise TypeError(f"simplify: score must be a function of the model, got {got}")
+        raise TypeError(f"simplify: loss must be a function of the model, got {got}")
 
     def error(candidate: nn.Module) -> float:
         with torch.no_grad():
@@ -177,14 +177,14 @@ class Step:
         name: "gates", "prune", "unused" or "round".
         before: the model's error before the step.
         after: the model's error after the step.
-        parameters: the number of parameters that are not 0 after the step.
+        n_parameters: the number of parameters that are not 0 after the step.
         changes: all that were tried.
     """
 
     name: str
     before: float
     after: float
-    parameters: int
+    n_parameters: int
     changes: tuple[Change, ...]
 
     @property
@@ -193,7 +193,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Simplified:
+class SimplifyResult:
     """A simplified copy of a model, and its record.
 
     ``str()`` is a table of the steps; `details` lists every change.
@@ -201,23 +201,23 @@ class Simplified:
     Attributes:
         module: one model, without `num_models`.
         error: of the original model.
-        parameters: the number of parameters that were not 0 in the original model.
+        n_parameters: the number of parameters that were not 0 in the original model.
         steps: in the order in which they were done.
     """
 
     module: nn.Module
     error: float
-    parameters: int
+    n_parameters: int
     steps: tuple[Step, ...]
 
     def __str__(self) -> str:
         head = ("step", "parameters", "changed", "rejected", "error", "cost", "most for one")
-        rows = [head, ("given", str(self.parameters), "", "", f"{self.error:.3e}", "", "")]
+        rows = [head, ("given", str(self.n_parameters), "", "", f"{self.error:.3e}", "", "")]
         for step in self.steps:
             errors = [step.before, *(change.error for change in step.accepted)]
             highest = max((after - before for before, after in pairwise(errors)), default=0.0)
             accepted = len(step.accepted)
-            counts = str(step.parameters), str(accepted), str(len(step.changes) - accepted)
+            counts = str(step.n_parameters), str(accepted), str(len(step.changes) - accepted)
             costs = f"{step.after:.3e}", f"{step.after - step.before:+.1e}", f"{highest:+.1e}"
             rows.append((step.name, *counts, *costs))
         return "\n".join("{:<8}{:>12}{:>12}{:>12}{:>12}{:>12}{:>14}".format(*row) for row in rows)
@@ -416,7 +416,7 @@ def _simplifier(
     clip_(module)
     if not callable(refit) and refit:
         if loss is None:
-            rule = "refit must be a function where score is given"
+            rule = "refit must be a function where loss is given"
             raise ValueError(f"simplify: {rule}, got a number of iterations")
         fit = lbfgs(loss, refit)
     error = measure(module)
@@ -463,9 +463,9 @@ def simplify(
     max_denominator: int = 4,
     tolerance: float | str | None = "auto",
     model: int | None = None,
-    score: Score | None = None,
+    loss: Score | None = None,
     refit: int | Refit = 0,
-) -> Simplified:
+) -> SimplifyResult:
     """A copy of a model with simpler weights, and what each step and each change cost.
 
     Args:
@@ -489,14 +489,14 @@ def simplify(
             y, weights of sums (NAU, Linear) become 0, 1 or -1 by this rule, and other fractions
             only where that costs nothing, because a measured constant is no fraction.
         model: index of the model where the layers have `num_models`.
-        score: instead of x and y: a function of the model that gives its error, for example of a
+        loss: instead of x and y: a function of the model that gives its error, for example of a
             trajectory.
         refit: iterations of L-BFGS on the data after each change, in which simplified entries stay
             as they are; or a function ``(module, fixed)`` that trains the module in place where
             ``fixed[name]`` is false. A refit that makes the error greater is undone. 0: the other
             weights stay as they are.
 
-    Errors are `relative_error` unless `score` is given; nan counts as inf. Time: about two
+    Errors are `relative_error` unless `loss` is given; nan counts as inf. Time: about two
     evaluations of the model per candidate. With a refit, each change adds an evaluation for every
     remaining candidate, and the refit itself.
 
@@ -523,7 +523,7 @@ def simplify(
         tolerance = check_number("simplify", "tolerance", tolerance, **rules)
     if not callable(refit):
         refit = check_whole("simplify", "refit", refit, 0, other="a function")
-    simplifier = _simplifier(select(module, model), x, y, tolerance, score, refit)
+    simplifier = _simplifier(select(module, model), x, y, tolerance, loss, refit)
     error, parameters = simplifier.error, simplifier.parameters()
     for name in steps:
         if name == "gates":
@@ -532,4 +532,4 @@ def simplify(
             simplifier.prune(threshold)
         else:
             simplifier.round(max_denominator)
-    return Simplified(simplifier.module, error, parameters, tuple(simplifier.steps))
+    return SimplifyResult(simplifier.module, error, parameters, tuple(simplifier.steps))

@@ -74,7 +74,7 @@ from npu_kernels._operators.operands import EPS
 from npu_kernels.interop import reference_layers
 from npu_kernels.interop._published import EPS_NAMES, PUBLIC_NAMES, Trial, names_of, stated_eps
 from npu_kernels.interop.reference_layers import EAGER, LAYOUTS, PublishedNPU
-from npu_kernels.layers import NPU, NaiveNPU, RealNPU, Unit
+from npu_kernels.layers import NPU, BaseLayer, NaiveNPU, RealNPU
 
 _FUSED = {eager: fused for fused, eager in EAGER.items()}
 
@@ -105,7 +105,7 @@ def from_parameters(
     eps: float | None = None,
     gate_gradient: str = "clip",
     layout: str | None = None,
-) -> Unit:
+) -> BaseLayer:
     """Make a fused layer of arrays or tensors by published names, ``{"Re": ..., "Im": ..., ...}``.
 
     Args:
@@ -148,7 +148,7 @@ def from_parameters(
         got = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
         raise TypeError(f"from_parameters: all tensors must have one dtype, got {got}")
     options: dict[str, Any] = {"eps": eps, "device": "meta", "dtype": weight_re.dtype}
-    layer: Unit
+    layer: BaseLayer
     if weight_im is not None and gate is not None:
         layer = NPU(shape[1], shape[0], gate_gradient=gate_gradient, **options)
     elif gate is not None:
@@ -362,7 +362,7 @@ def _convert(
     ]
     layers = {named[path] for path in (*renewed, *reclassed)}
     _check_sharded(function, named, renewed, classes)
-    results = (Unit, PublishedNPU)
+    results = (BaseLayer, PublishedNPU)
     done = (isinstance(m, results) and not _is_derived(m, classes) for m in named.values())
     if not layers and not any(done):
         kinds = ", ".join(sorted({type(module).__name__ for module in named.values()}))
@@ -421,7 +421,7 @@ def swap(
     """
 
     def is_renewed(module: nn.Module) -> bool:
-        ours = isinstance(module, (Unit, torch.jit.ScriptModule))
+        ours = isinstance(module, (BaseLayer, torch.jit.ScriptModule))
         return not ours and names_of(module) is not None
 
     def change(who: str, module: nn.Module) -> _Change:

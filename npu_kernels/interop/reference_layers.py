@@ -37,7 +37,7 @@ def _by_formula(layer: str, x: Tensor, *weights: Tensor | None, **options: Any) 
     return call(layer, getattr(reference, layer), x, weights, **options)
 
 
-def _power(layer: layers.PowerUnit, x: Tensor) -> Tensor:
+def _power(layer: layers.PowerLayer, x: Tensor) -> Tensor:
     weights = [getattr(layer, name) for name in ops.WEIGHTS["npu"]]
     return _by_formula("npu", x, *weights, eps=layer.eps, gate_gradient=layer.gate_gradient)
 

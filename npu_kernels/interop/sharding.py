@@ -30,7 +30,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from npu_kernels._common.checks import check_choice
 from npu_kernels._operators import ops
-from npu_kernels.layers import Unit
+from npu_kernels.layers import BaseLayer
 
 
 def _placements(layer: ops.Layer, x: Any, weight: Any, over: str) -> dict[str, tuple[Any, Any]]:
@@ -112,14 +112,14 @@ def _distribute(
             module.register_parameter(key, nn.Parameter(tensor, parameter.requires_grad))
 
 
-class UnitParallel(ParallelStyle):
+class LayerParallel(ParallelStyle):
     """A unit's style for `torch.distributed.tensor.parallel.parallelize_module`.
 
-    `parallelize_module(model, mesh, {"0": UnitParallel("outputs")})` spreads the first unit.
+    `parallelize_module(model, mesh, {"0": LayerParallel("outputs")})` spreads the first unit.
 
     Args:
-        over: what is spread over the ranks of a one-dimensional mesh: "rows" of x, which are its
-            dimension before the last; "outputs", as by torch's `ColwiseParallel`; "models".
+        over: what is spread over the ranks of a one-dimensional mesh: "batch" for the rows of x,
+            its dimension before the last; "outputs", as by torch's `ColwiseParallel`; "models".
         input_layouts: the placement of x where it is a plain tensor. Default: `Replicate()`.
         output_layouts: the placement of y. Default: as the unit computes it, `Shard` over its rows,
             outputs or models.
@@ -138,18 +138,18 @@ class UnitParallel(ParallelStyle):
         output_layouts: dt.Placement | None = None,
         use_local_output: bool = True,
     ) -> None:
-        check_choice("UnitParallel", "over", over, ("rows", "outputs", "models"))
+        check_choice("LayerParallel", "over", over, ("batch", "outputs", "models"))
         self.over, self.use_local_output = over, use_local_output
         self.input_layouts = input_layouts or dt.Replicate()
         self.output_layouts = output_layouts
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        if not isinstance(module, Unit):
+        if not isinstance(module, BaseLayer):
             kind = type(module).__name__
-            raise TypeError(f"UnitParallel: module must be a unit of npu_kernels, got {kind}")
+            raise TypeError(f"LayerParallel: module must be a unit of npu_kernels, got {kind}")
         models = 0 if module.num_models is None else 1
         if self.over == "models" and not models:
-            raise ValueError("UnitParallel: num_models must not be None where over='models'")
+            raise ValueError("LayerParallel: num_models must not be None where over='models'")
 
         def placement(parameter: Tensor) -> dt.Placement:
             if self.over == "models":
@@ -166,7 +166,7 @@ class UnitParallel(ParallelStyle):
             if not isinstance(x, dt.DTensor):
                 x = dt.DTensor.from_local(x, mesh, [self.input_layouts], run_check=False)
             target: dt.Placement = dt.Replicate()
-            if self.over == "rows":
+            if self.over == "batch":
                 target = dt.Shard(x.dim() - 2)
             elif self.over == "models" and x.dim() > 2:
                 target = dt.Shard(0)
@@ -189,7 +189,7 @@ def shard_models(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     in forward or backward except the gradient of x, if it needs one. Raises ValueError for a model
     with parameters outside of such units, or with more than one K.
     """
-    units = [module for module in model.modules() if isinstance(module, Unit)]
+    units = [module for module in model.modules() if isinstance(module, BaseLayer)]
     owned = {id(parameter) for unit in units for parameter in unit.parameters(recurse=False)}
     model_counts = {unit.num_models for unit in units}
     strangers = any(id(parameter) not in owned for parameter in model.parameters())
@@ -211,4 +211,4 @@ def shard_models(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return dt.distribute_module(model, mesh, split, enter)  # type: ignore[arg-type]
 
 
-__all__ = ["UnitParallel", "shard_models"]
+__all__ = ["LayerParallel", "shard_models"]

@@ -20,7 +20,7 @@ def glorot_(parameter: Tensor, scale: float = 1.0) -> Tensor:
     return nn.init.uniform_(parameter, -bound, bound)
 
 
-class Unit(nn.Module):
+class BaseLayer(nn.Module):
     """Base of the modules of this package: their sizes, and the intervals of their parameters.
 
     Args:
@@ -35,9 +35,9 @@ class Unit(nn.Module):
 
     # What `training.project_` clamps: parameter -> its interval, None where the caller chooses the
     # bound.
-    intervals: ClassVar[dict[str, tuple[float, float] | None]] = {}
+    parameter_bounds: ClassVar[dict[str, tuple[float, float] | None]] = {}
     # Whether `training.regularizer` draws its weights to whole numbers.
-    whole_weights: ClassVar[bool] = False
+    integer_weights: ClassVar[bool] = False
 
     def __init__(self, in_features: int, out_features: int, num_models: int | None = None) -> None:
         super().__init__()
@@ -71,10 +71,10 @@ class Unit(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}{models}"
 
 
-class ClippedUnit(Unit):
+class ClippedLayer(BaseLayer):
     """A unit of one weight ``[O, I]`` that `clip` bounds, and that training makes whole."""
 
-    whole_weights: ClassVar[bool] = True
+    integer_weights: ClassVar[bool] = True
     weight: Tensor
 
     def __init__(

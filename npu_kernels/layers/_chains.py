@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from npu_kernels import layers
-from npu_kernels.layers import PowerUnit, Unit
+from npu_kernels.layers import BaseLayer, PowerLayer
 
 # Layers whose forward does the same at every call: without random numbers, counters, branches.
 STEADY: tuple[type[nn.Module], ...] = (
@@ -20,7 +20,7 @@ STEADY: tuple[type[nn.Module], ...] = (
 # replace them later. A Sequential calls its parts in the order of __iter__.
 _CALLS = ("forward", "_call_impl", "__call__")
 _methods_of, _methods_of_sequential = attrgetter(*_CALLS), attrgetter(*_CALLS, "__iter__")
-_DEFINED: dict[type, tuple[Any, ...]] = {kind: _methods_of(kind) for kind in (*STEADY, PowerUnit)}
+_DEFINED: dict[type, tuple[Any, ...]] = {kind: _methods_of(kind) for kind in (*STEADY, PowerLayer)}
 _DEFINED[nn.Sequential] = _methods_of_sequential(nn.Sequential)
 
 
@@ -75,13 +75,13 @@ def chain(
     return parts
 
 
-def units_of(model: nn.Module) -> list[tuple[str, Unit]]:
+def units_of(model: nn.Module) -> list[tuple[str, BaseLayer]]:
     """Return the paths and units of a chain of different units and Identities; [] for others."""
     parts = [(path, layer) for path, layer in chain(model) if not isinstance(layer, nn.Identity)]
     units = [
         (path, layer)
         for path, layer in parts
-        if isinstance(layer, Unit) and replaced_method(layer) is None
+        if isinstance(layer, BaseLayer) and replaced_method(layer) is None
     ]
     return units if len(parts) == len({id(unit) for _, unit in units}) else []
 
@@ -91,7 +91,7 @@ def num_models_of(function: str, modules: Iterable[nn.Module]) -> int | None:
 
     modules: all of the model, as `nn.Module.modules` gives them.
     """
-    counts = {unit.num_models for unit in modules if isinstance(unit, Unit)}
+    counts = {unit.num_models for unit in modules if isinstance(unit, BaseLayer)}
     if len(counts) > 1:
         rule, got = "the units of one model must have one num_models", sorted(counts, key=str)
         raise ValueError(f"{function}: {rule}, got {got}")

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from npu_kernels import functional
 from npu_kernels._common.checks import check_flag, check_number
-from npu_kernels.layers._base import Device, Unit, glorot_
+from npu_kernels.layers._base import BaseLayer, Device, glorot_
 
 __all__ = ["NAC", "NALU", "iNALU"]
 
 
-class NAC(Unit):
+class NAC(BaseLayer):
     """Neural Accumulator, a layer, the additive path of the NALU.
 
         y = (tanh(weight) * sigmoid(mask)) x
@@ -59,7 +59,7 @@ class NAC(Unit):
         return functional.nac(x, self.weight, self.mask)
 
 
-class NALU(Unit):
+class NALU(BaseLayer):
     """Neural Arithmetic Logic Unit, a layer.
 
         a = nac(x)      m = exp(nac(log(|x| + eps)))      g = sigmoid(G x + bias)
@@ -131,7 +131,7 @@ class NALU(Unit):
         return f"{super().extra_repr()}, bias={self.gate_bias is not None}, eps={self.eps}"
 
 
-class iNALU(Unit):
+class iNALU(BaseLayer):
     """Improved Neural Arithmetic Logic Unit, a layer.
 
         a = nac(x)                                     with weight_add, mask_add

@@ -7,12 +7,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from npu_kernels import functional
-from npu_kernels.layers._base import ClippedUnit
+from npu_kernels.layers._base import ClippedLayer
 
 __all__ = ["NAU"]
 
 
-class NAU(ClippedUnit):
+class NAU(ClippedLayer):
     """Neural Addition Unit, a layer: ``y = A x``, with ``A = min(max(weight, -1), 1)``.
 
     Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
@@ -37,7 +37,7 @@ class NAU(ClippedUnit):
         torch.Size([100, 4])
     """
 
-    intervals: ClassVar[dict[str, tuple[float, float] | None]] = {"weight": (-1.0, 1.0)}
+    parameter_bounds: ClassVar[dict[str, tuple[float, float] | None]] = {"weight": (-1.0, 1.0)}
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from npu_kernels import functional
 from npu_kernels._common.checks import check_choice, check_flag, check_number
-from npu_kernels.layers._base import ClippedUnit, Device, Unit
+from npu_kernels.layers._base import BaseLayer, ClippedLayer, Device
 
 __all__ = ["NMRU", "NMU"]
 
 
-class NMU(ClippedUnit):
+class NMU(ClippedLayer):
     """Neural Multiplication Unit, a layer: ``y_o = prod_i (M_oi x_i + 1 - M_oi)``.
 
     The weight is clipped: ``M = min(max(weight, 0), 1)``.
@@ -41,7 +41,7 @@ class NMU(ClippedUnit):
         torch.Size([100, 4])
     """
 
-    intervals: ClassVar[dict[str, tuple[float, float] | None]] = {"weight": (0.0, 1.0)}
+    parameter_bounds: ClassVar[dict[str, tuple[float, float] | None]] = {"weight": (0.0, 1.0)}
 
     def reset_parameters(self) -> None:
         """Draw the weight anew, in place: U(0, 1)."""
@@ -52,7 +52,7 @@ class NMU(ClippedUnit):
         return functional.nmu(x, self.weight, clip=self.clip)
 
 
-class NMRU(Unit):
+class NMRU(BaseLayer):
     """Neural Multiplicative Reciprocal Unit, a layer that also divides.
 
     It is the `NMU` of ``x' = [x, 1 / (x + eps)]``.
@@ -90,8 +90,8 @@ class NMRU(Unit):
         torch.Size([100, 4])
     """
 
-    intervals: ClassVar[dict[str, tuple[float, float] | None]] = {"weight": (0.0, 1.0)}
-    whole_weights: ClassVar[bool] = True
+    parameter_bounds: ClassVar[dict[str, tuple[float, float] | None]] = {"weight": (0.0, 1.0)}
+    integer_weights: ClassVar[bool] = True
     weight: Tensor
 
     def __init__(

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from npu_kernels import functional
 from npu_kernels._common.checks import check_choice, check_number
-from npu_kernels.layers._base import Device, Unit, glorot_
+from npu_kernels.layers._base import BaseLayer, Device, glorot_
 
 __all__ = ["NPU", "NaiveNPU", "RealNPU"]
 
 
-class PowerUnit(Unit):
+class PowerLayer(BaseLayer):
     """Options and initialisation of the three units; a parameter that a unit lacks is None."""
 
-    intervals: ClassVar[dict[str, tuple[float, float] | None]] = {
+    parameter_bounds: ClassVar[dict[str, tuple[float, float] | None]] = {
         "weight_re": None,
         "weight_im": None,
         "gate": (0.0, 1.0),
@@ -71,7 +71,7 @@ class PowerUnit(Unit):
         return super().extra_repr() + options
 
 
-class NPU(PowerUnit):
+class NPU(PowerLayer):
     """Neural Power Unit, a layer with complex exponents and a relevance gate.
 
         r = g (|x| + eps) + (1 - g)      g = min(max(gate, 0), 1)
@@ -122,7 +122,7 @@ class NPU(PowerUnit):
         self._create({"weight_re": "OI", "weight_im": "OI", "gate": "I"}, device, dtype)
 
 
-class RealNPU(PowerUnit):
+class RealNPU(PowerLayer):
     """Real Neural Power Unit, a layer: the `NPU` with real exponents, whose weights read as powers.
 
         r = g (|x| + eps) + (1 - g)      g = min(max(gate, 0), 1)
@@ -169,7 +169,7 @@ class RealNPU(PowerUnit):
         self._create({"weight_re": "OI", "gate": "I"}, device, dtype)
 
 
-class NaiveNPU(PowerUnit):
+class NaiveNPU(PowerLayer):
     """Naive Neural Power Unit, a layer: the `NPU` without its gate.
 
         y = exp(Wr log r - pi Wi k) cos(Wi log r + pi Wr k)

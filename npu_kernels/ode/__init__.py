@@ -18,22 +18,22 @@ from npu_kernels.ode._methods import METHODS
 from npu_kernels.ode._rollout import integrate, rollout
 
 if TYPE_CHECKING:
+    from npu_kernels.equations._series.diagnostics import Diagnostics, PoorFitWarning
     from npu_kernels.equations._series.estimates import Estimate
     from npu_kernels.equations._series.fit import fit
-    from npu_kernels.equations._series.result import SeriesFit
-    from npu_kernels.equations._series.verdict import PoorFitWarning, Verdict
+    from npu_kernels.equations._series.result import SeriesFitResult
 
 __all__ = [
     "METHODS",
+    "Diagnostics",
     "Estimate",
     "InaccurateError",
     "NonFiniteError",
     "PoorFitWarning",
-    "SeriesFit",
+    "SeriesFitResult",
     "Statistics",
     "StepSizeError",
     "StiffWarning",
-    "Verdict",
     "first_nonfinite",
     "fit",
     "integrate",
@@ -48,9 +48,9 @@ if not TYPE_CHECKING:
         __name__,
         {
             "Estimate": f"{_SERIES}.estimates",
-            "PoorFitWarning": f"{_SERIES}.verdict",
-            "SeriesFit": f"{_SERIES}.result",
-            "Verdict": f"{_SERIES}.verdict",
+            "PoorFitWarning": f"{_SERIES}.diagnostics",
+            "SeriesFitResult": f"{_SERIES}.result",
+            "Diagnostics": f"{_SERIES}.diagnostics",
             "fit": f"{_SERIES}.fit",
         },
     )

@@ -528,15 +528,16 @@ class Statistics(NamedTuple):
     """The steps of each trajectory, ``[(K,) (B,)]`` each.
 
     Attributes:
-        accepted: steps.
-        rejected: steps.
-        evaluations: of the model: two for the size of the first step; six for a step of an explicit
-            method, and for one of an implicit method Newton's iterations and its Jacobian.
+        n_accepted: number of steps that were accepted.
+        n_rejected: number of steps that were tried and rejected.
+        n_evaluations: number of the model's evaluations: two for the size of the first step; six
+            for a step of an explicit method, and for one of an implicit method Newton's iterations
+            and its Jacobian.
     """
 
-    accepted: Tensor
-    rejected: Tensor
-    evaluations: Tensor
+    n_accepted: Tensor
+    n_rejected: Tensor
+    n_evaluations: Tensor
 
 
 def integrate(options: checks.Options, u0: Tensor, weights: Weights) -> Any:
@@ -574,7 +575,7 @@ def integrate(options: checks.Options, u0: Tensor, weights: Weights) -> Any:
     else:
         result = _solve(call, times, u0, weights)
     _report(options, call, result, weights)
-    if not options.statistics:
+    if not options.return_statistics:
         return result.path
     counts = result.counts if has_starts else result.counts.squeeze(-2)
     accepted, rejected, _, _, evaluations = counts.clone().unbind(-1)

@@ -43,9 +43,9 @@ class Options(NamedTuple):
     max_steps: Any
     memory: Any
     nonfinite: Any
-    derivatives: Any
-    error: Any
-    statistics: Any
+    return_derivatives: Any
+    return_error: Any
+    return_statistics: Any
     eps: Any
     gate_gradient: Any
     clip: Any
@@ -74,12 +74,12 @@ class Options(NamedTuple):
         numbers = check()
         for name in ("memory", "nonfinite"):
             check_choice(self.function, name, getattr(self, name), _CHOICES[name])
-        for name in ("derivatives", "error", "statistics", "clip"):
+        for name in ("return_derivatives", "return_error", "return_statistics", "clip"):
             check_flag(self.function, name, getattr(self, name))
         return self._replace(**numbers) if numbers else self
 
     def _check_fixed(self) -> dict[str, Any]:
-        defaults = {"rtol": RTOL, "atol": None, "max_steps": MAX_STEPS, "statistics": False}
+        defaults = {"rtol": RTOL, "atol": None, "max_steps": MAX_STEPS, "return_statistics": False}
         for name, default in defaults.items():
             if (value := getattr(self, name)) != default:
                 raise ValueError(
@@ -99,7 +99,7 @@ class Options(NamedTuple):
                 f"{function}: t is for the methods that choose their own steps, "
                 f"{', '.join(_FIRST)} and {_LAST}; method {method!r} takes steps and dt"
             )
-        for name in ("steps", "dt", "derivatives", "error"):
+        for name in ("steps", "dt", "return_derivatives", "return_error"):
             if (value := getattr(self, name)) is not None and value is not False:
                 advice = _ADVICE.get(name, "takes t, the times of the result, rtol and atol")
                 raise ValueError(
@@ -119,8 +119,8 @@ class Options(NamedTuple):
 _CHOICES = {"memory": ("full", "checkpointed"), "nonfinite": ("raise", "keep")}
 _TOLERANCES = "rtol", "atol"
 _ADVICE = {
-    "derivatives": "has its states at any times: t may be as dense as you like",
-    "error": "keeps its error below rtol and atol",
+    "return_derivatives": "has its states at any times: t may be as dense as you like",
+    "return_error": "keeps its error below rtol and atol",
 }
 
 

@@ -215,7 +215,7 @@ def integrate_with_inputs(
             f"{function}: u0 must have last dimension {states} (the NAU's out_features) beside "
             f"inputs, got shape {tuple(u0.shape)}"
         )
-    if options.error:
+    if options.return_error:
         raise ValueError(f"{function}: error must be False beside inputs, got True")
     if options.is_adaptive:
         times = checks.check_times(function, options.t)
@@ -246,9 +246,9 @@ def integrate_with_inputs(
         return path[..., :states]  # type: ignore[no-any-return]
 
     path = along(parts, u0, piece_of)
-    if options.derivatives:
+    if options.return_derivatives:
         behind = [part[..., 1:, :states] for part in extras]
         return path, torch.cat([extras[0][..., :1, :states], *behind], -2)
-    if options.statistics:
+    if options.return_statistics:
         return path, Statistics._make(map(sum, zip(*extras, strict=True)))
     return path

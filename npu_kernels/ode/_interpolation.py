@@ -28,8 +28,8 @@ def interpolate(
             + t (t - 1) ((1 - 2 t) (u_{n+1} - u_n) + (t - 1) dt k_n + t dt k_{n+1})
 
     derivatives: the slopes ``[..., steps + 1, D]``, for "hermite":
-        ``rollout(..., derivatives=True)`` returns them for fixed steps. The path of an adaptive
-        method needs no interpolation: `rollout` gives its states at any times t.
+        ``rollout(..., return_derivatives=True)`` returns them for fixed steps. The path of an
+        adaptive method needs no interpolation: `rollout` gives its states at any times t.
 
     At a step's own time the result is that state, to the bit. A state that is not finite does not
     touch the times before its step. Raises ValueError for times outside of the trajectory.
@@ -40,7 +40,8 @@ def interpolate(
     if (method == "hermite") != (derivatives is not None):
         raise ValueError(
             "interpolate: derivatives must be given for method 'hermite' (rollout(..., steps=.., "
-            "dt=.., derivatives=True) returns them; adaptive steps need no interpolation: their t "
+            "dt=.., return_derivatives=True) returns them; adaptive steps need no "
+            "interpolation: their t "
             f"may be as dense as you like) and only for it, got method {method!r}"
         )
     if derivatives is not None:

@@ -30,7 +30,7 @@ from npu_kernels._operators.autograd import (
     outside_of_transforms,
     undifferentiated,
 )
-from npu_kernels.layers import NAU, PowerUnit
+from npu_kernels.layers import NAU, PowerLayer
 from npu_kernels.layers._chains import replaced_method
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
@@ -240,7 +240,7 @@ def layers_of(
     units: str = "NPU, RealNPU or NaiveNPU",
     advice: str = "; torchdiffeq's odeint takes any model",
     inputs: int = 0,
-) -> tuple[PowerUnit, NAU]:
+) -> tuple[PowerLayer, NAU]:
     """Return the two layers of a model that the fused loop knows; raise TypeError or ValueError.
 
     units: what the messages call the first layer. advice: the end of the messages. inputs: features
@@ -253,7 +253,7 @@ def layers_of(
     if not isinstance(model, nn.Sequential) or len(model) != 2:
         raise TypeError(f"{rule}, got {type(model).__name__}{names}{advice}")
     power, nau = model
-    for layer, base in ((power, PowerUnit), (nau, NAU)):
+    for layer, base in ((power, PowerLayer), (nau, NAU)):
         fits = isinstance(layer, base) and type(layer).forward is base.forward
         # A compiler cannot trace the comparison with methods that were noted before.
         if not fits or not (is_compiling() or replaced_method(layer) is None):

@@ -66,7 +66,7 @@ def integrate_each_start(
             if rest:
                 counts[n] = Statistics._make(part[..., position] for part in rest[0])
     path = torch.stack([paths[n] for n in range(len(rows))], -3)
-    if not options.statistics:
+    if not options.return_statistics:
         return path
     columns = zip(*(counts[n] for n in range(len(rows))), strict=True)
     return path, Statistics._make(torch.stack(column, -1) for column in columns)
@@ -129,9 +129,9 @@ def rollout(
     max_steps: int = checks.MAX_STEPS,
     memory: str = "full",
     nonfinite: str = "raise",
-    derivatives: bool = False,
-    error: bool = False,
-    statistics: bool = False,
+    return_derivatives: bool = False,
+    return_error: bool = False,
+    return_statistics: bool = False,
     inputs: Inputs | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """The trajectory of ``u' = model(u)`` at times 0, dt, .. steps dt, or by adaptive steps at t.
@@ -171,13 +171,13 @@ def rollout(
             with inf and nan are returned, and do not affect those of the other models and starts.
             Where adaptive steps end early, which "raise" reports as a `StepSizeError`, the states
             after that time are nan and have no gradient.
-        derivatives: of fixed steps: return also ``model(u)`` at every state, for `interpolate`;
-            gradients flow through it.
-        error: of fixed steps: return also an estimate of the error of every state, from a second
-            run with steps of half the size. It has no gradient. Together this takes three times as
-            long. With nonfinite="raise", a trajectory whose error exceeds its states raises
-            `InaccurateError`, which says whether the model is stiff and what to do.
-        statistics: of adaptive steps: return also how many there were, a `Statistics`.
+        return_derivatives: of fixed steps: return also ``model(u)`` at every state, for
+            `interpolate`; gradients flow through it.
+        return_error: of fixed steps: return also an estimate of the error of every state, from a
+            second run with steps of half the size. It has no gradient. Together this takes three
+            times as long. With nonfinite="raise", a trajectory whose error exceeds its states
+            raises `InaccurateError`, which says whether the model is stiff and what to do.
+        return_statistics: of adaptive steps: return also how many there were, a `Statistics`.
         inputs: known columns v(t), such as a forcing or a dose: ``(times, values)``, times ``[T]``
             and values ``[T]`` or ``[T, J]``, linear between the times, the same for all models and
             starts. The NPU then has D + J in_features, the states first: ``u' = model(u, v)``. The
@@ -187,8 +187,8 @@ def rollout(
 
     Returns:
         The trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t. With
-        `derivatives`, `error` or both, or with `statistics`, a tuple with these after it, in that
-        order.
+        `return_derivatives`, `return_error` or both, or with `return_statistics`, a tuple with
+        these after it, in that order.
 
     With an adaptive method every trajectory has its own steps, chosen by a PI controller
     (Hairer's). Between its steps the result is the pair's interpolant, of order 4. A trajectory for
@@ -228,9 +228,9 @@ def rollout(
         max_steps=max_steps,
         memory=memory,
         nonfinite=nonfinite,
-        derivatives=derivatives,
-        error=error,
-        statistics=statistics,
+        return_derivatives=return_derivatives,
+        return_error=return_error,
+        return_statistics=return_statistics,
         eps=power.eps,
         gate_gradient=power.gate_gradient,
         clip=nau.clip,
@@ -255,9 +255,9 @@ def integrate(
     max_steps: int = checks.MAX_STEPS,
     memory: str = "full",
     nonfinite: str = "raise",
-    derivatives: bool = False,
-    error: bool = False,
-    statistics: bool = False,
+    return_derivatives: bool = False,
+    return_error: bool = False,
+    return_statistics: bool = False,
     eps: float | None = None,
     gate_gradient: str = CLIP,
     clip: bool = True,
@@ -279,8 +279,8 @@ def integrate(
         clip: clip the NAU's weight to [-1, 1].
 
     Returns the trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t; with
-    `derivatives`, `error` or both, or with `statistics`, a tuple with these after it. Raises
-    ValueError for shapes and values, TypeError for dtypes.
+    `return_derivatives`, `return_error` or both, or with `return_statistics`, a tuple with these
+    after it. Raises ValueError for shapes and values, TypeError for dtypes.
     """
     options = Options(
         function="integrate",
@@ -293,9 +293,9 @@ def integrate(
         max_steps=max_steps,
         memory=memory,
         nonfinite=nonfinite,
-        derivatives=derivatives,
-        error=error,
-        statistics=statistics,
+        return_derivatives=return_derivatives,
+        return_error=return_error,
+        return_statistics=return_statistics,
         eps=eps,
         gate_gradient=gate_gradient,
         clip=clip,
@@ -316,7 +316,7 @@ def _solved(
     if options.is_adaptive:
         result: Tensor | tuple[Tensor, ...] = adaptive.integrate(options, u0, weights)
         return result
-    return (_with_error if options.error else _by_fixed_steps)(options, u0, weights)
+    return (_with_error if options.return_error else _by_fixed_steps)(options, u0, weights)
 
 
 def _by_fixed_steps(options: Options, u0: Tensor, weights: Weights) -> Tensor | tuple[Tensor, ...]:
@@ -330,7 +330,7 @@ def _by_fixed_steps(options: Options, u0: Tensor, weights: Weights) -> Tensor | 
         gate_gradient=options.gate_gradient,
         clip=options.clip,
         memory=options.memory,
-        derivatives=options.derivatives,
+        derivatives=options.return_derivatives,
         has_starts=False,
     )
     fast = by_fast_path(loop, u0, weights)
@@ -339,7 +339,7 @@ def _by_fixed_steps(options: Options, u0: Tensor, weights: Weights) -> Tensor | 
         if raises and not finite:
             has_models, has_starts = weights[0].dim() == 3, u0.dim() == weights[0].dim()
             checks.raise_nonfinite(options.function, trajectory, slopes, has_models, has_starts)
-        return (trajectory, slopes) if options.derivatives else trajectory
+        return (trajectory, slopes) if options.return_derivatives else trajectory
     eps, has_starts = checks.check_operands(options, u0, weights)
     if raises and (is_compiling() or is_tracing() or torch._C._are_functorch_transforms_active()):
         raise RuntimeError(
@@ -361,7 +361,7 @@ def _with_error(options: Options, u0: Tensor, weights: Weights) -> tuple[Tensor,
     outputs = result if isinstance(result, tuple) else (result,)
     trajectory, derivatives = outputs[0], outputs[1] if len(outputs) > 1 else None
     with torch.no_grad():
-        second = first._replace(steps=2 * options.steps, dt=dt / 2, derivatives=False)
+        second = first._replace(steps=2 * options.steps, dt=dt / 2, return_derivatives=False)
         halved = _by_fixed_steps(second, u0, weights)
         assert isinstance(halved, Tensor)
         error = checks.estimate(trajectory, halved, options.order)

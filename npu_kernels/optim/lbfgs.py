@@ -39,7 +39,7 @@ from torch import Tensor
 from npu_kernels._common.checks import check_number, check_whole
 from npu_kernels._jobs.checkpoint import like
 
-__all__ = ["LBFGS", "Result", "Status", "lbfgs"]
+__all__ = ["LBFGS", "LBFGSResult", "Status", "lbfgs"]
 
 Closure = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -60,23 +60,23 @@ class Status(IntEnum):
     EVALUATIONS = 7
 
 
-class Result(NamedTuple):
+class LBFGSResult(NamedTuple):
     """Where the problems ended.
 
     Attributes:
         x: the last points ``[K, N]``.
         f: the values at x ``[K]``.
         gradient: ``|g|_inf`` at x ``[K]``.
-        iterations: their numbers ``[K]``.
-        evaluations: their numbers ``[K]``.
+        n_iterations: numbers of iterations ``[K]``.
+        n_evaluations: numbers of evaluations ``[K]``.
         status: why each problem ended, a `Status` ``[K]``.
     """
 
     x: Tensor
     f: Tensor
     gradient: Tensor
-    iterations: Tensor
-    evaluations: Tensor
+    n_iterations: Tensor
+    n_evaluations: Tensor
     status: Tensor
 
 
@@ -113,7 +113,8 @@ class LBFGS:
             called under ``torch.no_grad``: a closure that differentiates enters
             ``torch.enable_grad``.
         x0: ``[K, N]``, float32 or float64, not changed.
-        history: the number of pairs (step, change of the gradient) that a direction is made from.
+        history_size: the number of pairs (step, change of the gradient) that a direction is made
+            from.
         max_iterations: of one problem.
         gradient_tolerance, x_tolerance, f_tolerance: a problem ends where the greatest number of
             its gradient, the greatest change of x, or the change of f is not above it.
@@ -140,7 +141,7 @@ class LBFGS:
         closure: Closure,
         x0: Tensor,
         *,
-        history: int = 10,
+        history_size: int = 10,
         max_iterations: int = 1000,
         max_evaluations: int | None = None,
         gradient_tolerance: float = 1e-8,
@@ -155,7 +156,7 @@ class LBFGS:
             raise ValueError(f"lbfgs: {rule}, got {tuple(x0.shape)}")
         if x0.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"lbfgs: x0 must be float32 or float64, got {x0.dtype}")
-        self.history = check_whole("lbfgs", "history", history)
+        self.history = check_whole("lbfgs", "history_size", history_size)
         self.max_iterations = check_whole("lbfgs", "max_iterations", max_iterations)
         self.max_line_search = check_whole("lbfgs", "max_line_search", max_line_search)
         self.max_evaluations = None
@@ -197,10 +198,10 @@ class LBFGS:
         """The numbers of the problems that have not ended ``[A]``."""
         return (self.status == Status.RUNNING).nonzero().squeeze(1)
 
-    def result(self) -> Result:
+    def result(self) -> LBFGSResult:
         """The state of all problems, running or not."""
         gradient = self.g.abs().amax(1)
-        return Result(self.x, self.f, gradient, self.iterations, self.evaluations, self.status)
+        return LBFGSResult(self.x, self.f, gradient, self.iterations, self.evaluations, self.status)
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that is needed to continue, as copies."""
@@ -442,7 +443,7 @@ class LBFGS:
             self._search(restarted, along_gradient=True)
 
 
-def lbfgs(closure: Closure, x0: Tensor, **options: Any) -> Result:
+def lbfgs(closure: Closure, x0: Tensor, **options: Any) -> LBFGSResult:
     """Minimise K functions of N variables, to the end.
 
     Args:
@@ -452,8 +453,8 @@ def lbfgs(closure: Closure, x0: Tensor, **options: Any) -> Result:
         x0: the starts, ``[K, N]``, float32 or float64.
         options: the other arguments of `LBFGS`, which has their meanings and defaults.
 
-    Returns a `Result`. Raises ValueError and TypeError for arguments outside of the ranges that
-    `LBFGS` names.
+    Returns a `LBFGSResult`. Raises ValueError and TypeError for arguments outside of the ranges
+    that `LBFGS` names.
 
     >>> import torch
     >>> from npu_kernels.optim.lbfgs import lbfgs

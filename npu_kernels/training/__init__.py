@@ -31,6 +31,6 @@ as if it were alone.
 """
 
 from npu_kernels.training._penalties import SteppedSchedule, l1, mse_loss, project_, regularizer
-from npu_kernels.training._run import Run, run
+from npu_kernels.training._run import TrainingResult, run
 
-__all__ = ["Run", "SteppedSchedule", "l1", "mse_loss", "project_", "regularizer", "run"]
+__all__ = ["SteppedSchedule", "TrainingResult", "l1", "mse_loss", "project_", "regularizer", "run"]

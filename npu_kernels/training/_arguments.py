@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from npu_kernels import optim
 from npu_kernels._common import checks
 from npu_kernels._common.checks import check_number, check_tensor, check_whole
-from npu_kernels.layers import Unit
+from npu_kernels.layers import BaseLayer
 from npu_kernels.layers._chains import chain
 from npu_kernels.training import _fallbacks as fallbacks
 from npu_kernels.training import _plan as plan
@@ -51,7 +51,7 @@ def check_data(
     layers = [layer for _, layer in chain(model)]
     sides = (("x", x, layers[0], "in_features"), ("y", y, layers[-1], "out_features"))
     for name, tensor, layer, size in sides:
-        if isinstance(layer, Unit) and tensor.shape[-1] != getattr(layer, size):
+        if isinstance(layer, BaseLayer) and tensor.shape[-1] != getattr(layer, size):
             rule = f"last dimension {getattr(layer, size)} ({size} of model)"
             raise ValueError(f"run: {name} must have {rule}, got shape {tuple(tensor.shape)}")
 
@@ -99,8 +99,8 @@ def checked_penalties(model: nn.Module, penalties: Any) -> dict[str, Schedule]:
             error = ValueError if is_nan else TypeError
             raise error(f"run: the weight of penalty {name!r} {rule}, got {got}")
         if name in plan.ONLY_WHOLE:
-            units = [part for part in model.modules() if isinstance(part, Unit)]
-            if not any(unit.whole_weights for unit in units):
+            units = [part for part in model.modules() if isinstance(part, BaseLayer)]
+            if not any(unit.integer_weights for unit in units):
                 rule = "must be none of 'madsen' and 'paper' for a model without NAU, NMU and NMRU"
                 raise ValueError(f"run: penalties {rule}, got {name!r}")
             regularizer(model)  # raises for weights of another number of models
@@ -179,17 +179,19 @@ class DrawnRows:
     def __init__(self, count: int, steps: int, batch: Any, rows: Any, generator: Any) -> None:
         self.count, self.batch, self.indices = count, batch, rows
         if rows is not None:
-            check_tensor("run", "rows", rows)
+            check_tensor("run", "batch_indices", rows)
             if batch is not None:
                 raise ValueError("run: batch_size must be None where rows are given")
             shape = tuple(rows.shape)
             fits = len(shape) == 2 and shape[0] == steps and shape[1] > 0
             if rows.dtype is not torch.int64 or not fits:
                 rule = f"int64 of shape (steps, batch), steps {steps}"
-                raise ValueError(f"run: rows must be {rule}, got {rows.dtype} of shape {shape}")
+                raise ValueError(
+                    f"run: batch_indices must be {rule}, got {rows.dtype} of shape {shape}"
+                )
             if rows.min() < 0 or rows.max() >= count:
                 got = f"{int(rows.min())} to {int(rows.max())}"
-                raise ValueError(f"run: rows must lie within [0, {count}), got {got}")
+                raise ValueError(f"run: batch_indices must lie within [0, {count}), got {got}")
             self.indices = rows.contiguous()
         if batch is not None:
             self.batch = check_whole("run", "batch_size", batch)

@@ -20,7 +20,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from npu_kernels import functional, optim
 from npu_kernels._operators import dispatch, ops
 from npu_kernels._operators.precision import float32_matmul_precision
-from npu_kernels.layers import NAU, Unit
+from npu_kernels.layers import NAU, BaseLayer
 from npu_kernels.layers._chains import chain, replaced_method
 from npu_kernels.training._plan import KINDS, state_names
 
@@ -76,7 +76,7 @@ def reason(
     problem = problem or _memory_reason(layers, optimizer, (x, *data))
     if problem is None:
         for layer in layers:
-            assert isinstance(layer, Unit)
+            assert isinstance(layer, BaseLayer)
             layer(x.new_empty(0, layer.in_features))  # checks its options
     return problem
 
@@ -106,7 +106,7 @@ def _layers_reason(
     seen: set[int] = set()
     for layer in layers:
         title = type(layer).__name__
-        if not isinstance(layer, Unit) or type(layer) not in KINDS:
+        if not isinstance(layer, BaseLayer) or type(layer) not in KINDS:
             return f"{title} has no place in a chain of NPU, RealNPU, NaiveNPU, NAU, NMU and NMRU"
         name = _FUNCTIONS[type(layer)]
         if getattr(functional, name) is not _FUNCTIONS_AT_IMPORT[name]:
@@ -119,7 +119,7 @@ def _layers_reason(
                 return f"torch's own product is faster for {rule}"
             if x.dtype is torch.float32 and float32_matmul_precision("cpu") != "highest":
                 return "the precision of float32 products is not 'highest'"
-        for name in layer.intervals:
+        for name in layer.parameter_bounds:
             if name not in layer._parameters:
                 return f"{name} of {title} is pruned or parametrized"
         shapes = _shapes(layer)
@@ -132,12 +132,12 @@ def _layers_reason(
         if first.out_features != second.in_features:
             return f"{type(second).__name__} takes another number of features than it gets"
     nested = any(layer._modules for layer in layers)
-    if nested or any(part._parameters for part in modules if not isinstance(part, Unit)):
+    if nested or any(part._parameters for part in modules if not isinstance(part, BaseLayer)):
         return "a parameter belongs to no layer of the chain"
     return None
 
 
-def _shapes(layer: Unit) -> dict[str, tuple[int, ...]]:
+def _shapes(layer: BaseLayer) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the parameters in the layer's formula, by its sizes."""
     sizes = {"O": layer.out_features, "I": layer.in_features, "J": 2 * layer.in_features}
     models = () if layer.num_models is None else (layer.num_models,)

@@ -21,7 +21,7 @@ from npu_kernels._common.checks import (
 )
 from npu_kernels._operators import dispatch, fast_path
 from npu_kernels._operators.operands import unrecorded
-from npu_kernels.layers import Unit
+from npu_kernels.layers import BaseLayer
 from npu_kernels.layers._chains import num_models_of
 
 
@@ -112,7 +112,7 @@ def _collect(
         num_models = num_models_of(name, modules) if num_models is None else num_models
         used: dict[int, Tensor] = {}  # by the parameter's identity: a shared one counts once
         for module in parameters.modules():
-            if not only_whole or (isinstance(module, Unit) and module.whole_weights):
+            if not only_whole or (isinstance(module, BaseLayer) and module.integer_weights):
                 used |= _in_use(module, originals=not only_whole)
         tensors = list(used.values())
     elif isinstance(parameters, (Tensor, Iterable)):
@@ -272,7 +272,7 @@ class SteppedSchedule:
 
 
 @torch.no_grad()
-def project_(model: nn.Module, *, gates: bool = True, weights: float | None = None) -> None:
+def project_(model: nn.Module, *, gates: bool = True, weight_bound: float | None = None) -> None:
     """Clamp the units' parameters into their intervals, in place, after an optimiser's step.
 
     A gate outside of [0, 1] has no gradient and stays outside. Projection after each step keeps its
@@ -281,8 +281,8 @@ def project_(model: nn.Module, *, gates: bool = True, weights: float | None = No
     Args:
         model: a module; all its units are projected.
         gates: clamp the gates of NPU and RealNPU to [0, 1].
-        weights: None leaves the weights; a bound w clamps the power units' weights to [-w, w], and
-            the weights of NAU, NMU and NMRU to their own intervals, [-1, 1] and [0, 1].
+        weight_bound: None leaves the weights; a bound w clamps the power units' weights to [-w, w],
+            and the weights of NAU, NMU and NMRU to their own intervals, [-1, 1] and [0, 1].
 
     The tensors that the optimiser trains are projected: of a pruned parameter
     (`torch.nn.utils.prune`) its original, of a parametrized one (`torch.nn.utils.parametrize`) the
@@ -293,22 +293,24 @@ def project_(model: nn.Module, *, gates: bool = True, weights: float | None = No
     parametrization without right_inverse.
     """
     check_module("project_", "model", model)
-    if weights is not None:
-        weights = check_number("project_", "weights", weights, above=0, finite=False, other="None")
-    units = [(path, unit) for path, unit in model.named_modules() if isinstance(unit, Unit)]
+    if weight_bound is not None:
+        weight_bound = check_number(
+            "project_", "weight_bound", weight_bound, above=0, finite=False, other="None"
+        )
+    units = [(path, unit) for path, unit in model.named_modules() if isinstance(unit, BaseLayer)]
     if not units:
         got = f"{type(model).__name__} without any"
         raise ValueError(f"project_: model must have units of npu_kernels, got {got}")
     for path, unit in units:
-        for name, interval in unit.intervals.items():
+        for name, interval in unit.parameter_bounds.items():
             if name == "gate":
                 if gates and interval is not None:
                     _project(path, unit, name, interval)
-            elif weights is not None:
-                _project(path, unit, name, interval or (-weights, weights))
+            elif weight_bound is not None:
+                _project(path, unit, name, interval or (-weight_bound, weight_bound))
 
 
-def _project(path: str, unit: Unit, name: str, interval: tuple[float, float]) -> None:
+def _project(path: str, unit: BaseLayer, name: str, interval: tuple[float, float]) -> None:
     (low, high), parameters = interval, unit._parameters
     # The original of a pruned one, since 0 lies in every interval:
     parameter = parameters[name] if name in parameters else parameters.get(f"{name}_orig")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels._operators import cpu
-from npu_kernels.layers import NAU, NMRU, NMU, NPU, NaiveNPU, PowerUnit, RealNPU, Unit
+from npu_kernels.layers import NAU, NMRU, NMU, NPU, BaseLayer, NaiveNPU, PowerLayer, RealNPU
 from npu_kernels.layers._chains import chain
 from npu_kernels.training._steps import Loop
 
@@ -157,13 +157,13 @@ if cpu.available()[0]:
 #
 # The plan of a training: what one C++ call gets, to make many steps.
 
-KINDS: dict[type[Unit], type[tuple[Any, ...]]] = {
+KINDS: dict[type[BaseLayer], type[tuple[Any, ...]]] = {
     **dict.fromkeys((NPU, RealNPU, NaiveNPU), Npu),
     NMU: Nmu,
     NMRU: Nmru,
     NAU: Nau,
 }
-PENALTIES = {**{name: name for name in FORMULAS}, "whole": "madsen"}  # and their formulas
+PENALTIES = {**{name: name for name in FORMULAS}, "integer": "madsen"}  # and their formulas
 ONLY_WHOLE = ("madsen", "paper")  # penalties of the weights of NAU, NMU and NMRU alone
 _KIND_NUMBERS = {kind: LAYERS.index(record) for kind, record in KINDS.items()}
 _PENALTY_NUMBERS = {name: FORMULAS.index(form) for name, form in PENALTIES.items()}
@@ -176,7 +176,7 @@ def clamped(
 ) -> Iterator[tuple[Tensor, float, float]]:
     """Yield the parameters that `project_` clamps, with their intervals."""
     for unit in units:
-        for name, interval in unit.intervals.items() if isinstance(unit, Unit) else ():
+        for name, interval in unit.parameter_bounds.items() if isinstance(unit, BaseLayer) else ():
             parameter = unit._parameters.get(name)
             if parameter is not None and (gates if name == "gate" else bound is not None):
                 low, high = interval or (-(bound or 0.0), bound or 0.0)
@@ -189,7 +189,7 @@ class Fused(Loop):
     def advance(self, done: int, rows: Tensor | None, schedules: Tensor) -> None:
         """Write the plan, make the steps, and count them in the optimiser's state."""
         plan, steps, optimizer = Plan(), schedules.shape[1], self.optimizer
-        layers = [layer for _, layer in chain(self.model) if isinstance(layer, Unit)]
+        layers = [layer for _, layer in chain(self.model) if isinstance(layer, BaseLayer)]
         parameters = [p for layer in layers for p in layer._parameters.values() if p is not None]
         plan.add(self._call(done, steps, len(layers)))
         index = {id(p): n for n, p in enumerate(parameters)}
@@ -198,7 +198,7 @@ class Fused(Loop):
             plan.add(Layer(kind, layer.in_features, layer.out_features))
             plan.add(_formula(layer, index, self.x.dtype))
         intervals = self._intervals(layers)
-        whole_layers = [layer for layer in layers if layer.whole_weights]
+        whole_layers = [layer for layer in layers if layer.integer_weights]
         whole_weights = {id(p) for layer in whole_layers for p in layer._parameters.values()}
         groups = {id(p): n for n, g in enumerate(optimizer.param_groups) for p in g["params"]}
         updates: dict[tuple[int, bool], _Update] = {}
@@ -254,7 +254,7 @@ class Fused(Loop):
             layers=layers,
         )
 
-    def _intervals(self, layers: Sequence[Unit]) -> dict[int, tuple[float, float]]:
+    def _intervals(self, layers: Sequence[BaseLayer]) -> dict[int, tuple[float, float]]:
         """Return the intervals that parameters are clamped into, by their identity."""
         if self.intervals is None:
             return {id(p): (low, high) for p, low, high in clamped(layers, self.gates, self.bound)}
@@ -295,10 +295,10 @@ def _settings(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Adam |
     return Adam(decoupled=decoupled, beta1=beta1, beta2=beta2, **settings)
 
 
-def _formula(layer: Unit, index: Mapping[int, int], dtype: torch.dtype) -> tuple[Any, ...]:
+def _formula(layer: BaseLayer, index: Mapping[int, int], dtype: torch.dtype) -> tuple[Any, ...]:
     """Return the numbers of the parameters that are a layer's weights, and its options."""
     parameters = layer._parameters
-    if isinstance(layer, PowerUnit):
+    if isinstance(layer, PowerLayer):
         return Npu(
             weight_re=index.get(id(parameters["weight_re"]), -1),
             weight_im=index.get(id(parameters["weight_im"]), -1),

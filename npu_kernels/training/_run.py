@@ -17,7 +17,7 @@ from npu_kernels._common import checks, display
 from npu_kernels._common.checks import check_choice, check_module, check_whole, warn
 from npu_kernels._jobs.checkpoint import check_same, described, digest, fingerprint, like, plain
 from npu_kernels._jobs.driver import drive
-from npu_kernels.layers import Unit
+from npu_kernels.layers import BaseLayer
 from npu_kernels.layers._chains import num_models_of
 from npu_kernels.training import _captured as captured
 from npu_kernels.training import _fallbacks as fallbacks
@@ -97,23 +97,23 @@ def loop_for(
 
 MOST_DRAWN = 2**22  # rows drawn at once
 FIRST_SLICE = 16  # steps: a short training is one call
-MOST_LOSSES = 1000  # of a run unless `every` says otherwise
+MOST_LOSSES = 1000  # of a run unless `record_every` says otherwise
 
 _noticed: set[str] = set()
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingResult:
     """What `run` returns, and what it gives to callbacks.
 
     Attributes:
         model: the model of the call, trained in place.
         optimizer: the optimiser, with torch's state; a later run continues with it.
-        steps: the number of steps that were made.
-        losses: the mean squared error of the rows of step 0, `every`, 2 `every`, ... before that
-            step, without penalties: ``[records]``, or ``[records, K]`` with models, in the model's
-            dtype.
-        every: steps between two losses.
+        n_steps: the number of steps that were made.
+        losses: the mean squared error of the rows of step 0, `record_every`, 2 `record_every`, ...
+            before that step, without penalties: ``[records]``, or ``[records, K]`` with models, in
+            the model's dtype.
+        record_every: steps between two losses.
         fused: whether C++ made the steps, many in a call.
         captured: whether a CUDA graph made them, but for the first ones.
         complete: whether all steps were made: neither Ctrl-C nor a callback has ended the run.
@@ -121,9 +121,9 @@ class Run:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    steps: int
+    n_steps: int
     losses: Tensor
-    every: int
+    record_every: int
     fused: bool
     captured: bool
     complete: bool
@@ -133,7 +133,7 @@ class Run:
         first_last = [f"{float(losses[i].min()):.3g}" for i in (0, -1)] if len(losses) else ["", ""]
         maker = "C++" if self.fused else "a CUDA graph" if self.captured else "the ordinary loop"
         return [
-            ("steps", self.steps),
+            ("steps", self.n_steps),
             ("made by", maker),
             ("first and last loss", " and ".join(first_last)),
             ("models", losses.shape[1]),
@@ -147,7 +147,7 @@ class Run:
         return display.table(type(self.model).__name__, (), self._rows())
 
 
-Callback = Callable[[Run], Any]
+Callback = Callable[[TrainingResult], Any]
 
 
 @torch.inference_mode(False)
@@ -160,19 +160,19 @@ def run(
     optimizer: str | torch.optim.Optimizer = "adam",
     lr: float | Callable[[int], float] | None = None,
     batch_size: int | None = None,
-    rows: Tensor | None = None,
+    batch_indices: Tensor | None = None,
     generator: torch.Generator | None = None,
     loss: str = "mse",
     sample_weight: Tensor | None = None,
     penalties: Mapping[str, Schedule] | None = None,
     project: bool | float = True,
     nonfinite: str = "keep",
-    every: int | None = None,
+    record_every: int | None = None,
     callbacks: Callback | Iterable[Callback] | None = None,
-    stretch: int | None = None,
+    callback_every: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
-) -> Run:
+) -> TrainingResult:
     """Train a model in place.
 
     A step is forward, mean squared error, penalties, backward, optimiser and projection. On the CPU
@@ -197,39 +197,41 @@ def run(
             of "adam" and "rmsprop" torch's default.
         batch_size: rows of a step, drawn uniformly with replacement, the same for all models; None:
             all rows.
-        rows: the rows of each step instead, ``[steps, batch]`` int64. If x has fresh rows for all
-            steps, one step's after the other's, ``torch.arange(len(x)).view(steps, batch)``.
+        batch_indices: the rows of each step instead, ``[steps, batch]`` int64. If x has fresh rows
+            for all steps, one step's after the other's, ``torch.arange(len(x)).view(steps,
+            batch)``.
         generator: draws the rows; None: a new one, seeded by torch's.
         loss: "mse", the mean over rows and outputs, of each model by itself.
         sample_weight: weights of the squared errors, of y's shape, none below 0; None: 1.
         penalties: name to weight: "l1" and "frobenius" of all parameters (`l1`), "madsen" and
-            "paper" of the weights of NAU, NMU and NMRU (`regularizer`), "whole" as "madsen" but of
-            all parameters. A weight is a number, a `SteppedSchedule` or a function of the step
+            "paper" of the weights of NAU, NMU and NMRU (`regularizer`), "integer" as "madsen" but
+            of all parameters. A weight is a number, a `SteppedSchedule` or a function of the step
             (from 1).
         project: clamp after each step (`project_`), parameters that are not trained as well: True
             the gates, a number w also the weights, power units' to [-w, w]; False nothing.
         nonfinite: "keep", or "zero": an entry of a gradient that is not finite counts as 0.
-        every: steps between two recorded losses; None: so that there are at most 1,000.
-        callbacks: a function or several, called with a `Run` after every stretch; one that returns
-            True ends the run.
-        stretch: steps between calls of the callbacks; None: a hundredth of the steps.
+        record_every: steps between two recorded losses; None: so that there are at most 1,000.
+        callbacks: a function or several, called with a `TrainingResult` every `callback_every`
+            steps; one that returns True ends the run.
+        callback_every: steps between calls of the callbacks; None: a hundredth of the steps.
         checkpoint: a file. If it exists, the run continues from it with the same numbers as without
             an interruption. It is written in the first seconds, every half a minute, at the end,
             and before SIGTERM ends the process. It brings all that moves: parameters, buffers, the
             optimiser's state, schedules, the generator. All settings must be those of the first
-            call, also steps, `every`, the optimiser's, the generator's seed and which parameters
-            require gradients; but the values of functions for lr or a penalty cannot be compared.
-            The optimiser's settings and the states of schedules must be numbers, text, tensors, or
-            lists and dicts of these. A model that draws random numbers itself, such as by dropout,
-            draws others.
+            call, also steps, `record_every`, the optimiser's, the generator's seed and which
+            parameters require gradients; but the values of functions for lr or a penalty cannot be
+            compared. The optimiser's settings and the states of schedules must be numbers, text,
+            tensors, or lists and dicts of these. A model that draws random numbers itself, such as
+            by dropout, draws others.
         progress: show how far it is, on stderr; None: if that is a terminal.
 
     Ctrl-C ends the run after the current call, saves it if there is a checkpoint, and returns the
     steps so far (`complete` is False); a second one raises KeyboardInterrupt. Gradients (``.grad``)
     are None or the last step's afterwards.
 
-    Returns a `Run`. Raises TypeError and ValueError for arguments that do not fit, ValueError for a
-    checkpoint that is damaged or of another run, OSError for one that cannot be written.
+    Returns a `TrainingResult`. Raises TypeError and ValueError for arguments that do not fit,
+    ValueError for a checkpoint that is damaged or of another run, OSError for one that cannot be
+    written.
 
     Source of penalties and schedule: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020.
     """
@@ -242,22 +244,24 @@ def run(
     parameters = [p for part in modules for p in part._parameters.values() if p is not None]
     check_data(model, next(iter(parameters), None), x, y, models)
     check_sample_weight(sample_weight, y)
-    fallbacks.check_memory(modules, x=x, y=y, sample_weight=sample_weight, rows=rows)
+    fallbacks.check_memory(
+        modules, x=x, y=y, sample_weight=sample_weight, batch_indices=batch_indices
+    )
     check_weight_values(sample_weight)
     check_choice("run", "nonfinite", nonfinite, ("keep", "zero"))
-    drawn = DrawnRows(x.shape[-2], steps, batch_size, rows, generator)
+    drawn = DrawnRows(x.shape[-2], steps, batch_size, batch_indices, generator)
     weights = checked_penalties(model, penalties)
     gates, bound = projection(project)
     torch_optimizer = made_optimizer(model, parameters, optimizer, lr)
-    every = -(-steps // MOST_LOSSES) if every is None else every
-    every = check_whole("run", "every", every)
-    if stretch is not None:
-        stretch = check_whole("run", "stretch", stretch)
+    record_every = -(-steps // MOST_LOSSES) if record_every is None else record_every
+    record_every = check_whole("run", "record_every", record_every)
+    if callback_every is not None:
+        callback_every = check_whole("run", "callback_every", callback_every)
     functions = listed_callbacks(callbacks)
     data = [x.contiguous(), y.contiguous()]
     data += [] if sample_weight is None else [sample_weight.contiguous()]
     kind = _fastest(model, torch_optimizer, data)
-    shape = (-(-steps // every), *(() if models is None else (models,)))
+    shape = (-(-steps // record_every), *(() if models is None else (models,)))
     loop = kind(
         model=model,
         models=models,
@@ -270,10 +274,10 @@ def run(
         bound=bound,
         finite=nonfinite == "zero",
         losses=x.new_full(shape, math.nan),
-        every=every,
+        every=record_every,
     )
     task = _Task(loop, steps, drawn, lr, weights)
-    between = stretch or -(-steps // 100)
+    between = callback_every or -(-steps // 100)
     slice_steps = steps if batch_size is None else max(1, MOST_DRAWN // drawn.batch)
 
     def limit() -> int:
@@ -344,14 +348,14 @@ class _Task:
     def groups(self) -> list[dict[str, Any]]:
         return self.loop.optimizer.param_groups
 
-    def result(self, complete: bool = False) -> Run:
+    def result(self, complete: bool = False) -> TrainingResult:
         loop = self.loop
-        return Run(
+        return TrainingResult(
             model=loop.model,
             optimizer=loop.optimizer,
-            steps=self.done,
+            n_steps=self.done,
             losses=loop.losses[: -(-self.done // loop.every)],
-            every=loop.every,
+            record_every=loop.every,
             fused=isinstance(loop, Fused),
             captured=isinstance(loop, Captured) and loop.works,
             complete=complete,
@@ -368,14 +372,14 @@ class _Task:
         trained = [name for name, p in loop.model.named_parameters() if p.requires_grad]
         weights = {name: described_setting(weight) for name, weight in self.penalties.items()}
         return fingerprint(
-            model=described(loop.model, Unit),
+            model=described(loop.model, BaseLayer),
             dtype=str(loop.x.dtype),
             requires_grad=str(trained),
             **optimizer_settings(loop.optimizer, loop.model, self.lr),
             steps=str(self.total),
             batch_size=str(rows.batch),
             generator=str(seed),
-            every=str(loop.every),
+            record_every=str(loop.every),
             penalties=str(weights),
             project=str((loop.gates, loop.bound)),
             nonfinite=str(loop.finite),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels.layers import Unit
+from npu_kernels.layers import BaseLayer
 from npu_kernels.layers._chains import num_models_of
 from npu_kernels.training._penalties import l1, mse_loss, project_, regularizer
 
@@ -19,7 +19,7 @@ TERMS: dict[str, Term] = {
     "frobenius": lambda model, beta: l1(model, beta, norm="frobenius"),
     "madsen": lambda model, beta: beta * regularizer(model),
     "paper": lambda model, beta: beta * regularizer(model, form="paper"),
-    "whole": lambda model, beta: (
+    "integer": lambda model, beta: (
         beta
         * regularizer(list(model.parameters()), num_models=num_models_of("run", model.modules()))
     ),
@@ -99,9 +99,9 @@ class Ordinary(Loop):
                 for name, interval in self.intervals.items():
                     self.model.get_parameter(name).clamp_(*interval)
         elif (self.gates or self.bound is not None) and any(
-            isinstance(part, Unit) for part in self.model.modules()
+            isinstance(part, BaseLayer) for part in self.model.modules()
         ):
-            project_(self.model, gates=self.gates, weights=self.bound)
+            project_(self.model, gates=self.gates, weight_bound=self.bound)
         return loss
 
     def clear(self) -> None:

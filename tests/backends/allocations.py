@@ -143,7 +143,9 @@ def trainings() -> Iterator[Case]:
 
             def call() -> Any:
                 model = copy.deepcopy(start)
-                result = run_steps(model, x, y, steps=steps, every=steps, lr=0.1, progress=False)
+                result = run_steps(
+                    model, x, y, steps=steps, record_every=steps, lr=0.1, progress=False
+                )
                 assert result.fused
                 return result.losses, [p.detach() for p in model.parameters()]
 

@@ -153,7 +153,7 @@ def test_steps_are_those_of_torch(recipe: str, unit: str, op: str) -> None:
                 )  # type: ignore[index]
         optimizer.step()
         if how.project:
-            project_(twin, weights=1.0)
+            project_(twin, weight_bound=1.0)
     training.advance(40)
     for mine, theirs in zip(training.buffer.views, twin.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)

@@ -170,7 +170,7 @@ def test_the_suite_has_what_it_promises():
         Case("nmu", STEP, Size(128, 100, 100)),
         Case("inalu", STEP, Size(128, 100, 100)),
     } <= cases
-    assert {case.layer for case in cases} == {*UNITS, "npu-nau"} - {"powerunit"}  # all public ones
+    assert {case.layer for case in cases} == {*UNITS, "npu-nau"} - {"powerlayer"}  # all public ones
     assert {Case("nalu", STEP, Size(1024, 64, 64)), Case("nau", FORWARD, Size(100, 6, 2))} <= cases
     assert {case.size.models for case in training_cases()} == {1, 20}
     assert {case.size for case in rollout_cases()} == {

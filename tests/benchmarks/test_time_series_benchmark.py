@@ -19,7 +19,7 @@ pytest.importorskip("sympy", reason="sympy is not installed")
 def test_the_judge_knows_the_law_and_its_wrong_forms():
     case = benchmark.CASES["bromine"]
     fit = ode.fit(
-        case.model("form"), *case.series(0.01, 0), u0=case.u0, names=case.names, start="model",
+        case.model("form"), *case.series(0.01, 0), u0=case.u0, names=case.names, init="model",
         simplify=False,
     )  # fmt: skip
     assert benchmark.judge(case, fit) == {

@@ -26,7 +26,7 @@ from npu_kernels import (
     interop,
     ode,
 )
-from npu_kernels.fitting import fit_many
+from npu_kernels.fitting import fit_batch
 from npu_kernels.training import l1, mse_loss, project_, regularizer
 
 UNITS = (NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU)
@@ -92,7 +92,7 @@ def _dense_calls() -> dict[str, Callable[[Callable[[Tensor], Tensor]], object]]:
         "fit x": lambda bad: fit(_starts(), bad(X), Y),
         "fit y": lambda bad: fit(_starts(), X, bad(Y)),
         "fit batches": lambda bad: fit(_starts(), [(bad(X), Y)]),
-        "fit_many x": lambda bad: fit_many(_starts(), bad(X), Y),
+        "fit_many x": lambda bad: fit_batch(_starts(), bad(X), Y),
         "simplify x": lambda bad: formula.simplify(_model(), bad(X)),
         "simplify y": lambda bad: formula.simplify(_model(), X, bad(X)),
         "as_fraction": lambda bad: formula.as_fraction(bad(W)),
@@ -128,7 +128,7 @@ def test_a_formula_takes_dense_tensors() -> None:
     with pytest.raises(
         TypeError, match=r"^formula: x must be a dense tensor, got layout torch.sparse_coo$"
     ):
-        formula.read(_model())(X.to_sparse())
+        formula.extract(_model())(X.to_sparse())
 
 
 # ---- messages -------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def _pruned() -> nn.Sequential:
 
 
 def test_numpy_numbers_are_numbers() -> None:
-    project_(_model(), weights=np.float64(2.0))
+    project_(_model(), weight_bound=np.float64(2.0))
     assert l1(W, np.float32(2.0)).item() == pytest.approx(2 * W.sum().item())
 
 
@@ -157,5 +157,5 @@ def test_a_pruned_layer_is_read_as_it_is() -> None:
         model[0].weight_re_orig.fill_(-3.0)
         model[0].weight_re_orig.neg_()
     stale, model[0].weight_re = model[0].weight_re, torch.zeros(3, 2)
-    torch.testing.assert_close(formula.read(model, eps=True)(X), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(formula.extract(model, eps=True)(X), expected, rtol=1e-4, atol=1e-4)
     assert stale.count_nonzero() == 4

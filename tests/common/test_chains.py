@@ -34,8 +34,8 @@ def test_a_chain_of_different_units() -> None:
     """Nested, with Identities, and of classes that change no method of a call."""
     model = model_of()
     flat = nn.Sequential(model[0], model[1][1])
-    assert str(formula.read(model)) == str(formula.read(flat))
-    formula.read(nn.Sequential(Same(2, 3), NAU(3, 2)))
+    assert str(formula.extract(model)) == str(formula.extract(flat))
+    formula.extract(nn.Sequential(Same(2, 3), NAU(3, 2)))
 
 
 @pytest.mark.parametrize("method", ["forward", "_call_impl", "__call__"])
@@ -47,26 +47,26 @@ def test_methods_replaced_on_a_class(
         return  # every layer has a forward
     monkeypatch.setattr(kind, method, lambda self, x: x)
     for layer in (NPU(2, 3), Same(2, 3)):
-        with pytest.raises(TypeError, match=r"^read: module"):
-            formula.read(nn.Sequential(layer, NAU(3, 2)))
+        with pytest.raises(TypeError, match=r"^extract: module"):
+            formula.extract(nn.Sequential(layer, NAU(3, 2)))
 
 
 def test_a_chain_that_calls_its_parts_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of()
     with monkeypatch.context() as patch:
         patch.setattr(nn.Sequential, "__iter__", lambda self: iter(()))
-        with pytest.raises(TypeError, match=r"^read: module"):
-            formula.read(model)
-    formula.read(model)
+        with pytest.raises(TypeError, match=r"^extract: module"):
+            formula.extract(model)
+    formula.extract(model)
     model[1].forward = lambda x: x
-    with pytest.raises(TypeError, match=r"^read: module"):
-        formula.read(model)
+    with pytest.raises(TypeError, match=r"^extract: module"):
+        formula.extract(model)
 
 
 def test_eager_layers_compute_what_their_classes_say() -> None:
     """Their forward is another one, of the same formula."""
     model = nn.Sequential(reference_layers.RealNPU(2, 3), NAU(3, 1))
-    assert "cos" in str(formula.read(model))
+    assert "cos" in str(formula.extract(model))
     with pytest.raises(TypeError, match=r"^rollout: .* with their own forward"):
         ode.rollout(nn.Sequential(model[0], NAU(3, 2)), torch.ones(2), steps=2, dt=0.1)
 
@@ -74,8 +74,8 @@ def test_eager_layers_compute_what_their_classes_say() -> None:
 def test_formulas_of_other_calls() -> None:
     """A formula is read by the layers' classes; one model of several is copied with any call."""
     for model, name in ((model_of(Doubled), "Doubled"), (Chain(NAU(2, 2)), "Chain")):
-        with pytest.raises(TypeError, match=rf"^read: module .*got {name}.*"):
-            formula.read(model)
+        with pytest.raises(TypeError, match=rf"^extract: module .*got {name}.*"):
+            formula.extract(model)
         x = torch.rand(5, 2)
         assert torch.equal(formula.select(model)(x), model(x))
 

@@ -36,19 +36,19 @@ def test_cells_and_captions_are_escaped():
 def test_equations_are_aligned():
     layer = RealNPU(2, 2)
     layer.load_state_dict({"weight_re": torch.eye(2), "gate": torch.ones(2)})
-    text = formula.read(layer)._repr_latex_()
+    text = formula.extract(layer)._repr_latex_()
     assert text == (
         r"$\displaystyle \begin{aligned} y_{0} &= x_{0} \\ y_{1} &= x_{1} \end{aligned}$"
     )
 
 
 def test_a_formula():
-    read = formula.read(quotient(), ["mass", "r"], positive=True)
+    read = formula.extract(quotient(), ["mass", "r"], nonnegative=True)
     assert r"y &= \frac{\mathrm{mass}}{\sqrt{r}}" in read._repr_latex_()
 
 
 def test_without_sympy_there_is_no_latex(monkeypatch):
-    read = formula.read(quotient(), ["mass", "r"], positive=True)
+    read = formula.extract(quotient(), ["mass", "r"], nonnegative=True)
     monkeypatch.setitem(sys.modules, "sympy", None)
     assert read._repr_latex_() is None
 
@@ -83,7 +83,7 @@ def test_a_law_of_a_table():
     for text in (model._repr_html_(), model._repr_mimebundle_()["text/html"]):
         assert "<caption><code>y = x0/x1</code></caption>" in text
         assert "<td>coefficient of x0/x1</td><td>1</td>" in text
-    assert r"\frac{1.0 x_{0}}{x_{1}}" in model.best_._repr_latex_()
+    assert r"\frac{1.0 x_{0}}{x_{1}}" in model.best_equation_._repr_latex_()
     assert "<td>y = x0/x1</td>" in model.equations_._repr_html_()
 
 
@@ -96,8 +96,8 @@ def test_a_law_of_a_series():
     found = ode.fit(model, t, torch.exp(-0.5 * t), names=["u"], progress=False)
     text = found._repr_html_()
     assert "<caption><code>u&#x27; = -0.5*u</code></caption>" in text
-    assert text.endswith(f"<p>{found.verdict}</p>")
-    assert str(found) == f"u' = -0.5*u\n{found.verdict}"
+    assert text.endswith(f"<p>{found.diagnostics}</p>")
+    assert str(found) == f"u' = -0.5*u\n{found.diagnostics}"
     assert "u' &= - 0.5 u" in found.equation._repr_latex_()
 
 

@@ -22,9 +22,9 @@ from tests.support.loops import new_notices
 CODE = """
 import numpy as np, torch
 import npu_kernels as nk
-from npu_kernels import ode, trace, training
+from npu_kernels import ode, debug, training
 from npu_kernels.equations import NPURegressor
-from npu_kernels.fitting import Recipe, fit_many
+from npu_kernels.fitting import Recipe, fit_batch
 
 X = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)) + 1
 Y = X[:, :1] * X[:, 1:]
@@ -78,12 +78,12 @@ def decorated_run():
 def overflow():
     model = torch.nn.Sequential(nk.RealNPU(2, 1))
     model[0].weight_re.data.fill_(1e4)
-    with trace.non_finite(model, "warn"):
+    with debug.detect_nonfinite(model, "warn"):
         model(X)  # here
 
 def overflow_of_gradients():
     model = torch.nn.Sequential(nk.NAU(2, 1))
-    with trace.non_finite(model, "warn"):
+    with debug.detect_nonfinite(model, "warn"):
         loss = model(X).sum() * float("inf")
         loss.backward()  # here
 
@@ -104,7 +104,7 @@ def stiff_weights():
     ode.integrate(torch.ones(2).double(), *weights, t=[0.0, 1.0], method="dopri5", atol=1e-6, clip=False)  # here
 
 def _regressor(**options):
-    return NPURegressor(max_terms=1, output_powers=[1], starts=4, random_state=0, **options)
+    return NPURegressor(max_terms=1, target_powers=[1], n_init=4, random_state=0, **options)
 
 def constant_column():
     x = X.double().numpy().copy()
@@ -136,7 +136,7 @@ def cross_validated():
     nk.fit(nk.RealNPU(2, 1, num_models=2), X[:8], Y[:8], recipe=QUICK, progress=False)  # here
 
 def held_out_of_many():
-    fit_many(nk.RealNPU(2, 1, num_models=2), X[None, :8], Y[None, :8], recipe=QUICK, progress=False)  # here
+    fit_batch(nk.RealNPU(2, 1, num_models=2), X[None, :8], Y[None, :8], recipe=QUICK, progress=False)  # here
 
 def saved_run(path):
     model = torch.nn.Sequential(nk.RealNPU(2, 2), nk.NAU(2, 1))
@@ -168,9 +168,9 @@ OTHERS = {
     "very_few_rows": FEW,
     "in_a_pipeline": FEW,
     "undefined_prediction": "NPURegressor: 1 predictions are infinite",
-    "held_out": "fit: the score is that of",
+    "held_out": "fit: the loss is that of",
     "cross_validated": "fit: 8 rows are few",
-    "held_out_of_many": "fit_many: the score is that of",
+    "held_out_of_many": "fit_batch: the loss is that of",
 }
 
 

@@ -29,7 +29,7 @@ from npu_kernels import (
     training,
 )
 from npu_kernels.equations import NPURegressor
-from npu_kernels.fitting import Recipe, fit_many
+from npu_kernels.fitting import Recipe, fit_batch
 from npu_kernels.optim import lbfgs as minimiser
 from npu_kernels.training import SteppedSchedule, l1, mse_loss, project_, regularizer
 
@@ -62,7 +62,7 @@ def _run(**options: Any) -> Any:
 
 
 def _regressor(**options: Any) -> NPURegressor:
-    settings = {"max_terms": 1, "starts": 4, "random_state": 0, "output_powers": [1], **options}
+    settings = {"max_terms": 1, "n_init": 4, "random_state": 0, "target_powers": [1], **options}
     return NPURegressor(**settings).fit(X.numpy(), Y.numpy()[:, 0])
 
 
@@ -93,30 +93,30 @@ WHOLE: dict[str, tuple[int, Door]] = {
     "mse_loss: num_models": (1, lambda n: mse_loss(torch.ones(1, 2), torch.ones(1, 2), num_models=n)),
     "SteppedSchedule: step": (2, lambda n: SteppedSchedule(0, 1, n)),
     "run: steps": (2, lambda n: _run(steps=n)),
-    "run: every": (2, lambda n: _run(every=n)),
-    "run: stretch": (2, lambda n: _run(stretch=n, callbacks=[lambda run: None])),
+    "run: record_every": (2, lambda n: _run(record_every=n)),
+    "run: callback_every": (2, lambda n: _run(callback_every=n, callbacks=[lambda run: None])),
     "run: batch_size": (2, lambda n: _run(batch_size=n)),
     "rollout: steps": (2, lambda n: _rollout(steps=n, dt=0.1)),
     "integrate: steps": (2, lambda n: ode.integrate(X[0], X[:2], None, None, X[:2], steps=n, dt=0.1)),
     "rollout: max_steps": (90, lambda n: _adaptive(max_steps=n)),
     "fit: rows": (2, lambda n: _fit(rows=n)),
     "fit: seed": (2, lambda n: _fit(seed=n)),
-    "Recipe: batch": (2, lambda n: _fit(recipe=Recipe(rungs=((2, 1.0),), refine=2, settle=1, batch=n))),
+    "Recipe: batch_size": (2, lambda n: _fit(recipe=Recipe(rungs=((2, 1.0),), refine=2, settle=1, batch_size=n))),
     "Recipe: refine": (2, lambda n: Recipe(refine=n)),
     "Recipe: settle": (2, lambda n: Recipe(settle=n)),
     "NPURegressor: max_terms": (1, lambda n: _regressor(max_terms=n)),
     "NPURegressor: max_denominator": (2, lambda n: _regressor(max_denominator=n)),
-    "NPURegressor: starts": (4, lambda n: _regressor(starts=n)),
-    "bootstrap: draws": (10, lambda n: _regressor().bootstrap(X.numpy(), Y.numpy()[:, 0], draws=n)),
+    "NPURegressor: n_init": (4, lambda n: _regressor(n_init=n)),
+    "bootstrap: n_resamples": (10, lambda n: _regressor().bootstrap(X.numpy(), Y.numpy()[:, 0], n_resamples=n)),
     "as_fraction: max_denominator": (2, lambda n: formula.as_fraction(X, n)),
     "simplify: max_denominator": (2, lambda n: formula.simplify(_model(), X, max_denominator=n)),
     "simplify: refit": (2, lambda n: formula.simplify(_model(), X, refit=n)),
-    "read: max_denominator": (2, lambda n: formula.read(_model(), max_denominator=n)),
-    "text: digits": (2, lambda n: formula.read(_model()).text(n)),
-    "latex: digits": (2, lambda n: formula.read(_model()).latex(n)),
+    "extract: max_denominator": (2, lambda n: formula.extract(_model(), max_denominator=n)),
+    "text: digits": (2, lambda n: formula.extract(_model()).text(n)),
+    "latex: digits": (2, lambda n: formula.extract(_model()).latex(n)),
     "ode.fit: max_denominator": (2, lambda n: _series(max_denominator=n)),
     "ode.fit: seed": (2, lambda n: _series(seed=n)),
-    "lbfgs: history": (2, lambda n: _lbfgs(history=n)),
+    "lbfgs: history_size": (2, lambda n: _lbfgs(history_size=n)),
     "lbfgs: max_iterations": (2, lambda n: _lbfgs(max_iterations=n)),
     "lbfgs: max_evaluations": (2, lambda n: _lbfgs(max_evaluations=n)),
     "lbfgs: max_line_search": (2, lambda n: _lbfgs(max_line_search=n)),
@@ -142,10 +142,10 @@ REAL: dict[str, tuple[float, Door]] = {
     "SteppedSchedule: start": (0.25, lambda v: SteppedSchedule(v, 1, 2)),
     "SteppedSchedule: end": (0.25, lambda v: SteppedSchedule(0, v, 2)),
     "SteppedSchedule: growth": (2.5, lambda v: SteppedSchedule(0, 1, 2, v)),
-    "project_: weights": (0.25, lambda v: project_(_model(), weights=v)),
+    "project_: weight_bound": (0.25, lambda v: project_(_model(), weight_bound=v)),
     "run: lr": (0.25, lambda v: _run(lr=v)),
-    "Recipe: rate": (0.25, lambda v: Recipe(rate=v)),
-    "Recipe: bound": (0.25, lambda v: Recipe(bound=v)),
+    "Recipe: lr": (0.25, lambda v: Recipe(lr=v)),
+    "Recipe: weight_bound": (0.25, lambda v: Recipe(weight_bound=v)),
     "Recipe: slack": (0.25, lambda v: Recipe(slack=v)),
     "simplify: tolerance": (0.25, lambda v: formula.simplify(_model(), X, tolerance=v)),
     "simplify: threshold": (0.25, lambda v: formula.simplify(_model(), X, threshold=v)),
@@ -160,14 +160,14 @@ REAL: dict[str, tuple[float, Door]] = {
 OTHERS: dict[str, tuple[float, Door]] = {
     "run: the weight of penalty 'l1'": (0.25, lambda v: _run(penalties={"l1": v})),
     "NPURegressor: noise": (0.25, lambda v: _regressor(noise=v)),
-    "NPURegressor: output_powers": (1, lambda v: _regressor(output_powers=[v])),
+    "NPURegressor: target_powers": (1, lambda v: _regressor(target_powers=[v])),
     "NPURegressor: index": (0, lambda n: _regressor().latex(n)),
-    "intervals: level": (0.5, lambda v: _regressor().intervals(v)),
-    "bootstrap: level": (0.5, lambda v: _regressor().bootstrap(X.numpy(), Y.numpy()[:, 0], draws=10, level=v)),
+    "confidence_intervals: level": (0.5, lambda v: _regressor().confidence_intervals(v)),
+    "bootstrap: level": (0.5, lambda v: _regressor().bootstrap(X.numpy(), Y.numpy()[:, 0], n_resamples=10, level=v)),
     "ode.fit: observed": (0, lambda n: _series(observed=[n])),
-    "fit_many: seeds": (3, lambda n: fit_many(RealNPU(2, 1, num_models=2).double(), X[None], Y[None], seeds=[n],
+    "fit_batch: seeds": (3, lambda n: fit_batch(RealNPU(2, 1, num_models=2).double(), X[None], Y[None], seeds=[n],
                                               recipe=QUICK, progress=False)),
-    "read: model": (1, lambda n: formula.read(_model(2), model=n)),
+    "extract: model": (1, lambda n: formula.extract(_model(2), model=n)),
     "Recipe: wide": (0.25, lambda v: Recipe(wide=(v,))),
     "Recipe: imaginary": (0.25, lambda v: Recipe(imaginary=(v,))),
     "Recipe: gates": (0.25, lambda v: Recipe(gates=(v,))),
@@ -241,14 +241,16 @@ def test_what_is_stored_and_computed_is_pythons() -> None:
     assert repr(schedule) == "SteppedSchedule(beta=2.0, end=2.0, step=1, growth=10.0)"
     assert (type(schedule.beta), type(schedule.iteration)) == (float, int)
     recipe = Recipe(
-        batch=np.int64(64),
-        rate=np.float64(0.05),
+        batch_size=np.int64(64),
+        lr=np.float64(0.05),
         denominators=(np.int64(1), 2),
         rungs=[[np.int64(9), 1]],
     )
     assert repr(recipe) == repr(Recipe(rungs=[[9, 1]], denominators=(1, 2)))
-    run = _run(steps=np.int64(3), batch_size=np.int32(2), lr=np.float32(0.25), every=np.int64(1))
-    assert type(run.steps) is int
+    run = _run(
+        steps=np.int64(3), batch_size=np.int32(2), lr=np.float32(0.25), record_every=np.int64(1)
+    )
+    assert type(run.n_steps) is int
     assert run.losses.shape == (3,)
 
 
@@ -267,11 +269,11 @@ def test_a_number_counts_as_python_s_own_does() -> None:
     )
     noisy = Y.numpy()[:, 0] * (1 + 0.01 * np.random.default_rng(0).standard_normal(len(Y)))
     stated = [
-        NPURegressor(1, [1], starts=4, random_state=0, noise=v).fit(X.numpy(), noisy)
+        NPURegressor(1, [1], n_init=4, random_state=0, noise=v).fit(X.numpy(), noisy)
         for v in (0.5, np.float32(0.5))
     ]
     assert [model.equations_.noise for model in stated] == ["known", "known"]
-    assert stated[0].best_.text() == stated[1].best_.text()
+    assert stated[0].best_equation_.text() == stated[1].best_equation_.text()
 
 
 @pytest.mark.parametrize("count", [2, np.int64(2)])
@@ -394,11 +396,11 @@ def test_real_numbers_within_bounds(
 
 
 def test_levels() -> None:
-    equation = _regressor().best_
-    equation.intervals(np.float32(0.5))
+    equation = _regressor().best_equation_
+    equation.confidence_intervals(np.float32(0.5))
     for value in (0, 1, 0.0, 1.0, -0.5, 1.5, math.nan, True, "0.5"):
         with pytest.raises(ValueError, match=f"level must be between 0 and 1, got {value!r}$"):
-            equation.intervals(value)
+            equation.confidence_intervals(value)
 
 
 def test_only_dense_tensors_and_modules() -> None:

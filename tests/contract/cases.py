@@ -49,22 +49,26 @@ SIGNED = np.column_stack([A * (1 - 2 * (LABELS == 1)), B])
 ZEROS = np.column_stack([A, np.where(LABELS == 0, 0.0, B)])
 WILD = 3 * A / B + 0.05 * E + 8.0 * (np.arange(60) == 5)
 SUM = 3.7 * A**2 / B - 12.5 * C + 0.2 * E
-LONG = {"starts": 64, "max_terms": 4}
+LONG = {"n_init": 64, "max_terms": 4}
 
 
 def regressor(**options: Any) -> NPURegressor:
-    return NPURegressor(**{"random_state": 0, "starts": 8, "max_terms": 2} | options)
+    return NPURegressor(**{"random_state": 0, "n_init": 8, "max_terms": 2} | options)
 
 
 def law(fitted: NPURegressor) -> Values:
     """The best laws, and how sure they are; deviations of exact data are rounding."""
-    best, tables = fitted.best_, fitted.equations_
+    best, tables = fitted.best_equation_, fitted.equations_
     best, tables = (best, tables) if isinstance(best, list) else ([best], [tables])
     values: Values = {"complete": all(table.complete for table in tables)}
     values["law"] = [str(equation) for equation in best]
     for o, (equation, table) in enumerate(zip(best, tables, strict=True)):
         names = ["coef", "exponents"]
-        names += [] if equation.exact else ["coef_std", "exponents_std", "error", "rms", "bic"]
+        names += (
+            []
+            if equation.exact
+            else ["coef_stderr", "exponents_stderr", "holdout_nrmse", "nrmse", "bic"]
+        )
         values |= {f"{name} {o}": getattr(equation, name) for name in names}
         values[f"bits of candidates {o}"] = [
             [tried.coef, tried.exponents, tried.bic] for tried in table
@@ -91,16 +95,16 @@ table("power of y", ROWS, np.sqrt(4 * A * B + C) * (1 + 0.01 * E), **LONG)
 table("inverse of y", TWO, 1 / (1 / A + 1 / B))
 table("ratio", ROWS, (2 * A * B + C) / (1 + 0.5 * B * C) * (1 + 0.001 * E), ratios=True)
 table("functions", TWO, 3 * np.sin(A) * B + 0.05 * E, functions=["sin", "exp"])
-table("function of y", TWO, np.exp(0.5 * A - 2 * B) * (1 + 0.02 * E), output_functions="auto")
+table("function of y", TWO, np.exp(0.5 * A - 2 * B) * (1 + 0.02 * E), target_transforms="auto")
 table("groups", TWO, (1 + LABELS) * A**2 / B + LABELS * B + 0.1 * E, {"groups": LABELS})
-table("units", TWO, 6.28 * np.sqrt(A / B) * (1 + 0.01 * E), units=["m", "m/s**2"], y_units="s")
-table("known part", TWO, A * B - 4.9 * B**2 + 0.05 * E, known="x0*x1")
-table("given terms", TWO, 2 * A * B**2 + 1.5 + 0.1 * E, terms=["x0*x1**2", "1"])
-table("bounds", TWO, 2 * A + B / 2 + 0.1 * E, terms={"x0": (0, 1.95), "x1": None, "1": 0})
-table("positive", TWO, 2 * A**2 + 0.5 * B + 0.1 * E, signs="positive")
+table("units", TWO, 6.28 * np.sqrt(A / B) * (1 + 0.01 * E), X_units=["m", "m/s**2"], y_units="s")
+table("known part", TWO, A * B - 4.9 * B**2 + 0.05 * E, known_part="x0*x1")
+table("given terms", TWO, 2 * A * B**2 + 1.5 + 0.1 * E, required_terms=["x0*x1**2", "1"])
+table("bounds", TWO, 2 * A + B / 2 + 0.1 * E, required_terms={"x0": (0, 1.95), "x1": None, "1": 0})
+table("positive", TWO, 2 * A**2 + 0.5 * B + 0.1 * E, signs="nonnegative")
 table("no law", ROWS, np.sin(A * B) + C**1.3 + 0.1 * E, max_terms=None)
-table("relative noise", TWO, 3 * A / B * (1 + 0.1 * E), noise="relative")
-table("noise as a factor", TWO, 3 * A / B * np.exp(0.1 * E), noise="factor")
+table("relative noise", TWO, 3 * A / B * (1 + 0.1 * E), noise="proportional")
+table("noise as a factor", TWO, 3 * A / B * np.exp(0.1 * E), noise="multiplicative")
 table("known noise", TWO, 3 * A / B + 2 * B + 0.2 * E, noise=0.2)
 table("zeros", ZEROS, 3 * A * ZEROS[:, 1] + 2 * A + 0.1 * E)
 table("wild rows", TWO, WILD)
@@ -127,8 +131,8 @@ def forms_of_a_law() -> Values:
         "sympy": evaluated(fitted.sympy()),
         "predictions": [fitted.predict(2 * ROWS[:3]), fitted.score(ROWS, SUM)],
         "weights": flat(module),
-        "intervals": bounds(fitted.intervals()),
-        "bootstrap": bounds(fitted.bootstrap(ROWS, SUM, draws=20)),
+        "intervals": bounds(fitted.confidence_intervals()),
+        "bootstrap": bounds(fitted.bootstrap(ROWS, SUM, n_resamples=20)),
         "bits of the table": str(fitted.equations_),
     }
 
@@ -187,13 +191,18 @@ FAST = ode.rollout(STIFF, numbers(1, 0.2), t=EARLY, method="kvaerno5", rtol=1e-1
 
 
 def series(name: str, *data: Any, **options: Any) -> None:
-    def read(result: ode.SeriesFit) -> Values:
+    def read(result: ode.SeriesFitResult) -> Values:
         return {
             "complete": result.complete,
-            "law": [str(result.equation), result.method, str(result.verdict), *result.unidentified],
+            "law": [
+                str(result.equation),
+                result.method,
+                str(result.diagnostics),
+                *result.unidentified,
+            ],
             "weights": [*result.weights(), result.u0],
-            "standard errors": [*result.standard_errors.values()],
-            "fit": [result.score, result.bic, result.degrees],
+            "standard errors": [*result.stderr.values()],
+            "fit": [result.nrmse, result.bic, result.df_resid],
         }
 
     resumed(f"series, {name}", lambda file: ode.fit(*data, checkpoint=file, **options), read)
@@ -202,16 +211,18 @@ def series(name: str, *data: Any, **options: Any) -> None:
 series("order of a rate", model(1, 1, 4), TIMES / 10, noise(ORDER, 0.01))
 series("searched", model(2, 3, 8), T, HARES, names=["x", "y"])
 series("food chain", model(3, 5, 8), 0.6 * TIMES, CHAIN)
-series("not simplified", known(GUESS), T, HARES, start="model", simplify=False)
-series("gaps", known(GUESS), [T, T], [GAPS, predators(T, (1, 2.5))], start="model")
+series("not simplified", known(GUESS), T, HARES, init="model", simplify=False)
+series("gaps", known(GUESS), [T, T], [GAPS, predators(T, (1, 2.5))], init="model")
 START = [torch.nan, 1.0]
-series("unobserved", known(GUESS), T, HARES[:, :1], observed=[0], u0=START, start="model")
+series("unobserved", known(GUESS), T, HARES[:, :1], observed=[0], u0=START, init="model")
 ERRORS = 1 + torch.from_numpy(E[:30, None]) / 50
-series("relative", model(1, 1, 4), TIMES / 10, ORDER * ERRORS, sigma="relative")
+series("relative", model(1, 1, 4), TIMES / 10, ORDER * ERRORS, sigma="proportional")
 series("inputs", pair(RealNPU, NAU), TIMES / 2, noise(DOSED, 0.005), inputs=DOSE)
-series("reactions", *PATIENTS, stoichiometry=[[-1, 0], [1, -1], [0, 1]], signs="positive")
-series("conserved", *PATIENTS, conserved=[[1, 1, 1]], terms=["x0*x1"], integer_exponents=True)
-series("stiff", STIFF, EARLY, noise(FAST, 0.001), start="model", simplify=False)
+series("reactions", *PATIENTS, stoichiometry=[[-1, 0], [1, -1], [0, 1]], signs="nonnegative")
+series(
+    "conserved", *PATIENTS, conserved=[[1, 1, 1]], required_terms=["x0*x1"], integer_exponents=True
+)
+series("stiff", STIFF, EARLY, noise(FAST, 0.001), init="model", simplify=False)
 
 
 @case
@@ -220,7 +231,7 @@ def forms_of_dynamics() -> Values:
     return {
         "text": [*result.report().splitlines(), *result.latex()],
         "sympy": [evaluated(expression) for expression in result.sympy()],
-        "intervals": bounds(result.intervals()),
+        "intervals": bounds(result.confidence_intervals()),
         "predictions": result.predict(T[:3] + 7),
         "bits of alternatives": [str(other.equation) for other in result.alternatives()],
     }
@@ -238,15 +249,15 @@ def flat(module: nn.Module) -> Tensor:
 
 
 def fitted(name: str, start: nn.Module, y: Tensor, **options: Any) -> None:
-    def call(checkpoint: Path | None) -> fits.Fit:
+    def call(checkpoint: Path | None) -> fits.FitResult:
         return fits.fit(start.double(), X, y, checkpoint=checkpoint, **options)
 
-    def read(result: fits.Fit) -> Values:
+    def read(result: fits.FitResult) -> Values:
         return {
             "complete": result.complete,
-            "law": [str(formula.read(result.model)), result.chosen.kind],
+            "law": [str(formula.extract(result.model)), result.chosen.kind],
             "weights": flat(result.model),
-            "bits of scores": [result.steps, result.rows, result.scores, result.retired],
+            "bits of scores": [result.n_steps, result.n_rows, result.init_losses, result.n_stages],
         }
 
     resumed(f"fit, {name}", call, read)
@@ -261,7 +272,7 @@ fitted("product of sums", pair(NAU, layers.NMU, 2), (X[:, :1] - X[:, 1:]) * X[:,
 @case
 def fits_of_several_problems() -> Values:
     x, start = torch.stack([X, X + 0.5]), RealNPU(2, 1, num_models=16).double()
-    result = fits.fit_many(start, x, x[..., :1] / x[..., 1:], seeds=[1, 2], recipe=SHORT)
+    result = fits.fit_batch(start, x, x[..., :1] / x[..., 1:], seeds=[1, 2], recipe=SHORT)
     chosen = [candidate.kind for candidate in result.chosen]
     return {"weights": flat(result.models), "chosen": chosen}
 
@@ -281,16 +292,16 @@ def trained(name: str, module: nn.Module, optimizer: Any = "adam", **options: An
     A run that begins a checkpoint ends after 20 steps.
     """
 
-    def call(checkpoint: Path | None) -> training.Run:
+    def call(checkpoint: Path | None) -> training.TrainingResult:
         end = 60 if checkpoint is None or checkpoint.exists() else 20
         # A schedule has a state.
         model, settings = copy.deepcopy((module, {"lr": 0.01, "steps": 60} | options))
         chosen = optimizer if isinstance(optimizer, str) else optimizer(model.parameters())
-        settings |= {"stretch": 10, "callbacks": lambda run: run.steps == end}
+        settings |= {"callback_every": 10, "callbacks": lambda run: run.n_steps == end}
         torch.manual_seed(3)
         return training.run(model, X, Y, optimizer=chosen, checkpoint=checkpoint, **settings)
 
-    def read(run: training.Run) -> Values:
+    def read(run: training.TrainingResult) -> Values:
         return {"complete": run.complete, "losses": run.losses[::19], "weights": flat(run.model)}
 
     resumed(f"run, {name}", call, read)
@@ -298,7 +309,7 @@ def trained(name: str, module: nn.Module, optimizer: Any = "adam", **options: An
 
 MODEL, MODELS = (chain(NPU(2, 3, num_models=k), NAU(3, 2, num_models=k)) for k in (None, 3))
 SCHEDULES = {"l1": training.SteppedSchedule(1e-3, 0.1, 20), "frobenius": lambda step: 0.1 / step}
-WHOLE = {"penalties": {"madsen": 0.1, "whole": 0.01}, "project": 0.7, "nonfinite": "zero"}
+WHOLE = {"penalties": {"madsen": 0.1, "integer": 0.01}, "project": 0.7, "nonfinite": "zero"}
 RECIPROCALS = chain(layers.NMRU(2, 3), layers.NaiveNPU(3, 2))
 trained("adam", MODEL)
 trained("models", MODELS, "rmsprop", batch_size=8)
@@ -319,7 +330,7 @@ def parts_of_a_step() -> Values:
         loss = training.mse_loss(module(X), Y) + penalty
         loss.backward()
         optimizer.step()
-        training.project_(module, weights=1.0)
+        training.project_(module, weight_bound=1.0)
         losses.append(loss.item())
     return {"losses": losses, "weights": flat(module)}
 
@@ -339,7 +350,7 @@ def minimisers() -> Values:
     descent = lbfgs.lbfgs(valley, 2 * X[:3], max_iterations=12)
     x, free = X[:3] * numbers(1, -1), torch.ones(3, 2, dtype=torch.bool)
     squares = least_squares.fit(x, free, lambda x: jacobian(x)[0], jacobian, 4)
-    return {"lbfgs": descent.x, "iterations": descent.iterations, "least squares": [*squares]}
+    return {"lbfgs": descent.x, "iterations": descent.n_iterations, "least squares": [*squares]}
 
 
 # ---- time loops ----------------------------------------------------------------------------------
@@ -364,7 +375,9 @@ PREY = dynamics([[1, 0], [1, 1], [0, 1]], [[1.2, -0.6, 0], [0, 0.5, -0.8]])
 HERDS, SAVING = numbers([2, 1], [1, 2.5]), {"method": "midpoint", "memory": "checkpointed"}
 rollout("euler", MODEL, numbers(2, 1), steps=40, dt=0.05)
 rollout("midpoint", MODELS, HERDS.expand(3, 2, 2), steps=16, dt=0.05, **SAVING)
-rollout("rk4", PREY, HERDS, steps=40, dt=0.1, method="rk4", derivatives=True, error=True)
+rollout(
+    "rk4", PREY, HERDS, steps=40, dt=0.1, method="rk4", return_derivatives=True, return_error=True
+)
 rollout("tsit5", PREY, HERDS, t=T)
 rollout("dopri5", MODEL, numbers(1, 0.5), t=T / 6, method="dopri5", rtol=1e-8)
 rollout("kvaerno5", PREY, numbers(2, 1), t=T, method="kvaerno5")
@@ -375,7 +388,7 @@ rollout("inputs", DRIVEN, numbers(5), t=TIMES / 2, inputs=DOSE)
 @case
 def other_time_loops() -> Values:
     weights = PREY[0].weight_re, None, None, PREY[1].weight
-    steps = {"dt": -0.05, "derivatives": True, "clip": False, "method": "rk4_38"}
+    steps = {"dt": -0.05, "return_derivatives": True, "clip": False, "method": "rk4_38"}
     path, slopes = ode.integrate(HERDS, *weights, steps=20, **steps)
     between = ode.interpolate(path, -T[:4] / 10, dt=-0.05, method="hermite", derivatives=slopes)
     return {"path": path[:, ::5], "between": between}
@@ -399,10 +412,10 @@ def new_layers() -> Values:
 def formulas() -> Values:
     values: Values = {}
     for name in LAYERS:
-        read = formula.read(chain(getattr(layers, name)(3, 1)), ["a", "b", "c"])
+        read = formula.extract(chain(getattr(layers, name)(3, 1)), ["a", "b", "c"])
         values[name] = [read.text(6), *read.latex(), read.note]
         values[f"{name}, values"] = read(2 * X[:6].reshape(4, 3) - 2)
-    two = formula.read(MODELS, model=1, eps=True, positive=X)
+    two = formula.extract(MODELS, model=1, eps=True, nonnegative=X)
     return values | {"chain": [str(two), str(two.torch_function)]}
 
 
@@ -415,7 +428,7 @@ def simplified() -> Values:
     result = formula.simplify(module, X, y, tolerance=0.05)
     shares = formula.nearest_fraction(numbers(0.3333, 0.74, -1.6667, 2.51), 4)
     return {
-        "text": [*result.details().splitlines(), str(formula.read(result.module))],
+        "text": [*result.details().splitlines(), str(formula.extract(result.module))],
         "numbers": [shares, formula.relative_error(module(X), y)],
     }
 

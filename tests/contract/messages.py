@@ -100,7 +100,7 @@ def run(**options: Any) -> Any:
 
 
 def regressor(**options: Any) -> Any:
-    return equations.NPURegressor(**{"random_state": 0, "starts": 8, **options})
+    return equations.NPURegressor(**{"random_state": 0, "n_init": 8, **options})
 
 
 def table(y: Any = TABLE[:, 0], x: Any = TABLE, /, **options: Any) -> Any:
@@ -112,14 +112,14 @@ def table(y: Any = TABLE[:, 0], x: Any = TABLE, /, **options: Any) -> Any:
 @functools.cache
 def law(groups: bool = False, **options: Any) -> Any:
     labels = {"groups": ["oak", "ash"] * 30} if groups else {}
-    return table(3 * TABLE[:, 0], max_terms=1, output_powers=(1,), **labels, **options)
+    return table(3 * TABLE[:, 0], max_terms=1, target_powers=(1,), **labels, **options)
 
 
 @functools.cache
 def law_of_time() -> Any:
     model, times = law_of([[1.0, 0.0], [0.0, 1.0]], [[-1.0, 0.0], [0.0, -2.0]]), TIMES / 10
     states = torch.stack([(-times).exp(), (-2 * times).exp()], 1)
-    return ode.fit(model, times, states, start="model", simplify=False)
+    return ode.fit(model, times, states, init="model", simplify=False)
 
 
 def names() -> dict[str, Any]:

@@ -19,7 +19,9 @@ from unittest import mock
 import npu_kernels
 
 FILE = Path(__file__).with_name("signatures.json")
-BASE_CLASS = {"npu_kernels.layers.Unit": npu_kernels.layers.Unit}  # public, and in no `__all__`
+BASE_CLASS = {
+    "npu_kernels.layers.BaseLayer": npu_kernels.layers.BaseLayer
+}  # public, and in no `__all__`
 # What a class may define for Python and for notebooks, beside its public names.
 PROTOCOL = re.compile("__(call|enter|exit|getitem|iter|len|str)__|_repr_(html|latex)_")
 Entries = dict[str, list[str]]  # a dotted name, and what a caller may rely on, one thing a line

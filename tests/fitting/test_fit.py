@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, fit
-from npu_kernels.fitting import fit_many
+from npu_kernels.fitting import fit_batch
 from tests.support.fits import QUICK, SHORT, hard, parameters, rows, same
 from tests.support.modes import MODES
 
@@ -25,7 +25,7 @@ def test_the_product_of_negative_numbers() -> None:
     assert parameters(result.model)[0].tolist() == [[1, 1]]
     assert parameters(result.model)[1].tolist() == [1, 1]
     assert (result.chosen.kind, result.chosen.denominator) == ("rounded", 1)
-    assert result.score < 1e-12
+    assert result.loss < 1e-12
     assert result.complete
     far = rows(-60, -20)
     torch.testing.assert_close(result.model(far), far[:, :1] * far[:, 1:])
@@ -68,13 +68,13 @@ def test_noise_and_a_root() -> None:
     noise = 1 + 0.02 * torch.randn(2000, 1, generator=torch.Generator().manual_seed(3))
     result = fit(RealNPU(2, 1, num_models=16), x, x[:, :1].sqrt() / x[:, 1:] * noise)
     assert parameters(result.model)[0].tolist() == [[0.5, -1]]
-    assert result.score > 1e-5  # the noise's
+    assert result.loss > 1e-5  # the noise's
     kinds = {candidate.kind for candidate in result.candidates}
     assert kinds == {"raw", "refined", "powers", "rounded"}
     # the score is that of the float32 model
-    assert result.candidates[0].score <= result.score * (1 + 1e-5)
-    assert result.score <= 1.02 * result.candidates[0].score * (1 + 1e-5)
-    scores = [candidate.score for candidate in result.candidates]
+    assert result.candidates[0].loss <= result.loss * (1 + 1e-5)
+    assert result.loss <= 1.02 * result.candidates[0].loss * (1 + 1e-5)
+    scores = [candidate.loss for candidate in result.candidates]
     assert scores == sorted(scores)
 
 
@@ -86,10 +86,10 @@ def test_the_score_is_that_of_the_model_that_is_returned() -> None:
         UserWarning, match=r"fit: the model's error is .*e-.* in float64 and inf in its own float32"
     ):
         result = fit(RealNPU(2, 1, num_models=4), x, y, recipe=replace(SHORT, loss="squared"))
-    assert result.score > 0.1
+    assert result.loss > 0.1
     result = fit(RealNPU(2, 1, num_models=4).double(), x, y, recipe=replace(SHORT, loss="squared"))
     error = (result.model(x).detach() - y) / y.square().mean().sqrt()
-    assert result.score < 1e-20
+    assert result.loss < 1e-20
     assert float(error.square().mean()) < 1e-20
 
 
@@ -120,7 +120,7 @@ def test_units_do_not_matter_and_coefficients_are_no_fractions(of_x: float, of_y
     assert set(terms) == {(2, -1, 0), (0, 0, 1)}  # the third unit has left
     assert terms[2, -1, 0] * of_x / of_y == pytest.approx(3.707, rel=2e-3)
     assert terms[0, 0, 1] * of_x / of_y == pytest.approx(-12.5, rel=2e-3)
-    assert result.score == pytest.approx(1e-6 / 2, rel=0.6)
+    assert result.loss == pytest.approx(1e-6 / 2, rel=0.6)
     torch.testing.assert_close(result.model(x * of_x) / of_y, y, rtol=0.1, atol=0.02)
 
 
@@ -132,9 +132,9 @@ def test_a_single_layer_may_have_a_coefficient() -> None:
     assert parameters(result.model)[0].tolist() == [[1, -2]]
     assert result.model[1].weight.item() == pytest.approx(0.7, rel=1e-6)
     torch.testing.assert_close(result.model(x), y)
-    scaled = fit_many(RealNPU(2, 1, num_models=16), torch.stack([x, x]), torch.stack([y, y / 0.7]))
+    scaled = fit_batch(RealNPU(2, 1, num_models=16), torch.stack([x, x]), torch.stack([y, y / 0.7]))
     assert scaled.models[1].weight.flatten().tolist() == pytest.approx([0.7, 1.0], rel=1e-6)
-    unscaled = fit_many(RealNPU(2, 1, num_models=8), x[None], y[None] / 0.7)
+    unscaled = fit_batch(RealNPU(2, 1, num_models=8), x[None], y[None] / 0.7)
     assert isinstance(unscaled.models, RealNPU)
 
 
@@ -167,17 +167,17 @@ def test_few_held_out_rows() -> None:
         x, y = rows(0.5, 3, 10, seed), rows(-1, 1, 10, 9 + seed)[:, :1]
         with pytest.warns(
             UserWarning,
-            match="fit: 10 rows are few: the model was chosen by 2 of them, and the score is",
+            match="fit: 10 rows are few: the model was chosen by 2 of them, and the loss is",
         ):
             result = fit(RealNPU(2, 1, num_models=8), x, y, recipe=replace(SHORT, loss="squared"))
-        assert result.folds == 5
-        assert result.score > 0.3
+        assert result.n_folds == 5
+        assert result.loss > 0.3
     x = rows(0.5, 3, 30)
     result = fit(RealNPU(2, 1, num_models=8), x, x[:, :1] / x[:, 1:], recipe=QUICK)
-    assert result.folds == 5
-    assert result.score < 1e-10
+    assert result.n_folds == 5
+    assert result.loss < 1e-10
     with pytest.warns(
-        UserWarning, match="fit: the score is that of 1 held-out row, which the model was chosen by"
+        UserWarning, match="fit: the loss is that of 1 held-out row, which the model was chosen by"
     ):
         fit(RealNPU(2, 1, num_models=2), x[:3], x[:3, :1], recipe=replace(SHORT))
 
@@ -194,7 +194,7 @@ def test_arrays_and_frames() -> None:
     from_array = fit(
         model, pandas.DataFrame(x.numpy()), pandas.Series(y.numpy()[:, 0]), recipe=quick
     )
-    assert from_array.score == plain.score
+    assert from_array.loss == plain.loss
 
 
 def test_a_power_that_is_no_fraction_stays() -> None:
@@ -215,7 +215,7 @@ def test_two_layers(first: str) -> None:
         model = nn.Sequential(NAU(2, 2, num_models=12), RealNPU(2, 1, num_models=12))
         y = (x[:, :1] + x[:, 1:]).sqrt()
     result = fit(model, x, y)
-    assert result.score < 1e-12
+    assert result.loss < 1e-12
     far = rows(5, 50)
     expected = (
         far[:, :1] * far[:, 1:] + far[:, :1] / far[:, 1:]
@@ -231,7 +231,7 @@ def test_other_units(unit: type[nn.Module]) -> None:
     model = unit(2, 1, num_models=8)  # type: ignore[call-arg]
     y = {NMU: x.prod(1, keepdim=True), NMRU: x[:, :1] / x[:, 1:]}.get(unit, x.sum(1, keepdim=True))
     result = fit(model, x, y)
-    assert result.score < (1e-2 if unit is NALU else 1e-12)
+    assert result.loss < (1e-2 if unit is NALU else 1e-12)
     assert (result.chosen.kind == "rounded") == (unit is not NALU)
 
 
@@ -249,7 +249,7 @@ def test_the_seed_alone_decides() -> None:
         model.weight_re.fill_(3)  # a start of the caller's has no influence
     second = fit(model, x, y, recipe=SHORT)
     assert same(first.model, second.model)
-    assert torch.equal(first.scores, second.scores)
+    assert torch.equal(first.init_losses, second.init_losses)
     assert first.candidates == second.candidates
     assert not same(first.model, fit(model, x, y, seed=1, recipe=SHORT).model)
     assert (model.weight_re == 3).all()
@@ -265,7 +265,7 @@ def test_the_modes_of_the_caller_do_not_matter(units: Any, mode: Any) -> None:
     with mode():
         result = fit(model, x, y, recipe=SHORT)
     assert same(result.model, expected.model)
-    assert (result.score, result.steps) == (expected.score, expected.steps)
+    assert (result.loss, result.n_steps) == (expected.loss, expected.n_steps)
 
 
 def test_a_problem_does_not_depend_on_the_others() -> None:
@@ -273,14 +273,14 @@ def test_a_problem_does_not_depend_on_the_others() -> None:
     y = torch.stack(
         [x[0].sum(1, keepdim=True), x[1, :, :1] * x[1, :, 1:], x[2, :, :1] - x[2, :, 1:]]
     )
-    together = fit_many(RealNPU(2, 1, num_models=18), x, y, seeds=[4, 5, 4], recipe=SHORT)
+    together = fit_batch(RealNPU(2, 1, num_models=18), x, y, seeds=[4, 5, 4], recipe=SHORT)
     assert together.models(x).shape == (3, 90, 1)
     for p, seed in enumerate([4, 5, 4]):
         single = fit(RealNPU(2, 1, num_models=6), x[p], y[p], seed=seed, recipe=SHORT)
         torch.testing.assert_close(together.models(x)[p], single.model(x[p]))
-        torch.testing.assert_close(together.scores[p], single.scores)
-        assert torch.equal(together.retired[p], single.retired)
-        assert together.rows[p] == single.rows
+        torch.testing.assert_close(together.init_losses[p], single.init_losses)
+        assert torch.equal(together.n_stages[p], single.n_stages)
+        assert together.n_rows[p] == single.n_rows
 
 
 def test_batches() -> None:
@@ -291,7 +291,7 @@ def test_batches() -> None:
     model = RealNPU(2, 1, num_models=8)
     first, second = (fit(model, draw, seed=5, rows=100) for _ in range(2))
     assert parameters(first.model)[0].tolist() == [[1, 1]]
-    assert torch.equal(first.scores, second.scores)
+    assert torch.equal(first.init_losses, second.init_losses)
 
     def forever() -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(0)

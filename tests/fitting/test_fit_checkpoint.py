@@ -16,7 +16,7 @@ from torch import nn
 
 import npu_kernels
 from npu_kernels import NAU, NPU, RealNPU, fit
-from npu_kernels.fitting import Run, fit_many
+from npu_kernels.fitting import FitJob, fit_batch
 from tests.support import checkpoints
 from tests.support.fits import SHORT, hard, parameters, rows, same
 
@@ -27,9 +27,9 @@ from tests.support.fits import SHORT, hard, parameters, rows, same
 def test_continued_to_the_bit(steps: int, tmp_path: Path) -> None:
     x, y = hard()
 
-    def start() -> Run:
+    def start() -> FitJob:
         model = nn.Sequential(NPU(2, 3, num_models=8), NAU(3, 1, num_models=8))
-        return Run(model, x.expand(2, -1, -1), y.expand(2, -1, -1), [0, 1], SHORT)
+        return FitJob(model, x.expand(2, -1, -1), y.expand(2, -1, -1), [0, 1], SHORT)
 
     undisturbed, first, second = start(), start(), start()
     undisturbed.advance(undisturbed.total)
@@ -42,7 +42,7 @@ def test_continued_to_the_bit(steps: int, tmp_path: Path) -> None:
     assert same(expected.models, actual.models)
     assert expected.candidates == actual.candidates
     assert expected.chosen == actual.chosen
-    for name in ("score", "scores", "retired", "rows"):
+    for name in ("losses", "init_losses", "n_stages", "n_rows"):
         assert torch.equal(getattr(expected, name), getattr(actual, name))
     assert expected.history == actual.history
 
@@ -51,23 +51,23 @@ def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = hard()
     arguments: dict[str, Any] = {"recipe": SHORT, "checkpoint": tmp_path / "fit"}
     undisturbed = fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT)
-    advance, before = Run.advance, signal.getsignal(signal.SIGINT)
+    advance, before = FitJob.advance, signal.getsignal(signal.SIGINT)
 
-    def interrupted(run: Run, rounds: int) -> None:
+    def interrupted(run: FitJob, rounds: int) -> None:
         advance(run, 7)
         os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "advance", interrupted)
+        patch.setattr(FitJob, "advance", interrupted)
         part = fit(RealNPU(2, 1, num_models=6), x, y, **arguments)
     assert signal.getsignal(signal.SIGINT) is before
     assert not part.complete
-    assert part.rows == 6 * 7 * 64
-    assert torch.isfinite(torch.tensor(part.score))
+    assert part.n_rows == 6 * 7 * 64
+    assert torch.isfinite(torch.tensor(part.loss))
     continued = fit(RealNPU(2, 1, num_models=6), x, y, **arguments)
     assert continued.complete
     assert same(continued.model, undisturbed.model)
-    assert continued.rows == undisturbed.rows
+    assert continued.n_rows == undisturbed.n_rows
     finished = fit(RealNPU(2, 1, num_models=6), x, y, **arguments)  # nothing is left to do
     assert finished.seconds == continued.seconds
 
@@ -80,21 +80,21 @@ def test_ctrl_c_in_the_cross_validation(
     y = x.sum(1, keepdim=True)
     model = RealNPU(2, 1, num_models=4)
     undisturbed = fit(model, x, y, recipe=SHORT, progress=True)
-    assert undisturbed.folds == 5
+    assert undisturbed.n_folds == 5
     assert "fit, cross-validation: 100 %" in capfd.readouterr().err
-    advance = Run.advance
+    advance = FitJob.advance
 
-    def interrupted(run: Run, rounds: int) -> None:
+    def interrupted(run: FitJob, rounds: int) -> None:
         advance(run, rounds)
         if run.problems > 1:  # a part is a problem
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Run, "advance", interrupted)
+    monkeypatch.setattr(FitJob, "advance", interrupted)
     part = fit(model, x, y, recipe=SHORT)
     assert same(part.model, undisturbed.model)
-    assert (part.folds, part.complete) == (0, False)
+    assert (part.n_folds, part.complete) == (0, False)
     monkeypatch.undo()
-    assert part.score == float(fit_many(model, x[None], y[None], recipe=SHORT).score)
+    assert part.loss == float(fit_batch(model, x[None], y[None], recipe=SHORT).losses)
 
 
 def test_the_cross_validation_is_in_the_checkpoint(
@@ -105,35 +105,35 @@ def test_the_cross_validation_is_in_the_checkpoint(
     model, y = RealNPU(2, 1, num_models=4), x.sum(1, keepdim=True)
     path = tmp_path / "fit"
     undisturbed = fit(model, x, y, recipe=SHORT)
-    assert undisturbed.folds == 5
-    advance, reached, rounds_made = Run.advance, list[int](), list[int]()
+    assert undisturbed.n_folds == 5
+    advance, reached, rounds_made = FitJob.advance, list[int](), list[int]()
 
-    def interrupted(run: Run, rounds: int) -> None:
+    def interrupted(run: FitJob, rounds: int) -> None:
         advance(run, min(rounds, 7))
         if run.problems > 1 and run.done > 5:  # a part is a problem
             reached.append(run.done)
             os.kill(os.getpid(), signal.SIGINT)
 
-    def counted(run: Run, rounds: int) -> None:
+    def counted(run: FitJob, rounds: int) -> None:
         before = run.done
         advance(run, rounds)
         rounds_made.append(run.done - before)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "advance", interrupted)
+        patch.setattr(FitJob, "advance", interrupted)
         part = fit(model, x, y, recipe=SHORT, checkpoint=path)
-    assert (part.folds, part.complete) == (0, False)
-    monkeypatch.setattr(Run, "advance", counted)
+    assert (part.n_folds, part.complete) == (0, False)
+    monkeypatch.setattr(FitJob, "advance", counted)
     continued = fit(model, x, y, recipe=SHORT, checkpoint=path)
-    total = Run(model, x[None], y[None], [0], SHORT).total
+    total = FitJob(model, x[None], y[None], [0], SHORT).total
     assert sum(rounds_made) == total - reached[0]
-    assert (continued.score, continued.folds) == (undisturbed.score, 5)
+    assert (continued.loss, continued.n_folds) == (undisturbed.loss, 5)
     assert same(continued.model, undisturbed.model)
     assert continued.complete
     rounds_made.clear()
     finished = fit(model, x, y, recipe=SHORT, checkpoint=path)
     assert not rounds_made
-    assert (finished.score, finished.folds) == (undisturbed.score, 5)
+    assert (finished.loss, finished.n_folds) == (undisturbed.loss, 5)
     assert finished.seconds == continued.seconds > part.seconds > 0
 
 
@@ -145,27 +145,27 @@ def test_ctrl_c_in_the_fit_of_signs(
     model, y = RealNPU(2, 1, num_models=24).double(), x[:, :1] ** 2 * x[:, 1:] ** 3
     undisturbed = fit(model, x, y)
     assert parameters(undisturbed.model)[0].tolist() == [[2, 3]]
-    advance, functions = Run.advance, list[str]()
+    advance, functions = FitJob.advance, list[str]()
 
-    def interrupted(run: Run, rounds: int) -> None:
+    def interrupted(run: FitJob, rounds: int) -> None:
         advance(run, min(rounds, 7))
         if run.function == "fit, signs":
             os.kill(os.getpid(), signal.SIGINT)
 
-    def noted(run: Run, rounds: int) -> None:
+    def noted(run: FitJob, rounds: int) -> None:
         functions.append(run.function)
         advance(run, rounds)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "advance", interrupted)
+        patch.setattr(FitJob, "advance", interrupted)
         part = fit(model, x, y, checkpoint=tmp_path / "fit")
     assert not part.complete
     assert parameters(part.model)[0].shape == (1, 2)
-    monkeypatch.setattr(Run, "advance", noted)
+    monkeypatch.setattr(FitJob, "advance", noted)
     continued = fit(model, x, y, checkpoint=tmp_path / "fit")
     assert "fit" not in functions
     assert same(continued.model, undisturbed.model)
-    assert (continued.score, continued.folds) == (undisturbed.score, undisturbed.folds)
+    assert (continued.loss, continued.n_folds) == (undisturbed.loss, undisturbed.n_folds)
     functions.clear()
     assert same(fit(model, x, y, checkpoint=tmp_path / "fit").model, undisturbed.model)
     assert not functions
@@ -189,7 +189,7 @@ def test_a_crafted_cross_validation_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("change", "difference"), [
     ({"seed": 1}, r"other seeds \(\[0\], here \[1\]\)"),
-    ({"recipe": replace(SHORT, rate=0.1)}, r"other recipe.rate \(0.05, here 0.1\)$"),
+    ({"recipe": replace(SHORT, lr=0.1)}, r"other recipe.lr \(0.05, here 0.1\)$"),
     ({"y": "double"},
      r"other dtypes \(x torch.float32, y torch.float32, .* here x torch.float32, y torch.float64"),
     ({"model": NPU(2, 1, num_models=6)}, r"other model$"),
@@ -245,7 +245,7 @@ def test_a_checkpoint_that_cannot_be_written_is_named_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y = hard()
-    monkeypatch.setattr(Run, "advance", lambda run, rounds: pytest.fail("work was done"))
+    monkeypatch.setattr(FitJob, "advance", lambda run, rounds: pytest.fail("work was done"))
     arguments = {"x": x[None], "y": y[None], "recipe": SHORT, "checkpoint": tmp_path}
     for path, error in ((tmp_path / "missing" / "fit.pt", FileNotFoundError), ("a\0b", ValueError)):
         with pytest.raises(
@@ -253,9 +253,9 @@ def test_a_checkpoint_that_cannot_be_written_is_named_before_any_work(
         ):
             fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=path)
     with pytest.raises(
-        IsADirectoryError, match=r"^fit_many: checkpoint must be a file .*: it is a folder$"
+        IsADirectoryError, match=r"^fit_batch: checkpoint must be a file .*: it is a folder$"
     ):
-        fit_many(RealNPU(2, 1, num_models=6), **arguments)
+        fit_batch(RealNPU(2, 1, num_models=6), **arguments)
     with pytest.raises(TypeError, match=r"^fit: checkpoint must be a path, got int$"):
         fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=3)  # type: ignore[arg-type]
 
@@ -267,13 +267,13 @@ def test_a_folder_that_vanishes_costs_the_checkpoint_alone(
     folder = tmp_path / "folder"
     folder.mkdir()
     undisturbed = fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT)
-    advance = Run.advance
+    advance = FitJob.advance
 
-    def vanishing(run: Run, rounds: int) -> None:
+    def vanishing(run: FitJob, rounds: int) -> None:
         advance(run, rounds)
         shutil.rmtree(folder, ignore_errors=True)
 
-    monkeypatch.setattr(Run, "advance", vanishing)
+    monkeypatch.setattr(FitJob, "advance", vanishing)
     minutes = itertools.count(0, 60)  # saved after every slice, in vain
     monkeypatch.setattr(time, "monotonic", lambda: next(minutes))
     with pytest.warns(

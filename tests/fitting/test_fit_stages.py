@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NALU, NAU, NPU, RealNPU, fit
-from npu_kernels.fitting import Run
+from npu_kernels.fitting import FitJob
 from npu_kernels.fitting._choice import Pool
 from npu_kernels.fitting._population import Population
 from tests.support.fits import SHORT, hard, parameters, rows
@@ -16,7 +16,7 @@ from tests.support.fits import SHORT, hard, parameters, rows
 POWER, LINEAR = 1, 2  # kinds of parameters
 
 
-def searching(run: Run) -> dict[str, Any]:
+def searching(run: FitJob) -> dict[str, Any]:
     """What a fit that is in its search would save of it; its tensors are the run's own."""
     state: dict[str, Any] = run.state()["search"]
     return state
@@ -27,7 +27,9 @@ def searching(run: Run) -> dict[str, Any]:
 
 def test_starts_are_left_behind() -> None:
     x, y = hard()
-    run = Run(RealNPU(2, 1, num_models=20), x[None], y[None], [0], replace(SHORT, finalists=(3, 2)))
+    run = FitJob(
+        RealNPU(2, 1, num_models=20), x[None], y[None], [0], replace(SHORT, finalists=(3, 2))
+    )
     alive = []
     while run.done < run.total:
         alive.append(run.alive)
@@ -37,12 +39,12 @@ def test_starts_are_left_behind() -> None:
     assert alive[30] == 3
     result = run.result()
     assert run.alive == 0
-    assert torch.bincount(result.retired[0]).tolist() == [0, 10, 7, 1, 0, 2]
-    assert result.scores.isfinite().all()
+    assert torch.bincount(result.n_stages[0]).tolist() == [0, 10, 7, 1, 0, 2]
+    assert result.init_losses.isfinite().all()
     # 72 training rows, batches of 64; then 32 rows in refine, of models that may end before.
     searched = 64 * (20 * 20 + 10 * 10)
     settled = 2 * 3 * 2 * 6 * 64
-    assert searched < result.rows[0] <= searched + 3 * 12 * 32 + settled
+    assert searched < result.n_rows[0] <= searched + 3 * 12 * 32 + settled
     assert [entry["stage"] for entry in result.history] == [1, 2, 3, 4, 5]
 
 
@@ -55,16 +57,18 @@ def test_stages_without_rounds_are_gone_through() -> None:
 
 def test_starts_that_overflow_are_retired() -> None:
     x, y = hard()
-    recipe = replace(SHORT, wide=(2.0, 2000.0), bound=2000.0)
+    recipe = replace(SHORT, wide=(2.0, 2000.0), weight_bound=2000.0)
     result = fit(RealNPU(2, 1, num_models=12), 20 * x, 400 * y, recipe=recipe)
-    finite = result.scores.isfinite()
+    finite = result.init_losses.isfinite()
     assert finite[::2].all()
     assert not finite[1::2].all()
-    assert (result.retired[~finite] == 1).all()
-    assert result.score < 1
+    assert (result.n_stages[~finite] == 1).all()
+    assert result.loss < 1
     x = 10 ** rows(-3, 3, 90)
-    lost = fit(RealNPU(2, 1, num_models=2), x, y, recipe=replace(recipe, wide=(1e6,), bound=1e6))
-    assert lost.score == float("inf")
+    lost = fit(
+        RealNPU(2, 1, num_models=2), x, y, recipe=replace(recipe, wide=(1e6,), weight_bound=1e6)
+    )
+    assert lost.loss == float("inf")
     assert lost.chosen.kind == "none"
     assert lost.complete
 
@@ -77,7 +81,7 @@ def test_the_rate_falls_in_a_stretch_and_from_one_to_the_next(
 ) -> None:
     """The step of Adam without moments: the first is as long as the rate, later ones half of it."""
     x, y = hard()
-    run = Run(RealNPU(2, 1, num_models=4), x[None], y[None], [0], SHORT)
+    run = FitJob(RealNPU(2, 1, num_models=4), x[None], y[None], [0], SHORT)
     run.advance(done)
     state = run.state()
     for name in ("moments", "squares"):
@@ -87,7 +91,7 @@ def test_the_rate_falls_in_a_stretch_and_from_one_to_the_next(
     run.advance(1)
     pairs = zip(searching(run)["tensors"], before, strict=True)
     moved = max(float((t - old).abs().max()) for t, old in pairs)
-    assert low < moved / SHORT.rate < high
+    assert low < moved / SHORT.lr < high
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -96,7 +100,7 @@ def test_a_gradient_that_is_not_finite_makes_no_step(fused: bool) -> None:
     model = RealNPU(2, 1, num_models=3)
     if not fused:
         model.register_forward_hook(lambda *_: None)
-    run = Run(model, x[None], y[None], [0], SHORT)
+    run = FitJob(model, x[None], y[None], [0], SHORT)
     state = run.state()
     state["search"]["tensors"][0][0] = 1e4  # its power is infinite
     run.restore(state)
@@ -119,7 +123,9 @@ def test_steps_do_not_depend_on_how_many_are_made_at_once(problems: int) -> None
         )
         if calls == "one by one":
             model.register_forward_hook(lambda *_: None)
-        run = Run(model, x, y, list(range(problems)), replace(SHORT, rungs=((100, 1.0), (10, 0.5))))
+        run = FitJob(
+            model, x, y, list(range(problems)), replace(SHORT, rungs=((100, 1.0), (10, 0.5)))
+        )
         for part in (90,) if calls == "at once" else (3, 80, 7):
             run.advance(part)
         assert run.done == searching(run)["step"] == 90
@@ -131,7 +137,7 @@ def test_steps_do_not_depend_on_how_many_are_made_at_once(problems: int) -> None
 def test_projection() -> None:
     x, y = hard()
     model = nn.Sequential(NPU(2, 3, num_models=5), NAU(3, 1, num_models=5))
-    run = Run(model, x[None], y[None], [0], replace(SHORT, bound=1.5, rate=1.0))
+    run = FitJob(model, x[None], y[None], [0], replace(SHORT, weight_bound=1.5, lr=1.0))
     run.advance(10)
     re, im, gate, nau = searching(run)["tensors"]
     assert re.abs().max() <= 1.5
@@ -146,7 +152,7 @@ def test_a_deep_power_unit_starts_with_some_of_its_inputs() -> None:
     x, y = hard()
     model = nn.Sequential(NAU(2, 6, num_models=8), NPU(6, 2, num_models=8), NAU(2, 1, num_models=8))
     recipe = replace(SHORT, hidden=(2, 1, 0, 4), wide=(1.0,), imaginary=(1.0,))
-    run = Run(model, x[None], y[None], [0], recipe)
+    run = FitJob(model, x[None], y[None], [0], recipe)
     _, re, im, gate, _ = before = [t.clone() for t in searching(run)["tensors"]]
     assert gate.sum(1).tolist() == [2, 1, 6, 4] * 2
     run.advance(10)
@@ -188,7 +194,7 @@ def test_held_parameters_stay() -> None:
     """The gates, which the search has rounded."""
     x, y = hard()
     model = nn.Sequential(RealNPU(2, 3, num_models=4), NAU(3, 1, num_models=4))
-    run = Run(model, x[None], y[None], [0], SHORT)
+    run = FitJob(model, x[None], y[None], [0], SHORT)
     run.advance(30)
     start = run.state()["refinement"]["start"].clone()
     run.advance(11)
@@ -202,7 +208,7 @@ def test_held_parameters_stay() -> None:
 def test_powers_stay_within_their_bound_when_they_are_refined() -> None:
     x = rows(0.5, 1.5)[:, :1].double()
     result = fit(RealNPU(1, 1, num_models=4).double(), x, x**9, recipe=replace(SHORT, refine=60))
-    assert parameters(result.model)[0].tolist() == [[SHORT.bound]]
+    assert parameters(result.model)[0].tolist() == [[SHORT.weight_bound]]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from npu_kernels import (
     iNALU,
     use_backend,
 )
-from npu_kernels.formula import read
+from npu_kernels.formula import extract
 from tests.support import exact
 from tests.support.formulas import in_float64, inputs
 
@@ -80,7 +80,7 @@ def test_a_layer_is_its_formula(unit, width, out, seed, eps, dtype):
     fill(layer, generator)
     layer.train(eps)  # an NMRU has its eps in training mode only
     x = inputs(30, width, generator, eps, dtype)
-    formula_of_layer = read(layer, eps=eps)
+    formula_of_layer = extract(layer, eps=eps)
     y = formula_of_layer(x)
     assert y.dtype == dtype
     scale = in_float64(layer, x).abs() + amplitude(layer, x)
@@ -136,7 +136,7 @@ def test_sequentials_are_their_formulas(units, seed, nested, models):
     x = x[(smallest(single, x) > 1e-9) & (largest(single, x) < 1e9)]
     if len(x) == 0:
         return
-    expression = read(module, ["a", "b"], model=index, eps=True)
+    expression = extract(module, ["a", "b"], model=index, eps=True)
     expected = in_float64(single, x)
     with torch.no_grad():
         torch.testing.assert_close(single(x), expected, rtol=1e-9, atol=1e-9)  # select
@@ -150,7 +150,7 @@ def test_a_deep_formula_is_not_factored(monkeypatch):
     module = nn.Sequential(*layers)
     fill(module, torch.Generator().manual_seed(0))
     monkeypatch.setattr("sympy.functions.elementary.miscellaneous.factor_terms", _refuse)
-    read(module, ["a", "b"], eps=True)
+    extract(module, ["a", "b"], eps=True)
 
 
 def _refuse(*_):
@@ -183,7 +183,7 @@ def test_the_expression_itself_is_the_layer_in_50_digits(unit, seed):
     generator = torch.Generator().manual_seed(seed)
     layer = unit(3, 1, dtype=torch.float64)
     fill(layer, generator)
-    expression = read(layer, eps=True)
+    expression = extract(layer, eps=True)
     modules = [{"Heaviside": lambda x, at_zero: at_zero if x == 0 else x > 0}, "mpmath"]
     function = sympy.lambdify(expression.symbols, expression.expressions[0], modules)
     parameters = {name: p.detach().squeeze(0).tolist() for name, p in layer.named_parameters()}
@@ -210,7 +210,9 @@ def sir() -> nn.Sequential:
 
 
 def test_fractional_sir():
-    law = read(sir(), ["S", "I", "R"], outputs=["dS", "dI", "dR"], positive=True, max_denominator=4)
+    law = extract(
+        sir(), ["S", "I", "R"], outputs=["dS", "dI", "dR"], nonnegative=True, max_denominator=4
+    )
     assert str(law).splitlines() == [
         "dS = -0.1*sqrt(I)*sqrt(S) + 0.05*R",
         "dI = 0.1*sqrt(I)*sqrt(S) - 0.01*I",
@@ -230,12 +232,12 @@ def test_latex_is_understood(unit):
     fill(layer, torch.Generator().manual_seed(3))
     module = nn.Sequential(layer, RealNPU(2, 1))
     for eps in (False, True):
-        for line in read(module, ["alpha", "x_1", "T_a-x^2 (%)"], eps=eps).latex():
+        for line in extract(module, ["alpha", "x_1", "T_a-x^2 (%)"], eps=eps).latex():
             MathTextParser("path").parse(f"${line}$")
 
 
 def test_a_call_writes_no_text(monkeypatch):
-    expression = read(RealNPU(2, 1))
+    expression = extract(RealNPU(2, 1))
     written = sympy.printing.str.StrPrinter.doprint
 
     def names_only(printer, expression):
@@ -260,7 +262,7 @@ def test_constants_that_occur_several_times():
         for parameter, number in zip(model.parameters(), numbers, strict=True):
             parameter.fill_(number)
     x = torch.rand(5, 1, dtype=torch.float64)
-    torch.testing.assert_close(read(model)(x), model(x).detach())
+    torch.testing.assert_close(extract(model)(x), model(x).detach())
 
 
 def test_torch_function_stands_alone(tmp_path):
@@ -268,7 +270,7 @@ def test_torch_function_stands_alone(tmp_path):
     fill(model, torch.Generator().manual_seed(5))
     x = inputs(50, 3, torch.Generator().manual_seed(6), False, torch.float64)
     # Names that Python does not take, one like our own variables, one that has a backslash.
-    function = read(model, ["lambda", "t0", r"\beta"]).torch_function
+    function = extract(model, ["lambda", "t0", r"\beta"]).torch_function
     unpickled = pickle.loads(pickle.dumps(function))
     assert torch.equal(unpickled(x), function(x))
     assert torch.equal(unpickled(x.reshape(5, 10, 3)), function(x).reshape(5, 10, 2))
@@ -294,7 +296,7 @@ def test_torch_function_stands_alone(tmp_path):
 def test_names_that_are_one_or_none_to_python(names):
     model = NAU(2, 1, dtype=torch.float64)
     model.weight.data = torch.tensor([[1.0, -0.5]], dtype=torch.float64)
-    expression = read(model, names)
+    expression = extract(model, names)
     assert [str(symbol) for symbol in expression.symbols] == names
     x = torch.randn(5, 2, dtype=torch.float64)
     torch.testing.assert_close(expression(x), model(x).detach())
@@ -307,7 +309,7 @@ def test_derivatives_are_the_models(unit):
     fill(module, generator)
     x = inputs(30, 2, generator, False, torch.float64).requires_grad_()
     grad_y = torch.randn(30, 2, dtype=torch.float64)
-    function = read(module, eps=True).torch_function
+    function = extract(module, eps=True).torch_function
     (grad,) = torch.autograd.grad(function(x), x, grad_y)
     with use_backend("reference"):
         (expected,) = torch.autograd.grad(module(x), x, grad_y)
@@ -320,7 +322,7 @@ def test_a_gates_saturation_has_a_gradient():
         layer.gate_weight.fill_(-500.0)
         layer.gate_bias.fill_(1.0)
     x = torch.tensor([[3.0]], requires_grad=True)
-    read(layer)(x).sum().backward()
+    extract(layer)(x).sum().backward()
     assert x.grad.isfinite().all()
 
 
@@ -329,7 +331,7 @@ def test_one_of_a_batch_of_models():
     x = torch.rand(7, 2) + 0.1
     for k in (0, 3, -1):
         torch.testing.assert_close(
-            read(models, model=k)(x), models(x)[k].detach(), rtol=1e-5, atol=1e-6
+            extract(models, model=k)(x), models(x)[k].detach(), rtol=1e-5, atol=1e-6
         )
         single = formula.select(models, k)
         assert [unit.num_models for unit in single] == [None, None]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from npu_kernels import NAU
-from npu_kernels.formula import as_fraction, nearest_fraction, read
+from npu_kernels.formula import as_fraction, extract, nearest_fraction
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -79,6 +79,6 @@ def test_a_formula_has_large_weights_in_powers_of_ten():
         (2.0**44, "17592186044416*x"),
     ):
         nn.init.constant_(unit.weight, weight)
-        formula = read(unit)
+        formula = extract(unit)
         assert str(formula) == f"y = {text}"
         assert float(formula(torch.ones(1, 1, dtype=torch.float64))) == weight

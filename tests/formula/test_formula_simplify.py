@@ -57,7 +57,7 @@ def test_the_true_weights_are_found():
     assert result.module[1].weight.tolist() == [[0.5, -1, 0], [0, 0.25, 1]]
     assert error(result.module, x, y) < 1e-12
     assert [step.name for step in result.steps] == ["gates", "prune", "round"]
-    assert result.steps[-1].parameters == 10  # 4 powers, 2 gates, 4 coefficients
+    assert result.steps[-1].n_parameters == 10  # 4 powers, 2 gates, 4 coefficients
 
 
 @pytest.mark.parametrize(("noise", "stays"), [(0.0, True), (0.02, False)])
@@ -179,7 +179,7 @@ def sum_of(*weights: float) -> tuple[NAU, formula._simplify.Score]:
 
 def test_no_change_takes_anothers_share_of_the_tolerance():
     layer, score = sum_of(0.34, 0.34)
-    result = simplify(layer, score=score, steps=("round",), max_denominator=3, tolerance=0.4)
+    result = simplify(layer, loss=score, steps=("round",), max_denominator=3, tolerance=0.4)
     assert result.module.weight.tolist() == [[0.5, 0.5]]  # 0 and 1/3 would be within it, too
 
 
@@ -188,7 +188,7 @@ def test_a_refit_that_makes_it_worse_is_undone():
         module.weight.data[~fixed["weight"]] += 0.25
 
     layer, score = sum_of(0.34, 0.52)
-    result = simplify(layer, score=score, steps=("round",), max_denominator=3, refit=worse)
+    result = simplify(layer, loss=score, steps=("round",), max_denominator=3, refit=worse)
     assert result.module.weight.tolist() == [[1 / 3, 0.5]]
 
 
@@ -198,7 +198,7 @@ def test_a_refit_leaves_what_is_simple_and_moves_what_was_refused():
     options = {"steps": ("round",), "max_denominator": 2, "tolerance": 0.0}
     simplify(
         layer,
-        score=score,
+        loss=score,
         refit=lambda module, held: fixed.append(held["weight"][0].tolist()),
         **options,
     )
@@ -217,12 +217,12 @@ def test_a_score_of_ones_own_and_a_refit_of_ones_own():
 
     calls = []
     result = simplify(
-        model, score=score, steps=("prune",), refit=lambda module, fixed: calls.append(fixed)
+        model, loss=score, steps=("prune",), refit=lambda module, fixed: calls.append(fixed)
     )
     assert result.error == seen[0]
     assert len(calls) == sum(len(step.changes) for step in result.steps if step.name == "prune")
     assert set(calls[0]) == {"0.weight_re", "0.gate", "1.weight"}
-    nothing = simplify(model, score=lambda module: math.nan, tolerance=1.0)
+    nothing = simplify(model, loss=lambda module: math.nan, tolerance=1.0)
     assert nothing.error == math.inf
 
 
@@ -294,7 +294,7 @@ def test_unused_parts_are_taken_out_and_counted():
         ("0.weight_re", (1, 0)), ("0.weight_re", (0, 1)), ("0.weight_re", (1, 1)), ("0.weight_re", (2, 1)),
     }  # fmt: skip
     assert unused.after == unused.before > 0
-    assert unused.parameters == 5
+    assert unused.n_parameters == 5
 
 
 def test_table_and_details():
@@ -315,7 +315,7 @@ def test_table_and_details():
     assert lines[1].split() == ["given", "17", f"{result.error:.3e}"]
     for line, step in zip(lines[2:], result.steps, strict=True):
         cells = line.split()
-        assert cells[:4] == [step.name, str(step.parameters), str(len(step.changes)), "0"]
+        assert cells[:4] == [step.name, str(step.n_parameters), str(len(step.changes)), "0"]
         assert cells[4] == f"{step.after:.3e}"
     assert len(result.details().splitlines()) == sum(1 + len(step.changes) for step in result.steps)
     assert "1.weight[1, 1]" in result.details()
@@ -328,8 +328,8 @@ def test_errors():
         with pytest.raises(ValueError, match=f"^simplify: {message}"):
             simplify(model, *arguments, **options)
 
-    expect("either x .* or score must be given")
-    expect("either x .* or score must be given", x, y, score=lambda module: 0.0)
+    expect("either x .* or loss must be given")
+    expect("either x .* or loss must be given", x, y, loss=lambda module: 0.0)
     expect(
         r"y must have the shape of the model's output \(60, 2\), got shape \(60, 1\)", x, y[:, :1]
     )
@@ -338,7 +338,7 @@ def test_errors():
     expect("max_denominator must be an integer of at least 1, got 0", x, max_denominator=0)
     expect("tolerance must be 'auto', None, or at least 0, got -1", x, tolerance=-1)
     expect("refit must be a function, or an integer of at least 0, got -1", x, refit=-1)
-    expect("refit must be a function where score is given", score=lambda module: 0.0, refit=3)
+    expect("refit must be a function where loss is given", loss=lambda module: 0.0, refit=3)
     with pytest.raises(
         ValueError, match="select: model must be an index into the 2 models, got None"
     ):

@@ -14,7 +14,7 @@ from npu_kernels import (
     formula,
     iNALU,
 )
-from npu_kernels.formula import read
+from npu_kernels.formula import extract
 from tests.support.building import run_forked
 from tests.support.formulas import in_float64, inputs
 
@@ -49,7 +49,7 @@ def power(weights: list[float], gate: float = 1.0, **options: object) -> RealNPU
 )
 def test_powers_are_read_as_powers(weights, gate, text):
     layer = power(weights, gate)
-    expression = read(layer, ["x", "z"])
+    expression = extract(layer, ["x", "z"])
     assert str(expression) == text
     x = inputs(40, 2, torch.Generator().manual_seed(1), False, torch.float64)
     torch.testing.assert_close(expression(x), in_float64(layer, x), rtol=1e-12, atol=1e-12)
@@ -70,7 +70,7 @@ def test_powers_are_read_as_powers(weights, gate, text):
 def test_reciprocals_are_read_as_quotients(sign, weights, text):
     layer = NMRU(2, 1, sign=sign, dtype=torch.float64).eval()
     layer.weight.data = torch.tensor([weights], dtype=torch.float64)
-    expression = read(layer, ["x", "z"])
+    expression = extract(layer, ["x", "z"])
     assert str(expression) == text
     x = inputs(40, 2, torch.Generator().manual_seed(1), False, torch.float64)
     torch.testing.assert_close(expression(x), in_float64(layer, x), rtol=1e-12, atol=1e-12)
@@ -78,28 +78,30 @@ def test_reciprocals_are_read_as_quotients(sign, weights, text):
 
 def test_eps_is_kept_on_request_and_its_effect_is_said():
     layer = power([2.0, -1.0], eps=1e-3)
-    with_eps = read(layer, ["x", "z"], eps=True)
+    with_eps = extract(layer, ["x", "z"], eps=True)
     assert str(with_eps) == "y = (1 - 2*[z < 0])*(|x| + 0.001)**2/(|z| + 0.001)"
     assert with_eps.note == ""
-    left_out = read(layer, ["x", "z"])
+    left_out = extract(layer, ["x", "z"])
     assert "RealNPU computes with |x| + 0.001" in left_out.note
     x = torch.tensor([[1e-2, 1.0], [1.0, 1e-2]], dtype=torch.float64)
     factor = in_float64(layer, x) / left_out(x)  # the effect as the note says
     said = torch.tensor([(1 + 0.1) ** 2 / 1.001, (1 + 0.001) ** 2 / 1.1], dtype=torch.float64)
     torch.testing.assert_close(factor[:, 0], said, rtol=1e-12, atol=0)
-    assert "NPU '0' computes with |x| + 1.19e-07" in read(nn.Sequential(NPU(2, 2), NAU(2, 1))).note
-    assert "NMRU computes with 1/(x + 1.19e-07) in training mode" in read(NMRU(2, 1)).note
-    assert read(NMRU(2, 1).eval()).note == read(NMRU(2, 1, eps=0.0)).note == ""
-    assert "max(|x|, 1e-07), which differs below 1e-07 only" in read(iNALU(2, 1)).note
-    assert read(NAU(2, 1)).note == ""
+    assert (
+        "NPU '0' computes with |x| + 1.19e-07" in extract(nn.Sequential(NPU(2, 2), NAU(2, 1))).note
+    )
+    assert "NMRU computes with 1/(x + 1.19e-07) in training mode" in extract(NMRU(2, 1)).note
+    assert extract(NMRU(2, 1).eval()).note == extract(NMRU(2, 1, eps=0.0)).note == ""
+    assert "max(|x|, 1e-07), which differs below 1e-07 only" in extract(iNALU(2, 1)).note
+    assert extract(NAU(2, 1)).note == ""
 
 
 def test_inputs_that_are_never_negative():
     layer = power([0.5, 1.5])
-    assert str(read(layer, ["x", "z"], positive=True)) == "y = sqrt(x)*z**(3/2)"
-    assert str(read(layer, ["x", "z"], positive=["x"])) == "y = sqrt(x)*|z|**(3/2)*[z >= 0]"
+    assert str(extract(layer, ["x", "z"], nonnegative=True)) == "y = sqrt(x)*z**(3/2)"
+    assert str(extract(layer, ["x", "z"], nonnegative=["x"])) == "y = sqrt(x)*|z|**(3/2)*[z >= 0]"
     symbols = sympy.Symbol("k", positive=True), sympy.Symbol("m", real=True)
-    expression = read(layer, symbols)
+    expression = extract(layer, symbols)
     assert expression.symbols == symbols
     assert expression.expressions[0].subs({symbols[0]: 4, symbols[1]: 4}) == 16
 
@@ -107,23 +109,23 @@ def test_inputs_that_are_never_negative():
 def test_a_fraction_only_where_it_is_one():
     third = torch.tensor(1 / 3, dtype=torch.float32).item()
     single = power([third, 0.0]).float()
-    assert "|x|**(1/3)" in str(read(single, ["x", "z"]))
-    assert "1/3" not in str(read(power([third, 0.0]), ["x", "z"]))  # in float64 it is not 1/3
-    assert "0.3333" in str(read(single, ["x", "z"], max_denominator=2))
+    assert "|x|**(1/3)" in str(extract(single, ["x", "z"]))
+    assert "1/3" not in str(extract(power([third, 0.0]), ["x", "z"]))  # in float64 it is not 1/3
+    assert "0.3333" in str(extract(single, ["x", "z"], max_denominator=2))
 
 
 def test_kepler():
     model = nn.Sequential(power([1.5]), NAU(1, 1, dtype=torch.float64))
     model[1].weight.data.fill_(1.0)
-    law = read(model, ["R"], outputs=["T"], positive=True)
+    law = extract(model, ["R"], outputs=["T"], nonnegative=True)
     assert str(law) == "T = R**(3/2)"
     assert law.latex() == [r"T = R^{\frac{3}{2}}"]
 
 
 def test_names_that_are_no_identifiers():
-    law = read(power([1.0, 2.0]), ["a+b", "c"], positive=True)
+    law = extract(power([1.0, 2.0]), ["a+b", "c"], nonnegative=True)
     assert str(law) == "y = `a+b`*c**2"
-    assert str(read(power([1.0, 0.5]), ["T-T0", "lambda"])) == (
+    assert str(extract(power([1.0, 0.5]), ["T-T0", "lambda"])) == (
         "y = `T-T0`*sqrt(|`lambda`|)*[`lambda` >= 0]"
     )
     x = torch.tensor([[3.0, 3.0]], dtype=torch.float64)
@@ -142,12 +144,12 @@ def test_names_that_are_no_identifiers():
 ])  # fmt: skip
 def test_names_in_latex(name, latex):
     """A name is one symbol, on both sides, and its exponent is that of all of it."""
-    law = read(power([2.0]), [name], outputs=[name])
+    law = extract(power([2.0]), [name], outputs=[name])
     assert law.latex() == [f"{latex} = {latex}^{{2}}"]
 
 
 def test_upright_names_stand_apart():
-    law = read(power([1.0, 2.0]), ["flow rate", "r"])
+    law = extract(power([1.0, 2.0]), ["flow rate", "r"])
     assert law.latex() == [r"y = \mathrm{flow\ rate}\,r^{2}"]
 
 
@@ -155,13 +157,13 @@ def test_a_power_of_zero_has_a_formula_with_eps():
     zero = NAU(1, 1)
     zero.weight.data.fill_(0.0)
     model = nn.Sequential(zero, power([-0.5]).float())
-    assert read(model, eps=True)(torch.ones(1, 1)).item() == pytest.approx(2.0**11.5)
+    assert extract(model, eps=True)(torch.ones(1, 1)).item() == pytest.approx(2.0**11.5)
 
 
 def test_a_parametrized_layer_is_read():
     unit = power([0.5])
     nn.utils.parametrizations.weight_norm(unit, "weight_re")
-    assert "|x|" in str(read(unit))
+    assert "|x|" in str(extract(unit))
 
 
 def test_importing_needs_no_sympy_and_a_missing_one_is_named():
@@ -169,7 +171,7 @@ def test_importing_needs_no_sympy_and_a_missing_one_is_named():
         "import sys; sys.modules['sympy'] = None\n"
         "import torch, npu_kernels\n"
         "assert npu_kernels.formula.nearest_fraction(torch.tensor([0.51]), 2).item() == 0.5\n"
-        "try:\n    npu_kernels.formula.read(npu_kernels.NAU(2, 1))\n"
+        "try:\n    npu_kernels.formula.extract(npu_kernels.NAU(2, 1))\n"
         "except ImportError as error:\n    print(error)\n"
     )
     assert "pip install 'npu_kernels[formula]'" in run_forked(code).stdout
@@ -192,10 +194,10 @@ def test_the_data_say_which_inputs_are_positive():
         layer.weight_re.copy_(torch.tensor([[0.5, 1.0, -0.5]]))
         layer.gate.fill_(1.0)
     x = torch.tensor([[1.0, -2.0, 3.0], [0.0, 1.0, 2.0]])
-    assert str(read(layer, ["a", "b", "c"], positive=x)) == "y = sqrt(a)*b/sqrt(c)"
-    assert str(read(layer, ["a", "b", "c"], positive=x.numpy())) == "y = sqrt(a)*b/sqrt(c)"
+    assert str(extract(layer, ["a", "b", "c"], nonnegative=x)) == "y = sqrt(a)*b/sqrt(c)"
+    assert str(extract(layer, ["a", "b", "c"], nonnegative=x.numpy())) == "y = sqrt(a)*b/sqrt(c)"
     with pytest.raises(
         ValueError,
-        match=r"positive must be data of shape \(N, 3\) if it is data, got shape \(2, 2\)",
+        match=r"nonnegative must be data of shape \(N, 3\) if it is data, got shape \(2, 2\)",
     ):
-        read(layer, ["a", "b", "c"], positive=x[:, :2])
+        extract(layer, ["a", "b", "c"], nonnegative=x[:, :2])

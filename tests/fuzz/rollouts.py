@@ -102,7 +102,7 @@ class Rollout(Printed):
             out = ode.integrate(
                 *(leaves.get(name) for name in tensors), steps=self.steps, dt=self.dt,
                 method=self.method, memory=self.memory, nonfinite="keep",
-                derivatives=self.derivatives, gate_gradient=gate_gradient, clip=self.clip,
+                return_derivatives=self.derivatives, gate_gradient=gate_gradient, clip=self.clip,
             )  # fmt: skip
             return out if isinstance(out, tuple) else (out,)
 

@@ -22,7 +22,7 @@ def trained(path: Path | None, end_at: int | None = None, **change: Any) -> Any:
     """A run of 60 steps, with some of its settings changed."""
     model = change.pop("model", None) or chain()
     settings: dict[str, Any] = {
-        "steps": 60, "lr": 0.01, "batch_size": 8, "stretch": 10, "progress": False,
+        "steps": 60, "lr": 0.01, "batch_size": 8, "callback_every": 10, "progress": False,
         "generator": torch.Generator().manual_seed(3),
         "penalties": {"l1": SteppedSchedule(1e-3, 1.0, step=15), "madsen": 0.1},
     }  # fmt: skip
@@ -30,5 +30,5 @@ def trained(path: Path | None, end_at: int | None = None, **change: Any) -> Any:
     x, y = settings.pop("x", X), settings.pop("y", Y)
     if (make := settings.pop("make", None)) is not None:
         settings["optimizer"] = make(model.parameters())
-    callbacks = [*settings.pop("callbacks", []), lambda part: part.steps == end_at]
+    callbacks = [*settings.pop("callbacks", []), lambda part: part.n_steps == end_at]
     return run(model, x, y, checkpoint=path, callbacks=callbacks, **settings)

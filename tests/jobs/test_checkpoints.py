@@ -20,11 +20,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*makes its steps one by one")
 OTHER_DATA = "run: checkpoint must be .*: it is of another run: other data$"
 
 
-def run(path: Path | None, steps: int = 2, **settings: Any) -> training.Run:
+def run(path: Path | None, steps: int = 2, **settings: Any) -> training.TrainingResult:
     """A run of one step after the other, of which the callbacks see each."""
     settings = {"model": None, "x": X, "y": Y, "lr": 0.01, "progress": False, **settings}
     model, x, y = settings.pop("model") or chain(), settings.pop("x"), settings.pop("y")
-    return training.run(model, x, y, steps=steps, stretch=1, checkpoint=path, **settings)
+    return training.run(model, x, y, steps=steps, callback_every=1, checkpoint=path, **settings)
 
 
 def begun(path: Path, **settings: Any) -> None:
@@ -51,7 +51,11 @@ def test_every_number_of_the_data_counts(dtype: torch.dtype, tmp_path: Path) -> 
 def test_large_data_count_to_their_end(tmp_path: Path) -> None:
     """They are read in pieces of 2^24 numbers."""
     x = torch.ones(2**23 + 3, 2)
-    settings: dict[str, Any] = {"x": x, "y": x, "rows": torch.zeros(2, 1, dtype=torch.int64)}
+    settings: dict[str, Any] = {
+        "x": x,
+        "y": x,
+        "batch_indices": torch.zeros(2, 1, dtype=torch.int64),
+    }
     begun(tmp_path / "run", **settings)
     x[-1, -1] += 1
     with pytest.raises(ValueError, match=OTHER_DATA):
@@ -123,7 +127,7 @@ def test_how_often_it_is_saved(tmp_path: Path, clock: list[float]) -> None:
     """Soon for the first time, then every half a minute, and at the end."""
     path, counts = tmp_path / "run", [0]
 
-    def tick(part: training.Run) -> None:
+    def tick(part: training.TrainingResult) -> None:
         clock.append(clock[-1] + 1.0)
         if path.exists() and (done := checkpoints.load(path, [])["done"]) != counts[-1]:
             counts.append(done)
@@ -133,11 +137,11 @@ def test_how_often_it_is_saved(tmp_path: Path, clock: list[float]) -> None:
     assert checkpoints.load(path, [])["done"] == 80
 
 
-def press(number: int, step: int, times: int = 1) -> Callable[[training.Run], None]:
+def press(number: int, step: int, times: int = 1) -> Callable[[training.TrainingResult], None]:
     """A callback that raises a signal behind a step."""
 
-    def callback(part: training.Run) -> None:
-        for _ in range(times if part.steps == step else 0):
+    def callback(part: training.TrainingResult) -> None:
+        for _ in range(times if part.n_steps == step else 0):
             signal.raise_signal(number)
 
     return callback
@@ -145,7 +149,7 @@ def press(number: int, step: int, times: int = 1) -> Callable[[training.Run], No
 
 def test_ctrl_c_saves(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
-    assert run(tmp_path / "run", 10, callbacks=press(signal.SIGINT, 4)).steps == 4
+    assert run(tmp_path / "run", 10, callbacks=press(signal.SIGINT, 4)).n_steps == 4
     assert checkpoints.load(tmp_path / "run", [])["done"] == 4
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run", 10, callbacks=press(signal.SIGINT, 6, times=2))
@@ -168,7 +172,7 @@ def test_sigterm_saves_first(tmp_path: Path, sigterm: list[Any]) -> None:
     sigterm.append(lambda: seen.append(checkpoints.load(tmp_path / "run", [])["done"]))
     before = signal.getsignal(signal.SIGTERM)
     result = run(tmp_path / "run", 10, callbacks=press(signal.SIGTERM, 4))
-    assert (seen, result.steps) == ([4], 10)
+    assert (seen, result.n_steps) == ([4], 10)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -188,7 +192,7 @@ def test_sigterm_that_does_not_wait(times: int, tmp_path: Path, sigterm: list[An
 def test_sigterm_ends_a_fork(tmp_path: Path) -> None:
     """A worker that the user's callback has started."""
 
-    def work(part: training.Run) -> None:
+    def work(part: training.TrainingResult) -> None:
         ready, tell = os.pipe()
         child = os.fork()
         if not child:

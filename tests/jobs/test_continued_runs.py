@@ -83,12 +83,12 @@ OTHER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "dtype": ({}, {"model": lambda: chain().double(), "x": X.double(), "y": Y.double()},
               r"other dtype \(torch.float32, here torch.float64\), data$"),
     "steps": ({}, {"steps": 61}, r"other steps \(60, here 61\)$"),
-    "every": ({}, {"every": 2}, r"other every \(1, here 2\)$"),
+    "record_every": ({}, {"record_every": 2}, r"other record_every \(1, here 2\)$"),
     "batch": ({}, {"batch_size": 9}, r"other batch_size \(8, here 9\)$"),
-    "rows": ({}, {"batch_size": None, "rows": torch.zeros(60, 8, dtype=torch.long)},
+    "batch_indices": ({}, {"batch_size": None, "batch_indices": torch.zeros(60, 8, dtype=torch.long)},
              r"other batch_size \(8, here None\), generator"),
-    "other rows": ({"batch_size": None, "rows": torch.zeros(60, 8, dtype=torch.long)},
-                   {"rows": torch.ones(60, 8, dtype=torch.long)}, r"other data$"),
+    "other rows": ({"batch_size": None, "batch_indices": torch.zeros(60, 8, dtype=torch.long)},
+                   {"batch_indices": torch.ones(60, 8, dtype=torch.long)}, r"other data$"),
     "generator's seed": ({}, {"generator": torch.Generator().manual_seed(4)},
                          r"other generator \(cpu, seed 3, here cpu, seed 4\)$"),
     "no generator": ({}, {"generator": None}, r"other generator \(cpu, seed 3, here None\)$"),
@@ -123,7 +123,7 @@ def test_a_run_of_other_settings_is_refused(name: str, tmp_path: Path) -> None:
 
 SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing": ({}, {}),
-    "stretch": ({}, {"stretch": 7}),
+    "callback_every": ({}, {"callback_every": 7}),
     "how the optimiser computes": ({"lr": None, "make": ADAM},
                                    {"make": lambda p: ADAM(p, foreach=False)}),
     "numbers of other types": ({"make": lambda p: ADAM(p, weight_decay=1), "lr": 1},
@@ -175,8 +175,8 @@ def test_settings_that_callbacks_change_continue(tmp_path: Path) -> None:
     def slower(part: Any) -> None:
         group = part.optimizer.param_groups[0]
         group["lr"], group["weight_decay"], group["betas"] = (
-            0.1 / part.steps,
-            part.steps / 1e4,
+            0.1 / part.n_steps,
+            part.n_steps / 1e4,
             (0.8, 0.9),
         )
 
@@ -244,7 +244,7 @@ def test_ended_at_the_beginning(
 
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", Pressing())
-        assert trained(tmp_path / "run", model=models[1], progress=True).steps == 0
+        assert trained(tmp_path / "run", model=models[1], progress=True).n_steps == 0
     assert torch.equal(trained(tmp_path / "run", model=models[2]).losses, undisturbed.losses)
 
 
@@ -285,7 +285,7 @@ def test_a_run_of_any_data_is_saved_and_continued(kind: str, tmp_path: Path) -> 
         trained(path, end, x=x, y=y, **{**more, "model": copy.deepcopy(more["model"])})
         for path, end in ((None, None), (tmp_path / "run", 20), (tmp_path / "run", None))
     )
-    assert part.steps == 20
+    assert part.n_steps == 20
     assert torch.equal(undisturbed.losses, rest.losses)
     assert_equal(undisturbed.model.parameters(), rest.model.parameters())
     if kind != "bfloat16":
@@ -316,8 +316,8 @@ path = sys.argv[1]
 x = torch.rand(20, 2).bfloat16()
 for n in range(2):
     found = run(torch.nn.Sequential(NPU(2, 3), NAU(3, 2)).bfloat16(), x, x, steps=20, lr=0.01, checkpoint=path, progress=False,
-                stretch=5, callbacks=lambda part: n == 0)
-    assert (found.steps, found.complete) == ((5, False), (20, True))[n]
+                callback_every=5, callbacks=lambda part: n == 0)
+    assert (found.n_steps, found.complete) == ((5, False), (20, True))[n]
 """
 
 
@@ -366,7 +366,7 @@ def test_numbers_of_numpy_are_saved(name: str, tmp_path: Path) -> None:
     undisturbed = trained(None, **NUMPY[name]())
     part = trained(tmp_path / "run", 20, **NUMPY[name]())
     rest = trained(tmp_path / "run", **NUMPY[name]())
-    assert part.steps == 20
+    assert part.n_steps == 20
     assert torch.equal(undisturbed.losses, rest.losses)
     assert_equal(undisturbed.model.parameters(), rest.model.parameters())
 
@@ -384,7 +384,7 @@ def test_what_a_file_cannot_hold(
         return made[-1]
 
     def note(part: Any) -> None:
-        if part.steps == 20:
+        if part.n_steps == 20:
             trained(tmp_path / "run", 10, make=ADAM)
             made[-1].param_groups[0]["note"] = value
 
@@ -397,7 +397,7 @@ def test_what_a_file_cannot_hold(
     assert_equal(before, model.parameters())
     assert not (tmp_path / "new").exists()
     rest = trained(tmp_path / "run", make=make, callbacks=[note])
-    assert rest.steps == 60
+    assert rest.n_steps == 60
     (warning,) = [w for w in recwarn if "could not be written" in str(w.message)]
     assert "['note']" in str(warning.message)
     assert checkpoints.load(tmp_path / "run", [])["done"] == 10

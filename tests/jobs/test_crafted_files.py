@@ -93,9 +93,9 @@ class Equations(Work):
         from tests.support.laws import uniform
 
         self.x = uniform(2, 60)
-        self.regressor = NPURegressor(random_state=0, max_terms=1, output_powers=(1,), starts=4)
+        self.regressor = NPURegressor(random_state=0, max_terms=1, target_powers=(1,), n_init=4)
         self.go_on()
-        self.regressor = NPURegressor(random_state=0, max_terms=1, output_powers=(1,), starts=4)
+        self.regressor = NPURegressor(random_state=0, max_terms=1, target_powers=(1,), n_init=4)
 
     def go_on(self) -> Any:
         return self.regressor.fit(self.x, self.x[:, 0] / self.x[:, 1], checkpoint=self.path)
@@ -112,7 +112,7 @@ class Series(Work):
 
     def go_on(self) -> Any:
         return ode.fit(
-            self.model, T, predators(T), start="model", simplify=False, checkpoint=self.path
+            self.model, T, predators(T), init="model", simplify=False, checkpoint=self.path
         )
 
     def moved(self) -> list[Any]:

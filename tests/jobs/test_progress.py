@@ -25,7 +25,7 @@ def shown(
 ) -> str:
     """What a run of 200 steps, each of which takes so long, writes to stderr."""
     clock = [0.0]
-    options = {"steps": 200, "lr": 0.01, "stretch": 1, "progress": True, **settings}
+    options = {"steps": 200, "lr": 0.01, "callback_every": 1, "progress": True, **settings}
     with monkeypatch.context() as patch:
         patch.setattr("tqdm.std.time", lambda: clock[-1])
         patch.setattr(sys, "stderr", stream)
@@ -64,7 +64,7 @@ def test_the_time_left_does_not_count_what_was_done_before(
 ) -> None:
     settings: dict[str, Any] = {"steps": 200, "lr": 0.01, "checkpoint": tmp_path / "run"}
     training.run(
-        chain(), X, Y, stretch=100, callbacks=lambda part: True, progress=False, **settings
+        chain(), X, Y, callback_every=100, callbacks=lambda part: True, progress=False, **settings
     )
     said = shown(monkeypatch, io.StringIO(), 1.0, **settings).splitlines()
     assert re.fullmatch(r"run: +6\d %, 00:3\d passed, 01:[01]\d left", said[0]), said

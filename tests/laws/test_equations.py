@@ -76,11 +76,11 @@ def test_sum_of_two_terms():
     check(NPURegressor(random_state=0).fit(X, y), {(2, -1, 0): 3.7, (0, 0, 1): -12.5})
 
 
-@pytest.mark.parametrize("kind", ["constant", "relative"])
+@pytest.mark.parametrize("kind", ["additive", "proportional"])
 def test_sum_of_two_terms_with_noise_of_three_per_cent(kind):
     X = uniform(3)
     y = 3.7 * X[:, 0] ** 2 / X[:, 1] - 12.5 * X[:, 2]
-    error = y * noise() if kind == "relative" else np.std(y) * noise()
+    error = y * noise() if kind == "proportional" else np.std(y) * noise()
     model = NPURegressor(random_state=0).fit(X, y + 0.03 * error)
     check(model, {(2, -1, 0): 3.7, (0, 0, 1): -12.5}, rel=0.01)
     assert model.equations_.noise == kind
@@ -90,17 +90,17 @@ def test_power_that_is_no_fraction():
     X = uniform(2)
     model = NPURegressor(random_state=0).fit(X, 2.2 * X[:, 0] ** 1.47)
     np.testing.assert_allclose(model.exponents_, [[1.47, 0]], atol=1e-9)
-    assert model.best_.free.tolist() == [[True, False]]
+    assert model.best_equation_.free.tolist() == [[True, False]]
 
 
 def test_powers_that_are_no_fractions_with_noise():
     X = uniform(2)
     y = 2.2 * X[:, 0] ** 1.47 * X[:, 1] ** -0.31 * (1 + 0.02 * noise())
     model = NPURegressor(random_state=0).fit(X, y)
-    assert model.best_.terms == 1
-    for interval, true in zip(model.intervals(0.999), (2.2, 1.47, -0.31), strict=True):
+    assert model.best_equation_.n_terms == 1
+    for interval, true in zip(model.confidence_intervals(0.999), (2.2, 1.47, -0.31), strict=True):
         assert interval.low < true < interval.high
-        assert interval.error < 0.01
+        assert interval.stderr < 0.01
 
 
 def test_unused_columns_with_noise_of_five_per_cent():
@@ -161,14 +161,14 @@ def test_real_exponents_are_whole_for_inputs_of_both_signs():
     """Noise would move the exponent, but a negative number has no power that is not whole."""
     X = np.c_[uniform(1, 200, low=-2, high=2), uniform(1, 200, seed=2)]
     options = {
-        "random_state": 0, "exponents": "real", "max_terms": 1, "starts": 8, "output_powers": (1,),
+        "random_state": 0, "exponents": "real", "max_terms": 1, "n_init": 8, "target_powers": (1,),
     }  # fmt: skip
     for power in (1, 2):
         y = X[:, 0] ** power * X[:, 1] ** 1.47 + 0.1 * noise(200)
         model = NPURegressor(**options).fit(X, y)
         assert model.exponents_[0, 0] == power
         assert model.exponents_[0, 1] == pytest.approx(1.47, abs=0.05)
-        assert model.best_.free.tolist() == [[False, True]]
+        assert model.best_equation_.free.tolist() == [[False, True]]
 
 
 def test_sum_of_squares_of_inputs_of_both_signs():
@@ -188,7 +188,7 @@ def test_negative_y_of_an_output_power():
     np.testing.assert_allclose(
         model.torch_module()(torch.from_numpy(X)).detach().numpy()[:, 0], y, rtol=1e-9
     )
-    assert model.best_.text() == "y = -(4*x1**2 + x0**2)**(1/2)"
+    assert model.best_equation_.text() == "y = -(4*x1**2 + x0**2)**(1/2)"
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -226,8 +226,8 @@ def test_columns_that_are_negative_in_all_rows(powers):
     model = NPURegressor(random_state=0).fit(X, y)
     check(model, {powers: 3.7}, rel=0.02)
     np.testing.assert_allclose(model.predict(X), y, rtol=0.1)
-    [interval] = model.bootstrap(X, y, draws=20)
-    assert abs(interval.value - 3.7) < 3 * interval.error
+    [interval] = model.bootstrap(X, y, n_resamples=20)
+    assert abs(interval.value - 3.7) < 3 * interval.stderr
 
 
 def test_sums_with_columns_that_are_negative_in_all_rows():
@@ -241,7 +241,7 @@ def test_sums_with_columns_that_are_negative_in_all_rows():
 def test_output_powers_need_a_y_whose_other_sign_errors_explain():
     X, y = uniform(1, 50, low=1, high=5), np.linspace(-0.1, 2, 50)
     for power in (2, -2):
-        options = {"random_state": 0, "output_powers": (power,), "max_terms": 1, "starts": 4}
+        options = {"random_state": 0, "target_powers": (power,), "max_terms": 1, "n_init": 4}
         for noise_of_y in (None, 0.01):
             with pytest.raises(ValueError, match="other than 1 need a y of one sign without zeros"):
                 NPURegressor(noise=noise_of_y, **options).fit(X, y)
@@ -251,7 +251,7 @@ def test_output_powers_need_a_y_whose_other_sign_errors_explain():
         product = X[:, 0] ** (6 / power)
         crossed = 2 * product + 0.02 * noise(50)
         assert (crossed < 0).any() == (power < 0)
-        model = NPURegressor(noise=0.02, terms=["x0**6"], **options).fit(X, crossed)
+        model = NPURegressor(noise=0.02, required_terms=["x0**6"], **options).fit(X, crossed)
         expected = (crossed @ product / (product @ product)) ** power
         check(model, {(6,): expected}, rel=1e-6, power=power)
 
@@ -262,13 +262,13 @@ def test_robust_losses_resist_outliers():
     y = 5 * X[:, 0] ** 2 / X[:, 1] * (1 + 0.01 * noise())
     y[::15] *= 8
     for loss in ("huber", "soft_l1"):
-        model = NPURegressor(random_state=0, loss=loss, output_powers=(1,), max_terms=1).fit(X, y)
+        model = NPURegressor(random_state=0, loss=loss, target_powers=(1,), max_terms=1).fit(X, y)
         check(model, {(2, -1): 5.0}, rel=0.01)
-    plain = NPURegressor(random_state=0, loss="squared", output_powers=(1,), max_terms=1)
+    plain = NPURegressor(random_state=0, loss="squared", target_powers=(1,), max_terms=1)
     with pytest.warns(EquationWarning, match="y have heavy tails: 20 rows are far"):
         plain.fit(X, y)
     assert abs(plain.predict([[1.0, 1.0]])[0] - 5) > 0.5
-    assert plain.equations_.wild == tuple(range(0, 300, 15))
+    assert plain.equations_.outliers == tuple(range(0, 300, 15))
 
 
 @pytest.mark.parametrize("loss", ["huber", "soft_l1"])
@@ -277,6 +277,6 @@ def test_rows_without_an_error_make_no_law_exact(loss):
     X = RNG(0).uniform(1, 3, (100, 2))
     X[:60, 0] = 0
     y = (3 * X[:, 0] + 2 * X[:, 0] ** 2 * X[:, 1]) * (1 + 0.01 * noise(100))
-    model = NPURegressor(random_state=0, loss=loss, output_powers=(1,), ratios=False).fit(X, y)
+    model = NPURegressor(random_state=0, loss=loss, target_powers=(1,), ratios=False).fit(X, y)
     check(model, {(1, 0): 3.0, (2, 1): 2.0}, rel=0.05)
-    assert not model.best_.exact
+    assert not model.best_equation_.exact

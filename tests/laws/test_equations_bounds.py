@@ -7,20 +7,22 @@ from tests.support.laws import approximate, model, noise, terms, uniform
 
 
 @approximate
-@pytest.mark.parametrize("integers", [{"exponents": "integers"}, {"max_denominator": 1}])
-@pytest.mark.parametrize("options", [{"output_functions": ["log"]}, {"terms": {"x0**2": 0}}])
+@pytest.mark.parametrize("integers", [{"exponents": "integer"}, {"max_denominator": 1}])
+@pytest.mark.parametrize(
+    "options", [{"target_transforms": ["log"]}, {"required_terms": {"x0**2": 0}}]
+)
 @pytest.mark.parametrize("max_terms", [2, None])
 def test_no_exponent_is_a_fraction(integers, options, max_terms):
     """Where the law's exponents are fractions, or its product is excluded."""
     X = uniform(2, 60)
     y = 2 * X[:, 0] ** 2
-    if "terms" not in options:
+    if "required_terms" not in options:
         y = np.exp(1.3 * np.sqrt(X[:, 0] / X[:, 1]) + 0.2 + 0.01 * noise(60))
     fitted = model(max_terms=max_terms, **integers, **options).fit(X, y)
     for equation in [*fitted.equations_, *fitted.equations_.alternatives]:
         simple = equation.exponents[~equation.free]
         assert (simple % 1 == 0).all(), equation
-        assert "integers" not in integers.values() or not equation.free.any()
+        assert "integer" not in integers.values() or not equation.free.any()
 
 
 @approximate
@@ -28,35 +30,41 @@ def test_intervals_end_at_bounds():
     """A coefficient that is known has no error, and does not add to those of others."""
     X = uniform(2, 60)
     y = X[:, 0] + 2 * X[:, 1] ** 2 + 0.1 * noise(60)
-    options = {"output_powers": (1,), "noise": "constant", "loss": "squared", "max_terms": 2}
-    fitted = model(terms={"x0": (1, 1), "x1**2": None}, **options).fit(X, y)
-    by_name = {interval.name: interval for interval in fitted.intervals()}
+    options = {"target_powers": (1,), "noise": "additive", "loss": "squared", "max_terms": 2}
+    fitted = model(required_terms={"x0": (1, 1), "x1**2": None}, **options).fit(X, y)
+    by_name = {interval.name: interval for interval in fitted.confidence_intervals()}
     first, second = by_name["coefficient of x0"], by_name["coefficient of x1**2"]
-    assert (first.value, first.error, first.low, first.high) == (1, 0, 1, 1)
-    reference = model(known="x0", terms=["x1**2"], **options | {"max_terms": 1}).fit(X, y)
-    assert second.error == pytest.approx(reference.intervals()[0].error, rel=0.02)
+    assert (first.value, first.stderr, first.low, first.high) == (1, 0, 1, 1)
+    reference = model(known_part="x0", required_terms=["x1**2"], **options | {"max_terms": 1}).fit(
+        X, y
+    )
+    assert second.stderr == pytest.approx(reference.confidence_intervals()[0].stderr, rel=0.02)
     labels = np.repeat(["u", "v"], 30)
-    grouped = model(terms={"x0": (1, 1), "x1**2": None}, **options).fit(X, y, groups=labels)
-    of_term = list(terms(grouped.best_.of("u"))).index((1, 0))
-    assert (grouped.best_.coef_std[:, of_term] == 0).all()
-    assert (grouped.best_.coef_std[:, 1 - of_term] > 0).all()
-    bounded = model(terms={"x0": (0, 1), "x1**2": (0, 2.01)}, **options).fit(X, y)
-    for interval in bounded.intervals():
+    grouped = model(required_terms={"x0": (1, 1), "x1**2": None}, **options).fit(
+        X, y, groups=labels
+    )
+    of_term = list(terms(grouped.best_equation_.for_group("u"))).index((1, 0))
+    assert (grouped.best_equation_.coef_stderr[:, of_term] == 0).all()
+    assert (grouped.best_equation_.coef_stderr[:, 1 - of_term] > 0).all()
+    bounded = model(required_terms={"x0": (0, 1), "x1**2": (0, 2.01)}, **options).fit(X, y)
+    for interval in bounded.confidence_intervals():
         upper = 1 if interval.name == "coefficient of x0" else 2.01
         assert 0 <= interval.low <= interval.value <= interval.high <= upper
     column = uniform(1, 60)
     power = column[:, 0] ** 0.6 + 0.05 * noise(60)
     free = model(exponents=(0.3, 0.64), **options | {"max_terms": 1}).fit(column, power)
-    [exponent] = free.intervals(0.999)[1:]
+    [exponent] = free.confidence_intervals(0.999)[1:]
     assert exponent.low < exponent.value < exponent.high == 0.64
-    signed = model(signs="positive", **options).fit(X, X[:, 0] + 0.01 * X[:, 1] + 0.3 * noise(60))
-    assert all(interval.low >= 0 for interval in signed.intervals())
+    signed = model(signs="nonnegative", **options).fit(
+        X, X[:, 0] + 0.01 * X[:, 1] + 0.3 * noise(60)
+    )
+    assert all(interval.low >= 0 for interval in signed.confidence_intervals())
 
 
 def test_every_form_has_the_exponents_of_bounds():
     """Exponents at bounds are no simple fractions."""
     X = uniform(1, 60) * 1e12
-    fitted = model(terms=[[0.123457]], max_terms=1, output_powers=(1,)).fit(
+    fitted = model(required_terms=[[0.123457]], max_terms=1, target_powers=(1,)).fit(
         X, 3 * X[:, 0] ** 0.123457
     )
     sympy = pytest.importorskip("sympy")
@@ -66,7 +74,7 @@ def test_every_form_has_the_exponents_of_bounds():
 
 def test_laws_are_compared():
     X = uniform(2, 60)
-    law = model().fit(X, X[:, 0]).best_
+    law = model().fit(X, X[:, 0]).best_equation_
     assert law == law
-    assert law != model().fit(X, X[:, 1]).best_
+    assert law != model().fit(X, X[:, 1]).best_equation_
     assert len({law, law}) == 1

@@ -16,7 +16,7 @@ from tests.support.moments import at_call, at_line, calls_of
 
 X = uniform(3, 60)
 Y = X[:, 0] * X[:, 1] + np.sqrt(X[:, 1]) + 0.1 * noise(60)
-OPTIONS = {"max_terms": 2, "starts": 8, "output_powers": (1, 2), "ratios": False}
+OPTIONS = {"max_terms": 2, "n_init": 8, "target_powers": (1, 2), "ratios": False}
 
 
 def fitted(y=Y, random_state=0, path=None, **options):
@@ -25,14 +25,16 @@ def fitted(y=Y, random_state=0, path=None, **options):
 
 def numbers(model):
     """Everything that a fit estimates, to the bit."""
-    tables = model.equations_ if isinstance(model.best_, list) else [model.equations_]
+    tables = model.equations_ if isinstance(model.best_equation_, list) else [model.equations_]
     values = [
-        [e.coef, e.coef_std, e.exponents, e.error, e.bic, e.rms] for table in tables for e in table
+        [e.coef, e.coef_stderr, e.exponents, e.holdout_nrmse, e.bic, e.nrmse]
+        for table in tables
+        for e in table
     ]
     return [np.asarray(part).tobytes() for parts in values for part in parts]
 
 
-IRREGULAR = {"exponents": "real", "noise": "constant"}
+IRREGULAR = {"exponents": "real", "noise": "additive"}
 
 
 @pytest.mark.filterwarnings("ignore:NPURegressor. ")
@@ -106,7 +108,7 @@ def test_without_a_random_state_the_seed_is_kept(tmp_path):
 @approximate
 def test_a_checkpoint_of_another_fit_is_refused(tmp_path):
     path = tmp_path / "law.pt"
-    options = {"random_state": 0, "max_terms": 1, "output_powers": (1,), "starts": 4}
+    options = {"random_state": 0, "max_terms": 1, "target_powers": (1,), "n_init": 4}
     NPURegressor(**options).fit(X, Y, checkpoint=path)
     before = path.read_bytes()
     for change, y, said in (

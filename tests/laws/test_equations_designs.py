@@ -42,9 +42,9 @@ def test_interactions_of_two_levels_are_found(levels):
         model, warned = fitted(X, interactions(X) @ c)
         between = draw.uniform(*levels, (20, factors))
         between[0] = np.mean(levels)  # the centre of the design
-        assert model.best_.exact
+        assert model.best_equation_.exact
         assert model.predict(between) == pytest.approx(interactions(between) @ c, abs=1e-9)
-        assert {name for interval in model.intervals() for name in interval.name.split()[:1]} <= {
+        assert {name for interval in model.confidence_intervals() for name in interval.name.split()[:1]} <= {
             "coefficient", "constant"
         }  # fmt: skip
         told = [words for words in warned if "two values: nothing tells the exponents" in words]
@@ -68,7 +68,7 @@ def test_errors_of_effects_are_those_of_least_squares(levels):
     order = np.array([0 if not row.any() else 1 + row.argmax() for row in model.exponents_])
     assert (model.exponents_.sum(1) <= 1).all()
     assert model.coef_ == pytest.approx(c[order], rel=1e-9)
-    assert model.coef_std_ == pytest.approx(errors[order], rel=1e-6)
+    assert model.coef_stderr_ == pytest.approx(errors[order], rel=1e-6)
     assert any("x0, x1 have two values" in words for words in warned)
     texts = [other.text() for other in model.equations_.alternatives]
     assert not any("/" in text or "**" in text for text in texts)  # the same law once more
@@ -96,4 +96,4 @@ def test_columns_that_nothing_tells_apart_are_named(factor):
     [words] = warned
     assert words.startswith(f"NPURegressor: x2 is {'' if factor == 1 else f'{factor:g}*'}x0 in")
     assert "nothing tells the two apart" in words
-    assert str(model.best_) == "y = 2*x0**2"
+    assert str(model.best_equation_) == "y = 2*x0**2"

@@ -13,7 +13,7 @@ from npu_kernels import NPURegressor
 from tests.laws.real_tables import TABLES
 from tests.support.laws import RNG, noise, uniform
 
-QUICK = {"random_state": 0, "output_powers": (1,), "ratios": False, "starts": 16}
+QUICK = {"random_state": 0, "target_powers": (1,), "ratios": False, "n_init": 16}
 ONE = {**QUICK, "max_terms": 1}
 pytestmark = pytest.mark.filterwarnings("ignore::npu_kernels.equations.EquationWarning")
 
@@ -37,7 +37,7 @@ def test_a_fraction_stands_beside_its_free_exponent():
     stood = 0
     for seed in range(20):
         X, y = allometry(0.75, 0.05, seed)
-        fitted = NPURegressor(noise="relative", **ONE).fit(X, y)
+        fitted = NPURegressor(noise="proportional", **ONE).fit(X, y)
         value, error = free_power(X, y, fitted.predict(X))
         told = re.search(r"exponent of x0 in term 1 = 3/4; free: (\S+) ± (\S+)", fitted.report())
         if fitted.exponents_[0, 0] == 0.75:
@@ -56,7 +56,7 @@ def test_a_fraction_stands_beside_its_free_exponent():
 def test_a_fraction_that_the_rows_exclude_does_not_stand(exponent):
     for seed in range(6):
         X, y = allometry(exponent, 0.05, seed)
-        fitted = NPURegressor(noise="relative", **ONE).fit(X, y)
+        fitted = NPURegressor(noise="proportional", **ONE).fit(X, y)
         value, error = free_power(X, y, fitted.predict(X))
         law = fitted.exponents_[0, 0]
         assert law == pytest.approx(value, rel=1e-3) or abs(law - value) < 2.02 * error
@@ -67,7 +67,7 @@ def test_a_fraction_that_is_nearly_met_stands_though_rows_exclude_it():
     told = 0
     for seed in range(5):
         X, y = allometry(0.75006, 1e-4, seed)
-        fitted = NPURegressor(noise="relative", **ONE).fit(X, y)
+        fitted = NPURegressor(noise="proportional", **ONE).fit(X, y)
         value, error = free_power(X, y, fitted.predict(X))
         apart = abs(value - 0.75) / error
         if 2.1 < apart < 3.3:
@@ -81,7 +81,7 @@ def test_a_fraction_that_is_nearly_met_stands_though_rows_exclude_it():
 def test_an_exact_fraction_has_no_doubt():
     X, y = allometry(0.75, 0.0, 0)
     fitted = NPURegressor(**ONE).fit(X, y)
-    assert fitted.best_.exact
+    assert fitted.best_equation_.exact
     assert "free:" not in fitted.report()
     assert fitted.equations_.alternatives == []
 
@@ -97,17 +97,17 @@ def test_the_single_power_is_named_beside_a_sum(seed):
     """Its criterion is that of the power alone, less than 6 higher."""
     X, y = allometry(-0.87, 0.1, seed)
     fitted = NPURegressor(random_state=0, ratios=False).fit(X, y)
-    powers = [law for law in fitted.equations_.alternatives if law.terms == 1 and law.free.any()]
-    assert fitted.best_.terms == 2
+    powers = [law for law in fitted.equations_.alternatives if law.n_terms == 1 and law.free.any()]
+    assert fitted.best_equation_.n_terms == 2
     assert len(powers) == 1
     value, error = free_power(X, y, fitted.predict(X))
     assert powers[0].exponents[0, 0] == pytest.approx(value, abs=0.1 * error)
-    assert 0 < powers[0].bic - fitted.best_.bic < 6
+    assert 0 < powers[0].bic - fitted.best_equation_.bic < 6
 
 
 def test_a_refit_tells_the_free_exponent_too():
     X, y = allometry(0.75, 0.02, 1)
-    fitted = NPURegressor(noise="relative", **ONE).fit(X, y)
+    fitted = NPURegressor(noise="proportional", **ONE).fit(X, y)
     assert fitted.exponents_[0, 0] == 0.75
     other, z = allometry(0.87, 0.02, 2)
     refitted = fitted.refit(other, z)
@@ -124,7 +124,7 @@ def test_a_line_in_time_stamps(origin):
     t = np.linspace(origin, origin + 2e4, 24)
     fitted = NPURegressor(random_state=0).fit(t[:, None], 0.002 * (t - t[0]) + 5)
     assert sorted(fitted.exponents_[:, 0]) == [0, 1]
-    assert fitted.best_.text().startswith("y = 0.002*x0 - 3.4e+0")
+    assert fitted.best_equation_.text().startswith("y = 0.002*x0 - 3.4e+0")
     [note] = fitted.equations_.notes
     assert note.startswith("The values of x0 differ by 1.2e-0")
     assert f"Subtract an origin, such as x0 - {origin:.6g}" in note
@@ -208,7 +208,7 @@ def test_viscosities_of_water_are_no_power():
 def test_an_exponent_that_the_rows_have_beyond_the_last_one(exponent):
     x = np.linspace(1, 3, 30)
     y = 2 * x**exponent * (1 + 0.02 * RNG(0).standard_normal(30))
-    told = NPURegressor(noise="relative", **ONE).fit(x[:, None], y).report()
+    told = NPURegressor(noise="proportional", **ONE).fit(x[:, None], y).report()
     words = re.search(r"exponent (\S+) of x0 is the last one .* free it is (\S+) ± (\S+)\.", told)
     value, error = free_power(x[:, None], y, x**exponent)
     assert float(words[1]) == math.copysign(6, exponent)
@@ -219,7 +219,7 @@ def test_the_last_exponent_is_named_only_where_the_rows_exclude_it():
     x = np.linspace(1, 3, 30)
     y = 2 / x**6 * (1 + 0.02 * RNG(0).standard_normal(30))
     model = NPURegressor(random_state=0).fit(x[:, None], y)
-    assert str(model.best_).endswith("/x0**6")
+    assert str(model.best_equation_).endswith("/x0**6")
     assert "the last one that is tried" not in model.report()
 
 
@@ -237,7 +237,7 @@ def misfits():
 @pytest.mark.parametrize("name", ["step", "logistic", "platinum"])
 def test_a_smooth_misfit_of_few_rows_is_an_approximation(name):
     x, y = misfits()[name]
-    model = NPURegressor(random_state=0, output_powers=(1,), ratios=False).fit(x[:, None], y)
+    model = NPURegressor(random_state=0, target_powers=(1,), ratios=False).fit(x[:, None], y)
     assert "It is an approximation" in model.report()
 
 
@@ -265,7 +265,7 @@ def test_a_line_is_not_lost_for_small_rows():
     slope, constant = np.polyfit(x, y, 1)
     assert (slope, constant) == pytest.approx((1.00211682, -0.262323), rel=1e-6)  # NIST
     model = NPURegressor(random_state=0).fit(x[:, None], y)
-    laws = [model.best_, *model.equations_.alternatives]
+    laws = [model.best_equation_, *model.equations_.alternatives]
     lines = [law for law in laws if law.exponents.ravel().tolist() == [1, 0]]
     assert any(law.coef == pytest.approx([slope, constant], rel=1e-6) for law in lines)
 
@@ -274,12 +274,12 @@ def test_the_size_below_which_errors_are_equal_is_said():
     draw = RNG(1)
     x = np.exp(draw.uniform(0, 5, 60))
     y = 3 * x**2 * (1 + 0.03 * draw.standard_normal(60))
-    model = NPURegressor(noise="relative", **ONE).fit(x[:, None], y)
+    model = NPURegressor(noise="proportional", **ONE).fit(x[:, None], y)
     below = re.search(
         r"in proportion to y.*\(where y is below (\S+), as at (\S+)\)", model.report()
     )
     floor = 0.1 * np.median(model.predict(x[:, None]))
     assert float(below[1]) == float(below[2]) == pytest.approx(floor, rel=0.01)
     narrow = x > 20
-    told = NPURegressor(noise="relative", **ONE).fit(x[narrow, None], y[narrow]).report()
+    told = NPURegressor(noise="proportional", **ONE).fit(x[narrow, None], y[narrow]).report()
     assert "where y is below" not in told

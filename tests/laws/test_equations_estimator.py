@@ -45,10 +45,10 @@ def test_tensors(dtype, monkeypatch):
     y, weight = 3 * X[:, 0].double() / X[:, 1].double(), torch.ones(60, dtype=dtype)
     copied, plain = [], torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda t: copied.append(t.shape) or plain(t))
-    model = NPURegressor(random_state=0, max_terms=1, starts=4, output_powers=(1,)).fit(
+    model = NPURegressor(random_state=0, max_terms=1, n_init=4, target_powers=(1,)).fit(
         X, y, weight
     )
-    assert str(model.best_) == "y = 3*x0/x1"
+    assert str(model.best_equation_) == "y = 3*x0/x1"
     assert model.predict(X) == pytest.approx(y.detach().numpy())
     assert model.score(X, y, weight) == pytest.approx(1)
     assert {(60, 2), (60,)} == set(map(tuple, copied))
@@ -59,7 +59,7 @@ def test_tensors(dtype, monkeypatch):
 def test_check_estimator():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        results = check_estimator(NPURegressor(1, (1,), starts=4, noise="constant"), on_skip=None)
+        results = check_estimator(NPURegressor(1, (1,), n_init=4, noise="additive"), on_skip=None)
     assert len(results) > 40
     assert {r["check_name"] for r in results if r["status"] != "passed"} <= {
         "check_array_api_input"
@@ -69,13 +69,13 @@ def test_check_estimator():
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_terms": 2, "ratios": "auto", "output_powers": (1,)},
-        {"max_terms": 1, "functions": ("sin",), "output_powers": (1,), "ratios": False},
+        {"max_terms": 2, "ratios": "auto", "target_powers": (1,)},
+        {"max_terms": 1, "functions": ("sin",), "target_powers": (1,), "ratios": False},
         {"max_terms": None},
     ],
 )
 def test_check_estimator_with_other_forms(options):
-    model = NPURegressor(starts=4, noise="constant", loss="squared", **options)
+    model = NPURegressor(n_init=4, noise="additive", loss="squared", **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         results = check_estimator(model, on_skip=None)
@@ -101,7 +101,7 @@ def test_check_estimator_with_default_parameters():
 def test_pipeline_grid_and_pickle():
     X = uniform(2, 60)
     y = X[:, 0] ** 2 + X[:, 1]
-    quick = {"random_state": 0, "starts": 16, "output_powers": (1,)}
+    quick = {"random_state": 0, "n_init": 16, "target_powers": (1,)}
     grid = GridSearchCV(NPURegressor(**quick), {"max_terms": [1, 2]}, cv=2).fit(X, y)
     assert grid.best_params_ == {"max_terms": 2}
     assert (cross_val_score(NPURegressor(**quick), X, y, cv=2) > 0.999999).all()
@@ -115,19 +115,21 @@ def test_frames_give_names():
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     X = pandas.DataFrame(uniform(2, 60), columns=["mass", "speed"])
     y = (X.mass * X.speed**2 / 2).rename("energy")
-    assert str(NPURegressor(random_state=0).fit(X, y).best_) == "energy = 0.5*mass*speed**2"
+    assert (
+        str(NPURegressor(random_state=0).fit(X, y).best_equation_) == "energy = 0.5*mass*speed**2"
+    )
 
 
 def test_two_outputs_at_once():
     X = uniform(2, 60)
     y = np.c_[X[:, 0] * X[:, 1], X[:, 0] - 2 * X[:, 1]]
     model = NPURegressor(random_state=0, n_jobs=1).fit(X, y)
-    assert [terms(e) for e in model.best_] == [
+    assert [terms(e) for e in model.best_equation_] == [
         pytest.approx({(1, 1): 1.0}),
         pytest.approx({(1, 0): 1.0, (0, 1): -2.0}),
     ]
     np.testing.assert_allclose(model.predict(X), y, rtol=1e-9)
-    assert len(model.coef_) == len(model.latex()) == len(model.intervals()) == 2
+    assert len(model.coef_) == len(model.latex()) == len(model.confidence_intervals()) == 2
     with joblib.parallel_config("threading"):
         parallel = NPURegressor(random_state=0, n_jobs=2).fit(X, y)
     np.testing.assert_array_equal(parallel.predict(X), model.predict(X))
@@ -136,7 +138,7 @@ def test_two_outputs_at_once():
 def test_same_seed_same_numbers_whatever_the_order_of_rows(noisy):
     X, y, model = noisy
     order = RNG(3).permutation(len(y))
-    reordered = NPURegressor(random_state=0, output_powers=(1,)).fit(X[order], y[order])
+    reordered = NPURegressor(random_state=0, target_powers=(1,)).fit(X[order], y[order])
     np.testing.assert_array_equal(reordered.coef_, model.coef_)
 
 
@@ -145,7 +147,7 @@ def test_weights_are_repetitions():
     X = uniform(2, 50)
     y = X[:, 0] / X[:, 1] + 0.1 * noise(50)
     weight = RNG(0).integers(0, 4, 50)
-    quick = {"random_state": 0, "starts": 8, "max_terms": 2, "output_powers": (1,)}
+    quick = {"random_state": 0, "n_init": 8, "max_terms": 2, "target_powers": (1,)}
     weighted = NPURegressor(**quick).fit(X, y, weight)
     repeated = NPURegressor(**quick).fit(X.repeat(weight, 0), y.repeat(weight))
     np.testing.assert_array_equal(weighted.coef_, repeated.coef_)
@@ -164,10 +166,10 @@ def test_constant_columns_are_left_out():
 def test_few_rows_are_said():
     X = uniform(3, 4)
     with pytest.warns(EquationWarning, match="4 rows are not more than the 4 parameters"):
-        NPURegressor(random_state=0, starts=8).fit(X, X[:, 0])
+        NPURegressor(random_state=0, n_init=8).fit(X, X[:, 0])
     X = uniform(1, 20)
     with pytest.warns(EquationWarning, match="20 rows are too few to hold some out"):
-        NPURegressor(random_state=0, starts=8).fit(X, X[:, 0])
+        NPURegressor(random_state=0, n_init=8).fit(X, X[:, 0])
 
 
 def test_zero_with_a_negative_exponent():
@@ -194,9 +196,9 @@ def test_interrupt_gives_what_was_found(line):
     X = uniform(3, 100)
     y = X[:, 0] * X[:, 1] + X[:, 2] + 0.1 * noise(100)
     with pytest.warns(UserWarning, match="the search was interrupted"), at_line(line):
-        model = NPURegressor(random_state=0, starts=8).fit(X, y)
+        model = NPURegressor(random_state=0, n_init=8).fit(X, y)
     assert not model.equations_.complete
-    assert model.best_.terms == 2
+    assert model.best_equation_.n_terms == 2
     assert "interrupted" in model.report()
 
 
@@ -205,11 +207,11 @@ def test_interrupt_ends_the_search_for_later_outputs_too():
     """They get a law of one term, and Ctrl-C before a first law raises."""
     X = uniform(3, 100)
     y = X[:, 0] * X[:, 1] + X[:, 2] + 0.1 * noise(100)
-    y, model = np.column_stack([y, 2 * y]), NPURegressor(random_state=0, starts=8)
+    y, model = np.column_stack([y, 2 * y]), NPURegressor(random_state=0, n_init=8)
     with pytest.warns(UserWarning, match="the search was interrupted"), at_line(2):
         model.fit(X, y)
     assert [table.complete for table in model.equations_] == [False, False]
-    assert [equation.terms for equation in model.best_] == [2, 1]
+    assert [equation.n_terms for equation in model.best_equation_] == [2, 1]
     with pytest.raises(KeyboardInterrupt), at_call(0.01 * calls_of(lambda: model.fit(X, y))):
         model.fit(X, y)
 
@@ -229,16 +231,16 @@ def test_steps_are_logged_and_printed_on_request(caplog, capsys):
 def test_columns_of_zeros_and_of_all_sizes():
     X = uniform(2, 60)
     y = X[:, 0] * X[:, 1]
-    best = NPURegressor(random_state=0, noise="constant").fit(X * 0, y).best_
+    best = NPURegressor(random_state=0, noise="additive").fit(X * 0, y).best_equation_
     assert best.text() == f"y = {y.mean():.4g}"
     wide = 10 ** np.random.default_rng(2).uniform(-100, 0, (60, 1))
-    assert np.isfinite(NPURegressor(random_state=0, starts=16).fit(wide, y).best_.rms)
+    assert np.isfinite(NPURegressor(random_state=0, n_init=16).fit(wide, y).best_equation_.nrmse)
 
 
 def test_plots_of_an_output_that_is_none():
     pytest.importorskip("matplotlib")
     X = uniform(2, 60)
-    model = NPURegressor(random_state=0, starts=8).fit(X, X[:, 0])
+    model = NPURegressor(random_state=0, n_init=8).fit(X, X[:, 0])
     for output in (3, "a"):
         with pytest.raises(ValueError, match="plot: output must be the number of one of the 1"):
             model.plot(output=output)

@@ -66,27 +66,27 @@ def test_drawn_laws(seed, error):
     y = (np.exp(np.log(X) @ exponents.T) * c[index]).sum(1)
     y += error * np.sqrt(np.mean(y**2)) * draw.standard_normal(len(y))
     fitted = model().fit(X, y, groups=index)
-    best = fitted.best_
-    assert best.power == 1
+    best = fitted.best_equation_
+    assert best.target_power == 1
     assert exponents_of(best) == sorted(rows)
     order = [sorted(rows).index(tuple(w)) for w in (best.exponents.round(9) + 0.0).tolist()]
     np.testing.assert_allclose(best.coef, c[:, order], rtol=1e-8 if not error else 0.2, atol=0.2)
     assert best.exact == (error == 0)
-    assert best.parameters == terms * groups
+    assert best.n_parameters == terms * groups
 
 
 @pytest.mark.parametrize("seed", [2, 3])  # without noise, and with it
 def test_one_group_is_no_group(seed):
     X, y, _, _ = two_terms(seed, 0.01 * (seed > 2), groups=1)
     plain, grouped = model().fit(X, y), model().fit(X, y, groups=["site"] * len(y))
-    best, law = plain.best_, grouped.best_.of("site")
+    best, law = plain.best_equation_, grouped.best_equation_.for_group("site")
     assert best.text() == law.text()
-    assert grouped.best_.labels == ("site",)
+    assert grouped.best_equation_.labels == ("site",)
     np.testing.assert_allclose(best.coef, law.coef, rtol=1e-9)
     if not best.exact:
-        np.testing.assert_allclose(best.coef_std, law.coef_std, rtol=1e-6)
+        np.testing.assert_allclose(best.coef_stderr, law.coef_stderr, rtol=1e-6)
         assert best.bic == pytest.approx(law.bic, abs=1e-6)
-        assert best.error == pytest.approx(law.error, rel=1e-6)
+        assert best.holdout_nrmse == pytest.approx(law.holdout_nrmse, rel=1e-6)
 
 
 def test_the_order_of_the_rows_does_not_matter():
@@ -102,12 +102,12 @@ def test_few_rows_and_many_of_a_group():
     index = np.append(np.repeat([1, 2], 6), np.zeros(2988, dtype=int))
     c = np.array([2.0, -3, 0.5])
     y = c[index] * X[:, 0] ** 2 / X[:, 1] + 0.01 * draw.standard_normal(3000)
-    best = model().fit(X, y, groups=index).best_
+    best = model().fit(X, y, groups=index).best_equation_
     assert exponents_of(best) == [(2, -1, 0)]
     np.testing.assert_allclose(best.coef[:, 0], c, rtol=0.02)
     size = (X[:, 0] ** 2 / X[:, 1]) ** 2
     errors = 0.01 / np.sqrt([size[index == g].sum() for g in range(3)])
-    np.testing.assert_allclose(best.coef_std[:, 0], errors, rtol=0.1)
+    np.testing.assert_allclose(best.coef_stderr[:, 0], errors, rtol=0.1)
 
 
 def test_equal_rows_of_several_groups():
@@ -126,28 +126,28 @@ def test_a_column_that_tells_the_group():
     draw, X, index = table(4)
     X[:, 2] = np.array([1.0, 2, 3, 4])[index]
     y = np.array([1.0, 2, -3, 4])[index] * X[:, 0] ** 2 + 0.02 * draw.standard_normal(240)
-    best = model().fit(X, y, groups=index).best_
+    best = model().fit(X, y, groups=index).best_equation_
     assert exponents_of(best) == [(2, 0, 0)]
     with pytest.warns(EquationWarning, match=r"constant columns \(in each group\).*: x2$"):
-        model(max_terms=1, output_powers=(1,)).fit(X, y, groups=index)
+        model(max_terms=1, target_powers=(1,)).fit(X, y, groups=index)
 
 
 def test_a_row_of_great_leverage_is_not_wild():
     draw, X, index = table(204, 200, 12)
     y = POSITIVE[0, index % 4] * np.sqrt(X[:, 0]) + POSITIVE[1, index % 4] / X[:, 1] ** 2
     y += 0.03 * draw.standard_normal(200)
-    fitted = model(noise="constant").fit(X, y, groups=index)
-    assert fitted.equations_.wild == ()
-    assert exponents_of(fitted.best_) == [(0, -2, 0), (0.5, 0, 0)]
+    fitted = model(noise="additive").fit(X, y, groups=index)
+    assert fitted.equations_.outliers == ()
+    assert exponents_of(fitted.best_equation_) == [(0, -2, 0), (0.5, 0, 0)]
 
 
 def test_wild_rows():
     X, y, index, _ = two_terms(5, 0.001)
     y[17] += 50
     with pytest.warns(EquationWarning, match="1 row is far from the law of all others"):
-        fitted = model(noise="constant").fit(X, y, groups=index)
-    assert fitted.equations_.wild == (17,)
-    assert exponents_of(fitted.best_) == [(0, 2, 0), (1, 0.5, -1)]
+        fitted = model(noise="additive").fit(X, y, groups=index)
+    assert fitted.equations_.outliers == (17,)
+    assert exponents_of(fitted.best_equation_) == [(0, 2, 0), (1, 0.5, -1)]
 
 
 def test_a_group_keeps_its_rows():
@@ -158,9 +158,9 @@ def test_a_group_keeps_its_rows():
     y[55] += 30
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fitted = model(max_terms=4, noise="constant").fit(X, y, groups=index)
-    assert fitted.best_.held_out == 10
-    assert fitted.equations_.wild == ()
+        fitted = model(max_terms=4, noise="additive").fit(X, y, groups=index)
+    assert fitted.best_equation_.n_held_out == 10
+    assert fitted.equations_.outliers == ()
 
 
 # ---- other arguments -----------------------------------------------------------------------------
@@ -170,8 +170,8 @@ def check_forms(fitted, X, groups, **options):
     """Prediction, sympy and torch module agree, for each group."""
     sympy = pytest.importorskip("sympy", reason="sympy is not installed")
     predicted = fitted.predict(X, groups=groups)
-    for label in fitted.best_.labels:
-        rows, law = groups == label, fitted.best_.of(label)
+    for label in fitted.best_equation_.labels:
+        rows, law = groups == label, fitted.best_equation_.for_group(label)
         symbols = sympy.symbols(law.functions.inputs)
         free = {str(s): s for s in fitted.sympy(group=label).free_symbols}
         write = sympy.lambdify(
@@ -196,21 +196,21 @@ POSITIVE = np.array([[1.0, 2, 3, 4], [2.0, 1, 0.5, 3]])
     [
         ({}, lambda X, s: np.sqrt(s), "y = (c1[group]*x0**2 + c2[group]*x1)**(1/2)"),
         ({}, lambda X, s: 1 / s, "y = (c1[group]*x0**2 + c2[group]*x1)**(-1)"),
-        ({"noise": "relative"}, lambda X, s: s, "y = c1[group]*x0**2 + c2[group]*x1"),
+        ({"noise": "proportional"}, lambda X, s: s, "y = c1[group]*x0**2 + c2[group]*x1"),
         ({"noise": 0.05}, lambda X, s: s, "y = c1[group]*x0**2 + c2[group]*x1"),
         ({"loss": "huber"}, lambda X, s: s, "y = c1[group]*x0**2 + c2[group]*x1"),
         (
-            {"output_functions": ("log",)},
+            {"target_transforms": ("log",)},
             lambda X, s: np.exp(s / 5),
             "y = exp(c1[group]*x0**2 + c2[group]*x1)",
         ),
         (
-            {"known": "x0*x2"},
+            {"known_part": "x0*x2"},
             lambda X, s: s + X[:, 0] * X[:, 2],
             "y = x0*x2 + c1[group]*x0**2 + c2[group]*x1",
         ),
         (
-            {"terms": ["x1"], "signs": "positive"},
+            {"required_terms": ["x1"], "signs": "nonnegative"},
             lambda X, s: s,
             "y = c1[group]*x1 + c2[group]*x0**2",
         ),
@@ -222,7 +222,7 @@ def test_forms(options, law, text):
     draw, X, index = table(7)
     y = law(X, combined(POSITIVE, X, index)) * (1 + 0.002 * draw.standard_normal(240))
     fitted = model(**options).fit(X, y, groups=LABELS[index])
-    assert fitted.best_.text() == text
+    assert fitted.best_equation_.text() == text
     check_forms(fitted, X, LABELS[index])
 
 
@@ -230,11 +230,11 @@ def test_functions_and_errors_that_are_factors():
     draw, X, index = table(8)
     c = np.array([1.0, 2, 30, 4])
     y = c[index] * X[:, 0] ** 2 * np.exp(0.3 * X[:, 1] + 0.2 * draw.standard_normal(240))
-    options = {"functions": {"x1": ["exp"]}, "output_powers": (1,), "max_terms": 1}
-    fitted = model(noise="factor", **options).fit(X, y, groups=LABELS[index])
-    assert fitted.best_.noise == "factor"
-    assert fitted.best_.exponents[0, 0] == 2
-    np.testing.assert_allclose(fitted.best_.coef[:, 0], c, rtol=0.25)
+    options = {"functions": {"x1": ["exp"]}, "target_powers": (1,), "max_terms": 1}
+    fitted = model(noise="multiplicative", **options).fit(X, y, groups=LABELS[index])
+    assert fitted.best_equation_.noise == "multiplicative"
+    assert fitted.best_equation_.exponents[0, 0] == 2
+    np.testing.assert_allclose(fitted.best_equation_.coef[:, 0], c, rtol=0.25)
     check_forms(fitted, X, LABELS[index])
 
 
@@ -243,7 +243,7 @@ def test_zeros_and_both_signs():
     X = np.where(draw.random(X.shape) < 0.1, 0.0, draw.normal(size=X.shape))
     y = POSITIVE[0, index] * X[:, 0] * X[:, 1] - POSITIVE[1, index] * X[:, 2] ** 2
     fitted = model().fit(X, y, groups=LABELS[index])
-    assert exponents_of(fitted.best_) == [(0, 0, 2), (1, 1, 0)]
+    assert exponents_of(fitted.best_equation_) == [(0, 0, 2), (1, 1, 0)]
     check_forms(fitted, X, LABELS[index])
 
 
@@ -251,7 +251,7 @@ def test_a_coefficient_is_at_its_bound_in_one_group():
     draw, X, index = table(10)
     c = np.array([[1.0, 2, 0, 4], [3.0, 2, 1, 0.5]])
     y = combined(c, X, index) + 0.05 * draw.standard_normal(240)
-    best = model(signs="positive").fit(X, y, groups=index).best_
+    best = model(signs="nonnegative").fit(X, y, groups=index).best_equation_
     assert exponents_of(best) == [(0, 1, 0), (2, 0, 0)]
     column = best.coef[:, best.exponents[:, 0] == 2][:, 0]
     assert (best.coef >= 0).all()
@@ -265,9 +265,9 @@ def test_units_and_the_name_of_a_column():
     rows = pandas.DataFrame(X, columns=["v", "t", "s"]).assign(site=LABELS[index])
     y = POSITIVE[0, index] * rows.v * rows.t + POSITIVE[1, index] * rows.s
     y += 0.02 * draw.standard_normal(240)
-    fitted = model(units={"v": "m/s", "t": "s", "s": "m"}, y_units="m")
+    fitted = model(X_units={"v": "m/s", "t": "s", "s": "m"}, y_units="m")
     fitted.fit(rows, y, groups="site")
-    assert fitted.best_.names == ("v", "t", "s")
+    assert fitted.best_equation_.names == ("v", "t", "s")
     assert fitted.n_features_in_ == 3
     np.testing.assert_array_equal(fitted.predict(rows), fitted.predict(rows, groups="site"))
     other = rows.drop(columns="site")
@@ -286,7 +286,7 @@ def test_several_outputs_processes_and_copies():
     repeated = pickle.loads(pickle.dumps(fitted))
     np.testing.assert_allclose(repeated.predict(X, groups=index), Y)
     assert [coef.shape for coef in fitted.coef_] == [(4, 1), (4, 1)]
-    assert not hasattr(clone(fitted), "best_")
+    assert not hasattr(clone(fitted), "best_equation_")
 
 
 def test_intervals_and_drawn_rows():
@@ -294,16 +294,18 @@ def test_intervals_and_drawn_rows():
     y = POSITIVE[0, index] * X[:, 0] ** 1.137 * X[:, 1] + POSITIVE[1, index]
     y += 0.01 * draw.standard_normal(240)
     fitted = model().fit(X, y, groups=LABELS[index])
-    names = [interval.name for interval in fitted.intervals()]
-    exponent = next(interval for interval in fitted.intervals() if "exponent" in interval.name)
+    names = [interval.name for interval in fitted.confidence_intervals()]
+    exponent = next(
+        interval for interval in fitted.confidence_intervals() if "exponent" in interval.name
+    )
     assert exponent.low < 1.137 < exponent.high
     assert names[:4] == [f"coefficient c1[{label}]" for label in LABELS]
     assert len(names) == 9
-    drawn = fitted.bootstrap(X, y, draws=60, groups=LABELS[index])
+    drawn = fitted.bootstrap(X, y, n_resamples=60, groups=LABELS[index])
     assert [interval.name for interval in drawn] == names
-    for first, second in zip(fitted.intervals(), drawn, strict=True):
+    for first, second in zip(fitted.confidence_intervals(), drawn, strict=True):
         assert first.value == second.value
-        assert 0.6 < second.error / first.error < 1.6
+        assert 0.6 < second.stderr / first.stderr < 1.6
 
 
 def test_refit_to_other_groups():
@@ -313,14 +315,16 @@ def test_refit_to_other_groups():
         X, y, index, c = two_terms(15, 0.001, groups=3)
         names = np.array(["a", "b", "c"])[index]
         other = fitted.refit(X[:100], scale * y[:100], groups=names[:100], **options)
-        assert other.best_.labels == ("a", "b", "c")
-        assert exponents_of(other.best_) == exponents_of(fitted.best_)
-        first = int(np.flatnonzero(other.best_.exponents[:, 1] == 2)[0])
-        np.testing.assert_allclose(other.best_.coef[:, first], scale * c[1], rtol=0.05)
+        assert other.best_equation_.labels == ("a", "b", "c")
+        assert exponents_of(other.best_equation_) == exponents_of(fitted.best_equation_)
+        first = int(np.flatnonzero(other.best_equation_.exponents[:, 1] == 2)[0])
+        np.testing.assert_allclose(other.best_equation_.coef[:, first], scale * c[1], rtol=0.05)
         other.predict(X, groups=names)
-    relative = model(noise="relative", max_terms=2).fit(X, y, groups=names)
+    relative = model(noise="proportional", max_terms=2).fit(X, y, groups=names)
     repeated = relative.refit(X, y, groups=names)
-    np.testing.assert_allclose(repeated.best_.coef, relative.best_.coef, rtol=1e-3)
+    np.testing.assert_allclose(
+        repeated.best_equation_.coef, relative.best_equation_.coef, rtol=1e-3
+    )
 
 
 def test_a_refit_may_name_the_column_of_its_labels():
@@ -363,8 +367,8 @@ def test_labels_of_a_list_stay_what_they_are():
     for labels in (of_numbers, of_numpy):
         chosen = [labels[k] for k in index]
         fitted = model(max_terms=1).fit(X, X[:, 0] * (1 + index), groups=chosen)
-        assert fitted.best_.labels == tuple(sorted(labels))
-        assert {type(label) for label in fitted.best_.labels} <= {int, float}
+        assert fitted.best_equation_.labels == tuple(sorted(labels))
+        assert {type(label) for label in fitted.best_equation_.labels} <= {int, float}
         np.testing.assert_allclose(fitted.predict(X, chosen), X[:, 0] * (1 + index))
 
 
@@ -373,7 +377,7 @@ def test_labels_of_a_tensor(monkeypatch):
     copied, plain = [], torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda t: copied.append(1) or plain(t))
     _, X, index = table(0, 60, 2)
-    fitted = model(max_terms=1, starts=4)
+    fitted = model(max_terms=1, n_init=4)
     for labels, expected in (
         (torch.tensor([2.5, 1.0]), "(1.0, 2.5)"),
         (torch.tensor([3, 4]), "(3, 4)"),
@@ -381,7 +385,7 @@ def test_labels_of_a_tensor(monkeypatch):
         labels = labels[torch.from_numpy(index)].requires_grad_(labels.is_floating_point())
         y = labels.detach().numpy() * X[:, 0]
         fitted.fit(X, y, groups=labels)
-        assert str(fitted.best_.labels) == expected
+        assert str(fitted.best_equation_.labels) == expected
         assert len(copied) >= 1
         copied.clear()
         np.testing.assert_allclose(fitted.predict(X, groups=labels), y)
@@ -399,13 +403,13 @@ def test_rows_of_weight_0_are_as_if_absent():
         warnings.simplefilter("error")
         fitted = model(**options).fit(X, y, weight, groups=labels)
     expected = model(**options).fit(X[3:], y[3:], groups=labels[3:])
-    assert fitted.best_.labels == ("u", "v")
-    assert fitted.best_.text() == expected.best_.text()
-    np.testing.assert_array_equal(fitted.best_.coef, expected.best_.coef)
+    assert fitted.best_equation_.labels == ("u", "v")
+    assert fitted.best_equation_.text() == expected.best_equation_.text()
+    np.testing.assert_array_equal(fitted.best_equation_.coef, expected.best_equation_.coef)
     drawn = fitted.bootstrap(X, y, 10, sample_weight=weight, groups=labels)
     assert drawn == expected.bootstrap(X[3:], y[3:], 10, groups=labels[3:])
-    refitted = fitted.refit(X, y, weight, groups=labels).best_
-    np.testing.assert_allclose(refitted.coef, expected.best_.coef, rtol=1e-6)
+    refitted = fitted.refit(X, y, weight, groups=labels).best_equation_
+    np.testing.assert_allclose(refitted.coef, expected.best_equation_.coef, rtol=1e-6)
 
 
 def test_warnings_do_not_count_rows_of_weight_0():
@@ -432,11 +436,11 @@ def test_missing_labels_of_pandas():
 def test_torch_code_is_that_of_one_group():
     pytest.importorskip("sympy")
     _, X, index = table(20)
-    fitted = model(max_terms=1, output_powers=(1,)).fit(X, (1 + index) * X[:, 0], groups=index)
+    fitted = model(max_terms=1, target_powers=(1,)).fit(X, (1 + index) * X[:, 0], groups=index)
     x = torch.from_numpy(X)
     with pytest.raises(
         ValueError, match=r"formula: the law must be that of one group, as of.label"
     ):
-        fitted.best_.formula()(x)
-    of_second = fitted.best_.of(1).formula()(x)
+        fitted.best_equation_.formula()(x)
+    of_second = fitted.best_equation_.for_group(1).formula()(x)
     torch.testing.assert_close(of_second[:, 0], 2 * x[:, 0])

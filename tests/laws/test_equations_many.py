@@ -25,7 +25,7 @@ from tests.support.laws import uniform
 from tests.support.moments import at_call, at_line, calls_of
 
 X = uniform(2, 60)
-MODEL = NPURegressor(random_state=0, max_terms=1, starts=4, output_powers=(1,))
+MODEL = NPURegressor(random_state=0, max_terms=1, n_init=4, target_powers=(1,))
 PROBLEMS = {
     "quotient": (X, 3 * X[:, 0] / X[:, 1]),
     "text": (X, np.full(60, "a")),
@@ -49,7 +49,7 @@ def test_errors_stay_with_their_problems(tmp_path):
     outcomes = fit_many(PROBLEMS, MODEL)
     assert same(outcomes)
     assert outcomes.complete
-    assert not hasattr(MODEL, "best_")
+    assert not hasattr(MODEL, "best_equation_")
     assert [outcome.error is None for outcome in outcomes] == [True, False, True, False]
     assert outcomes[0].model.predict(X) == pytest.approx(PROBLEMS["quotient"][1])
     assert [outcome.name for outcome in fit_many(list(PROBLEMS.values())[:2], MODEL)] == [0, 1]
@@ -92,15 +92,15 @@ def test_groups_of_a_problem(tmp_path):
     outcomes = fit_many(problems, MODEL, checkpoint=tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
     assert outcomes[0].model.predict(X, groups=labels) == pytest.approx(y)
-    assert outcomes[0].model.best_.labels == ("a", "b")
+    assert outcomes[0].model.best_equation_.labels == ("a", "b")
     assert str(fit_many(problems, MODEL, checkpoint=tmp_path)) == str(outcomes)
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_interrupt_gives_what_was_found():
     """Ctrl-C before a problem has any equation, and within its search."""
-    options = {"max_terms": 2, "starts": 4, "output_powers": (1,), "ratios": False}
-    model = NPURegressor(random_state=0, noise="constant", **options)
+    options = {"max_terms": 2, "n_init": 4, "target_powers": (1,), "ratios": False}
+    model = NPURegressor(random_state=0, noise="additive", **options)
     y = X[:, 0] + X[:, 1] ** 2 + 0.1 * (uniform(1, 60, seed=4)[:, 0] - 1.75)
     with at_line(3), pytest.warns(UserWarning, match="was interrupted"):
         outcomes = fit_many([(X, y), (X, 2 * y), (X, 3 * y)], model)
@@ -121,7 +121,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the bac
 X = np.random.default_rng(0).uniform(0.5, 3, (300, 3))
 noise = 0.1 * np.random.default_rng(1).standard_normal(300)
 problems = [(X, X[:, 0] + k * X[:, 1] ** 2 + noise) for k in range(1, 101)]
-model = NPURegressor(random_state=0, max_terms=2, starts=32, output_powers=(1,))
+model = NPURegressor(random_state=0, max_terms=2, n_init=32, target_powers=(1,))
 found = fit_many(problems, model, n_jobs=2, checkpoint=sys.argv[1])
 print(len(found), found.complete, all(one.error is None for one in found))
 """

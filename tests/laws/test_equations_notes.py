@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.laws import RNG, check, noise, uniform
 
-QUICK = {"random_state": 0, "output_powers": (1,)}
+QUICK = {"random_state": 0, "target_powers": (1,)}
 
 
 def noted(model):
@@ -36,7 +36,7 @@ def test_an_approximation_is_said():
         EquationWarning, match="NPURegressor: It is an approximation, no law"
     ) as said:
         model = NPURegressor(**QUICK).fit(X, y)
-    assert not model.best_.exact
+    assert not model.best_equation_.exact
     [note] = noted(model)
     assert str(said[0].message) == f"NPURegressor: {note}"
     assert said[0].filename == __file__
@@ -51,12 +51,12 @@ def test_what_a_law_with_too_few_terms_misses_is_said():
 
 
 @pytest.mark.filterwarnings("ignore:NPURegressor. The errors of y have heavy tails")
-@pytest.mark.parametrize("kind", ["constant", "relative", "cubed"])
+@pytest.mark.parametrize("kind", ["additive", "proportional", "cubed"])
 def test_a_law_with_noise_is_no_approximation(kind):
     for seed in range(2):
         X, e = uniform(3, 300, seed=seed), noise(300, 50 + seed)
         y = 3 * X[:, 0] ** 2 / X[:, 1]
-        y = y + 0.05 * {"constant": e, "relative": e * y, "cubed": e**3}[kind]
+        y = y + 0.05 * {"additive": e, "proportional": e * y, "cubed": e**3}[kind]
         notes = noted(NPURegressor(max_terms=2, **QUICK).fit(X, y))
         assert ["heavy tails" in note for note in notes] == [True] * (kind == "cubed")
 
@@ -75,9 +75,9 @@ def test_near_powers_that_cancel_give_way_to_fractions(seed):
     """The search alone gives -482.1*x0**1.76283 + 479*x0**1.75845 and the like."""
     X, y = polynomial(1000, seed)
     model = NPURegressor(**QUICK).fit(X, y)
-    best = model.best_
+    best = model.best_equation_
     assert np.abs(best.coef).max() < 20
-    assert best.rms * y.std() == pytest.approx(0.01 * np.sqrt(np.mean(y**2)), rel=0.15)
+    assert best.nrmse * y.std() == pytest.approx(0.01 * np.sqrt(np.mean(y**2)), rel=0.15)
     assert noted(model) == ()
 
 
@@ -99,9 +99,9 @@ def test_pairs_that_do_not_cancel():
             [eval(text, dict(zip(("x0", "x1"), inputs.T, strict=True))) for text in products]
         )
         y = law @ [2, c] + 1e-4 * noise(80, 5)
-        options = {"terms": products, "max_terms": 2, "starts": 1, "noise": "constant"}
+        options = {"required_terms": products, "max_terms": 2, "n_init": 1, "noise": "additive"}
         model = NPURegressor(**QUICK, **options).fit(inputs, y)
-        assert not model.best_.exact
+        assert not model.best_equation_.exact
         assert noted(model) == ()
 
 

@@ -34,7 +34,9 @@ def test_equation_in_every_form(noisy):
     np.testing.assert_allclose(
         model.torch_module()(x).detach().numpy()[:, 0], prediction, rtol=1e-9
     )
-    np.testing.assert_allclose(model.best_.formula()(x).numpy()[:, 0], prediction, rtol=1e-9)
+    np.testing.assert_allclose(
+        model.best_equation_.formula()(x).numpy()[:, 0], prediction, rtol=1e-9
+    )
     assert model.latex().startswith("y = ")
     assert model.sympy(0) != model.sympy()
     with pytest.raises(ValueError, match="index must be one of"):
@@ -45,7 +47,7 @@ def test_equation_in_every_form(noisy):
 def test_coefficients_in_sympy_are_without_the_rounding_of_units(seed):
     pytest.importorskip("sympy", reason="sympy is not installed")
     x = np.exp(np.random.default_rng(seed).uniform(-5, 5, (40, 2))) * [1e-6, 1e4]
-    model = NPURegressor(terms=["x0**3/x1"], max_terms=1, random_state=0)
+    model = NPURegressor(required_terms=["x0**3/x1"], max_terms=1, random_state=0)
     model.fit(x, 3 * x[:, 0] ** 3 / x[:, 1])
     assert str(model.sympy()) == "3.0*x0**3/x1"
 
@@ -55,23 +57,25 @@ def test_names_of_several_letters_are_upright_in_latex():
     pytest.importorskip("sympy", reason="sympy is not installed")
     X = pandas.DataFrame(uniform(2, 60), columns=["mass", "v"])
     y = (X.mass * X.v**2).rename("energy")
-    model = NPURegressor(random_state=0, output_powers=(1,)).fit(X, y)
+    model = NPURegressor(random_state=0, target_powers=(1,)).fit(X, y)
     assert model.latex() == r"\mathrm{energy} = 1.0\,\mathrm{mass}\,v^{2}"
-    assert r"\mathrm{energy} &= 1.0\,\mathrm{mass}\,v^{2}" in model.best_._repr_latex_()
+    assert r"\mathrm{energy} &= 1.0\,\mathrm{mass}\,v^{2}" in model.best_equation_._repr_latex_()
 
 
 def test_candidates_as_a_frame_and_an_equation_in_a_shell(noisy):
     pytest.importorskip("pandas", reason="pandas is not installed")
     _, _, model = noisy
     table = model.equations_
-    frame = table.frame()
+    frame = table.to_frame()
     assert list(frame.columns) == [
-        "terms", "parameters", "rms", "error", "bic", "exact", "best", "formula",
+        "n_terms", "n_parameters", "nrmse", "holdout_nrmse", "bic", "exact", "best", "formula",
     ]  # fmt: skip
     assert frame["bic"].tolist() == [equation.bic for equation in table]
-    assert frame["best"].tolist() == [equation is model.best_ for equation in table]
-    assert frame["formula"][table.best] == model.best_.text()
-    assert repr(model.best_) == (f"Equation('{model.best_.text()}', error={model.best_.error:.2g})")
+    assert frame["best"].tolist() == [equation is model.best_equation_ for equation in table]
+    assert frame["formula"][table.best_index] == model.best_equation_.text()
+    assert repr(model.best_equation_) == (
+        f"Equation('{model.best_equation_.text()}', holdout_nrmse={model.best_equation_.holdout_nrmse:.2g})"
+    )
 
 
 def test_table_and_report(noisy):
@@ -85,13 +89,13 @@ def test_table_and_report(noisy):
         "exact",
         "formula",
     ]
-    assert [e.terms for e in model.equations_] == list(range(1, len(model.equations_) + 1))
-    assert model.best_ is model.equations_[model.equations_.best]
-    assert model.best_.bic == min(e.bic for e in model.equations_)
+    assert [e.n_terms for e in model.equations_] == list(range(1, len(model.equations_) + 1))
+    assert model.best_equation_ is model.equations_[model.equations_.best_index]
+    assert model.best_equation_.bic == min(e.bic for e in model.equations_)
     report = model.report()
-    assert report.startswith(str(model.best_))
+    assert report.startswith(str(model.best_equation_))
     assert "Error of 60 rows that were not fitted" in report
-    assert all(str(interval) in report for interval in model.intervals())
+    assert all(str(interval) in report for interval in model.confidence_intervals())
     assert "explains little" not in report
     assert "hardly tell" not in report
 
@@ -99,7 +103,11 @@ def test_table_and_report(noisy):
 def test_digits_are_those_of_every_decimal():
     X = uniform(2)
     y = 2 * X[:, 0] ** 0.537 * np.exp(0.731 * X[:, 1]) * (1 + 0.001 * noise())
-    best = NPURegressor(random_state=0, starts=8, max_terms=1, functions="exp").fit(X, y).best_
+    best = (
+        NPURegressor(random_state=0, n_init=8, max_terms=1, functions="exp")
+        .fit(X, y)
+        .best_equation_
+    )
     written = eval(best.text(17).split(" = ")[1], {"x0": X[:, 0], "x1": X[:, 1], "exp": np.exp})
     assert best.free.any()
     np.testing.assert_allclose(written, best.predict(X), rtol=1e-14)
@@ -113,29 +121,33 @@ def test_held_out_error_is_that_of_fresh_rows(noisy):
     X = uniform(3, 4000, seed=5)
     law = 3.7 * X[:, 0] ** 2 / X[:, 1] - 12.5 * X[:, 2]
     fresh = np.sqrt(np.mean((law + 0.2 * noise(4000, 6) - model.predict(X)) ** 2)) / y.std()
-    assert model.best_.error == pytest.approx(fresh, rel=0.25)
+    assert model.best_equation_.holdout_nrmse == pytest.approx(fresh, rel=0.25)
 
 
 def test_held_out_rows_of_pure_noise_are_predicted_worse_than_by_the_mean():
     """The search would fit them too if it saw them: then the errors are .6 to 1."""
     for seed in range(3):
         X, y = uniform(3, 60, seed=seed), noise(60, 20 + seed)
-        model = NPURegressor(random_state=0, starts=16, output_powers=(1,)).fit(X, y)
-        assert all(e.held_out == 12 and e.error > 1 for e in model.equations_)
+        model = NPURegressor(random_state=0, n_init=16, target_powers=(1,)).fit(X, y)
+        assert all(e.n_held_out == 12 and e.holdout_nrmse > 1 for e in model.equations_)
         assert "It explains little of y." in model.report()
 
 
 def test_a_report_names_parameters_that_may_be_0(noisy):
     model = copy.deepcopy(noisy[2])
     table = model.equations_
-    equation = table[table.best]
+    equation = table[table.best_index]
     errors = np.array([2.0, 0.1]) * np.abs(equation.coef)
-    table[table.best] = dataclasses.replace(equation, coef_std=errors)
-    names = [one.name for one in table[table.best].intervals() if one.error > abs(one.value)]
+    table[table.best_index] = dataclasses.replace(equation, coef_stderr=errors)
+    names = [
+        one.name
+        for one in table[table.best_index].confidence_intervals()
+        if one.stderr > abs(one.value)
+    ]
     assert len(names) == 1
     assert f"The data hardly tell the {names[0]}: it may be 0." in model.report()
     assert model.report().count("hardly tell") == 1
-    table[table.best] = dataclasses.replace(table[table.best], exact=True)
+    table[table.best_index] = dataclasses.replace(table[table.best_index], exact=True)
     assert "hardly tell" not in model.report()
 
 
@@ -144,10 +156,10 @@ def test_a_report_names_equations_that_the_data_hardly_tell_from_the_best():
     generator = np.random.default_rng(23)
     X = np.exp(generator.uniform(-0.6, 0.6, (30, 3)))
     law = X[:, 2] ** 2 - X[:, 1] ** 2 / np.sqrt(X[:, 0])
-    model = NPURegressor(random_state=0, output_powers=(1,), max_terms=2)
+    model = NPURegressor(random_state=0, target_powers=(1,), max_terms=2)
     model.fit(X, law + 0.2 * law.std() * generator.standard_normal(30))
     table = model.equations_
-    best, alternatives = table[table.best], table.alternatives
+    best, alternatives = table[table.best_index], table.alternatives
     differences = [law.bic - best.bic for law in alternatives]
     assert differences == sorted(differences)
     assert differences[0] > 0
@@ -157,7 +169,7 @@ def test_a_report_names_equations_that_the_data_hardly_tell_from_the_best():
         == len(alternatives) + 1
     )
     assert len(alternatives) > 3
-    assert all(law.terms == best.terms for law in alternatives[:3])
+    assert all(law.n_terms == best.n_terms for law in alternatives[:3])
     text = model.report()
     assert all(law.text() in text for law in alternatives[:3])
     assert text.count("hardly tell it from") == 3
@@ -175,8 +187,8 @@ def test_all_rows_choose_among_the_sums_beside_the_best():
         law = X[:, 2] ** 2 - X[:, 1] ** 2 / np.sqrt(X[:, 0])
         for _ in range(6):
             y = law + 0.2 * law.std() * generator.standard_normal(60)
-            model = NPURegressor(random_state=0, output_powers=(1,), max_terms=2).fit(X, y)
-            right += set(terms(model.best_)) == {(0, 0, 2), (-0.5, 2, 0)}
+            model = NPURegressor(random_state=0, target_powers=(1,), max_terms=2).fit(X, y)
+            right += set(terms(model.best_equation_)) == {(0, 0, 2), (-0.5, 2, 0)}
     assert right >= 7  # 3 with the best sum of the search alone
 
 
@@ -187,14 +199,14 @@ def test_each_error_is_at_least_that_of_its_form_on_the_rows_held_out():
     X = np.exp(generator.uniform(-0.6, 0.6, (60, 3)))
     law = X[:, 2] ** 2 - X[:, 1] ** 2 / np.sqrt(X[:, 0])
     y = law + 0.5 * law.std() * generator.standard_normal(60)
-    options = {"random_state": 0, "output_powers": (1,), "noise": "constant"}
+    options = {"random_state": 0, "target_powers": (1,), "noise": "additive"}
     model = NPURegressor(max_terms=2, ratios=False, loss="squared", **options).fit(X, y)
     table = model.equations_
     # A row far away makes the error large where it is held out: the same places for all tables.
-    line = NPURegressor(max_terms=1, terms=["x0"], starts=1, loss="huber", **options)
+    line = NPURegressor(max_terms=1, required_terms=["x0"], n_init=1, loss="huber", **options)
     errors = np.zeros(60)
     for row in range(60):
-        errors[row] = line.fit(X, X[:, 0] + 100.0 * np.eye(60)[row]).best_.error
+        errors[row] = line.fit(X, X[:, 0] + 100.0 * np.eye(60)[row]).best_equation_.holdout_nrmse
     held = errors > (errors.max() + errors.min()) / 2
     assert held.sum() == 12
     laws = [law for law in [*table, *table.alternatives] if not law.free.any()]
@@ -204,8 +216,8 @@ def test_each_error_is_at_least_that_of_its_form_on_the_rows_held_out():
         c = np.linalg.lstsq(products[~held], y[~held], rcond=None)[0]
         misses = y[held] - products[held] @ c
         expected = np.sqrt(np.mean(misses**2) / np.mean((y[held] - y.mean()) ** 2))
-        assert law.held_out == 12
-        assert law.error > 0.999 * expected
+        assert law.n_held_out == 12
+        assert law.holdout_nrmse > 0.999 * expected
 
 
 @approximate
@@ -214,7 +226,7 @@ def test_no_equation_has_a_negative_power_of_a_zero():
     X = uniform(2, 60, seed=1)
     X[::6, 0] = 0
     y = X[:, 1] ** 2 / (X[:, 0] + 0.02)
-    model = NPURegressor(random_state=0, starts=16, max_terms=2, output_powers=(1,)).fit(X, y)
+    model = NPURegressor(random_state=0, n_init=16, max_terms=2, target_powers=(1,)).fit(X, y)
     assert all((e.exponents[:, 0] >= 0).all() for e in model.equations_)
     assert np.isfinite(model.predict(X)).all()
 
@@ -223,8 +235,8 @@ def test_no_equation_has_a_negative_power_of_a_zero():
 def test_pure_noise_of_ten_rows_looks_bad():
     for seed in range(3):
         X, y = uniform(3, 10, seed=seed), noise(10, 20 + seed)
-        model = NPURegressor(random_state=0, starts=8, output_powers=(1,)).fit(X, y)
-        assert model.best_.error > 0.4
+        model = NPURegressor(random_state=0, n_init=8, target_powers=(1,)).fit(X, y)
+        assert model.best_equation_.holdout_nrmse > 0.4
 
 
 def test_standard_errors_are_those_of_linear_regression(noisy):
@@ -232,21 +244,21 @@ def test_standard_errors_are_those_of_linear_regression(noisy):
     A = np.c_[X[:, 0] ** 2 / X[:, 1], X[:, 2]]
     c, rss, *_ = np.linalg.lstsq(A, y, rcond=None)
     error = np.sqrt(np.diag(np.linalg.inv(A.T @ A)) * rss[0] / (len(y) - 2))
-    coefficients = terms(model.best_)
+    coefficients = terms(model.best_equation_)
     assert [coefficients[2, -1, 0], coefficients[0, 0, 1]] == pytest.approx(c.tolist(), rel=1e-9)
     order = [tuple(w) for w in model.exponents_.tolist()].index((2, -1, 0))
-    assert model.coef_std_[[order, 1 - order]] == pytest.approx(error, rel=1e-6)
-    assert not model.exponents_std_.any()
+    assert model.coef_stderr_[[order, 1 - order]] == pytest.approx(error, rel=1e-6)
+    assert not model.exponents_stderr_.any()
 
 
 def test_bootstrap_agrees_with_the_jacobian():
     X = uniform(2)
     y = 2.2 * X[:, 0] ** 1.47 * X[:, 1] ** -0.31 + 0.1 * noise()
-    model = NPURegressor(random_state=0, output_powers=(1,), max_terms=1).fit(X, y)
-    plain, drawn = model.intervals(), model.bootstrap(X, y, draws=100)
+    model = NPURegressor(random_state=0, target_powers=(1,), max_terms=1).fit(X, y)
+    plain, drawn = model.confidence_intervals(), model.bootstrap(X, y, n_resamples=100)
     assert [i.name for i in plain] == [i.name for i in drawn]
     for a, b in zip(plain, drawn, strict=True):
-        assert b.error == pytest.approx(a.error, rel=0.35)
+        assert b.stderr == pytest.approx(a.stderr, rel=0.35)
         assert b.low < a.value < b.high
 
 
@@ -256,11 +268,11 @@ def test_rows_of_weight_0_are_not_drawn():
     y = 3 / X[:, 0] + 0.1 * noise(60)
     more, y_of_more = np.append(X, [[0.0]], axis=0), np.append(y, 1.0)
     weight = np.append(np.ones(60), 0.0)
-    options = {"random_state": 0, "output_powers": (1,), "max_terms": 1, "noise": "constant"}
+    options = {"random_state": 0, "target_powers": (1,), "max_terms": 1, "noise": "additive"}
     model = NPURegressor(**options).fit(more, y_of_more, weight)
-    drawn = model.bootstrap(more, y_of_more, draws=20, sample_weight=weight)
-    assert drawn == model.bootstrap(X, y, draws=20)
-    assert drawn[0].error == pytest.approx(model.intervals()[0].error, rel=0.5)
+    drawn = model.bootstrap(more, y_of_more, n_resamples=20, sample_weight=weight)
+    assert drawn == model.bootstrap(X, y, n_resamples=20)
+    assert drawn[0].stderr == pytest.approx(model.confidence_intervals()[0].stderr, rel=0.5)
 
 
 def test_data_that_a_fitted_model_refuses(noisy):
@@ -282,10 +294,10 @@ def test_coverage_of_the_intervals():
     for seed in range(200):
         y = 2.2 * X[:, 0] ** 1.47 + 0.1 * noise(39, 100 + seed)
         model = NPURegressor(
-            random_state=0, max_terms=1, output_powers=(1,), starts=4, noise="constant",
+            random_state=0, max_terms=1, target_powers=(1,), n_init=4, noise="additive",
             exponents="real",
         )  # fmt: skip
-        intervals = model.fit(X, y).intervals()
+        intervals = model.fit(X, y).confidence_intervals()
         hits += [i.low <= true <= i.high for i, true in zip(intervals, (2.2, 1.47), strict=True)]
     assert (hits >= 180).all()
     assert (hits <= 196).all()
@@ -293,8 +305,8 @@ def test_coverage_of_the_intervals():
 
 def test_known_noise_sets_the_errors(noisy):
     X, y, model = noisy
-    with_noise = NPURegressor(random_state=0, output_powers=(1,), noise=0.4).fit(X, y)
-    assert with_noise.coef_std_ == pytest.approx(2 * model.coef_std_, rel=0.15)
+    with_noise = NPURegressor(random_state=0, target_powers=(1,), noise=0.4).fit(X, y)
+    assert with_noise.coef_stderr_ == pytest.approx(2 * model.coef_stderr_, rel=0.15)
 
 
 def test_plot(noisy, tmp_path):
@@ -316,8 +328,8 @@ def test_units_restrict_the_exponents():
     g = np.full((60, 1), 9.81)
     options = {
         "random_state": 0,
-        "output_powers": (1,),
-        "units": ["kg", "m/s", "m", "m/s**2"],
+        "target_powers": (1,),
+        "X_units": ["kg", "m/s", "m", "m/s**2"],
         "y_units": "J",
     }
     model = NPURegressor(**options).fit(np.c_[X, g], y)
@@ -330,7 +342,7 @@ def test_units_of_an_output_power_and_of_signs():
     pytest.importorskip("pint", reason="pint is not installed")
     X = uniform(2, 200, low=-2, high=2)
     y = np.sqrt(X[:, 0] ** 2 + X[:, 1] ** 2)
-    model = NPURegressor(random_state=0, units={"x0": "cm", "x1": "cm"}, y_units="cm").fit(X, y)
+    model = NPURegressor(random_state=0, X_units={"x0": "cm", "x1": "cm"}, y_units="cm").fit(X, y)
     check(model, {(2, 0): 1.0, (0, 2): 1.0}, power=2.0)
 
 
@@ -338,14 +350,14 @@ def test_units_may_leave_the_constant_only():
     pytest.importorskip("pint", reason="pint is not installed")
     X = uniform(3, 60)
     y = 0.4 * X[:, 0] * X[:, 1] ** 2 * X[:, 2] * (1 + 0.02 * noise(60))
-    model = NPURegressor(random_state=0, units=["kg/m^3", "m/s", "m^2"], y_units="N").fit(X, y)
+    model = NPURegressor(random_state=0, X_units=["kg/m^3", "m/s", "m^2"], y_units="N").fit(X, y)
     check(model, {(1, 2, 1): 0.4}, rel=0.01)
 
 
 def test_units_of_differences_of_temperatures():
     pytest.importorskip("pint", reason="pint is not installed")
     X = uniform(2, 60)
-    units = {"units": ["delta_degC", "W/delta_degC"], "y_units": "W"}
+    units = {"X_units": ["delta_degC", "W/delta_degC"], "y_units": "W"}
     model = NPURegressor(random_state=0, **units).fit(X, 0.3 * X[:, 0] * X[:, 1])
     check(model, {(1, 1): 0.3})
 
@@ -353,7 +365,7 @@ def test_units_of_differences_of_temperatures():
 def test_numbers_without_a_unit():
     pytest.importorskip("pint", reason="pint is not installed")
     X = uniform(2, 60)
-    model = NPURegressor(units=["m", "-"], y_units="m**2", random_state=0, max_terms=1)
+    model = NPURegressor(X_units=["m", "-"], y_units="m**2", random_state=0, max_terms=1)
     check(model.fit(X, 3 * X[:, 0] ** 2 / X[:, 1]), {(2, -1): 3.0})
 
 
@@ -367,12 +379,12 @@ def test_coefficients_that_float64_cannot_hold(size, coefficient, max_terms):
     model = NPURegressor(max_terms, random_state=0)
     with pytest.warns(EquationWarning, match="float64 cannot hold its coefficients"):
         model.fit(X * size, y)
-    assert str(model.best_) == f"y = 100*({coefficient}*x0*x1)"
+    assert str(model.best_equation_) == f"y = 100*({coefficient}*x0*x1)"
     assert np.allclose(model.predict(X * size), y, rtol=1e-9)
-    for write in (model.sympy, model.latex, model.torch_module, model.best_.formula):
+    for write in (model.sympy, model.latex, model.torch_module, model.best_equation_.formula):
         with pytest.raises(OverflowError, match="coefficients must be numbers that float64 can"):
             write()
-    assert model.best_._repr_latex_() is None
+    assert model.best_equation_._repr_latex_() is None
     assert "float64 cannot hold" in model.report()
 
 
@@ -380,9 +392,11 @@ def test_terms_with_the_coefficient_0_are_not_printed():
     X = uniform(2)
     y = 2 * X[:, 0] * X[:, 1] + X[:, 0]
     for max_terms in (4, None):
-        model = NPURegressor(max_terms, known="2*x0*x1 + x0", random_state=0).fit(X, y)
-        assert model.best_.text() == "y = 2*x0*x1 + x0"
+        model = NPURegressor(max_terms, known_part="2*x0*x1 + x0", random_state=0).fit(X, y)
+        assert model.best_equation_.text() == "y = 2*x0*x1 + x0"
         assert (model.coef_ == 0).all()
-        assert NPURegressor(max_terms, random_state=0).fit(X, 0 * y).best_.text() == "y = 0"
-    model = NPURegressor(terms={"x1": (0, 0)}, random_state=0).fit(X, y)
-    assert model.best_.text() == "y = 2*x0*x1 + x0"
+        assert (
+            NPURegressor(max_terms, random_state=0).fit(X, 0 * y).best_equation_.text() == "y = 0"
+        )
+    model = NPURegressor(required_terms={"x1": (0, 0)}, random_state=0).fit(X, y)
+    assert model.best_equation_.text() == "y = 2*x0*x1 + x0"

@@ -32,7 +32,7 @@ def pade(X):
 
 def written(equation):
     """The exponents above and below, without a factor of both."""
-    above, below = np.split(equation.exponents, [equation.terms - equation.below])
+    above, below = np.split(equation.exponents, [equation.n_terms - equation.n_denominator_terms])
     below = np.vstack([np.zeros(above.shape[1]), below])
     lowest = np.vstack([above, below]).min(0)
     return [sorted((part - lowest).round(9).tolist()) for part in (above, below)]
@@ -71,9 +71,9 @@ LAWS = {
 @pytest.mark.parametrize("name", LAWS)
 def test_a_ratio_without_noise_is_found_exactly(name):
     law, X = LAWS[name]
-    best = NPURegressor(random_state=0).fit(X, law(X)).best_
+    best = NPURegressor(random_state=0).fit(X, law(X)).best_equation_
     assert best.exact
-    assert best.below == 1
+    assert best.n_denominator_terms == 1
     assert not best.free.any()
     other = RNG(5).permutation(X.ravel()).reshape(X.shape)[:20]
     if name in ("doppler", "van der Waals"):
@@ -87,7 +87,7 @@ def test_ratios_of_functions():
     y = 2 * X[:, 0] / (1 + 0.5 * np.sin(X[:, 1]))
     functions = {"x1": ["sin", "cos"]}
     model = NPURegressor(functions=functions, ratios=True, random_state=0).fit(X, noisy(y))
-    best = model.best_
+    best = model.best_equation_
     assert "sin(x1)" in str(best)
     assert "cos(x1)" not in str(best)
     np.testing.assert_allclose(model.predict(X), y, atol=0.02 * np.abs(y).max())
@@ -98,12 +98,12 @@ def test_ratios_of_functions():
 @pytest.mark.parametrize("name", ["pade", "velocities", "centre of mass"])
 def test_a_ratio_is_found_at_one_per_cent(name):
     law, X = LAWS[name]
-    exact = NPURegressor(random_state=0).fit(X, law(X)).best_
+    exact = NPURegressor(random_state=0).fit(X, law(X)).best_equation_
     model = NPURegressor(random_state=0).fit(X, noisy(law(X)))
-    best = model.best_
-    assert model.equations_.noise == "constant"
-    assert best.below == exact.below
-    assert best.terms == exact.terms
+    best = model.best_equation_
+    assert model.equations_.noise == "additive"
+    assert best.n_denominator_terms == exact.n_denominator_terms
+    assert best.n_terms == exact.n_terms
     assert written(best) == written(exact)
     errors = best.predict(X) - law(X)
     assert np.mean(errors**2) < 0.003**2 * np.mean(law(X) ** 2)
@@ -114,15 +114,15 @@ def test_zeros_of_a_saturating_law():
     X = doses(zeros=30)
     y = V * X[:, 0] ** 2.3 / (K + X[:, 0] ** 2.3)
     model = NPURegressor(random_state=0).fit(X, noisy(y))
-    best = model.best_
-    assert best.below == best.terms - 1 == 1
+    best = model.best_equation_
+    assert best.n_denominator_terms == best.n_terms - 1 == 1
     assert best.exponents[1, 0] == pytest.approx(-2.3, abs=0.05)
     zero = np.zeros((1, 1))
     assert model.predict(zero)[0] == 0
     assert model.torch_module()(torch.from_numpy(zero)).item() == 0
-    assert best.rms * y.std() == pytest.approx(0.01 * np.sqrt(np.mean(y**2)), rel=0.2)
+    assert best.nrmse * y.std() == pytest.approx(0.01 * np.sqrt(np.mean(y**2)), rel=0.2)
     name = "exponent of x0 in term 2 less that in the denominator's first term"
-    assert model.intervals()[-1].name == name
+    assert model.confidence_intervals()[-1].name == name
 
 
 def test_every_form_of_a_ratio_is_the_same_function():
@@ -130,7 +130,7 @@ def test_every_form_of_a_ratio_is_the_same_function():
     for name in ("resistors", "doppler", "van der Waals"):
         law, X = LAWS[name]
         model = NPURegressor(random_state=0).fit(X, law(X))
-        best, expected = model.best_, law(X)
+        best, expected = model.best_equation_, law(X)
         symbols = sympy.symbols([f"x{i}" for i in range(X.shape[1])])
         names = {str(s): x for s, x in zip(symbols, X.T, strict=True)}
         formula = best.formula()
@@ -150,10 +150,10 @@ def test_how_a_ratio_is_written():
     X = uniform(2)
     y = (5 * X[:, 0] - X[:, 1]) / (1 + X[:, 0] * X[:, 1])
     model = NPURegressor(random_state=0).fit(X, y)
-    assert str(model.best_) == "y = (5*x0 - x1)/(1 + x0*x1)"
+    assert str(model.best_equation_) == "y = (5*x0 - x1)/(1 + x0*x1)"
     y = 3 * X[:, 0] ** 2 / (X[:, 0] ** 2 + 2)
-    model = NPURegressor(random_state=0, output_powers=(1,)).fit(X, y)
-    assert str(model.best_) == "y = 3*x0**2/(x0**2 + 2)"
+    model = NPURegressor(random_state=0, target_powers=(1,)).fit(X, y)
+    assert str(model.best_equation_) == "y = 3*x0**2/(x0**2 + 2)"
 
 
 def test_the_module_is_made_of_layers():
@@ -165,27 +165,27 @@ def test_the_module_is_made_of_layers():
 
 
 @pytest.mark.parametrize("power", [1, 2])
-@pytest.mark.parametrize("kind", ["constant", "factor"])
+@pytest.mark.parametrize("kind", ["additive", "multiplicative"])
 def test_standard_errors_of_a_ratio(power, kind):
     X = uniform(2, 60)
     X[:5, 1] = 0
     y = (2 * X[:, 0] / (1 + 0.3 * X[:, 0] + X[:, 1])) ** (1 / power)
-    y = y * np.exp(0.02 * noise(60)) if kind == "factor" else y + 0.005 * noise(60)
-    options = {"max_terms": 3, "starts": 8, "exponents": "real", "loss": "squared"}
-    model = NPURegressor(random_state=0, ratios=True, output_powers=(power,), noise=kind, **options)
-    best = model.fit(X, y).best_
-    assert (best.terms, best.below) == (3, 2)
+    y = y * np.exp(0.02 * noise(60)) if kind == "multiplicative" else y + 0.005 * noise(60)
+    options = {"max_terms": 3, "n_init": 8, "exponents": "real", "loss": "squared"}
+    model = NPURegressor(random_state=0, ratios=True, target_powers=(power,), noise=kind, **options)
+    best = model.fit(X, y).best_equation_
+    assert (best.n_terms, best.n_denominator_terms) == (3, 2)
 
     def law(parameters):
         u = best.exponents.copy()
         u[best.free] = parameters[3:]
         products = (X[:, None] ** u).prod(2) * parameters[:3]
         values = (products[:, 0] / (1 + products[:, 1] + products[:, 2])) ** (1 / power)
-        return np.log(values) if kind == "factor" else values
+        return np.log(values) if kind == "multiplicative" else values
 
     parameters = np.append(best.coef, best.exponents[best.free])
-    expected = standard_errors(law, parameters, np.log(y) if kind == "factor" else y)
-    errors = np.append(best.coef_std, best.exponents_std[best.free])
+    expected = standard_errors(law, parameters, np.log(y) if kind == "multiplicative" else y)
+    errors = np.append(best.coef_stderr, best.exponents_stderr[best.free])
     np.testing.assert_allclose(errors, expected, rtol=1e-3)
 
 
@@ -195,9 +195,9 @@ def test_units_of_a_ratio():
     X = uniform(3, low=1, high=4)
     X[:, 2] += 5
     y = (X[:, 0] + X[:, 1]) / (1 + X[:, 0] * X[:, 1] / X[:, 2] ** 2)
-    options = {"units": ["m/s"] * 3, "y_units": "m/s", "random_state": 0}
-    best = NPURegressor(**options).fit(X, noisy(y, 1e-3)).best_
-    assert best.below == 1
+    options = {"X_units": ["m/s"] * 3, "y_units": "m/s", "random_state": 0}
+    best = NPURegressor(**options).fit(X, noisy(y, 1e-3)).best_equation_
+    assert best.n_denominator_terms == 1
     assert best.exponents.sum(1).tolist() == [1, 1, 0]
     np.testing.assert_allclose(best.coef, 1, rtol=0.02)
 
@@ -208,13 +208,13 @@ def test_sums_stay_sums():
         X = uniform(2, seed=seed)
         y = 3 * X[:, 0] ** 2 / X[:, 1] - 2 * X[:, 1]
         model = NPURegressor(random_state=0, ratios=True).fit(X, noisy(y, noise_of_y))
-        assert model.best_.below == 0
+        assert model.best_equation_.n_denominator_terms == 0
         check(model, {(2, -1): 3, (0, 1): -2}, rel=0.1)
 
 
 def test_the_reciprocal_of_a_sum_is_no_ratio():
     X = uniform(2)
-    best = NPURegressor(random_state=0).fit(X, X[:, 0] * X[:, 1] / X.sum(1)).best_
+    best = NPURegressor(random_state=0).fit(X, X[:, 0] * X[:, 1] / X.sum(1)).best_equation_
     assert str(best) == "y = (1/x1 + 1/x0)**(-1)"
 
 
@@ -222,12 +222,12 @@ def test_ratios_are_only_looked_for_where_no_sum_seems_a_law(caplog):
     caplog.set_level("INFO", "npu_kernels.equations")
     X = uniform(2)
     y = noisy(3 * X[:, 0] ** 2 / X[:, 1] - 2 * X[:, 1])
-    NPURegressor(random_state=0, output_powers=(1,), starts=16).fit(X, y)
+    NPURegressor(random_state=0, target_powers=(1,), n_init=16).fit(X, y)
     assert "terms: criterion" in caplog.text
     X = LAWS["pade"][1]
-    model = NPURegressor(random_state=0, ratios=False, max_terms=2, output_powers=(1,))
+    model = NPURegressor(random_state=0, ratios=False, max_terms=2, target_powers=(1,))
     with pytest.warns(EquationWarning, match="no law"):
-        assert model.fit(X, pade(X)).best_.below == 0
+        assert model.fit(X, pade(X)).best_equation_.n_denominator_terms == 0
     assert "ratios" not in caplog.text
 
 
@@ -238,13 +238,16 @@ def test_intervals_of_a_ratio():
     model = NPURegressor(random_state=0).fit(X, y)
     names = ["coefficient of x0", "constant", "coefficient of x0**2 in the denominator"]
     truth = dict(zip(names, (2 / 3, 1 / 3, 1 / 3), strict=True))
-    for intervals in (model.intervals(0.999), model.bootstrap(X, y, draws=40, level=0.99)):
+    for intervals in (
+        model.confidence_intervals(0.999),
+        model.bootstrap(X, y, n_resamples=40, level=0.99),
+    ):
         assert sorted(interval.name for interval in intervals) == sorted(names)
         for interval in intervals:
             assert interval.low < truth[interval.name] < interval.high
             assert interval.high - interval.low < 0.05
-    deviations = [interval.error for interval in model.intervals()]
-    resampled = [interval.error for interval in model.bootstrap(X, y, draws=100)]
+    deviations = [interval.stderr for interval in model.confidence_intervals()]
+    resampled = [interval.stderr for interval in model.bootstrap(X, y, n_resamples=100)]
     np.testing.assert_allclose(resampled, deviations, rtol=0.4)
 
 
@@ -252,8 +255,8 @@ def test_a_report_says_that_it_is_a_ratio():
     X = LAWS["pade"][1]
     model = NPURegressor(random_state=0).fit(X, noisy(pade(X)))
     assert "It is a ratio of 2 and 2 terms with 3 continuous parameters." in model.report()
-    assert "below" not in model.equations_.frame()
-    assert len(model.equations_.frame()) > 2
+    assert "n_denominator_terms" not in model.equations_.to_frame()
+    assert len(model.equations_.to_frame()) > 2
 
 
 @pytest.mark.parametrize("exponent", [-300, 200])
@@ -261,8 +264,8 @@ def test_sizes_do_not_matter_to_a_ratio(exponent):
     X = LAWS["pade"][1]
     y = noisy(pade(X)) * 10.0**exponent
     model = NPURegressor(random_state=0).fit(X, y)
-    assert model.best_.below == 1
-    assert model.best_.terms == 3
+    assert model.best_equation_.n_denominator_terms == 1
+    assert model.best_equation_.n_terms == 3
     values = model.torch_module()(torch.from_numpy(X)).detach().numpy()[:, 0]
     np.testing.assert_allclose(
         values / 10.0**exponent, model.predict(X) / 10.0**exponent, rtol=1e-9
@@ -272,16 +275,16 @@ def test_sizes_do_not_matter_to_a_ratio(exponent):
 def test_errors_in_proportion_and_wild_rows_of_a_ratio():
     X = doses()
     y = (0.2 + 3 * X[:, 0] ** 2) / (1.7 + X[:, 0] ** 2) * (1 + 0.03 * noise())
-    assert (model := NPURegressor(random_state=0).fit(X, y)).equations_.noise == "relative"
-    assert model.best_.below == 1
-    assert model.best_.terms == 3
+    assert (model := NPURegressor(random_state=0).fit(X, y)).equations_.noise == "proportional"
+    assert model.best_equation_.n_denominator_terms == 1
+    assert model.best_equation_.n_terms == 3
     law, X = LAWS["velocities"]
     y = noisy(law(X))
     y[[5, 77]] += 10
     with pytest.warns(EquationWarning, match="2 rows are far"):
         model = NPURegressor(random_state=0).fit(X, y)
-    assert model.equations_.wild == (5, 77)
-    assert model.best_.below == 1
+    assert model.equations_.outliers == (5, 77)
+    assert model.best_equation_.n_denominator_terms == 1
 
 
 @pytest.mark.filterwarnings("ignore:NPURegressor")
@@ -290,12 +293,12 @@ def test_a_pole_between_rows_is_refused(middle):
     """One divisor is positive everywhere, the other one negative between 0.8 and 1.25."""
     x = np.concatenate([uniform(1, 60, low=0.1, high=0.5), uniform(1, 60, low=2, high=4)])
     y = ((1 + 2 * x) / (1 - middle * x + x**2))[:, 0]
-    options = {"starts": 4, "ratios": True, "output_powers": (1,), "noise": "constant"}
+    options = {"n_init": 4, "ratios": True, "target_powers": (1,), "noise": "additive"}
     model = NPURegressor(random_state=0, **options).fit(x, y)
-    assert model.best_.exact == (middle < 2)
+    assert model.best_equation_.exact == (middle < 2)
     grid = np.linspace(0.1, 4, 1000)[:, None]
     for law in [*model.equations_, *model.equations_.alternatives]:
-        below = slice(law.terms - law.below, None)
+        below = slice(law.n_terms - law.n_denominator_terms, None)
         products = (grid[:, None] ** law.exponents[below]).prod(2)
         assert (1 + products @ law.coef[below] > 0).all()
 
@@ -306,17 +309,17 @@ def test_a_pole_within_the_ranges_of_the_inputs_is_said():
     y = (X[:, 0] + 2 * X[:, 1] ** 2) / (X[:, 1] - X[:, 0])
     with pytest.warns(EquationWarning, match="Its denominator is 0 for some inputs"):
         model = NPURegressor(random_state=0).fit(X, noisy(y, seed=2))
-    assert model.best_.below == 1
+    assert model.best_equation_.n_denominator_terms == 1
 
 
 def test_a_checkpoint_of_ratios(tmp_path):
     X = LAWS["pade"][1][:100]
     y, path = noisy(pade(X)), tmp_path / "law.pt"
-    options = {"random_state": 0, "max_terms": 3, "starts": 8, "output_powers": (1, -1)}
+    options = {"random_state": 0, "max_terms": 3, "n_init": 8, "target_powers": (1, -1)}
     models = [NPURegressor(**options) for _ in range(3)]
     expected, _, continued = models
     expected.fit(X, y)
-    assert expected.best_.below
+    assert expected.best_equation_.n_denominator_terms
     calls = [calls_of(lambda m=m: m.fit(X, y, checkpoint=path)) for m in models[1:]]
     assert calls[1] < 0.6 * calls[0]
     for first, second in zip(expected.equations_, continued.equations_, strict=True):
@@ -342,11 +345,11 @@ def test_few_rows(rows):
 def test_exponents_of_ratios_obey_the_rules():
     X = LAWS["pade"][1]
     y = noisy(pade(X), 1e-4)
-    integers = NPURegressor(random_state=0, exponents="integers").fit(X, y).best_
-    assert integers.below
+    integers = NPURegressor(random_state=0, exponents="integer").fit(X, y).best_equation_
+    assert integers.n_denominator_terms
     assert (integers.exponents % 1 == 0).all()
-    real = NPURegressor(random_state=0, exponents="real", max_terms=2).fit(X, y).best_
-    assert real.below
+    real = NPURegressor(random_state=0, exponents="real", max_terms=2).fit(X, y).best_equation_
+    assert real.n_denominator_terms
     assert (real.free == (real.exponents != 0)).all()
 
 
@@ -354,4 +357,4 @@ def test_no_ratio_without_an_input():
     X = np.column_stack([np.full(60, 2.0)])
     with pytest.warns(EquationWarning, match="constant columns"):
         model = NPURegressor(random_state=0, ratios=True).fit(X, 3 + 0.1 * noise(60))
-    assert model.best_.below == 0
+    assert model.best_equation_.n_denominator_terms == 0

@@ -13,7 +13,13 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.laws import RNG, noise, terms, uniform
 
-LINE = {"random_state": 0, "terms": ["x0"], "max_terms": 1, "starts": 1, "noise": "constant"}
+LINE = {
+    "random_state": 0,
+    "required_terms": ["x0"],
+    "max_terms": 1,
+    "n_init": 1,
+    "noise": "additive",
+}
 
 
 def likeness(X, y):
@@ -58,17 +64,17 @@ def impedance(seed):
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_the_search_goes_on_where_residuals_are_no_noise(seed):
     X, y = impedance(seed)
-    model = NPURegressor(random_state=0, output_powers=(2.0,)).fit(X, y)
+    model = NPURegressor(random_state=0, target_powers=(2.0,)).fit(X, y)
     expected = {(2, 0, 0, 0): 1, (0, 2, 0, 2): 1, (0, 0, -2, -2): 1, (0, 1, -1, 0): -2}
-    assert terms(model.best_) == pytest.approx(expected, rel=1e-9)
-    assert model.best_.exact
+    assert terms(model.best_equation_) == pytest.approx(expected, rel=1e-9)
+    assert model.best_equation_.exact
 
 
 def test_the_search_goes_on_with_every_output_power():
     X, y = impedance(1)
     model = NPURegressor(random_state=0).fit(X, y)
-    assert model.best_.exact
-    assert model.best_.power == 2
+    assert model.best_equation_.exact
+    assert model.best_equation_.target_power == 2
 
 
 def test_predictions_on_rows_that_are_like_those_of_a_fit():
@@ -80,7 +86,9 @@ def test_predictions_on_rows_that_are_like_those_of_a_fit():
         """What is said where a law is so many times the one of the fit."""
         model = NPURegressor(**LINE).fit(X, X[:, 0])
         table = model.equations_
-        table[table.best] = replace(table[table.best], scaled=factor * table[table.best].scaled)
+        table[table.best_index] = replace(
+            table[table.best_index], scaled=factor * table[table.best_index].scaled
+        )
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             model.predict(rows)
@@ -95,12 +103,14 @@ def test_predictions_on_rows_that_are_like_those_of_a_fit():
 
 def test_predictions_far_outside_are_said():
     X = uniform(2, 100)
-    model = NPURegressor(random_state=0, output_powers=(1,)).fit(X, X[:, 0] * X[:, 1])
+    model = NPURegressor(random_state=0, target_powers=(1,)).fit(X, X[:, 0] * X[:, 1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.predict(X)
         model.predict(10 * X)
     table = model.equations_
-    table[table.best] = replace(table[table.best], scaled=-3 * table[table.best].scaled)
+    table[table.best_index] = replace(
+        table[table.best_index], scaled=-3 * table[table.best_index].scaled
+    )
     with pytest.warns(EquationWarning, match="far outside of the y of fit, .* rows 0, 1, 2, 3, "):
         model.predict(X[X.prod(1) > 3])

@@ -12,7 +12,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 from npu_kernels.equations import NPURegressor
 from tests.support.laws import RNG, few_rows, noise, standard_errors, uniform
 
-QUICK = {"random_state": 0, "max_terms": 1, "output_powers": (1,), "starts": 8, "noise": "constant"}
+QUICK = {"random_state": 0, "max_terms": 1, "target_powers": (1,), "n_init": 8, "noise": "additive"}
 
 
 def peak(rows):
@@ -44,9 +44,9 @@ def test_blocks_give_what_all_rows_at_once_do(power):
         X[last & (row % 7 == 0), 1] = 0
         products = np.column_stack([X[:, 0] ** 1.5, X[:, 1] * X[:, 2] ** 3])
         y = (products @ [1, 0.3]) ** (1 / power) + 0.01 * noise(rows)
-        options = {"max_terms": 2, "starts": 1, "output_powers": (power,), "noise": "constant"}
-        model = NPURegressor(random_state=0, terms=["x0**(3/2)", "x1*x2**3"], **options)
-        best = model.fit(X, y).best_
+        options = {"max_terms": 2, "n_init": 1, "target_powers": (power,), "noise": "additive"}
+        model = NPURegressor(random_state=0, required_terms=["x0**(3/2)", "x1*x2**3"], **options)
+        best = model.fit(X, y).best_equation_
         assert sorted(best.exponents.tolist()) == [[0, 1, 3], [1.5, 0, 0]]
         products = (X[:, None] ** best.exponents).prod(2)
 
@@ -56,8 +56,8 @@ def test_blocks_give_what_all_rows_at_once_do(power):
         errors = y - law(best.coef)
         slopes = products if power == 1 else -products * law(best.coef)[:, None] ** 2
         assert np.abs(slopes.T @ errors).max() < 1e-5 * np.abs(slopes.T @ y).max()
-        assert best.coef_std == pytest.approx(standard_errors(law, best.coef, y), rel=1e-5)
-        assert best.rms == pytest.approx(np.sqrt(np.mean(errors**2)) / y.std(), rel=1e-9)
+        assert best.coef_stderr == pytest.approx(standard_errors(law, best.coef, y), rel=1e-5)
+        assert best.nrmse == pytest.approx(np.sqrt(np.mean(errors**2)) / y.std(), rel=1e-9)
         parts = [best.predict(part) for part in np.array_split(X, 9)]
         np.testing.assert_allclose(best.predict(X), np.concatenate(parts), rtol=1e-14)
         leverage = (np.linalg.qr(slopes)[0] ** 2).sum(1)
@@ -75,19 +75,19 @@ def test_exponents_that_only_all_rows_tell_from_fractions():
     few, all_ = NPURegressor(**QUICK).fit(X[:3000], y[:3000]), NPURegressor(**QUICK).fit(X, y)
     assert few.exponents_ == [[1.5]]
     assert all_.exponents_[0, 0] == pytest.approx(1.493, abs=0.003)
-    assert 0 < all_.exponents_std_[0, 0] < 0.002
+    assert 0 < all_.exponents_stderr_[0, 0] < 0.002
     y = 2.2 * X[:, 0] ** 1.5 + 0.5 * noise(rows)
     assert NPURegressor(**QUICK).fit(X, y).exponents_ == [[1.5]]
 
 
 @pytest.mark.filterwarnings("ignore:NPURegressor", "error::RuntimeWarning")
-@pytest.mark.parametrize("noise", [None, "relative", "factor"])
+@pytest.mark.parametrize("noise", [None, "proportional", "multiplicative"])
 def test_numbers_near_the_end_of_float64(noise):
     X = uniform(2, 60)
     fitted = NPURegressor(random_state=0, noise=noise).fit(X, 1e-320 * X[:, 0])
-    assert fitted.best_.predict(X) == pytest.approx(1e-320 * X[:, 0], rel=1e-3)
+    assert fitted.best_equation_.predict(X) == pytest.approx(1e-320 * X[:, 0], rel=1e-3)
     y = np.where(np.arange(60) == 0, 1e-320, X[:, 0])
-    assert NPURegressor(random_state=0, noise=noise, starts=8).fit(X, y).best_.terms
+    assert NPURegressor(random_state=0, noise=noise, n_init=8).fit(X, y).best_equation_.n_terms
 
 
 @pytest.mark.parametrize("exponent", [-300, -170, 155, 300])
@@ -97,10 +97,10 @@ def test_any_size_of_y(exponent, power):
     sympy = pytest.importorskip("sympy", reason="sympy is not installed")
     X = uniform(2)
     y = 10.0**exponent * (X[:, 0] ** 2 + 4 * X[:, 1] ** 2) ** (1 / power)
-    model = NPURegressor(random_state=0, output_powers=(power,), noise="constant").fit(X, y)
-    best = model.best_
+    model = NPURegressor(random_state=0, target_powers=(power,), noise="additive").fit(X, y)
+    best = model.best_equation_
     assert best.exact
-    assert best.rms < 1e-14
+    assert best.nrmse < 1e-14
     assert sorted(map(tuple, best.exponents.tolist())) == [(0, 2), (2, 0)]
     np.testing.assert_allclose(model.predict(X), y, rtol=1e-12)
     written = eval(best.text(17).split(" = ")[1], {"x0": X[:, 0], "x1": X[:, 1]})
@@ -109,14 +109,16 @@ def test_any_size_of_y(exponent, power):
     np.testing.assert_allclose(module, y, rtol=1e-12)
     function = sympy.lambdify(sympy.symbols("x0 x1", positive=True), model.sympy())
     np.testing.assert_allclose(function(*X.T), y, rtol=1e-12)
-    assert len(model.bootstrap(X, y, draws=10)) == 2
+    assert len(model.bootstrap(X, y, n_resamples=10)) == 2
 
 
 def test_relative_errors_of_outputs_over_hundreds_of_decades():
     """Weights are the inverses of the sizes, and their squares are numbers."""
     X, factors = 10.0 ** -np.arange(0, 300.0)[:, None], 1 + 0.01 * noise(300)
-    options = {"terms": ["x0"], "max_terms": 1, "starts": 1, "loss": "squared"}
-    model = NPURegressor(random_state=0, noise="relative", **options).fit(X, 3 * X[:, 0] * factors)
+    options = {"required_terms": ["x0"], "max_terms": 1, "n_init": 1, "loss": "squared"}
+    model = NPURegressor(random_state=0, noise="proportional", **options).fit(
+        X, 3 * X[:, 0] * factors
+    )
     assert model.coef_ == pytest.approx([3], rel=0.01)
 
 
@@ -136,59 +138,61 @@ def test_a_law_beside_a_large_constant(size):
     """All digits of y count: a constant alone explains nothing of it."""
     X = uniform(2, 60)
     y = size + 0.8 * X[:, 0] ** 2 / X[:, 1]
-    model = NPURegressor(random_state=0, starts=8).fit(X, y)
-    assert model.best_.exact
-    assert model.best_.exponents.tolist() == [[0, 0], [2, -1]]
-    assert model.best_.coef[1] == pytest.approx(0.8, abs=1e-14 * abs(size))
+    model = NPURegressor(random_state=0, n_init=8).fit(X, y)
+    assert model.best_equation_.exact
+    assert model.best_equation_.exponents.tolist() == [[0, 0], [2, -1]]
+    assert model.best_equation_.coef[1] == pytest.approx(0.8, abs=1e-14 * abs(size))
     assert model.score(X, y) == pytest.approx(1, abs=1e-6)
-    assert not any(equation.exact for equation in model.equations_ if equation.terms == 1)
+    assert not any(equation.exact for equation in model.equations_ if equation.n_terms == 1)
 
 
 def test_a_law_beside_large_constants_of_groups_and_a_large_known_part():
     X, index = uniform(2, 90), np.arange(90) % 3
-    options = {"random_state": 0, "starts": 8}
+    options = {"random_state": 0, "n_init": 8}
     model = NPURegressor(**options).fit(X, 1e9 * (1 + index) + (1 + index) * X[:, 0], groups=index)
-    assert model.best_.exact
-    assert model.best_.exponents.tolist() == [[0, 0], [1, 0]]
-    model = NPURegressor(known="1e9*x0", **options).fit(X, 1e9 * X[:, 0] + 0.5 * X[:, 1] ** 2)
-    assert model.best_.exact
-    assert model.best_.exponents.tolist() == [[0, 2]]
+    assert model.best_equation_.exact
+    assert model.best_equation_.exponents.tolist() == [[0, 0], [1, 0]]
+    model = NPURegressor(known_part="1e9*x0", **options).fit(X, 1e9 * X[:, 0] + 0.5 * X[:, 1] ** 2)
+    assert model.best_equation_.exact
+    assert model.best_equation_.exponents.tolist() == [[0, 2]]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_residuals_of_the_rounding_of_y_are_exact(dtype):
     X = uniform(2, 60)
     y = torch.from_numpy(2 * X[:, 0] ** 2 / X[:, 1] + 3 * X[:, 1]).to(getattr(torch, dtype))
-    model = NPURegressor(random_state=0, starts=8).fit(X, y)
-    assert model.best_.exact
-    assert sorted(model.best_.exponents.tolist()) == [[0, 1], [2, -1]]
-    assert not NPURegressor(random_state=0, starts=8).fit(X, y.double()).best_.exact
+    model = NPURegressor(random_state=0, n_init=8).fit(X, y)
+    assert model.best_equation_.exact
+    assert sorted(model.best_equation_.exponents.tolist()) == [[0, 1], [2, -1]]
+    assert not NPURegressor(random_state=0, n_init=8).fit(X, y.double()).best_equation_.exact
 
 
 def test_a_constant_explains_nothing():
     X, e = uniform(2, 60), noise(60)
-    options = {"random_state": 0, "starts": 8, "max_terms": 2, "output_powers": (1,)}
+    options = {"random_state": 0, "n_init": 8, "max_terms": 2, "target_powers": (1,)}
     model = NPURegressor(**options).fit(X, 100 + e)
-    assert not model.best_.exponents.any()
-    assert model.best_.rms == pytest.approx(1)
+    assert not model.best_equation_.exponents.any()
+    assert model.best_equation_.nrmse == pytest.approx(1)
     assert "(R2 0)" in model.report()
     assert "It explains little of y." in model.report()
     constant = NPURegressor(**options).fit(X, np.full(60, 5.0) + 1e-15 * e)
-    assert constant.best_.exact
+    assert constant.best_equation_.exact
     assert "explains little" not in constant.report()
 
 
 def test_as_many_parameters_as_rows_are_not_exact():
     X = uniform(1, 60)
-    fitted = NPURegressor(random_state=0, starts=8).fit(X, 3 * X[:, 0])
-    assert fitted.best_.exact
+    fitted = NPURegressor(random_state=0, n_init=8).fit(X, 3 * X[:, 0])
+    assert fitted.best_equation_.exact
     other = fitted.refit(X[:1], 5 * X[:1, 0])
-    assert not other.best_.exact
+    assert not other.best_equation_.exact
     report = other.report()
     assert "It has as many parameters as rows: any law of this form would fit." in report
     assert "coefficient of x0 = 5, without a standard error" in report
     assert "inf" not in report
-    assert not fitted.refit(X[[0] * 9], 5 * X[[0] * 9, 0]).best_.exact  # one row, nine times
+    assert not fitted.refit(
+        X[[0] * 9], 5 * X[[0] * 9, 0]
+    ).best_equation_.exact  # one row, nine times
 
 
 # ---- a straight line over a constant -------------------------------------------------------------
@@ -201,13 +205,13 @@ def test_a_line_over_a_constant_is_found_where_its_criterion_is_lower(size, seed
     draw = RNG(seed)
     X = draw.uniform(1, 5, (200, 3))
     y = size + 0.3 * X[:, 0] + draw.standard_normal(200)
-    options = {"random_state": 0, "noise": "constant", "output_powers": (1,), "ratios": False}
-    model = NPURegressor(starts=8, max_terms=2, **options).fit(X, y)
-    line = NPURegressor(terms=["1", "x0"], max_terms=2, **options).fit(X, y).best_
-    assert model.best_.bic < line.bic + 0.01
-    near = [model.best_, *model.equations_.alternatives]
+    options = {"random_state": 0, "noise": "additive", "target_powers": (1,), "ratios": False}
+    model = NPURegressor(n_init=8, max_terms=2, **options).fit(X, y)
+    line = NPURegressor(required_terms=["1", "x0"], max_terms=2, **options).fit(X, y).best_equation_
+    assert model.best_equation_.bic < line.bic + 0.01
+    near = [model.best_equation_, *model.equations_.alternatives]
     assert any(law.bic == pytest.approx(line.bic, abs=0.01) for law in near) == (
-        line.bic < model.best_.bic + 6
+        line.bic < model.best_equation_.bic + 6
     )
 
 
@@ -219,8 +223,8 @@ def test_pairs_of_simple_products_in_noise(seed):
     X = np.exp(draw.uniform(-0.6, 0.6, (30, 3)))
     law = X[:, 2] ** 2 - X[:, 1] ** 2 / np.sqrt(X[:, 0])
     y = law + 0.2 * law.std() * draw.standard_normal(30)
-    model = NPURegressor(random_state=0, output_powers=(1,), max_terms=2).fit(X, y)
-    assert sorted(model.best_.exponents.tolist()) == [[-0.5, 2, 0], [0, 0, 2]]
+    model = NPURegressor(random_state=0, target_powers=(1,), max_terms=2).fit(X, y)
+    assert sorted(model.best_equation_.exponents.tolist()) == [[-0.5, 2, 0], [0, 0, 2]]
 
 
 # ---- single products -----------------------------------------------------------------------------
@@ -230,7 +234,7 @@ def test_a_single_product_is_not_written_as_a_power_of_one():
     draw = RNG(0)
     x = draw.uniform(1, 5, 4000)
     y = 3 * x**0.75 * np.exp(0.6 * draw.standard_normal(4000))
-    options = {"starts": 8, "max_terms": 2, "output_powers": (1, -2), "noise": "factor"}
+    options = {"n_init": 8, "max_terms": 2, "target_powers": (1, -2), "noise": "multiplicative"}
     model = NPURegressor(random_state=0, ratios=False, **options).fit(x[:, None], y)
-    assert all(equation.power == 1 for equation in model.equations_ if equation.terms == 1)
+    assert all(equation.target_power == 1 for equation in model.equations_ if equation.n_terms == 1)
     assert "Predictions are medians, means are 1.2 times as large" in model.report()

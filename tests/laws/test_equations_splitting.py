@@ -20,9 +20,9 @@ def test_two_terms_that_one_term_is_near_to(coefficients, law) -> None:
     X = uniform(2, low=0.5, high=4.0)
     y = np.exp(np.log(X) @ np.array(law).T) @ np.array(coefficients)
     y += 0.01 * np.sqrt(np.mean(y**2)) * noise()
-    settings = {"random_state": 0, "output_powers": (1,), "ratios": False, "max_terms": 3}
-    assert set(terms(NPURegressor(**settings).fit(X, y).best_)) == set(law)
-    model = NPURegressor(**settings, max_denominator=1, starts=8).fit(X, y)
+    settings = {"random_state": 0, "target_powers": (1,), "ratios": False, "max_terms": 3}
+    assert set(terms(NPURegressor(**settings).fit(X, y).best_equation_)) == set(law)
+    model = NPURegressor(**settings, max_denominator=1, n_init=8).fit(X, y)
     assert not (model.exponents_ % 1 == 0.5).any()
 
 
@@ -33,6 +33,6 @@ def test_two_products_in_place_of_a_term_that_is_not_simple() -> None:
     law = np.sort(draw.choice([-1, -0.5, 0, 0.5, 1, 2], (3, 2)), 0)
     y = (X[:, None] ** law).prod(2) @ np.array([2.5, -0.8, -0.33])
     y += 0.01 * y.std() * draw.standard_normal(80)
-    options = {"output_powers": (1,), "ratios": False, "max_terms": 3, "noise": "constant"}
-    best = NPURegressor(random_state=0, starts=2, **options).fit(X, y).best_
+    options = {"target_powers": (1,), "ratios": False, "max_terms": 3, "noise": "additive"}
+    best = NPURegressor(random_state=0, n_init=2, **options).fit(X, y).best_equation_
     assert set(terms(best)) == {tuple(row) for row in law.tolist()}

@@ -18,8 +18,8 @@ def root_law(seed, rows):
 @pytest.mark.parametrize(
     ("seed", "rows", "options"),
     [
-        (15, 60, {"exponents": (0, 2), "loss": "squared", "noise": "constant"}),
-        (4, 80, {"starts": 16}),
+        (15, 60, {"exponents": (0, 2), "loss": "squared", "noise": "additive"}),
+        (4, 80, {"n_init": 16}),
         (8, 80, {}),
     ],
     ids=["a constant twice", "a denominator of constants", "a root above and below"],
@@ -27,15 +27,17 @@ def root_law(seed, rows):
 def test_a_law_found_with_one_term_more_loses_it(seed, rows, options):
     X, y = root_law(seed, rows)
     table = NPURegressor(random_state=0, **options).fit(X, y).equations_
-    best = table[table.best]
-    assert best.below == 0
+    best = table[table.best_index]
+    assert best.n_denominator_terms == 0
     for law in [*table, *table.alternatives]:  # none has a term twice, the 1 below included
-        above, below = np.split(law.exponents[:, 0].round(6), [law.terms - law.below])
+        above, below = np.split(
+            law.exponents[:, 0].round(6), [law.n_terms - law.n_denominator_terms]
+        )
         assert len(set(above)) == len(above)
         assert len({0.0, *below}) == len(below) + 1
     assert sorted(best.exponents[:, 0].tolist()) == [0, 0.5, 1]
-    refitted = NPURegressor(random_state=0, **options).fit(X, y).refit(X, y).best_
-    assert np.isfinite(refitted.coef_std).all()
+    refitted = NPURegressor(random_state=0, **options).fit(X, y).refit(X, y).best_equation_
+    assert np.isfinite(refitted.coef_stderr).all()
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -43,11 +45,11 @@ def test_a_bound_is_not_left_by_a_term_like_its_own(sign):
     draw = np.random.default_rng(0)
     X = draw.uniform(0.5, 3, (60, 2))
     y = 2 * X[:, 0] / X[:, 1] + 0.01 * draw.standard_normal(60)
-    for options in ({}, {"max_terms": 6, "starts": 4}):
-        model = NPURegressor(random_state=0, terms={"x0": (1, 1)}, **options)
+    for options in ({}, {"max_terms": 6, "n_init": 4}):
+        model = NPURegressor(random_state=0, required_terms={"x0": (1, 1)}, **options)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EquationWarning)  # no law fits well
-            best = model.fit(sign * X, y).best_
+            best = model.fit(sign * X, y).best_equation_
         like = np.abs(best.exponents - [1, 0]).max(1) < 0.1
         assert best.coef[like] == pytest.approx([1.0], rel=1e-12)
 
@@ -59,23 +61,27 @@ def test_refit_and_bootstrap_keep_each_bound_to_its_term(order):
     y = 2 * X[:, 0] - 10 * X[:, 1] + 0.01 * draw.standard_normal(100)
     bounds = [("x0", (1, 2.5)), ("x1", None)]
     terms = dict(bounds[k] for k in order)
-    model = NPURegressor(random_state=0, terms=terms, max_terms=2).fit(X, y)
-    refitted = model.refit(X, y).best_
-    assert refitted.text(6) == model.best_.text(6)
-    for interval, sure in zip(model.bootstrap(X, y, draws=10), model.intervals(), strict=True):
-        assert interval.low - sure.error < sure.value < interval.high + sure.error
+    model = NPURegressor(random_state=0, required_terms=terms, max_terms=2).fit(X, y)
+    refitted = model.refit(X, y).best_equation_
+    assert refitted.text(6) == model.best_equation_.text(6)
+    for interval, sure in zip(
+        model.bootstrap(X, y, n_resamples=10), model.confidence_intervals(), strict=True
+    ):
+        assert interval.low - sure.stderr < sure.value < interval.high + sure.stderr
     groups = np.arange(100) % 2
-    model = NPURegressor(random_state=0, terms=terms, max_terms=2).fit(X, y, groups=groups)
-    assert np.allclose(model.refit(X, y, groups=groups).best_.coef, model.best_.coef, rtol=1e-6)
+    model = NPURegressor(random_state=0, required_terms=terms, max_terms=2).fit(X, y, groups=groups)
+    assert np.allclose(
+        model.refit(X, y, groups=groups).best_equation_.coef, model.best_equation_.coef, rtol=1e-6
+    )
 
 
 def test_exponents_stay_where_all_rows_would_move_them_to_an_excluded_product():
     draw = np.random.default_rng(4)
     X = 10 ** draw.uniform(-0.7, 0.7, (70, 1))
     y = 4.3 * X[:, 0] - 0.12 / X[:, 0] + 0.09 * draw.standard_normal(70)
-    model = NPURegressor(random_state=0, starts=4, max_terms=1, terms={"x0": 0, "1": 0})
+    model = NPURegressor(random_state=0, n_init=4, max_terms=1, required_terms={"x0": 0, "1": 0})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EquationWarning)  # no law fits well
-        best = model.fit(X, y).best_
+        best = model.fit(X, y).best_equation_
     assert (np.abs(best.exponents[:, 0] - 1) >= 0.1).all()
-    assert best.rms < 0.3
+    assert best.nrmse < 0.3

@@ -6,7 +6,13 @@ import pytest
 from npu_kernels import NPURegressor
 from tests.support.laws import RNG, noise, uniform
 
-LINE = {"terms": ["x0", "1"], "max_terms": 2, "starts": 4, "loss": "squared", "random_state": 0}
+LINE = {
+    "required_terms": ["x0", "1"],
+    "max_terms": 2,
+    "n_init": 4,
+    "loss": "squared",
+    "random_state": 0,
+}
 TABLES = ("numbers", "counts", "rounded")
 pytestmark = pytest.mark.filterwarnings("ignore::npu_kernels.equations.EquationWarning")
 
@@ -22,9 +28,9 @@ def table(kind: str, seed: int = 0, rows: int = 300):
 
 def line(fitted):
     """Coefficients of a line, the slope first, and their standard errors."""
-    best = fitted.best_
+    best = fitted.best_equation_
     order = np.argsort(-best.exponents[:, 0])
-    return best.coef[order], best.coef_std[order]
+    return best.coef[order], best.coef_stderr[order]
 
 
 def least_squares(X, y, root, absolute=False):
@@ -46,10 +52,10 @@ def test_errors_are_those_of_least_squares_of_all_rows(kind, weighted):
     X, y, sigma = table(kind)
     weight = 7.0 / sigma**2 if weighted else None
     root = 1 / sigma if weighted else np.ones(len(y))
-    fitted = NPURegressor(**LINE, noise="constant").fit(X, y, weight)
+    fitted = NPURegressor(**LINE, noise="additive").fit(X, y, weight)
     agrees(fitted, least_squares(X, y, root))
-    assert fitted.best_.degrees == 298
-    assert fitted.best_.held_out == 60
+    assert fitted.best_equation_.df_resid == 298
+    assert fitted.best_equation_.n_held_out == 60
     agrees(fitted.refit(X, y, weight), least_squares(X, y, root))
 
 
@@ -67,16 +73,16 @@ def test_known_errors_are_those_of_absolute_sigma(kind, by):
     expected = least_squares(X, y, 1 / sigma, absolute=True)
     agrees(fitted, expected)
     agrees(fitted.refit(X, y, weight), expected)
-    [slope, _] = sorted(fitted.intervals(), key=lambda interval: abs(interval.value))
-    assert (slope.high - slope.low) / slope.error == pytest.approx(2 * 1.959964, rel=1e-5)
+    [slope, _] = sorted(fitted.confidence_intervals(), key=lambda interval: abs(interval.value))
+    assert (slope.high - slope.low) / slope.stderr == pytest.approx(2 * 1.959964, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_errors_of_the_other_kinds_count_all_rows(kind):
     X, y, _ = table(kind)
-    fitted = NPURegressor(**LINE, noise="relative").fit(X, y)
+    fitted = NPURegressor(**LINE, noise="proportional").fit(X, y)
     agrees(fitted, least_squares(X, y, 1 / fitted.predict(X)), rel=1e-3)
-    fitted = NPURegressor(**LINE, noise="factor").fit(X, y)
+    fitted = NPURegressor(**LINE, noise="multiplicative").fit(X, y)
     optimize = pytest.importorskip("scipy.optimize")
     law = optimize.curve_fit(lambda x, a, b: np.log(a * x + b), X[:, 0], np.log(y), [3.0, 30.0])
     agrees(fitted, (law[0], np.sqrt(np.diag(law[1]))), rel=1e-4)
@@ -86,18 +92,18 @@ def test_a_weight_that_is_an_integer_repeats_its_row():
     X, y, _ = table("numbers", rows=60)
     count = RNG(1).integers(0, 4, 60)
     copies = X.repeat(count, 0), y.repeat(count)
-    for kind in ("constant", 1.5, "factor"):
+    for kind in ("additive", 1.5, "multiplicative"):
         fitted = NPURegressor(**LINE, noise=kind).fit(X, y, count)
         repeated = NPURegressor(**LINE, noise=kind).fit(*copies)
         assert fitted.report() == repeated.report()
-        assert fitted.best_.bic == repeated.best_.bic
+        assert fitted.best_equation_.bic == repeated.best_equation_.bic
         agrees(fitted.refit(X, y, count), line(fitted))
         drawn = fitted.bootstrap(X, y, 10, sample_weight=count)
-        assert drawn == repeated.bootstrap(*copies, draws=10)
-    fitted = NPURegressor(**LINE, noise="constant").fit(X, y, count)
+        assert drawn == repeated.bootstrap(*copies, n_resamples=10)
+    fitted = NPURegressor(**LINE, noise="additive").fit(X, y, count)
     agrees(fitted, least_squares(*copies, np.ones(count.sum())))
     labels = np.where(X[:, 0] > 5, "a", "b")
-    options = {"max_terms": 1, "starts": 4, "random_state": 0}
+    options = {"max_terms": 1, "n_init": 4, "random_state": 0}
     fitted = NPURegressor(**options).fit(X, y, count, groups=labels)
     repeated = NPURegressor(**options).fit(*copies, groups=labels.repeat(count))
     assert fitted.report() == repeated.report()
@@ -107,23 +113,29 @@ def test_other_weights_say_how_precise_a_row_is():
     """Their sizes do not matter unless the noise is a number; the rows stay as many."""
     X, y, sigma = table("numbers", rows=60)
     first, second = (
-        NPURegressor(**LINE, noise="constant").fit(X, y, size / sigma**2) for size in (1.0, 1e6)
+        NPURegressor(**LINE, noise="additive").fit(X, y, size / sigma**2) for size in (1.0, 1e6)
     )
-    assert second.best_.coef_std == pytest.approx(first.best_.coef_std, rel=1e-9)
-    assert first.best_.degrees == second.best_.degrees == 58
+    assert second.best_equation_.coef_stderr == pytest.approx(
+        first.best_equation_.coef_stderr, rel=1e-9
+    )
+    assert first.best_equation_.df_resid == second.best_equation_.df_resid == 58
     double = NPURegressor(**LINE, noise=1.0).fit(X, y, np.full(60, 4.0))
     single = NPURegressor(**LINE, noise=0.5).fit(X, y)
-    assert double.best_.coef_std == pytest.approx(single.best_.coef_std, rel=1e-9)
-    assert double.best_.bic == pytest.approx(single.best_.bic, rel=1e-9)
+    assert double.best_equation_.coef_stderr == pytest.approx(
+        single.best_equation_.coef_stderr, rel=1e-9
+    )
+    assert double.best_equation_.bic == pytest.approx(single.best_equation_.bic, rel=1e-9)
 
 
 def test_a_reading_that_occurs_often_tells_as_much_as_one_that_does_not():
     """Adding what no reading shows to x changes nothing: not the errors, nor the criterion."""
     X, y, _ = table("rounded")
     apart = X + 1e-9 * noise(300)[:, None]
-    for kind in ("constant", 1.5):
-        first, second = (NPURegressor(**LINE, noise=kind).fit(part, y).best_ for part in (X, apart))
-        assert second.coef_std == pytest.approx(first.coef_std, rel=1e-5)
+    for kind in ("additive", 1.5):
+        first, second = (
+            NPURegressor(**LINE, noise=kind).fit(part, y).best_equation_ for part in (X, apart)
+        )
+        assert second.coef_stderr == pytest.approx(first.coef_stderr, rel=1e-5)
         assert second.bic == pytest.approx(first.bic, abs=1e-3)
 
 
@@ -132,11 +144,11 @@ def test_known_errors_choose_the_law():
     x = RNG(0).uniform(1, 5, (80, 1))
     sigma = np.where(x[:, 0] > 3, 0.5, 0.1)
     y = 2 * x[:, 0] ** 2 + 0.6 * x[:, 0] + sigma * noise(80, 3)
-    options = {"random_state": 0, "starts": 16, "ratios": False}
+    options = {"random_state": 0, "n_init": 16, "ratios": False}
     weighted = NPURegressor(**options, noise=1.0).fit(x, y, 1 / sigma**2)
     fitted = NPURegressor(**options, noise=sigma).fit(x, y)
-    assert sorted(fitted.best_.exponents[:, 0]) == [1, 2]
-    assert fitted.best_.coef == pytest.approx(weighted.best_.coef, rel=1e-9)
+    assert sorted(fitted.best_equation_.exponents[:, 0]) == [1, 2]
+    assert fitted.best_equation_.coef == pytest.approx(weighted.best_equation_.coef, rel=1e-9)
     assert fitted.equations_.noise == "known"
 
 
@@ -147,9 +159,9 @@ def test_errors_of_several_outputs():
     fitted = NPURegressor(**LINE, noise=sigmas).fit(X, both)
     shared = NPURegressor(**LINE, noise=sigma).fit(X, both)
     for model, errors in ((fitted, sigmas), (shared, np.c_[sigma, sigma])):
-        for o, of_both in enumerate(model.best_):
-            single = NPURegressor(**LINE, noise=errors[:, o]).fit(X, both[:, o]).best_
-            assert of_both.coef_std == pytest.approx(single.coef_std, rel=1e-9)
+        for o, of_both in enumerate(model.best_equation_):
+            single = NPURegressor(**LINE, noise=errors[:, o]).fit(X, both[:, o]).best_equation_
+            assert of_both.coef_stderr == pytest.approx(single.coef_stderr, rel=1e-9)
 
 
 def test_refit_takes_the_errors_of_its_own_rows():
@@ -164,7 +176,7 @@ def test_refit_takes_the_errors_of_its_own_rows():
 def test_the_order_of_equal_rows_does_not_matter():
     X, y, sigma = table("rounded")
     order = RNG(1).permutation(300)
-    options = {"random_state": 0, "starts": 4, "max_terms": 2, "noise": "constant"}
+    options = {"random_state": 0, "n_init": 4, "max_terms": 2, "noise": "additive"}
     first = NPURegressor(**options).fit(X, y, 1 / sigma)
     second = NPURegressor(**options).fit(X[order], y[order], 1 / sigma[order])
     assert second.report() == first.report()
@@ -174,7 +186,7 @@ def test_copies_of_few_rows_are_not_exact():
     """As many parameters as different rows pass through all of them."""
     for seed in range(3):
         X, y = uniform(3, 6, seed=seed).repeat(5, 0), noise(6, 20 + seed).repeat(5)
-        options = {"random_state": 0, "starts": 8, "output_powers": (1,)}
+        options = {"random_state": 0, "n_init": 8, "target_powers": (1,)}
         fitted = NPURegressor(**options).fit(X, y)
         assert not any(equation.exact for equation in fitted.equations_)
-        assert all(equation.parameters < 6 for equation in fitted.equations_)
+        assert all(equation.n_parameters < 6 for equation in fitted.equations_)

@@ -36,16 +36,20 @@ def test_errors_of_every_candidate_are_those_of_its_predictions(seed):
         2 * X[:, 0] * X[:, 1] ** 2 + X[:, 2],
         np.exp(X[:, 0]) + np.sqrt(X[:, 1]) - X[:, 2],
     )[seed % 4]
-    kind = (None, "relative", 0.1)[seed % 3]
-    y = y + 0.03 * generator.standard_normal(rows) * (y if kind == "relative" else 1)
+    kind = (None, "proportional", 0.1)[seed % 3]
+    y = y + 0.03 * generator.standard_normal(rows) * (y if kind == "proportional" else 1)
     weight = generator.uniform(0.5, 2, rows) if seed % 2 else np.ones(rows)
-    options = {"loss": "huber" if seed == 7 else "squared", "noise": kind, "output_powers": (1,)}
-    model = NPURegressor(random_state=0, starts=16, **options).fit(X, y, weight)
+    options = {"loss": "huber" if seed == 7 else "squared", "noise": kind, "target_powers": (1,)}
+    model = NPURegressor(random_state=0, n_init=16, **options).fit(X, y, weight)
     for equation in [*model.equations_, *model.equations_.alternatives]:
         errors = equation.predict(X) - y
-        assert equation.rms == pytest.approx(relative_rms(errors, y, weight), rel=1e-6)
+        assert equation.nrmse == pytest.approx(relative_rms(errors, y, weight), rel=1e-6)
         # rows that were not fitted are about as far from the law: zeros would be a multiple
-        assert equation.rms / 1.6 < equation.error < max(2.5 * equation.rms, equation.rms + 0.02)
+        assert (
+            equation.nrmse / 1.6
+            < equation.holdout_nrmse
+            < max(2.5 * equation.nrmse, equation.nrmse + 0.02)
+        )
 
 
 def test_laws_of_columns_with_zeros():
@@ -74,13 +78,15 @@ def test_a_column_that_is_rarely_zero():
 def test_every_form_of_a_small_power_of_zero():
     sympy = pytest.importorskip("sympy", reason="sympy is not installed")
     X = with_zeros()
-    model = NPURegressor(random_state=0, output_powers=(1,), max_terms=1).fit(X, X[:, 0] * X[:, 1])
+    model = NPURegressor(random_state=0, target_powers=(1,), max_terms=1).fit(X, X[:, 0] * X[:, 1])
     for small in (0.0026, 0.5):
         exponents = np.array([[1.0, small, 0.0]])
         free = np.array([[False, True, False]])
-        coef = model.best_.scale * np.exp(-exponents @ model.best_.log_mean)
+        coef = model.best_equation_.scale * np.exp(-exponents @ model.best_equation_.log_mean)
         scaled = np.ones(1)
-        equation = replace(model.best_, exponents=exponents, free=free, coef=coef, scaled=scaled)
+        equation = replace(
+            model.best_equation_, exponents=exponents, free=free, coef=coef, scaled=scaled
+        )
         prediction = equation.predict(X)
         assert (prediction[X[:, 1] == 0] == 0).all()
         assert (prediction[X[:, 1] > 0] > 0).all()
@@ -103,10 +109,10 @@ def test_an_exponent_of_0_of_a_column_with_zeros_stays():
     another one is 0 in these rows."""
     X = with_zeros(80)
     y = X[:, 0] ** 1.37 + 2 * X[:, 0] ** 0.7 * X[:, 1] ** 1.63 * X[:, 2] ** 0.41 + 0.02 * noise(80)
-    options = {"exponents": "real", "max_terms": 2, "starts": 8, "output_powers": (1,)}
-    model = NPURegressor(random_state=0, noise="constant", loss="squared", **options)
-    best = model.fit(X, y).best_
-    assert best.terms == 2
+    options = {"exponents": "real", "max_terms": 2, "n_init": 8, "target_powers": (1,)}
+    model = NPURegressor(random_state=0, noise="additive", loss="squared", **options)
+    best = model.fit(X, y).best_equation_
+    assert best.n_terms == 2
     first = int(np.abs(best.exponents[:, 1]).argmin())
     assert best.exponents[first, 1] == 0
     assert not best.free[first, 1]
@@ -118,7 +124,7 @@ def test_an_exponent_of_0_of_a_column_with_zeros_stays():
         return (X[:, None] ** u).prod(2) @ parameters[:2]
 
     expected = standard_errors(law, [*best.coef, *best.exponents[best.free]], y)
-    errors = [*best.coef_std, *best.exponents_std[best.free]]
+    errors = [*best.coef_stderr, *best.exponents_stderr[best.free]]
     np.testing.assert_allclose(errors, expected, rtol=1e-4)
 
 
@@ -129,8 +135,8 @@ def test_a_dependent_exponent_of_a_column_with_zeros_is_not_negative():
     X[::4, :] = 0
     X[::4, 0] = uniform(1, 50, seed=3)[:, 0]
     y = 2 * X[:, 0] + 3 * X[:, 1] * X[:, 2]
-    units = {"units": ["m", "m/s", "s"], "y_units": "m"}
+    units = {"X_units": ["m", "m/s", "s"], "y_units": "m"}
     model = NPURegressor(random_state=0, **units).fit(X, y)
     check(model, {(1, 0, 0): 2.0, (0, 1, 1): 3.0})
     assert np.isfinite(model.predict(X)).all()
-    assert all(w >= 0 for row in terms(model.best_) for w in row)
+    assert all(w >= 0 for row in terms(model.best_equation_) for w in row)

@@ -15,7 +15,7 @@ from tests.support.building import ROOT
 
 rng = np.random.default_rng(0)
 NUMBERS = [(a, b, 3 * a * a / b) for a, b in rng.uniform(1, 2, (60, 2)).round(4).tolist()]
-FAST = ["--starts", "8", "--max-terms", "1"]
+FAST = ["--n-init", "8", "--max-terms", "1"]
 
 
 def text(delimiter: str = ",", header: str = "a,b,c", decimal: str = ".") -> str:
@@ -29,7 +29,7 @@ def law_of(
     path = tmp_path / "data.csv"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     few_terms = [] if "--no-law" in words else ["--max-terms", "1"]
-    assert main([str(path), "--starts", "8", *few_terms, *words]) == 0
+    assert main([str(path), "--n-init", "8", *few_terms, *words]) == 0
     return capsys.readouterr().out
 
 
@@ -65,7 +65,7 @@ def test_ratios_and_a_known_part(tmp_path, capsys):
     words = ["--max-terms", "2"]
     assert "/(" in law_of(f"a,b,c\n{rows}", tmp_path, capsys, *words, "--ratios", "yes")
     assert "/(" not in law_of(f"a,b,c\n{rows}", tmp_path, capsys, *words, "--ratios", "no")
-    said = law_of(text(), tmp_path, capsys, "--known", "a**2/b")
+    said = law_of(text(), tmp_path, capsys, "--known-part", "a**2/b")
     assert "c = a**2/b + 2*a**2/b" in said
 
 
@@ -81,7 +81,7 @@ def test_functions(tmp_path, capsys):
         assert "c = 3*a*sin(angle)\n" in law_of(content, tmp_path, capsys, "--functions", *words)
     rows = "".join(f"{a},{b},{np.exp(3 * a / b):.12g}\n" for a, b, _ in NUMBERS)
     for words in (["auto"], ["identity", "log"]):
-        said = law_of(f"a,b,c\n{rows}", tmp_path, capsys, "--output-functions", *words)
+        said = law_of(f"a,b,c\n{rows}", tmp_path, capsys, "--target-transforms", *words)
         assert "c = exp(3*a/b)\n" in said
     with pytest.raises(SystemExit):
         law_of(content, tmp_path, capsys, "--functions", "sin", "angle=cos")

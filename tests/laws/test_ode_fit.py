@@ -30,7 +30,7 @@ def test_a_law_is_found_among_several_starts() -> None:
     assert str(result.equation) == "x' = -0.6*x*y + 1.2*x\ny' = 0.5*x*y - 0.8*y"
     torch.testing.assert_close(result.u0, numbers(2, 1).unsqueeze(0), rtol=1e-5, atol=0)
     assert result.complete
-    assert result.score < 1e-5
+    assert result.nrmse < 1e-5
     assert result.unidentified == ()
     assert len(result.latex()) == len(result.sympy()) == 2
     later = torch.linspace(0, 12, 7, dtype=torch.float64)
@@ -48,8 +48,10 @@ def test_a_rate_law_of_fractional_order() -> None:
         estimate for estimate in result.estimates if estimate.name == "exponent of c in term 1"
     )
     assert exponent.taken == 1.5
-    assert exponent.error > 0
-    interval = next(estimate for estimate in result.intervals() if estimate.name == exponent.name)
+    assert exponent.stderr > 0
+    interval = next(
+        estimate for estimate in result.confidence_intervals() if estimate.name == exponent.name
+    )
     assert interval.low < 1.5 < interval.high
     assert result.model[1].weight.item() == pytest.approx(-80, rel=0.05)
     assert "taken as 3/2" in result.report()
@@ -67,12 +69,12 @@ def test_irregular_and_missing_samples_of_several_series() -> None:
     tables[0][3, 0] = tables[0][7, 1] = tables[1][5] = math.nan
     order = torch.randperm(22, generator=generator)
     result = ode.fit(known((1.0, -0.5, 0.4, -1.0)), [times[0][order], times[1]], [tables[0][order], tables[1]],
-                    start="model", names=["x", "y"])  # fmt: skip
+                    init="model", names=["x", "y"])  # fmt: skip
     assert str(result.equation) == "x' = -0.6*x*y + 1.2*x\ny' = 0.5*x*y - 0.8*y"
     torch.testing.assert_close(
         result.u0, torch.tensor([[2, 1], [1, 2.5]]).double(), rtol=1e-4, atol=0
     )
-    assert "first y of series 1" in result.standard_errors
+    assert "first y of series 1" in result.stderr
     second_series = predators(times[1], (1.0, 2.5))
     torch.testing.assert_close(
         result.predict(times[1], series=1), second_series, rtol=1e-4, atol=1e-4
@@ -84,21 +86,21 @@ def test_an_unobserved_state_and_what_the_data_cannot_tell() -> None:
     u = predators(T)[:, :1]
     result = ode.fit(
         known((1.0, -0.5, 0.4, -1.0)), T, u, observed=[0], names=["x", "y"], u0=[math.nan, 1.0],
-        start="model",
+        init="model",
     )  # fmt: skip
     assert str(result.equation) == "x' = -0.6*x*y + 1.2*x\ny' = 0.5*x*y - 0.8*y"
     assert result.unidentified == ()
     assert "Not measured: y." in result.report()
     free = ode.fit(
-        known((1.0, -0.5, 0.4, -1.0)), T, u, observed=[0], names=["x", "y"], start="model",
+        known((1.0, -0.5, 0.4, -1.0)), T, u, observed=[0], names=["x", "y"], init="model",
         simplify=False,
     )  # fmt: skip
     (said,) = free.unidentified
     assert "first y" in said
     assert "coefficient of x*y in x'" in said
     assert "coefficient of y in y'" not in said
-    assert free.standard_errors["first y"] == math.inf
-    assert math.isfinite(free.standard_errors["coefficient of y in y'"])
+    assert free.stderr["first y"] == math.inf
+    assert math.isfinite(free.stderr["coefficient of y in y'"])
     assert "The data do not tell one of these from the others" in free.report()
 
 
@@ -106,10 +108,10 @@ def test_standard_errors_are_the_spread_of_the_estimates() -> None:
     u, estimates, errors = predators(T), [], []
     for seed in range(10):
         result = ode.fit(
-            known(), T, noise(u, 0.03, seed), start="model", simplify=False, names=["x", "y"]
+            known(), T, noise(u, 0.03, seed), init="model", simplify=False, names=["x", "y"]
         )
         estimates.append([estimate.value for estimate in result.estimates])
-        errors.append([estimate.error for estimate in result.estimates])
+        errors.append([estimate.stderr for estimate in result.estimates])
     spread, error = torch.tensor(estimates).std(0), torch.tensor(errors).square().mean(0).sqrt()
     assert 0.75 < float((spread / error).log().mean().exp()) < 1.33
 
@@ -118,11 +120,11 @@ def test_intervals_of_a_linear_law_are_those_of_its_standard_errors() -> None:
     """u' = c: the states are linear in c and the first state."""
     generator = torch.Generator().manual_seed(3)
     u = 2 + 0.5 * T + 0.1 * torch.randn(25, generator=generator, dtype=torch.float64)
-    result = ode.fit(law_of([[0]], [[0.4]]), T, u, start="model", simplify=False)
+    result = ode.fit(law_of([[0]], [[0.4]]), T, u, init="model", simplify=False)
     (c, first), (low, high) = result.estimates, (scipy.stats.t.ppf(p, 23) for p in (0.05, 0.95))
-    for estimate, interval in zip((c, first), result.intervals(0.9), strict=True):
-        assert interval.low == pytest.approx(estimate.value + low * estimate.error, rel=2e-3)
-        assert interval.high == pytest.approx(estimate.value + high * estimate.error, rel=2e-3)
+    for estimate, interval in zip((c, first), result.confidence_intervals(0.9), strict=True):
+        assert interval.low == pytest.approx(estimate.value + low * estimate.stderr, rel=2e-3)
+        assert interval.high == pytest.approx(estimate.value + high * estimate.stderr, rel=2e-3)
 
 
 def test_intervals_where_the_trajectory_is_curved() -> None:
@@ -148,10 +150,8 @@ def test_intervals_where_the_trajectory_is_curved() -> None:
     law, low_w = law_of([[1.4]], [[-0.4]]), False
     weights = torch.full((25, 1), sigma, dtype=torch.float64)
     weights[0] = 1e9  # known
-    result = ode.fit(
-        law, t, u, u0=[10.0], sigma=weights, start="model", simplify=False, names=["u"]
-    )
-    k, w = result.intervals()
+    result = ode.fit(law, t, u, u0=[10.0], sigma=weights, init="model", simplify=False, names=["u"])
+    k, w = result.confidence_intervals()
     best = rise(-k.value, w.value)
     for end in (-k.low, -k.high):
         assert profile(end, None) - best == pytest.approx(3.8415, rel=0.05)
@@ -166,8 +166,8 @@ def test_ends_that_are_not_reached() -> None:
     generator = torch.Generator().manual_seed(9)
     u = 1 + 0.2 * torch.randn(25, generator=generator, dtype=torch.float64)
     with pytest.warns(ode.PoorFitWarning, match=r"less than half of .* \(R2 = 0\.05\)"):
-        result = ode.fit(law_of([[0.5]], [[0.1]]), T, u, start="model", simplify=False, names=["u"])
-    coefficient, exponent, _ = result.intervals()
+        result = ode.fit(law_of([[0.5]], [[0.1]]), T, u, init="model", simplify=False, names=["u"])
+    coefficient, exponent, _ = result.confidence_intervals()
     assert (exponent.low, exponent.high) == (-6, 6)  # the bounds of the search
     assert coefficient.low == 0 < coefficient.value < coefficient.high < math.inf
 
@@ -177,10 +177,10 @@ def test_small_units(unit: float) -> None:
     """The layer's |u| + eps is as small beside the states as in the fit, and so is atol."""
     u = noise(predators(T), 0.02)
     plain, small = (
-        ode.fit(known(), T, size * u, start="model", simplify=False, names=["x", "y"])
+        ode.fit(known(), T, size * u, init="model", simplify=False, names=["x", "y"])
         for size in (1.0, unit)
     )
-    assert small.score == pytest.approx(plain.score, rel=1e-6)
+    assert small.nrmse == pytest.approx(plain.nrmse, rel=1e-6)
     later = numbers(*T.tolist(), float(T[-1]) + 3, -1)
     torch.testing.assert_close(small.predict(later) / unit, plain.predict(later))
     path = ode.rollout(small.model, small.u0[0], t=T).detach()
@@ -191,22 +191,22 @@ def test_small_units(unit: float) -> None:
 
 def test_amounts_do_not_begin_below_0() -> None:
     line = law_of([[0]], [[0.4]])
-    result = ode.fit(line, T, 0.1 + 0.5 * T, sigma=1.0, start="model", simplify=False)
-    _, first = result.intervals()
+    result = ode.fit(line, T, 0.1 + 0.5 * T, sigma=1.0, init="model", simplify=False)
+    _, first = result.confidence_intervals()
     assert first.low == 0
-    assert first.high == pytest.approx(first.value + 1.95996 * first.error, rel=2e-3)
+    assert first.high == pytest.approx(first.value + 1.95996 * first.stderr, rel=2e-3)
 
 
 def test_hares_and_lynxes() -> None:
     """Pelts in thousands, 1900 to 1920; Carpenter (2018) estimates 0.55, 0.028, 0.024 and 0.80."""
     start = known((0.5, -0.02, 0.02, -0.8))
     result = ode.fit(
-        start, torch.arange(1900, 1921), PELTS, sigma="relative", start="model",
+        start, torch.arange(1900, 1921), PELTS, sigma="proportional", init="model",
         names=["hare", "lynx"],
     )  # fmt: skip
     values = [estimate.value for estimate in result.estimates[:4]]
     assert values == pytest.approx([0.55, -0.028, 0.024, -0.80], rel=0.05)
-    assert [estimate.error for estimate in result.estimates[:4]] == pytest.approx(
+    assert [estimate.stderr for estimate in result.estimates[:4]] == pytest.approx(
         [0.065, 0.004, 0.004, 0.09], rel=0.2
     )
     torch.testing.assert_close(result.sigma, numbers(0.25, 0.25), rtol=0.1, atol=0)
@@ -222,19 +222,19 @@ def test_few_values_below_0_are_those_of_errors_or_of_both_signs() -> None:
     assert (amounts > -0.1 * amounts.amax(0)).all()
     amounts[50, 3] = math.nan
     order = torch.randperm(200, generator=torch.Generator().manual_seed(0))
-    settings = {"start": "model", "simplify": False}
+    settings = {"init": "model", "simplify": False}
     rates = torch.diag(numbers(-1, -1, 0.1, 0.1))
     result = ode.fit(law_of(1.4 * torch.eye(4), rates), t[order], amounts[order], **settings)
-    free = [f"exponent of x{n} in term {n + 1}" in result.standard_errors for n in range(4)]
+    free = [f"exponent of x{n} in term {n + 1}" in result.stderr for n in range(4)]
     assert free == [True, True, False, True]
     two = ode.fit(law_of([[1.4]], [[-1.0]]), t[:2], [0.5, -0.01], **settings)
-    assert "exponent of x0 in term 1" in two.standard_errors
+    assert "exponent of x0 in term 1" in two.stderr
 
 
 def test_exponents_beside_fractions_keep_the_intervals_of_free_numbers() -> None:
     case = CASES["fsir"]
     t, u = case.series(0.01, 6)
-    settings = {"u0": case.u0, "names": case.names, "start": "model"}
+    settings = {"u0": case.u0, "names": case.names, "init": "model"}
     result = ode.fit(case.model("form"), t, u, **settings)
     free = ode.fit(case.model("form"), t, u, simplify=False, **settings)
     powers = result.weights()[0][0]
@@ -244,12 +244,13 @@ def test_exponents_beside_fractions_keep_the_intervals_of_free_numbers() -> None
     assert fractions["exponent of I in term 1"] == float(powers[0, 1])
     assert "taken as 0.49" in result.report()
     ours, theirs = (
-        {estimate.name: estimate for estimate in law.intervals()} for law in (result, free)
+        {estimate.name: estimate for estimate in law.confidence_intervals()}
+        for law in (result, free)
     )
     for name in (name for name in ours if name.startswith("exponent")):
         assert ours[name].low == pytest.approx(theirs[name].low, rel=0.02)
         assert ours[name].high == pytest.approx(theirs[name].high, rel=0.02)
-        assert ours[name].error == pytest.approx(theirs[name].error, rel=0.05)
+        assert ours[name].stderr == pytest.approx(theirs[name].stderr, rel=0.05)
 
 
 def test_alternatives_are_the_laws_that_the_data_hardly_tell() -> None:
@@ -266,12 +267,12 @@ def test_alternatives_are_the_laws_that_the_data_hardly_tell() -> None:
     assert alternatives[-1].bic < result.bic + 2 * math.log(20)
     for other in alternatives[:2]:
         refitted = ode.fit(
-            other.model, t, noise(c, 0.05, 2), names=["c"], start="model", simplify=False
+            other.model, t, noise(c, 0.05, 2), names=["c"], init="model", simplify=False
         )
         # as likely, but for the price of its free numbers
         assert refitted.bic < other.bic + math.log(12) * 4
-        assert refitted.score == pytest.approx(other.score, rel=0.15)
-        assert other.intervals()[0].low < other.intervals()[0].high
+        assert refitted.nrmse == pytest.approx(other.nrmse, rel=0.15)
+        assert other.confidence_intervals()[0].low < other.confidence_intervals()[0].high
     exact = ode.fit(model(1, 2, 8), T, solution([[1.5]], [[-0.5]], [1.0], T), names=["c"])
     assert not exact.alternatives()
     assert "nearly as good" not in exact.report()
@@ -280,7 +281,7 @@ def test_alternatives_are_the_laws_that_the_data_hardly_tell() -> None:
 def test_alternatives_of_a_known_form_keep_its_exponents() -> None:
     """Coefficients alone may go."""
     result = ode.fit(
-        known(), T[:8], noise(predators(T), 0.2, 3)[:8], start="model", names=["x", "y"]
+        known(), T[:8], noise(predators(T), 0.2, 3)[:8], init="model", names=["x", "y"]
     )
     alternatives = result.alternatives()
     assert alternatives
@@ -292,16 +293,14 @@ def test_errors_that_are_given_or_relative() -> None:
     u = predators(T)
     generator = torch.Generator().manual_seed(2)
     factors = torch.randn(u.shape, generator=generator, dtype=torch.float64).mul(0.05)
-    settings = {"start": "model", "simplify": False, "names": ["x", "y"]}
-    relative = ode.fit(known(), T, u * factors.exp(), sigma="relative", **settings)
+    settings = {"init": "model", "simplify": False, "names": ["x", "y"]}
+    relative = ode.fit(known(), T, u * factors.exp(), sigma="proportional", **settings)
     torch.testing.assert_close(relative.sigma, numbers(0.05, 0.05), rtol=0.4, atol=0)
     with_sigma = ode.fit(known(), T, noise(u, 0.03), sigma=[0.1, 0.2], **settings)
     twice = ode.fit(known(), T, noise(u, 0.03), sigma=numbers(0.2, 0.4).expand(25, 2), **settings)
     assert with_sigma.sigma is None
     name = "coefficient of x in x'"
-    assert twice.standard_errors[name] == pytest.approx(
-        2 * with_sigma.standard_errors[name], rel=1e-3
-    )
+    assert twice.stderr[name] == pytest.approx(2 * with_sigma.stderr[name], rel=1e-3)
 
 
 def test_errors_in_proportion_to_states_of_both_signs() -> None:
@@ -311,14 +310,14 @@ def test_errors_in_proportion_to_states_of_both_signs() -> None:
     u = u * (1 + 0.05 * torch.randn(u.shape, generator=generator, dtype=torch.float64))
     law = law_of(powers, rates, fixed=True)
     relative, same = (
-        ode.fit(law, t, u, sigma=sigma, start="model", simplify=False)
-        for sigma in ("relative", None)
+        ode.fit(law, t, u, sigma=sigma, init="model", simplify=False)
+        for sigma in ("proportional", None)
     )
     torch.testing.assert_close(relative.sigma, numbers(0.05, 0.05), rtol=0.3, atol=0)
-    assert relative.verdict.good
-    torch.testing.assert_close(relative.verdict.errors, numbers(0.05, 0.05), rtol=0.5, atol=0)
+    assert relative.diagnostics.good
+    torch.testing.assert_close(relative.diagnostics.errors, numbers(0.05, 0.05), rtol=0.5, atol=0)
     name = "coefficient of x1 in x0'"
-    assert relative.standard_errors[name] < 0.97 * same.standard_errors[name]
+    assert relative.stderr[name] < 0.97 * same.stderr[name]
     assert " of the value" in relative.report()
 
 
@@ -329,7 +328,7 @@ def test_tables_and_the_picture() -> None:
         {"year": T.numpy(), "prey": predators(T)[:, 0], "hunters": predators(T)[:, 1]}
     )
     result = ode.fit(
-        known(), table["year"], table[["prey", "hunters"]], start="model", simplify=False
+        known(), table["year"], table[["prey", "hunters"]], init="model", simplify=False
     )
     assert result.names == ("prey", "hunters")
     later = result.predict([1.0, 0.0], u0=[2.0, 1.0])
@@ -344,8 +343,8 @@ def test_tables_and_the_picture() -> None:
 def test_blind_directions_have_infinite_errors() -> None:
     """Two terms with the same exponents: only the sum of their coefficients is known."""
     law, u = law_of([[1], [1]], [[-0.2, -0.3]], fixed=True), solution([[1.0]], [[-0.5]], [2.0], T)
-    result = ode.fit(law, T, u, u0=[2.0], start="model", simplify=False)
-    assert [estimate.error for estimate in result.estimates] == [math.inf, math.inf]
+    result = ode.fit(law, T, u, u0=[2.0], init="model", simplify=False)
+    assert [estimate.stderr for estimate in result.estimates] == [math.inf, math.inf]
     name = "coefficient of x0 in x0'"
     assert result.unidentified == (f"one of these from the others: {name}, {name}",)
 
@@ -357,7 +356,7 @@ def test_blind_directions_have_infinite_errors() -> None:
 def test_series_that_do_not_change(value: float) -> None:
     result = ode.fit(model(2, 2, 2), T, torch.full((25, 2), value))
     assert str(result.equation) == "x0' = 0\nx1' = 0"
-    assert not result.intervals()
+    assert not result.confidence_intervals()
     assert (result.predict(T) == value).all()
 
 
@@ -365,13 +364,13 @@ def test_series_that_do_not_change(value: float) -> None:
 def test_the_modes_of_the_caller_do_not_matter(mode: Any) -> None:
     start, u = known(), noise(predators(T), 0.02)
     u[3:6, 0] = math.nan  # counts of numbers that float16 cannot divide
-    expected = ode.fit(start, T, u, start="model")
+    expected = ode.fit(start, T, u, init="model")
     with mode():
-        result = ode.fit(start, T, u, start="model")
+        result = ode.fit(start, T, u, init="model")
     assert str(result) == str(expected)
     pairs = zip(result.model.parameters(), expected.model.parameters(), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
-    assert result.standard_errors == expected.standard_errors
+    assert result.stderr == expected.stderr
 
 
 def test_the_model_is_not_changed() -> None:

@@ -22,7 +22,7 @@ pytest.importorskip("scipy.optimize", reason="scipy is not installed")
 pytest.importorskip("scipy.stats")
 
 
-def bits(result: ode.SeriesFit) -> list[Any]:
+def bits(result: ode.SeriesFitResult) -> list[Any]:
     """All numbers of a law, the exponents that became fractions among them."""
     parts = *result.weights(), result.u0
     return [*(part.tolist() for part in parts), result.estimates, result.bic]
@@ -67,11 +67,11 @@ class Counted:
             self.call()
         return self.step(*arguments)
 
-    def of(self, **options: Any) -> tuple[ode.SeriesFit, int]:
+    def of(self, **options: Any) -> tuple[ode.SeriesFitResult, int]:
         """A fit and how many steps it took."""
         self.made = 0
         law, u = known((1.0, -0.5, 0.4, -1.0)), noise(predators(T), 0.02)
-        return ode.fit(law, T, u, start="model", **options), self.made
+        return ode.fit(law, T, u, init="model", **options), self.made
 
 
 @pytest.mark.parametrize("interrupted_step", [2, 12, 25])
@@ -151,7 +151,7 @@ def test_the_search_is_continued_to_the_bit(
         ({"u": 1}, r"it is of another fit: other u$"),
         ({"t": T + 1}, r"fit: other t$"),
         ({"sigma": 0.1}, r"fit: other sigma$"),
-        ({"sigma": "relative"}, r"fit: other sigma \(None, here 'relative'\)$"),
+        ({"sigma": "proportional"}, r"fit: other sigma \(None, here 'proportional'\)$"),
         ({"u0": [2.0, 1.0]}, r"fit: other u0$"),
         (
             {"names": ["x", "y"]},
@@ -171,13 +171,13 @@ def test_the_search_is_continued_to_the_bit(
             r"fit: other stoichiometry \(None, here \[\[1.0, 0.0\], \[0.0, 1.0\]\]\)$",
         ),
         (
-            {"start": "search", "terms": ["x0*x1"]},
-            r"other model, start \('model', here 'search'\), terms \(\[\], here \[\[1.0, 1.0\]\]\)$",
+            {"init": "search", "required_terms": ["x0*x1"]},
+            r"other model, init \('model', here 'search'\), required_terms \(\[\], here \[\[1.0, 1.0\]\]\)$",
         ),
         ({"model": 1}, r"other model$"),
         ({"seed": 4}, r"other seed \(0, here 4\)$"),
         ({"simplify": True}, r"other simplify \(False, here True\)$"),
-        ({"start": "search"}, r"other model, start \('model', here 'search'\)$"),
+        ({"init": "search"}, r"other model, init \('model', here 'search'\)$"),
         ({"content": b"nothing"}, r"it is no file that npu_kernels saved$"),
     ],
     ids=str,
@@ -185,7 +185,7 @@ def test_the_search_is_continued_to_the_bit(
 def test_a_checkpoint_of_another_fit(change: dict[str, Any], said: str, tmp_path: Path) -> None:
     path = tmp_path / "law.pt"
     u = predators(T)
-    options: dict[str, Any] = {"start": "model", "simplify": False, "checkpoint": path}
+    options: dict[str, Any] = {"init": "model", "simplify": False, "checkpoint": path}
     ode.fit(known(), T, u, **options)
     if "content" in change:
         path.write_bytes(change["content"])
@@ -203,7 +203,7 @@ def test_a_checkpoint_of_another_fit(change: dict[str, Any], said: str, tmp_path
 
 def test_a_checkpoint_of_other_inputs(tmp_path: Path) -> None:
     law = law_of([[1, 1]], [[0.01]])
-    options: dict[str, Any] = {"start": "model", "simplify": False, "checkpoint": tmp_path / "law"}
+    options: dict[str, Any] = {"init": "model", "simplify": False, "checkpoint": tmp_path / "law"}
     u = T / 10 + 1
     ode.fit(law, T, u, inputs=(T, T + 1), **options)
     with pytest.raises(ValueError, match=r"it is of another fit: other inputs$"):

@@ -53,12 +53,14 @@ def standard_errors(residuals: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize("method", ["rk4", "kvaerno5"])
-@pytest.mark.parametrize("case", ["plain", "relative", "exponents", "reactions", "input", *TIMES])
+@pytest.mark.parametrize(
+    "case", ["plain", "proportional", "exponents", "reactions", "input", *TIMES]
+)
 def test_standard_errors_are_those_of_scipy(case: str, method: str) -> None:
     powers, matrix, rates = numpy.array(POWERS), numpy.eye(2), numpy.array(RATES)
     times, dose, options = TIMES.get(case, [GRID]), None, {}
-    if case == "relative":
-        options["sigma"] = "relative"
+    if case == "proportional":
+        options["sigma"] = "proportional"
     elif case == "reactions":  # one rate takes from x what it gives to y
         matrix, rates = numpy.array([[-1, 0], [1, -1]]), numpy.array([[0, 0.5, 0], [0, 0, 0.8]])
         options["stoichiometry"] = matrix
@@ -73,7 +75,7 @@ def test_standard_errors_are_those_of_scipy(case: str, method: str) -> None:
     tables = [u * (1 + 0.01 * random.standard_normal(u.shape)) for u in tables]
     tables[0][3, 1] = numpy.nan  # is missing
     model = law_of(powers, matrix @ rates, fixed=case != "exponents")
-    result = ode.fit(model, times, tables, start="model", simplify=False, method=method, **options)
+    result = ode.fit(model, times, tables, init="model", simplify=False, method=method, **options)
     free_rates = rates != 0
     free_powers = (powers != 0) & (case == "exponents")
     split = numpy.cumsum([free_rates.sum(), free_powers.sum()])
@@ -84,10 +86,10 @@ def test_standard_errors_are_those_of_scipy(case: str, method: str) -> None:
         parts = []
         for u, t, u0 in zip(tables, times, first.reshape(-1, 2), strict=True):
             path = states(exponents, matrix @ coefficients, u0, t, dose)
-            off = numpy.log(path / u) if case == "relative" else path - u
+            off = numpy.log(path / u) if case == "proportional" else path - u
             parts.append((off / result.sigma.numpy())[~numpy.isnan(u)])
         return numpy.concatenate(parts)
 
-    estimates = numpy.array([(one.value, one.error) for one in result.estimates])
+    estimates = numpy.array([(one.value, one.stderr) for one in result.estimates])
     expected = standard_errors(residuals, estimates[:, 0])
     assert estimates[:, 1] == pytest.approx(expected, rel=1e-3)

@@ -36,7 +36,7 @@ def test_coefficients_stay_beside_inputs(simplify: bool) -> None:
     u = solution(law_of([[1, 0], [0, 2]], [[-0.7, 1.3]]), numbers(500), dose)
     model = law_of([[1.05, 0], [0, 1.95]], [[-0.7, 1.3]])
     model[1].requires_grad_(False)
-    result = ode.fit(model, T, u, inputs=dose, start="model", simplify=simplify)
+    result = ode.fit(model, T, u, inputs=dose, init="model", simplify=simplify)
     torch.testing.assert_close(result.weights()[1][0], model[1].weight, rtol=1e-12, atol=0)
     powers = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     torch.testing.assert_close(result.weights()[0][0], powers, rtol=0, atol=1e-3)
@@ -61,9 +61,11 @@ def test_a_forced_decay_is_found() -> None:
     assert weights.keys() == {(1.0, 0.0), (0.0, 1.0)}
     assert weights[1.0, 0.0] == pytest.approx(-0.7, rel=0.05)
     assert weights[0.0, 1.0] == pytest.approx(1.3, rel=0.05)
-    assert result.verdict.good
+    assert result.diagnostics.good
     low, high = next(
-        (one.low, one.high) for one in result.intervals() if one.name == "coefficient of v in x'"
+        (one.low, one.high)
+        for one in result.confidence_intervals()
+        if one.name == "coefficient of v in x'"
     )
     assert low < 1.3 < high
     # Predictions: of the series, and of another start under another dose.
@@ -100,13 +102,13 @@ def test_inputs_of_each_series_and_a_known_form() -> None:
     times = [T[::2], T[:15] ** 1.2]
     u = [solution(true, numbers(1), dose, t) for dose, t in zip(doses, times, strict=True)]
     guess = law_of([[1, 0], [0, 1]], [[-0.3, 0.6]], fixed=True)
-    result = ode.fit(guess, times, u, inputs=doses, start="model", names=["x"])
+    result = ode.fit(guess, times, u, inputs=doses, init="model", names=["x"])
     torch.testing.assert_close(
         result.model[1].weight.detach(), true[1].weight.detach(), rtol=1e-4, atol=0
     )
     assert result.input_names == ("v0",)
     torch.testing.assert_close(result.predict(times[1], series=1), u[1], rtol=1e-4, atol=1e-5)
-    stiff = ode.fit(guess, times, u, inputs=doses, start="model", names=["x"], method="kvaerno5")
+    stiff = ode.fit(guess, times, u, inputs=doses, init="model", names=["x"], method="kvaerno5")
     torch.testing.assert_close(stiff.predict(times[1], series=1), u[1], rtol=1e-4, atol=1e-5)
 
 
@@ -118,7 +120,7 @@ def test_inputs_beside_one_rate_in_two_equations() -> None:
     u = solution(true, numbers(1, 0.1), season, t)
     guess = law_of([[1, 1, 1], [0, 1, 0]], [[-0.6, 0], [0.6, -0.5]], fixed=True)
     result = ode.fit(
-        guess, t, u, inputs=season, names=["S", "I", "season"], start="model", simplify=False,
+        guess, t, u, inputs=season, names=["S", "I", "season"], init="model", simplify=False,
         stoichiometry=[[-1, 0], [1, -1]],
     )  # fmt: skip
     values = {one.name: one.value for one in result.estimates[:2]}
@@ -163,15 +165,15 @@ def test_an_input_that_is_switched_between_samples(low: float, high: float) -> N
     sampled = t, switched(t, low, high)
     result = ode.fit(models(1, 1, 2, 8), t, x, inputs=sampled, names=["x", "v"])
     said = "v jumps between its times (first from t = 2.75 to 3), where it is taken as linear"
-    assert said in str(result.verdict)
+    assert said in str(result.diagnostics)
     assert not result.left_out.any()
     around = torch.stack([numbers(*EDGES) - 1e-4, numbers(*EDGES) + 1e-4], 1).flatten()
     times = torch.cat([t[~torch.isin(t, numbers(*EDGES))], around]).sort().values
     exact = ode.fit(
         models(1, 1, 2, 8), t, x, inputs=(times, switched(times, low, high)), names=["x", "v"]
     )
-    assert "jumps" not in str(exact.verdict)
-    assert exact.verdict.good
+    assert "jumps" not in str(exact.diagnostics)
+    assert exact.diagnostics.good
     for law in (result, exact):  # v has two values, so all of its powers are one
         assert set(law.weights()[0][0, :, 1].tolist()) <= {0.0, 1.0}
     powers, weights = (part[0] for part in exact.weights())

@@ -39,9 +39,9 @@ def test_influenza_in_a_boarding_school() -> None:
         observed=[1],
         u0=[762.0, math.nan],
         stoichiometry=[[-1, 0], [1, -1]],
-        signs="positive",
+        signs="nonnegative",
         names=["S", "I"],
-        start="model",
+        init="model",
         simplify=False,
     )
     infection, recovery, first = result.estimates
@@ -64,8 +64,8 @@ def test_influenza_in_a_boarding_school() -> None:
     assert recovery.value == pytest.approx(0.456, rel=0.02)
     (_, coefficients) = result.weights()
     assert float(coefficients[0, 0, 0]) == -float(coefficients[0, 1, 0])
-    assert result.degrees == 11
-    low, high = ((estimate.low, estimate.high) for estimate in result.intervals()[:2])
+    assert result.df_resid == 11
+    low, high = ((estimate.low, estimate.high) for estimate in result.confidence_intervals()[:2])
     assert low[0] < infection.value < low[1]
     assert high[0] < recovery.value < high[1]
 
@@ -73,7 +73,7 @@ def test_influenza_in_a_boarding_school() -> None:
 def test_rates_of_reactions_are_found() -> None:
     t, u = epidemic()
     result = ode.fit(
-        model(3, 2, 8), t, u, stoichiometry=SIR, signs="positive", names=["S", "I", "R"]
+        model(3, 2, 8), t, u, stoichiometry=SIR, signs="nonnegative", names=["S", "I", "R"]
     )
     powers, coefficients = (part[0] for part in result.weights())
     order = [0, 1] if powers[0, 0] == 1 else [1, 0]
@@ -83,7 +83,7 @@ def test_rates_of_reactions_are_found() -> None:
     torch.testing.assert_close(rates[1, 1], -rates[2, 1], rtol=1e-12, atol=0)
     assert float(rates[1, 0]) == pytest.approx(1.5, rel=0.03)
     assert float(rates[2, 1]) == pytest.approx(0.5, rel=0.03)
-    assert "coefficient of I in I -> R" in result.standard_errors
+    assert "coefficient of I in I -> R" in result.stderr
 
 
 def test_conserved_sums_stay() -> None:
@@ -106,9 +106,9 @@ def test_flows_of_as_few_states_as_possible(sums: Any, changes: Any, reactions: 
     rates = numbers(*changes).unsqueeze(1)
     u = solution([[1, 0, 0]], rates.tolist(), [2, 3, 1], T)
     law = law_of([[1, 0, 0]], rates, fixed=True)
-    result = ode.fit(law, T, u, conserved=sums, start="model", simplify=False)
+    result = ode.fit(law, T, u, conserved=sums, init="model", simplify=False)
     terms = [f"coefficient of x0 in {reaction}" for reaction in reactions]
-    assert {name for name in result.standard_errors if "first" not in name} == set(terms)
+    assert {name for name in result.stderr if "first" not in name} == set(terms)
     torch.testing.assert_close(result.weights()[1][0], rates, rtol=1e-4, atol=1e-9)
 
 
@@ -132,7 +132,7 @@ def test_whole_exponents_only() -> None:
 
 def test_terms_that_are_given() -> None:
     u = noise(predators(T), 0.02)
-    result = ode.fit(model(2, 3, 6), T, u, terms=[[1, 1]], names=["x", "y"])
+    result = ode.fit(model(2, 3, 6), T, u, required_terms=[[1, 1]], names=["x", "y"])
     assert [1.0, 1.0] in result.weights()[0][0].tolist()
     powers = [estimate for estimate in result.estimates if "exponent" in estimate.name]
     assert not any(estimate.taken is None for estimate in powers)
@@ -145,7 +145,7 @@ def test_a_law_keeps_the_terms_that_are_given(terms: list[Any]) -> None:
     u = noise(solution([[1.0, 0.5]], [[-0.3], [-0.3]], [1.0, 0.7], t), 0.03)
     for simplify in (True, False):
         result = ode.fit(
-            model(2, 2, 3), t, u, terms=terms, sigma=0.02,
+            model(2, 2, 3), t, u, required_terms=terms, sigma=0.02,
             u0=[1.0, 0.7], simplify=simplify,
         )  # fmt: skip
         exponents, coefficients = (weights[0] for weights in result.weights())
@@ -156,7 +156,9 @@ def test_a_law_keeps_the_terms_that_are_given(terms: list[Any]) -> None:
 
 def test_terms_of_a_series_that_is_still() -> None:
     """No equation has a term."""
-    result = ode.fit(model(1, 1, 2), T, torch.full((len(T), 1), 2.0), terms=[[1]], names=["x"])
+    result = ode.fit(
+        model(1, 1, 2), T, torch.full((len(T), 1), 2.0), required_terms=[[1]], names=["x"]
+    )
     assert str(result.equation) == "x' = 0"
 
 
@@ -164,7 +166,7 @@ def test_coefficients_keep_the_models_signs() -> None:
     """Growth that becomes faster, c' = 0.3 c + 0.05 c**2, and a model whose growth becomes slower."""
     c = noise(solution([[1.0], [2.0]], [[0.3, 0.05]], [1.0], T / 2), 0.01)
     law = law_of([[1], [2]], [[0.5, -0.1]], fixed=True)
-    options: dict[str, Any] = {"start": "model", "simplify": False, "sigma": 1.0}
+    options: dict[str, Any] = {"init": "model", "simplify": False, "sigma": 1.0}
     unsigned, signed = (
         ode.fit(law, T / 2, c, signs=rule, **options).weights()[1].flatten().tolist()
         for rule in ("any", "model")
@@ -173,7 +175,7 @@ def test_coefficients_keep_the_models_signs() -> None:
     assert signed == [pytest.approx(0.4, abs=0.1)]  # the other one ends at 0
     slower = solution([[1.0], [2.0]], [[0.5, -0.1]], [1.0], T / 2)
     law = law_of([[1], [2]], [[0.3, 0.05]], fixed=True)
-    for rule in ("positive", "model"):
+    for rule in ("nonnegative", "model"):
         result = ode.fit(law, T / 2, slower, signs=rule, **options)
         assert result.weights()[1].flatten().tolist() == [pytest.approx(0.4, abs=0.1)]
 
@@ -181,8 +183,8 @@ def test_coefficients_keep_the_models_signs() -> None:
 @pytest.mark.parametrize(
     ("rates", "options", "said"),
     [
-        ([[-0.4]], {}, "with a coefficient below 0, got 'positive' and -0.4"),
-        ([[-0.4], [0.4]], {"stoichiometry": [[1], [-1]]}, "with a rate below 0, got 'positive'"),
+        ([[-0.4]], {}, "with a coefficient below 0, got 'nonnegative' and -0.4"),
+        ([[-0.4], [0.4]], {"stoichiometry": [[1], [-1]]}, "with a rate below 0, got 'nonnegative'"),
     ],
 )
 def test_a_models_negative_coefficients_are_none_of_positive_signs(
@@ -191,7 +193,7 @@ def test_a_models_negative_coefficients_are_none_of_positive_signs(
     law = law_of([[1.0] * len(rates)], rates)
     u = torch.stack([1 / (1 + 0.5 * T)] * len(rates), 1)
     with pytest.raises(ValueError, match=r"^ode\.fit: signs must be 'any' or 'model'") as caught:
-        ode.fit(law, T, u, start="model", signs="positive", **options)
+        ode.fit(law, T, u, init="model", signs="nonnegative", **options)
     assert said in str(caught.value)
 
 
@@ -200,8 +202,8 @@ def test_flows_of_both_directions_have_positive_rates_of_a_model() -> None:
     powers, rates = [[1, 0], [0, 1]], [[-0.4, 0.1], [0.4, -0.1]]
     u = solution(powers, rates, [2, 1], T)
     result = ode.fit(
-        law_of(powers, rates, fixed=True), T, u, conserved=[[1, 1]], signs="positive",
-        start="model", simplify=False,
+        law_of(powers, rates, fixed=True), T, u, conserved=[[1, 1]], signs="nonnegative",
+        init="model", simplify=False,
     )  # fmt: skip
     values = {estimate.name: estimate.value for estimate in result.estimates[:2]}
     assert values == {
@@ -222,14 +224,14 @@ def test_coefficients_that_stay(size: float, options: dict[str, Any], simplify: 
     u = size / (1 + 0.5 * T)
     law = law_of([[1.6]], [[-0.5 / size]])
     law[1].requires_grad_(False)
-    result = ode.fit(law, T, u, start="model", simplify=simplify, **options)
+    result = ode.fit(law, T, u, init="model", simplify=simplify, **options)
     assert result.weights()[0].item() == pytest.approx(2.0, abs=1e-4)
     assert result.weights()[1].item() == pytest.approx(-0.5 / size, rel=1e-12)
     assert [estimate.name for estimate in result.estimates] == [
         "exponent of x0 in term 1",
         "first x0",
     ]
-    exponent, _ = result.intervals()
+    exponent, _ = result.confidence_intervals()
     assert exponent.low <= 2.0 <= exponent.high
 
 
@@ -239,9 +241,9 @@ def test_coefficients_that_stay(size: float, options: dict[str, Any], simplify: 
 def test_wrong_coefficients_stay_too(size: float, simplify: bool) -> None:
     law = law_of([[2.0]], [[-0.4]])
     law[1].requires_grad_(False)
-    result = ode.fit(law, T, size / (1 + 0.5 * T), start="model", simplify=simplify)
+    result = ode.fit(law, T, size / (1 + 0.5 * T), init="model", simplify=simplify)
     assert result.weights()[1].item() == pytest.approx(-0.4, rel=1e-12)
-    assert result.verdict.good is False
+    assert result.diagnostics.good is False
 
 
 @pytest.mark.filterwarnings("ignore::npu_kernels.ode.PoorFitWarning")
@@ -250,7 +252,7 @@ def test_coefficients_of_whole_exponents_stay(simplify: bool) -> None:
     """States of both signs, whose exponents do not move: only the first states are estimated."""
     law = law_of([[0.0, 1.0], [1.0, 0.0]], [[1.1, 0.0], [0.0, -0.9]])
     law[1].requires_grad_(False)
-    result = ode.fit(law, T, 3 * CIRCLE, start="model", simplify=simplify)
+    result = ode.fit(law, T, 3 * CIRCLE, init="model", simplify=simplify)
     torch.testing.assert_close(result.weights()[1][0], law[1].weight, rtol=1e-12, atol=0)
     assert [estimate.name for estimate in result.estimates] == ["first x0", "first x1"]
 
@@ -260,10 +262,12 @@ def test_each_state_has_its_own_bounds() -> None:
     """Of the exponents that explain the series, 1.5 and 1.5, one is beyond them."""
     u = solution([[0, 1.5], [1.5, 0]], [[0, -0.5], [-0.5, 0]], [1, 2], T)
     law = law_of([[0, 1], [1, 0]], [[0, -0.4], [-0.4, 0]])
-    result = ode.fit(law, T, u, exponents=(-1, [1.2, 3]), start="model", simplify=False)
+    result = ode.fit(law, T, u, exponents=(-1, [1.2, 3]), init="model", simplify=False)
     powers = result.weights()[0][0].tolist()
     assert powers == [[0, pytest.approx(1.5, abs=1e-3)], [1.2, 0]]
-    second, first = (one for one in result.intervals() if one.name.startswith("exponent"))
+    second, first = (
+        one for one in result.confidence_intervals() if one.name.startswith("exponent")
+    )
     assert first.high == 1.2
     assert second.low < 1.5 < second.high
 
@@ -275,7 +279,7 @@ def test_each_state_has_its_own_bounds() -> None:
 def test_a_models_whole_exponents_stay_whole() -> None:
     c = solution([[1.5]], [[-0.5]], [1.0], T)
     result = ode.fit(
-        law_of([[2.0]], [[-0.5]]), T, c, start="model", integer_exponents=True, simplify=False
+        law_of([[2.0]], [[-0.5]]), T, c, init="model", integer_exponents=True, simplify=False
     )
     assert result.weights()[0].tolist() == [[[2.0]]]
 
@@ -285,40 +289,40 @@ CIRCLE = torch.stack([torch.cos(T), -torch.sin(T)], 1)  # x' = y, y' = -x
 
 def test_states_of_both_signs_have_whole_exponents_from_a_model_too() -> None:
     law = law_of([[0.0, 1.1], [0.9, 0.0]], [[0.9, 0.0], [0.0, -1.1]])
-    result = ode.fit(law, T, CIRCLE, start="model", simplify=False)
+    result = ode.fit(law, T, CIRCLE, init="model", simplify=False)
     assert result.weights()[0][0].tolist() == [[0.0, 1.0], [1.0, 0.0]]
     torch.testing.assert_close(
         result.weights()[1][0], numbers(1, 0, 0, -1).view(2, 2), rtol=1e-4, atol=1e-4
     )
     law[0].requires_grad_(False)  # they stay, whole or not
     with pytest.warns(ode.PoorFitWarning, match="x1 has values below 0 .* not defined there"):
-        result = ode.fit(law, T, CIRCLE, start="model", simplify=False)
+        result = ode.fit(law, T, CIRCLE, init="model", simplify=False)
     assert result.weights()[0][0].tolist() == [[0.0, 1.1], [0.9, 0.0]]
 
 
 @pytest.mark.filterwarnings("ignore::npu_kernels.ode.PoorFitWarning")
 def test_an_exponent_behind_a_closed_gate_is_none() -> None:
     law = law_of([[1.0, 7.0]], [[-0.5], [0.0]], gate=[1.0, 0.0], fixed=True)
-    result = ode.fit(law, T, CIRCLE + 2, start="model", simplify=False)
+    result = ode.fit(law, T, CIRCLE + 2, init="model", simplify=False)
     assert result.weights()[0][0].tolist() == [[1.0, 0.0]]
     law[0].gate.data.fill_(1.0)
     with pytest.raises(ValueError, match="exponents must be bounds that the model's own exponents"):
-        ode.fit(law, T, CIRCLE + 2, start="model", simplify=False)
+        ode.fit(law, T, CIRCLE + 2, init="model", simplify=False)
 
 
 def test_starts_must_agree_in_the_signs_that_are_kept() -> None:
     law = law_of([[[1.0], [2.0]]] * 2, [[[0.5, -0.1]], [[0.4, 0.1]]])
     with pytest.raises(
         ValueError,
-        match=r"^ode\.fit: signs must be 'any' or 'positive' for a model whose starts have "
+        match=r"^ode\.fit: signs must be 'any' or 'nonnegative' for a model whose starts have "
         r"coefficients of different signs, got 'model'$",
     ):
-        ode.fit(law, T, T + 1, start="model", signs="model")
+        ode.fit(law, T, T + 1, init="model", signs="model")
     with torch.no_grad():
         law[1].weight[:, 0] = torch.tensor([[0.0, -0.1], [0.4, -0.2]])  # 0 has no sign
     u = solution([[1], [2]], [[0.3, -0.05]], [1], T)
     law[0].requires_grad_(False)
-    result = ode.fit(law, T, u, start="model", signs="model", simplify=False)
+    result = ode.fit(law, T, u, init="model", signs="model", simplify=False)
     assert result.weights()[1].flatten().tolist() == pytest.approx([0.3, -0.05], rel=1e-4)
 
 
@@ -330,10 +334,10 @@ def test_numbers_that_are_freed() -> None:
         law = law_of([[0.4, 1.0]], [[-0.3], [0.0]], fixed=fixed)
         for simplify in (False, True):
             result = ode.fit(
-                law, T, noise(u, 0.01), u0=[2, 1], integer_exponents=["x1"], start="model",
+                law, T, noise(u, 0.01), u0=[2, 1], integer_exponents=["x1"], init="model",
                 simplify=simplify,
             )  # fmt: skip
-            exponents = [name for name in result.standard_errors if name.startswith("exponent")]
+            exponents = [name for name in result.stderr if name.startswith("exponent")]
             assert exponents == ([] if fixed else ["exponent of x0 in term 1"])
 
 

@@ -49,7 +49,7 @@ def test_intervals_of_a_law_that_was_searched_contain_the_truth() -> None:
         if sorted(powers.flatten().tolist()) != [1, 2]:
             continue
         true = {"coefficient of x in x'": 1.5, "coefficient of x**2 in x'": -0.5}
-        for one in result.intervals():
+        for one in result.confidence_intervals():
             if one.name in true:
                 inside += one.low <= true[one.name] <= one.high
                 total += 1
@@ -64,7 +64,7 @@ def test_a_law_with_a_pole_is_none(power: float, rate: float, method: str) -> No
     law = law_of([[power]], [[rate]]).requires_grad_(False)
     u = solution([[1.0]], [[-0.5]], [2.0], T)
     with pytest.raises(RuntimeError, match="no start has a finite trajectory"):
-        ode.fit(law, T, u, u0=[2.0], start="model", simplify=False, method=method)
+        ode.fit(law, T, u, u0=[2.0], init="model", simplify=False, method=method)
 
 
 LORENZ_POWERS = [[0, 1, 0], [1, 0, 0], [1, 0, 1], [0, 0, 1], [1, 1, 0]]
@@ -79,7 +79,7 @@ def lorenz() -> tuple[Tensor, Tensor]:
 
 def test_numbers_that_were_fitted_with_coarse_steps() -> None:
     start = law_of(LORENZ_POWERS, 1.02 * torch.tensor(LORENZ_RATES), fixed=True)
-    law = ode.fit(start, *lorenz(), start="model", simplify=False)
+    law = ode.fit(start, *lorenz(), init="model", simplify=False)
     assert (law.weights()[1][0] - torch.tensor(LORENZ_RATES)).abs().max() < 1e-3
 
 
@@ -196,5 +196,5 @@ def test_the_price_of_the_products_description(products: list[list[float]], pric
     rates = [[-0.1] * len(products)] + [[0.0] * len(products)] * (len(products[0]) - 1)
     start = [1.5, 0.5][: len(products[0])]
     u, law = solution(products, rates, start, T), law_of(products, rates).requires_grad_(False)
-    result = ode.fit(law, T, u, u0=start, sigma=1.0, start="model", simplify=False)
+    result = ode.fit(law, T, u, u0=start, sigma=1.0, init="model", simplify=False)
     assert result.bic == pytest.approx(price, abs=1e-9)

@@ -39,9 +39,9 @@ def oregonator() -> tuple[nn.Sequential, Tensor, Tensor]:
 def test_a_stiff_law_is_fitted_from_the_exact_one(system) -> None:  # type: ignore[no-untyped-def]
     model, u0, t = system()
     u = ode.rollout(model, u0, t=t, method="kvaerno5", rtol=1e-10, atol=1e-14).detach()
-    result = ode.fit(model, t, u, u0=u0, start="model", simplify=False)
+    result = ode.fit(model, t, u, u0=u0, init="model", simplify=False)
     assert result.method == "kvaerno5"
-    assert result.score < 1e-5
+    assert result.nrmse < 1e-5
     weight = model[1].weight.detach()
     torch.testing.assert_close(result.model[1].weight, weight, rtol=2e-3, atol=0)
     between = (t[1:] + t[:-1]) / 2
@@ -56,8 +56,8 @@ def test_stiff_laws_by_explicit_steps() -> None:
     """Many steps solve a law that is not very stiff; a trajectory that none solves is no law."""
     model, u0, t = oregonator()
     u = ode.rollout(model, u0, t=t, method="kvaerno5", rtol=1e-10, atol=1e-14).detach()
-    options: dict[str, Any] = {"start": "model", "simplify": False, "method": "rk4"}
-    assert ode.fit(model, t, u, u0=u0, **options).score < 1e-5
+    options: dict[str, Any] = {"init": "model", "simplify": False, "method": "rk4"}
+    assert ode.fit(model, t, u, u0=u0, **options).nrmse < 1e-5
     model, u0, t = robertson()
     u = ode.rollout(model, u0, t=t, method="kvaerno5", rtol=1e-10, atol=1e-14).detach()
     with pytest.raises(RuntimeError, match="no start has a finite trajectory"):
@@ -75,12 +75,10 @@ def test_oscillations_between_the_samples(w: float, method: str) -> None:
     model = law_of([[1, 0], [0, 1]], [[0, 1], [-(w**2) - 0.0025, -0.1]], fixed=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = ode.fit(
-            model, t, u, names=["x", "v"], start="model", simplify=False, method=method
-        )
-    assert result.score < 2e-3
+        result = ode.fit(model, t, u, names=["x", "v"], init="model", simplify=False, method=method)
+    assert result.nrmse < 2e-3
     torch.testing.assert_close(result.predict(t), u, rtol=0, atol=4e-3 * w)
-    intervals = {interval.name: interval for interval in result.intervals(0.999)}
+    intervals = {interval.name: interval for interval in result.confidence_intervals(0.999)}
     for name, truth in (
         ("coefficient of v in x'", 1.0),
         ("coefficient of x in v'", -(w**2) - 0.0025),
@@ -93,7 +91,7 @@ def test_explicit_steps_stay_where_they_follow_the_law() -> None:
     """Nothing changes for a law that is not stiff, and implicit steps give it too."""
     guess, u = known((1.0, -0.5, 0.4, -1.0)), predators(T)
     results = {
-        method: ode.fit(guess, T, u, start="model", names=["x", "y"], method=method)
+        method: ode.fit(guess, T, u, init="model", names=["x", "y"], method=method)
         for method in ("auto", "rk4", "kvaerno5")
     }
     assert [result.method for result in results.values()] == ["rk4", "rk4", "kvaerno5"]

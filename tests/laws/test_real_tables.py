@@ -25,12 +25,12 @@ def test_the_equation_is_known_or_in_doubt(name: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = NPURegressor(random_state=0).fit(np.column_stack(X), y)
-    best = model.best_
-    assert name not in OUTLIERS or OUTLIERS[name] in model.equations_.wild
+    best = model.best_equation_
+    assert name not in OUTLIERS or OUTLIERS[name] in model.equations_.outliers
     if table.exponents:
         expected = np.array(table.exponents, dtype=float)
-        assert best.power == table.power
-        assert best.terms == len(expected) + BESIDE.get(name, 0)
+        assert best.target_power == table.power
+        assert best.n_terms == len(expected) + BESIDE.get(name, 0)
         assert best.exponents[: len(expected)] == pytest.approx(expected, abs=0.01)
     else:
         assert not best.exact
@@ -51,8 +51,8 @@ def test_the_law_of_a_series_is_known_or_in_doubt(name: str) -> None:
         warnings.simplefilter("ignore")
         result = ode.fit(model, t, np.column_stack(u), names=series.columns.split()[1:])
     if series.terms:
-        assert result.verdict.good
-        values = {interval.name: interval.value for interval in result.intervals()}
+        assert result.diagnostics.good
+        values = {interval.name: interval.value for interval in result.confidence_intervals()}
         terms = {name.removeprefix("coefficient of ") for name in values if " in " in name}
         assert {term for term in terms if "exponent" not in term} == set(series.terms)
         if name == "yeast":
@@ -60,4 +60,4 @@ def test_the_law_of_a_series_is_known_or_in_doubt(name: str) -> None:
             assert rate == pytest.approx(0.547, abs=0.02)
             assert -rate / competition == pytest.approx(663, abs=5)
     else:
-        assert not result.verdict.good or re.search(DOUBTS, result.report())
+        assert not result.diagnostics.good or re.search(DOUBTS, result.report())

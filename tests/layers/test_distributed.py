@@ -139,7 +139,7 @@ def _what_reads_a_sharded_model(rank: int, ranks: int) -> None:
     interop.swap(sharded, inplace=True)
     assert [type(layer) for layer in sharded] == [NPU, NAU, NMU]
     if find_spec("sympy"):
-        assert str(formula.read(sharded[2])) == str(formula.read(plain[2]))
+        assert str(formula.extract(sharded[2])) == str(formula.extract(plain[2]))
     with pytest.raises(ValueError, match=r"^select: layer '0' must not be sharded"):
         formula.select(sharded)
     penalty: Any = training.l1(sharded, 0.1)
@@ -177,7 +177,7 @@ def _shardings(k: int, num_models: int | None, shared: bool) -> dict[str, tuple[
 
     shardings: dict[str, tuple[Any, Any]] = {
         "replicated": (Replicate(), Replicate()),
-        "rows": (Shard(0 if shared else k), Replicate()),
+        "batch": (Shard(0 if shared else k), Replicate()),
         "outputs": (Replicate(), Shard(k)),
         "inputs": (Shard(0 if shared else k), Shard(k + 1)),  # not legal: gathered
     }
@@ -219,13 +219,13 @@ def _operators(
         shardings = _shardings(k, num_models, shared)
         choices = list(itertools.product(shardings, repeat=len(mesh_shape)))
         if len(mesh_shape) == 2:  # a few of the many
-            choices = [("rows", "outputs"), ("outputs", "rows"), ("replicated", "outputs")]
-            choices += [("models", "rows"), ("outputs", "models")] if num_models else []
+            choices = [("batch", "outputs"), ("outputs", "batch"), ("replicated", "outputs")]
+            choices += [("models", "batch"), ("outputs", "models")] if num_models else []
         results = {
-            ("rows",): (Shard(k),),
+            ("batch",): (Shard(k),),
             ("outputs",): (Shard(k + 1),),
             ("models",): (Shard(0),),
-            ("rows", "outputs"): (Shard(k), Shard(k + 1)),
+            ("batch", "outputs"): (Shard(k), Shard(k + 1)),
         }
         for choice in choices:
             of_x, of_weight = ([shardings[word][i] for word in choice] for i in (0, 1))
@@ -347,12 +347,12 @@ def _styles(rank: int, ranks: int) -> None:
     from torch.distributed.tensor.debug import CommDebugMode
     from torch.distributed.tensor.parallel import parallelize_module
 
-    from npu_kernels.interop.sharding import UnitParallel
+    from npu_kernels.interop.sharding import LayerParallel
 
     mesh = init_device_mesh("cpu", (ranks,))
     units = NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU
     for kind, over, count in itertools.product(
-        units, ("rows", "outputs", "models"), (None, 2 * ranks)
+        units, ("batch", "outputs", "models"), (None, 2 * ranks)
     ):
         if over == "models" and count is None:
             continue
@@ -362,7 +362,7 @@ def _styles(rank: int, ranks: int) -> None:
             want_y = unit(x)
             want = torch.autograd.grad(want_y.square().sum(), [x, *unit.parameters()])
             model = nn.Sequential(copy.deepcopy(unit))
-            style = UnitParallel(over, output_layouts=Replicate())
+            style = LayerParallel(over, output_layouts=Replicate())
             y = parallelize_module(model, mesh, {"0": style})(x)
             grads = torch.autograd.grad(y.square().sum(), [x, *model.parameters()])
             assert normwise_error(y, want_y) < SHARDED_ROUNDING, (kind, over, count)
@@ -370,15 +370,15 @@ def _styles(rank: int, ranks: int) -> None:
                 full: Any = grad
                 full = full if grad is grads[0] else full.full_tensor()
                 assert normwise_error(full, other) < SHARDED_ROUNDING, (kind, over, count)
-            style = UnitParallel(over, use_local_output=False)
+            style = LayerParallel(over, use_local_output=False)
             placed = parallelize_module(copy.deepcopy(unit), mesh, style)
             with CommDebugMode() as sent:
                 y = placed(x)
-            dimension = {"rows": y.dim() - 2, "outputs": y.dim() - 1, "models": 0}[over]
+            dimension = {"batch": y.dim() - 2, "outputs": y.dim() - 1, "models": 0}[over]
             assert (y.placements, sent.get_total_counts()) == ((Shard(dimension),), 0)
-    plain = parallelize_module(NPU(3, 4), mesh, UnitParallel("outputs"))
+    plain = parallelize_module(NPU(3, 4), mesh, LayerParallel("outputs"))
     assert plain(torch.ones(5, 3)).shape == (5, 4 // ranks)
-    style = UnitParallel("rows", input_layouts=Shard(0), use_local_output=False)
+    style = LayerParallel("batch", input_layouts=Shard(0), use_local_output=False)
     y = parallelize_module(NPU(3, 4), mesh, style)(torch.ones(5, 3))
     assert (y.shape, y.placements) == ((5 * ranks, 4), (Shard(0),))
 
@@ -390,14 +390,14 @@ def _styles_with_fsdp(rank: int, ranks: int) -> None:
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import parallelize_module
 
-    from npu_kernels.interop.sharding import UnitParallel
+    from npu_kernels.interop.sharding import LayerParallel
 
     mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("data", "outputs"))
     x = torch.randn(16, 3, dtype=torch.float64)
     expected = _single(x)
     torch.manual_seed(1)
     model = _model()
-    style = UnitParallel("outputs", output_layouts=Replicate())
+    style = LayerParallel("outputs", output_layouts=Replicate())
     parallelize_module(model, mesh["outputs"], {"0": style, "1": style})
     fully_shard(model, mesh=mesh["data"])
     model(x.chunk(2)[mesh.get_local_rank("data")]).square().mean().backward()
@@ -406,17 +406,17 @@ def _styles_with_fsdp(rank: int, ranks: int) -> None:
 
 
 def test_styles_that_cannot_be_used() -> None:
-    from npu_kernels.interop.sharding import UnitParallel
+    from npu_kernels.interop.sharding import LayerParallel
 
     with pytest.raises(
-        ValueError, match=r"over must be one of 'rows', 'outputs', 'models', got 'in'"
+        ValueError, match=r"over must be one of 'batch', 'outputs', 'models', got 'in'"
     ):
-        UnitParallel("in")
+        LayerParallel("in")
     mesh: Any = None
     with pytest.raises(TypeError, match=r"must be a unit of npu_kernels, got Linear"):
-        UnitParallel("rows")._apply(nn.Linear(2, 2), mesh)
+        LayerParallel("batch")._apply(nn.Linear(2, 2), mesh)
     with pytest.raises(ValueError, match=r"num_models must not be None where over='models'"):
-        UnitParallel("models")._apply(NPU(2, 2), mesh)
+        LayerParallel("models")._apply(NPU(2, 2), mesh)
 
 
 def test_two_processes() -> None:

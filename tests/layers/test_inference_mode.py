@@ -46,7 +46,7 @@ def calls(name: str) -> tuple[Callable[[Tensor], Tensor], Tensor]:
     if name == "rollout":
         model = nn.Sequential(NPU(3, 4), NAU(4, 3))
         return (
-            lambda u0: ode.rollout(model, u0, steps=3, dt=0.1, derivatives=True)[1],
+            lambda u0: ode.rollout(model, u0, steps=3, dt=0.1, return_derivatives=True)[1],
             torch.rand(3),
         )
     return LAYERS[name](), torch.randn(5, 3)

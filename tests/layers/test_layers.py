@@ -14,10 +14,10 @@ from torch.nn.utils import parametrize, prune
 
 import npu_kernels
 from npu_kernels import functional, layers
-from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
+from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, BaseLayer, NaiveNPU, RealNPU, iNALU
 from tests.support.compare import assert_equal
 
-UNITS: list[type[Unit]] = [NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU]
+UNITS: list[type[BaseLayer]] = [NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU]
 PARAMETERS = {
     NPU: {"weight_re": "OI", "weight_im": "OI", "gate": "I"},
     RealNPU: {"weight_re": "OI", "gate": "I"},
@@ -34,7 +34,7 @@ every_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.__name
 
 @every_unit
 @pytest.mark.parametrize("num_models", [None, 1, 3])
-def test_shapes(unit: type[Unit], num_models: int | None, backend: str) -> None:
+def test_shapes(unit: type[BaseLayer], num_models: int | None, backend: str) -> None:
     layer = unit(4, 2, num_models=num_models)  # type: ignore[call-arg]
     models = () if num_models is None else (num_models,)
     sizes = {"O": 2, "I": 4, "J": 8}
@@ -51,7 +51,7 @@ def test_shapes(unit: type[Unit], num_models: int | None, backend: str) -> None:
 
 
 @every_unit
-def test_glorot(unit: type[Unit]) -> None:
+def test_glorot(unit: type[BaseLayer]) -> None:
     """Uniform in the bounds of (O, I), for each model by itself."""
     layer = unit(30, 50, num_models=40)  # type: ignore[call-arg]
     low, high = {NMU: (0.0, 1.0), NMRU: (0.25, 0.75)}.get(
@@ -98,7 +98,7 @@ def test_gate_bias_start() -> None:
 
 
 @every_unit
-def test_reset_parameters(unit: type[Unit]) -> None:
+def test_reset_parameters(unit: type[BaseLayer]) -> None:
     layer = unit(4, 3)
     before = {name: p.clone() for name, p in layer.named_parameters()}
     pointers = [p.data_ptr() for p in layer.parameters()]
@@ -109,7 +109,7 @@ def test_reset_parameters(unit: type[Unit]) -> None:
 
 
 @every_unit
-def test_seed(unit: type[Unit]) -> None:
+def test_seed(unit: type[BaseLayer]) -> None:
     layers = []
     for _ in range(2):
         torch.manual_seed(7)
@@ -118,7 +118,7 @@ def test_seed(unit: type[Unit]) -> None:
 
 
 @every_unit
-def test_device_and_dtype(unit: type[Unit]) -> None:
+def test_device_and_dtype(unit: type[BaseLayer]) -> None:
     layer = unit(4, 3, dtype=torch.float64)  # type: ignore[call-arg]
     assert all(p.dtype == torch.float64 for p in layer.parameters())
     assert layer(torch.rand(2, 4, dtype=torch.float64)).dtype == torch.float64
@@ -135,7 +135,7 @@ def test_device_and_dtype(unit: type[Unit]) -> None:
 
 @every_unit
 @pytest.mark.parametrize("num_models", [None, 3])
-def test_copies(unit: type[Unit], num_models: int | None) -> None:
+def test_copies(unit: type[BaseLayer], num_models: int | None) -> None:
     """Copies by state_dict, torch.save, deepcopy and pickle: same outputs, other parameters."""
     layer = unit(4, 3, num_models=num_models)  # type: ignore[call-arg]
     x = torch.randn(5, 4)
@@ -156,7 +156,7 @@ def test_copies(unit: type[Unit], num_models: int | None) -> None:
 
 
 @every_unit
-def test_trains(unit: type[Unit], backend: str) -> None:
+def test_trains(unit: type[BaseLayer], backend: str) -> None:
     """Every parameter has a gradient where inputs have both signs, and a step lowers the loss."""
     layer = unit(3, 2)
     optimizer = torch.optim.SGD(layer.parameters(), 1e-3)

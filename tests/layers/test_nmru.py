@@ -71,7 +71,7 @@ def test_regularised_and_projected_like_the_nmu() -> None:
     with torch.no_grad():
         layer.weight.mul_(8).sub_(4)
     torch.testing.assert_close(regularizer(layer), regularizer(layer.weight, num_models=3))
-    project_(layer, weights=1.0)
+    project_(layer, weight_bound=1.0)
     assert layer.weight.min() == 0
     assert layer.weight.max() == 1
 

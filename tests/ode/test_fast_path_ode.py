@@ -50,7 +50,7 @@ def test_same_bits_as_the_operators(
     model, u0 = make(layer, models, dtype), starts(*shape, dtype=dtype)
     assert taken(model, u0, method=method)
     option_sets = [
-        {"memory": memory, "derivatives": d}
+        {"memory": memory, "return_derivatives": d}
         for memory in ("full", "checkpointed")
         for d in (False, True)
     ]
@@ -81,10 +81,10 @@ def test_strided_operands() -> None:
 def test_gradients_of_a_part_of_the_results() -> None:
     """Gradients of the derivatives alone, of nothing, and for some of the parameters only."""
     model, u0 = make(models=2), starts(2, D)
-    _, slopes = ode.rollout(model, u0, steps=3, dt=0.1, derivatives=True)
+    _, slopes = ode.rollout(model, u0, steps=3, dt=0.1, return_derivatives=True)
     (grad,) = torch.autograd.grad(slopes.sum(), [model[0].weight_re], retain_graph=True)
     with use_backend("reference"):
-        _, expected = ode.rollout(model, u0, steps=3, dt=0.1, derivatives=True)
+        _, expected = ode.rollout(model, u0, steps=3, dt=0.1, return_derivatives=True)
         (want,) = torch.autograd.grad(expected.sum(), [model[0].weight_re])
     torch.testing.assert_close(grad, want)
     for subset in range(1, 16):

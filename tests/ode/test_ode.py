@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import NAU, NPU, NaiveNPU, RealNPU, ode, trace, use_backend
+from npu_kernels import NAU, NPU, NaiveNPU, RealNPU, debug, ode, use_backend
 from tests.support.vmapped import check_batched_gradients
 
 D, H = 3, 5
@@ -128,7 +128,7 @@ def test_gradcheck(layer: str, method: str, models: int | None) -> None:
         named = dict(zip([name for name, _ in model.named_parameters()], parameters, strict=True))
         return ode.integrate(
             u0, named["0.weight_re"], named.get("0.weight_im"), named.get("0.gate"),
-            named["1.weight"], steps=3, dt=0.05, method=method, derivatives=True,
+            named["1.weight"], steps=3, dt=0.05, method=method, return_derivatives=True,
         )  # fmt: skip
 
     parameters = [p.detach().clone().requires_grad_() for p in model.parameters()]
@@ -139,7 +139,7 @@ def test_gradcheck(layer: str, method: str, models: int | None) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"steps": 2, "dt": 0.05, "derivatives": True},
+        {"steps": 2, "dt": 0.05, "return_derivatives": True},
         {"steps": 2, "dt": 0.05, "memory": "checkpointed"},
         {"t": (0.0, 0.1), "method": "tsit5", "rtol": 1e-2},
     ],
@@ -285,7 +285,7 @@ def test_nonfinite_derivatives_of_a_finite_trajectory() -> None:
     with pytest.raises(
         ode.NonFiniteError, match=r"^rollout: the trajectory is not finite from step 1 on"
     ):
-        ode.rollout(model, u0, derivatives=True, **options)  # type: ignore[arg-type]
+        ode.rollout(model, u0, return_derivatives=True, **options)  # type: ignore[arg-type]
 
 
 def test_nonfinite_is_reported() -> None:
@@ -334,7 +334,7 @@ def test_eager_checkpointed_is_the_same(method: str) -> None:
     with use_backend("reference"):
         for memory in ("full", "checkpointed"):
             out = ode.rollout(
-                model, u0, steps=11, dt=0.1, method=method, memory=memory, derivatives=True
+                model, u0, steps=11, dt=0.1, method=method, memory=memory, return_derivatives=True
             )
             loss = sum(o.square().sum() for o in out)
             runs.append([*out, *torch.autograd.grad(loss, list(model.parameters()))])
@@ -344,7 +344,7 @@ def test_eager_checkpointed_is_the_same(method: str) -> None:
 
 def test_one_error_for_values_that_are_not_finite() -> None:
     """`ode` and `trace` raise one class; whoever caught the base of either one still does."""
-    assert ode.NonFiniteError is trace.NonFiniteError
+    assert ode.NonFiniteError is debug.NonFiniteError
     model = make("RealNPU")
     u0 = torch.full((1, D), float("inf"), dtype=torch.float64)
     with pytest.raises(ode.NonFiniteError) as caught:
@@ -352,7 +352,7 @@ def test_one_error_for_values_that_are_not_finite() -> None:
     unpickled = pickle.loads(pickle.dumps(caught.value))
     assert str(unpickled) == str(caught.value)
     assert unpickled.first == caught.value.first == 0
-    with pytest.raises(trace.NonFiniteError) as caught, trace.non_finite(model):
+    with pytest.raises(debug.NonFiniteError) as caught, debug.detect_nonfinite(model):
         model(u0)
     assert caught.value.first is None
     assert caught.value.found.module == "0"

@@ -33,7 +33,12 @@ def linear(
 def test_the_estimate_is_near_the_true_error(method: str, backend: str) -> None:
     with use_backend(backend):
         path, error = ode.rollout(
-            linear(-2.0, 1.0), torch.ones(2).double(), steps=10, dt=0.1, method=method, error=True
+            linear(-2.0, 1.0),
+            torch.ones(2).double(),
+            steps=10,
+            dt=0.1,
+            method=method,
+            return_error=True,
         )
     true = (path - torch.stack([torch.exp(-2 * TIMES), torch.exp(TIMES)], -1)).abs()
     assert not error.requires_grad
@@ -47,9 +52,9 @@ def test_the_estimate_is_near_the_true_error(method: str, backend: str) -> None:
 def test_it_changes_nothing_else(models: int | None, starts: tuple[int, ...]) -> None:
     """Trajectory and gradients have the same bits; `derivatives` come before the estimate."""
     model, u0 = make(models=models), away_from_zero(*starts)
-    options: dict[str, Any] = {"steps": 5, "dt": 0.02, "method": "rk4", "derivatives": True}
+    options: dict[str, Any] = {"steps": 5, "dt": 0.02, "method": "rk4", "return_derivatives": True}
     plain = ode.rollout(model, u0, **options)
-    results = ode.rollout(model, u0, error=True, **options)
+    results = ode.rollout(model, u0, return_error=True, **options)
     assert len(results) == 3
     assert results[2].shape == results[0].shape
 
@@ -66,7 +71,7 @@ def test_a_stiff_model_is_named(method: str, largest: str) -> None:
     model = linear(-1.0, -1.0, models=3)
     with torch.no_grad():
         model[1].weight[1, 0, 0] = -1000
-    u0, options = torch.ones(3, 2).double(), {"dt": 0.01, "method": method, "error": True}
+    u0, options = torch.ones(3, 2).double(), {"dt": 0.01, "method": method, "return_error": True}
     message = (
         rf"^rollout: model 1 grows as no solution does: at step \d+ its estimated error is .* the model is stiff "
         rf"\(an eigenvalue of its Jacobian there is -1e\+03\), and {method} needs steps of at most {largest}, got 0.01"
@@ -79,7 +84,7 @@ def test_a_stiff_model_is_named(method: str, largest: str) -> None:
         path, error = ode.rollout(model, u0, steps=steps, nonfinite="keep", **options)  # type: ignore[arg-type]
         assert (error[[0, 2]] < 0.01).all()
         assert not (error[1, -1, 0] < path[1, -1, 0].abs() / 2)
-    ode.rollout(model, u0, steps=1000, dt=0.001, method=method, error=True)
+    ode.rollout(model, u0, steps=1000, dt=0.001, method=method, return_error=True)
 
 
 def test_backwards_in_time_growth_is_damped() -> None:
@@ -87,7 +92,12 @@ def test_backwards_in_time_growth_is_damped() -> None:
         ode.InaccurateError, match=r"an eigenvalue of its Jacobian there is 500\), and rk4 needs"
     ):
         ode.rollout(
-            linear(500.0), torch.ones(1).double(), steps=100, dt=-0.02, method="rk4", error=True
+            linear(500.0),
+            torch.ones(1).double(),
+            steps=100,
+            dt=-0.02,
+            method="rk4",
+            return_error=True,
         )
 
 
@@ -101,11 +111,15 @@ def test_steps_over_a_pole_are_not_called_stiff() -> None:
     with pytest.raises(
         ode.InaccurateError, match=r"^rollout: the trajectory grows .* nonfinite="
     ) as caught:
-        ode.rollout(model, torch.ones(1).double(), steps=12, dt=0.1, method="rk4", error=True)
+        ode.rollout(
+            model, torch.ones(1).double(), steps=12, dt=0.1, method="rk4", return_error=True
+        )
     assert "stiff" not in str(caught.value)
 
 
 def test_a_state_of_zeros_is_accurate() -> None:
-    path, error = ode.rollout(linear(-1.0), torch.zeros(1).double(), steps=3, dt=0.1, error=True)
+    path, error = ode.rollout(
+        linear(-1.0), torch.zeros(1).double(), steps=3, dt=0.1, return_error=True
+    )
     assert error.max() < 1e-15
     assert path.shape == error.shape

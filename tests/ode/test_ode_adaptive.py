@@ -108,11 +108,11 @@ def test_equals_scipy(problem: int, tolerance: float) -> None:
     for method in METHODS:
         trajectory, statistics = ode.rollout(
             model, torch.tensor(u0).double(), t=t, method=method, rtol=tolerance,
-            atol=tolerance * 1e-3, statistics=True,
+            atol=tolerance * 1e-3, return_statistics=True,
         )  # fmt: skip
         ours = np.abs(trajectory.detach().numpy() - best).max()
         assert ours < 3 * np.abs(theirs.y.T - best).max() + 100 * tolerance
-        assert int(statistics.evaluations) <= 1.3 * theirs.nfev
+        assert int(statistics.n_evaluations) <= 1.3 * theirs.nfev
 
 
 @pytest.mark.parametrize("direction", [1, -1])
@@ -139,7 +139,7 @@ def test_shapes(models: int | None, shape: tuple[int, ...], expected: tuple[int,
     laws = [CYCLE] * (models or 1)
     model = power_law(*(([list(part) for part in zip(*laws, strict=True)]) if models else CYCLE))
     trajectory, statistics = ode.rollout(
-        model, torch.ones(shape).double(), t=TIMES, method="tsit5", statistics=True
+        model, torch.ones(shape).double(), t=TIMES, method="tsit5", return_statistics=True
     )
     assert trajectory.shape == expected
     assert all(part.shape == expected[:-2] and part.dtype == torch.int64 for part in statistics)
@@ -161,7 +161,7 @@ def test_every_model_has_its_own_steps(dtype: torch.dtype, backend: str, method:
     options: dict[str, Any] = {
         "t": t,
         "method": method,
-        "statistics": True,
+        "return_statistics": True,
         "rtol": 1e-5,
         "atol": atol,
     }
@@ -177,7 +177,7 @@ def test_every_model_has_its_own_steps(dtype: torch.dtype, backend: str, method:
             assert all(
                 torch.equal(a[k], b) for a, b in zip(statistics, single_statistics, strict=True)
             )
-    assert len(set(statistics.accepted[:, 0].tolist())) == 4
+    assert len(set(statistics.n_accepted[:, 0].tolist())) == 4
     exact = u0[:, :, None] * torch.exp(-torch.tensor(rates)[:, None, None, None] * t[:, None]).to(
         dtype
     )
@@ -205,9 +205,9 @@ def test_times_are_read_off_the_same_steps() -> None:
     """Times between the ends change nothing else, and lie on one smooth curve."""
     model, u0, end = PROBLEMS[0]
     start = torch.tensor(u0).double()
-    few, counts = ode.rollout(model, start, t=[0, end], method="dopri5", statistics=True)
+    few, counts = ode.rollout(model, start, t=[0, end], method="dopri5", return_statistics=True)
     all_times, counts_of_all = ode.rollout(
-        model, start, t=torch.linspace(0, end, 5001), method="dopri5", statistics=True
+        model, start, t=torch.linspace(0, end, 5001), method="dopri5", return_statistics=True
     )
     assert counts == counts_of_all
     assert torch.equal(few[-1], all_times[-1])
@@ -415,11 +415,16 @@ def test_times_without_a_method_mean_adaptive_steps() -> None:
 @pytest.mark.parametrize("method", ["tsit5", "dopri5", "kvaerno5"])
 def test_times_may_be_dense(method: str) -> None:
     """Between the steps is the interpolant: a hundred times cost no step more, to the tolerance."""
-    options: dict[str, Any] = {"method": method, "rtol": 1e-6, "atol": 1e-8, "statistics": True}
+    options: dict[str, Any] = {
+        "method": method,
+        "rtol": 1e-6,
+        "atol": 1e-8,
+        "return_statistics": True,
+    }
     u0, dense = torch.ones(1).double(), torch.linspace(0, 3, 101, dtype=torch.float64)
     at_ends, few = ode.rollout(linear(1.0), u0, t=[0, 3], **options)
     path, of_dense = ode.rollout(linear(1.0), u0, t=dense, **options)
-    assert of_dense.accepted == few.accepted < 60
+    assert of_dense.n_accepted == few.n_accepted < 60
     torch.testing.assert_close(path[-1], at_ends[-1], rtol=1e-12, atol=0)
     rate = math.log(float(at_ends[-1].detach())) / 3
     torch.testing.assert_close(path[:, 0], (rate * dense).exp(), rtol=1e-4, atol=1e-5)

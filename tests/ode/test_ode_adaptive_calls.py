@@ -26,7 +26,7 @@ def test_statistics_may_be_changed(backend: str) -> None:
     u0 = torch.stack([start(), start()]).requires_grad_()
     with use_backend(backend):
         path, statistics = ode.rollout(
-            power_law(*PREDATOR), u0, t=[0, 0.5], method="dopri5", statistics=True
+            power_law(*PREDATOR), u0, t=[0, 0.5], method="dopri5", return_statistics=True
         )
         for part in statistics:
             part.zero_()
@@ -129,10 +129,10 @@ def test_when_a_trajectory_is_called_stiff(power: float, rtol: float, max_steps:
     options: dict[str, Any] = {"t": [0, 3], "method": "dopri5", "rtol": rtol, "atol": 1e-6}
     with pytest.warns(ode.StiffWarning) as caught:
         path, statistics = ode.rollout(
-            law, u0, statistics=True, max_steps=max_steps, nonfinite="keep", **options
+            law, u0, return_statistics=True, max_steps=max_steps, nonfinite="keep", **options
         )
     warning: Any = caught[0].message
-    accepted, ended = statistics.accepted, path[:, -1].isfinite().all(-1)
+    accepted, ended = statistics.n_accepted, path[:, -1].isfinite().all(-1)
     stiff = (warning.steps >= 100) & (2 * warning.steps >= accepted) & ended
     first, count = int(stiff.nonzero()[0]), int(stiff.sum())
     said = f"rollout: {warning.steps[first]} of {accepted[first]} steps of model {first} are as "

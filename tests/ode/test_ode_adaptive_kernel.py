@@ -135,8 +135,8 @@ def test_every_number_of_steps_between_checkpoints(
             torch.tensor([[1.0], [3.0]]).double(),
             {"method": method, "rtol": 1e-13, "atol": atol},
         )
-        _, statistics = ode.rollout(model, u0, t=t, statistics=True, **options)  # type: ignore[arg-type]
-        counts |= set(statistics.accepted.tolist())
+        _, statistics = ode.rollout(model, u0, t=t, return_statistics=True, **options)  # type: ignore[arg-type]
+        counts |= set(statistics.n_accepted.tolist())
         full, less = (
             gradients(model, u0, t, memory=memory, **options) for memory in ("full", "checkpointed")
         )
@@ -176,10 +176,10 @@ def test_what_is_kept_is_bounded() -> None:
     model, u0 = power_law(*PREDATOR), torch.tensor([10.0, 5.0]).double().requires_grad_()
     for memory, stride in (("full", 1), ("checkpointed", 32)):
         path, statistics = ode.rollout(
-            model, u0, t=[0, 20], method="dopri5", memory=memory, statistics=True
+            model, u0, t=[0, 20], method="dopri5", memory=memory, return_statistics=True
         )
         *_, times, states, _ = path.grad_fn.saved_tensors
-        steps = int(statistics.accepted)
+        steps = int(statistics.n_accepted)
         assert len(times) == steps
         assert states.shape == (steps // stride + 1, 2)
 

@@ -43,7 +43,7 @@ def test_each_start_is_as_alone(method: str, count: int | None) -> None:
     model, u0 = models(count), starts(*(() if count is None else (count,)))
     t = padded(ROWS).requires_grad_()
     options = {**OPTIONS, "method": method}
-    path, statistics = ode.rollout(model, u0, t=t, statistics=True, **options)
+    path, statistics = ode.rollout(model, u0, t=t, return_statistics=True, **options)
     assert path.shape == (*u0.shape[:-1], 5, 2)
     grad = torch.rand(path.shape, dtype=torch.float64)
     leaves = [u0, t, *model.parameters()]
@@ -52,7 +52,7 @@ def test_each_start_is_as_alone(method: str, count: int | None) -> None:
     for n, row in enumerate(ROWS):
         times = torch.tensor(row, dtype=torch.float64, requires_grad=True)
         single, steps = ode.rollout(
-            model, u0[..., n : n + 1, :], t=times, statistics=True, **options
+            model, u0[..., n : n + 1, :], t=times, return_statistics=True, **options
         )
         torch.testing.assert_close(path[..., n : n + 1, : len(row), :], single, rtol=0, atol=0)
         assert path[..., n, len(row) :, :].isnan().all()

@@ -103,11 +103,11 @@ def test_stage_within_a_step() -> None:
 def test_convergence(method: str) -> None:
     """The error estimate has order 5 in a step: ten times the steps for a 100,000th of it."""
     law, u0 = power_law(*PREDATOR), torch.tensor([3.0, 1.0]).double()
-    options: dict[str, Any] = {"t": [0, 4.0], "method": method, "statistics": True}
+    options: dict[str, Any] = {"t": [0, 4.0], "method": method, "return_statistics": True}
     statistics: list[Any] = [
         ode.rollout(law, u0, rtol=rtol, atol=rtol, **options)[1] for rtol in (1e-6, 1e-11)
     ]
-    assert 8 < int(statistics[1].accepted) / int(statistics[0].accepted) < 12
+    assert 8 < int(statistics[1].n_accepted) / int(statistics[0].n_accepted) < 12
 
 
 # ---- stiff laws ----------------------------------------------------------------------------------
@@ -126,11 +126,11 @@ def test_published_states(name: str, method: str) -> None:
         method=method,
         rtol=1e-8,
         atol=1e-8 * small,
-        statistics=True,
+        return_statistics=True,
     )
     reference_value = torch.tensor(expected, dtype=torch.float64)
     torch.testing.assert_close(result[-1], reference_value, rtol=1e-6, atol=1e-13)
-    assert int(statistics.accepted) < 2000
+    assert int(statistics.n_accepted) < 2000
 
 
 @needs_library
@@ -154,10 +154,10 @@ def test_errors_beside_scipys_radau(name: str) -> None:
     def ours(rtol: float) -> tuple[float, int]:
         start, options = torch.tensor(u0).double(), {"rtol": rtol, "atol": 1e-8 * rtol}
         path, statistics = ode.rollout(
-            model, start, t=[0, end], method="kvaerno5", statistics=True, **options
+            model, start, t=[0, end], method="kvaerno5", return_statistics=True, **options
         )
         error = np.abs(path[-1].detach().numpy() / exact - 1).max()
-        return float(error), int(statistics.accepted)
+        return float(error), int(statistics.n_accepted)
 
     radau = integrate.solve_ivp(slope, (0, end), u0, method="Radau", rtol=rtol, atol=1e-8 * rtol)
     radau_error = np.abs(radau.y[:, -1] / exact - 1).max()
@@ -190,7 +190,12 @@ def test_models_of_different_stiffness_and_starts() -> None:
     rates = [1e-2, 1e2, 1e5, 1e8]
     powers, law = [[1.0, 0], [0, 1]], [[[-r, r], [0.0, -1]] for r in rates]
     u0, t = torch.tensor([[1.0, 2.0], [3.0, 0.5]]).double(), [0, 1e-3, 0.5, 2.0]
-    options: dict[str, Any] = {"t": t, "method": "kvaerno5", "rtol": 1e-8, "statistics": True}
+    options: dict[str, Any] = {
+        "t": t,
+        "method": "kvaerno5",
+        "rtol": 1e-8,
+        "return_statistics": True,
+    }
     result, statistics = ode.rollout(power_law([powers] * 4, law), u0[None], **options)
     for k, rate in enumerate(rates):
         single, ours = ode.rollout(power_law(powers, law[k]), u0, **options)
@@ -200,8 +205,8 @@ def test_models_of_different_stiffness_and_starts() -> None:
         y, share = u0[:, None, 1:] * torch.exp(-times), rate / (rate - 1)
         x = (u0[:, None, :1] - share * u0[:, None, 1:]) * torch.exp(-rate * times) + share * y
         torch.testing.assert_close(result[k], torch.cat([x, y], -1), rtol=1e-6, atol=1e-7)
-    assert int(statistics.accepted.max()) < 300
-    assert len(set(statistics.accepted[:, 0].tolist())) == 4
+    assert int(statistics.n_accepted.max()) < 300
+    assert len(set(statistics.n_accepted[:, 0].tolist())) == 4
 
 
 @needs_library
@@ -273,12 +278,12 @@ def test_decayed_states(name: str, method: str) -> None:
 
     radau = integrate.solve_ivp(slope, (0, end), start, method="Radau", rtol=rtol, atol=atol)
     u0, t = torch.tensor(start, dtype=dtype), [0, end / 3, end]
-    options: dict[str, Any] = {"t": t, "rtol": rtol, "atol": atol, "statistics": True}
+    options: dict[str, Any] = {"t": t, "rtol": rtol, "atol": atol, "return_statistics": True}
     with torch.no_grad():
         path, statistics = ode.rollout(
             power_law(law[0], law[1], dtype), u0, method=method, **options
         )
-    assert int(statistics.accepted + statistics.rejected) <= 2 * len(radau.t)
+    assert int(statistics.n_accepted + statistics.n_rejected) <= 2 * len(radau.t)
     exact = torch.from_numpy(radau.y[:, -1]).to(dtype)
     eps = torch.finfo(dtype).eps
     torch.testing.assert_close(path[-1], exact, rtol=10 * rtol, atol=10 * (eps + atol))
@@ -304,7 +309,12 @@ def test_decayed_states_of_some_of_many_models() -> None:
 @needs_library
 def test_decayed_states_in_eager_torch() -> None:
     """The formulas take the steps of the C++ code, but for rounding at 0."""
-    options: dict[str, Any] = {"t": [0, 1.0], "rtol": 1e-4, "atol": 1e-14, "statistics": True}
+    options: dict[str, Any] = {
+        "t": [0, 1.0],
+        "rtol": 1e-4,
+        "atol": 1e-14,
+        "return_statistics": True,
+    }
     counts = []
     for backend in ("cpu", "reference"):
         with use_backend(backend), torch.no_grad():
@@ -312,7 +322,7 @@ def test_decayed_states_in_eager_torch() -> None:
                 power_law(*decay(1e6)), torch.ones(1).double(), method="kvaerno5", **options
             )
         assert abs(float(path[-1])) < 1e-15
-        counts.append(int(statistics.accepted))
+        counts.append(int(statistics.n_accepted))
     assert counts[1] == pytest.approx(counts[0], rel=0.3)
 
 
@@ -392,10 +402,10 @@ def test_a_matrix_without_an_inverse_is_a_rejected_step(backend: str) -> None:
     # The first step is .26, a hundred times Hairer's first guess; the second one takes the rest.
     with use_backend(backend):
         result, statistics = ode.rollout(
-            power_law([[1.0]], [[rate]]), torch.ones(1).double(), t=[0, 1.26], statistics=True,
+            power_law([[1.0]], [[rate]]), torch.ones(1).double(), t=[0, 1.26], return_statistics=True,
             method="kvaerno5", rtol=1e-6, atol=1e3,
         )  # fmt: skip
-    assert int(statistics.rejected) > 0
+    assert int(statistics.n_rejected) > 0
     assert float(result[-1].detach()) == pytest.approx(np.exp(1.26 * rate), abs=300)
 
 
@@ -442,7 +452,7 @@ def of(method: str, model: nn.Sequential, u0: Tensor, t: Any) -> tuple[list[Tens
         warnings.simplefilter("ignore", ode.StiffWarning)
         options: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-9, "nonfinite": "keep"}
         path, statistics = ode.rollout(
-            model, leaves[0], t=t, method=method, statistics=True, **options
+            model, leaves[0], t=t, method=method, return_statistics=True, **options
         )
     return [path.detach(), *torch.autograd.grad(path.square().sum(), leaves)], statistics
 
@@ -475,9 +485,9 @@ def test_auto_takes_the_right_method_for_each_trajectory(
     assert wrong.all() == (wrong.dim() == 0)
     reference_value = torch.where(wrong[..., None, None], stiff[0], explicit[0])
     assert torch.equal(result[0], reference_value)
-    ours = torch.where(wrong, of_stiff.accepted, of_explicit.accepted)
-    assert torch.equal(statistics.accepted, ours)
-    assert (statistics.evaluations >= of_stiff.evaluations)[wrong].all()
+    ours = torch.where(wrong, of_stiff.n_accepted, of_explicit.n_accepted)
+    assert torch.equal(statistics.n_accepted, ours)
+    assert (statistics.n_evaluations >= of_stiff.n_evaluations)[wrong].all()
     for gradient, one in zip(result[1:], stiff[1:], strict=True):
         torch.testing.assert_close(gradient, one, rtol=1e-4, atol=1e-4 * float(one.abs().max()))
     assert not recwarn.list
@@ -486,11 +496,11 @@ def test_auto_takes_the_right_method_for_each_trajectory(
 @needs_library
 def test_auto_stops_the_explicit_method_early() -> None:
     model, u0 = power_law(*ROBERTSON), torch.tensor([1.0, 0, 0]).double()
-    options: dict[str, Any] = {"t": [0, 1e5], "atol": 1e-10, "statistics": True}
+    options: dict[str, Any] = {"t": [0, 1e5], "atol": 1e-10, "return_statistics": True}
     result, statistics = ode.rollout(model, u0, method="auto", **options)
     single, ours = ode.rollout(model, u0, method="kvaerno5", **options)
     assert torch.equal(result, single)
-    assert 0 < int(statistics.evaluations - ours.evaluations) < 3000
+    assert 0 < int(statistics.n_evaluations - ours.n_evaluations) < 3000
 
 
 def test_auto_in_eager_torch() -> None:

@@ -105,7 +105,7 @@ def test_times_that_need_more_digits_than_states() -> None:
 def test_fixed_steps_with_their_slopes() -> None:
     model, u0 = forced(), torch.tensor([0.5], dtype=torch.float64)
     path, slopes = ode.rollout(
-        model, u0, steps=24, dt=0.125, method="rk4", inputs=(KNOTS, VALUES), derivatives=True
+        model, u0, steps=24, dt=0.125, method="rk4", inputs=(KNOTS, VALUES), return_derivatives=True
     )
     t = torch.arange(25, dtype=torch.float64) / 8
     exact = linear_response(u0, t, VALUES, torch.tensor(A), torch.tensor(B)).squeeze(0)
@@ -146,9 +146,9 @@ def test_models_starts_falling_times_and_clipped_weights() -> None:
     u0 = torch.rand(3, 5, 2, dtype=torch.float64) + 0.5
     inputs = KNOTS, torch.stack([VALUES, VALUES.flip(0)], 1)
     options: dict[str, Any] = {"inputs": inputs, "rtol": 1e-9, "atol": 1e-11}
-    path, statistics = ode.rollout(model, u0, t=T, statistics=True, **options)
+    path, statistics = ode.rollout(model, u0, t=T, return_statistics=True, **options)
     assert path.shape == (3, 5, 5, 2)
-    assert statistics.accepted.shape == (3, 5)
+    assert statistics.n_accepted.shape == (3, 5)
     single = nn.Sequential(NPU(4, 3), NAU(3, 2)).double()
     state = {name: weight[1] for name, weight in model.state_dict().items()}
     single.load_state_dict(state)

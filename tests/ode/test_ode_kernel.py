@@ -33,7 +33,7 @@ def outputs_and_gradients(
 ) -> list[Tensor]:
     """Trajectory, derivatives, and the gradients of everything from random gradients of both."""
     leaf = u0.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-    out = ode.rollout(model, leaf, derivatives=True, **options)
+    out = ode.rollout(model, leaf, return_derivatives=True, **options)
     generator = torch.Generator().manual_seed(1)
     upstream = [
         grad_layout(torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o))
@@ -143,7 +143,7 @@ def test_a_gradient_that_can_be_differentiated_is_the_same(
     options: dict[str, Any] = {"steps": 4, "dt": 0.05, "method": "rk4_38"}
     hooks = saved_tensors_hooks(lambda t: t, lambda t: t) if hooked else contextlib.nullcontext()
     with hooks:
-        path, slopes = ode.rollout(model, leaves[0], derivatives=True, **options)
+        path, slopes = ode.rollout(model, leaves[0], return_derivatives=True, **options)
     terms = {"trajectory": path.sin(), "derivatives": slopes.sin(), "both": path.sin() + slopes}
     loss = terms[upstream].sum()
     once = torch.autograd.grad(loss, leaves, retain_graph=True)
@@ -260,7 +260,7 @@ def test_some_gradients_alone(backend: str) -> None:
     for index, parameter in enumerate(model.parameters()):
         model.requires_grad_(False)
         parameter.requires_grad_()
-        trajectory, slopes = ode.rollout(model, u0, steps=4, dt=0.01, derivatives=True)
+        trajectory, slopes = ode.rollout(model, u0, steps=4, dt=0.01, return_derivatives=True)
         generator = torch.Generator().manual_seed(1)
         upstream = [
             torch.randn(o.shape, generator=generator, dtype=torch.float64)
@@ -279,7 +279,7 @@ def test_second_derivatives(backend: str) -> None:
     ) -> Any:
         return ode.integrate(
             u0, weight_re, weight_im, gate, weight, steps=2, dt=0.05, method="midpoint",
-            derivatives=True,
+            return_derivatives=True,
         )  # fmt: skip
 
     torch.autograd.gradgradcheck(

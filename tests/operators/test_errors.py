@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from npu_kernels import functional
-from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
+from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, BaseLayer, NaiveNPU, RealNPU, iNALU
 from tests.conftest import needs_library
 from tests.operators.bad_calls import ErrorSample, error_samples
 from tests.support.kernels import ops
@@ -51,7 +51,7 @@ def test_a_house_message() -> None:
      r"dtype must be one of torch.float16, .*, torch.float64, got torch.float8_e4m3fn"),
 ])  # fmt: skip
 def test_sizes(
-    unit: type[Unit], arguments: Any, options: Any, error: type[Exception], message: str
+    unit: type[BaseLayer], arguments: Any, options: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=f"^{unit.__name__}: {message}$"):
         unit(*arguments, **options)
@@ -60,7 +60,7 @@ def test_sizes(
 @pytest.mark.parametrize(("unit", "flag"), [
     (NAU, "clip"), (NMU, "clip"), (NMRU, "clip"), (NALU, "bias"),
 ])  # fmt: skip
-def test_flags(unit: type[Unit], flag: str) -> None:
+def test_flags(unit: type[BaseLayer], flag: str) -> None:
     for wrong in ("False", 1, None):
         message = f"^{unit.__name__}: {flag} must be True or False, got {wrong!r}$"
         with pytest.raises(TypeError, match=message):
@@ -83,7 +83,7 @@ def test_flags(unit: type[Unit], flag: str) -> None:
     (NPU, {"init_im": None},
      "init_im must be 'zeros', 'uniform', or finite and at least 0, got None"),
 ])  # fmt: skip
-def test_options(unit: type[Unit], options: Any, message: str) -> None:
+def test_options(unit: type[BaseLayer], options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{unit.__name__}: {message}$"):
         unit(2, 2, **options)
 

@@ -75,7 +75,7 @@ def test_modules_that_are_imported_late_are_attributes() -> None:
         "assert names >= {*npu_kernels.__all__, 'functional', '__version__'}\n"
         "assert npu_kernels.ode.__name__ == 'npu_kernels.ode'\n"
         "assert npu_kernels.fit is npu_kernels.fitting.fit\n"
-        "assert npu_kernels.fit_many is npu_kernels.fitting.fit_many\n"
+        "assert npu_kernels.fit_batch is npu_kernels.fitting.fit_batch\n"
         "from npu_kernels import *\n"
         "print(formula.__name__, fit.__module__, hasattr(npu_kernels, 'nothing'))"
     )

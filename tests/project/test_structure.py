@@ -66,7 +66,7 @@ MEASURED = {
     "npu_kernels.ode._loop": "the formula that a kernel of a time loop is compared with",
 }
 # On a page, and in no `__all__`: the base class, which `from npu_kernels import *` leaves out.
-BASE_CLASSES = ["npu_kernels.layers.Unit"]
+BASE_CLASSES = ["npu_kernels.layers.BaseLayer"]
 # Tests whose private names are not in tests/private_names.txt: they name modules as data.
 UNLISTED = ("tests.project.",)
 # Public names without an entry in docs/reference, each with the reason.
@@ -511,7 +511,7 @@ def test_only_public_faces_say_what_a_neural_power_unit_is() -> None:
     """Every other module's first line says what that file is."""
     names = (
         "certify env equations fitting formula functional interop layers ode optim reference"
-        " sharding training training.trace"
+        " sharding training training.debug"
     )
     faces = {"npu_kernels", *(f"npu_kernels.{name}" for name in names.split())}
     said = {

@@ -32,7 +32,6 @@ OLD_NAMES = (
     r"\bstarts=", r"\bdraws=", r"\bstretch=", r"\bfitting\.(Fit|Fits|Run)\b", r"\btraining\.Run\b",
     r"(?<!y_)\bunits=", r"noise=\"(constant|relative|factor)\"",
 )  # fmt: skip
-RENAMED = False  # whether the public names are the new ones
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)", re.M | re.S)
 
@@ -44,7 +43,6 @@ def test_words_of_pages(page) -> None:
     assert {match.group(): WORDS[word] for word, match in matches.items() if match} == {}
 
 
-@pytest.mark.skipif(not RENAMED, reason="the names have not been changed yet")
 def test_old_names() -> None:
     texts = {page.name: page.read_text("utf-8") for page in PAGES}
     texts |= {name: str(getattr(value, "__doc__", "")) for name, value in public_values().items()}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels.fitting import Recipe, Run
+from npu_kernels.fitting import FitJob, Recipe
 
 SHORT = Recipe(
     rungs=((20, 1.0), (10, 0.5)), refine=12, settle=6, rows=(32, 64), denominators=(1, 2)
@@ -38,13 +38,13 @@ def hard() -> tuple[Tensor, Tensor]:
 @contextlib.contextmanager
 def interrupted_fit(rounds_made: int) -> Iterator[None]:
     """Ctrl-C after so many rounds of a fit, made one by one."""
-    advance = Run.advance
+    advance = FitJob.advance
 
-    def advance_one(self: Run, rounds: int) -> None:
+    def advance_one(self: FitJob, rounds: int) -> None:
         advance(self, 1)
         if self.done == rounds_made:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "advance", advance_one)
+        patch.setattr(FitJob, "advance", advance_one)
         yield

@@ -36,14 +36,14 @@ def terms(equation) -> dict[tuple[float, ...], float]:
 
 
 def check(model, expected, rel=1e-9, power=1.0):
-    actual = terms(model.best_)
+    actual = terms(model.best_equation_)
     assert actual == pytest.approx(expected, rel=rel)
-    assert model.best_.power == power
+    assert model.best_equation_.target_power == power
 
 
 def model(**options) -> NPURegressor:
     """An estimator with a short search."""
-    return NPURegressor(random_state=0, **{"starts": 16, **options})
+    return NPURegressor(random_state=0, **{"n_init": 16, **options})
 
 
 def standard_errors(law, parameters, y) -> np.ndarray:
@@ -63,4 +63,4 @@ def fitted_to_noise():
     """Inputs, a noisy sum of two terms, and the model that was fitted to them."""
     X = uniform(3)
     y = 3.7 * X[:, 0] ** 2 / X[:, 1] - 12.5 * X[:, 2] + 0.2 * noise()
-    return X, y, NPURegressor(random_state=0, output_powers=(1,)).fit(X, y)
+    return X, y, NPURegressor(random_state=0, target_powers=(1,)).fit(X, y)

@@ -28,7 +28,7 @@ def solution(
     dt = float(t.max()) / 2000
     path, slopes = ode.integrate(
         numbers(*u0), weights[0], None, None, weights[1], steps=2001, dt=dt, method="rk4",
-        derivatives=True, clip=False,
+        return_derivatives=True, clip=False,
     )  # fmt: skip
     return ode.interpolate(path, t, dt=dt, method="hermite", derivatives=slopes)
 

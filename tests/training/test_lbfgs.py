@@ -65,7 +65,7 @@ def test_iterates_are_torchs(iterations: int) -> None:
     # Twenty iterations amplify the last digit, differently with every order of summation.
     torch.testing.assert_close(result.x, expected, rtol=0, atol=1e-14 * 3.0**iterations)
     assert set(result.status.tolist()) == {Status.ITERATIONS}
-    assert set(result.iterations.tolist()) == {iterations}
+    assert set(result.n_iterations.tolist()) == {iterations}
 
 
 def test_the_first_step_is_at_most_the_gradient() -> None:
@@ -91,7 +91,7 @@ def test_line_searches_are_torchs() -> None:
     result = lbfgs(differentiated(wavy), x0, max_iterations=6)
     moved = result.status == Status.ITERATIONS
     assert moved.sum() >= 20
-    assert (result.evaluations - result.iterations).max() >= 5
+    assert (result.n_evaluations - result.n_iterations).max() >= 5
     torch.testing.assert_close(result.x[moved], with_torch(wavy, x0[moved], 6), rtol=0, atol=1e-9)
 
 
@@ -112,7 +112,7 @@ def test_no_model_depends_on_the_others(size: int, compact: bool) -> None:
     function = rosenbrock if size > 1 else wavy
     x0 = starts(9, size)
     together = lbfgs(differentiated(function), x0, max_iterations=60, compact=compact)
-    assert len(set(together.evaluations.tolist())) > 1
+    assert len(set(together.n_evaluations.tolist())) > 1
     for k in range(9):
         single = lbfgs(differentiated(function), x0[k : k + 1], max_iterations=60)
         for ours, theirs in zip(together, single, strict=True):
@@ -131,7 +131,7 @@ def test_only_running_models_are_evaluated() -> None:
 
     result = lbfgs(closure, torch.zeros(3, 2, dtype=torch.float64))
     assert set(result.status.tolist()) == {Status.CONVERGED}
-    assert result.iterations[0] == 0
+    assert result.n_iterations[0] == 0
     assert seen[0] == [0, 1, 2]
     assert seen[1] == [1, 2]
     assert seen[-1] == [2]
@@ -146,7 +146,7 @@ def test_finished_models_stay_where_they_are() -> None:
         return differentiated(rosenbrock)(x, active)
 
     result = lbfgs(closure, starts(6, 2), compact=False)
-    ended = result.evaluations
+    ended = result.n_evaluations
     assert ended.min() + 2 < ended.max()
     for k in range(6):
         for points in seen[int(ended[k]) :]:
@@ -188,13 +188,13 @@ def test_a_gradient_that_is_not_finite_is_a_wall_too() -> None:
 def test_rules() -> None:
     x0 = starts(4, 3)
     closure = differentiated(rosenbrock)
-    assert set(lbfgs(closure, x0, max_iterations=3).iterations.tolist()) == {3}
+    assert set(lbfgs(closure, x0, max_iterations=3).n_iterations.tolist()) == {3}
     assert set(lbfgs(closure, x0, gradient_tolerance=1e9).status.tolist()) == {Status.CONVERGED}
     assert set(lbfgs(closure, x0, x_tolerance=1e-3).status.tolist()) == {Status.SMALL_STEP}
     assert set(lbfgs(closure, x0, f_tolerance=1e9).status.tolist()) == {Status.SMALL_CHANGE}
     spent = lbfgs(closure, x0, max_evaluations=7)
     assert set(spent.status.tolist()) == {Status.EVALUATIONS}
-    assert ((spent.evaluations >= 7) & (spent.evaluations < 7 + 25)).all()
+    assert ((spent.n_evaluations >= 7) & (spent.n_evaluations < 7 + 25)).all()
     x0[1, 0] = math.nan
     assert lbfgs(closure, x0, max_iterations=3).status.tolist() == [5, Status.NOT_FINITE, 5, 5]
 
@@ -210,14 +210,14 @@ def test_rules() -> None:
 def test_the_ends_of_the_rules() -> None:
     closure, x0 = differentiated(rosenbrock), starts(1, 3)
     five = lbfgs(closure, x0, max_iterations=5)
-    assert lbfgs(closure, x0, max_evaluations=int(five.evaluations)).iterations.tolist() == [5]
+    assert lbfgs(closure, x0, max_evaluations=int(five.n_evaluations)).n_iterations.tolist() == [5]
     # A step is as long as its longest part: the second variable is at its minimum and never moves.
     x0 = torch.tensor([[30.0, 1.0]], dtype=torch.float64)
     result = lbfgs(differentiated(log_barrier), x0, x_tolerance=1e-3)
     torch.testing.assert_close(result.x, torch.ones_like(x0), rtol=0, atol=1e-2)
     # Downhill for ever: x0, the first trial point, and as many more as a line search may have.
     line = differentiated(lambda x: -x.sum(1))
-    assert lbfgs(line, x0, max_iterations=1, max_line_search=3).evaluations.tolist() == [5]
+    assert lbfgs(line, x0, max_iterations=1, max_line_search=3).n_evaluations.tolist() == [5]
 
 
 def table(*rows: tuple[float, float]) -> tuple[Closure, list[float]]:

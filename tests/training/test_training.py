@@ -126,7 +126,7 @@ def test_project(num_models: int | None) -> None:
         assert torch.equal(
             parameter, before[name].clamp(0, 1) if name.endswith("gate") else before[name]
         )
-    project_(model, weights=2.5)
+    project_(model, weight_bound=2.5)
     ranges = _ranges(model)
     for name in ("0.weight_re", "0.weight_im", "1.weight_re", "2.0.weight_re", "2.0.weight_im"):
         assert ranges[name] == (-2.5, 2.5)
@@ -160,7 +160,7 @@ def test_projection_of_pruned_layers(name: str) -> None:
     with torch.no_grad():
         original.copy_(torch.linspace(-4, 4, original.numel()).view_as(original))
     before = original.detach().clone()
-    project_(layer, weights=1.5)
+    project_(layer, weight_bound=1.5)
     assert torch.equal(original, before.clamp(0, 1) if name == "gate" else before.clamp(-1.5, 1.5))
     model = nn.Sequential(NAU(2, 2))
     prune.random_unstructured(model[0], "weight", amount=2)
@@ -224,7 +224,7 @@ def test_a_weight_that_is_computed_from_others_is_not_passed_over() -> None:
     with pytest.raises(
         ValueError, match=r"^project_: weight of NAU must be a parameter, pruned or parametrized"
     ):
-        project_(layer, weights=1.0)
+        project_(layer, weight_bound=1.0)
 
 
 # ---- the loss ------------------------------------------------------------------------------------

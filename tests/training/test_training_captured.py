@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from npu_kernels import NAU, NMU, NPU, functional, iNALU, use_backend
 from npu_kernels._triton import for_graph
 from npu_kernels.optim import Adam
-from npu_kernels.training import Run, SteppedSchedule, run
+from npu_kernels.training import SteppedSchedule, TrainingResult, run
 from tests.support.loops import one_by_one, why
 from tests.training.test_training_obstacles import OnGpu
 
@@ -159,12 +159,12 @@ def data(dtype: torch.dtype = torch.float64, rows: int = 20) -> tuple[Tensor, Te
     return x.as_subclass(OnGpu), torch.stack([x[:, 0] * x[:, 1], x[:, 0] / x[:, 1], x[:, 0]], -1)
 
 
-def ordinary(*arguments: Any, **settings: Any) -> Run:
+def ordinary(*arguments: Any, **settings: Any) -> TrainingResult:
     with one_by_one():
         return run(*arguments, **settings)
 
 
-def assert_same(result: Run, other: Run, within: float = 1e-10) -> None:
+def assert_same(result: TrainingResult, other: TrainingResult, within: float = 1e-10) -> None:
     torch.testing.assert_close(result.losses, other.losses, rtol=within, atol=within)
     for p, q in zip(result.model.parameters(), other.model.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=within, atol=within)
@@ -183,19 +183,19 @@ def assert_same(result: Run, other: Run, within: float = 1e-10) -> None:
 SETTINGS: dict[str, dict[str, Any]] = {
     "all rows": {},
     "drawn rows": {"batch_size": 7},
-    "given rows": {"rows": torch.arange(40 * 5).view(40, 5) % 20},
+    "given rows": {"batch_indices": torch.arange(40 * 5).view(40, 5) % 20},
     "a rate that falls": {"lr": lambda step: 0.01 / step},
     "penalties": {"penalties": {"l1": SteppedSchedule(1e-4, 1e-2, step=20),
                                 "madsen": lambda n: 1e-4 * n, "paper": 0.1}},
-    "frobenius": {"penalties": {"frobenius": lambda step: 1e-3 / step, "whole": 1e-3},
+    "frobenius": {"penalties": {"frobenius": lambda step: 1e-3 / step, "integer": 1e-3},
                   "project": 2.0},
     "weights, few losses": {"sample_weight": torch.linspace(0, 1, 60,
                                                             dtype=torch.float64).view(20, 3),
-                            "every": 7},
+                            "record_every": 7},
     "zero, no projection": {"nonfinite": "zero", "project": False},
     "rmsprop": {"optimizer": "rmsprop", "lr": 1e-3, "batch_size": 6},
-    "callbacks": {"callbacks": lambda record: None, "stretch": 20},
-    "one by one between callbacks": {"callbacks": lambda record: None, "stretch": FEWEST_STEPS - 1},
+    "callbacks": {"callbacks": lambda record: None, "callback_every": 20},
+    "one by one between callbacks": {"callbacks": lambda record: None, "callback_every": FEWEST_STEPS - 1},
 }  # fmt: skip
 
 
@@ -302,7 +302,7 @@ def test_the_sequence() -> None:
     once."""
     model, rows = model_of(None), torch.arange(40).view(40, 1) % 20
     optimizer, before = Adam(model.parameters(), 0.5), rows.clone()
-    run(model, *data(), steps=40, optimizer=optimizer, lr=0.01, rows=rows)
+    run(model, *data(), steps=40, optimizer=optimizer, lr=0.01, batch_indices=rows)
     assert events == [
         "wait",
         "side stream",
@@ -336,23 +336,23 @@ def test_when_the_state_has_begun() -> None:
         assert events.count("replay") == count
 
 
-def _smaller_steps(record: Run) -> None:
-    if record.steps == 40:
+def _smaller_steps(record: TrainingResult) -> None:
+    if record.n_steps == 40:
         record.optimizer.param_groups[0]["eps"] = 0.1
 
 
-def _other_address(record: Run) -> None:
-    if record.steps == 40:
+def _other_address(record: TrainingResult) -> None:
+    if record.n_steps == 40:
         weight = record.model[0].weight_re  # type: ignore[index]
         weight.data = weight.data.clone()
 
 
-def _frozen(record: Run) -> None:
-    if record.steps == 40:
+def _frozen(record: TrainingResult) -> None:
+    if record.n_steps == 40:
         record.model[0].gate.requires_grad_(False)  # type: ignore[index]
 
 
-def _values(record: Run) -> None:
+def _values(record: TrainingResult) -> None:
     with torch.no_grad():
         record.model[0].weight_re.mul_(0.99)  # type: ignore[index]
     (record.model(data()[0]).sum()).backward()
@@ -370,7 +370,7 @@ def test_one_capture_serves_all_calls(change: Any, settings: dict[str, Any], cap
     results = []
     for make in (run, ordinary):
         torch.manual_seed(3)
-        options = {"steps": 120, "callbacks": change, "stretch": 20, "lr": 0.01, **settings}
+        options = {"steps": 120, "callbacks": change, "callback_every": 20, "lr": 0.01, **settings}
         results.append(make(model_of(None), *data(), **options))  # type: ignore[operator]
     assert_same(results[0], results[1])
     assert events.count("capture") == captures
@@ -385,10 +385,13 @@ def test_a_capture_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     for make in (run, ordinary):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            settings = {"lr": lambda step: 0.01 / step, "rows": torch.arange(200).view(40, 5) % 19}
+            settings = {
+                "lr": lambda step: 0.01 / step,
+                "batch_indices": torch.arange(200).view(40, 5) % 19,
+            }
             runs.append(
                 make(
-                    model_of(None), *data(), steps=40, callbacks=lambda _: None, stretch=20,
+                    model_of(None), *data(), steps=40, callbacks=lambda _: None, callback_every=20,
                     **settings,
                 )
             )  # fmt: skip
@@ -416,7 +419,10 @@ def test_an_empty_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", lambda: elsewhere)
     results = []
     for make in (run, ordinary):
-        settings = {"lr": lambda step: 0.01 / step, "rows": torch.arange(200).view(40, 5) % 19}
+        settings = {
+            "lr": lambda step: 0.01 / step,
+            "batch_indices": torch.arange(200).view(40, 5) % 19,
+        }
         notice = pytest.warns(UserWarning, match=r"no CUDA graph .*UserWarning: The CUDA Graph is")
         with notice if make is run else contextlib.nullcontext():
             results.append(make(model_of(3), *data(), steps=40, **settings))  # type: ignore[operator]

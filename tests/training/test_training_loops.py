@@ -21,7 +21,7 @@ from npu_kernels import (
     RealNPU,
     backend_for,
 )
-from npu_kernels.training import Run, run
+from npu_kernels.training import TrainingResult, run
 from tests.conftest import needs_library
 from tests.support.loops import NOTICE, one_by_one, why
 from tests.training.test_training_obstacles import OnGpu, _model, _overlap
@@ -48,7 +48,7 @@ def in_each_loop(
     model: nn.Module,
     prepare: Callable[[nn.Module], Any],
     **settings: Any,
-) -> list[Run]:
+) -> list[TrainingResult]:
     """The run in C++, and by the ordinary loop; prepare: freezes parameters, returns an optimiser
     or None."""
     results = []
@@ -394,13 +394,20 @@ def test_what_a_callback_changes(name: str) -> None:
         by_hand.step()
         losses.append(loss.detach())
 
-    def change(part: Run) -> None:
-        assert part.fused == (part.steps <= 4)
-        if part.steps == 4:
+    def change(part: TrainingResult) -> None:
+        assert part.fused == (part.n_steps <= 4)
+        if part.n_steps == 4:
             CHANGES[name](models[1])
 
     result = run(
-        models[1], x, y, steps=8, optimizer=in_run, project=False, stretch=2, callbacks=change
+        models[1],
+        x,
+        y,
+        steps=8,
+        optimizer=in_run,
+        project=False,
+        callback_every=2,
+        callbacks=change,
     )
     assert not result.fused
     torch.testing.assert_close(result.losses, torch.stack(losses))

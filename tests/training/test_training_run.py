@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize, prune
 
 from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
 from npu_kernels.optim import Adam
-from npu_kernels.training import Run, SteppedSchedule, run
+from npu_kernels.training import SteppedSchedule, TrainingResult, run
 from tests.conftest import needs_library
 from tests.support.compare import assert_equal
 from tests.support.loops import NOTICE, new_notices
@@ -58,7 +58,7 @@ def data(k: int | None, dtype: torch.dtype, per_model: bool = False) -> tuple[Te
 
 def both(
     make: Make, k: int | None, dtype: torch.dtype, per_model: bool = False, **settings: Any
-) -> list[Run]:
+) -> list[TrainingResult]:
     """The run in one call, and by the ordinary loop: a hook keeps it from being fused."""
     model = make(k, dtype)
     twin = copy.deepcopy(model)
@@ -77,7 +77,7 @@ def both(
     return results
 
 
-def assert_same(fused: Run, ordinary: Run, within: float) -> None:
+def assert_same(fused: TrainingResult, ordinary: TrainingResult, within: float) -> None:
     """Losses, parameters and the optimiser's state."""
     torch.testing.assert_close(fused.losses, ordinary.losses, rtol=within, atol=within)
     for ours, theirs in zip(fused.model.parameters(), ordinary.model.parameters(), strict=True):
@@ -96,7 +96,7 @@ def test_as_the_ordinary_loop(name: str, k: int | None) -> None:
     assert_same(fused, ordinary, 1e-11)
     assert fused.losses.shape == (STEPS, *([] if k is None else [k]))
     assert fused.complete
-    assert fused.steps == STEPS
+    assert fused.n_steps == STEPS
 
 
 OPTIMIZERS: dict[str, Any] = {
@@ -122,7 +122,7 @@ PENALTIES: dict[str, Any] = {
     "frobenius": lambda step: step / 100,
     "madsen": 0.1,
     "paper": 0.2,
-    "whole": lambda step: step / 500,
+    "integer": lambda step: step / 500,
 }
 
 
@@ -182,7 +182,9 @@ def test_instruction_sets(isa: str) -> None:
 def test_rows() -> None:
     rows = torch.randint(ROWS, (STEPS, 8), generator=torch.Generator().manual_seed(2))
     for per_model in (False, True):
-        fused, ordinary = both(MODELS["npu nau"], 3, torch.float64, per_model=per_model, rows=rows)
+        fused, ordinary = both(
+            MODELS["npu nau"], 3, torch.float64, per_model=per_model, batch_indices=rows
+        )
         assert_same(fused, ordinary, 1e-11)
     drawn = [
         both(
@@ -213,7 +215,7 @@ def test_rows_that_follow_one_another(k: int | None, per_model: bool, name: str)
     rows[::3] = torch.randint(ROWS, rows[::3].shape, generator=torch.Generator().manual_seed(2))
     rows[3::6] = torch.arange(8)
     rows[3::6, -1] = ROWS - 1
-    fused, ordinary = both(MODELS[name], k, torch.float64, per_model=per_model, rows=rows)
+    fused, ordinary = both(MODELS[name], k, torch.float64, per_model=per_model, batch_indices=rows)
     assert_same(fused, ordinary, 1e-11)
 
 
@@ -249,7 +251,7 @@ def test_small_power_units_alone(name: str, batch: int, per_model: bool, isa: st
     rows[1::2] = torch.randint(count, rows[1::2].shape, generator=generator)
     twin = copy.deepcopy(model)
     twin.register_forward_hook(lambda *_: None)
-    settings = {"steps": 6, "rows": rows, "lr": 0.01, "every": 2, "progress": False}
+    settings = {"steps": 6, "batch_indices": rows, "lr": 0.01, "record_every": 2, "progress": False}
     fused = run(model, x, y, **settings)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", f".*{NOTICE}")
@@ -284,7 +286,7 @@ def test_weights_of_errors(name: str, k: int | None, per_model: bool) -> None:
     """Weights are those of the rows that a step takes; losses are weighted too."""
     _, y = data(k, torch.float64, per_model)
     rows = torch.randint(ROWS, (STEPS, 8), generator=torch.Generator().manual_seed(2))
-    for settings in ({}, {"rows": rows}):
+    for settings in ({}, {"batch_indices": rows}):
         weighted = {"sample_weight": y.abs() + 0.1, **settings}
         fused, ordinary = both(MODELS[name], k, torch.float64, per_model=per_model, **weighted)
         assert_same(fused, ordinary, 1e-10)
@@ -316,17 +318,17 @@ def test_same_bits_with_threads_and_in_stretches(one_thread: None) -> None:
     x, y = data(20, torch.float32)
     start = MODELS["npu nau"](20, torch.float32)
     runs = []
-    for threads, stretch in ((1, None), (2, None), (1, 7)):
+    for threads, callback_every in ((1, None), (2, None), (1, 7)):
         torch.set_num_threads(threads)
         model = copy.deepcopy(start)
         generator, calls = torch.Generator().manual_seed(4), list[int]()
         result = run(
-            model, x, y, steps=400, lr=0.01, batch_size=16, generator=generator, stretch=stretch, every=3,
-            callbacks=None if stretch is None else lambda part, calls=calls: calls.append(part.steps),
+            model, x, y, steps=400, lr=0.01, batch_size=16, generator=generator, callback_every=callback_every, record_every=3,
+            callbacks=None if callback_every is None else lambda part, calls=calls: calls.append(part.n_steps),
         )  # fmt: skip
         assert result.losses.shape == (134, 20)
         assert result.fused
-        assert calls == ([] if stretch is None else [*range(7, 400, 7), 400])
+        assert calls == ([] if callback_every is None else [*range(7, 400, 7), 400])
         runs.append([result.losses, *(p.detach() for p in model.parameters())])
     for other in runs[1:]:
         assert_equal(runs[0], other)
@@ -393,19 +395,21 @@ def test_checkpoint(fused: bool, tmp_path: Path) -> None:
         start.append(nn.Identity())
     path = tmp_path / "run"
 
-    def train(checkpoint: Path | None, end_at: int | None = None, steps: int = 60) -> Run:
+    def train(
+        checkpoint: Path | None, end_at: int | None = None, steps: int = 60
+    ) -> TrainingResult:
         torch.manual_seed(len(str(checkpoint)))  # the checkpoint brings the generator's state
         return run(
-            copy.deepcopy(start), x, y, steps=steps, lr=0.01, batch_size=8, checkpoint=checkpoint, stretch=10,
+            copy.deepcopy(start), x, y, steps=steps, lr=0.01, batch_size=8, checkpoint=checkpoint, callback_every=10,
             generator=torch.Generator().manual_seed(3), penalties={"l1": SteppedSchedule(1e-3, 1.0, step=15)},
-            callbacks=lambda part: part.steps == end_at,
+            callbacks=lambda part: part.n_steps == end_at,
         )  # fmt: skip
 
     uninterrupted, part = train(None), train(path, 20)
     assert part.fused is fused
-    assert (part.steps, part.complete, len(part.losses)) == (20, False, 20)
+    assert (part.n_steps, part.complete, len(part.losses)) == (20, False, 20)
     rest = train(path)
-    assert (rest.steps, rest.complete) == (60, True)
+    assert (rest.n_steps, rest.complete) == (60, True)
     assert torch.equal(uninterrupted.losses, rest.losses)
     assert_equal(uninterrupted.model.parameters(), rest.model.parameters())
     # a finished one has nothing left to do
@@ -430,15 +434,15 @@ def test_checkpoint(fused: bool, tmp_path: Path) -> None:
 def test_ctrl_c() -> None:
     x, y = data(None, torch.float32)
 
-    def press(part: Run) -> None:
-        if part.steps == 20:
+    def press(part: TrainingResult) -> None:
+        if part.n_steps == 20:
             signal.raise_signal(signal.SIGINT)
 
     result = run(
         MODELS["npu nau"](None, torch.float32), x, y, steps=100, lr=0.01, callbacks=[press],
-        stretch=10,
+        callback_every=10,
     )  # fmt: skip
-    assert (result.steps, result.complete, result.losses.shape) == (20, False, (20,))
+    assert (result.n_steps, result.complete, result.losses.shape) == (20, False, (20,))
 
 
 @pytest.mark.parametrize(("change", "reason"), [

@@ -31,14 +31,16 @@ def test_an_optimizer_of_some_parameters_and_of_others() -> None:
     assert torch.equal(model[0].weight_re, before)  # type: ignore[index]
 
 
-@pytest.mark.parametrize("name", ["x", "y", "sample_weight", "rows", "a parameter of model"])
+@pytest.mark.parametrize(
+    "name", ["x", "y", "sample_weight", "batch_indices", "a parameter of model"]
+)
 @pytest.mark.parametrize("fused", [pytest.param(True, marks=needs_library), False])
 def test_a_storage_that_was_freed(name: str, fused: bool) -> None:
     model = MODELS["npu nau"](None, torch.float32)
     if not fused:
         model.append(torch.nn.Identity())  # type: ignore[operator]
     tensors = {"x": torch.rand(5, 2), "y": torch.rand(5, 3), "sample_weight": torch.rand(5, 3)}
-    tensors["rows"] = torch.zeros(3, 2, dtype=torch.int64)
+    tensors["batch_indices"] = torch.zeros(3, 2, dtype=torch.int64)
     tensors["a parameter of model"] = model[0].gate.detach()  # type: ignore[index]
     message = rf"run: {name} must have memory for its shape \(.*\), \d+ bytes, got a storage of {{}} bytes"
     for size in (tensors[name].nbytes - 1, 0):
@@ -46,7 +48,7 @@ def test_a_storage_that_was_freed(name: str, fused: bool) -> None:
         with pytest.raises(ValueError, match=message.format(size)):
             run(
                 model, tensors["x"], tensors["y"], steps=3, lr=0.1,
-                sample_weight=tensors["sample_weight"], rows=tensors["rows"],
+                sample_weight=tensors["sample_weight"], batch_indices=tensors["batch_indices"],
             )  # fmt: skip
 
 

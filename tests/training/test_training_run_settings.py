@@ -41,7 +41,7 @@ def test_rows_are_drawn_by_the_generator(fused: bool) -> None:
     """Uniformly with replacement, from the generator that is passed, or one that torch seeds."""
     generator, twin = (torch.Generator().manual_seed(7) for _ in range(2))
     drawn = losses(model=model(fused), batch_size=4, generator=generator)
-    expected = losses(model=model(fused), rows=torch.randint(21, (30, 4), generator=twin))
+    expected = losses(model=model(fused), batch_indices=torch.randint(21, (30, 4), generator=twin))
     assert torch.equal(drawn, expected)
     assert torch.equal(generator.get_state(), twin.get_state())
     seeded = []
@@ -65,7 +65,7 @@ def test_all_rows_draw_nothing() -> None:
 
 def test_rows_of_any_strides() -> None:
     rows = torch.randint(21, (4, 30), generator=torch.Generator().manual_seed(1))
-    assert torch.equal(losses(rows=rows.T), losses(rows=rows.T.contiguous()))
+    assert torch.equal(losses(batch_indices=rows.T), losses(batch_indices=rows.T.contiguous()))
 
 
 @both
@@ -178,13 +178,13 @@ def test_named_optimisers_are_torchs(name: str, kind: Any) -> None:
 def test_records_of_a_long_run() -> None:
     """A run keeps at most a thousand losses, of every n-th step, unless `every` is set."""
     every_step, result = (
-        losses(steps=1001, every=1),
+        losses(steps=1001, record_every=1),
         run(model(), X, Y, steps=1001, lr=0.01, progress=False),
     )
-    assert result.every == 2
+    assert result.record_every == 2
     assert torch.equal(result.losses, every_step[::2])
     assert len(losses(steps=1000)) == 1000
-    assert losses(steps=7, every=3, model=model(k=2)).shape == (3, 2)
+    assert losses(steps=7, record_every=3, model=model(k=2)).shape == (3, 2)
 
 
 def test_callbacks() -> None:
@@ -192,18 +192,25 @@ def test_callbacks() -> None:
     calls: list[tuple[str, int, bool]] = []
 
     def first(part: Any) -> Any:
-        calls.append(("first", part.steps, part.complete))
-        return part.steps == 9
+        calls.append(("first", part.n_steps, part.complete))
+        return part.n_steps == 9
 
     def second(part: Any) -> Any:
-        calls.append(("second", part.steps, part.complete))
-        assert len(part.losses) == part.steps
+        calls.append(("second", part.n_steps, part.complete))
+        assert len(part.losses) == part.n_steps
         return 1
 
     result = run(
-        model(), X, Y, steps=30, lr=0.01, callbacks=(first, second), progress=False, stretch=3
+        model(),
+        X,
+        Y,
+        steps=30,
+        lr=0.01,
+        callbacks=(first, second),
+        progress=False,
+        callback_every=3,
     )
-    assert (result.steps, result.complete) == (9, False)
+    assert (result.n_steps, result.complete) == (9, False)
     assert calls == [(name, step, False) for step in (3, 6, 9) for name in ("first", "second")]
     calls.clear()
     result = run(model(), X, Y, steps=250, lr=0.01, callbacks=second, progress=False)
@@ -252,8 +259,8 @@ def test_torchs_own_learning_rate(name: str, rate: float) -> None:
 def test_what_lies_on_the_border_is_taken() -> None:
     rows = torch.tensor([[0, 20]])
     for change in (
-        {"lr": 0}, {"project": 1}, {"project": math.inf}, {"rows": rows}, {"batch_size": 1},
-        {"every": 5},
+        {"lr": 0}, {"project": 1}, {"project": math.inf}, {"batch_indices": rows}, {"batch_size": 1},
+        {"record_every": 5},
     ):  # fmt: skip
         assert len(losses(steps=1, **change)) == 1
     assert losses(steps=1, model=model(k=2), batch_size=3).shape == (1, 2)

@@ -199,7 +199,7 @@ def test_special_values(layer: str, device: str) -> None:
     runs = []
     for backend in ("triton", "reference"):
         with use_backend(backend), torch.no_grad():
-            runs.append(ode.rollout(model, u0, derivatives=True, nonfinite="keep", **LOOP))
+            runs.append(ode.rollout(model, u0, return_derivatives=True, nonfinite="keep", **LOOP))
     for actual, expected in zip(*runs, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-14, equal_nan=True)
 
@@ -232,7 +232,7 @@ def test_some_gradients_alone(device: str) -> None:
         for index, parameter in enumerate(model.parameters()):
             model.requires_grad_(False)
             parameter.requires_grad_()
-            out = ode.rollout(model, u0, derivatives=True, **LOOP)
+            out = ode.rollout(model, u0, return_derivatives=True, **LOOP)
             generator.manual_seed(1)
             upstream = [
                 torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o) for o in out
@@ -257,7 +257,7 @@ def test_gradcheck(device: str) -> None:
     ) -> Any:
         return ode.integrate(
             u0, weight_re, weight_im, gate, weight, steps=2, dt=0.05, method="midpoint",
-            derivatives=True,
+            return_derivatives=True,
         )  # fmt: skip
 
     operands = (

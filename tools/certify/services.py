@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
 from npu_kernels import NPU, functional, interop
-from npu_kernels.training import trace
+from npu_kernels.training import debug
 from tools.certify.matrix import ROUNDING, Column, check, equal, inputs, model_of, require, step
 
 
@@ -140,6 +140,6 @@ def _anomaly(column: Column) -> None:
             require(named, str(error))
         else:
             raise AssertionError("no error")
-    with trace.non_finite(layer, "record") as records:
+    with debug.detect_nonfinite(layer, "record") as records:
         layer(x)
-    require((records[0].kind, records[0].unit, records[0].row) == ("NPU", 0, (0,)), str(records))
+    require((records[0].kind, records[0].output, records[0].row) == ("NPU", 0, (0,)), str(records))

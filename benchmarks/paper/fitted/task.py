@@ -25,7 +25,7 @@ from benchmarks.paper.simple import task as simple
 from benchmarks.paper.streams import Sobol
 from benchmarks.paper.training import Fit, Rows
 from npu_kernels import NAU, NPU, RealNPU
-from npu_kernels.fitting import Recipe, Run
+from npu_kernels.fitting import FitJob, Recipe
 
 COLUMNS = (
     "task_set", "task", "model", "starts", "seed", "error", "held_out", "steps", "kind",
@@ -97,7 +97,7 @@ class Fitted(Fit):
             model = nn.Sequential(first, unit(size, 1, num_models=k))
         x, y = data(task_set, self.settings["task"], self.seed, variant)
         recipe, model = QUICK if self.settings["quick"] else Recipe(), model.to(self.device)
-        super().__init__(Run(model, x.unsqueeze(0), y.unsqueeze(0), [self.seed], recipe, "fit"))
+        super().__init__(FitJob(model, x.unsqueeze(0), y.unsqueeze(0), [self.seed], recipe, "fit"))
 
     def results(self) -> tuple[Rows, dict[str, Tensor]]:
         """A row for each operation, and the model's parameters ``[1, P]``."""
@@ -111,8 +111,8 @@ class Fitted(Fit):
         common = {
             **{name: self.settings[name] for name in ("task_set", "model", "starts")},
             "seed": self.seed,
-            "held_out": float(fit.score),
-            "steps": float(fit.rows) / rows,
+            "held_out": float(fit.losses),
+            "steps": float(fit.n_rows) / rows,
             "kind": fit.chosen[0].kind,
             "denominator": fit.chosen[0].denominator,
             "n_params": int((parameters.abs() > ZERO).sum()),

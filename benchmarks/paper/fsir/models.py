@@ -33,11 +33,13 @@ def module(model: str, h: int, parameters: Tensor) -> nn.Sequential:
 def equations(model: str, h: int, parameters: Tensor, digits: int = 4) -> list[str]:
     """dS/dt, dI/dt, dR/dt of a power model as text, for states of at least 0; [] without sympy."""
     try:
-        from npu_kernels.formula import read
+        from npu_kernels.formula import extract
 
         pruned = torch.where(parameters.abs() > fsir.NON_ZERO, parameters, 0.0)
         names = [f"d{name}/dt" for name in fsir.NAMES]
-        formula = read(module(model, h, pruned), list(fsir.NAMES), outputs=names, positive=True)
+        formula = extract(
+            module(model, h, pruned), list(fsir.NAMES), outputs=names, nonnegative=True
+        )
     except ImportError:
         return []
     return formula.text(digits).splitlines()

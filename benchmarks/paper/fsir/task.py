@@ -137,7 +137,7 @@ def integrate(
     weight_im, gate, weight = parts[1] if len(parts) == 4 else None, *parts[-2:]
     solution = ode.integrate(
         u0, parts[0], weight_im, gate, weight, steps=steps, dt=dt, method=method, nonfinite="keep",
-        derivatives=True, clip=False,
+        return_derivatives=True, clip=False,
     )  # fmt: skip
     assert isinstance(solution, tuple)
     return solution[0][:models], solution[1][:models]
@@ -289,7 +289,7 @@ class Training:
     def results(self) -> tuple[Rows, dict[str, Tensor]]:
         result = self._second().result()
         counts = (result.x.abs() > NON_ZERO).sum(1)
-        numbers = self.errors(result.x), counts, self.errors(self.parameters), result.iterations
+        numbers = self.errors(result.x), counts, self.errors(self.parameters), result.n_iterations
         values = zip(*(column.tolist() for column in numbers), strict=True)
         rows = [
             dict(zip(COLUMNS, (self.model, self.h, run["beta"], run["run"], *of_run), strict=True))

@@ -20,7 +20,7 @@ from benchmarks.paper.single_module import task
 from benchmarks.paper.single_module import task as single_module
 from benchmarks.paper.single_module.task import BATCH_ROWS, Data, SingleModule
 from benchmarks.paper.training import Fit, Rows
-from npu_kernels.fitting import Run
+from npu_kernels.fitting import FitJob
 
 
 class Best(Fit):
@@ -33,7 +33,7 @@ class Best(Fit):
         unit = single_module.RECIPES["best"][settings["unit"]]
         x, y = rows(list(dict.fromkeys(seeds)), settings["op"], settings["rows"], self.device)
         models = unit.make(len(seeds) * settings["starts"]).to(self.device)
-        super().__init__(Run(models, x, y, seeds))
+        super().__init__(FitJob(models, x, y, seeds))
 
     @torch.no_grad()
     def results(self) -> tuple[Rows, dict[str, Tensor]]:
@@ -50,7 +50,7 @@ class Best(Fit):
                 "solved_at": math.nan,  # the test error is looked at once, at the end
                 "sparsity": float(sparsity[k]),
                 "last_mse": float(errors[k]),
-                "steps": float(fit.rows[k]) / BATCH_ROWS,
+                "steps": float(fit.n_rows[k]) / BATCH_ROWS,
             }
             table.append(single_module.table_row(self.settings, run, values))
         parameters = torch.cat([p.flatten(1) for p in models.parameters()], 1).cpu()

@@ -50,7 +50,7 @@ from benchmarks.paper.streams import Blocks, stream
 from benchmarks.paper.training import Adam, Buffer, Rows, Training, unpenalised
 from npu_kernels import NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
 from npu_kernels.env import processor
-from npu_kernels.layers import Unit as Layer
+from npu_kernels.layers import BaseLayer as Layer
 
 BATCH_ROWS = 128
 STEPS, QUICK_STEPS = 50_000, 500
@@ -301,7 +301,7 @@ class SingleModule(Training):
             penalties["l1"] = lambda step: l1_beta(step, steps, L1[self.op])
         weight, *shares = self.unit.penalty
         if weight > 0:
-            penalties["whole"] = lambda step: (
+            penalties["integer"] = lambda step: (
                 weight * ramp(step, steps, *shares) / self.buffer.rows[0].shape[1]
             )
         period = max(1, steps // LOOKS)
@@ -328,8 +328,8 @@ class SingleModule(Training):
         unpenalised(buffer, grads, step)
         if "l1" in self.penalties:
             buffer.flat_grads.add_(buffer.flat.sign(), alpha=self.penalties["l1"](int(step)))
-        if "whole" in self.penalties:
-            buffer.flat_grads.add_(slope(buffer.flat), alpha=self.penalties["whole"](int(step)))
+        if "integer" in self.penalties:
+            buffer.flat_grads.add_(slope(buffer.flat), alpha=self.penalties["integer"](int(step)))
         if self.unit.clip < math.inf:
             buffer.flat_grads.clamp_(-self.unit.clip, self.unit.clip)
         if self.unit.norm < math.inf:  # as torch.nn.utils.clip_grad_norm_ does for one model

@@ -468,10 +468,10 @@ def _errors(
     sigma: Any, tables: list[Tensor], features: int, observed: Any
 ) -> tuple[list[Tensor], bool]:
     """Return the errors of all values, and whether they are the user's."""
-    if sigma is None or (isinstance(sigma, str) and sigma == "relative"):
+    if sigma is None or (isinstance(sigma, str) and sigma == "proportional"):
         return [torch.ones_like(table) for table in tables], False
     if isinstance(sigma, str):
-        raise ValueError(f"{NAME}: sigma must be None, 'relative' or numbers, got {sigma!r}")
+        raise ValueError(f"{NAME}: sigma must be None, 'proportional' or numbers, got {sigma!r}")
     errors = []
     is_list = isinstance(sigma, (list, tuple)) and len(sigma) == len(tables)
     is_list = is_list and all(hasattr(part, "ndim") for part in sigma)

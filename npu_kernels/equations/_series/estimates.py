@@ -28,7 +28,7 @@ class Estimate:
     Attributes:
         name: what it is, such as "exponent of x in term 1".
         value: the estimate.
-        error: its standard error, inf if the data do not tell it.
+        stderr: its standard error, inf if the data do not tell it.
         logarithmic: whether it is a coefficient of a term with free exponents.
         taken: the law's number if that is not the estimate: a fraction, or beside one.
         index: in the law's vector.
@@ -37,7 +37,7 @@ class Estimate:
 
     name: str
     value: float
-    error: float
+    stderr: float
     logarithmic: bool
     taken: float | None
     index: int

@@ -17,24 +17,24 @@ from npu_kernels._jobs.driver import Progress, interruptible, terminable
 from npu_kernels.equations._numbers import MOST_DENOMINATOR
 from npu_kernels.equations._series import data as series
 from npu_kernels.equations._series.data import NAME, Series
+from npu_kernels.equations._series.diagnostics import advice, poor_fit
 from npu_kernels.equations._series.known import Known, read_known
 from npu_kernels.equations._series.laws import Job
 from npu_kernels.equations._series.outliers import Outcome, found_without, said
-from npu_kernels.equations._series.result import SeriesFit, finished
+from npu_kernels.equations._series.result import SeriesFitResult, finished
 from npu_kernels.equations._series.search import ALL_STEPS, Search
 from npu_kernels.equations._series.sensitivity import (
     FIXED,
     IMPLICIT,
 )
 from npu_kernels.equations._series.starts import sized
-from npu_kernels.equations._series.verdict import advice, poor_fit
 from npu_kernels.layers import NAU, RealNPU
 from npu_kernels.ode._loop import layers_of
 from npu_kernels.ode._methods import AUTO
 
 NEW_WEIGHTS = (
-    f"{NAME}: start='model' begins with the model's own weights, which are those of a new layer: "
-    "its gates are 0.5; set them to a law's, or take start='search'"
+    f"{NAME}: init='model' begins with the model's own weights, which are those of a new layer: "
+    "its gates are 0.5; set them to a law's, or take init='search'"
 )
 INSTALL = f"{NAME} needs numpy and scipy: pip install 'npu_kernels[sklearn]'"
 
@@ -50,12 +50,12 @@ def fit(
     sigma: Any = None,
     observed: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
-    start: str = "search",
+    init: str = "search",
     simplify: bool = True,
     max_denominator: int = 4,
     exponents: tuple[Any, Any] | None = None,
     integer_exponents: bool | Sequence[str] = False,
-    terms: Any = None,
+    required_terms: Any = None,
     stoichiometry: Any = None,
     conserved: Any = None,
     signs: str = "any",
@@ -63,12 +63,12 @@ def fit(
     seed: int = 0,
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-) -> SeriesFit:
+) -> SeriesFitResult:
     """The law ``u' = NAU(NPU(u))`` behind time series, as an equation with confidence intervals.
 
     Args:
         model: ``nn.Sequential(RealNPU(D, h, num_models=K), NAU(h, D, num_models=K))``: D states, at
-            most h products of powers, K starts. Only its sizes matter (but see `start`), and it is
+            most h products of powers, K starts. Only its sizes matter (but see `init`), and it is
             not changed. Exponents are real, gates 0 or 1, and coefficients of any size, whatever
             the layers' own are.
         t: times ``[M]``, in any order and at any distances.
@@ -85,13 +85,13 @@ def fit(
             states first: products of powers contain the inputs, and no equation has them.
         sigma: standard deviations of the errors of u: a number, one for each column, or one for
             each value; none below the value's rounding in float64 (where it is 0: its column's).
-            None: each column has one of its own, which is estimated. "relative": in proportion to
-            the states, by an unknown factor for each column; logarithms are fitted where all values
-            are above 0. Elsewhere the size of a smooth curve counts, at least a tenth of the
+            None: each column has one of its own, which is estimated. "proportional": in proportion
+            to the states, by an unknown factor for each column; logarithms are fitted where all
+            values are above 0. Elsewhere the size of a smooth curve counts, at least a tenth of the
             column's root mean square.
         observed: which states the columns of u are, if not all; the others were not measured.
         names: of the D states, or of the D states and the inputs.
-        start: "search" for a law of any form, or "model": from the model's own exponents and
+        init: "search" for a law of any form, or "model": from the model's own exponents and
             coefficients. Zeros among them remain 0. Of a layer whose weights have
             requires_grad=False the numbers stay as they are, whatever else is said here: none is
             estimated.
@@ -102,18 +102,18 @@ def fit(
             them, each input; None: -6 to 6.
         integer_exponents: True for whole exponents only, or the names of states and inputs that
             have those.
-        terms: products that the law has, exponents ``[n, D]``, with inputs ``[n, D + J]``, or text
-            such as ``["S*I"]``; the search finds the others.
+        required_terms: products that the law has, exponents ``[n, D]``, with inputs ``[n, D + J]``,
+            or text such as ``["S*I"]``; the search finds the others.
         stoichiometry: a matrix N ``[D, R]`` with ``u' = N v``: its columns are reactions, which
             change several states at one rate. Each rate is a sum of the products.
         conserved: sums ``[m, D]`` of the states that do not change: ``[[1, 1, 1]]`` for ``S + I +
             R``. The law is then one of flows between states.
-        signs: "positive" for coefficients (with stoichiometry or conserved: rates) that are not
-            below 0, in a model of ``start="model"`` too; "model", with ``start="model"``: they keep
-            the model's signs, in which its starts must agree.
+        signs: "nonnegative" for coefficients (with stoichiometry or conserved: rates) that are not
+            below 0, in a model of ``init="model"`` too; "model", with ``init="model"``: they keep
+            the model's signs, in which its n_init must agree.
         method: of integration: "rk4", "kvaerno5" (implicit, for stiff laws), or "auto": rk4, and
             kvaerno5 for laws that 64 steps from sample to sample do not solve, for starts of
-            ``start="model"`` whose trajectories rk4 does not follow, or where no start has a finite
+            ``init="model"`` whose trajectories rk4 does not follow, or where no start has a finite
             trajectory by rk4.
         seed: of the starts, at least 0.
         progress: show the progress on stderr; None: if that is a terminal.
@@ -122,11 +122,12 @@ def fit(
             and before SIGTERM ends the process.
 
     Values that are far from the law of all others, at most a fifth of a column's, are left out, as
-    if they were nan: a warning and the `verdict` name them. `left_out` says which they are.
+    if they were nan: a warning and the `diagnostics` name them. `left_out` says which they are.
 
-    Returns a `SeriesFit`, and warns with a `PoorFitWarning` if its `verdict` is not good: its
-    message says what to try. Ctrl-C ends the search, saves it if there is a checkpoint, and gives
-    the best law until then (`complete` is False), or raises KeyboardInterrupt if there is none.
+    Returns a `SeriesFitResult`, and warns with a `PoorFitWarning` if its `diagnostics` is not good:
+    its message says what to try. Ctrl-C ends the search, saves it if there is a checkpoint, and
+    gives the best law until then (`complete` is False), or raises KeyboardInterrupt if there is
+    none.
 
     The method, in float64: the series are smoothed, and sets of products of powers that explain the
     states or their slopes best become the starts. Levenberg-Marquardt fits each stretch from node
@@ -139,7 +140,7 @@ def fit(
 
     States whose values are (nearly) all positive are amounts: their first states are not below 0.
     States of both signs get integer exponents, none below 0 if they pass 0 in a series. With
-    ``start="model"`` they are the ones nearest to the model's, or its own, whole or not, where they
+    ``init="model"`` they are the ones nearest to the model's, or its own, whole or not, where they
     stay.
 
     Raises ValueError and TypeError for arguments that do not fit, such as dates, ValueError for a
@@ -160,21 +161,21 @@ def fit(
         import scipy  # noqa: F401
     except ImportError as error:
         raise ImportError(INSTALL) from error
-    _check(start, simplify, method)
+    _check(init, simplify, method)
     max_denominator = check_whole(
         NAME, "max_denominator", max_denominator, maximum=MOST_DENOMINATOR
     )
     seed = check_whole(NAME, "seed", seed, 0, bounded=False)
     data, facts, power, nau = _read(model, t, u, u0, inputs, sigma, observed, names)
-    searching = start == "search"
-    if start == "model" and _is_new(power):
+    searching = init == "search"
+    if init == "model" and _is_new(power):
         checks.warn(NEW_WEIGHTS)
     rules = read_known(
-        exponents, integer_exponents, terms, stoichiometry, conserved, signs,
+        exponents, integer_exponents, required_terms, stoichiometry, conserved, signs,
         data.names, power.out_features, searching, data.inputs,
     )  # fmt: skip
-    determined = {"model": _identity(power, nau, start), **facts}
-    determined |= {"start": repr(start), "simplify": repr(simplify)}
+    determined = {"model": _identity(power, nau, init), **facts}
+    determined |= {"init": repr(init), "simplify": repr(simplify)}
     determined |= _known_facts(rules, stoichiometry, conserved)
     determined |= {"max_denominator": repr(max_denominator), "seed": repr(seed)}
     determined |= {"method": repr(method)}
@@ -206,9 +207,9 @@ def fit(
     result = finished(law, free, data, job.seconds, not job.pressed, met, denominator, left_out)
     if left_out.any():
         checks.warn(f"{NAME}: {' '.join(said(result.law, data, left_out, result.names))}")
-    if not result.verdict.good:
+    if not result.diagnostics.good:
         hint = advice(law, searching, power.num_models or 1, power.out_features)
-        checks.warn(poor_fit(result.verdict, hint))
+        checks.warn(poor_fit(result.diagnostics, hint))
     return result
 
 
@@ -247,7 +248,7 @@ def _known_facts(rules: Known, stoichiometry: Any, conserved: Any) -> dict[str, 
     facts = {
         "exponents": repr((rules.low.tolist(), rules.high.tolist())),
         "integer_exponents": repr(rules.integer.tolist()),
-        "terms": repr(rules.terms.tolist()),
+        "required_terms": repr(rules.terms.tolist()),
         "signs": repr(rules.signs),
     }
     for name, matrix in (("stoichiometry", stoichiometry), ("conserved", conserved)):

@@ -31,7 +31,7 @@ class Known:
     integer: Tensor  # [D], the states whose exponents are whole numbers
     terms: Tensor  # [n, D], exponents of products that the law has
     columns: Tensor | None  # [D, R], the changes of the states in each reaction
-    signs: str  # of coefficients or rates: "any", "positive", or as the "model" has them
+    signs: str  # of coefficients or rates: "any", "nonnegative", or as the "model" has them
     inputs: int = 0  # the last states, which are known
 
     def shape(self, terms: int, data: Series) -> Shape:
@@ -43,7 +43,7 @@ class Known:
             scaled = self.columns / data.size.unsqueeze(1)
             sizes = 1 / scaled.abs().amax(0)
             shape = replace(shape, columns=scaled * sizes, rate_size=sizes)
-        if self.signs == "positive":
+        if self.signs == "nonnegative":
             shape = replace(shape, signs=torch.ones(shape.rates, terms, dtype=torch.float64))
         return shape
 
@@ -53,13 +53,13 @@ class Known:
             self._check_signs("coefficient", coefficients)
             return coefficients
         rates = torch.linalg.pinv(self.columns) @ coefficients
-        if self.signs == "positive" and bool((rates < 0).any()):
+        if self.signs == "nonnegative" and bool((rates < 0).any()):
             rates = _not_below_zero(self.columns, coefficients, rates)
         rates = torch.where(rates.abs() < ZERO_FLOW * rates.abs().amax(), 0.0, rates)
         off = (self.columns @ rates - coefficients).abs().max()
         if bool(off > TIED * coefficients.abs().max()):
             raise ValueError(
-                f"{NAME}: model must have the coefficients of some rates with start='model' and "
+                f"{NAME}: model must have the coefficients of some rates with init='model' and "
                 "stoichiometry or conserved: those of one term are a sum of these columns"
             )
         self._check_signs("rate", rates)
@@ -67,10 +67,10 @@ class Known:
 
     def _check_signs(self, noun: str, numbers: Tensor) -> None:
         """Raise ValueError for a model's coefficients or rates that contradict the signs."""
-        if self.signs == "positive" and bool((numbers < 0).any()):
+        if self.signs == "nonnegative" and bool((numbers < 0).any()):
             raise ValueError(
                 f"{NAME}: signs must be 'any' or 'model' for a model with a {noun} below 0, "
-                f"got 'positive' and {float(numbers.min()):.6g}"
+                f"got 'nonnegative' and {float(numbers.min()):.6g}"
             )
 
 
@@ -93,7 +93,8 @@ def common_signs(rates: Tensor) -> Tensor:
     low, high = rates.sign().amin(0), rates.sign().amax(0)
     if bool((low * high < 0).any()):
         raise ValueError(
-            f"{NAME}: signs must be 'any' or 'positive' for a model whose starts have coefficients "
+            f"{NAME}: signs must be 'any' or 'nonnegative' for a model whose starts have "
+            f"coefficients "
             "of different signs, got 'model'"
         )
     return (low + high).sign()
@@ -105,13 +106,13 @@ def check_within(exponents: Tensor, known: Known) -> None:
     if outside.any():
         raise ValueError(
             f"{NAME}: exponents must be bounds that the model's own exponents keep with "
-            f"start='model', got {float(exponents[outside][0]):g} outside of them"
+            f"init='model', got {float(exponents[outside][0]):g} outside of them"
         )
     broken = (exponents != exponents.round()) & known.integer
     if broken.any():
         raise ValueError(
             f"{NAME}: integer_exponents must be for states with whole exponents in the "
-            f"model with start='model', got {float(exponents[broken][0]):g}"
+            f"model with init='model', got {float(exponents[broken][0]):g}"
         )
 
 
@@ -126,9 +127,7 @@ def read_known(
     """
     # `ode` is imported without NumPy too.
     from npu_kernels.equations._limits import (
-        check_terms,
         check_whole_within,
-        exponent_rows,
         read_bounds,
         read_whole,
     )
@@ -140,8 +139,8 @@ def read_known(
     chosen = read_whole(NAME, integer_exponents, names, noun)
     check_whole_within(NAME, names, *bounds, chosen, "integer_exponents has the state")
     low, high, integer = map(torch.from_numpy, (*bounds, chosen))
-    if signs not in ("any", "positive", "model") or (signs == "model" and searching):
-        rule = "'any', 'positive', or with start='model' also 'model'"
+    if signs not in ("any", "nonnegative", "model") or (signs == "model" and searching):
+        rule = "'any', 'nonnegative', or with init='model' also 'model'"
         raise ValueError(f"{NAME}: signs must be {rule}, got {signs!r}")
     if stoichiometry is not None and conserved is not None:
         raise ValueError(
@@ -159,27 +158,44 @@ def read_known(
         if bool((sums == 0).all(1).any()):
             raise ValueError(f"{NAME}: conserved must have a number other than 0 in each row")
         columns = flows(sums)
-        if signs == "positive":
+        if signs == "nonnegative":
             columns = torch.cat([columns, -columns], 1)
     if inputs:
         columns = torch.eye(fitted, dtype=torch.float64) if columns is None else columns
         columns = torch.cat([columns, columns.new_zeros(inputs, columns.shape[1])])
-    if isinstance(terms, str):
-        raise TypeError(f"{NAME}: terms must be a list of products, [{terms!r}], got {terms!r}")
-    term_rows = torch.zeros(0, states, dtype=torch.float64)
-    if terms is not None:
-        term_rows = _matrix("terms", exponent_rows(NAME, terms, names), "(terms, D)", states, 1)
-        check_terms(NAME, terms, term_rows.numpy())
+    term_rows = _exponents_of_terms(terms, names)
     if not searching and len(term_rows):
-        raise ValueError(f"{NAME}: terms must be None with start='model', whose terms are known")
+        raise ValueError(
+            f"{NAME}: required_terms must be None with init='model', whose terms are known"
+        )
     if len(term_rows) > products:
         raise ValueError(
-            f"{NAME}: terms must be at most the {products} terms of the model, got {len(term_rows)}"
+            f"{NAME}: required_terms must be at most the {products} terms of the model, got "
+            f"{len(term_rows)}"
         )
     if bool(((term_rows < low) | (term_rows > high) | (integer & (term_rows % 1 != 0))).any()):
-        rule = "terms must be within the bounds of exponents, and whole with integer_exponents"
+        rule = (
+            "required_terms must be within the bounds of exponents, and integers with "
+            "integer_exponents"
+        )
         raise ValueError(f"{NAME}: {rule}, got {terms!r}")
     return Known(low, high, integer, term_rows, columns, signs, inputs)
+
+
+def _exponents_of_terms(terms: Any, names: Sequence[str]) -> Tensor:
+    """Return the exponents ``[terms, D]`` of `required_terms`."""
+    from npu_kernels.equations._limits import check_terms, exponent_rows
+
+    if isinstance(terms, str):
+        raise TypeError(
+            f"{NAME}: required_terms must be a list of products, [{terms!r}], got {terms!r}"
+        )
+    if terms is None:
+        return torch.zeros(0, len(names), dtype=torch.float64)
+    rows = exponent_rows(NAME, terms, names)
+    rows = _matrix("required_terms", rows, "(terms, D)", len(names), 1)
+    check_terms(NAME, terms, rows.numpy())
+    return rows
 
 
 def _matrix(name: str, value: Any, shape: str, states: int, dimension: int) -> Tensor:

@@ -14,6 +14,7 @@ from npu_kernels._common import display
 from npu_kernels._common.checks import check_level
 from npu_kernels.equations._numbers import MOST_DENOMINATOR, Interval
 from npu_kernels.equations._series.data import Series, read_inputs, tensor
+from npu_kernels.equations._series.diagnostics import Diagnostics, judged
 from npu_kernels.equations._series.estimates import (
     Estimate,
     distances,
@@ -24,7 +25,6 @@ from npu_kernels.equations._series.estimates import (
 from npu_kernels.equations._series.laws import Law, Met
 from npu_kernels.equations._series.sensitivity import EPSILON, IMPLICIT, driven, flow
 from npu_kernels.equations._series.simplify import WINDOW, alternatives
-from npu_kernels.equations._series.verdict import Verdict, judged
 from npu_kernels.layers import NAU, RealNPU
 from npu_kernels.ode import _adaptive as adaptive
 from npu_kernels.ode import _inputs as known
@@ -164,7 +164,7 @@ MAX_RELATIVE_ERROR = 1.0  # standard error; above, the data hardly tell a coeffi
 
 
 @dataclass(frozen=True)
-class SeriesFit:
+class SeriesFitResult:
     """A law of time series, from `fit`.
 
     Attributes:
@@ -174,17 +174,17 @@ class SeriesFit:
         names: of the D states.
         input_names: of the known inputs.
         u0: the states at the first times ``[S, D]``.
-        score: Root mean square of the residuals over the standard deviation of the measurements,
+        nrmse: Root mean square of the residuals over the standard deviation of the measurements,
             with columns weighted equally; in logarithms where errors are relative.
         sigma: Standard deviation of the errors of each column ``[D]``, estimated (relative errors:
             a share; nan for states that were not measured); None for the user's.
         bic: the Bayesian information criterion.
-        degrees: measurements minus parameters.
+        df_resid: measurements minus parameters.
         estimates: the parameters.
         unidentified: parameters, and sets of them, that the data do not tell.
         complete: False after Ctrl-C.
         seconds: of time that the fit took.
-        step: the longest step of time in the fit by rk4.
+        max_step: the longest step of time in the fit by rk4.
         data: the series, without the values that are left out.
         left_out: which values were left out ``[S, M, D]``: they are far from the law of the others.
         law: the law as a vector in scaled units.
@@ -197,15 +197,15 @@ class SeriesFit:
     names: tuple[str, ...]
     input_names: tuple[str, ...]
     u0: Tensor
-    score: float
+    nrmse: float
     sigma: Tensor | None
     bic: float
-    degrees: int
+    df_resid: int
     estimates: tuple[Estimate, ...] = field(repr=False)
     unidentified: tuple[str, ...]
     complete: bool
     seconds: float
-    step: float
+    max_step: float
     data: Series = field(repr=False)
     left_out: Tensor = field(repr=False)
     law: Law = field(repr=False)
@@ -230,13 +230,13 @@ class SeriesFit:
     @property
     def equation(self) -> Formula:
         """The law as a `npu_kernels.formula.Formula`, in text one line per state. Needs sympy."""
-        from npu_kernels.formula import read
+        from npu_kernels.formula import extract
 
         names = *self.names, *self.input_names
         flags = zip(names, self.data.positive.tolist(), strict=True)
         positive = [name for name, is_positive in flags if is_positive]
         outputs = [f"{name}'" for name in self.names]
-        return read(self.model, names, outputs=outputs, positive=positive)
+        return extract(self.model, names, outputs=outputs, nonnegative=positive)
 
     def sympy(self) -> tuple[Any, ...]:
         """The right-hand sides as sympy expressions, one for each state."""
@@ -249,11 +249,11 @@ class SeriesFit:
     # ---- uncertainty ---------------------------------------------------------------------------
 
     @property
-    def standard_errors(self) -> dict[str, float]:
+    def stderr(self) -> dict[str, float]:
         """Standard errors of all parameters by name; inf for those that the data do not tell."""
-        return {estimate.name: estimate.error for estimate in self.estimates}
+        return {estimate.name: estimate.stderr for estimate in self.estimates}
 
-    def intervals(self, level: float = 0.95) -> list[Interval]:
+    def confidence_intervals(self, level: float = 0.95) -> list[Interval]:
         """Confidence intervals of coefficients, exponents and fitted first states, given the terms.
 
         level: of confidence.
@@ -269,24 +269,24 @@ class SeriesFit:
         """
         from scipy import stats
 
-        level = check_level("intervals", level)
-        degrees = math.inf if self.sigma is None else self.degrees
+        level = check_level("confidence_intervals", level)
+        degrees = math.inf if self.sigma is None else self.df_resid
         t = float(stats.t.ppf(0.5 + level / 2, degrees)) if degrees > 0 else math.inf
         limits = {estimate.name: (-math.inf, math.inf) for estimate in self.estimates}
         for law, is_final in ((self.law, True), (self.free, False)):
             told = [e for e in self.estimates if (e.taken is None) is is_final]
-            told = [e for e in told if math.isfinite(e.error * t)]
+            told = [e for e in told if math.isfinite(e.stderr * t)]
             low, high = distances(law, [e.index for e in told], [e.logarithmic for e in told], t)
             for estimate, *pair in zip(told, low.tolist(), high.tolist(), strict=True):
                 below, above = sorted(map(estimate.at, pair))
                 limits[estimate.name] = below, above
         bounds = torch.stack(self.law.problem.shape.limits(), 1).tolist()
         return [
-            Interval(e.name, e.value, e.error, *limits[e.name]).within(*bounds[e.index])
+            Interval(e.name, e.value, e.stderr, *limits[e.name]).within(*bounds[e.index])
             for e in self.estimates
         ]
 
-    def alternatives(self) -> list[SeriesFit]:
+    def alternatives(self) -> list[SeriesFitResult]:
         """Laws of other forms that the data hardly tell from this one, the best first.
 
         Their posterior odds to this law are above 1:20: their criterion `bic` is at most 6.0 more.
@@ -304,9 +304,9 @@ class SeriesFit:
         ]
 
     @cached_property
-    def verdict(self) -> Verdict:
+    def diagnostics(self) -> Diagnostics:
         """Whether the law explains the series, by its residuals beside those of a smooth curve."""
-        about = self.degrees, len(self.unidentified), self.names
+        about = self.df_resid, len(self.unidentified), self.names
         return judged(self.law, self.data, self.left_out, *about)
 
     # ---- predictions ---------------------------------------------------------------------------
@@ -390,15 +390,15 @@ class SeriesFit:
         return figure
 
     def __str__(self) -> str:
-        return f"{self.equation}\n{self.verdict}"
+        return f"{self.equation}\n{self.diagnostics}"
 
     def _repr_html_(self) -> str:
         rows = [
-            (one.name, f"{one.value:.4g}", f"{one.error:.2g}", _taken(one.taken))
+            (one.name, f"{one.value:.4g}", f"{one.stderr:.2g}", _taken(one.taken))
             for one in self.estimates
         ]
         header = "", "estimate", "standard error", "taken as"
-        return display.table(str(self.equation), header, rows, str(self.verdict))
+        return display.table(str(self.equation), header, rows, str(self.diagnostics))
 
     def report(self, level: float = 0.95) -> str:
         """Return the equations, their parameters with intervals of this level, and all warnings."""
@@ -412,18 +412,18 @@ class SeriesFit:
         )
         kind = "of logarithms " if self.data.relative else ""
         lines.append(
-            f"Residuals {kind}are {self.score:.2g} of the measurements' standard deviation."
+            f"Residuals {kind}are {self.nrmse:.2g} of the measurements' standard deviation."
         )
         if self.method == IMPLICIT:
             lines.append(
                 "The law is stiff, or fast beside the samples: its trajectories are those of "
                 "implicit steps."
             )
-        lines.append(f"Verdict: {self.verdict}")
+        lines.append(f"Diagnostics: {self.diagnostics}")
         fitted = self.law.problem.data
         if (self.data.start.isnan() & ~fitted.start.isnan() & ~fitted.constant).any():
             lines.append("First states are a smooth curve's: fitted ones hide what the law misses.")
-        if self.sigma is not None and self.verdict.good:
+        if self.sigma is not None and self.diagnostics.good:
             unit = " of the value" if self.data.in_proportion else ""
             pairs = [
                 pair for pair in zip(self.names, self.sigma, strict=True) if pair[1].isfinite()
@@ -437,14 +437,16 @@ class SeriesFit:
         lines.append(
             f"Estimates with standard errors and {100 * level:g} % intervals, given the terms:"
         )
-        for estimate, interval in zip(self.estimates, self.intervals(level), strict=True):
+        for estimate, interval in zip(
+            self.estimates, self.confidence_intervals(level), strict=True
+        ):
             taken = _taken(estimate.taken)
             lines.append(f"  {interval}{', taken as ' * bool(taken)}{taken}")
         for name in self.unidentified:
             lines.append(f"The data do not tell {name}.")
         for estimate in self.estimates:
             bound = MAX_RELATIVE_ERROR * abs(estimate.value)
-            if math.isfinite(estimate.error) and estimate.error > bound:
+            if math.isfinite(estimate.stderr) and estimate.stderr > bound:
                 lines.append(
                     f"The data hardly tell the {estimate.name}: its standard error is greater than "
                     "itself."
@@ -477,7 +479,7 @@ def finished(
     met: Met,
     max_denominator: int,
     left_out: Tensor,
-) -> SeriesFit:
+) -> SeriesFitResult:
     """Return the result, in the user's units.
 
     free: the same law with all of its numbers free. met, max_denominator: for `alternatives`.
@@ -513,20 +515,20 @@ def finished(
     ]
     sigma = law.deviations() * (1.0 if scaled.in_proportion else scaled.size)
     lengths = data.lengths
-    return SeriesFit(
+    return SeriesFitResult(
         model=model,
         names=data.names[:count],
         input_names=data.names[count:],
         u0=u0[:, :count],
-        score=math.sqrt(sum(part**2 for part in score) / max(len(score), 1)),
+        nrmse=math.sqrt(sum(part**2 for part in score) / max(len(score), 1)),
         sigma=None if data.has_sigma else torch.where(data.observed, sigma, math.nan)[:count],
         bic=law.criterion(),
-        degrees=int(seen.sum()) - int(free.free.sum()),
+        df_resid=int(seen.sum()) - int(free.free.sum()),
         estimates=tuple(estimates),
         unidentified=tuple(blind),
         complete=complete,
         seconds=seconds,
-        step=float(lengths.max()) / law.problem.steps,
+        max_step=float(lengths.max()) / law.problem.steps,
         data=data.without(left_out),
         left_out=left_out,
         law=law,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from npu_kernels._common.checks import stream
 from npu_kernels.equations._series.data import NAME, Series
+from npu_kernels.equations._series.diagnostics import MAX_LOST, lost_from_curve
 from npu_kernels.equations._series.estimates import units
 from npu_kernels.equations._series.known import Known, check_within, common_signs
 from npu_kernels.equations._series.laws import (
@@ -56,14 +57,13 @@ from npu_kernels.equations._series.starts import (
     ranked,
     smoothed,
 )
-from npu_kernels.equations._series.verdict import MAX_LOST, lost_from_curve
 from npu_kernels.layers import NAU, RealNPU
 from npu_kernels.ode._methods import AUTO
 
 NO_LAW = (
     f"{NAME}: no start has a finite trajectory through the series that the steps of its method "
     "solve; take more starts (num_models), fewer terms, method='auto' or 'kvaerno5', or "
-    "start='model' with a law that is nearly right"
+    "init='model' with a law that is nearly right"
 )
 STRETCH_STEPS = 4  # of Runge and Kutta from node to node
 SERIES_STEPS, FEWEST_STEPS = 400, 2  # of a series, with which the search begins; from node to node
@@ -474,7 +474,7 @@ def _check_finite(exponents: Tensor, coefficients: Tensor) -> None:
     for noun, numbers in (("exponents", exponents), ("coefficients", coefficients)):
         if not numbers.isfinite().all():
             wrong = float(numbers[~numbers.isfinite()][0])
-            rule = f"model must have finite {noun} with start='model'"
+            rule = f"model must have finite {noun} with init='model'"
             raise ValueError(f"{NAME}: {rule}, got {wrong}")
 
 

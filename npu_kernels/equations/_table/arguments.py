@@ -48,9 +48,9 @@ LOGGER = logging.getLogger("npu_kernels.equations")
 EQUAL_COLUMNS = 1e-12  # relative difference of columns that are the same
 MOST_COMPARED = 20  # rows that tell which columns may be the same
 SCALED = 1e-6  # deviation of a mean from 0, of a variance from 1, that a scaler's rounding leaves
-EXPONENTS = "fractions", "integers", "real"
+EXPONENTS = "rational", "integer", "real"
 CHOICES = {
-    "signs": ("any", "positive"),
+    "signs": ("any", "nonnegative"),
     "loss": ("auto", "squared", "huber", "soft_l1"),
 }
 
@@ -68,7 +68,7 @@ def check_parameters(model: Any) -> None:
     check_jobs("NPURegressor", model.n_jobs)
     if not isinstance(model.verbose, (bool, np.bool_)):
         check_whole("NPURegressor", "verbose", model.verbose, 0, other="True, False")
-    for name in ["starts"] + ["max_terms"] * (model.max_terms is not None):
+    for name in ["n_init"] + ["max_terms"] * (model.max_terms is not None):
         check_whole("NPURegressor", name, getattr(model, name))
     largest = MOST_DENOMINATOR
     check_whole("NPURegressor", "max_denominator", model.max_denominator, maximum=largest)
@@ -81,22 +81,23 @@ def check_parameters(model: Any) -> None:
             f"(low, high), got {exponents!r}"
         )
     check_functions(model.functions)
-    check_output_functions(model.output_functions)
-    noise, powers, ratios = model.noise, model.output_powers, model.ratios
+    check_output_functions(model.target_transforms)
+    noise, powers, ratios = model.noise, model.target_powers, model.ratios
     if ratios != "auto" and not isinstance(ratios, (bool, np.bool_)):
         rule = "ratios must be True, False or 'auto'"
         raise ValueError(f"NPURegressor: {rule}, got {ratios!r}")
-    is_kind = isinstance(noise, str) and noise in ("constant", "relative", "factor")
+    is_kind = isinstance(noise, str) and noise in ("additive", "proportional", "multiplicative")
     if not (noise is None or is_kind or _are_errors(noise)):
         raise ValueError(
-            "NPURegressor: noise must be None, 'constant', 'relative', 'factor' or numbers "
+            "NPURegressor: noise must be None, 'additive', 'proportional', 'multiplicative' "
+            "or numbers "
             f"greater than 0, one or an array for the rows, got {noise!r}"
         )
     is_list = isinstance(powers, (Sequence, np.ndarray)) and not isinstance(powers, str)
     numbers = is_list and all(math.isfinite(as_number(p)) and p != 0 for p in powers)
     if not ((numbers and len(powers)) or (isinstance(powers, str) and powers == "auto")):
         raise ValueError(
-            "NPURegressor: output_powers must be 'auto' or a list of numbers other than 0, got "
+            "NPURegressor: target_powers must be 'auto' or a list of numbers other than 0, got "
             f"{powers!r}"
         )
     _check_together(model)
@@ -116,8 +117,8 @@ def _are_errors(noise: Any) -> bool:
 
 def _check_together(model: Any) -> None:
     """ValueError for parameters that another one leaves without a use."""
-    stepwise, some = model.max_terms is None, model.output_functions
-    is_sum = "max_terms=None" * stepwise or "terms" * (model.terms is not None)
+    stepwise, some = model.max_terms is None, model.target_transforms
+    is_sum = "max_terms=None" * stepwise or "required_terms" * (model.required_terms is not None)
     is_sum = is_sum or "bounds of exponents" * (not isinstance(model.exponents, str))
     if stepwise and model.loss not in ("auto", "squared"):
         rule = "loss must be 'auto' or 'squared' with max_terms=None"
@@ -126,11 +127,11 @@ def _check_together(model: Any) -> None:
         rule = f"ratios must be False or 'auto' with {is_sum}, which are for sums"
         raise ValueError(f"NPURegressor: {rule}, got {model.ratios!r}")
     if stepwise and (some == "auto" or (not isinstance(some, str) and len(some or ()) > 1)):
-        rule = "output_functions must be None or one name with max_terms=None"
+        rule = "target_transforms must be None or one name with max_terms=None"
         raise ValueError(f"NPURegressor: {rule}, got {some!r}")
-    if stepwise and not isinstance(model.output_powers, str) and len(model.output_powers) > 1:
-        rule = "output_powers must be 'auto' or one number with max_terms=None"
-        raise ValueError(f"NPURegressor: {rule}, got {model.output_powers!r}")
+    if stepwise and not isinstance(model.target_powers, str) and len(model.target_powers) > 1:
+        rule = "target_powers must be 'auto' or one number with max_terms=None"
+        raise ValueError(f"NPURegressor: {rule}, got {model.target_powers!r}")
 
 
 def check_groups(model: Any) -> None:
@@ -166,12 +167,12 @@ def settings_of(model: Any, seed: int, groups: bool = False) -> Settings:
             print(f"NPURegressor: {text}", file=sys.stderr)
 
     loss = "squared" if model.loss == "auto" else model.loss
-    kind = model.exponents if isinstance(model.exponents, str) else "fractions"
+    kind = model.exponents if isinstance(model.exponents, str) else "rational"
     rules = Rules(kind, int(model.max_denominator), loss)
     leave_out = model.loss == "auto" if loss == "squared" else None
-    is_sum = groups or model.terms is not None or not isinstance(model.exponents, str)
+    is_sum = groups or model.required_terms is not None or not isinstance(model.exponents, str)
     return Settings(
-        int(model.max_terms or 0), rules, int(model.starts), seed, leave_out, show,
+        int(model.max_terms or 0), rules, int(model.n_init), seed, leave_out, show,
         ratios=False if is_sum else model.ratios,
     )  # fmt: skip
 
@@ -201,18 +202,20 @@ def part_of(model: Any, names: tuple[str, ...], X: Array, origin: Array) -> Expr
 
     origin: the rows' numbers.
     """
-    if model.known is None:
+    if model.known_part is None:
         return None
-    if not isinstance(model.known, str):
-        raise TypeError(f"NPURegressor: known must be an expression as text, got {model.known!r}")
-    part = Expression(model.known.strip(), names, "NPURegressor: known")
+    if not isinstance(model.known_part, str):
+        raise TypeError(
+            f"NPURegressor: known_part must be an expression as text, got {model.known_part!r}"
+        )
+    part = Expression(model.known_part.strip(), names, "NPURegressor: known_part")
     values = part.values(X)
     wrong = ~np.isfinite(values)
     if wrong.any():
         row = int(origin[wrong].min())
         raise ValueError(
-            f"NPURegressor: known must have finite values, got another one for {model.known!r} in "
-            f"row {row} (the first row is 0)"
+            f"NPURegressor: known_part must have finite values, got another one for "
+            f"{model.known_part!r} in row {row} (the first row is 0)"
         )
     return part
 
@@ -220,8 +223,8 @@ def part_of(model: Any, names: tuple[str, ...], X: Array, origin: Array) -> Expr
 def limits_of(model: Any, functions: Functions) -> Limits | None:
     """Return what the parameters say of terms, coefficients and exponents; None for nothing."""
     bounds = None if isinstance(model.exponents, str) else model.exponents
-    integers, positive = model.integer_exponents, model.signs == "positive"
-    if bounds is None and integers is False and not positive and model.terms is None:
+    integers, positive = model.integer_exponents, model.signs == "nonnegative"
+    if bounds is None and integers is False and not positive and model.required_terms is None:
         return None
     inputs, columns = functions.inputs, functions.columns
     pair = (-math.inf, math.inf) if bounds is None else bounds
@@ -231,20 +234,20 @@ def limits_of(model: Any, functions: Functions) -> Limits | None:
     integer = read_whole("NPURegressor", integers, functions.names, "columns")
     numbered = enumerate(columns, len(inputs))
     of_columns = [(c.function, c.index, i, c.factor) for i, c in numbered]
-    terms = read_terms("NPURegressor", model.terms, inputs, of_columns)
+    terms = read_terms("NPURegressor", model.required_terms, inputs, of_columns)
     limits = Limits(low, high, integer, positive, *terms)
     largest = MOST_TERMS if model.max_terms is None else model.max_terms
     if len(terms[0]) > largest:
-        rule = f"terms must be at most the {largest} of max_terms"
+        rule = f"required_terms must be at most the {largest} of max_terms"
         raise ValueError(f"NPURegressor: {rule}, got {len(terms[0])}")
     low, high = limits.exponent_bounds(BOUND)
-    integers_only = integer | (bounds is None and model.exponents == "integers")
+    integers_only = integer | (bounds is None and model.exponents == "integer")
     if ((terms[0] < low) | (terms[0] > high) | (integers_only & (terms[0] % 1 != 0))).any():
         rule = (
-            "terms must be within the bounds of exponents, and whole with integer_exponents or "
-            "exponents='integers'"
+            "required_terms must be within the bounds of exponents, and integers with "
+            "integer_exponents or exponents='integer'"
         )
-        raise ValueError(f"NPURegressor: {rule}, got {model.terms!r}")
+        raise ValueError(f"NPURegressor: {rule}, got {model.required_terms!r}")
     return limits
 
 
@@ -409,12 +412,12 @@ def units_of(units: Any, names: tuple[str, ...]) -> list[str] | None:
         missing = [name for name in names if name not in units]
         if missing:
             raise ValueError(
-                f"NPURegressor: units must name every column, got none for {', '.join(missing)}"
+                f"NPURegressor: X_units must name every column, got none for {', '.join(missing)}"
             )
         return [units[name] for name in names]
     if isinstance(units, str) or len(units) != len(names):
         raise ValueError(
-            f"NPURegressor: units must have {len(names)} entries (columns of X), got {units!r}"
+            f"NPURegressor: X_units must have {len(names)} entries (columns of X), got {units!r}"
         )
     return list(units)
 
@@ -424,7 +427,7 @@ def columns_of(
 ) -> Functions:
     """Return the columns that `functions` adds to those of X. origin: the rows' numbers."""
     factors = [
-        1.0 if units is None or functions is None else factor(name, units[i], "units")
+        1.0 if units is None or functions is None else factor(name, units[i], "X_units")
         for i, name in enumerate(names)
     ]
     return functions_of(functions, X, origin, names, factors)
@@ -451,7 +454,7 @@ def exponents_of(
     names = columns.names
     units = None if units is None else [*units, *[""] * len(columns.columns)]
     if (units is None) != (y_units is None):
-        supplied, absent = ("units", "y_units") if y_units is None else ("y_units", "units")
+        supplied, absent = ("X_units", "y_units") if y_units is None else ("y_units", "X_units")
         raise ValueError(f"NPURegressor: {absent} must be given with {supplied}, got None")
     varies = ~constant(X, group)
     if units is None and limits is None:  # one column stands for all that it tells the same as
@@ -488,7 +491,7 @@ def _check_part(
     part: Expression, units: list[str], output: str, y_units: str, powers: tuple[float, ...]
 ) -> None:
     """ValueError for a known part of the law that has not the dimension of y to a power."""
-    dimension = part.dimension(dimensions(part.names, units[: len(part.names)], "units"))
+    dimension = part.dimension(dimensions(part.names, units[: len(part.names)], "X_units"))
     (of_y,) = dimensions([output], [y_units], "y_units")
     of_laws = [{base: Fraction(p) * power for base, power in of_y.items()} for p in powers]
     if dimension is None or dimension in of_laws:
@@ -498,8 +501,8 @@ def _check_part(
         for powers_of in (dimension, of_laws[0])
     )
     raise ValueError(
-        f"NPURegressor: known must have the dimension of {output}, {needs}, got {part.text!r} with "
-        f"the dimension {has}"
+        f"NPURegressor: known_part must have the dimension of {output}, {needs}, got "
+        f"{part.text!r} with the dimension {has}"
     )
 
 
@@ -511,8 +514,8 @@ def _check_terms(terms: Array, X: Array, names: tuple[str, ...]) -> None:
     ):
         for k, i in np.argwhere(wrong).tolist():
             raise ValueError(
-                f"NPURegressor: terms must have {rule} of columns that are {some} in some rows, "
-                f"got {terms[k, i]:g} for {names[i]}"
+                f"NPURegressor: required_terms must have {rule} of columns that are {some} in "
+                f"some rows, got {terms[k, i]:g} for {names[i]}"
             )
 
 
@@ -527,5 +530,5 @@ def _check_limits(
         rule = "exponents cannot have bounds where they follow from units"
         raise ValueError(f"NPURegressor: {rule}, as those of {columns} do")
     if not any(limits.agree(exponents, power) for power in powers):
-        rule = "terms must have the dimension of y, and no column that is constant"
+        rule = "required_terms must have the dimension of y, and no column that is constant"
         raise ValueError(f"NPURegressor: {rule}, got the exponents {limits.terms.tolist()}")

@@ -237,20 +237,21 @@ def equation_of(
     sizes = data.weight * (1.0 if data.factor else data.target)
     return Equation(
         names=rows.functions.names, output=rows.output, functions=rows.functions,
-        function=data.function, power=p, sign=data.sign if abs(p) != 1 else 1.0,
-        coef=(coef * shift * factor)[..., order], coef_std=coef_std[..., order],
-        exponents=full[order], exponents_std=exponent_errors(data, law, C)[order],
+        target_transform=data.function, target_power=p, sign=data.sign if abs(p) != 1 else 1.0,
+        coef=(coef * shift * factor)[..., order], coef_stderr=coef_std[..., order],
+        exponents=full[order], exponents_stderr=exponent_errors(data, law, C)[order],
         free=((law.free @ (matrix != 0).T) > 0)[order],
         freed=in_place_of_fractions(data, law, loss)[:, order],
-        positive=tuple(bool(v) for v in ~columns.negative),
-        rms=_relative(rows, data, data.target - prediction), error=error,
-        held_out=held_out, bic=law.cost,
-        exact=is_exact(data, law), degrees=float(data.rows - law.parameters),
+        nonnegative=tuple(bool(v) for v in ~columns.negative),
+        nrmse=_relative(rows, data, data.target - prediction), holdout_nrmse=error,
+        n_held_out=held_out, bic=law.cost,
+        exact=is_exact(data, law), df_resid=float(data.rows - law.parameters),
         scaled=(coef * factor)[..., order], log_mean=columns.log_mean, scale=data.scale,
         constraint=rows.exponents, noise=kind,
-        relative_rms=math.sqrt(float(residuals @ residuals) / (float(sizes @ sizes) or 1.0)),
-        floor=data.unit * _floor(prediction) if kind == "relative" else 0.0,
-        below=data.below, part=rows.part, limits=rows.limits, labels=rows.labels,
+        weighted_nrmse=math.sqrt(float(residuals @ residuals) / (float(sizes @ sizes) or 1.0)),
+        floor=data.unit * _floor(prediction) if kind == "proportional" else 0.0,
+        n_denominator_terms=data.below, known_part=rows.part, limits=rows.limits,
+        labels=rows.labels,
     )  # fmt: skip
 
 
@@ -285,15 +286,15 @@ def rows_of(
     `NPURegressor`, of which only a number matters. digits: the relative error to which y is
     rounded. The labels of the groups may be others than those of the law.
     """
-    parts = equation.functions, equation.output, (equation.function,), equation.constraint
-    of_law = equation.part, equation.limits, group, labels
+    parts = equation.functions, equation.output, (equation.target_transform,), equation.constraint
+    of_law = equation.known_part, equation.limits, group, labels
     return Rows(X, y, weight, *parts, noise, digits, (), origin, *of_law)
 
 
 def refitted(equation: Equation, rows: Rows, loss: str) -> tuple[Rows, Equation]:
     """Return the rows, and the law with its form and the parameters that fit them best."""
     if rows.deviation is not None or equation.noise == "known":
-        equation = replace(equation, noise="constant" if rows.deviation is None else "known")
+        equation = replace(equation, noise="additive" if rows.deviation is None else "known")
     for again in range(2):  # errors in proportion to y are in proportion to the first law's y
         is_new = not again and rows.labels is not None
         data, start = started(equation, rows, "refit", is_new)
@@ -306,8 +307,8 @@ def refitted(equation: Equation, rows: Rows, loss: str) -> tuple[Rows, Equation]
     if untold:
         free = equation.free
         equation = replace(
-            equation, coef_std=np.full_like(equation.coef, math.inf),
-            exponents_std=np.where(free, math.inf, equation.exponents_std),
+            equation, coef_stderr=np.full_like(equation.coef, math.inf),
+            exponents_stderr=np.where(free, math.inf, equation.exponents_stderr),
         )  # fmt: skip
         rows = replace(rows, notes=(untold,))
     return rows, equation
@@ -346,15 +347,15 @@ def started(
     """
     columns = Columns.of(equation.functions.expand(rows.X))
     root = rows.root
-    if equation.noise == "relative":
+    if equation.noise == "proportional":
         root = root / sizes(rows.y if is_new else equation._predicted(rows.X, rows.group))
     output = Output(  # any y of the other sign is taken for an error, as in the last fit of `fit`
         columns, rows.y, root, equation.constraint, rows.deviation, math.inf,
-        equation.noise == "factor", equation.function, equation.limits,
-        None if equation.part is None else equation.part.values(rows.X), rows.group,
+        equation.noise == "multiplicative", equation.target_transform, equation.limits,
+        None if equation.known_part is None else equation.known_part.values(rows.X), rows.group,
         rows.digits,
     )  # fmt: skip
-    data = output.scaled(equation.power, equation.below)
+    data = output.scaled(equation.target_power, equation.n_denominator_terms)
     if data is None or _fractional(equation, columns).any():
         _refuse(equation, columns, rows.y, function)
     assert data is not None
@@ -363,9 +364,9 @@ def started(
     parity = np.where(data.mixed, np.abs(u) % 2, 0.0)
     if is_new:
         return data, Sum(u, parity, free, _solved(data, u, parity))
-    above = equation.terms - equation.below
+    above = equation.n_terms - equation.n_denominator_terms
     shift = equation.exponents @ (columns.log_mean - equation.log_mean)
-    shift[:above] += equation.power * math.log(equation.scale / data.scale)
+    shift[:above] += equation.target_power * math.log(equation.scale / data.scale)
     c = equation.scaled * np.exp(shift) * outer_signs(data, u)
     return data, Sum(u, parity, free, c.T)
 
@@ -379,7 +380,7 @@ def _fractional(equation: Equation, columns: Columns) -> Array:
 
 def _refuse(equation: Equation, columns: Columns, y: Array, function: str) -> NoReturn:
     """Raise the ValueError that says why rows are none of a law."""
-    if equation.noise == "factor" and not ((y > 0).all() or (y < 0).all()):
+    if equation.noise == "multiplicative" and not ((y > 0).all() or (y < 0).all()):
         rule = "y must have one sign and no zeros, as the errors of the law are factors of y"
         raise ValueError(f"{function}: {rule}, got y from {y.min():g} to {y.max():g}")
     negative = _fractional(equation, columns)
@@ -440,12 +441,14 @@ def intervals(equation: Equation, draws: Array, level: float) -> list[Interval]:
         error = size * (draws / size).std(0, ddof=1)
     count = equation.coef.size
     exponents = np.cumsum(equation.free.ravel()).reshape(equation.free.shape) - 1 + count
-    columns, groups = list[int](), count // equation.terms
-    for k in range(equation.terms):  # in the order of the equation's intervals
+    columns, groups = list[int](), count // equation.n_terms
+    for k in range(equation.n_terms):  # in the order of the equation's intervals
         columns += range(k * groups, (k + 1) * groups)
         columns += [int(exponents[k, i]) for i in np.flatnonzero(equation.free[k])]
     numbers = np.stack([error, low, high], 1)[columns].tolist()
     results = []
-    for interval, (deviation, first, last) in zip(equation.intervals(level), numbers, strict=True):
-        results.append(replace(interval, error=deviation, low=first, high=last))
+    for interval, (deviation, first, last) in zip(
+        equation.confidence_intervals(level), numbers, strict=True
+    ):
+        results.append(replace(interval, stderr=deviation, low=first, high=last))
     return results

@@ -42,10 +42,10 @@ from npu_kernels.equations._table.arguments import (
 )
 from npu_kernels.equations._table.estimates import Rows, refitted, resampled, rows_of
 from npu_kernels.equations._table.estimates import intervals as percentiles
+from npu_kernels.equations._table.outliers import laws
 from npu_kernels.equations._table.output import FEW_ROWS, Laws, first_of_equal, notes_of, ordered
 from npu_kernels.equations._table.report import EquationTable, draw, report, shown
 from npu_kernels.equations._table.search import POWERS, Settings, Steps, Work
-from npu_kernels.equations._table.wild import laws
 
 Array = Any
 
@@ -76,11 +76,11 @@ class Results:
 
     def _set(self, tables: list[EquationTable]) -> None:
         """Set the attributes that a fit gives, and warn of the tables' notes."""
-        best = [table[table.best] for table in tables]
+        best = [table[table.best_index] for table in tables]
         single = self._single
         self.equations_: Any = tables[0] if single else tables
-        self.best_: Any = best[0] if single else best
-        for name in ("coef", "coef_std", "exponents", "exponents_std"):
+        self.best_equation_: Any = best[0] if single else best
+        for name in ("coef", "coef_stderr", "exponents", "exponents_stderr"):
             values = [getattr(equation, name) for equation in best]
             setattr(self, f"{name}_", values[0] if single else values)
         for note in dict.fromkeys(note for table in tables for note in table.notes):
@@ -95,11 +95,11 @@ class Results:
     def _pick(self, index: int | None, group: Any = None) -> list[Equation]:
         results = []
         for table in self._tables():
-            position = table.best if index is None else index
+            position = table.best_index if index is None else index
             if not is_whole(position) or not -len(table) <= position < len(table):
                 rule = f"index must be one of the {len(table)} candidates"
                 raise ValueError(f"NPURegressor: {rule}, got {index!r}")
-            results.append(table[position] if group is None else table[position].of(group))
+            results.append(table[position] if group is None else table[position].for_group(group))
         return results
 
     def _separated(self, function: str, X: Any, groups: Any) -> tuple[Any, Any]:
@@ -178,7 +178,7 @@ class Results:
         for equation in equations:
             beyond = np.flatnonzero(equation._beyond(X, group))
             if len(beyond):
-                function = equation.function.name if equation.function else ""
+                function = equation.target_transform.name if equation.target_transform else ""
                 warn(
                     f"NPURegressor: {len(beyond)} predictions of {equation.output} are those of "
                     f"the nearest value of {function}, as the sum is none: rows "
@@ -226,18 +226,20 @@ class Results:
         """
         return self._one_or_all([equation.torch_module() for equation in self._pick(index, group)])
 
-    def intervals(self, level: float = 0.95, index: int | None = None) -> Any:
+    def confidence_intervals(self, level: float = 0.95, index: int | None = None) -> Any:
         """Confidence intervals, see `Equation.intervals` (a list of lists for several outputs).
 
         level: of confidence. index: of a candidate, None for the best.
         """
-        return self._one_or_all([equation.intervals(level) for equation in self._pick(index)])
+        return self._one_or_all(
+            [equation.confidence_intervals(level) for equation in self._pick(index)]
+        )
 
     def bootstrap(
         self,
         X: Any,
         y: Any,
-        draws: int = 200,
+        n_resamples: int = 200,
         level: float = 0.95,
         sample_weight: Any = None,
         groups: Any = None,
@@ -249,7 +251,7 @@ class Results:
         Args:
             X, y, sample_weight, groups: the data of `fit`, in any order; the rows that it left out
                 are left out here too.
-            draws: how often the parameters are estimated again, at least 10.
+            n_resamples: how often the parameters are estimated again, at least 10.
             level: of the intervals.
 
         Returns what `intervals` does. For errors that are neither equal nor in proportion to y.
@@ -257,7 +259,10 @@ class Results:
         from joblib import Parallel, delayed
 
         check_jobs("bootstrap", self.n_jobs)
-        draws, level = check_whole("bootstrap", "draws", draws, 10), check_level("bootstrap", level)
+        n_resamples, level = (
+            check_whole("bootstrap", "n_resamples", n_resamples, 10),
+            check_level("bootstrap", level),
+        )
         equations = self._pick(None)
         X, targets, weight, used, groups = self._read("bootstrap", X, y, sample_weight, groups)
         group = indices("bootstrap", equations[0].labels, groups, len(X), weight > 0)
@@ -267,7 +272,7 @@ class Results:
             raise ValueError("bootstrap: X and y must be the data of fit, got others")
         seed = seed_of(self.random_state)
         results: list[Any] = []
-        shares = [len(part) for part in np.array_split(np.arange(draws), min(draws, 8))]
+        shares = [len(part) for part in np.array_split(np.arange(n_resamples), min(n_resamples, 8))]
         loss = settings_of(self, seed).rules.loss
         for o, equation in enumerate(equations):
             keep = np.ones(len(X), dtype=bool)
@@ -286,7 +291,7 @@ class Results:
     def refit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Any:
         """Fit the parameters of the best equation to other data, with its form kept.
 
-        X, y, sample_weight, groups: as in `fit`. All rows count: wild ones are not looked for.
+        X, y, sample_weight, groups: as in `fit`. All rows count: outliers are not looked for.
         If `noise` is an array, it is that of these rows: see `set_params`.
         Groups may be others than those of `fit`. For a power of y other than 1 and -1, what has
         another sign than y has on average is taken for an error, of any size.
@@ -309,7 +314,7 @@ class Results:
         new, than = first_of_equal(X, targets, group), "different rows than the law has terms"
         for o, equation in enumerate(equations):
             if labels is not None and group is not None:
-                check_sizes("refit", labels, group[new], equation.terms, than)
+                check_sizes("refit", labels, group[new], equation.n_terms, than)
             data = X, targets[:, o], weights[:, o], origin, group, labels
             rows = rows_of(equation, *data, noise, digits_of(y))
             rows, equation = refitted(equation, rows, loss)
@@ -331,7 +336,7 @@ class Results:
         table = self._tables()[check_output(self._tables(), output)]
         if (X is None) != (y is None):
             raise ValueError("plot: X and y must be given together, got one of them")
-        equation, prediction = table[table.best], None
+        equation, prediction = table[table.best_index], None
         if X is not None:
             X, targets, _, _, groups = self._read("plot", X, y, None, groups)
             y = targets[:, output]
@@ -375,7 +380,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     """Law behind a table, a sum of products of powers or a ratio, as a scikit-learn estimator.
 
     It finds ``y**p = sum_k c_k prod_i x_i**w_ki``: sums of products of powers, and their powers,
-    and ratios of two such sums; with `functions` and `output_functions` also laws with sines,
+    and ratios of two such sums; with `functions` and `target_transforms` also laws with sines,
     logarithms and exponentials. Units do not matter: inputs are divided by their geometric mean and
     y by its root mean square, and both are folded back into the constants. The constants are solved
     exactly within the search (variable projection), the exponents by Levenberg-Marquardt from many
@@ -387,27 +392,27 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         max_terms: the greatest number of terms, of a ratio in each of its sums. None is for tables
             without a law: up to ten products of one or two inputs with simple exponents, added one
             by one, as many as have the least error in rows that are held out in turn.
-        output_powers: the powers p of y to try. "auto": 1, -1, 2, -2, 1/2, -1/2. Those other than 1
+        target_powers: the powers p of y to try. "auto": 1, -1, 2, -2, 1/2, -1/2. Those other than 1
             are tried if no sum with p = 1 is exact, or simple and not improved by a further term;
             those other than 1 and -1 if y has one sign but for its errors.
-        exponents: "fractions" (free where no fraction fits), "integers" or "real"; or the bounds of
+        exponents: "rational" (free where no fraction fits), "integer" or "real"; or the bounds of
             fractions ``(low, high)``, each a number or one for each column: no ratios are tried.
         max_denominator: of the fractions, at most 64.
-        units: of the columns of X, ``["kg", "m", "s**-1"]``, or a dict by column names; needs pint.
-            A number without a unit has "" or "-". With y_units, every term has y's dimension and
-            the constants have none. A constant with a dimension must be a column.
-        y_units: of y; a list for several outputs.
-        starts: of the search, for each number of terms.
+        X_units: units of the columns of X, ``["kg", "m", "s**-1"]``, or a dict by column names;
+            needs pint. A number without a unit has "" or "-". With y_units, every term has y's
+            dimension and the constants have none. A constant with a dimension must be a column.
+        y_units: the unit of y; a list for several outputs.
+        n_init: number of random initialisations of the search, for each number of terms.
         loss: "squared", or "huber" or "soft_l1", which are less sensitive to outliers. "auto":
             "squared" without the rows, at most a fifth, that are far from the law of all others:
-            wild values of y, and values of X that stand for missing ones. They are named, as with
+            outliers of y, and values of X that stand for missing ones. They are named, as with
             "squared", which keeps them. With max_terms=None it is "squared", and no rows are looked
             for.
-        noise: the errors of y. "constant": equal for all rows, of unknown size. "relative": in
-            proportion to y. "factor": y is the law times a factor whose logarithm is normal; y
-            has one sign then, and predictions are medians. None: whichever of the three is
-            likelier. A number, or one for each row ``[N]`` or row and output ``[N, O]``: their
-            known standard deviations. With max_terms=None, None means "constant".
+        noise: the errors of y. "additive": equal for all rows, of unknown size. "proportional": in
+            proportion to y. "multiplicative": y is the law times a factor whose logarithm is
+            normal; y has one sign then, and predictions are medians. None: whichever of the three
+            is likelier. A number, or one for each row ``[N]`` or row and output ``[N, O]``: their
+            known standard deviations. With max_terms=None, None means "additive".
         random_state: an integer for the same numbers each time.
         n_jobs: processes for several outputs and for the bootstrap, as in joblib.
         verbose: 1 prints each step to stderr. The logger "npu_kernels.equations" gets it in any
@@ -416,7 +421,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             for all columns, or a dict with such names by column, ``{"angle": ["sin", "cos"]}``.
             With units, for all columns without a dimension; degrees become radians. Powers of
             "exp" are all exponentials of its column.
-        output_functions: functions f of y to try, for laws ``f(y) = sum``: names out of "log",
+        target_transforms: functions f of y to try, for laws ``f(y) = sum``: names out of "log",
             "exp", "sin", "cos", "tan", "logit", "log(1+1/y)" and, for y itself, "identity"; "auto":
             all whose domain y is in. None: y itself. `predict` gives y, whose errors count. Errors
             may bring a few y out of the domain.
@@ -424,21 +429,22 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             exponents are no simple numbers, it has `max_terms` terms, or its residuals are no
             noise. Their output powers are those of 1, 2 and 1/2 that are tried. A ratio is taken if
             its criterion is the lowest.
-        known: a part of the law, as text: an expression of columns and numbers, such as
+        known_part: a part of the law, as text: an expression of columns and numbers, such as
             ``"v*t - 9.81*t**2/2"``, with sin, cos, tan, exp, log and sqrt. ``y**p`` is this part
-            and the sum or ratio that is found; p is 1 unless `output_powers` says otherwise.
-        terms: products that the sum has, as text or as the exponents of all columns:
+            and the sum or ratio that is found; p is 1 unless `target_powers` says otherwise.
+        required_terms: products that the sum has, as text or as the exponents of all columns:
             ``["x0*x1**2", "1"]``; a search adds others, none with exponents within 0.1 of theirs. A
             dict has bounds of the coefficients, ``{"x0": (0, 5), "x1": (None, 0), "x2": None}``,
-            and 0 for a term that the law has not: ``{"1": 0}``. p is then 1 as with `known`, and no
-            ratios are tried.
-        signs: "positive" for coefficients that are not below 0, but for those in `terms`.
+            and 0 for a term that the law has not: ``{"1": 0}``. p is then 1 as with `known_part`,
+            and no ratios are tried.
+        signs: "nonnegative" for coefficients that are not below 0, but for those in
+            `required_terms`.
         integer_exponents: True for whole exponents only, or the names of columns that have those.
 
     Attributes after `fit`: `equations_`, the candidates by number of terms, an `EquationTable` of
-    `Equation`; `best_`, the chosen `Equation`; `coef_` and `exponents_` of it with `coef_std_` and
-    `exponents_std_`, their standard errors; `n_features_in_`, `feature_names_in_`. With several
-    outputs each of the first is a list with one entry per output.
+    `Equation`; `best_equation_`, the chosen `Equation`; `coef_` and `exponents_` of it with
+    `coef_stderr_` and `exponents_stderr_`, their standard errors; `n_features_in_`,
+    `feature_names_in_`. With several outputs each of the first is a list with one entry per output.
 
     What it does not find: functions of several inputs, such as the sine of a product, products of
     sums, and fractional powers of inputs that are negative somewhere. Those inputs have whole
@@ -448,51 +454,51 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         >>> from npu_kernels import NPURegressor
         >>> X = np.random.default_rng(0).uniform(0.5, 3, (100, 3))
         >>> model = NPURegressor(random_state=0).fit(X, 70 * X[:, 0] * X[:, 1] / X[:, 2] ** 2)
-        >>> print(model.best_)
+        >>> print(model.best_equation_)
         y = 70*x0*x1/x2**2
     """
 
     def __init__(
         self,
         max_terms: int | None = 4,
-        output_powers: Any = "auto",
-        exponents: Any = "fractions",
+        target_powers: Any = "auto",
+        exponents: Any = "rational",
         max_denominator: int = 4,
-        units: Any = None,
+        X_units: Any = None,
         y_units: Any = None,
-        starts: int = 64,
+        n_init: int = 64,
         loss: str = "auto",
         noise: Any = None,
         random_state: Any = None,
         n_jobs: int | None = None,
         verbose: int = 0,
         functions: Any = None,
-        output_functions: Any = None,
+        target_transforms: Any = None,
         ratios: Any = "auto",
-        known: Any = None,
-        terms: Any = None,
+        known_part: Any = None,
+        required_terms: Any = None,
         signs: str = "any",
         integer_exponents: Any = False,
     ) -> None:
         if MISSING:
             raise ImportError(INSTALL)
         self.max_terms = max_terms
-        self.output_powers = output_powers
+        self.target_powers = target_powers
         self.exponents = exponents
         self.max_denominator = max_denominator
-        self.units = units
+        self.X_units = X_units
         self.y_units = y_units
-        self.starts = starts
+        self.n_init = n_init
         self.loss = loss
         self.noise = noise
         self.random_state = random_state
         self.n_jobs = n_jobs
         self.verbose = verbose
         self.functions = functions
-        self.output_functions = output_functions
+        self.target_transforms = target_transforms
         self.ratios = ratios
-        self.known = known
-        self.terms = terms
+        self.known_part = known_part
+        self.required_terms = required_terms
         self.signs = signs
         self.integer_exponents = integer_exponents
 
@@ -544,7 +550,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         names = tuple(map(str, getattr(self, "feature_names_in_", default_names)))
         count = targets.shape[1]
         outputs = outputs or (["y"] if count == 1 else [f"y{o}" for o in range(count)])
-        input_units = units_of(self.units, names)
+        input_units = units_of(self.X_units, names)
         labels = group = None
         if groups is not None:
             check_groups(self)
@@ -573,7 +579,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         for o, (y_of_task, name, unit) in enumerate(zip(targets.T, outputs, y_units, strict=True)):
             of_units = functions, input_units, name, unit, limits, self._powers() or POWERS, part
             exponents = exponents_of(columns, *of_units, group)
-            of_y = outputs_of(self.output_functions, y_of_task, origin, name, unit)
+            of_y = outputs_of(self.target_transforms, y_of_task, origin, name, unit)
             notes = copied_columns(X, names) + scaled_columns(X, y_of_task, names, name)
             data = X, y_of_task, weights[:, o], functions, name, of_y, exponents
             about = notes, origin, part, limits, group, labels
@@ -587,15 +593,15 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             results = self._resumed(tasks, settings, record, checkpoint)
         tables = [EquationTable(law) for law in results]
         self._single, self._seen, self._group_column = single, Seen.of(X, targets), column
-        self._left_out = [np.flatnonzero(np.isin(origin, table.wild)) for table in tables]
+        self._left_out = [np.flatnonzero(np.isin(origin, table.outliers)) for table in tables]
         self._set(tables)
         return self
 
     def _powers(self) -> tuple[float, ...] | None:
-        powers = self.output_powers
+        powers = self.target_powers
         if not isinstance(powers, str):
             return tuple(map(float, powers))
-        return None if self.terms is None and self.known is None else (1.0,)
+        return None if self.required_terms is None and self.known_part is None else (1.0,)
 
     def _resumed(
         self, outputs: list[Rows], settings: Settings, record: Work, path: Any

@@ -224,7 +224,7 @@ def _with_single_power(fits: list[Fit], settings: Settings) -> list[Fit]:
     data, _, best = min(fits, key=lambda fit: fit[2].cost)
     products = [fit for fit in fits if len(fit[2].c) == 1 and _is_plain(fit[0])]
     rules = settings.rules
-    if not products or is_exact(data, best) or data.fixed or rules.exponents == "integers":
+    if not products or is_exact(data, best) or data.fixed or rules.exponents == "integer":
         return fits
     data, law, product = min(products, key=lambda fit: fit[2].cost)
 
@@ -244,7 +244,7 @@ def _split(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
     """
     data, _, best = min(fits, key=lambda fit: fit[2].cost)
     rules = settings.rules
-    halves = rules.exponents == "fractions" and rules.max_denominator > 1  # as the products have
+    halves = rules.exponents == "rational" and rules.max_denominator > 1  # as the products have
     if not (halves and best.free.any()) or data.power != 1 or data.below or is_exact(data, best):
         return fits
     generator = np.random.default_rng([settings.seed, 3])
@@ -314,7 +314,7 @@ def _standing(fits: list[Fit], rules: Rules) -> list[Fit]:
     The best one with free exponents in place of fractions that stand is one more of these.
     """
     checked, window = list[Sum](), TELL if fits[0][0].rows <= MORE_ROWS else 0.0
-    while rules.exponents == "fractions":
+    while rules.exponents == "rational":
         best = min(fit[2].cost for fit in fits)
         near = [fit for fit in fits if fit[2].cost <= best + window]
         near = [fit for fit in near if not any(fit[2] is law for law in checked)]

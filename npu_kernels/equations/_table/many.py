@@ -173,7 +173,7 @@ class Outcome:
             return (
                 f"{self.name}: {type(self.error).__name__}: {str(self.error).partition(chr(10))[0]}"
             )
-        best = self.model.best_
+        best = self.model.best_equation_
         return f"{self.name}: " + "; ".join(map(str, best if isinstance(best, list) else [best]))
 
 

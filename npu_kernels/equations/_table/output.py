@@ -62,7 +62,7 @@ APPROXIMATION = 0.3  # the same, from which a law misses something
 FLAT = 0.1  # size of a term's exponents below which it stands for a logarithm
 ANOTHER_LAW = 0.05  # share of a prediction by which laws differ of which weights are made anew
 SMALL_FACTOR = 0.1  # standard deviation of log y below which factors are relative errors
-POWERS_NEED = "output_powers other than 1 need a y of one sign without zeros, -1 one without zeros"
+POWERS_NEED = "target_powers other than 1 need a y of one sign without zeros, -1 one without zeros"
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ class Laws:
     """The equations of one output."""
 
     equations: list[Equation]  # the fewest terms first
-    best: int  # an index
+    best_index: int  # an index
     alternatives: list[Equation]  # that the data hardly tell from the best, the likeliest first
-    noise: str  # "constant", "relative", "factor" or "known"
+    noise: str  # "additive", "proportional", "multiplicative" or "known"
     complete: bool  # False after Ctrl-C
     notes: tuple[str, ...] = ()  # what a reader should know, each a sentence or more
     inflation: Array = None  # [N]: leave-one-out errors of the best over its residuals
-    wild: tuple[int, ...] = ()  # rows that were left out, or should be
+    outliers: tuple[int, ...] = ()  # rows that were left out, or should be
 
 
 def ordered(
@@ -112,20 +112,20 @@ def first_of_equal(X: Array, y: Array, group: Array | None) -> Array:
 def measured(rows: Rows) -> tuple[Output, str]:
     """Return the data with errors as far as they are set, and the kind of errors."""
     root = rows.root
-    kind = "constant" if rows.deviation is None else "known"
-    if rows.noise == "relative":
-        root, kind = root / sizes(rows.y), "relative"
+    kind = "additive" if rows.deviation is None else "known"
+    if rows.noise == "proportional":
+        root, kind = root / sizes(rows.y), "proportional"
     columns = Columns.of(rows.functions.expand(rows.X))
     addend = None if rows.part is None else rows.part.values(rows.X)
     output = Output(
         columns, rows.y, root, rows.exponents, rows.deviation,
         limits=rows.limits, addend=addend, group=rows.group, digits=rows.digits,
     )  # fmt: skip
-    if rows.noise == "factor":
+    if rows.noise == "multiplicative":
         if not ((rows.y > 0).all() or (rows.y < 0).all()):
-            rule = "noise='factor' needs a y of one sign without zeros"
+            rule = "noise='multiplicative' needs a y of one sign without zeros"
             raise ValueError(f"NPURegressor: {rule}, which {rows.output} is not")
-        output, kind = replace(output, factor=True), "factor"
+        output, kind = replace(output, factor=True), "multiplicative"
     return output, kind
 
 
@@ -143,7 +143,7 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
     output, kind = measured(rows)
     first = partial(_first, rows, training=training, settings=settings, powers=powers[:1])
     candidates = first(output, Candidates())
-    if kind == "relative":
+    if kind == "proportional":
         output, candidates = _reweighted(output, root, first, candidates)
     if rows.noise is None and candidates.complete and not candidates.exact():
         errors = _likeliest_errors(root, output, candidates, first, settings.rules)
@@ -166,12 +166,12 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
     if not candidates.complete:  # the last fits after Ctrl-C do not belong to the complete fit
         warn("NPURegressor: the search was interrupted; its equations until then are kept")
         settings = replace(settings, steps=Steps())
-    elif kind == "relative" and not candidates.exact():
+    elif kind == "proportional" and not candidates.exact():
         output = in_proportion(output, root, _predicted(candidates, output))
     finished = partial(_finished, rows, candidates=candidates, held=np.sort(order[:held]))
     laws = finished(output, kind=kind, settings=settings)
-    law = laws.equations[laws.best]
-    if kind == "relative" and candidates.complete and not law.exact:
+    law = laws.equations[laws.best_index]
+    if kind == "proportional" and candidates.complete and not law.exact:
         prediction = law._predicted(rows.X, rows.group)
         change = sizes(prediction) * output.weight / root
         if np.abs(change - 1).max() > ANOTHER_LAW:  # all rows chose it, the search the weights
@@ -191,7 +191,7 @@ def _likeliest_errors(
 
     constant: the sums with equal errors. root: the square roots of the rows' weights.
     """
-    kind, candidates, prediction = "constant", constant, _predicted(constant, output)
+    kind, candidates, prediction = "additive", constant, _predicted(constant, output)
     if prediction is None:
         return output, kind, candidates
     relative, divided = Candidates(), in_proportion(output, root, prediction)
@@ -200,14 +200,14 @@ def _likeliest_errors(
     except KeyboardInterrupt:
         relative.complete = False
     if _likelier(relative, constant):
-        output, kind, candidates = divided, "relative", relative
+        output, kind, candidates = divided, "proportional", relative
     candidates.complete = constant.complete and relative.complete
     if candidates.complete and _may_be_factors(candidates, constant, rules):
         factors = replace(output, weight=root, factor=True)
         of_factors = first(factors, Candidates())
         complete = of_factors.complete
         if _likelier(of_factors, candidates):
-            output, kind, candidates = factors, "factor", of_factors
+            output, kind, candidates = factors, "multiplicative", of_factors
         candidates.complete = complete
     return output, kind, candidates
 
@@ -366,7 +366,7 @@ def _finished(
     forms: set[Any] = set()
     equations, alternatives = list[Equation](), list[Equation]()
     for data, law, fitted in fits:
-        first = not equations or equations[-1].terms < len(fitted.c)
+        first = not equations or equations[-1].n_terms < len(fitted.c)
         key = data.function, data.power, data.below, _form(fitted, data.below)
         if key in forms or not (first or fitted.cost < best + TELL):
             continue
@@ -408,7 +408,7 @@ def _without_roots(fits: list[Fit], rules: Rules) -> list[Fit]:
     def is_root(fit: Fit) -> bool:
         u = fit[2].u / fit[0].power
         possible = (plain.low <= u) & (u <= plain.high) & (~plain.signed | (u == 0))
-        possible &= (u % 1 == 0) | (rules.exponents != "integers")
+        possible &= (u % 1 == 0) | (rules.exponents != "integer")
         return is_product(fit) and fit[0].power != 1 and bool(possible.all())
 
     return [fit for fit in fits if not is_root(fit)]
@@ -423,7 +423,7 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
     notes += _flat_notes(equation)
     some = spread(len(rows.y), SEARCH_ROWS)
     near = None
-    if equation.terms > 1 and not equation.below:
+    if equation.n_terms > 1 and not equation.n_denominator_terms:
         of_group = equation.scaled if rows.group is None else equation.scaled[rows.group[some]]
         terms = equation._products(X[some]) * of_group
         near = cancelling_pair(terms, equation.exponents)
@@ -433,7 +433,7 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
             f"Two terms nearly cancel: {first} and {second}. They stand for another function, such "
             "as a logarithm, or for other powers: their exponents are no law."
         )
-    if equation.below:
+    if equation.n_denominator_terms:
         generator = np.random.default_rng(0)
         apart = np.column_stack([generator.permutation(column) for column in rows.X[some].T])
         divisors = equation._divisors(equation._products(equation._columns(apart)))
@@ -499,7 +499,11 @@ def _bound_notes(data: AllRows, law: Sum, names: tuple[str, ...]) -> list[str]:
 
 def _level_notes(equation: Equation, X: Array) -> list[str]:
     """A note of columns of two values where any exponent makes the same law. X: all columns."""
-    if equation.below or equation.power != 1 or equation.function is not None:
+    if (
+        equation.n_denominator_terms
+        or equation.target_power != 1
+        or equation.target_transform is not None
+    ):
         return []
     terms = {tuple(row) for row in equation.exponents.round(9).tolist()}
 

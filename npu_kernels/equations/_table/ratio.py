@@ -178,7 +178,7 @@ def _cost(fitted: Fitted) -> float:
 def _refined(problem: Problem, law: Sum, rules: Rules) -> Sum:
     """The ratio with other exponents where these are likelier."""
     free = (law.u != 0) & ~problem.signed
-    if rules.exponents == "integers" or not free.any():
+    if rules.exponents == "integer" or not free.any():
         return law
     other = refine.simplified(problem, replace(law, free=free), rules)
     return other if other.cost < law.cost or rules.exponents == "real" else law
@@ -210,7 +210,7 @@ class _Search:
         self.problem, self.rules = problem, rules
         z, weight = problem.linear()
         self.weight = weight
-        halves = rules.exponents == "fractions" and rules.max_denominator > 1
+        halves = rules.exponents == "rational" and rules.max_denominator > 1
         self.above, self.below = lattices(problem, used, problem.held, halves)
         self.N, self.D = (problem.products(u, self._parity(u)) for u in (self.above, self.below))
         good = np.isfinite(self.D).all(0)

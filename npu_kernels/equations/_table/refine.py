@@ -240,13 +240,13 @@ class Sum:
 class Rules:
     """Which exponents are simple, and what is minimised."""
 
-    exponents: str = "fractions"  # or "integers", or "real": none is simple
+    exponents: str = "rational"  # or "integer", or "real": none is simple
     max_denominator: int = 4  # the greatest denominator of a fraction
     loss: str = "squared"  # or "huber", or "soft_l1"
 
     @cached_property
     def denominators(self) -> range:
-        return range(1, (self.max_denominator if self.exponents == "fractions" else 1) + 1)
+        return range(1, (self.max_denominator if self.exponents == "rational" else 1) + 1)
 
     @property
     def are_whole(self) -> bool:
@@ -681,7 +681,7 @@ def simplified(problem: Data, law: Sum, rules: Rules) -> Sum:
         if not plan:
             break
         best = trial
-    if rules.exponents == "integers" and best.free.any():
+    if rules.exponents == "integer" and best.free.any():
         u = np.clip(np.where(best.free, np.round(best.u), best.u), problem.low, problem.high)
         best = refit(problem, replace(best, u=u, free=np.zeros_like(best.free)), rules.loss)
     return best
@@ -694,7 +694,7 @@ def reconsidered(problem: Data, law: Sum, rules: Rules) -> Sum:
     """
     free = law.free | ((np.abs(law.u) > ZERO) & ~problem.signed)
     free[: problem.fixed] = False
-    if rules.exponents == "integers" or (free == law.free).all():
+    if rules.exponents == "integer" or (free == law.free).all():
         return law
     freed = refit(problem, replace(law, free=free), rules.loss, 6)
     if not math.isfinite(freed.cost):

@@ -21,13 +21,13 @@ class EquationTable(list[Equation]):
     ``str()`` is a table.
 
     Attributes:
-        best: the index of the chosen equation.
+        best_index: the index of the chosen equation.
         alternatives: equations that the data hardly tell from the chosen one, the likeliest first:
             their criterion is less than 6 higher. They may have as many terms.
-        noise: what was taken for the errors of y: "constant", "relative" (in proportion to y),
-            "factor" (the law times a factor) or "known".
+        noise: what was taken for the errors of y: "additive", "proportional" (in proportion to y),
+            "multiplicative" (the law times a factor) or "known".
         complete: false after Ctrl-C.
-        wild: numbers of the rows that are far from the law of all others; see `loss`.
+        outliers: numbers of the rows that are far from the law of all others; see `loss`.
         notes: what a reader should know of the data and the law; `NPURegressor.fit` warns of it.
 
     laws: what a search found.
@@ -35,36 +35,36 @@ class EquationTable(list[Equation]):
 
     def __init__(self, laws: Laws) -> None:
         super().__init__(laws.equations)
-        self.best, self.alternatives = laws.best, laws.alternatives
+        self.best_index, self.alternatives = laws.best_index, laws.alternatives
         self.noise, self.complete, self.notes = laws.noise, laws.complete, laws.notes
-        self.wild = laws.wild
+        self.outliers = laws.outliers
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = self.best, self.alternatives, self.noise, self.complete, self.notes
-        return type(self), (Laws(list(self), *parts, wild=self.wild),)
+        parts = self.best_index, self.alternatives, self.noise, self.complete, self.notes
+        return type(self), (Laws(list(self), *parts, outliers=self.outliers),)
 
     def _rows(self) -> list[tuple[str, ...]]:
         """The cells of the table, the header first."""
         rows: list[tuple[str, ...]]
         rows = [("", "terms", "parameters", "error", "BIC", "exact", "formula")]
         for index, equation in enumerate(self):
-            mark = "*" if index == self.best else ""
-            counts = str(equation.terms), str(equation.parameters)
-            errors = f"{equation.error:.2e}", f"{equation.bic:.1f}"
+            mark = "*" if index == self.best_index else ""
+            counts = str(equation.n_terms), str(equation.n_parameters)
+            errors = f"{equation.holdout_nrmse:.2e}", f"{equation.bic:.1f}"
             exact = "yes" if equation.exact else "no"
             rows.append((mark, *counts, *errors, exact, equation.text()))
         return rows
 
-    def frame(self) -> Any:
+    def to_frame(self) -> Any:
         """The candidates as a DataFrame, with their numbers in full. Needs pandas."""
         try:
             from pandas import DataFrame
         except ImportError as error:
-            raise ImportError("frame needs pandas: pip install pandas") from error
-        names = ("terms", "parameters", "rms", "error", "bic", "exact")
+            raise ImportError("to_frame needs pandas: pip install pandas") from error
+        names = ("n_terms", "n_parameters", "nrmse", "holdout_nrmse", "bic", "exact")
         rows = [[getattr(equation, name) for name in names] for equation in self]
         frame = DataFrame(rows, columns=list(names))
-        frame["best"] = frame.index == self.best
+        frame["best"] = frame.index == self.best_index
         frame["formula"] = [equation.text() for equation in self]
         return frame
 
@@ -84,14 +84,14 @@ class EquationTable(list[Equation]):
 
 def shown(table: EquationTable) -> str:
     """The chosen equation in HTML: its parameters with 95 % intervals, and its error."""
-    equation, rows = table[table.best], []
-    for interval in equation.intervals():
-        error, limits = f"{interval.error:.2g}", f"{interval.low:.4g} to {interval.high:.4g}"
-        if not math.isfinite(interval.error):
+    equation, rows = table[table.best_index], []
+    for interval in equation.confidence_intervals():
+        error, limits = f"{interval.stderr:.2g}", f"{interval.low:.4g} to {interval.high:.4g}"
+        if not math.isfinite(interval.stderr):
             error, limits = "", ""
         rows.append((interval.name, f"{interval.value:.4g}", error, limits))
-    where = "rows that were not fitted" if equation.held_out else "rows left out one at a time"
-    rows.append((f"relative error of {where}", f"{equation.error:.2g}", "", ""))
+    where = "rows that were not fitted" if equation.n_held_out else "rows left out one at a time"
+    rows.append((f"relative error of {where}", f"{equation.holdout_nrmse:.2g}", "", ""))
     return display.table(equation.text(), ("", "estimate", "standard error", "95 %"), rows)
 
 
@@ -100,15 +100,15 @@ def _residuals(table: EquationTable, equation: Equation) -> list[str]:
     if equation.exact:
         return ["It is exact: the residuals are those of rounding."]
     where = "with one row left out at a time"
-    if equation.held_out:
-        where = f"of {equation.held_out} rows that were not fitted"
-    typical, floor = equation.relative_rms, ""
+    if equation.n_held_out:
+        where = f"of {equation.n_held_out} rows that were not fitted"
+    typical, floor = equation.weighted_nrmse, ""
     if equation.floor:
         floor = f" (where y is below {equation.floor:.3g}, as at {equation.floor:.3g})"
     kind = {
-        "constant": "taken as equal for all rows",
-        "relative": f"in proportion to y, about {typical:.2g} of it{floor}",
-        "factor": f"a factor of y, about {math.exp(min(typical, 700.0)):.3g} up or down. "
+        "additive": "taken as equal for all rows",
+        "proportional": f"in proportion to y, about {typical:.2g} of it{floor}",
+        "multiplicative": f"a factor of y, about {math.exp(min(typical, 700.0)):.3g} up or down. "
         f"Predictions are medians, means are {math.exp(min(typical**2 / 2, 700.0)):.3g} times "
         "as large",
     }
@@ -116,8 +116,8 @@ def _residuals(table: EquationTable, equation: Equation) -> list[str]:
     return [
         f"{name}: {error:.2g} {unit} (R2 {round(1 - error**2, 6) + 0.0:.6g}){more}."
         for name, error, more in (
-            ("Residuals", equation.rms, f"; errors {kind.get(table.noise, 'as given')}"),
-            (f"Error {where}", equation.error, ""),
+            ("Residuals", equation.nrmse, f"; errors {kind.get(table.noise, 'as given')}"),
+            (f"Error {where}", equation.holdout_nrmse, ""),
         )
         if math.isfinite(error)
     ]
@@ -125,15 +125,18 @@ def _residuals(table: EquationTable, equation: Equation) -> list[str]:
 
 def report(table: EquationTable, level: float = 0.95) -> str:
     """The chosen equation, its parameters and how far it is to be trusted."""
-    equation = table[table.best]
+    equation = table[table.best_index]
     lines = [equation.text(), ""]
     if not table.complete:
         lines.append("The search was interrupted: this is the best equation until then.")
     lines += table.notes
-    counts = (equation.terms, "term"), (equation.parameters, "continuous parameter")
+    counts = (equation.n_terms, "term"), (equation.n_parameters, "continuous parameter")
     words = [f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts]
-    if equation.below:
-        sizes = f"{equation.terms - equation.below} and {equation.below + 1} terms"
+    if equation.n_denominator_terms:
+        sizes = (
+            f"{equation.n_terms - equation.n_denominator_terms} and "
+            f"{equation.n_denominator_terms + 1} terms"
+        )
         lines.append(f"It is a ratio of {sizes} with {words[1]}.")
     else:
         lines.append(f"It has {' and '.join(words)}.")
@@ -141,20 +144,20 @@ def report(table: EquationTable, level: float = 0.95) -> str:
         groups = f"{len(equation.labels)} groups" if len(equation.labels) > 1 else "The one group"
         lines.append(f"{groups}: coefficients are each group's own, exponents those of all.")
     lines += _residuals(table, equation)
-    if equation.degrees < 1:
+    if equation.df_resid < 1:
         lines.append("It has as many parameters as rows: any law of this form would fit.")
-    elif not equation.held_out:
+    elif not equation.n_held_out:
         limit = "the choice of the equation itself is not tested on other rows"
         lines.append(f"With so few rows {limit}.")
     kinds = f"standard errors and {100 * level:g} % intervals"
     lines.append(f"Estimates with {kinds}, given the form of the equation:")
-    intervals = equation.intervals(level)
+    intervals = equation.confidence_intervals(level)
     lines += [f"  {line}" for line in (*intervals, *equation.fractions())]
-    if equation.degrees >= 1 and equation.error > LITTLE:
+    if equation.df_resid >= 1 and equation.holdout_nrmse > LITTLE:
         lines.append(f"It explains little of {equation.output}.")
     for interval in () if equation.exact else intervals:
-        unsure = interval.low <= 0 <= interval.high or interval.error > abs(interval.value)
-        if unsure and math.isfinite(interval.error):
+        unsure = interval.low <= 0 <= interval.high or interval.stderr > abs(interval.value)
+        if unsure and math.isfinite(interval.stderr):
             lines.append(f"The data hardly tell the {interval.name}: it may be 0.")
     for other in table.alternatives[:MOST_NAMED]:
         higher = f"criterion {other.bic - equation.bic:.1f} higher"
@@ -184,10 +187,10 @@ def draw(
     count = 1 if prediction is None else 3
     figure = Figure(figsize=(4 * count, 3.5), layout="constrained")
     axes = figure.subplots(1, count, squeeze=False)[0]
-    axes[0].semilogy([e.terms for e in table], [max(e.error, 1e-17) for e in table], "o-")
+    axes[0].semilogy([e.n_terms for e in table], [max(e.holdout_nrmse, 1e-17) for e in table], "o-")
     ring: dict[str, Any] = {"markersize": 12, "fillstyle": "none", "color": "black"}
-    axes[0].plot([equation.terms], [max(equation.error, 1e-17)], "o", **ring)
-    axes[0].set_xticks([e.terms for e in table])
+    axes[0].plot([equation.n_terms], [max(equation.holdout_nrmse, 1e-17)], "o", **ring)
+    axes[0].set_xticks([e.n_terms for e in table])
     axes[0].set(xlabel="terms", ylabel="error on rows not fitted, relative", title=equation.output)
     if prediction is not None and y is not None:
         axes[1].plot(prediction, y, ".", markersize=3)

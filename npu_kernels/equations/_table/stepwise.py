@@ -49,7 +49,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     output, power = replace(output, function=rows.output_functions[0]), (powers or (1.0,))[0]
     data = output.scaled(power)
     fits = [] if data is None else sums(data, settings)
-    if data is not None and fits and kind == "relative":
+    if data is not None and fits and kind == "proportional":
         best = min(fits, key=lambda fit: fit[1])[0]
         prediction = data.predict(best.u, best.parity, best.c)[0]
         data = in_proportion(output, rows.root, prediction).scaled(power)
@@ -60,7 +60,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     equations = [
         equation_of(rows, data, law, math.sqrt(error), data.rows, kind) for law, error in fits
     ]
-    chosen = int(np.argmin([equation.error for equation in equations]))
+    chosen = int(np.argmin([equation.holdout_nrmse for equation in equations]))
     notes = rows.notes + beyond_notes(equations[chosen])
     return Laws(equations, chosen, [], kind, True, notes)
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from npu_kernels import NAU, NMU, NPU, RealNPU, interop
-from npu_kernels.training import trace
+from npu_kernels.training import debug
 from tests.conftest import needs_library
 from tests.support.compare import assert_equal
 
@@ -28,11 +28,11 @@ def test_names_everything(backend: str) -> None:
     """Module, unit, row, r, log r and exponent of the first value that overflows."""
     model, x = _model(), torch.ones(5, 3)
     x[3, 1] = 1e-9
-    with pytest.raises(trace.NonFiniteError) as caught, trace.non_finite(model) as records:
+    with pytest.raises(debug.NonFiniteError) as caught, debug.detect_nonfinite(model) as records:
         model(x)
     record = caught.value.found
     assert records == [record]
-    assert (record.module, record.kind, record.what, record.unit, record.row, record.model) == (
+    assert (record.module, record.kind, record.what, record.output, record.row, record.model) == (
         "1",
         "RealNPU",
         "output",
@@ -58,10 +58,10 @@ def test_models_and_leading_dimensions(backend: str) -> None:
     layer = NPU(3, 2, num_models=4, init_im=0.3)
     x = torch.ones(4, 2, 5, 3)
     x[2, 1, 4, 0] = math.nan
-    with trace.non_finite(layer, "record") as records:
+    with debug.detect_nonfinite(layer, "record") as records:
         layer(x)
     (record,) = records
-    assert (record.module, record.model, record.row, record.unit, record.bad_inputs) == (
+    assert (record.module, record.model, record.row, record.output, record.bad_inputs) == (
         "",
         2,
         (1, 4),
@@ -70,7 +70,7 @@ def test_models_and_leading_dimensions(backend: str) -> None:
     )
     assert "of model 2 is nan for input row (1, 4)" in record.message
     assert record.message.endswith("of the row's inputs 0 already not finite")
-    with trace.non_finite(layer, "record") as records:
+    with debug.detect_nonfinite(layer, "record") as records:
         layer(torch.full((5, 3), math.nan))  # shared rows
     assert (records[0].model, records[0].row) == (0, (0,))
 
@@ -78,9 +78,9 @@ def test_models_and_leading_dimensions(backend: str) -> None:
 def test_gradients_and_other_layers(backend: str) -> None:
     """Gradients at layers without exponents too, and weights that are not finite."""
     model = nn.Sequential(NMU(3, 2), NAU(2, 2))
-    with trace.non_finite(model, "record") as records:
+    with debug.detect_nonfinite(model, "record") as records:
         (model(torch.rand(4, 3)) * torch.tensor([1.0, math.inf])).sum().backward()
-    assert [(record.module, record.what, record.unit) for record in records] == [
+    assert [(record.module, record.what, record.output) for record in records] == [
         ("1", "gradient", 1),
         ("0", "gradient", 0),
     ]
@@ -88,7 +88,7 @@ def test_gradients_and_other_layers(backend: str) -> None:
     with torch.no_grad():
         model[0].weight[0, 0] = math.nan
     with pytest.warns(RuntimeWarning, match=r"^npu: 0 \(NMU\): .*; not finite itself: weight$"):  # noqa: SIM117
-        with trace.non_finite(model, "warn"):
+        with debug.detect_nonfinite(model, "warn"):
             model[0](torch.rand(4, 3))
 
 
@@ -96,7 +96,7 @@ def test_silent_where_nothing_is_wrong(backend: str) -> None:
     """The same gradients and no hook left, for eager modules, transforms and half dtypes too."""
     model, x = _model(), torch.rand(5, 3) + 0.5
     expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
-    with trace.non_finite(model) as records:
+    with debug.detect_nonfinite(model) as records:
         loss = model(x).sum()
         actual = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
         torch.func.vmap(model)(x)
@@ -106,13 +106,13 @@ def test_silent_where_nothing_is_wrong(backend: str) -> None:
     assert not records
     assert_equal(actual, expected)
     half = NPU(3, 2, dtype=torch.bfloat16)
-    with pytest.raises(trace.NonFiniteError, match="input 2"), trace.non_finite(half):
+    with pytest.raises(debug.NonFiniteError, match="input 2"), debug.detect_nonfinite(half):
         half(torch.tensor([[1.0, 1.0, math.inf]], dtype=torch.bfloat16))
     with (
         pytest.raises(
             ValueError, match="action must be one of 'raise', 'warn', 'record', got 'stop'"
         ),
-        trace.non_finite(model, "stop"),
+        debug.detect_nonfinite(model, "stop"),
     ):
         pass
 

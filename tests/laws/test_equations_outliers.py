@@ -10,7 +10,7 @@ from benchmarks.equations.laws import laws_of
 from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.laws import RNG, approximate, check, few_rows, noise, terms, uniform
 
-QUICK = {"random_state": 0, "output_powers": (1,)}
+QUICK = {"random_state": 0, "target_powers": (1,)}
 
 
 def table(rows=120, size=0.01):
@@ -31,7 +31,7 @@ def test_a_wild_value_is_named_and_left_out(slip, size):
     with pytest.warns(EquationWarning, match="1 row is far from the law of all others") as said:
         model = NPURegressor(**QUICK).fit(X, y)
     check(model, LAW, rel=max(size, 1e-9))
-    assert model.equations_.wild == (17,)
+    assert model.equations_.outliers == (17,)
     [note] = model.equations_.notes
     assert str(said[0].message) == f"NPURegressor: {note}"
     number, law = note.split("(row 17: ")[1].split(";")[0].split(" for ")
@@ -42,9 +42,11 @@ def test_a_wild_value_is_named_and_left_out(slip, size):
     rest = np.arange(len(y)) != 17
     errors = model.predict(X[rest]) - y[rest]
     rms = np.sqrt(np.mean(errors**2)) / np.std(y[rest])
-    assert model.best_.rms == pytest.approx(rms, rel=1e-6, abs=1e-12)
-    for plain, drawn in zip(model.intervals(), model.bootstrap(X, y, draws=20), strict=True):
-        assert drawn.error < 4 * plain.error + 1e-9
+    assert model.best_equation_.nrmse == pytest.approx(rms, rel=1e-6, abs=1e-12)
+    for plain, drawn in zip(
+        model.confidence_intervals(), model.bootstrap(X, y, n_resamples=20), strict=True
+    ):
+        assert drawn.stderr < 4 * plain.stderr + 1e-9
 
 
 def test_the_squared_loss_keeps_the_row_and_says_the_law_without_it():
@@ -52,11 +54,11 @@ def test_the_squared_loss_keeps_the_row_and_says_the_law_without_it():
     y[17] *= 10
     with pytest.warns(EquationWarning):
         model = NPURegressor(loss="squared", **QUICK).fit(X, y)
-    assert model.equations_.wild == (17,)
+    assert model.equations_.outliers == (17,)
     note = next(note for note in model.equations_.notes if "far from" in note)
     without = NPURegressor(**QUICK).fit(np.delete(X, 17, 0), np.delete(y, 17))
-    assert note.endswith(f". Without it: {without.best_}.")
-    assert terms(model.best_) != pytest.approx(LAW, rel=0.05)
+    assert note.endswith(f". Without it: {without.best_equation_}.")
+    assert terms(model.best_equation_) != pytest.approx(LAW, rel=0.05)
 
 
 def test_all_of_equal_wild_rows_are_named_and_left_out():
@@ -65,10 +67,12 @@ def test_all_of_equal_wild_rows_are_named_and_left_out():
     X, y = np.vstack([X, X[17]]), np.append(y, y[17])
     with pytest.warns(EquationWarning, match=r"2 rows are far .*\(row 17: .*; row 120: .* them: y"):
         model = NPURegressor(**QUICK).fit(X, y)
-    assert model.equations_.wild == (17, 120)
+    assert model.equations_.outliers == (17, 120)
     check(model, LAW, rel=0.01)
-    for plain, drawn in zip(model.intervals(), model.bootstrap(X, y, draws=20), strict=True):
-        assert drawn.error < 4 * plain.error
+    for plain, drawn in zip(
+        model.confidence_intervals(), model.bootstrap(X, y, n_resamples=20), strict=True
+    ):
+        assert drawn.stderr < 4 * plain.stderr
 
 
 def test_several_wild_values_of_weighted_rows_in_their_order():
@@ -79,7 +83,7 @@ def test_several_wild_values_of_weighted_rows_in_their_order():
         y[row] *= -3
     with pytest.warns(EquationWarning, match=r"2 rows are far .*\(row 40: .*; row 250: .* them: y"):
         model = NPURegressor(**QUICK).fit(X, y, weight)
-    assert model.equations_.wild == (40, 250)
+    assert model.equations_.outliers == (40, 250)
     check(model, LAW, rel=0.01)
 
 
@@ -91,12 +95,14 @@ def test_rows_that_are_not_wild_stay():
         X, y = table(100)
         generator = RNG(seed)
         tails = generator.standard_t(3, 100)
-        assert NPURegressor(**QUICK).fit(X, y + tails).equations_.wild == ()
+        assert NPURegressor(**QUICK).fit(X, y + tails).equations_.outliers == ()
         shifted = y * np.where(np.arange(100) < 30, 3, 1)
-        assert NPURegressor(max_terms=1, **QUICK).fit(X, shifted).equations_.wild == ()
+        assert NPURegressor(max_terms=1, **QUICK).fit(X, shifted).equations_.outliers == ()
         factors = np.prod(X, 1) * np.exp(0.8 * generator.standard_normal(100))
-        assert NPURegressor(max_terms=1, **QUICK).fit(X, factors).equations_.wild == ()
-        assert NPURegressor(max_terms=1, **QUICK).fit(X[:12], shifted[:12]).equations_.wild == ()
+        assert NPURegressor(max_terms=1, **QUICK).fit(X, factors).equations_.outliers == ()
+        assert (
+            NPURegressor(max_terms=1, **QUICK).fit(X[:12], shifted[:12]).equations_.outliers == ()
+        )
 
 
 def slipped(y, seed=0):
@@ -117,7 +123,7 @@ def test_one_of_many_wild_rows_may_be_hardly_wild():
     with pytest.warns(EquationWarning, match="far from the law of all others"):
         model = NPURegressor(**QUICK).fit(X, y)
     check(model, {(1, 2, 0): 0.25, (0, 0, 1): 1.0}, rel=0.02)
-    assert {*rows.tolist(), near} == set(model.equations_.wild)
+    assert {*rows.tolist(), near} == set(model.equations_.outliers)
 
 
 def test_wild_rows_that_make_the_noise_seem_to_be_in_proportion():
@@ -139,11 +145,11 @@ def test_heavy_tails_of_an_eighth_of_the_rows(rows, signs):
     y = 365.25 * axis**1.5 / mass**0.5 * np.exp(errors)
     with pytest.warns(EquationWarning, match="The errors of y have heavy tails: .* [0-9]+ more;"):
         model = NPURegressor(**QUICK).fit(np.column_stack([axis, mass]), y)
-    assert terms(model.best_) == pytest.approx({(1.5, -0.5): 365.25}, rel=0.003)
-    [interval] = model.intervals()
-    assert abs(interval.value - 365.25) < 3 * interval.error
-    assert len(set(tails.tolist()) - set(model.equations_.wild)) <= 0.1 * rows / 8
-    assert len(model.equations_.wild) <= 0.15 * rows
+    assert terms(model.best_equation_) == pytest.approx({(1.5, -0.5): 365.25}, rel=0.003)
+    [interval] = model.confidence_intervals()
+    assert abs(interval.value - 365.25) < 3 * interval.stderr
+    assert len(set(tails.tolist()) - set(model.equations_.outliers)) <= 0.1 * rows / 8
+    assert len(model.equations_.outliers) <= 0.15 * rows
 
 
 @few_rows
@@ -156,10 +162,10 @@ def test_wild_rows_that_hide_the_law():
     with pytest.warns(EquationWarning, match="heavy tails: 6 rows are far"):
         model = NPURegressor(**QUICK).fit(X, y)
     check(model, LAW, rel=0.05)
-    assert set(model.equations_.wild) == set(tails.tolist())
+    assert set(model.equations_.outliers) == set(tails.tolist())
     loss = NPURegressor(loss="squared", **QUICK)
     with pytest.warns(EquationWarning, match="heavy tails"):
-        assert str(model.best_) in loss.fit(X, y).equations_.notes[-1]
+        assert str(model.best_equation_) in loss.fit(X, y).equations_.notes[-1]
 
 
 @approximate
@@ -181,7 +187,7 @@ def test_values_that_stand_for_missing_ones(column, value, rows):
     with pytest.warns(EquationWarning, match="from the law of all others") as said:
         model = NPURegressor(**QUICK).fit(X, y)
     check(model, LAW, rel=0.03)
-    assert model.equations_.wild == tuple(rows)
+    assert model.equations_.outliers == tuple(rows)
     written = f"{value:.6g} for " if column == "y" else f"x{column} is {value:.6g}"
     assert all(f"row {row}: {written}" in str(said[0].message) for row in rows)
 
@@ -194,7 +200,7 @@ def test_a_lost_decimal_point():
     ):
         model = NPURegressor(**QUICK).fit(X, y)
     check(model, LAW, rel=0.03)
-    assert model.equations_.wild == (3, 9)
+    assert model.equations_.outliers == (3, 9)
 
 
 @approximate
@@ -215,8 +221,8 @@ def test_values_of_a_law_are_not_taken_for_missing_ones(size):
     for name, column in columns.items():
         y = 2 * column * other * (1 + size * noise(60))
         model = NPURegressor(**QUICK).fit(np.column_stack([column, other]), y)
-        assert model.equations_.wild == (), name
-        assert terms(model.best_) == pytest.approx({(1, 1): 2.0}, rel=0.02), name
+        assert model.equations_.outliers == (), name
+        assert terms(model.best_equation_) == pytest.approx({(1, 1): 2.0}, rel=0.02), name
 
 
 def test_readings_just_below_0_of_a_root():
@@ -226,10 +232,10 @@ def test_readings_just_below_0_of_a_root():
     lowest = np.argsort(x)[:2]
     y[lowest] = -0.001
     with pytest.warns(EquationWarning, match="2 rows are far from the law of all others"):
-        model = NPURegressor(random_state=0, output_powers=(1, 2)).fit(x[:, None], y)
-    assert model.best_.power == 2
-    assert terms(model.best_) == pytest.approx({(1,): 1.0, (0,): -1.0}, rel=0.01)
-    assert set(model.equations_.wild) == set(lowest.tolist())
+        model = NPURegressor(random_state=0, target_powers=(1, 2)).fit(x[:, None], y)
+    assert model.best_equation_.target_power == 2
+    assert terms(model.best_equation_) == pytest.approx({(1,): 1.0, (0,): -1.0}, rel=0.01)
+    assert set(model.equations_.outliers) == set(lowest.tolist())
 
 
 @few_rows
@@ -241,7 +247,7 @@ def test_a_slip_among_few_rows(rows):
     y[3] += 4
     with pytest.warns(EquationWarning, match="1 row is far from the law of all others"):
         model = NPURegressor(random_state=0).fit(x, y)
-    assert model.equations_.wild == (3,)
+    assert model.equations_.outliers == (3,)
     check(model, {(1,): 0.3454, (0,): 4}, rel=0.02)
 
 
@@ -264,7 +270,7 @@ def test_a_slip_in_a_group(seed, size):
     y[row] += [-1, 1][seed % 2] * RNG(seed).uniform(2, 6) * np.std(law)
     with pytest.warns(EquationWarning, match=f"1 row is far from .* .row {row}: {y[row]:.6g} for "):
         model = NPURegressor(**QUICK).fit(X, y, groups=label)
-    assert model.equations_.wild == (row,)
+    assert model.equations_.outliers == (row,)
     y[row] = true
     assert np.std(model.predict(X, groups=label) - law) <= 1e-9 + max(size, 1e-9) * np.std(law)
 
@@ -276,7 +282,7 @@ def test_groups_without_a_slip_lose_no_row(errors):
         X, label, law, _ = law_of_groups(seed, 0.0)
         scatter = 0.1 * RNG(seed + 9).standard_normal(90)
         y = law + scatter * (np.std(law) if errors == "equal" else np.abs(law))
-        assert NPURegressor(**QUICK).fit(X, y, groups=label).equations_.wild == ()
+        assert NPURegressor(**QUICK).fit(X, y, groups=label).equations_.outliers == ()
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -289,8 +295,8 @@ def test_one_code_is_left_out_of_all_rows_that_have_it(seed):
     y = (1 + 0.015 * generator.normal(size=120)) / (2 * root * X[:, 1] + 2e-4 * root * X[:, 1] ** 4)
     X[[20, 80], 0] = -999
     with pytest.warns(EquationWarning, match="row 20: x0 is -999; row 80: x0 is -999"):
-        model = NPURegressor(random_state=0, output_powers=(-1,)).fit(X, y)
-    assert model.equations_.wild == (20, 80)
+        model = NPURegressor(random_state=0, target_powers=(-1,)).fit(X, y)
+    assert model.equations_.outliers == (20, 80)
     check(model, {(0.5, 1): 2, (0.5, 4): 2e-4}, rel=0.05, power=-1)
 
 
@@ -301,6 +307,6 @@ def test_terms_that_follow_a_code_are_no_exact_law():
     X[[92, 109, 115], 0] = 9999
     with pytest.warns(EquationWarning, match="3 rows are far from the law of all others"):
         model = NPURegressor(random_state=0).fit(X, y)
-    assert model.equations_.wild == (92, 109, 115)
+    assert model.equations_.outliers == (92, 109, 115)
     check(model, {(1, -1, 0): 1.6})
-    assert model.best_.exact
+    assert model.best_equation_.exact

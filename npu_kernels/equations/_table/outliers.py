@@ -44,7 +44,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     if not settings.max_terms:
         return stepwise.laws(rows, settings, powers)
     laws_of_all, keep = searched(rows, settings, powers), np.ones(len(rows.y), dtype=bool)
-    best = laws_of_all.equations[laws_of_all.best]
+    best = laws_of_all.equations[laws_of_all.best_index]
     if settings.leave_out is None or len(keep) < FEWEST_WITH_WILD:
         return laws_of_all
     odd = _odd_values(rows, best)
@@ -55,7 +55,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     without = laws_of_all
     try:
         suspects = odd.any(1) if odd.any() else _suspected(rows, laws_of_all, keep)
-        if not odd.any() and (best.rms > ROUGH or suspects.mean() > FEW):
+        if not odd.any() and (best.nrmse > ROUGH or suspects.mean() > FEW):
             robust = replace(settings, rules=replace(settings.rules, loss="huber"))
             of_huber = searched(rows, robust, powers)
             if not of_huber.complete:
@@ -110,8 +110,8 @@ def _squares(errors: Array) -> Array:
 
 def _length(laws: Laws) -> int:
     """The parameters of the best law, and its exponents."""
-    law = laws.equations[laws.best]
-    return law.parameters + int((law.exponents[~law.free] != 0).sum())
+    law = laws.equations[laws.best_index]
+    return law.n_parameters + int((law.exponents[~law.free] != 0).sum())
 
 
 def _odd_values(rows: Rows, best: Equation) -> Array:
@@ -121,7 +121,7 @@ def _odd_values(rows: Rows, best: Equation) -> Array:
     """
     odd = np.column_stack([_odd(column) for column in (*rows.X.T, rows.y)])
     below = rows.y <= 0 if np.median(rows.y) > 0 else rows.y >= 0
-    if best.terms > 1 and below.sum() <= FEW_BELOW:
+    if best.n_terms > 1 and below.sum() <= FEW_BELOW:
         odd[:, -1] |= below
     return odd
 
@@ -163,18 +163,18 @@ def _errors(rows: Rows, laws_of_all: Laws, keep: Array, of: Array | None = None)
     Those of rounding are below 1. of: numbers that relative errors are in proportion to, other than
     the predictions.
     """
-    prediction = laws_of_all.equations[laws_of_all.best]._predicted(rows.X, rows.group)
+    prediction = laws_of_all.equations[laws_of_all.best_index]._predicted(rows.X, rows.group)
     errors = rows.root * np.abs(rows.y - prediction)
-    if laws_of_all.noise == "factor":
+    if laws_of_all.noise == "multiplicative":
         with np.errstate(divide="ignore", invalid="ignore"):
             errors = np.abs(np.log(rows.y / prediction))
-    elif laws_of_all.noise == "relative":
+    elif laws_of_all.noise == "proportional":
         size = np.nan_to_num(np.abs(prediction))
         errors /= sizes(np.minimum(size, size[keep].max()) if of is None else of)
     with np.errstate(over="ignore"):
         errors[keep] *= laws_of_all.inflation
     size, largest = 1.0, 1.0
-    if laws_of_all.noise != "factor":
+    if laws_of_all.noise != "multiplicative":
         size, largest = float(np.abs(rows.y - rows.y.mean()).max()), float(np.abs(rows.y).max())
     rounding = EXACT_ERROR * size + rows.digits * largest
     return np.nan_to_num(errors / (rounding or 1.0), nan=math.inf)
@@ -188,10 +188,10 @@ def _suspected(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
     """
     errors = _errors(rows, laws_of_all, keep)
     if (errors > WILD * _scale(errors)).any():
-        best = laws_of_all.equations[laws_of_all.best]
+        best = laws_of_all.equations[laws_of_all.best_index]
         with suppress(ValueError):  # a law without a value in some row stays as it is
             _, robust = refitted(best, rows.take(keep), "huber")
-            laws_of_all = replace(laws_of_all, equations=[robust], best=0)
+            laws_of_all = replace(laws_of_all, equations=[robust], best_index=0)
             errors = _errors(rows, laws_of_all, keep)
     suspects: Array = errors > WILD * _scale(errors)
     return suspects if suspects.mean() <= MOST_WILD else np.zeros_like(suspects)
@@ -217,7 +217,7 @@ def _named(
     """The laws with the wild rows named. leave_out: those without these rows, or with them."""
     order = np.argsort(rows.origin[wild])
     numbers = rows.origin[wild][order]
-    best, other = (table.equations[table.best] for table in (without, laws_of_all))
+    best, other = (table.equations[table.best_index] for table in (without, laws_of_all))
     group = None if rows.group is None else rows.group[wild][order]
     predicted = best._predicted(rows.X[wild][order], group)
     said = [f"{y:.6g} for {law:.6g}" for y, law in zip(rows.y[wild][order], predicted, strict=True)]
@@ -239,4 +239,4 @@ def _named(
         text = f"The errors of {best.output} have heavy tails: {text}"
     chosen = without if leave_out else laws_of_all
     rows_named = tuple(dict.fromkeys(numbers.tolist()))  # one that counts twice is named once
-    return replace(chosen, notes=(*chosen.notes, f"{text}."), wild=rows_named)
+    return replace(chosen, notes=(*chosen.notes, f"{text}."), outliers=rows_named)

@@ -25,12 +25,12 @@ def waves(t: Tensor) -> Tensor:
 
 def test_a_law_that_fits_gets_no_warning() -> None:
     u = noise(predators(T), 0.05)
-    result = ode.fit(known(), T, u, start="model", simplify=False)
-    verdict = result.verdict
+    result = ode.fit(known(), T, u, init="model", simplify=False)
+    verdict = result.diagnostics
     assert verdict.good
-    assert not verdict.remarks
+    assert not verdict.notes
     assert str(verdict) == "The law explains the series as well as a smooth curve does."
-    assert "Verdict: The law explains the series" in result.report()
+    assert "Diagnostics: The law explains the series" in result.report()
     errors = 0.05 * predators(T).square().mean(0).sqrt()
     torch.testing.assert_close(verdict.errors, errors, rtol=0.5, atol=0)
     assert bool((verdict.ratio < 1.6).all())
@@ -46,11 +46,11 @@ def test_a_law_that_does_not_fit_says_so() -> None:
     assert "times those of a smooth curve" in said
     assert "more terms than 1" in said
     assert "more starts than 4 (num_models)" in said
-    assert not result.verdict.good
-    assert float(result.verdict.ratio) > 5
-    assert float(result.verdict.missed) > 0.5
+    assert not result.diagnostics.good
+    assert float(result.diagnostics.ratio) > 5
+    assert float(result.diagnostics.unexplained) > 0.5
     report = result.report()
-    assert f"Verdict: {result.verdict}" in report
+    assert f"Diagnostics: {result.diagnostics}" in report
     assert "Errors of the measurements" not in report
 
 
@@ -62,19 +62,19 @@ def test_a_value_that_is_far_from_the_law_is_left_out(column: int) -> None:
     u[10, column] += 2
     missing[10, column] = math.nan
     with pytest.warns(UserWarning, match=f"A value of x{column} is more than 8 times") as caught:
-        result = ode.fit(known(), 1970 + T, u, start="model", simplify=False)
+        result = ode.fit(known(), 1970 + T, u, init="model", simplify=False)
     assert [warning.category for warning in caught] == [UserWarning]
-    right = ode.fit(known(), 1970 + T, missing, start="model", simplify=False)
-    assert result.intervals() == right.intervals()
-    assert result.degrees == right.degrees
+    right = ode.fit(known(), 1970 + T, missing, init="model", simplify=False)
+    assert result.confidence_intervals() == right.confidence_intervals()
+    assert result.df_resid == right.df_resid
     assert result.left_out.nonzero().tolist() == [[0, 10, column]]
-    told = str(result.verdict)
+    told = str(result.diagnostics)
     assert "as far from the law as most (t = 1972.5: " in told
     assert told.endswith("), and left out.")
     value, law = told.partition("1972.5: ")[2].partition(")")[0].split(" for ")
     assert float(value) == pytest.approx(float(u[10, column]), rel=1e-5)
     assert float(law) == pytest.approx(float(right.predict(1970 + T)[10, column]), rel=1e-3)
-    assert f"Verdict: {told}" in result.report()
+    assert f"Diagnostics: {told}" in result.report()
     assert "from 49 measurements" in result.report()
 
 
@@ -98,7 +98,7 @@ def test_wild_values_do_not_decide_the_law(wild: dict[int, float]) -> None:
     }
     true = {(0, 1, 0): 1.2, (0, 1, 1): -0.6, (1, 1, 1): 0.5, (1, 0, 1): -0.8}
     assert rates == pytest.approx(true, rel=0.05)
-    assert result.verdict.good
+    assert result.diagnostics.good
 
 
 @pytest.mark.filterwarnings("ignore:ode.fit. .* as far from the law as most")
@@ -134,10 +134,10 @@ def test_a_law_that_fits_from_a_start_that_was_not_measured(
     law = law_of([[2], [1]], [[1, -1]], fixed=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ode.PoorFitWarning)
-        verdict = ode.fit(law, t, u, start="model", simplify=False).verdict
+        verdict = ode.fit(law, t, u, init="model", simplify=False).diagnostics
     assert verdict.good == good
     assert ("From the smooth curve's first states it misses 4" in str(verdict)) != good
-    assert float(verdict.missed) < 0.02
+    assert float(verdict.unexplained) < 0.02
 
 
 def test_first_states_that_hide_what_a_law_misses_are_held() -> None:
@@ -146,14 +146,14 @@ def test_first_states_that_hide_what_a_law_misses_are_held() -> None:
     said = "First states are a smooth curve's: fitted ones hide what the law misses."
     with warnings.catch_warnings():
         warnings.simplefilter("error", ode.PoorFitWarning)
-        result = ode.fit(model(1, 2, 4), t, u, terms=[[2], [1]])
+        result = ode.fit(model(1, 2, 4), t, u, required_terms=[[2], [1]])
     torch.testing.assert_close(result.u0, u[:1], rtol=1e-5, atol=0)
-    assert [interval.name for interval in result.intervals()] == list(result.standard_errors)
-    assert result.degrees == 58
+    assert [interval.name for interval in result.confidence_intervals()] == list(result.stderr)
+    assert result.df_resid == 58
     assert said in result.report()
-    assert float(result.verdict.missed) < 0.02
-    free = ode.fit(model(1, 3, 4), t, u, terms=[[2], [1], [0]])
-    assert free.degrees == 56
+    assert float(result.diagnostics.unexplained) < 0.02
+    free = ode.fit(model(1, 3, 4), t, u, required_terms=[[2], [1], [0]])
+    assert free.df_resid == 56
     assert said not in free.report()
 
 
@@ -170,9 +170,9 @@ def test_the_variation_of_states_whose_errors_are_in_proportion() -> None:
     u = torch.stack([2.0 + torch.sin(1.5 * t), torch.sin(1.5 * t), 3 + 1e-16 * t], 1)
     law = law_of([[0, 0, 0]], [[0], [0], [0]])
     with pytest.warns(ode.PoorFitWarning, match=r"R2 = 0\.00"):
-        result = ode.fit(law, t, u, sigma="relative", start="model", simplify=False)
-    assert result.score == pytest.approx(math.sqrt(59 / 60), rel=1e-6)
-    assert not result.verdict.missed[:2].isnan().any()
+        result = ode.fit(law, t, u, sigma="proportional", init="model", simplify=False)
+    assert result.nrmse == pytest.approx(math.sqrt(59 / 60), rel=1e-6)
+    assert not result.diagnostics.unexplained[:2].isnan().any()
 
 
 def test_known_errors_are_those_that_count() -> None:
@@ -182,7 +182,7 @@ def test_known_errors_are_those_that_count() -> None:
     with pytest.warns(ode.PoorFitWarning, match="less than half") as caught:
         result = ode.fit(model(1, 1, 4), T, u, sigma=1.0)
     assert "times the errors" not in str(caught[0].message)
-    assert result.verdict.errors.tolist() == [1.0]
+    assert result.diagnostics.errors.tolist() == [1.0]
 
 
 def test_a_constant_law_is_named() -> None:
@@ -192,9 +192,9 @@ def test_a_constant_law_is_named() -> None:
         result = ode.fit(model(1, 1, 4), T, u, names=["c"])
     assert str(result.equation) == "c' = 0"
     said = "The law explains less than half of the series' variation (R2 = 0.00). "
-    assert str(result.verdict) == said + "The law says that c does not change."
+    assert str(result.diagnostics) == said + "The law says that c does not change."
     exact = ode.fit(model(1, 1, 4), T, torch.ones(25), names=["c"])
-    assert exact.verdict.good
+    assert exact.diagnostics.good
 
 
 # Theophylline in blood after a dose (R's `Theoph`, subjects 7 and 11): hours, mg/l.
@@ -228,10 +228,10 @@ def test_few_samples_that_rise_and_fall(number: int, terms: int) -> None:
     t, c = risen_and_fallen(number)
     with pytest.warns(ode.PoorFitWarning):
         result = ode.fit(model(1, terms, 12), t, c, names=["c"])
-    assert not result.verdict.good
+    assert not result.diagnostics.good
     measured = torch.tensor(c).double()
     off = result.predict(numbers(*t))[:, 0] - measured
-    assert float(off.square().mean().sqrt() / measured.std()) == pytest.approx(result.score)
+    assert float(off.square().mean().sqrt() / measured.std()) == pytest.approx(result.nrmse)
     exact = ode.rollout(result.model, result.u0[0], t=t, method="kvaerno5", rtol=1e-8)
     errors = 0.3 * float(off.square().mean().sqrt())  # thrice what the steps may have
     torch.testing.assert_close(result.predict(numbers(*t)), exact.detach(), rtol=0, atol=errors)
@@ -248,17 +248,17 @@ def test_residuals_that_follow_one_another() -> None:
     u = solution([[1.0]], [[-0.5]], [2.0], t) + 0.06 * drift.unsqueeze(1)
     law = law_of([[1]], [[-0.4]], fixed=True)
     with pytest.warns(ode.PoorFitWarning):
-        result = ode.fit(law, t, u, start="model", simplify=False)
-    assert float(result.verdict.autocorrelation) > 0.5
+        result = ode.fit(law, t, u, init="model", simplify=False)
+    assert float(result.diagnostics.autocorrelation) > 0.5
 
 
 def test_no_degrees_of_freedom() -> None:
     law = law_of([[1]], [[-0.4]])
     with pytest.warns(ode.PoorFitWarning, match="as many parameters as measurements"):
-        result = ode.fit(law, [0.0, 1.0, 2.0], [1.0, 0.7, 0.4], start="model", simplify=False)
-    assert result.degrees == 0
-    fewer = ode.fit(law, [0.0, 1, 2, 3], [1.0, 0.7, 0.4, 0.3], start="model", simplify=False)
-    assert "Degrees of freedom: 1." in str(fewer.verdict)
+        result = ode.fit(law, [0.0, 1.0, 2.0], [1.0, 0.7, 0.4], init="model", simplify=False)
+    assert result.df_resid == 0
+    fewer = ode.fit(law, [0.0, 1, 2, 3], [1.0, 0.7, 0.4, 0.3], init="model", simplify=False)
+    assert "Degrees of freedom: 1." in str(fewer.diagnostics)
 
 
 def test_exact_is_relative_to_the_variation() -> None:
@@ -268,7 +268,7 @@ def test_exact_is_relative_to_the_variation() -> None:
     torch.testing.assert_close(
         result.predict([1.0]).item(), 0.53 + 0.02 * 0.1353353, rtol=0, atol=3e-7
     )
-    assert result.score < 3e-5
+    assert result.nrmse < 3e-5
 
 
 def test_a_column_of_zeros_has_no_part_in_the_law() -> None:
@@ -277,7 +277,7 @@ def test_a_column_of_zeros_has_no_part_in_the_law() -> None:
     powers, coefficients = (part[0] for part in result.weights())
     assert not powers[:, 1].any()
     assert not coefficients[1].any()
-    assert "The series have one value of zero" in str(result.verdict)
+    assert "The series have one value of zero" in str(result.diagnostics)
 
 
 DATES = numpy.datetime64("2020-01-01") + numpy.arange(25).astype("timedelta64[D]")
@@ -301,11 +301,11 @@ DAY = datetime.datetime(2020, 1, 1)
 )
 def test_dates_are_refused_with_the_line_to_write(t: object, said: str) -> None:
     with pytest.raises(TypeError) as caught:
-        ode.fit(known(), t, predators(T), start="model")
+        ode.fit(known(), t, predators(T), init="model")
     assert said in str(caught.value)
     line = str(caught.value).partition("they are ")[2]
     days = eval(line, {"t": t, "numpy": numpy, "datetime": datetime})
-    result = ode.fit(known(), days, predators(T), start="model", simplify=False)
+    result = ode.fit(known(), days, predators(T), init="model", simplify=False)
     with pytest.raises(TypeError, match="predict: t must be numbers, got d"):
         result.predict(t)
 
@@ -314,7 +314,7 @@ def test_dates_of_a_table() -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     t = pandas.Series(pandas.date_range("2020-01-01", periods=25), index=range(3, 28))
     with pytest.raises(TypeError) as caught:
-        ode.fit(known(), t, predators(T), start="model")
+        ode.fit(known(), t, predators(T), init="model")
     line = str(caught.value).partition("they are ")[2]
     assert eval(line, {"t": t, "numpy": numpy}).tolist() == list(range(25))
 
@@ -326,7 +326,7 @@ def test_dates_that_are_text() -> None:
     table = pandas.DataFrame({"day": text, "x": 1.0})
     for t, u in ((text, predators(T)), (text.to_numpy(), predators(T)), (T, table)):
         with pytest.raises(TypeError) as caught:
-            ode.fit(known(), t, u, start="model")
+            ode.fit(known(), t, u, init="model")
         said, _, line = str(caught.value).partition("they are ")
         assert "must be numbers, got dates as text, such as '23-May-14'" in said
         assert "fit: u['day'] must" in said or u is not table
@@ -340,7 +340,7 @@ def test_dates_that_are_text() -> None:
 
 def test_weights_of_a_new_layer_are_no_law() -> None:
     with pytest.warns(UserWarning, match="which are those of a new layer: its gates are 0.5"):
-        ode.fit(model(1, 1), T, numbers(*[1.0] * 25) + 0.01 * T, start="model", simplify=False)
+        ode.fit(model(1, 1), T, numbers(*[1.0] * 25) + 0.01 * T, init="model", simplify=False)
 
 
 @pytest.mark.parametrize("power", [1.0, 1.5])
@@ -355,11 +355,11 @@ def test_powers_of_a_state_that_is_below_zero(power: float, errors: str) -> None
     law = law_of([[0], [power]], [[0.9, 0.001]], fixed=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ode.PoorFitWarning)
-        result = ode.fit(law, t, u, names=["x"], start="model", simplify=False)
+        result = ode.fit(law, t, u, names=["x"], init="model", simplify=False)
     assert float(result.u0) >= 0  # of an amount
-    is_told = "x has values below 0" in str(result.verdict)
+    is_told = "x has values below 0" in str(result.diagnostics)
     assert is_told == (power == 1.5 and errors == "small around 0")
-    assert is_told == (not result.verdict.good)
+    assert is_told == (not result.diagnostics.good)
 
 
 @pytest.mark.parametrize(
@@ -371,5 +371,5 @@ def test_a_series_beside_a_large_constant_changes(size: float, dtype: str) -> No
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         result = ode.fit(model(1, 1, 4), T, u)
-    assert result.score < 1e-3
-    assert result.intervals()[0].value == pytest.approx(100, rel=3e-3)
+    assert result.nrmse < 1e-3
+    assert result.confidence_intervals()[0].value == pytest.approx(100, rel=3e-3)

@@ -1,4 +1,4 @@
-"""The verdict on a law of time series: whether it explains them as well as a smooth curve does.
+"""The diagnostics of a law of time series: whether it explains them as well as a smooth curve does.
 
 The residuals of a smoothing spline, and the distances of neighbouring samples from polynomials,
 estimate the errors of the measurements without any law. A law whose residuals are much greater
@@ -33,16 +33,16 @@ FEW_DEGREES = 5  # of freedom
 class PoorFitWarning(UserWarning):
     """The law that `ode.fit` returns does not explain the series.
 
-    message: says why, and what to try. verdict: that of the law.
+    message: says why, and what to try. diagnostics: the law's `Diagnostics`.
     """
 
-    def __init__(self, message: str, verdict: Verdict) -> None:
+    def __init__(self, message: str, diagnostics: Diagnostics) -> None:
         super().__init__(message)
-        self.verdict = verdict
+        self.diagnostics = diagnostics
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Diagnostics:
     """Residuals of a law beside the errors of its series.
 
     Attributes:
@@ -51,28 +51,28 @@ class Verdict:
             columns of too few samples. A share of the value where errors are relative.
         ratio: standard deviations of the residuals over these errors ``[D]``; about 1 for a law
             that explains the series.
-        missed: the share of each column's standard deviation that neither the law nor its errors
-            explain ``[D]``.
+        unexplained: the share of each column's standard deviation that neither the law nor its
+            errors explain ``[D]``.
         autocorrelation: of neighbouring residuals of each column ``[D]``; about 0 for errors of
             measurements.
-        faults: why the law does not explain the series, in sentences; empty for a law that does.
-        remarks: what else limits the trust in it.
+        failures: why the law does not explain the series, in sentences; empty for a law that does.
+        notes: what else limits the trust in it.
     """
 
     errors: Tensor
     ratio: Tensor
-    missed: Tensor
+    unexplained: Tensor
     autocorrelation: Tensor
-    faults: tuple[str, ...]
-    remarks: tuple[str, ...]
+    failures: tuple[str, ...]
+    notes: tuple[str, ...]
 
     @property
     def good(self) -> bool:
         """Whether no fault was met."""
-        return not self.faults
+        return not self.failures
 
     def __str__(self) -> str:
-        said = [*self.faults, *self.remarks]
+        said = [*self.failures, *self.notes]
         return " ".join(said) or "The law explains the series as well as a smooth curve does."
 
 
@@ -83,8 +83,8 @@ def judged(
     degrees: int,
     unidentified: int,
     names: tuple[str, ...],
-) -> Verdict:
-    """Return the verdict on a law.
+) -> Diagnostics:
+    """Return the diagnostics of a law.
 
     measured: the user's series. left_out ``[S, M, D]``: which of its values the law was fitted
     without. degrees: of freedom. unidentified: the number of parameters that the data do not tell.
@@ -140,7 +140,7 @@ def judged(
     unit = torch.ones_like(errors) if data.in_proportion or data.has_sigma else data.size
     parts = errors * unit, ratio, missed, correlation
     errors, ratio, missed, correlation = (torch.where(count > 0, p, math.nan) for p in parts)
-    return Verdict(errors, ratio, missed, correlation, tuple(faults), tuple(remarks))
+    return Diagnostics(errors, ratio, missed, correlation, tuple(faults), tuple(remarks))
 
 
 def lost_from_curve(law: Law, degrees: int) -> float:
@@ -283,12 +283,12 @@ def advice(law: Law, searched: bool, starts: int, terms: int) -> str:
     used = int((law.problem.shape.split(law.x)[1] != 0).any(0).sum())
     tries = []
     if not searched:
-        tries.append("start='search', which takes nothing but the model's sizes")
+        tries.append("init='search', which takes nothing but the model's sizes")
     elif used in (0, terms):
         tries.append(f"more terms than {terms} (the NPU's out_features)")
     tries.append(f"more starts than {starts} (num_models)")
     if not data.in_proportion and not data.has_sigma:
-        tries.append("sigma='relative' if errors grow with the values")
+        tries.append("sigma='proportional' if errors grow with the values")
     tries.append("further states, measured or not (observed=)")
     return (
         f"Try {'; '.join(tries)}. Quotients of sums, exponentials and laws of time itself are no "
@@ -296,7 +296,7 @@ def advice(law: Law, searched: bool, starts: int, terms: int) -> str:
     )
 
 
-def poor_fit(verdict: Verdict, hint: str) -> PoorFitWarning:
+def poor_fit(diagnostics: Diagnostics, hint: str) -> PoorFitWarning:
     """Return the warning of a poor fit; hint: what to try."""
-    text = f"{NAME}: the law does not explain the series. {' '.join(verdict.faults)} {hint}"
-    return PoorFitWarning(text, verdict)
+    text = f"{NAME}: the law does not explain the series. {' '.join(diagnostics.failures)} {hint}"
+    return PoorFitWarning(text, diagnostics)

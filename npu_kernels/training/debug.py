@@ -1,13 +1,13 @@
 """The search for the first inf or nan of a model in training.
 
     >>> import torch
-    >>> from npu_kernels import RealNPU, trace
+    >>> from npu_kernels import RealNPU, debug
     >>> model = torch.nn.Sequential(RealNPU(2, 1))
     >>> model[0].weight_re.data.fill_(100.0)
     tensor([[100., 100.]])
-    >>> with trace.non_finite(model, "record") as found:
+    >>> with debug.detect_nonfinite(model, "record") as found:
     ...     y = model(torch.tensor([[1.0, 1.0], [1e3, 1.0]]))
-    >>> found[0].module, found[0].unit, found[0].row, found[0].value
+    >>> found[0].module, found[0].output, found[0].row, found[0].value
     ('0', 0, (1,), inf)
 
 Without "record" it raises at the first module whose output, or whose arriving gradient, has a value
@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from npu_kernels import reference
 from npu_kernels._common.checks import NonFiniteError, check_choice, warn
 from npu_kernels._operators.autograd import eager_only
-from npu_kernels.layers import PowerUnit, Unit
+from npu_kernels.layers import BaseLayer, PowerLayer
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class NonFinite:
         kind: the module's class.
         what: "output", or "gradient" for the gradient that arrives at the output.
         value: the value itself: inf, -inf or nan.
-        unit: index of the output.
+        output: index of the output.
         row: the input row, an index for each leading dimension.
         model: index of the model of `num_models`.
         bad_inputs: indices of the row's inputs that are not finite themselves.
@@ -62,7 +62,7 @@ class NonFinite:
     kind: str
     what: str
     value: float
-    unit: int
+    output: int
     row: tuple[int, ...]
     model: int | None
     bad_inputs: tuple[int, ...]
@@ -74,7 +74,7 @@ class NonFinite:
 
 
 def _power_facts(
-    unit: PowerUnit, x: Tensor, out: int, model: int | None, bad_inputs: tuple[int, ...]
+    unit: PowerLayer, x: Tensor, out: int, model: int | None, bad_inputs: tuple[int, ...]
 ) -> tuple[dict[str, Any], str]:
     """Return r, log_r, exponent and phase of a power unit for a row x ``[I]``, and them as text."""
     half = x.dtype in (torch.float16, torch.bfloat16)
@@ -106,7 +106,7 @@ def _power_facts(
 
 
 @torch.no_grad()
-def _examine(name: str, unit: Unit, kind: str, x: Tensor, values: Tensor) -> NonFinite | None:
+def _examine(name: str, unit: BaseLayer, kind: str, x: Tensor, values: Tensor) -> NonFinite | None:
     """Return the first value that is not finite. The values are of a kind: output or gradient."""
     bad = values.isfinite().logical_not_()
     if not bad.any():
@@ -124,7 +124,7 @@ def _examine(name: str, unit: Unit, kind: str, x: Tensor, values: Tensor) -> Non
     text += f"unit {out}" + ("" if model is None else f" of model {model}")
     text += f" is {value} for input row {row[0] if len(row) == 1 else row}"
     facts: dict[str, Any] = {}
-    if isinstance(unit, PowerUnit):
+    if isinstance(unit, PowerLayer):
         facts, details = _power_facts(unit, x_row, out, model, bad_inputs)
         text += details
     if bad_inputs:
@@ -138,18 +138,18 @@ def _examine(name: str, unit: Unit, kind: str, x: Tensor, values: Tensor) -> Non
 
 
 @contextlib.contextmanager
-def non_finite(model: nn.Module, action: str = "raise") -> Iterator[list[NonFinite]]:
+def detect_nonfinite(model: nn.Module, action: str = "raise") -> Iterator[list[NonFinite]]:
     """Watch the layers of this package in `model` for values that are not finite.
 
     Outputs and arriving gradients are checked. action: "raise" a `NonFiniteError` at the first,
     "warn" of each, or "record" each. Yields the list of records, one at most for each layer,
     direction and call. Raises ValueError for another action.
     """
-    check_choice("non_finite", "action", action, ("raise", "warn", "record"))
+    check_choice("detect_nonfinite", "action", action, ("raise", "warn", "record"))
     records: list[NonFinite] = []
     active = True  # a graph, and its hooks, may outlive the block
 
-    def look(name: str, unit: Unit, kind: str, x: Tensor, values: Tensor) -> None:
+    def look(name: str, unit: BaseLayer, kind: str, x: Tensor, values: Tensor) -> None:
         if not active or eager_only():
             return
         record = _examine(name, unit, kind, x, values)
@@ -161,7 +161,7 @@ def non_finite(model: nn.Module, action: str = "raise") -> Iterator[list[NonFini
         if action == "warn":
             warn(record.message, RuntimeWarning)
 
-    def watch(name: str, unit: Unit) -> Any:
+    def watch(name: str, unit: BaseLayer) -> Any:
         def hook(module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
             x = inputs[0].detach()
             look(name, unit, "output", x, y.detach())
@@ -171,7 +171,7 @@ def non_finite(model: nn.Module, action: str = "raise") -> Iterator[list[NonFini
         return unit.register_forward_hook(hook)
 
     modules = model.named_modules()
-    handles = [watch(name, module) for name, module in modules if isinstance(module, Unit)]
+    handles = [watch(name, module) for name, module in modules if isinstance(module, BaseLayer)]
     try:
         yield records
     finally:
@@ -180,4 +180,4 @@ def non_finite(model: nn.Module, action: str = "raise") -> Iterator[list[NonFini
             handle.remove()
 
 
-__all__ = ["NonFinite", "NonFiniteError", "non_finite"]
+__all__ = ["NonFinite", "NonFiniteError", "detect_nonfinite"]
