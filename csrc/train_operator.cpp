@@ -1,6 +1,6 @@
 // The operator `train`: training steps of a chain of layers (training_loop.h). Its arguments are a plan that
 // npu_kernels/training/_plan.py writes; here it is read and checked, so that a wrong one is an error and no wrong
-// access.
+// access. The operator `train_plan` reads a plan of one step and keeps it, for steps with other rows (training_step.h).
 #include "training_loop.h"
 
 #include <torch/csrc/stable/library.h>
@@ -8,11 +8,15 @@
 
 #include <cstring>
 #include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <type_traits>
 
 #include "checks.h"
 #include "out_of_memory.h"
+#include "training_step.h"
 
 namespace {
 
@@ -217,6 +221,11 @@ class Plan {
 
   npu::training::Run<T> run;
 
+  // What a block reserves, in bytes, with room for its few tensors a layer.
+  void check_sizes() const {
+    for (const auto& layer : run.layers) product(run.models, run.batch, std::max(layer.in, layer.out), 1024);
+  }
+
  private:
   static int64_t positive(const char* name, int64_t value) {
     check(value > 0, "train: ", name, " must be positive, got ", value);
@@ -338,8 +347,7 @@ class Plan {
         run.starts.push_back(jump == rows + run.batch ? *rows : -1);
       }
     }
-    // What a block reserves, in bytes, with room for its few tensors a layer.
-    for (const auto& layer : run.layers) product(run.models, run.batch, std::max(layer.in, layer.out), 1024);
+    check_sizes();
   }
   void read_losses(const Call& call) {
     check(call.before >= 0 && call.before <= std::numeric_limits<int64_t>::max() - run.steps,
@@ -358,25 +366,94 @@ class Plan {
   std::vector<int64_t> sizes_;  // of the parameters, for one model
 };
 
-template <typename T>
-void train_as(const Arguments& arguments) {
-  const Plan<T> plan(arguments);
-  npu::training::run(plan.run);
+template <typename F>
+void by_dtype(const Tensor& x, F&& f) {
+  const ScalarType dtype = x.scalar_type();
+  check(dtype == ScalarType::Float || dtype == ScalarType::Double, "train: x must be float32 or float64");
+  dtype == ScalarType::Float ? f(float{}) : f(double{});
 }
 
 void train(Tensors parameters, Tensors state, const Tensor& losses, const Tensor& x, const Tensor& y,
            const Tensor& weight, const Tensor& rows, const Tensor& schedules, std::vector<int64_t> integers,
            std::vector<double> numbers) {
   const Arguments a{parameters, state, losses, x, y, weight, rows, schedules, integers, numbers};
-  const ScalarType dtype = x.scalar_type();
-  check(dtype == ScalarType::Float || dtype == ScalarType::Double, "train: x must be float32 or float64");
-  dtype == ScalarType::Float ? train_as<float>(a) : train_as<double>(a);
+  by_dtype(x, [&](auto zero) { npu::training::run(Plan<decltype(zero)>(a).run); });
+}
+
+// ---- a plan that is kept ------------------------------------------------------------------------------------------
+
+class AnyPlan {
+ public:
+  virtual ~AnyPlan() = default;
+  virtual void step(const npu::TrainingStep& step) = 0;
+};
+
+template <typename T>
+class KeptPlan : public AnyPlan {
+ public:
+  explicit KeptPlan(Arguments arguments) : arguments_(std::move(arguments)), plan_(arguments_) {
+    check(plan_.run.steps == 1 && plan_.run.rows == nullptr, "train_plan: the plan must have one step, of all rows");
+  }
+
+  void step(const npu::TrainingStep& step) override {
+    const std::lock_guard<std::mutex> lock(mutex_);  // two threads may call
+    npu::training::Run<T>& run = plan_.run;
+    run.x = static_cast<const T*>(step.x), run.y = static_cast<const T*>(step.y);
+    run.weight = static_cast<const T*>(step.weight), run.losses = static_cast<T*>(step.losses);
+    run.count = run.batch = step.rows, run.shared_x = step.shared_x, run.shared_y = step.shared_y;
+    plan_.check_sizes();
+    std::copy_n(step.schedules, arguments_.schedules.numel(),
+                static_cast<double*>(arguments_.schedules.mutable_data_ptr()));
+    const double* number = step.numbers;
+    for (auto& parameter : run.parameters)
+      if (parameter.trained) parameter.number = *number++;
+    npu::training::run(run);
+  }
+
+ private:
+  const Arguments arguments_;
+  Plan<T> plan_;
+  std::mutex mutex_;
+};
+
+std::mutex kept_mutex;
+std::map<int64_t, std::shared_ptr<AnyPlan>> kept;  // by their numbers
+int64_t last_kept = 0;
+
+int64_t train_plan(Tensors parameters, Tensors state, const Tensor& losses, const Tensor& x, const Tensor& y,
+                   const Tensor& weight, const Tensor& rows, const Tensor& schedules, std::vector<int64_t> integers,
+                   std::vector<double> numbers) {
+  std::shared_ptr<AnyPlan> plan;
+  by_dtype(x, [&](auto zero) {
+    plan = std::make_shared<KeptPlan<decltype(zero)>>(
+        Arguments{parameters, state, losses, x, y, weight, rows, schedules, integers, numbers});
+  });
+  const std::lock_guard<std::mutex> lock(kept_mutex);
+  kept[++last_kept] = plan;
+  return last_kept;
 }
 
 }  // namespace
 
+void npu::training_step(int64_t plan, const TrainingStep& step) {
+  std::shared_ptr<AnyPlan> found;
+  {
+    const std::lock_guard<std::mutex> lock(kept_mutex);
+    const auto place = kept.find(plan);
+    check(place != kept.end(), "train_plan: there is no plan ", plan);
+    found = place->second;
+  }
+  found->step(step);
+}
+
+void npu::forget_training_plan(int64_t plan) {
+  const std::lock_guard<std::mutex> lock(kept_mutex);
+  kept.erase(plan);
+}
+
 STABLE_TORCH_LIBRARY_IMPL(npu_kernels, CPU, library) {
   library.impl("train", &npu::naming_memory<TORCH_BOX(&train), StableIValue>);
+  library.impl("train_plan", &npu::naming_memory<TORCH_BOX(&train_plan), StableIValue>);
 }
 
 extern "C" __attribute__((visibility("default"))) const char* npu_kernels_plan_fields() {

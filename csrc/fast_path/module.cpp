@@ -11,6 +11,8 @@
 //   adam(param_groups, state)                                  a step of npu_kernels.optim.Adam: None
 //   ode(u0, weight_re, weight_im, gate, weight, tableau, steps, dt, eps, gate_gradient, clip, memory, derivatives)
 //       as npu_kernels.ode.integrate: (trajectory, derivatives or None, whether all is finite), or NotImplemented
+//   training_plan(number, parameters, sizes), training_step(plan, state, x, y, weight, schedules)
+//       a step of npu_kernels.training.make_step: the loss, or NotImplemented
 //   set_backward(name, function)
 //       the general backward of one of these, for gradients that are not plain or will be differentiated again.
 //
@@ -23,6 +25,7 @@
 #include "mse.h"
 #include "ode.h"
 #include "second.h"
+#include "train.h"
 
 namespace {
 
@@ -52,6 +55,8 @@ std::vector<PyMethodDef> functions() {
   found.push_back({"mse", fast<npu_fast_path::mse>(), METH_FASTCALL, nullptr});
   found.push_back({"adam", fast<npu_fast_path::adam>(), METH_FASTCALL, nullptr});
   found.push_back({"ode", fast<npu_fast_path::ode>(), METH_FASTCALL, nullptr});
+  found.push_back({"training_plan", fast<npu_fast_path::training_plan>(), METH_FASTCALL, nullptr});
+  found.push_back({"training_step", fast<npu_fast_path::training_step>(), METH_FASTCALL, nullptr});
   found.push_back({"set_backward", fast<set_backward>(), METH_FASTCALL, nullptr});
   found.push_back({nullptr, nullptr, 0, nullptr});
   return found;

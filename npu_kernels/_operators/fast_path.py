@@ -55,6 +55,8 @@ nac: Callable[..., Any] | None = None
 mse: Callable[..., Any] | None = None
 adam: Callable[..., Any] | None = None
 ode: Callable[..., Any] | None = None
+training_plan: Callable[..., Any] | None = None
+training_step: Callable[..., Any] | None = None
 NAMES = ("npu", "nmu", "nmru", "nalu", "inalu", "nau", "nac", "mse", "adam", "ode")
 
 _set_backward: Callable[[str, Callable[..., Any]], None] | None = None
@@ -112,7 +114,8 @@ def set_backward(name: str, function: Callable[..., Any]) -> None:
 
 def load() -> None:
     """Load the library where it is built for this torch and Python."""
-    global npu, nmu, nmru, nalu, inalu, nau, nac, mse, adam, ode, reason, _set_backward
+    global npu, nmu, nmru, nalu, inalu, nau, nac, mse, adam, ode, training_plan, training_step
+    global reason, _set_backward
     runs, reason = cpu.available()
     if not runs:
         return
@@ -133,4 +136,5 @@ def load() -> None:
     npu, nmu, nmru = module.npu, module.nmu, module.nmru
     nalu, inalu, nau, nac = module.nalu, module.inalu, module.nau, module.nac
     mse, adam, ode = module.mse, module.adam, module.ode
+    training_plan, training_step = module.training_plan, module.training_step
     _set_backward, reason = module.set_backward, ""

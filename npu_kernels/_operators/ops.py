@@ -205,11 +205,11 @@ SECOND_SCHEMA = (
     " float eps, bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 # Many training steps, for `training._plan`; on the CPU alone.
-TRAIN = "train"
-TRAIN_SCHEMA = (
-    "train(Tensor(a!)[] parameters, Tensor(b!)[] state, Tensor(c!) losses, Tensor x, Tensor y,"
-    " Tensor weight, Tensor rows, Tensor schedules, int[] plan, float[] numbers) -> ()"
+_TRAIN = (
+    "(Tensor(a!)[] parameters, Tensor(b!)[] state, Tensor(c!) losses, Tensor x, Tensor y,"
+    " Tensor weight, Tensor rows, Tensor schedules, int[] plan, float[] numbers)"
 )
+TRAIN_SCHEMAS = (f"train{_TRAIN} -> ()", f"train_plan{_TRAIN} -> int")
 TIME_LOOP_WITHOUT = {
     "vmap": "under a transform every step calls the layers, whose rules hold",
     "sharding": "what the forward keeps is packed over models and starts: neither can be cut",
@@ -227,7 +227,7 @@ ADAPTIVE = _names(ADAPTIVE_SCHEMAS)  # formulas in ode._adaptive
 
 for _schema in SCHEMAS + TIME_LOOP_SCHEMAS:
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
-for _schema in (*ADAPTIVE_SCHEMAS, SECOND_SCHEMA, TRAIN_SCHEMA):
+for _schema in (*ADAPTIVE_SCHEMAS, SECOND_SCHEMA, *TRAIN_SCHEMAS):
     library.define(_schema)
 
 # Looked up once: an attribute of torch.ops costs more than a small kernel's arithmetic.

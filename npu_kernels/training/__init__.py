@@ -12,7 +12,7 @@ calls of C++, on a GPU by replays of a CUDA graph:
     >>> result.losses.shape
     torch.Size([200])
 
-The parts of a step serve other loops:
+`make_step` makes one step a call, for a loop of your own. The parts of a step serve other loops:
 
     >>> from npu_kernels.optim import Adam
     >>> from npu_kernels.training import l1, mse_loss, project_
@@ -32,5 +32,9 @@ as if it were alone.
 
 from npu_kernels.training._penalties import SteppedSchedule, l1, mse_loss, project_, regularizer
 from npu_kernels.training._run import TrainingResult, run
+from npu_kernels.training._step import Step, make_step
 
-__all__ = ["SteppedSchedule", "TrainingResult", "l1", "mse_loss", "project_", "regularizer", "run"]
+__all__ = [
+    "Step", "SteppedSchedule", "TrainingResult", "l1", "make_step", "mse_loss", "project_",
+    "regularizer", "run",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What `run` is called with: its checks, the rows of the steps, the values of schedules."""
+"""What `run` and `make_step` are called with: checks, the rows of steps, values of schedules."""
 
 from __future__ import annotations
 
@@ -23,73 +23,81 @@ Schedule = float | SteppedSchedule | Callable[[int], float]
 
 
 def check_data(
-    model: nn.Module, parameter: Tensor | None, x: Any, y: Any, models: int | None
+    function: str, model: nn.Module, parameter: Tensor | None, x: Any, y: Any, models: int | None
 ) -> None:
     """Check that x and y fit each other, the model and its first parameter."""
     if parameter is None:
-        raise ValueError(f"run: model must have parameters, got {type(model).__name__} without any")
+        raise ValueError(
+            f"{function}: model must have parameters, got {type(model).__name__} without any"
+        )
     if parameter.is_inference():
         rule = "model must be made outside of torch.inference_mode() to have gradients"
-        raise ValueError(f"run: {rule}, got parameters that are inference tensors")
+        raise ValueError(f"{function}: {rule}, got parameters that are inference tensors")
     for name, tensor in (("x", x), ("y", y)):
-        check_tensor("run", name, tensor)
+        check_tensor(function, name, tensor)
         if tensor.dtype is not parameter.dtype:
             rule = f"must have the dtype of model, {parameter.dtype}"
-            raise TypeError(f"run: {name} {rule}, got {tensor.dtype}")
+            raise TypeError(f"{function}: {name} {rule}, got {tensor.dtype}")
         if tensor.device != parameter.device:
             rule = f"must be on the device of model, {parameter.device}"
-            raise ValueError(f"run: {name} {rule}, got {tensor.device}")
+            raise ValueError(f"{function}: {name} {rule}, got {tensor.device}")
         if tensor.requires_grad:
-            raise ValueError(f"run: {name} must not require a gradient")
+            raise ValueError(f"{function}: {name} must not require a gradient")
         if not (tensor.dim() == 2 or (tensor.dim() == 3 and len(tensor) == models)):
             rule = "" if models is None else f", or three and {models} models first"
             got = f"got shape {tuple(tensor.shape)}"
-            raise ValueError(f"run: {name} must have two dimensions{rule}, {got}")
+            raise ValueError(f"{function}: {name} must have two dimensions{rule}, {got}")
     if x.shape[-2] != y.shape[-2] or x.shape[-2] == 0:
         rule = "must have the same number of rows, at least 1"
-        raise ValueError(f"run: x and y {rule}, got shapes {tuple(x.shape)}, {tuple(y.shape)}")
+        raise ValueError(
+            f"{function}: x and y {rule}, got shapes {tuple(x.shape)}, {tuple(y.shape)}"
+        )
     layers = [layer for _, layer in chain(model)]
     sides = (("x", x, layers[0], "in_features"), ("y", y, layers[-1], "out_features"))
     for name, tensor, layer, size in sides:
         if isinstance(layer, BaseLayer) and tensor.shape[-1] != getattr(layer, size):
             rule = f"last dimension {getattr(layer, size)} ({size} of model)"
-            raise ValueError(f"run: {name} must have {rule}, got shape {tuple(tensor.shape)}")
+            raise ValueError(
+                f"{function}: {name} must have {rule}, got shape {tuple(tensor.shape)}"
+            )
 
 
-def check_sample_weight(weight: Any, y: Tensor) -> None:
+def check_sample_weight(function: str, weight: Any, y: Tensor) -> None:
     """Check that sample_weight is None or a tensor as y is."""
     if weight is None:
         return
-    check_tensor("run", "sample_weight", weight)
+    check_tensor(function, "sample_weight", weight)
     got, rule = ((tuple(t.shape), t.dtype, t.device) for t in (weight, y))
     if got != rule or weight.requires_grad:
         facts = f"shape, dtype and device of y, {_listed(rule)}, and no gradient"
-        raise ValueError(f"run: sample_weight must have {facts}, got {_listed(got)}")
+        raise ValueError(f"{function}: sample_weight must have {facts}, got {_listed(got)}")
 
 
-def check_weight_values(weight: Tensor | None) -> None:
+def check_weight_values(function: str, weight: Tensor | None) -> None:
     """Check the values of sample_weight. Its memory must have been checked: reading may crash."""
     if weight is None:
         return
     if len(wrong := weight[~((weight >= 0) & (weight < math.inf))]):
-        raise ValueError(f"run: sample_weight must be finite and at least 0, got {wrong[0].item()}")
+        raise ValueError(
+            f"{function}: sample_weight must be finite and at least 0, got {wrong[0].item()}"
+        )
 
 
 def _listed(values: Iterable[Any]) -> str:
     return ", ".join(map(str, values))
 
 
-def checked_penalties(model: nn.Module, penalties: Any) -> dict[str, Schedule]:
+def checked_penalties(function: str, model: nn.Module, penalties: Any) -> dict[str, Schedule]:
     """Return the penalties as a dict of their weights, all of them valid."""
     if penalties is None:
         return {}
     if not isinstance(penalties, Mapping):
         got = type(penalties).__name__
-        raise TypeError(f"run: penalties must be a dict of names and weights, got {got}")
+        raise TypeError(f"{function}: penalties must be a dict of names and weights, got {got}")
     for name, weight in penalties.items():
         if name not in plan.PENALTIES:
             names = _listed(map(repr, plan.PENALTIES))
-            raise ValueError(f"run: penalties must be of {names}, got {name!r}")
+            raise ValueError(f"{function}: penalties must be of {names}, got {name!r}")
         if not (
             checks.is_number(weight) or isinstance(weight, SteppedSchedule) or callable(weight)
         ):
@@ -97,21 +105,23 @@ def checked_penalties(model: nn.Module, penalties: Any) -> dict[str, Schedule]:
             is_nan = isinstance(weight, float)
             got = repr(weight) if is_nan else type(weight).__name__
             error = ValueError if is_nan else TypeError
-            raise error(f"run: the weight of penalty {name!r} {rule}, got {got}")
+            raise error(f"{function}: the weight of penalty {name!r} {rule}, got {got}")
         if name in plan.ONLY_WHOLE:
             units = [part for part in model.modules() if isinstance(part, BaseLayer)]
             if not any(unit.integer_weights for unit in units):
                 rule = "must be none of 'madsen' and 'paper' for a model without NAU, NMU and NMRU"
-                raise ValueError(f"run: penalties {rule}, got {name!r}")
+                raise ValueError(f"{function}: penalties {rule}, got {name!r}")
             regularizer(model)  # raises for weights of another number of models
     return dict(penalties)
 
 
-def projection(project: Any) -> tuple[bool, float | None]:
+def projection(function: str, project: Any) -> tuple[bool, float | None]:
     """Return whether gates are clamped, and the bound of weights."""
     if isinstance(project, bool):
         return project, None
-    return True, check_number("run", "project", project, above=0, finite=False, other="True, False")
+    return True, check_number(
+        function, "project", project, above=0, finite=False, other="True, False"
+    )
 
 
 def made_optimizer(
@@ -124,7 +134,7 @@ def made_optimizer(
     if lr is not None and not callable(lr):
         lr = check_number("run", "lr", lr, minimum=0, other="a function of the step")
     if isinstance(optimizer, torch.optim.Optimizer):
-        _check_optimizer(parameters, optimizer)
+        check_optimizer("run", parameters, optimizer)
         if lr is not None and not callable(lr):
             for group in optimizer.param_groups:
                 group["lr"] = lr
@@ -142,14 +152,18 @@ def made_optimizer(
     return checks.make_optimizer(kinds[optimizer], trained, **settings)
 
 
-def _check_optimizer(parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> None:
+def check_optimizer(
+    function: str, parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer
+) -> None:
     """Raise ValueError for an optimiser of other parameters, or whose step needs a closure."""
     of_model = set(map(id, parameters))
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     if of_model.isdisjoint(map(id, trained)):
         rule = "must have at least one parameter of model"
         kind = type(optimizer).__name__
-        raise ValueError(f"run: optimizer {rule}, got {kind} of {len(trained)} other parameters")
+        raise ValueError(
+            f"{function}: optimizer {rule}, got {kind} of {len(trained)} other parameters"
+        )
     if type(optimizer) in fallbacks.OPTIMIZERS:
         return
     try:
@@ -158,7 +172,7 @@ def _check_optimizer(parameters: Iterable[Tensor], optimizer: torch.optim.Optimi
         closure = None
     if closure is not None and closure.default is closure.empty:
         kind = type(optimizer).__name__
-        raise ValueError(f"run: optimizer must make its steps without a closure, got {kind}")
+        raise ValueError(f"{function}: optimizer must make its steps without a closure, got {kind}")
 
 
 def listed_callbacks(callbacks: Any) -> list[Callable[[Any], Any]]:
@@ -238,12 +252,12 @@ def checked_rate(value: Any, step: int) -> float:
     return check_number("run", f"lr at step {step}", _item(value), minimum=0)
 
 
-def checked_weight(name: str, value: Any, step: int) -> float:
+def checked_weight(function: str, name: str, value: Any, step: int) -> float:
     """Return the weight of a penalty that a function gave at a step."""
     number = _item(value)
     if not checks.is_number(number):
         title = f"the weight of penalty {name!r} at step {step}"
-        raise ValueError(f"run: {title} must be a number, got {value!r}")
+        raise ValueError(f"{function}: {title} must be a number, got {value!r}")
     return float(number)
 
 

@@ -60,6 +60,7 @@ def reason(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> str
 class Captured(Ordinary):
     """The ordinary loop, whose steps are replays of one that was captured."""
 
+    notice = "training.run makes its steps one by one"  # where no graph can be captured
     works = True  # until a capture fails
     graph: _Graph | None = None  # the newest
 
@@ -104,14 +105,31 @@ class Captured(Ordinary):
         """Make the steps before a graph, and the graph; return the call's steps so far."""
         inputs = _Inputs(self, rows, schedules)
         side = torch.cuda.Stream()
+        self._first_steps(inputs, range(count, count + FIRST_STEPS), done, side)
+        count += FIRST_STEPS
+        inputs.take(count)
+        return self._graph_of(inputs, done, count, counts, side)
+
+    def _first_steps(
+        self, inputs: _Inputs, steps: range, done: int, side: torch.cuda.Stream
+    ) -> None:
+        """Make steps one by one, on the stream on which one will be captured."""
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for step in range(count, count + FIRST_STEPS):
+            for step in steps:
                 inputs.take(step)
                 self.record(done + step, self.step(inputs.rows, inputs.weights.values))
         torch.cuda.current_stream().wait_stream(side)
-        count += FIRST_STEPS
-        inputs.take(count)
+
+    def _graph_of(
+        self,
+        inputs: _Inputs,
+        done: int,
+        count: int,
+        counts: dict[int, Tensor],
+        side: torch.cuda.Stream,
+    ) -> int:
+        """Capture a step, which is not made; return the call's steps, one more if it was made."""
         graph = torch.cuda.CUDAGraph()
         error: Tensor | None = None
         reason: Exception | None = None
@@ -134,7 +152,7 @@ class Captured(Ordinary):
         self.works = False
         first = str(reason).partition("\n")[0]
         warn(
-            "npu_kernels: training.run makes its steps one by one, because no CUDA graph can "
+            f"npu_kernels: {self.notice}, because no CUDA graph can "
             f"be captured of them ({type(reason).__name__}: {first}){_hint()}"
         )
         return count
@@ -147,6 +165,60 @@ class Captured(Ordinary):
             if (done + step) % self.every == 0:
                 self.record(done + step, graph.error)
         return steps
+
+
+class CapturedStep(Captured):
+    """Steps of `make_step`, one a call, with data that are copied to where the graph reads them."""
+
+    notice = "training.make_step makes ordinary steps"
+    first = 0  # steps before a capture
+    side: torch.cuda.Stream | None = None
+
+    def take(self, data: list[Tensor]) -> bool:
+        """Copy the data; return whether they have the shapes and dtypes of those before."""
+        own = [t for t in (self.x, self.y, self.weight) if t is not None]
+        if [(t.shape, t.dtype, t.device) for t in own] != [
+            (t.shape, t.dtype, t.device) for t in data
+        ]:
+            return False
+        for tensor, new in zip(own, data, strict=True):
+            tensor.copy_(new)
+        return True
+
+    def advance(self, done: int, rows: Tensor | None, schedules: Tensor) -> None:
+        if not self.works:
+            super(Captured, self).advance(done, rows, schedules)
+            return
+        counts = {} if self.graph is None else self.graph.counts
+        with torch.cuda.device(self.x.device), for_graph():
+            if self._begin(done, None, schedules) == 0:
+                with capturable(self.optimizer, self.x.device, counts):
+                    self._one(schedules, counts)
+        self.clear()
+
+    def _one(self, schedules: Tensor, counts: dict[int, Tensor]) -> None:
+        """Make a step: one of the first, or the replay of a graph."""
+        if self.side is None:
+            self.side = torch.cuda.Stream()
+        graph = self.graph
+        if graph is not None and not (
+            graph.inputs.renew(None, schedules) and _fingerprint(self) == graph.fingerprint
+        ):
+            self.graph = graph = None
+        if graph is None:
+            inputs = _Inputs(self, None, schedules, all_vary=True)
+            if self.first < FIRST_STEPS:
+                self._first_steps(inputs, range(1), 0, self.side)
+                self.first += 1
+                return
+            inputs.take(0)
+            if self._graph_of(inputs, 0, 0, counts, self.side) == 1:
+                return
+            graph = self.graph
+            if graph is None:
+                self.record(0, self.step(None, inputs.weights.values))
+                return
+        self._replay(graph, 0, 0, 1)
 
 
 def _fingerprint(loop: Captured) -> list[object]:
@@ -191,10 +263,10 @@ class _Graph(NamedTuple):
 class _Numbers:
     """Numbers of each step: constants in the graph, or at a fixed address where they vary."""
 
-    def __init__(self, schedules: Tensor, like: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, schedules: Tensor, like: Tensor, dtype: torch.dtype, all_vary: bool) -> None:
         self.type = dtype
         self.all = schedules.T.to(like.device, dtype).contiguous()
-        varies = (schedules != schedules[:, :1]).any(1).tolist()
+        varies = (all_vary | (schedules != schedules[:, :1]).any(1)).tolist()
         self.current = self.all[0].clone() if any(varies) else None
         self.values: list[float | Tensor] = [
             self.current[n] if self.current is not None and variable else schedules[n, 0].item()
@@ -215,16 +287,21 @@ class _Numbers:
 
 
 class _Inputs:
-    """The rows and numbers that the captured step reads."""
+    """The rows and numbers that the captured step reads.
 
-    def __init__(self, loop: Captured, rows: Tensor | None, schedules: Tensor) -> None:
+    all_vary: no number is a constant in the graph.
+    """
+
+    def __init__(
+        self, loop: Captured, rows: Tensor | None, schedules: Tensor, all_vary: bool = False
+    ) -> None:
         groups = loop.optimizer.param_groups
         self.all_rows, self.rows = rows, None if rows is None else rows[0].clone()
         # torch's fused kernels read rates of float32, whatever the dtype says.
         fused = any(group.get("fused") for group in groups)
         rate_dtype = torch.float32 if fused else torch.float64
-        self.rates = _Numbers(schedules[: len(groups)], loop.x, rate_dtype)
-        self.weights = _Numbers(schedules[len(groups) :], loop.x, loop.x.dtype)
+        self.rates = _Numbers(schedules[: len(groups)], loop.x, rate_dtype, all_vary)
+        self.weights = _Numbers(schedules[len(groups) :], loop.x, loop.x.dtype, all_vary)
         for group, rate in zip(groups, self.rates.values, strict=True):
             group["lr"] = rate
 

@@ -232,16 +232,16 @@ def _like(value: Tensor, parameter: Tensor) -> bool:
     return plain and value.shape == parameter.shape and value.dtype is parameter.dtype
 
 
-def check_memory(modules: Iterable[nn.Module], **tensors: Any) -> None:
+def check_memory(function: str, modules: Iterable[nn.Module], **tensors: Any) -> None:
     """Raise ValueError for a parameter or tensor whose storage was freed or made smaller."""
     for name, tensor in tensors.items():
-        _check_storage(name, tensor)
+        _check_storage(function, name, tensor)
     for part in modules:
         for parameter in part._parameters.values():
-            _check_storage("a parameter of model", parameter)
+            _check_storage(function, "a parameter of model", parameter)
 
 
-def _check_storage(name: str, tensor: Any) -> None:
+def _check_storage(function: str, name: str, tensor: Any) -> None:
     if type(tensor) not in (Tensor, nn.Parameter):
         return
     last = tensor.numel()
@@ -254,4 +254,4 @@ def _check_storage(name: str, tensor: Any) -> None:
     storage = tensor.untyped_storage().nbytes()
     if storage < needed:
         rule = f"memory for its shape {tuple(tensor.shape)}, {needed} bytes"
-        raise ValueError(f"run: {name} must have {rule}, got a storage of {storage} bytes")
+        raise ValueError(f"{function}: {name} must have {rule}, got a storage of {storage} bytes")

@@ -183,14 +183,50 @@ def clamped(
                 yield parameter, low, high
 
 
+class Operands(NamedTuple):
+    """What steps in C++ get of a model and its optimiser."""
+
+    plan: Plan
+    parameters: list[Tensor]  # of the layers
+    trained: list[Tensor]
+    states: list[dict[str, Tensor]]  # the optimiser's, of those that are trained
+    moments: list[Tensor]
+    written: list[Tensor]  # the parameters that change
+
+
 class Fused(Loop):
     """Steps by C++, of a model without an `fallbacks.reason`."""
 
     def advance(self, done: int, rows: Tensor | None, schedules: Tensor) -> None:
         """Write the plan, make the steps, and count them in the optimiser's state."""
-        plan, steps, optimizer = Plan(), schedules.shape[1], self.optimizer
+        operands = self.operands(done, schedules.shape[1])
+        weight = self._no_weight if self.weight is None else self.weight
+        data = self.losses, self.x, self.y, weight, _NO_ROWS if rows is None else rows
+        torch.ops.npu_kernels.train(*tensors(operands), *data, schedules, *lists(operands))
+        for state in operands.states:
+            state["step"] += schedules.shape[1]
+        for parameter in operands.parameters:
+            parameter.grad = None
+        changed = [*operands.written, *operands.moments, self.losses]
+        torch.autograd.graph.increment_version(changed)
+
+    def kept(self, schedules: Tensor) -> tuple[int, Operands]:
+        """Return the number of a plan that the library keeps, of one step, and its operands."""
+        operands = self.operands(0, 1)
+        data = [t.new_empty(1, t.shape[-1]) for t in (self.x, self.y)] + [self._no_weight, _NO_ROWS]
+        kept = torch.ops.npu_kernels.train_plan(
+            *tensors(operands), self.losses, *data, schedules.clone(), *lists(operands)
+        )
+        return kept, operands
+
+    def operands(self, done: int, steps: int) -> Operands:
+        """Return what a call gets that makes some steps after `done`."""
+        plan, optimizer = Plan(), self.optimizer
         layers = [layer for _, layer in chain(self.model) if isinstance(layer, BaseLayer)]
-        parameters = [p for layer in layers for p in layer._parameters.values() if p is not None]
+        parameters: list[Tensor] = [
+            p for layer in layers for p in layer._parameters.values() if p is not None
+        ]
+        result = Operands(plan, parameters, [], [], [], [])
         plan.add(self._call(done, steps, len(layers)))
         index = {id(p): n for n, p in enumerate(parameters)}
         for layer in layers:
@@ -202,16 +238,13 @@ class Fused(Loop):
         whole_weights = {id(p) for layer in whole_layers for p in layer._parameters.values()}
         groups = {id(p): n for n, g in enumerate(optimizer.param_groups) for p in g["params"]}
         updates: dict[tuple[int, bool], _Update] = {}
-        states: list[dict[str, Tensor]] = []
-        moments: list[Tensor] = []
-        written: list[Tensor] = []
         for parameter in parameters:
             key = id(parameter)
             group = groups.get(key) if parameter.requires_grad else None
             low, high = intervals.get(key, _UNBOUNDED)
             plan.add(Parameter(group is not None, low, high))
             if group is not None or key in intervals:
-                written.append(parameter)
+                result.written.append(parameter)
             if group is not None:
                 update = updates.get((group, key in whole_weights))
                 if update is None:
@@ -221,21 +254,12 @@ class Fused(Loop):
                 state = optimizer.state[parameter]
                 if not state:
                     _begin_state(state, update.names, parameter)
-                states.append(state)
+                result.trained.append(parameter)
+                result.states.append(state)
                 plan.add(Update(group, update.penalties, float(state["step"])))
                 plan.extend(update.settings)
-                moments += [state[name] for name in update.names]
-        weight = self._no_weight if self.weight is None else self.weight
-        data = self.losses, self.x, self.y, weight, _NO_ROWS if rows is None else rows
-        detached = [p.detach() for p in parameters]
-        torch.ops.npu_kernels.train(
-            detached, moments, *data, schedules, plan.integers, plan.numbers
-        )
-        for state in states:
-            state["step"] += steps
-        for parameter in parameters:
-            parameter.grad = None
-        torch.autograd.graph.increment_version([*written, *moments, self.losses])
+                result.moments.extend(state[name] for name in update.names)
+        return result
 
     @functools.cached_property
     def _no_weight(self) -> Tensor:
@@ -260,6 +284,16 @@ class Fused(Loop):
             return {id(p): (low, high) for p, low, high in clamped(layers, self.gates, self.bound)}
         get = self.model.get_parameter
         return {id(get(name)): interval for name, interval in self.intervals.items()}
+
+
+def tensors(operands: Operands) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the operands' tensors as the operators take them."""
+    return [p.detach() for p in operands.parameters], operands.moments
+
+
+def lists(operands: Operands) -> tuple[list[int], list[float]]:
+    """Return the plan as the operators take it."""
+    return operands.plan.integers, operands.plan.numbers
 
 
 class _Update:

@@ -242,16 +242,16 @@ def run(
     modules = list(model.modules())
     models = num_models_of("run", modules)
     parameters = [p for part in modules for p in part._parameters.values() if p is not None]
-    check_data(model, next(iter(parameters), None), x, y, models)
-    check_sample_weight(sample_weight, y)
+    check_data("run", model, next(iter(parameters), None), x, y, models)
+    check_sample_weight("run", sample_weight, y)
     fallbacks.check_memory(
-        modules, x=x, y=y, sample_weight=sample_weight, batch_indices=batch_indices
+        "run", modules, x=x, y=y, sample_weight=sample_weight, batch_indices=batch_indices
     )
-    check_weight_values(sample_weight)
+    check_weight_values("run", sample_weight)
     check_choice("run", "nonfinite", nonfinite, ("keep", "zero"))
     drawn = DrawnRows(x.shape[-2], steps, batch_size, batch_indices, generator)
-    weights = checked_penalties(model, penalties)
-    gates, bound = projection(project)
+    weights = checked_penalties("run", model, penalties)
+    gates, bound = projection("run", project)
     torch_optimizer = made_optimizer(model, parameters, optimizer, lr)
     record_every = -(-steps // MOST_LOSSES) if record_every is None else record_every
     record_every = check_whole("run", "record_every", record_every)
@@ -260,7 +260,7 @@ def run(
     functions = listed_callbacks(callbacks)
     data = [x.contiguous(), y.contiguous()]
     data += [] if sample_weight is None else [sample_weight.contiguous()]
-    kind = _fastest(model, torch_optimizer, data)
+    kind = fastest(model, torch_optimizer, data)
     shape = (-(-steps // record_every), *(() if models is None else (models,)))
     loop = kind(
         model=model,
@@ -289,7 +289,7 @@ def run(
         answers = [function(task.result(task.done == steps)) for function in functions]
         if any(answer is True for answer in answers):
             return True
-        if task.done < steps and _fastest(model, torch_optimizer, data) is not type(task.loop):
+        if task.done < steps and fastest(model, torch_optimizer, data) is not type(task.loop):
             task.go_on_in_ordinary_loop()  # a callback has changed what the fast one does not see
         return False
 
@@ -297,14 +297,17 @@ def run(
     return task.result(task.done == steps)
 
 
-def _fastest(
-    model: nn.Module, optimizer: torch.optim.Optimizer, data: Sequence[Tensor]
+def fastest(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Sequence[Tensor],
+    notice: str = Captured.notice,
 ) -> type[Loop]:
     """Return the class of the fastest loop; a notice says why it is the ordinary one."""
     kind, reason = loop_for(model, optimizer, *data)
-    if reason is not None and reason not in _noticed:
-        _noticed.add(reason)
-        warn(f"npu_kernels: training.run makes its steps one by one, because {reason}")
+    if reason is not None and (text := f"npu_kernels: {notice}, because {reason}") not in _noticed:
+        _noticed.add(text)
+        warn(text)
     return kind
 
 
@@ -331,7 +334,7 @@ class _Task:
         rates = [schedule_values(rate, checked_rate, self.done, steps) for rate in fixed]
         values = list(rates)
         for name, weight in self.penalties.items():
-            check = functools.partial(checked_weight, name)
+            check = functools.partial(checked_weight, "run", name)
             values.append(schedule_values(weight, check, self.done, steps))
         self.loop.advance(self.done, rows, torch.stack(values))
         if callable(self.lr):

@@ -8,6 +8,7 @@ same tensors. Real graphs are in `tests/triton/test_training.py`.
 
 import contextlib
 import copy
+import functools
 import sys
 import time
 import types
@@ -25,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from npu_kernels import NAU, NMU, NPU, functional, iNALU, use_backend
 from npu_kernels._triton import for_graph
 from npu_kernels.optim import Adam
-from npu_kernels.training import SteppedSchedule, TrainingResult, run
+from npu_kernels.training import SteppedSchedule, TrainingResult, make_step, run
 from tests.support.loops import one_by_one, why
 from tests.training.test_training_obstacles import OnGpu
 
@@ -552,3 +553,72 @@ def test_adam_by_name_is_fused_on_a_gpu(devices: str) -> None:
             setattr(layer, name, GpuParameter(parameter.detach()))
     result = run(model, *data(), steps=1, lr=0.1)
     assert result.optimizer.param_groups[0]["fused"] == {"cuda": True}.get(devices)
+
+
+@pytest.mark.usefixtures("gpu_is_played")
+@pytest.mark.parametrize("models", [None, 3])
+@pytest.mark.parametrize("kind", [Adam, functools.partial(torch.optim.RMSprop, foreach=True)])
+def test_steps_of_a_loop_of_ones_own(models: int | None, kind: Any) -> None:
+    """`make_step`: three ordinary steps and one that begins the state, then replays of one graph.
+    (RMSprop as it is on a GPU: its step of one tensor reads a rate as a number.)
+
+    Data, rates and weights of penalties are copied to where the graph reads them; data of another
+    shape and other settings have a graph of their own.
+    """
+    model = model_of(models)
+    other = copy.deepcopy(model)
+    optimizers = kind(model.parameters(), lr=0.01), kind(other.parameters(), lr=0.01)
+    settings: dict[str, Any] = {"penalties": {"l1": lambda n: 1e-3 * n}, "nonfinite": "zero"}
+    steps = make_step(model, optimizers[0], **settings), make_step(other, optimizers[1], **settings)
+
+    def make(count: int, rows: int, first: int = 0) -> None:
+        for number in range(first, first + count):
+            x, y = data(rows=rows + number)
+            x, y = x[number:].as_subclass(OnGpu), y[number:]
+            for optimizer in optimizers:
+                optimizer.param_groups[0]["lr"] = 0.01 / (1 + number)
+            loss = steps[0](x, y)
+            with one_by_one(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.testing.assert_close(loss, steps[1](x, y), rtol=1e-10, atol=1e-10)
+            assert type(optimizers[0].param_groups[0]["lr"]) is float
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-10, atol=1e-10)
+
+    make(4, 20)
+    assert events.count("capture") == 0
+    assert not steps[0].captured
+    make(5, 20, first=4)
+    assert events.count("capture") == 1
+    assert events.count("replay") == 5
+    assert steps[0].captured
+    make(2, 20, first=1)  # an earlier rate
+    optimizers[0].param_groups[0]["weight_decay"] = 0.1
+    optimizers[1].param_groups[0]["weight_decay"] = 0.1
+    make(2, 20)
+    assert events.count("capture") == 2
+    make(6, 9)
+    assert events.count("capture") == 3
+    assert steps[0].captured
+
+
+@pytest.mark.usefixtures("gpu_is_played")
+def test_steps_that_no_graph_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Graph, "refuses", True)
+    model = model_of(None)
+    other = copy.deepcopy(model)
+    step, again = (make_step(m, Adam(m.parameters(), lr=0.01)) for m in (model, other))
+    x, y = data()
+    for _ in range(4):
+        step(x, y)
+    with pytest.warns(UserWarning, match="make_step makes ordinary steps, because no CUDA graph"):
+        step(x, y)
+    for _ in range(2):
+        step(x, y)
+    assert not step.captured
+    with one_by_one(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(7):
+            again(x, y)
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-10, atol=1e-10)

@@ -1,0 +1,293 @@
+"""A training step for loops of one's own: one call of C++ on the CPU, one CUDA graph on a GPU."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from operator import is_, itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+from torch.nn.modules import module as torch_module
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from npu_kernels import functional
+from npu_kernels._common.checks import check_choice, check_module
+from npu_kernels._operators import dispatch, fast_path
+from npu_kernels.layers import NAU
+from npu_kernels.layers._chains import chain, num_models_of
+from npu_kernels.training import _fallbacks as fallbacks
+from npu_kernels.training._arguments import (
+    Schedule,
+    check_data,
+    check_optimizer,
+    check_sample_weight,
+    check_weight_values,
+    checked_penalties,
+    checked_weight,
+    projection,
+    schedule_values,
+)
+from npu_kernels.training._captured import Captured, CapturedStep
+from npu_kernels.training._plan import Fused
+from npu_kernels.training._run import fastest
+from npu_kernels.training._steps import Loop
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PLAIN = (bool, int, float, str, type(None))  # of attributes that are settings
+
+
+def make_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    loss: str = "mse",
+    penalties: Mapping[str, Schedule] | None = None,
+    project: bool | float = True,
+    nonfinite: str = "keep",
+) -> Step:
+    """Return a function that makes one training step, for a loop of your own.
+
+    ``step(x, y, sample_weight=None)`` makes forward, mean squared error, penalties, backward, the
+    optimiser's step and the projection, and returns the loss before the step: a tensor ``[]``, or
+    ``[K]`` with models, without penalties and without a graph. It changes what the same lines with
+    autograd would change, to rounding; gradients (``.grad``) are None or the step's afterwards.
+
+    On the CPU the step is one call of C++ for the models and optimisers that `run` has in C++, on a
+    GPU a CUDA graph for those that `run` captures: the first three steps are made one by one, and
+    others with data of another shape. Any other model or optimiser makes the ordinary step, and one
+    notice says why. Every call sees what has changed since: learning rates and other settings of
+    the optimiser, its state, `requires_grad`, parameters, hooks, options of layers. Schedulers of
+    `torch.optim.lr_scheduler` work as in any loop.
+
+    Args:
+        model: a module; its units have one num_models K, or none.
+        optimizer: of `torch.optim`, with parameters of the model; its step needs no closure.
+        loss: "mse", the mean over rows and outputs, of each model by itself.
+        penalties, project, nonfinite: as in `run`; a penalty's schedule counts the calls.
+
+    The step's arguments are ``x [N, I]`` or ``[K, N, I]``, ``y [N, O]`` or ``[K, N, O]``, and the
+    weights of the squared errors, of y's shape, finite and none below 0.
+
+    Raises TypeError and ValueError for arguments that do not fit.
+
+        >>> import torch
+        >>> from npu_kernels import NAU, NPU
+        >>> from npu_kernels.training import make_step
+        >>> model = torch.nn.Sequential(NPU(2, 6), NAU(6, 1))
+        >>> step = make_step(model, torch.optim.Adam(model.parameters(), lr=1e-2))
+        >>> for _ in range(10):
+        ...     x = torch.rand(32, 2) + 0.1
+        ...     loss = step(x, x.prod(1, keepdim=True))
+        >>> loss.shape
+        torch.Size([])
+    """
+    check_module("make_step", "model", model)
+    if loss != "mse":
+        raise ValueError(f"make_step: loss must be 'mse', got {loss!r}")
+    check_choice("make_step", "nonfinite", nonfinite, ("keep", "zero"))
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        got = type(optimizer).__name__
+        raise TypeError(f"make_step: optimizer must be a torch.optim.Optimizer, got {got}")
+    models = num_models_of("make_step", model.modules())
+    check_optimizer("make_step", model.parameters(), optimizer)
+    weights = checked_penalties("make_step", model, penalties)
+    gates, bound = projection("make_step", project)
+    return Step(model, optimizer, models, weights, gates, bound, nonfinite == "zero")
+
+
+class Step:
+    """What `make_step` returns.
+
+    Attributes:
+        n_steps: the number of steps that were made.
+        fused: whether C++ made the last one.
+        captured: whether a CUDA graph did.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        models: int | None,
+        penalties: dict[str, Schedule],
+        gates: bool,
+        bound: float | None,
+        finite: bool,
+    ) -> None:
+        self.n_steps, self.fused, self.captured = 0, False, False
+        self._model, self._optimizer, self._models = model, optimizer, models
+        self._penalties = penalties
+        self._settings: dict[str, Any] = {"gates": gates, "bound": bound, "finite": finite}
+        self._varies = any(not isinstance(weight, (int, float)) for weight in penalties.values())
+        self._facts: _Facts | None = None
+        self._plan: Any = None  # as long as the facts hold
+        self._graph: CapturedStep | None = None
+
+    def __call__(self, x: Tensor, y: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+        """Make a step; return its loss before it."""
+        if self._varies:  # a wrong call must not advance a schedule
+            self._check(x, y, sample_weight)
+        weights = [self._weight(name) for name in self._penalties]
+        loss: Any = NotImplemented
+        if self._facts is not None and fast_path.training_step is not None:
+            rates = self._facts.rates()
+            if rates is not None:
+                state, values = self._optimizer.state, [*rates, *weights]
+                loss = fast_path.training_step(self._plan, state, x, y, sample_weight, values)
+        if loss is NotImplemented:
+            loss = self._general(x, y, sample_weight, weights)
+        self.n_steps += 1
+        return loss  # type: ignore[no-any-return]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has: plans and graphs are of the original's tensors."""
+        return vars(self) | {"_facts": None, "_plan": None, "_graph": None}
+
+    def _check(self, x: Tensor, y: Tensor, weight: Tensor | None) -> None:
+        modules = list(self._model.modules())
+        parameters = [p for part in modules for p in part._parameters.values() if p is not None]
+        check_data("step", self._model, next(iter(parameters), None), x, y, self._models)
+        check_sample_weight("step", weight, y)
+        fallbacks.check_memory("step", modules, x=x, y=y, sample_weight=weight)
+        check_weight_values("step", weight)
+
+    def _weight(self, name: str) -> float:
+        """Return the weight of a penalty at the next step."""
+        schedule = self._penalties[name]
+        if isinstance(schedule, (int, float)):
+            return float(schedule)
+        check = functools.partial(checked_weight, "step", name)
+        return schedule_values(schedule, check, self.n_steps, 1).item()
+
+    @torch.inference_mode(False)
+    def _general(self, x: Tensor, y: Tensor, weight: Tensor | None, weights: list[float]) -> Tensor:
+        """Make a step by a loop of `run`; note what later ones may rely on."""
+        self._facts = self._plan = None
+        self._check(x, y, weight)
+        data = [x.contiguous(), y.contiguous()]
+        data += [] if weight is None else [weight.contiguous()]
+        kind = fastest(self._model, self._optimizer, data, CapturedStep.notice)
+        rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+        schedules = torch.tensor([*rates, *weights], dtype=torch.float64)[:, None]
+        if kind is Captured:
+            loop: Loop = self._captured(data)
+        else:
+            self._graph = None
+            loop = self._loop(kind, data)
+        loop.advance(0, None, schedules)
+        self.fused = kind is Fused
+        self.captured = isinstance(loop, CapturedStep) and loop.graph is not None
+        if self.fused:
+            self._keep(loop, schedules)
+        if hasattr(self._optimizer.step, "_wrapped_by_lr_sched"):  # else schedulers warn
+            self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        return loop.losses[0].clone()
+
+    def _loop(self, kind: type[Loop], data: list[Tensor]) -> Loop:
+        x, y, *rest = data
+        shape = (1,) if self._models is None else (1, self._models)
+        return kind(
+            model=self._model,
+            models=self._models,
+            optimizer=self._optimizer,
+            x=x,
+            y=y,
+            weight=rest[0] if rest else None,
+            penalties=list(self._penalties),
+            losses=x.new_full(shape, math.nan),
+            every=1,
+            **self._settings,
+        )
+
+    def _captured(self, data: list[Tensor]) -> CapturedStep:
+        """Return the loop with the graph for data of these shapes, which it has."""
+        if self._graph is None or not self._graph.take(data):
+            loop = self._loop(CapturedStep, [tensor.clone() for tensor in data])
+            assert isinstance(loop, CapturedStep)
+            self._graph = loop
+        return self._graph
+
+    def _keep(self, loop: Loop, schedules: Tensor) -> None:
+        """Keep the plan of a step in C++, and the facts that it relies on."""
+        if fast_path.training_plan is None:
+            return
+        assert isinstance(loop, Fused)
+        number, operands = loop.kept(schedules)
+        states = dict(zip(map(id, operands.trained), operands.states, strict=True))
+        written = set(map(id, operands.written))
+        entries = [
+            (p, id(p) in states, id(p) in written, states.get(id(p))) for p in operands.parameters
+        ]
+        layers = [layer for _, layer in chain(self._model)]
+        full = loop.x.dtype is torch.float32 and any(isinstance(layer, NAU) for layer in layers)
+        sizes = self._models or 0, loop.x.shape[-1], loop.y.shape[-1], full
+        self._plan = fast_path.training_plan(number, entries, sizes)
+        self._facts = _Facts(self._model, self._optimizer)
+
+
+class _Facts:
+    """What a model and its optimiser are, beside the tensors: a plan holds as long as they do.
+
+    C++ compares the tensors (csrc/fast_path/train.h).
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.empty: list[Any] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
+        self.empty += [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks]
+        self.settings: list[tuple[dict[str, Any], int, Any, Any]] = []
+        self.contents: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
+        self.methods: list[tuple[type, str, Any]] = [(type(optimizer), "step", None)]
+        self.methods += [(type(optimizer), "zero_grad", None)]
+        for module in model.modules():
+            attributes = vars(module)
+            self.empty += [attributes[name] for name in _HOOKS]
+            self._add(attributes, _PLAIN)
+            self.contents += [
+                (attributes[name], tuple(attributes[name].values()))
+                for name in ("_modules", "_parameters")
+            ]
+            self.methods += [(type(module), "forward", None), (type(module), "__call__", None)]
+        self.methods = [(kind, name, getattr(kind, name)) for kind, name, _ in self.methods]
+        self._add(vars(functional), type(functional.npu))
+        self._add(vars(optimizer), (*_PLAIN, type(functional.npu)))
+        self.groups = optimizer.param_groups
+        for group in self.groups:
+            self._add(group, (*_PLAIN, tuple, list), but=("lr", "params"))
+        self.parameters = [tuple(group["params"]) for group in self.groups]
+
+    def _add(self, values: dict[str, Any], kinds: Any, but: tuple[str, ...] = ()) -> None:
+        names = [n for n, value in values.items() if isinstance(value, kinds) and n not in but]
+        if names:
+            get = itemgetter(*names)
+            self.settings.append((values, len(values), get, get(values)))
+
+    def rates(self) -> list[float] | None:
+        """Return the rates of the optimiser's groups; None if a fact is another now."""
+        if any(self.empty) or torch_module._has_any_global_hook() or is_compiling():
+            return None
+        if dispatch.forced() not in dispatch.FAST_PATH:
+            return None
+        for values, count, get, before in self.settings:
+            if len(values) != count or get(values) != before:
+                return None
+        for values, before in self.contents:
+            if len(values) != len(before) or not all(map(is_, values.values(), before)):
+                return None
+        for kind, name, method in self.methods:
+            if getattr(kind, name) is not method:
+                return None
+        rates = []
+        if len(self.groups) != len(self.parameters):
+            return None
+        for group, parameters in zip(self.groups, self.parameters, strict=True):
+            trained, rate = group["params"], group["lr"]
+            if len(trained) != len(parameters) or not all(map(is_, trained, parameters)):
+                return None
+            if type(rate) is not float:
+                return None
+            rates.append(rate)
+        return rates
