@@ -297,6 +297,33 @@ def derivatives(rows: Sequence[Row]) -> str:
     return "\n".join(parts).strip()
 
 
+STEPS = {
+    "ours": "our layers, loss and Adam", "compile-step": "the whole step, compiled",
+    "compile": "the layers, compiled", "eager": "eager",
+}  # fmt: skip
+
+
+def steps(rows: Sequence[Row]) -> str:
+    """The time of a training step by `make_step`, and of loops of one's own divided by it."""
+    parts = []
+    for machine, groups in grouped(rows).items():
+        records = []
+        for (case, threads), group in groups.items():
+            if "make-step" not in group or threads != 1:
+                continue
+            made = group["make-step"]
+            ratios = {
+                title: _ratio({**group[rival], "ratio": group[rival]["ratio"] / made["ratio"]})
+                for rival, title in STEPS.items()
+                if rival in group
+            }
+            records.append({**_case(case), "`make_step`": _time(made), **ratios})
+        if records:
+            table = record_table(records)
+            parts.append(f"{_where(machine)}; 1 thread.{_doubts(table)}\n\n{table}")
+    return "\n".join(parts).strip()
+
+
 def _of_threads(case: Case) -> bool:
     """Whether a case is in the table of threads: steps of the NPU, trainings and rollouts."""
     if case.layer == "npu":
@@ -354,6 +381,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Sequence[Row]], str], str]] = {
     "page": ("throughput-summary", summary, "the main cases on several processors"),
     "rows": ("throughput-rows", many_rows, "the time of a row by the number of rows"),
     "derivatives": ("throughput-derivatives", derivatives, "the time of derivatives"),
+    "steps": ("throughput-steps", steps, "training steps of one's own loop"),
     "threads": ("throughput-threads", thread_gains, "what several threads gain"),
     "gpus": ("throughput-gpus", gpus, "the rows of GPUs"),
 }

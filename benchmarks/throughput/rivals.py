@@ -9,6 +9,8 @@ ours-compile       torch.compile of our layer; to train it, with torch's loss an
 compile-graph      mode="reduce-overhead": torch's own CUDA graphs (on a GPU)
 compile-autotune   mode="max-autotune"
 hand-written       torch.compile of a forward and a backward written by hand in torch (on a GPU)
+make-step          our layers by `training.make_step` (a training step)
+compile-step       torch.compile of a whole training step: eager's loss, its gradients and Adam
 graph, eager-graph, linear-graph
                    a pass of ours, eager, linear captured in a CUDA graph and replayed (on a GPU)
 complex            Re(exp(W log x)) in complex64, the gate as in the layer
@@ -54,6 +56,7 @@ OURS, EAGER, LAYERS, LOOP = "ours", "eager", "layers", "loop"
 COMPILE, COMPILE_GRAPH, AUTOTUNE = "compile", "compile-graph", "compile-autotune"
 OURS_COMPILE = "ours-compile"
 HAND_WRITTEN = "hand-written"
+MAKE_STEP, COMPILE_STEP = "make-step", "compile-step"
 COMPLEX, ONE_MODEL, JAX, LINEAR = "complex", "one-model", "jax", "linear"
 ONE_THREAD = "one-thread"
 TORCHDIFFEQ, SCIPY, DIFFRAX = SOLVERS = "torchdiffeq", "scipy", "diffrax"
@@ -65,13 +68,14 @@ COMPILED = {
     COMPILE_GRAPH: "reduce-overhead",
     AUTOTUNE: "max-autotune",
     HAND_WRITTEN: "default",
+    COMPILE_STEP: "default",
 }  # mode
 RIVALS = (
-    OURS, EAGER, LAYERS, LOOP, *COMPILED, COMPLEX, ONE_MODEL, ONE_THREAD, JAX, *SOLVERS, LINEAR,
-    *GRAPHS,
+    OURS, MAKE_STEP, EAGER, LAYERS, LOOP, *COMPILED, COMPLEX, ONE_MODEL, ONE_THREAD, JAX, *SOLVERS,
+    LINEAR, *GRAPHS,
 )  # fmt: skip
 # They compute something else, or are ours with other means: nobody loses to them.
-YARDSTICKS = ONE_MODEL, ONE_THREAD, LINEAR, LINEAR_GRAPH
+YARDSTICKS = ONE_MODEL, ONE_THREAD, LINEAR, LINEAR_GRAPH, MAKE_STEP
 Capture = tuple[Callable[[], object], Any]  # what replays a pass, and what the pass returned
 
 
@@ -241,6 +245,39 @@ def _training_workload(
     return Workload(step, results if compare and len(modules) == 1 else None)
 
 
+def _made_step(module: nn.Module, operands: Operands) -> Workload:
+    optimizer = optim.Adam(module.parameters(), lr=cases.LEARNING_RATE)
+    step = training.make_step(module, optimizer, project=False)
+    return Workload(lambda: step(operands.x, operands.grad_y), None)
+
+
+def _compiled_step(case: Case, operands: Operands) -> Workload:
+    """A training step as one compiled function; Adam's formula, whose step numbers are a tensor."""
+    parameters = [parameter.clone() for parameter in operands.parameters]
+    means, squares = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
+    count, formula = torch.zeros(()), FORMULAS[case.layer]
+    adam = torch.optim.Adam([torch.zeros(1, requires_grad=True)]).defaults
+
+    def loss(*parameters: Tensor) -> Tensor:
+        return _loss(formula(operands.x, *parameters), operands.grad_y)
+
+    def step(parameters: list[Tensor], means: list[Tensor], squares: list[Tensor]) -> Tensor:
+        every = tuple(range(len(parameters)))
+        gradients, value = torch.func.grad_and_value(loss, argnums=every)(*parameters)
+        beta1, beta2 = adam["betas"]
+        count.add_(1)
+        rate = cases.LEARNING_RATE / (1 - beta1**count)
+        scale = (1 - beta2**count).sqrt()
+        for p, grad, mean, square in zip(parameters, gradients, means, squares, strict=True):
+            mean.lerp_(grad, 1 - beta1)
+            square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+            p.sub_(rate * mean / (square.sqrt() / scale + adam["eps"]))
+        return value
+
+    compiled: Any = torch.compile(step, dynamic=False)
+    return Workload(lambda: compiled(parameters, means, squares), None)
+
+
 def _workload(
     case: Case, module: nn.Module, operands: Operands, compare: bool = True, ours: bool = False
 ) -> Workload:
@@ -333,6 +370,7 @@ def not_applicable(
         COMPILE_GRAPH: device == "cpu" or not layer_pass,
         HAND_WRITTEN: device == "cpu" or case.layer != "npu" or case.kind != cases.STEP,
         LAYERS: not training_pass,
+        **dict.fromkeys((MAKE_STEP, COMPILE_STEP), case.kind != cases.TRAIN or device != "cpu"),
         ONE_MODEL: not models or case.kind == cases.RUN,
         COMPLEX: case.layer not in COMPLEX_FORMULAS,
         LINEAR: training_pass or case.kind == cases.ROLLOUT,
@@ -437,6 +475,10 @@ def build(
         return captured(build(GRAPHS[rival], case, operands), capture)
     if rival in (OURS, LAYERS):
         return _workload(case, _ours(case, operands), operands, ours=rival == OURS)
+    if rival == MAKE_STEP:
+        return _made_step(_ours(case, operands), operands)
+    if rival == COMPILE_STEP:
+        return _compiled_step(case, operands)
     if rival == ONE_MODEL:
         single, first = _single(case), _model(operands, 0)
         return _workload(single, _ours(single, first), first, compare=False, ours=True)

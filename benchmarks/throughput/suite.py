@@ -41,7 +41,9 @@ def measure(
     operands = draw(case).to(device.name)
     workloads, errors = _built(case, names, threads, operands, tell, device)
     # Threads of JAX's take turns with the process's own on one core: what all of them had is fair.
-    clock = timing.PROCESSOR if threads == 1 and rivals.JAX in workloads else timing.WALL
+    # Steps of a few microseconds beside slow ones would be the first to suffer from other work.
+    by_processor = workloads.keys() & {rivals.JAX, rivals.MAKE_STEP}
+    clock = timing.PROCESSOR if threads == 1 and by_processor else timing.WALL
     with timing.Crowd() as crowd:
         runs = {name: workload.run for name, workload in workloads.items()}
         runs |= {name: peak.run for name, peak in (peaks or {}).items()}

@@ -213,7 +213,8 @@ class Fused(Loop):
     def kept(self, schedules: Tensor) -> tuple[int, Operands]:
         """Return the number of a plan that the library keeps, of one step, and its operands."""
         operands = self.operands(0, 1)
-        data = [t.new_empty(1, t.shape[-1]) for t in (self.x, self.y)] + [self._no_weight, _NO_ROWS]
+        data = [t.new_empty(*t.shape[:-2], 1, t.shape[-1]) for t in (self.x, self.y)]
+        data += [self._no_weight, _NO_ROWS]
         kept = torch.ops.npu_kernels.train_plan(
             *tensors(operands), self.losses, *data, schedules.clone(), *lists(operands)
         )

@@ -100,7 +100,7 @@ def make_step(
 
 
 class Step:
-    """What `make_step` returns.
+    """A training step, as `make_step` returns it.
 
     Attributes:
         n_steps: the number of steps that were made.

@@ -86,7 +86,7 @@ def test_as_a_loop_of_ones_own(name: str, models: int | None, optimizer: str) ->
     model, optimizer_of, other, other_of = pair(name, kind, settings=settings, num_models=models)
     step = make_step(model, optimizer_of)
     for number in range(12):
-        own_rows = models if number % 4 == 3 else None
+        own_rows = models if number % 3 == 0 else None
         data = batch(5 + number % 3, own_rows, weighted=number % 4 == 2 and models is None,
                      seed=number)  # fmt: skip
         loss = step(*data)
