@@ -34,9 +34,10 @@ from npu_kernels.training._arguments import (
 from npu_kernels.training._captured import Captured, CapturedStep
 from npu_kernels.training._plan import Fused
 from npu_kernels.training._run import fastest
-from npu_kernels.training._steps import Loop
+from npu_kernels.training._steps import Loop, Ordinary
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+LOOK_AGAIN = 64  # ordinary steps until a faster loop is looked for, if no fact has changed
 _PLAIN = (bool, int, float, str, type(None))  # of attributes that are settings
 
 
@@ -133,13 +134,16 @@ class Step:
             self._check(x, y, sample_weight)
         weights = [self._weight(name) for name in self._penalties]
         loss: Any = NotImplemented
-        if self._facts is not None and fast_path.training_step is not None:
-            rates = self._facts.rates()
-            if rates is not None:
-                state, values = self._optimizer.state, [*rates, *weights]
-                loss = fast_path.training_step(self._plan, state, x, y, sample_weight, values)
+        rates = None if self._facts is None else self._facts.rates()
+        if rates is not None and self._plan is not None:
+            assert fast_path.training_step is not None
+            state, values = self._optimizer.state, [*rates, *weights]
+            loss = fast_path.training_step(self._plan, state, x, y, sample_weight, values)
         if loss is NotImplemented:
-            loss = self._general(x, y, sample_weight, weights)
+            # What made the step before an ordinary one need not be in the facts, so it is looked
+            # for again now and then.
+            again = self._plan is not None or self.n_steps % LOOK_AGAIN == 0
+            loss = self._general(x, y, sample_weight, weights, rates is None or again)
         self.n_steps += 1
         return loss  # type: ignore[no-any-return]
 
@@ -164,13 +168,20 @@ class Step:
         return schedule_values(schedule, check, self.n_steps, 1).item()
 
     @torch.inference_mode(False)
-    def _general(self, x: Tensor, y: Tensor, weight: Tensor | None, weights: list[float]) -> Tensor:
-        """Make a step by a loop of `run`; note what later ones may rely on."""
-        self._facts = self._plan = None
+    def _general(
+        self, x: Tensor, y: Tensor, weight: Tensor | None, weights: list[float], look: bool
+    ) -> Tensor:
+        """Make a step by a loop of `run`; note what later ones may rely on.
+
+        look: for the fastest loop. Otherwise it is the ordinary one, which is always right.
+        """
         self._check(x, y, weight)
         data = [x.contiguous(), y.contiguous()]
         data += [] if weight is None else [weight.contiguous()]
-        kind = fastest(self._model, self._optimizer, data, CapturedStep.notice)
+        kind: type[Loop] = Ordinary
+        if look:
+            self._facts = self._plan = None
+            kind = fastest(self._model, self._optimizer, data, CapturedStep.notice)
         rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         schedules = torch.tensor([*rates, *weights], dtype=torch.float64)[:, None]
         if kind is Captured:
@@ -183,6 +194,8 @@ class Step:
         self.captured = isinstance(loop, CapturedStep) and loop.graph is not None
         if self.fused:
             self._keep(loop, schedules)
+        elif look and kind is Ordinary and x.is_cpu:
+            self._facts = _Facts(self._model, self._optimizer)
         if hasattr(self._optimizer.step, "_wrapped_by_lr_sched"):  # else schedulers warn
             self._optimizer._opt_called = True  # type: ignore[attr-defined]
         return loop.losses[0].clone()

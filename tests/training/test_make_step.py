@@ -250,9 +250,10 @@ def test_ways_of_computing_are_obeyed() -> None:
         step(*data)
     assert not step.fused
     own_step(other, other_of, *data)
-    with torch.no_grad():  # as in `run`, a step has gradients of its own
-        step(*data)
-    own_step(other, other_of, *data)
+    for _ in range(64):  # after an ordinary step it need not be the first one
+        with torch.no_grad():  # as in `run`, a step has gradients of its own
+            step(*data)
+        own_step(other, other_of, *data)
     assert step.fused
     assert_same(model, other, (optimizer, other_of))
 
