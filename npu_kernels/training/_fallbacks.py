@@ -25,7 +25,8 @@ from npu_kernels.layers._chains import chain, replaced_method
 from npu_kernels.training._plan import KINDS, state_names
 
 OPTIMIZERS = (optim.Adam, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
-WIDEST_NAU = 64  # features; beyond, torch's own product is faster than our kernel for the NAU
+# Features; beyond, torch's own product for the NAU may gain more than a single call does.
+WIDEST_NAU = 128
 _LETTERS = {kind: ops.WEIGHTS[record.__name__.lower()] for kind, record in KINDS.items()}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _NUMBERS = ("lr", "eps", "betas", "alpha", "weight_decay", "momentum")  # settings of an optimiser
