@@ -7,7 +7,7 @@ namespace npu {
 
 // What is another at each step. The dtype and the sizes of features are the plan's.
 struct TrainingStep {
-  const void *x, *y;  // [rows, I] and [rows, O], or with a leading K where they are not shared
+  const void *x, *y;   // [rows, I] and [rows, O], or with a leading K where they are not shared
   const void* weight;  // as y; null: 1
   int64_t rows;
   bool shared_x, shared_y;

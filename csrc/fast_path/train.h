@@ -140,7 +140,8 @@ class TrainingPlan {
     return all;
   }
   static bool overlap(const Tensor& a, const Tensor& b) {
-    const char *begin_a = static_cast<const char*>(a.const_data_ptr()), *begin_b = static_cast<const char*>(b.const_data_ptr());
+    const char *begin_a = static_cast<const char*>(a.const_data_ptr()),
+               *begin_b = static_cast<const char*>(b.const_data_ptr());
     return begin_a < begin_b + b.nbytes() && begin_b < begin_a + a.nbytes();
   }
 
@@ -162,7 +163,8 @@ inline PyObject* training_plan(PyObject*, PyObject* const* args, Py_ssize_t) {
   });
 }
 
-// training_step(plan, the optimiser's state, x, y, weight, schedules): the loss, or NotImplemented, and nothing was done
+// training_step(plan, the optimiser's state, x, y, weight, schedules): the loss, or NotImplemented, and nothing was
+// done
 inline PyObject* training_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 6 || !nothing_watches() || c10::InferenceMode::is_enabled()) Py_RETURN_NOTIMPLEMENTED;
   auto* plan = static_cast<TrainingPlan*>(PyCapsule_GetPointer(args[0], kTrainingPlan));
