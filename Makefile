@@ -124,7 +124,7 @@ tables: install
 	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/rows-*.jsonl --rows docs/performance.md
 	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/derivatives-*.jsonl --derivatives docs/performance.md
 	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/threads-*.jsonl --threads docs/performance.md
-	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/steps-*.jsonl --steps docs/performance.md
+	$(BIN)/python -m benchmarks.throughput.report benchmarks/results/steps-*.jsonl --steps docs/in-your-training.md
 	$(BIN)/python -m benchmarks.throughput.cold --page docs/performance.md benchmarks/results/cold-*.jsonl
 	$(BIN)/python -m benchmarks.equations.processors --page docs/how-well.md
 	$(BIN)/python -m benchmarks.equations.workers --page docs/in-your-training.md benchmarks/results/workers-*.jsonl

@@ -68,7 +68,11 @@ def make_step(
         model: a module; its units have one num_models K, or none.
         optimizer: of `torch.optim`, with parameters of the model; its step needs no closure.
         loss: "mse", the mean over rows and outputs, of each model by itself.
-        penalties, project, nonfinite: as in `run`; a penalty's schedule counts the calls.
+        penalties: name to weight, as in `run`: "l1", "frobenius", "madsen", "paper" or "integer"; a
+            number, a `SteppedSchedule` or a function of the number of the call (from 1).
+        project: clamp after each step (`project_`): True the gates, a number w also the weights,
+            power units' to [-w, w]; False nothing.
+        nonfinite: "keep", or "zero": an entry of a gradient that is not finite counts as 0.
 
     The step's arguments are ``x [N, I]`` or ``[K, N, I]``, ``y [N, O]`` or ``[K, N, O]``, and the
     weights of the squared errors, of y's shape, finite and none below 0.
@@ -101,7 +105,16 @@ def make_step(
 
 
 class Step:
-    """A training step, as `make_step` returns it.
+    """A training step, as `make_step` returns it, which has checked the arguments.
+
+    Args:
+        model: what is trained.
+        optimizer: whose state is continued.
+        models: K of the model's units, or None.
+        penalties: name to weight.
+        gates: whether the gates are clamped after a step.
+        bound: of weights, or None.
+        finite: whether an entry of a gradient that is not finite counts as 0.
 
     Attributes:
         n_steps: the number of steps that were made.

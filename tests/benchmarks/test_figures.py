@@ -105,7 +105,7 @@ def test_throughput_tables_are_those_of_the_results() -> None:
         ("docs/gpus.md", "throughput-gpus", report.gpus(rows)),
         ("docs/performance.md", "throughput-rows", report.many_rows(results.read(of("rows")))),
         ("docs/performance.md", "throughput-derivatives", report.derivatives(results.read(of("derivatives")))),
-        ("docs/performance.md", "throughput-steps", report.steps(results.read(of("steps")))),
+        ("docs/in-your-training.md", "throughput-steps", report.steps(results.read(of("steps")))),
         ("docs/performance.md", "throughput-threads", report.thread_gains(results.read(of("threads")))),
         ("docs/performance.md", cold.COLD_MARK, cold.table(rows_command.read(*of("cold")))),
         ("docs/in-your-training.md", workers.MARK, workers.table(rows_command.read(*of("workers")))),
