@@ -192,6 +192,61 @@ def test_values_that_stand_for_missing_ones(column, value, rows):
     assert all(f"row {row}: {written}" in str(said[0].message) for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "count"),
+    [(1, -999, 14), (0, 1e30, 30), (1, 99.9, 12), ("y", 0, 18), ("y", 9999, 30)],
+)
+def test_a_code_may_be_in_most_rows(column, value, count):
+    X, y = table(60)
+    y, X = 3.7 * X[:, 0] ** 2 / X[:, 1] * (1 + 0.01 * noise(60)), X[:, :2]
+    rows = np.sort(RNG(2).permutation(60)[:count])
+    (y if column == "y" else X[:, column])[rows] = value
+    name = "y" if column == "y" else f"x{column}"
+    with pytest.warns(
+        EquationWarning, match=f"{name} is {value:.6g} in {count} of 60 rows".replace("+", ".")
+    ):
+        model = NPURegressor(**QUICK).fit(X, y)
+    check(model, {(2, -1): 3.7}, rel=0.01)
+    assert model.equations_.outliers == tuple(rows.tolist())
+
+
+@pytest.mark.parametrize("end", ["saturated", "limit", "half the limit", "steps"])
+def test_readings_at_the_end_of_a_scale(end):
+    x = uniform(1, 150, 0.1)
+    y = 2 * x[:, 0] ** 2 * (1 + 0.01 * noise(150))
+    low, high = np.quantile(y, [0.2, 0.8])
+    clipped = {
+        "saturated": np.minimum(y, high),
+        "limit": np.maximum(y, low),
+        "half the limit": np.where(y < low, low / 2, y),
+        "steps": np.minimum(np.round(y, 1), 12),
+    }[end]
+    tied = np.isin(clipped, [low, low / 2, high, 12])
+    with pytest.warns(EquationWarning, match=rf"y is .* in {tied.sum()} of 150 rows, "):
+        model = NPURegressor(random_state=0).fit(x, clipped)
+    check(model, {(2,): 2}, rel=0.01)
+    assert model.equations_.outliers == tuple(np.flatnonzero(tied).tolist())
+
+
+@few_rows
+@approximate
+def test_honest_ties_are_no_end_of_a_scale():
+    """Counts, rounded readings, a dose of 0, and rows that count several times."""
+    x = uniform(1, 120, 0.1)
+    dose = np.where(np.arange(120) < 40, 0, x[:, 0])
+    tables = {
+        "counts": (x, RNG(0).poisson(x[:, 0] ** 2)),
+        "zeros": (dose[:, None], 3 * dose**1.5 + 0.01 * np.where(dose > 0, noise(120), 0)),
+        "rounded": (x, np.round(2 * x[:, 0] + 0.1 * noise(120), 1)),
+    }
+    for name, (X, y) in tables.items():
+        model = NPURegressor(**QUICK).fit(X, y)
+        assert model.equations_.outliers == (), name
+    y, often = 2 * x[:, 0] + 0.1 * noise(120), np.ones(120, int)
+    often[y.argmax()] = 9
+    assert NPURegressor(**QUICK).fit(x, y, sample_weight=often).equations_.outliers == ()
+
+
 def test_a_lost_decimal_point():
     X, y = table(60)
     X[[3, 9], 1] *= [1e14, 1e5]

@@ -23,17 +23,23 @@ FEWEST_WITH_WILD = 8  # rows from which wild ones are looked for
 ROUGH = 0.3  # of y's standard deviation: the error from which wild rows may have hidden the law
 WILD_ROUNDS = 3  # searches without the rows that seem wild
 WILD = 7.0  # robust standard deviations from which a row is suspected
-MOST_WILD = 0.2  # share of the rows, and of the values of a column that are no readings
+MOST_WILD = 0.2  # share of the rows; values that occur in many rows may be more of them
 FEW = 0.03  # share of the rows up to which tails are not heavy
 FAR_BEYOND = 100.0  # ratio of a value to all others of its column, from which it is no reading
-# Numbers that stand for missing values: 0, -1, and nines such as -999 and 9999.
-CODES = (0.0, -1.0, *(sign * (10.0**k - 1) for sign in (-1, 1) for k in range(1, 7)))
+# Numbers that stand for missing values: nines such as -999 and 9999, -1 and 0.
+CODES = (*(sign * (10.0**k - 1) for k in range(6, 0, -1) for sign in (-1, 1)), -1.0, 0.0)
 FEW_VALUES = 10  # different ones, at most, among which 0 or 9 is an ordinary one
+FEW_STEPS = 3  # of rounded readings: a code is farther from all others
+# A value in several rows is a code too if it is so many times the width of all others away from
+# them. The first or last of y is the end of a scale if it is in so many rows, and in so many times
+# as many as any other.
+FEWEST_CODED, FAR_OUTSIDE, FEWEST_AT_END, OFTEN = 3, 3.0, 5, 4
 FEW_BELOW = 3  # rows with a y of the other sign than all others
 GAP = 3.0  # ratio of the median error of wild rows to the largest of the others
 FEW_ROWS, WIDE_GAP = 15, 10.0  # below so many rows, which a law may follow, the gap is wider
 TAILS = 3.0  # of the standard deviations with and without wild rows: their ratio for heavy tails
 NAMED = 5  # rows that a note names
+STANDS_FOR = ", as a code for missing ones or the end of a scale"
 
 
 def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
@@ -54,20 +60,20 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
         return laws_of_all
     without = laws_of_all
     try:
-        suspects = odd.any(1) if odd.any() else _suspected(rows, laws_of_all, keep)
+        suspects = odd.any(1) if odd.any() else _suspected(rows, laws_of_all, keep, odd)
         if not odd.any() and (best.nrmse > ROUGH or suspects.mean() > FEW):
             robust = replace(settings, rules=replace(settings.rules, loss="huber"))
             of_huber = searched(rows, robust, powers)
             if not of_huber.complete:
                 return replace(laws_of_all, complete=False)
-            suspects = _suspected(rows, of_huber, keep)
+            suspects = _suspected(rows, of_huber, keep, odd)
         for _ in range(WILD_ROUNDS):
             is_settled = (suspects == ~keep).all() or _lacks(rows, ~suspects, settings)
             if is_settled or not without.complete:
                 break
             keep = ~suspects
             without = laws_of_all if keep.all() else searched(rows.take(keep), settings, powers)
-            suspects = _with_twins(rows, odd, _suspected(rows, without, keep))
+            suspects = _with_twins(rows, odd, _suspected(rows, without, keep, odd))
     except KeyboardInterrupt:
         return replace(laws_of_all, complete=False)
     if keep.all() or not without.complete or not _believed(rows, laws_of_all, without, keep, odd):
@@ -117,9 +123,11 @@ def _length(laws: Laws) -> int:
 def _odd_values(rows: Rows, best: Equation) -> Array:
     """Which values of X and y ``[N, n + 1]`` may be no readings.
 
-    In y they are also few of another sign where the best law is a sum: they exclude powers of y.
+    In y they are also those at the end of a scale. And they are few of another sign where the best
+    law is a sum: they exclude powers of y.
     """
     odd = np.column_stack([_odd(column) for column in (*rows.X.T, rows.y)])
+    odd[:, -1] |= _at_end(rows, odd[:, -1])
     below = rows.y <= 0 if np.median(rows.y) > 0 else rows.y >= 0
     if best.n_terms > 1 and below.sum() <= FEW_BELOW:
         odd[:, -1] |= below
@@ -139,18 +147,37 @@ def _odd(column: Array) -> Array:
         with np.errstate(over="ignore"):
             gaps = (above / below > FAR_BEYOND) & (above / below > below / center)
         odd = np.abs(column) >= (above[gaps].min() if gaps.any() else math.inf)
-    for value in CODES:
-        missing = column == value
-        if not 0 < missing.sum() <= most:
+    for value in (*CODES, column[~odd].min(), column[~odd].max()):
+        coded = column == value
+        readings = np.unique(column[~coded & ~odd])
+        if not coded.any() or len(readings) <= FEW_VALUES:
             continue
-        readings = column[~missing & ~odd]
-        if not readings.min() <= value <= readings.max() and len(np.unique(readings)) > FEW_VALUES:
-            odd |= missing
+        low, high = readings[0], readings[-1]
+        outside, width = max(low - value, value - high), high - low
+        is_next = outside < FEW_STEPS * np.diff(readings).min()  # as 0 is among counts
+        is_far = outside > FAR_OUTSIDE * width and coded.sum() >= FEWEST_CODED
+        if is_far or (value in CODES and outside > 0 and not is_next):
+            odd |= coded
     return odd
 
 
+def _at_end(rows: Rows, odd: Array) -> Array:
+    """Which y are the first or the last of all, and remarkably many: the end of a scale."""
+    once = np.unique(rows.origin, return_index=True)[1]  # rows that count twice
+    readings = once[~odd[once]]
+    values, counts = np.unique(rows.y[readings], return_counts=True)
+    at_end = np.zeros(len(rows.y), dtype=bool)
+    for end, others in ((0, counts[1:]), (-1, counts[:-1])):
+        is_often = len(others) > FEW_VALUES and counts[end] >= OFTEN * others.max()
+        if is_often and counts[end] >= FEWEST_AT_END and values[end] != 0:  # 0 may be a count
+            at_end |= rows.y == values[end]
+    return at_end
+
+
 def _lacks(rows: Rows, keep: Array, settings: Settings) -> bool:
-    """Whether a group would have no more rows than terms."""
+    """Whether too few rows would be left, or a group would have no more rows than terms."""
+    if keep.sum() < min(FEWEST_WITH_WILD, (1 - MOST_WILD) * len(keep)):
+        return True
     if rows.group is None:
         return False
     sizes = np.bincount(rows.group[keep], minlength=int(rows.group[-1]) + 1)
@@ -180,21 +207,22 @@ def _errors(rows: Rows, laws_of_all: Laws, keep: Array, of: Array | None = None)
     return np.nan_to_num(errors / (rounding or 1.0), nan=math.inf)
 
 
-def _suspected(rows: Rows, laws_of_all: Laws, keep: Array) -> Array:
+def _suspected(rows: Rows, laws_of_all: Laws, keep: Array, odd: Array) -> Array:
     """The rows that seem wild by the best law.
 
     Wild rows have moved it: its parameters are estimated again with less of their weight. Where
-    many rows are far from it, the law is wrong and tells nothing of them.
+    many rows without odd values are far from it, the law is wrong and tells nothing of them.
     """
+    plain = ~odd.any(1)
     errors = _errors(rows, laws_of_all, keep)
-    if (errors > WILD * _scale(errors)).any():
+    if (errors > WILD * _scale(errors[plain])).any():
         best = laws_of_all.equations[laws_of_all.best_index]
         with suppress(ValueError):  # a law without a value in some row stays as it is
             _, robust = refitted(best, rows.take(keep), "huber")
             laws_of_all = replace(laws_of_all, equations=[robust], best_index=0)
             errors = _errors(rows, laws_of_all, keep)
-    suspects: Array = errors > WILD * _scale(errors)
-    return suspects if suspects.mean() <= MOST_WILD else np.zeros_like(suspects)
+    suspects: Array = errors > WILD * _scale(errors[plain])
+    return suspects if suspects[plain].mean() <= MOST_WILD else np.zeros_like(suspects)
 
 
 def _with_twins(rows: Rows, odd: Array, suspects: Array) -> Array:
@@ -221,6 +249,7 @@ def _named(
     group = None if rows.group is None else rows.group[wild][order]
     predicted = best._predicted(rows.X[wild][order], group)
     said = [f"{y:.6g} for {law:.6g}" for y, law in zip(rows.y[wild][order], predicted, strict=True)]
+    coded = _coded(rows, wild, odd, best.output)
     odd = odd[wild][order]
     for k, i in zip(*np.nonzero(odd[:, :-1]), strict=True):
         said[k] = f"{rows.functions.inputs[i]} is {rows.X[wild][order][k, i]:.6g}"
@@ -237,6 +266,21 @@ def _named(
         text += f". Without {'it' if len(named) == 1 else 'them'}: {best}"
     if (~odd.any(1)).sum() > FEW * len(wild):
         text = f"The errors of {best.output} have heavy tails: {text}"
+    text = " ".join([*coded, text])
     chosen = without if leave_out else laws_of_all
     rows_named = tuple(dict.fromkeys(numbers.tolist()))  # one that counts twice is named once
     return replace(chosen, notes=(*chosen.notes, f"{text}."), outliers=rows_named)
+
+
+def _coded(rows: Rows, wild: Array, odd: Array, output: str) -> list[str]:
+    """Sentences on the odd values that more wild rows have than are named."""
+    once, sentences = np.unique(rows.origin, return_index=True)[1], list[str]()
+    columns = zip((*rows.functions.inputs, output), (*rows.X.T, rows.y), odd.T, strict=True)
+    for name, column, is_odd in columns:
+        for value in np.unique(column[wild & is_odd]):
+            count = int((column[once] == value).sum())
+            if count > NAMED:
+                side = "below" if value < np.median(column[~is_odd]) else "above"
+                where = f"in {count} of {len(once)} rows, {side} all other values"
+                sentences.append(f"{name} is {value:.6g} {where}{STANDS_FOR}.")
+    return sentences
