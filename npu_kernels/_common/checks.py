@@ -138,6 +138,28 @@ def check_numbers(function: str, name: str, value: Any) -> None:
         raise TypeError(f"{function}: {name} must be numbers, got {value!r}")
 
 
+def check_index(function: str, **tables: Any) -> None:
+    """Raise ValueError for tables of pandas whose rows have other labels, or another order.
+
+    Rows are taken in their order, whatever their labels are.
+    """
+    indexed = {name: getattr(table, "index", None) for name, table in tables.items()}
+    pairs = [(name, index) for name, index in indexed.items() if hasattr(index, "equals")]
+    for name, index in pairs[1:]:
+        first, labels = pairs[0]
+        if len(index) != len(labels) or index.equals(labels):
+            continue
+        if index.isin(labels).all() and index.is_unique:
+            found, remedy = "in another order", f"{name}.loc[{first}.index] has that order"
+        else:
+            found = "that differ"
+            remedy = f"{first}.reset_index(drop=True) and {name}.reset_index(drop=True) have none"
+        raise ValueError(
+            f"{function}: {name} must have the row labels (index) of {first}, got labels {found}; "
+            f"{remedy}"
+        )
+
+
 def check_real(function: str, name: str, value: Any) -> None:
     """Raise TypeError for a complex number, or a tensor, array or table of such."""
     dtypes: Any = getattr(value, "dtypes", None)  # a DataFrame's, one for each column
@@ -147,6 +169,59 @@ def check_real(function: str, name: str, value: Any) -> None:
             raise TypeError(f"{function}: {name} must be real, got {dtype}")
     if isinstance(value, complex):
         raise TypeError(f"{function}: {name} must be real, got {value!r}")
+
+
+def refuse_dates(function: str, name: str, value: Any) -> None:
+    """Raise TypeError for dates and durations: as numbers they depend on a unit, such as ns."""
+    import datetime
+
+    import numpy
+
+    for column in getattr(value, "columns", ()):
+        if not hasattr(value[column], "columns"):  # equal names, which are refused elsewhere
+            refuse_dates(function, f"{name}[{column!r}]", value[column])
+    try:
+        array = numpy.asarray(value)
+    except ValueError:  # rows of different lengths, which are refused elsewhere
+        return
+    first = array.flat[0] if array.dtype.kind in "OU" and array.size else None
+    first_name = f"{name}.iloc[0]" if hasattr(value, "iloc") else f"{name}[0]"
+    if isinstance(first, str) and _is_date(first):
+        dates, first_date = (f"pandas.to_datetime({part})" for part in (name, first_name))
+        raise TypeError(
+            f"{function}: {name} must be numbers, got dates as text, such as {str(first)!r}; "
+            f"in days they are ({dates} - {first_date}) / pandas.Timedelta(days=1)"
+        )
+    is_date = array.dtype.kind == "M" or isinstance(first, datetime.date)
+    if not is_date and array.dtype.kind != "m" and not isinstance(first, datetime.timedelta):
+        return
+    if array.dtype == object:
+        day = "datetime.timedelta(days=1)"
+        numbers = f"[(x - {first_name}) / {day} for x in {name}]" if is_date else ""
+        numbers = numbers or f"[x / {day} for x in {name}]"
+    else:
+        day = 'numpy.timedelta64(1, "D")'
+        numbers = f"({name} - {first_name}) / {day}" if is_date else f"{name} / {day}"
+    raise TypeError(
+        f"{function}: {name} must be numbers, got {'dates' if is_date else 'distances in time'}; "
+        f"in days they are {numbers}"
+    )
+
+
+def _is_date(text: str) -> bool:
+    """Return whether pandas reads a text as a date, which is no number."""
+    try:
+        float(text)
+        return False
+    except ValueError:
+        if not any(map(str.isdigit, text)):  # pandas knows "now"
+            return False
+    try:
+        import pandas
+
+        return not pandas.isna(pandas.to_datetime(text))
+    except (ImportError, ValueError, OverflowError):
+        return False
 
 
 def check_level(function: str, value: Any) -> float:

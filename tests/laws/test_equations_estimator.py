@@ -120,6 +120,76 @@ def test_frames_give_names():
     )
 
 
+@pytest.mark.parametrize("name", ["y", "sample_weight", "noise", "groups"])
+@pytest.mark.parametrize("labels", ["another order", "others"])
+def test_rows_of_other_labels_than_those_of_X(name, labels):
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    X = pandas.DataFrame(uniform(2, 60), columns=["a", "b"], index=range(5, 65))
+    data = {"y": 2 * X.a**2 / X.b, "sample_weight": X.a, "noise": X.b / 100}
+    data["groups"] = pandas.Series(["u", "v"] * 30, X.index)
+    index = X.index[::-1] if labels == "another order" else range(60)
+    data[name] = (
+        data[name].reindex(index) if labels == "another order" else data[name].set_axis(index)
+    )
+
+    def fitted():
+        model = NPURegressor(random_state=0, noise=data["noise"], n_init=8)
+        return model.fit(X, data["y"], sample_weight=data["sample_weight"], groups=data["groups"])
+
+    with pytest.raises(
+        ValueError, match=rf"{name} must have the row labels \(index\) of X"
+    ) as error:
+        fitted()
+    remedy = str(error.value).split("; ")[1].split(" has ")[0].split(" and ")[-1].split(" have ")[0]
+    if labels == "others":
+        X = X.reset_index(drop=True)
+        data = {key: table.reset_index(drop=True) for key, table in data.items()}
+    else:
+        data[name] = eval(remedy, {"X": X, name: data[name]})
+    model = fitted()
+    assert terms(model.best_equation_.for_group("u")) == pytest.approx({(2, -1): 2})
+    with pytest.raises(ValueError, match="predict: groups must have the row labels"):
+        model.predict(X, groups=data["groups"][::-1])
+    with pytest.raises(ValueError, match="score: y must have the row labels"):
+        model.score(X, data["y"][::-1], groups=data["groups"])
+
+
+@pytest.mark.parametrize("unit", ["datetime64[ms]", "timedelta64[s]"])
+def test_dates_are_no_numbers(unit):
+    """As numbers they depend on a unit; the error says the line that makes numbers of them."""
+    x = uniform(1, 30)
+    y = np.round(1000 * x[:, 0]).astype("int64").astype(unit)
+    for X, times, name in ((x, y, "y"), (np.stack([y, y], 1), y, "X")):
+        with pytest.raises(
+            TypeError, match=f"NPURegressor: {name} must be numbers, got d"
+        ) as error:
+            NPURegressor().fit(X, times)
+        line = str(error.value).partition("they are ")[2]
+        days = eval(line, {"np": np, "numpy": np, name: X if name == "X" else y})
+        step = 86400 * (1000 if "ms" in unit else 1)
+        counts = (X if name == "X" else y).astype("int64")
+        origin = counts[0] if unit.startswith("date") else 0
+        np.testing.assert_allclose(days, (counts - origin) / step, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["X", "y", "sample_weight"])
+def test_masked_entries_are_missing(name):
+    X = uniform(2, 60)
+    data = {"X": X, "y": 2 * X[:, 0] ** 2 / X[:, 1], "sample_weight": X[:, 0]}
+    mask = np.arange(60) % 3 == 0
+    data[name] = np.ma.masked_array(
+        data[name], mask=np.stack([mask, mask], 1) if name == "X" else mask
+    )
+    with pytest.raises(
+        ValueError, match=f"{name} must have no masked entries, got {20 + 20 * (name == 'X')};"
+    ):
+        NPURegressor(random_state=0).fit(**data)
+    whole = {key: np.ma.masked_array(part)[~mask] for key, part in data.items()}
+    assert terms(NPURegressor(random_state=0).fit(**whole).best_equation_) == pytest.approx(
+        {(2, -1): 2}
+    )
+
+
 def test_two_outputs_at_once():
     X = uniform(2, 60)
     y = np.c_[X[:, 0] * X[:, 1], X[:, 0] - 2 * X[:, 1]]

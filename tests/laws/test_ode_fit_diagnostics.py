@@ -319,6 +319,34 @@ def test_dates_of_a_table() -> None:
     assert eval(line, {"t": t, "numpy": numpy}).tolist() == list(range(25))
 
 
+def test_masked_values_are_missing() -> None:
+    u = predators(T).numpy()
+    mask = numpy.arange(u.size).reshape(u.shape) % 5 == 0
+    wrong = numpy.ma.masked_array(numpy.where(mask, 3 * u, u), mask=mask)
+    masked = ode.fit(known(), T, wrong, init="model", simplify=False)
+    missing = ode.fit(known(), T, numpy.where(mask, numpy.nan, u), init="model", simplify=False)
+    assert str(masked.equation) == str(missing.equation)
+    with pytest.raises(ValueError, match="t must be finite, got nan"):
+        ode.fit(known(), numpy.ma.masked_array(T.numpy(), mask=mask[:, 0]), u, init="model")
+
+
+def test_rows_of_other_labels() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    u = pandas.DataFrame(predators(T).numpy(), columns=["prey", "predator"])
+    t = pandas.Series(T.numpy())
+    said = r"t must have the row labels \(index\) of u, got labels in another order; t.loc"
+    with pytest.raises(ValueError, match=said):
+        ode.fit(known(), t[::-1], u, init="model")
+    with pytest.raises(ValueError, match="t must have the row labels .* got labels that differ"):
+        ode.fit(known(), [t, t.set_axis(t.index + 1)], [u, u], init="model")
+    said = "sigma must have the row labels"
+    with pytest.raises(ValueError, match=said):
+        ode.fit(known(), t, u, sigma=u[::-1].abs(), init="model")
+    driven = (t, 1 + t[::-1])
+    with pytest.raises(ValueError, match="inputs' values must have the row labels"):
+        ode.fit(known(), t, u, inputs=driven, init="model")
+
+
 def test_dates_that_are_text() -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     day = pandas.Series(pandas.date_range("2014-05-23", periods=25), index=range(3, 28))

@@ -14,7 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from npu_kernels._common.checks import check_numbers, check_real, is_whole
+from npu_kernels._common.checks import (
+    check_index,
+    check_numbers,
+    check_real,
+    is_whole,
+    refuse_dates,
+)
 from npu_kernels.equations._numbers import FLOAT64_ROUNDING, digits_of
 from npu_kernels.ode import _inputs as known
 from npu_kernels.ode._inputs import Inputs
@@ -207,6 +213,9 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
             f"got {len(time_parts)}"
         )
     names = _names(names, u, features, observed)
+    for s in range(len(tables)):
+        parts_of_s = (_of_series(value, s) for value in (u, t, sigma))
+        check_index(NAME, **dict(zip(("u", "t", "sigma"), parts_of_s, strict=True)))
     pairs = enumerate(zip(time_parts, tables, strict=True))
     times = [_times(time, table, index) for index, (time, table) in pairs]
     errors, has_sigma = _errors(sigma, tables, features, observed)
@@ -235,6 +244,11 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
     columns = grid, values, weight, start, positive
     about = has_sigma, relative, 1.0, size, exact.double()
     return Series(*columns, names, *about, digits=digits, sized=sized)
+
+
+def _of_series(value: Any, s: int) -> Any:
+    """Return the part of an argument for a series, of a list of such parts."""
+    return value[s] if isinstance(value, (list, tuple)) and s < len(value) else value
 
 
 def _amounts(times: Sequence[Tensor], tables: Sequence[Tensor], start: Tensor) -> Tensor:
@@ -325,72 +339,22 @@ def _parts(name: str, value: Any, dimensions: int) -> list[Tensor]:
 
 
 def tensor(function: str, name: str, value: Any) -> Tensor:
-    """Return any numbers as float64 on the CPU."""
+    """Return any numbers as float64 on the CPU, masked entries as nan."""
     import numpy
 
     if isinstance(value, Tensor):
         check_real(function, name, value)
         return value.detach().cpu().double()
-    _refuse_dates(function, name, value)
+    refuse_dates(function, name, value)
     check_numbers(function, name, value)
     try:
+        if isinstance(value, numpy.ma.MaskedArray):
+            value = value.astype(numpy.float64).filled(math.nan)
         return torch.as_tensor(numpy.array(value, dtype=numpy.float64))
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(
             f"{function}: {name} must be numbers, got {type(value).__name__}: {error}"
         ) from None
-
-
-def _refuse_dates(function: str, name: str, value: Any) -> None:
-    """Raise TypeError for dates and durations: as numbers they depend on a unit, such as ns."""
-    import datetime
-
-    import numpy
-
-    for column in getattr(value, "columns", ()):
-        _refuse_dates(function, f"{name}[{column!r}]", value[column])
-    try:
-        array = numpy.asarray(value)
-    except ValueError:  # rows of different lengths, which are refused elsewhere
-        return
-    first = array.flat[0] if array.dtype.kind in "OU" and array.size else None
-    first_name = f"{name}.iloc[0]" if hasattr(value, "iloc") else f"{name}[0]"
-    if isinstance(first, str) and _is_date(first):
-        dates, first_date = (f"pandas.to_datetime({part})" for part in (name, first_name))
-        raise TypeError(
-            f"{function}: {name} must be numbers, got dates as text, such as {str(first)!r}; "
-            f"in days they are ({dates} - {first_date}) / pandas.Timedelta(days=1)"
-        )
-    is_date = array.dtype.kind == "M" or isinstance(first, datetime.date)
-    if not is_date and array.dtype.kind != "m" and not isinstance(first, datetime.timedelta):
-        return
-    if array.dtype == object:
-        day = "datetime.timedelta(days=1)"
-        numbers = f"[(x - {first_name}) / {day} for x in {name}]" if is_date else ""
-        numbers = numbers or f"[x / {day} for x in {name}]"
-    else:
-        day = 'numpy.timedelta64(1, "D")'
-        numbers = f"({name} - {first_name}) / {day}" if is_date else f"{name} / {day}"
-    raise TypeError(
-        f"{function}: {name} must be numbers, got {'dates' if is_date else 'distances in time'}; "
-        f"in days they are {numbers}"
-    )
-
-
-def _is_date(text: str) -> bool:
-    """Return whether pandas reads a text as a date, which is no number."""
-    try:
-        float(text)
-        return False
-    except ValueError:
-        if not any(map(str.isdigit, text)):  # pandas knows "now"
-            return False
-    try:
-        import pandas
-
-        return not pandas.isna(pandas.to_datetime(text))
-    except (ImportError, ValueError, OverflowError):
-        return False
 
 
 def _columns(table: Tensor, index: int, features: int, observed: Any) -> Tensor:
@@ -591,6 +555,7 @@ def read_inputs(inputs: Any, series: int, function: str = NAME) -> list[Inputs]:
     for part in parts:
         if isinstance(part, tuple) and len(part) == 2:
             names = "inputs' times", "inputs' values"
+            check_index(function, **dict(zip(names, part, strict=True)))
             part = tuple(tensor(function, *pair) for pair in zip(names, part, strict=True))
         tables.append(known.read(function, part, like, converts=True))
     if len({table.values.shape[1] for table in tables}) > 1:

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from npu_kernels._common.checks import as_number, check_choice, check_whole, is_number, is_whole
+from npu_kernels._common.checks import (
+    as_number,
+    check_choice,
+    check_index,
+    check_whole,
+    is_number,
+    is_whole,
+    refuse_dates,
+)
 from npu_kernels._jobs.checkpoint import digest
 from npu_kernels.equations._expression import (
     Expression,
@@ -300,6 +308,22 @@ def known_errors(
         raise ValueError(f"{function}: {rule}, got shape {list(sigma.shape)}; {remedy}")
     smallest = float(sigma.min())
     return smallest, weights * (smallest / sigma.reshape(len(weight), -1)) ** 2
+
+
+def check_rows(function: str, **arguments: Any) -> None:
+    """Raise an error for dates, masked entries, and rows whose labels are not those of X.
+
+    TypeError for dates, which may be labels of groups, ValueError for the others.
+    """
+    for name, value in arguments.items():
+        if name != "groups" and not isinstance(value, torch.Tensor):
+            refuse_dates(function, name, value)
+        if np.ma.is_masked(value):
+            rule, count = f"{name} must have no masked entries", np.ma.count_masked(value)
+            remedy = f"leave their rows out of all arguments, {name}[~numpy.ma.getmaskarray({name})"
+            remedy += ".any(1)]" if np.ndim(value) > 1 else "]"
+            raise ValueError(f"{function}: {rule}, got {count}; {remedy}")
+    check_index(function, **arguments)
 
 
 def check_numeric(function: str, argument: str, value: Any) -> None:

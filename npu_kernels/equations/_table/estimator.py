@@ -25,6 +25,7 @@ from npu_kernels.equations._table.arguments import (
     check_numeric,
     check_output,
     check_parameters,
+    check_rows,
     check_sizes,
     column_names,
     columns_of,
@@ -120,6 +121,8 @@ class Results:
         """
         from sklearn.utils.validation import _check_sample_weight, validate_data
 
+        noise = None if function == "plot" else self.noise
+        check_rows(function, X=X, y=y, sample_weight=sample_weight, noise=noise, groups=groups)
         if first:
             X, groups = separated(function, as_array(X), groups)
             check_columns(X)
@@ -164,6 +167,7 @@ class Results:
         from sklearn.utils.validation import validate_data
 
         equations = self._pick(None)
+        check_rows("predict", X=X, groups=groups)
         X, groups = self._separated("predict", X, groups)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         group = indices("predict", equations[0].labels, groups, len(X))
@@ -200,6 +204,7 @@ class Results:
         """Return R**2 of the predictions. groups: as in `predict`."""
         from sklearn.metrics import r2_score
 
+        check_rows("score", X=X, y=y, sample_weight=sample_weight, groups=groups)
         check_numeric("score", "y", y)
         weight = as_array(sample_weight)
         return float(r2_score(as_array(y), self.predict(X, groups), sample_weight=weight))
