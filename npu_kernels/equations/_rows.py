@@ -21,6 +21,17 @@ def blocks(rows: int) -> Iterator[slice]:
         yield slice(begin, min(begin + BLOCK_ROWS, rows))
 
 
+def first_of_equal(X: Array, y: Array, group: Array | None) -> Array:
+    """Return which rows differ from those before them, of rows that are `ordered`."""
+    new = np.ones(len(X), dtype=bool)
+    for rows in blocks(len(X) - 1):
+        after = slice(rows.start + 1, rows.stop + 1)
+        new[after] = (X[rows] != X[after]).any(1) | (y[rows] != y[after]).any(1)
+        if group is not None:
+            new[after] |= group[rows] != group[after]
+    return new
+
+
 # ---- groups --------------------------------------------------------------------------------------
 # Groups of rows, each with coefficients of its own and with the exponents of all.
 #

@@ -123,3 +123,72 @@ def test_columns_of_a_scaler_are_said():
         warnings.simplefilter("error")
         centred = np.c_[X[:, 0], X[:, 1] - X[:, 1].mean()]
         check(NPURegressor(**QUICK).fit(centred, X[:, 0] * centred[:, 1]), {(1, 1): 1.0})
+
+
+# ---- rows and residuals --------------------------------------------------------------------------
+
+
+def said(X, y, **options):
+    """The notes of a fit; keyword arguments of `fit` are taken out of the options."""
+    weight = options.pop("sample_weight", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = NPURegressor(**{**QUICK, "n_init": 16, **options}).fit(X, y, sample_weight=weight)
+    return model, noted(model)
+
+
+def test_residuals_unlike_the_given_noise():
+    """The factor is that of chi-square over the degrees of freedom."""
+    X, e = uniform(2, 60), noise(60)
+    y = 2 * X[:, 0] ** 2 / X[:, 1] + 0.1 * e
+    for factor in (0.01, 0.1, 10):
+        model, notes = said(X, y, noise=0.1 * factor)
+        ratio = np.sqrt(np.sum((y - model.predict(X)) ** 2) / 59) / (0.1 * factor)
+        [note] = notes
+        assert note.startswith(f"The residuals are {ratio:.3g} times as large as noise says")
+        assert f"freedom {ratio**2:.3g})" in note
+    for right in (0.1, np.full(60, 0.1)):
+        assert said(X, y, noise=right)[1] == ()
+        assert said(X, y, noise=right, sample_weight=np.full(60, 9.0))[1] != ()
+        assert said(X, y, noise=right, sample_weight=np.full(60, 3))[1] == ()
+
+
+def test_rows_that_are_copies():
+    X, e = uniform(1, 40), noise(40)
+    y = 2 * X[:, 0] ** 1.5 + 0.2 * e
+    once, notes = said(X, y)
+    assert notes == ()
+    assert said(X, y, sample_weight=np.full(40, 3))[1] == ()
+    for times in (2, 3):
+        order = RNG(times).permutation(40 * times)
+        _, notes = said(np.tile(X, (times, 1))[order], np.tile(y, times)[order])
+        assert notes[-1].startswith(f"Each row is there {times} times")
+    repeated = np.r_[np.arange(40), np.arange(39)]
+    assert said(X[repeated], y[repeated])[1] == ()
+    levels = np.repeat(np.arange(1.0, 6), 12)
+    assert said(levels[:, None], RNG(0).poisson(3 * levels))[1] == ()
+
+
+def test_errors_that_grow_with_a_column():
+    """Those of a count, whose squares grow as the count does, are too like each other for it."""
+    for seed in range(3):
+        X, e = uniform(2, 150, 0.1, 3, seed=seed), noise(150, seed + 9)
+        law = 2 * X[:, 0] + 3 * X[:, 1]
+        [note] = said(X, law + 0.1 * X[:, 1] ** 3 * e, max_terms=2, ratios=False)[1]
+        assert note.startswith("Errors are ")
+        assert "times as large where x1 is large" in note
+        known = said(X, law + 0.1 * X[:, 1] ** 3 * e, noise=0.1 * X[:, 1] ** 3, max_terms=2)
+        assert known[1] == ()
+        assert said(X, law + 0.1 * e, max_terms=2, ratios=False)[1] == ()
+        assert said(X, RNG(seed).poisson(20 * law), max_terms=2, ratios=False)[1] == ()
+
+
+def test_residuals_in_two_clumps():
+    x, e = uniform(1, 60, 1, 3), noise(60)
+    other = np.isin(np.arange(60), RNG(1).permutation(60)[:18])
+    _, notes = said(x, np.where(other, 7, 2) * x[:, 0] ** 2 * (1 + 0.01 * e))
+    assert any("two clumps, of 42 and 18 rows: there are two populations" in note for note in notes)
+    law = 2 * x[:, 0] ** 2
+    for errors in (e, RNG(2).uniform(-1.7, 1.7, 60), RNG(2).standard_t(2, 60), np.exp(e) - 1.6):
+        assert not any("clumps" in note for note in said(x, law + 0.3 * errors)[1])
+    assert said(x, (law > 6).astype(float), max_terms=1)[1] == ()

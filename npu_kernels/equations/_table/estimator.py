@@ -15,7 +15,14 @@ from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._jobs.driver import terminable
 from npu_kernels.equations._equation import Equation
 from npu_kernels.equations._numbers import digits_of
-from npu_kernels.equations._rows import Seen, constant, indices, read_labels, separated
+from npu_kernels.equations._rows import (
+    Seen,
+    constant,
+    first_of_equal,
+    indices,
+    read_labels,
+    separated,
+)
 from npu_kernels.equations._table.arguments import (
     are_counts,
     as_array,
@@ -44,7 +51,7 @@ from npu_kernels.equations._table.arguments import (
 from npu_kernels.equations._table.estimates import Rows, refitted, resampled, rows_of
 from npu_kernels.equations._table.estimates import intervals as percentiles
 from npu_kernels.equations._table.outliers import laws
-from npu_kernels.equations._table.output import FEW_ROWS, Laws, first_of_equal, notes_of, ordered
+from npu_kernels.equations._table.output import FEW_ROWS, Laws, notes_of, ordered
 from npu_kernels.equations._table.report import EquationTable, draw, report, shown
 from npu_kernels.equations._table.search import POWERS, Settings, Steps, Work
 

@@ -28,6 +28,7 @@ from npu_kernels.equations._rows import (
     widths,
 )
 from npu_kernels.equations._table import ratio, refine
+from npu_kernels.equations._table.doubts import doubts
 from npu_kernels.equations._table.estimates import (
     Rows,
     covariance,
@@ -96,17 +97,6 @@ def ordered(
         keys += [*X[rows].T, *y[rows].T, *weight[rows].T]
         rows = rows[np.lexsort(keys[::-1])]  # the last key is the first to decide
     return X[rows], y[rows], weight[rows], rows, None if group is None else group[rows]
-
-
-def first_of_equal(X: Array, y: Array, group: Array | None) -> Array:
-    """Return which rows differ from those before them, of rows that are `ordered`."""
-    new = np.ones(len(X), dtype=bool)
-    for rows in blocks(len(X) - 1):
-        after = slice(rows.start + 1, rows.stop + 1)
-        new[after] = (X[rows] != X[after]).any(1) | (y[rows] != y[after]).any(1)
-        if group is not None:
-            new[after] |= group[rows] != group[after]
-    return new
 
 
 def measured(rows: Rows) -> tuple[Output, str]:
@@ -455,7 +445,7 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
             f"(their correlation is {likeness:.2f}). Another function, a column or more terms "
             "(max_terms) are missing."
         )
-    return tuple(notes)
+    return (*notes, *doubts(rows, equation))
 
 
 def _narrow_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:

@@ -12,7 +12,7 @@ from npu_kernels.equations._equation import Equation
 from npu_kernels.equations._table.output import Laws
 
 MOST_NAMED = 3  # alternatives in a report
-LITTLE = 0.9  # of y's standard deviation: the error above which an equation explains little
+LITTLE = 0.7  # of y's standard deviation: an equation with a larger error explains less than half
 
 
 class EquationTable(list[Equation]):
@@ -154,7 +154,7 @@ def report(table: EquationTable, level: float = 0.95) -> str:
     intervals = equation.confidence_intervals(level)
     lines += [f"  {line}" for line in (*intervals, *equation.fractions())]
     if equation.df_resid >= 1 and equation.holdout_nrmse > LITTLE:
-        lines.append(f"It explains little of {equation.output}.")
+        lines.append(f"It explains little of {equation.output}, less than half of its variance.")
     for interval in () if equation.exact else intervals:
         unsure = interval.low <= 0 <= interval.high or interval.stderr > abs(interval.value)
         if unsure and math.isfinite(interval.stderr):

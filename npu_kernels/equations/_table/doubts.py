@@ -1,0 +1,124 @@
+"""What rows and residuals say against what a fit takes for granted of them.
+
+The levels are strict: none of these sentences is to be met in tables that are as they should be.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from npu_kernels.equations._equation import Equation
+from npu_kernels.equations._rows import first_of_equal, ranks_among
+from npu_kernels.equations._table.estimates import Rows, sizes
+
+Array = Any
+
+CHANCE = 1e-6  # probability below which a sum of squares is none of chance, on either side
+FEWEST_COPIED = 10  # different rows, of which it is no chance that each is there several times
+GROWING = 5.0  # standard deviations of a rank correlation from which errors follow a column
+MANY_TIMES = 4.0  # as large in a third of the rows as in another: so large errors matter
+FEWEST_IN_CLUMP, CLUMP_SHARE = 6, 0.05  # rows of each of two clumps of residuals
+GAP = 1.5  # of two clumps, over the width of the wider one
+FEW_VALUES = 10  # of y: so few have residuals in clumps
+
+
+def doubts(rows: Rows, equation: Equation) -> list[str]:
+    """Return sentences on rows and residuals of a law that is not exact."""
+    prediction = equation._predicted(rows.X, rows.group)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = np.log(rows.y / prediction)
+    errors = {
+        "multiplicative": rows.root * factor,
+        "proportional": rows.root * (rows.y - prediction) / sizes(prediction),
+    }.get(equation.noise, rows.root * (rows.y - prediction))
+    found = [
+        _copied(rows),
+        _unlike_noise(rows, equation, errors),
+        _growing(rows, equation.noise, errors),
+        _clumps(rows, errors) or _clumps(rows, factor),
+    ]
+    return [sentence for sentence in found if sentence]
+
+
+def _once(rows: Rows) -> Array:
+    """Return the first of each row that counts several times by its weight: indices."""
+    return np.sort(np.unique(rows.origin, return_index=True)[1])
+
+
+def _copied(rows: Rows) -> str:
+    """Every row is there as often, or a multiple of it: the table may be pasted several times."""
+    once = _once(rows)
+    group = None if rows.group is None else rows.group[once]
+    new = first_of_equal(rows.X[once], rows.y[once, None], group)
+    counts = np.bincount(new.cumsum())[1:]
+    times = int(np.gcd.reduce(counts))
+    if times < 2 or len(counts) < FEWEST_COPIED:
+        return ""
+    return (
+        f"Each row is there {times} times: if these are copies, drop them, as they make standard "
+        "errors too small and laws too long."
+    )
+
+
+def _unlike_noise(rows: Rows, equation: Equation, errors: Array) -> str:
+    """Residuals are larger or smaller than known errors, by a chi-square test."""
+    if rows.deviation is None:
+        return ""
+    from scipy.special import chdtr, chdtrc
+
+    different = len(_once(rows))
+    degrees = different - (len(errors) - equation.df_resid)
+    if degrees < 1:
+        return ""
+    squares = different * float(np.mean((errors / rows.deviation) ** 2))
+    if min(chdtr(degrees, squares), chdtrc(degrees, squares)) >= CHANCE:
+        return ""
+    ratio = math.sqrt(squares / degrees)
+    return (
+        f"The residuals are {ratio:.3g} times as large as noise says (chi-square over degrees of "
+        f"freedom {ratio**2:.3g}), and standard errors rely on noise: check its unit, and that it "
+        "is a standard deviation."
+    )
+
+
+def _growing(rows: Rows, kind: str, errors: Array) -> str:
+    """Errors that are taken to be alike are many times as large for other values of a column."""
+    size = np.abs(errors)
+    of_size = ranks_among(size, np.sort(size)) - 0.5
+    for name, column in zip(rows.functions.inputs, rows.X.T, strict=True):
+        rank = ranks_among(column, np.sort(column)) - 0.5
+        length = math.sqrt(float(of_size @ of_size) * float(rank @ rank))
+        correlation = float(of_size @ rank) / length if length else 0.0
+        if abs(correlation) * math.sqrt(len(size) - 1) < GROWING:
+            continue
+        low, high = np.median(size[rank <= -1 / 6]), np.median(size[rank >= 1 / 6])
+        large, small = max(low, high), min(low, high)
+        if large > MANY_TIMES * small:
+            where = "large" if high > low else "small"
+            times = f"{large / small:.2g} times as large" if small else "larger"
+            return (
+                f"Errors are {times} where {name} is {where}, unlike those that are taken here: "
+                "standard errors may be wrong. Give noise for each row, or take the intervals of "
+                "bootstrap."
+            )
+    return ""
+
+
+def _clumps(rows: Rows, errors: Array) -> str:
+    """Residuals are in two clumps that are farther from each other than each is wide."""
+    some = np.sort(errors[_once(rows)])
+    least = max(FEWEST_IN_CLUMP, math.ceil(CLUMP_SHARE * len(some)))
+    is_few = len(some) < 2 * least or not np.isfinite(some[[0, -1]]).all()
+    if is_few or len(np.unique(rows.y)) <= FEW_VALUES:
+        return ""
+    first = least + int(np.diff(some)[least - 1 : len(some) - least].argmax())  # of the upper one
+    gap = some[first] - some[first - 1]
+    if gap <= GAP * max(some[first - 1] - some[0], some[-1] - some[first]):
+        return ""
+    return (
+        f"The residuals are in two clumps, of {first} and {len(some) - first} rows: there are two "
+        "populations, which groups= tells apart, or a column is missing."
+    )
