@@ -337,7 +337,7 @@ def test_rows_of_other_labels() -> None:
     said = r"t must have the row labels \(index\) of u, got labels in another order; t.loc"
     with pytest.raises(ValueError, match=said):
         ode.fit(known(), t[::-1], u, init="model")
-    with pytest.raises(ValueError, match="t must have the row labels .* got labels that differ"):
+    with pytest.raises(ValueError, match=r"t must have the row labels .* got labels that differ"):
         ode.fit(known(), [t, t.set_axis(t.index + 1)], [u, u], init="model")
     said = "sigma must have the row labels"
     with pytest.raises(ValueError, match=said):

@@ -417,8 +417,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         n_init: number of random initialisations of the search, for each number of terms.
         loss: "squared", or "huber" or "soft_l1", which are less sensitive to outliers. "auto":
             "squared" without the rows, at most a fifth, that are far from the law of all others:
-            outliers of y, and values of X that stand for missing ones. They are named, as with
-            "squared", which keeps them. With max_terms=None it is "squared", and no rows are looked
+            outliers of y. Values that stand for missing ones, and y at the end of a scale, may be
+            in more rows. They are named, as with "squared", which keeps them. With max_terms=None it is "squared", and no rows are looked
             for.
         noise: the errors of y. "additive": equal for all rows, of unknown size. "proportional": in
             proportion to y. "multiplicative": y is the law times a factor whose logarithm is
@@ -532,7 +532,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             sample_weight: ``[N]``. Integers, by their dtype, say how often a row counts: 2 is the
                 row twice. Other numbers say how precise a row is: they are in proportion to
                 1 / variance of its error, and the variance is ``noise**2 / sample_weight`` where
-                `noise` is a number. A row with weight 0 does not count.
+                `noise` is numbers. A row with weight 0 does not count.
             checkpoint: a file. If it exists, the fit continues from it, with the same bits as
                 without an interruption; without a random_state it has the seed of the fit before.
                 Several outputs are then searched one after another. It is written in the first

@@ -21,7 +21,6 @@ from npu_kernels.equations._rows import (
     FEW_NEIGHBOURS,
     NARROW,
     alike,
-    blocks,
     have_two_values,
     ranks,
     spread,
