@@ -143,8 +143,9 @@ def check_index(function: str, **tables: Any) -> None:
 
     Rows are taken in their order, whatever their labels are.
     """
-    indexed = {name: getattr(table, "index", None) for name, table in tables.items()}
-    pairs = [(name, index) for name, index in indexed.items() if hasattr(index, "equals")]
+    indices: list[tuple[str, Any]]
+    indices = [(name, getattr(table, "index", None)) for name, table in tables.items()]
+    pairs = [(name, index) for name, index in indices if hasattr(index, "equals")]
     for name, index in pairs[1:]:
         first, labels = pairs[0]
         if len(index) != len(labels) or index.equals(labels):

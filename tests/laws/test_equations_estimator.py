@@ -156,7 +156,6 @@ def test_rows_of_other_labels_than_those_of_X(name, labels):
 
 @pytest.mark.parametrize("unit", ["datetime64[ms]", "timedelta64[s]"])
 def test_dates_are_no_numbers(unit):
-    """As numbers they depend on a unit; the error says the line that makes numbers of them."""
     x = uniform(1, 30)
     y = np.round(1000 * x[:, 0]).astype("int64").astype(unit)
     for X, times, name in ((x, y, "y"), (np.stack([y, y], 1), y, "X")):

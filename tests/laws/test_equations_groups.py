@@ -191,6 +191,7 @@ def combined(c, X, index):
 POSITIVE = np.array([[1.0, 2, 3, 4], [2.0, 1, 0.5, 3]])
 
 
+@pytest.mark.filterwarnings("ignore:NPURegressor. The residuals are .* as noise says")
 @pytest.mark.parametrize(
     ("options", "law", "text"),
     [
@@ -308,6 +309,7 @@ def test_intervals_and_drawn_rows():
         assert 0.6 < second.stderr / first.stderr < 1.6
 
 
+@pytest.mark.filterwarnings("ignore:NPURegressor. Errors are .* as large where x1 is small")
 def test_refit_to_other_groups():
     X, y, index, c = two_terms(14, 0.01)
     fitted = model().fit(X, y, groups=LABELS[index])

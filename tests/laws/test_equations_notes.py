@@ -129,7 +129,7 @@ def test_columns_of_a_scaler_are_said():
 
 
 def said(X, y, **options):
-    """The notes of a fit; keyword arguments of `fit` are taken out of the options."""
+    """A model and its notes."""
     weight = options.pop("sample_weight", None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -138,7 +138,6 @@ def said(X, y, **options):
 
 
 def test_residuals_unlike_the_given_noise():
-    """The factor is that of chi-square over the degrees of freedom."""
     X, e = uniform(2, 60), noise(60)
     y = 2 * X[:, 0] ** 2 / X[:, 1] + 0.1 * e
     for factor in (0.01, 0.1, 10):
@@ -170,7 +169,6 @@ def test_rows_that_are_copies():
 
 
 def test_errors_that_grow_with_a_column():
-    """Those of a count, whose squares grow as the count does, are too like each other for it."""
     for seed in range(3):
         X, e = uniform(2, 150, 0.1, 3, seed=seed), noise(150, seed + 9)
         law = 2 * X[:, 0] + 3 * X[:, 1]

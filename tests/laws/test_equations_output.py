@@ -303,6 +303,7 @@ def test_coverage_of_the_intervals():
     assert (hits <= 196).all()
 
 
+@pytest.mark.filterwarnings("ignore:NPURegressor. The residuals are .* as noise says")
 def test_known_noise_sets_the_errors(noisy):
     X, y, model = noisy
     with_noise = NPURegressor(random_state=0, target_powers=(1,), noise=0.4).fit(X, y)

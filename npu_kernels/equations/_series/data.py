@@ -349,7 +349,7 @@ def tensor(function: str, name: str, value: Any) -> Tensor:
     check_numbers(function, name, value)
     try:
         if isinstance(value, numpy.ma.MaskedArray):
-            value = value.astype(numpy.float64).filled(math.nan)
+            value = numpy.where(numpy.ma.getmaskarray(value), math.nan, value.data)
         return torch.as_tensor(numpy.array(value, dtype=numpy.float64))
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(

@@ -318,8 +318,11 @@ def check_rows(function: str, **arguments: Any) -> None:
     for name, value in arguments.items():
         if name != "groups" and not isinstance(value, torch.Tensor):
             refuse_dates(function, name, value)
-        if np.ma.is_masked(value):
-            rule, count = f"{name} must have no masked entries", np.ma.count_masked(value)
+        if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+            rule, count = (
+                f"{name} must have no masked entries",
+                int(np.ma.getmaskarray(value).sum()),
+            )
             remedy = f"leave their rows out of all arguments, {name}[~numpy.ma.getmaskarray({name})"
             remedy += ".any(1)]" if np.ndim(value) > 1 else "]"
             raise ValueError(f"{function}: {rule}, got {count}; {remedy}")

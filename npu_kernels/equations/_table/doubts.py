@@ -16,28 +16,35 @@ from npu_kernels.equations._table.estimates import Rows, sizes
 
 Array = Any
 
-CHANCE = 1e-6  # probability below which a sum of squares is none of chance, on either side
+UNLIKELY = 1e-6  # probability of a sum of squares, on either side
 FEWEST_COPIED = 10  # different rows, of which it is no chance that each is there several times
 GROWING = 5.0  # standard deviations of a rank correlation from which errors follow a column
 MANY_TIMES = 4.0  # as large in a third of the rows as in another: so large errors matter
 FEWEST_IN_CLUMP, CLUMP_SHARE = 6, 0.05  # rows of each of two clumps of residuals
-GAP = 1.5  # of two clumps, over the width of the wider one
-FEW_VALUES = 10  # of y: so few have residuals in clumps
+ROUNDING = 1e-9
+CLUMP_GAP = 1.5  # over the width of the wider one
+FEW_VALUES = 10  # different ones, at most: 0 or 9 is an ordinary one, and residuals have clumps
 
 
 def doubts(rows: Rows, equation: Equation) -> list[str]:
     """Return sentences on rows and residuals of a law that is not exact."""
     prediction = equation._predicted(rows.X, rows.group)
+    off, is_like = rows.y - prediction, np.ones(len(prediction), dtype=bool)
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = np.log(rows.y / prediction)
-    errors = {
-        "multiplicative": rows.root * factor,
-        "proportional": rows.root * (rows.y - prediction) / sizes(prediction),
-    }.get(equation.noise, rows.root * (rows.y - prediction))
+    if equation.noise == "multiplicative":
+        off = factor
+    elif equation.noise == "proportional":
+        size = sizes(prediction)
+        off = off / size
+        is_like = size * np.abs(prediction).max() <= size.max() * np.abs(prediction) * (
+            1 + ROUNDING
+        )
+    errors = rows.root * off
     found = [
         _copied(rows),
         _unlike_noise(rows, equation, errors),
-        _growing(rows, equation.noise, errors),
+        _growing(rows, errors, is_like),
         _clumps(rows, errors) or _clumps(rows, factor),
     ]
     return [sentence for sentence in found if sentence]
@@ -74,7 +81,7 @@ def _unlike_noise(rows: Rows, equation: Equation, errors: Array) -> str:
     if degrees < 1:
         return ""
     squares = different * float(np.mean((errors / rows.deviation) ** 2))
-    if min(chdtr(degrees, squares), chdtrc(degrees, squares)) >= CHANCE:
+    if min(chdtr(degrees, squares), chdtrc(degrees, squares)) >= UNLIKELY:
         return ""
     ratio = math.sqrt(squares / degrees)
     return (
@@ -84,15 +91,18 @@ def _unlike_noise(rows: Rows, equation: Equation, errors: Array) -> str:
     )
 
 
-def _growing(rows: Rows, kind: str, errors: Array) -> str:
-    """Errors that are taken to be alike are many times as large for other values of a column."""
-    size = np.abs(errors)
+def _growing(rows: Rows, errors: Array, is_like: Array) -> str:
+    """Errors that are taken to be alike are many times as large for other values of a column.
+
+    is_like: rows that are not too near 0 for errors in proportion to y.
+    """
+    size = np.abs(errors[is_like])
     of_size = ranks_among(size, np.sort(size)) - 0.5
-    for name, column in zip(rows.functions.inputs, rows.X.T, strict=True):
+    for name, column in zip(rows.functions.inputs, rows.X[is_like].T, strict=True):
         rank = ranks_among(column, np.sort(column)) - 0.5
         length = math.sqrt(float(of_size @ of_size) * float(rank @ rank))
         correlation = float(of_size @ rank) / length if length else 0.0
-        if abs(correlation) * math.sqrt(len(size) - 1) < GROWING:
+        if abs(correlation) * math.sqrt(len(size)) < GROWING:
             continue
         low, high = np.median(size[rank <= -1 / 6]), np.median(size[rank >= 1 / 6])
         large, small = max(low, high), min(low, high)
@@ -116,7 +126,7 @@ def _clumps(rows: Rows, errors: Array) -> str:
         return ""
     first = least + int(np.diff(some)[least - 1 : len(some) - least].argmax())  # of the upper one
     gap = some[first] - some[first - 1]
-    if gap <= GAP * max(some[first - 1] - some[0], some[-1] - some[first]):
+    if gap <= CLUMP_GAP * max(some[first - 1] - some[0], some[-1] - some[first]):
         return ""
     return (
         f"The residuals are in two clumps, of {first} and {len(some) - first} rows: there are two "

@@ -418,8 +418,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         loss: "squared", or "huber" or "soft_l1", which are less sensitive to outliers. "auto":
             "squared" without the rows, at most a fifth, that are far from the law of all others:
             outliers of y. Values that stand for missing ones, and y at the end of a scale, may be
-            in more rows. They are named, as with "squared", which keeps them. With max_terms=None it is "squared", and no rows are looked
-            for.
+            in more rows. They are named, as with "squared", which keeps them. With max_terms=None
+            it is "squared", and no rows are looked for.
         noise: the errors of y. "additive": equal for all rows, of unknown size. "proportional": in
             proportion to y. "multiplicative": y is the law times a factor whose logarithm is
             normal; y has one sign then, and predictions are medians. None: whichever of the three

@@ -13,6 +13,7 @@ from npu_kernels.equations._equation import Equation
 from npu_kernels.equations._problem import EXACT_ERROR
 from npu_kernels.equations._rows import alike
 from npu_kernels.equations._table import refine, stepwise
+from npu_kernels.equations._table.doubts import FEW_VALUES
 from npu_kernels.equations._table.estimates import Rows, refitted, sizes
 from npu_kernels.equations._table.output import APPROXIMATION, Laws, searched
 from npu_kernels.equations._table.search import Settings
@@ -28,7 +29,6 @@ FEW = 0.03  # share of the rows up to which tails are not heavy
 FAR_BEYOND = 100.0  # ratio of a value to all others of its column, from which it is no reading
 # Numbers that stand for missing values: nines such as -999 and 9999, -1 and 0.
 CODES = (*(sign * (10.0**k - 1) for k in range(6, 0, -1) for sign in (-1, 1)), -1.0, 0.0)
-FEW_VALUES = 10  # different ones, at most, among which 0 or 9 is an ordinary one
 FEW_STEPS = 3  # of rounded readings: a code is farther from all others
 # A value in several rows is a code too if it is so many times the width of all others away from
 # them. The first or last of y is the end of a scale if it is in so many rows, and in so many times
