@@ -82,6 +82,8 @@ def dimensions(
             powers = zero.dimensionality
         except Exception as error:  # pint raises many classes for words that it does not know
             reason = str(error) or type(error).__name__
+            if isinstance(error, (TypeError, pint.DimensionalityError)):  # "m s-1" is a difference
+                reason = "write products with * and powers with **, such as m*s**-1"
             message = f"NPURegressor: {argument} has {unit!r}, which is no unit: {reason}"
             raise ValueError(message) from None
         if zero.magnitude != 0:

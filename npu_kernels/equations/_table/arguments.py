@@ -98,8 +98,8 @@ def check_parameters(model: Any) -> None:
     if not (noise is None or is_kind or _are_errors(noise)):
         raise ValueError(
             "NPURegressor: noise must be None, 'additive', 'proportional', 'multiplicative' "
-            "or numbers "
-            f"greater than 0, one or an array for the rows, got {noise!r}"
+            "or numbers greater than 0, one or an array for the rows, got "
+            f"{_wrong_error(noise)}"
         )
     is_list = isinstance(powers, (Sequence, np.ndarray)) and not isinstance(powers, str)
     numbers = is_list and all(math.isfinite(as_number(p)) and p != 0 for p in powers)
@@ -121,6 +121,19 @@ def _are_errors(noise: Any) -> bool:
         return 0 < as_number(noise) < math.inf
     sizes = sigma.min(initial=math.inf), sigma.max(initial=0.0)
     return bool(0 < sizes[0] <= sizes[1] < math.inf and sizes[1] / sizes[0] < MOST_NOISE)
+
+
+def _wrong_error(noise: Any) -> str:
+    """What is wrong with errors: the first row that has none, or what they are."""
+    try:
+        sigma = np.asarray(as_array(noise), dtype=np.float64)
+    except (TypeError, ValueError):
+        return repr(noise)
+    wrong = ~((0 < sigma) & (sigma < math.inf))
+    if not sigma.ndim or not wrong.any():
+        return repr(noise) if sigma.size < 2 else f"{sigma.min():g} to {sigma.max():g}"
+    row = int(np.argwhere(wrong)[0, 0])
+    return f"{sigma[wrong][0]:g} in row {row} (the first row is 0)"
 
 
 def _check_together(model: Any) -> None:
@@ -349,6 +362,17 @@ def column_names(table: Any) -> list[str] | None:
         return _different("y", table.columns)
     name = getattr(table, "name", None)
     return [str(name)] if isinstance(name, str) and hasattr(table, "to_numpy") else None
+
+
+def names_beside(columns: Sequence[str], outputs: Sequence[str]) -> list[str]:
+    """Return names of outputs that no column has: pandas keeps that of ``table.area * 2``."""
+    taken, names = set(columns), list[str]()
+    for name in outputs:
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        names.append(name)
+    return names
 
 
 def check_columns(table: Any) -> None:

@@ -133,6 +133,11 @@ class Rows:
         return np.sqrt(self.weight / self.weight.mean())
 
     @property
+    def weighted(self) -> bool:
+        """Whether rows have different weights."""
+        return bool((self.weight != self.weight[0]).any())
+
+    @property
     def deviation(self) -> float | None:
         """The standard deviation of the errors of ``root * y``, if it is known."""
         return float(self.noise) / math.sqrt(self.weight.mean()) if is_number(self.noise) else None

@@ -40,6 +40,7 @@ from npu_kernels.equations._table.arguments import (
     exponents_of,
     known_errors,
     limits_of,
+    names_beside,
     outputs_of,
     part_of,
     scaled_columns,
@@ -331,7 +332,8 @@ class Results:
             rows = rows_of(equation, *data, noise, digits_of(y))
             rows, equation = refitted(equation, rows, loss)
             notes = rows.notes + notes_of(rows, equation)
-            tables.append(EquationTable(Laws([equation], 0, [], equation.noise, True, notes)))
+            law = [equation], 0, list[Equation](), equation.noise, True, notes
+            tables.append(EquationTable(Laws(*law, weighted=rows.weighted)))
         other = copy.copy(self)
         other._seen, other._group_column = Seen.of(X, targets), column
         other._left_out = [np.zeros(0, dtype=int) for _ in tables]
@@ -528,7 +530,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
 
         Args:
             X: ``[N, n]``, an array, a tensor, or a DataFrame, whose column names become symbols.
-            y: ``[N]``, or ``[N, O]`` for several outputs.
+            y: ``[N]``, or ``[N, O]`` for several outputs. If its name is that of a column, the
+                equation has it with ``_`` behind it.
             sample_weight: ``[N]``. Integers, by their dtype, say how often a row counts: 2 is the
                 row twice. Other numbers say how precise a row is: they are in proportion to
                 1 / variance of its error, and the variance is ``noise**2 / sample_weight`` where
@@ -562,6 +565,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         names = tuple(map(str, getattr(self, "feature_names_in_", default_names)))
         count = targets.shape[1]
         outputs = outputs or (["y"] if count == 1 else [f"y{o}" for o in range(count)])
+        outputs = names_beside(names, outputs)
         input_units = units_of(self.X_units, names)
         labels = group = None
         if groups is not None:

@@ -77,6 +77,7 @@ class Laws:
     notes: tuple[str, ...] = ()  # what a reader should know, each a sentence or more
     inflation: Array = None  # [N]: leave-one-out errors of the best over its residuals
     outliers: tuple[int, ...] = ()  # rows that were left out, or should be
+    weighted: bool = False  # rows have different weights
 
 
 def ordered(
@@ -381,7 +382,8 @@ def _finished(
         residuals = data.predict(law.u, law.parity, law.c)[1]
         errors = refine.left_out(data, law, residuals)[0]
         inflation = np.where(residuals == 0, 1.0, errors / np.where(residuals == 0, 1.0, residuals))
-    return Laws(equations, chosen, alternatives, kind, candidates.complete, notes, inflation)
+    found = equations, chosen, alternatives, kind, candidates.complete, notes, inflation
+    return Laws(*found, weighted=rows.weighted)
 
 
 def _without_roots(fits: list[Fit], rules: Rules) -> list[Fit]:

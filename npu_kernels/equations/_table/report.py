@@ -37,11 +37,11 @@ class EquationTable(list[Equation]):
         super().__init__(laws.equations)
         self.best_index, self.alternatives = laws.best_index, laws.alternatives
         self.noise, self.complete, self.notes = laws.noise, laws.complete, laws.notes
-        self.outliers = laws.outliers
+        self.outliers, self._weighted = laws.outliers, laws.weighted
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = self.best_index, self.alternatives, self.noise, self.complete, self.notes
-        return type(self), (Laws(list(self), *parts, outliers=self.outliers),)
+        return type(self), (Laws(list(self), *parts, outliers=self.outliers, weighted=self._weighted),)
 
     def _rows(self) -> list[tuple[str, ...]]:
         """The cells of the table, the header first."""
@@ -106,7 +106,7 @@ def _residuals(table: EquationTable, equation: Equation) -> list[str]:
     if equation.floor:
         floor = f" (where y is below {equation.floor:.3g}, as at {equation.floor:.3g})"
     kind = {
-        "additive": "taken as equal for all rows",
+        "additive": "taken as equal for all rows" + ", but for sample_weight" * table._weighted,
         "proportional": f"in proportion to y, about {typical:.2g} of it{floor}",
         "multiplicative": f"a factor of y, about {math.exp(min(typical, 700.0)):.3g} up or down. "
         f"Predictions are medians, means are {math.exp(min(typical**2 / 2, 700.0)):.3g} times "
@@ -156,8 +156,11 @@ def report(table: EquationTable, level: float = 0.95) -> str:
     if equation.df_resid >= 1 and equation.holdout_nrmse > LITTLE:
         lines.append(f"It explains little of {equation.output}, less than half of its variance.")
     for interval in () if equation.exact else intervals:
-        unsure = interval.low <= 0 <= interval.high or interval.stderr > abs(interval.value)
-        if unsure and math.isfinite(interval.stderr):
+        if not 0 < interval.stderr < math.inf:
+            continue
+        if np.isclose(interval.value, [interval.low, interval.high], rtol=1e-9, atol=0).any():
+            lines.append(f"The {interval.name} is at its bound: rows would have it beyond.")
+        elif interval.low <= 0 <= interval.high or interval.stderr > abs(interval.value):
             lines.append(f"The data hardly tell the {interval.name}: it may be 0.")
     for other in table.alternatives[:MOST_NAMED]:
         higher = f"criterion {other.bic - equation.bic:.1f} higher"

@@ -62,7 +62,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     ]
     chosen = int(np.argmin([equation.holdout_nrmse for equation in equations]))
     notes = rows.notes + beyond_notes(equations[chosen])
-    return Laws(equations, chosen, [], kind, True, notes)
+    return Laws(equations, chosen, [], kind, True, notes, weighted=rows.weighted)
 
 
 def sums(data: AllRows, settings: Settings) -> list[tuple[Sum, float]]:
