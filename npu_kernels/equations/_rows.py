@@ -218,6 +218,8 @@ CHANCE = 4.0  # standard deviations of a correlation from which it is none of ch
 FEW_NEIGHBOURS = 100  # rows below which neighbours alone tell little
 RARE = 5e-4  # probability of a pattern by chance, below which it is none of chance
 CURVES = 3  # polynomials that a smooth curve has beside the law
+GROWING = 5.0  # standard deviations of a rank correlation from which errors follow a column
+MANY_TIMES = 4.0  # as large: from there on, errors are not alike
 OWN_PART = 0.1  # of a polynomial that the law's own terms leave, from which it is one of these
 
 
@@ -286,6 +288,20 @@ def pattern(X: Array, residuals: Array, derivatives: Array) -> float:
     rest, rare = residuals - law @ (law.T @ residuals), RARE / max(1, X.shape[1])
     parts = ((_curve(x, rest, law, rare), _runs(x, residuals, rare)) for x in X.T)
     return max((max(pair) for pair in parts), default=0.0)
+
+
+def times_as_large(column: Array, size: Array) -> float:
+    """Return how large errors are in the third with the largest column, over the smallest one.
+
+    Medians are compared. It is 1 where the correlation of ranks may be chance.
+    """
+    of_size, rank = (ranks_among(part, np.sort(part)) - 0.5 for part in (size, column))
+    length = math.sqrt(float(of_size @ of_size) * float(rank @ rank))
+    correlation = float(of_size @ rank) / length if length else 0.0
+    if abs(correlation) * math.sqrt(len(size)) < GROWING:
+        return 1.0
+    low, high = np.median(size[rank <= -1 / 6]), np.median(size[rank >= 1 / 6])
+    return float(np.clip(high, 1e-99, 1e99) / np.clip(low, 1e-99, 1e99))
 
 
 def _curve(column: Array, residuals: Array, law: Array, rare: float) -> float:

@@ -238,6 +238,7 @@ def test_sums_with_columns_that_are_negative_in_all_rows():
 
 
 @few_rows
+@pytest.mark.filterwarnings("ignore:NPURegressor. The residuals are .* as noise says")
 def test_output_powers_need_a_y_whose_other_sign_errors_explain():
     X, y = uniform(1, 50, low=1, high=5), np.linspace(-0.1, 2, 50)
     for power in (2, -2):
@@ -257,6 +258,7 @@ def test_output_powers_need_a_y_whose_other_sign_errors_explain():
 
 
 @approximate
+@pytest.mark.filterwarnings("ignore:NPURegressor. The residuals are in two clumps")
 def test_robust_losses_resist_outliers():
     X = uniform(2)
     y = 5 * X[:, 0] ** 2 / X[:, 1] * (1 + 0.01 * noise())

@@ -78,3 +78,20 @@ def test_laws_are_compared():
     assert law == law
     assert law != model().fit(X, X[:, 1]).best_equation_
     assert len({law, law}) == 1
+
+
+@approximate
+def test_coefficients_at_their_bounds_are_named():
+    x, e = uniform(1, 80, 1, 3), noise(80)
+    y = x[:, 0] + 0.5 + 0.05 * e
+
+    def report(**bounds):
+        fitted = model(required_terms={"x0": None, "1": None, **bounds}, max_terms=2)
+        return fitted.fit(x, y).report()
+
+    for bounds in ((0, 0.5), (None, 0), (1.5, 2)):
+        told = report(x0=bounds)
+        assert "The coefficient of x0 is at its bound: rows would have it beyond." in told
+        assert "coefficient of x0: it may be 0" not in told
+    assert "bound" not in report(x0=(0, 2))
+    assert "hardly tell the constant" not in report(**{"1": (0, 0)})

@@ -120,6 +120,16 @@ def test_frames_give_names():
     )
 
 
+def test_y_with_the_name_of_a_column():
+    """pandas keeps it in sums and products."""
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    X = pandas.DataFrame(uniform(2, 60), columns=["area", "v"])
+    model = NPURegressor(random_state=0).fit(X, X.area * 2)
+    assert str(model.best_equation_) == "area_ = 2*area"
+    model = NPURegressor(random_state=0).fit(X.rename(columns={"v": "y"}), 2 * X.v.to_numpy())
+    assert str(model.best_equation_) == "y_ = 2*y"
+
+
 @pytest.mark.parametrize("name", ["y", "sample_weight", "noise", "groups"])
 @pytest.mark.parametrize("labels", ["another order", "others"])
 def test_rows_of_other_labels_than_those_of_X(name, labels):

@@ -28,6 +28,7 @@ def test_refit_keeps_the_form():
     )
 
 
+@pytest.mark.filterwarnings("ignore:NPURegressor. The residuals are .* as noise says")
 @pytest.mark.parametrize(
     "options", [{"noise": "proportional"}, {"noise": "multiplicative"}, {"noise": 0.5}]
 )

@@ -1,5 +1,7 @@
 """`NPURegressor`: rows that are equal, weights and known errors, beside plain least squares."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -190,3 +192,14 @@ def test_copies_of_few_rows_are_not_exact():
         fitted = NPURegressor(**options).fit(X, y)
         assert not any(equation.exact for equation in fitted.equations_)
         assert all(equation.n_parameters < 6 for equation in fitted.equations_)
+
+
+def test_the_report_says_that_errors_follow_the_weights():
+    X = uniform(2, 60)
+    y = 2 * X[:, 0] ** 2 / X[:, 1] + 0.1 * noise(60)
+    fitted = NPURegressor(random_state=0).fit(X, y, sample_weight=X[:, 0])
+    assert "errors taken as equal for all rows, but for sample_weight." in fitted.report()
+    assert pickle.loads(pickle.dumps(fitted)).report() == fitted.report()
+    for equal in (None, np.full(60, 2.0), np.full(60, 2)):
+        report = NPURegressor(random_state=0).fit(X, y, sample_weight=equal).report()
+        assert "errors taken as equal for all rows." in report

@@ -54,6 +54,52 @@ def test_a_law_that_does_not_fit_says_so() -> None:
     assert "Errors of the measurements" not in report
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_errors_in_proportion_leave_every_value(seed: int) -> None:
+    """The largest values have the largest errors. A slip is far from the law nevertheless."""
+    t = torch.linspace(0, 10, 40, dtype=torch.float64)
+    draw = torch.Generator().manual_seed(seed)
+    factors = 1 + 0.02 * torch.randn(40, generator=draw, dtype=torch.float64)
+    u = 3 * (-0.4 * t).exp() * factors
+    assert not ode.fit(model(1, 1, 2), t, u).left_out.any()
+    u[5] *= 3
+    with pytest.warns(UserWarning, match="A value of x0 is more than 8 times as far"):
+        result = ode.fit(model(1, 1, 2), t, u)
+    assert result.left_out.flatten().nonzero().flatten().tolist() == [5]
+
+
+def test_errors_that_are_not_what_they_are_taken_for_are_said() -> None:
+    t = torch.linspace(0, 8, 120, dtype=torch.float64)
+    draw = torch.Generator().manual_seed(0)
+    e = torch.randn(120, generator=draw, dtype=torch.float64)
+    law = 3 * (-0.4 * t).exp()
+    options = {"init": "model", "simplify": False}
+    start = law_of([[1.0]], [[-0.4]], fixed=True)
+    grown = ode.fit(start, t, law * (1 + 0.02 * e), **options)
+    assert "x0 are" in str(grown.diagnostics)
+    assert "where it is large: sigma='proportional'" in str(grown.diagnostics)
+    for sigma, factor in ((0.05, 1), (0.5, 0.1), (0.0333, 1.5)):
+        notes = ode.fit(start, t, law + 0.05 * e, sigma=sigma, **options).diagnostics.notes
+        if factor == 1:
+            assert notes == ()
+        else:
+            (note,) = notes
+            assert "times the errors that sigma says." in note
+            assert float(note.split(" are ")[1].split(" times")[0]) == pytest.approx(
+                factor, rel=0.2
+            )
+    equal = ode.fit(start, t, law + 0.05 * e, **options)
+    assert equal.diagnostics.notes == ()
+
+
+@pytest.mark.parametrize("samples", [2, 3])
+def test_too_few_values_get_no_other_advice(samples: int) -> None:
+    t = torch.linspace(0, 4, samples, dtype=torch.float64)
+    with pytest.warns(ode.PoorFitWarning, match="any law would fit. More measurements") as caught:
+        ode.fit(model(1, 1, 2), t, 2 * (-0.5 * t).exp())
+    assert "more terms than" not in str(caught[0].message)
+
+
 @pytest.mark.parametrize("column", [0, 1])
 def test_a_value_that_is_far_from_the_law_is_left_out(column: int) -> None:
     """As if it were nan: the law, its numbers and their intervals are those of the others."""

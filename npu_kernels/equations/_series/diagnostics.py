@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from npu_kernels.equations._rows import MANY_TIMES, times_as_large
 from npu_kernels.equations._series.data import NAME, Series, is_below_zero
 from npu_kernels.equations._series.laws import Law
 from npu_kernels.equations._series.outliers import beside_neighbours, is_rough, said
@@ -90,6 +91,7 @@ def judged(
     without. degrees: of freedom. unidentified: the number of parameters that the data do not tell.
     """
     data, seen = law.problem.data, law.problem.data.seen
+    share = max(degrees / max(int(seen.sum()), 1), 0.1)
     errors, deviation, ratio, is_misfit = _beside_errors(law, degrees)
     count, spread = seen.sum((0, 1)), data.spread()
     missed = (deviation.square() - errors.square()).clamp(min=0).sqrt() / spread
@@ -114,6 +116,8 @@ def judged(
             text += f"{float(correlation[d]):.2f}): they are no errors of single measurements."
             share_left = deviation[d] / spread[d]
             (faults if share_left > MAX_MISSED and not data.has_sigma else remarks).append(text)
+        else:
+            remarks += _unlike(law, d, name, float(ratio[d]), float(count[d]) * share)
     if jumps := _jumps(measured):
         rough = is_rough(law, beside_neighbours(measured)[1])
         (faults if rough else remarks).extend(jumps)
@@ -141,6 +145,33 @@ def judged(
     parts = errors * unit, ratio, missed, correlation
     errors, ratio, missed, correlation = (torch.where(count > 0, p, math.nan) for p in parts)
     return Diagnostics(errors, ratio, missed, correlation, tuple(faults), tuple(remarks))
+
+
+def _unlike(law: Law, d: int, name: str, ratio: float, degrees: float) -> list[str]:
+    """Return sentences on residuals of a column that are not what errors are taken for.
+
+    ratio: of the residuals to the errors.
+    """
+    from scipy.special import chdtr, chdtrc
+
+    data = law.problem.data
+    if data.has_sigma:
+        squares = degrees * ratio**2
+        if min(chdtr(degrees, squares), chdtrc(degrees, squares)) >= MAX_CHANCE:
+            return []
+        return [f"The residuals of {name} are {ratio:.2g} times the errors that sigma says."]
+    if data.in_proportion:
+        return []
+    seen = data.seen[..., d]
+    states = law.problem.states(law.x.unsqueeze(0))[0][..., d]
+    sizes = law.residuals()[..., d]
+    times = times_as_large(states[seen].abs().numpy(), sizes[seen].abs().numpy())
+    if times <= MANY_TIMES:
+        return []
+    return [
+        f"Errors of {name} are {times:.2g} times as large where it is large: sigma='proportional' "
+        "is for errors in proportion to the states."
+    ]
 
 
 def lost_from_curve(law: Law, degrees: int) -> float:
@@ -274,11 +305,13 @@ def _autocorrelation(residuals: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     return products / squares.clamp(min=1e-300), pairs.clamp(min=1)
 
 
-def advice(law: Law, searched: bool, starts: int, terms: int) -> str:
+def advice(law: Law, degrees: int, searched: bool, starts: int, terms: int) -> str:
     """Return what to try after a poor fit.
 
-    searched: whether the fit began with any laws. starts, terms: the model's.
+    degrees: of freedom. searched: whether the fit began with any laws. starts, terms: the model's.
     """
+    if degrees <= 0:
+        return "More measurements are needed, or a law with fewer parameters."
     data = law.problem.data
     used = int((law.problem.shape.split(law.x)[1] != 0).any(0).sum())
     tries = []

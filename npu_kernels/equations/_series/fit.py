@@ -208,7 +208,7 @@ def fit(
     if left_out.any():
         checks.warn(f"{NAME}: {' '.join(said(result.law, data, left_out, result.names))}")
     if not result.diagnostics.good:
-        hint = advice(law, searching, power.num_models or 1, power.out_features)
+        hint = advice(law, result.df_resid, searching, power.num_models or 1, power.out_features)
         checks.warn(poor_fit(result.diagnostics, hint))
     return result
 

@@ -22,6 +22,8 @@ from npu_kernels.equations._series.starts import LEAST_SIZE, sized
 # times the largest of the values that are not.
 OUTLIER, OUTLIER_GAP, MIN_VALUES = 8.0, 2.0, 12
 FEW_MEASURED, WIDER_GAP = 15, 10.0  # below so many values, which a law may follow, the gap is wider
+# Errors grow with the states, or may do so, if those over the states are no more unlike each other.
+UNLIKE = 1.25
 MIN_SHARE, MOST = 0.05, 0.2  # of the column's variation; of its values
 TYPICAL = 1.4826  # standard deviation of normal errors over their median size
 SIDE = 4  # neighbours of a value before it, and behind it
@@ -84,13 +86,34 @@ def outliers(law: Law, data: Series) -> Tensor:
         seen, sizes = data.seen[..., d], off[..., d]
         if seen.sum() < MIN_VALUES:
             continue
-        limit = torch.maximum(OUTLIER * TYPICAL * sizes[seen].median(), least[d])
-        is_far = seen & (sizes > limit)
-        gap = WIDER_GAP if seen.sum() < FEW_MEASURED else OUTLIER_GAP
-        is_some = bool(0 < is_far.sum() <= MOST * seen.sum())
-        if is_some and sizes[is_far].min() >= gap * sizes[seen & ~is_far].max():
-            far[..., d] = is_far
+        is_much = sizes > least[d]
+        far[..., d] = _far(sizes, seen, is_much)
+        if not (data.has_sigma or data.in_proportion):
+            over_states = sizes / states[..., d].abs().clamp(min=LEAST_SIZE)
+            is_unlike = _spread(over_states[seen]) > UNLIKE * _spread(sizes[seen])
+            far[..., d] &= is_unlike | _far(over_states, seen, is_much)
     return far
+
+
+def _far(sizes: Tensor, seen: Tensor, is_much: Tensor) -> Tensor:
+    """Return which of the errors of one column are far beyond all others, if any.
+
+    They begin at the first gap beyond the limit: other values may be moved by the far ones.
+    """
+    limit = OUTLIER * TYPICAL * sizes[seen].median()
+    gap = WIDER_GAP if seen.sum() < FEW_MEASURED else OUTLIER_GAP
+    ordered = torch.where(seen, sizes, 0.0)[seen].sort().values
+    is_first = (ordered[1:] > limit) & (ordered[1:] >= gap * ordered[:-1])
+    far = torch.zeros_like(seen)
+    if is_first.any():
+        far = seen & is_much & (sizes >= ordered[1:][is_first][0])
+    return far if far.sum() <= MOST * seen.sum() else torch.zeros_like(far)
+
+
+def _spread(sizes: Tensor) -> Tensor:
+    """Return how unlike each other most of these errors are: the spread of their logarithms."""
+    logarithms = sizes[sizes > 0].log()
+    return (logarithms - logarithms.median()).abs().median()
 
 
 def said(law: Law, data: Series, left_out: Tensor, names: tuple[str, ...]) -> list[str]:

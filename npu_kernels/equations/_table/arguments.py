@@ -129,7 +129,7 @@ def _wrong_error(noise: Any) -> str:
         sigma = np.asarray(as_array(noise), dtype=np.float64)
     except (TypeError, ValueError):
         return repr(noise)
-    wrong = ~((0 < sigma) & (sigma < math.inf))
+    wrong = ~((sigma > 0) & (sigma < math.inf))
     if not sigma.ndim or not wrong.any():
         return repr(noise) if sigma.size < 2 else f"{sigma.min():g} to {sigma.max():g}"
     row = int(np.argwhere(wrong)[0, 0])

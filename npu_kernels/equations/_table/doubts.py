@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 
 from npu_kernels.equations._equation import Equation
-from npu_kernels.equations._rows import first_of_equal, ranks_among
+from npu_kernels.equations._rows import MANY_TIMES, first_of_equal, times_as_large
 from npu_kernels.equations._table.estimates import Rows, sizes
 
 Array = Any
 
 UNLIKELY = 1e-6  # probability of a sum of squares, on either side
 FEWEST_COPIED = 10  # different rows, of which it is no chance that each is there several times
-GROWING = 5.0  # standard deviations of a rank correlation from which errors follow a column
-MANY_TIMES = 4.0  # as large in a third of the rows as in another: so large errors matter
 FEWEST_IN_CLUMP, CLUMP_SHARE = 6, 0.05  # rows of each of two clumps of residuals
 ROUNDING = 1e-9
 CLUMP_GAP = 1.5  # over the width of the wider one
@@ -96,23 +94,16 @@ def _growing(rows: Rows, errors: Array, is_like: Array) -> str:
 
     is_like: rows that are not too near 0 for errors in proportion to y.
     """
-    size = np.abs(errors[is_like])
-    of_size = ranks_among(size, np.sort(size)) - 0.5
+    size = np.abs(errors)
+    is_like = is_like & (size > ROUNDING * size.max())  # a product of 0 has no error
     for name, column in zip(rows.functions.inputs, rows.X[is_like].T, strict=True):
-        rank = ranks_among(column, np.sort(column)) - 0.5
-        length = math.sqrt(float(of_size @ of_size) * float(rank @ rank))
-        correlation = float(of_size @ rank) / length if length else 0.0
-        if abs(correlation) * math.sqrt(len(size)) < GROWING:
-            continue
-        low, high = np.median(size[rank <= -1 / 6]), np.median(size[rank >= 1 / 6])
-        large, small = max(low, high), min(low, high)
-        if large > MANY_TIMES * small:
-            where = "large" if high > low else "small"
-            times = f"{large / small:.2g} times as large" if small else "larger"
+        times = times_as_large(column, size[is_like])
+        if max(times, 1 / times) > MANY_TIMES:
+            where = "large" if times > 1 else "small"
             return (
-                f"Errors are {times} where {name} is {where}, unlike those that are taken here: "
-                "standard errors may be wrong. Give noise for each row, or take the intervals of "
-                "bootstrap."
+                f"Errors are {max(times, 1 / times):.2g} times as large where {name} is {where}, "
+                "unlike those that are taken here: standard errors may be wrong. Give noise for "
+                "each row, or take the intervals of bootstrap."
             )
     return ""
 

@@ -41,7 +41,9 @@ class EquationTable(list[Equation]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = self.best_index, self.alternatives, self.noise, self.complete, self.notes
-        return type(self), (Laws(list(self), *parts, outliers=self.outliers, weighted=self._weighted),)
+        return type(self), (
+            Laws(list(self), *parts, outliers=self.outliers, weighted=self._weighted),
+        )
 
     def _rows(self) -> list[tuple[str, ...]]:
         """The cells of the table, the header first."""
