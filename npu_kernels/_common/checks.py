@@ -151,12 +151,12 @@ def check_index(function: str, **tables: Any) -> None:
         if len(index) != len(labels) or index.equals(labels):
             continue
         if index.isin(labels).all() and index.is_unique:
-            found, remedy = "in another order", f"{name}.loc[{first}.index] has that order"
+            order, remedy = "in another order", f"{name}.loc[{first}.index] has that order"
         else:
-            found = "that differ"
+            order = "that differ"
             remedy = f"{first}.reset_index(drop=True) and {name}.reset_index(drop=True) have none"
         raise ValueError(
-            f"{function}: {name} must have the row labels (index) of {first}, got labels {found}; "
+            f"{function}: {name} must have the row labels (index) of {first}, got labels {order}; "
             f"{remedy}"
         )
 

@@ -29,6 +29,7 @@ def test_refit_keeps_the_form():
 
 
 @pytest.mark.filterwarnings("ignore:NPURegressor. The residuals are .* as noise says")
+@pytest.mark.filterwarnings("ignore:NPURegressor. Errors are .* as large where x0 is large")
 @pytest.mark.parametrize(
     "options", [{"noise": "proportional"}, {"noise": "multiplicative"}, {"noise": 0.5}]
 )

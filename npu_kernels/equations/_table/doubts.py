@@ -39,13 +39,13 @@ def doubts(rows: Rows, equation: Equation) -> list[str]:
             1 + ROUNDING
         )
     errors = rows.root * off
-    found = [
+    sentences = [
         _copied(rows),
         _unlike_noise(rows, equation, errors),
         _growing(rows, errors, is_like),
         _clumps(rows, errors) or _clumps(rows, factor),
     ]
-    return [sentence for sentence in found if sentence]
+    return [sentence for sentence in sentences if sentence]
 
 
 def _once(rows: Rows) -> Array:

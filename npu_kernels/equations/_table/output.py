@@ -382,8 +382,8 @@ def _finished(
         residuals = data.predict(law.u, law.parity, law.c)[1]
         errors = refine.left_out(data, law, residuals)[0]
         inflation = np.where(residuals == 0, 1.0, errors / np.where(residuals == 0, 1.0, residuals))
-    found = equations, chosen, alternatives, kind, candidates.complete, notes, inflation
-    return Laws(*found, weighted=rows.weighted)
+    parts = equations, chosen, alternatives, kind, candidates.complete, notes, inflation
+    return Laws(*parts, weighted=rows.weighted)
 
 
 def _without_roots(fits: list[Fit], rules: Rules) -> list[Fit]:
