@@ -112,6 +112,34 @@ def fast_paths() -> list[str]:
     return [f"{fast_path_name(torch_folder())}|{torch_folder()}|{include}"]
 
 
+# Instruction sets in the order of the processors that have them, each with the flags of
+# /proc/cpuinfo that it needs. Tiles are beside avx512, which does all other work there.
+X86_SETS = (
+    ("baseline", ()), ("avx2", ("avx2", "fma")),
+    ("avx512", ("avx2", "fma", "avx512f", "avx512dq", "avx512bw", "avx512vl")),
+)  # fmt: skip
+X86_TILES = (("avx512_bf16", ("avx512_bf16",)), ("amx", ("amx_tile", "amx_bf16")))
+ALL_SETS = (*(name for name, _ in (*X86_SETS, *X86_TILES)), "neon")
+
+
+def instruction_sets() -> str:
+    """The sets to compile for, as CMake takes them, by NPU_KERNELS_ISAS; "" for all.
+
+    "native": the best of this processor, with its tiles. It is all where /proc/cpuinfo does not say.
+    """
+    named = re.findall(r"[^\s,;]+", os.environ.get("NPU_KERNELS_ISAS", ""))
+    if named == ["native"]:
+        lines = re.findall(r"^flags\s*:(.*)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
+        flags = set(lines[0].split()) if lines else set()
+        best = [name for name, needed in X86_SETS if flags and flags.issuperset(needed)][-1:]
+        tiles = [name for name, needed in X86_TILES if flags.issuperset(needed)]
+        return ";".join(best + tiles * (best == ["avx512"]))
+    if unknown := [name for name in named if name not in (*ALL_SETS, "all")]:
+        rule = f"NPU_KERNELS_ISAS must be 'all', 'native' or of {', '.join(ALL_SETS)}"
+        sys.exit(f"npu_kernels: {rule}, got {unknown[0]!r}")
+    return "" if "all" in named else ";".join(named)
+
+
 def need(*candidates: str, what: str, command: str) -> str:
     """The first candidate on the PATH, or the end of the build with the command that installs
     it."""
@@ -228,13 +256,14 @@ class BuildKernels(build_ext):
     def build_extension(self, ext: Extension) -> None:
         torch, build, wanted = torch_folder(), self.build_folder, fast_paths()
         compiler = cxx()
-        jobs()  # a wrong number ends the build before it begins
+        jobs(), instruction_sets()  # wrong ones end the build before it begins
         need("cmake", what="CMake >= 3.18", command=f"{PIP} install cmake")
         need("ninja", what="Ninja", command=f"{PIP} install ninja")
         headers = [path for path in wanted if (Path(path.split("|")[2]) / "Python.h").exists()]
         configure(
             build, compiler, f"-DTORCH_DIR={torch}",
             f"-DNPU_KERNELS_FAST_PATHS={';'.join(headers)}", "-DCMAKE_BUILD_TYPE=Release",
+            f"-DNPU_KERNELS_ISAS={instruction_sets()}",
         )  # fmt: skip
         for old in build.glob("fast_path-*.so"):  # what is there afterwards has been built now
             old.unlink()

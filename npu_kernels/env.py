@@ -79,7 +79,12 @@ def _large_layers() -> str:
 def environment() -> dict[str, str]:
     """Return versions, processor, instruction sets, and whether each backend runs, or why not."""
     runs, reason = cpu.available()
-    isa = f"{cpu.isa()} (of {', '.join(cpu.supported_isas())})" if runs else "-"
+    sets = cpu.supported_isas() if runs else []
+    isa = f"{cpu.isa()} (of {', '.join(sets)})" if runs else "-"
+    origin = _origin()
+    if runs and "baseline" not in sets:  # as `make install` builds
+        command = f"NPU_KERNELS_ISAS=all {cpu.build_command()}"
+        origin += f", for this processor alone (for all: {command})"
     facts = {
         "npu_kernels": __version__,
         "python": platform.python_version(),
@@ -93,7 +98,7 @@ def environment() -> dict[str, str]:
         "float32 matmul precision": _matmul_precision(),
         "large NPU layers": _large_layers(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "no device",
-        "installed as": _origin(),
+        "installed as": origin,
         "cpu library": str(cpu.LIBRARY) if runs else reason,
         "fast path": fast_path.LIBRARY.name if fast_path.npu else f"no: {fast_path.reason}",
         "cpu instruction set": isa,

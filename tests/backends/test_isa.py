@@ -120,7 +120,8 @@ def test_special_values(isa: str, dtype: torch.dtype) -> None:
 def test_order_and_restore() -> None:
     arm = platform.machine() in ("aarch64", "arm64")
     order = ["baseline", "neon"] if arm else ["baseline", "avx2", "avx512", "avx512_bf16", "amx"]
-    assert order[: len(ISAS)] == ISAS  # each has what the ones before it have
+    # Each has what the ones before it have; a build for this processor alone has the last ones.
+    assert "".join(ISAS) in "".join(order)
     assert isa_in_use() in ISAS
 
 
@@ -136,7 +137,7 @@ def test_supported_are_those_of_the_processor() -> None:
     needs = {"avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512dq", "avx512bw", "avx512vl"}}
     needs |= {"avx512_bf16": {"avx512_bf16"}, "amx": {"amx_bf16", "amx_tile"}}
     for name, features in needs.items():
-        if name in ISAS or name in ("avx2", "avx512"):
+        if name in ISAS or ("baseline" in ISAS and name in ("avx2", "avx512")):
             assert (name in ISAS) == (features <= flags), name
 
 

@@ -315,6 +315,12 @@ def test_at_most_as_many_compile_at_once_as_the_variables_say(
         ("MAX_JOBS", "many", "must be a whole number from 1 on, got 'many'"),
         ("CMAKE_BUILD_PARALLEL_LEVEL", "0", "must be a whole number from 1 on, got '0'"),
         ("CXX", "no-such-g++ -m64", "must name a C++ compiler, got 'no-such-g++ -m64'"),
+        (
+            "NPU_KERNELS_ISAS",
+            "avx2 sse2",
+            "must be 'all', 'native' or of baseline, avx2, avx512, "
+            "avx512_bf16, amx, neon, got 'sse2'",
+        ),
     ],
 )
 def test_a_wrong_variable_ends_the_build(
@@ -464,3 +470,56 @@ def test_make_install_refuses_an_old_python(tmp_path: Path) -> None:
     )  # fmt: skip
     assert run.returncode != 0
     assert "needs Python >= 3.10" in run.stdout + run.stderr
+
+
+@needs_compiler
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="the flags are Linux's")
+def test_the_sets_of_this_processor(tmp_path: Path) -> None:
+    """`make install` compiles for this processor alone; pip for all, or for those that are named."""
+    ninja = shutil.which("ninja")
+    path = tools(tmp_path / "bin", "cmake", "c++", ninja=NO_COMPILATION.format(ninja=ninja))
+    tree, build = copy_of_the_tree(tmp_path), tmp_path / "build"
+
+    def sets(**env: str) -> str:
+        run = run_python(
+            "setup.py", "build_ext", "--build-lib", str(tmp_path),
+            env={"PATH": f"{path}:{os.environ['PATH']}", "NPU_KERNELS_NO_FAST_PATH": "1",
+                 "NPU_KERNELS_BUILD": str(build), **env}, cwd=tree,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        cache = (build / "CMakeCache.txt").read_text()
+        return next(line for line in cache.splitlines() if "NPU_KERNELS_ISAS:" in line)
+
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    native = sets(NPU_KERNELS_ISAS="native").partition("=")[2].split(";")
+    wide = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "fma"} <= flags
+    assert native[0] == ("avx512" if wide else "avx2" if {"avx2", "fma"} <= flags else "baseline")
+    assert ("avx512_bf16" in native) == (wide and "avx512_bf16" in flags)
+    assert ("amx" in native) == (wide and {"amx_tile", "amx_bf16"} <= flags)
+    assert sets().endswith("=")
+    assert sets(NPU_KERNELS_ISAS="baseline,avx2").endswith("=baseline;avx2")
+    assert sets(NPU_KERNELS_ISAS="all").endswith("=")
+
+
+OTHER_LIBRARY = """
+const char* npu_kernels_isa(void) { return "avx1024"; }
+const char* npu_kernels_supported_isas(void) { return ""; }
+int npu_kernels_set_isa(const char* name) { return 1; }
+"""
+
+
+@needs_compiler
+def test_a_library_of_another_processor_means_eager_formulas(tmp_path: Path) -> None:
+    """With one notice, which says what builds it for all processors."""
+    tree = copy_of_the_tree(tmp_path)
+    library = tree / "npu_kernels" / "lib" / "libnpu_kernels_cpu.so"
+    library.parent.mkdir()
+    (tmp_path / "other.c").write_text(OTHER_LIBRARY)
+    compiler = shutil.which("cc") or shutil.which("gcc") or "cc"
+    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(tmp_path / "other.c")]
+    subprocess.run(command, check=True)
+    run = run_python("-c", USE_LAYER, env={"PYTHONPATH": str(tree)}, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    (line,) = [line for line in run.stdout.splitlines() if line.startswith("warnings")]
+    assert line.startswith("warnings 1 ")
+    assert "was built for processors with avx1024, which this one lacks" in line
