@@ -25,7 +25,8 @@ FILES = (
     "tests/ode/test_ode_adaptive_kernel.py", "tests/ode/test_ode_kernel.py",
     "tests/operators/test_torch_features.py", "tests/operators/test_operators.py",
     "tests/operators/test_transforms.py", "tests/training/test_optim.py",
-    "tests/training/test_training.py", "tests/training/test_training_loops.py",
+    "tests/training/test_make_step.py", "tests/training/test_training.py",
+    "tests/training/test_training_loops.py",
     "tests/training/test_training_obstacles.py",
     "tests/training/test_training_plan.py", "tests/training/test_training_run.py",
 )  # fmt: skip
