@@ -94,4 +94,4 @@ def test_coefficients_at_their_bounds_are_named():
         assert "The coefficient of x0 is at its bound: rows would have it beyond." in told
         assert "coefficient of x0: it may be 0" not in told
     assert "bound" not in report(x0=(0, 2))
-    assert "hardly tell the constant" not in report(**{"1": (0, 0)})
+    assert "do not determine the constant" not in report(**{"1": (0, 0)})

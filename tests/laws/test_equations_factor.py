@@ -33,7 +33,10 @@ def test_factors_give_the_exponents_of_logarithms(spread):
             np.sqrt(np.mean(logs**2)), rel=1e-6
         )
         typical = np.exp(model.best_equation_.weighted_nrmse)
-        assert f"errors a factor of y, about {typical:.3g} up or down." in model.report()
+        assert (
+            f"Error model: multiplicative, a factor of about {typical:.3g} up or down."
+            in model.report()
+        )
 
 
 @few_rows

@@ -254,7 +254,7 @@ def test_intervals_of_a_ratio():
 def test_a_report_says_that_it_is_a_ratio():
     X = LAWS["pade"][1]
     model = NPURegressor(random_state=0).fit(X, noisy(pade(X)))
-    assert "It is a ratio of 2 and 2 terms with 3 continuous parameters." in model.report()
+    assert "Ratio of 2 and 2 terms, 3 fitted parameters." in model.report()
     assert "n_denominator_terms" not in model.equations_.to_frame()
     assert len(model.equations_.to_frame()) > 2
 

@@ -92,7 +92,7 @@ def shown(table: EquationTable) -> str:
         if not math.isfinite(interval.stderr):
             error, limits = "", ""
         rows.append((interval.name, f"{interval.value:.4g}", error, limits))
-    where = "rows that were not fitted" if equation.n_held_out else "rows left out one at a time"
+    where = "held-out rows" if equation.n_held_out else "rows left out one at a time"
     rows.append((f"relative error of {where}", f"{equation.holdout_nrmse:.2g}", "", ""))
     return display.table(equation.text(), ("", "estimate", "standard error", "95 %"), rows)
 
@@ -101,25 +101,26 @@ def _residuals(table: EquationTable, equation: Equation) -> list[str]:
     """The report's lines on the residuals, and on the errors of rows that were left out."""
     if equation.exact:
         return ["It is exact: the residuals are those of rounding."]
-    where = "with one row left out at a time"
+    where = "Of rows left out one at a time"
     if equation.n_held_out:
-        where = f"of {equation.n_held_out} rows that were not fitted"
+        where = f"Of {equation.n_held_out} held-out rows"
     typical, floor = equation.weighted_nrmse, ""
     if equation.floor:
         floor = f" (where y is below {equation.floor:.3g}, as at {equation.floor:.3g})"
     kind = {
-        "additive": "taken as equal for all rows" + ", but for sample_weight" * table._weighted,
-        "proportional": f"in proportion to y, about {typical:.2g} of it{floor}",
-        "multiplicative": f"a factor of y, about {math.exp(min(typical, 700.0)):.3g} up or down. "
+        "additive": "additive, equal for all rows" + ", but for sample_weight" * table._weighted,
+        "proportional": f"proportional to y, about {typical:.2g} of it{floor}",
+        "multiplicative": "multiplicative, a factor of about "
+        f"{math.exp(min(typical, 700.0)):.3g} up or down. "
         f"Predictions are medians, means are {math.exp(min(typical**2 / 2, 700.0)):.3g} times "
         "as large",
     }
-    unit = f"of {equation.output}'s standard deviation"
+    title = f"Residual RMS / standard deviation of {equation.output}"
     return [
-        f"{name}: {error:.2g} {unit} (R2 {round(1 - error**2, 6) + 0.0:.6g}){more}."
+        f"{name}: {error:.2g} (R2 {round(1 - error**2, 6) + 0.0:.6g}).{more}"
         for name, error, more in (
-            ("Residuals", equation.nrmse, f"; errors {kind.get(table.noise, 'as given')}"),
-            (f"Error {where}", equation.holdout_nrmse, ""),
+            (title, equation.nrmse, f" Error model: {kind.get(table.noise, 'as given')}."),
+            (where, equation.holdout_nrmse, ""),
         )
         if math.isfinite(error)
     ]
@@ -132,16 +133,16 @@ def report(table: EquationTable, level: float = 0.95) -> str:
     if not table.complete:
         lines.append("The search was interrupted: this is the best equation until then.")
     lines += table.notes
-    counts = (equation.n_terms, "term"), (equation.n_parameters, "continuous parameter")
+    counts = (equation.n_terms, "term"), (equation.n_parameters, "fitted parameter")
     words = [f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts]
     if equation.n_denominator_terms:
         sizes = (
             f"{equation.n_terms - equation.n_denominator_terms} and "
             f"{equation.n_denominator_terms + 1} terms"
         )
-        lines.append(f"It is a ratio of {sizes} with {words[1]}.")
+        lines.append(f"Ratio of {sizes}, {words[1]}.")
     else:
-        lines.append(f"It has {' and '.join(words)}.")
+        lines.append(f"{', '.join(words)}.")
     if equation.labels is not None:
         groups = f"{len(equation.labels)} groups" if len(equation.labels) > 1 else "The one group"
         lines.append(f"{groups}: coefficients are each group's own, exponents those of all.")
@@ -163,10 +164,10 @@ def report(table: EquationTable, level: float = 0.95) -> str:
         if np.isclose(interval.value, [interval.low, interval.high], rtol=1e-9, atol=0).any():
             lines.append(f"The {interval.name} is at its bound: rows would have it beyond.")
         elif interval.low <= 0 <= interval.high or interval.stderr > abs(interval.value):
-            lines.append(f"The data hardly tell the {interval.name}: it may be 0.")
+            lines.append(f"The data do not determine the {interval.name}: it may be 0.")
     for other in table.alternatives[:MOST_NAMED]:
-        higher = f"criterion {other.bic - equation.bic:.1f} higher"
-        lines.append(f"The data hardly tell it from: {other.text()} ({higher})")
+        higher = f"Delta BIC {other.bic - equation.bic:.1f}"
+        lines.append(f"Not distinguishable from ({higher}): {other.text()}")
     if len(table.alternatives) > MOST_NAMED:
         lines.append(f"Nor from {len(table.alternatives) - MOST_NAMED} more (`alternatives`).")
     return "\n".join(lines)
