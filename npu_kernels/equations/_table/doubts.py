@@ -111,11 +111,13 @@ def _growing(rows: Rows, errors: Array, is_like: Array) -> str:
 def _clumps(rows: Rows, errors: Array) -> str:
     """Residuals are in two clumps that are farther from each other than each is wide."""
     some = np.sort(errors[_once(rows)])
-    least = max(FEWEST_IN_CLUMP, math.ceil(CLUMP_SHARE * len(some)))
-    is_few = len(some) < 2 * least or not np.isfinite(some[[0, -1]]).all()
+    fewest = max(FEWEST_IN_CLUMP, math.ceil(CLUMP_SHARE * len(some)))
+    is_few = len(some) < 2 * fewest or not np.isfinite(some[[0, -1]]).all()
     if is_few or len(np.unique(rows.y)) <= FEW_VALUES:
         return ""
-    first = least + int(np.diff(some)[least - 1 : len(some) - least].argmax())  # of the upper one
+    first = fewest + int(
+        np.diff(some)[fewest - 1 : len(some) - fewest].argmax()
+    )  # of the upper one
     gap = some[first] - some[first - 1]
     if gap <= CLUMP_GAP * max(some[first - 1] - some[0], some[-1] - some[first]):
         return ""

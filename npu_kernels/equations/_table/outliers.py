@@ -167,8 +167,8 @@ def _at_end(rows: Rows, odd: Array) -> Array:
     readings = once[~odd[once]]
     values, counts = np.unique(rows.y[readings], return_counts=True)
     at_end = np.zeros(len(rows.y), dtype=bool)
-    for end, others in ((0, counts[1:]), (-1, counts[:-1])):
-        is_often = len(others) > FEW_VALUES and counts[end] >= OFTEN * others.max()
+    for end, rest in ((0, counts[1:]), (-1, counts[:-1])):
+        is_often = len(rest) > FEW_VALUES and counts[end] >= OFTEN * rest.max()
         if is_often and counts[end] >= FEWEST_AT_END and values[end] != 0:  # 0 may be a count
             at_end |= rows.y == values[end]
     return at_end
