@@ -447,8 +447,12 @@ void npu::training_step(int64_t plan, const TrainingStep& step) {
 }
 
 void npu::forget_training_plan(int64_t plan) {
+  std::shared_ptr<AnyPlan> last;  // its tensors are freed after the lock, because that may run Python
   const std::lock_guard<std::mutex> lock(kept_mutex);
-  kept.erase(plan);
+  const auto place = kept.find(plan);
+  if (place == kept.end()) return;
+  last = std::move(place->second);
+  kept.erase(place);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(npu_kernels, CPU, library) {

@@ -19,38 +19,34 @@ class TrainingPlan {
   //   parameters: a list of (parameter, trained, written, state): the optimiser's state of it, a dict or None
   //   sizes: (K or 0, inputs, outputs), then whether float32 products must be full ones
   // Python checks them before.
-  TrainingPlan(int64_t number, PyObject* parameters, PyObject* sizes) : number_(number) {
+  TrainingPlan(int64_t number, PyObject* parameters, PyObject* sizes) : kept_(number) {
     const py::tuple facts = py::reinterpret_borrow<py::tuple>(sizes);
     models_ = facts[0].cast<int64_t>(), in_ = facts[1].cast<int64_t>(), out_ = facts[2].cast<int64_t>();
     full_products_ = facts[3].cast<bool>();
     for (const py::handle entry : py::reinterpret_borrow<py::list>(parameters)) {
       const py::tuple fields = py::reinterpret_borrow<py::tuple>(entry);
-      One one{fields[0], fields[3], {}, {}, fields[0].cast<Tensor>(), {}, nullptr, false, fields[2].cast<bool>()};
-      one.data = one.values.const_data_ptr(), one.trained = fields[1].cast<bool>();
-      one.requires_grad = one.values.requires_grad();
-      dtype_ = one.values.scalar_type();
+      const Tensor values = fields[0].cast<Tensor>();
+      One one{fields[0], fields[3], {}, {}, Place(values), {}, values.requires_grad(),
+              fields[1].cast<bool>(), fields[2].cast<bool>()};
+      dtype_ = values.scalar_type();
       if (one.trained) {
         for (const auto& [name, value] : py::reinterpret_borrow<py::dict>(one.state)) {
           one.names.push_back(py::reinterpret_borrow<py::object>(name));
           one.entries.push_back(py::reinterpret_borrow<py::object>(value));
           if (is(name.ptr(), "step")) one.number = value.cast<Tensor>();
-          else written_.push_back(value.cast<Tensor>());
+          else moments_.push_back({value.cast<Tensor>(), Place(value.cast<Tensor>())});
         }
       }
-      if (one.written) written_.push_back(one.values);
       parameters_.push_back(std::move(one));
     }
   }
-  ~TrainingPlan() { npu::forget_training_plan(number_); }
-  TrainingPlan(const TrainingPlan&) = delete;
-  TrainingPlan& operator=(const TrainingPlan&) = delete;
 
   // Whether parameters and the optimiser's state are those of the plan, and nothing hangs on them.
   bool unchanged(PyObject* states) const {
     if (full_products_ && npu::float_terms() != 3) return false;
     for (const One& one : parameters_) {
       const Tensor& t = THPVariable_Unpack(one.parameter.ptr());
-      if (!same_memory(t, one.values, one.data) || t.requires_grad() != one.requires_grad || !plain(t, dtype_) ||
+      if (!one.values.holds(t, dtype_) || t.requires_grad() != one.requires_grad ||
           !torch::autograd::impl::hooks(t).empty() || torch::autograd::impl::post_acc_grad_hooks(t) != nullptr)
         return false;
       if (!one.trained) continue;
@@ -58,9 +54,11 @@ class TrainingPlan {
       if (state != one.state.ptr() || size_t(PyDict_GET_SIZE(state)) != one.names.size()) return false;
       for (size_t n = 0; n < one.names.size(); ++n)
         if (PyDict_GetItemWithError(state, one.names[n].ptr()) != one.entries[n].ptr()) return false;
+      if (!real(one.number.scalar_type()) || !plain(one.number, one.number.scalar_type()) || one.number.numel() != 1)
+        return false;
     }
-    for (const Tensor& t : written_)
-      if (!has_memory(t) || !t.is_contiguous()) return false;
+    for (const auto& [moment, place] : moments_)
+      if (!place.holds(moment, dtype_)) return false;
     return true;
   }
 
@@ -77,9 +75,13 @@ class TrainingPlan {
     if (data.weight.defined() &&
         (data.weight.sizes() != data.y.sizes() || !usable(data.weight) || !all_weigh(data.weight)))
       return false;
-    for (const Tensor* t : {&data.x, &data.y, &data.weight})
-      for (const Tensor& changed : written_)
-        if (t->defined() && overlap(*t, changed)) return false;
+    for (const Tensor* t : {&data.x, &data.y, &data.weight}) {
+      if (!t->defined()) continue;
+      for (const One& one : parameters_)
+        if (one.written && overlap(*t, THPVariable_Unpack(one.parameter.ptr()))) return false;
+      for (const auto& [moment, place] : moments_)
+        if (overlap(*t, moment)) return false;
+    }
     return true;
   }
 
@@ -92,38 +94,55 @@ class TrainingPlan {
     Tensor loss = models_ > 0 ? at::empty({models_}, x.options()) : at::empty({}, x.options());
     {
       const pybind11::gil_scoped_release without_gil;
-      npu::training_step(number_, {x.const_data_ptr(), y.const_data_ptr(),
+      npu::training_step(kept_.number, {x.const_data_ptr(), y.const_data_ptr(),
                                    data.weight.defined() ? data.weight.const_data_ptr() : nullptr, x.size(-2),
                                    models_ > 0 && x.dim() == 2, models_ > 0 && y.dim() == 2, schedules.data(),
                                    numbers.data(), loss.mutable_data_ptr()});
     }
     for (const One& one : parameters_) {
-      THPVariable_Unpack(one.parameter.ptr()).mutable_grad().reset();
+      const Tensor& parameter = THPVariable_Unpack(one.parameter.ptr());
+      parameter.mutable_grad().reset();
+      if (one.written) parameter.unsafeGetTensorImpl()->bump_version();
       if (!one.trained) continue;
       by_number(one.number, [](auto* number) { return *number += 1; });
       one.number.unsafeGetTensorImpl()->bump_version();
     }
-    for (const Tensor& changed : written_) changed.unsafeGetTensorImpl()->bump_version();
+    for (const auto& [moment, place] : moments_) moment.unsafeGetTensorImpl()->bump_version();
     return loss;
   }
 
  private:
+  // The library's plan of that number, which is forgotten with this one, or where this one cannot be made.
+  struct Kept {
+    explicit Kept(int64_t n) : number(n) {}
+    ~Kept() { npu::forget_training_plan(number); }
+    Kept(const Kept&) = delete;
+    Kept& operator=(const Kept&) = delete;
+    const int64_t number;
+  };
+  // Where a tensor lay. A tensor can get other memory, another shape or dtype, and stay the same object: by
+  // `.data`, `set_`, `share_memory_` and the methods of its storage.
+  struct Place {
+    explicit Place(const Tensor& t) : data(t.const_data_ptr()), shape(t.sizes().vec()) {}
+    bool holds(const Tensor& t, at::ScalarType dtype) const {
+      return plain(t, dtype) && t.is_contiguous() && t.const_data_ptr() == data && t.sizes() == shape;
+    }
+    const void* data;
+    std::vector<int64_t> shape;
+  };
+  // Of a parameter. Its tensor is the Python object's: torch.utils.swap_tensors takes none that C++ holds.
   struct One {
     py::object parameter, state;  // the state is a dict if it is trained
     std::vector<py::object> names, entries;
-    Tensor values, number;  // number: of the optimiser's steps
-    const void* data;
-    bool requires_grad, written;
-    bool trained = false;
+    Place values;
+    Tensor number;  // of the optimiser's steps
+    bool requires_grad, trained, written;
   };
 
   template <typename F>
   static double by_number(const Tensor& number, F&& f) {
     if (number.scalar_type() == at::kDouble) return double(f(number.mutable_data_ptr<double>()));
     return double(f(number.mutable_data_ptr<float>()));
-  }
-  static bool same_memory(const Tensor& t, const Tensor& before, const void* data) {
-    return t.is_contiguous() && t.const_data_ptr() == data && t.numel() == before.numel();
   }
   static bool usable(const Tensor& t) { return t.is_contiguous() && !t.requires_grad() && !t.is_neg(); }
   bool fits(const Tensor& t, int64_t features) const {
@@ -145,12 +164,12 @@ class TrainingPlan {
     return begin_a < begin_b + b.nbytes() && begin_b < begin_a + a.nbytes();
   }
 
-  const int64_t number_;
+  const Kept kept_;
   int64_t models_, in_, out_;
   bool full_products_;
   at::ScalarType dtype_ = at::kFloat;
   std::vector<One> parameters_;
-  std::vector<Tensor> written_;
+  std::vector<std::pair<Tensor, Place>> moments_;
 };
 
 constexpr const char* kTrainingPlan = "npu_kernels.training_plan";
@@ -166,7 +185,7 @@ inline PyObject* training_plan(PyObject*, PyObject* const* args, Py_ssize_t) {
 // training_step(plan, the optimiser's state, x, y, weight, schedules): the loss, or NotImplemented, and nothing was
 // done
 inline PyObject* training_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 6 || !nothing_watches() || c10::InferenceMode::is_enabled()) Py_RETURN_NOTIMPLEMENTED;
+  if (count != 6 || !nothing_watches() || hooks_see_saved() || c10::InferenceMode::is_enabled()) Py_RETURN_NOTIMPLEMENTED;
   auto* plan = static_cast<TrainingPlan*>(PyCapsule_GetPointer(args[0], kTrainingPlan));
   if (plan == nullptr) return nullptr;
   TrainingPlan::Data data;

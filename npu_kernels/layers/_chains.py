@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -29,6 +29,11 @@ def note_methods(kind: type[nn.Module]) -> None:
     _DEFINED[kind] = _methods_of(kind)
 
 
+def methods_of(kind: type[nn.Module]) -> Callable[[type[nn.Module]], tuple[Any, ...]]:
+    """Return what gets the methods by which a call reaches forward of a class."""
+    return _methods_of_sequential if issubclass(kind, nn.Sequential) else _methods_of
+
+
 def replaced_method(part: nn.Module) -> str | None:
     """Return a method by which a call of a layer does something else than the layer's class says.
 
@@ -43,7 +48,7 @@ def replaced_method(part: nn.Module) -> str | None:
         defined = next((_DEFINED[base] for base in kind.__mro__ if base in _DEFINED), None)
         if defined is None:
             return None
-    methods = (_methods_of if len(defined) == 3 else _methods_of_sequential)(kind)
+    methods = methods_of(kind)(kind)
     if methods == defined:
         return None
     names = zip((*_CALLS, "__iter__"), methods, defined, strict=False)

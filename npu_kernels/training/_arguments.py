@@ -243,8 +243,8 @@ def schedule_values(
     elif callable(schedule):
         values = [check(schedule(step), step) for step in range(done + 1, done + steps + 1)]
     else:
-        return torch.full((steps,), float(schedule), dtype=torch.float64)
-    return torch.tensor(values, dtype=torch.float64)
+        return torch.full((steps,), float(schedule), dtype=torch.float64, device="cpu")
+    return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
 def checked_rate(value: Any, step: int) -> float:

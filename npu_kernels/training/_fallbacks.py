@@ -28,6 +28,7 @@ OPTIMIZERS = (optim.Adam, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSpr
 # Features; beyond, torch's own product for the NAU may gain more than a single call does.
 WIDEST_NAU = 128
 _LETTERS = {kind: ops.WEIGHTS[record.__name__.lower()] for kind, record in KINDS.items()}
+_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _NUMBERS = ("lr", "eps", "betas", "alpha", "weight_decay", "momentum")  # settings of an optimiser
 _FUNCTIONS = {kind: record.__name__.lower() for kind, record in KINDS.items()}  # of the layers
@@ -71,6 +72,8 @@ def reason(
         return f"{x.dtype} is neither float32 nor float64"
     if is_compiling() or torch.is_autocast_enabled("cpu") or torch.is_inference_mode_enabled():
         return "of torch.compile, autocast or inference mode"
+    if torch.is_anomaly_enabled() or _saved_tensors_hooks(False) is not None:
+        return "of anomaly mode or hooks of saved tensors"
     modules, layers = list(model.modules()), [layer for _, layer in chain(model)]
     problem = call_reason(modules) or _layers_reason(modules, layers, x)
     problem = problem or optimizer_reason(optimizer) or _state_reason(optimizer)
@@ -223,14 +226,26 @@ def _state_reason(optimizer: torch.optim.Optimizer) -> str | None:
                 continue
             if state.keys() != {"step", *names}:
                 return "the optimiser's state is of other settings"
-            if not all(_like(state[name], parameter) for name in names):
+            if not (
+                _counts(state["step"]) and all(_like(state[name], parameter) for name in names)
+            ):
                 return "the optimiser's state is not plain"
     return None
 
 
-def _like(value: Tensor, parameter: Tensor) -> bool:
-    plain = value.is_cpu and value.is_contiguous() and not _is_lazy(value)
+def _like(value: Any, parameter: Tensor) -> bool:
+    plain = _is_plain(value) and value.is_contiguous()
     return plain and value.shape == parameter.shape and value.dtype is parameter.dtype
+
+
+def _counts(number: Any) -> bool:
+    plain = _is_plain(number) and number.dtype in (torch.float32, torch.float64)
+    return plain and number.numel() == 1
+
+
+def _is_plain(value: Any) -> bool:
+    plain = type(value) is Tensor and value.is_cpu
+    return plain and not value.is_inference() and not _is_lazy(value)
 
 
 def check_memory(function: str, modules: Iterable[nn.Module], **tensors: Any) -> None:

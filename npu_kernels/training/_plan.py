@@ -323,11 +323,14 @@ def state_names(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list
 
 def _settings(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Adam | RMSprop:
     if isinstance(optimizer, torch.optim.RMSprop):
-        return RMSprop(**{name: group[name] for name in RMSprop._fields})
+        values = {name: group[name] for name in RMSprop._fields}
+        flags = {name: bool(group[name]) for name in ("maximize", "centered")}
+        return RMSprop(**values | flags)
     beta1, beta2 = group["betas"]
     decoupled = group.get("decoupled_weight_decay", False)
     settings = {name: group[name] for name in ("maximize", "eps", "weight_decay")}
-    return Adam(decoupled=decoupled, beta1=beta1, beta2=beta2, **settings)
+    settings["maximize"] = bool(settings["maximize"])
+    return Adam(decoupled=bool(decoupled), beta1=beta1, beta2=beta2, **settings)
 
 
 def _formula(layer: BaseLayer, index: Mapping[int, int], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -352,6 +355,6 @@ def _formula(layer: BaseLayer, index: Mapping[int, int], dtype: torch.dtype) -> 
 def _begin_state(state: dict[str, Tensor], names: Sequence[str], parameter: Tensor) -> None:
     """Fill an optimiser's empty state of a parameter as torch does at a first step."""
     number = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-    state["step"] = torch.tensor(0.0, dtype=number)
+    state["step"] = torch.tensor(0.0, dtype=number, device="cpu")
     for name in names:
         state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)

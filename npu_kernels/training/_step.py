@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
-from operator import is_, itemgetter
+from collections.abc import Callable, Mapping
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from npu_kernels import functional
 from npu_kernels._common.checks import check_choice, check_module
 from npu_kernels._operators import dispatch, fast_path
 from npu_kernels.layers import NAU
-from npu_kernels.layers._chains import chain, num_models_of
+from npu_kernels.layers._chains import chain, methods_of, num_models_of
 from npu_kernels.training import _fallbacks as fallbacks
 from npu_kernels.training._arguments import (
     Schedule,
@@ -37,6 +37,7 @@ from npu_kernels.training._run import fastest
 from npu_kernels.training._steps import Loop, Ordinary
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 LOOK_AGAIN = 64  # ordinary steps until a faster loop is looked for, if no fact has changed
 _PLAIN = (bool, int, float, str, type(None))  # of attributes that are settings
 
@@ -61,8 +62,9 @@ def make_step(
     GPU a CUDA graph for those that `run` captures: the first three steps are made one by one, and
     others with data of another shape. Any other model or optimiser makes the ordinary step, and one
     notice says why. Every call sees what has changed since: learning rates and other settings of
-    the optimiser, its state, `requires_grad`, parameters, hooks, options of layers. Schedulers of
-    `torch.optim.lr_scheduler` work as in any loop.
+    the optimiser, its state, `requires_grad`, parameters, hooks, options of layers; only hooks of a
+    parameter's AccumulateGrad node are not seen. Schedulers of `torch.optim.lr_scheduler` work as
+    in any loop.
 
     Args:
         model: a module; its units have one num_models K, or none.
@@ -196,7 +198,7 @@ class Step:
             self._facts = self._plan = None
             kind = fastest(self._model, self._optimizer, data, CapturedStep.notice)
         rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        schedules = torch.tensor([*rates, *weights], dtype=torch.float64)[:, None]
+        schedules = torch.tensor([*rates, *weights], dtype=torch.float64, device="cpu")[:, None]
         if kind is Captured:
             loop: Loop = self._captured(data)
         else:
@@ -262,34 +264,45 @@ class _Facts:
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
         self.empty: list[Any] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
-        self.empty += [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks]
         self.settings: list[tuple[dict[str, Any], int, Any, Any]] = []
-        self.contents: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
-        self.methods: list[tuple[type, str, Any]] = [(type(optimizer), "step", None)]
-        self.methods += [(type(optimizer), "zero_grad", None)]
+        self.modules: list[tuple[nn.Module, type, dict[str, Any], bool]] = []
+        self.contents: list[tuple[dict[str, Any], str, dict[str, Any], tuple[Any, ...]]] = []
+        methods: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
+        methods[type(optimizer)] = attrgetter("step", "zero_grad")
         for module in model.modules():
-            attributes = vars(module)
-            self.empty += [attributes[name] for name in _HOOKS]
-            self._add(attributes, _PLAIN)
+            attributes, kind = vars(module), type(module)
+            own = "forward" in attributes or "_call_impl" in attributes
+            self.modules.append((module, kind, attributes, own))
+            self._add(attributes, _PLAIN, _HOOKS)
             self.contents += [
-                (attributes[name], tuple(attributes[name].values()))
+                (attributes, name, attributes[name], tuple(attributes[name].values()))
                 for name in ("_modules", "_parameters")
             ]
-            self.methods += [(type(module), "forward", None), (type(module), "__call__", None)]
-        self.methods = [(kind, name, getattr(kind, name)) for kind, name, _ in self.methods]
-        self._add(vars(functional), type(functional.npu))
-        self._add(vars(optimizer), (*_PLAIN, type(functional.npu)))
-        self.groups = optimizer.param_groups
-        for group in self.groups:
+            methods[kind] = methods_of(kind)
+        self.methods = [(get, kind, get(kind)) for kind, get in methods.items()]
+        functions = type(functional.npu), type(self.rates)
+        self._add(vars(functional), functions)
+        self._add(vars(optimizer), (*_PLAIN, *functions), _OPTIMIZER_HOOKS)
+        self.groups = [(group, tuple(group["params"])) for group in optimizer.param_groups]
+        for group, _ in self.groups:
             self._add(group, (*_PLAIN, tuple, list), but=("lr", "params"))
-        self.parameters = [tuple(group["params"]) for group in self.groups]
 
-    def _add(self, values: dict[str, Any], kinds: Any, but: tuple[str, ...] = ()) -> None:
+    def _add(
+        self,
+        values: dict[str, Any],
+        kinds: Any,
+        hooks: tuple[str, ...] = (),
+        but: tuple[str, ...] = (),
+    ) -> None:
         names = [n for n, value in values.items() if isinstance(value, kinds) and n not in but]
+        names += hooks
         if names:
-            get = itemgetter(*names)
-            self.settings.append((values, len(values), get, get(values)))
+            get = itemgetter(*names, names[0])  # a tuple: of two names at least
+            before = tuple(list(v) if isinstance(v, list) else v for v in get(values))
+            self.settings.append((values, len(values), get, before))
+        self.empty += [values[name] for name in hooks]
 
     def rates(self) -> list[float] | None:
         """Return the rates of the optimiser's groups; None if a fact is another now."""
@@ -297,23 +310,36 @@ class _Facts:
             return None
         if dispatch.forced() not in dispatch.FAST_PATH:
             return None
-        for values, count, get, before in self.settings:
-            if len(values) != count or get(values) != before:
+        for module, kind, attributes, own in self.modules:
+            if type(module) is not kind or module.__dict__ is not attributes:
                 return None
-        for values, before in self.contents:
-            if len(values) != len(before) or not all(map(is_, values.values(), before)):
+            if ("forward" in attributes or "_call_impl" in attributes) is not own:
                 return None
-        for kind, name, method in self.methods:
-            if getattr(kind, name) is not method:
+        try:
+            for values, count, get, before in self.settings:
+                if len(values) != count or get(values) != before:
+                    return None
+        except KeyError:  # another name
+            return None
+        for attributes, name, parts, known in self.contents:
+            if attributes[name] is not parts or len(parts) != len(known):
+                return None
+            if not all(map(is_, parts.values(), known)):
+                return None
+        for methods, kind, defined in self.methods:
+            if methods(kind) != defined:
                 return None
         rates = []
-        if len(self.groups) != len(self.parameters):
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self.groups):
             return None
-        for group, parameters in zip(self.groups, self.parameters, strict=True):
+        for group, (known_group, parameters) in zip(groups, self.groups, strict=True):
+            if group is not known_group:
+                return None
             trained, rate = group["params"], group["lr"]
             if len(trained) != len(parameters) or not all(map(is_, trained, parameters)):
                 return None
-            if type(rate) is not float:
+            if not isinstance(rate, (float, int)):
                 return None
             rates.append(rate)
         return rates

@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import threading
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -202,6 +203,59 @@ def _optimizer_hook(model: nn.Module, optimizer: Any) -> None:
     optimizer.register_step_pre_hook(halve)
 
 
+def _state_elsewhere(move: Callable[[Tensor], Any]) -> Callable[[nn.Module, Any], None]:
+    def change(model: nn.Module, optimizer: Any) -> None:
+        for state in optimizer.state.values():
+            for value in state.values():
+                move(value)
+
+    return change
+
+
+def _data_elsewhere(value: Tensor) -> None:
+    value.data = value.data * (1.0 if value.dim() == 0 else 1.5)
+
+
+def _other_storage(value: Tensor) -> None:
+    size, numbers = value.untyped_storage().nbytes(), value.clone()
+    value.untyped_storage().resize_(0)
+    value.untyped_storage().resize_(size)
+    value.copy_(numbers)
+
+
+def _whole_count(model: nn.Module, optimizer: Any) -> None:
+    for state in optimizer.state.values():
+        state["step"] = state["step"].to(torch.int64)
+
+
+def _another_group(model: nn.Module, optimizer: Any) -> None:
+    optimizer.param_groups[0] = {**optimizer.param_groups[0], "weight_decay": 0.5}
+
+
+def _other_groups(model: nn.Module, optimizer: Any) -> None:
+    optimizer.param_groups = [dict(group, lr=0.1) for group in optimizer.param_groups]
+
+
+def _swapped_tensors(model: nn.Module, optimizer: Any) -> None:
+    first, second = model[0].weight_re, model[0].weight_im  # type: ignore[index,union-attr]
+    torch.utils.swap_tensors(first, second)
+
+
+class _TwiceNPU(NPU):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def _another_class(model: nn.Module, optimizer: Any) -> None:
+    model[0].__class__ = _TwiceNPU  # type: ignore[index,assignment]
+
+
+def _other_attributes(model: nn.Module, optimizer: Any) -> None:
+    torch.manual_seed(5)
+    other = NPU(3, 4, dtype=torch.float64)
+    model[0].__dict__.update(vars(other))  # type: ignore[index]
+
+
 def _set(name: str, value: Any) -> Callable[[nn.Module, Any], None]:
     return lambda model, optimizer: optimizer.param_groups[0].update({name: value})
 
@@ -221,6 +275,12 @@ CHANGES: dict[str, Callable[[nn.Module, Any], None]] = {
     "count": _count, "no state": _no_state, "hook of a gradient": _scaled_gradients,
     "hook after a gradient": _after_gradients, "hook of a layer": _forward_hook,
     "another forward": _another_forward, "hook of the optimiser": _optimizer_hook,
+    "memory of the state": _state_elsewhere(_data_elsewhere),
+    "storage of the state": _state_elsewhere(_other_storage),
+    "shared state": _state_elsewhere(Tensor.share_memory_), "whole count": _whole_count,
+    "a group": _another_group, "groups": _other_groups, "class": _another_class,
+    "attributes": _other_attributes, "maximize by 2": _set("maximize", 2),
+    "swapped": _swapped_tensors,
 }  # fmt: skip
 
 
@@ -237,6 +297,108 @@ def test_every_step_sees_what_has_changed(change: str) -> None:
         loss = step(*data)
         torch.testing.assert_close(loss, own_step(other, other_of, *data), rtol=1e-9, atol=1e-12)
     assert_same(model, other, (optimizer, other_of))
+
+
+def _settings_in_lists(model: nn.Module, optimizer: Any) -> None:
+    optimizer.param_groups[0]["betas"] = [0.9, 0.999]
+
+
+def _another_setting_in_a_list(model: nn.Module, optimizer: Any) -> None:
+    optimizer.param_groups[0]["betas"][0] = 0.3
+
+
+def _own_method(model: nn.Module, optimizer: Any) -> None:
+    optimizer.step = optimizer.step  # as after a patch that was undone
+
+
+def _another_method(model: nn.Module, optimizer: Any) -> None:
+    def step(self: torch.optim.Optimizer) -> None:
+        type(self).step(self)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter /= 2
+
+    optimizer.step = types.MethodType(step, optimizer)
+
+
+def _a_note(model: nn.Module, optimizer: Any) -> None:
+    model.note = 1  # type: ignore[assignment]
+
+
+def _another_note(model: nn.Module, optimizer: Any) -> None:
+    del model.note
+    model.remark = 1  # type: ignore[assignment]
+
+
+def _a_tensor(model: nn.Module, optimizer: Any) -> None:
+    model.batch = torch.ones(1)
+
+
+def _forward_for_a_tensor(model: nn.Module, optimizer: Any) -> None:
+    del model.batch
+    _another_forward(model, optimizer)
+
+
+@pytest.mark.filterwarnings("ignore:npu_kernels. training.make_step makes ordinary steps")
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (_settings_in_lists, _another_setting_in_a_list), (_own_method, _another_method),
+        (_a_note, _another_note), (_a_tensor, _forward_for_a_tensor),
+    ],
+)  # fmt: skip
+def test_a_step_sees_what_has_changed_in_its_place(first: Any, then: Any) -> None:
+    model, optimizer, other, other_of = pair()
+    step, data = make_step(model, optimizer), batch()
+    for change in (first, then):
+        change(model, optimizer)
+        change(other, other_of)
+        for _ in range(3):
+            loss = step(*data)
+            right = own_step(other, other_of, *data)
+            torch.testing.assert_close(loss, right, rtol=1e-9, atol=1e-12)
+    assert_same(model, other, (optimizer, other_of))
+
+
+@pytest.mark.filterwarnings("ignore:npu_kernels. training.make_step makes ordinary steps")
+def test_parameters_of_another_shape_are_an_error() -> None:
+    model, optimizer, *_ = pair()
+    step, (x, y) = make_step(model, optimizer), batch()
+    step(x, y)
+    model[0].weight_re.data = model[0].weight_re.data[:3]  # type: ignore[index,union-attr]
+    with pytest.raises(ValueError, match="shape of weight_re"):
+        step(x, y)
+
+
+@pytest.mark.filterwarnings("ignore:npu_kernels. training.make_step makes ordinary steps")
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected")
+def test_what_watches_a_backward_is_obeyed() -> None:
+    """Hooks of saved tensors; anomaly mode, which refuses nan."""
+    model, optimizer, other, other_of = pair()
+    step, data = make_step(model, optimizer), batch()
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    step(*data)
+    own_step(other, other_of, *data)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        step(*data)
+    own_step(other, other_of, *data)
+    assert kept
+    step(*data)
+    own_step(other, other_of, *data)
+    assert_same(model, other)
+    with torch.no_grad():
+        model[0].weight_re.fill_(float("nan"))  # type: ignore[index,operator,union-attr]
+    with (
+        torch.autograd.detect_anomaly(),
+        pytest.raises(RuntimeError, match="nan"),
+    ):
+        step(*data)
 
 
 def test_ways_of_computing_are_obeyed() -> None:
