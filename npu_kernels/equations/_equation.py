@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Array = Any
 
+WHOLE = 1e-9  # distance from a whole number up to which an exponent is one
+
 # ---- layers --------------------------------------------------------------------------------------
 # The layers of a law: its products of powers, and functions.
 
@@ -34,17 +36,20 @@ Array = Any
 class Products(RealNPU):
     """A `RealNPU` whose products are 0 where an input with a positive exponent is 0.
 
-    Without it ``eps**w`` would stand there, which is far from 0 if w is near 0.
+    Without it ``eps**w`` would stand there, which is far from 0 if w is near 0. Powers of negative
+    inputs that are no whole numbers are not a number.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        zeros = (x == 0).to(x.dtype) @ (self.weight_re > 0).to(x.dtype).mT
-        return torch.where(zeros > 0, 0.0, super().forward(x))
+        w = self.weight_re
+        zeros = (x == 0).to(x.dtype) @ (w > 0).to(x.dtype).mT
+        roots = (x < 0).to(x.dtype) @ ((w - w.round()).abs() > WHOLE).to(x.dtype).mT
+        return torch.where(roots > 0, math.nan, torch.where(zeros > 0, 0.0, super().forward(x)))
 
 
-def product(kind: type[RealNPU], *exponents: float) -> RealNPU:
+def product(*exponents: float) -> Products:
     """Return a layer that is one product with these exponents."""
-    layer = kind(len(exponents), 1, eps=1e-300, dtype=torch.float64)
+    layer = Products(len(exponents), 1, eps=1e-300, dtype=torch.float64)
     with torch.no_grad():
         layer.weight_re.copy_(torch.tensor([exponents]))
         layer.gate.fill_(1.0)  # type: ignore[union-attr]
@@ -150,8 +155,8 @@ class Equation:
         exponents: the exponents ``[K, n]``.
         exponents_stderr: their standard errors ``[K, n]``; 0 of a simple fraction.
         free: which exponents are no simple fractions ``[K, n]``.
-        freed: the exponents that are free in place of fractions, one at a time, and their standard
-            errors ``[2, K, n]``; not a number elsewhere.
+        freed: the exponents that are free in place of fractions and integers, one at a time, and
+            their standard errors ``[2, K, n]``; not a number elsewhere.
         nonnegative: which inputs are never negative ``[n]``.
         nrmse: root mean square of the residuals of all rows, over the standard deviation of y: the
             square root of 1 - R**2.
@@ -159,8 +164,8 @@ class Equation:
             Where all rows chose this form, the larger one of it and of the form before that choice.
         n_held_out: number of rows that were not fitted; 0: one row at a time was left out.
         bic: the criterion, see `NPURegressor`.
-        exact: whether the residuals are those of rounding: of y, by its dtype, or below 1e-9 of its
-            standard deviation. With as many parameters as rows that differ it is false.
+        exact: whether the residuals are those of rounding, of y by its dtype, and of the fit, 1e-13
+            of y's standard deviation. With as many parameters as rows that differ it is false.
         df_resid: rows minus parameters.
         scaled: the coefficients for inputs and y over their scales ``[K]``, or ``[G, K]``.
         log_mean: logarithms of the inputs' scales ``[n]``.
@@ -231,7 +236,8 @@ class Equation:
     def predict(self, X: Array, groups: Any = None) -> Array:
         """y ``[N]`` for inputs X. Infinite where an input with a negative exponent is 0.
 
-        Not a number where a function of an input is none. Where the sum is no value of the function
+        Not a number where a function of an input is none, and where the law has a root of a
+        negative number, as the formula in NumPy. Where the sum is no value of the function
         of y, as a sine of 1.2 is none, y is that of the nearest value. groups: the labels of the
         rows ``[N]``, for a law of groups.
         """
@@ -239,12 +245,16 @@ class Equation:
         if X.ndim != 2 or X.shape[1] != count:
             rule = f"X must have the shape [N, {count}]"
             raise ValueError(f"predict: {rule}, got {list(X.shape)}")
-        return self._predicted(X, indices("predict", self.labels, groups, len(X)))
+        return self._predicted(X, indices("predict", self.labels, groups, len(X)), True)
 
-    def _predicted(self, X: Array, group: Array | None) -> Array:
-        """`predict` for indices of labels."""
+    def _predicted(self, X: Array, group: Array | None, roots: bool = False) -> Array:
+        """`predict` for indices of labels.
+
+        roots: where the errors of y make a sum negative, its root is not a number; otherwise that
+        of the size with the sign, as in the fit.
+        """
         parts = [
-            self._of_block(X[rows], None if group is None else group[rows])
+            self._of_block(X[rows], None if group is None else group[rows], roots)
             for rows in blocks(len(X))
         ]
         return np.concatenate(parts or [np.empty(0)])
@@ -278,18 +288,17 @@ class Equation:
         divisors: Array = 1.0 + products[:, above:] @ self.scaled[above:]
         return divisors
 
-    def _of_block(self, X: Array, group: Array | None) -> Array:
-        """`predict` of some rows."""
+    def _of_block(self, X: Array, group: Array | None, roots: bool) -> Array:
+        """`_predicted` of some rows."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             sums = self._sums(X, group)
             if self.target_transform is not None:
                 return self.target_transform.inverse(self.scale * sums)
             if self.target_power == 1:
                 return self.scale * sums
-            results: Array = (
-                self.sign * self.scale * np.sign(sums) * np.abs(sums) ** (1 / self.target_power)
-            )
-        return results
+            sizes = sums if roots else np.abs(sums)
+            results: Array = self.sign * self.scale * sizes ** (1 / self.target_power)
+        return results if roots else np.sign(sums) * results
 
     def _products(self, X: Array) -> Array:
         """The products of the terms ``[N, K]``, of columns over their scales."""
@@ -298,6 +307,9 @@ class Equation:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             P = np.exp(logs @ self.exponents.T)
             P = P * (1.0 - 2.0 * (((X < 0) @ np.abs(np.round(self.exponents)).T) % 2))
+            fractional = np.abs(self.exponents - np.round(self.exponents)) > WHOLE
+            if fractional.any():
+                P[((X < 0).astype(float) @ fractional.T) > 0] = math.nan
             for i in np.flatnonzero(zero.any(0)):
                 w = self.exponents[:, i]
                 P[zero[:, i]] *= np.where(w > 0, 0.0, np.where(w < 0, math.inf, 1.0))
@@ -487,14 +499,13 @@ class Equation:
         ``RealNPU(n, K) -> NAU(K, 1)``, and ``-> RealNPU(1, 1)`` for a power. A ratio is
         ``RealNPU(n, K + 1) -> NAU(K + 1, 2) -> RealNPU(2, 1)``.
 
-        It takes ``[..., n]`` and gives ``[..., 1]``. With a power other than 1 it equals `predict`
-        where the sum of the terms is positive, as it is on the data. Functions are layers without
-        weights before and behind these, and a part that was known is added without weights. Raises
-        OverflowError for a coefficient that float64 cannot hold.
+        It takes ``[..., n]``, gives ``[..., 1]``, and equals `predict`. Functions are layers
+        without weights before and behind these, and a part that was known is added without weights.
+        Raises OverflowError for a coefficient that float64 cannot hold.
         """
         import torch
 
-        from npu_kernels.layers import NAU, RealNPU
+        from npu_kernels.layers import NAU
 
         if self.labels is not None:
             rule = "the law must be that of one group, as of(label) gives it"
@@ -520,12 +531,11 @@ class Equation:
             second.weight.copy_(torch.from_numpy(weights))
             root = 1 / self.target_power
             if ratio:  # a numerator of 0 is no eps
-                exponent = root if self.known_part is None else 1.0
-                parts.append(product(Products, exponent, -exponent))
+                parts.append(product(1.0, -1.0))
             if self.known_part is not None:
                 parts = [WithPart(self.known_part, factor**self.target_power, *parts)]
-            if root != 1 and (self.known_part is not None or not ratio):
-                parts.append(product(RealNPU, root))
+            if root != 1:
+                parts.append(product(root))
             if self.sign * factor != 1:
                 last = NAU(1, 1, clip=False, dtype=torch.float64)
                 last.weight.fill_(self.sign * factor)
@@ -582,8 +592,11 @@ class Equation:
             name += " less that in the denominator's first term"
         return name
 
-    def fractions(self) -> list[str]:
-        """Return each fraction of the exponents as text, beside what it is as a free exponent."""
+    def rounded_exponents(self) -> list[str]:
+        """Return each fraction and integer of the exponents as text, with its free value.
+
+        It is the estimate of this exponent with the other rounded ones as they are.
+        """
         results = []
         for k, i in np.argwhere(~np.isnan(self.freed[0])).tolist():
             fraction = exponent_text(self.exponents[k, i]).strip("()")

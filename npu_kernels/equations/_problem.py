@@ -25,7 +25,7 @@ from npu_kernels.equations._rows import BLOCK_ROWS, blocks, have_two_values, sum
 
 Array = Any  # np.ndarray; numpy's own types change from version to version
 
-EXACT_ERROR = 1e-9  # of the deviation of y: residuals below are those of rounding
+EXACT_ERROR = 1e-13  # of the deviation of y: what a fit in float64 loses beside y's own rounding
 NEAR_END = 0.05  # of the size of y: distance from the end of a domain where errors may decide
 MOST_NOISE = 1e50  # over the size of y: squares of more, or of less than its inverse, are lost
 MOST_OF_POWER = 1e300  # of y over its size, to a power: the inverses of more are no numbers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator
 from dataclasses import astuple, dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -217,6 +218,7 @@ NARROW = 0.05  # width of a column over its size below which its powers are near
 CHANCE = 4.0  # standard deviations of a correlation from which it is none of chance
 FEW_NEIGHBOURS = 100  # rows below which neighbours alone tell little
 RARE = 5e-4  # probability of a pattern by chance, below which it is none of chance
+RARE_OF_ALL = 0.1  # share of it for curves with a constant, which are tried as well
 CURVES = 3  # polynomials that a smooth curve has beside the law
 GROWING = 5.0  # standard deviations of a rank correlation from which errors follow a column
 MANY_TIMES = 4.0  # as large: from there on, errors are not alike
@@ -286,8 +288,15 @@ def pattern(X: Array, residuals: Array, derivatives: Array) -> float:
     size = np.linalg.norm(derivatives, axis=0)
     law = np.linalg.qr(derivatives / np.where(size > 0, size, 1.0))[0]
     rest, rare = residuals - law @ (law.T @ residuals), RARE / max(1, X.shape[1])
-    parts = ((_curve(x, rest, law, rare), _runs(x, residuals, rare)) for x in X.T)
-    return max((max(pair) for pair in parts), default=0.0)
+    parts = (
+        (
+            _runs(x, residuals, rare),
+            _curve(x, rest, law, rare, 1),
+            _curve(x, rest, law, RARE_OF_ALL * rare, 0),
+        )
+        for x in X.T
+    )
+    return max(map(max, parts), default=0.0)
 
 
 def times_as_large(column: Array, size: Array) -> float:
@@ -304,29 +313,33 @@ def times_as_large(column: Array, size: Array) -> float:
     return float(np.clip(high, 1e-99, 1e99) / np.clip(low, 1e-99, 1e99))
 
 
-def _curve(column: Array, residuals: Array, law: Array, rare: float) -> float:
+def _curve(column: Array, residuals: Array, law: Array, rare: float, first: int) -> float:
     """The correlation of residuals with a smooth curve; 0 where its probability is not rare.
 
     The curve is the sum of a few polynomials of the ranks that are no part of the law, and F of
     least squares says whether it may be chance. law: an orthonormal basis of its derivatives.
+    first: the lowest degree of the polynomials, 0 or 1. With 0 a law with a constant has the same
+    curves as one without, which takes more rows.
     """
     from scipy.special import fdtrc
 
     rows, parameters = law.shape
     order, basis = 2 * ranks_among(column, np.sort(column)) - 1, law
+    limit = parameters + CURVES
     degree = min(parameters + CURVES + 2, len(np.unique(column)) - 1)
-    for polynomial in np.polynomial.legendre.legvander(order, degree).T[1:]:
+    for k, polynomial in enumerate(np.polynomial.legendre.legvander(order, degree).T[first:]):
         own = polynomial / np.linalg.norm(polynomial)
         for _ in range(2):  # the second time for the rounding of the first
             own = own - basis @ (basis.T @ own)
-        if (left := float(np.linalg.norm(own))) > OWN_PART:
-            basis = np.column_stack([basis, own / left])
-        if basis.shape[1] == parameters + CURVES:
+        if (length := float(np.linalg.norm(own))) > OWN_PART:
+            basis = np.column_stack([basis, own / length])
+            limit += k + first == 0
+        if basis.shape[1] == limit:
             break
     terms, degrees = basis.shape[1] - parameters, rows - basis.shape[1]
     squares = float(residuals @ residuals)
     explained = float(((basis[:, parameters:].T @ residuals) ** 2).sum())
-    if not terms or degrees < 1 or not explained > 0:
+    if not terms or degrees < (1 if first else 2 * terms) or not explained > 0:
         return 0.0
     ratio = explained / terms / (max(squares - explained, 1e-300) / degrees)
     return math.sqrt(explained / squares) if fdtrc(terms, degrees, ratio) < rare else 0.0
@@ -406,3 +419,39 @@ class Seen:
         within = ((new > 0) & (new < 1)).all(1)
         far[far] = within & (distances(new, seen).min(1) <= limit)
         return far
+
+
+# ---- columns that are products of others ---------------------------------------------------------
+
+SAME_LOGS = 1e-9  # of the deviation of a column's logarithms: what products of others leave of it
+MOST_ROWS_OF_PRODUCTS = 300  # that tell which columns are products
+MOST_POWER, MOST_ROOT = 6, 4  # exponents of these products, and their denominators
+
+
+def products_of_columns(logs: Array) -> list[Array]:
+    """Return exponents ``[n]`` of products of columns that are the same number in every row.
+
+    Each is -1 for the last column that it has, which is a product of columns before it. logs:
+    logarithms of the columns ``[N, n]``; columns of zeros are no product.
+    """
+    logs = logs[spread(len(logs), MOST_ROWS_OF_PRODUCTS)]
+    logs = logs - logs.mean(0)
+    size, products = np.sqrt((logs**2).sum(0)), list[Array]()
+    independent = list[int]()
+    for i in np.flatnonzero(size > 0).tolist():
+        if len(independent) > len(logs) - 3:
+            break
+        if independent:
+            before = logs[:, independent]
+            powers = np.linalg.lstsq(before, logs[:, i], rcond=None)[0]
+            simple = np.array(
+                [float(Fraction(w).limit_denominator(MOST_ROOT)) for w in powers.tolist()]
+            )
+            rest = logs[:, i] - before @ simple
+            if np.abs(simple).max() <= MOST_POWER and rest @ rest <= (SAME_LOGS * size[i]) ** 2:
+                direction = np.zeros(logs.shape[1])
+                direction[independent], direction[i] = simple, -1.0
+                products.append(direction)
+                continue
+        independent.append(i)
+    return products

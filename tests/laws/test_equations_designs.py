@@ -97,3 +97,113 @@ def test_columns_that_nothing_tells_apart_are_named(factor):
     assert words.startswith(f"NPURegressor: x2 is {'' if factor == 1 else f'{factor:g}*'}x0 in")
     assert "nothing tells the two apart" in words
     assert str(model.best_equation_) == "y = 2*x0**2"
+
+
+# ---- columns of few values -----------------------------------------------------------------------
+
+
+VALUES = np.array([5.0, 1.0, 9.0, 2.0])
+
+
+def levels_of(count, rows, seed=0):
+    """A column with the values 1, 2, ..., and a function of it that is no power."""
+    level = RNG(seed).integers(1, count + 1, rows)
+    return level.astype(float), VALUES[level - 1]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("count", [3, 4])
+def test_the_form_of_a_function_of_few_values_is_no_law(count, dtype):
+    """Any exponents, as many as values, give the same residuals."""
+    level, value = levels_of(count, 150)
+    x = RNG(1).uniform(1, 3, 150)
+    y = (value * x * (1 + 0.01 * RNG(2).standard_normal(150))).astype(dtype)
+    model, warned = fitted(np.column_stack([level, x]), y)
+    best, is_told = model.best_equation_, model.best_equation_.n_parameters == count
+    assert best.n_parameters >= count
+    assert np.isfinite(best.coef_stderr).all() == is_told
+    words = "x0 has no more values than" if is_told else "The rows do not tell"
+    assert any(text.startswith(f"NPURegressor: {words}") for text in warned)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_as_many_parameters_as_different_rows_test_no_form(groups):
+    level, value = levels_of(4, 120)
+    group = np.arange(120) % groups
+    y = np.where(group == 1, level, value) + 0.01 * RNG(1).standard_normal(120)
+    told = {"groups": group} if groups > 1 else {}
+    with pytest.warns(EquationWarning, match="Nothing tests its form"):
+        model = NPURegressor(random_state=0, max_terms=4).fit(level[:, None], y, **told)
+    assert model.best_equation_.n_parameters <= 4 * groups
+
+
+def test_what_no_row_tells_has_no_standard_error():
+    """Terms of three levels take up every function of them: only the other term is told."""
+    draw = RNG(0)
+    level, z = draw.integers(1, 4, 150), draw.uniform(1, 3, 150)
+    x = draw.uniform(1, 6, 150)
+    options = {"random_state": 0, "required_terms": ["1", "x1**2", "x0"], "max_terms": 4}
+    smooth = 4 * z**2 + 1 + 2 * x + x**2.63 + 0.01 * draw.standard_normal(150)
+    law = NPURegressor(**options, target_powers=[1]).fit(np.column_stack([x, z]), smooth)
+    assert law.best_equation_.n_parameters == 5
+    y = 4 * z**2 + np.array([5.0, 1.0, 9.0])[level - 1] + 0.1 * draw.standard_normal(150)
+    with pytest.warns(EquationWarning, match="do not tell 4 of the law's 5 parameters"):
+        other = law.refit(np.column_stack([level, z]), y)
+    A = np.column_stack([z**2, *(level == k for k in (1, 2, 3))])
+    c, squares = np.linalg.lstsq(A, y, rcond=None)[:2]
+    error = np.sqrt(np.linalg.inv(A.T @ A)[0, 0] * squares[0] / (150 - 5))
+    is_told = law.best_equation_.exponents[:, 1] == 2
+    assert other.coef_[is_told] == pytest.approx(c[:1], rel=1e-6)
+    assert other.coef_stderr_[is_told] == pytest.approx([error], rel=1e-3)
+    assert np.isinf(other.coef_stderr_[~is_told]).all()
+    assert "without a standard error" in other.report()
+
+
+# ---- columns that are products of others ---------------------------------------------------------
+
+
+def pipes():
+    draw = RNG(0)
+    d, v = draw.uniform(0.1, 0.5, 100), draw.uniform(1, 3, 100)
+    return d, v, np.pi * d**2 / 4
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_shortest_product_of_columns_is_the_law(dtype, groups):
+    d, v, area = pipes()
+    group = np.arange(100) % groups
+    told = {"groups": group} if groups > 1 else {}
+    X = np.column_stack([d, area, v])
+    with pytest.warns(EquationWarning, match=r"x1 is 0.785398\*x0\*\*2 in all rows"):
+        model = NPURegressor(random_state=0).fit(X, ((1 + group) * area * v).astype(dtype), **told)
+    best = model.best_equation_
+    assert best.exact
+    assert best.exponents.tolist() == [[0, 1, 1]]
+    assert best.coef.ravel() == pytest.approx(np.arange(1, groups + 1), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("law", "exponents"),
+    [
+        (lambda a, b, c: 5 * a, [[1, 0, 0]]),
+        (lambda a, b, c: c, [[0, 0, 1]]),
+        (lambda a, b, c: 5 * a + 2 * b, [[0, 1, 0], [1, 0, 0]]),
+        (lambda a, b, c: np.sqrt(5 * a + 2 * b), [[0, 1, 0], [1, 0, 0]]),
+        (lambda a, b, c: 1 / (1 + 2 * c), [[0, 0, 0], [0, 0, 1]]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:NPURegressor. x2 is x0.x1 in all rows")
+def test_products_of_columns_are_no_detour(law, exponents):
+    a, b, _ = pipes()
+    model = NPURegressor(random_state=0).fit(np.column_stack([a, b, a * b]), law(a, b, a * b))
+    assert model.best_equation_.exact
+    assert sorted(model.best_equation_.exponents.tolist()) == exponents
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_column_near_a_product_is_none():
+    a, b, _ = pipes()
+    c = a * b * (1 + 1e-6 * RNG(1).standard_normal(100))
+    model = NPURegressor(random_state=0).fit(np.column_stack([a, b, c]), 5 * a * b)
+    assert model.best_equation_.exponents.tolist() == [[1, 1, 0]]

@@ -86,10 +86,45 @@ def test_an_exact_fraction_has_no_doubt():
     assert fitted.equations_.alternatives == []
 
 
-def test_whole_exponents_stand():
+def test_an_integer_stands_beside_its_free_exponent():
     X = uniform(2, 80) * [1, -1]
-    fitted = NPURegressor(**QUICK).fit(X, X[:, 0] / X[:, 1] ** 2 + 0.01 * noise(80))
-    assert "free:" not in fitted.report()
+    y = X[:, 0] ** 3 / X[:, 1] ** 2 + 0.01 * noise(80)
+    fitted = NPURegressor(**QUICK).fit(X, y)
+    assert fitted.exponents_.tolist() == [[3, -2]]
+    optimize = pytest.importorskip("scipy.optimize", reason="SciPy is not installed")
+    value, C = optimize.curve_fit(lambda x, c, w: c * x[0] ** w / x[1] ** 2, X.T, y, [1.0, 3.0])
+    told = re.search(r"exponent of x0 in term 1 = 3; free: (\S+) ± (\S+)", fitted.report())
+    assert float(told[1]) == pytest.approx(value[1], rel=1e-5)
+    assert float(told[2]) == pytest.approx(np.sqrt(C[1, 1]), rel=0.06)  # two digits
+    assert "exponent of x1" not in fitted.report()  # a column of negative numbers
+
+
+def test_the_law_with_free_exponents_is_named_beside_fractions():
+    """Its intervals hold the truth as often as they say, those given the fractions do not."""
+    listed, told, of_fractions = 0, 0, 0
+    for seed in range(40):
+        draw = RNG(seed)
+        X = draw.uniform(0.5, 3, (40, 2))
+        y = 3 * X[:, 0] ** 1.3 / X[:, 1] ** 0.7 * np.exp(0.05 * draw.standard_normal(40))
+        fitted = NPURegressor(**ONE).fit(X, y)
+        laws = [fitted.best_equation_, *fitted.equations_.alternatives]
+        free = [law for law in laws if law.free.all()]
+        listed += len(free) == 1
+        for law in free:
+            coefficient = law.confidence_intervals()[0]
+            told += coefficient.low <= 3 <= coefficient.high
+        coefficient = fitted.confidence_intervals()[0]
+        of_fractions += coefficient.low <= 3 <= coefficient.high
+    assert listed == 40
+    assert told >= 35
+    assert of_fractions < told
+
+
+def test_a_fraction_that_is_well_known_has_no_such_law():
+    X, y = allometry(0.5, 1e-4, 0)
+    fitted = NPURegressor(**ONE).fit(X, y)
+    assert fitted.exponents_.tolist() == [[0.5]]
+    assert fitted.equations_.alternatives == []
 
 
 @pytest.mark.parametrize("seed", [2, 3, 8])
@@ -275,11 +310,42 @@ def test_the_size_below_which_errors_are_equal_is_said():
     x = np.exp(draw.uniform(0, 5, 60))
     y = 3 * x**2 * (1 + 0.03 * draw.standard_normal(60))
     model = NPURegressor(noise="proportional", **ONE).fit(x[:, None], y)
-    below = re.search(
-        r"in proportion to y.*\(where y is below (\S+), as at (\S+)\)", model.report()
-    )
+    below = re.search(r"proportional to y.*\(where y is below (\S+), as at (\S+)\)", model.report())
     floor = 0.1 * np.median(model.predict(x[:, None]))
     assert float(below[1]) == float(below[2]) == pytest.approx(floor, rel=0.01)
     narrow = x > 20
     told = NPURegressor(noise="proportional", **ONE).fit(x[narrow, None], y[narrow]).report()
     assert "where y is below" not in told
+
+
+# ---- one rule for laws with and without a constant -----------------------------------------------
+
+# Norris, NIST StRD: y, x of a calibration; https://www.itl.nist.gov/div898/strd/lls/data/Norris.shtml
+NORRIS = np.array(
+    [
+        (0.1, 0.2), (338.8, 337.4), (118.1, 118.2), (888.0, 884.6), (9.2, 10.1), (228.1, 226.5),
+        (668.5, 666.3), (998.5, 996.3), (449.1, 448.6), (778.9, 777.0), (559.2, 558.2), (0.3, 0.4),
+        (0.1, 0.6), (778.1, 775.5), (668.8, 666.9), (339.3, 338.0), (448.9, 447.5), (10.8, 11.6),
+        (557.7, 556.0), (228.3, 228.1), (998.0, 995.8), (888.8, 887.6), (119.6, 120.2), (0.3, 0.3),
+        (0.6, 0.3), (557.6, 556.8), (339.3, 339.1), (888.0, 887.2), (998.5, 999.0), (778.9, 779.0),
+        (10.2, 11.1), (117.6, 118.3), (228.9, 229.2), (668.4, 669.1), (449.2, 448.9), (0.2, 0.5),
+    ]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"required_terms": ["x0", "1"], "max_terms": 2}])
+def test_a_given_constant_changes_no_doubt(options):
+    """The residuals with the constant, which is nearly 0, and without it are the same."""
+    y, x = NORRIS.T
+    fitted = NPURegressor(random_state=0, noise="additive", **options).fit(x[:, None], y)
+    assert fitted.best_equation_.n_terms == (2 if options else 1)
+    assert any("It is an approximation" in note for note in fitted.equations_.notes)
+
+
+@pytest.mark.parametrize("options", [{}, {"required_terms": ["x0", "1"], "max_terms": 2}])
+def test_noise_is_no_approximation_with_and_without_a_constant(options):
+    x = NORRIS[:, 1]
+    for seed in range(20):
+        y = 1.002 * x + 0.9 * noise(36, seed)
+        fitted = NPURegressor(**QUICK | {"noise": "additive"} | options).fit(x[:, None], y)
+        assert not any("It is an approximation" in note for note in fitted.equations_.notes)

@@ -161,7 +161,7 @@ def test_the_module_is_made_of_layers():
     kinds = [
         type(layer).__name__ for layer in NPURegressor(random_state=0).fit(X, law(X)).torch_module()
     ]
-    assert kinds == ["Products", "NAU", "Products"]
+    assert kinds == ["Products", "NAU", "Products", "Products"]
 
 
 @pytest.mark.parametrize("power", [1, 2])

@@ -101,13 +101,13 @@ def test_a_refit_may_make_coefficients_0(options):
 def test_a_refit_to_rows_that_tell_nothing():
     X = uniform(2)
     fitted = model().fit(X, 3 * X[:, 0] * X[:, 1] + X[:, 1])
-    for rows, y, rank in ((X * 0, X[:, 0], 0), (X[:1], X[:1, 0], 1), (X * 0 + X[0], X[:, 0], 1)):
-        with pytest.warns(EquationWarning, match=f"The rows tell {rank} of the law's 2 parameters"):
+    for rows, y in ((X * 0, X[:, 0]), (X[:1], X[:1, 0]), (X * 0 + X[0], X[:, 0])):
+        with pytest.warns(EquationWarning, match="do not tell 2 of the law's 2 parameters"):
             other = fitted.refit(rows, y)
         assert (other.coef_stderr_ == np.inf).all()
         assert (other.coef_ != 0).all()
     power = model(exponents="real").fit(X, X[:, 0] ** 1.234)
-    with pytest.warns(EquationWarning, match="The rows tell 1 of the law's"):
+    with pytest.warns(EquationWarning, match="do not tell 2 of the law's 3"):
         other = power.refit(X * 0 + 1, X[:, 0])
     assert (other.exponents_stderr_[other.best_equation_.free] == np.inf).all()
     assert power.refit(X, 2 * X[:, 0] ** 1.5).coef_ == pytest.approx([2])

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-from npu_kernels.equations import NPURegressor
+from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.laws import RNG, few_rows, noise, standard_errors, uniform
 
 QUICK = {"random_state": 0, "max_terms": 1, "target_powers": (1,), "n_init": 8, "noise": "additive"}
@@ -167,6 +167,41 @@ def test_residuals_of_the_rounding_of_y_are_exact(dtype):
     assert not NPURegressor(random_state=0, n_init=8).fit(X, y.double()).best_equation_.exact
 
 
+@pytest.mark.parametrize(
+    ("law", "terms"),
+    [
+        (lambda x: np.sqrt(3 * x + 1), {(1.0, 3.0), (0.0, 1.0)}),
+        (lambda x: np.sqrt(2 * x + 5), {(1.0, 2.0), (0.0, 5.0)}),
+        (lambda x: np.sqrt(x + 1).astype(np.float32), {(1.0, 1.0), (0.0, 1.0)}),
+    ],
+)
+def test_the_shortest_exact_law_is_found_in_a_narrow_range(law, terms):
+    """A ratio of seven parameters is as near as 4e-10, free powers reach all digits of float32."""
+    X = uniform(1, 60, low=1)
+    best = NPURegressor(random_state=0).fit(X, law(X[:, 0])).best_equation_
+    assert best.exact
+    assert best.target_power == 2
+    assert best.n_denominator_terms == 0
+    pairs = zip(best.exponents[:, 0], best.coef, strict=True)
+    assert {(w, round(float(c), 5)) for w, c in pairs} == terms
+
+
+def test_the_shortest_of_equal_laws_stays():
+    X = uniform(1, 60, low=1)
+    fitted = NPURegressor(random_state=0).fit(X, (X[:, 0] + 2) ** 2)
+    assert fitted.best_equation_.text() == "y = (x0 + 2)**2"
+    assert not fitted.equations_.alternatives
+
+
+@pytest.mark.filterwarnings("ignore:NPURegressor")
+@pytest.mark.parametrize("function", [lambda x: np.exp(-x / 2), np.log1p])
+def test_a_function_of_another_kind_is_not_exact(function):
+    X = uniform(1, 60, low=1)
+    fitted = NPURegressor(random_state=0).fit(X, function(X[:, 0]))
+    assert not fitted.best_equation_.exact
+    assert any("approximation" in note for note in fitted.equations_.notes)
+
+
 def test_a_constant_explains_nothing():
     X, e = uniform(2, 60), noise(60)
     options = {"random_state": 0, "n_init": 8, "max_terms": 2, "target_powers": (1,)}
@@ -190,9 +225,8 @@ def test_as_many_parameters_as_rows_are_not_exact():
     assert "It has as many parameters as rows: any law of this form would fit." in report
     assert "coefficient of x0 = 5, without a standard error" in report
     assert "inf" not in report
-    assert not fitted.refit(
-        X[[0] * 9], 5 * X[[0] * 9, 0]
-    ).best_equation_.exact  # one row, nine times
+    with pytest.warns(EquationWarning, match="Nothing tests its form"):  # one row, nine times
+        assert not fitted.refit(X[[0] * 9], 5 * X[[0] * 9, 0]).best_equation_.exact
 
 
 # ---- a straight line over a constant -------------------------------------------------------------

@@ -43,9 +43,15 @@ from npu_kernels.equations._limits import (
     read_terms,
     read_whole,
 )
-from npu_kernels.equations._numbers import MOST_DENOMINATOR
+from npu_kernels.equations._numbers import MOST_DENOMINATOR, term_text
 from npu_kernels.equations._problem import MOST_NOISE
-from npu_kernels.equations._rows import constant, have_two_values, spread
+from npu_kernels.equations._rows import (
+    MOST_ROWS_OF_PRODUCTS,
+    constant,
+    have_two_values,
+    products_of_columns,
+    spread,
+)
 from npu_kernels.equations._table.refine import Rules
 from npu_kernels.equations._table.search import Settings, Work
 from npu_kernels.equations._table.stepwise import MOST_TERMS
@@ -54,6 +60,7 @@ Array = Any
 
 LOGGER = logging.getLogger("npu_kernels.equations")
 EQUAL_COLUMNS = 1e-12  # relative difference of columns that are the same
+EQUAL_PRODUCTS = 1e-9  # the same of products of columns
 MOST_COMPARED = 20  # rows that tell which columns may be the same
 SCALED = 1e-6  # deviation of a mean from 0, of a variance from 1, that a scaler's rounding leaves
 EXPONENTS = "rational", "integer", "real"
@@ -453,6 +460,28 @@ def copied_columns(X: Array, names: tuple[str, ...]) -> tuple[str, ...]:
         f"tells the two apart, and the law may have either in place of the other."
         for i, (j, factor) in copies(X).items()
     )
+
+
+def product_columns(X: Array, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a note for each column that is a product of powers of others, times a number."""
+    usable = (X != 0).all(0)
+    usable[list(copies(X))] = False
+    some = spread(len(X), MOST_ROWS_OF_PRODUCTS)
+    logs = np.log(np.abs(np.where(usable, X[some], 1.0)))
+    notes = list[str]()
+    for direction in products_of_columns(logs):
+        i = int(np.flatnonzero(direction)[-1])
+        powers = np.where(np.arange(len(names)) == i, 0.0, direction)
+        with np.errstate(over="ignore", under="ignore"):
+            ratio = np.abs(X[:, i]) / np.exp(np.log(np.abs(np.where(usable, X, 1.0))) @ powers)
+        if not np.allclose(ratio, ratio[0], rtol=EQUAL_PRODUCTS, atol=0):
+            continue
+        factor = 1.0 if abs(ratio[0] - 1) < EQUAL_PRODUCTS else float(ratio[0])
+        notes.append(
+            f"{names[i]} is {term_text(factor, powers, names, 6)} in all rows: nothing tells the "
+            "two apart, and the law may have either in place of the other."
+        )
+    return tuple(notes)
 
 
 def units_of(units: Any, names: tuple[str, ...]) -> list[str] | None:

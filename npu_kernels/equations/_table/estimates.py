@@ -50,53 +50,83 @@ def covariance(data: AllRows, law: Sum) -> Array:
         degrees = data.rows - law.parameters
         variance = law.rss / degrees if degrees > 0 else math.inf
     C = refine.covariance(data, law)
-    return C * variance if math.isfinite(variance) else np.full_like(C, math.inf)
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isinf(C), C, C * variance) if variance < math.inf else C + math.inf
+
+
+def untold(data: AllRows, law: Sum) -> tuple[str, ...]:
+    """Return a note if the rows do not tell all parameters of a law."""
+    C = refine.covariance(data, law)
+    unknown = np.isinf(np.diagonal(C, axis1=-2, axis2=-1)).reshape(-1, C.shape[-1])
+    K = len(law.c)
+    count = int(unknown[:, :K].sum() + unknown[0, K:].sum())
+    if not count:
+        return ()
+    return (
+        f"The rows do not tell {count} of the law's {law.parameters} parameters, at most "
+        "combinations of them: these are no estimates, and have no standard error.",
+    )
+
+
+def _deviations(T: Array, C: Array) -> Array:
+    """The standard errors of ``T p`` for parameters p with the covariance C.
+
+    They are infinite where T has a part of what is.
+    """
+    unknown = np.isinf(np.diagonal(C, axis1=-2, axis2=-1))
+    variances = np.diagonal(
+        T @ np.where(np.isinf(C), 0.0, C) @ T.swapaxes(-1, -2), axis1=-2, axis2=-1
+    )
+    reached = ((T != 0) & unknown[..., None, :]).any(-1)
+    deviations: Array = np.where(reached, math.inf, np.sqrt(np.maximum(variances, 0.0)))
+    return deviations
 
 
 def exponent_errors(data: AllRows, law: Sum, C: Array) -> Array:
     """Return the standard errors of the columns' exponents ``[K, n]``. C: the covariance."""
     K, (k, i) = len(law.c), np.nonzero(law.free)
-    if not np.isfinite(C).all():
-        return np.where((law.free @ (data.matrix != 0).T) > 0, math.inf, 0.0)
     errors = np.zeros((K, len(data.matrix)))
     of_exponents = C.reshape(-1, *C.shape[-2:])[0, K:, K:]  # the same in all groups
     for term in range(K):
         of_term = k == term
-        Z, inner = data.matrix[:, i[of_term]], of_exponents[np.ix_(of_term, of_term)]
-        errors[term] = np.sqrt(np.maximum(np.diag(Z @ inner @ Z.T), 0.0))
+        errors[term] = _deviations(
+            data.matrix[:, i[of_term]], of_exponents[np.ix_(of_term, of_term)]
+        )
     return errors
 
 
-def freed(data: AllRows, law: Sum, loss: str | None) -> Iterator[Freed]:
+def freed(data: AllRows, law: Sum, loss: str | None, integers: bool = False) -> Iterator[Freed]:
     """Yield the sum with each of its fractions as a free exponent, one at a time.
 
     Terms that were given keep theirs, and so does an exact sum. loss: None yields nothing.
+    integers: of integers other than 0 too.
     """
     if loss is None or is_exact(data, law):
         return
     full = data.exponents.full(law.u, data.power, data.below)
-    tied = data.matrix != 0
-    fractional = ((full % 1 != 0) @ tied) & ~law.free & ~data.signed
-    fractional[: data.fixed] = False
-    for k, j in np.argwhere(fractional):
+    tied, rounded = data.matrix != 0, full != 0 if integers else full % 1 != 0
+    chosen = (rounded @ tied) & ~law.free & ~data.signed
+    chosen[: data.fixed] = False
+    for k, j in np.argwhere(chosen):
         free = law.free.copy()
         free[k, j] = True
         other = refine.refit(data, replace(law, free=free), loss)
         if math.isfinite(other.cost):
             where = np.zeros(full.shape, dtype=bool)
-            where[k] = tied[:, j] & (full[k] % 1 != 0)
+            where[k] = tied[:, j] & rounded[k]
             exponents = data.exponents.full(other.u, data.power, data.below)
             errors = exponent_errors(data, other, covariance(data, other))
-            yield Freed(other, where, exponents, errors)
+            if np.isfinite(errors[where]).all():
+                yield Freed(other, where, exponents, errors)
 
 
-def in_place_of_fractions(data: AllRows, law: Sum, loss: str | None) -> Array:
-    """Return the exponents that are free in place of fractions, and their errors ``[2, K, n]``.
+def in_place_of_rounded(data: AllRows, law: Sum, loss: str | None) -> Array:
+    """Return the exponents that are free in place of rounded ones, and their errors ``[2, K, n]``.
 
     They are not a number elsewhere.
     """
     told = np.full((2, len(law.c), len(data.matrix)), np.nan)
-    for rival in freed(data, law, loss):
+    for rival in freed(data, law, loss, integers=True):
         told[:, rival.where] = rival.exponents[rival.where], rival.errors[rival.where]
     return told
 
@@ -217,7 +247,7 @@ def equation_of(
 ) -> Equation:  # fmt: skip
     """The law in the units of the data, with standard errors.
 
-    loss: that free exponents are fitted by in place of fractions; None: none are.
+    loss: that free exponents are fitted by in place of rounded ones; None: none are.
     """
     columns, matrix, p = data.columns, data.matrix, data.power
     K = len(law.c)
@@ -225,9 +255,8 @@ def equation_of(
     full, shift = unscaled(data, law.u)
     factor = outer_signs(data, law.u)
     C = covariance(data, law)
-    coef, coef_std = law.c.T, np.full_like(law.c.T, math.inf)
-    if np.isfinite(C).all():  # otherwise all standard errors are infinite
-        coef_std = _errors(coef, C, law.free, matrix.T @ columns.log_mean) * shift
+    coef = law.c.T
+    coef_std = _errors(coef, C, law.free, matrix.T @ columns.log_mean) * shift
     squares = []
     for _, part in data.blocks():
         terms = part.predict(law.u, law.parity, law.c)[2] * of_rows(law.c, part.group)
@@ -246,7 +275,7 @@ def equation_of(
         coef=(coef * shift * factor)[..., order], coef_stderr=coef_std[..., order],
         exponents=full[order], exponents_stderr=exponent_errors(data, law, C)[order],
         free=((law.free @ (matrix != 0).T) > 0)[order],
-        freed=in_place_of_fractions(data, law, loss)[:, order],
+        freed=in_place_of_rounded(data, law, loss)[:, order],
         nonnegative=tuple(bool(v) for v in ~columns.negative),
         nrmse=_relative(rows, data, data.target - prediction), holdout_nrmse=error,
         n_held_out=held_out, bic=law.cost,
@@ -270,15 +299,11 @@ def _errors(coef: Array, C: Array, free: Array, log_mean: Array) -> Array:
     T = np.zeros((*coef.shape, C.shape[-1]))
     T[..., np.arange(K), np.arange(K)] = 1.0
     T[..., k, K + np.arange(len(k))] = -coef[..., k] * log_mean[i]
-    variances = np.diagonal(T @ C @ T.swapaxes(-1, -2), axis1=-2, axis2=-1)
-    errors: Array = np.sqrt(np.maximum(variances, 0.0))
-    return errors
+    return _deviations(T, C)
 
 
 # ---- refits --------------------------------------------------------------------------------------
 # Refits of a law with its form kept: to new data, and to rows drawn anew (the bootstrap).
-
-UNTOLD = 1e-10  # of a singular value of derivatives of length 1: below, rows tell nothing of it
 
 
 def rows_of(
@@ -308,14 +333,6 @@ def refitted(equation: Equation, rows: Rows, loss: str) -> tuple[Rows, Equation]
             raise ValueError("refit: the law must have finite values in all rows")
         error = left_out(rows, data, law)
         equation = equation_of(rows, data, law, error, 0, equation.noise, loss)
-    untold = _untold(data, law) if equation.labels is None else ""
-    if untold:
-        free = equation.free
-        equation = replace(
-            equation, coef_stderr=np.full_like(equation.coef, math.inf),
-            exponents_stderr=np.where(free, math.inf, equation.exponents_stderr),
-        )  # fmt: skip
-        rows = replace(rows, notes=(untold,))
     return rows, equation
 
 
@@ -324,23 +341,6 @@ def _of_terms(data: AllRows, law: Sum) -> AllRows:
     if data.limits is None:
         return data
     return replace(data, limits=data.limits.of_terms(law.u, law.parity, data.below))
-
-
-def _untold(data: AllRows, law: Sum) -> str:
-    """A note if the rows do not tell all parameters of a law; without a note the empty text."""
-    R = refine.triangle(
-        np.concatenate([refine.triangle(J) for _, J in refine.derivatives(data, law)])
-    )
-    k, _ = np.nonzero(law.free)
-    told = np.append(np.ones(len(law.c), dtype=bool), law.c[k] != 0)
-    R = (R / refine.lengths(R))[:, told]
-    rank = int(np.linalg.matrix_rank(R, tol=UNTOLD)) if R.size and np.isfinite(R).all() else 0
-    if rank == told.sum():
-        return ""
-    return (
-        f"The rows tell {rank} of the law's {told.sum()} parameters: the others are no estimates, "
-        "and no parameter has a standard error."
-    )
 
 
 def started(

@@ -43,6 +43,7 @@ from npu_kernels.equations._table.arguments import (
     names_beside,
     outputs_of,
     part_of,
+    product_columns,
     scaled_columns,
     seed_of,
     settings_of,
@@ -168,9 +169,9 @@ class Results:
 
         groups: the labels of the rows, as in `fit`, where the law has groups.
 
-        Warns where an input with a negative exponent is 0 or has no logarithm, where the sum of the
-        terms is no value of the function of y, and where a prediction is far outside of the y of
-        `fit` though the row is like those of `fit`.
+        Warns where an input with a negative exponent is 0, where an input or the sum has no
+        logarithm or root, where the sum of the terms is no value of the function of y, and where a
+        prediction is far outside of the y of `fit` though the row is like those of `fit`.
         """
         from sklearn.utils.validation import validate_data
 
@@ -179,12 +180,12 @@ class Results:
         X, groups = self._separated("predict", X, groups)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         group = indices("predict", equations[0].labels, groups, len(X))
-        results = np.column_stack([equation._predicted(X, group) for equation in equations])
+        results = np.column_stack([equation._predicted(X, group, True) for equation in equations])
         if not np.isfinite(results).all():
             warn(
                 f"NPURegressor: {int((~np.isfinite(results)).any(1).sum())} predictions are "
                 "infinite or undefined, where an input with a negative exponent is 0, an input "
-                "has no logarithm, or a number is too large",
+                "has no logarithm or root, a sum has no root, or a number is too large",
                 EquationWarning,
             )
         for equation in equations:
@@ -596,7 +597,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             of_units = functions, input_units, name, unit, limits, self._powers() or POWERS, part
             exponents = exponents_of(columns, *of_units, group)
             of_y = outputs_of(self.target_transforms, y_of_task, origin, name, unit)
-            notes = copied_columns(X, names) + scaled_columns(X, y_of_task, names, name)
+            notes = copied_columns(X, names) + product_columns(X, names)
+            notes += scaled_columns(X, y_of_task, names, name)
             data = X, y_of_task, weights[:, o], functions, name, of_y, exponents
             about = notes, origin, part, limits, group, labels
             tasks.append(Rows(*data, noise, digits, *about))

@@ -16,8 +16,15 @@ import numpy as np
 
 from npu_kernels.equations._expression import Functions
 from npu_kernels.equations._library import Library
+from npu_kernels.equations._numbers import exponent_nats
 from npu_kernels.equations._problem import AllRows, Output, Problem
-from npu_kernels.equations._rows import NARROW, have_two_values, spread, widths
+from npu_kernels.equations._rows import (
+    NARROW,
+    have_two_values,
+    products_of_columns,
+    spread,
+    widths,
+)
 from npu_kernels.equations._table import refine
 from npu_kernels.equations._table.estimates import freed
 from npu_kernels.equations._table.refine import Rules, Sum
@@ -101,17 +108,17 @@ def cancelling_pair(terms: Array, exponents: Array) -> tuple[int, int] | None:
 
 
 # ---- equal functions -----------------------------------------------------------------------------
-# Laws that are the same function: by sin**2 + cos**2 = 1, or by a function of y.
+# Laws that are the same function: by sin**2 + cos**2 = 1, by a function of y, or by a power of it.
 #
-# ``a - a cos(t)**2`` is ``a sin(t)**2``, and ``exp(log(a) + log(b))`` is ``a b``. Only the shortest
-# of equal laws stays.
+# ``a - a cos(t)**2`` is ``a sin(t)**2``, ``exp(log(a) + log(b))`` is ``a b``, and of exact laws
+# ``a**2 + 2 a + 1`` is ``(a + 1)**2``. Only the shortest of equal laws stays.
 
 # All rows, a law that was fitted without those held out, and one fitted to all rows: of the same
 # form, or of one near it that all rows chose.
 Fit = tuple[AllRows, Sum, Sum]
 
 HIGHEST = 6  # even power that is written with the other function
-EQUAL = 1e-9  # of the largest y: the difference of laws that are the same
+EQUAL = 1e-9  # of y's deviation: the difference of laws that are the same
 COMPARED_ROWS = 300
 
 
@@ -120,7 +127,9 @@ def resolved(fits: list[Fit], functions: Functions, held: Array, loss: str) -> l
 
     held: indices of rows held out.
     """
-    if not functions.columns and all(data.function is None for data, _, _ in fits):
+    is_one_kind = not functions.columns and all(data.function is None for data, _, _ in fits)
+    data, _, best = min(fits, key=lambda fit: fit[2].cost)
+    if is_one_kind and not is_exact(data, best):
         return fits
     written = list[Fit]()
     for pair in functions.circles():
@@ -179,11 +188,62 @@ def _distinct(fits: list[Fit]) -> list[Fit]:
         data, _, law = fit
         some = data.take(spread(data.rows, COMPARED_ROWS))
         y = data.sign * data.unit * some.predict(law.u, law.parity, law.c)[0]
-        limit = EQUAL * np.abs(y).max()
+        deviation = data.unit * math.sqrt(data.size / data.rows)
+        limit = EQUAL * deviation + data.digits * np.abs(y).max()
         if not any(np.abs(y - other).max() <= limit for other in values):
             stay.append(fit)
             values.append(y)
     return stay
+
+
+# ---- columns that are products of others ---------------------------------------------------------
+# Where a column is a product of others, every term has other forms: the shortest is taken.
+
+
+def _with_shortest_terms(fits: list[Fit], held: Array, loss: str) -> list[Fit]:
+    """Return the fits, and those whose terms are shorter with other columns for the same product.
+
+    held: indices of rows held out.
+    """
+    data = fits[0][0]
+    logs = data.take(spread(data.rows, COMPARED_ROWS)).logs
+    directions = products_of_columns(np.where(data.held, 0.0, logs))
+    if not directions:
+        return fits
+    added = list[Fit]()
+    for data, _, law in fits:
+        other = _shortest(data, law, directions)
+        if other is not None:
+            training = data.choose(np.setdiff1d(np.arange(data.rows), held))
+            added.append(
+                (data, refine.refit(training, other, loss), refine.refit(data, other, loss))
+            )
+    return fits + [fit for fit in added if math.isfinite(fit[2].cost)]
+
+
+def _shortest(data: AllRows, law: Sum, directions: list[Array]) -> Sum | None:
+    """The sum with the shortest exponents of its terms; None if they are."""
+    u = law.u.copy()
+
+    def length(w: Array) -> float:
+        return sum(exponent_nats(value, len(w)) for value in w.round(9).tolist())
+
+    for k in range(data.fixed, len(u)):
+        for direction in directions * 2:
+            steps = [u[k, i] / direction[i] for i in np.flatnonzero(direction)]
+            forms = (np.round(u[k] - step * direction, 9) + 0.0 for step in steps)
+            possible = [
+                w
+                for w in forms
+                if (data.low <= w).all()
+                and (w <= data.high).all()
+                and not (w[data.signed] % 1).any()
+            ]
+            u[k] = min([u[k], *possible], key=length)
+    if (u == law.u).all():
+        return None
+    parity = np.where(data.signed, np.abs(u) % 2, 0.0)
+    return replace(law, u=u, parity=parity, free=law.free & (u != 0))
 
 
 # ---- all forms -----------------------------------------------------------------------------------
@@ -191,10 +251,12 @@ def _distinct(fits: list[Fit]) -> list[Fit]:
 RIVAL_ERRORS = 1.1  # ratio of squared errors to the best: see `_reconsidered`
 AS_GOOD = 2.0  # difference of the criteria up to which the simplest of some forms is taken
 TELL = 6.0  # difference of the criteria below which the data hardly tell two equations apart
+FREE_TELL = 12.0  # the same of a law with fractions and of that with free ones, for each exponent
 
 
 def other_forms(fits: list[Fit], output: Output, held: Array, settings: Settings) -> list[Fit]:
     """Return the fits, and those of other forms. held: indices of rows held out."""
+    fits = _with_shortest_terms(fits, held, settings.rules.loss)
     fits = _with_single_power(_reconsidered(fits, settings), settings)
     fits = _with_neighbours(_split(fits, held, settings), settings)
     fits = _shortened(fits, output, held, settings.rules.loss)
@@ -331,6 +393,28 @@ def _standing(fits: list[Fit], rules: Rules) -> list[Fit]:
         if not stands or fitted.cost == best:
             fits = fits + [(data, law, rival.law) for rival in rivals]
     return fits
+
+
+def free_form(fits: list[Fit], held: Array, rules: Rules) -> Fit | None:
+    """Return the best law with free exponents in place of fractions and integers, if it is near.
+
+    A fraction is a guess, and the intervals of the other parameters are those of this guess: the
+    law with free exponents shows how much hangs on it. There is none for a law without fractions,
+    nor beyond `MORE_ROWS` rows.
+    """
+    data, _, best = min(fits, key=lambda fit: fit[2].cost)
+    fractions = data.exponents.full(best.u, data.power, data.below) % 1 != 0
+    rounded = (best.u != 0) & ~best.free & ~data.signed
+    rounded[: data.fixed] = False
+    if is_exact(data, best) or data.rows > MORE_ROWS or rules.exponents != "rational":
+        return None
+    if not (rounded & (fractions @ (data.matrix != 0))).any():
+        return None
+    free = refine.refit(data, replace(best, free=best.free | rounded), rules.loss)
+    if not best.cost < free.cost < best.cost + FREE_TELL * int(rounded.sum()):
+        return None
+    training = data.choose(np.setdiff1d(np.arange(data.rows), held))
+    return data, refine.refit(training, free, rules.loss), free
 
 
 def _as_lines(fits: list[Fit], output: Output, held: Array, settings: Settings) -> list[Fit]:

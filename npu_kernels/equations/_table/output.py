@@ -37,8 +37,16 @@ from npu_kernels.equations._table.estimates import (
     left_out,
     sizes,
     started,
+    untold,
 )
-from npu_kernels.equations._table.forms import TELL, Fit, cancelling_pair, other_forms, resolved
+from npu_kernels.equations._table.forms import (
+    TELL,
+    Fit,
+    cancelling_pair,
+    free_form,
+    other_forms,
+    resolved,
+)
 from npu_kernels.equations._table.refine import Rules, Sum
 from npu_kernels.equations._table.search import (
     MORE_ROWS,
@@ -351,6 +359,8 @@ def _finished(
         raise ValueError(f"NPURegressor: {rule} of {rows.output}")
     fits = _without_roots(other_forms(fits, output, held, settings), settings.rules)
     fits = resolved(fits, rows.functions, held, settings.rules.loss)
+    free = free_form(fits, held, settings.rules)
+    fits += [] if free is None else [free]
     fits.sort(key=lambda fit: (len(fit[2].c), fit[2].cost))
     best = min(fit[2].cost for fit in fits)
     forms: set[Any] = set()
@@ -358,7 +368,8 @@ def _finished(
     for data, law, fitted in fits:
         first = not equations or equations[-1].n_terms < len(fitted.c)
         key = data.function, data.power, data.below, _form(fitted, data.below)
-        if key in forms or not (first or fitted.cost < best + TELL):
+        is_near = fitted.cost < best + TELL or (free is not None and fitted is free[2])
+        if key in forms or not (first or is_near):
             continue
         forms.add(key)
         error = held_out(rows, data, law, held) if len(held) else left_out(rows, data, fitted)
@@ -369,7 +380,7 @@ def _finished(
         equation = equation_of(rows, data, fitted, error, len(held), kind, settings.rules.loss)
         if first:
             equations.append(equation)
-        if best < fitted.cost < best + TELL:
+        if best < fitted.cost and is_near:
             alternatives.append(equation)
     alternatives.sort(key=lambda equation: equation.bic)
     chosen = int(np.argmin([equation.bic for equation in equations]))
@@ -409,6 +420,7 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
     """What a reader should know of the law."""
     X = rows.functions.expand(rows.X)
     notes = [*beyond_notes(equation), *_narrow_notes(rows, equation, X), *_level_notes(equation, X)]
+    notes += _untold_notes(rows, equation, X)
     if equation.exact:
         return tuple(notes)
     notes += _flat_notes(equation)
@@ -447,6 +459,43 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
             "(max_terms) are missing."
         )
     return (*notes, *doubts(rows, equation))
+
+
+def _untold_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:
+    """Notes of parameters that nothing tells, and of a form that nothing tests. X: all columns."""
+    notes = list[str]()
+    if np.isinf(equation.coef_stderr).any() or np.isinf(equation.exponents_stderr).any():
+        notes += untold(*started(equation, rows, "fit"))
+    if notes or equation.df_resid <= 0:
+        return notes
+    used = np.flatnonzero((equation.exponents != 0).any(0))
+    several = used[~have_two_values(X[:, used])]
+    if _levels(rows, X[:, used], equation.n_parameters) and len(several):
+        notes.append(
+            "The columns of the law have no more different rows than the law parameters, "
+            f"{equation.n_parameters}: it passes through the mean of y in each, as any law of so "
+            "many parameters does. Nothing tests its form."
+        )
+        return notes
+    for i in several.tolist():
+        terms = dict[Any, int]()  # parameters of terms that differ in this column alone
+        for row, free in zip(equation.exponents.round(9).tolist(), equation.free, strict=True):
+            row[i] = 0.0
+            terms[tuple(row)] = terms.get(tuple(row), 0) + 1 + int(free[i])
+        count = max(terms.values())
+        if equation.n_denominator_terms == 0 and count > 1 and _levels(rows, X[:, [i]], count):
+            notes.append(
+                f"{equation.names[i]} has no more values than the law parameters for it, {count}: "
+                "any function of it would fit as well. Nothing tests the exponents there."
+            )
+    return notes
+
+
+def _levels(rows: Rows, X: Array, count: int) -> bool:
+    """Whether these columns have at most so many different rows, those of groups together."""
+    X = X if rows.group is None else np.column_stack([X, rows.group])
+    some = len(np.unique(X[spread(len(X), SEARCH_ROWS)], axis=0))
+    return some <= count and len(np.unique(X, axis=0)) <= count
 
 
 def _narrow_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:

@@ -67,12 +67,14 @@ class Fitted:
 def may_be_ratio(candidates: Candidates, settings: Settings) -> bool:
     """Whether ratios are looked for: the best sum is none that looks like a law."""
     best = candidates.best()
-    if best is None or settings.ratios is False or settings.max_terms < 2 or candidates.exact():
+    if best is None or settings.ratios is False or settings.max_terms < 2:
         return False
+    problem, law = best
+    simple = not law.free.any() and (law.u * 2 % 1 == 0).all()
+    if candidates.exact():  # a ratio of few terms may be shorter than one of many
+        return candidates.shortest_exact() >= FEW_TERMS and (problem.below > 0 or not simple)
     if settings.ratios is True:
         return True
-    law = best[1]
-    simple = not law.free.any() and (law.u * 2 % 1 == 0).all()
     return not simple or len(law.c) >= settings.max_terms or candidates.structure() > 0
 
 

@@ -46,6 +46,8 @@ Array = Any
 # equations of the exponents alone. So the work grows with the rows, not with the groups.
 
 DEPENDENT = 1e-12  # share of a column's length that the columns before it have to leave
+UNTOLD = 1e-13  # of a singular value of columns of length 1: rows tell nothing of its direction
+UNTOLD_PART = 1e-6  # of a direction of length 1: a parameter that belongs to it
 LEAST_DAMPING = 1e-22  # of the squares of columns of length 1: what no row tells stays as it is
 
 
@@ -166,32 +168,60 @@ class Arrow:
         Q, R = np.linalg.qr(self.remainder)
         size = np.abs(np.diag(R)) / length
         h = (self.orthonormal**2).sum(1) + (Q[:, size > 1e-10] ** 2).sum(1)
-        with np.errstate(over="ignore", divide="ignore"):
-            return h, 1 / (np.maximum(size, 1e-12) * length) ** 2
+        return h, _variances(size, length)
 
     def covariance(self) -> Array:
         """Return the covariances ``[G, K + F, K + F]``, for errors of variance 1.
 
-        They are those of a group's coefficients and the exponents.
+        They are those of a group's coefficients and the exponents, infinite where nothing tells
+        them.
         """
         K, (lengths, exponents) = self.terms, self.lengths()
-        outer = np.linalg.pinv(self.shared[:, :-1] / exponents, rcond=1e-13)
-        R = self.groups[..., :K] / lengths[:, None]
-        inner = np.linalg.pinv(R, rcond=1e-13)
-        cross = -inner @ (self.groups[..., K:-1] / exponents) @ outer
-        rows = np.concatenate([cross, np.broadcast_to(outer, (len(lengths), *outer.shape))], 1)
+        outer, untold = inverted(self.shared[:, :-1] / exponents)
+        inner, untold_of_group = inverted(self.groups[..., :K] / lengths[:, None])
+
+        def of_all(columns: Array) -> Array:
+            """What a change of the exponents ``[F, n]`` changes in each group ``[G, K + F, n]``."""
+            shared = np.broadcast_to(columns, (len(lengths), *columns.shape))
+            return np.concatenate(
+                [-inner @ (self.groups[..., K:-1] / exponents) @ columns, shared], 1
+            )
+
+        rows, directions = of_all(outer), of_all(untold)
         C = rows @ rows.transpose(0, 2, 1)
         C[:, :K, :K] += inner @ inner.transpose(0, 2, 1)
         size = np.concatenate(
             [lengths, np.broadcast_to(exponents, (len(lengths), len(exponents)))], 1
         )
-        return C / (size[:, :, None] * size[:, None])
+        C = without_untold(C / (size[:, :, None] * size[:, None]), directions)
+        exponents_of_group = np.zeros((len(lengths), len(exponents), K))
+        return without_untold(C, np.concatenate([untold_of_group, exponents_of_group], 1))
+
+
+def inverted(R: Array) -> tuple[Array, Array]:
+    """Return inverses of matrices ``[..., r, q]`` with columns of length 1, and what they miss.
+
+    The latter are directions ``[..., q, q]`` that R makes 0; others are 0.
+    """
+    missing = max(R.shape[-1] - R.shape[-2], 0)
+    R = np.concatenate([R, np.zeros((*R.shape[:-2], missing, R.shape[-1]))], -2)
+    U, values, right = np.linalg.svd(R, full_matrices=False)
+    told, right = (values > UNTOLD)[..., None, :], right.swapaxes(-1, -2)
+    sizes = np.where(told, values[..., None, :], math.inf)
+    return right / sizes @ U.swapaxes(-1, -2), np.where(told, 0.0, right)
+
+
+def without_untold(C: Array, directions: Array) -> Array:
+    """Return covariances ``[..., q, q]``, infinite for what is a part of these directions."""
+    untold = (np.abs(directions) > UNTOLD_PART).any(-1)
+    return np.where(untold[..., None] | untold[..., None, :], math.inf, C)
 
 
 # ---- least squares and the criterion -------------------------------------------------------------
 
 Data = Problem | AllRows
 
+UNTOLD_NATS = 6.0  # of a free exponent that nothing tells: more than of a simple one
 SOLVED_ERROR = 1e-14  # of the target's deviation: no step makes smaller errors smaller
 OWN_ROW = 1e-3  # of a leverage less than 1: a law passes through such a row
 ROUNDED = 1e-12  # of a leverage less than 1, by rounding
@@ -276,7 +306,8 @@ def freedom(problem: Data, variances: Iterable[float], press: float) -> list[flo
     nats = []
     for variance in variances:
         error = math.sqrt(2 * math.pi * max(float(variance) * noise, 1e-300))
-        nats.append(inputs + max(1.0, width - math.log(error)))
+        fewest = 1.0 if variance < math.inf else UNTOLD_NATS
+        nats.append(inputs + max(fewest, width - math.log(error)))
     return nats
 
 
@@ -596,8 +627,14 @@ def _leverages(
         begin += len(factor)
     # R_jj**2 is the part of a column orthogonal to those before it: one over its variance with the
     # later ones fixed.
+    return h, _variances(size[K:], length[K:])
+
+
+def _variances(size: Array, length: Array) -> Array:
+    """``1 / (size * length)**2``, infinite where a share of the length is rounding."""
     with np.errstate(over="ignore", divide="ignore"):
-        return h, 1 / (np.maximum(size[K:], 1e-12) * length[K:]) ** 2
+        variances: Array = 1 / (np.where(size > DEPENDENT, size, 0.0) * length) ** 2
+    return variances
 
 
 def _constants(problem: Data, law: Sum) -> Array:
@@ -611,21 +648,25 @@ def _constants(problem: Data, law: Sum) -> Array:
 def covariance(problem: Data, law: Sum) -> Array:
     """``(J^T J)^-1`` of c and the free exponents: the covariance over the errors' variance.
 
-    Of groups it is ``[G, K + free, K + free]``. It is 0 for coefficients that have one value.
+    Of groups it is ``[G, K + free, K + free]``. It is 0 for coefficients that have one value, and
+    infinite for parameters of which the rows tell combinations alone.
     """
     constants = _constants(problem, law)
     if problem.group is not None:
         J = _of_block(problem, law, None, None)
         J[:, constants] = 0.0
-        return Arrow.of(J, len(law.c), np.zeros(len(J)), problem.group).covariance()
-    R = triangle(np.concatenate([triangle(J) for _, J in derivatives(problem, law)]))
-    if not np.isfinite(R).all():
-        return np.full_like(R, np.nan)
-    R[:, constants] = 0.0
-    length = lengths(R)
-    inverse = np.linalg.pinv(R / length, rcond=1e-13)
-    with np.errstate(over="ignore"):
-        return inverse @ inverse.T / np.outer(length, length)
+        C = Arrow.of(J, len(law.c), np.zeros(len(J)), problem.group).covariance()
+    else:
+        R = triangle(np.concatenate([triangle(J) for _, J in derivatives(problem, law)]))
+        if not np.isfinite(R).all():
+            return np.full((R.shape[1],) * 2, math.inf)
+        R[:, constants] = 0.0
+        length = lengths(R)
+        inverse, untold = inverted(R / length)
+        with np.errstate(over="ignore"):
+            C = without_untold(inverse @ inverse.T / np.outer(length, length), untold)
+    C[..., constants, :] = C[..., constants] = 0.0
+    return C
 
 
 # ---- simple exponents ----------------------------------------------------------------------------
@@ -707,8 +748,14 @@ def reconsidered(problem: Data, law: Sum, rules: Rules) -> Sum:
 
 
 def neighbours(problem: Data, law: Sum, rules: Rules) -> list[Sum]:
-    """The sum with one exponent changed to a simple one nearby, for each exponent other than 0."""
+    """The sum with one exponent changed to a simple one nearby, for each exponent other than 0.
+
+    Where nothing tells a free exponent, any is as good: the simplest are tried.
+    """
     laws = []
+    untold = np.zeros(law.u.shape, dtype=bool)
+    C = covariance(problem, law)
+    untold[law.free] = np.isinf(C.reshape(-1, *C.shape[-2:])[0].diagonal()[len(law.c) :])
     for k, i in np.argwhere(np.abs(law.u) > ZERO):
         if k < problem.fixed:
             continue
@@ -717,6 +764,8 @@ def neighbours(problem: Data, law: Sum, rules: Rules) -> list[Sum]:
         near = [zero for zero in near if problem.low[i] <= zero <= problem.high[i]]
         for shift in (-STEP, 0.0, STEP):
             near += simple_near(problem, rules, value + shift, i, parity)
+        for shift in (-2.0, -1.0, 1.0, 2.0) if untold[k, i] else ():
+            near += simple_near(problem, rules, parity + shift, i, parity)
         for exponent in dict.fromkeys(near):
             if exponent != value or law.free[k, i]:
                 laws.append(refit(problem, _with(law, [(k, i, exponent)]), rules.loss, 8))
@@ -761,6 +810,12 @@ def _plan(problem: Data, law: Sum, rules: Rules) -> list[tuple[int, int, float]]
         return []
     C = covariance(problem, law)[..., K:, K:]
     C = C if C.ndim == 2 else C[0]  # exponents are those of all groups
+    untold = np.flatnonzero(np.isinf(np.diag(C)))
+    if len(untold):  # any value is as good
+        j = int(untold[0])
+        parity = float(law.parity[k[j], i[j]])
+        near = simple_near(problem, rules, float(law.u[k[j], i[j]]), int(i[j]), parity)
+        return [(int(k[j]), int(i[j]), min(near, key=exponent_nats))] if near else []
     lost = LOST * np.diag(C)
     values, remaining, rss = law.u[k, i].copy(), list(range(len(k))), law.rss
     plan: list[tuple[int, int, float]] = []

@@ -23,7 +23,9 @@ class EquationTable(list[Equation]):
     Attributes:
         best_index: the index of the chosen equation.
         alternatives: equations that the data hardly tell from the chosen one, the likeliest first:
-            their criterion is less than 6 higher. They may have as many terms.
+            their criterion is less than 6 higher. They may have as many terms. If the chosen one
+            has fractions, also the one with free exponents: its criterion is less than 12 higher
+            for each of them.
         noise: what was taken for the errors of y: "additive", "proportional" (in proportion to y),
             "multiplicative" (the law times a factor) or "known".
         complete: false after Ctrl-C.
@@ -155,7 +157,7 @@ def report(table: EquationTable, level: float = 0.95) -> str:
     kinds = f"standard errors and {100 * level:g} % intervals"
     lines.append(f"Estimates with {kinds}, given the form of the equation:")
     intervals = equation.confidence_intervals(level)
-    lines += [f"  {line}" for line in (*intervals, *equation.fractions())]
+    lines += [f"  {line}" for line in (*intervals, *equation.rounded_exponents())]
     if equation.df_resid >= 1 and equation.holdout_nrmse > LITTLE:
         lines.append(f"It explains little of {equation.output}, less than half of its variance.")
     for interval in () if equation.exact else intervals:

@@ -187,25 +187,32 @@ class Candidates:
         return min(exact, default=0)
 
     def structure(self) -> float:
-        """How alike the residuals of the best sum are in rows beside each other: see `alike`."""
+        """How alike the residuals of the best sum are in rows beside each other: see `alike`.
+
+        Ctrl-C ends the search.
+        """
         best = self.best()
         if best is None:
             return 0.0
         problem, law = best
         residuals = problem.predict(law.u, law.parity, law.c)[1]
         used = (law.u != 0).any(0)
-        likeness = max(alike(problem.logs[:, c], residuals) for c in (used, slice(None)))
-        return max(likeness, refine.pattern_of(problem, law, problem.logs))
+        try:
+            likeness = max(alike(problem.logs[:, c], residuals) for c in (used, slice(None)))
+            return max(likeness, refine.pattern_of(problem, law, problem.logs))
+        except KeyboardInterrupt:
+            self.complete = False
+            return 0.0
 
     def settled(self) -> bool:
-        """Whether no other output power is tried: a sum is exact, or the best is a simple product.
+        """Whether no other output power is tried: the best sum is a simple product.
 
         A power of a sum is often close to a sum of simple products, but not to one product, which
         has every power.
         """
         best = self.best()
         if best is None or self.exact():
-            return best is not None
+            return False
         problem, law = best
         close = law.rss < ROUGH_ERROR**2 * problem.size
         close &= bool((np.abs(law.u) < BOUND).all())
@@ -263,7 +270,10 @@ def search(
     """
     try:
         for power in powers:
-            end = candidates.exact() if settings.patient else candidates.settled()
+            shortest = candidates.shortest_exact()
+            if shortest and output.function is None:  # only a shorter law is better
+                settings = replace(settings, max_terms=min(settings.max_terms, shortest - 1))
+            end = settings.max_terms < 2 if shortest else candidates.settled()
             if end and output.function is None:
                 break
             rows = output.scaled(power)

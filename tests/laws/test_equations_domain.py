@@ -1,0 +1,75 @@
+"""Predictions of `NPURegressor` outside of the domain of a law: those of the formula in NumPy."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+from npu_kernels.equations import EquationWarning, NPURegressor
+from tests.support.laws import uniform
+
+LAWS = {
+    "2 sqrt(x)": lambda x: 2 * x**0.5,
+    "x**2.5": lambda x: x**2.5,
+    "x**1.3": lambda x: x**1.3,
+    "sqrt(3 x + 1)": lambda x: (3 * x + 1) ** 0.5,
+    "sqrt(4 - x)": lambda x: (4 - x) ** 0.5,
+    "-sqrt(4 - x)": lambda x: -((4 - x) ** 0.5),
+    "(x + 2)**2": lambda x: (x + 2) ** 2,
+    "1/sqrt(x + 2)": lambda x: (x + 2) ** -0.5,
+    "1/(x + 2)": lambda x: 1 / (x + 2),
+    "x**3": lambda x: x**3,
+    "1/x": lambda x: 1 / x,
+    "root of a ratio": lambda x: ((1 + 2 * x) / (3 + x)) ** 0.5,
+}
+
+
+@pytest.mark.filterwarnings("ignore:NPURegressor. .* predictions are")
+@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+def test_a_root_of_a_negative_number_is_none(law):
+    X = uniform(1, 60, low=1)
+    fitted = NPURegressor(random_state=0).fit(X, law(X[:, 0]))
+    x = np.array([-4.0, -1.0, -0.3, 1.0, 10.0, 1e4])
+    with np.errstate(invalid="ignore"):
+        expected = law(x)
+    module = fitted.torch_module()(torch.from_numpy(x)[:, None]).detach().numpy()[:, 0]
+    for values in (fitted.predict(x[:, None]), fitted.best_equation_.predict(x[:, None]), module):
+        np.testing.assert_allclose(values, expected, rtol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore:NPURegressor. .* predictions are")
+@pytest.mark.parametrize("name", ["2 sqrt(x)", "sqrt(4 - x)", "(x + 2)**2"])
+def test_sympy_has_no_real_number_there(name):
+    pytest.importorskip("sympy", reason="SymPy is not installed")
+    X = uniform(1, 60, low=1)
+    fitted = NPURegressor(random_state=0).fit(X, LAWS[name](X[:, 0]))
+    expression = fitted.sympy()
+    [symbol] = expression.free_symbols
+    for x in (-4, 2, 10):
+        value, expected = complex(expression.subs(symbol, x)), fitted.predict([[float(x)]])[0]
+        assert (value.imag != 0) == np.isnan(expected)
+        assert np.isnan(expected) or value.real == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_warning_counts_the_roots():
+    X = uniform(1, 60, low=1)
+    fitted = NPURegressor(random_state=0).fit(X, 2 * X[:, 0] ** 0.5)
+    with pytest.warns(EquationWarning, match="1 predictions are infinite or undefined"):
+        assert np.isnan(fitted.predict([[-4.0], [4.0]])).tolist() == [True, False]
+
+
+def test_groups_and_several_columns_have_roots_too():
+    X, group = uniform(2, 60, low=1), np.arange(60) % 2
+    fitted = NPURegressor(random_state=0).fit(
+        X, np.sqrt((1 + group) * X[:, 0] / X[:, 1]), groups=group
+    )
+    with pytest.warns(EquationWarning, match="1 predictions"):
+        values = fitted.predict([[-4.0, 1.0], [4.0, 1.0]], groups=[1, 1])
+    np.testing.assert_allclose(values, [np.nan, np.sqrt(8)], rtol=1e-9)
+
+
+def test_integer_powers_keep_the_sign():
+    X = uniform(2, 60, low=1)
+    fitted = NPURegressor(random_state=0).fit(X, X[:, 0] ** 3 / X[:, 1])
+    assert fitted.predict([[-2.0, 1.0]]) == pytest.approx([-8.0])
