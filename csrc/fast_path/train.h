@@ -26,8 +26,15 @@ class TrainingPlan {
     for (const py::handle entry : py::reinterpret_borrow<py::list>(parameters)) {
       const py::tuple fields = py::reinterpret_borrow<py::tuple>(entry);
       const Tensor values = fields[0].cast<Tensor>();
-      One one{fields[0], fields[3], {}, {}, Place(values), {}, values.requires_grad(),
-              fields[1].cast<bool>(), fields[2].cast<bool>()};
+      One one{fields[0],
+              fields[3],
+              {},
+              {},
+              Place(values),
+              {},
+              values.requires_grad(),
+              fields[1].cast<bool>(),
+              fields[2].cast<bool>()};
       dtype_ = values.scalar_type();
       if (one.trained) {
         for (const auto& [name, value] : py::reinterpret_borrow<py::dict>(one.state)) {
@@ -95,9 +102,9 @@ class TrainingPlan {
     {
       const pybind11::gil_scoped_release without_gil;
       npu::training_step(kept_.number, {x.const_data_ptr(), y.const_data_ptr(),
-                                   data.weight.defined() ? data.weight.const_data_ptr() : nullptr, x.size(-2),
-                                   models_ > 0 && x.dim() == 2, models_ > 0 && y.dim() == 2, schedules.data(),
-                                   numbers.data(), loss.mutable_data_ptr()});
+                                        data.weight.defined() ? data.weight.const_data_ptr() : nullptr, x.size(-2),
+                                        models_ > 0 && x.dim() == 2, models_ > 0 && y.dim() == 2, schedules.data(),
+                                        numbers.data(), loss.mutable_data_ptr()});
     }
     for (const One& one : parameters_) {
       const Tensor& parameter = THPVariable_Unpack(one.parameter.ptr());
@@ -185,7 +192,8 @@ inline PyObject* training_plan(PyObject*, PyObject* const* args, Py_ssize_t) {
 // training_step(plan, the optimiser's state, x, y, weight, schedules): the loss, or NotImplemented, and nothing was
 // done
 inline PyObject* training_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 6 || !nothing_watches() || hooks_see_saved() || c10::InferenceMode::is_enabled()) Py_RETURN_NOTIMPLEMENTED;
+  if (count != 6 || !nothing_watches() || hooks_see_saved() || c10::InferenceMode::is_enabled())
+    Py_RETURN_NOTIMPLEMENTED;
   auto* plan = static_cast<TrainingPlan*>(PyCapsule_GetPointer(args[0], kTrainingPlan));
   if (plan == nullptr) return nullptr;
   TrainingPlan::Data data;
