@@ -548,9 +548,9 @@ def _level_notes(equation: Equation, X: Array) -> list[str]:
     terms = {tuple(row) for row in equation.exponents.round(9).tolist()}
 
     def is_line(i: int) -> bool:
-        others = [(*row[:i], 0.0, *row[i + 1 :]) for row in terms if row[i] == 1]
-        beside = (X[:, i] == 0).any() or terms.issuperset(others)
-        return bool(others and beside and all(row[i] in (0, 1) for row in terms))
+        without = [(*row[:i], 0.0, *row[i + 1 :]) for row in terms if row[i] == 1]
+        beside = (X[:, i] == 0).any() or terms.issuperset(without)
+        return bool(without and beside and all(row[i] in (0, 1) for row in terms))
 
     named = [equation.names[i] for i in np.flatnonzero(have_two_values(X)).tolist() if is_line(i)]
     if not named:
