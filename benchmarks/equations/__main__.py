@@ -85,13 +85,10 @@ def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
     """The outcome of `NPURegressor`."""
     best = best_equation(law, X, y, seed)
 
-    def sums(points: np.ndarray) -> Any:
-        if best.target_transform is not None:  # y may be rounded to a constant
-            columns = best.functions.expand(points)
-            return powers(columns, best.exponents) @ best.coef
-        sign = best.sign if best.target_power != 1 else 1.0
-        values = sign * best.predict(points)
-        return np.sign(values) * np.abs(values) ** best.target_power
+    def sums(points: np.ndarray) -> Any:  # of any sign, where y itself may not exist
+        terms = powers(best.functions.expand(points), best.exponents) * best.coef
+        above = best.n_terms - best.n_denominator_terms
+        return terms[:, :above].sum(1) / (1 + terms[:, above:].sum(1))
 
     right = same(
         law, best.target_power, sums, best.target_transform.name if best.target_transform else ""
