@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another
         (["--sizes", "3x2"], "a size is BxIxO or BxIxOxK in positive integers, got '3x2'"),
         (["--threads", "0"], "--threads: must be a whole number of at least 1, got '0'"),
         (["--threads", "one"], "--threads: must be a whole number of at least 1, got 'one'"),
-        (["--rivals", "eager,foo"], "unknown foo; known: ours, eager"),
+        (["--rivals", "eager,foo"], "unknown foo; known: ours, make-step, eager"),
         (["--layers", "gru"], "unknown gru; known: npu, realnpu"),
         (["--passes", "backward"], "unknown backward; known: forward, step, train, run, rollout"),
         (["--seconds", "0"], "--seconds: must be greater than 0, got 0"),

@@ -270,7 +270,7 @@ def test_a_number_counts_as_python_s_own_does() -> None:
     noisy = Y.numpy()[:, 0] * (1 + 0.01 * np.random.default_rng(0).standard_normal(len(Y)))
     stated = [
         NPURegressor(1, [1], n_init=4, random_state=0, noise=v).fit(X.numpy(), noisy)
-        for v in (0.5, np.float32(0.5))
+        for v in (0.015625, np.float32(0.015625))
     ]
     assert [model.equations_.noise for model in stated] == ["known", "known"]
     assert stated[0].best_equation_.text() == stated[1].best_equation_.text()
