@@ -59,7 +59,8 @@ export NPU_KERNELS_BUILD := $(abspath build/cmake)
 demo: install
 	$(BIN)/python -m benchmarks.demo $(ARGS)
 
-test: install
+# Every instruction set is tested.
+test: $(VENV)/.requirements $(VENV)/.built-for-all
 	$(BIN)/python -m tests.run $(ARGS)
 
 check: check-setup
