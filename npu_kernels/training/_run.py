@@ -182,8 +182,8 @@ def run(
     replayed: at least 16 steps between two calls of callbacks. The numbers are those of the
     ordinary loop, to rounding. Any other model, optimiser, device or setting makes the ordinary
     loop, and one notice says why; so does what a user has replaced or hooked, also a callback
-    during the run. Only prehooks of a parameter's AccumulateGrad node are not seen: the steps in
-    C++ ignore them.
+    during the run. Only hooks of a parameter's AccumulateGrad node are not seen: the steps in C++
+    ignore them.
 
     Args:
         model: a module; its units have one num_models K, or none.

@@ -59,8 +59,8 @@ def make_step(
     autograd would change, to rounding; gradients (``.grad``) are None or the step's afterwards.
 
     On the CPU the step is one call of C++ for the models and optimisers that `run` has in C++, on a
-    GPU a CUDA graph for those that `run` captures: the first three steps are made one by one, and
-    others with data of another shape. Any other model or optimiser makes the ordinary step, and one
+    GPU a CUDA graph for those that `run` captures: the first steps are made one by one, and again
+    after data of another shape. Any other model or optimiser makes the ordinary step, and one
     notice says why. Every call sees what has changed since: learning rates and other settings of
     the optimiser, its state, `requires_grad`, parameters, hooks, options of layers; only hooks of a
     parameter's AccumulateGrad node are not seen. Schedulers of `torch.optim.lr_scheduler` work as
@@ -107,7 +107,7 @@ def make_step(
 
 
 class Step:
-    """A training step, as `make_step` returns it, which has checked the arguments.
+    """A training step. `make_step` checks the arguments and returns it.
 
     Args:
         model: what is trained.

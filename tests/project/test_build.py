@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -339,21 +340,31 @@ if "npu_kernels_cpu" not in sys.argv:
 """
 
 
-@needs_compiler
-def test_a_kept_folder_takes_another_compiler_and_other_options(tmp_path: Path) -> None:
-    ninja = shutil.which("ninja")
-    path = tools(tmp_path / "bin", "cmake", "c++", ninja=NO_COMPILATION.format(ninja=ninja))
+def builds_without_compiling(tmp_path: Path) -> Callable[..., Path]:
+    """What configures a build with these variables, in one kept folder, and returns the folder."""
+    compilation = NO_COMPILATION.format(ninja=shutil.which("ninja"))
+    path = tools(tmp_path / "bin", "cmake", "c++", ninja=compilation)
     tree, build = copy_of_the_tree(tmp_path), tmp_path / "build"
 
-    def compile_command(**env: str) -> str:
+    def configure(**env: str) -> Path:
         run = run_python(
             "setup.py", "build_ext", "--build-lib", str(tmp_path),
             env={"PATH": f"{path}:{os.environ['PATH']}", "NPU_KERNELS_NO_FAST_PATH": "1",
-                 "NPU_KERNELS_BUILD": str(build), "CMAKE_ARGS": "-DNPU_KERNELS_ISAS=baseline", **env},
-            cwd=tree,
+                 "NPU_KERNELS_BUILD": str(build), **env}, cwd=tree,
         )  # fmt: skip
         assert run.returncode == 0, run.stderr
-        commands = [ninja, "-C", str(build), "-t", "commands", "npu_kernels_cpu"]
+        return build
+
+    return configure
+
+
+@needs_compiler
+def test_a_kept_folder_takes_another_compiler_and_other_options(tmp_path: Path) -> None:
+    configure = builds_without_compiling(tmp_path)
+
+    def compile_command(**env: str) -> str:
+        build = configure(CMAKE_ARGS="-DNPU_KERNELS_ISAS=baseline", **env)
+        commands = ["ninja", "-C", str(build), "-t", "commands", "npu_kernels_cpu"]
         lines = subprocess.run(commands, capture_output=True, text=True, check=True).stdout
         (line,) = [line for line in lines.splitlines() if line.endswith("/ops.cpp")]
         return line
@@ -476,18 +487,10 @@ def test_make_install_refuses_an_old_python(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="the flags are Linux's")
 def test_the_sets_of_this_processor(tmp_path: Path) -> None:
     """`make install` compiles for this processor alone; pip for all, or for those that are named."""
-    ninja = shutil.which("ninja")
-    path = tools(tmp_path / "bin", "cmake", "c++", ninja=NO_COMPILATION.format(ninja=ninja))
-    tree, build = copy_of_the_tree(tmp_path), tmp_path / "build"
+    configure = builds_without_compiling(tmp_path)
 
     def sets(**env: str) -> str:
-        run = run_python(
-            "setup.py", "build_ext", "--build-lib", str(tmp_path),
-            env={"PATH": f"{path}:{os.environ['PATH']}", "NPU_KERNELS_NO_FAST_PATH": "1",
-                 "NPU_KERNELS_BUILD": str(build), **env}, cwd=tree,
-        )  # fmt: skip
-        assert run.returncode == 0, run.stderr
-        cache = (build / "CMakeCache.txt").read_text()
+        cache = (configure(**env) / "CMakeCache.txt").read_text()
         return next(line for line in cache.splitlines() if "NPU_KERNELS_ISAS:" in line)
 
     flags = set(Path("/proc/cpuinfo").read_text().split())
