@@ -15,8 +15,9 @@ Errors: ValueError for shapes, devices and values, TypeError for dtypes, Runtime
 that cannot run.
 
 Under `torch.func.vmap` the fused operators compute, a vmap over weights as one call with a model
-dimension; under the other `torch.func` transforms and forward-mode differentiation the eager
-formulas do, so that every mode is correct. On the CPU the NPU's tangents are computed by a kernel
+dimension. They also compute under one level of `torch.func.grad`, `grad_and_value` or `vjp`. Under
+deeper levels, the other `torch.func` transforms and forward-mode differentiation the eager formulas
+do, so that every mode is correct. On the CPU the NPU's tangents are computed by a kernel
 unless they must be differentiable. `torch.jit.trace` records the eager formulas too, which
 have derivatives wherever the traced module runs. `torch.fx.symbolic_trace` records each function as
 one call.

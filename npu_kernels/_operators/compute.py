@@ -45,7 +45,7 @@ def _kernels(layer: ops.Layer) -> Callable[..., Any]:
     keep = layer.keep
     function = autograd.FUNCTIONS[layer.name]
     apply = function.apply
-    transformed = transforms.FUNCTIONS[layer.name].apply
+    transformed = transforms.FUNCTIONS[layer.name]
 
     def run(*inputs: Any) -> Any:
         backend = backend_for(inputs[0])

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.func import (
     functional_call,
     grad,
+    grad_and_value,
     hessian,
     jacfwd,
     jacrev,
@@ -88,6 +89,84 @@ def test_grad_and_vjp(name: str, backend: str) -> None:
     for a, b, e in zip(actual, pull(torch.ones((), dtype=torch.float64)), expected, strict=True):
         assert normwise_error(a, e) < ROUNDING
         assert normwise_error(b, e) < ROUNDING
+
+
+@needs_library
+@fused
+def test_one_level_of_grad_is_fused(name: str) -> None:
+    """One call each of the forward and the backward, also for parameters that require gradients."""
+    arguments = _arguments(name)
+    positions = tuple(range(len(arguments)))
+    once = {f"{name}_forward": 1, f"{name}_backward": 1}
+
+    def loss(*tensors: Tensor) -> Tensor:
+        return _loss(RECORDS[name].function, *tensors)
+
+    def by_vjp(*tensors: Tensor) -> Any:
+        value, pull = vjp(loss, *tensors)
+        return pull(torch.ones_like(value))
+
+    for tensors in (arguments, [a.clone().requires_grad_() for a in arguments]):
+        for gradient in (
+            grad(loss, positions),
+            lambda *a: grad_and_value(loss, positions)(*a)[0],
+            by_vjp,
+        ):
+            with CountCalls() as count:
+                actual = gradient(*tensors)
+            assert count.calls == once
+            with use_backend("reference"):
+                assert_near(actual, gradient(*tensors), ROUNDING)
+
+
+@fused
+def test_derivatives_of_one_level_of_grad(name: str, backend: str) -> None:
+    """Second derivatives: in the same level, in plain autograd outside, under a vmap of the pull."""
+    x, weight, *rest = _arguments(name)
+    function = RECORDS[name].function
+
+    def loss(w: Tensor) -> Tensor:
+        return _loss(function, x, w, *rest)
+
+    leaf = weight.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(loss(leaf), leaf, create_graph=True)
+    (expected,) = torch.autograd.grad(slope.square().sum(), leaf)
+
+    def same_level(w: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad(loss(w), w, create_graph=True)
+        return slope.square().sum()
+
+    assert normwise_error(grad(same_level)(weight), expected) < ROUNDING
+    assert normwise_error(grad(lambda w: grad(loss)(w).square().sum())(weight), expected) < ROUNDING
+    (outside,) = torch.autograd.grad(grad(loss)(leaf).square().sum(), leaf)
+    assert normwise_error(outside, expected) < ROUNDING
+
+    y, pull = vjp(lambda w: function(x, w, *rest), weight)
+    directions = torch.randn(3, *y.shape, dtype=y.dtype)
+    (together,) = vmap(pull)(directions)
+    for direction, actual in zip(directions, together, strict=True):
+        assert normwise_error(actual, pull(direction)[0]) < ROUNDING
+    (within,) = vjp(lambda g: pull(g)[0], directions[0])[1](weight)  # the pull, pulled back
+    with use_backend("reference"):
+        pull = vjp(lambda w: function(x, w, *rest), weight)[1]
+        assert normwise_error(within, vjp(lambda g: pull(g)[0], directions[0])[1](weight)[0]) < (
+            ROUNDING
+        )
+
+
+@needs_library
+def test_grad_of_a_functional_call_is_fused() -> None:
+    module = nn.Sequential(NPU(3, 4, init_im=0.3), NMU(4, 2)).double()
+    parameters, x = dict(module.named_parameters()), torch.randn(7, 3, dtype=torch.float64)
+    with CountCalls() as count:
+        grads = grad(lambda p: _square(module, p, x))(parameters)
+    assert count.calls == ONE_STEP
+    module(x).square().sum().backward()
+    for name, parameter in module.named_parameters():
+        assert normwise_error(grads[name], parameter.grad) < ROUNDING
+        with torch.no_grad():
+            frozen = grad(lambda p: _square(module, p, x))(parameters)
+        assert normwise_error(frozen[name], parameter.grad) < ROUNDING
 
 
 @fused
