@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import html
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from keyword import iskeyword
 
+WIDTH = 79  # columns of a report
 # Greek letters as LaTeX has them. Not pi, which is a number in formulas.
 GREEK = (
     "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon"
@@ -40,6 +42,17 @@ def text(caption: str, rows: Iterable[tuple[object, object]]) -> str:
     """Return a caption and below it rows of a name and a value, as `print` shows them."""
     lines = [f"  {name}: {value}" for name, value in rows]
     return "\n".join([caption, *lines])
+
+
+def wrapped(lines: Iterable[str]) -> str:
+    """Return lines of words, broken at WIDTH columns; continuations are indented by two more."""
+    broken = []
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        broken += textwrap.wrap(
+            line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        ) or [""]
+    return "\n".join(broken)
 
 
 def written_name(name: str) -> str:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.support.compare import report_of
 from tests.support.laws import approximate, model, noise, terms, uniform
 
 
@@ -87,11 +88,11 @@ def test_coefficients_at_their_bounds_are_named():
 
     def report(**bounds):
         fitted = model(required_terms={"x0": None, "1": None, **bounds}, max_terms=2)
-        return fitted.fit(x, y).report()
+        return report_of(fitted.fit(x, y))
 
     for bounds in ((0, 0.5), (None, 0), (1.5, 2)):
         told = report(x0=bounds)
-        assert "The coefficient of x0 is at its bound: rows would have it beyond." in told
+        assert "The coefficient of x0 is at its bound: beyond it the fit would be better." in told
         assert "coefficient of x0: it may be 0" not in told
     assert "bound" not in report(x0=(0, 2))
     assert "do not determine the constant" not in report(**{"1": (0, 0)})

@@ -11,6 +11,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from npu_kernels import NPURegressor
 from tests.laws.real_tables import TABLES
+from tests.support.compare import report_of
 from tests.support.laws import RNG, noise, uniform
 
 QUICK = {"random_state": 0, "target_powers": (1,), "ratios": False, "n_init": 16}
@@ -39,7 +40,7 @@ def test_a_fraction_stands_beside_its_free_exponent():
         X, y = allometry(0.75, 0.05, seed)
         fitted = NPURegressor(noise="proportional", **ONE).fit(X, y)
         value, error = free_power(X, y, fitted.predict(X))
-        told = re.search(r"exponent of x0 in term 1 = 3/4; free: (\S+) ± (\S+)", fitted.report())
+        told = re.search(r"exponent of x0 in term 1 = 3/4; free: (\S+) ± (\S+)", report_of(fitted))
         if fitted.exponents_[0, 0] == 0.75:
             stood += 1
             assert float(told[1]) == pytest.approx(value, rel=1e-3)
@@ -73,7 +74,7 @@ def test_a_fraction_that_is_nearly_met_stands_though_rows_exclude_it():
         if 2.1 < apart < 3.3:
             told += 1
             assert fitted.exponents_[0, 0] == 0.75
-            away = re.search(r"= 3/4; free: \S+ ± \S+, (\S+) errors away", fitted.report())
+            away = re.search(r"= 3/4; free: \S+ ± \S+, (\S+) errors away", report_of(fitted))
             assert float(away[1]) == pytest.approx(apart, abs=0.1)
     assert told >= 1
 
@@ -82,7 +83,7 @@ def test_an_exact_fraction_has_no_doubt():
     X, y = allometry(0.75, 0.0, 0)
     fitted = NPURegressor(**ONE).fit(X, y)
     assert fitted.best_equation_.exact
-    assert "free:" not in fitted.report()
+    assert "free:" not in report_of(fitted)
     assert fitted.equations_.alternatives == []
 
 
@@ -93,10 +94,10 @@ def test_an_integer_stands_beside_its_free_exponent():
     assert fitted.exponents_.tolist() == [[3, -2]]
     optimize = pytest.importorskip("scipy.optimize", reason="SciPy is not installed")
     value, C = optimize.curve_fit(lambda x, c, w: c * x[0] ** w / x[1] ** 2, X.T, y, [1.0, 3.0])
-    told = re.search(r"exponent of x0 in term 1 = 3; free: (\S+) ± (\S+)", fitted.report())
+    told = re.search(r"exponent of x0 in term 1 = 3; free: (\S+) ± (\S+)", report_of(fitted))
     assert float(told[1]) == pytest.approx(value[1], rel=1e-5)
     assert float(told[2]) == pytest.approx(np.sqrt(C[1, 1]), rel=0.06)  # two digits
-    assert "exponent of x1" not in fitted.report()  # a column of negative numbers
+    assert "exponent of x1" not in report_of(fitted)  # a column of negative numbers
 
 
 def test_the_law_with_free_exponents_is_named_beside_fractions():
@@ -147,7 +148,7 @@ def test_a_refit_tells_the_free_exponent_too():
     other, z = allometry(0.87, 0.02, 2)
     refitted = fitted.refit(other, z)
     value, error = free_power(other, z, refitted.predict(other))
-    told = re.search(r"= 3/4; free: (\S+) ± ", refitted.report())
+    told = re.search(r"= 3/4; free: (\S+) ± ", report_of(refitted))
     assert float(told[1]) == pytest.approx(value, abs=0.3 * error)
 
 
@@ -172,7 +173,7 @@ def test_a_line_in_years():
         y = 2 * (t - 1960) + 3 * noise(61, seed) + 100
         fitted = NPURegressor(**QUICK).fit(t[:, None], y)
         lines += sorted(fitted.exponents_[:, 0]) == [0, 1]
-        assert "Subtract an origin, such as x0 - 1960, " in fitted.report()
+        assert "Subtract an origin, such as x0 - 1960, " in report_of(fitted)
         assert np.abs(fitted.predict(t[:, None]) - np.polyval(np.polyfit(t, y, 1), t)).max() < 3
     assert lines >= 5
 
@@ -197,7 +198,7 @@ def test_neighbours_are_looked_for_among_all_rows():
     X[:, 3] *= np.tile([1.0, 1.01, 1.02, 1.03], 400)
     y = X[:, 0] * X[:, 1] + noise(400).repeat(4) + 0.3 * noise(1600, 3)
     fitted = NPURegressor(**ONE).fit(X, y)
-    assert "the residuals of rows beside each other are alike" in fitted.report()
+    assert "the residuals of rows beside each other are alike" in report_of(fitted)
 
 
 def test_terms_that_stand_for_a_logarithm():
@@ -205,7 +206,7 @@ def test_terms_that_stand_for_a_logarithm():
     y = 3 + np.log(X[:, 0]) / 10 + 0.001 * noise(200)
     fitted = NPURegressor(**ONE).fit(X, y)
     assert abs(fitted.exponents_[0, 0]) < 0.1
-    assert "near 0: the term stands for a logarithm or another function." in fitted.report()
+    assert "near 0: the term stands for a logarithm or another function." in report_of(fitted)
 
 
 # ---- few rows: smooth residuals, and exponents at the end of those that are tried ----------------
@@ -226,7 +227,7 @@ def test_the_search_goes_on_where_a_power_leaves_a_curve(rows):
     model = NPURegressor(random_state=0).fit(X, y)
     errors = model.predict(X) / y - 1
     assert errors @ errors < 1.5 * nearby @ nearby  # a power alone has errors of 7 %
-    assert "approximation" not in model.report()
+    assert "approximation" not in report_of(model)
 
 
 def test_viscosities_of_water_are_no_power():
@@ -243,7 +244,7 @@ def test_viscosities_of_water_are_no_power():
 def test_an_exponent_that_the_rows_have_beyond_the_last_one(exponent):
     x = np.linspace(1, 3, 30)
     y = 2 * x**exponent * (1 + 0.02 * RNG(0).standard_normal(30))
-    told = NPURegressor(noise="proportional", **ONE).fit(x[:, None], y).report()
+    told = report_of(NPURegressor(noise="proportional", **ONE).fit(x[:, None], y))
     words = re.search(r"exponent (\S+) of x0 is the last one .* free it is (\S+) ± (\S+)\.", told)
     value, error = free_power(x[:, None], y, x**exponent)
     assert float(words[1]) == math.copysign(6, exponent)
@@ -255,7 +256,7 @@ def test_the_last_exponent_is_named_only_where_the_rows_exclude_it():
     y = 2 / x**6 * (1 + 0.02 * RNG(0).standard_normal(30))
     model = NPURegressor(random_state=0).fit(x[:, None], y)
     assert str(model.best_equation_).endswith("/x0**6")
-    assert "the last one that is tried" not in model.report()
+    assert "the last one that is tried" not in report_of(model)
 
 
 def misfits():
@@ -273,7 +274,7 @@ def misfits():
 def test_a_smooth_misfit_of_few_rows_is_an_approximation(name):
     x, y = misfits()[name]
     model = NPURegressor(random_state=0, target_powers=(1,), ratios=False).fit(x[:, None], y)
-    assert "It is an approximation" in model.report()
+    assert "It is an approximation" in report_of(model)
 
 
 def clean(seed):
@@ -287,7 +288,7 @@ def clean(seed):
 
 
 def test_few_rows_with_noise_are_no_approximation():
-    told = [NPURegressor(**QUICK, max_terms=2).fit(*clean(seed)).report() for seed in range(60)]
+    told = [report_of(NPURegressor(**QUICK, max_terms=2).fit(*clean(seed))) for seed in range(60)]
     assert sum("approximation" in words for words in told) == 0
     assert not any("the last one that is tried" in words for words in told)
 
@@ -310,11 +311,13 @@ def test_the_size_below_which_errors_are_equal_is_said():
     x = np.exp(draw.uniform(0, 5, 60))
     y = 3 * x**2 * (1 + 0.03 * draw.standard_normal(60))
     model = NPURegressor(noise="proportional", **ONE).fit(x[:, None], y)
-    below = re.search(r"proportional to y.*\(where y is below (\S+), as at (\S+)\)", model.report())
+    below = re.search(
+        r"proportional to y.*\(where y is below (\S+), as at (\S+)\)", report_of(model)
+    )
     floor = 0.1 * np.median(model.predict(x[:, None]))
     assert float(below[1]) == float(below[2]) == pytest.approx(floor, rel=0.01)
     narrow = x > 20
-    told = NPURegressor(noise="proportional", **ONE).fit(x[narrow, None], y[narrow]).report()
+    told = report_of(NPURegressor(noise="proportional", **ONE).fit(x[narrow, None], y[narrow]))
     assert "where y is below" not in told
 
 

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from npu_kernels.equations import NPURegressor
+from tests.support.compare import report_of
 from tests.support.laws import RNG, few_rows, noise, standard_errors, terms, uniform
 from tests.support.moments import at_call, calls_of
 
@@ -35,7 +36,7 @@ def test_factors_give_the_exponents_of_logarithms(spread):
         typical = np.exp(model.best_equation_.weighted_nrmse)
         assert (
             f"Error model: multiplicative, a factor of about {typical:.3g} up or down."
-            in model.report()
+            in report_of(model)
         )
 
 

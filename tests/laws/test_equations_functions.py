@@ -14,6 +14,7 @@ import pandas
 from sklearn.base import clone
 
 from npu_kernels.equations import EquationWarning, NPURegressor, fit_many
+from tests.support.compare import report_of
 from tests.support.laws import RNG, few_rows, noise, standard_errors, uniform
 
 ROWS = 300
@@ -379,4 +380,4 @@ def test_names_that_are_no_words_stand_in_backquotes() -> None:
     np.testing.assert_allclose(X.eval(right_side), y, rtol=1e-6)
     known = NPURegressor(**settings, known_part=right_side).fit(X, y + 3 * X["lambda"])
     assert "3*`lambda`" in known.best_equation_.text()
-    assert "coefficient of `lambda`" in known.report()
+    assert "coefficient of `lambda`" in report_of(known)

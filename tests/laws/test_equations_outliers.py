@@ -8,6 +8,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 from benchmarks.equations.__main__ import measure
 from benchmarks.equations.laws import laws_of
 from npu_kernels.equations import EquationWarning, NPURegressor
+from tests.support.compare import report_of
 from tests.support.laws import RNG, approximate, check, few_rows, noise, terms, uniform
 
 QUICK = {"random_state": 0, "target_powers": (1,)}
@@ -38,7 +39,7 @@ def test_a_wild_value_is_named_and_left_out(slip, size):
     assert float(number) == pytest.approx(y[17], rel=1e-5)
     assert float(law) == pytest.approx(true, rel=max(4 * size, 1e-4))
     assert "the first row is 0), and left out. With it: y = " in note
-    assert note in model.report()
+    assert note in report_of(model)
     rest = np.arange(len(y)) != 17
     errors = model.predict(X[rest]) - y[rest]
     rms = np.sqrt(np.mean(errors**2)) / np.std(y[rest])

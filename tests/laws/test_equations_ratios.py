@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from npu_kernels.equations import EquationWarning, NPURegressor, fit_many
+from tests.support.compare import report_of
 from tests.support.laws import RNG, check, few_rows, noise, standard_errors, uniform
 from tests.support.moments import calls_of
 
@@ -254,7 +255,7 @@ def test_intervals_of_a_ratio():
 def test_a_report_says_that_it_is_a_ratio():
     X = LAWS["pade"][1]
     model = NPURegressor(random_state=0).fit(X, noisy(pade(X)))
-    assert "Ratio of 2 and 2 terms, 3 fitted parameters." in model.report()
+    assert "Ratio of 2 and 2 terms, 3 fitted parameters." in report_of(model)
     assert "n_denominator_terms" not in model.equations_.to_frame()
     assert len(model.equations_.to_frame()) > 2
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from npu_kernels import NPURegressor
+from tests.support.compare import report_of
 from tests.support.laws import RNG, noise, uniform
 
 LINE = {
@@ -198,8 +199,8 @@ def test_the_report_says_that_errors_follow_the_weights():
     X = uniform(2, 60)
     y = 2 * X[:, 0] ** 2 / X[:, 1] + 0.1 * noise(60)
     fitted = NPURegressor(random_state=0).fit(X, y, sample_weight=X[:, 0])
-    assert "Error model: additive, equal for all rows, but for sample_weight." in fitted.report()
+    assert "Error model: additive, equal for all rows, but for sample_weight." in report_of(fitted)
     assert pickle.loads(pickle.dumps(fitted)).report() == fitted.report()
     for equal in (None, np.full(60, 2.0), np.full(60, 2)):
-        report = NPURegressor(random_state=0).fit(X, y, sample_weight=equal).report()
+        report = report_of(NPURegressor(random_state=0).fit(X, y, sample_weight=equal))
         assert "Error model: additive, equal for all rows." in report

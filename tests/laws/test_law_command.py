@@ -71,7 +71,7 @@ def test_ratios_and_a_known_part(tmp_path, capsys):
 
 def test_a_table_without_a_law(tmp_path, capsys):
     said = law_of(text(), tmp_path, capsys, "--no-law")
-    assert "Of 60 held-out rows" in said
+    assert "On 60 held-out rows" in said
 
 
 def test_functions(tmp_path, capsys):

@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.time_series.__main__ import CASES
 from npu_kernels import ode
+from tests.support.compare import report_of
 from tests.support.examples import ROOT
 from tests.support.modes import MODES
 from tests.support.time_series import T, known, law_of, model, noise, numbers, predators, solution
@@ -54,7 +55,7 @@ def test_a_rate_law_of_fractional_order() -> None:
     )
     assert interval.low < 1.5 < interval.high
     assert result.model[1].weight.item() == pytest.approx(-80, rel=0.05)
-    assert "taken as 3/2" in result.report()
+    assert "taken as 3/2" in report_of(result)
 
 
 def test_irregular_and_missing_samples_of_several_series() -> None:
@@ -90,7 +91,7 @@ def test_an_unobserved_state_and_what_the_data_cannot_tell() -> None:
     )  # fmt: skip
     assert str(result.equation) == "x' = -0.6*x*y + 1.2*x\ny' = 0.5*x*y - 0.8*y"
     assert result.unidentified == ()
-    assert "Not measured: y." in result.report()
+    assert "Not measured: y." in report_of(result)
     free = ode.fit(
         known((1.0, -0.5, 0.4, -1.0)), T, u, observed=[0], names=["x", "y"], init="model",
         simplify=False,
@@ -101,7 +102,7 @@ def test_an_unobserved_state_and_what_the_data_cannot_tell() -> None:
     assert "coefficient of y in y'" not in said
     assert free.stderr["first y"] == math.inf
     assert math.isfinite(free.stderr["coefficient of y in y'"])
-    assert "The data do not tell one of these from the others" in free.report()
+    assert "The data do not determine these parameters separately" in report_of(free)
 
 
 def test_standard_errors_are_the_spread_of_the_estimates() -> None:
@@ -242,7 +243,7 @@ def test_exponents_beside_fractions_keep_the_intervals_of_free_numbers() -> None
     assert float(powers[0, 1]) == pytest.approx(0.4949, abs=2e-3)  # is no fraction
     fractions = {estimate.name: estimate.taken for estimate in result.estimates}
     assert fractions["exponent of I in term 1"] == float(powers[0, 1])
-    assert "taken as 0.49" in result.report()
+    assert "taken as 0.49" in report_of(result)
     ours, theirs = (
         {estimate.name: estimate for estimate in law.confidence_intervals()}
         for law in (result, free)
@@ -260,7 +261,7 @@ def test_alternatives_are_the_laws_that_the_data_hardly_tell() -> None:
     result = ode.fit(model(1, 2, 8), t, noise(c, 0.05, 2), names=["c"])
     alternatives = result.alternatives()
     assert alternatives
-    assert "nearly as good: alternatives() compares them" in result.report()
+    assert "Not distinguishable from" in report_of(result)
     assert [other.bic for other in alternatives] == sorted(other.bic for other in alternatives)
     forms = [sorted(map(bool, other.weights()[0].flatten())) for other in (result, *alternatives)]
     assert all(forms.count(form) == 1 for form in forms)
@@ -275,7 +276,7 @@ def test_alternatives_are_the_laws_that_the_data_hardly_tell() -> None:
         assert other.confidence_intervals()[0].low < other.confidence_intervals()[0].high
     exact = ode.fit(model(1, 2, 8), T, solution([[1.5]], [[-0.5]], [1.0], T), names=["c"])
     assert not exact.alternatives()
-    assert "nearly as good" not in exact.report()
+    assert "Not distinguishable" not in report_of(exact)
 
 
 def test_alternatives_of_a_known_form_keep_its_exponents() -> None:
@@ -318,7 +319,7 @@ def test_errors_in_proportion_to_states_of_both_signs() -> None:
     torch.testing.assert_close(relative.diagnostics.errors, numbers(0.05, 0.05), rtol=0.5, atol=0)
     name = "coefficient of x1 in x0'"
     assert relative.stderr[name] < 0.97 * same.stderr[name]
-    assert " of the value" in relative.report()
+    assert " of the value" in report_of(relative)
 
 
 def test_tables_and_the_picture() -> None:
@@ -346,7 +347,7 @@ def test_blind_directions_have_infinite_errors() -> None:
     result = ode.fit(law, T, u, u0=[2.0], init="model", simplify=False)
     assert [estimate.stderr for estimate in result.estimates] == [math.inf, math.inf]
     name = "coefficient of x0 in x0'"
-    assert result.unidentified == (f"one of these from the others: {name}, {name}",)
+    assert result.unidentified == (f"these parameters separately: {name}, {name}",)
 
 
 # ---- bad input -----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from npu_kernels import ode
 from npu_kernels.optim import least_squares
+from tests.support.compare import report_of
 from tests.support.time_series import T, known, law_of, model, noise, predators, solution
 
 pytest.importorskip("scipy.optimize", reason="scipy is not installed")
@@ -86,7 +87,7 @@ def test_a_checkpoint_loses_nothing(
     counted.at, counted.call = interrupted_step, lambda: os.kill(os.getpid(), signal.SIGINT)
     interrupted, made = counted.of(checkpoint=path)
     assert not interrupted.complete
-    assert "interrupted" in interrupted.report()
+    assert "interrupted" in report_of(interrupted)
     assert made < interrupted_step + 55  # to the best law until then
     counted.at = 0
     continued, more = counted.of(checkpoint=path)

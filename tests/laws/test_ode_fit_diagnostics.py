@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels import ode
+from tests.support.compare import report_of
 from tests.support.time_series import T, known, law_of, model, noise, numbers, predators, solution
 
 pytest.importorskip("scipy.optimize", reason="scipy is not installed")
@@ -29,8 +30,8 @@ def test_a_law_that_fits_gets_no_warning() -> None:
     verdict = result.diagnostics
     assert verdict.good
     assert not verdict.notes
-    assert str(verdict) == "The law explains the series as well as a smooth curve does."
-    assert "Diagnostics: The law explains the series" in result.report()
+    assert str(verdict) == "The equations explain the series as well as a smooth curve does."
+    assert "Diagnostics: The equations explain the series" in report_of(result)
     errors = 0.05 * predators(T).square().mean(0).sqrt()
     torch.testing.assert_close(verdict.errors, errors, rtol=0.5, atol=0)
     assert bool((verdict.ratio < 1.6).all())
@@ -42,16 +43,18 @@ def test_a_law_that_does_not_fit_says_so() -> None:
     with pytest.warns(ode.PoorFitWarning) as caught:
         result = ode.fit(model(1, 1, 4), T, u, names=["c"])
     (said,) = [str(warning.message) for warning in caught]
-    assert said.startswith("ode.fit: the law does not explain the series. The residuals of c are ")
-    assert "times those of a smooth curve" in said
+    assert said.startswith(
+        "ode.fit: the equations do not explain the series. The residuals of c are "
+    )
+    assert "times as large as the residuals of a smooth curve" in said
     assert "more terms than 1" in said
-    assert "more starts than 4 (num_models)" in said
+    assert "more random initialisations than 4 (num_models)" in said
     assert not result.diagnostics.good
     assert float(result.diagnostics.ratio) > 5
     assert float(result.diagnostics.unexplained) > 0.5
-    report = result.report()
+    report = report_of(result)
     assert f"Diagnostics: {result.diagnostics}" in report
-    assert "Errors of the measurements" not in report
+    assert "Estimated measurement errors" not in report
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -77,14 +80,14 @@ def test_errors_that_are_not_what_they_are_taken_for_are_said() -> None:
     start = law_of([[1.0]], [[-0.4]], fixed=True)
     grown = ode.fit(start, t, law * (1 + 0.02 * e), **options)
     assert "x0 are" in str(grown.diagnostics)
-    assert "where it is large: sigma='proportional'" in str(grown.diagnostics)
+    assert "is large: sigma='proportional'" in str(grown.diagnostics)
     for sigma, factor in ((0.05, 1), (0.5, 0.1), (0.0333, 1.5)):
         notes = ode.fit(start, t, law + 0.05 * e, sigma=sigma, **options).diagnostics.notes
         if factor == 1:
             assert notes == ()
         else:
             (note,) = notes
-            assert "times the errors that sigma says." in note
+            assert "times as large as sigma." in note
             assert float(note.split(" are ")[1].split(" times")[0]) == pytest.approx(
                 factor, rel=0.2
             )
@@ -95,7 +98,9 @@ def test_errors_that_are_not_what_they_are_taken_for_are_said() -> None:
 @pytest.mark.parametrize("samples", [2, 3])
 def test_too_few_values_get_no_other_advice(samples: int) -> None:
     t = torch.linspace(0, 4, samples, dtype=torch.float64)
-    with pytest.warns(ode.PoorFitWarning, match="any law would fit. More measurements") as caught:
+    with pytest.warns(
+        ode.PoorFitWarning, match="any equations would fit. More measurements"
+    ) as caught:
         ode.fit(model(1, 1, 2), t, 2 * (-0.5 * t).exp())
     assert "more terms than" not in str(caught[0].message)
 
@@ -115,19 +120,19 @@ def test_a_value_that_is_far_from_the_law_is_left_out(column: int) -> None:
     assert result.df_resid == right.df_resid
     assert result.left_out.nonzero().tolist() == [[0, 10, column]]
     told = str(result.diagnostics)
-    assert "as far from the law as most (t = 1972.5: " in told
-    assert told.endswith("), and left out.")
-    value, law = told.partition("1972.5: ")[2].partition(")")[0].split(" for ")
+    assert "as far from the equations as most values (t = 1972.5: " in told
+    assert told.endswith("), and ignored.")
+    value, law = told.partition("1972.5: ")[2].partition(")")[0].split(", fitted ")
     assert float(value) == pytest.approx(float(u[10, column]), rel=1e-5)
     assert float(law) == pytest.approx(float(right.predict(1970 + T)[10, column]), rel=1e-3)
-    assert f"Diagnostics: {told}" in result.report()
-    assert "from 49 measurements" in result.report()
+    assert f"Diagnostics: {told}" in report_of(result)
+    assert " 49 measurements in 1 series" in report_of(result)
 
 
 @pytest.mark.parametrize(
     "wild", [{15: 10.0}, {2: 10.0}, {20: -1.0}, {12: 0.1, 31: 5.0}, {14: 0.0, 15: 0.0}]
 )
-@pytest.mark.filterwarnings("ignore:ode.fit. .* as far from the law as most")
+@pytest.mark.filterwarnings("ignore:ode.fit. .* as far from the equations as most")
 def test_wild_values_do_not_decide_the_law(wild: dict[int, float]) -> None:
     t = torch.linspace(0, 12, 40, dtype=torch.float64)
     u = noise(predators(t), 0.02)
@@ -147,7 +152,7 @@ def test_wild_values_do_not_decide_the_law(wild: dict[int, float]) -> None:
     assert result.diagnostics.good
 
 
-@pytest.mark.filterwarnings("ignore:ode.fit. .* as far from the law as most")
+@pytest.mark.filterwarnings("ignore:ode.fit. .* as far from the equations as most")
 def test_a_code_for_a_missing_value_does_not_change_what_a_state_is() -> None:
     """-999 is no sign that an amount may be below 0, whose exponents would be whole numbers."""
     t = torch.linspace(0, 8, 30, dtype=torch.float64)
@@ -189,25 +194,25 @@ def test_a_law_that_fits_from_a_start_that_was_not_measured(
 def test_first_states_that_hide_what_a_law_misses_are_held() -> None:
     t = torch.linspace(0, 10, 60, dtype=torch.float64)
     u = solution([[2], [1], [0]], [[1, -1, 0.03]], [0.968], t)
-    said = "First states are a smooth curve's: fitted ones hide what the law misses."
+    said = "The first states are taken from a smooth curve"
     with warnings.catch_warnings():
         warnings.simplefilter("error", ode.PoorFitWarning)
         result = ode.fit(model(1, 2, 4), t, u, required_terms=[[2], [1]])
     torch.testing.assert_close(result.u0, u[:1], rtol=1e-5, atol=0)
     assert [interval.name for interval in result.confidence_intervals()] == list(result.stderr)
     assert result.df_resid == 58
-    assert said in result.report()
+    assert said in report_of(result)
     assert float(result.diagnostics.unexplained) < 0.02
     free = ode.fit(model(1, 3, 4), t, u, required_terms=[[2], [1], [0]])
     assert free.df_resid == 56
-    assert said not in free.report()
+    assert said not in report_of(free)
 
 
 @pytest.mark.parametrize("u", [waves(T), noise(waves(T), 0.01), -waves(T) * waves(T)])
 @pytest.mark.filterwarnings("ignore::npu_kernels.ode.PoorFitWarning")
 def test_first_states_are_fitted_where_held_ones_gain_nothing(u: Tensor) -> None:
     """The law misses as much of the series from those of a smooth curve."""
-    assert "First states are" not in ode.fit(model(1, 1, 4), T, u).report()
+    assert "The first states are" not in report_of(ode.fit(model(1, 1, 4), T, u))
 
 
 def test_the_variation_of_states_whose_errors_are_in_proportion() -> None:
@@ -223,11 +228,11 @@ def test_the_variation_of_states_whose_errors_are_in_proportion() -> None:
 
 def test_known_errors_are_those_that_count() -> None:
     u = noise(waves(T).unsqueeze(1), 0.01)
-    with pytest.warns(ode.PoorFitWarning, match="times the errors that sigma says"):
+    with pytest.warns(ode.PoorFitWarning, match="times as large as sigma"):
         ode.fit(model(1, 1, 4), T, u, sigma=0.02)
     with pytest.warns(ode.PoorFitWarning, match="less than half") as caught:
         result = ode.fit(model(1, 1, 4), T, u, sigma=1.0)
-    assert "times the errors" not in str(caught[0].message)
+    assert "as large as sigma" not in str(caught[0].message)
     assert result.diagnostics.errors.tolist() == [1.0]
 
 
@@ -237,8 +242,8 @@ def test_a_constant_law_is_named() -> None:
     with pytest.warns(ode.PoorFitWarning):
         result = ode.fit(model(1, 1, 4), T, u, names=["c"])
     assert str(result.equation) == "c' = 0"
-    said = "The law explains less than half of the series' variation (R2 = 0.00). "
-    assert str(result.diagnostics) == said + "The law says that c does not change."
+    said = "The equations explain less than half of the series' variation (R2 = 0.00). "
+    assert str(result.diagnostics) == said + "The equations hold c constant."
     exact = ode.fit(model(1, 1, 4), T, torch.ones(25), names=["c"])
     assert exact.diagnostics.good
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import ode
+from tests.support.compare import report_of
 from tests.support.time_series import T, known, law_of, noise, numbers, predators
 
 pytest.importorskip("scipy.optimize", reason="scipy is not installed")
@@ -49,7 +50,7 @@ def test_a_stiff_law_is_fitted_from_the_exact_one(system) -> None:  # type: igno
     true = ode.rollout(model, u0, t=at, method="kvaerno5", rtol=1e-10, atol=1e-14).detach()
     off = (result.predict(between) - true[1:]).abs() / u.abs().amax(0)
     assert float(off.max()) < 1e-4
-    assert "implicit steps" in result.report()
+    assert "implicit steps" in report_of(result)
 
 
 def test_stiff_laws_by_explicit_steps() -> None:

@@ -1,6 +1,7 @@
 """Comparisons of lists of tensors: outputs and gradients, in order."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,3 +22,8 @@ def assert_near(
     for position, (actual, want) in enumerate(zip(actuals, expected, strict=True)):
         error = normwise_error(actual, want)
         assert error < bound, f"tensor {position} has error {error:.3g} of {bound:.3g} {case}"
+
+
+def report_of(result: Any) -> str:
+    """The report of a fit without its line breaks."""
+    return " ".join(result.report().split())

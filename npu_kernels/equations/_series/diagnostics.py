@@ -1,9 +1,9 @@
-"""The diagnostics of a law of time series: whether it explains them as well as a smooth curve does.
+"""Diagnostics of fitted equations: do they explain the series as well as a smooth curve does?
 
 The residuals of a smoothing spline, and the distances of neighbouring samples from polynomials,
-estimate the errors of the measurements without any law. A law whose residuals are much greater
-misses a part of the series, whatever it is. So does one whose residuals follow one another, where
-errors of measurements would not.
+estimate the measurement errors without any equation. Equations whose residuals are much larger miss
+a part of the series. So do equations whose neighbouring residuals are correlated, as independent
+measurement errors would not be.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ FEW_DEGREES = 5  # of freedom
 
 
 class PoorFitWarning(UserWarning):
-    """The law that `ode.fit` returns does not explain the series.
+    """The equations that `ode.fit` returns do not explain the series.
 
-    message: says why, and what to try. diagnostics: the law's `Diagnostics`.
+    message: the reason, and what to try. diagnostics: the `Diagnostics` of the result.
     """
 
     def __init__(self, message: str, diagnostics: Diagnostics) -> None:
@@ -44,20 +44,21 @@ class PoorFitWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Residuals of a law beside the errors of its series.
+    """Residuals of fitted equations compared with the measurement errors.
 
     Attributes:
-        errors: standard deviations of the measurements' errors by column ``[D]`` without any law:
-            those of a smoothing spline, or the user's, which are 1 in units of themselves; nan for
-            columns of too few samples. A share of the value where errors are relative.
-        ratio: standard deviations of the residuals over these errors ``[D]``; about 1 for a law
-            that explains the series.
-        unexplained: the share of each column's standard deviation that neither the law nor its
+        errors: standard deviations of the measurement errors of each column ``[D]``, estimated
+            without any equation from a smoothing spline; 1 if the user gave sigma, in units of
+            sigma; nan for columns with too few samples. Relative to the value if errors are
+            proportional.
+        ratio: standard deviations of the residuals over these errors ``[D]``; about 1 if the
+            equations explain the series.
+        unexplained: share of each column's standard deviation that neither the equations nor the
             errors explain ``[D]``.
-        autocorrelation: of neighbouring residuals of each column ``[D]``; about 0 for errors of
-            measurements.
-        failures: why the law does not explain the series, in sentences; empty for a law that does.
-        notes: what else limits the trust in it.
+        autocorrelation: correlation of neighbouring residuals of each column ``[D]``; about 0 for
+            independent errors.
+        failures: sentences on why the equations do not explain the series; empty if they do.
+        notes: sentences on what else limits the trust in them.
     """
 
     errors: Tensor
@@ -69,12 +70,12 @@ class Diagnostics:
 
     @property
     def good(self) -> bool:
-        """Whether no fault was met."""
+        """Whether there are no failures."""
         return not self.failures
 
     def __str__(self) -> str:
         said = [*self.failures, *self.notes]
-        return " ".join(said) or "The law explains the series as well as a smooth curve does."
+        return " ".join(said) or "The equations explain the series as well as a smooth curve does."
 
 
 def judged(
@@ -104,16 +105,16 @@ def judged(
         much = bool(missed[d] > MAX_MISSED)
         is_far = bool(ratio[d] > MAX_RATIO) and bool(missed[d] > MUCH_MISSED)
         if is_misfit[d] or is_far:
-            of = "the errors that sigma says" if data.has_sigma else "those of a smooth curve"
-            text = f"The residuals of {name} are {float(ratio[d]):.2g} times {of}"
-            text += f": the law misses {100 * float(missed[d]):.2g} % of its variation."
+            of = "sigma" if data.has_sigma else "the residuals of a smooth curve"
+            text = f"The residuals of {name} are {float(ratio[d]):.3g} times as large as {of}"
+            text += f": the equations miss {100 * float(missed[d]):.3g} % of its variation."
             lost = 0.0 if much else _lost(law, d)
             if lost > MAX_LOST:
-                text += f" From the smooth curve's first states it misses {100 * lost:.2g} %."
+                text += f" With the smooth curve's first states they miss {100 * lost:.3g} %."
             (faults if much or lost > MAX_LOST else remarks).append(text)
         elif correlation[d] > max(MAX_AUTOCORRELATION, MAX_DEVIATIONS / math.sqrt(pairs[d])):
-            text = f"The residuals of {name} follow one another (autocorrelation "
-            text += f"{float(correlation[d]):.2f}): they are no errors of single measurements."
+            text = f"Neighbouring residuals of {name} are correlated (autocorrelation "
+            text += f"{float(correlation[d]):.2f}): they are not independent measurement errors."
             share_left = deviation[d] / spread[d]
             (faults if share_left > MAX_MISSED and not data.has_sigma else remarks).append(text)
         else:
@@ -124,23 +125,25 @@ def judged(
     remarks += said(law, measured, left_out, names)
     explained = _explained(law)
     if not explained >= MIN_EXPLAINED:
-        text = "The law explains less than half of the series' variation"
+        text = "The equations explain less than half of the series' variation"
         faults.append(f"{text} (R2 = {explained:.2f}).")
     if degrees <= 0:
-        faults.append("There are as many parameters as measurements: any law would fit.")
+        faults.append("There are no more measurements than parameters: any equations would fit.")
     elif degrees < FEW_DEGREES:
-        remarks.append(f"Degrees of freedom: {degrees}. Nearly any law would fit.")
+        remarks.append(f"Degrees of freedom: {degrees}. Nearly any equations would fit.")
     rows = law.problem.shape.coefficients(*law.problem.shape.split(law.x)[:2])
     faults += _undefined(law, names)
     still = [name for name, row in zip(names, rows, strict=False) if not row.any()]
     if still:
-        remarks.append(f"The law says that {', '.join(still)} {_do(still)} not change.")
+        remarks.append(f"The equations hold {', '.join(still)} constant.")
     constant = [name for name, fixed in zip(names, data.constant.tolist(), strict=False) if fixed]
     if constant:
-        text = f"The series have one value of {', '.join(constant)}"
-        remarks.append(f"{text}: the data tell nothing of what depends on it.")
+        text = f"{', '.join(constant)}: constant in the series"
+        remarks.append(f"{text}. The data cannot show what depends on it.")
     if unidentified:
-        remarks.append(f"The data do not tell {unidentified} of the parameters.")
+        remarks.append(
+            f"The data do not determine all parameters ({unidentified}, see `unidentified`)."
+        )
     unit = torch.ones_like(errors) if data.in_proportion or data.has_sigma else data.size
     parts = errors * unit, ratio, missed, correlation
     errors, ratio, missed, correlation = (torch.where(count > 0, p, math.nan) for p in parts)
@@ -159,7 +162,7 @@ def _unlike(law: Law, d: int, name: str, ratio: float, degrees: float) -> list[s
         squares = degrees * ratio**2
         if min(chdtr(degrees, squares), chdtrc(degrees, squares)) >= MAX_CHANCE:
             return []
-        return [f"The residuals of {name} are {ratio:.2g} times the errors that sigma says."]
+        return [f"The residuals of {name} are {ratio:.3g} times as large as sigma."]
     if data.in_proportion:
         return []
     seen = data.seen[..., d]
@@ -169,8 +172,8 @@ def _unlike(law: Law, d: int, name: str, ratio: float, degrees: float) -> list[s
     if times <= MANY_TIMES:
         return []
     return [
-        f"Errors of {name} are {times:.2g} times as large where it is large: sigma='proportional' "
-        "is for errors in proportion to the states."
+        f"Errors of {name} are {times:.2g} times as large where {name} is large: "
+        "sigma='proportional' fits errors proportional to the states."
     ]
 
 
@@ -233,8 +236,9 @@ def _explained(law: Law) -> float:
 def _jumps(data: Series) -> list[str]:
     """Return sentences on inputs that jump between samples."""
     return [
-        f"{name} jumps between its times (first from t = {jump[0]:.6g} to {jump[1]:.6g}), where it "
-        "is taken as linear: if it is switched, add the times just before and behind each edge."
+        f"{name} jumps between two samples (first from t = {jump[0]:.6g} to {jump[1]:.6g}), where "
+        "it is interpolated linearly: if it is switched, add the times just before and after each "
+        "edge."
         for name, jump in zip(data.names[len(data.names) - data.inputs :], data.jumps, strict=True)
         if jump
     ]
@@ -244,8 +248,8 @@ def _undefined(law: Law, names: tuple[str, ...]) -> list[str]:
     """Return sentences for states that were measured where the law's powers are not defined."""
     powers = law.problem.shape.split(law.x)[0]
     return [
-        f"{name} has values below 0 whose errors are much smaller, and the law has powers of it "
-        "that are not defined there."
+        f"{name} has values below 0 that are not measurement errors, and the equations have powers "
+        "of it that are not defined there."
         for d, name in enumerate(names)
         if not (powers[:, d] == powers[:, d].round()).all() and is_below_zero(law.problem.data, d)
     ]
@@ -279,10 +283,6 @@ def smooth_errors(data: Series) -> tuple[Tensor, Tensor]:
     return torch.where(is_local, local, errors), torch.where(is_local, count / 2, freedom)
 
 
-def _do(names: list[str]) -> str:
-    return "does" if len(names) == 1 else "do"
-
-
 def _chance(ratio: Tensor, degrees: Tensor, freedom: Tensor) -> float:
     """Return the probability of so great a ratio where the law is right, by the F distribution."""
     from scipy import stats
@@ -311,25 +311,27 @@ def advice(law: Law, degrees: int, searched: bool, starts: int, terms: int) -> s
     degrees: of freedom. searched: whether the fit began with any laws. starts, terms: the model's.
     """
     if degrees <= 0:
-        return "More measurements are needed, or a law with fewer parameters."
+        return "More measurements are needed, or equations with fewer parameters."
     data = law.problem.data
     used = int((law.problem.shape.split(law.x)[1] != 0).any(0).sum())
     tries = []
     if not searched:
-        tries.append("init='search', which takes nothing but the model's sizes")
+        tries.append("init='search', which uses only the sizes of the model")
     elif used in (0, terms):
         tries.append(f"more terms than {terms} (the NPU's out_features)")
-    tries.append(f"more starts than {starts} (num_models)")
+    tries.append(f"more random initialisations than {starts} (num_models)")
     if not data.in_proportion and not data.has_sigma:
         tries.append("sigma='proportional' if errors grow with the values")
-    tries.append("further states, measured or not (observed=)")
+    tries.append("more states, measured or not (observed=)")
     return (
-        f"Try {'; '.join(tries)}. Quotients of sums, exponentials and laws of time itself are no "
-        "sums of products of powers."
+        f"Try {'; '.join(tries)}. Quotients of sums, exponentials and functions of time itself are "
+        "not sums of products of powers."
     )
 
 
 def poor_fit(diagnostics: Diagnostics, hint: str) -> PoorFitWarning:
     """Return the warning of a poor fit; hint: what to try."""
-    text = f"{NAME}: the law does not explain the series. {' '.join(diagnostics.failures)} {hint}"
+    text = (
+        f"{NAME}: the equations do not explain the series. {' '.join(diagnostics.failures)} {hint}"
+    )
     return PoorFitWarning(text, diagnostics)

@@ -26,13 +26,14 @@ class Estimate:
     """One parameter of a law.
 
     Attributes:
-        name: what it is, such as "exponent of x in term 1".
-        value: the estimate.
-        stderr: its standard error, inf if the data do not tell it.
-        logarithmic: whether it is a coefficient of a term with free exponents.
-        taken: the law's number if that is not the estimate: a fraction, or beside one.
-        index: in the law's vector.
-        unit: of the law's vector.
+        name: name such as "exponent of x in term 1".
+        value: estimate.
+        stderr: standard error, inf if the data do not determine the parameter.
+        logarithmic: whether this is a coefficient of a term with free exponents.
+        taken: number in the equations if it is not the estimate: a fraction, or a number that was
+            fitted again after other exponents became fractions.
+        index: index in the vector of all numbers.
+        unit: unit of that vector.
     """
 
     name: str
@@ -106,14 +107,14 @@ def _errors(law: Law) -> tuple[Tensor, list[str]]:
 
 
 def _directions(law: Law, index: Tensor, blind: list[Tensor]) -> list[str]:
-    """Return the parameters in each direction that the data do not tell."""
+    """Return the parameters in each direction that the data do not determine."""
     all_names = _names(law, list(range(law.problem.shape.terms)))
     texts = []
     for direction in blind:
         parts = direction.abs() >= NAMED_SHARE * direction.abs().max()
         names = [all_names[int(i)] for i in index[parts]]
         text = f"the {names[0]}" if len(names) == 1 else None
-        texts.append(text or "one of these from the others: " + ", ".join(names))
+        texts.append(text or "these parameters separately: " + ", ".join(names))
     return list(dict.fromkeys(texts))
 
 

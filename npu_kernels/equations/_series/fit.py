@@ -33,8 +33,8 @@ from npu_kernels.ode._loop import layers_of
 from npu_kernels.ode._methods import AUTO
 
 NEW_WEIGHTS = (
-    f"{NAME}: init='model' begins with the model's own weights, which are those of a new layer: "
-    "its gates are 0.5; set them to a law's, or take init='search'"
+    f"{NAME}: init='model' begins with the weights of the model, and this model is untrained (its "
+    "gates are 0.5): set its weights, or use init='search'"
 )
 INSTALL = f"{NAME} needs numpy and scipy: pip install 'npu_kernels[sklearn]'"
 
@@ -64,97 +64,99 @@ def fit(
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SeriesFitResult:
-    """The law ``u' = NAU(NPU(u))`` behind time series, as an equation with confidence intervals.
+    """Fit equations ``u' = NAU(NPU(u))`` to time series, with confidence intervals.
 
     Args:
         model: ``nn.Sequential(RealNPU(D, h, num_models=K), NAU(h, D, num_models=K))``: D states, at
-            most h products of powers, K starts. Only its sizes matter (but see `init`), and it is
-            not changed. Exponents are real, gates 0 or 1, and coefficients of any size, whatever
-            the layers' own are.
+            most h products of powers, K random initialisations. With ``init="search"`` only the
+            sizes of the model are used. The model is not changed. Exponents are real, gates are 0
+            or 1, and coefficients have any size, also if the layers clip their weights.
         t: times ``[M]``, in any order and at any distances.
-        u: the states at these times ``[M, D]``, nan where one is missing. Tensors, arrays,
+        u: the states at these times ``[M, D]``, nan where a value is missing. Tensors, arrays or
             DataFrames, whose columns become names. Several series: lists of t and u, or
             ``u [S, M, D]`` with ``t [M]`` or ``[S, M]``.
         u0: the states at the first times: "fit" if they are unknown, or ``[D]`` or ``[S, D]``, with
-            nan for unknown ones. Where fitted ones would hide what a law misses, those of a smooth
-            curve may be taken; the report says so.
-        inputs: known columns v(t), such as a forcing, a temperature or a dose: ``(times, values)``,
-            values ``[T]`` or ``[T, J]``, linear between the times, which must cover t. One that is
-            switched needs the times just before and behind each edge. A list of such pairs has
-            those of each series. The model's NPU then has D + J in_features, the
-            states first: products of powers contain the inputs, and no equation has them.
+            nan for unknown values. If fitted first states would hide what the equations miss, the
+            first states of a smooth curve may be taken; the report notes this.
+        inputs: exogenous inputs v(t), such as a forcing, a temperature or a dose:
+            ``(times, values)`` with values ``[T]`` or ``[T, J]``, linear between the times, which
+            must cover t. A switched input needs the times just before and after each edge. A list
+            of such pairs has the inputs of each series. The model's NPU then has D + J in_features,
+            the states first: products of powers may contain inputs, and inputs have no equations.
         sigma: standard deviations of the errors of u: a number, one for each column, or one for
-            each value; none below the value's rounding in float64 (where it is 0: its column's).
-            None: each column has one of its own, which is estimated. "proportional": in proportion
-            to the states, by an unknown factor for each column; logarithms are fitted where all
-            values are above 0. Elsewhere the size of a smooth curve counts, at least a tenth of the
+            each value. They must be at least the float64 rounding error of its value (for a
+            value of 0: of its column). None: each column has a standard deviation of its own, which
+            is estimated. "proportional": errors are proportional to the states, with an unknown
+            factor for each column. If all values are above 0, logarithms are fitted. Otherwise
+            errors are proportional to the size of a smooth curve, of at least a tenth of the
             column's root mean square.
-        observed: which states the columns of u are, if not all; the others were not measured.
-        names: of the D states, or of the D states and the inputs.
-        init: "search" for a law of any form, or "model": from the model's own exponents and
-            coefficients. Zeros among them remain 0. Of a layer whose weights have
-            requires_grad=False the numbers stay as they are, whatever else is said here: none is
-            estimated.
-        simplify: remove terms and exponents that the data do not need, and make exponents
-            fractions, by the Bayesian information criterion. False: estimate all numbers.
-        max_denominator: of these fractions, at most 64.
-        exponents: their bounds ``(low, high)``, each a number, or one for each state and, behind
-            them, each input; None: -6 to 6.
-        integer_exponents: True for whole exponents only, or the names of states and inputs that
-            have those.
-        required_terms: products that the law has, exponents ``[n, D]``, with inputs ``[n, D + J]``,
-            or text such as ``["S*I"]``; the search finds the others.
-        stoichiometry: a matrix N ``[D, R]`` with ``u' = N v``: its columns are reactions, which
-            change several states at one rate. Each rate is a sum of the products.
-        conserved: sums ``[m, D]`` of the states that do not change: ``[[1, 1, 1]]`` for ``S + I +
-            R``. The law is then one of flows between states.
-        signs: "nonnegative" for coefficients (with stoichiometry or conserved: rates) that are not
-            below 0, in a model of ``init="model"`` too; "model", with ``init="model"``: they keep
-            the model's signs, in which its n_init must agree.
-        method: of integration: "rk4", "kvaerno5" (implicit, for stiff laws), or "auto": rk4, and
-            kvaerno5 for laws that 64 steps from sample to sample do not solve, for starts of
-            ``init="model"`` whose trajectories rk4 does not follow, or where no start has a finite
-            trajectory by rk4.
-        seed: of the starts, at least 0.
-        progress: show the progress on stderr; None: if that is a terminal.
-        checkpoint: a file. If it exists, the fit continues from it, with the same bits as without
-            an interruption. It is written in the first seconds, every half a minute, at the end,
-            and before SIGTERM ends the process.
+        observed: indices of the states that the columns of u contain; None: all states. The other
+            states were not measured.
+        names: names of the D states, or of the D states and the inputs.
+        init: "search" for equations of any form, or "model" to begin with the model's own exponents
+            and coefficients. Zeros among them remain 0. The weights of a layer with
+            requires_grad=False are kept and are not estimated, whatever the other arguments are.
+        simplify: remove terms and exponents that the data do not need, and round exponents to
+            fractions, by the BIC. False: estimate all numbers.
+        max_denominator: maximum denominator of these fractions, at most 64.
+        exponents: bounds ``(low, high)`` of exponents, each a number, or one for each state and,
+            after the states, each input; None: -6 to 6.
+        integer_exponents: True for integer exponents only, or the names of the states and inputs
+            with integer exponents.
+        required_terms: products that the equations have, as exponents ``[n, D]``, with inputs
+            ``[n, D + J]``, or as text such as ``["S*I"]``. The search finds the other products.
+        stoichiometry: a matrix N ``[D, R]`` with ``u' = N v``. Its columns are reactions: each
+            changes several states at one rate, which is a sum of the products.
+        conserved: sums ``[m, D]`` of the states that do not change: ``[[1, 1, 1]]`` for
+            ``S + I + R``. The equations are then flows between states.
+        signs: "nonnegative" for nonnegative coefficients (with stoichiometry or conserved: rates),
+            also with ``init="model"``. "model", with ``init="model"``: coefficients keep the
+            model's signs, in which its K initialisations must agree.
+        method: of integration: "rk4", "kvaerno5" (implicit, for stiff equations), or "auto": rk4,
+            and kvaerno5 for equations that 64 steps between samples do not solve, for
+            initialisations of ``init="model"`` whose trajectories rk4 does not follow, or if no
+            initialisation has a finite trajectory with rk4.
+        seed: seed of the random initialisations, at least 0.
+        progress: whether progress is shown on stderr; None: if stderr is a terminal.
+        checkpoint: a file. If it exists, the fit continues from it; the result is bitwise identical
+            to that of an uninterrupted fit. The file is written in the first seconds, every half a
+            minute, at the end, and before SIGTERM ends the process.
 
-    Values that are far from the law of all others, at most a fifth of a column's, are left out, as
-    if they were nan: a warning and the `diagnostics` name them. `left_out` says which they are.
+    Returns:
+        A `SeriesFitResult`. Outliers, at most a fifth of a column's values, are ignored as if they
+        were nan: a warning and `diagnostics` name them, and `left_out` is their mask. If
+        `diagnostics` is not good, a `PoorFitWarning` suggests what to try. Ctrl-C ends the search,
+        saves it if there is a checkpoint, and returns the best equations so far with `complete`
+        False; it raises KeyboardInterrupt if there are none yet.
 
-    Returns a `SeriesFitResult`, and warns with a `PoorFitWarning` if its `diagnostics` is not good:
-    its message says what to try. Ctrl-C ends the search, saves it if there is a checkpoint, and
-    gives the best law until then (`complete` is False), or raises KeyboardInterrupt if there is
-    none.
+    Raises:
+        ValueError, TypeError: an argument is invalid, such as dates for t; ValueError: the
+            checkpoint is damaged, or belongs to another fit (other data, model, options or versions
+            of torch or npu_kernels).
+        OSError: the checkpoint cannot be written.
+        ImportError: scipy is not installed.
+        RuntimeError: no initialisation has a finite trajectory.
 
-    The method, in float64: the series are smoothed, and sets of products of powers that explain the
-    states or their slopes best become the starts. Levenberg-Marquardt fits each stretch from node
-    to node, then growing parts of the trajectory, then all of it, for all starts at once by the
-    fused time loop; the derivatives are those of its adjoint, chained along the nodes. Sets of
-    products are chosen and fitted again along the trajectory of the best law. Steps are
-    classic Runge-Kutta ones, halved until their error is a tenth of that of the measurements, or
-    implicit ones of a tolerance that is made smaller until then. A law that no steps solve so is no
-    result.
+    States whose values are (nearly) all positive are treated as amounts: their first states are
+    nonnegative. States of both signs get integer exponents, nonnegative ones if the state passes 0
+    within a series. With ``init="model"`` the model's exponents are rounded to such integers,
+    unless they are kept.
 
-    States whose values are (nearly) all positive are amounts: their first states are not below 0.
-    States of both signs get integer exponents, none below 0 if they pass 0 in a series. With
-    ``init="model"`` they are the ones nearest to the model's, or its own, whole or not, where they
-    stay.
-
-    Raises ValueError and TypeError for arguments that do not fit, such as dates, ValueError for a
-    file that is a damaged checkpoint or one of another fit (other data, model, options or versions
-    of torch or npu_kernels), OSError if it cannot be written, ImportError without scipy,
-    RuntimeError if no start has a finite trajectory.
+    The fit runs in float64. The series are smoothed, and the sets of products of powers that best
+    explain the states or their derivatives become the initial guesses. Levenberg-Marquardt fits
+    each segment between samples, then growing parts of the trajectory, then the whole trajectory,
+    for all guesses at once, using the fused ODE solver and its adjoint. Sets of products are then
+    chosen again along the best trajectory. Steps are Runge-Kutta 4, halved until their error is a
+    tenth of the measurement errors, or implicit with a tolerance that is reduced in the same way.
+    Equations that no such steps solve are rejected.
 
         >>> import torch
         >>> from npu_kernels import NAU, RealNPU, ode
         >>> t = torch.linspace(0, 4, 20, dtype=torch.float64)
         >>> u = 1 / (1 + 0.5 * t)  # of u' = -0.5 u**2
         >>> model = torch.nn.Sequential(RealNPU(1, 1, num_models=4), NAU(1, 1, num_models=4))
-        >>> found = ode.fit(model, t, u, names=["c"])
-        >>> print(found.equation)
+        >>> result = ode.fit(model, t, u, names=["c"])
+        >>> print(result.equation)
         c' = -0.5*c**2
     """
     try:
@@ -286,7 +288,7 @@ def _is_new(power: RealNPU) -> bool:
 
 def _check(start: Any, simplify: Any, method: Any) -> None:
     if start not in ("search", "model"):
-        raise ValueError(f"{NAME}: start must be 'search' or 'model', got {start!r}")
+        raise ValueError(f"{NAME}: init must be 'search' or 'model', got {start!r}")
     check_flag(NAME, "simplify", simplify)
     if method not in (AUTO, FIXED, IMPLICIT):
         rule = f"{AUTO!r}, {FIXED!r} or {IMPLICIT!r}"

@@ -126,15 +126,15 @@ def said(law: Law, data: Series, left_out: Tensor, names: tuple[str, ...]) -> li
             continue
         columns = data.times, data.values[..., d], states[..., d]
         rows = zip(*(column[is_far].tolist() for column in columns), strict=True)
-        values = [f"t = {t:.6g}: {y:.6g} for {u:.6g}" for t, y, u in rows]
+        values = [f"t = {t:.6g}: {y:.6g}, fitted {u:.6g}" for t, y, u in rows]
         values[NAMED_VALUES:] = [f"{count - NAMED_VALUES} more"] * (count > NAMED_VALUES)
         text = f"A value of {name} is" if count == 1 else f"{count} values of {name} are"
-        text += f" more than {OUTLIER:g} times as far from the law as most"
+        text += f" more than {OUTLIER:g} times as far from the equations as most values"
         text += f" ({'; '.join(values)})"
         if left_out.any():
-            text += ", and left out."
+            text += ", and ignored."
         else:
-            text += ". It may decide the law: fit again with nan in its place."
+            text += ". It may determine the result: fit again with nan in its place."
         texts.append(text)
     return texts
 

@@ -1,4 +1,4 @@
-"""The result of `fit`: a law as a module and as an equation, its uncertainty, predictions."""
+"""The result of `fit`: equations as a module and as text, their uncertainty, predictions."""
 
 from __future__ import annotations
 
@@ -165,32 +165,34 @@ MAX_RELATIVE_ERROR = 1.0  # standard error; above, the data hardly tell a coeffi
 
 @dataclass(frozen=True)
 class SeriesFitResult:
-    """A law of time series, from `fit`.
+    """The equations of time series that `fit` returns.
 
     Attributes:
         model: ``RealNPU(D, n) -> NAU(n, D)`` in float64, for `rollout`; with J inputs its NPU has
-            D + J in_features. Where states are small, its eps is as small beside them as in the
+            D + J in_features. If states are small, its eps has the same ratio to them as in the
             fit.
-        names: of the D states.
-        input_names: of the known inputs.
-        u0: the states at the first times ``[S, D]``.
-        nrmse: Root mean square of the residuals over the standard deviation of the measurements,
-            with columns weighted equally; in logarithms where errors are relative.
-        sigma: Standard deviation of the errors of each column ``[D]``, estimated (relative errors:
-            a share; nan for states that were not measured); None for the user's.
-        bic: the Bayesian information criterion.
-        df_resid: measurements minus parameters.
+        names: names of the D states.
+        input_names: names of the exogenous inputs.
+        u0: states at the first times ``[S, D]``.
+        nrmse: root mean square of the residuals over the standard deviation of the measurements,
+            with columns weighted equally; of logarithms if logarithms were fitted.
+        sigma: estimated standard deviation of the errors of each column ``[D]`` (proportional
+            errors: relative to the state; nan for states that were not measured); None if the user
+            gave sigma.
+        bic: Bayesian information criterion with a description-length term.
+        df_resid: number of measurements minus number of parameters.
         estimates: the parameters.
-        unidentified: parameters, and sets of them, that the data do not tell.
+        unidentified: parameters, and sets of parameters, that the data do not determine.
         complete: False after Ctrl-C.
-        seconds: of time that the fit took.
-        max_step: the longest step of time in the fit by rk4.
-        data: the series, without the values that are left out.
-        left_out: which values were left out ``[S, M, D]``: they are far from the law of the others.
-        law: the law as a vector in scaled units.
+        seconds: time that the fit took.
+        max_step: longest time step of the fit with rk4.
+        data: the series, with the outliers removed.
+        left_out: mask of the outliers ``[S, M, D]``, which are far from the equations of the other
+            values.
+        law: the equations as a vector in scaled units.
         free: the same form, fitted with free exponents in place of fractions.
-        met: laws of other forms, for `alternatives`.
-        max_denominator: of exponents, 0 without fractions.
+        met: equations of other forms, for `alternatives`.
+        max_denominator: maximum denominator of exponents, 0 without fractions.
     """
 
     model: nn.Sequential
@@ -229,7 +231,7 @@ class SeriesFitResult:
 
     @property
     def equation(self) -> Formula:
-        """The law as a `npu_kernels.formula.Formula`, in text one line per state. Needs sympy."""
+        """The equations as a `npu_kernels.formula.Formula`, one line per state. Needs sympy."""
         from npu_kernels.formula import extract
 
         names = *self.names, *self.input_names
@@ -250,22 +252,22 @@ class SeriesFitResult:
 
     @property
     def stderr(self) -> dict[str, float]:
-        """Standard errors of all parameters by name; inf for those that the data do not tell."""
+        """Standard errors of all parameters by name; inf if the data do not determine one."""
         return {estimate.name: estimate.stderr for estimate in self.estimates}
 
     def confidence_intervals(self, level: float = 0.95) -> list[Interval]:
-        """Confidence intervals of coefficients, exponents and fitted first states, given the terms.
+        """Return confidence intervals of coefficients, exponents and fitted first states.
 
-        level: of confidence.
+        level: confidence level.
 
-        Profiles: a number's interval ends where the sum of squares, with all others fitted again,
-        has risen by the square of Student's t (of the normal distribution's, if the user gave
-        sigma), in units of the errors' variance. An end that is not reached is infinite, and 0 for
-        a coefficient of a term with free exponents, which keeps its sign. No interval leaves the
-        bounds of exponents or the signs that the search had. If the law has fractions,
-        the exponents keep the estimates and intervals that they have as free numbers; those of
-        coefficients and first states are given the fractions. Every call makes these fits, in one
-        batch.
+        The intervals are profile likelihood intervals, given the terms. An interval ends where the
+        sum of squares, with all other parameters fitted again, has risen by the square of Student's
+        t (of the normal quantile if the user gave sigma), in units of the error variance. An end
+        that is not reached is infinite, or 0 for a coefficient of a term with free exponents, which
+        keeps its sign. Intervals stay within the bounds of exponents and the signs that the search
+        had. If exponents were rounded to fractions, exponents keep the estimates and intervals of
+        free exponents, and the intervals of coefficients and first states take the fractions as
+        given. Every call makes these fits, in one batch.
         """
         from scipy import stats
 
@@ -287,12 +289,13 @@ class SeriesFitResult:
         ]
 
     def alternatives(self) -> list[SeriesFitResult]:
-        """Laws of other forms that the data hardly tell from this one, the best first.
+        """Return equations of other forms that are not distinguishable from this result.
 
-        Their posterior odds to this law are above 1:20: their criterion `bic` is at most 6.0 more.
-        The candidates are the forms that the search met, and this law without one of its numbers.
-        Every call makes these fits. The true law need not be among them. The search has gone on to
-        those that are better: an alternative's `bic` is not lower, unless nothing was simplified.
+        The best alternative comes first. Posterior odds of alternatives to this result are above
+        1:20: their `bic` is at most 6.0 higher. The candidates are the forms that the search
+        visited, and this form without one of its numbers. Every call makes these fits. The true
+        equations need not be among them. No alternative has a lower `bic` than the result, unless
+        ``simplify=False``.
         """
         from npu_kernels.equations._series.laws import Job
 
@@ -305,7 +308,7 @@ class SeriesFitResult:
 
     @cached_property
     def diagnostics(self) -> Diagnostics:
-        """Whether the law explains the series, by its residuals beside those of a smooth curve."""
+        """Residuals compared with a smooth curve's: do the equations explain the series?"""
         about = self.df_resid, len(self.unidentified), self.names
         return judged(self.law, self.data, self.left_out, *about)
 
@@ -313,11 +316,11 @@ class SeriesFitResult:
 
     @torch.no_grad()
     def predict(self, t: Any, u0: Any = None, series: int = 0, inputs: Any = None) -> Any:
-        """Return the states ``[M, D]`` at times t ``[M]``, in any order: of the kind of t.
+        """Return the states ``[M, D]`` at times t ``[M]``, as a tensor if t is one, else an array.
 
-        u0: the states ``[D]`` at the earliest of these times; None: the trajectory of one of the
-        series that were fitted. series: its index. inputs: as in `fit`, where the law has some;
-        None: those of this series.
+        t: times in any order. u0: states ``[D]`` at the earliest of these times; None: the
+        trajectory of a fitted series. series: index of that series. inputs: as in `fit`, if the
+        equations have inputs; None: the inputs of that series.
         """
         times = tensor("predict", "t", t)
         if times.dim() != 1 or not len(times) or not times.isfinite().all():
@@ -365,7 +368,7 @@ class SeriesFitResult:
         return Path(self.law, series, self.data.times[series], self._inputs(inputs, series))
 
     def plot(self) -> Any:
-        """A matplotlib figure: measured points and the law's curves, a panel for each state."""
+        """Return a matplotlib figure of points and fitted curves, a panel for each state."""
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
@@ -402,59 +405,66 @@ class SeriesFitResult:
 
     def report(self, level: float = 0.95) -> str:
         """Return the equations, their parameters with intervals of this level, and all warnings."""
-        lines = [*str(self.equation).splitlines(), ""]
+        lines = []
         if not self.complete:
-            lines.append("The search was interrupted: this is the best law until then.")
+            lines.append("The search was interrupted: these are the best equations so far.")
         count, terms = int(self.data.seen.sum()), self.model[0].out_features
+        parameters = len(self.estimates)
         lines.append(
-            f"{terms} term{'' if terms == 1 else 's'} and {len(self.estimates)} parameters "
-            f"from {count} measurements in {len(self.u0)} series."
+            f"{terms} term{'s' * (terms != 1)}, {parameters} fitted "
+            f"parameter{'s' * (parameters != 1)}, {count} measurements in {len(self.u0)} series."
         )
-        kind = "of logarithms " if self.data.relative else ""
+        kind = "the logarithms" if self.data.relative else "the measurements"
+        model = "as given" if self.data.has_sigma else "additive"
+        if self.data.in_proportion:
+            model = "proportional to the states"
         lines.append(
-            f"Residuals {kind}are {self.nrmse:.2g} of the measurements' standard deviation."
+            f"Residual RMS / standard deviation of {kind}: {self.nrmse:.2g}. Error model: {model}."
         )
         if self.method == IMPLICIT:
             lines.append(
-                "The law is stiff, or fast beside the samples: its trajectories are those of "
-                "implicit steps."
+                "The equations are stiff, or change fast between samples: they are integrated "
+                "with implicit steps."
             )
         lines.append(f"Diagnostics: {self.diagnostics}")
         fitted = self.law.problem.data
         if (self.data.start.isnan() & ~fitted.start.isnan() & ~fitted.constant).any():
-            lines.append("First states are a smooth curve's: fitted ones hide what the law misses.")
+            lines.append(
+                "The first states are taken from a smooth curve: fitted ones would hide what the "
+                "equations miss."
+            )
         if self.sigma is not None and self.diagnostics.good:
             unit = " of the value" if self.data.in_proportion else ""
             pairs = [
                 pair for pair in zip(self.names, self.sigma, strict=True) if pair[1].isfinite()
             ]
             parts = [f"{name} {float(sigma):.3g}{unit}" for name, sigma in pairs]
-            lines.append(f"Errors of the measurements, estimated: {', '.join(parts)}.")
+            lines.append(f"Estimated measurement errors: {', '.join(parts)}.")
         observed = zip(self.names, self.data.observed.tolist(), strict=False)
         hidden = [name for name, seen in observed if not seen]
         if hidden:
             lines.append(f"Not measured: {', '.join(hidden)}.")
-        lines.append(
-            f"Estimates with standard errors and {100 * level:g} % intervals, given the terms:"
-        )
+        lines.append(f"Estimates, standard errors, {100 * level:g} % intervals (given the terms):")
         for estimate, interval in zip(
             self.estimates, self.confidence_intervals(level), strict=True
         ):
             taken = _taken(estimate.taken)
             lines.append(f"  {interval}{', taken as ' * bool(taken)}{taken}")
         for name in self.unidentified:
-            lines.append(f"The data do not tell {name}.")
+            lines.append(f"The data do not determine {name}.")
         for estimate in self.estimates:
             bound = MAX_RELATIVE_ERROR * abs(estimate.value)
             if math.isfinite(estimate.stderr) and estimate.stderr > bound:
                 lines.append(
-                    f"The data hardly tell the {estimate.name}: its standard error is greater than "
-                    "itself."
+                    f"The data hardly determine the {estimate.name}: its standard error is larger "
+                    "than its value."
                 )
-        if rivals := sum(value < self.bic + WINDOW for value, _ in self.met.values()):
-            laws = "another law is" if rivals == 1 else f"{rivals} other laws are"
-            lines.append(f"In the search {laws} nearly as good: alternatives() compares them.")
-        return "\n".join(lines)
+        if similar := sum(value < self.bic + WINDOW for value, _ in self.met.values()):
+            forms = "one other form" if similar == 1 else f"{similar} other forms"
+            lines.append(
+                f"Not distinguishable from {forms} (Delta BIC < {WINDOW:.1f}): see alternatives()."
+            )
+        return f"{self.equation}\n\n{display.wrapped(lines)}"
 
 
 def _taken(w: float | None) -> str:

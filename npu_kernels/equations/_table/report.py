@@ -94,7 +94,7 @@ def shown(table: EquationTable) -> str:
         if not math.isfinite(interval.stderr):
             error, limits = "", ""
         rows.append((interval.name, f"{interval.value:.4g}", error, limits))
-    where = "held-out rows" if equation.n_held_out else "rows left out one at a time"
+    where = "held-out rows" if equation.n_held_out else "rows, leave-one-out"
     rows.append((f"relative error of {where}", f"{equation.holdout_nrmse:.2g}", "", ""))
     return display.table(equation.text(), ("", "estimate", "standard error", "95 %"), rows)
 
@@ -102,10 +102,10 @@ def shown(table: EquationTable) -> str:
 def _residuals(table: EquationTable, equation: Equation) -> list[str]:
     """The report's lines on the residuals, and on the errors of rows that were left out."""
     if equation.exact:
-        return ["It is exact: the residuals are those of rounding."]
-    where = "Of rows left out one at a time"
+        return ["The equation is exact: its residuals are rounding errors."]
+    where = "Leave-one-out"
     if equation.n_held_out:
-        where = f"Of {equation.n_held_out} held-out rows"
+        where = f"On {equation.n_held_out} held-out rows"
     typical, floor = equation.weighted_nrmse, ""
     if equation.floor:
         floor = f" (where y is below {equation.floor:.3g}, as at {equation.floor:.3g})"
@@ -131,10 +131,9 @@ def _residuals(table: EquationTable, equation: Equation) -> list[str]:
 def report(table: EquationTable, level: float = 0.95) -> str:
     """The chosen equation, its parameters and how far it is to be trusted."""
     equation = table[table.best_index]
-    lines = [equation.text(), ""]
+    lines = list(table.notes)
     if not table.complete:
-        lines.append("The search was interrupted: this is the best equation until then.")
-    lines += table.notes
+        lines.insert(0, "The search was interrupted: this is the best equation so far.")
     counts = (equation.n_terms, "term"), (equation.n_parameters, "fitted parameter")
     words = [f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts]
     if equation.n_denominator_terms:
@@ -147,24 +146,22 @@ def report(table: EquationTable, level: float = 0.95) -> str:
         lines.append(f"{', '.join(words)}.")
     if equation.labels is not None:
         groups = f"{len(equation.labels)} groups" if len(equation.labels) > 1 else "The one group"
-        lines.append(f"{groups}: coefficients are each group's own, exponents those of all.")
+        lines.append(f"{groups}: coefficients differ between groups, exponents do not.")
     lines += _residuals(table, equation)
     if equation.df_resid < 1:
-        lines.append("It has as many parameters as rows: any law of this form would fit.")
+        lines.append("There are no more rows than parameters: any law of this form would fit.")
     elif not equation.n_held_out:
-        limit = "the choice of the equation itself is not tested on other rows"
-        lines.append(f"With so few rows {limit}.")
-    kinds = f"standard errors and {100 * level:g} % intervals"
-    lines.append(f"Estimates with {kinds}, given the form of the equation:")
+        lines.append("There are too few rows to test the choice of the equation on other rows.")
+    lines.append(f"Estimates, standard errors, {100 * level:g} % intervals (given the form):")
     intervals = equation.confidence_intervals(level)
     lines += [f"  {line}" for line in (*intervals, *equation.rounded_exponents())]
     if equation.df_resid >= 1 and equation.holdout_nrmse > LITTLE:
-        lines.append(f"It explains little of {equation.output}, less than half of its variance.")
+        lines.append(f"The equation explains less than half of the variance of {equation.output}.")
     for interval in () if equation.exact else intervals:
         if not 0 < interval.stderr < math.inf:
             continue
         if np.isclose(interval.value, [interval.low, interval.high], rtol=1e-9, atol=0).any():
-            lines.append(f"The {interval.name} is at its bound: rows would have it beyond.")
+            lines.append(f"The {interval.name} is at its bound: beyond it the fit would be better.")
         elif interval.low <= 0 <= interval.high or interval.stderr > abs(interval.value):
             lines.append(f"The data do not determine the {interval.name}: it may be 0.")
     for other in table.alternatives[:MOST_NAMED]:
@@ -172,7 +169,7 @@ def report(table: EquationTable, level: float = 0.95) -> str:
         lines.append(f"Not distinguishable from ({higher}): {other.text()}")
     if len(table.alternatives) > MOST_NAMED:
         lines.append(f"Nor from {len(table.alternatives) - MOST_NAMED} more (`alternatives`).")
-    return "\n".join(lines)
+    return f"{equation.text()}\n\n{display.wrapped(lines)}"
 
 
 Array = Any
