@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Generator, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,9 @@ STAYS = 6.0  # the most that the only test of a file may take
 IMPORTS = 30  # modules: a test that imports more is measured by its next run
 PROPERTY = "seconds of a processor"
 BEGIN = pytest.StashKey[tuple[float, float, int]]()
+# What the fixtures of a whole module or run have taken: whichever test is the first pays for them.
+of_fixtures = defaultdict[pytest.FixtureDef, float](float)  # type: ignore[type-arg]
+paid = list[float]()  # of them, by the test that runs
 
 
 def seconds() -> float:
@@ -69,6 +73,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     item.stash[BEGIN] = seconds(), time.monotonic(), len(sys.modules)
+    paid.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, Any, Any]:
+    begin = seconds()
+    try:
+        return (yield)
+    finally:
+        if fixturedef.scope != "function":
+            of_fixtures[fixturedef] = seconds() - begin
+            paid.append(of_fixtures[fixturedef])
 
 
 @pytest.hookimpl(wrapper=True)
@@ -81,6 +99,8 @@ def pytest_runtest_makereport(
         # A process that an earlier test began may end here, and bring its time.
         limit = (os.cpu_count() or 1) * (time.monotonic() - clock)
         duration = min(seconds() - begin, limit) if imported <= IMPORTS else math.nan
+        fixtures = item._fixtureinfo.name2fixturedefs.values()
+        duration += sum(of_fixtures.get(each[-1], 0) for each in fixtures) - sum(paid)
         item.user_properties.append((PROPERTY, duration))
     return (yield)
 

@@ -25,35 +25,6 @@ def test_rows_of_two_numbers_of_workers(tmp_path: Path) -> None:
     )
 
 
-def test_a_row_tells_other_equations_and_ratios() -> None:
-    where = {"processor": "P", "cores": 2, "commit": "c"}
-    row = {"laws": 100, "rows": 50, "environment": where}
-    rows = [
-        {"workers": 1, "seconds": 60.0, "same_equations": True, **row},
-        {"workers": 2, "seconds": 40.0, "same_equations": False, **row},
-    ]
-    assert workers.table(rows).splitlines()[-2:] == [
-        "| 1 | 100 | 1.00 | yes |",
-        "| 2 | 150 | 1.50 | no |",
-    ]
-
-
-def test_a_page_without_marks_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page, file = tmp_path / "page.md", tmp_path / "rows.jsonl"
-    page.write_text("nothing")
-    file.write_text("")
-    assert workers.main(["--page", str(page), str(file)]) == 1
-    assert "page.md needs <!-- equations-workers:begin -->" in capsys.readouterr().err
-    assert page.read_text() == "nothing"
-
-
-def test_more_laws_than_are_known_are_drawn() -> None:
-    known = len(workers.LAWS) + len(workers.SRSD)
-    names = list(workers.tables(known + 2, 10))
-    assert len(set(names)) == known + 2
-    assert names[known:] == [workers.drawn(0).name, workers.drawn(1).name]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

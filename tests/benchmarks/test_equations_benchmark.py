@@ -17,10 +17,8 @@ from benchmarks.equations.laws import (
     WITH_FUNCTIONS,
     Range,
     drawn,
-    laws_of,
     mixed,
     with_dummies,
-    with_wild_rows,
 )
 from tests.support.examples import ROOT
 
@@ -84,23 +82,6 @@ def test_the_equations_of_srsd_are_complete():
     excluded = " ".join(OTHERS.values()).split()
     names = {*excluded, *(law.name.partition(" ")[0] for law in laws)}
     assert len(names) == len(excluded) + len(laws) == 120
-
-
-def test_wild_rows_are_ten_times_too_large_or_small():
-    law = next(law for law in laws_of(0) if law.kind == "wild")
-    X = law.draw(1000, np.random.default_rng(0))
-    share = law.measured(X, 0.0, np.random.default_rng(1)) / law(X)
-    assert Counter(np.round(np.log10(share)).tolist()).keys() == {-1, 0, 1}
-    assert (np.abs(np.log10(share)) > 0.5).sum() == 10
-    assert with_wild_rows(LAWS[0]).wild == 0.01
-
-
-def test_a_sum_of_many_terms_is_told_their_number():
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    (law,) = (law for law in MANY_TERMS if law.name == "I.8.14 srsdm")
-    row = benchmark.measure(law, 0.0, 0, "NPURegressor", 200)
-    assert row["found"]
-    assert row["terms"] == 6
 
 
 def test_a_law_with_functions_is_measured():
@@ -194,18 +175,6 @@ def test_an_equation_is_told_apart_from_the_law_by_the_criterion():
     assert report.table([row, {**row, "class": "gone"}]) == report.table([row])
 
 
-def test_powers_of_negative_inputs():
-    X = np.array([[-2.0, 3.0, 0.0], [2.0, -3.0, 1.0]])
-    w = np.array([[3.0, -1.0, 0.0], [2.0, 0.0, 1.0], [-1.0, -1.0, 0.0]])
-    assert rivals.powers(X, w) == pytest.approx(np.prod(X[:, None] ** w[None], 2))
-
-
-def test_errors_are_those_of_the_law_on_other_rows():
-    row = benchmark.measure(LAWS[1], 0.0, 0, "logarithms", 200)
-    assert row["error"] < 1e-9
-    assert benchmark.measure(LAWS[36], 0.0, 0, "logarithms", 200)["error"] > 0.05
-
-
 def test_other_programs(monkeypatch, capsys):
     """A program that is not installed is named; the library of monomials has the true ones."""
     table = rivals.monomials(3, np.random.default_rng(0)).tolist()
@@ -244,44 +213,6 @@ def test_tables_of_the_guide():
     assert page == report.page(page, benchmark.read(benchmark.OUT))
 
 
-def test_a_cell_without_all_equations_is_marked():
-    row = {
-        "class": "b", "noise": 0.0, "method": "NPURegressor", "found": True, "terms": 2,
-        "seconds": 1.0, "rows": 9,
-    }  # fmt: skip
-    complete = [{**row, "seed": seed} for seed in (0, 1) for _ in range(7)]
-    assert "| sum | 0 | 70 | 14 of 14 (1 s; 2) |" in report.table(complete)
-    assert "| sum | 0 | 70 | 13 of 13\\* (1 s; 2) |" in report.table(complete[:-1])
-
-
-def test_the_picture_has_a_panel_for_each_noise(tmp_path, monkeypatch):
-    drawing = pytest.importorskip("benchmarks.drawing")
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    seen = []
-    monkeypatch.setattr(drawing, "save", lambda figure, path: seen.append(figure))
-    rows = [
-        {"class": kind, "noise": noise, "method": "NPURegressor", "found": k < 3, "seed": 0}
-        for kind, noises in (("a", (0.0, 0.1)), ("b", (0.0,)), ("c1", (0.0, 0.01)))
-        for noise in noises
-        for k in range(4)
-    ]
-    report.picture(rows, tmp_path / "x.svg")
-    axes = seen[0].axes
-    assert [axis.get_title() for axis in axes] == ["no noise", "noise of 1 %"]
-    kinds = list(report.TITLES)
-    cells = [[(*text.get_position(), text.get_text()) for text in axis.texts] for axis in axes]
-    assert cells[0] == [(0, kinds.index(kind), "75") for kind in ("a", "b", "c1")]
-    assert cells[1] == [(0, kinds.index("c1"), "75")]
-
-
-def test_dummies_are_columns_that_the_law_does_not_need():
-    law = with_dummies(LAWS[40])
-    X = law.draw(20, np.random.default_rng(0))
-    assert X.shape[1] == len(LAWS[40].inputs) + 2
-    assert law(X) == pytest.approx(LAWS[40](X[:, :-2]))
-    assert law.kind in report.TITLES
-
-
 def test_dummies_of_srsd_are_among_the_columns():
     counts, last = Counter(), 0
     for law in SRSD:
@@ -296,10 +227,3 @@ def test_dummies_of_srsd_are_among_the_columns():
         last += more.inputs[-1].startswith("dummy")
     assert set(counts) == {1, 2, 3}
     assert 0 < last < len(SRSD)
-
-
-def test_all_rows_decide_between_powers_that_are_near():
-    """The search's rows prefer a sum with power 1 for this law of power -2; all rows the law."""
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    law = next(law for law in LAWS if law.name == "II.13.23")
-    assert benchmark.measure(law, 0.01, 1, "NPURegressor", 1000)["found"]

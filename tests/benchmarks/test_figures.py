@@ -213,15 +213,3 @@ def test_measured_figures_are_noticed(text: str) -> None:
     assert figures(f"Words.\n{text}\n", []) == [f"2: {text}"]
     block = f"<!-- throughput:begin -->\n{text}\n<!-- throughput:end -->\n"
     assert figures(f"{block}```\n{text}\n```\n", []) == []
-
-
-def test_speeds_in_docstrings_are_noticed() -> None:
-    assert speeds("It is 3.1 times as fast.\nIt takes 4 ms.\nAt most 1.5 times the least.") == [
-        "1: It is 3.1 times as fast.",
-        "2: It takes 4 ms.",
-    ]
-
-
-def test_other_numbers_are_none() -> None:
-    text = "200 steps of 9 units, 100, 6, 2, sm_90, 1/2, 2^31, half of the rows, twice"
-    assert figures(text, []) == []

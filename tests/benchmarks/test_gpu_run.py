@@ -1,7 +1,5 @@
 """What `make gpu` starts: all of it without a GPU, and its workers' limits and failures."""
 
-import ast
-import contextlib
 import json
 import os
 import shutil
@@ -95,14 +93,6 @@ def test_the_next_command_does_what_is_left(
     assert team("fails", "one", "two") == (0, 0, 0)
     monkeypatch.setenv("FAKE_GPU", "b")
     assert team("one") == (1, 0, 0)
-
-
-def test_another_machine_goes_on_from_the_copies(team: Any, tmp_path: Path) -> None:
-    """What is kept on the machine alone, such as compiled code, is made there again."""
-    assert team("one", "fails", "warm a", "env") == (3, 1, 0)
-    shutil.rmtree(tmp_path / "out")
-    shutil.copytree(tmp_path / "copy", tmp_path / "out")
-    assert team("one", "two", "warm a", "env") == (3, 0, 0)
 
 
 def test_a_part_ends_with_its_time(team: Any) -> None:
@@ -210,70 +200,6 @@ def test_everything_of_the_plan_can_be_read() -> None:
     assert layers == {"ode", "npu", "nmu", "nmru", "nalu", "inalu"}
 
 
-def test_right_results_come_before_times() -> None:
-    """Two commands, a quarter of an hour with their starts, have what a change of kernels needs."""
-    assert gpu.FIRST == ("env", "smoke", "check", "decide", "tiles")
-    assert gpu.NEXT == ("bench", "loops", "compile", "gains", "crossover", "huge")
-    for names, limit in ((gpu.FIRST, gpu.FIRST_SECONDS), (gpu.NEXT, gpu.NEXT_SECONDS)):
-        assert sum(gpu.PARTS[name].seconds for name in names) <= limit
-    assert gpu.FIRST_SECONDS + gpu.NEXT_SECONDS + 2 * 60 <= 900
-    assert {"test_large.py", "test_training.py"} <= {i.split()[1] for i in items("check")}
-
-
-def test_what_was_never_measured_has_a_row() -> None:
-    """The tape, the model of costs, and the kernels of other layers: with and without."""
-    measured = items(*gpu.NEXT)
-    assert any("of=tape" in item for item in measured)
-    assert any("of=planes" in item for item in measured)
-    for layer in ("nalu", "inalu", "nmu", "nmru"):
-        assert any(item.startswith(f"bench {layer} ") and "compile" in item for item in measured)
-
-
-# GiB that a process finds free on an H100 of 80 GB.
-FREE_MEMORY = 78
-
-
-def test_huge_tensors_are_tested_one_test_after_the_other() -> None:
-    """An item has all tests that need most of the memory; no test needs more than there is."""
-    tree = ast.parse((ROOT / "tests" / "triton" / "test_gpu.py").read_text())
-    needs = {
-        function.name: call.args[0].value
-        for function in tree.body
-        if isinstance(function, ast.FunctionDef)
-        for call in ast.walk(function)
-        if isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Name)
-        and call.func.id == "_needs_memory"
-        and isinstance(call.args[0], ast.Constant)
-    }
-    assert len(needs) == 2
-    assert all(gpu.HUGE in name for name in needs)
-    assert all(isinstance(size, int) and size <= FREE_MEMORY for size in needs.values()), needs
-    assert items("huge") == [f"tests test_gpu.py 0/1 only={gpu.HUGE}"]
-    assert gpu.PARTS["huge"].jobs == 1
-    others = [item for item in items("check", "more") if item.startswith("tests test_gpu.py")]
-    assert others
-    assert all(item.endswith(f" without={gpu.HUGE}") for item in others)
-
-
-def test_large_layers_are_checked_before_they_are_timed() -> None:
-    """The first launches are those of the kernels on planes, in each of their forms."""
-    costs = pytest.importorskip("npu_kernels._triton.costs")
-
-    def is_large(item: str) -> bool:
-        size = Size.parse(item.split()[1])
-        models = size.models or 1
-        return item.startswith("npu ") and bool(
-            costs.large_is_faster("sm_90", size.inputs, size.outputs, models)
-        )
-
-    large = [item for item in gpu.LAUNCHES if is_large(item)]
-    assert large == list(gpu.LAUNCHES[: len(large)])
-    forms = {"highest", "high", "bfloat16", "without=gate", "shared"}
-    assert {[*item.split(), "highest"][2] for item in large} == forms
-    assert any(Size.parse(item.split()[1]).inputs % 64 for item in large)
-
-
 # Rows where the faster kernels are not those that the model takes, with the reason.
 SLOWER = {
     ("128x100x100x20", "highest", "alone"): "the model counts 4096 rows, whatever the batch: with "
@@ -333,21 +259,6 @@ def test_rows_belong_to_the_code_that_made_them(
     run.add({"part": "smoke", "item": "one", "sources": before, "end": ""})
     assert run.attempts({"sources": before})[0] == {"one"}
     assert run.attempts({"sources": prints[-1]})[0] == set()
-
-
-def test_a_profiler_that_counts_nothing_gives_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks.throughput.devices import Cuda
-
-    class Profile(contextlib.nullcontext):  # type: ignore[type-arg]
-        def events(self) -> list[Any]:
-            return []
-
-    monkeypatch.setattr(torch.profiler, "profile", lambda **_: Profile(Profile()))
-    device = Cuda()
-    monkeypatch.setattr(device, "synchronize", lambda: None)
-    monkeypatch.setattr(device, "seconds", lambda run: 1e-6)
-    row = device.profile(lambda: None)
-    assert row == {"event_us": 1.0, "profiler": "the profiler counted no work of the device"}
 
 
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:

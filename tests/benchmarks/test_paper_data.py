@@ -8,7 +8,6 @@ import torch
 
 import npu_kernels
 from benchmarks.paper import tables
-from benchmarks.paper.checks import ranked, share, statistic
 from benchmarks.paper.large import task as large
 from benchmarks.paper.simple import task as simple
 from benchmarks.paper.streams import Sobol, stream
@@ -78,31 +77,6 @@ def test_streams_differ_by_purpose_seed_and_block() -> None:
     assert first("a", 0) == first("a", 0, 0)
 
 
-def test_grids_of_the_simple_task() -> None:
-    wide, positive = simple.grid("div"), simple.grid("sqrt")
-    assert wide.shape == (1681, 2)
-    assert positive.shape == (1600, 2)
-    assert wide.abs().min() > 0.05  # no zero to divide by
-    assert wide.amin() == torch.tensor(-4.1)
-    assert wide.amax() == torch.tensor(3.9)
-    assert positive.amax() == 4
-
-
-def test_subsets_overlap_in_twelve() -> None:
-    x = torch.zeros(100)
-    x[[0, 49, 87]] = torch.tensor([1.0, 10.0, 100.0])
-    a, b = large.sums(x)
-    assert (a, b) == (11, 110)
-    assert len(set(range(100)[large.FIRST]) & set(range(100)[large.SECOND])) == 12
-
-
-def test_extrapolation_points_reverse_the_range() -> None:
-    points = large.extrapolation_points(-0.5, 0.0)
-    assert points.shape == (10_000, 100)
-    assert points.amax() <= 0
-    assert points.amin() > -0.5
-
-
 def test_beta_grows_as_the_packages_schedule() -> None:
     schedule = training.SteppedSchedule(1e-6, 1e-4, 10_000)
     values = [schedule.step() for _ in range(31_000)]
@@ -159,24 +133,6 @@ def test_buffer_gives_each_model_its_parameters() -> None:
 # ---- the paper's numbers -------------------------------------------------------------------------
 
 
-def mad(values: list[float]) -> float:
-    """The median of |value - median|, unscaled; inf of two infinities."""
-    distances = [abs(value - median(values)) for value in values]
-    return median([math.inf if math.isnan(d) else d for d in distances])
-
-
-def test_published_medians_are_those_of_the_published_points() -> None:
-    points = tables.load("pareto")
-    for row in tables.load("large"):
-        if row["metric"] != "test_mse" or row["n_points_in_pareto"] < 10:
-            continue
-        cell = [
-            p["test_mse"] for p in points if (p["task"], p["model"]) == (row["task"], row["model"])
-        ]
-        assert median(cell) == pytest.approx(row["recomputed_median_from_pareto"], rel=1e-6)
-        assert mad(cell) == pytest.approx(row["recomputed_mad_from_pareto"], rel=1e-6)
-
-
 def test_probability_of_a_published_mean() -> None:
     runs = torch.randn(
         400, generator=torch.Generator().manual_seed(1), dtype=torch.float64
@@ -198,27 +154,6 @@ def test_shares_differ_by_fishers_test() -> None:
     assert same_share(3, 25, 12, 25) == same_share(12, 25, 3, 25) == pytest.approx(0.0122, abs=1e-4)
     assert same_share(5, 25, 5, 25) == pytest.approx(1)
     assert same_share(0, 25, 25, 25) < 1e-12
-
-
-def test_checks_have_three_verdicts() -> None:
-    runs = [float(value) for value in range(1, 21)]  # median 10.5, its interval 6 to 15
-    limits = ((0.0, 20.0), (16.0, 20.0), (0.0, 5.0), (0.0, 10.0), (7.0, 14.0))
-    verdicts = [statistic("median", median, runs, low, high).holds for low, high in limits]
-    assert verdicts == [True, False, False, None, None]
-    assert statistic("median", median, runs[:5], 0, 20).holds is None
-    assert [share("share", count, 100, 0.5, 1).holds for count in (70, 30, 51)] == [
-        True,
-        False,
-        None,
-    ]
-
-    def less(first: list[float], second: list[float]) -> bool | None:
-        return ranked("order", "a < b", median, [first, second], lambda a, b: a < b).holds
-
-    assert less(runs, [value + 20 for value in runs]) is True
-    assert less([value + 20 for value in runs], runs) is False
-    assert less(runs, [value + 1 for value in runs]) is None
-    assert less(runs, [100.0] * 5) is None  # too few runs
 
 
 def test_summaries() -> None:

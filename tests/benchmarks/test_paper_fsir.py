@@ -1,16 +1,11 @@
 """The fractional SIR experiment: exact checks, phases, its dense rival, fronts, the command."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
 from benchmarks.paper import tables
-from benchmarks.paper.fsir import adjoint
 from benchmarks.paper.fsir import dense as fsir_dense
-from benchmarks.paper.fsir import models as fsir_models
-from benchmarks.paper.fsir import report as fsir_report
 from benchmarks.paper.fsir import task as fsir
 from benchmarks.paper.runner import Batch
 
@@ -49,15 +44,6 @@ def test_authors_gradient_is_the_losss_own_with_fine_steps_only(
     assert off[200] > 10 * off[20_000]
 
 
-def test_backward_steps_end_at_save_times() -> None:
-    begin, length, saved = adjoint.backward_steps(
-        torch.tensor([0.0, 2.5, 4.5], dtype=torch.float64), 1.0
-    )
-    assert begin.tolist() == [4.5, 3.5, 2.5, 1.5, 0.5]
-    assert length.tolist() == [1.0, 1.0, 1.0, 1.0, 0.5]
-    assert saved == [2, -1, 1, -1, -1]
-
-
 # ---- the exact checks ----------------------------------------------------------------------------
 
 
@@ -79,13 +65,6 @@ def test_published_prediction_scores_as_published() -> None:
     assert float((predicted - fsir.data()).square().mean()) == pytest.approx(0.015348, abs=1e-6)
     best = min(row["mse"] for row in tables.load("fsir_pareto") if row["kind"] == "run")
     assert best == pytest.approx(0.015348, abs=1e-6)
-
-
-def test_data_is_as_described() -> None:
-    assert fsir.data().shape == (40, 3)
-    assert torch.equal(fsir.data()[0], fsir.U0)
-    times = torch.tensor([row["t"] for row in tables.load("fsir_series")], dtype=torch.float64)
-    torch.testing.assert_close(times, fsir.TIMES)
 
 
 # ---- models --------------------------------------------------------------------------------------
@@ -229,79 +208,4 @@ def test_a_model_that_diverges_stays_and_disturbs_nobody() -> None:
     ]
 
 
-def test_variants_and_integrators_differ() -> None:
-    causes = set()
-    for integrator, variant in (("euler", "code"), ("euler", "paper"), ("rk4", "code")):
-        training = batch("RealNPU", integrator=integrator, variant=variant).make(
-            batch("RealNPU", integrator=integrator, variant=variant)
-        )
-        training.advance(3)
-        causes.add(float(training.errors(training.parameters)[0]))
-    assert len(causes) == 3
-
-
 # ---- the report ----------------------------------------------------------------------------------
-
-
-def test_published_front_is_recomputed() -> None:
-    rows = fsir_report.paper_rows()
-    front = fsir_report.front(fsir_report.of(rows, "NPU"))
-    assert [row["n_params"] for row in front] == [18, 19, 20, 50, 57, 83, 84, 109, 136]
-    assert [row["n_params"] for row in fsir_report.front(fsir_report.of(rows, "RealNPU"))] == [17]
-    dense = fsir_report.front(fsir_report.of(rows, "Dense"))
-    assert [row["n_params"] for row in dense] == [26, 29, 30, 70, 76]
-    assert fsir_report.dominates(front, dense)
-    assert not fsir_report.dominates(dense, front)
-
-
-def test_verdicts_on_the_published_numbers() -> None:
-    rows = fsir_report.paper_rows()
-    checks = {check.subject: check.holds for check in fsir_report.checks(rows)}
-    assert [subject for subject, holds in checks.items() if holds is False] == []
-    assert (
-        checks["NPU, median"]
-        is checks["Dense, least error"]
-        is checks["Dense, share below 1"]
-        is True
-    )
-    # 3 of 100 runs have so few
-    assert checks["RealNPU with at most 20 parameters, least error"] is None
-    worse = [{**row, "mse": 10 * row["mse"]} for row in rows]
-    failed = {check.subject for check in fsir_report.checks(worse) if check.holds is False}
-    assert {
-        "NPU, least error",
-        "NPU, median",
-        "RealNPU with at most 20 parameters, least error",
-    } <= failed
-
-
-def test_runs_by_the_authors_gradient_stand_beside() -> None:
-    rows = fsir_report.paper_rows()
-    ours = [{**row, "mse": 0.1 * row["mse"]} for row in rows]
-    text = fsir_report.full_table(ours, rows)
-    assert text.count("| here, authors' gradient |") == 2 * len(fsir.MODELS)
-    assert "authors" not in fsir_report.full_table(ours)
-    timed = [{**row, "first_mse": 3.0, "iterations": 7} for row in ours]
-    assert "| Dense | 3.00 (3.00 to 3.00) |" in fsir_report.full_table(timed)
-    # all of one model, some of the others
-    part = [row for row in rows if row["model"] == "Dense" or row["run"] == 1]
-    assert (
-        fsir_report.full_table(ours, part).count("| Dense | here, authors' gradient | 100 |") == 1
-    )
-    assert fsir_report.full_table(ours, part).count("| here, authors' gradient |") == 2
-    said = fsir_report.ENTRIES[0].agreement([ours, rows], Path())
-    better, by_authors = said.split(". with the authors' gradient: ")
-    assert by_authors.startswith(
-        "12 of 12 medians (model and beta) do not differ; 15 of 15 least errors (model and most"
-    )
-    assert "ours less" in better
-    assert "ours greater" not in better
-
-
-def test_true_equation_reads_as_written() -> None:
-    pytest.importorskip("sympy", reason="sympy is not installed")
-    ds, di, dr = fsir_models.equations("RealNPU", 3, fsir.truth()[0])
-    assert ds.startswith("dS/dt = ")
-    assert "0.06*sqrt(I)*sqrt(S)" in ds.replace("sqrt(I*S)", "sqrt(I)*sqrt(S)")
-    assert "0.05*I" in di
-    assert "0.01*R" in dr

@@ -1,14 +1,11 @@
 """The search for the fractional SIR equation: shooting, pruning, the judge, the command."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.paper import tables
-from benchmarks.paper.__main__ import main
 from benchmarks.paper.fsir import task as fsir
 from benchmarks.paper.fsir_equation import report as equation_report
 from benchmarks.paper.fsir_equation import search as fsir_equation
@@ -101,30 +98,3 @@ def test_no_start_depends_on_the_others() -> None:
         shares.append((search.results()[0][0], search.x[0]))
     assert shares[0][0] == shares[1][0]
     assert torch.equal(shares[0][1], shares[1][1])
-
-
-def test_search_resumes() -> None:
-    (batch,) = fsir_equation.batches((2,), 3, (3, 2, 1), "cpu")
-    undisturbed = batch.make(batch)
-    undisturbed.advance(6)
-    for stop in (2, 4, 5):
-        begun, resumed = batch.make(batch), batch.make(batch)
-        begun.advance(stop)
-        state = begun.state()
-        begun.advance(1)
-        resumed.restore(state)
-        resumed.advance(6 - stop)
-        assert resumed.results()[0] == undisturbed.results()[0]
-
-
-def test_quick_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fsir_equation, "QUICK", (1, 1, 1))
-    monkeypatch.setattr(fsir_equation, "WIDTHS", (1, 2))
-    assert (
-        main(["fsir-equation", "--quick", "--seeds", "2", "--out", str(tmp_path), "--jobs", "1"])
-        == 0
-    )
-    _, rows = tables.read(tmp_path / "fsir_equation.csv")
-    assert list(rows[0]) == list(fsir_equation.COLUMNS)
-    assert [row["h"] for row in rows] == [1, 1, 2, 2]
-    assert "the equation itself" in (tmp_path / "report.md").read_text()

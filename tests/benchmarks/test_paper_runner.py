@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.durations import duration
 from benchmarks.paper import runner, workers
-from benchmarks.paper.runner import Batch, Folder, chunks, complete, order
+from benchmarks.paper.runner import Batch, Folder, complete
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE_STEPS = 40
@@ -147,14 +146,6 @@ def test_the_process_keeps_its_settings(folder: Folder, tmp_path: Path) -> None:
         torch.set_num_threads(threads)
 
 
-def test_the_name_holds_what_decides_the_numbers(tmp_path: Path) -> None:
-    (batch,) = plan(tmp_path, 1)
-    (longer,) = plan(tmp_path, 1, steps=TRACE_STEPS + 1)
-    (other,) = plan(tmp_path, 2)[1:]
-    assert len({batch.name, longer.name, other.name}) == 3
-    assert plan(tmp_path, 1)[0].name == batch.name
-
-
 def test_unreadable_file_is_named(folder: Folder, tmp_path: Path) -> None:
     (batch,) = plan(tmp_path / "trace", 1)
     folder.checkpoint_path(batch).write_bytes(b"torn")
@@ -162,12 +153,6 @@ def test_unreadable_file_is_named(folder: Folder, tmp_path: Path) -> None:
         RuntimeError, match=r"test-0-.*checkpoint cannot be read: it is no file that .* delete it"
     ):
         complete(batch, folder, quietly, lambda: False)
-
-
-def test_small_things(tmp_path: Path) -> None:
-    assert chunks(range(5), 2) == [[0, 1], [2, 3], [4]]
-    assert [batch.label for batch in order(plan(tmp_path, 3))] == ["2", "1", "0"]
-    assert [duration(s) for s in (3.2, 61, 3700)] == ["3 s", "1:01 min", "1:01 h"]
 
 
 # ---- several processes ---------------------------------------------------------------------------

@@ -1,24 +1,20 @@
 """The field's single-module benchmark: data, thresholds, schedules, resuming, the report."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from benchmarks.paper import report, tables
-from benchmarks.paper.__main__ import arguments, main
+from benchmarks.paper import tables
 from benchmarks.paper.runner import Batch, Work
 from benchmarks.paper.single_module import plan
-from benchmarks.paper.single_module import plan as single_module_best
 from benchmarks.paper.single_module import report as single_module_report
 from benchmarks.paper.single_module import task as single_module
 from benchmarks.paper.single_module.task import OPERATIONS, RANGES, RECIPES, Data, SingleModule
 from benchmarks.paper.summary import wilson
 from npu_kernels.training import project_
-from tests.support.compare import assert_equal
 
 CPU = torch.device("cpu")
 
@@ -102,19 +98,6 @@ def test_thresholds_are_errors_of_weights_that_are_off(row: dict[str, Any]) -> N
 # ---- training ------------------------------------------------------------------------------------
 
 
-def test_schedules_are_those_of_the_published_scripts() -> None:
-    betas = [
-        single_module.l1_beta(step, 50_000, 1e-9)
-        for step in (1, 10_000, 10_001, 20_000, 20_001, 50_000)
-    ]
-    assert betas == pytest.approx([1e-9, 1e-9, 1e-8, 1e-8, 1e-7, 1e-7])
-    shares = [single_module.ramp(step, 50_000, 0.8, 1.0) for step in (1, 40_001, 45_001, 50_000)]
-    assert shares == pytest.approx([0, 0, 0.5, 0.9999])
-    assert [
-        single_module.ramp(step, 50_000, 0.4, 0.7) for step in (27_501, 40_000)
-    ] == pytest.approx([0.5, 1])
-
-
 def test_slope_is_the_derivative() -> None:
     w = torch.linspace(-2, 2, 101, dtype=torch.float64).add(1e-3).requires_grad_()
     torch.minimum(w.abs(), (1 - w.abs()).abs()).sum().backward()
@@ -186,21 +169,6 @@ def test_a_run_depends_on_its_seed_alone(unit: str) -> None:
     assert all(torch.equal(look[:, : len(RANGES)], other) for look, other in looks)
 
 
-def test_resumed_work_has_the_same_numbers(tmp_path: Path) -> None:
-    undisturbed, first = (
-        SingleModule(batch("fixed", "RealNPU", "mul", seeds=2, steps=100)) for _ in range(2)
-    )
-    undisturbed.advance(100)
-    first.advance(37)
-    torch.save(first.state(), tmp_path / "state")
-    second = SingleModule(batch("fixed", "RealNPU", "mul", seeds=2, steps=100))
-    second.restore(torch.load(tmp_path / "state", weights_only=True))
-    second.advance(63)
-    assert torch.equal(undisturbed.buffer.flat, second.buffer.flat)
-    assert_equal(undisturbed.snapshots, second.snapshots)
-    assert len(second.snapshots) == 51
-
-
 def exact(op: str) -> nn.Module:
     layer = RECIPES["plain"]["RealNPU"].make(len(RANGES))
     with torch.no_grad():
@@ -255,26 +223,6 @@ def test_best_solves_what_plain_training_does_not(fitted: tuple[Batch, Work]) ->
     assert tuple(rows[0]) == single_module.COLUMNS
 
 
-def test_best_is_fitted_on_the_training_range_alone() -> None:
-    x, y = single_module_best.rows([3], "div", 2048, CPU)
-    assert x.shape == (9, 2048, 2)
-    for k, bounds in enumerate(RANGES.values()):
-        assert bounds.train[0] - 1e-6 <= x[k].min()
-        assert x[k].max() <= bounds.train[1] + 1e-6
-    assert torch.equal(x[:, :128], Data([3], "div", CPU)(1)[0])  # what plain training sees first
-    assert torch.equal(y, x[..., :1] / x[..., 1:])
-
-
-def test_best_resumes_with_the_same_numbers(fitted: tuple[Batch, Work], tmp_path: Path) -> None:
-    first, second = (plan.make(fitted[0]) for _ in range(2))
-    first.advance(23)
-    torch.save(first.state(), tmp_path / "state")
-    second.restore(torch.load(tmp_path / "state", weights_only=True))
-    assert second.done == 23
-    second.advance(second.total)
-    assert torch.equal(second.results()[1]["parameters"], fitted[1].results()[1]["parameters"])
-
-
 # ---- report --------------------------------------------------------------------------------------
 
 
@@ -309,102 +257,4 @@ def rows(
     ]
 
 
-def test_verdict_on_the_published_shares() -> None:
-    theirs = [
-        row
-        for row in tables.load("single_module")
-        if row["unit"] == "RealNPU" and row["op"] == "div"
-    ]
-    shares = {row["range"]: row["solved"] for row in theirs if row["recipe"] == "plain"}
-    checks = single_module_report.checks(rows("plain", "RealNPU", "div", shares))
-    assert len(checks) == 9
-    assert all(check.holds for check in checks)
-    checks = single_module_report.checks(rows("plain", "RealNPU", "div", dict.fromkeys(shares, 12)))
-    verdicts = {name: check.holds for name, check in zip(shares, checks, strict=True)}
-    assert verdicts["[-20,-10]"] is True  # 5 and 12 of 25: p = 0.07
-    assert verdicts["[-1.2,-1.1]"] is None  # 3 and 12 of 25: p = 0.01
-    assert verdicts["[-2,2]"] is verdicts["[1,2]"] is False  # none, all
-
-
-def test_best_is_asked_for_all_thresholds() -> None:
-    """1e-7 is below 1e-5 everywhere and above some of the others."""
-    twice = [
-        rows("best", "NPU", op, dict.fromkeys(RANGES, 25), error)
-        for error in (1e-7, 1e-11)
-        for op in ("mul", "div")
-    ]
-    loose, exact = (
-        single_module_report.checks(twice[0] + twice[1]),
-        single_module_report.checks(twice[2] + twice[3]),
-    )
-    assert [check.holds for check in loose] == [False, True]
-    # 450 of 450 seeds, and few enough steps
-    assert [check.holds for check in exact] == [True, True]
-    assert single_module_report.checks(twice[2])[0].holds is None  # 225 of 225: 98.3 to 100 %
-
-
-def test_report_from_a_table(tmp_path: Path) -> None:
-    failures = [
-        *rows("plain", "NPU", "mul", {"[1,2]": 25}),
-        *rows("fixed", "NPU", "mul", {"[1,2]": 5}, 1e-6),
-    ]
-    tables.write(tmp_path / "single_module.csv", ["single-module"], single_module.COLUMNS, failures)
-    text = report.write(tmp_path).read_text()
-    assert "| NPU | plain | 1.00 (0.87-1.00) | 1.00 (0.87-1.00) | - | - | - | - | 50000 |" in text
-    # 1e-6 is above what 1e-5 off gives
-    assert "| NPU | fixed | 0.20 (0.09-0.39) | 0.00 (0.00-0.13) | - |" in text
-    assert (
-        "| × | NPU | plain | - | - | - | - | - | - | 1.00 (0.87-1.00) | - | - | 1.00 (0.87-1.00) |"
-        in text
-    )
-    assert "NPU × plain, [1,2]" in text
-
-
 # ---- command line --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("words", "message"), [
-    (["simple", "--recipe", "plain"], "unrecognized arguments: --recipe plain"),
-    (["simple", "--units", "NaiveNPU"], "argument --units: invalid choice: 'NaiveNPU'"),
-    (["simple", "--operations", "sub"], "argument --operations: invalid choice: 'sub'"),
-    (["all", "--units", "NPU"], "unrecognized arguments: --units NPU"),
-    (["large", "--integrator", "rk4"], "unrecognized arguments: --integrator rk4"),
-    (["single-module", "--recipe", "wild"], "invalid choice: 'wild'"),
-    (["single-module", "--units", "NAC"], "invalid choice: 'NAC'"),
-    (["single-module", "--recipe", "fixed", "--units", "NAU"],
-     "argument --units: recipe fixed has no NAU"),
-    (["single-module", "--variant", "paper"], "unrecognized arguments: --variant paper"),
-])  # fmt: skip
-def test_bad_arguments_are_named(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        arguments(words)
-    assert message in capsys.readouterr().err
-
-
-def test_plan_is_the_fields(tmp_path: Path) -> None:
-    batches = plan.plan(arguments(["single-module", "--out", str(tmp_path)]))
-    assert len(batches) == 8 * 4
-    assert all(len(b.runs) == 25 * 9 and b.settings["steps"] == 50_000 for b in batches)
-    assert len({b.name for b in batches}) == len(batches)
-
-
-def test_recipes_share_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single_module, "QUICK_STEPS", 20)
-    common = [
-        "--quick", "--seeds", "1", "--units", "RealNPU", "--jobs", "1", "--out", str(tmp_path),
-    ]  # fmt: skip
-    assert main(["single-module", *common, "--operations", "mul"]) == 0
-    assert main(["single-module", "--recipe", "fixed", *common]) == 0
-    comments, rows = tables.read(tmp_path / "single_module.csv")
-    assert [row["recipe"] for row in rows] == ["plain"] * 9 + ["fixed"] * 36
-    assert tuple(rows[0]) == single_module.COLUMNS
-    assert any(
-        comment.startswith("recipe plain: 1 units and operations, 9 runs, 180 model-steps")
-        for comment in comments
-    )
-    assert any(
-        comment.startswith("recipe fixed: 4 units and operations, 36 runs") for comment in comments
-    )
-    assert "× | RealNPU | fixed" in (tmp_path / "report.md").read_text()

@@ -1,7 +1,5 @@
 """A model's result depends on its seed alone, and a training goes on where it was saved."""
 
-import copy
-
 import pytest
 import torch
 
@@ -58,34 +56,6 @@ def test_large_result_does_not_depend_on_the_batch(model: str) -> None:
         assert row["test_mse"] == pytest.approx(other["test_mse"], rel=1e-3)
         assert row["train_mse"] == pytest.approx(other["train_mse"], rel=1e-3)
         assert row["n_params"] == other["n_params"]
-
-
-@pytest.mark.parametrize("model", ["NPU", "NALU"])
-def test_paper_variant_of_the_large_task_runs(model: str) -> None:
-    (row,) = rows(large_batch(model, [("div", 0)], "paper"))
-    assert row["test_mse"] > 0
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        simple_batch("iNALU", 2),
-        simple_batch("iNALU", 2, "paper"),
-        large_batch("NPU", [("add", 0), ("mul", 3)]),
-        large_batch("NALU", [("sqrt", 1)]),
-    ],
-    ids=["simple", "new starts", "large", "float64"],
-)
-def test_restored_training_gives_the_same_numbers(batch: Batch) -> None:
-    expected = rows(batch)
-    first = batch.make(batch)
-    first.advance(5)
-    state = copy.deepcopy(first.state())
-    first.advance(3)  # the state is not this one's any more
-    second = batch.make(batch)
-    second.restore(state)
-    second.advance(STEPS - 5)
-    assert second.results()[0] == expected
 
 
 def test_the_regulariser_grows_and_is_the_papers() -> None:
@@ -155,25 +125,6 @@ def test_starts_are_the_authors() -> None:
     assert layers[1].gate.unique().tolist() == [1.0]
     assert real_layers[1].gate.unique().tolist() == [0.5]
     assert torch.count_nonzero(layers[1].weight_im) == 0
-
-
-def test_plan_of_the_large_task() -> None:
-    batches = large.batches(list(large.MODELS), None, large.TRAINING_STEPS, "code", "cpu")
-    assert len({batch.name for batch in batches}) == len(batches)
-    runs = [
-        (batch.settings["model"], run["task"], run["seed"])
-        for batch in batches
-        for run in batch.runs
-    ]
-    assert len(set(runs)) == len(runs)
-    for model in large.MODELS:
-        for task in large.TASKS:
-            count = sum(1 for run in runs if run[:2] == (model, task))
-            assert count == large.default_seeds(task, model) + (
-                20 if (task, model) in large.SHORT else 0
-            )
-    for batch in batches:
-        assert {run["steps"] for run in batch.runs} == {batch.settings["steps"]}
 
 
 def test_gradient_surfaces_show_the_plateau() -> None:

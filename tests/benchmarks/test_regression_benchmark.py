@@ -60,14 +60,6 @@ def test_a_setting_that_cannot_learn_is_seen():
     assert shares[1] > 0.8
 
 
-def test_a_mean_below_0_is_said_and_is_never_the_best(small):
-    rows = [
-        {"table": LINE, "method": name, "split": 0, "r2": r2}
-        for name, r2 in (("ridge", -2), ("MLP", -1))
-    ]
-    assert regression.table(rows, "random").endswith(f"| {LINE} | below 0 | below 0 |")
-
-
 def test_the_tables_of_the_page_are_those_of_the_rows():
     rows, page = regression.read(regression.OUT), (ROOT / "docs" / "when-not-to-use.md").read_text()
     for mark, kind in regression.MARKS.items():

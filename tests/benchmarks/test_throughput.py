@@ -1,14 +1,10 @@
 """The throughput suite on tiny sizes, and the guard: small layers are faster than eager."""
 
 import functools
-import gc
 import json
 import os
-import platform
-import re
 import sys
 import time
-import weakref
 
 import pytest
 import torch
@@ -21,16 +17,10 @@ from benchmarks.throughput.cases import (
     ROLLOUT,
     RUN,
     STEP,
-    TRAIN,
-    UNITS,
     Case,
     Size,
-    Workload,
-    adaptive_cases,
-    all_cases,
     cost,
     draw,
-    rollout_cases,
     training_cases,
     wide_training_cases,
 )
@@ -96,34 +86,6 @@ def test_a_call_that_fails_later_is_named():
         timing.interleaved(runs, 0.01, finish=finish)
 
 
-def test_a_graph_keeps_its_operands():
-    """Operands live as long as the rival, because a graph has their addresses alone."""
-    case = Case("npu", STEP, Size(5, 3, 2))
-    held = []
-
-    def capture(run):
-        held.append(weakref.ref(run))
-        return (lambda: None), run()
-
-    workload = rivals.build("graph", case, draw(case), capture)
-    gc.collect()
-    assert held[0]() is not None
-    del workload
-    gc.collect()
-    assert held[0]() is None
-
-
-def test_short_calls_are_repeated():
-    count = 0
-
-    def run() -> None:
-        nonlocal count
-        count += 1
-
-    times = timing.interleaved({"a": run}, 0.01, block=0.001)
-    assert count > 100 * len(times["a"])
-
-
 def test_processor_time_leaves_out_what_others_take():
     def busy() -> None:
         end = time.process_time() + 0.002
@@ -145,38 +107,6 @@ def test_sizes_are_parsed():
     for text in ("", "100", "3x2", "0x1x1", "1x2x3x4x5", "ax2x3", "-1x2x3"):
         with pytest.raises(ValueError, match="BxIxO"):
             Size.parse(text)
-
-
-def test_cases_survive_their_row():
-    for case in all_cases():
-        assert Case.from_dict(json.loads(json.dumps(case.to_dict()))) == case
-
-
-def test_the_suite_has_what_it_promises():
-    cases = set(all_cases())
-    for size in (
-        Size(100, 6, 2),
-        Size(2048, 1024, 1024),
-        Size(100, 6, 2, 1000),
-        Size(128, 100, 100, 10),
-    ):
-        for kind in (FORWARD, STEP):
-            assert {
-                Case("npu", kind, size),
-                Case("realnpu", kind, size),
-                Case("npu", kind, size, "positive"),
-            } <= cases
-    assert {
-        Case("nmu", STEP, Size(128, 100, 100)),
-        Case("inalu", STEP, Size(128, 100, 100)),
-    } <= cases
-    assert {case.layer for case in cases} == {*UNITS, "npu-nau"} - {"powerlayer"}  # all public ones
-    assert {Case("nalu", STEP, Size(1024, 64, 64)), Case("nau", FORWARD, Size(100, 6, 2))} <= cases
-    assert {case.size.models for case in training_cases()} == {1, 20}
-    assert {case.size for case in rollout_cases()} == {
-        Size(200, 3, 9, models) for models in (1, 20, 100)
-    }
-    assert {*rollout_cases(), *adaptive_cases()} <= cases
 
 
 def test_operands():
@@ -255,15 +185,6 @@ def compile_to_graphs(module: torch.nn.Module, **options: object) -> None:
     )
 
 
-def test_jax_is_measured_where_it_gets_as_many_cores(monkeypatch):
-    monkeypatch.setattr(rivals.importlib.util, "find_spec", lambda name: object())
-    case = Case("npu", STEP, TINY)
-    for cores in (1, 4):  # what `taskset` leaves
-        monkeypatch.setattr(rivals, "cores", lambda cores=cores: cores)
-        assert rivals.not_applicable(rivals.JAX, case, cores) is None
-        assert f"takes all {cores} cores" in (rivals.not_applicable(rivals.JAX, case, 2) or "")
-
-
 @pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity"), reason="the system cannot bind a process to cores"
 )
@@ -310,40 +231,6 @@ def test_training_moves_the_parameters():
         assert workload.results()[0].item() < first
 
 
-def test_who_takes_part():
-    single, several = Case("npu", STEP, TINY), Case("npu", STEP, MODELS)
-    training = [case for case in training_cases() if case.kind == TRAIN]
-    assert rivals.not_applicable(rivals.ONE_MODEL, several, 1) is None
-    assert rivals.not_applicable(rivals.ONE_MODEL, single, 1) == ""
-    assert rivals.not_applicable(rivals.ONE_THREAD, single, 2) is None
-    assert rivals.not_applicable(rivals.ONE_THREAD, single, 1) == ""
-    assert rivals.not_applicable(rivals.ONE_THREAD, single, 2, "cuda") == ""
-    assert rivals.not_applicable(rivals.LOOP, training[1], 1) is None
-    assert rivals.not_applicable(rivals.LOOP, training[0], 1) == ""
-    assert rivals.not_applicable(rivals.COMPLEX, Case("nmu", STEP, TINY), 1) == ""
-    assert rivals.not_applicable(rivals.LINEAR, training[0], 1) == ""
-    run, rollout = training_cases()[-1], rollout_cases()[0]
-    for without in (run, rollout):
-        assert rivals.not_applicable(rivals.OURS_COMPILE, without, 1) == ""
-
-
-def test_one_thread_is_ours_with_one_thread_and_leaves_their_number(monkeypatch):
-    counts = []
-
-    class Recorder(UNITS["npu"]):
-        def forward(self, x):
-            counts.append(torch.get_num_threads())
-            return super().forward(x)
-
-    monkeypatch.setitem(UNITS, "npu", Recorder)
-    case = Case("npu", STEP, TINY)
-    torch.set_num_threads(2)
-    for name in (rivals.ONE_THREAD, rivals.OURS):
-        rivals.build(name, case, draw(case)).run()
-    assert counts == [1, 2]
-    assert torch.get_num_threads() == 2
-
-
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
 def test_our_layers_are_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.testing import CompileCounter
@@ -376,49 +263,6 @@ def test_a_case_makes_rows():
     assert "share_of_limit" not in linear
     assert "ours" in suite.show(ours)
     assert said == []
-
-
-def test_processor_time_beside_jax(monkeypatch):
-    """A rival that leaves the core to somebody else for 4 ms of every call costs as without it."""
-
-    def eager_with_pauses(case, operands):
-        workload = rivals.build(rivals.EAGER, case, operands)
-
-        def run():
-            workload.run()
-            time.sleep(0.004)
-
-        return Workload(run, workload.results)
-
-    monkeypatch.setattr(rivals, "_jax", eager_with_pauses)
-    monkeypatch.setattr(rivals, "not_applicable", lambda *_, **__: None)
-    case = Case("npu", STEP, TINY)
-    rows = suite.measure(case, [rivals.JAX], 1, 0.1)
-    assert {row["clock"] for row in rows} == {timing.PROCESSOR}
-    assert rows[1]["median_us"] < 2000
-    rows = suite.measure(case, [rivals.EAGER], 1, 0.01)
-    assert {row["clock"] for row in rows} == {timing.WALL}
-
-
-def test_losses_are_named():
-    row = {**Case("npu", STEP, TINY).to_dict(), "threads": 2, "rival": "eager", "ratio": 0.5}
-    assert suite.losses([row]) == ["npu step 5x3x2, 2 threads: eager takes 0.50 of our time"]
-    assert (
-        suite.losses([{**row, "ratio": 1.5}, {**row, "rival": "linear"}, {**row, "rival": "ours"}])
-        == []
-    )
-
-
-def test_environment():
-    where = environment.describe()
-    json.dumps(where)
-    for key in ("processor", "instruction_set", "torch", "npu_kernels", "commit", "cores"):
-        assert where[key]
-    if sys.platform == "linux" and platform.machine() == "x86_64":
-        assert re.fullmatch(r"\d+/\d+/\d+", where["processor_model"])
-    limits = environment.Limits(100.0, 10.0)
-    assert limits.seconds((200.0, 10.0)) == 2
-    assert limits.seconds((100.0, 50.0)) == 5
 
 
 @pytest.mark.skipif(

@@ -84,20 +84,6 @@ def test_the_table_is_that_of_the_rows():
     assert page == benchmark.page(page, *rows)
 
 
-def test_the_draws_whose_form_is_wrong():
-    row = {
-        "case": "bromine", "noise": 0.01, "seed": 3, "form": False, "law": "a; b", "laws": 2,
-        "behind": 3.14,
-    }  # fmt: skip
-    lines = benchmark.table_of_wrong(
-        [{**row, "behind": None}, {**row, "seed": 1}, {**row, "form": True}]
-    )
-    assert lines.splitlines()[2:] == [
-        "| rate law of order 3/2 | 1 | a<br>b | 3.1 | 2 |",
-        "| rate law of order 3/2 | 3 | a<br>b | more than 6.0, or not met | 2 |",
-    ]
-
-
 def test_systems_of_odebench_are_sums_of_products_or_not():
     by_number = {system.number: system for system in odebench.SYSTEMS}
     assert sorted(by_number) == list(range(1, 64))
@@ -175,20 +161,6 @@ def test_pysindy_finds_a_decay():
     row = odebench.measure(2, 0, 0.0, 0.0, "pysindy")
     assert row["form"]
     assert row["generalisation"] > 0.99
-
-
-def test_the_picture_has_both_scores(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    row = {"system": 1, "noise": 0.0, "dropped": 0.0, "method": "ode.fit"}
-    row |= {"reconstruction": 0.95, "generalisation": None}
-    noisy = {**row, "noise": 0.05, "dropped": 0.5, "method": "pysindy"}
-    drawn = []
-    monkeypatch.setattr("benchmarks.drawing.save", lambda drawing, path: drawn.append(drawing))
-    odebench.picture([row, noisy, {**row, "system": 101}], tmp_path / "x.png")
-    heights = [[bar.get_height() for bar in axis.patches] for axis in drawn[0].axes]
-    assert heights == [[100, 100], [0, 0]]
-    labels = [label.get_text() for label in drawn[0].axes[-1].get_xticklabels()]
-    assert labels == ["noise 0 %", "noise 5 %,\n50 % left out"]
 
 
 def test_a_law_that_ends_at_a_pole_has_no_score():

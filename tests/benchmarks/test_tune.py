@@ -4,9 +4,8 @@ import contextlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -54,16 +53,6 @@ def test_search_goes_downhill_one_number_at_a_time() -> None:
     assert len({tuple(config.items()) for config in seen[1:]}) == len(seen) - 1  # none twice
 
 
-def test_search_keeps_the_start_where_nothing_is_faster_by_more_than_noise() -> None:
-    start = {"BLOCK_B": 16, "num_warps": 1, "num_stages": 1}
-    assert tune.search(start, _grid(), lambda c: 1.0 if c == start else 0.99, enough=_never) == (
-        start,
-        1.0,
-        1.0,
-    )
-    assert tune.search(start, [], lambda c: 1.0, enough=_never)[0] == start
-
-
 def test_search_passes_over_what_does_not_work_and_starts_outside_the_candidates() -> None:
     start = {"BLOCK_B": 16, "num_warps": 16, "num_stages": 1}  # not a candidate
 
@@ -73,18 +62,6 @@ def test_search_passes_over_what_does_not_work_and_starts_outside_the_candidates
     best, _, _ = tune.search(start, _grid(), seconds, enough=_never)
     assert best["num_warps"] == 4
     assert best["BLOCK_B"] == 32
-
-
-def test_search_ends_when_time_is_up() -> None:
-    calls = 0
-
-    def seconds(config: tune.Config) -> float:
-        nonlocal calls
-        calls += 1
-        return 1 / calls
-
-    tune.search(_grid()[0], _grid(), seconds, enough=lambda: calls >= 3)
-    assert calls == 3
 
 
 def test_a_written_table_has_the_new_entries_and_the_shipped_ones(tmp_path: Path) -> None:
@@ -158,33 +135,6 @@ def test_rows_of_a_device() -> None:
         assert "device 12.5 us in 3 launches" in suite.show(row)
 
 
-def test_search_prepares_each_step_and_looks_elsewhere_once() -> None:
-    """A step's candidates are compiled together first; the spread finds what no neighbour does."""
-    events: list[tuple[str, int]] = []
-    shown: list[tune.Config] = []
-
-    def prepare(configs: Sequence[tune.Config]) -> None:
-        events.append(("prepare", len(configs)))
-        shown.extend(configs)
-
-    def seconds(config: tune.Config) -> float:
-        events.append(("time", 1))
-        # two numbers away, and one alone makes it slower
-        far = config["BLOCK_B"] == 128 and config["num_warps"] == 8
-        return 0.5 if far else 1.0 if config == start else 2.0
-
-    start = {"BLOCK_B": 16, "num_warps": 1, "num_stages": 1}
-    assert tune.search(start, _grid(), seconds, enough=_never)[0] == start
-    events.clear()
-    best, time, _ = tune.search(start, _grid(), seconds, enough=_never, prepare=prepare, spread=24)
-    assert time == 0.5
-    assert (best["BLOCK_B"], best["num_warps"]) == (128, 8)
-    assert [kind for kind, _ in events[:2]] == ["time", "prepare"]
-    assert len(shown) == sum(count for kind, count in events if kind == "prepare")
-    assert len({tuple(config.items()) for config in shown}) == len(shown)  # none twice
-    assert sum(kind == "time" for kind, _ in events) == 1 + len(shown)
-
-
 class _Virtual:
     """A device with its clock: a launch takes time on it, and the host's without a graph."""
 
@@ -227,14 +177,6 @@ def test_a_kernel_is_timed_without_its_launch_and_with_a_cold_cache(launch: floa
     device = _Virtual(launch)
     assert tune.device_time(device.run, device=device) == pytest.approx(launch, rel=1e-6)
     assert device.captures == 2  # with the calls and without
-
-
-def test_a_loser_is_timed_once() -> None:
-    device = _Virtual(2e-2)
-    assert tune.device_time(device.run, 1e-4, device) > 2e-2
-    assert device.captures == 0
-    tune.device_time(device.run, 1e-2, device)
-    assert device.captures == 2
 
 
 def test_workers_compile_for_a_gpu_that_is_not_there(
@@ -325,39 +267,6 @@ def test_launches_read_another_table(tmp_path: Path) -> None:
     finally:
         tuning.use_tables()
     assert key not in tuning.tables_in_use()["sm_90"]
-
-
-def test_a_compilation_that_never_ends_leaves_time_for_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A step's compilations have half of the time left; what is not ready is not launched."""
-    tuning = pytest.importorskip("npu_kernels._triton.tuning")
-    asked: list[float] = []
-    launched: list[tune.Config] = []
-
-    class Slow:
-        def compile(
-            self, task: orders.Task, configs: Sequence[tune.Config], seconds: float
-        ) -> list[str]:
-            asked.append(seconds)
-            return [
-                precompile.NOT_IN_TIME if config["num_warps"] == 8 else "" for config in configs
-            ]
-
-    def launch() -> list[torch.Tensor]:
-        launched.append(dict(tuning._overrides.get("nmu_forward", start)))
-        return [torch.ones(2)]
-
-    start = {"BLOCK_B": 16, "BLOCK_O": 4, "num_warps": 1}
-    monkeypatch.setattr(tune, "shipped", lambda task, device: start)
-    order = orders.Order(orders.Task("nmu_forward", Size(5, 3, 2)), launch)
-    pool: Any = Slow()
-    result = tune.tune(order, lambda run, best: 1.0, 20.0, lambda: 0.0, "cpu", pool)
-    assert asked == [10.0]
-    failed = result["failed"][precompile.NOT_IN_TIME]
-    assert failed > 0
-    assert not [config for config in launched if config["num_warps"] == 8]
-    assert result["tried"] == len(launched) - 1 + failed
 
 
 def test_a_configuration_is_for_all_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:

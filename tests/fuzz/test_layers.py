@@ -43,7 +43,12 @@ def check_calls_in_turns(calls: list[Call]) -> None:
     [(("npu",), 4), (("nmu", "nmru", "nalu", "inalu"), 3), (("nau", "nac"), 1)],
 )
 def test_calls(layers: tuple[str, ...], seconds: float) -> None:
-    fuzz(check_call, calls(layers), seconds, [call for call in found.CALLS if call.layer in layers])
+    fuzz(
+        check_call,
+        calls(layers),
+        seconds,
+        [call for call in found.here(found.CALLS) if call.layer in layers],
+    )
 
 
 def test_calls_in_turns() -> None:

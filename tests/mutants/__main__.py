@@ -7,16 +7,12 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.mutants.cpp_extension import EXTENSION
-from tests.mutants.cpp_npu import NPU
-from tests.mutants.cpp_ode import TIME_LOOPS
-from tests.mutants.cpp_others import OTHERS
-from tests.mutants.cpp_training import TRAINING_LOOP
+from tests.mutants.cpp import CPP
 from tests.mutants.session import Session
 from tests.mutants.triton import TRITON
 from tests.support.building import ROOT
 
-MUTANTS = [*NPU, *OTHERS, *TIME_LOOPS, *EXTENSION, *TRAINING_LOOP, *TRITON]
+MUTANTS = [*CPP, *TRITON]
 
 
 def main(arguments: list[str] | None = None) -> int:

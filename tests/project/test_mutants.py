@@ -4,7 +4,6 @@ is noticed."""
 from __future__ import annotations
 
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,6 @@ def test_every_mutant_applies(language: str) -> None:
     assert len(mutants) >= 30
     for mutant in mutants:
         mutant.check(ROOT)
-
-
-def test_names_are_unique() -> None:
-    assert [
-        name for name, count in Counter(mutant.name for mutant in MUTANTS).items() if count > 1
-    ] == []
 
 
 @pytest.mark.parametrize(
@@ -47,14 +40,6 @@ def test_a_stale_list_is_an_error(
     (tmp_path / "code.cpp").write_text("int add(int a, int b) { return a + b; }  // sum\n")
     with pytest.raises(ValueError, match=f"^one: {message}"):
         Mutant("one", file, text, replacement, ("tests/test_code.py",)).check(tmp_path)
-
-
-def test_tests_that_are_not_there_are_an_error(tmp_path: Path) -> None:
-    (tmp_path / "code.py").write_text("x = 1\n")
-    with pytest.raises(ValueError, match=r"^one: there is no tests/test_code\.py$"):
-        Mutant("one", "code.py", "x = 1", "x = 2", ("tests/test_code.py -k word",)).check(tmp_path)
-    with pytest.raises(ValueError, match=r"^one: names no tests$"):
-        Mutant("one", "code.py", "x = 1", "x = 2", ()).check(tmp_path)
 
 
 @pytest.fixture
@@ -100,24 +85,9 @@ def test_noticed_and_unnoticed(
     assert Session(project, folder, [SUM, DIFFERENCE]).run() == 0
 
 
-def test_tests_that_prove_nothing(
-    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A selection without tests, and a test that fails on the unchanged code."""
-    folder = tmp_path / "mutants"
-    nothing = Mutant("sum", "code.py", "a + b", "a * b", ("tests/test_code.py -k nothing",))
-    assert Session(project, folder, [nothing]).run() == 1
-    assert (
-        "broken: sum (pytest tests/test_code.py -k nothing ended with 5" in capsys.readouterr().out
-    )
-    (project / "tests/test_code.py").write_text("def test_sum():\n    assert False\n")
-    assert Session(project, folder, [SUM]).run() == 1
-    assert "broken: sum (the unchanged code fails tests/test_code.py)" in capsys.readouterr().out
-
-
 def test_one_of_the_list(tmp_path: Path) -> None:
     """The whole list is a command (`make mutants`); here is seen that its copy of this tree
     works."""
-    chosen = [mutant for mutant in MUTANTS if mutant.name == "triton-nalu-x-that-nobody-needs"]
+    chosen = [mutant for mutant in MUTANTS if mutant.name == "triton-inalu-gradient-beyond-omega"]
     assert len(chosen) == 1
     assert Session(ROOT, tmp_path, chosen).run() == 0
