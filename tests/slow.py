@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -99,7 +99,7 @@ def pytest_runtest_makereport(
         # A process that an earlier test began may end here, and bring its time.
         limit = (os.cpu_count() or 1) * (time.monotonic() - clock)
         duration = min(seconds() - begin, limit) if imported <= IMPORTS else math.nan
-        fixtures = item._fixtureinfo.name2fixturedefs.values()
+        fixtures = cast(pytest.Function, item)._fixtureinfo.name2fixturedefs.values()
         duration += sum(of_fixtures.get(each[-1], 0) for each in fixtures) - sum(paid)
         item.user_properties.append((PROPERTY, duration))
     return (yield)

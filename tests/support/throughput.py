@@ -20,16 +20,5 @@ def made_up(
     return {**row, "median_us": 100 * ratio, "error": 1e-7, "environment": where, **more}
 
 
-def made_up_rows() -> list[dict[str, object]]:
-    return [
-        made_up("ours", 1.0, peak_bytes=2**20, share_of_limit=0.5),
-        made_up("eager", 5.0, error=2e-7, peak_bytes=4 * 2**20),
-        made_up("compile", 0.8),
-        made_up("linear", 0.5, error=None),
-        made_up("ours", 1.0, Size(500, 30, 20)),
-        made_up("eager", 4.0, Size(500, 30, 20)),
-    ]
-
-
 def all_tables(rows: list[dict[str, object]]) -> str:
     return "\n".join(report.pages(rows).values())
