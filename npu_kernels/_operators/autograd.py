@@ -7,7 +7,8 @@ derivatives are fused, and all higher ones are correct.
 
 The Functions have the old ``forward(ctx, ...)`` style: ``setup_context`` inspects a signature at
 every call. `torch.func` transforms and forward-mode differentiation do not see into them:
-`eager_only` says when these are active, and then the eager formulas must be used.
+`eager_only` says when these are active. Then the eager formulas are used, except in one level of
+grad (`in_one_grad_level`), where the operators are called, which have derivatives of their own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._functorch.utils import enable_single_level_autograd_function, unwrap_dead_wrappers
 from torch.autograd import Function, forward_ad
 from torch.compiler import is_compiling
 from torch.jit import is_tracing
@@ -45,6 +47,15 @@ _CLOSED_FORMS: dict[str, Callable[..., list[Tensor | None]]] = {
 def eager_only() -> bool:
     """Whether a `torch.func` transform or forward-mode differentiation is active."""
     return _transforms_active() or forward_ad._current_level >= 0
+
+
+@dispatch.constant_in_graphs
+def in_one_grad_level() -> bool:
+    """Whether one level of `torch.func.grad` or `vjp` is all that is active."""
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    if len(levels) != 1 or forward_ad._current_level >= 0:
+        return False
+    return levels[0].key() == torch._C._functorch.TransformType.Grad
 
 
 def outside_of_transforms(tensors: Sequence[Tensor | None]) -> list[Tensor | None] | None:
@@ -113,6 +124,33 @@ def differentiate(
     return [next(source_grads) if need else None for need in needed]
 
 
+def pull(
+    formula: Callable[..., tuple[Tensor, ...]],
+    inputs: Sequence[Tensor | None],
+    grads: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """Return gradients of ``formula(*inputs)`` for the present inputs; transforms see into it."""
+    present = [i for i, tensor in enumerate(inputs) if tensor is not None]
+    outputs_with_grads = [i for i, grad in enumerate(grads) if grad is not None]
+    pulled: list[Tensor | None] = [None] * len(inputs)
+    if not outputs_with_grads:
+        return pulled
+
+    def outputs(*tensors: Tensor) -> tuple[Tensor, ...]:
+        arguments: list[Tensor | None] = [None] * len(inputs)
+        for i, tensor in zip(present, tensors, strict=True):
+            arguments[i] = tensor
+        all_outputs = formula(*arguments)
+        return tuple(all_outputs[i] for i in outputs_with_grads)
+
+    by_outputs: Callable[..., Any] = torch.func.vjp(outputs, *(inputs[i] for i in present))[1]
+    for i, grad in zip(
+        present, by_outputs(tuple(grads[i] for i in outputs_with_grads)), strict=True
+    ):
+        pulled[i] = grad
+    return pulled
+
+
 def in_float32(tensors: Sequence[Any]) -> list[Any]:
     """Return the arguments with float16 and bfloat16 tensors in float32, as formulas compute."""
     return [t.float() if isinstance(t, Tensor) and t.dtype in HALVES else t for t in tensors]
@@ -164,7 +202,9 @@ class Derivative:
         if plain := outside_of_transforms((grad_y, *arguments[: self.saved_end])):
             rest = arguments[self.saved_end :]
             return apply_alone(self.backward_function, *plain, *rest)
-        if eager_only():  # vmap over this backward, or a tangent in grad_y
+        if in_one_grad_level():
+            grads = self.backward_operator(grad_y, *arguments)
+        elif eager_only():  # vmap over this backward, or a tangent in grad_y
             grads = self.by_formula(grad_y, arguments)
         elif torch.is_grad_enabled():
             return self.backward_function.apply(grad_y, *arguments)
@@ -193,11 +233,13 @@ class Derivative:
         options: Sequence[Any],
         grads: Sequence[Tensor | None],
         needed: Sequence[bool],
+        transformed: bool = False,
     ) -> list[Tensor | None]:
         """Return the derivatives of `compute` along `grads`, by grad_y and the needed operands.
 
         saved: grad_y, the operands, and what the closed form, if there is one, takes: what was
         saved, which is a function of the operands and gets no gradient. options: all, and `needs`.
+        transformed: a transform made the graph, whose tensors may require no gradient any more.
         """
         if self.closed_form and not torch.is_grad_enabled() and _only_real(saved, grads):
             with torch.autocast(saved[0].device.type, enabled=False):  # type: ignore[union-attr]
@@ -206,6 +248,8 @@ class Derivative:
         def differentiable(*inputs: Tensor | None) -> tuple[Tensor, ...]:
             return self.formula(*inputs, *self.recomputed, *options)
 
+        if transformed:
+            return pull(differentiable, saved[: 1 + self.operands], grads)
         return differentiate(differentiable, saved[: 1 + self.operands], needed, grads)
 
     def present(self, grads: Sequence[Tensor], needs: int) -> Any:
@@ -303,14 +347,14 @@ def _launching_steps(derivative: Derivative) -> Steps:
     return forward, backward
 
 
-def _differentiate_operator(derivative: Derivative) -> None:
-    """Give the forward operator itself a derivative, which exported programs call.
+def _differentiate_operators(derivative: Derivative) -> None:
+    """Give both operators themselves derivatives, for exported programs and a level of grad.
 
-    It is that of a gate that clips gradients: the operator does not know `gate_gradient`.
+    It is that of a gate that clips gradients: the forward operator has no `gate_gradient`.
     """
     operands, options = derivative.operands, derivative.forward_inputs - derivative.operands
 
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.is_kept = bool(derivative.keep) and inputs[-1]
         derivative.save(ctx, inputs, output)
         ctx.options = inputs[operands : derivative.forward_inputs]
@@ -318,17 +362,64 @@ def _differentiate_operator(derivative: Derivative) -> None:
             ctx.mark_non_differentiable(*output[1:])
 
     def backward(ctx: Any, grad_y: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        needs = derivative.bits_of[ctx.needs_input_grad[:operands]]
+        needs = derivative.bits_of[ctx.needs_input_grad[1 : 1 + operands]]
         backward_options = (False,) * (len(derivative.no_options) - options)
-        arguments = *ctx.saved_tensors, *ctx.options, *backward_options, needs
+        saved = unwrap_dead_wrappers(ctx.saved_tensors)
+        arguments = *saved, *ctx.options, *backward_options, needs
         if ctx.is_kept or not derivative.keep:
             grads = derivative.gradients(grad_y, *arguments)
         else:
             grads = derivative.present(derivative.by_formula(grad_y, arguments), needs)
-        return *grads, *(None,) * (options + len(derivative.keep))
+        return None, *grads, *(None,) * (options + len(derivative.keep))
 
-    torch.library.register_autograd(
-        derivative.forward_operator, backward, setup_context=setup_context, lib=ops.library
+    def save_for_second(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        stored = derivative.saved_end if derivative.closed_form else operands
+        ctx.save_for_backward(*inputs[: 1 + stored])
+        ctx.options = inputs[1 + derivative.saved_end :]
+        ctx.set_materialize_grads(False)
+        flags = derivative.flags_of[inputs[-1]]
+        absent = [grad for grad, need in zip(output, flags, strict=True) if not need]
+        ctx.mark_non_differentiable(*absent)
+
+    def second(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[1 : 2 + operands]
+        saved = unwrap_dead_wrappers(ctx.saved_tensors)
+        by_input = derivative.second(saved, ctx.options, grads, needed, transformed=True)
+        return None, *by_input, *derivative.recomputed, *derivative.no_options, None
+
+    _register_derivative(derivative.forward_operator, save, backward)
+    _register_derivative(derivative.backward_operator, save_for_second, second)
+
+
+def _register_derivative(
+    operator: Any, save: Callable[..., None], backward: Callable[..., Any]
+) -> None:
+    """Register what `torch.library.register_autograd` would; torch.func may call it too."""
+
+    def below(keyset: Any, inputs: tuple[Any, ...]) -> Any:
+        with _below_autograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
+
+    def forward(ctx: Any, keyset: Any, *inputs: Any) -> Any:
+        with torch.enable_grad():  # of the levels below, which may differentiate too
+            output = below(keyset, inputs)
+        save(ctx, inputs, output)
+        return output
+
+    name = operator.name().rpartition("::")[2].title().replace("_", "")
+    function: Any = _function(f"{name}Operator", forward, backward)
+    apply = super(Function, function).apply
+
+    def differentiable(keyset: Any, *inputs: Any) -> Any:
+        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs)):
+            return below(keyset, inputs)
+        if not _transforms_active():
+            return apply(keyset, *inputs)
+        with enable_single_level_autograd_function():
+            return apply(keyset, *inputs)
+
+    ops.library.impl(
+        operator.name().partition("::")[2], differentiable, "Autograd", with_keyset=True
     )
 
 
@@ -340,7 +431,7 @@ def _bits_of_flags(count: int) -> dict[tuple[bool, ...], int]:
 
 _DERIVATIVES = {name: Derivative(layer) for name, layer in ops.LAYERS.items()}
 for _derivative in _DERIVATIVES.values():
-    _differentiate_operator(_derivative)
+    _differentiate_operators(_derivative)
 FUNCTIONS: dict[str, Any] = {name: d.function for name, d in _DERIVATIVES.items()}
 GRADIENTS: dict[str, Gradients] = {name: d.gradients for name, d in _DERIVATIVES.items()}
 

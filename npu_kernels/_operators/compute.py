@@ -25,6 +25,7 @@ from npu_kernels._operators import (
 from npu_kernels._operators.autograd import (
     apply_alone,
     eager_only,
+    in_one_grad_level,
     outside_of_transforms,
     undifferentiated,
 )
@@ -45,7 +46,7 @@ def _kernels(layer: ops.Layer) -> Callable[..., Any]:
     keep = layer.keep
     function = autograd.FUNCTIONS[layer.name]
     apply = function.apply
-    transformed = transforms.FUNCTIONS[layer.name]
+    transformed = transforms.FUNCTIONS[layer.name].apply
 
     def run(*inputs: Any) -> Any:
         backend = backend_for(inputs[0])
@@ -55,7 +56,9 @@ def _kernels(layer: ops.Layer) -> Callable[..., Any]:
                 return launching(launcher, *plain, *options)
             return apply_alone(function, *plain, *options)
         if backend != "reference":
-            if is_exporting():  # a program differentiates the operator itself
+            # What a program or a level of grad differentiates is the operator itself.
+            in_grad = eager_only() and in_one_grad_level() and True not in inputs[forward_inputs:]
+            if in_grad or is_exporting():
                 outputs = forward(*inputs[:forward_inputs], *keep)
                 return outputs[0] if keep else outputs
             if eager_only():

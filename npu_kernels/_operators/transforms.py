@@ -2,31 +2,29 @@
 
 A vmap over the weights, which is what a vmap over stacked modules is, becomes one call with a model
 dimension, with the gradient taken inside, outside or by plain autograd; a vmap over the rows alone
-becomes one call with more rows. Two levels become one call too. Under one level of grad, which is
-what `torch.func.grad`, `grad_and_value` and `vjp` make, the forward and the backward are one call
-each. The Functions here are of the style that `torch.func` can see into.
+becomes one call with more rows. Two levels become one call too. Under one level of grad alone the
+operators are called, which `autograd` differentiates. The Functions here are of the style that
+`torch.func` can see into. torch makes a class at every call, which takes time; `num_models`
+does the same work without it.
 
 `fused` says when they are used. The eager formulas are used where they are faster (a gradient
 inside a vmap over rows: torch's overhead, and per-sample gradients of one weight) and where only
 they are correct: under other transforms, in forward-mode differentiation, and when a compiler
-traces a transform, since ``torch.compile(torch.func.grad(f))`` drops a Function's own backward.
-Grad within grad takes them too.
+traces a vmap, since it drops a Function's own backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
-from torch._functorch.utils import enable_single_level_autograd_function, unwrap_dead_wrappers
 from torch.autograd import Function, forward_ad
 
 from npu_kernels import reference
 from npu_kernels._operators import ops
-from npu_kernels._operators.autograd import undifferentiated
+from npu_kernels._operators.autograd import pull
 
 _functorch = torch._C._functorch
 _GRAD, _VMAP = _functorch.TransformType.Grad, _functorch.TransformType.Vmap
@@ -53,51 +51,7 @@ def fused(*weights: Tensor | None) -> bool:
     if not visible():
         return False
     levels = _functorch.get_interpreter_stack() or ()
-    if len(levels) == 1 or all(level.key() == _VMAP for level in levels):
-        return True
-    return any(map(is_vmapped, weights))
-
-
-# ---- a call within levels of grad ----
-
-
-def _apply(function: type[Function]) -> Callable[..., Any]:
-    """Return what `function.apply` does, faster.
-
-    torch makes a class at every call within a level of grad, and inspects a signature outside of
-    transforms. Here one class serves all levels of grad, and computes a level below.
-    """
-
-    class AtLevel(Function):
-        setup_context = function.setup_context
-        backward = function.backward
-
-        @staticmethod
-        def forward(*inputs: Any) -> tuple[Tensor, ...]:
-            interpreter = retrieve_current_functorch_interpreter()
-            level = interpreter.level()
-            below = [
-                _functorch._unwrap_for_grad(value, level) if isinstance(value, Tensor) else value
-                for value in inputs
-            ]
-            with torch.enable_grad(), interpreter.lower():
-                outputs = apply(*below)
-            return tuple([_functorch._wrap_for_grad(output, level) for output in outputs])
-
-    alone: Callable[..., Any] = super(Function, function).apply  # type: ignore[misc]
-    at_level: Callable[..., Any] = super(Function, AtLevel).apply
-
-    def apply(*inputs: Any) -> Any:
-        inputs = unwrap_dead_wrappers(inputs)
-        innermost = _functorch.peek_interpreter_stack()
-        if innermost is None:
-            return alone(*inputs)
-        if innermost.key() != _GRAD:
-            return function.apply(*inputs)
-        with enable_single_level_autograd_function():
-            return at_level(*inputs)
-
-    return apply
+    return all(level.key() == _VMAP for level in levels) or any(map(is_vmapped, weights))
 
 
 # ---- one call for a vmap ----
@@ -166,35 +120,10 @@ class _Fold:
         return tensor.sum(1) if self.shared else tensor
 
 
-def _pull(
-    formula: Callable[..., tuple[Tensor, ...]],
-    inputs: Sequence[Tensor | None],
-    grads: Sequence[Tensor | None],
-) -> list[Tensor | None]:
-    """Return gradients of ``formula(*inputs)`` for the present inputs, from its outputs'."""
-    present = [i for i, tensor in enumerate(inputs) if tensor is not None]
-    outputs_with_grads = [i for i, grad in enumerate(grads) if grad is not None]
-    pulled: list[Tensor | None] = [None] * len(inputs)
-    if not outputs_with_grads:
-        return pulled
-
-    def outputs(*tensors: Tensor) -> tuple[Tensor, ...]:
-        arguments: list[Tensor | None] = [None] * len(inputs)
-        for i, tensor in zip(present, tensors, strict=True):
-            arguments[i] = tensor
-        all_outputs = formula(*arguments)
-        return tuple(all_outputs[i] for i in outputs_with_grads)
-
-    pull: Callable[..., Any] = torch.func.vjp(outputs, *(inputs[i] for i in present))[1]
-    for i, grad in zip(present, pull(tuple(grads[i] for i in outputs_with_grads)), strict=True):
-        pulled[i] = grad
-    return pulled
-
-
 # ---- the Functions ----
 
 
-def _backward_of(layer: ops.Layer) -> Callable[..., Any]:
+def _backward_of(layer: ops.Layer) -> type[Function]:
     """The Function of a layer's backward operator."""
     formula: Callable[..., tuple[Tensor, ...]] = getattr(reference, f"{layer.name}_backward")
     operands, saved_end = layer.operands, 1 + layer.operands + len(layer.saved)
@@ -209,7 +138,7 @@ def _backward_of(layer: ops.Layer) -> Callable[..., Any]:
 
         @staticmethod
         def forward(*inputs: Any) -> tuple[Tensor, ...]:
-            return undifferentiated(layer.backward, *inputs)
+            return layer.backward(*inputs)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -225,7 +154,7 @@ def _backward_of(layer: ops.Layer) -> Callable[..., Any]:
 
             needs = ctx.options[-1]
             present = [grad if needs >> bit & 1 else None for bit, grad in enumerate(grads)]
-            pulled = _pull(differentiable, ctx.saved_tensors, present)
+            pulled = pull(differentiable, ctx.saved_tensors, present)
             return *pulled, *recomputed, *(None for _ in ctx.options)
 
         @staticmethod
@@ -234,7 +163,7 @@ def _backward_of(layer: ops.Layer) -> Callable[..., Any]:
             of_x, of_weights, needs = in_dims[1], in_dims[2 : 1 + operands], inputs[-1]
             x_dims, saved = x.dim() - (of_x is not None), slice(1 + operands, saved_end)
             fold = _Fold(info.batch_size, weights[0], of_weights[0], x_dims, True)
-            grads = apply(
+            grads = Backward.apply(  # type: ignore[no-untyped-call]
                 fold.rows(grad_y, in_dims[0]),
                 fold.x(x, of_x, bool(needs & 1)),
                 *map(fold.weight, weights, of_weights),
@@ -248,11 +177,10 @@ def _backward_of(layer: ops.Layer) -> Callable[..., Any]:
             return outputs, tuple(0 if present else None for present in needed)
 
     Backward.__name__ = f"{layer.name.upper()}BackwardTransformed"  # what graphs and profiles show
-    apply = _apply(Backward)
-    return apply
+    return Backward
 
 
-def _of_layer(layer: ops.Layer) -> Callable[..., Any]:
+def _of_layer(layer: ops.Layer) -> type[Function]:
     """Return a layer's Function; its derivative is one too. Both give what their operators do."""
     formula: Callable[..., tuple[Tensor, ...]] = getattr(reference, f"{layer.name}_backward")
     operands, options = layer.operands, layer.operands + len(layer.options)
@@ -265,7 +193,7 @@ def _of_layer(layer: ops.Layer) -> Callable[..., Any]:
 
         @staticmethod
         def forward(*inputs: Any) -> tuple[Tensor, ...]:
-            outputs = undifferentiated(layer.forward, *inputs[:options], *layer.keep)
+            outputs = layer.forward(*inputs[:options], *layer.keep)
             return outputs if layer.kept else (outputs,)
 
         @staticmethod
@@ -278,7 +206,7 @@ def _of_layer(layer: ops.Layer) -> Callable[..., Any]:
         def backward(ctx: Any, grad_y: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
             needs = sum(need << bit for bit, need in enumerate(ctx.needs_input_grad[:operands]))
             if visible():
-                grads = backward_function(grad_y, *ctx.saved_tensors, *ctx.options, needs)
+                grads = backward_function.apply(grad_y, *ctx.saved_tensors, *ctx.options, needs)
             else:
                 tensors = *ctx.saved_tensors[:operands], *recomputed
                 grads = formula(grad_y, *tensors, *ctx.options, needs)
@@ -293,13 +221,12 @@ def _of_layer(layer: ops.Layer) -> Callable[..., Any]:
             x_dims = x.dim() - (of_x is not None)
             fold = _Fold(info.batch_size, weights[0], of_weights[0], x_dims, into_models)
             folded = fold.x(x, of_x, False), *map(fold.weight, weights, of_weights)
-            outputs = apply(*folded, *inputs[operands:])
+            outputs = Forward.apply(*folded, *inputs[operands:])  # type: ignore[no-untyped-call]
             rows, dims = zip(*map(fold.unfold_rows, outputs), strict=True)
             return rows, dims
 
     Forward.__name__ = f"{layer.name.upper()}Transformed"
-    apply = _apply(Forward)
-    return apply
+    return Forward
 
 
 FUNCTIONS: dict[str, Any] = {name: _of_layer(layer) for name, layer in ops.LAYERS.items()}

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.autograd import forward_ad
 from torch.func import (
     functional_call,
@@ -380,19 +382,31 @@ def test_forward_mode_gradcheck(name: str) -> None:
     indirect=["backend"],
 )  # fmt: skip
 def test_compiled_transforms(name: str, backend: str) -> None:
-    """Compiled grad, vmap(grad) and hessian, where a Function's own backward would be dropped."""
+    """Compiled grad, vmap(grad) and hessian; one level of grad keeps the fused operators."""
     x, weight, *rest = _arguments(name, rows=3)
 
     def loss(w: Tensor, row: Tensor) -> Tensor:
         return _loss(RECORDS[name].function, row, w, *rest)
 
+    one_level = grad(loss)
     for transform, where in (
-        (grad(loss), (weight, x)),
+        (one_level, (weight, x)),
         (vmap(grad(loss), (None, 0)), (weight, x)),
         (hessian(loss), (weight, x)),
         (grad(lambda w, r: grad(loss)(w, r).square().sum()), (weight, x)),
     ):
         torch._dynamo.reset()
-        actual = torch.compile(transform, fullgraph=True, backend="aot_eager")(*where)
+        graphs: list[torch.fx.GraphModule] = []
+
+        def keep(graph: torch.fx.GraphModule, _: Any, graphs: list[Any] = graphs) -> Any:
+            graphs.append(graph)
+            return make_boxed_func(graph.forward)
+
+        backend_of_torch = aot_autograd(fw_compiler=keep)
+        actual = torch.compile(transform, fullgraph=True, backend=backend_of_torch)(*where)
         assert actual.any()
         assert normwise_error(actual, transform(*where)) < ROUNDING
+        if backend == "cpu" and transform is one_level:
+            targets = {str(node.target) for node in graphs[-1].graph.nodes}
+            names = {f"npu_kernels.{name}_{step}.default" for step in ("forward", "backward")}
+            assert names <= targets
