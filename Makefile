@@ -10,7 +10,7 @@
 #   make allocations  every allocation fails in turn
 #   make lint      ruff, mypy, clang-format
 #   make bench     the throughput suite (make bench ARGS="--quick")
-#   make gpu       on a machine with a GPU and nothing but torch and triton: errors, tests, speed, tuned tables
+#   make gpu       on a machine with a GPU and nothing but torch and triton: errors, tests, speed
 #   make tables    the tables and pictures of README.md and docs/, from benchmarks/results
 #   make docs      the documentation's pages, in build/docs
 #   make site      the pages in a headless browser: widths, themes, pictures, contrast (make site SITE_ARGS=--quick)

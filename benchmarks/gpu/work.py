@@ -1,22 +1,23 @@
-"""A worker process: reads items, a line each, and answers with rows; all else goes to stderr.
+"""The items of `benchmarks.gpu`, one after the other in a process, with their rows in a folder.
 
-The answer to an item ends with ``{"end": reason}``, the reason empty if the item did not fail. A
-worker whose device no longer works ends after that line. Items are those of `benchmarks.gpu`.
+An item has a row at its begin and one at its end, ``{"end": reason}``, the reason empty if it did
+not fail. A process whose device no longer works ends after that row, and one whose item takes too
+long at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import gc
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,15 +29,16 @@ import triton
 from torch import Tensor
 
 import npu_kernels
-from benchmarks.gpu import loops, questions
-from benchmarks.throughput import environment, suite, timing, tune
+from benchmarks.gpu import loops
+from benchmarks.gpu.__main__ import MACHINE, ROWS
+from benchmarks.throughput import environment, suite, timing
 from benchmarks.throughput.cases import STEP, Case, Size
 from benchmarks.throughput.devices import DEVICES, Device
-from benchmarks.throughput.orders import Task
-from benchmarks.throughput.precompile import Pool, end_with_parent
+from benchmarks.throughput.precompile import end_with_parent
 from npu_kernels import _triton, reference, use_backend
+from npu_kernels._jobs import files
 from npu_kernels._operators import dispatch
-from npu_kernels._triton import npu_large, npu_planes, tuning
+from npu_kernels._triton import npu_large, tuning
 from npu_kernels._triton.costs import large_is_faster
 from npu_kernels.ode import METHODS
 from npu_kernels.ode import _loop as ode_reference
@@ -48,13 +50,11 @@ Emit = Callable[[Row], None]
 Errors = list[tuple[float, float]]  # ours, eager's
 BENCH_SECONDS = 1.5  # of timing for all rivals of a case
 ROUNDS = 3  # of timing two kinds of kernels, one after the other
-TUNE_SECONDS = 10.0  # for a kernel at a size
 # Root mean square errors that are allowed whatever eager's are: of splits of float32 into fewer
 # planes; in float64 the eager formula is the reference.
 ALLOWED = {"high": 1e-3, "medium": 1e-1, "float64": 1e-12}
-TABLE, BENCH_ROWS, TUNED_ROWS = "tables.json", "throughput.jsonl", "throughput-tuned.jsonl"
+BENCH_ROWS = "throughput.jsonl"
 # Words of an item, and what they are.
-TILE = npu_planes.TILE
 KINDS = {
     **dict.fromkeys(("high", "medium"), "precision"),
     **dict.fromkeys(("float64", "float16", "bfloat16"), "dtype"),
@@ -68,31 +68,22 @@ class Rehearsal(Device):
     PEAK_METHOD = "none"
     product_size, copy_floats = 64, 2**16
 
-    def capture(
-        self, run: Callable[[], Any], calls_before: int = 1
-    ) -> tuple[Callable[[], object], Any]:
+    def capture(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
         return run, run()
 
-    def seconds(
-        self, run: Callable[[], object], before: Callable[[], object] = lambda: None
-    ) -> float:
-        before()
+    def seconds(self, run: Callable[[], object]) -> float:
         start = time.perf_counter()
         run()
         return time.perf_counter() - start
-
-    def flush(self) -> Callable[[], object]:
-        return lambda: None
 
 
 class Stage:
     """Where the items run: a GPU, or in a rehearsal the CPU with Triton's interpreter."""
 
     def __init__(self, out: Path, rehearsal: bool) -> None:
-        self.out, self.rehearsal, self.table = out, rehearsal, out / TABLE
+        self.out, self.rehearsal = out, rehearsal
         self.device: Any = Rehearsal() if rehearsal else DEVICES["cuda"]
         self.limits: dict[str, environment.Limits] = {}
-        self.pool: Pool | None = None
 
     def kernels(self) -> contextlib.AbstractContextManager[object]:
         """The kernels for layers. On a GPU they are the first choice, which costs nothing."""
@@ -125,16 +116,16 @@ class Words:
         )  # fmt: skip
 
 
-def machine(stage: Stage, item: str, emit: Emit) -> None:
+def machine(stage: Stage) -> Row:
     """The facts of every row: the device and the versions that results depend on."""
     gpu = "none" if stage.rehearsal else torch.cuda.get_device_name()
     versions = {"torch": torch, "triton": triton, "npu_kernels": npu_kernels}
     numbers = {name: package.__version__ for name, package in versions.items()}
-    emit({"gpu": gpu, **numbers, "sources": environment.sources()})
+    return {"gpu": gpu, **numbers, "sources": environment.sources()}
 
 
 def env(stage: Stage, item: str, emit: Emit) -> None:
-    """Versions, the device, and why a backend does not run."""
+    """Versions and the device, or why the kernels do not run; the facts of every row in a file."""
     runs, reason = dispatch.reasons(stage.device.name)["triton"]
     free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
     compiler = shutil.which("cc") or shutil.which("gcc")
@@ -142,17 +133,7 @@ def env(stage: Stage, item: str, emit: Emit) -> None:
     emit({"environment": facts, "free_bytes": free, "c_compiler": compiler})
     if not runs:
         raise RuntimeError(f"the Triton kernels do not run here: {reason}")
-
-
-def decide(stage: Stage, item: str, emit: Emit) -> None:
-    """One of the questions that only a GPU answers: a row for each answer."""
-    bad = []
-    for right, text, facts in questions.QUESTIONS[item](stage.device):
-        emit({"right": right, "told": f"{'ok' if right else 'BAD'}: {text}: {facts}"})
-        if not right:
-            bad.append(text)
-    if bad:
-        raise AssertionError("; ".join(bad))
+    files.write(stage.out / MACHINE, json.dumps(machine(stage)))
 
 
 # ---- first launches ------------------------------------------------------------------------------
@@ -237,55 +218,23 @@ def _time_loop(
     return _errors(ours, eager, truth), ours, second
 
 
-def memcheck(stage: Stage, item: str, emit: Emit) -> None:
-    """The first launches of an item in a process under compute-sanitizer; in a rehearsal alone."""
-    checker = shutil.which("compute-sanitizer")
-    command = [sys.executable, "-m", "benchmarks.gpu.work", "--out", str(stage.out)]
-    if stage.rehearsal:
-        command.append("--rehearse")
-    elif checker is None:
-        emit({"skipped": "compute-sanitizer is not installed"})
-        return
-    else:
-        command = [checker, "--error-exitcode", "9", *command]
-    run = subprocess.run(
-        command, input=f"smoke {item}\n", text=True, stdout=subprocess.PIPE,
-        env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
-    )  # fmt: skip
-    answers = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
-    for row in answers:
-        if "errors" in row:
-            emit(row)
-    end = answers[-1].get("end", "no answer") if answers else "no answer"
-    if end or run.returncode:
-        told = "\n".join(line for line in run.stdout.splitlines() if line.startswith("====="))
-        end = end or "the memory checker found faults"
-        raise AssertionError(f"{end}, {run.returncode}: {told[-1000:]}")
-
-
 # ---- tests ---------------------------------------------------------------------------------------
 
 
 class Shard:
-    """A pytest plugin: every n-th test, and a row for each."""
+    """A pytest plugin: every n-th test, how they end, and which fail."""
 
-    def __init__(self, number: int, count: int, emit: Emit) -> None:
-        self.number, self.count, self.emit = number, count, emit
-        self.failed: list[str] = []
+    def __init__(self, number: int, count: int) -> None:
+        self.number, self.count = number, count
+        self.outcomes, self.failed = Counter[str](), list[str]()
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         items[:] = [item for n, item in enumerate(items) if n % self.count == self.number]
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call" or report.outcome != "passed":
-            seconds = round(report.duration, 2)
-            row = {"test": report.nodeid, "outcome": report.outcome, "seconds": seconds}
-            if report.outcome == "failed":
-                self.failed.append(report.nodeid)
-                row["message"] = str(report.longrepr)[-1500:]
-            elif report.outcome == "skipped" and isinstance(report.longrepr, tuple):
-                row["message"] = str(report.longrepr[-1])[:300]
-            self.emit(row)
+            self.outcomes[report.outcome] += 1
+            self.failed += [report.nodeid] if report.outcome == "failed" else []
 
 
 def tests(stage: Stage, item: str, emit: Emit) -> None:
@@ -298,14 +247,21 @@ def tests(stage: Stage, item: str, emit: Emit) -> None:
     words = Words(item)
     name, part = words.first
     number, count = map(int, part.split("/"))
-    shard = Shard(number, count, emit)
+    shard = Shard(number, count)
     marks = [] if stage.rehearsal else ["-m", "gpu"]
     if words.named:
         named = words.named
         marks += ["-k", named["only"] if "only" in named else f"not {named['without']}"]
     folder = Path(__file__).resolve().parents[2] / "tests" / "triton"
     flags = ["-q", "-p", "no:cacheprovider", "--no-header", *marks, str(folder / name)]
-    status = pytest.main(flags, plugins=[shard])
+    with contextlib.redirect_stdout(sys.stderr):
+        status = pytest.main(flags, plugins=[shard])
+    emit(
+        {
+            "tests": shard.outcomes,
+            "told": ", ".join(f"{n} {end}" for end, n in shard.outcomes.items()),
+        }
+    )
     if shard.failed or status not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
         failed = f"{len(shard.failed)} tests failed: {', '.join(shard.failed)[:500]}"
         raise AssertionError(f"{failed}; pytest ended {status}")
@@ -321,8 +277,6 @@ def bench(stage: Stage, item: str, emit: Emit, warming: bool = False) -> None:
     """
     words = Words(item)
     layer, size = words.first
-    tuned = words.named.get("table") == "tuned"
-    tuning.use_tables(stage.table if tuned and stage.table.exists() else tuning.TABLES)
     torch.set_float32_matmul_precision(words.precision)
     if not warming and words.precision not in stage.limits:
         stage.limits[words.precision] = environment.measure_limits(stage.device)
@@ -335,11 +289,11 @@ def bench(stage: Stage, item: str, emit: Emit, warming: bool = False) -> None:
         )  # fmt: skip
     common = {
         "environment": environment.describe(stage.device), "backend": "triton",
-        "matmul_precision": words.precision, "tuned": tuned,
+        "matmul_precision": words.precision,
         "settings": {"seconds": BENCH_SECONDS, "memory": True},
     }  # fmt: skip
     for row in [] if warming else rows:
-        emit({**row, **common, "threads": 1, "file": TUNED_ROWS if tuned else BENCH_ROWS})
+        emit({**row, **common, "threads": 1, "file": BENCH_ROWS})
 
 
 def warm(stage: Stage, item: str, emit: Emit) -> None:
@@ -347,11 +301,7 @@ def warm(stage: Stage, item: str, emit: Emit) -> None:
     from torch._inductor import config
 
     config.compile_threads = 2  # other processes compile too
-    kind, _, rest = item.partition(" ")
-    if kind == "tiles":
-        tiles(stage, rest, emit, warming=True)
-    else:
-        bench(stage, item, emit, warming=True)
+    bench(stage, item, emit, warming=True)
 
 
 def compare(stage: Stage, item: str, emit: Emit) -> None:
@@ -407,79 +357,6 @@ def compare(stage: Stage, item: str, emit: Emit) -> None:
         raise AssertionError(f"errors beyond the bound, see the row: {', '.join(bad)}")
 
 
-# Other tiles of the kernels on planes: a plan's, or those that a name of `npu_planes` has.
-Tiles, WeightTiles = npu_large.Tiles, npu_planes.WeightTiles
-TILES: dict[str, tuple[tuple[str, Any], ...]] = {
-    "highest": (
-        ("FORWARD_WEIGHTS", WeightTiles(16, 128, 4)), ("FORWARD_WEIGHTS", WeightTiles(8, 128, 8)),
-        ("FORWARD_WEIGHTS", WeightTiles(4, 128, 4)), ("BACKWARD_WEIGHTS", WeightTiles(16, 128, 8)),
-        ("BACKWARD_WEIGHTS", WeightTiles(32, 64, 4)), ("BACKWARD_WEIGHTS", WeightTiles(16, 64, 4)),
-        ("OPTIONS", npu_planes.OPTIONS | {"num_warps": 8}),
-        ("forward", Tiles(64, 128, 3)), ("forward", Tiles(64, 64, 4)),
-        ("backward_x", Tiles(64, 64, 2)), ("backward_x", Tiles(64, 32, 4)),
-        ("backward_w", Tiles(64, 128, 3)), ("backward_w", Tiles(64, 64, 4)),
-    ),
-    "high": (
-        ("forward", Tiles(TILE, 128, 3)), ("forward", Tiles(64, 64, 6)),
-        ("backward_x", Tiles(TILE, 64, 4)), ("backward_x", Tiles(TILE, 128, 3)),
-        ("backward_x", Tiles(64, 128, 2)), ("backward_w", Tiles(TILE, 64, 6)),
-        ("backward_w", Tiles(64, 128, 3)),
-    ),
-}  # fmt: skip
-
-
-def tiles(stage: Stage, item: str, emit: Emit, warming: bool = False) -> None:
-    """A layer on planes by the shipped tiles, and by each of `TILES`: microseconds in a graph.
-
-    warming: every kernel is compiled, nothing is measured.
-    """
-    words = Words(item)
-    sample, precision = words.sample(stage), words.precision
-    plan = npu_large.plan_for(tuning.architecture_of(sample.x.device), precision)
-    if plan is None:
-        emit({"skipped": "no plan for this device"})
-        return
-    torch.set_float32_matmul_precision(precision)
-    grad_y = torch.ones_like(forward(sample, reference)[0])
-    run = partial(_pass, SimpleNamespace(**_triton.launchers()), sample, grad_y)
-    graphs: dict[str, Callable[[], object]] = {}
-    results: dict[str, list[Tensor]] = {}
-    for name, choice in [("shipped", None), *TILES[precision]][: 2 if stage.rehearsal else None]:
-        key = name if choice is None else f"{name} {tuple(choice)}"
-        if isinstance(choice, dict):
-            key = f"{name} {choice['num_warps']}"
-        in_plan = name in plan._fields
-        kernels = npu_large.use_plan(plan._replace(**{name: choice}) if in_plan else plan)
-        shipped = getattr(npu_planes, name, None)
-        try:
-            if shipped is not None:
-                setattr(npu_planes, name, choice)
-            with kernels:
-                if warming:
-                    run()
-                else:
-                    graphs[key], results[key] = stage.device.capture(run)
-        except Exception as error:  # tiles that this chip or compiler cannot have
-            emit({"tiles": key, "note": f"{type(error).__name__}: {error}"[:300]})
-        finally:
-            if shipped is not None:
-                setattr(npu_planes, name, shipped)
-    if warming:
-        return
-    for replay in graphs.values():
-        replay()
-    times = _timed(stage, graphs)
-    for key, values in times.items():
-        ratio = timing.ratios(values, times["shipped"])
-        pairs = zip(results[key], results["shipped"], strict=True)
-        emit({
-            "size": words.first[1], "precision": precision, "tiles": key,
-            "median_us": round(1e6 * timing.spread(values).median, 2), "ratio": ratio.median,
-            "ratio_p20": ratio.p20, "ratio_p80": ratio.p80, "rival": key,
-            "difference": max(rms_error(a, b) for a, b in pairs),
-        })  # fmt: skip
-
-
 def _timed(stage: Stage, runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
     """Seconds of each, in turns; of one call in a rehearsal."""
     if stage.rehearsal:
@@ -491,32 +368,6 @@ def _pass(kernels: Any, sample: Any, grad_y: Tensor) -> list[Tensor]:
     """A forward and a backward by the launchers."""
     results = forward(sample, kernels)
     return [*results, *backward(sample, kernels, grad_y, ALL, results=results)]
-
-
-def rows_of(text: str) -> tuple[str, str, tuple[int, ...]]:
-    """The kernel, its size, and other numbers of rows: of ``"nmu_forward 128+4096x100x100"``."""
-    kernel, size = text.split()
-    first, *more = size.partition("x")[0].split("+")
-    return kernel, first + size[size.index("x") :], tuple(map(int, more))
-
-
-def tune_one(stage: Stage, item: str, emit: Emit) -> None:
-    """The fastest configuration of one kernel at one size, into the table."""
-    words = Words(item)
-    kernel, size, more_rows = rows_of(" ".join(words.first))
-    if stage.rehearsal:
-        where, architecture = {"gpu": "none"}, "sm_90"
-    else:
-        where, architecture, target = tune.place()
-        if stage.pool is None:
-            stage.pool = Pool(max(1, (os.cpu_count() or 1) - 2), target)
-    tuner = tune.Tuner(
-        where, architecture, stage.table, device=stage.device.name, pool=stage.pool,
-        timer=lambda run, best: tune.device_time(run, best, stage.device),
-    )  # fmt: skip
-    task = Task(kernel, Size.parse(size), words.precision)
-    row = tuner.run(task, 1 if stage.rehearsal else TUNE_SECONDS, more_rows)
-    emit({**row, "told": tune.describe(row)})
 
 
 def loop(measure: Callable[..., Iterator[Row]], stage: Stage, item: str, emit: Emit) -> None:
@@ -533,11 +384,22 @@ def loop(measure: Callable[..., Iterator[Row]], stage: Stage, item: str, emit: E
 # ---- the process ---------------------------------------------------------------------------------
 
 DO: dict[str, Callable[[Stage, str, Emit], None]] = {
-    "machine": machine, "env": env, "decide": decide, "smoke": smoke, "memcheck": memcheck,
-    "tests": tests, "warm": warm, "bench": bench, "compare": compare, "tiles": tiles,
-    "tune": tune_one,
+    "env": env, "smoke": smoke, "tests": tests, "warm": warm, "bench": bench, "compare": compare,
     "training": partial(loop, loops.train), "rollout": partial(loop, loops.roll),
 }  # fmt: skip
+
+
+def told(row: Row) -> str:
+    """A row as a line for the screen; empty for a row that is only for the file."""
+    if "median_us" in row:
+        return f"{row['rival']} {row['median_us']:.1f} us, {row['ratio']:.2f} of ours"
+    if "errors" in row:
+        ours, eager = (max(row[name], default=0) for name in ("errors", "eager_errors"))
+        return f"error {ours:.1e}, eager's {eager:.1e}"
+    if "environment" in row:
+        facts = ((key, value) for key, value in row["environment"].items() if value is not None)
+        return ", ".join(f"{key} {value}" for key, value in facts)
+    return str(row.get("told") or row.get("note") or row.get("skipped") or "")
 
 
 def _settle() -> str:
@@ -554,36 +416,42 @@ def _settle() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Answer items; return the exit status: 3 if the device broke."""
+    """Do the items; return the exit status: 3 if the device broke."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.work")
+    parser.add_argument("items", nargs="+")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--part", required=True)
+    parser.add_argument("--seconds", type=float, required=True, help="for an item at most")
     parser.add_argument("--rehearse", action="store_true")
     options = parser.parse_args(argv)
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
     end_with_parent()
-
-    def emit(row: Row) -> None:
-        answers.write(json.dumps(row) + "\n")
-        answers.flush()
-
     stage = Stage(options.out, options.rehearse)
-    for line in sys.stdin:
-        word, _, item = line.strip().partition(" ")
-        reason = ""
+    common = {"part": options.part, **machine(stage)}
+    for item in options.items:
+
+        def emit(row: Row, item: str = item) -> None:
+            if text := told(row):
+                print(f"{item}: {text}", flush=True)
+            with open(stage.out / row.pop("file", ROWS), "a") as file:
+                file.write(json.dumps({"item": item, **common, **row}) + "\n")
+
+        word, _, rest = item.partition(" ")
+        reason, begin = "", time.monotonic()
+        emit({"begin": True})
         torch.set_float32_matmul_precision("highest")  # whatever the last item has set
+        faulthandler.dump_traceback_later(options.seconds, exit=True)
         try:
-            DO[word](stage, item, emit)
+            DO[word](stage, rest, emit)
         except Exception as error:  # whatever it is, the next item comes
             traceback.print_exc()
             reason = f"{type(error).__name__}: {error}"[:1000]
-        broken = _settle()
-        emit({"end": reason or (f"the device broke: {broken}" if broken else ""),
-              "broken": bool(broken)})  # fmt: skip
+        broken, seconds = _settle(), round(time.monotonic() - begin, 2)
+        faulthandler.cancel_dump_traceback_later()
+        reason = reason or (f"the device broke: {broken}" if broken else "")
+        told_end = f"FAILED: {reason}" if reason else "done"
+        emit({"end": reason, "seconds": seconds, "told": f"{told_end} in {seconds:.1f} s"})
         if broken:
             os._exit(3)  # what is left to do on the device would hang or fail
-    if stage.pool is not None:
-        stage.pool.close()
     return 0
 
 

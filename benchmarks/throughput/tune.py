@@ -23,7 +23,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,13 +127,14 @@ def shipped(task: Task, device: str) -> Config:
 
 
 def tune(
-    order: Order, timer: Timer, seconds: float, clock: Callable[[], float], device: str = "cuda",
-    pool: Pool | None = None, other_orders: Sequence[Order] = (),
-) -> Row:  # fmt: skip
+    order: Order,
+    timer: Timer,
+    seconds: float,
+    clock: Callable[[], float],
+    device: str = "cuda",
+    pool: Pool | None = None,
+) -> Row:
     """The best configuration of one kernel at one size, within about that many seconds.
-
-    other_orders: the same with other numbers of rows. The geometric mean of all times counts,
-    because an entry of a table holds for every number of rows.
 
     The row has the microseconds of a call, how many candidates were tried, and how many failed for
     which reason.
@@ -144,10 +144,9 @@ def tune(
     task = order.task
     bucket = tuning.bucket(task.size.inputs, task.size.outputs)
     start, begin = shipped(task, device), clock()
-    launches = [order.launch, *(other.launch for other in other_orders)]
-    expected = [[output.clone() for output in launch()] for launch in launches]
+    expected = [output.clone() for output in order.launch()]
     unusable: dict[str, str] = {}
-    failed, times = Counter[str](), list[list[float]]()
+    failed, times = Counter[str](), list[float]()
 
     def prepare(configs: Sequence[Config]) -> None:
         if pool is not None:
@@ -157,17 +156,14 @@ def tune(
             unusable.update({str(config): why for config, why in problems if why})
 
     def measure(config: Config) -> float:
-        why, seconds_of = unusable.get(str(config), ""), [math.inf] * len(launches)
+        why, seconds_of = unusable.get(str(config), ""), math.inf
         if not why:
             with tuning.use_config(task.kernel, config):
                 try:
-                    results = zip(launches, expected, strict=True)
-                    pairs = [pair for f, right in results for pair in zip(f(), right, strict=True)]
+                    pairs = zip(order.launch(), expected, strict=True)
                     tolerance = TOLERANCE[max(config.get("PASSES", 0), 0)]
                     if max(normwise_error(*pair) for pair in pairs) <= tolerance:
-                        before = times or [seconds_of]
-                        bests = [min(column) for column in zip(*before, strict=True)]
-                        seconds_of = list(map(timer, launches, bests))
+                        seconds_of = timer(order.launch, min(times, default=math.inf))
                     else:
                         why = "differs from the shipped one's results"
                 except Exception as error:  # registers, shared memory, a compiler's own failure
@@ -175,7 +171,7 @@ def tune(
         if why:
             failed[why] += 1
         times.append(seconds_of)
-        return math.prod(seconds_of) ** (1 / len(seconds_of))
+        return seconds_of
 
     fixed = {"maxnreg": start["maxnreg"]} if "maxnreg" in start else {}  # no candidate varies it
     entries = tuning.candidates(task.kernel, torch.float32, task.precision, bucket)
@@ -217,21 +213,14 @@ class Tuner:
         self.where, self.architecture, self.table = where, architecture, table
         self.timer, self.clock, self.device, self.pool = timer, clock, device, pool
 
-    def run(self, task: Task, seconds: float, more_rows: Sequence[int] = ()) -> Row:
-        """Search, write the table, and return the row.
-
-        more_rows: other numbers of rows that the configuration is for.
-        """
+    def run(self, task: Task, seconds: float) -> Row:
+        """Search, write the table, and return the row."""
         begin = self.clock()
         torch.set_float32_matmul_precision(task.precision)
-        sizes = [replace(task.size, rows=rows) for rows in more_rows]
-        launch, *other_orders = (
-            order(replace(task, size=size), self.device) for size in (task.size, *sizes)
-        )
-        best = tune(launch, self.timer, seconds, self.clock, self.device, self.pool, other_orders)
+        launch = order(task, self.device)
+        best = tune(launch, self.timer, seconds, self.clock, self.device, self.pool)
         took = {"seconds": self.clock() - begin}
         row = {**task.to_dict(), "key": task.key, **best, **took, **self.where}
-        row |= {"more_rows": list(more_rows)} if more_rows else {}
         better = {task.key: row["config"]} if row["us"] < row["shipped_us"] else {}
         try:
             write(better, self.architecture, self.table)

@@ -1,4 +1,4 @@
-"""What `make gpu` starts: all of it without a GPU, and its workers' limits and failures."""
+"""What `make gpu` starts: all of it without a GPU, and its processes' limits and failures."""
 
 import json
 import os
@@ -17,19 +17,23 @@ from benchmarks.throughput.cases import Size
 
 ROOT = Path(__file__).resolve().parents[2]
 Counts = tuple[int, int, int]
-# A worker without torch: what it does is in the item's name.
+# A process without torch: what it does is in the item's name.
 WORKER = """
-import json, os, sys, time
-def say(**row): print(json.dumps(row), flush=True)
-for item in map(str.strip, sys.stdin):
-    if item == "hangs": time.sleep(60)
-    if item == "breaks":
-        say(end="the device broke", broken=True)
-        time.sleep(60)
+import json, os, pathlib, sys, time
+words = sys.argv[1:]
+out = pathlib.Path(words[words.index("--out") + 1])
+seconds = float(words[words.index("--seconds") + 1])
+def say(file="rows.jsonl", **row):
+    with open(out / file, "a") as rows: rows.write(json.dumps({**row, "gpu": "a"}) + "\\n")
+for item in words[words.index("--seconds") + 2:]:
+    say(item=item, begin=True)
+    if item == "hangs":
+        time.sleep(seconds)
+        os._exit(1)
     if item == "dies": os._exit(7)
-    if item == "machine": say(gpu=os.environ.get("FAKE_GPU", "a"), torch="2")
-    else: say(rival="eager", median_us=1.0, ratio=2.0, file="bench.jsonl")
-    say(end="ValueError: no" if item == "fails" and not os.environ.get("MENDED") else "")
+    if item == "env": (out / "machine.json").write_text(json.dumps({"gpu": "a"}))
+    say(file="bench.jsonl", rival="eager")
+    say(item=item, end="ValueError: no" if item == "fails" and not os.environ.get("MENDED") else "")
 """
 
 
@@ -37,10 +41,13 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def ends(folder: Path) -> list[dict[str, Any]]:
-    """The rows of items' ends; a line that a kill cut off is left out."""
+def ends(folder: Path) -> dict[str, list[str]]:
+    """The reasons of each item's ends, one after the other; a line that a kill cut off is left out."""
     lines = (folder / "out" / "rows.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines if line.endswith("}") and '"end"' in line]
+    ended: dict[str, list[str]] = {}
+    for row in (json.loads(line) for line in lines if line.endswith("}") and '"end"' in line):
+        ended.setdefault(row["item"], []).append(row["end"])
+    return ended
 
 
 @pytest.fixture
@@ -50,15 +57,9 @@ def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(gpu, "SHORTEST", 0.5)
 
     def run(*items: str, jobs: int = 1, seconds: float = 20.0, item_seconds: float = 1.0) -> Counts:
-        command = gpu.Run(tmp_path / "out", tmp_path / "copy", False, said.append)
         part = gpu.Part("", seconds, item_seconds, items, jobs)
-        try:
-            return command.part("bench", part, jobs, seconds)
-        finally:
-            command.close()
+        return gpu.Run(tmp_path / "out", False).part("bench", part, jobs, seconds)
 
-    said: list[str] = []
-    run.said = said  # type: ignore[attr-defined]
     return run
 
 
@@ -66,33 +67,35 @@ def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_what_fails_hangs_or_dies_does_not_stop_the_rest(
     jobs: int, team: Any, tmp_path: Path
 ) -> None:
-    """Items take seconds, which are kept; the other folder has all files."""
     assert team("one", "fails", "hangs", "dies", "two", jobs=jobs) == (2, 3, 0)
-    outcomes = {row["item"]: row["end"] for row in rows(tmp_path / "out" / "rows.jsonl")}
-    assert outcomes.pop("one") == outcomes.pop("two") == ""
-    assert outcomes["fails"] == "ValueError: no"
-    assert outcomes["hangs"] == "took longer than 1 s"
-    assert outcomes["dies"].startswith("the process ended with status 7")
-    (row, *_) = rows(tmp_path / "out" / "bench.jsonl")
-    assert (row["gpu"], row["torch"], row["part"], row["rival"]) == ("a", "2", "bench", "eager")
-    assert {row["item"]: row["seconds"] >= 1 for row in ends(tmp_path)}["hangs"]
-    for name in ("rows.jsonl", "bench.jsonl"):
-        assert (tmp_path / "copy" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+    outcomes = ends(tmp_path)
+    assert outcomes.pop("one") == outcomes.pop("two") == [""]
+    assert outcomes.pop("fails") == ["ValueError: no"]
+    assert set(outcomes) == {"hangs", "dies"}
+    assert all("its process died: see log.txt" in end for (end,) in outcomes.values())
 
 
 def test_the_next_command_does_what_is_left(
     team: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Failed items last; nothing of another device, or of a line that a kill cut off, counts."""
-    assert team("fails", "one") == (1, 1, 0)
+    """Nothing of a line that a kill cut off counts; code that is kept elsewhere is made again."""
+    assert team("fails", "one", "warm a") == (2, 1, 0)
     with open(tmp_path / "out" / "rows.jsonl", "a") as file:
         file.write('{"part": "bench", "item": "two", "en\n')
     monkeypatch.setenv("MENDED", "1")
-    assert team("fails", "one", "two") == (2, 0, 0)
-    assert [row["item"] for row in ends(tmp_path)] == ["fails", "one", "two", "fails"]
+    assert team("fails", "one", "two", "warm a") == (3, 0, 0)
+    assert ends(tmp_path)["fails"] == ["ValueError: no", ""]
     assert team("fails", "one", "two") == (0, 0, 0)
-    monkeypatch.setenv("FAKE_GPU", "b")
+
+
+def test_rows_of_another_device_do_not_count(team: Any, tmp_path: Path) -> None:
     assert team("one") == (1, 0, 0)
+    run = gpu.Run(tmp_path / "out", False)
+    assert run.begin()
+    assert run.machine == {"gpu": "a"}
+    assert [row["item"] for row in run.rows() if "end" in row] == ["one", "env"]
+    run.machine = {"gpu": "b"}
+    assert run.rows() == []
 
 
 def test_a_part_ends_with_its_time(team: Any) -> None:
@@ -107,22 +110,21 @@ def test_an_item_that_fails_twice_costs_no_more_time(team: Any, tmp_path: Path) 
     assert team("fails", "one") == (1, 1, 0)
     assert team("fails", "one") == (0, 1, 0)
     assert team("fails", "one") == (0, 1, 0)
-    assert [row["item"] for row in ends(tmp_path)] == ["fails", "one", "fails"]
+    assert ends(tmp_path) == {"fails": ["ValueError: no"] * 2, "one": [""]}
     for _ in range(3):
         assert team("hangs", seconds=1.0, item_seconds=60.0) == (0, 0, 1)
-    assert [row["item"] for row in ends(tmp_path)][3:] == ["hangs"] * 3
+    assert ends(tmp_path)["hangs"] == ["cut off by the part's end"] * 3
 
 
-def test_the_next_item_has_a_worker_whose_device_works(team: Any, tmp_path: Path) -> None:
-    assert team("breaks", "one", "two") == (2, 1, 0)
-    assert [row["item"] for row in ends(tmp_path)] == ["breaks", "one", "two"]
-
-
-def test_a_worker_that_does_not_start_is_told(team: Any, tmp_path: Path) -> None:
+def test_a_process_that_does_not_start_is_told(
+    team: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "worker.py").write_text("raise ImportError('no torch here')")
-    assert team("one") == (0, 1, 1)
+    assert team("one") == (0, 0, 1)
     assert "no torch here" in (tmp_path / "out" / "log.txt").read_text()
-    assert "a worker does not start: the process ended with status 1" in team.said[-1]
+    assert "bench: no process starts, see log.txt" in capfd.readouterr().out
+    assert gpu.main(["--out", str(tmp_path / "out")]) == 1
+    assert "the device cannot be used" in capfd.readouterr().out
 
 
 # Items that set the precision, say which there is, and have a bad row before a good one.
@@ -134,19 +136,25 @@ def says(stage, item, emit): emit({"precision": torch.get_float32_matmul_precisi
 def measured(size, stage): yield from ({"rival": "a", "bad": "slow"}, {"rival": "b", "bad": ""})
 def bad(stage, item, emit): work.loop(measured, stage, item, emit)
 work.DO.update(sets=sets, says=says, bad=bad)
-work.main(["--out", sys.argv[1], "--rehearse"])
+words = ["--out", sys.argv[1], "--part", "p", "--seconds", "60", "--rehearse"]
+work.main(["sets", "says", "bad 3x2x2", *words])
 """
 
 
 def test_an_item_changes_nothing_for_the_next(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ITEMS, str(tmp_path)]
-    orders = "sets\nsays\nbad 3x2x2\n"
-    run = subprocess.run(command, input=orders, capture_output=True, text=True, cwd=ROOT)
-    assert [json.loads(line) for line in run.stdout.splitlines()] == [
-        {"end": "", "broken": False},
-        {"precision": "highest"}, {"end": "", "broken": False},
-        {"rival": "a", "bad": "slow"}, {"rival": "b", "bad": ""},
-        {"end": "AssertionError: a: slow", "broken": False},
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    facts = {"precision", "rival", "bad", "end", "item"}
+    written = [
+        {k: v for k, v in row.items() if k in facts} for row in rows(tmp_path / "rows.jsonl")
+    ]
+    said = [row for row in written if row.keys() != {"item"}]
+    assert said == [
+        {"item": "sets", "end": ""},
+        {"item": "says", "precision": "highest"}, {"item": "says", "end": ""},
+        {"item": "bad 3x2x2", "rival": "a", "bad": "slow"},
+        {"item": "bad 3x2x2", "rival": "b", "bad": ""},
+        {"item": "bad 3x2x2", "end": "AssertionError: a: slow"},
     ], run.stderr  # fmt: skip
 
 
@@ -159,9 +167,8 @@ def items(*parts: str) -> list[str]:
 
 def test_everything_of_the_plan_can_be_read() -> None:
     """Functions, sizes, layers, rivals and files are there."""
-    from benchmarks.gpu import questions, work
+    from benchmarks.gpu import work
     from benchmarks.throughput import rivals
-    from npu_kernels._triton import tuning
     from tests.support.samples import RECORDS
 
     assert gpu.PARTS.keys() == gpu.REHEARSED.keys()
@@ -169,20 +176,17 @@ def test_everything_of_the_plan_can_be_read() -> None:
         assert len(set(part.items)) == len(part.items)
         assert part.item_seconds <= part.seconds
     known = {
-        "smoke": {"dtype", "precision", "shared", "without", "graph"}, "memcheck": set(),
-        "bench": {"rivals", "table", "precision"}, "compare": {"of", "precision"},
+        "smoke": {"dtype", "precision", "shared", "without", "graph"},
+        "bench": {"rivals", "precision"}, "compare": {"of", "precision"},
         "warm": {"rivals", "precision"}, "tests": {"only", "without"},
-        "training": {"optimizer"}, "rollout": set(), "tune": {"precision"}, "tiles": {"precision"},
+        "training": {"optimizer"}, "rollout": set(),
     }  # fmt: skip
     for item in items():
         kind, _, rest = item.partition(" ")
         assert kind in work.DO
         words = work.Words(rest)
-        if kind == "decide":
-            assert rest in questions.QUESTIONS
-        elif kind != "env":
-            assert words.named.keys() <= known[kind], item
-        if kind in ("smoke", "memcheck", "bench", "warm", "compare", "tiles"):
+        assert words.named.keys() <= known[kind], item
+        if kind in ("smoke", "bench", "warm", "compare"):
             *_, layer, size = words.first
             Size.parse(size)
             assert layer == "ode" or layer in RECORDS
@@ -190,12 +194,6 @@ def test_everything_of_the_plan_can_be_read() -> None:
         elif kind == "tests":
             text = (ROOT / "tests" / "triton" / words.first[0]).read_text()
             assert "gpu" in text or "device" in text, item
-        elif kind == "tune":
-            kernel, size, more_rows = work.rows_of(" ".join(words.first))
-            sizes = Size.parse(size)
-            assert kernel in tuning.KERNELS
-            assert sizes.rows not in more_rows
-            assert ("small" in kernel) == tuning.is_small(sizes.inputs, sizes.outputs)
     layers = {item.split()[1] for item in items("smoke")}
     assert layers == {"ode", "npu", "nmu", "nmru", "nalu", "inalu"}
 
@@ -255,10 +253,6 @@ def test_rows_belong_to_the_code_that_made_them(
             changed.write("# mended\n")
         prints.append(environment.sources())
     assert len(set(prints)) == len(prints)
-    run = gpu.Run(tmp_path / "out", None, False, lambda line: None)
-    run.add({"part": "smoke", "item": "one", "sources": before, "end": ""})
-    assert run.attempts({"sources": before})[0] == {"one"}
-    assert run.attempts({"sources": prints[-1]})[0] == set()
 
 
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,22 +290,20 @@ def test_rehearsal(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr + (out / "log.txt").read_text()[-3000:]
     results = rows(out / "rows.jsonl")
     planned = {(name, item): "" for name, part in gpu.REHEARSED.items() for item in part}
+    planned["env", "env"] = ""
     assert {(r["part"], r["item"]): r["end"] for r in results if "end" in r} == planned
     assert all(row["gpu"] == "none" and row["torch"] == torch.__version__ for row in results)
-    assert all(row["right"] for row in results if row["part"] == "decide" and "right" in row)
     launches = [row for row in results if "errors" in row]
     compared = [row for row in launches if "kernels" in row]
     assert [row["kernels"] for row in compared] == ["launches", "tape", "one-pass", "planes"]
     assert all(row["graph_us"] > 0 and row["good"] for row in compared)
     launches = [row for row in launches if "kernels" not in row]
-    assert [row["part"] for row in launches] == ["smoke"] * 3 + ["check"]
+    assert [row["part"] for row in launches] == ["smoke"] * 3
     assert all(row["good"] and row["same_bits"] and max(row["errors"]) < 1e-3 for row in launches)
-    tests = {(row["part"], row["test"].rpartition("::")[2]) for row in results if "test" in row}
-    assert {part for part, _ in tests} == {"check", "huge", "more"}
-    assert sum(part == "huge" for part, _ in tests) == 6
-    assert all((part == "huge") == (gpu.HUGE in name) for part, name in tests)
+    tests = {row["part"]: row["tests"] for row in results if "tests" in row}
+    assert tests.keys() == {"check", "huge", "more"}
+    assert sum(tests["huge"].values()) == 6
     times = rows(out / "throughput.jsonl")
     assert {row["rival"] for row in times} == {"ours", "graph", "eager", "linear"}
     assert all(row["error"] is None or row["error"] < 1e-5 for row in times)
-    table = json.loads((tmp_path / "files" / "tables.json").read_text())["sm_90"]
-    assert any(key.startswith("nmu_forward ") for key in table)
+    assert (tmp_path / "files" / "rows.jsonl").read_bytes() == (out / "rows.jsonl").read_bytes()
