@@ -72,7 +72,7 @@ def network(build: Callable[[int], nn.Module], centred: bool) -> Callable[[Array
         spread, size = np.sqrt(((X - shift) ** 2).mean(0)), np.sqrt(((y - low) ** 2).mean())
         inputs = torch.as_tensor((X - shift) / spread).float()
         targets = torch.as_tensor((y - low) / size).float()[:, None]
-        model, best, least, held = build(X.shape[1]), {}, float("inf"), len(y) // 5
+        model, best, lowest, held = build(X.shape[1]), {}, float("inf"), len(y) // 5
         optimizer, mse = torch.optim.Adam(model.parameters(), 0.01), nn.functional.mse_loss
         for step in range(NETWORK_STEPS):
             optimizer.zero_grad()
@@ -81,9 +81,11 @@ def network(build: Callable[[int], nn.Module], centred: bool) -> Callable[[Array
             if build is not dense:  # it has no gates
                 project_(model)
             with torch.no_grad():
-                loss = mse(model(inputs[:held]), targets[:held]).item() if step % 10 == 9 else least
-            if loss < least:
-                best, least = copy.deepcopy(model.state_dict()), loss
+                loss = (
+                    mse(model(inputs[:held]), targets[:held]).item() if step % 10 == 9 else lowest
+                )
+            if loss < lowest:
+                best, lowest = copy.deepcopy(model.state_dict()), loss
         model.load_state_dict(best or model.state_dict())
         model.requires_grad_(False)
         return lambda X: (
@@ -131,16 +133,16 @@ def measure(table: str, method: str, split: int | str) -> Row:
 
 def vary(setting: str, value: float) -> Row:
     """The share of 64 starts that are right to 1 % beyond the range in which they were trained."""
-    now = {name: usual for name, (usual, _, _) in SETTINGS.items()} | {setting: value}
+    values = {name: usual for name, (usual, _, _) in SETTINGS.items()} | {setting: value}
     generator = torch.Generator().manual_seed(0)
     x, beyond = (
-        now["scale"] * torch.empty(100, 3).uniform_(low, high, generator=generator).double()
+        values["scale"] * torch.empty(100, 3).uniform_(low, high, generator=generator).double()
         for low, high in ((0.5, 2), (2, 4))
     )
     model = RealNPU(3, 1, num_models=64).double()
-    nn.init.uniform_(model.weight_re, -now["start"], now["start"], generator=generator)
+    nn.init.uniform_(model.weight_re, -values["start"], values["start"], generator=generator)
     y, y_beyond = (part[:, :1] * part[:, 1:2] / part[:, 2:] for part in (x, beyond))
-    run(model, x, y, steps=1000, lr=now["rate"], progress=False)
+    run(model, x, y, steps=1000, lr=values["rate"], progress=False)
     with torch.no_grad():
         error = (model(beyond) / y_beyond - 1).abs().amax((1, 2))
     return {"setting": setting, "value": value, "share": (error < 0.01).double().mean().item()}

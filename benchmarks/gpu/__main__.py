@@ -282,10 +282,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         of_part = min(part.seconds, limit - (start - begin))
         print(f"{start - begin:5.0f} s  {name}: {part.title}, at most {of_part:.0f} s", flush=True)
         jobs = min(part.jobs, options.jobs or max(1, (os.cpu_count() or 1) - 2))
-        done, failed, left = run.part(name, part, jobs, of_part)
-        bad = bad or bool(failed or left)
+        done, failed, waiting = run.part(name, part, jobs, of_part)
+        bad = bad or bool(failed or waiting)
         duration = time.monotonic() - start
-        lines.append(f"{name:<9} {duration:4.0f} s: {done} done, {failed} failed, {left} left")
+        lines.append(f"{name:<9} {duration:4.0f} s: {done} done, {failed} failed, {waiting} left")
         if copies := os.environ.get("OUT"):
             shutil.copytree(options.out, copies, dirs_exist_ok=True)
     print("  " + "\n  ".join(lines))

@@ -3,10 +3,7 @@
     python -m benchmarks.paper {EXPERIMENT,all,report}
 
 registry.py lists the experiments; `EXPERIMENT --help` names its options. Stop the command at any
-time, with Ctrl-C or harder; the same command goes on from there. On several machines:
-
-    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:PORT \\
-        -m benchmarks.paper large --out SHARED
+time, with Ctrl-C or harder; the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from benchmarks.paper.experiment import VARIANTS, Experiment
 from benchmarks.paper.registry import EXPERIMENTS
 from benchmarks.paper.runner import Batch, Folder
 from benchmarks.paper.session import Session
-from benchmarks.paper.workers import Rank, Total
+from benchmarks.paper.workers import Total
 from benchmarks.throughput.environment import cores
 from npu_kernels._jobs import files
 
@@ -103,8 +100,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     wrong = chosen.wrong(options) if chosen else ""
     if wrong:
         parser.error(wrong)
-    if Rank.current().size > 1 and options.jobs is not None:
-        parser.error("argument --jobs: torchrun starts the processes; use its --nproc-per-node")
     if options.jobs is None:
         options.jobs = cores() if torch.device(options.device).type == "cpu" else 1
     return options
@@ -130,25 +125,21 @@ def parts(options: argparse.Namespace) -> list[tuple[Experiment, argparse.Namesp
 
 
 def perform(
-    experiment: Experiment, options: argparse.Namespace, rank: Rank, folder: Folder, store: Any,
-    total: Total,
-) -> bool:  # fmt: skip
+    experiment: Experiment, options: argparse.Namespace, folder: Folder, total: Total
+) -> bool:
     """Run one experiment to its table; False if somebody stopped it."""
     batches = experiment.plan(options)
-    processes = rank.size if rank.size > 1 else min(options.jobs, len(batches))
-    session = Session(experiment, options, batches, folder, processes)
+    session = Session(experiment, options, batches, folder, min(options.jobs, len(batches)))
     complete = workers.run(
-        session.table.name, batches, folder, options.jobs, session.announce, session.wall,
-        store=store, rank=rank, total=total,
-    )  # fmt: skip
-    if rank.number == 0:
-        session.finish(complete)
+        session.table.name, batches, folder, options.jobs, session.announce, session.wall, total
+    )
+    session.finish(complete)
     return complete
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit status: 130 where somebody stopped the work."""
-    options, rank = arguments(argv), Rank.current()
+    options = arguments(argv)
     folder = Folder(options.out / WORK)
     try:
         if options.experiment == "report":
@@ -159,21 +150,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         folder.create()
         files.remove_leftovers(options.out)
-        store = workers.shared_store(rank, folder.path) if rank.size > 1 else None
         runs = parts(options)
         batches: list[Batch] = [b for experiment, chosen in runs for b in experiment.plan(chosen)]
-        total = Total(options.experiment, batches, folder, rank.number == 0)
+        total = Total(options.experiment, batches, folder)
         with total.progress:
-            complete = all(perform(*run, rank, folder, store, total) for run in runs)
+            complete = all(perform(*run, folder, total) for run in runs)
         if not complete:
-            if rank.number == 0:
-                print("stopped; what was done is kept, the same command goes on from there")
+            print("stopped; what was done is kept, the same command goes on from there")
             return 130
     except (RuntimeError, OSError, MarksError) as error:
         print(f"benchmarks.paper: {error}", file=sys.stderr)
         return 1
-    if rank.number == 0:
-        print(report.write(options.out))
+    print(report.write(options.out))
     return 0
 
 

@@ -1,16 +1,10 @@
-"""Spreads batches over processes and machines, and shows their progress.
+"""Spreads batches over the processes of a machine, and shows their progress.
 
-All processes share one of torch's key-value stores and the folder. The store holds counters:
-`next`, the next batch to take; `stop`; `left`, processes that have ended their work; and under the
-number of a batch the shares of it that are done in all, and by earlier commands.
-
-    one process       HashStore
-    --jobs N          TCPStore of this process, which only watches; N workers
-    torchrun          torchrun's store; every rank works, rank 0 also watches; one folder for all
-
-A worker whose store is gone has lost its parent and ends. Nothing but the order of work depends on
-any of this. joblib has no place for the store: its workers tell nothing before a batch ends, do not
-stop within one, and know no second machine. What it would spare is `_watch`.
+All processes share the folder and a `Board`: which batch is the next to take, whether somebody
+asked to stop, and the shares of each batch that are done. The process that has started the others
+only watches; with one job it works itself. A worker whose parent is gone ends. Nothing but the
+order of work depends on any of this. joblib has no place for the board: its workers tell nothing
+before a batch ends, and do not stop within one.
 """
 
 from __future__ import annotations
@@ -22,37 +16,36 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
+from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
 
 import torch
-import torch.distributed
 
 from benchmarks.paper.runner import Batch, Folder, complete, order
 from npu_kernels._jobs.driver import Progress
 
 WATCH_SECONDS = 0.5
 TICK_SECONDS = 5.0
-CONNECTION = timedelta(seconds=20)  # to a store of the same machine; torch would try for minutes
-
-
-@dataclass(frozen=True)
-class Rank:
-    """This process among those that torchrun started; (0, 1) without it."""
-
-    number: int
-    size: int
-
-    @staticmethod
-    def current() -> Rank:
-        return Rank(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
-
-
 Announce = Callable[[Batch, dict[str, Any]], None]
 Tick = Callable[[], object]
+
+
+class Board:
+    """What processes that share batches know in common; each batch's shares have one writer."""
+
+    def __init__(self, count: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._next = context.Value("i", 0)
+        self.stop = context.Value("b", 0, lock=False)
+        self.done = context.Array("d", count, lock=False)  # share of a batch, in all
+        self.earlier = context.Array("d", count, lock=False)  # and by an earlier process
+
+    def take(self) -> int:
+        """The number of the next batch, which may be beyond the last one."""
+        with self._next.get_lock():
+            self._next.value += 1
+            return self._next.value - 1
 
 
 class Interrupt:
@@ -84,16 +77,13 @@ class Total:
         label: of the command.
         batches: of all experiments.
         folder: where the files are.
-        shown: false shows nothing.
     """
 
-    def __init__(
-        self, label: str, batches: Sequence[Batch], folder: Folder, shown: bool = True
-    ) -> None:
+    def __init__(self, label: str, batches: Sequence[Batch], folder: Folder) -> None:
         self.total = sum(batch.cost for batch in batches)
         # Without the experiment that is at work.
         self.done = self.earlier = sum(batch.cost for batch in batches if folder.is_done(batch))
-        self.progress = Progress(label, self.total, shown=shown)
+        self.progress = Progress(label, self.total)
 
 
 class Watch:
@@ -108,8 +98,8 @@ class Watch:
         self.last_tick = time.monotonic()
         self.done = self.earlier = 0.0  # work beyond that of `total`, and what of it is older
 
-    def show(self, store: Any) -> None:
-        """Show the work that the store says is done."""
+    def show(self, board: Board) -> None:
+        """Show the work that the board says is done."""
         for batch in [b for b in self.waiting if self.folder.is_done(b)]:
             self.waiting.remove(batch)
             with self.total.progress.aside():
@@ -117,12 +107,9 @@ class Watch:
         if time.monotonic() - self.last_tick > TICK_SECONDS:
             self.tick()
             self.last_tick = time.monotonic()
-        self.done = self.earlier = 0.0
-        for index, batch in enumerate(self.batches):
-            if store.check([str(index)]):
-                shares = map(float, store.get(str(index)).split())
-                done, earlier = (batch.cost * share for share in shares)
-                self.done, self.earlier = self.done + done, self.earlier + earlier
+        shares = list(zip(self.batches, board.done, board.earlier, strict=True))
+        self.done = sum(batch.cost * done for batch, done, _ in shares)
+        self.earlier = sum(batch.cost * earlier for batch, _, earlier in shares)
         count, total = len(self.batches), self.total
         note = f"{self.name}: {count - len(self.waiting)} of {count} batches"
         done = min(total.total, total.done + self.done)
@@ -146,71 +133,52 @@ def _small_layers() -> Iterator[None]:
 
 @_small_layers()
 def _serve(
-    batches: Sequence[Batch], folder: Folder, store: Any, interrupt: Interrupt,
-    show: Callable[[Any], None] = lambda store: None,
+    batches: Sequence[Batch], folder: Folder, board: Board, stopped: Callable[[], bool],
+    show: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
     """Take batches and complete them until there are none, or until somebody stops it."""
-
-    def stopped() -> bool:
-        if interrupt.seen:
-            store.add("stop", 1)
-        return store.add("stop", 0) > 0
-
     last_show = time.monotonic()
-    while not stopped():
-        index = store.add("next", 1) - 1
-        if index >= len(batches):
-            break
-        shares = [0.0, 0.0]  # done in all, and by an earlier process
+    while not stopped() and (index := board.take()) < len(batches):
 
-        def report(
-            share: float, earlier: bool, index: int = index, shares: list[float] = shares
-        ) -> None:
+        def report(share: float, earlier: bool, index: int = index) -> None:
             nonlocal last_show
-            shares[0] += share
-            shares[1] += share * earlier
-            store.set(str(index), f"{shares[0]} {shares[1]}")
+            board.done[index] += share
+            board.earlier[index] += share * earlier
             if time.monotonic() - last_show > WATCH_SECONDS:
-                show(store)
+                show()
                 last_show = time.monotonic()
 
         complete(batches[index], folder, report, stopped)
-    store.add("left", 1)
 
 
-def _worker(batches: Sequence[Batch], folder: Folder, port: int) -> None:
-    """A process of --jobs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
+def _worker(batches: Sequence[Batch], folder: Folder, board: Board, parent: int) -> None:
+    """A process of --jobs, started by the process `parent`."""
     interrupt = Interrupt()
-    try:
-        with interrupt.watch():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            store = torch.distributed.TCPStore("127.0.0.1", port, timeout=CONNECTION)
-            _serve(batches, folder, store, interrupt)
-    except torch.distributed.DistError:
-        sys.exit("the process that started this one is gone")
+
+    def stopped() -> bool:
+        if os.getppid() != parent:
+            sys.exit("the process that started this one is gone")
+        board.stop.value |= interrupt.seen
+        return bool(board.stop.value)
+
+    with interrupt.watch():
+        # A terminal sends it to all; the parent decides.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _serve(batches, folder, board, stopped)
 
 
 def _watch(
-    batches: Sequence[Batch], folder: Folder, jobs: int, show: Callable[[Any], None],
-    interrupt: Interrupt,
-) -> Any:  # fmt: skip
-    """Start workers and look after them; returns the store."""
-    # No C++ traces from workers whose parent is gone.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context, arguments = multiprocessing.get_context("spawn"), (batches, folder, store.port)
-    workers = [context.Process(target=_worker, args=arguments) for _ in range(jobs)]
+    workers: Sequence[BaseProcess], board: Board, show: Callable[[], None], interrupt: Interrupt
+) -> None:
+    """Start workers and look after them."""
     for worker in workers:
         worker.start()
-    told = False
     try:
         while any(worker.is_alive() for worker in workers):
             workers[0].join(WATCH_SECONDS) if workers[0].is_alive() else time.sleep(WATCH_SECONDS)
-            if not told and (interrupt.seen or any(worker.exitcode for worker in workers)):
-                store.add("stop", 1)
-                told = True
-            show(store)
+            if interrupt.seen or any(worker.exitcode for worker in workers):
+                board.stop.value = 1
+            show()
     except KeyboardInterrupt:
         for worker in workers:
             worker.kill()
@@ -223,34 +191,11 @@ def _watch(
         causes = ", ".join(f"signal {-code}" if code < 0 else f"code {code}" for code in codes)
         rest = "what was done is kept, the same command continues"
         raise RuntimeError(f"a worker died ({causes}); {rest}")
-    return store
-
-
-def shared_store(rank: Rank, path: Path) -> Any:
-    """The store of torchrun's processes, after a check that they share the folder."""
-    from torch.distributed.rendezvous import rendezvous
-
-    store, _, _ = next(rendezvous("env://", rank.number, rank.size, timeout=timedelta(minutes=5)))
-    store = torch.distributed.PrefixStore(f"npu_kernels paper {path}", store)
-    token = path / ".token"
-    if rank.number == 0:
-        text = f"{os.getpid()} {time.time()}"
-        token.write_text(text)
-        store.set("token", text)
-    text = store.get("token").decode()
-    sees = token.exists() and token.read_text() == text
-    store.set(f"sees {rank.number}", "yes" if sees else "no")
-    blind = [number for number in range(rank.size) if store.get(f"sees {number}") != b"yes"]
-    if blind:
-        rule = "must be one folder that all processes see"
-        raise RuntimeError(f"{path} {rule}; ranks {blind} do not see that of rank 0")
-    return store
 
 
 def run(
     name: str, batches: Sequence[Batch], folder: Folder, jobs: int, announce: Announce,
-    tick: Tick = lambda: None, *, store: Any = None, rank: Rank | None = None,
-    total: Total | None = None,
+    tick: Tick = lambda: None, total: Total | None = None,
 ) -> bool:  # fmt: skip
     """Complete all batches that are not done; False if somebody stopped it.
 
@@ -258,50 +203,38 @@ def run(
         name: of the experiment.
         batches: the work; the finished among it is only announced.
         folder: where the files are.
-        jobs: processes on this machine.
-        announce: gets each batch and its result as it ends, the earlier ones first; on rank 0 only.
-        tick: called every few seconds, on rank 0 only.
-        store, rank: of torchrun's processes.
+        jobs: processes.
+        announce: gets each batch and its result as it ends, the earlier ones first.
+        tick: called every few seconds.
         total: the progress of all experiments of the command; by default of this one.
     """
-    rank = rank or Rank(0, 1)
     done = [batch for batch in batches if folder.is_done(batch)]
     waiting = order([batch for batch in batches if not folder.is_done(batch)])
-    if rank.number == 0:
-        for batch in done:
-            announce(batch, folder.result(batch))
-        if done:
-            print(f"{name}: {len(done)} of {len(batches)} batches were done before")
-    if not waiting and rank.size == 1:
+    for batch in done:
+        announce(batch, folder.result(batch))
+    if done:
+        print(f"{name}: {len(done)} of {len(batches)} batches were done before")
+    if not waiting:
         return True
-
-    progress = total or Total(name, batches, folder, rank.number == 0)
+    progress, board = total or Total(name, batches, folder), Board(len(waiting))
+    interrupt = Interrupt()
     watch = Watch(name, waiting, folder, announce, tick, progress)
 
-    def show(store: Any) -> None:
-        if rank.number == 0:
-            watch.show(store)
+    def show() -> None:
+        watch.show(board)
 
-    interrupt = Interrupt()
     with interrupt.watch():
-        if rank.size > 1:
-            store = torch.distributed.PrefixStore(name, store)
-            # Every rank sees the same files here: no rank begins before all have looked.
-            store.add("looked", 1)
-            while store.add("looked", 0) < rank.size:
-                time.sleep(0.05)
-            _serve(waiting, folder, store, interrupt, show)
-            while store.add("left", 0) < rank.size:
-                time.sleep(WATCH_SECONDS)
-                show(store)
-        elif jobs > 1:
-            store = _watch(waiting, folder, min(jobs, len(waiting)), show, interrupt)
+        if jobs > 1:
+            context = multiprocessing.get_context("spawn")
+            shared = waiting, folder, board, os.getpid()
+            count = min(jobs, len(waiting))
+            workers = [context.Process(target=_worker, args=shared) for _ in range(count)]
+            _watch(workers, board, show, interrupt)
         else:
-            store = torch.distributed.HashStore()
-            _serve(waiting, folder, store, interrupt, show)
-    show(store)
+            _serve(waiting, folder, board, lambda: interrupt.seen, show)
+    show()
     progress.done += watch.done
     progress.earlier += watch.earlier
     if total is None:
         progress.progress.close()
-    return not store.add("stop", 0)
+    return not (interrupt.seen or board.stop.value)

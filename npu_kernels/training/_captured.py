@@ -8,7 +8,7 @@ are not constant.
 The steps before a capture are made one by one on another stream, as CUDA graphs need it: they
 compile kernels and begin the optimiser's state. They are steps like all others. Later calls of
 `advance` go on with the graph, unless something has changed that it cannot see: a tensor's address,
-a setting, a rate or weight that was constant (`_fingerprint`). Within a call the optimiser's
+a setting, a rate or weight that was constant (`_Graph.holds`). Within a call the optimiser's
 settings are torch's "capturable" ones, with the number of its steps on the device; afterwards they
 are as before.
 """
@@ -76,7 +76,7 @@ class Captured(Ordinary):
                 graph = self.graph
                 # Where replays make the steps, they take the call's rows and numbers.
                 serves = graph is not None and graph.inputs.renew(rows, schedules)
-                if graph is None or not serves or _fingerprint(self) != graph.fingerprint:
+                if graph is None or not serves or not graph.holds(self):
                     self.graph = None  # its memory is free for the next
                     count = self._capture(done, count, rows, schedules, counts)
                 if self.graph is not None:
@@ -144,7 +144,8 @@ class Captured(Ordinary):
         except (RuntimeError, UserWarning) as problem:
             reason = reason or problem
         if error is not None and reason is None:
-            self.graph = _Graph(graph, inputs, error, counts, _fingerprint(self))
+            facts = fallbacks.Facts(self.model, self.optimizer)
+            self.graph = _Graph(graph, inputs, error, counts, facts, _contents(self))
             return count
         if error is not None and isinstance(reason, UserWarning):
             self.record(done + count, error)  # the graph is empty, because the step was made
@@ -201,9 +202,7 @@ class CapturedStep(Captured):
         if self.side is None:
             self.side = torch.cuda.Stream()
         graph = self.graph
-        if graph is not None and not (
-            graph.inputs.renew(None, schedules) and _fingerprint(self) == graph.fingerprint
-        ):
+        if graph is not None and not (graph.inputs.renew(None, schedules) and graph.holds(self)):
             self.graph = graph = None
         if graph is None:
             inputs = _Inputs(self, None, schedules, all_vary=True)
@@ -221,33 +220,22 @@ class CapturedStep(Captured):
         self._replay(graph, 0, 0, 1)
 
 
-def _fingerprint(loop: Captured) -> list[object]:
-    """What a graph of a step holds: addresses, settings, the modules' plain attributes."""
-    facts: list[object] = [loop.penalties, loop.gates, loop.bound, loop.finite]
-    facts.append(float32_matmul_precision(loop.x.device.type))
+def _contents(loop: Captured) -> list[object]:
+    """What a graph of a step holds beside `Facts`: numbers, and the addresses of its tensors."""
+    contents: list[object] = [loop.penalties, loop.gates, loop.bound, loop.finite]
+    contents.append(float32_matmul_precision(loop.x.device.type))
     tensors = [loop.x, loop.y, loop.weight, *loop.model.parameters(), *loop.model.buffers()]
     for group in loop.optimizer.param_groups:
-        tensors += group["params"]
-        facts.append({k: v for k, v in group.items() if k not in ("params", "lr")})
         for parameter in group["params"]:
-            tensors += loop.optimizer.state.get(parameter, {}).values()
-    for module in loop.model.modules():
-        facts.append(type(module))
-        # Hooks are in dictionaries, which are empty as long as a step can be captured.
-        facts.append(
-            [
-                (name, len(value) if isinstance(value, dict) else value)
-                for name, value in vars(module).items()
-                if isinstance(value, dict | bool | int | float | str | None)
-            ]
-        )
+            tensors += [parameter, *loop.optimizer.state.get(parameter, {}).values()]
     for tensor in tensors:
         if isinstance(tensor, Tensor):
             hooks = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)
-            facts.append((tensor.data_ptr(), tensor.shape, tensor.requires_grad, *map(bool, hooks)))
+            address = tensor.data_ptr(), tensor.shape, tensor.requires_grad
+            contents.append((address, *map(bool, hooks)))
         else:
-            facts.append(tensor)
-    return facts
+            contents.append(tensor)
+    return contents
 
 
 class _Graph(NamedTuple):
@@ -257,7 +245,12 @@ class _Graph(NamedTuple):
     inputs: _Inputs
     error: Tensor  # the loss of the newest replay
     counts: dict[int, Tensor]  # of the optimiser's steps, on the device
-    fingerprint: list[object]
+    facts: fallbacks.Facts
+    contents: list[object]
+
+    def holds(self, loop: Captured) -> bool:
+        """Whether its replays are steps of the loop as it is now."""
+        return self.facts.hold() and self.contents == _contents(loop)
 
 
 class _Numbers:

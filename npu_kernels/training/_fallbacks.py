@@ -1,12 +1,13 @@
-"""The reasons why one C++ call cannot make the steps of a training.
+"""The reasons why one C++ call cannot make the steps of a training, and what a fast step relies on.
 
-`captured` asks for some of them too, before it captures a step in a CUDA graph.
+`captured` asks for some of the reasons too, before it captures a step in a CUDA graph.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from npu_kernels import functional, optim
 from npu_kernels._operators import dispatch, ops
 from npu_kernels._operators.precision import float32_matmul_precision
 from npu_kernels.layers import NAU, BaseLayer
-from npu_kernels.layers._chains import chain, replaced_method
+from npu_kernels.layers._chains import chain, methods_of, replaced_method
 from npu_kernels.training._plan import KINDS, state_names
 
 OPTIMIZERS = (optim.Adam, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
@@ -30,6 +31,8 @@ WIDEST_NAU = 128
 _LETTERS = {kind: ops.WEIGHTS[record.__name__.lower()] for kind, record in KINDS.items()}
 _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_PLAIN = (bool, int, float, str, type(None))  # of attributes that are settings
 _NUMBERS = ("lr", "eps", "betas", "alpha", "weight_decay", "momentum")  # settings of an optimiser
 _FUNCTIONS = {kind: record.__name__.lower() for kind, record in KINDS.items()}  # of the layers
 _FUNCTIONS_AT_IMPORT = {name: getattr(functional, name) for name in _FUNCTIONS.values()}
@@ -271,3 +274,99 @@ def _check_storage(function: str, name: str, tensor: Any) -> None:
     if storage < needed:
         rule = f"memory for its shape {tuple(tensor.shape)}, {needed} bytes"
         raise ValueError(f"{function}: {name} must have {rule}, got a storage of {storage} bytes")
+
+
+class Facts:
+    """What a model and its optimiser are, beside the tensors: a fast step holds as long as they do.
+
+    The tensors are compared by those who know them: C++ for a plan (csrc/fast_path/train.h),
+    `_captured` for a graph.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.forced = optimizer, dispatch.forced()
+        self.empty: list[Any] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
+        self.settings: list[tuple[dict[str, Any], int, Any, Any]] = []
+        self.modules: list[tuple[nn.Module, type, dict[str, Any], bool]] = []
+        self.contents: list[tuple[dict[str, Any], str, dict[str, Any], tuple[Any, ...]]] = []
+        methods: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
+        methods[type(optimizer)] = attrgetter("step", "zero_grad")
+        for module in model.modules():
+            attributes, kind = vars(module), type(module)
+            own = "forward" in attributes or "_call_impl" in attributes
+            self.modules.append((module, kind, attributes, own))
+            self._add(attributes, _PLAIN, _HOOKS)
+            self.contents += [
+                (attributes, name, attributes[name], tuple(attributes[name].values()))
+                for name in ("_modules", "_parameters")
+            ]
+            methods[kind] = methods_of(kind)
+        self.methods = [(get, kind, get(kind)) for kind, get in methods.items()]
+        functions = type(functional.npu), type(self.rates)
+        self._add(vars(functional), functions)
+        self._add(vars(optimizer), (*_PLAIN, *functions), _OPTIMIZER_HOOKS)
+        self.groups = [(group, tuple(group["params"])) for group in optimizer.param_groups]
+        for group, _ in self.groups:
+            self._add(group, (*_PLAIN, tuple, list), but=("lr", "params"))
+
+    def _add(
+        self,
+        values: dict[str, Any],
+        kinds: Any,
+        hooks: tuple[str, ...] = (),
+        but: tuple[str, ...] = (),
+    ) -> None:
+        names = [n for n, value in values.items() if isinstance(value, kinds) and n not in but]
+        names += hooks
+        if names:
+            get = itemgetter(*names, names[0])  # a tuple: of two names at least
+            before = tuple(list(v) if isinstance(v, list) else v for v in get(values))
+            self.settings.append((values, len(values), get, before))
+        self.empty += [values[name] for name in hooks]
+
+    def hold(self) -> bool:
+        """Return whether all facts are those of the construction."""
+        if any(self.empty) or torch_module._has_any_global_hook() or is_compiling():
+            return False
+        if dispatch.forced() != self.forced:
+            return False
+        for module, kind, attributes, own in self.modules:
+            if type(module) is not kind or module.__dict__ is not attributes:
+                return False
+            if ("forward" in attributes or "_call_impl" in attributes) is not own:
+                return False
+        try:
+            for values, count, get, before in self.settings:
+                if len(values) != count or get(values) != before:
+                    return False
+        except KeyError:  # another name
+            return False
+        for attributes, name, parts, known in self.contents:
+            if attributes[name] is not parts or len(parts) != len(known):
+                return False
+            if not all(map(is_, parts.values(), known)):
+                return False
+        for methods, kind, defined in self.methods:
+            if methods(kind) != defined:
+                return False
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self.groups):
+            return False
+        for group, (known_group, parameters) in zip(groups, self.groups, strict=True):
+            if group is not known_group or len(group["params"]) != len(parameters):
+                return False
+            if not all(map(is_, group["params"], parameters)):
+                return False
+        return True
+
+    def rates(self) -> list[float] | None:
+        """Return the rates of the optimiser's groups; None if a fact is another now."""
+        if not self.hold():
+            return None
+        rates = []
+        for group in self.optimizer.param_groups:
+            rate = group["lr"]
+            if not isinstance(rate, (float, int)):
+                return None
+            rates.append(rate)
+        return rates

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
-from operator import attrgetter, is_, itemgetter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
-from torch.nn.modules import module as torch_module
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from npu_kernels import functional
 from npu_kernels._common.checks import check_choice, check_module
-from npu_kernels._operators import dispatch, fast_path
+from npu_kernels._operators import fast_path
 from npu_kernels.layers import NAU
-from npu_kernels.layers._chains import chain, methods_of, num_models_of
+from npu_kernels.layers._chains import chain, num_models_of
 from npu_kernels.training import _fallbacks as fallbacks
 from npu_kernels.training._arguments import (
     Schedule,
@@ -32,14 +27,12 @@ from npu_kernels.training._arguments import (
     schedule_values,
 )
 from npu_kernels.training._captured import Captured, CapturedStep
+from npu_kernels.training._fallbacks import Facts
 from npu_kernels.training._plan import Fused
 from npu_kernels.training._run import fastest
 from npu_kernels.training._steps import Loop, Ordinary
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 LOOK_AGAIN = 64  # ordinary steps until a faster loop is looked for, if no fact has changed
-_PLAIN = (bool, int, float, str, type(None))  # of attributes that are settings
 
 
 def make_step(
@@ -107,7 +100,7 @@ def make_step(
 
 
 class Step:
-    """A training step. `make_step` checks the arguments and returns it.
+    """A training step, made by `make_step`: that checks the arguments, the constructor does not.
 
     Args:
         model: what is trained.
@@ -139,7 +132,7 @@ class Step:
         self._penalties = penalties
         self._settings: dict[str, Any] = {"gates": gates, "bound": bound, "finite": finite}
         self._varies = any(not isinstance(weight, (int, float)) for weight in penalties.values())
-        self._facts: _Facts | None = None
+        self._facts: Facts | None = None
         self._plan: Any = None  # as long as the facts hold
         self._graph: CapturedStep | None = None
 
@@ -210,7 +203,7 @@ class Step:
         if self.fused:
             self._keep(loop, schedules)
         elif look and kind is Ordinary and x.is_cpu:
-            self._facts = _Facts(self._model, self._optimizer)
+            self._facts = Facts(self._model, self._optimizer)
         if hasattr(self._optimizer.step, "_wrapped_by_lr_sched"):  # else schedulers warn
             self._optimizer._opt_called = True  # type: ignore[attr-defined]
         return loop.losses[0].clone()
@@ -254,92 +247,4 @@ class Step:
         full = loop.x.dtype is torch.float32 and any(isinstance(layer, NAU) for layer in layers)
         sizes = self._models or 0, loop.x.shape[-1], loop.y.shape[-1], full
         self._plan = fast_path.training_plan(number, entries, sizes)
-        self._facts = _Facts(self._model, self._optimizer)
-
-
-class _Facts:
-    """What a model and its optimiser are, beside the tensors: a plan holds as long as they do.
-
-    C++ compares the tensors (csrc/fast_path/train.h).
-    """
-
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-        self.empty: list[Any] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
-        self.settings: list[tuple[dict[str, Any], int, Any, Any]] = []
-        self.modules: list[tuple[nn.Module, type, dict[str, Any], bool]] = []
-        self.contents: list[tuple[dict[str, Any], str, dict[str, Any], tuple[Any, ...]]] = []
-        methods: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
-        methods[type(optimizer)] = attrgetter("step", "zero_grad")
-        for module in model.modules():
-            attributes, kind = vars(module), type(module)
-            own = "forward" in attributes or "_call_impl" in attributes
-            self.modules.append((module, kind, attributes, own))
-            self._add(attributes, _PLAIN, _HOOKS)
-            self.contents += [
-                (attributes, name, attributes[name], tuple(attributes[name].values()))
-                for name in ("_modules", "_parameters")
-            ]
-            methods[kind] = methods_of(kind)
-        self.methods = [(get, kind, get(kind)) for kind, get in methods.items()]
-        functions = type(functional.npu), type(self.rates)
-        self._add(vars(functional), functions)
-        self._add(vars(optimizer), (*_PLAIN, *functions), _OPTIMIZER_HOOKS)
-        self.groups = [(group, tuple(group["params"])) for group in optimizer.param_groups]
-        for group, _ in self.groups:
-            self._add(group, (*_PLAIN, tuple, list), but=("lr", "params"))
-
-    def _add(
-        self,
-        values: dict[str, Any],
-        kinds: Any,
-        hooks: tuple[str, ...] = (),
-        but: tuple[str, ...] = (),
-    ) -> None:
-        names = [n for n, value in values.items() if isinstance(value, kinds) and n not in but]
-        names += hooks
-        if names:
-            get = itemgetter(*names, names[0])  # a tuple: of two names at least
-            before = tuple(list(v) if isinstance(v, list) else v for v in get(values))
-            self.settings.append((values, len(values), get, before))
-        self.empty += [values[name] for name in hooks]
-
-    def rates(self) -> list[float] | None:
-        """Return the rates of the optimiser's groups; None if a fact is another now."""
-        if any(self.empty) or torch_module._has_any_global_hook() or is_compiling():
-            return None
-        if dispatch.forced() not in dispatch.FAST_PATH:
-            return None
-        for module, kind, attributes, own in self.modules:
-            if type(module) is not kind or module.__dict__ is not attributes:
-                return None
-            if ("forward" in attributes or "_call_impl" in attributes) is not own:
-                return None
-        try:
-            for values, count, get, before in self.settings:
-                if len(values) != count or get(values) != before:
-                    return None
-        except KeyError:  # another name
-            return None
-        for attributes, name, parts, known in self.contents:
-            if attributes[name] is not parts or len(parts) != len(known):
-                return None
-            if not all(map(is_, parts.values(), known)):
-                return None
-        for methods, kind, defined in self.methods:
-            if methods(kind) != defined:
-                return None
-        rates = []
-        groups = self.optimizer.param_groups
-        if len(groups) != len(self.groups):
-            return None
-        for group, (known_group, parameters) in zip(groups, self.groups, strict=True):
-            if group is not known_group:
-                return None
-            trained, rate = group["params"], group["lr"]
-            if len(trained) != len(parameters) or not all(map(is_, trained, parameters)):
-                return None
-            if not isinstance(rate, (float, int)):
-                return None
-            rates.append(rate)
-        return rates
+        self._facts = Facts(self._model, self._optimizer)

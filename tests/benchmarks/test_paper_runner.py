@@ -2,12 +2,10 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -181,22 +179,16 @@ runner.CHECKPOINT_SECONDS = runner.SLICE_SECONDS = 0.05  # in worker processes t
 if __name__ == "__main__":
     folder = runner.Folder(Path(sys.argv[1]) / "work")
     folder.create()
-    store, rank = None, workers.Rank.current()
-    if rank.size > 1:
-        store = workers.shared_store(rank, folder.path)
     batches = t.plan(Path(sys.argv[1]) / "trace", int(sys.argv[2]), float(sys.argv[3]))
     announce, jobs = t.Announced(), int(sys.argv[4])
-    done = workers.run("test", batches, folder, jobs, announce, store=store, rank=rank)
-    sys.exit(0 if done else 130)
+    sys.exit(0 if workers.run("test", batches, folder, jobs, announce) else 130)
 """
 
 
-def start(
-    tmp_path: Path, *arguments: object, launcher: tuple[str, ...] = ()
-) -> subprocess.Popen[str]:
+def start(tmp_path: Path, *arguments: object) -> subprocess.Popen[str]:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, *launcher, str(script), str(tmp_path), *map(str, arguments)]
+    command = [sys.executable, str(script), str(tmp_path), *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
@@ -207,23 +199,6 @@ def wait_for_steps(trace: Path, count: int) -> None:
     while not trace.exists() or len(trace.read_text().split()) < count:
         assert time.monotonic() < limit, "nothing was done in a minute"
         time.sleep(0.02)
-
-
-def test_a_worker_that_starts_behind_its_parent_ends(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its parent may be killed before it connects."""
-    monkeypatch.setattr(workers, "CONNECTION", timedelta(seconds=1))
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-    begin, handler = time.monotonic(), signal.getsignal(signal.SIGINT)
-    try:
-        with pytest.raises(SystemExit, match="the process that started this one is gone"):
-            workers._worker([], folder, port)
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    assert time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize(("name", "jobs"), [("KILL", 2), ("INT", 2), ("TERM", 1)])
@@ -245,17 +220,3 @@ def test_a_signal_loses_nothing(tmp_path: Path, folder: Folder, name: str, jobs:
     assert workers.run("test", batches, folder, 1, announced)
     assert announced.values == {s: expected(TRACE_STEPS, s) for s in (0, 1, 10, 11)}
     assert len(trace.read_text().split()) > before
-
-
-def test_torchrun_gives_the_same(tmp_path: Path, folder: Folder) -> None:
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    process = start(tmp_path, 3, 0.0, 1, launcher=launcher)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
-    assert "3 of 3 batches" in output
-    values = [
-        row["value"]
-        for batch in plan(tmp_path / "trace", 3)
-        for row in folder.result(batch)["rows"]
-    ]
-    assert values == [expected(TRACE_STEPS, s) for s in (0, 10, 1, 11, 2, 12)]
