@@ -57,15 +57,16 @@ _thread = _Thread()
 class use_backend(contextlib.ContextDecorator):
     """Force one backend in a ``with`` block or, as a decorator, in a function.
 
-    name: "reference" (eager formulas, any device), "cpu" (the C++ library) or "triton".
+    name: "reference" (the eager implementation, any device), "cpu" (the C++ library) or "triton".
 
     The choice holds until the block ends, for its thread, or within asyncio for its task and the
-    tasks that it starts. A backward keeps the choice of its forward, in any thread. So does that of
-    `torch.utils.checkpoint`, whichever backend computes the forward again; but for rollouts by
-    adaptive steps, selective checkpoints and compiled code the block must enclose both. Other
-    threads are not affected, even if the block starts them. Enter the block outside of functions
-    that `torch.compile` compiles; these take the choice that any task of their thread made last.
-    Raises ValueError for an unknown name; a call under a backend that cannot run on its tensors
+    tasks that it starts. Other threads are not affected, even if the block starts them. A backward
+    pass uses the backend of its forward pass, in any thread, also under `torch.utils.checkpoint`.
+    For rollouts with adaptive steps, selective checkpoints and compiled code the block must enclose
+    both passes. Enter the block outside of functions that `torch.compile` compiles; compiled
+    functions take the last choice of any task of their thread.
+
+    Raises ValueError for an unknown name. A call under a backend that cannot run on its tensors
     raises RuntimeError with the reason of every backend.
 
         >>> import torch, npu_kernels

@@ -82,54 +82,58 @@ def fit(
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> FitResult:
-    """Train a batch of models from many starts, and return the best one.
+    """Train a batch of models from many random initialisations, and return the best one.
 
-    Many short starts in one batch, some of them wide enough to lie beyond the barriers of the power
-    units' cosine. Gates are projected to [0, 1]. The best starts are refined by L-BFGS in float64
-    and rounded to simple fractions. Where the last layer is an NAU, its weights are then solved by
-    least squares, and units that it does not need leave. The model is chosen by its error on
-    held-out rows. The numbers depend on the arguments alone, not on torch's global random state,
-    its default dtype, autocast or inference mode.
+    Many initialisations are trained for a short time in one batch. Some of them have weights so
+    large that they lie beyond the barriers of the power layers' cosine. Gates are projected to [0,
+    1]. The best models are refined with L-BFGS in float64 and rounded to simple fractions. If the
+    last layer is an NAU, its weights are then solved by least squares, and hidden units that it
+    does not need are removed. The model is selected by its error on held-out rows. The result
+    depends only on the arguments, not on torch's global random state, its default dtype, autocast
+    or inference mode.
 
-    Units: x and y may have any, from 1e-30 to 1e30, where a sum without clip can take up their
-    size: ``NAU(clip=False)`` as the last layer for y, and for x after a first `RealNPU` or as the
-    first layer. A model that ends with a single power unit gets this layer for its coefficient;
-    where the coefficient is 1 it is left out of the result. A first `NPU` or `NaiveNPU`, and layers
-    with clipped weights, need data near 1. Coefficients are rounded only where the data are exact.
+    Scales: x and y may have any scale from 1e-30 to 1e30 if an ``NAU(clip=False)`` can represent
+    it: as the last layer for y, and for x after a first `RealNPU` or as the first layer. A model
+    that ends with a single power layer gets such an NAU for its coefficient; it is removed if the
+    coefficient is 1. A first `NPU` or `NaiveNPU`, and layers with clipped weights, need data of a
+    magnitude near 1. Coefficients are rounded only if the data are exact.
 
-    Inputs of both signs: where the first layer is a `RealNPU` or `NPU` and the data are not solved,
-    a second fit has ``|x|`` and the signs as separate inputs, without the barriers. Its law is
-    taken if every exponent is a whole number, odd where the sign counts, and its error no larger.
+    Inputs of both signs: if the first layer is a `RealNPU` or `NPU` and no exact equation was
+    found, a second fit has ``|x|`` and the signs as separate inputs, without the barriers. Its
+    result is used if every exponent is an integer, which is odd exactly where the sign of the input
+    matters, and if its error is no larger.
 
     Args:
-        model: a module of this package's units
-            (`torch.nn.Sequential(NPU(2, 6, num_models=64), ...)`); num_models is the number of
-            starts. It is not changed; only the shapes, dtype and device of its parameters matter.
+        model: a layer of this package or a `Sequential` of such layers (`torch.nn.Sequential(NPU(2,
+            6, num_models=64), ...)`); num_models is the number of random initialisations. The model
+            is not changed; only the shapes, dtype and device of its parameters are used.
         x: rows ``[N, in_features]``: a float32 or float64 tensor, or a NumPy array or DataFrame of
             any numbers; or batches: an iterable of pairs (x, y), or a function that makes a pair
-            from a `torch.Generator`. Some rows are held out for choosing.
-        y: targets ``[N, out_features]`` beside an x of rows; an array or Series may also be
-            ``[N]``.
-        seed: of the starts, the held-out rows and the order of the rows, at least 0.
+            from a `torch.Generator`. Some rows are held out for model selection.
+        y: targets ``[N, out_features]`` if x has rows; an array or Series may also be ``[N]``.
+        seed: seed of the initialisations, the held-out rows and the order of the rows, at least 0.
         recipe: the settings, see `Recipe`.
-        rows: the number of rows that are taken from batches; they are drawn once.
-        progress: show how far it is and how long it will take, on stderr; None: if that is a
+        rows: number of rows that are taken from batches; they are sampled once.
+        progress: whether progress and the remaining time are shown on stderr; None: if stderr is a
             terminal.
-        checkpoint: a file. If it exists, the fit continues from it, with the same bits as without
-            an interruption. It is updated, also before SIGTERM ends the process, and at the end
-            holds the finished fit, also its cross-validation. Whether it can be written is checked
-            first; if a later write fails, the fit warns and continues.
+        checkpoint: a file. If it exists, the fit continues from it; the result is bitwise identical
+            to that of an uninterrupted fit. The file is updated, also before SIGTERM ends the
+            process, and at the end contains the finished fit and its cross-validation. Whether it
+            can be written is checked first; if a later write fails, the fit warns and continues.
 
-    Ctrl-C ends the fit, saves it if there is a checkpoint, and returns the best model so far
-    (`complete` is False). In a cross-validation it leaves the error of the held-out rows as the
-    loss; with a checkpoint the same call goes on with it.
+    Returns:
+        A `FitResult`. Its loss is the error on the held-out rows, by which the model was selected.
+        With fewer than 10 held-out rows the loss is cross-validated in up to 5 parts, each
+        predicted by a separate fit. Ctrl-C ends the fit, saves it if there is a checkpoint, and
+        returns the best model so far with `complete` False; if it interrupts a cross-validation,
+        the loss is the error on the held-out rows. With a checkpoint the same call continues.
 
-    Returns a `FitResult`. Its loss is the error of the held-out rows, by which the model was
-    chosen; where fewer than 10 are held out, that of a cross-validation in up to 5 parts, each
-    predicted by a separate fit. Warns where fewer than 5 rows are held out, and where float32 is
-    too small for the model. Raises ValueError and TypeError for arguments that do not fit,
-    ValueError for a checkpoint that is damaged or of another fit (other data, settings, dtype or
-    versions), OSError for one that cannot be written.
+    Raises:
+        ValueError, TypeError: an argument is invalid; ValueError: the checkpoint is damaged or
+            belongs to another fit (other data, settings, dtype or versions).
+        OSError: the checkpoint cannot be written.
+
+    Warns if fewer than 5 rows are held out, and if float32 is not precise enough for the model.
 
         >>> import torch
         >>> from npu_kernels import RealNPU, fit

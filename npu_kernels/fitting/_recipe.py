@@ -25,34 +25,35 @@ class Recipe:
     """The settings of `fit`; the defaults do not depend on the data.
 
     Args:
-        rungs: (steps, share) of each stretch of Adam: its steps, made with the best share of the
-            starts.
-        batch_size: rows of a step.
-        lr: Adam's rate in the first stretch, half of it in each later one; within one it falls
-            along a cosine.
-        wide: power weights start in U(-w, w), ``w = wide * sqrt(2 / inputs)`` but at most wide;
-            start s takes entry s, in turn.
-        hidden: the number of inputs that a power unit after other units starts with (0: all), in
-            turn. The rest start, and stay, with gate and weight 0: a product of a hundred random
-            powers does not learn.
-        gates: the values at which the gates start, in turn as `wide`.
-        imaginary: imaginary power weights start in U(-i w, i w), in turn.
-        weight_bound: power weights stay in [-weight_bound, weight_bound]; gates, and weights of
-            NAU, NMU and NMRU, in the layers' intervals.
-        finalists: the numbers of a problem's starts that go on to L-BFGS, and from there to
+        rungs: successive halving, (steps, share) for each stage of Adam: the number of steps, and
+            the share of the best initialisations that take part.
+        batch_size: rows per step.
+        lr: learning rate of Adam in the first stage, halved in each later one; within a stage it
+            falls along a cosine.
+        wide: power weights are initialised in U(-w, w), ``w = wide * sqrt(2 / inputs)`` but at most
+            wide; initialisation s takes entry s, cyclically.
+        hidden: number of inputs with which a power layer after other layers is initialised (0:
+            all), cyclically. The remaining inputs keep gate and weight 0: a product of a hundred
+            random powers does not train.
+        gates: initial values of the gates, cyclically as `wide`.
+        imaginary: imaginary power weights are initialised in U(-i w, i w), cyclically.
+        weight_bound: power weights are clamped to [-weight_bound, weight_bound]; gates, and weights
+            of NAU, NMU and NMRU, to the intervals of their layers.
+        finalists: numbers of a problem's initialisations that go on to L-BFGS, and from there to
             rounding with refits.
         refine: L-BFGS evaluations before rounding.
         settle: L-BFGS evaluations after each of the two steps of rounding.
-        rows: training rows of an evaluation in refine and in settle; four times the parameters that
-            have moved, over the outputs, where that is more.
-        denominators: weights are rounded to fractions with denominators up to each of these.
-        slack: a simpler candidate is taken if its held-out error is at most ``1 + slack`` times the
-            least. The noise allows more: two standard errors of the difference over the held-out
-            rows, or by the Bayesian information criterion of the training rows, up to 1.5 times the
-            least.
+        rows: training rows of an evaluation in refine and in settle; or four times the number of
+            parameters that have moved, divided by the number of outputs, if that is more.
+        denominators: weights are rounded to fractions with denominators up to each of these
+            numbers.
+        slack: a simpler candidate is selected if its held-out error is at most ``1 + slack`` times
+            the smallest. With noise, the error may be larger by two standard errors of the
+            difference over the held-out rows, or up to 1.5 times the smallest if the Bayesian
+            information criterion of the training rows prefers the candidate.
         loss: "relative": squares of ``(y - target) / sqrt(target^2 + median(|target|)^2)``;
-            "squared": squares of ``(y - target) / rms(target)``; each output by itself.
-        holdout: share of the rows that is held out for choosing, at most 8,192 of them.
+            "squared": squares of ``(y - target) / rms(target)``; separately for each output.
+        holdout: share of the rows that is held out for model selection, at most 8,192 rows.
 
     Raises ValueError for values outside of their ranges.
     """
@@ -164,16 +165,18 @@ class BatchFitResult:
     """The best models of all problems.
 
     Attributes:
-        models: one batch, `num_models` the number of problems.
-        losses: held-out errors ``[problems]`` in the models' dtype and the loss's unit.
-        init_losses: each start's error when it was last scored ``[problems, starts]``.
-        n_stages: the number of stages that each start went through ``[problems, starts]``.
-        n_steps: model-steps ``[problems]``, gradients of `batch_size` rows for one model.
-        n_rows: rows ``[problems]`` that those gradients took.
-        chosen: of each problem.
-        candidates: of each problem.
+        models: one batch, `num_models` is the number of problems.
+        losses: held-out errors ``[problems]`` in the models' dtype, as defined by `Recipe.loss`.
+        init_losses: the last error of each initialisation, after the last stage in which it took
+            part ``[problems, initialisations]``.
+        n_stages: number of stages in which each initialisation took part ``[problems,
+            initialisations]``.
+        n_steps: gradient evaluations ``[problems]`` of one model on `batch_size` rows.
+        n_rows: rows ``[problems]`` in these evaluations.
+        chosen: the selected candidate of each problem.
+        candidates: all candidates of each problem.
         history: numbers at the end of each stage.
-        seconds: of computing.
+        seconds: computing time.
         complete: False if the fit was interrupted.
     """
 
@@ -195,19 +198,21 @@ class FitResult:
     """The best model, and how it was found.
 
     Attributes:
-        model: without a model dimension; a single power unit whose law has a coefficient other than
-            1 has ``NAU(1, 1, clip=False)`` after it.
-        loss: its held-out error in its dtype, in the loss's unit.
-        init_losses: each start's error when it was last scored ``[starts]``.
-        n_stages: the number of stages that each start went through ``[starts]``.
-        n_steps: model-steps, gradients of `batch_size` rows for one model.
-        n_rows: rows that those gradients took.
-        chosen: the candidate that the model is.
-        candidates: all of them.
+        model: the model, without a model dimension. A single power layer with a coefficient other
+            than 1 is followed by ``NAU(1, 1, clip=False)``.
+        loss: held-out error in the dtype of the model, as defined by `Recipe.loss`.
+        init_losses: the last error of each initialisation, after the last stage in which it took
+            part ``[initialisations]``.
+        n_stages: number of stages in which each initialisation took part ``[initialisations]``.
+        n_steps: gradient evaluations of one model on `batch_size` rows.
+        n_rows: rows in these evaluations.
+        chosen: the selected candidate.
+        candidates: all candidates.
         history: numbers at the end of each stage.
-        seconds: of computing, also of the cross-validation.
+        seconds: computing time, cross-validation included.
         complete: False if the fit was interrupted.
-        n_folds: the parts in which few rows' loss is cross-validated; 0: the loss is not.
+        n_folds: number of cross-validation parts from which `loss` was computed; 0: from held-out
+            rows.
     """
 
     model: nn.Module

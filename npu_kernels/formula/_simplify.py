@@ -466,41 +466,43 @@ def simplify(
     loss: Score | None = None,
     refit: int | Refit = 0,
 ) -> SimplifyResult:
-    """A copy of a model with simpler weights, and what each step and each change cost.
+    """Return a copy of a model with simpler weights, and the effect of each change on the error.
 
     Args:
-        module: a layer of ours, a Linear, or a Sequential of these; never modified.
-        x: inputs ``[B, I]`` to measure errors on.
+        module: a layer of this package, a Linear, or a Sequential of these; it is not modified.
+        x: inputs ``[B, I]`` on which errors are measured.
         y: targets ``[B, O]``; None for the model's own output, so that errors are deviations from
             the model.
-        steps: of "gates", "prune", "round", in the order in which they are done; a gate that is
-            refused at first may be accepted when the rest is simpler. "gates" makes gates 0 or 1.
-            "prune" makes weights below `threshold` 0, and then everything that no output depends on
-            any more ("unused" in the record). "round" makes the weights of power units, NAU, NMU,
-            NMRU and Linear fractions.
-        threshold: of "prune"; with a tolerance, ``math.inf`` tries all weights.
-        max_denominator: of "round".
-        tolerance: None to make all changes. A number: changes are tried one by one, those of the
-            lowest cost first, and accepted while the error is at most that of the original model
-            plus the tolerance. A gate may then become the farther of 0 and 1, and a weight the
-            simplest fraction that costs no more than its share of the remaining tolerance. "auto":
-            with y, as much as the noise and the number of rows allow (by BIC, for all parameters
-            together): hardly anything for an exact fit or many rows; without y, all changes. With
-            y, weights of sums (NAU, Linear) become 0, 1 or -1 by this rule, and other fractions
-            only where that costs nothing, because a measured constant is no fraction.
-        model: index of the model where the layers have `num_models`.
-        loss: instead of x and y: a function of the model that gives its error, for example of a
+        steps: "gates", "prune" and "round", in the order in which they are done; a gate that is
+            rejected at first may be accepted when other weights are simpler. "gates" rounds gates
+            to 0 or 1. "prune" sets weights below `threshold` to 0, and then everything that no
+            output depends on any more ("unused" in the record). "round" rounds the weights of power
+            layers, NAU, NMU, NMRU and Linear to fractions.
+        threshold: of "prune": weights below it are candidates; with a tolerance, ``math.inf`` makes
+            all weights candidates.
+        max_denominator: maximum denominator of "round".
+        tolerance: None to accept all changes. A number: changes are tried one by one, in order of
+            increasing error, and accepted while the error is at most the error of the original
+            model plus the tolerance. A gate may then become the farther of 0 and 1, and a weight
+            the simplest fraction whose error uses no more than its share of the remaining
+            tolerance. "auto": with y, the increase that the noise and the number of rows allow (by
+            BIC, for all parameters together), which is nearly 0 if the fit is exact or there are
+            many rows; without y, all changes are accepted. With y, weights of sums (NAU, Linear)
+            become 0, 1 or -1 by this rule, and other fractions only if that does not increase the
+            error, since measured constants are rarely fractions.
+        model: index of the model if the layers have `num_models`.
+        loss: in place of x and y: a function of the model that returns its error, for example of a
             trajectory.
-        refit: iterations of L-BFGS on the data after each change, in which simplified entries stay
-            as they are; or a function ``(module, fixed)`` that trains the module in place where
-            ``fixed[name]`` is false. A refit that makes the error greater is undone. 0: the other
-            weights stay as they are.
+        refit: number of L-BFGS iterations on the data after each change, with simplified entries
+            fixed; or a function ``(module, fixed)`` that trains the module in place where
+            ``fixed[name]`` is false. A refit that increases the error is undone. 0: the other
+            weights are not changed.
 
     Errors are `relative_error` unless `loss` is given; nan counts as inf. Time: about two
-    evaluations of the model per candidate. With a refit, each change adds an evaluation for every
-    remaining candidate, and the refit itself.
+    evaluations of the model per candidate. With a refit, each change adds the refit and one
+    evaluation for every remaining candidate.
 
-    Raises TypeError and ValueError for arguments outside of these.
+    Raises TypeError and ValueError for invalid arguments.
 
         >>> import torch
         >>> from npu_kernels import RealNPU

@@ -391,33 +391,37 @@ def swap(
     allow: Collection[str] = (),
     inplace: bool = False,
 ) -> nn.Module:
-    """Return a model with its eager layers replaced by the fused modules, with their weights.
+    """Return a model whose eager layers are replaced by fused modules with the same weights.
 
     Args:
         model: any module; if it is itself such a layer the result is the new module.
-        eps: for other code's layers that have no attribute ``eps`` or ``epsilon``: None for the
-            machine epsilon of the dtype.
-        gate_gradient: of other code's layers, "clip" or "straight_through".
-        allow: names of what other code's layer has beyond its formula and may lose: methods of its
-            class and of the classes that it derives from, such as a penalty or a clipping after
-            each step, attributes such as ``npu_clip``, buffers; and of parameters ``[I, O]`` that
-            lose hooks or their sharing.
-        inplace: false changes a copy and leaves the model as it is; true changes the model itself:
-            each layer stays the same object and gets another class.
+        eps: for third-party layers without an attribute ``eps`` or ``epsilon``; None: the machine
+            epsilon of the dtype.
+        gate_gradient: for third-party layers, "clip" or "straight_through".
+        allow: names of what third-party layers have in addition to their formula and may lose:
+            methods of the class and its base classes, such as a penalty or a clipping after each
+            step, attributes such as ``npu_clip``, buffers; and names of parameters ``[I, O]`` that
+            may lose hooks or sharing.
+        inplace: False changes a copy and leaves the model as it is. True changes the model itself:
+            each layer remains the same object and gets another class.
 
-    Returns the copy, or with `inplace` the model. The copy is a deep one: it shares no tensor with
-    the model, what is shared within the model is shared within the copy, hooks of modules and
-    parameters stay, gradients are not copied. A module that was compiled by ``module.compile()`` is
-    not compiled in the copy. In place, weights ``[I, O]`` become new parameters and others stay the
-    same objects. In both cases build the optimizer afterwards: one that was made before changes the
-    old parameters.
+    Returns:
+        The copy, or with `inplace` the model. The copy is deep: it shares no tensor with the model,
+            and sharing within the model is kept within the copy. Hooks of modules and parameters
+            are kept, gradients are not copied. A module that was compiled by ``module.compile()``
+            is not compiled in the copy. In place, weights ``[I, O]`` become new parameters, and
+            other parameters remain the same objects. In both cases build the optimizer afterwards:
+            an earlier one changes the old parameters.
 
-    Layers with other names of parameters, parametrized ones, and classes derived from this
-    package's layers stay as they are. Raises ValueError, before anything is changed, for a model
-    without any layer that is known or of this package; for a layer that has the names but computes
-    another function, or adds another eps; for a layer that is compiled by itself or has a forward
-    of its own; for other code's layer that has hooks, is sharded, or would lose what `allow` does
-    not name. Raises RuntimeError for a model that cannot be copied.
+    Raises:
+        ValueError: before anything is changed: the model has no known layer and none of this
+            package; a layer has the parameter names but computes another function, or adds another
+            eps; a layer is compiled by itself or has a forward of its own; a third-party layer has
+            hooks, is sharded, or would lose something that `allow` does not name.
+        RuntimeError: the model cannot be copied.
+
+    Layers with other parameter names, parametrized layers, and classes derived from this package's
+    layers are not changed.
     """
 
     def is_renewed(module: nn.Module) -> bool:

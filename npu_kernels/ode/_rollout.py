@@ -134,79 +134,84 @@ def rollout(
     return_statistics: bool = False,
     inputs: Inputs | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
-    """The trajectory of ``u' = model(u)`` at times 0, dt, .. steps dt, or by adaptive steps at t.
+    """Return the trajectory of ``u' = model(u)`` at times 0, dt, ..., steps dt, or at times t.
 
     Args:
         model: an ``nn.Sequential`` of NPU, RealNPU or NaiveNPU (D to h) and NAU (h to D), with or
             without `num_models`.
-        u0: the first state. Without models ``[D]`` or B starts ``[B, D]``. With K models ``[D]``
-            (the same for all), ``[K, D]`` (two dimensions are always one start per model),
-            ``[K, B, D]``, or ``[1, B, D]`` (the same B starts for all).
-        steps, dt: the number and size of fixed steps. dt may be negative; it gets no gradient.
-        t: instead of steps and dt, for an adaptive method: the times of the result ``[M]``, rising
-            or falling, at any distances, as dense as you like: between its steps the result is the
-            method's interpolant. u0 is the state at the first one. A tensor gets a gradient. Times
-            of each start's own are ``[B, M]``, with nan after the last time of a start that has
-            fewer, or a list of B times; the result then has nan there. Starts with the same first
-            and last time are one call.
-        method: of fixed steps "euler" (without t the default), "midpoint", "rk4" (the classic
+        u0: initial states. Without models ``[D]``, or B initial states ``[B, D]``. With K models
+            ``[D]`` (the same for all models), ``[K, D]`` (two dimensions are always one initial
+            state per model), ``[K, B, D]``, or ``[1, B, D]`` (the same B initial states for all
+            models).
+        steps, dt: number and size of fixed steps. dt may be negative; it gets no gradient.
+        t: times of the result ``[M]``, increasing or decreasing, at any distances, for an adaptive
+            method; in place of steps and dt. Dense times cost little: between its steps the result
+            is the method's interpolant. u0 is the state at the first time. A tensor gets a
+            gradient. Separate times for each initial state are ``[B, M]``, with nan after the last
+            time of a shorter row, or a list of B times; the result then has nan there. Initial
+            states with the same first and last time are computed in one call.
+        method: for fixed steps "euler" (the default without t), "midpoint", "rk4" (the classic
             Runge-Kutta method) or "rk4_38" (the 3/8 rule, which torchdiffeq calls "rk4"); adaptive
-            "tsit5" (Tsitouras', with t the default), "dopri5" (Dormand and Prince's, SciPy's RK45),
-            "kvaerno5" (Kvaerno's, implicit, for stiff models) or "auto": tsit5, and kvaerno5 for
-            each trajectory that is too stiff.
-        rtol, atol: of an adaptive method, the bound of each step's estimated error: the root mean
-            square over the features of ``error / (atol + rtol |u|)`` is at most 1. atol must be
-            small beside the states. None: 1e-9; times the layer's eps over the machine epsilon,
-            where eps is smaller, as in the model of an `ode.fit` in small units.
-        max_steps: of an adaptive method, how many steps a trajectory may try.
-        memory: what is kept for the backward pass beside the result. Fixed steps: "full", the
-            stages' layer outputs, or "checkpointed": nothing in the fused loop, where every step
-            starts again from the trajectory's own state, and about sqrt(steps) states in the eager
-            one. Adaptive steps, of each trajectory: "full", the time and the state of every
-            accepted step (and an implicit one's seven slopes), or "checkpointed", the times and
-            every 32nd state (in the eager form about sqrt(steps) states). The rest is computed
-            again, on the CPU to the same bits. Under saved-tensor hooks, such as those of
-            `torch.utils.checkpoint`, fixed steps are "checkpointed".
+            "tsit5" (Tsitouras; the default with t), "dopri5" (Dormand and Prince, SciPy's RK45),
+            "kvaerno5" (Kvaerno, implicit, for stiff models) or "auto": tsit5, and kvaerno5 for each
+            trajectory that is too stiff.
+        rtol, atol: tolerances of an adaptive method for the estimated error of each step: the root
+            mean square over the features of ``error / (atol + rtol |u|)`` is at most 1. atol must
+            be small compared with the states. None: 1e-9; if the layer's eps is smaller than the
+            machine epsilon, as in the model of an `ode.fit` in small units, 1e-9 times eps over the
+            machine epsilon.
+        max_steps: maximum number of steps that an adaptive method tries per trajectory.
+        memory: what is saved for backward in addition to the result. Fixed steps: "full", the layer
+            outputs of the stages, or "checkpointed": nothing in the fused loop, where every step is
+            recomputed from the state of the trajectory, and about sqrt(steps) states in the eager
+            loop. Adaptive steps, for each trajectory: "full", the time and the state of every
+            accepted step (and the seven derivatives of an implicit step), or "checkpointed", the
+            times and every 32nd state (in the eager loop about sqrt(steps) states). Everything else
+            is recomputed, on the CPU bitwise identically. Under saved-tensor hooks, such as those
+            of `torch.utils.checkpoint`, fixed steps are "checkpointed".
         nonfinite: "raise" (`NonFiniteError` names model and step or time) or "keep": trajectories
-            with inf and nan are returned, and do not affect those of the other models and starts.
-            Where adaptive steps end early, which "raise" reports as a `StepSizeError`, the states
-            after that time are nan and have no gradient.
-        return_derivatives: of fixed steps: return also ``model(u)`` at every state, for
-            `interpolate`; gradients flow through it.
-        return_error: of fixed steps: return also an estimate of the error of every state, from a
-            second run with steps of half the size. It has no gradient. Together this takes three
-            times as long. With nonfinite="raise", a trajectory whose error exceeds its states
-            raises `InaccurateError`, which says whether the model is stiff and what to do.
-        return_statistics: of adaptive steps: return also how many there were, a `Statistics`.
-        inputs: known columns v(t), such as a forcing or a dose: ``(times, values)``, times ``[T]``
-            and values ``[T]`` or ``[T, J]``, linear between the times, the same for all models and
-            starts. The NPU then has D + J in_features, the states first: ``u' = model(u, v)``. The
-            values get a gradient. The trajectory is computed in pieces between these times, a call
-            each, with max_steps each; of fixed steps they must be at steps from the time 0 on, up
-            to the rounding of the times' dtype.
+            with inf and nan are returned, and do not affect other models and initial states. If
+            adaptive steps end early, which "raise" reports as a `StepSizeError`, the states after
+            that time are nan and have no gradient.
+        return_derivatives: for fixed steps: also return ``model(u)`` at every state, for
+            `interpolate`; it is differentiable.
+        return_error: for fixed steps: also return an estimate of the error of every state, from a
+            second run with steps of half the size, which takes two thirds of the total time. It has
+            no gradient. With nonfinite="raise", a trajectory whose error is larger than its states
+            raises `InaccurateError`, which reports whether the model is stiff and what to do.
+        return_statistics: for adaptive steps: also return the numbers of steps, a `Statistics`.
+        inputs: exogenous inputs v(t), such as a forcing or a dose: ``(times, values)``, times
+            ``[T]`` and values ``[T]`` or ``[T, J]``, linear between the times, the same for all
+            models and initial states. The NPU then has D + J in_features, the states first: ``u' =
+            model(u, v)``. The values get a gradient. The trajectory is computed segment by segment
+            between these times, with one call and max_steps each. For fixed steps, the times must
+            be at steps from time 0 on, up to the rounding of their dtype.
 
     Returns:
         The trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t. With
-        `return_derivatives`, `return_error` or both, or with `return_statistics`, a tuple with
-        these after it, in that order.
+        `return_derivatives`, `return_error` or both, or with `return_statistics`, a tuple of the
+        trajectory and these results, in that order.
 
-    With an adaptive method every trajectory has its own steps, chosen by a PI controller
-    (Hairer's). Between its steps the result is the pair's interpolant, of order 4. A trajectory for
-    which an explicit method is the wrong one gives a `StiffWarning`, and a `StepSizeError` where
-    max_steps do not suffice; "auto" computes it again with "kvaerno5".
+    Raises:
+        TypeError: the model is not of this kind; torchdiffeq's odeint takes any model.
 
-    The gradient is the exact one of these steps (the discrete adjoint), for u0 and all parameters.
-    Where a state or an input is 0, it is that from the right, the exact one of whole exponents.
-    The sizes of adaptive steps count as constants; the gradient of a time is the state's derivative
-    at it, that of the first one minus the sum of the others'. Higher derivatives are correct too,
-    computed by the eager loop; of implicit steps, whose stages are solved to a small share of the
-    tolerance, the first two. On the CPU the loop and its adjoint are one call each, and for fixed
-    steps on a GPU one launch each (and one for sums of partial gradients) for models of up to 1024
-    weights per matrix, 512 in float64, counted with D and h rounded up to powers of two. For larger
-    ones, for adaptive steps on a GPU, on other devices, under `torch.func` transforms and in
-    forward-mode differentiation every step calls the layers.
+    With an adaptive method every trajectory has its own steps, chosen by a PI controller (Hairer).
+    Between steps the result is the interpolant of the method, of order 4. A trajectory for which an
+    explicit method is unsuitable gives a `StiffWarning`, and a `StepSizeError` if max_steps do not
+    suffice; "auto" computes it again with "kvaerno5".
 
-    Raises TypeError for a model that is not of this kind; torchdiffeq's odeint takes any.
+    Gradients with respect to u0 and all parameters are exact for these steps (the discrete
+    adjoint). At a state or an input of 0, they are the derivative from the right, which is exact
+    for integer exponents. The sizes of adaptive steps count as constants. The gradient of a time is
+    the derivative of the state at that time; the gradient of the first time is minus the sum of the
+    other times' gradients. Higher derivatives are computed by the eager loop; with implicit steps,
+    whose stages are solved to a small share of the tolerance, only the first two are correct.
+
+    On the CPU the loop and its adjoint are one call each. For fixed steps on a GPU they are one
+    launch each (and one launch for sums of partial gradients) for models with up to 1024 weights
+    per matrix, 512 in float64, counted with D and h rounded up to powers of two. For larger models,
+    for adaptive steps on a GPU, on other devices, under `torch.func` transforms and in forward-mode
+    differentiation every step calls the layers.
 
         >>> import torch
         >>> from npu_kernels import NAU, RealNPU, ode

@@ -23,12 +23,12 @@ _TorchAdam = torch.optim.Adam  # torch's name may be made to mean the class belo
 
 
 class Adam(_TorchAdam):
-    """`torch.optim.Adam`, with its arguments, state and results, whose step is one call on the CPU.
+    """`torch.optim.Adam` with a step that is one C++ call on the CPU.
 
-    Arguments and ``state_dict`` are torch's, and either loads the other's. A parameter's first step
-    is torch's own, and so is every step that needs anything special: other devices and dtypes,
+    Arguments, state and results are torch's, and each class loads the ``state_dict`` of the other.
+    torch's own step is used for the first step of a parameter, and for other devices and dtypes,
     amsgrad, capturable, differentiable, tensors as learning rate or beta, closures, hooks, gradient
-    scalers, a profiler at work.
+    scalers and running profilers.
 
     Source: Kingma, Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015.
 

@@ -104,19 +104,19 @@ _noticed: set[str] = set()
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What `run` returns, and what it gives to callbacks.
+    """What `run` returns and passes to callbacks.
 
     Attributes:
         model: the model of the call, trained in place.
-        optimizer: the optimiser, with torch's state; a later run continues with it.
-        n_steps: the number of steps that were made.
-        losses: the mean squared error of the rows of step 0, `record_every`, 2 `record_every`, ...
-            before that step, without penalties: ``[records]``, or ``[records, K]`` with models, in
-            the model's dtype.
-        record_every: steps between two losses.
-        fused: whether C++ made the steps, many in a call.
-        captured: whether a CUDA graph made them, but for the first ones.
-        complete: whether all steps were made: neither Ctrl-C nor a callback has ended the run.
+        optimizer: the optimizer with torch's state; a later run continues with it.
+        n_steps: number of steps that were run.
+        losses: mean squared error of the rows of step 0, `record_every`, 2 `record_every`, ...,
+            before that step and without penalties: ``[records]``, or ``[records, K]`` with models,
+            in the model's dtype.
+        record_every: steps between two recorded losses.
+        fused: whether the steps ran in C++, many in a call.
+        captured: whether the steps ran as a CUDA graph, except the first ones.
+        complete: whether all steps were run: neither Ctrl-C nor a callback ended the run.
     """
 
     model: nn.Module
@@ -175,63 +175,69 @@ def run(
 ) -> TrainingResult:
     """Train a model in place.
 
-    A step is forward, mean squared error, penalties, backward, optimiser and projection. On the CPU
-    a `Sequential` of NPU, RealNPU, NaiveNPU, NAU, NMU and NMRU, or one of them, of one or K models,
-    in float32 or float64, makes the steps in C++, many in each call. On a GPU a chain of this
-    package's units, `nn.Linear` and activations has one step captured in a CUDA graph, which is
-    replayed: at least 16 steps between two calls of callbacks. The numbers are those of the
-    ordinary loop, to rounding. Any other model, optimiser, device or setting makes the ordinary
-    loop, and one notice says why; so does what a user has replaced or hooked, also a callback
-    during the run. Only hooks of a parameter's AccumulateGrad node are not seen: the steps in C++
-    ignore them.
+    A step is forward, mean squared error, penalties, backward, optimizer and projection. On the
+    CPU, the steps of a NPU, RealNPU, NaiveNPU, NAU, NMU or NMRU layer, or of a `Sequential` of
+    them, run in C++, many in each call, for one or K models in float32 or float64. On a GPU, a step
+    of a chain of this package's layers, `nn.Linear` and activations is captured in a CUDA graph and
+    replayed, with at least 16 steps between two calls of callbacks. The results equal those of the
+    standard PyTorch loop, up to rounding. Any other model, optimizer, device or setting falls back
+    to that loop, and one warning gives the reason. So do methods that a user has replaced and
+    hooks, also if a callback adds them during the run. Only hooks of a parameter's AccumulateGrad
+    node are not detected: the steps in C++ ignore them.
 
     Args:
-        model: a module; its units have one num_models K, or none.
-        x: ``[N, I]``, or ``[K, N, I]`` with rows of each model's own.
+        model: a module; its layers have one num_models K, or none.
+        x: ``[N, I]``, or ``[K, N, I]`` with separate rows for each model.
         y: targets ``[N, O]``, or ``[K, N, O]``.
-        steps: their number.
-        optimizer: "adam" or "rmsprop", torch's with their defaults (Adam on a GPU fused), or an
-            optimiser of `torch.optim` with parameters of the model, whose state is continued and
+        steps: number of training steps.
+        optimizer: "adam" or "rmsprop" for torch's with default settings (Adam on a GPU fused), or
+            an optimizer of `torch.optim` with parameters of the model, whose state is continued and
             whose step needs no closure.
-        lr: the learning rate, or a function of the step (from 1); None: the optimiser's own,
-            of "adam" and "rmsprop" torch's default.
-        batch_size: rows of a step, drawn uniformly with replacement, the same for all models; None:
-            all rows.
-        batch_indices: the rows of each step instead, ``[steps, batch]`` int64. If x has fresh rows
-            for all steps, one step's after the other's, ``torch.arange(len(x)).view(steps,
-            batch)``.
-        generator: draws the rows; None: a new one, seeded by torch's.
-        loss: "mse", the mean over rows and outputs, of each model by itself.
-        sample_weight: weights of the squared errors, of y's shape, none below 0; None: 1.
+        lr: learning rate, or a function of the step (from 1); None: the optimizer's own, torch's
+            default for "adam" and "rmsprop".
+        batch_size: rows per step, sampled uniformly with replacement, the same for all models;
+            None: all rows.
+        batch_indices: rows of each step, in place of `batch_size`: ``[steps, batch]`` int64. If x
+            has new rows for every step, one step after the other, use
+            ``torch.arange(len(x)).view(steps, batch)``.
+        generator: random generator that samples the rows; None: a new generator, seeded from
+            torch's.
+        loss: "mse", the mean over rows and outputs, separately for each model.
+        sample_weight: nonnegative weights of the squared errors, of the shape of y; None: 1.
         penalties: name to weight: "l1" and "frobenius" of all parameters (`l1`), "madsen" and
             "paper" of the weights of NAU, NMU and NMRU (`regularizer`), "integer" as "madsen" but
             of all parameters. A weight is a number, a `SteppedSchedule` or a function of the step
             (from 1).
-        project: clamp after each step (`project_`), parameters that are not trained as well: True
-            the gates, a number w also the weights, power units' to [-w, w]; False nothing.
-        nonfinite: "keep", or "zero": an entry of a gradient that is not finite counts as 0.
-        record_every: steps between two recorded losses; None: so that there are at most 1,000.
+        project: what is clamped after each step (`project_`), also in parameters that are not
+            trained. True: the gates. A number w: also the weights, of power layers to [-w, w].
+            False: nothing.
+        nonfinite: "keep", or "zero" to replace entries of gradients that are not finite by 0.
+        record_every: steps between two recorded losses; None: the smallest number with at most
+            1,000 recorded losses.
         callbacks: a function or several, called with a `TrainingResult` every `callback_every`
-            steps; one that returns True ends the run.
+            steps; if one returns True, the run ends.
         callback_every: steps between calls of the callbacks; None: a hundredth of the steps.
-        checkpoint: a file. If it exists, the run continues from it with the same numbers as without
-            an interruption. It is written in the first seconds, every half a minute, at the end,
-            and before SIGTERM ends the process. It brings all that moves: parameters, buffers, the
-            optimiser's state, schedules, the generator. All settings must be those of the first
-            call, also steps, `record_every`, the optimiser's, the generator's seed and which
-            parameters require gradients; but the values of functions for lr or a penalty cannot be
-            compared. The optimiser's settings and the states of schedules must be numbers, text,
-            tensors, or lists and dicts of these. A model that draws random numbers itself, such as
-            by dropout, draws others.
-        progress: show how far it is, on stderr; None: if that is a terminal.
+        checkpoint: a file. If it exists, the run continues from it with the same results as without
+            an interruption. The file is written in the first seconds, every half a minute, at the
+            end, and before SIGTERM ends the process. It restores parameters, buffers, the
+            optimizer's state, schedules and the generator. All settings must be those of the first
+            call, also steps, `record_every`, the optimizer's settings, the generator's seed and
+            which parameters require gradients; the values of functions for lr or a penalty cannot
+            be compared. The optimizer's settings and the states of schedules must be numbers, text,
+            tensors, or lists and dicts of these. A model that samples random numbers itself, such
+            as with dropout, samples other numbers after it is resumed.
+        progress: whether progress is shown on stderr; None: if stderr is a terminal.
 
-    Ctrl-C ends the run after the current call, saves it if there is a checkpoint, and returns the
-    steps so far (`complete` is False); a second one raises KeyboardInterrupt. Gradients (``.grad``)
-    are None or the last step's afterwards.
+    Returns:
+        A `TrainingResult`. Ctrl-C ends the run after the current call, saves it if there is a
+        checkpoint, and returns the steps so far with `complete` False; a second Ctrl-C raises
+        KeyboardInterrupt. Afterwards gradients (``.grad``) are either None or the gradients of the
+        last step.
 
-    Returns a `TrainingResult`. Raises TypeError and ValueError for arguments that do not fit,
-    ValueError for a checkpoint that is damaged or of another run, OSError for one that cannot be
-    written.
+    Raises:
+        TypeError, ValueError: an argument is invalid; ValueError: the checkpoint is damaged or
+            belongs to another run.
+        OSError: the checkpoint cannot be written.
 
     Source of penalties and schedule: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020.
     """

@@ -44,35 +44,38 @@ def make_step(
     project: bool | float = True,
     nonfinite: str = "keep",
 ) -> Step:
-    """Return a function that makes one training step, for a loop of your own.
+    """Return a function that runs one training step, for a loop of your own.
 
-    ``step(x, y, sample_weight=None)`` makes forward, mean squared error, penalties, backward, the
-    optimiser's step and the projection, and returns the loss before the step: a tensor ``[]``, or
-    ``[K]`` with models, without penalties and without a graph. It changes what the same lines with
-    autograd would change, to rounding; gradients (``.grad``) are None or the step's afterwards.
+    ``step(x, y, sample_weight=None)`` runs forward, mean squared error, penalties, backward, the
+    optimizer's step and the projection. It returns the loss before the step, without penalties and
+    without a graph: a tensor ``[]``, or ``[K]`` with models. It changes the same state as these
+    lines written with autograd, up to rounding. Afterwards gradients (``.grad``) are either None or
+    the gradients of the step.
 
-    On the CPU the step is one call of C++ for the models and optimisers that `run` has in C++, on a
-    GPU a CUDA graph for those that `run` captures: the first steps are made one by one, and again
-    after data of another shape. Any other model or optimiser makes the ordinary step, and one
-    notice says why. Every call sees what has changed since: learning rates and other settings of
-    the optimiser, its state, `requires_grad`, parameters, hooks, options of layers; only hooks of a
-    parameter's AccumulateGrad node are not seen. Schedulers of `torch.optim.lr_scheduler` work as
-    in any loop.
+    On the CPU, the step is one C++ call for the models and optimizers that `run` supports in C++.
+    On a GPU it is a CUDA graph for the models and optimizers that `run` captures; the first steps
+    run eagerly, and so do the first steps after the shape of the data has changed. Any other model
+    or optimizer falls back to a standard PyTorch step, and one warning gives the reason. Changes
+    between calls take effect: learning rates and other settings of the optimizer, its state,
+    `requires_grad`, parameters, hooks, options of layers. Only hooks of a parameter's
+    AccumulateGrad node are not detected. Schedulers of `torch.optim.lr_scheduler` work as in any
+    loop.
 
     Args:
-        model: a module; its units have one num_models K, or none.
-        optimizer: of `torch.optim`, with parameters of the model; its step needs no closure.
-        loss: "mse", the mean over rows and outputs, of each model by itself.
+        model: a module; its layers have one num_models K, or none.
+        optimizer: an optimizer of `torch.optim` with parameters of the model, whose step needs no
+            closure.
+        loss: "mse", the mean over rows and outputs, separately for each model.
         penalties: name to weight, as in `run`: "l1", "frobenius", "madsen", "paper" or "integer"; a
             number, a `SteppedSchedule` or a function of the number of the call (from 1).
-        project: clamp after each step (`project_`): True the gates, a number w also the weights,
-            power units' to [-w, w]; False nothing.
-        nonfinite: "keep", or "zero": an entry of a gradient that is not finite counts as 0.
+        project: what is clamped after each step (`project_`). True: the gates. A number w: also the
+            weights, of power layers to [-w, w]. False: nothing.
+        nonfinite: "keep", or "zero" to replace entries of gradients that are not finite by 0.
 
     The step's arguments are ``x [N, I]`` or ``[K, N, I]``, ``y [N, O]`` or ``[K, N, O]``, and the
-    weights of the squared errors, of y's shape, finite and none below 0.
+    weights of the squared errors, of the shape of y, finite and nonnegative.
 
-    Raises TypeError and ValueError for arguments that do not fit.
+    Raises TypeError and ValueError for invalid arguments.
 
         >>> import torch
         >>> from npu_kernels import NAU, NPU
@@ -103,18 +106,18 @@ class Step:
     """A training step, made by `make_step`: that checks the arguments, the constructor does not.
 
     Args:
-        model: what is trained.
-        optimizer: whose state is continued.
-        models: K of the model's units, or None.
+        model: the model that is trained.
+        optimizer: the optimizer whose state is continued.
+        models: K of the model's layers, or None.
         penalties: name to weight.
         gates: whether the gates are clamped after a step.
-        bound: of weights, or None.
-        finite: whether an entry of a gradient that is not finite counts as 0.
+        bound: bound of the weights, or None.
+        finite: whether entries of gradients that are not finite are replaced by 0.
 
     Attributes:
-        n_steps: the number of steps that were made.
-        fused: whether C++ made the last one.
-        captured: whether a CUDA graph did.
+        n_steps: number of steps that were run.
+        fused: whether the last step ran in C++.
+        captured: whether the last step ran as a CUDA graph.
     """
 
     def __init__(
