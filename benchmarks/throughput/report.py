@@ -48,7 +48,11 @@ COLUMNS = {
     "ours-compile": "our layers, compiled",
     "compile-graph": "compile, CUDA graphs",
     "compile-autotune": "autotune",
+    "compile-vjp": "vjp, compiled",
     "hand-written": "backward by hand, compiled",
+    "hand-written-graph": "both by hand, compiled",
+    "compile-step": "whole step, compiled",
+    "compile-chunks": "20 steps, compiled",
     "complex": "complex64",
     "jax": "JAX",
     "torchdiffeq": "torchdiffeq",
@@ -68,7 +72,12 @@ ONE_THREAD = "one-thread"
 # Passes replayed from a CUDA graph: another program's is divided by ours.
 OUR_GRAPH, GRAPHS = "graph", {"eager-graph": "eager", "linear-graph": "`nn.Linear`"}
 # The rows of the summary of several processors.
-OF_SUMMARY = {"eager": "eager", "compile": "compile", "jax": "JAX"}
+OF_SUMMARY = {"eager": "eager", "compile": "compile"}
+# The fastest of these is the strongest plain torch: all compute the same without this package.
+PLAIN_TORCH = (
+    "eager", "compile", "compile-autotune", "compile-vjp", "hand-written", "hand-written-graph",
+    "compile-step", "compile-chunks", "complex",
+)  # fmt: skip
 SUMMARY = (*SHORT, Case("npu", STEP, Size(100, 100, 1)), Case("npu", STEP, Size(4096, 256, 256)))
 LAYERS = {name: unit.__name__ for name, unit in UNITS.items()}
 
@@ -210,12 +219,23 @@ def summary(rows: Sequence[Row]) -> str:
         records = [
             _case(case)
             | {title: _ratio(groups[case, 1].get(rival)) for rival, title in OF_SUMMARY.items()}
+            | {"strongest plain torch": _strongest(groups[case, 1])}
+            | {"JAX": _ratio(groups[case, 1].get("jax"))}
             for case, threads in groups
             if threads == 1 and case in SUMMARY
         ]
         if records:
             parts.append(f"**{name}**\n\n{record_table(records)}\n{_where(machine)}.")
     return "\n\n".join(parts)
+
+
+def _strongest(group: Group) -> str:
+    """The least ratio of plain torch, and whose it is; "" where only the usual were measured."""
+    measured = [group[rival] for rival in PLAIN_TORCH if rival in group]
+    if not {row["rival"] for row in measured} - {"eager", "compile", "compile-autotune"}:
+        return ""
+    best = min(measured, key=lambda row: row["ratio"])
+    return f"{_ratio(best)} ({COLUMNS[best['rival']]})"
 
 
 def _processors(rows: Sequence[Row]) -> list[str]:

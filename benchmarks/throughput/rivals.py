@@ -8,9 +8,12 @@ compile            torch.compile of eager, default mode
 ours-compile       torch.compile of our layer; to train it, with torch's loss and Adam
 compile-graph      mode="reduce-overhead": torch's own CUDA graphs (on a GPU)
 compile-autotune   mode="max-autotune"
-hand-written       torch.compile of a forward and a backward written by hand in torch (on a GPU)
+compile-vjp        torch.compile of eager's `torch.func.vjp`: y and all gradients in one graph
+hand-written       torch.compile of a forward and a backward written by hand in torch
+hand-written-graph both of these in one graph, without autograd
 make-step          our layers by `training.make_step` (a training step)
 compile-step       torch.compile of a whole training step: eager's loss, its gradients and Adam
+compile-chunks     torch.compile of 20 steps of a rollout at once
 graph, eager-graph, linear-graph
                    a pass of ours, eager, linear captured in a CUDA graph and replayed (on a GPU)
 complex            Re(exp(W log x)) in complex64, the gate as in the layer
@@ -55,7 +58,9 @@ from npu_kernels import functional, optim, reference, training
 OURS, EAGER, LAYERS, LOOP = "ours", "eager", "layers", "loop"
 COMPILE, COMPILE_GRAPH, AUTOTUNE = "compile", "compile-graph", "compile-autotune"
 OURS_COMPILE = "ours-compile"
-HAND_WRITTEN = "hand-written"
+HAND_WRITTEN, HAND_WRITTEN_GRAPH = "hand-written", "hand-written-graph"
+COMPILE_VJP, COMPILE_CHUNKS = "compile-vjp", "compile-chunks"
+ONE_GRAPH = COMPILE_VJP, HAND_WRITTEN_GRAPH
 MAKE_STEP, COMPILE_STEP = "make-step", "compile-step"
 COMPLEX, ONE_MODEL, JAX, LINEAR = "complex", "one-model", "jax", "linear"
 ONE_THREAD = "one-thread"
@@ -67,8 +72,9 @@ COMPILED = {
     OURS_COMPILE: "default",
     COMPILE_GRAPH: "reduce-overhead",
     AUTOTUNE: "max-autotune",
-    HAND_WRITTEN: "default",
-    COMPILE_STEP: "default",
+    **dict.fromkeys(
+        (COMPILE_VJP, HAND_WRITTEN, HAND_WRITTEN_GRAPH, COMPILE_STEP, COMPILE_CHUNKS), "default"
+    ),
 }  # mode
 RIVALS = (
     OURS, MAKE_STEP, EAGER, LAYERS, LOOP, *COMPILED, COMPLEX, ONE_MODEL, ONE_THREAD, JAX, *SOLVERS,
@@ -112,32 +118,72 @@ COMPLEX_FORMULAS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+Saved = tuple[Tensor, ...]
+
+
+def _forward_by_hand(
+    x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor
+) -> tuple[Tensor, Saved]:
+    """Return y and what the backward needs, by one matrix product: what a careful user writes."""
+    g = gate.clamp(0, 1).unsqueeze(-2)
+    r, negative = g * (x.abs() + EPS) + (1 - g), (x < 0).to(x.dtype)
+    features, phase = torch.cat((r.log(), negative), -1), math.pi * g
+    real = torch.cat((weight_re, -weight_im * phase), -1)
+    imaginary = torch.cat((weight_im, weight_re * phase), -1)
+    log_size, angle = (features @ torch.cat((real, imaginary), -2).mT).chunk(2, -1)
+    size = log_size.exp()
+    y, s = size * angle.cos(), size * angle.sin()
+    return y, (x, weight_re, weight_im, gate, r, features, y, s)
+
+
+def _backward_by_hand(grad_y: Tensor, saved: Saved) -> tuple[Tensor, ...]:
+    """Return the gradients of x and the weights, by two matrix products."""
+    x, weight_re, weight_im, gate, r, features, y, s = saved
+    g, outputs, inputs = gate.clamp(0, 1).unsqueeze(-2), y.shape[-1], x.shape[-1]
+    of_sizes = torch.cat((grad_y * y, -grad_y * s), -1)
+    of_r = of_sizes @ torch.cat((weight_re, weight_im), -2) / r
+    of_pairs = of_sizes.mT @ features
+    (re_log, re_sign), (im_log, im_sign) = (
+        half.split(inputs, -1) for half in of_pairs.split(outputs, -2)
+    )
+    of_gate = (of_r * (x.abs() + EPS - 1)).sum(-2)
+    of_gate = of_gate + math.pi * (weight_re * im_sign - weight_im * re_sign).sum(-2)
+    inside = (gate >= 0) & (gate <= 1)
+    phase = math.pi * g
+    return (
+        of_r * g * x.sign(), re_log + im_sign * phase, im_log - re_sign * phase, of_gate * inside,
+    )  # fmt: skip
+
+
 class HandWritten(torch.autograd.Function):
-    """An NPU that saves its logarithms, phases, exponentials and sines for a backward by hand."""
+    """The NPU with its backward by hand, for autograd."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor) -> Tensor:
-        g, negative = gate.clamp(0, 1).unsqueeze(-2), (x < 0).to(x.dtype)
-        r = g * (x.abs() + EPS) + (1 - g)
-        log_r, k = r.log(), math.pi * g * negative
-        size = (log_r @ weight_re.mT - k @ weight_im.mT).exp()
-        q = log_r @ weight_im.mT + k @ weight_re.mT
-        y, s = size * q.cos(), size * q.sin()
-        ctx.save_for_backward(x, weight_re, weight_im, gate, log_r, k, y, s)
+    def forward(ctx: Any, *operands: Tensor) -> Tensor:
+        y, saved = _forward_by_hand(*operands)
+        ctx.save_for_backward(*saved)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, ...]:
-        x, weight_re, weight_im, gate, log_r, k, y, s = ctx.saved_tensors
-        p, q = grad_y * y, -grad_y * s
-        of_log, of_k = p @ weight_re + q @ weight_im, q @ weight_re - p @ weight_im
-        of_r, g = of_log / log_r.exp(), gate.clamp(0, 1).unsqueeze(-2)
-        of_gate = of_r * (x.abs() + EPS - 1) + math.pi * of_k * (x < 0)
-        inside = (gate >= 0) & (gate <= 1)
-        return (
-            of_r * g * x.sign(), p.mT @ log_r + q.mT @ k, q.mT @ log_r - p.mT @ k,
-            of_gate.sum(-2) * inside,
-        )  # fmt: skip
+        return _backward_by_hand(grad_y, ctx.saved_tensors)
+
+
+def _one_graph(rival: str, case: Case, operands: Operands) -> Workload:
+    """y and all gradients as one compiled function, without autograd at run time."""
+    formula = FORMULAS[case.layer]
+
+    def by_hand(grad_y: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        y, saved = _forward_by_hand(*inputs)
+        return y, *_backward_by_hand(grad_y, saved)
+
+    def by_vjp(grad_y: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        pair: Any = torch.func.vjp(formula, *inputs)
+        return pair[0], *pair[1](grad_y)
+
+    inputs = operands.grad_y, operands.x, *operands.parameters
+    compiled: Any = torch.compile(by_vjp if rival == COMPILE_VJP else by_hand, dynamic=False)
+    return Workload(lambda: compiled(*inputs), lambda: list(compiled(*inputs)))
 
 
 class Formula(nn.Module):
@@ -368,7 +414,11 @@ def not_applicable(
         **dict.fromkeys(GRAPHS, not (captures and layer_pass)),
         OURS_COMPILE: case.kind not in (cases.FORWARD, cases.STEP, cases.TRAIN),
         COMPILE_GRAPH: device == "cpu" or not layer_pass,
-        HAND_WRITTEN: device == "cpu" or case.layer != "npu" or case.kind != cases.STEP,
+        COMPILE_VJP: case.kind != cases.STEP,
+        **dict.fromkeys(
+            (HAND_WRITTEN, HAND_WRITTEN_GRAPH), case.layer != "npu" or case.kind != cases.STEP
+        ),
+        COMPILE_CHUNKS: case.kind != cases.ROLLOUT,
         LAYERS: not training_pass,
         **dict.fromkeys((MAKE_STEP, COMPILE_STEP), case.kind != cases.TRAIN or device != "cpu"),
         ONE_MODEL: not models or case.kind == cases.RUN,
@@ -423,7 +473,8 @@ def _rollout(rival: str, case: Case, operands: Operands) -> Workload:
         return replace(rollouts.ours(_single(case), _model(operands, 0)), results=None)
     if rival == OURS:
         return rollouts.ours(case, operands)
-    return rollouts.eager(case, operands, compiled=rival == COMPILE)
+    chunks = {COMPILE: 1, COMPILE_CHUNKS: rollouts.CHUNK}
+    return rollouts.eager(case, operands, compiled_steps=chunks.get(rival, 0))
 
 
 def _derivative(rival: str, case: Case, operands: Operands) -> Workload:
@@ -479,6 +530,8 @@ def build(
         return _made_step(_ours(case, operands), operands)
     if rival == COMPILE_STEP:
         return _compiled_step(case, operands)
+    if rival in ONE_GRAPH:
+        return _one_graph(rival, case, operands)
     if rival == ONE_MODEL:
         single, first = _single(case), _model(operands, 0)
         return _workload(single, _ours(single, first), first, compare=False, ours=True)

@@ -2,10 +2,12 @@
 
 A case's size is steps x D x h x models. Ours is one call of `npu_kernels.ode.rollout` and one of
 its adjoint; eager is the reference formulas step by step under autograd; compile is the same loop
-over a compiled step.
+over a compiled step, compile-chunks that over `CHUNK` steps compiled as one.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,8 @@ from benchmarks.throughput.cases import (
     leaf,
 )
 from npu_kernels import NAU, NPU, ode, reference
+
+CHUNK = 20
 
 
 def model_of(case: Case, operands: Operands) -> nn.Module:
@@ -51,15 +55,26 @@ def _step(u: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight:
     return u + ROLLOUT_DT * slope
 
 
-def eager(case: Case, operands: Operands, compiled: bool = False) -> Workload:
+def eager(case: Case, operands: Operands, compiled_steps: int = 0) -> Workload:
+    """The loop over eager steps; over compiled calls of so many steps each, if not 0."""
     leaves = [leaf(t) for t in (operands.x, *operands.parameters)]
     u0, *parameters = leaves
-    step = torch.compile(_step, dynamic=False) if compiled else _step
+    steps = max(compiled_steps, 1)
+    if case.size.rows % steps:
+        raise ValueError(f"eager: compiled_steps must divide {case.size.rows}, got {steps}")
+
+    def several(u: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        states = [u]
+        for _ in range(steps):
+            states.append(_step(states[-1], *parameters))
+        return tuple(states[1:])
+
+    advance: Any = torch.compile(several, dynamic=False) if compiled_steps else several
 
     def forward() -> Tensor:
         states = [u0.unsqueeze(-2)]  # one row for each model
-        for _ in range(case.size.rows):
-            states.append(step(states[-1], *parameters))
+        for _ in range(0, case.size.rows, steps):
+            states.extend(advance(states[-1], *parameters))
         return torch.cat(states, -2)
 
     return both_ways(forward, leaves, operands.grad_y)

@@ -167,15 +167,18 @@ def test_rivals_compute_the_same(case, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
 @pytest.mark.parametrize("size", [TINY, MODELS], ids=str)
-def test_a_backward_by_hand(size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rival", [rivals.HAND_WRITTEN, *rivals.ONE_GRAPH])
+def test_a_backward_by_hand(rival: str, size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled without a break of the graph."""
     monkeypatch.setattr(torch.nn.Module, "compile", compile_to_graphs)
+    in_one_graph = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+    monkeypatch.setattr(torch, "compile", in_one_graph)
     case = Case("npu", STEP, size)
     operands = draw(case)
-    workload = rivals.build(rivals.HAND_WRITTEN, case, operands)
+    workload = rivals.build(rival, case, operands)
     assert workload.results is not None
     assert rivals.error(workload.results(), rivals.exact(case, operands)) < 2e-5
-    assert rivals.not_applicable(rivals.HAND_WRITTEN, case, 1) == ""  # on the CPU
+    assert not rivals.not_applicable(rival, case, 1)
 
 
 def compile_to_graphs(module: torch.nn.Module, **options: object) -> None:
