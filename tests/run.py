@@ -16,13 +16,24 @@ import pytest
 
 # Triton decides when it is imported whether it interprets, and then compiles nothing: so its tests
 # are processes of their own. The newest Triton has all of them, the oldest those of what
-# differs: how kernels compile and are launched, and each kernel once in the interpreter.
-OLD_TESTS = "version or parity or budgets or standin or (tape and not processor_time)"
-OLD_FILES = ("version", "kernels", "large", "aot", "standin", "tape")
+# differs: how kernels compile and are launched, and each layer in the interpreter.
+OLD_TESTS = "version or float64_parity or budgets or standin or (tape and checks)"
+OLD_FILES = ("version", "kernels", "aot", "standin", "tape")
 OLD_TRITON = str(next(Path("build").glob("triton-*"), "build"))  # `make check-setup` puts it there
-# Other processors' results differ in the last digits: quick tests with the libraries held down,
-# each with one of two instruction sets.
-NUMERICAL = {"avx2": ("layers", "training"), "baseline": ("operators", "formula")}
+# Other processors' results differ in the last digits: quick tests of results with the libraries held
+# down, each with one of two instruction sets.
+NUMERICAL = {
+    "avx2": [
+        *(f"layers/test_{name}.py" for name in ("layers", "edges", "layouts", "nmru", "rows")),
+        *(f"training/test_{name}.py" for name in ("training", "training_loops", "training_run")),
+        *("training/test_optim.py", "training/test_lbfgs.py", "ode/test_ode_adaptive.py"),
+    ],
+    "baseline": [
+        *(f"operators/test_{name}.py" for name in ("operators", "gradients", "reference")),
+        *(f"operators/test_{name}.py" for name in ("functional", "second_derivatives")),
+        *("operators/test_second_kernel.py", "formula/test_formula.py", "ode/test_ode_kernel.py"),
+    ],
+}
 MKL = {"avx2": "AVX2", "baseline": "SSE4_2"}
 ATEN = {"avx2": "avx2", "baseline": "default"}
 ONEDNN = {"avx2": "AVX2", "baseline": "SSE41"}
@@ -45,9 +56,7 @@ def _held_to(instructions: str) -> Part:
         # torch's compiler would take what it kept from a run with other instructions.
         "TORCHINDUCTOR_CACHE_DIR": str(Path("build/inductor", instructions).absolute()),
     }
-    return Part(
-        [f"tests/{folder}" for folder in NUMERICAL[instructions]], environment, has_slow=False
-    )
+    return Part([f"tests/{file}" for file in NUMERICAL[instructions]], environment, has_slow=False)
 
 
 PARTS = {

@@ -1,6 +1,5 @@
 """The demonstration: its data, its formulas, and what each part prints."""
 
-import math
 import sys
 
 import pytest
@@ -87,23 +86,7 @@ def test_without_sympy_it_says_so(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out.count("pip install 'npu_kernels[formula]'") == 2
 
 
-def test_without_matplotlib_it_says_so(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    arithmetic.run(tmp_path, steps=2, seeds=2)
-    assert "No picture of the errors: matplotlib is not installed" in capsys.readouterr().out
-    assert list(tmp_path.iterdir()) == []
-
-
 # ---- (c) -----------------------------------------------------------------------------------------
-
-
-def test_speed_prints_its_rows(capsys):
-    rows = speed.run(sizes=[Size(8, 3, 2), Size(8, 3, 2, 4)], seconds=0.01, skip_compile=True)
-    printed = capsys.readouterr().out
-    assert [row["rival"] for row in rows] == ["ours", "eager", "linear"] * 2
-    assert "without torch.compile: on request" in printed
-    assert "8, 3, 2, 4" in printed
-    assert f"{rows[0]['median_us']:.1f} us" in printed
 
 
 # ---- the frame -----------------------------------------------------------------------------------
@@ -118,17 +101,6 @@ def test_a_folder_that_cannot_be_written_is_named_before_any_work(tmp_path, caps
     error = capsys.readouterr()
     assert f"cannot write into {file}" in error.err
     assert "Kepler" not in error.out
-
-
-def test_interruption_ends_cleanly(tmp_path, capsys, monkeypatch):
-    def interrupt(**options):
-        raise KeyboardInterrupt
-
-    threads = torch.get_num_threads()
-    monkeypatch.setattr(kepler, "run", interrupt)
-    assert demo.main(["--out", str(tmp_path)]) == 130
-    assert "interrupted" in capsys.readouterr().err
-    assert torch.get_num_threads() == threads
 
 
 def test_the_whole_demonstration_runs(tmp_path, capsys, monkeypatch):
@@ -160,8 +132,3 @@ def test_the_law_of_thrown_stones(capsys):
         (0, 1, 2): pytest.approx(-0.5, abs=0.01),
     }
     assert "coefficient of speed*time = " in capsys.readouterr().out
-
-
-def test_a_seed_that_went_to_nan_is_not_the_best():
-    errors = torch.tensor([[math.nan, 0, 0, 0], [1, 1, 1, 1], [0.5, 1, 1, 1]])
-    assert arithmetic.Trained(torch.nn.Sequential(), torch.empty(0), errors).best == 2

@@ -189,13 +189,6 @@ def test_docstrings_have_no_measured_figure() -> None:
     assert [f"{name}: {line}" for name, text in texts for line in speeds(text)] == []
 
 
-@pytest.mark.parametrize("name", sorted(set().union(*NO_MEASUREMENT.values())))
-def test_every_exception_is_needed(name: str) -> None:
-    text = PAGES[name].read_text(encoding="utf-8")
-    for phrase in allowed_on(name):
-        assert figures(text, [other for other in allowed_on(name) if other != phrase]), phrase
-
-
 def test_every_generated_block_has_a_test() -> None:
     """A block of another name would hide its figures from the rule."""
     texts = [page.read_text(encoding="utf-8") for page in PAGES.values()]

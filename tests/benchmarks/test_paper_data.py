@@ -9,19 +9,14 @@ import torch
 import npu_kernels
 from benchmarks.paper import tables
 from benchmarks.paper.large import task as large
-from benchmarks.paper.simple import task as simple
 from benchmarks.paper.streams import Sobol, stream
 from benchmarks.paper.summary import (
-    interval,
     mean,
-    median,
-    number,
     probability,
     same_share,
 )
 from benchmarks.paper.training import Adam, Buffer, RMSProp, frobenius, l1
 from npu_kernels import training
-from tests.support.compare import assert_equal
 
 # ---- the exact checks ----------------------------------------------------------------------------
 
@@ -57,14 +52,6 @@ def test_sobol_from_any_point_on() -> None:
     assert torch.equal(together[1:9], parts.points(1, 8))
 
 
-def test_imaginary_weights_of_the_simple_task_stay_zero() -> None:
-    (batch,) = simple.batches(["NPU"], 3, 60, "code", "cpu")
-    training = batch.make(batch)
-    training.advance(training.total)
-    assert torch.count_nonzero(training.module[0].weight_im) == 0
-    assert torch.count_nonzero(training.module[0].weight_re) > 0
-
-
 # ---- streams and test sets -----------------------------------------------------------------------
 
 
@@ -75,14 +62,6 @@ def test_streams_differ_by_purpose_seed_and_block() -> None:
     names = [("a", 0, 0), ("a", 0, 1), ("a", 1, 0), ("b", 0, 0)]
     assert len({first(*name) for name in names}) == len(names)
     assert first("a", 0) == first("a", 0, 0)
-
-
-def test_beta_grows_as_the_packages_schedule() -> None:
-    schedule = training.SteppedSchedule(1e-6, 1e-4, 10_000)
-    values = [schedule.step() for _ in range(31_000)]
-    for step in (1, 9_999, 10_000, 19_999, 20_000, 30_500):
-        assert large.beta_at(step, 1e-6, 1e-4) == values[step - 1]
-    assert large.beta_at(10_000, 1e-5, 1e-7) == 1e-7  # the paper's table for mul: less, not more
 
 
 # ---- one step ------------------------------------------------------------------------------------
@@ -118,18 +97,6 @@ def test_penalties_have_the_packages_gradient(norm: str) -> None:
         torch.testing.assert_close(grad, reference)
 
 
-def test_buffer_gives_each_model_its_parameters() -> None:
-    layer = npu_kernels.NPU(3, 2, num_models=4)
-    before = [parameter.detach().clone() for parameter in layer.parameters()]
-    buffer = Buffer(layer)
-    assert_equal(layer.parameters(), before)
-    assert buffer.per_model().shape == (4, 15)
-    values = torch.arange(4.0)
-    spread = buffer.spread(values)
-    buffer.flat.copy_(spread)
-    assert torch.equal(buffer.per_model(), values.unsqueeze(1).expand(4, 15))
-
-
 # ---- the paper's numbers -------------------------------------------------------------------------
 
 
@@ -154,23 +121,3 @@ def test_shares_differ_by_fishers_test() -> None:
     assert same_share(3, 25, 12, 25) == same_share(12, 25, 3, 25) == pytest.approx(0.0122, abs=1e-4)
     assert same_share(5, 25, 5, 25) == pytest.approx(1)
     assert same_share(0, 25, 25, 25) < 1e-12
-
-
-def test_summaries() -> None:
-    infinite = float("inf")
-    assert median([3, 1, 2, infinite]) == 2.5
-    # covers 95.9 %, the next pair 88.5 %
-    assert interval(median, [float(i) for i in range(1, 21)]) == (6, 15)
-    assert interval(median, [float(i) for i in range(1, 7)]) == (1, 6)
-    low, high = interval(mean, [float(i) for i in range(100)])  # type: ignore[misc]
-    error = statistics.stdev(range(100)) / 10
-    assert (low, high) == pytest.approx((49.5 - 1.96 * error, 49.5 + 1.96 * error), abs=0.4)
-    assert interval(median, [1.0] * 5) is None
-    assert [number(v) for v in (0.0123456, 1.0, 161.59551, 4.7e17, infinite, 1.36e-7)] == [
-        "0.0123",
-        "1.00",
-        "162",
-        "4.70e17",
-        "inf",
-        "1.36e-7",
-    ]

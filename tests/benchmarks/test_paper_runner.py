@@ -131,19 +131,6 @@ def test_finished_batches_are_announced_and_not_repeated(folder: Folder, tmp_pat
     assert first.values == second.values == {s: expected(TRACE_STEPS, s) for s in (0, 1, 10, 11)}
 
 
-def test_the_process_keeps_its_settings(folder: Folder, tmp_path: Path) -> None:
-    """Threads and numbers near 0 are as before, for whatever runs next in this process."""
-    smallest = torch.tensor(5e-324, dtype=torch.float64)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert workers.run("test", plan(tmp_path / "trace", 1), folder, 1, Announced())
-        assert torch.get_num_threads() == 2
-        assert (smallest * 1).item() > 0
-    finally:
-        torch.set_num_threads(threads)
-
-
 def test_unreadable_file_is_named(folder: Folder, tmp_path: Path) -> None:
     (batch,) = plan(tmp_path / "trace", 1)
     folder.checkpoint_path(batch).write_bytes(b"torn")

@@ -1,12 +1,10 @@
 """The large task at its last steps: points, snapshots, the order of the work, the verdicts."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.paper.__main__ import arguments
 from benchmarks.paper.large import snapshots
 from benchmarks.paper.large import task as large
 from benchmarks.paper.runner import Batch
@@ -29,10 +27,6 @@ def finished(batch: Batch) -> list[dict[str, Any]]:
     training = batch.make(batch)
     training.advance(training.total)
     return training.results()[0]
-
-
-def planned(tmp_path: Path, *words: str) -> list[Batch]:
-    return snapshots.plan(arguments(["large-snapshots", "--out", str(tmp_path), *words]))
 
 
 def test_shared_points_are_the_sequence_in_each_tasks_range() -> None:
@@ -78,12 +72,3 @@ def test_a_run_with_snapshots_is_the_run_without(points: str) -> None:
         assert len(set(errors)) == 3
         assert single_row["test_mse"] == pytest.approx(other["test_mse"], rel=1e-3)
         assert "errors" not in other
-
-
-def test_gate_starts_where_the_variant_says() -> None:
-    for model, gates in snapshots.GATES.items():
-        for gate in gates:
-            planned = batch(model, [("add", 0)], 50, gate=gate)
-            assert large.make(planned).module[1].gate.unique().tolist() == [gate]
-        authors = large.batches([model], 1, 50, "code", "cpu")[0]
-        assert large.make(authors).module[1].gate.unique().tolist() == [gates[0]]

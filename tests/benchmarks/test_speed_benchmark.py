@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.speed import test_speed as speed
-from tests.support.building import run_python
 
 NAME = "npu forward 100x6x2"
 
@@ -44,17 +43,3 @@ def test_a_lower_ratio_fails_when_it_is_measured_again(
         return
     with pytest.raises(AssertionError, match=f"{NAME}: .* times eager's speed"):
         speed.test_ratio(NAME)
-
-
-def test_a_file_of_a_run_has_the_processor_and_no_single_rounds(tmp_path: Path) -> None:
-    file = tmp_path / "speed.json"
-    test = f"benchmarks/speed/test_speed.py::test_speed[{NAME}-ours]"
-    options = ["-q", "--benchmark-max-time=0.01", f"--benchmark-json={file}"]
-    # Under xdist the plugin times nothing.
-    run = run_python("-m", "pytest", test, *options, env={"PYTEST_XDIST_WORKER": ""})
-    assert run.returncode == 0, run.stdout + run.stderr
-    content = json.loads(file.read_text())
-    assert content["machine_info"]["processor"]
-    (row,) = content["benchmarks"]
-    assert row["group"] == NAME
-    assert "data" not in row["stats"]

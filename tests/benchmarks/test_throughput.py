@@ -15,14 +15,11 @@ from benchmarks.throughput.cases import (
     DERIVATIVES,
     FORWARD,
     ROLLOUT,
-    RUN,
     STEP,
     Case,
     Size,
-    cost,
     draw,
     training_cases,
-    wide_training_cases,
 )
 from tests.conftest import needs_library
 from tests.support.building import run_forked
@@ -37,36 +34,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another
 # ---- timing --------------------------------------------------------------------------------------
 
 
-def test_percentiles():
-    assert timing.spread([3.0, 1.0, 2.0]).median == 2
-    assert timing.spread([1.0, 6.0]) == timing.Spread(3.5, 2, 5)
-    assert timing.spread([7.0]).p80 == 7
-    assert timing.spread([float(i) for i in range(11)]) == timing.Spread(5, 2, 8)
-    with pytest.raises(ValueError, match="no values"):
-        timing.spread([])
-
-
 def test_ratios_are_formed_within_a_repetition():
     # The machine was ten times slower in the second repetition: the ratio does not see it.
     assert timing.ratios([2.0, 20.0, 2.0], [1.0, 10.0, 1.0]) == timing.Spread(2, 2, 2)
     with pytest.raises(ValueError, match="shorter"):
         timing.ratios([1.0, 2.0], [1.0])
-
-
-def test_rivals_alternate():
-    calls: list[str] = []
-
-    def rival(name: str):
-        def run() -> None:
-            calls.append(name)
-            time.sleep(0.001)
-
-        return run
-
-    times = timing.interleaved({"a": rival("a"), "b": rival("b")}, 0.03, block=1e-9)
-    assert len(times["a"]) == len(times["b"]) >= timing.LEAST_REPETITIONS
-    assert calls[-4:] in (["a", "b", "b", "a"], ["b", "a", "a", "b"])
-    assert min(times["a"]) >= 0.001
 
 
 def test_a_call_that_fails_later_is_named():
@@ -107,21 +79,6 @@ def test_sizes_are_parsed():
     for text in ("", "100", "3x2", "0x1x1", "1x2x3x4x5", "ax2x3", "-1x2x3"):
         with pytest.raises(ValueError, match="BxIxO"):
             Size.parse(text)
-
-
-def test_operands():
-    assert (draw(Case("npu", STEP, MODELS)).x < 0).any()
-    assert (draw(Case("npu", STEP, MODELS, "positive")).x >= 0).all()
-    second = draw(Case("npu", STEP, MODELS))
-    torch.testing.assert_close(second.x, draw(Case("npu", STEP, MODELS)).x, rtol=0, atol=0)
-
-
-def test_cost_counts_the_products():
-    operations, moved = cost(Case("npu", FORWARD, Size(10, 20, 30))) or (0, 0)
-    assert operations == 2 * 2 * 10 * 20 * 30
-    assert moved == 4 * (10 * 20 + 2 * 20 * 30 + 10 * 30)
-    assert cost(Case("realnpu", STEP, Size(10, 20, 30, 4)))[0] == 2 * 3 * 10 * 20 * 30 * 4
-    assert cost(Case("nmu", STEP, TINY)) is None
 
 
 # ---- rivals --------------------------------------------------------------------------------------
@@ -205,47 +162,6 @@ def test_the_formula_for_jax_by_numpy():
         weight_re, *weight_im, gate = (p.numpy() for p in operands.parameters)
         y = runs.npu(numpy, operands.x.numpy(), weight_re, *(weight_im or [None]), gate)
         assert rivals.error([torch.from_numpy(y)], rivals.exact(case, operands)) < 2e-5
-
-
-def test_jax_computes_the_same():
-    pytest.importorskip("jax", reason="JAX is not installed")
-    for layer in ("npu", "realnpu"):
-        for size in (TINY, MODELS):
-            case = Case(layer, STEP, size)
-            operands = draw(case)
-            workload = rivals.build(rivals.JAX, case, operands)
-            assert workload.results is not None
-            assert rivals.error(workload.results(), rivals.exact(case, operands)) < 2e-5
-    for case in training_cases():
-        if case.kind == RUN:
-            workload, operands = rivals.build(rivals.JAX, case, draw(case)), draw(case)
-            assert workload.results is not None
-            assert rivals.error(workload.results(), rivals.exact(case, operands)) < 2e-5
-
-
-def test_training_moves_the_parameters():
-    case = training_cases()[0]
-    for name in (rivals.OURS, rivals.EAGER):
-        workload = rivals.build(name, case, draw(case))
-        assert workload.results is not None
-        first = workload.results()[0].item()
-        for _ in range(50):
-            workload.run()
-        assert workload.results()[0].item() < first
-
-
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
-def test_our_layers_are_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._dynamo.testing import CompileCounter
-
-    count, compiled = CompileCounter(), torch.compile
-    monkeypatch.setattr(torch, "compile", lambda m, **options: compiled(m, backend=count))
-    case = wide_training_cases()[0]
-    operands = draw(case)
-    workload = rivals.build(rivals.OURS_COMPILE, case, operands)
-    assert workload.results is not None
-    assert rivals.error(workload.results(), rivals.exact(case, operands)) < 2e-5
-    assert count.frame_count == 1
 
 
 # ---- rows ----------------------------------------------------------------------------------------

@@ -57,16 +57,6 @@ def test_the_suite_writes_rows_that_the_report_reads(tmp_path, capsys, monkeypat
     assert "a @ b" in capsys.readouterr().out
 
 
-def test_layers_and_passes_choose_cases():
-    def cases(*arguments: str) -> set[tuple[str, str]]:
-        options = suite_main.arguments(arguments)
-        chosen = suite_main._cases(options, devices.DEVICES["cpu"])
-        return {(case.layer, case.kind) for case in chosen}
-
-    assert cases("--layers", "nalu,nau", "--passes", "step") == {("nalu", "step"), ("nau", "step")}
-    assert cases("--layers", "npu-nau", "--passes", "train") == {("npu-nau", "train")}
-
-
 def test_an_interrupted_run_keeps_its_rows(tmp_path, capsys, monkeypatch):
     measured, calls = suite.measure, 0
 
@@ -159,30 +149,3 @@ def test_rows_of_another_machine_or_version_are_measured_anew(
     assert run_tiny(path, monkeypatch) == 0
     assert len(calls) == 12
     assert path.read_text().startswith(before)
-
-
-def test_other_settings_and_doubtful_rows_are_measured_anew(tmp_path, monkeypatch, calls):
-    path = tmp_path / "rows.jsonl"
-    monkeypatch.setattr(timing, "doubtful", lambda row: row["layer"] == "realnpu")
-    for expected in (12, 4):
-        calls.clear()
-        assert run_tiny(path, monkeypatch) == 0
-        assert len(calls) == expected
-    calls.clear()
-    arguments = [
-        "--sizes", "5x3x2", "--threads", "1", "--rivals", "eager,linear", "--seconds", "0.02",
-    ]  # fmt: skip
-    assert suite_main.main([*arguments, "--json", str(path)]) == 0
-    assert len(calls) == 6
-
-
-@pytest.mark.parametrize("content", ["notes", "notes\n", '{"a": 1}\n', "\xff\xfe"])
-def test_a_file_of_something_else_is_left_alone(content, tmp_path, monkeypatch, capsys, calls):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(content.encode("latin-1"))
-    assert run_tiny(path, monkeypatch) == 2
-    assert path.read_bytes() == content.encode("latin-1")
-    assert calls == []
-    assert "--json: " in (error := capsys.readouterr().err)
-    assert f"{path}" in error
-    assert "name another file" in error

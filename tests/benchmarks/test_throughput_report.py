@@ -2,12 +2,11 @@
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks.throughput import report, suite, timing
+from benchmarks.throughput import report, timing
 from tests.support.building import run_forked
 from tests.support.throughput import MODELS, made_up
 
@@ -29,26 +28,6 @@ def test_who_is_doubtful():
     assert timing.doubtful({**row, "ratio_p80": 8.1, "clock": timing.PROCESSOR})
 
 
-def test_a_crowd_is_seen(monkeypatch, tmp_path):
-    """The share that the system counts; where it counts nothing, by the load average."""
-    for ready in (1, 2):
-        (tmp_path / "7").mkdir(exist_ok=True)
-        (tmp_path / "7" / "schedstat").write_text(f"0 {ready * 10**9} 3")
-        monkeypatch.setattr(timing, "TASKS", tmp_path)
-        if ready == 1:
-            crowd = timing.Crowd().__enter__()
-    time.sleep(0.01)
-    crowd.__exit__()
-    assert crowd.waited is not None
-    assert 1 < crowd.waited <= 100
-    monkeypatch.setattr(timing, "TASKS", tmp_path / "missing")
-    monkeypatch.setattr(timing.os, "getloadavg", lambda: (3.0, 0, 0), raising=False)
-    monkeypatch.setattr(timing.os, "cpu_count", lambda: 2)
-    with timing.Crowd() as crowd:
-        pass
-    assert crowd.waited == 0.5
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/task/*/schedstat is Linux's")
 def test_other_work_is_counted():
     """Two processes on one core."""
@@ -68,22 +47,6 @@ print(crowd.waited)
     child = run_forked(code)
     assert child.returncode == 0, child.stderr
     assert float(child.stdout) > timing.CROWDED
-
-
-def test_no_verdict_from_noisy_times():
-    fast, slow = made_up("eager", 6765.0, waited=0.98), made_up("compile", 0.5, waited=0.98)
-    nobody = "Nobody was faster."
-    assert suite.verdict([made_up("eager", 5.0), made_up("linear", 0.5)], nobody) == [nobody]
-    (line,) = suite.verdict([fast, slow], nobody)
-    assert line.startswith("No verdict: 2 of 2 ratios are marked with ?, noisy: ")
-    assert suite.losses([slow]) == []
-    lines = suite.verdict([fast, made_up("compile", 0.5)], nobody)
-    assert lines[:2] == [
-        "Where we lose:",
-        "  npu step 5x3x2, 1 threads: compile takes 0.50 of our time",
-    ]
-    assert lines[2].startswith("No verdict: 1 of 2")
-    assert "6765.00x? " in suite.show({**fast, "ratio_p20": 6700.0, "ratio_p80": 6800.0})
 
 
 # ---- the report ----------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
 import shutil
@@ -10,11 +9,15 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
-from tests.mutants.mutant import EXECUTABLES, Mutant
+import torch
 
-PLAIN_ISAS = ("baseline", "avx2", "avx512")
+from npu_kernels.env import environment
+from tests.mutants.mutant import EXECUTABLES, Mutant
+from tests.support.machine import ISAS
+
 TILE_ISAS = ("avx512_bf16", "amx")
 NO_TESTS = 5  # pytest's exit code where a selection is empty
 
@@ -24,16 +27,8 @@ class BrokenError(Exception):
 
 
 def isa_of(mutant: Mutant) -> str:
-    """The instruction set that a C++ mutant is compiled for; BrokenError where this processor does
-    not have it."""
-    from npu_kernels._operators import cpu
-
-    supported = cpu.supported_isas()
-    # AMX's instructions are emulated where there are none.
-    needed = "avx512_bf16" if mutant.isa == "amx" else mutant.isa
-    if needed and needed not in supported:
-        raise BrokenError(f"this processor has no {needed}")
-    return mutant.isa or [isa for isa in supported if isa in PLAIN_ISAS][-1]
+    """The instruction set that a C++ mutant is compiled for."""
+    return mutant.isa or [isa for isa in ISAS if isa not in TILE_ISAS][-1]
 
 
 class Workplace:
@@ -42,8 +37,26 @@ class Workplace:
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.folder, self.tree = root, folder, folder / "tree"
+        self.seconds: dict[tuple[str, str], float] = {}  # of tests of the unchanged code
+        folder.mkdir(parents=True, exist_ok=True)
 
-    # ---- the tree ---------------------------------------------------------------------------
+    def noticed_by(self, mutant: Mutant) -> str:
+        """The test that fails with the change, or "". BrokenError where that cannot be told."""
+        original = (self.root / mutant.file).read_bytes()
+        for test in mutant.tests:
+            key = test, isa_of(mutant) if mutant.language == "cpp" else ""
+            if key not in self.seconds:  # a test that fails on the unchanged code proves nothing
+                begin = time.monotonic()
+                if self._fails(mutant, test):
+                    raise BrokenError(f"the unchanged code fails {test}")
+                self.seconds[key] = time.monotonic() - begin
+            try:
+                _write(self.tree / mutant.file, mutant.apply(original.decode()).encode())
+                if self._fails(mutant, test, 60 + 10 * self.seconds[key]):
+                    return test
+            finally:
+                _write(self.tree / mutant.file, original)
+        return ""
 
     def synchronise(self) -> None:
         """Make the copy like the checkout. A file that is the same keeps its time, for ninja's
@@ -51,91 +64,45 @@ class Workplace:
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(command, cwd=self.root, capture_output=True, check=True).stdout
         names = {os.fsdecode(name) for name in listed.split(b"\0") if name}
-        names = {
-            name for name in names if (self.root / name).is_file()
-        }  # a deleted file is listed until it is committed
+        names = {name for name in names if (self.root / name).is_file()}
         for name in names:
-            self._write(self.tree / name, (self.root / name).read_bytes())
+            _write(self.tree / name, (self.root / name).read_bytes())
         for path in self.tree.rglob("*"):
             name = path.relative_to(self.tree).as_posix()
             if path.is_file() and name not in names and not name.startswith("npu_kernels/lib/"):
                 path.unlink()
-
-    @staticmethod
-    def _write(path: Path, content: bytes) -> None:
-        if path.exists() and path.read_bytes() == content:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-
-    def mutate(self, mutant: Mutant) -> None:
-        """Change the copy."""
-        self._write(
-            self.tree / mutant.file, mutant.apply((self.root / mutant.file).read_text()).encode()
-        )
-
-    def restore(self, mutant: Mutant) -> None:
-        """Undo `mutate`."""
-        self._write(self.tree / mutant.file, (self.root / mutant.file).read_bytes())
-
-    # ---- the build --------------------------------------------------------------------------
 
     def _build(self, isa: str, targets: list[str]) -> Path:
         """The folder of a build that has these targets."""
         build = self.folder / f"cmake-{isa}"
         if not (build / "build.ninja").exists():
             isas = "avx512;" + ";".join(TILE_ISAS) if isa in TILE_ISAS else isa
-            spec = importlib.util.find_spec("torch")
-            assert spec is not None
-            assert spec.origin is not None
-            # Debug is the least optimised build, and compiles fastest.
-            torch = Path(spec.origin).parent
-            fast_path = f"fast_path|{torch}|{sysconfig.get_path('include')}"
-            options = [f"-DTORCH_DIR={torch}", f"-DNPU_KERNELS_FAST_PATHS={fast_path}"]
-            options += [
-                f"-DNPU_KERNELS_ISAS={isas}",
-                "-DNPU_KERNELS_TESTS=ON",
-                "-DCMAKE_BUILD_TYPE=Debug",
-            ]
-            options += shlex.split(os.environ.get("CMAKE_ARGS", ""))
-            self._call(["cmake", "-S", str(self.tree), "-B", str(build), "-G", "Ninja", *options])
-        self._call(["ninja", "-C", str(build), *targets])
+            library, python = Path(torch.__file__).parent, sysconfig.get_path("include")
+            options = [
+                f"-DTORCH_DIR={library}", f"-DNPU_KERNELS_FAST_PATHS=fast_path|{library}|{python}",
+                f"-DNPU_KERNELS_ISAS={isas}", "-DNPU_KERNELS_TESTS=ON",
+                "-DCMAKE_BUILD_TYPE=Debug",  # the least optimised, which compiles fastest
+                *shlex.split(os.environ.get("CMAKE_ARGS", "")),
+            ]  # fmt: skip
+            _call(["cmake", "-S", str(self.tree), "-B", str(build), "-G", "Ninja", *options])
+        _call(["ninja", "-C", str(build), *targets])
         return build
-
-    def _call(self, command: list[str]) -> None:
-        run = subprocess.run(command, capture_output=True, text=True)
-        if run.returncode:
-            errors = [
-                line
-                for line in (run.stdout + run.stderr).splitlines()
-                if "error" in line or "FAILED" in line
-            ]
-            raise BrokenError(f"{command[0]}: " + "; ".join(errors[:2]))
 
     def _install(self, mutant: Mutant) -> None:
         """The library that the copy's Python loads: the checkout's, or for a C++ mutant its own."""
         to = self.tree / "npu_kernels" / "lib"
         to.mkdir(parents=True, exist_ok=True)
-        if mutant.language != "cpp":
-            for path in (self.root / "npu_kernels" / "lib").glob("*.so"):
-                self._replace(path, to / path.name)
-            return
-        from npu_kernels._operators import cpu, fast_path
+        facts = environment()
+        library, fast_path = Path(facts["cpu library"]), facts["fast path"]
+        sources = [library, library.with_name(fast_path)]
+        if mutant.language == "cpp":
+            build = self._build(isa_of(mutant), ["npu_kernels_cpu", "fast_path"])
+            sources = [build / library.name, build / "fast_path.so"]
+        for source, name in zip(sources, (library.name, fast_path), strict=True):
+            shutil.copyfile(source, to / "new")
+            (to / "new").replace(to / name)
 
-        build = self._build(isa_of(mutant), ["npu_kernels_cpu", "fast_path"])
-        self._replace(build / cpu.LIBRARY.name, to / cpu.LIBRARY.name)
-        self._replace(build / "fast_path.so", to / fast_path.LIBRARY.name)
-
-    @staticmethod
-    def _replace(source: Path, target: Path) -> None:
-        fresh = target.with_suffix(".new")
-        shutil.copyfile(source, fresh)
-        fresh.replace(target)
-
-    # ---- the tests --------------------------------------------------------------------------
-
-    def notices(self, mutant: Mutant, test: str, limit: float | None = None) -> bool:
-        """Whether a test fails on the tree as it stands. BrokenError where it cannot tell."""
+    def _fails(self, mutant: Mutant, test: str, limit: float | None = None) -> bool:
         first, *rest = shlex.split(test)
         if first in EXECUTABLES:
             isa = isa_of(mutant)
@@ -145,51 +112,28 @@ class Workplace:
                 raise BrokenError(f"{test}: {isa} does not run here")
             return code != 0
         self._install(mutant)
-        pytest = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "--no-header",
-            "-p",
-            "no:cacheprovider",
-            first,
-            *rest,
-        ]
-        code = self._run(pytest, limit, TRITON_INTERPRET="1" if "tests/triton" in test else None)
+        pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        variables = {"TRITON_INTERPRET": "1"} if "tests/triton" in test else {}
+        code = self._run([*pytest, first, *rest], limit, **variables)
         if code in (2, 3, 4, NO_TESTS):
-            raise BrokenError(f"pytest {test} ended with {code}: " + self._last_words())
+            lines = (self.folder / "output.txt").read_text(errors="replace").strip().splitlines()
+            last = " | ".join(lines[-3:])[-300:]
+            raise BrokenError(f"pytest {test} ended with {code}: {last}")
         return code != 0
 
-    def _run(self, command: list[str], limit: float | None, **variables: str | None) -> int:
+    def _run(self, command: list[str], limit: float | None, **variables: str) -> int:
         """The exit code; 1 for a command that does not end within so many seconds."""
+        left_out = ("NPU_KERNELS_CPU_ISA", "TRITON_INTERPRET")
+        own = {name: value for name, value in os.environ.items() if name not in left_out}
         # Bytecode is told from its source by whole seconds and the size: a mutant may have the
         # same.
-        changes = {
-            "PYTHONPATH": str(self.tree),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "NPU_KERNELS_BUILD": "",
-            **variables,
-        }
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in ("NPU_KERNELS_CPU_ISA", *changes)
-        }
-        environment = {
-            **kept,
-            **{name: value for name, value in changes.items() if value is not None},
-        }
+        own |= {"PYTHONPATH": str(self.tree), "PYTHONDONTWRITEBYTECODE": "1"}
+        own |= {"NPU_KERNELS_BUILD": "", **variables}
         with (self.folder / "output.txt").open("wb") as output:
             process = subprocess.Popen(
-                command,
-                cwd=self.tree,
-                env=environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                command, cwd=self.tree, env=own, stdout=output, stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )
+            )  # fmt: skip
             try:
                 return process.wait(limit)
             except subprocess.TimeoutExpired:
@@ -199,6 +143,16 @@ class Workplace:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
 
-    def _last_words(self) -> str:
-        lines = (self.folder / "output.txt").read_text(errors="replace").strip().splitlines()
-        return " | ".join(lines[-3:])[-300:]
+
+def _write(path: Path, content: bytes) -> None:
+    if not path.exists() or path.read_bytes() != content:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _call(command: list[str]) -> None:
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode:
+        lines = (run.stdout + run.stderr).splitlines()
+        errors = [line for line in lines if "error" in line or "FAILED" in line]
+        raise BrokenError(f"{command[0]}: " + "; ".join(errors[:2]))

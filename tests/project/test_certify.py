@@ -12,16 +12,10 @@ from torch import Tensor
 
 from npu_kernels import certify, functional, reference, use_backend
 from npu_kernels._operators import cpu, dispatch
-from tests.conftest import needs_library
 from tests.support.building import ROOT, run_python
 from tools.certify import command, matrix
 
 TABLE = ROOT / "benchmarks" / "results" / "compatibility.md"
-# These take seconds, and tests of their own measure the same.
-SLOW = (
-    "torch.compile", "torch.export", "ONNX", "AOTInductor", "two processes", "fork",
-    "double backward", "all sizes",
-)  # fmt: skip
 
 
 def test_of_an_installation(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,17 +49,6 @@ def test_an_installation_that_computes_something_else_fails(
     assert "FAIL  nmu by reference on cpu: AssertionError: shapes " in output
     assert "FAIL  nau by reference on cpu: AssertionError: shapes " in output
     assert "7 checked, 2 failed" in output
-
-
-@needs_library
-def test_quick_checks_pass() -> None:
-    titles = [title for title in matrix.CHECKS if not title.startswith(SLOW)]
-    column = matrix.Column("cpu", isa=cpu.isa())
-    before = cpu.isa()
-    results = matrix.measure(titles, [column])
-    assert [result.check for result in results] == titles
-    assert [(r.check, r.detail) for r in results if r.status != "ok"] == []
-    assert cpu.isa() == before
 
 
 def test_the_quick_form_passes(
