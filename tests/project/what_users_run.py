@@ -136,6 +136,8 @@ COMMANDS = [
           "2026-11-23 ecf339e"),
     Entry("pip install .[formula]", ("project/test_what_users_run::test_examples_of_extras",),
           NO_RECORD),
+    Entry("pip install .[laws]", ("project/test_what_users_run::test_examples_of_extras",),
+          NO_RECORD),
     Entry("pip install .[sklearn]", ("project/test_what_users_run::test_examples_of_extras",),
           "2026-11-25 523be8f"),
     Entry("pip install npu_kernels[formula]", ("project/test_what_users_run::test_examples_of_extras",),
