@@ -437,10 +437,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 BARS = {"eager": "eager", "compile": "torch.compile", "jax": "JAX"}  # and their titles
 NEEDED = {"eager", "compile"}
 
@@ -484,8 +480,8 @@ def picture(rows: Sequence[Row], path: Path, processor: str | None = None) -> No
     axis.minorticks_off()
     axis.spines[["top", "right"]].set_visible(False)
     legend(axis, 4, lines_of_title=0)
-    note = "; left of the line npu_kernels is slower" + "; ?: a doubtful ratio" * marked
-    title = "Time of others divided by the time of npu_kernels"
+    note = "; left of the line npu_kernels is slower" + "; ?: a noisy ratio" * marked
+    title = "Time of baselines divided by the time of npu_kernels"
     headline(drawing, title, f"{machine[0]}, {named_threads(threads)}, logarithmic scale{note}")
     save(drawing, path)
 
@@ -497,3 +493,7 @@ def _bar_title(case: Case) -> str:
         return f"neural ODE,\n{size.rows} steps{models}"
     layer = f"NPU {size.inputs} → {size.outputs}" if case.layer == "npu" else "NPU → NAU"
     return f"{PASS_NAMES[case.kind]},\n{layer}, {size.rows} rows{models}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -112,7 +112,7 @@ def test_report_picture(tmp_path, capsys):
     assert report.main([str(file), "--picture", str(picture)]) == 0
     text = picture.read_text()
     for shown in ("npu_kernels", "NPU 6 → 2, 100 rows", "NPU 6 → 2, 100 rows, 1000 models",
-                  "?: a doubtful ratio", "torch.compile"):  # fmt: skip
+                  "?: a noisy ratio", "torch.compile"):  # fmt: skip
         assert f"<!-- {shown} -->" in text or shown in text
     for bar in ("5", "4", "8", "2.5?"):
         assert f"<!-- {bar} -->" in text

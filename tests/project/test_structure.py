@@ -339,6 +339,17 @@ def test_the_contract_uses_public_names_alone() -> None:
     assert [name for name in names if private[name] or private_doors(name, trees[name])] == []
 
 
+def test_programs_start_on_the_last_lines() -> None:
+    """What a module defines after its `if __name__ == "__main__"` the program lacks."""
+    early = [
+        name
+        for name, (_, tree) in modules().items()
+        for node in tree.body[:-1]
+        if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+    ]
+    assert early == []
+
+
 def test_few_loose_modules() -> None:
     loose = [path.name for path in (ROOT / "npu_kernels").glob("*.py") if path.stem != "__init__"]
     assert len(loose) <= 4
