@@ -384,7 +384,8 @@ class Equation:
     def sympy(self) -> Any:
         """The right-hand side as a sympy expression of symbols with the inputs' names.
 
-        Needs sympy. A coefficient of groups is ``c1[group]``. Raises OverflowError for one that
+        They are real, and positive where the column is and the law has no root of a sum. Needs
+        sympy. A coefficient of groups is ``c1[group]``. Raises OverflowError for one that
         float64 cannot hold.
         """
         return self.formula().expressions[0]
@@ -397,9 +398,11 @@ class Equation:
         from npu_kernels.formula._reading import Formula, require_sympy
 
         sympy = require_sympy()
+        root = 1 / _rational(sympy, self.target_power)
         pairs = zip(self.functions.inputs, self.nonnegative, strict=False)
-        symbols = tuple(
-            sympy.Symbol(n, positive=True) if p else sympy.Symbol(n, real=True) for n, p in pairs
+        symbols = tuple(  # sympy takes positive factors out of a root, also where x is negative
+            sympy.Symbol(n, **{"positive" if p and root.is_integer else "real": True})
+            for n, p in pairs
         )
         terms, columns = [], self.functions.symbols(sympy, symbols)
         factor, coef = self._numbers("formula")
@@ -423,7 +426,7 @@ class Equation:
             part = self.known_part.evaluate(symbols, sympy, sympy.sympify)
             total += part / (1 if factor == 1 else sympy.Float(factor**self.target_power))
         if self.target_power != 1:
-            total = sympy.Mul(int(self.sign), total ** (1 / _rational(sympy, self.target_power)))
+            total = sympy.Mul(int(self.sign), total**root)
         if factor != 1:
             total = sympy.Mul(sympy.Float(factor), total)
         if self.target_transform is not None:

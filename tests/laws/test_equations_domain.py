@@ -52,6 +52,32 @@ def test_sympy_has_no_real_number_there(name):
         assert np.isnan(expected) or value.real == pytest.approx(expected, rel=1e-9)
 
 
+OF_TWO = {
+    "root of a ratio": lambda a, b: ((a**2 + 2 * a**2 * b) / (1 + b)) ** 0.5,
+    "root of a sum": lambda a, b: (a**2 + 2 * a**2 * b) ** 0.5,
+    "root below a line": lambda a, b: (a**2 + 2 * a**2 * b) ** -0.5,
+    "ratio": lambda a, b: (a + 2 * b) / (1 + a * b),
+    "reciprocal": lambda a, b: 1 / (a + 2 * b**2),
+    "square": lambda a, b: (a + 2 * b) ** 2,
+    "fraction": lambda a, b: a**1.5 + 2 * b,
+}
+
+
+@pytest.mark.filterwarnings("ignore:NPURegressor. .* predictions are")
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("law", OF_TWO.values(), ids=OF_TWO)
+def test_sympy_and_its_function_agree_at_inputs_of_any_sign(law):
+    sympy = pytest.importorskip("sympy", reason="SymPy is not installed")
+    X = uniform(2, 80, low=1)
+    fitted = NPURegressor(random_state=0).fit(X, law(*X.T))
+    symbols = fitted.best_equation_.formula().symbols
+    function = sympy.lambdify(symbols, fitted.sympy(), "numpy")
+    points = np.array([[-2, 1.5], [2, -1.5], [1.3, -0.7], [-1.5, -2.5], [-0.5, 0.7], [2.0, 2.0]])
+    expected = law(*points.T)
+    for values in (fitted.predict(points), function(*points.T)):
+        np.testing.assert_allclose(values, expected, rtol=1e-7)
+
+
 def test_a_warning_counts_the_roots():
     X = uniform(1, 60, low=1)
     fitted = NPURegressor(random_state=0).fit(X, 2 * X[:, 0] ** 0.5)

@@ -2,6 +2,7 @@
 in every form; sums stay sums."""
 
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -311,6 +312,30 @@ def test_a_pole_within_the_ranges_of_the_inputs_is_said():
     with pytest.warns(EquationWarning, match="Its denominator is 0 for some inputs"):
         model = NPURegressor(random_state=0).fit(X, noisy(y, seed=2))
     assert model.best_equation_.n_denominator_terms == 1
+
+
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("middle", [1.9, 2.05])
+def test_a_pole_between_rows_is_said(middle, power):
+    """1 - 2.05 x + x**2 has the roots 0.80 and 1.25, and 1 - 1.9 x + x**2 has none."""
+    x = np.concatenate([uniform(1, 60, low=0.1, high=0.5), uniform(1, 60, low=2, high=4)])
+    y = noisy((1 - middle * x + x**2)[:, 0] ** (-1 / power), seed=4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = NPURegressor(random_state=0).fit(x, y)
+    assert model.best_equation_.target_power == -power
+    messages = [str(warning.message) for warning in caught]
+    assert any("Its denominator is 0 for some inputs" in m for m in messages) == (middle > 2)
+
+
+def test_a_reciprocal_of_both_signs_has_its_pole_in_the_rows():
+    x = uniform(1, 120, low=0.1, high=2)
+    y = 1 / (1 - x[:, 0])
+    y += 0.01 * np.random.default_rng(3).standard_normal(120)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = NPURegressor(random_state=0).fit(x, y)
+    assert model.predict([[1.5]])[0] == pytest.approx(-2, rel=0.02)
 
 
 def test_a_checkpoint_of_ratios(tmp_path):

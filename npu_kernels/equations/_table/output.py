@@ -67,6 +67,7 @@ MOST_HELD_OUT_ROWS = 5000
 RIVAL_COST = 20.0  # difference of the criteria of the search up to which all rows decide
 STRUCTURE = 0.5  # correlation of neighbours from which hardly any of the residuals is noise
 APPROXIMATION = 0.3  # the same, from which a law misses something
+SHARES = np.arange(1, 8) / 8  # of a gap between values, where a denominator may be 0
 FLAT = 0.1  # size of a term's exponents below which it stands for a logarithm
 ANOTHER_LAW = 0.05  # share of a prediction by which laws differ of which weights are made anew
 SMALL_FACTOR = 0.1  # standard deviation of log y below which factors are relative errors
@@ -436,15 +437,7 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
             f"Two terms nearly cancel: {first} and {second}. They stand for another function, such "
             "as a logarithm, or for other powers: their exponents are no law."
         )
-    if equation.n_denominator_terms:
-        generator = np.random.default_rng(0)
-        apart = np.column_stack([generator.permutation(column) for column in rows.X[some].T])
-        divisors = equation._divisors(equation._products(equation._columns(apart)))
-        if (divisors <= 0).any():
-            notes.append(
-                "Its denominator is 0 for some inputs within their ranges, where it is infinite. "
-                "All rows are on one side."
-            )
+    notes += _pole_notes(rows, equation)
     residuals = rows.y - equation._predicted(rows.X, rows.group)
     used = (equation.exponents != 0).any(0)
     likeness = max(alike(X[:, used], residuals), alike(rows.X, residuals))
@@ -459,6 +452,41 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
             "(max_terms) are missing."
         )
     return (*notes, *doubts(rows, equation))
+
+
+def _pole_notes(rows: Rows, equation: Equation) -> list[str]:
+    """A note of a denominator that is 0 within the ranges of the inputs, but between the rows.
+
+    The denominator is that of a ratio, or the sum itself for a negative power of y of one sign.
+    """
+    is_ratio, has_one_sign = equation.n_denominator_terms > 0, np.ptp(np.sign(rows.y)) == 0
+    if not is_ratio and not (equation.target_power < 0 and has_one_sign and rows.group is None):
+        return []
+
+    def below(X: Array) -> Array:
+        if is_ratio:
+            return equation._divisors(equation._products(equation._columns(X)))
+        return equation._sums(X, None)
+
+    if not (below(_between(rows.X)) * np.sign(below(rows.X[:1])) <= 0).any():
+        return []
+    return [
+        "Its denominator is 0 for some inputs within their ranges, where it is infinite. All rows "
+        "are on one side."
+    ]
+
+
+def _between(X: Array) -> Array:
+    """Return points ``[M, n]`` within the ranges of columns, where these have gaps too."""
+    generator, columns = np.random.default_rng(0), list[Array]()
+    for column in X.T:
+        values = np.sort(column)
+        widths_of_gaps = np.diff(values)
+        widest = np.argsort(-widths_of_gaps, kind="stable")[:SEARCH_ROWS]
+        inside = values[widest, None] + widths_of_gaps[widest, None] * SHARES
+        values = np.concatenate([column[spread(len(column), SEARCH_ROWS)], inside.ravel()])
+        columns.append(generator.permutation(values))
+    return np.column_stack(columns)
 
 
 def _untold_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:

@@ -70,12 +70,11 @@ def may_be_ratio(candidates: Candidates, settings: Settings) -> bool:
     if best is None or settings.ratios is False or settings.max_terms < 2:
         return False
     problem, law = best
-    simple = not law.free.any() and (law.u * 2 % 1 == 0).all()
     if candidates.exact():  # a ratio of few terms may be shorter than one of many
-        return candidates.shortest_exact() >= FEW_TERMS and (problem.below > 0 or not simple)
+        return candidates.shortest_exact() >= FEW_TERMS and (problem.below > 0 or not law.is_simple)
     if settings.ratios is True:
         return True
-    return not simple or len(law.c) >= settings.max_terms or candidates.structure() > 0
+    return not law.is_simple or len(law.c) >= settings.max_terms or candidates.structure() > 0
 
 
 def one_power(

@@ -244,6 +244,11 @@ class Sum:
     def parameters(self) -> int:
         return int(self.c.size) + int(self.free.sum())
 
+    @property
+    def is_simple(self) -> bool:
+        """Whether all exponents are whole or halves, and none is a parameter."""
+        return not self.free.any() and bool((self.u * 2 % 1 == 0).all())
+
     def take(self, stay: Array) -> Sum:
         """Return the sum of some of its terms, not fitted."""
         return Sum(self.u[stay], self.parity[stay], self.free[stay], self.c[stay])

@@ -138,6 +138,7 @@ MORE_ROWS = 3000  # rows to which the best sums are fitted
 ROWS_OF_GROUP = 12  # of each group, as far as it has them, among both of these
 BEAM = 6  # sums to which a term is added
 SIMPLE_PAIRS = 16  # of simple products, among which the criterion chooses
+FEW_TERMS = 4  # of an exact law that is no approximation
 SIMPLIFIED = 4  # sums of one number of terms whose exponents are made simple
 ITERATIONS = 40  # of a batch of starts
 HALVINGS = (6, 12, 20)  # iterations after which only the better half continues
@@ -185,6 +186,18 @@ class Candidates:
         """The number of terms of the shortest exact sum; 0 if there is none."""
         exact = (len(law.c) for problem, law in self.sums.values() if is_exact(problem, law))
         return min(exact, default=0)
+
+    def may_be_shorter(self, power: float) -> bool:
+        """Whether a law for this power of y may be shorter than the exact ones.
+
+        An exact law of few terms with simple exponents approximates no other function. Its terms
+        are fewer for another power only if it is a square, or another whole power, of a sum. A
+        ratio of so few terms is none.
+        """
+        exact = [pair for pair in self.sums.values() if is_exact(*pair)]
+        few = [pair for pair in exact if len(pair[1].c) <= FEW_TERMS and pair[1].is_simple]
+        powers = [problem.power / power for problem, _ in few if not problem.below]
+        return not few or any(whole >= 2 and whole % 1 == 0 for whole in powers)
 
     def structure(self) -> float:
         """How alike the residuals of the best sum are in rows beside each other: see `alike`.
@@ -276,6 +289,8 @@ def search(
             end = settings.max_terms < 2 if shortest else candidates.settled()
             if end and output.function is None:
                 break
+            if output.function is None and not candidates.may_be_shorter(power):
+                continue
             rows = output.scaled(power)
             if rows is not None:
                 errors = (one_power or _one_power)(rows, training, settings, candidates)
