@@ -8,6 +8,7 @@ with drawn weights and inputs, and its results are compared with the formula's.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -111,12 +112,12 @@ class Trial:
         first, second = self.parameters["weight_re"].shape
         return (second, first) if transposed else (first, second)
 
-    def _uniform(self, low: float, high: float, *shape: int) -> Tensor:
+    def _uniform(self, low: float, high: float, shape: Sequence[int]) -> Tensor:
         drawn = torch.rand(shape, dtype=torch.float64, generator=self.generator)
         return low + (high - low) * drawn
 
-    def _signs(self, *shape: int) -> Tensor:
-        return self._uniform(-1, 1, *shape).sign()
+    def _signs(self, shape: Sequence[int]) -> Tensor:
+        return self._uniform(-1, 1, shape).sign()
 
     def _at_zero(self, transposed: bool, dtype: torch.dtype) -> float:
         """Return what the module computes for ``x ** 1`` at x = 0: what it adds to ``|x|``."""
@@ -144,12 +145,12 @@ class Trial:
         for ours in self.parameters:
             if ours == "gate":
                 kind = (torch.arange(inputs) + draw) % 3
-                inside = self._uniform(0.1, 0.9, inputs)
-                weights[ours] = inside + (kind - 1) * self._uniform(1.0, 3.0, inputs)
+                inside = self._uniform(0.1, 0.9, [inputs])
+                weights[ours] = inside + (kind - 1) * self._uniform(1.0, 3.0, [inputs])
             else:
                 shape = outputs, inputs
-                few = self._uniform(0, 1, *shape) * inputs < LARGE_WEIGHTS
-                weights[ours] = self._uniform(0.7, 1, *shape) * self._signs(*shape) * size
+                few = self._uniform(0, 1, shape) * inputs < LARGE_WEIGHTS
+                weights[ours] = self._uniform(0.7, 1, shape) * self._signs(shape) * size
                 weights[ours] *= torch.where(few, 1.0, 1 / inputs)
         re = weights["weight_re"]  # each has both signs with each kind of gate and each size
         sign = torch.arange(outputs)[:, None] + torch.arange(inputs) + draw // (TRIAL_DRAWS // 2)
@@ -158,9 +159,9 @@ class Trial:
 
     def _inputs(self, inputs: int, dtype: torch.dtype) -> Tensor:
         """Draw inputs of both signs; the last two rows are very large, and not a number."""
-        logs = self._uniform(math.log(SMALLEST_X), math.log(LARGEST_X), TRIAL_ROWS, inputs)
-        logs[::2] = self._uniform(-1, 1, *logs[::2].shape)  # x ** w is of size 1
-        x = logs.exp() * self._signs(*logs.shape)
+        logs = self._uniform(math.log(SMALLEST_X), math.log(LARGEST_X), [TRIAL_ROWS, inputs])
+        logs[::2] = self._uniform(-1, 1, logs[::2].shape)  # x ** w is of size 1
+        x = logs.exp() * self._signs(logs.shape)
         x[0], x[1] = x[0].abs(), -x[1].abs()
         x[-2] = x[-2].sign() * torch.finfo(dtype).max ** 0.95
         x[-1, 0] = math.nan

@@ -242,6 +242,12 @@ def stacked(laws: Sequence[Law]) -> tuple[Tensor, Tensor]:
     return torch.stack([law.x for law in laws]), torch.stack([law.free for law in laws])
 
 
+def criteria_of(laws: Sequence[Law]) -> Tensor:
+    """Return the criteria ``[K]`` of laws of one problem."""
+    x, free = stacked(laws)
+    return criteria(laws[0].problem, x, free)
+
+
 def information(laws: Sequence[Law]) -> list[Tensor]:
     """Return ``J'J`` of the free numbers of some laws of one problem, in units of the errors.
 

@@ -23,7 +23,13 @@ from npu_kernels.equations._series.estimates import (
     unscaled_coefficients,
 )
 from npu_kernels.equations._series.laws import Law, Met
-from npu_kernels.equations._series.sensitivity import EPSILON, IMPLICIT, driven, flow
+from npu_kernels.equations._series.sensitivity import (
+    EPSILON,
+    IMPLICIT,
+    Weights,
+    adaptive_call,
+    flow,
+)
 from npu_kernels.equations._series.simplify import WINDOW, alternatives
 from npu_kernels.layers import NAU, RealNPU
 from npu_kernels.ode import _adaptive as adaptive
@@ -31,7 +37,6 @@ from npu_kernels.ode import _inputs as known
 from npu_kernels.ode import _methods as methods
 from npu_kernels.ode._adaptive import DONE, TOO_MANY
 from npu_kernels.ode._inputs import Inputs
-from npu_kernels.reference import CLIP
 
 if TYPE_CHECKING:
     from npu_kernels.formula import Formula
@@ -56,18 +61,18 @@ class Path:
     table: known.Inputs | None  # the law's inputs, None without any
 
     @cached_property
-    def weights(self) -> tuple[Tensor, Tensor]:
+    def weights(self) -> Weights:
         """Exponents ``[1, h, D + J]`` and coefficients ``[1, D, h]`` of the scaled law."""
         shape = self.law.problem.shape
         exponents, rates, _ = shape.split(self.law.x.unsqueeze(0))
         states = shape.states - shape.inputs
-        return exponents, shape.coefficients(exponents, rates)[:, :states]
+        return Weights(exponents, shape.coefficients(exponents, rates)[:, :states])
 
     @cached_property
     def starts(self) -> Tensor:
         """The states ``[M, D]`` at the nodes, as they were fitted."""
         path = self.law.problem.states(self.law.x.unsqueeze(0))[0, self.series]
-        return path[:, : self.weights[1].shape[1]]
+        return path[:, : self.weights.coefficients.shape[1]]
 
     def along(self, times: Tensor) -> Tensor:
         """Return the states ``[m, D]`` at times; within the series by the steps of the fit."""
@@ -82,21 +87,19 @@ class Path:
 
     def _between(self, times: Tensor) -> Tensor:
         """Return the states at times within the series, each from the node before."""
-        data, exponents, coefficients = self.law.problem.data, *self.weights
+        data = self.law.problem.data
         node = torch.searchsorted(self.nodes, times, right=True) - 1
         begin, lengths = self.starts[node], (times - self.nodes[node]) / data.time
-        exponents, coefficients = (
-            part.expand(len(times), -1, -1) for part in (exponents, coefficients)
-        )
+        laws = self.weights.repeated(len(times))
         if data.slopes is not None:
             slopes = data.slopes[self.series]
             values = data.values[self.series, node, -data.inputs :]
             begin = torch.cat([begin, values], 1)
-            wide = torch.nn.functional.pad(coefficients, (0, 0, 0, data.inputs))
+            wide = torch.nn.functional.pad(laws.coefficients, (0, 0, 0, data.inputs))
             slopes = slopes[node.clamp(max=len(slopes) - 1)]
-            exponents, coefficients = driven(exponents, wide, slopes)
+            laws = laws._replace(coefficients=wide).driven(slopes)
         problem = self.law.problem
-        path = flow(exponents, coefficients, begin, lengths, problem.steps, method=problem.method)
+        path = flow(laws, begin, lengths, problem.steps, method=problem.method)
         return path[:, -1, : self.starts.shape[1]]
 
     def beyond(self, u: Tensor, times: Tensor, first: float) -> Tensor:
@@ -120,32 +123,26 @@ class Path:
         origin = float(self.nodes[0])
         scaled_times = (times - origin) / data.time
         if self.table is None:
-            return self._solved(*weights, u, scaled_times)
+            return self._solved(weights, u, scaled_times)
         table = known.Inputs(
             (self.table.times - origin) / data.time, self.table.values / data.size[-data.inputs :]
         )
 
         def solve(piece: known.Piece, state: Tensor) -> Tensor:
-            laws = known.driven((weights[0], None, None, weights[1]), piece.slope, False)
+            laws = known.driven(weights.of_layers(), piece.slope, False)
             begin = known.with_inputs(state, piece.first)
-            return self._solved(laws[0], laws[3], begin, piece.times)[:, : len(u)]
+            return self._solved(Weights(laws[0], laws[3]), begin, piece.times)[:, : len(u)]
 
         return known.along(known.pieces("predict", table, scaled_times), u, solve)
 
-    def _solved(self, exponents: Tensor, coefficients: Tensor, u: Tensor, times: Tensor) -> Tensor:
+    def _solved(self, laws: Weights, u: Tensor, times: Tensor) -> Tensor:
         """Return the states at times from the state u at the first, by adaptive steps."""
-        weights = exponents, None, None, coefficients
         is_implicit = self.law.problem.method == IMPLICIT
         path = u.unsqueeze(0)
         for method in (IMPLICIT,) if is_implicit else (methods.EXPLICIT, IMPLICIT):
-            bounds = (
-                MAX_PREDICTION_STEPS,
-                MAX_PREDICTION_STEPS + 1 if method == IMPLICIT else MAX_AT_BOUND,
-            )
-            call = adaptive.Call(
-                method, TOLERANCE, TOLERANCE, *bounds, EPSILON, CLIP, False, "full", False
-            )
-            path, counts, _, _ = adaptive.run(call, times, u.unsqueeze(0), weights)
+            at_bound = MAX_PREDICTION_STEPS + 1 if method == IMPLICIT else MAX_AT_BOUND
+            call = adaptive_call(method, TOLERANCE, MAX_PREDICTION_STEPS, at_bound)
+            path, counts, _, _ = adaptive.run(call, times, u.unsqueeze(0), laws.of_layers())
             status = int(counts[0, 0, 3])
             if status == DONE:
                 break

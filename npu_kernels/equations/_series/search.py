@@ -24,6 +24,7 @@ from npu_kernels.equations._series.laws import (
     Met,
     best_accurate,
     criteria,
+    criteria_of,
     explicit,
     form,
     loosened,
@@ -531,7 +532,7 @@ def simplest(
 
 def hopeful(laws: list[Law], max_denominator: int) -> list[Law]:
     """Return the laws that may be the best one when their exponents are fractions."""
-    values = criteria(laws[0].problem, *stacked(laws)) - foreseen(laws, max_denominator)
+    values = criteria_of(laws) - foreseen(laws, max_denominator)
     limit = values.min() + 2 * UNFORESEEN  # both laws' values are approximations
     return [law for law, value in zip(laws, values, strict=True) if value <= limit]
 

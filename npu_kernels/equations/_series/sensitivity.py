@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from npu_kernels.ode import _adaptive as adaptive
 from npu_kernels.ode import _inputs as known
 from npu_kernels.ode import _methods as methods
 from npu_kernels.ode._loop import Loop, by_fast_path, run
+from npu_kernels.ode._loop import Weights as WeightsOfLayers
 from npu_kernels.reference import CLIP
 
 FIXED, IMPLICIT = "rk4", methods.IMPLICIT
@@ -97,9 +99,29 @@ class Shape:
         return torch.cat([exponents.flatten(-2), coefficients.flatten(-2), starts.flatten(-2)], -1)
 
 
+class Weights(NamedTuple):
+    """Laws of sums of products: exponents ``[L, h, D]``, coefficients ``[L, D, h]``."""
+
+    exponents: Tensor
+    coefficients: Tensor
+
+    def of_layers(self) -> WeightsOfLayers:
+        """Return the weights of the power layer and of the sums, as the time loop takes them."""
+        return self.exponents, None, None, self.coefficients
+
+    def repeated(self, count: int) -> Weights:
+        """Return every law `count` times, one copy after the other."""
+        return Weights(_repeated(self.exponents, count), _repeated(self.coefficients, count))
+
+    def driven(self, slopes: Tensor) -> Weights:
+        """Return laws of a term more, whose inputs move by slopes ``[L, J]``."""
+        rows = self.coefficients[:, : self.coefficients.shape[1] - slopes.shape[1]]
+        weights = known.driven((self.exponents, None, None, rows), slopes, False)
+        return Weights(weights[0], weights[3])
+
+
 def flow(
-    exponents: Tensor,
-    coefficients: Tensor,
+    laws: Weights,
     u: Tensor,
     lengths: Tensor | float,
     steps: int,
@@ -108,25 +130,33 @@ def flow(
 ) -> Tensor:
     """Return the states ``[L, stretches + 1, D]`` of laws from ``u [L, D]`` on.
 
-    exponents ``[L, h, D]``, coefficients ``[L, D, h]``. lengths: of the stretches, ``[L]`` or one
-    number. steps: of a stretch. method: `FIXED`, or `IMPLICIT`, whose tolerance is that of so
-    many steps: its states are nan from where it does not get on.
+    lengths: of the stretches, ``[L]`` or one number. steps: of a stretch. method: `FIXED`, or
+    `IMPLICIT`, whose tolerance is that of so many steps: its states are nan from where it does
+    not get on.
     """
     if isinstance(lengths, Tensor):
-        coefficients, lengths = coefficients * lengths[:, None, None], 1.0
+        laws = laws._replace(coefficients=laws.coefficients * lengths[:, None, None])
+        lengths = 1.0
     if method == IMPLICIT:
         times = lengths * torch.arange(stretches + 1, dtype=torch.float64)
-        return stiff_flow(exponents, coefficients, u, times, steps)
+        return stiff_flow(laws, u, times, steps)
     dt = lengths / steps
     loop = Loop(RK4, steps * stretches, dt, EPSILON, CLIP, False, "full", False, False)
-    weights = exponents, None, None, coefficients
+    weights = laws.of_layers()
     states = (by_fast_path(loop, u, weights) or run(loop, u, weights))[0]
     return states[:, ::steps]
 
 
-def stiff_flow(
-    exponents: Tensor, coefficients: Tensor, u: Tensor, times: Tensor, steps: int
-) -> Tensor:
+def adaptive_call(
+    method: str, tolerance: float, max_steps: int, max_at_bound: int
+) -> adaptive.Call:
+    """Return the options of adaptive steps of laws; tolerance: relative, and absolute."""
+    return adaptive.Call(
+        method, tolerance, tolerance, max_steps, max_at_bound, EPSILON, CLIP, False, "full", False
+    )
+
+
+def stiff_flow(laws: Weights, u: Tensor, times: Tensor, steps: int) -> Tensor:
     """Return the states ``[L, M, D]`` of laws by implicit steps at times ``[M]``; see `flow`.
 
     Times may be repeated.
@@ -135,12 +165,8 @@ def stiff_flow(
     if len(distinct) < 2:
         return u.unsqueeze(1).expand(-1, len(times), -1)
     tolerance = IMPLICIT_TOLERANCE / steps ** methods.ALL[IMPLICIT].order
-    bounds = MAX_IMPLICIT_STEPS, MAX_IMPLICIT_STEPS + 1
-    call = adaptive.Call(
-        IMPLICIT, tolerance, tolerance, *bounds, EPSILON, CLIP, False, "full", False
-    )
-    weights = exponents, None, None, coefficients
-    return adaptive.run(call, distinct, u, weights)[0][:, index]
+    call = adaptive_call(IMPLICIT, tolerance, MAX_IMPLICIT_STEPS, MAX_IMPLICIT_STEPS + 1)
+    return adaptive.run(call, distinct, u, laws.of_layers())[0][:, index]
 
 
 @dataclass(frozen=True)
@@ -170,31 +196,28 @@ class Trajectories:
         coefficients = self.shape.coefficients(exponents, rates)
         models, series, d = u.shape
         lengths, u = self.data.lengths, u.reshape(-1, d)
-        laws = _repeated(exponents, series), _repeated(coefficients, series)
+        laws = Weights(exponents, coefficients).repeated(series)
         same = not self.data.inputs  # the law is that in each stretch
         if same and torch.allclose(lengths, lengths[:1, :1], rtol=SAME_DISTANCE, atol=0):
             mean = float(lengths.mean())
-            path = flow(*laws, u, mean, self.steps, lengths.shape[1], self.method)
+            path = flow(laws, u, mean, self.steps, lengths.shape[1], self.method)
         elif same and self.method == IMPLICIT and bool((lengths == lengths[:1]).all()):
-            path = stiff_flow(*laws, u, self.data.times[0], self.steps)
+            path = stiff_flow(laws, u, self.data.times[0], self.steps)
         else:
-            path = self._by_stretches(*laws, u, models)
+            path = self._by_stretches(laws, u, models)
         return path.view(models, series, -1, d)
 
-    def _by_stretches(
-        self, exponents: Tensor, coefficients: Tensor, u: Tensor, models: int
-    ) -> Tensor:
+    def _by_stretches(self, laws: Weights, u: Tensor, models: int) -> Tensor:
         """Return the states ``[K S, M, D]``, a call for each stretch."""
         distances, slopes, states = self.data.lengths.repeat(models, 1), self.data.slopes, [u]
         if slopes is not None:
             slopes = slopes.repeat(models, 1, 1)
-            exponents, coefficients = driven(exponents, coefficients, slopes[:, 0])
+            laws = laws.driven(slopes[:, 0])
         for number, column in enumerate(distances.unbind(1)):
             if slopes is not None:
-                coefficients = coefficients.clone()
-                coefficients[:, -self.data.inputs :, -1] = slopes[:, number]
-            laws = exponents, coefficients
-            path = flow(*laws, states[-1], column, self.steps, method=self.method)
+                laws = laws._replace(coefficients=laws.coefficients.clone())
+                laws.coefficients[:, -self.data.inputs :, -1] = slopes[:, number]
+            path = flow(laws, states[-1], column, self.steps, method=self.method)
             states.append(path[:, -1])
         return torch.stack(states, 1)
 
@@ -313,11 +336,11 @@ class Stretches:
         lengths, models = self.data.lengths, len(x)
         begin = self.smooth[:, :-1].reshape(-1, self.shape.states).repeat(models, 1)
         count = lengths.numel()
-        lanes = _repeated(exponents, count), _repeated(coefficients, count)
+        lanes = Weights(exponents, coefficients).repeated(count)
         if (slopes := self.data.slopes) is not None:
-            lanes = driven(*lanes, slopes.flatten(0, 1).repeat(models, 1))
+            lanes = lanes.driven(slopes.flatten(0, 1).repeat(models, 1))
         distances = lengths.flatten().repeat(models)
-        states = flow(*lanes, begin, distances, self.steps, method=self.method)[:, -1]
+        states = flow(lanes, begin, distances, self.steps, method=self.method)[:, -1]
         return states.view(models, *lengths.shape, -1)
 
     def compare(self, states: Tensor) -> Tensor:
@@ -339,15 +362,7 @@ class Stretches:
         return self.compare(states), torch.cat([rows, for_starts], 2)
 
 
-def driven(exponents: Tensor, coefficients: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return laws of a term more, whose inputs move by slopes ``[L, J]``."""
-    rows = coefficients[:, : coefficients.shape[1] - slopes.shape[1]]
-    weights = known.driven((exponents, None, None, rows), slopes, False)
-    return weights[0], weights[3]
-
-
 def _repeated(tensor: Tensor, count: int) -> Tensor:
-    """Return every law `count` times, one copy after the other."""
     return tensor.unsqueeze(1).expand(-1, count, -1, -1).reshape(-1, *tensor.shape[1:])
 
 
@@ -364,11 +379,11 @@ def derivatives(
     parts = [_repeated(exponents, count), _repeated(rates, count), begin]
     leaves = [part.detach().requires_grad_() for part in parts]
     with torch.enable_grad():
-        coefficients, distances = shape.coefficients(*leaves[:2]), lengths.flatten().repeat(models)
-        laws = leaves[0], coefficients
+        distances = lengths.flatten().repeat(models)
+        laws = Weights(leaves[0], shape.coefficients(leaves[0], leaves[1]))
         if slopes is not None:
-            laws = driven(*laws, slopes.flatten(0, 1).repeat(models, 1))
-        end = flow(*laws, leaves[2], distances, steps, method=method)[:, -1]
+            laws = laws.driven(slopes.flatten(0, 1).repeat(models, 1))
+        end = flow(laws, leaves[2], distances, steps, method=method)[:, -1]
         sums = [end[:, i].sum() for i in range(d)]
         rows = [torch.autograd.grad(sums[i], leaves, retain_graph=i < d - 1) for i in range(d)]
     lead = (models, *lengths.shape)

@@ -32,6 +32,7 @@ from npu_kernels.equations._series.laws import (
     accurate,
     cleaned,
     criteria,
+    criteria_of,
     form,
     information,
     limits,
@@ -107,7 +108,7 @@ def _fractions(law: Law, C: Any, max_denominator: int) -> Iterator[Change]:
 def _simpler(laws: Sequence[Law], proposals: Proposals, job: Job, met: Met | None) -> list[Law]:
     """Change the laws as long as the criterion falls, all laws at once."""
     best, problem = list(laws), laws[0].problem
-    values: list[float] = criteria(problem, *stacked(best)).tolist()
+    values: list[float] = criteria_of(best).tolist()
     met = {} if met is None else met
     for value, law in zip(values, best, strict=True):
         meet(met, value, law)
@@ -226,10 +227,10 @@ def changed(trials: Sequence[tuple[Law, list[Change], Any]]) -> list[Law]:
         replace(result, x=_followed(law, changes, C).where(result.free, result.x))
         for result, (law, changes, C) in zip(still, trials, strict=True)
     ]
-    errors = (criteria(laws[0].problem, *stacked(laws)).tolist() for laws in (still, moved))
+    errors = zip(criteria_of(still).tolist(), criteria_of(moved).tolist(), strict=True)
     return [
         after if lower < value else before
-        for before, after, value, lower in zip(still, moved, *errors, strict=True)
+        for before, after, (value, lower) in zip(still, moved, errors, strict=True)
     ]
 
 
