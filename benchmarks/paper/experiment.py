@@ -6,10 +6,10 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.paper.checks import Check, Entry
-from benchmarks.paper.runner import Batch, Folder
+from benchmarks.paper.runner import Batch
 from benchmarks.paper.tables import Rows
 
 VARIANTS = ("code", "paper")  # what the authors ran, or wrote
@@ -80,21 +80,6 @@ class Option:
     several: bool = False  # whether it takes more than one value
 
 
-class Account(Protocol):
-    """The work that produced a table (session.py)."""
-
-    options: Namespace  # of the command
-    folder: Folder  # the runner's
-    batches: Sequence[Batch]  # of the command
-    results: dict[str, dict[str, Any]]  # of the finished batches, by their names
-    processes: int
-
-    @property
-    def missing(self) -> int: ...
-    def times(self) -> list[tuple[Sequence[Batch], float]]: ...
-    def line(self) -> str: ...
-
-
 @dataclass(frozen=True)
 class Experiment:
     """A name on the command line."""
@@ -110,8 +95,6 @@ class Experiment:
     # All batches that share the table, the rounds of work one by one; `plan` is a part of a round.
     rounds: Callable[[Namespace], list[list[Batch]]] | None = None
     subset: Callable[[Namespace], str] = lambda options: ""  # what a command leaves out
-    finish: Callable[[Namespace, Folder], None] | None = None  # called when all batches are done
-    times: Callable[[Account], list[str]] | None = None  # comments on time, for the usual line
 
     def filled(self, options: Namespace) -> Table:
         """The table that a command fills."""

@@ -58,8 +58,6 @@ class Session:
     def finish(self, complete: bool) -> None:
         """End a command; if all batches are done, write what is made from them."""
         table, out = self.table, self.options.out
-        if complete and self.experiment.finish is not None:
-            self.experiment.finish(self.options, self.folder)
         if self.results:
             self._write()
         if complete and table.keep is not None:
@@ -114,7 +112,7 @@ class Session:
             ", ".join(filter(None, title)),
             f"{facts['processor']}, {facts['cores']} cores, {device}, {facts['system']}",
             f"npu_kernels {facts['npu_kernels']}, torch {facts['torch']}, Python {facts['python']}",
-            *(self.experiment.times(self) if self.experiment.times else [self.line()]),
+            self.line(),
         ]
 
     @property
@@ -122,13 +120,9 @@ class Session:
         """The number of batches of the command that are not done."""
         return sum(batch.name not in self.results for batch in self.batches)
 
-    def times(self) -> list[tuple[Sequence[Batch], float]]:
-        """The rounds of work that share the table, each with its wall time."""
-        wall = self.wall()
-        return [(part, wall if part is self._part else self._seconds(part)) for part in self.parts]
-
     def line(self) -> str:
-        """The line on time of most tables."""
-        wall = f"wall time {duration(self.wall())} with {self.processes} processes"
+        """The time of all rounds that share the table."""
+        rounds = sum(self._seconds(part) for part in self.parts if part is not self._part)
+        wall = f"wall time {duration(rounds + self.wall())} with {self.processes} processes"
         seconds = sum(result["seconds"] for result in self.results.values())
         return f"{wall}; {duration(seconds)} of work in all"

@@ -30,11 +30,6 @@ SMALL: list[tuple[Any, str, Any]] = [
     (search, "QUICK", (2, 1, 1)),
     (search, "WIDTHS", (1, 2)),
     (gradient_surface, "W1", gradient_surface.W1[::10]),
-    (
-        simple,
-        "measure_eager",
-        lambda folder, steps: None,
-    ),  # times, which no two runs have in common
     (session, "available", lambda: False),  # no pictures
     (runner, "CHECKPOINT_SECONDS", 0.0),
 ]

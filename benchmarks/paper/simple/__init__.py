@@ -1,20 +1,16 @@
-"""The simple arithmetic task: task.py trains, and times eager torch; report.py shows."""
+"""The simple arithmetic task: task.py trains, report.py shows."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 
-from benchmarks.paper.experiment import Account, Experiment, Option, Table
+from benchmarks.paper.experiment import Experiment, Option, Table
 from benchmarks.paper.simple import report, task
 
 
 def _subset(options: Namespace) -> str:
     chosen = [*(options.units or ()), *(options.operations or ())]
     return f"only {', '.join(chosen)}" if chosen else ""
-
-
-def _times(account: Account) -> list[str]:
-    return [account.line(), *task.compare_with_eager(account)]
 
 
 EXPERIMENT = Experiment(
@@ -33,6 +29,4 @@ EXPERIMENT = Experiment(
     ),
     rounds=lambda options: [task.plan(options, list(task.RECIPES))],
     subset=_subset,
-    finish=task.finish,
-    times=_times,
 )  # fmt: skip

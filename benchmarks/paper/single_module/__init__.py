@@ -24,5 +24,4 @@ EXPERIMENT = Experiment(
     ),
     wrong=plan.wrong,
     rounds=plan.rounds,
-    times=report.times,
 )  # fmt: skip

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.drawing import figure, headline, save
-from benchmarks.durations import duration
 from benchmarks.marked_blocks import table
 from benchmarks.paper import tables
 from benchmarks.paper.checks import Check, share, within
-from benchmarks.paper.experiment import Account, Sources
+from benchmarks.paper.experiment import Sources
 from benchmarks.paper.single_module import task as single_module
 from benchmarks.paper.single_module.task import OPERATIONS, RANGES, RECIPES, THRESHOLDS, UNITS
 from benchmarks.paper.summary import SIGNS, median, number, probable, same_share, wilson
@@ -187,27 +186,6 @@ def checks(rows: Rows) -> list[Check]:
         steps = max(row["steps"] for row in best)
         judged.append(within("best: most model-steps of a seed here", steps, -math.inf, BEST_STEPS))
     return judged
-
-
-# ---- comments on top of the table ----------------------------------------------------------------
-
-
-def times(account: Account) -> list[str]:
-    """A line for each recipe."""
-    lines = []
-    for part, wall in account.times():
-        results = [account.results[batch.name] for batch in part if batch.name in account.results]
-        if not results:
-            continue
-        rows = [row for result in results for row in result["rows"]]
-        seconds = sum(result["seconds"] for result in results)
-        steps = sum(row["steps"] for row in rows)
-        lines.append(
-            f"recipe {rows[0]['recipe']}: {len(results)} units and operations, {len(rows)} runs, "
-            f"{steps:.3g} model-steps; wall time {duration(wall)}, {duration(seconds)} of work "
-            f"({1e6 * seconds / steps:.2g} µs a model-step)"
-        )
-    return [*lines, f"the latest command ran {account.processes} processes"]
 
 
 # ---- the picture ---------------------------------------------------------------------------------
