@@ -106,7 +106,7 @@ def check_contents(out: Path) -> None:
     _, rows = tables.read(out / "large.csv")
     assert tuple(rows[0]) == large.COLUMNS
     assert len(rows) == 4 * 5 + 2  # and the NMU's two short schedules
-    for name, count in (("fsir", 12), ("fsir_adjoint", 12), ("fsir_rk4", 8)):
+    for name, count in (("fsir", 12), ("fsir_rk4", 8)):
         comments, rows = tables.read(out / f"{name}.csv")
         assert tuple(rows[0]) == fsir.COLUMNS
         assert len(rows) == count
@@ -117,11 +117,7 @@ def check_contents(out: Path) -> None:
 
 def test_all_runs_every_value_of_an_option_that_is_not_given(tmp_path: Path) -> None:
     runs = [(e.name, options.integrator) for e, options in parts(arguments(words(tmp_path)))]
-    assert [integrator for name, integrator in runs if name == "fsir"] == [
-        "euler",
-        "adjoint",
-        "rk4",
-    ]
+    assert [integrator for name, integrator in runs if name == "fsir"] == ["euler", "rk4"]
     assert list(dict.fromkeys(name for name, _ in runs)) == ALL
     chosen = parts(arguments([*words(tmp_path), "--integrator", "rk4"]))
     assert [options.integrator for e, options in chosen if e.name == "fsir"] == ["rk4"]

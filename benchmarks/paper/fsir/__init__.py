@@ -19,11 +19,7 @@ EXPERIMENT = Experiment(
         Table(
             "fsir", "Fractional SIR model", task.COLUMNS, report.section, report.checks,
             report.phase_table, keep=models.keep_best, models_section=models.section,
-            picture=report.picture, entries=report.ENTRIES, beside="fsir-adjoint",
-        ),
-        Table(
-            "fsir-adjoint", "Fractional SIR model, the authors' gradient", task.COLUMNS,
-            report.section, report.checks, keep=models.keep_best,
+            picture=report.picture, entries=report.ENTRIES,
         ),
         Table(
             "fsir-rk4", "Fractional SIR model, accurate integrator", task.COLUMNS, report.section,
@@ -32,6 +28,6 @@ EXPERIMENT = Experiment(
         ),
     ),
     task.plan,
-    options=(Option("integrator", task.INTEGRATORS, task.ADJOINT, default="euler"),),
+    options=(Option("integrator", task.INTEGRATORS, "of the trajectory", default="euler"),),
     table=_table,
 )  # fmt: skip

@@ -48,7 +48,7 @@ BUDGETS = (20, 40, 80, 160, None)  # numbers of parameters at which the fronts a
 BETTER = (
     "the fits here are better. Published medians lie between those after our first phase and at "
     "our end (the table of phases), so the authors' second phase may have stopped earlier (not "
-    "tested); their gradient changes little (`--integrator adjoint`, benchmarks/NOTES.md)"
+    "tested); their gradient changes little (benchmarks/NOTES.md)"
 )
 
 
@@ -90,38 +90,18 @@ def dominates(better: Rows, worse: Rows) -> bool:
 # ---- tables --------------------------------------------------------------------------------------
 
 
-def sources(rows: Rows, authors: Rows) -> list[tuple[str, Rows]]:
-    """The runs to compare: the paper's, ours, and ours by the authors' gradient if any."""
-    by_authors = complete(rows, authors)
-    named = ("paper", paper_rows()), ("here", rows), ("here, authors' gradient", by_authors)
-    return [(whose, source) for whose, source in named if source]
-
-
-def complete(rows: Rows, authors: Rows) -> Rows:
-    """The runs by the authors' gradient, of the models that have as many of them as of ours."""
-    done = [model for model in fsir.MODELS if len(of(authors, model)) == len(of(rows, model))]
-    return [row for row in authors if row["model"] in done]
-
-
-def by_source(
-    rows: Rows, authors: Rows, cells: Callable[[str, Rows], list[str]]
-) -> list[list[str]]:
+def by_source(rows: Rows, cells: Callable[[str, Rows], list[str]]) -> list[list[str]]:
     """Lines of a table, a line for a model of each source; `cells` gets model and source."""
     return [
         [model, whose, *cells(model, source)]
         for model in fsir.MODELS
-        for whose, source in sources(rows, authors)
+        for whose, source in (("paper", paper_rows()), ("here", rows))
         if of(source, model) and of(rows, model)
     ]
 
 
-def full_table(rows: Rows, authors: Rows = ()) -> str:
-    """A line for the paper's runs of a model, and for ours, with 95 % intervals.
-
-    Args:
-        rows: ours, by the gradient of the loss.
-        authors: ours, by the authors' gradient.
-    """
+def full_table(rows: Rows) -> str:
+    """A line for the paper's runs of a model, and for ours, with 95 % intervals."""
 
     def cells(model: str, source: Rows) -> list[str]:
         runs, shares = of(source, model), []
@@ -135,8 +115,7 @@ def full_table(rows: Rows, authors: Rows = ()) -> str:
 
     header = ["model", "", "runs", "median (95 %)", "below 0.1 (95 %)", "below 1 (95 %)"]
     header += [f"median, beta {beta:g} (95 %)" for beta in fsir.BETAS]
-    full = table(header, by_source(rows, authors, cells))
-    return f"{full}\n{budget_table(rows, authors)}\n{phase_table(rows)}"
+    return f"{table(header, by_source(rows, cells))}\n{budget_table(rows)}\n{phase_table(rows)}"
 
 
 def least_error(count: int | None) -> Callable[[Rows], float]:
@@ -146,7 +125,7 @@ def least_error(count: int | None) -> Callable[[Rows], float]:
     )
 
 
-def budget_table(rows: Rows, authors: Rows = ()) -> str:
+def budget_table(rows: Rows) -> str:
     """The fronts at some numbers of parameters, with 95 % intervals by a bootstrap of the runs."""
 
     def cells(model: str, source: Rows) -> list[str]:
@@ -155,11 +134,11 @@ def budget_table(rows: Rows, authors: Rows = ()) -> str:
 
     names = ["any number" if n is None else f"at most {n}" for n in BUDGETS]
     header = ["least error, by parameters that are not 0 (95 %)", "", *names]
-    return table(header, by_source(rows, authors, cells))
+    return table(header, by_source(rows, cells))
 
 
-def phase_table(rows: Rows, authors: Rows = ()) -> str:
-    """Medians after the first phase and at the end, and the published ones; `authors` has none."""
+def phase_table(rows: Rows) -> str:
+    """Medians after the first phase and at the end, and the published ones."""
     lines, paper = [], paper_rows()
     for model in fsir.MODELS:
         runs = of(rows, model)
@@ -182,11 +161,11 @@ def front_table(rows: Rows) -> str:
     return table(["model", "paper: non-dominated (parameters, error)", "here"], lines)
 
 
-def section(rows: Rows, authors: Rows = ()) -> str:
+def section(rows: Rows) -> str:
     return (
         "Error on the 40 training points (there is no test set), after both phases; a parameter "
         f"counts when it is larger than {fsir.NON_ZERO:g}.\n\n"
-        + full_table(rows, authors)
+        + full_table(rows)
         + "\nIn brackets: 95 % intervals, exact for medians, Wilson's for shares, a bootstrap of "
         "the runs for least errors. No sample has an error below the least that was seen: the "
         "lower ends of the last table are too high.\n\n"
@@ -198,8 +177,8 @@ def section(rows: Rows, authors: Rows = ()) -> str:
 # ---- verdicts ------------------------------------------------------------------------------------
 
 
-def checks(rows: Rows, authors: Rows = ()) -> list[Check]:
-    """The published code's numbers, Euler's method; the authors' gradient is asked for nothing."""
+def checks(rows: Rows) -> list[Check]:
+    """The published code's numbers, Euler's method."""
 
     def middle_error(model: str, low: float, high: float) -> Check:
         errors = column(select(rows, model=model), "mse")
@@ -254,16 +233,10 @@ def accurate_checks(rows: Rows) -> list[Check]:
 # ---- the paper's figures and tables --------------------------------------------------------------
 
 
-def _fronts(rows: Sequence[Rows], models: Path) -> str:
-    """Ours beside the published runs, by the loss's own gradient and by the authors'."""
-    authors = complete(rows[0], rows[1]) if len(rows) > 1 else []
-    more = f". with the authors' gradient: {_agreement(authors)}" if authors else ""
-    return _agreement(rows[0]) + more
-
-
-def _agreement(ours: Rows) -> str:
+def _fronts(rows: Sequence[Rows], models_file: Path) -> str:
     """Medians by model and beta, and least errors by parameters, beside the published runs'."""
-    paper, models = paper_rows(), [model for model in fsir.MODELS if of(ours, model)]
+    ours, paper = rows[0], paper_rows()
+    models = [model for model in fsir.MODELS if of(ours, model)]
 
     def differ(model: str, beta: float | None, statistic: Callable[[Rows], float]) -> str:
         groups = [of(source, model, beta) for source in (ours, paper)]

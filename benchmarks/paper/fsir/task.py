@@ -18,14 +18,13 @@ Section 4.1 of the paper, as the published code ran it (variant "code"):
 
 The variant "paper" takes Adam in the first phase. In both, the gradient is that of the very loop
 that is computed; the authors solved the continuous adjoint equation by the same coarse steps, which
-is the gradient of no loss (adjoint.py). Their L-BFGS searches along a line by Hager and Zhang's
+is the gradient of no loss. Their L-BFGS searches along a line by Hager and Zhang's
 rules, ours by strong Wolfe conditions, at most ten evaluations a search and 2,500 in all: at the
 kinks of the penalty, the gates and |x| no point satisfies them; then the search goes on along the
 gradient. A model whose loss or gradient is not finite stays where it is.
 
-`integrator` "adjoint" takes the authors' gradient in both phases (adjoint.py). "rk4" takes the
-classic Runge-Kutta method with the same steps for NPU and RealNPU: there the true parameters are
-the optimum.
+`integrator` "rk4" takes the classic Runge-Kutta method with the same steps for NPU and RealNPU:
+there the true parameters are the optimum.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.paper.fsir import adjoint, dense
+from benchmarks.paper.fsir import dense
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.streams import stream
 from benchmarks.paper.tables import load
@@ -48,7 +47,7 @@ from npu_kernels.optim.lbfgs import LBFGS
 
 COLUMNS = ("model", "h", "beta", "run", "mse", "n_params", "first_mse", "iterations")
 MODELS = ("NPU", "RealNPU", "Dense")
-INTEGRATORS, ADJOINT = ("euler", "adjoint", "rk4"), "adjoint: Euler's, the authors' gradient"
+INTEGRATORS = ("euler", "rk4")
 WIDTHS = (6, 9, 12, 15, 20)
 BETAS = (0.0, 0.01, 0.1, 1.0)
 RUNS = 5
@@ -119,8 +118,7 @@ def solve(
     u0 = U0.to(parameters.device)
     if model == "Dense":
         return dense.rollout(u0, parts, GRID, END / GRID)
-    method = "euler" if integrator == "adjoint" else integrator
-    return integrate(u0.expand(len(parameters), -1), parts, GRID, END / GRID, method)
+    return integrate(u0.expand(len(parameters), -1), parts, GRID, END / GRID, integrator)
 
 
 def integrate(
@@ -225,29 +223,14 @@ class Training:
 
     def closure(self, parameters: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         """The loss ``[A]`` and its gradient ``[A, N]``."""
-        if self.integrator == "adjoint":
-            error, gradient = self.authors(parameters.detach())
-        else:
-            with torch.enable_grad():
-                parameters = parameters.detach().requires_grad_()
-                error = self.errors(parameters)
-                (gradient,) = torch.autograd.grad(error.sum(), parameters)
+        with torch.enable_grad():
+            parameters = parameters.detach().requires_grad_()
+            error = self.errors(parameters)
+            (gradient,) = torch.autograd.grad(error.sum(), parameters)
         beta = self.beta[active]
         parameters = parameters.detach()
         loss = error.detach() + beta * parameters.abs().sum(1)
         return loss, gradient + torch.copysign(beta.unsqueeze(1), parameters)
-
-    @torch.no_grad()
-    def authors(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """The errors ``[K]``, and the authors' gradient ``[K, N]`` (adjoint.py)."""
-        states, slopes = solve(self.model, self.h, parameters)
-        dt = END / GRID
-        path = ode.interpolate(states, self.times, dt=dt, method="hermite", derivatives=slopes)
-        off = path - self.target
-        field = adjoint.dense if self.model == "Dense" else adjoint.power
-        parts, jumps = split(self.model, self.h, parameters), 2 * off / off[0].numel()
-        gradients = adjoint.gradient(field, parts, states, slopes, jumps, self.times, dt)
-        return off.square().mean((1, 2)), torch.cat([part.flatten(1) for part in gradients], 1)
 
     def advance(self, steps: int) -> None:
         active = torch.arange(len(self.runs), device=self.parameters.device)
