@@ -187,6 +187,15 @@ def test_residuals_in_two_clumps():
     other = np.isin(np.arange(60), RNG(1).permutation(60)[:18])
     _, notes = said(x, np.where(other, 7, 2) * x[:, 0] ** 2 * (1 + 0.01 * e))
     assert any("two clumps, of 42 and 18 rows: there are two populations" in note for note in notes)
+    for count, loss in ((12, "auto"), (8, "auto"), (12, "squared")):  # few enough to be left out
+        other = np.isin(np.arange(60), RNG(1).permutation(60)[:count])
+        _, notes = said(x, np.where(other, 7, 2) * x[:, 0] ** 2 * (1 + 0.01 * e), loss=loss)
+        [note] = [note for note in notes if "far from the law" in note]
+        assert note.startswith(f"The residuals are in two clumps, of {60 - count} and {count} rows")
+        assert "heavy tails" not in note
+    spread = np.where(other, 10 ** RNG(3).uniform(0.3, 1, 60), 1)
+    _, notes = said(x, spread * 2 * x[:, 0] ** 2 * (1 + 0.01 * e))
+    assert not any("clumps" in note for note in notes)
     law = 2 * x[:, 0] ** 2
     for errors in (e, RNG(2).uniform(-1.7, 1.7, 60), RNG(2).standard_t(2, 60), np.exp(e) - 1.6):
         assert not any("clumps" in note for note in said(x, law + 0.3 * errors)[1])

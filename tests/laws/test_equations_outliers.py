@@ -366,3 +366,31 @@ def test_terms_that_follow_a_code_are_no_exact_law():
     assert model.equations_.outliers == (92, 109, 115)
     check(model, {(1, -1, 0): 1.6})
     assert model.best_equation_.exact
+
+
+@pytest.mark.filterwarnings("ignore:NPURegressor")
+@pytest.mark.parametrize("options", [{"loss": "huber"}, {"loss": "soft_l1"}, {"max_terms": None}])
+def test_codes_are_named_with_a_robust_loss_and_without_a_law(options):
+    X = uniform(2, 80, 1, 3)
+    y = 3 * X[:, 0] * X[:, 1] ** 2 * (1 + 0.01 * noise(80))
+    coded, missing = X.copy(), y.copy()
+    coded[:8, 0], missing[:6] = -999, 9999
+    plain = NPURegressor(**QUICK | options)
+    assert plain.fit(X, y).equations_.outliers == ()
+    score = plain.score(X[8:], y[8:])
+    for data, count, name in (((coded, y), 8, "x0 is -999"), ((X, missing), 6, "y is 9999")):
+        model = NPURegressor(**QUICK | options).fit(*data)
+        assert model.equations_.outliers == tuple(range(count))
+        [note] = [note for note in model.equations_.notes if "far from the law" in note]
+        assert note.startswith(f"{name} in {count} of 80 rows, ")
+        assert not any("clumps" in note for note in model.equations_.notes)
+        if "max_terms" in options:
+            assert "left out" in note
+            assert model.score(X[8:], y[8:]) == pytest.approx(score, abs=0.01)
+
+
+def test_copies_are_said_without_a_law():
+    X = uniform(2, 80, 1, 3)
+    y = 3 * X[:, 0] * X[:, 1] ** 2 * (1 + 0.01 * noise(80))
+    with pytest.warns(EquationWarning, match="Each row is there 3 times"):
+        NPURegressor(max_terms=None, **QUICK).fit(np.tile(X, (3, 1)), np.tile(y, 3))

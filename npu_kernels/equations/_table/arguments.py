@@ -197,10 +197,9 @@ def settings_of(model: Any, seed: int, groups: bool = False) -> Settings:
     loss = "squared" if model.loss == "auto" else model.loss
     kind = model.exponents if isinstance(model.exponents, str) else "rational"
     rules = Rules(kind, int(model.max_denominator), loss)
-    leave_out = model.loss == "auto" if loss == "squared" else None
     is_sum = groups or model.required_terms is not None or not isinstance(model.exponents, str)
     return Settings(
-        int(model.max_terms or 0), rules, int(model.n_init), seed, leave_out, show,
+        int(model.max_terms or 0), rules, int(model.n_init), seed, model.loss == "auto", show,
         ratios=False if is_sum else model.ratios,
     )  # fmt: skip
 

@@ -26,26 +26,40 @@ FEW_VALUES = 10  # different ones, at most: 0 or 9 is an ordinary one, and resid
 
 def doubts(rows: Rows, equation: Equation) -> list[str]:
     """Return sentences on rows and residuals of a law that is not exact."""
+    errors, factors, is_like = _residuals(rows, equation)
+    sentences = [
+        copied(rows),
+        _unlike_noise(rows, equation, errors),
+        _growing(rows, errors, is_like),
+        _clumps(rows, errors) or _clumps(rows, factors),
+    ]
+    return [sentence for sentence in sentences if sentence]
+
+
+def two_populations(rows: Rows, equation: Equation) -> str:
+    """Return a sentence on residuals that are in two clumps, or nothing."""
+    errors, factors, _ = _residuals(rows, equation)
+    return _clumps(rows, errors) or _clumps(rows, factors)
+
+
+def _residuals(rows: Rows, equation: Equation) -> tuple[Array, Array, Array]:
+    """Residuals as the errors are taken, logarithms of y over the law, and which rows are alike.
+
+    The others are too near 0 for errors in proportion to y.
+    """
     prediction = equation._predicted(rows.X, rows.group)
     off, is_like = rows.y - prediction, np.ones(len(prediction), dtype=bool)
     with np.errstate(divide="ignore", invalid="ignore"):
-        factor = np.log(rows.y / prediction)
+        factors = np.log(rows.y / prediction)
     if equation.noise == "multiplicative":
-        off = factor
+        off = factors
     elif equation.noise == "proportional":
         size = sizes(prediction)
         off = off / size
         is_like = size * np.abs(prediction).max() <= size.max() * np.abs(prediction) * (
             1 + ROUNDING
         )
-    errors = rows.root * off
-    sentences = [
-        _copied(rows),
-        _unlike_noise(rows, equation, errors),
-        _growing(rows, errors, is_like),
-        _clumps(rows, errors) or _clumps(rows, factor),
-    ]
-    return [sentence for sentence in sentences if sentence]
+    return rows.root * off, factors, is_like
 
 
 def _once(rows: Rows) -> Array:
@@ -53,8 +67,11 @@ def _once(rows: Rows) -> Array:
     return np.sort(np.unique(rows.origin, return_index=True)[1])
 
 
-def _copied(rows: Rows) -> str:
-    """Every row is there as often, or a multiple of it: the table may be pasted several times."""
+def copied(rows: Rows) -> str:
+    """Return a sentence if every row is there as often, or a multiple of it, or nothing.
+
+    The table may be pasted several times.
+    """
     once = _once(rows)
     group = None if rows.group is None else rows.group[once]
     new = first_of_equal(rows.X[once], rows.y[once, None], group)

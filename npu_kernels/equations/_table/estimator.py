@@ -406,7 +406,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     Args:
         max_terms: the greatest number of terms, of a ratio in each of its sums. None is for tables
             without a law: up to ten products of one or two inputs with simple exponents, added one
-            by one, as many as have the least error in rows that are held out in turn.
+            by one, as many as have the least error in rows that are held out in turn. Residuals
+            have no notes then: they are what the sum misses, more than errors of y.
         target_powers: the powers p of y to try. "auto": 1, -1, 2, -2, 1/2, -1/2. Those other than 1
             are tried if no sum with p = 1 is exact, or simple and not improved by a further term;
             those other than 1 and -1 if y has one sign but for its errors.
@@ -421,8 +422,10 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         loss: "squared", or "huber" or "soft_l1", which are less sensitive to outliers. "auto":
             "squared" without the rows, at most a fifth, that are far from the law of all others:
             outliers of y. Values that stand for missing ones, and y at the end of a scale, may be
-            in more rows. They are named, as with "squared", which keeps them. With max_terms=None
-            it is "squared", and no rows are looked for.
+            in more rows. They are named, as with "squared", which keeps them. With "huber" and
+            "soft_l1", which keep them too, and with max_terms=None, which is "squared", only such
+            values are looked for: a robust loss gives outliers little weight, and sums that are no
+            law are far from many rows.
         noise: the errors of y. "additive": equal for all rows, of unknown size. "proportional": in
             proportion to y. "multiplicative": y is the law times a factor whose logarithm is
             normal; y has one sign then, and predictions are medians. None: whichever of the three

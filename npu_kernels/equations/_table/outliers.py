@@ -13,7 +13,7 @@ from npu_kernels.equations._equation import Equation
 from npu_kernels.equations._problem import EXACT_ERROR
 from npu_kernels.equations._rows import alike
 from npu_kernels.equations._table import refine, stepwise
-from npu_kernels.equations._table.doubts import FEW_VALUES
+from npu_kernels.equations._table.doubts import FEW_VALUES, two_populations
 from npu_kernels.equations._table.estimates import Rows, refitted, sizes
 from npu_kernels.equations._table.output import APPROXIMATION, Laws, searched
 from npu_kernels.equations._table.search import Settings
@@ -45,16 +45,18 @@ STANDS_FOR = ", as a code for missing ones or the end of a scale"
 def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
     """Return the equations of one output. powers: None for all, as far as needed.
 
-    Rows that are far from the law of all others are named, and left out if the settings say so.
+    Rows that are far from the law of all others are named, and left out if the settings say so. A
+    robust loss gives them little weight, and sums that are no law are far from many rows: there
+    only odd values are looked for.
     """
-    if not settings.max_terms:
-        return stepwise.laws(rows, settings, powers)
-    laws_of_all, keep = searched(rows, settings, powers), np.ones(len(rows.y), dtype=bool)
+    fitted = searched if settings.max_terms else stepwise.laws
+    of_values = fitted is stepwise.laws or settings.rules.loss != "squared"
+    laws_of_all, keep = fitted(rows, settings, powers), np.ones(len(rows.y), dtype=bool)
     best = laws_of_all.equations[laws_of_all.best_index]
     if settings.leave_out is None or len(keep) < FEWEST_WITH_WILD:
         return laws_of_all
     odd = _odd_values(rows, best)
-    if best.exact and not odd.any():  # terms that follow odd values may make a law exact
+    if (best.exact or of_values) and not odd.any():  # terms that follow them may make a law exact
         return laws_of_all
     if not laws_of_all.complete:  # after Ctrl-C another search would spoil the checkpoint
         return laws_of_all
@@ -72,8 +74,9 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
             if is_settled or not without.complete:
                 break
             keep = ~suspects
-            without = laws_of_all if keep.all() else searched(rows.take(keep), settings, powers)
-            suspects = _with_twins(rows, odd, _suspected(rows, without, keep, odd))
+            without = laws_of_all if keep.all() else fitted(rows.take(keep), settings, powers)
+            suspects = _suspected(rows, without, keep, odd) & (odd.any(1) | (not of_values))
+            suspects = _with_twins(rows, odd, suspects)
     except KeyboardInterrupt:
         return replace(laws_of_all, complete=False)
     if keep.all() or not without.complete or not _believed(rows, laws_of_all, without, keep, odd):
@@ -250,6 +253,7 @@ def _named(
     predicted = best._predicted(rows.X[wild][order], group)
     said = [f"{y:.6g} for {law:.6g}" for y, law in zip(rows.y[wild][order], predicted, strict=True)]
     coded = _coded(rows, wild, odd, best.output)
+    populations = two_populations(rows.take(~odd.any(1)), best)
     odd = odd[wild][order]
     for k, i in zip(*np.nonzero(odd[:, :-1]), strict=True):
         said[k] = f"{rows.functions.inputs[i]} is {rows.X[wild][order][k, i]:.6g}"
@@ -264,12 +268,16 @@ def _named(
         text += f", and left out. With {'it' if len(named) == 1 else 'them'}: {other}"
     else:
         text += f". Without {'it' if len(named) == 1 else 'them'}: {best}"
-    if (~odd.any(1)).sum() > FEW * len(wild):
+    if populations:
+        text = f"{populations} {text}"
+    elif (~odd.any(1)).sum() > FEW * len(wild):
         text = f"The errors of {best.output} have heavy tails: {text}"
     text = " ".join([*coded, text])
     chosen = without if leave_out else laws_of_all
+    said_before = populations, two_populations(rows, other) if odd.any() else ""  # codes are none
+    notes = [note for note in chosen.notes if note not in said_before]
     rows_named = tuple(dict.fromkeys(numbers.tolist()))  # one that counts twice is named once
-    return replace(chosen, notes=(*chosen.notes, f"{text}."), outliers=rows_named)
+    return replace(chosen, notes=(*notes, f"{text}."), outliers=rows_named)
 
 
 def _coded(rows: Rows, wild: Array, odd: Array, output: str) -> list[str]:

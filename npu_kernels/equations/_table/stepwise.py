@@ -19,6 +19,7 @@ import numpy as np
 from npu_kernels.equations._library import Library
 from npu_kernels.equations._problem import AllRows, Problem, about_mean
 from npu_kernels.equations._table import refine
+from npu_kernels.equations._table.doubts import copied
 from npu_kernels.equations._table.estimates import Rows, equation_of
 from npu_kernels.equations._table.output import (
     POWERS_NEED,
@@ -61,8 +62,10 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
         equation_of(rows, data, law, math.sqrt(error), data.rows, kind) for law, error in fits
     ]
     chosen = int(np.argmin([equation.holdout_nrmse for equation in equations]))
-    notes = rows.notes + beyond_notes(equations[chosen])
-    return Laws(equations, chosen, [], kind, True, notes, weighted=rows.weighted)
+    copies = copied(rows)
+    notes = (*rows.notes, *beyond_notes(equations[chosen]), *([copies] if copies else []))
+    inflation = np.ones(len(rows.y))
+    return Laws(equations, chosen, [], kind, True, notes, inflation, weighted=rows.weighted)
 
 
 def sums(data: AllRows, settings: Settings) -> list[tuple[Sum, float]]:
