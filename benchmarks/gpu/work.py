@@ -253,15 +253,12 @@ def tests(stage: Stage, item: str, emit: Emit) -> None:
         named = words.named
         marks += ["-k", named["only"] if "only" in named else f"not {named['without']}"]
     folder = Path(__file__).resolve().parents[2] / "tests" / "triton"
-    flags = ["-q", "-p", "no:cacheprovider", "--no-header", *marks, str(folder / name)]
+    off = ("cacheprovider", "faulthandler")  # the latter would end the item's limit
+    flags = ["-q", "--no-header", *(word for plugin in off for word in ("-p", f"no:{plugin}"))]
     with contextlib.redirect_stdout(sys.stderr):
-        status = pytest.main(flags, plugins=[shard])
-    emit(
-        {
-            "tests": shard.outcomes,
-            "told": ", ".join(f"{n} {end}" for end, n in shard.outcomes.items()),
-        }
-    )
+        status = pytest.main([*flags, *marks, str(folder / name)], plugins=[shard])
+    text = ", ".join(f"{count} {outcome}" for outcome, count in shard.outcomes.items())
+    emit({"tests": shard.outcomes, "told": text})
     if shard.failed or status not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
         failed = f"{len(shard.failed)} tests failed: {', '.join(shard.failed)[:500]}"
         raise AssertionError(f"{failed}; pytest ended {status}")

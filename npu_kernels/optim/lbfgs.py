@@ -176,7 +176,6 @@ class LBFGS:
         def counts() -> Tensor:
             return zeros(dtype=torch.long)
 
-        pairs = self.history, x0.shape[1]
         self.x = x0.detach().clone()  # the last accepted point
         self.f, self.g = zeros(), torch.zeros_like(self.x)  # value and gradient at x
         self.direction, self.slope = torch.zeros_like(self.x), zeros()  # slope: along it at x
@@ -187,7 +186,8 @@ class LBFGS:
         self.end_t, self.end_f, self.end_slope = zeros(2), zeros(2), zeros(2)  # of the bracket
         self.end_g = zeros(2, x0.shape[1], dtype=x0.dtype)
         self.low = counts()  # the bracket's better end
-        self.steps, self.changes = zeros(*pairs, dtype=x0.dtype), zeros(*pairs, dtype=x0.dtype)
+        self.steps = zeros(self.history, x0.shape[1], dtype=x0.dtype)
+        self.changes = torch.zeros_like(self.steps)
         self.rho, self.pairs = zeros(self.history), counts()  # 1 / y s of the pairs; their number
         self.scale = zeros()  # y s / y y of the last pair
 

@@ -70,7 +70,8 @@ def normal(
     if objective.weights is not None:
         weights = objective.weights(r)
         r, j = r * weights, j * weights.unsqueeze(2)
-    return Normal(before, *_products(r, j, free))
+    hessian, gradient = _products(r, j, free)
+    return Normal(before, hessian, gradient)
 
 
 def _products(residual: Tensor, jacobian: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:

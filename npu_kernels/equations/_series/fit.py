@@ -198,7 +198,7 @@ def fit(
                 if searching:
                     return search.from_drawn_starts(denominator)
                 loosen = power.weight_re.requires_grad
-                return search.best(*search.begin(power, nau), denominator, loosen, True)
+                return search.best(search.begin(power, nau), denominator, loosen, True)
 
             (law, free, met), left_out = found_without(data, law_of, job)
         except Exception:

@@ -221,22 +221,22 @@ class Search:
         First states of its own may hide what a law misses of the series. Where they do, the search
         begins anew with those of the smooth curve, which stay.
         """
-        result = self.best(*self.drawn(), max_denominator, loosen=True, both=False)
+        result = self.best(self.drawn(), max_denominator, loosen=True, both=False)
         start, lost = self.data.start, hidden(result)
         if lost > MAX_LOST and self.is_complete and start.isnan().any() and not self.job.pressed:
             self.data = replace(self.data, start=start.where(~start.isnan(), self.smooth[:, 0]))
             with contextlib.suppress(NoLawError, NoLawYet):
-                other = self.best(*self.drawn(), max_denominator, loosen=True, both=False)
+                other = self.best(self.drawn(), max_denominator, loosen=True, both=False)
                 result = other if hidden(other) < min(lost, 1.0) / 2 else result
         return result
 
     def best(
-        self, x: Tensor, free: Tensor, max_denominator: int, loosen: bool, both: bool
+        self, starts: tuple[Tensor, Tensor], max_denominator: int, loosen: bool, both: bool
     ) -> tuple[Law, Law, Met]:
         """Return the best law, the same law with all of its numbers free, and laws of other forms.
 
-        x, free: the starts. max_denominator: of exponents, 0 to simplify nothing. In the free law
-        exponents are free if `loosen`. both: see `run`.
+        starts: laws ``[K, N]``, and which numbers are free. max_denominator: of exponents, 0 to
+        simplify nothing. In the free law exponents are free if `loosen`. both: see `run`.
 
         Each batch of starts is a search by itself, and the best of their laws is the result. The
         batches of 2K starts are those of K and one more: so more starts give no worse criterion.
@@ -267,6 +267,7 @@ class Search:
                 if outcomes and max_denominator and is_exact(outcomes[-1][0]):
                     break  # another law could only be simpler, and `improved` has looked for it
 
+        x, free = starts
         go_through(x, free, FIXED if self.method == AUTO else self.method)
         if self.method == AUTO and (both or not outcomes):
             stiff = self.are_stiff(x) if outcomes else self.stay(x, IMPLICIT)
@@ -408,7 +409,7 @@ class Search:
 
     def leading(self, problem: Trajectories, x: Tensor, free: Tensor) -> list[Law]:
         """Return the laws of the best criteria, each of another form; none if none stays finite."""
-        kinds = [form(Law(problem, *pair)) for pair in zip(x, free, strict=True)]
+        kinds = [form(Law(problem, row, mask)) for row, mask in zip(x, free, strict=True)]
         coarse, coarse_x, coarse_values = problem, x, criteria(problem, x, free)
         problem, values = solved(problem, x, free)
         chosen = _varied(values, kinds)

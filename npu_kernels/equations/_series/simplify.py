@@ -315,11 +315,11 @@ def _plans(law: Law, law_products: int, products: int) -> list[Exchange]:
     is_there = torch.nn.functional.pad(
         rates[:, (rates != 0).any(0)] != 0, (0, products - law_products)
     )
-    new = [(k, (d,)) for k, d in (~is_there.mT).nonzero().tolist()]
+    new = (~is_there.mT).nonzero().tolist()
     index = enumerate(law.free.nonzero().squeeze(1).tolist())
     numbers = [(n, divmod(i - first, h)) for n, i in index if first <= i < shape.weights]
-    plans = [Exchange((), *pair) for pair in new]
-    plans += [Exchange((n,), *pair) for n, _ in numbers for pair in new]
+    plans = [Exchange((), product, (d,)) for product, d in new]
+    plans += [Exchange((n,), product, (d,)) for n, _ in numbers for product, d in new]
     for k in range(h):
         column = [(n, d) for n, (d, term) in numbers if term == k]
         if len(column) > 1:
