@@ -85,6 +85,11 @@ OTHER_LAYERS = tuple(
     f"{layer} {size} rivals=eager,{COMPILED}"
     for size in ("128x100x100", "4096x256x256") for layer in ("nmu", "nalu", "inalu", "nmru")
 )  # fmt: skip
+# Large layers by other tiles than the shipped ones.
+TILES = (
+    "4096x256x256", "128x100x100x100", "4096x512x512", "65536x512x512", "65536x512x512 high",
+    "4096x512x512 high",
+)  # fmt: skip
 # Layers by the one-pass kernels and by those on planes, among them sizes around the threshold.
 CROSSOVER = (
     "4096x256x256", "128x100x100x100", "4096x512x512", "4096x192x192", "4096x128x128", "4096x64x64",
@@ -114,10 +119,12 @@ PARTS = {
                   _each("smoke", LAUNCHES), 14),
     "check": Part("pytest -m gpu, code of torch.compile", 230, 220, (
         *_each("tests", _shards(FIRST_TESTS, f" without={HUGE}")),
+        *_each("warm tiles npu", TILES),
         *_each("warm", (*COMPILE, *OTHER_LAYERS)),
     ), 14),
     "bench": Part("the main sizes against eager, and in CUDA graphs", 55, 40,
                   _each("bench npu", CASES, f" rivals={GRAPHS}")),
+    "tiles": Part("large layers by other tiles", 30, 20, _each("tiles npu", TILES)),
     "loops": Part("trainings in CUDA graphs, rollouts beside torchdiffeq", 80, 40, LOOPS),
     "compile": Part("the main sizes against compiled code", 70, 60, _each("bench", COMPILE)),
     "gains": Part("launches with the tape, other layers against compiled code", 55, 40, (
@@ -133,12 +140,13 @@ PARTS = {
     "autotune": Part("the main sizes against torch.compile's max-autotune", 280, 95,
                      _each("bench npu", CASES, " rivals=compile-autotune")),
 }  # fmt: skip
-FIRST, NEXT = tuple(PARTS)[:2], tuple(PARTS)[2:8]  # of the two commands
+FIRST, NEXT = tuple(PARTS)[:2], tuple(PARTS)[2:9]  # of the two commands
 # The same on the CPU, in Triton's interpreter: whether all of it runs.
 REHEARSED = {
     "smoke": ("smoke nmu 5x3x2x2 shared", "smoke ode 3x2x2", "smoke npu 3x17x18 graph"),
     "check": (f"tests test_tuning.py 0/40 without={HUGE}", "warm npu 2x3x2 rivals=eager"),
     "bench": ("bench npu 2x3x2 rivals=eager,graph,linear", "bench npu 2x3x2 high rivals=eager"),
+    "tiles": ("tiles npu 3x20x17",),
     "loops": ("training 5x2x4", "rollout 3x2x2"),
     "compile": (),
     "gains": ("compare npu 2x3x2 of=tape", "bench nmu 2x3x2 rivals=eager"),

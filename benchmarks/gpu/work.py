@@ -38,7 +38,7 @@ from benchmarks.throughput.precompile import end_with_parent
 from npu_kernels import _triton, reference, use_backend
 from npu_kernels._jobs import files
 from npu_kernels._operators import dispatch
-from npu_kernels._triton import npu_large, tuning
+from npu_kernels._triton import npu_large, npu_planes, tuning
 from npu_kernels._triton.costs import large_is_faster
 from npu_kernels.ode import METHODS
 from npu_kernels.ode import _loop as ode_reference
@@ -298,7 +298,11 @@ def warm(stage: Stage, item: str, emit: Emit) -> None:
     from torch._inductor import config
 
     config.compile_threads = 2  # other processes compile too
-    bench(stage, item, emit, warming=True)
+    kind, _, rest = item.partition(" ")
+    if kind == "tiles":
+        tiles(stage, rest, emit, warming=True)
+    else:
+        bench(stage, item, emit, warming=True)
 
 
 def compare(stage: Stage, item: str, emit: Emit) -> None:
@@ -354,6 +358,80 @@ def compare(stage: Stage, item: str, emit: Emit) -> None:
         raise AssertionError(f"errors beyond the bound, see the row: {', '.join(bad)}")
 
 
+TILE = npu_planes.TILE
+# Other tiles of the kernels on planes: a plan's, or those that a name of `npu_planes` has.
+Tiles, WeightTiles = npu_large.Tiles, npu_planes.WeightTiles
+TILES: dict[str, tuple[tuple[str, Any], ...]] = {
+    "highest": (
+        ("FORWARD_WEIGHTS", WeightTiles(16, 128, 4)), ("FORWARD_WEIGHTS", WeightTiles(8, 128, 8)),
+        ("FORWARD_WEIGHTS", WeightTiles(4, 128, 4)), ("BACKWARD_WEIGHTS", WeightTiles(16, 128, 8)),
+        ("BACKWARD_WEIGHTS", WeightTiles(32, 64, 4)), ("BACKWARD_WEIGHTS", WeightTiles(16, 64, 4)),
+        ("OPTIONS", npu_planes.OPTIONS | {"num_warps": 8}),
+        ("forward", Tiles(64, 128, 3)), ("forward", Tiles(64, 64, 4)),
+        ("backward_x", Tiles(64, 64, 2)), ("backward_x", Tiles(64, 32, 4)),
+        ("backward_w", Tiles(64, 128, 3)), ("backward_w", Tiles(64, 64, 4)),
+    ),
+    "high": (
+        ("forward", Tiles(TILE, 128, 3)), ("forward", Tiles(64, 64, 6)),
+        ("backward_x", Tiles(TILE, 64, 4)), ("backward_x", Tiles(TILE, 128, 3)),
+        ("backward_x", Tiles(64, 128, 2)), ("backward_w", Tiles(TILE, 64, 6)),
+        ("backward_w", Tiles(64, 128, 3)),
+    ),
+}  # fmt: skip
+
+
+def tiles(stage: Stage, item: str, emit: Emit, warming: bool = False) -> None:
+    """A layer on planes by the shipped tiles, and by each of `TILES`: microseconds in a graph.
+
+    warming: every kernel is compiled, nothing is measured.
+    """
+    words = Words(item)
+    sample, precision = words.sample(stage), words.precision
+    plan = npu_large.plan_for(tuning.architecture_of(sample.x.device), precision)
+    if plan is None:
+        emit({"skipped": "no plan for this device"})
+        return
+    torch.set_float32_matmul_precision(precision)
+    grad_y = torch.ones_like(forward(sample, reference)[0])
+    run = partial(_pass, SimpleNamespace(**_triton.launchers()), sample, grad_y)
+    graphs: dict[str, Callable[[], object]] = {}
+    results: dict[str, list[Tensor]] = {}
+    for name, choice in [("shipped", None), *TILES[precision]][: 2 if stage.rehearsal else None]:
+        key = name if choice is None else f"{name} {tuple(choice)}"
+        if isinstance(choice, dict):
+            key = f"{name} {choice['num_warps']}"
+        in_plan = name in plan._fields
+        kernels = npu_large.use_plan(plan._replace(**{name: choice}) if in_plan else plan)
+        shipped = getattr(npu_planes, name, None)
+        try:
+            if shipped is not None:
+                setattr(npu_planes, name, choice)
+            with kernels:
+                if warming:
+                    run()
+                else:
+                    graphs[key], results[key] = stage.device.capture(run)
+        except Exception as error:  # tiles that this chip or compiler cannot have
+            emit({"tiles": key, "note": f"{type(error).__name__}: {error}"[:300]})
+        finally:
+            if shipped is not None:
+                setattr(npu_planes, name, shipped)
+    if warming:
+        return
+    for replay in graphs.values():
+        replay()
+    times = _timed(stage, graphs)
+    for key, values in times.items():
+        ratio = timing.ratios(values, times["shipped"])
+        pairs = zip(results[key], results["shipped"], strict=True)
+        emit({
+            "size": words.first[1], "precision": precision, "tiles": key,
+            "median_us": round(1e6 * timing.spread(values).median, 2), "ratio": ratio.median,
+            "ratio_p20": ratio.p20, "ratio_p80": ratio.p80, "rival": key,
+            "difference": max(rms_error(a, b) for a, b in pairs),
+        })  # fmt: skip
+
+
 def _timed(stage: Stage, runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
     """Seconds of each, in turns; of one call in a rehearsal."""
     if stage.rehearsal:
@@ -382,6 +460,7 @@ def loop(measure: Callable[..., Iterator[Row]], stage: Stage, item: str, emit: E
 
 DO: dict[str, Callable[[Stage, str, Emit], None]] = {
     "env": env, "smoke": smoke, "tests": tests, "warm": warm, "bench": bench, "compare": compare,
+    "tiles": tiles,
     "training": partial(loop, loops.train), "rollout": partial(loop, loops.roll),
 }  # fmt: skip
 

@@ -179,14 +179,14 @@ def test_everything_of_the_plan_can_be_read() -> None:
         "smoke": {"dtype", "precision", "shared", "without", "graph"},
         "bench": {"rivals", "precision"}, "compare": {"of", "precision"},
         "warm": {"rivals", "precision"}, "tests": {"only", "without"},
-        "training": {"optimizer"}, "rollout": set(),
+        "training": {"optimizer"}, "rollout": set(), "tiles": {"precision"},
     }  # fmt: skip
     for item in items():
         kind, _, rest = item.partition(" ")
         assert kind in work.DO
         words = work.Words(rest)
         assert words.named.keys() <= known[kind], item
-        if kind in ("smoke", "bench", "warm", "compare"):
+        if kind in ("smoke", "bench", "warm", "compare", "tiles"):
             *_, layer, size = words.first
             Size.parse(size)
             assert layer == "ode" or layer in RECORDS
