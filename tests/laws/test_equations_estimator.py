@@ -57,44 +57,29 @@ def test_tensors(dtype, monkeypatch):
         model.predict(torch.ones(3, 2, dtype=torch.complex64))
 
 
-def test_check_estimator():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        results = check_estimator(NPURegressor(1, (1,), n_init=4, noise="additive"), on_skip=None)
-    assert len(results) > 40
-    assert {r["check_name"] for r in results if r["status"] != "passed"} <= {
-        "check_array_api_input"
-    }
+long = pytest.mark.skipif(
+    "NPU_KERNELS_LONG" not in os.environ, reason="a minute and a half: NPU_KERNELS_LONG=1 runs it"
+)
 
 
 @pytest.mark.parametrize(
-    "options",
+    "model",
     [
-        {"max_terms": 2, "ratios": "auto", "target_powers": (1,)},
-        {"max_terms": 1, "functions": ("sin",), "target_powers": (1,), "ratios": False},
-        {"max_terms": None},
+        pytest.param(NPURegressor(1, (1,), n_init=4, noise="additive"), id="quick"),
+        pytest.param(
+            NPURegressor(1, (1,), n_init=4, functions=("sin",), ratios="auto", loss="squared"),
+            id="other forms",
+        ),
+        pytest.param(NPURegressor(), id="default", marks=long),
     ],
 )
-def test_check_estimator_with_other_forms(options):
-    model = NPURegressor(n_init=4, noise="additive", loss="squared", **options)
+def test_check_estimator(model):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         results = check_estimator(model, on_skip=None)
-    assert {r["check_name"] for r in results if r["status"] != "passed"} <= {
-        "check_array_api_input"
-    }
-
-
-@pytest.mark.skipif(
-    "NPU_KERNELS_LONG" not in os.environ, reason="a minute and a half: NPU_KERNELS_LONG=1 runs it"
-)
-def test_check_estimator_with_default_parameters():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        results = check_estimator(NPURegressor(), on_skip=None)
-    assert {r["check_name"] for r in results if r["status"] != "passed"} <= {
-        "check_array_api_input"
-    }
+    assert len(results) > 40
+    failed = {r["check_name"] for r in results if r["status"] != "passed"}
+    assert failed <= {"check_array_api_input"}
 
 
 @approximate

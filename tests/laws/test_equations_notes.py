@@ -71,7 +71,7 @@ def polynomial(rows, seed, size=0.01):
     return x, y + size * np.sqrt(np.mean(y**2)) * noise(rows, 30 + seed)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_near_powers_that_cancel_give_way_to_fractions(seed):
     """The search alone gives -482.1*x0**1.76283 + 479*x0**1.75845 and the like."""
     X, y = polynomial(1000, seed)

@@ -61,7 +61,7 @@ def impedance(seed):
     return X, np.sqrt(R**2 + (w * L - 1 / (w * C)) ** 2)
 
 
-@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("seed", [1, 2])
 def test_the_search_goes_on_where_residuals_are_no_noise(seed):
     X, y = impedance(seed)
     model = NPURegressor(random_state=0, target_powers=(2.0,)).fit(X, y)

@@ -26,7 +26,7 @@ def relative_rms(errors, y, weight=None):
 
 @pytest.mark.filterwarnings("ignore:NPURegressor. The residuals are .* as noise says")
 @few_rows
-@pytest.mark.parametrize("seed", [1, 2, 4, 6, 7])
+@pytest.mark.parametrize("seed", [1, 6])
 def test_errors_of_every_candidate_are_those_of_its_predictions(seed):
     """Tables of every kind: a step at 0, counts, weights, errors in proportion to y, a robust loss."""
     generator, rows = RNG(seed), (30, 120, 400)[seed % 3]

@@ -30,7 +30,7 @@ def test_no_alternative_is_better_than_the_law() -> None:
     assert all(other.bic > result.bic - 0.1 for other in result.alternatives())
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_more_starts_end_no_higher(seed: int) -> None:
     t = torch.linspace(0, 6, 12, dtype=torch.float64)
     c = noise(solution([[1.5]], [[-0.5]], [1.0], t), 0.05, seed)
