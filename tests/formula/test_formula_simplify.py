@@ -321,30 +321,6 @@ def test_table_and_details():
     assert "1.weight[1, 1]" in result.details()
 
 
-def test_errors():
-    model, x, y = noisy()
-
-    def expect(message: str, *arguments: object, **options: object) -> None:
-        with pytest.raises(ValueError, match=f"^simplify: {message}"):
-            simplify(model, *arguments, **options)
-
-    expect("either x .* or loss must be given")
-    expect("either x .* or loss must be given", x, y, loss=lambda module: 0.0)
-    expect(
-        r"y must have the shape of the model's output \(60, 2\), got shape \(60, 1\)", x, y[:, :1]
-    )
-    expect(r"steps must be of 'gates', 'prune' and 'round', got \('tidy',\)", x, steps=("tidy",))
-    expect("threshold must be greater than 0, got 0", x, threshold=0)
-    expect("max_denominator must be an integer of at least 1, got 0", x, max_denominator=0)
-    expect("tolerance must be 'auto', None, or at least 0, got -1", x, tolerance=-1)
-    expect("refit must be a function, or an integer of at least 0, got -1", x, refit=-1)
-    expect("refit must be a function where loss is given", loss=lambda module: 0.0, refit=3)
-    with pytest.raises(
-        ValueError, match="select: model must be an index into the 2 models, got None"
-    ):
-        simplify(NAU(2, 1, num_models=2), torch.rand(3, 2))
-
-
 def test_a_measured_constant_becomes_no_fraction():
     x, constants = data(400).abs() + 0.5, [3.707, -12.5, 1e-4]
     law = nn.Sequential(

@@ -15,10 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.paper import __main__ as paper
-from benchmarks.paper import session
 from benchmarks.paper.runner import Folder, complete
-from benchmarks.throughput import tune
 from npu_kernels._jobs import files
 from tests.benchmarks.test_paper_runner import plan, quietly, stop_after
 from tests.support.building import run_forked
@@ -383,23 +380,6 @@ def test_the_paper_goes_on_without_its_checkpoints(
         folder.result(batch)
 
 
-def test_the_papers_table_waits_for_a_full_disk(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    opened = object.__new__(session.Session)
-    opened.folder = Folder(tmp_path)
-    opened._try(_refuse)
-    assert f"{tmp_path} could not be written: No space left on device" in capsys.readouterr().err
-
-
-def test_the_paper_names_a_folder_that_it_cannot_make(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / paper.WORK).touch()
-    assert paper.main(["gradient-surface", "--quick", "--out", str(tmp_path)]) == 1
-    assert "benchmarks.paper: [Errno 17] File exists" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("main", "arguments"),
     [(certificate.main, ["--json"]), (certificate.main, ["--markdown"]), (aot.main, ["--table"])],
@@ -411,20 +391,6 @@ def test_a_report_that_cannot_be_written_is_named_before_any_work(
         main([*arguments, str(tmp_path / "missing" / "file")])  # type: ignore[operator]
     assert stop.value.code == 2
     assert "cannot write" in capsys.readouterr().err
-
-
-def test_tuning_names_a_file_that_is_no_table_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """That each entry is in the file as soon as it is found: `tests/benchmarks/test_tune.py`."""
-    pytest.importorskip("triton")
-    path = tmp_path / "table.json"
-    path.write_text("{")
-    monkeypatch.setattr(tune, "place", lambda: ({"gpu": "made up"}, "sm_90", ("cuda", 90, 32)))
-    monkeypatch.setattr(tune, "tasks", lambda *arguments: pytest.fail("the work has begun"))
-    assert tune.main([], "highest", 1.0, path) == 2
-    assert f"--tune: {path} cannot be used" in capsys.readouterr().err
-    assert path.read_text() == "{"
 
 
 def test_only_a_part_of_the_certificate_never_replaces_the_whole(

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -161,30 +160,6 @@ def test_newer_symbols_are_noticed(build: Path) -> None:
     assert {"pthread_key_create@GLIBC_2.34", "pow@GLIBC_2.29"} <= set(
         newer(build / "libnpu_kernels_cpu.so")
     )
-
-
-def test_table_says_what_was_run_and_what_was_only_built(tmp_path: Path) -> None:
-    wheel = tmp_path / "npu_kernels-0-py3-none-manylinux_2_28_x86_64.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("npu_kernels/lib/fast_path-torch2.13.0-cpython-311.so", "")
-        archive.writestr("npu_kernels/lib/fast_path-torch2.13.0-cpython-313.so", "")
-    built = support.fast_paths(wheel)
-    run = {
-        "torch": "2.13.0+cpu",
-        "python": "3.11",
-        "fast path": True,
-        "wheel": "py3-none-manylinux_2_28_x86_64",
-    }
-    # built where it ran: says nothing of the wheel
-    source = run | {"python": "3.12", "wheel": "py3-none-linux_x86_64"}
-    slow = run | {"python": "3.14", "fast path": False}
-    pairs = {"2.13.0": ["3.11", "3.12", "3.13", "3.14"]}
-    *_, row = support.table("x86_64", [run, source, slow], pairs, built)
-    assert row == "| 2.13.0 | - | **run** | listed | *built* | listed |"
-    *_, row = support.table(
-        "aarch64", [run, run | {"wheel": "manylinux_2_28_aarch64", "emulated": True}], pairs, built
-    )
-    assert row == "| 2.13.0 | - | *emulated* | listed | listed | listed |"
 
 
 def test_an_interrupted_matrix_goes_on_where_it_stopped(

@@ -498,10 +498,6 @@ def test_errors_name_the_argument() -> None:
     ):
         with pytest.raises(ValueError, match=text.replace("(", r"\(")):
             make_step(model, optimizer, **settings)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"make_step: optimizer must be a torch.optim.Optimizer"):
-        make_step(model, "adam")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="make_step: optimizer must have at least one parameter"):
-        make_step(model, Adam(NAU(2, 2).parameters()))
     with pytest.raises(ValueError, match="make_step: optimizer must make its steps without"):
         make_step(model, torch.optim.LBFGS(model.parameters()))
 

@@ -11,7 +11,6 @@ import pytest
 
 from tools.aot import cases, loops
 from tools.aot import compiling as aot
-from tools.aot import report as aot_report
 
 pytest.importorskip("triton")
 from npu_kernels._triton import tuning
@@ -102,32 +101,6 @@ def test_a_configuration_that_no_call_reaches_is_found(monkeypatch: pytest.Monke
 def test_faults_are_found(change: dict[str, Any], fault: str | None) -> None:
     faults = aot.faults(ROW | {"tensor_core": {"HMMA": 1, "HGMMA": 1}} | change)
     assert faults == ([] if fault is None else [fault])
-
-
-def test_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every row and its faults are in the document; the committed one is of the tables in use."""
-    complete = ROW | {
-        "kernel": "npu_forward", "case": "large", "tile": "64x64x16", "warps": 8, "stages": 2,
-    }  # fmt: skip
-    rows = [
-        complete | {"faults": []},
-        {"target": "sm_80", "case": "c", "faults": ["does not compile"]},
-    ]
-    rows.append(
-        complete | {"target": "sm_80", "registers": 256, "faults": ["256 registers, limit 255"]}
-    )
-    (tmp_path / "t.json").write_text(json.dumps({"triton": "9.9", "rows": rows}))
-    assert aot_report.main([str(tmp_path / "t.json"), "--out", str(tmp_path / "t.md")]) == 0
-    text = (tmp_path / "t.md").read_text()
-    assert "| 9.9 | sm_90 | 1 | 200 to 200 | 1000 to 1000 | 1000 to 1000 | 0 | 0 |" in text
-    assert "| 9.9 | sm_80 | 1 | 256 to 256 | 1000 to 1000 | 1000 to 1000 | 0 | 2 |" in text
-    assert (
-        "| npu_forward | large | 64x64x16 | 6 | 8 | 2 | 200 | 0 | 1000 | 1000 | 12 HGMMA |" in text
-    )
-    assert "**256 registers, limit 255**" in text
-    assert "**does not compile**" in text
-    assert aot_report.main([str(tmp_path / "absent.json")]) == 1
-    assert "tools.aot.report: FileNotFoundError" in capsys.readouterr().err
 
 
 def test_an_interpreting_process_is_refused() -> None:
