@@ -18,7 +18,14 @@ from npu_kernels._common import display
 from npu_kernels._common.checks import check_level, check_whole
 from npu_kernels.equations._expression import Column, Expression, Functions, OutputFunction
 from npu_kernels.equations._limits import Exponents, Limits
-from npu_kernels.equations._numbers import DIGITS, ROUNDING, Interval, exponent_text, term_text
+from npu_kernels.equations._numbers import (
+    DIGITS,
+    ROUNDING,
+    Interval,
+    estimate_text,
+    exponent_text,
+    term_text,
+)
 from npu_kernels.equations._rows import blocks, indices, summed
 from npu_kernels.layers import RealNPU
 
@@ -605,7 +612,7 @@ class Equation:
             fraction = exponent_text(self.exponents[k, i]).strip("()")
             value, error = self.freed[:, k, i].tolist()
             apart = float(abs(value - self.exponents[k, i])) / max(error, 1e-300)
-            text = f"{self._exponent_name(k, i)} = {fraction}; free: {value:.6g} ± {error:.2g}"
+            text = f"{self._exponent_name(k, i)} = {fraction}; free: {estimate_text(value, error)}"
             results.append(text + f", {apart:.1f} errors away" * (apart > EXCLUDED))
         return results
 

@@ -25,6 +25,12 @@ Array = Any
 # p d``. Its solutions are ``w = p w0 + Z u``: u are the exponents of some inputs, the free ones,
 # and the others follow from them exactly.
 
+# Words of tables that pint reads as ronnahenry, centifermi and picohenry.
+UNITS = (
+    "relative_humidity = [] = RH",
+    "cubic_foot_per_minute = foot**3/minute = cfm = CFM",
+    "pH = []",
+)
 INSTALL = "NPURegressor: units need pint: pip install 'npu_kernels[units]' (or: pip install pint)"
 
 
@@ -133,7 +139,10 @@ _REGISTRIES: list[Any] = []
 def _registry(pint: Any) -> Any:
     """The registry of the process: making one takes a second."""
     if not _REGISTRIES:
-        _REGISTRIES.append(pint.UnitRegistry())
+        registry = pint.UnitRegistry()
+        for definition in UNITS:
+            registry.define(definition)
+        _REGISTRIES.append(registry)
     return _REGISTRIES[0]
 
 

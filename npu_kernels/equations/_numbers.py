@@ -143,6 +143,9 @@ def term_text(c: float | str, row: Array, names: tuple[str, ...], digits: int) -
 
 # ---- intervals -----------------------------------------------------------------------------------
 
+MOST_DIGITS = 10  # of an estimate
+FAR_END = 100.0  # errors from the value: only the end of an interval of a logarithm is farther
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -184,7 +187,31 @@ class Interval:
     def __str__(self) -> str:
         if not math.isfinite(self.stderr):
             return f"{self.name} = {self.value:.6g}, without a standard error"
-        return (
-            f"{self.name} = {self.value:.6g} ± {self.stderr:.2g} ({self.low:.6g} to "
-            f"{self.high:.6g})"
-        )
+        low, high = (_rounded(end, self._digits(end)) for end in (self.low, self.high))
+        return f"{self.name} = {estimate_text(self.value, self.stderr)} ({low} to {high})"
+
+    def _digits(self, end: float) -> int:
+        """The digits of an end: two where only the logarithm of the parameter has an error."""
+        is_far = abs(end) > abs(self.value) + FAR_END * self.stderr
+        return 2 if is_far else _told(end, self.stderr)
+
+
+def estimate_text(value: float, error: float) -> str:
+    """Return ``0.755 ± 0.012``: the digits that the error supports."""
+    return f"{_rounded(value, _told(value, error))} ± {_rounded(error, 2)}"
+
+
+def _told(value: float, error: float) -> int:
+    """The significant digits of a value down to the second one of its error, at least two."""
+    if value == 0 or not 0 < error < math.inf:
+        return MOST_DIGITS
+    place = math.floor(math.log10(error)) - 1
+    return min(max(math.floor(math.log10(abs(value))) - place + 1, 2), MOST_DIGITS)
+
+
+def _rounded(value: float, digits: int) -> str:
+    """A number with so many significant digits, zeros among them: 12300, 0.0120, 1.2e-20."""
+    if digits == MOST_DIGITS or not 1e-5 <= abs(value) < 10**MOST_DIGITS:
+        return f"{value:.{digits}g}"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{round(value, decimals):.{max(decimals, 0)}f}"

@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
-from npu_kernels.equations import EquationWarning, NPURegressor
+from npu_kernels.equations import EquationWarning, Interval, NPURegressor
 from tests.support.compare import report_of
 from tests.support.laws import (
     RNG,
@@ -309,3 +309,19 @@ def test_plots_of_an_output_that_is_none():
     for output in (3, "a"):
         with pytest.raises(ValueError, match="plot: output must be the number of one of the 1"):
             model.plot(output=output)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ((8.30963, 0.0077, 8.29445, 8.32481), "8.3096 ± 0.0077 (8.2944 to 8.3248)"),
+        ((5.99997, 0.018, 5.96475, 6.03518), "6.000 ± 0.018 (5.965 to 6.035)"),
+        ((12345, 801, 10745, 13945), "12340 ± 800 (10740 to 13940)"),
+        ((-1.01325, 27, -8.62023e22, -1.19101e-23), "-1.0 ± 27 (-8.6e+22 to -1.2e-23)"),
+        ((-1.195e-20, 3.04e-21, -1.8e-20, -6.04e-21), "-1.19e-20 ± 3e-21 (-1.8e-20 to -6e-21)"),
+        ((2.0, 0.5, 1.0, np.inf), "2.00 ± 0.50 (1.00 to inf)"),
+        ((2.5, 0.0, 2.5, 2.5), "2.5 ± 0 (2.5 to 2.5)"),
+    ],
+)
+def test_intervals_have_the_digits_that_the_error_supports(numbers, text):
+    assert str(Interval("c", *numbers)) == f"c = {text}"

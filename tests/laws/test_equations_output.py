@@ -375,6 +375,17 @@ def test_units_of_differences_of_temperatures():
     check(model, {(1, 1): 0.3})
 
 
+def test_units_of_tables_that_pint_reads_otherwise():
+    """Air of b m**2 * m/s flows through a duct, a of it is moist: pint has %RH as an inductance."""
+    pytest.importorskip("pint")
+    X = uniform(3)
+    flow = X[:, 0] * X[:, 1] * X[:, 2] / 100
+    for moist in ("%RH", "RH", "pH"):
+        units = {"X_units": [moist, "m**2", "m/s"], "y_units": "cfm"}
+        law = NPURegressor(random_state=0, **units).fit(X, flow).best_equation_
+        assert terms(law).keys() == {(1, 1, 1)}
+
+
 def test_numbers_without_a_unit():
     pytest.importorskip("pint", reason="pint is not installed")
     X = uniform(2, 60)

@@ -142,10 +142,10 @@ def _odd(column: Array) -> Array:
 
     A distribution over many decades is not far beyond itself.
     """
-    most = int(MOST_WILD * len(column))
+    limit = int(MOST_WILD * len(column))
     odd = np.zeros(len(column), dtype=bool)
     sizes = np.sort(np.abs(column))
-    center, below, above = np.median(sizes), sizes[-most - 1 : -1], sizes[-most:]
+    center, below, above = np.median(sizes), sizes[-limit - 1 : -1], sizes[-limit:]
     if center > 0:
         with np.errstate(over="ignore"):
             gaps = (above / below > FAR_BEYOND) & (above / below > below / center)

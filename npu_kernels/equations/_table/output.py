@@ -549,8 +549,8 @@ def _bound_notes(data: AllRows, law: Sum, names: tuple[str, ...]) -> list[str]:
     bound, notes = BOUND * max(1.0, abs(data.power)), list[str]()
     if data.limits is not None or data.below or ((data.matrix != 0).sum(0) > 1).any():
         return notes
-    ends = np.full_like(data.high, math.inf)
-    wide = replace(data, low=-ends, high=ends)
+    unbounded = np.full_like(data.high, math.inf)
+    wide = replace(data, low=-unbounded, high=unbounded)
     for k, i in np.argwhere(np.abs(law.u) >= bound).tolist():
         free = law.free.copy()
         free[k, i] = True

@@ -196,8 +196,8 @@ class Candidates:
         """
         exact = [pair for pair in self.sums.values() if is_exact(*pair)]
         few = [pair for pair in exact if len(pair[1].c) <= FEW_TERMS and pair[1].is_simple]
-        powers = [problem.power / power for problem, _ in few if not problem.below]
-        return not few or any(whole >= 2 and whole % 1 == 0 for whole in powers)
+        ratios = [problem.power / power for problem, _ in few if not problem.below]
+        return not few or any(ratio >= 2 and ratio % 1 == 0 for ratio in ratios)
 
     def structure(self) -> float:
         """How alike the residuals of the best sum are in rows beside each other: see `alike`.
