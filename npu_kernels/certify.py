@@ -128,10 +128,10 @@ def _draw(layer: str, place: Place, sizes: tuple[int, int, int], **changes: Any)
         return (values * (high - low) + low).to(place.device)
 
     x = uniform(-2, 2, rows, in_features)
-    tensors: list[Tensor | None] = [x.sign() * x.abs().clamp(min=record.least_input)]
+    tensors: list[Tensor | None] = [x.sign() * x.abs().clamp(min=record.min_input)]
     lengths = {"O": out_features, "I": in_features, "J": 2 * in_features}
     for name, letters in record.weights.items():
-        low, high = (-0.25, 1.25) if name == "gate" else record.drawn_within
+        low, high = (-0.25, 1.25) if name == "gate" else record.sampled_within
         # Exponents shrink with the number of inputs, as by Glorot's rule: results stay finite.
         scale = min(1.0, 3 / in_features**0.5) if low <= -1 else 1.0
         weight = scale * uniform(low, high, *(lengths[letter] for letter in letters))

@@ -290,7 +290,7 @@ def inalu(
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
         weight_add, mask_add, weight_mul, mask_mul, gate_weight: ``[O, I]`` or ``[K, O, I]``.
         eps: the least ``|x|`` in the logarithm.
-        omega: the greatest exponent.
+        omega: the largest exponent.
 
     Returns ``[..., O]`` or ``[K, ..., O]``. Fused on the CPU and on a GPU, without the ``[B, O,
     I]`` factors of its sign product.

@@ -477,9 +477,9 @@ def inalu_backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of x and the five weights in their order, differentiable.
 
-    h, a, t and flags are computed anew. `needs` is a bit mask (1, 2, 4, 8, 16, 32); a gradient that
-    is not needed is an empty tensor. In the notation of `inalu`, with L the logarithm, and s of a
-    sign that has no gradient:
+    h, a, t and flags are computed again. `needs` is a bit mask (1, 2, 4, 8, 16, 32); a gradient
+    that is not needed is an empty tensor. In the notation of `inalu`, with L the logarithm, and s
+    of a sign that has no gradient:
 
         da = grad_y g            dm = grad_y (1 - g) m s
         ds = grad_y (1 - g) m    dh = grad_y g (1 - g) (a - m s)

@@ -162,7 +162,7 @@ def product_cases() -> list[Case]:
     A layer that divides gets inputs without signs: else products of 200 factors are subnormal,
     which makes them slow.
     """
-    signs = {layer: "positive" if ops.LAYERS[layer].least_input else "random" for layer in PRODUCTS}
+    signs = {layer: "positive" if ops.LAYERS[layer].min_input else "random" for layer in PRODUCTS}
     pairs = [(layer, kind) for layer in PRODUCTS for kind in (FORWARD, STEP)]
     return [Case(layer, kind, PRODUCTS_SIZE, signs[layer]) for layer, kind in pairs]
 

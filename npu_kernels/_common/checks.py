@@ -19,8 +19,8 @@ from typing import Any, TypeGuard, TypeVar
 import torch
 from torch import Tensor
 
-MOST_WHOLE = 2**63 - 1  # torch and C++ have no integers beyond
-FINEST_FRACTION = 1000  # the greatest denominator: each one up to it is tried
+MAX_INT64 = 2**63 - 1  # torch and C++ have no integers beyond
+FINEST_FRACTION = 1000  # the largest denominator: each one up to it is tried
 
 
 def check_tensor(function: str, name: str, value: Any) -> None:
@@ -77,7 +77,7 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 def check_whole(
     function: str, name: str, value: Any, minimum: int = 1, *, other: str = "",
-    bounded: bool = True, maximum: int = MOST_WHOLE,
+    bounded: bool = True, maximum: int = MAX_INT64,
 ) -> int:  # fmt: skip
     """Return the integer as an int; ValueError unless it is at least `minimum`.
 
@@ -85,7 +85,7 @@ def check_whole(
     """
     too_large = bounded and is_whole(value) and value > maximum
     if not is_whole(value) or value < minimum or too_large:
-        limit = " and below 2**63" if maximum == MOST_WHOLE else f" and at most {maximum}"
+        limit = " and below 2**63" if maximum == MAX_INT64 else f" and at most {maximum}"
         rule = f"{other}, or " if other else ""
         rule += f"an integer of at least {minimum}" + limit * too_large
         raise ValueError(f"{function}: {name} must be {rule}, got {value!r}")
@@ -93,7 +93,7 @@ def check_whole(
 
 
 def check_denominator(function: str, name: str, value: Any) -> int:
-    """Return the greatest denominator of a fraction; ValueError unless it is 1 to 1000."""
+    """Return the largest denominator of a fraction; ValueError unless it is 1 to 1000."""
     return check_whole(function, name, value, maximum=FINEST_FRACTION)
 
 
@@ -215,7 +215,7 @@ def _is_date(text: str) -> bool:
         float(text)
         return False
     except ValueError:
-        if not any(map(str.isdigit, text)):  # pandas knows "now"
+        if not any(map(str.isdigit, text)):  # pandas accepts "now"
             return False
     try:
         import pandas

@@ -1,4 +1,4 @@
-"""The file from which long work continues, and the fingerprint by which it knows its work."""
+"""The file from which long work continues, and the fingerprint that identifies the work."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_same(saved: Any, current: dict[str, str], title: str = "fit") -> None:
 
 
 def described(model: nn.Module, units: type[nn.Module]) -> str:
-    """Describe what of a model decides its numbers beside the values of its tensors.
+    """Describe what of a model decides its numbers, apart from the values of its tensors.
 
     units: the class of modules whose `repr` does not show all settings.
     """

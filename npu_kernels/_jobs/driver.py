@@ -224,7 +224,7 @@ def drive(
         checkpoint: the file from which it continues and in which it is kept; a `Checkpoint` has
             continued it, or other work that holds its state.
         first: steps of the first slice; later ones take `SLICE_SECONDS`.
-        note: what the progress says beside the share that is done.
+        note: what the progress shows after the share that is done.
         limit: the most steps of the next slice.
         ended: called after each slice; True ends the job.
     """

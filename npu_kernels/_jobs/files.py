@@ -53,7 +53,7 @@ def _target(path: Path) -> Path:
 
 @contextmanager
 def _temporary(target: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
-    """Yield a new, locked file of that mode beside another; it is removed unless it was renamed."""
+    """Yield a new, locked file of that mode next to the target, removed unless it is renamed."""
     while True:
         path = target.with_name(f"{target.name}.{_host()}.{secrets.token_hex(_TOKEN)}.tmp")
         opener = functools.partial(os.open, mode=mode)

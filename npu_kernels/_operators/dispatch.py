@@ -1,6 +1,6 @@
 """Which backend computes, and why not the other.
 
-device   first choice                          otherwise, with one notice
+device   first choice                          otherwise, with one warning
 cpu      "cpu", the C++ library                "reference", the eager formulas
 cuda     "triton"                              "reference"
 other    -                                     "reference"

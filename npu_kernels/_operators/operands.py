@@ -78,7 +78,7 @@ def fits(x: Tensor, weights: Sequence[Tensor | None], expected: Sequence[tuple[s
 
 
 def _vector(shape: Sequence[int], letters: str) -> tuple[int, ...]:
-    """The shape of a vector of inputs or outputs beside a weight ``[(K,) O, I]`` of that shape."""
+    """The shape of a vector of inputs or outputs for a weight ``[(K,) O, I]`` of that shape."""
     size = shape[-1 if letters == "I" else -2]
     return (size,) if len(shape) == 2 else (shape[0], size)
 

@@ -40,7 +40,7 @@ class Layer:
     optional: tuple[str, ...] = ()  # the weights that may be None
     options: Mapping[str, str] = field(default_factory=dict)  # of both operators: name -> type
     backward_options: Mapping[str, str] = field(default_factory=dict)  # of the backward alone
-    # What the forward keeps beside y: name -> dtype, None for x's.
+    # What the forward saves in addition to y: name -> dtype, None for x's.
     kept: Mapping[str, torch.dtype | None] = field(default_factory=dict)
     takes_y: bool = False  # whether the backward takes y
     asks: str = "save"  # the argument that asks for what is kept
@@ -49,8 +49,8 @@ class Layer:
     # without which they are absent -> what each is needed for: y, or gradients of operands.
     products: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     eager_products: bool = False  # the eager formula builds a factor for each row, output and input
-    drawn_within: tuple[float, float] = (-1.0, 1.0)  # the range of the weights of samples
-    least_input: float = 0.0  # the smallest magnitude of the inputs of samples
+    sampled_within: tuple[float, float] = (-1.0, 1.0)  # the range of the weights of samples
+    min_input: float = 0.0  # the smallest magnitude of the inputs of samples
     calls: tuple[Mapping[str, Any], ...] = field(default=({},))  # options in samples
 
     @property
@@ -60,7 +60,7 @@ class Layer:
 
     @property
     def saved(self) -> tuple[str, ...]:
-        """What the backward takes beside grad_y and the operands."""
+        """What the backward takes in addition to grad_y and the operands."""
         return (*(("y",) if self.takes_y else ()), *self.kept)
 
     @property
@@ -128,7 +128,7 @@ LAYERS = {
             {"weight": "OI"},
             products={"weight": ("y", "x", "weight")},
             eager_products=True,
-            drawn_within=(-0.25, 1.25),
+            sampled_within=(-0.25, 1.25),
             calls=({}, {"clip": False}),
         ),
         Layer(
@@ -138,8 +138,8 @@ LAYERS = {
             may_be_zero=("eps",),
             products={"weight": ("y", "x", "weight"), "separate": ("y", "weight")},
             eager_products=True,
-            drawn_within=(-0.25, 1.25),
-            least_input=0.1,
+            sampled_within=(-0.25, 1.25),
+            min_input=0.1,
             calls=({}, {"clip": False, "eps": 1e-3}, _SEPARATE, {**_SEPARATE, "clip": False}),
         ),
         Layer(
@@ -251,7 +251,7 @@ def _output(x: Tensor, weight: Tensor) -> list[int]:
 def result_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     """Return the dtype of y and of what is kept: that of x and the weights.
 
-    It is float32 where the Triton kernels read halves beside float32.
+    It is float32 where the Triton kernels read float16 or bfloat16 together with float32.
     """
     return x.dtype if x.dtype is weight.dtype else torch.promote_types(x.dtype, weight.dtype)
 

@@ -17,7 +17,7 @@ def float32_matmul_precision(device_type: str = "cuda") -> str:
     ``torch.backends.fp32_precision`` sets too). The first sets the newer ones, but not the other
     way: once a newer one says something else, `torch.get_float32_matmul_precision` raises. So the
     newer one is read first. "high" and "medium" are one setting to CUDA, so there the older one
-    tells them apart where it can.
+    distinguishes them if it can.
     """
     backends: Any = torch.backends
     if device_type == "cpu":

@@ -1,6 +1,6 @@
 """The derivative of the NPU's gradients in closed form, for second derivatives and tangents.
 
-A double backward by the eager formula runs that formula's own forward, backward and the backward of
+A double backward with the eager implementation runs its forward, its backward and the backward of
 both. The closed form reads the forward's results and takes half of the products. With
 ``u = (a, b)``, ``a = log r`` and ``b = pi g m``, and the block matrix ``M = (Wr, -Wi; Wi, Wr)``,
 

@@ -33,7 +33,7 @@ from typing import NamedTuple
 __all__ = ["CHIPS", "Chip", "describe", "large_is_faster", "seconds"]
 
 ASSUMED_ROWS = 4096
-LEAST_FEATURES = 64  # inputs and outputs
+MIN_FEATURES = 64  # inputs and outputs
 PADDED = 128  # the large kernels pad inputs, and twice the outputs, to a multiple
 ISSUED = 1.05  # instructions of the one-pass kernels a cycle and multiprocessor
 # Instructions for a multiply-add of the layer, in the one-pass loops for sm_90: instructions of a
@@ -89,7 +89,7 @@ def seconds(chip: Chip, i: int, o: int, k: int, captured: bool = False) -> tuple
 def large_is_faster(architecture: str, i: int, o: int, k: int, captured: bool = False) -> bool:
     """Return whether K layers of I inputs and O outputs go to the large kernels."""
     chip = CHIPS.get(architecture)
-    if chip is None or min(i, o) < LEAST_FEATURES:
+    if chip is None or min(i, o) < MIN_FEATURES:
         return False
     one_pass, large = seconds(chip, i, o, k, captured)
     return large < one_pass
@@ -103,7 +103,7 @@ def describe(architecture: str) -> str:
     smallest = {
         captured: next(
             n
-            for n in range(LEAST_FEATURES, 1 << 16, 16)
+            for n in range(MIN_FEATURES, 1 << 16, 16)
             if large_is_faster(architecture, n, n, 1, captured)
         )
         for captured in (False, True)

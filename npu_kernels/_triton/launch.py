@@ -10,7 +10,7 @@ Tensor = torch.Tensor
 
 TORCH_DTYPE = {tl.float32: torch.float32, tl.float64: torch.float64}
 # Offsets within a tile, of at most 128 rows of two values for each feature, are 32-bit numbers.
-MOST_FEATURES = 2**23
+MAX_FEATURES = 2**23
 # Computed in float32; a call may mix these.
 _IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 _NO_GUARD: AbstractContextManager[None] = nullcontext()
@@ -29,8 +29,8 @@ class Sizes(NamedTuple):
 def model_sizes(name: str, x: Tensor, weight: Tensor) -> Sizes:
     """Sizes of ``[O, I]`` with ``[B, I]``, or ``[K, O, I]`` with ``[K, B, I]`` or ``[B, I]``."""
     w, rows = weight.shape, x.shape
-    if len(w) > 1 and max(w[-1], w[-2]) >= MOST_FEATURES:
-        limit = f"at most {MOST_FEATURES - 1} inputs and outputs"
+    if len(w) > 1 and max(w[-1], w[-2]) >= MAX_FEATURES:
+        limit = f"at most {MAX_FEATURES - 1} inputs and outputs"
         raise ValueError(f"{name}: {limit}, got weight {tuple(w)}")
     if len(w) == 2 and len(rows) == 2 and rows[1] == w[1]:
         return Sizes(1, rows[0], w[1], w[0], True)

@@ -19,13 +19,13 @@ the tile's sum in float32, in the backward times an inverse scale. The forward a
 a factor lo, in one long sum on the matrix units, whose steps overlap. A step has one product of
 planes; in backward_x it has all three.
 
-A row of dP and dQ has one scale, so that values far below the row's greatest keep few bits or none
-(`npu_planes`). In dL this matters where all of the greatest values meet weights that are 0 or
+A row of dP and dQ has one scale, so that values far below the row's largest keep few bits or none
+(`npu_planes`). In dL this matters where all of the largest values meet weights that are 0 or
 small. So backward_x flags a tile that has a sum below ``2**8`` units, products of the inverse
-scales; a value near the greatest times a weight near the greatest is ``2**28`` units or more, and
+scales; a value near the largest times a weight near the largest is ``2**28`` units or more, and
 what is lost about ``2**-11`` for each term. The one-pass kernel computes flagged tiles again. An
-input is exempt if no weight of it is below ``2**-14`` of its greatest one, nor, if its gate is
-closed, a real weight: then the greatest value of a row meets a weight, and a small sum is one of
+input is exempt if no weight of it is below ``2**-14`` of its largest one, nor, if its gate is
+closed, a real weight: then the largest value of a row meets a weight, and a small sum is one of
 large terms that cancel, which costs float32 as many bits. (Where that value is a dQ and the weight
 a real one, dP is tiny because of its cosine, whose rounding error is as large as what is lost.
 Where it is a dP and the weight an imaginary one, dQ could be tiny only if ``Q`` is about 0, in
@@ -51,7 +51,7 @@ whose dP or dQ exceed ``2**17`` times those of the others add exactly 0 to it, a
 ``2**39``. They do where log r of its input is 0 (``|x| + eps`` is 1) and, in the gradient of an
 imaginary weight, where no input of the row is negative while all imaginary weights are 0: the sine
 is 0 there, and so is the mask. A gradient of x overflows where a row's sum of dP and dQ times the
-weights, each divided by the input's greatest weight, exceeds 1.7e38. Everything else as in `npu`.
+weights, each divided by the input's largest weight, exceeds 1.7e38. Everything else as in `npu`.
 """
 
 # ruff: noqa: SIM102, SIM108 (an `if` on a compile-time constant stands alone, see device_math)
@@ -82,8 +82,8 @@ from npu_kernels._triton.npu_planes import (
     FLAGS_OF_PROGRAM,
     HI,
     HI_LO,
-    LEAST_INVERSE,
     LOG_SCALE,
+    MIN_INVERSE,
     TILE,
     input_planes,
     load_tile,
@@ -97,8 +97,8 @@ from npu_kernels._triton.tape import start
 # ---- the forward ----
 
 _FLAG_ROWS = tl.constexpr(FLAG_ROWS)
-LEAST_FLAGS = 32  # read at once: so layers of up to 4096 inputs share a kernel of the forward
-_LEAST_FLAGS = tl.constexpr(LEAST_FLAGS)
+MIN_FLAGS = 32  # read at once: so layers of up to 4096 inputs share a kernel of the forward
+_MIN_FLAGS = tl.constexpr(MIN_FLAGS)
 
 
 @triton.jit
@@ -460,9 +460,9 @@ def _sums_with_weights(
     DEPTH: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
-    """``dL``, the gradient of log r, of a tile, scaled, and the greatest inverse scale of a row."""
+    """``dL``, the gradient of log r, of a tile, scaled, and the largest inverse scale of a row."""
     acc = tl.zeros([ROWS, BLOCK], tl.float32)
-    greatest = tl.zeros([ROWS], tl.float32)
+    largest = tl.zeros([ROWS], tl.float32)
     following = tl.load(row_scale)
     for step in range(loop_end(packed // DEPTH)):
         n = step * DEPTH
@@ -478,9 +478,9 @@ def _sums_with_weights(
             product = _multiply(left_hi, left_lo, right_hi, right_lo, 3)
         else:
             product = _multiply(left_hi, left_hi, right_hi, right_hi, 1)
-        greatest = tl.maximum(greatest, scale)
+        largest = tl.maximum(largest, scale)
         acc = tl.fma(product, (scale * _DOWN)[:, None], acc)
-    return acc, greatest
+    return acc, largest
 
 
 @triton.jit(do_not_specialize=["K", "B", "rows", "tiles", "tiles_b", "tiles_i", "programs"])
@@ -529,13 +529,13 @@ def npu_large_backward_x_kernel(
         block_scales = tiles_b.to(tl.int64) * ROWS
         row_scale = row_scale_ptr + k * tiles_n * block_scales
         row_scale = row_scale + b_tile * ROWS + tl.arange(0, ROWS)
-        acc, greatest = _sums_with_weights(
+        acc, largest = _sums_with_weights(
             upstream, weights, row_scale, row, k * packed, first_i, packed, rows, rows_w, pitch,
             block_scales, ROWS, PRODUCTS, DEPTH, DESCRIPTORS,
         )  # fmt: skip
         offs = k * pitch + first_i + offs_i
         # Rows of zeros have the least scale, and inputs without a weight 0 in `bound_ptr`.
-        bound = tl.where(greatest > LEAST_INVERSE, greatest, 0.0)[:, None]
+        bound = tl.where(largest > MIN_INVERSE, largest, 0.0)[:, None]
         small = tl.abs(acc) < bound * tl.load(bound_ptr + offs)[None, :]
         tl.store(flags_ptr + tile, tl.max(small.to(tl.int32)))
         acc *= (tl.load(scale_ptr + offs) * (1.0 / _DOWN))[None, :]
@@ -618,10 +618,10 @@ def _sums_over_rows(
 def _negatives(flags_ptr, x_tile, i_tile, tiles, tiles_i):
     """The number of flagged tiles of rows with a negative input in a tile of inputs."""
     flags_ptr += x_tile.to(tl.int64) * tiles_i + i_tile
-    offs = tl.arange(0, _LEAST_FLAGS)
+    offs = tl.arange(0, _MIN_FLAGS)
     number = 0
-    for step in range(loop_end(tl.cdiv(tiles, _LEAST_FLAGS))):
-        tile = step * _LEAST_FLAGS + offs
+    for step in range(loop_end(tl.cdiv(tiles, _MIN_FLAGS))):
+        tile = step * _MIN_FLAGS + offs
         ptrs = flags_ptr + tile.to(tl.int64) * tiles_i
         number += tl.sum(tl.load(ptrs, mask=tile < tiles, other=0))
     return number
@@ -883,7 +883,7 @@ def large_forward(
     programs = min(tiles, plan.programs(plan.forward))
     operands = _operand(logs.planes, rows, depth, plan), _operand(weights, TILE, depth, plan)
     grid = tiles, tiles_b, shape.tiles_n, programs
-    flags = max(LEAST_FLAGS, triton.next_power_of_2(shape.tiles_i))
+    flags = max(MIN_FLAGS, triton.next_power_of_2(shape.tiles_i))
     start(
         npu_large_forward_kernel,
         programs,

@@ -52,8 +52,8 @@ _FLAG_ROWS = tl.constexpr(FLAG_ROWS)
 FLAGS_OF_PROGRAM = 16  # tiles that a program looks at, and computes again where they are flagged
 LOG_SCALE = tl.constexpr(256.0)
 _LIMIT = tl.constexpr(109)  # exponent of the greatest scale
-LEAST_INVERSE = tl.constexpr(2.0**-109)  # of a scale: all values are 0 or below 2**-94
-_LEAST_SUM = tl.constexpr(2.0**-6)  # 2**8 units, times 2**-14: see `npu_large`
+MIN_INVERSE = tl.constexpr(2.0**-109)  # of a scale: all values are 0 or below 2**-94
+_MIN_SUM = tl.constexpr(2.0**-6)  # 2**8 units, times 2**-14: see `npu_large`
 # With 8 warps the upstream planes take so many registers that a multiprocessor holds one program.
 OPTIONS = {"num_warps": 16, "num_stages": 1, "enable_fp_fusion": True}
 
@@ -268,7 +268,7 @@ def npu_weight_planes_kernel(
     tl.store(scale_ptr + offs, inverse)
     if not PHASE:
         uneven = (smallest * scale < 1.0) & (largest > 0)  # else an input is exempt
-        tl.store(bound_ptr + offs, tl.where(uneven, _LEAST_SUM, 0.0))
+        tl.store(bound_ptr + offs, tl.where(uneven, _MIN_SUM, 0.0))
     scale = tl.expand_dims(scale, AXIS)
     packed = outputs * 2 if HAS_IM else outputs
     for step in range(loop_end(tl.cdiv(length, WIDE))):

@@ -449,7 +449,7 @@ def _options(d: int, h: int, starts: int, like: Tensor) -> dict[str, int]:
         "num_warps": min(8, max(1, block_d * block_h // (WARP * THREAD_ELEMENTS[like.dtype]))),
         "num_stages": 1,
         "enable_fp_fusion": True,
-        **tuning.most_registers(like.device),
+        **tuning.max_registers(like.device),
     }
 
 

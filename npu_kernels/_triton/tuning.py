@@ -119,7 +119,7 @@ def architecture_of(device: torch.device) -> str:
         return architecture(triton.runtime.driver.active.get_current_target())
 
 
-def most_registers(device: torch.device) -> dict[str, int]:
+def max_registers(device: torch.device) -> dict[str, int]:
     """The option that allows all registers: without it NVIDIA's assembler prefers to spill."""
     return {} if architecture_of(device) == AMD else {"maxnreg": 255}
 

@@ -3,7 +3,7 @@
 _table/      tables: `NPURegressor`, `fit_many`, their search and reports
 _series/     time series: `npu_kernels.ode.fit`
 __main__.py  the command ``python -m npu_kernels.equations``
-The modules beside them are for both: products of powers, what is known of them, equations.
+The other modules are for both: products of powers, what is known of them, equations.
 
 Tables need numpy and scikit-learn: ``pip install 'npu_kernels[sklearn]'``.
 """

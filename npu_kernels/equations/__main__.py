@@ -22,7 +22,7 @@ from npu_kernels._jobs import files
 Frame = Any  # of pandas
 
 NAMED_CELLS = 3  # in a message
-FEWEST_NAMES, MOST_CELLS = 3, 0.8  # that are numbers, in a header; of the cells below, decimals
+MIN_NAMES, MAX_CELLS = 3, 0.8  # that are numbers, in a header; of the cells below, decimals
 SAMPLE = 500  # lines by which the delimiter is chosen
 DELIMITERS = "\t", ";", ",", "|", "  ", " "  # the last two: two blanks or more, one or more
 ERRORS = "#n/a", "#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!"  # Excel's
@@ -217,7 +217,7 @@ def _check_decimals(path: Path, cells: Frame, values: Frame, sign: str) -> None:
             or (column.str.count(f"[{other}]") > 1).any()
         )
         if len(decimals) and len(unclear) and not is_shown:
-            got = f"got {unclear.iloc[0]!r} in line {unclear.index[0]} beside {decimals.iloc[0]!r}"
+            got = f"got {unclear.iloc[0]!r} in line {unclear.index[0]} and {decimals.iloc[0]!r}"
             how = f"--decimal {sign} reads it as thousands"
             raise ValueError(f"{path} must have one decimal sign in a column, {got} ({how})")
 
@@ -256,7 +256,7 @@ def _kinds_of_lines(
         got = f"got both in line {begin} (--header yes or --header no says what it is)"
         raise ValueError(f"{path} must begin with names or with numbers, {got}")
     if header == "auto" and not has_text[begin] and _are_names(cells):
-        got = f"got whole numbers above decimals in line {begin}"
+        got = f"got integers above decimals in line {begin}"
         how = "--header yes or --header no says what they are"
         raise ValueError(f"{path} must begin with names or with numbers, {got} ({how})")
     is_header = bool(has_text[begin]) or not is_numeric.any()
@@ -266,13 +266,13 @@ def _kinds_of_lines(
 def _are_names(cells: Frame) -> bool:
     """Whether the first line may have names that are numbers, such as wavelengths.
 
-    They are whole numbers that rise, at least three of them, above numbers with decimals.
+    They are integers that rise, at least three of them, above numbers with decimals.
     """
     first, below = cells.iloc[0], cells.iloc[1:]
-    if len(first) < FEWEST_NAMES or not first.str.fullmatch(r"\d+").all():
+    if len(first) < MIN_NAMES or not first.str.fullmatch(r"\d+").all():
         return False
     are_rising = first.astype(float).diff().iloc[1:].gt(0).all()
-    has_decimals = below.apply(lambda column: column.str.contains(r"\d[.,]\d").mean() > MOST_CELLS)
+    has_decimals = below.apply(lambda column: column.str.contains(r"\d[.,]\d").mean() > MAX_CELLS)
     return bool(are_rising and has_decimals.all())
 
 
@@ -350,7 +350,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m npu_kernels.equations",
         description="Find the law behind the columns of a text file, by NPURegressor.",
         epilog="Units in the header, as in 'speed [m/s]', are used where every column has one. "
-        "Ctrl-C gives the best law until then.",
+        "Ctrl-C gives the best equation so far.",
     )
     parser.add_argument(
         "file", type=Path, help="columns between tabs, ; , | or blanks; # %% // start a comment"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Array = Any
 
-WHOLE = 1e-9  # distance from a whole number up to which an exponent is one
+WHOLE = 1e-9  # distance from an integer up to which an exponent is one
 
 # ---- layers --------------------------------------------------------------------------------------
 # The layers of a law: its products of powers, and functions.
@@ -44,7 +44,7 @@ class Products(RealNPU):
     """A `RealNPU` whose products are 0 where an input with a positive exponent is 0.
 
     Without it ``eps**w`` would stand there, which is far from 0 if w is near 0. Powers of negative
-    inputs that are no whole numbers are not a number.
+    inputs that are not integers are not a number.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class WithPart(nn.Sequential):
 
 
 class FunctionColumns(nn.Module):
-    """Functions of single inputs beside all inputs, as `Column` has them."""
+    """Functions of single inputs in addition to all inputs, as `Column` has them."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Equation:
         holdout_nrmse: the same on rows that were not fitted, or leaving out one row at a time.
             Where all rows chose this form, the larger one of it and of the form before that choice.
         n_held_out: number of rows that were not fitted; 0: one row at a time was left out.
-        bic: the criterion, see `NPURegressor`.
+        BIC: the criterion, see `NPURegressor`.
         exact: whether the residuals are those of rounding, of y by its dtype, and of the fit, 1e-13
             of y's standard deviation. With as many parameters as rows that differ it is false.
         df_resid: rows minus parameters.
@@ -183,9 +183,9 @@ class Equation:
             size of its errors.
         floor: the size of y below which errors in proportion to y are those of a y of this size;
             0: no row is below.
-        functions: the columns of functions beside the inputs.
+        functions: the columns of functions in addition to the inputs.
         target_transform: function of y whose value is the sum of the terms; None: of y itself.
-        n_denominator_terms: number of terms in the denominator, besides a 1; 0: a sum.
+        n_denominator_terms: number of terms in the denominator without the constant 1; 0: a sum.
         known_part: the known additive part of the sum or ratio; None: there is none.
         limits: of terms and coefficients, which were known.
         labels: of the groups, sorted; None: there are none.

@@ -163,7 +163,7 @@ class Expression:
     def dimension(self, columns: Sequence[Dimension]) -> Dimension | None:
         """Return the dimension for those of the columns; None for one that numbers may change.
 
-        Whole numbers have no dimension, others may have any: 9.81 may be an acceleration. Raises
+        Integers have no dimension, others may have any: 9.81 may be an acceleration. Raises
         ValueError for sums of different dimensions and for functions of one.
         """
 
@@ -250,7 +250,7 @@ class Expression:
 
 
 # ---- functions -----------------------------------------------------------------------------------
-# Functions of single inputs as columns beside the inputs, and functions of y.
+# Functions of single inputs as columns in addition to the inputs, and functions of y.
 #
 # A law's products are then of inputs and of functions of inputs, as in ``r F sin(t)``. With a
 # function of y it is a law for f(y), whose errors are still those of y: residuals are ``y -

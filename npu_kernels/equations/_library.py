@@ -23,7 +23,7 @@ Array = Any
 SINGLE = (-3.0, -2.0, -1.5, -1.0, -0.5, 0.5, 1.0, 1.5, 2.0, 3.0)
 PAIRED = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
 SEVERAL = (-2.0, -1.0, -1.0, 1.0, 1.0, 2.0)
-LEAST_LENGTH = 1e-4  # of the part of a product outside of the terms beside it; the whole has 1
+MIN_LENGTH = 1e-4  # of the part of a product outside of the other terms; the whole has 1
 PRODUCTS = 1500  # of two inputs; half as many of more
 
 
@@ -157,7 +157,7 @@ class Library:
     def sets(self, count: int, beam: int, u: Array, parity: Array) -> list[tuple[int, ...]]:
         """Return sets of so many products, chosen one after the other, the best first.
 
-        u, parity: of terms beside them.
+        u, parity: of the other terms.
         """
         present = self.terms(u, parity)
 
@@ -205,7 +205,7 @@ class Library:
     def pairs(self, count: int, present: Array = None, repeats: int = 4) -> list[tuple[int, int]]:
         """Return the pairs of products with the lowest criterion, the best first.
 
-        present: terms ``[N, K]`` beside them. Each product is in at most `repeats` pairs.
+        present: the other terms ``[N, K]``. Each product is in at most `repeats` pairs.
         """
         # Accepted pairs share few products; 900 candidates make 400,000 pairs.
         A, target = self._split(self.A), self._split(self.target[:, None])
@@ -214,7 +214,7 @@ class Library:
             target = target - Q @ (Q.transpose(0, 2, 1) @ target)
             A = A - Q @ (Q.transpose(0, 2, 1) @ A)
             length = np.sqrt((A**2).sum(1, keepdims=True))
-            A = np.where(length > LEAST_LENGTH, A / np.maximum(length, LEAST_LENGTH), 0.0)
+            A = np.where(length > MIN_LENGTH, A / np.maximum(length, MIN_LENGTH), 0.0)
         b = (target.transpose(0, 2, 1) @ A)[:, 0]
         some, most = np.arange(len(self.u)), max(100, round(900 / math.sqrt(self.groups)))
         if len(some) > most:

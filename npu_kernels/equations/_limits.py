@@ -226,7 +226,7 @@ def _refuse(
 
 
 # ---- bounds and terms ----------------------------------------------------------------------------
-# What a user knows of a law: bounds and signs, terms that it has, terms that it has not.
+# Prior knowledge of a law: bounds and signs, terms that it has, terms that it has not.
 
 BOUND = 6.0  # the largest size of an exponent, unless the user says otherwise
 APART = 0.1  # difference of exponents up to which a product is like one of `terms`
@@ -245,7 +245,7 @@ class Limits:
 
     low: Array  # [n], the bounds of exponents; infinite: those that all have
     high: Array  # [n]
-    integer: Array  # [n], the columns whose exponents are whole numbers
+    integer: Array  # [n], the columns whose exponents are integers
     positive: bool  # no coefficient is below 0, but for those of `terms`
     terms: Array  # [F, n], exponents of products that the law has
     coef_low: Array  # [F], the bounds of their coefficients
@@ -291,7 +291,7 @@ class Limits:
     ) -> ScaledLimits:
         """Return the limits for scaled columns and y.
 
-        signed: the effective inputs with whole exponents. outer: those of the columns that are
+        signed: the effective inputs with integer exponents. outer: those of the columns that are
         negative in all rows, summed up for the effective inputs and the offset. sign: of y. sizes:
         logarithms of the sizes of y to the power, and of the columns.
         """
@@ -391,7 +391,7 @@ def read_bounds(function: str, bounds: Any, columns: int, noun: str) -> tuple[Ar
 
 
 def read_whole(function: str, integers: Any, names: Sequence[str], noun: str) -> Array:
-    """Return which columns have whole exponents. integers: True, False, or their names."""
+    """Return which columns have integer exponents. integers: True, False, or their names."""
     if isinstance(integers, (bool, np.bool_)):
         return np.full(len(names), integers)
     is_list = isinstance(integers, Sequence) and not isinstance(integers, str)
@@ -406,13 +406,13 @@ def read_whole(function: str, integers: Any, names: Sequence[str], noun: str) ->
 def check_whole_within(
     function: str, names: Sequence[str], low: Array, high: Array, whole: Array, reason: str
 ) -> None:
-    """ValueError where exponents that are whole have bounds without a whole number.
+    """ValueError where exponents that are whole have bounds without an integer.
 
     whole: the columns with such exponents. reason: that they have them.
     """
     for i in np.flatnonzero(whole & (np.ceil(low) > high)).tolist():
         raise ValueError(
-            f"{function}: exponents must have bounds with a whole number within where {reason}, "
+            f"{function}: exponents must have bounds with an integer within where {reason}, "
             f"got ({low[i]:g}, {high[i]:g}) for {names[i]}"
         )
 

@@ -25,10 +25,12 @@ from npu_kernels.equations._rows import BLOCK_ROWS, blocks, have_two_values, sum
 
 Array = Any  # np.ndarray; numpy's own types change from version to version
 
-EXACT_ERROR = 1e-13  # of the deviation of y: what a fit in float64 loses beside y's own rounding
+EXACT_ERROR = (
+    1e-13  # of the deviation of y: what a fit in float64 loses in addition to the rounding of y
+)
 NEAR_END = 0.05  # of the size of y: distance from the end of a domain where errors may decide
 MOST_NOISE = 1e50  # over the size of y: squares of more, or of less than its inverse, are lost
-MOST_OF_POWER = 1e300  # of y over its size, to a power: the inverses of more are no numbers
+MAX_OF_POWER = 1e300  # of y over its size, to a power: the inverses of more are no numbers
 LARGEST = 1e15  # of a prediction by a function of y, and of its slope, over the size of y
 
 
@@ -107,7 +109,7 @@ class Scaled:
     floor: float  # root mean square of the weighted targets to which errors gave the other sign
     factor: bool  # errors are factors: residuals are those of logarithms
     digits: float  # the relative error to which y is rounded
-    below: int  # of a ratio: how many terms, the last ones, are the denominator's beside a 1
+    below: int  # of a ratio: how many terms, the last ones, are the denominator's, without its 1
     limits: ScaledLimits | None  # of terms and coefficients, where any are set
 
     @cached_property
@@ -283,7 +285,7 @@ class Problem(Target):
             weight = self.weight * (slope / np.maximum(y, 1e-300) if self.factor else slope)
         elif self.factor:
             with np.errstate(over="ignore"):
-                z = np.clip(y**p, 1 / MOST_OF_POWER, MOST_OF_POWER)
+                z = np.clip(y**p, 1 / MAX_OF_POWER, MAX_OF_POWER)
             return self._without_addend(z), self.weight * np.abs(self.base / (p * z))
         elif p == 1:
             z, weight = y, self.weight
@@ -459,7 +461,7 @@ def all_rows(
     """Return the rows of one output for one output power, or None if the data exclude this power.
 
     Powers other than 1 and -1 need a y of one sign, and all but 1 one without zeros, but for what
-    errors explain. With negative inputs and units, exponents that are fixed must be whole numbers.
+    errors explain. With negative inputs and units, exponents that are fixed must be integers.
     error: an estimate of the standard deviation of ``weight * y``. factor: the errors are factors,
     so that y has one sign and no zeros. function: of y, of which the power is that of the law.
     below: see `Scaled`. limits: of exponents and coefficients. addend: a part of every sum. group:

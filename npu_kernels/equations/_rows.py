@@ -1,4 +1,4 @@
-"""Rows of a table: their groups, and what rows beside each other tell."""
+"""Rows of a table: their groups, and what neighbouring rows tell."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def first_of_equal(X: Array, y: Array, group: Array | None) -> Array:
 # ---- groups --------------------------------------------------------------------------------------
 # Groups of rows, each with coefficients of its own and with the exponents of all.
 #
-# The rows of a group are beside each other. A batch of groups has as many rows in each: rows of
+# The rows of a group are neighbours. A batch of groups has as many rows in each: rows of
 # weight 0 fill the smaller ones.
 
 NAMED_LABELS = 10  # labels in a message
@@ -206,8 +206,8 @@ def _is_missing(label: Any) -> bool:
         return True
 
 
-# ---- rows beside each other ----------------------------------------------------------------------
-# Rows beside each other: whether residuals are noise, and whether a row is like those of a fit.
+# ---- neighbouring rows ----------------------------------------------------------------------
+# Neighbouring rows: whether residuals are noise, and whether a row is like those of a fit.
 
 ROWS = 200  # that are compared with others
 FEWEST = 10  # rows from which residuals tell anything
@@ -219,7 +219,7 @@ CHANCE = 4.0  # standard deviations of a correlation from which it is none of ch
 FEW_NEIGHBOURS = 100  # rows below which neighbours alone tell little
 RARE = 5e-4  # probability of a pattern by chance, below which it is none of chance
 RARE_OF_ALL = 0.1  # share of it for curves with a constant, which are tried as well
-CURVES = 3  # polynomials that a smooth curve has beside the law
+CURVES = 3  # polynomials that a smooth curve has in addition to the law
 GROWING = 5.0  # standard deviations of a rank correlation from which errors follow a column
 MANY_TIMES = 4.0  # as large: from there on, errors are not alike
 OWN_PART = 0.1  # of a polynomial that the law's own terms leave, from which it is one of these
@@ -425,7 +425,7 @@ class Seen:
 
 SAME_LOGS = 1e-9  # of the deviation of a column's logarithms: what products of others leave of it
 MOST_ROWS_OF_PRODUCTS = 300  # that tell which columns are products
-MOST_POWER, MOST_ROOT = 6, 4  # exponents of these products, and their denominators
+MAX_PLAIN_POWER, MAX_ROOT = 6, 4  # exponents of these products, and their denominators
 
 
 def products_of_columns(logs: Array) -> list[Array]:
@@ -445,10 +445,13 @@ def products_of_columns(logs: Array) -> list[Array]:
             before = logs[:, independent]
             powers = np.linalg.lstsq(before, logs[:, i], rcond=None)[0]
             simple = np.array(
-                [float(Fraction(w).limit_denominator(MOST_ROOT)) for w in powers.tolist()]
+                [float(Fraction(w).limit_denominator(MAX_ROOT)) for w in powers.tolist()]
             )
             rest = logs[:, i] - before @ simple
-            if np.abs(simple).max() <= MOST_POWER and rest @ rest <= (SAME_LOGS * size[i]) ** 2:
+            if (
+                np.abs(simple).max() <= MAX_PLAIN_POWER
+                and rest @ rest <= (SAME_LOGS * size[i]) ** 2
+            ):
                 direction = np.zeros(logs.shape[1])
                 direction[independent], direction[i] = simple, -1.0
                 products.append(direction)

@@ -2,7 +2,7 @@
 
 _fit.py         `fit` and `fit_batch`
 _run.py         a fit in progress: its stages in their order, saved and continued
-_choice.py      the models that may be chosen, their scores on the held-out rows, and the choice
+_choice.py      the candidates, their held-out errors, and the choice
 _training.py    many starts by Adam; L-BFGS in float64, with some parameters held
 _population.py  the parameters of a batch of models: starts, intervals, rounding; units of x and y,
                 the weights of a last sum; inputs of both signs

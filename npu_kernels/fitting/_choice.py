@@ -1,4 +1,4 @@
-"""The models that may be chosen, their scores on the held-out rows, and the choice."""
+"""The candidates of a fit, their held-out errors, and the choice."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ COMPARED_MODELS = 16  # whose rows are compared at once
 Losses = Callable[[Tensor, int], Tensor]
 
 
-def ranks(problem: Tensor, score: Tensor) -> Tensor:
-    """Return the rank ``[A]`` of each score in its problem, from 0; the first of equals first."""
-    order = score.argsort(stable=True)
+def ranks(problem: Tensor, holdout_error: Tensor) -> Tensor:
+    """Return the rank ``[A]`` of each error in its problem, from 0; the first of equals first."""
+    order = holdout_error.argsort(stable=True)
     order = order[problem[order].argsort(stable=True)]
     owner = problem[order]
     index = torch.arange(len(order), device=order.device)
@@ -56,8 +56,8 @@ class Pool(NamedTuple):
     start: Tensor
     kind: Tensor  # its number in `KINDS`
     denominator: Tensor
-    score: Tensor
-    base: Tensor  # the score before rounding
+    holdout_error: Tensor
+    base: Tensor  # the held-out error before rounding
     parameter_kind: Tensor  # [P]
 
     @classmethod
@@ -72,15 +72,15 @@ class Pool(NamedTuple):
         models: Population,
         kind: str,
         denominator: int,
-        score: Tensor,
+        holdout_error: Tensor,
         base: Tensor,
         count: int,
     ) -> Pool:
         """Return a pool with the best `count` models of each problem, too.
 
-        base: the scores before rounding.
+        base: the held-out errors before rounding.
         """
-        best = (ranks(models.problem, score) < count) & score.isfinite()
+        best = (ranks(models.problem, holdout_error) < count) & holdout_error.isfinite()
         models = models.take(best)
         kinds = torch.full_like(models.problem, KINDS.index(kind))
         denominators = torch.full_like(models.problem, denominator)
@@ -90,14 +90,14 @@ class Pool(NamedTuple):
             start=torch.cat([self.start, models.start]),
             kind=torch.cat([self.kind, kinds]),
             denominator=torch.cat([self.denominator, denominators]),
-            score=torch.cat([self.score, score[best]]),
+            holdout_error=torch.cat([self.holdout_error, holdout_error[best]]),
             base=torch.cat([self.base, base[best]]),
             parameter_kind=self.parameter_kind,
         )
 
     def best(self, problems: int) -> Tensor:
-        """Return the least score of each problem ``[problems]``."""
-        return _least(self.score, self.problem, problems)
+        """Return the smallest held-out error of each problem ``[problems]``."""
+        return _smallest(self.holdout_error, self.problem, problems)
 
     def choose(
         self, problems: int, tolerance: float, slack: float, losses: Losses, training: Losses
@@ -117,26 +117,26 @@ class Pool(NamedTuple):
             slack: of the recipe.
             losses, training: the errors on held-out and on training rows.
         """
-        score = self._likely(self.best(problems), tolerance, training)
-        best_score = _least(score, self.problem, problems)[self.problem]
-        limit = torch.clamp(best_score * (1 + slack), min=tolerance)
-        unclear = (score > limit) & (score <= WORST_RATIO * best_score)
+        holdout_error = self._likely(self.best(problems), tolerance, training)
+        best_error = _smallest(holdout_error, self.problem, problems)[self.problem]
+        limit = torch.clamp(best_error * (1 + slack), min=tolerance)
+        unclear = (holdout_error > limit) & (holdout_error <= WORST_RATIO * best_error)
         for owner in self.problem[unclear].unique().tolist():
             index = (unclear & (self.problem == owner)).nonzero().squeeze(1)
-            top = score.where(self.problem == owner, math.inf).argmin().unsqueeze(0)
+            top = holdout_error.where(self.problem == owner, math.inf).argmin().unsqueeze(0)
             best, fitted = losses(self.flat[top], owner), training(self.flat[top], owner)
             count, rows = fitted.shape[1], best.shape[1]
             cost = math.log(count) / count
             for part in index.split(COMPARED_MODELS):
                 differences = losses(self.flat[part], owner) - best
                 error = differences.std(1) / math.sqrt(rows) if rows > 1 else 0 * limit[part]
-                close = best_score[part] + STANDARD_ERRORS * error
+                close = best_error[part] + STANDARD_ERRORS * error
                 limit[part] = torch.maximum(limit[part], close)
                 ratio = training(self.flat[part], owner).mean(1) / fitted.mean()
                 simpler = ratio.log() + cost * (self._freedom(part) - self._freedom(top)) < 0
                 limit[part] = limit[part].masked_fill(simpler, math.inf)
-        level = self._level().masked_fill(score > limit, math.inf)
-        order = score.argsort(stable=True)
+        level = self._level().masked_fill(holdout_error > limit, math.inf)
+        order = holdout_error.argsort(stable=True)
         order = order[level[order].argsort(stable=True)]
         flat = self.flat.new_full((problems, self.flat.shape[1]), math.nan)
         chosen = [Candidate("none", 0, -1, math.inf, math.nan) for _ in range(problems)]
@@ -151,7 +151,7 @@ class Pool(NamedTuple):
         lists: list[list[Candidate]] = [[] for _ in range(problems)]
         seen: set[tuple[int, int, float]] = set()
         order = self._level().argsort(stable=True)
-        order = order[self.score[order].argsort(stable=True)]
+        order = order[self.holdout_error[order].argsort(stable=True)]
         owners = self.problem.tolist()
         for index in order.tolist():
             candidate = self._candidate(index)
@@ -162,23 +162,23 @@ class Pool(NamedTuple):
         return lists
 
     def _likely(self, least: Tensor, tolerance: float, training: Losses) -> Tensor:
-        """Return the scores, inf for models that the training rows speak against.
+        """Return the held-out errors, inf for models that the training rows exclude.
 
-        A low error on few held-out rows may be luck. The training rows speak against a model whose
+        A low error on few held-out rows may be luck. The training rows exclude a model whose
         error on them is more than `WORST_RATIO` times that of the model of the lowest criterion.
-        least ``[problems]``: scores.
+        least ``[problems]``: held-out errors.
         """
-        score = self.score.clone()
+        holdout_error = self.holdout_error.clone()
         open_problems = (least > tolerance) & least.isfinite()
         for owner in open_problems.nonzero().squeeze(1).tolist():
-            near = (score <= WORST_RATIO * least[owner]) & (self.problem == owner)
+            near = (holdout_error <= WORST_RATIO * least[owner]) & (self.problem == owner)
             index = near.nonzero().squeeze(1)
             parts = [training(self.flat[part], owner) for part in index.split(COMPARED_MODELS)]
             error, count = torch.cat([part.mean(1) for part in parts]), parts[0].shape[1]
             criterion = error.log() + math.log(count) / count * self._freedom(index)
             worse = error > WORST_RATIO * error[criterion.argmin()]
-            score[index[worse]] = math.inf
-        return score
+            holdout_error[index[worse]] = math.inf
+        return holdout_error
 
     def _freedom(self, index: Tensor) -> Tensor:
         """Return the count of fitted numbers, half for a rounded one: it was chosen from few."""
@@ -194,15 +194,19 @@ class Pool(NamedTuple):
         return (self.denominator + plain[self.kind] + count).double()
 
     def _candidate(self, index: int) -> Candidate:
-        score, base = float(self.score[index]), float(self.base[index])
+        holdout_error, base = float(self.holdout_error[index]), float(self.base[index])
         kind, denominator = KINDS[int(self.kind[index])], int(self.denominator[index])
-        return Candidate(kind, denominator, int(self.start[index]), score, score - base)
+        return Candidate(
+            kind, denominator, int(self.start[index]), holdout_error, holdout_error - base
+        )
 
 
-def _least(score: Tensor, problem: Tensor, problems: int) -> Tensor:
-    """Return the least score of each problem ``[problems]``."""
-    scores = torch.full((problems,), math.inf, dtype=torch.float64, device=score.device)
-    return scores.scatter_reduce_(0, problem, score, "amin")
+def _smallest(holdout_error: Tensor, problem: Tensor, problems: int) -> Tensor:
+    """Return the smallest held-out error of each problem ``[problems]``."""
+    holdout_errors = torch.full(
+        (problems,), math.inf, dtype=torch.float64, device=holdout_error.device
+    )
+    return holdout_errors.scatter_reduce_(0, problem, holdout_error, "amin")
 
 
 SUM_ROWS = 2048  # of the least squares for the weights of a sum
@@ -210,7 +214,7 @@ SOLVED_EPSILONS = 16  # machine epsilons of the data that a solved problem's rel
 
 
 class Judge:
-    """The scores of the models of a fit, and the pool of those that may be chosen.
+    """The held-out errors of the models of a fit, and the pool of those that may be chosen.
 
     Args:
         template, recipe, data, scale: of the fit.
@@ -236,7 +240,7 @@ class Judge:
         self.pool = Pool.empty(template.kind)
         zeros = functools.partial(torch.zeros, device=template.device)
         shape = (self.problems, starts)
-        self.scores = zeros(shape, dtype=torch.float64) + math.inf  # each start's last one
+        self.holdout_errors = zeros(shape, dtype=torch.float64) + math.inf  # each start's last one
         self.retired = zeros(shape, dtype=torch.long)  # the stages after which starts were dropped
         self.solved = zeros(self.problems, dtype=torch.bool)
 
@@ -245,7 +249,7 @@ class Judge:
     def state(self) -> dict[str, Any]:
         return {
             "pool": self.pool._asdict(),
-            "scores": self.scores,
+            "holdout_errors": self.holdout_errors,
             "retired": self.retired,
             "solved": self.solved,
         }
@@ -254,32 +258,38 @@ class Judge:
         """Continue from a state; ValueError, before any change, for a wrong one."""
         empty = Pool.empty(self.template.kind)._asdict()
         state = like(state, self.state() | {"pool": empty}, "judge")
-        self.pool, self.scores = Pool(**state["pool"]), state["scores"]
+        self.pool, self.holdout_errors = Pool(**state["pool"]), state["holdout_errors"]
         self.retired, self.solved = state["retired"], state["solved"]
 
-    # ---- scores ----------------------------------------------------------------------------------
+    # ---- held-out errors -------------------------------------------------------------------------
 
     def errors(self, models: Population) -> Tensor:
         """Return the held-out errors ``[A]``."""
         return self.template.errors(models.flat, self.data.held_out, models.problem)
 
-    def score(self, models: Population, kind: str, count: int) -> Tensor:
+    def holdout_error(self, models: Population, kind: str, count: int) -> Tensor:
         """Score models and their roundings; return the least errors ``[A]``.
 
         The best `count` of each problem enter the pool, and the best of each rounding.
         """
         raw = self.errors(models)
-        self.scores[models.problem, models.start] = raw
+        self.holdout_errors[models.problem, models.start] = raw
         self.pool = self.pool.add(models, kind, 0, raw, raw, count)
-        least_errors = raw.clone()
+        min_errors = raw.clone()
         for denominator in self.denominators:
-            least_errors = torch.minimum(least_errors, self.add_rounded(models, denominator, raw))
-        return least_errors
+            min_errors = torch.minimum(min_errors, self.add_rounded(models, denominator, raw))
+        return min_errors
 
-    def survivors(self, models: Population, score: Tensor, count: int, stage: int) -> Tensor:
+    def survivors(
+        self, models: Population, holdout_error: Tensor, count: int, stage: int
+    ) -> Tensor:
         """Return the mask of the best `count` of each unsolved problem; the others retire."""
         problem = models.problem
-        mask = (ranks(problem, score) < count) & score.isfinite() & ~self.solved[problem]
+        mask = (
+            (ranks(problem, holdout_error) < count)
+            & holdout_error.isfinite()
+            & ~self.solved[problem]
+        )
         self.retired[problem[~mask], models.start[~mask]] = stage + 1
         return mask
 
@@ -301,12 +311,12 @@ class Judge:
         rounded = models.rounded(self.template, denominator, (GATE, POWER, LINEAR))
         if free:
             rounded = rounded.at(self.last.solved(rounded.flat, problem, self._sum_rows))
-        score = self.errors(rounded)
-        solves = score <= self.tolerance
+        holdout_error = self.errors(rounded)
+        solves = holdout_error <= self.tolerance
         used = solves & ~self.solved[problem] if solved_only else torch.ones_like(solves)
         kind = "powers" if free else "rounded"
         self.pool = self.pool.add(
-            rounded, kind, denominator, score.masked_fill(~used, math.inf), base, 1
+            rounded, kind, denominator, holdout_error.masked_fill(~used, math.inf), base, 1
         )
         for divisor in (0, denominator) if free else ():
             simple = rounded.at(self.scale.coefficients(rounded.flat, problem, divisor))
@@ -317,7 +327,7 @@ class Judge:
             self.pool = self.pool.add(simple, "rounded", denominator, error, base, 1)
             solves |= exact
         self.solved[problem[solves]] = True
-        return score
+        return holdout_error
 
     def add_settled(self, models: Population, denominator: int, base: Tensor) -> None:
         """Add models whose powers are fractions, with their other weights plain and rounded."""
@@ -329,9 +339,11 @@ class Judge:
         divisors = self.denominators if self.template.has(LINEAR) else self.denominators[:1]
         for divisor in divisors:
             rounded = models.rounded(self.template, divisor, (LINEAR,))
-            score = self.errors(rounded)
-            self.pool = self.pool.add(rounded, "rounded", max(denominator, divisor), score, base, 1)
-            self.solved[models.problem[score <= self.tolerance]] = True
+            holdout_error = self.errors(rounded)
+            self.pool = self.pool.add(
+                rounded, "rounded", max(denominator, divisor), holdout_error, base, 1
+            )
+            self.solved[models.problem[holdout_error <= self.tolerance]] = True
 
     def add_with_fewer_units(self) -> None:
         """Add the chosen models without the units of the last sum that they do not need."""

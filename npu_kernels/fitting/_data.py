@@ -159,5 +159,5 @@ class Data:
         )
 
     def weighted(self, x: Tensor, y: Tensor, recipe: Recipe) -> Rows:
-        """Return other rows with the weights that they would have beside the training rows."""
+        """Return other rows with the weights that they would have among the training rows."""
         return Rows(x, y, _weights(self.training.y, y, recipe))

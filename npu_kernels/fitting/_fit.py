@@ -1,4 +1,4 @@
-"""`fit` and `fit_batch`: the calls, their progress, and the warnings about their scores."""
+"""`fit` and `fit_batch`: the calls, their progress, and warnings about held-out errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from npu_kernels.fitting._run import FitJob
 from npu_kernels.formula import select
 from npu_kernels.layers import BaseLayer
 
-FEWEST_ROWS = 4  # of which a cross-validation can be made
+MIN_ROWS = 4  # of which a cross-validation can be made
 FOLDS = 5  # parts of a cross-validation
 
 
@@ -66,7 +66,7 @@ def cross_validated(
 
 BATCHED_ROWS = 2048  # taken from batches
 FEW_HELD_OUT = 5  # rows; the error of fewer says little
-ENOUGH_HELD_OUT = 10  # rows from which on their error is the score
+ENOUGH_HELD_OUT = 10  # rows from which on their error is the held-out error
 LARGE_ERROR = 1e-3  # in float32; a warning where the error is small in float64
 
 
@@ -161,16 +161,16 @@ def fit(
         merged = signs.merged(select(with_signs.models, 0)) if complete else None
         if merged is not None and with_signs.losses <= fits.losses * (1 + run.recipe.slack):
             job, fits, best, trained, x = second, with_signs, merged, wide, sizes
-    score, folds = float(fits.losses), 0
+    holdout_error, folds = float(fits.losses), 0
     few = job.data.held_out.y.shape[1] < ENOUGH_HELD_OUT
-    if few and complete and len(x) >= FEWEST_ROWS:
+    if few and complete and len(x) >= MIN_ROWS:
         validated = cross_validated(job, trained, x, y, progress, file)
-        score, folds = validated or (score, folds)
+        holdout_error, folds = validated or (holdout_error, folds)
         complete = validated is not None
-    _warn_of_score(job, score, folds)
+    _warn_of_error(job, holdout_error, folds)
     return FitResult(
         model=without_coefficient(best, model),
-        loss=score,
+        loss=holdout_error,
         n_folds=folds,
         init_losses=fits.init_losses[0],
         n_stages=fits.n_stages[0],
@@ -192,7 +192,7 @@ def _tensors(x: Any, y: Any, rows: int, seed: int) -> tuple[Any, Any]:
         return table("fit", "x", x), table("fit", "y", y)
     if y is not None:
         got = f"{type(x).__name__}; batches bring their own y"
-        raise TypeError(f"fit: x must be rows beside a y, got {got}")
+        raise TypeError(f"fit: x must be rows if y is given, got {got}")
     return collect("fit", x, rows, seed)
 
 
@@ -229,7 +229,7 @@ def fit_batch(
     seeds = range(len(x)) if seeds is None else seeds
     run = FitJob(with_coefficient(model), x, y, seeds, recipe, "fit_batch")
     fits = _complete(run, progress, checkpoint)
-    _warn_of_score(run, float(fits.losses.max()), 0)
+    _warn_of_error(run, float(fits.losses.max()), 0)
     return replace(fits, models=without_coefficient(fits.models, model))
 
 
@@ -243,8 +243,8 @@ def _complete(
     return run.result()
 
 
-def _warn_of_score(run: FitJob, score: float, folds: int) -> None:
-    """Warn of a score of few rows, and of one that float32 spoils."""
+def _warn_of_error(run: FitJob, holdout_error: float, folds: int) -> None:
+    """Warn of a held-out error of few rows, and of an error due to float32."""
     held = run.data.held_out.y.shape[1]
     if held < FEW_HELD_OUT and not folds:
         rows = f"{held} held-out row{'' if held == 1 else 's'}"
@@ -257,10 +257,11 @@ def _warn_of_score(run: FitJob, score: float, folds: int) -> None:
             "predicted by a fit to the others",
         )
     best = float(run.judge.pool.best(run.problems).max())
-    spoilt = score > LARGE_ERROR and best < score * 1e-4
+    spoilt = holdout_error > LARGE_ERROR and best < holdout_error * 1e-4
     if run.template.dtype == torch.float32 and best < math.inf and spoilt:
         warn(
-            f"{run.function}: the model's error is {best:.1e} in float64 and {score:.1e} in its "
-            "own float32, whose range is too small for the constants or powers of these units: fit "
+            f"{run.function}: the model's error is {best:.1e} in float64 and "
+            f"{holdout_error:.1e} in float32, whose range is too small for the constants or powers "
+            "of these layers: fit "
             "model.double()",
         )

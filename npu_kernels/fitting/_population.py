@@ -271,7 +271,7 @@ class Template:
 # the last layer those of y.
 
 NEAR_ONE = 0.1  # a coefficient within this distance of 1 or -1 is tried as 1 or -1
-SMALLEST_SINGULAR = 1e-10  # share of the greatest singular value; those below are dropped
+SMALLEST_SINGULAR = 1e-10  # share of the largest singular value; those below are dropped
 
 
 def _free(unit: BaseLayer) -> bool:
@@ -349,14 +349,14 @@ class Scale:
         return torch.where(rounded == original, flat, _times(rounded, -factors))
 
     def finish(self, models: nn.Module) -> None:
-        """Remove an eps that would count beside inputs of another size."""
+        """Remove an eps that would count compared with inputs of another size."""
         units = units_of(models)
         if self._second is not None and self.x.any() and units:
             unit: Any = units[0][1]
             unit.eps = unit.eps or torch.finfo(unit.weight_re.dtype).tiny
 
     @torch.no_grad()
-    def score(self, models: nn.Module, rows: Rows) -> Tensor:
+    def holdout_error(self, models: nn.Module, rows: Rows) -> Tensor:
         """Return the weighted mean squared errors ``[problems]`` of models for original rows.
 
         rows: those of the training.
@@ -365,8 +365,8 @@ class Scale:
         with torch.autocast(x.device.type, enabled=False):
             y = models(x)
         error = _times(y.double(), -self.y.unsqueeze(1)) - rows.y
-        score = (error.square_() * rows.weight).mean((1, 2))
-        return score.nan_to_num(nan=math.inf, posinf=math.inf)
+        holdout_error = (error.square_() * rows.weight).mean((1, 2))
+        return holdout_error.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 def _times(values: Tensor, exponent: Tensor) -> Tensor:
@@ -527,7 +527,7 @@ def without_coefficient(model: nn.Module, original: nn.Module) -> nn.Module:
 #
 # A fit of sizes and signs as separate inputs, and its law as one of inputs.
 #
-# Between two whole exponents of a negative input, a power unit's cosine passes 0: training rarely
+# Between two integer exponents of a negative input, a power unit's cosine passes 0: training rarely
 # crosses such a barrier. The power of a size ``|x|`` has none, and that of a sign needs only 0 or
 # 1.
 

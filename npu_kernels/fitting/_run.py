@@ -37,7 +37,7 @@ class Stage:
     """Models in training: the base of all stages.
 
     Args:
-        judge: scores the models.
+        judge: held-out errors the models.
         number: of the stage, from 0.
         rounds: of the stage, if no model ends before.
     """
@@ -96,10 +96,10 @@ class Searching(Stage):
         judge, rungs = self.judge, self.judge.recipe.rungs
         finalists, last = judge.recipe.finalists[0], self.number + 1 == len(rungs)
         models = self.population()
-        score = judge.score(models, self.kind, finalists if last else 1)
+        holdout_error = judge.holdout_error(models, self.kind, finalists if last else 1)
         share = 0.0 if last else rungs[self.number + 1][1]
         count = max(finalists, math.ceil(share * judge.starts))
-        index = judge.survivors(models, score, count, self.number).nonzero().squeeze(1)
+        index = judge.survivors(models, holdout_error, count, self.number).nonzero().squeeze(1)
         self.search.keep(index)
         if not last:
             return Searching(judge, self.number + 1, self.search)
@@ -168,8 +168,8 @@ class Refining(Stage):
     def end(self) -> Stage | None:
         judge, models = self.judge, self.population()
         first, second = judge.recipe.finalists
-        score = judge.score(models, self.kind, first)
-        survivors = judge.survivors(models, score, second, self.number)
+        holdout_error = judge.holdout_error(models, self.kind, first)
+        survivors = judge.survivors(models, holdout_error, second, self.number)
         if not judge.denominators:
             return None
         models, template = models.take(survivors), judge.template
@@ -211,8 +211,8 @@ class Settling(Refining):
             return Settling.begin(judge, self.number + 1, self.moved, models, held, rounding)
         base, unrounded = judge.errors(models), models.take(plain)
         judge.pool = judge.pool.add(unrounded, self.kind, 0, base[plain], base[plain], 1)
-        judge.scores[unrounded.problem, unrounded.start] = base[plain]
-        base = judge.scores[models.problem, models.start]
+        judge.holdout_errors[unrounded.problem, unrounded.start] = base[plain]
+        base = judge.holdout_errors[models.problem, models.start]
         for denominator in judge.denominators:
             mask = rounding == denominator
             judge.add_settled(models.take(mask), denominator, base[mask])
@@ -388,7 +388,7 @@ class FitJob:
 
     @torch.no_grad()
     def note(self) -> str:
-        """Return what the progress shows beside the time."""
+        """Return what the progress shows after the time."""
         best = f", error {self.history[-1]['worst']:.1e}" if self.history else ""
         solved = f", {int(self.solved.sum())} of {self.problems} solved"
         return f"{self.alive} models{best}{solved if self.problems > 1 else ''}"
@@ -398,8 +398,8 @@ class FitJob:
         judge, pool = self.judge, self.judge.pool
         if self.stage is not None:
             models = self.stage.population()
-            score = judge.errors(models)
-            pool = pool.add(models, self.stage.kind, 0, score, score, 1)
+            holdout_error = judge.errors(models)
+            pool = pool.add(models, self.stage.kind, 0, holdout_error, holdout_error, 1)
         flat, chosen = judge.choose(pool)
         problem = torch.arange(self.problems, device=flat.device)
         module = self.template.build(self.scale.original(flat, problem))
@@ -407,8 +407,8 @@ class FitJob:
         return BatchFitResult(
             models=module,
             # Of the module: its dtype has another eps and another rounding than float64.
-            losses=self.scale.score(module, self.data.held_out).cpu(),
-            init_losses=judge.scores.cpu(),
+            losses=self.scale.holdout_error(module, self.data.held_out).cpu(),
+            init_losses=judge.holdout_errors.cpu(),
             n_stages=judge.retired.cpu(),
             n_steps=self.rows.cpu().double() / self.recipe.batch_size,
             n_rows=self.rows.cpu(),
@@ -428,7 +428,7 @@ class FitJob:
         device = self.template.device
         x, y = self.scale.divided(x.to(device), y.to(device))
         rows = self.data.weighted(x, y, self.recipe)
-        return self.scale.score(self.result().models, rows)
+        return self.scale.holdout_error(self.result().models, rows)
 
     # ---- fits after this one ---------------------------------------------------------------------
 

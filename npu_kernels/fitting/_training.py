@@ -20,7 +20,7 @@ from npu_kernels.training._steps import Loop
 
 BETAS, EPS = (0.9, 0.99), 1e-8
 LAST_RATE = 0.05  # of the first, at the end of a stretch
-DRAWN_STEPS = 64  # whose rows are drawn at once
+SAMPLED_STEPS = 64  # whose rows are drawn at once
 GATHERED_NUMBERS = 2**22  # of rows of all models at once where several problems have other rows
 
 
@@ -64,10 +64,10 @@ class Search:
 
         A problem's order of the rows is its seed's.
         """
-        block, index = divmod(self.step, DRAWN_STEPS)
+        block, index = divmod(self.step, SAMPLED_STEPS)
         if block != self._block:
             count, generator = self.rows.x.shape[1], stream("rows", 0, block)
-            shape = (DRAWN_STEPS, min(count, self.recipe.batch_size))
+            shape = (SAMPLED_STEPS, min(count, self.recipe.batch_size))
             drawn = torch.randint(count, shape, generator=generator)
             self._block, self._drawn = block, drawn.to(self.template.device)
         return self._drawn[index : index + limit]
@@ -79,7 +79,7 @@ class Search:
             rung: the index of the stretch.
             first: the index of the first step in the stretch.
             steps: of the stretch.
-            limit: the greatest number of steps.
+            limit: the largest number of steps.
         """
         tensors = self.rows.x, self.rows.y, self.rows.weight
         if len(self.rows.x) == 1:

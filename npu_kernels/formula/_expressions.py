@@ -293,7 +293,7 @@ def written(expression: Expression, digits: int | None = 4) -> str:
 
 def latex(expression: Expression, digits: int | None = 4) -> str:
     """Return the expression in LaTeX."""
-    # Upright names beside each other would read as one: a thin space is between factors.
+    # Neighbouring upright names would read as one: a thin space is between factors.
     is_upright = any("mathrm" in latex_name(str(symbol)) for symbol in expression.free_symbols)
     printer = _Latex({"mul_symbol": r"\,"} if is_upright else {})
     return str(printer.doprint(rounded(expression, digits)))

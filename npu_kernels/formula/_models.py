@@ -22,13 +22,13 @@ FRACTION_LIMIT = 2.0**45
 def as_fraction(weights: Tensor, max_denominator: int = 12) -> tuple[Tensor, Tensor]:
     """The nearest fraction of every weight, in lowest terms: ``(numerator, denominator)``.
 
-    Both are whole numbers in float64. Of two fractions that are equally near, the result is the one
+    Both are integers in float64. Of two fractions that are equally near, the result is the one
     with the smaller denominator. inf and nan keep their value, over 1. Weights from 2^45 on get the
-    nearest whole number: float64 does not distinguish fractions of that size.
+    nearest integer: float64 does not distinguish fractions of that size.
 
     Args:
         weights: a tensor of any shape, floating-point.
-        max_denominator: the greatest denominator, from 1 (whole numbers) to 1000.
+        max_denominator: the largest denominator, from 1 (integers) to 1000.
 
     Raises TypeError for weights that are no floating-point tensor, ValueError for another
     denominator.
@@ -58,7 +58,7 @@ def nearest_fraction(weights: Tensor, max_denominator: int = 12) -> Tensor:
 
     Args:
         weights: a floating-point tensor.
-        max_denominator: the greatest denominator, from 1 to 1000.
+        max_denominator: the largest denominator, from 1 to 1000.
 
     Returns a tensor of the same shape, dtype and device. Raises TypeError for weights that are no
     floating-point tensor, ValueError for another denominator.

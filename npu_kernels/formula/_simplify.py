@@ -238,7 +238,7 @@ class _Simplifier:
     module: nn.Module  # a copy of the user's
     score: Score
     refit: Refit | None
-    limit: float | None  # the greatest error allowed; None for any
+    limit: float | None  # the largest error allowed; None for any
     error: float  # of the module
     sums: frozenset[str]  # weights of sums, of which only 0, 1 and -1 may cost anything
     fixed: dict[str, Tensor]  # parameter -> bool, the entries that a refit must not change
@@ -293,7 +293,7 @@ class _Simplifier:
         return error
 
     def error_limit(self, entry: Entry, number: float) -> float:
-        """Return the greatest error with which an entry may have a value."""
+        """Return the largest error with which an entry may have a value."""
         assert self.limit is not None
         if entry[0] not in self.sums or number in (0.0, 1.0, -1.0):
             return self.limit

@@ -366,7 +366,7 @@ def _convert(
     done = (isinstance(m, results) and not _is_derived(m, classes) for m in named.values())
     if not layers and not any(done):
         kinds = ", ".join(sorted({type(module).__name__ for module in named.values()}))
-        rule = f"model must have a layer that {function} knows (see the docstring of interop)"
+        rule = f"model must have a layer that {function} supports (see the docstring of interop)"
         raise ValueError(f"{function}: {rule}, got {kinds}")
     _check_calls(function, model, layers, inplace)
     changes = {path: change(_who(path, module), module) for path, module in renewed.items()}

@@ -57,7 +57,7 @@ class Trial:
     """Calls a module's forward with drawn weights and inputs, and compares it with the formula.
 
     Args:
-        module: a module that `names_of` knows.
+        module: a module that `names_of` supports.
         names: from `names_of`.
         eps: what the formula adds to ``|x|``; None for the machine epsilon.
     """

@@ -2,7 +2,7 @@
 
 Importing this module registers a formula for both operators of each layer, so that
 ``FlopCounterMode`` counts them; `npu_kernels` alone does not, because the counter is slow to
-import. Import it before the counter is made: a counter knows the formulas of that time.
+import. Import it before the counter is made: a counter has the formulas of that time.
 
     >>> import torch, npu_kernels, npu_kernels.interop.flops
     >>> from torch.utils.flop_counter import FlopCounterMode

@@ -66,12 +66,12 @@ def _operands(
 def _forward_rule(layer: ops.Layer) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
     def rule(*arguments: Any) -> list[tuple[list[Any], list[Any]]]:
         tensors, options = arguments[: layer.operands], arguments[layer.operands :]
-        kept_count = len(layer.kept)
+        n_saved = len(layer.kept)
         strategies = []
         for placements in _shardings(layer, *tensors[:2]):
             y = placements["y"][0]
             # Gradients that are not asked for are empty, on every rank.
-            outputs = [y, *[y if kept_count and options[-1] else dt.Replicate()] * kept_count]
+            outputs = [y, *[y if n_saved and options[-1] else dt.Replicate()] * n_saved]
             operands = _operands(layer, placements, tensors)
             strategies.append((outputs, [*operands, *(None for _ in options)]))
         return strategies

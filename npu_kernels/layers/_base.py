@@ -36,7 +36,7 @@ class BaseLayer(nn.Module):
     # What `training.project_` clamps: parameter -> its interval, None where the caller chooses the
     # bound.
     parameter_bounds: ClassVar[dict[str, tuple[float, float] | None]] = {}
-    # Whether `training.regularizer` draws its weights to whole numbers.
+    # Whether `training.regularizer` pulls its weights to integers.
     integer_weights: ClassVar[bool] = False
 
     def __init__(self, in_features: int, out_features: int, num_models: int | None = None) -> None:
@@ -62,7 +62,7 @@ class BaseLayer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, in place: Glorot uniform."""
+        """Sample the parameters again, in place: Glorot uniform."""
         for matrix in self.parameters(recurse=False):
             glorot_(matrix)
 

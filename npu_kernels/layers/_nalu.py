@@ -115,7 +115,7 @@ class NALU(BaseLayer):
         self._create(shapes, device, dtype)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, in place: Glorot uniform."""
+        """Sample the parameters again, in place: Glorot uniform."""
         for matrix in (self.weight, self.mask, self.gate_weight):
             glorot_(matrix)
         if self.gate_bias is not None:
@@ -149,7 +149,7 @@ class iNALU(BaseLayer):
         num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
         eps: the least ``|x|`` in the logarithm, 1e-7 as published.
-        omega: the greatest exponent, 20 as published.
+        omega: the largest exponent, 20 as published.
 
     Parameters: ``weight_add, mask_add, weight_mul, mask_mul, gate_weight [O, I]``, Glorot uniform.
 

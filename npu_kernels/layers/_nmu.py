@@ -44,7 +44,7 @@ class NMU(ClippedLayer):
     parameter_bounds: ClassVar[dict[str, tuple[float, float] | None]] = {"weight": (0.0, 1.0)}
 
     def reset_parameters(self) -> None:
-        """Draw the weight anew, in place: U(0, 1)."""
+        """Sample the weight again, in place: U(0, 1)."""
         nn.init.uniform_(self.weight, 0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class NMRU(BaseLayer):
         self._create({"weight": "OJ"}, device, dtype)
 
     def reset_parameters(self) -> None:
-        """Draw the weight anew, in place: U(1/4, 3/4)."""
+        """Sample the weight again, in place: U(1/4, 3/4)."""
         nn.init.uniform_(self.weight, 0.25, 0.75)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class PowerLayer(BaseLayer):
         self.gate_gradient = gate_gradient
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, in place: Glorot uniform, `init_im`, gate 0.5."""
+        """Sample the parameters again, in place: Glorot uniform, `init_im`, gate 0.5."""
         glorot_(self.weight_re)
         if self.weight_im is not None:
             glorot_(self.weight_im, self._scale_im)

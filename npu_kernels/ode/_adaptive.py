@@ -602,7 +602,7 @@ def _auto(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
     """Return explicit steps, and implicit steps of the trajectories that are too stiff for them.
 
     Too stiff: as many steps at the bound of stability as `_report` would warn of, or an end that is
-    not reached. Such a trajectory is computed anew from its start: a stiff model is stiff most of
+    not reached. Such a trajectory is computed again from its start: a stiff model is stiff most of
     the time, and a path of one method has the interpolant and the derivative of that method.
     """
     explicit = call._replace(method=methods.EXPLICIT, max_at_bound=checks.MIN_STIFF_STEPS)

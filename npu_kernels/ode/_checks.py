@@ -201,7 +201,7 @@ def check_tensors(function: str, u0: Any, weights: dict[str, Tensor | None]) -> 
     for name, size in expected.items():
         if name in present and tuple(present[name].shape) != size:
             raise ValueError(
-                f"{function}: {name} must have shape {size} beside weight_re of shape {shape}, "
+                f"{function}: {name} must have shape {size} for weight_re of shape {shape}, "
                 f"got shape {tuple(present[name].shape)}"
             )
 

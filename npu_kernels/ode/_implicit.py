@@ -32,9 +32,9 @@ from npu_kernels.ode._loop import combine, stage_rows
 from npu_kernels.ode._methods import STAGES, Method
 
 NEWTON_ITERATIONS = 10  # for a stage, at most
-MOST_ERROR = 0.03  # that the iterations may leave, in units of the tolerance
+MAX_STAGE_ERROR = 0.03  # that the iterations may leave, in units of the tolerance
 JUMP = 10.0  # eps: where a power layer's slope jumps, states are known no better
-LEAST_RATE = 0.1  # the least rate of convergence assumed in a stage's first iteration
+MIN_RATE = 0.1  # the least rate of convergence assumed in a stage's first iteration
 DERIVATIVES = 2  # how often a slope can be differentiated: one correction for each order
 RightSide = Callable[[Tensor], Tensor]
 
@@ -144,7 +144,9 @@ class Newton:
     ) -> None:
         rtol = control.rtol
         self.jump = JUMP * control.eps
-        self.bound = max(10 * torch.finfo(u.dtype).eps / rtol, min(MOST_ERROR, math.sqrt(rtol)))
+        self.bound = max(
+            10 * torch.finfo(u.dtype).eps / rtol, min(MAX_STAGE_ERROR, math.sqrt(rtol))
+        )
         self.f, self.scaled = detached(f), h * pair.diagonal
         self.unit = control.atol + rtol * u.abs()
         self.inverse = newton_inverse(f, u, self.scaled)
@@ -163,7 +165,7 @@ class Newton:
             small = ((self.scaled * change).abs() <= self.jump).all(-1).cpu()
             k = torch.where(is_open.unsqueeze(-1).to(k.device), k + change, k)
             size = (self.scaled * change / self.unit).square().mean(-1).sqrt().cpu().double()
-            rate = size / before if iteration else self.rate.clamp(min=LEAST_RATE)
+            rate = size / before if iteration else self.rate.clamp(min=MIN_RATE)
             grows = rate >= 1 if iteration else torch.zeros_like(is_open)
             self.rate, before = torch.where(is_open, rate, self.rate), size
             self.evaluations += is_open

@@ -2,7 +2,7 @@
 
 Between two times of the inputs, ``u' = f(u, v)`` with ``v' = constant`` is a model of more states:
 a power layer with one product more, of exponents 0, and a NAU in which this product moves the
-inputs. So each piece is the time loop of plain models, and its result is that of exact inputs.
+inputs. So each segment is the time loop of plain models, and its result is that of exact inputs.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Inputs(NamedTuple):
         times = torch.where(near, exact, self.times)
         return self._replace(times=times) if bool((times.diff() > 0).all()) else self
 
-    def piece(self, middle: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return time, values and slopes of the inputs at the begin of the piece around a time."""
+    def segment(self, middle: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Return time, values and slopes of the inputs at the start of a time's segment."""
         k = int(torch.searchsorted(self.times, middle)) - 1
         k = min(max(k, 0), len(self.times) - 2)
         first, second = self.times[k], self.times[k + 1]
@@ -49,10 +49,10 @@ class Inputs(NamedTuple):
         return first, self.values[k], slope
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """A part of the trajectory in which the inputs are linear.
 
-    times ``[m]``, float64: those of the result, and the piece's ends. is_output ``[m]``: which of
+    times ``[m]``, float64: those of the result, and the segment's ends. is_output ``[m]``: which of
     them are the result's. first: the inputs' values ``[J]`` at the first time. slope: theirs.
     """
 
@@ -132,7 +132,7 @@ def check_covered(function: str, inputs: Inputs, times: Tensor) -> None:
         )
 
 
-def pieces(function: str, inputs: Inputs, t: Tensor) -> list[Piece]:
+def segments(function: str, inputs: Inputs, t: Tensor) -> list[Segment]:
     """Return the parts of times ``[M]``, which rise or fall, in which the inputs are linear."""
     values = t.detach().to("cpu", torch.float64)
     check_covered(function, inputs, values)
@@ -152,22 +152,23 @@ def pieces(function: str, inputs: Inputs, t: Tensor) -> list[Piece]:
     edges = [0, *is_edge.nonzero().squeeze(1).tolist(), len(times) - 1]
     parts = []
     for i, j in itertools.pairwise(edges):
-        begin, value, slope = inputs.piece(float(exact[i] + exact[j]) / 2)
+        begin, value, slope = inputs.segment(float(exact[i] + exact[j]) / 2)
         first = value + slope * (times[i] - begin).to(slope)
-        parts.append(Piece(times[i : j + 1], is_output[i : j + 1], first, slope))
+        parts.append(Segment(times[i : j + 1], is_output[i : j + 1], first, slope))
     return parts
 
 
-def along(parts: list[Piece], u0: Tensor, solve: Callable[[Piece, Tensor], Tensor]) -> Tensor:
-    """Return the states ``[..., M, D]`` at the pieces' outputs.
+def along(parts: list[Segment], u0: Tensor, solve: Callable[[Segment, Tensor], Tensor]) -> Tensor:
+    """Return the states ``[..., M, D]`` at the segments' outputs.
 
-    solve: for a piece and the states ``[..., D]`` at its begin, those at its times ``[..., m, D]``.
+    solve: maps a segment and the states ``[..., D]`` at its start to the states ``[..., m, D]`` at
+    its times.
     """
     paths, state = [], u0
-    for number, piece in enumerate(parts):
-        path = solve(piece, state)
+    for number, segment in enumerate(parts):
+        path = solve(segment, state)
         state = path[..., -1, :]
-        is_output = piece.is_output.clone()
+        is_output = segment.is_output.clone()
         is_output[0] &= number == 0
         paths.append(path[..., is_output.to(path.device), :])
     return torch.cat(paths, -2)
@@ -200,7 +201,7 @@ def driven(weights: Weights, slope: Tensor, clip: bool) -> Weights:
 
 # ---- the time loop with inputs -------------------------------------------------------------------
 #
-# Piece by piece, each with inputs that are linear.
+# Segment by segment, each with inputs that are linear.
 
 Solve = Callable[[checks.Options, Tensor, Weights], Any]
 
@@ -212,18 +213,18 @@ def integrate_with_inputs(
     function, states = options.function, weights[3].shape[-2]
     if u0.dim() == 0 or u0.shape[-1] != states:
         raise ValueError(
-            f"{function}: u0 must have last dimension {states} (the NAU's out_features) beside "
+            f"{function}: u0 must have last dimension {states} (the NAU's out_features) with "
             f"inputs, got shape {tuple(u0.shape)}"
         )
     if options.return_error:
-        raise ValueError(f"{function}: error must be False beside inputs, got True")
+        raise ValueError(f"{function}: return_error must be False with inputs, got True")
     if options.is_adaptive:
         times = checks.check_times(function, options.t)
     else:
         times = torch.arange(options.steps + 1, dtype=torch.float64) * options.dt
         inputs = inputs.at_steps(options.dt)
-    parts = pieces(function, inputs, times)
-    between = [piece.times[~piece.is_output] for piece in parts]
+    parts = segments(function, inputs, times)
+    between = [segment.times[~segment.is_output] for segment in parts]
     if not options.is_adaptive and any(len(part) for part in between):
         wrong = next(float(part[0]) for part in between if len(part))
         raise ValueError(
@@ -233,19 +234,19 @@ def integrate_with_inputs(
         )
     extras: list[Any] = []
 
-    def piece_of(piece: Piece, state: Tensor) -> Tensor:
-        begin = with_inputs(state, piece.first)
+    def segment_of(segment: Segment, state: Tensor) -> Tensor:
+        begin = with_inputs(state, segment.first)
         part = options._replace(clip=False)
         if options.is_adaptive:
-            part = part._replace(t=piece.times)
+            part = part._replace(t=segment.times)
         else:
-            part = part._replace(steps=len(piece.times) - 1)
-        result = solve(part, begin, driven(weights, piece.slope, options.clip))
+            part = part._replace(steps=len(segment.times) - 1)
+        result = solve(part, begin, driven(weights, segment.slope, options.clip))
         path, *rest = result if isinstance(result, tuple) else (result,)
         extras.append(rest[0] if rest else None)
         return path[..., :states]  # type: ignore[no-any-return]
 
-    path = along(parts, u0, piece_of)
+    path = along(parts, u0, segment_of)
     if options.return_derivatives:
         behind = [part[..., 1:, :states] for part in extras]
         return path, torch.cat([extras[0][..., :1, :states], *behind], -2)

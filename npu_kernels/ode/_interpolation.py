@@ -31,8 +31,9 @@ def interpolate(
         ``rollout(..., return_derivatives=True)`` returns them for fixed steps. The path of an
         adaptive method needs no interpolation: `rollout` gives its states at any times t.
 
-    At a step's own time the result is that state, to the bit. A state that is not finite does not
-    touch the times before its step. Raises ValueError for times outside of the trajectory.
+    At the time of a step the result is bitwise identical to its state. A state that is not finite
+    does not affect the times before its step. Raises ValueError for times outside of the
+    trajectory.
     """
     dt = checks.check_dt("interpolate", dt)
     checks.check_choice("interpolate", "method", method, ("linear", "hermite"))
@@ -62,7 +63,7 @@ def interpolate(
     t = (position - n).clamp(0, 1).to(trajectory).unsqueeze(-1)
     first = n.long().to(trajectory.device)
     second = first + 1
-    # A nan or inf of the next state times t = 0 would spoil the state that is asked for.
+    # A nan or inf of the next state times t = 0 would corrupt the state that is asked for.
     second = torch.where(t.squeeze(-1) == 0, first, second)
     u, w = trajectory.index_select(-2, first), trajectory.index_select(-2, second)
     if derivatives is None:

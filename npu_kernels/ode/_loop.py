@@ -39,7 +39,7 @@ def right_of_zero(u: Tensor) -> Tensor:
     """Return u, where it is 0 plus the smallest normal number.
 
     A power layer has the same value there, but the slope from the right, which is the exact one of
-    whole powers. Its own slope at 0 is 0.
+    integer powers. Its own slope at 0 is 0.
     """
     return torch.where(u == 0, u + torch.finfo(u.dtype).tiny, u)
 
@@ -241,7 +241,7 @@ def layers_of(
     advice: str = "; torchdiffeq's odeint takes any model",
     inputs: int = 0,
 ) -> tuple[PowerLayer, NAU]:
-    """Return the two layers of a model that the fused loop knows; raise TypeError or ValueError.
+    """Return the two layers of a model that the fused loop supports; raise TypeError or ValueError.
 
     units: what the messages call the first layer. advice: the end of the messages. inputs: features
     of the first layer that are no states.

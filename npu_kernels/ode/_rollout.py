@@ -46,7 +46,7 @@ def integrate_each_start(
     if not has_starts or u0.shape[-2] != len(rows):
         raise ValueError(
             f"{options.function}: t of two dimensions must have a row for each start, got "
-            f"{len(rows)} rows beside u0 of shape {tuple(u0.shape)}"
+            f"{len(rows)} rows for u0 of shape {tuple(u0.shape)}"
             + ("" if has_starts else ", which has no dimension of starts")
         )
     length = max(map(len, rows))

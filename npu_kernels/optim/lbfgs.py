@@ -6,7 +6,7 @@ resumed.
 All problems advance in lockstep: a round evaluates one trial point of every running problem. Each
 problem has a separate line search, so none waits for another. Finished problems drop out of the
 batch; `active` has the numbers of the problems that the rows belong to. If the closure treats
-problems independently, each problem gives the same bits as it does in a batch of one.
+problems independently, each problem is bitwise identical to the same problem in a batch of one.
 
 For one problem it is `torch.optim.LBFGS(line_search_fn="strong_wolfe")`: first step
 ``min(1, 1 / |g|_1)`` along the negative gradient, later steps 1; the last `history` pairs with
@@ -43,7 +43,7 @@ __all__ = ["LBFGS", "LBFGSResult", "Status", "lbfgs"]
 
 Closure = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-LEAST_CURVATURE = 1e-10  # y s of a pair that enters the history
+MIN_CURVATURE = 1e-10  # y s of a pair that enters the history
 ARMIJO, WOLFE = 1e-4, 0.9  # constants of the conditions for the decrease and for the slope
 
 
@@ -116,8 +116,8 @@ class LBFGS:
         history_size: the number of pairs (step, change of the gradient) that a direction is made
             from.
         max_iterations: of one problem.
-        gradient_tolerance, x_tolerance, f_tolerance: a problem ends where the greatest number of
-            its gradient, the greatest change of x, or the change of f is not above it.
+        gradient_tolerance, x_tolerance, f_tolerance: a problem ends where the largest number of
+            its gradient, the largest change of x, or the change of f is not above it.
         max_evaluations: of one problem; None for any number.
         max_line_search: evaluations of one line search after its first.
         restart: where a line search finds no lower point, discard the pairs and continue along
@@ -409,7 +409,7 @@ class LBFGS:
         self.iterations[index] += 1
 
         curvature = _dot(change, step)
-        keep = curvature > LEAST_CURVATURE
+        keep = curvature > MIN_CURVATURE
         kept_index = index[keep]
         slot = self.pairs[kept_index] % self.history
         self.steps[kept_index, slot], self.changes[kept_index, slot] = step[keep], change[keep]

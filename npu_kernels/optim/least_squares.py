@@ -34,7 +34,7 @@ __all__ = [
 Residual = Callable[[Tensor], Tensor]  # x [K, N] to [K, R]
 Jacobian = Callable[[Tensor], tuple[Tensor, Tensor]]  # x [K, N] to [K, R] and [K, R, N]
 
-CURVATURE_FLOOR = 1e-6  # added to curvatures, over the greatest: damps variables without effect
+CURVATURE_FLOOR = 1e-6  # added to curvatures, over the largest: damps variables without effect
 FIRST_DAMPING = 1e-2  # lambda of the first step
 
 

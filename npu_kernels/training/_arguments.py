@@ -106,7 +106,7 @@ def checked_penalties(function: str, model: nn.Module, penalties: Any) -> dict[s
             got = repr(weight) if is_nan else type(weight).__name__
             error = ValueError if is_nan else TypeError
             raise error(f"{function}: the weight of penalty {name!r} {rule}, got {got}")
-        if name in plan.ONLY_WHOLE:
+        if name in plan.INTEGERS_ONLY:
             units = [part for part in model.modules() if isinstance(part, BaseLayer)]
             if not any(unit.integer_weights for unit in units):
                 rule = "must be none of 'madsen' and 'paper' for a model without NAU, NMU and NMRU"

@@ -32,7 +32,7 @@ from npu_kernels.training import _fallbacks as fallbacks
 from npu_kernels.training._steps import Ordinary
 
 FIRST_STEPS = 3  # made one by one before a capture
-FEWEST_STEPS = 16  # of a call for which a graph is captured
+MIN_REPLAYS = 16  # of a call for which a graph is captured
 
 
 def reason(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> str | None:
@@ -58,7 +58,7 @@ def reason(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> str
 
 
 class Captured(Ordinary):
-    """The ordinary loop, whose steps are replays of one that was captured."""
+    """The standard loop, whose steps are replays of a captured one."""
 
     notice = "training.run makes its steps one by one"  # where no graph can be captured
     works = True  # until a capture fails
@@ -66,7 +66,7 @@ class Captured(Ordinary):
 
     def advance(self, done: int, rows: Tensor | None, schedules: Tensor) -> None:
         steps = schedules.shape[1]
-        if not self.works or steps < FEWEST_STEPS:
+        if not self.works or steps < MIN_REPLAYS:
             super().advance(done, rows, schedules)
             return
         counts = {} if self.graph is None else self.graph.counts
@@ -87,7 +87,7 @@ class Captured(Ordinary):
             super().advance(done + count, rows, schedules[:, count:])
 
     def _begin(self, done: int, rows: Tensor | None, schedules: Tensor) -> int:
-        """Make an ordinary step if the optimiser has no state; return the number of steps."""
+        """Make an eager step if the optimiser has no state; return the number of steps."""
         groups, state = self.optimizer.param_groups, self.optimizer.state
         if all(state.get(p) for group in groups for p in group["params"] if p.requires_grad):
             return 0
@@ -171,7 +171,7 @@ class Captured(Ordinary):
 class CapturedStep(Captured):
     """Steps of `make_step`, one a call, with data that are copied to where the graph reads them."""
 
-    notice = "training.make_step makes ordinary steps"
+    notice = "training.make_step makes eager steps"
     first = 0  # steps before a capture
     side: torch.cuda.Stream | None = None
 
@@ -221,7 +221,7 @@ class CapturedStep(Captured):
 
 
 def _contents(loop: Captured) -> list[object]:
-    """What a graph of a step holds beside `Facts`: numbers, and the addresses of its tensors."""
+    """What a graph holds in addition to `Facts`: numbers, and the addresses of its tensors."""
     contents: list[object] = [loop.penalties, loop.gates, loop.bound, loop.finite]
     contents.append(float32_matmul_precision(loop.x.device.type))
     tensors = [loop.x, loop.y, loop.weight, *loop.model.parameters(), *loop.model.buffers()]

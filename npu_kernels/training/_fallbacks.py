@@ -277,7 +277,7 @@ def _check_storage(function: str, name: str, tensor: Any) -> None:
 
 
 class Facts:
-    """What a model and its optimiser are, beside the tensors: a fast step holds as long as they do.
+    """A model and its optimiser without the tensors: a fast step is valid while they are unchanged.
 
     The tensors are compared by those who know them: C++ for a plan (csrc/fast_path/train.h),
     `_captured` for a graph.

@@ -102,7 +102,7 @@ Parameters = nn.Module | Tensor | Iterable[Tensor]
 
 
 def _collect(
-    name: str, parameters: Parameters, num_models: int | None, only_whole: bool = False
+    name: str, parameters: Parameters, num_models: int | None, integers_only: bool = False
 ) -> tuple[list[Tensor], int | None]:
     """Return the tensors to sum over, and the number of models that they belong to."""
     if num_models is not None:
@@ -112,8 +112,8 @@ def _collect(
         num_models = num_models_of(name, modules) if num_models is None else num_models
         used: dict[int, Tensor] = {}  # by the parameter's identity: a shared one counts once
         for module in parameters.modules():
-            if not only_whole or (isinstance(module, BaseLayer) and module.integer_weights):
-                used |= _in_use(module, originals=not only_whole)
+            if not integers_only or (isinstance(module, BaseLayer) and module.integer_weights):
+                used |= _in_use(module, originals=not integers_only)
         tensors = list(used.values())
     elif isinstance(parameters, (Tensor, Iterable)):
         tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
@@ -186,7 +186,7 @@ def l1(
 def regularizer(
     parameters: Parameters, *, form: str = "madsen", num_models: int | None = None
 ) -> Tensor:
-    """Return the regulariser of NAU, NMU and NMRU, which draws weights to whole numbers.
+    """Return the regulariser of NAU, NMU and NMRU, which pulls weights to integers.
 
         "madsen"   sum min(|w|, |1 - |w||)    0 at -1, 0 and 1, as Madsen and Johansen have it
         "paper"    sum min(|w|, |1 - w|)      0 at 0 and 1 only, as "Neural Power Units" prints it
@@ -207,7 +207,7 @@ def regularizer(
     2020, section 2.2.
     """
     check_choice("regularizer", "form", form, ("madsen", "paper"))
-    tensors, num_models = _collect("regularizer", parameters, num_models, only_whole=True)
+    tensors, num_models = _collect("regularizer", parameters, num_models, integers_only=True)
     ones = ((1 - (t.abs() if form == "madsen" else t)).abs() for t in tensors)  # distances to 1
     return _total(map(torch.minimum, (t.abs() for t in tensors), ones), num_models)
 
@@ -220,7 +220,7 @@ class SteppedSchedule:
     value.
 
     Args:
-        start, end: first and greatest beta, 0 <= start <= end.
+        start, end: first and largest beta, 0 <= start <= end.
         step: iterations between changes.
         growth: factor at each change, greater than 1; 10 in the paper.
 

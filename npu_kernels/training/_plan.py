@@ -164,7 +164,7 @@ KINDS: dict[type[BaseLayer], type[tuple[Any, ...]]] = {
     NAU: Nau,
 }
 PENALTIES = {**{name: name for name in FORMULAS}, "integer": "madsen"}  # and their formulas
-ONLY_WHOLE = ("madsen", "paper")  # penalties of the weights of NAU, NMU and NMRU alone
+INTEGERS_ONLY = ("madsen", "paper")  # penalties of the weights of NAU, NMU and NMRU alone
 _KIND_NUMBERS = {kind: LAYERS.index(record) for kind, record in KINDS.items()}
 _PENALTY_NUMBERS = {name: FORMULAS.index(form) for name, form in PENALTIES.items()}
 _UNBOUNDED = (-math.inf, math.inf)
@@ -235,8 +235,8 @@ class Fused(Loop):
             plan.add(Layer(kind, layer.in_features, layer.out_features))
             plan.add(_formula(layer, index, self.x.dtype))
         intervals = self._intervals(layers)
-        whole_layers = [layer for layer in layers if layer.integer_weights]
-        whole_weights = {id(p) for layer in whole_layers for p in layer._parameters.values()}
+        integer_layers = [layer for layer in layers if layer.integer_weights]
+        integer_keys = {id(p) for layer in integer_layers for p in layer._parameters.values()}
         groups = {id(p): n for n, g in enumerate(optimizer.param_groups) for p in g["params"]}
         updates: dict[tuple[int, bool], _Update] = {}
         for parameter in parameters:
@@ -247,10 +247,10 @@ class Fused(Loop):
             if group is not None or key in intervals:
                 result.written.append(parameter)
             if group is not None:
-                update = updates.get((group, key in whole_weights))
+                update = updates.get((group, key in integer_keys))
                 if update is None:
-                    update = updates[group, key in whole_weights] = _Update(
-                        self, group, key in whole_weights
+                    update = updates[group, key in integer_keys] = _Update(
+                        self, group, key in integer_keys
                     )
                 state = optimizer.state[parameter]
                 if not state:
@@ -300,20 +300,20 @@ def lists(operands: Operands) -> tuple[list[int], list[float]]:
 class _Update:
     """The part of the plan that a group's parameters with whole weights share, or its others."""
 
-    def __init__(self, loop: Loop, group: int, whole_weights: bool) -> None:
+    def __init__(self, loop: Loop, group: int, integer_keys: bool) -> None:
         groups = loop.optimizer.param_groups
         self.names = state_names(loop.optimizer, groups[group])
         self.settings = Plan()
         self.penalties = 0  # their number
         for row, name in enumerate(loop.penalties, len(groups)):
-            if whole_weights or name not in ONLY_WHOLE:
+            if integer_keys or name not in INTEGERS_ONLY:
                 self.settings.add(Penalty(_PENALTY_NUMBERS[name], row))
                 self.penalties += 1
         self.settings.add(_settings(loop.optimizer, groups[group]))
 
 
 def state_names(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list[str]:
-    """Return the names of an optimiser's state of a parameter, beside the number of its steps."""
+    """Return the names of an optimiser's state of a parameter, without the number of steps."""
     if isinstance(optimizer, torch.optim.Adam):
         return ["exp_avg", "exp_avg_sq"]
     names = ["square_avg"]

@@ -82,7 +82,7 @@ def optimizer_settings(
 def loop_for(
     model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, *data: Tensor
 ) -> tuple[type[Loop], str | None]:
-    """Return the class of the fastest loop, and the reason if it is the ordinary one.
+    """Return the class of the fastest loop, and the reason if it is the standard one.
 
     data: y, and the weight of errors if there is one.
     """
@@ -95,9 +95,9 @@ def loop_for(
 
 # ---- run -----------------------------------------------------------------------------------------
 
-MOST_DRAWN = 2**22  # rows drawn at once
+MAX_SAMPLED_ROWS = 2**22  # rows drawn at once
 FIRST_SLICE = 16  # steps: a short training is one call
-MOST_LOSSES = 1000  # of a run unless `record_every` says otherwise
+MAX_LOSSES = 1000  # of a run unless `record_every` says otherwise
 
 _noticed: set[str] = set()
 
@@ -131,7 +131,13 @@ class TrainingResult:
     def _rows(self) -> list[tuple[str, object]]:
         losses = self.losses.flatten(1) if self.losses.dim() > 1 else self.losses[:, None]
         first_last = [f"{float(losses[i].min()):.3g}" for i in (0, -1)] if len(losses) else ["", ""]
-        maker = "C++" if self.fused else "a CUDA graph" if self.captured else "the ordinary loop"
+        maker = (
+            "C++"
+            if self.fused
+            else "a CUDA graph"
+            if self.captured
+            else "the standard PyTorch loop"
+        )
         return [
             ("steps", self.n_steps),
             ("made by", maker),
@@ -259,7 +265,7 @@ def run(
     weights = checked_penalties("run", model, penalties)
     gates, bound = projection("run", project)
     torch_optimizer = made_optimizer(model, parameters, optimizer, lr)
-    record_every = -(-steps // MOST_LOSSES) if record_every is None else record_every
+    record_every = -(-steps // MAX_LOSSES) if record_every is None else record_every
     record_every = check_whole("run", "record_every", record_every)
     if callback_every is not None:
         callback_every = check_whole("run", "callback_every", callback_every)
@@ -284,7 +290,7 @@ def run(
     )
     task = _Task(loop, steps, drawn, lr, weights)
     between = callback_every or -(-steps // 100)
-    slice_steps = steps if batch_size is None else max(1, MOST_DRAWN // drawn.batch)
+    slice_steps = steps if batch_size is None else max(1, MAX_SAMPLED_ROWS // drawn.batch)
 
     def limit() -> int:
         return min(slice_steps, between - task.done % between) if functions else slice_steps
@@ -296,7 +302,7 @@ def run(
         if any(answer is True for answer in answers):
             return True
         if task.done < steps and fastest(model, torch_optimizer, data) is not type(task.loop):
-            task.go_on_in_ordinary_loop()  # a callback has changed what the fast one does not see
+            task.fall_back()  # a callback has changed what the fast one does not see
         return False
 
     drive(task, progress, checkpoint, first=FIRST_SLICE, limit=limit, ended=ended)
@@ -309,7 +315,7 @@ def fastest(
     data: Sequence[Tensor],
     notice: str = Captured.notice,
 ) -> type[Loop]:
-    """Return the class of the fastest loop; a notice says why it is the ordinary one."""
+    """Return the class of the fastest loop; a notice says why it is the standard one."""
     kind, reason = loop_for(model, optimizer, *data)
     if reason is not None and (text := f"npu_kernels: {notice}, because {reason}") not in _noticed:
         _noticed.add(text)
@@ -348,7 +354,7 @@ class _Task:
                 group["lr"] = rate[-1].item()
         self.done += steps
 
-    def go_on_in_ordinary_loop(self) -> None:
+    def fall_back(self) -> None:
         """Make all further steps one by one."""
         state = {field.name: getattr(self.loop, field.name) for field in fields(Loop)}
         self.loop = Ordinary(**state)

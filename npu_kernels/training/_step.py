@@ -32,7 +32,7 @@ from npu_kernels.training._plan import Fused
 from npu_kernels.training._run import fastest
 from npu_kernels.training._steps import Loop, Ordinary
 
-LOOK_AGAIN = 64  # ordinary steps until a faster loop is looked for, if no fact has changed
+LOOK_AGAIN = 64  # eager steps until a faster loop is looked for, if no fact has changed
 
 
 def make_step(
@@ -151,7 +151,7 @@ class Step:
             state, values = self._optimizer.state, [*rates, *weights]
             loss = fast_path.training_step(self._plan, state, x, y, sample_weight, values)
         if loss is NotImplemented:
-            # What made the step before an ordinary one need not be in the facts, so it is looked
+            # What made the step before an eager one need not be in the facts, so it is looked
             # for again now and then.
             again = self._plan is not None or self.n_steps % LOOK_AGAIN == 0
             loss = self._general(x, y, sample_weight, weights, rates is None or again)
@@ -184,7 +184,7 @@ class Step:
     ) -> Tensor:
         """Make a step by a loop of `run`; note what later ones may rely on.
 
-        look: for the fastest loop. Otherwise it is the ordinary one, which is always right.
+        look: for the fastest loop. Otherwise it is the standard one, which is always right.
         """
         self._check(x, y, weight)
         data = [x.contiguous(), y.contiguous()]

@@ -1,4 +1,4 @@
-"""The base of all loops of training steps, and the ordinary one: single steps by autograd."""
+"""The base of all loops of training steps, and the standard one: single steps with autograd."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def chosen(tensor: Tensor, rows: Tensor | None) -> Tensor:
 
 
 class Ordinary(Loop):
-    """The ordinary loop, of any model."""
+    """The standard PyTorch loop, of any model."""
 
     def advance(self, done: int, rows: Tensor | None, schedules: Tensor) -> None:
         groups = self.optimizer.param_groups

@@ -14,7 +14,7 @@ Without "record" it raises at the first module whose output, or whose arriving g
 that is not finite, and says which (in one line):
 
     npu: 0 (NPU): the output of unit 1 is inf for input row 3: exponent P = 92.1 (exp overflows
-    float32 above 88.7), phase Q = 3.14; the greatest part is input 0: x = 1e-20, r = 1.19e-07,
+    float32 above 88.7), phase Q = 3.14; the largest part is input 0: x = 1e-20, r = 1.19e-07,
     log r = -15.9, weight_re = -5.8
 
 It checks every output. This costs as much as a layer, and on a GPU it waits for each result. It
@@ -97,7 +97,7 @@ def _power_facts(
     text, limit = f": exponent P = {exponent:.4g}", math.log(torch.finfo(x.dtype).max)
     if exponent > limit:
         text += f" (exp overflows {str(x.dtype).removeprefix('torch.')} above {limit:.4g})"
-    text += f", phase Q = {phase:.4g}; the greatest part is input {worst}: "
+    text += f", phase Q = {phase:.4g}; the largest part is input {worst}: "
     text += f"x = {x[worst].item():.4g}, r = {r[worst].item():.4g}, "
     text += f"log r = {log_r[worst].item():.4g}, weight_re = {re[out, worst].item():.4g}"
     text += "" if im is None else f", weight_im = {im[out, worst].item():.4g}"

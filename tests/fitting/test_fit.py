@@ -83,7 +83,7 @@ def test_the_score_is_that_of_the_model_that_is_returned() -> None:
     x = rows(0.5, 3, 300).double() * 1e-30
     y = x[:, :1] * x[:, 1:] * 1e60
     with pytest.warns(
-        UserWarning, match=r"fit: the model's error is .*e-.* in float64 and inf in its own float32"
+        UserWarning, match=r"fit: the model's error is .*e-.* in float64 and inf in float32"
     ):
         result = fit(RealNPU(2, 1, num_models=4), x, y, recipe=replace(SHORT, loss="squared"))
     assert result.loss > 0.1

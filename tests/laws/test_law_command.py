@@ -307,15 +307,15 @@ MONTHS = "".join(f"{month}.2020;{month}.5\n" for month in (1, 2, 11, 12))
 
 
 @pytest.mark.parametrize(("content", "message", "words", "numbers"), [
-    (f"400,500,600\n{DECIMALS}", "got whole numbers above decimals in line 1 (--header yes or "
+    (f"400,500,600\n{DECIMALS}", "got integers above decimals in line 1 (--header yes or "
      "--header no says what they are)", ["--header", "yes"], [0.5, 1.5, 2.5]),
-    (f"1,2,3\n{DECIMALS}", "got whole numbers above decimals in line 1", ["--header", "no"],
+    (f"1,2,3\n{DECIMALS}", "got integers above decimals in line 1", ["--header", "no"],
      [1, 0.5, 1.5, 2.5]),
-    ("g;y\n99,1;1\n50.234;2\n53,2;3\n", "got '50.234' in line 3 beside '99,1' (--decimal , reads it "
+    ("g;y\n99,1;1\n50.234;2\n53,2;3\n", "got '50.234' in line 3 and '99,1' (--decimal , reads it "
      "as thousands)", ["--decimal", ","], [99.1, 50234, 53.2]),
-    ("g;y\n9.123;1\n5,234;2\n53,2;3\n", "got '9.123' in line 2 beside '5,234'", ["--decimal", ","],
+    ("g;y\n9.123;1\n5,234;2\n53,2;3\n", "got '9.123' in line 2 and '5,234'", ["--decimal", ","],
      [9123, 5.234, 53.2]),
-    ('g\ty\n99.1\t1\n"50,234"\t2\n53.2\t3\n', "got '50,234' in line 3 beside '99.1'",
+    ('g\ty\n99.1\t1\n"50,234"\t2\n53.2\t3\n', "got '50,234' in line 3 and '99.1'",
      ["--decimal", "."], [99.1, 50234, 53.2]),
     (f"month;y\n{MONTHS}", "column month must have numbers, such as days or years, got dates, "
      "'1.2020' in line 2 (--decimal . reads them as numbers", ["--decimal", "."],

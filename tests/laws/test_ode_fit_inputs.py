@@ -164,7 +164,9 @@ def test_an_input_that_is_switched_between_samples(low: float, high: float) -> N
     x = noise(answer(t, low, high).unsqueeze(1), 0.003)
     sampled = t, switched(t, low, high)
     result = ode.fit(models(1, 1, 2, 8), t, x, inputs=sampled, names=["x", "v"])
-    said = "v jumps between its times (first from t = 2.75 to 3), where it is taken as linear"
+    said = (
+        "v jumps between two samples (first from t = 2.75 to 3), where it is interpolated linearly"
+    )
     assert said in str(result.diagnostics)
     assert not result.left_out.any()
     around = torch.stack([numbers(*EDGES) - 1e-4, numbers(*EDGES) + 1e-4], 1).flatten()

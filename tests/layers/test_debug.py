@@ -47,7 +47,7 @@ def test_names_everything(backend: str) -> None:
     assert record.exponent == pytest.approx(-9 * math.log(eps + 1e-9), rel=1e-3)
     message = (
         r"^npu: 1 \(RealNPU\): the output of unit 1 is inf for input row 3: exponent P = 143.4 \(exp overflows float32 "
-        r"above 88.72\), phase Q = 0; the greatest part is input 1: x = 1e-09, r = 1.202e-07, log r = -15.93, "
+        r"above 88.72\), phase Q = 0; the largest part is input 1: x = 1e-09, r = 1.202e-07, log r = -15.93, "
         r"weight_re = -9$"
     )
     assert re.match(message, str(caught.value)), str(caught.value)

@@ -70,7 +70,7 @@ class OperatorRecord:
     reference: Callable[..., Tensor]  # the eager function
     weight_range: tuple[float, float] = (-1.0, 1.0)  # of the values of all tensors but gates
     option_sets: tuple[Mapping[str, Any], ...] = ({},)  # keyword arguments of the sampled calls
-    least_input: float = 0.0  # the least magnitude of an element of x
+    min_input: float = 0.0  # the least magnitude of an element of x
 
     @property
     def shapes(self) -> Mapping[str, str]:
@@ -108,7 +108,7 @@ class OperatorRecord:
             return with_layout(values.to(device=device, dtype=dtype), layout)
 
         models = () if num_models is None else (num_models,)
-        x = draw(-2, 2, *(() if shared else models), batch, in_features, smallest=self.least_input)
+        x = draw(-2, 2, *(() if shared else models), batch, in_features, smallest=self.min_input)
         sizes = {"O": out_features, "I": in_features, "J": 2 * in_features}
         tensors: dict[str, Tensor | None] = {}
         for name, letters in self.shapes.items():
@@ -154,7 +154,7 @@ def _record(name: str, *samples: Any) -> OperatorRecord:
 
 
 RECORDS: dict[str, OperatorRecord] = {
-    **{n: _record(n, e.drawn_within, e.calls, e.least_input) for n, e in ops.LAYERS.items()},
+    **{n: _record(n, e.sampled_within, e.calls, e.min_input) for n, e in ops.LAYERS.items()},
     "nau": _record("nau", (-1.5, 1.5), ({}, {"clip": False})),
     "nac": _record("nac"),
 }

@@ -77,7 +77,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:npu_kernels. training.make_step makes ordinary steps")
+@pytest.mark.filterwarnings("ignore:npu_kernels. training.make_step makes eager steps")
 @pytest.mark.parametrize("models", [None, 4])
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -284,7 +284,7 @@ CHANGES: dict[str, Callable[[nn.Module, Any], None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:npu_kernels. training.make_step makes ordinary steps")
+@pytest.mark.filterwarnings("ignore:npu_kernels. training.make_step makes eager steps")
 @pytest.mark.filterwarnings("ignore:lr_scheduler")
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_step_sees_what_has_changed(change: str) -> None:
@@ -340,7 +340,7 @@ def _forward_for_a_tensor(model: nn.Module, optimizer: Any) -> None:
     _another_forward(model, optimizer)
 
 
-@pytest.mark.filterwarnings("ignore:npu_kernels. training.make_step makes ordinary steps")
+@pytest.mark.filterwarnings("ignore:npu_kernels. training.make_step makes eager steps")
 @pytest.mark.parametrize(
     ("first", "then"),
     [
@@ -361,7 +361,7 @@ def test_a_step_sees_what_has_changed_in_its_place(first: Any, then: Any) -> Non
     assert_same(model, other, (optimizer, other_of))
 
 
-@pytest.mark.filterwarnings("ignore:npu_kernels. training.make_step makes ordinary steps")
+@pytest.mark.filterwarnings("ignore:npu_kernels. training.make_step makes eager steps")
 def test_parameters_of_another_shape_are_an_error() -> None:
     model, optimizer, *_ = pair()
     step, (x, y) = make_step(model, optimizer), batch()
@@ -371,7 +371,7 @@ def test_parameters_of_another_shape_are_an_error() -> None:
         step(x, y)
 
 
-@pytest.mark.filterwarnings("ignore:npu_kernels. training.make_step makes ordinary steps")
+@pytest.mark.filterwarnings("ignore:npu_kernels. training.make_step makes eager steps")
 @pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected")
 def test_what_watches_a_backward_is_obeyed() -> None:
     """Hooks of saved tensors; anomaly mode, which refuses nan."""
@@ -407,7 +407,7 @@ def test_ways_of_computing_are_obeyed() -> None:
     step, data = make_step(model, optimizer), batch()
     step(*data)
     own_step(other, other_of, *data)
-    notice = pytest.warns(UserWarning, match="make_step makes ordinary steps, because the C\\+\\+")
+    notice = pytest.warns(UserWarning, match="make_step makes eager steps, because the C\\+\\+")
     with new_notices(), use_backend("reference"), notice:
         step(*data)
     assert not step.fused

@@ -31,7 +31,7 @@ from tests.support.loops import one_by_one, why
 from tests.training.test_training_obstacles import OnGpu
 
 FIRST_STEPS = 3  # made one by one before a capture
-FEWEST_STEPS = 16  # of a call for which a graph is captured
+MIN_REPLAYS = 16  # of a call for which a graph is captured
 events: list[str] = []
 
 
@@ -196,7 +196,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "zero, no projection": {"nonfinite": "zero", "project": False},
     "rmsprop": {"optimizer": "rmsprop", "lr": 1e-3, "batch_size": 6},
     "callbacks": {"callbacks": lambda record: None, "callback_every": 20},
-    "one by one between callbacks": {"callbacks": lambda record: None, "callback_every": FEWEST_STEPS - 1},
+    "one by one between callbacks": {"callbacks": lambda record: None, "callback_every": MIN_REPLAYS - 1},
 }  # fmt: skip
 
 
@@ -611,7 +611,7 @@ def test_steps_that_no_graph_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = data()
     for _ in range(4):
         step(x, y)
-    with pytest.warns(UserWarning, match="make_step makes ordinary steps, because no CUDA graph"):
+    with pytest.warns(UserWarning, match="make_step makes eager steps, because no CUDA graph"):
         step(x, y)
     for _ in range(2):
         step(x, y)

@@ -27,19 +27,19 @@ from npu_kernels.ode._inputs import Inputs
 
 NAME = "ode.fit"
 FAR = 2.0  # times the median distance; samples farther apart get nodes in between
-MOST_NODES = 4  # for each sample
+MAX_NODES = 4  # for each sample
 # Nodes of equal distances, at most so many for each sample, where all samples lie on such ones.
 MOST_EQUAL, EQUAL_DISTANCE = 3.0, 1e-9
 EXACT_RESIDUAL = 1e-5  # of a column's standard deviation: smaller residuals count as exact
 BELOW_ZERO = 1e-9  # of a column's size: a solver's error where an amount ends at 0
-# A column has both signs if it has values below minus this share of its greatest one, or below
+# A column has both signs if it has values below minus this share of its largest one, or below
 # minus so many standard deviations of its errors.
 SIGNED, NOISY = 0.1, 4.0
 # A value lies below 0 if it is so many standard deviations of at least so many values around 0.
-NEAR_ZERO, FEWEST_NEAR = 12.0, 4
+NEAR_ZERO, MIN_NEAR = 12.0, 4
 # An input jumps if it has so few values, most of them like the one before, and one more as long
 # after another one as samples are apart.
-FEW_LEVELS, FEWEST_PAIRS, LONG_JUMP = 5, 6, 0.9
+FEW_LEVELS, MIN_PAIRS, LONG_JUMP = 5, 6, 0.9
 LARGEST_STATE = 1e100  # size of a state; squares beyond, or below its inverse, are lost
 
 
@@ -264,7 +264,7 @@ def _amounts(times: Sequence[Tensor], tables: Sequence[Tensor], start: Tensor) -
 def _noise(times: Sequence[Tensor], tables: Sequence[Tensor]) -> Tensor:
     """Return the standard deviations ``[D]`` of errors, inf in columns of too few values.
 
-    They are those of values beside the line through their neighbours (Gasser, Sroka and
+    They are the distances of values from the line through their neighbours (Gasser, Sroka and
     Jennen-Steinmetz 1986): where a column bends, they are too large.
     """
     squares, count = torch.zeros(2, tables[0].shape[1], dtype=torch.float64).unbind(0)
@@ -281,7 +281,7 @@ def _noise(times: Sequence[Tensor], tables: Sequence[Tensor]) -> Tensor:
 
 
 def _off_line(time: Tensor, y: Tensor) -> Tensor:
-    """Return squares of the inner values ``[M - 2]`` beside the line through their neighbours.
+    """Return squared distances ``[M - 2]`` of inner values from the line of their neighbours.
 
     Their mean is the variance of the errors where the line is straight.
     """
@@ -301,7 +301,7 @@ def is_below_zero(data: Series, d: int) -> bool:
         if lowest < 0:
             near = (y.abs() <= -lowest).unfold(0, 3, 1).any(1)
             squares = _off_line(data.times[s, seen], y)[near]
-            if len(squares) >= FEWEST_NEAR and -lowest > NEAR_ZERO * float(squares.mean().sqrt()):
+            if len(squares) >= MIN_NEAR and -lowest > NEAR_ZERO * float(squares.mean().sqrt()):
                 return True
     return False
 
@@ -451,7 +451,7 @@ def _errors(
         except RuntimeError:
             raise ValueError(
                 f"{NAME}: sigma must be a number, one for each column, or have the shape of u, "
-                f"got shape {tuple(error.shape)} beside {tuple(table.shape)}"
+                f"got shape {tuple(error.shape)} for u of shape {tuple(table.shape)}"
             ) from None
         bad = ~((error > 0) & error.isfinite()) & ~table.isnan()
         if bad.any():
@@ -512,7 +512,7 @@ def _nodes(times: list[Tensor]) -> list[Tensor]:
     far = FAR * float(gaps[gaps > 0].median())
     nodes = []
     for time in ordered:
-        limit = max(far, float(time[-1] - time[0]) / (MOST_NODES * len(time)))
+        limit = max(far, float(time[-1] - time[0]) / (MAX_NODES * len(time)))
         nodes.append(_filled(time, (time.diff() / limit * (1 - 1e-9)).floor().long() + 1))
     return nodes
 
@@ -637,7 +637,7 @@ def _first_jump(data: Series, tables: Sequence[Inputs], j: int) -> tuple[float, 
         return ()
     gaps = data.lengths[data.lengths > 0]
     steps = torch.cat([table.values[:, j].diff() for table in tables])
-    if len(steps) < FEWEST_PAIRS or 2 * (steps == 0).sum() < len(steps):
+    if len(steps) < MIN_PAIRS or 2 * (steps == 0).sum() < len(steps):
         return ()
     for table in tables:
         is_long = (table.values[:, j].diff() != 0) & (

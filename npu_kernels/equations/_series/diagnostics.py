@@ -16,9 +16,13 @@ from torch import Tensor
 
 from npu_kernels.equations._rows import MANY_TIMES, times_as_large
 from npu_kernels.equations._series.data import NAME, Series, is_below_zero
+from npu_kernels.equations._series.guesses import smoothed, spline_errors
 from npu_kernels.equations._series.laws import Law
-from npu_kernels.equations._series.outliers import beside_neighbours, is_rough, said
-from npu_kernels.equations._series.starts import smoothed, spline_errors
+from npu_kernels.equations._series.outliers import (
+    distances_from_neighbours,
+    is_rough,
+    outlier_notes,
+)
 
 MAX_RATIO = 2.0  # of the law's residuals to the errors, above which it misses something
 MAX_MISSED = 0.05  # of the series' variation: a law that misses more does not fit
@@ -93,12 +97,12 @@ def judged(
     """
     data, seen = law.problem.data, law.problem.data.seen
     share = max(degrees / max(int(seen.sum()), 1), 0.1)
-    errors, deviation, ratio, is_misfit = _beside_errors(law, degrees)
+    errors, deviation, ratio, is_misfit = _compared_with_errors(law, degrees)
     count, spread = seen.sum((0, 1)), data.spread()
     missed = (deviation.square() - errors.square()).clamp(min=0).sqrt() / spread
     correlation, pairs = _autocorrelation(law.residuals(), seen)
-    faults: list[str] = []
-    remarks: list[str] = []
+    failed: list[str] = []
+    caveats: list[str] = []
     for d, name in enumerate(names):
         if not count[d] or not spread[d] > 0 or bool(deviation[d] <= 2 * data.exact[d]):
             continue
@@ -111,43 +115,43 @@ def judged(
             lost = 0.0 if much else _lost(law, d)
             if lost > MAX_LOST:
                 text += f" With the smooth curve's first states they miss {100 * lost:.3g} %."
-            (faults if much or lost > MAX_LOST else remarks).append(text)
+            (failed if much or lost > MAX_LOST else caveats).append(text)
         elif correlation[d] > max(MAX_AUTOCORRELATION, MAX_DEVIATIONS / math.sqrt(pairs[d])):
             text = f"Neighbouring residuals of {name} are correlated (autocorrelation "
             text += f"{float(correlation[d]):.2f}): they are not independent measurement errors."
             share_left = deviation[d] / spread[d]
-            (faults if share_left > MAX_MISSED and not data.has_sigma else remarks).append(text)
+            (failed if share_left > MAX_MISSED and not data.has_sigma else caveats).append(text)
         else:
-            remarks += _unlike(law, d, name, float(ratio[d]), float(count[d]) * share)
+            caveats += _unlike(law, d, name, float(ratio[d]), float(count[d]) * share)
     if jumps := _jumps(measured):
-        rough = is_rough(law, beside_neighbours(measured)[1])
-        (faults if rough else remarks).extend(jumps)
-    remarks += said(law, measured, left_out, names)
+        rough = is_rough(law, distances_from_neighbours(measured)[1])
+        (failed if rough else caveats).extend(jumps)
+    caveats += outlier_notes(law, measured, left_out, names)
     explained = _explained(law)
     if not explained >= MIN_EXPLAINED:
         text = "The equations explain less than half of the series' variation"
-        faults.append(f"{text} (R2 = {explained:.2f}).")
+        failed.append(f"{text} (R2 = {explained:.2f}).")
     if degrees <= 0:
-        faults.append("There are no more measurements than parameters: any equations would fit.")
+        failed.append("There are no more measurements than parameters: any equations would fit.")
     elif degrees < FEW_DEGREES:
-        remarks.append(f"Degrees of freedom: {degrees}. Nearly any equations would fit.")
+        caveats.append(f"Degrees of freedom: {degrees}. Nearly any equations would fit.")
     rows = law.problem.shape.coefficients(*law.problem.shape.split(law.x)[:2])
-    faults += _undefined(law, names)
+    failed += _undefined(law, names)
     still = [name for name, row in zip(names, rows, strict=False) if not row.any()]
     if still:
-        remarks.append(f"The equations hold {', '.join(still)} constant.")
+        caveats.append(f"The equations hold {', '.join(still)} constant.")
     constant = [name for name, fixed in zip(names, data.constant.tolist(), strict=False) if fixed]
     if constant:
         text = f"{', '.join(constant)}: constant in the series"
-        remarks.append(f"{text}. The data cannot show what depends on it.")
+        caveats.append(f"{text}. The data cannot show what depends on it.")
     if unidentified:
-        remarks.append(
+        caveats.append(
             f"The data do not determine all parameters ({unidentified}, see `unidentified`)."
         )
     unit = torch.ones_like(errors) if data.in_proportion or data.has_sigma else data.size
     parts = errors * unit, ratio, missed, correlation
     errors, ratio, missed, correlation = (torch.where(count > 0, p, math.nan) for p in parts)
-    return Diagnostics(errors, ratio, missed, correlation, tuple(faults), tuple(remarks))
+    return Diagnostics(errors, ratio, missed, correlation, tuple(failed), tuple(caveats))
 
 
 def _unlike(law: Law, d: int, name: str, ratio: float, degrees: float) -> list[str]:
@@ -180,13 +184,13 @@ def _unlike(law: Law, d: int, name: str, ratio: float, degrees: float) -> list[s
 def lost_from_curve(law: Law, degrees: int) -> float:
     """Return the share of the variation that a law misses from the smooth curve's first states.
 
-    The greatest share counts, of states whose residuals are greater than errors are by chance.
+    The largest share counts, of states whose residuals are greater than errors are by chance.
     """
-    columns = _beside_errors(law, degrees)[3].nonzero().squeeze(1).tolist()
+    columns = _compared_with_errors(law, degrees)[3].nonzero().squeeze(1).tolist()
     return max((_lost(law, d) for d in columns), default=0.0)
 
 
-def _beside_errors(law: Law, degrees: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compared_with_errors(law: Law, degrees: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return standard deviations of errors and residuals ``[D]``, and how many times these are.
 
     The errors are those without any law. The last part ``[D]`` says whose residuals are so much

@@ -17,8 +17,8 @@ from npu_kernels.equations._series.laws import Law, limits, minimise
 from npu_kernels.equations._series.sensitivity import Shape, Trajectories
 from npu_kernels.optim.least_squares import error
 
-NAMED_SHARE = 0.3  # of a direction's greatest part: parameters that are named with it
-ROUNDED_ENTRY = 1e-9  # of a whole number in a matrix that was scaled and is scaled back
+NAMED_SHARE = 0.3  # of a direction's largest part: parameters that are named with it
+ROUNDED_ENTRY = 1e-9  # of an integer in a matrix that was scaled and is scaled back
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def units(data: Series, shape: Shape, exponents: Tensor) -> Tensor:
 def _errors(law: Law) -> tuple[Tensor, list[str]]:
     """Return standard errors ``[N]`` in the user's units, and names of unidentified directions."""
     shape, data = law.problem.shape, law.problem.data
-    covariance, blind = law.uncertainty()
+    covariance, unidentified = law.uncertainty()
     exponents, rates, _ = shape.split(law.x)
     h, d = shape.terms, shape.states
     factor = 1 / units(data, shape, exponents)
@@ -98,19 +98,19 @@ def _errors(law: Law) -> tuple[Tensor, list[str]]:
     index = law.free.nonzero().squeeze(1)
     change = change[index][:, index]
     unknown = covariance.diagonal().isinf()
-    told = torch.where(unknown | unknown.unsqueeze(1), 0.0, covariance)
-    variance = (change @ told @ change.mT).diagonal()
+    determined = torch.where(unknown | unknown.unsqueeze(1), 0.0, covariance)
+    variance = (change @ determined @ change.mT).diagonal()
     reached = (change[:, unknown].abs() > 0).any(1)
     errors = torch.full((shape.size,), 0.0, dtype=torch.float64)
     errors[index] = torch.where(reached, math.inf, variance.clamp(min=0).sqrt())
-    return errors, _directions(law, index, blind)
+    return errors, _directions(law, index, unidentified)
 
 
-def _directions(law: Law, index: Tensor, blind: list[Tensor]) -> list[str]:
+def _directions(law: Law, index: Tensor, unidentified: list[Tensor]) -> list[str]:
     """Return the parameters in each direction that the data do not determine."""
     all_names = _names(law, list(range(law.problem.shape.terms)))
     texts = []
-    for direction in blind:
+    for direction in unidentified:
         parts = direction.abs() >= NAMED_SHARE * direction.abs().max()
         names = [all_names[int(i)] for i in index[parts]]
         text = f"the {names[0]}" if len(names) == 1 else None
@@ -149,7 +149,7 @@ def estimated(law: Law, unrounded: Law, number: list[int]) -> tuple[list[Estimat
     unrounded: the same law before its exponents became fractions; if some did, the exponents are
     estimated by it. number: the position of each term in the law's text.
     """
-    errors, blind = _errors(law)
+    errors, unidentified = _errors(law)
     loose = errors if unrounded is law else _errors(unrounded)[0]
     shape, data = law.problem.shape, law.problem.data
     exponents, rates, u0 = unscaled(law)
@@ -170,7 +170,7 @@ def estimated(law: Law, unrounded: Law, number: list[int]) -> tuple[list[Estimat
         elif unrounded.free[i]:
             numbers = float(free_values[i]), float(loose[i])
             estimates.append(Estimate(names[i], *numbers, False, float(values[i]), i, 1.0))
-    return estimates, blind
+    return estimates, unidentified
 
 
 # ---- profiles ------------------------------------------------------------------------------------

@@ -18,16 +18,16 @@ from npu_kernels.equations._numbers import MOST_DENOMINATOR
 from npu_kernels.equations._series import data as series
 from npu_kernels.equations._series.data import NAME, Series
 from npu_kernels.equations._series.diagnostics import advice, poor_fit
+from npu_kernels.equations._series.guesses import sized
 from npu_kernels.equations._series.known import Known, read_known
 from npu_kernels.equations._series.laws import Job
-from npu_kernels.equations._series.outliers import Outcome, found_without, said
+from npu_kernels.equations._series.outliers import Outcome, found_without, outlier_notes
 from npu_kernels.equations._series.result import SeriesFitResult, finished
 from npu_kernels.equations._series.search import ALL_STEPS, Search
 from npu_kernels.equations._series.sensitivity import (
     FIXED,
     IMPLICIT,
 )
-from npu_kernels.equations._series.starts import sized
 from npu_kernels.layers import NAU, RealNPU
 from npu_kernels.ode._loop import layers_of
 from npu_kernels.ode._methods import AUTO
@@ -196,19 +196,19 @@ def fit(
             def law_of(data: Series) -> Outcome:
                 search = Search(data.scaled(), rules, power.out_features, starts, seed, job, method)
                 if searching:
-                    return search.from_drawn_starts(denominator)
+                    return search.search_all(denominator)
                 loosen = power.weight_re.requires_grad
                 return search.best(search.begin(power, nau), denominator, loosen, True)
 
-            (law, free, met), left_out = found_without(data, law_of, job)
+            (law, free, visited), left_out = found_without(data, law_of, job)
         except Exception:
             job.checkpoint = None  # a file whose content leads to an error stays as it is
             raise
         finally:
             job.save()
-    result = finished(law, free, data, job.seconds, not job.pressed, met, denominator, left_out)
+    result = finished(law, free, data, job.seconds, not job.pressed, visited, denominator, left_out)
     if left_out.any():
-        checks.warn(f"{NAME}: {' '.join(said(result.law, data, left_out, result.names))}")
+        checks.warn(f"{NAME}: {' '.join(outlier_notes(result.law, data, left_out, result.names))}")
     if not result.diagnostics.good:
         hint = advice(law, result.df_resid, searching, power.num_models or 1, power.out_features)
         checks.warn(poor_fit(result.diagnostics, hint))

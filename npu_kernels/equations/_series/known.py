@@ -18,17 +18,17 @@ from torch import Tensor
 from npu_kernels.equations._series.data import NAME, Series, tensor
 from npu_kernels.equations._series.sensitivity import Shape
 
-TIED = 1e-6  # of the greatest coefficient: the error of a model's coefficients as rates
-ZERO_FLOW = 1e-9  # of a flow's greatest part
+TIED = 1e-6  # of the largest coefficient: the error of a model's coefficients as rates
+ZERO_FLOW = 1e-9  # of a flow's largest part
 
 
 @dataclass(frozen=True)
 class Known:
-    """What the user knows of a law, in the user's units."""
+    """Prior knowledge of a law, in the user's units."""
 
     low: Tensor  # [D], the bounds of exponents
     high: Tensor  # [D]
-    integer: Tensor  # [D], the states whose exponents are whole numbers
+    integer: Tensor  # [D], the states whose exponents are integers
     terms: Tensor  # [n, D], exponents of products that the law has
     columns: Tensor | None  # [D, R], the changes of the states in each reaction
     signs: str  # of coefficients or rates: "any", "nonnegative", or as the "model" has them
@@ -111,7 +111,7 @@ def check_within(exponents: Tensor, known: Known) -> None:
     broken = (exponents != exponents.round()) & known.integer
     if broken.any():
         raise ValueError(
-            f"{NAME}: integer_exponents must be for states with whole exponents in the "
+            f"{NAME}: integer_exponents must be for states with integer exponents in the "
             f"model with init='model', got {float(exponents[broken][0]):g}"
         )
 
@@ -144,7 +144,7 @@ def read_known(
         raise ValueError(f"{NAME}: signs must be {rule}, got {signs!r}")
     if stoichiometry is not None and conserved is not None:
         raise ValueError(
-            f"{NAME}: conserved must be None beside stoichiometry, which says what is conserved"
+            f"{NAME}: conserved must be None with stoichiometry, which defines what is conserved"
         )
     columns = None
     if stoichiometry is not None:

@@ -1,4 +1,4 @@
-"""One law for time series: its most likely numbers, its criterion, and the steps that solve it."""
+"""One law for time series: its most likely numbers, its BIC, and the steps that solve it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from npu_kernels._jobs.checkpoint import Memo, digest
 from npu_kernels._jobs.driver import Progress
 from npu_kernels.equations._numbers import exponent_nats, factor_nats
 from npu_kernels.equations._series.data import Series
-from npu_kernels.equations._series.sensitivity import FIXED, IMPLICIT, Stretches, Trajectories
+from npu_kernels.equations._series.sensitivity import FIXED, IMPLICIT, Segments, Trajectories
 from npu_kernels.optim import least_squares
 
 # ---- minimisations that continue -----------------------------------------------------------------
@@ -24,7 +24,7 @@ from npu_kernels.optim import least_squares
 #
 # Nearly all of a fit's time is spent in `minimise`. The progress of each minimisation is saved
 # under a digest of its arguments. A fit that is started again reads those that are done, continues
-# the one that was interrupted, and so comes to the same bits.
+# the one that was interrupted, and so is bitwise identical.
 
 VERSION = 3  # of a saved state
 
@@ -100,8 +100,8 @@ class Job(Memo):
         self._seconds = state["seconds"]
 
 
-# ---- the criterion -------------------------------------------------------------------------------
-# The criterion by which laws of time series are compared.
+# ---- the BIC -------------------------------------------------------------------------------
+# The BIC by which laws of time series are compared.
 #
 # It is the Bayesian information criterion of the trajectory: minus twice the logarithm of the
 # likelihood plus log n for each free number, and twice the length of the products' description.
@@ -109,16 +109,16 @@ class Job(Memo):
 # unknown, each column has a variance of its own, the mean square of its residuals, but never below
 # that of residuals that count as exact.
 
-SAME_CRITERION = 0.05  # difference of the criterion below which a law is no better than another
-# The description of a negative exponent is longer, and that of one that is no whole number, a free
-# one too: of those of laws about one in six is negative, and about one in six no whole number.
+SAME_BIC = 0.05  # difference of the BIC below which a law is no better than another
+# The description of a negative exponent is longer, and that of one that is not an integer, a free
+# one too: of those of laws about one in six is negative, and about one in six no integer.
 NEGATIVE_NATS = FRACTION_NATS = math.log(5)
 
 
 def criteria(
     problem: Trajectories, x: Tensor, free: Tensor, residual: Tensor | None = None
 ) -> Tensor:
-    """Return the criterion of K laws ``[K, N]``.
+    """Return the BIC of K laws ``[K, N]``.
 
     It is inf where a law is not finite, or lacks a term that it is known to have. residual: the
     laws', if it is known.
@@ -154,7 +154,7 @@ def criteria(
 EXACT_SHARE = 1e-2  # of the square of an exact residual: a mean square that need not fall more
 MAX_CALM_STEPS = 3  # without a gain: then the minimisation of a law ends
 REFIT_STEPS = 30  # of least squares
-# Of squared singular values, over the greatest: below, the data do not tell a direction.
+# Of squared singular values, over the largest: below, the data do not determine a direction.
 SINGULAR = 1e-10
 MAX_DERIVATIVE = 1e100  # of a residual; the square of a greater one may overflow
 
@@ -178,7 +178,7 @@ class Law:
         """The weighted residuals ``[S, M, D]``."""
         return self.problem.residual(self.x.unsqueeze(0)).view(self.problem.data.values.shape)
 
-    def criterion(self) -> float:
+    def bic(self) -> float:
         return float(criteria(self.problem, self.x.unsqueeze(0), self.free.unsqueeze(0))[0])
 
     def weighted(self) -> Trajectories:
@@ -210,11 +210,15 @@ class Law:
         lengths = torch.outer(length, length)
         normed = torch.where(dead | dead.unsqueeze(1), 0.0, information / lengths)
         values, vectors = torch.linalg.eigh(normed)
-        blind = values <= SINGULAR * values.max()
-        inverse = (vectors[:, ~blind] / values[~blind]) @ vectors[:, ~blind].mT / lengths
-        touched = (vectors[:, blind].abs() > 1e-3).any(1).nonzero().squeeze(1)
+        unidentified = values <= SINGULAR * values.max()
+        inverse = (
+            (vectors[:, ~unidentified] / values[~unidentified])
+            @ vectors[:, ~unidentified].mT
+            / lengths
+        )
+        touched = (vectors[:, unidentified].abs() > 1e-3).any(1).nonzero().squeeze(1)
         inverse[touched, touched] = math.inf
-        return inverse, list(vectors[:, blind].mT)
+        return inverse, list(vectors[:, unidentified].mT)
 
 
 def deviations(problem: Trajectories, residual: Tensor, free: Tensor) -> Tensor:
@@ -266,7 +270,7 @@ def information(laws: Sequence[Law]) -> list[Tensor]:
 
 
 def minimise(
-    problem: Trajectories | Stretches,
+    problem: Trajectories | Segments,
     x: Tensor,
     free: Tensor,
     steps: int,
@@ -311,14 +315,14 @@ def minimise(
 
 
 class _Descending:
-    """Steps of K laws, which make the normal equations anew only for laws that have moved.
+    """Steps of K laws, which make the normal equations again only for laws that have moved.
 
     Four steps in ten move no law. The states of a trial that became the law are not computed again.
     """
 
     def __init__(
         self,
-        problem: Trajectories | Stretches,
+        problem: Trajectories | Segments,
         x: Tensor,
         free: Tensor,
         bounds: tuple[Tensor, Tensor],
@@ -390,7 +394,7 @@ def _exact(data: Series) -> float:
     return float(residuals[data.observed].min()) if data.observed.any() else 0.0
 
 
-def limits(problem: Trajectories | Stretches) -> tuple[Tensor, Tensor]:
+def limits(problem: Trajectories | Segments) -> tuple[Tensor, Tensor]:
     """Return the bounds of every number: amounts do not start below 0."""
     low, high = problem.shape.limits()
     low[problem.shape.weights :] = torch.where(problem.data.positive, 0.0, -math.inf).repeat(
@@ -404,7 +408,7 @@ def limits(problem: Trajectories | Stretches) -> tuple[Tensor, Tensor]:
 
 # For each term, which exponents and which coefficients are not 0.
 Form = tuple[tuple[bool, ...], ...]
-Met = dict[Form, tuple[float, Law]]  # the best law of each form, with its criterion
+Visited = dict[Form, tuple[float, Law]]  # the best law of each form, with its BIC
 
 
 def form(law: Law) -> Form:
@@ -414,11 +418,11 @@ def form(law: Law) -> Form:
     return tuple(sorted(tuple(row) for row in rows.tolist()))
 
 
-def meet(met: Met, value: float, law: Law) -> None:
+def visit(visited: Visited, value: float, law: Law) -> None:
     """Add a law if it is the best one of its form."""
     kind = form(law)
-    if kind and value < met.get(kind, (math.inf,))[0]:
-        met[kind] = value, law
+    if kind and value < visited.get(kind, (math.inf,))[0]:
+        visited[kind] = value, law
 
 
 def cleaned(law: Law) -> Law:
@@ -449,7 +453,7 @@ def loosened(law: Law, loosen: bool) -> Law:
 #
 # A law whose residuals change with the steps describes the steps and not the series. So laws are
 # compared by steps whose error is a small share of the measurements' errors: classic Runge-Kutta
-# steps, halved until then, or implicit ones. The error is the change by steps of half the size.
+# steps, halved until it is, or implicit ones. The error is the change by steps of half the size.
 
 STEP_ERROR = 0.1  # of the errors' standard deviation: the error that the steps may have
 # Steps from node to node. Where no implicit ones may follow Runge and Kutta's, there are up to
@@ -531,13 +535,13 @@ def best_accurate(laws: Iterable[Law], job: Job) -> Law | None:
     """
     best, lowest = None, math.inf
     for law in laws:
-        coarse = law.criterion()
+        coarse = law.bic()
         if best is not None and coarse >= lowest:
             break
         fine = accurate(law, job)
-        value = math.inf if fine is None else fine.criterion()
+        value = math.inf if fine is None else fine.bic()
         if value < lowest:
             best, lowest = fine, value
-        if best is not None and lowest <= coarse + SAME_CRITERION:
+        if best is not None and lowest <= coarse + SAME_BIC:
             break
     return best

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from npu_kernels.equations._series.data import Series
-from npu_kernels.equations._series.laws import Job, Law, Met
-from npu_kernels.equations._series.starts import LEAST_SIZE, sized
+from npu_kernels.equations._series.guesses import MIN_SIZE, sized
+from npu_kernels.equations._series.laws import Job, Law, Visited
 
 # A value is an outlier if its residual is so many times the typical one of its column, and so many
 # times the largest of the values that are not.
@@ -27,11 +27,13 @@ UNLIKE = 1.25
 MIN_SHARE, MOST = 0.05, 0.2  # of the column's variation; of its values
 TYPICAL = 1.4826  # standard deviation of normal errors over their median size
 SIDE = 4  # neighbours of a value before it, and behind it
-ROUGH_RATIO = 2.0  # of a law's residuals to the errors beside neighbours: a value may have moved it
+ROUGH_RATIO = (
+    2.0  # of a law's residuals to the errors estimated from neighbours: a value may have moved it
+)
 NAMED_VALUES = 5  # outliers of a column in a sentence
-MOST_SEARCHES = 3  # searches without suspected outliers
+MAX_SEARCHES = 3  # searches without suspected outliers
 
-Outcome = tuple[Law, Law, Met]  # a law, the same with free exponents, and laws of other forms
+Outcome = tuple[Law, Law, Visited]  # a law, the same with free exponents, and laws of other forms
 
 
 def found_without(
@@ -43,10 +45,10 @@ def found_without(
     if any(data.jumps):  # the input may be at fault for what is far from the law
         return of_all, none
     suspects = outliers(of_all[0], data)
-    beside, errors = beside_neighbours(data)
+    beside, errors = distances_from_neighbours(data)
     if is_rough(of_all[0], errors):
         suspects = suspects | (beside > OUTLIER * errors)
-    for _ in range(MOST_SEARCHES):
+    for _ in range(MAX_SEARCHES):
         if not suspects.any() or bool((suspects == left_out).all()) or job.pressed:
             break
         left_out = suspects
@@ -75,7 +77,7 @@ def outliers(law: Law, data: Series) -> Tensor:
     if data.has_sigma:
         weight = data.weight * fitted.size
     elif data.sized:
-        weight = 1 / states.abs().clamp(min=LEAST_SIZE)
+        weight = 1 / states.abs().clamp(min=MIN_SIZE)
     values = data.values / fitted.size
     off = states.log() - values.log() if data.relative else states - values
     off = torch.where(fitted.seen, law.residuals(), off * weight).abs()
@@ -89,7 +91,7 @@ def outliers(law: Law, data: Series) -> Tensor:
         is_much = sizes > least[d]
         far[..., d] = _far(sizes, seen, is_much)
         if not (data.has_sigma or data.in_proportion):
-            over_states = sizes / states[..., d].abs().clamp(min=LEAST_SIZE)
+            over_states = sizes / states[..., d].abs().clamp(min=MIN_SIZE)
             is_unlike = _spread(over_states[seen]) > UNLIKE * _spread(sizes[seen])
             far[..., d] &= is_unlike | _far(over_states, seen, is_much)
     return far
@@ -116,7 +118,7 @@ def _spread(sizes: Tensor) -> Tensor:
     return (logarithms - logarithms.median()).abs().median()
 
 
-def said(law: Law, data: Series, left_out: Tensor, names: tuple[str, ...]) -> list[str]:
+def outlier_notes(law: Law, data: Series, left_out: Tensor, names: tuple[str, ...]) -> list[str]:
     """Return sentences on the columns with values that are far from the law of all others."""
     texts, far = [], left_out if left_out.any() else outliers(law, data)
     states = law.problem.states(law.x.unsqueeze(0))[0] * law.problem.data.size
@@ -139,7 +141,7 @@ def said(law: Law, data: Series, left_out: Tensor, names: tuple[str, ...]) -> li
     return texts
 
 
-def beside_neighbours(data: Series) -> tuple[Tensor, Tensor]:
+def distances_from_neighbours(data: Series) -> tuple[Tensor, Tensor]:
     """Return the distances of values ``[S, M, D]`` from curves through their neighbours.
 
     A distance is the median of those from parabolas through three of eight neighbours, each in
@@ -165,7 +167,7 @@ def beside_neighbours(data: Series) -> tuple[Tensor, Tensor]:
 
 
 def is_rough(law: Law, errors: Tensor) -> bool:
-    """Return whether residuals of a law are much larger than errors ``[D]`` beside neighbours."""
+    """Return whether residuals are much larger than errors ``[D]`` estimated from neighbours."""
     return bool((_deviations(law) > ROUGH_RATIO * errors).any())
 
 

@@ -22,7 +22,7 @@ from npu_kernels.equations._series.estimates import (
     unscaled,
     unscaled_coefficients,
 )
-from npu_kernels.equations._series.laws import Law, Met
+from npu_kernels.equations._series.laws import Law, Visited
 from npu_kernels.equations._series.sensitivity import (
     EPSILON,
     IMPLICIT,
@@ -128,12 +128,12 @@ class Path:
             (self.table.times - origin) / data.time, self.table.values / data.size[-data.inputs :]
         )
 
-        def solve(piece: known.Piece, state: Tensor) -> Tensor:
-            laws = known.driven(weights.of_layers(), piece.slope, False)
-            begin = known.with_inputs(state, piece.first)
-            return self._solved(Weights(laws[0], laws[3]), begin, piece.times)[:, : len(u)]
+        def solve(segment: known.Segment, state: Tensor) -> Tensor:
+            laws = known.driven(weights.of_layers(), segment.slope, False)
+            begin = known.with_inputs(state, segment.first)
+            return self._solved(Weights(laws[0], laws[3]), begin, segment.times)[:, : len(u)]
 
-        return known.along(known.pieces("predict", table, scaled_times), u, solve)
+        return known.along(known.segments("predict", table, scaled_times), u, solve)
 
     def _solved(self, laws: Weights, u: Tensor, times: Tensor) -> Tensor:
         """Return the states at times from the state u at the first, by adaptive steps."""
@@ -188,7 +188,7 @@ class SeriesFitResult:
             values.
         law: the equations as a vector in scaled units.
         free: the same form, fitted with free exponents in place of fractions.
-        met: equations of other forms, for `alternatives`.
+        visited: equations of other forms, for `alternatives`.
         max_denominator: maximum denominator of exponents, 0 without fractions.
     """
 
@@ -209,7 +209,7 @@ class SeriesFitResult:
     left_out: Tensor = field(repr=False)
     law: Law = field(repr=False)
     free: Law = field(repr=False)
-    met: Met = field(repr=False)
+    visited: Visited = field(repr=False)
     max_denominator: int = field(repr=False)
 
     def weights(self) -> tuple[Tensor, Tensor]:
@@ -273,10 +273,12 @@ class SeriesFitResult:
         t = float(stats.t.ppf(0.5 + level / 2, degrees)) if degrees > 0 else math.inf
         limits = {estimate.name: (-math.inf, math.inf) for estimate in self.estimates}
         for law, is_final in ((self.law, True), (self.free, False)):
-            told = [e for e in self.estimates if (e.taken is None) is is_final]
-            told = [e for e in told if math.isfinite(e.stderr * t)]
-            low, high = distances(law, [e.index for e in told], [e.logarithmic for e in told], t)
-            for estimate, *pair in zip(told, low.tolist(), high.tolist(), strict=True):
+            determined = [e for e in self.estimates if (e.taken is None) is is_final]
+            determined = [e for e in determined if math.isfinite(e.stderr * t)]
+            low, high = distances(
+                law, [e.index for e in determined], [e.logarithmic for e in determined], t
+            )
+            for estimate, *pair in zip(determined, low.tolist(), high.tolist(), strict=True):
                 below, above = sorted(map(estimate.at, pair))
                 limits[estimate.name] = below, above
         bounds = torch.stack(self.law.problem.shape.limits(), 1).tolist()
@@ -297,7 +299,7 @@ class SeriesFitResult:
         from npu_kernels.equations._series.laws import Job
 
         job = Job("alternatives", 1, {})
-        laws = alternatives(self.law, self.free, self.met, self.max_denominator, job)
+        laws = alternatives(self.law, self.free, self.visited, self.max_denominator, job)
         seconds, limit = job.seconds, self.max_denominator
         return [
             finished(*pair, self.data, seconds, True, {}, limit, self.left_out) for pair in laws
@@ -385,8 +387,8 @@ class SeriesFitResult:
         for name, axis in zip(self.names, axes, strict=True):
             axis.set(title=name)
         axes[-1].set(xlabel="time")
-        is_whole = bool((self.data.times == self.data.times.round()).all())  # years, days
-        axes[-1].locator_params(axis="x", integer=is_whole)
+        is_integer = bool((self.data.times == self.data.times.round()).all())  # years, days
+        axes[-1].locator_params(axis="x", integer=is_integer)
         return figure
 
     def __str__(self) -> str:
@@ -456,7 +458,7 @@ class SeriesFitResult:
                     f"The data hardly determine the {estimate.name}: its standard error is larger "
                     "than its value."
                 )
-        if similar := sum(value < self.bic + WINDOW for value, _ in self.met.values()):
+        if similar := sum(value < self.bic + WINDOW for value, _ in self.visited.values()):
             forms = "one other form" if similar == 1 else f"{similar} other forms"
             lines.append(
                 f"Not distinguishable from {forms} (Delta BIC < {WINDOW:.1f}): see alternatives()."
@@ -483,13 +485,13 @@ def finished(
     data: Series,
     seconds: float,
     complete: bool,
-    met: Met,
+    visited: Visited,
     max_denominator: int,
     left_out: Tensor,
 ) -> SeriesFitResult:
     """Return the result, in the user's units.
 
-    free: the same law with all of its numbers free. met, max_denominator: for `alternatives`.
+    free: the same law with all of its numbers free. visited, max_denominator: for `alternatives`.
     """
     scaled = law.problem.data
     exponents, rates, u0 = unscaled(law)
@@ -512,7 +514,7 @@ def finished(
         model[0].gate.copy_((exponents[used] != 0).any(0))  # type: ignore[operator]
         model[1].weight.copy_(coefficients[:count, used])  # type: ignore[operator]
     number = (used.cumsum(0) - 1).tolist()
-    estimates, blind = estimated(law, free, number)
+    estimates, unidentified = estimated(law, free, number)
     residuals, seen = law.residuals(), scaled.seen
     spread = scaled.spread()
     score = [
@@ -529,10 +531,10 @@ def finished(
         u0=u0[:, :count],
         nrmse=math.sqrt(sum(part**2 for part in score) / max(len(score), 1)),
         sigma=None if data.has_sigma else torch.where(data.observed, sigma, math.nan)[:count],
-        bic=law.criterion(),
+        bic=law.bic(),
         df_resid=int(seen.sum()) - int(free.free.sum()),
         estimates=tuple(estimates),
-        unidentified=tuple(blind),
+        unidentified=tuple(unidentified),
         complete=complete,
         seconds=seconds,
         max_step=float(lengths.max()) / law.problem.steps,
@@ -540,6 +542,6 @@ def finished(
         left_out=left_out,
         law=law,
         free=free,
-        met=met,
+        visited=visited,
         max_denominator=max_denominator,
     )

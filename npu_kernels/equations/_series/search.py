@@ -13,32 +13,40 @@ from npu_kernels._common.checks import stream
 from npu_kernels.equations._series.data import NAME, Series
 from npu_kernels.equations._series.diagnostics import MAX_LOST, lost_from_curve
 from npu_kernels.equations._series.estimates import units
+from npu_kernels.equations._series.guesses import (
+    SAMPLED_SETS,
+    Ranked,
+    drawn,
+    matched,
+    ranked,
+    smoothed,
+)
 from npu_kernels.equations._series.known import Known, check_within, common_signs
 from npu_kernels.equations._series.laws import (
     FIRST_STEPS,
     MANY_STEPS,
-    SAME_CRITERION,
+    SAME_BIC,
     Form,
     Job,
     Law,
-    Met,
+    Visited,
     best_accurate,
     criteria,
     criteria_of,
     explicit,
     form,
     loosened,
-    meet,
     minimise,
     refitted,
     solved,
     stacked,
+    visit,
 )
 from npu_kernels.equations._series.sensitivity import (
     FIXED,
     IMPLICIT,
+    Segments,
     Shape,
-    Stretches,
     Trajectories,
     windows,
 )
@@ -50,14 +58,6 @@ from npu_kernels.equations._series.simplify import (
     pruned,
     rounded,
 )
-from npu_kernels.equations._series.starts import (
-    DRAWN_SETS,
-    Ranked,
-    drawn,
-    matched,
-    ranked,
-    smoothed,
-)
 from npu_kernels.layers import NAU, RealNPU
 from npu_kernels.ode._methods import AUTO
 
@@ -66,25 +66,25 @@ NO_LAW = (
     "solve; take more starts (num_models), fewer terms, method='auto' or 'kvaerno5', or "
     "init='model' with a law that is nearly right"
 )
-STRETCH_STEPS = 4  # of Runge and Kutta from node to node
-SERIES_STEPS, FEWEST_STEPS = 400, 2  # of a series, with which the search begins; from node to node
-STRETCHES, HORIZON, TRAJECTORY, LAST = 40, 10, 30, 60  # steps of least squares
+SEGMENT_STEPS = 4  # of Runge and Kutta from node to node
+SERIES_STEPS, MIN_REPLAYS = 400, 2  # of a series, with which the search begins; from node to node
+SEGMENTS, HORIZON, TRAJECTORY, LAST = 40, 10, 30, 60  # steps of least squares
 PIECES = (0.1, 0.25, 0.5)  # of the nodes: pieces that begin at smoothed states
 HORIZONS = (0.25, 0.5)  # of the nodes: beginnings that are fitted first, where states are unknown
 SMALL_RATE = 1e-3  # scaled: of starts that would have the wrong sign
 SMALLEST_BATCH = 12  # starts that are searched at once
 LEADING = 4  # laws of a batch that are made simpler
 TWINS = 2  # laws of one form that are fitted to the end: the better one is made simpler
-RIVAL_CRITERION = 24.0  # above the best law's: of the other laws that the result keeps
+ALTERNATIVE_BIC = 24.0  # above the best law's: of the other laws that the result keeps
 LOST_CRITERION = 50.0  # above that with coarse steps: accurate steps have lost the series
-LEADING_CRITERION = 30.0  # above the best law's: of the laws that are made simpler
+LEADING_BIC = 30.0  # above the best law's: of the laws that are made simpler
 BEYOND_SERIES = 1e3  # scaled: states beyond have left the series
 RENEWALS = 2  # searches from the best law's trajectory on
-MOST_EXCHANGES = 4  # from the best law to one of another product
+MAX_EXCHANGES = 4  # from the best law to one of another product
 RENEWED, PARTS = 12, 4  # starts of such a search; of the distance between two nodes
 LOWEST_AMOUNT = 1e-9  # scaled: of a trajectory, along which there are powers
-MOST_CLIMBS = 12  # from a law to a better alternative
-ALL_STEPS = STRETCHES + len(PIECES) * HORIZON + TRAJECTORY + LAST + 40  # for the progress
+MAX_CLIMBS = 12  # from a law to a better alternative
+ALL_STEPS = SEGMENTS + len(PIECES) * HORIZON + TRAJECTORY + LAST + 40  # for the progress
 
 
 class NoLawError(RuntimeError):
@@ -119,7 +119,7 @@ class Search:
             exponents = exponents * (gate != 0)
         trained = power.weight_re.requires_grad
         _check_finite(exponents, nau.weight.detach())
-        if trained:  # states of both signs have whole exponents
+        if trained:  # states of both signs have integer exponents
             exponents = exponents.where(data.positive, exponents.round())
         check_within(exponents, self.rules)
         rows = shape.states - shape.inputs
@@ -157,7 +157,7 @@ class Search:
             )
         else:
             generator = stream("time series", self.seed)
-            count = max(DRAWN_SETS, self.starts)  # the first ones do not depend on the number
+            count = max(SAMPLED_SETS, self.starts)  # the first ones do not depend on the number
             exponents = drawn(count, shape, signed, generator)
             size = (count, shape.states, shape.terms)
             coefficients = torch.randn(size, generator=generator, dtype=torch.float64)
@@ -215,11 +215,11 @@ class Search:
         start = torch.where(self.data.start.isnan(), self.smooth[:, 0], self.data.start)
         return torch.where(start.isfinite(), start, torch.stack(guesses).exp())
 
-    def from_drawn_starts(self, max_denominator: int) -> tuple[Law, Law, Met]:
+    def search_all(self, max_denominator: int) -> tuple[Law, Law, Visited]:
         """Return what `best` does, from drawn starts.
 
         First states of its own may hide what a law misses of the series. Where they do, the search
-        begins anew with those of the smooth curve, which stay.
+        begins again with those of the smooth curve, which stay.
         """
         result = self.best(self.drawn(), max_denominator, loosen=True, both=False)
         start, lost = self.data.start, hidden(result)
@@ -232,28 +232,28 @@ class Search:
 
     def best(
         self, starts: tuple[Tensor, Tensor], max_denominator: int, loosen: bool, both: bool
-    ) -> tuple[Law, Law, Met]:
+    ) -> tuple[Law, Law, Visited]:
         """Return the best law, the same law with all of its numbers free, and laws of other forms.
 
         starts: laws ``[K, N]``, and which numbers are free. max_denominator: of exponents, 0 to
         simplify nothing. In the free law exponents are free if `loosen`. both: see `run`.
 
         Each batch of starts is a search by itself, and the best of their laws is the result. The
-        batches of 2K starts are those of K and one more: so more starts give no worse criterion.
+        batches of 2K starts are those of K and one more: so more starts give no worse BIC.
         """
         outcomes: list[tuple[Law, Law]] = []
-        met: Met = {}
+        visited: Visited = {}
 
         def go_through(x: Tensor, free: Tensor, method: str) -> None:
             for part in batches(len(x)):
                 laws = [] if self.job.pressed else self.run(x[part], free[part], both, method)
-                tried: Met = {}
+                tried: Visited = {}
                 pair = None
                 if laws and max_denominator:
                     pair = simplest(laws, max_denominator, loosen, tried, self.job)
                 if pair is not None:
-                    best = min((law.criterion() for law, _ in outcomes), default=math.inf)
-                    is_lowest = pair[0].criterion() < best - SAME_CRITERION
+                    best = min((law.bic() for law, _ in outcomes), default=math.inf)
+                    is_lowest = pair[0].bic() < best - SAME_BIC
                     if is_lowest and self.is_complete and not both:
                         pair = self.improved(pair, max_denominator, loosen, tried)
                         pair = self.exchanged(pair, max_denominator, loosen, tried)
@@ -261,9 +261,9 @@ class Search:
                 elif laws and not max_denominator:
                     outcomes.append((laws[0], laws[0]))
                     for law in laws[1:]:
-                        meet(tried, law.criterion(), law)
+                        visit(tried, law.bic(), law)
                 for value, law in tried.values():
-                    meet(met, value, law)
+                    visit(visited, value, law)
                 if outcomes and max_denominator and is_exact(outcomes[-1][0]):
                     break  # another law could only be simpler, and `improved` has looked for it
 
@@ -277,65 +277,65 @@ class Search:
             raise NoLawYet(f"{NAME}: interrupted before there was a law")
         if not outcomes:
             raise NoLawError(NO_LAW)
-        law, loose = min(outcomes, key=lambda pair: pair[0].criterion())
-        return law, loose, rivals(law, met)
+        law, loose = min(outcomes, key=lambda pair: pair[0].bic())
+        return law, loose, alternatives_of(law, visited)
 
     def improved(
-        self, pair: tuple[Law, Law], max_denominator: int, loosen: bool, met: Met
+        self, pair: tuple[Law, Law], max_denominator: int, loosen: bool, visited: Visited
     ) -> tuple[Law, Law]:
         """Return the best law, and its free one, of searches from sets along its trajectory.
 
         Its trajectory is a better smooth curve than the spline from which the search began. An
-        exact law is left only for sets whose approximate criterion is better: they have few terms.
+        exact law is left only for sets whose approximate BIC is better: they have few terms.
         """
         for _ in range(RENEWALS if is_finite(pair[0]) else 0):
             law, max_terms = pair[0], self.shape.terms
             if is_exact(law):
-                max_terms = self.max_terms(law.criterion() - SAME_CRITERION)
+                max_terms = self.max_terms(law.bic() - SAME_BIC)
             if max_terms <= self.shape.fixed or self.job.pressed:
                 break
             sets = self.along(law, max_terms)
             if is_exact(law):
-                sets = sets.some(sets.criteria < law.criterion() - SAME_CRITERION)
+                sets = sets.some(sets.criteria < law.bic() - SAME_BIC)
             if not len(sets.used):
                 break
             first = self.shape.split(law.x)[2].expand(len(sets.used), -1, -1)
             x, free = self.joined(*sets[:4], first)
             x, error = minimise(law.problem, x, free, TRAJECTORY, 1e-3, self.job)
             laws = self.leading(law.problem, x, free) if error.isfinite().any() else []
-            if not laws or laws[0].criterion() > law.criterion() + LEADING_CRITERION:
+            if not laws or laws[0].bic() > law.bic() + LEADING_BIC:
                 break
-            other = simplest(laws, max_denominator, loosen, met, self.job)
+            other = simplest(laws, max_denominator, loosen, visited, self.job)
             if other is None or not is_better(other[0], law):
                 break
-            meet(met, law.criterion(), law)
+            visit(visited, law.bic(), law)
             pair = other
         return pair
 
     def exchanged(
-        self, pair: tuple[Law, Law], max_denominator: int, loosen: bool, met: Met
+        self, pair: tuple[Law, Law], max_denominator: int, loosen: bool, visited: Visited
     ) -> tuple[Law, Law]:
         """Return the best law, and its free one, to which exchanges of products lead."""
-        for _ in range(MOST_EXCHANGES):
+        for _ in range(MAX_EXCHANGES):
             law = pair[0]
             if is_exact(law) or not is_finite(law) or self.job.pressed:
                 break
             others = exchanged(law, self.job)[:LEADING]
-            if not others or not others[0].criterion() < law.criterion():
+            if not others or not others[0].bic() < law.bic():
                 break
-            other = simplest(others, max_denominator, loosen, met, self.job)
+            other = simplest(others, max_denominator, loosen, visited, self.job)
             if other is None or not is_better(other[0], law):
                 break
-            meet(met, law.criterion(), law)
+            visit(visited, law.bic(), law)
             pair = other
         return pair
 
-    def max_terms(self, criterion: float) -> int:
-        """Return how many terms a set of this approximate criterion may have, if it is exact."""
+    def max_terms(self, bic: float) -> int:
+        """Return how many terms a set of this approximate BIC may have, if it is exact."""
         data, fitted = self.data, self.shape.states - self.shape.inputs
         count = data.seen.sum((0, 1))
         likelihood = float((count * data.exact.square().log()).sum())
-        return math.ceil((criterion - likelihood) / (math.log(int(count.sum())) * fitted)) - 1
+        return math.ceil((bic - likelihood) / (math.log(int(count.sum())) * fitted)) - 1
 
     def along(self, law: Law, max_terms: int) -> Ranked:
         """Return the sets of products that explain the series best along a law's trajectory.
@@ -354,7 +354,7 @@ class Search:
     def problem(self, method: str) -> Trajectories:
         """Return the problem with which the search begins."""
         nodes = self.data.times.shape[1]
-        steps = min(FIRST_STEPS, max(FEWEST_STEPS, SERIES_STEPS // nodes))
+        steps = min(FIRST_STEPS, max(MIN_REPLAYS, SERIES_STEPS // nodes))
         may_be_stiff = self.method == AUTO
         return Trajectories(self.data, self.shape, steps, method=method, stiff=may_be_stiff)
 
@@ -387,17 +387,17 @@ class Search:
         return self.leading(problem, x, free) if error.isfinite().any() else []
 
     def pieces(
-        self, problem: Trajectories, x: Tensor, free: Tensor, steps: int = STRETCH_STEPS
+        self, problem: Trajectories, x: Tensor, free: Tensor, steps: int = SEGMENT_STEPS
     ) -> Tensor:
-        """Fit exponents and coefficients to stretches from node to node, then to longer pieces.
+        """Fit exponents and coefficients to segments from node to node, then to longer pieces.
 
         steps: of a stretch. Pieces take those of the problem.
         """
         only = free.clone()
         only[:, self.shape.weights :] = False
         method = problem.method
-        stretches = Stretches(self.data, self.shape, steps, self.smooth, method=method)
-        x, _ = minimise(stretches, x, only, STRETCHES, 1e-4, self.job)
+        segments = Segments(self.data, self.shape, steps, self.smooth, method=method)
+        x, _ = minimise(segments, x, only, SEGMENTS, 1e-4, self.job)
         for share in PIECES:
             count = max(2, round(share * self.data.times.shape[1]))
             part, lanes = windows(problem, x, self.smooth, count)
@@ -423,7 +423,7 @@ class Search:
                 chosen, (problem, x, values) = others, refit
         laws: dict[Form, Law] = {}
         for n in values.argsort(stable=True).tolist():
-            if values[n] < values.min() + LEADING_CRITERION:
+            if values[n] < values.min() + LEADING_BIC:
                 laws.setdefault(kinds[chosen[n]], Law(problem, x[n], free[chosen[n]]))
         if not laws:
             return []
@@ -437,7 +437,7 @@ class Search:
     def refit_in_pieces(
         self, problem: Trajectories, x: Tensor, free: Tensor
     ) -> tuple[Trajectories, Tensor, Tensor]:
-        """Fit laws anew with accurate steps; return their problem, numbers and criteria.
+        """Fit laws again with accurate steps; return their problem, numbers and criteria.
 
         Where neighbouring trajectories part fast, numbers that were fitted with coarse steps are no
         start for the whole series with accurate ones. They are a start for its pieces.
@@ -445,17 +445,17 @@ class Search:
         first, lowest = self.first(len(x)).flatten(1), math.inf
         while True:
             x = torch.cat([x[:, : self.shape.weights], first], 1)
-            x = self.pieces(problem, x, free, max(STRETCH_STEPS, problem.steps))
+            x = self.pieces(problem, x, free, max(SEGMENT_STEPS, problem.steps))
             x, _ = minimise(problem, x, free, TRAJECTORY, 1e-5, self.job)
             fine, values = solved(problem, x, free)
-            falls = values.min() < lowest - SAME_CRITERION and not self.job.pressed
+            falls = values.min() < lowest - SAME_BIC and not self.job.pressed
             enough = fine.steps == problem.steps and fine.method == problem.method
             if not falls or enough or problem.steps >= MANY_STEPS:
                 return fine, x, values
             problem, lowest = problem.finer(), float(values.min())
 
 
-def hidden(result: tuple[Law, Law, Met]) -> float:
+def hidden(result: tuple[Law, Law, Visited]) -> float:
     """Return the share of the variation that the best law misses from measured first states."""
     law, free, _ = result
     return lost_from_curve(law, int(law.problem.data.seen.sum()) - int(free.free.sum()))
@@ -498,33 +498,33 @@ def is_exact(law: Law) -> bool:
 
 
 def is_finite(law: Law) -> bool:
-    return math.isfinite(law.criterion())
+    return math.isfinite(law.bic())
 
 
 def is_better(law: Law, other: Law) -> bool:
-    return law.criterion() < other.criterion() - SAME_CRITERION
+    return law.bic() < other.bic() - SAME_BIC
 
 
 def simplest(
-    laws: list[Law], max_denominator: int, loosen: bool, met: Met, job: Job
+    laws: list[Law], max_denominator: int, loosen: bool, visited: Visited, job: Job
 ) -> tuple[Law, Law] | None:
     """Return the best of some laws, pruned and rounded, and of its alternatives, and of theirs.
 
     The second law is the same one with all numbers free. loosen: whether exponents may be free.
-    met: gets the laws that were tried. None where no steps solve any of the laws.
+    visited: gets the laws that were tried. None where no steps solve any of the laws.
     """
-    candidates = hopeful(pruned(laws, job, met), max_denominator)
-    simple = sorted(rounded(candidates, max_denominator, job), key=Law.criterion)
+    candidates = hopeful(pruned(laws, job, visited), max_denominator)
+    simple = sorted(rounded(candidates, max_denominator, job), key=Law.bic)
     best = best_accurate((law.refitted(job) for law in simple), job) or best_accurate(laws, job)
     if best is None:
         return None
     free = loosened(best, loosen).refitted(job)
-    for _ in range(MOST_CLIMBS):
-        others = better_laws(best, free, met, max_denominator, job)
+    for _ in range(MAX_CLIMBS):
+        others = better_laws(best, free, visited, max_denominator, job)
         better = None if job.pressed else best_accurate((law for law, _ in others), job)
         if better is None or not is_better(better, best):
             break
-        meet(met, best.criterion(), best)
+        visit(visited, best.bic(), best)
         best = better
         free = loosened(best, loosen).refitted(job)
     final = explicit(best, job)
@@ -538,17 +538,16 @@ def hopeful(laws: list[Law], max_denominator: int) -> list[Law]:
     return [law for law, value in zip(laws, values, strict=True) if value <= limit]
 
 
-def rivals(best: Law, met: Met) -> Met:
+def alternatives_of(best: Law, visited: Visited) -> Visited:
     """Return the laws of other forms that are not much worse than the best one.
 
-    Beside an exact law those of more numbers are left out: it needs no more. So are laws that no
-    steps solve.
+    If there is an exact law, laws with more numbers are left out. So are laws that no steps solve.
     """
-    limit, best_form = best.criterion() + RIVAL_CRITERION, form(best)
+    limit, best_form = best.bic() + ALTERNATIVE_BIC, form(best)
     size = sum(map(sum, best_form)) if is_exact(best) else math.inf
     near = {
         kind: pair[1]
-        for kind, pair in met.items()
+        for kind, pair in visited.items()
         if pair[0] < limit and kind != best_form and sum(map(sum, kind)) <= size
     }
     if not near:

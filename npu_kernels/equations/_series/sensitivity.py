@@ -2,7 +2,7 @@
 
 A law is a vector: exponents ``[h, D]``, coefficients ``[D, h]``, states at the first times
 ``[S, D]``. Every stretch from node to node is a trajectory of one unit of time whose coefficients
-are multiplied by the stretch's length: all stretches of all laws and series are one call of the
+are multiplied by the stretch's length: all segments of all laws and series are one call of the
 time loop, and D backward calls give their derivatives for the law and for the state at their
 beginning. The chain rule along the nodes joins them to the derivatives of the trajectory.
 """
@@ -44,7 +44,7 @@ class Shape:
     rate_size: Tensor | None = None  # [R], units of these rates
     low: Tensor | None = None  # [D], the bounds of exponents
     high: Tensor | None = None  # [D]
-    integer: Tensor | None = None  # [D], the states whose exponents are whole numbers
+    integer: Tensor | None = None  # [D], the states whose exponents are integers
     fixed: int = 0  # the first terms, whose exponents stay
     signs: Tensor | None = None  # [R, h] of rates: 1 for not below 0, -1 for not above 0, 0
     inputs: int = 0  # the last states, which no equation has
@@ -125,12 +125,12 @@ def flow(
     u: Tensor,
     lengths: Tensor | float,
     steps: int,
-    stretches: int = 1,
+    segments: int = 1,
     method: str = FIXED,
 ) -> Tensor:
-    """Return the states ``[L, stretches + 1, D]`` of laws from ``u [L, D]`` on.
+    """Return the states ``[L, segments + 1, D]`` of laws from ``u [L, D]`` on.
 
-    lengths: of the stretches, ``[L]`` or one number. steps: of a stretch. method: `FIXED`, or
+    lengths: of the segments, ``[L]`` or one number. steps: of a stretch. method: `FIXED`, or
     `IMPLICIT`, whose tolerance is that of so many steps: its states are nan from where it does
     not get on.
     """
@@ -138,10 +138,10 @@ def flow(
         laws = laws._replace(coefficients=laws.coefficients * lengths[:, None, None])
         lengths = 1.0
     if method == IMPLICIT:
-        times = lengths * torch.arange(stretches + 1, dtype=torch.float64)
+        times = lengths * torch.arange(segments + 1, dtype=torch.float64)
         return stiff_flow(laws, u, times, steps)
     dt = lengths / steps
-    loop = Loop(RK4, steps * stretches, dt, EPSILON, CLIP, False, "full", False, False)
+    loop = Loop(RK4, steps * segments, dt, EPSILON, CLIP, False, "full", False, False)
     weights = laws.of_layers()
     states = (by_fast_path(loop, u, weights) or run(loop, u, weights))[0]
     return states[:, ::steps]
@@ -255,20 +255,20 @@ def chained(for_law: Tensor, for_u: Tensor) -> Tensor:
     """Return the derivatives ``[K, S, M, D, N + D]`` of the states at all nodes.
 
     They are those for the law's weights and for the first state. for_law ``[K, S, M - 1, D, N]``,
-    for_u ``[K, S, M - 1, D, D]``: of the ends of the stretches, for the weights and the beginnings.
+    for_u ``[K, S, M - 1, D, D]``: of the ends of the segments, for the weights and the beginnings.
 
-    Some neighbouring stretches are a block. The chain rule is applied within all blocks at once,
+    Some neighbouring segments are a block. The chain rule is applied within all blocks at once,
     and then to the blocks: that takes about 2 sqrt(M) calls.
     """
-    models, series, stretches, d, weights = for_law.shape
-    lanes, size = models * series, math.isqrt(stretches - 1) + 1
-    count = -(-stretches // size)
+    models, series, segments, d, weights = for_law.shape
+    lanes, size = models * series, math.isqrt(segments - 1) + 1
+    count = -(-segments // size)
     eye = torch.eye(weights + d, dtype=for_u.dtype)[weights:]
     by_u = eye[:, weights:].repeat(lanes, count * size, 1, 1)
-    by_u[:, :stretches] = for_u.flatten(0, 1)
+    by_u[:, :segments] = for_u.flatten(0, 1)
     by_u = by_u.view(-1, size, d, d)
     blocks = for_law.new_zeros(lanes, count * size, d, weights + d)
-    blocks[:, :stretches, :, :weights] = for_law.flatten(0, 1)
+    blocks[:, :segments, :, :weights] = for_law.flatten(0, 1)
     blocks = blocks.view(-1, size, d, weights + d)
     blocks[:, 0, :, weights:] = by_u[:, 0]
     for m in range(1, size):
@@ -281,15 +281,15 @@ def chained(for_law: Tensor, for_u: Tensor) -> Tensor:
         starts.append(torch.baddbmm(last_by_law[:, n], last[:, n, :, weights:], starts[-1]))
     nodes = blocks[..., weights:] @ torch.stack(starts, 1).unsqueeze(2)
     nodes[..., :weights] += blocks[..., :weights]
-    chain = for_law.new_empty(lanes, stretches + 1, d, weights + d)
-    chain[:, 0], chain[:, 1:] = eye, nodes.flatten(1, 2)[:, :stretches]
+    chain = for_law.new_empty(lanes, segments + 1, d, weights + d)
+    chain[:, 0], chain[:, 1:] = eye, nodes.flatten(1, 2)[:, :segments]
     return chain.view(models, series, -1, d, weights + d)
 
 
 def windows(
     problem: Trajectories, x: Tensor, smooth: Tensor, nodes: int
 ) -> tuple[Trajectories, Tensor]:
-    """Return the series in pieces of `nodes` stretches, each a series, and the laws for them.
+    """Return the series in pieces of `nodes` segments, each a series, and the laws for them.
 
     smooth ``[S, M, D]``: smoothed states, with which the pieces begin.
     """
@@ -316,7 +316,7 @@ def windows(
 
 
 @dataclass(frozen=True)
-class Stretches:
+class Segments:
     """Every node from the node before, both smoothed: a necessary condition of a law, and cheap."""
 
     data: Series
@@ -325,12 +325,12 @@ class Stretches:
     smooth: Tensor  # [S, M, D]
     method: str = field(default=FIXED, kw_only=True)
 
-    def lanes(self, index: Tensor) -> Stretches:
+    def lanes(self, index: Tensor) -> Segments:
         """Return the problem of some of the K laws: for all laws it is the same."""
         return self
 
     def states(self, x: Tensor) -> Tensor:
-        """Return the ends of the stretches ``[K, S, M - 1, D]`` of laws ``[K, N]``."""
+        """Return the ends of the segments ``[K, S, M - 1, D]`` of laws ``[K, N]``."""
         exponents, rates, _ = self.shape.split(x)
         coefficients = self.shape.coefficients(exponents, rates)
         lengths, models = self.data.lengths, len(x)
@@ -369,7 +369,7 @@ def _repeated(tensor: Tensor, count: int) -> Tensor:
 def derivatives(
     shape: Shape, x: Tensor, begin: Tensor, data: Series, steps: int, method: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the ends ``[K, S, M - 1, D]`` of all stretches, and their derivatives.
+    """Return the ends ``[K, S, M - 1, D]`` of all segments, and their derivatives.
 
     x ``[K, N]``: the laws, for whose weights and for `begin` the derivatives are.
     """

@@ -1,10 +1,10 @@
-"""Simpler laws: what the criterion does not want is removed, and exponents become fractions.
+"""Simpler laws: what the BIC does not need is removed, and exponents become fractions.
 
 The quadratic approximation of the sum of squares ("optimal brain surgeon") proposes changes: a
 coefficient or an exponent that becomes 0, a term that goes, an exponent that becomes a fraction. A
 list of proposals in order of their price is tried in many lengths at once, and that of all laws:
 one batch of least-squares problems, which begin where the approximation has its minimum, if that is
-nearer. The criterion of the fitted laws decides.
+nearer. The BIC of the fitted laws decides.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ import torch
 from torch import Tensor
 
 from npu_kernels.equations._numbers import exponent_nats, factor_nats
+from npu_kernels.equations._series.guesses import allowed, integer_products
 from npu_kernels.equations._series.laws import (
     FRACTION_NATS,
     MAX_DERIVATIVE,
     NEGATIVE_NATS,
     REFIT_STEPS,
-    SAME_CRITERION,
+    SAME_BIC,
     Form,
     Job,
     Law,
-    Met,
+    Visited,
     accurate,
     cleaned,
     criteria,
@@ -37,19 +38,18 @@ from npu_kernels.equations._series.laws import (
     information,
     limits,
     loosened,
-    meet,
     minimise,
     refitted,
     stacked,
+    visit,
 )
-from npu_kernels.equations._series.starts import allowed, whole_products
 
 TRIALS = 12  # changed laws of a law in one batch
 HOPE = 10.0  # price up to which a change belongs to the list that is tried at once
 MAX_PRICE = 30.0  # of a change that is tried by itself
 TRIAL_STEPS = 12  # of least squares
-MAX_ROUNDED = 4.0  # greatest exponent that is rounded
-# Standard errors: an exponent may become a whole number within so many, not the nearest one alone.
+MAX_ROUNDED = 4.0  # largest exponent that is rounded
+# Standard errors: an exponent may become an integer within so many, not the nearest one alone.
 WITHIN = 2.0
 WHOLE = -3.0, -2.0, -1.0, 1.0, 2.0, 3.0
 RIDGE = 1e-9  # of the information, whose diagonal is 1
@@ -58,16 +58,16 @@ Change = tuple[tuple[int, ...], float]  # numbers, and what they become
 Proposals = Callable[[Law, Any], Iterator[Change]]  # of a law and its covariance
 
 
-def pruned(laws: Sequence[Law], job: Job, met: Met | None = None) -> list[Law]:
-    """Remove the coefficients, exponents and terms that the criterion does not want.
+def pruned(laws: Sequence[Law], job: Job, visited: Visited | None = None) -> list[Law]:
+    """Remove the coefficients, exponents and terms whose removal lowers the BIC.
 
-    laws: of one problem. met: gets the laws that were tried.
+    laws: of one problem. visited: gets the laws that were tried.
     """
-    return _simpler(laws, _removals, job, met)
+    return _simpler(laws, _removals, job, visited)
 
 
 def rounded(laws: Sequence[Law], max_denominator: int, job: Job) -> list[Law]:
-    """Make exponents fractions of small denominators where the criterion falls."""
+    """Make exponents fractions of small denominators where the BIC falls."""
     return _simpler(laws, lambda law, C: _fractions(law, C, max_denominator), job, None)
 
 
@@ -93,7 +93,7 @@ def _removals(law: Law, _: Any) -> Iterator[Change]:
 
 
 def _fractions(law: Law, C: Any, max_denominator: int) -> Iterator[Change]:
-    """Propose fractions for free exponents: the nearest, and whole numbers within their errors."""
+    """Propose fractions for free exponents: the nearest, and integers within their errors."""
     exponents = law.free[: law.problem.shape.terms * law.problem.shape.states]
     low, high = (bound.tolist() for bound in limits(law.problem))
     for n, i in enumerate(exponents.nonzero().squeeze(1).tolist()):
@@ -105,13 +105,15 @@ def _fractions(law: Law, C: Any, max_denominator: int) -> Iterator[Change]:
                 yield (i,), fraction
 
 
-def _simpler(laws: Sequence[Law], proposals: Proposals, job: Job, met: Met | None) -> list[Law]:
-    """Change the laws as long as the criterion falls, all laws at once."""
+def _simpler(
+    laws: Sequence[Law], proposals: Proposals, job: Job, visited: Visited | None
+) -> list[Law]:
+    """Change the laws as long as the BIC falls, all laws at once."""
     best, problem = list(laws), laws[0].problem
     values: list[float] = criteria_of(best).tolist()
-    met = {} if met is None else met
+    visited = {} if visited is None else visited
     for value, law in zip(values, best, strict=True):
-        meet(met, value, law)
+        visit(visited, value, law)
     vain: list[set[Change]] = [set() for _ in best]
     active = list(range(len(best)))
     while active and job.go_on():
@@ -129,7 +131,7 @@ def _simpler(laws: Sequence[Law], proposals: Proposals, job: Job, met: Met | Non
         scores: list[float] = criteria(problem, x, free).tolist()
         trials = [replace(law, x=numbers) for law, numbers in zip(trials, x, strict=True)]
         for score, law in zip(scores, trials, strict=True):
-            meet(met, score, law)
+            visit(visited, score, law)
         winners: dict[int, int] = {}
         for n in active:
             lanes = [lane for lane, (m, _) in enumerate(tried) if m == n]
@@ -281,13 +283,13 @@ def exchanged(law: Law, job: Job) -> list[Law]:
     """Return the fitted laws that one exchange leads to, the best first."""
     shape, constant = law.problem.shape, law.problem.data.constant
     exponents, rates, _ = shape.split(law.x)
-    law_products = exponents[(rates != 0).any(0)]
-    library = whole_products(shape.states)
+    products_of_law = exponents[(rates != 0).any(0)]
+    library = integer_products(shape.states)
     library = library[allowed(library, shape) & ~library[:, constant].any(1)]
     products = torch.cat(
-        [law_products, library[(library.unsqueeze(1) != law_products).any(2).all(1)]]
+        [products_of_law, library[(library.unsqueeze(1) != products_of_law).any(2).all(1)]]
     )
-    plans = _plans(law, len(law_products), len(products))
+    plans = _plans(law, len(products_of_law), len(products))
     prices, moves = _foreseen(law, products, plans)
     trials: list[Law] = []
     for n in prices.argsort(stable=True).tolist():
@@ -304,16 +306,16 @@ def exchanged(law: Law, job: Job) -> list[Law]:
     return [replace(trials[n], x=x[n]) for n in order if values[n].isfinite()]
 
 
-def _plans(law: Law, law_products: int, products: int) -> list[Exchange]:
+def _plans(law: Law, products_of_law: int, products: int) -> list[Exchange]:
     """Return all exchanges: of no coefficient, of one, and of all that a product has.
 
-    law_products: how many the law has, which come first.
+    products_of_law: how many the law has, which come first.
     """
     shape = law.problem.shape
     h, first = shape.terms, shape.terms * shape.states
     rates = shape.split(law.x)[1]
     is_there = torch.nn.functional.pad(
-        rates[:, (rates != 0).any(0)] != 0, (0, products - law_products)
+        rates[:, (rates != 0).any(0)] != 0, (0, products - products_of_law)
     )
     new = (~is_there.mT).nonzero().tolist()
     index = enumerate(law.free.nonzero().squeeze(1).tolist())
@@ -324,7 +326,7 @@ def _plans(law: Law, law_products: int, products: int) -> list[Exchange]:
         column = [(n, d) for n, (d, term) in numbers if term == k]
         if len(column) > 1:
             gone, rows = zip(*column, strict=True)
-            plans += [Exchange(gone, product, rows) for product in range(law_products, products)]
+            plans += [Exchange(gone, product, rows) for product in range(products_of_law, products)]
     return plans
 
 
@@ -420,44 +422,44 @@ def _after(law: Law, products: Tensor, plan: Exchange, moves: Tensor) -> Law | N
 #
 # A law belongs to them if its posterior odds to the best one are above 1:20 ("Occam's window",
 # Madigan and Raftery 1994), which by the Bayesian information criterion is a difference below 2 log
-# 20. The candidates are the forms that the search met, and the best law without one of its numbers.
-# A form is fitted with all of its numbers free, and its exponents are rounded anew: fractions that
-# suit the best law need not suit another one.
+# 20. The candidates are the forms that the search visited, and the best law without one of its
+# numbers. A form is fitted with all of its numbers free, and its exponents are rounded again:
+# fractions that suit the best law need not suit another one.
 
-WINDOW = 2 * math.log(20)  # of the criterion
-UNFORESEEN = 4.0  # of the criterion: the error of the quadratic approximation that is allowed
-MOST_MET = 40  # laws that the search met: those that are tried
+WINDOW = 2 * math.log(20)  # of the BIC
+UNFORESEEN = 4.0  # of the BIC: the error of the quadratic approximation that is allowed
+MAX_VISITED = 40  # laws that the search visited: those that are tried
 
 
 def alternatives(
-    best: Law, free: Law, met: Met, max_denominator: int, job: Job
+    best: Law, free: Law, visited: Visited, max_denominator: int, job: Job
 ) -> list[tuple[Law, Law]]:
-    """Return the laws within the window beside the best one, the best first.
+    """Return the laws within the window of the best one, the best first.
 
     Each is paired with the same law whose numbers are all free. free: the best law with all numbers
-    free. met: laws of other forms. max_denominator: of exponents.
+    free. visited: laws of other forms. max_denominator: of exponents.
     """
-    limit = best.criterion() + WINDOW
-    candidates = _candidates(free, met, limit)
+    limit = best.bic() + WINDOW
+    candidates = _candidates(free, visited, limit)
     candidates.pop(form(best), None)
     pairs: list[tuple[Law, Law]] = []
     for law, loose in _fitted(candidates, best, free, limit, max_denominator, job):
         fine = None if form(law) == form(best) else accurate(law, job)
-        if fine is not None and fine.criterion() < limit:
+        if fine is not None and fine.bic() < limit:
             is_same = fine.problem is law.problem
             pairs.append((fine, loose if is_same else replace(loose, problem=fine.problem)))
-    return sorted(pairs, key=lambda pair: pair[0].criterion())
+    return sorted(pairs, key=lambda pair: pair[0].bic())
 
 
 def better_laws(
-    best: Law, free: Law, met: Met, max_denominator: int, job: Job
+    best: Law, free: Law, visited: Visited, max_denominator: int, job: Job
 ) -> list[tuple[Law, Law]]:
     """Return the laws of lower criteria than the best one's, as `alternatives` does.
 
-    The best law's own form is tried, too: its exponents are rounded anew.
+    The best law's own form is tried, too: its exponents are rounded again.
     """
-    limit = best.criterion() - SAME_CRITERION
-    candidates = _candidates(free, met, limit) | {form(best): free}
+    limit = best.bic() - SAME_BIC
+    candidates = _candidates(free, visited, limit) | {form(best): free}
     return _fitted(candidates, best, free, limit, max_denominator, job)
 
 
@@ -484,25 +486,25 @@ def _fitted(
     loose = refitted([starts[n] for n in near], job)
     laws: dict[Form, tuple[float, Law, Law]] = {}
     for law, model in zip(rounded(loose, max_denominator, job), loose, strict=True):
-        value, kind = law.criterion(), form(law)
+        value, kind = law.bic(), form(law)
         bound = min(limit, laws[kind][0] if kind in laws else math.inf)
         if _distinct(law) and value < bound:
             laws[kind] = value, law, model
     return [pair[1:] for pair in sorted(laws.values(), key=lambda rival: rival[0])]
 
 
-def _candidates(free: Law, met: Met, limit: float) -> dict[Form, Law]:
-    """Return the laws whose criterion may come below the limit, by their forms."""
+def _candidates(free: Law, visited: Visited, limit: float) -> dict[Form, Law]:
+    """Return the laws whose BIC may come below the limit, by their forms."""
     laws = {form(law): law for law in _smaller(free)}
-    hopes = [(value - _gain(law), kind) for kind, (value, law) in met.items()]
-    for hope, kind in sorted(hopes, key=lambda pair: pair[0])[:MOST_MET]:
+    hopes = [(value - _gain(law), kind) for kind, (value, law) in visited.items()]
+    for hope, kind in sorted(hopes, key=lambda pair: pair[0])[:MAX_VISITED]:
         if hope < limit:
-            laws.setdefault(kind, met[kind][1])
+            laws.setdefault(kind, visited[kind][1])
     return laws
 
 
 def _gain(law: Law) -> float:
-    """Return how much the criterion may fall, at most, if free exponents become fractions."""
+    """Return how much the BIC may fall, at most, if free exponents become fractions."""
     powers = law.free[: law.problem.shape.terms * law.problem.shape.states]
     return (math.log(int(law.problem.data.seen.sum())) + 2 * FRACTION_NATS) * int(powers.sum())
 

@@ -5,7 +5,7 @@ generalised cross-validation (Craven and Wahba 1979): states of one system chang
 few points of one column may not tell it. The sets of terms that explain states and slopes best
 become the starts; coefficients are least squares of the slopes.
 
-Half of the sets are of simple products, and a third of products of whole powers, whose exponents
+Half of the sets are of simple products, and a third of products of integer powers, whose exponents
 stay. The others are drawn.
 """
 
@@ -29,13 +29,13 @@ from npu_kernels.equations._series.sensitivity import Shape
 # Sets of products of powers whose integrals explain time series best.
 #
 # The sets are of simple products, from the library of `npu_kernels.equations`, or of products of
-# whole powers. They are chosen for all states together: all pairs are tried, beside each of the
+# integer powers. They are chosen for all states together: all pairs are tried, with each of the
 # best smaller sets. Their integrals are to explain the distance of the states from the first ones,
 # which is less noisy than slopes (Dattner and Klaassen 2015).
 
-MAX_DEGREES = {1: 6, 2: 6}  # of products of whole powers, by the number of states
+MAX_DEGREES = {1: 6, 2: 6}  # of products of integer powers, by the number of states
 MAX_DEGREE = 3  # of more states
-SMALLER_SETS = 4  # of each number of terms below the greatest
+SMALLER_SETS = 4  # of each number of terms below the largest
 BEAM_WIDTH = 128  # sets of simple products that are continued by two terms
 CONTINUATIONS = 32  # of a set, the best ones
 MIN_NEW = 1e-8  # of a product's square: the part that the products before it must not explain
@@ -86,14 +86,14 @@ def simple_sets(
 
 
 def integer_sets(course: Course, shape: Shape, fixed: Tensor, max_terms: int | None = None) -> Sets:
-    """Return sets of products of whole powers up to `MAX_DEGREES`; see `simple_sets`."""
+    """Return sets of products of integer powers up to `MAX_DEGREES`; see `simple_sets`."""
     d = course.states.shape[2]
-    exponents = whole_products(d, MAX_DEGREES.get(d, MAX_DEGREE))
+    exponents = integer_products(d, MAX_DEGREES.get(d, MAX_DEGREE))
     return _sets(_products(course.states, exponents), exponents, course, shape, fixed, max_terms)
 
 
-def whole_products(states: int, degree: int = MAX_DEGREE) -> Tensor:
-    """Return the exponents ``[n, D]`` of products of whole powers, the smallest degree first."""
+def integer_products(states: int, degree: int = MAX_DEGREE) -> Tensor:
+    """Return the exponents ``[n, D]`` of products of integer powers, the smallest degree first."""
     rows = itertools.product(range(degree + 1), repeat=states)
     degrees = sorted((row for row in rows if sum(row) <= degree), key=sum)
     return torch.tensor(degrees, dtype=torch.float64)
@@ -124,7 +124,7 @@ def ranked(
     """Return the sets whose integrals along a trajectory explain the measurements best.
 
     path ``[S, P (M - 1) + 1, D]``: its states, at the nodes and between them. fixed ``[n, D]``:
-    exponents of the first terms. signed: the states with whole exponents. max_terms: of a set.
+    exponents of the first terms. signed: the states with integer exponents. max_terms: of a set.
     Coefficients are least squares of the measurements.
     """
     parts = (path.shape[1] - 1) // data.lengths.shape[1]
@@ -239,7 +239,7 @@ def integrals(values: Tensor, lengths: Tensor) -> Tensor:
     lengths ``[S, M - 1]``: from node to node; 0 behind the last node of a shorter series.
 
     The trapezoidal rule with its first correction, whose slopes are those of parabolas through
-    three nodes: without noise, sets of nearly the same integrals are told apart.
+    three nodes: without noise, sets of nearly the same integrals are distinguished.
     """
     h = lengths.unsqueeze(2)
     chords = torch.where(h > 0, values.diff(dim=1) / h.clamp(min=1e-300), 0.0)
@@ -285,10 +285,10 @@ def _extended(A: Tensor, Y: Tensor, sets: list[tuple[int, ...]]) -> list[tuple[i
 
 MIN_SAMPLES = 4  # of a column, for a smoothing spline
 EXACT_SPLINE = 1e-6  # relative residuals below count as exact
-LEAST_SIZE = 0.1  # of a column's root mean square: of a value, where errors are in proportion
+MIN_SIZE = 0.1  # of a column's root mean square: of a value, where errors are in proportion
 MIN_AMOUNT = 1e-5  # of a column's size, where slopes are matched
-DRAWN = (-1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, 1.5, 2.0)
-DRAWN_SETS = 4096  # of exponents
+SAMPLED = (-1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, 1.5, 2.0)
+SAMPLED_SETS = 4096  # of exponents
 SLOPES_RIDGE = 1e-6  # of the normal equations, whose columns have length 1
 KINDS = "simple", "whole", "simple", "drawn", "simple", "whole"  # of the starts, in turn
 
@@ -316,7 +316,7 @@ def smoothed(data: Series) -> tuple[Tensor, Tensor]:
 
 def sized(data: Series) -> Series:
     """Return the series with weights 1 over the size of the smooth curve."""
-    size = smoothed(data.scaled())[0].abs().nan_to_num(1.0).clamp(min=LEAST_SIZE)
+    size = smoothed(data.scaled())[0].abs().nan_to_num(1.0).clamp(min=MIN_SIZE)
     return replace(data, weight=data.seen / size)
 
 
@@ -422,14 +422,14 @@ def matched(
 ) -> tuple[Tensor, ...]:
     """Return exponents ``[count, h, D]``, coefficients ``[count, D, h]``, and what is free of them.
 
-    fixed ``[n, D]``: exponents of the first terms. signed: the states with whole exponents. What is
-    free are exponents ``[count, h, D]`` and terms ``[count, h]``. The first starts do not depend on
-    their count.
+    fixed ``[n, D]``: exponents of the first terms. signed: the states with integer exponents.
+    The free parameters are exponents ``[count, h, D]`` and terms ``[count, h]``. The first guesses
+    do not depend on their count.
     """
     course = Course(data.lengths, states, states[:, 1:] - states[:, :1], False)
     simple = simple_sets(course, shape, fixed, seed)
     integer = integer_sets(course, shape, fixed)
-    random = drawn(max(DRAWN_SETS, count), shape, signed, stream("time series", seed))
+    random = drawn(max(SAMPLED_SETS, count), shape, signed, stream("time series", seed))
     random[:, : len(fixed)] = fixed
     remainders = torch.cat([_solved(part, states, slopes)[1] for part in random.split(512)])
     random = random[remainders.nan_to_num(math.inf).argsort(stable=True)]
@@ -450,8 +450,8 @@ def matched(
 
 def drawn(count: int, shape: Shape, signed: Tensor, generator: torch.Generator) -> Tensor:
     """Draw exponents ``[count, h, D]``, integers for states of both signs."""
-    lattice = torch.tensor(DRAWN, dtype=torch.float64)
-    pick = torch.randint(len(DRAWN), (count, shape.terms, shape.states), generator=generator)
+    lattice = torch.tensor(SAMPLED, dtype=torch.float64)
+    pick = torch.randint(len(SAMPLED), (count, shape.terms, shape.states), generator=generator)
     exponents = lattice[pick]
     noise = 0.05 * torch.randn(exponents.shape, generator=generator, dtype=torch.float64)
     exponents = torch.where(signed, exponents.round(), exponents + noise)
