@@ -128,6 +128,21 @@ def test_a_fraction_that_is_well_known_has_no_such_law():
     assert fitted.equations_.alternatives == []
 
 
+def test_free_exponents_in_place_of_several_fractions_raise_the_criterion_little():
+    """The rows exclude one fraction after the other, each at a cost below 6."""
+    draw = RNG([13, 9])
+    draw.choice(5)
+    ranges = [(0.5, 3), (1, 5), (0.5, 3), (0.5, 3)]
+    X = np.column_stack([draw.uniform(low, high, 60) for low, high in ranges])
+    y = -1.4471532 * X[:, 0] ** 0.75 * X[:, 1] ** 1.5 / X[:, 2] ** 0.5 - 5.866348 * X[:, 3]
+    y += 0.01 * np.sqrt(np.mean(y**2)) * draw.standard_normal(60)
+    options = {**QUICK, "max_terms": 2, "noise": "additive"}
+    best = NPURegressor(**options).fit(X, y).best_equation_
+    given = ["x0**(3/4)*x1**(3/2)*x2**(-1/2)", "x3"]
+    of_fractions = NPURegressor(required_terms=given, **options).fit(X, y).best_equation_
+    assert best.bic < of_fractions.bic + 6
+
+
 @pytest.mark.parametrize("seed", [2, 3, 8])
 def test_the_single_power_is_named_beside_a_sum(seed):
     """Its criterion is that of the power alone, less than 6 higher."""

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
+from benchmarks.equations.laws import drawn
 from npu_kernels.equations import NPURegressor
 from tests.support.compare import report_of
 from tests.support.laws import RNG, few_rows, noise, standard_errors, terms, uniform
@@ -84,6 +85,18 @@ def test_other_errors_are_no_factors(kind):
     ]
     model = NPURegressor(max_terms=2, **QUICK).fit(X, 1e3 * y)
     assert model.equations_.noise == {"small": "proportional"}.get(kind, kind)
+
+
+@few_rows
+def test_errors_are_in_proportion_to_the_law_itself():
+    """Weights by another law's prediction suit a third one, which predicts other sizes."""
+    draw = RNG([94, 9])
+    draw.choice(5)
+    law = drawn(7094)
+    X = law.draw(30, draw)
+    y = law.measured(X, 0.05, draw)
+    model = NPURegressor(random_state=0, target_powers=(1,), ratios=False).fit(X, y)
+    assert model.equations_.noise == "additive"
 
 
 def test_factors_that_are_said():

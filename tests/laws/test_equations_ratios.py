@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
+from benchmarks.equations.laws import drawn_ratio
 from npu_kernels.equations import EquationWarning, NPURegressor, fit_many
 from tests.support.compare import report_of
 from tests.support.laws import RNG, check, few_rows, noise, standard_errors, uniform
@@ -384,3 +385,11 @@ def test_no_ratio_without_an_input():
     with pytest.warns(EquationWarning, match="constant columns"):
         model = NPURegressor(random_state=0, ratios=True).fit(X, 3 + 0.1 * noise(60))
     assert model.best_equation_.n_denominator_terms == 0
+
+
+def test_an_exact_ratio_has_no_term_that_is_rounding():
+    law = drawn_ratio(1001)
+    X = law.draw(300, RNG([0, len(law.name), *law.name.encode()]))
+    best = NPURegressor(random_state=0, target_powers=(1,)).fit(X, law(X)).best_equation_
+    assert best.exact
+    assert best.n_terms == len(law.terms) + len(law.below) - 1

@@ -9,6 +9,8 @@ import torch
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
+from benchmarks.equations import criterion
+from benchmarks.equations.laws import drawn
 from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.compare import report_of
 from tests.support.laws import RNG, few_rows, noise, standard_errors, uniform
@@ -260,6 +262,19 @@ def test_pairs_of_simple_products_in_noise(seed):
     y = law + 0.2 * law.std() * draw.standard_normal(30)
     model = NPURegressor(random_state=0, target_powers=(1,), max_terms=2).fit(X, y)
     assert sorted(model.best_equation_.exponents.tolist()) == [[-0.5, 2, 0], [0, 0, 2]]
+
+
+@pytest.mark.parametrize(("seed", "rows", "size"), [(7054, 100, 0.05), (7169, 300, 0.01)])
+def test_simple_products_in_place_of_terms_that_are_not_simple(seed, rows, size):
+    """No law of other exponents, or for another power of y, stays where the true form is better."""
+    draw = RNG([seed - 7000, 9])
+    draw.choice(5)
+    law = drawn(seed)
+    X = law.draw(rows, draw)
+    y = law.measured(X, size, draw)
+    options = {"noise": "additive", "target_powers": (1, 2), "ratios": False}
+    best = NPURegressor(random_state=0, **options).fit(X, y).best_equation_
+    assert best.bic < criterion.of_law(law, X, y) + 0.01
 
 
 # ---- single products -----------------------------------------------------------------------------

@@ -48,27 +48,34 @@ PRODUCT_PAIRS = 20  # for each choice of terms that leave
 
 
 def split_terms(
-    few: Problem, more: Problem, law: Sum, rules: Rules, max_terms: int, generator: Any
+    problem: Problem, library: Library, law: Sum, leaving: list[tuple[int, ...]], rules: Rules
 ) -> list[Sum]:
-    """Return sums with two simple products in place of terms, one of which has free exponents.
+    """Return sums with two simple products in place of terms.
 
-    few, more: the rows that choose the products, and the sums.
+    problem: the rows that choose the sums; those of the library choose its products. leaving:
+    indices of the terms.
     """
-    library, sums = Library(few, generator), list[Sum]()
-    for leaving in _leaving(law, few.fixed, max_terms):
-        stay = law.take(np.setdiff1d(np.arange(len(law.c)), leaving))
+    sums = list[Sum]()
+    for terms in leaving:
+        stay = law.take(np.setdiff1d(np.arange(len(law.c)), terms))
         for pair in library.pairs(PRODUCT_PAIRS, library.terms(stay.u, stay.parity)):
-            sums.append(refine.refit(more, with_products(stay, library, pair), rules.loss, 4))
+            sums.append(refine.refit(problem, with_products(stay, library, pair), rules.loss, 4))
     sums = sorted(sums, key=lambda law: law.cost)[:SIMPLIFIED]
-    return [refine.simplified(more, law, rules) for law in sums if math.isfinite(law.cost)]
+    return [refine.simplified(problem, law, rules) for law in sums if math.isfinite(law.cost)]
 
 
 def _leaving(law: Sum, fixed: int, max_terms: int) -> list[tuple[int, ...]]:
-    """The terms that leave: each with free exponents alone, and with another one."""
-    terms, free = len(law.c), law.free.any(1)
-    single = [(k,) for k in range(fixed, terms) if free[k] and terms < max_terms]
+    """The terms that leave: each that is not simple alone, and with another one."""
+    terms, rough = len(law.c), _is_rough(law)
+    single = [(k,) for k in range(fixed, terms) if rough[k] and terms < max_terms]
     pairs = itertools.combinations(range(fixed, terms), 2)
-    return [*single, *((j, k) for j, k in pairs if free[j] or free[k])]
+    return [*single, *((j, k) for j, k in pairs if rough[j] or rough[k])]
+
+
+def _is_rough(law: Sum) -> Array:
+    """Whether terms ``[K]`` have exponents other than the library's, multiples of 1/2."""
+    rough: Array = (law.free | (law.u * 2 % 1 != 0)).any(1)
+    return rough
 
 
 def with_products(law: Sum, library: Library, chosen: tuple[int, ...]) -> Sum:
@@ -300,21 +307,28 @@ def _with_single_power(fits: list[Fit], settings: Settings) -> list[Fit]:
 
 
 def _split(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
-    """The fits, and if the best has terms that are not simple, those with pairs in their place.
+    """The fits, and if the best has terms that are not simple, sums with pairs in their place.
 
-    Such a sum for another power of y often stands for a law of another form: it stays as it is.
+    Such a law for another power of y, or a ratio, often stands for a sum for y: the best of these
+    gets the pairs. Of a better sum, any two terms are replaced again.
     """
     data, _, best = min(fits, key=lambda fit: fit[2].cost)
-    rules = settings.rules
+    rules, sums = settings.rules, [fit for fit in fits if _is_plain(fit[0])]
     halves = rules.exponents == "rational" and rules.max_denominator > 1  # as the products have
-    if not (halves and best.free.any()) or data.power != 1 or data.below or is_exact(data, best):
+    if not (halves and sums and _is_rough(best).any()) or is_exact(data, best):
         return fits
-    generator = np.random.default_rng([settings.seed, 3])
+    data, _, law = min(sums, key=lambda fit: fit[2].cost)
     few, more = chosen_rows(data, np.setdiff1d(np.arange(data.rows), held), settings.seed)
-    split = partial(split_terms, few, more, best, rules, settings.max_terms, generator)
-    sums = settings.steps.sums(split)
-    added = [(data, law, refine.refit(data, law, rules.loss)) for law in sums]
-    return fits + [fit for fit in added if math.isfinite(fit[2].cost)]
+    library = Library(few, np.random.default_rng([settings.seed, 3]))
+    leaving, cost = _leaving(law, few.fixed, settings.max_terms), math.inf
+    while leaving and law.cost < cost:
+        cost = law.cost
+        split = settings.steps.sums(partial(split_terms, more, library, law, leaving, rules))
+        added = [(data, law, refine.refit(data, law, rules.loss)) for law in split]
+        fits = fits + [fit for fit in added if math.isfinite(fit[2].cost)]
+        law = min((fit[2] for fit in added), key=lambda law: law.cost, default=law)
+        leaving = list(itertools.combinations(range(few.fixed, len(law.c)), 2))
+    return fits
 
 
 def _with_neighbours(fits: list[Fit], settings: Settings) -> list[Fit]:
@@ -342,14 +356,14 @@ def _steps(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
 
 
 def _shortened(fits: list[Fit], output: Output, held: Array, loss: str) -> list[Fit]:
-    """The fits, and the best one without terms whose absence lowers the criterion, one by one.
+    """The fits, and the best one without terms whose absence hardly raises the criterion.
 
-    A search that missed a short law may have found it with one term more, above or below the line.
+    They leave one by one as long as it falls. A search that missed a short law may have found it
+    with one term more, above or below the line.
     """
     while True:
         data, _, best = min(fits, key=lambda fit: fit[2].cost)
-        if is_exact(data, best):
-            return fits
+        iterations = 0 if is_exact(data, best) else 20  # its terms stay that are not rounding
         of_form = replace(output, error=math.inf, function=data.function)
         shorter, terms = list[Fit](), len(best.c)
         for k in range(data.fixed, terms):
@@ -358,13 +372,13 @@ def _shortened(fits: list[Fit], output: Output, held: Array, loss: str) -> list[
             if rows is None or below == terms - 1:  # no term is left above the line
                 continue
             law = best.take(np.arange(terms) != k)
-            fitted = refine.refit(rows, law, loss)
-            if fitted.cost < best.cost:
+            fitted = refine.refit(rows, law, loss, iterations)
+            if fitted.cost < best.cost + TELL:
                 training = rows.choose(np.setdiff1d(np.arange(rows.rows), held))
                 shorter.append((rows, refine.refit(training, law, loss), fitted))
-        if not shorter:
+        fits = fits + shorter
+        if not any(fit[2].cost < best.cost for fit in shorter):
             return fits
-        fits = [*fits, min(shorter, key=lambda fit: fit[2].cost)]
 
 
 def _standing(fits: list[Fit], rules: Rules) -> list[Fit]:
@@ -376,6 +390,7 @@ def _standing(fits: list[Fit], rules: Rules) -> list[Fit]:
     The best one with free exponents in place of fractions that stand is one more of these.
     """
     checked, window = list[Sum](), TELL if fits[0][0].rows <= MORE_ROWS else 0.0
+    limit = min(fit[2].cost for fit in fits) + TELL  # of a law with several free ones as well
     while rules.exponents == "rational":
         best = min(fit[2].cost for fit in fits)
         near = [fit for fit in fits if fit[2].cost <= best + window]
@@ -386,7 +401,7 @@ def _standing(fits: list[Fit], rules: Rules) -> list[Fit]:
         checked.append(fitted)
         full = data.exponents.full(fitted.u, data.power, data.below)
         rivals = list(freed(data, fitted, rules.loss))
-        close = [rival for rival in rivals if rival.law.cost < fitted.cost + TELL]
+        close = [rival for rival in rivals if rival.law.cost < min(fitted.cost + TELL, limit)]
         stands = not any(rival.excludes(full) for rival in close)
         if not stands:
             fits = [fit for fit in fits if fit[2] is not fitted]

@@ -198,7 +198,7 @@ def _likeliest_errors(
         relative = first(divided, relative)
     except KeyboardInterrupt:
         relative.complete = False
-    if _likelier(relative, constant):
+    if _likelier(_by_own_weights(relative, constant, rules), constant):
         output, kind, candidates = divided, "proportional", relative
     candidates.complete = constant.complete and relative.complete
     if candidates.complete and _may_be_factors(candidates, constant, rules):
@@ -209,6 +209,21 @@ def _likeliest_errors(
             output, kind, candidates = factors, "multiplicative", of_factors
         candidates.complete = complete
     return output, kind, candidates
+
+
+def _by_own_weights(relative: Candidates, constant: Candidates, rules: Rules) -> Candidates:
+    """The best sum for errors in proportion to y, with weights by its own prediction.
+
+    Weights by another law's prediction may suit no law that has errors in proportion to itself.
+    """
+    judged, best, equal = Candidates(), relative.best(), constant.best()
+    if best is not None and equal is not None:
+        problem, law = best
+        prediction = problem.predict(law.u, law.parity, law.c)[0]
+        if np.isfinite(prediction).all():
+            problem = replace(problem, weight=equal[0].weight / sizes(prediction))
+            judged.add(problem, refine.refit(problem, law, rules.loss))
+    return judged
 
 
 def in_proportion(output: Output, root: Array, prediction: Array | None) -> Output:
