@@ -170,7 +170,7 @@ class Equation:
         holdout_nrmse: the same on rows that were not fitted, or leaving out one row at a time.
             Where all rows chose this form, the larger one of it and of the form before that choice.
         n_held_out: number of rows that were not fitted; 0: one row at a time was left out.
-        BIC: the criterion, see `NPURegressor`.
+        bic: the information criterion, see `NPURegressor`.
         exact: whether the residuals are those of rounding, of y by its dtype, and of the fit, 1e-13
             of y's standard deviation. With as many parameters as rows that differ it is false.
         df_resid: rows minus parameters.
@@ -559,13 +559,15 @@ class Equation:
     # ---- uncertainty -----------------------------------------------------------------------------
 
     def confidence_intervals(self, level: float = 0.95) -> list[Interval]:
-        """Confidence intervals of all coefficients and free exponents.
+        """Return confidence intervals of all coefficients and free exponents, given the form.
 
-        They come from the linearised model and Student's t, or the normal distribution where the
-        errors of y are known, and end where bounds are known.
+        level: confidence level.
 
-        The coefficient of a term with free exponents belongs to inputs of 1, which may be far from
-        the data: its interval is one of its logarithm, so it never changes sign.
+        The intervals are computed from the linearised model and Student's t, or the normal
+        distribution if the errors of y are known. They end at bounds that were given, and ignore
+        the uncertainty about the form. The coefficient of a term with free exponents is its value
+        at inputs of 1, which may be far from the data: its interval is computed for its logarithm,
+        so it never changes sign.
         """
         from scipy import stats
 

@@ -92,16 +92,16 @@ def fit(
     depends only on the arguments, not on torch's global random state, its default dtype, autocast
     or inference mode.
 
-    Scales: x and y may have any scale from 1e-30 to 1e30 if an ``NAU(clip=False)`` can represent
-    it: as the last layer for y, and for x after a first `RealNPU` or as the first layer. A model
-    that ends with a single power layer gets such an NAU for its coefficient; it is removed if the
-    coefficient is 1. A first `NPU` or `NaiveNPU`, and layers with clipped weights, need data of a
-    magnitude near 1. Coefficients are rounded only if the data are exact.
+    Scales: y may have any scale from 1e-30 to 1e30 if the last layer is an ``NAU(clip=False)``, and
+    x if the first layer is one, or a `RealNPU` followed by one. A model that ends with a single
+    power layer gets such an NAU for its coefficient; it is removed if the coefficient is 1. A first
+    `NPU` or `NaiveNPU`, and layers with clipped weights, need data of a magnitude near 1.
+    Coefficients are rounded only if the data are exact.
 
     Inputs of both signs: if the first layer is a `RealNPU` or `NPU` and no exact equation was
     found, a second fit has ``|x|`` and the signs as separate inputs, without the barriers. Its
-    result is used if every exponent is an integer, which is odd exactly where the sign of the input
-    matters, and if its error is no larger.
+    result is used if every exponent is an integer, odd for inputs whose sign is used and even for
+    other inputs, and if its error is no larger.
 
     Args:
         model: a layer of this package or a `Sequential` of such layers (`torch.nn.Sequential(NPU(2,
@@ -113,7 +113,7 @@ def fit(
         y: targets ``[N, out_features]`` if x has rows; an array or Series may also be ``[N]``.
         seed: seed of the initialisations, the held-out rows and the order of the rows, at least 0.
         recipe: the settings, see `Recipe`.
-        rows: number of rows that are taken from batches; they are sampled once.
+        rows: number of rows that are taken from batches, once before the fit.
         progress: whether progress and the remaining time are shown on stderr; None: if stderr is a
             terminal.
         checkpoint: a file. If it exists, the fit continues from it; the result is bitwise identical

@@ -185,7 +185,7 @@ def run(
     CPU, the steps of a NPU, RealNPU, NaiveNPU, NAU, NMU or NMRU layer, or of a `Sequential` of
     them, run in C++, many in each call, for one or K models in float32 or float64. On a GPU, a step
     of a chain of this package's layers, `nn.Linear` and activations is captured in a CUDA graph and
-    replayed, with at least 16 steps between two calls of callbacks. The results equal those of the
+    replayed, provided that callbacks are at least 16 steps apart. The results equal those of the
     standard PyTorch loop, up to rounding. Any other model, optimizer, device or setting falls back
     to that loop, and one warning gives the reason. So do methods that a user has replaced and
     hooks, also if a callback adds them during the run. Only hooks of a parameter's AccumulateGrad

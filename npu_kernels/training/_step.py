@@ -48,9 +48,9 @@ def make_step(
 
     ``step(x, y, sample_weight=None)`` runs forward, mean squared error, penalties, backward, the
     optimizer's step and the projection. It returns the loss before the step, without penalties and
-    without a graph: a tensor ``[]``, or ``[K]`` with models. It changes the same state as these
-    lines written with autograd, up to rounding. Afterwards gradients (``.grad``) are either None or
-    the gradients of the step.
+    without a graph: a tensor ``[]``, or ``[K]`` with models. It has the same effect as eager
+    PyTorch code, up to rounding. Afterwards gradients (``.grad``) are either None or the gradients
+    of the step.
 
     On the CPU, the step is one C++ call for the models and optimizers that `run` supports in C++.
     On a GPU it is a CUDA graph for the models and optimizers that `run` captures; the first steps

@@ -223,7 +223,9 @@ def test_weights_are_repetitions():
 
 def test_constant_columns_are_left_out():
     X = np.c_[uniform(2, 60), np.full(60, 7.0)]
-    with pytest.warns(EquationWarning, match="constant columns tell nothing and are left out: x2"):
+    with pytest.warns(
+        EquationWarning, match="constant columns carry no information and are ignored: x2"
+    ):
         model = NPURegressor(random_state=0).fit(X, X[:, 0] / X[:, 1])
     check(model, {(1, -1, 0): 1.0})
 

@@ -423,7 +423,7 @@ def test_warnings_do_not_count_rows_of_weight_0():
         model(max_terms=1).fit(X, X[:, 0], weight)
     messages = " ".join(str(warning.message) for warning in caught)
     assert "30 rows are too few" in messages
-    assert "constant columns tell nothing and are left out: x2" in messages
+    assert "constant columns carry no information and are ignored: x2" in messages
 
 
 def test_missing_labels_of_pandas():

@@ -66,7 +66,7 @@ MOST_ROWS = 5  # that a warning names
 
 
 class EquationWarning(UserWarning):
-    """What a reader of the equation should know about the data. message: that."""
+    """A property of the data or the equation to know about. message: its description."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -167,11 +167,12 @@ class Results:
     def predict(self, X: Any, groups: Any = None) -> Array:
         """Predict y ``[N]``, or ``[N, O]`` for several outputs.
 
-        groups: the labels of the rows, as in `fit`, where the law has groups.
+        groups: labels of the rows, as in `fit`, if the equation has groups.
 
-        Warns where an input with a negative exponent is 0, where an input or the sum has no
-        logarithm or root, where the sum of the terms is no value of the function of y, and where a
-        prediction is far outside of the y of `fit` though the row is like those of `fit`.
+        Rows outside of the range of `fit` give no warning. Warns if predictions are infinite or
+        undefined: an input with a negative exponent is 0, an input or the sum has no logarithm or
+        root, or the sum of the terms is not a value of the function of y. Also warns if a
+        prediction is far outside of the y of `fit` although the row is within the range of `fit`.
         """
         from sklearn.utils.validation import validate_data
 
@@ -219,31 +220,35 @@ class Results:
         return float(r2_score(as_array(y), self.predict(X, groups), sample_weight=weight))
 
     def sympy(self, index: int | None = None, group: Any = None) -> Any:
-        """The right-hand side for sympy; a list for several outputs.
+        """Return the right-hand side as a sympy expression; a list for several outputs.
 
-        index: of a candidate, None for the best. group: a label, for its law with numbers; None:
-        where the law has groups, coefficients are ``c1[group]``.
+        index: index of a candidate, None for the best. group: a label, for the equation of this
+        group with numbers; None: in equations with groups, coefficients are ``c1[group]``.
         """
         return self._one_or_all([equation.sympy() for equation in self._pick(index, group)])
 
     def latex(self, index: int | None = None, group: Any = None) -> Any:
-        """The equation in LaTeX; a list for several outputs.
+        """Return the equation in LaTeX; a list for several outputs.
 
-        index: of a candidate, None for the best. group: as for `sympy`.
+        index: index of a candidate, None for the best. group: as in `sympy`.
         """
         return self._one_or_all([equation.latex() for equation in self._pick(index, group)])
 
     def torch_module(self, index: int | None = None, group: Any = None) -> Any:
-        """The equation as fused layers, see `Equation.torch_module` (a list for several outputs).
+        """Return the equation as fused layers; a list for several outputs.
 
-        index: of a candidate, None for the best. group: the label of one, where the law has groups.
+        See `Equation.torch_module`.
+
+        index: index of a candidate, None for the best. group: label of a group, if the equation has
+        groups.
         """
         return self._one_or_all([equation.torch_module() for equation in self._pick(index, group)])
 
     def confidence_intervals(self, level: float = 0.95, index: int | None = None) -> Any:
-        """Confidence intervals, see `Equation.intervals` (a list of lists for several outputs).
+        """Return confidence intervals of the parameters, given the form of the best equation.
 
-        level: of confidence. index: of a candidate, None for the best.
+        See `Equation.confidence_intervals`. For several outputs, a list of lists. level: confidence
+        level. index: index of a candidate, None for the best.
         """
         return self._one_or_all(
             [equation.confidence_intervals(level) for equation in self._pick(index)]
@@ -258,17 +263,19 @@ class Results:
         sample_weight: Any = None,
         groups: Any = None,
     ) -> Any:
-        """Confidence intervals of the best equation, its form kept, from rows drawn anew.
+        """Return bootstrap confidence intervals of the best equation, with its form fixed.
 
-        The rows are drawn with replacement, those of each group from its own.
+        The rows are resampled with replacement, within each group if there are groups. The rows are
+        assumed independent. The intervals also hold for errors that are neither equal nor
+        proportional to y.
 
         Args:
-            X, y, sample_weight, groups: the data of `fit`, in any order; the rows that it left out
-                are left out here too.
-            n_resamples: how often the parameters are estimated again, at least 10.
-            level: of the intervals.
+            X, y, sample_weight, groups: the data of `fit`, in any order; outliers that `fit`
+                excluded are excluded here too.
+            n_resamples: number of resamples, at least 10.
+            level: confidence level.
 
-        Returns what `intervals` does. For errors that are neither equal nor in proportion to y.
+        Returns intervals in the form of `confidence_intervals`.
         """
         from joblib import Parallel, delayed
 
@@ -303,16 +310,19 @@ class Results:
         return self._one_or_all(results)
 
     def refit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Any:
-        """Fit the parameters of the best equation to other data, with its form kept.
+        """Fit the parameters of the best equation, with its form fixed, to other data.
 
-        X, y, sample_weight, groups: as in `fit`. All rows count: outliers are not looked for.
-        If `noise` is an array, it is that of these rows: see `set_params`.
-        Groups may be others than those of `fit`. For a power of y other than 1 and -1, what has
-        another sign than y has on average is taken for an error, of any size.
+        Returns a new estimator.
 
-        Returns another estimator, whose `equations_` is this equation, and warns of its notes.
-        Raises ValueError where the law has no finite values, and for negative columns whose
-        exponents are no whole numbers.
+        X, y, sample_weight, groups: as in `fit`. All rows are used: outliers are not searched for.
+        If `noise` is an array, it must be the errors of these rows: see `set_params`. The groups
+        may differ from the groups of `fit`. If the equation is for a power of y other than 1 and
+        -1, y whose sign differs from the sign of the mean are treated as measurement errors,
+        however large.
+
+        The `equations_` of the new estimator is this equation; its notes give warnings. Raises
+        ValueError if the equation has no finite values, and for negative columns whose exponents
+        are not integers.
         """
         equations = self._pick(None)
         column = groups if isinstance(groups, str) else self._group_column
@@ -342,11 +352,12 @@ class Results:
         return other
 
     def plot(self, X: Any = None, y: Any = None, output: int = 0, groups: Any = None) -> Any:
-        """A matplotlib figure: error over number of terms.
+        """Return a matplotlib figure of the error over the number of terms.
 
         With X and y it also shows observed over predicted values, and residuals.
 
-        X, y, groups: data to draw, with the columns of `fit`. output: which of several outputs.
+        X, y, groups: data to draw, with the columns of `fit`. output: index of one of several
+        outputs.
         """
         table = self._tables()[check_output(self._tables(), output)]
         if (X is None) != (y is None):
@@ -360,9 +371,9 @@ class Results:
         return draw(table, equation, prediction, y)
 
     def report(self, level: float = 0.95) -> str:
-        """The best equation, its parameters with intervals, and how far to trust it, in words.
+        """Return the best equation, its parameters with intervals, and its doubts, as text.
 
-        level: of the intervals.
+        level: confidence level of the intervals.
         """
         level = check_level("report", level)
         return "\n\n".join(report(table, level) for table in self._tables())
@@ -392,80 +403,84 @@ else:
 
 
 class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Law behind a table, a sum of products of powers or a ratio, as a scikit-learn estimator.
+    """Symbolic regression: finds the equation of a table, as a scikit-learn estimator.
 
-    It finds ``y**p = sum_k c_k prod_i x_i**w_ki``: sums of products of powers, and their powers,
-    and ratios of two such sums; with `functions` and `target_transforms` also laws with sines,
-    logarithms and exponentials. Units do not matter: inputs are divided by their geometric mean and
-    y by its root mean square, and both are folded back into the constants. The constants are solved
-    exactly within the search (variable projection), the exponents by Levenberg-Marquardt from many
-    starts at once, in float64. Exponents become simple fractions where the criterion falls; it also
-    chooses the number of terms. The criterion is the Bayesian information criterion of the squared
-    leave-one-out errors, plus the length of a description of the exponents.
+    Equations have the form ``y**p = sum_k c_k prod_i x_i**w_ki``: sums of products of powers, their
+    powers, and ratios of two such sums. With `functions` and `target_transforms` they may also have
+    sines, logarithms and exponentials. Rescaling a column does not matter: inputs are divided by
+    their geometric mean and y by its root mean square, and both are folded back into the constants.
+    The constants are solved exactly within the search (variable projection), the exponents with
+    Levenberg-Marquardt from many random initialisations at once, in float64. Exponents are rounded
+    to simple fractions if that lowers the BIC, which also chooses the number of terms. This BIC is
+    the Bayesian information criterion of the squared leave-one-out errors, plus the description
+    length of the exponents.
 
     Args:
-        max_terms: the greatest number of terms, of a ratio in each of its sums. None is for tables
-            without a law: up to ten products of one or two inputs with simple exponents, added one
-            by one, as many as have the least error in rows that are held out in turn. Residuals
-            have no notes then: they are what the sum misses, more than errors of y.
-        target_powers: the powers p of y to try. "auto": 1, -1, 2, -2, 1/2, -1/2. Those other than 1
-            are tried if no sum with p = 1 is exact, or simple and not improved by a further term;
-            those other than 1 and -1 if y has one sign but for its errors.
-        exponents: "rational" (free where no fraction fits), "integer" or "real"; or the bounds of
-            fractions ``(low, high)``, each a number or one for each column: no ratios are tried.
-        max_denominator: of the fractions, at most 64.
+        max_terms: maximum number of terms; for a ratio, of the numerator and the denominator each.
+            None is for tables without an equation: up to ten products of one or two inputs with
+            simple exponents are added one by one; their number minimises the cross-validation
+            error. Residuals then give no notes, since they are mostly approximation errors, not
+            errors of y.
+        target_powers: powers p of y to try. "auto": p = 1 first; then -1, 2, -2, 1/2 and -1/2
+            unless a sum with p = 1 is exact, or simple and not improved by another term. Powers
+            other than 1 and -1 are tried only if y, apart from errors, does not change sign.
+        exponents: "rational" (free if no fraction fits), "integer" or "real"; or bounds ``(low,
+            high)`` of fractions, each a number or one for each column: then no ratios are tried.
+        max_denominator: maximum denominator of the fractions, at most 64.
         X_units: units of the columns of X, ``["kg", "m", "s**-1"]``, or a dict by column names;
-            needs pint. A number without a unit has "" or "-". With y_units, every term has y's
-            dimension and the constants have none. A constant with a dimension must be a column.
+            needs pint. A dimensionless column has "" or "-". With y_units, coefficients are
+            dimensionless, and every term has the dimension of y. A constant with a dimension, such
+            as g, must be a column, which may be constant.
         y_units: the unit of y; a list for several outputs.
         n_init: number of random initialisations of the search, for each number of terms.
-        loss: "squared", or "huber" or "soft_l1", which are less sensitive to outliers. "auto":
-            "squared" without the rows, at most a fifth, that are far from the law of all others:
-            outliers of y. Values that stand for missing ones, and y at the end of a scale, may be
-            in more rows. They are named, as with "squared", which keeps them. With "huber" and
-            "soft_l1", which keep them too, and with max_terms=None, which is "squared", only such
-            values are looked for: a robust loss gives outliers little weight, and sums that are no
-            law are far from many rows.
-        noise: the errors of y. "additive": equal for all rows, of unknown size. "proportional": in
-            proportion to y. "multiplicative": y is the law times a factor whose logarithm is
-            normal; y has one sign then, and predictions are medians. None: whichever of the three
-            is likelier. A number, or one for each row ``[N]`` or row and output ``[N, O]``: their
-            known standard deviations. With max_terms=None, None means "additive".
-        random_state: an integer for the same numbers each time.
-        n_jobs: processes for several outputs and for the bootstrap, as in joblib.
-        verbose: 1 prints each step to stderr. The logger "npu_kernels.equations" gets it in any
-            case, at level INFO.
-        functions: of single inputs, as further inputs: names out of "sin", "cos", "log" and "exp"
-            for all columns, or a dict with such names by column, ``{"angle": ["sin", "cos"]}``.
-            With units, for all columns without a dimension; degrees become radians. Powers of
-            "exp" are all exponentials of its column.
-        target_transforms: functions f of y to try, for laws ``f(y) = sum``: names out of "log",
+        loss: "auto": least squares after outliers are removed, rows that are far from the equation
+            of the other rows: at most a fifth of the rows, or any number of rows with codes for
+            missing values (such as -999) or saturated y. Removed rows are reported. "squared":
+            least squares; all rows are kept, and outliers are reported. "huber", "soft_l1": robust
+            losses; all rows are kept, and only codes and saturated y are reported. With
+            max_terms=None, "auto" is "squared", and only codes and saturated y are reported.
+        noise: error model of y. "additive": equal for all rows, of unknown size. "proportional":
+            proportional to y. "multiplicative": y is the equation times a factor whose logarithm is
+            normal; y then has one sign, and predictions are medians. None: the likeliest of the
+            three. A number, or one for each row ``[N]`` or row and output ``[N, O]``: known
+            standard deviations. With max_terms=None, None means "additive".
+        random_state: an integer for reproducible results.
+        n_jobs: number of processes for several outputs and for the bootstrap, as in joblib.
+        verbose: 1 prints each step to stderr. The logger "npu_kernels.equations" always receives
+            the steps, at level INFO.
+        functions: functions of single inputs that are added as inputs: some of "sin", "cos", "log"
+            and "exp" for all columns, or a dict with such names by column, ``{"angle": ["sin",
+            "cos"]}``. With units, they apply to dimensionless columns, and degrees become radians.
+            Since ``exp(x)**w = exp(w x)``, "exp" covers all rates w.
+        target_transforms: functions f of y to try, for equations ``f(y) = sum``: some of "log",
             "exp", "sin", "cos", "tan", "logit", "log(1+1/y)" and, for y itself, "identity"; "auto":
-            all whose domain y is in. None: y itself. `predict` gives y, whose errors count. Errors
-            may bring a few y out of the domain.
-        ratios: whether ratios of two sums are tried. "auto": where no sum seems a law, as its
-            exponents are no simple numbers, it has `max_terms` terms, or its residuals are no
-            noise. Their output powers are those of 1, 2 and 1/2 that are tried. A ratio is taken if
-            its criterion is the lowest.
-        known_part: a part of the law, as text: an expression of columns and numbers, such as
-            ``"v*t - 9.81*t**2/2"``, with sin, cos, tan, exp, log and sqrt. ``y**p`` is this part
-            and the sum or ratio that is found; p is 1 unless `target_powers` says otherwise.
+            all functions whose domain contains y. None: y itself. Errors are still errors of y, and
+            `predict` returns y. A few y may be outside of the domain because of errors.
+        ratios: whether ratios of two sums are tried. "auto": if no sum is satisfactory: its
+            exponents are not simple, it has `max_terms` terms, or its residuals are not noise. Only
+            p = 1, 2 and 1/2 are tried, if `target_powers` has them. A ratio is chosen if its BIC is
+            the lowest.
+        known_part: known additive part of the equation, as text: an expression of columns and
+            numbers, such as ``"v*t - 9.81*t**2/2"``, with sin, cos, tan, exp, log and sqrt.
+            ``y**p`` is this part plus the sum or ratio that is found; p is 1 unless `target_powers`
+            is given.
         required_terms: products that the sum has, as text or as the exponents of all columns:
-            ``["x0*x1**2", "1"]``; a search adds others, none with exponents within 0.1 of theirs. A
-            dict has bounds of the coefficients, ``{"x0": (0, 5), "x1": (None, 0), "x2": None}``,
-            and 0 for a term that the law has not: ``{"1": 0}``. p is then 1 as with `known_part`,
-            and no ratios are tried.
-        signs: "nonnegative" for coefficients that are not below 0, but for those in
-            `required_terms`.
-        integer_exponents: True for whole exponents only, or the names of columns that have those.
+            ``["x0*x1**2", "1"]``. The search adds other products, with exponents at a distance of
+            more than 0.1. A dict has bounds of the coefficients, ``{"x0": (0, 5), "x1": (None, 0),
+            "x2": None}``, and 0 for a term that is excluded: ``{"1": 0}``. p is then 1 as with
+            `known_part`, and no ratios are tried.
+        signs: "nonnegative" for nonnegative coefficients, except in `required_terms`.
+        integer_exponents: True for integer exponents only, or the names of columns with integer
+            exponents.
 
     Attributes after `fit`: `equations_`, the candidates by number of terms, an `EquationTable` of
     `Equation`; `best_equation_`, the chosen `Equation`; `coef_` and `exponents_` of it with
     `coef_stderr_` and `exponents_stderr_`, their standard errors; `n_features_in_`,
-    `feature_names_in_`. With several outputs each of the first is a list with one entry per output.
+    `feature_names_in_`. With several outputs each attribute except the last two is a list with one
+    entry per output.
 
     What it does not find: functions of several inputs, such as the sine of a product, products of
-    sums, and fractional powers of inputs that are negative somewhere. Those inputs have whole
+    sums, and fractional powers of inputs that are negative in some rows. Such inputs have integer
     exponents.
 
         >>> import numpy as np
@@ -534,29 +549,29 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
 
         Args:
             X: ``[N, n]``, an array, a tensor, or a DataFrame, whose column names become symbols.
-            y: ``[N]``, or ``[N, O]`` for several outputs. If its name is that of a column, the
-                equation has it with ``_`` behind it.
-            sample_weight: ``[N]``. Integers, by their dtype, say how often a row counts: 2 is the
-                row twice. Other numbers say how precise a row is: they are in proportion to
-                1 / variance of its error, and the variance is ``noise**2 / sample_weight`` where
-                `noise` is numbers. A row with weight 0 does not count.
-            checkpoint: a file. If it exists, the fit continues from it, with the same bits as
-                without an interruption; without a random_state it has the seed of the fit before.
-                Several outputs are then searched one after another. It is written in the first
-                seconds, every half a minute, at the end, and before SIGTERM ends the process, and
-                is for the same versions of npu_kernels, torch and numpy.
-            groups: a label for each row ``[N]``, or the name of a column of X that has them. Each
-                group has coefficients of its own, the exponents are those of all. No ratios are
-                tried, and each group needs more different rows than `max_terms`. `predict` then
+            y: ``[N]``, or ``[N, O]`` for several outputs. If its name is the name of a column,
+                ``_`` is appended to it.
+            sample_weight: ``[N]``. Weights of an integer dtype are counts: 2 is the row twice.
+                Weights of other dtypes are inverse variances up to a factor; if `noise` is numbers,
+                the variance is ``noise**2 / sample_weight``. So [1, 2] and [1.0, 2.0] give
+                different standard errors. A row with weight 0 is ignored.
+            checkpoint: a file. If it exists, the fit continues from it; the result is bitwise
+                identical to that of an uninterrupted fit. Without a random_state it has the seed of
+                the earlier fit. Several outputs are then searched one after another. The file is
+                written in the first seconds, every half a minute, at the end, and before SIGTERM
+                ends the process. It is valid for the same versions of npu_kernels, torch and numpy.
+            groups: a label for each row ``[N]``, or the name of a column of X with the labels. Each
+                group has its own coefficients, and all groups share the exponents. No ratios are
+                tried, and each group needs more distinct rows than `max_terms`. `predict` then
                 needs the labels too, unless they are in that column.
 
-        Ctrl-C ends the search with the best equation until then, and outputs behind it get what a
-        short search for the fewest terms gives. It raises KeyboardInterrupt before a first
-        equation, in the last fit to all rows, and where outputs are searched in processes.
+        Ctrl-C ends the search with the best equation so far (`equations_.complete` is False), and
+        remaining outputs get the result of a short search. It raises KeyboardInterrupt before there
+        is an equation, in the last fit to all rows, and if outputs are searched in processes.
 
-        Raises ValueError for data and parameters that cannot be used and for a checkpoint that is
-        damaged or of another fit, OSError for one that cannot be written; warns with
-        `EquationWarning` of constant columns, of few rows, and of the notes in `equations_`.
+        Raises ValueError for invalid data and parameters and for a checkpoint that is damaged or of
+        another fit, OSError if the checkpoint cannot be written. Warns with `EquationWarning` of
+        constant columns, of few rows, and of the notes in `equations_`.
         """
         check_parameters(self)
         outputs = column_names(y)
@@ -674,7 +689,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         unused = [names[i] for i in np.flatnonzero(constant(X, group))]
         if unused and not constants_matter and len(X) > 1:
             where = "constant columns" + " (in each group)" * (group is not None)
-            text = f"NPURegressor: {where} tell nothing and are left out"
+            text = f"NPURegressor: {where} carry no information and are ignored"
             warn(f"{text}: {', '.join(unused)}", EquationWarning)
         parameters = X.shape[1] + (1 if group is None else int(group.max()) + 1)
         if len(X) <= parameters:

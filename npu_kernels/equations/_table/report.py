@@ -16,23 +16,24 @@ LITTLE = 0.7  # of y's standard deviation: an equation with a larger error expla
 
 
 class EquationTable(list[Equation]):
-    """The equations of one output, the fewest terms first.
+    """The equations of one output, sorted by number of terms.
 
     ``str()`` is a table.
 
     Attributes:
-        best_index: the index of the chosen equation.
-        alternatives: equations that the data hardly tell from the chosen one, the likeliest first:
-            their criterion is less than 6 higher. They may have as many terms. If the chosen one
-            has fractions, also the one with free exponents: its criterion is less than 12 higher
-            for each of them.
-        noise: what was taken for the errors of y: "additive", "proportional" (in proportion to y),
-            "multiplicative" (the law times a factor) or "known".
-        complete: false after Ctrl-C.
-        outliers: numbers of the rows that are far from the law of all others; see `loss`.
-        notes: what a reader should know of the data and the law; `NPURegressor.fit` warns of it.
+        best_index: index of the chosen equation.
+        alternatives: equations that the data do not distinguish from the chosen one, the best
+            first: their BIC is less than 6 higher. They may have as many terms. If the chosen
+            equation has fractions, also the equation with free exponents, if its BIC is less than
+            12 higher for each of them.
+        noise: error model of y: "additive", "proportional" (to y), "multiplicative" (the equation
+            times a factor) or "known".
+        complete: False after Ctrl-C.
+        outliers: numbers of the rows that are far from the equation of the other rows; see `loss`.
+        notes: what a reader should know of the data and the equation; `NPURegressor.fit` warns of
+            it.
 
-    laws: what a search found.
+    laws: the result of a search.
     """
 
     def __init__(self, laws: Laws) -> None:
