@@ -1,6 +1,7 @@
 """`ode.fit`: from time series to their law."""
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -277,6 +278,16 @@ def test_alternatives_are_the_laws_that_the_data_hardly_tell() -> None:
     exact = ode.fit(model(1, 2, 8), T, solution([[1.5]], [[-0.5]], [1.0], T), names=["c"])
     assert not exact.alternatives()
     assert "Not distinguishable" not in report_of(exact)
+
+
+@pytest.mark.parametrize("seed", [0, 2, 7])
+def test_a_report_counts_the_alternatives(seed: int) -> None:
+    """Logistic growth, whose report and list had other numbers of forms."""
+    t = torch.linspace(0, 14, 25, dtype=torch.float64)
+    result = ode.fit(model(1, 3, 16), t, noise(10 / (1 + 19 * torch.exp(-0.8 * t)), 0.02, seed))
+    said = re.search(r"Not distinguishable from (\w+) other forms?", report_of(result))
+    count = 0 if said is None else int(said[1].replace("one", "1"))
+    assert count == len(result.alternatives())
 
 
 def test_alternatives_of_a_known_form_keep_its_exponents() -> None:

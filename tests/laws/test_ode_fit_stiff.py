@@ -3,14 +3,16 @@
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from npu_kernels import ode
 from tests.support.compare import report_of
-from tests.support.time_series import T, known, law_of, noise, numbers, predators
+from tests.support.time_series import T, known, law_of, model, noise, numbers, predators
 
+linalg = pytest.importorskip("scipy.linalg", reason="scipy is not installed")
 pytest.importorskip("scipy.optimize", reason="scipy is not installed")
 
 
@@ -101,3 +103,39 @@ def test_explicit_steps_stay_where_they_follow_the_law() -> None:
         assert str(result.equation) == "x' = -0.6*x*y + 1.2*x\ny' = 0.5*x*y - 0.8*y"
     implicit = results["kvaerno5"].predict(T, u0=[1.0, 2.5])
     torch.testing.assert_close(implicit, predators(T, (1.0, 2.5)), rtol=1e-5, atol=1e-5)
+
+
+def relaxation(rate: float, gain: float, decay: float, t: Any, share: float, seed: int) -> Any:
+    """Return x' = -rate x + gain y, y' = -decay y, from (0, 1): exact, and with errors of a share.
+
+    The states are those of the matrix exponential.
+    """
+    matrix = np.array([[-rate, gain], [0, -decay]])
+    u = np.array([linalg.expm(matrix * time) @ [0, 1] for time in t])
+    errors = np.random.default_rng(seed).standard_normal(u.shape)
+    return matrix, u + share * np.sqrt((u**2).mean(0)) * errors
+
+
+@pytest.mark.parametrize("seed", [1, 2, 6])
+def test_a_stiff_linear_law_is_found(seed: int) -> None:
+    """While y is nearly 1, products with powers of it are as good; later they are not as stiff."""
+    t = np.r_[np.linspace(0, 0.05, 12), np.linspace(0.1, 6, 20)]
+    matrix, u = relaxation(200, 200, 0.5, t, 0.01, seed)
+    searched = ode.fit(model(2, 4, 16), t, u)
+    true = ode.fit(law_of(np.eye(2), matrix), t, u, init="model")
+    assert searched.bic < true.bic + 1
+    later = np.linspace(0, 6, 30)
+    right = np.array([linalg.expm(matrix * time) @ [0, 0.1] for time in later])
+    predicted = searched.predict(later, u0=[0, 0.1])
+    assert (np.abs(predicted - right) < 0.1 * right.max(0)).all()
+
+
+def test_explicit_steps_do_not_bound_a_rate() -> None:
+    """Runge and Kutta's steps diverge for rates above 2.785 of their number in a time unit."""
+    t = np.r_[np.linspace(0, 0.02, 10), np.linspace(0.3, 6, 20)]
+    matrix, u = relaxation(290, 160, 0.3, t, 0.02, 5)
+    searched = ode.fit(model(2, 4, 16), t, u)
+    true = ode.fit(law_of(np.eye(2), matrix), t, u, init="model")
+    assert searched.bic < true.bic + 1
+    rate = float(searched.model[1].weight.detach().min())
+    assert rate == pytest.approx(-290, rel=0.1)

@@ -40,6 +40,7 @@ BEAM_WIDTH = 128  # sets of simple products that are continued by two terms
 CONTINUATIONS = 32  # of a set, the best ones
 MIN_NEW = 1e-8  # of a product's square: the part that the products before it must not explain
 COMPARED = 60  # sets of each kind, of which the best ones become starts
+RENEWED = 12  # of all kinds, the plain ones among them, from which a search goes on
 INTEGRALS_RIDGE = 1e-12  # of the normal equations, whose columns have length 1
 
 Sets = Iterator[tuple[Tensor, Tensor]]  # exponents [h, D] and used terms [h], the best set first
@@ -99,6 +100,28 @@ def integer_products(states: int, degree: int = MAX_DEGREE) -> Tensor:
     return torch.tensor(degrees, dtype=torch.float64)
 
 
+def plain_sets(
+    exponents: Tensor, constant: Tensor, shape: Shape, fixed: Tensor, max_terms: int
+) -> Sets:
+    """Return the simplest sets: the states, the states and 1, and a law's products made simpler.
+
+    exponents ``[n, D]``: of the law. Each of them becomes -1, 0 or 1. constant ``[D]``: states of
+    one value, which are no products.
+    """
+    states = torch.eye(shape.states, dtype=torch.float64)
+    unity, states = states.new_zeros(1, shape.states), states[~constant]
+    sets = {}
+    for products in (states, torch.cat([states, unity]), exponents.sign()):
+        rows = torch.cat([fixed, products[allowed(products, shape)]]).tolist()
+        rows = list(dict.fromkeys(map(tuple, rows)))
+        if len(rows) <= min(max_terms, shape.terms):
+            sets[frozenset(rows)] = rows
+    for rows in sets.values():
+        powers = unity.new_zeros(shape.terms, shape.states)
+        powers[: len(rows)] = unity.new_tensor(rows).view(-1, shape.states)
+        yield powers, torch.arange(shape.terms) < len(rows)
+
+
 class Ranked(NamedTuple):
     """Some sets for a law, the best first."""
 
@@ -115,17 +138,18 @@ class Ranked(NamedTuple):
 def ranked(
     data: Series,
     path: Tensor,
+    exponents: Tensor,
     shape: Shape,
     fixed: Tensor,
     signed: Tensor,
     seed: int,
-    max_terms: int | None = None,
+    max_terms: int,
 ) -> Ranked:
-    """Return the sets whose integrals along a trajectory explain the measurements best.
+    """Return the simplest sets, and those whose integrals along a trajectory explain the rest best.
 
-    path ``[S, P (M - 1) + 1, D]``: its states, at the nodes and between them. fixed ``[n, D]``:
-    exponents of the first terms. signed: the states with integer exponents. max_terms: of a set.
-    Coefficients are least squares of the measurements.
+    path ``[S, P (M - 1) + 1, D]``: its states, at the nodes and between them. exponents ``[n, D]``:
+    of its law. fixed ``[n, D]``: exponents of the first terms. signed: the states with integer
+    exponents. max_terms: of a set. Coefficients are least squares of the measurements.
     """
     parts = (path.shape[1] - 1) // data.lengths.shape[1]
     lengths = data.lengths.repeat_interleave(parts, 1) / parts
@@ -137,8 +161,9 @@ def ranked(
         integer_sets(course, shape, fixed, max_terms),
     )
     simple, integer = (list(itertools.islice(kind, COMPARED)) for kind in kinds)
+    plain = list(plain_sets(exponents, data.constant, shape, fixed, max_terms))
     no_terms = torch.zeros(shape.terms, shape.states).double(), torch.zeros(shape.terms).bool()
-    exponents, used = map(torch.stack, zip(*(simple + integer or [no_terms]), strict=True))
+    exponents, used = map(torch.stack, zip(*(simple + integer + plain or [no_terms]), strict=True))
     free = (exponents != 0) & ~signed
     free[len(simple) :] = False
     A = course.integrals(_products(path, exponents.flatten(0, 1)))
@@ -153,8 +178,10 @@ def ranked(
             mean = (square / count[d].clamp(min=1)).maximum(data.exact[d].square())
             square = count[d] * mean.clamp(min=1e-300).log()
         criteria, coefficients[:, d] = criteria + square, c * used
-    best = Ranked(exponents, coefficients, free, used, criteria)
-    return best.some(criteria.argsort(stable=True))
+    order = criteria.argsort(stable=True)
+    is_plain = order >= len(criteria) - len(plain)
+    order = torch.cat([order[is_plain], order[~is_plain]])[:RENEWED]
+    return Ranked(exponents, coefficients, free, used, criteria).some(order)
 
 
 def explained(A: Tensor, y: Tensor, weight: Tensor, unknown: Tensor) -> tuple[Tensor, Tensor]:

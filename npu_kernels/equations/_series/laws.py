@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -524,6 +525,19 @@ def explicit(law: Law, job: Job) -> Law:
         fine = accurate(replace(law, problem=begun), job)
         if fine is not None and fine.problem.method == FIXED:
             return fine.refitted(job)
+    return law
+
+
+def settled(law: Law, job: Job) -> Law:
+    """Return a law whose numbers finer steps leave as they are.
+
+    Explicit steps follow no rate beyond a limit, which may keep a law from a better one.
+    """
+    for finer in itertools.islice(_ladder(law.problem), 1, None):
+        fine = accurate(replace(law, problem=finer).refitted(job), job)
+        if fine is None or not fine.bic() < law.bic() - SAME_BIC:
+            break
+        law = fine
     return law
 
 

@@ -292,10 +292,14 @@ class SeriesFitResult:
 
         The best alternative comes first. Posterior odds of alternatives to this result are above
         1:20: their `bic` is at most 6.0 higher. The candidates are the forms that the search
-        visited, and this form without one of its numbers. They are fitted again in every call. The
-        true equations need not be among them. No alternative has a lower `bic` than the result,
-        unless ``simplify=False``.
+        visited, and this form without one of its numbers. They are fitted again in the first call
+        or report. The true equations need not be among them. No alternative has a lower `bic` than
+        the result, unless ``simplify=False``.
         """
+        return list(self._alternatives)
+
+    @cached_property
+    def _alternatives(self) -> list[SeriesFitResult]:
         from npu_kernels.equations._series.laws import Job
 
         job = Job("alternatives", 1, {})
@@ -458,7 +462,7 @@ class SeriesFitResult:
                     f"The data hardly determine the {estimate.name}: its standard error is larger "
                     "than its value."
                 )
-        if similar := sum(value < self.bic + WINDOW for value, _ in self.visited.values()):
+        if similar := len(self._alternatives):
             forms = "one other form" if similar == 1 else f"{similar} other forms"
             lines.append(
                 f"Not distinguishable from {forms} (Delta BIC < {WINDOW:.1f}): see alternatives()."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -38,6 +39,7 @@ from npu_kernels.equations._series.laws import (
     loosened,
     minimise,
     refitted,
+    settled,
     solved,
     stacked,
     visit,
@@ -80,8 +82,9 @@ LOST_CRITERION = 50.0  # above that with coarse steps: accurate steps have lost 
 LEADING_BIC = 30.0  # above the best law's: of the laws that are made simpler
 BEYOND_SERIES = 1e3  # scaled: states beyond have left the series
 RENEWALS = 2  # searches from the best law's trajectory on
+FASTER = 1.1  # times the rates of a law: explicit steps that it needs follow these, too
 MAX_EXCHANGES = 4  # from the best law to one of another product
-RENEWED, PARTS = 12, 4  # starts of such a search; of the distance between two nodes
+PARTS = 4  # of the distance between two nodes
 LOWEST_AMOUNT = 1e-9  # scaled: of a trajectory, along which there are powers
 MAX_CLIMBS = 12  # from a law to a better alternative
 ALL_STEPS = SEGMENTS + len(PIECES) * HORIZON + TRAJECTORY + LAST + 40  # for the progress
@@ -259,7 +262,8 @@ class Search:
                         pair = self.exchanged(pair, max_denominator, loosen, tried)
                     outcomes.append(pair)
                 elif laws and not max_denominator:
-                    outcomes.append((laws[0], laws[0]))
+                    law = settled(laws[0], self.job)
+                    outcomes.append((law, law))
                     for law in laws[1:]:
                         visit(tried, law.bic(), law)
                 for value, law in tried.values():
@@ -270,7 +274,10 @@ class Search:
         x, free = starts
         go_through(x, free, FIXED if self.method == AUTO else self.method)
         if self.method == AUTO and (both or not outcomes):
-            stiff = self.are_stiff(x) if outcomes else self.stay(x, IMPLICIT)
+            if outcomes:
+                stiff = self.are_stiff(self.problem(FIXED), x)
+            else:
+                stiff = stays(self.problem(IMPLICIT), x)
             if stiff.any():
                 go_through(x[stiff], free[stiff], IMPLICIT)
         if not outcomes and self.job.pressed:
@@ -301,16 +308,36 @@ class Search:
                 break
             first = self.shape.split(law.x)[2].expand(len(sets.used), -1, -1)
             x, free = self.joined(*sets[:4], first)
-            x, error = minimise(law.problem, x, free, TRAJECTORY, 1e-3, self.job)
-            laws = self.leading(law.problem, x, free) if error.isfinite().any() else []
-            if not laws or laws[0].bic() > law.bic() + LEADING_BIC:
-                break
-            other = simplest(laws, max_denominator, loosen, visited, self.job)
-            if other is None or not is_better(other[0], law):
+            improvements: list[tuple[Law, Law]] = []
+            for problem, some, mask in self.followed(law.problem, x, free):
+                laws = self.leading(problem, some, mask)
+                if laws and laws[0].bic() <= law.bic() + LEADING_BIC:
+                    other = simplest(laws, max_denominator, loosen, visited, self.job)
+                    improvements += [] if other is None or not is_better(other[0], law) else [other]
+            if not improvements:
                 break
             visit(visited, law.bic(), law)
-            pair = other
+            pair = min(improvements, key=lambda pair: pair[0].bic())
         return pair
+
+    def followed(
+        self, problem: Trajectories, x: Tensor, free: Tensor
+    ) -> Iterator[tuple[Trajectories, Tensor, Tensor]]:
+        """Yield the problem, its laws ``[K, N]``, fitted, and which of their numbers are free.
+
+        Laws whose trajectories explicit steps do not follow, or would not if the rates were a
+        little greater, come behind the others, fitted with implicit steps.
+        """
+        x, error = minimise(problem, x, free, TRAJECTORY, 1e-3, self.job)
+        exponents, rates, first = self.shape.split(x)
+        stiff = self.are_stiff(problem, self.shape.join(exponents, FASTER * rates, first))
+        if error[~stiff].isfinite().any():
+            yield problem, x[~stiff], free[~stiff]
+        if stiff.any():
+            problem, x, free = self.problem(IMPLICIT), x[stiff], free[stiff]
+            x, error = minimise(problem, x, free, TRAJECTORY, 1e-3, self.job)
+            if error.isfinite().any():
+                yield problem, x, free
 
     def exchanged(
         self, pair: tuple[Law, Law], max_denominator: int, loosen: bool, visited: Visited
@@ -348,8 +375,9 @@ class Search:
         path = fine.states(law.x.unsqueeze(0))[0].masked_fill(data.constant, 1.0)
         path = torch.where(data.positive, path.clamp(min=LOWEST_AMOUNT), path)
         signed = (~shape.free_exponents(data.positive)).all(0)
-        sets = ranked(data, path, shape, self.rules.terms, signed, self.seed, max_terms)
-        return sets.some(slice(0, RENEWED))
+        exponents, rates, _ = shape.split(law.x)
+        powers = exponents[(rates != 0).any(0)]
+        return ranked(data, path, powers, shape, self.rules.terms, signed, self.seed, max_terms)
 
     def problem(self, method: str) -> Trajectories:
         """Return the problem with which the search begins."""
@@ -358,15 +386,12 @@ class Search:
         may_be_stiff = self.method == AUTO
         return Trajectories(self.data, self.shape, steps, method=method, stiff=may_be_stiff)
 
-    def are_stiff(self, x: Tensor) -> Tensor:
+    def are_stiff(self, problem: Trajectories, x: Tensor) -> Tensor:
         """Return which laws ``[K]`` have trajectories that only implicit steps follow."""
-        is_lost = ~self.stay(x, FIXED)
-        return is_lost & self.stay(x, IMPLICIT) if is_lost.any() else is_lost
-
-    def stay(self, x: Tensor, method: str) -> Tensor:
-        """Return which laws ``[K]`` have trajectories that do not leave the series far behind."""
-        states = self.problem(method).states(x)
-        return (states.abs() < BEYOND_SERIES).flatten(1).all(1)
+        if not problem.stiff or problem.method == IMPLICIT:
+            return torch.zeros(len(x), dtype=torch.bool)
+        is_lost = ~stays(problem, x)
+        return is_lost & stays(self.problem(IMPLICIT), x) if is_lost.any() else is_lost
 
     def run(self, x: Tensor, free: Tensor, both: bool, method: str) -> list[Law]:
         """Return the best laws, each fitted to all of the series, the best first; none may be.
@@ -455,6 +480,11 @@ class Search:
             problem, lowest = problem.finer(), float(values.min())
 
 
+def stays(problem: Trajectories, x: Tensor) -> Tensor:
+    """Return which laws ``[K]`` have trajectories that do not leave the series far behind."""
+    return (problem.states(x).abs() < BEYOND_SERIES).flatten(1).all(1)
+
+
 def hidden(result: tuple[Law, Law, Visited]) -> float:
     """Return the share of the variation that the best law misses from measured first states."""
     law, free, _ = result
@@ -527,7 +557,7 @@ def simplest(
         visit(visited, best.bic(), best)
         best = better
         free = loosened(best, loosen).refitted(job)
-    final = explicit(best, job)
+    final = settled(explicit(best, job), job)
     return final, free if final is best else loosened(final, loosen).refitted(job)
 
 
