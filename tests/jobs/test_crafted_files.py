@@ -195,9 +195,9 @@ CRAFTED: dict[type[Work], dict[str, Change]] = {
         "stage is text": of("stage", to="1"),
         "without a judge": without("judge"),
         "something more": lambda state: state.update(more=1),
-        "scores of another size": of("judge", "scores", to=lambda old: old[:, :-1]),
-        "scores of another dtype": of("judge", "scores", to=torch.Tensor.float),
-        "a pool without scores": without("judge", "pool", "score"),
+        "holdout errors of another size": of("judge", "holdout_errors", to=lambda old: old[:, :-1]),
+        "holdout errors of another dtype": of("judge", "holdout_errors", to=torch.Tensor.float),
+        "a pool without holdout errors": without("judge", "pool", "holdout_error"),
         "a search without its moments": without("search", "moments"),
         "a search of a tensor less": of("search", "tensors", to=lambda old: old[:-1]),
         "a search's tensor of another size": of(

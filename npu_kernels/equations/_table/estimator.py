@@ -567,7 +567,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
 
         Ctrl-C ends the search with the best equation so far (`equations_.complete` is False), and
         remaining outputs get the result of a short search. It raises KeyboardInterrupt before there
-        is an equation, in the last fit to all rows, and if outputs are searched in processes.
+        is an equation, and if outputs are searched in processes.
 
         Raises ValueError for invalid data and parameters and for a checkpoint that is damaged or of
         another fit, OSError if the checkpoint cannot be written. Warns with `EquationWarning` of

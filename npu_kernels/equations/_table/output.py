@@ -162,21 +162,35 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
             f"NPURegressor: no sum of products of powers{limited} could be fitted to "
             f"{rows.output}; {POWERS_NEED}"
         )
-    if not candidates.complete:  # the last fits after Ctrl-C do not belong to the complete fit
-        warn("NPURegressor: the search was interrupted; its equations until then are kept")
-        settings = replace(settings, steps=Steps())
-    elif kind == "proportional" and not candidates.exact():
-        output = in_proportion(output, root, _predicted(candidates, output))
-    finished = partial(_finished, rows, candidates=candidates, held=np.sort(order[:held]))
-    laws = finished(output, kind=kind, settings=settings)
+    finished = partial(
+        _finished, rows, candidates=candidates, held=np.sort(order[:held]), kind=kind
+    )
+    try:
+        if candidates.complete:
+            if kind == "proportional" and not candidates.exact():
+                output = in_proportion(output, root, _predicted(candidates, output))
+            laws = finished(output, settings=settings)
+            others = (
+                _in_own_proportion(laws, rows, output, root) if kind == "proportional" else None
+            )
+            return laws if others is None else finished(others, settings=settings)
+    except KeyboardInterrupt:
+        candidates.complete = False
+    warn("NPURegressor: the search was interrupted; its equations until then are kept")
+    # The last fits after Ctrl-C do not belong to the complete fit.
+    return finished(output, settings=replace(settings, steps=Steps()))
+
+
+def _in_own_proportion(laws: Laws, rows: Rows, output: Output, root: Array) -> Output | None:
+    """The data with errors in proportion to the best equation's values; None if they nearly are."""
     law = laws.equations[laws.best_index]
-    if kind == "proportional" and candidates.complete and not law.exact:
-        prediction = law._predicted(rows.X, rows.group)
-        change = sizes(prediction) * output.weight / root
-        if np.abs(change - 1).max() > ANOTHER_LAW:  # all rows chose it, the search the weights
-            output = in_proportion(output, root, prediction)
-            laws = finished(output, kind=kind, settings=settings)
-    return laws
+    if law.exact:
+        return None
+    prediction = law._predicted(rows.X, rows.group)
+    change = sizes(prediction) * output.weight / root
+    if np.abs(change - 1).max() <= ANOTHER_LAW:
+        return None
+    return in_proportion(output, root, prediction)  # all rows chose it, the search the weights
 
 
 def _likeliest_errors(
