@@ -117,6 +117,15 @@ class Library:
         """Return the weighted products ``[N, K]`` of a sum with these exponents."""
         return self._laid(self.problem.products(u, parity)) * self.weight[:, None]
 
+    def tangents(self, u: Array, parity: Array, free: Array) -> Array:
+        """Return the products of `terms`, and their derivatives for the free exponents ``[K, m]``.
+
+        Those of inputs of both signs are none.
+        """
+        A = self.terms(u, parity)
+        k, i = np.nonzero(free & ~self.problem.signed)
+        return np.column_stack([A, A[:, k] * self._laid(self.problem.logs)[:, i]])
+
     def coefficients(self, A: Array) -> Array:
         """Return the coefficients of columns ``[N, K]``: ``[K]``, or ``[K, G]`` with groups."""
         parts = zip(self._split(A), self._split(self.target[:, None]), strict=True)

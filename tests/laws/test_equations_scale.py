@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from benchmarks.equations import criterion
-from benchmarks.equations.laws import drawn
+from benchmarks.equations.laws import Law, drawn
 from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.compare import report_of
 from tests.support.laws import RNG, few_rows, noise, standard_errors, uniform
@@ -273,6 +273,30 @@ def test_simple_products_in_place_of_terms_that_are_not_simple(seed, rows, size)
     X = law.draw(rows, draw)
     y = law.measured(X, size, draw)
     options = {"noise": "additive", "target_powers": (1, 2), "ratios": False}
+    best = NPURegressor(random_state=0, **options).fit(X, y).best_equation_
+    assert best.bic < criterion.of_law(law, X, y) + 0.01
+
+
+@pytest.mark.parametrize(
+    ("large", "small", "coefficient", "rows", "seed"),
+    [
+        ((3, 3), (1, 0), -0.2, 300, 2),
+        ((3, 2), (1, 1), 0.1, 200, 1),
+        ((3, 2), (1, 1), 0.1, 200, 2),
+    ],
+)
+def test_a_small_term_is_found_where_the_criterion_is_lower_with_it(
+    large, small, coefficient, rows, seed
+):
+    """The coefficient is several times its standard error; errors are 1 % of y's size."""
+    draw = RNG(seed)
+    X = draw.uniform(0.3, 3, (rows, 2))
+    products = (X[:, None] ** [large, small]).prod(2)
+    y = products @ [1.0, coefficient]
+    y += 0.01 * np.sqrt(np.mean(y**2)) * draw.standard_normal(rows)
+    texts = [f"x0^{p} x1^{q}" for p, q in (large, small)]
+    law = Law("", "", tuple(zip([1.0, coefficient], texts, strict=True)), columns=("x0", "x1"))
+    options = {"noise": "additive", "target_powers": (1,), "ratios": False}
     best = NPURegressor(random_state=0, **options).fit(X, y).best_equation_
     assert best.bic < criterion.of_law(law, X, y) + 0.01
 

@@ -1,7 +1,7 @@
 """Other forms of the laws that a search has found, where all rows suggest them.
 
-Free exponents in place of simple ones, two terms in place of one, simple exponents nearby, and
-fewer terms.
+Free exponents in place of simple ones, two terms in place of one, one term more, simple exponents
+nearby, and fewer terms.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ from npu_kernels.equations._table.search import (
 
 Array = Any
 
-# ---- two terms in place of one -------------------------------------------------------------------
+# ---- two terms in place of one, and one more -----------------------------------------------------
 # Two simple products in place of one or two terms of a law whose exponents are not simple.
 #
 # Such a term often stands for two that have simple exponents. The search may miss these: it fits
 # all exponents, and the errors of its rows then make other terms fit as well.
 
 PRODUCT_PAIRS = 20  # for each choice of terms that leave
+ADDED, LENGTHENED = 8, 2  # products that are added to a sum, and those of the sums that stay
 
 
 def split_terms(
@@ -62,6 +63,23 @@ def split_terms(
             sums.append(refine.refit(problem, with_products(stay, library, pair), rules.loss, 4))
     sums = sorted(sums, key=lambda law: law.cost)[:SIMPLIFIED]
     return [refine.simplified(problem, law, rules) for law in sums if math.isfinite(law.cost)]
+
+
+def longer_sums(problem: AllRows, library: Library, law: Sum, rules: Rules) -> list[Sum]:
+    """Return sums with one product more, whose exponents are simple where the criterion says so.
+
+    The products are those that help most where all exponents may change as well, to first order.
+    """
+
+    def free(law: Sum) -> Sum:
+        return replace(law, free=(law.u != 0) & (np.arange(len(law.u)) >= problem.fixed)[:, None])
+
+    A = library.tangents(law.u, law.parity, free(law).free)
+    sums = [with_products(law, library, (k,)) for k in library.best(library.remainder(A), A, ADDED)]
+    sums = [refine.refit(problem, law, rules.loss, 4) for law in sums]
+    sums = sorted(sums, key=lambda law: law.cost)[:LENGTHENED]
+    sums = [refine.simplified(problem, free(law), rules) for law in sums if math.isfinite(law.cost)]
+    return [law for law in sums if math.isfinite(law.cost)]
 
 
 def _leaving(law: Sum, fixed: int, max_terms: int) -> list[tuple[int, ...]]:
@@ -265,7 +283,8 @@ def other_forms(fits: list[Fit], output: Output, held: Array, settings: Settings
     """Return the fits, and those of other forms. held: indices of rows held out."""
     fits = _with_shortest_terms(fits, held, settings.rules.loss)
     fits = _with_single_power(_reconsidered(fits, settings), settings)
-    fits = _with_neighbours(_split(fits, held, settings), settings)
+    fits = _lengthened(_split(fits, held, settings), held, settings)
+    fits = _with_neighbours(fits, settings)
     fits = _shortened(fits, output, held, settings.rules.loss)
     return _as_lines(_standing(fits, settings.rules), output, held, settings)
 
@@ -328,6 +347,29 @@ def _split(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
         fits = fits + [fit for fit in added if math.isfinite(fit[2].cost)]
         law = min((fit[2] for fit in added), key=lambda law: law.cost, default=law)
         leaving = list(itertools.combinations(range(few.fixed, len(law.c)), 2))
+    return fits
+
+
+def _lengthened(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
+    """The fits, and the best sum with products that are added one by one until it is no better.
+
+    The search may miss a small term: the exponents of its shorter sums make up for it, and their
+    residuals show other products. Beyond `MORE_ROWS` rows none is added.
+    """
+    rules, sums = settings.rules, [fit for fit in fits if _is_plain(fit[0])]
+    data, _, law = min(sums or fits, key=lambda fit: fit[2].cost)
+    is_full = len(law.c) >= settings.max_terms
+    if not sums or is_full or is_exact(data, law) or data.rows > MORE_ROWS:
+        return fits
+    rows = np.setdiff1d(np.arange(data.rows), held)
+    few, _ = chosen_rows(data, rows, settings.seed)
+    library = Library(few, np.random.default_rng([settings.seed, 3]), integers=rules.are_whole)
+    cost, training = math.inf, data.choose(rows)
+    while law.cost < cost and len(law.c) < settings.max_terms:
+        cost = law.cost
+        longer = settings.steps.sums(partial(longer_sums, data, library, law, rules))
+        fits = fits + [(data, refine.refit(training, law, rules.loss), law) for law in longer]
+        law = min(longer, key=lambda law: law.cost, default=law)
     return fits
 
 
