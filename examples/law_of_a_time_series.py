@@ -9,7 +9,7 @@ start with # are left out. The hares have Lotka and Volterra's law, the influenz
 school that of Kermack and McKendrick, with one rate of infection in both equations. For a file of
 your own nothing is assumed of the law but the greatest number of its terms: examples/sunspots.csv
 is one that no law of one state explains. Needs pandas, SciPy and sympy
-(``pip install 'npu_kernels[sklearn]' pandas``), and matplotlib for the picture.
+(``pip install '.[sklearn]' pandas`` in a clone), and matplotlib for the picture.
 """
 
 from __future__ import annotations

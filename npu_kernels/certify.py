@@ -3,9 +3,9 @@
 Takes every layer's function on every backend that runs here, each instruction set of the CPU by
 itself. A Neural Power Unit, a layer of products and quotients, is one of them (``npu``). It checks
 
-- values and gradients in float64 and float32 against ``npu_kernels.reference`` in float64: rows
-  and features of none, one, odd numbers and more than a vector's width, one model and three,
-  optional weights absent, all options;
+- values and gradients in float64 and float32 against ``npu_kernels.reference`` in float64: numbers
+  of rows and features that are 0, 1, odd, and more than a SIMD vector; one model and three;
+  optional weights absent; all options;
 - first and second derivatives against finite differences: gradcheck and gradgradcheck.
 
 It prints a line for each layer on each backend with the largest relative error, then the backends

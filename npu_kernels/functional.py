@@ -59,7 +59,8 @@ def npu(
 ) -> Tensor:
     """Neural Power Unit, a layer: products of powers of real x of any sign.
 
-        y_o = prod_i x_i ** w_oi, which is:
+    With gates of 1, y is the real part of ``prod_i x_i ** w_oi`` with ``w = Wr + i Wi``, but for
+    eps. In general:
 
         r = g (|x| + eps) + (1 - g)      g = min(max(gate, 0), 1)
         k = g where x < 0, else 0        (-0.0 is not negative)
@@ -77,21 +78,21 @@ def npu(
     Returns:
         ``[..., O]`` or ``[K, ..., O]``.
 
-    Special values: for inf and nan in x the kernels give what the formula gives. They leave out its
-    terms for negative inputs where an input is not negative, instead of multiplying them by 0; so
-    with an infinite weight the result, and with an infinite result a gradient, may be a number or
-    inf where the formula's ``0 * inf`` is nan.
+    Special values: for inf and nan in x the kernels give what the formula gives. For a nonnegative
+    input they skip the terms with k, instead of multiplying them by 0. So they may return a number
+    or inf where the formula gives ``0 * inf = nan``: in the output if a weight is infinite, in a
+    gradient if an output is infinite.
 
     Precision: float32 on the CPU is as accurate as the formula, unless the float32 matmul precision
     (`torch.set_float32_matmul_precision`, ``torch.backends.mkldnn.matmul.fp32_precision``) allows
-    less and the processor multiplies bfloat16: then layers that fill whole tiles use such products.
-    The setting at the time when a kernel runs counts, for the forward and for the backward, on
-    every way to the kernel, such as a graph that was compiled earlier.
+    bfloat16 products. If the processor has them, layers with at least about 32 inputs and 64 rows
+    then use them. The setting is read each time a forward or backward kernel runs, also in
+    functions that were compiled earlier.
 
-    Derivatives of every order are correct. On the CPU the first two, and tangents of forward mode,
-    are fused. On a GPU the first is fused, and the second is a closed form. Others are eager. torch
-    does not support a double backward through a function that `torch.compile` compiled; compile the
-    gradient's computation instead.
+    Derivatives of every order are those of the formula, to the precision above. On the CPU the
+    first two, and tangents of forward mode, are fused. On a GPU the first is fused, and the second
+    is a closed form. Others are eager. torch does not support a double backward through a function
+    that `torch.compile` compiled; compile the gradient's computation instead.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definitions 3 and 4.
 
@@ -175,8 +176,8 @@ def nmru(
             reciprocals.
         eps: added to x in the reciprocals. 0 is ``1 / x``, as published for evaluation; in training
             the published code adds float32's machine epsilon, and so does `NMRU`.
-        clip: ``M = min(max(weight, 0), 1)``; false uses the weight as it is. The cosine always
-            does.
+        clip: ``M = min(max(weight, 0), 1)``; false uses the weight as it is. The cosine always uses
+            the unclipped weight.
         sign: "product", the signs of the factors, or "separate".
 
     Returns ``[..., O]`` or ``[K, ..., O]``. x' and the factors are never stored.

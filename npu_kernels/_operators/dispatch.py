@@ -63,11 +63,11 @@ class use_backend(contextlib.ContextDecorator):
     tasks that it starts. Other threads are not affected, even if the block starts them. A backward
     pass uses the backend of its forward pass, in any thread, also under `torch.utils.checkpoint`.
     For rollouts with adaptive steps, selective checkpoints and compiled code the block must enclose
-    both passes. Enter the block outside of functions that `torch.compile` compiles; compiled
-    functions take the last choice of any task of their thread.
+    both passes. Enter the block outside of functions that `torch.compile` compiles. A
+    compiled function uses the backend most recently chosen in its thread, by any asyncio task.
 
     Raises ValueError for an unknown name. A call under a backend that cannot run on its tensors
-    raises RuntimeError with the reason of every backend.
+    raises RuntimeError, which lists why each backend cannot run.
 
         >>> import torch, npu_kernels
         >>> layer, x = npu_kernels.NPU(2, 6), torch.rand(100, 2)

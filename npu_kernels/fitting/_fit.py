@@ -84,24 +84,25 @@ def fit(
 ) -> FitResult:
     """Train a batch of models from many random initialisations, and return the best one.
 
-    Many initialisations are trained for a short time in one batch. Some of them have weights so
-    large that they lie beyond the barriers of the power layers' cosine. Gates are projected to [0,
+    Many initialisations are trained for a short time in one batch. For negative inputs, the factor
+    ``cos(pi w)`` of a power layer passes 0 between two integer weights w, and training rarely
+    crosses this barrier. So some initialisations have large weights. Gates are projected to [0,
     1]. The best models are refined with L-BFGS in float64 and rounded to simple fractions. If the
     last layer is an NAU, its weights are then solved by least squares, and hidden units that it
     does not need are removed. The model is selected by its error on held-out rows. The result
-    depends only on the arguments, not on torch's global random state, its default dtype, autocast
-    or inference mode.
+    does not depend on torch's global random state, its default dtype, autocast or inference mode.
 
-    Scales: y may have any scale from 1e-30 to 1e30 if the last layer is an ``NAU(clip=False)``, and
-    x if the first layer is one, or a `RealNPU` followed by one. A model that ends with a single
-    power layer gets such an NAU for its coefficient; it is removed if the coefficient is 1. A first
-    `NPU` or `NaiveNPU`, and layers with clipped weights, need data of a magnitude near 1.
+    Scales: y may have any scale from 1e-30 to 1e30 if the last layer is an ``NAU(clip=False)``. x
+    may if the first layer is an ``NAU(clip=False)``, or a `RealNPU` followed by an
+    ``NAU(clip=False)``. To a model that ends with a power layer of one output, an
+    ``NAU(clip=False)`` is appended for the coefficient, and removed if the coefficient is 1. A
+    first `NPU` or `NaiveNPU`, and layers with clipped weights, need data of a magnitude near 1.
     Coefficients are rounded only if the data are exact.
 
     Inputs of both signs: if the first layer is a `RealNPU` or `NPU` and no exact equation was
-    found, a second fit has ``|x|`` and the signs as separate inputs, without the barriers. Its
-    result is used if every exponent is an integer, odd for inputs whose sign is used and even for
-    other inputs, and if its error is no larger.
+    found, a second fit has ``|x|`` and the signs as separate inputs, which have no such barrier.
+    Its result is used if its error is no larger, and if every exponent of an input with negative
+    values is an integer: odd if the product uses the sign of this input, else even.
 
     Args:
         model: a layer of this package or a `Sequential` of such layers (`torch.nn.Sequential(NPU(2,
@@ -113,13 +114,14 @@ def fit(
         y: targets ``[N, out_features]`` if x has rows; an array or Series may also be ``[N]``.
         seed: seed of the initialisations, the held-out rows and the order of the rows, at least 0.
         recipe: the settings, see `Recipe`.
-        rows: number of rows that are taken from batches, once before the fit.
+        rows: total number of rows that are taken from batches, once before the fit.
         progress: whether progress and the remaining time are shown on stderr; None: if stderr is a
             terminal.
-        checkpoint: a file. If it exists, the fit continues from it; the result is bitwise identical
-            to that of an uninterrupted fit. The file is updated, also before SIGTERM ends the
-            process, and at the end contains the finished fit and its cross-validation. Whether it
-            can be written is checked first; if a later write fails, the fit warns and continues.
+        checkpoint: a file. If it exists, the fit continues from it; on the same processor, with
+            as many threads, the result is bitwise identical to that of an uninterrupted fit. The
+            file is updated, also before SIGTERM ends the process, and at the end contains the
+            finished fit and its cross-validation. Whether it can be written is checked first; if a
+            later write fails, the fit warns and continues.
 
     Returns:
         A `FitResult`. Its loss is the error on the held-out rows, by which the model was selected.

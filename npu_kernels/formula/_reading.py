@@ -179,18 +179,19 @@ def extract(
         outputs: O names; y0, y1, ... unless given.
         model: index of the model to read where the layers have `num_models`.
         eps: True: the units' eps stays, and the expressions equal the model to rounding at every
-            input, 0 included, unless a layer's cosine is 0 and another power unit reads it: the
-            model then computes with the rounding error of ``cos(pi / 2)``, the formula with 0.
+            input, 0 included. Exception: where ``cos(pi / 2)`` feeds another power layer, the
+            formula has 0 and the model the rounding error of the cosine.
             False: eps is left out of ``|x| + eps``, so that powers read as powers. `Formula.note`
             says what that changes, for inputs not much greater than eps.
         nonnegative: inputs that are never negative, by name, or True for all: their ``|x|`` is x
-            then, and no ``[x < 0]`` is needed. Or the data, ``[N, I]`` as a tensor, array or
-            DataFrame: the inputs without a negative number.
+            then, and no ``[x < 0]`` (1 where x < 0, else 0) is needed. Or the data ``[N, I]``, a
+            tensor, array or DataFrame: every input without negative values in it counts as
+            nonnegative.
         max_denominator: a weight that is, to its dtype's last digit, a fraction with at most this
             denominator is written as a fraction, unless its size is 2^45 or more. A weight that is
             only near a fraction stays: `simplify` changes it.
 
-    Products of powers are correct for inputs of both signs: a weight w with an open gate gives
+    Products of powers are correct for inputs of both signs: a weight w with a gate of 1 gives
     ``x**w`` where w is whole, else ``|x|**w`` and, with the other inputs, a factor
     ``cos(pi (w [x < 0] + ...))``; a gate g strictly between 0 and 1 gives ``(g |x| + 1 - g)**w``
     and ``w g`` in the cosine.

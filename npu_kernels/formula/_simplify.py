@@ -483,13 +483,14 @@ def simplify(
         max_denominator: maximum denominator of "round".
         tolerance: None to accept all changes. A number: changes are tried one by one, in order of
             increasing error, and accepted while the error is at most the error of the original
-            model plus the tolerance. A gate may then become the farther of 0 and 1, and a weight
-            the simplest fraction whose error uses no more than its share of the remaining
-            tolerance. "auto": with y, the increase that the noise and the number of rows allow (by
-            BIC, for all parameters together), which is nearly 0 if the fit is exact or there are
-            many rows; without y, all changes are accepted. With y, weights of sums (NAU, Linear)
-            become 0, 1 or -1 by this rule, and other fractions only if that does not increase the
-            error, since measured constants are rarely fractions.
+            model plus the tolerance. A gate may then become 0 or 1, not only the nearer one, and a
+            weight the simplest fraction that increases the error by at most its share: what remains
+            of the tolerance divided by the number of remaining candidates. "auto": with y, the
+            increase that the noise and the number of rows allow (by BIC, for all parameters
+            together), which is nearly 0 if the fit is exact or there are many rows; without y, all
+            changes are accepted. With y, weights of sums (NAU, Linear) become 0, 1 or -1 by this
+            rule, and other fractions only if that does not increase the error, since measured
+            constants are rarely fractions.
         model: index of the model if the layers have `num_models`.
         loss: in place of x and y: a function of the model that returns its error, for example of a
             trajectory.

@@ -393,15 +393,23 @@ def swap(
 ) -> nn.Module:
     """Return a model whose eager layers are replaced by fused modules with the same weights.
 
+    These layers are those of `npu_kernels.interop.reference_layers`, and third-party layers that
+    compute an NPU, RealNPU or NaiveNPU. A third-party layer is recognised by the names of its
+    parameters, and its forward is called to check that it computes the same function:
+
+    - real weights ``Re``, ``W_real``, ``W_hat`` or ``weight_re``;
+    - imaginary weights ``Im``, ``W_im``, ``W_imag``, ``W_i`` or ``weight_im``; a RealNPU has none;
+    - gate ``g``, ``G`` or ``gate``; a NaiveNPU has none.
+
     Args:
         model: any module; if it is itself such a layer the result is the new module.
         eps: for third-party layers without an attribute ``eps`` or ``epsilon``; None: the machine
             epsilon of the dtype.
         gate_gradient: for third-party layers, "clip" or "straight_through".
-        allow: names of what third-party layers have in addition to their formula and may lose:
-            methods of the class and its base classes, such as a penalty or a clipping after each
-            step, attributes such as ``npu_clip``, buffers; and names of parameters ``[I, O]`` that
-            may lose hooks or sharing.
+        allow: names of extras of third-party layers that may be dropped: methods of the class and
+            its base classes, such as a penalty or a clipping after each step; attributes, such as
+            ``npu_clip``; buffers. A parameter ``[I, O]`` is replaced by a new one ``[O, I]``: name
+            it if it may lose its hooks, or be shared with other modules no longer.
         inplace: False changes a copy and leaves the model as it is. True changes the model itself:
             each layer remains the same object and gets another class.
 
@@ -414,14 +422,15 @@ def swap(
             an earlier one changes the old parameters.
 
     Raises:
-        ValueError: before anything is changed: the model has no known layer and none of this
-            package; a layer has the parameter names but computes another function, or adds another
-            eps; a layer is compiled by itself or has a forward of its own; a third-party layer has
-            hooks, is sharded, or would lose something that `allow` does not name.
+        ValueError: before anything is changed: the model has no layer that is recognised and
+            none of this package; a layer has the parameter names but computes another function, or
+            adds another eps; a layer is compiled by itself or has a forward of its own; a
+            third-party layer has hooks, is sharded, or would lose something that `allow` does not
+            name.
         RuntimeError: the model cannot be copied.
 
-    Layers with other parameter names, parametrized layers, and classes derived from this package's
-    layers are not changed.
+    Layers with parameter names other than these, parametrized layers, and classes derived from this
+    package's layers are not changed.
     """
 
     def is_renewed(module: nn.Module) -> bool:

@@ -123,7 +123,7 @@ class NPU(PowerLayer):
 
 
 class RealNPU(PowerLayer):
-    """Real Neural Power Unit, a layer: the `NPU` with real exponents, whose weights read as powers.
+    """Real Neural Power Unit, a layer: the `NPU` with real weights, which are the exponents.
 
         r = g (|x| + eps) + (1 - g)      g = min(max(gate, 0), 1)
         k = g where x < 0, else 0

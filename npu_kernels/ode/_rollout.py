@@ -145,10 +145,10 @@ def rollout(
             models).
         steps, dt: number and size of fixed steps. dt may be negative; it gets no gradient.
         t: times of the result ``[M]``, increasing or decreasing, at any distances, for an adaptive
-            method; in place of steps and dt. Dense times cost little: between its steps the result
-            is the method's interpolant. u0 is the state at the first time. A tensor gets a
-            gradient. Separate times for each initial state are ``[B, M]``, with nan after the last
-            time of a shorter row, or a list of B times; the result then has nan there. Initial
+            method; in place of steps and dt. The solver chooses its own steps and interpolates to
+            t, so many times cost little. u0 is the state at the first time. If t is a tensor that
+            requires a gradient, it gets one. Different times for each initial state: ``[B, M]``
+            padded with nan at the end, or a list of B tensors; the result is nan there. Initial
             states with the same first and last time are computed in one call.
         method: for fixed steps "euler" (the default without t), "midpoint", "rk4" (the classic
             Runge-Kutta method) or "rk4_38" (the 3/8 rule, which torchdiffeq calls "rk4"); adaptive

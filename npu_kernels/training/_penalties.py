@@ -94,7 +94,8 @@ fast_path.set_backward("mse", _mse_backward)
 
 # ---- penalties -----------------------------------------------------------------------------------
 #
-# The penalties "l1", "frobenius", "madsen" and "paper", and the schedule of their weights.
+# The penalties "l1", "frobenius", "madsen", "paper" and "integer", and the schedule of their
+# weights.
 #
 # `_steps` adds them to the loss; steps by C++ have their own in csrc/training_loop.h.
 
@@ -275,18 +276,18 @@ class SteppedSchedule:
 def project_(model: nn.Module, *, gates: bool = True, weight_bound: float | None = None) -> None:
     """Clamp the units' parameters into their intervals, in place, after an optimiser's step.
 
-    A gate outside of [0, 1] has no gradient and stays outside. Projection after each step keeps its
+    The loss gives no gradient to a gate outside of [0, 1]. Projection after each step keeps the
     gradient.
 
     Args:
         model: a module; all its units are projected.
         gates: clamp the gates of NPU and RealNPU to [0, 1].
-        weight_bound: None leaves the weights; a bound w clamps the power units' weights to [-w, w],
-            and the weights of NAU, NMU and NMRU to their own intervals, [-1, 1] and [0, 1].
+        weight_bound: None leaves the weights; a bound w clamps the power layers' weights to [-w,
+            w], and the weights of NAU, NMU and NMRU to their own intervals, [-1, 1] and [0, 1].
 
-    The tensors that the optimiser trains are projected: of a pruned parameter
-    (`torch.nn.utils.prune`) its original, of a parametrized one (`torch.nn.utils.parametrize`) the
-    original whose value is the projected one, by the right_inverse.
+    Projection changes the tensors that the optimiser trains. For a pruned parameter
+    (`torch.nn.utils.prune`) this is ``<name>_orig``. For a parametrized one
+    (`torch.nn.utils.parametrize`) the projected value is assigned through its right_inverse.
 
     Raises TypeError if the model is not a module, ValueError if it has no units, if the bound is
     not greater than 0, and for a parameter that cannot be projected, such as one with a

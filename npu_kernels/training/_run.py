@@ -192,7 +192,7 @@ def run(
     node are not detected: the steps in C++ ignore them.
 
     Args:
-        model: a module; its layers have one num_models K, or none.
+        model: a module; all its layers have the same num_models K, or all have None.
         x: ``[N, I]``, or ``[K, N, I]`` with separate rows for each model.
         y: targets ``[N, O]``, or ``[K, N, O]``.
         steps: number of training steps.
@@ -203,20 +203,20 @@ def run(
             default for "adam" and "rmsprop".
         batch_size: rows per step, sampled uniformly with replacement, the same for all models;
             None: all rows.
-        batch_indices: rows of each step, in place of `batch_size`: ``[steps, batch]`` int64. If x
-            has new rows for every step, one step after the other, use
-            ``torch.arange(len(x)).view(steps, batch)``.
+        batch_indices: rows of each step, in place of `batch_size`: ``[steps, batch]`` int64. To use
+            each row once, in order, pass ``torch.arange(len(x)).view(steps, batch)``.
         generator: random generator that samples the rows; None: a new generator, seeded from
             torch's.
         loss: "mse", the mean over rows and outputs, separately for each model.
         sample_weight: nonnegative weights of the squared errors, of the shape of y; None: 1.
-        penalties: name to weight: "l1" and "frobenius" of all parameters (`l1`), "madsen" and
-            "paper" of the weights of NAU, NMU and NMRU (`regularizer`), "integer" as "madsen" but
-            of all parameters. A weight is a number, a `SteppedSchedule` or a function of the step
-            (from 1).
+        penalties: name to weight. Of all parameters p: "l1", ``sum |p|``; "frobenius", the sum of
+            the parameter tensors' norms (`l1`); "integer", ``sum min(|p|, |1 - |p||)``. Of the
+            weights w of NAU, NMU and NMRU (`regularizer`): "madsen", ``sum min(|w|, |1 - |w||)``;
+            "paper", ``sum min(|w|, |1 - w|)``. A weight is a number, a `SteppedSchedule` or a
+            function of the step (from 1).
         project: what is clamped after each step (`project_`), also in parameters that are not
-            trained. True: the gates. A number w: also the weights, of power layers to [-w, w].
-            False: nothing.
+            trained. True: the gates. A number w: also the weights, of power layers to [-w, w], of
+            NAU, NMU and NMRU to their own intervals. False: nothing.
         nonfinite: "keep", or "zero" to replace entries of gradients that are not finite by 0.
         record_every: steps between two recorded losses; None: the smallest number with at most
             1,000 recorded losses.

@@ -76,20 +76,20 @@ def fit(
             DataFrames, whose columns become names. Several series: lists of t and u, or
             ``u [S, M, D]`` with ``t [M]`` or ``[S, M]``.
         u0: the states at the first times: "fit" if they are unknown, or ``[D]`` or ``[S, D]``, with
-            nan for unknown values. If fitted first states would hide what the equations miss, the
-            first states of a smooth curve may be taken; the report notes this.
+            nan for unknown values. If the equations fit only with implausible initial values, those
+            of the smoothing spline may be used instead; the report notes this.
         inputs: exogenous inputs v(t), such as a forcing, a temperature or a dose:
-            ``(times, values)`` with values ``[T]`` or ``[T, J]``, linear between the times, which
+            ``(times, values)`` with values ``[T]`` or ``[T, J]``, interpolated linearly; the times
             must cover t. A switched input needs the times just before and after each edge. A list
             of such pairs has the inputs of each series. The model's NPU then has D + J in_features,
             the states first: products of powers may contain inputs, and inputs have no equations.
-        sigma: standard deviations of the errors of u: a number, one for each column, or one for
-            each value. They must be at least the float64 rounding error of its value (for a
-            value of 0: of its column). None: each column has a standard deviation of its own, which
-            is estimated. "proportional": errors are proportional to the states, with an unknown
-            factor for each column. If all values are above 0, logarithms are fitted. Otherwise
-            errors are proportional to the size of a smooth curve, of at least a tenth of the
-            column's root mean square.
+        sigma: standard deviations of the noise of u: a number, one for each column, or one for each
+            value. Each must be at least the float64 rounding error of the value it belongs to (for
+            a value of 0: of the largest value in its column). None: each column has a standard
+            deviation of its own, which is estimated. "proportional": they are proportional to the
+            states, with an unknown factor for each column. If all values of all columns are above
+            0, logarithms are fitted. Otherwise the standard deviations are proportional to
+            ``max(|spline|, 0.1 RMS of the column)``.
         observed: indices of the states that the columns of u contain; None: all states. The other
             states were not measured.
         names: names of the D states, or of the D states and the inputs.
@@ -97,7 +97,7 @@ def fit(
             and coefficients. Zeros among them remain 0. The weights of a layer with
             requires_grad=False are kept and are not estimated, whatever the other arguments are.
         simplify: remove terms and exponents that the data do not need, and round exponents to
-            fractions, by the BIC. False: estimate all numbers.
+            fractions, by the BIC. False: estimate all parameters.
         max_denominator: maximum denominator of these fractions, at most 64.
         exponents: bounds ``(low, high)`` of exponents, each a number, or one for each state and,
             after the states, each input; None: -6 to 6.
@@ -118,9 +118,9 @@ def fit(
             initialisation has a finite trajectory with rk4.
         seed: seed of the random initialisations, at least 0.
         progress: whether progress is shown on stderr; None: if stderr is a terminal.
-        checkpoint: a file. If it exists, the fit continues from it; the result is bitwise identical
-            to that of an uninterrupted fit. The file is written in the first seconds, every half a
-            minute, at the end, and before SIGTERM ends the process.
+        checkpoint: a file. If it exists, the fit continues from it; on the same processor the
+            result is bitwise identical to that of an uninterrupted fit. The file is written in the
+            first seconds, every half a minute, at the end, and before SIGTERM ends the process.
 
     Returns:
         A `SeriesFitResult`. Outliers, at most a fifth of a column's values, are ignored as if they
@@ -137,9 +137,9 @@ def fit(
         ImportError: scipy is not installed.
         RuntimeError: no initialisation has a finite trajectory.
 
-    States whose values are (nearly) all positive are treated as amounts: their first states are
-    nonnegative. States of both signs get integer exponents, nonnegative ones if the state passes 0
-    within a series. With ``init="model"`` the model's exponents are rounded to such integers,
+    States whose values are (nearly) all positive are treated as nonnegative, and so are their
+    initial values. States of both signs get integer exponents, nonnegative ones if the state passes
+    0 within a series. With ``init="model"`` the model's exponents are rounded to such integers,
     unless they are kept.
 
     The fit runs in float64. The series are smoothed, and the sets of products of powers that best
@@ -147,7 +147,7 @@ def fit(
     each segment between samples, then growing parts of the trajectory, then the whole trajectory,
     for all guesses at once, using the fused ODE solver and its adjoint. Sets of products are then
     chosen again along the best trajectory. Steps are Runge-Kutta 4, halved until their error is a
-    tenth of the measurement errors, or implicit with a tolerance that is reduced in the same way.
+    tenth of the noise, or implicit with a tolerance that is reduced in the same way.
     Equations that no such steps solve are rejected.
 
         >>> import torch

@@ -292,9 +292,9 @@ class SeriesFitResult:
 
         The best alternative comes first. Posterior odds of alternatives to this result are above
         1:20: their `bic` is at most 6.0 higher. The candidates are the forms that the search
-        visited, and this form without one of its numbers. They are fitted again in the first call
-        or report. The true equations need not be among them. No alternative has a lower `bic` than
-        the result, unless ``simplify=False``.
+        visited, and this form without one of its parameters. They are fitted again in the first
+        call or report. The true equations need not be among them. No alternative has a lower `bic`
+        than the result, unless ``simplify=False``.
         """
         return list(self._alternatives)
 

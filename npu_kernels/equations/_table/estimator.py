@@ -411,19 +411,21 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     their geometric mean and y by its root mean square, and both are folded back into the constants.
     The constants are solved exactly within the search (variable projection), the exponents with
     Levenberg-Marquardt from many random initialisations at once, in float64. Exponents are rounded
-    to simple fractions if that lowers the BIC, which also chooses the number of terms. This BIC is
-    the Bayesian information criterion of the squared leave-one-out errors, plus the description
-    length of the exponents.
+    to simple fractions if that lowers the criterion, which also chooses the number of terms. It is
+    called BIC: ``N log(PRESS / N) + K log N + 2 DL`` (``PRESS / noise**2`` as the first part if
+    `noise` is known), plus ``6 + log N`` for a power or function of y, more for a ratio, and a
+    correction for few rows. PRESS is the sum of squared leave-one-out errors (Allen 1974), K the
+    number of coefficients, and DL the description length of the exponents in nats.
 
     Args:
         max_terms: maximum number of terms; for a ratio, of the numerator and the denominator each.
             None is for tables without an equation: up to ten products of one or two inputs with
             simple exponents are added one by one; their number minimises the cross-validation
-            error. Residuals then give no notes, since they are mostly approximation errors, not
-            errors of y.
+            error. Residuals then give no warnings, since they are mostly approximation errors, not
+            noise.
         target_powers: powers p of y to try. "auto": p = 1 first; then -1, 2, -2, 1/2 and -1/2
             unless a sum with p = 1 is exact, or simple and not improved by another term. Powers
-            other than 1 and -1 are tried only if y, apart from errors, does not change sign.
+            other than 1 and -1 are tried only if y, apart from noise, does not change sign.
         exponents: "rational" (free if no fraction fits), "integer" or "real"; or bounds ``(low,
             high)`` of fractions, each a number or one for each column: then no ratios are tried.
         max_denominator: maximum denominator of the fractions, at most 64.
@@ -433,12 +435,14 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             as g, must be a column, which may be constant.
         y_units: the unit of y; a list for several outputs.
         n_init: number of random initialisations of the search, for each number of terms.
-        loss: "auto": least squares after outliers are removed, rows that are far from the equation
-            of the other rows: at most a fifth of the rows, or any number of rows with codes for
-            missing values (such as -999) or saturated y. Removed rows are reported. "squared":
-            least squares; all rows are kept, and outliers are reported. "huber", "soft_l1": robust
-            losses; all rows are kept, and only codes and saturated y are reported. With
-            max_terms=None, "auto" is "squared", and only codes and saturated y are reported.
+        loss: "auto": outliers are removed, then least squares. An outlier is a row far from the
+            equation fitted to the others: its error exceeds 7 robust standard deviations, and there
+            is a gap to the errors of the others, or the tails are heavy. At most 1/5 of the rows
+            are removed so. Rows with a missing-value code (such as -999) or with saturated y are
+            removed without that limit. Removed rows are reported. "squared": least squares; all
+            rows are kept, and outliers are reported. "huber", "soft_l1": robust losses; all rows
+            are kept, and only codes and saturated y are reported. With max_terms=None, "auto" is
+            "squared", and only codes and saturated y are reported.
         noise: error model of y. "additive": equal for all rows, of unknown size. "proportional":
             proportional to y. "multiplicative": y is the equation times a factor whose logarithm is
             normal; y then has one sign, and predictions are medians. None: the likeliest of the
@@ -454,8 +458,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             Since ``exp(x)**w = exp(w x)``, "exp" covers all rates w.
         target_transforms: functions f of y to try, for equations ``f(y) = sum``: some of "log",
             "exp", "sin", "cos", "tan", "logit", "log(1+1/y)" and, for y itself, "identity"; "auto":
-            all functions whose domain contains y. None: y itself. Errors are still errors of y, and
-            `predict` returns y. A few y may be outside of the domain because of errors.
+            all functions whose domain contains y. None: y itself. The loss is still computed in y,
+            and `predict` returns y. A few y may be outside of the domain because of noise.
         ratios: whether ratios of two sums are tried. "auto": if no sum is satisfactory: its
             exponents are not simple, it has `max_terms` terms, or its residuals are not noise. Only
             p = 1, 2 and 1/2 are tried, if `target_powers` has them. A ratio is chosen if its BIC is
@@ -465,10 +469,10 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             ``y**p`` is this part plus the sum or ratio that is found; p is 1 unless `target_powers`
             is given.
         required_terms: products that the sum has, as text or as the exponents of all columns:
-            ``["x0*x1**2", "1"]``. The search adds other products, with exponents at a distance of
-            more than 0.1. A dict has bounds of the coefficients, ``{"x0": (0, 5), "x1": (None, 0),
-            "x2": None}``, and 0 for a term that is excluded: ``{"1": 0}``. p is then 1 as with
-            `known_part`, and no ratios are tried.
+            ``["x0*x1**2", "1"]``. The search may add further products; their exponents must differ
+            by more than 0.1 from those of the required ones. A dict has bounds of the coefficients,
+            ``{"x0": (0, 5), "x1": (None, 0), "x2": None}``, and 0 for a term that is excluded:
+            ``{"1": 0}``. p is then 1 as with `known_part`, and no ratios are tried.
         signs: "nonnegative" for nonnegative coefficients, except in `required_terms`.
         integer_exponents: True for integer exponents only, or the names of columns with integer
             exponents.
@@ -555,11 +559,12 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
                 Weights of other dtypes are inverse variances up to a factor; if `noise` is numbers,
                 the variance is ``noise**2 / sample_weight``. So [1, 2] and [1.0, 2.0] give
                 different standard errors. A row with weight 0 is ignored.
-            checkpoint: a file. If it exists, the fit continues from it; the result is bitwise
-                identical to that of an uninterrupted fit. Without a random_state it has the seed of
-                the earlier fit. Several outputs are then searched one after another. The file is
-                written in the first seconds, every half a minute, at the end, and before SIGTERM
-                ends the process. It is valid for the same versions of npu_kernels, torch and numpy.
+            checkpoint: a file. If it exists, the fit continues from it; on the same processor the
+                result is bitwise identical to that of an uninterrupted fit. Without a random_state
+                it has the seed of the earlier fit. Several outputs are then searched one after
+                another. The file is written in the first seconds, every half a minute, at the end,
+                and before SIGTERM ends the process. It is valid for the same versions of
+                npu_kernels, torch and numpy.
             groups: a label for each row ``[N]``, or the name of a column of X with the labels. Each
                 group has its own coefficients, and all groups share the exponents. No ratios are
                 tried, and each group needs more distinct rows than `max_terms`. `predict` then
