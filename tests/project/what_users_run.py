@@ -140,6 +140,8 @@ COMMANDS = [
           NO_RECORD),
     Entry("pip install .[sklearn]", ("project/test_what_users_run::test_examples_of_extras",),
           "2026-11-25 523be8f"),
+    Entry("pip install .[triton]", ("project/test_what_users_run::test_examples_of_extras",),
+          NO_RECORD),
     Entry("pip install npu_kernels[formula]", ("project/test_what_users_run::test_examples_of_extras",),
           "2026-11-27 5892cbb"),
     Entry("pip install npu_kernels[laws]", ("project/test_what_users_run::test_examples_of_extras",),
