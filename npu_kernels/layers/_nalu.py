@@ -55,7 +55,7 @@ class NAC(BaseLayer):
         self._create({"weight": "OI", "mask": "OI"}, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""
+        """Map ``x [..., I]`` to ``[..., O]``; shapes with `num_models` are those of the class."""
         return functional.nac(x, self.weight, self.mask)
 
 
@@ -123,7 +123,7 @@ class NALU(BaseLayer):
             nn.init.uniform_(self.gate_bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""
+        """Map ``x [..., I]`` to ``[..., O]``; shapes with `num_models` are those of the class."""
         weights = self.weight, self.mask, self.gate_weight, self.gate_bias
         return functional.nalu(x, *weights, eps=self.eps)
 
@@ -189,7 +189,7 @@ class iNALU(BaseLayer):
         self._create(dict.fromkeys(names, "OI"), device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""
+        """Map ``x [..., I]`` to ``[..., O]``; shapes with `num_models` are those of the class."""
         weights = self.weight_add, self.mask_add, self.weight_mul, self.mask_mul, self.gate_weight
         return functional.inalu(x, *weights, eps=self.eps, omega=self.omega)
 

@@ -40,5 +40,5 @@ class NAU(ClippedLayer):
     parameter_bounds: ClassVar[dict[str, tuple[float, float] | None]] = {"weight": (-1.0, 1.0)}
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""
+        """Map ``x [..., I]`` to ``[..., O]``; shapes with `num_models` are those of the class."""
         return functional.nau(x, self.weight, clip=self.clip)

@@ -48,7 +48,7 @@ class NMU(ClippedLayer):
         nn.init.uniform_(self.weight, 0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""
+        """Map ``x [..., I]`` to ``[..., O]``; shapes with `num_models` are those of the class."""
         return functional.nmu(x, self.weight, clip=self.clip)
 
 
@@ -72,8 +72,8 @@ class NMRU(BaseLayer):
         clip: clip the weight to [0, 1]; false uses it as it is, for a training that projects it
             (`training.project_`).
         sign: "product", the signs of the factors, or "separate", by a cosine like the RealNPU's.
-            The authors' code has both, and calls the first NMRU; the results that they publish
-            under this name are of the second.
+            The authors' code calls "product" NMRU, but their published results of the NMRU are
+            those of "separate".
         eps: added to x in the reciprocals while the module is in training mode, float32's machine
             epsilon as published, whatever the dtype; in evaluation mode (``eval()``) they are ``1 /
             x``.
@@ -117,7 +117,7 @@ class NMRU(BaseLayer):
         nn.init.uniform_(self.weight, 0.25, 0.75)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""
+        """Map ``x [..., I]`` to ``[..., O]``; shapes with `num_models` are those of the class."""
         eps = self.eps if self.training else 0.0
         return functional.nmru(x, self.weight, eps=eps, clip=self.clip, sign=self.sign)
 

@@ -52,7 +52,7 @@ class PowerLayer(BaseLayer):
             nn.init.constant_(self.gate, 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""
+        """Map ``x [..., I]`` to ``[..., O]``; shapes with `num_models` are those of the class."""
         parameters: dict[str, Any] = self._parameters
         try:  # a parameter through the module's __getattr__ costs as much as a check of its shape
             weight_re, weight_im = parameters["weight_re"], parameters["weight_im"]
@@ -94,7 +94,7 @@ class NPU(PowerLayer):
             "straight_through".
 
     Parameters: ``weight_re [O, I]`` (Glorot uniform), ``weight_im [O, I]``, ``gate [I]`` (0.5);
-    each with a leading K with models, initialised as K single models are.
+    with `num_models` K, each has a leading dimension K, initialised independently.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 4.
 
@@ -141,8 +141,8 @@ class RealNPU(PowerLayer):
         gate_gradient: "clip" (none where the gate is outside [0, 1], as published) or
             "straight_through".
 
-    Parameters: ``weight_re [O, I]`` (Glorot uniform), ``gate [I]`` (0.5); each with a leading K
-    with models.
+    Parameters: ``weight_re [O, I]`` (Glorot uniform), ``gate [I]`` (0.5); with `num_models`
+    K, each has a leading dimension K.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 4.
 
@@ -188,8 +188,8 @@ class NaiveNPU(PowerLayer):
             no input is negative.
         eps: added to ``|x|``; None for the machine epsilon of the compute dtype, as published.
 
-    Parameters: ``weight_re [O, I]`` (Glorot uniform), ``weight_im [O, I]``; each with a leading K
-    with models.
+    Parameters: ``weight_re [O, I]`` (Glorot uniform), ``weight_im [O, I]``; with `num_models`
+    K, each has a leading dimension K.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 3.
 

@@ -48,7 +48,7 @@ def make_step(
 
     ``step(x, y, sample_weight=None)`` runs forward, mean squared error, penalties, backward, the
     optimizer's step and the projection. It returns the loss before the step, without penalties and
-    without a graph: a tensor ``[]``, or ``[K]`` with models. It has the same effect as eager
+    without a graph: a tensor ``[]``, or ``[K]`` with `num_models`. It has the same effect as eager
     PyTorch code, up to rounding. Afterwards gradients (``.grad``) are either None or the gradients
     of the step.
 
@@ -62,14 +62,15 @@ def make_step(
     loop.
 
     Args:
-        model: a module; its layers have one num_models K, or none.
+        model: a module; all its layers have the same num_models K, or all have None.
         optimizer: an optimizer of `torch.optim` with parameters of the model, whose step needs no
             closure.
         loss: "mse", the mean over rows and outputs, separately for each model.
         penalties: name to weight, as in `run`: "l1", "frobenius", "madsen", "paper" or "integer"; a
             number, a `SteppedSchedule` or a function of the number of the call (from 1).
         project: what is clamped after each step (`project_`). True: the gates. A number w: also the
-            weights, of power layers to [-w, w]. False: nothing.
+            weights, of power layers to [-w, w], of NAU, NMU and NMRU to their own intervals. False:
+            nothing.
         nonfinite: "keep", or "zero" to replace entries of gradients that are not finite by 0.
 
     The step's arguments are ``x [N, I]`` or ``[K, N, I]``, ``y [N, O]`` or ``[K, N, O]``, and the
