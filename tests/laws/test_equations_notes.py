@@ -201,3 +201,23 @@ def test_residuals_in_two_clumps():
         assert not any("clumps" in note for note in said(x, law + 0.3 * errors)[1])
     _, notes = said(x, (law > 6).astype(float), max_terms=1)
     assert not any("clumps" in note for note in notes)
+
+
+def test_one_row_alone_tells_a_column():
+    """Anscombe's fourth table."""
+    y = [6.58, 5.76, 7.71, 8.84, 8.47, 7.04, 5.25, 12.5, 5.56, 7.91, 6.89]
+    x = np.full((11, 1), 8.0)
+    x[7] = 19
+    _, notes = said(x, np.array(y))
+    assert any("x0 is 8 in all rows but one (row 7: 19;" in note for note in notes)
+    x[6] = 19
+    assert not any("all rows but one" in note for note in said(x, np.array(y))[1])
+
+
+def test_a_column_that_numbers_the_rows():
+    pandas = pytest.importorskip("pandas")
+    count = np.arange(1.0, 31)
+    y = 3 * count * (1 + 0.05 * RNG(0).standard_normal(30))
+    for name, is_said in (("rownames", True), ("hours", False)):
+        _, notes = said(pandas.DataFrame({name: count}), y)
+        assert any("numbers the rows" in note for note in notes) == is_said

@@ -393,3 +393,39 @@ def test_copies_are_said_without_a_law():
     y = 3 * X[:, 0] * X[:, 1] ** 2 * (1 + 0.01 * noise(80))
     with pytest.warns(EquationWarning, match="Each row is there 3 times"):
         NPURegressor(max_terms=None, **QUICK).fit(np.tile(X, (3, 1)), np.tile(y, 3))
+
+
+@pytest.mark.parametrize("slip", [3, 10, 100])
+def test_a_slip_in_an_input_bends_no_law(slip):
+    """The row has a leverage near 1 for one more term."""
+    generator = RNG(201)
+    x = generator.uniform(1, 9, 60)
+    y = 2 * x + 3 + 0.2 * generator.standard_normal(60)
+    x[5] *= slip
+    value = f".* x0 is {x[5]:.6g}" if slip > 3 else ""  # 3 times beyond all others
+    with pytest.warns(EquationWarning, match=f"row 5: {value}"):
+        model = NPURegressor(random_state=0).fit(x[:, None], y)
+    assert model.equations_.outliers == (5,)
+    slope, constant = np.polyfit(np.delete(x, 5), np.delete(y, 5), 1)
+    assert terms(model.best_equation_) == pytest.approx({(1,): slope, (0,): constant}, rel=1e-6)
+
+
+@few_rows
+def test_a_row_of_totals_is_an_outlier():
+    generator = RNG(1)
+    X = np.column_stack([generator.uniform(1, 9, 30), generator.uniform(2, 7, 30)])
+    y = 3 * X[:, 0] ** 2 / X[:, 1] * (1 + 0.02 * generator.standard_normal(30))
+    X, y = np.vstack([X, X.sum(0)]), np.append(y, y.sum())
+    with pytest.warns(EquationWarning, match="row 30"):
+        model = NPURegressor(random_state=0).fit(X, y)
+    assert model.equations_.outliers == (30,)
+    check(model, {(2, -1): 3.0}, rel=0.02)
+
+
+def test_a_right_row_far_from_all_others_keeps_its_term():
+    generator = RNG(300)
+    x = np.append(generator.uniform(1, 9, 39), 40.0)
+    y = x + 1e-4 * x**4 + 0.05 * generator.standard_normal(40)
+    model = NPURegressor(random_state=0).fit(x[:, None], y)
+    assert model.equations_.outliers == ()
+    check(model, {(1,): 1.0, (4,): 1e-4}, rel=0.02)

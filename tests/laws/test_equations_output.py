@@ -140,7 +140,7 @@ def test_held_out_rows_of_pure_noise_are_predicted_worse_than_by_the_mean():
         X, y = uniform(3, 60, seed=seed), noise(60, 20 + seed)
         model = NPURegressor(random_state=0, n_init=16, target_powers=(1,)).fit(X, y)
         assert all(e.n_held_out == 12 and e.holdout_nrmse > 1 for e in model.equations_)
-        assert "The equation explains less than half of the variance of y." in report_of(model)
+        assert "The equation explains less than half of the variance of y" in report_of(model)
 
 
 def test_a_report_names_parameters_that_may_be_0(noisy):
@@ -184,8 +184,9 @@ def test_a_report_names_equations_that_the_data_hardly_tell_from_the_best():
     assert all(law.n_terms == best.n_terms for law in alternatives[:3])
     text = report_of(model)
     assert all(law.text() in text for law in alternatives[:3])
-    assert text.count("Not distinguishable from") == 3
-    assert f"Nor from {len(alternatives) - 3} more" in text
+    assert text.count("Not distinguishable from") == sum(diff < 6 for diff in differences[:3])
+    assert text.count("With free exponents") == sum(diff >= 6 for diff in differences[:3])
+    assert f"And {len(alternatives) - 3} more" in text
     copied = pickle.loads(pickle.dumps(table))
     assert [str(law) for law in copied.alternatives] == [str(law) for law in alternatives]
 

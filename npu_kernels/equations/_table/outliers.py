@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from npu_kernels.equations._equation import Equation
-from npu_kernels.equations._problem import EXACT_ERROR
+from npu_kernels.equations._problem import EXACT_ERROR, AllRows
 from npu_kernels.equations._rows import alike
 from npu_kernels.equations._table import refine, stepwise
 from npu_kernels.equations._table.doubts import FEW_VALUES, two_populations
-from npu_kernels.equations._table.estimates import Rows, refitted, sizes
+from npu_kernels.equations._table.estimates import Rows, refitted, sizes, started
+from npu_kernels.equations._table.forms import TELL
 from npu_kernels.equations._table.output import APPROXIMATION, Laws, searched
+from npu_kernels.equations._table.refine import Sum
 from npu_kernels.equations._table.search import Settings
 
 Array = Any
@@ -39,6 +41,12 @@ GAP = 3.0  # ratio of the median error of wild rows to the largest of the others
 FEW_ROWS, WIDE_GAP = 15, 10.0  # below so many rows, which a law may follow, the gap is wider
 TAILS = 3.0  # of the standard deviations with and without wild rows: their ratio for heavy tails
 NAMED = 5  # rows that a note names
+# A law may be fitted to a row alone, which has a leverage near 1 then: one with a slip in an input.
+DECISIVE, MOST_DECISIVE = 0.5, 3  # leverage of such rows, and their number
+FULL = 0.9  # leverage of rows with a value far beyond all others
+FAR = 6.0  # standard deviations of a row from a shorter law, its own errors included
+LITTLE = 0.5  # of the standard deviation of others, whose law has at most such an error
+BEYOND = 3.0  # ratio of a value to all others from which a note names it
 STANDS_FOR = ", as a code for missing ones or the end of a scale"
 
 
@@ -60,7 +68,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
         return laws_of_all
     if not laws_of_all.complete:  # after Ctrl-C another search would spoil the checkpoint
         return laws_of_all
-    without = laws_of_all
+    without, tried = laws_of_all, list[tuple[Laws, Array]]()
     try:
         suspects = odd.any(1) if odd.any() else _suspected(rows, laws_of_all, keep, odd)
         if not odd.any() and (best.nrmse > ROUGH or suspects.mean() > FEW):
@@ -69,19 +77,30 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
             if not of_huber.complete:
                 return replace(laws_of_all, complete=False)
             suspects = _suspected(rows, of_huber, keep, odd)
+        decisive, resting = _decisive(rows, laws_of_all)
+        if not odd.any():
+            suspects = suspects | decisive
         for _ in range(WILD_ROUNDS):
             is_settled = (suspects == ~keep).all() or _lacks(rows, ~suspects, settings)
             if is_settled or not without.complete:
                 break
+            if not decisive.any():  # a law that fewer rows decide stays if one without them fails
+                tried.clear()
             keep = ~suspects
             without = laws_of_all if keep.all() else fitted(rows.take(keep), settings, powers)
             suspects = _suspected(rows, without, keep, odd) & (odd.any(1) | (not of_values))
             suspects = _with_twins(rows, odd, suspects)
+            decisive, notes = _decisive(rows.take(keep), without)
+            if not keep.all():
+                tried.append((replace(without, notes=(*without.notes, *notes)), keep))
+            suspects[keep] |= decisive & (not of_values)
     except KeyboardInterrupt:
         return replace(laws_of_all, complete=False)
-    if keep.all() or not without.complete or not _believed(rows, laws_of_all, without, keep, odd):
-        return replace(laws_of_all, complete=without.complete)
-    return _named(rows, laws_of_all, without, ~keep, odd, bool(settings.leave_out))
+    for of_kept, keep in tried[::-1] if without.complete else []:
+        if _believed(rows, laws_of_all, of_kept, keep, odd):
+            return _named(rows, laws_of_all, of_kept, ~keep, odd, bool(settings.leave_out))
+    notes = [*laws_of_all.notes, *resting]
+    return replace(laws_of_all, complete=without.complete, notes=tuple(notes))
 
 
 def _believed(rows: Rows, laws_of_all: Laws, without: Laws, keep: Array, odd: Array) -> bool:
@@ -101,6 +120,8 @@ def _believed(rows: Rows, laws_of_all: Laws, without: Laws, keep: Array, odd: Ar
         return False
     if alike(rows.X[~is_odd], (~keep[~is_odd]).astype(float)) > APPROXIMATION:
         return False
+    if _fits_others(rows, laws_of_all, without, keep):
+        return False
     everything, kind = np.ones(len(keep), dtype=bool), without.noise
     of_all = _squares(_errors(rows, replace(laws_of_all, noise=kind), everything, rows.y)).mean()
     of_kept = _squares(_errors(rows, without, keep, rows.y))[keep].mean()
@@ -109,6 +130,19 @@ def _believed(rows: Rows, laws_of_all: Laws, without: Laws, keep: Array, odd: Ar
     values = len(np.unique(wild[odd[~keep]])) + int((~keep & ~is_odd).sum())
     shorter = _length(laws_of_all) - _length(without) - values
     return len(keep) * gain + shorter * math.log(len(keep)) > 0
+
+
+def _fits_others(rows: Rows, laws_of_all: Laws, without: Laws, keep: Array) -> bool:
+    """Whether the law that wild rows decide is one that the others hardly tell from theirs."""
+    decided = (laws_of_all.inflation > 1 / (1 - DECISIVE))[~keep].all()
+    if not decided or rows.group is not None:
+        return False
+    best, other = (table.equations[table.best_index] for table in (laws_of_all, without))
+    try:
+        data, law = started(replace(best, noise=other.noise), rows.take(keep), "fit")
+    except ValueError:  # no law of these rows, or with these errors
+        return False
+    return refine.refit(data, law).cost < other.bic + TELL
 
 
 def _squares(errors: Array) -> Array:
@@ -228,6 +262,73 @@ def _suspected(rows: Rows, laws_of_all: Laws, keep: Array, odd: Array) -> Array:
     return suspects if suspects[plain].mean() <= MOST_WILD else np.zeros_like(suspects)
 
 
+def _decisive(rows: Rows, laws: Laws) -> tuple[Array, list[str]]:
+    """The few rows that decide the best law and may be wild, and a note of a term that they decide.
+
+    They may be wild if the others have a shorter law, or if a value is far beyond all others. The
+    note says that the others hardly tell the term.
+    """
+    best = laws.equations[laws.best_index]
+    alone = laws.inflation > 1 / (1 - DECISIVE)
+    is_few = 0 < alone.sum() <= MOST_DECISIVE and len(alone) > FEWEST_WITH_WILD
+    if best.exact or not is_few or rows.group is not None:
+        return np.zeros_like(alone), []
+    used = best.exponents[:, : rows.X.shape[1]].any(0)
+    columns = [column for column in rows.X[:, used].T if _is_beyond(column, alone)]
+    decide = alone & (laws.inflation > 1 / (1 - FULL))
+    if best.n_terms - best.n_denominator_terms < 2:
+        return decide & bool(columns), []
+    excess, term = _weighed(rows, best, alone)
+    if excess >= TELL:
+        return decide & bool(columns), []
+    numbers = sorted({*rows.origin[alone].tolist()})
+    note = (
+        f"{best._term(term, 4)} rests on {'row' if len(numbers) == 1 else 'rows'} "
+        f"{', '.join(map(str, numbers))} alone (the first row is 0): the others hardly tell it."
+    )
+    return alone if excess <= 0 else decide & bool(columns), [note]
+
+
+def _is_beyond(column: Array, alone: Array) -> bool:
+    """Whether a value is far beyond all others.
+
+    It is farther than half of the way from their middle to the greatest, in logarithms: that is no
+    gap in a distribution over many decades.
+    """
+    others = np.abs(column[~alone])
+    gap = math.sqrt(others.max() * np.median(others))
+    return bool(gap > 0 and np.abs(column[alone]).max() * gap > others.max() ** 2)
+
+
+def _weighed(rows: Rows, best: Equation, alone: Array) -> tuple[float, int]:
+    """What a sum without one of the terms costs more than the best for the other rows.
+
+    It is the least, by the criterion, of sums from which the rows alone are far, and infinite if
+    there is none; and the index of the term.
+    """
+    data, law = started(best, rows, "fit")
+    others = data.choose(np.flatnonzero(~alone)).block
+    cost, lowest = refine.refit(others, law).cost, (math.inf, 0)
+    for k in range(len(law.c) - data.below):
+        shorter = refine.refit(others, law.take(np.arange(len(law.c)) != k))
+        is_law = shorter.rss < LITTLE**2 * (others.rest @ others.rest)
+        if is_law and shorter.cost - cost < lowest[0] and _are_far(data, shorter, alone):
+            lowest = shorter.cost - cost, k
+    return lowest
+
+
+def _are_far(data: AllRows, law: Sum, alone: Array) -> bool:
+    """Whether one of the rows alone is far from the law of the others, for its leverage."""
+    degrees = int((~alone).sum()) - law.parameters
+    if degrees < 1:
+        return False
+    variance = max(law.rss, data.exact) / degrees
+    law = refine.refit(data, law)
+    residuals = data.predict(law.u, law.parity, law.c)[1]
+    errors = refine.left_out(data, law, residuals)[0]
+    return bool((residuals * errors > FAR**2 * variance)[alone].any())
+
+
 def _with_twins(rows: Rows, odd: Array, suspects: Array) -> Array:
     """The suspects, and all rows that have an odd value of theirs: it is one code in all of them.
 
@@ -255,6 +356,10 @@ def _named(
     coded = _coded(rows, wild, odd, best.output)
     populations = two_populations(rows.take(~odd.any(1)), best)
     odd = odd[wild][order]
+    for i, column in enumerate(rows.X.T):
+        farthest = np.abs(column[~wild]).max()
+        for k in np.flatnonzero(np.abs(column[wild][order]) >= BEYOND * farthest):
+            said[k] += f", {rows.functions.inputs[i]} is {column[wild][order][k]:.6g}"
     for k, i in zip(*np.nonzero(odd[:, :-1]), strict=True):
         said[k] = f"{rows.functions.inputs[i]} is {rows.X[wild][order][k, i]:.6g}"
     pairs = zip(numbers.tolist(), said, strict=True)

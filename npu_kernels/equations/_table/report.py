@@ -9,6 +9,7 @@ import numpy as np
 
 from npu_kernels._common import display
 from npu_kernels.equations._equation import Equation
+from npu_kernels.equations._table.forms import TELL
 from npu_kernels.equations._table.output import Laws
 
 MOST_NAMED = 3  # alternatives in a report
@@ -135,6 +136,9 @@ def report(table: EquationTable, level: float = 0.95) -> str:
     lines = list(table.notes)
     if not table.complete:
         lines.insert(0, "The search was interrupted: this is the best equation so far.")
+    if not equation.coef.any() and equation.known_part is None:
+        lines.append(f"{equation.output} is 0 in all rows: no term is needed.")
+        return f"{equation.text()}\n\n{display.wrapped(lines)}"
     counts = (equation.n_terms, "term"), (equation.n_parameters, "fitted parameter")
     words = [f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts]
     if equation.n_denominator_terms:
@@ -157,7 +161,11 @@ def report(table: EquationTable, level: float = 0.95) -> str:
     intervals = equation.confidence_intervals(level)
     lines += [f"  {line}" for line in (*intervals, *equation.rounded_exponents())]
     if equation.df_resid >= 1 and equation.holdout_nrmse > LITTLE:
-        lines.append(f"The equation explains less than half of the variance of {equation.output}.")
+        of = f"of {equation.output}"
+        if equation.nrmse <= LITTLE:
+            rows = "the held-out rows" if equation.n_held_out else "rows that are left out in turn"
+            of += f" in {rows}"
+        lines.append(f"The equation explains less than half of the variance {of}.")
     for interval in () if equation.exact else intervals:
         if not 0 < interval.stderr < math.inf:
             continue
@@ -166,10 +174,11 @@ def report(table: EquationTable, level: float = 0.95) -> str:
         elif interval.low <= 0 <= interval.high or interval.stderr > abs(interval.value):
             lines.append(f"The data do not determine the {interval.name}: it may be 0.")
     for other in table.alternatives[:MOST_NAMED]:
-        higher = f"Delta BIC {other.bic - equation.bic:.1f}"
-        lines.append(f"Not distinguishable from ({higher}): {other.text()}")
+        higher = other.bic - equation.bic
+        what = "Not distinguishable from" if higher < TELL else "With free exponents"
+        lines.append(f"{what} (Delta BIC {higher:.1f}): {other.text()}")
     if len(table.alternatives) > MOST_NAMED:
-        lines.append(f"Nor from {len(table.alternatives) - MOST_NAMED} more (`alternatives`).")
+        lines.append(f"And {len(table.alternatives) - MOST_NAMED} more (`alternatives`).")
     return f"{equation.text()}\n\n{display.wrapped(lines)}"
 
 
