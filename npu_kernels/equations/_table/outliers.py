@@ -43,10 +43,10 @@ TAILS = 3.0  # of the standard deviations with and without wild rows: their rati
 NAMED = 5  # rows that a note names
 # A law may be fitted to a row alone, which has a leverage near 1 then: one with a slip in an input.
 DECISIVE, MOST_DECISIVE = 0.5, 3  # leverage of such rows, and their number
-FULL = 0.9  # leverage of rows with a value far beyond all others
-FAR = 6.0  # standard deviations of a row from a shorter law, its own errors included
-LITTLE = 0.5  # of the standard deviation of others, whose law has at most such an error
-BEYOND = 3.0  # ratio of a value to all others from which a note names it
+FULL_LEVERAGE = 0.9  # leverage of rows with a value far beyond all others
+FAR_SIGMA = 6.0  # standard deviations of a row from a shorter law, its own errors included
+WORST_SHORTER = 0.5  # of the standard deviation of others, whose law has at most such an error
+EXTREME = 3.0  # ratio of a value to all others from which a note names it
 STANDS_FOR = ", as a code for missing ones or the end of a scale"
 
 
@@ -137,12 +137,12 @@ def _fits_others(rows: Rows, laws_of_all: Laws, without: Laws, keep: Array) -> b
     decided = (laws_of_all.inflation > 1 / (1 - DECISIVE))[~keep].all()
     if not decided or rows.group is not None:
         return False
-    best, other = (table.equations[table.best_index] for table in (laws_of_all, without))
+    best, of_kept = (table.equations[table.best_index] for table in (laws_of_all, without))
     try:
-        data, law = started(replace(best, noise=other.noise), rows.take(keep), "fit")
+        data, law = started(replace(best, noise=of_kept.noise), rows.take(keep), "fit")
     except ValueError:  # no law of these rows, or with these errors
         return False
-    return refine.refit(data, law).cost < other.bic + TELL
+    return refine.refit(data, law).cost < of_kept.bic + TELL
 
 
 def _squares(errors: Array) -> Array:
@@ -269,64 +269,64 @@ def _decisive(rows: Rows, laws: Laws) -> tuple[Array, list[str]]:
     note says that the others hardly tell the term.
     """
     best = laws.equations[laws.best_index]
-    alone = laws.inflation > 1 / (1 - DECISIVE)
-    is_few = 0 < alone.sum() <= MOST_DECISIVE and len(alone) > FEWEST_WITH_WILD
+    decisive = laws.inflation > 1 / (1 - DECISIVE)
+    is_few = 0 < decisive.sum() <= MOST_DECISIVE and len(decisive) > FEWEST_WITH_WILD
     if best.exact or not is_few or rows.group is not None:
-        return np.zeros_like(alone), []
+        return np.zeros_like(decisive), []
     used = best.exponents[:, : rows.X.shape[1]].any(0)
-    columns = [column for column in rows.X[:, used].T if _is_beyond(column, alone)]
-    decide = alone & (laws.inflation > 1 / (1 - FULL))
+    columns = [column for column in rows.X[:, used].T if _is_beyond(column, decisive)]
+    decide = decisive & (laws.inflation > 1 / (1 - FULL_LEVERAGE))
     if best.n_terms - best.n_denominator_terms < 2:
         return decide & bool(columns), []
-    excess, term = _weighed(rows, best, alone)
+    excess, term = _weighed(rows, best, decisive)
     if excess >= TELL:
         return decide & bool(columns), []
-    numbers = sorted({*rows.origin[alone].tolist()})
+    numbers = sorted({*rows.origin[decisive].tolist()})
     note = (
         f"{best._term(term, 4)} rests on {'row' if len(numbers) == 1 else 'rows'} "
         f"{', '.join(map(str, numbers))} alone (the first row is 0): the others hardly tell it."
     )
-    return alone if excess <= 0 else decide & bool(columns), [note]
+    return decisive if excess <= 0 else decide & bool(columns), [note]
 
 
-def _is_beyond(column: Array, alone: Array) -> bool:
+def _is_beyond(column: Array, decisive: Array) -> bool:
     """Whether a value is far beyond all others.
 
     It is farther than half of the way from their middle to the greatest, in logarithms: that is no
     gap in a distribution over many decades.
     """
-    others = np.abs(column[~alone])
-    gap = math.sqrt(others.max() * np.median(others))
-    return bool(gap > 0 and np.abs(column[alone]).max() * gap > others.max() ** 2)
+    plain = np.abs(column[~decisive])
+    gap = math.sqrt(plain.max() * np.median(plain))
+    return bool(gap > 0 and np.abs(column[decisive]).max() * gap > plain.max() ** 2)
 
 
-def _weighed(rows: Rows, best: Equation, alone: Array) -> tuple[float, int]:
+def _weighed(rows: Rows, best: Equation, decisive: Array) -> tuple[float, int]:
     """What a sum without one of the terms costs more than the best for the other rows.
 
     It is the least, by the criterion, of sums from which the rows alone are far, and infinite if
     there is none; and the index of the term.
     """
     data, law = started(best, rows, "fit")
-    others = data.choose(np.flatnonzero(~alone)).block
-    cost, lowest = refine.refit(others, law).cost, (math.inf, 0)
+    plain = data.choose(np.flatnonzero(~decisive)).block
+    cost, lowest = refine.refit(plain, law).cost, (math.inf, 0)
     for k in range(len(law.c) - data.below):
-        shorter = refine.refit(others, law.take(np.arange(len(law.c)) != k))
-        is_law = shorter.rss < LITTLE**2 * (others.rest @ others.rest)
-        if is_law and shorter.cost - cost < lowest[0] and _are_far(data, shorter, alone):
+        shorter = refine.refit(plain, law.take(np.arange(len(law.c)) != k))
+        is_law = shorter.rss < WORST_SHORTER**2 * (plain.rest @ plain.rest)
+        if is_law and shorter.cost - cost < lowest[0] and _are_far(data, shorter, decisive):
             lowest = shorter.cost - cost, k
     return lowest
 
 
-def _are_far(data: AllRows, law: Sum, alone: Array) -> bool:
+def _are_far(data: AllRows, law: Sum, decisive: Array) -> bool:
     """Whether one of the rows alone is far from the law of the others, for its leverage."""
-    degrees = int((~alone).sum()) - law.parameters
+    degrees = int((~decisive).sum()) - law.parameters
     if degrees < 1:
         return False
     variance = max(law.rss, data.exact) / degrees
     law = refine.refit(data, law)
     residuals = data.predict(law.u, law.parity, law.c)[1]
     errors = refine.left_out(data, law, residuals)[0]
-    return bool((residuals * errors > FAR**2 * variance)[alone].any())
+    return bool((residuals * errors > FAR_SIGMA**2 * variance)[decisive].any())
 
 
 def _with_twins(rows: Rows, odd: Array, suspects: Array) -> Array:
@@ -358,7 +358,7 @@ def _named(
     odd = odd[wild][order]
     for i, column in enumerate(rows.X.T):
         farthest = np.abs(column[~wild]).max()
-        for k in np.flatnonzero(np.abs(column[wild][order]) >= BEYOND * farthest):
+        for k in np.flatnonzero(np.abs(column[wild][order]) >= EXTREME * farthest):
             said[k] += f", {rows.functions.inputs[i]} is {column[wild][order][k]:.6g}"
     for k, i in zip(*np.nonzero(odd[:, :-1]), strict=True):
         said[k] = f"{rows.functions.inputs[i]} is {rows.X[wild][order][k, i]:.6g}"

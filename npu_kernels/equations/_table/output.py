@@ -68,8 +68,8 @@ RIVAL_COST = 20.0  # difference of the criteria of the search up to which all ro
 STRUCTURE = 0.5  # correlation of neighbours from which hardly any of the residuals is noise
 APPROXIMATION = 0.3  # the same, from which a law misses something
 SHARES = np.arange(1, 8) / 8  # of a gap between values, where a denominator may be 0
-NUMBERS = ("id", "idx", "index", "no", "nr", "obs", "row", "rowid", "rowname", "rownames")
-SMALL = 1e-200  # in place of a residual that is 0
+NAMES_OF_NUMBERS = ("id", "idx", "index", "no", "nr", "obs", "row", "rowid", "rowname", "rownames")
+TINY_RESIDUAL = 1e-200  # in place of a residual that is 0
 FLAT = 0.1  # size of a term's exponents below which it stands for a logarithm
 ANOTHER_LAW = 0.05  # share of a prediction by which laws differ of which weights are made anew
 SMALL_FACTOR = 0.1  # standard deviation of log y below which factors are relative errors
@@ -423,7 +423,9 @@ def _finished(
     if settings.leave_out is not None and len(inflation) <= MORE_ROWS:
         data, _, law = min(fits, key=lambda fit: fit[2].cost)
         residuals = data.predict(law.u, law.parity, law.c)[1]
-        residuals = np.where(residuals == 0, SMALL, residuals)  # of a row with a term of its own
+        residuals = np.where(
+            residuals == 0, TINY_RESIDUAL, residuals
+        )  # of a row with a term of its own
         inflation = np.maximum(refine.left_out(data, law, residuals)[0] / residuals, 1.0)
     parts = equations, chosen, alternatives, kind, candidates.complete, notes, inflation
     return Laws(*parts, weighted=rows.weighted)
@@ -626,16 +628,18 @@ def _single_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:
     notes = list[str]()
     for i in np.flatnonzero((equation.exponents != 0).any(0)).tolist():
         name, order = equation.names[i], np.argsort(X[:, i], kind="stable")
-        low, high = X[order[[0, -2]], i], X[order[[1, -1]], i]
-        if len(order) > 2 and low[0] != high[1] and (low[0] == low[1] or high[0] == high[1]):
-            row = order[-1] if low[0] == low[1] else order[0]
+        values = X[order, i]
+        is_last = len(values) > 2 and values[0] == values[-2]
+        is_first = len(values) > 2 and values[1] == values[-1]
+        if is_last != is_first:
+            row = order[-1 if is_last else 0]
             notes.append(
-                f"{name} is {X[order[1], i]:.6g} in all rows but one (row {rows.origin[row]}: "
+                f"{name} is {values[1]:.6g} in all rows but one (row {rows.origin[row]}: "
                 f"{X[row, i]:.6g}; the first row is 0): that row alone decides how the law "
                 f"depends on {name}."
             )
         counted = X[:, i] - rows.origin
-        if name.lower() in NUMBERS and np.ptp(counted) == 0:
+        if name.lower() in NAMES_OF_NUMBERS and np.ptp(counted) == 0:
             notes.append(
                 f"{name} numbers the rows: the law has the order of the table as an input. Leave "
                 "the column out, unless that order means something."

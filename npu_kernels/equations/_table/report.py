@@ -175,8 +175,8 @@ def report(table: EquationTable, level: float = 0.95) -> str:
             lines.append(f"The data do not determine the {interval.name}: it may be 0.")
     for other in table.alternatives[:MOST_NAMED]:
         higher = other.bic - equation.bic
-        what = "Not distinguishable from" if higher < TELL else "With free exponents"
-        lines.append(f"{what} (Delta BIC {higher:.1f}): {other.text()}")
+        relation = "Not distinguishable from" if higher < TELL else "With free exponents"
+        lines.append(f"{relation} (Delta BIC {higher:.1f}): {other.text()}")
     if len(table.alternatives) > MOST_NAMED:
         lines.append(f"And {len(table.alternatives) - MOST_NAMED} more (`alternatives`).")
     return f"{equation.text()}\n\n{display.wrapped(lines)}"
