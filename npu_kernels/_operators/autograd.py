@@ -130,6 +130,7 @@ def pull(
     grads: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
     """Return gradients of ``formula(*inputs)`` for the present inputs; transforms see into it."""
+    inputs, grads = unwrap_dead_wrappers(tuple(inputs)), unwrap_dead_wrappers(tuple(grads))
     present = [i for i, tensor in enumerate(inputs) if tensor is not None]
     outputs_with_grads = [i for i, grad in enumerate(grads) if grad is not None]
     pulled: list[Tensor | None] = [None] * len(inputs)
@@ -239,7 +240,7 @@ class Derivative:
 
         saved: grad_y, the operands, and what the closed form, if there is one, takes: what was
         saved, which is a function of the operands and gets no gradient. options: all, and `needs`.
-        transformed: a transform made the graph, whose tensors may require no gradient any more.
+        transformed: a transform may have made the graph, whose tensors then require none any more.
         """
         if self.closed_form and not torch.is_grad_enabled() and _only_real(saved, grads):
             with torch.autocast(saved[0].device.type, enabled=False):  # type: ignore[union-attr]
@@ -248,9 +249,11 @@ class Derivative:
         def differentiable(*inputs: Tensor | None) -> tuple[Tensor, ...]:
             return self.formula(*inputs, *self.recomputed, *options)
 
-        if transformed:
-            return pull(differentiable, saved[: 1 + self.operands], grads)
-        return differentiate(differentiable, saved[: 1 + self.operands], needed, grads)
+        inputs = saved[: 1 + self.operands]
+        pairs = zip(inputs, needed, strict=True)
+        if transformed and not all(t.requires_grad for t, need in pairs if need and t is not None):
+            return pull(differentiable, inputs, grads)
+        return differentiate(differentiable, inputs, needed, grads)
 
     def present(self, grads: Sequence[Tensor], needs: int) -> Any:
         """Return the gradients with None for those without a bit in `needs`."""

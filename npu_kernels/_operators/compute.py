@@ -63,6 +63,8 @@ def _kernels(layer: ops.Layer) -> Callable[..., Any]:
                 return outputs[0] if keep else outputs
             if eager_only():
                 if transforms.fused(*inputs[1:operands]):
+                    if not torch.is_grad_enabled():  # torch enables it below a Function's level
+                        inputs = tuple([t.detach() if isinstance(t, Tensor) else t for t in inputs])
                     return transformed(*inputs)[0]
             else:
                 launcher = dispatch.launcher(forward_name, inputs[:operands])

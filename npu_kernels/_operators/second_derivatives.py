@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn import Parameter
 
 from npu_kernels._operators import dispatch, ops
@@ -92,7 +93,8 @@ class _Inputs:
         self.slope_x = self.slope_x / self.r  # of a, by x
         self.a, self.m = self.r.log(), (x < 0).to(x.dtype)
         self.b = self.change_a = self.change_b = None
-        if not x.is_cpu or bool(self.m.any()):  # a GPU would have to be waited for
+        # A GPU would have to be waited for, and a tracer has no values.
+        if not x.is_cpu or get_proxy_mode() is not None or bool(self.m.any()):
             self.b = math.pi * self.m if g is None else (math.pi * g) * self.m
         if v_x is not None:
             self.change_a = v_x * self.slope_x

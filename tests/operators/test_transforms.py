@@ -1,5 +1,6 @@
 """torch.func and forward mode, also compiled."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -154,6 +155,50 @@ def test_derivatives_of_one_level_of_grad(name: str, backend: str) -> None:
         assert normwise_error(within, vjp(lambda g: pull(g)[0], directions[0])[1](weight)[0]) < (
             ROUNDING
         )
+
+
+@fused
+def test_no_grad_within_a_vmap_of_grad_holds_for_the_levels_outside(name: str) -> None:
+    x, weight, *rest = _arguments(name)
+    function = RECORDS[name].function
+    weights = torch.stack([weight, 0.7 * weight + 0.1]).requires_grad_()
+
+    def loss(w: Tensor) -> Tensor:
+        with torch.no_grad():
+            factor = function(x, w, *rest).sum()
+        return w.square().sum() * factor
+
+    vmap(grad(loss))(weights).sum().backward()
+    factors = [function(x, w, *rest).sum().detach() for w in weights.detach()]
+    for slope, factor in zip(weights.grad, factors, strict=True):  # type: ignore[arg-type]
+        assert normwise_error(slope, 2 * factor.expand_as(slope)) < ROUNDING
+
+
+@fused
+def test_a_second_backward_under_saved_tensor_hooks(name: str) -> None:
+    x, weight, *rest = _arguments(name)
+    leaf = weight.clone().requires_grad_()
+    slopes = []
+    for block in (contextlib.nullcontext(), torch.autograd.graph.save_on_cpu()):
+        slope = grad(lambda w: _loss(RECORDS[name].function, x, w, *rest))(leaf)
+        with block:
+            (second,) = torch.autograd.grad(slope.square().sum(), leaf)
+        slopes.append(second)
+    assert normwise_error(*slopes) < ROUNDING
+
+
+@fused
+def test_the_pull_of_a_pull_over_stacked_weights(name: str) -> None:
+    x, weight, *rest = _arguments(name)
+    function = RECORDS[name].function
+    weights = torch.stack([weight, 0.7 * weight + 0.1])
+    results = []
+    for backend in (None, "reference"):
+        with use_backend(backend) if backend else contextlib.nullcontext():
+            y, pull = vjp(vmap(lambda w: function(x, w, *rest)), weights)
+            outer = vjp(lambda g, pull=pull: pull(g)[0], torch.ones_like(y))[1]
+            results.append(outer(torch.ones_like(weights))[0])
+    assert normwise_error(*results) < ROUNDING
 
 
 @needs_library
@@ -391,6 +436,7 @@ def test_compiled_transforms(name: str, backend: str) -> None:
     one_level = grad(loss)
     for transform, where in (
         (one_level, (weight, x)),
+        (one_level, (weight.clone().requires_grad_(), x)),
         (vmap(grad(loss), (None, 0)), (weight, x)),
         (hessian(loss), (weight, x)),
         (grad(lambda w, r: grad(loss)(w, r).square().sum()), (weight, x)),
