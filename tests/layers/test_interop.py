@@ -369,7 +369,7 @@ def test_a_model_without_any_known_layer() -> None:
     """Nothing is swapped without a word; a model of our layers needs no change."""
     plain = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     for change in (interop.swap, interop.to_reference):
-        message = rf"model must have a layer that {change.__name__} knows .* got Linear, Seq"
+        message = rf"model must have a layer that {change.__name__} supports .* got Linear, Seq"
         with pytest.raises(ValueError, match=message):
             change(plain)
         change(nn.Sequential(NAU(2, 3), nn.Tanh()))

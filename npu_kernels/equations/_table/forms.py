@@ -354,8 +354,8 @@ def _lengthened(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
     """The fits, and the best sum with products that are added one by one until it is no better.
 
     The search may miss a small term: the exponents of its shorter sums make up for it, and their
-    residuals show other products. A sum that is hardly better does not count. Beyond `MORE_ROWS`
-    rows none is added.
+    residuals show other products. A sum that is hardly better does not count, and one of simple
+    exponents in place of free ones must be far better. Beyond `MORE_ROWS` rows none is added.
     """
     rules, sums = settings.rules, [fit for fit in fits if _is_plain(fit[0])]
     data, _, law = min(sums or fits, key=lambda fit: fit[2].cost)
@@ -369,7 +369,8 @@ def _lengthened(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
     while law.cost < cost and len(law.c) < settings.max_terms:
         cost = law.cost
         longer = settings.steps.sums(partial(longer_sums, data, library, law, rules))
-        longer = [law for law in longer if law.cost < cost - AS_GOOD]  # many are tried
+        margin = FREE_TELL if law.free.any() else AS_GOOD  # many are tried
+        longer = [law for law in longer if law.cost < cost - margin]
         fits = fits + [(data, refine.refit(training, law, rules.loss), law) for law in longer]
         law = min(longer, key=lambda law: law.cost, default=law)
     return fits
