@@ -129,7 +129,10 @@ def pull(
     inputs: Sequence[Tensor | None],
     grads: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """Return gradients of ``formula(*inputs)`` for the present inputs; transforms see into it."""
+    """Return what `differentiate` does for all present inputs, whether or not they require grad.
+
+    `torch.func` transforms may be active; saved-tensor hooks may not.
+    """
     inputs, grads = unwrap_dead_wrappers(tuple(inputs)), unwrap_dead_wrappers(tuple(grads))
     present = [i for i, tensor in enumerate(inputs) if tensor is not None]
     outputs_with_grads = [i for i, grad in enumerate(grads) if grad is not None]
@@ -203,17 +206,16 @@ class Derivative:
         if plain := outside_of_transforms((grad_y, *arguments[: self.saved_end])):
             rest = arguments[self.saved_end :]
             return apply_alone(self.backward_function, *plain, *rest)
-        if in_one_grad_level():
-            grads = self.backward_operator(grad_y, *arguments)
-        elif eager_only():  # vmap over this backward, or a tangent in grad_y
-            grads = self.by_formula(grad_y, arguments)
+        if eager_only():  # a level of grad, else vmap over this backward, or a tangent in grad_y
+            by = self.backward_operator if in_one_grad_level() else self.by_formula
+            grads = by(grad_y, *arguments)
         elif torch.is_grad_enabled():
             return self.backward_function.apply(grad_y, *arguments)
         else:
             grads = self.compute(grad_y, *arguments)
         return self.present(grads, arguments[-1])
 
-    def by_formula(self, grad_y: Tensor, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    def by_formula(self, grad_y: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
         operands = arguments[: self.operands]
         rest = *self.recomputed, *arguments[self.saved_end :]
         pairs = zip(self.formula(*in_float32([grad_y, *operands]), *rest), operands, strict=True)
@@ -240,7 +242,7 @@ class Derivative:
 
         saved: grad_y, the operands, and what the closed form, if there is one, takes: what was
         saved, which is a function of the operands and gets no gradient. options: all, and `needs`.
-        transformed: a transform may have made the graph, whose tensors then require none any more.
+        transformed: a transform may have made the graph; after it, its tensors require no gradient.
         """
         if self.closed_form and not torch.is_grad_enabled() and _only_real(saved, grads):
             with torch.autocast(saved[0].device.type, enabled=False):  # type: ignore[union-attr]
@@ -372,7 +374,7 @@ def _differentiate_operators(derivative: Derivative) -> None:
         if ctx.is_kept or not derivative.keep:
             grads = derivative.gradients(grad_y, *arguments)
         else:
-            grads = derivative.present(derivative.by_formula(grad_y, arguments), needs)
+            grads = derivative.present(derivative.by_formula(grad_y, *arguments), needs)
         return None, *grads, *(None,) * (options + len(derivative.keep))
 
     def save_for_second(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -397,7 +399,10 @@ def _differentiate_operators(derivative: Derivative) -> None:
 def _register_derivative(
     operator: Any, save: Callable[..., None], backward: Callable[..., Any]
 ) -> None:
-    """Register what `torch.library.register_autograd` would; torch.func may call it too."""
+    """Register a derivative as `torch.library.register_autograd` does, for `torch.func` too.
+
+    Its Function would be refused by `torch.func`, which wants another style of them.
+    """
 
     def below(keyset: Any, inputs: tuple[Any, ...]) -> Any:
         with _below_autograd():
@@ -409,8 +414,9 @@ def _register_derivative(
         save(ctx, inputs, output)
         return output
 
-    name = operator.name().rpartition("::")[2].title().replace("_", "")
-    function: Any = _function(f"{name}Operator", forward, backward)
+    name = operator.name().rpartition("::")[2]
+    title = name.title().replace("_", "")
+    function: Any = _function(f"{title}Operator", forward, backward)
     apply = super(Function, function).apply
 
     def differentiable(keyset: Any, *inputs: Any) -> Any:
@@ -421,9 +427,7 @@ def _register_derivative(
         with enable_single_level_autograd_function():
             return apply(keyset, *inputs)
 
-    ops.library.impl(
-        operator.name().partition("::")[2], differentiable, "Autograd", with_keyset=True
-    )
+    ops.library.impl(name, differentiable, "Autograd", with_keyset=True)
 
 
 def _bits_of_flags(count: int) -> dict[tuple[bool, ...], int]:

@@ -429,3 +429,27 @@ def test_a_right_row_far_from_all_others_keeps_its_term():
     model = NPURegressor(random_state=0).fit(x[:, None], y)
     assert model.equations_.outliers == ()
     check(model, {(1,): 1.0, (4,): 1e-4}, rel=0.02)
+
+
+# Body in kg and brain in g of 28 animals (Rousseeuw and Leroy 1987; `Animals` in R's MASS). Row 15
+# is the lightest of three dinosaurs.
+BODY = (
+    *(1.35, 465, 36.33, 27.66, 1.04, 11700, 2547, 187.1, 521, 10, 3.3, 529, 207, 62),
+    *(6654, 9400, 6.8, 35, 0.12, 0.023, 2.5, 55.5, 100, 52.16, 0.28, 87000, 0.122, 192),
+)
+BRAIN = (
+    *(8.1, 423, 119.5, 115, 5.5, 50, 4603, 419, 655, 115, 25.6, 680, 406, 1320),
+    *(5712, 70, 179, 56, 1, 0.4, 12.1, 175, 157, 440, 1.9, 154.5, 3, 180),
+)
+
+
+@few_rows
+def test_a_term_that_rests_on_one_row_is_named_with_it():
+    """The row has nearly all of the term's sum of squares."""
+    X, y = np.array(BODY)[:, None], np.array(BRAIN)
+    with pytest.warns(EquationWarning, match=r"rests on row 15 alone \(the first row is 0\)"):
+        model = NPURegressor(random_state=0).fit(X, y)
+    others = np.setdiff1d(np.arange(28), (15, *model.equations_.outliers))
+    (power,) = {float(e) for e in model.best_equation_.exponents[:, 0]} - {0.75}
+    sizes = X[:, 0] ** power
+    assert sizes[15] ** 2 > 0.9 * (sizes[15] ** 2 + sizes[others] @ sizes[others])

@@ -282,9 +282,10 @@ def _decisive(rows: Rows, laws: Laws) -> tuple[Array, list[str]]:
     if excess >= TELL:
         return decide & bool(columns), []
     numbers = sorted({*rows.origin[decisive].tolist()})
+    rested = f"{'row' if len(numbers) == 1 else 'rows'} {', '.join(map(str, numbers))} alone"
     note = (
-        f"{best._term(term, 4)} rests on {'row' if len(numbers) == 1 else 'rows'} "
-        f"{', '.join(map(str, numbers))} alone (the first row is 0): the others hardly tell it."
+        f"{best._term(term, 4)} rests on {rested} (the first row is 0): the others "
+        "hardly determine it."
     )
     return decisive if excess <= 0 else decide & bool(columns), [note]
 
