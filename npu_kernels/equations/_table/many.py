@@ -274,8 +274,8 @@ def _share(
     with Progress("fit_many", max(1, len(share)), sys.stderr, shown) as bar:
         try:
             fitted = _fitted([named[index] for index in share], model, folder, n_jobs)
-            for index, outcome in zip(share, fitted, strict=False):
-                outcomes[index] = outcome
+            for place, outcome in fitted:
+                outcomes[share[place]] = outcome
                 bar.update(len(outcomes))
                 complete = complete and outcome.complete
         except KeyboardInterrupt:
@@ -308,49 +308,53 @@ def _fitted(
     model: NPURegressor,
     folder: Path | None,
     n_jobs: int | None,
-) -> Iterator[Outcome]:
-    """The outcomes in order; none after the one that Ctrl-C has ended."""
+) -> Iterator[tuple[int, Outcome]]:
+    """Places and outcomes as they come; none after the one that Ctrl-C has ended."""
     if n_jobs in (None, 1):
-        for name, data in named:
+        for place, (name, data) in enumerate(named):
             outcome = _one(name, data, model, folder)
-            yield outcome
+            yield place, outcome
             if not outcome.complete:
                 return
         return
     from joblib import effective_n_jobs
 
-    done = 0
-    while done < len(named):
+    remaining = dict(enumerate(named))
+    while remaining:
         try:
-            for outcome in _in_parallel(named[done:], model, folder, n_jobs):
-                done += 1
-                yield outcome
+            for place, outcome in _in_parallel(dict(remaining), model, folder, n_jobs):
+                del remaining[place]
+                yield place, outcome
         except Exception as error:  # the backend's own, since `_one` keeps those of a fit
-            at_work = named[done : done + effective_n_jobs(n_jobs)]
+            # Jobs begin in their order, so these are the first that have not ended.
+            at_work = dict(itertools.islice(remaining.items(), effective_n_jobs(n_jobs)))
+            names = ", ".join(str(name) for name, _ in at_work.values())
             warn(
                 f"fit_many: a worker was lost ({type(error).__name__}); the next problems are "
-                f"fitted again, one at a time: {', '.join(str(name) for name, _ in at_work)}"
+                f"fitted again, one at a time: {names}"
             )
-            for problem in at_work:
-                done += 1
+            for place, problem in at_work.items():
+                del remaining[place]
                 try:
-                    yield from _in_parallel([problem], model, folder, n_jobs)
+                    yield from _in_parallel({place: problem}, model, folder, n_jobs)
                 except Exception as again:
-                    yield Outcome(problem[0], None, again)
+                    yield place, Outcome(problem[0], None, again)
 
 
 def _in_parallel(
-    named: list[tuple[Any, tuple[Any, ...]]],
+    named: dict[int, tuple[Any, tuple[Any, ...]]],
     model: NPURegressor,
     folder: Path | None,
     n_jobs: int | None,
-) -> Iterator[Outcome]:
-    """The outcomes in order, by joblib's backend."""
+) -> Iterator[tuple[int, Outcome]]:
+    """Places and outcomes by joblib's backend, as they come."""
     from joblib import Parallel, delayed, effective_n_jobs
 
-    jobs = [delayed(_one)(name, data, model, folder) for name, data in named]
+    jobs = [
+        delayed(_placed)(place, name, data, model, folder) for place, (name, data) in named.items()
+    ]
     try:
-        parallel = Parallel(n_jobs=n_jobs, return_as="generator")
+        parallel = Parallel(n_jobs=n_jobs, return_as="generator_unordered")
     except ValueError:  # the backend gives lists only, as ray's does: some at a time, for Ctrl-C
         with Parallel(n_jobs=n_jobs) as parallel:
             size = BATCH * effective_n_jobs(n_jobs)
@@ -359,6 +363,10 @@ def _in_parallel(
         return
     with contextlib.closing(parallel(jobs)) as outcomes:
         yield from outcomes
+
+
+def _placed(place: int, *problem: Any) -> tuple[int, Outcome]:
+    return place, _one(*problem)
 
 
 def _one(name: Any, data: tuple[Any, ...], model: NPURegressor, folder: Path | None) -> Outcome:
