@@ -19,7 +19,8 @@ BOX: dict[str, Any] = {"fill": False, "edgecolor": "deepskyblue", "linewidth": 2
 # One colour for one program.
 COLORS = {
     "npu_kernels": "tab:blue", "NPURegressor": "tab:blue", "ode.fit": "tab:blue",
-    "eager": "0.5", "compile": "tab:orange", "jax": "tab:green", "pysindy": "tab:green",
+    "eager": "0.5", "compile": "tab:orange", "strongest": "tab:red",
+    "jax": "tab:green", "pysindy": "tab:green",
     "gplearn": "tab:red", "pyoperon": "tab:purple", "logarithms": "tab:brown",
 }  # fmt: skip
 

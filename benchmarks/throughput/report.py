@@ -59,9 +59,10 @@ COLUMNS = {
     "scipy": "SciPy, no gradient",
     "diffrax": "diffrax",
 }
-# No other program of the same function: `nn.Linear` of the shape, one model of the K, one thread.
+# No other program of the same function: `nn.Linear` of the shape, one model of the K, ours.
 YARDSTICKS = {
     "linear": "`nn.Linear`", "one-model": "K single models", "one-thread": "ours, one thread",
+    "make-step": "ours by `make_step`",
 }  # fmt: skip
 ON_GPUS = {
     name: COLUMNS[name]
@@ -218,7 +219,7 @@ def summary(rows: Sequence[Row]) -> str:
         records = [
             _case(case)
             | {title: _ratio(groups[case, 1].get(rival)) for rival, title in OF_SUMMARY.items()}
-            | {"strongest plain torch": _strongest(groups[case, 1])}
+            | {"strongest plain torch": _named_ratio(_strongest(groups[case, 1]))}
             | {"JAX": _ratio(groups[case, 1].get("jax"))}
             for case, threads in groups
             if threads == 1 and case in SUMMARY
@@ -228,13 +229,16 @@ def summary(rows: Sequence[Row]) -> str:
     return "\n\n".join(parts)
 
 
-def _strongest(group: Group) -> str:
-    """The least ratio of plain torch, and whose it is; "" where no careful program was measured."""
+def _strongest(group: Group) -> Row | None:
+    """The row of the fastest plain torch; None where no careful program was measured."""
     if group.keys().isdisjoint(CAREFUL):
-        return ""
+        return None
     measured = [group[rival] for rival in PLAIN_TORCH if rival in group]
-    best = min(measured, key=lambda row: row["ratio"])
-    return f"{_ratio(best)} ({COLUMNS[best['rival']]})"
+    return min(measured, key=lambda row: float(row["ratio"]))
+
+
+def _named_ratio(row: Row | None) -> str:
+    return f"{_ratio(row)} ({COLUMNS[row['rival']]})" if row else ""
 
 
 def _processors(rows: Sequence[Row]) -> list[str]:
@@ -436,8 +440,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-BARS = {"eager": "eager", "compile": "torch.compile", "jax": "JAX"}  # and their titles
+# Bars and their titles.
+BARS = {
+    "eager": "eager", "compile": "torch.compile", "strongest": "strongest plain torch",
+    "jax": "JAX",
+}  # fmt: skip
 NEEDED = {"eager", "compile"}
+LOST = 0.98  # ratios between it and 1 are ties
 
 
 def picture(rows: Sequence[Row], path: Path, processor: str | None = None) -> None:
@@ -451,34 +460,45 @@ def picture(rows: Sequence[Row], path: Path, processor: str | None = None) -> No
         raise ReportError("the picture needs matplotlib (pip install matplotlib)")
     machine, groups = chosen(rows, processor)
     threads = min(count for _, count in groups)
+    bars_of = {
+        case: {
+            rival: row
+            for rival in BARS
+            if (row := _strongest(group) if rival == "strongest" else group.get(rival))
+        }
+        for (case, count), group in groups.items()
+        if count == threads
+    }
     lost = [
         case
-        for (case, count), group in groups.items()
-        if count == threads and any(group[rival]["ratio"] < 1 for rival in BARS if rival in group)
+        for case, group in bars_of.items()
+        if any(row["ratio"] < LOST for row in group.values())
     ]
-    shown = {case: groups.get((case, threads), {}) for case in dict.fromkeys([*SHORT, *lost])}
+    shown = {case: bars_of.get(case, {}) for case in dict.fromkeys([*SHORT, *lost])}
     shown = {case: group for case, group in shown.items() if group.keys() >= NEEDED}
     if not shown:
         raise ReportError("the picture needs rows with eager and compile of the README's cases")
-    drawing, axes = figure(1, 1, 0.5 * len(shown) + 1.4)
+    drawing, axes = figure(1, 1, 0.6 * len(shown) + 1.4)
     axis, marked = axes[0][0], False
     for n, (rival, title) in enumerate(BARS.items()):
         of_rival = {y: g[rival] for y, g in enumerate(shown.values()) if rival in g}
         ratios = [row["ratio"] for row in of_rival.values()]
         marks = ["?" if doubtful(row) else "" for row in of_rival.values()]
         marked = marked or any(marks)
-        heights = [y + 0.28 * (n - 1) for y in of_rival]
-        look = {"height": 0.26, "color": COLORS[rival], "label": title}
+        heights = [y + 0.21 * (n - 1.5) for y in of_rival]
+        look = {"height": 0.19, "color": COLORS[rival], "label": title}
         bars = axis.barh(heights, [ratio - 1 for ratio in ratios], left=1, **look)
-        labels = [f"{ratio:.3g}{mark}" for ratio, mark in zip(ratios, marks, strict=True)]
-        axis.bar_label(bars, labels, padding=2)
+        for bar, ratio, mark in zip(bars, ratios, marks, strict=True):
+            middle = bar.get_y() + bar.get_height() / 2  # and right of the line, away from titles
+            at = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+            axis.annotate(f"{ratio:.3g}{mark}", (max(ratio, 1), middle), **at)
     axis.set_yticks(range(len(shown)), map(_bar_title, shown))
     axis.axvline(1, color=COLORS["npu_kernels"], linewidth=2, label="npu_kernels")
-    axis.set(xscale="log", xlim=(0.5, 3 * max(axis.get_xlim())), ylim=(len(shown) - 0.4, -0.6))
+    axis.set(xscale="log", xlim=(0.4, 3 * max(axis.get_xlim())), ylim=(len(shown) - 0.4, -0.6))
     axis.set_xticks([0.5, 1, 10, 100], ["0.5", "1", "10", "100"])
     axis.minorticks_off()
     axis.spines[["top", "right"]].set_visible(False)
-    legend(axis, 4, lines_of_title=0)
+    legend(axis, 3, lines_of_title=0)
     note = "; left of the line npu_kernels is slower" + "; ?: a noisy ratio" * marked
     title = "Time of baselines divided by the time of npu_kernels"
     headline(drawing, title, f"{machine[0]}, {named_threads(threads)}, logarithmic scale{note}")
@@ -490,7 +510,9 @@ def _bar_title(case: Case) -> str:
     models = "" if size.models == 1 else f", {size.models} models"
     if case.kind == ROLLOUT:
         return f"neural ODE,\n{size.rows} steps{models}"
-    layer = f"NPU {size.inputs} → {size.outputs}" if case.layer == "npu" else "NPU → NAU"
+    layer = LAYERS.get(case.layer, "NPU → NAU")
+    if case.layer in LAYERS:
+        layer += f" {size.inputs} → {size.outputs}"
     return f"{PASS_NAMES[case.kind]},\n{layer}, {size.rows} rows{models}"
 
 

@@ -420,7 +420,8 @@ def not_applicable(
         ),
         COMPILE_CHUNKS: case.kind != cases.ROLLOUT,
         LAYERS: not training_pass,
-        **dict.fromkeys((MAKE_STEP, COMPILE_STEP), case.kind != cases.TRAIN or device != "cpu"),
+        MAKE_STEP: case.kind != cases.TRAIN or device != "cpu",
+        COMPILE_STEP: not training_pass or device != "cpu",
         ONE_MODEL: not models or case.kind == cases.RUN,
         COMPLEX: case.layer not in COMPLEX_FORMULAS,
         LINEAR: training_pass or case.kind == cases.ROLLOUT,
@@ -490,6 +491,9 @@ def _run(rival: str, case: Case, operands: Operands) -> Workload:
     if rival == LOOP:
         step = _loop(case, operands).run
         return runs.repeated(nn.Module, lambda _: step, compare=False)
+    if rival == COMPILE_STEP:
+        compiled = _compiled_step(case, operands).run
+        return runs.repeated(nn.Module, lambda _: compiled, compare=False)
 
     def make() -> nn.Module:
         return _ours(case, operands) if rival == LAYERS else _formula(rival, case, operands)
