@@ -119,7 +119,7 @@ X86_SETS = (
     ("avx512", ("avx2", "fma", "avx512f", "avx512dq", "avx512bw", "avx512vl")),
 )  # fmt: skip
 X86_TILES = (("avx512_bf16", ("avx512_bf16",)), ("amx", ("amx_tile", "amx_bf16")))
-ALL_SETS = (*(name for name, _ in (*X86_SETS, *X86_TILES)), "neon")
+ALL_SETS = tuple(name for name, _ in (*X86_SETS, *X86_TILES))
 
 
 def instruction_sets() -> str:

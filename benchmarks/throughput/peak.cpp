@@ -9,7 +9,7 @@ namespace {
 using S = npu::NPU_ISA::Simd<float>;
 
 // Independent sums: enough for two units (Arm: four) with a latency of 4 cycles, and as many as the registers hold.
-#if defined(__AVX512F__) || defined(NPU_USE_NEON)
+#if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kSums = 24;
 #else
 constexpr int kSums = 12;

@@ -34,7 +34,6 @@ FLAGS = {  # as in CMakeLists.txt
     "avx512": _AVX512,
     "avx512_bf16": _AVX512,
     "amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
-    "neon": ["-DNPU_USE_NEON"],
 }
 
 

@@ -129,6 +129,7 @@ struct OdeBackward {
 };
 
 // The kernels in use, a table of layers.h: the best instruction set of this processor, or the one that set_isa chose.
+// Throws a std::runtime_error where the library has none that this processor can run.
 template <typename T>
 struct Kernels;
 template <typename T>
@@ -137,7 +138,9 @@ __attribute__((visibility("default"))) const Kernels<T>& kernels();
 // Throws a std::bad_alloc that says so; 0: how much was asked for is not known.
 [[noreturn]] __attribute__((visibility("default"))) void out_of_memory(size_t count = 0, const char* unit = "bytes");
 
-const char* isa();               // "baseline", "avx2", "avx512", "avx512_bf16" or "amx"
+// The set in use: "baseline", "avx2", "avx512", "avx512_bf16" or "amx"; the least one that the library has where this
+// processor has none of them.
+const char* isa();
 const char* supported_isas();    // those of this processor, lowest first, comma separated
 bool set_isa(const char* name);  // false: unknown, or not supported by this processor
 

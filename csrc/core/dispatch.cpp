@@ -1,6 +1,7 @@
 // Which instruction set: the best of this processor, unless set_isa names a lower one.
 #include <atomic>
 #include <cstring>
+#include <stdexcept>
 #include <string>
 
 #include "layers.h"
@@ -46,9 +47,6 @@ NPU_DECLARE(avx2)
 #endif
 #if defined(NPU_AVX512)
 NPU_DECLARE(avx512)
-#endif
-#if defined(NPU_NEON)
-NPU_DECLARE(neon)
 #endif
 
 namespace {
@@ -156,13 +154,11 @@ constexpr Isa kIsas[] = {
 #if defined(NPU_AMX)
     {"amx", has_amx, &amx_table, &avx512::table<double>},
 #endif
-#if defined(NPU_NEON)
-    {"neon", always, &neon::table<float>, &neon::table<double>},  // every 64-bit Arm processor has it
-#endif
 };
 
+// Null where this processor has none of them.
 const Isa* best() {
-  const Isa* found = kIsas;
+  const Isa* found = nullptr;
   for (const Isa& candidate : kIsas)
     if (candidate.supported()) found = &candidate;
   return found;
@@ -173,18 +169,28 @@ std::atomic<const Isa*>& active() {
   return isa;
 }
 
+const Isa& in_use() {
+  const Isa* const isa = active().load(std::memory_order_relaxed);
+  if (isa != nullptr) return *isa;
+  throw std::runtime_error(std::string("npu_kernels: the kernels are for processors with ") + kIsas->name +
+                           ", which this one lacks");
+}
+
 }  // namespace
 
 template <>
 const Kernels<float>& kernels<float>() {
-  return *active().load(std::memory_order_relaxed)->single;
+  return *in_use().single;
 }
 template <>
 const Kernels<double>& kernels<double>() {
-  return *active().load(std::memory_order_relaxed)->twice;
+  return *in_use().twice;
 }
 
-const char* isa() { return active().load()->name; }
+const char* isa() {
+  const Isa* const isa = active().load();
+  return isa == nullptr ? kIsas->name : isa->name;
+}
 
 const char* supported_isas() {
   static const std::string names = [] {

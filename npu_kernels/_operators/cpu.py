@@ -3,7 +3,7 @@
 ``NPU_KERNELS_CPU_ISA`` forces an instruction set lower than the best one of the processor:
 "baseline", "avx2", "avx512", "avx512_bf16" (float32 products of bfloat16 where the float32 matmul
 precision "medium" allows them, otherwise avx512) or "amx" (the NPU family in float32 by tiles of
-bfloat16, otherwise avx512); on arm64 "baseline" or "neon".
+bfloat16, otherwise avx512); on arm64 "baseline", which is NEON.
 """
 
 from __future__ import annotations

@@ -62,11 +62,11 @@ void backward(const OdeBackward<T>& b, const Parallel& parallel) {
 }
 
 // Calls f with the number of features as a type, where registers are made for it; 0 is any number. Each number takes a
-// tenth of the file's compile time. So the baseline, which must run but need not be fast, has none, and builds with
-// sanitizers have one.
+// tenth of the file's compile time. So the baseline of x86, which must run but need not be fast, has none, and builds
+// with sanitizers have one.
 template <typename F>
 void by_features(int64_t features, F&& f) {
-#if NPU_VECTOR_BYTES == 16 && !defined(NPU_USE_NEON)
+#if NPU_VECTOR_BYTES == 16 && !defined(__aarch64__)
   constexpr int first = 1, last = 0;
 #elif defined(NPU_SANITIZED)
   constexpr int first = 2, last = 2;

@@ -1,4 +1,5 @@
-// Registers of a processor of which nothing is known: what the compiler makes of its vector extensions.
+// Registers of a processor of which nothing is known, x86 without AVX2 among them: what the compiler makes of its
+// vector extensions.
 #pragma once
 
 #include "simd/generic.h"

@@ -9,7 +9,7 @@
 #include "simd/avx512.h"
 #elif defined(__AVX2__)
 #include "simd/avx2.h"
-#elif defined(NPU_USE_NEON)
+#elif defined(__aarch64__)
 #include "simd/neon.h"
 #else
 #include "simd/baseline.h"

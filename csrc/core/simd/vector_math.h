@@ -13,6 +13,8 @@
 // else at least 1 - g.
 #pragma once
 
+#include <cmath>
+
 #include "simd/tables.h"
 
 namespace npu {
