@@ -319,8 +319,7 @@ def test_at_most_as_many_compile_at_once_as_the_variables_say(
         (
             "NPU_KERNELS_ISAS",
             "avx2 sse2",
-            "must be 'all', 'native' or of baseline, avx2, avx512, "
-            "avx512_bf16, amx, got 'sse2'",
+            "must be 'all', 'native' or of baseline, avx2, avx512, avx512_bf16, amx, got 'sse2'",
         ),
     ],
 )
