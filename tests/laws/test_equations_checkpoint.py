@@ -38,8 +38,9 @@ IRREGULAR = {"exponents": "real", "noise": "additive"}
 
 
 @pytest.mark.filterwarnings("ignore:NPURegressor. ")
-@pytest.mark.parametrize("options", [{}, IRREGULAR])
-@pytest.mark.parametrize("share", [0.02, 0.4, 0.95])
+@pytest.mark.parametrize(
+    ("share", "options"), [(0.02, IRREGULAR), (0.4, {}), (0.4, IRREGULAR), (0.95, {})]
+)
 def test_a_fit_interrupted_at_any_moment_continues_to_the_same_bits(share, options, tmp_path):
     """Ctrl-C comes before a first law, in a search, or in the last fit. Where there is no law, the
     starts that are drawn decide, and so whether the draws continue too."""

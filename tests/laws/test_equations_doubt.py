@@ -55,7 +55,7 @@ def test_a_fraction_stands_beside_its_free_exponent():
 
 @pytest.mark.parametrize("exponent", [0.71, 0.87, -0.87])
 def test_a_fraction_that_the_rows_exclude_does_not_stand(exponent):
-    for seed in range(6):
+    for seed in range(3):
         X, y = allometry(exponent, 0.05, seed)
         fitted = NPURegressor(noise="proportional", **ONE).fit(X, y)
         value, error = free_power(X, y, fitted.predict(X))
@@ -233,7 +233,7 @@ def vogel(rows):
     return T[:, None], np.round(0.02939 * np.exp(507.88 / (T - 149.3)), 3)
 
 
-@pytest.mark.parametrize("rows", [8, 10, 12, 14, 16, 18])
+@pytest.mark.parametrize("rows", [8, 12, 18])
 def test_the_search_goes_on_where_a_power_leaves_a_curve(rows):
     X, y = vogel(rows)
     T = X[:, 0] / 300
@@ -303,7 +303,7 @@ def clean(seed):
 
 
 def test_few_rows_with_noise_are_no_approximation():
-    told = [report_of(NPURegressor(**QUICK, max_terms=2).fit(*clean(seed))) for seed in range(60)]
+    told = [report_of(NPURegressor(**QUICK, max_terms=2).fit(*clean(seed))) for seed in range(30)]
     assert sum("approximation" in words for words in told) == 0
     assert not any("the last one that is tried" in words for words in told)
 
@@ -363,7 +363,7 @@ def test_a_given_constant_changes_no_doubt(options):
 @pytest.mark.parametrize("options", [{}, {"required_terms": ["x0", "1"], "max_terms": 2}])
 def test_noise_is_no_approximation_with_and_without_a_constant(options):
     x = NORRIS[:, 1]
-    for seed in range(20):
+    for seed in range(8):
         y = 1.002 * x + 0.9 * noise(36, seed)
         fitted = NPURegressor(**QUICK | {"noise": "additive"} | options).fit(x[:, None], y)
         assert not any("It is an approximation" in note for note in fitted.equations_.notes)

@@ -47,7 +47,7 @@ def exponents_of(equation) -> list[tuple[float, ...]]:
 # ---- the law -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("seed", "error"), [(0, 0.0), (1, 0.01), (2, 0.0), (3, 0.01)])
+@pytest.mark.parametrize(("seed", "error"), [(1, 0.01), (2, 0.0)])
 def test_drawn_laws(seed, error):
     draw = RNG(200 + seed)
     terms, groups = int(draw.integers(1, 4)), int(draw.choice([2, 5, 12, 40]))
