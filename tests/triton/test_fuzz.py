@@ -19,4 +19,4 @@ def test_calls() -> None:
     small = calls(
         layers, routes=("triton",), isas=(None,), threads=(1,), greatest=20, max_work=1500
     )
-    fuzz(check_interpreted, small, 5, found.INTERPRETED, at_once=5)
+    fuzz(check_interpreted, small, 2, found.INTERPRETED, at_once=5)

@@ -91,7 +91,7 @@ def test_omega_bounds_the_exponent_and_its_gradient(device: str, kernels: Any) -
 
 
 @pytest.mark.parametrize("sizes", TILE_SIZES)
-@pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, True)])
 def test_float64_parity_on_tiles(
     sizes: tuple[int, int, int],
     num_models: int | None,
@@ -222,23 +222,12 @@ def test_inputs_are_unchanged(name: str, route: str, device: str, kernels: Any) 
         assert torch.equal(grad_y, grad_copy)
 
 
-@pytest.mark.parametrize(
-    ("name", "route"),
-    [("npu", "small"), ("npu", "tiles"), ("nmu", "small"), ("nmru", "small"), ("nalu", "small"),
-     ("inalu", "small")],
-    indirect=["route"],
-)  # fmt: skip
-@pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, True)])
-def test_gradcheck(
-    name: str, num_models: int | None, shared: bool, route: str, device: str
-) -> None:
+@both_routes
+def test_gradcheck(name: str, route: str, device: str) -> None:
     """Public functions: first derivatives by the kernels, second by the formula on top."""
     record = RECORDS[name]
     for without in record.variants():
-        sample = record.sample(
-            3, 3, 2, num_models=num_models, shared=shared, without=without, device=device
-        )
-        sample = sample.requires_grad()
+        sample = record.sample(3, 3, 2, without=without, device=device).requires_grad()
 
         def call(*leaves: Tensor, sample: Sample = sample) -> Tensor:
             rest = iter(leaves)
@@ -249,7 +238,7 @@ def test_gradcheck(
 
         with use_backend("triton"):
             torch.autograd.gradcheck(call, sample.leaves(), fast_mode=True)
-            if num_models is None and not without:
+            if not without:
                 torch.autograd.gradgradcheck(call, sample.leaves(), fast_mode=True)
 
 
