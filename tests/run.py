@@ -16,9 +16,9 @@ import pytest
 
 # Triton decides when it is imported whether it interprets, and then compiles nothing: so its tests
 # are processes of their own. The newest Triton has all of them, the oldest those of what
-# differs: how kernels compile and are launched, and each layer in the interpreter.
-OLD_TESTS = "version or float64_parity or budgets or standin or (tape and checks)"
-OLD_FILES = ("version", "kernels", "aot", "standin", "tape")
+# differs: how kernels compile and are launched.
+OLD_TESTS = "version or budgets or standin or (tape and checks)"
+OLD_FILES = ("version", "aot", "standin", "tape")
 OLD_TRITON = str(next(Path("build").glob("triton-*"), "build"))  # `make check-setup` puts it there
 # Other processors' results differ in the last digits: quick tests of results with the libraries held
 # down, each with one of two instruction sets.
@@ -61,7 +61,8 @@ def _held_to(instructions: str) -> Part:
 
 PARTS = {
     "package": Part(["--maxprocesses", "8", "--ignore", "tests/triton"], {}),
-    "triton": Part(["tests/triton"], {"TRITON_INTERPRET": "1"}),
+    # The longest test begins first.
+    "triton": Part(["tests/triton/test_standin.py", "tests/triton"], {"TRITON_INTERPRET": "1"}),
     "old triton": Part(
         [*(f"tests/triton/test_{name}.py" for name in OLD_FILES), "-m", "not gpu", "-k", OLD_TESTS],
         {"TRITON_INTERPRET": "1", "AOT_QUICK": "1", "PYTHONPATH": OLD_TRITON},
@@ -74,9 +75,9 @@ QUICK = ("package", "triton")
 
 def run(part: Part, arguments: list[str], slow: bool) -> tuple[int, list[str]]:
     """Run one part; return its exit status and the lines that name what failed."""
-    # Many slow tests wait for processes that they started. A test that hangs ends its worker after
-    # a quarter of an hour, and fails.
-    workers = str((os.cpu_count() or 1) + slow)
+    # Many slow tests of the package wait for processes that they started. A test that hangs ends its
+    # worker after a quarter of an hour, and fails.
+    workers = str((os.cpu_count() or 1) + (slow and part is PARTS["package"]))
     command = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "worksteal"]
     command += ["-o", "faulthandler_timeout=900", "-o", "faulthandler_exit_on_timeout=true"]
     command += [] if slow else ["-m", "not slow"]

@@ -141,19 +141,19 @@ PARTS = {
                      _each("bench npu", CASES, " rivals=compile-autotune")),
 }  # fmt: skip
 FIRST, NEXT = tuple(PARTS)[:2], tuple(PARTS)[2:9]  # of the two commands
-# The same on the CPU, in Triton's interpreter: whether all of it runs.
-REHEARSED = {
+# Each kind of item on the CPU, in Triton's interpreter, by few processes: whether all of it runs.
+REHEARSED: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(PARTS, ()),
     "smoke": ("smoke nmu 5x3x2x2 shared", "smoke ode 3x2x2", "smoke npu 3x17x18 graph"),
-    "check": (f"tests test_tuning.py 0/40 without={HUGE}", "warm npu 2x3x2 rivals=eager"),
-    "bench": ("bench npu 2x3x2 rivals=eager,graph,linear", "bench npu 2x3x2 high rivals=eager"),
-    "tiles": ("tiles npu 3x20x17",),
-    "loops": ("training 5x2x4", "rollout 3x2x2"),
-    "compile": (),
-    "gains": ("compare npu 2x3x2 of=tape", "bench nmu 2x3x2 rivals=eager"),
-    "crossover": ("compare npu 3x20x17 of=planes",),
-    "huge": PARTS["huge"].items,
-    "more": ("tests test_tuning.py 1/40",),
-    "autotune": (),
+    "check": (
+        f"tests test_tuning.py 0/40 without={HUGE}", *PARTS["huge"].items,
+        "warm npu 2x3x2 rivals=eager",
+    ),
+    "bench": (
+        "bench npu 2x3x2 rivals=eager,graph,linear", "bench npu 2x3x2 high rivals=eager",
+        "tiles npu 3x20x17", "training 5x2x4", "rollout 3x2x2", "compare npu 2x3x2 of=tape",
+        "bench nmu 2x3x2 rivals=eager", "compare npu 3x20x17 of=planes",
+    ),
 }  # fmt: skip
 
 

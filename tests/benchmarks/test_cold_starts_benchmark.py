@@ -28,19 +28,3 @@ def test_the_page_has_the_table_of_the_results(tmp_path: Path) -> None:
     rows = sorted(map(str, (ROOT / "benchmarks" / "results").glob("cold-*.jsonl")))
     assert cold.main(["--page", str(copy), *rows]) == 0
     assert copy.read_text() == page.read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--only", "nothing"], "--only: unknown nothing; known: import, training, fit, regressor"),
-        (["--processes", "0"], "--processes: must be a whole number of at least 1, got '0'"),
-        (["--page", "page.md"], "--page and files of rows belong together"),
-    ],
-)
-def test_wrong_arguments(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        cold.main(arguments)
-    assert message in capsys.readouterr().err

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from benchmarks.equations import workers
 
 
@@ -23,19 +21,3 @@ def test_rows_of_two_numbers_of_workers(tmp_path: Path) -> None:
     assert (
         "| workers | laws a minute | times as fast as 1 | the same equations |" in page.read_text()
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--workers", "0"], "--workers: must be a whole number of at least 1, got '0'"),
-        (["--laws", "0"], "--laws: must be a whole number of at least 1, got '0'"),
-        (["--page", "page.md"], "--page and files of rows belong together"),
-    ],
-)
-def test_wrong_arguments(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        workers.main(arguments)
-    assert message in capsys.readouterr().err

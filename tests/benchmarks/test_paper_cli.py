@@ -6,35 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.paper import report, tables
-from benchmarks.paper.__main__ import arguments, main
+from benchmarks.paper.__main__ import main
 from benchmarks.paper.simple import task as simple
-
-
-@pytest.mark.parametrize(("words", "message"), [
-    (["medium"], "invalid choice: 'medium'"),
-    (["simple", "--seeds", "0"], "argument --seeds: must be a whole number of at least 1, got '0'"),
-    (["simple", "--seeds", "many"],
-     "argument --seeds: must be a whole number of at least 1, got 'many'"),
-    (["simple", "--jobs", "-1"], "argument --jobs: must be a whole number of at least 1, got '-1'"),
-    (["simple", "--device", "nowhere"], "argument --device: 'nowhere' does not work here"),
-    (["simple", "--variant", "draft"], "invalid choice: 'draft'"),
-    (["simple", "--insert", "README.md"], "unrecognized arguments: --insert README.md"),
-    (["report", "--insert", "no.md"], "argument --insert: must be an existing file, got 'no.md'"),
-])  # fmt: skip
-def test_bad_arguments_are_named(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        arguments(words)
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_unwritable_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit):
-        arguments(["simple", "--out", str(tmp_path / "file" / "below")])
-    assert "argument --out: cannot write into" in capsys.readouterr().err
 
 
 def test_simple_quick_from_end_to_end(

@@ -1,4 +1,4 @@
-"""Files of rows that are cut off or damaged, in every command that reads or adds rows."""
+"""Commands of the benchmarks: wrong arguments, and files of rows that are cut off or damaged."""
 
 import argparse
 from pathlib import Path
@@ -9,10 +9,53 @@ import pytest
 from benchmarks import regression, rows_command
 from benchmarks.equations import __main__ as equations
 from benchmarks.equations import workers
+from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import report as gpu_report
+from benchmarks.paper import __main__ as paper
+from benchmarks.throughput import __main__ as throughput
 from benchmarks.throughput import cold, tune
 from benchmarks.throughput import report as throughput_report
 from benchmarks.time_series import __main__ as time_series
+
+WRONG = [
+    (cold, "--only nothing", "--only: unknown nothing; known: import, training, fit, regressor"),
+    (cold, "--processes 0", "--processes: must be a whole number of at least 1, got '0'"),
+    (cold, "--page page.md", "--page and files of rows belong together"),
+    (workers, "--workers 0", "--workers: must be a whole number of at least 1, got '0'"),
+    (workers, "--laws 0", "--laws: must be a whole number of at least 1, got '0'"),
+    (workers, "--page page.md", "--page and files of rows belong together"),
+    (gpu, "smoke race", f"PART must be one of {', '.join(gpu.PARTS)}, got race"),
+    (gpu, "--seconds 0", "--seconds: must be greater than 0, got 0"),
+    (gpu, "--jobs 0", "--jobs: must be a whole number of at least 1, got '0'"),
+    (throughput, "--sizes 3x2", "a size is BxIxO or BxIxOxK in positive integers, got '3x2'"),
+    (throughput, "--threads one", "--threads: must be a whole number of at least 1, got 'one'"),
+    (throughput, "--rivals eager,foo", "unknown foo; known: ours, make-step, eager"),
+    (throughput, "--layers gru", "unknown gru; known: npu, realnpu"),
+    (throughput, "--passes backward", "unknown backward; known: forward, step, train, run"),
+    (throughput, "--seconds 0", "--seconds: must be greater than 0, got 0"),
+    (throughput, "--json /nonexistent/rows", "cannot write /nonexistent/rows"),
+    (paper, "medium", "invalid choice: 'medium'"),
+    (paper, "simple --seeds 0", "--seeds: must be a whole number of at least 1, got '0'"),
+    (paper, "simple --jobs -1", "--jobs: must be a whole number of at least 1, got '-1'"),
+    (paper, "simple --device nowhere", "--device: 'nowhere' does not work here"),
+    (paper, "simple --variant draft", "invalid choice: 'draft'"),
+    (paper, "simple --insert README.md", "unrecognized arguments: --insert README.md"),
+    (paper, "simple --out /dev/null/below", "--out: cannot write into /dev/null/below"),
+    (paper, "report --insert no.md", "--insert: must be an existing file, got 'no.md'"),
+]
+
+
+@pytest.mark.parametrize(("command", "words", "message"), WRONG)
+def test_wrong_arguments_are_named_before_any_work(
+    command: Any, words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        command.main(words.split())
+    assert stop.value.code == 2
+    output = capsys.readouterr()
+    assert message in output.err
+    assert output.out == ""
+
 
 WHOLE, CUT_OFF = '{"name": "a", "value": 1}\n', '{"name": "b", "va'
 

@@ -12,31 +12,6 @@ from tests.support.throughput import all_tables, made_up
 pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
 
 
-# ---- the command ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--sizes", "3x2"], "a size is BxIxO or BxIxOxK in positive integers, got '3x2'"),
-        (["--threads", "0"], "--threads: must be a whole number of at least 1, got '0'"),
-        (["--threads", "one"], "--threads: must be a whole number of at least 1, got 'one'"),
-        (["--rivals", "eager,foo"], "unknown foo; known: ours, make-step, eager"),
-        (["--layers", "gru"], "unknown gru; known: npu, realnpu"),
-        (["--passes", "backward"], "unknown backward; known: forward, step, train, run, rollout"),
-        (["--seconds", "0"], "--seconds: must be greater than 0, got 0"),
-        (["--json", "/nonexistent/rows.jsonl"], "cannot write /nonexistent/rows.jsonl"),
-    ],
-)
-def test_bad_arguments_are_named_before_any_work(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        suite_main.main(arguments)
-    assert stop.value.code == 2
-    output = capsys.readouterr()
-    assert message in output.err
-    assert output.out == ""
-
-
 def run_tiny(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(devices.Device, "product_size", 64)
     monkeypatch.setattr(devices.Device, "copy_floats", 2**16)

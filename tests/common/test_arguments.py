@@ -4,7 +4,6 @@ import functools
 import warnings
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ from npu_kernels import (
     ode,
 )
 from npu_kernels.fitting import fit_batch
-from npu_kernels.training import l1, mse_loss, project_, regularizer
+from npu_kernels.training import l1, mse_loss, regularizer
 
 UNITS = (NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU)
 
@@ -138,11 +137,6 @@ def _pruned() -> nn.Sequential:
     model = _model()
     prune.l1_unstructured(model[0], "weight_re", amount=2)
     return model
-
-
-def test_numpy_numbers_are_numbers() -> None:
-    project_(_model(), weight_bound=np.float64(2.0))
-    assert l1(W, np.float32(2.0)).item() == pytest.approx(2 * W.sum().item())
 
 
 def test_a_pruned_layer_is_read_as_it_is() -> None:

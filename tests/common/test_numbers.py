@@ -276,18 +276,6 @@ def test_a_number_counts_as_python_s_own_does() -> None:
     assert stated[0].best_equation_.text() == stated[1].best_equation_.text()
 
 
-@pytest.mark.parametrize("count", [2, np.int64(2)])
-def test_losses_of_models(count: Any) -> None:
-    y, target = X[:4].reshape(2, 2, 2), X[4:6]
-    assert torch.equal(mse_loss(y, target, num_models=count), (y - target).square().mean((1, 2)))
-    for wrong in (2.0, "2"):
-        with pytest.raises(
-            ValueError,
-            match=f"mse_loss: num_models must be an integer of at least 0, got {wrong!r}",
-        ):
-            mse_loss(y, target, num_models=wrong)  # type: ignore[arg-type]
-
-
 UNBOUNDED = ("fit: seed", "ode.fit: seed")  # of which a digest is made
 
 
@@ -351,26 +339,6 @@ def test_times_beyond_the_floats() -> None:
 # ---- bounds ----------------------------------------------------------------------------------------
 
 
-def test_numbers_become_pythons() -> None:
-    layer = RealNPU(np.int64(2), np.int64(3), num_models=np.int64(1), eps=np.float32(0.5))
-    sizes = layer.in_features, layer.out_features, layer.num_models
-    assert [type(value) for value in (*sizes, layer.eps)] == [int, int, int, float]
-    assert (sizes, layer.eps) == ((2, 3, 1), 0.5)
-
-
-def test_integers_within_bounds() -> None:
-    for door, call, valid, minimum in (
-        ("run: steps", lambda n: _run(steps=n), 1, 1),
-        ("Recipe: settle", lambda n: Recipe(settle=n), 0, 0),
-        ("RealNPU: num_models", lambda n: RealNPU(2, 1, num_models=n), 1, 1),
-    ):
-        call(valid)
-        for wrong in (minimum - 1, -(2**70)):
-            rule = f"^{door} must be (None, or )?an integer of at least {minimum}, got {wrong}$"
-            with pytest.raises(ValueError, match=rule):
-                call(wrong)
-
-
 BEYOND = 10**400, np.longdouble(10) ** 4000
 NO_NUMBERS = math.nan, "1", 1j, [1.0], torch.tensor(1.0), np.array(1.0)
 
@@ -393,14 +361,6 @@ def test_real_numbers_within_bounds(
             ValueError, match=f"^{door} must be {rule}, got {re.escape(repr(value))}$"
         ):
             call(value)
-
-
-def test_levels() -> None:
-    equation = _regressor().best_equation_
-    equation.confidence_intervals(np.float32(0.5))
-    for value in (0, 1, 0.0, 1.0, -0.5, 1.5, math.nan, True, "0.5"):
-        with pytest.raises(ValueError, match=f"level must be between 0 and 1, got {value!r}$"):
-            equation.confidence_intervals(value)
 
 
 def test_only_dense_tensors_and_modules() -> None:

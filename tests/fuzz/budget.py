@@ -1,6 +1,6 @@
 """How long the drawn cases run, which ones, and what is left of one that fails.
 
-In CI every test here has a few seconds and draws the same cases each time. With
+In CI every test here has a second or two and draws the same cases each time. With
 ``NPU_KERNELS_FUZZ=SECONDS`` (``make fuzz``) each has that long and draws others; Hypothesis then
 prints the least case that fails, to be added to `tests.fuzz.found`, whose cases are run first,
 always. The case at work is in ``build/fuzz``, should it end the process.

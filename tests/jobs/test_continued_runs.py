@@ -306,30 +306,6 @@ def test_the_data_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (digests.count(16), digests.count(32)) == (1, 3)  # of data, and of what is written
 
 
-WITHOUT_NUMPY = """
-import sys
-sys.modules["numpy"] = None
-import torch
-from npu_kernels import NAU, NPU
-from npu_kernels.training import run
-path = sys.argv[1]
-x = torch.rand(20, 2).bfloat16()
-for n in range(2):
-    found = run(torch.nn.Sequential(NPU(2, 3), NAU(3, 2)).bfloat16(), x, x, steps=20, lr=0.01, checkpoint=path, progress=False,
-                callback_every=5, callbacks=lambda part: n == 0)
-    assert (found.n_steps, found.complete) == ((5, False), (20, True))[n]
-"""
-
-
-def test_without_numpy(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WITHOUT_NUMPY, str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def numpy_rate(part: Any) -> None:
     part.optimizer.param_groups[0]["lr"] = numpy.float64(0.01)
 

@@ -1,8 +1,6 @@
 """Copies, files, hooks and the other services of torch.nn, on a model of several layers."""
 
-import copy
 import io
-import pickle
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
-from npu_kernels import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU, interop
+from npu_kernels import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
 from npu_kernels.interop import reference_layers
 from tests.support.compare import assert_equal, assert_near
 from tests.support.samples import normwise_error
@@ -76,32 +74,6 @@ def test_assign_and_meta() -> None:
         layer.reset_parameters()
     torch.manual_seed(3)
     assert_equal(empty.parameters(), _model().parameters())
-
-
-@every_unit
-def test_skip_init(name: str) -> None:
-    import npu_kernels
-
-    layer = nn.utils.skip_init(getattr(npu_kernels, name), 4, 3)
-    layer.reset_parameters()
-    assert layer(torch.rand(2, 4)).isfinite().all()
-
-
-def test_whole_modules() -> None:
-    """The module itself by deepcopy, pickle and torch.save, with a graph in flight and hooks."""
-    model, x = _model(), torch.randn(5, 3)
-    y = model(x)
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    for copied in (
-        copy.deepcopy(model),
-        pickle.loads(pickle.dumps(model)),
-        torch.load(file, weights_only=False),
-    ):
-        assert torch.equal(copied(x), y)
-        assert all(a is not b for a, b in zip(copied.parameters(), model.parameters(), strict=True))
-    y.sum().backward()
 
 
 def test_hooks() -> None:
@@ -189,13 +161,3 @@ def test_checkpointed_layers_nest(use_reentrant: bool) -> None:
             curves.append(torch.autograd.grad(slope.square().sum(), parameters))
         for actual, want in zip(*curves, strict=True):
             torch.testing.assert_close(actual, want, rtol=1e-12, atol=1e-14)
-
-
-def test_interop_keeps_the_state_dict() -> None:
-    model = _model()
-    keys, x = list(model.state_dict()), torch.randn(5, 3)
-    y = model(x)
-    eager = interop.to_reference(model)
-    assert list(eager.state_dict()) == keys
-    eager.load_state_dict(model.state_dict())
-    assert normwise_error(eager(x), y) < 1e-5

@@ -187,7 +187,7 @@ def test_every_model_has_its_own_steps(dtype: torch.dtype, backend: str, method:
 @pytest.mark.parametrize("method", [*METHODS, "kvaerno5"])
 @pytest.mark.parametrize(
     ("begin", "day"),
-    [(1.7e12, 86.4e6), (1.7e15, 86.4e9), (1.7e18, 86.4e12), (-1.7e18, -86.4e12), (0.0, 1e25)],
+    [(1.7e12, 86.4e6), (-1.7e18, -86.4e12), (0.0, 1e25)],
 )
 def test_units_of_time(begin: float, day: float, method: str, backend: str) -> None:
     """Milliseconds to nanoseconds since 1970: their spacings exceed Hairer's first step of 1e-6."""

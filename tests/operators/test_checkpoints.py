@@ -104,15 +104,17 @@ def test_a_layer_in_any_modes(name: str, models: int | None) -> None:
     options: dict[str, Any] = {"clip": False} if unclipped else {}
     shape = () if models is None else (models,)
     # Rows and outputs of one number fit where tensors are paired wrongly.
-    for rows, inputs, outputs in ((4, 4, 4), (4, 3, 4), (5, 3, 2)):
-        for dtype, error in ((torch.float32, 5e-6), (torch.float64, 1e-13), (torch.bfloat16, 0.03)):
-            torch.manual_seed(rows + inputs)
-            layer = getattr(npu_kernels, name)(
-                inputs, outputs, num_models=models, dtype=dtype, **options
-            )
-            x = (torch.rand(*shape, rows, inputs) + 0.5).to(dtype).requires_grad_()
-            for pair in PAIRS:
-                _check(layer, x, [*layer.parameters()], *pair, error)
+    for (rows, inputs, outputs), dtype, error in (
+        ((4, 4, 4), torch.float32, 5e-6), ((4, 4, 4), torch.bfloat16, 0.03),
+        ((4, 3, 4), torch.float64, 1e-13), ((5, 3, 2), torch.float64, 1e-13),
+    ):  # fmt: skip
+        torch.manual_seed(rows + inputs)
+        layer = getattr(npu_kernels, name)(
+            inputs, outputs, num_models=models, dtype=dtype, **options
+        )
+        x = (torch.rand(*shape, rows, inputs) + 0.5).to(dtype).requires_grad_()
+        for pair in PAIRS:
+            _check(layer, x, [*layer.parameters()], *pair, error)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)

@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import itertools
 import platform
 from pathlib import Path
 
@@ -153,42 +154,34 @@ def test_inputs_are_unchanged(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FUSED)
-@pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, False), (2, True)])
-def test_opcheck(name: str, num_models: int | None, shared: bool) -> None:
+def test_opcheck(name: str) -> None:
     """Schema, fake kernel and tracing; the operators have no autograd of their own.
 
-    Layouts take turns: every pair of layout, models and operands left out occurs.
+    Layouts, and which gradients are needed, take turns over models and operands left out.
     """
-    record = RECORDS[name]
+    record, check = RECORDS[name], torch.library.opcheck
     forward_op, backward_op = getattr(ops, f"{name}_forward"), getattr(ops, f"{name}_backward")
-    variants = record.variants()
-    for turn, without in enumerate(variants if len(variants) > 1 else 2 * variants):
-        layout = ("contiguous", "transposed")[(turn + (num_models is None)) % 2]
+    layouts = itertools.cycle(("contiguous", "transposed", "transposed"))
+    needs = itertools.cycle({"nmu": (3, 1, 2), "nmru": (3, 1, 2)}.get(name, (ALL, 2, 9)))
+    kinds = itertools.product(((None, False), (2, False), (2, True)), record.variants())
+    for turn, ((num_models, shared), without) in enumerate(kinds):
         sample = record.sample(
-            4, 3, 2, num_models=num_models, shared=shared, without=without, layout=layout
+            4, 3, 2, num_models=num_models, shared=shared, without=without, layout=next(layouts)
         )
-        tensors = tuple(sample.tensors.values())
-        y = forward(sample, ops)[0]
+        operands = sample.x, *sample.tensors.values()
         if name == "npu":
-            for save in (True, False):
-                torch.library.opcheck(forward_op, (sample.x, *tensors, 1e-3, save))
-            y, s = ops.npu_forward(sample.x, *tensors, 1e-3, True)
-            for needs in (15, 2, 9):
-                torch.library.opcheck(
-                    backward_op, (y, sample.x, *tensors, y, s, 1e-3, False, needs)
-                )
+            check(forward_op, (*operands, 1e-3, bool(turn % 3)))
+            y, s = forward_op(*operands, 1e-3, True)
+            check(backward_op, (y, *operands, y, s, 1e-3, False, next(needs)))
         elif name in ("nalu", "inalu"):
             options = (1e-3, 20.0) if name == "inalu" else (1e-3,)
-            torch.library.opcheck(forward_op, (sample.x, *tensors, *options, False))
-            y, *saved = forward_op(sample.x, *tensors, *options, True)
-            for needs in (ALL, 9):
-                torch.library.opcheck(backward_op, (y, sample.x, *tensors, *saved, *options, needs))
+            check(forward_op, (*operands, *options, False))
+            y, *saved = forward_op(*operands, *options, True)
+            check(backward_op, (y, *operands, *saved, *options, next(needs)))
         else:
-            torch.library.opcheck(forward_op, (sample.x, *tensors, *options_of(sample)))
-            for needs in (3, 1, 2):
-                torch.library.opcheck(
-                    backward_op, (y, sample.x, *tensors, *options_of(sample), needs)
-                )
+            check(forward_op, (*operands, *options_of(sample)))
+            y = forward(sample, ops)[0]
+            check(backward_op, (y, *operands, *options_of(sample), next(needs)))
 
 
 # glibc 2.43 keeps small aligned blocks for each thread and does not fill them; 2.36 fills all. None

@@ -423,7 +423,7 @@ def test_forward_mode_gradcheck(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "backend"),
     [("npu", "reference"),
-     *(pytest.param(name, "cpu", marks=needs_library) for name in ("npu", "nmu", "nmru", "inalu"))],
+     *(pytest.param(name, "cpu", marks=needs_library) for name in ("npu", "inalu"))],
     indirect=["backend"],
 )  # fmt: skip
 def test_compiled_transforms(name: str, backend: str) -> None:

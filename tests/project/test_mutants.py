@@ -65,11 +65,3 @@ def test_noticed_and_unnoticed(
     with (project / test).open("a") as file:
         file.write("\ndef test_difference():\n    assert code.both(2, 1)[1] == 1\n")
     assert try_all(project, tmp_path / "out", [tried, untested]) == 0  # a changed test: tried again
-
-
-def test_one_of_the_list(tmp_path: Path) -> None:
-    """The whole list is a command (`make mutants`); here is seen that its copy of this tree
-    works."""
-    chosen = [mutant for mutant in MUTANTS if mutant.name == "triton-inalu-gradient-beyond-omega"]
-    assert len(chosen) == 1
-    assert try_all(ROOT, tmp_path, chosen) == 0

@@ -76,6 +76,7 @@ WITHOUT_ENTRY = {
 }
 
 
+@functools.cache
 def files() -> dict[str, Path]:
     """Dotted name to file."""
     named = {}
@@ -86,11 +87,14 @@ def files() -> dict[str, Path]:
 
 
 @functools.cache
-def modules() -> dict[str, tuple[Path, ast.Module]]:
-    """Dotted name to file and syntax tree."""
-    return {
-        name: (path, ast.parse(path.read_text(encoding="utf-8"))) for name, path in files().items()
-    }
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def modules(*packages: str) -> dict[str, ast.Module]:
+    """Dotted name to syntax tree, of all packages if none is named."""
+    chosen = packages or PACKAGES
+    return {name: parsed(path) for name, path in files().items() if name.split(".")[0] in chosen}
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[str, str | None, str]]:
@@ -109,18 +113,14 @@ def imported(tree: ast.Module) -> set[str]:
     names = set()
     for module, name, _ in imports(tree):
         inner = f"{module}.{name}"
-        names |= {inner} if inner in modules() else {module} & modules().keys()
+        names |= {inner} if inner in files() else {module} & files().keys()
     return names
 
 
 @pytest.mark.parametrize("package", ["npu_kernels", "benchmarks", "tools"])
 def test_no_circle_of_imports(package: str) -> None:
     """Imports within functions count; one of the package for its version or layers does not."""
-    graph = {
-        name: imported(tree)
-        for name, (_, tree) in modules().items()
-        if name.startswith(f"{package}.")
-    }
+    graph = {name: imported(tree) for name, tree in modules(package).items() if name != package}
     done: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
@@ -141,7 +141,7 @@ def private_doors(name: str, tree: ast.Module) -> list[str]:
     for module, inner, alias in imports(tree):
         if module.split(".")[0] not in PACKAGES:
             continue
-        if inner is not None and f"{module}.{inner}" in modules():
+        if inner is not None and f"{module}.{inner}" in files():
             aliases[alias] = f"{module}.{inner}"
         elif inner is not None and inner.startswith("_") and not inner.startswith("__"):
             doors.append(f"{name}: from {module} import {inner}")
@@ -161,12 +161,7 @@ def private_doors(name: str, tree: ast.Module) -> list[str]:
 
 @pytest.mark.parametrize("package", ["npu_kernels", "benchmarks", "tools", "examples"])
 def test_no_private_door(package: str) -> None:
-    doors = [
-        door
-        for name, (_, tree) in modules().items()
-        if name.split(".")[0] == package
-        for door in private_doors(name, tree)
-    ]
+    doors = [door for name, tree in modules(package).items() for door in private_doors(name, tree)]
     assert doors == []
 
 
@@ -216,7 +211,7 @@ def test_profiles_keep_their_events() -> None:
     """Profiles without `acc_events` warn in torch 2.11, and warnings are errors."""
     calls = [
         (name, node.lineno, any(keyword.arg == "acc_events" for keyword in node.keywords))
-        for name, (_, tree) in modules().items()
+        for name, tree in modules().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("torch.profiler.profile")
     ]
@@ -245,8 +240,7 @@ def private_imports(importer: str, tree: ast.Module) -> list[str]:
 def test_private_modules_stay_in_their_folder() -> None:
     pairs = {
         " <- ".join(".".join(path.split(".")[:2]) for path in (importer, name))
-        for importer, (_, tree) in modules().items()
-        if importer.split(".")[0] == "npu_kernels"
+        for importer, tree in modules("npu_kernels").items()
         for name in private_imports(importer, tree)
     }
     assert pairs == IMPORTED_ELSEWHERE.keys()
@@ -255,8 +249,7 @@ def test_private_modules_stay_in_their_folder() -> None:
 def test_benchmarks_and_tools_import_few_private_modules() -> None:
     names = {
         name
-        for importer, (_, tree) in modules().items()
-        if importer.split(".")[0] in ("benchmarks", "tools", "examples")
+        for importer, tree in modules("benchmarks", "tools", "examples").items()
         for name in private_imports(importer, tree)
     }
     folders = {
@@ -299,8 +292,8 @@ def test_tests_use_few_private_names() -> None:
     assert all(re.fullmatch(r"npu_kernels[\w.]+\t\S.*", line) for line in lines)
     used = {
         name
-        for importer, (_, tree) in modules().items()
-        if importer.split(".")[0] == "tests" and not importer.startswith(UNLISTED)
+        for importer, tree in modules("tests").items()
+        if not importer.startswith(UNLISTED)
         for name in private_names(tree)
     }
     entries = {name: [e for e in listed if f"{name}.".startswith(f"{e}.")] for name in used}
@@ -331,7 +324,7 @@ from npu_kernels._operators import cpu
 
 def test_the_contract_uses_public_names_alone() -> None:
     """The helpers of tests that it imports do the same."""
-    trees = {name: tree for name, (_, tree) in modules().items()}
+    trees = modules("tests")
     names = {name for name in trees if name.startswith("tests.contract.")}
     names |= {helper for name in names for helper in imported(trees[name]) if "tests." in helper}
     assert "tests.support.time_series" in names
@@ -343,7 +336,7 @@ def test_programs_start_on_the_last_lines() -> None:
     """What a module defines after its `if __name__ == "__main__"` the program lacks."""
     early = [
         name
-        for name, (_, tree) in modules().items()
+        for name, tree in modules().items()
         for node in tree.body[:-1]
         if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
     ]
@@ -358,8 +351,8 @@ def test_few_loose_modules() -> None:
 def test_docstrings_begin_with_one_line() -> None:
     """A summary that goes on in the next line is two sentences, or one that is too long."""
     long_summaries = []
-    for name, (_, tree) in modules().items():
-        for node in ast.walk(tree) if name.startswith("npu_kernels") else ():
+    for name, tree in modules("npu_kernels").items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 summary = (ast.get_docstring(node) or "").split("\n\n")[0]
                 long_summaries += [f"{name}: {summary}"] if "\n" in summary else []
@@ -405,7 +398,7 @@ def test_every_public_name_is_on_a_reference_page() -> None:
 
 def test_every_public_module_has_its_line() -> None:
     page = (ROOT / "docs" / "reference" / "modules.md").read_text("utf-8")
-    public = [name for name in modules() if name.startswith("npu_kernels") and not is_private(name)]
+    public = [name for name in files() if name.startswith("npu_kernels") and not is_private(name)]
     listed = re.findall(r"^   (npu_kernels[\w.]*)$", page, re.M)
     assert sorted(listed) == sorted(name for name in public if not name.endswith("__main__"))
 
@@ -485,7 +478,7 @@ def measures(sources: list[str]) -> dict[str, float]:
 def test_words_and_lengths(package: str) -> None:
     paths = [
         path
-        for name, (path, _) in modules().items()
+        for name, path in files().items()
         if name.split(".")[0] == package and not QUOTES.match(name)
     ]
     numbers = measures([path.read_text("utf-8") for path in paths])
@@ -527,7 +520,7 @@ def test_only_public_faces_say_what_a_neural_power_unit_is() -> None:
     faces = {"npu_kernels", *(f"npu_kernels.{name}" for name in names.split())}
     said = {
         name: (ast.get_docstring(tree) or "").partition("\n")[0]
-        for name, (_, tree) in modules().items()
+        for name, tree in modules().items()
         if tree.body  # the modules stand for the folder of an empty __init__
     }
     assert {name for name, line in said.items() if "Neural Power Unit, a layer" in line} <= faces
@@ -548,7 +541,7 @@ def test_only_one_place_asks_torch_for_the_matmul_precision() -> None:
     """torch's own answer raises once a device's setting differs; our module knows both settings."""
     asking = {
         name
-        for name, (path, _) in modules().items()
+        for name, path in files().items()
         if "get_float32_matmul_precision" in path.read_text("utf-8")
     }
     assert {name for name in asking if not name.startswith("tests.")} == {

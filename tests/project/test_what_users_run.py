@@ -156,12 +156,12 @@ def test_extras() -> None:
     assert extras == EXAMPLES.keys()
 
 
-@pytest.mark.parametrize("extra", EXAMPLES)
-def test_examples_of_extras(extra: str, tmp_path: Path) -> None:
+def test_examples_of_extras(tmp_path: Path) -> None:
     """The code runs with all extras installed; `make test-extras` has each of them alone."""
     for name in ("sklearn", "sympy", "pandas", "pint", "matplotlib", "torchdiffeq", "triton"):
         pytest.importorskip(name, reason=f"{name} is not installed")
-    run = run_forked(code_of(extra), cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    code = "\n".join(map(code_of, EXAMPLES))
+    run = run_forked(code, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
     assert run.returncode == 0, run.stderr
 
 

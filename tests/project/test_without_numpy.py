@@ -15,13 +15,15 @@ import torch
 torch.set_num_threads(1)
 """
 RUN_TWICE = """
-from npu_kernels import RealNPU
+from npu_kernels import NAU, NPU
 from npu_kernels.training import run
-x = torch.rand(20, 2) + 1
-for _ in range(2):  # the second time from the checkpoint, if there is one
-    torch.manual_seed(0)
-    result = run(RealNPU(2, 1), x, x[:, :1], steps=5, lr=0.01, checkpoint={checkpoint})
-print(len(result.losses))
+warnings.filterwarnings("ignore", message=".*makes its steps one by one")
+x = torch.rand(20, 2).to({dtype}) + 1
+for ends_early in (True, False):  # the second one goes on from the checkpoint, if there is one
+    model = torch.nn.Sequential(NPU(2, 3), NAU(3, 2)).to({dtype})
+    result = run(model, x, x, steps=20, lr=0.01, checkpoint={checkpoint}, callback_every=5,
+                 callbacks=lambda result: ends_early)
+    print(result.n_steps)
 """
 STAR = """
 from npu_kernels import *
@@ -35,28 +37,23 @@ except ImportError as error:
 """
 
 
-def run_without_numpy(code: str, folder: Path) -> str:
-    run = run_python("-c", WITHOUT_NUMPY + code, env={"PYTHONPATH": str(ROOT)}, cwd=folder)
-    assert run.returncode == 0, run.stderr
-    return run.stdout.strip()
-
-
-def test_quick_start(tmp_path: Path) -> None:
+def test_quick_start_trainings_and_names(tmp_path: Path) -> None:
+    """The last without a checkpoint and with one; the estimator is not among the names."""
     page = examples.of_page(ROOT / "docs" / "quickstart.md")
     assert len(page) >= 4
-    assert "[1000, 20]" in run_without_numpy("\n".join(example.code for example in page), tmp_path)
+    parts = [WITHOUT_NUMPY, *(example.code for example in page)]
+    for path, dtype in (("None", "torch.float32"), ("'run.pt'", "torch.bfloat16")):
+        parts.append(RUN_TWICE.format(checkpoint=path, dtype=dtype))
+    code = "\n".join([*parts, STAR, REGRESSOR])
+    run = run_python("-c", code, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "[1000, 20]" in run.stdout
+    assert run.stdout.split()[-7:] == ["5", "20", "5", "20", "3", "False", "numpy"]
 
 
-def test_star_import_leaves_out_the_estimator(tmp_path: Path) -> None:
-    assert run_without_numpy(STAR + REGRESSOR, tmp_path).split() == ["3", "False", "numpy"]
-    with_numpy = run_forked("import torch\n" + STAR, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
-    assert with_numpy.stdout.split() == ["3", "True"], with_numpy.stderr
-
-
-def test_training_run(tmp_path: Path) -> None:
-    """Without a checkpoint, and with one."""
-    code = "".join(RUN_TWICE.format(checkpoint=path) for path in ("None", "'run.pt'"))
-    assert run_without_numpy(code, tmp_path).split() == ["5", "5"]
+def test_star_import_has_the_estimator(tmp_path: Path) -> None:
+    run = run_forked("import torch\n" + STAR, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
+    assert run.stdout.split() == ["3", "True"], run.stderr
 
 
 def test_a_stand_in_for_numpy(tmp_path: Path) -> None:

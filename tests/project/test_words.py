@@ -48,8 +48,7 @@ def test_old_names() -> None:
     texts |= {name: str(getattr(value, "__doc__", "")) for name, value in public_values().items()}
     texts |= {
         f"{name}: {node.lineno}": node.value
-        for name, (_, tree) in modules().items()
-        if name.startswith("npu_kernels")
+        for name, tree in modules("npu_kernels").items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
