@@ -274,8 +274,8 @@ def _share(
     with Progress("fit_many", max(1, len(share)), sys.stderr, shown) as bar:
         try:
             fitted = _fitted([named[index] for index in share], model, folder, n_jobs)
-            for place, outcome in fitted:
-                outcomes[share[place]] = outcome
+            for number, outcome in fitted:
+                outcomes[share[number]] = outcome
                 bar.update(len(outcomes))
                 complete = complete and outcome.complete
         except KeyboardInterrupt:
@@ -311,9 +311,9 @@ def _fitted(
 ) -> Iterator[tuple[int, Outcome]]:
     """Places and outcomes as they come; none after the one that Ctrl-C has ended."""
     if n_jobs in (None, 1):
-        for place, (name, data) in enumerate(named):
+        for number, (name, data) in enumerate(named):
             outcome = _one(name, data, model, folder)
-            yield place, outcome
+            yield number, outcome
             if not outcome.complete:
                 return
         return
@@ -322,9 +322,9 @@ def _fitted(
     remaining = dict(enumerate(named))
     while remaining:
         try:
-            for place, outcome in _in_parallel(dict(remaining), model, folder, n_jobs):
-                del remaining[place]
-                yield place, outcome
+            for number, outcome in _in_parallel(dict(remaining), model, folder, n_jobs):
+                del remaining[number]
+                yield number, outcome
         except Exception as error:  # the backend's own, since `_one` keeps those of a fit
             # Jobs begin in their order, so these are the first that have not ended.
             at_work = dict(itertools.islice(remaining.items(), effective_n_jobs(n_jobs)))
@@ -333,12 +333,12 @@ def _fitted(
                 f"fit_many: a worker was lost ({type(error).__name__}); the next problems are "
                 f"fitted again, one at a time: {names}"
             )
-            for place, problem in at_work.items():
-                del remaining[place]
+            for number, problem in at_work.items():
+                del remaining[number]
                 try:
-                    yield from _in_parallel({place: problem}, model, folder, n_jobs)
+                    yield from _in_parallel({number: problem}, model, folder, n_jobs)
                 except Exception as again:
-                    yield place, Outcome(problem[0], None, again)
+                    yield number, Outcome(problem[0], None, again)
 
 
 def _in_parallel(
@@ -351,7 +351,8 @@ def _in_parallel(
     from joblib import Parallel, delayed, effective_n_jobs
 
     jobs = [
-        delayed(_placed)(place, name, data, model, folder) for place, (name, data) in named.items()
+        delayed(_numbered)(number, name, data, model, folder)
+        for number, (name, data) in named.items()
     ]
     try:
         parallel = Parallel(n_jobs=n_jobs, return_as="generator_unordered")
@@ -365,8 +366,8 @@ def _in_parallel(
         yield from outcomes
 
 
-def _placed(place: int, *problem: Any) -> tuple[int, Outcome]:
-    return place, _one(*problem)
+def _numbered(number: int, *problem: Any) -> tuple[int, Outcome]:
+    return number, _one(*problem)
 
 
 def _one(name: Any, data: tuple[Any, ...], model: NPURegressor, folder: Path | None) -> Outcome:
