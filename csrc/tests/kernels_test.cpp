@@ -448,8 +448,8 @@ int main(int count, char** names) {
       {1, 300, 480, 6}, {2, 1040, 20, 5}, {2, 1600, 17, 5}, {3, 51, 20, 7},   {1, 70, 4, 1},     {2, 70, 8, 1}};
   // Rows, inputs, outs, how often: sums whose rounding errors must not grow with the number of rows.
   const int64_t many[][4] = {{1, 1, 1, 1000003}, {1, 6, 2, 50001}, {1, 20, 3, 20001}, {3, 70, 5, 5001}};
-  // Large sizes come with six of the sixteen combinations, in which every property comes both ways. With a limit all do,
-  // and with the second, in which more layers share x.
+  // Large sizes come with six of the sixteen combinations, in which every property comes both ways. With a limit all
+  // do, and with the second, in which more layers share x.
   constexpr int64_t kMany = 100000;
   const bool limited = limit < kMany;
   for (int bits = 0; bits < 16; ++bits) {
