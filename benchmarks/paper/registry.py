@@ -5,7 +5,6 @@ from __future__ import annotations
 from benchmarks.paper import (
     fitted,
     fsir,
-    fsir_equation,
     gradient_surface,
     large,
     simple,
@@ -23,7 +22,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         fsir.EXPERIMENT,
         single_module.EXPERIMENT,
         fitted.EXPERIMENT,
-        fsir_equation.EXPERIMENT,
     )
 }
 TABLES: dict[str, Table] = {

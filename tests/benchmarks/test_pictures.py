@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import extrapolation
 from benchmarks.drawing import LETTERS, figure, headline, legend
-from benchmarks.paper import fsir, fsir_equation, large, report, single_module
+from benchmarks.paper import fsir, large, report, single_module
 from benchmarks.paper.__main__ import main
 from benchmarks.paper.registry import TABLES
 
@@ -20,9 +20,9 @@ def test_every_committed_table_with_a_picture_has_the_files_that_it_is_drawn_fro
 ):
     """Nothing but the folder is read; drawing itself is left out, it takes seconds."""
     drawn = []
-    for room in (large, fsir, fsir_equation, single_module):
+    for room in (large, fsir, single_module):
         monkeypatch.setattr(room.report, "save", lambda drawing, path: drawn.append(path.name))
-    for name in ("large", "fsir", "fsir-rk4", "fsir-equation", "single-module"):
+    for name in ("large", "fsir", "fsir-rk4", "single-module"):
         table = TABLES[name]
         assert report.draw(
             table, RESULTS / "paper", "svg"
@@ -31,7 +31,6 @@ def test_every_committed_table_with_a_picture_has_the_files_that_it_is_drawn_fro
         "pareto.svg",
         "fsir.svg",
         "fsir_rk4.svg",
-        "fsir_equation.svg",
         "single_module.svg",
     ]
     assert report.draw(TABLES["fitted"], RESULTS / "paper") is None  # it has none
@@ -40,11 +39,11 @@ def test_every_committed_table_with_a_picture_has_the_files_that_it_is_drawn_fro
 
 @pytest.mark.parametrize(("suffix", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_report_draws_anew_in_the_format_asked_for(suffix, start, tmp_path, capsys):
-    shutil.copy(RESULTS / "paper" / "fsir_equation.csv", tmp_path)
-    shutil.copy(RESULTS / "paper" / "fsir_equation_models.json", tmp_path)
+    shutil.copy(RESULTS / "paper" / "fsir_rk4.csv", tmp_path)
+    shutil.copy(RESULTS / "paper" / "fsir_rk4_models.json", tmp_path)
     assert main(["report", "--out", str(tmp_path), "--format", suffix]) == 0
-    assert (tmp_path / f"fsir_equation.{suffix}").read_bytes().startswith(start)
-    assert f"](fsir_equation.{suffix})" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / f"fsir_rk4.{suffix}").read_bytes().startswith(start)
+    assert f"](fsir_rk4.{suffix})" in (tmp_path / "report.md").read_text()
 
 
 def test_extrapolation(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ def module(model: str, h: int, parameters: Tensor) -> nn.Sequential:
     return layers
 
 
-def equations(model: str, h: int, parameters: Tensor, digits: int = 4) -> list[str]:
+def equations(model: str, h: int, parameters: Tensor) -> list[str]:
     """dS/dt, dI/dt, dR/dt of a power model as text, for states of at least 0; [] without sympy."""
     try:
         from npu_kernels.formula import extract
@@ -42,7 +41,7 @@ def equations(model: str, h: int, parameters: Tensor, digits: int = 4) -> list[s
         )
     except ImportError:
         return []
-    return formula.text(digits).splitlines()
+    return formula.text().splitlines()
 
 
 def keep_best(results: Results, path: Path) -> None:
@@ -62,29 +61,20 @@ def keep_best(results: Results, path: Path) -> None:
     files.write(path, json.dumps(chosen, indent=1))
 
 
-def paragraph(title: str, best: dict[str, Any], settings: str, digits: int = 4) -> list[str]:
-    """A kept RealNPU's equations under a title; nothing without sympy."""
-    parameters = torch.tensor(best["parameters"], dtype=torch.float64)
-    lines = equations("RealNPU", best["h"], parameters, digits)
-    facts = f"h {best['h']}, {settings}, error {number(best['mse'])}, {best['n_params']} parameters"
-    return [f"{title} ({facts}):\n\n{indented(lines)}\n"] if lines else []
-
-
-def indented(lines: Sequence[str]) -> str:
-    """Return a block of Markdown."""
-    return "\n".join(f"    {line}" for line in lines)
-
-
-def beside_the_true(parts: Sequence[str]) -> str:
-    """Paragraphs, and the true equation below them; nothing where there are none."""
-    true = indented(equations("RealNPU", 3, fsir.truth()[0]))
-    return "\n".join([*parts, "The true equation:\n", true]) + "\n" if parts else ""
-
-
 def section(path: Path) -> str:
     """The equation of the best RealNPU that one can read, beside the true one."""
     best = json.loads(path.read_text()).get("sparse RealNPU")
     if best is None:
         return ""
-    title = f"The best RealNPU with at most {FEW} parameters"
-    return beside_the_true(paragraph(title, best, f"beta {best['beta']:g}"))
+    parameters = torch.tensor(best["parameters"], dtype=torch.float64)
+    lines = equations("RealNPU", best["h"], parameters)
+    if not lines:  # without sympy
+        return ""
+    facts = f"h {best['h']}, beta {best['beta']:g}, error {number(best['mse'])}"
+    facts += f", {best['n_params']} parameters"
+    title = f"The best RealNPU with at most {FEW} parameters ({facts})"
+    fitted, true = (
+        "\n".join(f"    {line}" for line in of)
+        for of in (lines, equations("RealNPU", 3, fsir.truth()[0]))
+    )
+    return f"{title}:\n\n{fitted}\n\nThe true equation:\n\n{true}\n"

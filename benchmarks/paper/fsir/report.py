@@ -282,8 +282,7 @@ ENTRIES = (
         "Figure 5",
         "the weights of the best RealNPU",
         _weights,
-        "coarse steps: the true exponents are 0.5; with accurate ones and pruning `fsir-equation` "
-        "finds them",
+        "coarse steps: the true exponents are 0.5; `ode.fit` finds them",
     ),
     definitions("Table A1", "models of the fractional SIR task"),
 )
