@@ -34,7 +34,6 @@ from benchmarks.gpu.__main__ import MACHINE, ROWS
 from benchmarks.throughput import environment, suite, timing
 from benchmarks.throughput.cases import STEP, Case, Size
 from benchmarks.throughput.devices import DEVICES, Device
-from benchmarks.throughput.precompile import end_with_parent
 from npu_kernels import _triton, reference, use_backend
 from npu_kernels._jobs import files
 from npu_kernels._operators import dispatch
@@ -500,7 +499,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, required=True, help="for an item at most")
     parser.add_argument("--rehearse", action="store_true")
     options = parser.parse_args(argv)
-    end_with_parent()
+    environment.end_with_parent()
     stage = Stage(options.out, options.rehearse)
     common = {"part": options.part, **machine(stage)}
     for item in options.items:

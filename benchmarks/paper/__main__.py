@@ -19,13 +19,11 @@ import torch
 
 from benchmarks.arguments import command, positive, writable_folder
 from benchmarks.drawing import SUFFIXES
-from benchmarks.marked_blocks import MarksError
-from benchmarks.paper import report, workers
+from benchmarks.paper import report, runner
 from benchmarks.paper.experiment import VARIANTS, Experiment
 from benchmarks.paper.registry import EXPERIMENTS
-from benchmarks.paper.runner import Batch, Folder
+from benchmarks.paper.runner import Batch, Folder, Total
 from benchmarks.paper.session import Session
-from benchmarks.paper.workers import Total
 from benchmarks.throughput.environment import cores
 from npu_kernels._jobs import files
 
@@ -129,10 +127,9 @@ def perform(
 ) -> bool:
     """Run one experiment to its table; False if somebody stopped it."""
     batches = experiment.plan(options)
-    session = Session(experiment, options, batches, folder, min(options.jobs, len(batches)))
-    complete = workers.run(
-        session.table.name, batches, folder, options.jobs, session.announce, session.wall, total
-    )
+    session = Session(experiment, options, batches, folder)
+    name, announce = session.table.name, session.announce
+    complete = runner.run(name, batches, folder, options.jobs, announce, total)
     session.finish(complete)
     return complete
 
@@ -158,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not complete:
             print("stopped; what was done is kept, the same command goes on from there")
             return 130
-    except (RuntimeError, OSError, MarksError) as error:
+    except (RuntimeError, OSError, ValueError) as error:
         print(f"benchmarks.paper: {error}", file=sys.stderr)
         return 1
     print(report.write(options.out))

@@ -92,8 +92,8 @@ class Experiment:
     options: tuple[Option, ...] = ()  # beside those that all experiments have
     wrong: Callable[[Namespace], str] = lambda options: ""  # with the options together
     table: Callable[[Namespace], str] | None = None  # that a command fills; else the first
-    # All batches that share the table, the rounds of work one by one; `plan` is a part of a round.
-    rounds: Callable[[Namespace], list[list[Batch]]] | None = None
+    # All batches that may fill the table, of which `plan` has some.
+    everything: Callable[[Namespace], list[Batch]] = lambda options: []
     subset: Callable[[Namespace], str] = lambda options: ""  # what a command leaves out
 
     def filled(self, options: Namespace) -> Table:

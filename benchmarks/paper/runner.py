@@ -4,31 +4,36 @@ An experiment gives a list of `Batch`; a batch makes `Work` that advances by a n
 be saved and restored, and gives rows at its end. Two files of the folder hold all that is known of
 a batch, under a name with a hash of everything that decides its numbers:
 
-    NAME.checkpoint   the work in progress, replaced every few seconds
+    NAME.checkpoint   the work in progress, replaced from time to time (`npu_kernels._jobs.driver`)
     NAME.done         its rows and tensors; a batch that has this file is never run again
 
 A kill at any moment leaves the old file or the new one (`npu_kernels._jobs.files`). A later command
-takes from the folder what it can use, whatever its other settings.
+takes from the folder what it can use, whatever its other settings. Nothing but the order of work
+depends on the number of processes.
 """
 
 from __future__ import annotations
 
 import json
-import sys
+import multiprocessing
+import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 
+from benchmarks.throughput.environment import end_with_parent
 from npu_kernels._jobs import files
 from npu_kernels._jobs.checkpoint import digest, fingerprint
+from npu_kernels._jobs.driver import Progress, drive
 
 FORMAT = 3  # raise it when the same settings give other numbers than before
-SLICE_SECONDS = 0.5  # between looks at the clock and at requests to stop
-CHECKPOINT_SECONDS = 10.0
 
 T = TypeVar("T")
 
@@ -110,58 +115,156 @@ class Folder:
 # ---- one batch -----------------------------------------------------------------------------------
 
 
-def complete(
-    batch: Batch, folder: Folder, report: Callable[[float, bool], None], stopped: Callable[[], bool]
-) -> bool:
+class _Job:
+    """A batch as `drive` takes work. What its file belongs to is in the file's name."""
+
+    function = "benchmarks.paper"
+
+    def __init__(self, batch: Batch) -> None:
+        self.work, self.seconds = batch.make(batch), 0.0
+        self.total, self.done = self.work.total, self.work.done
+        self.fingerprint: dict[str, str] = {}
+
+    def advance(self, steps: int) -> None:
+        begin = time.monotonic()
+        self.work.advance(steps)
+        self.done = self.work.done
+        self.seconds += time.monotonic() - begin
+
+    def state(self) -> dict[str, Any]:
+        progress = {"work": self.work.state(), "seconds": self.seconds}
+        return {"fingerprint": self.fingerprint, **progress}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.work.restore(state["work"])
+        self.done, self.seconds = self.work.done, state["seconds"]
+
+
+def complete(batch: Batch, folder: Folder) -> bool:
     """Run a batch from where it stands to its end; False if it was stopped, its checkpoint saved.
 
-    `report` gets the share of the batch that was done since its last call, and whether an earlier
-    process did it.
+    Raises ValueError for a checkpoint that cannot be read, OSError where nothing can be written.
     """
-    checkpoint = folder.checkpoint_path(batch)
-    training, seconds = batch.make(batch), 0.0
-    if checkpoint.exists():
-        saved = load_file(checkpoint, "state", "seconds")
-        training.restore(saved["state"])
-        seconds = saved["seconds"]
-        report(training.done / training.total, True)
-
-    def save() -> None:
-        state = {"state": training.state(), "seconds": seconds}
-        try:
-            files.save(checkpoint, state)
-        except OSError as error:  # the work goes on without
-            reason = error.strerror or error
-            print(f"\n{checkpoint} could not be written: {reason}", file=sys.stderr)
-
-    steps, last_save = 1, time.monotonic()
-    while training.done < training.total:
-        if stopped():
-            save()
-            return False
-        steps = min(steps, training.total - training.done)
-        start = time.monotonic()
-        training.advance(steps)
-        end = time.monotonic()
-        seconds += end - start
-        report(steps / training.total, False)
-        if end - last_save > CHECKPOINT_SECONDS and training.done < training.total:
-            save()
-            last_save = end
-        # Towards the slice's length, at most four times more at once: the first steps are slow.
-        steps = max(1, min(4 * steps, int(steps * SLICE_SECONDS / max(end - start, 1e-6))))
-
-    rows, tensors = training.results()
-    done = folder.done_path(batch)
-    try:
-        files.save(done, {"rows": rows, "tensors": tensors, "seconds": seconds})
-    except OSError as error:
-        reason = f"{error.strerror or error}; the same command continues"
-        raise RuntimeError(f"{done} could not be written: {reason}") from None
+    job, checkpoint = _Job(batch), folder.checkpoint_path(batch)
+    drive(job, False, checkpoint)
+    if job.done < job.total:
+        return False
+    rows, tensors = job.work.results()
+    content = {"rows": rows, "tensors": tensors, "seconds": job.seconds}
+    files.save(folder.done_path(batch), content)
     checkpoint.unlink(missing_ok=True)
     return True
 
 
-def order(batches: Sequence[Batch]) -> list[Batch]:
-    """Sort by turns, in a turn the longest first, so that none runs alone at the end for long."""
-    return sorted(batches, key=lambda batch: (batch.turn, -batch.cost))
+# ---- all of them ---------------------------------------------------------------------------------
+
+
+class Total:
+    """The progress of a command, of all its experiments together, in seconds of expected work.
+
+    Args:
+        label: of the command.
+        batches: of all experiments.
+        folder: where the files are.
+    """
+
+    def __init__(self, label: str, batches: Sequence[Batch], folder: Folder) -> None:
+        self.done = self.before = sum(batch.cost for batch in batches if folder.is_done(batch))
+        self.progress = Progress(label, sum(batch.cost for batch in batches))
+
+    def add(self, batch: Batch, note: str) -> None:
+        """Show that a batch is done."""
+        self.done += batch.cost
+        self.progress.update(self.done, note, self.before)
+
+
+@contextmanager
+def _small_layers() -> Iterator[None]:
+    """Settings of this process for small layers, within the block."""
+    threads = torch.get_num_threads()
+    _set_small_layers()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)
+
+
+def _set_small_layers() -> None:
+    # One thread: layers this small do not fill two, and sums keep their order.
+    torch.set_num_threads(1)
+    # The penalty drives weights to 1e-40, where a processor is 3 to 5 times slower.
+    torch.set_flush_denormal(True)
+
+
+def _begin_worker() -> None:
+    """Prepare a process of --jobs."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the parent decides
+    _set_small_layers()
+
+
+def _in_processes(
+    batches: Sequence[Batch], folder: Folder, jobs: int
+) -> Generator[Batch, None, None]:
+    """Complete batches, several at once, and yield each when it is done.
+
+    SIGTERM ends the processes; each saves its batch first.
+    """
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(jobs, context, _begin_worker)
+    try:
+        futures = {pool.submit(complete, batch, folder): batch for batch in batches}
+        for future in as_completed(futures):
+            if future.result():
+                yield futures[future]
+    except BrokenProcessPool:
+        rest = "what was done is kept, the same command continues"
+        raise RuntimeError(f"a process died; {rest}") from None
+    finally:
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+def _in_this_process(batches: Sequence[Batch], folder: Folder) -> Generator[Batch, None, None]:
+    with _small_layers():
+        for batch in batches:
+            if not complete(batch, folder):
+                return
+            yield batch
+
+
+Announce = Callable[[Batch, dict[str, Any]], None]
+
+
+def run(
+    name: str, batches: Sequence[Batch], folder: Folder, jobs: int, announce: Announce, total: Total
+) -> bool:
+    """Complete all batches that are not done; False if somebody stopped it.
+
+    Args:
+        name: of the experiment.
+        batches: the work; the finished among it is only announced.
+        folder: where the files are.
+        jobs: processes.
+        announce: gets each batch and its result as it ends, the earlier ones first.
+        total: the progress of the command.
+    """
+    done = [batch for batch in batches if folder.is_done(batch)]
+    # By turns, in a turn the longest first, so that none runs alone at the end for long.
+    waiting = [batch for batch in batches if not folder.is_done(batch)]
+    waiting.sort(key=lambda batch: (batch.turn, -batch.cost))
+    for batch in done:
+        announce(batch, folder.result(batch))
+    if done:
+        print(f"{name}: {len(done)} of {len(batches)} batches were done before")
+    jobs = min(jobs, len(waiting))
+    several = jobs > 1
+    ended = _in_processes(waiting, folder, jobs) if several else _in_this_process(waiting, folder)
+    with closing(ended), suppress(KeyboardInterrupt):
+        for count, batch in enumerate(ended, len(done) + 1):
+            with total.progress.aside():
+                announce(batch, folder.result(batch))
+            total.add(batch, f"{name}: {count} of {len(batches)} batches")
+    return all(map(folder.is_done, waiting))

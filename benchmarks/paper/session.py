@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,36 +14,23 @@ from benchmarks.durations import duration
 from benchmarks.paper import report, tables
 from benchmarks.paper.experiment import Experiment
 from benchmarks.paper.runner import Batch, Folder
-from npu_kernels._jobs import files
 from npu_kernels.env import environment
 
 
 class Session:
-    """One command's part of an experiment; `processes` is for the table's comments."""
+    """One command's part of an experiment."""
 
     def __init__(
         self, experiment: Experiment, options: argparse.Namespace, batches: Sequence[Batch],
-        folder: Folder, processes: int,
+        folder: Folder,
     ) -> None:  # fmt: skip
         self.experiment, self.options, self.batches = experiment, options, batches
-        self.folder, self.processes = folder, processes
-        self.table = experiment.filled(options)
-        self.parts = experiment.rounds(options) if experiment.rounds else [list(batches)]
-        self.results: dict[str, dict[str, Any]] = {}  # by the batch's name
-        self.start = time.monotonic()
-        names = {batch.name for batch in batches}
-        self._part = next(part for part in self.parts if names <= {batch.name for batch in part})
-        self._before = self._seconds(self._part)
-        remaining = (batch for part in self.parts for batch in part if batch.name not in names)
-        self._others = [batch for batch in remaining if folder.is_done(batch)]
-        self.results.update((batch.name, folder.result(batch)) for batch in self._others)
-
-    def _clock(self, part: Sequence[Batch]) -> Path:
-        return self.folder.path / f"{min(batch.name for batch in part)}.seconds"
-
-    def _seconds(self, part: Sequence[Batch]) -> float:
-        clock = self._clock(part)
-        return float(clock.read_text()) if clock.exists() else 0.0
+        self.table, names = experiment.filled(options), {batch.name for batch in batches}
+        # Those of other commands that fill the same table.
+        everything = (b for b in experiment.everything(options) if b.name not in names)
+        beside = [batch for batch in everything if folder.is_done(batch)]
+        self._ordered = [*beside, *batches]
+        self.results = {b.name: folder.result(b) for b in beside}  # by the batch's name
 
     def announce(self, batch: Batch, result: dict[str, Any]) -> None:
         """Print the rows of a finished batch and add them to the table."""
@@ -53,7 +38,10 @@ class Session:
         for row in result["rows"]:
             cells = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
             print("  ".join(cells))
-        self._try(self._write)
+        try:
+            self._write()
+        except OSError as error:  # the next write contains everything again
+            print(f"\n{error.filename} could not be written: {error.strerror}", file=sys.stderr)
 
     def finish(self, complete: bool) -> None:
         """End a command; if all batches are done, write what is made from them."""
@@ -70,22 +58,7 @@ class Session:
 
     def pairs(self) -> list[tuple[Batch, dict[str, Any]]]:
         """The finished batches, in the order of the table."""
-        ordered = [*self._others, *self.batches]
-        return [(b, self.results[b.name]) for b in ordered if b.name in self.results]
-
-    def wall(self) -> float:
-        """Seconds of all commands on these batches until now, without the idle time between."""
-        wall = self._before + time.monotonic() - self.start
-        self._try(lambda: files.write(self._clock(self._part), f"{wall:.1f}"))
-        return wall
-
-    def _try(self, write: Callable[[], None]) -> None:
-        """Write; a failure is only reported, because the next write contains everything again."""
-        try:
-            write()
-        except OSError as error:
-            path = error.filename or self.folder.path
-            print(f"\n{path} could not be written: {error.strerror}", file=sys.stderr)
+        return [(b, self.results[b.name]) for b in self._ordered if b.name in self.results]
 
     def _write(self) -> None:
         rows = [row for _, result in self.pairs() for row in result["rows"]]
@@ -95,34 +68,24 @@ class Session:
         tables.write(path, comments, self.table.columns, rows)
 
     def _comments(self) -> list[str]:
-        """The table's contents, the machine, the versions, the time."""
+        """The table's contents, the machine, the versions, the work."""
         facts, options = environment(), self.options
         subset = self.experiment.subset(options)
         on_gpu = torch.device(options.device).type == "cuda"
         device = facts["cuda" if on_gpu else "cpu instruction set"]
-        lacking = f"incomplete: {self.missing} of {len(self.batches)} batches are missing"
+        missing = sum(batch.name not in self.results for batch in self.batches)
+        lacking = f"incomplete: {missing} of {len(self.batches)} batches are missing"
+        seconds = sum(result["seconds"] for result in self.results.values())
         title = [
             self.table.name,
             f"variant {options.variant}" if self.experiment.variants else "",
             subset,
             "quick: few steps" if options.quick else "",
-            lacking if self.missing else "",
+            lacking if missing else "",
         ]
         return [
             ", ".join(filter(None, title)),
             f"{facts['processor']}, {facts['cores']} cores, {device}, {facts['system']}",
             f"npu_kernels {facts['npu_kernels']}, torch {facts['torch']}, Python {facts['python']}",
-            self.line(),
+            f"{duration(seconds)} of work",
         ]
-
-    @property
-    def missing(self) -> int:
-        """The number of batches of the command that are not done."""
-        return sum(batch.name not in self.results for batch in self.batches)
-
-    def line(self) -> str:
-        """The time of all rounds that share the table."""
-        rounds = sum(self._seconds(part) for part in self.parts if part is not self._part)
-        wall = f"wall time {duration(rounds + self.wall())} with {self.processes} processes"
-        seconds = sum(result["seconds"] for result in self.results.values())
-        return f"{wall}; {duration(seconds)} of work in all"

@@ -120,27 +120,21 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def same_share(count: int, total: int, other: int, of: int) -> float:
-    """Fisher's exact two-sided probability that two shares differ by chance as much as these.
+    """Fisher's exact two-sided probability that two shares differ by chance as much as these."""
+    from scipy.stats import fisher_exact
 
-    It is the sum over all tables with the same sums that are no more probable.
-    """
-    both = count + other
-
-    def ways(first: int) -> int:
-        return math.comb(total, first) * math.comb(of, both - first)
-
-    tables = [ways(first) for first in range(max(0, both - of), min(total, both) + 1)]
-    return sum(number for number in tables if number <= ways(count)) / sum(tables)
+    table = [[count, total - count], [other, of - other]]
+    return float(fisher_exact(table).pvalue)
 
 
-def wilson(count: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson(count: int, total: int) -> tuple[float, float]:
     """Wilson's 95 % confidence interval of a share of which `count` of `total` trials were seen."""
     if total == 0:
         return 0.0, 1.0
-    share, spread = count / total, z * z / total
-    centre = (share + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / (4 * total))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    from scipy.stats import binomtest
+
+    low, high = binomtest(count, total).proportion_ci(method="wilson")
+    return float(low), float(high)
 
 
 SIGNS = {"add": "+", "mul": "×", "div": "÷", "sqrt": "√", "sub": "-"}

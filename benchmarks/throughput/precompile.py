@@ -7,11 +7,8 @@ its cache folder, where the tuner's own launch finds it.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import multiprocessing
-import signal
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -20,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.throughput.environment import end_with_parent
 from benchmarks.throughput.orders import Order, Task, order
 
 Config = dict[str, int]
@@ -27,12 +25,6 @@ Target = tuple[str, Any, int]  # backend, architecture, threads of a warp
 
 BATCH_SECONDS = 60.0  # for a batch: an assembler that takes longer spills, or never ends
 NOT_IN_TIME = "not compiled in time"
-
-
-def end_with_parent() -> None:
-    """Let the system end this process with the thread that has started it; Linux only."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def compile_only(target: Target) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.paper import gradient_surface, runner, session, tables, workers
+from benchmarks.paper import gradient_surface, runner, session, tables
 from benchmarks.paper.__main__ import ALL, arguments, main, parts
 from benchmarks.paper.fsir import task as fsir
-from benchmarks.paper.fsir_equation import search
 from benchmarks.paper.large import task as large
 from benchmarks.paper.registry import EXPERIMENTS
 from benchmarks.paper.runner import Folder
@@ -27,11 +26,8 @@ SMALL: list[tuple[Any, str, Any]] = [
     (fsir, "QUICK_STEPS", 2),
     (fsir, "QUICK_ITERATIONS", 2),
     (fsir, "QUICK_WIDTHS", (6,)),
-    (search, "QUICK", (2, 1, 1)),
-    (search, "WIDTHS", (1, 2)),
     (gradient_surface, "W1", gradient_surface.W1[::10]),
     (session, "available", lambda: False),  # no pictures
-    (runner, "CHECKPOINT_SECONDS", 0.0),
 ]
 SCRIPT = """
 import os, signal, sys
@@ -110,7 +106,7 @@ def check_contents(out: Path) -> None:
         comments, rows = tables.read(out / f"{name}.csv")
         assert tuple(rows[0]) == fsir.COLUMNS
         assert len(rows) == count
-        assert any("wall time" in comment for comment in comments)
+        assert any("of work" in comment for comment in comments)
         models = json.loads((out / f"{name}_models.json").read_text())
         assert len(models["RealNPU"]["parameters"]) == fsir.size("RealNPU", 6)
 
@@ -132,13 +128,14 @@ def test_time_left_is_that_of_everything(tmp_path: Path, monkeypatch: pytest.Mon
     folder.create()
     first, second = (simple.batches(["NPU"], seeds, 10, "code", "cpu") for seeds in (1, 2))
     shown: list[tuple[float, str, float]] = []
-    monkeypatch.setattr(workers, "WATCH_SECONDS", 0.0)
-    cost = first[0].cost + second[0].cost
-    total = workers.Total("all", [*first, *second], folder)
+    total = runner.Total("all", [*first, *second], folder)
     monkeypatch.setattr(total.progress, "update", lambda *values: shown.append(values))
-    assert workers.run("one", first, folder, 1, lambda batch, result: None, total=total)
-    assert shown[-1] == (pytest.approx(first[0].cost, rel=1e-3), "one: 1 of 1 batches", 0.0)
-    assert workers.run("two", second, folder, 1, lambda batch, result: None, total=total)
-    assert shown[-1] == (pytest.approx(cost, rel=1e-3), "two: 1 of 1 batches", 0.0)
-    later = workers.Total("all", [*first, *second], folder)
-    assert later.done == later.earlier == later.total == cost
+    for name, batches in (("one", first), ("two", second)):
+        assert runner.run(name, batches, folder, 1, lambda batch, result: None, total)
+    cost = first[0].cost + second[0].cost
+    assert shown == [
+        (first[0].cost, "one: 1 of 1 batches", 0),
+        (cost, "two: 1 of 1 batches", 0),
+    ]
+    later = runner.Total("all", [*first, *second], folder)
+    assert later.done == later.before == cost

@@ -5,14 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.paper import runner, workers
+from benchmarks.paper import runner
 from benchmarks.paper.runner import Batch, Folder, complete
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,35 +85,32 @@ def folder(tmp_path: Path) -> Folder:
     return created
 
 
-def quietly(share: float, earlier: bool) -> None:
-    pass
-
-
-def stop_after(calls: int) -> Callable[[], bool]:
-    remaining = [calls]
-
-    def stopped() -> bool:
-        remaining[0] -= 1
-        return remaining[0] < 0
-
-    return stopped
+def run(batches: list[Batch], folder: Folder, jobs: int, announce: Announced) -> bool:
+    total = runner.Total("test", batches, folder)
+    with total.progress:
+        return runner.run("test", batches, folder, jobs, announce, total)
 
 
 # ---- one process ---------------------------------------------------------------------------------
 
 
-def test_stopped_batch_goes_on_where_it_was(folder: Folder, tmp_path: Path) -> None:
+def test_stopped_batch_goes_on_where_it_was(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (batch,) = plan(tmp_path / "trace", 1)
-    assert not complete(batch, folder, quietly, stop_after(2))
+    advance = Sums.advance
+
+    def interrupted(self: Sums, steps: int) -> None:
+        advance(self, steps)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sums, "advance", interrupted)
+        assert not complete(batch, folder)
     assert not folder.is_done(batch)
-    done = runner.load_file(folder.checkpoint_path(batch))["state"]["done"]
+    done = runner.load_file(folder.checkpoint_path(batch))["work"]["done"]
     assert 0 < done < TRACE_STEPS
-    shares: list[tuple[float, bool]] = []
-    assert complete(
-        batch, folder, lambda share, earlier: shares.append((share, earlier)), lambda: False
-    )
-    assert shares[0] == (done / TRACE_STEPS, True)
-    assert sum(share for share, _ in shares) == pytest.approx(1)
+    assert complete(batch, folder)
     assert not folder.checkpoint_path(batch).exists()
     assert [row["value"] for row in folder.result(batch)["rows"]] == [
         expected(TRACE_STEPS, 0),
@@ -124,20 +120,19 @@ def test_stopped_batch_goes_on_where_it_was(folder: Folder, tmp_path: Path) -> N
 
 def test_finished_batches_are_announced_and_not_repeated(folder: Folder, tmp_path: Path) -> None:
     trace, first, second = tmp_path / "trace", Announced(), Announced()
-    assert workers.run("test", plan(trace, 2), folder, 1, first)
+    assert run(plan(trace, 2), folder, 1, first)
     before = trace.read_text()
-    assert workers.run("test", plan(trace, 2), folder, 1, second)
+    assert run(plan(trace, 2), folder, 1, second)
     assert trace.read_text() == before
     assert first.values == second.values == {s: expected(TRACE_STEPS, s) for s in (0, 1, 10, 11)}
 
 
-def test_unreadable_file_is_named(folder: Folder, tmp_path: Path) -> None:
-    (batch,) = plan(tmp_path / "trace", 1)
-    folder.checkpoint_path(batch).write_bytes(b"torn")
-    with pytest.raises(
-        RuntimeError, match=r"test-0-.*checkpoint cannot be read: it is no file that .* delete it"
-    ):
-        complete(batch, folder, quietly, lambda: False)
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_unreadable_file_is_named(folder: Folder, tmp_path: Path, jobs: int) -> None:
+    batches = plan(tmp_path / "trace", 2)
+    folder.checkpoint_path(batches[1]).write_bytes(b"torn")
+    with pytest.raises(ValueError, match=r"checkpoint .* got '.*test-1-.*': it is no file that"):
+        run(batches, folder, jobs, Announced())
 
 
 # ---- several processes ---------------------------------------------------------------------------
@@ -145,30 +140,24 @@ def test_unreadable_file_is_named(folder: Folder, tmp_path: Path) -> None:
 
 def test_workers_give_the_same(folder: Folder, tmp_path: Path) -> None:
     announced = Announced()
-    assert workers.run("test", plan(tmp_path / "trace", 3), folder, 2, announced)
+    assert run(plan(tmp_path / "trace", 3), folder, 2, announced)
     assert announced.values == {s: expected(TRACE_STEPS, s) for s in (0, 1, 2, 10, 11, 12)}
-
-
-def test_dead_worker_is_named_and_the_rest_is_kept(folder: Folder, tmp_path: Path) -> None:
-    batches = plan(tmp_path / "trace", 1)
-    folder.checkpoint_path(batches[0]).write_bytes(b"torn")
-    with pytest.raises(RuntimeError, match=r"a worker died \(code 1\).*the same command continues"):
-        workers.run("test", batches, folder, 2, Announced())
 
 
 SCRIPT = """
 import sys
 from pathlib import Path
-from benchmarks.paper import runner, workers
+from benchmarks.paper import runner
+from npu_kernels._jobs import checkpoint, driver
 from tests.benchmarks import test_paper_runner as t
 
-runner.CHECKPOINT_SECONDS = runner.SLICE_SECONDS = 0.05  # in worker processes too
+checkpoint.CHECKPOINT_SECONDS = driver.SLICE_SECONDS = 0.05  # in worker processes too
 if __name__ == "__main__":
     folder = runner.Folder(Path(sys.argv[1]) / "work")
     folder.create()
     batches = t.plan(Path(sys.argv[1]) / "trace", int(sys.argv[2]), float(sys.argv[3]))
     announce, jobs = t.Announced(), int(sys.argv[4])
-    sys.exit(0 if workers.run("test", batches, folder, jobs, announce) else 130)
+    sys.exit(0 if t.run(batches, folder, jobs, announce) else 130)
 """
 
 
@@ -195,15 +184,13 @@ def test_a_signal_loses_nothing(tmp_path: Path, folder: Folder, name: str, jobs:
     wait_for_steps(trace, 12)
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == (-9 if number == signal.SIGKILL else 130), output
+    assert process.returncode == (130 if number == signal.SIGINT else -number), output
     assert "Traceback" not in output
-    # orphans see that their parent is gone
-    time.sleep(1.5 if jobs > 1 and number == signal.SIGKILL else 0)
     batches = plan(trace, 2, 0.05)
     assert not all(map(folder.is_done, batches))
     assert any(folder.checkpoint_path(batch).exists() for batch in batches)
     announced = Announced()
     before = len(trace.read_text().split())
-    assert workers.run("test", batches, folder, 1, announced)
+    assert run(batches, folder, 1, announced)
     assert announced.values == {s: expected(TRACE_STEPS, s) for s in (0, 1, 10, 11)}
     assert len(trace.read_text().split()) > before

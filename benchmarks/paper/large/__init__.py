@@ -29,6 +29,6 @@ SNAPSHOTS = Experiment(
     snapshots.plan,
     variants=(),
     options=(Option("points", snapshots.POINTS, "own or the authors' shared", several=True),),
-    rounds=snapshots.rounds,
+    everything=snapshots.everything,
     subset=snapshots.subset,
 )  # fmt: skip

@@ -84,9 +84,9 @@ def plan(options: Namespace, points: Sequence[str] | None = None) -> list[Batch]
     return planned
 
 
-def rounds(options: Namespace) -> list[list[Batch]]:
-    """Return one round with all batches: what a command leaves out fills the same table."""
-    return [plan(options, POINTS)]
+def everything(options: Namespace) -> list[Batch]:
+    """The batches of all points: what a command leaves out fills the same table."""
+    return plan(options, POINTS)
 
 
 def subset(options: Namespace) -> str:

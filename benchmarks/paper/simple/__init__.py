@@ -27,6 +27,6 @@ EXPERIMENT = Experiment(
         Option("units", tuple(task.RECIPES), "only these", several=True),
         Option("operations", task.TASKS, "only these", several=True),
     ),
-    rounds=lambda options: [task.plan(options, list(task.RECIPES))],
+    everything=lambda options: task.plan(options, list(task.RECIPES)),
     subset=_subset,
 )  # fmt: skip

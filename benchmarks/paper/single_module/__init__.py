@@ -23,5 +23,5 @@ EXPERIMENT = Experiment(
         Option("operations", tuple(task.OPERATIONS), "only these", several=True),
     ),
     wrong=plan.wrong,
-    rounds=plan.rounds,
+    everything=plan.everything,
 )  # fmt: skip

@@ -69,15 +69,15 @@ def rows(seeds: list[int], op: str, count: int, device: torch.device) -> tuple[T
 
 def plan(options: Namespace) -> list[Batch]:
     """The batches of a command."""
-    return _round(options, options.recipe, options.units, options.operations)
+    return _of_recipe(options, options.recipe, options.units, options.operations)
 
 
-def rounds(options: Namespace) -> list[list[Batch]]:
+def everything(options: Namespace) -> list[Batch]:
     """The batches of every recipe: they share the table."""
-    return [_round(options, recipe) for recipe in task.RECIPES]
+    return [batch for recipe in task.RECIPES for batch in _of_recipe(options, recipe)]
 
 
-def _round(options: Namespace, recipe: str, *chosen: Sequence[str] | None) -> list[Batch]:
+def _of_recipe(options: Namespace, recipe: str, *chosen: Sequence[str] | None) -> list[Batch]:
     seeds = options.seeds or (task.QUICK_SEEDS if options.quick else task.SEEDS)
     steps = task.QUICK_STEPS if options.quick else task.STEPS
     return batches(recipe, seeds, steps, options.device, *chosen)
