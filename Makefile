@@ -95,12 +95,12 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h' 'benchmarks/*.cpp')
+	$(BIN)/clang-format --dry-run --Werror $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h')
 
 format: install $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h' 'benchmarks/*.cpp')
+	$(BIN)/clang-format -i $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h')
 
 bench: install
 	$(BIN)/python -m benchmarks.throughput $(ARGS)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -19,7 +18,7 @@ import torch
 from benchmarks.arguments import command, listed, positive, seconds
 from benchmarks.rows_command import ReportError, earlier
 from benchmarks.throughput import cases as suite_cases
-from benchmarks.throughput import environment, peak, results, rivals, suite
+from benchmarks.throughput import environment, results, rivals, suite
 from benchmarks.throughput.cases import GPU_SIZES, PASSES, QUICK_SIZES, Case, Size
 from benchmarks.throughput.devices import DEVICES, Device
 from benchmarks.throughput.environment import cores, named_threads
@@ -154,16 +153,6 @@ def measure(
         print(line)
 
 
-def _peaks(threads: int, device: Device, tell: Callable[[str], None]) -> dict[str, peak.Peak]:
-    if device.name != "cpu":
-        return {}
-    try:
-        return peak.peaks(threads)
-    except (OSError, RuntimeError, subprocess.CalledProcessError) as problem:
-        tell(f"without the share of the peak: {problem}")
-        return {}
-
-
 def _measure_cases(
     cases: Sequence[Case], names: Sequence[str], threads: int, device: Device,
     common: dict[str, Any], output: TextIO | None, tell: Callable[[str], None],
@@ -174,14 +163,14 @@ def _measure_cases(
     title = named_threads(threads)
     product, copy = limits.product_rate / 1e9, limits.copy_rate / 1e9
     print(f"\n{title}: a @ b {product:.0f} GFLOP/s, copy {copy:.1f} GB/s")
-    peaks, settings = _peaks(threads, device, tell), common["settings"]
+    settings = common["settings"]
     rows: list[suite.Row] = []
     with Progress(title, len(cases)) as progress:
         for number, case in enumerate(cases, 1):
             with progress.aside():
                 print(f"\n[{number}/{len(cases)}] {case}, {title}", flush=True)
             measured = suite.measure(
-                case, names, threads, settings["seconds"], limits=limits, peaks=peaks,
+                case, names, threads, settings["seconds"], limits=limits,
                 with_memory=settings["memory"], tell=tell, device=device,
             )  # fmt: skip
             with progress.aside():

@@ -128,15 +128,6 @@ def _in_graphs(group: Group) -> dict[str, str]:
     return cells
 
 
-def _share(ours: Row, key: str) -> str:
-    """A share in percent; of the peak also what the tiles did, where the layer used them."""
-    if ours.get(key) is None:
-        return ""
-    tiles = key == "share_of_peak" and "tile_gflops" in ours
-    rate = f" (tiles {ours['tile_gflops']:.0f} GFLOP/s)" if tiles else ""
-    return f"{100 * ours[key]:.0f} %{rate}"
-
-
 def _layer(case: Case) -> str:
     i, units, o = case.size.inputs, hidden(case.size), case.size.outputs
     chain = f"NPU({i}, {units}) -> NAU({units}, {o})"
@@ -169,12 +160,12 @@ def _table(groups: Groups) -> str:
     records, titles = [], COLUMNS | YARDSTICKS
     for (case, threads), group in groups.items():
         if "ours" in group:
+            share = group["ours"].get("share_of_limit")
             records.append({
                 **_case(case), "threads": str(threads), **_compared(group, titles),
                 "error (eager's)": _pair(group, "error", ".1e"),
                 "peak MiB (eager's)": _pair(group, "peak_bytes", ".1f", 2**20),
-                "of the limit": _share(group["ours"], "share_of_limit"),
-                "of the peak": _share(group["ours"], "share_of_peak"),
+                "of the limit": "" if share is None else f"{100 * share:.0f} %",
             })  # fmt: skip
     return record_table(records)
 

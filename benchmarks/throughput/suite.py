@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +14,6 @@ from benchmarks.throughput import memory, rivals, timing
 from benchmarks.throughput.cases import PRODUCTS, STEP, Case, Operands, cost, draw
 from benchmarks.throughput.devices import DEVICES, Cuda, Device
 from benchmarks.throughput.environment import Limits
-from benchmarks.throughput.peak import TILES, VECTORS, Peak
 from npu_kernels._operators.precision import float32_matmul_precision
 
 Row = dict[str, Any]
@@ -32,9 +31,8 @@ def wants_memory(case: Case) -> bool:
 
 def measure(
     case: Case, names: Sequence[str], threads: int, seconds: float, *,
-    limits: Limits | None = None, peaks: Mapping[str, Peak] | None = None,
-    with_memory: bool = False, tell: Callable[[str], None] = lambda line: None,
-    device: Device = DEVICES["cpu"],
+    limits: Limits | None = None, with_memory: bool = False,
+    tell: Callable[[str], None] = lambda line: None, device: Device = DEVICES["cpu"],
 ) -> list[Row]:  # fmt: skip
     """The rows of one case, ours first. `names`: the rivals; `tell` gets why one cannot run."""
     torch.set_num_threads(threads)
@@ -46,7 +44,6 @@ def measure(
     clock = timing.PROCESSOR if threads == 1 and by_processor else timing.WALL
     with timing.Crowd() as crowd:
         runs = {name: workload.run for name, workload in workloads.items()}
-        runs |= {name: peak.run for name, peak in (peaks or {}).items()}
         read = time.process_time if clock == timing.PROCESSOR else time.perf_counter
         wakes = rivals.ONE_THREAD in workloads
         block = timing.THREADS_BLOCK_SECONDS if wakes else timing.BLOCK_SECONDS
@@ -74,8 +71,6 @@ def measure(
             bound = cost(case)
             if bound is not None and name not in rivals.YARDSTICKS:
                 row["share_of_limit"] = limits.seconds(bound) / timing.spread(times[name]).median
-        if peaks:
-            row |= _of_the_peak(case, name, times, peaks)
         if with_memory and name in MEMORY_RIVALS and wants_memory(case):
             peak = _peak(workloads[name], name, case, threads, device)
             row["peak_bytes"], why, row["peak_method"] = peak
@@ -129,23 +124,6 @@ def _times(times: Sequence[float], ours: Sequence[float]) -> Row:
     }
 
 
-def _of_the_peak(
-    case: Case, name: str, times: Mapping[str, Sequence[float]], peaks: Mapping[str, Peak]
-) -> Row:
-    """The rates in registers in these rounds, and the case's products as a share of them."""
-    keys = {VECTORS: "peak_gflops", TILES: "tile_gflops"}
-    row = {
-        keys[key]: 2e-9 * peak.multiply_adds / timing.spread(times[key]).median
-        for key, peak in peaks.items()
-    }
-    bound = cost(case)
-    if bound is not None and name not in rivals.YARDSTICKS:
-        # Round by round: a core that is shared slows both.
-        share = timing.ratios(times[VECTORS], times[name]).median
-        row["share_of_peak"] = share * bound[0] / (2.0 * peaks[VECTORS].multiply_adds)
-    return row
-
-
 def _peak(
     workload: rivals.Workload, name: str, case: Case, threads: int, device: Device
 ) -> tuple[int | None, str, str]:
@@ -164,8 +142,6 @@ def show(row: Row) -> str:
         line += f"  error {row['error']:.1e}"
     if row.get("share_of_limit") is not None:
         line += f"  {100 * row['share_of_limit']:.0f} % of the limit"
-    if row.get("share_of_peak") is not None:
-        line += f", {100 * row['share_of_peak']:.0f} % of the peak"
     if row.get("device_us") is not None:
         line += f"  device {row['device_us']:.1f} us in {row['launches']:.0f} launches"
     if row.get("peak_bytes") is not None:
