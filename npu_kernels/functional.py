@@ -41,7 +41,7 @@ fast_path.load()
 if fast_path.reason:
     dispatch.without_fast_path(fast_path.reason)
 for _name in ops.LAYERS:
-    fast_path.set_backward(_name, autograd.GRADIENTS[_name])
+    fast_path.set_backward(_name, autograd.DERIVATIVES[_name].gradients)
 fast_path.set_backward("nmu", autograd.nmu_gradients)
 fast_path.set_backward(ops.SECOND, autograd.npu_second)
 fast_path.set_backward("nau", autograd.nau_gradients)

@@ -37,11 +37,9 @@ _get_unwrapped = torch._C._functorch.get_unwrapped
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
-Gradients = Callable[..., tuple[Tensor | None, ...]]
-# The derivatives of the gradients in closed form.
-_CLOSED_FORMS: dict[str, Callable[..., list[Tensor | None]]] = {
-    "npu": second_derivatives.npu_second
-}
+# From the arguments of a backward operator; None in place of an empty gradient.
+Gradients = Callable[[tuple[Any, ...]], tuple[Tensor | None, ...]]
+Formula = Callable[[Sequence[Any]], tuple[Tensor, ...]]  # of tensors
 
 
 def eager_only() -> bool:
@@ -85,34 +83,32 @@ def outside_of_transforms(tensors: Sequence[Tensor | None]) -> list[Tensor | Non
     return plain if any(tensor is not None and tensor.requires_grad for tensor in plain) else None
 
 
-def apply_alone(function: type[Function], *inputs: Any) -> Any:
+def apply_alone(function: type[Function], inputs: Sequence[Any]) -> Any:
     """Apply a Function to tensors that no active transform concerns."""
     active = _transforms_active()
     with temporarily_clear_interpreter_stack() if active else contextlib.nullcontext():
         return super(Function, function).apply(*inputs)  # type: ignore[misc]
 
 
-def undifferentiated(operator: Any, *arguments: Any) -> Any:
+def undifferentiated(operator: Any, arguments: Sequence[Any]) -> Any:
     """Call an operator below autograd: the caller has a derivative of its own."""
-    if is_compiling():
-        return operator(*arguments)
-    with _below_autograd():
+    with contextlib.nullcontext() if is_compiling() else _below_autograd():
         return operator(*arguments)
 
 
 def differentiate(
-    formula: Callable[..., tuple[Tensor, ...]],
+    formula: Formula,
     inputs: Sequence[Tensor | None],
     needed: Sequence[bool],
     grads: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """Return gradients of ``formula(*inputs)`` for the needed inputs, from those of its outputs."""
+    """Return gradients of ``formula(inputs)`` for the needed inputs, from those of its outputs."""
     create_graph = torch.is_grad_enabled()
     device_type = next(t for t in inputs if t is not None).device.type
     with torch.enable_grad(), torch.autocast(device_type, enabled=False):
         # Aliases: an input may be computed from another one, whose gradient must not be included.
         aliases = [None if t is None else t.view_as(t) for t in inputs]
-        pairs = zip(formula(*in_float32(aliases)), grads, strict=True)
+        pairs = zip(formula(in_float32(aliases)), grads, strict=True)
         outputs = [(y, g.to(y.dtype)) for y, g in pairs if g is not None and y.requires_grad]
         sources = [t for t, need in zip(aliases, needed, strict=True) if t is not None and need]
         if not outputs or not sources:
@@ -125,7 +121,7 @@ def differentiate(
 
 
 def pull(
-    formula: Callable[..., tuple[Tensor, ...]],
+    formula: Formula,
     inputs: Sequence[Tensor | None],
     grads: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
@@ -144,7 +140,7 @@ def pull(
         arguments: list[Tensor | None] = [None] * len(inputs)
         for i, tensor in zip(present, tensors, strict=True):
             arguments[i] = tensor
-        all_outputs = formula(*arguments)
+        all_outputs = formula(arguments)
         return tuple(all_outputs[i] for i in outputs_with_grads)
 
     by_outputs: Callable[..., Any] = torch.func.vjp(outputs, *(inputs[i] for i in present))[1]
@@ -161,18 +157,23 @@ def in_float32(tensors: Sequence[Any]) -> list[Any]:
 
 
 class Derivative:
-    """What the Functions of one layer share: the sizes of its arguments, and its gradients."""
+    """What the Functions of one layer share: the sizes of its arguments, and its gradients.
+
+    The arguments of a gradient are those of the backward operator: grad_y, the operands, what was
+    saved, all options and `needs`.
+    """
 
     def __init__(self, layer: ops.Layer) -> None:
         self.forward_operator, self.backward_operator = layer.forward, layer.backward
         self.backward_name = f"{layer.name}_backward"
         self.forward_formula: Callable[..., Any] = getattr(reference, f"{layer.name}_forward")
         self.formula: Callable[..., tuple[Tensor, ...]] = getattr(reference, self.backward_name)
-        self.closed_form = _CLOSED_FORMS.get(layer.name)
+        self.has_closed_form = layer.name == "npu"
         self.operands, self.keep, self.takes_y = layer.operands, layer.keep, layer.takes_y
         self.forward_inputs = layer.operands + len(layer.options)
-        self.saved_end = layer.operands + len(layer.saved)
-        # The formula computes what was saved again, so that it is differentiable.
+        self.tensors = 1 + layer.operands + len(layer.saved)  # of the arguments of a gradient
+        # What the second derivative takes of these tensors.
+        self.stored = self.tensors if self.has_closed_form else 1 + layer.operands
         self.recomputed = (None,) * len(layer.saved)
         self.no_options = (None,) * (len(layer.options) + len(layer.backward_options))
         # Which operands need a gradient, as flags and as bits: adding bits at each call is slower.
@@ -180,55 +181,58 @@ class Derivative:
         self.flags_of = {bits: flags for flags, bits in self.bits_of.items()}
         self.all_bits = (1 << layer.operands) - 1
         title = layer.name.upper()
-        self.function: Any = _function(f"{title}Function", *_layer_steps(self))
+        self.function: Any = _function(f"{title}Function", _layer_steps(self))
         steps = _backward_operator_steps(self)
-        self.backward_function: Any = _function(f"{title}BackwardFunction", *steps)
-        launching: Any = _function(f"{title}Function", *_launching_steps(self))
+        self.backward_function: Any = _function(f"{title}BackwardFunction", steps)
+        launching: Any = _function(f"{title}Function", _launching_steps(self))
         # What Function.apply calls in the end; the rest of it is for the transforms of torch.func,
         # which see no launcher.
         self.launching: Callable[..., Tensor] = super(Function, launching).apply  # type: ignore[misc]
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> Tensor:
         """Save the operands and what the backward takes of the forward's outputs; return y."""
-        if not self.keep:
-            ctx.save_for_backward(*inputs[: self.operands])
-            return outputs
-        saved = outputs if self.takes_y else outputs[1:]
-        ctx.save_for_backward(*inputs[: self.operands], *saved)
-        return outputs[0]
+        tensors = inputs[: self.operands]
+        if self.keep:
+            tensors += tuple(outputs if self.takes_y else outputs[1:])
+        ctx.save_for_backward(*tensors)
+        return outputs[0] if self.keep else outputs
 
-    def gradients(self, grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
+    def gradients(self, arguments: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
         """Return the operands' gradients, differentiable where grad mode asks for it.
 
-        arguments: the operands, what was saved, all options and `needs`. A gradient is None if its
-        bit in `needs` is 0.
+        A gradient is None if its bit in `needs` is 0.
         """
-        if plain := outside_of_transforms((grad_y, *arguments[: self.saved_end])):
-            rest = arguments[self.saved_end :]
-            return apply_alone(self.backward_function, *plain, *rest)
+        if plain := outside_of_transforms(arguments[: self.tensors]):
+            return apply_alone(self.backward_function, (*plain, *arguments[self.tensors :]))
         if eager_only():  # a level of grad, else vmap over this backward, or a tangent in grad_y
-            by = self.backward_operator if in_one_grad_level() else self.by_formula
-            grads = by(grad_y, *arguments)
+            in_grad = in_one_grad_level()
+            grads = self.backward_operator(*arguments) if in_grad else self.by_formula(arguments)
         elif torch.is_grad_enabled():
-            return self.backward_function.apply(grad_y, *arguments)
+            return self.backward_function.apply(*arguments)
         else:
-            grads = self.compute(grad_y, *arguments)
+            grads = self.compute(arguments)
         return self.present(grads, arguments[-1])
 
-    def by_formula(self, grad_y: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-        operands = arguments[: self.operands]
-        rest = *self.recomputed, *arguments[self.saved_end :]
-        pairs = zip(self.formula(*in_float32([grad_y, *operands]), *rest), operands, strict=True)
+    def again(self, inputs: Sequence[Any], options: Sequence[Any]) -> tuple[Tensor, ...]:
+        """Return the formula of grad_y and the operands.
+
+        It computes what was saved again, so that it is differentiable.
+        """
+        arguments = (*inputs, *self.recomputed, *options)
+        return self.formula(*arguments)
+
+    def by_formula(self, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        inputs, options = arguments[: 1 + self.operands], arguments[self.tensors :]
+        pairs = zip(self.again(in_float32(inputs), options), inputs[1:], strict=True)
         return tuple([grad if t is None else grad.to(t.dtype) for grad, t in pairs])
 
-    def compute(self, grad_y: Tensor, *arguments: Any) -> Any:
+    def compute(self, arguments: tuple[Any, ...]) -> Any:
         """Call the backward operator, or its launcher where that needs no dispatcher of torch."""
         if dispatch.forces_formulas():
-            return self.formula(grad_y, *arguments)
-        tensors = grad_y, *arguments[: self.operands]
-        if launcher := dispatch.launcher(self.backward_name, tensors):
-            return launcher(grad_y, *arguments)
-        return undifferentiated(self.backward_operator, grad_y, *arguments)
+            return self.formula(*arguments)
+        if launcher := dispatch.launcher(self.backward_name, arguments[: 1 + self.operands]):
+            return launcher.call(arguments)[0]
+        return undifferentiated(self.backward_operator, arguments)
 
     def second(
         self,
@@ -244,12 +248,12 @@ class Derivative:
         saved, which is a function of the operands and gets no gradient. options: all, and `needs`.
         transformed: a transform may have made the graph; after it, its tensors require no gradient.
         """
-        if self.closed_form and not torch.is_grad_enabled() and _only_real(saved, grads):
+        if self.has_closed_form and not torch.is_grad_enabled() and _only_real(saved, grads):
             with torch.autocast(saved[0].device.type, enabled=False):  # type: ignore[union-attr]
-                return self.closed_form(*saved, *options[:-1], grads, needed)
+                return second_derivatives.npu_second(saved, options, grads, needed)
 
-        def differentiable(*inputs: Tensor | None) -> tuple[Tensor, ...]:
-            return self.formula(*inputs, *self.recomputed, *options)
+        def differentiable(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
+            return self.again(inputs, options)
 
         inputs = saved[: 1 + self.operands]
         pairs = zip(inputs, needed, strict=True)
@@ -265,15 +269,13 @@ class Derivative:
         return tuple([grad if need else None for grad, need in zip(grads, flags, strict=True)])
 
 
-def _function(
-    name: str, forward: Callable[..., Any], backward: Callable[..., Any]
-) -> type[Function]:
-    """Make a Function of that name, which graphs, profiles and anomaly mode show."""
-    steps = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type(Function)(name, (Function,), {**steps, "__module__": __name__})  # type: ignore[misc]
-
-
 Steps = tuple[Callable[..., Any], Callable[..., Any]]  # forward and backward of a Function
+
+
+def _function(name: str, steps: Steps) -> type[Function]:
+    """Make a Function of that name, which graphs, profiles and anomaly mode show."""
+    methods = {"forward": staticmethod(steps[0]), "backward": staticmethod(steps[1])}
+    return type(Function)(name, (Function,), {**methods, "__module__": __name__})  # type: ignore[misc]
 
 
 def _layer_steps(derivative: Derivative) -> Steps:
@@ -285,35 +287,31 @@ def _layer_steps(derivative: Derivative) -> Steps:
         arguments = inputs[: derivative.forward_inputs] + derivative.keep
         if dispatch.forces_formulas():
             return derivative.save(ctx, inputs, derivative.forward_formula(*arguments))
-        outputs = undifferentiated(derivative.forward_operator, *arguments)
+        outputs = undifferentiated(derivative.forward_operator, arguments)
         return derivative.save(ctx, inputs, outputs)
 
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         needs = derivative.bits_of[ctx.needs_input_grad[: derivative.operands]]
-        arguments = *ctx.saved_tensors, *ctx.options, needs
-        if ctx.choices is None:
-            return *derivative.gradients(grad_y, *arguments), *derivative.no_options
+        arguments = (grad_y, *ctx.saved_tensors, *ctx.options, needs)
         with dispatch.as_forward(ctx.choices):
-            return *derivative.gradients(grad_y, *arguments), *derivative.no_options
+            return *derivative.gradients(arguments), *derivative.no_options
 
     return forward, backward
 
 
 def _backward_operator_steps(derivative: Derivative) -> Steps:
     """Return the Function of the backward operator, with the arguments of `gradients`."""
-    recomputed = derivative.recomputed
 
-    def forward(ctx: Any, grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
-        stored = derivative.saved_end if derivative.closed_form else derivative.operands
-        ctx.save_for_backward(grad_y, *arguments[:stored])
-        ctx.options = arguments[derivative.saved_end :]
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
+        ctx.save_for_backward(*arguments[: derivative.stored])
+        ctx.options = arguments[derivative.tensors :]
         ctx.set_materialize_grads(False)
-        return derivative.present(derivative.compute(grad_y, *arguments), arguments[-1])
+        return derivative.present(derivative.compute(arguments), arguments[-1])
 
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[: 1 + derivative.operands]
         second = derivative.second(ctx.saved_tensors, ctx.options, grads, needed)
-        return *second, *recomputed, *derivative.no_options, None
+        return *second, *derivative.recomputed, *derivative.no_options, None
 
     return forward, backward
 
@@ -337,17 +335,16 @@ def _launching_steps(derivative: Derivative) -> Steps:
         return derivative.save(ctx, inputs, outputs)
 
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        tape = ctx.tape
         needs = derivative.bits_of[ctx.needs_input_grad[1 : 1 + derivative.operands]]
-        arguments = *ctx.saved_tensors, *ctx.options, needs
-        repeats = tape is not None and ctx.choices is None
+        arguments = (grad_y, *ctx.saved_tensors, *ctx.options, needs)
+        repeats = ctx.tape is not None and ctx.choices is None
         if repeats and not eager_only() and not torch.is_grad_enabled():
             launcher = dispatch.launcher(derivative.backward_name, (grad_y,))
             if launcher is not None:
-                grads = launcher.call_after(tape, (grad_y, *arguments))
+                grads = launcher.call_after(ctx.tape, arguments)
                 return None, *derivative.present(grads, needs), *derivative.no_options
         with dispatch.as_forward(ctx.choices):
-            return None, *derivative.gradients(grad_y, *arguments), *derivative.no_options
+            return None, *derivative.gradients(arguments), *derivative.no_options
 
     return forward, backward
 
@@ -370,17 +367,16 @@ def _differentiate_operators(derivative: Derivative) -> None:
         needs = derivative.bits_of[ctx.needs_input_grad[1 : 1 + operands]]
         backward_options = (False,) * (len(derivative.no_options) - options)
         saved = unwrap_dead_wrappers(ctx.saved_tensors)
-        arguments = *saved, *ctx.options, *backward_options, needs
+        arguments = (grad_y, *saved, *ctx.options, *backward_options, needs)
         if ctx.is_kept or not derivative.keep:
-            grads = derivative.gradients(grad_y, *arguments)
+            grads = derivative.gradients(arguments)
         else:
-            grads = derivative.present(derivative.by_formula(grad_y, *arguments), needs)
+            grads = derivative.present(derivative.by_formula(arguments), needs)
         return None, *grads, *(None,) * (options + len(derivative.keep))
 
     def save_for_second(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        stored = derivative.saved_end if derivative.closed_form else operands
-        ctx.save_for_backward(*inputs[: 1 + stored])
-        ctx.options = inputs[1 + derivative.saved_end :]
+        ctx.save_for_backward(*inputs[: derivative.stored])
+        ctx.options = inputs[derivative.tensors :]
         ctx.set_materialize_grads(False)
         flags = derivative.flags_of[inputs[-1]]
         absent = [grad for grad, need in zip(output, flags, strict=True) if not need]
@@ -416,15 +412,14 @@ def _register_derivative(
 
     name = operator.name().rpartition("::")[2]
     title = name.title().replace("_", "")
-    function: Any = _function(f"{title}Operator", forward, backward)
+    function: Any = _function(f"{title}Operator", (forward, backward))
     apply = super(Function, function).apply
 
     def differentiable(keyset: Any, *inputs: Any) -> Any:
         if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs)):
             return below(keyset, inputs)
-        if not _transforms_active():
-            return apply(keyset, *inputs)
-        with enable_single_level_autograd_function():
+        transforms = _transforms_active()
+        with enable_single_level_autograd_function() if transforms else contextlib.nullcontext():
             return apply(keyset, *inputs)
 
     ops.library.impl(name, differentiable, "Autograd", with_keyset=True)
@@ -436,14 +431,12 @@ def _bits_of_flags(count: int) -> dict[tuple[bool, ...], int]:
     return {flags: sum(flag << bit for bit, flag in enumerate(flags)) for flags in choices}
 
 
-_DERIVATIVES = {name: Derivative(layer) for name, layer in ops.LAYERS.items()}
-for _derivative in _DERIVATIVES.values():
+DERIVATIVES = {name: Derivative(layer) for name, layer in ops.LAYERS.items()}
+for _derivative in DERIVATIVES.values():
     _differentiate_operators(_derivative)
-FUNCTIONS: dict[str, Any] = {name: d.function for name, d in _DERIVATIVES.items()}
-GRADIENTS: dict[str, Gradients] = {name: d.gradients for name, d in _DERIVATIVES.items()}
 
 
-def npu_second(*arguments: Any) -> list[Tensor | None]:
+def npu_second(arguments: tuple[Any, ...]) -> list[Tensor | None]:
     """Return the derivatives of the NPU's gradients where the fast path does not compute them.
 
     arguments: grad_y, x, the weights, the gate, y and s; eps, straight_through and `needs`; what
@@ -452,20 +445,19 @@ def npu_second(*arguments: Any) -> list[Tensor | None]:
     """
     saved, options, grads, bits = arguments[:7], arguments[7:10], arguments[10:14], arguments[14]
     needed = [bool(bits >> bit & 1) for bit in range(5)]
-    return _DERIVATIVES["npu"].second(saved, options, grads, needed)
+    return DERIVATIVES["npu"].second(saved, options, grads, needed)
 
 
-# The functions of a launcher, which `dispatch.launcher` gives, and the inputs of FUNCTIONS.
-LAUNCHING: dict[str, Callable[..., Tensor]] = {n: d.launching for n, d in _DERIVATIVES.items()}
+def nmu_gradients(arguments: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+    """Return the gradients of x and weight of an NMU.
 
-
-def nmu_gradients(
-    grad_y: Tensor, x: Tensor, weight: Tensor, clip: bool, needs: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of x and weight of an NMU; `clip`: its weight is clipped to [0, 1]."""
+    arguments: grad_y, x, weight, whether that is clipped to [0, 1], and `needs`.
+    """
+    grad_y, x, weight, clip, needs = arguments
+    gradients = DERIVATIVES["nmu"].gradients
     if not clip:
-        return GRADIENTS["nmu"](grad_y, x, weight, needs)  # type: ignore[return-value]
-    grad_x, grad_weight = GRADIENTS["nmu"](grad_y, x, weight.clamp(0.0, 1.0), needs)
+        return gradients((grad_y, x, weight, needs))
+    grad_x, grad_weight = gradients((grad_y, x, weight.clamp(0.0, 1.0), needs))
     if grad_weight is not None:
         grad_weight = grad_weight.where((weight >= 0) & (weight <= 1), 0)
     return grad_x, grad_weight
@@ -475,13 +467,13 @@ def nau_gradients(
     grad_y: Tensor, x: Tensor, weight: Tensor, clip: bool, needs: int
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of x and weight, None without their bit in `needs`, for any rows."""
-    grad_rows = grad_y.reshape(*weight.shape[:-2], -1, weight.shape[-2])
+    grad_rows = grad_y.reshape((*weight.shape[:-2], -1, weight.shape[-2]))
     grad_x, grad_weight, is_shared = None, None, x.dim() < grad_y.dim()
     if needs & 1:
         grad_x = grad_rows @ (weight.clamp(-1.0, 1.0) if clip else weight)
         grad_x = (grad_x.sum(0) if is_shared else grad_x).reshape(x.shape)
     if needs & 2:
-        rows = x if is_shared else x.reshape(*grad_rows.shape[:-1], x.shape[-1])
+        rows = x if is_shared else x.reshape((*grad_rows.shape[:-1], x.shape[-1]))
         grad_weight = grad_rows.mT @ rows
         if clip:
             grad_weight = torch.where((weight >= -1) & (weight <= 1), grad_weight, 0)

@@ -34,48 +34,43 @@ from npu_kernels._operators.operands import EPS, check_positive
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
 
-def _kernels(layer: ops.Layer) -> Callable[..., Any]:
+def _kernels(layer: ops.Layer) -> Callable[[tuple[Any, ...]], Any]:
     """Return a layer's operator, differentiable: a function of the operands and of all options.
 
     It returns NotImplemented where the formula must be used: because only it is correct, or because
     there is no kernel.
     """
     operands, forward_inputs = layer.operands, layer.operands + len(layer.options)
-    forward, discard = layer.forward, (False,) * len(layer.keep)
-    forward_name, launching = f"{layer.name}_forward", autograd.LAUNCHING[layer.name]
-    keep = layer.keep
-    function = autograd.FUNCTIONS[layer.name]
-    apply = function.apply
+    forward, keep, discard = layer.forward, layer.keep, (False,) * len(layer.keep)
+    forward_name, derivative = f"{layer.name}_forward", autograd.DERIVATIVES[layer.name]
+    launching, function = derivative.launching, derivative.function
     transformed = transforms.FUNCTIONS[layer.name].apply
 
-    def run(*inputs: Any) -> Any:
+    def run(inputs: tuple[Any, ...]) -> Any:
         backend = backend_for(inputs[0])
         if plain := outside_of_transforms(inputs[:operands]):
-            options = inputs[operands:]
-            if backend != "reference" and (launcher := dispatch.launcher(forward_name, plain)):
-                return launching(launcher, *plain, *options)
-            return apply_alone(function, *plain, *options)
-        if backend != "reference":
-            # What a program or a level of grad differentiates is the operator itself.
-            in_grad = eager_only() and in_one_grad_level() and True not in inputs[forward_inputs:]
-            if in_grad or is_exporting():
-                outputs = forward(*inputs[:forward_inputs], *keep)
-                return outputs[0] if keep else outputs
-            if eager_only():
-                if transforms.fused(*inputs[1:operands]):
-                    if not torch.is_grad_enabled():  # torch enables it below a Function's level
-                        inputs = tuple([t.detach() if isinstance(t, Tensor) else t for t in inputs])
-                    return transformed(*inputs)[0]
-            else:
-                launcher = dispatch.launcher(forward_name, inputs[:operands])
-                if torch.is_grad_enabled() and any_requires_grad(inputs):
-                    return apply(*inputs) if launcher is None else launching(launcher, *inputs)
-                arguments = *inputs[:forward_inputs], *discard
-                outputs = (
-                    launcher(*arguments) if launcher else undifferentiated(forward, *arguments)
-                )
-                return outputs[0] if discard else outputs
-        return NotImplemented
+            inputs = (*plain, *inputs[operands:])
+            launcher = dispatch.launcher(forward_name, plain) if backend != "reference" else None
+            return launching(launcher, *inputs) if launcher else apply_alone(function, inputs)
+        if backend == "reference":
+            return NotImplemented
+        # What a program or a level of grad differentiates is the operator itself.
+        in_grad = eager_only() and in_one_grad_level() and True not in inputs[forward_inputs:]
+        if in_grad or is_exporting():
+            outputs = forward(*inputs[:forward_inputs], *keep)
+            return outputs[0] if keep else outputs
+        if eager_only():
+            if not transforms.fused(inputs[1:operands]):
+                return NotImplemented
+            if not torch.is_grad_enabled():  # torch enables it below a Function's level
+                inputs = tuple([t.detach() if isinstance(t, Tensor) else t for t in inputs])
+            return transformed(*inputs)[0]
+        launcher = dispatch.launcher(forward_name, inputs[:operands])
+        if torch.is_grad_enabled() and any_requires_grad(inputs):
+            return launching(launcher, *inputs) if launcher else function.apply(*inputs)
+        arguments = inputs[:forward_inputs] + discard
+        outputs = launcher.call(arguments)[0] if launcher else undifferentiated(forward, arguments)
+        return outputs[0] if discard else outputs
 
     def any_requires_grad(inputs: tuple[Any, ...]) -> bool:
         for tensor in inputs[:operands]:  # noqa: SIM110  # `any` takes three times as long
@@ -114,7 +109,7 @@ def npu(
     if straight_through and is_exporting():  # which the operator does not know
         y = NotImplemented
     else:
-        y = _npu(x, weight_re, weight_im, gate, eps, straight_through)
+        y = _npu((x, weight_re, weight_im, gate, eps, straight_through))
     if y is NotImplemented:
         return reference.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
     return y
@@ -122,7 +117,7 @@ def npu(
 
 def nmu(x: Tensor, weight: Tensor) -> Tensor:
     """Compute a Neural Multiplication Unit that uses its weight as it is."""
-    y = _nmu(x, weight)
+    y = _nmu((x, weight))
     return reference.nmu_forward(x, weight) if y is NotImplemented else y
 
 
@@ -133,19 +128,19 @@ def nmu_clipped(x: Tensor, weight: Tensor) -> Tensor:
 
 def nmru(x: Tensor, weight: Tensor, *, eps: float, clip: bool, sign: str) -> Tensor:
     """Compute a Neural Multiplicative Reciprocal Unit."""
-    y = _nmru(x, weight, eps, clip, sign == "separate")
+    y = _nmru((x, weight, eps, clip, sign == "separate"))
     return reference.nmru(x, weight, eps=eps, clip=clip, sign=sign) if y is NotImplemented else y
 
 
 def nalu(*inputs: Tensor, eps: float) -> Tensor:
     """Compute a Neural Arithmetic Logic Unit of x, weight, mask, gate_weight and gate_bias."""
-    y = _nalu(*inputs, eps)
+    y = _nalu((*inputs, eps))
     return reference.nalu(*inputs, eps=eps) if y is NotImplemented else y
 
 
 def inalu(*inputs: Tensor, eps: float, omega: float) -> Tensor:
     """Compute an Improved Neural Arithmetic Logic Unit of x and its five weights."""
-    y = _inalu(*inputs, eps, omega)
+    y = _inalu((*inputs, eps, omega))
     if y is NotImplemented:
         return reference.inalu(*inputs, eps=eps, omega=omega, product=_sign_product)
     return y

@@ -68,26 +68,29 @@ def _flat(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if extra > 0:  # by a view: a gradient that stands for many has no `flatten`
         lead = tensor.shape[: weight.dim() - 2]
         rows = math.prod(tensor.shape[weight.dim() - 2 : -1])
-        return tensor.reshape(*lead, rows, tensor.shape[-1])
+        return tensor.reshape((*lead, rows, tensor.shape[-1]))
     return tensor.unsqueeze(0) if extra < 0 and weight.dim() == 2 else tensor
 
 
 def _of_any_rows(
-    function: Callable[..., Any], rows: tuple[int, ...], results: tuple[int, ...]
+    function: Callable[[tuple[Any, ...]], Any], rows: tuple[int, ...], results: tuple[int, ...]
 ) -> Callable[..., Any]:
     """Return a backward for operands with any leading dimensions from one of flat rows.
 
-    rows: the positions of the arguments that have rows; the third one is the weight. results: of
-    the first results, the positions of the arguments whose shapes they have.
+    function: takes all arguments as one tuple. rows: the positions of the arguments that have rows;
+    the third one is the weight. results: of the first results, the positions of the arguments whose
+    shapes they have.
     """
 
     def backward(*arguments: Any) -> Any:
         weight = arguments[2]
-        flat = (
-            _flat(value, weight) if n in rows and value is not None else value
-            for n, value in enumerate(arguments)
+        flat = tuple(
+            [
+                _flat(value, weight) if n in rows and value is not None else value
+                for n, value in enumerate(arguments)
+            ]
         )
-        grads = list(function(*flat))
+        grads = list(function(flat))
         for index, argument in enumerate(results):
             if grads[index] is not None:
                 grads[index] = grads[index].reshape(arguments[argument].shape)
@@ -99,7 +102,8 @@ def _of_any_rows(
 def set_backward(name: str, function: Callable[..., Any]) -> None:
     """Set what computes the gradients of the function of this name where they are not plain.
 
-    For a layer with a record and for "npu_second", `function` takes rows as [K, B, ...].
+    For a layer with a record and for "npu_second", `function` takes its arguments as one tuple,
+    with rows as [K, B, ...].
     """
     if _set_backward is None:
         return

@@ -256,8 +256,6 @@ def call(
         return y.to(x.dtype) if half else y
 
     extra = x.dim() - weights[0].dim()  # type: ignore[union-attr]  # the first is never None
-    if extra == 0:
-        return formula(x, *weights, **options)
-    flat = _flatten(x, weights[0], extra)  # type: ignore[arg-type]
+    flat = _flatten(x, weights[0], extra) if extra else x  # type: ignore[arg-type]
     y = formula(flat, *weights, **options)
     return y if flat is x else y.reshape(x.shape[:-1] + y.shape[-1:])

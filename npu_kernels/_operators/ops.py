@@ -210,10 +210,6 @@ _TRAIN = (
     " Tensor weight, Tensor rows, Tensor schedules, int[] plan, float[] numbers)"
 )
 TRAIN_SCHEMAS = (f"train{_TRAIN} -> ()", f"train_plan{_TRAIN} -> int")
-TIME_LOOP_WITHOUT = {
-    "vmap": "under a transform every step calls the layers, whose rules hold",
-    "sharding": "what the forward keeps is packed over models and starts: neither can be cut",
-}
 
 
 def _names(schemas: Sequence[str]) -> tuple[str, ...]:

@@ -128,23 +128,19 @@ class _Inputs:
 
 
 def npu_second(
-    grad_y: Tensor,
-    x: Tensor,
-    weight_re: Tensor,
-    weight_im: Tensor | None,
-    gate: Tensor | None,
-    y: Tensor,
-    s: Tensor,
-    eps: float,
-    straight_through: bool,
+    saved: Sequence[Any],
+    options: Sequence[Any],
     grads: Sequence[Tensor | None],
     needed: Sequence[bool],
 ) -> list[Tensor | None]:
     """Return the gradients of ``sum(grads * gradients)``, for `gradients` of `npu_backward`.
 
-    grads: what came for the gradients of x, weight_re, weight_im and gate; None is 0. needed:
-    whether grad_y, x, weight_re, weight_im and gate need a gradient; None is returned without.
+    saved: its tensors: grad_y, x, weight_re, weight_im, gate, y and s. options: its others. grads:
+    what came for the gradients of x, weight_re, weight_im and gate; None is 0. needed: whether
+    grad_y, x, weight_re, weight_im and gate need a gradient; None is returned without.
     """
+    grad_y, x, weight_re, weight_im, gate, y, s = saved
+    eps, straight_through, _ = options
     operands = x, weight_re, weight_im, gate
     if dispatch.by_cpu_library([grad_y, *operands, y, s, *grads]):
         if all(along is None for along in grads):
@@ -175,10 +171,10 @@ def npu_second(
     terms = list(zip(systems, f, d, strict=True))
     gradients: list[Tensor | None] = [of_grad_y, None, None, None, None]
     if needed[2] or needed[3]:
-        of_matrix = [system.of_matrix(*pair) for system, *pair in terms]
+        of_matrix = [system.of_matrix(f_u, d_u) for system, f_u, d_u in terms]
         gradients[2:4] = _of_weights(of_matrix, weight_im, x.shape[-1])
     if needed[1] or needed[4]:
-        of_rows = [system.of_rows(*pair) for system, *pair in terms]
+        of_rows = [system.of_rows(f_u, d_u) for system, f_u, d_u in terms]
         if weight_im is not None:
             of_rows = list(of_rows[0].split(x.shape[-1], -1))
         of_change = d[0] @ systems[0].matrix[..., : x.shape[-1]]
@@ -206,10 +202,9 @@ def by_kernel(
     if operands[2] is not None and (along_re is None) != (along_im is None):
         zeros = torch.zeros_like(operands[2])
         along_re, along_im = (zeros if v is None else v for v in (along_re, along_im))
-    return ops.npu_second(  # type: ignore[no-any-return]
-        grad_y, *operands, *saved, along_x, along_re, along_im, along_gate,
-        eps, straight_through, needs,
-    )  # fmt: skip
+    directions = along_x, along_re, along_im, along_gate
+    tensors = (grad_y, *operands, *saved, *directions)
+    return ops.npu_second(*tensors, eps, straight_through, needs)  # type: ignore[no-any-return]
 
 
 def _systems(

@@ -15,16 +15,15 @@ traces a vmap, since it drops a Function's own backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from npu_kernels import reference
 from npu_kernels._operators import ops
-from npu_kernels._operators.autograd import pull
+from npu_kernels._operators.autograd import DERIVATIVES, Derivative, pull
 
 _functorch = torch._C._functorch
 _GRAD, _VMAP = _functorch.TransformType.Grad, _functorch.TransformType.Vmap
@@ -46,7 +45,7 @@ def visible() -> bool:
     return all(level.key() in (_GRAD, _VMAP) for level in _functorch.get_interpreter_stack() or ())
 
 
-def fused(*weights: Tensor | None) -> bool:
+def fused(weights: Sequence[Tensor | None]) -> bool:
     """Whether the Functions below should be used, where a transform or a tangent is active."""
     if not visible():
         return False
@@ -75,7 +74,7 @@ class _Fold:
 
     def _front(self, tensor: Tensor, dim: int | None) -> Tensor:
         """``[V, ...]``, expanded where every call has the same."""
-        return tensor.expand(self.size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        return tensor.expand((self.size, *tensor.shape)) if dim is None else tensor.movedim(dim, 0)
 
     def weight(self, tensor: Tensor | None, dim: int | None) -> Tensor | None:
         """A weight or a gate."""
@@ -89,7 +88,7 @@ class _Fold:
         if self.into_models:
             tensor = self._front(tensor, dim)
             if shared:
-                tensor = tensor.unsqueeze(1).expand(-1, *self.models, -1, -1)
+                tensor = tensor.unsqueeze(1).expand((-1, *self.models, -1, -1))
             return tensor.flatten(0, 1) if self.models else tensor
         tensor = self._front(tensor, dim)
         if self.models and not shared:
@@ -123,12 +122,9 @@ class _Fold:
 # ---- the Functions ----
 
 
-def _backward_of(layer: ops.Layer) -> type[Function]:
+def _backward_of(layer: ops.Layer, derivative: Derivative) -> type[Function]:
     """The Function of a layer's backward operator."""
-    formula: Callable[..., tuple[Tensor, ...]] = getattr(reference, f"{layer.name}_backward")
-    operands, saved_end = layer.operands, 1 + layer.operands + len(layer.saved)
-    # The formula computes what was saved again, so that it is differentiable.
-    recomputed = (None,) * len(layer.saved)
+    inputs_end, tensors = 1 + layer.operands, derivative.tensors
 
     class Backward(Function):
         """Gradients from grad_y, the operands, what was saved, the options and `needs`.
@@ -142,76 +138,71 @@ def _backward_of(layer: ops.Layer) -> type[Function]:
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-            ctx.save_for_backward(*inputs[: 1 + operands])
-            ctx.options = inputs[saved_end:]
-            absent = (grad for bit, grad in enumerate(output) if not inputs[-1] >> bit & 1)
+            ctx.save_for_backward(*inputs[:inputs_end])
+            ctx.options = inputs[tensors:]
+            flags = derivative.flags_of[inputs[-1]]
+            absent = [grad for grad, need in zip(output, flags, strict=True) if not need]
             ctx.mark_non_differentiable(*absent)
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-            def differentiable(*inputs: Tensor | None) -> tuple[Tensor, ...]:
-                return formula(*inputs, *recomputed, *ctx.options)
+            def differentiable(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
+                return derivative.again(inputs, ctx.options)
 
-            needs = ctx.options[-1]
-            present = [grad if needs >> bit & 1 else None for bit, grad in enumerate(grads)]
+            present = derivative.present(grads, ctx.options[-1])
             pulled = pull(differentiable, ctx.saved_tensors, present)
-            return *pulled, *recomputed, *(None for _ in ctx.options)
+            return *pulled, *derivative.recomputed, *(None for _ in ctx.options)
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
-            grad_y, x, *weights = inputs[: 1 + operands]
-            of_x, of_weights, needs = in_dims[1], in_dims[2 : 1 + operands], inputs[-1]
-            x_dims, saved = x.dim() - (of_x is not None), slice(1 + operands, saved_end)
+            grad_y, x, *weights = inputs[:inputs_end]
+            of_x, of_weights, needs = in_dims[1], in_dims[2:inputs_end], inputs[-1]
+            x_dims, saved = x.dim() - (of_x is not None), slice(inputs_end, tensors)
             fold = _Fold(info.batch_size, weights[0], of_weights[0], x_dims, True)
-            grads = Backward.apply(  # type: ignore[no-untyped-call]
-                fold.rows(grad_y, in_dims[0]),
-                fold.x(x, of_x, bool(needs & 1)),
-                *map(fold.weight, weights, of_weights),
-                *map(fold.rows, inputs[saved], in_dims[saved]),
-                *inputs[saved_end:],
-            )
-            needed = [bool(needs >> bit & 1) for bit in range(operands)]
+            grad_rows, own_x = fold.rows(grad_y, in_dims[0]), fold.x(x, of_x, bool(needs & 1))
+            folded = [grad_rows, own_x, *map(fold.weight, weights, of_weights)]
+            folded += map(fold.rows, inputs[saved], in_dims[saved])
+            grads = Backward.apply(*folded, *inputs[tensors:])  # type: ignore[no-untyped-call]
             unfold = (fold.unfold_x, *(fold.unfold_weight,) * len(weights))
-            triples = zip(unfold, grads, needed, strict=True)
+            flags = derivative.flags_of[needs]
+            triples = zip(unfold, grads, flags, strict=True)
             outputs = tuple(back(g) if present else g for back, g, present in triples)
-            return outputs, tuple(0 if present else None for present in needed)
+            return outputs, tuple(0 if present else None for present in flags)
 
     Backward.__name__ = f"{layer.name.upper()}BackwardTransformed"  # what graphs and profiles show
     return Backward
 
 
-def _of_layer(layer: ops.Layer) -> type[Function]:
+def _of_layer(layer: ops.Layer, derivative: Derivative) -> type[Function]:
     """Return a layer's Function; its derivative is one too. Both give what their operators do."""
-    formula: Callable[..., tuple[Tensor, ...]] = getattr(reference, f"{layer.name}_backward")
-    operands, options = layer.operands, layer.operands + len(layer.options)
-    backward_function: Any = _backward_of(layer)
-    # The formula computes what was saved again, so that it is differentiable.
-    recomputed = (None,) * len(layer.saved)
+    operands, options = layer.operands, derivative.forward_inputs
+    backward_function: Any = _backward_of(layer, derivative)
 
     class Forward(Function):
         """y and what is kept, which has no gradients, from the operands and the options."""
 
         @staticmethod
         def forward(*inputs: Any) -> tuple[Tensor, ...]:
-            outputs = layer.forward(*inputs[:options], *layer.keep)
+            arguments = inputs[:options] + layer.keep
+            outputs = layer.forward(*arguments)
             return outputs if layer.kept else (outputs,)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-            ctx.save_for_backward(*inputs[:operands], *output[0 if layer.takes_y else 1 :])
+            saved = inputs[:operands] + output[0 if layer.takes_y else 1 :]
+            ctx.save_for_backward(*saved)
             ctx.options = inputs[operands:]
             ctx.mark_non_differentiable(*output[1:])
 
         @staticmethod
         def backward(ctx: Any, grad_y: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-            needs = sum(need << bit for bit, need in enumerate(ctx.needs_input_grad[:operands]))
+            needs = derivative.bits_of[ctx.needs_input_grad[:operands]]
+            saved, all_options = ctx.saved_tensors, (*ctx.options, needs)
             if visible():
-                grads = backward_function.apply(grad_y, *ctx.saved_tensors, *ctx.options, needs)
+                grads = backward_function.apply(grad_y, *saved, *all_options)
             else:
-                tensors = *ctx.saved_tensors[:operands], *recomputed
-                grads = formula(grad_y, *tensors, *ctx.options, needs)
-            outputs = (grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
-            return *outputs, *(None for _ in ctx.options)
+                grads = derivative.again((grad_y, *saved[:operands]), all_options)
+            return *derivative.present(grads, needs), *(None for _ in ctx.options)
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
@@ -220,7 +211,7 @@ def _of_layer(layer: ops.Layer) -> type[Function]:
             into_models = any(dim is not None for dim in of_weights)
             x_dims = x.dim() - (of_x is not None)
             fold = _Fold(info.batch_size, weights[0], of_weights[0], x_dims, into_models)
-            folded = fold.x(x, of_x, False), *map(fold.weight, weights, of_weights)
+            folded = [fold.x(x, of_x, False), *map(fold.weight, weights, of_weights)]
             outputs = Forward.apply(*folded, *inputs[operands:])  # type: ignore[no-untyped-call]
             rows, dims = zip(*map(fold.unfold_rows, outputs), strict=True)
             return rows, dims
@@ -229,4 +220,6 @@ def _of_layer(layer: ops.Layer) -> type[Function]:
     return Forward
 
 
-FUNCTIONS: dict[str, Any] = {name: _of_layer(layer) for name, layer in ops.LAYERS.items()}
+FUNCTIONS: dict[str, Any] = {
+    name: _of_layer(layer, DERIVATIVES[name]) for name, layer in ops.LAYERS.items()
+}

@@ -394,7 +394,7 @@ def run(call: Call, t: Tensor, u0: Tensor, weights: Weights) -> tuple[Tensor, ..
     """Return the trajectory, counts, clock and last state, differentiable if asked for."""
     tensors = t, u0, *weights
     if plain := outside_of_transforms(tensors):
-        return apply_alone(AdaptiveFunction, call, *plain)  # type: ignore[no-any-return]
+        return apply_alone(AdaptiveFunction, (call, *plain))  # type: ignore[no-any-return]
     if torch.is_grad_enabled() and any(w is not None and w.requires_grad for w in tensors):
         return AdaptiveFunction.apply(call, *tensors)  # type: ignore[no-untyped-call,no-any-return]
     return forward(call, False, t, u0, weights)[:4]
@@ -437,7 +437,8 @@ class AdaptiveFunction(Function):
         assert t is not None
         assert u0 is not None
         path, counts, clock, last, *saved = forward(call, True, t, u0, weights)
-        ctx.save_for_backward(*tensors, counts, clock, *saved)
+        stored = (*tensors, counts, clock, *saved)
+        ctx.save_for_backward(*stored)
         ctx.call = call
         ctx.mark_non_differentiable(counts, clock, last)
         return path, counts, clock, last
@@ -511,12 +512,13 @@ def _by_formula(
 ) -> list[Tensor | None]:
     """Return the gradients of the eager steps of the same sizes, differentiable."""
 
-    def formula(t: Tensor, u0: Tensor, *weights: Tensor | None) -> tuple[Tensor]:
-        rows = as_rows(u0, weights[0], call.has_starts)  # type: ignore[arg-type]
+    def formula(inputs: Sequence[Any]) -> tuple[Tensor]:
+        t, u0, *weights = inputs
+        rows = as_rows(u0, weights[0], call.has_starts)
         path = replay(slope_function(weights, call), rows, t, step_ends, call.pair, call.control)
         return (path if call.has_starts else path.squeeze(-3),)
 
-    return differentiate(formula, tuple(operands), needed, (grad_path,))
+    return differentiate(formula, operands, needed, (grad_path,))
 
 
 # ---- the calls -----------------------------------------------------------------------------------

@@ -342,7 +342,8 @@ def by_fast_path(loop: Loop, u0: Tensor, weights: Weights) -> tuple[Tensor, Tens
     """
     if fast_path.ode is None or is_compiling() or dispatch.forced() not in dispatch.FAST_PATH:
         return None
-    result = fast_path.ode(u0, *weights, *loop[:-1])
+    arguments = (u0, *weights, *loop[:-1])
+    result = fast_path.ode(*arguments)
     return None if result is NotImplemented else result
 
 
@@ -351,7 +352,7 @@ def run(loop: Loop, u0: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None
     tensors = u0, *weights
     if plain := outside_of_transforms(tensors):  # without stages, whose layout is a backend's own
         loop = loop._replace(memory="checkpointed")
-        trajectory, slopes = apply_alone(RolloutFunction, loop, *plain)
+        trajectory, slopes = apply_alone(RolloutFunction, (loop, *plain))
         return trajectory, slopes if loop.derivatives else None
     is_lost = loop.straight_through and is_exporting()  # the operator does not know it
     if not _has_time_loop(weights[0]) or eager_only() or is_lost:
@@ -411,11 +412,12 @@ def _forward(
     """Call the operator: ``(trajectory, derivatives, stages)``, stages empty unless `keep`."""
     rows = as_rows(u0, weights[0], loop.has_starts)  # type: ignore[arg-type]
     options = loop.tableau, loop.steps, loop.dt, loop.eps, loop.clip, loop.derivatives, keep
-    if dispatch.forces_formulas():
-        forward: Callable[..., tuple[Tensor, ...]] = ode_forward
-    else:
-        forward = functools.partial(undifferentiated, ops.ode_forward)
-    trajectory, slopes, stages = forward(rows, *weights, *options)
+    arguments: Any = (rows, *weights, *options)
+    trajectory, slopes, stages = (
+        ode_forward(*arguments)
+        if dispatch.forces_formulas()
+        else undifferentiated(ops.ode_forward, arguments)
+    )
     if not loop.has_starts:
         trajectory = trajectory.squeeze(-3)
         slopes = slopes.squeeze(-3) if loop.derivatives else slopes
@@ -507,15 +509,15 @@ def _rollout_backward(
         paths_grads = grad_trajectory, grad_derivatives
         return tuple(differentiate(_formula(loop), operands, needed, paths_grads))
     by_formula = eager_only() or dispatch.forces_formulas()
-    adjoint: Callable[..., tuple[Tensor, ...]] = (
-        ode_backward if by_formula else functools.partial(undifferentiated, ops.ode_backward)
-    )
     paths: tuple[Tensor | None, ...] = grad_trajectory, grad_derivatives, trajectory
     if not loop.has_starts:
         paths = tuple(None if path is None else path.unsqueeze(-3) for path in paths)
     stages = trajectory.new_empty(0) if stages is None else stages
     options = list(loop.tableau), loop.dt, loop.eps, loop.clip, loop.straight_through
-    grad_u0, *grad_weights = adjoint(*paths, *operands[1:], stages, *options, needs)
+    arguments: Any = (*paths, *operands[1:], stages, *options, needs)
+    grad_u0, *grad_weights = (
+        ode_backward(*arguments) if by_formula else undifferentiated(ops.ode_backward, arguments)
+    )
     if needed[0]:
         grad_u0 = (grad_u0 if loop.has_starts else grad_u0.squeeze(-2)).sum_to_size(u0.shape)
     pairs = zip((grad_u0, *grad_weights), needed, strict=True)
@@ -542,9 +544,10 @@ def _backward_of_the_fast_path(*arguments: Any) -> tuple[Tensor | None, ...]:
 fast_path.set_backward("ode", _backward_of_the_fast_path)
 
 
-def _formula(loop: Loop) -> Callable[..., tuple[Tensor, Tensor]]:
-    def formula(u0: Tensor, *weights: Tensor | None) -> tuple[Tensor, Tensor]:
-        rows = as_rows(u0, weights[0], loop.has_starts)  # type: ignore[arg-type]
+def _formula(loop: Loop) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor]]:
+    def formula(inputs: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        u0, *weights = inputs
+        rows = as_rows(u0, weights[0], loop.has_starts)
         slope = slope_function(weights, loop)
         states, slopes = explicit_steps(slope, rows, loop.tableau, loop.steps, loop.dt, True)
         paths = torch.stack(states, -2), torch.stack(slopes, -2)
