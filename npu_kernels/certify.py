@@ -124,7 +124,7 @@ def _draw(layer: str, place: Place, sizes: tuple[int, int, int], **changes: Any)
     models = (changes["models"],) if changes.get("models") else ()
 
     def uniform(low: float, high: float, *shape: int) -> Tensor:
-        values = torch.rand(*models, *shape, generator=generator, dtype=torch.float64)
+        values = torch.rand((*models, *shape), generator=generator, dtype=torch.float64)
         return (values * (high - low) + low).to(place.device)
 
     x = uniform(-2, 2, rows, in_features)

@@ -143,7 +143,7 @@ class Training:
     def _fused_optimizer(self) -> torch.optim.Optimizer | None:
         """Return torch's optimiser on views of our state; None if C++ cannot make these steps."""
         optimizer = self.optimizer.torchs(self.buffer.parameters)
-        if fallbacks.reason(self.module, optimizer, self.buffer.flat) is not None:
+        if fallbacks.reason(self.module, optimizer, [self.buffer.flat]) is not None:
             return None
         states = [self.buffer.parts(flat) for flat in self.optimizer.state]
         for parameter, *parts in zip(self.buffer.parameters, *states, strict=True):

@@ -1,5 +1,6 @@
 """What all launchers share: sizes, checks, allocation, the device."""
 
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -77,17 +78,17 @@ def empty(like: Tensor, shape: tuple[int, ...], acc: tl.dtype | None = None) -> 
     return like.new_empty(shape) if acc is None else like.new_empty(shape, dtype=TORCH_DTYPE[acc])
 
 
-def contiguous(*tensors: Tensor | None) -> list[Any]:
+def contiguous(tensors: Iterable[Tensor | None]) -> list[Any]:
     """The tensors, copied where they are not contiguous; None stays None."""
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
-def needed(needs: int, *tensors: Tensor | None) -> list[bool]:
+def needed(needs: int, tensors: Iterable[Tensor | None]) -> list[bool]:
     """Return for each tensor whether its gradient is needed: bit n of `needs` is tensor n's."""
     return [t is not None and bool(needs >> bit & 1) for bit, t in enumerate(tensors)]
 
 
-def gradients(needs: list[bool], *tensors: Tensor | None) -> list[Tensor]:
+def gradients(needs: list[bool], tensors: Sequence[Tensor | None]) -> list[Tensor]:
     """New tensors for the gradients, of the tensors' shapes and dtypes, or empty if not needed."""
     like: list[Any] = [tensors[0] if tensor is None else tensor for tensor in tensors]
     return [t.new_empty(t.shape if n else (0,)) for t, n in zip(like, needs, strict=True)]

@@ -660,7 +660,7 @@ class _Weights(NamedTuple):
 def _arrange(tensors: list[Any]) -> _Weights:
     """The three or five weights in their operators' order."""
     if len(tensors) == 5:
-        return _Weights(*tensors)
+        return _Weights._make(tensors)
     weight, mask, gate = tensors
     return _Weights(weight, mask, None, None, gate)
 
@@ -688,7 +688,7 @@ def _forward(
     flags = x.new_empty(saved_shape, dtype=torch.int32)
     if y.numel() == 0:
         return y, h, a, t, flags
-    x, bias, *tensors = launch.contiguous(x, bias, *weights.values())
+    x, bias, *tensors = launch.contiguous([x, bias, *weights.values()])
     arranged = _arrange(tensors)
     with launch.device_of(x):
         options = tuning.lookup("nalu_forward", x, I, O, K).options
@@ -818,16 +818,17 @@ def _backward(
     K, B, I, O, shared_x = launch.model_sizes(name, x, first)
     _check_backward(name, grad_y, x, weights, bias, saved, flags, (*first.shape[:-2], B, O))
     acc = launch.accumulator(x.dtype)
-    needed = launch.needed(needs, x, *weights.values(), bias)
-    grads = launch.gradients(needed, x, *weights.values(), bias)
+    parameters = [x, *weights.values(), bias]
+    needed = launch.needed(needs, parameters)
+    grads = launch.gradients(needed, parameters)
     if K * B * O == 0:
         return [grad.zero_() for grad in grads]
     if not any(needed):
         return grads
 
-    grad_y, x, *tensors = launch.contiguous(grad_y, x, *weights.values())
+    grad_y, x, *tensors = launch.contiguous([grad_y, x, *weights.values()])
     arranged = _arrange(tensors)
-    inner = launch.contiguous(*saved.values(), flags)
+    inner = launch.contiguous([*saved.values(), flags])
     results = [grad if need else None for grad, need in zip(grads, needed, strict=True)]
     grad_x, grad_bias, grad_weights = results[0], results[-1], _arrange(results[1:-1])
     need_add = grad_weights.add is not None or grad_weights.add_mask is not None

@@ -401,7 +401,7 @@ def _forward(
     y = launch.empty(x, (*weight.shape[:-2], B, O), launch.result_type(x, weight))
     if y.numel() == 0:
         return y
-    x, weight = launch.contiguous(x, weight)
+    x, weight = launch.contiguous([x, weight])
     with launch.device_of(x):
         options = _options("nmu_forward", x, K, factors, O)
         grid = K * -(-B // options["BLOCK_B"]) * -(-O // options["BLOCK_O"])
@@ -429,11 +429,11 @@ def _backward(
     """``(grad_x, grad_weight)``, by a launch and the sum of its parts; arguments as in _forward."""
     K, B, I, O, shared_x = sizes
     acc = launch.accumulator(x.dtype)
-    need_x, need_w = launch.needed(needs, x, weight)
-    grad_x, grad_w = launch.gradients([need_x, need_w], x, weight)
+    need_x, need_w = launch.needed(needs, [x, weight])
+    grad_x, grad_w = launch.gradients([need_x, need_w], [x, weight])
     if K * B * I * O == 0 or not needs & 3:
         return grad_x.zero_(), grad_w.zero_()
-    grad_y, x, weight = launch.contiguous(grad_y, x, weight)
+    grad_y, x, weight = launch.contiguous([grad_y, x, weight])
     with launch.device_of(x):
         options = _options("nmu_backward", x, K, factors, O)
         if factors > I and options["BLOCK_B"] * options["BLOCK_O"] > 1024:

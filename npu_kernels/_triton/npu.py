@@ -500,7 +500,7 @@ def npu_forward(
     s = launch.empty(x, shape if save_sin else (0,), result_type)
     if y.numel() == 0:
         return y, s
-    x, weight_re, weight_im, gate = launch.contiguous(x, weight_re, weight_im, gate)
+    x, weight_re, weight_im, gate = launch.contiguous([x, weight_re, weight_im, gate])
     with launch.device_of(x):
         if tuning.is_small(I, O):
             small_forward(x, weight_re, weight_im, gate, eps, save_sin, y, s, sizes)
@@ -545,10 +545,10 @@ def npu_backward(
     _check("npu_backward", x, weight_re, weight_im, gate, **results)
     acc = launch.accumulator(x.dtype)
     if K * B * I * O == 0:
-        needed = launch.needed(needs, x, weight_re, weight_im, gate)
-        grads = launch.gradients(needed, x, weight_re, weight_im, gate)
+        needed = launch.needed(needs, [x, weight_re, weight_im, gate])
+        grads = launch.gradients(needed, [x, weight_re, weight_im, gate])
         return tuple(grad.zero_() for grad in grads)  # type: ignore[return-value]
-    operands = launch.contiguous(grad_y, x, weight_re, weight_im, gate, y, s)
+    operands = launch.contiguous([grad_y, x, weight_re, weight_im, gate, y, s])
     gate = operands[4]  # `Gradients` reads it as the kernels do
     settings: dict[str, Any] = {"eps": eps, "straight_through": straight_through}
     settings |= {"needs": needs, "sizes": sizes}

@@ -915,7 +915,7 @@ def large_backward(
     """
     K, B, I, O, shared_x = sizes
     imaginary, gated, planes = weight_im is not None, gate is not None, plan.planes
-    need_x, need_re, need_im, need_gate = needed(needs, x, weight_re, weight_im, gate)
+    need_x, need_re, need_im, need_gate = needed(needs, [x, weight_re, weight_im, gate])
     by_row, by_column = need_x or need_gate, need_re or need_im or need_gate
     shape = padded(sizes, imaginary, gated)
     upstream = upstream_planes(grad_y, y, s, imaginary, sizes, shape, by_row, by_column, planes)

@@ -517,7 +517,7 @@ def ode_forward(
             ode_forward_kernel,
             grid,
             options,
-            (*contiguous(u0, weight_re, weight_im, gate, weight), *results),
+            (*contiguous([u0, weight_re, weight_im, gate, weight]), *results),
             (starts, steps, dt),
             (d, h, triangle, num_stages, eps, clip, accumulator(u0.dtype)),
         )
@@ -563,7 +563,7 @@ def ode_backward(
         needs &= ~8
     parameters = (weight_re, weight_im, gate, weight)
     grad_u0 = empty(trajectory, (*models, starts, d) if needs & 1 else (0,))
-    grads = gradients(needed(needs >> 1, *parameters), *parameters)
+    grads = gradients(needed(needs >> 1, parameters), parameters)
     if trajectory.numel() == 0:
         return (grad_u0, *(grad.zero_() for grad in grads))  # type: ignore[return-value]
     acc = accumulator(trajectory.dtype)
@@ -575,9 +575,8 @@ def ode_backward(
         empty(grad, (splits, *grad.shape)) if splits > 1 and grad.numel() else grad
         for grad in grads
     ]
-    tensors = contiguous(
-        *upstream.values(), trajectory, *parameters, stages if stages.numel() else None
-    )
+    saved = stages if stages.numel() else None
+    tensors = contiguous([*upstream.values(), trajectory, *parameters, saved])
     with device_of(trajectory):
         start(
             ode_backward_kernel,

@@ -211,8 +211,8 @@ class Gradients:
         """splits: parts of the rows. gate_rows: rows of the gate's partial sums, 0 for `splits`."""
         K, B, I, O, shared_x = sizes
         self.gate, self.acc = gate, acc
-        self.needed = needed(needs, x, weight_re, weight_im, gate)
-        self.results = gradients(self.needed, x, weight_re, weight_im, gate)
+        self.needed = needed(needs, [x, weight_re, weight_im, gate])
+        self.results = gradients(self.needed, [x, weight_re, weight_im, gate])
         need_x, need_re, need_im, need_gate = self.needed
         part_x, part_re, part_im, part_gate = self.results
         if need_x and K > 1 and shared_x:

@@ -168,9 +168,8 @@ class Tape:
         stream = active.get_current_stream(device)
         for launch in self.launches:
             run, function, metadata, programs, select, numbers, _, _ = launch
-            grid = (programs, 1, 1)
-            pointers = select(addresses)
-            run(*grid, stream, function, metadata, None, None, None, *pointers, *numbers)
+            arguments = select(addresses) + numbers
+            run(programs, 1, 1, stream, function, metadata, None, None, None, *arguments)
         return self.results(tensors)
 
 
@@ -241,9 +240,18 @@ class _Recorder(TorchDispatchMode):
             select = itemgetter(*[self._index(operand) for operand in arguments[:tensors]])
             constants = (options[name] for name in names[len(arguments) :])
             numbers = (*arguments[tensors:], *constants)
-            handle = (compiled.run, compiled.function, compiled.packed_metadata)
             self.valid = self.valid and type(kernel) is JITFunction and callable(compiled.run)
-            self.launches.append(_Launch(*handle, programs, select, numbers, kernel, compiled))
+            launch = _Launch(
+                run=compiled.run,
+                function=compiled.function,
+                metadata=compiled.packed_metadata,
+                programs=programs,
+                tensors=select,
+                numbers=numbers,
+                kernel=kernel,
+                compiled=compiled,
+            )
+            self.launches.append(launch)
         except (AttributeError, KeyError):  # interpreted, another Triton, or a foreign tensor
             self.valid = False
 
@@ -359,7 +367,7 @@ class Repeated:
         return self._find((tape, tuning.generation(), *arguments[self.operands :]), arguments)[0]
 
     def _contiguous(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        return *contiguous(*arguments[: self.operands]), *arguments[self.operands :]
+        return *contiguous(arguments[: self.operands]), *arguments[self.operands :]
 
     def _find(self, key: Any, arguments: tuple[Any, ...]) -> tuple[Any, Tape | None]:
         tape = self.tapes.get(key)

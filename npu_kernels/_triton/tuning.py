@@ -58,8 +58,6 @@ SMALL = 16  # layers with fewer inputs and outputs than this run on the vector u
 # Sums of partial results: strided rows times a block of columns.
 REDUCTION = {"ROWS": 16, "BLOCK": 64, "num_warps": 4, "enable_fp_fusion": True}
 
-Key = tuple[str, str]  # architecture, "kernel dtype precision bucket"
-
 
 class Config(NamedTuple):
     """The configuration of a launch."""

@@ -502,12 +502,17 @@ class OutputFunction:
         distance = np.minimum(self.factor * y - low, high - self.factor * y) / self.factor
         return np.maximum(distance, 0.0)
 
+    def _nearest(self, y: Array) -> Array:
+        """Return the numbers of the domain, which is that of factor times y."""
+        low, high = self._kind.domain
+        return np.clip(self.factor * y, low, high)
+
     def outside(self, y: Array) -> int | None:
         """Return the row of a y that errors do not bring out of the domain; None if there is none.
 
         Half of the rows, and those far outside, are no errors.
         """
-        distance = np.abs(self.factor * y - np.clip(self.factor * y, *self._kind.domain))
+        distance = np.abs(self.factor * y - self._nearest(y))
         largest = float(np.abs(y).max()) or 1.0
         size = self.factor * largest * math.sqrt(np.mean((y / largest) ** 2))
         inside = self.inside(y)
@@ -526,7 +531,7 @@ class OutputFunction:
     def value(self, y: Array) -> Array:
         """Return f(y), of the nearest number of the domain, with 0 for what is infinite there."""
         with np.errstate(all="ignore"):
-            values = self._kind.value(np.clip(self.factor * y, *self._kind.domain))
+            values = self._kind.value(self._nearest(y))
         return np.where(np.isfinite(values), values, 0.0)
 
     @property
@@ -541,13 +546,15 @@ class OutputFunction:
 
     def inverse(self, t: Array) -> Array:
         """Return y; for a sum that is no value of the function that of the nearest value."""
+        low, high = self.image
         with np.errstate(all="ignore"):
-            return self._kind.inverse(np.clip(t, *self._kind.image)) / self.factor
+            return self._kind.inverse(np.clip(t, low, high)) / self.factor
 
     def slope(self, t: Array) -> Array:
         """Return the derivative of the inverse."""
+        low, high = self.image
         with np.errstate(all="ignore"):
-            return self._kind.slope(np.clip(t, *self._kind.image)) / self.factor
+            return self._kind.slope(np.clip(t, low, high)) / self.factor
 
     def text(self, total: str) -> str:
         """Return y as text. total: f(y)."""

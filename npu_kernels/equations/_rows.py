@@ -61,7 +61,7 @@ class Layout:
 
     def filled(self, rows: Array) -> Array:
         """Return rows ``[G n, ...]`` of rows ``[N, ...]``, 0 where they fill a group."""
-        real = self.real.reshape(-1, *[1] * (rows.ndim - 1))
+        real = self.real.reshape((-1, *[1] * (rows.ndim - 1)))
         return np.where(real, rows[self.index], 0.0)
 
 

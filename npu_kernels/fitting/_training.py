@@ -106,7 +106,7 @@ class Search:
             state = {"step": torch.tensor(float(self.step), dtype=torch.float32)}
             state |= {"exp_avg": moment, "exp_avg_sq": square}
             optimizer.state[module.get_parameter(name)] = state
-        kind, _ = loop_for(module, optimizer, x)
+        kind, _ = loop_for(module, optimizer, [x])
         return kind(
             model=module,
             models=len(self.problem),

@@ -71,17 +71,16 @@ class Builder:
         p, q = as_fraction(tensor, self.max_denominator)
         exact = (tensor.to(dtype) == (p / q).to(dtype)) & (tensor.abs() < FRACTION_LIMIT)
 
-        def convert(number: Any, *fraction: Any) -> Any:
-            if isinstance(number, list):
-                return [convert(*parts) for parts in zip(number, *fraction, strict=True)]
-            numerator, denominator, is_exact = fraction
-            if is_exact:
-                return sympy.Rational(int(numerator), int(denominator))
-            return sympy.Float(number)
-
         if not bool(tensor.isfinite().all()):
             raise ValueError("extract: the parameters must be finite, got inf or nan")
-        return convert(tensor.tolist(), p.tolist(), q.tolist(), exact.tolist())
+        columns = (part.flatten().tolist() for part in (tensor, p, q, exact))
+        numbers = [
+            sympy.Rational(int(above), int(below)) if is_exact else sympy.Float(number)
+            for number, above, below, is_exact in zip(*columns, strict=True)
+        ]
+        width = tensor.shape[-1]
+        rows = [numbers[k * width : (k + 1) * width] for k in range(len(tensor))]
+        return numbers if tensor.dim() == 1 else rows
 
     def parameter(self, layer: Any, *names: str, change: Change = None) -> Any:
         """Return the sympy numbers of parameters after a change; None where the layer lacks one."""
@@ -143,7 +142,8 @@ class Builder:
                 else:
                     factors.append(m * size + (1 - m))
                     phases[n] = phases.get(n, 0) + w
-            result.append(sympy.Mul(*factors, *_cosine(ZERO, phases)))
+            factors += _cosine(ZERO, phases)
+            result.append(sympy.Mul(*factors))
         return result
 
     def nalu(self, layer: Any, x: Sequence[Expression]) -> list[Expression]:
@@ -220,7 +220,8 @@ def _product(inputs: Iterable[tuple[Expression, ...]], eps: Expression) -> Expre
         if v != 0:
             growth -= v * g * negative(e)
             angle += v * sympy.log(r)
-    return sympy.Mul(*factors, *_cosine(angle, phases)) * sympy.exp(sympy.pi * growth)
+    factors += _cosine(angle, phases)
+    return sympy.Mul(*factors) * sympy.exp(sympy.pi * growth)
 
 
 def _cosine(angle: Expression, phases: dict[Expression, Expression]) -> list[Expression]:

@@ -171,7 +171,7 @@ class LBFGS:
         # Line searches compute in float64 for every dtype of x, because they compare values that
         # differ in their last digits.
         def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-            return torch.zeros(len(x0), *shape, dtype=dtype, device=x0.device)
+            return torch.zeros((len(x0), *shape), dtype=dtype, device=x0.device)
 
         def counts() -> Tensor:
             return zeros(dtype=torch.long)

@@ -177,12 +177,12 @@ class CapturedStep(Captured):
 
     def take(self, data: list[Tensor]) -> bool:
         """Copy the data; return whether they have the shapes and dtypes of those before."""
-        own = [t for t in (self.x, self.y, self.weight) if t is not None]
-        if [(t.shape, t.dtype, t.device) for t in own] != [
+        copies = [t for t in (self.x, self.y, self.weight) if t is not None]
+        if [(t.shape, t.dtype, t.device) for t in copies] != [
             (t.shape, t.dtype, t.device) for t in data
         ]:
             return False
-        for tensor, new in zip(own, data, strict=True):
+        for tensor, new in zip(copies, data, strict=True):
             tensor.copy_(new)
         return True
 

@@ -59,16 +59,16 @@ _DEFINED_STEPS: dict[type[torch.optim.Optimizer], list[Any]] = {
 
 
 def reason(
-    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, *data: Tensor
+    model: nn.Module, optimizer: torch.optim.Optimizer, data: Sequence[Tensor]
 ) -> str | None:
     """Return the reason why one call cannot make the steps; None if it can.
 
     Prehooks of a parameter's AccumulateGrad node cannot be seen from Python: the call ignores them.
 
-    data: y, and the weight of errors if there is one. Raises the error of the layers' own call for
-    options that they refuse.
+    data: x, and where they are known y and the weight of errors. Raises the error of the layers'
+    own call for options that they refuse.
     """
-    fast = dispatch.forced() in dispatch.FAST_PATH
+    x, fast = data[0], dispatch.forced() in dispatch.FAST_PATH
     if not (x.is_cpu and fast and dispatch.backend_for(x) == "cpu"):
         return "the C++ kernels are not used for these tensors"
     if x.dtype not in (torch.float32, torch.float64):
@@ -80,7 +80,7 @@ def reason(
     modules, layers = list(model.modules()), [layer for _, layer in chain(model)]
     problem = call_reason(modules) or _layers_reason(modules, layers, x)
     problem = problem or optimizer_reason(optimizer) or _state_reason(optimizer)
-    problem = problem or _memory_reason(layers, optimizer, (x, *data))
+    problem = problem or _memory_reason(layers, optimizer, data)
     if problem is None:
         for layer in layers:
             assert isinstance(layer, BaseLayer)
@@ -293,8 +293,8 @@ class Facts:
         methods[type(optimizer)] = attrgetter("step", "zero_grad")
         for module in model.modules():
             attributes, kind = vars(module), type(module)
-            own = "forward" in attributes or "_call_impl" in attributes
-            self.modules.append((module, kind, attributes, own))
+            has_own = "forward" in attributes or "_call_impl" in attributes
+            self.modules.append((module, kind, attributes, has_own))
             self._add(attributes, _PLAIN, _HOOKS)
             self.contents += [
                 (attributes, name, attributes[name], tuple(attributes[name].values()))
@@ -330,10 +330,10 @@ class Facts:
             return False
         if dispatch.forced() != self.forced:
             return False
-        for module, kind, attributes, own in self.modules:
+        for module, kind, attributes, has_own in self.modules:
             if type(module) is not kind or module.__dict__ is not attributes:
                 return False
-            if ("forward" in attributes or "_call_impl" in attributes) is not own:
+            if ("forward" in attributes or "_call_impl" in attributes) is not has_own:
                 return False
         try:
             for values, count, get, before in self.settings:
@@ -341,10 +341,10 @@ class Facts:
                     return False
         except KeyError:  # another name
             return False
-        for attributes, name, parts, known in self.contents:
-            if attributes[name] is not parts or len(parts) != len(known):
+        for attributes, name, parts, before in self.contents:
+            if attributes[name] is not parts or len(parts) != len(before):
                 return False
-            if not all(map(is_, parts.values(), known)):
+            if not all(map(is_, parts.values(), before)):
                 return False
         for methods, kind, defined in self.methods:
             if methods(kind) != defined:

@@ -85,7 +85,7 @@ def _check_loss(y: Any, target: Any, num_models: int | None) -> None:
 def _mse_backward(grad_loss: Tensor, y: Tensor, target: Tensor, models: bool) -> tuple[Tensor]:
     """Return the gradient of y by torch's operations, which have any derivative and transform."""
     count = y.numel() // (y.shape[0] if models else 1)
-    scale = grad_loss.reshape(-1, *(1,) * (y.dim() - 1)) if models else grad_loss
+    scale = grad_loss.reshape((-1, *(1,) * (y.dim() - 1))) if models else grad_loss
     return ((2 / count) * scale * (y - target),)
 
 

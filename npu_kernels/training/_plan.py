@@ -193,6 +193,12 @@ class Operands(NamedTuple):
     moments: list[Tensor]
     written: list[Tensor]  # the parameters that change
 
+    def passed(self, operator: Any, data: Sequence[Tensor], schedules: Tensor) -> Any:
+        """Call an operator of the library. data: the losses, x, y, their weight, and the rows."""
+        parameters = [p.detach() for p in self.parameters]
+        plan = self.plan.integers, self.plan.numbers
+        return operator(parameters, self.moments, *data, schedules, *plan)
+
 
 class Fused(Loop):
     """Steps by C++, of a model without an `fallbacks.reason`."""
@@ -202,7 +208,7 @@ class Fused(Loop):
         operands = self.operands(done, schedules.shape[1])
         weight = self._no_weight if self.weight is None else self.weight
         data = self.losses, self.x, self.y, weight, _NO_ROWS if rows is None else rows
-        torch.ops.npu_kernels.train(*tensors(operands), *data, schedules, *lists(operands))
+        operands.passed(torch.ops.npu_kernels.train, data, schedules)
         for state in operands.states:
             state["step"] += schedules.shape[1]
         for parameter in operands.parameters:
@@ -213,12 +219,10 @@ class Fused(Loop):
     def kept(self, schedules: Tensor) -> tuple[int, Operands]:
         """Return the number of a plan that the library keeps, of one step, and its operands."""
         operands = self.operands(0, 1)
-        data = [t.new_empty(*t.shape[:-2], 1, t.shape[-1]) for t in (self.x, self.y)]
-        data += [self._no_weight, _NO_ROWS]
-        kept = torch.ops.npu_kernels.train_plan(
-            *tensors(operands), self.losses, *data, schedules.clone(), *lists(operands)
-        )
-        return kept, operands
+        row = [t.new_empty((*t.shape[:-2], 1, t.shape[-1])) for t in (self.x, self.y)]
+        data = [self.losses, *row, self._no_weight, _NO_ROWS]
+        train_plan = torch.ops.npu_kernels.train_plan
+        return operands.passed(train_plan, data, schedules.clone()), operands
 
     def operands(self, done: int, steps: int) -> Operands:
         """Return what a call gets that makes some steps after `done`."""
@@ -285,16 +289,6 @@ class Fused(Loop):
             return {id(p): (low, high) for p, low, high in clamped(layers, self.gates, self.bound)}
         get = self.model.get_parameter
         return {id(get(name)): interval for name, interval in self.intervals.items()}
-
-
-def tensors(operands: Operands) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the operands' tensors as the operators take them."""
-    return [p.detach() for p in operands.parameters], operands.moments
-
-
-def lists(operands: Operands) -> tuple[list[int], list[float]]:
-    """Return the plan as the operators take it."""
-    return operands.plan.integers, operands.plan.numbers
 
 
 class _Update:

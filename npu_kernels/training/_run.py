@@ -80,16 +80,16 @@ def optimizer_settings(
 
 
 def loop_for(
-    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, *data: Tensor
+    model: nn.Module, optimizer: torch.optim.Optimizer, data: Sequence[Tensor]
 ) -> tuple[type[Loop], str | None]:
     """Return the class of the fastest loop, and the reason if it is the standard one.
 
-    data: y, and the weight of errors if there is one.
+    data: x, and where they are known y and the weight of errors.
     """
-    if x.is_cuda:
-        reason = captured.reason(model, optimizer, x)
+    if data[0].is_cuda:
+        reason = captured.reason(model, optimizer, data[0])
         return (Captured, None) if reason is None else (Ordinary, reason)
-    reason = fallbacks.reason(model, optimizer, x, *data)
+    reason = fallbacks.reason(model, optimizer, data)
     return (Fused, None) if reason is None else (Ordinary, reason)
 
 
@@ -316,7 +316,7 @@ def fastest(
     notice: str = Captured.notice,
 ) -> type[Loop]:
     """Return the class of the fastest loop; a notice says why it is the standard one."""
-    kind, reason = loop_for(model, optimizer, *data)
+    kind, reason = loop_for(model, optimizer, data)
     if reason is not None and (text := f"npu_kernels: {notice}, because {reason}") not in _noticed:
         _noticed.add(text)
         warn(text)

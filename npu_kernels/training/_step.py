@@ -154,8 +154,8 @@ class Step:
         if loss is NotImplemented:
             # What made the step before an eager one need not be in the facts, so it is looked
             # for again now and then.
-            again = self._plan is not None or self.n_steps % LOOK_AGAIN == 0
-            loss = self._general(x, y, sample_weight, weights, rates is None or again)
+            looks = self._plan is not None or self.n_steps % LOOK_AGAIN == 0
+            loss = self._general(x, y, sample_weight, weights, rates is None or looks)
         self.n_steps += 1
         return loss  # type: ignore[no-any-return]
 

@@ -241,9 +241,21 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
         values[s, node_index] = table[order].nan_to_num(0.0)
         weight[s, node_index] = torch.where(table[order].isnan(), 0.0, 1 / error[order])
     size, exact = torch.ones(features, dtype=torch.float64), torch.zeros(features)
-    columns = grid, values, weight, start, positive
-    about = has_sigma, relative, 1.0, size, exact.double()
-    return Series(*columns, names, *about, digits=digits, sized=sized)
+    return Series(
+        times=grid,
+        values=values,
+        weight=weight,
+        start=start,
+        positive=positive,
+        names=names,
+        has_sigma=has_sigma,
+        relative=relative,
+        time=1.0,
+        size=size,
+        exact=exact.double(),
+        digits=digits,
+        sized=sized,
+    )
 
 
 def _of_series(value: Any, s: int) -> Any:
@@ -597,7 +609,7 @@ def with_inputs(data: Series, tables: Sequence[Inputs], names: Sequence[str]) ->
     length, count = max(len(times) for times, _ in rows), len(names)
     lead, states = (len(rows), length), data.values.shape[2]
     grid = torch.zeros(lead, dtype=torch.float64)
-    values, weight = torch.zeros(2, *lead, states + count, dtype=torch.float64).unbind(0)
+    values, weight = torch.zeros((2, *lead, states + count), dtype=torch.float64).unbind(0)
     for s, (times, table) in enumerate(rows):
         order = times.argsort(stable=True)
         node_index = order.argsort()[: data.times.shape[1]]

@@ -82,7 +82,7 @@ def simple_sets(
     rows = all_rows(Columns.of(X), np.ones(n), np.ones(n), 1.0, free, None)
     assert rows is not None
     library = Library(rows.take(slice(None)), np.random.default_rng(seed))
-    values = torch.from_numpy(library.A).view(*course.states.shape[:2], -1)
+    values = torch.from_numpy(library.A).view((*course.states.shape[:2], -1))
     return _sets(values, torch.from_numpy(library.u), course, shape, fixed, max_terms)
 
 
@@ -132,7 +132,7 @@ class Ranked(NamedTuple):
     criteria: Tensor  # [K], approximate: those of the integrals
 
     def some(self, index: Tensor | slice) -> Ranked:
-        return Ranked(*(part[index] for part in self))
+        return Ranked._make(part[index] for part in self)
 
 
 def ranked(

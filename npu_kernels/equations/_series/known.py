@@ -83,7 +83,7 @@ def _not_below_zero(columns: Tensor, coefficients: Tensor, rates: Tensor) -> Ten
 
     A, terms = columns.numpy(), coefficients.movedim(1, -1)  # [K, h, D]
     solved = [torch.from_numpy(nnls(A, b.numpy())[0]) for b in terms.reshape(-1, len(columns))]
-    solution = torch.stack(solved).view(*terms.shape[:2], -1).movedim(-1, 1)
+    solution = torch.stack(solved).view((*terms.shape[:2], -1)).movedim(-1, 1)
     off = (columns @ solution - coefficients).abs().max()
     return solution if bool(off <= TIED * coefficients.abs().max()) else rates
 

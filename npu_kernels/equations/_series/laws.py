@@ -330,7 +330,7 @@ class _Descending:
         objective: least_squares.Objective,
     ) -> None:
         self.problem, self.free, self.bounds, self.objective = problem, free, bounds, objective
-        zeros = x.new_zeros(*x.shape, x.shape[1])
+        zeros = x.new_zeros((*x.shape, x.shape[1]))
         self.equations = least_squares.Normal(zeros[:, 0, 0].clone(), zeros, zeros[:, 0].clone())
         self.moved = torch.ones(len(x), dtype=torch.bool)
         self.trials: Tensor | None = None  # states of the last trials; None before the first ones
@@ -344,11 +344,11 @@ class _Descending:
         def residual(trial: Tensor) -> Tensor:
             states = part.states(trial)
             if self.trials is None:
-                self.trials = states.new_empty(len(self.moved), *states.shape[1:])
+                self.trials = states.new_empty((len(self.moved), *states.shape[1:]))
             self.trials[lanes] = states
             return part.compare(states)
 
-        equations = least_squares.Normal(*(tensor[lanes] for tensor in self.equations))
+        equations = least_squares.Normal._make(tensor[lanes] for tensor in self.equations)
         free = self.free[lanes]
         result = least_squares.damped_step(
             x, damping, free, residual, equations, self.bounds, self.objective

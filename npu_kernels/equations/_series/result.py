@@ -306,14 +306,15 @@ class SeriesFitResult:
         laws = alternatives(self.law, self.free, self.visited, self.max_denominator, job)
         seconds, limit = job.seconds, self.max_denominator
         return [
-            finished(*pair, self.data, seconds, True, {}, limit, self.left_out) for pair in laws
+            finished(law, free, self.data, seconds, True, {}, limit, self.left_out)
+            for law, free in laws
         ]
 
     @cached_property
     def diagnostics(self) -> Diagnostics:
         """Residuals compared with a smooth curve's: do the equations explain the series?"""
-        about = self.df_resid, len(self.unidentified), self.names
-        return judged(self.law, self.data, self.left_out, *about)
+        unidentified = len(self.unidentified)
+        return judged(self.law, self.data, self.left_out, self.df_resid, unidentified, self.names)
 
     # ---- predictions ---------------------------------------------------------------------------
 

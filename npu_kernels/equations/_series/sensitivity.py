@@ -69,8 +69,8 @@ class Shape:
         h, d, s = self.terms, self.states, self.series
         exponents, rates, starts = x.split([h * d, h * self.rates, s * d], -1)
         lead = x.shape[:-1]
-        exponents, rates = exponents.reshape(*lead, h, d), rates.reshape(*lead, self.rates, h)
-        return exponents, rates, starts.reshape(*lead, s, d)
+        exponents, rates = exponents.reshape((*lead, h, d)), rates.reshape((*lead, self.rates, h))
+        return exponents, rates, starts.reshape((*lead, s, d))
 
     def coefficients(self, exponents: Tensor, rates: Tensor) -> Tensor:
         """Return the scaled coefficients ``[.., D, h]`` of a vector's exponents and rates."""
@@ -341,7 +341,7 @@ class Segments:
             lanes = lanes.driven(slopes.flatten(0, 1).repeat(models, 1))
         distances = lengths.flatten().repeat(models)
         states = flow(lanes, begin, distances, self.steps, method=self.method)[:, -1]
-        return states.view(models, *lengths.shape, -1)
+        return states.view((models, *lengths.shape, -1))
 
     def compare(self, states: Tensor) -> Tensor:
         """Return residuals ``[K, S (M - 1) D]``, 0 where there is no stretch."""
@@ -363,7 +363,7 @@ class Segments:
 
 
 def _repeated(tensor: Tensor, count: int) -> Tensor:
-    return tensor.unsqueeze(1).expand(-1, count, -1, -1).reshape(-1, *tensor.shape[1:])
+    return tensor.unsqueeze(1).expand(-1, count, -1, -1).reshape((-1, *tensor.shape[1:]))
 
 
 def derivatives(
@@ -389,4 +389,5 @@ def derivatives(
     lead = (models, *lengths.shape)
     for_law = torch.stack([torch.cat([e.flatten(1), c.flatten(1)], 1) for e, c, _ in rows], 1)
     for_u = torch.stack([u for _, _, u in rows], 1)
-    return end.detach().view(*lead, d), for_law.view(*lead, d, -1), for_u.view(*lead, d, d)
+    for_law, for_u = for_law.view((*lead, d, -1)), for_u.view((*lead, d, d))
+    return end.detach().view((*lead, d)), for_law, for_u
