@@ -1,9 +1,8 @@
 """Part (a): a RealNPU learns Kepler's third law from the measured orbits of the planets.
 
 The model is ``RealNPU(1, 1) -> NAU(1, 1)``: T = c r^w with r = g|a| + 1 - g. Only with g = 1 is
-that a power of the axis a, so g has to be learnt too, and is printed. A gate that an optimiser's
-step throws out of [0, 1] gets no gradient any more; `project_` puts it back after each step, and 1
-then is a value that it reaches and keeps.
+that a power of the axis a, so g has to be learnt too, and is printed. `training.run` projects it
+into [0, 1] after each step, so 1 is a value that it reaches and keeps.
 
 Several starts are trained as one batch of models. Those that lose their gate to 0 in the first
 steps end at a constant; the start with the least loss is taken, which needs no knowledge of the
@@ -20,9 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import NAU, RealNPU, formula
-from npu_kernels._jobs.driver import Progress
-from npu_kernels.training import project_
+from npu_kernels import NAU, RealNPU, formula, training
 
 DATA = Path(__file__).with_name("kepler.csv")
 YEAR = 365.25636  # days of a sidereal year
@@ -79,22 +76,13 @@ def learn(bodies: list[Body], *, steps: int = ADAM_STEPS, starts: int = STARTS) 
     # Without the paper's clipping to [-1, 1]: the constant is near 1.
     scale = NAU(1, 1, num_models=starts, dtype=torch.float64, clip=False)
     model = nn.Sequential(power, scale)
-    optimizer = torch.optim.Adam(model.parameters(), lr=ADAM_RATE, fused=True)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
-    def losses() -> Tensor:  # [K]
-        return (model(axis) / period - 1).square().mean((1, 2))
+    def rate(step: int) -> float:
+        return ADAM_RATE * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
 
-    with Progress("  training", steps) as progress:
-        for step in range(steps):
-            optimizer.zero_grad()
-            losses().sum().backward()
-            optimizer.step()
-            schedule.step()
-            project_(model)
-            progress.update(step + 1)
+    training.run(model, axis, period, steps=steps, lr=rate, sample_weight=period**-2)
     with torch.no_grad():
-        loss = losses()
+        loss = (model(axis) / period - 1).square().mean((1, 2))
     best = int(loss.nan_to_num(nan=math.inf).argmin())
     exponents = power.weight_re.detach()[:, 0, 0]
     return Law(

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.jit import is_tracing
 
 from npu_kernels._common.checks import (
     NonFiniteError,
     as_number,
+    check_choice,
     check_flag,
     check_number,
     check_numbers,
@@ -86,7 +86,8 @@ class Options(NamedTuple):
                     f"{self.function}: {name} is for method={', '.join(_FIRST)} or {_LAST}, "
                     f"got {name}={value!r} with method={self.method!r}"
                 )
-        steps, dt = check_grid(self.function, self.steps, self.dt)
+        steps = check_whole(self.function, "steps", self.steps)
+        dt = check_dt(self.function, self.dt)
         check_choice(self.function, "method", self.method, NAMES)
         exact = type(self.steps) is int and type(self.dt) is float
         return {} if exact else {"steps": steps, "dt": dt}
@@ -124,17 +125,6 @@ _ADVICE = {
 }
 
 
-def check_choice(function: str, name: str, value: Any, choices: Sequence[str]) -> None:
-    if not isinstance(value, str) or value not in choices:
-        names = ", ".join(map(repr, choices))
-        raise ValueError(f"{function}: {name} must be one of {names}, got {value!r}")
-
-
-def check_grid(function: str, steps: Any, dt: Any) -> tuple[int, float]:
-    """Return the number of steps and their size; raise ValueError for what is no such number."""
-    return check_whole(function, "steps", steps), check_dt(function, dt)
-
-
 def check_dt(function: str, dt: Any) -> float:
     """Return the size of a step, which may be negative; raise ValueError for no such number."""
     size = as_number(dt)
@@ -144,35 +134,6 @@ def check_dt(function: str, dt: Any) -> float:
 
 
 # ---- tensors -----------------------------------------------------------------------------------
-
-
-def fits(u0: Any, weights: Sequence[Any]) -> bool:
-    """Return whether this is the common valid case on the CPU, by the cheapest comparisons.
-
-    What does not fit goes to `check_tensors`, which says why.
-    """
-    weight_re, weight_im, gate, weight = weights
-    try:
-        dtype, shape = weight_re.dtype, weight_re.shape
-        *models, h, d = shape
-        expected = (weight_im, shape), (gate, (*models, d)), (weight, (*models, d, h))
-        return (
-            (dtype is torch.float64 or dtype is torch.float32)
-            and len(models) < 2
-            and all(
-                t is None
-                or (t.dtype is dtype and t.is_cpu and t.layout is torch.strided and t.shape == size)
-                for t, size in expected
-            )
-            and weight is not None
-            and u0.dtype is dtype
-            and u0.is_cpu
-            and weight_re.is_cpu
-            and u0.layout is weight_re.layout is torch.strided
-            and not u0.is_nested
-        )
-    except (AttributeError, ValueError, RuntimeError):  # not a tensor, not a matrix, nested
-        return False
 
 
 def check_tensors(function: str, u0: Any, weights: dict[str, Tensor | None]) -> None:
@@ -228,9 +189,8 @@ def has_starts(function: str, u0: Tensor, weight_re: Tensor) -> bool:
 def check_operands(options: Options, u0: Tensor, weights: Weights) -> tuple[float, bool]:
     """Return eps, by default the dtype's, and whether u0 has a dimension of starts; or raise."""
     function = options.function
-    if is_tracing() or not fits(u0, weights):
-        names = "weight_re", "weight_im", "gate", "weight"
-        unrecorded(check_tensors, function, u0, dict(zip(names, weights, strict=True)))
+    names = "weight_re", "weight_im", "gate", "weight"
+    unrecorded(check_tensors, function, u0, dict(zip(names, weights, strict=True)))
     if options.eps is None:
         eps = EPS[u0.dtype]
     else:

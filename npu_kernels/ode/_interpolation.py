@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from npu_kernels._common.checks import check_tensor
+from npu_kernels._common.checks import check_choice, check_tensor
 from npu_kernels.ode import _checks as checks
 
 
@@ -36,7 +36,7 @@ def interpolate(
     trajectory.
     """
     dt = checks.check_dt("interpolate", dt)
-    checks.check_choice("interpolate", "method", method, ("linear", "hermite"))
+    check_choice("interpolate", "method", method, ("linear", "hermite"))
     checks.check_trajectory("interpolate", trajectory, 2)
     if (method == "hermite") != (derivatives is not None):
         raise ValueError(

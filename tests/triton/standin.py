@@ -14,7 +14,6 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -64,6 +63,7 @@ class Launch(NamedTuple):
 
 
 launches: list[Launch] = []
+_alive: list[Any] = []
 loaded: dict[int, Any] = {}  # compiled kernels by their handles
 
 
@@ -75,7 +75,7 @@ def _sizes(ptx: str) -> list[int]:
     ]
 
 
-def listen() -> Any:
+def listen() -> None:
     """Make this process launch by the stand-in, and note every launch."""
     library: Any = ctypes.CDLL(os.path.join(os.environ["TRITON_LIBCUDA_PATH"], "libcuda.so.1"))
     triton.runtime.driver.set_active(Driver())
@@ -99,8 +99,7 @@ def listen() -> Any:
     numbers = [ctypes.c_uint64, *[ctypes.c_uint] * 5, ctypes.c_uint64]
     listener = ctypes.CFUNCTYPE(None, *numbers, ctypes.POINTER(ctypes.c_void_p))(note)
     library.standin_listen(listener)
-    library.listener = listener  # which must live as long
-    return library
+    _alive.append((library, listener))
 
 
 def _without_addresses(tensors: list[Tensor | None]) -> list[Any]:
@@ -270,50 +269,9 @@ def check_which_waves_are_full() -> None:
     torch.set_float32_matmul_precision("highest")
 
 
-def _microseconds(
-    steps: dict[str, Callable[[], object]], rounds: int = 30, repetitions: int = 10
-) -> dict[str, float]:
-    """The least time of each step: other programs only add to it. The steps take turns."""
-    times: dict[str, list[float]] = {label: [] for label in steps}
-    for step in steps.values():
-        for _ in range(3):
-            step()
-    for _ in range(rounds):
-        for label, step in steps.items():
-            begin = time.process_time_ns()
-            for _ in range(repetitions):
-                step()
-            times[label].append((time.process_time_ns() - begin) / repetitions / 1e3)
-    return {label: round(min(of_step), 1) for label, of_step in times.items()}
-
-
-def processor_times(library: Any) -> dict[str, float]:
-    """Microseconds of processor time of a large layer's forward and backward, and a small one's."""
-    library.standin_listen(ctypes.cast(None, type(library.listener)))
-    steps: dict[str, Callable[[], object]] = {}
-    # Operands are small, because the processor's allocator, unlike a GPU's, is slow for large ones.
-    for name, sizes in (("large", (64, 64, 64)), ("small", (100, 6, 2))):
-        forward, backward = _large(*sizes)
-        ordinary = launchers()
-        repeated = {operator: repeat(operator, ordinary[operator]) for operator in (
-            "npu_forward", "npu_backward",
-        )}  # fmt: skip
-        for label, kind in ((name, repeated), (f"{name} ordinary", ordinary)):
-
-            def step(kind: Any = kind, forward: Any = forward, backward: Any = backward) -> None:
-                kind["npu_forward"](*forward, EPS, True)
-                kind["npu_backward"](*backward, EPS, False, 15)
-
-            steps[label] = step
-    with npu_large.use_plan(npu_large.PLANS["sm_90"]):
-        times = _microseconds(steps)
-    library.standin_listen(library.listener)
-    return times
-
-
 def main() -> None:
     torch.set_num_threads(1)
-    library = listen()
+    listen()
     launchers()
     for name, check in list(globals().items()):
         if name.startswith("check_"):
@@ -323,7 +281,6 @@ def main() -> None:
             except Exception:
                 fault = traceback.format_exc()
             print(json.dumps([name, fault, time.perf_counter() - begin]), flush=True)
-    print(json.dumps(["times", processor_times(library), len(loaded)]), flush=True)
     os._exit(0)  # without unloading
 
 

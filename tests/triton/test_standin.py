@@ -57,14 +57,9 @@ def _run(environment: dict[str, str], *arguments: str) -> list[list[Any]]:
 
 
 def test_checks(standin: dict[str, str]) -> None:
-    """Every check finds nothing. Times are ratios, which a busy machine changes little."""
-    lines = _run(standin, "-m", "tests.triton.standin")
-    results = {name: result for name, result, _ in lines}
-    times = results.pop("times")
+    """Every check finds nothing."""
+    results = {name: result for name, result, _ in _run(standin, "-m", "tests.triton.standin")}
     assert results == dict.fromkeys(CHECKS, "")
-    # launches of a large layer repeat, descriptors too
-    assert times["large"] < 0.5 * times["large ordinary"], times
-    assert times["large"] < 5 * times["small"], times
 
 
 # What computes tensors of each of two GPUs, of these capabilities.
