@@ -207,11 +207,13 @@ class Training:
 
     def state(self) -> dict[str, Any]:
         """All that a checkpoint needs."""
-        return {"done": self.done, "tensors": self._tensors, "snapshots": list(self.snapshots)}
+        state = {"done": self.done, "tensors": self._tensors, "snapshots": list(self.snapshots)}
+        return state | {"last_loss": self.last_loss}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a `state`."""
-        self.done, self.snapshots = state["done"], list(state.get("snapshots", []))
+        self.done, self.snapshots = state["done"], list(state["snapshots"])
+        self.last_loss = state["last_loss"]
         for tensor, saved in zip(self._tensors, state["tensors"], strict=True):
             tensor.copy_(saved)
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,11 @@ class Sums:
 
 
 def make(batch: Batch) -> Sums:
+    return Sums(batch)
+
+
+def die(batch: Batch) -> Sums:
+    os.kill(os.getpid(), signal.SIGKILL)
     return Sums(batch)
 
 
@@ -142,6 +148,13 @@ def test_workers_give_the_same(folder: Folder, tmp_path: Path) -> None:
     announced = Announced()
     assert run(plan(tmp_path / "trace", 3), folder, 2, announced)
     assert announced.values == {s: expected(TRACE_STEPS, s) for s in (0, 1, 2, 10, 11, 12)}
+
+
+def test_dead_worker_is_named_and_the_rest_is_kept(folder: Folder, tmp_path: Path) -> None:
+    first, second = plan(tmp_path / "trace", 2)
+    with pytest.raises(RuntimeError, match=r"a process died; .* the same command continues"):
+        run([first, replace(second, make=die)], folder, 2, Announced())
+    assert run([first, second], folder, 1, Announced())
 
 
 SCRIPT = """
